@@ -1,0 +1,74 @@
+# pyalloc: `make help` lists what there is.  Everything is installed into $(VENV), nothing outside it.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+VENV ?= .venv
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+CC ?= cc
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+PYTEST := $(PY) -m pytest
+# The sources that decide whether the installed build is stale.
+SOURCES := $(shell find csrc -type f) setup.py pyproject.toml
+C_TESTS := $(wildcard tests/c/Makefile)
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "pyalloc needs Python 3.10 or newer; try make PYTHON=/path/to/python3.11"; exit 1; }
+	@.ci/make-venv $(PYTHON) $(VENV)
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.made pyproject.toml
+	@echo "== Python tools for building and testing, into $(VENV)"
+	@$(PIP) install -q $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"])')
+	@touch $@
+
+.PHONY: torch
+torch: $(VENV)/.made ## the CUDA build of PyTorch, where there is none yet
+	@.ci/ensure-torch $(VENV)
+
+$(VENV)/.built: $(VENV)/.tools $(SOURCES)
+	@echo "== building pyalloc"
+	@$(PIP) install -q --no-build-isolation --no-deps -e .
+	@touch $@
+
+.PHONY: build
+build: $(VENV)/.built ## the extension and the libraries, in place
+
+.PHONY: demo
+demo: build torch ## train the example under native, expandable and pyalloc; one table
+	@.ci/ensure-torch $(VENV) --check "the demo needs PyTorch; try make test-core, which does not"
+	@$(PY) examples/demo.py
+
+.PHONY: test
+test: build torch ## everything: C tests (plain, ASan+UBSan, TSan), pytest, style
+	@.ci/test $(VENV)
+
+.PHONY: test-core
+test-core: build ## the C core and the Python tests that need no torch; under a minute
+	$(if $(C_TESTS),@$(MAKE) -s -C tests/c test CC=$(CC))
+	@$(PYTEST) -q -m 'not torch and not gpu and not slow' tests/unit tests/test_layering.py
+
+.PHONY: style
+style: build ## clang-format, clang-tidy, ruff, mypy
+	@$(PYTEST) -q tests/test_style.py
+
+.PHONY: cuda
+cuda: ## compile the CUDA kernels (needs nvcc; without it they are compiled at first use)
+	@if [ -f cuda/Makefile ]; then $(MAKE) -s -C cuda OUT=$(CURDIR)/pyalloc/lib; else echo "no kernels to compile yet"; fi
+
+.PHONY: wheel
+wheel: $(VENV)/.tools ## one abi3 wheel in dist/
+	@$(PIP) wheel -q --no-build-isolation --no-deps -w dist .
+	@ls -l dist/*.whl
+
+.PHONY: format
+format: $(VENV)/.tools ## rewrite C and Python sources in the house style
+	@find csrc tests -name '*.[ch]' -o -name '*.cpp' | xargs $(VENV)/bin/clang-format --style=file:csrc/.clang-format -i
+	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
+
+.PHONY: clean
+clean: ## build products (keeps $(VENV))
+	@rm -rf build dist *.egg-info pyalloc/lib pyalloc/*.so $(VENV)/.built

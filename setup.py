@@ -1,0 +1,97 @@
+"""Builds the extension and the shared libraries; downloads nothing.
+
+One extension, `pyalloc._core`, holds the allocator, the devices, the replay and the two bridges; it uses Python's
+stable ABI, so one wheel serves Python 3.10 and up.  The host-memory CUDA runtime and the ops are libraries of their
+own with their own makefiles.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shlex
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent
+DIRECTORIES = ("csrc/core", "csrc/device", "csrc/replay")
+# Optional so that a partial checkout still builds: each is a makefile taking OUT and CC.
+LIBRARIES = {"csrc/hostcuda": "pyalloc/lib/hostcuda", "csrc/ops": "pyalloc/lib"}
+# -fexceptions: torch's exceptions pass through our C frames when a device callback raises.
+FLAGS = ["-O2", "-g", "-fvisibility=hidden", "-fexceptions", "-ffile-prefix-map=" + str(ROOT) + "=."]
+C_FLAGS = ["-std=c11"]
+CXX_FLAGS = ["-std=c++17", "-fvisibility-inlines-hidden"]
+
+
+def sources() -> list[str]:
+    found = [name for name in ("csrc/module.c",) if (ROOT / name).exists()]
+    found += [str(Path(name).relative_to(ROOT)) for name in sorted(glob.glob(str(ROOT / "csrc/module_*.c")))]
+    found += [str(Path(name).relative_to(ROOT)) for name in sorted(glob.glob(str(ROOT / "csrc/torch_*.c*")))]
+    for directory in DIRECTORIES:
+        found += [str(Path(name).relative_to(ROOT)) for name in sorted(glob.glob(str(ROOT / directory / "*.c")))]
+    return found
+
+
+class BuildAll(build_ext):
+    """Compiles file by file in parallel, then runs the libraries' makefiles."""
+
+    def run(self) -> None:
+        base = ROOT if self.inplace or getattr(self, "editable_mode", False) else Path(self.build_lib).absolute()
+        makes = [
+            self.spawn_make(ROOT / directory, base / out)
+            for directory, out in LIBRARIES.items()
+            if (ROOT / directory / "Makefile").exists()
+        ]
+        super().run()
+        for make in makes:
+            if make.wait() != 0:
+                raise SystemExit(f"building failed: {shlex.join(make.args)}")
+
+    def spawn_make(self, directory: Path, out: Path) -> subprocess.Popen[bytes]:
+        out.mkdir(parents=True, exist_ok=True)
+        compiler = os.environ.get("CC", "cc")
+        command = ["make", "-s", "-j2", "-C", str(directory), f"OUT={out}", f"CC={compiler}"]
+        return subprocess.Popen(command)
+
+    def build_extension(self, ext: Extension) -> None:
+        plain_compile = self.compiler.compile
+
+        def compile_each(files: list[str], *args: object, **kwargs: object) -> list[str]:
+            extra = list(kwargs.pop("extra_postargs", None) or [])
+
+            def one(name: str) -> list[str]:
+                own = C_FLAGS if name.endswith(".c") else CXX_FLAGS
+                return plain_compile([name], *args, extra_postargs=extra + own, **kwargs)
+
+            with ThreadPoolExecutor(max(2, os.cpu_count() or 2)) as pool:
+                return [name for names in pool.map(one, files) for name in names]
+
+        self.compiler.compile = compile_each
+        try:
+            super().build_extension(ext)
+        finally:
+            self.compiler.compile = plain_compile
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "pyalloc._core",
+            sources=sources(),
+            depends=[
+                str(Path(name).relative_to(ROOT))
+                for name in glob.glob(str(ROOT / "csrc/**/*.h"), recursive=True)
+            ],
+            define_macros=[("Py_LIMITED_API", "0x030A0000"), ("_GNU_SOURCE", None)],
+            extra_compile_args=FLAGS,
+            libraries=["dl", "pthread", "m"],
+            py_limited_api=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildAll},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

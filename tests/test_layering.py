@@ -1,0 +1,164 @@
+"""The house has floors: a C file includes only its own and lower ones, and rooms keep to themselves."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CSRC = ROOT / "csrc"
+PACKAGE = ROOT / "pyalloc"
+
+# room -> rooms it may include from (besides itself)
+ROOMS = {
+    "core": {"device"},
+    "device": {"core"},
+    "replay": {"core", "device"},
+    "ops": set(),
+    "hostcuda": set(),
+    "module": {"core", "device", "replay", "torch"},
+    "torch": {"core", "device"},
+}
+# The device room stands on floor 0 of the core: it knows types, no policy.
+ONLY_FROM_CORE = {"device": {"base.h"}}
+ONLY_FROM_DEVICE = {"core": {"device.h"}}
+FOREIGN = re.compile(r"^(Python\.h|torch/|c10/|ATen/|cuda|cublas|cudnn|nvml|nvrtc)")
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+FLOOR = re.compile(r"\bFloor (\d)\b")
+
+C_FILES = sorted(
+    path
+    for path in CSRC.rglob("*")
+    if path.suffix in {".c", ".h", ".cpp"} and "build" not in path.parts
+)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(CSRC))
+
+
+def room(path: Path) -> str:
+    parts = path.relative_to(CSRC).parts
+    return parts[0] if len(parts) > 1 else re.split(r"[_.]", parts[0])[0]
+
+
+def includes(path: Path) -> list[tuple[bool, str]]:
+    """(is it one of ours, what stands there) of each include."""
+    return [(mark == '"', what) for mark, what in INCLUDE.findall(path.read_text())]
+
+
+def own_includes(path: Path) -> list[Path]:
+    found = []
+    for ours, what in includes(path):
+        if not ours:
+            continue
+        target = (path.parent / what).resolve()
+        assert target.is_relative_to(CSRC), f"{name(path)} reaches out of csrc: {what}"
+        # A generated or not yet written header is the compiler's to complain about.
+        if target.exists():
+            found.append(target)
+    return found
+
+
+def floor(path: Path) -> int | None:
+    header = path if path.suffix == ".h" else path.with_suffix(".h")
+    if not header.exists():
+        return None
+    stated = FLOOR.search(header.read_text()[:2000])
+    return int(stated.group(1)) if stated else None
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=name)
+def test_rooms_keep_to_themselves(path: Path) -> None:
+    here = room(path)
+    assert here in ROOMS, f"{name(path)}: no such room in DESIGN"
+    for target in own_includes(path):
+        there = room(target)
+        assert there == here or there in ROOMS[here], f"{name(path)} may not include {name(target)}"
+        if there == "core" and here in ONLY_FROM_CORE:
+            assert target.name in ONLY_FROM_CORE[here], f"{name(path)} includes {name(target)}"
+        if there == "device" and here in ONLY_FROM_DEVICE:
+            assert target.name in ONLY_FROM_DEVICE[here], f"{name(path)} includes {name(target)}"
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=name)
+def test_no_foreign_headers(path: Path) -> None:
+    for ours, what in includes(path):
+        if not ours and FOREIGN.match(what):
+            assert room(path) == "module", f"{name(path)} may not include <{what}>"
+            assert what == "Python.h", f"{name(path)} may not include <{what}>"
+
+
+CORE_HEADERS = sorted((CSRC / "core").glob("*.h"))
+
+
+@pytest.mark.parametrize("path", CORE_HEADERS, ids=name)
+def test_core_headers_state_their_floor(path: Path) -> None:
+    assert "#pragma once" in path.read_text()
+    assert floor(path) is not None, f"{name(path)}: the first comment must say 'Floor N'"
+
+
+CORE_FILES = [path for path in C_FILES if room(path) == "core"]
+
+
+@pytest.mark.parametrize("path", CORE_FILES, ids=name)
+def test_core_includes_only_lower_floors(path: Path) -> None:
+    here = floor(path)
+    if here is None:  # a .c file without a header of its own takes the highest floor it includes
+        return
+    for target in own_includes(path):
+        there = floor(target)
+        if there is not None:
+            assert there <= here, f"{name(path)} (floor {here}) includes {name(target)} (floor {there})"
+
+
+def test_no_include_cycles() -> None:
+    graph = {path: own_includes(path) for path in C_FILES}
+    done: set[Path] = set()
+
+    def visit(path: Path, above: tuple[Path, ...]) -> None:
+        assert path not in above, "cycle: " + " -> ".join(name(step) for step in (*above, path))
+        if path in done:
+            return
+        for target in graph.get(path, []):
+            visit(target, (*above, path))
+        done.add(path)
+
+    for path in graph:
+        visit(path, ())
+
+
+def test_package_init_only_re_exports() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    allowed = (ast.Import, ast.ImportFrom)
+    for node in tree.body:
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        is_all = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        assert isinstance(node, allowed) or is_docstring or is_all, ast.unparse(node)
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+REPORT_FILES = sorted((PACKAGE / "report").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", REPORT_FILES, ids=lambda path: path.name)
+def test_reports_are_pure(path: Path) -> None:
+    """Data in, text out: a report needs neither torch nor the allocator."""
+    for module in imported(path):
+        assert not module.startswith(("torch", "pyalloc.install", "pyalloc.hooks", "pyalloc.cli")), module
+
+
+def test_importing_pyalloc_does_not_import_torch(run_python) -> None:  # type: ignore[no-untyped-def]
+    run_python("import sys, pyalloc; assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules")

@@ -1,0 +1,93 @@
+"""The house style, as far as tools can tell: clang-format, clang-tidy, ruff, mypy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+C_FILES = sorted(
+    path
+    for folder in ("csrc", "tests/c")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".c", ".h", ".cpp"} and "build" not in path.parts
+)
+COMPILED = [path for path in C_FILES if path.suffix != ".h"]
+
+
+def tool(name: str) -> str:
+    """A tool of the environment that runs the tests; their versions are pinned in pyproject.toml."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        pytest.fail(f"{name} is missing from {path.parent}: make build installs it")
+    return str(path)
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_clang_format() -> None:
+    done = run(
+        tool("clang-format"),
+        "--style=file:csrc/.clang-format",
+        "--dry-run",
+        "--Werror",
+        *[str(path.relative_to(ROOT)) for path in C_FILES],
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.slow
+def test_clang_tidy() -> None:
+    import sysconfig
+
+    python = sysconfig.get_paths()["include"]
+
+    def check(path: Path) -> str:
+        standard = "-std=c++17" if path.suffix == ".cpp" else "-std=c11"
+        done = run(
+            tool("clang-tidy"),
+            "--quiet",
+            f"--config-file={ROOT / 'csrc/.clang-tidy'}",
+            str(path),
+            "--",
+            standard,
+            "-D_GNU_SOURCE",
+            "-DPy_LIMITED_API=0x030A0000",
+            f"-I{python}",
+            f"-I{ROOT / 'csrc'}",
+        )
+        return done.stdout + done.stderr if done.returncode else ""
+
+    with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+        complaints = [text for text in pool.map(check, COMPILED) if text]
+    assert not complaints, "\n".join(complaints)[-8000:]
+
+
+def test_ruff() -> None:
+    done = run(tool("ruff"), "check", ".")
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_mypy() -> None:
+    done = run(tool("mypy"))
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_shell_scripts_parse() -> None:
+    for path in sorted((ROOT / ".ci").iterdir()):
+        assert run("bash", "-n", str(path)).returncode == 0, path
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_length(path: Path) -> None:
+    """Soft limits of the house: a longer file says why in its first comment ("Long because ...")."""
+    lines = path.read_text().splitlines()
+    limit = 150 if path.suffix == ".h" else 600
+    assert len(lines) <= limit or any("Long because" in line for line in lines[:12]), len(lines)
