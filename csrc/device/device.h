@@ -21,10 +21,10 @@ typedef uint64_t pya_page_handle; /* one physical page of PYA_PAGE bytes; 0 is n
 typedef uint64_t pya_event;       /* 0 is none */
 
 struct pya_device_error {
-    char call[48];   /* e.g. "cuMemCreate" */
-    int code;        /* the driver's code, 0 when there is none */
-    char text[160];  /* what the driver says of the code */
-    uint64_t bytes;  /* size the call was about, 0 when it has none */
+    char call[48];  /* e.g. "cuMemCreate" */
+    int code;       /* the driver's code, 0 when there is none */
+    char text[160]; /* what the driver says of the code */
+    uint64_t bytes; /* size the call was about, 0 when it has none */
 };
 
 struct pya_device_caps {
@@ -70,9 +70,10 @@ struct pya_device_ops {
     /* Lets `peer` access memory mapped from now on and all of it mapped so far that the caller
      * passes again to set_access.  [PYA_E_NOTSUP] */
     pya_status (*enable_peer)(struct pya_device *dev, int peer);
-    uint64_t (*clock_ns)(struct pya_device *dev);                   /* [CLOCK_MONOTONIC] */
+    uint64_t (*clock_ns)(struct pya_device *dev); /* [CLOCK_MONOTONIC] */
     void (*last_error)(struct pya_device *dev, struct pya_device_error *out); /* [zeros] */
-    void (*close)(struct pya_device *dev); /* frees dev; memory still held is the caller's leak [nothing] */
+    void (*close)(
+        struct pya_device *dev); /* frees dev; memory still held is the caller's leak [nothing] */
 };
 
 /* First member of every implementation's own struct. */
@@ -82,24 +83,33 @@ struct pya_device {
 };
 
 PYA_MUST_CHECK pya_status pya_device_caps(struct pya_device *dev, struct pya_device_caps *out);
-PYA_MUST_CHECK pya_status pya_device_plain_alloc(struct pya_device *dev, size_t bytes, pya_dptr *out);
+PYA_MUST_CHECK pya_status
+pya_device_plain_alloc(struct pya_device *dev, size_t bytes, pya_dptr *out);
 PYA_MUST_CHECK pya_status pya_device_plain_free(struct pya_device *dev, pya_dptr addr);
 PYA_MUST_CHECK pya_status pya_device_event_create(struct pya_device *dev, pya_event *out);
-PYA_MUST_CHECK pya_status pya_device_event_record(struct pya_device *dev, pya_event event, pya_stream stream);
-PYA_MUST_CHECK pya_status pya_device_event_query(struct pya_device *dev, pya_event event, bool *done);
+PYA_MUST_CHECK pya_status
+pya_device_event_record(struct pya_device *dev, pya_event event, pya_stream stream);
+PYA_MUST_CHECK pya_status
+pya_device_event_query(struct pya_device *dev, pya_event event, bool *done);
 PYA_MUST_CHECK pya_status pya_device_event_sync(struct pya_device *dev, pya_event event);
 PYA_MUST_CHECK pya_status pya_device_event_destroy(struct pya_device *dev, pya_event event);
 PYA_MUST_CHECK pya_status pya_device_stream_sync(struct pya_device *dev, pya_stream stream);
 PYA_MUST_CHECK pya_status pya_device_sync(struct pya_device *dev);
-PYA_MUST_CHECK pya_status pya_device_mem_info(struct pya_device *dev, size_t *free_bytes, size_t *total_bytes);
+PYA_MUST_CHECK pya_status
+pya_device_mem_info(struct pya_device *dev, size_t *free_bytes, size_t *total_bytes);
 PYA_MUST_CHECK pya_status pya_device_page_create(struct pya_device *dev, pya_page_handle *out);
 PYA_MUST_CHECK pya_status pya_device_page_release(struct pya_device *dev, pya_page_handle page);
-PYA_MUST_CHECK pya_status pya_device_range_reserve(struct pya_device *dev, size_t bytes, pya_dptr *out);
-PYA_MUST_CHECK pya_status pya_device_range_release(struct pya_device *dev, pya_dptr addr, size_t bytes);
-PYA_MUST_CHECK pya_status pya_device_map(struct pya_device *dev, pya_dptr addr, pya_page_handle page);
+PYA_MUST_CHECK pya_status
+pya_device_range_reserve(struct pya_device *dev, size_t bytes, pya_dptr *out);
+PYA_MUST_CHECK pya_status
+pya_device_range_release(struct pya_device *dev, pya_dptr addr, size_t bytes);
+PYA_MUST_CHECK pya_status
+pya_device_map(struct pya_device *dev, pya_dptr addr, pya_page_handle page);
 PYA_MUST_CHECK pya_status pya_device_unmap(struct pya_device *dev, pya_dptr addr, size_t bytes);
-PYA_MUST_CHECK pya_status pya_device_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes);
-PYA_MUST_CHECK pya_status pya_device_is_capturing(struct pya_device *dev, pya_stream stream, bool *out);
+PYA_MUST_CHECK pya_status
+pya_device_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes);
+PYA_MUST_CHECK pya_status
+pya_device_is_capturing(struct pya_device *dev, pya_stream stream, bool *out);
 PYA_MUST_CHECK pya_status pya_device_enable_peer(struct pya_device *dev, int peer);
 uint64_t pya_device_clock_ns(struct pya_device *dev);
 void pya_device_error(struct pya_device *dev, struct pya_device_error *out);

@@ -28,8 +28,7 @@ static unsigned long check_failures;
 #define CHECK_MAX_PRINTED 50
 
 static inline bool
-check_that(bool good, const char *file, int line, const char *text)
-{
+check_that(bool good, const char *file, int line, const char *text) {
     __atomic_add_fetch(&check_count, 1, __ATOMIC_RELAXED);
     if (!good && __atomic_add_fetch(&check_failures, 1, __ATOMIC_RELAXED) <= CHECK_MAX_PRINTED) {
         fprintf(stderr, "%s:%d: failed: %s\n", file, line, text);
@@ -38,8 +37,7 @@ check_that(bool good, const char *file, int line, const char *text)
 }
 
 static inline bool
-check_equal(int64_t a, int64_t b, const char *file, int line, const char *text)
-{
+check_equal(int64_t a, int64_t b, const char *file, int line, const char *text) {
     bool good = check_that(a == b, file, line, text);
     if (!good && check_failures <= CHECK_MAX_PRINTED) {
         fprintf(stderr, "    left %" PRId64 ", right %" PRId64 "\n", a, b);
@@ -54,8 +52,7 @@ check_equal(int64_t a, int64_t b, const char *file, int line, const char *text)
 
 /* splitmix64: any state is a good one. */
 static inline uint64_t
-check_random(uint64_t *state)
-{
+check_random(uint64_t *state) {
     uint64_t z = (*state += UINT64_C(0x9E3779B97F4A7C15));
     z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
     z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
@@ -64,15 +61,13 @@ check_random(uint64_t *state)
 
 /* 0 .. bound - 1. */
 static inline uint64_t
-check_below(uint64_t *state, uint64_t bound)
-{
+check_below(uint64_t *state, uint64_t bound) {
     return check_random(state) % bound;
 }
 
 /* lo .. hi, each power of two between them about equally likely. */
 static inline uint64_t
-check_log_size(uint64_t *state, uint64_t lo, uint64_t hi)
-{
+check_log_size(uint64_t *state, uint64_t lo, uint64_t hi) {
     int low = 63 - __builtin_clzll(lo);
     int high = 63 - __builtin_clzll(hi);
     uint64_t base = UINT64_C(1) << (low + (int)check_below(state, (uint64_t)(high - low + 1)));
@@ -81,28 +76,24 @@ check_log_size(uint64_t *state, uint64_t lo, uint64_t hi)
 }
 
 static inline uint64_t
-check_env(const char *name, uint64_t otherwise)
-{
+check_env(const char *name, uint64_t otherwise) {
     const char *text = getenv(name);
     return text != NULL && *text != '\0' ? strtoull(text, NULL, 0) : otherwise;
 }
 
 static inline uint64_t
-check_seed(void)
-{
+check_seed(void) {
     return check_env("PYA_TEST_SEED", 1);
 }
 
 /* How often to do something a quick run does `quick` times. */
 static inline uint64_t
-check_budget(uint64_t quick)
-{
+check_budget(uint64_t quick) {
     return quick * check_env("PYA_TEST_BUDGET", 1);
 }
 
 static inline int
-check_main(int argc, char **argv, const struct check_case *cases, size_t n)
-{
+check_main(int argc, char **argv, const struct check_case *cases, size_t n) {
     printf("seed %" PRIu64 "\n", check_seed());
     for (size_t i = 0; i < n; i++) {
         bool wanted = argc <= 1;

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-static atomic_long fault_left;  /* allocations until the failing one; 0: not armed */
+static atomic_long fault_left; /* allocations until the failing one; 0: not armed */
 static atomic_bool fault_sticky;
 static atomic_bool fault_fired;
 static atomic_long fault_n_live;
@@ -32,8 +32,7 @@ char *__wrap_strdup(const char *text);
 void *__wrap_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset);
 
 static bool
-fault_now(void)
-{
+fault_now(void) {
     atomic_fetch_add(&fault_n_calls, 1);
     long left = atomic_load(&fault_left);
     if (left == 0) {
@@ -53,8 +52,7 @@ fault_now(void)
 }
 
 static void *
-fault_count(void *ptr)
-{
+fault_count(void *ptr) {
     if (ptr != NULL) {
         atomic_fetch_add(&fault_n_live, 1);
     }
@@ -62,59 +60,50 @@ fault_count(void *ptr)
 }
 
 static void
-fault_start(unsigned long nth, bool sticky)
-{
+fault_start(unsigned long nth, bool sticky) {
     atomic_store(&fault_sticky, sticky);
     atomic_store(&fault_fired, false);
     atomic_store(&fault_left, (long)nth);
 }
 
 void
-fault_arm(unsigned long nth)
-{
+fault_arm(unsigned long nth) {
     fault_start(nth, false);
 }
 
 void
-fault_arm_sticky(unsigned long nth)
-{
+fault_arm_sticky(unsigned long nth) {
     fault_start(nth, true);
 }
 
 bool
-fault_disarm(void)
-{
+fault_disarm(void) {
     atomic_store(&fault_left, 0);
     return atomic_load(&fault_fired);
 }
 
 size_t
-fault_live(void)
-{
+fault_live(void) {
     return (size_t)atomic_load(&fault_n_live);
 }
 
 unsigned long
-fault_calls(void)
-{
+fault_calls(void) {
     return atomic_load(&fault_n_calls);
 }
 
 void *
-__wrap_malloc(size_t bytes)
-{
+__wrap_malloc(size_t bytes) {
     return fault_now() ? NULL : fault_count(__real_malloc(bytes));
 }
 
 void *
-__wrap_calloc(size_t n, size_t bytes)
-{
+__wrap_calloc(size_t n, size_t bytes) {
     return fault_now() ? NULL : fault_count(__real_calloc(n, bytes));
 }
 
 void *
-__wrap_realloc(void *ptr, size_t bytes)
-{
+__wrap_realloc(void *ptr, size_t bytes) {
     if (fault_now()) {
         return NULL;
     }
@@ -123,8 +112,7 @@ __wrap_realloc(void *ptr, size_t bytes)
 }
 
 void
-__wrap_free(void *ptr)
-{
+__wrap_free(void *ptr) {
     if (ptr != NULL) {
         atomic_fetch_sub(&fault_n_live, 1);
     }
@@ -132,14 +120,12 @@ __wrap_free(void *ptr)
 }
 
 void *
-__wrap_aligned_alloc(size_t unit, size_t bytes)
-{
+__wrap_aligned_alloc(size_t unit, size_t bytes) {
     return fault_now() ? NULL : fault_count(__real_aligned_alloc(unit, bytes));
 }
 
 int
-__wrap_posix_memalign(void **out, size_t unit, size_t bytes)
-{
+__wrap_posix_memalign(void **out, size_t unit, size_t bytes) {
     if (fault_now()) {
         return ENOMEM;
     }
@@ -151,14 +137,12 @@ __wrap_posix_memalign(void **out, size_t unit, size_t bytes)
 }
 
 char *
-__wrap_strdup(const char *text)
-{
+__wrap_strdup(const char *text) {
     return fault_now() ? NULL : fault_count(__real_strdup(text));
 }
 
 void *
-__wrap_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset)
-{
+__wrap_mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset) {
     /* Only mappings the kernel may place are host memory being asked for; MAP_FIXED fills a range already had. */
     if ((flags & MAP_FIXED) == 0 && fault_now()) {
         return MAP_FAILED;

@@ -3,8 +3,7 @@
 #include "fault.h"
 
 static void
-test_counts(void)
-{
+test_counts(void) {
     size_t live = fault_live();
     void *volatile a = malloc(10);
     void *volatile b = calloc(2, 10);
@@ -17,8 +16,7 @@ test_counts(void)
 }
 
 static void
-test_nth(void)
-{
+test_nth(void) {
     fault_arm(2);
     void *volatile a = malloc(10);
     void *volatile b = malloc(10);
@@ -35,8 +33,7 @@ test_nth(void)
 }
 
 static void
-test_sticky(void)
-{
+test_sticky(void) {
     fault_arm_sticky(1);
     void *volatile a = malloc(10);
     void *volatile b = calloc(1, 10);
@@ -54,7 +51,6 @@ static const struct check_case cases[] = {
 };
 
 int
-main(int argc, char **argv)
-{
+main(int argc, char **argv) {
     return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
 }
