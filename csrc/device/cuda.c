@@ -1,0 +1,517 @@
+#include "cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda_driver.h"
+
+/* The driver never says how much address space there is; 47 bits is what every x86-64 and arm64 host leaves. */
+#define CUDA_ADDRESS_BYTES (UINT64_C(1) << 47)
+
+struct cuda {
+    struct pya_device device; /* first */
+    const struct cuda_driver *driver;
+    cuda_device handle;
+    cuda_context context; /* the primary one, retained */
+    struct pya_device_caps caps;
+    struct cuda_allocation_prop prop;
+    uint64_t peers; /* atomic; bit per device that may access our pages */
+};
+
+static _Thread_local struct pya_device_error cuda_last;
+
+static struct cuda *
+cuda_from(struct pya_device *dev) {
+    return (struct cuda *)dev;
+}
+
+/* ---- results ---- */
+
+static pya_status
+cuda_status(cuda_result result) {
+    if (result == CUDA_OK) {
+        return PYA_OK;
+    }
+    if (result == CUDA_NOMEM) {
+        return PYA_E_NOMEM;
+    }
+    if (result == CUDA_NOT_SUPPORTED) {
+        return PYA_E_NOTSUP;
+    }
+    return result >= CUDA_CAPTURE_FIRST && result <= CUDA_CAPTURE_LAST ? PYA_E_CAPTURE
+                                                                       : PYA_E_DEVICE;
+}
+
+static pya_status
+cuda_report(const char *call, cuda_result result, uint64_t bytes) {
+    if (result == CUDA_OK) {
+        return PYA_OK;
+    }
+    const struct cuda_driver *driver = cuda_driver_get();
+    const char *text = NULL;
+    if (driver->cuGetErrorString == NULL || driver->cuGetErrorString(result, &text) != CUDA_OK) {
+        text = NULL;
+    }
+    cuda_last = (struct pya_device_error){.code = result, .bytes = bytes};
+    snprintf(cuda_last.call, sizeof cuda_last.call, "%s", call);
+    snprintf(cuda_last.text, sizeof cuda_last.text, "%s", text != NULL ? text : "unknown error");
+    return cuda_status(result);
+}
+
+static pya_status
+cuda_missing(const char *call) {
+    cuda_last = (struct pya_device_error){.code = 0};
+    snprintf(cuda_last.call, sizeof cuda_last.call, "%s", call);
+    snprintf(cuda_last.text, sizeof cuda_last.text, "libcuda.so.1 has no such function");
+    return PYA_E_NOTSUP;
+}
+
+/* Giving memory back while the process ends: the driver has already given all of it back. */
+static cuda_result
+cuda_gently(cuda_result result) {
+    return result == CUDA_DEINITIALIZED || result == CUDA_NOT_INITIALIZED ? CUDA_OK : result;
+}
+
+/* ---- entering: context and capture mode ---- */
+
+struct cuda_scope {
+    struct cuda *cuda;
+    bool pushed;
+    bool exchanged;
+    int mode; /* the thread's own capture mode while exchanged */
+};
+
+static pya_status
+cuda_enter(struct pya_device *dev, struct cuda_scope *scope) {
+    struct cuda *cuda = cuda_from(dev);
+    const struct cuda_driver *driver = cuda->driver;
+    *scope = (struct cuda_scope){.cuda = cuda, .mode = CUDA_CAPTURE_MODE_RELAXED};
+    if (driver->is_forked) {
+        return PYA_E_FORKED;
+    }
+    cuda_context current = NULL;
+    cuda_result result = driver->cuCtxGetCurrent(&current);
+    if (result != CUDA_OK) {
+        return cuda_report("cuCtxGetCurrent", result, 0);
+    }
+    if (current != cuda->context) {
+        result = driver->cuCtxPushCurrent(cuda->context);
+        if (result != CUDA_OK) {
+            return cuda_report("cuCtxPushCurrent", result, 0);
+        }
+        scope->pushed = true;
+    }
+    scope->exchanged = driver->cuThreadExchangeStreamCaptureMode != NULL &&
+                       driver->cuThreadExchangeStreamCaptureMode(&scope->mode) == CUDA_OK;
+    return PYA_OK;
+}
+
+static void
+cuda_leave(struct cuda_scope *scope) {
+    const struct cuda_driver *driver = scope->cuda->driver;
+    if (scope->exchanged) {
+        (void)driver->cuThreadExchangeStreamCaptureMode(&scope->mode);
+    }
+    if (scope->pushed) {
+        cuda_context popped = NULL;
+        (void)driver->cuCtxPopCurrent(&popped);
+    }
+}
+
+/* As cuda_enter, for calls that give something back: a driver that is shutting down has nothing to enter. */
+static bool
+cuda_enter_to_free(struct pya_device *dev, struct cuda_scope *scope, pya_status *status) {
+    *status = cuda_enter(dev, scope);
+    if (*status == PYA_E_DEVICE && cuda_gently(cuda_last.code) == CUDA_OK) {
+        *status = PYA_OK;
+        return false;
+    }
+    return *status == PYA_OK;
+}
+
+/* Most slots are one driver call between enter and leave. */
+#define CUDA_CALL(dev, name, bytes, ...)                                                           \
+    struct cuda_scope scope;                                                                       \
+    pya_status status = cuda_enter((dev), &scope);                                                 \
+    if (status != PYA_OK) {                                                                        \
+        return status;                                                                             \
+    }                                                                                              \
+    status = cuda_report(#name, scope.cuda->driver->name(__VA_ARGS__), (bytes));                   \
+    cuda_leave(&scope)
+
+#define CUDA_FREE_CALL(dev, name, bytes, ...)                                                      \
+    struct cuda_scope scope;                                                                       \
+    pya_status status;                                                                             \
+    if (!cuda_enter_to_free((dev), &scope, &status)) {                                             \
+        return status;                                                                             \
+    }                                                                                              \
+    status = cuda_report(#name, cuda_gently(scope.cuda->driver->name(__VA_ARGS__)), (bytes));      \
+    cuda_leave(&scope)
+
+/* ---- plain memory ---- */
+
+static pya_status
+cuda_caps(struct pya_device *dev, struct pya_device_caps *out) {
+    *out = cuda_from(dev)->caps;
+    return PYA_OK;
+}
+
+static pya_status
+cuda_plain_alloc(struct pya_device *dev, size_t bytes, pya_dptr *out) {
+    pya_dptr addr = 0;
+    CUDA_CALL(dev, cuMemAlloc, bytes, &addr, bytes);
+    if (status == PYA_OK) {
+        *out = addr;
+    }
+    return status;
+}
+
+static pya_status
+cuda_plain_free(struct pya_device *dev, pya_dptr addr) {
+    CUDA_FREE_CALL(dev, cuMemFree, 0, addr);
+    return status;
+}
+
+static pya_status
+cuda_mem_info(struct pya_device *dev, size_t *free_bytes, size_t *total_bytes) {
+    size_t free_now = 0;
+    size_t total = 0;
+    CUDA_CALL(dev, cuMemGetInfo, 0, &free_now, &total);
+    if (status == PYA_OK) {
+        *free_bytes = free_now;
+        *total_bytes = total;
+    }
+    return status;
+}
+
+/* ---- work ---- */
+
+static cuda_stream
+cuda_stream_from(pya_stream stream) {
+    return (cuda_stream)(uintptr_t)stream;
+}
+
+static cuda_event
+cuda_event_from(pya_event event) {
+    return (cuda_event)(uintptr_t)event;
+}
+
+static pya_status
+cuda_event_create(struct pya_device *dev, pya_event *out) {
+    cuda_event event = NULL;
+    CUDA_CALL(dev, cuEventCreate, 0, &event, CUDA_EVENT_DISABLE_TIMING);
+    if (status == PYA_OK) {
+        *out = (pya_event)(uintptr_t)event;
+    }
+    return status;
+}
+
+static pya_status
+cuda_event_record(struct pya_device *dev, pya_event event, pya_stream stream) {
+    CUDA_CALL(dev, cuEventRecord, 0, cuda_event_from(event), cuda_stream_from(stream));
+    return status;
+}
+
+static pya_status
+cuda_event_query(struct pya_device *dev, pya_event event, bool *done) {
+    struct cuda_scope scope;
+    pya_status status = cuda_enter(dev, &scope);
+    if (status != PYA_OK) {
+        return status;
+    }
+    cuda_result result = scope.cuda->driver->cuEventQuery(cuda_event_from(event));
+    cuda_leave(&scope);
+    if (result == CUDA_OK || result == CUDA_NOT_READY) {
+        *done = result == CUDA_OK;
+        return PYA_OK;
+    }
+    return cuda_report("cuEventQuery", result, 0);
+}
+
+static pya_status
+cuda_event_sync(struct pya_device *dev, pya_event event) {
+    CUDA_CALL(dev, cuEventSynchronize, 0, cuda_event_from(event));
+    return status;
+}
+
+static pya_status
+cuda_event_destroy(struct pya_device *dev, pya_event event) {
+    CUDA_FREE_CALL(dev, cuEventDestroy, 0, cuda_event_from(event));
+    return status;
+}
+
+static pya_status
+cuda_stream_sync(struct pya_device *dev, pya_stream stream) {
+    CUDA_CALL(dev, cuStreamSynchronize, 0, cuda_stream_from(stream));
+    return status;
+}
+
+static pya_status
+cuda_device_sync(struct pya_device *dev) {
+    CUDA_CALL(dev, cuCtxSynchronize, 0);
+    return status;
+}
+
+static pya_status
+cuda_is_capturing(struct pya_device *dev, pya_stream stream, bool *out) {
+    struct cuda_scope scope;
+    pya_status status = cuda_enter(dev, &scope);
+    if (status != PYA_OK) {
+        return status;
+    }
+    int capture = 0;
+    cuda_result result = CUDA_OK;
+    if (scope.cuda->driver->cuStreamIsCapturing != NULL) {
+        result = scope.cuda->driver->cuStreamIsCapturing(cuda_stream_from(stream), &capture);
+    }
+    cuda_leave(&scope);
+    /* Asked about the legacy stream while another one captures: this one does not. */
+    if (result == CUDA_OK || result == CUDA_CAPTURE_IMPLICIT) {
+        *out = result == CUDA_OK && capture != 0;
+        return PYA_OK;
+    }
+    return cuda_report("cuStreamIsCapturing", result, 0);
+}
+
+/* ---- virtual memory ---- */
+
+static pya_status
+cuda_page_create(struct pya_device *dev, pya_page_handle *out) {
+    uint64_t page = 0;
+    CUDA_CALL(dev, cuMemCreate, PYA_PAGE, &page, PYA_PAGE, &scope.cuda->prop, 0);
+    if (status == PYA_OK) {
+        *out = page;
+    }
+    return status;
+}
+
+static pya_status
+cuda_page_release(struct pya_device *dev, pya_page_handle page) {
+    CUDA_FREE_CALL(dev, cuMemRelease, PYA_PAGE, page);
+    return status;
+}
+
+static pya_status
+cuda_range_reserve(struct pya_device *dev, size_t bytes, pya_dptr *out) {
+    pya_dptr addr = 0;
+    CUDA_CALL(dev, cuMemAddressReserve, bytes, &addr, bytes, PYA_PAGE, 0, 0);
+    if (status == PYA_OK) {
+        *out = addr;
+    }
+    return status;
+}
+
+static pya_status
+cuda_range_release(struct pya_device *dev, pya_dptr addr, size_t bytes) {
+    CUDA_FREE_CALL(dev, cuMemAddressFree, bytes, addr, bytes);
+    return status;
+}
+
+static pya_status
+cuda_map(struct pya_device *dev, pya_dptr addr, pya_page_handle page) {
+    CUDA_CALL(dev, cuMemMap, PYA_PAGE, addr, PYA_PAGE, 0, page, 0);
+    return status;
+}
+
+static pya_status
+cuda_unmap(struct pya_device *dev, pya_dptr addr, size_t bytes) {
+    CUDA_FREE_CALL(dev, cuMemUnmap, bytes, addr, bytes);
+    return status;
+}
+
+static pya_status
+cuda_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes) {
+    struct cuda *cuda = cuda_from(dev);
+    struct cuda_access_desc desc[PYA_MAX_DEVICES];
+    size_t n = 0;
+    uint64_t who = __atomic_load_n(&cuda->peers, __ATOMIC_ACQUIRE) | UINT64_C(1) << dev->index;
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        if ((who >> i & 1) != 0) {
+            desc[n++] = (struct cuda_access_desc){
+                .location = {.type = CUDA_LOCATION_DEVICE, .id = i},
+                .flags = CUDA_ACCESS_READ_WRITE,
+            };
+        }
+    }
+    CUDA_CALL(dev, cuMemSetAccess, bytes, addr, bytes, desc, n);
+    return status;
+}
+
+static pya_status
+cuda_enable_peer(struct pya_device *dev, int peer) {
+    struct cuda *cuda = cuda_from(dev);
+    if (peer < 0 || peer >= pya_cuda_count() || peer >= PYA_MAX_DEVICES || peer == dev->index) {
+        return PYA_E_INVAL;
+    }
+    if (cuda->driver->cuDeviceCanAccessPeer == NULL) {
+        return cuda_missing("cuDeviceCanAccessPeer");
+    }
+    cuda_device other = 0;
+    int can = 0;
+    pya_status status = cuda_report("cuDeviceGet", cuda->driver->cuDeviceGet(&other, peer), 0);
+    if (status != PYA_OK) {
+        return status;
+    }
+    cuda_result result = cuda->driver->cuDeviceCanAccessPeer(&can, other, cuda->handle);
+    status = cuda_report("cuDeviceCanAccessPeer", result, 0);
+    if (status != PYA_OK) {
+        return status;
+    }
+    if (can == 0) {
+        return PYA_E_NOTSUP;
+    }
+    __atomic_fetch_or(&cuda->peers, UINT64_C(1) << peer, __ATOMIC_RELEASE);
+    return PYA_OK;
+}
+
+static void
+cuda_last_error(struct pya_device *dev, struct pya_device_error *out) {
+    (void)dev;
+    *out = cuda_last;
+}
+
+static void
+cuda_close(struct pya_device *dev) {
+    struct cuda *cuda = cuda_from(dev);
+    if (!cuda->driver->is_forked) {
+        (void)cuda->driver->cuDevicePrimaryCtxRelease(cuda->handle);
+    }
+    free(cuda);
+}
+
+static const struct pya_device_ops cuda_ops = {
+    .name = "cuda",
+    .caps = cuda_caps,
+    .plain_alloc = cuda_plain_alloc,
+    .plain_free = cuda_plain_free,
+    .event_create = cuda_event_create,
+    .event_record = cuda_event_record,
+    .event_query = cuda_event_query,
+    .event_sync = cuda_event_sync,
+    .event_destroy = cuda_event_destroy,
+    .stream_sync = cuda_stream_sync,
+    .device_sync = cuda_device_sync,
+    .mem_info = cuda_mem_info,
+    .page_create = cuda_page_create,
+    .page_release = cuda_page_release,
+    .range_reserve = cuda_range_reserve,
+    .range_release = cuda_range_release,
+    .map = cuda_map,
+    .unmap = cuda_unmap,
+    .set_access = cuda_set_access,
+    .is_capturing = cuda_is_capturing,
+    .enable_peer = cuda_enable_peer,
+    .last_error = cuda_last_error,
+    .close = cuda_close,
+};
+
+/* The same without virtual memory: those slots are NULL, never called and never crash. */
+static const struct pya_device_ops cuda_ops_plain = {
+    .name = "cuda",
+    .caps = cuda_caps,
+    .plain_alloc = cuda_plain_alloc,
+    .plain_free = cuda_plain_free,
+    .event_create = cuda_event_create,
+    .event_record = cuda_event_record,
+    .event_query = cuda_event_query,
+    .event_sync = cuda_event_sync,
+    .event_destroy = cuda_event_destroy,
+    .stream_sync = cuda_stream_sync,
+    .device_sync = cuda_device_sync,
+    .mem_info = cuda_mem_info,
+    .is_capturing = cuda_is_capturing,
+    .last_error = cuda_last_error,
+    .close = cuda_close,
+};
+
+/* ---- opening ---- */
+
+static int
+cuda_attribute(const struct cuda *cuda, int attribute) {
+    int value = 0;
+    cuda_result result = cuda->driver->cuDeviceGetAttribute(&value, attribute, cuda->handle);
+    return result == CUDA_OK ? value : 0;
+}
+
+/* Does the device have virtual memory in pages of ours?  Fills prop. */
+static bool
+cuda_probe_vmm(struct cuda *cuda) {
+    if (!cuda->driver->has_vmm || cuda_attribute(cuda, CUDA_ATTRIBUTE_VMM) == 0) {
+        return false;
+    }
+    cuda->prop = (struct cuda_allocation_prop){
+        .type = CUDA_ALLOCATION_PINNED,
+        .location = {.type = CUDA_LOCATION_DEVICE, .id = cuda->device.index},
+        /* network cards read the memory directly where the device allows it, as torch asks */
+        .gpu_direct_rdma_capable = cuda_attribute(cuda, CUDA_ATTRIBUTE_RDMA_WITH_VMM) != 0,
+    };
+    size_t unit = 0;
+    cuda_result result = cuda->driver->cuMemGetAllocationGranularity(&unit, &cuda->prop, 0);
+    return result == CUDA_OK && unit != 0 && unit <= PYA_PAGE && PYA_PAGE % unit == 0;
+}
+
+int
+pya_cuda_count(void) {
+    const struct cuda_driver *driver = cuda_driver_get();
+    int n = 0;
+    return driver->has_base && driver->cuDeviceGetCount(&n) == CUDA_OK ? n : 0;
+}
+
+const char *
+pya_cuda_why_not(void) {
+    return cuda_driver_get()->why_not;
+}
+
+void
+pya_cuda_error(struct pya_device_error *out) {
+    *out = cuda_last;
+}
+
+pya_status
+pya_cuda_open(int index, struct pya_device **out) {
+    const struct cuda_driver *driver = cuda_driver_get();
+    if (!driver->has_base) {
+        cuda_last = (struct pya_device_error){.call = "cuInit", .code = driver->init_result};
+        snprintf(cuda_last.text, sizeof cuda_last.text, "%s", driver->why_not);
+        return PYA_E_NOTSUP;
+    }
+    if (driver->is_forked) {
+        return PYA_E_FORKED;
+    }
+    if (index < 0 || index >= PYA_MAX_DEVICES || index >= pya_cuda_count()) {
+        return PYA_E_INVAL;
+    }
+    struct cuda *cuda = calloc(1, sizeof *cuda);
+    if (cuda == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    cuda->device.index = index;
+    cuda->driver = driver;
+    pya_status status = cuda_report("cuDeviceGet", driver->cuDeviceGet(&cuda->handle, index), 0);
+    if (status != PYA_OK) {
+        goto free_cuda;
+    }
+    size_t total = 0;
+    status = cuda_report("cuDeviceTotalMem", driver->cuDeviceTotalMem(&total, cuda->handle), 0);
+    if (status != PYA_OK) {
+        goto free_cuda;
+    }
+    cuda_result result = driver->cuDevicePrimaryCtxRetain(&cuda->context, cuda->handle);
+    status = cuda_report("cuDevicePrimaryCtxRetain", result, 0);
+    if (status != PYA_OK) {
+        goto free_cuda;
+    }
+    cuda->caps = (struct pya_device_caps){
+        .has_vmm = cuda_probe_vmm(cuda),
+        .total_bytes = total,
+        .address_bytes = CUDA_ADDRESS_BYTES,
+    };
+    cuda->device.ops = cuda->caps.has_vmm ? &cuda_ops : &cuda_ops_plain;
+    *out = &cuda->device;
+    return PYA_OK;
+
+free_cuda:
+    free(cuda);
+    return status;
+}

@@ -1,0 +1,273 @@
+/* The whole allocator on the simulated device: random operations against a naive model, the same with faults,
+ * and the promises of pyalloc.h one by one. */
+#include "check.h"
+#include "core/heap.h"
+#include "device/sim.h"
+
+enum { N_DEVICES = 2, N_STREAMS = 4, MAX_LIVE = 4000 };
+
+struct world {
+    struct pya_heap *heap;
+    struct pya_sim *sims[N_DEVICES];
+    struct pya_sim_config config;
+};
+
+struct live {
+    pya_dptr ptr;
+    size_t bytes;
+    int device;
+    pya_stream stream;
+};
+
+static pya_status
+world_open(void *arg, int index, struct pya_device **out) {
+    struct world *world = arg;
+    pya_status st = pya_sim_create(&world->config, index, &world->sims[index]);
+    if (st == PYA_OK) {
+        *out = pya_sim_device(world->sims[index]);
+    }
+    return st;
+}
+
+static struct pya_options
+options_of(const char *text) {
+    struct pya_options options;
+    char message[200] = "";
+    pya_options_init(&options);
+    CHECK_OK(pya_options_parse(&options, text, message, sizeof message));
+    return options;
+}
+
+static void
+world_init(struct world *world, const char *text) {
+    struct pya_options options = options_of(text);
+    struct pya_hooks hooks = {.arg = world, .open_device = world_open};
+    CHECK_OK(pya_heap_create(&options, &hooks, &world->heap));
+}
+
+static int64_t
+stat_of(struct world *world, int device, const char *key) {
+    int64_t values[PYA_N_STATS];
+    CHECK_OK(pya_stats_get(world->heap, device, values));
+    for (size_t i = 0; i < PYA_N_STATS; i++) {
+        if (strcmp(pya_stat_key(i), key) == 0) {
+            return values[i];
+        }
+    }
+    CHECK(false);
+    return -1;
+}
+
+/* The heap gives everything back, and the device was used by its rules throughout. */
+static void
+world_fini(struct world *world) {
+    for (int d = 0; d < N_DEVICES; d++) {
+        if (world->sims[d] == NULL) {
+            continue;
+        }
+        struct pya_sim_state state;
+        pya_sim_query(world->sims[d], &state);
+        if (!CHECK_EQ(state.n_violations, 0)) {
+            fprintf(stderr, "    %s\n", pya_sim_violation(world->sims[d]));
+        }
+        CHECK_EQ(pya_sim_check(world->sims[d]), 0);
+    }
+    pya_heap_destroy(world->heap);
+}
+
+static size_t
+random_bytes(uint64_t *seed) {
+    size_t top = (size_t)512 << (check_random(seed) % 22);
+    return 1 + check_random(seed) % top;
+}
+
+struct fuzz {
+    struct world world;
+    uint64_t seed;
+    struct live *live;
+    size_t n_live;
+    size_t live_bytes[N_DEVICES];
+    size_t n_alloc[N_DEVICES];
+    size_t n_oom;
+    bool faulty;
+};
+
+static bool
+fuzz_may_fail(pya_status st) {
+    return st == PYA_E_NOMEM || st == PYA_E_DEVICE;
+}
+
+static void
+fuzz_alloc(struct fuzz *fuzz) {
+    struct live live = {
+        .bytes = random_bytes(&fuzz->seed),
+        .device = (int)(check_random(&fuzz->seed) % N_DEVICES),
+        .stream = 16 * (check_random(&fuzz->seed) % N_STREAMS),
+    };
+    pya_status st = pya_alloc(fuzz->world.heap, live.device, live.bytes, live.stream, &live.ptr);
+    if (st != PYA_OK) {
+        CHECK(fuzz_may_fail(st));
+        fuzz->n_oom++;
+        return;
+    }
+    size_t rounded = pya_round_up(live.bytes, PYA_ALIGN);
+    CHECK_EQ(live.ptr % PYA_ALIGN, 0);
+    CHECK_OK(pya_sim_own(fuzz->world.sims[live.device], live.ptr, rounded));
+    fuzz->live_bytes[live.device] += rounded;
+    fuzz->n_alloc[live.device]++;
+    fuzz->live[fuzz->n_live++] = live;
+}
+
+static void
+fuzz_free(struct fuzz *fuzz) {
+    size_t i = check_random(&fuzz->seed) % fuzz->n_live;
+    struct live live = fuzz->live[i];
+    size_t rounded = pya_round_up(live.bytes, PYA_ALIGN);
+    if (check_random(&fuzz->seed) % 8 == 0) {
+        pya_stream other = 16 * (check_random(&fuzz->seed) % N_STREAMS);
+        CHECK_OK(pya_record_stream(fuzz->world.heap, live.ptr, other));
+    }
+    pya_sim_disown(fuzz->world.sims[live.device], live.ptr, rounded);
+    CHECK_OK(pya_free(fuzz->world.heap, live.ptr));
+    fuzz->live_bytes[live.device] -= rounded;
+    fuzz->n_alloc[live.device]--;
+    fuzz->live[i] = fuzz->live[--fuzz->n_live];
+}
+
+static void
+fuzz_rare(struct fuzz *fuzz) {
+    int device = (int)(check_random(&fuzz->seed) % N_DEVICES);
+    pya_status st = PYA_OK;
+    switch (check_random(&fuzz->seed) % 4) {
+    case 0:
+        st = pya_empty_cache(fuzz->world.heap, device);
+        break;
+    case 1:
+        st = pya_trim(fuzz->world.heap, device, check_random(&fuzz->seed) % ((size_t)8 << 30));
+        break;
+    default:
+        if (fuzz->world.sims[device] != NULL) {
+            pya_sim_finish(fuzz->world.sims[device], 16 * (check_random(&fuzz->seed) % N_STREAMS));
+        }
+        break;
+    }
+    CHECK(st == PYA_OK || (fuzz->faulty && st == PYA_E_DEVICE));
+}
+
+static void
+fuzz_check(struct fuzz *fuzz) {
+    for (int d = 0; d < N_DEVICES; d++) {
+        CHECK_EQ(pya_heap_check(fuzz->world.heap, d), 0);
+        CHECK_EQ(stat_of(&fuzz->world, d, "allocated_bytes.all.current"), fuzz->live_bytes[d]);
+        CHECK_EQ(stat_of(&fuzz->world, d, "allocation.all.current"), fuzz->n_alloc[d]);
+    }
+}
+
+static void
+fuzz_step(struct fuzz *fuzz) {
+    uint64_t dice = check_random(&fuzz->seed) % 1000;
+    bool grows = fuzz->n_live == 0 || (dice < 505 && fuzz->n_live < MAX_LIVE);
+    if (dice >= 998) {
+        fuzz_rare(fuzz);
+    } else if (grows) {
+        fuzz_alloc(fuzz);
+    } else {
+        fuzz_free(fuzz);
+    }
+}
+
+static void
+fuzz_run(const char *options, unsigned long n_steps, unsigned check_every, bool faulty) {
+    struct fuzz fuzz = {.seed = check_seed(), .faulty = faulty};
+    fuzz.world.config = (struct pya_sim_config){
+        .capacity_bytes = (size_t)24 << 30,
+        .work = PYA_SIM_WORK_DELAYED,
+        .work_delay = 5,
+        .no_vmm = strstr(options, "vmm:False") != NULL,
+    };
+    fuzz.live = calloc(MAX_LIVE, sizeof *fuzz.live);
+    world_init(&fuzz.world, options);
+    for (unsigned long i = 0; i < n_steps && check_failures < 20; i++) {
+        int d = (int)(check_random(&fuzz.seed) % N_DEVICES);
+        if (faulty && fuzz.world.sims[d] != NULL && i % 50 == 0) {
+            uint64_t nth = 1 + check_random(&fuzz.seed) % 40;
+            pya_status with = check_random(&fuzz.seed) % 2 ? PYA_E_NOMEM : PYA_E_DEVICE;
+            pya_sim_fail(fuzz.world.sims[d], PYA_SIM_ANY_CALL, nth, with, false);
+        }
+        fuzz_step(&fuzz);
+        if (i % check_every == 0) {
+            fuzz_check(&fuzz);
+        }
+    }
+    for (int d = 0; d < N_DEVICES; d++) {
+        if (fuzz.world.sims[d] != NULL) {
+            (void)pya_sim_fail_clear(fuzz.world.sims[d]);
+        }
+    }
+    fuzz_check(&fuzz);
+    while (fuzz.n_live > 0) {
+        fuzz_free(&fuzz);
+    }
+    CHECK_OK(pya_empty_cache(fuzz.world.heap, -1));
+    fuzz_check(&fuzz);
+    for (int d = 0; d < N_DEVICES; d++) {
+        struct pya_sim_state state;
+        pya_sim_query(fuzz.world.sims[d], &state);
+        CHECK_EQ(state.used_bytes, 0);
+        CHECK_EQ(stat_of(&fuzz.world, d, "reserved_bytes.all.current"), 0);
+    }
+    world_fini(&fuzz.world);
+    free(fuzz.live);
+}
+
+static void
+test_fuzz_balanced(void) {
+    fuzz_run("", check_budget(20000), 97, false);
+}
+
+static void
+test_fuzz_every_step(void) {
+    fuzz_run("", check_budget(1500), 1, false);
+}
+
+static void
+test_fuzz_tight(void) {
+    fuzz_run("memory:tight", check_budget(20000), 97, false);
+}
+
+static void
+test_fuzz_fast(void) {
+    fuzz_run("memory:fast", check_budget(20000), 97, false);
+}
+
+static void
+test_fuzz_plain(void) {
+    fuzz_run("vmm:False", check_budget(20000), 97, false);
+}
+
+static void
+test_fuzz_few_mappings(void) {
+    fuzz_run("mappings_per_page:2", check_budget(20000), 97, false);
+}
+
+static void
+test_fuzz_faults(void) {
+    fuzz_run("", check_budget(20000), 97, true);
+    fuzz_run("memory:tight,mappings_per_page:2", check_budget(20000), 97, true);
+    fuzz_run("vmm:False", check_budget(20000), 97, true);
+}
+
+static const struct check_case cases[] = {
+    {"fuzz_every_step", test_fuzz_every_step},
+    {"fuzz_balanced", test_fuzz_balanced},
+    {"fuzz_tight", test_fuzz_tight},
+    {"fuzz_fast", test_fuzz_fast},
+    {"fuzz_plain", test_fuzz_plain},
+    {"fuzz_few_mappings", test_fuzz_few_mappings},
+    {"fuzz_faults", test_fuzz_faults},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}

@@ -1,0 +1,380 @@
+/* What every device promises (device.h), on each device there is: the simulated one, counting and backed, with and
+ * without virtual memory, and the CUDA driver where libcuda.so.1 can be opened (a card, or the host-memory runtime:
+ * LD_LIBRARY_PATH=<its folder>). */
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include "check.h"
+
+#include "device/cuda.h"
+#include "device/sim.h"
+
+struct subject {
+    const char *name;
+    struct pya_device *(*open)(void);
+    /* Copies n bytes to or from device memory; NULL where it has no bytes. */
+    void (*copy_in)(pya_dptr to, const void *from, size_t n);
+    void (*copy_out)(void *to, pya_dptr from, size_t n);
+};
+
+static struct pya_device *
+open_sim(struct pya_sim_config config) {
+    config.capacity_bytes = 64 * PYA_PAGE;
+    config.address_bytes = UINT64_C(1) << 34;
+    config.quiet = true;
+    struct pya_sim *sim = NULL;
+    return CHECK_OK(pya_sim_create(&config, 0, &sim)) ? pya_sim_device(sim) : NULL;
+}
+
+static struct pya_device *
+open_counting(void) {
+    return open_sim((struct pya_sim_config){0});
+}
+
+static struct pya_device *
+open_backed(void) {
+    return open_sim((struct pya_sim_config){.backed = true});
+}
+
+static struct pya_device *
+open_no_vmm(void) {
+    return open_sim((struct pya_sim_config){.no_vmm = true});
+}
+
+static struct pya_device *
+open_cuda(void) {
+    struct pya_device *dev = NULL;
+    pya_status status = pya_cuda_open(0, &dev);
+    if (status == PYA_E_NOTSUP) {
+        struct pya_device_error error;
+        pya_cuda_error(&error);
+        CHECK(error.text[0] != '\0'); /* the reason is told */
+        CHECK_EQ(pya_cuda_count(), 0);
+        printf("cuda: skipped: %s\n", pya_cuda_why_not());
+        return NULL;
+    }
+    return CHECK_OK(status) ? dev : NULL;
+}
+
+static void
+host_in(pya_dptr to, const void *from, size_t n) {
+    memcpy((void *)(uintptr_t)to, from, n);
+}
+
+static void
+host_out(void *to, pya_dptr from, size_t n) {
+    memcpy(to, (const void *)(uintptr_t)from, n);
+}
+
+/* The copies are the test's own calls into the driver; the library never copies. */
+static void *
+cuda_symbol(const char *name) {
+    void *library = dlopen("libcuda.so.1", RTLD_LAZY);
+    return library == NULL ? NULL : dlsym(library, name);
+}
+
+/* The test's own thread has no current context; the library switches for its calls only. */
+static void
+cuda_copy(const char *name, pya_dptr a, const void *b, void *c, size_t n) {
+    int (*retain)(void **, int) = NULL;
+    int (*set_current)(void *) = NULL;
+    int (*in)(pya_dptr, const void *, size_t) = NULL;
+    int (*out)(void *, pya_dptr, size_t) = NULL;
+    void *symbol = cuda_symbol("cuDevicePrimaryCtxRetain");
+    memcpy(&retain, &symbol, sizeof symbol);
+    symbol = cuda_symbol("cuCtxSetCurrent");
+    memcpy(&set_current, &symbol, sizeof symbol);
+    symbol = cuda_symbol(name);
+    memcpy(&in, &symbol, sizeof symbol);
+    memcpy(&out, &symbol, sizeof symbol);
+    if (!CHECK(retain != NULL && set_current != NULL && in != NULL)) {
+        return;
+    }
+    void *context = NULL;
+    CHECK_EQ(retain(&context, 0), 0);
+    CHECK_EQ(set_current(context), 0);
+    CHECK_EQ(b != NULL ? in(a, b, n) : out(c, a, n), 0);
+    CHECK_EQ(set_current(NULL), 0);
+}
+
+static void
+cuda_in(pya_dptr to, const void *from, size_t n) {
+    cuda_copy("cuMemcpyHtoD_v2", to, from, NULL, n);
+}
+
+static void
+cuda_out(void *to, pya_dptr from, size_t n) {
+    cuda_copy("cuMemcpyDtoH_v2", from, NULL, to, n);
+}
+
+static const struct subject subjects[] = {
+    {"sim", open_counting, NULL, NULL},
+    {"sim backed", open_backed, host_in, host_out},
+    {"sim without vmm", open_no_vmm, NULL, NULL},
+    {"cuda", open_cuda, cuda_in, cuda_out},
+};
+
+static void
+suite_caps(const struct subject *subject, struct pya_device *dev) {
+    (void)subject;
+    struct pya_device_caps caps;
+    CHECK_OK(pya_device_caps(dev, &caps));
+    CHECK(caps.total_bytes >= 64 * PYA_PAGE);
+    CHECK(caps.address_bytes >= caps.total_bytes);
+    CHECK_EQ(dev->index, 0);
+    CHECK(dev->ops->name != NULL);
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    CHECK_OK(pya_device_mem_info(dev, &free_bytes, &total_bytes));
+    CHECK(free_bytes > 0 && free_bytes <= total_bytes);
+    CHECK(pya_device_clock_ns(dev) <= pya_device_clock_ns(dev));
+}
+
+static void
+suite_plain(const struct subject *subject, struct pya_device *dev) {
+    pya_dptr a = 0;
+    pya_dptr b = 0;
+    CHECK_OK(pya_device_plain_alloc(dev, 3 * PYA_PAGE, &a));
+    CHECK_OK(pya_device_plain_alloc(dev, 512, &b));
+    CHECK(a != 0 && a % PYA_ALIGN == 0 && b % PYA_ALIGN == 0);
+    CHECK(b >= a + 3 * PYA_PAGE || a >= b + 512);
+    if (subject->copy_in != NULL) {
+        char text[16] = "";
+        subject->copy_in(a + 3 * PYA_PAGE - 16, "0123456789abcde", 16);
+        subject->copy_out(text, a + 3 * PYA_PAGE - 16, 16);
+        CHECK(memcmp(text, "0123456789abcde", 16) == 0);
+    }
+    CHECK_OK(pya_device_plain_free(dev, a));
+    CHECK_OK(pya_device_plain_free(dev, b));
+    struct pya_device_caps caps;
+    pya_dptr untouched = 5;
+    CHECK_OK(pya_device_caps(dev, &caps));
+    CHECK_EQ(
+        pya_device_plain_alloc(dev, caps.total_bytes + (UINT64_C(1) << 30), &untouched),
+        PYA_E_NOMEM);
+    CHECK_EQ(untouched, 5);
+    struct pya_device_error error;
+    pya_device_error(dev, &error);
+    CHECK(error.code != 0 && error.call[0] != '\0' && error.text[0] != '\0');
+    CHECK(error.bytes > caps.total_bytes);
+}
+
+static void
+suite_events(const struct subject *subject, struct pya_device *dev) {
+    (void)subject;
+    pya_event event = 0;
+    bool done = false;
+    bool capturing = true;
+    CHECK_OK(pya_device_event_create(dev, &event));
+    CHECK(event != 0);
+    CHECK_OK(pya_device_event_record(dev, event, 0));
+    CHECK_OK(pya_device_event_sync(dev, event));
+    CHECK_OK(pya_device_event_query(dev, event, &done));
+    CHECK(done);
+    CHECK_OK(pya_device_event_record(dev, event, 0));
+    CHECK_OK(pya_device_stream_sync(dev, 0));
+    done = false;
+    CHECK_OK(pya_device_event_query(dev, event, &done));
+    CHECK(done);
+    CHECK_OK(pya_device_sync(dev));
+    CHECK_OK(pya_device_event_destroy(dev, event));
+    CHECK_OK(pya_device_is_capturing(dev, 0, &capturing));
+    CHECK(!capturing);
+    pya_status status = pya_device_enable_peer(dev, dev->index);
+    CHECK(status != PYA_OK); /* oneself is no peer */
+}
+
+/* Two pages seen at two ranges in the other order. */
+static void
+suite_aliases(const struct subject *subject, struct pya_device *dev) {
+    pya_page_handle page[2] = {0, 0};
+    pya_dptr home = 0;
+    pya_dptr view = 0;
+    CHECK_OK(pya_device_range_reserve(dev, 2 * PYA_PAGE, &home));
+    CHECK_OK(pya_device_range_reserve(dev, 2 * PYA_PAGE, &view));
+    CHECK(home % PYA_PAGE == 0 && view % PYA_PAGE == 0);
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_OK(pya_device_page_create(dev, &page[i]));
+        CHECK_OK(pya_device_map(dev, home + i * PYA_PAGE, page[i]));
+        CHECK_OK(pya_device_map(dev, view + (1 - i) * PYA_PAGE, page[i]));
+    }
+    CHECK(page[0] != 0 && page[0] != page[1]);
+    CHECK_OK(pya_device_set_access(dev, home, 2 * PYA_PAGE));
+    CHECK_OK(pya_device_set_access(dev, view, 2 * PYA_PAGE));
+    if (subject->copy_in != NULL) {
+        char text[8] = "";
+        subject->copy_in(home + 100, "page 0!", 8);
+        subject->copy_in(view + 100, "page 1!", 8);
+        subject->copy_out(text, view + PYA_PAGE + 100, 8);
+        CHECK(memcmp(text, "page 0!", 8) == 0);
+        subject->copy_out(text, home + PYA_PAGE + 100, 8);
+        CHECK(memcmp(text, "page 1!", 8) == 0);
+    }
+    /* Released while mapped: the memory stays until the last mapping goes. */
+    CHECK_OK(pya_device_page_release(dev, page[0]));
+    CHECK_OK(pya_device_sync(dev));
+    CHECK_OK(pya_device_unmap(dev, home, 2 * PYA_PAGE));
+    if (subject->copy_out != NULL) {
+        char text[8] = "";
+        subject->copy_out(text, view + PYA_PAGE + 100, 8);
+        CHECK(memcmp(text, "page 0!", 8) == 0);
+    }
+    /* One page out of the middle, and back at the same address. */
+    CHECK_OK(pya_device_unmap(dev, view, PYA_PAGE));
+    CHECK_OK(pya_device_map(dev, view, page[1]));
+    CHECK_OK(pya_device_set_access(dev, view, PYA_PAGE));
+    if (subject->copy_out != NULL) {
+        char text[8] = "";
+        subject->copy_out(text, view + 100, 8);
+        CHECK(memcmp(text, "page 1!", 8) == 0);
+    }
+    CHECK_OK(pya_device_unmap(dev, view, PYA_PAGE));
+    CHECK_OK(pya_device_unmap(dev, view + PYA_PAGE, PYA_PAGE));
+    CHECK_OK(pya_device_page_release(dev, page[1]));
+    CHECK_OK(pya_device_range_release(dev, home, 2 * PYA_PAGE));
+    CHECK_OK(pya_device_range_release(dev, view, 2 * PYA_PAGE));
+}
+
+static void
+suite_refusals(const struct subject *subject, struct pya_device *dev) {
+    (void)subject;
+    pya_page_handle page = 0;
+    pya_dptr addr = 0;
+    CHECK_OK(pya_device_page_create(dev, &page));
+    CHECK_OK(pya_device_range_reserve(dev, 2 * PYA_PAGE, &addr));
+    CHECK(pya_device_set_access(dev, addr, PYA_PAGE) != PYA_OK);
+    CHECK_OK(pya_device_map(dev, addr, page));
+    CHECK(pya_device_map(dev, addr, page) != PYA_OK);
+    CHECK(pya_device_unmap(dev, addr + PYA_PAGE, PYA_PAGE) != PYA_OK);
+    CHECK_OK(pya_device_set_access(dev, addr, PYA_PAGE));
+    CHECK_OK(pya_device_unmap(dev, addr, PYA_PAGE));
+    CHECK_OK(pya_device_page_release(dev, page));
+    CHECK_OK(pya_device_range_release(dev, addr, 2 * PYA_PAGE));
+}
+
+static void
+suite_no_vmm(const struct subject *subject, struct pya_device *dev) {
+    (void)subject;
+    pya_dptr addr = 5;
+    pya_page_handle page = 5;
+    CHECK_EQ(pya_device_page_create(dev, &page), PYA_E_NOTSUP);
+    CHECK_EQ(pya_device_page_release(dev, 5), PYA_E_NOTSUP);
+    CHECK_EQ(pya_device_range_reserve(dev, PYA_PAGE, &addr), PYA_E_NOTSUP);
+    CHECK_EQ(pya_device_range_release(dev, 5, PYA_PAGE), PYA_E_NOTSUP);
+    CHECK_EQ(pya_device_map(dev, 5, 5), PYA_E_NOTSUP);
+    CHECK_EQ(pya_device_unmap(dev, 5, PYA_PAGE), PYA_E_NOTSUP);
+    CHECK_EQ(pya_device_set_access(dev, 5, PYA_PAGE), PYA_E_NOTSUP);
+    CHECK(addr == 5 && page == 5);
+}
+
+struct worker {
+    struct pya_device *dev;
+    bool has_vmm;
+    unsigned long failures;
+};
+
+static void
+worker_check(struct worker *worker, pya_status status) {
+    worker->failures += status != PYA_OK;
+}
+
+static void *
+worker_run(void *arg) {
+    struct worker *worker = arg;
+    struct pya_device *dev = worker->dev;
+    for (int i = 0; i < 50; i++) {
+        pya_dptr plain = 0;
+        pya_event event = 0;
+        worker_check(worker, pya_device_plain_alloc(dev, 2 * PYA_PAGE, &plain));
+        worker_check(worker, pya_device_event_create(dev, &event));
+        worker_check(worker, pya_device_event_record(dev, event, 0));
+        worker_check(worker, pya_device_event_sync(dev, event));
+        worker_check(worker, pya_device_event_destroy(dev, event));
+        worker_check(worker, pya_device_plain_free(dev, plain));
+        if (worker->has_vmm) {
+            pya_page_handle page = 0;
+            pya_dptr addr = 0;
+            worker_check(worker, pya_device_page_create(dev, &page));
+            worker_check(worker, pya_device_range_reserve(dev, PYA_PAGE, &addr));
+            worker_check(worker, pya_device_map(dev, addr, page));
+            worker_check(worker, pya_device_set_access(dev, addr, PYA_PAGE));
+            worker_check(worker, pya_device_unmap(dev, addr, PYA_PAGE));
+            worker_check(worker, pya_device_range_release(dev, addr, PYA_PAGE));
+            worker_check(worker, pya_device_page_release(dev, page));
+        }
+    }
+    return NULL;
+}
+
+static void
+suite_threads(const struct subject *subject, struct pya_device *dev) {
+    (void)subject;
+    struct pya_device_caps caps;
+    CHECK_OK(pya_device_caps(dev, &caps));
+    struct worker workers[4];
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) {
+        workers[i] = (struct worker){.dev = dev, .has_vmm = caps.has_vmm};
+        CHECK_EQ(pthread_create(&threads[i], NULL, worker_run, &workers[i]), 0);
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK_EQ(workers[i].failures, 0);
+    }
+}
+
+static void
+check_sim_clean(struct pya_device *dev) {
+    struct pya_sim *sim = pya_sim_of(dev);
+    if (sim != NULL) {
+        struct pya_sim_state state;
+        pya_sim_query(sim, &state);
+        CHECK_EQ(
+            state.n_pages + state.n_mappings + state.n_ranges + state.n_plain + state.n_events, 0);
+        CHECK_EQ(pya_sim_check(sim), 0);
+    }
+}
+
+static void
+test_all(void) {
+    for (size_t i = 0; i < sizeof subjects / sizeof *subjects; i++) {
+        struct pya_device *dev = subjects[i].open();
+        if (dev == NULL) {
+            continue;
+        }
+        printf("device: %s\n", subjects[i].name);
+        struct pya_device_caps caps;
+        CHECK_OK(pya_device_caps(dev, &caps));
+        suite_caps(&subjects[i], dev);
+        suite_plain(&subjects[i], dev);
+        suite_events(&subjects[i], dev);
+        if (caps.has_vmm) {
+            suite_aliases(&subjects[i], dev);
+            suite_refusals(&subjects[i], dev);
+        } else {
+            suite_no_vmm(&subjects[i], dev);
+        }
+        suite_threads(&subjects[i], dev);
+        check_sim_clean(dev);
+        pya_device_close(dev);
+    }
+}
+
+static void
+test_open_refuses(void) {
+    struct pya_device *dev = NULL;
+    CHECK(pya_cuda_open(-1, &dev) != PYA_OK);
+    CHECK(pya_cuda_open(PYA_MAX_DEVICES, &dev) != PYA_OK);
+    CHECK(dev == NULL);
+    pya_device_close(NULL);
+}
+
+static const struct check_case cases[] = {
+    {"all", test_all},
+    {"open_refuses", test_open_refuses},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
