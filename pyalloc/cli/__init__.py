@@ -1,0 +1,85 @@
+"""The command line: `pyalloc <subcommand>`, one file of this folder each.
+
+A subcommand is a class `Command` with `prepare_parser(parser)` and `run(args) -> exit code`; its docstring is its help.
+Only the chosen one is imported, so that `pyalloc run` starts fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from pyalloc.errors import PyallocError
+
+
+class Subcommand(Protocol):
+    """What the class `Command` of each module of this folder looks like."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the subcommand's arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Does the work; returns the exit code."""
+
+
+def names() -> list[str]:
+    """The subcommands, as typed."""
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+
+
+def load(name: str) -> Subcommand:
+    """The subcommand of that name."""
+    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    command: Subcommand = module.Command()
+    return command
+
+
+def _summary(command: Subcommand) -> str:
+    return (command.__doc__ or "").strip().splitlines()[0]
+
+
+def _overview() -> str:
+    lines = ["usage: pyalloc <subcommand> [arguments]", "", "subcommands:"]
+    lines += [f"  {name:<12}{_summary(load(name))}" for name in names()]
+    lines += ["", "pyalloc <subcommand> --help tells more; to start: pyalloc doctor"]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; the exit code is the error's own where one is raised."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    name, *rest = words
+    if name == "--version":
+        from importlib.metadata import version
+
+        print(version("pyalloc"))
+        return 0
+    if name not in names():
+        import difflib
+
+        near = difflib.get_close_matches(name, names(), 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names())}"
+        print(f"pyalloc: no subcommand {name!r}; {hint}", file=sys.stderr)
+        return 2
+    command = load(name)
+    parser = argparse.ArgumentParser(
+        prog=f"pyalloc {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.prepare_parser(parser)
+    try:
+        return command.run(parser.parse_args(rest))
+    except PyallocError as error:
+        print(f"pyalloc {name}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away; nothing to say to it
+        return 141

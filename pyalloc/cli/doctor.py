@@ -1,0 +1,64 @@
+"""pyalloc doctor."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import warnings
+from importlib.metadata import version
+from typing import Any
+
+from pyalloc import _core
+from pyalloc.config import ENVIRONMENT, Config
+from pyalloc.install import install, status
+
+
+class Command:
+    """Versions, device, driver; what of torch is hooked, what is not, and why.
+
+    Nothing is changed; the installation is tried out in this process only.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """No arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Prints the findings; 0 when training on pyalloc would work here, else 1."""
+        print(f"pyalloc {version('pyalloc')}, Python {platform.python_version()}, {platform.platform()}")
+        print(f"{ENVIRONMENT}={os.environ.get(ENVIRONMENT, '')}")
+        for option in Config.of().options:
+            print(f"  {option.name + ':' + option.value:<38}{option.help}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            install()
+        found = status()
+        print(f"torch {found.torch_version or 'not found'}: {found.reason}")
+        if not found.installed:
+            print("next: pip install torch, or try without a GPU: pyalloc dryrun python your_script.py")
+            return 1
+        _print_devices()
+        print(status())
+        return 0 if _allocation_works() else 1
+
+
+def _print_devices() -> None:
+    import torch
+
+    for index in range(torch.cuda.device_count()):
+        properties: Any = torch.cuda.get_device_properties(index)
+        gib = properties.total_memory / 2**30
+        print(f"device {index}: {properties.name}, {gib:.1f} GiB, compute {properties.major}.{properties.minor}")
+
+
+def _allocation_works() -> bool:
+    import torch
+
+    try:
+        tensor = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+        size = _core.block_info(tensor.data_ptr())[1]
+    except RuntimeError as error:
+        print(f"an allocation of 1 MiB failed: {error}")
+        return False
+    print(f"an allocation of 1 MiB works (a block of {size} bytes)")
+    return True

@@ -1,0 +1,61 @@
+"""Settings: `PYALLOC_CONF=key:value,...`, in the form of PYTORCH_ALLOC_CONF, or keyword arguments of install().
+
+The names, defaults and checks are the C table's (csrc/core/options.h); nothing is repeated here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from pyalloc import _core
+
+ENVIRONMENT = "PYALLOC_CONF"
+
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting: its name, its value as text, and what it does."""
+
+    name: str
+    value: str
+    help: str
+
+
+def option_text(options: dict[str, Value]) -> str:
+    """The settings as one text in the form of PYALLOC_CONF."""
+    return ",".join(f"{name}:{str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items())
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings that were checked: `text` as given, `options` as they are understood.
+
+    Raises:
+        ConfigError: a name is unknown (the message has the nearest known one) or a value malformed.
+    """
+
+    text: str = ""
+    options: tuple[Option, ...] = field(init=False, compare=True)
+
+    def __post_init__(self) -> None:
+        """Checks the text against the C table."""
+        rows = tuple(Option(*row) for row in _core.options(self.text))
+        object.__setattr__(self, "options", rows)
+
+    @classmethod
+    def of(cls, **options: Value) -> Config:
+        """Settings of the environment, overridden by the keywords."""
+        parts = [os.environ.get(ENVIRONMENT, "").strip(), option_text(options)]
+        return cls(",".join(part for part in parts if part))
+
+    def is_same(self, other: Config) -> bool:
+        """Do both mean the same, however they are written?"""
+        return self.options == other.options
+
+    def differences(self, other: Config) -> list[str]:
+        """What differs, one text per option: "memory: balanced here, tight there"."""
+        pairs = zip(self.options, other.options, strict=True)
+        return [f"{a.name}: {a.value}, not {b.value}" for a, b in pairs if a.value != b.value]

@@ -1,0 +1,116 @@
+"""Functions of torch that raise, or lie, while another allocator is active, answered from pyalloc instead.
+
+torch.cuda.memory and torch.accelerator are thin Python over functions of torch._C: those are replaced, so that torch's
+own code above them (signatures, docstrings, key order, texts) stays in use, whatever its version.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyalloc import _core
+
+Nested = dict[Any, Any]
+_OWN_PREFIX = "pyalloc_"
+_NEWER_KEYS = ("num_oom_rejections", "reserved_bytes_by_private_pools")
+
+
+@dataclass
+class Replacements:
+    """What was put in place of what, so that it can be listed and undone."""
+
+    originals: list[tuple[Any, str, Any]] = field(default_factory=list)
+
+    def put(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        """Replaces owner.name where it exists; torch versions that lack it are left alone."""
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        function.__name__ = name
+        function.__doc__ = original.__doc__
+        self.originals.append((owner, name, original))
+        setattr(owner, name, function)
+
+    def undo(self) -> None:
+        """Puts every original back."""
+        for owner, name, original in reversed(self.originals):
+            setattr(owner, name, original)
+        self.originals.clear()
+
+    def names(self) -> tuple[str, ...]:
+        """Full names of the replaced functions."""
+        return tuple(f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _ in self.originals)
+
+
+def replace_all(torch: Any) -> Replacements:
+    """Replaces every function listed here that this torch has."""
+    done = Replacements()
+    for name, function in _cuda_functions(torch).items():
+        done.put(torch._C, "_cuda_" + name, function)
+    for name, function in _accelerator_functions(torch).items():
+        done.put(torch._C, "_accelerator_" + name, function)
+    return done
+
+
+def nested(flat: dict[str, int]) -> Nested:
+    """{"a.b.c": 1} as {"a": {"b": {"c": 1}}}."""
+    result: Nested = {}
+    for key, value in flat.items():
+        *path, last = key.split(".")
+        inner = result
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return result
+
+
+@functools.cache
+def _newer_keys(library: Path) -> frozenset[str]:
+    """Which keys of newer versions this torch's own memory_stats has: their names stand in its library or not."""
+    if not library.exists():
+        return frozenset()
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        return frozenset(key for key in _NEWER_KEYS if text.find(b"\0" + key.encode() + b"\0") >= 0)
+
+
+def memory_stats(torch: Any, device: int) -> Nested:
+    """Statistics of a device under exactly the keys torch's own allocator has in this version."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_python.so"
+    known = _newer_keys(library)
+    flat = {key: value for key, value in _core.stats(device).items() if not key.startswith(_OWN_PREFIX)}
+    for key in _NEWER_KEYS:
+        if key not in known:
+            flat.pop(key, None)
+    result = nested(flat)
+    if "reserved_bytes_by_private_pools" in known:
+        result["reserved_bytes_by_private_pools"] = {}
+    return result
+
+
+def _cuda_functions(torch: Any) -> dict[str, Callable[..., Any]]:
+    return {
+        "memoryStats": lambda device: memory_stats(torch, device),
+        "resetPeakMemoryStats": lambda device: _core.reset_peak(device),
+        "resetAccumulatedMemoryStats": lambda device: _core.reset_accumulated(device),
+        "getMemoryFraction": lambda device: _core.get_fraction(device),
+    }
+
+
+def _accelerator_functions(torch: Any) -> dict[str, Callable[..., Any]]:
+    def stats(device: int) -> Nested:
+        result = memory_stats(torch, device)
+        result.pop("num_oom_rejections", None)
+        return result
+
+    return {
+        "isAllocatorInitialized": lambda: bool(torch.cuda.is_initialized()),
+        "emptyCache": lambda: _core.empty_cache(),
+        "getDeviceStats": stats,
+        "resetPeakStats": lambda device: _core.reset_peak(device),
+        "resetAccumulatedStats": lambda device: _core.reset_accumulated(device),
+    }

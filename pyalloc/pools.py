@@ -1,0 +1,27 @@
+"""with pyalloc.pool(): a part of a program whose memory is kept apart, and returned when the part is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def pool(device: int | None = None, *, use_on_oom: bool = False) -> Iterator[Any]:
+    """Routes this thread's allocations on one device to a pool of its own while the block runs.
+
+    Memory that is free when the block ends goes back to the device as soon as no tensor of the pool is alive.
+
+    Args:
+        device: index of the CUDA device; the current one by default.
+        use_on_oom: may other allocations take from this pool before they run out of memory?
+
+    Yields:
+        The torch.cuda.MemPool, for `snapshot()` and for further `torch.cuda.use_mem_pool` blocks.
+    """
+    import torch
+
+    created = torch.cuda.MemPool(use_on_oom=use_on_oom)
+    with torch.cuda.use_mem_pool(created, device=device):
+        yield created
