@@ -158,7 +158,10 @@ static void
 fuzz_check(struct fuzz *fuzz) {
     for (int d = 0; d < N_DEVICES; d++) {
         CHECK_EQ(pya_heap_check(fuzz->world.heap, d), 0);
-        CHECK_EQ(stat_of(&fuzz->world, d, "allocated_bytes.all.current"), fuzz->live_bytes[d]);
+        size_t allocated = (size_t)stat_of(&fuzz->world, d, "allocated_bytes.all.current");
+        /* Plain segments are not split to the last byte, as torch's are not. */
+        CHECK(fuzz->world.config.no_vmm ? allocated >= fuzz->live_bytes[d]
+                                        : allocated == fuzz->live_bytes[d]);
         CHECK_EQ(stat_of(&fuzz->world, d, "allocation.all.current"), fuzz->n_alloc[d]);
     }
 }

@@ -1,0 +1,580 @@
+/* Arenas: taking from free runs, giving back to them, growing at a hole.  Floor 6. */
+#include "arena.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "debug.h"
+
+/* Address space of a range, in times the card's memory: pages that move to the end leave dead addresses
+ * behind, so more than once; a private pool rarely holds much and may get further ranges. */
+enum { RANGE_TIMES_DEFAULT = 2, RANGE_SHARE_PRIVATE = 4 };
+
+static struct pya_fit *
+arena_fit(struct pya_arena *arena, const struct pya_range *range) {
+    return range->is_small ? arena->small_fit : &arena->fit;
+}
+
+/* Bytes of a run that could not be given back: torch's inactive_split. */
+static size_t
+run_split_bytes(const struct pya_range *range, pya_dptr addr, size_t bytes) {
+    if (range->slots == NULL) {
+        return bytes == range->bytes ? 0 : bytes;
+    }
+    return bytes - pya_run_pages(addr, bytes) * PYA_PAGE;
+}
+
+static void
+arena_count_run(
+    struct pya_arena *arena, const struct pya_range *range, pya_dptr addr, size_t bytes,
+    bool is_new) {
+    struct pya_stats *stats = &arena->card->stats;
+    size_t split = run_split_bytes(range, addr, bytes);
+    size_t n_pages = range->slots == NULL ? 0 : pya_run_pages(addr, bytes);
+    bool is_small = range->slots == NULL ? range->is_small : bytes <= PYA_SMALL_MAX;
+    enum pya_stat_pool pool = pya_stat_pool_of(is_small);
+    if (is_new) {
+        arena->free_bytes += bytes;
+        arena->free_pages += n_pages;
+        if (split > 0) {
+            pya_stats_add(stats, pool, PYA_STAT_inactive_split, 1);
+            pya_stats_add(stats, pool, PYA_STAT_inactive_split_bytes, split);
+        }
+        return;
+    }
+    arena->free_bytes -= bytes;
+    arena->free_pages -= n_pages;
+    if (split > 0) {
+        pya_stats_sub(stats, pool, PYA_STAT_inactive_split, 1);
+        pya_stats_sub(stats, pool, PYA_STAT_inactive_split_bytes, split);
+    }
+}
+
+static void
+arena_insert_run(struct pya_arena *arena, struct pya_block *run) {
+    run->state = PYA_BLOCK_FREE;
+    arena_count_run(arena, run->range, run->addr, run->bytes, true);
+    pya_fit_insert(arena_fit(arena, run->range), run);
+}
+
+static void
+arena_remove_run(struct pya_arena *arena, struct pya_block *run) {
+    arena_count_run(arena, run->range, run->addr, run->bytes, false);
+    pya_fit_remove(arena_fit(arena, run->range), run);
+}
+
+/* Moves a run's bounds; the caller has made the bytes it loses or gains belong to nobody else. */
+static void
+arena_reshape_run(struct pya_arena *arena, struct pya_block *run, pya_dptr addr, size_t bytes) {
+    struct pya_range *range = run->range;
+    arena_count_run(arena, range, run->addr, run->bytes, false);
+    arena_count_run(arena, range, addr, bytes, true);
+    if (run->addr == addr) {
+        pya_fit_update(arena_fit(arena, range), run, addr, bytes);
+        return;
+    }
+    pya_range_drop_start(range, run);
+    pya_fit_update(arena_fit(arena, range), run, addr, bytes);
+    pya_range_add_start(range, run);
+}
+
+struct pya_block *
+pya_arena_take(struct pya_arena *arena, struct pya_block *run, size_t bytes) {
+    PYA_ASSERT(run->state == PYA_BLOCK_FREE && run->bytes >= bytes);
+    if (run->bytes == bytes) {
+        arena_remove_run(arena, run);
+        run->state = PYA_BLOCK_USED;
+        return run;
+    }
+    pya_dptr addr = run->addr;
+    struct pya_block *block = pya_slab_take(&arena->card->blocks);
+    arena_reshape_run(arena, run, addr + bytes, run->bytes - bytes);
+    block->addr = addr;
+    block->bytes = bytes;
+    block->state = PYA_BLOCK_USED;
+    pya_range_link_below(run->range, run, block);
+    return block;
+}
+
+struct pya_block *
+pya_arena_take_high(struct pya_arena *arena, struct pya_block *run, size_t bytes) {
+    PYA_ASSERT(run->state == PYA_BLOCK_FREE && run->bytes >= bytes);
+    if (run->bytes == bytes) {
+        arena_remove_run(arena, run);
+        run->state = PYA_BLOCK_USED;
+        return run;
+    }
+    struct pya_block *block = pya_slab_take(&arena->card->blocks);
+    arena_reshape_run(arena, run, run->addr, run->bytes - bytes);
+    block->addr = pya_block_end(run);
+    block->bytes = bytes;
+    block->state = PYA_BLOCK_USED;
+    pya_range_link_above(run->range, run, block);
+    return block;
+}
+
+struct pya_block *
+pya_arena_carve(
+    struct pya_arena *arena, struct pya_block *run, pya_dptr addr, size_t bytes,
+    enum pya_block_state state) {
+    PYA_ASSERT(run->addr <= addr && addr + bytes <= pya_block_end(run));
+    size_t above = (size_t)(pya_block_end(run) - (addr + bytes));
+    uint64_t seq = run->seq;
+    struct pya_block *piece = run;
+    if (addr > run->addr) {
+        piece = pya_arena_take_high(arena, run, bytes + above);
+    } else {
+        arena_remove_run(arena, run);
+    }
+    if (above > 0) {
+        struct pya_block *rest = pya_slab_take(&arena->card->blocks);
+        piece->bytes = bytes;
+        rest->addr = addr + bytes;
+        rest->bytes = above;
+        rest->seq = seq;
+        pya_range_link_above(piece->range, piece, rest);
+        arena_insert_run(arena, rest);
+    }
+    piece->state = (uint8_t)state;
+    return piece;
+}
+
+struct pya_block *
+pya_arena_give(struct pya_arena *arena, struct pya_block *block) {
+    struct pya_block *prev = block->prev;
+    struct pya_block *next = block->next;
+    struct pya_range *range = block->range;
+    uint64_t seq = ++arena->seq;
+    size_t bytes = block->bytes;
+    bool joins_next = pya_block_is(next, PYA_BLOCK_FREE);
+    if (pya_block_is(prev, PYA_BLOCK_FREE)) {
+        if (joins_next) {
+            bytes += next->bytes;
+            arena_remove_run(arena, next);
+            pya_range_unlink(range, next);
+            pya_slab_put(&arena->card->blocks, next);
+        }
+        pya_range_unlink(range, block);
+        pya_slab_put(&arena->card->blocks, block);
+        arena_reshape_run(arena, prev, prev->addr, prev->bytes + bytes);
+        prev->seq = seq;
+        return prev;
+    }
+    if (joins_next) {
+        pya_dptr addr = block->addr;
+        pya_range_unlink(range, block);
+        pya_slab_put(&arena->card->blocks, block);
+        arena_reshape_run(arena, next, addr, next->bytes + bytes);
+        next->seq = seq;
+        return next;
+    }
+    block->seq = seq;
+    arena_insert_run(arena, block);
+    return block;
+}
+
+static void
+arena_add_hole(struct pya_arena *arena, struct pya_block *hole) {
+    hole->state = PYA_BLOCK_HOLE;
+    hole->prev_hole = NULL;
+    hole->next_hole = arena->holes;
+    if (arena->holes != NULL) {
+        arena->holes->prev_hole = hole;
+    }
+    arena->holes = hole;
+}
+
+static void
+arena_drop_hole(struct pya_arena *arena, struct pya_block *hole) {
+    if (hole->prev_hole != NULL) {
+        hole->prev_hole->next_hole = hole->next_hole;
+    } else {
+        arena->holes = hole->next_hole;
+    }
+    if (hole->next_hole != NULL) {
+        hole->next_hole->prev_hole = hole->prev_hole;
+    }
+}
+
+void
+pya_arena_make_hole(struct pya_arena *arena, struct pya_block *block) {
+    struct pya_range *range = block->range;
+    struct pya_block *next = block->next;
+    struct pya_block *prev = block->prev;
+    if (pya_block_is(next, PYA_BLOCK_HOLE)) {
+        arena_drop_hole(arena, next);
+        pya_range_unlink(range, next);
+        block->bytes += next->bytes;
+        pya_slab_put(&arena->card->blocks, next);
+    }
+    if (pya_block_is(prev, PYA_BLOCK_HOLE)) {
+        pya_range_unlink(range, block);
+        prev->bytes += block->bytes;
+        pya_slab_put(&arena->card->blocks, block);
+        return;
+    }
+    arena_add_hole(arena, block);
+}
+
+/* Takes the first n_pages slots out of a hole as one unlinked-from-indices block in state USED. */
+static struct pya_block *
+hole_cut(struct pya_arena *arena, struct pya_block *hole, size_t n_pages) {
+    struct pya_range *range = hole->range;
+    size_t bytes = n_pages * PYA_PAGE;
+    if (hole->bytes == bytes) {
+        arena_drop_hole(arena, hole);
+        hole->state = PYA_BLOCK_USED;
+        return hole;
+    }
+    struct pya_block *block = pya_slab_take(&arena->card->blocks);
+    block->addr = hole->addr;
+    block->bytes = bytes;
+    block->state = PYA_BLOCK_USED;
+    pya_range_drop_start(range, hole);
+    hole->addr += bytes;
+    hole->bytes -= bytes;
+    pya_range_add_start(range, hole);
+    pya_range_link_below(range, hole, block);
+    return block;
+}
+
+static void
+arena_note_mapped(struct pya_arena *arena, struct pya_range *range, size_t n_pages) {
+    if (range->n_mapped == 0) {
+        pya_stats_add(&arena->card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
+    }
+    range->n_mapped += n_pages;
+}
+
+void
+pya_arena_note_unmapped(struct pya_arena *arena, struct pya_range *range, size_t n_pages) {
+    range->n_mapped -= n_pages;
+    if (range->n_mapped == 0) {
+        pya_stats_sub(&arena->card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
+    }
+}
+
+pya_status
+pya_arena_settle(
+    struct pya_arena *arena, struct pya_block *hole, const pya_page_id *ids, size_t n_pages) {
+    struct pya_card *card = arena->card;
+    struct pya_range *range = hole->range;
+    size_t first = pya_range_slot(range, hole->addr);
+    size_t n_more = hole->bytes > n_pages * PYA_PAGE ? 1 : 0;
+    pya_status st = pya_range_reserve_slots(range, first + n_pages + n_more);
+    if (st != PYA_OK) {
+        return st;
+    }
+    st = pya_slab_reserve(&card->blocks, 1);
+    if (st != PYA_OK) {
+        return st;
+    }
+    size_t n_done = 0;
+    for (; n_done < n_pages; n_done++) {
+        pya_dptr addr = pya_range_addr(range, first + n_done);
+        st = pya_device_map(card->dev, addr, card->pages.items[ids[n_done]].handle);
+        if (st != PYA_OK) {
+            goto unmap;
+        }
+    }
+    st = pya_device_set_access(card->dev, hole->addr, n_pages * PYA_PAGE);
+    if (st != PYA_OK) {
+        goto unmap;
+    }
+    struct pya_block *block = hole_cut(arena, hole, n_pages);
+    for (size_t i = 0; i < n_pages; i++) {
+        struct pya_page *page = &card->pages.items[ids[i]];
+        page->range = range;
+        page->slot = (uint32_t)(first + i);
+        pya_page_mapped(&card->pages, ids[i]);
+        range->slots[first + i].page = ids[i];
+    }
+    arena_note_mapped(arena, range, n_pages);
+    (void)pya_arena_give(arena, block);
+    return PYA_OK;
+
+unmap:
+    if (n_done > 0 && pya_device_unmap(card->dev, hole->addr, n_done * PYA_PAGE) != PYA_OK) {
+        /* They stay mapped at addresses nobody may use again: a dead block keeps both facts. */
+        struct pya_block *dead = hole_cut(arena, hole, n_done);
+        dead->state = PYA_BLOCK_DEAD;
+        for (size_t i = 0; i < n_done; i++) {
+            pya_page_mapped(&card->pages, ids[i]);
+            range->slots[first + i].page = ids[i];
+        }
+    }
+    return st;
+}
+
+/* Releases pages that were never mapped, or leaves them for the trimmer where the device refuses. */
+static void
+arena_drop_pages(struct pya_card *card, const pya_page_id *ids, size_t n_pages, bool is_small) {
+    for (size_t i = 0; i < n_pages; i++) {
+        if (card->pages.items[ids[i]].n_mappings == 0
+            && pya_page_release(&card->pages, card->dev, ids[i]) == PYA_OK) {
+            pya_card_reserved(card, is_small, -(int64_t)PYA_PAGE);
+        }
+    }
+}
+
+pya_status
+pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, bool is_small) {
+    struct pya_card *card = arena->card;
+    PYA_ASSERT(n_pages > 0 && hole->bytes >= n_pages * PYA_PAGE);
+    size_t room = card->limit_bytes > card->reserved_bytes
+                      ? card->limit_bytes - card->reserved_bytes
+                      : 0;
+    if (n_pages > room / PYA_PAGE) {
+        return PYA_E_LIMIT;
+    }
+    pya_status st = pya_pages_reserve(&card->pages, n_pages);
+    if (st != PYA_OK) {
+        return st;
+    }
+    pya_page_id *ids = malloc(n_pages * sizeof *ids);
+    if (ids == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    size_t n_made = 0;
+    for (; n_made < n_pages; n_made++) {
+        st = pya_page_create(&card->pages, card->dev, &ids[n_made]);
+        if (st != PYA_OK) {
+            goto drop;
+        }
+        card->pages.items[ids[n_made]].is_small = is_small;
+    }
+    pya_card_reserved(card, is_small, (int64_t)(n_pages * PYA_PAGE));
+    st = pya_arena_settle(arena, hole, ids, n_pages);
+    if (st == PYA_OK) {
+        card->stats.scalar[PYA_STAT_num_device_alloc]++;
+        card->stats.scalar[PYA_STAT_pyalloc_growths]++;
+        free(ids);
+        return PYA_OK;
+    }
+    arena_drop_pages(card, ids, n_pages, is_small);
+    free(ids);
+    return st;
+
+drop:
+    pya_card_reserved(card, is_small, (int64_t)(n_made * PYA_PAGE));
+    arena_drop_pages(card, ids, n_made, is_small);
+    free(ids);
+    return st;
+}
+
+static size_t
+arena_range_bytes(const struct pya_arena *arena, size_t n_pages) {
+    size_t total = pya_round_up(arena->card->caps.total_bytes, PYA_PAGE);
+    size_t bytes = arena->pool == NULL
+                       ? total * RANGE_TIMES_DEFAULT
+                       : pya_round_up(total / RANGE_SHARE_PRIVATE, PYA_PAGE);
+    size_t least = (n_pages + 1) * PYA_PAGE;
+    return bytes > least ? bytes : least;
+}
+
+static pya_status
+arena_add_range(struct pya_arena *arena, size_t n_pages, struct pya_block **out) {
+    struct pya_card *card = arena->card;
+    pya_status st = pya_slab_reserve(&card->blocks, 1);
+    if (st != PYA_OK) {
+        return st;
+    }
+    struct pya_range *range = calloc(1, sizeof *range);
+    if (range == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    range->arena = arena;
+    st = pya_range_reserve_slots(range, 1);
+    if (st != PYA_OK) {
+        goto free_range;
+    }
+    range->bytes = arena_range_bytes(arena, n_pages);
+    st = pya_device_range_reserve(card->dev, range->bytes, &range->base);
+    while (st != PYA_OK && range->bytes / 2 >= (n_pages + 1) * PYA_PAGE) {
+        range->bytes = pya_round_down(range->bytes / 2, PYA_PAGE);
+        st = pya_device_range_reserve(card->dev, range->bytes, &range->base);
+    }
+    if (st != PYA_OK) {
+        goto free_range;
+    }
+    pya_card_claim(card, range->base, range->bytes);
+    range->next = arena->ranges;
+    arena->ranges = range;
+    struct pya_block *hole = pya_slab_take(&card->blocks);
+    hole->addr = range->base;
+    hole->bytes = range->bytes;
+    pya_range_link_below(range, NULL, hole);
+    arena_add_hole(arena, hole);
+    *out = hole;
+    return PYA_OK;
+
+free_range:
+    pya_range_fini(range);
+    free(range);
+    return st;
+}
+
+pya_status
+pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **out) {
+    for (struct pya_block *hole = arena->holes; hole != NULL; hole = hole->next_hole) {
+        if (hole->next == NULL && hole->bytes >= n_pages * PYA_PAGE) {
+            *out = hole;
+            return PYA_OK;
+        }
+    }
+    return arena_add_range(arena, n_pages, out);
+}
+
+void
+pya_arena_poll(struct pya_arena *arena) {
+    struct pya_card *card = arena->card;
+    if (arena->idle_seq == arena->seq || card->n_active > 0) {
+        return;
+    }
+    if (arena->fence == 0 && pya_device_event_create(card->dev, &arena->fence) != PYA_OK) {
+        return;
+    }
+    bool is_done = false;
+    if (arena->is_fence_open) {
+        if (pya_device_event_query(card->dev, arena->fence, &is_done) != PYA_OK || !is_done) {
+            return;
+        }
+        arena->idle_seq = arena->fence_seq;
+        arena->is_fence_open = false;
+        if (arena->idle_seq == arena->seq) {
+            return;
+        }
+    }
+    if (pya_device_event_record(card->dev, arena->fence, arena->stream) != PYA_OK) {
+        return;
+    }
+    arena->fence_seq = arena->seq;
+    arena->is_fence_open = true;
+    if (pya_device_event_query(card->dev, arena->fence, &is_done) == PYA_OK && is_done) {
+        arena->idle_seq = arena->fence_seq;
+        arena->is_fence_open = false;
+    }
+}
+
+pya_status
+pya_arena_create(
+    struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
+    struct pya_arena *arena = calloc(1, sizeof *arena);
+    if (arena == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    if (!pya_card_has_vmm(card)) {
+        arena->small_fit = calloc(1, sizeof *arena->small_fit);
+        if (arena->small_fit == NULL) {
+            free(arena);
+            return PYA_E_HOST_NOMEM;
+        }
+    }
+    arena->card = card;
+    arena->pool = pool;
+    arena->stream = stream;
+    arena->next = card->arenas;
+    card->arenas = arena;
+    *out = arena;
+    return PYA_OK;
+}
+
+static void
+range_return(struct pya_card *card, struct pya_range *range) {
+    if (range->slots == NULL) {
+        (void)!pya_device_plain_free(card->dev, range->base);
+        return;
+    }
+    size_t s = 0;
+    while (s < range->n_slots) {
+        size_t first = s;
+        for (; s < range->n_slots && range->slots[s].page != PYA_NO_PAGE; s++) {
+            pya_page_unmapped(&card->pages, range->slots[s].page);
+        }
+        if (s > first) {
+            (void)!pya_device_unmap(
+                card->dev, pya_range_addr(range, first), (s - first) * PYA_PAGE);
+        } else {
+            s++;
+        }
+    }
+    (void)!pya_device_range_release(card->dev, range->base, range->bytes);
+}
+
+void
+pya_arena_destroy(struct pya_arena *arena) {
+    struct pya_card *card = arena->card;
+    while (arena->ranges != NULL) {
+        struct pya_range *range = arena->ranges;
+        arena->ranges = range->next;
+        range_return(card, range);
+        while (range->first != NULL) {
+            struct pya_block *block = range->first;
+            range->first = block->next;
+            pya_slab_put(&card->blocks, block);
+        }
+        pya_range_fini(range);
+        free(range);
+    }
+    if (arena->fence != 0) {
+        (void)!pya_device_event_destroy(card->dev, arena->fence);
+    }
+    free(arena->small_fit);
+    free(arena);
+}
+
+static size_t
+arena_check_pages(const struct pya_arena *arena, const struct pya_range *range) {
+    size_t n_wrong = 0;
+    const struct pya_page *items = arena->card->pages.items;
+    for (const struct pya_block *block = range->first; block != NULL; block = block->next) {
+        size_t first = pya_range_slot(range, block->addr);
+        size_t end = pya_range_slot(range, pya_block_end(block) + PYA_PAGE - 1);
+        for (size_t s = first; s < end && s < range->n_slots; s++) {
+            pya_page_id id = range->slots[s].page;
+            bool is_home = id != PYA_NO_PAGE && items[id].range == range && items[id].slot == s;
+            bool wants_home = block->state != PYA_BLOCK_HOLE && block->state != PYA_BLOCK_DEAD;
+            bool is_hole = block->state == PYA_BLOCK_HOLE;
+            if (is_home != wants_home || is_hole != (id == PYA_NO_PAGE)) {
+                (void)fprintf(
+                    stderr, "arena: slot %zu under a block in state %d has page %u, home %d\n", s,
+                    block->state, id, is_home);
+                n_wrong++;
+            }
+        }
+    }
+    return n_wrong;
+}
+
+size_t
+pya_arena_check(const struct pya_arena *arena) {
+    size_t n_wrong = pya_fit_check(&arena->fit);
+    size_t n_runs = arena->fit.n_runs;
+    if (arena->small_fit != NULL) {
+        n_wrong += pya_fit_check(arena->small_fit);
+        n_runs += arena->small_fit->n_runs;
+    }
+    size_t free_bytes = 0;
+    size_t free_pages = 0;
+    size_t n_free = 0;
+    for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
+        n_wrong += pya_range_check(range);
+        for (const struct pya_block *block = range->first; block != NULL; block = block->next) {
+            if (block->state == PYA_BLOCK_FREE) {
+                n_free++;
+                free_bytes += block->bytes;
+                free_pages += range->slots == NULL ? 0 : pya_run_pages(block->addr, block->bytes);
+            }
+        }
+        if (range->slots != NULL) {
+            n_wrong += arena_check_pages(arena, range);
+        }
+    }
+    if (n_free != n_runs || free_bytes != arena->free_bytes || free_pages != arena->free_pages) {
+        (void)fprintf(
+            stderr, "arena: %zu free runs (index %zu), %zu bytes (%zu), %zu pages (%zu)\n", n_free,
+            n_runs, free_bytes, arena->free_bytes, free_pages, arena->free_pages);
+        n_wrong++;
+    }
+    return n_wrong;
+}

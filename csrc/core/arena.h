@@ -1,0 +1,83 @@
+/* An arena: the home memory of one (pool, stream) on one card.  Floor 6.
+ *
+ * With virtual memory an arena has one size-less area that grows page by page; without, it has plain
+ * segments, small and large ones in indexes of their own as torch keeps them. */
+#pragma once
+
+#include "card.h"
+#include "fit.h"
+#include "range.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct pya_stitches;
+
+/* free_bytes == sum of FREE runs; free_pages == sum of their wholly free pages.
+ * Checked by pya_arena_check(). */
+struct pya_arena {
+    struct pya_arena *next;
+    struct pya_card *card;
+    struct pya_pool *pool; /* NULL: the default pool */
+    pya_stream stream;
+    struct pya_fit fit; /* every FREE run; without virtual memory those of the large pool */
+    struct pya_fit *small_fit; /* plain mode only */
+    struct pya_range *ranges;
+    struct pya_block *holes; /* chain of HOLE blocks */
+    struct pya_stitches *stitches;
+    size_t free_bytes;
+    size_t free_pages;
+    uint64_t seq;           /* grows with every block that becomes free */
+    /* Work queued on the stream before idle_seq has finished: runs with seq <= idle_seq are idle. */
+    uint64_t idle_seq;
+    uint64_t fence_seq; /* what idle_seq becomes when the fence completes */
+    pya_event fence;    /* 0: never made */
+    bool is_fence_open; /* recorded, not yet seen complete */
+    double stitch_debt_ns; /* paid for stitching since the last growth (the balanced policy's W) */
+};
+
+PYA_MUST_CHECK pya_status pya_arena_create(
+    struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out);
+/* Unmaps and releases everything it holds, live blocks too: for the end of the heap only. */
+void pya_arena_destroy(struct pya_arena *arena);
+
+/* Splits `bytes` off the low end of a FREE run and hands them out.  One record was reserved in
+ * card->blocks.  The block is USED, not yet in card->live, its user fields unset. */
+struct pya_block *
+pya_arena_take(struct pya_arena *arena, struct pya_block *run, size_t bytes);
+/* The same off the high end. */
+struct pya_block *
+pya_arena_take_high(struct pya_arena *arena, struct pya_block *run, size_t bytes);
+/* Cuts [addr, addr + bytes) out of a FREE run; two records were reserved.  The piece comes back in `state`
+ * and in no index. */
+struct pya_block *pya_arena_carve(
+    struct pya_arena *arena, struct pya_block *run, pya_dptr addr, size_t bytes,
+    enum pya_block_state state);
+/* Makes a home block (USED, LENT, or one just mapped) FREE and joins it to its neighbours.
+ * Returns the run it became part of. */
+struct pya_block *pya_arena_give(struct pya_arena *arena, struct pya_block *block);
+
+/* Maps n_pages new pages at the start of a hole and makes them FREE.  Undoes itself on failure.
+ * PYA_E_LIMIT: reserved_bytes would pass the limit; nothing was asked of the device. */
+PYA_MUST_CHECK pya_status
+pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, bool is_small);
+/* Gives existing pages that have no home the first n_pages slots of a hole as their home; FREE. */
+PYA_MUST_CHECK pya_status pya_arena_settle(
+    struct pya_arena *arena, struct pya_block *hole, const pya_page_id *ids, size_t n_pages);
+/* A hole of at least n_pages at the end of a range; makes a new range when there is none. */
+PYA_MUST_CHECK pya_status
+pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **out);
+/* A home block whose addresses are no longer mapped becomes a hole and joins the holes beside it. */
+void pya_arena_make_hole(struct pya_arena *arena, struct pya_block *block);
+/* n_pages of a range stopped being home. */
+void pya_arena_note_unmapped(struct pya_arena *arena, struct pya_range *range, size_t n_pages);
+
+/* Learns how far the stream's work has finished; never waits, never errs on the side of idle. */
+void pya_arena_poll(struct pya_arena *arena);
+
+size_t pya_arena_check(const struct pya_arena *arena);
+
+#ifdef __cplusplus
+}
+#endif

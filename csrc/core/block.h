@@ -1,0 +1,85 @@
+/* A block: a run of bytes with one owner.  Floor 2.
+ *
+ * Home blocks tile a range: every byte of a range lies in exactly one home block, linked by address.
+ * A stitched block is a live block outside that tiling: its bytes are LENT by home blocks. */
+#pragma once
+
+#include "base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct pya_arena;
+struct pya_block;
+struct pya_range;
+struct pya_stitch;
+struct pya_use;
+
+enum pya_block_state {
+    PYA_BLOCK_FREE,     /* in the arena's fit index; never beside another FREE block */
+    PYA_BLOCK_USED,     /* handed out at its home address */
+    PYA_BLOCK_LENT,     /* its bytes are part of the stitched block `owner` */
+    PYA_BLOCK_HOLE,     /* address space without a page */
+    PYA_BLOCK_DEAD,     /* still mapped, but every page in it has its home elsewhere now */
+    PYA_BLOCK_STITCHED, /* handed out at a stitched address; not in any range */
+};
+
+struct pya_block {
+    pya_dptr addr;
+    size_t bytes;
+    union {
+        struct pya_block *prev; /* home: the neighbour below, NULL at the range's start */
+        struct pya_stitch *stitch; /* STITCHED */
+    };
+    union {
+        struct pya_block *next; /* home: the neighbour above */
+        struct pya_block *pieces; /* STITCHED: the LENT blocks, in order of the stitched addresses */
+    };
+    struct pya_arena *arena;
+    struct pya_range *range; /* NULL when STITCHED */
+    union {
+        struct { /* FREE */
+            struct pya_block *left, *right;
+            uint64_t seq; /* the arena's count when these bytes last became free */
+        };
+        struct { /* USED, STITCHED */
+            size_t requested;
+            struct pya_use *uses;
+            void *context; /* call stack of the allocation, owned */
+        };
+        struct { /* LENT */
+            struct pya_block *next_piece;
+            struct pya_block *owner;
+        };
+        struct { /* HOLE */
+            struct pya_block *prev_hole, *next_hole;
+        };
+    };
+    uint32_t n_events; /* pending only: events that have not completed */
+    uint8_t state;     /* enum pya_block_state */
+    bool is_small;     /* USED, STITCHED: counted in torch's small pool */
+    bool is_pending;   /* freed by its user, waiting for recorded streams */
+};
+
+static inline pya_dptr
+pya_block_end(const struct pya_block *block) {
+    return block->addr + block->bytes;
+}
+
+static inline bool
+pya_block_is(const struct pya_block *block, enum pya_block_state state) {
+    return block != NULL && block->state == state;
+}
+
+/* Wholly free pages of a run: [*first, *end) in addresses.  Returns their number. */
+static inline size_t
+pya_run_pages(pya_dptr addr, size_t bytes) {
+    pya_dptr first = pya_round_up(addr, PYA_PAGE);
+    pya_dptr end = pya_round_down(addr + bytes, PYA_PAGE);
+    return end > first ? (size_t)((end - first) >> PYA_PAGE_SHIFT) : 0;
+}
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,104 @@
+/* One device's part of the heap: what its arenas share.  Floor 4.
+ *
+ * Everything here is guarded by `lock`, except `dev` and `index`, which never change. */
+#pragma once
+
+#include "lock.h"
+#include "options.h"
+#include "page.h"
+#include "ptrmap.h"
+#include "slab.h"
+#include "stats.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct pya_arena;
+struct pya_pending;
+struct pya_pool;
+struct pya_history;
+
+/* Address space is claimed in steps of 64 GiB, so that a pointer names the few cards it can belong to. */
+enum { PYA_CLAIM_SHIFT = 36, PYA_CLAIM_SLOTS = 4096 };
+
+struct pya_card {
+    struct pya_lock lock;
+    int index;
+    uint64_t *claims; /* of the heap: PYA_CLAIM_SLOTS words, bit i: card i has addresses there; atomic */
+    struct pya_device *dev;
+    struct pya_device_caps caps;
+    struct pya_options options;
+    struct pya_stats stats;
+
+    struct pya_slab blocks; /* struct pya_block */
+    struct pya_slab uses;   /* struct pya_use (pending.h) */
+    struct pya_ptrmap live; /* handed-out blocks and pending ones, by address */
+    struct pya_pages pages;
+
+    struct pya_arena *arenas; /* all, most recently created first */
+    struct pya_arena *last_arena; /* of the latest request */
+    struct pya_pool *pools;
+    size_t n_active; /* pools with a filter: a capture or a MemPool is under way; 0 almost always */
+    struct pya_pending *pending; /* queues of streams with recorded blocks; NULL: never used */
+    size_t n_pending;            /* uses waiting in them */
+    struct pya_history *history; /* NULL: not recording */
+
+    size_t reserved_bytes;  /* physical: pages and plain segments; == stats reserved_bytes.all.current */
+    size_t limit_bytes;     /* reserved_bytes may not pass this */
+    size_t live_bytes;      /* rounded bytes handed out, pending ones included */
+    size_t peak_live_bytes; /* largest live_bytes so far: memory up to here is needed anyway */
+    size_t peak_reserved_bytes;
+    bool is_short;          /* the capacity was reached once: fit more carefully from then on */
+};
+
+static inline bool
+pya_card_has_vmm(const struct pya_card *card) {
+    return card->caps.has_vmm && card->options.vmm;
+}
+
+static inline enum pya_stat_pool
+pya_stat_pool_of(bool is_small) {
+    return is_small ? PYA_STAT_SMALL : PYA_STAT_LARGE;
+}
+
+static inline void
+pya_card_claim(struct pya_card *card, pya_dptr addr, size_t bytes) {
+    uint64_t last = (addr + bytes - 1) >> PYA_CLAIM_SHIFT;
+    for (uint64_t i = addr >> PYA_CLAIM_SHIFT; i <= last; i++) {
+        __atomic_fetch_or(
+            &card->claims[i % PYA_CLAIM_SLOTS], (uint64_t)1 << card->index, __ATOMIC_RELEASE);
+    }
+}
+
+/* The smaller of the fraction of the card and the limit in bytes. */
+static inline void
+pya_card_set_fraction(struct pya_card *card, double fraction) {
+    size_t by_fraction = SIZE_MAX;
+    if (fraction < 1) {
+        by_fraction = (size_t)(fraction * (double)card->caps.total_bytes);
+    }
+    size_t by_bytes = card->options.limit > 0 ? card->options.limit : SIZE_MAX;
+    card->options.per_process_memory_fraction = fraction;
+    card->limit_bytes = by_fraction < by_bytes ? by_fraction : by_bytes;
+}
+
+/* Physical memory came (positive) or went. */
+static inline void
+pya_card_reserved(struct pya_card *card, bool is_small, int64_t bytes) {
+    enum pya_stat_pool pool = pya_stat_pool_of(is_small);
+    if (bytes >= 0) {
+        pya_stats_add(&card->stats, pool, PYA_STAT_reserved_bytes, (size_t)bytes);
+        card->reserved_bytes += (size_t)bytes;
+        if (card->reserved_bytes > card->peak_reserved_bytes) {
+            card->peak_reserved_bytes = card->reserved_bytes;
+        }
+    } else {
+        pya_stats_sub(&card->stats, pool, PYA_STAT_reserved_bytes, (size_t)-bytes);
+        card->reserved_bytes -= (size_t)-bytes;
+    }
+}
+
+#ifdef __cplusplus
+}
+#endif

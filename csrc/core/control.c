@@ -1,0 +1,308 @@
+/* What steers a heap besides requests: pools, trimming, limits, statistics, checks.  Floor 12. */
+#include <stdio.h>
+
+#include "heap.h"
+
+static pya_status
+control_begin(struct pya_heap *heap, int device, struct pya_card **out) {
+    pya_status st = pya_heap_card(heap, device, out);
+    if (st == PYA_OK) {
+        pya_lock_acquire(&(*out)->lock);
+    }
+    return st;
+}
+
+pya_status
+pya_pool_begin(
+    struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_stream_filter filter) {
+    struct pya_card *card;
+    struct pya_pool *pool;
+    pya_status st = control_begin(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    st = pya_pool_get(card, id, &pool);
+    if (st == PYA_OK && pool->is_active) {
+        st = PYA_E_INVAL;
+    }
+    if (st == PYA_OK) {
+        pool->n_users++;
+        pool->is_active = true;
+        pool->order = __atomic_add_fetch(&heap->pool_order, 1, __ATOMIC_RELAXED);
+        pool->filter = filter;
+        card->n_active++;
+    }
+    pya_lock_release(&card->lock);
+    return st;
+}
+
+pya_status
+pya_pool_end(struct pya_heap *heap, int device, struct pya_pool_id id) {
+    struct pya_card *card;
+    struct pya_stream_filter filter = {0};
+    pya_status st = control_begin(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    struct pya_pool *pool = pya_pool_find(card, id);
+    if (pool == NULL || !pool->is_active) {
+        st = PYA_E_INVAL;
+    } else {
+        filter = pool->filter;
+        pool->is_active = false;
+        pool->filter = (struct pya_stream_filter){0};
+        if (--card->n_active == 0) {
+            pya_pending_resume(card);
+        }
+    }
+    pya_lock_release(&card->lock);
+    if (filter.drop != NULL) {
+        filter.drop(filter.arg);
+    }
+    return st;
+}
+
+pya_status
+pya_pool_retain(struct pya_heap *heap, int device, struct pya_pool_id id, bool on_oom) {
+    struct pya_card *card;
+    struct pya_pool *pool;
+    pya_status st = control_begin(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    st = pya_pool_get(card, id, &pool);
+    if (st == PYA_OK) {
+        pool->n_users++;
+        pool->on_oom = pool->on_oom || on_oom;
+    }
+    pya_lock_release(&card->lock);
+    return st;
+}
+
+pya_status
+pya_pool_release(struct pya_heap *heap, int device, struct pya_pool_id id) {
+    struct pya_card *card;
+    pya_status st = control_begin(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    struct pya_pool *pool = pya_pool_find(card, id);
+    if (pool == NULL || pool->n_users == 0) {
+        st = PYA_E_INVAL;
+    } else {
+        pool->n_users--;
+        pya_pools_sweep(card);
+    }
+    pya_lock_release(&card->lock);
+    return st;
+}
+
+static pya_status
+card_trim(
+    struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t bytes) {
+    size_t n_freed;
+    if (pya_card_is_capturing(card)) {
+        return PYA_OK;
+    }
+    pya_status st = card->n_active == 0 ? pya_pending_sync(card) : PYA_OK;
+    if (st == PYA_OK) {
+        st = pya_trim_card(card, scope, pool, bytes, &n_freed);
+        pya_pools_sweep(card);
+    }
+    return st;
+}
+
+pya_status
+pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id) {
+    struct pya_card *card;
+    pya_status st = control_begin(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    const struct pya_pool *pool = pya_pool_find(card, id);
+    if (pool != NULL) {
+        st = card_trim(card, PYA_TRIM_POOL, pool, SIZE_MAX);
+    }
+    pya_lock_release(&card->lock);
+    return st;
+}
+
+static pya_status
+heap_trim_device(struct pya_heap *heap, int device, size_t bytes_left) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    if (card == NULL) {
+        return PYA_OK;
+    }
+    pya_lock_acquire(&card->lock);
+    size_t excess = card->reserved_bytes > bytes_left ? card->reserved_bytes - bytes_left : 0;
+    pya_status st
+        = excess > 0 ? card_trim(card, PYA_TRIM_OPEN, NULL, bytes_left == 0 ? SIZE_MAX : excess)
+                     : PYA_OK;
+    pya_lock_release(&card->lock);
+    return st;
+}
+
+pya_status
+pya_trim(struct pya_heap *heap, int device, size_t bytes) {
+    if (pya_heap_is_forked(heap)) {
+        return PYA_E_FORKED;
+    }
+    if (device >= 0) {
+        return heap_trim_device(heap, device, bytes);
+    }
+    pya_status st = PYA_OK;
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        pya_status one = heap_trim_device(heap, i, bytes);
+        st = st == PYA_OK ? one : st;
+    }
+    return st;
+}
+
+pya_status
+pya_empty_cache(struct pya_heap *heap, int device) {
+    return pya_trim(heap, device, 0);
+}
+
+pya_status
+pya_set_fraction(struct pya_heap *heap, int device, double fraction) {
+    struct pya_card *card;
+    if (!(fraction >= 0 && fraction <= 1)) {
+        return PYA_E_INVAL;
+    }
+    pya_status st = control_begin(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    pya_card_set_fraction(card, fraction);
+    pya_lock_release(&card->lock);
+    return PYA_OK;
+}
+
+double
+pya_get_fraction(struct pya_heap *heap, int device) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    if (card == NULL) {
+        return heap->options.per_process_memory_fraction;
+    }
+    pya_lock_acquire(&card->lock);
+    double fraction = card->options.per_process_memory_fraction;
+    pya_lock_release(&card->lock);
+    return fraction;
+}
+
+pya_status
+pya_stats_get(struct pya_heap *heap, int device, int64_t *values) {
+    struct pya_stats none = {0};
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    int64_t no_bound = heap->options.max_split_size == 0 ? -1 : (int64_t)heap->options.max_split_size;
+    if (device < 0 || device >= PYA_MAX_DEVICES) {
+        return PYA_E_INVAL;
+    }
+    none.scalar[PYA_STAT_max_split_size] = no_bound;
+    if (card == NULL) {
+        pya_stats_flatten(&none, values);
+        return PYA_OK;
+    }
+    pya_lock_acquire(&card->lock);
+    int64_t *scalar = card->stats.scalar;
+    scalar[PYA_STAT_max_split_size] = no_bound;
+    scalar[PYA_STAT_pyalloc_pages] = (int64_t)card->pages.n_live;
+    scalar[PYA_STAT_pyalloc_mappings] = (int64_t)card->pages.n_mappings;
+    scalar[PYA_STAT_pyalloc_host_bytes] = (int64_t)(card->blocks.host_bytes + card->uses.host_bytes
+                                                    + pya_ptrmap_host_bytes(&card->live));
+    pya_stats_flatten(&card->stats, values);
+    pya_lock_release(&card->lock);
+    return PYA_OK;
+}
+
+static pya_status
+stats_reset(struct pya_heap *heap, int device, void (*reset)(struct pya_stats *)) {
+    if (device < 0 || device >= PYA_MAX_DEVICES) {
+        return PYA_E_INVAL;
+    }
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    if (card != NULL) {
+        pya_lock_acquire(&card->lock);
+        reset(&card->stats);
+        pya_lock_release(&card->lock);
+    }
+    return PYA_OK;
+}
+
+pya_status
+pya_stats_reset_peak(struct pya_heap *heap, int device) {
+    return stats_reset(heap, device, pya_stats_reset_peaks);
+}
+
+pya_status
+pya_stats_reset_accumulated(struct pya_heap *heap, int device) {
+    return stats_reset(heap, device, pya_stats_reset_totals);
+}
+
+/* Sums over the live map, to hold against the card's own counts. */
+struct live_sum {
+    size_t n;
+    size_t bytes;
+};
+
+static void
+live_add(void *arg, struct pya_block *block) {
+    struct live_sum *sum = arg;
+    sum->n++;
+    sum->bytes += block->bytes;
+}
+
+static size_t
+card_violation(const struct pya_card *card, const char *what, size_t found, size_t counted) {
+    if (found == counted) {
+        return 0;
+    }
+    (void)fprintf(stderr, "card %d: %s: %zu found, %zu counted\n", card->index, what, found, counted);
+    return 1;
+}
+
+static size_t
+card_check(const struct pya_card *card) {
+    size_t n_wrong = pya_stats_check(&card->stats);
+    struct live_sum live = {0};
+    size_t plain_bytes = 0;
+    size_t n_live = 0;
+    size_t n_mappings = 0;
+    pya_ptrmap_each(&card->live, live_add, &live);
+    for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        n_wrong += pya_arena_check(arena) + pya_stitches_check(arena);
+        for (const struct pya_range *r = arena->ranges; r != NULL; r = r->next) {
+            plain_bytes += r->slots == NULL ? r->bytes : 0;
+            for (const struct pya_block *b = r->first; b != NULL; b = b->next) {
+                n_live += b->state == PYA_BLOCK_USED;
+            }
+        }
+        const struct pya_stitch *s = arena->stitches == NULL ? NULL : arena->stitches->newest;
+        for (; s != NULL; s = s->older) {
+            n_live += s->block != NULL;
+        }
+    }
+    for (size_t i = 0; i < card->pages.n_items; i++) {
+        n_mappings += card->pages.items[i].handle != 0 ? card->pages.items[i].n_mappings : 0;
+    }
+    const struct pya_stat *active = &card->stats.pooled[PYA_STAT_ALL][PYA_STAT_active];
+    n_wrong += card_violation(card, "live blocks", n_live, live.n);
+    n_wrong += card_violation(card, "active blocks", live.n, (size_t)active->current);
+    n_wrong += card_violation(card, "live bytes", live.bytes, card->live_bytes);
+    n_wrong += card_violation(card, "mappings", n_mappings, card->pages.n_mappings);
+    n_wrong += card_violation(
+        card, "reserved bytes", card->pages.n_live * PYA_PAGE + plain_bytes, card->reserved_bytes);
+    return n_wrong;
+}
+
+size_t
+pya_heap_check(struct pya_heap *heap, int device) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    if (card == NULL) {
+        return 0;
+    }
+    pya_lock_acquire(&card->lock);
+    size_t n_wrong = card_check(card);
+    pya_lock_release(&card->lock);
+    return n_wrong;
+}

@@ -1,0 +1,30 @@
+/* Assertions.  CPython's flags define NDEBUG, so <assert.h> would be dead in an extension.  Floor 0.
+ *
+ * Level 0 (release): nothing.  Level 1: checks that cost O(1).  Level 2: whole structures. */
+#pragma once
+
+#ifndef PYA_ASSERT_LEVEL
+#define PYA_ASSERT_LEVEL 0
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+void pya_assert_failed(const char *text, const char *file, int line) __attribute__((noreturn));
+
+#ifdef __cplusplus
+}
+#endif
+
+#if PYA_ASSERT_LEVEL >= 1
+#define PYA_ASSERT(cond) ((cond) ? (void)0 : pya_assert_failed(#cond, __FILE__, __LINE__))
+#else
+#define PYA_ASSERT(cond) ((void)0)
+#endif
+
+#if PYA_ASSERT_LEVEL >= 2
+#define PYA_ASSERT_SLOW(cond) PYA_ASSERT(cond)
+#else
+#define PYA_ASSERT_SLOW(cond) ((void)0)
+#endif

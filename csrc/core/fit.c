@@ -1,0 +1,256 @@
+/* Bins of treaps.  Floor 3. */
+#include "fit.h"
+
+#include <stdio.h>
+
+#include "debug.h"
+
+_Static_assert(PYA_FIT_WORDS <= 64, "one summary word covers the bitmap");
+_Static_assert(1 << PYA_FIT_EXACT_BITS == PYA_FIT_EXACT, "exact bins are a power of two");
+
+static inline unsigned
+fit_bin(size_t bytes) {
+    uint64_t units = bytes / PYA_ALIGN;
+    if (units <= PYA_FIT_EXACT) {
+        return (unsigned)units - 1;
+    }
+    unsigned top = 63U - (unsigned)__builtin_clzll(units);
+    unsigned sub = (unsigned)(units >> (top - PYA_FIT_SUB_BITS)) & ((1U << PYA_FIT_SUB_BITS) - 1);
+    return PYA_FIT_EXACT + ((top - PYA_FIT_EXACT_BITS) << PYA_FIT_SUB_BITS) + sub;
+}
+
+static inline bool
+fit_less(const struct pya_block *a, size_t bytes, pya_dptr addr) {
+    return a->bytes < bytes || (a->bytes == bytes && a->addr < addr);
+}
+
+/* A treap's priority must look random but stay the same for a node: the address, mixed. */
+static inline uint64_t
+fit_priority(const struct pya_block *run) {
+    uint64_t x = (run->addr / PYA_ALIGN) * 0x9E3779B97F4A7C15U;
+    return x ^ (x >> 29);
+}
+
+static inline void
+fit_mark(struct pya_fit *fit, unsigned bin) {
+    fit->filled[bin / 64] |= (uint64_t)1 << (bin % 64);
+    fit->summary |= (uint64_t)1 << (bin / 64);
+}
+
+static inline void
+fit_unmark(struct pya_fit *fit, unsigned bin) {
+    fit->filled[bin / 64] &= ~((uint64_t)1 << (bin % 64));
+    if (fit->filled[bin / 64] == 0) {
+        fit->summary &= ~((uint64_t)1 << (bin / 64));
+    }
+}
+
+static void
+fit_insert_below(struct pya_block **link, struct pya_block *run) {
+    uint64_t priority = fit_priority(run);
+    while (*link != NULL && fit_priority(*link) >= priority) {
+        link = fit_less(*link, run->bytes, run->addr) ? &(*link)->right : &(*link)->left;
+    }
+    struct pya_block *rest = *link;
+    struct pya_block **left = &run->left;
+    struct pya_block **right = &run->right;
+    *link = run;
+    while (rest != NULL) {
+        if (fit_less(rest, run->bytes, run->addr)) {
+            *left = rest;
+            left = &rest->right;
+            rest = rest->right;
+        } else {
+            *right = rest;
+            right = &rest->left;
+            rest = rest->left;
+        }
+    }
+    *left = NULL;
+    *right = NULL;
+}
+
+static void
+fit_remove_below(struct pya_block **link, struct pya_block *run) {
+    while (*link != run) {
+        PYA_ASSERT(*link != NULL);
+        link = fit_less(*link, run->bytes, run->addr) ? &(*link)->right : &(*link)->left;
+    }
+    struct pya_block *left = run->left;
+    struct pya_block *right = run->right;
+    while (left != NULL && right != NULL) {
+        if (fit_priority(left) >= fit_priority(right)) {
+            *link = left;
+            link = &left->right;
+            left = left->right;
+        } else {
+            *link = right;
+            link = &right->left;
+            right = right->left;
+        }
+    }
+    *link = left != NULL ? left : right;
+}
+
+void
+pya_fit_insert(struct pya_fit *fit, struct pya_block *run) {
+    unsigned bin = fit_bin(run->bytes);
+    struct pya_block **link = &fit->bins[bin];
+    fit->n_runs++;
+    if (*link == NULL) {
+        run->left = NULL;
+        run->right = NULL;
+        *link = run;
+        fit_mark(fit, bin);
+        return;
+    }
+    fit_insert_below(link, run);
+}
+
+void
+pya_fit_remove(struct pya_fit *fit, struct pya_block *run) {
+    unsigned bin = fit_bin(run->bytes);
+    struct pya_block **link = &fit->bins[bin];
+    fit->n_runs--;
+    if (*link == run && run->left == NULL && run->right == NULL) {
+        *link = NULL;
+        fit_unmark(fit, bin);
+        return;
+    }
+    fit_remove_below(link, run);
+}
+
+void
+pya_fit_update(struct pya_fit *fit, struct pya_block *run, pya_dptr addr, size_t bytes) {
+    unsigned bin = fit_bin(run->bytes);
+    bool is_alone = fit->bins[bin] == run && run->left == NULL && run->right == NULL;
+    if (is_alone && fit_bin(bytes) == bin) {
+        run->addr = addr;
+        run->bytes = bytes;
+        return;
+    }
+    pya_fit_remove(fit, run);
+    run->addr = addr;
+    run->bytes = bytes;
+    pya_fit_insert(fit, run);
+}
+
+static struct pya_block *
+fit_leftmost(struct pya_block *node) {
+    while (node != NULL && node->left != NULL) {
+        node = node->left;
+    }
+    return node;
+}
+
+/* The lowest of the first filled bin at or above `bin`. */
+static struct pya_block *
+fit_from_bin(const struct pya_fit *fit, unsigned bin) {
+    if (bin >= PYA_FIT_BINS) {
+        return NULL;
+    }
+    unsigned word = bin / 64;
+    uint64_t bits = fit->filled[word] & (~(uint64_t)0 << (bin % 64));
+    if (bits == 0) {
+        uint64_t words = word == 63 ? 0 : fit->summary & (~(uint64_t)0 << (word + 1));
+        if (words == 0) {
+            return NULL;
+        }
+        word = (unsigned)__builtin_ctzll(words);
+        bits = fit->filled[word];
+    }
+    return fit_leftmost(fit->bins[word * 64 + (unsigned)__builtin_ctzll(bits)]);
+}
+
+/* The first node at or after (bytes, addr) in one bin. */
+static struct pya_block *
+fit_lower_bound(struct pya_block *node, size_t bytes, pya_dptr addr) {
+    struct pya_block *best = NULL;
+    while (node != NULL) {
+        if (fit_less(node, bytes, addr)) {
+            node = node->right;
+        } else {
+            best = node;
+            node = node->left;
+        }
+    }
+    return best;
+}
+
+struct pya_block *
+pya_fit_find(const struct pya_fit *fit, size_t bytes) {
+    unsigned bin = fit_bin(bytes);
+    if (bin >= PYA_FIT_EXACT && bin < PYA_FIT_BINS) {
+        struct pya_block *best = fit_lower_bound(fit->bins[bin], bytes, 0);
+        if (best != NULL) {
+            return best;
+        }
+        bin++;
+    }
+    return fit_from_bin(fit, bin);
+}
+
+struct pya_block *
+pya_fit_next(const struct pya_fit *fit, const struct pya_block *run) {
+    unsigned bin = fit_bin(run->bytes);
+    struct pya_block *next = fit_lower_bound(fit->bins[bin], run->bytes, run->addr + 1);
+    return next != NULL ? next : fit_from_bin(fit, bin + 1);
+}
+
+struct pya_block *
+pya_fit_largest(const struct pya_fit *fit) {
+    if (fit->summary == 0) {
+        return NULL;
+    }
+    unsigned word = 63U - (unsigned)__builtin_clzll(fit->summary);
+    struct pya_block *node = fit->bins[word * 64 + 63U
+                                       - (unsigned)__builtin_clzll(fit->filled[word])];
+    while (node->right != NULL) {
+        node = node->right;
+    }
+    return node;
+}
+
+static size_t
+fit_check_bin(const struct pya_fit *fit, unsigned bin, size_t *n_runs) {
+    size_t n_wrong = 0;
+    const struct pya_block *before = NULL;
+    bool is_filled = (fit->filled[bin / 64] >> (bin % 64)) & 1;
+    if (is_filled != (fit->bins[bin] != NULL)) {
+        (void)fprintf(stderr, "fit: bin %u: bitmap says %d\n", bin, is_filled);
+        n_wrong++;
+    }
+    struct pya_block *run = fit_leftmost(fit->bins[bin]);
+    for (; run != NULL; run = fit_lower_bound(fit->bins[bin], run->bytes, run->addr + 1)) {
+        ++*n_runs;
+        if (run->state != PYA_BLOCK_FREE || fit_bin(run->bytes) != bin
+            || (before != NULL && !fit_less(before, run->bytes, run->addr))) {
+            (void)fprintf(
+                stderr, "fit: bin %u: run %#llx of %zu bytes is out of place\n", bin,
+                (unsigned long long)run->addr, run->bytes);
+            n_wrong++;
+        }
+        before = run;
+    }
+    return n_wrong;
+}
+
+size_t
+pya_fit_check(const struct pya_fit *fit) {
+    size_t n_wrong = 0;
+    size_t n_runs = 0;
+    for (unsigned bin = 0; bin < PYA_FIT_BINS; bin++) {
+        n_wrong += fit_check_bin(fit, bin, &n_runs);
+    }
+    for (unsigned word = 0; word < PYA_FIT_WORDS; word++) {
+        if (((fit->summary >> word) & 1) != (fit->filled[word] != 0)) {
+            (void)fprintf(stderr, "fit: summary of word %u is wrong\n", word);
+            n_wrong++;
+        }
+    }
+    if (n_runs != fit->n_runs) {
+        (void)fprintf(stderr, "fit: %zu runs found, %zu counted\n", n_runs, fit->n_runs);
+        n_wrong++;
+    }
+    return n_wrong;
+}

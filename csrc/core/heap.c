@@ -1,0 +1,516 @@
+/* The heap: cards by device, requests in and out.  Floor 12.
+ *
+ * Lock order: heap->lock (opening a card) before card->lock.  Hooks run under no lock. */
+#include "heap.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "debug.h"
+
+static uint32_t heap_forks; /* times this process is a fork's child; read without a lock */
+static pthread_once_t heap_fork_once = PTHREAD_ONCE_INIT;
+static _Thread_local struct pya_oom_info heap_last_oom;
+
+static void
+heap_count_fork(void) {
+    heap_forks++;
+}
+
+static void
+heap_watch_forks(void) {
+    (void)pthread_atfork(NULL, NULL, heap_count_fork);
+}
+
+bool
+pya_heap_is_forked(const struct pya_heap *heap) {
+    return heap->fork_count != heap_forks;
+}
+
+pya_status
+pya_heap_create(
+    const struct pya_options *options, const struct pya_hooks *hooks, struct pya_heap **out) {
+    if (hooks->open_device == NULL) {
+        return PYA_E_INVAL;
+    }
+    struct pya_heap *heap = calloc(1, sizeof *heap);
+    if (heap == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    (void)pthread_once(&heap_fork_once, heap_watch_forks);
+    heap->options = *options;
+    heap->hooks = *hooks;
+    heap->fork_count = heap_forks;
+    *out = heap;
+    return PYA_OK;
+}
+
+static pya_status
+heap_open_card(struct pya_heap *heap, int device, struct pya_card **out) {
+    struct pya_card *card = calloc(1, sizeof *card);
+    if (card == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    pya_status st = heap->hooks.open_device(heap->hooks.arg, device, &card->dev);
+    if (st != PYA_OK) {
+        goto free_card;
+    }
+    st = pya_device_caps(card->dev, &card->caps);
+    if (st != PYA_OK) {
+        goto close_device;
+    }
+    card->index = device;
+    card->claims = heap->claims;
+    card->options = heap->options;
+    pya_slab_init(&card->blocks, sizeof(struct pya_block));
+    pya_slab_init(&card->uses, sizeof(struct pya_use));
+    pya_ptrmap_init(&card->live);
+    pya_pages_init(&card->pages);
+    pya_card_set_fraction(card, card->options.per_process_memory_fraction);
+    *out = card;
+    return PYA_OK;
+
+close_device:
+    pya_device_close(card->dev);
+free_card:
+    free(card);
+    return st;
+}
+
+struct pya_card *
+pya_heap_open_card(const struct pya_heap *heap, int device) {
+    if (device < 0 || device >= PYA_MAX_DEVICES) {
+        return NULL;
+    }
+    return __atomic_load_n(&heap->cards[device], __ATOMIC_ACQUIRE);
+}
+
+pya_status
+pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out) {
+    if (PYA_UNLIKELY(device < 0 || device >= PYA_MAX_DEVICES)) {
+        return PYA_E_INVAL;
+    }
+    if (PYA_UNLIKELY(pya_heap_is_forked(heap))) {
+        return PYA_E_FORKED;
+    }
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    pya_status st = PYA_OK;
+    if (PYA_UNLIKELY(card == NULL)) {
+        pya_lock_acquire(&heap->lock);
+        card = pya_heap_open_card(heap, device);
+        if (card == NULL) {
+            st = heap_open_card(heap, device, &card);
+            if (st == PYA_OK) {
+                __atomic_store_n(&heap->cards[device], card, __ATOMIC_RELEASE);
+            }
+        }
+        pya_lock_release(&heap->lock);
+    }
+    if (st == PYA_OK) {
+        *out = card;
+    }
+    return st;
+}
+
+static void
+card_release_pages(struct pya_card *card) {
+    for (size_t i = 0; i < card->pages.n_items; i++) {
+        if (card->pages.items[i].handle != 0) {
+            (void)!pya_device_page_release(card->dev, card->pages.items[i].handle);
+        }
+    }
+}
+
+struct context_sink {
+    const struct pya_hooks *hooks;
+};
+
+static void
+context_release(void *arg, struct pya_block *block) {
+    const struct context_sink *sink = arg;
+    if (block->context != NULL && sink->hooks->release_context != NULL) {
+        sink->hooks->release_context(sink->hooks->arg, block->context);
+    }
+}
+
+static void
+heap_close_card(struct pya_heap *heap, struct pya_card *card) {
+    struct context_sink sink = {&heap->hooks};
+    bool is_forked = pya_heap_is_forked(heap);
+    pya_ptrmap_each(&card->live, context_release, &sink);
+    if (!is_forked) {
+        (void)!pya_device_sync(card->dev);
+        pya_pending_fini(card);
+        for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+            pya_stitches_destroy(arena);
+        }
+        while (card->arenas != NULL) {
+            struct pya_arena *arena = card->arenas;
+            card->arenas = arena->next;
+            pya_arena_destroy(arena);
+        }
+        while (card->pools != NULL) {
+            struct pya_pool *pool = card->pools;
+            card->pools = pool->next;
+            if (pool->is_active && pool->filter.drop != NULL) {
+                pool->filter.drop(pool->filter.arg);
+            }
+            free(pool);
+        }
+        card_release_pages(card);
+        pya_device_close(card->dev);
+    }
+    pya_pages_fini(&card->pages);
+    pya_ptrmap_fini(&card->live);
+    pya_slab_fini(&card->uses);
+    pya_slab_fini(&card->blocks);
+    free(card);
+}
+
+void
+pya_heap_destroy(struct pya_heap *heap) {
+    if (heap == NULL) {
+        return;
+    }
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        if (heap->cards[i] != NULL) {
+            heap_close_card(heap, heap->cards[i]);
+        }
+    }
+    free(heap);
+}
+
+static size_t
+card_largest_free(const struct pya_card *card) {
+    size_t largest = 0;
+    for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        const struct pya_block *run = pya_fit_largest(&arena->fit);
+        largest = run != NULL && run->bytes > largest ? run->bytes : largest;
+    }
+    return largest;
+}
+
+static void
+heap_note_oom(struct pya_card *card, size_t bytes) {
+    struct pya_oom_info *info = &heap_last_oom;
+    *info = (struct pya_oom_info){
+        .device = card->index,
+        .requested_bytes = bytes,
+        .total_bytes = card->caps.total_bytes,
+        .limit_bytes = card->limit_bytes,
+        .allocated_bytes = (size_t)card->stats.pooled[PYA_STAT_ALL][PYA_STAT_allocated_bytes].current,
+        .reserved_bytes = card->reserved_bytes,
+        .largest_free_bytes = card_largest_free(card),
+    };
+    for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        info->private_bytes += arena->pool != NULL ? arena->free_bytes : 0;
+    }
+    pya_device_error(card->dev, &info->error);
+    if (pya_device_mem_info(card->dev, &info->free_bytes, &info->total_bytes) != PYA_OK) {
+        info->free_bytes = 0;
+    }
+}
+
+/* torch's roundup_power2_divisions: up to the next of `divisions` steps between two powers of two. */
+static size_t
+round_to_division(size_t bytes, size_t divisions) {
+    if (divisions <= 1 || bytes <= PYA_ALIGN * divisions) {
+        return pya_round_up(bytes, PYA_ALIGN);
+    }
+    size_t floor = (size_t)1 << (63U - (unsigned)__builtin_clzll(bytes));
+    size_t step = floor / divisions;
+    return pya_round_up((bytes + step - 1) / step * step, PYA_ALIGN);
+}
+
+static inline size_t
+card_round(const struct pya_card *card, size_t bytes) {
+    size_t divisions = card->options.roundup_power2_divisions;
+    if (PYA_UNLIKELY(divisions > 1)) {
+        return round_to_division(bytes, divisions);
+    }
+    return (bytes + PYA_ALIGN - 1) & ~(PYA_ALIGN - 1);
+}
+
+static inline void
+stats_take(struct pya_card *card, const struct pya_block *block) {
+    struct pya_stats *stats = &card->stats;
+    enum pya_stat_pool pool = pya_stat_pool_of(block->is_small);
+    pya_stats_add(stats, pool, PYA_STAT_allocation, 1);
+    pya_stats_add(stats, pool, PYA_STAT_allocated_bytes, block->bytes);
+    pya_stats_add(stats, pool, PYA_STAT_active, 1);
+    pya_stats_add(stats, pool, PYA_STAT_active_bytes, block->bytes);
+    pya_stats_add(stats, pool, PYA_STAT_requested_bytes, block->requested);
+    size_t max_split = card->options.max_split_size;
+    if (PYA_UNLIKELY(max_split > 0 && block->bytes >= max_split)) {
+        pya_stat_add(&stats->single[PYA_STAT_oversize_allocations], 1);
+    }
+}
+
+static inline void
+stats_drop(struct pya_card *card, const struct pya_block *block) {
+    struct pya_stats *stats = &card->stats;
+    enum pya_stat_pool pool = pya_stat_pool_of(block->is_small);
+    pya_stats_sub(stats, pool, PYA_STAT_allocation, 1);
+    pya_stats_sub(stats, pool, PYA_STAT_allocated_bytes, block->bytes);
+    size_t max_split = card->options.max_split_size;
+    if (PYA_UNLIKELY(max_split > 0 && block->bytes >= max_split)) {
+        pya_stat_sub(&stats->single[PYA_STAT_oversize_allocations], 1);
+    }
+}
+
+static pya_status
+card_arena(struct pya_card *card, pya_stream stream, struct pya_arena **out) {
+    struct pya_pool *pool = NULL;
+    if (PYA_UNLIKELY(card->n_active > 0)) {
+        pool = pya_pool_route(card, stream);
+    }
+    struct pya_arena *arena = card->last_arena;
+    if (PYA_LIKELY(arena != NULL && arena->stream == stream && arena->pool == pool)) {
+        *out = arena;
+        return PYA_OK;
+    }
+    return pya_pool_arena(card, pool, stream, out);
+}
+
+static pya_status
+card_alloc(struct pya_card *card, size_t requested, pya_stream stream, struct pya_block **out) {
+    struct pya_arena *arena;
+    size_t bytes = card_round(card, requested);
+    bool is_small = bytes <= PYA_SMALL_MAX;
+    pya_status st = card_arena(card, stream, &arena);
+    if (PYA_UNLIKELY(st != PYA_OK)) {
+        return st;
+    }
+    /* The map first: after it nothing that follows a successful cut can fail. */
+    st = pya_ptrmap_reserve(&card->live);
+    if (PYA_UNLIKELY(st != PYA_OK)) {
+        return st;
+    }
+    st = pya_slab_reserve(&card->blocks, 1);
+    if (PYA_UNLIKELY(st != PYA_OK)) {
+        return st;
+    }
+    if (PYA_UNLIKELY(card->n_pending > 0)) {
+        pya_pending_poll(card);
+    }
+    struct pya_block *block = pya_ladder_fit(arena, bytes, is_small);
+    if (PYA_UNLIKELY(block == NULL)) {
+        st = pya_ladder_climb(arena, bytes, is_small, &block);
+        if (st != PYA_OK) {
+            return st;
+        }
+    } else {
+        card->stats.scalar[PYA_STAT_pyalloc_fit_hits]++;
+    }
+    block->requested = requested;
+    block->uses = NULL;
+    block->context = NULL;
+    block->n_events = 0;
+    block->is_small = is_small;
+    block->is_pending = false;
+    card->live_bytes += block->bytes;
+    if (card->live_bytes > card->peak_live_bytes) {
+        card->peak_live_bytes = card->live_bytes;
+    }
+    stats_take(card, block);
+    pya_ptrmap_insert(&card->live, block);
+    *out = block;
+    return PYA_OK;
+}
+
+static pya_status
+heap_alloc_slow(
+    struct pya_heap *heap, struct pya_card *card, size_t bytes, pya_stream stream, pya_dptr *out) {
+    const struct pya_hooks *hooks = &heap->hooks;
+    pya_status st = PYA_E_NOMEM;
+    struct pya_block *block;
+    while (st == PYA_E_NOMEM && hooks->on_pressure != NULL
+           && hooks->on_pressure(hooks->arg, card->index, bytes)) {
+        pya_lock_acquire(&card->lock);
+        st = card_alloc(card, bytes, stream, &block);
+        if (st == PYA_OK) {
+            *out = block->addr;
+        }
+        pya_lock_release(&card->lock);
+    }
+    if (st != PYA_E_NOMEM) {
+        return st;
+    }
+    pya_lock_acquire(&card->lock);
+    card->stats.scalar[PYA_STAT_num_ooms]++;
+    heap_note_oom(card, bytes);
+    pya_lock_release(&card->lock);
+    if (hooks->on_oom != NULL) {
+        hooks->on_oom(hooks->arg, card->index, bytes);
+    }
+    return st;
+}
+
+pya_status
+pya_alloc(struct pya_heap *heap, int device, size_t bytes, pya_stream stream, pya_dptr *out) {
+    struct pya_card *card;
+    if (PYA_UNLIKELY(bytes == 0)) {
+        *out = 0;
+        return PYA_OK;
+    }
+    pya_status st = pya_heap_card(heap, device, &card);
+    if (PYA_UNLIKELY(st != PYA_OK)) {
+        return st;
+    }
+    if (PYA_UNLIKELY(bytes > PYA_REQUEST_MAX)) {
+        heap_last_oom = (struct pya_oom_info){.device = device, .requested_bytes = bytes};
+        return PYA_E_TOO_LARGE;
+    }
+    struct pya_block *block;
+    pya_lock_acquire(&card->lock);
+    st = card_alloc(card, bytes, stream, &block);
+    if (PYA_LIKELY(st == PYA_OK)) {
+        *out = block->addr;
+    }
+    pya_lock_release(&card->lock);
+    return PYA_UNLIKELY(st == PYA_E_NOMEM) ? heap_alloc_slow(heap, card, bytes, stream, out) : st;
+}
+
+struct pya_card *
+pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_block **out) {
+    uint64_t mask = __atomic_load_n(
+        &heap->claims[(ptr >> PYA_CLAIM_SHIFT) % PYA_CLAIM_SLOTS], __ATOMIC_ACQUIRE);
+    while (mask != 0) {
+        struct pya_card *card = heap->cards[__builtin_ctzll(mask)];
+        mask &= mask - 1;
+        pya_lock_acquire(&card->lock);
+        struct pya_block *block = pya_ptrmap_find(&card->live, ptr);
+        if (PYA_LIKELY(block != NULL)) {
+            *out = block;
+            return card;
+        }
+        pya_lock_release(&card->lock);
+    }
+    return NULL;
+}
+
+/* Does ptr point into memory this heap manages?  Tells a double free from a foreign pointer. */
+static bool
+card_owns(const struct pya_card *card, pya_dptr ptr) {
+    for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        for (const struct pya_range *r = arena->ranges; r != NULL; r = r->next) {
+            if (ptr >= r->base && ptr - r->base < r->bytes) {
+                return true;
+            }
+        }
+        const struct pya_stitch *s = arena->stitches == NULL ? NULL : arena->stitches->newest;
+        for (; s != NULL; s = s->older) {
+            if (ptr >= s->base && ptr - s->base < s->range_bytes) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static pya_status
+heap_refuse_free(struct pya_heap *heap, pya_dptr ptr) {
+    bool is_ours = false;
+    for (int i = 0; i < PYA_MAX_DEVICES && !is_ours; i++) {
+        struct pya_card *card = pya_heap_open_card(heap, i);
+        if (card != NULL) {
+            pya_lock_acquire(&card->lock);
+            is_ours = card_owns(card, ptr) && ptr % PYA_ALIGN == 0;
+            pya_lock_release(&card->lock);
+        }
+    }
+    return is_ours ? PYA_E_DOUBLE_FREE : PYA_E_FOREIGN;
+}
+
+pya_status
+pya_free(struct pya_heap *heap, pya_dptr ptr) {
+    struct pya_block *block;
+    if (PYA_UNLIKELY(ptr == 0)) {
+        return PYA_OK;
+    }
+    if (PYA_UNLIKELY(pya_heap_is_forked(heap))) {
+        return PYA_E_FORKED;
+    }
+    struct pya_card *card = pya_heap_find(heap, ptr, &block);
+    if (PYA_UNLIKELY(card == NULL)) {
+        return heap_refuse_free(heap, ptr);
+    }
+    if (PYA_UNLIKELY(block->is_pending)) {
+        pya_lock_release(&card->lock);
+        return PYA_E_DOUBLE_FREE;
+    }
+    void *context = block->context;
+    block->context = NULL;
+    stats_drop(card, block);
+    if (PYA_LIKELY(block->uses == NULL)) {
+        (void)pya_ptrmap_remove(&card->live, ptr);
+        pya_block_release(block);
+    } else {
+        pya_pending_free(card, block);
+    }
+    pya_lock_release(&card->lock);
+    if (PYA_UNLIKELY(context != NULL)) {
+        heap->hooks.release_context(heap->hooks.arg, context);
+    }
+    return PYA_OK;
+}
+
+pya_status
+pya_record_stream(struct pya_heap *heap, pya_dptr ptr, pya_stream stream) {
+    struct pya_block *block;
+    if (ptr == 0 || pya_heap_is_forked(heap)) {
+        return PYA_OK;
+    }
+    struct pya_card *card = pya_heap_find(heap, ptr, &block);
+    if (card == NULL) {
+        return PYA_OK;
+    }
+    pya_status st = block->is_pending ? PYA_OK : pya_pending_record(card, block, stream);
+    pya_lock_release(&card->lock);
+    return st;
+}
+
+void
+pya_heap_oom_info(struct pya_heap *heap, struct pya_oom_info *out) {
+    (void)heap;
+    *out = heap_last_oom;
+}
+
+void
+pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error *out) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    memset(out, 0, sizeof *out);
+    if (card != NULL) {
+        pya_device_error(card->dev, out);
+    }
+}
+
+pya_status
+pya_block_info(
+    struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *bytes, int *device) {
+    struct pya_block *block;
+    struct pya_card *card = pya_heap_find(heap, ptr, &block);
+    if (card == NULL) {
+        return PYA_E_FOREIGN;
+    }
+    *base = block->addr;
+    *bytes = block->bytes;
+    *device = card->index;
+    pya_lock_release(&card->lock);
+    return PYA_OK;
+}
+
+pya_status
+pya_segment_info(struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *bytes) {
+    struct pya_block *block;
+    struct pya_card *card = pya_heap_find(heap, ptr, &block);
+    if (card == NULL) {
+        return PYA_E_FOREIGN;
+    }
+    bool is_plain = block->state == PYA_BLOCK_USED && block->range->slots == NULL;
+    *base = is_plain ? block->range->base : block->addr;
+    *bytes = is_plain ? block->range->bytes : block->bytes;
+    pya_lock_release(&card->lock);
+    return PYA_OK;
+}

@@ -1,0 +1,34 @@
+/* The heap's own structure, for the files of the top floors.  Floor 11. */
+#pragma once
+
+#include "ladder.h"
+#include "pyalloc.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct pya_heap {
+    struct pya_lock lock; /* opening of cards; taken before a card's lock */
+    struct pya_options options;
+    struct pya_hooks hooks;
+    struct pya_card *cards[PYA_MAX_DEVICES]; /* atomic; NULL until first use */
+    uint64_t claims[PYA_CLAIM_SLOTS];
+    uint64_t pool_order;
+    uint32_t fork_count; /* of the process that made it */
+};
+
+/* The card, opened if need be, unlocked. */
+PYA_MUST_CHECK pya_status
+pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out);
+/* NULL when the device was never used. */
+struct pya_card *pya_heap_open_card(const struct pya_heap *heap, int device);
+/* Is this process a fork of the one that made the heap? */
+bool pya_heap_is_forked(const struct pya_heap *heap);
+/* The card that knows ptr as a live block, LOCKED, and the block; NULL and no lock when none does. */
+struct pya_card *
+pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_block **out);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,473 @@
+/* The ladder.  Floor 10.
+ *
+ * Home fit, a cached stitched range, idle pages of other streams; then the policy weighs growing against
+ * stitching; then, with the capacity reached, everything that gets by with fewer new pages. */
+#include "ladder.h"
+
+#include <stdlib.h>
+
+#include "debug.h"
+
+/* What the policy assumes calls cost (A100 figures; the simulated device has the full table). */
+enum {
+    COST_CREATE_NS = 30000,
+    COST_MAP_NS = 1500,
+    COST_ACCESS_NS = 20000,
+    COST_ACCESS_PAGE_NS = 2000,
+};
+
+#ifdef PYA_TEST_TINY
+enum { LADDER_FIT_TRIES = 2, LADDER_TRANSFER_PAGES = 4, LADDER_GROW_PAGES = 2 };
+#else
+enum { LADDER_FIT_TRIES = 8, LADDER_TRANSFER_PAGES = 128, LADDER_GROW_PAGES = 4 };
+#endif
+
+/* balanced: below this a request is not worth stitching for. */
+#define BALANCED_STITCH_FROM ((size_t)16 << 20)
+/* balanced: stitching may cost this many times what growing would have. */
+#define BALANCED_PATIENCE 2.0
+/* Requests of at least this share of peak live move pages to the end instead of stitching. */
+#define BALANCED_MOVE_SHARE 4
+/* tight: physical memory may pass peak live by this factor before stitching starts. */
+#define TIGHT_SLACK 1.01
+#define TIGHT_MOVE_FROM ((size_t)1 << 30)
+
+static size_t
+pages_for(size_t bytes) {
+    return (bytes + PYA_PAGE - 1) >> PYA_PAGE_SHIFT;
+}
+
+static double
+stitch_cost_ns(size_t n_pages) {
+    return COST_ACCESS_NS + (double)n_pages * (COST_MAP_NS + COST_ACCESS_PAGE_NS);
+}
+
+static double
+create_cost_ns(size_t n_pages) {
+    return (double)n_pages * (COST_CREATE_NS + COST_MAP_NS + COST_ACCESS_PAGE_NS);
+}
+
+/* Wholly free pages a run loses when `bytes` leave its low or high end. */
+static size_t
+pages_broken(const struct pya_block *run, size_t bytes, bool at_high_end) {
+    size_t before = pya_run_pages(run->addr, run->bytes);
+    pya_dptr addr = at_high_end ? run->addr : run->addr + bytes;
+    return before - pya_run_pages(addr, run->bytes - bytes);
+}
+
+static struct pya_block *
+fit_page_aware(struct pya_arena *arena, size_t bytes) {
+    struct pya_block *best = NULL;
+    size_t best_broken = SIZE_MAX;
+    bool best_high = false;
+    struct pya_block *run = pya_fit_find(&arena->fit, bytes);
+    for (int i = 0; run != NULL && i < LADDER_FIT_TRIES; i++) {
+        if (run->bytes == bytes) {
+            return pya_arena_take(arena, run, bytes);
+        }
+        size_t low = pages_broken(run, bytes, false);
+        size_t high = pages_broken(run, bytes, true);
+        size_t broken = low <= high ? low : high;
+        if (broken < best_broken) {
+            best = run;
+            best_broken = broken;
+            best_high = high < low;
+        }
+        run = pya_fit_next(&arena->fit, run);
+    }
+    if (best == NULL) {
+        return NULL;
+    }
+    return best_high ? pya_arena_take_high(arena, best, bytes) : pya_arena_take(arena, best, bytes);
+}
+
+struct pya_block *
+pya_ladder_fit(struct pya_arena *arena, size_t bytes, bool is_small) {
+    const struct pya_card *card = arena->card;
+    if (PYA_UNLIKELY(arena->small_fit != NULL)) {
+        struct pya_block *run = pya_plain_find(arena, bytes, is_small);
+        return run == NULL ? NULL : pya_plain_take(arena, run, bytes, is_small);
+    }
+    if (PYA_UNLIKELY(card->options.memory == PYA_MEMORY_TIGHT || card->is_short)) {
+        return fit_page_aware(arena, bytes);
+    }
+    struct pya_block *run = pya_fit_find(&arena->fit, bytes);
+    return run == NULL ? NULL : pya_arena_take(arena, run, bytes);
+}
+
+/* The hole that needs the fewest new pages to make a run of `bytes` with the free runs beside it. */
+static pya_status
+ladder_best_hole(
+    struct pya_arena *arena, size_t bytes, struct pya_block **out, size_t *n_pages) {
+    struct pya_block *best = NULL;
+    size_t best_n = SIZE_MAX;
+    for (struct pya_block *hole = arena->holes; hole != NULL; hole = hole->next_hole) {
+        size_t below = pya_block_is(hole->prev, PYA_BLOCK_FREE) ? hole->prev->bytes : 0;
+        size_t above = pya_block_is(hole->next, PYA_BLOCK_FREE) ? hole->next->bytes : 0;
+        size_t n = below >= bytes ? 1 : pages_for(bytes - below);
+        if (n * PYA_PAGE > hole->bytes) {
+            if (below + hole->bytes + above < bytes) {
+                continue;
+            }
+            n = hole->bytes / PYA_PAGE;
+        }
+        if (n < best_n || (n == best_n && hole->addr < best->addr)) {
+            best = hole;
+            best_n = n;
+        }
+    }
+    if (best == NULL) {
+        best_n = pages_for(bytes);
+        pya_status st = pya_arena_last_hole(arena, best_n, &best);
+        if (st != PYA_OK) {
+            return st;
+        }
+    }
+    *out = best;
+    *n_pages = best_n;
+    return PYA_OK;
+}
+
+/* One record for the cut that follows; every refit goes through here. */
+static pya_status
+ladder_refit(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    pya_status st = pya_slab_reserve(&arena->card->blocks, 1);
+    if (st == PYA_OK) {
+        *out = pya_ladder_fit(arena, bytes, is_small);
+    }
+    return st;
+}
+
+static pya_status
+ladder_grow(struct pya_arena *arena, size_t bytes, size_t n_least, bool is_small) {
+    struct pya_block *hole;
+    size_t n;
+    pya_status st = ladder_best_hole(arena, bytes, &hole, &n);
+    if (st != PYA_OK) {
+        return st;
+    }
+    size_t n_padded = n > n_least ? n : n_least;
+    size_t n_room = hole->bytes / PYA_PAGE;
+    n_padded = n_padded < n_room ? n_padded : n_room;
+    if (n_padded > n) {
+        st = pya_arena_grow(arena, hole, n_padded, is_small);
+        if (st != PYA_E_NOMEM && st != PYA_E_LIMIT) {
+            return st;
+        }
+    }
+    return pya_arena_grow(arena, hole, n, is_small);
+}
+
+/* New pages at the end of the arena, wherever they then lie. */
+static pya_status
+ladder_add_pages(struct pya_arena *arena, size_t n_pages, bool is_small) {
+    struct pya_block *hole;
+    pya_status st = pya_arena_last_hole(arena, n_pages, &hole);
+    return st == PYA_OK ? pya_arena_grow(arena, hole, n_pages, is_small) : st;
+}
+
+/* Makes up the missing pages, then maps m free ones side by side and hands them out. */
+static pya_status
+ladder_stitch(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_card *card = arena->card;
+    size_t m = pages_for(bytes);
+    if (arena->free_pages < m) {
+        pya_status st = ladder_add_pages(arena, m - arena->free_pages, is_small);
+        if (st != PYA_OK) {
+            return st;
+        }
+        st = ladder_refit(arena, bytes, is_small, out);
+        if (st != PYA_OK || *out != NULL) {
+            return st;
+        }
+    }
+    pya_page_id *ids = malloc(m * sizeof *ids);
+    if (ids == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    size_t n;
+    struct pya_stitch *stitch = NULL;
+    pya_status st = pya_pages_pick(arena, m, false, NULL, ids, &n);
+    if (st == PYA_OK) {
+        PYA_ASSERT(n == m);
+        st = pya_stitch_make(arena, ids, m, &stitch);
+    }
+    if (st == PYA_OK) {
+        arena->stitch_debt_ns += stitch_cost_ns(m);
+        st = pya_stitch_take(stitch, bytes, out);
+    }
+    free(ids);
+    if (st == PYA_OK && pya_card_is_crowded(card) && !pya_card_is_capturing(card)) {
+        /* The block in hand is live and so safe; failing to tidy up is not its problem. */
+        (void)!pya_trim_mappings(card);
+    }
+    return st;
+}
+
+/* Moves free pages out of holes to where they make one run of `bytes`, adding what is missing. */
+static pya_status
+ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_block *hole;
+    size_t n;
+    pya_status st = pya_arena_last_hole(arena, pages_for(bytes), &hole);
+    if (st != PYA_OK) {
+        return st;
+    }
+    struct pya_block *tail = pya_block_is(hole->prev, PYA_BLOCK_FREE) ? hole->prev : NULL;
+    size_t below = tail == NULL ? 0 : tail->bytes;
+    n = below >= bytes ? 0 : pages_for(bytes - below);
+    pya_page_id *ids = malloc((n + 1) * sizeof *ids);
+    if (ids == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    size_t n_moved;
+    st = pya_pages_pick(arena, n, false, tail, ids, &n_moved);
+    if (st == PYA_OK && n_moved < n) {
+        st = pya_arena_grow(arena, hole, n - n_moved, is_small);
+        if (st == PYA_OK) {
+            st = pya_arena_last_hole(arena, n_moved, &hole);
+        }
+    }
+    if (st == PYA_OK && n_moved > 0) {
+        st = pya_pages_move(arena, hole, ids, n_moved);
+    }
+    free(ids);
+    if (st != PYA_OK) {
+        return st;
+    }
+    arena->stitch_debt_ns += stitch_cost_ns(n_moved);
+    return ladder_refit(arena, bytes, is_small, out);
+}
+
+/* Which arenas may give pages to this one? */
+enum transfer_from {
+    TRANSFER_IDLE, /* other streams of the default pool, finished work only */
+    TRANSFER_OPEN, /* the same and pools without users; everything was waited for */
+    TRANSFER_LAST, /* and pools that lend before out of memory */
+};
+
+static bool
+transfer_allowed(const struct pya_arena *from, enum transfer_from kind) {
+    if (from->pool == NULL) {
+        return true;
+    }
+    if (kind == TRANSFER_IDLE) {
+        return false;
+    }
+    return from->pool->n_users == 0 || (kind == TRANSFER_LAST && from->pool->on_oom);
+}
+
+static pya_status
+ladder_transfer(struct pya_arena *arena, size_t n_want, enum transfer_from kind) {
+    struct pya_card *card = arena->card;
+    size_t n = 0;
+    pya_page_id *ids = NULL;
+    pya_status st = PYA_OK;
+    for (struct pya_arena *from = card->arenas; from != NULL && n < n_want; from = from->next) {
+        if (from == arena || from->free_pages == 0 || !transfer_allowed(from, kind)) {
+            continue;
+        }
+        if (ids == NULL) {
+            ids = malloc(n_want * sizeof *ids);
+            if (ids == NULL) {
+                return PYA_E_HOST_NOMEM;
+            }
+        }
+        if (kind == TRANSFER_IDLE) {
+            pya_arena_poll(from);
+        }
+        size_t n_here;
+        st = pya_pages_pick(from, n_want - n, kind == TRANSFER_IDLE, NULL, ids + n, &n_here);
+        if (st != PYA_OK) {
+            goto done;
+        }
+        n += n_here;
+    }
+    if (n > 0) {
+        struct pya_block *hole;
+        st = pya_arena_last_hole(arena, n, &hole);
+        if (st == PYA_OK) {
+            st = pya_pages_move(arena, hole, ids, n);
+        }
+        if (st == PYA_OK) {
+            card->stats.scalar[PYA_STAT_pyalloc_page_transfers] += (int64_t)n;
+        }
+    }
+done:
+    free(ids);
+    return st;
+}
+
+enum plan { PLAN_GROW, PLAN_STITCH, PLAN_MOVE };
+
+static enum plan
+plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
+    const struct pya_card *card = arena->card;
+    size_t m = pages_for(bytes);
+    size_t missing = m > arena->free_pages ? m - arena->free_pages : 0;
+    if (bytes < BALANCED_STITCH_FROM || n <= missing
+        || card->reserved_bytes + n * PYA_PAGE <= peak_live) {
+        return PLAN_GROW;
+    }
+    double stitch_ns = stitch_cost_ns(m);
+    if (arena->stitch_debt_ns + stitch_ns >= BALANCED_PATIENCE * create_cost_ns(n - missing)) {
+        arena->stitch_debt_ns = 0;
+        return PLAN_GROW;
+    }
+    return bytes >= peak_live / BALANCED_MOVE_SHARE ? PLAN_MOVE : PLAN_STITCH;
+}
+
+static enum plan
+plan_tight(const struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
+    const struct pya_card *card = arena->card;
+    size_t m = pages_for(bytes);
+    size_t missing = m > arena->free_pages ? m - arena->free_pages : 0;
+    double most = TIGHT_SLACK * (double)peak_live;
+    if (n <= missing || (double)(card->reserved_bytes + n * PYA_PAGE) <= most) {
+        return PLAN_GROW;
+    }
+    return bytes >= TIGHT_MOVE_FROM && n <= m ? PLAN_MOVE : PLAN_STITCH;
+}
+
+static enum plan
+ladder_plan(struct pya_arena *arena, size_t bytes, size_t n) {
+    const struct pya_card *card = arena->card;
+    size_t live = card->live_bytes + bytes;
+    size_t peak_live = live > card->peak_live_bytes ? live : card->peak_live_bytes;
+    if (card->options.memory == PYA_MEMORY_BALANCED) {
+        return plan_balanced(arena, bytes, n, peak_live);
+    }
+    if (card->options.memory == PYA_MEMORY_TIGHT) {
+        return plan_tight(arena, bytes, n, peak_live);
+    }
+    return PLAN_GROW;
+}
+
+/* What the policy likes best while memory is there. */
+static pya_status
+ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_block *hole;
+    size_t n;
+    pya_status st = ladder_best_hole(arena, bytes, &hole, &n);
+    if (st != PYA_OK) {
+        return st;
+    }
+    switch (ladder_plan(arena, bytes, n)) {
+    case PLAN_STITCH:
+        return ladder_stitch(arena, bytes, is_small, out);
+    case PLAN_MOVE:
+        return ladder_move(arena, bytes, is_small, out);
+    case PLAN_GROW:
+    default:
+        break;
+    }
+    size_t n_least = arena->card->options.memory == PYA_MEMORY_TIGHT ? 1 : LADDER_GROW_PAGES;
+    st = ladder_grow(arena, bytes, n_least, is_small);
+    return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
+}
+
+static bool
+is_shortage(pya_status st) {
+    return st == PYA_E_NOMEM || st == PYA_E_LIMIT;
+}
+
+/* The capacity is reached: first what needs no waiting, then waiting, then other pools. */
+static pya_status
+ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_card *card = arena->card;
+    size_t m = pages_for(bytes);
+    card->is_short = true;
+    card->stats.scalar[PYA_STAT_num_alloc_retries]++;
+    pya_status st = ladder_stitch(arena, bytes, is_small, out);
+    if (!is_shortage(st) || pya_card_is_capturing(card)) {
+        return st;
+    }
+    card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
+    pya_status wait = card->n_active == 0 ? pya_pending_sync(card) : PYA_OK;
+    wait = wait == PYA_OK ? pya_device_sync(card->dev) : wait;
+    if (wait != PYA_OK) {
+        return wait;
+    }
+    for (int kind = TRANSFER_OPEN; kind <= TRANSFER_LAST && is_shortage(st); kind++) {
+        st = ladder_refit(arena, bytes, is_small, out);
+        if (st != PYA_OK || *out != NULL) {
+            return st;
+        }
+        if (arena->free_pages < m) {
+            st = ladder_transfer(arena, m - arena->free_pages, (enum transfer_from)kind);
+            if (st != PYA_OK && !is_shortage(st)) {
+                return st;
+            }
+            st = ladder_refit(arena, bytes, is_small, out);
+            if (st != PYA_OK || *out != NULL) {
+                return st;
+            }
+        }
+        st = ladder_stitch(arena, bytes, is_small, out);
+    }
+    return st;
+}
+
+static pya_status
+climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_card *card = arena->card;
+    size_t m = pages_for(bytes);
+    struct pya_stitch *stitch = m >= 2 ? pya_stitch_find(arena, m) : NULL;
+    if (stitch != NULL) {
+        card->stats.scalar[PYA_STAT_pyalloc_range_hits]++;
+        return pya_stitch_take(stitch, bytes, out);
+    }
+    if (card->arenas->next != NULL) {
+        size_t n_want = m > LADDER_TRANSFER_PAGES ? m : LADDER_TRANSFER_PAGES;
+        pya_status st = ladder_transfer(arena, n_want, TRANSFER_IDLE);
+        if (st == PYA_OK) {
+            st = ladder_refit(arena, bytes, is_small, out);
+        }
+        if (st != PYA_OK || *out != NULL) {
+            return st;
+        }
+    }
+    pya_status st = ladder_extend(arena, bytes, is_small, out);
+    return is_shortage(st) ? ladder_squeeze(arena, bytes, is_small, out) : st;
+}
+
+static pya_status
+climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_card *card = arena->card;
+    pya_status st = pya_plain_grow(arena, bytes, is_small);
+    if (is_shortage(st) && !pya_card_is_capturing(card)) {
+        size_t n_freed;
+        card->stats.scalar[PYA_STAT_num_alloc_retries]++;
+        card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
+        st = card->n_active == 0 ? pya_pending_sync(card) : PYA_OK;
+        if (st == PYA_OK) {
+            st = ladder_refit(arena, bytes, is_small, out);
+        }
+        if (st != PYA_OK || *out != NULL) {
+            return st;
+        }
+        st = pya_trim_card(card, PYA_TRIM_OPEN, NULL, SIZE_MAX, &n_freed);
+        if (st == PYA_OK) {
+            st = pya_plain_grow(arena, bytes, is_small);
+        }
+    }
+    return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
+}
+
+pya_status
+pya_ladder_climb(
+    struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_block *block = NULL;
+    pya_status st = arena->small_fit != NULL ? climb_plain(arena, bytes, is_small, &block)
+                                             : climb_pages(arena, bytes, is_small, &block);
+    if (st != PYA_OK) {
+        return st == PYA_E_LIMIT ? PYA_E_NOMEM : st;
+    }
+    /* A growth always makes a run that fits; NULL here would be a broken promise of a lower floor. */
+    PYA_ASSERT(block != NULL);
+    if (block == NULL) {
+        return PYA_E_NOMEM;
+    }
+    *out = block;
+    return PYA_OK;
+}

@@ -1,0 +1,19 @@
+/* The ladder: where a request is looked for, in which order, and what is done when nothing is left.  Floor 10. */
+#pragma once
+
+#include "trim.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The fit index alone, as step one of every policy.  NULL: go down the ladder. */
+struct pya_block *pya_ladder_fit(struct pya_arena *arena, size_t bytes, bool is_small);
+/* Everything below it.  bytes: rounded.  PYA_E_NOMEM after every step that may be taken was taken;
+ * the block's user fields are unset. */
+PYA_MUST_CHECK pya_status pya_ladder_climb(
+    struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,38 @@
+/* The contended half of pya_lock.  Floor 0. */
+#define _GNU_SOURCE
+#include "lock.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { LOCK_SPINS = 64 };
+
+static bool
+lock_try(struct pya_lock *lock) {
+    uint32_t expected = 0;
+    return __atomic_load_n(&lock->state, __ATOMIC_RELAXED) == 0
+           && __atomic_compare_exchange_n(
+               &lock->state, &expected, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
+
+void
+pya_lock_wait(struct pya_lock *lock) {
+    for (int i = 0; i < LOCK_SPINS; i++) {
+        if (lock_try(lock)) {
+            return;
+        }
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+    /* From here on the word says 2, so that whoever releases it wakes one of us. */
+    while (__atomic_exchange_n(&lock->state, 2, __ATOMIC_ACQUIRE) != 0) {
+        (void)syscall(SYS_futex, &lock->state, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
+    }
+}
+
+void
+pya_lock_wake(struct pya_lock *lock) {
+    (void)syscall(SYS_futex, &lock->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}

@@ -1,0 +1,38 @@
+/* A mutex of one word: one atomic exchange to take, one to leave, a futex when contended.  Floor 0.
+ *
+ * Uncontended it is about half the cost of pthread_mutex_t, and that is most of the fast path.
+ * Ranks, lowest taken first: a card's lock; then the trace writer's.  No lock is held while Python runs. */
+#pragma once
+
+#include "base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct pya_lock {
+    uint32_t state; /* 0 free, 1 held, 2 held and somebody may be waiting; atomic */
+};
+
+void pya_lock_wait(struct pya_lock *lock);
+void pya_lock_wake(struct pya_lock *lock);
+
+static inline void
+pya_lock_acquire(struct pya_lock *lock) {
+    uint32_t expected = 0;
+    if (PYA_UNLIKELY(!__atomic_compare_exchange_n(
+            &lock->state, &expected, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))) {
+        pya_lock_wait(lock);
+    }
+}
+
+static inline void
+pya_lock_release(struct pya_lock *lock) {
+    if (PYA_UNLIKELY(__atomic_exchange_n(&lock->state, 0, __ATOMIC_RELEASE) == 2)) {
+        pya_lock_wake(lock);
+    }
+}
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,349 @@
+/* The options table: parsing, formatting, nearest names.  Floor 1. */
+#include "options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+enum option_kind { KIND_CHOICE, KIND_BOOL, KIND_BYTES, KIND_REAL, KIND_COUNT };
+
+struct option {
+    const char *name;
+    const char *help;
+    enum option_kind kind;
+    size_t offset;
+};
+
+static const struct option option_table[] = {
+#define X(kind, name, initial, help) {#name, help, KIND_##kind, offsetof(struct pya_options, name)},
+    PYA_OPTION_TABLE(X)
+#undef X
+};
+
+enum { N_OPTIONS = sizeof option_table / sizeof option_table[0] };
+
+/* torch's keys that ask for nothing this allocator has to do. */
+static const char *const ignored_keys[] = {
+    "backend",
+    "expandable_segments",
+    "graph_capture_record_stream_reuse",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads",
+    "pinned_use_cuda_host_register",
+    "release_lock_on_cudamalloc",
+};
+
+struct choice {
+    const char *option;
+    const char *name;
+    int value;
+};
+
+static const struct choice choice_table[] = {
+    {"memory", "tight", PYA_MEMORY_TIGHT},   {"memory", "balanced", PYA_MEMORY_BALANCED},
+    {"memory", "fast", PYA_MEMORY_FAST},     {"sharing", "own", PYA_SHARING_OWN},
+    {"sharing", "shared", PYA_SHARING_SHARED},
+};
+
+enum { N_CHOICES = sizeof choice_table / sizeof choice_table[0], TOKEN_BYTES = 96 };
+
+void
+pya_options_init(struct pya_options *options) {
+#define X(kind, name, initial, help) options->name = initial;
+    PYA_OPTION_TABLE(X)
+#undef X
+}
+
+static size_t
+smaller(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+/* Edits that turn one short name into another. */
+static size_t
+edit_distance(const char *a, const char *b) {
+    size_t row[TOKEN_BYTES + 1];
+    size_t n = strlen(b);
+    if (n > TOKEN_BYTES) {
+        return SIZE_MAX;
+    }
+    for (size_t j = 0; j <= n; j++) {
+        row[j] = j;
+    }
+    for (size_t i = 1; a[i - 1] != '\0'; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= n; j++) {
+            size_t change = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = smaller(change, smaller(row[j], row[j - 1]) + 1);
+        }
+    }
+    return row[n];
+}
+
+static const char *
+nearest_name(const char *key) {
+    const char *best = NULL;
+    size_t best_distance = strlen(key) / 2 + 1;
+    for (size_t i = 0; i < N_OPTIONS; i++) {
+        size_t distance = edit_distance(key, option_table[i].name);
+        if (distance < best_distance) {
+            best = option_table[i].name;
+            best_distance = distance;
+        }
+    }
+    return best;
+}
+
+/* "4096", "512MB", "1.5GiB": K, M, G and T are powers of 1024, as everywhere in GPU memory. */
+static bool
+parse_bytes(const char *text, size_t *out) {
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || !(value >= 0)) {
+        return false;
+    }
+    static const char units[] = "KMGT";
+    const char *unit = *end == '\0' ? NULL : strchr(units, *end & ~0x20);
+    if (unit != NULL) {
+        value *= (double)((uint64_t)1 << (10 * (unit - units + 1)));
+        end++;
+        end += (*end | 0x20) == 'i';
+    }
+    end += (*end | 0x20) == 'b';
+    if (*end != '\0' || value >= (double)PYA_REQUEST_MAX) {
+        return false;
+    }
+    *out = (size_t)value;
+    return true;
+}
+
+static bool
+parse_bool(const char *text, int *out) {
+    static const char *const yes[] = {"true", "1", "on", "yes"};
+    static const char *const no[] = {"false", "0", "off", "no"};
+    for (size_t i = 0; i < sizeof yes / sizeof yes[0]; i++) {
+        if (strcasecmp(text, yes[i]) == 0 || strcasecmp(text, no[i]) == 0) {
+            *out = strcasecmp(text, yes[i]) == 0;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool
+parse_choice(const char *option, const char *text, int *out) {
+    for (size_t i = 0; i < N_CHOICES; i++) {
+        if (strcmp(choice_table[i].option, option) == 0 && strcmp(choice_table[i].name, text) == 0) {
+            *out = choice_table[i].value;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool
+parse_real(const char *text, double *out) {
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end != '\0' || !(value >= 0 && value <= 1)) {
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+static bool
+parse_count(const char *text, size_t *out) {
+    char *end;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (end == text || *end != '\0' || text[0] == '-' || value > 1U << 20) {
+        return false;
+    }
+    *out = (size_t)value;
+    return true;
+}
+
+static bool
+option_set(struct pya_options *options, const struct option *option, const char *text) {
+    void *field = (char *)options + option->offset;
+    switch (option->kind) {
+    case KIND_CHOICE:
+        return parse_choice(option->name, text, field);
+    case KIND_BOOL:
+        return parse_bool(text, field);
+    case KIND_BYTES:
+        return parse_bytes(text, field);
+    case KIND_REAL:
+        return parse_real(text, field);
+    case KIND_COUNT:
+        return parse_count(text, field);
+    }
+    return false;
+}
+
+static const struct option *
+option_find(const char *key) {
+    for (size_t i = 0; i < N_OPTIONS; i++) {
+        if (strcmp(option_table[i].name, key) == 0) {
+            return &option_table[i];
+        }
+    }
+    return NULL;
+}
+
+static bool
+key_is_ignored(const char *key) {
+    for (size_t i = 0; i < sizeof ignored_keys / sizeof ignored_keys[0]; i++) {
+        if (strcmp(ignored_keys[i], key) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static const char *
+kind_wants(enum option_kind kind) {
+    switch (kind) {
+    case KIND_CHOICE:
+        return "one of the names in its help";
+    case KIND_BOOL:
+        return "True or False";
+    case KIND_BYTES:
+        return "a size such as 512MB";
+    case KIND_REAL:
+        return "a number from 0 to 1";
+    case KIND_COUNT:
+        return "a whole number up to 1048576";
+    }
+    return "something else";
+}
+
+static pya_status
+option_apply(
+    struct pya_options *options, const char *key, const char *value, char *message,
+    size_t message_bytes) {
+    const struct option *option = option_find(key);
+    if (option == NULL && strcmp(key, "max_split_size_mb") == 0) {
+        char with_unit[TOKEN_BYTES + 4];
+        (void)snprintf(with_unit, sizeof with_unit, "%sMB", value);
+        option = option_find("max_split_size");
+        if (option_set(options, option, with_unit)) {
+            return PYA_OK;
+        }
+    } else if (option == NULL && key_is_ignored(key)) {
+        return PYA_OK;
+    }
+    if (option == NULL) {
+        const char *nearest = nearest_name(key);
+        (void)snprintf(
+            message, message_bytes, "unknown option '%s'%s%s%s; `pyalloc doctor` lists all options",
+            key, nearest == NULL ? "" : "; did you mean '", nearest == NULL ? "" : nearest,
+            nearest == NULL ? "" : "'?");
+        return PYA_E_INVAL;
+    }
+    if (!option_set(options, option, value)) {
+        (void)snprintf(
+            message, message_bytes, "option '%s' cannot be '%s': it takes %s (%s)", key, value,
+            kind_wants(option->kind), option->help);
+        return PYA_E_INVAL;
+    }
+    return PYA_OK;
+}
+
+/* Copies up to `stop` or the end; false when it does not fit. */
+static bool
+token_copy(const char *from, const char *end, char *token) {
+    while (from < end && *from == ' ') {
+        from++;
+    }
+    while (end > from && end[-1] == ' ') {
+        end--;
+    }
+    size_t n = (size_t)(end - from);
+    if (n >= TOKEN_BYTES) {
+        return false;
+    }
+    memcpy(token, from, n);
+    token[n] = '\0';
+    return true;
+}
+
+pya_status
+pya_options_parse(
+    struct pya_options *options, const char *text, char *message, size_t message_bytes) {
+    struct pya_options parsed = *options;
+    while (*text != '\0') {
+        char key[TOKEN_BYTES], value[TOKEN_BYTES];
+        const char *end = text + strcspn(text, ",");
+        const char *colon = memchr(text, ':', (size_t)(end - text));
+        /* torch writes lists as [256:1,512:2]; none of ours needs one. */
+        bool is_short = colon != NULL && token_copy(text, colon, key)
+                        && token_copy(colon + 1, end, value);
+        if (!is_short) {
+            (void)snprintf(
+                message, message_bytes, "'%.*s' is not of the form key:value",
+                (int)(end - text > 60 ? 60 : end - text), text);
+            return PYA_E_INVAL;
+        }
+        pya_status st = option_apply(&parsed, key, value, message, message_bytes);
+        if (st != PYA_OK) {
+            return st;
+        }
+        text = *end == ',' ? end + 1 : end;
+    }
+    *options = parsed;
+    return PYA_OK;
+}
+
+const char *
+pya_option_name(size_t index) {
+    return index < N_OPTIONS ? option_table[index].name : NULL;
+}
+
+const char *
+pya_option_help(size_t index) {
+    return index < N_OPTIONS ? option_table[index].help : NULL;
+}
+
+static const char *
+choice_name(const char *option, int value) {
+    for (size_t i = 0; i < N_CHOICES; i++) {
+        if (strcmp(choice_table[i].option, option) == 0 && choice_table[i].value == value) {
+            return choice_table[i].name;
+        }
+    }
+    return "?";
+}
+
+int
+pya_option_format(
+    const struct pya_options *options, size_t index, char *buffer, size_t bytes) {
+    if (index >= N_OPTIONS) {
+        return -1;
+    }
+    const struct option *option = &option_table[index];
+    const char *field = (const char *)options + option->offset;
+    int number;
+    size_t count;
+    double real;
+    switch (option->kind) {
+    case KIND_CHOICE:
+        memcpy(&number, field, sizeof number);
+        return snprintf(buffer, bytes, "%s", choice_name(option->name, number));
+    case KIND_BOOL:
+        memcpy(&number, field, sizeof number);
+        return snprintf(buffer, bytes, "%s", number ? "True" : "False");
+    case KIND_REAL:
+        memcpy(&real, field, sizeof real);
+        return snprintf(buffer, bytes, "%g", real);
+    case KIND_BYTES:
+    case KIND_COUNT:
+        memcpy(&count, field, sizeof count);
+        return snprintf(buffer, bytes, "%zu", count);
+    }
+    return -1;
+}

@@ -1,0 +1,176 @@
+/* Recorded streams and their events.  Floor 8. */
+#include "pending.h"
+
+#include <stdlib.h>
+
+#include "debug.h"
+
+void
+pya_block_release(struct pya_block *block) {
+    struct pya_arena *arena = block->arena;
+    struct pya_card *card = arena->card;
+    enum pya_stat_pool pool = pya_stat_pool_of(block->is_small);
+    pya_stats_sub(&card->stats, pool, PYA_STAT_active, 1);
+    pya_stats_sub(&card->stats, pool, PYA_STAT_active_bytes, block->bytes);
+    pya_stats_sub(&card->stats, pool, PYA_STAT_requested_bytes, block->requested);
+    card->live_bytes -= block->bytes;
+    if (PYA_UNLIKELY(block->state == PYA_BLOCK_STITCHED)) {
+        pya_stitch_give(block);
+    } else {
+        (void)pya_arena_give(arena, block);
+    }
+}
+
+static struct pya_pending *
+pending_queue(struct pya_card *card, pya_stream stream) {
+    struct pya_pending *queue = card->pending;
+    while (queue != NULL && queue->stream != stream) {
+        queue = queue->next;
+    }
+    return queue;
+}
+
+pya_status
+pya_pending_record(struct pya_card *card, struct pya_block *block, pya_stream stream) {
+    if (block->arena->stream == stream) {
+        return PYA_OK;
+    }
+    for (const struct pya_use *use = block->uses; use != NULL; use = use->next) {
+        if (use->queue->stream == stream) {
+            return PYA_OK;
+        }
+    }
+    pya_status st = pya_slab_reserve(&card->uses, 1);
+    if (st != PYA_OK) {
+        return st;
+    }
+    struct pya_pending *queue = pending_queue(card, stream);
+    if (queue == NULL) {
+        queue = calloc(1, sizeof *queue);
+        if (queue == NULL) {
+            return PYA_E_HOST_NOMEM;
+        }
+        queue->stream = stream;
+        queue->next = card->pending;
+        card->pending = queue;
+    }
+    struct pya_use *use = pya_slab_take(&card->uses);
+    *use = (struct pya_use){.next = block->uses, .block = block, .queue = queue};
+    block->uses = use;
+    return PYA_OK;
+}
+
+/* On failure the use stays without an event, which reads as "busy". */
+static void
+use_mark(struct pya_card *card, struct pya_use *use) {
+    pya_event event;
+    if (pya_device_event_create(card->dev, &event) != PYA_OK) {
+        return;
+    }
+    if (pya_device_event_record(card->dev, event, use->queue->stream) != PYA_OK) {
+        (void)!pya_device_event_destroy(card->dev, event);
+        return;
+    }
+    use->event = event;
+}
+
+void
+pya_pending_free(struct pya_card *card, struct pya_block *block) {
+    if (PYA_LIKELY(block->uses == NULL)) {
+        pya_block_release(block);
+        return;
+    }
+    block->is_pending = true;
+    while (block->uses != NULL) {
+        struct pya_use *use = block->uses;
+        block->uses = use->next;
+        use->next = NULL;
+        block->n_events++;
+        card->n_pending++;
+        struct pya_pending *queue = use->queue;
+        if (queue->head == NULL) {
+            queue->head = use;
+        } else {
+            queue->tail->next = use;
+        }
+        queue->tail = use;
+        if (card->n_active == 0) {
+            use_mark(card, use);
+        }
+    }
+}
+
+void
+pya_pending_resume(struct pya_card *card) {
+    for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
+        for (struct pya_use *use = queue->head; use != NULL; use = use->next) {
+            if (use->event == 0) {
+                use_mark(card, use);
+            }
+        }
+    }
+}
+
+static void
+queue_pop(struct pya_card *card, struct pya_pending *queue) {
+    struct pya_use *use = queue->head;
+    struct pya_block *block = use->block;
+    queue->head = use->next;
+    if (use->event != 0) {
+        (void)!pya_device_event_destroy(card->dev, use->event);
+    }
+    pya_slab_put(&card->uses, use);
+    card->n_pending--;
+    if (--block->n_events == 0) {
+        (void)pya_ptrmap_remove(&card->live, block->addr);
+        pya_block_release(block);
+    }
+}
+
+void
+pya_pending_poll(struct pya_card *card) {
+    if (card->n_active > 0) {
+        return;
+    }
+    for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
+        while (queue->head != NULL && queue->head->event != 0) {
+            bool is_done = false;
+            if (pya_device_event_query(card->dev, queue->head->event, &is_done) != PYA_OK
+                || !is_done) {
+                break;
+            }
+            queue_pop(card, queue);
+        }
+    }
+}
+
+pya_status
+pya_pending_sync(struct pya_card *card) {
+    for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
+        if (queue->head == NULL) {
+            continue;
+        }
+        pya_status st = pya_device_stream_sync(card->dev, queue->stream);
+        if (st != PYA_OK) {
+            return st;
+        }
+        while (queue->head != NULL) {
+            queue_pop(card, queue);
+        }
+    }
+    return PYA_OK;
+}
+
+void
+pya_pending_fini(struct pya_card *card) {
+    while (card->pending != NULL) {
+        struct pya_pending *queue = card->pending;
+        card->pending = queue->next;
+        for (struct pya_use *use = queue->head; use != NULL; use = use->next) {
+            if (use->event != 0) {
+                (void)!pya_device_event_destroy(card->dev, use->event);
+            }
+        }
+        free(queue);
+    }
+}

@@ -1,0 +1,126 @@
+/* Plain segments.  Floor 7. */
+#include "plain.h"
+
+#include <stdlib.h>
+
+/* torch's sizes (shared facts of its allocator, so that nobody needs more here than there). */
+enum {
+    PLAIN_SMALL_SEGMENT = 2 << 20,
+    PLAIN_LARGE_SEGMENT = 20 << 20,
+    PLAIN_LARGE_FROM = 10 << 20, /* requests from here on get a segment of their own */
+};
+
+static size_t
+plain_segment_bytes(size_t bytes, bool is_small) {
+    if (is_small) {
+        return PLAIN_SMALL_SEGMENT;
+    }
+    return bytes < PLAIN_LARGE_FROM ? PLAIN_LARGE_SEGMENT : pya_round_up(bytes, PYA_PAGE);
+}
+
+struct pya_block *
+pya_plain_find(struct pya_arena *arena, size_t bytes, bool is_small) {
+    struct pya_block *run = pya_fit_find(is_small ? arena->small_fit : &arena->fit, bytes);
+    size_t max_split = arena->card->options.max_split_size;
+    if (run == NULL || max_split == 0) {
+        return run;
+    }
+    /* An oversize block serves only oversize requests, and then wastes at most one large segment. */
+    if (bytes < max_split && run->bytes >= max_split) {
+        return NULL;
+    }
+    if (bytes >= max_split && run->bytes >= bytes + PLAIN_LARGE_SEGMENT) {
+        return NULL;
+    }
+    return run;
+}
+
+struct pya_block *
+pya_plain_take(struct pya_arena *arena, struct pya_block *run, size_t bytes, bool is_small) {
+    size_t rest = run->bytes - bytes;
+    size_t max_split = arena->card->options.max_split_size;
+    bool splits = is_small ? rest >= PYA_ALIGN
+                           : rest > PYA_SMALL_MAX && (max_split == 0 || bytes < max_split);
+    return pya_arena_take(arena, run, splits ? bytes : run->bytes);
+}
+
+pya_status
+pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
+    struct pya_card *card = arena->card;
+    size_t segment = plain_segment_bytes(bytes, is_small);
+    size_t room = card->limit_bytes - card->reserved_bytes;
+    if (card->reserved_bytes > card->limit_bytes || segment > room) {
+        return PYA_E_LIMIT;
+    }
+    pya_status st = pya_slab_reserve(&card->blocks, 1);
+    if (st != PYA_OK) {
+        return st;
+    }
+    struct pya_range *range = calloc(1, sizeof *range);
+    if (range == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    st = pya_device_plain_alloc(card->dev, segment, &range->base);
+    if (st != PYA_OK) {
+        free(range);
+        return st;
+    }
+    pya_card_claim(card, range->base, segment);
+    range->arena = arena;
+    range->bytes = segment;
+    range->is_small = is_small;
+    range->n_mapped = 1;
+    range->next = arena->ranges;
+    arena->ranges = range;
+    struct pya_block *block = pya_slab_take(&card->blocks);
+    block->addr = range->base;
+    block->bytes = segment;
+    pya_range_link_below(range, NULL, block);
+    (void)pya_arena_give(arena, block);
+    pya_card_reserved(card, is_small, (int64_t)segment);
+    pya_stats_add(&card->stats, pya_stat_pool_of(is_small), PYA_STAT_segment, 1);
+    card->stats.scalar[PYA_STAT_num_device_alloc]++;
+    card->stats.scalar[PYA_STAT_pyalloc_growths]++;
+    return PYA_OK;
+}
+
+static pya_status
+plain_release(struct pya_arena *arena, struct pya_range **link) {
+    struct pya_card *card = arena->card;
+    struct pya_range *range = *link;
+    pya_status st = pya_device_plain_free(card->dev, range->base);
+    if (st != PYA_OK) {
+        return st;
+    }
+    struct pya_block *run = range->first;
+    struct pya_block *block = pya_arena_take(arena, run, run->bytes);
+    pya_range_unlink(range, block);
+    pya_slab_put(&card->blocks, block);
+    pya_card_reserved(card, range->is_small, -(int64_t)range->bytes);
+    pya_stats_sub(&card->stats, pya_stat_pool_of(range->is_small), PYA_STAT_segment, 1);
+    card->stats.scalar[PYA_STAT_num_device_free]++;
+    *link = range->next;
+    free(range);
+    return PYA_OK;
+}
+
+pya_status
+pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed) {
+    struct pya_range **link = &arena->ranges;
+    *n_freed = 0;
+    while (*link != NULL && *n_freed < n_bytes) {
+        struct pya_range *range = *link;
+        bool is_idle = range->first->state == PYA_BLOCK_FREE && range->first->next == NULL;
+        if (range->slots != NULL || !is_idle) {
+            link = &range->next;
+            continue;
+        }
+        size_t bytes = range->bytes;
+        pya_status st = plain_release(arena, link);
+        if (st != PYA_OK) {
+            return st;
+        }
+        *n_freed += bytes;
+    }
+    return PYA_OK;
+}

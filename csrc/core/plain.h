@@ -1,0 +1,23 @@
+/* Plain segments, for drivers without virtual memory calls: cudaMalloc in torch's sizes.  Floor 7. */
+#pragma once
+
+#include "arena.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Best fit of torch's rules (max_split_size included); NULL when nothing fits.  Stays in the index. */
+struct pya_block *pya_plain_find(struct pya_arena *arena, size_t bytes, bool is_small);
+/* Takes the run, splitting it where torch would.  One record was reserved in card->blocks. */
+struct pya_block *
+pya_plain_take(struct pya_arena *arena, struct pya_block *run, size_t bytes, bool is_small);
+/* One more segment that holds `bytes`. */
+PYA_MUST_CHECK pya_status pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small);
+/* Frees segments that are wholly free until n_bytes went back; returns what did.  Waits for the device. */
+PYA_MUST_CHECK pya_status
+pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed);
+
+#ifdef __cplusplus
+}
+#endif

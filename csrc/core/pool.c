@@ -1,0 +1,113 @@
+/* Private pools.  Floor 7. */
+#include "pool.h"
+
+#include <stdlib.h>
+
+struct pya_pool *
+pya_pool_find(struct pya_card *card, struct pya_pool_id id) {
+    struct pya_pool *pool = card->pools;
+    while (pool != NULL && (pool->id.first != id.first || pool->id.second != id.second)) {
+        pool = pool->next;
+    }
+    return pool;
+}
+
+pya_status
+pya_pool_get(struct pya_card *card, struct pya_pool_id id, struct pya_pool **out) {
+    struct pya_pool *pool = pya_pool_find(card, id);
+    if (pool == NULL) {
+        pool = calloc(1, sizeof *pool);
+        if (pool == NULL) {
+            return PYA_E_HOST_NOMEM;
+        }
+        pool->id = id;
+        pool->next = card->pools;
+        card->pools = pool;
+    }
+    *out = pool;
+    return PYA_OK;
+}
+
+struct pya_pool *
+pya_pool_route(struct pya_card *card, pya_stream stream) {
+    struct pya_pool *best = NULL;
+    for (struct pya_pool *pool = card->pools; pool != NULL; pool = pool->next) {
+        if (!pool->is_active || (best != NULL && best->order > pool->order)) {
+            continue;
+        }
+        if (pool->filter.match == NULL || pool->filter.match(pool->filter.arg, stream)) {
+            best = pool;
+        }
+    }
+    return best;
+}
+
+pya_status
+pya_pool_arena(
+    struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
+    struct pya_arena *arena = card->arenas;
+    while (arena != NULL && (arena->pool != pool || arena->stream != stream)) {
+        arena = arena->next;
+    }
+    if (arena == NULL) {
+        pya_status st = pya_arena_create(card, pool, stream, &arena);
+        if (st != PYA_OK) {
+            return st;
+        }
+    }
+    card->last_arena = arena;
+    *out = arena;
+    return PYA_OK;
+}
+
+bool
+pya_pool_is_open(const struct pya_arena *arena) {
+    return arena->pool == NULL || arena->pool->n_users == 0;
+}
+
+/* Nothing mapped, nothing handed out: only address space is left. */
+static bool
+arena_is_empty(const struct pya_arena *arena) {
+    for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
+        if (range->first->state != PYA_BLOCK_HOLE || range->first->next != NULL) {
+            return false;
+        }
+    }
+    return arena->stitches == NULL;
+}
+
+static bool
+pool_drop_arenas(struct pya_card *card, const struct pya_pool *pool) {
+    bool is_empty = true;
+    struct pya_arena **link = &card->arenas;
+    while (*link != NULL) {
+        struct pya_arena *arena = *link;
+        if (arena->pool != pool) {
+            link = &arena->next;
+        } else if (!arena_is_empty(arena)) {
+            is_empty = false;
+            link = &arena->next;
+        } else {
+            *link = arena->next;
+            if (card->last_arena == arena) {
+                card->last_arena = NULL;
+            }
+            pya_arena_destroy(arena);
+        }
+    }
+    return is_empty;
+}
+
+void
+pya_pools_sweep(struct pya_card *card) {
+    struct pya_pool **link = &card->pools;
+    while (*link != NULL) {
+        struct pya_pool *pool = *link;
+        if (pool->n_users == 0 && !pool->is_active && pool_drop_arenas(card, pool)) {
+            *link = pool->next;
+            free(pool);
+        } else {
+            link = &pool->next;
+        }
+    }
+}

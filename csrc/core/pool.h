@@ -1,0 +1,38 @@
+/* Private pools: memory of CUDA graphs and of torch.cuda.MemPool, kept apart.  Floor 7. */
+#pragma once
+
+#include "arena.h"
+#include "pool_id.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* n_users counts graphs and MemPools; at 0 the pool's idle memory may be given back or taken by others,
+ * and the pool disappears with its last block.  Guarded by card->lock. */
+struct pya_pool {
+    struct pya_pool *next; /* of the card */
+    struct pya_pool_id id;
+    size_t n_users;
+    bool on_oom;    /* others may use its idle memory before out of memory */
+    bool is_active; /* filter decides; among active pools the latest begun comes first */
+    uint64_t order; /* when it began */
+    struct pya_stream_filter filter;
+};
+
+struct pya_pool *pya_pool_find(struct pya_card *card, struct pya_pool_id id);
+PYA_MUST_CHECK pya_status
+pya_pool_get(struct pya_card *card, struct pya_pool_id id, struct pya_pool **out);
+/* The pool an allocation on this stream goes to; NULL: the default pool. */
+struct pya_pool *pya_pool_route(struct pya_card *card, pya_stream stream);
+/* Arena of (pool, stream), made at the first request. */
+PYA_MUST_CHECK pya_status pya_pool_arena(
+    struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out);
+/* May memory of this arena be given back or moved to another arena? */
+bool pya_pool_is_open(const struct pya_arena *arena);
+/* Drops pools without users whose arenas hold nothing any more. */
+void pya_pools_sweep(struct pya_card *card);
+
+#ifdef __cplusplus
+}
+#endif

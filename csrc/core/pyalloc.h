@@ -1,0 +1,107 @@
+/* The allocator's public interface, usable from C alone.  Floor 4 implements it.
+ *
+ * One heap serves up to PYA_MAX_DEVICES devices, each with a lock of its own, so devices do not wait for one another.
+ * All functions may be called from any thread.  Out-parameters are written only on PYA_OK.  */
+#pragma once
+
+#include "../device/device.h"
+#include "base.h"
+#include "options.h"
+#include "pool_id.h"
+#include "stats.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct pya_heap;
+
+/* How the embedding program tells the heap about its world.  Every member may be NULL. */
+struct pya_hooks {
+    void *arg;
+    /* Opens device `index` at its first use; the heap closes it.  Required. */
+    pya_status (*open_device)(void *arg, int index, struct pya_device **out);
+    /* A call stack (opaque) for the allocation being made; called without the heap's lock and only while
+     * history is recorded.  NULL is "none".  Each context is released exactly once, without the lock. */
+    void *(*capture_context)(void *arg);
+    void (*release_context)(void *arg, void *context);
+    /* May a second owner be counted on one context?  Same rules. */
+    void (*retain_context)(void *arg, void *context);
+    /* Memory is short: free what you can.  Called without the lock, before out of memory; true: try again. */
+    bool (*on_pressure)(void *arg, int device, size_t bytes);
+    /* Called without the lock before PYA_E_NOMEM is returned (torch's OOM observers). */
+    void (*on_oom)(void *arg, int device, size_t bytes);
+};
+
+/* What an out-of-memory message says.  All in bytes. */
+struct pya_oom_info {
+    int device;
+    size_t requested_bytes;
+    size_t free_bytes;  /* of the device, now */
+    size_t total_bytes; /* of the device */
+    size_t limit_bytes; /* what the fraction or limit allows; SIZE_MAX when none is set */
+    size_t allocated_bytes;
+    size_t reserved_bytes;
+    size_t private_bytes;      /* idle in private pools */
+    size_t largest_free_bytes; /* largest free run */
+    struct pya_device_error error;
+};
+
+PYA_MUST_CHECK pya_status
+pya_heap_create(const struct pya_options *options, const struct pya_hooks *hooks, struct pya_heap **out);
+/* Gives everything back to the devices, live blocks too.  In a forked child it frees host memory only. */
+void pya_heap_destroy(struct pya_heap *heap);
+
+/* bytes 0 gives *out = 0.  The block may be used on `stream` at once.  On PYA_E_NOMEM the numbers of
+ * pya_heap_oom_info() describe the moment of failure for the calling thread. */
+PYA_MUST_CHECK pya_status
+pya_alloc(struct pya_heap *heap, int device, size_t bytes, pya_stream stream, pya_dptr *out);
+/* ptr 0 is accepted.  PYA_E_FOREIGN and PYA_E_DOUBLE_FREE change nothing. */
+PYA_MUST_CHECK pya_status pya_free(struct pya_heap *heap, pya_dptr ptr);
+/* The block is in use on `stream` too: after its free it waits for the work queued there by then.
+ * NULL and foreign pointers are ignored, as torch's callers expect. */
+PYA_MUST_CHECK pya_status pya_record_stream(struct pya_heap *heap, pya_dptr ptr, pya_stream stream);
+
+void pya_heap_oom_info(struct pya_heap *heap, struct pya_oom_info *out);
+/* torch's wording with our numbers; returns the length as snprintf does. */
+int pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes);
+/* What the device said last (call, code, text), for PYA_E_DEVICE. */
+void pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error *out);
+
+/* Where the block holding ptr starts and how large it is; its segment for torch's getBaseAllocation. */
+PYA_MUST_CHECK pya_status
+pya_block_info(struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *bytes, int *device);
+PYA_MUST_CHECK pya_status
+pya_segment_info(struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *bytes);
+
+/* Private pools (CUDA graphs, torch.cuda.MemPool).  begin counts a user of the pool and routes matching
+ * allocations to it until end; release drops one user; at none, idle memory of the pool may go back. */
+PYA_MUST_CHECK pya_status
+pya_pool_begin(struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_stream_filter filter);
+PYA_MUST_CHECK pya_status pya_pool_end(struct pya_heap *heap, int device, struct pya_pool_id id);
+PYA_MUST_CHECK pya_status pya_pool_release(struct pya_heap *heap, int device, struct pya_pool_id id);
+/* Gives back the idle memory of one pool now, in use or not; waits for the device. */
+PYA_MUST_CHECK pya_status pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id);
+/* Counts a user without routing anything (torch.cuda.MemPool); on_oom: others may take from it before OOM. */
+PYA_MUST_CHECK pya_status
+pya_pool_retain(struct pya_heap *heap, int device, struct pya_pool_id id, bool on_oom);
+
+/* Waits for pending blocks, then gives back every page that is wholly free.  device -1: all. */
+PYA_MUST_CHECK pya_status pya_empty_cache(struct pya_heap *heap, int device);
+/* Gives back free pages until reserved_bytes <= bytes or nothing is left to give. */
+PYA_MUST_CHECK pya_status pya_trim(struct pya_heap *heap, int device, size_t bytes);
+/* fraction of the device's total memory in [0, 1]; reserved bytes stay below it from now on. */
+PYA_MUST_CHECK pya_status pya_set_fraction(struct pya_heap *heap, int device, double fraction);
+double pya_get_fraction(struct pya_heap *heap, int device);
+
+/* values: PYA_N_STATS numbers in the order of pya_stat_key(). */
+PYA_MUST_CHECK pya_status pya_stats_get(struct pya_heap *heap, int device, int64_t *values);
+PYA_MUST_CHECK pya_status pya_stats_reset_peak(struct pya_heap *heap, int device);
+PYA_MUST_CHECK pya_status pya_stats_reset_accumulated(struct pya_heap *heap, int device);
+
+/* Checks every invariant of a device's structures; prints each violation to stderr; returns their number. */
+size_t pya_heap_check(struct pya_heap *heap, int device);
+
+#ifdef __cplusplus
+}
+#endif

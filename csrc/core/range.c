@@ -1,0 +1,176 @@
+/* Ranges.  Floor 5. */
+#include "range.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "debug.h"
+
+#ifdef PYA_TEST_TINY
+enum { RANGE_FIRST_ROOM = 2 };
+#else
+enum { RANGE_FIRST_ROOM = 256 };
+#endif
+
+static size_t
+range_start_words(size_t n_slots) {
+    return (n_slots + 63) / 64;
+}
+
+pya_status
+pya_range_reserve_slots(struct pya_range *range, size_t n) {
+    if (n > range->n_room) {
+        size_t n_room = range->n_room * 2 > n ? range->n_room * 2 : n;
+        n_room = n_room > RANGE_FIRST_ROOM ? n_room : RANGE_FIRST_ROOM;
+        struct pya_slot *slots = realloc(range->slots, n_room * sizeof *slots);
+        if (slots == NULL) {
+            return PYA_E_HOST_NOMEM;
+        }
+        range->slots = slots;
+        uint64_t *starts = realloc(range->starts, range_start_words(n_room) * sizeof *starts);
+        if (starts == NULL) {
+            return PYA_E_HOST_NOMEM;
+        }
+        size_t n_words = range_start_words(range->n_room);
+        memset(starts + n_words, 0, (range_start_words(n_room) - n_words) * sizeof *starts);
+        range->starts = starts;
+        range->n_room = n_room;
+    }
+    for (; range->n_slots < n; range->n_slots++) {
+        range->slots[range->n_slots] = (struct pya_slot){.page = PYA_NO_PAGE};
+    }
+    return PYA_OK;
+}
+
+void
+pya_range_fini(struct pya_range *range) {
+    free(range->slots);
+    free(range->starts);
+    range->slots = NULL;
+    range->starts = NULL;
+    range->n_slots = 0;
+    range->n_room = 0;
+}
+
+void
+pya_range_link_below(struct pya_range *range, struct pya_block *above, struct pya_block *block) {
+    block->range = range;
+    block->arena = range->arena;
+    block->next = above;
+    block->prev = above == NULL ? NULL : above->prev;
+    if (block->prev != NULL) {
+        block->prev->next = block;
+    } else {
+        range->first = block;
+    }
+    if (above != NULL) {
+        above->prev = block;
+    }
+    pya_range_add_start(range, block);
+}
+
+void
+pya_range_link_above(struct pya_range *range, struct pya_block *below, struct pya_block *block) {
+    block->range = range;
+    block->arena = range->arena;
+    block->prev = below;
+    block->next = below->next;
+    below->next = block;
+    if (block->next != NULL) {
+        block->next->prev = block;
+    }
+    pya_range_add_start(range, block);
+}
+
+void
+pya_range_unlink(struct pya_range *range, struct pya_block *block) {
+    pya_range_drop_start(range, block);
+    if (block->prev != NULL) {
+        block->prev->next = block->next;
+    } else {
+        range->first = block->next;
+    }
+    if (block->next != NULL) {
+        block->next->prev = block->prev;
+    }
+}
+
+struct pya_block *
+pya_range_free_run(const struct pya_range *range, size_t slot) {
+    pya_dptr addr = pya_range_addr(range, slot);
+    struct pya_block *block = range->slots[slot].last_start;
+    if (block == NULL) {
+        /* The block that covers the slot started in an earlier one. */
+        size_t word = slot / 64;
+        uint64_t bits = range->starts[word] & (((uint64_t)1 << (slot % 64)) - 1);
+        while (bits == 0) {
+            PYA_ASSERT(word > 0);
+            bits = range->starts[--word];
+        }
+        block = range->slots[word * 64 + 63U - (size_t)__builtin_clzll(bits)].last_start;
+    }
+    bool covers = block->addr <= addr && pya_block_end(block) >= addr + PYA_PAGE;
+    return covers && block->state == PYA_BLOCK_FREE ? block : NULL;
+}
+
+static size_t
+range_violation(const struct pya_range *range, const struct pya_block *block, const char *what) {
+    (void)fprintf(
+        stderr, "range %#llx: block %#llx of %zu bytes: %s\n", (unsigned long long)range->base,
+        (unsigned long long)block->addr, block->bytes, what);
+    return 1;
+}
+
+static size_t
+range_check_block(const struct pya_range *range, const struct pya_block *block) {
+    size_t n_wrong = 0;
+    if (block->range != range || block->arena != range->arena) {
+        n_wrong += range_violation(range, block, "belongs elsewhere");
+    }
+    if (block->bytes == 0 || block->bytes % PYA_ALIGN != 0 || block->addr % PYA_ALIGN != 0) {
+        n_wrong += range_violation(range, block, "is not a whole number of steps");
+    }
+    if (block->next != NULL && block->next->prev != block) {
+        n_wrong += range_violation(range, block, "links disagree");
+    }
+    if (block->state == PYA_BLOCK_FREE && pya_block_is(block->next, PYA_BLOCK_FREE)) {
+        n_wrong += range_violation(range, block, "two free runs touch");
+    }
+    if (range->slots == NULL) {
+        return n_wrong;
+    }
+    size_t slot = pya_range_slot(range, block->addr);
+    bool is_last = block->next == NULL || pya_range_slot(range, block->next->addr) != slot;
+    if (slot >= range->n_slots || (is_last && range->slots[slot].last_start != block)) {
+        n_wrong += range_violation(range, block, "the slot does not know it");
+    }
+    return n_wrong;
+}
+
+size_t
+pya_range_check(const struct pya_range *range) {
+    size_t n_wrong = 0;
+    pya_dptr addr = range->base;
+    for (const struct pya_block *block = range->first; block != NULL; block = block->next) {
+        if (block->addr != addr) {
+            n_wrong += range_violation(range, block, "leaves a gap or overlaps");
+        }
+        n_wrong += range_check_block(range, block);
+        addr = pya_block_end(block);
+    }
+    if (addr != range->base + range->bytes) {
+        (void)fprintf(stderr, "range %#llx: not tiled\n", (unsigned long long)range->base);
+        n_wrong++;
+    }
+    for (size_t s = 0; s < range->n_slots; s++) {
+        bool is_set = (range->starts[s / 64] >> (s % 64)) & 1;
+        const struct pya_block *last = range->slots[s].last_start;
+        if (is_set != (last != NULL)
+            || (last != NULL && pya_range_slot(range, last->addr) != s)) {
+            (void)fprintf(stderr, "range: slot %zu names a block elsewhere\n", s);
+            n_wrong++;
+        }
+    }
+    return n_wrong;
+}

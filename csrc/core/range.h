@@ -1,0 +1,96 @@
+/* A range: reserved address space tiled by home blocks.  Floor 5.
+ *
+ * sum(block.bytes) == bytes, blocks are in address order, no two FREE ones touch.
+ * With virtual memory a range is cut into slots of one page.  For each slot the range knows the last block
+ * that starts in it, so the block that covers a page is found without walking the list.  A plain segment
+ * (cudaMalloc) is a range without slots. */
+#pragma once
+
+#include "block.h"
+#include "page.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct pya_slot {
+    struct pya_block *last_start; /* NULL: no block starts in this slot */
+    pya_page_id page;             /* mapped here; PYA_NO_PAGE in a hole */
+};
+
+struct pya_range {
+    struct pya_range *next; /* of the arena */
+    struct pya_arena *arena;
+    pya_dptr base;
+    size_t bytes;
+    struct pya_block *first;
+    struct pya_slot *slots; /* NULL: a plain segment */
+    uint64_t *starts;       /* bit s == (slots[s].last_start != NULL) */
+    size_t n_slots;         /* slots in use: all mapped ones and the first of the last hole */
+    size_t n_room;
+    size_t n_mapped; /* slots with a page, dead ones not counted; 1 for a plain segment */
+    bool is_small; /* plain segment of the small pool */
+};
+
+/* Slots 0 .. n - 1 can be used; host memory only. */
+PYA_MUST_CHECK pya_status pya_range_reserve_slots(struct pya_range *range, size_t n);
+void pya_range_fini(struct pya_range *range);
+
+static inline size_t
+pya_range_slot(const struct pya_range *range, pya_dptr addr) {
+    return (size_t)((addr - range->base) >> PYA_PAGE_SHIFT);
+}
+
+static inline pya_dptr
+pya_range_addr(const struct pya_range *range, size_t slot) {
+    return range->base + ((pya_dptr)slot << PYA_PAGE_SHIFT);
+}
+
+static inline void
+pya_range_add_start(struct pya_range *range, struct pya_block *block) {
+    if (range->slots == NULL) {
+        return;
+    }
+    size_t s = pya_range_slot(range, block->addr);
+    struct pya_block *last = range->slots[s].last_start;
+    if (last == NULL) {
+        range->starts[s / 64] |= (uint64_t)1 << (s % 64);
+        range->slots[s].last_start = block;
+    } else if (last->addr < block->addr) {
+        range->slots[s].last_start = block;
+    }
+}
+
+/* block is still linked, so that its neighbour below is known. */
+static inline void
+pya_range_drop_start(struct pya_range *range, const struct pya_block *block) {
+    if (range->slots == NULL) {
+        return;
+    }
+    size_t s = pya_range_slot(range, block->addr);
+    if (range->slots[s].last_start != block) {
+        return;
+    }
+    struct pya_block *below = block->prev;
+    if (below != NULL && below->addr >= pya_range_addr(range, s)) {
+        range->slots[s].last_start = below;
+        return;
+    }
+    range->slots[s].last_start = NULL;
+    range->starts[s / 64] &= ~((uint64_t)1 << (s % 64));
+}
+
+/* Links block directly below `above` (NULL is allowed only in an empty range). */
+void pya_range_link_below(
+    struct pya_range *range, struct pya_block *above, struct pya_block *block);
+void pya_range_link_above(
+    struct pya_range *range, struct pya_block *below, struct pya_block *block);
+void pya_range_unlink(struct pya_range *range, struct pya_block *block);
+/* The FREE run that covers the whole slot; NULL when any byte of it is not free. */
+struct pya_block *pya_range_free_run(const struct pya_range *range, size_t slot);
+/* Structure only: tiling, links, slots.  Prints each violation and returns their number. */
+size_t pya_range_check(const struct pya_range *range);
+
+#ifdef __cplusplus
+}
+#endif

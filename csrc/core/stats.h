@@ -1,0 +1,126 @@
+/* Statistics in torch's vocabulary: one table of names, from which C, Python and the CLI take the keys.  Floor 1. */
+#pragma once
+
+#include "base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Counted three ways (all, large_pool, small_pool), each as current, peak, allocated, freed. */
+#define PYA_POOLED_STATS(X)                                                                        \
+    X(allocation)                                                                                  \
+    X(segment)                                                                                     \
+    X(active)                                                                                      \
+    X(inactive_split)                                                                              \
+    X(allocated_bytes)                                                                             \
+    X(reserved_bytes)                                                                              \
+    X(active_bytes)                                                                                \
+    X(inactive_split_bytes)                                                                        \
+    X(requested_bytes)
+
+/* Counted once, as current, peak, allocated, freed. */
+#define PYA_SINGLE_STATS(X)                                                                        \
+    X(oversize_allocations)                                                                        \
+    X(oversize_segments)
+
+/* Plain numbers.  The second group is ours: where requests were served, and the steps before out of memory. */
+#define PYA_SCALAR_STATS(X)                                                                        \
+    X(num_alloc_retries)                                                                           \
+    X(num_ooms)                                                                                    \
+    X(num_oom_rejections)                                                                          \
+    X(num_sync_all_streams)                                                                        \
+    X(num_device_alloc)                                                                            \
+    X(num_device_free)                                                                             \
+    X(max_split_size)                                                                              \
+    X(pyalloc_fit_hits)                                                                            \
+    X(pyalloc_range_hits)                                                                          \
+    X(pyalloc_stitches)                                                                            \
+    X(pyalloc_growths)                                                                             \
+    X(pyalloc_page_moves)                                                                          \
+    X(pyalloc_page_transfers)                                                                      \
+    X(pyalloc_unmaps)                                                                              \
+    X(pyalloc_pages)                                                                               \
+    X(pyalloc_mappings)                                                                            \
+    X(pyalloc_host_bytes)
+
+enum pya_pooled_stat {
+#define X(name) PYA_STAT_##name,
+    PYA_POOLED_STATS(X)
+#undef X
+    PYA_N_POOLED
+};
+
+enum pya_single_stat {
+#define X(name) PYA_STAT_##name,
+    PYA_SINGLE_STATS(X)
+#undef X
+    PYA_N_SINGLE
+};
+
+enum pya_scalar_stat {
+#define X(name) PYA_STAT_##name,
+    PYA_SCALAR_STATS(X)
+#undef X
+    PYA_N_SCALAR
+};
+
+enum pya_stat_pool { PYA_STAT_ALL, PYA_STAT_LARGE, PYA_STAT_SMALL, PYA_N_STAT_POOLS };
+
+#define PYA_N_STATS (PYA_N_POOLED * PYA_N_STAT_POOLS * 4 + PYA_N_SINGLE * 4 + PYA_N_SCALAR)
+
+/* current <= peak, and allocated - freed == current until the totals are reset.
+ * The pools add up to "all".  Checked by pya_stats_check(). */
+struct pya_stat {
+    int64_t current;
+    int64_t peak;
+    int64_t allocated;
+    int64_t freed;
+};
+
+struct pya_stats {
+    struct pya_stat pooled[PYA_N_STAT_POOLS][PYA_N_POOLED];
+    struct pya_stat single[PYA_N_SINGLE];
+    int64_t scalar[PYA_N_SCALAR];
+};
+
+static inline void
+pya_stat_add(struct pya_stat *stat, int64_t amount)
+{
+    stat->allocated += amount;
+    stat->current += amount;
+    stat->peak = stat->current > stat->peak ? stat->current : stat->peak;
+}
+
+static inline void
+pya_stat_sub(struct pya_stat *stat, int64_t amount)
+{
+    stat->freed += amount;
+    stat->current -= amount;
+}
+
+static inline void
+pya_stats_add(struct pya_stats *stats, enum pya_stat_pool pool, enum pya_pooled_stat which, size_t amount)
+{
+    pya_stat_add(&stats->pooled[PYA_STAT_ALL][which], (int64_t)amount);
+    pya_stat_add(&stats->pooled[pool][which], (int64_t)amount);
+}
+
+static inline void
+pya_stats_sub(struct pya_stats *stats, enum pya_stat_pool pool, enum pya_pooled_stat which, size_t amount)
+{
+    pya_stat_sub(&stats->pooled[PYA_STAT_ALL][which], (int64_t)amount);
+    pya_stat_sub(&stats->pooled[pool][which], (int64_t)amount);
+}
+
+/* "allocated_bytes.all.current" and so on; NULL for index >= PYA_N_STATS.  The string is static. */
+const char *pya_stat_key(size_t index);
+/* values: PYA_N_STATS numbers, in the order of pya_stat_key(). */
+void pya_stats_flatten(const struct pya_stats *stats, int64_t *values);
+void pya_stats_reset_peaks(struct pya_stats *stats);
+void pya_stats_reset_totals(struct pya_stats *stats);
+size_t pya_stats_check(const struct pya_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,425 @@
+/* Stitched ranges and page moves.  Floor 7. */
+#include "stitch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "debug.h"
+
+static int
+run_compare(const void *a, const void *b) {
+    const struct pya_block *const *left = a;
+    const struct pya_block *const *right = b;
+    return ((*left)->addr > (*right)->addr) - ((*left)->addr < (*right)->addr);
+}
+
+pya_status
+pya_pages_pick(
+    struct pya_arena *arena, size_t n_most, bool only_idle, const struct pya_block *except,
+    pya_page_id *ids, size_t *n_out) {
+    size_t n_room = arena->fit.n_runs;
+    *n_out = 0;
+    if (arena->free_pages == 0 || n_most == 0) {
+        return PYA_OK;
+    }
+    struct pya_block **runs = malloc(n_room * sizeof(struct pya_block *));
+    if (runs == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    size_t n_runs = 0;
+    struct pya_block *run = pya_fit_find(&arena->fit, PYA_PAGE);
+    for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {
+        bool is_fit = run != except && (!only_idle || run->seq <= arena->idle_seq);
+        if (is_fit && pya_run_pages(run->addr, run->bytes) > 0) {
+            runs[n_runs++] = run;
+        }
+    }
+    qsort(runs, n_runs, sizeof(struct pya_block *), run_compare);
+    size_t n = 0;
+    for (size_t i = 0; i < n_runs && n < n_most; i++) {
+        struct pya_range *range = runs[i]->range;
+        size_t slot = pya_range_slot(range, pya_round_up(runs[i]->addr, PYA_PAGE));
+        size_t n_here = pya_run_pages(runs[i]->addr, runs[i]->bytes);
+        for (size_t k = 0; k < n_here && n < n_most; k++) {
+            ids[n++] = range->slots[slot + k].page;
+        }
+    }
+    free(runs);
+    *n_out = n;
+    return PYA_OK;
+}
+
+static struct pya_stitch **
+stitch_bucket(struct pya_stitches *stitches, size_t n_pages) {
+    return &stitches->buckets[n_pages % PYA_STITCH_BUCKETS];
+}
+
+static void
+stitch_link(struct pya_stitch *stitch) {
+    struct pya_stitches *all = stitch->arena->stitches;
+    struct pya_stitch **bucket = stitch_bucket(all, stitch->n_pages);
+    stitch->prev_same = NULL;
+    stitch->next_same = *bucket;
+    if (*bucket != NULL) {
+        (*bucket)->prev_same = stitch;
+    }
+    *bucket = stitch;
+    stitch->newer = NULL;
+    stitch->older = all->newest;
+    if (all->newest != NULL) {
+        all->newest->newer = stitch;
+    } else {
+        all->oldest = stitch;
+    }
+    all->newest = stitch;
+}
+
+static void
+stitch_unlink(struct pya_stitch *stitch) {
+    struct pya_stitches *all = stitch->arena->stitches;
+    if (stitch->prev_same != NULL) {
+        stitch->prev_same->next_same = stitch->next_same;
+    } else {
+        *stitch_bucket(all, stitch->n_pages) = stitch->next_same;
+    }
+    if (stitch->next_same != NULL) {
+        stitch->next_same->prev_same = stitch->prev_same;
+    }
+    if (stitch->newer != NULL) {
+        stitch->newer->older = stitch->older;
+    } else {
+        all->newest = stitch->older;
+    }
+    if (stitch->older != NULL) {
+        stitch->older->newer = stitch->newer;
+    } else {
+        all->oldest = stitch->newer;
+    }
+}
+
+/* How many of the pages ids[0..n) lie side by side in one free run of this arena; 0: ids[0] is not free. */
+static size_t
+pages_in_one_run(
+    const struct pya_arena *arena, const pya_page_id *ids, size_t n, struct pya_block **out) {
+    const struct pya_page *items = arena->card->pages.items;
+    const struct pya_page *page = &items[ids[0]];
+    struct pya_range *range = page->range;
+    if (range == NULL || range->arena != arena) {
+        return 0;
+    }
+    struct pya_block *run = pya_range_free_run(range, page->slot);
+    if (run == NULL) {
+        return 0;
+    }
+    size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
+    size_t k = 1;
+    while (k < n && page->slot + k < end && items[ids[k]].range == range
+           && items[ids[k]].slot == page->slot + k) {
+        k++;
+    }
+    *out = run;
+    return k;
+}
+
+/* Pieces the home runs would lend; 0 when a page is not wholly free. */
+static size_t
+stitch_n_pieces(const struct pya_stitch *stitch) {
+    struct pya_block *run;
+    size_t n_pieces = 0;
+    for (size_t i = 0; i < stitch->n_pages; n_pieces++) {
+        size_t k = pages_in_one_run(stitch->arena, stitch->pages + i, stitch->n_pages - i, &run);
+        if (k == 0) {
+            return 0;
+        }
+        i += k;
+    }
+    return n_pieces;
+}
+
+struct pya_stitch *
+pya_stitch_find(struct pya_arena *arena, size_t n_pages) {
+    if (arena->stitches == NULL || arena->free_pages < n_pages) {
+        return NULL;
+    }
+    struct pya_stitch *stitch = *stitch_bucket(arena->stitches, n_pages);
+    for (; stitch != NULL; stitch = stitch->next_same) {
+        bool is_idle = stitch->block == NULL && !stitch->is_broken;
+        if (is_idle && stitch->n_pages == n_pages && stitch_n_pieces(stitch) > 0) {
+            return stitch;
+        }
+    }
+    return NULL;
+}
+
+static pya_status
+stitch_map(struct pya_card *card, struct pya_stitch *stitch) {
+    size_t n_done = 0;
+    pya_status st = PYA_OK;
+    for (; n_done < stitch->n_pages; n_done++) {
+        pya_dptr addr = stitch->base + n_done * PYA_PAGE;
+        st = pya_device_map(card->dev, addr, card->pages.items[stitch->pages[n_done]].handle);
+        if (st != PYA_OK) {
+            goto unmap;
+        }
+    }
+    st = pya_device_set_access(card->dev, stitch->base, stitch->n_pages * PYA_PAGE);
+    if (st == PYA_OK) {
+        return PYA_OK;
+    }
+unmap:
+    if (n_done > 0
+        && pya_device_unmap(card->dev, stitch->base, n_done * PYA_PAGE) != PYA_OK) {
+        stitch->n_pages = n_done;
+        stitch->is_broken = true;
+    }
+    return st;
+}
+
+/* Counts the mappings and makes the range known to its arena. */
+static void
+stitch_adopt(struct pya_stitch *stitch) {
+    struct pya_arena *arena = stitch->arena;
+    for (size_t i = 0; i < stitch->n_pages; i++) {
+        pya_page_mapped(&arena->card->pages, stitch->pages[i]);
+    }
+    arena->stitches->n_mappings += stitch->n_pages;
+    stitch_link(stitch);
+}
+
+pya_status
+pya_stitch_make(
+    struct pya_arena *arena, const pya_page_id *ids, size_t n_pages, struct pya_stitch **out) {
+    struct pya_card *card = arena->card;
+    if (arena->stitches == NULL) {
+        arena->stitches = calloc(1, sizeof *arena->stitches);
+        if (arena->stitches == NULL) {
+            return PYA_E_HOST_NOMEM;
+        }
+    }
+    struct pya_stitch *stitch = malloc(sizeof *stitch + n_pages * sizeof(pya_page_id));
+    if (stitch == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    memcpy(stitch->pages, ids, n_pages * sizeof(pya_page_id));
+    stitch->arena = arena;
+    stitch->block = NULL;
+    stitch->n_pages = n_pages;
+    stitch->range_bytes = n_pages * PYA_PAGE;
+    stitch->is_broken = false;
+    pya_status st = pya_device_range_reserve(card->dev, stitch->range_bytes, &stitch->base);
+    if (st != PYA_OK) {
+        goto free_stitch;
+    }
+    pya_card_claim(card, stitch->base, stitch->range_bytes);
+    st = stitch_map(card, stitch);
+    if (st != PYA_OK && stitch->is_broken) {
+        stitch_adopt(stitch);
+        return st;
+    }
+    if (st != PYA_OK) {
+        goto release_range;
+    }
+    stitch_adopt(stitch);
+    card->stats.scalar[PYA_STAT_pyalloc_stitches]++;
+    *out = stitch;
+    return PYA_OK;
+
+release_range:
+    (void)!pya_device_range_release(card->dev, stitch->base, stitch->range_bytes);
+free_stitch:
+    free(stitch);
+    return st;
+}
+
+pya_status
+pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out) {
+    struct pya_arena *arena = stitch->arena;
+    struct pya_card *card = arena->card;
+    PYA_ASSERT(stitch->block == NULL && bytes <= stitch->n_pages * PYA_PAGE);
+    /* Each piece may leave a rest above it and cut a run in two. */
+    pya_status st = pya_slab_reserve(&card->blocks, 2 * stitch_n_pieces(stitch) + 1);
+    if (st != PYA_OK) {
+        return st;
+    }
+    struct pya_block *block = pya_slab_take(&card->blocks);
+    *block = (struct pya_block){
+        .addr = stitch->base,
+        .bytes = bytes,
+        .stitch = stitch,
+        .arena = arena,
+        .state = PYA_BLOCK_STITCHED,
+    };
+    struct pya_block **link = &block->pieces;
+    for (size_t i = 0; i < stitch->n_pages;) {
+        struct pya_block *run;
+        size_t k = pages_in_one_run(arena, stitch->pages + i, stitch->n_pages - i, &run);
+        PYA_ASSERT(k > 0);
+        const struct pya_page *page = &card->pages.items[stitch->pages[i]];
+        struct pya_block *piece = pya_arena_carve(
+            arena, run, pya_range_addr(page->range, page->slot), k * PYA_PAGE, PYA_BLOCK_LENT);
+        piece->owner = block;
+        *link = piece;
+        link = &piece->next_piece;
+        i += k;
+    }
+    *link = NULL;
+    stitch->block = block;
+    stitch_unlink(stitch);
+    stitch_link(stitch);
+    pya_stats_add(&card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
+    *out = block;
+    return PYA_OK;
+}
+
+void
+pya_stitch_give(struct pya_block *block) {
+    struct pya_arena *arena = block->arena;
+    struct pya_block *piece = block->pieces;
+    while (piece != NULL) {
+        struct pya_block *next = piece->next_piece;
+        (void)pya_arena_give(arena, piece);
+        piece = next;
+    }
+    block->stitch->block = NULL;
+    pya_slab_put(&arena->card->blocks, block);
+    pya_stats_sub(&arena->card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
+}
+
+static void
+stitch_forget(struct pya_stitch *stitch) {
+    struct pya_card *card = stitch->arena->card;
+    for (size_t i = 0; i < stitch->n_pages; i++) {
+        pya_page_unmapped(&card->pages, stitch->pages[i]);
+    }
+    stitch->arena->stitches->n_mappings -= stitch->n_pages;
+    stitch_unlink(stitch);
+    free(stitch);
+}
+
+pya_status
+pya_stitch_destroy(struct pya_stitch *stitch) {
+    struct pya_card *card = stitch->arena->card;
+    PYA_ASSERT(stitch->block == NULL);
+    size_t range_bytes = stitch->range_bytes;
+    pya_dptr base = stitch->base;
+    pya_status st = pya_device_unmap(card->dev, base, stitch->n_pages * PYA_PAGE);
+    if (st != PYA_OK) {
+        return st;
+    }
+    card->stats.scalar[PYA_STAT_pyalloc_unmaps]++;
+    stitch_forget(stitch);
+    /* Address space that cannot be given back is lost, no memory with it. */
+    (void)!pya_device_range_release(card->dev, base, range_bytes);
+    return PYA_OK;
+}
+
+void
+pya_stitches_destroy(struct pya_arena *arena) {
+    struct pya_card *card = arena->card;
+    if (arena->stitches == NULL) {
+        return;
+    }
+    while (arena->stitches->newest != NULL) {
+        struct pya_stitch *stitch = arena->stitches->newest;
+        (void)!pya_device_unmap(card->dev, stitch->base, stitch->n_pages * PYA_PAGE);
+        (void)!pya_device_range_release(card->dev, stitch->base, stitch->range_bytes);
+        stitch_forget(stitch);
+    }
+    free(arena->stitches);
+    arena->stitches = NULL;
+}
+
+/* Where a page was before it moved. */
+struct old_home {
+    struct pya_range *range;
+    size_t slot;
+};
+
+static void
+pages_leave(const struct old_home *old, size_t n_pages) {
+    for (size_t i = 0; i < n_pages;) {
+        struct pya_range *range = old[i].range;
+        struct pya_block *run = pya_range_free_run(range, old[i].slot);
+        PYA_ASSERT(run != NULL);
+        size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
+        size_t k = 1;
+        while (i + k < n_pages && old[i + k].range == range && old[i + k].slot == old[i].slot + k
+               && old[i + k].slot < end) {
+            k++;
+        }
+        (void)pya_arena_carve(
+            range->arena, run, pya_range_addr(range, old[i].slot), k * PYA_PAGE, PYA_BLOCK_DEAD);
+        pya_arena_note_unmapped(range->arena, range, k);
+        i += k;
+    }
+}
+
+pya_status
+pya_pages_move(
+    struct pya_arena *arena, struct pya_block *hole, const pya_page_id *ids, size_t n_pages) {
+    struct pya_card *card = arena->card;
+    /* A cut of the hole and, per page at worst, a piece and the rest above it. */
+    pya_status st = pya_slab_reserve(&card->blocks, 2 * n_pages + 2);
+    if (st != PYA_OK) {
+        return st;
+    }
+    struct old_home *old = malloc(n_pages * sizeof *old);
+    if (old == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    for (size_t i = 0; i < n_pages; i++) {
+        const struct pya_page *page = &card->pages.items[ids[i]];
+        old[i] = (struct old_home){page->range, page->slot};
+    }
+    st = pya_arena_settle(arena, hole, ids, n_pages);
+    if (st == PYA_OK) {
+        pages_leave(old, n_pages);
+        card->stats.scalar[PYA_STAT_pyalloc_page_moves] += (int64_t)n_pages;
+    }
+    free(old);
+    return st;
+}
+
+static size_t
+stitch_check(const struct pya_stitch *stitch) {
+    const struct pya_block *block = stitch->block;
+    if (block == NULL) {
+        return 0;
+    }
+    size_t lent = 0;
+    size_t n_wrong = 0;
+    for (const struct pya_block *p = block->pieces; p != NULL; p = p->next_piece) {
+        n_wrong += p->state != PYA_BLOCK_LENT || p->owner != block;
+        lent += p->bytes;
+    }
+    if (block->stitch != stitch || block->state != PYA_BLOCK_STITCHED || lent < block->bytes
+        || n_wrong > 0) {
+        (void)fprintf(
+            stderr, "stitch %#llx: %zu bytes lent for %zu, %zu pieces not its own\n",
+            (unsigned long long)stitch->base, lent, block->bytes, n_wrong);
+        return n_wrong + 1;
+    }
+    return 0;
+}
+
+size_t
+pya_stitches_check(const struct pya_arena *arena) {
+    size_t n_wrong = 0;
+    size_t n_mappings = 0;
+    if (arena->stitches == NULL) {
+        return 0;
+    }
+    const struct pya_stitch *stitch = arena->stitches->newest;
+    for (; stitch != NULL; stitch = stitch->older) {
+        n_mappings += stitch->n_pages;
+        n_wrong += stitch_check(stitch);
+    }
+    if (n_mappings != arena->stitches->n_mappings) {
+        (void)fprintf(
+            stderr, "stitches: %zu mappings, %zu counted\n", n_mappings,
+            arena->stitches->n_mappings);
+        n_wrong++;
+    }
+    return n_wrong;
+}

@@ -1,0 +1,63 @@
+/* Stitched ranges: a list of pages mapped a second time, side by side, for one block.  Floor 7.
+ *
+ * Taking one lends the same bytes out of the pages' home runs; giving it back returns them there.  The
+ * mapping stays, so a range whose pages are all free again is taken anew without a device call. */
+#pragma once
+
+#include "arena.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { PYA_STITCH_BUCKETS = 128 };
+
+struct pya_stitch {
+    struct pya_stitch *next_same, *prev_same; /* same bucket, latest used first */
+    struct pya_stitch *newer, *older;         /* all of the arena, by use */
+    struct pya_arena *arena;
+    struct pya_block *block; /* NULL: idle */
+    pya_dptr base;
+    size_t range_bytes; /* address space reserved at base */
+    size_t n_pages;     /* mapped there; fewer than fit when is_broken */
+    bool is_broken;     /* mapping it failed half-way and could not be undone: only good for unmapping */
+    pya_page_id pages[];
+};
+
+struct pya_stitches {
+    struct pya_stitch *buckets[PYA_STITCH_BUCKETS];
+    struct pya_stitch *newest, *oldest;
+    size_t n_mappings; /* sum of n_pages */
+};
+
+/* Collects up to n_most wholly free pages of the arena, lowest address first; only_idle: only those whose
+ * stream has finished with them.  The run `except` is left out.  PYA_E_HOST_NOMEM: no scratch list. */
+PYA_MUST_CHECK pya_status pya_pages_pick(
+    struct pya_arena *arena, size_t n_most, bool only_idle, const struct pya_block *except,
+    pya_page_id *ids, size_t *n_out);
+
+/* An idle range of exactly n_pages, all of them wholly free at home in this arena; NULL if none. */
+struct pya_stitch *pya_stitch_find(struct pya_arena *arena, size_t n_pages);
+/* Maps the pages (wholly free, at home in this arena) at a fresh range.  Undoes itself on failure. */
+PYA_MUST_CHECK pya_status pya_stitch_make(
+    struct pya_arena *arena, const pya_page_id *ids, size_t n_pages, struct pya_stitch **out);
+/* Hands out the first `bytes` of an idle range whose pages are all free.  PYA_E_HOST_NOMEM changes nothing. */
+PYA_MUST_CHECK pya_status
+pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out);
+/* Returns the lent bytes home and frees the record of the block; the range becomes idle. */
+void pya_stitch_give(struct pya_block *block);
+/* Unmaps an idle range; work that used it has finished.  On failure it stays. */
+PYA_MUST_CHECK pya_status pya_stitch_destroy(struct pya_stitch *stitch);
+/* For the end of the heap: unmaps all, live ones too. */
+void pya_stitches_destroy(struct pya_arena *arena);
+
+/* Gives pages, wholly free in any arena of the card, a new home at the start of a hole of `arena`.  The old
+ * addresses stay mapped and dead.  Undoes itself on failure. */
+PYA_MUST_CHECK pya_status pya_pages_move(
+    struct pya_arena *arena, struct pya_block *hole, const pya_page_id *ids, size_t n_pages);
+
+size_t pya_stitches_check(const struct pya_arena *arena);
+
+#ifdef __cplusplus
+}
+#endif

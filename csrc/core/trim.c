@@ -1,0 +1,274 @@
+/* Giving memory back.  Floor 9.
+ *
+ * A page can go only when no address maps it any more, so the order is: choose pages, unmap every idle
+ * stitched range and dead address that shows one of them, unmap their homes, release.  Whatever cannot be
+ * unmapped keeps its page. */
+#include "trim.h"
+
+#include <stdlib.h>
+
+bool
+pya_card_is_capturing(struct pya_card *card) {
+    if (card->n_active == 0) {
+        return false;
+    }
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        bool is_capturing = false;
+        pya_status st = pya_device_is_capturing(card->dev, arena->stream, &is_capturing);
+        if (st != PYA_OK || is_capturing) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool
+pya_card_is_crowded(const struct pya_card *card) {
+    return card->pages.n_mappings > card->pages.n_live * card->options.mappings_per_page;
+}
+
+static bool
+arena_in_scope(
+    const struct pya_arena *arena, enum pya_trim_scope scope, const struct pya_pool *pool) {
+    return scope == PYA_TRIM_POOL ? arena->pool == pool : pya_pool_is_open(arena);
+}
+
+static void
+stitch_keep_pages(struct pya_card *card, const struct pya_stitch *stitch) {
+    for (size_t i = 0; i < stitch->n_pages; i++) {
+        card->pages.items[stitch->pages[i]].is_leaving = false;
+    }
+}
+
+static bool
+page_is_going(const struct pya_card *card, pya_page_id id) {
+    const struct pya_page *page = &card->pages.items[id];
+    return page->is_leaving || page->range == NULL;
+}
+
+static void
+trim_stitches(struct pya_card *card, struct pya_arena *arena) {
+    struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->oldest;
+    while (stitch != NULL) {
+        struct pya_stitch *next = stitch->newer;
+        bool is_going = stitch->is_broken;
+        for (size_t i = 0; i < stitch->n_pages && !is_going; i++) {
+            is_going = page_is_going(card, stitch->pages[i]);
+        }
+        if (is_going && stitch->block == NULL && pya_stitch_destroy(stitch) != PYA_OK) {
+            stitch_keep_pages(card, stitch);
+        }
+        stitch = next;
+    }
+    if (arena->stitches != NULL && arena->stitches->newest == NULL) {
+        free(arena->stitches);
+        arena->stitches = NULL;
+    }
+}
+
+/* Unmaps a run of slots and makes it a hole; on failure nothing changed. */
+static pya_status
+slots_unmap(struct pya_arena *arena, struct pya_block *block) {
+    struct pya_card *card = arena->card;
+    struct pya_range *range = block->range;
+    pya_status st = pya_device_unmap(card->dev, block->addr, block->bytes);
+    if (st != PYA_OK) {
+        return st;
+    }
+    card->stats.scalar[PYA_STAT_pyalloc_unmaps]++;
+    size_t first = pya_range_slot(range, block->addr);
+    for (size_t i = 0; i < block->bytes / PYA_PAGE; i++) {
+        pya_page_unmapped(&card->pages, range->slots[first + i].page);
+        range->slots[first + i].page = PYA_NO_PAGE;
+    }
+    pya_arena_make_hole(arena, block);
+    return PYA_OK;
+}
+
+/* everything: all dead addresses, not only those that show a leaving page. */
+static void
+trim_dead(struct pya_card *card, struct pya_arena *arena, bool everything) {
+    for (struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
+        struct pya_block *block = range->slots == NULL ? NULL : range->first;
+        while (block != NULL) {
+            struct pya_block *next = block->next;
+            if (block->state != PYA_BLOCK_DEAD) {
+                block = next;
+                continue;
+            }
+            size_t first = pya_range_slot(range, block->addr);
+            size_t n = block->bytes / PYA_PAGE;
+            bool is_going = everything;
+            for (size_t i = 0; i < n && !is_going; i++) {
+                is_going = page_is_going(card, range->slots[first + i].page);
+            }
+            /* A hole above it disappears into it. */
+            while (pya_block_is(next, PYA_BLOCK_HOLE)) {
+                next = next->next;
+            }
+            if (is_going && slots_unmap(arena, block) != PYA_OK) {
+                for (size_t i = 0; i < n; i++) {
+                    card->pages.items[range->slots[first + i].page].is_leaving = false;
+                }
+            }
+            block = next;
+        }
+    }
+}
+
+/* Takes pages ids[0..n) that lie side by side out of their run and unmaps their home. */
+static size_t
+pages_unhome(struct pya_arena *arena, const pya_page_id *ids, size_t n) {
+    struct pya_card *card = arena->card;
+    struct pya_page *items = card->pages.items;
+    struct pya_range *range = items[ids[0]].range;
+    size_t slot = items[ids[0]].slot;
+    struct pya_block *run = pya_range_free_run(range, slot);
+    if (run == NULL || !items[ids[0]].is_leaving || pya_slab_reserve(&card->blocks, 2) != PYA_OK) {
+        return 1;
+    }
+    size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
+    size_t k = 1;
+    while (k < n && slot + k < end && items[ids[k]].range == range && items[ids[k]].slot == slot + k
+           && items[ids[k]].is_leaving) {
+        k++;
+    }
+    struct pya_block *block = pya_arena_carve(
+        arena, run, pya_range_addr(range, slot), k * PYA_PAGE, PYA_BLOCK_USED);
+    if (slots_unmap(arena, block) != PYA_OK) {
+        (void)pya_arena_give(arena, block);
+        return k;
+    }
+    pya_arena_note_unmapped(arena, range, k);
+    for (size_t i = 0; i < k; i++) {
+        items[ids[i]].range = NULL;
+    }
+    card->stats.scalar[PYA_STAT_num_device_free]++;
+    return k;
+}
+
+/* Releases every page without home and mapping, those of earlier failures too. */
+static size_t
+pages_release_homeless(struct pya_card *card) {
+    size_t n_bytes = 0;
+    for (size_t i = 0; i < card->pages.n_items; i++) {
+        struct pya_page *page = &card->pages.items[i];
+        bool is_small = page->is_small;
+        page->is_leaving = false;
+        if (page->handle != 0 && page->range == NULL && page->n_mappings == 0
+            && pya_page_release(&card->pages, card->dev, (pya_page_id)i) == PYA_OK) {
+            pya_card_reserved(card, is_small, -(int64_t)PYA_PAGE);
+            n_bytes += PYA_PAGE;
+        }
+    }
+    return n_bytes;
+}
+
+/* Marks the wholly free pages of the scope that are to leave: ids[0..*n), arena by arena. */
+static pya_status
+trim_choose(
+    struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t n_most,
+    pya_page_id *ids, size_t *n_out) {
+    size_t n = 0;
+    for (struct pya_arena *arena = card->arenas; arena != NULL && n < n_most; arena = arena->next) {
+        if (!arena_in_scope(arena, scope, pool)) {
+            continue;
+        }
+        size_t n_here;
+        pya_status st = pya_pages_pick(arena, SIZE_MAX, false, NULL, ids + n, &n_here);
+        if (st != PYA_OK) {
+            return st;
+        }
+        /* The highest addresses go: the low ones are where best fit packs. */
+        size_t n_keep = n + n_here > n_most ? n + n_here - n_most : 0;
+        for (size_t i = 0; n_keep > 0 && i + n_keep < n_here; i++) {
+            ids[n + i] = ids[n + i + n_keep];
+        }
+        n += n_here - n_keep;
+    }
+    for (size_t i = 0; i < n; i++) {
+        card->pages.items[ids[i]].is_leaving = true;
+    }
+    *n_out = n;
+    return PYA_OK;
+}
+
+static pya_status
+trim_pages(
+    struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t n_bytes,
+    size_t *n_freed) {
+    size_t n_most = n_bytes / PYA_PAGE + (n_bytes % PYA_PAGE != 0);
+    size_t n = 0;
+    pya_page_id *ids = malloc((card->pages.n_live + 1) * sizeof *ids);
+    if (ids == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    pya_status st = trim_choose(card, scope, pool, n_most, ids, &n);
+    if (st != PYA_OK) {
+        free(ids);
+        return st;
+    }
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        trim_stitches(card, arena);
+        trim_dead(card, arena, false);
+    }
+    for (size_t i = 0; i < n;) {
+        struct pya_range *range = card->pages.items[ids[i]].range;
+        i += range == NULL ? 1 : pages_unhome(range->arena, ids + i, n - i);
+    }
+    free(ids);
+    *n_freed += pages_release_homeless(card);
+    return PYA_OK;
+}
+
+pya_status
+pya_trim_card(
+    struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t n_bytes,
+    size_t *n_freed) {
+    *n_freed = 0;
+    if (card->reserved_bytes == 0) {
+        return PYA_OK;
+    }
+    pya_status st = pya_device_sync(card->dev);
+    if (st != PYA_OK) {
+        return st;
+    }
+    if (pya_card_has_vmm(card)) {
+        return trim_pages(card, scope, pool, n_bytes, n_freed);
+    }
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        if (arena_in_scope(arena, scope, pool) && *n_freed < n_bytes) {
+            size_t n_here;
+            st = pya_plain_trim(arena, n_bytes - *n_freed, &n_here);
+            *n_freed += n_here;
+            if (st != PYA_OK) {
+                return st;
+            }
+        }
+    }
+    return PYA_OK;
+}
+
+pya_status
+pya_trim_mappings(struct pya_card *card) {
+    pya_status st = pya_device_sync(card->dev);
+    if (st != PYA_OK) {
+        return st;
+    }
+    size_t n_keep = card->pages.n_live * card->options.mappings_per_page / 2;
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        trim_dead(card, arena, true);
+        struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->oldest;
+        while (stitch != NULL && card->pages.n_mappings > n_keep) {
+            struct pya_stitch *next = stitch->newer;
+            if (stitch->block == NULL) {
+                st = pya_stitch_destroy(stitch);
+                if (st != PYA_OK) {
+                    return st;
+                }
+            }
+            stitch = next;
+        }
+    }
+    return PYA_OK;
+}

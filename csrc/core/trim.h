@@ -1,0 +1,34 @@
+/* Giving memory back to the device.  Floor 9. */
+#pragma once
+
+#include "pending.h"
+#include "plain.h"
+#include "pool.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum pya_trim_scope {
+    PYA_TRIM_OPEN, /* the default pool and pools without users */
+    PYA_TRIM_POOL, /* one pool, in use or not */
+};
+
+/* Is a graph being captured on a stream this card serves?  Then nothing may wait or be unmapped. */
+bool pya_card_is_capturing(struct pya_card *card);
+
+/* Waits for the device, then gives back wholly free pages (highest address first) and idle segments until
+ * n_bytes went back.  *n_freed is true also on failure; memory whose mapping could not be undone stays
+ * counted and is tried again next time. */
+PYA_MUST_CHECK pya_status pya_trim_card(
+    struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t n_bytes,
+    size_t *n_freed);
+/* Unmaps the least recently used stitched ranges and dead addresses until the card has few mappings again.
+ * Waits for the device, so it is done rarely and in bulk. */
+PYA_MUST_CHECK pya_status pya_trim_mappings(struct pya_card *card);
+/* Has the card more mappings than its options allow? */
+bool pya_card_is_crowded(const struct pya_card *card);
+
+#ifdef __cplusplus
+}
+#endif
