@@ -3,8 +3,9 @@
 #include "check.h"
 #include "core/heap.h"
 #include "device/sim.h"
+#include "fault.h"
 
-enum { N_DEVICES = 2, N_STREAMS = 4, MAX_LIVE = 4000 };
+enum { N_DEVICES = 2, N_STREAMS = 4, MAX_LIVE = 800 };
 
 struct world {
     struct pya_heap *heap;
@@ -75,8 +76,12 @@ world_fini(struct world *world) {
     pya_heap_destroy(world->heap);
 }
 
+/* Half of the requests come in a few sizes, as real ones do, so that exact fits and cached ranges occur. */
 static size_t
 random_bytes(uint64_t *seed) {
+    if (check_random(seed) % 2 == 0) {
+        return (size_t)(1 + check_random(seed) % 12) * 9437184 + 512;
+    }
     size_t top = (size_t)512 << (check_random(seed) % 22);
     return 1 + check_random(seed) % top;
 }
@@ -151,7 +156,7 @@ fuzz_rare(struct fuzz *fuzz) {
         }
         break;
     }
-    CHECK(st == PYA_OK || (fuzz->faulty && st == PYA_E_DEVICE));
+    CHECK(st == PYA_OK || (fuzz->faulty && fuzz_may_fail(st)));
 }
 
 static void
@@ -160,8 +165,9 @@ fuzz_check(struct fuzz *fuzz) {
         CHECK_EQ(pya_heap_check(fuzz->world.heap, d), 0);
         size_t allocated = (size_t)stat_of(&fuzz->world, d, "allocated_bytes.all.current");
         /* Plain segments are not split to the last byte, as torch's are not. */
-        CHECK(fuzz->world.config.no_vmm ? allocated >= fuzz->live_bytes[d]
-                                        : allocated == fuzz->live_bytes[d]);
+        CHECK(
+            fuzz->world.config.no_vmm ? allocated >= fuzz->live_bytes[d]
+                                      : allocated == fuzz->live_bytes[d]);
         CHECK_EQ(stat_of(&fuzz->world, d, "allocation.all.current"), fuzz->n_alloc[d]);
     }
 }
@@ -169,7 +175,9 @@ fuzz_check(struct fuzz *fuzz) {
 static void
 fuzz_step(struct fuzz *fuzz) {
     uint64_t dice = check_random(&fuzz->seed) % 1000;
-    bool grows = fuzz->n_live == 0 || (dice < 505 && fuzz->n_live < MAX_LIVE);
+    /* Drifts around MAX_LIVE / 2 live blocks. */
+    bool grows = fuzz->n_live == 0 ||
+                 (fuzz->n_live < MAX_LIVE && dice < 900 - 800 * fuzz->n_live / MAX_LIVE);
     if (dice >= 998) {
         fuzz_rare(fuzz);
     } else if (grows) {
@@ -183,7 +191,7 @@ static void
 fuzz_run(const char *options, unsigned long n_steps, unsigned check_every, bool faulty) {
     struct fuzz fuzz = {.seed = check_seed(), .faulty = faulty};
     fuzz.world.config = (struct pya_sim_config){
-        .capacity_bytes = (size_t)24 << 30,
+        .capacity_bytes = (size_t)11 << 30,
         .work = PYA_SIM_WORK_DELAYED,
         .work_delay = 5,
         .no_vmm = strstr(options, "vmm:False") != NULL,
@@ -208,6 +216,17 @@ fuzz_run(const char *options, unsigned long n_steps, unsigned check_every, bool 
         }
     }
     fuzz_check(&fuzz);
+    if (getenv("PYA_TEST_VERBOSE") != NULL) {
+        for (size_t k = 0; k < PYA_N_STATS; k++) {
+            if (strncmp(pya_stat_key(k), "pyalloc", 7) == 0 ||
+                strncmp(pya_stat_key(k), "num", 3) == 0) {
+                printf(
+                    "%s %lld  ", pya_stat_key(k),
+                    (long long)stat_of(&fuzz.world, 0, pya_stat_key(k)));
+            }
+        }
+        printf("\n");
+    }
     while (fuzz.n_live > 0) {
         fuzz_free(&fuzz);
     }
@@ -260,7 +279,97 @@ test_fuzz_faults(void) {
     fuzz_run("vmm:False", check_budget(20000), 97, true);
 }
 
+/* A fixed little program that goes down every step of the ladder; any of its calls may fail. */
+enum { SWEEP_BLOCKS = 24 };
+
+static void
+sweep_program(struct world *world, pya_dptr *ptrs) {
+    const size_t mib = (size_t)1 << 20;
+    struct pya_pool_id id = {7, 1};
+    for (size_t i = 0; i < 12; i++) {
+        (void)!pya_alloc(world->heap, 0, (3 + i) * mib, i % 3 * 16, &ptrs[i]);
+    }
+    (void)!pya_record_stream(world->heap, ptrs[3], 64);
+    for (size_t i = 0; i < 12; i += 2) {
+        (void)!pya_free(world->heap, ptrs[i]);
+        ptrs[i] = 0;
+    }
+    for (size_t i = 12; i < 16; i++) {
+        (void)!pya_alloc(world->heap, 0, 24 * mib, i % 2 * 16, &ptrs[i]);
+    }
+    (void)!pya_free(world->heap, ptrs[3]);
+    ptrs[3] = 0;
+    (void)!pya_trim(world->heap, 0, 64 * mib);
+    if (pya_pool_begin(world->heap, 0, id, (struct pya_stream_filter){0}) == PYA_OK) {
+        (void)!pya_alloc(world->heap, 0, 8 * mib, 0, &ptrs[16]);
+        CHECK_OK(pya_pool_end(world->heap, 0, id));
+        (void)!pya_free(world->heap, ptrs[16]);
+        ptrs[16] = 0;
+        (void)!pya_pool_trim(world->heap, 0, id);
+        CHECK_OK(pya_pool_release(world->heap, 0, id));
+    }
+    for (size_t i = 17; i < SWEEP_BLOCKS; i++) {
+        (void)!pya_alloc(world->heap, 0, 30 * mib, 0, &ptrs[i]);
+    }
+}
+
+/* Runs the program with the nth host allocation (host) or device call failing; false: n outlived them all. */
+static bool
+sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
+    struct world world = {.config = {.capacity_bytes = (size_t)192 << 20, .quiet = true}};
+    pya_dptr ptrs[SWEEP_BLOCKS] = {0};
+    pya_dptr first;
+    size_t live_before = fault_live();
+    world_init(&world, options);
+    CHECK_OK(pya_alloc(world.heap, 0, 512, 0, &first));
+    if (host) {
+        fault_arm(nth);
+    } else {
+        pya_sim_fail(world.sims[0], PYA_SIM_ANY_CALL, nth, with, false);
+    }
+    sweep_program(&world, ptrs);
+    bool fired = host ? fault_disarm() : pya_sim_fail_clear(world.sims[0]);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    for (size_t i = 0; i < SWEEP_BLOCKS; i++) {
+        CHECK_OK(pya_free(world.heap, ptrs[i]));
+    }
+    CHECK_OK(pya_free(world.heap, first));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    struct pya_sim_state state;
+    pya_sim_query(world.sims[0], &state);
+    CHECK_EQ(state.used_bytes, 0);
+    CHECK_EQ(state.n_mappings, 0);
+    CHECK_EQ(stat_of(&world, 0, "reserved_bytes.all.current"), 0);
+    CHECK_EQ(stat_of(&world, 0, "segment.all.current"), 0);
+    CHECK_EQ(stat_of(&world, 0, "active.all.current"), 0);
+    world_fini(&world);
+    CHECK_EQ(fault_live(), live_before);
+    return fired;
+}
+
+static void
+test_sweep(void) {
+    static const char *const options[] = {"", "memory:tight", "mappings_per_page:1", "vmm:False"};
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        unsigned long n = 1;
+        for (; sweep_once(options[i], n, false, PYA_E_DEVICE) && check_failures < 20; n++) {
+            (void)sweep_once(options[i], n, false, PYA_E_NOMEM);
+        }
+        CHECK(n > 20);
+        unsigned long n_host = 1;
+        while (sweep_once(options[i], n_host, true, PYA_OK) && check_failures < 20) {
+            n_host++;
+        }
+        CHECK(n_host > 5);
+        printf(
+            "%-20s %lu device calls, %lu host allocations failed once each\n", options[i], n - 1,
+            n_host - 1);
+    }
+}
+
 static const struct check_case cases[] = {
+    {"sweep", test_sweep},
     {"fuzz_every_step", test_fuzz_every_step},
     {"fuzz_balanced", test_fuzz_balanced},
     {"fuzz_tight", test_fuzz_tight},
