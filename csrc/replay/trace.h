@@ -1,0 +1,139 @@
+/* Trace files: what an allocator was asked for, in order, compactly and readable to the last whole chunk.  Floor 1.
+ *
+ * File:  magic "PYATRACE", u32 version, u32 0; then chunks.
+ * Chunk: u32 magic "PYAC", u32 payload bytes, u32 events, u32 CRC-32 (zlib's), u64 time of the first
+ *        event, u64 number of events before it; then the payload.  The CRC is of the other 28 header bytes, then
+ *        the payload.  A chunk of 0 bytes ends a complete file.
+ * Payload: records, each a byte (kind, and which of thread/device/stream change from the record before), then varints:
+ *        nanoseconds since the record before, [thread], [device], [stream], the fields of the kind (table below);
+ *        addresses as the signed difference from the one before.  thread, device, stream and address start at 0 in each
+ *        chunk.  Records DEFINE_STRING (length, bytes) and DEFINE_STACK (parent, name, file, line) have no time and
+ *        number themselves from 1 in order of appearance; a stack is a frame and its caller's stack.
+ * All numbers little-endian.  1e8 events need memory only for the distinct strings and stacks. */
+#pragma once
+
+#include "../core/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PYA_TRACE_VERSION 1
+
+enum {
+    PYA_TRACE_ADDR = 1,  /* addr */
+    PYA_TRACE_BYTES = 2, /* bytes */
+    PYA_TRACE_STACK = 4, /* stack */
+    PYA_TRACE_ARG = 8,   /* arg */
+    PYA_TRACE_TEXT = 16, /* text */
+};
+
+/* kind, number, name, fields, meaning.  Numbers are part of the format: never reuse one. */
+#define PYA_TRACE_TABLE(X)                                                                         \
+    X(ALLOC, 1, "alloc", PYA_TRACE_ADDR | PYA_TRACE_BYTES | PYA_TRACE_STACK,                       \
+      "bytes (as requested) at addr on stream")                                                    \
+    X(FREE, 2, "free_requested", PYA_TRACE_ADDR | PYA_TRACE_STACK, "the user gave addr back")      \
+    X(FREE_COMPLETED, 3, "free_completed", PYA_TRACE_ADDR, "addr may be handed out again")         \
+    X(RECORD_STREAM, 4, "record_stream", PYA_TRACE_ADDR | PYA_TRACE_ARG,                           \
+      "addr is used on the stream in arg too")                                                     \
+    X(SEGMENT_ALLOC, 5, "segment_alloc", PYA_TRACE_ADDR | PYA_TRACE_BYTES | PYA_TRACE_STACK,       \
+      "device memory taken")                                                                       \
+    X(SEGMENT_FREE, 6, "segment_free", PYA_TRACE_ADDR | PYA_TRACE_BYTES, "device memory returned") \
+    X(SEGMENT_MAP, 7, "segment_map", PYA_TRACE_ADDR | PYA_TRACE_BYTES | PYA_TRACE_STACK,           \
+      "device memory mapped")                                                                      \
+    X(SEGMENT_UNMAP, 8, "segment_unmap", PYA_TRACE_ADDR | PYA_TRACE_BYTES, "and unmapped")         \
+    X(OOM, 9, "oom", PYA_TRACE_BYTES | PYA_TRACE_STACK | PYA_TRACE_ARG,                            \
+      "bytes were refused; arg: free bytes of the device")                                         \
+    X(SNAPSHOT, 10, "snapshot", 0, "a snapshot was taken")                                         \
+    X(EMPTY_CACHE, 11, "empty_cache", 0, "cached memory was asked back")                           \
+    X(STREAM, 12, "stream", PYA_TRACE_ARG | PYA_TRACE_TEXT, "stream arg has this name")            \
+    X(DEVICE, 13, "device", PYA_TRACE_BYTES | PYA_TRACE_TEXT, "device has this memory and name")   \
+    X(POOL_BEGIN, 14, "pool_begin", PYA_TRACE_ADDR | PYA_TRACE_ARG,                                \
+      "requests of this thread go to private pool (addr, arg)")                                    \
+    X(POOL_END, 15, "pool_end", PYA_TRACE_ADDR | PYA_TRACE_ARG, "no longer")                       \
+    X(POOL_RELEASE, 16, "pool_release", PYA_TRACE_ADDR | PYA_TRACE_ARG, "the pool lost a user")    \
+    X(STEP, 17, "step", PYA_TRACE_ARG | PYA_TRACE_TEXT, "step arg begins")                         \
+    X(PHASE_BEGIN, 18, "phase_begin", PYA_TRACE_TEXT, "a phase of this name begins")               \
+    X(PHASE_END, 19, "phase_end", PYA_TRACE_TEXT, "the innermost phase of this name ends")         \
+    X(CATEGORY, 20, "category", PYA_TRACE_ADDR | PYA_TRACE_TEXT, "what the block at addr holds")   \
+    X(USER, 21, "user", PYA_TRACE_ARG | PYA_TRACE_TEXT, "a note; key=value describes the run")     \
+    X(SYNC, 22, "sync", 0, "all work queued on stream so far is known to be done")
+
+enum pya_trace_kind {
+    PYA_TRACE_NONE = 0,
+#define X(kind, number, name, fields, meaning) PYA_TRACE_##kind = number,
+    PYA_TRACE_TABLE(X)
+#undef X
+};
+
+/* Fields the kind does not carry are ignored by the writer and 0 from the reader. */
+struct pya_trace_event {
+    int kind;
+    int device;
+    uint64_t
+        time_ns; /* never goes back within a file: an earlier time is written as the last one */
+    uint64_t thread;
+    pya_stream stream;
+    pya_dptr addr;
+    uint64_t bytes;
+    uint64_t arg;
+    uint32_t stack; /* 0: none */
+    uint32_t text;  /* a string; 0: none */
+};
+
+struct pya_trace_frame {
+    uint32_t parent; /* stack of the caller; 0: outermost */
+    uint32_t name;   /* strings */
+    uint32_t file;
+    uint32_t line;
+};
+
+/* "alloc" and so on; NULL for a number that is not a kind. */
+const char *pya_trace_kind_name(int kind);
+
+/* ---- writing: any thread may call; one lock of its own, taken inside every other ---- */
+
+struct pya_trace_writer;
+
+/* Writes to "<path>.part" and renames at close, so that a file under its own name is whole.  PYA_E_INVAL: path exists
+ * and overwrite is false.  In a forked child the writer is inert. */
+PYA_MUST_CHECK pya_status
+pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out);
+/* The same text gives the same number. */
+PYA_MUST_CHECK pya_status
+pya_trace_string(struct pya_trace_writer *writer, const char *text, size_t bytes, uint32_t *out);
+PYA_MUST_CHECK pya_status pya_trace_stack(
+    struct pya_trace_writer *writer, const struct pya_trace_frame *frame, uint32_t *out);
+PYA_MUST_CHECK pya_status
+pya_trace_write(struct pya_trace_writer *writer, const struct pya_trace_event *event);
+/* All written so far is in the file. */
+PYA_MUST_CHECK pya_status pya_trace_flush(struct pya_trace_writer *writer);
+/* Frees the writer whatever it returns; the first error of its life is returned. */
+pya_status pya_trace_close(struct pya_trace_writer *writer);
+
+/* ---- reading: one thread per reader ---- */
+
+struct pya_trace_reader;
+
+/* PYA_E_IO: cannot be opened; PYA_E_CORRUPT: not a trace, or of a later version. */
+PYA_MUST_CHECK pya_status pya_trace_open(const char *path, struct pya_trace_reader **out);
+/* False in *more at the end.  PYA_E_CORRUPT: damage begins here; everything before it was good. */
+PYA_MUST_CHECK pya_status
+pya_trace_next(struct pya_trace_reader *reader, struct pya_trace_event *out, bool *more);
+PYA_MUST_CHECK pya_status pya_trace_rewind(struct pya_trace_reader *reader);
+/* False before the end, and at the end of a file that was cut off. */
+bool pya_trace_is_complete(const struct pya_trace_reader *reader);
+/* Progress, in bytes of the file. */
+void pya_trace_position(const struct pya_trace_reader *reader, uint64_t *at, uint64_t *total);
+/* NUL-terminated, valid until the next event is read; NULL for a number not defined so far. */
+const char *pya_trace_text(const struct pya_trace_reader *reader, uint32_t string);
+/* False for a number not defined so far. */
+bool
+pya_trace_frame(const struct pya_trace_reader *reader, uint32_t stack, struct pya_trace_frame *out);
+/* Why the last call failed, with the offset in the file. */
+const char *pya_trace_error(const struct pya_trace_reader *reader);
+void pya_trace_reader_destroy(struct pya_trace_reader *reader);
+
+#ifdef __cplusplus
+}
+#endif

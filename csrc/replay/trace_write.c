@@ -1,0 +1,442 @@
+/* Writing trace files.  One lock, a leaf: nothing else is taken under it. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "trace_format.h"
+
+/* A number given to a key once: strings by their bytes, stacks by their frame. */
+struct trace_entry {
+    uint64_t hash;
+    uint32_t id; /* 0: empty */
+    uint32_t bytes;
+    union {
+        char *text; /* owned */
+        struct pya_trace_frame frame;
+    } key;
+};
+
+struct trace_table {
+    struct trace_entry *slots;
+    uint32_t n_slots; /* power of two, or 0 */
+    uint32_t n;       /* ids given: 1 .. n; n <= 3/4 n_slots */
+};
+
+struct pya_trace_writer {
+    pthread_mutex_t lock; /* guards all below */
+    int fd;
+    pid_t pid; /* a forked child must not write into the parent's file */
+    pya_status first_error;
+    char *path;
+    char *part;
+    struct trace_state state;
+    struct trace_table strings;
+    struct trace_table stacks;
+    uint64_t n_events;       /* in the file and the buffer */
+    uint32_t n_chunk_events; /* in the buffer */
+    uint64_t chunk_time;
+    size_t n_buffered; /* header included */
+    uint8_t buffer[TRACE_CHUNK_HEADER_BYTES + TRACE_CHUNK_BYTES + TRACE_STRING_MAX + 64];
+};
+
+int
+trace_fields(int kind) {
+    switch (kind) {
+#define X(name, number, text, fields, meaning)                                                     \
+    case number:                                                                                   \
+        return fields;
+        PYA_TRACE_TABLE(X)
+#undef X
+    default:
+        return -1;
+    }
+}
+
+const char *
+pya_trace_kind_name(int kind) {
+    switch (kind) {
+#define X(name, number, text, fields, meaning)                                                     \
+    case number:                                                                                   \
+        return text;
+        PYA_TRACE_TABLE(X)
+#undef X
+    default:
+        return NULL;
+    }
+}
+
+/* ---- interning ---- */
+
+static uint64_t
+trace_hash(const void *data, size_t bytes) {
+    const uint8_t *at = data;
+    uint64_t hash = UINT64_C(0xCBF29CE484222325) ^ bytes;
+    for (size_t i = 0; i < bytes; i++) {
+        hash = (hash ^ at[i]) * UINT64_C(0x100000001B3);
+    }
+    return hash ^ (hash >> 29);
+}
+
+static bool
+trace_entry_is(
+    const struct trace_entry *entry, uint64_t hash, const char *text,
+    const struct pya_trace_frame *frame, size_t bytes) {
+    if (entry->hash != hash || entry->bytes != bytes) {
+        return false;
+    }
+    return text != NULL ? memcmp(entry->key.text, text, bytes) == 0
+                        : memcmp(&entry->key.frame, frame, sizeof *frame) == 0;
+}
+
+static bool
+trace_table_grow(struct trace_table *table) {
+    uint32_t n_slots = table->n_slots == 0 ? 256 : table->n_slots * 2;
+    struct trace_entry *slots = calloc(n_slots, sizeof *slots);
+    if (slots == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; i < table->n_slots; i++) {
+        if (table->slots[i].id != 0) {
+            uint32_t at = (uint32_t)table->slots[i].hash & (n_slots - 1);
+            while (slots[at].id != 0) {
+                at = (at + 1) & (n_slots - 1);
+            }
+            slots[at] = table->slots[i];
+        }
+    }
+    free(table->slots);
+    table->slots = slots;
+    table->n_slots = n_slots;
+    return true;
+}
+
+/* The entry of the key, or the empty slot where it belongs; NULL: no host memory. */
+static struct trace_entry *
+trace_table_find(
+    struct trace_table *table, uint64_t hash, const char *text, const struct pya_trace_frame *frame,
+    size_t bytes) {
+    if (table->n + 1 > table->n_slots / 4 * 3 && !trace_table_grow(table)) {
+        return NULL;
+    }
+    uint32_t at = (uint32_t)hash & (table->n_slots - 1);
+    while (table->slots[at].id != 0 &&
+           !trace_entry_is(&table->slots[at], hash, text, frame, bytes)) {
+        at = (at + 1) & (table->n_slots - 1);
+    }
+    return &table->slots[at];
+}
+
+/* ---- the buffer ---- */
+
+static void
+trace_begin_chunk(struct pya_trace_writer *w) {
+    w->state = (struct trace_state){.time_ns = w->state.time_ns};
+    w->n_buffered = TRACE_CHUNK_HEADER_BYTES;
+    w->n_chunk_events = 0;
+    w->chunk_time = w->state.time_ns;
+}
+
+static pya_status
+trace_write_all(struct pya_trace_writer *w, const uint8_t *at, size_t n) {
+    while (n > 0) {
+        ssize_t done = write(w->fd, at, n);
+        if (done < 0 && errno == EINTR) {
+            continue;
+        }
+        if (done <= 0) {
+            w->first_error = PYA_E_IO;
+            return PYA_E_IO;
+        }
+        at += done;
+        n -= (size_t)done;
+    }
+    return PYA_OK;
+}
+
+static pya_status
+trace_end_chunk(struct pya_trace_writer *w) {
+    size_t payload = w->n_buffered - TRACE_CHUNK_HEADER_BYTES;
+    uint8_t *header = w->buffer;
+    trace_put32(header, TRACE_CHUNK_MAGIC);
+    trace_put32(header + 4, (uint32_t)payload);
+    trace_put32(header + 8, w->n_chunk_events);
+    trace_put64(header + 16, w->chunk_time);
+    trace_put64(header + 24, w->n_events - w->n_chunk_events);
+    trace_put32(header + 12, trace_chunk_crc(header, header + TRACE_CHUNK_HEADER_BYTES, payload));
+    pya_status status = trace_write_all(w, w->buffer, w->n_buffered);
+    trace_begin_chunk(w);
+    return status;
+}
+
+/* Takes the lock.  Not PYA_OK: the lock is not held and nothing can be written. */
+static pya_status
+trace_enter(struct pya_trace_writer *w) {
+    pthread_mutex_lock(&w->lock);
+    pya_status status = w->first_error;
+    if (status != PYA_OK) {
+        pthread_mutex_unlock(&w->lock);
+    }
+    return status;
+}
+
+/* Room for one record of that many bytes. */
+static pya_status
+trace_room(struct pya_trace_writer *w, size_t bytes) {
+    if (w->n_buffered + bytes <= TRACE_CHUNK_HEADER_BYTES + TRACE_CHUNK_BYTES ||
+        w->n_buffered == TRACE_CHUNK_HEADER_BYTES) {
+        return PYA_OK;
+    }
+    /* Asked here and not for each event: getpid is a system call. */
+    if (w->pid != getpid()) {
+        w->first_error = PYA_E_FORKED;
+        return PYA_E_FORKED;
+    }
+    return trace_end_chunk(w);
+}
+
+pya_status
+pya_trace_string(struct pya_trace_writer *w, const char *text, size_t bytes, uint32_t *out) {
+    bytes = bytes > TRACE_STRING_MAX ? TRACE_STRING_MAX : bytes;
+    pya_status status = trace_enter(w);
+    if (status != PYA_OK) {
+        return status;
+    }
+    uint64_t hash = trace_hash(text, bytes);
+    struct trace_entry *entry = trace_table_find(&w->strings, hash, text, NULL, bytes);
+    if (entry == NULL) {
+        status = PYA_E_HOST_NOMEM;
+        goto unlock;
+    }
+    if (entry->id == 0) {
+        char *copy = malloc(bytes + 1);
+        if (copy == NULL) {
+            status = PYA_E_HOST_NOMEM;
+            goto unlock;
+        }
+        status = trace_room(w, 1 + VARINT_MAX + bytes);
+        if (status != PYA_OK) {
+            free(copy);
+            goto unlock;
+        }
+        memcpy(copy, text, bytes);
+        copy[bytes] = '\0';
+        *entry = (struct trace_entry){
+            .hash = hash, .id = ++w->strings.n, .bytes = (uint32_t)bytes, .key.text = copy};
+        uint8_t *at = w->buffer + w->n_buffered;
+        *at++ = TRACE_DEFINE_STRING;
+        at = varint_put(at, bytes);
+        memcpy(at, text, bytes);
+        w->n_buffered = (size_t)(at + bytes - w->buffer);
+    }
+    *out = entry->id;
+unlock:
+    pthread_mutex_unlock(&w->lock);
+    return status;
+}
+
+pya_status
+pya_trace_stack(struct pya_trace_writer *w, const struct pya_trace_frame *frame, uint32_t *out) {
+    pya_status status = trace_enter(w);
+    if (status != PYA_OK) {
+        return status;
+    }
+    if (frame->parent > w->stacks.n || frame->name > w->strings.n || frame->file > w->strings.n) {
+        status = PYA_E_INVAL;
+        goto unlock;
+    }
+    uint64_t hash = trace_hash(frame, sizeof *frame);
+    struct trace_entry *entry = trace_table_find(&w->stacks, hash, NULL, frame, sizeof *frame);
+    if (entry == NULL) {
+        status = PYA_E_HOST_NOMEM;
+        goto unlock;
+    }
+    if (entry->id == 0) {
+        status = trace_room(w, TRACE_STACK_MAX);
+        if (status != PYA_OK) {
+            goto unlock;
+        }
+        *entry = (struct trace_entry){
+            .hash = hash, .id = ++w->stacks.n, .bytes = sizeof *frame, .key.frame = *frame};
+        uint8_t *at = w->buffer + w->n_buffered;
+        *at++ = TRACE_DEFINE_STACK;
+        at = varint_put(at, frame->parent);
+        at = varint_put(at, frame->name);
+        at = varint_put(at, frame->file);
+        at = varint_put(at, frame->line);
+        w->n_buffered = (size_t)(at - w->buffer);
+    }
+    *out = entry->id;
+unlock:
+    pthread_mutex_unlock(&w->lock);
+    return status;
+}
+
+static uint8_t *
+trace_put_event(
+    struct trace_state *state, uint8_t *at, const struct pya_trace_event *e, int fields) {
+    uint8_t *head = at++;
+    *head = (uint8_t)e->kind;
+    uint64_t now = e->time_ns > state->time_ns ? e->time_ns : state->time_ns;
+    at = varint_put(at, now - state->time_ns);
+    state->time_ns = now;
+    if (e->thread != state->thread) {
+        *head |= TRACE_NEW_THREAD;
+        at = varint_put(at, e->thread);
+        state->thread = e->thread;
+    }
+    if ((uint64_t)e->device != state->device) {
+        *head |= TRACE_NEW_DEVICE;
+        at = varint_put(at, (uint64_t)e->device);
+        state->device = (uint64_t)e->device;
+    }
+    if (e->stream != state->stream) {
+        *head |= TRACE_NEW_STREAM;
+        at = varint_put(at, e->stream);
+        state->stream = e->stream;
+    }
+    if ((fields & PYA_TRACE_ADDR) != 0) {
+        at = varint_put(at, varint_from_delta(e->addr - state->addr));
+        state->addr = e->addr;
+    }
+    if ((fields & PYA_TRACE_BYTES) != 0) {
+        at = varint_put(at, e->bytes);
+    }
+    if ((fields & PYA_TRACE_STACK) != 0) {
+        at = varint_put(at, e->stack);
+    }
+    if ((fields & PYA_TRACE_ARG) != 0) {
+        at = varint_put(at, e->arg);
+    }
+    if ((fields & PYA_TRACE_TEXT) != 0) {
+        at = varint_put(at, e->text);
+    }
+    return at;
+}
+
+pya_status
+pya_trace_write(struct pya_trace_writer *w, const struct pya_trace_event *event) {
+    int fields = trace_fields(event->kind);
+    if (fields < 0 || event->device < 0) {
+        return PYA_E_INVAL;
+    }
+    pya_status status = trace_enter(w);
+    if (status != PYA_OK) {
+        return status;
+    }
+    if (event->stack > w->stacks.n || event->text > w->strings.n) {
+        status = PYA_E_INVAL;
+        goto unlock;
+    }
+    status = trace_room(w, TRACE_EVENT_MAX);
+    if (status == PYA_OK) {
+        uint8_t *at = trace_put_event(&w->state, w->buffer + w->n_buffered, event, fields);
+        w->n_buffered = (size_t)(at - w->buffer);
+        w->n_events++;
+        w->n_chunk_events++;
+    }
+unlock:
+    pthread_mutex_unlock(&w->lock);
+    return status;
+}
+
+pya_status
+pya_trace_flush(struct pya_trace_writer *w) {
+    pya_status status = trace_enter(w);
+    if (status != PYA_OK) {
+        return status;
+    }
+    if (w->pid != getpid()) {
+        status = PYA_E_FORKED;
+    } else if (w->n_buffered > TRACE_CHUNK_HEADER_BYTES) {
+        status = trace_end_chunk(w);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return status;
+}
+
+static void
+trace_writer_free(struct pya_trace_writer *w) {
+    for (uint32_t i = 0; i < w->strings.n_slots; i++) {
+        if (w->strings.slots[i].id != 0) {
+            free(w->strings.slots[i].key.text);
+        }
+    }
+    free(w->strings.slots);
+    free(w->stacks.slots);
+    free(w->path);
+    free(w->part);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
+
+pya_status
+pya_trace_close(struct pya_trace_writer *w) {
+    bool mine = w->pid == getpid();
+    pya_status status = mine ? w->first_error : PYA_E_FORKED;
+    if (status == PYA_OK && w->n_buffered > TRACE_CHUNK_HEADER_BYTES) {
+        status = trace_end_chunk(w);
+    }
+    if (status == PYA_OK) {
+        status = trace_end_chunk(w); /* empty: the mark of a complete file */
+    }
+    if (close(w->fd) != 0 && status == PYA_OK) {
+        status = PYA_E_IO;
+    }
+    if (status == PYA_OK && rename(w->part, w->path) != 0) {
+        status = PYA_E_IO;
+    }
+    trace_writer_free(w);
+    return status;
+}
+
+pya_status
+pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out) {
+    struct stat info;
+    if (!overwrite && stat(path, &info) == 0) {
+        return PYA_E_INVAL;
+    }
+    struct pya_trace_writer *w = calloc(1, sizeof *w);
+    if (w == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    pthread_mutex_init(&w->lock, NULL);
+    w->pid = getpid();
+    size_t n = strlen(path);
+    w->path = malloc(n + 1);
+    w->part = malloc(n + sizeof ".part");
+    pya_status status = PYA_E_HOST_NOMEM;
+    if (w->path == NULL || w->part == NULL) {
+        goto free_writer;
+    }
+    memcpy(w->path, path, n + 1);
+    memcpy(w->part, path, n);
+    memcpy(w->part + n, ".part", sizeof ".part");
+    status = PYA_E_IO;
+    w->fd = open(w->part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (w->fd < 0) {
+        goto free_writer;
+    }
+    uint8_t header[TRACE_HEADER_BYTES] = {0};
+    memcpy(header, TRACE_MAGIC, 8);
+    trace_put32(header + 8, PYA_TRACE_VERSION);
+    status = trace_write_all(w, header, sizeof header);
+    if (status != PYA_OK) {
+        goto close_file;
+    }
+    trace_begin_chunk(w);
+    *out = w;
+    return PYA_OK;
+
+close_file:
+    close(w->fd);
+    unlink(w->part);
+free_writer:
+    trace_writer_free(w);
+    return status;
+}
