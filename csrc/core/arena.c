@@ -238,8 +238,25 @@ hole_cut(struct pya_arena *arena, struct pya_block *hole, size_t n_pages) {
     return block;
 }
 
+void
+pya_arena_count_pool(struct pya_arena *arena, int64_t bytes) {
+    if (arena->pool == NULL) {
+        return;
+    }
+    if (bytes >= 0) {
+        pya_stat_add(&arena->pool->reserved, bytes);
+    } else {
+        pya_stat_sub(&arena->pool->reserved, -bytes);
+    }
+}
+
 static void
-arena_note_mapped(struct pya_arena *arena, struct pya_range *range, size_t n_pages) {
+arena_note_mapped(
+    struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages) {
+    struct pya_history *history = arena->card->history;
+    pya_history_note(
+        history, PYA_ACTION_SEGMENT_MAP, addr, n_pages * PYA_PAGE, arena->stream);
+    pya_arena_count_pool(arena, (int64_t)(n_pages * PYA_PAGE));
     if (range->n_mapped == 0) {
         pya_stats_add(&arena->card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
     }
@@ -247,7 +264,12 @@ arena_note_mapped(struct pya_arena *arena, struct pya_range *range, size_t n_pag
 }
 
 void
-pya_arena_note_unmapped(struct pya_arena *arena, struct pya_range *range, size_t n_pages) {
+pya_arena_note_unmapped(
+    struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages) {
+    struct pya_history *history = arena->card->history;
+    pya_history_note(
+        history, PYA_ACTION_SEGMENT_UNMAP, addr, n_pages * PYA_PAGE, arena->stream);
+    pya_arena_count_pool(arena, -(int64_t)(n_pages * PYA_PAGE));
     range->n_mapped -= n_pages;
     if (range->n_mapped == 0) {
         pya_stats_sub(&arena->card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
@@ -289,7 +311,7 @@ pya_arena_settle(
         pya_page_mapped(&card->pages, ids[i]);
         range->slots[first + i].page = ids[i];
     }
-    arena_note_mapped(arena, range, n_pages);
+    arena_note_mapped(arena, range, pya_range_addr(range, first), n_pages);
     (void)pya_arena_give(arena, block);
     return PYA_OK;
 

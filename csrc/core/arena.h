@@ -70,8 +70,11 @@ PYA_MUST_CHECK pya_status
 pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **out);
 /* A home block whose addresses are no longer mapped becomes a hole and joins the holes beside it. */
 void pya_arena_make_hole(struct pya_arena *arena, struct pya_block *block);
-/* n_pages of a range stopped being home. */
-void pya_arena_note_unmapped(struct pya_arena *arena, struct pya_range *range, size_t n_pages);
+/* Bytes came to the arena's pool (positive) or left it; the default pool keeps no count of its own. */
+void pya_arena_count_pool(struct pya_arena *arena, int64_t bytes);
+/* n_pages of a range from addr on stopped being home. */
+void pya_arena_note_unmapped(
+    struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages);
 
 /* Learns how far the stream's work has finished; never waits, never errs on the side of idle. */
 void pya_arena_poll(struct pya_arena *arena);

@@ -3,9 +3,11 @@
  * Everything here is guarded by `lock`, except `dev` and `index`, which never change. */
 #pragma once
 
+#include "history.h"
 #include "lock.h"
 #include "options.h"
 #include "page.h"
+#include "pool_id.h"
 #include "ptrmap.h"
 #include "slab.h"
 #include "stats.h"
@@ -16,8 +18,20 @@ extern "C" {
 
 struct pya_arena;
 struct pya_pending;
-struct pya_pool;
-struct pya_history;
+
+/* A private pool: memory of CUDA graphs or of torch.cuda.MemPool, kept apart.  n_users counts graphs and
+ * MemPools; at 0 the pool's idle memory may be given back or taken by others, and the pool disappears with
+ * its last block. */
+struct pya_pool {
+    struct pya_pool *next; /* of the card */
+    struct pya_pool_id id;
+    size_t n_users;
+    bool on_oom;    /* others may use its idle memory before out of memory */
+    bool is_active; /* filter decides; among active pools the latest begun comes first */
+    uint64_t order; /* when it began */
+    struct pya_stream_filter filter;
+    struct pya_stat reserved; /* bytes at home in its arenas */
+};
 
 /* Address space is claimed in steps of 64 GiB, so that a pointer names the few cards it can belong to. */
 enum { PYA_CLAIM_SHIFT = 36, PYA_CLAIM_SLOTS = 4096 };

@@ -1,5 +1,6 @@
 /* What steers a heap besides requests: pools, trimming, limits, statistics, checks.  Floor 12. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "heap.h"
 
@@ -77,6 +78,40 @@ pya_pool_retain(struct pya_heap *heap, int device, struct pya_pool_id id, bool o
     }
     pya_lock_release(&card->lock);
     return st;
+}
+
+pya_status
+pya_pool_set_on_oom(struct pya_heap *heap, int device, struct pya_pool_id id, bool on_oom) {
+    struct pya_card *card;
+    pya_status st = control_begin(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    struct pya_pool *pool = pya_pool_find(card, id);
+    if (pool != NULL) {
+        pool->on_oom = on_oom;
+    }
+    pya_lock_release(&card->lock);
+    return pool != NULL ? PYA_OK : PYA_E_INVAL;
+}
+
+size_t
+pya_pool_list(struct pya_heap *heap, int device, struct pya_pool_info *infos, size_t n_room) {
+    size_t n = 0;
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    if (card == NULL) {
+        return 0;
+    }
+    pya_lock_acquire(&card->lock);
+    for (const struct pya_pool *pool = card->pools; pool != NULL; pool = pool->next) {
+        if (n < n_room) {
+            infos[n] = (struct pya_pool_info){
+                pool->id, pool->n_users, pool->is_active, pool->reserved};
+        }
+        n++;
+    }
+    pya_lock_release(&card->lock);
+    return n;
 }
 
 pya_status
@@ -237,6 +272,103 @@ pya_stats_reset_peak(struct pya_heap *heap, int device) {
 pya_status
 pya_stats_reset_accumulated(struct pya_heap *heap, int device) {
     return stats_reset(heap, device, pya_stats_reset_totals);
+}
+
+pya_status
+pya_heap_apply_history(struct pya_heap *heap, struct pya_card *card) {
+    int level = __atomic_load_n(&heap->record_level, __ATOMIC_RELAXED);
+    if (level < 0 || !heap->record_trace) {
+        if (card->history != NULL) {
+            pya_history_fini(card->history);
+            card->history = NULL;
+        }
+        return PYA_OK;
+    }
+    if (card->history == NULL) {
+        card->history = calloc(1, sizeof *card->history);
+        if (card->history == NULL) {
+            return PYA_E_HOST_NOMEM;
+        }
+    } else if (card->history->max_entries != heap->record_entries) {
+        pya_history_clear(card->history);
+        free(card->history->items);
+        card->history->items = NULL;
+        card->history->n_room = 0;
+    }
+    card->history->dev = card->dev;
+    card->history->level = level;
+    card->history->max_entries = heap->record_entries;
+    card->history->skip_mask = heap->record_skip;
+    card->history->owner = (struct pya_context_owner){
+        heap->hooks.arg, heap->hooks.retain_context, heap->hooks.release_context};
+    return PYA_OK;
+}
+
+static pya_status
+history_apply_all(struct pya_heap *heap) {
+    pya_status st = PYA_OK;
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        struct pya_card *card = pya_heap_open_card(heap, i);
+        if (card != NULL) {
+            pya_lock_acquire(&card->lock);
+            pya_status one = pya_heap_apply_history(heap, card);
+            pya_lock_release(&card->lock);
+            st = st == PYA_OK ? one : st;
+        }
+    }
+    return st;
+}
+
+pya_status
+pya_history_start(
+    struct pya_heap *heap, enum pya_record_level level, bool trace, size_t max_entries,
+    uint32_t skip_mask) {
+    bool has_contexts = heap->hooks.capture_context == NULL
+                        || (heap->hooks.retain_context != NULL && heap->hooks.release_context != NULL);
+    if (!has_contexts || (int)level < PYA_RECORD_NEVER || level > PYA_RECORD_ALL) {
+        return PYA_E_INVAL;
+    }
+    pya_lock_acquire(&heap->lock);
+    heap->record_trace = trace;
+    heap->record_entries = max_entries;
+    heap->record_skip = skip_mask;
+    __atomic_store_n(&heap->record_level, (int)level, __ATOMIC_RELAXED);
+    pya_status st = history_apply_all(heap);
+    pya_lock_release(&heap->lock);
+    return st;
+}
+
+static void
+context_forget(void *arg, struct pya_block *block) {
+    const struct pya_hooks *hooks = arg;
+    if (block->context != NULL) {
+        hooks->release_context(hooks->arg, block->context);
+        block->context = NULL;
+    }
+}
+
+void
+pya_history_forget(struct pya_heap *heap) {
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        struct pya_card *card = pya_heap_open_card(heap, i);
+        if (card != NULL) {
+            pya_lock_acquire(&card->lock);
+            if (card->history != NULL) {
+                pya_history_clear(card->history);
+            }
+            pya_ptrmap_each(&card->live, context_forget, &heap->hooks);
+            pya_lock_release(&card->lock);
+        }
+    }
+}
+
+void
+pya_history_stop(struct pya_heap *heap) {
+    pya_lock_acquire(&heap->lock);
+    __atomic_store_n(&heap->record_level, -1, __ATOMIC_RELAXED);
+    (void)!history_apply_all(heap);
+    pya_lock_release(&heap->lock);
+    pya_history_forget(heap);
 }
 
 /* Sums over the live map, to hold against the card's own counts. */

@@ -25,7 +25,7 @@ heap_watch_forks(void) {
 
 bool
 pya_heap_is_forked(const struct pya_heap *heap) {
-    return heap->fork_count != heap_forks;
+    return heap->fork_count != heap_forks && heap->n_cards > 0;
 }
 
 pya_status
@@ -41,7 +41,7 @@ pya_heap_create(
     (void)pthread_once(&heap_fork_once, heap_watch_forks);
     heap->options = *options;
     heap->hooks = *hooks;
-    heap->fork_count = heap_forks;
+    heap->record_level = -1;
     *out = heap;
     return PYA_OK;
 }
@@ -68,6 +68,13 @@ heap_open_card(struct pya_heap *heap, int device, struct pya_card **out) {
     pya_ptrmap_init(&card->live);
     pya_pages_init(&card->pages);
     pya_card_set_fraction(card, card->options.per_process_memory_fraction);
+    st = pya_heap_apply_history(heap, card);
+    if (st != PYA_OK) {
+        goto close_device;
+    }
+    if (heap->n_cards++ == 0) {
+        heap->fork_count = heap_forks;
+    }
     *out = card;
     return PYA_OK;
 
@@ -122,23 +129,23 @@ card_release_pages(struct pya_card *card) {
     }
 }
 
-struct context_sink {
-    const struct pya_hooks *hooks;
-};
-
 static void
 context_release(void *arg, struct pya_block *block) {
-    const struct context_sink *sink = arg;
-    if (block->context != NULL && sink->hooks->release_context != NULL) {
-        sink->hooks->release_context(sink->hooks->arg, block->context);
+    const struct pya_hooks *hooks = arg;
+    if (block->context != NULL) {
+        hooks->release_context(hooks->arg, block->context);
+        block->context = NULL;
     }
 }
 
 static void
 heap_close_card(struct pya_heap *heap, struct pya_card *card) {
-    struct context_sink sink = {&heap->hooks};
     bool is_forked = pya_heap_is_forked(heap);
-    pya_ptrmap_each(&card->live, context_release, &sink);
+    pya_ptrmap_each(&card->live, context_release, &heap->hooks);
+    if (card->history != NULL) {
+        pya_history_fini(card->history);
+        card->history = NULL;
+    }
     if (!is_forked) {
         (void)!pya_device_sync(card->dev);
         pya_pending_fini(card);
@@ -179,6 +186,23 @@ pya_heap_destroy(struct pya_heap *heap) {
         }
     }
     free(heap);
+}
+
+/* What the block in hand is remembered by; called without a lock.  The caller owns the reference. */
+static void *
+heap_capture(struct pya_heap *heap, enum pya_record_level stack_from) {
+    int level = __atomic_load_n(&heap->record_level, __ATOMIC_RELAXED);
+    if (PYA_LIKELY(level < 0) || heap->hooks.capture_context == NULL) {
+        return NULL;
+    }
+    return heap->hooks.capture_context(heap->hooks.arg, level >= (int)stack_from);
+}
+
+static void
+heap_drop_context(struct pya_heap *heap, void *context) {
+    if (PYA_UNLIKELY(context != NULL)) {
+        heap->hooks.release_context(heap->hooks.arg, context);
+    }
 }
 
 static size_t
@@ -274,7 +298,9 @@ card_arena(struct pya_card *card, pya_stream stream, struct pya_arena **out) {
 }
 
 static pya_status
-card_alloc(struct pya_card *card, size_t requested, pya_stream stream, struct pya_block **out) {
+card_alloc(
+    struct pya_card *card, size_t requested, pya_stream stream, void *context,
+    struct pya_block **out) {
     struct pya_arena *arena;
     size_t bytes = card_round(card, requested);
     bool is_small = bytes <= PYA_SMALL_MAX;
@@ -305,7 +331,7 @@ card_alloc(struct pya_card *card, size_t requested, pya_stream stream, struct py
     }
     block->requested = requested;
     block->uses = NULL;
-    block->context = NULL;
+    block->context = context;
     block->n_events = 0;
     block->is_small = is_small;
     block->is_pending = false;
@@ -315,6 +341,10 @@ card_alloc(struct pya_card *card, size_t requested, pya_stream stream, struct py
     }
     stats_take(card, block);
     pya_ptrmap_insert(&card->live, block);
+    if (PYA_UNLIKELY(card->history != NULL)) {
+        pya_history_add(
+            card->history, PYA_ACTION_ALLOC, block->addr, requested, stream, context);
+    }
     *out = block;
     return PYA_OK;
 }
@@ -325,10 +355,11 @@ heap_alloc_slow(
     const struct pya_hooks *hooks = &heap->hooks;
     pya_status st = PYA_E_NOMEM;
     struct pya_block *block;
+    void *context = NULL;
     while (st == PYA_E_NOMEM && hooks->on_pressure != NULL
            && hooks->on_pressure(hooks->arg, card->index, bytes)) {
         pya_lock_acquire(&card->lock);
-        st = card_alloc(card, bytes, stream, &block);
+        st = card_alloc(card, bytes, stream, NULL, &block);
         if (st == PYA_OK) {
             *out = block->addr;
         }
@@ -337,10 +368,16 @@ heap_alloc_slow(
     if (st != PYA_E_NOMEM) {
         return st;
     }
+    context = heap_capture(heap, PYA_RECORD_ALL);
     pya_lock_acquire(&card->lock);
     card->stats.scalar[PYA_STAT_num_ooms]++;
     heap_note_oom(card, bytes);
+    if (card->history != NULL) {
+        pya_history_add(
+            card->history, PYA_ACTION_OOM, heap_last_oom.free_bytes, bytes, stream, context);
+    }
     pya_lock_release(&card->lock);
+    heap_drop_context(heap, context);
     if (hooks->on_oom != NULL) {
         hooks->on_oom(hooks->arg, card->index, bytes);
     }
@@ -363,12 +400,15 @@ pya_alloc(struct pya_heap *heap, int device, size_t bytes, pya_stream stream, py
         return PYA_E_TOO_LARGE;
     }
     struct pya_block *block;
+    void *context = heap_capture(heap, PYA_RECORD_STATE);
     pya_lock_acquire(&card->lock);
-    st = card_alloc(card, bytes, stream, &block);
+    st = card_alloc(card, bytes, stream, context, &block);
     if (PYA_LIKELY(st == PYA_OK)) {
         *out = block->addr;
+        context = NULL;
     }
     pya_lock_release(&card->lock);
+    heap_drop_context(heap, context);
     return PYA_UNLIKELY(st == PYA_E_NOMEM) ? heap_alloc_slow(heap, card, bytes, stream, out) : st;
 }
 
@@ -432,13 +472,21 @@ pya_free(struct pya_heap *heap, pya_dptr ptr) {
     if (PYA_UNLIKELY(pya_heap_is_forked(heap))) {
         return PYA_E_FORKED;
     }
+    void *here = heap_capture(heap, PYA_RECORD_ALL);
     struct pya_card *card = pya_heap_find(heap, ptr, &block);
     if (PYA_UNLIKELY(card == NULL)) {
+        heap_drop_context(heap, here);
         return heap_refuse_free(heap, ptr);
     }
     if (PYA_UNLIKELY(block->is_pending)) {
         pya_lock_release(&card->lock);
+        heap_drop_context(heap, here);
         return PYA_E_DOUBLE_FREE;
+    }
+    if (PYA_UNLIKELY(card->history != NULL)) {
+        pya_history_add(
+            card->history, PYA_ACTION_FREE_REQUESTED, ptr, block->requested, block->arena->stream,
+            here);
     }
     void *context = block->context;
     block->context = NULL;
@@ -450,9 +498,8 @@ pya_free(struct pya_heap *heap, pya_dptr ptr) {
         pya_pending_free(card, block);
     }
     pya_lock_release(&card->lock);
-    if (PYA_UNLIKELY(context != NULL)) {
-        heap->hooks.release_context(heap->hooks.arg, context);
-    }
+    heap_drop_context(heap, context);
+    heap_drop_context(heap, here);
     return PYA_OK;
 }
 
@@ -468,6 +515,32 @@ pya_record_stream(struct pya_heap *heap, pya_dptr ptr, pya_stream stream) {
     }
     pya_status st = block->is_pending ? PYA_OK : pya_pending_record(card, block, stream);
     pya_lock_release(&card->lock);
+    return st;
+}
+
+pya_status
+pya_memory_info(struct pya_heap *heap, int device, struct pya_memory_info *out) {
+    struct pya_card *card;
+    struct pya_memory_info info = {0};
+    pya_status st = pya_heap_card(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    pya_lock_acquire(&card->lock);
+    st = pya_device_mem_info(card->dev, &info.free_bytes, &info.total_bytes);
+    info.limit_bytes = card->limit_bytes;
+    for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        size_t stitchable = arena->free_pages * PYA_PAGE;
+        info.cached_bytes += arena->free_bytes;
+        info.largest_free_bytes
+            = stitchable > info.largest_free_bytes ? stitchable : info.largest_free_bytes;
+    }
+    size_t largest = card_largest_free(card);
+    info.largest_free_bytes = largest > info.largest_free_bytes ? largest : info.largest_free_bytes;
+    pya_lock_release(&card->lock);
+    if (st == PYA_OK) {
+        *out = info;
+    }
     return st;
 }
 

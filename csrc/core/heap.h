@@ -15,7 +15,12 @@ struct pya_heap {
     struct pya_card *cards[PYA_MAX_DEVICES]; /* atomic; NULL until first use */
     uint64_t claims[PYA_CLAIM_SLOTS];
     uint64_t pool_order;
-    uint32_t fork_count; /* of the process that made it */
+    uint32_t fork_count; /* of the process that opened the first card */
+    int n_cards;         /* opened so far */
+    int record_level;    /* enum pya_record_level, -1: no history; atomic */
+    bool record_trace;
+    size_t record_entries;
+    uint32_t record_skip;
 };
 
 /* The card, opened if need be, unlocked. */
@@ -28,6 +33,9 @@ bool pya_heap_is_forked(const struct pya_heap *heap);
 /* The card that knows ptr as a live block, LOCKED, and the block; NULL and no lock when none does. */
 struct pya_card *
 pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_block **out);
+
+/* Gives a card that was just opened, or whose recording changes, the heap's history settings. */
+PYA_MUST_CHECK pya_status pya_heap_apply_history(struct pya_heap *heap, struct pya_card *card);
 
 #ifdef __cplusplus
 }

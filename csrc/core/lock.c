@@ -1,5 +1,7 @@
 /* The contended half of pya_lock.  Floor 0. */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include "lock.h"
 
 #include <linux/futex.h>

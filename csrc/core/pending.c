@@ -14,6 +14,8 @@ pya_block_release(struct pya_block *block) {
     pya_stats_sub(&card->stats, pool, PYA_STAT_active_bytes, block->bytes);
     pya_stats_sub(&card->stats, pool, PYA_STAT_requested_bytes, block->requested);
     card->live_bytes -= block->bytes;
+    pya_history_note(
+        card->history, PYA_ACTION_FREE_COMPLETED, block->addr, block->requested, arena->stream);
     if (PYA_UNLIKELY(block->state == PYA_BLOCK_STITCHED)) {
         pya_stitch_give(block);
     } else {

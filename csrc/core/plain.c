@@ -78,6 +78,9 @@ pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
     pya_range_link_below(range, NULL, block);
     (void)pya_arena_give(arena, block);
     pya_card_reserved(card, is_small, (int64_t)segment);
+    pya_arena_count_pool(arena, (int64_t)segment);
+    pya_history_note(
+        card->history, PYA_ACTION_SEGMENT_ALLOC, range->base, segment, arena->stream);
     pya_stats_add(&card->stats, pya_stat_pool_of(is_small), PYA_STAT_segment, 1);
     card->stats.scalar[PYA_STAT_num_device_alloc]++;
     card->stats.scalar[PYA_STAT_pyalloc_growths]++;
@@ -97,6 +100,9 @@ plain_release(struct pya_arena *arena, struct pya_range **link) {
     pya_range_unlink(range, block);
     pya_slab_put(&card->blocks, block);
     pya_card_reserved(card, range->is_small, -(int64_t)range->bytes);
+    pya_arena_count_pool(arena, -(int64_t)range->bytes);
+    pya_history_note(
+        card->history, PYA_ACTION_SEGMENT_FREE, range->base, range->bytes, arena->stream);
     pya_stats_sub(&card->stats, pya_stat_pool_of(range->is_small), PYA_STAT_segment, 1);
     card->stats.scalar[PYA_STAT_num_device_free]++;
     *link = range->next;

@@ -2,23 +2,10 @@
 #pragma once
 
 #include "arena.h"
-#include "pool_id.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* n_users counts graphs and MemPools; at 0 the pool's idle memory may be given back or taken by others,
- * and the pool disappears with its last block.  Guarded by card->lock. */
-struct pya_pool {
-    struct pya_pool *next; /* of the card */
-    struct pya_pool_id id;
-    size_t n_users;
-    bool on_oom;    /* others may use its idle memory before out of memory */
-    bool is_active; /* filter decides; among active pools the latest begun comes first */
-    uint64_t order; /* when it began */
-    struct pya_stream_filter filter;
-};
 
 struct pya_pool *pya_pool_find(struct pya_card *card, struct pya_pool_id id);
 PYA_MUST_CHECK pya_status

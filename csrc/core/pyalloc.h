@@ -6,6 +6,7 @@
 
 #include "../device/device.h"
 #include "base.h"
+#include "history.h"
 #include "options.h"
 #include "pool_id.h"
 #include "stats.h"
@@ -21,12 +22,12 @@ struct pya_hooks {
     void *arg;
     /* Opens device `index` at its first use; the heap closes it.  Required. */
     pya_status (*open_device)(void *arg, int index, struct pya_device **out);
-    /* A call stack (opaque) for the allocation being made; called without the heap's lock and only while
-     * history is recorded.  NULL is "none".  Each context is released exactly once, without the lock. */
-    void *(*capture_context)(void *arg);
-    void (*release_context)(void *arg, void *context);
-    /* May a second owner be counted on one context?  Same rules. */
+    /* What surrounds the request being made (opaque, counted references; NULL: nothing): called without a
+     * lock and only while history is recorded.  with_stack false: everything but the call stack. */
+    void *(*capture_context)(void *arg, bool with_stack);
+    /* Both may be called under a card's lock: they must not wait for Python or call the heap. */
     void (*retain_context)(void *arg, void *context);
+    void (*release_context)(void *arg, void *context);
     /* Memory is short: free what you can.  Called without the lock, before out of memory; true: try again. */
     bool (*on_pressure)(void *arg, int device, size_t bytes);
     /* Called without the lock before PYA_E_NOMEM is returned (torch's OOM observers). */
@@ -62,6 +63,18 @@ PYA_MUST_CHECK pya_status pya_free(struct pya_heap *heap, pya_dptr ptr);
  * NULL and foreign pointers are ignored, as torch's callers expect. */
 PYA_MUST_CHECK pya_status pya_record_stream(struct pya_heap *heap, pya_dptr ptr, pya_stream stream);
 
+/* What a caller may still get. */
+struct pya_memory_info {
+    size_t free_bytes;         /* of the device, now */
+    size_t total_bytes;        /* of the device */
+    size_t limit_bytes;        /* what may be reserved in all; SIZE_MAX when no limit is set */
+    size_t cached_bytes;       /* reserved and free */
+    size_t largest_free_bytes; /* largest request served without new memory (one stream's view) */
+};
+
+PYA_MUST_CHECK pya_status
+pya_memory_info(struct pya_heap *heap, int device, struct pya_memory_info *out);
+
 void pya_heap_oom_info(struct pya_heap *heap, struct pya_oom_info *out);
 /* torch's wording with our numbers; returns the length as snprintf does. */
 int pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes);
@@ -80,6 +93,19 @@ PYA_MUST_CHECK pya_status
 pya_pool_begin(struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_stream_filter filter);
 PYA_MUST_CHECK pya_status pya_pool_end(struct pya_heap *heap, int device, struct pya_pool_id id);
 PYA_MUST_CHECK pya_status pya_pool_release(struct pya_heap *heap, int device, struct pya_pool_id id);
+PYA_MUST_CHECK pya_status
+pya_pool_set_on_oom(struct pya_heap *heap, int device, struct pya_pool_id id, bool on_oom);
+
+struct pya_pool_info {
+    struct pya_pool_id id;
+    size_t n_users;
+    bool is_active;
+    struct pya_stat reserved_bytes;
+};
+
+/* Fills at most n_room entries; returns how many pools the device has. */
+size_t
+pya_pool_list(struct pya_heap *heap, int device, struct pya_pool_info *infos, size_t n_room);
 /* Gives back the idle memory of one pool now, in use or not; waits for the device. */
 PYA_MUST_CHECK pya_status pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id);
 /* Counts a user without routing anything (torch.cuda.MemPool); on_oom: others may take from it before OOM. */
@@ -98,6 +124,15 @@ double pya_get_fraction(struct pya_heap *heap, int device);
 PYA_MUST_CHECK pya_status pya_stats_get(struct pya_heap *heap, int device, int64_t *values);
 PYA_MUST_CHECK pya_status pya_stats_reset_peak(struct pya_heap *heap, int device);
 PYA_MUST_CHECK pya_status pya_stats_reset_accumulated(struct pya_heap *heap, int device);
+
+/* History: level and max_entries as in history.h; skip_mask: bit (1 << action) for actions to leave out.
+ * Applies to all devices, also to those opened later.  trace false: contexts of live blocks only. */
+PYA_MUST_CHECK pya_status pya_history_start(
+    struct pya_heap *heap, enum pya_record_level level, bool trace, size_t max_entries,
+    uint32_t skip_mask);
+/* Stops and forgets the traces and contexts. */
+void pya_history_stop(struct pya_heap *heap);
+void pya_history_forget(struct pya_heap *heap);
 
 /* Checks every invariant of a device's structures; prints each violation to stderr; returns their number. */
 size_t pya_heap_check(struct pya_heap *heap, int device);

@@ -259,6 +259,8 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
         struct pya_block *piece = pya_arena_carve(
             arena, run, pya_range_addr(page->range, page->slot), k * PYA_PAGE, PYA_BLOCK_LENT);
         piece->owner = block;
+        pya_history_note(
+            card->history, PYA_ACTION_SEGMENT_UNMAP, piece->addr, piece->bytes, arena->stream);
         *link = piece;
         link = &piece->next_piece;
         i += k;
@@ -268,6 +270,9 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
     stitch_unlink(stitch);
     stitch_link(stitch);
     pya_stats_add(&card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
+    pya_history_note(
+        card->history, PYA_ACTION_SEGMENT_ALLOC, stitch->base, stitch->n_pages * PYA_PAGE,
+        arena->stream);
     *out = block;
     return PYA_OK;
 }
@@ -275,13 +280,19 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
 void
 pya_stitch_give(struct pya_block *block) {
     struct pya_arena *arena = block->arena;
+    struct pya_history *history = arena->card->history;
+    struct pya_stitch *stitch = block->stitch;
     struct pya_block *piece = block->pieces;
+    pya_history_note(
+        history, PYA_ACTION_SEGMENT_FREE, stitch->base, stitch->n_pages * PYA_PAGE, arena->stream);
     while (piece != NULL) {
         struct pya_block *next = piece->next_piece;
+        pya_history_note(
+            history, PYA_ACTION_SEGMENT_MAP, piece->addr, piece->bytes, arena->stream);
         (void)pya_arena_give(arena, piece);
         piece = next;
     }
-    block->stitch->block = NULL;
+    stitch->block = NULL;
     pya_slab_put(&arena->card->blocks, block);
     pya_stats_sub(&arena->card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
 }
@@ -350,7 +361,8 @@ pages_leave(const struct old_home *old, size_t n_pages) {
         }
         (void)pya_arena_carve(
             range->arena, run, pya_range_addr(range, old[i].slot), k * PYA_PAGE, PYA_BLOCK_DEAD);
-        pya_arena_note_unmapped(range->arena, range, k);
+        pya_arena_note_unmapped(
+            range->arena, range, pya_range_addr(range, old[i].slot), k);
         i += k;
     }
 }

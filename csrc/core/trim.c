@@ -139,7 +139,7 @@ pages_unhome(struct pya_arena *arena, const pya_page_id *ids, size_t n) {
         (void)pya_arena_give(arena, block);
         return k;
     }
-    pya_arena_note_unmapped(arena, range, k);
+    pya_arena_note_unmapped(arena, range, pya_range_addr(range, slot), k);
     for (size_t i = 0; i < k; i++) {
         items[ids[i]].range = NULL;
     }

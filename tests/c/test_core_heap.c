@@ -2,6 +2,7 @@
  * and the promises of pyalloc.h one by one. */
 #include "check.h"
 #include "core/heap.h"
+#include "core/snapshot.h"
 #include "device/sim.h"
 #include "fault.h"
 
@@ -159,8 +160,39 @@ fuzz_rare(struct fuzz *fuzz) {
     CHECK(st == PYA_OK || (fuzz->faulty && fuzz_may_fail(st)));
 }
 
+/* Every page in exactly one segment, every live block in one, the sums as the statistics say. */
+static void
+fuzz_check_snapshot(struct fuzz *fuzz) {
+    struct pya_snapshot snap;
+    size_t total[N_DEVICES] = {0};
+    size_t active[N_DEVICES] = {0};
+    pya_dptr end = 0;
+    CHECK_OK(pya_snapshot_take(fuzz->world.heap, NULL, true, &snap));
+    for (size_t i = 0; i < snap.n_segments; i++) {
+        const struct pya_snap_segment *segment = &snap.segments[i];
+        pya_dptr addr = segment->addr;
+        CHECK(i == 0 || segment->device != snap.segments[i - 1].device || segment->addr >= end);
+        for (size_t k = 0; k < segment->n_blocks; k++) {
+            CHECK_EQ(snap.blocks[segment->first_block + k].addr, addr);
+            addr += snap.blocks[segment->first_block + k].bytes;
+        }
+        end = addr;
+        CHECK_EQ(addr, segment->addr + segment->total_bytes);
+        total[segment->device] += segment->total_bytes;
+        active[segment->device] += segment->active_bytes;
+    }
+    for (int d = 0; d < N_DEVICES; d++) {
+        CHECK_EQ(active[d], stat_of(&fuzz->world, d, "active_bytes.all.current"));
+        if (!fuzz->faulty) { /* a page whose release failed is reserved, but in no segment */
+            CHECK_EQ(total[d], stat_of(&fuzz->world, d, "reserved_bytes.all.current"));
+        }
+    }
+    pya_snapshot_fini(&snap);
+}
+
 static void
 fuzz_check(struct fuzz *fuzz) {
+    fuzz_check_snapshot(fuzz);
     for (int d = 0; d < N_DEVICES; d++) {
         CHECK_EQ(pya_heap_check(fuzz->world.heap, d), 0);
         size_t allocated = (size_t)stat_of(&fuzz->world, d, "allocated_bytes.all.current");
@@ -198,6 +230,7 @@ fuzz_run(const char *options, unsigned long n_steps, unsigned check_every, bool 
     };
     fuzz.live = calloc(MAX_LIVE, sizeof *fuzz.live);
     world_init(&fuzz.world, options);
+    CHECK_OK(pya_history_start(fuzz.world.heap, PYA_RECORD_ALL, true, 300, 0));
     for (unsigned long i = 0; i < n_steps && check_failures < 20; i++) {
         int d = (int)(check_random(&fuzz.seed) % N_DEVICES);
         if (faulty && fuzz.world.sims[d] != NULL && i % 50 == 0) {

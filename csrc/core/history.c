@@ -1,0 +1,105 @@
+/* The trace ring.  Floor 2. */
+#include "history.h"
+
+#include <stdlib.h>
+
+#ifdef PYA_TEST_TINY
+enum { HISTORY_FIRST_ROOM = 2 };
+#else
+enum { HISTORY_FIRST_ROOM = 1024 };
+#endif
+
+const char *
+pya_action_name(enum pya_action action) {
+    static const char *const names[] = {
+#define X(name, text) text,
+        PYA_ACTION_TABLE(X)
+#undef X
+    };
+    return (unsigned)action < PYA_N_ACTIONS ? names[action] : "unknown";
+}
+
+/* Room for one more; false when the ring is full or host memory is short. */
+static bool
+history_grow(struct pya_history *history) {
+    if (history->n_items < history->n_room) {
+        return true;
+    }
+    size_t n_room = history->n_room * 2 > HISTORY_FIRST_ROOM ? history->n_room * 2
+                                                             : (size_t)HISTORY_FIRST_ROOM;
+    n_room = n_room < history->max_entries ? n_room : history->max_entries;
+    if (n_room <= history->n_items) {
+        return false;
+    }
+    struct pya_entry *items = realloc(history->items, n_room * sizeof *items);
+    if (items == NULL) {
+        return false;
+    }
+    history->items = items;
+    history->n_room = n_room;
+    return true;
+}
+
+static void
+history_drop(struct pya_history *history, struct pya_entry *entry) {
+    if (entry->context != NULL) {
+        history->owner.release(history->owner.arg, entry->context);
+        entry->context = NULL;
+    }
+}
+
+static bool
+history_keeps(const struct pya_history *history, enum pya_action action) {
+    return action == PYA_ACTION_ALLOC ? history->level >= PYA_RECORD_ALLOC
+                                      : history->level >= PYA_RECORD_ALL;
+}
+
+void
+pya_history_add(
+    struct pya_history *history, enum pya_action action, pya_dptr addr, size_t bytes,
+    pya_stream stream, void *context) {
+    if ((history->skip_mask >> action) & 1 || history->max_entries == 0) {
+        return;
+    }
+    struct pya_entry *entry;
+    /* Only a ring that never wrapped may grow: its entries lie in order from 0. */
+    if (history->first == 0 && history_grow(history)) {
+        entry = &history->items[history->n_items++];
+    } else if (history->n_items > 0) {
+        history->n_lost += history->n_items < history->max_entries;
+        entry = &history->items[history->first];
+        history->first = (history->first + 1) % history->n_items;
+        history_drop(history, entry);
+    } else {
+        history->n_lost++;
+        return;
+    }
+    bool keeps = context != NULL && history_keeps(history, action);
+    if (keeps) {
+        history->owner.retain(history->owner.arg, context);
+    }
+    *entry = (struct pya_entry){
+        .addr = addr,
+        .bytes = bytes,
+        .stream = stream,
+        .time_ns = pya_device_clock_ns(history->dev),
+        .context = keeps ? context : NULL,
+        .action = (uint8_t)action,
+    };
+}
+
+void
+pya_history_clear(struct pya_history *history) {
+    for (size_t i = 0; i < history->n_items; i++) {
+        history_drop(history, &history->items[i]);
+    }
+    history->n_items = 0;
+    history->first = 0;
+}
+
+void
+pya_history_fini(struct pya_history *history) {
+    pya_history_clear(history);
+    free(history->items);
+    free(history);
+}

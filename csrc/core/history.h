@@ -1,0 +1,91 @@
+/* The trace ring: what happened to a card's memory, newest max_entries of it.  Floor 2.
+ *
+ * Entries carry a context (a call stack and the like, opaque here) whose owner counts references. */
+#pragma once
+
+#include "../device/device.h"
+#include "base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Names as torch writes them in device_traces. */
+#define PYA_ACTION_TABLE(X)                                                                        \
+    X(ALLOC, "alloc")                                                                              \
+    X(FREE_REQUESTED, "free_requested")                                                            \
+    X(FREE_COMPLETED, "free_completed")                                                            \
+    X(SEGMENT_ALLOC, "segment_alloc")                                                              \
+    X(SEGMENT_FREE, "segment_free")                                                                \
+    X(SEGMENT_MAP, "segment_map")                                                                  \
+    X(SEGMENT_UNMAP, "segment_unmap")                                                              \
+    X(SNAPSHOT, "snapshot")                                                                        \
+    X(OOM, "oom")                                                                                  \
+    X(ANNOTATE, "annotate")
+
+enum pya_action {
+#define X(name, text) PYA_ACTION_##name,
+    PYA_ACTION_TABLE(X)
+#undef X
+    PYA_N_ACTIONS
+};
+
+/* How much is remembered of who asked: torch's context levels. */
+enum pya_record_level {
+    PYA_RECORD_NEVER, /* no contexts */
+    PYA_RECORD_STATE, /* of live blocks */
+    PYA_RECORD_ALLOC, /* and of alloc entries in the trace */
+    PYA_RECORD_ALL,   /* and of every other entry */
+};
+
+struct pya_entry {
+    pya_dptr addr; /* OOM: bytes free on the device */
+    size_t bytes;
+    pya_stream stream;
+    uint64_t time_ns; /* the device's clock */
+    void *context;    /* owned by the entry; NULL: none */
+    uint8_t action;   /* enum pya_action */
+};
+
+struct pya_context_owner {
+    void *arg;
+    void (*retain)(void *arg, void *context);
+    void (*release)(void *arg, void *context);
+};
+
+/* Ring: entry i of the oldest first is items[(first + i) % n_room] once n_items == max_entries. */
+struct pya_history {
+    struct pya_entry *items;
+    size_t n_items;
+    size_t n_room;
+    size_t first;
+    size_t max_entries;
+    uint64_t n_lost;    /* entries there was no host memory for */
+    uint32_t skip_mask; /* actions that are not recorded */
+    int level;          /* enum pya_record_level */
+    struct pya_context_owner owner;
+    struct pya_device *dev; /* for its clock */
+};
+
+const char *pya_action_name(enum pya_action action);
+/* Adds a reference of its own to context where the level keeps contexts of this action. */
+void pya_history_add(
+    struct pya_history *history, enum pya_action action, pya_dptr addr, size_t bytes,
+    pya_stream stream, void *context);
+/* Drops all entries and their references. */
+void pya_history_clear(struct pya_history *history);
+void pya_history_fini(struct pya_history *history);
+
+/* The call that is on every path: nothing when nobody records. */
+static inline void
+pya_history_note(
+    struct pya_history *history, enum pya_action action, pya_dptr addr, size_t bytes,
+    pya_stream stream) {
+    if (PYA_UNLIKELY(history != NULL)) {
+        pya_history_add(history, action, addr, bytes, stream, NULL);
+    }
+}
+
+#ifdef __cplusplus
+}
+#endif
