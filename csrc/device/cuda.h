@@ -1,4 +1,4 @@
-/* The CUDA driver as a device.  Floor 1.
+/* The CUDA driver as a device.  Floor 2.
  *
  * libcuda.so.1 is opened at run time; nothing of CUDA is linked or needed to build.  Memory belongs to the primary
  * context of the device, the one torch's runtime uses; a thread with another context or none is switched for the call.

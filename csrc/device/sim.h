@@ -1,5 +1,5 @@
 /* The simulated device: memory is bookkeeping (or, when backed, host pages with real aliasing), calls are counted,
- * cost modelled time, can be made to fail, and misuse the driver would punish later is reported at once.  Floor 1.
+ * cost modelled time, can be made to fail, and misuse the driver would punish later is reported at once.  Floor 2.
  *
  * Every call is O(1) in what is alive, or O(pages it names).  One mutex per device. */
 #pragma once

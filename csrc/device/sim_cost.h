@@ -5,7 +5,7 @@
  * Calls whose cost no source gives are counted and cost nothing here. */
 #pragma once
 
-#include "device.h"
+#include "../core/base.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,4 +1,4 @@
-/* The body of the simulated device, shared by its two halves: memory (sim.c) and work (sim_work.c).  Floor 1. */
+/* The body of the simulated device, shared by its two halves: memory (sim.c) and work (sim_work.c).  Floor 3. */
 #pragma once
 
 #include <pthread.h>

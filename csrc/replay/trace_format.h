@@ -1,4 +1,4 @@
-/* Layout shared by writer and reader of trace files.  Floor 1, private. */
+/* Layout shared by writer and reader of trace files.  Floor 2, private. */
 #pragma once
 
 #include "trace.h"

@@ -1,0 +1,480 @@
+/* The native model: segments from plain allocations; shared rules for both models. */
+#include "model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "model_internal.h"
+
+/* ---- blocks ---- */
+
+struct pya_model_block *
+model_block_create(struct pya_model *model) {
+    struct pya_model_block *block = model->spare;
+    if (block != NULL) {
+        model->spare = block->next;
+    } else {
+        block = malloc(sizeof *block);
+        if (block == NULL) {
+            return NULL;
+        }
+    }
+    *block = (struct pya_model_block){.all_next = model->blocks};
+    if (model->blocks != NULL) {
+        model->blocks->all_prev = block;
+    }
+    model->blocks = block;
+    return block;
+}
+
+void
+model_block_destroy(struct pya_model *model, struct pya_model_block *block) {
+    if (block->all_prev != NULL) {
+        block->all_prev->all_next = block->all_next;
+    } else {
+        model->blocks = block->all_next;
+    }
+    if (block->all_next != NULL) {
+        block->all_next->all_prev = block->all_prev;
+    }
+    block->next = model->spare;
+    model->spare = block;
+}
+
+void
+model_free_insert(struct pya_model *model, struct pya_model_block *block) {
+    block->node.key = block->bytes;
+    block->node.addr = block->addr;
+    tree_insert(&model_pool_of(model, block)->free, &block->node);
+}
+
+void
+model_free_remove(struct pya_model *model, struct pya_model_block *block) {
+    tree_remove(&model_pool_of(model, block)->free, &block->node);
+}
+
+void
+model_unmapped_insert(struct pya_model *model, struct pya_model_block *block) {
+    block->node.key = 0;
+    block->node.addr = block->addr;
+    tree_insert(&model_pool_of(model, block)->unmapped, &block->node);
+}
+
+void
+model_unmapped_remove(struct pya_model *model, struct pya_model_block *block) {
+    tree_remove(&model_pool_of(model, block)->unmapped, &block->node);
+}
+
+void
+model_merge(
+    struct pya_model *model, struct pya_model_block *block, struct pya_model_block *neighbour) {
+    if (!model_is_idle(neighbour) || neighbour->is_mapped != block->is_mapped) {
+        return;
+    }
+    if (neighbour->is_mapped) {
+        model_free_remove(model, neighbour);
+    } else {
+        model_unmapped_remove(model, neighbour);
+    }
+    if (neighbour == block->prev) {
+        block->addr = neighbour->addr;
+        block->prev = neighbour->prev;
+        if (block->prev != NULL) {
+            block->prev->next = block;
+        }
+    } else {
+        block->next = neighbour->next;
+        if (block->next != NULL) {
+            block->next->prev = block;
+        }
+    }
+    block->bytes += neighbour->bytes;
+    model_block_destroy(model, neighbour);
+}
+
+void
+model_reserved(struct pya_model *model, size_t added, size_t removed) {
+    struct pya_model_stats *stats = &model->stats;
+    stats->reserved_bytes += added;
+    stats->reserved_bytes -= removed;
+    if (stats->reserved_bytes > stats->peak_reserved_bytes) {
+        stats->peak_reserved_bytes = stats->reserved_bytes;
+    }
+}
+
+static void
+model_release_user(struct pya_model *model, struct pya_model_block *block) {
+    model_merge(model, block, block->prev);
+    model_merge(model, block, block->next);
+    model_free_insert(model, block);
+}
+
+/* ---- events of blocks used on other streams ---- */
+
+static pya_status
+model_event_add(struct pya_model *model, struct pya_model_block *block, unsigned stream) {
+    struct model_event *entry = malloc(sizeof *entry);
+    if (entry == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    *entry = (struct model_event){.block = block};
+    pya_status status = pya_device_event_create(model->dev, &entry->event);
+    if (status != PYA_OK) {
+        goto free_entry;
+    }
+    status = pya_device_event_record(model->dev, entry->event, model->streams[stream]);
+    if (status != PYA_OK) {
+        goto destroy_event;
+    }
+    block->n_events++;
+    *model->queues[stream].last = entry;
+    model->queues[stream].last = &entry->next;
+    return PYA_OK;
+
+destroy_event:
+    (void)!pya_device_event_destroy(model->dev, entry->event);
+free_entry:
+    free(entry);
+    return status;
+}
+
+/* The oldest event of a stream has passed. */
+static pya_status
+model_event_pop(struct pya_model *model, unsigned stream) {
+    struct model_queue *queue = &model->queues[stream];
+    struct model_event *entry = queue->first;
+    struct pya_model_block *block = entry->block;
+    queue->first = entry->next;
+    if (queue->first == NULL) {
+        queue->last = &queue->first;
+    }
+    pya_status status = pya_device_event_destroy(model->dev, entry->event);
+    free(entry);
+    if (--block->n_events == 0) {
+        model_release_user(model, block);
+    }
+    return status;
+}
+
+/* wait: for all of them; else only what has passed already, in the order of each stream. */
+static pya_status
+model_process_events(struct pya_model *model, bool wait) {
+    pya_status status = PYA_OK;
+    for (unsigned s = 0; s < model->config.n_streams; s++) {
+        while (status == PYA_OK && model->queues[s].first != NULL) {
+            bool done = true;
+            pya_event event = model->queues[s].first->event;
+            status = wait ? pya_device_event_sync(model->dev, event)
+                          : pya_device_event_query(model->dev, event, &done);
+            if (status != PYA_OK || !done) {
+                break;
+            }
+            status = model_event_pop(model, s);
+        }
+    }
+    return status;
+}
+
+/* ---- giving memory back ---- */
+
+static pya_status
+model_release_segment(struct pya_model *model, struct pya_model_block *block) {
+    pya_status status = pya_device_plain_free(model->dev, block->addr);
+    if (status == PYA_OK) {
+        model_free_remove(model, block);
+        model_reserved(model, 0, block->bytes);
+        model_block_destroy(model, block);
+    }
+    return status;
+}
+
+static pya_status
+model_release_pool(struct pya_model *model, struct model_pool *pool) {
+    pya_status status = PYA_OK;
+    struct tree_node *at = tree_lower_bound(pool->free, 0, 0);
+    while (at != NULL && status == PYA_OK) {
+        struct pya_model_block *block = model_from_node(at);
+        at = tree_next(pool->free, at);
+        if (block->segment == NULL && block->prev == NULL && block->next == NULL) {
+            status = model_release_segment(model, block);
+        }
+    }
+    /* Shrinking changes the tree, and a shrunk block leaves it or comes back too small to shrink again. */
+    at = model->config.expandable ? tree_lower_bound(pool->free, 0, 0) : NULL;
+    while (at != NULL && status == PYA_OK) {
+        struct tree_node key = *at;
+        status = model_shrink(model, model_from_node(at));
+        at = tree_next(pool->free, &key);
+    }
+    return status;
+}
+
+static pya_status
+model_release_cached(struct pya_model *model) {
+    pya_status status = model_process_events(model, true);
+    for (unsigned s = 0; s < model->config.n_streams && status == PYA_OK; s++) {
+        status = model_release_pool(model, &model->pools[s][1]);
+        if (status == PYA_OK) {
+            status = model_release_pool(model, &model->pools[s][0]);
+        }
+    }
+    return status;
+}
+
+pya_status
+pya_model_empty_cache(struct pya_model *model) {
+    return model_release_cached(model);
+}
+
+/* ---- requests ---- */
+
+static size_t
+model_segment_bytes(size_t bytes) {
+    if (bytes <= PYA_SMALL_MAX) {
+        return MODEL_SMALL_SEGMENT;
+    }
+    return bytes < MODEL_MIN_LARGE ? MODEL_LARGE_SEGMENT : pya_round_up(bytes, PYA_PAGE);
+}
+
+static pya_status
+model_segment_alloc(
+    struct pya_model *model, size_t bytes, unsigned stream, bool is_large,
+    struct pya_model_block **out) {
+    struct pya_model_block *block = model_block_create(model);
+    if (block == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    size_t segment = model_segment_bytes(bytes);
+    pya_status status = pya_device_plain_alloc(model->dev, segment, &block->addr);
+    if (status != PYA_OK) {
+        model_block_destroy(model, block);
+        return status;
+    }
+    block->bytes = segment;
+    block->stream = (uint16_t)stream;
+    block->is_large = is_large;
+    block->is_mapped = true;
+    model_reserved(model, segment, 0);
+    *out = block;
+    return PYA_OK;
+}
+
+/* What an expandable block could grow to in place. */
+static size_t
+model_reach(const struct pya_model_block *block) {
+    bool grows = block->next != NULL && !block->next->is_mapped;
+    return block->bytes + (grows ? block->next->bytes : 0);
+}
+
+/* Best fit, out of its tree; NULL when nothing fits. */
+static struct pya_model_block *
+model_fit(struct pya_model *model, size_t bytes, unsigned stream, bool is_large) {
+    struct tree_node *root = model->pools[stream][is_large].free;
+    struct tree_node *at = tree_lower_bound(root, bytes, 0);
+    if (at == NULL) {
+        return NULL;
+    }
+    struct tree_node *next = tree_next(root, at);
+    while (model->config.expandable && next != NULL &&
+           model_reach(model_from_node(next)) < model_reach(model_from_node(at))) {
+        at = next;
+        next = tree_next(root, at);
+    }
+    struct pya_model_block *block = model_from_node(at);
+    model_free_remove(model, block);
+    return block;
+}
+
+static pya_status
+model_obtain(
+    struct pya_model *model, size_t bytes, unsigned stream, bool is_large,
+    struct pya_model_block **out) {
+    return model->config.expandable ? model_expand(model, bytes, stream, is_large, out)
+                                    : model_segment_alloc(model, bytes, stream, is_large, out);
+}
+
+/* Cuts the tail of a block off and frees it, when enough remains. */
+static pya_status
+model_split(struct pya_model *model, struct pya_model_block *block, size_t bytes) {
+    size_t rest = block->bytes - bytes;
+    bool splits =
+        model->config.expandable || !block->is_large ? rest >= PYA_ALIGN : rest > MODEL_SPLIT_LARGE;
+    if (!splits) {
+        return PYA_OK;
+    }
+    struct pya_model_block *tail = model_block_create(model);
+    if (tail == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    tail->addr = block->addr + bytes;
+    tail->bytes = rest;
+    tail->stream = block->stream;
+    tail->is_large = block->is_large;
+    tail->is_mapped = true;
+    tail->segment = block->segment;
+    tail->prev = block;
+    tail->next = block->next;
+    if (tail->next != NULL) {
+        tail->next->prev = tail;
+    }
+    block->next = tail;
+    block->bytes = bytes;
+    model_free_insert(model, tail);
+    return PYA_OK;
+}
+
+pya_status
+pya_model_alloc(
+    struct pya_model *model, size_t bytes, unsigned stream, struct pya_model_block **out) {
+    if (bytes == 0 || bytes > PYA_REQUEST_MAX || stream >= model->config.n_streams) {
+        return PYA_E_INVAL;
+    }
+    size_t rounded = pya_round_up(bytes, PYA_ALIGN);
+    bool is_large = rounded > PYA_SMALL_MAX;
+    pya_status status = model_process_events(model, false);
+    if (status != PYA_OK) {
+        return status;
+    }
+    struct pya_model_block *block = model_fit(model, rounded, stream, is_large);
+    if (block == NULL) {
+        status = model_obtain(model, rounded, stream, is_large, &block);
+    }
+    if (status == PYA_E_NOMEM) {
+        model->stats.n_retries++;
+        status = model_release_cached(model);
+        if (status == PYA_OK) {
+            status = model_obtain(model, rounded, stream, is_large, &block);
+        }
+    }
+    if (status != PYA_OK) {
+        return status;
+    }
+    status = model_split(model, block, rounded);
+    if (status != PYA_OK) {
+        model_release_user(model, block);
+        return status;
+    }
+    block->is_allocated = true;
+    *out = block;
+    return PYA_OK;
+}
+
+void
+pya_model_record_stream(struct pya_model_block *block, unsigned stream) {
+    if (stream != block->stream) {
+        block->uses |= UINT64_C(1) << stream;
+    }
+}
+
+pya_status
+pya_model_free(struct pya_model *model, struct pya_model_block *block) {
+    uint64_t uses = block->uses;
+    block->is_allocated = false;
+    block->uses = 0;
+    pya_status status = PYA_OK;
+    for (unsigned s = 0; s < model->config.n_streams && status == PYA_OK; s++) {
+        if ((uses >> s & 1) != 0) {
+            status = model_event_add(model, block, s);
+        }
+    }
+    if (block->n_events == 0) {
+        model_release_user(model, block);
+    }
+    return status;
+}
+
+/* ---- the rest ---- */
+
+pya_dptr
+pya_model_addr(const struct pya_model_block *block) {
+    return block->addr;
+}
+
+size_t
+pya_model_bytes(const struct pya_model_block *block) {
+    return block->bytes;
+}
+
+void
+pya_model_query(const struct pya_model *model, struct pya_model_stats *out) {
+    *out = model->stats;
+}
+
+size_t
+pya_model_check(const struct pya_model *model) {
+    size_t bad = 0;
+    uint64_t mapped = 0;
+    for (const struct pya_model_block *b = model->blocks; b != NULL; b = b->all_next) {
+        const struct pya_model_block *next = b->next;
+        mapped += b->is_mapped ? b->bytes : 0;
+        if (next != NULL && (next->addr != b->addr + b->bytes || next->prev != b)) {
+            fprintf(stderr, "model: a block does not touch its neighbour\n");
+            bad++;
+        }
+        if (model_is_idle(b) && model_is_idle(next) && b->is_mapped == next->is_mapped) {
+            fprintf(stderr, "model: two free neighbours\n");
+            bad++;
+        }
+    }
+    if (mapped != model->stats.reserved_bytes) {
+        fprintf(
+            stderr, "model: %llu bytes in blocks, %llu counted\n", (unsigned long long)mapped,
+            (unsigned long long)model->stats.reserved_bytes);
+        bad++;
+    }
+    return bad;
+}
+
+pya_status
+pya_model_create(
+    struct pya_device *dev, const struct pya_model_config *config, struct pya_model **out) {
+    if (config->n_streams == 0 || config->n_streams > PYA_MODEL_STREAMS) {
+        return PYA_E_INVAL;
+    }
+    struct pya_device_caps caps;
+    pya_status status = pya_device_caps(dev, &caps);
+    if (status != PYA_OK) {
+        return status;
+    }
+    struct pya_model *model = calloc(1, sizeof *model);
+    if (model == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    model->dev = dev;
+    model->config = *config;
+    model->config.streams = NULL; /* the caller's array need not outlive the call */
+    model->total_bytes = caps.total_bytes;
+    for (unsigned s = 0; s < config->n_streams; s++) {
+        model->streams[s] = config->streams[s];
+        model->queues[s].last = &model->queues[s].first;
+    }
+    *out = model;
+    return PYA_OK;
+}
+
+void
+pya_model_destroy(struct pya_model *model) {
+    /* Statuses are dropped: nothing more can be done about a device that takes nothing back. */
+    (void)!model_process_events(model, true);
+    struct pya_model_block *next = NULL;
+    for (struct pya_model_block *b = model->blocks; b != NULL; b = next) {
+        next = b->all_next;
+        if (b->segment == NULL && b->prev == NULL) {
+            (void)!pya_device_plain_free(model->dev, b->addr);
+        }
+    }
+    while (model->segments != NULL) {
+        struct model_segment *segment = model->segments;
+        model->segments = segment->next;
+        model_segment_destroy(model, segment);
+    }
+    for (struct pya_model_block *b = model->blocks; b != NULL; b = next) {
+        next = b->all_next;
+        free(b);
+    }
+    for (struct pya_model_block *b = model->spare; b != NULL; b = next) {
+        next = b->next;
+        free(b);
+    }
+    free(model);
+}

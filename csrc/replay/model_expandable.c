@@ -1,0 +1,296 @@
+/* Expandable segments: one address range of 9/8 of the device per (stream, pool), mapped where it is used. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "model_internal.h"
+
+/* ---- segments ---- */
+
+static pya_status
+segment_create(struct pya_model *model, size_t unit, struct model_segment **out) {
+    struct model_segment *segment = calloc(1, sizeof *segment);
+    if (segment == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    size_t wanted = model->total_bytes + model->total_bytes / 8;
+    segment->unit = unit;
+    segment->bytes = (wanted + unit - 1) / unit * unit;
+    segment->pages = calloc(segment->bytes / PYA_PAGE, sizeof *segment->pages);
+    pya_status status = PYA_E_HOST_NOMEM;
+    if (segment->pages == NULL) {
+        goto free_segment;
+    }
+    status = pya_device_range_reserve(model->dev, segment->bytes, &segment->base);
+    if (status != PYA_OK) {
+        goto free_pages;
+    }
+    segment->next = model->segments;
+    model->segments = segment;
+    *out = segment;
+    return PYA_OK;
+
+free_pages:
+    free(segment->pages);
+free_segment:
+    free(segment);
+    return status;
+}
+
+/* Unmaps and releases pages [first, last). */
+static pya_status
+segment_drop(struct pya_model *model, struct model_segment *segment, size_t first, size_t last) {
+    pya_status status = PYA_OK;
+    for (size_t i = first; i < last && status == PYA_OK; i += segment->unit / PYA_PAGE) {
+        status = pya_device_unmap(model->dev, segment->base + i * PYA_PAGE, segment->unit);
+        for (size_t k = i; k < i + segment->unit / PYA_PAGE && status == PYA_OK; k++) {
+            status = pya_device_page_release(model->dev, segment->pages[k]);
+            segment->pages[k] = 0;
+        }
+    }
+    return status;
+}
+
+/* Creates and maps pages [first, last); on failure none of them. */
+static pya_status
+segment_fill(struct pya_model *model, struct model_segment *segment, size_t first, size_t last) {
+    pya_status status = PYA_OK;
+    size_t created = first;
+    size_t mapped = first;
+    while (created < last) {
+        status = pya_device_page_create(model->dev, &segment->pages[created]);
+        if (status != PYA_OK) {
+            goto undo;
+        }
+        created++;
+    }
+    while (mapped < last) {
+        pya_dptr addr = segment->base + mapped * PYA_PAGE;
+        status = pya_device_map(model->dev, addr, segment->pages[mapped]);
+        if (status != PYA_OK) {
+            goto undo;
+        }
+        mapped++;
+    }
+    status = pya_device_set_access(
+        model->dev, segment->base + first * PYA_PAGE, (last - first) * PYA_PAGE);
+    if (status == PYA_OK) {
+        return PYA_OK;
+    }
+
+undo:
+    if (mapped > first) {
+        (void)!pya_device_unmap(
+            model->dev, segment->base + first * PYA_PAGE, (mapped - first) * PYA_PAGE);
+    }
+    for (size_t i = first; i < created; i++) {
+        (void)!pya_device_page_release(model->dev, segment->pages[i]);
+        segment->pages[i] = 0;
+    }
+    return status;
+}
+
+void
+model_segment_destroy(struct pya_model *model, struct model_segment *segment) {
+    size_t n = segment->bytes / PYA_PAGE;
+    for (size_t i = 0; i < n; i += segment->unit / PYA_PAGE) {
+        if (segment->pages[i] != 0) {
+            (void)!segment_drop(model, segment, i, i + segment->unit / PYA_PAGE);
+        }
+    }
+    (void)!pya_device_range_release(model->dev, segment->base, segment->bytes);
+    free(segment->pages);
+    free(segment);
+}
+
+/* ---- blocks ---- */
+
+/* A new unmapped or free neighbour after `block`, in no tree yet. */
+static struct pya_model_block *
+expand_after(struct pya_model *model, struct pya_model_block *block, pya_dptr addr, size_t bytes) {
+    struct pya_model_block *made = model_block_create(model);
+    if (made == NULL) {
+        return NULL;
+    }
+    made->addr = addr;
+    made->bytes = bytes;
+    made->stream = block->stream;
+    made->is_large = block->is_large;
+    made->segment = block->segment;
+    made->prev = block;
+    made->next = block->next;
+    if (made->next != NULL) {
+        made->next->prev = made;
+    }
+    block->next = made;
+    return made;
+}
+
+/* Maps the first `bytes` of an unmapped block, in whole units, and joins it to its free neighbours; *block is the
+ * free block it is part of then. */
+static pya_status
+expand_map(struct pya_model *model, struct pya_model_block **block, size_t bytes) {
+    struct pya_model_block *b = *block;
+    struct model_segment *segment = b->segment;
+    size_t first = (b->addr - segment->base) / PYA_PAGE;
+    size_t wanted = (bytes + segment->unit - 1) / segment->unit * segment->unit;
+    struct pya_model_block *rest = NULL;
+    if (wanted < b->bytes) {
+        rest = expand_after(model, b, b->addr + wanted, b->bytes - wanted);
+        if (rest == NULL) {
+            return PYA_E_HOST_NOMEM;
+        }
+        b->bytes = wanted;
+    }
+    pya_status status = segment_fill(model, segment, first, first + wanted / PYA_PAGE);
+    if (status != PYA_OK) {
+        if (rest != NULL) {
+            b->bytes += rest->bytes;
+            b->next = rest->next;
+            if (b->next != NULL) {
+                b->next->prev = b;
+            }
+            model_block_destroy(model, rest);
+        }
+        return status;
+    }
+    model_unmapped_remove(model, b);
+    b->is_mapped = true;
+    if (rest != NULL) {
+        model_unmapped_insert(model, rest);
+    }
+    model_merge(model, b, b->prev);
+    model_merge(model, b, b->next);
+    model_free_insert(model, b);
+    model_reserved(model, wanted, 0);
+    return PYA_OK;
+}
+
+static bool
+expand_has_room(const struct pya_model_block *block, size_t bytes) {
+    size_t room = 0;
+    while (room < bytes && model_is_idle(block)) {
+        room += block->bytes;
+        block = block->next;
+    }
+    return room >= bytes;
+}
+
+/* The lowest place of the stream's ranges that can hold bytes once mapped. */
+static pya_status
+expand_place(
+    struct pya_model *model, size_t bytes, unsigned stream, bool is_large,
+    struct pya_model_block **out) {
+    struct tree_node *root = model->pools[stream][is_large].unmapped;
+    for (struct tree_node *at = tree_lower_bound(root, 0, 0); at != NULL;
+         at = tree_next(root, at)) {
+        struct pya_model_block *block = model_from_node(at);
+        if (model_is_idle(block->prev)) {
+            block = block->prev;
+        }
+        if (expand_has_room(block, bytes)) {
+            *out = block;
+            return PYA_OK;
+        }
+    }
+    struct pya_model_block *block = model_block_create(model);
+    if (block == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    size_t unit = is_large ? MODEL_LARGE_SEGMENT : MODEL_SMALL_SEGMENT;
+    pya_status status = segment_create(model, unit, &block->segment);
+    if (status != PYA_OK) {
+        model_block_destroy(model, block);
+        return status;
+    }
+    block->addr = block->segment->base;
+    block->bytes = block->segment->bytes;
+    block->stream = (uint16_t)stream;
+    block->is_large = is_large;
+    model_unmapped_insert(model, block);
+    *out = block;
+    return PYA_OK;
+}
+
+pya_status
+model_expand(
+    struct pya_model *model, size_t bytes, unsigned stream, bool is_large,
+    struct pya_model_block **out) {
+    struct pya_model_block *block = NULL;
+    pya_status status = expand_place(model, bytes, stream, is_large, &block);
+    if (status != PYA_OK) {
+        return status;
+    }
+    if (!block->is_mapped) {
+        status = expand_map(model, &block, bytes < block->bytes ? bytes : block->bytes);
+    }
+    while (status == PYA_OK && block->bytes < bytes) {
+        size_t rest = bytes - block->bytes;
+        struct pya_model_block *next = block->next;
+        status = expand_map(model, &next, rest < next->bytes ? rest : next->bytes);
+        block = next;
+    }
+    if (status != PYA_OK) {
+        return status;
+    }
+    if (block->bytes < bytes) {
+        return PYA_E_NOMEM;
+    }
+    model_free_remove(model, block);
+    *out = block;
+    return PYA_OK;
+}
+
+pya_status
+model_shrink(struct pya_model *model, struct pya_model_block *block) {
+    struct model_segment *segment = block->segment;
+    size_t offset = block->addr - segment->base;
+    size_t first = (offset + segment->unit - 1) / segment->unit * segment->unit;
+    size_t last = (offset + block->bytes) / segment->unit * segment->unit;
+    if (first >= last) {
+        return PYA_OK;
+    }
+    pya_status status = pya_device_stream_sync(model->dev, model->streams[block->stream]);
+    if (status != PYA_OK) {
+        return status;
+    }
+    struct pya_model_block *middle = block;
+    struct pya_model_block *tail = NULL;
+    size_t end = offset + block->bytes;
+    if (end > last) {
+        tail = expand_after(model, block, segment->base + last, end - last);
+        if (tail == NULL) {
+            return PYA_E_HOST_NOMEM;
+        }
+    }
+    if (first > offset) {
+        middle = expand_after(model, block, segment->base + first, last - first);
+        if (middle == NULL) {
+            if (tail != NULL) {
+                block->next = tail->next;
+                if (tail->next != NULL) {
+                    tail->next->prev = block;
+                }
+                model_block_destroy(model, tail);
+            }
+            return PYA_E_HOST_NOMEM;
+        }
+    }
+    status = segment_drop(model, segment, first / PYA_PAGE, last / PYA_PAGE);
+    model_free_remove(model, block);
+    if (middle != block) {
+        block->bytes = first - offset;
+        block->is_mapped = true;
+        model_free_insert(model, block);
+    }
+    if (tail != NULL) {
+        tail->is_mapped = true;
+        model_free_insert(model, tail);
+    }
+    middle->bytes = last - first;
+    middle->is_mapped = false;
+    model_merge(model, middle, middle->prev);
+    model_merge(model, middle, middle->next);
+    model_unmapped_insert(model, middle);
+    model_reserved(model, 0, last - first);
+    return status;
+}

@@ -1,0 +1,101 @@
+/* Bodies shared by the two models of torch's allocator.  Floor 3, private. */
+#pragma once
+
+#include "model.h"
+#include "tree.h"
+
+#define MODEL_SMALL_SEGMENT ((size_t)2 << 20)
+#define MODEL_LARGE_SEGMENT ((size_t)20 << 20)
+#define MODEL_MIN_LARGE ((size_t)10 << 20)  /* from here a request has a segment of its own */
+#define MODEL_SPLIT_LARGE ((size_t)1 << 20) /* a large block splits when more than this remains */
+
+/* An address range whose pages come and go one unit at a time. */
+struct model_segment {
+    struct model_segment *next;
+    pya_dptr base;
+    size_t bytes;
+    size_t unit;            /* mapped and unmapped in multiples of this */
+    pya_page_handle *pages; /* by page; 0 where nothing is mapped */
+};
+
+/* The blocks of a segment tile it, linked by prev and next in address order; no two neighbours are both free (and alike
+ * mapped).  A free block is in its pool's `free` or, when not mapped, `unmapped` tree. */
+struct pya_model_block {
+    struct tree_node node; /* first; key is bytes in `free`, 0 in `unmapped` */
+    pya_dptr addr;
+    size_t bytes;
+    struct pya_model_block *prev;
+    struct pya_model_block *next;
+    struct model_segment *segment;    /* NULL with plain segments */
+    struct pya_model_block *all_prev; /* every block of the model */
+    struct pya_model_block *all_next;
+    uint64_t uses;     /* streams it was recorded on, as bits */
+    unsigned n_events; /* that must pass before it is free */
+    uint16_t stream;
+    bool is_large;
+    bool is_allocated;
+    bool is_mapped;
+};
+
+struct model_pool {
+    struct tree_node *free;
+    struct tree_node *unmapped;
+};
+
+struct model_event {
+    struct model_event *next;
+    pya_event event;
+    struct pya_model_block *block;
+};
+
+struct model_queue {
+    struct model_event *first;
+    struct model_event **last;
+};
+
+struct pya_model {
+    struct pya_device *dev;
+    struct pya_model_config config;
+    pya_stream streams[PYA_MODEL_STREAMS];
+    size_t total_bytes;                            /* of the device */
+    struct model_pool pools[PYA_MODEL_STREAMS][2]; /* by stream; small, large */
+    struct model_queue queues[PYA_MODEL_STREAMS];
+    struct model_segment *segments;
+    struct pya_model_block *blocks;
+    struct pya_model_block *spare; /* linked by next */
+    struct pya_model_stats stats;
+};
+
+static inline struct model_pool *
+model_pool_of(struct pya_model *model, const struct pya_model_block *block) {
+    return &model->pools[block->stream][block->is_large];
+}
+
+static inline struct pya_model_block *
+model_from_node(struct tree_node *node) {
+    return (struct pya_model_block *)node;
+}
+
+/* model.c */
+struct pya_model_block *model_block_create(struct pya_model *model);
+void model_block_destroy(struct pya_model *model, struct pya_model_block *block);
+void model_free_insert(struct pya_model *model, struct pya_model_block *block);
+void model_free_remove(struct pya_model *model, struct pya_model_block *block);
+void model_unmapped_insert(struct pya_model *model, struct pya_model_block *block);
+void model_unmapped_remove(struct pya_model *model, struct pya_model_block *block);
+/* Joins a free neighbour into block; the neighbour is gone then. */
+void model_merge(
+    struct pya_model *model, struct pya_model_block *block, struct pya_model_block *neighbour);
+void model_reserved(struct pya_model *model, size_t added, size_t removed);
+static inline bool
+model_is_idle(const struct pya_model_block *block) {
+    return block != NULL && !block->is_allocated && block->n_events == 0 && block->uses == 0;
+}
+
+/* model_expandable.c: a free block of at least bytes, out of its tree; PYA_E_NOMEM leaves mapped what fitted. */
+pya_status model_expand(
+    struct pya_model *model, size_t bytes, unsigned stream, bool is_large,
+    struct pya_model_block **out);
+/* Unmaps the whole units inside a free block. */
+pya_status model_shrink(struct pya_model *model, struct pya_model_block *block);
+void model_segment_destroy(struct pya_model *model, struct model_segment *segment);

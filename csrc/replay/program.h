@@ -1,0 +1,38 @@
+/* A trace made ready for replay: operations on numbered blocks, 16 bytes each, loaded once and replayed often.  Floor 2. */
+#pragma once
+
+#include "trace.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct pya_program;
+
+struct pya_program_info {
+    uint64_t n_ops;
+    uint64_t n_allocs;
+    uint64_t n_events;        /* fed, of which ops are those that matter to an allocator */
+    uint64_t n_ignored_frees; /* of addresses not alive */
+    uint64_t n_missing_frees; /* an address was handed out again while alive: freed first */
+    unsigned n_devices;
+    unsigned n_streams;
+    uint64_t n_blocks; /* most alive at once */
+    uint64_t
+        peak_live_bytes; /* each request rounded to 512; summed over devices, each at its own peak */
+    bool is_complete;    /* false: the file was cut off */
+};
+
+PYA_MUST_CHECK pya_status pya_program_create(struct pya_program **out);
+/* In order.  Kinds that mean nothing to an allocator are counted only. */
+PYA_MUST_CHECK pya_status
+pya_program_add(struct pya_program *program, const struct pya_trace_event *event);
+/* Create and add all of a file.  message: why not, when it fails; damage in the middle is a failure. */
+PYA_MUST_CHECK pya_status
+pya_program_load(const char *path, struct pya_program **out, char *message, size_t message_bytes);
+void pya_program_query(const struct pya_program *program, struct pya_program_info *out);
+void pya_program_destroy(struct pya_program *program);
+
+#ifdef __cplusplus
+}
+#endif

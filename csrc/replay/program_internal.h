@@ -1,0 +1,40 @@
+/* Body of a program, for the driver.  Floor 3, private. */
+#pragma once
+
+#include "program.h"
+
+enum program_op_kind {
+    PROGRAM_ALLOC,
+    PROGRAM_FREE,
+    PROGRAM_RECORD_STREAM,
+    PROGRAM_EMPTY_CACHE,
+};
+
+struct program_op {
+    uint64_t bytes; /* alloc */
+    uint32_t block;
+    uint16_t stream;
+    uint8_t kind;
+    uint8_t device;
+};
+
+struct program_block {
+    uint64_t addr;
+    uint64_t bytes; /* rounded to 512 */
+    uint32_t next;  /* in its hash chain, or in the free list; plus 1 */
+    uint8_t device;
+};
+
+struct pya_program {
+    struct program_op *ops;
+    uint64_t n_op_slots;
+    struct program_block *blocks; /* alive ones are in chains, by addr and device */
+    uint32_t n_block_slots;
+    uint32_t free_block;
+    uint32_t *chains;
+    uint32_t n_chains; /* power of two */
+    pya_stream streams[256];
+    uint64_t live_bytes[PYA_MAX_DEVICES];
+    uint64_t peak_bytes[PYA_MAX_DEVICES];
+    struct pya_program_info info;
+};

@@ -1,0 +1,369 @@
+#include "replay.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../device/sim.h"
+#include "model.h"
+#include "program_internal.h"
+
+/* Ample memory: never less than a large card, and far above what any policy wastes. */
+#define REPLAY_AMPLE_MIN ((size_t)80 << 30)
+#define REPLAY_AMPLE_FACTOR 4
+#define REPLAY_PROGRESS_OPS 65536
+
+/* One replay: a device and an allocator for each device of the program. */
+struct replay {
+    const struct pya_program *program;
+    struct pya_replay_settings settings;
+    struct pya_sim *sims[PYA_MAX_DEVICES];
+    struct pya_model *models[PYA_MAX_DEVICES]; /* for the models */
+    struct pya_heap *heap;                     /* for pyalloc */
+    union replay_block {
+        struct pya_model_block *block;
+        pya_dptr addr;
+    } * blocks;    /* by number */
+    size_t *bytes; /* by number, only with check */
+};
+
+const char *
+pya_replay_policy_name(enum pya_replay_policy policy) {
+    switch (policy) {
+#define X(name, text, help)                                                                        \
+    case PYA_REPLAY_##name:                                                                        \
+        return text;
+        PYA_REPLAY_POLICY_TABLE(X)
+#undef X
+    case PYA_REPLAY_N_POLICIES:
+        break;
+    }
+    return NULL;
+}
+
+/* ---- setting up ---- */
+
+static pya_status
+replay_open_device(void *arg, int index, struct pya_device **out) {
+    struct replay *replay = arg;
+    const struct pya_replay_settings *settings = &replay->settings;
+    struct pya_sim_config config = {
+        .capacity_bytes = settings->capacity_bytes,
+        /* 64 mappings per page and ranges beside: more address space than any policy asks for */
+        .address_bytes = pya_round_up((uint64_t)settings->capacity_bytes * 128, UINT64_C(1) << 40),
+        .cost = settings->cost,
+        .work = settings->work_delay == 0 ? PYA_SIM_WORK_AT_ONCE : PYA_SIM_WORK_DELAYED,
+        .work_delay = settings->work_delay,
+        .no_vmm = settings->no_vmm,
+        .quiet = true,
+    };
+    pya_status status = pya_sim_create(&config, index, &replay->sims[index]);
+    if (status == PYA_OK) {
+        *out = pya_sim_device(replay->sims[index]);
+    }
+    return status;
+}
+
+static pya_status
+replay_open_models(struct replay *replay) {
+    const struct pya_program_info *info = &replay->program->info;
+    struct pya_model_config config = {
+        .expandable = replay->settings.policy == PYA_REPLAY_EXPANDABLE,
+        .n_streams = info->n_streams,
+        .streams = replay->program->streams,
+    };
+    if (info->n_streams > PYA_MODEL_STREAMS) {
+        return PYA_E_LIMIT;
+    }
+    for (unsigned i = 0; i < info->n_devices; i++) {
+        struct pya_device *dev = NULL;
+        pya_status status = replay_open_device(replay, (int)i, &dev);
+        if (status == PYA_OK) {
+            status = pya_model_create(dev, &config, &replay->models[i]);
+        }
+        if (status != PYA_OK) {
+            return status;
+        }
+    }
+    return PYA_OK;
+}
+
+static pya_status
+replay_open(struct replay *replay) {
+    size_t n = replay->program->info.n_blocks + 1;
+    replay->blocks = calloc(n, sizeof *replay->blocks);
+    replay->bytes = calloc(n, sizeof *replay->bytes);
+    if (replay->blocks == NULL || replay->bytes == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    if (replay->program->info.n_streams == 0) {
+        return PYA_OK;
+    }
+    if (replay->settings.policy != PYA_REPLAY_PYALLOC) {
+        return replay_open_models(replay);
+    }
+    struct pya_hooks hooks = {.arg = replay, .open_device = replay_open_device};
+    return pya_heap_create(&replay->settings.options, &hooks, &replay->heap);
+}
+
+static void
+replay_close(struct replay *replay) {
+    if (replay->heap != NULL) {
+        pya_heap_destroy(replay->heap); /* closes the devices it opened */
+    } else {
+        for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+            if (replay->models[i] != NULL) {
+                pya_model_destroy(replay->models[i]);
+            }
+            if (replay->sims[i] != NULL) {
+                pya_device_close(pya_sim_device(replay->sims[i]));
+            }
+        }
+    }
+    free(replay->blocks);
+    free(replay->bytes);
+}
+
+/* ---- operations ---- */
+
+static pya_dptr
+replay_addr(const struct replay *replay, uint32_t number) {
+    const union replay_block *block = &replay->blocks[number];
+    return replay->heap != NULL ? block->addr : pya_model_addr(block->block);
+}
+
+static pya_status
+replay_alloc(struct replay *replay, const struct program_op *op) {
+    union replay_block *block = &replay->blocks[op->block];
+    pya_status status;
+    if (replay->heap != NULL) {
+        pya_stream stream = replay->program->streams[op->stream];
+        status = pya_alloc(replay->heap, op->device, op->bytes, stream, &block->addr);
+    } else {
+        status = pya_model_alloc(replay->models[op->device], op->bytes, op->stream, &block->block);
+    }
+    if (status == PYA_OK && replay->settings.check) {
+        replay->bytes[op->block] = op->bytes;
+        status = pya_sim_own(replay->sims[op->device], replay_addr(replay, op->block), op->bytes);
+    }
+    return status;
+}
+
+static pya_status
+replay_free(struct replay *replay, const struct program_op *op) {
+    if (replay->settings.check) {
+        pya_sim_disown(
+            replay->sims[op->device], replay_addr(replay, op->block), replay->bytes[op->block]);
+    }
+    union replay_block *block = &replay->blocks[op->block];
+    return replay->heap != NULL ? pya_free(replay->heap, block->addr)
+                                : pya_model_free(replay->models[op->device], block->block);
+}
+
+static pya_status
+replay_step(struct replay *replay, const struct program_op *op) {
+    switch ((enum program_op_kind)op->kind) {
+    case PROGRAM_ALLOC:
+        return replay_alloc(replay, op);
+    case PROGRAM_FREE:
+        return replay_free(replay, op);
+    case PROGRAM_RECORD_STREAM:
+        if (replay->heap != NULL) {
+            return pya_record_stream(
+                replay->heap, replay->blocks[op->block].addr, replay->program->streams[op->stream]);
+        }
+        pya_model_record_stream(replay->blocks[op->block].block, op->stream);
+        return PYA_OK;
+    case PROGRAM_EMPTY_CACHE:
+        return replay->heap != NULL ? pya_empty_cache(replay->heap, op->device)
+                                    : pya_model_empty_cache(replay->models[op->device]);
+    }
+    return PYA_E_INVAL;
+}
+
+/* ---- results ---- */
+
+/* Sums of all devices; peaks each at its own time. */
+static void
+replay_sum(const struct replay *replay, struct pya_replay_result *out) {
+    *out = (struct pya_replay_result){
+        .completed = out->completed,
+        .failed_op = out->failed_op,
+        .failed_bytes = out->failed_bytes};
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        if (replay->sims[i] == NULL) {
+            continue;
+        }
+        struct pya_sim_state state;
+        pya_sim_query(replay->sims[i], &state);
+        out->peak_bytes += state.peak_bytes;
+        out->end_bytes += state.used_bytes;
+        out->n_calls += state.n_memory_calls;
+        out->device_ns += state.device_ns;
+        out->n_violations += state.n_violations;
+        for (int k = 0; k < PYA_SIM_N_CALLS; k++) {
+            out->n_calls_by_kind[k] += state.n_calls[k];
+        }
+    }
+}
+
+static pya_status
+replay_all(struct replay *replay, struct pya_replay_result *out) {
+    const struct pya_program *program = replay->program;
+    uint64_t n = program->info.n_ops;
+    struct pya_replay_result half = {0};
+    *out = (struct pya_replay_result){.completed = true};
+    for (uint64_t i = 0; i < n; i++) {
+        if (i == n / 2) {
+            replay_sum(replay, &half);
+        }
+        if (i % REPLAY_PROGRESS_OPS == 0 && replay->settings.progress != NULL &&
+            !replay->settings.progress(replay->settings.progress_arg, i, n)) {
+            return PYA_E_BUSY;
+        }
+        pya_status status = replay_step(replay, &program->ops[i]);
+        if (status == PYA_E_NOMEM) {
+            out->completed = false;
+            out->failed_op = i;
+            out->failed_bytes = program->ops[i].bytes;
+            break;
+        }
+        if (status != PYA_OK) {
+            return status;
+        }
+    }
+    replay_sum(replay, out);
+    if (out->completed) {
+        out->n_calls_second_half = out->n_calls - half.n_calls;
+        out->device_ns_second_half = out->device_ns - half.device_ns;
+    }
+    return PYA_OK;
+}
+
+static size_t
+replay_ample(const struct pya_program *program) {
+    struct pya_program_info info;
+    pya_program_query(program, &info);
+    size_t wanted = pya_round_up(info.peak_live_bytes, PYA_PAGE) * REPLAY_AMPLE_FACTOR;
+    return wanted > REPLAY_AMPLE_MIN ? wanted : REPLAY_AMPLE_MIN;
+}
+
+pya_status
+pya_replay_run(
+    const struct pya_program *program, const struct pya_replay_settings *settings,
+    struct pya_replay_result *out) {
+    struct replay replay = {.program = program, .settings = *settings};
+    if (replay.settings.capacity_bytes == 0) {
+        replay.settings.capacity_bytes = replay_ample(program);
+    }
+    struct pya_replay_result result;
+    pya_status status = replay_open(&replay);
+    if (status == PYA_OK) {
+        status = replay_all(&replay, &result);
+    }
+    if (status == PYA_OK) {
+        *out = result;
+    }
+    replay_close(&replay);
+    return status;
+}
+
+/* ---- the least memory ---- */
+
+static pya_status
+replay_fits(
+    const struct pya_program *program, const struct pya_replay_settings *settings, uint64_t pages,
+    struct pya_replay_min *min, bool *fits) {
+    struct pya_replay_settings mine = *settings;
+    struct pya_replay_result result;
+    mine.capacity_bytes = pages << PYA_PAGE_SHIFT;
+    pya_status status = pya_replay_run(program, &mine, &result);
+    if (status == PYA_OK) {
+        min->n_replays++;
+        *fits = result.completed;
+    }
+    return status;
+}
+
+/* The largest device's live peak, in pages: no policy does with less. */
+static uint64_t
+replay_floor(const struct pya_program *program) {
+    uint64_t most = 0;
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        most = program->peak_bytes[i] > most ? program->peak_bytes[i] : most;
+    }
+    return (most + PYA_PAGE - 1) >> PYA_PAGE_SHIFT;
+}
+
+/* Tries the sizes below *pages; each that completes becomes the smallest, those that fail between are holes. */
+static pya_status
+replay_neighbours(
+    const struct pya_program *program, const struct pya_replay_settings *settings, uint64_t from,
+    uint64_t floor, struct pya_replay_min *min) {
+    bool fit[PYA_REPLAY_N_NEIGHBOURS] = {false};
+    uint64_t least = from;
+    unsigned n = 0;
+    for (; n < PYA_REPLAY_N_NEIGHBOURS && from > n + 1 && from - n - 1 >= floor; n++) {
+        pya_status status = replay_fits(program, settings, from - n - 1, min, &fit[n]);
+        if (status != PYA_OK) {
+            return status;
+        }
+        least = fit[n] ? from - n - 1 : least;
+    }
+    min->bytes = least << PYA_PAGE_SHIFT;
+    min->safe_bytes = from << PYA_PAGE_SHIFT;
+    for (unsigned i = 0; i < n && from - i - 1 > least; i++) {
+        if (!fit[i]) {
+            min->holes[min->n_holes++] = (from - i - 1) << PYA_PAGE_SHIFT;
+        } else if (min->n_holes == 0) {
+            min->safe_bytes = (from - i - 1) << PYA_PAGE_SHIFT;
+        }
+    }
+    if (min->n_holes == 0) {
+        min->safe_bytes = min->bytes;
+    }
+    return PYA_OK;
+}
+
+pya_status
+pya_replay_find_min(
+    const struct pya_program *program, const struct pya_replay_settings *settings,
+    struct pya_replay_min *out) {
+    struct pya_replay_result ample;
+    pya_status status = pya_replay_run(program, settings, &ample);
+    if (status != PYA_OK) {
+        return status;
+    }
+    if (!ample.completed) {
+        return PYA_E_NOMEM;
+    }
+    struct pya_replay_min min = {.n_replays = 1};
+    uint64_t floor = replay_floor(program);
+    uint64_t low = floor == 0 ? 0 : floor - 1; /* fails */
+    uint64_t high = (ample.peak_bytes + PYA_PAGE - 1) >> PYA_PAGE_SHIFT;
+    bool fits = false;
+    /* What sufficed with ample memory should do; a policy that behaves otherwise near its limit needs a little more. */
+    while (status == PYA_OK && high > 0) {
+        status = replay_fits(program, settings, high, &min, &fits);
+        if (status != PYA_OK || fits) {
+            break;
+        }
+        low = high;
+        high += high / 64 + 1;
+    }
+    while (status == PYA_OK && high - low > 1) {
+        uint64_t middle = low + (high - low) / 2;
+        status = replay_fits(program, settings, middle, &min, &fits);
+        if (fits) {
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    if (status == PYA_OK) {
+        status = replay_neighbours(program, settings, high, floor, &min);
+    }
+    if (status == PYA_OK) {
+        *out = min;
+    }
+    return status;
+}
