@@ -1,0 +1,13 @@
+#pragma once
+/* Real copies and fills, which keep untouched memory untouched.  Floor 4 (uses region.h). */
+
+#include "region.h"
+
+/* Either side may be device or host memory.  CU_INVALID_VALUE when a device side may not be accessed. */
+int pya_hc_bytes_copy(void *dst, const void *src, size_t size);
+/* width 1, 2 or 4 bytes; count elements. */
+int pya_hc_bytes_set(void *dst, int value, unsigned width, size_t count);
+/* Counts a copy from device to host. */
+void pya_hc_bytes_note_dtoh(size_t size);
+uint64_t pya_hc_bytes_dtoh_copies(void);
+uint64_t pya_hc_bytes_dtoh_bytes(void);

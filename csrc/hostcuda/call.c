@@ -1,0 +1,172 @@
+/* Counting, injected failures and last errors.
+ *
+ * Counters are lock-free; the settings of an injected failure sit behind their own mutex, which
+ * is never held while another lock is taken. */
+
+#include "call.h"
+
+#include "state.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static _Atomic(struct pya_hc_call *) calls_head;
+static _Atomic uint64_t calls_total;
+
+static pthread_mutex_t fail_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic uint64_t fail_left; /* calls until the failure; 0: none asked for */
+static char fail_name[96];         /* "" matches every call */
+static int fail_error;
+
+static _Thread_local int last_error;
+
+static void
+call_count(struct pya_hc_call *call) {
+    if (!atomic_exchange(&call->listed, true)) {
+        struct pya_hc_call *head = atomic_load(&calls_head);
+        do {
+            call->next = head;
+        } while (!atomic_compare_exchange_weak(&calls_head, &head, call));
+    }
+    atomic_fetch_add_explicit(&call->n_calls, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&calls_total, 1, memory_order_relaxed);
+}
+
+static int
+call_injected_error(const char *name) {
+    if (atomic_load_explicit(&fail_left, memory_order_relaxed) == 0) {
+        return CU_OK;
+    }
+    int error = CU_OK;
+    pthread_mutex_lock(&fail_lock);
+    uint64_t left = atomic_load(&fail_left);
+    if (left > 0 && (fail_name[0] == '\0' || strcmp(fail_name, name) == 0)) {
+        atomic_store(&fail_left, left - 1);
+        if (left == 1) {
+            error = fail_error;
+        }
+    }
+    pthread_mutex_unlock(&fail_lock);
+    return error;
+}
+
+int
+pya_hc_enter_quiet(struct pya_hc_call *call) {
+    call_count(call);
+    return CU_OK;
+}
+
+int
+pya_hc_enter(struct pya_hc_call *call) {
+    call_count(call);
+    int error = pya_hc_state_use();
+    if (error != CU_OK) {
+        return error;
+    }
+    return call_injected_error(call->name);
+}
+
+int
+pya_hc_runtime(int error) {
+    if (error != CU_OK) {
+        last_error = error;
+    }
+    return error;
+}
+
+int
+pya_hc_last_error(bool clear) {
+    int error = last_error;
+    if (clear) {
+        last_error = CU_OK;
+    }
+    return error;
+}
+
+int
+pya_hc_unknown(struct pya_hc_call *call, const char *library) {
+    bool first = !atomic_load(&call->listed);
+    call_count(call);
+    if (first) {
+        (void)fprintf(
+            stderr,
+            "pyalloc hostcuda: %s (%s) is not provided by the host-memory CUDA runtime; "
+            "it returns \"not supported\"\n",
+            call->name, library);
+    }
+    return CU_NOT_SUPPORTED;
+}
+
+void
+pya_hc_fail_nth(uint64_t n, const char *name, int error) {
+    pthread_mutex_lock(&fail_lock);
+    (void)snprintf(fail_name, sizeof fail_name, "%s", name == NULL ? "" : name);
+    fail_error = error;
+    atomic_store(&fail_left, n);
+    pthread_mutex_unlock(&fail_lock);
+}
+
+bool
+pya_hc_fail_parse(const char *text) {
+    char *end = NULL;
+    unsigned long long n = strtoull(text, &end, 10);
+    if (end == text || (*end != '\0' && *end != ':')) {
+        return false;
+    }
+    char name[sizeof fail_name] = "";
+    long error = CU_OUT_OF_MEMORY;
+    if (*end == ':') {
+        const char *start = end + 1;
+        size_t length = strcspn(start, ":");
+        if (length >= sizeof name) {
+            return false;
+        }
+        memcpy(name, start, length);
+        if (start[length] == ':') {
+            const char *digits = start + length + 1;
+            error = strtol(digits, &end, 10);
+            if (end == digits || *end != '\0' || error <= 0 || error > CU_UNKNOWN) {
+                return false;
+            }
+        }
+    }
+    pya_hc_fail_nth(n, name, (int)error);
+    return true;
+}
+
+uint64_t
+pya_hc_calls_total(void) {
+    return atomic_load(&calls_total);
+}
+
+uint64_t
+pya_hc_calls_of(const char *name) {
+    uint64_t n = 0;
+    for (struct pya_hc_call *c = atomic_load(&calls_head); c != NULL; c = c->next) {
+        /* A name may be defined in two libraries (a runtime of each CUDA major). */
+        if (strcmp(c->name, name) == 0) {
+            n += atomic_load(&c->n_calls);
+        }
+    }
+    return n;
+}
+
+void
+pya_hc_calls_reset(void) {
+    for (struct pya_hc_call *c = atomic_load(&calls_head); c != NULL; c = c->next) {
+        atomic_store(&c->n_calls, 0);
+    }
+    atomic_store(&calls_total, 0);
+}
+
+void
+pya_hc_calls_each(void (*fn)(const char *name, uint64_t n, void *data), void *data) {
+    for (struct pya_hc_call *c = atomic_load(&calls_head); c != NULL; c = c->next) {
+        uint64_t n = atomic_load(&c->n_calls);
+        if (n > 0) {
+            fn(c->name, n, data);
+        }
+    }
+}

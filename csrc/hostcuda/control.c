@@ -1,0 +1,176 @@
+/* The control functions of hostcuda.h and the counters as JSON. */
+
+#define _GNU_SOURCE
+#include "hostcuda.h"
+
+#include "bytes.h"
+#include "call.h"
+#include "graph.h"
+#include "vmm.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void
+pya_hostcuda_fail_nth(uint64_t n, const char *name, int error) {
+    pya_hc_fail_nth(n, name, error);
+}
+
+uint64_t
+pya_hostcuda_calls(const char *name) {
+    return name == NULL ? pya_hc_calls_total() : pya_hc_calls_of(name);
+}
+
+void
+pya_hostcuda_reset_calls(void) {
+    pya_hc_calls_reset();
+}
+
+size_t
+pya_hostcuda_used_bytes(int device) {
+    const struct pya_hc_device *dev = pya_hc_device(device);
+    pya_hc_lock();
+    size_t bytes = dev == NULL ? 0 : dev->used;
+    pya_hc_unlock();
+    return bytes;
+}
+
+size_t
+pya_hostcuda_peak_bytes(int device) {
+    const struct pya_hc_device *dev = pya_hc_device(device);
+    pya_hc_lock();
+    size_t bytes = dev == NULL ? 0 : dev->peak;
+    pya_hc_unlock();
+    return bytes;
+}
+
+void
+pya_hostcuda_reset_peak(int device) {
+    struct pya_hc_device *dev = pya_hc_device(device);
+    if (dev != NULL) {
+        pya_hc_lock();
+        dev->peak = dev->used;
+        pya_hc_unlock();
+    }
+}
+
+uint64_t
+pya_hostcuda_launches(int device) {
+    const struct pya_hc_device *dev = pya_hc_device(device);
+    pya_hc_lock();
+    uint64_t n = dev == NULL ? 0 : dev->n_launches;
+    pya_hc_unlock();
+    return n;
+}
+
+uint64_t
+pya_hostcuda_dtoh_copies(void) {
+    return pya_hc_bytes_dtoh_copies();
+}
+
+uint64_t
+pya_hostcuda_dtoh_bytes(void) {
+    return pya_hc_bytes_dtoh_bytes();
+}
+
+uint64_t
+pya_hostcuda_live(const char *what) {
+    uint64_t n = UINT64_MAX;
+    pya_hc_lock();
+    if (strcmp(what, "plain") == 0) {
+        n = pya_hc_region_count_locked(REGION_PLAIN) + pya_hc_region_count_locked(REGION_MANAGED);
+    } else if (strcmp(what, "reservations") == 0) {
+        n = pya_hc_region_count_locked(REGION_RESERVED);
+    } else if (strcmp(what, "pinned") == 0) {
+        n = pya_hc_region_count_locked(REGION_PINNED);
+    } else if (strcmp(what, "handles") == 0) {
+        n = pya_hc_vmm_n_handles_locked();
+    } else if (strcmp(what, "mappings") == 0) {
+        n = pya_hc_vmm_n_mappings_locked();
+    } else if (strcmp(what, "streams") == 0) {
+        n = pya_hc_stream_count_locked();
+    } else if (strcmp(what, "events") == 0) {
+        n = pya_hc_event_count_locked();
+    } else if (strcmp(what, "graphs") == 0) {
+        n = pya_hc_graph_count_locked();
+    }
+    pya_hc_unlock();
+    return n;
+}
+
+struct json_list {
+    FILE *file;
+    const char *separator;
+};
+
+static void
+control_write_call(const char *name, uint64_t n, void *data) {
+    struct json_list *list = data;
+    (void)fprintf(list->file, "%s\n    \"%s\": %llu", list->separator, name, (unsigned long long)n);
+    list->separator = ",";
+}
+
+static void
+control_write_json(FILE *file) {
+    (void)fprintf(file, "{\n  \"pid\": %ld,\n  \"devices\": [", (long)getpid());
+    for (int i = 0; i < pya_hc_n_devices(); i++) {
+        const struct pya_hc_device *dev = pya_hc_device(i);
+        (void)fprintf(
+            file,
+            "%s\n    {\"capacity\": %zu, \"used_bytes\": %zu, \"peak_bytes\": %zu, "
+            "\"launches\": %llu}",
+            i == 0 ? "" : ",", dev->capacity, dev->used, dev->peak,
+            (unsigned long long)dev->n_launches);
+    }
+    (void)fprintf(
+        file, "\n  ],\n  \"dtoh_copies\": %llu,\n  \"dtoh_bytes\": %llu,\n  \"calls\": {",
+        (unsigned long long)pya_hc_bytes_dtoh_copies(),
+        (unsigned long long)pya_hc_bytes_dtoh_bytes());
+    struct json_list list = {file, ""};
+    pya_hc_calls_each(control_write_call, &list);
+    (void)fprintf(file, "\n  }\n}\n");
+}
+
+int
+pya_hostcuda_write_counters(const char *path) {
+    char partial[4096];
+    int n = snprintf(partial, sizeof partial, "%s.%ld.partial", path, (long)getpid());
+    if (n < 0 || (size_t)n >= sizeof partial) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    FILE *file = fopen(partial, "we");
+    if (file == NULL) {
+        return -1;
+    }
+    control_write_json(file);
+    if (fclose(file) != 0 || rename(partial, path) != 0) {
+        (void)unlink(partial);
+        return -1;
+    }
+    return 0;
+}
+
+/* At exit; a destructor also runs where the program unloads nothing itself. */
+__attribute__((destructor)) static void
+control_at_exit(void) {
+    const char *form = getenv("PYALLOC_HOSTCUDA_COUNTERS");
+    if (form == NULL || form[0] == '\0' || pya_hc_calls_total() == 0 || pya_hc_state_is_foreign()) {
+        return;
+    }
+    char path[3072];
+    const char *mark = strstr(form, "%p");
+    int head = mark == NULL ? (int)strlen(form) : (int)(mark - form);
+    char pid[24] = "";
+    if (mark != NULL) {
+        (void)snprintf(pid, sizeof pid, "%ld", (long)getpid());
+    }
+    int n = snprintf(
+        path, sizeof path, "%.*s%s%s", head, form, pid, mark == NULL ? "" : mark + 2);
+    if (n < 0 || (size_t)n >= sizeof path || pya_hostcuda_write_counters(path) != 0) {
+        (void)fprintf(stderr, "pyalloc hostcuda: cannot write the counters to %s\n", path);
+    }
+}

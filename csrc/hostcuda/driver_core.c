@@ -1,0 +1,478 @@
+/* libcuda.so.1: devices, contexts, modules, kernels, look-up of entry points. */
+
+#define _GNU_SOURCE
+#include "call.h"
+#include "copy.h"
+#include "lookup.h"
+#include "module.h"
+#include "props.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define DRIVER_VERSION 13020
+#define MAX_CONTEXTS 64
+
+static _Thread_local int pushed[MAX_CONTEXTS];
+static _Thread_local int n_pushed;
+
+int
+cuInit(unsigned flags) {
+    HC_DRIVER();
+    if (flags != 0) {
+        return CU_INVALID_VALUE;
+    }
+    return pya_hc_n_devices() == 0 ? CU_NO_DEVICE : CU_OK;
+}
+
+int
+cuDriverGetVersion(int *out) {
+    HC_QUIET();
+    *out = DRIVER_VERSION;
+    return CU_OK;
+}
+
+int
+cuGetErrorString(int error, const char **out) {
+    HC_QUIET();
+    *out = pya_hc_error_text(error);
+    return CU_OK;
+}
+
+int
+cuGetErrorName(int error, const char **out) {
+    HC_QUIET();
+    *out = pya_hc_error_name(error);
+    return CU_OK;
+}
+
+int
+cuDeviceGetCount(int *out) {
+    HC_DRIVER();
+    *out = pya_hc_n_devices();
+    return CU_OK;
+}
+
+int
+cuDeviceGet(int *out, int ordinal) {
+    HC_DRIVER();
+    if (pya_hc_device(ordinal) == NULL) {
+        return CU_INVALID_DEVICE;
+    }
+    *out = ordinal;
+    return CU_OK;
+}
+
+int
+cuDeviceGetName(char *out, int length, int device) {
+    HC_DRIVER();
+    if (pya_hc_device(device) == NULL) {
+        return CU_INVALID_DEVICE;
+    }
+    (void)snprintf(out, (size_t)length, "%s", pya_hc_device_name());
+    return CU_OK;
+}
+
+int
+cuDeviceTotalMem_v2(size_t *out, int device) {
+    HC_DRIVER();
+    const struct pya_hc_device *dev = pya_hc_device(device);
+    if (dev == NULL) {
+        return CU_INVALID_DEVICE;
+    }
+    *out = dev->capacity;
+    return CU_OK;
+}
+
+int
+cuDeviceGetAttribute(int *out, int attribute, int device) {
+    HC_DRIVER();
+    return pya_hc_attribute(device, attribute, out);
+}
+
+int
+cuDeviceGetUuid_v2(struct cuda_uuid *out, int device) {
+    HC_DRIVER();
+    if (pya_hc_device(device) == NULL) {
+        return CU_INVALID_DEVICE;
+    }
+    pya_hc_device_uuid(device, out);
+    return CU_OK;
+}
+
+int
+cuDeviceGetPCIBusId(char *out, int length, int device) {
+    HC_DRIVER();
+    if (pya_hc_device(device) == NULL) {
+        return CU_INVALID_DEVICE;
+    }
+    return pya_hc_pci_bus_id(device, out, length) ? CU_OK : CU_INVALID_VALUE;
+}
+
+int
+cuDeviceCanAccessPeer(int *out, int device, int peer) {
+    HC_DRIVER();
+    if (pya_hc_device(device) == NULL || pya_hc_device(peer) == NULL) {
+        return CU_INVALID_DEVICE;
+    }
+    *out = device != peer;
+    return CU_OK;
+}
+
+/* Nothing is ever logged, so the callback is never called. */
+int
+cuLogsRegisterCallback(void *callback, void *data, void **out) {
+    HC_DRIVER();
+    (void)data;
+    if (out != NULL) {
+        *out = callback;
+    }
+    return CU_OK;
+}
+
+int
+cuLogsUnregisterCallback(void *callback) {
+    HC_DRIVER();
+    (void)callback;
+    return CU_OK;
+}
+
+/* Contexts: one per device, its address is the device's. */
+
+static int
+context_device(const void *context) {
+    for (int i = 0; i < pya_hc_n_devices(); i++) {
+        if (context == pya_hc_device(i)) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+int
+cuDevicePrimaryCtxRetain(void **out, int device) {
+    HC_DRIVER();
+    struct pya_hc_device *dev = pya_hc_device(device);
+    if (dev == NULL) {
+        return CU_INVALID_DEVICE;
+    }
+    dev->active = true;
+    *out = dev;
+    return CU_OK;
+}
+
+int
+cuDevicePrimaryCtxRelease_v2(int device) {
+    HC_DRIVER();
+    return pya_hc_device(device) == NULL ? CU_INVALID_DEVICE : CU_OK;
+}
+
+int
+cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    HC_DRIVER();
+    const struct pya_hc_device *dev = pya_hc_device(device);
+    if (dev == NULL) {
+        return CU_INVALID_DEVICE;
+    }
+    *flags = 0;
+    *active = dev->active;
+    return CU_OK;
+}
+
+int
+cuCtxGetCurrent(void **out) {
+    HC_DRIVER();
+    *out = pya_hc_device(pya_hc_current());
+    return CU_OK;
+}
+
+int
+cuCtxSetCurrent(void *context) {
+    HC_DRIVER();
+    int device = context_device(context);
+    if (context != NULL && device < 0) {
+        return CU_INVALID_CONTEXT;
+    }
+    pya_hc_set_current(device);
+    return CU_OK;
+}
+
+int
+cuCtxPushCurrent_v2(void *context) {
+    HC_DRIVER();
+    int device = context_device(context);
+    if (device < 0 || n_pushed == MAX_CONTEXTS) {
+        return CU_INVALID_CONTEXT;
+    }
+    pushed[n_pushed++] = pya_hc_current();
+    pya_hc_set_current(device);
+    return CU_OK;
+}
+
+int
+cuCtxPopCurrent_v2(void **out) {
+    HC_DRIVER();
+    if (out != NULL) {
+        *out = pya_hc_device(pya_hc_current());
+    }
+    pya_hc_set_current(n_pushed > 0 ? pushed[--n_pushed] : -1);
+    return CU_OK;
+}
+
+int
+cuCtxGetDevice(int *out) {
+    HC_DRIVER();
+    if (pya_hc_device(pya_hc_current()) == NULL) {
+        return CU_INVALID_CONTEXT;
+    }
+    *out = pya_hc_current();
+    return CU_OK;
+}
+
+int
+cuCtxSynchronize(void) {
+    HC_DRIVER();
+    return pya_hc_device_sync();
+}
+
+int
+cuCtxGetLimit(size_t *out, int limit) {
+    HC_DRIVER();
+    static const size_t limits[] = {1024, 1048576, 8388608, 2, 2048, 128, 0};
+    *out = limit >= 0 && limit < 7 ? limits[limit] : 0;
+    return CU_OK;
+}
+
+int
+cuCtxSetLimit(int limit, size_t value) {
+    HC_DRIVER();
+    (void)limit;
+    (void)value;
+    return CU_OK;
+}
+
+int
+cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    HC_DRIVER();
+    *least = 0;
+    *greatest = -5;
+    return CU_OK;
+}
+
+/* Modules and kernels */
+
+static int
+module_new(void **out, const char *what) {
+    *out = pya_hc_function(what);
+    return *out == NULL ? CU_OUT_OF_MEMORY : CU_OK;
+}
+
+int
+cuModuleLoad(void **out, const char *path) {
+    HC_DRIVER();
+    return module_new(out, path);
+}
+
+int
+cuModuleLoadData(void **out, const void *image) {
+    HC_DRIVER();
+    (void)image;
+    return module_new(out, "module");
+}
+
+int
+cuModuleLoadDataEx(void **out, const void *image, unsigned n, const int *options, void **values) {
+    HC_DRIVER();
+    (void)image;
+    (void)n;
+    (void)options;
+    (void)values;
+    return module_new(out, "module");
+}
+
+int
+cuModuleUnload(void *module) {
+    HC_DRIVER();
+    (void)module;
+    return CU_OK;
+}
+
+int
+cuModuleGetFunction(void **out, void *module, const char *name) {
+    HC_DRIVER();
+    (void)module;
+    return module_new(out, name);
+}
+
+int
+cuLibraryLoadData(void **out) {
+    HC_DRIVER();
+    return module_new(out, "library");
+}
+
+int
+cuLibraryUnload(void *library) {
+    HC_DRIVER();
+    (void)library;
+    return CU_OK;
+}
+
+int
+cuLibraryGetKernel(void **out, void *library, const char *name) {
+    HC_DRIVER();
+    (void)library;
+    return module_new(out, name);
+}
+
+int
+cuKernelGetFunction(void **out, void *kernel) {
+    HC_DRIVER();
+    *out = kernel;
+    return CU_OK;
+}
+
+int
+cuKernelGetAttribute(int *out, int attribute, void *kernel, int device) {
+    HC_DRIVER();
+    (void)kernel;
+    (void)device;
+    return pya_hc_function_attribute(attribute, out);
+}
+
+int
+cuKernelSetAttribute(int attribute, int value, void *kernel, int device) {
+    HC_DRIVER();
+    (void)attribute;
+    (void)value;
+    (void)kernel;
+    (void)device;
+    return CU_OK;
+}
+
+int
+cuFuncGetAttribute(int *out, int attribute, void *function) {
+    HC_DRIVER();
+    (void)function;
+    return pya_hc_function_attribute(attribute, out);
+}
+
+int
+cuFuncSetAttribute(void *function, int attribute, int value) {
+    HC_DRIVER();
+    (void)function;
+    (void)attribute;
+    (void)value;
+    return CU_OK;
+}
+
+int
+cuFuncSetCacheConfig(void *function, int config) {
+    HC_DRIVER();
+    (void)function;
+    (void)config;
+    return CU_OK;
+}
+
+int
+cuLaunchKernel(
+    void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+    unsigned shared_bytes, void *stream, void **args, void **extra) {
+    HC_DRIVER();
+    (void)shared_bytes;
+    (void)args;
+    (void)extra;
+    if (function == NULL || gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0) {
+        return CU_INVALID_VALUE;
+    }
+    return pya_hc_launch(stream);
+}
+
+int
+cuLaunchCooperativeKernel(
+    void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+    unsigned shared_bytes, void *stream, void **args) {
+    HC_DRIVER();
+    (void)function;
+    (void)shared_bytes;
+    (void)args;
+    if (gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0) {
+        return CU_INVALID_VALUE;
+    }
+    return pya_hc_launch(stream);
+}
+
+int
+cuLaunchKernelEx(
+    const struct cu_launch_config *config, void *function, void **args, void **extra) {
+    HC_DRIVER();
+    (void)function;
+    (void)args;
+    (void)extra;
+    return config == NULL ? CU_INVALID_VALUE : pya_hc_launch(config->stream);
+}
+
+int
+cuLaunchHostFunc(void *stream, pya_hc_host_fn fn, void *data) {
+    HC_DRIVER();
+    return pya_hc_host_function(stream, fn, data);
+}
+
+int
+cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    int *out, void *function, int threads, size_t shared_bytes) {
+    HC_DRIVER();
+    (void)function;
+    *out = pya_hc_occupancy(threads, shared_bytes);
+    return CU_OK;
+}
+
+int
+cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    int *out, void *function, int threads, size_t shared_bytes, unsigned flags) {
+    HC_DRIVER();
+    (void)function;
+    (void)flags;
+    *out = pya_hc_occupancy(threads, shared_bytes);
+    return CU_OK;
+}
+
+int
+cuOccupancyMaxActiveClusters(int *out, void *function, const struct cu_launch_config *config) {
+    HC_DRIVER();
+    (void)function;
+    (void)config;
+    *out = 132;
+    return CU_OK;
+}
+
+int
+cuTensorMapEncodeTiled(void *map) {
+    HC_DRIVER();
+    if (map == NULL || (uintptr_t)map % 64 != 0) {
+        return CU_INVALID_VALUE;
+    }
+    memset(map, 0, 128);
+    return CU_OK;
+}
+
+/* Entry points by name */
+
+int
+cuGetProcAddress_v2(
+    const char *name, void **out, int version, uint64_t flags, unsigned *status) {
+    HC_QUIET();
+    (void)flags;
+    if (name == NULL || out == NULL) {
+        return CU_INVALID_VALUE;
+    }
+    *out = pya_hc_driver_lookup(name, version);
+    if (status != NULL) {
+        *status = *out == NULL; /* 1: symbol not found */
+    }
+    return *out == NULL ? CU_NOT_FOUND : CU_OK;
+}
+
+int
+cuGetProcAddress(const char *name, void **out, int version, uint64_t flags) {
+    return cuGetProcAddress_v2(name, out, version, flags, NULL);
+}

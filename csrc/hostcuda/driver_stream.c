@@ -1,0 +1,234 @@
+/* libcuda.so.1: streams, events, capture, graphs. */
+
+#include "bytes.h"
+#include "call.h"
+#include "copy.h"
+
+int
+cuStreamCreate(void **out, unsigned flags) {
+    HC_DRIVER();
+    return pya_hc_stream_create(flags, 0, out);
+}
+
+int
+cuStreamCreateWithPriority(void **out, unsigned flags, int priority) {
+    HC_DRIVER();
+    return pya_hc_stream_create(flags, priority, out);
+}
+
+int
+cuStreamDestroy_v2(void *stream) {
+    HC_DRIVER();
+    return pya_hc_stream_destroy(stream);
+}
+
+int
+cuStreamSynchronize(void *stream) {
+    HC_DRIVER();
+    return pya_hc_stream_sync(stream);
+}
+
+int
+cuStreamQuery(void *stream) {
+    HC_DRIVER();
+    return pya_hc_stream_query(stream);
+}
+
+int
+cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
+    HC_DRIVER();
+    (void)flags;
+    return pya_hc_stream_wait(stream, event);
+}
+
+static int
+stream_device(const void *handle, struct pya_hc_device **out) {
+    pya_hc_lock();
+    const struct pya_hc_stream *stream = pya_hc_stream_find_locked(handle);
+    *out = stream == NULL ? NULL : pya_hc_device(stream->device);
+    pya_hc_unlock();
+    return *out == NULL ? CU_INVALID_HANDLE : CU_OK;
+}
+
+int
+cuStreamGetCtx(void *stream, void **out) {
+    HC_DRIVER();
+    struct pya_hc_device *dev = NULL;
+    int error = stream_device(stream, &dev);
+    *out = dev;
+    return error;
+}
+
+int
+cuStreamGetDevice(void *stream, int *out) {
+    HC_DRIVER();
+    struct pya_hc_device *dev = NULL;
+    int error = stream_device(stream, &dev);
+    *out = dev == NULL ? 0 : dev->ordinal;
+    return error;
+}
+
+int
+cuStreamIsCapturing(void *stream, int *status) {
+    HC_DRIVER();
+    struct pya_hc_capture_info info;
+    int error = pya_hc_capture_info(stream, &info);
+    *status = info.status;
+    return error;
+}
+
+int
+cuStreamBeginCapture_v2(void *stream, int mode) {
+    HC_DRIVER();
+    return pya_hc_capture_begin(stream, mode, NULL);
+}
+
+int
+cuStreamEndCapture(void *stream, struct pya_hc_graph **out) {
+    HC_DRIVER();
+    return pya_hc_capture_end(stream, out);
+}
+
+/* Out-parameters that the caller left NULL are skipped. */
+static int
+stream_capture_info(
+    const void *stream, int *status, uint64_t *id, void **graph, struct pya_hc_node ***deps,
+    size_t *n_deps) {
+    struct pya_hc_capture_info info;
+    int error = pya_hc_capture_info(stream, &info);
+    *status = info.status;
+    if (id != NULL) {
+        *id = info.id;
+    }
+    if (graph != NULL) {
+        *graph = info.graph;
+    }
+    if (deps != NULL) {
+        *deps = info.deps;
+    }
+    if (n_deps != NULL) {
+        *n_deps = info.n_deps;
+    }
+    return error;
+}
+
+int
+cuStreamGetCaptureInfo_v2(
+    void *stream, int *status, uint64_t *id, void **graph, struct pya_hc_node ***deps,
+    size_t *n_deps) {
+    HC_DRIVER();
+    return stream_capture_info(stream, status, id, graph, deps, n_deps);
+}
+
+int
+cuStreamGetCaptureInfo_v3(
+    void *stream, int *status, uint64_t *id, void **graph, struct pya_hc_node ***deps,
+    const void **edges, size_t *n_deps) {
+    HC_DRIVER();
+    if (edges != NULL) {
+        *edges = NULL;
+    }
+    return stream_capture_info(stream, status, id, graph, deps, n_deps);
+}
+
+int
+cuThreadExchangeStreamCaptureMode(int *mode) {
+    HC_DRIVER();
+    return pya_hc_capture_exchange_mode(mode);
+}
+
+static int
+stream_write_value(const void *stream, uintptr_t address, uint64_t value, size_t size) {
+    uint64_t bytes = value;
+    int error = pya_hc_launch(stream); /* ordered like any other work */
+    return error == CU_OK ? pya_hc_bytes_copy((void *)address, &bytes, size) : error;
+}
+
+int
+cuStreamWriteValue32_v2(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
+    HC_DRIVER();
+    (void)flags;
+    return stream_write_value(stream, address, value, sizeof value);
+}
+
+int
+cuStreamWriteValue64_v2(void *stream, uintptr_t address, uint64_t value, unsigned flags) {
+    HC_DRIVER();
+    (void)flags;
+    return stream_write_value(stream, address, value, sizeof value);
+}
+
+int
+cuEventCreate(void **out, unsigned flags) {
+    HC_DRIVER();
+    return pya_hc_event_create(flags, out);
+}
+
+int
+cuEventDestroy_v2(void *event) {
+    HC_DRIVER();
+    return pya_hc_event_destroy(event);
+}
+
+int
+cuEventRecord(void *event, void *stream) {
+    HC_DRIVER();
+    return pya_hc_event_record(event, stream);
+}
+
+int
+cuEventQuery(void *event) {
+    HC_DRIVER();
+    return pya_hc_event_query(event);
+}
+
+int
+cuEventSynchronize(void *event) {
+    HC_DRIVER();
+    return pya_hc_event_sync(event);
+}
+
+int
+cuEventElapsedTime_v2(float *ms, void *start, void *end) {
+    HC_DRIVER();
+    return pya_hc_event_elapsed(ms, start, end);
+}
+
+int
+cuGraphCreate(struct pya_hc_graph **out, unsigned flags) {
+    HC_DRIVER();
+    (void)flags;
+    return pya_hc_graph_create(out);
+}
+
+int
+cuGraphDestroy(struct pya_hc_graph *graph) {
+    HC_DRIVER();
+    return pya_hc_graph_destroy(graph);
+}
+
+int
+cuGraphInstantiateWithFlags(
+    struct pya_hc_graph **out, struct pya_hc_graph *graph, unsigned long long flags) {
+    HC_DRIVER();
+    (void)flags;
+    return pya_hc_graph_instantiate(graph, out);
+}
+
+int
+cuGraphExecDestroy(struct pya_hc_graph *exec) {
+    HC_DRIVER();
+    return pya_hc_graph_destroy(exec);
+}
+
+int
+cuGraphLaunch(struct pya_hc_graph *exec, void *stream) {
+    HC_DRIVER();
+    return pya_hc_graph_launch(exec, stream);
+}
+
+int
+cuGraphGetNodes(struct pya_hc_graph *graph, struct pya_hc_node **nodes, size_t *n) {
+    HC_DRIVER();
+    return pya_hc_graph_nodes(graph, nodes, n);
+}

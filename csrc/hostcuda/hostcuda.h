@@ -1,0 +1,46 @@
+#pragma once
+/* Control of the host-memory CUDA runtime: settings and counters, for C and for ctypes (load
+ * "libcuda.so.1").  The same settings as environment variables:
+ *
+ *   PYALLOC_HOSTCUDA_MEMORY=24GB         capacity of each device (24GB,80GB: one per device)
+ *   PYALLOC_HOSTCUDA_DEVICES=2           number of devices, 1 by default, 16 at most
+ *   PYALLOC_HOSTCUDA_EVENT_DELAY=n       events complete n kernel launches later; 0: at once
+ *   PYALLOC_HOSTCUDA_FAIL=n[:name[:code]] call number n (of that function) returns the error
+ *   PYALLOC_HOSTCUDA_COUNTERS=file       counters as JSON at exit; %p becomes the process id
+ *
+ * Bytes in use are physical bytes: what cudaMalloc, cuMemCreate and memory pools hold. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Return 0 or a CUDA error number.  The number of devices must be set before first use. */
+int pya_hostcuda_set_devices(int n);
+int pya_hostcuda_set_capacity(int device, size_t bytes);
+void pya_hostcuda_set_event_delay(uint64_t n_launches);
+/* Call number n from now on (1: the next) returns `error`; `name` NULL or "": any counted call. */
+void pya_hostcuda_fail_nth(uint64_t n, const char *name, int error);
+
+uint64_t pya_hostcuda_calls(const char *name); /* NULL: all calls together */
+void pya_hostcuda_reset_calls(void);
+size_t pya_hostcuda_used_bytes(int device);
+size_t pya_hostcuda_peak_bytes(int device);
+void pya_hostcuda_reset_peak(int device);
+uint64_t pya_hostcuda_launches(int device);
+/* Copies from device to host: their number and bytes. */
+uint64_t pya_hostcuda_dtoh_copies(void);
+uint64_t pya_hostcuda_dtoh_bytes(void);
+
+/* Live objects, to find leaks: "plain", "handles", "reservations", "mappings", "streams", "events",
+ * "graphs", "pinned".  UINT64_MAX for an unknown word. */
+uint64_t pya_hostcuda_live(const char *what);
+
+/* Writes all counters as JSON.  Returns 0, or -1 with errno. */
+int pya_hostcuda_write_counters(const char *path);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,223 @@
+/* The entry points of cuBLAS, cuDNN, CUPTI, NCCL and the like that must answer more than "success".
+ * All others are generated from names/; both together make the preloaded libpya_cudalibs.so. */
+
+#define _GNU_SOURCE
+#include "stubs.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* cuBLAS */
+
+int
+cublasGetVersion_v2(void *handle, int *out) {
+    COUNT();
+    (void)handle;
+    *out = 130000;
+    return 0;
+}
+
+size_t
+cublasLtGetVersion(void) {
+    COUNT();
+    return 130000;
+}
+
+static int
+blas_get_zero(int *out) {
+    *out = 0; /* the default of every mode: host pointers, default math */
+    return 0;
+}
+
+int
+cublasGetPointerMode_v2(void *handle, int *out) {
+    COUNT();
+    (void)handle;
+    return blas_get_zero(out);
+}
+
+int
+cublasGetMathMode(void *handle, int *out) {
+    COUNT();
+    (void)handle;
+    return blas_get_zero(out);
+}
+
+int
+cublasGetStream_v2(void *handle, void **out) {
+    COUNT();
+    (void)handle;
+    *out = NULL;
+    return 0;
+}
+
+const char *
+cublasGetStatusString(int status) {
+    COUNT();
+    return status == 0 ? "CUBLAS_STATUS_SUCCESS" : "CUBLAS_STATUS_UNKNOWN";
+}
+
+const char *
+cublasGetStatusName(int status) {
+    return cublasGetStatusString(status);
+}
+
+/* cublasLtMatmulHeuristicResult_t */
+struct lt_heuristic {
+    uint64_t algorithm[8];
+    size_t workspace_bytes;
+    int state;
+    float waves;
+    int reserved[4];
+};
+
+int
+cublasLtMatmulAlgoGetHeuristic(
+    void *handle, void *operation, void *a, void *b, void *c, void *d, void *preference,
+    int n_wanted, struct lt_heuristic *results, int *n_found) {
+    COUNT();
+    (void)handle, (void)operation, (void)a, (void)b, (void)c, (void)d, (void)preference;
+    *n_found = n_wanted > 0;
+    if (n_wanted > 0) {
+        *results = (struct lt_heuristic){.waves = 1.0F};
+    }
+    return 0;
+}
+
+/* cuDNN */
+
+size_t
+cudnnGetVersion(void) {
+    COUNT();
+    return 92600;
+}
+
+size_t
+cudnnGetCudartVersion(void) {
+    COUNT();
+    return 13000;
+}
+
+const char *
+cudnnGetErrorString(int status) {
+    COUNT();
+    return status == 0 ? "CUDNN_STATUS_SUCCESS" : "CUDNN_STATUS_NOT_SUPPORTED";
+}
+
+void
+cudnnGetLastErrorString(char *out, size_t size) {
+    COUNT();
+    if (size > 0) {
+        out[0] = '\0';
+    }
+}
+
+int
+cudnnBackendCreateDescriptor(int type, void **out) {
+    COUNT();
+    (void)type;
+    pya_hc_stub_write_h((uintptr_t)out);
+    return 0;
+}
+
+/* cudnnBackendAttributeType_t: those that hold 64 bits or a descriptor */
+enum { CUDNN_INT64 = 3, CUDNN_DESCRIPTOR = 15 };
+
+int
+cudnnBackendGetAttribute(
+    void *descriptor, int attribute, int type, int64_t n_wanted, int64_t *n_found, void *out) {
+    COUNT();
+    (void)descriptor;
+    (void)attribute;
+    bool is_known = type == CUDNN_INT64 || type == CUDNN_DESCRIPTOR;
+    if (n_found != NULL) {
+        *n_found = is_known;
+    }
+    /* Descriptors are the caller's own and stay; sizes are 0: no workspace. */
+    if (type == CUDNN_INT64 && n_wanted > 0 && out != NULL) {
+        *(int64_t *)out = 0;
+    }
+    return 0;
+}
+
+/* CUPTI: a profiler that sees nothing. */
+
+enum { CUPTI_MAX_LIMIT_REACHED = 12 };
+
+int
+cuptiActivityGetNextRecord(void *buffer, size_t bytes, void **record) {
+    COUNT();
+    (void)buffer;
+    (void)bytes;
+    *record = NULL;
+    return CUPTI_MAX_LIMIT_REACHED;
+}
+
+int
+cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t *out) {
+    COUNT();
+    (void)context;
+    (void)stream;
+    *out = 0;
+    return 0;
+}
+
+int
+cuptiGetVersion(uint32_t *out) {
+    COUNT();
+    *out = 130000;
+    return 0;
+}
+
+int
+cuptiSubscribe(void **out) {
+    COUNT();
+    pya_hc_stub_write_h((uintptr_t)out);
+    return 0;
+}
+
+int
+cuptiGetResultString(int result, const char **out) {
+    COUNT();
+    *out = result == 0 ? "CUPTI_SUCCESS" : "CUPTI_ERROR_UNKNOWN";
+    return 0;
+}
+
+int
+cuptiGetCallbackName(int domain, uint32_t id, const char **out) {
+    COUNT();
+    (void)domain;
+    (void)id;
+    *out = "unknown";
+    return 0;
+}
+
+/* NCCL: collectives that move nothing. */
+
+int
+ncclGetVersion(int *out) {
+    COUNT();
+    *out = 22800;
+    return 0;
+}
+
+const char *
+ncclGetErrorString(int result) {
+    COUNT();
+    return result == 0 ? "no error" : "unknown NCCL error";
+}
+
+const char *
+ncclGetLastError(void *comm) {
+    COUNT();
+    (void)comm;
+    return "";
+}
+
+int
+ncclCommGetAsyncError(void *comm, int *out) {
+    COUNT();
+    (void)comm;
+    *out = 0;
+    return 0;
+}

@@ -1,0 +1,257 @@
+/* cudaMalloc takes whole pages of 2 MiB, as the real driver does for its own bookkeeping: the capacity
+ * therefore bites where a card's would. */
+
+#define _GNU_SOURCE
+#include "memory.h"
+
+#include "graph.h"
+#include "physical.h"
+#include "pool.h"
+#include "vmm.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+static size_t
+memory_round(size_t size) {
+    return (size + PYA_HC_PAGE - 1) & ~(PYA_HC_PAGE - 1);
+}
+
+int
+pya_hc_memory_alloc_locked(
+    struct pya_hc_device *dev, enum pya_hc_region_kind kind, size_t size,
+    struct pya_hc_region **out) {
+    size_t mapped = memory_round(size);
+    if (mapped < size) {
+        return CU_OUT_OF_MEMORY;
+    }
+    struct pya_hc_region region = {
+        .size = size, .mapped = mapped, .kind = kind, .device = dev->ordinal, .fd = -1};
+    int error = pya_hc_physical_take_locked(dev, mapped, &region.offset);
+    if (error != CU_OK) {
+        return error;
+    }
+    error = pya_hc_address_take_locked(mapped, PYA_HC_PAGE, 0, &region.start);
+    if (error != CU_OK) {
+        goto give_physical;
+    }
+    error =
+        pya_hc_physical_map(dev->fd, region.offset, region.start, mapped, PROT_READ | PROT_WRITE);
+    if (error != CU_OK) {
+        goto give_address;
+    }
+    error = pya_hc_region_insert_locked(&region, out);
+    if (error != CU_OK) {
+        goto give_address;
+    }
+    return CU_OK;
+
+give_address:
+    pya_hc_address_give_locked(region.start, mapped);
+give_physical:
+    pya_hc_physical_give_locked(dev, region.offset, mapped);
+    return error;
+}
+
+void
+pya_hc_memory_free_locked(struct pya_hc_region *region) {
+    pya_hc_address_give_locked(region->start, region->mapped);
+    pya_hc_physical_give_locked(pya_hc_device(region->device), region->offset, region->mapped);
+    pya_hc_region_remove_locked(region);
+}
+
+int
+pya_hc_memory_alloc(enum pya_hc_region_kind kind, size_t size, void **out) {
+    if (out == NULL) {
+        return CU_INVALID_VALUE;
+    }
+    struct pya_hc_device *dev = pya_hc_current_device();
+    if (dev == NULL) {
+        return CU_NO_DEVICE;
+    }
+    int error = pya_hc_capture_unsafe();
+    if (error != CU_OK) {
+        return error;
+    }
+    if (size == 0) {
+        *out = NULL;
+        return CU_OK;
+    }
+    pya_hc_lock();
+    struct pya_hc_region *region = NULL;
+    error = pya_hc_memory_alloc_locked(dev, kind, size, &region);
+    if (error == CU_OK) {
+        *out = (void *)region->start;
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+int
+pya_hc_memory_free(void *ptr) {
+    int error = pya_hc_capture_unsafe();
+    if (error != CU_OK || ptr == NULL) {
+        return error;
+    }
+    pya_hc_lock();
+    struct pya_hc_region *region = pya_hc_region_at_locked((uintptr_t)ptr);
+    if (region != NULL && region->kind == REGION_CHUNK) {
+        error = pya_hc_pool_free_locked(region->owner, (uintptr_t)ptr);
+    } else if (
+        region == NULL || region->start != (uintptr_t)ptr ||
+        (region->kind != REGION_PLAIN && region->kind != REGION_MANAGED)) {
+        error = CU_INVALID_VALUE;
+    } else {
+        pya_hc_memory_free_locked(region);
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+int
+pya_hc_pinned_alloc(size_t size, void **out) {
+    if (out == NULL) {
+        return CU_INVALID_VALUE;
+    }
+    int error = pya_hc_capture_unsafe();
+    if (error != CU_OK) {
+        return error;
+    }
+    if (size == 0) {
+        *out = NULL;
+        return CU_OK;
+    }
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t mapped = (size + page - 1) & ~(page - 1);
+    if (mapped < size) {
+        return CU_OUT_OF_MEMORY;
+    }
+    void *at = mmap(
+        NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) {
+        return CU_OUT_OF_MEMORY;
+    }
+    struct pya_hc_region region = {
+        .start = (uintptr_t)at, .size = size, .mapped = mapped, .kind = REGION_PINNED, .fd = -1};
+    struct pya_hc_device *dev = pya_hc_current_device();
+    region.device = dev == NULL ? 0 : dev->ordinal;
+    pya_hc_lock();
+    error = pya_hc_region_insert_locked(&region, NULL);
+    pya_hc_unlock();
+    if (error != CU_OK) {
+        (void)munmap(at, mapped);
+        return error;
+    }
+    *out = at;
+    return CU_OK;
+}
+
+static int
+host_forget(void *ptr, enum pya_hc_region_kind kind, int error_if_unknown) {
+    int error = pya_hc_capture_unsafe();
+    if (error != CU_OK) {
+        return error;
+    }
+    pya_hc_lock();
+    struct pya_hc_region *region = pya_hc_region_at_locked((uintptr_t)ptr);
+    if (region == NULL || region->start != (uintptr_t)ptr || region->kind != kind) {
+        error = error_if_unknown;
+    } else {
+        size_t mapped = region->mapped;
+        pya_hc_region_remove_locked(region);
+        if (kind == REGION_PINNED) {
+            (void)munmap(ptr, mapped);
+        }
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+int
+pya_hc_pinned_free(void *ptr) {
+    return ptr == NULL ? CU_OK : host_forget(ptr, REGION_PINNED, CU_INVALID_VALUE);
+}
+
+int
+pya_hc_host_register(void *ptr, size_t size) {
+    if (ptr == NULL || size == 0) {
+        return CU_INVALID_VALUE;
+    }
+    int error = pya_hc_capture_unsafe();
+    if (error != CU_OK) {
+        return error;
+    }
+    struct pya_hc_region region = {
+        .start = (uintptr_t)ptr, .size = size, .mapped = size, .kind = REGION_REGISTERED, .fd = -1};
+    struct pya_hc_device *dev = pya_hc_current_device();
+    region.device = dev == NULL ? 0 : dev->ordinal;
+    pya_hc_lock();
+    if (pya_hc_region_at_locked(region.start) != NULL ||
+        pya_hc_region_at_locked(region.start + size - 1) != NULL) {
+        error = CU_HOST_ALREADY_REGISTERED;
+    } else {
+        error = pya_hc_region_insert_locked(&region, NULL);
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+int
+pya_hc_host_unregister(void *ptr) {
+    return host_forget(ptr, REGION_REGISTERED, CU_HOST_NOT_REGISTERED);
+}
+
+int
+pya_hc_memory_info(size_t *free_bytes, size_t *total_bytes) {
+    struct pya_hc_device *dev = pya_hc_current_device();
+    if (dev == NULL) {
+        return CU_NO_DEVICE;
+    }
+    if (free_bytes == NULL || total_bytes == NULL) {
+        return CU_INVALID_VALUE;
+    }
+    pya_hc_lock();
+    /* A capacity lowered below what is in use leaves nothing free. */
+    *free_bytes = dev->used < dev->capacity ? dev->capacity - dev->used : 0;
+    *total_bytes = dev->capacity;
+    pya_hc_unlock();
+    return CU_OK;
+}
+
+int
+pya_hc_memory_range(uintptr_t address, uintptr_t *base, size_t *size) {
+    int error = CU_OK;
+    pya_hc_lock();
+    struct pya_hc_region *region = pya_hc_region_at_locked(address);
+    if (region == NULL) {
+        error = CU_INVALID_VALUE;
+    } else if (region->kind == REGION_RESERVED) {
+        error = pya_hc_vmm_range_locked(region, address, base, size);
+    } else if (region->kind == REGION_CHUNK) {
+        error = pya_hc_pool_range_locked(region->owner, address, base, size);
+    } else {
+        *base = region->start;
+        *size = region->size;
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+int
+pya_hc_memory_describe(const void *ptr, struct cuda_pointer_attributes *out) {
+    *out = (struct cuda_pointer_attributes){.device = -2, .host_pointer = (void *)(uintptr_t)ptr};
+    pya_hc_lock();
+    struct pya_hc_region *region = pya_hc_region_at_locked((uintptr_t)ptr);
+    if (region != NULL) {
+        out->device = region->device;
+        out->device_pointer = (void *)(uintptr_t)ptr;
+        out->type = pya_hc_region_is_device(region) ? 2 : 1;
+        if (region->kind == REGION_MANAGED) {
+            out->type = 3;
+        } else if (out->type == 2) {
+            out->host_pointer = NULL;
+        }
+    }
+    pya_hc_unlock();
+    return CU_OK;
+}

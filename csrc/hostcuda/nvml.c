@@ -1,0 +1,163 @@
+/* libnvidia-ml.so.1: enough for torch's messages and device counts.  NVML's errors are its own. */
+
+#include "call.h"
+#include "props.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { NVML_OK = 0, NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_NO_SPACE = 7 };
+
+struct nvml_memory {
+    unsigned long long total, free, used;
+};
+
+/* Handles are the devices themselves. */
+static int
+nvml_ordinal(const void *handle) {
+    for (int i = 0; i < pya_hc_n_devices(); i++) {
+        if (handle == pya_hc_device(i)) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static int
+nvml_handle(void **out, int ordinal) {
+    if (out == NULL || pya_hc_device(ordinal) == NULL) {
+        return NVML_INVALID;
+    }
+    *out = pya_hc_device(ordinal);
+    return NVML_OK;
+}
+
+int
+nvmlInit(void) {
+    return NVML_OK;
+}
+
+int
+nvmlInit_v2(void) {
+    return NVML_OK;
+}
+
+int
+nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    return NVML_OK;
+}
+
+int
+nvmlShutdown(void) {
+    return NVML_OK;
+}
+
+const char *
+nvmlErrorString(int error) {
+    return error == NVML_OK ? "Success" : error == NVML_INVALID ? "Invalid Argument"
+                                                                : "Not Supported";
+}
+
+int
+nvmlSystemGetDriverVersion(char *out, unsigned length) {
+    return snprintf(out, length, "hostcuda") < (int)length ? NVML_OK : NVML_NO_SPACE;
+}
+
+int
+nvmlSystemGetCudaDriverVersion_v2(int *out) {
+    *out = 13020;
+    return NVML_OK;
+}
+
+int
+nvmlDeviceGetCount_v2(unsigned *out) {
+    *out = (unsigned)pya_hc_n_devices();
+    return NVML_OK;
+}
+
+int
+nvmlDeviceGetCount(unsigned *out) {
+    return nvmlDeviceGetCount_v2(out);
+}
+
+int
+nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) {
+    return nvml_handle(out, (int)index);
+}
+
+int
+nvmlDeviceGetHandleByIndex(unsigned index, void **out) {
+    return nvml_handle(out, (int)index);
+}
+
+int
+nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **out) {
+    return nvml_handle(out, pya_hc_device_by_pci_bus_id(text));
+}
+
+int
+nvmlDeviceGetHandleByPciBusId(const char *text, void **out) {
+    return nvml_handle(out, pya_hc_device_by_pci_bus_id(text));
+}
+
+int
+nvmlDeviceGetIndex(void *handle, unsigned *out) {
+    int ordinal = nvml_ordinal(handle);
+    *out = ordinal < 0 ? 0 : (unsigned)ordinal;
+    return ordinal < 0 ? NVML_INVALID : NVML_OK;
+}
+
+int
+nvmlDeviceGetName(void *handle, char *out, unsigned length) {
+    if (nvml_ordinal(handle) < 0) {
+        return NVML_INVALID;
+    }
+    return snprintf(out, length, "%s", pya_hc_device_name()) < (int)length ? NVML_OK
+                                                                          : NVML_NO_SPACE;
+}
+
+int
+nvmlDeviceGetUUID(void *handle, char *out, unsigned length) {
+    int ordinal = nvml_ordinal(handle);
+    if (ordinal < 0) {
+        return NVML_INVALID;
+    }
+    struct cuda_uuid uuid;
+    pya_hc_device_uuid(ordinal, &uuid);
+    static const char groups[] = {4, 6, 8, 10, 0};
+    char text[48] = "GPU-";
+    size_t at = 4;
+    for (size_t i = 0; i < sizeof uuid.bytes; i++) {
+        if (memchr(groups, (int)i, sizeof groups - 1) != NULL) {
+            text[at++] = '-';
+        }
+        at += (size_t)snprintf(text + at, 3, "%02x", (unsigned char)uuid.bytes[i]);
+    }
+    return snprintf(out, length, "%s", text) < (int)length ? NVML_OK : NVML_NO_SPACE;
+}
+
+int
+nvmlDeviceGetMemoryInfo(void *handle, struct nvml_memory *out) {
+    int ordinal = nvml_ordinal(handle);
+    if (ordinal < 0) {
+        return NVML_INVALID;
+    }
+    const struct pya_hc_device *dev = pya_hc_device(ordinal);
+    pya_hc_lock();
+    *out = (struct nvml_memory){dev->capacity, dev->capacity - dev->used, dev->used};
+    pya_hc_unlock();
+    return NVML_OK;
+}
+
+int
+nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, void *infos) {
+    (void)infos;
+    *count = 0;
+    return nvml_ordinal(handle) < 0 ? NVML_INVALID : NVML_OK;
+}
+
+int
+nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, void *infos) {
+    return nvmlDeviceGetComputeRunningProcesses(handle, count, infos);
+}

@@ -1,0 +1,80 @@
+/* A file instead of anonymous memory: the same bytes can be mapped twice (aliases of virtual memory
+ * management, other processes), untouched pages cost nothing, and holes can be told from data. */
+
+#define _GNU_SOURCE
+#include "physical.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static int
+physical_open(struct pya_hc_device *dev) {
+    if (dev->fd >= 0) {
+        return CU_OK;
+    }
+    char name[32];
+    (void)snprintf(name, sizeof name, "pyalloc-hostcuda-%d", dev->ordinal);
+    int fd = memfd_create(name, MFD_CLOEXEC);
+    if (fd < 0) {
+        return CU_OUT_OF_MEMORY;
+    }
+    if (ftruncate(fd, (off_t)dev->file.limit) != 0) {
+        (void)close(fd);
+        return CU_OUT_OF_MEMORY;
+    }
+    dev->fd = fd;
+    return CU_OK;
+}
+
+int
+pya_hc_physical_take_locked(struct pya_hc_device *dev, size_t bytes, uint64_t *offset) {
+    int error = physical_open(dev);
+    if (error != CU_OK) {
+        return error;
+    }
+    error = pya_hc_charge_locked(dev, bytes);
+    if (error != CU_OK) {
+        return error;
+    }
+    if (!pya_hc_extents_take(&dev->file, bytes, PYA_HC_PAGE, offset)) {
+        pya_hc_uncharge_locked(dev, bytes);
+        return CU_OUT_OF_MEMORY;
+    }
+    return CU_OK;
+}
+
+void
+pya_hc_physical_give_locked(struct pya_hc_device *dev, uint64_t offset, size_t bytes) {
+    (void)fallocate(
+        dev->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
+    (void)pya_hc_extents_give(&dev->file, offset, bytes);
+    pya_hc_uncharge_locked(dev, bytes);
+}
+
+int
+pya_hc_physical_map(int fd, uint64_t offset, uintptr_t address, size_t bytes, int protection) {
+    void *at = mmap(
+        (void *)address, bytes, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd,
+        (off_t)offset);
+    if (at != MAP_FAILED) {
+        return CU_OK;
+    }
+    static atomic_bool told;
+    if (errno == ENOMEM && !atomic_exchange(&told, true)) {
+        (void)fprintf(
+            stderr,
+            "pyalloc hostcuda: the kernel's limit of mappings per process is reached; raise it "
+            "with: sysctl vm.max_map_count=1048576\n");
+    }
+    return CU_OUT_OF_MEMORY;
+}
+
+int
+pya_hc_physical_fd(int device) {
+    struct pya_hc_device *dev = pya_hc_device(device);
+    return dev == NULL ? -1 : dev->fd;
+}

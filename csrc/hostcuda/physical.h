@@ -1,0 +1,12 @@
+#pragma once
+/* Physical memory: one memfd per device, handed out in ranges of 2 MiB pages.  Floor 3. */
+
+#include "state.h"
+
+/* Takes bytes (a multiple of 2 MiB) of the device's capacity and of its file. */
+int pya_hc_physical_take_locked(struct pya_hc_device *dev, size_t bytes, uint64_t *offset);
+/* Drops the contents and gives the range back. */
+void pya_hc_physical_give_locked(struct pya_hc_device *dev, uint64_t offset, size_t bytes);
+/* Maps a range of a file over address space of the window. */
+int pya_hc_physical_map(int fd, uint64_t offset, uintptr_t address, size_t bytes, int protection);
+int pya_hc_physical_fd(int device);

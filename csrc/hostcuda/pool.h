@@ -1,0 +1,29 @@
+#pragma once
+/* Memory pools of cudaMallocAsync.  Floor 4 (uses memory.h).
+ *
+ * Chunks of at least 32 MiB are cut first-fit in steps of 512 bytes; freed memory is reused at once,
+ * whatever the stream, and wholly free chunks go back when more than the release threshold is held. */
+
+#include "region.h"
+
+struct pya_hc_pool;
+
+int pya_hc_pool_default(int device, struct pya_hc_pool **out);
+int pya_hc_pool_current(int device, struct pya_hc_pool **out);
+int pya_hc_pool_set_current(int device, struct pya_hc_pool *pool);
+int pya_hc_pool_create(int device, struct pya_hc_pool **out);
+int pya_hc_pool_destroy(struct pya_hc_pool *pool);
+
+/* pool NULL: the current one of the stream's device.  In a capture the call becomes a node. */
+int pya_hc_pool_alloc(struct pya_hc_pool *pool, size_t size, const void *stream, void **out);
+int pya_hc_pool_free(void *ptr, const void *stream);
+int pya_hc_pool_trim(struct pya_hc_pool *pool, size_t keep);
+/* Attributes by cudaMemPoolAttr's numbers. */
+int pya_hc_pool_get(struct pya_hc_pool *pool, int attribute, void *value);
+int pya_hc_pool_set(struct pya_hc_pool *pool, int attribute, const void *value);
+
+int pya_hc_pool_free_locked(struct pya_hc_pool *pool, uintptr_t address);
+int pya_hc_pool_range_locked(
+    struct pya_hc_pool *pool, uintptr_t address, uintptr_t *base, size_t *size);
+/* Frees an address of whatever pool holds it; nothing when none does. */
+void pya_hc_pool_release_locked(uintptr_t address);

@@ -1,0 +1,15 @@
+#pragma once
+/* What the devices say of themselves: a Hopper card.  Floor 3 (uses state.h). */
+
+#include "state.h"
+
+/* By CUdevice_attribute's numbers, which are cudaDeviceAttr's too. */
+int pya_hc_attribute(int device, int attribute, int *value);
+/* Fills cudaDeviceProp as CUDA `major` (12 or 13) lays it out. */
+int pya_hc_properties(int device, int major, void *out);
+const char *pya_hc_device_name(void);
+/* "0000:01:00.0" of device 0; false when it does not fit. */
+bool pya_hc_pci_bus_id(int device, char *out, int length);
+/* The ordinal, or -1. */
+int pya_hc_device_by_pci_bus_id(const char *text);
+void pya_hc_device_uuid(int device, struct cuda_uuid *out);

@@ -1,0 +1,228 @@
+/* Regions sit in an array sorted by address; tables of pages hang off reservations, so that mapping a
+ * page never moves anything. */
+
+#define _GNU_SOURCE
+#include "region.h"
+
+#include "physical.h"
+#include "vmm.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define WINDOW_HINT ((uintptr_t)0x100000000000)
+#define WINDOW_MOST ((size_t)1 << 44)
+#define WINDOW_LEAST ((size_t)1 << 36)
+
+static struct pya_hc_region **regions;
+static size_t n_regions, regions_capacity;
+static uint64_t n_by_kind[REGION_REGISTERED + 1];
+
+static uintptr_t window_start;
+static struct pya_hc_extents window; /* offsets from window_start */
+
+static int
+window_open(void) {
+    if (window_start != 0) {
+        return CU_OK;
+    }
+    for (size_t size = WINDOW_MOST; size >= WINDOW_LEAST; size /= 2) {
+        /* A hint only: where something lies there (a sanitizer's shadow), any place will do. */
+        void *at = mmap(
+            (void *)WINDOW_HINT, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+            0);
+        if (at != MAP_FAILED) {
+            uintptr_t start = ((uintptr_t)at + PYA_HC_PAGE - 1) & ~(PYA_HC_PAGE - 1);
+            window_start = start;
+            window.limit = (uintptr_t)at + size - start;
+            return CU_OK;
+        }
+    }
+    return CU_OUT_OF_MEMORY;
+}
+
+int
+pya_hc_address_take_locked(size_t size, size_t align, uintptr_t want, uintptr_t *start) {
+    int error = window_open();
+    if (error != CU_OK) {
+        return error;
+    }
+    uint64_t offset = 0;
+    if (want > window_start && (want & (align - 1)) == 0 &&
+        pya_hc_extents_take_at(&window, want - window_start, size)) {
+        *start = want;
+        return CU_OK;
+    }
+    /* Alignments above a page's hold for the address, which is window_start + offset. */
+    uint64_t slack = align > PYA_HC_PAGE ? align : 0;
+    if (!pya_hc_extents_take(&window, size + slack, PYA_HC_PAGE, &offset)) {
+        return CU_OUT_OF_MEMORY;
+    }
+    if (slack > 0) {
+        uintptr_t at = (window_start + offset + align - 1) & ~(align - 1);
+        uint64_t head = at - window_start - offset;
+        if (head > 0) {
+            (void)pya_hc_extents_give(&window, offset, head);
+        }
+        if (slack > head) {
+            (void)pya_hc_extents_give(&window, at - window_start + size, slack - head);
+        }
+        offset = at - window_start;
+    }
+    *start = window_start + offset;
+    return CU_OK;
+}
+
+void
+pya_hc_address_give_locked(uintptr_t start, size_t size) {
+    (void)mmap(
+        (void *)start, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+        0);
+    (void)pya_hc_extents_give(&window, start - window_start, size);
+}
+
+/* Index of the first region that starts behind the address. */
+static size_t
+region_after(uintptr_t address) {
+    size_t low = 0;
+    size_t high = n_regions;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (regions[mid]->start <= address) {
+            low = mid + 1;
+        } else {
+            high = mid;
+        }
+    }
+    return low;
+}
+
+int
+pya_hc_region_insert_locked(const struct pya_hc_region *region, struct pya_hc_region **out) {
+    if (n_regions == regions_capacity) {
+        size_t capacity = regions_capacity == 0 ? 256 : 2 * regions_capacity;
+        struct pya_hc_region **grown = realloc(regions, capacity * sizeof(*grown));
+        if (grown == NULL) {
+            return CU_OUT_OF_MEMORY;
+        }
+        regions = grown;
+        regions_capacity = capacity;
+    }
+    struct pya_hc_region *copy = malloc(sizeof *copy);
+    if (copy == NULL) {
+        return CU_OUT_OF_MEMORY;
+    }
+    *copy = *region;
+    size_t at = region_after(region->start);
+    memmove(&regions[at + 1], &regions[at], (n_regions - at) * sizeof(*regions));
+    regions[at] = copy;
+    n_regions++;
+    n_by_kind[region->kind]++;
+    if (out != NULL) {
+        *out = copy;
+    }
+    return CU_OK;
+}
+
+void
+pya_hc_region_remove_locked(struct pya_hc_region *region) {
+    size_t at = region_after(region->start) - 1;
+    n_regions--;
+    n_by_kind[region->kind]--;
+    memmove(&regions[at], &regions[at + 1], (n_regions - at) * sizeof(*regions));
+    free(region->pages);
+    free(region);
+}
+
+struct pya_hc_region *
+pya_hc_region_at_locked(uintptr_t address) {
+    size_t at = region_after(address);
+    if (at == 0) {
+        return NULL;
+    }
+    struct pya_hc_region *region = regions[at - 1];
+    return address - region->start < region->mapped ? region : NULL;
+}
+
+uint64_t
+pya_hc_region_count_locked(enum pya_hc_region_kind kind) {
+    return n_by_kind[kind];
+}
+
+bool
+pya_hc_region_is_device(const struct pya_hc_region *region) {
+    return region->kind < REGION_PINNED;
+}
+
+/* Every page of the part of a reservation must be mapped and open to the device it belongs to or to
+ * the current one. */
+static int
+region_pages_access(
+    const struct pya_hc_region *region, uintptr_t start, size_t size, bool write) {
+    size_t first = (start - region->start) / PYA_HC_PAGE;
+    size_t last = (start + size - 1 - region->start) / PYA_HC_PAGE;
+    for (size_t i = first; i <= last; i++) {
+        const struct pya_hc_page *page = &region->pages[i];
+        if (page->handle == NULL || (write ? page->writers : page->readers) == 0) {
+            return CU_INVALID_VALUE;
+        }
+    }
+    return CU_OK;
+}
+
+int
+pya_hc_access_locked(uintptr_t start, size_t size, bool write, int *device) {
+    *device = -1;
+    struct pya_hc_region *region = pya_hc_region_at_locked(start);
+    if (region == NULL) {
+        /* Host memory, unless it runs into a region or lies in the window, where nothing of the
+         * program's can be. */
+        bool in_window = window_start != 0 && start >= window_start &&
+                         start - window_start < window.limit;
+        return in_window ? CU_INVALID_VALUE : CU_OK;
+    }
+    if (!pya_hc_region_is_device(region)) {
+        return CU_OK;
+    }
+    *device = region->device;
+    while (size > 0) {
+        region = pya_hc_region_at_locked(start);
+        if (region == NULL || !pya_hc_region_is_device(region)) {
+            return CU_INVALID_VALUE;
+        }
+        size_t rest = region->start + region->mapped - start;
+        size_t part = size < rest ? size : rest;
+        if (region->kind == REGION_RESERVED &&
+            region_pages_access(region, start, part, write) != CU_OK) {
+            return CU_INVALID_VALUE;
+        }
+        start += part;
+        size -= part;
+    }
+    return CU_OK;
+}
+
+bool
+pya_hc_backing_locked(uintptr_t address, struct pya_hc_backing *out) {
+    struct pya_hc_region *region = pya_hc_region_at_locked(address);
+    if (region == NULL || !pya_hc_region_is_device(region)) {
+        return false;
+    }
+    size_t within = address - region->start;
+    if (region->kind != REGION_RESERVED) {
+        out->fd = region->kind == REGION_IMPORT ? region->fd : pya_hc_physical_fd(region->device);
+        out->offset = region->offset + within;
+        out->run = region->mapped - within;
+        return true;
+    }
+    const struct pya_hc_page *page = &region->pages[within / PYA_HC_PAGE];
+    if (page->handle == NULL) {
+        return false;
+    }
+    size_t in_page = within % PYA_HC_PAGE;
+    out->fd = pya_hc_handle_fd(page->handle);
+    out->offset = pya_hc_handle_offset(page->handle) + page->index * PYA_HC_PAGE + in_page;
+    out->run = PYA_HC_PAGE - in_page;
+    return true;
+}

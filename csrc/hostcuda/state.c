@@ -1,0 +1,243 @@
+/* Settings come from the environment when the first entry point is called, so that a launcher can
+ * set them without code; the control functions (control.c) change them later. */
+
+#define _GNU_SOURCE
+#include "state.h"
+
+#include "call.h"
+#include "hostcuda.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#define DEFAULT_CAPACITY ((size_t)80 << 30)
+#define FILE_LIMIT ((uint64_t)1 << 46)
+
+static pthread_mutex_t state_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t state_once = PTHREAD_ONCE_INIT;
+static atomic_bool state_used;    /* an entry point was called in this process */
+static atomic_bool state_foreign; /* a child forked after that */
+
+static struct pya_hc_device devices[PYA_HC_MAX_DEVICES];
+static int n_devices = 1;
+static _Atomic uint64_t event_delay;
+
+static _Thread_local int current = -1;
+
+void
+pya_hc_lock(void) {
+    pthread_mutex_lock(&state_lock);
+}
+
+void
+pya_hc_unlock(void) {
+    pthread_mutex_unlock(&state_lock);
+}
+
+static void
+state_after_fork(void) {
+    if (atomic_load(&state_used)) {
+        atomic_store(&state_foreign, true);
+    }
+}
+
+static void
+state_complain(const char *name, const char *text, const char *form) {
+    (void)fprintf(
+        stderr, "pyalloc hostcuda: %s=%s is not understood and is ignored (expected %s)\n", name,
+        text, form);
+}
+
+/* "24GB", "512MiB", "1073741824": powers of 1024, as a card's label means them.  0 on nonsense. */
+static size_t
+state_parse_bytes(const char *text, const char **rest) {
+    char *end = NULL;
+    double value = strtod(text, &end);
+    if (end == text || !(value > 0) || value > 1e18) {
+        return 0;
+    }
+    double unit = 1;
+    static const char letters[] = "KMGT";
+    const char *letter = *end == '\0' ? NULL : strchr(letters, *end & ~0x20);
+    if (letter != NULL) {
+        unit = (double)((uint64_t)1 << (10 * (letter - letters + 1)));
+        end++;
+        end += strncasecmp(end, "iB", 2) == 0 ? 2 : strncasecmp(end, "B", 1) == 0;
+    }
+    *rest = end;
+    double bytes = value * unit;
+    return bytes < 1e18 ? (size_t)bytes : 0;
+}
+
+/* One size for all devices, or a list with one per device (the last one repeats). */
+static void
+state_read_memory(void) {
+    const char *name = "PYALLOC_HOSTCUDA_MEMORY";
+    const char *text = getenv(name);
+    const char *at = text;
+    size_t capacity = DEFAULT_CAPACITY;
+    for (int i = 0; i < PYA_HC_MAX_DEVICES; i++) {
+        if (at != NULL && *at != '\0') {
+            size_t bytes = state_parse_bytes(at, &at);
+            if (bytes == 0 || (*at != '\0' && *at != ',')) {
+                state_complain(name, text, "a size such as 24GB, or one per device: 24GB,80GB");
+                at = NULL;
+            } else {
+                capacity = bytes;
+                at += *at == ',';
+            }
+        }
+        devices[i].ordinal = i;
+        devices[i].capacity = capacity;
+        devices[i].fd = -1;
+        devices[i].file.limit = FILE_LIMIT;
+    }
+}
+
+/* CUDA_VISIBLE_DEVICES only lowers the number: all devices are alike. */
+static void
+state_read_visible(void) {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (visible == NULL) {
+        return;
+    }
+    int n = 0;
+    for (const char *at = visible; *at != '\0' && *at != '-'; n++) {
+        at += strcspn(at, ",");
+        at += *at == ',';
+    }
+    n_devices = n < n_devices ? n : n_devices;
+}
+
+static void
+state_init(void) {
+    state_read_memory();
+    const char *text = getenv("PYALLOC_HOSTCUDA_DEVICES");
+    if (text != NULL) {
+        char *end = NULL;
+        long n = strtol(text, &end, 10);
+        if (end == text || *end != '\0' || n < 0 || n > PYA_HC_MAX_DEVICES) {
+            state_complain("PYALLOC_HOSTCUDA_DEVICES", text, "a number from 0 to 16");
+        } else {
+            n_devices = (int)n;
+        }
+    }
+    state_read_visible();
+    text = getenv("PYALLOC_HOSTCUDA_EVENT_DELAY");
+    if (text != NULL) {
+        char *end = NULL;
+        unsigned long long n = strtoull(text, &end, 10);
+        if (end == text || *end != '\0') {
+            state_complain("PYALLOC_HOSTCUDA_EVENT_DELAY", text, "a number of kernel launches");
+        } else {
+            atomic_store(&event_delay, n);
+        }
+    }
+    text = getenv("PYALLOC_HOSTCUDA_FAIL");
+    if (text != NULL && !pya_hc_fail_parse(text)) {
+        state_complain("PYALLOC_HOSTCUDA_FAIL", text, "n, n:function or n:function:error");
+    }
+    (void)pthread_atfork(pya_hc_lock, pya_hc_unlock, pya_hc_unlock);
+    (void)pthread_atfork(NULL, NULL, state_after_fork);
+}
+
+int
+pya_hc_state_use(void) {
+    (void)pthread_once(&state_once, state_init);
+    if (atomic_load(&state_foreign)) {
+        return CU_NOT_INITIALIZED;
+    }
+    atomic_store(&state_used, true);
+    return CU_OK;
+}
+
+bool
+pya_hc_state_is_foreign(void) {
+    return atomic_load(&state_foreign);
+}
+
+int
+pya_hc_n_devices(void) {
+    (void)pthread_once(&state_once, state_init);
+    return n_devices;
+}
+
+struct pya_hc_device *
+pya_hc_device(int ordinal) {
+    return ordinal >= 0 && ordinal < pya_hc_n_devices() ? &devices[ordinal] : NULL;
+}
+
+uint64_t
+pya_hc_event_delay(void) {
+    return atomic_load_explicit(&event_delay, memory_order_relaxed);
+}
+
+int
+pya_hc_current(void) {
+    return current;
+}
+
+void
+pya_hc_set_current(int ordinal) {
+    current = ordinal;
+}
+
+struct pya_hc_device *
+pya_hc_current_device(void) {
+    struct pya_hc_device *dev = pya_hc_device(current < 0 ? 0 : current);
+    if (dev != NULL) {
+        current = dev->ordinal;
+        dev->active = true;
+    }
+    return dev;
+}
+
+int
+pya_hc_charge_locked(struct pya_hc_device *dev, size_t bytes) {
+    if (bytes > dev->capacity || dev->used > dev->capacity - bytes) {
+        return CU_OUT_OF_MEMORY;
+    }
+    dev->used += bytes;
+    dev->peak = dev->used > dev->peak ? dev->used : dev->peak;
+    return CU_OK;
+}
+
+void
+pya_hc_uncharge_locked(struct pya_hc_device *dev, size_t bytes) {
+    dev->used -= bytes;
+}
+
+/* Controls that only touch settings. */
+
+int
+pya_hostcuda_set_devices(int n) {
+    if (n < 0 || n > PYA_HC_MAX_DEVICES) {
+        return CU_INVALID_VALUE;
+    }
+    (void)pya_hc_n_devices();
+    n_devices = n;
+    return CU_OK;
+}
+
+int
+pya_hostcuda_set_capacity(int device, size_t bytes) {
+    (void)pya_hc_n_devices();
+    if (device < 0 || device >= PYA_HC_MAX_DEVICES) {
+        return CU_INVALID_DEVICE;
+    }
+    pya_hc_lock();
+    devices[device].capacity = bytes;
+    pya_hc_unlock();
+    return CU_OK;
+}
+
+void
+pya_hostcuda_set_event_delay(uint64_t n_launches) {
+    (void)pya_hc_n_devices();
+    atomic_store(&event_delay, n_launches);
+}

@@ -1,0 +1,48 @@
+#pragma once
+/* Settings, devices, the one lock and the per-thread context.  Floor 2 (uses abi.h, extents.h).
+ *
+ * Everything below the entry points is guarded by the one lock; functions named _locked are called
+ * with it held.  Host callbacks of a program are never called under it. */
+
+#include "abi.h"
+#include "extents.h"
+
+#include <stdbool.h>
+
+#define PYA_HC_MAX_DEVICES 16
+#define PYA_HC_PAGE ((size_t)2 << 20)
+
+struct pya_hc_device {
+    int ordinal;
+    size_t capacity;              /* bytes the device has */
+    size_t used, peak;            /* physical bytes: plain allocations, VMM handles, pools */
+    int fd;                       /* memfd that holds the device's bytes; -1 before first use */
+    struct pya_hc_extents file;   /* used ranges of that file */
+    uint64_t n_launches;          /* kernels launched so far: the clock of delayed events */
+    uint32_t peers;               /* bit i: access to device i is enabled */
+    bool active;                  /* its primary context exists */
+    struct pya_hc_stream *streams[2]; /* the legacy and the per-thread default stream */
+    struct pya_hc_pool *pools[2]; /* default and current memory pool; NULL before first use */
+};
+
+void pya_hc_lock(void);
+void pya_hc_unlock(void);
+
+/* Reads the settings on the first call.  CU_NOT_INITIALIZED in a child forked after first use. */
+int pya_hc_state_use(void);
+bool pya_hc_state_is_foreign(void);
+
+int pya_hc_n_devices(void);
+struct pya_hc_device *pya_hc_device(int ordinal); /* NULL when there is none */
+
+uint64_t pya_hc_event_delay(void);
+
+/* The calling thread's device: -1 as long as nothing chose one. */
+int pya_hc_current(void);
+void pya_hc_set_current(int ordinal);
+/* The same, choosing device 0 where none was chosen, and bringing its context up. */
+struct pya_hc_device *pya_hc_current_device(void);
+
+/* Counts bytes in against the capacity (CU_OUT_OF_MEMORY when they do not fit), and out again. */
+int pya_hc_charge_locked(struct pya_hc_device *dev, size_t bytes);
+void pya_hc_uncharge_locked(struct pya_hc_device *dev, size_t bytes);

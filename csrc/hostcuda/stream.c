@@ -1,0 +1,315 @@
+#define _GNU_SOURCE
+#include "stream.h"
+
+#include "graph.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+static struct pya_hc_objects streams = {.object_bytes = sizeof(struct pya_hc_stream)};
+static struct pya_hc_objects events = {.object_bytes = sizeof(struct pya_hc_event)};
+static uint64_t last_stream_id;
+
+static struct pya_hc_stream *
+stream_new_locked(int device, unsigned flags, int priority) {
+    struct pya_hc_stream *stream = pya_hc_objects_get(&streams);
+    if (stream != NULL) {
+        stream->id = ++last_stream_id;
+        stream->device = device;
+        stream->flags = flags;
+        /* Hopper's range: 0 is the least, -5 the greatest. */
+        stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    }
+    return stream;
+}
+
+int
+pya_hc_stream_create(unsigned flags, int priority, void **out) {
+    struct pya_hc_device *dev = pya_hc_current_device();
+    if (dev == NULL) {
+        return CU_NO_DEVICE;
+    }
+    if (out == NULL || flags > STREAM_NON_BLOCKING) {
+        return CU_INVALID_VALUE;
+    }
+    pya_hc_lock();
+    struct pya_hc_stream *stream = stream_new_locked(dev->ordinal, flags, priority);
+    pya_hc_unlock();
+    if (stream == NULL) {
+        return CU_OUT_OF_MEMORY;
+    }
+    *out = stream;
+    return CU_OK;
+}
+
+struct pya_hc_stream *
+pya_hc_stream_find_locked(const void *handle) {
+    if ((uintptr_t)handle > 2) {
+        return pya_hc_objects_has(&streams, handle) ? (struct pya_hc_stream *)(uintptr_t)handle
+                                                    : NULL;
+    }
+    struct pya_hc_device *dev = pya_hc_current_device();
+    if (dev == NULL) {
+        return NULL;
+    }
+    bool is_legacy = (uintptr_t)handle < 2;
+    struct pya_hc_stream **slot = &dev->streams[is_legacy ? 0 : 1];
+    if (*slot == NULL) {
+        *slot = stream_new_locked(dev->ordinal, 0, 0);
+        if (*slot != NULL) {
+            (*slot)->is_legacy = is_legacy;
+            streams.n_live--; /* the device's own are not the program's to leak */
+        }
+    }
+    return *slot;
+}
+
+int
+pya_hc_stream_destroy(void *handle) {
+    int error = CU_INVALID_HANDLE;
+    pya_hc_lock();
+    struct pya_hc_stream *stream = (uintptr_t)handle > 2 ? pya_hc_stream_find_locked(handle) : NULL;
+    if (stream != NULL && stream->capture != NULL) {
+        error = pya_hc_capture_unsafe_stream_locked(stream);
+    } else if (stream != NULL) {
+        stream->id = 0; /* events recorded in it must not take its successor for it */
+        pya_hc_objects_put(&streams, stream);
+        error = CU_OK;
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+void
+pya_hc_stream_work_locked(struct pya_hc_stream *stream, bool is_kernel) {
+    struct pya_hc_device *dev = pya_hc_device(stream->device);
+    if (is_kernel) {
+        dev->n_launches++;
+    }
+    stream->ticket++;
+    stream->last_launch = dev->n_launches;
+}
+
+/* Whether n launches have followed `launch`. */
+static bool
+stream_delay_passed(int device, uint64_t launch) {
+    uint64_t delay = pya_hc_event_delay();
+    const struct pya_hc_device *dev = pya_hc_device(device);
+    return delay == 0 || dev == NULL || dev->n_launches - launch >= delay;
+}
+
+int
+pya_hc_stream_sync(const void *handle) {
+    pya_hc_lock();
+    struct pya_hc_stream *stream = pya_hc_stream_find_locked(handle);
+    int error =
+        stream == NULL ? CU_INVALID_HANDLE : pya_hc_capture_unsafe_stream_locked(stream);
+    if (error == CU_OK) {
+        stream->done = stream->ticket;
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+int
+pya_hc_stream_query(const void *handle) {
+    pya_hc_lock();
+    struct pya_hc_stream *stream = pya_hc_stream_find_locked(handle);
+    int error =
+        stream == NULL ? CU_INVALID_HANDLE : pya_hc_capture_unsafe_stream_locked(stream);
+    if (error == CU_OK && stream->done != stream->ticket &&
+        !stream_delay_passed(stream->device, stream->last_launch)) {
+        error = CU_NOT_READY;
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+int
+pya_hc_device_sync(void) {
+    struct pya_hc_device *dev = pya_hc_current_device();
+    if (dev == NULL) {
+        return CU_NO_DEVICE;
+    }
+    int error = pya_hc_capture_unsafe();
+    if (error == CU_OK) {
+        pya_hc_lock();
+        size_t cursor = 0;
+        for (struct pya_hc_stream *s; (s = pya_hc_objects_next(&streams, &cursor)) != NULL;) {
+            if (s->device == dev->ordinal) {
+                s->done = s->ticket;
+            }
+        }
+        pya_hc_unlock();
+    }
+    return error;
+}
+
+struct pya_hc_event *
+pya_hc_event_find_locked(const void *handle) {
+    return pya_hc_objects_has(&events, handle) ? (struct pya_hc_event *)(uintptr_t)handle : NULL;
+}
+
+int
+pya_hc_event_create(unsigned flags, void **out) {
+    struct pya_hc_device *dev = pya_hc_current_device();
+    if (dev == NULL) {
+        return CU_NO_DEVICE;
+    }
+    if (out == NULL) {
+        return CU_INVALID_VALUE;
+    }
+    pya_hc_lock();
+    struct pya_hc_event *event = pya_hc_objects_get(&events);
+    if (event != NULL) {
+        event->flags = flags;
+        event->device = dev->ordinal;
+        *out = event;
+    }
+    pya_hc_unlock();
+    return event == NULL ? CU_OUT_OF_MEMORY : CU_OK;
+}
+
+int
+pya_hc_event_destroy(void *handle) {
+    pya_hc_lock();
+    struct pya_hc_event *event = pya_hc_event_find_locked(handle);
+    if (event != NULL) {
+        free(event->deps);
+        pya_hc_objects_put(&events, event);
+    }
+    pya_hc_unlock();
+    return event == NULL ? CU_INVALID_HANDLE : CU_OK;
+}
+
+static uint64_t
+event_now_ns(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+int
+pya_hc_event_record(void *handle, const void *stream_handle) {
+    int error = CU_OK;
+    pya_hc_lock();
+    struct pya_hc_event *event = pya_hc_event_find_locked(handle);
+    struct pya_hc_stream *stream = pya_hc_stream_find_locked(stream_handle);
+    if (event == NULL || stream == NULL || event->device != stream->device) {
+        error = CU_INVALID_HANDLE;
+    } else if (stream->capture != NULL) {
+        error = pya_hc_capture_record_locked(stream, event);
+    } else {
+        pya_hc_stream_work_locked(stream, false);
+        event->is_recorded = true;
+        event->capture_id = 0;
+        event->stream = stream;
+        event->stream_id = stream->id;
+        event->ticket = stream->ticket;
+        event->launch = stream->last_launch;
+        event->time_ns = event_now_ns();
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+static bool
+event_is_done(const struct pya_hc_event *event) {
+    if (!event->is_recorded || stream_delay_passed(event->device, event->launch)) {
+        return true;
+    }
+    /* The stream's slot may belong to another stream by now. */
+    return event->stream->id == event->stream_id && event->stream->done >= event->ticket;
+}
+
+int
+pya_hc_event_query(const void *handle) {
+    int error = pya_hc_capture_unsafe();
+    if (error != CU_OK) {
+        return error;
+    }
+    pya_hc_lock();
+    struct pya_hc_event *event = pya_hc_event_find_locked(handle);
+    if (event == NULL) {
+        error = CU_INVALID_HANDLE;
+    } else if (event->capture_id != 0) {
+        error = CU_CAPTURED_EVENT;
+    } else if (!event_is_done(event)) {
+        error = CU_NOT_READY;
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+int
+pya_hc_event_sync(const void *handle) {
+    int error = pya_hc_capture_unsafe();
+    if (error != CU_OK) {
+        return error;
+    }
+    pya_hc_lock();
+    struct pya_hc_event *event = pya_hc_event_find_locked(handle);
+    if (event == NULL) {
+        error = CU_INVALID_HANDLE;
+    } else if (event->capture_id != 0) {
+        error = CU_CAPTURED_EVENT;
+    } else if (event->is_recorded) {
+        if (event->stream->id == event->stream_id && event->stream->done < event->ticket) {
+            event->stream->done = event->ticket;
+        }
+        /* Once waited for, it is complete whatever becomes of its stream. */
+        event->launch -= pya_hc_event_delay();
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+int
+pya_hc_event_elapsed(float *ms, const void *start_handle, const void *end_handle) {
+    int error = CU_OK;
+    pya_hc_lock();
+    struct pya_hc_event *start = pya_hc_event_find_locked(start_handle);
+    struct pya_hc_event *end = pya_hc_event_find_locked(end_handle);
+    if (ms == NULL) {
+        error = CU_INVALID_VALUE;
+    } else if (
+        start == NULL || end == NULL || !start->is_recorded || !end->is_recorded ||
+        ((start->flags | end->flags) & EVENT_DISABLE_TIMING) != 0) {
+        error = CU_INVALID_HANDLE;
+    } else if (start->capture_id != 0 || end->capture_id != 0) {
+        error = CU_CAPTURED_EVENT;
+    } else if (!event_is_done(start) || !event_is_done(end)) {
+        error = CU_NOT_READY;
+    } else {
+        *ms = (float)((double)(int64_t)(end->time_ns - start->time_ns) / 1e6);
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+int
+pya_hc_stream_wait(const void *stream_handle, const void *event_handle) {
+    int error = CU_OK;
+    pya_hc_lock();
+    struct pya_hc_stream *stream = pya_hc_stream_find_locked(stream_handle);
+    struct pya_hc_event *event = pya_hc_event_find_locked(event_handle);
+    if (stream == NULL || event == NULL) {
+        error = CU_INVALID_HANDLE;
+    } else if (event->capture_id != 0 || stream->capture != NULL) {
+        error = pya_hc_capture_wait_locked(stream, event);
+    } else if (event->is_recorded) {
+        pya_hc_stream_work_locked(stream, false);
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+uint64_t
+pya_hc_stream_count_locked(void) {
+    return streams.n_live;
+}
+
+uint64_t
+pya_hc_event_count_locked(void) {
+    return events.n_live;
+}

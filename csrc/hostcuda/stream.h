@@ -1,0 +1,63 @@
+#pragma once
+/* Streams and events.  Floor 4 (uses objects.h, state.h).
+ *
+ * Work is done the moment it is submitted; what can be late is only that an event or a stream admits
+ * it: with an event delay of n, n more kernels must be launched on the device first, or somebody must
+ * synchronise. */
+
+#include "objects.h"
+#include "state.h"
+
+struct pya_hc_node;
+struct pya_hc_capture;
+
+struct pya_hc_stream {
+    uint64_t id; /* never reused */
+    int device;
+    unsigned flags;
+    int priority;
+    bool is_legacy;        /* the default stream: others wait for it implicitly */
+    uint64_t ticket;       /* work submitted */
+    uint64_t done;         /* work known to be complete because somebody synchronised */
+    uint64_t last_launch;  /* the device's launches when the last work came in */
+    struct pya_hc_capture *capture;
+    struct pya_hc_node **deps; /* while capturing: what the next node depends on */
+    size_t n_deps;
+};
+
+struct pya_hc_event {
+    unsigned flags;
+    int device;
+    bool is_recorded;
+    struct pya_hc_stream *stream;
+    uint64_t stream_id, ticket;
+    uint64_t launch;   /* the device's launches at the record */
+    uint64_t time_ns;
+    uint64_t capture_id;    /* not 0: recorded in this capture, depends on deps */
+    struct pya_hc_node **deps;
+    size_t n_deps;
+};
+
+int pya_hc_stream_create(unsigned flags, int priority, void **out);
+int pya_hc_stream_destroy(void *handle);
+/* NULL and 1 are the legacy stream of the current device, 2 the per-thread one.  NULL for a handle
+ * that is none. */
+struct pya_hc_stream *pya_hc_stream_find_locked(const void *handle);
+/* Notes work on the stream (kernels also move the device's clock). */
+void pya_hc_stream_work_locked(struct pya_hc_stream *stream, bool is_kernel);
+
+int pya_hc_stream_sync(const void *handle);
+int pya_hc_stream_query(const void *handle);
+int pya_hc_stream_wait(const void *handle, const void *event);
+int pya_hc_device_sync(void);
+
+int pya_hc_event_create(unsigned flags, void **out);
+int pya_hc_event_destroy(void *handle);
+int pya_hc_event_record(void *handle, const void *stream);
+int pya_hc_event_query(const void *handle);
+int pya_hc_event_sync(const void *handle);
+int pya_hc_event_elapsed(float *ms, const void *start, const void *end);
+struct pya_hc_event *pya_hc_event_find_locked(const void *handle);
+
+uint64_t pya_hc_stream_count_locked(void);
+uint64_t pya_hc_event_count_locked(void);
