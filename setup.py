@@ -22,17 +22,32 @@ DIRECTORIES = ("csrc/core", "csrc/device", "csrc/replay")
 # Optional so that a partial checkout still builds: each is a makefile taking OUT and CC.
 LIBRARIES = {"csrc/hostcuda": "pyalloc/lib/hostcuda", "csrc/ops": "pyalloc/lib"}
 # -fexceptions: torch's exceptions pass through our C frames when a device callback raises.
-FLAGS = ["-O2", "-g", "-fvisibility=hidden", "-fexceptions", "-ffile-prefix-map=" + str(ROOT) + "=."]
+FLAGS = [
+    "-O2",
+    "-g",
+    "-fvisibility=hidden",
+    "-fexceptions",
+    "-ffile-prefix-map=" + str(ROOT) + "=.",
+]
 C_FLAGS = ["-std=c11"]
 CXX_FLAGS = ["-std=c++17", "-fvisibility-inlines-hidden"]
 
 
 def sources() -> list[str]:
     found = [name for name in ("csrc/module.c",) if (ROOT / name).exists()]
-    found += [str(Path(name).relative_to(ROOT)) for name in sorted(glob.glob(str(ROOT / "csrc/module_*.c")))]
-    found += [str(Path(name).relative_to(ROOT)) for name in sorted(glob.glob(str(ROOT / "csrc/torch_*.c*")))]
+    found += [
+        str(Path(name).relative_to(ROOT))
+        for name in sorted(glob.glob(str(ROOT / "csrc/module_*.c")))
+    ]
+    found += [
+        str(Path(name).relative_to(ROOT))
+        for name in sorted(glob.glob(str(ROOT / "csrc/torch_*.c*")))
+    ]
     for directory in DIRECTORIES:
-        found += [str(Path(name).relative_to(ROOT)) for name in sorted(glob.glob(str(ROOT / directory / "*.c")))]
+        found += [
+            str(Path(name).relative_to(ROOT))
+            for name in sorted(glob.glob(str(ROOT / directory / "*.c")))
+        ]
     return found
 
 
@@ -40,7 +55,11 @@ class BuildAll(build_ext):
     """Compiles file by file in parallel, then runs the libraries' makefiles."""
 
     def run(self) -> None:
-        base = ROOT if self.inplace or getattr(self, "editable_mode", False) else Path(self.build_lib).absolute()
+        base = (
+            ROOT
+            if self.inplace or getattr(self, "editable_mode", False)
+            else Path(self.build_lib).absolute()
+        )
         makes = [
             self.spawn_make(ROOT / directory, base / out)
             for directory, out in LIBRARIES.items()

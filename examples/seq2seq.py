@@ -49,7 +49,7 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Linear(size, 1, bias=False)
 
     def forward(self, state: Tensor, keys: Tensor, values: Tensor, is_padding: Tensor) -> Tensor:
-        """state (B, H), keys (B, S, size), values (B, S, H), is_padding (B, S); gives the context (B, H)."""
+        """From state (B, H), keys (B, S, size), values (B, S, H), is_padding (B, S) to the context (B, H)."""
         scores = self.score(torch.tanh(keys + self.query(state).unsqueeze(1))).squeeze(2)
         weights = torch.softmax(scores.masked_fill(is_padding, float("-inf")), dim=1)
         return torch.bmm(weights.unsqueeze(1), values).squeeze(1)
@@ -67,7 +67,7 @@ class Decoder(nn.Module):
         self.output = nn.Linear(hidden, vocabulary)
 
     def forward(self, tokens: Tensor, values: Tensor, last: Tensor, is_padding: Tensor) -> Tensor:
-        """tokens (B, T): the target shifted right; gives logits (B, T, vocabulary)."""
+        """From tokens (B, T), the target shifted right, to logits (B, T, vocabulary)."""
         state = torch.tanh(self.start(last))
         keys = self.attention.key(values)
         states = []
@@ -109,14 +109,24 @@ class Table:
         self.peak_allocated = max(self.peak_allocated, peak)
         self.peak_reserved = max(self.peak_reserved, peak_reserved)
         self.rows.append(
-            {"step": step, "phase": phase, "allocated_bytes": allocated, "peak_bytes": peak, "reserved_bytes": reserved}
+            {
+                "step": step,
+                "phase": phase,
+                "allocated_bytes": allocated,
+                "peak_bytes": peak,
+                "reserved_bytes": reserved,
+            }
         )
-        print(f"{step:>4}  {phase:<10}{allocated / MIB:>10.0f}{peak / MIB:>8.0f}{reserved / MIB:>10.0f}")
+        print(
+            f"{step:>4}  {phase:<10}{allocated / MIB:>10.0f}{peak / MIB:>8.0f}{reserved / MIB:>10.0f}"
+        )
 
 
 def arguments() -> argparse.Namespace:
     """Sizes default to those of the forum thread this model comes from."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--batch", type=int, default=80)
     parser.add_argument("--length", type=int, default=50)
@@ -124,7 +134,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--embedding", type=int, default=500)
     parser.add_argument("--attention", type=int, default=1000)
     parser.add_argument("--vocabulary", type=int, default=30_000)
-    parser.add_argument("--cudnn", action="store_true", help="let cuDNN run the encoder (needs a GPU)")
+    parser.add_argument(
+        "--cudnn", action="store_true", help="let cuDNN run the encoder (needs a GPU)"
+    )
     parser.add_argument("--json", type=Path, help="write the table and the peaks to this file")
     return parser.parse_args()
 
@@ -147,7 +159,9 @@ def train(args: argparse.Namespace) -> Table:
     table = Table()
     for step in range(args.steps):
         torch.cuda.reset_peak_memory_stats()
-        source, target = (tokens.cuda(non_blocking=True) for tokens in random_batch(args, generator))
+        source, target = (
+            tokens.cuda(non_blocking=True) for tokens in random_batch(args, generator)
+        )
         table.add(step, "start")
         logits = model(source, target)
         table.add(step, "forward")
@@ -166,7 +180,9 @@ def main() -> None:
     """Trains and, with --json, writes what was measured."""
     args = arguments()
     table = train(args)
-    print(f"peak allocated {table.peak_allocated / MIB:.0f} MiB, peak reserved {table.peak_reserved / MIB:.0f} MiB")
+    print(
+        f"peak allocated {table.peak_allocated / MIB:.0f} MiB, peak reserved {table.peak_reserved / MIB:.0f} MiB"
+    )
     if args.json is not None:
         stats = torch.cuda.memory_stats()
         result = {

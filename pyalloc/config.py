@@ -26,7 +26,10 @@ class Option:
 
 def option_text(options: dict[str, Value]) -> str:
     """The settings as one text in the form of PYALLOC_CONF."""
-    return ",".join(f"{name}:{str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items())
+    return ",".join(
+        f"{name}:{str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in options.items()
+    )
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,9 @@ class Replacements:
 
     def names(self) -> tuple[str, ...]:
         """Full names of the replaced functions."""
-        return tuple(f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _ in self.originals)
+        return tuple(
+            f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _ in self.originals
+        )
 
 
 def replace_all(torch: Any) -> Replacements:
@@ -82,7 +84,9 @@ def memory_stats(torch: Any, device: int) -> Nested:
     """Statistics of a device under exactly the keys torch's own allocator has in this version."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_python.so"
     known = _newer_keys(library)
-    flat = {key: value for key, value in _core.stats(device).items() if not key.startswith(_OWN_PREFIX)}
+    flat = {
+        key: value for key, value in _core.stats(device).items() if not key.startswith(_OWN_PREFIX)
+    }
     for key in _NEWER_KEYS:
         if key not in known:
             flat.pop(key, None)

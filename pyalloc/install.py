@@ -41,12 +41,17 @@ class Status:
 
     def __str__(self) -> str:
         """A few lines for a person."""
+        word = "installed" if self.installed else "not installed"
         lines = [
-            f"pyalloc is {'installed' if self.installed else 'not installed'} ({self.reason}), torch {self.torch_version}",
-            "settings: " + ", ".join(f"{option.name}:{option.value}" for option in self.config.options),
+            f"pyalloc is {word} ({self.reason}), torch {self.torch_version}",
+            "settings: "
+            + ", ".join(f"{option.name}:{option.value}" for option in self.config.options),
             f"torch made {self.allocations} allocations and {self.frees} frees, {self.refused_frees} refused",
         ]
-        lines += [f"  {'ok ' if works else 'NO '} {what}: {detail}" for what, works, detail in self.features]
+        lines += [
+            f"  {'ok ' if works else 'NO '} {what}: {detail}"
+            for what, works, detail in self.features
+        ]
         lines += [f"replaced: {', '.join(self.replaced)}"] if self.replaced else []
         return "\n".join(lines)
 
@@ -154,7 +159,9 @@ def uninstall() -> None:
             "Start a new process without pyalloc instead."
         )
     if not _core.torch_detach():
-        raise InstallError("torch's own allocator was not found again. Start a new process without pyalloc instead.")
+        raise InstallError(
+            "torch's own allocator was not found again. Start a new process without pyalloc instead."
+        )
     if _state.replacements is not None:
         _state.replacements.undo()
     _core.destroy()
@@ -167,7 +174,9 @@ def status() -> Status:
     """What is installed, what works and what does not."""
     torch = sys.modules.get("torch")
     allocations, frees, refused = _core.torch_counts()
-    features = tuple(_core.torch_features()) + tuple((name, False, "torch has no such setter") for name in _state.missing)
+    features = tuple(_core.torch_features()) + tuple(
+        (name, False, "torch has no such setter") for name in _state.missing
+    )
     return Status(
         installed=_state.installed,
         reason=_state.reason,
@@ -204,7 +213,9 @@ def _has_cuda(torch: Any) -> bool:
 def _say_once() -> None:
     if not _state.told:
         _state.told = True
-        warnings.warn(f"pyalloc.install() did nothing: {_state.reason}", RuntimeWarning, stacklevel=3)
+        warnings.warn(
+            f"pyalloc.install() did nothing: {_state.reason}", RuntimeWarning, stacklevel=3
+        )
 
 
 def _check_not_taken(torch: Any) -> None:
@@ -239,7 +250,9 @@ def _after_import(name: str, call: Callable[[], object]) -> None:
     from importlib.machinery import ModuleSpec, PathFinder
 
     class Finder(MetaPathFinder):
-        def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        def find_spec(
+            self, fullname: str, path: Any, target: ModuleType | None = None
+        ) -> ModuleSpec | None:
             if fullname != name:
                 return None
             sys.meta_path.remove(self)

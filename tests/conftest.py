@@ -16,7 +16,11 @@ RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def run_checked(
-    command: list[str], *, expect: int | None = 0, env: dict[str, str] | None = None, timeout: float = 300
+    command: list[str],
+    *,
+    expect: int | None = 0,
+    env: dict[str, str] | None = None,
+    timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         command,

@@ -27,7 +27,7 @@ ONLY_FROM_CORE = {"device": {"base.h"}}
 ONLY_FROM_DEVICE = {"core": {"device.h"}}
 FOREIGN = re.compile(r"^(Python\.h|torch/|c10/|ATen/|cuda|cublas|cudnn|nvml|nvrtc)")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
-FLOOR = re.compile(r"\bFloor (\d)\b")
+FLOOR = re.compile(r"\bFloor (\d+)\b")
 
 C_FILES = sorted(
     path
@@ -112,7 +112,9 @@ def test_core_includes_only_lower_floors(path: Path) -> None:
     for target in own_includes(path):
         there = floor(target)
         if there is not None:
-            assert there <= here, f"{name(path)} (floor {here}) includes {name(target)} (floor {there})"
+            assert there <= here, (
+                f"{name(path)} (floor {here}) includes {name(target)} (floor {there})"
+            )
 
 
 def test_no_include_cycles() -> None:
@@ -157,8 +159,12 @@ REPORT_FILES = sorted((PACKAGE / "report").glob("*.py"))
 def test_reports_are_pure(path: Path) -> None:
     """Data in, text out: a report needs neither torch nor the allocator."""
     for module in imported(path):
-        assert not module.startswith(("torch", "pyalloc.install", "pyalloc.hooks", "pyalloc.cli")), module
+        assert not module.startswith(
+            ("torch", "pyalloc.install", "pyalloc.hooks", "pyalloc.cli")
+        ), module
 
 
 def test_importing_pyalloc_does_not_import_torch(run_python) -> None:  # type: ignore[no-untyped-def]
-    run_python("import sys, pyalloc; assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules")
+    run_python(
+        "import sys, pyalloc; assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules"
+    )

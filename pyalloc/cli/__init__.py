@@ -7,7 +7,9 @@ Only the chosen one is imported, so that `pyalloc run` starts fast.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
+import importlib.metadata
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -55,22 +57,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
-    name, *rest = words
-    if name == "--version":
-        from importlib.metadata import version
-
-        print(version("pyalloc"))
+    if words[0] == "--version":
+        print(importlib.metadata.version("pyalloc"))
         return 0
-    if name not in names():
-        import difflib
+    return _run(words[0], words[1:])
 
+
+def _run(name: str, rest: list[str]) -> int:
+    if name not in names():
         near = difflib.get_close_matches(name, names(), 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names())}"
         print(f"pyalloc: no subcommand {name!r}; {hint}", file=sys.stderr)
         return 2
     command = load(name)
     parser = argparse.ArgumentParser(
-        prog=f"pyalloc {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"pyalloc {name}",
+        description=command.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.prepare_parser(parser)
     try:

@@ -25,7 +25,9 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints the findings; 0 when training on pyalloc would work here, else 1."""
-        print(f"pyalloc {version('pyalloc')}, Python {platform.python_version()}, {platform.platform()}")
+        print(
+            f"pyalloc {version('pyalloc')}, Python {platform.python_version()}, {platform.platform()}"
+        )
         print(f"{ENVIRONMENT}={os.environ.get(ENVIRONMENT, '')}")
         for option in Config.of().options:
             print(f"  {option.name + ':' + option.value:<38}{option.help}")
@@ -35,7 +37,9 @@ class Command:
         found = status()
         print(f"torch {found.torch_version or 'not found'}: {found.reason}")
         if not found.installed:
-            print("next: pip install torch, or try without a GPU: pyalloc dryrun python your_script.py")
+            print(
+                "next: pip install torch, or try without a GPU: pyalloc dryrun python your_script.py"
+            )
             return 1
         _print_devices()
         print(status())
@@ -48,7 +52,9 @@ def _print_devices() -> None:
     for index in range(torch.cuda.device_count()):
         properties: Any = torch.cuda.get_device_properties(index)
         gib = properties.total_memory / 2**30
-        print(f"device {index}: {properties.name}, {gib:.1f} GiB, compute {properties.major}.{properties.minor}")
+        print(
+            f"device {index}: {properties.name}, {gib:.1f} GiB, compute {properties.major}.{properties.minor}"
+        )
 
 
 def _allocation_works() -> bool:

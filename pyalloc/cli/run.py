@@ -24,9 +24,15 @@ class Command:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The program's own arguments are left as they are."""
-        parser.add_argument("--conf", default="", metavar="KEY:VALUE,...", help="settings, as in PYALLOC_CONF")
-        parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m does")
-        parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
+        parser.add_argument(
+            "--conf", default="", metavar="KEY:VALUE,...", help="settings, as in PYALLOC_CONF"
+        )
+        parser.add_argument(
+            "-m", dest="module", metavar="MODULE", help="run a module, as python -m does"
+        )
+        parser.add_argument(
+            "command", nargs=argparse.REMAINDER, help="the program and its arguments"
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         """Becomes the program: exit code, signals and terminal are its own."""

@@ -1,0 +1,592 @@
+/* pyalloc._core: the allocator for Python.  Knows nothing of torch: the bridge's functions are only passed on.
+ *
+ * A process has one heap, as it has one current allocator in torch.  Every call into the heap is made without the GIL:
+ * another thread may hold the heap's lock while it waits for the GIL to look at its frames. */
+#include "module.h"
+
+#include "device/cuda.h"
+#include "module_stack.h"
+#include "torch_bridge.h"
+
+#include <string.h>
+
+static struct pya_heap *process_heap;
+static PyObject
+    *pressure_callbacks;        /* list of callables (device, bytes) -> bool; owned by the module */
+static PyObject *oom_callbacks; /* list of callables (device, bytes) -> None; owned by the module */
+
+PyObject *
+pya_module_raise(const char *class_name, const char *text) {
+    PyObject *errors = PyImport_ImportModule("pyalloc.errors");
+    PyObject *class = errors == NULL ? NULL : PyObject_GetAttrString(errors, class_name);
+    if (class != NULL) {
+        PyErr_SetString(class, text);
+    }
+    Py_XDECREF(class);
+    Py_XDECREF(errors);
+    return NULL;
+}
+
+struct pya_heap *
+pya_module_heap(void) {
+    if (process_heap == NULL) {
+        pya_module_raise(
+            "AllocatorError", "pyalloc is not installed: call pyalloc.install() first");
+    }
+    return process_heap;
+}
+
+PyObject *
+pya_module_result(pya_status status, const char *what, int device) {
+    if (status == PYA_OK) {
+        Py_RETURN_NONE;
+    }
+    char text[512];
+    struct pya_device_error error;
+    memset(&error, 0, sizeof error);
+    if (status == PYA_E_DEVICE && device >= 0) {
+        pya_heap_device_error(process_heap, device, &error);
+    }
+    if (error.call[0] != '\0') {
+        PyOS_snprintf(
+            text, sizeof text, "%s: %s (%s gave %d, %s)", what, pya_status_text(status), error.call,
+            error.code, error.text);
+    } else {
+        PyOS_snprintf(text, sizeof text, "%s: %s", what, pya_status_text(status));
+    }
+    return pya_module_raise("AllocatorError", text);
+}
+
+/* ---- hooks the heap calls ---- */
+
+static pya_status
+open_device(void *arg, int index, struct pya_device **out) {
+    (void)arg;
+    return pya_cuda_open(index, out);
+}
+
+/* Calls each callable with (device, bytes); an exception is printed, not raised: an allocation is in progress. */
+static bool
+call_each(PyObject *callbacks, int device, size_t bytes) {
+    bool any = false;
+    if (!Py_IsInitialized() || callbacks == NULL) {
+        return false;
+    }
+    PyGILState_STATE held = PyGILState_Ensure();
+    for (Py_ssize_t i = 0; i < PyList_Size(callbacks); i++) {
+        PyObject *result =
+            PyObject_CallFunction(PyList_GetItem(callbacks, i), "in", device, (Py_ssize_t)bytes);
+        if (result == NULL) {
+            PyErr_WriteUnraisable(callbacks);
+            continue;
+        }
+        any = PyObject_IsTrue(result) == 1 || any;
+        Py_DECREF(result);
+    }
+    PyGILState_Release(held);
+    return any;
+}
+
+static bool
+on_pressure(void *arg, int device, size_t bytes) {
+    (void)arg;
+    return call_each(pressure_callbacks, device, bytes);
+}
+
+static void
+on_oom(void *arg, int device, size_t bytes) {
+    (void)arg;
+    (void)call_each(oom_callbacks, device, bytes);
+}
+
+/* ---- life of the heap ---- */
+
+static PyObject *
+core_create(PyObject *self, PyObject *args) {
+    (void)self;
+    const char *text = NULL;
+    if (!PyArg_ParseTuple(args, "s", &text)) {
+        return NULL;
+    }
+    if (process_heap != NULL) {
+        return pya_module_raise(
+            "AllocatorError", "the allocator of this process was already created");
+    }
+    struct pya_options options;
+    char message[512] = "";
+    pya_options_init(&options);
+    if (pya_options_parse(&options, text, message, sizeof message) != PYA_OK) {
+        return pya_module_raise("ConfigError", message);
+    }
+    const struct pya_hooks hooks = {
+        .open_device = open_device,
+        .capture_context = pya_stack_capture,
+        .release_context = pya_stack_release,
+        .retain_context = pya_stack_retain,
+        .on_pressure = on_pressure,
+        .on_oom = on_oom,
+    };
+    pya_status status = pya_heap_create(&options, &hooks, &process_heap);
+    return pya_module_result(status, "creating the allocator failed", -1);
+}
+
+static PyObject *
+core_destroy(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    struct pya_heap *heap = process_heap;
+    process_heap = NULL;
+    pya_torch_attach(NULL);
+    if (heap != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        pya_heap_destroy(heap);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+/* Options as they would be: [(name, value, help)]; ConfigError where text is not understood. */
+static PyObject *
+core_options(PyObject *self, PyObject *args) {
+    (void)self;
+    const char *text = NULL;
+    if (!PyArg_ParseTuple(args, "s", &text)) {
+        return NULL;
+    }
+    struct pya_options options;
+    char message[512] = "";
+    pya_options_init(&options);
+    if (pya_options_parse(&options, text, message, sizeof message) != PYA_OK) {
+        return pya_module_raise("ConfigError", message);
+    }
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && pya_option_name(i) != NULL; i++) {
+        char value[128];
+        (void)pya_option_format(&options, i, value, sizeof value);
+        PyObject *row = Py_BuildValue("(sss)", pya_option_name(i), value, pya_option_help(i));
+        if (row == NULL || PyList_Append(list, row) != 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+/* ---- memory ---- */
+
+static PyObject *
+core_alloc(PyObject *self, PyObject *args) {
+    (void)self;
+    int device = 0;
+    unsigned long long bytes = 0;
+    unsigned long long stream = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "iKK", &device, &bytes, &stream)) {
+        return NULL;
+    }
+    pya_dptr address = 0;
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_alloc(heap, device, (size_t)bytes, stream, &address);
+    Py_END_ALLOW_THREADS
+    if (status != PYA_OK) {
+        return pya_module_result(status, "allocation failed", device);
+    }
+    return PyLong_FromUnsignedLongLong(address);
+}
+
+static PyObject *
+core_free(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long address = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "K", &address)) {
+        return NULL;
+    }
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_free(heap, address);
+    Py_END_ALLOW_THREADS
+    return pya_module_result(status, "freeing memory was refused", -1);
+}
+
+static PyObject *
+core_record_stream(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long address = 0;
+    unsigned long long stream = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "KK", &address, &stream)) {
+        return NULL;
+    }
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_record_stream(heap, address, stream);
+    Py_END_ALLOW_THREADS
+    return pya_module_result(status, "recording the use of a stream failed", -1);
+}
+
+/* (base, bytes, device) */
+static PyObject *
+core_block_info(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long address = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "K", &address)) {
+        return NULL;
+    }
+    pya_dptr base = 0;
+    size_t bytes = 0;
+    int device = 0;
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_block_info(heap, address, &base, &bytes, &device);
+    Py_END_ALLOW_THREADS
+    if (status != PYA_OK) {
+        return pya_module_result(status, "looking up a pointer failed", -1);
+    }
+    return Py_BuildValue("KKi", (unsigned long long)base, (unsigned long long)bytes, device);
+}
+
+static PyObject *
+core_empty_cache(PyObject *self, PyObject *args) {
+    (void)self;
+    int device = -1;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "|i", &device)) {
+        return NULL;
+    }
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_empty_cache(heap, device);
+    Py_END_ALLOW_THREADS
+    return pya_module_result(status, "emptying the cache failed", device);
+}
+
+static PyObject *
+core_trim(PyObject *self, PyObject *args) {
+    (void)self;
+    int device = 0;
+    unsigned long long bytes = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "iK", &device, &bytes)) {
+        return NULL;
+    }
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_trim(heap, device, (size_t)bytes);
+    Py_END_ALLOW_THREADS
+    return pya_module_result(status, "trimming failed", device);
+}
+
+static PyObject *
+core_set_fraction(PyObject *self, PyObject *args) {
+    (void)self;
+    int device = 0;
+    double fraction = 1.0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "di", &fraction, &device)) {
+        return NULL;
+    }
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_set_fraction(heap, device, fraction);
+    Py_END_ALLOW_THREADS
+    return pya_module_result(status, "setting the memory fraction failed", device);
+}
+
+static PyObject *
+core_get_fraction(PyObject *self, PyObject *args) {
+    (void)self;
+    int device = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "i", &device)) {
+        return NULL;
+    }
+    return PyFloat_FromDouble(pya_get_fraction(heap, device));
+}
+
+/* ---- pools ---- */
+
+typedef pya_status (*pool_function)(struct pya_heap *heap, int device, struct pya_pool_id id);
+
+static PyObject *
+pool_call(PyObject *args, pool_function function, const char *what) {
+    int device = 0;
+    unsigned long long first = 0;
+    unsigned long long second = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "i(KK)", &device, &first, &second)) {
+        return NULL;
+    }
+    const struct pya_pool_id id = {first, second};
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = function(heap, device, id);
+    Py_END_ALLOW_THREADS
+    return pya_module_result(status, what, device);
+}
+
+static PyObject *
+core_pool_end(PyObject *self, PyObject *args) {
+    (void)self;
+    return pool_call(args, pya_pool_end, "ending the allocation to a pool failed");
+}
+
+static PyObject *
+core_pool_release(PyObject *self, PyObject *args) {
+    (void)self;
+    return pool_call(args, pya_pool_release, "releasing a pool failed");
+}
+
+static PyObject *
+core_pool_retain(PyObject *self, PyObject *args) {
+    (void)self;
+    int device = 0;
+    unsigned long long first = 0;
+    unsigned long long second = 0;
+    int on_oom_too = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "i(KK)p", &device, &first, &second, &on_oom_too)) {
+        return NULL;
+    }
+    const struct pya_pool_id id = {first, second};
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_pool_retain(heap, device, id, on_oom_too != 0);
+    Py_END_ALLOW_THREADS
+    return pya_module_result(status, "making a pool failed", device);
+}
+
+/* ---- statistics ---- */
+
+static PyObject *
+core_stats(PyObject *self, PyObject *args) {
+    (void)self;
+    int device = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "i", &device)) {
+        return NULL;
+    }
+    int64_t values[PYA_N_STATS];
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_stats_get(heap, device, values);
+    Py_END_ALLOW_THREADS
+    if (status != PYA_OK) {
+        return pya_module_result(status, "reading statistics failed", device);
+    }
+    PyObject *dict = PyDict_New();
+    for (size_t i = 0; dict != NULL && i < PYA_N_STATS; i++) {
+        PyObject *value = PyLong_FromLongLong(values[i]);
+        if (value == NULL || PyDict_SetItemString(dict, pya_stat_key(i), value) != 0) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(value);
+    }
+    return dict;
+}
+
+typedef pya_status (*device_function)(struct pya_heap *heap, int device);
+
+static PyObject *
+device_call(PyObject *args, device_function function, const char *what) {
+    int device = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "i", &device)) {
+        return NULL;
+    }
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = function(heap, device);
+    Py_END_ALLOW_THREADS
+    return pya_module_result(status, what, device);
+}
+
+static PyObject *
+core_reset_peak(PyObject *self, PyObject *args) {
+    (void)self;
+    return device_call(args, pya_stats_reset_peak, "resetting peaks failed");
+}
+
+static PyObject *
+core_reset_accumulated(PyObject *self, PyObject *args) {
+    (void)self;
+    return device_call(args, pya_stats_reset_accumulated, "resetting totals failed");
+}
+
+/* Number of violated invariants; each is printed to stderr. */
+static PyObject *
+core_check(PyObject *self, PyObject *args) {
+    (void)self;
+    int device = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "i", &device)) {
+        return NULL;
+    }
+    size_t violations = 0;
+    Py_BEGIN_ALLOW_THREADS
+    violations = pya_heap_check(heap, device);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromSize_t(violations);
+}
+
+static PyObject *
+core_oom_text(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL) {
+        return NULL;
+    }
+    struct pya_oom_info info;
+    char text[1024];
+    pya_heap_oom_info(heap, &info);
+    (void)pya_oom_text(&info, text, sizeof text);
+    return PyUnicode_FromString(text);
+}
+
+/* ---- torch ---- */
+
+/* Lets torch's calls reach the heap: {setter of CUDAPluggableAllocator: address}. */
+static PyObject *
+core_torch_attach(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL) {
+        return NULL;
+    }
+    pya_torch_attach(heap);
+    pya_torch_find_symbols();
+    PyObject *dict = PyDict_New();
+    for (size_t i = 0; dict != NULL && pya_torch_hook_setter(i) != NULL; i++) {
+        PyObject *address = PyLong_FromSize_t(pya_torch_hook_address(i));
+        if (address == NULL || PyDict_SetItemString(dict, pya_torch_hook_setter(i), address) != 0) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(address);
+    }
+    return dict;
+}
+
+static PyObject *
+core_torch_detach(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    return PyBool_FromLong(pya_torch_restore_allocator());
+}
+
+static PyObject *
+core_torch_take_slots(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    pya_torch_take_slots();
+    Py_RETURN_NONE;
+}
+
+/* [(feature, works, detail)] */
+static PyObject *
+core_torch_features(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    PyObject *list = PyList_New(0);
+    const char *name = NULL;
+    const char *detail = NULL;
+    bool works = false;
+    for (size_t i = 0; list != NULL && pya_torch_feature(i, &name, &works, &detail); i++) {
+        PyObject *row = Py_BuildValue("(sOs)", name, works ? Py_True : Py_False, detail);
+        if (row == NULL || PyList_Append(list, row) != 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+/* (allocations, frees, refused frees) made by torch so far */
+static PyObject *
+core_torch_counts(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    uint64_t allocs = 0;
+    uint64_t frees = 0;
+    uint64_t refused = 0;
+    pya_torch_counts(&allocs, &frees, &refused);
+    return Py_BuildValue(
+        "KKK", (unsigned long long)allocs, (unsigned long long)frees, (unsigned long long)refused);
+}
+
+static PyObject *
+core_torch_initialized(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    return PyBool_FromLong(pya_torch_is_initialized());
+}
+
+static PyObject *
+core_is_created(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    return PyBool_FromLong(process_heap != NULL);
+}
+
+static PyMethodDef core_methods[] = {
+    {"create", core_create, METH_VARARGS, NULL},
+    {"destroy", core_destroy, METH_NOARGS, NULL},
+    {"is_created", core_is_created, METH_NOARGS, NULL},
+    {"options", core_options, METH_VARARGS, NULL},
+    {"alloc", core_alloc, METH_VARARGS, NULL},
+    {"free", core_free, METH_VARARGS, NULL},
+    {"record_stream", core_record_stream, METH_VARARGS, NULL},
+    {"block_info", core_block_info, METH_VARARGS, NULL},
+    {"empty_cache", core_empty_cache, METH_VARARGS, NULL},
+    {"trim", core_trim, METH_VARARGS, NULL},
+    {"set_fraction", core_set_fraction, METH_VARARGS, NULL},
+    {"get_fraction", core_get_fraction, METH_VARARGS, NULL},
+    {"pool_retain", core_pool_retain, METH_VARARGS, NULL},
+    {"pool_end", core_pool_end, METH_VARARGS, NULL},
+    {"pool_release", core_pool_release, METH_VARARGS, NULL},
+    {"stats", core_stats, METH_VARARGS, NULL},
+    {"reset_peak", core_reset_peak, METH_VARARGS, NULL},
+    {"reset_accumulated", core_reset_accumulated, METH_VARARGS, NULL},
+    {"check", core_check, METH_VARARGS, NULL},
+    {"oom_text", core_oom_text, METH_NOARGS, NULL},
+    {"torch_attach", core_torch_attach, METH_NOARGS, NULL},
+    {"torch_detach", core_torch_detach, METH_NOARGS, NULL},
+    {"torch_take_slots", core_torch_take_slots, METH_NOARGS, NULL},
+    {"torch_features", core_torch_features, METH_NOARGS, NULL},
+    {"torch_counts", core_torch_counts, METH_NOARGS, NULL},
+    {"torch_initialized", core_torch_initialized, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef core_module = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "pyalloc._core",
+    .m_doc = "The allocator in C; see _core.pyi.",
+    .m_size = -1, /* one heap per process: sub-interpreters share it */
+    .m_methods = core_methods,
+};
+
+PyMODINIT_FUNC
+PyInit__core(void) {
+    PyObject *module = PyModule_Create(&core_module);
+    if (module == NULL) {
+        return NULL;
+    }
+    pressure_callbacks = PyList_New(0);
+    oom_callbacks = PyList_New(0);
+    if (pressure_callbacks == NULL || oom_callbacks == NULL) {
+        goto drop_module;
+    }
+    if (PyModule_AddObjectRef(module, "pressure_callbacks", pressure_callbacks) != 0 ||
+        PyModule_AddObjectRef(module, "oom_callbacks", oom_callbacks) != 0) {
+        goto drop_module;
+    }
+    return module;
+
+drop_module:
+    Py_DECREF(module);
+    return NULL;
+}

@@ -1,0 +1,425 @@
+/* The functions torch calls, and the only place that throws.
+ *
+ * torch does not check for NULL: out of memory has to be thrown as c10::OutOfMemoryError, from here, after the core has
+ * returned.  The class is built from symbols of the loaded libc10 (and libc10_cuda, where older versions keep its
+ * vtable).  Each way of building it is tried out once at install, by throwing and catching, before it is trusted; the
+ * last resort is a std::runtime_error with the same text, which still says "out of memory". */
+#include "torch_bridge.h"
+
+#include "torch_slots.h"
+#include "torch_symbols.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <cxxabi.h>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <typeinfo>
+
+#define PYA_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+std::atomic<pya_heap *> attached{nullptr};
+std::atomic<bool> initialized{false};
+std::atomic<uint64_t> n_allocs{0};
+std::atomic<uint64_t> n_frees{0};
+std::atomic<uint64_t> n_refused_frees{0};
+
+/* By value in c10's signatures; three words, so it travels in memory whatever the compiler. */
+struct source_location {
+    const char *function;
+    const char *file;
+    uint32_t line;
+};
+
+using error_constructor = void (*)(void *self, source_location where, std::string text);
+using destructor = void (*)(void *self);
+
+/* More than any c10::Error has been; the self test below runs the constructor within it. */
+constexpr size_t EXCEPTION_BYTES = 1024;
+
+struct oom_class {
+    error_constructor construct;
+    void **vtable; /* of OutOfMemoryError */
+    std::type_info *type;
+    bool is_base; /* construct makes a plain c10::Error: the derived vtable is written over it */
+};
+
+oom_class oom_known = {};
+const char *oom_detail = "not looked up yet";
+
+#define SIGNATURE "C1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+
+oom_class
+oom_find() {
+    oom_class found = {};
+    found.vtable = static_cast<void **>(pya_torch_symbol("_ZTVN3c1016OutOfMemoryErrorE"));
+    found.type = static_cast<std::type_info *>(pya_torch_symbol("_ZTIN3c1016OutOfMemoryErrorE"));
+    void *own = pya_torch_symbol("_ZN3c1016OutOfMemoryError" SIGNATURE);
+    void *base = pya_torch_symbol("_ZN3c105Error" SIGNATURE);
+    found.is_base = own == nullptr;
+    found.construct = reinterpret_cast<error_constructor>(own != nullptr ? own : base);
+    return found;
+}
+
+[[noreturn]] void
+oom_throw_as(const oom_class &kind, const std::string &text) {
+    void *object = abi::__cxa_allocate_exception(EXCEPTION_BYTES);
+    memset(object, 0, EXCEPTION_BYTES);
+    kind.construct(object, {"pya_torch_alloc", "pyalloc", 0}, text);
+    void **first_slot = kind.vtable + 2; /* past offset-to-top and typeinfo */
+    if (kind.is_base) {
+        memcpy(object, &first_slot, sizeof first_slot);
+    }
+    abi::__cxa_throw(object, kind.type, reinterpret_cast<destructor>(*first_slot));
+}
+
+bool
+oom_try(const oom_class &kind) {
+    if (kind.construct == nullptr || kind.vtable == nullptr || kind.type == nullptr) {
+        return false;
+    }
+    const std::string text = "CUDA out of memory (a test by pyalloc)";
+    try {
+        oom_throw_as(kind, text);
+    } catch (const std::exception &error) {
+        return typeid(error) == *kind.type && strstr(error.what(), text.c_str()) != nullptr;
+    } catch (...) {
+        return false;
+    }
+}
+
+void
+oom_prepare() {
+    const oom_class found = oom_find();
+    if (oom_try(found)) {
+        oom_known = found;
+        oom_detail =
+            found.is_base ? "torch.OutOfMemoryError, through c10::Error" : "torch.OutOfMemoryError";
+    } else {
+        oom_known = {};
+        oom_detail =
+            "RuntimeError with torch's text: c10::OutOfMemoryError was not found in libc10";
+    }
+}
+
+[[noreturn]] void
+throw_oom(pya_heap *heap) {
+    pya_oom_info info;
+    char text[1024];
+    pya_heap_oom_info(heap, &info);
+    (void)pya_oom_text(&info, text, sizeof text);
+    if (oom_known.construct != nullptr) {
+        oom_throw_as(oom_known, text);
+    }
+    throw std::runtime_error(text);
+}
+
+[[noreturn]] void
+throw_status(pya_heap *heap, pya_status status, const char *what, int device) {
+    if (status == PYA_E_NOMEM || status == PYA_E_LIMIT || status == PYA_E_TOO_LARGE) {
+        throw_oom(heap);
+    }
+    std::string text = std::string("pyalloc: ") + what + ": " + pya_status_text(status);
+    if (status == PYA_E_DEVICE && device >= 0) {
+        struct pya_device_error error = {};
+        pya_heap_device_error(heap, device, &error);
+        text += std::string(" (") + error.call + " gave " + std::to_string(error.code) + ", " +
+                error.text + ")";
+    }
+    throw std::runtime_error(text);
+}
+
+void
+check(pya_status status, const char *what, int device) {
+    if (PYA_UNLIKELY(status != PYA_OK)) {
+        throw_status(attached.load(std::memory_order_acquire), status, what, device);
+    }
+}
+
+pya_heap *
+heap_or_throw() {
+    pya_heap *heap = attached.load(std::memory_order_acquire);
+    if (PYA_UNLIKELY(heap == nullptr)) {
+        throw std::runtime_error(
+            "pyalloc: torch asked for memory, but pyalloc is not installed in this process");
+    }
+    return heap;
+}
+
+pya_stream
+stream_of(void *stream) {
+    return static_cast<pya_stream>(reinterpret_cast<uintptr_t>(stream));
+}
+
+pya_dptr
+address_of(const void *ptr) {
+    return static_cast<pya_dptr>(reinterpret_cast<uintptr_t>(ptr));
+}
+
+void *
+pointer_of(pya_dptr address) {
+    return reinterpret_cast<void *>(static_cast<uintptr_t>(address));
+}
+
+/* c10::Device: two bytes, type then index; CUDA is type 1. */
+struct c10_device {
+    int8_t type;
+    int8_t index;
+};
+
+struct profiler_symbols {
+    bool (*enabled)();
+    void (*report)(void *ptr, int64_t delta, size_t allocated, size_t reserved, c10_device device);
+};
+
+profiler_symbols profiler = {};
+
+/* Off the fast path: only while torch.profiler records memory. */
+__attribute__((noinline, cold)) void
+profiler_report(pya_heap *heap, void *ptr, int64_t delta, int device) {
+    int64_t values[PYA_N_STATS];
+    if (pya_stats_get(heap, device, values) != PYA_OK) {
+        return;
+    }
+    const c10_device where = {1, static_cast<int8_t>(device)};
+    const auto allocated =
+        static_cast<size_t>(values[pya_torch_stat_index("allocated_bytes.all.current")]);
+    const auto reserved =
+        static_cast<size_t>(values[pya_torch_stat_index("reserved_bytes.all.current")]);
+    profiler.report(ptr, delta, allocated, reserved, where);
+}
+
+bool
+is_profiling() {
+    return profiler.enabled != nullptr && PYA_UNLIKELY(profiler.enabled());
+}
+
+int64_t
+block_bytes(pya_heap *heap, pya_dptr address, int *device) {
+    pya_dptr base = 0;
+    size_t bytes = 0;
+    return pya_block_info(heap, address, &base, &bytes, device) == PYA_OK
+               ? static_cast<int64_t>(bytes)
+               : 0;
+}
+
+bool
+filter_match(void *arg, pya_stream stream) {
+    return (*static_cast<std::function<bool(void *)> *>(arg))(pointer_of(stream));
+}
+
+void
+filter_drop(void *arg) {
+    delete static_cast<std::function<bool(void *)> *>(arg);
+}
+
+} // namespace
+
+PYA_EXPORT void *
+pya_torch_alloc(size_t bytes, int device, void *stream) {
+    pya_heap *heap = heap_or_throw();
+    pya_dptr address = 0;
+    const pya_status status = pya_alloc(heap, device, bytes, stream_of(stream), &address);
+    if (PYA_UNLIKELY(status != PYA_OK)) {
+        throw_status(heap, status, "allocation failed", device);
+    }
+    n_allocs.fetch_add(1, std::memory_order_relaxed);
+    if (is_profiling() && address != 0) {
+        int owner = device;
+        const int64_t delta = block_bytes(heap, address, &owner);
+        profiler_report(heap, pointer_of(address), delta, owner);
+    }
+    return pointer_of(address);
+}
+
+PYA_EXPORT void
+pya_torch_free(void *ptr, size_t bytes, int device, void *stream) {
+    (void)bytes;
+    (void)stream;
+    pya_heap *heap = attached.load(std::memory_order_acquire);
+    if (heap == nullptr || ptr == nullptr) {
+        return;
+    }
+    const bool report = is_profiling();
+    const int64_t delta = report ? block_bytes(heap, address_of(ptr), &device) : 0;
+    const pya_status status = pya_free(heap, address_of(ptr));
+    n_frees.fetch_add(1, std::memory_order_relaxed);
+    if (PYA_UNLIKELY(status != PYA_OK)) {
+        /* Deleters must not throw; a forked child frees what it never owned, silently as native does. */
+        n_refused_frees.fetch_add(1, std::memory_order_relaxed);
+        if (status != PYA_E_FORKED) {
+            (void)fprintf(
+                stderr, "pyalloc: freeing %p was refused: %s\n", ptr, pya_status_text(status));
+        }
+        return;
+    }
+    if (report) {
+        profiler_report(heap, ptr, -delta, device);
+    }
+}
+
+namespace {
+
+void
+hook_init(int n_devices) {
+    (void)n_devices;
+    initialized.store(true, std::memory_order_release);
+}
+
+void
+hook_reset() {
+    check(pya_empty_cache(heap_or_throw(), -1), "emptying the cache failed", -1);
+}
+
+void
+hook_memory_fraction(double fraction, int device) {
+    check(
+        pya_set_fraction(heap_or_throw(), device, fraction), "setting the memory fraction failed",
+        device);
+}
+
+void *
+hook_base_alloc(void *ptr, size_t *bytes) {
+    pya_dptr base = 0;
+    size_t segment_bytes = 0;
+    check(
+        pya_segment_info(heap_or_throw(), address_of(ptr), &base, &segment_bytes),
+        "finding a base allocation failed", -1);
+    if (bytes != nullptr) {
+        *bytes = segment_bytes;
+    }
+    return pointer_of(base);
+}
+
+void
+hook_record_stream(void *ptr, void *stream) {
+    check(
+        pya_record_stream(heap_or_throw(), address_of(ptr), stream_of(stream)),
+        "recording the use of a stream failed", -1);
+}
+
+void
+hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter) {
+    pya_heap *heap = heap_or_throw();
+    auto *own = new std::function<bool(void *)>(std::move(filter));
+    const pya_status status = pya_pool_begin(heap, device, pool, {filter_match, filter_drop, own});
+    if (status != PYA_OK) {
+        delete own;
+        throw_status(heap, status, "beginning to allocate to a pool failed", device);
+    }
+}
+
+void
+hook_end_pool(int device, pya_pool_id pool) {
+    check(
+        pya_pool_end(heap_or_throw(), device, pool), "ending the allocation to a pool failed",
+        device);
+}
+
+void
+hook_release_pool(int device, pya_pool_id pool) {
+    pya_heap *heap = attached.load(std::memory_order_acquire);
+    /* Graphs are destroyed at interpreter exit too: nothing to raise to by then. */
+    if (heap != nullptr && pya_pool_release(heap, device, pool) != PYA_OK) {
+        n_refused_frees.fetch_add(1, std::memory_order_relaxed);
+    }
+}
+
+struct hook {
+    const char *setter;
+    uintptr_t address;
+};
+
+template <typename F>
+uintptr_t
+at(F *function) {
+    return reinterpret_cast<uintptr_t>(function);
+}
+
+const hook *
+hooks(size_t *n) {
+    static const hook table[] = {
+        {"set_init_fn", at(hook_init)},
+        {"set_reset_fn", at(hook_reset)},
+        {"set_memory_fraction_fn", at(hook_memory_fraction)},
+        {"set_base_alloc_fn", at(hook_base_alloc)},
+        {"set_record_stream_fn", at(hook_record_stream)},
+        {"set_begin_allocate_to_pool", at(hook_begin_pool)},
+        {"set_end_allocate_to_pool_fn", at(hook_end_pool)},
+        {"set_release_pool", at(hook_release_pool)},
+    };
+    *n = sizeof table / sizeof table[0];
+    return table;
+}
+
+} // namespace
+
+extern "C" void
+pya_torch_attach(struct pya_heap *heap) {
+    attached.store(heap, std::memory_order_release);
+}
+
+extern "C" struct pya_heap *
+pya_torch_heap(void) {
+    return attached.load(std::memory_order_acquire);
+}
+
+extern "C" const char *
+pya_torch_hook_setter(size_t index) {
+    size_t n = 0;
+    const hook *table = hooks(&n);
+    return index < n ? table[index].setter : nullptr;
+}
+
+extern "C" uintptr_t
+pya_torch_hook_address(size_t index) {
+    size_t n = 0;
+    const hook *table = hooks(&n);
+    return index < n ? table[index].address : 0;
+}
+
+extern "C" void
+pya_torch_find_symbols(void) {
+    pya_torch_remember_allocator();
+    oom_prepare();
+    profiler.report = reinterpret_cast<decltype(profiler.report)>(
+        pya_torch_symbol("_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"));
+    profiler.enabled =
+        profiler.report == nullptr
+            ? nullptr
+            : reinterpret_cast<bool (*)()>(pya_torch_symbol("_ZN3c1022memoryProfilingEnabledEv"));
+}
+
+extern "C" bool
+pya_torch_feature(size_t index, const char **name, bool *works, const char **detail) {
+    switch (index) {
+    case 0:
+        *name = "out of memory is raised as";
+        *works = oom_known.construct != nullptr;
+        *detail = oom_detail;
+        return true;
+    case 1:
+        *name = "memory columns of torch.profiler";
+        *works = profiler.enabled != nullptr;
+        *detail = *works ? "reported through c10" : "libc10 does not export the profiler's hooks";
+        return true;
+    default:
+        return pya_torch_slot_feature(index - 2, name, works, detail);
+    }
+}
+
+extern "C" void
+pya_torch_counts(uint64_t *allocs, uint64_t *frees, uint64_t *refused_frees) {
+    *allocs = n_allocs.load(std::memory_order_relaxed);
+    *frees = n_frees.load(std::memory_order_relaxed);
+    *refused_frees = n_refused_frees.load(std::memory_order_relaxed);
+}
+
+extern "C" bool
+pya_torch_is_initialized(void) {
+    return initialized.load(std::memory_order_acquire);
+}

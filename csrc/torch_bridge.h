@@ -1,0 +1,39 @@
+/* What the Python module may ask of the torch bridge; plain C, no torch type appears.  Floor 5.
+ *
+ * The bridge gives torch the functions of torch.cuda.memory.CUDAPluggableAllocator.  It links nothing of torch: what it
+ * needs is looked up in the libraries the process has loaded, and what is not found is left out and reported. */
+#pragma once
+
+#include "core/pyalloc.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The heap that torch's calls reach from now on; NULL detaches.  The caller keeps the heap alive meanwhile. */
+void pya_torch_attach(struct pya_heap *heap);
+
+/* Functions to register, by the name of the setter of CUDAPluggableAllocator; NULL past the end.  The allocation and
+ * free functions are exported as pya_torch_alloc and pya_torch_free instead: torch looks them up by name. */
+const char *pya_torch_hook_setter(size_t index);
+uintptr_t pya_torch_hook_address(size_t index);
+
+/* Looks up torch's symbols and tries out what was found; safe to call again after more libraries were loaded. */
+void pya_torch_find_symbols(void);
+/* Gives torch back the allocator it had before pyalloc was registered; only before CUDA was used.  False where torch's
+ * variable was not found. */
+bool pya_torch_restore_allocator(void);
+/* Takes virtual methods of torch's wrapper object, each only where its slot is found by address. */
+void pya_torch_take_slots(void);
+
+/* What was found and what was not: index from 0, false past the end.  Both texts are static. */
+bool pya_torch_feature(size_t index, const char **name, bool *works, const char **detail);
+/* Calls torch made, and frees it asked for that were refused. */
+void pya_torch_counts(uint64_t *allocs, uint64_t *frees, uint64_t *refused_frees);
+
+/* False before torch has told us that CUDA is in use. */
+bool pya_torch_is_initialized(void);
+
+#ifdef __cplusplus
+}
+#endif

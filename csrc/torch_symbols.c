@@ -1,0 +1,45 @@
+#include "torch_symbols.h"
+
+#include "core/stats.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+/* RTLD_NOLOAD finds a library by the name it was linked under, so these are found wherever torch is installed. */
+static const char *const LIBRARIES[] = {"libc10.so", "libc10_cuda.so", "libtorch_cuda.so"};
+
+void *
+pya_torch_symbol(const char *name) {
+    for (size_t i = 0; i < sizeof LIBRARIES / sizeof LIBRARIES[0]; i++) {
+        void *library = dlopen(LIBRARIES[i], RTLD_NOLOAD | RTLD_LAZY);
+        if (library == NULL) {
+            continue;
+        }
+        void *found = dlsym(library, name);
+        (void)dlclose(library); /* torch's own reference keeps it loaded */
+        if (found != NULL) {
+            return found;
+        }
+    }
+    return NULL;
+}
+
+pya_torch_any_function
+pya_torch_function(const char *name) {
+    void *found = dlsym(RTLD_DEFAULT, name);
+    if (found == NULL) {
+        found = pya_torch_symbol(name); /* dlsym on a library also searches what it depends on */
+    }
+    pya_torch_any_function function = NULL;
+    memcpy(&function, &found, sizeof function);
+    return function;
+}
+
+size_t
+pya_torch_stat_index(const char *key) {
+    size_t index = 0;
+    while (index + 1 < PYA_N_STATS && strcmp(pya_stat_key(index), key) != 0) {
+        index++;
+    }
+    return index;
+}

@@ -1,0 +1,77 @@
+"""Settings: one table in C, one text form."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyalloc import Config, ConfigError
+from pyalloc.config import option_text
+
+
+def value(config: Config, name: str) -> str:
+    return next(option.value for option in config.options if option.name == name)
+
+
+def test_defaults_have_names_values_and_help() -> None:
+    options = Config("").options
+    names = [option.name for option in options]
+    assert "memory" in names and "limit" in names
+    assert len(set(names)) == len(names)
+    assert all(option.value and option.help for option in options)
+
+
+def test_text_is_parsed() -> None:
+    config = Config("memory:tight,limit:2GiB")
+    assert value(config, "memory") == "tight"
+    assert value(config, "memory") != value(Config(""), "memory")
+    assert value(config, "limit") != value(Config(""), "limit")
+
+
+def test_unknown_key_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="memory"):
+        Config("memroy:tight")
+
+
+@pytest.mark.parametrize(
+    "text", ["memory", "memory:", "memory:enormous", "limit:many", "limit:-1", ":", "vmm:maybe"]
+)
+def test_malformed_text_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(text)
+    assert str(caught.value)
+
+
+def test_config_error_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        Config("nonsense:1")
+
+
+def test_torch_settings_with_a_meaning_here_are_understood() -> None:
+    split = value(Config("max_split_size_mb:64"), "max_split_size")
+    assert split != value(Config(""), "max_split_size")
+
+
+@pytest.mark.parametrize(
+    "text", ["expandable_segments:True", "backend:native", "pinned_use_cuda_host_register:True"]
+)
+def test_torch_settings_without_a_meaning_here_are_accepted(text: str) -> None:
+    Config(text)
+
+
+def test_keywords_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYALLOC_CONF", "memory:fast")
+    assert value(Config.of(), "memory") == "fast"
+    assert value(Config.of(memory="tight"), "memory") == "tight"
+
+
+def test_same_settings_written_differently() -> None:
+    assert Config("memory:tight").is_same(Config(" memory : tight ")) or Config(
+        "memory:tight"
+    ).is_same(Config("memory:fast,memory:tight"))
+    assert not Config("memory:tight").is_same(Config("memory:fast"))
+    assert Config("memory:tight").differences(Config("memory:fast")) == ["memory: tight, not fast"]
+
+
+def test_booleans_are_written_as_the_table_reads_them() -> None:
+    assert option_text({"vmm": False, "memory": "tight"}) == "vmm:false,memory:tight"
+    assert value(Config(option_text({"vmm": False})), "vmm") != value(Config(""), "vmm")

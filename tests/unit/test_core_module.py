@@ -1,0 +1,74 @@
+"""pyalloc._core without torch and without a device: calls refuse clearly before install()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pyalloc import AllocatorError, _core
+from pyalloc.hooks import nested
+
+CALLS: list[Callable[[], object]] = [
+    lambda: _core.alloc(0, 512, 0),
+    lambda: _core.free(0),
+    lambda: _core.record_stream(0, 0),
+    lambda: _core.block_info(0),
+    lambda: _core.empty_cache(),
+    lambda: _core.trim(0, 0),
+    lambda: _core.set_fraction(0.5, 0),
+    lambda: _core.get_fraction(0),
+    lambda: _core.pool_retain(0, (0, 1), False),
+    lambda: _core.pool_end(0, (0, 1)),
+    lambda: _core.pool_release(0, (0, 1)),
+    lambda: _core.stats(0),
+    lambda: _core.reset_peak(0),
+    lambda: _core.reset_accumulated(0),
+    lambda: _core.check(0),
+    lambda: _core.oom_text(),
+    lambda: _core.torch_attach(),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_without_a_heap_calls_say_what_to_do(call: Callable[[], object]) -> None:
+    assert not _core.is_created()
+    with pytest.raises(AllocatorError, match=r"pyalloc\.install\(\)"):
+        call()
+
+
+def test_a_heap_may_be_made_and_destroyed_without_a_device() -> None:
+    _core.create("memory:tight")
+    try:
+        assert _core.is_created()
+        with pytest.raises(AllocatorError, match="already"):
+            _core.create("")
+    finally:
+        _core.destroy()
+    assert not _core.is_created()
+
+
+def test_allocating_without_a_driver_is_an_error_not_a_crash() -> None:
+    _core.create("")
+    try:
+        with pytest.raises(AllocatorError):
+            _core.alloc(0, 1 << 20, 0)
+        with pytest.raises(AllocatorError):
+            _core.alloc(-1, 1 << 20, 0)
+        with pytest.raises(AllocatorError):
+            _core.alloc(1000, 1 << 20, 0)
+        with pytest.raises(AllocatorError):
+            _core.free(512)
+        _core.free(0)
+    finally:
+        _core.destroy()
+
+
+def test_features_are_reported_without_torch() -> None:
+    for name, works, detail in _core.torch_features():
+        assert name and detail
+        assert works is False
+
+
+def test_nested_keys() -> None:
+    assert nested({"a.b.c": 1, "a.b.d": 2, "e": 3}) == {"a": {"b": {"c": 1, "d": 2}}, "e": 3}
