@@ -31,3 +31,9 @@ class UsageError(PyallocError):
     """The command line asks for something that cannot be done, such as overwriting a file without --force."""
 
     exit_code = 2
+
+
+class OpError(PyallocError, ValueError):
+    """An argument of pyalloc.ops has the wrong shape, dtype or device, or its kernels are missing."""
+
+    exit_code = 2

@@ -1,0 +1,21 @@
+#pragma once
+/* The table of kernels each backend fills; ops.c picks one.  Floor 1. */
+#include "ops.h"
+
+struct pya_kernels {
+    int (*ps_forward)(const struct pya_ops_ps *);
+    int (*ps_backward)(const struct pya_ops_ps *);
+    int (*ps_mixture_forward)(const struct pya_ops_ps *);
+    int (*ps_mixture_backward)(const struct pya_ops_ps *);
+};
+
+#define PYA_KERNELS_DECLARE(isa)                                                                   \
+    int pya_ps_forward_##isa(const struct pya_ops_ps *ps);                                         \
+    int pya_ps_backward_##isa(const struct pya_ops_ps *ps);                                        \
+    int pya_ps_mixture_forward_##isa(const struct pya_ops_ps *ps);                                 \
+    int pya_ps_mixture_backward_##isa(const struct pya_ops_ps *ps);
+
+PYA_KERNELS_DECLARE(avx512)
+PYA_KERNELS_DECLARE(avx2)
+PYA_KERNELS_DECLARE(scalar)
+PYA_KERNELS_DECLARE(f64)

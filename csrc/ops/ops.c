@@ -1,0 +1,100 @@
+/* Picks the kernel table for a call and checks what a caller can get wrong. */
+#include "ops.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "cpu.h"
+#include "hugepage.h"
+#include "kernels.h"
+
+#define OPS_TABLE(isa)                                                                             \
+    {                                                                                              \
+        .ps_forward = pya_ps_forward_##isa, .ps_backward = pya_ps_backward_##isa,                  \
+        .ps_mixture_forward = pya_ps_mixture_forward_##isa,                                        \
+        .ps_mixture_backward = pya_ps_mixture_backward_##isa,                                      \
+    }
+
+static const struct pya_kernels ops_f64 = OPS_TABLE(f64);
+static const struct pya_kernels ops_f32[] = {
+    [PYA_OPS_ISA_SCALAR] = OPS_TABLE(scalar),
+#ifdef PYA_HAVE_AVX2
+    [PYA_OPS_ISA_AVX2] = OPS_TABLE(avx2),
+#endif
+#ifdef PYA_HAVE_AVX512
+    [PYA_OPS_ISA_AVX512] = OPS_TABLE(avx512),
+#endif
+};
+
+static const struct pya_kernels *
+ops_kernels(int32_t dtype) {
+    return dtype == PYA_OPS_F64 ? &ops_f64 : &ops_f32[pya_cpu_isa()];
+}
+
+static bool
+ops_is_dtype(int32_t dtype) {
+    return dtype == PYA_OPS_F32 || dtype == PYA_OPS_F64;
+}
+
+static bool
+ops_is_valid_ps(const struct pya_ops_ps *ps) {
+    return ps->n_l > 0 && ps->n_m > 0 && ps->n_t > 0 && ps->dim >= 2 && ps->dim < (1 << 24) &&
+           ps->n_threads >= 1 && ops_is_dtype(ps->dtype) && ps->value.p != NULL &&
+           ps->loc.p != NULL && ps->scale.p != NULL;
+}
+
+static size_t
+ops_item_bytes(int32_t dtype) {
+    return dtype == PYA_OPS_F64 ? 8 : 4;
+}
+
+/* Only where the view covers its rows without holes is its extent known to be ours. */
+static void
+ops_advise_rows(const struct pya_ops_ps *ps, struct pya_ops_view v, int64_t rows) {
+    if (v.t == ps->dim && v.i == ps->n_t * ps->dim) {
+        pya_hugepage_advise(v.p, (size_t)(rows * v.i) * ops_item_bytes(ps->dtype));
+    }
+}
+
+static void
+ops_advise_gradients(const struct pya_ops_ps *ps) {
+    ops_advise_rows(ps, ps->d_value, ps->n_l);
+    ops_advise_rows(ps, ps->d_loc, ps->n_m);
+}
+
+int
+pya_ops_ps_forward(const struct pya_ops_ps *ps) {
+    if (!ops_is_valid_ps(ps) || ps->out == NULL) {
+        return PYA_OPS_E_INVAL;
+    }
+    if (ps->out_m == 1 && ps->out_l == ps->n_m && ps->out_t == ps->n_l * ps->n_m) {
+        pya_hugepage_advise(ps->out, (size_t)(ps->n_t * ps->out_t) * ops_item_bytes(ps->dtype));
+    }
+    return ops_kernels(ps->dtype)->ps_forward(ps);
+}
+
+int
+pya_ops_ps_backward(const struct pya_ops_ps *ps) {
+    if (!ops_is_valid_ps(ps) || ps->grad == NULL || ps->log_weights.p != NULL) {
+        return PYA_OPS_E_INVAL;
+    }
+    ops_advise_gradients(ps);
+    return ops_kernels(ps->dtype)->ps_backward(ps);
+}
+
+int
+pya_ops_ps_mixture_forward(const struct pya_ops_ps *ps) {
+    if (!ops_is_valid_ps(ps) || ps->out == NULL || ps->log_weights.p == NULL) {
+        return PYA_OPS_E_INVAL;
+    }
+    return ops_kernels(ps->dtype)->ps_mixture_forward(ps);
+}
+
+int
+pya_ops_ps_mixture_backward(const struct pya_ops_ps *ps) {
+    if (!ops_is_valid_ps(ps) || ps->out == NULL || ps->grad == NULL || ps->log_weights.p == NULL) {
+        return PYA_OPS_E_INVAL;
+    }
+    ops_advise_gradients(ps);
+    return ops_kernels(ps->dtype)->ps_mixture_backward(ps);
+}

@@ -1,0 +1,239 @@
+/* PowerSpherical log-probability of every sample under every component, and the mixture's
+ * log-sum-exp over components, from blocks of cosines that never leave the cache. */
+#include "kernels.h"
+#include "ps_tile.h"
+
+/* Where the results of a register tile go: rows x lanes at out. */
+struct ps_store {
+    real *p;
+    ptrdiff_t row, lane;
+};
+
+static inline void
+forward_finish(
+    const struct ps_tile *w, const real *u, ptrdiff_t j, int rows, int lanes, struct ps_store out) {
+    for (int v = 0; v < lanes; v += VW) {
+        vr kappa = v_ld(w->kappa + j + v);
+        vr h = v_ld(w->h + j + v);
+        int n = lanes - v < VW ? lanes - v : VW;
+        for (int i = 0; i < rows; i++) {
+            vr ly = ps_log_y(ps_clamp(v_ld(u + i * 2 * VW + v)));
+            vr x = ps_log_prob(ly, kappa, h);
+            real *p = out.p + i * out.row + v * out.lane;
+            if (out.lane == 1 && n == VW) {
+                v_st(p, x);
+            } else if (out.lane == 1) {
+                v_st_n(p, x, n);
+            } else {
+                real tmp[VW];
+                v_st(tmp, x);
+                for (int k = 0; k < n; k++) {
+                    p[k * out.lane] = tmp[k];
+                }
+            }
+        }
+    }
+}
+
+static void
+forward_block(
+    struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t t, ptrdiff_t l0, ptrdiff_t m0) {
+    const ptrdiff_t d = (ptrdiff_t)ps->dim;
+    const int nl = ps_count(ps->n_l, l0, w->lb);
+    const int nm = ps_count(ps->n_m, m0, w->mb);
+    pack_rows(w->value, w->ld, ps_row(ps->value, l0, t), ps->value.i, nl, d, d);
+    pack_transpose(w->loc_t, w->lm, ps_row(ps->loc, m0, t), ps->loc.i, nm, d, pack_round(nm, VW));
+    pack_prefetch(ps_row(ps->value, l0, t), ps->value.i, nl, d);
+    pack_prefetch(ps_row(ps->loc, m0, t), ps->loc.i, nm, d);
+    ps_tile_components(w, ps, m0, nm, t);
+    real *out = (real *)ps->out + l0 * ps->out_l + m0 * ps->out_m + t * ps->out_t;
+    for (int j = 0; j < nm; j += 2 * VW) {
+        const int lanes = nm - j < 2 * VW ? nm - j : 2 * VW;
+        for (int i = 0; i < nl; i += MR) {
+            real u[MR * 2 * VW] __attribute__((aligned(64)));
+            const int rows = nl - i < MR ? nl - i : MR;
+            struct pya_tile_a a = {w->value + i * w->ld, w->ld, 1};
+            struct pya_tile_b b = {w->loc_t + j, w->lm};
+            struct pya_tile_c c = {u, 2 * VW, 0};
+            tile_panel(rows, lanes > VW ? 2 : 1, (int)d, a, b, c);
+            struct ps_store s = {out + i * ps->out_l + j * ps->out_m, ps->out_l, ps->out_m};
+            forward_finish(w, u, j, rows, lanes, s);
+        }
+    }
+}
+
+static inline real
+forward_dot(const real *x, const real *y, ptrdiff_t d) {
+    vr s0 = v_set(0);
+    vr s1 = v_set(0);
+    ptrdiff_t k = 0;
+    for (; k + 2 * VW <= d; k += 2 * VW) {
+        s0 = v_fma(v_ld(x + k), v_ld(y + k), s0);
+        s1 = v_fma(v_ld(x + k + VW), v_ld(y + k + VW), s1);
+    }
+    for (; k < d; k += VW) {
+        int n = d - k < VW ? (int)(d - k) : VW;
+        s1 = v_fma(v_ld_n(x + k, n), v_ld_n(y + k, n), s1);
+    }
+    return v_hsum(v_add(s0, s1));
+}
+
+/* One sample or one component per t: a product of rows, bound by memory. Units run over (t, l, m)
+ * flattened, VW results at a time. */
+static void
+forward_rows(const struct pya_ops_ps *ps, ptrdiff_t first, int n) {
+    real u[VW];
+    real kappa[VW];
+    real h[VW];
+    real *out[VW] = {NULL};
+    for (int k = 0; k < VW; k++) {
+        u[k] = kappa[k] = h[k] = 0;
+    }
+    for (int k = 0; k < n; k++) {
+        ptrdiff_t m = (first + k) % ps->n_m;
+        ptrdiff_t lt = (first + k) / ps->n_m;
+        ptrdiff_t l = lt % ps->n_l;
+        ptrdiff_t t = lt / ps->n_l;
+        u[k] = forward_dot(ps_row(ps->value, l, t), ps_row(ps->loc, m, t), (ptrdiff_t)ps->dim);
+        kappa[k] = *ps_row(ps->scale, m, t);
+        bool same = k > 0 && ps->n_m == 1 && l > 0;
+        h[k] = same ? h[k - 1] : (real)pya_special_normalizer((double)kappa[k], (double)ps->dim).h;
+        out[k] = (real *)ps->out + l * ps->out_l + m * ps->out_m + t * ps->out_t;
+    }
+    real r[VW];
+    v_st(r, ps_log_prob(ps_log_y(ps_clamp(v_ld(u))), v_ld(kappa), v_ld(h)));
+    for (int k = 0; k < n; k++) {
+        *out[k] = r[k];
+    }
+}
+
+static void
+forward_all_rows(const struct pya_ops_ps *ps) {
+    const ptrdiff_t n = (ptrdiff_t)(ps->n_l * ps->n_m * ps->n_t);
+    const ptrdiff_t units = ps_n_blocks(n, VW);
+#pragma omp parallel for num_threads(ps->n_threads) schedule(dynamic, 64)
+    for (ptrdiff_t k = 0; k < units; k++) {
+        forward_rows(ps, k * VW, ps_count(n, k * VW, VW));
+    }
+}
+
+int
+PYA_FN(pya_ps_forward)(const struct pya_ops_ps *ps) {
+    if (ps->n_l == 1 || ps->n_m == 1) {
+        forward_all_rows(ps);
+        return PYA_OPS_OK;
+    }
+    const ptrdiff_t block = ps_block(ps->dim);
+    const ptrdiff_t n_lb = ps_n_blocks(ps->n_l, block);
+    const ptrdiff_t n_mb = ps_n_blocks(ps->n_m, block);
+    const ptrdiff_t units = (ptrdiff_t)ps->n_t * n_lb * n_mb;
+    const int chunk = ps_chunk(units, ps->n_threads);
+    int failed = 0;
+#pragma omp parallel num_threads(ps->n_threads) reduction(| : failed)
+    {
+        struct ps_tile w;
+        void *scratch = ps_tile_create(&w, ps, PS_FORWARD);
+        failed |= scratch == NULL;
+#pragma omp for schedule(dynamic, chunk)
+        for (ptrdiff_t k = 0; k < units; k++) {
+            if (scratch != NULL) {
+                forward_block(&w, ps, k / (n_lb * n_mb), k / n_mb % n_lb * block, k % n_mb * block);
+            }
+        }
+        free(scratch);
+    }
+    return failed ? PYA_OPS_E_NOMEM : PYA_OPS_OK;
+}
+
+/* Folds rows of one register tile (components) into the running maximum and sum of its lanes
+ * (samples). The reference point is kept finite so that a lane of only -inf stays -inf. */
+static inline void
+mixture_fold(const struct ps_tile *w, int m, real *u, int rows, real *top, real *sum) {
+    for (int v = 0; v < 2 * VW; v += VW) {
+        vr old = v_ld(top + v);
+        vr best = old;
+        for (int i = 0; i < rows; i++) {
+            vr ly = ps_log_y(ps_clamp(v_ld(u + i * 2 * VW + v)));
+            vr x = ps_log_prob(ly, v_set(w->kappa[m + i]), v_set(w->h[m + i]));
+            x = v_add(x, v_set(w->a[m + i]));
+            v_st(u + i * 2 * VW + v, x);
+            best = v_max(best, x);
+        }
+        vr s = v_mul(v_ld(sum + v), v_exp(v_sub(old, best)));
+        for (int i = 0; i < rows; i++) {
+            s = v_add(s, v_exp(v_sub(v_ld(u + i * 2 * VW + v), best)));
+        }
+        v_st(top + v, best);
+        v_st(sum + v, s);
+    }
+}
+
+/* Adds the components m0.. to the sums of all samples of the block. */
+static void
+mixture_components(
+    struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t t, ptrdiff_t m0, int nl) {
+    const ptrdiff_t d = (ptrdiff_t)ps->dim;
+    const int nm = ps_count(ps->n_m, m0, w->mb);
+    pack_rows(w->loc, w->ld, ps_row(ps->loc, m0, t), ps->loc.i, nm, d, d);
+    pack_prefetch(ps_row(ps->loc, m0, t), ps->loc.i, nm, d);
+    ps_tile_components(w, ps, m0, nm, t);
+    for (int j = 0; j < nl; j += 2 * VW) {
+        for (int i = 0; i < nm; i += MR) {
+            real u[MR * 2 * VW] __attribute__((aligned(64)));
+            const int rows = nm - i < MR ? nm - i : MR;
+            struct pya_tile_a a = {w->loc + i * w->ld, w->ld, 1};
+            struct pya_tile_b b = {w->value_t + j, w->lm};
+            struct pya_tile_c c = {u, 2 * VW, 0};
+            tile_panel(rows, 2, (int)d, a, b, c);
+            mixture_fold(w, i, u, rows, w->f + j, w->grad + j);
+        }
+    }
+}
+
+static void
+mixture_block(struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t t, ptrdiff_t l0) {
+    const ptrdiff_t d = (ptrdiff_t)ps->dim;
+    const int nl = ps_count(ps->n_l, l0, w->lb);
+    const int padded = (int)pack_round(nl, 2 * VW);
+    pack_transpose(w->value_t, w->lm, ps_row(ps->value, l0, t), ps->value.i, nl, d, padded);
+    pack_prefetch(ps_row(ps->value, l0, t), ps->value.i, nl, d);
+    for (int i = 0; i < padded; i += VW) {
+        v_st(w->f + i, v_set((real)-1e37));
+        v_st(w->grad + i, v_set(0));
+    }
+    for (ptrdiff_t m0 = 0; m0 < ps->n_m; m0 += w->mb) {
+        mixture_components(w, ps, t, m0, nl);
+    }
+    for (int i = 0; i < padded; i += VW) {
+        vr s = v_ld(w->grad + i);
+        vr f = v_add(v_ld(w->f + i), v_log(s));
+        v_st(w->f + i, v_sel(m_eq(s, v_set(0)), v_set((real)-INFINITY), f));
+    }
+    real *out = (real *)ps->out + l0 * ps->out_l + t * ps->out_t;
+    for (int i = 0; i < nl; i++) {
+        out[i * ps->out_l] = w->f[i];
+    }
+}
+
+int
+PYA_FN(pya_ps_mixture_forward)(const struct pya_ops_ps *ps) {
+    const ptrdiff_t block = ps_block(ps->dim);
+    const ptrdiff_t n_lb = ps_n_blocks(ps->n_l, block);
+    const ptrdiff_t units = (ptrdiff_t)ps->n_t * n_lb;
+    const int chunk = ps_chunk(units, ps->n_threads);
+    int failed = 0;
+#pragma omp parallel num_threads(ps->n_threads) reduction(| : failed)
+    {
+        struct ps_tile w;
+        void *scratch = ps_tile_create(&w, ps, PS_MIXTURE);
+        failed |= scratch == NULL;
+#pragma omp for schedule(dynamic, chunk)
+        for (ptrdiff_t k = 0; k < units; k++) {
+            if (scratch != NULL) {
+                mixture_block(&w, ps, k / n_lb, k % n_lb * block);
+            }
+        }
+        free(scratch);
+    }
+    return failed ? PYA_OPS_E_NOMEM : PYA_OPS_OK;
+}

@@ -1,0 +1,193 @@
+#pragma once
+/* Shared by the PowerSpherical kernels: block sizes, one thread's scratch, and the arithmetic that
+ * turns a cosine into a log-probability.  Floor 1. */
+#include <math.h>
+
+#include "ops.h"
+#include "pack.h"
+#include "special.h"
+#include "tile.h"
+
+/* The scratch of one thread.  Lanes run over components (lm apart), rows over samples. */
+struct ps_tile {
+    ptrdiff_t lb, mb; /* samples and components in a block */
+    ptrdiff_t ld, lm; /* row strides of a D-row and of a row of components or samples */
+    real *value;      /* [lb][ld] */
+    real *value_t;    /* [D][lm], the mixture's forward */
+    real *loc;        /* [mb][ld] */
+    real *loc_t;      /* [D][lm] */
+    real *u;          /* [lb][lm]: cosines, then W */
+    real *d_value;    /* [lb][ld] */
+    real *d_loc;      /* [mb][ld] */
+    real *kappa, *h, *dh, *a, *sum_g, *sum_gl; /* [mb] padded to whole vectors */
+    real *f, *grad;                            /* [lb] */
+};
+
+enum ps_use { PS_FORWARD, PS_MIXTURE, PS_BACKWARD };
+
+static inline ptrdiff_t
+ps_block(int64_t dim) {
+    return dim <= 256 ? 128 : dim <= 1024 ? 64 : 32;
+}
+
+static inline ptrdiff_t
+ps_n_blocks(int64_t n, ptrdiff_t block) {
+    return (ptrdiff_t)((n + block - 1) / block);
+}
+
+/* Number of the block's rows that exist. */
+static inline int
+ps_count(int64_t n, ptrdiff_t start, ptrdiff_t block) {
+    return (int)(n - start < block ? n - start : block);
+}
+
+static inline void
+ps_tile_carve(
+    struct ps_tile *w, struct pya_scratch *s, const struct pya_ops_ps *ps, enum ps_use use) {
+    size_t d = (size_t)ps->dim;
+    memset(w, 0, sizeof *w);
+    w->lb = w->mb = ps_block(ps->dim);
+    w->ld = pack_stride(pack_round((ptrdiff_t)ps->dim, VW));
+    w->lm = pack_stride(w->mb);
+    size_t rows = (size_t)(w->lb * w->ld);
+    size_t lanes = d * (size_t)w->lm;
+    size_t n = (size_t)pack_round(w->mb, VW);
+    if (use == PS_MIXTURE) {
+        w->value_t = scratch_take(s, lanes);
+        w->loc = scratch_take(s, rows);
+        w->f = scratch_take(s, n);
+        w->grad = scratch_take(s, n);
+    } else {
+        w->value = scratch_take(s, rows);
+        w->loc_t = scratch_take(s, lanes);
+    }
+    w->kappa = scratch_take(s, n);
+    w->h = scratch_take(s, n);
+    w->dh = scratch_take(s, n);
+    w->a = scratch_take(s, n);
+    if (use == PS_BACKWARD) {
+        w->loc = scratch_take(s, rows);
+        w->u = scratch_take(s, (size_t)(w->lb * w->lm));
+        w->d_value = scratch_take(s, rows);
+        w->d_loc = scratch_take(s, rows);
+        w->sum_g = scratch_take(s, n);
+        w->sum_gl = scratch_take(s, n);
+        w->f = scratch_take(s, n);
+        w->grad = scratch_take(s, n);
+    }
+}
+
+/* NULL on out of memory; the caller frees it. */
+static inline void *
+ps_tile_create(struct ps_tile *w, const struct pya_ops_ps *ps, enum ps_use use) {
+    struct pya_scratch s = {NULL, 0};
+    ps_tile_carve(w, &s, ps, use);
+    s.base = (char *)aligned_alloc(64, s.used);
+    s.used = 0;
+    if (s.base != NULL) {
+        ps_tile_carve(w, &s, ps, use);
+    }
+    return s.base;
+}
+
+static inline const real *
+ps_row(struct pya_ops_view v, ptrdiff_t i, ptrdiff_t t) {
+    return (const real *)v.p + i * v.i + t * v.t;
+}
+
+static inline real *
+ps_row_out(struct pya_ops_view v, ptrdiff_t i, ptrdiff_t t) {
+    return (real *)v.p + i * v.i + t * v.t;
+}
+
+/* 2 atanh(z) = log((1 + z) / (1 - z)) for 0 <= z <= 1/3, to 1e-12 relative */
+static inline double
+ps_log_ratio(double z) {
+    double q = z * z;
+    double p = 1.0 / 23;
+    for (int n = 21; n > 0; n -= 2) {
+        p = p * q + 1.0 / n;
+    }
+    return 2 * z * p;
+}
+
+/* pya_special_normalizer() for many kappa at once where no shift is needed (beta >= 12), written
+ * without calls or branches so that the compiler vectorizes it; 1e-11 relative. */
+static inline void
+ps_normalizers(real *h, real *dh, const real *kappa, int n, double dim) {
+    const double b = 0.5 * (dim - 1.0);
+    for (int i = 0; i < n; i++) {
+        double a = (double)kappa[i] + b;
+        double c = a + b;
+        uint64_t bits;
+        memcpy(&bits, &c, sizeof bits);
+        uint64_t e = (bits - UINT64_C(0x3fe8000000000000)) >> 52; /* c = m 2^e, m in [.75, 1.5) */
+        bits -= e << 52;
+        e += UINT64_C(0x4338000000000000); /* the integer e in the low bits of a double */
+        double m;
+        double exponent;
+        memcpy(&m, &bits, sizeof m);
+        memcpy(&exponent, &e, sizeof exponent);
+        double f = (m - 1.0) / (m + 1.0);
+        double log_c = (exponent - 6755399441055744.0) * 0.69314718055994531 + ps_log_ratio(f);
+        double ratio = ps_log_ratio(b / (a + c));
+        double ra = 1.0 / a;
+        double rc = 1.0 / c;
+        double qa = ra * ra;
+        double qc = rc * rc;
+        double sa = ra * (1.0 / 12 - qa * (1.0 / 360 - qa * (1.0 / 1260)));
+        double sc = rc * (1.0 / 12 - qc * (1.0 / 360 - qc * (1.0 / 1260)));
+        double ta = 0.5 * ra + qa * (1.0 / 12 - qa * (1.0 / 120 - qa * (1.0 / 252)));
+        double tc = 0.5 * rc + qc * (1.0 / 12 - qc * (1.0 / 120 - qc * (1.0 / 252)));
+        h[i] = (real)((a - 0.5) * ratio + b * (log_c - 3.53102424696929079) + sc - sa);
+        dh[i] = (real)(ratio - tc + ta);
+    }
+}
+
+/* kappa, h, dh and the log-weights of n components; the padding has no weight. */
+static inline void
+ps_tile_components(
+    struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t m0, int n, ptrdiff_t t) {
+    for (int i = 0; i < n; i++) {
+        w->kappa[i] = *ps_row(ps->scale, m0 + i, t);
+        w->a[i] = ps->log_weights.p != NULL ? *ps_row(ps->log_weights, m0 + i, t) : 0;
+    }
+    if (VW > 1 && ps->dim >= 25) {
+        ps_normalizers(w->h, w->dh, w->kappa, n, (double)ps->dim);
+    } else {
+        for (int i = 0; i < n; i++) {
+            struct pya_special_norm norm =
+                pya_special_normalizer((double)w->kappa[i], (double)ps->dim);
+            w->h[i] = (real)norm.h;
+            w->dh[i] = (real)norm.dh;
+        }
+    }
+    for (int i = n; i < (int)pack_round(n, VW); i++) {
+        w->kappa[i] = w->h[i] = w->dh[i] = 0;
+        w->a[i] = (real)-INFINITY;
+    }
+}
+
+static inline vr
+ps_clamp(vr u) {
+    return v_min(v_set(1), v_max(v_set(-1), u));
+}
+
+/* log((1 + u) / 2) of a clamped cosine; exact 0 at 1, -inf at -1 */
+static inline vr
+ps_log_y(vr u) {
+    return v_log1m(v_mul(v_sub(u, v_set(1)), v_set((real)0.5)));
+}
+
+/* kappa = 0 is the uniform distribution also at the antipode, where log y is -inf. */
+static inline vr
+ps_log_prob(vr log_y, vr kappa, vr h) {
+    return v_sel(m_eq(kappa, v_set(0)), h, v_fma(kappa, log_y, h));
+}
+
+/* Units of work a thread takes at a time: few for heavy units, many for tiny ones. */
+static inline int
+ps_chunk(ptrdiff_t units, int n_threads) {
+    ptrdiff_t c = units / ((ptrdiff_t)n_threads * 32);
+    return c < 1 ? 1 : c > 64 ? 64 : (int)c;
+}

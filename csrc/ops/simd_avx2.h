@@ -1,0 +1,140 @@
+#pragma once
+/* AVX2 + FMA backend of simd.h: 8 floats.  Floor 0. */
+#include <immintrin.h>
+
+typedef float real;
+typedef __m256 vr;
+typedef __m256 vm;
+enum { VW = 8, MR = 6 };
+
+static inline vr
+v_set(real x) {
+    return _mm256_set1_ps(x);
+}
+static inline vr
+v_ld(const real *p) {
+    return _mm256_loadu_ps(p);
+}
+static inline void
+v_st(real *p, vr a) {
+    _mm256_storeu_ps(p, a);
+}
+static inline __m256i
+v_head_mask(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static inline vr
+v_ld_n(const real *p, int n) {
+    return _mm256_maskload_ps(p, v_head_mask(n));
+}
+static inline void
+v_st_n(real *p, vr a, int n) {
+    _mm256_maskstore_ps(p, v_head_mask(n), a);
+}
+static inline vr
+v_add(vr a, vr b) {
+    return _mm256_add_ps(a, b);
+}
+static inline vr
+v_sub(vr a, vr b) {
+    return _mm256_sub_ps(a, b);
+}
+static inline vr
+v_mul(vr a, vr b) {
+    return _mm256_mul_ps(a, b);
+}
+static inline vr
+v_fma(vr a, vr b, vr c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+static inline vr
+v_fnma(vr a, vr b, vr c) {
+    return _mm256_fnmadd_ps(a, b, c);
+}
+static inline vr
+v_max(vr a, vr b) {
+    return _mm256_max_ps(a, b);
+}
+static inline vr
+v_min(vr a, vr b) {
+    return _mm256_min_ps(a, b);
+}
+static inline vm
+m_lt(vr a, vr b) {
+    return _mm256_cmp_ps(a, b, _CMP_LT_OQ);
+}
+static inline vm
+m_eq(vr a, vr b) {
+    return _mm256_cmp_ps(a, b, _CMP_EQ_OQ);
+}
+static inline vr
+v_sel(vm m, vr yes, vr no) {
+    return _mm256_blendv_ps(no, yes, m);
+}
+static inline real
+v_hsum(vr a) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+static inline vr
+v_round(vr a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+/* a * 2^n, n integral and a * 2^n normal */
+static inline vr
+v_scale2(vr a, vr n) {
+    __m256i e = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_mul_ps(
+        a, _mm256_castsi256_ps(_mm256_add_epi32(e, _mm256_set1_epi32(0x3f800000))));
+}
+static inline vr
+v_abs(vr a) {
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+static inline vr
+v_copysign(vr mag, vr sign) {
+    const vr bit = _mm256_set1_ps(-0.0f);
+    return _mm256_or_ps(_mm256_andnot_ps(bit, mag), _mm256_and_ps(bit, sign));
+}
+/* 1/a; the 12-bit estimate of AVX2 would need two steps, a division is as fast */
+static inline vr
+v_rcp(vr a) {
+    return _mm256_div_ps(_mm256_set1_ps(1.0f), a);
+}
+/* a = m * 2^e with m in [0.75, 1.5); a normal and positive */
+static inline vr
+v_split(vr a, vr *e) {
+    const __m256i base = _mm256_set1_epi32(0x3f400000);
+    __m256i bits = _mm256_castps_si256(a);
+    __m256i exponent = _mm256_srai_epi32(_mm256_sub_epi32(bits, base), 23);
+    *e = _mm256_cvtepi32_ps(exponent);
+    return _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(exponent, 23)));
+}
+typedef __m256i vi;
+static inline vi
+i_set(unsigned x) {
+    return _mm256_set1_epi32((int)x);
+}
+static inline vi
+i_iota(void) {
+    return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+}
+static inline vi
+i_add(vi a, vi b) {
+    return _mm256_add_epi32(a, b);
+}
+static inline vi
+i_mul(vi a, vi b) {
+    return _mm256_mullo_epi32(a, b);
+}
+static inline vi
+i_xor(vi a, vi b) {
+    return _mm256_xor_si256(a, b);
+}
+#define i_shr(a, n) _mm256_srli_epi32(a, n)
+/* a non-negative integer below 2^24 as a real */
+static inline vr
+i_to_v(vi a) {
+    return _mm256_cvtepi32_ps(a);
+}

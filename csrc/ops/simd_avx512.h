@@ -1,0 +1,133 @@
+#pragma once
+/* AVX-512 backend of simd.h: 16 floats.  Floor 0. */
+#include <immintrin.h>
+
+typedef float real;
+typedef __m512 vr;
+typedef __mmask16 vm;
+enum { VW = 16, MR = 8 };
+
+static inline vr
+v_set(real x) {
+    return _mm512_set1_ps(x);
+}
+static inline vr
+v_ld(const real *p) {
+    return _mm512_loadu_ps(p);
+}
+static inline void
+v_st(real *p, vr a) {
+    _mm512_storeu_ps(p, a);
+}
+static inline vr
+v_ld_n(const real *p, int n) {
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
+}
+static inline void
+v_st_n(real *p, vr a, int n) {
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), a);
+}
+static inline vr
+v_add(vr a, vr b) {
+    return _mm512_add_ps(a, b);
+}
+static inline vr
+v_sub(vr a, vr b) {
+    return _mm512_sub_ps(a, b);
+}
+static inline vr
+v_mul(vr a, vr b) {
+    return _mm512_mul_ps(a, b);
+}
+static inline vr
+v_fma(vr a, vr b, vr c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+static inline vr
+v_fnma(vr a, vr b, vr c) {
+    return _mm512_fnmadd_ps(a, b, c);
+}
+static inline vr
+v_max(vr a, vr b) {
+    return _mm512_max_ps(a, b);
+}
+static inline vr
+v_min(vr a, vr b) {
+    return _mm512_min_ps(a, b);
+}
+static inline vm
+m_lt(vr a, vr b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+static inline vm
+m_eq(vr a, vr b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
+static inline vr
+v_sel(vm m, vr yes, vr no) {
+    return _mm512_mask_blend_ps(m, no, yes);
+}
+static inline real
+v_hsum(vr a) {
+    return _mm512_reduce_add_ps(a);
+}
+static inline vr
+v_round(vr a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+/* a * 2^n, n integral */
+static inline vr
+v_scale2(vr a, vr n) {
+    return _mm512_scalef_ps(a, n);
+}
+static inline vr
+v_abs(vr a) {
+    return _mm512_abs_ps(a);
+}
+static inline vr
+v_copysign(vr mag, vr sign) {
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
+        _mm512_castps_si512(mag), _mm512_castps_si512(sign), _mm512_set1_epi32(0x7fffffff), 0xe4));
+}
+/* 1/a, a normal: the 14-bit estimate and one Newton step */
+static inline vr
+v_rcp(vr a) {
+    vr r = _mm512_rcp14_ps(a);
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(a, r, _mm512_set1_ps(1.0f)), r, r);
+}
+/* a = m * 2^e with m in [0.75, 1.5); a normal and positive */
+static inline vr
+v_split(vr a, vr *e) {
+    const __m512i base = _mm512_set1_epi32(0x3f400000);
+    __m512i bits = _mm512_castps_si512(a);
+    __m512i exponent = _mm512_srai_epi32(_mm512_sub_epi32(bits, base), 23);
+    *e = _mm512_cvtepi32_ps(exponent);
+    return _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(exponent, 23)));
+}
+typedef __m512i vi;
+static inline vi
+i_set(unsigned x) {
+    return _mm512_set1_epi32((int)x);
+}
+static inline vi
+i_iota(void) {
+    return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+static inline vi
+i_add(vi a, vi b) {
+    return _mm512_add_epi32(a, b);
+}
+static inline vi
+i_mul(vi a, vi b) {
+    return _mm512_mullo_epi32(a, b);
+}
+static inline vi
+i_xor(vi a, vi b) {
+    return _mm512_xor_si512(a, b);
+}
+#define i_shr(a, n) _mm512_srli_epi32(a, n)
+/* a non-negative integer below 2^24 as a real */
+static inline vr
+i_to_v(vi a) {
+    return _mm512_cvtepi32_ps(a);
+}

@@ -1,0 +1,78 @@
+#pragma once
+/* exp, log, log1p and tanh of float vectors to about 1e-7 relative; polynomials fitted by Lawson
+ * iteration (weighted least squares to minimax) for the ranges named at each.  Floor 0. */
+#include <math.h>
+
+/* exp(r) - 1 on |r| <= ln2/2: r + r^2 q(r), error 1.1e-7 of exp */
+static inline vr
+v_expm1_core(vr r) {
+    vr q = v_fma(v_set(0.008312477730214596f), r, v_set(0.041890550404787064f));
+    q = v_fma(q, r, v_set(0.16667115688323975f));
+    q = v_fma(q, r, v_set(0.4999922811985016f));
+    return v_fma(v_mul(r, r), q, r);
+}
+
+/* x = n ln2 + r */
+static inline vr
+v_exp_split(vr x, vr *n) {
+    *n = v_round(v_mul(x, v_set(1.44269504088896341f)));
+    vr r = v_fnma(*n, v_set(0.693145751953125f), x);
+    return v_fnma(*n, v_set(1.42860682030941723e-6f), r);
+}
+
+/* x <= 88; below -87 the result is 0, so that exp(-inf) needs no care; NaN stays NaN */
+static inline vr
+v_exp(vr x) {
+    const vr low = v_set(-87.0f);
+    vr n;
+    vr r = v_exp_split(v_max(low, x), &n);
+    vr y = v_scale2(v_add(v_expm1_core(r), v_set(1.0f)), n);
+    return v_sel(m_lt(x, low), v_set(0.0f), y);
+}
+
+/* log(1 + f) on [-0.25, 0.5]: f + f^2 q(f), error 2.8e-8 relative */
+static inline vr
+v_log1p_core(vr f) {
+    vr q = v_fma(v_set(0.05413254350423813f), f, v_set(-0.12067381292581558f));
+    q = v_fma(q, f, v_set(0.14983923733234406f));
+    q = v_fma(q, f, v_set(-0.1682281196117401f));
+    q = v_fma(q, f, v_set(0.1997707635164261f));
+    q = v_fma(q, f, v_set(-0.24993441998958588f));
+    q = v_fma(q, f, v_set(0.3333354890346527f));
+    q = v_fma(q, f, v_set(-0.5000005960464478f));
+    return v_fma(v_mul(f, f), q, f);
+}
+
+/* log(y), y normal, positive and finite, or NaN: splitting bits loses a NaN, 0 * y brings it back */
+static inline vr
+v_log(vr y) {
+    vr e;
+    vr f = v_sub(v_split(y, &e), v_set(1.0f));
+    vr r = v_fma(e, v_set(0.693147180559945309f), v_log1p_core(f));
+    return v_fma(v_set(0.0f), y, r);
+}
+
+/* log(1 + d) for d in [-1, 0]; -inf at -1.  Where no power of two was split off, f is d itself
+ * and not (1 + d) - 1, so that small d keep their relative accuracy. */
+static inline vr
+v_log1m(vr d) {
+    vr y = v_add(d, v_set(1.0f));
+    vr e;
+    vr m = v_split(y, &e);
+    vr f = v_sel(m_eq(e, v_set(0.0f)), d, v_sub(m, v_set(1.0f)));
+    vr r = v_fma(e, v_set(0.693147180559945309f), v_log1p_core(f));
+    r = v_fma(v_set(0.0f), y, r); /* NaN, as in v_log */
+    return v_sel(m_eq(y, v_set(0.0f)), v_set(-INFINITY), r);
+}
+
+/* tanh by expm1(-2|x|): small x keep their relative accuracy */
+static inline vr
+v_tanh(vr x) {
+    vr n;
+    vr z = v_max(v_set(-40.0f), v_mul(v_abs(x), v_set(-2.0f)));
+    vr r = v_exp_split(z, &n);
+    vr p = v_scale2(v_set(1.0f), n);
+    vr em1 = v_fma(p, v_expm1_core(r), v_sub(p, v_set(1.0f)));
+    vr t = v_mul(em1, v_rcp(v_add(em1, v_set(2.0f))));
+    return v_copysign(t, x);
+}

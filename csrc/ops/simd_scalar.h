@@ -1,0 +1,154 @@
+#pragma once
+/* Portable backend of simd.h: one lane, plain C, for float and (PYA_REAL_F64) double.
+ * It is also the reference that the other backends and the CUDA kernels are compared with.
+ * Floor 0. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef PYA_REAL_F64
+typedef double real;
+#else
+typedef float real;
+#endif
+typedef real vr;
+typedef bool vm;
+typedef uint32_t vi;
+enum { VW = 1, MR = 4 };
+
+static inline vr
+v_set(real x) {
+    return x;
+}
+static inline vr
+v_ld(const real *p) {
+    return *p;
+}
+static inline void
+v_st(real *p, vr a) {
+    *p = a;
+}
+static inline vr
+v_ld_n(const real *p, int n) {
+    return n > 0 ? *p : 0;
+}
+static inline void
+v_st_n(real *p, vr a, int n) {
+    if (n > 0) {
+        *p = a;
+    }
+}
+static inline vr
+v_add(vr a, vr b) {
+    return a + b;
+}
+static inline vr
+v_sub(vr a, vr b) {
+    return a - b;
+}
+static inline vr
+v_mul(vr a, vr b) {
+    return a * b;
+}
+static inline vr
+v_fma(vr a, vr b, vr c) {
+    return a * b + c;
+}
+static inline vr
+v_fnma(vr a, vr b, vr c) {
+    return c - a * b;
+}
+/* NaN in the second operand survives, as in the vector instructions. */
+static inline vr
+v_max(vr a, vr b) {
+    return a > b ? a : b;
+}
+static inline vr
+v_min(vr a, vr b) {
+    return a < b ? a : b;
+}
+static inline vm
+m_lt(vr a, vr b) {
+    return a < b;
+}
+static inline vm
+m_eq(vr a, vr b) {
+    return a == b;
+}
+static inline vr
+v_sel(vm m, vr yes, vr no) {
+    return m ? yes : no;
+}
+static inline real
+v_hsum(vr a) {
+    return a;
+}
+static inline vr
+v_abs(vr a) {
+    return a < 0 ? -a : a;
+}
+static inline vr
+v_rcp(vr a) {
+    return 1 / a;
+}
+static inline vi
+i_set(unsigned x) {
+    return x;
+}
+static inline vi
+i_iota(void) {
+    return 0;
+}
+static inline vi
+i_add(vi a, vi b) {
+    return a + b;
+}
+static inline vi
+i_mul(vi a, vi b) {
+    return a * b;
+}
+static inline vi
+i_xor(vi a, vi b) {
+    return a ^ b;
+}
+#define i_shr(a, n) ((a) >> (n))
+static inline vr
+i_to_v(vi a) {
+    return (vr)a;
+}
+
+#ifdef PYA_REAL_F64
+static inline vr
+v_exp(vr x) {
+    return exp(x);
+}
+static inline vr
+v_log(vr y) {
+    return log(y);
+}
+static inline vr
+v_log1m(vr d) {
+    return log1p(d);
+}
+static inline vr
+v_tanh(vr x) {
+    return tanh(x);
+}
+#else
+static inline vr
+v_exp(vr x) {
+    return expf(x);
+}
+static inline vr
+v_log(vr y) {
+    return logf(y);
+}
+static inline vr
+v_log1m(vr d) {
+    return log1pf(d);
+}
+static inline vr
+v_tanh(vr x) {
+    return tanhf(x);
+}
+#endif

@@ -1,0 +1,51 @@
+/* A difference of two lgammas at close arguments, written so that the large parts cancel on paper:
+ *   lgamma(a+b) - lgamma(a) = (a - 1/2) log1p(b/a) + b (log(a+b) - 1) + s(a+b) - s(a),
+ * s the Stirling series, after shifting a up to where six terms of s are exact to a double. */
+#include "special.h"
+
+#include <math.h>
+
+static const double stirling_from = 12.0;
+static const double log_4pi = 2.53102424696929079;
+
+static double
+special_series(double x) {
+    double r = 1.0 / x;
+    double q = r * r;
+    return r * (1.0 / 12 +
+                q * (-1.0 / 360 +
+                     q * (1.0 / 1260 + q * (-1.0 / 1680 + q * (1.0 / 1188 - q * 691.0 / 360360)))));
+}
+
+/* digamma(x) - log(x) */
+static double
+special_digamma_tail(double x) {
+    double r = 1.0 / x;
+    double q = r * r;
+    return -0.5 * r -
+           q * (1.0 / 12 -
+                q * (1.0 / 120 -
+                     q * (1.0 / 252 - q * (1.0 / 240 - q * (1.0 / 132 - q * 691.0 / 32760)))));
+}
+
+struct pya_special_norm
+pya_special_normalizer(double kappa, double dim) {
+    const double b = 0.5 * (dim - 1.0);
+    double a = kappa + b;
+    double ratio = 1.0;
+    double shift = 0.0;
+    while (a < stirling_from) {
+        ratio *= a / (a + b);
+        shift += 1.0 / a - 1.0 / (a + b);
+        a += 1.0;
+    }
+    struct pya_special_norm out;
+    double l1 = log1p(b / a);
+    out.h = (a - 0.5) * l1 + b * (log(a + b) - 1.0) + special_series(a + b) - special_series(a) -
+            b * log_4pi;
+    if (ratio < 1.0) {
+        out.h += log(ratio);
+    }
+    out.dh = l1 + special_digamma_tail(a + b) - special_digamma_tail(a) + shift;
+    return out;
+}

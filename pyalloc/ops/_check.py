@@ -1,0 +1,58 @@
+"""Argument checks whose messages name the argument, what was expected and what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyalloc.errors import OpError
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def require_float(op: str, **tensors: Tensor) -> None:
+    """Every argument is a floating tensor of a supported dtype, all on one device."""
+    first: tuple[str, torch.device] | None = None
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise OpError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
+        if tensor.dtype not in FLOATS:
+            raise OpError(
+                f"{op}: {name} must be float32, float64, float16 or bfloat16, got {tensor.dtype}"
+            )
+        if first is None:
+            first = (name, tensor.device)
+        elif tensor.device != first[1]:
+            raise OpError(
+                f"{op}: {name} must be on {first[1]} as {first[0]} is, got {tensor.device}"
+            )
+
+
+def broadcast(op: str, **shapes: Sequence[int]) -> tuple[int, ...]:
+    """The common shape, or an error that shows every part."""
+    rank = max(len(shape) for shape in shapes.values())
+    out = [1] * rank
+    for name, shape in shapes.items():
+        for k, size in enumerate(shape, start=rank - len(shape)):
+            if out[k] == 1:
+                out[k] = size
+            elif size not in (1, out[k]):
+                parts = ", ".join(f"{n} {tuple(s)}" for n, s in shapes.items())
+                raise OpError(f"{op}: {name} does not broadcast with the rest: {parts}")
+    return tuple(out)
+
+
+def compute_dtype(*tensors: Tensor) -> tuple[torch.dtype, torch.dtype]:
+    """(dtype to compute in, dtype of the result) by torch's promotion.
+
+    Half precision is computed in float32; under autocast everything but float64 is, and the result
+    stays float32 as it does for torch's own log-probabilities.
+    """
+    result = tensors[0].dtype
+    for tensor in tensors[1:]:
+        result = torch.promote_types(result, tensor.dtype)
+    if torch.is_autocast_enabled(tensors[0].device.type) and result != torch.float64:
+        result = torch.float32
+    return (torch.float64 if result == torch.float64 else torch.float32), result

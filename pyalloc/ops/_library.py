@@ -1,0 +1,78 @@
+"""libpyalloc_ops by ctypes: its structures, its status codes, the choice of instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+import torch
+
+from pyalloc.errors import OpError
+
+LIBRARY = Path(__file__).parent.parent / "lib" / "libpyalloc_ops.so"
+ISA_NAMES = ("scalar", "avx2", "avx512")
+
+_STATUS = {1: "out of host memory", 2: "the library refused the arguments", 3: "the driver failed"}
+_DTYPES = {torch.float32: 0, torch.float64: 1}
+
+
+class View(ctypes.Structure):
+    """struct pya_ops_view: a pointer and the element strides of its two batch indices."""
+
+    _fields_ = [("p", ctypes.c_void_p), ("i", ctypes.c_int64), ("t", ctypes.c_int64)]
+
+
+class PowerSphericalArgs(ctypes.Structure):
+    """struct pya_ops_ps."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("n_l", "n_m", "n_t", "dim")),
+        *((name, View) for name in ("value", "loc", "scale", "log_weights")),
+        ("out", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("out_l", "out_m", "out_t")),
+        ("grad", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("grad_l", "grad_m", "grad_t")),
+        *((name, View) for name in ("d_value", "d_loc", "d_scale", "d_log_weights")),
+        ("dtype", ctypes.c_int32),
+        ("n_threads", ctypes.c_int32),
+    ]
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded library; it shares torch's OpenMP threads because torch is loaded first."""
+    try:
+        return ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        raise OpError(
+            f"the CPU kernels of pyalloc.ops cannot be loaded ({error}); "
+            "install pyalloc again, or in a checkout run: make -C csrc/ops OUT=$PWD/pyalloc/lib"
+        ) from error
+
+
+def call(name: str, args: ctypes.Structure) -> None:
+    """Calls a library function that takes one structure; OpError when it fails."""
+    status = getattr(library(), name)(ctypes.byref(args))
+    if status != 0:
+        raise OpError(f"{name}: {_STATUS.get(status, f'status {status}')}")
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    return _DTYPES[dtype]
+
+
+def cpu_isa() -> str:
+    """The instruction set the CPU kernels use: scalar, avx2 or avx512."""
+    return ISA_NAMES[library().pya_ops_isa_current()]
+
+
+def set_cpu_isa(name: str) -> None:
+    """Use a narrower instruction set than the machine has (measurements, tests).
+
+    Raises:
+        OpError: the machine, or this build, does not have it.
+    """
+    if name not in ISA_NAMES or library().pya_ops_isa_select(ISA_NAMES.index(name)) != 0:
+        best = ISA_NAMES[library().pya_ops_isa_best()]
+        raise OpError(f"instruction set {name!r} is not available here; the widest is {best!r}")

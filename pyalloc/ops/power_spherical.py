@@ -1,0 +1,388 @@
+"""Log-probabilities of PowerSpherical distributions without the product of samples and components."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyalloc.errors import OpError
+from pyalloc.ops import _cuda, _eager
+from pyalloc.ops._check import broadcast, compute_dtype, require_float
+from pyalloc.ops._library import PowerSphericalArgs, View, call, dtype_code
+from pyalloc.ops._shapes import Axes, classify
+
+# The kernels' view of the problem, here and in csrc/ops: value (l, t, D), loc (m, t, D),
+# scale and log_weights (m, t); the log-probability is (t, l, m) if t_first, else (l, m, t).
+
+
+def power_spherical_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+    """Log-density on the unit sphere in D dimensions, every sample under every component.
+
+    log p(x) = log C(kappa) + kappa log(1 + loc . x), with the normaliser of De Cao and Aziz 2020,
+    evaluated so that nothing large cancels: exact to float32 rounding for kappa from 0 to 1e7.
+
+    Args:
+        value: points on the sphere, (..., D).
+        loc: unit mean directions, (..., D).
+        scale: concentrations kappa >= 0, (...).
+
+    The batch shapes broadcast as in torch.  Dimensions of value alone against dimensions of
+    loc and scale alone, as in (L, 1, T, D) against (M, T, D), cost no memory beyond the result,
+    (L, M, T); its strides may be those of a (T, L, M) tensor.
+
+    The antipode gives -inf (the normaliser where kappa is 0), never NaN; gradients there are those
+    one float32 step away from it.  float16 and bfloat16 are computed in float32.  Differentiable
+    twice in every argument; the second derivative is plain torch and keeps (T, L, M) tensors.
+
+    Raises:
+        OpError: shapes that do not broadcast, unequal D, D < 2, dtypes or devices that differ.
+    """
+    op = "power_spherical_log_prob"
+    require_float(op, value=value, loc=loc, scale=scale)
+    _require_same_dim(op, value, loc)
+    params = broadcast(op, loc=loc.shape[:-1], scale=scale.shape)
+    batch = broadcast(op, value=value.shape[:-1], parameters=params)
+    compute, result = compute_dtype(value, loc, scale)
+    value, loc, scale = (x.to(compute) for x in (value, loc, scale))
+    axes = classify(batch, value.shape[:-1], params, components=True)
+    if math.prod(batch) == 0:
+        return _empty_result(batch, value, loc, scale).to(result)
+    out = torch.ops.pyalloc.power_spherical_log_prob(
+        axes.gather(value, axes.l, 1),
+        axes.gather(loc, axes.m, 1),
+        axes.gather(scale, axes.m, 0),
+        axes.t_first,
+    )
+    return axes.scatter(out).to(result)
+
+
+def power_spherical_mixture_log_prob(
+    value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor, *, dim: int = -1
+) -> Tensor:
+    """Log-density of a mixture: logsumexp over components of log_weights + log-probability.
+
+    Args:
+        value: points on the sphere, (..., D).
+        loc: unit mean directions, (..., K, D) for dim=-1.
+        scale: concentrations, (..., K).
+        log_weights: log mixture weights, (..., K); taken as they are, not normalised.
+        dim: which batch dimension of the components (of the common shape of loc without D, scale
+            and log_weights) is summed over.
+
+    The remaining dimensions broadcast with those of value and give the result's shape.  Nothing of
+    the size of samples times components is made, forward or backward: only the result is kept.
+
+    Raises:
+        OpError: as power_spherical_log_prob, or dim out of range.
+    """
+    op = "power_spherical_mixture_log_prob"
+    require_float(op, value=value, loc=loc, scale=scale, log_weights=log_weights)
+    _require_same_dim(op, value, loc)
+    params = broadcast(op, loc=loc.shape[:-1], scale=scale.shape, log_weights=log_weights.shape)
+    if not -len(params) <= dim < len(params):
+        raise OpError(f"{op}: dim must be in the component shape {params}, got {dim}")
+    dim %= len(params)
+    compute, result = compute_dtype(value, loc, scale, log_weights)
+    n_components = params[dim]
+    rest = params[:dim] + params[dim + 1 :]
+    batch = broadcast(op, value=value.shape[:-1], components=rest)
+    axes = classify(batch, value.shape[:-1], rest, components=False)
+    value = value.to(compute)
+    loc = loc.to(compute).expand(*params, loc.shape[-1]).movedim(dim, -2)
+    scale = scale.to(compute).expand(params).movedim(dim, -1)
+    log_weights = log_weights.to(compute).expand(params).movedim(dim, -1)
+    if math.prod(batch) == 0 or n_components == 0:
+        empty = _empty_result(batch, value, loc, scale, log_weights)
+        return (empty - math.inf if n_components == 0 else empty).to(result)
+    out = torch.ops.pyalloc.power_spherical_mixture_log_prob(
+        axes.gather(value, axes.l, 1),
+        axes.gather(loc, (), 2)[0].transpose(0, 1),
+        axes.gather(scale, (), 1)[0].t(),
+        axes.gather(log_weights, (), 1)[0].t(),
+        axes.t_first,
+    )
+    return axes.scatter(out).to(result)
+
+
+def _require_same_dim(op: str, value: Tensor, loc: Tensor) -> None:
+    if value.dim() < 1 or loc.dim() < 1 or value.shape[-1] != loc.shape[-1]:
+        raise OpError(
+            f"{op}: value and loc must end in the same D, got value {tuple(value.shape)} "
+            f"and loc {tuple(loc.shape)}"
+        )
+    if value.shape[-1] < 2:
+        raise OpError(f"{op}: a sphere needs D >= 2, got D = {value.shape[-1]}")
+
+
+def _empty_result(batch: tuple[int, ...], *inputs: Tensor) -> Tensor:
+    """Nothing, but connected to the inputs, so that their gradients are zeros."""
+    zero = sum((x.sum() * 0 for x in inputs), start=inputs[0].new_zeros(()))
+    return zero.expand(batch).clone()
+
+
+# --- kernels -------------------------------------------------------------------------------------
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _view(x: Tensor | None) -> View:
+    return View() if x is None else View(x.data_ptr(), x.stride(0), x.stride(1))
+
+
+def _args(
+    value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor | None
+) -> PowerSphericalArgs:
+    n_l, n_t, dim = value.shape
+    return PowerSphericalArgs(
+        n_l=n_l,
+        n_m=loc.shape[0],
+        n_t=n_t,
+        dim=dim,
+        value=_view(value),
+        loc=_view(loc),
+        scale=_view(scale),
+        log_weights=_view(log_weights),
+        dtype=dtype_code(value.dtype),
+        n_threads=torch.get_num_threads(),
+    )
+
+
+def _set_result(args: PowerSphericalArgs, out: Tensor, t_first: bool) -> None:
+    args.out = out.data_ptr()
+    if out.dim() == 3:
+        order = (1, 2, 0) if t_first else (0, 1, 2)
+        args.out_l, args.out_m, args.out_t = (out.stride(k) for k in order)
+    else:
+        args.out_l, args.out_t = (out.stride(k) for k in ((1, 0) if t_first else (0, 1)))
+
+
+def _set_grad(args: PowerSphericalArgs, grad: Tensor, t_first: bool) -> None:
+    args.grad = grad.data_ptr()
+    if grad.dim() == 3:
+        order = (1, 2, 0) if t_first else (0, 1, 2)
+        args.grad_l, args.grad_m, args.grad_t = (grad.stride(k) for k in order)
+    else:
+        args.grad_l, args.grad_t = (grad.stride(k) for k in ((1, 0) if t_first else (0, 1)))
+
+
+def _log_prob_shape(value: Tensor, loc: Tensor, t_first: bool) -> tuple[int, int, int]:
+    n_l, n_t, _ = value.shape
+    n_m = loc.shape[0]
+    return (n_t, n_l, n_m) if t_first else (n_l, n_m, n_t)
+
+
+def _mixture_shape(value: Tensor, t_first: bool) -> tuple[int, int]:
+    n_l, n_t, _ = value.shape
+    return (n_t, n_l) if t_first else (n_l, n_t)
+
+
+def _forward_kernel(
+    value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor | None, t_first: bool
+) -> Tensor:
+    value, loc = _dense_rows(value), _dense_rows(loc)
+    mixture = log_weights is not None
+    shape = _mixture_shape(value, t_first) if mixture else _log_prob_shape(value, loc, t_first)
+    out = value.new_empty(shape)
+    args = _args(value, loc, scale, log_weights)
+    _set_result(args, out, t_first)
+    if value.is_cuda:
+        _cuda.power_spherical_forward(args, value)
+    else:
+        call("pya_ops_ps_mixture_forward" if mixture else "pya_ops_ps_forward", args)
+    return out
+
+
+def _like(x: Tensor, wanted: bool) -> Tensor:
+    """Room for a gradient, in x's own layout where that has no holes; empty if not wanted."""
+    if not wanted:
+        return x.new_empty(0)
+    out = torch.empty_like(x)
+    return out if x.dim() < 3 or out.stride(-1) == 1 else x.new_empty(x.shape)
+
+
+def _backward_kernel(
+    grad: Tensor,
+    out: Tensor | None,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    t_first: bool,
+    needs: list[bool],
+) -> list[Tensor]:
+    value, loc, scale, log_weights = inputs
+    value, loc = _dense_rows(value), _dense_rows(loc)
+    args = _args(value, loc, scale, log_weights)
+    _set_grad(args, grad, t_first)
+    if out is not None:
+        _set_result(args, out, t_first)
+    sources = [x for x in (value, loc, scale, log_weights) if x is not None]
+    grads = [_like(x, need) for x, need in zip(sources, needs, strict=True)]
+    fields = ("d_value", "d_loc", "d_scale", "d_log_weights")
+    for field, g, need in zip(fields, grads, needs, strict=False):
+        if need:
+            setattr(args, field, _view(g))
+    if value.is_cuda:
+        _cuda.power_spherical_backward(args, value)
+    else:
+        call(f"pya_ops_ps_{'backward' if log_weights is None else 'mixture_backward'}", args)
+    return grads
+
+
+# --- registration --------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("pyalloc::power_spherical_log_prob", mutates_args=())
+def _log_prob(value: Tensor, loc: Tensor, scale: Tensor, t_first: bool) -> Tensor:
+    if value.is_cuda and not _cuda.available():
+        out = _eager.power_spherical(value, loc, scale)
+        return (out if t_first else out.permute(1, 2, 0)).contiguous()
+    return _forward_kernel(value, loc, scale, None, t_first)
+
+
+@_log_prob.register_fake
+def _(value: Tensor, loc: Tensor, scale: Tensor, t_first: bool) -> Tensor:
+    return value.new_empty(_log_prob_shape(value, loc, t_first))
+
+
+@torch.library.custom_op("pyalloc::power_spherical_log_prob_backward", mutates_args=())
+def _log_prob_backward(
+    grad: Tensor, value: Tensor, loc: Tensor, scale: Tensor, t_first: bool, needs: list[bool]
+) -> list[Tensor]:
+    if value.is_cuda and not _cuda.available():
+        g = grad if t_first else grad.permute(2, 0, 1)
+        return _eager.first_derivative((value, loc, scale), g, needs, _eager.power_spherical)
+    return _backward_kernel(grad, None, (value, loc, scale, None), t_first, needs)
+
+
+@_log_prob_backward.register_fake
+def _(
+    grad: Tensor, value: Tensor, loc: Tensor, scale: Tensor, t_first: bool, needs: list[bool]
+) -> list[Tensor]:
+    return [_like(x, need) for x, need in zip((value, loc, scale), needs, strict=True)]
+
+
+@torch.library.custom_op("pyalloc::power_spherical_mixture_log_prob", mutates_args=())
+def _mixture(
+    value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor, t_first: bool
+) -> Tensor:
+    if value.is_cuda and not _cuda.available():
+        out = _eager.power_spherical_mixture(value, loc, scale, log_weights)
+        return (out.t() if t_first else out).contiguous()
+    return _forward_kernel(value, loc, scale, log_weights, t_first)
+
+
+@_mixture.register_fake
+def _(
+    value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor, t_first: bool
+) -> Tensor:
+    return value.new_empty(_mixture_shape(value, t_first))
+
+
+@torch.library.custom_op("pyalloc::power_spherical_mixture_log_prob_backward", mutates_args=())
+def _mixture_backward(
+    grad: Tensor,
+    out: Tensor,
+    value: Tensor,
+    loc: Tensor,
+    scale: Tensor,
+    log_weights: Tensor,
+    t_first: bool,
+    needs: list[bool],
+) -> list[Tensor]:
+    inputs = (value, loc, scale, log_weights)
+    if value.is_cuda and not _cuda.available():
+        g = grad.t() if t_first else grad
+        return _eager.first_derivative(inputs, g, needs, _eager.power_spherical_mixture)
+    return _backward_kernel(grad, out, inputs, t_first, needs)
+
+
+@_mixture_backward.register_fake
+def _(
+    grad: Tensor,
+    out: Tensor,
+    value: Tensor,
+    loc: Tensor,
+    scale: Tensor,
+    log_weights: Tensor,
+    t_first: bool,
+    needs: list[bool],
+) -> list[Tensor]:
+    sources = (value, loc, scale, log_weights)
+    return [_like(x, need) for x, need in zip(sources, needs, strict=True)]
+
+
+def _optional(grads: list[Tensor], needs: list[bool]) -> list[Tensor | None]:
+    return [g if need else None for g, need in zip(grads, needs, strict=True)]
+
+
+def _log_prob_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.t_first = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _log_prob_vjp(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    needs = list(ctx.needs_input_grad[:3])
+    grads = torch.ops.pyalloc.power_spherical_log_prob_backward(
+        grad, *ctx.saved_tensors, ctx.t_first, needs
+    )
+    return (*_optional(grads, needs), None)
+
+
+_log_prob.register_autograd(_log_prob_vjp, setup_context=_log_prob_setup)
+
+
+def _log_prob_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    *tensors, ctx.t_first, ctx.needs = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _log_prob_backward_vjp(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    grad, *inputs = ctx.saved_tensors
+
+    def formula(*args: Tensor) -> Tensor:
+        out = _eager.power_spherical(*args)
+        return out if ctx.t_first else out.permute(1, 2, 0)
+
+    return (*_eager.second_derivative(inputs, grad, grads, ctx.needs, formula), None, None)
+
+
+_log_prob_backward.register_autograd(_log_prob_backward_vjp, setup_context=_log_prob_backward_setup)
+
+
+def _mixture_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.t_first = inputs
+    ctx.save_for_backward(output, *tensors)
+
+
+def _mixture_vjp(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    needs = list(ctx.needs_input_grad[:4])
+    grads = torch.ops.pyalloc.power_spherical_mixture_log_prob_backward(
+        grad, *ctx.saved_tensors, ctx.t_first, needs
+    )
+    return (*_optional(grads, needs), None)
+
+
+_mixture.register_autograd(_mixture_vjp, setup_context=_mixture_setup)
+
+
+def _mixture_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    grad, _, *tensors, ctx.t_first, ctx.needs = inputs
+    ctx.save_for_backward(grad, *tensors)
+
+
+def _mixture_backward_vjp(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    grad, *inputs = ctx.saved_tensors
+
+    def formula(*args: Tensor) -> Tensor:
+        out = _eager.power_spherical_mixture(*args)
+        return out.t() if ctx.t_first else out
+
+    # The kernel's result is a function of the other inputs: its own gradient is part of theirs.
+    g, *rest = _eager.second_derivative(inputs, grad, grads, ctx.needs, formula)
+    return (g, None, *rest, None, None)
+
+
+_mixture_backward.register_autograd(_mixture_backward_vjp, setup_context=_mixture_backward_setup)

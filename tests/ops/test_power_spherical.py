@@ -1,0 +1,236 @@
+"""power_spherical_log_prob and its mixture against float64, torch's own float32 and autograd."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+
+from pyalloc.errors import OpError
+from pyalloc.ops import power_spherical_log_prob, power_spherical_mixture_log_prob
+
+from .reference import pairwise, relative, sphere, textbook, within
+
+# L, M, T, D: tails in every dimension, one sample, one component, one t, tiny and large D
+SHAPES = [
+    (5, 3, 7, 4),
+    (130, 140, 3, 33),
+    (1, 9, 4, 10),
+    (9, 1, 4, 10),
+    (1, 1, 40, 17),
+    (300, 4, 1, 20),
+    (4, 300, 1, 20),
+    (17, 33, 2, 2),
+    (7, 6, 2, 4096),
+    (40, 33, 1, 300),
+]
+
+
+def problem(n_l: int, n_m: int, n_t: int, dim: int, kappa: float = 50.0):
+    value = sphere(n_l, n_t, dim)
+    loc = sphere(n_m, n_t, dim)
+    scale = torch.rand(n_m, n_t) * kappa
+    log_weights = torch.log_softmax(torch.randn(n_m, n_t), 0)
+    return value, loc, scale, log_weights
+
+
+def log_prob(value, loc, scale):
+    return power_spherical_log_prob(value[:, None], loc, scale)
+
+
+def mixture(value, loc, scale, log_weights):
+    return power_spherical_mixture_log_prob(value, loc, scale, log_weights, dim=0)
+
+
+def mixture_reference(value, loc, scale, log_weights):
+    return torch.logsumexp(pairwise(value, loc, scale) + log_weights, 1)
+
+
+def results(function, inputs, grad):
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    out = function(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_log_prob_and_gradients(shape, isa):
+    inputs = problem(*shape)[:3]
+    grad = torch.randn(shape[:3], dtype=torch.float64)
+    exact = results(pairwise, [x.double() for x in inputs], grad)
+    for mine, torchs, right in zip(
+        results(log_prob, inputs, grad), results(pairwise, inputs, grad), exact, strict=True
+    ):
+        within(mine, torchs, right)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_mixture_and_gradients(shape, isa):
+    inputs = problem(*shape)
+    grad = torch.randn(shape[0], shape[2], dtype=torch.float64)
+    exact = results(mixture_reference, [x.double() for x in inputs], grad)
+    for mine, torchs, right in zip(
+        results(mixture, inputs, grad), results(mixture_reference, inputs, grad), exact, strict=True
+    ):
+        within(mine, torchs, right)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 40), st.integers(1, 40), st.integers(1, 5), st.integers(2, 70), st.floats(0, 200)
+)
+def test_any_shape(n_l, n_m, n_t, dim, kappa):
+    inputs = problem(n_l, n_m, n_t, dim, kappa)
+    doubles = [x.double() for x in inputs]
+    within(log_prob(*inputs[:3]), pairwise(*inputs[:3]), pairwise(*doubles[:3]))
+    within(mixture(*inputs), mixture_reference(*inputs), mixture_reference(*doubles))
+    assert relative(log_prob(*doubles[:3]), pairwise(*doubles[:3])) < 1e-12
+
+
+@pytest.mark.parametrize("dim", [2, 3, 128, 4096])
+def test_mode_is_exact_up_to_large_kappa(dim, isa):
+    kappa = torch.tensor([0.0, 1e-3, 1.0, 1e2, 1e4, 1e6, 1e7])
+    loc = sphere(len(kappa), dim)
+    loc[:] = 0
+    loc[:, 0] = 1
+    ours = power_spherical_log_prob(loc[:1], loc, kappa)
+    right = textbook(loc[:1].double(), loc.double(), kappa.double())
+    torch.testing.assert_close(ours.double(), right, rtol=2e-7, atol=3.5e-5)
+
+
+def test_antipode_is_minus_infinity_or_uniform(isa):
+    loc = torch.zeros(40, 5)
+    loc[:, 2] = 1
+    kappa = torch.linspace(0, 30, 40)
+    ours = power_spherical_log_prob(-loc, loc, kappa)
+    assert ours[0] == pytest.approx(float(textbook(-loc, loc, kappa)[0]), rel=1e-6)
+    assert torch.isneginf(ours[1:]).all()
+    many = power_spherical_log_prob(-loc[:, None], loc, kappa)
+    assert torch.isneginf(many[:, 1:]).all() and torch.isfinite(many[:, 0]).all()
+    inputs = [x.clone().requires_grad_() for x in (-loc, loc, kappa)]
+    grads = torch.autograd.grad(power_spherical_log_prob(*inputs)[0], inputs)
+    assert all(torch.isfinite(g).all() for g in grads)
+    weights = torch.zeros(39)
+    mix = [x.clone().requires_grad_() for x in (-loc, loc[1:], kappa[1:], weights)]
+    out = power_spherical_mixture_log_prob(*mix)
+    assert torch.isneginf(out).all()
+    for g in torch.autograd.grad(out, mix, torch.ones_like(out)):
+        assert torch.isfinite(g).all()
+
+
+def test_nan_stays(isa):
+    value, loc, scale, weights = problem(20, 20, 2, 8)
+    value[3, 1, 2] = float("nan")
+    scale[5, 0] = float("nan")
+    ours = log_prob(value, loc, scale)
+    bad = torch.isnan(ours)
+    assert bad[3, :, 1].all() and bad[:, 5, 0].all() and bad.sum() == 20 + 20
+    assert torch.isnan(mixture(value, loc, scale, weights)).sum() == 1 + 20
+
+
+def test_gradients_to_second_order():
+    for vs, ls, ss in [
+        ((3, 1, 2, 4), (5, 2, 4), (5, 2)),
+        ((6, 4), (6, 4), (6,)),
+        ((3, 1, 4), (6, 4), (6,)),
+        ((4,), (4,), ()),
+        ((2, 1, 3, 4), (5, 1, 4), (2, 5, 3)),
+    ]:
+        double = torch.float64
+        inputs = [sphere(*vs, dtype=double), sphere(*ls, dtype=double), torch.rand(ss).double() + 0.5]
+        inputs = [x.requires_grad_() for x in inputs]
+        torch.testing.assert_close(power_spherical_log_prob(*inputs), textbook(*inputs))
+        assert gradcheck(power_spherical_log_prob, inputs)
+        assert gradgradcheck(power_spherical_log_prob, inputs)
+
+
+@pytest.mark.parametrize(
+    ("vs", "ps", "dim"),
+    [((3, 2, 4), (5, 2), 0), ((6, 4), (3,), -1), ((7, 6, 4), (6, 3), -1), ((4,), (2,), 0), ((5, 1, 4), (6, 3), 1)],
+)
+def test_mixture_gradients_to_second_order(vs, ps, dim):
+    double = torch.float64
+    inputs = [
+        sphere(*vs, dtype=double),
+        sphere(*ps, 4, dtype=double),
+        torch.rand(ps, dtype=double) + 0.5,
+        torch.randn(ps, dtype=double),
+    ]
+    inputs = [x.requires_grad_() for x in inputs]
+
+    def function(*args):
+        return power_spherical_mixture_log_prob(*args, dim=dim)
+
+    axis = dim % len(ps) - len(ps)
+    each = textbook(inputs[0].unsqueeze(axis - 1), *inputs[1:3])
+    torch.testing.assert_close(function(*inputs), torch.logsumexp(each + inputs[3], axis))
+    assert gradcheck(function, inputs)
+    assert gradgradcheck(function, inputs)
+
+
+def test_repeats_bitwise_and_any_strides():
+    inputs = problem(70, 50, 9, 40)[:3]
+    grad = torch.randn(70, 50, 9)
+    first = results(log_prob, inputs, grad)
+    strided = [
+        inputs[0].permute(2, 1, 0).contiguous().permute(2, 1, 0),
+        inputs[1].transpose(0, 1).contiguous().transpose(0, 1),
+        inputs[2].t().contiguous().t(),
+    ]
+    spread = torch.stack([grad, grad], -1)[..., 0]
+    for again in (results(log_prob, inputs, grad), results(log_prob, strided, spread)):
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_accumulates_in_float32(dtype):
+    inputs = [x.to(dtype) for x in problem(9, 8, 3, 64)[:3]]
+    ours = log_prob(*inputs)
+    assert ours.dtype == dtype
+    right = pairwise(*(x.double() for x in inputs)).to(dtype)
+    torch.testing.assert_close(ours, right, rtol=2 * torch.finfo(dtype).eps, atol=0.0)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_empty_inputs_give_empty_results_and_zero_gradients(zero):
+    sizes = [3, 4, 5]
+    sizes[zero] = 0
+    inputs = [x.requires_grad_() for x in problem(*sizes, 6)]
+    out = log_prob(*inputs[:3])
+    assert out.shape == tuple(sizes)
+    for x, g in zip(inputs, torch.autograd.grad(out.sum(), inputs[:3]), strict=False):
+        assert g.shape == x.shape and not g.any()
+    assert mixture(*inputs).shape == (sizes[0], sizes[2])
+
+
+def test_errors_name_argument_expected_and_given():
+    value, loc, scale, weights = problem(3, 4, 5, 6)
+    with pytest.raises(OpError, match=r"value and loc must end in the same D.*\(3, 5, 6\).*\(4, 5, 5\)"):
+        power_spherical_log_prob(value, loc[..., :5], scale)
+    with pytest.raises(OpError, match="scale does not broadcast"):
+        power_spherical_log_prob(value[:, None], loc, scale[:, :3])
+    with pytest.raises(OpError, match=r"scale must be float32.*torch.int64"):
+        power_spherical_log_prob(value[:, None], loc, scale.long())
+    with pytest.raises(OpError, match="loc must be a tensor, got list"):
+        power_spherical_log_prob(value, [1.0], scale)
+    with pytest.raises(OpError, match="scale must be on cpu as value is, got meta"):
+        power_spherical_log_prob(value[:, None], loc, scale.to("meta"))
+    with pytest.raises(OpError, match="D >= 2"):
+        power_spherical_log_prob(value[..., :1], loc[..., :1], scale)
+    with pytest.raises(OpError, match=r"dim must be in .*\(4, 5\).*got 2"):
+        power_spherical_mixture_log_prob(value, loc, scale, weights, dim=2)
+
+
+def test_pairwise_result_needs_no_product():
+    """T = 8192 at L = M = 128, D = 128 would be 64 GiB as a product; the result is 512 MiB."""
+    import resource
+
+    value, loc, scale, weights = problem(128, 128, 8192, 128)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    out = mixture(value, loc, scale, weights)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert out.shape == (128, 8192) and math.isfinite(float(out.sum()))
+    assert grown < 64 << 10, f"{grown} KiB"
