@@ -1,0 +1,1 @@
+"""Benchmarks: one module per question, each run as ``python -m benchmarks.<module>``."""

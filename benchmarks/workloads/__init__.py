@@ -1,0 +1,1 @@
+"""The loops whose allocations are measured: real torch, recorded on the host-memory runtime."""

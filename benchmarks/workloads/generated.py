@@ -1,0 +1,144 @@
+"""Adversarial traces made from a seed: no torch, nothing kept on disk.
+
+Each generator yields operations: ("alloc", block, bytes, stream), ("free", block), ("record", block, stream).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+Operation = tuple[str, int] | tuple[str, int, int] | tuple[str, int, int, int]
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+def log_size(rng: random.Random, low: int, high: int) -> int:
+    """low .. high bytes, each power of two about equally likely."""
+    return int(low * (high / low) ** rng.random())
+
+
+def growing(rng: random.Random) -> Iterator[Operation]:
+    """One tensor that grows: each new one is made while the old one lives."""
+    n, held = 0, None
+    for step in range(600):
+        yield "alloc", n, 4 * MIB + step * 1_300_000 + rng.randrange(4096), 0
+        yield "alloc", n + 1, log_size(rng, 512, 8 * MIB), 0
+        if held is not None:
+            yield "free", held
+        yield "free", n + 1
+        held, n = n, n + 2
+
+
+def random_lifetimes(rng: random.Random) -> Iterator[Operation]:
+    """512 B to 256 MiB, freed in random order, up to about 6 GiB."""
+    live: dict[int, int] = {}
+    total = 0
+    for n in range(20000):
+        size = log_size(rng, 512, 256 * MIB)
+        while total + size > 6 << 30:
+            victim = rng.choice(list(live))
+            total -= live.pop(victim)
+            yield "free", victim
+        live[n] = size
+        total += size
+        yield "alloc", n, size, 0
+        if rng.random() < 0.5 and live:
+            victim = rng.choice(list(live))
+            total -= live.pop(victim)
+            yield "free", victim
+
+
+def two_phases(rng: random.Random) -> Iterator[Operation]:
+    """Two alternating sets of sizes, neither of which fits the holes of the other."""
+    phases = [[rng.randrange(2 * MIB, 90 * MIB) for _ in range(40)] for _ in range(2)]
+    n = 0
+    for step in range(60):
+        first = n
+        for size in phases[step % 2]:
+            yield "alloc", n, size, 0
+            n += 1
+        order = list(range(first, n))
+        rng.shuffle(order)
+        for block in order:
+            yield "free", block
+
+
+def pinned_between(rng: random.Random) -> Iterator[Operation]:
+    """Small blocks that stay, allocated between large ones that go."""
+    n = 0
+    stay: list[int] = []
+    for _ in range(80):
+        large = []
+        for _ in range(30):
+            yield "alloc", n, rng.randrange(8 * MIB, 40 * MIB), 0
+            large.append(n)
+            yield "alloc", n + 1, rng.randrange(1100 * KIB, 3 * MIB), 0
+            if rng.random() < 0.05:
+                stay.append(n + 1)
+            else:
+                large.append(n + 1)
+            n += 2
+        rng.shuffle(large)
+        for block in large:
+            yield "free", block
+        while len(stay) > 60:
+            yield "free", stay.pop(rng.randrange(len(stay)))
+
+
+def medium_sizes(rng: random.Random) -> Iterator[Operation]:
+    """64 KiB to 6 MiB, the sizes no class is made for, many alive."""
+    live: list[int] = []
+    for n in range(25000):
+        yield "alloc", n, log_size(rng, 64 * KIB, 6 * MIB), 0
+        live.append(n)
+        target = 700 + 300 * ((n // 2500) % 2)
+        while len(live) > target:
+            yield "free", live.pop(rng.randrange(len(live)))
+
+
+def scattered_small(rng: random.Random) -> Iterator[Operation]:
+    """Waves of small blocks of which a few stay, then large ones."""
+    n = 0
+    kept: list[int] = []
+    for _ in range(40):
+        wave = []
+        for _ in range(600):
+            yield "alloc", n, log_size(rng, 512, MIB), 0
+            wave.append(n)
+            n += 1
+        rng.shuffle(wave)
+        kept += wave[:12]
+        for block in wave[12:]:
+            yield "free", block
+        for _ in range(8):
+            yield "alloc", n, rng.randrange(16 * MIB, 128 * MIB), 0
+            yield "free", n
+            n += 1
+        while len(kept) > 200:
+            yield "free", kept.pop(rng.randrange(len(kept)))
+
+
+def hand_over(rng: random.Random) -> Iterator[Operation]:
+    """Three streams pass blocks around with record_stream; loads shift from one stream to the next."""
+    live: list[int] = []
+    for n in range(8000):
+        stream = (n // 1000 + (rng.random() < 0.2)) % 3
+        yield "alloc", n, log_size(rng, 4 * KIB, 64 * MIB), stream
+        live.append(n)
+        if rng.random() < 0.3:
+            yield "record", n, (stream + 1) % 3
+        while len(live) > 90:
+            yield "free", live.pop(rng.randrange(len(live)))
+
+
+GENERATED: dict[str, Callable[[random.Random], Iterator[Operation]]] = {
+    "growing": growing,
+    "random_lifetimes": random_lifetimes,
+    "two_phases": two_phases,
+    "pinned_between": pinned_between,
+    "medium_sizes": medium_sizes,
+    "scattered_small": scattered_small,
+    "hand_over": hand_over,
+}
