@@ -159,6 +159,7 @@ def train(args: argparse.Namespace) -> Table:
     table = Table()
     for step in range(args.steps):
         torch.cuda.reset_peak_memory_stats()
+        optimizer.zero_grad()
         source, target = (
             tokens.cuda(non_blocking=True) for tokens in random_batch(args, generator)
         )
@@ -168,10 +169,8 @@ def train(args: argparse.Namespace) -> Table:
         loss = criterion(logits.flatten(0, 1), target.flatten())
         table.add(step, "loss")
         loss.backward()
-        del logits, loss
         table.add(step, "backward")
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
         table.add(step, "optimizer")
     return table
 
