@@ -304,6 +304,43 @@ cuModuleGetFunction(void **out, void *module, const char *name) {
     return module_new(out, name);
 }
 
+/* The linker of PTX: its result is a module without code. */
+
+int
+cuLinkCreate_v2(unsigned n, const int *options, void **values, void **out) {
+    HC_DRIVER();
+    (void)n;
+    (void)options;
+    (void)values;
+    return module_new(out, "link");
+}
+
+int
+cuLinkAddData_v2(void *link) {
+    HC_DRIVER();
+    return link == NULL ? CU_INVALID_HANDLE : CU_OK;
+}
+
+int
+cuLinkComplete(void *link, const void **image, size_t *size) {
+    HC_DRIVER();
+    static const char nothing[8];
+    if (link == NULL) {
+        return CU_INVALID_HANDLE;
+    }
+    *image = nothing;
+    if (size != NULL) {
+        *size = sizeof nothing;
+    }
+    return CU_OK;
+}
+
+int
+cuLinkDestroy(void *link) {
+    HC_DRIVER();
+    return link == NULL ? CU_INVALID_HANDLE : CU_OK;
+}
+
 int
 cuLibraryLoadData(void **out) {
     HC_DRIVER();

@@ -120,8 +120,8 @@ cudnnBackendCreateDescriptor(int type, void **out) {
     return 0;
 }
 
-/* cudnnBackendAttributeType_t: those that hold 64 bits or a descriptor */
-enum { CUDNN_INT64 = 3, CUDNN_DESCRIPTOR = 15 };
+/* cudnnBackendAttributeType_t: those that are answered */
+enum { CUDNN_INT64 = 3, CUDNN_DESCRIPTOR = 15, CUDNN_INT32 = 23 };
 
 int
 cudnnBackendGetAttribute(
@@ -129,13 +129,15 @@ cudnnBackendGetAttribute(
     COUNT();
     (void)descriptor;
     (void)attribute;
-    bool is_known = type == CUDNN_INT64 || type == CUDNN_DESCRIPTOR;
+    bool is_known = type == CUDNN_INT64 || type == CUDNN_INT32 || type == CUDNN_DESCRIPTOR;
     if (n_found != NULL) {
         *n_found = is_known;
     }
     /* Descriptors are the caller's own and stay; sizes are 0: no workspace. */
     if (type == CUDNN_INT64 && n_wanted > 0 && out != NULL) {
         *(int64_t *)out = 0;
+    } else if (type == CUDNN_INT32 && n_wanted > 0 && out != NULL) {
+        *(int32_t *)out = 0;
     }
     return 0;
 }

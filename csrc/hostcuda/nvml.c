@@ -161,3 +161,9 @@ int
 nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, void *infos) {
     return nvmlDeviceGetComputeRunningProcesses(handle, count, infos);
 }
+
+/* No fabric: the caller's zeroed struct says so. */
+int
+nvmlDeviceGetGpuFabricInfoV(void *handle, void *info) {
+    return nvml_ordinal(handle) < 0 || info == NULL ? NVML_INVALID : NVML_OK;
+}

@@ -439,6 +439,29 @@ cudaLibraryGetKernelCount(unsigned *out, void *library) {
     return CU_OK;
 }
 
+/* A library without code has no variables either: CUDA's own answer for a name that is not in it. */
+
+int
+cudaLibraryGetGlobal(void **out, size_t *size, void *library, const char *name) {
+    HC_RUNTIME();
+    (void)out, (void)size, (void)library, (void)name;
+    RT(CU_NOT_FOUND);
+}
+
+int
+cudaLibraryGetManaged(void **out, size_t *size, void *library, const char *name) {
+    HC_RUNTIME();
+    (void)out, (void)size, (void)library, (void)name;
+    RT(CU_NOT_FOUND);
+}
+
+int
+cudaLibraryGetUnifiedFunction(void **out, void *library, const char *name) {
+    HC_RUNTIME();
+    (void)out, (void)library, (void)name;
+    RT(CU_NOT_FOUND);
+}
+
 int
 cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device) {
     HC_RUNTIME();

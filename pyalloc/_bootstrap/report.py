@@ -1,0 +1,127 @@
+"""Torch's own memory figures of a process, written as JSON when it ends: what `pyalloc dryrun` sums up."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.abc
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+
+@dataclass
+class _Watch:
+    """Peaks seen so far, since a program may reset torch's, and the error it died of."""
+
+    folder: str
+    pid: int
+    peaks: dict[int, dict[str, int]] = field(default_factory=dict)
+    error: str = ""
+
+
+def watch(folder: str) -> None:
+    """Writes torch.<pid>.json into the folder at exit, if the process used CUDA through torch."""
+    state = _Watch(folder, os.getpid())
+    atexit.register(_write, state)
+    _note_uncaught(state)
+    _after_torch(lambda torch: _note_resets(torch, state))
+
+
+def _note_uncaught(state: _Watch) -> None:
+    shown = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        state.error = kind.__name__
+        shown(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+class _TorchFinder(importlib.abc.MetaPathFinder):
+    """Finds torch as the other finders do, and adds a call after its import."""
+
+    def __init__(self, call: Callable[[Any], None]) -> None:
+        self.call = call
+
+    def find_spec(
+        self, fullname: str, path: Any, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        for finder in list(sys.meta_path):
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                self._extend(spec)
+                return spec
+        return None
+
+    def _extend(self, spec: ModuleSpec) -> None:
+        if spec.loader is None:
+            return
+        execute = spec.loader.exec_module
+
+        def execute_then_call(module: ModuleType) -> None:
+            execute(module)
+            self.call(module)
+
+        spec.loader.exec_module = execute_then_call  # type: ignore[method-assign]
+
+
+def _after_torch(call: Callable[[Any], None]) -> None:
+    if "torch" in sys.modules:
+        call(sys.modules["torch"])
+    else:
+        sys.meta_path.insert(0, _TorchFinder(call))
+
+
+def _note_peaks(torch: Any, state: _Watch) -> None:
+    for device in range(torch.cuda.device_count()):
+        try:
+            stats = torch.cuda.memory_stats(device)
+        except Exception:  # another pluggable allocator may have no figures
+            continue
+        peaks = state.peaks.setdefault(device, {"allocated": 0, "reserved": 0})
+        for name in peaks:
+            peaks[name] = max(peaks[name], stats.get(f"{name}_bytes.all.peak", 0))
+        peaks["ooms"] = max(peaks.get("ooms", 0), stats.get("num_ooms", 0))
+        peaks["retries"] = max(peaks.get("retries", 0), stats.get("num_alloc_retries", 0))
+
+
+def _note_resets(torch: Any, state: _Watch) -> None:
+    reset = torch.cuda.memory.reset_peak_memory_stats
+
+    def reset_peak_memory_stats(*args: Any, **kwargs: Any) -> None:
+        if torch.cuda.is_initialized():
+            _note_peaks(torch, state)
+        reset(*args, **kwargs)
+
+    reset_peak_memory_stats.__doc__ = reset.__doc__
+    torch.cuda.memory.reset_peak_memory_stats = reset_peak_memory_stats
+    torch.cuda.reset_peak_memory_stats = reset_peak_memory_stats
+
+
+def _write(state: _Watch) -> None:
+    torch: Any = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    # A forked child inherits the registration but not the right to use the device.
+    if os.getpid() != state.pid or cuda is None or not cuda.is_initialized():
+        return
+    _note_peaks(torch, state)
+    content = {
+        "pid": state.pid,
+        "torch": str(torch.__version__),
+        "backend": str(cuda.get_allocator_backend()),
+        "error": state.error,
+        "devices": state.peaks,
+    }
+    final = Path(state.folder) / f"torch.{state.pid}.json"
+    partial = final.with_suffix(".partial")
+    partial.write_text(json.dumps(content))
+    partial.rename(final)

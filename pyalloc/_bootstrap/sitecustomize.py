@@ -1,0 +1,38 @@
+"""Runs in every Python process that `pyalloc run` or `pyalloc dryrun` starts, before the program.
+
+The program's own sitecustomize, if there is one, is run first: this one only stands in front of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from importlib.machinery import PathFinder
+
+
+def _run_shadowed() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    rest = [path for path in sys.path if os.path.abspath(path) != here]
+    spec = PathFinder.find_spec("sitecustomize", rest)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+def _start() -> None:
+    if os.environ.get("PYALLOC_INSTALL") == "1":
+        from pyalloc.install import install_when_torch_is_imported
+
+        install_when_torch_is_imported()
+    folder = os.environ.get("PYALLOC_DRYRUN_REPORT")
+    if folder:
+        from pyalloc._bootstrap.report import watch
+
+        watch(folder)
+
+
+_run_shadowed()
+_start()

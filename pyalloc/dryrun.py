@@ -1,0 +1,317 @@
+"""Run a program on the host-memory CUDA runtime, and say afterwards what memory it needed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pyalloc import _bootstrap, hostcuda
+from pyalloc.errors import UsageError
+
+ALLOCATORS = ("native", "expandable", "pyalloc")
+# Driver and runtime calls that take or give device memory: what an allocator spends.
+_MEMORY_CALLS = re.compile(
+    r"^(cudaMalloc|cudaFree|cudaMallocAsync|cudaFreeAsync|cudaMallocManaged|"
+    r"cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree)\w*)$"
+)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "24GB", "512MiB" or "1073741824"; units are powers of 1024, as on a card's label.
+
+    Raises:
+        UsageError: the text is no size above zero.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    size = int(float(match.group(1)) * _UNITS[match.group(2).upper()]) if match else 0
+    if size <= 0:
+        raise UsageError(f"{text!r} is not a size; write for example 24GB or 900MiB")
+    return size
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run, and on what.  memory: bytes of each device."""
+
+    command: tuple[str, ...]
+    memory: int = 80 * 2**30
+    devices: int = 1
+    allocator: str = "native"
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """One device of one process.  Bytes; allocated and reserved are torch's own, None where it did not tell."""
+
+    pid: int
+    device: int
+    capacity: int
+    peak_device_bytes: int
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a dry run found.
+
+    fits: the program ended well and never died of memory.  ooms: out-of-memory errors raised, caught or not.
+    memory_calls: calls that take, map or give device memory.  dtoh_copies: reads of values that no kernel computed.
+    """
+
+    command: tuple[str, ...]
+    allocator: str
+    torch: str
+    exit_code: int
+    fits: bool
+    ooms: int
+    error: str
+    memory: int
+    devices: tuple[DeviceUse, ...]
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_device_bytes: int
+    memory_calls: int
+    device_calls: int
+    launches: int
+    dtoh_copies: int
+    dtoh_bytes: int
+    missing: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """All figures, bytes as integers."""
+        return json.dumps(asdict(self), indent=2)
+
+
+def child_command(words: tuple[str, ...]) -> list[str]:
+    """The command to execute: a script gets this Python in front.
+
+    Raises:
+        UsageError: there is no command, or it is not found.
+    """
+    command = list(words[1:] if words[:1] == ("--",) else words)
+    if not command:
+        raise UsageError("which program? For example: pyalloc dryrun python train.py")
+    if command[0] == "-m" or (command[0].endswith(".py") and shutil.which(command[0]) is None):
+        command.insert(0, sys.executable)
+    if command[0] == "python" and shutil.which("python") is None:
+        command[0] = sys.executable
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"{command[0]!r} was not found")
+    return command
+
+
+def _interpreter(command: list[str]) -> str:
+    """The Python that the command runs, as far as it can be told: itself, or that of a script's first line."""
+    found = shutil.which(command[0]) or sys.executable
+    if re.match(r"python[\d.]*$", Path(found).name):
+        return found
+    with open(found, "rb") as file:
+        first = file.readline(200)
+    match = re.match(rb"#!\s*(\S*python[\d.]*)\s*$", first)
+    return match.group(1).decode() if match else sys.executable
+
+
+def child_environment(options: Options, torch: hostcuda.Torch, folder: str) -> dict[str, str]:
+    """The environment that makes the program's CUDA a dry run whose figures end up in the folder."""
+    env = hostcuda.environment(_bootstrap.environment(dict(os.environ)), torch)
+    env["PYALLOC_HOSTCUDA_MEMORY"] = str(options.memory)
+    env["PYALLOC_HOSTCUDA_DEVICES"] = str(options.devices)
+    env["PYALLOC_HOSTCUDA_COUNTERS"] = f"{folder}/device.%p.json"
+    env[_bootstrap.REPORT] = folder
+    env.pop(_bootstrap.INSTALL, None)
+    env.pop("CUDA_VISIBLE_DEVICES", None)  # the program sees exactly --devices
+    if options.allocator == "pyalloc":
+        env[_bootstrap.INSTALL] = "1"
+    if options.allocator == "expandable":
+        numbers = tuple(int(part) for part in re.findall(r"\d+", torch.version)[:2])
+        # The name changed with 2.10; newer ones warn about the old name.
+        name = "PYTORCH_ALLOC_CONF" if numbers >= (2, 10) else "PYTORCH_CUDA_ALLOC_CONF"
+        before = env.get(name, "")
+        env[name] = f"{before},expandable_segments:True" if before else "expandable_segments:True"
+    return env
+
+
+def _is_foreground() -> bool:
+    """Whether a terminal's Ctrl-C reaches the child by itself."""
+    try:
+        with open("/dev/tty", "rb") as tty:
+            return os.tcgetpgrp(tty.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _forward_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Lets the child decide what a signal means, and waits for it."""
+
+    def forward(number: int, _frame: object) -> None:
+        if number != signal.SIGINT or not _is_foreground():
+            child.send_signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(options: Options) -> Result:
+    """Runs the program to its end and sums up.
+
+    Raises:
+        UsageError: an option cannot be honoured.
+        HostCudaError: there is no PyTorch with CUDA, or the runtime does not support it.
+    """
+    if options.allocator not in ALLOCATORS:
+        raise UsageError(f"--allocator is one of {', '.join(ALLOCATORS)}")
+    if not 1 <= options.devices <= 16:
+        raise UsageError("--devices is a number from 1 to 16")
+    command = child_command(options.command)
+    torch = hostcuda.find_torch(_interpreter(command))
+    absent = hostcuda.missing(torch)
+    if absent:
+        print(
+            f"pyalloc dryrun: PyTorch {torch.version} imports {len(absent)} CUDA entry points that are not provided; "
+            f"calling one gives an error: {', '.join(absent)}",
+            file=sys.stderr,
+        )
+    with tempfile.TemporaryDirectory(prefix="pyalloc-dryrun-") as folder:
+        sys.stdout.flush()
+        child = subprocess.Popen(command, env=child_environment(options, torch, folder))
+        with _forward_signals(child):
+            code = child.wait()
+        return _sum_up(options, torch, tuple(absent), code, Path(folder))
+
+
+def _load(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
+
+
+def _sum_up(
+    options: Options, torch: hostcuda.Torch, absent: tuple[str, ...], code: int, folder: Path
+) -> Result:
+    counters = _load(folder, "device.*.json")
+    reports = {int(report["pid"]): report for report in _load(folder, "torch.*.json")}
+    uses = []
+    for process in counters:
+        told = reports.get(process["pid"], {}).get("devices", {})
+        for index, device in enumerate(process["devices"]):
+            peaks = told.get(str(index), {})
+            if device["peak_bytes"] > 0 or peaks.get("reserved", 0) > 0:
+                uses.append(
+                    DeviceUse(
+                        pid=process["pid"],
+                        device=index,
+                        capacity=device["capacity"],
+                        peak_device_bytes=device["peak_bytes"],
+                        peak_allocated_bytes=peaks.get("allocated"),
+                        peak_reserved_bytes=peaks.get("reserved"),
+                    )
+                )
+    errors = [report["error"] for report in reports.values() if report["error"]]
+    ooms = sum(
+        peaks.get("ooms", 0) for report in reports.values() for peaks in report["devices"].values()
+    )
+    out_of_memory = "OutOfMemoryError" in errors
+    calls = [(name, n) for process in counters for name, n in process["calls"].items()]
+    return Result(
+        command=options.command,
+        allocator=options.allocator,
+        torch=torch.version,
+        exit_code=code if code >= 0 else 128 - code,
+        fits=code == 0 and not out_of_memory and bool(uses),
+        ooms=max(ooms, int(out_of_memory)),
+        error=errors[0] if errors else "",
+        memory=options.memory,
+        devices=tuple(uses),
+        peak_allocated_bytes=_most([use.peak_allocated_bytes for use in uses]),
+        peak_reserved_bytes=_most([use.peak_reserved_bytes for use in uses]),
+        peak_device_bytes=_most([use.peak_device_bytes for use in uses]) or 0,
+        memory_calls=sum(n for name, n in calls if _MEMORY_CALLS.match(name)),
+        device_calls=sum(n for name, n in calls if re.match(r"_*cuda?[A-Z]", name)),
+        launches=sum(device["launches"] for process in counters for device in process["devices"]),
+        dtoh_copies=sum(process["dtoh_copies"] for process in counters),
+        dtoh_bytes=sum(process["dtoh_bytes"] for process in counters),
+        missing=absent,
+    )
+
+
+def _most(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None
+
+
+def _size(value: int | None) -> str:
+    if value is None:
+        return "not known"
+    if value < 2**20:
+        return f"{value:,} bytes"
+    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
+
+
+def _verdict(result: Result) -> str:
+    memory = _size(result.memory)
+    if not result.devices:
+        return "the program used no device memory"
+    if result.error == "OutOfMemoryError":
+        return f"does not fit {memory}: the program died of torch.OutOfMemoryError"
+    if result.exit_code != 0:
+        return f"not known: the program ended with exit code {result.exit_code}"
+    if result.ooms > 0:
+        return f"fits {memory} after {result.ooms} out-of-memory errors that the program caught"
+    return f"fits {memory}"
+
+
+def _next_command(result: Result) -> str:
+    program = shlex.join(part for part in result.command if part != "--")
+    size = f"{result.memory // 2**20}MiB"
+    if not result.devices or (result.exit_code != 0 and result.error != "OutOfMemoryError"):
+        return f"python -m pdb {program.removeprefix('python ')}"
+    if result.allocator != "pyalloc":
+        return f"pyalloc dryrun --memory {size} --allocator pyalloc {program}"
+    if result.fits:
+        return f"pyalloc run {program}"
+    return f"pyalloc dryrun --memory {2 * result.memory // 2**20}MiB --allocator pyalloc {program}"
+
+
+def summary(result: Result) -> str:
+    """What to print at the end, for a person."""
+    lines = [
+        f"pyalloc dryrun: PyTorch {result.torch}, {result.allocator} allocator, "
+        f"{_size(result.memory)} per device",
+        f"  peak allocated   {_size(result.peak_allocated_bytes)}",
+        f"  peak reserved    {_size(result.peak_reserved_bytes)}",
+        f"  device bytes     {_size(result.peak_device_bytes)} at most, as the runtime counted",
+        f"  device calls     {result.device_calls:,}, of them {result.memory_calls:,} for memory "
+        f"and {result.launches:,} kernels (which computed nothing)",
+        f"  verdict          {_verdict(result)}",
+    ]
+    if len(result.devices) > 1:
+        lines += [
+            f"    process {use.pid} device {use.device}: allocated {_size(use.peak_allocated_bytes)}, "
+            f"reserved {_size(use.peak_reserved_bytes)}, device bytes {_size(use.peak_device_bytes)}"
+            for use in result.devices
+        ]
+    if result.dtoh_copies > 0:
+        lines.append(
+            f"  warning: the program read {_size(result.dtoh_bytes)} back from the device in {result.dtoh_copies:,} "
+            "copies; no kernel ran, so if sizes depend on these values, the figures are wrong"
+        )
+    lines.append(f"  next: {_next_command(result)}")
+    return "\n".join(lines)

@@ -1,0 +1,125 @@
+"""The host-memory CUDA runtime: where its libraries lie, and whether they fit a given PyTorch."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyalloc import elf
+from pyalloc.errors import PyallocError
+
+LIBRARIES = Path(__file__).resolve().parent / "lib" / "hostcuda"
+# Names that the preloaded libraries are meant to answer; NVRTC stays the real one, which needs no device.
+_CUDA_NAME = re.compile(
+    r"^(_*cuda[A-Z]|cu[A-Z]|nvml|cublas|cudnn|cusolver|cusparse|cufft|cupti|nccl)"
+)
+# Real libraries that work without a device, or that torch calls only when a program asks for files or symmetric memory.
+_NOT_OURS = re.compile(r"^(cuFile|cusparseLt)")
+
+_FIND_TORCH = """
+import importlib.util, json
+spec = importlib.util.find_spec("torch")
+print(json.dumps(spec.submodule_search_locations[0] if spec and spec.submodule_search_locations else ""))
+"""
+
+
+class HostCudaError(PyallocError):
+    """No dry run is possible with this PyTorch, or the runtime was not built."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class Torch:
+    """A PyTorch found on disk, not imported."""
+
+    folder: Path
+    version: str
+    cuda_major: int
+    imports: frozenset[str]
+
+
+def find_torch(python: str) -> Torch:
+    """The PyTorch that the interpreter `python` would import.
+
+    Raises:
+        HostCudaError: there is none, or it was built without CUDA.
+    """
+    done = subprocess.run(
+        [python, "-c", _FIND_TORCH], capture_output=True, text=True, check=False, timeout=60
+    )
+    folder = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else ""
+    if not folder:
+        raise HostCudaError(
+            f"{python} has no PyTorch; install the CUDA build with: {python} -m pip install torch"
+        )
+    return _describe(Path(folder))
+
+
+def _describe(folder: Path) -> Torch:
+    match = re.search(
+        r"__version__ = ['\"]([^'\"]+)", (folder / "version.py").read_text(encoding="utf-8")
+    )
+    version = match.group(1) if match else "unknown"
+    libraries = sorted((folder / "lib").glob("*.so"))
+    if not (folder / "lib" / "libc10_cuda.so").exists():
+        raise HostCudaError(
+            f"PyTorch {version} in {folder} is built without CUDA; a dry run needs the CUDA build "
+            "(on Linux: pip install torch, without a +cpu index)"
+        )
+    imports: set[str] = set()
+    defined: set[str] = set()
+    major = 0
+    for library in libraries:
+        symbols = elf.read(library)
+        imports |= {name for name in symbols.undefined if _CUDA_NAME.match(name)}
+        defined |= symbols.defined
+        for needed in symbols.needed:
+            if needed.startswith("libcudart.so."):
+                major = int(needed.rsplit(".", 1)[1])
+    return Torch(folder, version, major, frozenset(imports - defined))
+
+
+def preloads(major: int) -> list[Path]:
+    """The libraries to preload, in order, for a PyTorch of that CUDA major.
+
+    Raises:
+        HostCudaError: they were not built, or that major is not supported.
+    """
+    names = ["libcuda.so.1", f"libcudart.so.{major}", "libnvidia-ml.so.1", "libpya_cudalibs.so"]
+    if not (LIBRARIES / names[0]).exists():
+        raise HostCudaError(
+            f"the host-memory CUDA runtime is not in {LIBRARIES}; build it with: pip install ."
+        )
+    if not (LIBRARIES / names[1]).exists():
+        have = sorted(path.name for path in LIBRARIES.glob("libcudart.so.*"))
+        raise HostCudaError(
+            f"this PyTorch needs libcudart.so.{major}; the runtime has {', '.join(have)}. "
+            "Try a PyTorch built for one of these."
+        )
+    return [LIBRARIES / name for name in names]
+
+
+def missing(torch: Torch) -> list[str]:
+    """CUDA entry points that this PyTorch imports and the runtime does not provide."""
+    provided: set[str] = set()
+    for library in preloads(torch.cuda_major):
+        symbols = elf.read(library)
+        # In the driver and the runtime a weak definition only says that it is not provided.
+        is_stub = library.name.startswith(("libcuda.", "libcudart."))
+        provided |= symbols.defined - (symbols.weak if is_stub else frozenset())
+    return sorted(name for name in torch.imports - provided if not _NOT_OURS.match(name))
+
+
+def environment(env: dict[str, str], torch: Torch) -> dict[str, str]:
+    """A copy of env in which that PyTorch runs on host memory."""
+    paths = [str(path) for path in preloads(torch.cuda_major)]
+    before = [part for part in env.get("LD_PRELOAD", "").replace(" ", ":").split(":") if part]
+    return {
+        **env,
+        "LD_PRELOAD": ":".join(paths + [part for part in before if part not in paths]),
+        "TRITON_LIBCUDA_PATH": str(LIBRARIES),
+    }
