@@ -134,13 +134,13 @@ def seq2seq(run: Run) -> None:
 @workload("decoding with a KV cache, requests come and go")
 def decode(run: Run) -> None:
     """Each request's cache grows by concatenation in blocks of its own and dies with it."""
-    layers, heads, size = 8, 16, 64
+    layers, heads, size = 3, 32, 64
     width = heads * size
     model = Gpt(width, heads, layers, VOCABULARY).cuda().half().requires_grad_(False)
     caches: list[list[torch.Tensor]] = []
     left: list[int] = []
     with torch.no_grad():
-        for number in run.steps(160):
+        for number in run.steps(70):
             run.step(number)
             while len(caches) < 24 and run.rng.random() < 0.5:
                 prompt = run.rng.randint(16, 700)
