@@ -417,9 +417,8 @@ card_check(const struct pya_card *card) {
     for (size_t i = 0; i < card->pages.n_items; i++) {
         n_mappings += card->pages.items[i].handle != 0 ? card->pages.items[i].n_mappings : 0;
     }
-    const struct pya_stat *active = &card->stats.pooled[PYA_STAT_ALL][PYA_STAT_active];
     n_wrong += card_violation(card, "live blocks", n_live, live.n);
-    n_wrong += card_violation(card, "active blocks", live.n, (size_t)active->current);
+    n_wrong += card_violation(card, "active blocks", live.n, (size_t)pya_stats_active(&card->stats));
     n_wrong += card_violation(card, "live bytes", live.bytes, card->live_bytes);
     n_wrong += card_violation(card, "mappings", n_mappings, card->pages.n_mappings);
     n_wrong += card_violation(

@@ -223,7 +223,7 @@ heap_note_oom(struct pya_card *card, size_t bytes) {
         .requested_bytes = bytes,
         .total_bytes = card->caps.total_bytes,
         .limit_bytes = card->limit_bytes,
-        .allocated_bytes = (size_t)card->stats.pooled[PYA_STAT_ALL][PYA_STAT_allocated_bytes].current,
+        .allocated_bytes = (size_t)pya_stats_allocated_bytes(&card->stats),
         .reserved_bytes = card->reserved_bytes,
         .largest_free_bytes = card_largest_free(card),
     };
@@ -256,30 +256,28 @@ card_round(const struct pya_card *card, size_t bytes) {
     return (bytes + PYA_ALIGN - 1) & ~(PYA_ALIGN - 1);
 }
 
+static bool
+card_is_oversize(const struct pya_card *card, const struct pya_block *block) {
+    size_t max_split = card->options.max_split_size;
+    return PYA_UNLIKELY(max_split > 0 && block->bytes >= max_split);
+}
+
 static inline void
 stats_take(struct pya_card *card, const struct pya_block *block) {
-    struct pya_stats *stats = &card->stats;
-    enum pya_stat_pool pool = pya_stat_pool_of(block->is_small);
-    pya_stats_add(stats, pool, PYA_STAT_allocation, 1);
-    pya_stats_add(stats, pool, PYA_STAT_allocated_bytes, block->bytes);
-    pya_stats_add(stats, pool, PYA_STAT_active, 1);
-    pya_stats_add(stats, pool, PYA_STAT_active_bytes, block->bytes);
-    pya_stats_add(stats, pool, PYA_STAT_requested_bytes, block->requested);
-    size_t max_split = card->options.max_split_size;
-    if (PYA_UNLIKELY(max_split > 0 && block->bytes >= max_split)) {
-        pya_stat_add(&stats->single[PYA_STAT_oversize_allocations], 1);
+    pya_stats_take(&card->stats, block->is_small, block->bytes, block->requested);
+    if (PYA_UNLIKELY(card->n_pending > 0)) {
+        pya_stats_note_active(&card->stats, block->is_small);
+    }
+    if (card_is_oversize(card, block)) {
+        pya_stat_add(&card->stats.single[PYA_STAT_oversize_allocations], 1);
     }
 }
 
 static inline void
 stats_drop(struct pya_card *card, const struct pya_block *block) {
-    struct pya_stats *stats = &card->stats;
-    enum pya_stat_pool pool = pya_stat_pool_of(block->is_small);
-    pya_stats_sub(stats, pool, PYA_STAT_allocation, 1);
-    pya_stats_sub(stats, pool, PYA_STAT_allocated_bytes, block->bytes);
-    size_t max_split = card->options.max_split_size;
-    if (PYA_UNLIKELY(max_split > 0 && block->bytes >= max_split)) {
-        pya_stat_sub(&stats->single[PYA_STAT_oversize_allocations], 1);
+    pya_stats_drop(&card->stats, block->is_small, block->bytes, block->requested);
+    if (card_is_oversize(card, block)) {
+        pya_stat_sub(&card->stats.single[PYA_STAT_oversize_allocations], 1);
     }
 }
 
@@ -412,15 +410,16 @@ pya_alloc(struct pya_heap *heap, int device, size_t bytes, pya_stream stream, py
     return PYA_UNLIKELY(st == PYA_E_NOMEM) ? heap_alloc_slow(heap, card, bytes, stream, out) : st;
 }
 
-struct pya_card *
-pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_block **out) {
+static inline struct pya_card *
+heap_find_slot(
+    struct pya_heap *heap, pya_dptr ptr, struct pya_ptrmap_slot *slot, struct pya_block **out) {
     uint64_t mask = __atomic_load_n(
         &heap->claims[(ptr >> PYA_CLAIM_SHIFT) % PYA_CLAIM_SLOTS], __ATOMIC_ACQUIRE);
     while (mask != 0) {
         struct pya_card *card = heap->cards[__builtin_ctzll(mask)];
         mask &= mask - 1;
         pya_lock_acquire(&card->lock);
-        struct pya_block *block = pya_ptrmap_find(&card->live, ptr);
+        struct pya_block *block = pya_ptrmap_find(&card->live, ptr, slot);
         if (PYA_LIKELY(block != NULL)) {
             *out = block;
             return card;
@@ -428,6 +427,12 @@ pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_block **out) {
         pya_lock_release(&card->lock);
     }
     return NULL;
+}
+
+struct pya_card *
+pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_block **out) {
+    struct pya_ptrmap_slot slot;
+    return heap_find_slot(heap, ptr, &slot, out);
 }
 
 /* Does ptr point into memory this heap manages?  Tells a double free from a foreign pointer. */
@@ -473,7 +478,8 @@ pya_free(struct pya_heap *heap, pya_dptr ptr) {
         return PYA_E_FORKED;
     }
     void *here = heap_capture(heap, PYA_RECORD_ALL);
-    struct pya_card *card = pya_heap_find(heap, ptr, &block);
+    struct pya_ptrmap_slot slot;
+    struct pya_card *card = heap_find_slot(heap, ptr, &slot, &block);
     if (PYA_UNLIKELY(card == NULL)) {
         heap_drop_context(heap, here);
         return heap_refuse_free(heap, ptr);
@@ -492,7 +498,7 @@ pya_free(struct pya_heap *heap, pya_dptr ptr) {
     block->context = NULL;
     stats_drop(card, block);
     if (PYA_LIKELY(block->uses == NULL)) {
-        (void)pya_ptrmap_remove(&card->live, ptr);
+        pya_ptrmap_remove_at(&card->live, slot);
         pya_block_release(block);
     } else {
         pya_pending_free(card, block);

@@ -9,10 +9,9 @@ void
 pya_block_release(struct pya_block *block) {
     struct pya_arena *arena = block->arena;
     struct pya_card *card = arena->card;
-    enum pya_stat_pool pool = pya_stat_pool_of(block->is_small);
-    pya_stats_sub(&card->stats, pool, PYA_STAT_active, 1);
-    pya_stats_sub(&card->stats, pool, PYA_STAT_active_bytes, block->bytes);
-    pya_stats_sub(&card->stats, pool, PYA_STAT_requested_bytes, block->requested);
+    if (PYA_UNLIKELY(block->is_pending)) {
+        pya_stats_park(&card->stats, block->is_small, block->bytes, block->requested, -1);
+    }
     card->live_bytes -= block->bytes;
     pya_history_note(
         card->history, PYA_ACTION_FREE_COMPLETED, block->addr, block->requested, arena->stream);
@@ -83,6 +82,7 @@ pya_pending_free(struct pya_card *card, struct pya_block *block) {
         return;
     }
     block->is_pending = true;
+    pya_stats_park(&card->stats, block->is_small, block->bytes, block->requested, 1);
     while (block->uses != NULL) {
         struct pya_use *use = block->uses;
         block->uses = use->next;
@@ -124,7 +124,9 @@ queue_pop(struct pya_card *card, struct pya_pending *queue) {
     pya_slab_put(&card->uses, use);
     card->n_pending--;
     if (--block->n_events == 0) {
-        (void)pya_ptrmap_remove(&card->live, block->addr);
+        struct pya_ptrmap_slot slot;
+        (void)pya_ptrmap_find(&card->live, block->addr, &slot);
+        pya_ptrmap_remove_at(&card->live, slot);
         pya_block_release(block);
     }
 }

@@ -147,29 +147,23 @@ pya_ptrmap_insert(struct pya_ptrmap *map, struct pya_block *block) {
 }
 
 struct pya_block *
-pya_ptrmap_remove(struct pya_ptrmap *map, pya_dptr addr) {
-    struct pya_ptrmap_table *table = &map->current;
-    size_t i = table_find(table, addr);
-    if (PYA_UNLIKELY(i == SIZE_MAX)) {
-        table = &map->old;
-        i = table_find(table, addr);
-        if (i == SIZE_MAX) {
+pya_ptrmap_find(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *slot) {
+    slot->table = &map->current;
+    slot->index = table_find(slot->table, addr);
+    if (PYA_UNLIKELY(slot->index == SIZE_MAX)) {
+        slot->table = &map->old;
+        slot->index = table_find(slot->table, addr);
+        if (slot->index == SIZE_MAX) {
             return NULL;
         }
     }
-    struct pya_block *block = table->entries[i].block;
-    table_remove_at(table, i);
-    return block;
+    return slot->table->entries[slot->index].block;
 }
 
-struct pya_block *
-pya_ptrmap_find(const struct pya_ptrmap *map, pya_dptr addr) {
-    size_t i = table_find(&map->current, addr);
-    if (i != SIZE_MAX) {
-        return map->current.entries[i].block;
-    }
-    i = table_find(&map->old, addr);
-    return i == SIZE_MAX ? NULL : map->old.entries[i].block;
+void
+pya_ptrmap_remove_at(struct pya_ptrmap *map, struct pya_ptrmap_slot slot) {
+    (void)map;
+    table_remove_at(slot.table, slot.index);
 }
 
 size_t

@@ -29,14 +29,21 @@ struct pya_ptrmap {
     size_t cursor;
 };
 
+/* Where an entry was found, so that taking it out needs no second search. */
+struct pya_ptrmap_slot {
+    struct pya_ptrmap_table *table;
+    size_t index;
+};
+
 void pya_ptrmap_init(struct pya_ptrmap *map);
 void pya_ptrmap_fini(struct pya_ptrmap *map);
 /* After this, one insert cannot fail. */
 PYA_MUST_CHECK pya_status pya_ptrmap_reserve_slow(struct pya_ptrmap *map);
 void pya_ptrmap_insert(struct pya_ptrmap *map, struct pya_block *block);
-/* Takes the block out and returns it; NULL when the address is unknown. */
-struct pya_block *pya_ptrmap_remove(struct pya_ptrmap *map, pya_dptr addr);
-struct pya_block *pya_ptrmap_find(const struct pya_ptrmap *map, pya_dptr addr);
+/* NULL when the address is unknown.  *slot is good until the map changes. */
+struct pya_block *
+pya_ptrmap_find(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *slot);
+void pya_ptrmap_remove_at(struct pya_ptrmap *map, struct pya_ptrmap_slot slot);
 size_t pya_ptrmap_host_bytes(const struct pya_ptrmap *map);
 /* Visits all in no order. */
 void pya_ptrmap_each(

@@ -69,8 +69,7 @@ enum pya_stat_pool { PYA_STAT_ALL, PYA_STAT_LARGE, PYA_STAT_SMALL, PYA_N_STAT_PO
 
 #define PYA_N_STATS (PYA_N_POOLED * PYA_N_STAT_POOLS * 4 + PYA_N_SINGLE * 4 + PYA_N_SCALAR)
 
-/* current <= peak, and allocated - freed == current until the totals are reset.
- * The pools add up to "all".  Checked by pya_stats_check(). */
+/* current <= peak, and allocated - freed == current until the totals are reset. */
 struct pya_stat {
     int64_t current;
     int64_t peak;
@@ -78,40 +77,106 @@ struct pya_stat {
     int64_t freed;
 };
 
+/* The three measures of one block. */
+enum { PYA_LIVE_COUNT, PYA_LIVE_BYTES, PYA_LIVE_REQUESTED, PYA_N_LIVE };
+
+/* What every request updates, kept to what cannot be derived: five of torch's statistics come from it.
+ * handed out now = in - out; active now = in - out + parked (freed, but waiting for other streams).
+ * Peaks of "active" can only pass those of "handed out" while something is parked. */
+struct pya_live_pool {
+    int64_t in[PYA_N_LIVE];
+    int64_t out[PYA_N_LIVE];
+    int64_t peak[PYA_N_LIVE];
+    int64_t parked[PYA_N_LIVE];
+    int64_t peak_active[PYA_N_LIVE];
+    /* in, out and out - parked when the totals were last reset */
+    int64_t base_in[PYA_N_LIVE];
+    int64_t base_out[PYA_N_LIVE];
+    int64_t base_done[PYA_N_LIVE];
+};
+
+/* live[0]: large, live[1]: small; of live_all only the peaks are used.
+ * pooled[] holds only the statistics that live does not.  The pools add up to "all".
+ * Checked by pya_stats_check(). */
 struct pya_stats {
+    struct pya_live_pool live[2];
+    struct pya_live_pool live_all;
     struct pya_stat pooled[PYA_N_STAT_POOLS][PYA_N_POOLED];
     struct pya_stat single[PYA_N_SINGLE];
     int64_t scalar[PYA_N_SCALAR];
 };
 
 static inline void
-pya_stat_add(struct pya_stat *stat, int64_t amount)
-{
+pya_stat_add(struct pya_stat *stat, int64_t amount) {
     stat->allocated += amount;
     stat->current += amount;
     stat->peak = stat->current > stat->peak ? stat->current : stat->peak;
 }
 
 static inline void
-pya_stat_sub(struct pya_stat *stat, int64_t amount)
-{
+pya_stat_sub(struct pya_stat *stat, int64_t amount) {
     stat->freed += amount;
     stat->current -= amount;
 }
 
 static inline void
-pya_stats_add(struct pya_stats *stats, enum pya_stat_pool pool, enum pya_pooled_stat which, size_t amount)
-{
+pya_stats_add(
+    struct pya_stats *stats, enum pya_stat_pool pool, enum pya_pooled_stat which, size_t amount) {
     pya_stat_add(&stats->pooled[PYA_STAT_ALL][which], (int64_t)amount);
     pya_stat_add(&stats->pooled[pool][which], (int64_t)amount);
 }
 
 static inline void
-pya_stats_sub(struct pya_stats *stats, enum pya_stat_pool pool, enum pya_pooled_stat which, size_t amount)
-{
+pya_stats_sub(
+    struct pya_stats *stats, enum pya_stat_pool pool, enum pya_pooled_stat which, size_t amount) {
     pya_stat_sub(&stats->pooled[PYA_STAT_ALL][which], (int64_t)amount);
     pya_stat_sub(&stats->pooled[pool][which], (int64_t)amount);
 }
+
+static inline int64_t
+pya_live_now(const struct pya_live_pool *live, int measure) {
+    return live->in[measure] - live->out[measure];
+}
+
+/* The slow half of pya_stats_take(): blocks are parked. */
+void pya_stats_note_active(struct pya_stats *stats, bool is_small);
+
+/* A block was handed out. */
+static inline void
+pya_stats_take(struct pya_stats *stats, bool is_small, size_t bytes, size_t requested) {
+    struct pya_live_pool *live = &stats->live[is_small];
+    const struct pya_live_pool *other = &stats->live[!is_small];
+    struct pya_live_pool *all = &stats->live_all;
+    const int64_t amount[PYA_N_LIVE] = {1, (int64_t)bytes, (int64_t)requested};
+    for (int i = 0; i < PYA_N_LIVE; i++) {
+        live->in[i] += amount[i];
+        int64_t now = pya_live_now(live, i);
+        int64_t now_all = now + pya_live_now(other, i);
+        if (now > live->peak[i]) {
+            live->peak[i] = now;
+        }
+        if (now_all > all->peak[i]) {
+            all->peak[i] = now_all;
+        }
+    }
+}
+
+/* Its user gave it back. */
+static inline void
+pya_stats_drop(struct pya_stats *stats, bool is_small, size_t bytes, size_t requested) {
+    struct pya_live_pool *live = &stats->live[is_small];
+    live->out[PYA_LIVE_COUNT] += 1;
+    live->out[PYA_LIVE_BYTES] += (int64_t)bytes;
+    live->out[PYA_LIVE_REQUESTED] += (int64_t)requested;
+}
+
+/* Dropped, but other streams may use it still: sign 1; they are done: sign -1. */
+void
+pya_stats_park(struct pya_stats *stats, bool is_small, size_t bytes, size_t requested, int sign);
+
+/* Bytes handed out, and blocks handed out or parked, of both pools. */
+int64_t pya_stats_allocated_bytes(const struct pya_stats *stats);
+int64_t pya_stats_active(const struct pya_stats *stats);
 
 /* "allocated_bytes.all.current" and so on; NULL for index >= PYA_N_STATS.  The string is static. */
 const char *pya_stat_key(size_t index);
