@@ -105,7 +105,7 @@ setup(
                 str(Path(name).relative_to(ROOT))
                 for name in glob.glob(str(ROOT / "csrc/**/*.h"), recursive=True)
             ],
-            define_macros=[("Py_LIMITED_API", "0x030A0000"), ("_GNU_SOURCE", None)],
+            define_macros=[("Py_LIMITED_API", "0x030A0000")],
             extra_compile_args=FLAGS,
             libraries=["dl", "pthread", "m"],
             py_limited_api=True,

@@ -584,6 +584,9 @@ PyInit__core(void) {
         PyModule_AddObjectRef(module, "oom_callbacks", oom_callbacks) != 0) {
         goto drop_module;
     }
+    if (pya_module_snapshot_add(module) != 0) {
+        goto drop_module;
+    }
     return module;
 
 drop_module:

@@ -11,3 +11,6 @@ struct pya_heap *pya_module_heap(void);
 PyObject *pya_module_raise(const char *class_name, const char *text);
 /* None, or NULL with AllocatorError set: what failed, the status and what the device said. */
 PyObject *pya_module_result(pya_status status, const char *what, int device);
+
+/* Each file of the module adds its own functions; 0, or -1 with an exception set. */
+int pya_module_snapshot_add(PyObject *module);

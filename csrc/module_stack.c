@@ -5,6 +5,8 @@
 #include "module_stack.h"
 
 #include <dlfcn.h>
+#include <execinfo.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,9 +20,15 @@ struct frame {
 struct stack {
     size_t n_owners; /* atomic */
     struct stack *next_dead;
+    char *metadata; /* owned; NULL is "" */
+    size_t n_native;
+    void **native; /* owned return addresses, innermost first; NULL when none were captured */
     size_t n_frames;
     struct frame frames[];
 };
+
+static atomic_bool wants_native;
+static _Thread_local char *thread_metadata; /* owned by the thread; lost with it, a few bytes */
 
 static struct stack *dead_stacks; /* atomic head of a list that only grows, or is taken whole */
 
@@ -44,6 +52,8 @@ stack_destroy(struct stack *stack) {
     for (size_t i = 0; i < stack->n_frames; i++) {
         Py_DECREF(stack->frames[i].code);
     }
+    free(stack->native);
+    free(stack->metadata);
     free(stack);
 }
 
@@ -65,6 +75,9 @@ stack_create(const struct frame *frames, size_t n) {
     }
     stack->n_owners = 1;
     stack->next_dead = NULL;
+    stack->metadata = NULL;
+    stack->n_native = 0;
+    stack->native = NULL;
     stack->n_frames = n;
     memcpy(stack->frames, frames, n * sizeof stack->frames[0]);
     return stack;
@@ -74,12 +87,9 @@ static struct stack *
 capture_with_gil(void) {
     get_back_function get_back = find_get_back();
     PyFrameObject *frame = get_back == NULL ? NULL : PyEval_GetFrame(); /* borrowed */
-    if (frame == NULL) {
-        return NULL;
-    }
     struct frame frames[MAX_FRAMES];
     size_t n = 0;
-    Py_INCREF(frame);
+    Py_XINCREF(frame);
     while (frame != NULL && n < MAX_FRAMES) {
         frames[n].code = (PyObject *)PyFrame_GetCode(frame);
         frames[n].line = PyFrame_GetLineNumber(frame);
@@ -94,6 +104,21 @@ capture_with_gil(void) {
         Py_DECREF(frames[i].code);
     }
     return stack;
+}
+
+/* Without memory for the details the stack is kept without them. */
+static void
+add_native(struct stack *stack) {
+    void *addresses[MAX_FRAMES];
+    const int n = backtrace(addresses, MAX_FRAMES);
+    if (n <= 0) {
+        return;
+    }
+    stack->native = malloc((size_t)n * sizeof *stack->native);
+    if (stack->native != NULL) {
+        memcpy(stack->native, addresses, (size_t)n * sizeof *stack->native);
+        stack->n_native = (size_t)n;
+    }
 }
 
 void *
@@ -113,7 +138,34 @@ pya_stack_capture(void *arg) {
     PyErr_Clear();
     PyErr_Restore(type, value, traceback);
     PyGILState_Release(held);
+    if (stack != NULL && thread_metadata != NULL && thread_metadata[0] != '\0') {
+        stack->metadata = strdup(thread_metadata);
+    }
+    if (stack != NULL && atomic_load_explicit(&wants_native, memory_order_relaxed)) {
+        add_native(stack);
+    }
     return stack;
+}
+
+void
+pya_stack_set_native(bool enabled) {
+    atomic_store(&wants_native, enabled);
+}
+
+bool
+pya_stack_set_metadata(const char *text) {
+    char *copy = strdup(text);
+    if (copy == NULL) {
+        return false;
+    }
+    free(thread_metadata);
+    thread_metadata = copy;
+    return true;
+}
+
+const char *
+pya_stack_thread_metadata(void) {
+    return thread_metadata == NULL ? "" : thread_metadata;
 }
 
 void
@@ -139,6 +191,7 @@ pya_stack_release(void *arg, void *context) {
         &dead_stacks, &head, stack, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
 }
 
+/* {"name", "filename", "line"}; steals nothing. */
 static PyObject *
 frame_dict(const struct frame *frame) {
     PyObject *name = PyObject_GetAttrString(frame->code, "co_name");
@@ -152,16 +205,98 @@ frame_dict(const struct frame *frame) {
     return dict;
 }
 
-PyObject *
-pya_stack_frames(void *context) {
-    const struct stack *stack = context;
-    const size_t n = stack == NULL ? 0 : stack->n_frames;
-    PyObject *list = PyList_New((Py_ssize_t)n);
-    for (size_t i = 0; list != NULL && i < n; i++) {
-        PyObject *dict = frame_dict(&stack->frames[i]);
-        if (dict == NULL || PyList_SetItem(list, (Py_ssize_t)i, dict) != 0) {
-            Py_CLEAR(list);
+/* The C++ runtime's; the bridge links it. */
+extern char *__cxa_demangle(const char *mangled, char *buffer, size_t *bytes, int *status);
+
+/* Line numbers of C and C++ would need debug information: 0, as torch writes where it has none. */
+static PyObject *
+native_dict(void *address) {
+    Dl_info where;
+    char text[32];
+    const bool is_known = dladdr(address, &where) != 0;
+    const char *name = is_known ? where.dli_sname : NULL;
+    if (name == NULL) {
+        PyOS_snprintf(text, sizeof text, "%p", address);
+        name = text;
+    }
+    char *demangled = __cxa_demangle(name, NULL, NULL, NULL);
+    const char *shown = demangled != NULL ? demangled : name;
+    const char *file = is_known ? where.dli_fname : "??";
+    PyObject *dict = Py_BuildValue("{s:s,s:s,s:i}", "name", shown, "filename", file, "line", 0);
+    free(demangled);
+    return dict;
+}
+
+/* Takes key.  New reference to what the cache has under it, or to what make() puts there. */
+static PyObject *
+cached(PyObject *cache, PyObject *key, PyObject *(*make)(const void *arg), const void *arg) {
+    if (key == NULL) {
+        return NULL;
+    }
+    PyObject *value = PyDict_GetItemWithError(cache, key); /* borrowed */
+    if (value != NULL) {
+        Py_INCREF(value);
+    } else if (!PyErr_Occurred()) {
+        value = make(arg);
+        if (value != NULL && PyDict_SetItem(cache, key, value) != 0) {
+            Py_CLEAR(value);
         }
     }
+    Py_DECREF(key);
+    return value;
+}
+
+static PyObject *
+make_frame(const void *arg) {
+    return frame_dict(arg);
+}
+
+static PyObject *
+make_native(const void *arg) {
+    return native_dict(*(void *const *)arg);
+}
+
+/* Steals value. */
+static bool
+append(PyObject *list, PyObject *value) {
+    const bool done = value != NULL && PyList_Append(list, value) == 0;
+    Py_XDECREF(value);
+    return done;
+}
+
+/* From here outwards the native frames are the interpreter's own: the Python frames say more. */
+static bool
+is_interpreter(void *address) {
+    Dl_info where;
+    return dladdr(address, &where) != 0 && where.dli_sname != NULL &&
+           strncmp(where.dli_sname, "_PyEval_", strlen("_PyEval_")) == 0;
+}
+
+PyObject *
+pya_stack_frames(PyObject *cache, void *context) {
+    const struct stack *stack = context;
+    PyObject *list = PyList_New(0);
+    bool done = list != NULL;
+    for (size_t i = 0; done && stack != NULL && i < stack->n_native; i++) {
+        if (is_interpreter(stack->native[i])) {
+            break;
+        }
+        PyObject *key = Py_BuildValue("(N)", PyLong_FromVoidPtr(stack->native[i]));
+        done = append(list, cached(cache, key, make_native, &stack->native[i]));
+    }
+    for (size_t i = 0; done && stack != NULL && i < stack->n_frames; i++) {
+        PyObject *key =
+            Py_BuildValue("(Ni)", PyLong_FromVoidPtr(stack->frames[i].code), stack->frames[i].line);
+        done = append(list, cached(cache, key, make_frame, &stack->frames[i]));
+    }
+    if (!done) {
+        Py_CLEAR(list);
+    }
     return list;
+}
+
+PyObject *
+pya_stack_metadata(void *context) {
+    const struct stack *stack = context;
+    return PyUnicode_FromString(stack == NULL || stack->metadata == NULL ? "" : stack->metadata);
 }

@@ -22,6 +22,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #define WRAPPER "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator"
 #define VTABLE "_ZTV" WRAPPER "E"
@@ -38,33 +39,19 @@ constexpr size_t MAX_WORDS = 512;
 constexpr size_t MAX_GAP = 8;
 
 using any_function = void (*)();
-using mem_info_function = int (*)(size_t *free_bytes, size_t *total_bytes);
-
-/* Idle memory can be stitched into one block, so all of it counts as the largest. */
-size_t
-cached_bytes(pya_heap *heap, int device) {
-    int64_t values[PYA_N_STATS];
-    if (heap == nullptr || pya_stats_get(heap, device, values) != PYA_OK) {
-        return 0;
-    }
-    const int64_t reserved = values[pya_torch_stat_index("reserved_bytes.all.current")];
-    const int64_t active = values[pya_torch_stat_index("active_bytes.all.current")];
-    return reserved > active ? static_cast<size_t>(reserved - active) : 0;
-}
 
 /* Native's contract: *largest is raised to the largest block a request could get without waiting, and where the caller
  * passes 0, the device's free memory counts too.  cudnn.benchmark sizes its workspaces by it. */
 void
 slot_cache_info(void *self, int8_t device, size_t *largest) {
     (void)self;
-    const size_t cached = cached_bytes(pya_torch_heap(), device);
-    size_t free_bytes = 0;
-    size_t total_bytes = 0;
-    const auto mem_info = reinterpret_cast<mem_info_function>(pya_torch_function("cudaMemGetInfo"));
-    if (*largest == 0 && (mem_info == nullptr || mem_info(&free_bytes, &total_bytes) != 0)) {
-        free_bytes = 0;
+    pya_heap *heap = pya_torch_heap();
+    struct pya_memory_info info = {};
+    if (heap == nullptr || pya_memory_info(heap, device, &info) != PYA_OK) {
+        return; /* the caller's own guess stands */
     }
-    const size_t most = cached > free_bytes ? cached : free_bytes;
+    const size_t free_bytes = *largest == 0 ? info.free_bytes : 0;
+    const size_t most = info.largest_free_bytes > free_bytes ? info.largest_free_bytes : free_bytes;
     *largest = most > *largest ? most : *largest;
 }
 
@@ -99,6 +86,24 @@ check_pool(pya_status status, const char *what) {
     if (status != PYA_OK) {
         throw std::runtime_error(std::string("pyalloc: ") + what + ": " + pya_status_text(status));
     }
+}
+
+/* Graphs and MemPools that hold the pool; 0 for one that is gone. */
+int
+slot_pool_users(void *self, int8_t device, pya_pool_id id) {
+    (void)self;
+    pya_heap *heap = pya_torch_heap();
+    if (heap == nullptr) {
+        return 0;
+    }
+    std::vector<pya_pool_info> infos(pya_pool_list(heap, device, nullptr, 0));
+    const size_t n = pya_pool_list(heap, device, infos.data(), infos.size());
+    for (size_t i = 0; i < n && i < infos.size(); i++) {
+        if (infos[i].id.first == id.first && infos[i].id.second == id.second) {
+            return static_cast<int>(infos[i].n_users);
+        }
+    }
+    return 0;
 }
 
 /* torch.cuda.MemPool(): one more user.  The last argument is an allocator of the pool's own. */
@@ -158,6 +163,8 @@ slot slots[] = {
      as_any(slot_reset_accumulated), nullptr, false},
     {"torch.cuda.MemPool (slot createOrIncrefPool)", nullptr, "createOrIncrefPool",
      as_any(slot_create_pool), nullptr, false},
+    {"MemPool.use_count() (slot getPoolUseCount)", nullptr, "getPoolUseCount",
+     as_any(slot_pool_users), nullptr, false},
     {"MemPool(use_on_oom=True) (slot setUseOnOOM)", nullptr, "setUseOnOOM", as_any(slot_use_on_oom),
      nullptr, false},
     {"MemPool(no_split=True) (slot setNoSplit)", nullptr, "setNoSplit", as_any(slot_no_split),

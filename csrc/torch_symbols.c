@@ -24,17 +24,6 @@ pya_torch_symbol(const char *name) {
     return NULL;
 }
 
-pya_torch_any_function
-pya_torch_function(const char *name) {
-    void *found = dlsym(RTLD_DEFAULT, name);
-    if (found == NULL) {
-        found = pya_torch_symbol(name); /* dlsym on a library also searches what it depends on */
-    }
-    pya_torch_any_function function = NULL;
-    memcpy(&function, &found, sizeof function);
-    return function;
-}
-
 size_t
 pya_torch_stat_index(const char *key) {
     size_t index = 0;

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _core
+from pyalloc import _core, history
 
 Nested = dict[Any, Any]
 _OWN_PREFIX = "pyalloc_"
@@ -92,8 +92,18 @@ def memory_stats(torch: Any, device: int) -> Nested:
             flat.pop(key, None)
     result = nested(flat)
     if "reserved_bytes_by_private_pools" in known:
-        result["reserved_bytes_by_private_pools"] = {}
+        result["reserved_bytes_by_private_pools"] = _private_pools(device)
     return result
+
+
+def _private_pools(device: int) -> Nested:
+    """By pool id, as torch has it.  A page serves small and large requests alike: all of it counts as large."""
+    names = ("current", "peak", "allocated", "freed")
+    pools = {}
+    for pool, _, _, bytes_ in _core.pools(device):
+        counted = dict(zip(names, bytes_, strict=True))
+        pools[pool] = {"all": counted, "small_pool": dict.fromkeys(names, 0), "large_pool": dict(counted)}
+    return pools
 
 
 def _cuda_functions(torch: Any) -> dict[str, Callable[..., Any]]:
@@ -102,7 +112,28 @@ def _cuda_functions(torch: Any) -> dict[str, Callable[..., Any]]:
         "resetPeakMemoryStats": lambda device: _core.reset_peak(device),
         "resetAccumulatedMemoryStats": lambda device: _core.reset_accumulated(device),
         "getMemoryFraction": lambda device: _core.get_fraction(device),
+        "memorySnapshot": lambda wanted=None: history.snapshot(torch, wanted),
+        "record_memory_history": lambda *args: history.record(*args),
+        "record_memory_history_legacy": lambda *args: history.record_legacy(*args),
+        "isHistoryEnabled": lambda: history.is_enabled(),
+        "allocationTraceback": lambda address: history.traceback_of(torch, address),
+        "memoryMetadataSupported": lambda: True,
+        "setMemoryMetadata": lambda text: _core.set_metadata(text),
+        "getMemoryMetadata": lambda: _core.get_metadata(),
+        "annotateMemory": lambda address, text: history.annotate(address, text),
+        "attach_out_of_memory_observer": lambda observer: _observe_oom(torch, observer),
+        "checkPoolLiveAllocations": lambda device, pool, live: history.has_exactly(device, tuple(pool), live, torch),
     }
+
+
+def _observe_oom(torch: Any, observer: Callable[[int, int, int, int], object]) -> None:
+    """The observer gets what torch passes: device, bytes asked for, bytes allocated, bytes free on the device."""
+
+    def call(device: int, asked: int) -> None:
+        free, _ = torch.cuda.mem_get_info(device)
+        observer(device, asked, _core.stats(device)["allocated_bytes.all.current"], free)
+
+    _core.oom_callbacks.append(call)
 
 
 def _accelerator_functions(torch: Any) -> dict[str, Callable[..., Any]]:

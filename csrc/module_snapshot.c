@@ -1,0 +1,365 @@
+/* Snapshots and history for Python: torch's dictionaries, built from the core's flat arrays.
+ *
+ * A recording repeats the same stacks and frames thousands of times: each becomes one Python object, which also keeps
+ * the pickled file small. */
+#include "module.h"
+
+#include "core/history.h"
+#include "core/snapshot.h"
+#include "module_stack.h"
+
+#include <string.h>
+#include <time.h>
+
+/* Steals value.  False with an exception set where it could not be put. */
+static bool
+put(PyObject *dict, const char *key, PyObject *value) {
+    const bool done = value != NULL && PyDict_SetItemString(dict, key, value) == 0;
+    Py_XDECREF(value);
+    return done;
+}
+
+static PyObject *
+integer(uint64_t value) {
+    return PyLong_FromUnsignedLongLong((unsigned long long)value);
+}
+
+static PyObject *
+pool_tuple(struct pya_pool_id pool) {
+    return Py_BuildValue("(KK)", (unsigned long long)pool.first, (unsigned long long)pool.second);
+}
+
+/* New reference to the frames of a context, the same object for the same context. */
+static PyObject *
+frames_of(PyObject *cache, void *context) {
+    PyObject *key = PyLong_FromVoidPtr(context);
+    PyObject *known = key == NULL ? NULL : PyDict_GetItemWithError(cache, key); /* borrowed */
+    if (known != NULL) {
+        Py_INCREF(known);
+    } else if (key != NULL && !PyErr_Occurred()) {
+        known = pya_stack_frames(cache, context);
+        if (known != NULL && PyDict_SetItem(cache, key, known) != 0) {
+            Py_CLEAR(known);
+        }
+    }
+    Py_XDECREF(key);
+    return known;
+}
+
+static PyObject *
+block_dict(const struct pya_snap_block *block, PyObject *cache) {
+    PyObject *dict = PyDict_New();
+    if (dict != NULL && put(dict, "address", integer(block->addr)) &&
+        put(dict, "size", integer(block->bytes)) &&
+        put(dict, "requested_size", integer(block->requested)) &&
+        put(dict, "state", PyUnicode_InternFromString(pya_snap_state_text(block->state))) &&
+        put(dict, "frames", frames_of(cache, block->context))) {
+        return dict;
+    }
+    Py_XDECREF(dict);
+    return NULL;
+}
+
+static PyObject *
+block_list(
+    const struct pya_snapshot *snapshot, const struct pya_snap_segment *segment, PyObject *cache) {
+    PyObject *list = PyList_New((Py_ssize_t)segment->n_blocks);
+    for (size_t i = 0; list != NULL && i < segment->n_blocks; i++) {
+        PyObject *dict = block_dict(&snapshot->blocks[segment->first_block + i], cache);
+        if (dict == NULL || PyList_SetItem(list, (Py_ssize_t)i, dict) != 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+static PyObject *
+segment_dict(
+    const struct pya_snapshot *snapshot, const struct pya_snap_segment *segment, PyObject *cache) {
+    PyObject *dict = PyDict_New();
+    if (dict != NULL && put(dict, "device", PyLong_FromLong(segment->device)) &&
+        put(dict, "address", integer(segment->addr)) &&
+        put(dict, "total_size", integer(segment->total_bytes)) &&
+        put(dict, "allocated_size", integer(segment->allocated_bytes)) &&
+        put(dict, "active_size", integer(segment->active_bytes)) &&
+        put(dict, "requested_size", integer(segment->requested_bytes)) &&
+        put(dict, "stream", integer(segment->stream)) &&
+        put(dict, "segment_type",
+            PyUnicode_InternFromString(segment->is_small ? "small" : "large")) &&
+        put(dict, "segment_pool_id", pool_tuple(segment->pool)) &&
+        put(dict, "is_expandable", PyBool_FromLong(segment->is_expandable)) &&
+        put(dict, "frames", PyList_New(0)) &&
+        put(dict, "blocks", block_list(snapshot, segment, cache))) {
+        return dict;
+    }
+    Py_XDECREF(dict);
+    return NULL;
+}
+
+static PyObject *
+segment_list(const struct pya_snapshot *snapshot, PyObject *cache) {
+    PyObject *list = PyList_New((Py_ssize_t)snapshot->n_segments);
+    for (size_t i = 0; list != NULL && i < snapshot->n_segments; i++) {
+        PyObject *dict = segment_dict(snapshot, &snapshot->segments[i], cache);
+        if (dict == NULL || PyList_SetItem(list, (Py_ssize_t)i, dict) != 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+/* Microseconds since 1970 of a moment on the device's clock. */
+static int64_t
+wall_us(uint64_t at_ns, uint64_t now_ns) {
+    struct timespec wall;
+    (void)clock_gettime(CLOCK_REALTIME, &wall);
+    const int64_t now_us = (int64_t)wall.tv_sec * 1000000 + wall.tv_nsec / 1000;
+    return now_us - ((int64_t)now_ns - (int64_t)at_ns) / 1000;
+}
+
+/* Entries do not carry their pool: it is the one whose segment holds the address now. */
+static struct pya_pool_id
+entry_pool(const struct pya_snapshot *snapshot, const struct pya_entry *entry) {
+    const struct pya_pool_id none = {0, 0};
+    for (size_t i = 0; entry->action != PYA_ACTION_OOM && i < snapshot->n_segments; i++) {
+        const struct pya_snap_segment *segment = &snapshot->segments[i];
+        if (entry->addr >= segment->addr && entry->addr - segment->addr < segment->total_bytes) {
+            return segment->pool;
+        }
+    }
+    return none;
+}
+
+static PyObject *
+entry_dict(
+    const struct pya_snapshot *snapshot, const struct pya_entry *entry, uint64_t now_ns,
+    PyObject *cache) {
+    PyObject *dict = PyDict_New();
+    const char *place = entry->action == PYA_ACTION_OOM ? "device_free" : "addr";
+    const char *action = pya_action_name((enum pya_action)entry->action);
+    bool done = dict != NULL && put(dict, "action", PyUnicode_InternFromString(action)) &&
+                put(dict, place, integer(entry->addr)) &&
+                put(dict, "size", integer(entry->bytes)) &&
+                put(dict, "stream", integer(entry->stream)) &&
+                put(dict, "time_us", PyLong_FromLongLong(wall_us(entry->time_ns, now_ns))) &&
+                put(dict, "compile_context", PyUnicode_InternFromString("N/A")) &&
+                put(dict, "user_metadata", pya_stack_metadata(entry->context)) &&
+                put(dict, "pool_id", pool_tuple(entry_pool(snapshot, entry)));
+    if (done && entry->context != NULL) {
+        done = put(dict, "frames", frames_of(cache, entry->context));
+    }
+    if (!done) {
+        Py_CLEAR(dict);
+    }
+    return dict;
+}
+
+static PyObject *
+trace_list(const struct pya_snapshot *snapshot, size_t device, PyObject *cache) {
+    const size_t first = device == 0 ? 0 : snapshot->entries_end[device - 1];
+    const size_t end = snapshot->entries_end[device];
+    PyObject *list = PyList_New((Py_ssize_t)(end - first));
+    for (size_t i = first; list != NULL && i < end; i++) {
+        PyObject *dict =
+            entry_dict(snapshot, &snapshot->entries[i], snapshot->now_ns[device], cache);
+        if (dict == NULL || PyList_SetItem(list, (Py_ssize_t)(i - first), dict) != 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+/* One list per device, as many as asked for. */
+static PyObject *
+all_traces(const struct pya_snapshot *snapshot, int n_devices, PyObject *cache) {
+    PyObject *list = PyList_New(0);
+    for (int device = 0; list != NULL && device < n_devices; device++) {
+        PyObject *trace = trace_list(snapshot, (size_t)device, cache);
+        if (trace == NULL || PyList_Append(list, trace) != 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(trace);
+    }
+    return list;
+}
+
+static PyObject *
+snapshot_tuple(const struct pya_snapshot *snapshot, int n_devices) {
+    PyObject *cache = PyDict_New();
+    PyObject *segments = cache == NULL ? NULL : segment_list(snapshot, cache);
+    PyObject *traces = segments == NULL ? NULL : all_traces(snapshot, n_devices, cache);
+    PyObject *result = traces == NULL ? NULL : PyTuple_Pack(2, segments, traces);
+    Py_XDECREF(cache);
+    Py_XDECREF(segments);
+    Py_XDECREF(traces);
+    return result;
+}
+
+/* (n_devices, with_trace, pool or None) -> (segments, device_traces) */
+static PyObject *
+core_snapshot(PyObject *self, PyObject *args) {
+    (void)self;
+    int n_devices = 0;
+    int with_trace = 0;
+    PyObject *wanted = NULL;
+    unsigned long long first = 0;
+    unsigned long long second = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "ipO", &n_devices, &with_trace, &wanted)) {
+        return NULL;
+    }
+    if (wanted != Py_None && !PyArg_ParseTuple(wanted, "KK", &first, &second)) {
+        return NULL;
+    }
+    if (n_devices < 0 || n_devices > PYA_MAX_DEVICES) {
+        return pya_module_raise("AllocatorError", "there are at most 64 devices");
+    }
+    const struct pya_pool_id pool = {first, second};
+    struct pya_snapshot snapshot;
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_snapshot_take(heap, wanted == Py_None ? NULL : &pool, with_trace != 0, &snapshot);
+    Py_END_ALLOW_THREADS
+    if (status != PYA_OK) {
+        return pya_module_result(status, "taking a snapshot failed", -1);
+    }
+    PyObject *result = snapshot_tuple(&snapshot, n_devices);
+    pya_snapshot_fini(&snapshot);
+    return result;
+}
+
+/* (level, trace, max_entries, skip_mask, native_frames) */
+static PyObject *
+core_history_start(PyObject *self, PyObject *args) {
+    (void)self;
+    int level = 0;
+    int trace = 0;
+    unsigned long long max_entries = 0;
+    unsigned int skip_mask = 0;
+    int native_frames = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL ||
+        !PyArg_ParseTuple(
+            args, "ipKIp", &level, &trace, &max_entries, &skip_mask, &native_frames)) {
+        return NULL;
+    }
+    if (level < PYA_RECORD_NEVER || level > PYA_RECORD_ALL) {
+        return pya_module_raise("AllocatorError", "no such level of contexts");
+    }
+    pya_stack_set_native(native_frames != 0);
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_history_start(
+        heap, (enum pya_record_level)level, trace != 0, (size_t)max_entries, skip_mask);
+    Py_END_ALLOW_THREADS
+    return pya_module_result(status, "starting to record history failed", -1);
+}
+
+static PyObject *
+history_call(void (*function)(struct pya_heap *heap)) {
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    function(heap);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+core_history_stop(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    return history_call(pya_history_stop);
+}
+
+static PyObject *
+core_history_forget(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    return history_call(pya_history_forget);
+}
+
+/* Names of trace actions; the place in the list is the bit of a skip mask. */
+static PyObject *
+core_actions(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < PYA_N_ACTIONS; i++) {
+        PyObject *name = PyUnicode_FromString(pya_action_name((enum pya_action)i));
+        if (name == NULL || PyList_Append(list, name) != 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
+static PyObject *
+core_set_metadata(PyObject *self, PyObject *args) {
+    (void)self;
+    const char *text = NULL;
+    if (!PyArg_ParseTuple(args, "s", &text)) {
+        return NULL;
+    }
+    if (!pya_stack_set_metadata(text)) {
+        return PyErr_NoMemory();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+core_get_metadata(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    return PyUnicode_FromString(pya_stack_thread_metadata());
+}
+
+/* [(pool id, users, is active, (current, peak, allocated, freed) reserved bytes)] of a device */
+static PyObject *
+core_pools(PyObject *self, PyObject *args) {
+    (void)self;
+    int device = 0;
+    struct pya_pool_info infos[256];
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "i", &device)) {
+        return NULL;
+    }
+    const size_t n_room = sizeof infos / sizeof infos[0];
+    size_t n = 0;
+    Py_BEGIN_ALLOW_THREADS
+    n = pya_pool_list(heap, device, infos, n_room);
+    Py_END_ALLOW_THREADS
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n && i < n_room; i++) {
+        const struct pya_stat *bytes = &infos[i].reserved_bytes;
+        PyObject *row = Py_BuildValue(
+            "(NnN(LLLL))", pool_tuple(infos[i].id), (Py_ssize_t)infos[i].n_users,
+            PyBool_FromLong(infos[i].is_active), (long long)bytes->current, (long long)bytes->peak,
+            (long long)bytes->allocated, (long long)bytes->freed);
+        if (row == NULL || PyList_Append(list, row) != 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+static PyMethodDef snapshot_methods[] = {
+    {"snapshot", core_snapshot, METH_VARARGS, NULL},
+    {"history_start", core_history_start, METH_VARARGS, NULL},
+    {"history_stop", core_history_stop, METH_NOARGS, NULL},
+    {"history_forget", core_history_forget, METH_NOARGS, NULL},
+    {"actions", core_actions, METH_NOARGS, NULL},
+    {"set_metadata", core_set_metadata, METH_VARARGS, NULL},
+    {"get_metadata", core_get_metadata, METH_NOARGS, NULL},
+    {"pools", core_pools, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+pya_module_snapshot_add(PyObject *module) {
+    return PyModule_AddFunctions(module, snapshot_methods);
+}
