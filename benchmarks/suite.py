@@ -1,0 +1,90 @@
+"""The traces of the suite: recorded ones unpacked, generated ones made, each as a plain .pya file.
+
+``python -m benchmarks.suite FOLDER [NAME ...]`` writes them to a folder, for other tools.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import lzma
+import os
+import random
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.workloads.generated import GENERATED
+from benchmarks.workloads.record import TRACES, build_recorder
+
+ALLOC, FREE, RECORD_STREAM = 1, 2, 4
+
+#: recorded loops of kinds that nobody looked at while constants were chosen
+HELD_OUT = ("lstm_lm", "two_tasks", "vit", "gan", "detector", "ppo", "graphs", "speech")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace of the suite; ``kind`` is recorded, held-out or generated."""
+
+    name: str
+    kind: str
+
+    def write(self, folder: Path) -> Path:
+        """Writes the plain file into the folder, unless it is there; returns its path."""
+        path = folder / f"{self.name}.pya"
+        if not path.exists():
+            part = path.with_suffix(".unpacked")
+            if self.kind == "generated":
+                generate(self.name, part)
+            else:
+                part.write_bytes(lzma.decompress((TRACES / f"{self.name}.pya.xz").read_bytes()))
+            part.replace(path)
+        return path
+
+
+def suite(only: list[str] | None = None) -> list[Trace]:
+    """All traces there are, or those named; ValueError for a name that is none."""
+    recorded = sorted(path.name.removesuffix(".pya.xz") for path in TRACES.glob("*.pya.xz"))
+    found = [Trace(name, "held-out" if name in HELD_OUT else "recorded") for name in recorded]
+    found.sort(key=lambda trace: trace.kind == "held-out")
+    found += [Trace(name, "generated") for name in GENERATED]
+    unknown = set(only or []) - {trace.name for trace in found}
+    if unknown:
+        raise ValueError(f"no trace named {', '.join(sorted(unknown))}")
+    return [trace for trace in found if not only or trace.name in only]
+
+
+def generate(name: str, path: Path, seed: int = 1) -> None:
+    """Writes a generated program as a trace."""
+    writer = ctypes.CDLL(str(build_recorder()))
+    event = writer.recorder_event
+    event.argtypes = [ctypes.c_int, *[ctypes.c_uint64] * 4]
+    if writer.recorder_create(os.fsencode(path)) != 0:
+        raise OSError(f"{path} could not be written")
+    for operation in GENERATED[name](random.Random(zlib.crc32(name.encode()) + seed)):
+        addr = 512 * (operation[1] + 1)
+        if operation[0] == "alloc":
+            event(ALLOC, addr, operation[2], operation[3], 0)
+        elif operation[0] == "free":
+            event(FREE, addr, 0, 0, 0)
+        else:
+            event(RECORD_STREAM, addr, 0, 0, operation[2])
+    if writer.recorder_close() != 0:
+        raise OSError(f"{path} could not be written")
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    for trace in suite(arguments.names):
+        print(trace.write(arguments.folder))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
