@@ -7,13 +7,21 @@ struct pya_kernels {
     int (*ps_backward)(const struct pya_ops_ps *);
     int (*ps_mixture_forward)(const struct pya_ops_ps *);
     int (*ps_mixture_backward)(const struct pya_ops_ps *);
+    int (*additive_forward)(const struct pya_ops_additive *);
+    int (*additive_backward)(const struct pya_ops_additive *);
+    int (*attention_forward)(const struct pya_ops_attention *);
+    int (*attention_backward)(const struct pya_ops_attention *);
 };
 
 #define PYA_KERNELS_DECLARE(isa)                                                                   \
-    int pya_ps_forward_##isa(const struct pya_ops_ps *ps);                                         \
-    int pya_ps_backward_##isa(const struct pya_ops_ps *ps);                                        \
-    int pya_ps_mixture_forward_##isa(const struct pya_ops_ps *ps);                                 \
-    int pya_ps_mixture_backward_##isa(const struct pya_ops_ps *ps);
+    int pya_ps_forward_##isa(const struct pya_ops_ps *a);                                          \
+    int pya_ps_backward_##isa(const struct pya_ops_ps *a);                                         \
+    int pya_ps_mixture_forward_##isa(const struct pya_ops_ps *a);                                  \
+    int pya_ps_mixture_backward_##isa(const struct pya_ops_ps *a);                                 \
+    int pya_additive_forward_##isa(const struct pya_ops_additive *a);                              \
+    int pya_additive_backward_##isa(const struct pya_ops_additive *a);                             \
+    int pya_attention_forward_##isa(const struct pya_ops_attention *a);                            \
+    int pya_attention_backward_##isa(const struct pya_ops_attention *a);
 
 PYA_KERNELS_DECLARE(avx512)
 PYA_KERNELS_DECLARE(avx2)

@@ -13,6 +13,10 @@
         .ps_forward = pya_ps_forward_##isa, .ps_backward = pya_ps_backward_##isa,                  \
         .ps_mixture_forward = pya_ps_mixture_forward_##isa,                                        \
         .ps_mixture_backward = pya_ps_mixture_backward_##isa,                                      \
+        .additive_forward = pya_additive_forward_##isa,                                            \
+        .additive_backward = pya_additive_backward_##isa,                                          \
+        .attention_forward = pya_attention_forward_##isa,                                          \
+        .attention_backward = pya_attention_backward_##isa,                                        \
     }
 
 static const struct pya_kernels ops_f64 = OPS_TABLE(f64);
@@ -97,4 +101,65 @@ pya_ops_ps_mixture_backward(const struct pya_ops_ps *ps) {
     }
     ops_advise_gradients(ps);
     return ops_kernels(ps->dtype)->ps_mixture_backward(ps);
+}
+
+static bool
+ops_is_valid_additive(const struct pya_ops_additive *a) {
+    return a->n_b > 0 && a->n_q > 0 && a->n_s > 0 && a->n_h > 0 && a->n_e > 0 &&
+           a->n_threads >= 1 && ops_is_dtype(a->dtype) && a->query.p != NULL && a->keys.p != NULL &&
+           a->values.p != NULL && a->v != NULL && a->probs != NULL;
+}
+
+int
+pya_ops_additive_forward(const struct pya_ops_additive *a) {
+    if (!ops_is_valid_additive(a) || a->context.p == NULL) {
+        return PYA_OPS_E_INVAL;
+    }
+    return ops_kernels(a->dtype)->additive_forward(a);
+}
+
+int
+pya_ops_additive_backward(const struct pya_ops_additive *a) {
+    if (!ops_is_valid_additive(a) || a->grad.p == NULL || a->d_v == NULL || a->d_query.p == NULL) {
+        return PYA_OPS_E_INVAL;
+    }
+    const size_t item = ops_item_bytes(a->dtype);
+    if (a->d_keys.i == a->n_h && a->d_keys.t == a->n_s * a->n_h) {
+        pya_hugepage_advise(a->d_keys.p, (size_t)(a->n_b * a->d_keys.t) * item);
+    }
+    if (a->d_values.i == a->n_e && a->d_values.t == a->n_s * a->n_e) {
+        pya_hugepage_advise(a->d_values.p, (size_t)(a->n_b * a->d_values.t) * item);
+    }
+    return ops_kernels(a->dtype)->additive_backward(a);
+}
+
+static bool
+ops_is_valid_attention(const struct pya_ops_attention *a) {
+    return a->n_b > 0 && a->n_h > 0 && a->n_kv > 0 && a->n_h % a->n_kv == 0 && a->n_q > 0 &&
+           a->n_k > 0 && a->dim > 0 && a->dim_v > 0 && a->dim <= 1024 && a->dim_v <= 1024 &&
+           a->n_threads >= 1 && ops_is_dtype(a->dtype) && a->q.p != NULL && a->k.p != NULL &&
+           a->v.p != NULL && a->out.p != NULL && a->lse != NULL && a->dropout >= 0 &&
+           a->dropout < 1;
+}
+
+int
+pya_ops_attention_forward(const struct pya_ops_attention *a) {
+    if (!ops_is_valid_attention(a)) {
+        return PYA_OPS_E_INVAL;
+    }
+    return ops_kernels(a->dtype)->attention_forward(a);
+}
+
+int
+pya_ops_attention_backward(const struct pya_ops_attention *a) {
+    if (!ops_is_valid_attention(a) || a->grad.p == NULL) {
+        return PYA_OPS_E_INVAL;
+    }
+    if (a->d_bias.p != NULL && a->d_bias.k == 1 && a->d_bias.q == a->n_k) {
+        pya_hugepage_advise(
+            a->d_bias.p, (size_t)(a->n_q * a->n_k) * ops_item_bytes(a->dtype) *
+                             (size_t)(a->d_bias.h != 0 ? a->n_h : 1) *
+                             (size_t)(a->d_bias.b != 0 ? a->n_b : 1));
+    }
+    return ops_kernels(a->dtype)->attention_backward(a);
 }

@@ -54,6 +54,57 @@ PYA_OPS_API int pya_ops_ps_backward(const struct pya_ops_ps *ps);
 PYA_OPS_API int pya_ops_ps_mixture_forward(const struct pya_ops_ps *ps);
 PYA_OPS_API int pya_ops_ps_mixture_backward(const struct pya_ops_ps *ps);
 
+/* Additive (Bahdanau) attention: score = v . tanh(key + query), probabilities over s, context =
+ * sum of probability * value.  Rows of n_h and n_e numbers are contiguous. */
+struct pya_ops_additive {
+    int64_t n_b, n_q, n_s, n_h, n_e;
+    struct pya_ops_view query, keys, values; /* i: q or s, t: b */
+    const void *v;                           /* [n_h] */
+    const uint8_t *mask;                     /* NULL, or nonzero where s takes part */
+    int64_t mask_b, mask_s;
+    void *probs; /* [n_b][n_q][n_s]; written by forward, read by backward */
+    struct pya_ops_view context;
+    struct pya_ops_view grad, grad_probs; /* grad_probs.p may be NULL */
+    struct pya_ops_view d_query, d_keys, d_values;
+    void *d_v;          /* [n_b][n_h], one partial sum per batch entry */
+    int32_t accumulate; /* nonzero: d_keys and d_values are added to */
+    int32_t dtype;
+    int32_t n_threads;
+};
+
+PYA_OPS_API int pya_ops_additive_forward(const struct pya_ops_additive *a);
+PYA_OPS_API int pya_ops_additive_backward(const struct pya_ops_additive *a);
+
+/* Rows of one head; strides in elements, the row itself contiguous. */
+struct pya_ops_heads {
+    void *p;
+    int64_t b, h, s;
+};
+/* Scores' companions: bias, mask and the gradient of the bias; stride 0 = shared. */
+struct pya_ops_scores {
+    void *p;
+    int64_t b, h, q, k;
+};
+
+/* Scaled dot-product attention; query head h reads key head h / (n_h / n_kv). */
+struct pya_ops_attention {
+    int64_t n_b, n_h, n_kv, n_q, n_k, dim, dim_v;
+    struct pya_ops_heads q, k, v, out;
+    void *lse; /* [n_b][n_h][n_q], log-sum-exp of the scores */
+    struct pya_ops_scores bias, mask /* bytes */;
+    double scale, dropout;
+    uint64_t seed;
+    struct pya_ops_heads grad, d_q, d_k, d_v;
+    struct pya_ops_scores d_bias;
+    int32_t d_bias_add; /* nonzero: d_bias starts as zeros and is added to */
+    int32_t causal;     /* query i sees keys 0..i */
+    int32_t dtype;
+    int32_t n_threads;
+};
+
+PYA_OPS_API int pya_ops_attention_forward(const struct pya_ops_attention *a);
+PYA_OPS_API int pya_ops_attention_backward(const struct pya_ops_attention *a);
+
 /* Widest instruction set this machine and this build both have; the one in use; choose a narrower
  * one (tests, measurements). */
 PYA_OPS_API int pya_ops_isa_best(void);

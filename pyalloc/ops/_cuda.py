@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from pyalloc.errors import OpError
+
 
 def available() -> bool:
     return False
+
+
+def refuse_dropout(dropout: float) -> None:
+    if dropout > 0:
+        raise OpError("scaled_attention: dropout on CUDA needs the CUDA kernels, which are missing")

@@ -75,3 +75,87 @@ def second_derivative(
                 [a for a, _ in pairs], [g, *leaves], [b for _, b in pairs], allow_unused=True
             )
         )
+
+
+def additive(
+    query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(B, Q, H), (B, S, H), (B, S, E), (H,), (B, S) to (B, Q, E) and (B, Q, S)."""
+    score = torch.tanh(keys[:, None] + query[:, :, None]) @ v
+    probs = masked_softmax(score, None if mask is None else mask[:, None])
+    return probs @ values, probs
+
+
+def masked_softmax(score: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the last dimension; rows without any True in mask are zeros."""
+    if score.shape[-1] == 0:
+        return score
+    if mask is None:
+        return torch.softmax(score, -1)
+    probs = torch.softmax(score.masked_fill(~mask, -torch.inf), -1)
+    return probs.masked_fill(~mask.any(-1, keepdim=True), 0)
+
+
+def additive_vjp(
+    inputs: Sequence[Tensor],
+    mask: Tensor | None,
+    grads: tuple[Tensor, Tensor | None],
+    needs: Sequence[bool],
+) -> list[Tensor]:
+    """Gradients of query, keys, values and v; the keys' and values' empty where not needed."""
+    wanted = [True, needs[1], needs[2], True]
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_(need) for x, need in zip(inputs, wanted, strict=True)]
+        context, probs = additive(*leaves, mask)
+        total = (context * grads[0]).sum()
+        if grads[1] is not None:
+            total = total + (probs * grads[1]).sum()
+        found = iter(torch.autograd.grad(total, [x for x in leaves if x.requires_grad]))
+    return [next(found) if n else x.new_empty(0) for x, n in zip(inputs, wanted, strict=True)]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    """(B, H, Lq, d), (B, Hkv, Lk, d), (B, Hkv, Lk, dv) to (B, H, Lq, dv), keeping the scores."""
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    score = (q * scale) @ k.transpose(-1, -2)
+    if bias is not None:
+        score = score + bias
+        mask = visible(mask, score, torch.isneginf(bias))
+    if causal:
+        below = torch.ones(score.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        mask = below if mask is None else mask & below
+    return masked_softmax(score, mask) @ v
+
+
+def visible(mask: Tensor | None, score: Tensor, hidden: Tensor) -> Tensor:
+    """The mask without what an infinite bias hides, so that a wholly hidden row is seen as such."""
+    shown = (~hidden).expand(score.shape)
+    return shown if mask is None else mask & shown
+
+
+def attention_vjp(
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    grad: Tensor,
+    mask: Tensor | None,
+    options: tuple[bool, float],
+    needs_bias: bool,
+) -> list[Tensor]:
+    """Gradients of q, k, v and, where needed, the bias (else an empty tensor)."""
+    q, k, v, bias = inputs
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        b = None if bias is None else bias.detach().requires_grad_(needs_bias)
+        out = attention(*leaves, b, mask, *options)
+        wanted = [*leaves, b] if needs_bias and b is not None else leaves
+        grads = list(torch.autograd.grad(out, wanted, grad))
+    return grads if len(grads) == 4 else [*grads, q.new_empty(0)]

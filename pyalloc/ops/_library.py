@@ -39,6 +39,53 @@ class PowerSphericalArgs(ctypes.Structure):
     ]
 
 
+class AdditiveArgs(ctypes.Structure):
+    """struct pya_ops_additive."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("n_b", "n_q", "n_s", "n_h", "n_e")),
+        *((name, View) for name in ("query", "keys", "values")),
+        ("v", ctypes.c_void_p),
+        ("mask", ctypes.c_void_p),
+        ("mask_b", ctypes.c_int64),
+        ("mask_s", ctypes.c_int64),
+        ("probs", ctypes.c_void_p),
+        *((name, View) for name in ("context", "grad", "grad_probs")),
+        *((name, View) for name in ("d_query", "d_keys", "d_values")),
+        ("d_v", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("accumulate", "dtype", "n_threads")),
+    ]
+
+
+class Heads(ctypes.Structure):
+    """struct pya_ops_heads."""
+
+    _fields_ = [("p", ctypes.c_void_p), *((name, ctypes.c_int64) for name in "bhs")]
+
+
+class Scores(ctypes.Structure):
+    """struct pya_ops_scores."""
+
+    _fields_ = [("p", ctypes.c_void_p), *((name, ctypes.c_int64) for name in "bhqk")]
+
+
+class AttentionArgs(ctypes.Structure):
+    """struct pya_ops_attention."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("n_b", "n_h", "n_kv", "n_q", "n_k", "dim", "dim_v")),
+        *((name, Heads) for name in ("q", "k", "v", "out")),
+        ("lse", ctypes.c_void_p),
+        *((name, Scores) for name in ("bias", "mask")),
+        ("scale", ctypes.c_double),
+        ("dropout", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
+        *((name, Heads) for name in ("grad", "d_q", "d_k", "d_v")),
+        ("d_bias", Scores),
+        *((name, ctypes.c_int32) for name in ("d_bias_add", "causal", "dtype", "n_threads")),
+    ]
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The loaded library; it shares torch's OpenMP threads because torch is loaded first."""

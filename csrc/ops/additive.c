@@ -1,0 +1,189 @@
+/* Additive attention.  Forward keeps the probabilities; backward computes the tanh again, so that
+ * per step only the projected query and the probabilities need to live. One unit of work is one
+ * batch entry: its keys and values stream through once per query. */
+#include <math.h>
+
+#include "kernels.h"
+#include "pack.h"
+
+static inline const real *
+additive_row(struct pya_ops_view v, ptrdiff_t i, ptrdiff_t b) {
+    return (const real *)v.p + i * v.i + b * v.t;
+}
+
+static inline real *
+additive_row_out(struct pya_ops_view v, ptrdiff_t i, ptrdiff_t b) {
+    return (real *)v.p + i * v.i + b * v.t;
+}
+
+static inline bool
+additive_is_on(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t s) {
+    return a->mask == NULL || a->mask[b * a->mask_b + s * a->mask_s] != 0;
+}
+
+static inline real
+additive_score(const real *key, const real *query, const real *v, ptrdiff_t n) {
+    vr sum = v_set(0);
+    ptrdiff_t k = 0;
+    for (; k + VW <= n; k += VW) {
+        vr t = v_tanh(v_add(v_ld(key + k), v_ld(query + k)));
+        sum = v_fma(v_ld(v + k), t, sum);
+    }
+    if (k < n) {
+        int rest = (int)(n - k);
+        vr t = v_tanh(v_add(v_ld_n(key + k, rest), v_ld_n(query + k, rest)));
+        sum = v_fma(v_ld_n(v + k, rest), t, sum);
+    }
+    return v_hsum(sum);
+}
+
+static inline real
+additive_dot(const real *x, const real *y, ptrdiff_t n) {
+    vr s0 = v_set(0);
+    vr s1 = v_set(0);
+    ptrdiff_t k = 0;
+    for (; k + 2 * VW <= n; k += 2 * VW) {
+        s0 = v_fma(v_ld(x + k), v_ld(y + k), s0);
+        s1 = v_fma(v_ld(x + k + VW), v_ld(y + k + VW), s1);
+    }
+    for (; k < n; k += VW) {
+        int rest = n - k < VW ? (int)(n - k) : VW;
+        s1 = v_fma(v_ld_n(x + k, rest), v_ld_n(y + k, rest), s1);
+    }
+    return v_hsum(v_add(s0, s1));
+}
+
+/* y = p x, or y += p x */
+static inline void
+additive_axpy(real *y, const real *x, real p, ptrdiff_t n, bool add) {
+    const vr pv = v_set(p);
+    ptrdiff_t k = 0;
+    for (; k + VW <= n; k += VW) {
+        vr r = add ? v_fma(pv, v_ld(x + k), v_ld(y + k)) : v_mul(pv, v_ld(x + k));
+        v_st(y + k, r);
+    }
+    if (k < n) {
+        int rest = (int)(n - k);
+        vr x0 = v_ld_n(x + k, rest);
+        v_st_n(y + k, add ? v_fma(pv, x0, v_ld_n(y + k, rest)) : v_mul(pv, x0), rest);
+    }
+}
+
+/* Scores to probabilities in place; a row without any s that takes part becomes zeros. */
+static inline void
+additive_softmax(const struct pya_ops_additive *a, ptrdiff_t b, real *p) {
+    real top = (real)-INFINITY;
+    for (ptrdiff_t s = 0; s < a->n_s; s++) {
+        if (additive_is_on(a, b, s) && !(p[s] <= top)) {
+            top = p[s];
+        }
+    }
+    double sum = 0;
+    for (ptrdiff_t s = 0; s < a->n_s; s++) {
+        bool on = additive_is_on(a, b, s) && !(p[s] < (real)-1e37);
+        p[s] = on ? (real)exp((double)p[s] - (double)top) : 0;
+        sum += (double)p[s];
+    }
+    const real scale = sum > 0 ? (real)(1 / sum) : (real)sum;
+    for (ptrdiff_t s = 0; s < a->n_s; s++) {
+        p[s] *= scale;
+    }
+}
+
+static void
+additive_forward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q) {
+    const ptrdiff_t n_e = (ptrdiff_t)a->n_e;
+    real *p = (real *)a->probs + (b * (ptrdiff_t)a->n_q + q) * (ptrdiff_t)a->n_s;
+    const real *query = additive_row(a->query, q, b);
+    for (ptrdiff_t s = 0; s < a->n_s; s++) {
+        p[s] = 0;
+        if (additive_is_on(a, b, s)) {
+            p[s] = additive_score(
+                additive_row(a->keys, s, b), query, (const real *)a->v, (ptrdiff_t)a->n_h);
+        }
+    }
+    additive_softmax(a, b, p);
+    real *out = additive_row_out(a->context, q, b);
+    for (ptrdiff_t s = 0; s < a->n_s; s++) {
+        if (s == 0 || !(p[s] <= 0)) {
+            additive_axpy(out, additive_row(a->values, s, b), p[s], n_e, s > 0);
+        }
+    }
+}
+
+int
+PYA_FN(pya_additive_forward)(const struct pya_ops_additive *a) {
+    const ptrdiff_t units = (ptrdiff_t)(a->n_b * a->n_q);
+#pragma omp parallel for num_threads(a->n_threads) schedule(dynamic, 1)
+    for (ptrdiff_t k = 0; k < units; k++) {
+        additive_forward_row(a, k / (ptrdiff_t)a->n_q, k % (ptrdiff_t)a->n_q);
+    }
+    return PYA_OPS_OK;
+}
+
+/* What the tanh of one key row contributes: ds t to d_v, ds v (1 - t^2) to d_query and d_key. */
+static inline void
+additive_key_gradient(
+    const struct pya_ops_additive *a, const real *key, const real *query, real ds, real *d_query,
+    real *d_v, real *d_key, bool add) {
+    const real *v = (const real *)a->v;
+    const vr w = v_set(ds);
+    const ptrdiff_t n = (ptrdiff_t)a->n_h;
+    for (ptrdiff_t k = 0; k < n; k += VW) {
+        const int rest = n - k < VW ? (int)(n - k) : VW;
+        vr t = v_tanh(v_add(v_ld_n(key + k, rest), v_ld_n(query + k, rest)));
+        vr g = v_mul(v_mul(w, v_ld_n(v + k, rest)), v_fnma(t, t, v_set(1)));
+        v_st_n(d_v + k, v_fma(w, t, v_ld_n(d_v + k, rest)), rest);
+        v_st_n(d_query + k, v_add(g, v_ld_n(d_query + k, rest)), rest);
+        if (d_key != NULL) {
+            v_st_n(d_key + k, add ? v_add(g, v_ld_n(d_key + k, rest)) : g, rest);
+        }
+    }
+}
+
+static void
+additive_backward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q, real *dp) {
+    const ptrdiff_t n_e = (ptrdiff_t)a->n_e;
+    const bool add = a->accumulate != 0 || q > 0;
+    const real *p = (const real *)a->probs + (b * (ptrdiff_t)a->n_q + q) * (ptrdiff_t)a->n_s;
+    const real *grad = additive_row(a->grad, q, b);
+    double mean = 0;
+    for (ptrdiff_t s = 0; s < a->n_s; s++) {
+        dp[s] = additive_dot(grad, additive_row(a->values, s, b), n_e);
+        if (a->grad_probs.p != NULL) {
+            dp[s] += additive_row(a->grad_probs, q, b)[s];
+        }
+        mean += p[s] > 0 ? (double)p[s] * (double)dp[s] : 0;
+        if (a->d_values.p != NULL) {
+            additive_axpy(additive_row_out(a->d_values, s, b), grad, p[s], n_e, add);
+        }
+    }
+    real *d_query = additive_row_out(a->d_query, q, b);
+    memset(d_query, 0, (size_t)a->n_h * sizeof(real));
+    for (ptrdiff_t s = 0; s < a->n_s; s++) {
+        real ds = p[s] > 0 ? (real)((double)p[s] * ((double)dp[s] - mean)) : 0;
+        real *d_key = a->d_keys.p != NULL ? additive_row_out(a->d_keys, s, b) : NULL;
+        additive_key_gradient(
+            a, additive_row(a->keys, s, b), additive_row(a->query, q, b), ds, d_query,
+            (real *)a->d_v + b * (ptrdiff_t)a->n_h, d_key, add);
+    }
+}
+
+int
+PYA_FN(pya_additive_backward)(const struct pya_ops_additive *a) {
+    int failed = 0;
+#pragma omp parallel num_threads(a->n_threads) reduction(| : failed)
+    {
+        real *dp = (real *)malloc((size_t)a->n_s * sizeof(real));
+        failed |= dp == NULL;
+#pragma omp for schedule(dynamic, 1)
+        for (ptrdiff_t b = 0; b < a->n_b; b++) {
+            memset((real *)a->d_v + b * (ptrdiff_t)a->n_h, 0, (size_t)a->n_h * sizeof(real));
+            for (ptrdiff_t q = 0; q < a->n_q && dp != NULL; q++) {
+                additive_backward_row(a, b, q, dp);
+            }
+        }
+        free(dp);
+    }
+    return failed ? PYA_OPS_E_NOMEM : PYA_OPS_OK;
+}

@@ -1,0 +1,133 @@
+/* Scaled dot-product attention, forward: one block of queries passes over all keys, keeping the
+ * running maximum and sum of each query; scores never leave the cache. */
+#include "attention_tile.h"
+
+struct forward_scratch {
+    real *qt;        /* [dim][ATT_LD] */
+    real *s, *tmp;   /* [ATT_K][ATT_LD] */
+    real *ot;        /* [dim_v][ATT_LD] */
+    real *top, *sum; /* [ATT_Q] */
+};
+
+static void
+forward_carve(struct forward_scratch *w, struct pya_scratch *s, const struct pya_ops_attention *a) {
+    w->qt = scratch_take(s, (size_t)a->dim * ATT_LD);
+    w->s = scratch_take(s, (size_t)ATT_K * ATT_LD);
+    w->tmp = scratch_take(s, (size_t)ATT_K * ATT_LD);
+    w->ot = scratch_take(s, (size_t)a->dim_v * ATT_LD);
+    w->top = scratch_take(s, ATT_Q);
+    w->sum = scratch_take(s, ATT_Q);
+}
+
+/* Scores to unnormalised probabilities; earlier results are rescaled where a maximum grew. */
+static inline void
+forward_softmax(struct forward_scratch *w, struct att_block x, ptrdiff_t dim_v) {
+    for (int q = 0; q < x.nq; q += VW) {
+        real *s = w->s + q;
+        const vr old = v_ld(w->top + q);
+        vr best = old;
+        for (int k = 0; k < x.nk; k++) {
+            best = v_max(best, v_ld(s + k * ATT_LD));
+        }
+        const vr shrink = v_exp(v_sub(old, best));
+        vr sum = v_mul(v_ld(w->sum + q), shrink);
+        for (int k = 0; k < x.nk; k++) {
+            vr e = v_exp(v_sub(v_ld(s + k * ATT_LD), best));
+            v_st(s + k * ATT_LD, e);
+            sum = v_add(sum, e);
+        }
+        v_st(w->top + q, best);
+        v_st(w->sum + q, sum);
+        /* the first block has nothing to rescale: the product overwrites */
+        for (ptrdiff_t d = 0; d < dim_v && x.k0 > 0; d++) {
+            v_st(w->ot + d * ATT_LD + q, v_mul(v_ld(w->ot + d * ATT_LD + q), shrink));
+        }
+    }
+}
+
+static inline void
+forward_drop(const struct pya_ops_attention *a, struct att_block x, real *s) {
+    const uint32_t seed = att_seed(a, x);
+    for (int k = 0; k < x.nk; k++) {
+        for (int q = 0; q < x.nq; q += VW) {
+            real *p = s + k * ATT_LD + q;
+            v_st(p, v_mul(v_ld(p), att_keep(a, seed, x.q0 + q, x.k0 + k)));
+        }
+    }
+}
+
+static void
+forward_write(const struct pya_ops_attention *a, struct forward_scratch *w, struct att_block x) {
+    real *lse = (real *)a->lse + (x.b * (ptrdiff_t)a->n_h + x.h) * (ptrdiff_t)a->n_q + x.q0;
+    for (int q = 0; q < x.nq; q += VW) {
+        const vr sum = v_ld(w->sum + q);
+        const vm none = m_eq(sum, v_set(0)); /* every key masked: zeros, not NaN */
+        const vr inverse = v_sel(none, v_set(0), v_rcp(sum));
+        vr l = v_add(v_ld(w->top + q), v_log(sum));
+        l = v_sel(none, v_set((real)-INFINITY), l);
+        v_st_n(lse + q, l, x.nq - q < VW ? x.nq - q : VW);
+        for (ptrdiff_t d = 0; d < a->dim_v; d++) {
+            v_st(w->ot + d * ATT_LD + q, v_mul(v_ld(w->ot + d * ATT_LD + q), inverse));
+        }
+    }
+    pack_transpose(
+        att_row_out(a->out, x.b, x.h, x.q0), a->out.s, w->ot, ATT_LD, (ptrdiff_t)a->dim_v, x.nq,
+        (ptrdiff_t)a->dim_v);
+}
+
+static void
+forward_queries(const struct pya_ops_attention *a, struct forward_scratch *w, struct att_block x) {
+    const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
+    att_pack_lanes(
+        w->qt, att_row(a->q, x.b, x.h, x.q0), a->q.s, x.nq, (ptrdiff_t)a->dim, (real)a->scale);
+    for (int q = 0; q < ATT_Q; q++) {
+        w->top[q] = (real)-1e37;
+        w->sum[q] = 0;
+    }
+    const ptrdiff_t end = att_visible(a, x.q0, x.nq);
+    for (x.k0 = 0; x.k0 < end; x.k0 += ATT_K) {
+        x.nk = (int)(end - x.k0 < ATT_K ? end - x.k0 : ATT_K);
+        att_scores(a, x, w->qt, w->s, w->tmp);
+        forward_softmax(w, x, (ptrdiff_t)a->dim_v);
+        if (a->dropout > 0) {
+            forward_drop(a, x, w->s);
+        }
+        struct pya_tile_a values = {att_row(a->v, x.b, kv, x.k0), 1, a->v.s};
+        struct pya_tile_b p = {w->s, ATT_LD};
+        struct pya_tile_c dst = {w->ot, ATT_LD, x.k0 > 0};
+        tile_multiply((int)a->dim_v, x.nq, x.nk, values, p, dst);
+    }
+    forward_write(a, w, x);
+}
+
+int
+PYA_FN(pya_attention_forward)(const struct pya_ops_attention *a) {
+    const ptrdiff_t n_qb = ((ptrdiff_t)a->n_q + ATT_Q - 1) / ATT_Q;
+    const ptrdiff_t heads = (ptrdiff_t)(a->n_b * a->n_h);
+    int failed = 0;
+#pragma omp parallel num_threads(a->n_threads) reduction(| : failed)
+    {
+        struct forward_scratch w;
+        struct pya_scratch s = {NULL, 0};
+        forward_carve(&w, &s, a);
+        s.base = (char *)aligned_alloc(64, s.used);
+        s.used = 0;
+        failed |= s.base == NULL;
+        if (s.base != NULL) {
+            forward_carve(&w, &s, a);
+        }
+        /* the last block of queries is the longest under a causal mask: it goes first */
+#pragma omp for schedule(dynamic, 1)
+        for (ptrdiff_t k = 0; k < heads * n_qb; k++) {
+            ptrdiff_t head = k / n_qb;
+            ptrdiff_t q0 = (n_qb - 1 - k % n_qb) * ATT_Q;
+            struct att_block x = {head / (ptrdiff_t)a->n_h, head % (ptrdiff_t)a->n_h, q0, 0, 0, 0};
+            x.nq = (int)(a->n_q - q0 < ATT_Q ? a->n_q - q0 : ATT_Q);
+            if (s.base != NULL) {
+                forward_queries(a, &w, x);
+            }
+        }
+        free(s.base);
+    }
+    return failed ? PYA_OPS_E_NOMEM : PYA_OPS_OK;
+}

@@ -1,0 +1,142 @@
+#pragma once
+/* Shared by scaled attention forward and backward.  Scores are kept transposed, keys in rows and
+ * queries in lanes: K and V are then read as they lie, and the softmax's maxima and sums run down
+ * the rows without shuffles.  Floor 1. */
+#include <math.h>
+
+#include "kernels.h"
+#include "pack.h"
+#include "tile.h"
+
+enum {
+    ATT_Q = 64,       /* queries in a block */
+    ATT_K = 64,       /* keys in a block */
+    ATT_LD = 64 + 16, /* row stride of a block of scores */
+};
+
+static inline const real *
+att_row(struct pya_ops_heads x, ptrdiff_t b, ptrdiff_t h, ptrdiff_t s) {
+    return (const real *)x.p + b * x.b + h * x.h + s * x.s;
+}
+
+static inline real *
+att_row_out(struct pya_ops_heads x, ptrdiff_t b, ptrdiff_t h, ptrdiff_t s) {
+    return (real *)x.p + b * x.b + h * x.h + s * x.s;
+}
+
+/* One block of scores: which, and how much of it exists. */
+struct att_block {
+    ptrdiff_t b, h, q0, k0;
+    int nq, nk;
+};
+
+/* Keys a block of queries can see. */
+static inline ptrdiff_t
+att_visible(const struct pya_ops_attention *a, ptrdiff_t q0, int nq) {
+    ptrdiff_t end = (ptrdiff_t)a->n_k;
+    return a->causal && q0 + nq < end ? q0 + nq : end;
+}
+
+static inline void
+att_add_bias(const struct pya_ops_attention *a, struct att_block x, real *s, real *tmp) {
+    const struct pya_ops_scores w = a->bias;
+    const real *p = (const real *)w.p + x.b * w.b + x.h * w.h + x.q0 * w.q + x.k0 * w.k;
+    if (w.q == 0) {
+        for (int k = 0; k < x.nk; k++) {
+            for (int q = 0; q < x.nq; q += VW) {
+                v_st(s + k * ATT_LD + q, v_add(v_ld(s + k * ATT_LD + q), v_set(p[k * w.k])));
+            }
+        }
+        return;
+    }
+    if (w.k == 1) {
+        pack_transpose(tmp, ATT_LD, p, w.q, x.nq, x.nk, pack_round(x.nq, VW));
+    } else {
+        for (int k = 0; k < x.nk; k++) {
+            for (int q = 0; q < ATT_Q; q++) {
+                tmp[k * ATT_LD + q] = q < x.nq ? p[q * w.q + k * w.k] : 0;
+            }
+        }
+    }
+    for (int k = 0; k < x.nk; k++) {
+        for (int q = 0; q < x.nq; q += VW) {
+            v_st(s + k * ATT_LD + q, v_add(v_ld(s + k * ATT_LD + q), v_ld(tmp + k * ATT_LD + q)));
+        }
+    }
+}
+
+static inline void
+att_apply_mask(const struct pya_ops_attention *a, struct att_block x, real *s) {
+    const struct pya_ops_scores w = a->mask;
+    const uint8_t *p = (const uint8_t *)w.p + x.b * w.b + x.h * w.h + x.q0 * w.q + x.k0 * w.k;
+    for (int q = 0; q < x.nq; q++) {
+        for (int k = 0; k < x.nk; k++) {
+            if (p[q * w.q + k * w.k] == 0) {
+                s[k * ATT_LD + q] = (real)-INFINITY;
+            }
+        }
+    }
+}
+
+/* The transposed scores of one block, bias and masks applied. qt: [dim][ATT_LD], already scaled. */
+static inline void
+att_scores(
+    const struct pya_ops_attention *a, struct att_block x, const real *qt, real *s, real *tmp) {
+    const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
+    struct pya_tile_a keys = {att_row(a->k, x.b, kv, x.k0), a->k.s, 1};
+    struct pya_tile_b queries = {qt, ATT_LD};
+    struct pya_tile_c dst = {s, ATT_LD, 0};
+    tile_multiply(x.nk, x.nq, (int)a->dim, keys, queries, dst);
+    if (a->bias.p != NULL) {
+        att_add_bias(a, x, s, tmp);
+    }
+    if (a->mask.p != NULL) {
+        att_apply_mask(a, x, s);
+    }
+    if (a->causal && x.k0 + x.nk - 1 > x.q0) {
+        for (int k = 0; k < x.nk; k++) {
+            ptrdiff_t blind = x.k0 + k - x.q0; /* queries before the key */
+            for (int q = 0; q < x.nq && q < blind; q++) {
+                s[k * ATT_LD + q] = (real)-INFINITY;
+            }
+        }
+    }
+}
+
+/* A counter-based coin: the same for (seed, head, query, key) in forward and backward. */
+static inline uint32_t
+att_mix(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+static inline uint32_t
+att_seed(const struct pya_ops_attention *a, struct att_block x) {
+    uint32_t head = (uint32_t)(x.b * (ptrdiff_t)a->n_h + x.h);
+    return att_mix(att_mix((uint32_t)a->seed + head) ^ (uint32_t)(a->seed >> 32));
+}
+
+/* 1 / (1 - dropout) where the score is kept, else 0 */
+static inline vr
+att_keep(const struct pya_ops_attention *a, uint32_t seed, ptrdiff_t q, ptrdiff_t k) {
+    vi x = i_add(i_iota(), i_set((uint32_t)q));
+    x = i_add(i_mul(x, i_set(0x9e3779b9u)), i_set(att_mix((uint32_t)k ^ seed)));
+    x = i_mul(i_xor(x, i_shr(x, 16)), i_set(0x7feb352du));
+    x = i_mul(i_xor(x, i_shr(x, 15)), i_set(0x846ca68bu));
+    x = i_shr(i_xor(x, i_shr(x, 16)), 8);
+    vr u = v_mul(i_to_v(x), v_set((real)(1.0 / 16777216)));
+    return v_sel(m_lt(u, v_set((real)a->dropout)), v_set(0), v_set((real)(1 / (1 - a->dropout))));
+}
+
+/* dst[d][q] = scale * rows[q][d], the missing lanes zero */
+static inline void
+att_pack_lanes(real *dst, const real *rows, ptrdiff_t row, int nq, ptrdiff_t d, real scale) {
+    const int lanes = (int)pack_round(nq, VW);
+    pack_transpose(dst, ATT_LD, rows, row, nq, d, lanes);
+    for (ptrdiff_t j = 0; j < d; j++) {
+        for (int q = 0; q < lanes; q += VW) {
+            v_st(dst + j * ATT_LD + q, v_mul(v_ld(dst + j * ATT_LD + q), v_set(scale)));
+        }
+    }
+}

@@ -1,0 +1,422 @@
+"""Additive (Bahdanau) attention that keeps only the projected query and the probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyalloc.errors import OpError
+from pyalloc.ops import _cuda, _eager
+from pyalloc.ops._check import compute_dtype, require_float
+from pyalloc.ops._library import AdditiveArgs, View, call, dtype_code
+from pyalloc.ops._vmap import fold, unfold
+
+
+def additive_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Context of every query: sum over s of softmax(v . tanh(keys + query)) * values.
+
+    Args:
+        query: projected queries, (B, H) for one decoder step or (B, Q, H).
+        keys: projected keys, (B, S, H).
+        values: (B, S, E).
+        v: score vector, (H,).
+        mask: boolean, (B, S), True where s takes part; a row of only False gives zeros.
+        return_weights: also return the probabilities, (B, S) or (B, Q, S), differentiable.
+
+    Returns:
+        The context, (B, E) or (B, Q, E).
+
+    Eager torch keeps tanh(keys + query) for every step, (B, S, H); here the backward computes it
+    again.  Inside `sequence_gradients(keys, values)` the gradients of keys and values are
+    accumulated in one buffer for all steps.  Differentiable twice (plain torch), except there.
+
+    Raises:
+        OpError: shapes, dtypes or devices that do not fit together.
+    """
+    op = "additive_attention"
+    require_float(op, query=query, keys=keys, values=values, v=v)
+    single = query.dim() == 2
+    _check_shapes(op, query, keys, values, v, mask)
+    compute, result = compute_dtype(query, keys, values, v)
+    memory = _memory.get()
+    shared = memory is not None and memory.holds(keys, values)
+    query, v = query.to(compute), v.to(compute)
+    if single:
+        query = query.unsqueeze(1)
+    if 0 in (*query.shape, *keys.shape, *values.shape):
+        context, probs = _eager.additive(query, keys.to(compute), values.to(compute), v, mask)
+    elif shared and memory is not None:
+        context, probs = memory.attend(query, v, mask)
+    else:
+        context, probs = torch.ops.pyalloc.additive_attention(
+            query, keys.to(compute), values.to(compute), v, mask
+        )
+    if single:
+        context, probs = context.squeeze(1), probs.squeeze(1)
+    context, probs = context.to(result), probs.to(result)
+    return (context, probs) if return_weights else context
+
+
+class AdditiveAttention(nn.Module):
+    """Bahdanau's attention: projections of query and keys, a score vector, and the fused op.
+
+    Args:
+        query_size: features of a query.
+        key_size: features of a key.
+        hidden_size: features of the space in which they are added.
+
+    forward(query (B, query_size) or (B, Q, query_size), keys (B, S, hidden_size) as projected by
+    project_keys() once per sequence, values (B, S, E), mask (B, S)) gives (context, probabilities).
+    """
+
+    def __init__(self, query_size: int, key_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.query_layer = nn.Linear(query_size, hidden_size, bias=False)
+        self.key_layer = nn.Linear(key_size, hidden_size, bias=False)
+        self.energy_layer = nn.Linear(hidden_size, 1, bias=False)
+
+    def project_keys(self, keys: Tensor) -> Tensor:
+        """(B, S, key_size) to (B, S, hidden_size)."""
+        projected: Tensor = self.key_layer(keys)
+        return projected
+
+    def forward(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        context, weights = additive_attention(
+            self.query_layer(query),
+            keys,
+            values,
+            self.energy_layer.weight.squeeze(0),
+            mask,
+            return_weights=True,
+        )
+        return context, weights
+
+
+@contextmanager
+def sequence_gradients(keys: Tensor, values: Tensor) -> Iterator[None]:
+    """Inside, steps over these keys and values add their gradients to one buffer per sequence.
+
+    Without it every decoder step's backward makes its own gradients of keys and values, (B, S, H)
+    and (B, S, E), for autograd to add up.  The gradients are the same up to the order of the sums.
+    """
+    require_float("sequence_gradients", keys=keys, values=values)
+    if keys.dtype not in (torch.float32, torch.float64) or keys.dtype != values.dtype:
+        raise OpError(
+            "sequence_gradients: keys and values must both be float32 or both float64, "
+            f"got {keys.dtype} and {values.dtype}"
+        )
+    reset = _memory.set(_Memory(keys, values))
+    try:
+        yield
+    finally:
+        _memory.reset(reset)
+
+
+class _Memory:
+    """One sequence's keys and values, and the buffers their gradients gather in."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+        self.rows = _dense_rows(keys.detach()), _dense_rows(values.detach())
+        self.token: Tensor = _Gate.apply(keys, values, self)
+        self.buffers: tuple[Tensor, Tensor] | None = None
+
+    def holds(self, keys: Tensor, values: Tensor) -> bool:
+        return keys is self.keys and values is self.values and keys.device.type == "cpu"
+
+    def attend(self, query: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        context, probs = _Step.apply(query, v, self.token, mask, self)
+        return context, probs
+
+    def is_wanted(self) -> bool:
+        """Whether the running backward will reach the gate: a gradient of queries alone does not."""
+        node = self.token.grad_fn
+        return node is not None and bool(torch._C._will_engine_execute_node(node))
+
+
+_memory: ContextVar[_Memory | None] = ContextVar("additive_memory", default=None)
+
+
+class _Gate(torch.autograd.Function):
+    """Stands between keys, values and all steps: its backward runs once, after theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Tensor, values: Tensor, memory: _Memory) -> Tensor:
+        ctx.memory = memory
+        return keys.new_zeros(())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        buffers, ctx.memory.buffers = ctx.memory.buffers, None
+        return (None, None, None) if buffers is None else (*buffers, None)
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, v: Tensor, token: Tensor, mask: Tensor | None, memory: _Memory
+    ) -> tuple[Tensor, Tensor]:
+        context, probs = _forward_kernel(query, *memory.rows, v, mask)
+        ctx.save_for_backward(query, v, probs)
+        ctx.memory = memory
+        return context, probs
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor, grad_probs: Tensor | None) -> tuple[Any, ...]:
+        query, v, probs = ctx.saved_tensors
+        memory: _Memory = ctx.memory
+        first = memory.buffers is None
+        wanted = memory.is_wanted()
+        if wanted and memory.buffers is None:
+            keys, values = memory.rows
+            memory.buffers = torch.empty_like(keys), torch.empty_like(values)
+        sinks = memory.buffers if wanted and memory.buffers is not None else (None, None)
+        d_query, d_v = _backward_kernel(
+            (query, *memory.rows, v), probs, (grad, grad_probs), sinks, accumulate=not first
+        )
+        return d_query, d_v, v.new_zeros(()) if wanted else None, None, None
+
+
+def _check_shapes(
+    op: str, query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
+) -> None:
+    if keys.dim() != 3:
+        raise OpError(f"{op}: keys must be (B, S, H), got {tuple(keys.shape)}")
+    n_b, n_s, n_h = keys.shape
+    if query.dim() not in (2, 3) or query.shape[0] != n_b or query.shape[-1] != n_h:
+        raise OpError(
+            f"{op}: query must be ({n_b}, {n_h}) or ({n_b}, Q, {n_h}) as keys are "
+            f"{tuple(keys.shape)}, got {tuple(query.shape)}"
+        )
+    if values.dim() != 3 or values.shape[:2] != keys.shape[:2]:
+        raise OpError(f"{op}: values must be ({n_b}, {n_s}, E), got {tuple(values.shape)}")
+    if v.shape != (n_h,):
+        raise OpError(f"{op}: v must be ({n_h},), got {tuple(v.shape)}")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (n_b, n_s)):
+        raise OpError(
+            f"{op}: mask must be bool ({n_b}, {n_s}), got {mask.dtype} {tuple(mask.shape)}"
+        )
+    if mask is not None and mask.device != keys.device:
+        raise OpError(f"{op}: mask must be on {keys.device} as keys is, got {mask.device}")
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _view(x: Tensor | None) -> View:
+    """The library's (row, batch) view of a (B, rows, n) tensor."""
+    return View() if x is None else View(x.data_ptr(), x.stride(1), x.stride(0))
+
+
+def _args(
+    query: Tensor, keys: Tensor, values: Tensor, v: Tensor, probs: Tensor
+) -> AdditiveArgs:
+    return AdditiveArgs(
+        n_b=keys.shape[0],
+        n_q=query.shape[1],
+        n_s=keys.shape[1],
+        n_h=keys.shape[2],
+        n_e=values.shape[2],
+        query=_view(query),
+        keys=_view(keys),
+        values=_view(values),
+        v=v.data_ptr(),
+        probs=probs.data_ptr(),
+        dtype=dtype_code(keys.dtype),
+        n_threads=torch.get_num_threads(),
+    )
+
+
+def _forward_kernel(
+    query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    query, keys, values = (_dense_rows(x) for x in (query, keys, values))
+    v = v.contiguous()
+    n_b, n_q, _ = query.shape
+    context = values.new_empty(n_b, n_q, values.shape[2])
+    probs = values.new_empty(n_b, n_q, keys.shape[1])
+    args = _args(query, keys, values, v, probs)
+    args.context = _view(context)
+    if mask is not None:
+        args.mask, args.mask_b, args.mask_s = mask.data_ptr(), mask.stride(0), mask.stride(1)
+    if keys.is_cuda:
+        _cuda.additive_forward(args, keys)
+    else:
+        call("pya_ops_additive_forward", args)
+    return context, probs
+
+
+def _backward_kernel(
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    probs: Tensor,
+    grads: tuple[Tensor, Tensor | None],
+    sinks: tuple[Tensor | None, Tensor | None],
+    *,
+    accumulate: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of query and v; those of keys and values go to the sinks that are there."""
+    query, keys, values = (_dense_rows(x) for x in inputs[:3])
+    v = inputs[3].contiguous()
+    grad = _dense_rows(grads[0])
+    grad_probs = None if grads[1] is None else _dense_rows(grads[1])
+    d_query = query.new_empty(query.shape)
+    d_v = v.new_empty(keys.shape[0], keys.shape[2])
+    args = _args(query, keys, values, v, probs)
+    args.grad, args.grad_probs, args.d_query = _view(grad), _view(grad_probs), _view(d_query)
+    args.d_keys, args.d_values = _view(sinks[0]), _view(sinks[1])
+    args.d_v = d_v.data_ptr()
+    args.accumulate = int(accumulate)
+    if keys.is_cuda:
+        _cuda.additive_backward(args, keys)
+    else:
+        call("pya_ops_additive_backward", args)
+    return d_query, d_v.sum(0)
+
+
+@torch.library.custom_op("pyalloc::additive_attention", mutates_args=())
+def _additive(
+    query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    if keys.is_cuda and not _cuda.available():
+        context, probs = _eager.additive(query, keys, values, v, mask)
+        return context.contiguous(), probs.contiguous()
+    return _forward_kernel(query, keys, values, v, mask)
+
+
+@_additive.register_fake
+def _(
+    query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    n_b, n_q, _ = query.shape
+    return values.new_empty(n_b, n_q, values.shape[2]), values.new_empty(n_b, n_q, keys.shape[1])
+
+
+@torch.library.custom_op("pyalloc::additive_attention_backward", mutates_args=())
+def _additive_backward(
+    grad: Tensor,
+    grad_probs: Tensor | None,
+    probs: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    needs: list[bool],
+) -> list[Tensor]:
+    if keys.is_cuda and not _cuda.available():
+        return _eager.additive_vjp((query, keys, values, v), mask, (grad, grad_probs), needs)
+    sinks = (
+        keys.new_empty(keys.shape) if needs[1] else None,
+        values.new_empty(values.shape) if needs[2] else None,
+    )
+    d_query, d_v = _backward_kernel(
+        (query, keys, values, v), probs, (grad, grad_probs), sinks, accumulate=False
+    )
+    d_keys, d_values = (keys.new_empty(0) if x is None else x for x in sinks)
+    return [d_query, d_keys, d_values, d_v]
+
+
+@_additive_backward.register_fake
+def _(
+    grad: Tensor,
+    grad_probs: Tensor | None,
+    probs: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    needs: list[bool],
+) -> list[Tensor]:
+    d_keys = keys.new_empty(keys.shape if needs[1] else (0,))
+    d_values = values.new_empty(values.shape if needs[2] else (0,))
+    return [query.new_empty(query.shape), d_keys, d_values, v.new_empty(v.shape)]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1], *inputs)
+
+
+def _vjp(ctx: Any, grad: Tensor, grad_probs: Tensor | None) -> tuple[Any, ...]:
+    probs, query, keys, values, v, mask = ctx.saved_tensors
+    needs = list(ctx.needs_input_grad[:4])
+    grads = torch.ops.pyalloc.additive_attention_backward(
+        grad, grad_probs, probs, query, keys, values, v, mask, needs
+    )
+    return (*(g if need else None for g, need in zip(grads, needs, strict=True)), None)
+
+
+_additive.register_autograd(_vjp, setup_context=_setup)
+
+
+def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    *tensors, ctx.needs = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward_vjp(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    grad, grad_probs, _, query, keys, values, v, mask = ctx.saved_tensors
+    if grad_probs is None:
+        grad_probs = grad.new_zeros(*query.shape[:2], keys.shape[1])
+
+    def formula(*args: Tensor) -> Tensor:
+        return torch.cat(_eager.additive(*args, mask), -1)
+
+    both = torch.cat([grad, grad_probs], -1)
+    g, *rest = _eager.second_derivative(
+        (query, keys, values, v), both, grads, [True, ctx.needs[1], ctx.needs[2], True], formula
+    )
+    n_e = values.shape[2]
+    if g is None:
+        return (None, None, None, *rest, None, None)
+    d_probs = g[..., n_e:] if ctx.needs_input_grad[1] else None
+    return (g[..., :n_e], d_probs, None, *rest, None, None)
+
+
+_additive_backward.register_autograd(_backward_vjp, setup_context=_backward_setup)
+
+
+@_additive.register_vmap
+def _(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    n = info.batch_size
+    if in_dims[3] is not None:  # a score vector each: one call each
+        parts = [
+            torch.ops.pyalloc.additive_attention(
+                *(
+                    x if x is None or d is None else x.select(d, i)
+                    for x, d in zip((query, keys, values, v, mask), in_dims, strict=True)
+                )
+            )
+            for i in range(n)
+        ]
+        return (torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts])), (0, 0)
+    folded = (fold(x, d, n, 0) for x, d in zip((query, keys, values), in_dims[:3], strict=True))
+    folded_mask = None if mask is None else fold(mask, in_dims[4], n, 0)
+    context, probs = torch.ops.pyalloc.additive_attention(*folded, v, folded_mask)
+    return (unfold(context, n, 0), unfold(probs, n, 0)), (0, 0)
