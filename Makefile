@@ -48,7 +48,7 @@ test: build torch ## everything: C tests (plain, ASan+UBSan, TSan), pytest, styl
 
 .PHONY: test-core
 test-core: build ## the C core and the Python tests that need no torch; under a minute
-	$(if $(C_TESTS),@$(MAKE) -s -C tests/c test CC=$(CC))
+	$(if $(C_TESTS),@$(MAKE) -s -C tests/c run VARIANT=debug CC=$(CC))
 	@$(PYTEST) -q -m 'not torch and not gpu and not slow' tests/unit tests/test_layering.py
 
 .PHONY: style

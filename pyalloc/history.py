@@ -56,17 +56,23 @@ def record(  # torch passes these in this order; newer versions append more
     if enabled not in (None, "state", "all"):
         raise RuntimeError(f"expected enabled to be None, 'state' or 'all', not {enabled!r}")
     if context not in _LEVELS:
-        raise RuntimeError(f"expected context to be None, 'state', 'alloc' or 'all', not {context!r}")
+        raise RuntimeError(
+            f"expected context to be None, 'state', 'alloc' or 'all', not {context!r}"
+        )
     if stacks not in ("python", "all"):
         raise RuntimeError(f"expected stacks to be 'python' or 'all', not {stacks!r}")
     unknown = [name for name in skip_actions or () if name not in _ACTIONS]
     if unknown:
-        raise RuntimeError(f"no such trace action: {', '.join(unknown)}; there are {', '.join(_ACTIONS)}")
+        raise RuntimeError(
+            f"no such trace action: {', '.join(unknown)}; there are {', '.join(_ACTIONS)}"
+        )
     if enabled is None:
         _stop()
         return
     skip_mask = sum(1 << _ACTIONS.index(name) for name in skip_actions or ())
-    _start(_LEVELS[context], enabled == "all", max_entries, skip_mask, stacks == "all", clear_history)
+    _start(
+        _LEVELS[context], enabled == "all", max_entries, skip_mask, stacks == "all", clear_history
+    )
 
 
 def record_legacy(
@@ -86,7 +92,9 @@ def record_legacy(
     _start(level, True, max_entries, 0, record_context_cpp, clear_history)
 
 
-def _start(level: int, trace: bool, max_entries: int, skip_mask: int, native: bool, clear: bool) -> None:
+def _start(
+    level: int, trace: bool, max_entries: int, skip_mask: int, native: bool, clear: bool
+) -> None:
     if clear:
         _forget()
     _core.history_start(level, trace, max_entries, skip_mask, native)
@@ -106,7 +114,9 @@ def _forget() -> None:
 
 def snapshot(torch: Any, wanted: tuple[Any, ...] | None = None) -> dict[str, Any]:
     """torch._C._cuda_memorySnapshot: everything, or (pool id[, include_traces]); pool (0, 0) means all pools."""
-    pool = None if wanted is None or tuple(wanted[:2]) == (0, 0) else (int(wanted[0]), int(wanted[1]))
+    pool = (
+        None if wanted is None or tuple(wanted[:2]) == (0, 0) else (int(wanted[0]), int(wanted[1]))
+    )
     with_trace = wanted is None or len(wanted) < 3 or bool(wanted[2])
     segments, traces = _core.snapshot(torch.cuda.device_count(), with_trace, pool)
     if with_trace:
@@ -199,6 +209,8 @@ def traceback_of(torch: Any, address: int) -> list[dict[str, Any]] | None:
 def has_exactly(device: int, pool: tuple[int, int], expected: set[int], torch: Any) -> bool:
     """torch._C._cuda_checkPoolLiveAllocations: are these addresses the live blocks of the pool?"""
     segments = _core.snapshot(torch.cuda.device_count(), False, pool)[0]
-    blocks = [block for segment in segments if segment["device"] == device for block in segment["blocks"]]
+    blocks = [
+        block for segment in segments if segment["device"] == device for block in segment["blocks"]
+    ]
     live = {block["address"] for block in blocks if block["state"] == "active_allocated"}
     return live == set(expected)

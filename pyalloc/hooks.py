@@ -102,7 +102,11 @@ def _private_pools(device: int) -> Nested:
     pools = {}
     for pool, _, _, bytes_ in _core.pools(device):
         counted = dict(zip(names, bytes_, strict=True))
-        pools[pool] = {"all": counted, "small_pool": dict.fromkeys(names, 0), "large_pool": dict(counted)}
+        pools[pool] = {
+            "all": counted,
+            "small_pool": dict.fromkeys(names, 0),
+            "large_pool": dict(counted),
+        }
     return pools
 
 
@@ -122,7 +126,9 @@ def _cuda_functions(torch: Any) -> dict[str, Callable[..., Any]]:
         "getMemoryMetadata": lambda: _core.get_metadata(),
         "annotateMemory": lambda address, text: history.annotate(address, text),
         "attach_out_of_memory_observer": lambda observer: _observe_oom(torch, observer),
-        "checkPoolLiveAllocations": lambda device, pool, live: history.has_exactly(device, tuple(pool), live, torch),
+        "checkPoolLiveAllocations": lambda device, pool, live: history.has_exactly(
+            device, tuple(pool), live, torch
+        ),
     }
 
 
