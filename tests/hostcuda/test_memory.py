@@ -1,0 +1,318 @@
+"""Plain memory and virtual memory management: answers, errors, bytes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import pytest
+
+from .conftest import LIVE, PAGE, Cuda, Prop
+
+INVALID, OUT_OF_MEMORY = 1, 2
+
+
+def test_malloc_counts_whole_pages_and_is_aligned(cuda: Cuda) -> None:
+    before = cuda.used()
+    pointers = [cuda.malloc(size) for size in (1, 513, PAGE, PAGE + 1)]
+    assert cuda.used() - before == 5 * PAGE
+    assert all(pointer % 512 == 0 for pointer in pointers)
+    for pointer in pointers:
+        cuda.ok("cudaFree", pointer)
+
+
+def test_malloc_of_nothing_is_null_and_freeing_null_is_fine(cuda: Cuda) -> None:
+    assert cuda.malloc(0) == 0
+    cuda.ok("cudaFree", 0)
+
+
+@pytest.mark.parametrize("offset", [512, PAGE, 12345])
+def test_freeing_what_was_not_allocated_is_refused(cuda: Cuda, offset: int) -> None:
+    pointer = cuda.malloc(PAGE)
+    assert cuda("cudaFree", pointer + offset) == INVALID
+    cuda.ok("cudaFree", pointer)
+    assert cuda("cudaFree", pointer) == INVALID
+    assert cuda("cudaGetLastError") == INVALID
+    assert cuda("cudaGetLastError") == 0
+
+
+def test_capacity_ends_memory_and_mem_get_info_is_true(cuda: Cuda) -> None:
+    cuda.control("set_capacity", 0, ctypes.c_size_t(cuda.used() + 3 * PAGE))
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    first = cuda.malloc(2 * PAGE)
+    cuda.ok("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+    assert free.value == PAGE
+    assert cuda("cudaMalloc", ctypes.byref(ctypes.c_uint64()), 2 * PAGE) == OUT_OF_MEMORY
+    handle = cuda.handle()
+    assert cuda("cudaMalloc", ctypes.byref(ctypes.c_uint64()), 1) == OUT_OF_MEMORY
+    cuda.ok("cuMemRelease", handle)
+    second = cuda.malloc(1)
+    cuda.ok("cudaFree", first)
+    cuda.ok("cudaFree", second)
+
+
+def test_copies_and_fills_are_real(cuda: Cuda) -> None:
+    a, b = cuda.malloc(PAGE), cuda.malloc(PAGE)
+    data = bytes(range(256)) * 4096
+    cuda.ok("cudaMemcpy", a, data, len(data), 1)
+    cuda.ok("cudaMemcpy", b, a, len(data), 3)
+    assert cuda.get(b, len(data)) == data
+    cuda.ok("cudaMemset", b, 7, 1000)
+    assert cuda.get(b, 1001) == b"\7" * 1000 + data[1000:1001]
+    cuda.ok("cudaMemset", b, 0, PAGE)
+    assert cuda.get(b, PAGE) == bytes(PAGE)
+    cuda.ok("cudaFree", a)
+    cuda.ok("cudaFree", b)
+
+
+def test_large_copies_keep_holes_and_data_apart(cuda: Cuda) -> None:
+    size = 4 * PAGE
+    a, b = cuda.malloc(size), cuda.malloc(size)
+    cuda.ok("cudaMemset", b, 255, size)
+    for at in (0, 5000, PAGE - 3, 3 * PAGE + 77):
+        cuda.ok("cudaMemcpy", a + at, b"island", 6, 1)
+    expected = bytearray(size)
+    for at in (0, 5000, PAGE - 3, 3 * PAGE + 77):
+        expected[at : at + 6] = b"island"
+    cuda.ok("cudaMemcpy", b + 100, a + 100, size - 200, 3)
+    got = cuda.get(b, size)
+    assert got[:100] == got[-100:] == b"\xff" * 100
+    assert got[100:-100] == bytes(expected[100:-100])
+    cuda.ok("cudaFree", a)
+    cuda.ok("cudaFree", b)
+
+
+def test_copies_past_the_end_are_refused(cuda: Cuda) -> None:
+    pointer = cuda.malloc(PAGE)
+    assert cuda("cudaMemcpy", pointer + PAGE - 4, b"12345678", 8, 1) == INVALID
+    cuda.ok("cudaFree", pointer)
+    assert cuda.put(pointer, b"12345678") == INVALID
+
+
+def test_reads_from_the_device_are_counted(cuda: Cuda) -> None:
+    pointer = cuda.malloc(PAGE)
+    copies, size = cuda.control("dtoh_copies"), cuda.control("dtoh_bytes")
+    cuda.get(pointer, 100)
+    assert cuda.control("dtoh_copies") - copies == 1
+    assert cuda.control("dtoh_bytes") - size == 100
+    cuda.ok("cudaFree", pointer)
+
+
+def test_two_mappings_of_a_handle_share_bytes(cuda: Cuda) -> None:
+    handles = [cuda.handle() for _ in range(3)]
+    home, alias = cuda.reserve(3 * PAGE), cuda.reserve(2 * PAGE)
+    for i, handle in enumerate(handles):
+        cuda.ok("cuMemMap", home + i * PAGE, PAGE, 0, handle, 0)
+    for i, handle in enumerate((handles[2], handles[0])):
+        cuda.ok("cuMemMap", alias + i * PAGE, PAGE, 0, handle, 0)
+    assert cuda.access(home, 3 * PAGE) == 0
+    assert cuda.access(alias, 2 * PAGE) == 0
+    cuda.ok("cudaMemcpy", alias + PAGE - 4, b"12345678", 8, 1)
+    assert cuda.get(home + 3 * PAGE - 4, 4) == b"1234"
+    assert cuda.get(home, 4) == b"5678"
+    cuda.ok("cuMemUnmap", alias, 2 * PAGE)
+    assert cuda.get(home, 4) == b"5678"
+    cuda.ok("cuMemUnmap", home, 3 * PAGE)
+    for handle in handles:
+        cuda.ok("cuMemRelease", handle)
+    cuda.ok("cuMemAddressFree", home, 3 * PAGE)
+    cuda.ok("cuMemAddressFree", alias, 2 * PAGE)
+
+
+def test_released_handle_lives_until_its_last_unmap(cuda: Cuda) -> None:
+    before = cuda.used()
+    start, handle = cuda.reserve(PAGE), cuda.handle()
+    cuda.ok("cuMemMap", start, PAGE, 0, handle, 0)
+    cuda.ok("cuMemRelease", handle)
+    assert cuda.used() - before == PAGE
+    assert cuda("cuMemRelease", handle) == INVALID
+    retained = cuda.out("cuMemRetainAllocationHandle", start)
+    assert retained == handle
+    cuda.ok("cuMemUnmap", start, PAGE)
+    assert cuda.used() - before == PAGE
+    cuda.ok("cuMemRelease", retained)
+    assert cuda.used() == before
+    assert cuda("cuMemRelease", retained) == INVALID
+    cuda.ok("cuMemAddressFree", start, PAGE)
+
+
+def test_mapped_memory_needs_access(cuda: Cuda) -> None:
+    start, handle = cuda.reserve(2 * PAGE), cuda.handle(2 * PAGE)
+    cuda.ok("cuMemMap", start, 2 * PAGE, 0, handle, 0)
+    assert cuda.put(start, b"x") == INVALID
+    assert cuda.access(start, PAGE, flags=1) == 0
+    assert cuda.put(start, b"x") == INVALID
+    assert cuda.get(start, 1) == b"\0"
+    assert cuda.access(start, 2 * PAGE) == 0
+    assert cuda.put(start + PAGE - 1, b"xy") == 0
+    assert cuda.access(start, 2 * PAGE, flags=0) == 0
+    assert cuda.put(start, b"x") == INVALID
+    cuda.ok("cuMemUnmap", start, 2 * PAGE)
+    assert cuda.access(start, 2 * PAGE) == INVALID
+    cuda.ok("cuMemRelease", handle)
+    cuda.ok("cuMemAddressFree", start, 2 * PAGE)
+
+
+def test_wrong_maps_and_unmaps_are_refused(cuda: Cuda) -> None:
+    start, handle, other = cuda.reserve(4 * PAGE), cuda.handle(2 * PAGE), cuda.handle()
+    wrong = [
+        (start, PAGE, 0, handle),  # half of the handle
+        (start, 2 * PAGE, PAGE, handle),  # an offset
+        (start + 512, 2 * PAGE, 0, handle),  # between pages
+        (start + 3 * PAGE, 2 * PAGE, 0, handle),  # past the reservation
+        (start, 2 * PAGE, 0, handle + 1),  # no such handle
+        (start + 4 * PAGE, PAGE, 0, other),  # not reserved
+    ]
+    for address, size, offset, what in wrong:
+        assert cuda("cuMemMap", address, size, offset, what, 0) == INVALID
+    cuda.ok("cuMemMap", start, 2 * PAGE, 0, handle, 0)
+    assert cuda("cuMemMap", start + PAGE, PAGE, 0, other, 0) == INVALID
+    assert cuda("cuMemUnmap", start, PAGE) == INVALID
+    assert cuda("cuMemUnmap", start, 4 * PAGE) == INVALID
+    assert cuda("cuMemAddressFree", start, 4 * PAGE) == INVALID
+    assert cuda("cudaFree", start) == INVALID
+    cuda.ok("cuMemMap", start + 2 * PAGE, PAGE, 0, other, 0)
+    cuda.ok("cuMemUnmap", start, 3 * PAGE)
+    assert cuda("cuMemUnmap", start, PAGE) == INVALID
+    assert cuda("cuMemAddressFree", start, PAGE) == INVALID
+    cuda.ok("cuMemAddressFree", start, 4 * PAGE)
+    assert cuda("cuMemAddressFree", start, 4 * PAGE) == INVALID
+    cuda.ok("cuMemRelease", handle)
+    cuda.ok("cuMemRelease", other)
+
+
+def test_reused_pages_are_clean(cuda: Cuda) -> None:
+    start = cuda.reserve(PAGE)
+    for _ in range(2):
+        handle = cuda.handle()
+        cuda.ok("cuMemMap", start, PAGE, 0, handle, 0)
+        assert cuda.access(start, PAGE) == 0
+        assert cuda.get(start, 8) == bytes(8)
+        assert cuda.put(start, b"old data") == 0
+        cuda.ok("cuMemUnmap", start, PAGE)
+        cuda.ok("cuMemRelease", handle)
+    cuda.ok("cuMemAddressFree", start, PAGE)
+
+
+def test_many_pages_stay_within_the_limit_of_mappings(cuda: Cuda) -> None:
+    n = 20_000  # 40 GiB of address space; separate mappings would reach vm.max_map_count twice over
+    start = cuda.reserve(n * PAGE)
+    handles = [cuda.handle() for _ in range(n)]
+    for i, handle in enumerate(handles):
+        cuda.ok("cuMemMap", start + i * PAGE, PAGE, 0, handle, 0)
+    assert cuda.access(start, n * PAGE) == 0
+    with open("/proc/self/maps", encoding="ascii") as maps:
+        assert sum(1 for line in maps if "pyalloc-hostcuda" in line) < 100
+    cuda.ok("cuMemUnmap", start, n * PAGE)
+    for handle in handles:
+        cuda.ok("cuMemRelease", handle)
+    cuda.ok("cuMemAddressFree", start, n * PAGE)
+
+
+def test_pointers_are_described(cuda: Cuda) -> None:
+    class Attributes(ctypes.Structure):
+        _fields_ = [
+            ("type", ctypes.c_int),
+            ("device", ctypes.c_int),
+            ("device_pointer", ctypes.c_void_p),
+            ("host_pointer", ctypes.c_void_p),
+            ("reserved", ctypes.c_long * 8),
+        ]
+
+    pinned = cuda.out("cudaHostAlloc", 100, 0)
+    plain = cuda.malloc(100)
+    found = Attributes()
+    for pointer, kind in ((pinned, 1), (plain, 2), (plain + 50, 2), (id(found), 0)):
+        cuda.ok("cudaPointerGetAttributes", ctypes.byref(found), pointer)
+        assert found.type == kind
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    cuda.ok("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), plain + 50)
+    assert (base.value, size.value) == (plain, 100)
+    assert cuda("cudaFree", pinned) == INVALID
+    cuda.ok("cudaFreeHost", pinned)
+    assert cuda("cudaFreeHost", pinned) == INVALID
+    cuda.ok("cudaFree", plain)
+
+
+def test_every_failure_of_a_sequence_leaves_nothing(cuda: Cuda) -> None:
+    """The nth call fails for every n: undoing what succeeded leaves nothing behind."""
+    names = ["cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"]
+    for n in range(1, len(names) + 2):
+        start, handle = ctypes.c_uint64(), ctypes.c_uint64()
+        steps: list[Callable[[], int]] = [
+            lambda out=start: cuda(names[0], ctypes.byref(out), PAGE, 0, 0, 0),
+            lambda out=handle: cuda(
+                names[1], ctypes.byref(out), PAGE, ctypes.byref(Prop(1, 0, 1, 0)), 0
+            ),
+            lambda at=start, what=handle: cuda(names[2], at.value, PAGE, 0, what.value, 0),
+            lambda at=start: cuda.access(at.value, PAGE),
+        ]
+        undo: list[Callable[[], int]] = [
+            lambda at=start: cuda("cuMemAddressFree", at.value, PAGE),
+            lambda what=handle: cuda("cuMemRelease", what.value),
+            lambda at=start: cuda("cuMemUnmap", at.value, PAGE),
+        ]
+        before = [cuda.live(what) for what in LIVE]
+        cuda.control("fail_nth", ctypes.c_uint64(n), None, OUT_OF_MEMORY)
+        codes = []
+        while len(codes) < len(steps) and not any(codes):
+            codes.append(steps[len(codes)]())
+        cuda.control("fail_nth", ctypes.c_uint64(0), None, 0)
+        done = codes.count(0)
+        assert done == min(n - 1, len(steps))
+        assert codes[done:] == [OUT_OF_MEMORY] * (n <= len(steps))
+        for step in reversed(undo[:done]):
+            assert step() == 0
+        assert [cuda.live(what) for what in LIVE] == before
+
+
+def test_failures_can_be_aimed_at_a_function(cuda: Cuda) -> None:
+    cuda.control("fail_nth", ctypes.c_uint64(2), b"cudaMalloc", 719)
+    first = cuda.malloc(1)
+    cuda.ok("cudaFree", first)
+    assert cuda("cudaMalloc", ctypes.byref(ctypes.c_uint64()), 1) == 719
+    assert cuda("cudaPeekAtLastError") == 719
+    assert cuda("cudaGetLastError") == 719
+    cuda.ok("cudaFree", cuda.malloc(1))
+
+
+def test_calls_are_counted_by_name(cuda: Cuda) -> None:
+    before = cuda.control("calls", b"cudaMalloc")
+    cuda.ok("cudaFree", cuda.malloc(1))
+    assert cuda.control("calls", b"cudaMalloc") == before + 1
+    assert cuda.control("calls", b"noSuchCall") == 0
+
+
+def test_unknown_entry_points_report_themselves(
+    cuda: Cuda, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found, status = ctypes.c_void_p(), ctypes.c_int()
+    name = b"cuDoesNotExistYet"
+    cuda.ok(
+        "cudaGetDriverEntryPointByVersion", name, ctypes.byref(found), 13000, 0, ctypes.byref(status)
+    )
+    assert status.value == 0
+    entry = ctypes.CFUNCTYPE(ctypes.c_int)(found.value)
+    assert entry() == entry() == 801
+    assert cuda("cudaGraphicsMapResources", 0, 0, 0) == 801
+    said = capfd.readouterr().err
+    assert said.count("cuDoesNotExistYet") == 1
+    assert said.count("cudaGraphicsMapResources") == 1
+
+
+def test_pool_memory_is_cut_and_given_back(cuda: Cuda) -> None:
+    pool = cuda.out("cudaDeviceGetDefaultMemPool", 0)
+    keep = ctypes.c_uint64(2**64 - 1)
+    cuda.ok("cudaMemPoolSetAttribute", pool, 4, ctypes.byref(keep))
+    pointers = [cuda.out("cudaMallocAsync", 1000, 0) for _ in range(100)]
+    assert len(set(pointers)) == 100
+    assert cuda.control("used_bytes", 0) >= 32 << 20
+    used = ctypes.c_uint64()
+    cuda.ok("cudaMemPoolGetAttribute", pool, 7, ctypes.byref(used))
+    assert used.value == 100 * 1024
+    for pointer in pointers[::2]:
+        cuda.ok("cudaFreeAsync", pointer, 0)
+    assert cuda("cudaFreeAsync", pointers[0], 0) == INVALID
+    for pointer in pointers[1::2]:
+        cuda.ok("cudaFreeAsync", pointer, 0)
+    cuda.ok("cudaMemPoolTrimTo", pool, 0)

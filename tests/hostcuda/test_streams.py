@@ -1,0 +1,248 @@
+"""Streams, delayed events, capture and graphs."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import pytest
+
+from .conftest import PAGE, Cuda
+
+NOT_READY, UNSUPPORTED, INVALIDATED = 600, 900, 901
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+Dim3 = ctypes.c_uint32 * 3
+
+
+class Config(ctypes.Structure):
+    """cudaLaunchConfig_t"""
+
+    _fields_ = [
+        ("grid", Dim3),
+        ("block", Dim3),
+        ("shared", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+        ("attrs", ctypes.c_void_p),
+        ("n_attrs", ctypes.c_uint),
+    ]
+
+
+def launch(cuda: Cuda, stream: int) -> int:
+    config = Config(Dim3(1, 1, 1), Dim3(1, 1, 1), 0, stream, None, 0)
+    return cuda("cudaLaunchKernelExC", ctypes.byref(config), 1, 0)
+
+
+def stream_new(cuda: Cuda) -> int:
+    return cuda.out("cudaStreamCreateWithFlags", 1)
+
+
+def capture_status(cuda: Cuda, stream: int) -> int:
+    status = ctypes.c_int()
+    cuda.ok("cudaStreamIsCapturing", stream, ctypes.byref(status))
+    return status.value
+
+
+def end_invalid(cuda: Cuda, stream: int) -> None:
+    graph = ctypes.c_uint64(1)
+    assert cuda("cudaStreamEndCapture", stream, ctypes.byref(graph)) == INVALIDATED
+    assert graph.value == 0
+    assert capture_status(cuda, stream) == 0
+
+
+def test_events_complete_at_once_by_default(cuda: Cuda) -> None:
+    event, stream = cuda.out("cudaEventCreateWithFlags", 2), stream_new(cuda)
+    assert launch(cuda, stream) == 0
+    cuda.ok("cudaEventRecord", event, stream)
+    cuda.ok("cudaEventQuery", event)
+    cuda.ok("cudaEventDestroy", event)
+    cuda.ok("cudaStreamDestroy", stream)
+
+
+def test_delayed_events_need_later_launches_or_a_synchronisation(cuda: Cuda) -> None:
+    cuda.control("set_event_delay", ctypes.c_uint64(3))
+    stream, other = stream_new(cuda), stream_new(cuda)
+    first, second = (cuda.out("cudaEventCreateWithFlags", 2) for _ in range(2))
+    cuda.ok("cudaEventQuery", first)  # never recorded
+    cuda.ok("cudaEventRecord", first, stream)
+    answers = []
+    for _ in range(3):
+        answers.append(cuda("cudaEventQuery", first))
+        assert launch(cuda, other) == 0
+    assert answers == [NOT_READY] * 3
+    cuda.ok("cudaEventQuery", first)
+    cuda.ok("cudaEventRecord", second, stream)
+    assert cuda("cudaStreamQuery", stream) == NOT_READY
+    assert cuda("cudaEventQuery", second) == NOT_READY
+    cuda.ok("cudaEventSynchronize", second)
+    cuda.ok("cudaEventQuery", second)
+    cuda.ok("cudaEventRecord", first, stream)
+    cuda.ok("cudaStreamSynchronize", stream)
+    cuda.ok("cudaEventQuery", first)
+    cuda.ok("cudaEventRecord", first, other)
+    cuda.ok("cudaDeviceSynchronize")
+    cuda.ok("cudaEventQuery", first)
+    for event in (first, second):
+        cuda.ok("cudaEventDestroy", event)
+    for each in (stream, other):
+        cuda.ok("cudaStreamDestroy", each)
+
+
+def test_stale_handles_are_refused(cuda: Cuda) -> None:
+    stream, event = stream_new(cuda), cuda.out("cudaEventCreateWithFlags", 0)
+    cuda.ok("cudaStreamDestroy", stream)
+    cuda.ok("cudaEventDestroy", event)
+    assert cuda("cudaStreamSynchronize", stream) == 400
+    assert cuda("cudaStreamDestroy", stream) == 400
+    assert cuda("cudaEventQuery", event) == 400
+    assert cuda("cudaEventDestroy", event) == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("cudaMalloc", (ctypes.byref(ctypes.c_uint64()), 1)),
+        ("cudaFree", (0,)),
+        ("cudaHostAlloc", (ctypes.byref(ctypes.c_uint64()), 1, 0)),
+        ("cudaDeviceSynchronize", ()),
+        ("cudaStreamSynchronize", ("stream",)),
+        ("cudaStreamSynchronize", ("other",)),
+        ("cudaEventQuery", ("event",)),
+        ("cudaEventSynchronize", ("event",)),
+        ("cudaStreamQuery", ("other",)),
+    ],
+)
+def test_what_capture_forbids_fails_and_invalidates_it(
+    cuda: Cuda, name: str, args: tuple[object, ...]
+) -> None:
+    known = {
+        "stream": stream_new(cuda),
+        "other": stream_new(cuda),
+        "event": cuda.out("cudaEventCreateWithFlags", 2),
+    }
+    stream = known["stream"]
+    cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
+    assert cuda(name, *(known.get(a, a) if isinstance(a, str) else a for a in args)) == UNSUPPORTED
+    assert capture_status(cuda, stream) == 2
+    assert launch(cuda, stream) == INVALIDATED
+    end_invalid(cuda, stream)
+    cuda.ok("cudaStreamDestroy", stream)
+    cuda.ok("cudaStreamDestroy", known["other"])
+    cuda.ok("cudaEventDestroy", known["event"])
+
+
+def test_capture_modes_bind_the_right_threads(cuda: Cuda) -> None:
+    stream = stream_new(cuda)
+
+    def elsewhere() -> int:
+        answers: list[int] = []
+        thread = threading.Thread(target=lambda: answers.append(cuda("cudaFree", 0)))
+        thread.start()
+        thread.join()
+        return answers[0]
+
+    for mode, here, there in (
+        (GLOBAL, UNSUPPORTED, UNSUPPORTED),
+        (THREAD_LOCAL, UNSUPPORTED, 0),
+        (RELAXED, 0, 0),
+    ):
+        for caller, expected in ((lambda: cuda("cudaFree", 0), here), (elsewhere, there)):
+            cuda.ok("cudaStreamBeginCapture", stream, mode)
+            assert caller() == expected
+            graph = ctypes.c_uint64()
+            assert cuda("cudaStreamEndCapture", stream, ctypes.byref(graph)) == (
+                INVALIDATED if expected else 0
+            )
+            if graph.value:
+                cuda.ok("cudaGraphDestroy", graph.value)
+    swapped = ctypes.c_int(RELAXED)
+    cuda.ok("cudaThreadExchangeStreamCaptureMode", ctypes.byref(swapped))
+    assert swapped.value == GLOBAL
+    cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
+    cuda.ok("cudaFree", cuda.malloc(PAGE))
+    cuda.ok("cudaThreadExchangeStreamCaptureMode", ctypes.byref(swapped))
+    graph = ctypes.c_uint64()
+    cuda.ok("cudaStreamEndCapture", stream, ctypes.byref(graph))
+    cuda.ok("cudaGraphDestroy", graph.value)
+    cuda.ok("cudaStreamDestroy", stream)
+
+
+def test_graphs_replay_copies_and_fills(cuda: Cuda) -> None:
+    a, b, stream = cuda.malloc(PAGE), cuda.malloc(PAGE), stream_new(cuda)
+    cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
+    assert launch(cuda, stream) == 0
+    cuda.ok("cudaMemcpyAsync", b, a, 100, 3, stream)
+    cuda.ok("cudaMemsetAsync", b + 50, 9, 10, stream)
+    graph, n = cuda_end(cuda, stream), ctypes.c_size_t()
+    cuda.ok("cudaGraphGetNodes", graph, 0, ctypes.byref(n))
+    assert n.value == 3
+    assert cuda.put(a, b"a" * 100) == 0
+    assert cuda.get(b, 100) == bytes(100)
+    runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
+    cuda.ok("cudaGraphDestroy", graph)
+    launches = cuda.control("launches", 0)
+    cuda.ok("cudaGraphLaunch", runnable, stream)
+    assert cuda.get(b, 100) == b"a" * 50 + b"\t" * 10 + b"a" * 40
+    assert cuda.control("launches", 0) == launches + 1
+    cuda.ok("cudaGraphExecDestroy", runnable)
+    for pointer in (a, b):
+        cuda.ok("cudaFree", pointer)
+    cuda.ok("cudaStreamDestroy", stream)
+
+
+def cuda_end(cuda: Cuda, stream: int) -> int:
+    graph = ctypes.c_uint64()
+    cuda.ok("cudaStreamEndCapture", stream, ctypes.byref(graph))
+    return graph.value
+
+
+def test_side_streams_join_a_capture_and_must_come_back(cuda: Cuda) -> None:
+    main, side = stream_new(cuda), stream_new(cuda)
+    fork, join = (cuda.out("cudaEventCreateWithFlags", 2) for _ in range(2))
+    for comes_back in (True, False):
+        cuda.ok("cudaStreamBeginCapture", main, GLOBAL)
+        cuda.ok("cudaEventRecord", fork, main)
+        cuda.ok("cudaStreamWaitEvent", side, fork, 0)
+        assert capture_status(cuda, side) == 1
+        assert launch(cuda, side) == 0
+        if comes_back:
+            cuda.ok("cudaEventRecord", join, side)
+            cuda.ok("cudaStreamWaitEvent", main, join, 0)
+            cuda.ok("cudaGraphDestroy", cuda_end(cuda, main))
+        else:
+            assert cuda("cudaStreamEndCapture", main, ctypes.byref(ctypes.c_uint64())) == 904
+        assert capture_status(cuda, side) == 0
+    assert cuda("cudaEventQuery", fork) == 907
+    for event in (fork, join):
+        cuda.ok("cudaEventDestroy", event)
+    for stream in (main, side):
+        cuda.ok("cudaStreamDestroy", stream)
+
+
+def test_memory_freed_in_a_graph_stays_its_own(cuda: Cuda) -> None:
+    stream = stream_new(cuda)
+    used = cuda.used()
+    cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
+    pointer = cuda.out("cudaMallocAsync", 1000, stream)
+    cuda.ok("cudaFreeAsync", pointer, stream)
+    assert cuda.out("cudaMallocAsync", 1000, stream) != pointer
+    graph = cuda_end(cuda, stream)
+    assert cuda.used() > used
+    other = pointer + 1024
+    cuda.ok("cudaFreeAsync", other, stream)
+    cuda.ok("cudaGraphDestroy", graph)
+    cuda.ok("cudaMemPoolTrimTo", cuda.out("cudaDeviceGetDefaultMemPool", 0), 0)
+    cuda.ok("cudaStreamDestroy", stream)
+
+
+def test_user_objects_die_with_the_graph(cuda: Cuda) -> None:
+    died: list[int] = []
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: died.append(data or 0))
+    graph = cuda.out("cudaGraphCreate", 0)
+    thing = ctypes.c_uint64()
+    cuda.ok("cudaUserObjectCreate", ctypes.byref(thing), 42, callback, 1, 1)
+    cuda.ok("cudaGraphRetainUserObject", graph, thing.value, 1, 1)
+    runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
+    cuda.ok("cudaGraphDestroy", graph)
+    assert died == []
+    cuda.ok("cudaGraphExecDestroy", runnable)
+    assert died == [42]
