@@ -491,7 +491,9 @@ pya_arena_create(
             free(arena);
             return PYA_E_HOST_NOMEM;
         }
+        pya_fit_init(arena->small_fit);
     }
+    pya_fit_init(&arena->fit);
     arena->card = card;
     arena->pool = pool;
     arena->stream = stream;

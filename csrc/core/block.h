@@ -25,6 +25,10 @@ enum pya_block_state {
     PYA_BLOCK_STITCHED, /* handed out at a stitched address; not in any range */
 };
 
+struct pya_link {
+    struct pya_link *next, *prev;
+};
+
 struct pya_block {
     pya_dptr addr;
     size_t bytes;
@@ -40,7 +44,12 @@ struct pya_block {
     struct pya_range *range; /* NULL when STITCHED */
     union {
         struct { /* FREE */
-            struct pya_block *left, *right;
+            union {
+                struct pya_link link; /* in a list of runs of one size */
+                struct {              /* in a tree of runs of similar sizes */
+                    struct pya_block *left, *right;
+                };
+            };
             uint64_t seq; /* the arena's count when these bytes last became free */
         };
         struct { /* USED, STITCHED */

@@ -6,17 +6,31 @@
 #include "debug.h"
 
 _Static_assert(PYA_FIT_WORDS <= 64, "one summary word covers the bitmap");
-_Static_assert(1 << PYA_FIT_EXACT_BITS == PYA_FIT_EXACT, "exact bins are a power of two");
+_Static_assert(1 << PYA_FIT_LIST_BITS == PYA_FIT_LISTS, "the lists are a power of two");
+
+void
+pya_fit_init(struct pya_fit *fit) {
+    *fit = (struct pya_fit){0};
+    for (int i = 0; i < PYA_FIT_LISTS; i++) {
+        fit->lists[i].next = &fit->lists[i];
+        fit->lists[i].prev = &fit->lists[i];
+    }
+}
+
+static inline struct pya_block *
+fit_block(const struct pya_link *link) {
+    return (struct pya_block *)((uintptr_t)link - offsetof(struct pya_block, link));
+}
 
 static inline unsigned
 fit_bin(size_t bytes) {
     uint64_t units = bytes / PYA_ALIGN;
-    if (units <= PYA_FIT_EXACT) {
+    if (units <= PYA_FIT_LISTS) {
         return (unsigned)units - 1;
     }
     unsigned top = 63U - (unsigned)__builtin_clzll(units);
     unsigned sub = (unsigned)(units >> (top - PYA_FIT_SUB_BITS)) & ((1U << PYA_FIT_SUB_BITS) - 1);
-    return PYA_FIT_EXACT + ((top - PYA_FIT_EXACT_BITS) << PYA_FIT_SUB_BITS) + sub;
+    return PYA_FIT_LISTS + ((top - PYA_FIT_LIST_BITS) << PYA_FIT_SUB_BITS) + sub;
 }
 
 static inline bool
@@ -37,12 +51,12 @@ fit_mark(struct pya_fit *fit, unsigned bin) {
     fit->summary |= (uint64_t)1 << (bin / 64);
 }
 
+/* Clears the bits when the bin is empty now, without a branch on it. */
 static inline void
-fit_unmark(struct pya_fit *fit, unsigned bin) {
-    fit->filled[bin / 64] &= ~((uint64_t)1 << (bin % 64));
-    if (fit->filled[bin / 64] == 0) {
-        fit->summary &= ~((uint64_t)1 << (bin / 64));
-    }
+fit_unmark(struct pya_fit *fit, unsigned bin, bool is_empty) {
+    uint64_t word = fit->filled[bin / 64] & ~((uint64_t)is_empty << (bin % 64));
+    fit->filled[bin / 64] = word;
+    fit->summary &= ~((uint64_t)(word == 0) << (bin / 64));
 }
 
 static void
@@ -95,39 +109,46 @@ fit_remove_below(struct pya_block **link, struct pya_block *run) {
 void
 pya_fit_insert(struct pya_fit *fit, struct pya_block *run) {
     unsigned bin = fit_bin(run->bytes);
-    struct pya_block **link = &fit->bins[bin];
     fit->n_runs++;
-    if (*link == NULL) {
-        run->left = NULL;
-        run->right = NULL;
-        *link = run;
-        fit_mark(fit, bin);
+    fit_mark(fit, bin);
+    if (bin < PYA_FIT_LISTS) {
+        struct pya_link *head = &fit->lists[bin];
+        run->link.prev = head;
+        run->link.next = head->next;
+        head->next->prev = &run->link;
+        head->next = &run->link;
         return;
     }
-    fit_insert_below(link, run);
+    fit_insert_below(&fit->trees[bin - PYA_FIT_LISTS], run);
 }
 
 void
 pya_fit_remove(struct pya_fit *fit, struct pya_block *run) {
     unsigned bin = fit_bin(run->bytes);
-    struct pya_block **link = &fit->bins[bin];
     fit->n_runs--;
-    if (*link == run && run->left == NULL && run->right == NULL) {
-        *link = NULL;
-        fit_unmark(fit, bin);
+    if (bin < PYA_FIT_LISTS) {
+        struct pya_link *next = run->link.next;
+        struct pya_link *prev = run->link.prev;
+        next->prev = prev;
+        prev->next = next;
+        fit_unmark(fit, bin, next == prev && next == &fit->lists[bin]);
         return;
     }
-    fit_remove_below(link, run);
+    struct pya_block **root = &fit->trees[bin - PYA_FIT_LISTS];
+    fit_remove_below(root, run);
+    fit_unmark(fit, bin, *root == NULL);
 }
 
 void
 pya_fit_update(struct pya_fit *fit, struct pya_block *run, pya_dptr addr, size_t bytes) {
     unsigned bin = fit_bin(run->bytes);
-    bool is_alone = fit->bins[bin] == run && run->left == NULL && run->right == NULL;
-    if (is_alone && fit_bin(bytes) == bin) {
-        run->addr = addr;
-        run->bytes = bytes;
-        return;
+    if (bin >= PYA_FIT_LISTS && fit_bin(bytes) == bin) {
+        struct pya_block *root = fit->trees[bin - PYA_FIT_LISTS];
+        if (root == run && run->left == NULL && run->right == NULL) {
+            run->addr = addr;
+            run->bytes = bytes;
+            return;
+        }
     }
     pya_fit_remove(fit, run);
     run->addr = addr;
@@ -143,7 +164,13 @@ fit_leftmost(struct pya_block *node) {
     return node;
 }
 
-/* The lowest of the first filled bin at or above `bin`. */
+static struct pya_block *
+fit_first(const struct pya_fit *fit, unsigned bin) {
+    return bin < PYA_FIT_LISTS ? fit_block(fit->lists[bin].next)
+                               : fit_leftmost(fit->trees[bin - PYA_FIT_LISTS]);
+}
+
+/* The first of the first filled bin at or above `bin`. */
 static struct pya_block *
 fit_from_bin(const struct pya_fit *fit, unsigned bin) {
     if (bin >= PYA_FIT_BINS) {
@@ -159,7 +186,7 @@ fit_from_bin(const struct pya_fit *fit, unsigned bin) {
         word = (unsigned)__builtin_ctzll(words);
         bits = fit->filled[word];
     }
-    return fit_leftmost(fit->bins[word * 64 + (unsigned)__builtin_ctzll(bits)]);
+    return fit_first(fit, word * 64 + (unsigned)__builtin_ctzll(bits));
 }
 
 /* The first node at or after (bytes, addr) in one bin. */
@@ -180,8 +207,8 @@ fit_lower_bound(struct pya_block *node, size_t bytes, pya_dptr addr) {
 struct pya_block *
 pya_fit_find(const struct pya_fit *fit, size_t bytes) {
     unsigned bin = fit_bin(bytes);
-    if (bin >= PYA_FIT_EXACT && bin < PYA_FIT_BINS) {
-        struct pya_block *best = fit_lower_bound(fit->bins[bin], bytes, 0);
+    if (bin >= PYA_FIT_LISTS && bin < PYA_FIT_BINS) {
+        struct pya_block *best = fit_lower_bound(fit->trees[bin - PYA_FIT_LISTS], bytes, 0);
         if (best != NULL) {
             return best;
         }
@@ -193,7 +220,12 @@ pya_fit_find(const struct pya_fit *fit, size_t bytes) {
 struct pya_block *
 pya_fit_next(const struct pya_fit *fit, const struct pya_block *run) {
     unsigned bin = fit_bin(run->bytes);
-    struct pya_block *next = fit_lower_bound(fit->bins[bin], run->bytes, run->addr + 1);
+    if (bin < PYA_FIT_LISTS) {
+        const struct pya_link *next = run->link.next;
+        return next != &fit->lists[bin] ? fit_block(next) : fit_from_bin(fit, bin + 1);
+    }
+    struct pya_block *next
+        = fit_lower_bound(fit->trees[bin - PYA_FIT_LISTS], run->bytes, run->addr + 1);
     return next != NULL ? next : fit_from_bin(fit, bin + 1);
 }
 
@@ -203,8 +235,11 @@ pya_fit_largest(const struct pya_fit *fit) {
         return NULL;
     }
     unsigned word = 63U - (unsigned)__builtin_clzll(fit->summary);
-    struct pya_block *node = fit->bins[word * 64 + 63U
-                                       - (unsigned)__builtin_clzll(fit->filled[word])];
+    unsigned bin = word * 64 + 63U - (unsigned)__builtin_clzll(fit->filled[word]);
+    if (bin < PYA_FIT_LISTS) {
+        return fit_first(fit, bin);
+    }
+    struct pya_block *node = fit->trees[bin - PYA_FIT_LISTS];
     while (node->right != NULL) {
         node = node->right;
     }
@@ -214,17 +249,20 @@ pya_fit_largest(const struct pya_fit *fit) {
 static size_t
 fit_check_bin(const struct pya_fit *fit, unsigned bin, size_t *n_runs) {
     size_t n_wrong = 0;
-    const struct pya_block *before = NULL;
+    bool is_tree = bin >= PYA_FIT_LISTS;
     bool is_filled = (fit->filled[bin / 64] >> (bin % 64)) & 1;
-    if (is_filled != (fit->bins[bin] != NULL)) {
+    bool has_run = is_tree ? fit->trees[bin - PYA_FIT_LISTS] != NULL
+                           : fit->lists[bin].next != &fit->lists[bin];
+    if (is_filled != has_run) {
         (void)fprintf(stderr, "fit: bin %u: bitmap says %d\n", bin, is_filled);
-        n_wrong++;
+        return 1;
     }
-    struct pya_block *run = fit_leftmost(fit->bins[bin]);
-    for (; run != NULL; run = fit_lower_bound(fit->bins[bin], run->bytes, run->addr + 1)) {
+    const struct pya_block *before = NULL;
+    const struct pya_block *run = has_run ? fit_first(fit, bin) : NULL;
+    for (; run != NULL && fit_bin(run->bytes) == bin; run = pya_fit_next(fit, run)) {
         ++*n_runs;
-        if (run->state != PYA_BLOCK_FREE || fit_bin(run->bytes) != bin
-            || (before != NULL && !fit_less(before, run->bytes, run->addr))) {
+        bool is_ordered = before == NULL || !is_tree || fit_less(before, run->bytes, run->addr);
+        if (run->state != PYA_BLOCK_FREE || !is_ordered) {
             (void)fprintf(
                 stderr, "fit: bin %u: run %#llx of %zu bytes is out of place\n", bin,
                 (unsigned long long)run->addr, run->bytes);

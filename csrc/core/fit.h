@@ -1,8 +1,8 @@
 /* The fit index: an arena's free runs by size.  Floor 3.
  *
- * Bins of one size each up to 1 MiB, above that 32 bins per power of two; a bitmap says which are filled.
- * Each bin is a treap ordered by (bytes, addr), so best fit by size and then lowest address costs the
- * logarithm of one bin's population, and nearly all bins hold one run or two.
+ * Up to 1 MiB a list for every size, the latest freed first: entering and leaving one takes no decision that a
+ * processor could guess wrong.  Above, 32 treaps per power of two, ordered by (bytes, addr): best fit costs
+ * the logarithm of one treap's population, and nearly all hold a run or two.  A bitmap says which are filled.
  * Nothing here allocates: the links are in the blocks. */
 #pragma once
 
@@ -13,23 +13,25 @@ extern "C" {
 #endif
 
 enum {
-    PYA_FIT_EXACT = (int)(PYA_SMALL_MAX / PYA_ALIGN),
+    PYA_FIT_LISTS = (int)(PYA_SMALL_MAX / PYA_ALIGN),
     PYA_FIT_SUB_BITS = 5,
-    PYA_FIT_EXACT_BITS = 11, /* log2(PYA_FIT_EXACT) */
-    PYA_FIT_MAX_BITS = 39,   /* runs of up to 2^39 units, more than any address space */
-    PYA_FIT_BINS
-    = PYA_FIT_EXACT + ((PYA_FIT_MAX_BITS - PYA_FIT_EXACT_BITS) << PYA_FIT_SUB_BITS) + 1,
+    PYA_FIT_LIST_BITS = 11, /* log2(PYA_FIT_LISTS) */
+    PYA_FIT_MAX_BITS = 39,  /* runs of up to 2^39 units, more than any address space */
+    PYA_FIT_TREES = (PYA_FIT_MAX_BITS - PYA_FIT_LIST_BITS) << PYA_FIT_SUB_BITS,
+    PYA_FIT_BINS = PYA_FIT_LISTS + PYA_FIT_TREES, /* lists first */
     PYA_FIT_WORDS = (PYA_FIT_BINS + 63) / 64,
 };
 
-/* filled bit b == (bins[b] != NULL); summary bit w == (filled[w] != 0).  Checked by pya_fit_check(). */
+/* filled bit b == bin b has a run; summary bit w == (filled[w] != 0).  Checked by pya_fit_check(). */
 struct pya_fit {
     uint64_t summary;
     size_t n_runs;
     uint64_t filled[PYA_FIT_WORDS];
-    struct pya_block *bins[PYA_FIT_BINS];
+    struct pya_link lists[PYA_FIT_LISTS]; /* circular, each its own sentinel */
+    struct pya_block *trees[PYA_FIT_TREES];
 };
 
+void pya_fit_init(struct pya_fit *fit);
 void pya_fit_insert(struct pya_fit *fit, struct pya_block *run);
 void pya_fit_remove(struct pya_fit *fit, struct pya_block *run);
 /* Gives the run new bounds; it stays where it is when no other run could come between. */
