@@ -15,51 +15,57 @@ arena_fit(struct pya_arena *arena, const struct pya_range *range) {
     return range->is_small ? arena->small_fit : &arena->fit;
 }
 
-/* Bytes of a run that could not be given back: torch's inactive_split. */
-static size_t
-run_split_bytes(const struct pya_range *range, pya_dptr addr, size_t bytes) {
-    if (range->slots == NULL) {
-        return bytes == range->bytes ? 0 : bytes;
-    }
-    return bytes - pya_run_pages(addr, bytes) * PYA_PAGE;
-}
-
+/* Plain segments: a run is torch's inactive_split unless it is the whole segment. */
 static void
-arena_count_run(
-    struct pya_arena *arena, const struct pya_range *range, pya_dptr addr, size_t bytes,
-    bool is_new) {
+arena_count_plain(struct pya_arena *arena, const struct pya_range *range, size_t bytes, int sign) {
     struct pya_stats *stats = &arena->card->stats;
-    size_t split = run_split_bytes(range, addr, bytes);
-    size_t n_pages = range->slots == NULL ? 0 : pya_run_pages(addr, bytes);
-    bool is_small = range->slots == NULL ? range->is_small : bytes <= PYA_SMALL_MAX;
-    enum pya_stat_pool pool = pya_stat_pool_of(is_small);
-    if (is_new) {
-        arena->free_bytes += bytes;
-        arena->free_pages += n_pages;
-        if (split > 0) {
-            pya_stats_add(stats, pool, PYA_STAT_inactive_split, 1);
-            pya_stats_add(stats, pool, PYA_STAT_inactive_split_bytes, split);
-        }
+    enum pya_stat_pool pool = pya_stat_pool_of(range->is_small);
+    arena->free_bytes += (size_t)sign * bytes;
+    if (bytes == range->bytes) {
         return;
     }
-    arena->free_bytes -= bytes;
-    arena->free_pages -= n_pages;
-    if (split > 0) {
+    if (sign > 0) {
+        pya_stats_add(stats, pool, PYA_STAT_inactive_split, 1);
+        pya_stats_add(stats, pool, PYA_STAT_inactive_split_bytes, bytes);
+    } else {
         pya_stats_sub(stats, pool, PYA_STAT_inactive_split, 1);
-        pya_stats_sub(stats, pool, PYA_STAT_inactive_split_bytes, split);
+        pya_stats_sub(stats, pool, PYA_STAT_inactive_split_bytes, bytes);
+    }
+}
+
+/* A run came (sign 1) or went (-1).  inactive_split is what of it could not be given back: the bytes
+ * outside its wholly free pages. */
+static inline void
+arena_count_run(
+    struct pya_arena *arena, const struct pya_range *range, pya_dptr addr, size_t bytes, int sign) {
+    if (PYA_UNLIKELY(range->slots == NULL)) {
+        arena_count_plain(arena, range, bytes, sign);
+        return;
+    }
+    struct pya_stat *stats = arena->card->stats.pooled[PYA_STAT_LARGE];
+    size_t n_pages = bytes < PYA_PAGE ? 0 : pya_run_pages(addr, bytes);
+    int64_t split = (int64_t)(bytes - n_pages * PYA_PAGE);
+    arena->free_bytes += (size_t)sign * bytes;
+    arena->free_pages += (size_t)sign * n_pages;
+    if (sign > 0) {
+        pya_stat_add(&stats[PYA_STAT_inactive_split], split > 0);
+        pya_stat_add(&stats[PYA_STAT_inactive_split_bytes], split);
+    } else {
+        pya_stat_sub(&stats[PYA_STAT_inactive_split], split > 0);
+        pya_stat_sub(&stats[PYA_STAT_inactive_split_bytes], split);
     }
 }
 
 static void
 arena_insert_run(struct pya_arena *arena, struct pya_block *run) {
     run->state = PYA_BLOCK_FREE;
-    arena_count_run(arena, run->range, run->addr, run->bytes, true);
+    arena_count_run(arena, run->range, run->addr, run->bytes, 1);
     pya_fit_insert(arena_fit(arena, run->range), run);
 }
 
 static void
 arena_remove_run(struct pya_arena *arena, struct pya_block *run) {
-    arena_count_run(arena, run->range, run->addr, run->bytes, false);
+    arena_count_run(arena, run->range, run->addr, run->bytes, -1);
     pya_fit_remove(arena_fit(arena, run->range), run);
 }
 
@@ -67,15 +73,17 @@ arena_remove_run(struct pya_arena *arena, struct pya_block *run) {
 static void
 arena_reshape_run(struct pya_arena *arena, struct pya_block *run, pya_dptr addr, size_t bytes) {
     struct pya_range *range = run->range;
-    arena_count_run(arena, range, run->addr, run->bytes, false);
-    arena_count_run(arena, range, addr, bytes, true);
-    if (run->addr == addr) {
-        pya_fit_update(arena_fit(arena, range), run, addr, bytes);
-        return;
+    arena_count_run(arena, range, run->addr, run->bytes, -1);
+    arena_count_run(arena, range, addr, bytes, 1);
+    bool crosses = range->slots != NULL
+                   && pya_range_slot(range, addr) != pya_range_slot(range, run->addr);
+    if (PYA_UNLIKELY(crosses)) {
+        pya_range_drop_start(range, run);
     }
-    pya_range_drop_start(range, run);
     pya_fit_update(arena_fit(arena, range), run, addr, bytes);
-    pya_range_add_start(range, run);
+    if (PYA_UNLIKELY(crosses)) {
+        pya_range_add_start(range, run);
+    }
 }
 
 struct pya_block *
@@ -193,6 +201,31 @@ arena_drop_hole(struct pya_arena *arena, struct pya_block *hole) {
     }
     if (hole->next_hole != NULL) {
         hole->next_hole->prev_hole = hole->prev_hole;
+    }
+}
+
+void
+pya_arena_park(struct pya_arena *arena, struct pya_block *block) {
+    struct pya_block *before = arena->parked;
+    arena->parked = block;
+    if (before != NULL) {
+        (void)pya_arena_give(arena, before);
+    }
+}
+
+void
+pya_arena_unpark(struct pya_arena *arena) {
+    struct pya_block *block = arena->parked;
+    if (block != NULL) {
+        arena->parked = NULL;
+        (void)pya_arena_give(arena, block);
+    }
+}
+
+void
+pya_card_unpark(struct pya_card *card) {
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        pya_arena_unpark(arena);
     }
 }
 

@@ -26,6 +26,7 @@ struct pya_arena {
     struct pya_range *ranges;
     struct pya_block *holes; /* chain of HOLE blocks */
     struct pya_stitches *stitches;
+    struct pya_block *parked; /* freed last, not yet joined to its neighbours; state USED, in no index */
     size_t free_bytes;
     size_t free_pages;
     uint64_t seq;           /* grows with every block that becomes free */
@@ -57,6 +58,12 @@ struct pya_block *pya_arena_carve(
 /* Makes a home block (USED, LENT, or one just mapped) FREE and joins it to its neighbours.
  * Returns the run it became part of. */
 struct pya_block *pya_arena_give(struct pya_arena *arena, struct pya_block *block);
+
+/* Frees a USED home block, but leaves the work for later: the next request often wants just this size.
+ * Everything that looks at free runs unparks first. */
+void pya_arena_park(struct pya_arena *arena, struct pya_block *block);
+void pya_arena_unpark(struct pya_arena *arena);
+void pya_card_unpark(struct pya_card *card);
 
 /* Maps n_pages new pages at the start of a hole and makes them FREE.  Undoes itself on failure.
  * PYA_E_LIMIT: reserved_bytes would pass the limit; nothing was asked of the device. */

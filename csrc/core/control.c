@@ -239,6 +239,7 @@ pya_stats_get(struct pya_heap *heap, int device, int64_t *values) {
         return PYA_OK;
     }
     pya_lock_acquire(&card->lock);
+    pya_card_unpark(card);
     int64_t *scalar = card->stats.scalar;
     scalar[PYA_STAT_max_split_size] = no_bound;
     scalar[PYA_STAT_pyalloc_pages] = (int64_t)card->pages.n_live;
@@ -433,6 +434,7 @@ pya_heap_check(struct pya_heap *heap, int device) {
         return 0;
     }
     pya_lock_acquire(&card->lock);
+    pya_card_unpark(card);
     size_t n_wrong = card_check(card);
     pya_lock_release(&card->lock);
     return n_wrong;

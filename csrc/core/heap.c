@@ -67,6 +67,7 @@ heap_open_card(struct pya_heap *heap, int device, struct pya_card **out) {
     pya_slab_init(&card->uses, sizeof(struct pya_use));
     pya_ptrmap_init(&card->live);
     pya_pages_init(&card->pages);
+    card->stats.has_one_split_pool = pya_card_has_vmm(card);
     pya_card_set_fraction(card, card->options.per_process_memory_fraction);
     st = pya_heap_apply_history(heap, card);
     if (st != PYA_OK) {
@@ -535,6 +536,7 @@ pya_memory_info(struct pya_heap *heap, int device, struct pya_memory_info *out) 
     pya_lock_acquire(&card->lock);
     st = pya_device_mem_info(card->dev, &info.free_bytes, &info.total_bytes);
     info.limit_bytes = card->limit_bytes;
+    pya_card_unpark(card);
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         size_t stitchable = arena->free_pages * PYA_PAGE;
         info.cached_bytes += arena->free_bytes;

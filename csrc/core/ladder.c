@@ -84,6 +84,14 @@ fit_page_aware(struct pya_arena *arena, size_t bytes) {
 struct pya_block *
 pya_ladder_fit(struct pya_arena *arena, size_t bytes, bool is_small) {
     const struct pya_card *card = arena->card;
+    struct pya_block *parked = arena->parked;
+    if (parked != NULL) {
+        if (parked->bytes == bytes) {
+            arena->parked = NULL;
+            return parked;
+        }
+        pya_arena_unpark(arena);
+    }
     if (PYA_UNLIKELY(arena->small_fit != NULL)) {
         struct pya_block *run = pya_plain_find(arena, bytes, is_small);
         return run == NULL ? NULL : pya_plain_take(arena, run, bytes, is_small);
@@ -458,6 +466,7 @@ pya_status
 pya_ladder_climb(
     struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_block *block = NULL;
+    pya_card_unpark(arena->card);
     pya_status st = arena->small_fit != NULL ? climb_plain(arena, bytes, is_small, &block)
                                              : climb_pages(arena, bytes, is_small, &block);
     if (st != PYA_OK) {

@@ -18,7 +18,7 @@ pya_block_release(struct pya_block *block) {
     if (PYA_UNLIKELY(block->state == PYA_BLOCK_STITCHED)) {
         pya_stitch_give(block);
     } else {
-        (void)pya_arena_give(arena, block);
+        pya_arena_park(arena, block);
     }
 }
 
@@ -162,6 +162,7 @@ pya_pending_sync(struct pya_card *card) {
             queue_pop(card, queue);
         }
     }
+    pya_card_unpark(card);
     return PYA_OK;
 }
 

@@ -80,6 +80,7 @@ static bool
 pool_drop_arenas(struct pya_card *card, const struct pya_pool *pool) {
     bool is_empty = true;
     struct pya_arena **link = &card->arenas;
+    pya_card_unpark(card);
     while (*link != NULL) {
         struct pya_arena *arena = *link;
         if (arena->pool != pool) {

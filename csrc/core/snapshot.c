@@ -215,6 +215,7 @@ pya_snapshot_take(
         struct pya_card *card = pya_heap_open_card(heap, i);
         if (card != NULL) {
             pya_lock_acquire(&card->lock);
+            pya_card_unpark(card);
             painter_card(&painter, card, pool);
             if (with_trace) {
                 painter_trace(&painter, card->history);

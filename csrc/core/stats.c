@@ -92,10 +92,14 @@ stats_pooled(const struct pya_stats *stats, enum pya_stat_pool pool, enum pya_po
         return live_stat(&live, PYA_LIVE_BYTES, true);
     case PYA_STAT_requested_bytes:
         return live_stat(&live, PYA_LIVE_REQUESTED, true);
-    case PYA_STAT_segment:
     case PYA_STAT_inactive_split:
-    case PYA_STAT_reserved_bytes:
     case PYA_STAT_inactive_split_bytes:
+        if (pool == PYA_STAT_ALL && stats->has_one_split_pool) {
+            pool = PYA_STAT_LARGE;
+        }
+        break;
+    case PYA_STAT_segment:
+    case PYA_STAT_reserved_bytes:
     case PYA_N_POOLED:
         break;
     }

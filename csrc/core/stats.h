@@ -99,6 +99,7 @@ struct pya_live_pool {
  * pooled[] holds only the statistics that live does not.  The pools add up to "all".
  * Checked by pya_stats_check(). */
 struct pya_stats {
+    bool has_one_split_pool; /* virtual memory: "all" of inactive_split* is its large pool */
     struct pya_live_pool live[2];
     struct pya_live_pool live_all;
     struct pya_stat pooled[PYA_N_STAT_POOLS][PYA_N_POOLED];

@@ -226,6 +226,7 @@ pya_trim_card(
     struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t n_bytes,
     size_t *n_freed) {
     *n_freed = 0;
+    pya_card_unpark(card);
     if (card->reserved_bytes == 0) {
         return PYA_OK;
     }
