@@ -1,0 +1,224 @@
+"""Replays a trace through real torch on the host-memory CUDA runtime, one allocator at a time.
+
+torch is loaded once, without touching CUDA; every replay is a fork of that process with a capacity of its own.
+Run as a server by :class:`TorchReplay`: ``python -m benchmarks.torch_replay --serve native|expandable|pyalloc``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import hostcuda
+
+ROOT = Path(__file__).resolve().parent.parent
+ALLOCATORS = ("native", "expandable", "pyalloc")
+#: host-memory calls that are device calls of the allocator
+MEMORY_CALLS = (
+    "cudaMalloc",
+    "cudaFree",
+    "cuMemAlloc",
+    "cuMemFree",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemAddressReserve",
+    "cuMemAddressFree",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "cuStreamSynchronize",
+    "cuCtxSynchronize",
+    "cuEventSynchronize",
+)
+
+
+def build_caller() -> Path:
+    """Compiles the caller of torch's interface where it is older than its sources."""
+    library = ROOT / "build" / "c10" / "libc10_replay.so"
+    replay = ROOT / "csrc" / "replay"
+    c_sources = [replay / name for name in ("program.c", "trace_read.c", "trace_write.c", "varint.c")]
+    c_sources.append(ROOT / "csrc" / "core" / "base.c")
+    cpp = ROOT / "benchmarks" / "c10" / "replay.cpp"
+    newest = max(path.stat().st_mtime for path in [cpp, *c_sources, *replay.glob("*.h")])
+    if library.exists() and library.stat().st_mtime >= newest:
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True)
+    objects = []
+    for source in c_sources:
+        objects.append(str(library.parent / f"{source.stem}.o"))
+        command = ["cc", "-std=c11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-c", str(source)]
+        subprocess.run([*command, "-o", objects[-1]], check=True)
+    command = ["c++", "-std=c++17", "-O2", "-g", "-shared", "-fPIC", "-fvisibility=hidden", str(cpp), *objects]
+    subprocess.run([*command, "-o", str(library), "-lpthread", "-ldl"], check=True)
+    return library
+
+
+class _Result(ctypes.Structure):
+    _fields_ = (
+        ("n_done", ctypes.c_uint64),
+        ("half_calls", ctypes.c_uint64),
+        ("ns", ctypes.c_double),
+        ("trouble", ctypes.c_char * 256),
+    )
+
+
+def _replay_here(path: str, capacity: int, allocator: str, passes: int, caller: ctypes.CDLL) -> dict[str, Any]:
+    """In the fork: opens CUDA with the capacity and replays."""
+    runtime = ctypes.CDLL("libcuda.so.1")
+    for name in ("peak_bytes", "used_bytes"):
+        getattr(runtime, f"pya_hostcuda_{name}").restype = ctypes.c_size_t
+    for name in ("calls", "live"):
+        getattr(runtime, f"pya_hostcuda_{name}").restype = ctypes.c_uint64
+    import torch
+
+    if capacity and runtime.pya_hostcuda_set_capacity(0, ctypes.c_size_t(capacity)) != 0:
+        raise RuntimeError("the capacity could not be set")
+    if allocator == "pyalloc":
+        import pyalloc
+
+        pyalloc.install()
+    torch._C._cuda_init()
+    why = ctypes.c_char_p(caller.c10_open())
+    if why.value is not None:
+        raise RuntimeError(why.value.decode())
+    message = ctypes.create_string_buffer(256)
+    program = ctypes.c_void_p(caller.c10_load(os.fsencode(path), message, 256))
+    if not program.value:
+        raise RuntimeError(message.value.decode())
+    n_ops, live, n_streams = (ctypes.c_uint64() for _ in range(3))
+    caller.c10_info(program, *map(ctypes.byref, (n_ops, live, n_streams)))
+    side = [torch.cuda.Stream() for _ in range(max(0, n_streams.value - 1))]
+    streams = (ctypes.c_void_p * (len(side) + 1))(None, *(stream.cuda_stream for stream in side))
+    torch._C._cuda_emptyCache()  # torch.cuda's does nothing before torch.cuda.init()
+    runtime.pya_hostcuda_reset_calls()
+    runtime.pya_hostcuda_reset_peak(0)
+
+    def calls() -> dict[str, int]:
+        return {name: runtime.pya_hostcuda_calls(name.encode()) for name in MEMORY_CALLS}
+
+    result = _Result()
+    callback = ctypes.CFUNCTYPE(ctypes.c_uint64)(lambda: sum(calls().values()))
+    caller.c10_run(program, streams, int(passes > 1), callback, ctypes.byref(result))
+    trouble = result.trouble.decode(errors="replace")
+    completed = result.n_done == n_ops.value
+    if not completed and " out of memory" not in trouble:
+        raise RuntimeError(f"{trouble} (operation {result.n_done})")
+    made = calls()
+    row: dict[str, Any] = {
+        "allocator": allocator,
+        "ops": n_ops.value,
+        "live_bytes": live.value,
+        "completed": completed,
+        "peak_bytes": runtime.pya_hostcuda_peak_bytes(0),
+        "calls_by_name": {name: n for name, n in made.items() if n},
+        "calls": sum(made.values()),
+        "calls_second_half": sum(made.values()) - result.half_calls if completed else None,
+        "mappings_left": runtime.pya_hostcuda_live(b"mappings"),
+        "ns_per_op": result.ns / max(1, n_ops.value),
+    }
+    # Again, now with everything cached: what the allocator itself costs, with few device calls in it.
+    warm = []
+    for _ in range(passes - 1 if completed else 0):
+        before = sum(calls().values())
+        caller.c10_run(program, streams, 1, callback, ctypes.byref(result))
+        warm.append((result.ns / max(1, n_ops.value), sum(calls().values()) - before))
+    if warm:
+        row["warm_ns_per_op"], row["warm_calls"] = min(warm)
+    return row
+
+
+def _serve(allocator: str) -> None:
+    """Reads one request a line, forks for each, prints one result a line."""
+    caller = ctypes.CDLL(str(build_caller()), mode=ctypes.RTLD_GLOBAL)
+    caller.c10_open.restype = ctypes.c_char_p
+    caller.c10_load.restype = ctypes.c_void_p
+    import torch
+
+    for name in ("libtorch_cuda.so", "libc10_cuda.so"):
+        ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name), mode=ctypes.RTLD_GLOBAL)
+    print(json.dumps({"torch": torch.__version__}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                row = _replay_here(request["path"], request["capacity"], allocator, request["passes"], caller)
+            except Exception as error:  # the parent must get an answer, whatever it is
+                row = {"error": f"{type(error).__name__}: {error}"}
+            os.write(write, json.dumps(row).encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            data = pipe.read()
+        _, status = os.waitpid(child, 0)
+        print(data.decode() or json.dumps({"error": f"the replay died with status {status}"}), flush=True)
+
+
+class TorchReplay:
+    """A process with torch loaded that replays on request; a context manager.
+
+    Args:
+        allocator: native, expandable or pyalloc.
+    """
+
+    def __init__(self, allocator: str) -> None:
+        env = hostcuda.environment("160GB")
+        if allocator == "expandable":
+            env["PYTORCH_ALLOC_CONF"] = env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        command = [sys.executable, "-m", "benchmarks.torch_replay", "--serve", allocator]
+        self.process = subprocess.Popen(
+            command, env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.torch = self._answer()["torch"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("the replay process ended; its messages are above")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer
+
+    def replay(self, path: Path, capacity: int = 0, passes: int = 1) -> dict[str, Any]:
+        """One replay in a fresh fork.
+
+        Args:
+            path: a trace.
+            capacity: bytes of device memory; 0 is ample.
+            passes: above 1, the same operations again with everything cached, for the time.
+
+        Raises:
+            RuntimeError: it failed with something else than out of memory.
+        """
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"path": str(path), "capacity": capacity, "passes": passes}) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def __enter__(self) -> TorchReplay:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--serve", choices=ALLOCATORS, required=True)
+    _serve(parser.parse_args().serve)
