@@ -21,11 +21,40 @@ additive_is_on(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t s) {
     return a->mask == NULL || a->mask[b * a->mask_b + s * a->mask_s] != 0;
 }
 
+/* The tanh keeps the arithmetic busy while memory idles, the rows of values the other way round: a
+ * loop over tanh asks for n_ahead lines of the rows that are wanted next. */
+struct additive_ahead {
+    const char *p;
+    ptrdiff_t n_lines; /* for each vector of the loop */
+};
+
+static inline void
+additive_ask(struct additive_ahead ahead, ptrdiff_t vector) {
+    for (ptrdiff_t i = 0; i < ahead.n_lines; i++) {
+        __builtin_prefetch(ahead.p + (vector * ahead.n_lines + i) * 64, 0, 2);
+    }
+}
+
+static inline struct additive_ahead
+additive_ahead_row(const struct pya_ops_additive *a, ptrdiff_t s, ptrdiff_t b) {
+    struct additive_ahead none = {NULL, 0};
+    if (VW == 1 || b >= a->n_b) {
+        return none;
+    }
+    ptrdiff_t vectors = ((ptrdiff_t)a->n_h + VW - 1) / VW;
+    ptrdiff_t lines = (ptrdiff_t)a->n_e * (ptrdiff_t)sizeof(real) / 64;
+    struct additive_ahead row = {
+        (const char *)(const void *)additive_row(a->values, s, b), (lines + vectors - 1) / vectors};
+    return row.n_lines > 8 ? none : row;
+}
+
 static inline real
-additive_score(const real *key, const real *query, const real *v, ptrdiff_t n) {
+additive_score(
+    const real *key, const real *query, const real *v, ptrdiff_t n, struct additive_ahead ahead) {
     vr sum = v_set(0);
     ptrdiff_t k = 0;
     for (; k + VW <= n; k += VW) {
+        additive_ask(ahead, k / VW);
         vr t = v_tanh(v_add(v_ld(key + k), v_ld(query + k)));
         sum = v_fma(v_ld(v + k), t, sum);
     }
@@ -53,11 +82,21 @@ additive_dot(const real *x, const real *y, ptrdiff_t n) {
     return v_hsum(v_add(s0, s1));
 }
 
-/* y = p x, or y += p x */
+static inline bool
+additive_is_aligned(const real *p, ptrdiff_t n) {
+    return (uintptr_t)p % (VW * sizeof(real)) == 0 && n % VW == 0;
+}
+
+/* y = p x past the caches, or y += p x */
 static inline void
-additive_axpy(real *y, const real *x, real p, ptrdiff_t n, bool add) {
+additive_axpy(real *y, const real *x, real p, ptrdiff_t n, bool add, bool past_cache) {
     const vr pv = v_set(p);
     ptrdiff_t k = 0;
+    if (!add && past_cache && additive_is_aligned(y, n)) {
+        for (; k < n; k += VW) {
+            v_nt(y + k, v_mul(pv, v_ld(x + k)));
+        }
+    }
     for (; k + VW <= n; k += VW) {
         vr r = add ? v_fma(pv, v_ld(x + k), v_ld(y + k)) : v_mul(pv, v_ld(x + k));
         v_st(y + k, r);
@@ -99,14 +138,15 @@ additive_forward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q)
         p[s] = 0;
         if (additive_is_on(a, b, s)) {
             p[s] = additive_score(
-                additive_row(a->keys, s, b), query, (const real *)a->v, (ptrdiff_t)a->n_h);
+                additive_row(a->keys, s, b), query, (const real *)a->v, (ptrdiff_t)a->n_h,
+                additive_ahead_row(a, s, b));
         }
     }
     additive_softmax(a, b, p);
     real *out = additive_row_out(a->context, q, b);
     for (ptrdiff_t s = 0; s < a->n_s; s++) {
         if (s == 0 || !(p[s] <= 0)) {
-            additive_axpy(out, additive_row(a->values, s, b), p[s], n_e, s > 0);
+            additive_axpy(out, additive_row(a->values, s, b), p[s], n_e, s > 0, false);
         }
     }
 }
@@ -125,17 +165,21 @@ PYA_FN(pya_additive_forward)(const struct pya_ops_additive *a) {
 static inline void
 additive_key_gradient(
     const struct pya_ops_additive *a, const real *key, const real *query, real ds, real *d_query,
-    real *d_v, real *d_key, bool add) {
+    real *d_v, real *d_key, bool add, struct additive_ahead ahead) {
     const real *v = (const real *)a->v;
     const vr w = v_set(ds);
     const ptrdiff_t n = (ptrdiff_t)a->n_h;
+    const bool past_cache = d_key != NULL && !add && additive_is_aligned(d_key, n);
     for (ptrdiff_t k = 0; k < n; k += VW) {
+        additive_ask(ahead, k / VW);
         const int rest = n - k < VW ? (int)(n - k) : VW;
         vr t = v_tanh(v_add(v_ld_n(key + k, rest), v_ld_n(query + k, rest)));
         vr g = v_mul(v_mul(w, v_ld_n(v + k, rest)), v_fnma(t, t, v_set(1)));
         v_st_n(d_v + k, v_fma(w, t, v_ld_n(d_v + k, rest)), rest);
         v_st_n(d_query + k, v_add(g, v_ld_n(d_query + k, rest)), rest);
-        if (d_key != NULL) {
+        if (past_cache) {
+            v_nt(d_key + k, g);
+        } else if (d_key != NULL) {
             v_st_n(d_key + k, add ? v_add(g, v_ld_n(d_key + k, rest)) : g, rest);
         }
     }
@@ -155,7 +199,7 @@ additive_backward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q
         }
         mean += p[s] > 0 ? (double)p[s] * (double)dp[s] : 0;
         if (a->d_values.p != NULL) {
-            additive_axpy(additive_row_out(a->d_values, s, b), grad, p[s], n_e, add);
+            additive_axpy(additive_row_out(a->d_values, s, b), grad, p[s], n_e, add, true);
         }
     }
     real *d_query = additive_row_out(a->d_query, q, b);
@@ -165,7 +209,8 @@ additive_backward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q
         real *d_key = a->d_keys.p != NULL ? additive_row_out(a->d_keys, s, b) : NULL;
         additive_key_gradient(
             a, additive_row(a->keys, s, b), additive_row(a->query, q, b), ds, d_query,
-            (real *)a->d_v + b * (ptrdiff_t)a->n_h, d_key, add);
+            (real *)a->d_v + b * (ptrdiff_t)a->n_h, d_key, add,
+            additive_ahead_row(a, s, q + 1 < a->n_q ? b : b + 1));
     }
 }
 
@@ -176,7 +221,8 @@ PYA_FN(pya_additive_backward)(const struct pya_ops_additive *a) {
     {
         real *dp = (real *)malloc((size_t)a->n_s * sizeof(real));
         failed |= dp == NULL;
-#pragma omp for schedule(dynamic, 1)
+        /* runs of four, so that what is asked for ahead is mostly for this thread */
+#pragma omp for schedule(dynamic, 4)
         for (ptrdiff_t b = 0; b < a->n_b; b++) {
             memset((real *)a->d_v + b * (ptrdiff_t)a->n_h, 0, (size_t)a->n_h * sizeof(real));
             for (ptrdiff_t q = 0; q < a->n_q && dp != NULL; q++) {

@@ -23,6 +23,11 @@ static inline __m256i
 v_head_mask(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
+/* past the caches; p aligned to a whole vector */
+static inline void
+v_nt(real *p, vr a) {
+    _mm256_stream_ps(p, a);
+}
 static inline vr
 v_ld_n(const real *p, int n) {
     return _mm256_maskload_ps(p, v_head_mask(n));

@@ -19,6 +19,11 @@ static inline void
 v_st(real *p, vr a) {
     _mm512_storeu_ps(p, a);
 }
+/* past the caches; p aligned to a whole vector */
+static inline void
+v_nt(real *p, vr a) {
+    _mm512_stream_ps(p, a);
+}
 static inline vr
 v_ld_n(const real *p, int n) {
     return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);

@@ -28,6 +28,11 @@ static inline void
 v_st(real *p, vr a) {
     *p = a;
 }
+/* past the caches; p aligned to a whole vector */
+static inline void
+v_nt(real *p, vr a) {
+    *p = a;
+}
 static inline vr
 v_ld_n(const real *p, int n) {
     return n > 0 ? *p : 0;
