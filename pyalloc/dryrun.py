@@ -244,7 +244,7 @@ def _sum_up(
         peak_reserved_bytes=_most([use.peak_reserved_bytes for use in uses]),
         peak_device_bytes=_most([use.peak_device_bytes for use in uses]) or 0,
         memory_calls=sum(n for name, n in calls if _MEMORY_CALLS.match(name)),
-        device_calls=sum(n for name, n in calls if re.match(r"_*cuda?[A-Z]", name)),
+        device_calls=sum(n for name, n in calls if re.match(r"_*cu(da)?[A-Z]", name)),
         launches=sum(device["launches"] for process in counters for device in process["devices"]),
         dtoh_copies=sum(process["dtoh_copies"] for process in counters),
         dtoh_bytes=sum(process["dtoh_bytes"] for process in counters),
@@ -267,10 +267,10 @@ def _size(value: int | None) -> str:
 
 def _verdict(result: Result) -> str:
     memory = _size(result.memory)
-    if not result.devices:
-        return "the program used no device memory"
     if result.error == "OutOfMemoryError":
         return f"does not fit {memory}: the program died of torch.OutOfMemoryError"
+    if not result.devices:
+        return "the program used no device memory"
     if result.exit_code != 0:
         return f"not known: the program ended with exit code {result.exit_code}"
     if result.ooms > 0:
@@ -281,8 +281,8 @@ def _verdict(result: Result) -> str:
 def _next_command(result: Result) -> str:
     program = shlex.join(part for part in result.command if part != "--")
     size = f"{result.memory // 2**20}MiB"
-    if not result.devices or (result.exit_code != 0 and result.error != "OutOfMemoryError"):
-        return f"python -m pdb {program.removeprefix('python ')}"
+    if result.error != "OutOfMemoryError" and (result.exit_code != 0 or not result.devices):
+        return f"{program}   (after a look at the messages above)"
     if result.allocator != "pyalloc":
         return f"pyalloc dryrun --memory {size} --allocator pyalloc {program}"
     if result.fits:

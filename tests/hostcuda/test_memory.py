@@ -289,7 +289,12 @@ def test_unknown_entry_points_report_themselves(
     found, status = ctypes.c_void_p(), ctypes.c_int()
     name = b"cuDoesNotExistYet"
     cuda.ok(
-        "cudaGetDriverEntryPointByVersion", name, ctypes.byref(found), 13000, 0, ctypes.byref(status)
+        "cudaGetDriverEntryPointByVersion",
+        name,
+        ctypes.byref(found),
+        13000,
+        0,
+        ctypes.byref(status),
     )
     assert status.value == 0
     entry = ctypes.CFUNCTYPE(ctypes.c_int)(found.value)

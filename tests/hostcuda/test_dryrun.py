@@ -1,0 +1,211 @@
+"""pyalloc dryrun: what it runs, passes through and says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from pyalloc import dryrun, elf, hostcuda
+from pyalloc.errors import UsageError
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def start(arguments: list[str], folder: Path, **variables: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return subprocess.Popen(
+        [sys.executable, "-m", "pyalloc", "dryrun", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # no terminal: a signal reaches the parent alone
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def program(folder: Path, source: str) -> str:
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(source))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("24GB", 24 << 30),
+        ("512MiB", 512 << 20),
+        ("1.5g", 3 << 29),
+        ("100", 100),
+        (" 2 tb ", 2 << 40),
+    ],
+)
+def test_sizes_are_read_as_a_card_names_them(text: str, expected: int) -> None:
+    assert dryrun.parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "12XB", "1e9"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        dryrun.parse_bytes(text)
+
+
+def test_elf_reader_agrees_with_what_the_libraries_are_for(libraries: Path) -> None:
+    runtime = elf.read(libraries / "libcudart.so.13")
+    assert "libcuda.so.1" in runtime.needed
+    assert {"cudaMalloc", "__cudaRegisterFatBinary"} <= runtime.defined - runtime.weak
+    assert "cudaGraphicsMapResources" in runtime.weak
+    assert "pya_hc_memory_alloc" in runtime.undefined
+    with pytest.raises(elf.ElfError, match=r"test_dryrun\.py"):
+        elf.read(Path(__file__))
+
+
+ALLOCATORS = ["native", "expandable", "pyalloc"]
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_summary_tells_peaks_even_when_the_program_resets_them(
+    torch_found: hostcuda.Torch, tmp_path: Path, allocator: str
+) -> None:
+    source = """
+        import sys, torch
+        assert sys.argv[1:] == ["--flag", "a b"]
+        big = torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
+        del big
+        torch.cuda.reset_peak_memory_stats()
+        torch.ones(3, device="cuda").cpu()
+        print("backend", torch.cuda.get_allocator_backend())
+    """
+    arguments = ["--memory", "2GB", "--allocator", allocator, "--json", "figures.json"]
+    command = [sys.executable, program(tmp_path, source), "--flag", "a b"]
+    code, out, err = finish(start([*arguments, *command], tmp_path))
+    assert code == 0, err
+    assert ("pluggable" in out) == (allocator == "pyalloc")
+    assert "fits 2.00 GiB" in err
+    assert "read 12 bytes back" in err
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["peak_allocated_bytes"] == 600 << 20
+    assert figures["peak_device_bytes"] == figures["peak_reserved_bytes"] >= 600 << 20
+    assert figures["fits"] is True
+    assert figures["missing"] == []
+    assert 0 < figures["memory_calls"] < figures["device_calls"]
+    code, _, err = finish(start([*arguments, *command], tmp_path))
+    assert code == 2
+    assert "--force" in err
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_out_of_memory_is_the_verdict_and_the_exit_code_the_programs(
+    torch_found: hostcuda.Torch, tmp_path: Path, allocator: str
+) -> None:
+    source = "import torch; torch.empty(600 << 20, dtype=torch.uint8, device='cuda')"
+    arguments = ["--memory", "500MiB", "--allocator", allocator]
+    code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 1
+    assert "torch.OutOfMemoryError: CUDA out of memory" in err
+    assert "does not fit 500.0 MiB" in err
+    assert "next: pyalloc dryrun --memory" in err
+
+
+def test_exit_codes_and_errors_pass_through(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    script = program(tmp_path, "import torch; torch.ones(1).cuda(); raise SystemExit(37)")
+    code, _, err = finish(start([sys.executable, script], tmp_path))
+    assert code == 37
+    assert "ended with exit code 37" in err
+
+
+def test_ctrl_c_reaches_the_program_and_the_summary_still_comes(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    source = """
+        import sys, time, torch
+        torch.ones(1).cuda()
+        print("ready", flush=True)
+        try:
+            time.sleep(200)
+        except KeyboardInterrupt:
+            sys.exit(9)
+    """
+    process = start([sys.executable, program(tmp_path, source)], tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process)
+    assert code == 9
+    assert "pyalloc dryrun: PyTorch" in err
+
+
+def test_a_killed_program_gives_the_shells_exit_code(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    script = program(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    code, _, err = finish(start([sys.executable, script], tmp_path))
+    assert code == 128 + signal.SIGKILL
+    assert "used no device memory" in err
+
+
+def test_the_programs_own_sitecustomize_still_runs(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import builtins; builtins.own_ran = __name__\n")
+    script = program(tmp_path, "import builtins; print(builtins.own_ran)")
+    path = os.pathsep.join([str(own), str(ROOT)])
+    code, out, err = finish(start([sys.executable, script], tmp_path, PYTHONPATH=path))
+    assert (code, out) == (0, "sitecustomize\n"), err
+
+
+def test_children_are_counted_too(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    source = """
+        import subprocess, sys, torch
+        torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
+        child = "import torch; torch.empty(100 << 20, dtype=torch.uint8, device='cuda:1')"
+        subprocess.run([sys.executable, "-c", child], check=True)
+    """
+    arguments = ["--devices", "2", "--json", "figures.json"]
+    code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    devices = json.loads((tmp_path / "figures.json").read_text())["devices"]
+    assert len({device["pid"] for device in devices}) == 2
+    assert (
+        max(device["peak_device_bytes"] for device in devices if device["device"] == 1) >= 100 << 20
+    )
+
+
+def test_a_cpu_build_is_refused_with_the_reason(tmp_path: Path) -> None:
+    fake = tmp_path / "torch"
+    (fake / "lib").mkdir(parents=True)
+    (fake / "__init__.py").write_text("")
+    (fake / "version.py").write_text("__version__ = '9.9.9+cpu'\n")
+    code, _, err = finish(
+        start(
+            [sys.executable, "-c", "pass"],
+            tmp_path,
+            PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]),
+        )
+    )
+    assert code == 3
+    assert "9.9.9+cpu" in err
+    assert "built without CUDA" in err
+
+
+def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    code, _, err = finish(start(["no-such-program"], tmp_path))
+    assert code == 2
+    assert "'no-such-program' was not found" in err
+    code, _, err = finish(start([], tmp_path))
+    assert code == 2
+    assert "which program?" in err
