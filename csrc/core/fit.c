@@ -112,11 +112,16 @@ pya_fit_insert(struct pya_fit *fit, struct pya_block *run) {
     fit->n_runs++;
     fit_mark(fit, bin);
     if (bin < PYA_FIT_LISTS) {
+        /* The lowest address in front, the others in any order: best fit packs low, and sorting the rest
+         * would cost more than it gives. */
         struct pya_link *head = &fit->lists[bin];
-        run->link.prev = head;
-        run->link.next = head->next;
-        head->next->prev = &run->link;
-        head->next = &run->link;
+        struct pya_link *first = head->next;
+        bool is_lowest = first == head || run->addr < fit_block(first)->addr;
+        struct pya_link *below = is_lowest ? head : head->prev;
+        run->link.prev = below;
+        run->link.next = below->next;
+        below->next->prev = &run->link;
+        below->next = &run->link;
         return;
     }
     fit_insert_below(&fit->trees[bin - PYA_FIT_LISTS], run);
