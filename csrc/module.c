@@ -584,7 +584,8 @@ PyInit__core(void) {
         PyModule_AddObjectRef(module, "oom_callbacks", oom_callbacks) != 0) {
         goto drop_module;
     }
-    if (pya_module_snapshot_add(module) != 0) {
+    if (pya_module_snapshot_add(module) != 0 || pya_module_trace_add(module) != 0 ||
+        pya_module_replay_add(module) != 0) {
         goto drop_module;
     }
     return module;

@@ -4,6 +4,7 @@
 #include <Python.h>
 
 #include "core/pyalloc.h"
+#include "replay/trace.h"
 
 /* The process's heap, or NULL with pyalloc.errors.AllocatorError set. */
 struct pya_heap *pya_module_heap(void);
@@ -14,3 +15,9 @@ PyObject *pya_module_result(pya_status status, const char *what, int device);
 
 /* Each file of the module adds its own functions; 0, or -1 with an exception set. */
 int pya_module_snapshot_add(PyObject *module);
+int pya_module_trace_add(PyObject *module);
+int pya_module_replay_add(PyObject *module);
+/* Makes the type and puts it into the module under that name; 0, or -1 with an exception set. */
+int pya_module_add_type(PyObject *module, const char *name, PyType_Spec *spec);
+/* An event from a kind and keyword arguments; false with an exception set. */
+bool pya_module_parse_event(PyObject *args, PyObject *kwargs, struct pya_trace_event *out);

@@ -1,12 +1,11 @@
 """The allocator in C (csrc/module.c).  Addresses, streams and sizes are integers; sizes are bytes."""
 
 from collections.abc import Callable
+from os import PathLike
 from typing import Any
 
 pressure_callbacks: list[Callable[[int, int], bool]]
 oom_callbacks: list[Callable[[int, int], object]]
-
-__file__: str
 
 def create(conf: str, /) -> None: ...
 def destroy() -> None: ...
@@ -44,3 +43,91 @@ def actions() -> list[str]: ...
 def set_metadata(text: str, /) -> None: ...
 def get_metadata() -> str: ...
 def pools(device: int, /) -> list[tuple[tuple[int, int], int, bool, tuple[int, int, int, int]]]: ...
+
+def trace_kinds() -> list[tuple[str, int, int, str]]: ...
+def replay_policies() -> list[tuple[str, str]]: ...
+def replay_costs() -> list[tuple[str, tuple[int, int, int], tuple[int, int, int], str]]: ...
+
+class TraceWriter:
+    """A trace file being written (csrc/replay/trace.h); under its own name once closed."""
+
+    def __init__(self, path: str | PathLike[str], overwrite: bool = False) -> None: ...
+    def string(self, text: str, /) -> int: ...
+    def stack(self, parent: int, name: int, file: int, line: int, /) -> int: ...
+    def event(
+        self,
+        kind: int,
+        *,
+        addr: int = 0,
+        bytes: int = 0,
+        stream: int = 0,
+        device: int = 0,
+        arg: int = 0,
+        text: int = 0,
+        stack: int = 0,
+        thread: int = 0,
+        time_ns: int = 0,
+    ) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+class TraceReader:
+    """A trace file being read, events in columns.
+
+    read(n) gives at most n (and at most 65536) events as ten bytes objects of little-endian numbers: kind and device
+    (8 bits), time_ns, thread, stream, addr, bytes, arg (64 bits), stack and text (32 bits); empty ones at the end.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None: ...
+    def read(
+        self, n: int = 65536, /
+    ) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]: ...
+    def text(self, string: int, /) -> str | None: ...
+    def frame(self, stack: int, /) -> tuple[int, int, int, int] | None: ...
+    def position(self) -> tuple[int, int]: ...
+    def is_complete(self) -> bool: ...
+    def rewind(self) -> None: ...
+
+class Program:
+    """A trace ready to be replayed (csrc/replay/program.h, replay.h); without a path an empty one to add to."""
+
+    def __init__(self, path: str | PathLike[str] | None = None) -> None: ...
+    def add(
+        self,
+        kind: int,
+        *,
+        addr: int = 0,
+        bytes: int = 0,
+        stream: int = 0,
+        device: int = 0,
+        arg: int = 0,
+        text: int = 0,
+        stack: int = 0,
+        thread: int = 0,
+        time_ns: int = 0,
+    ) -> None: ...
+    def info(self) -> dict[str, int]: ...
+    def replay(
+        self,
+        policy: str,
+        *,
+        capacity: int = 0,
+        cost: str = "typical",
+        options: str = "",
+        work_delay: int = 0,
+        no_vmm: bool = False,
+        check: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> dict[str, Any]: ...
+    def find_min(
+        self,
+        policy: str,
+        *,
+        capacity: int = 0,
+        cost: str = "typical",
+        options: str = "",
+        work_delay: int = 0,
+        no_vmm: bool = False,
+        check: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> dict[str, Any] | None: ...

@@ -37,3 +37,9 @@ class OpError(PyallocError, ValueError):
     """An argument of pyalloc.ops has the wrong shape, dtype or device, or its kernels are missing."""
 
     exit_code = 2
+
+
+class TraceError(PyallocError, ValueError):
+    """A file is damaged or not a trace or snapshot, or what it holds cannot be replayed."""
+
+    exit_code = 1

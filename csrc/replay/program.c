@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -267,7 +268,9 @@ pya_program_load(const char *path, struct pya_program **out, char *message, size
     if (status != PYA_OK) {
         snprintf(
             message, message_bytes, "%s: %s", path,
-            status == PYA_E_CORRUPT ? "not a trace file of this version" : pya_status_text(status));
+            status == PYA_E_IO        ? strerror(errno)
+            : status == PYA_E_CORRUPT ? "not a trace file of this version"
+                                      : pya_status_text(status));
         return status;
     }
     status = pya_program_create(&program);

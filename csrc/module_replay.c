@@ -1,0 +1,338 @@
+/* Replay for Python: _core.Program, a trace ready to be replayed on native, expandable or pyalloc itself. */
+#include "module.h"
+
+#include "replay/replay.h"
+
+#include <string.h>
+
+struct program_object {
+    PyObject ob_base;
+    struct pya_program *program;
+    unsigned n_running; /* replays going on without the GIL: the program must not change */
+};
+
+static const char *const cost_names[PYA_SIM_N_COSTS] = {
+    [PYA_SIM_TYPICAL] = "typical", [PYA_SIM_LOW] = "low", [PYA_SIM_HIGH] = "high"};
+
+static struct pya_program *
+program_from(PyObject *self) {
+    return ((struct program_object *)self)->program;
+}
+
+static PyObject *
+replay_raise(pya_status status) {
+    if (PyErr_Occurred()) {
+        return NULL; /* raised by the progress function */
+    }
+    return status == PYA_E_HOST_NOMEM ? PyErr_NoMemory()
+                                      : pya_module_raise("TraceError", pya_status_text(status));
+}
+
+/* ---- making one ---- */
+
+static PyObject *
+program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"path", NULL};
+    PyObject *path = Py_None;
+    PyObject *bytes = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O", names, &path) ||
+        (path != Py_None && PyUnicode_FSConverter(path, &bytes) == 0)) {
+        return NULL;
+    }
+    struct pya_program *program = NULL;
+    char message[512] = "";
+    pya_status status = PYA_OK;
+    const char *name = bytes == NULL ? NULL : PyBytes_AsString(bytes);
+    Py_BEGIN_ALLOW_THREADS
+    status = name == NULL ? pya_program_create(&program)
+                          : pya_program_load(name, &program, message, sizeof message);
+    Py_END_ALLOW_THREADS
+    Py_XDECREF(bytes);
+    if (status != PYA_OK) {
+        return status == PYA_E_HOST_NOMEM ? PyErr_NoMemory()
+                                          : pya_module_raise("TraceError", message);
+    }
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *self = alloc(type, 0);
+    if (self == NULL) {
+        pya_program_destroy(program);
+        return NULL;
+    }
+    ((struct program_object *)self)->program = program;
+    return self;
+}
+
+static void
+program_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    pya_program_destroy(program_from(self));
+    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    free_object(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+program_add(PyObject *self, PyObject *args, PyObject *kwargs) {
+    struct pya_trace_event event;
+    if (!pya_module_parse_event(args, kwargs, &event)) {
+        return NULL;
+    }
+    if (((struct program_object *)self)->n_running > 0) {
+        PyErr_SetString(PyExc_RuntimeError, "the program is being replayed by another thread");
+        return NULL;
+    }
+    pya_status status = pya_program_add(program_from(self), &event);
+    if (status != PYA_OK) {
+        return replay_raise(status);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+program_info(PyObject *self, PyObject *unused) {
+    (void)unused;
+    struct pya_program_info info;
+    pya_program_query(program_from(self), &info);
+    return Py_BuildValue(
+        "{sKsKsKsKsKsIsIsKsKsO}", "n_ops", (unsigned long long)info.n_ops, "n_allocs",
+        (unsigned long long)info.n_allocs, "n_events", (unsigned long long)info.n_events,
+        "n_ignored_frees", (unsigned long long)info.n_ignored_frees, "n_missing_frees",
+        (unsigned long long)info.n_missing_frees, "n_devices", info.n_devices, "n_streams",
+        info.n_streams, "n_blocks", (unsigned long long)info.n_blocks, "peak_live_bytes",
+        (unsigned long long)info.peak_live_bytes, "is_complete",
+        info.is_complete ? Py_True : Py_False);
+}
+
+/* ---- replaying ---- */
+
+static bool
+replay_progress(void *arg, uint64_t n_done, uint64_t n_all) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *answer =
+        PyObject_CallFunction(arg, "KK", (unsigned long long)n_done, (unsigned long long)n_all);
+    const bool going = answer != NULL;
+    Py_XDECREF(answer);
+    PyGILState_Release(state);
+    return going;
+}
+
+static bool
+replay_choose_policy(const char *name, struct pya_replay_settings *out) {
+    for (int i = 0; i < PYA_REPLAY_N_POLICIES; i++) {
+        if (strcmp(name, pya_replay_policy_name((enum pya_replay_policy)i)) == 0) {
+            out->policy = (enum pya_replay_policy)i;
+            return true;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "no policy named %s; policies() lists them", name);
+    return false;
+}
+
+static bool
+replay_choose_cost(const char *name, struct pya_replay_settings *out) {
+    for (int i = 0; i < PYA_SIM_N_COSTS; i++) {
+        if (strcmp(name, cost_names[i]) == 0) {
+            out->cost = (enum pya_sim_cost)i;
+            return true;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "cost is typical, low or high, not %s", name);
+    return false;
+}
+
+/* False with an exception set. */
+static bool
+replay_settings(PyObject *args, PyObject *kwargs, struct pya_replay_settings *out) {
+    static char *names[] = {"policy", "capacity", "cost",     "options", "work_delay",
+                            "no_vmm", "check",    "progress", NULL};
+    const char *policy = NULL;
+    const char *cost = "typical";
+    const char *options = "";
+    unsigned long long capacity = 0;
+    unsigned long long work_delay = 0;
+    int no_vmm = 0;
+    int check = 0;
+    PyObject *progress = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "s|$KssKppO", names, &policy, &capacity, &cost, &options, &work_delay,
+            &no_vmm, &check, &progress)) {
+        return false;
+    }
+    *out = (struct pya_replay_settings){
+        .capacity_bytes = (size_t)capacity,
+        .work_delay = work_delay,
+        .no_vmm = no_vmm != 0,
+        .check = check != 0,
+        .progress = progress == Py_None ? NULL : replay_progress,
+        .progress_arg = progress, /* borrowed: the caller's arguments outlive the call */
+    };
+    pya_options_init(&out->options);
+    char message[256];
+    if (pya_options_parse(&out->options, options, message, sizeof message) != PYA_OK) {
+        pya_module_raise("ConfigError", message);
+        return false;
+    }
+    return replay_choose_policy(policy, out) && replay_choose_cost(cost, out);
+}
+
+static PyObject *
+replay_calls_by_kind(const struct pya_replay_result *result) {
+    PyObject *calls = PyDict_New();
+    for (int i = 0; calls != NULL && i < PYA_SIM_N_CALLS; i++) {
+        if (!pya_sim_calls[i].is_memory || result->n_calls_by_kind[i] == 0) {
+            continue;
+        }
+        PyObject *n = PyLong_FromUnsignedLongLong(result->n_calls_by_kind[i]);
+        if (n == NULL || PyDict_SetItemString(calls, pya_sim_calls[i].name, n) != 0) {
+            Py_CLEAR(calls);
+        }
+        Py_XDECREF(n);
+    }
+    return calls;
+}
+
+static PyObject *
+program_replay(PyObject *self, PyObject *args, PyObject *kwargs) {
+    struct pya_replay_settings settings;
+    struct pya_replay_result result;
+    if (!replay_settings(args, kwargs, &settings)) {
+        return NULL;
+    }
+    pya_status status = PYA_OK;
+    ((struct program_object *)self)->n_running++;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_replay_run(program_from(self), &settings, &result);
+    Py_END_ALLOW_THREADS((struct program_object *)self)
+    ->n_running--;
+    if (status != PYA_OK) {
+        return replay_raise(status);
+    }
+    PyObject *calls = replay_calls_by_kind(&result);
+    if (calls == NULL) {
+        return NULL;
+    }
+    return Py_BuildValue(
+        "{sOsKsKsKsKsKsKsKsKsNsK}", "completed", result.completed ? Py_True : Py_False, "failed_op",
+        (unsigned long long)result.failed_op, "failed_bytes",
+        (unsigned long long)result.failed_bytes, "peak_bytes",
+        (unsigned long long)result.peak_bytes, "end_bytes", (unsigned long long)result.end_bytes,
+        "n_calls", (unsigned long long)result.n_calls, "n_calls_second_half",
+        (unsigned long long)result.n_calls_second_half, "device_ns",
+        (unsigned long long)result.device_ns, "device_ns_second_half",
+        (unsigned long long)result.device_ns_second_half, "n_calls_by_kind", calls, "n_violations",
+        (unsigned long long)result.n_violations);
+}
+
+static PyObject *
+program_find_min(PyObject *self, PyObject *args, PyObject *kwargs) {
+    struct pya_replay_settings settings;
+    struct pya_replay_min min;
+    if (!replay_settings(args, kwargs, &settings)) {
+        return NULL;
+    }
+    pya_status status = PYA_OK;
+    ((struct program_object *)self)->n_running++;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_replay_find_min(program_from(self), &settings, &min);
+    Py_END_ALLOW_THREADS((struct program_object *)self)
+    ->n_running--;
+    if (status == PYA_E_NOMEM) {
+        Py_RETURN_NONE;
+    }
+    if (status != PYA_OK) {
+        return replay_raise(status);
+    }
+    PyObject *holes = PyList_New(0);
+    for (unsigned i = 0; holes != NULL && i < min.n_holes; i++) {
+        PyObject *hole = PyLong_FromUnsignedLongLong(min.holes[i]);
+        if (hole == NULL || PyList_Append(holes, hole) != 0) {
+            Py_CLEAR(holes);
+        }
+        Py_XDECREF(hole);
+    }
+    if (holes == NULL) {
+        return NULL;
+    }
+    return Py_BuildValue(
+        "{sKsKsNsI}", "bytes", (unsigned long long)min.bytes, "safe_bytes",
+        (unsigned long long)min.safe_bytes, "holes", holes, "n_replays", min.n_replays);
+}
+
+static PyMethodDef program_methods[] = {
+    {"add", (PyCFunction)(void (*)(void))program_add, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"info", program_info, METH_NOARGS, NULL},
+    {"replay", (PyCFunction)(void (*)(void))program_replay, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"find_min", (PyCFunction)(void (*)(void))program_find_min, METH_VARARGS | METH_KEYWORDS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot program_slots[] = {
+    {Py_tp_new, program_new},
+    {Py_tp_dealloc, program_dealloc},
+    {Py_tp_methods, program_methods},
+    {0, NULL},
+};
+
+static PyType_Spec program_spec = {
+    .name = "pyalloc._core.Program",
+    .basicsize = sizeof(struct program_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = program_slots,
+};
+
+/* ---- tables ---- */
+
+/* Appends what row builds (a new reference, or NULL) to *list, which becomes NULL on failure. */
+static void
+list_add(PyObject **list, PyObject *row) {
+    if (row == NULL || *list == NULL || PyList_Append(*list, row) != 0) {
+        Py_CLEAR(*list);
+    }
+    Py_XDECREF(row);
+}
+
+static PyObject *
+replay_policies(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    PyObject *list = PyList_New(0);
+#define X(name, text, help) list_add(&list, Py_BuildValue("(ss)", text, help));
+    PYA_REPLAY_POLICY_TABLE(X)
+#undef X
+    return list;
+}
+
+static PyObject *
+replay_costs(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; i < PYA_SIM_N_CALLS; i++) {
+        const struct pya_sim_call_info *call = &pya_sim_calls[i];
+        if (call->is_memory) {
+            list_add(
+                &list, Py_BuildValue(
+                           "(s(KKK)(KKK)s)", call->name,
+                           (unsigned long long)call->fixed_ns[PYA_SIM_TYPICAL],
+                           (unsigned long long)call->fixed_ns[PYA_SIM_LOW],
+                           (unsigned long long)call->fixed_ns[PYA_SIM_HIGH],
+                           (unsigned long long)call->page_ns[PYA_SIM_TYPICAL],
+                           (unsigned long long)call->page_ns[PYA_SIM_LOW],
+                           (unsigned long long)call->page_ns[PYA_SIM_HIGH], call->source));
+        }
+    }
+    return list;
+}
+
+static PyMethodDef replay_functions[] = {
+    {"replay_policies", replay_policies, METH_NOARGS, NULL},
+    {"replay_costs", replay_costs, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+pya_module_replay_add(PyObject *module) {
+    return PyModule_AddFunctions(module, replay_functions) != 0
+               ? -1
+               : pya_module_add_type(module, "Program", &program_spec);
+}

@@ -1,0 +1,172 @@
+"""The binding of trace files and replay: what C tests cannot see."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pyalloc import _core
+from pyalloc.errors import ConfigError, TraceError, UsageError
+
+KINDS = {name: number for name, number, _, _ in _core.trace_kinds()}
+MIB = 1 << 20
+
+
+def write(path: Path, n: int) -> None:
+    """n blocks of i + 1 bytes with a stack each, of which every other is freed."""
+    writer = _core.TraceWriter(path)
+    text = writer.string("größe")
+    stack = writer.stack(0, text, text, 7)
+    for i in range(n):
+        writer.event(KINDS["alloc"], addr=512 * (i + 1), bytes=i + 1, stack=stack, time_ns=i)
+        if i % 2:
+            writer.event(KINDS["free_requested"], addr=512 * (i + 1), time_ns=i)
+    writer.close()
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "a.pya"
+    write(path, 1000)
+    reader = _core.TraceReader(path)
+    sizes: list[int] = []
+    while (columns := reader.read(300))[0]:
+        n = len(columns[0])
+        assert [len(column) // n for column in columns] == [1, 1, 8, 8, 8, 8, 8, 8, 4, 4]
+        sizes += [
+            size
+            for kind, size in zip(columns[0], struct.unpack(f"<{n}Q", columns[6]), strict=True)
+            if kind == KINDS["alloc"]
+        ]
+    assert sizes == list(range(1, 1001))
+    assert reader.is_complete()
+    assert reader.text(1) == "größe"
+    assert reader.frame(1) == (0, 1, 1, 7)
+    assert reader.text(2) is None and reader.frame(9) is None
+    at, total = reader.position()
+    assert at == total == path.stat().st_size
+    reader.rewind()
+    assert len(reader.read(5)[0]) == 5
+
+
+def test_damage_is_told_after_what_was_good(tmp_path: Path) -> None:
+    path = tmp_path / "a.pya"
+    write(path, 100_000)
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 1
+    path.write_bytes(data)
+    reader = _core.TraceReader(path)
+    n = 0
+    with pytest.raises(TraceError, match="checksum"):
+        while columns := reader.read():
+            n += len(columns[0])
+    assert n > 10_000
+    with pytest.raises(TraceError, match="checksum"):
+        _core.Program(path)
+
+
+def test_writer_refuses(tmp_path: Path) -> None:
+    path = tmp_path / "a.pya"
+    write(path, 3)
+    with pytest.raises(UsageError, match="exists"):
+        _core.TraceWriter(path)
+    writer = _core.TraceWriter(path, overwrite=True)
+    with pytest.raises(ValueError, match="kind"):
+        writer.event(99)
+    with pytest.raises(ValueError, match="stack"):
+        writer.event(KINDS["alloc"], stack=5)
+    writer.close()
+    writer.close()
+    with pytest.raises(ValueError, match="closed"):
+        writer.event(KINDS["alloc"])
+
+
+@pytest.mark.parametrize("what", [_core.TraceReader, _core.Program])
+def test_not_a_trace(what: type, tmp_path: Path) -> None:
+    path = tmp_path / "a.pya"
+    path.write_bytes(b"hello, this is not a trace")
+    with pytest.raises(TraceError, match="not a trace"):
+        what(path)
+    with pytest.raises(TraceError, match="No such file"):
+        what(tmp_path / "nothing.pya")
+
+
+def two_sizes() -> _core.Program:
+    """100 MiB, given back, then 60 and 60."""
+    program = _core.Program()
+    program.add(KINDS["alloc"], addr=1, bytes=100 * MIB)
+    program.add(KINDS["free_requested"], addr=1)
+    program.add(KINDS["alloc"], addr=2, bytes=60 * MIB)
+    program.add(KINDS["alloc"], addr=3, bytes=60 * MIB)
+    return program
+
+
+def test_replay() -> None:
+    program = two_sizes()
+    assert program.info()["peak_live_bytes"] == 120 * MIB
+    assert [name for name, _ in _core.replay_policies()] == ["native", "expandable", "pyalloc"]
+    assert program.replay("native")["peak_bytes"] == 160 * MIB
+    assert program.replay("native")["n_calls_by_kind"] == {"cudaMalloc": 2}
+    assert program.replay("pyalloc", check=True)["n_violations"] == 0
+    assert not program.replay("native", capacity=140 * MIB)["completed"]
+    least = program.find_min("native")
+    assert least is not None and least["bytes"] == least["safe_bytes"] == 160 * MIB
+    assert program.find_min("expandable", capacity=100 * MIB) is None
+    low, high = (program.replay("native", cost=cost)["device_ns"] for cost in ("low", "high"))
+    assert low < high
+
+
+def test_replay_refuses() -> None:
+    program = two_sizes()
+    with pytest.raises(ValueError, match="policy"):
+        program.replay("best")
+    with pytest.raises(ValueError, match="cost"):
+        program.replay("native", cost="free")
+    with pytest.raises(ConfigError):
+        program.replay("pyalloc", options="nonsense:1")
+    with pytest.raises(TraceError, match="1 EiB"):
+        program.add(KINDS["alloc"], bytes=1 << 62)
+
+
+def test_progress_may_raise() -> None:
+    def stop(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        two_sizes().replay("native", progress=stop)
+    with pytest.raises(KeyboardInterrupt):
+        two_sizes().find_min("native", progress=stop)
+
+
+def test_no_use_by_two_threads() -> None:
+    program = two_sizes()
+    caught: list[BaseException] = []
+
+    def add() -> None:
+        try:
+            program.add(KINDS["snapshot"])
+        except RuntimeError as error:
+            caught.append(error)
+
+    def progress(done: int, of: int) -> None:
+        thread = threading.Thread(target=add)
+        thread.start()
+        thread.join()
+
+    program.replay("native", progress=progress)
+    assert len(caught) == 1
+
+
+def test_nothing_leaks(tmp_path: Path) -> None:
+    write(tmp_path / "a.pya", 10)
+    kinds = (_core.TraceReader, _core.Program)
+    before = [sys.getrefcount(kind) for kind in kinds]
+    # An earlier test's object may go meanwhile; a leak would be one reference for each of the hundred.
+    for _ in range(100):
+        for kind in kinds:
+            kind(tmp_path / "a.pya")
+    after = [sys.getrefcount(kind) for kind in kinds]
+    assert all(abs(b - a) < 50 for a, b in zip(before, after, strict=True))
