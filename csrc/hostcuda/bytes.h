@@ -1,5 +1,5 @@
 #pragma once
-/* Real copies and fills, which keep untouched memory untouched.  Floor 4 (uses region.h). */
+/* Real copies and fills, which keep untouched memory untouched.  Floor 3 (uses region.h). */
 
 #include "region.h"
 

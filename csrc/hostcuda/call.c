@@ -108,6 +108,18 @@ pya_hc_fail_nth(uint64_t n, const char *name, int error) {
     pthread_mutex_unlock(&fail_lock);
 }
 
+/* The error number after the name, CU_OUT_OF_MEMORY where there is none, 0 for nonsense. */
+static int
+fail_parse_error(const char *rest) {
+    if (*rest == '\0') {
+        return CU_OUT_OF_MEMORY;
+    }
+    char *end = NULL;
+    long error = strtol(rest + 1, &end, 10);
+    bool is_good = end != rest + 1 && *end == '\0' && error > 0 && error <= CU_UNKNOWN;
+    return is_good ? (int)error : 0;
+}
+
 bool
 pya_hc_fail_parse(const char *text) {
     char *end = NULL;
@@ -115,24 +127,15 @@ pya_hc_fail_parse(const char *text) {
     if (end == text || (*end != '\0' && *end != ':')) {
         return false;
     }
+    const char *start = *end == ':' ? end + 1 : end;
+    size_t length = strcspn(start, ":");
+    int error = fail_parse_error(start + length);
     char name[sizeof fail_name] = "";
-    long error = CU_OUT_OF_MEMORY;
-    if (*end == ':') {
-        const char *start = end + 1;
-        size_t length = strcspn(start, ":");
-        if (length >= sizeof name) {
-            return false;
-        }
-        memcpy(name, start, length);
-        if (start[length] == ':') {
-            const char *digits = start + length + 1;
-            error = strtol(digits, &end, 10);
-            if (end == digits || *end != '\0' || error <= 0 || error > CU_UNKNOWN) {
-                return false;
-            }
-        }
+    if (length >= sizeof name || error == 0) {
+        return false;
     }
-    pya_hc_fail_nth(n, name, (int)error);
+    memcpy(name, start, length);
+    pya_hc_fail_nth(n, name, error);
     return true;
 }
 

@@ -168,8 +168,7 @@ control_at_exit(void) {
     if (mark != NULL) {
         (void)snprintf(pid, sizeof pid, "%ld", (long)getpid());
     }
-    int n = snprintf(
-        path, sizeof path, "%.*s%s%s", head, form, pid, mark == NULL ? "" : mark + 2);
+    int n = snprintf(path, sizeof path, "%.*s%s%s", head, form, pid, mark == NULL ? "" : mark + 2);
     if (n < 0 || (size_t)n >= sizeof path || pya_hostcuda_write_counters(path) != 0) {
         (void)fprintf(stderr, "pyalloc hostcuda: cannot write the counters to %s\n", path);
     }

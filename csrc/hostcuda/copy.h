@@ -1,5 +1,5 @@
 #pragma once
-/* Copies, fills, kernels and host functions as streams see them.  Floor 6 (uses graph.h, bytes.h). */
+/* Copies, fills, kernels and host functions as streams see them.  Floor 5 (uses graph.h, bytes.h). */
 
 #include "graph.h"
 
@@ -12,8 +12,7 @@ struct pya_hc_copy2d {
     size_t src_pitch, width, height;
 };
 int pya_hc_copy2d(const struct pya_hc_copy2d *copy, int kind, const void *stream, bool waits);
-int pya_hc_fill(
-    void *dst, int value, unsigned width, size_t count, const void *stream, bool waits);
+int pya_hc_fill(void *dst, int value, unsigned width, size_t count, const void *stream, bool waits);
 /* A kernel launch: counted, does nothing. */
 int pya_hc_launch(const void *stream);
 int pya_hc_host_function(const void *stream, pya_hc_host_fn fn, void *data);

@@ -1,4 +1,6 @@
 /* libcuda.so.1: memory. */
+/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr):
+ * the signatures are CUDA's, and its addresses are numbers. */
 
 #include "call.h"
 #include "copy.h"
@@ -148,8 +150,7 @@ cuMemRetainAllocationHandle(uint64_t *out, void *address) {
 }
 
 int
-cuMemMap(
-    uintptr_t start, size_t size, size_t offset, uint64_t handle, unsigned long long flags) {
+cuMemMap(uintptr_t start, size_t size, size_t offset, uint64_t handle, unsigned long long flags) {
     HC_DRIVER();
     return flags != 0 ? CU_INVALID_VALUE : pya_hc_vmm_map(start, size, offset, handle);
 }
@@ -161,15 +162,13 @@ cuMemUnmap(uintptr_t start, size_t size) {
 }
 
 int
-cuMemSetAccess(
-    uintptr_t start, size_t size, const struct cuda_access_desc *descs, size_t n_descs) {
+cuMemSetAccess(uintptr_t start, size_t size, const struct cuda_access_desc *descs, size_t n_descs) {
     HC_DRIVER();
     return pya_hc_vmm_set_access(start, size, descs, n_descs);
 }
 
 int
-cuMemGetAccess(
-    unsigned long long *flags, const struct cuda_location *location, uintptr_t address) {
+cuMemGetAccess(unsigned long long *flags, const struct cuda_location *location, uintptr_t address) {
     HC_DRIVER();
     uint64_t found = 0;
     int error = pya_hc_vmm_get_access(address, location, &found);
@@ -424,3 +423,5 @@ cuIpcCloseMemHandle(uintptr_t address) {
     HC_DRIVER();
     return pya_hc_ipc_close((void *)address);
 }
+
+/* NOLINTEND(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr) */

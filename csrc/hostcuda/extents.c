@@ -36,11 +36,9 @@ extents_find(const struct pya_hc_extents *line, uint64_t start) {
     size_t high = line->n_holes;
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        if (line->holes[mid].start + line->holes[mid].size <= start) {
-            low = mid + 1;
-        } else {
-            high = mid;
-        }
+        bool is_behind = line->holes[mid].start + line->holes[mid].size > start;
+        low = is_behind ? low : mid + 1;
+        high = is_behind ? mid : high;
     }
     return low;
 }
@@ -67,18 +65,26 @@ extents_carve(struct pya_hc_extents *line, size_t i, uint64_t start, uint64_t si
     return true;
 }
 
-bool
-pya_hc_extents_take(struct pya_hc_extents *line, uint64_t size, uint64_t align, uint64_t *start) {
-    for (size_t i = 0; i < line->n_holes; i++) {
+/* The first hole that has room behind its first aligned address; n_holes when none has. */
+static size_t
+extents_fit(const struct pya_hc_extents *line, uint64_t size, uint64_t align) {
+    size_t i = 0;
+    for (; i < line->n_holes; i++) {
         uint64_t at = (line->holes[i].start + align - 1) & ~(align - 1);
         uint64_t end = line->holes[i].start + line->holes[i].size;
         if (at < end && end - at >= size) {
-            if (!extents_carve(line, i, at, size)) {
-                return false;
-            }
-            *start = at;
-            return true;
+            break;
         }
+    }
+    return i;
+}
+
+bool
+pya_hc_extents_take(struct pya_hc_extents *line, uint64_t size, uint64_t align, uint64_t *start) {
+    size_t i = extents_fit(line, size, align);
+    if (i < line->n_holes) {
+        *start = (line->holes[i].start + align - 1) & ~(align - 1);
+        return extents_carve(line, i, *start, size);
     }
     uint64_t at = (line->end + align - 1) & ~(align - 1);
     if (at > line->limit || line->limit - at < size) {
@@ -98,7 +104,8 @@ pya_hc_extents_take_at(struct pya_hc_extents *line, uint64_t start, uint64_t siz
         return false;
     }
     if (start >= line->end) {
-        if (start > line->end && !extents_insert(line, line->n_holes, line->end, start - line->end)) {
+        if (start > line->end &&
+            !extents_insert(line, line->n_holes, line->end, start - line->end)) {
             return false;
         }
         line->end = start + size;

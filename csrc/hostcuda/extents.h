@@ -20,7 +20,8 @@ struct pya_hc_extents {
 };
 
 /* False when memory or the line is exhausted.  `align` is a power of two. */
-bool pya_hc_extents_take(struct pya_hc_extents *line, uint64_t size, uint64_t align, uint64_t *start);
+bool
+pya_hc_extents_take(struct pya_hc_extents *line, uint64_t size, uint64_t align, uint64_t *start);
 /* Takes exactly this range; false when part of it is in use. */
 bool pya_hc_extents_take_at(struct pya_hc_extents *line, uint64_t start, uint64_t size);
 /* Gives a range back.  False when host memory ran out: the range then stays lost, nothing breaks. */

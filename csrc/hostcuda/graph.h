@@ -1,71 +1,24 @@
 #pragma once
-/* Stream capture and graphs.  Floor 5 (uses stream.h).
- *
- * Calls that a capture forbids return CUDA's error and invalidate the capture, as on a device. */
+/* Graphs and the objects they keep alive.  Floor 4 (uses capture.h). */
 
-#include "stream.h"
-
-struct pya_hc_graph;
-
-/* What a node does when the graph is launched. */
-struct pya_hc_action {
-    int type; /* NODE_* */
-    void *dst;
-    const void *src;
-    size_t size;
-    int value;
-    pya_hc_host_fn fn;
-    void *data;
-    struct pya_hc_graph *child;
-};
-
-/* Calls that may synchronise or that no graph can hold: CU_OK unless a capture that binds this thread
- * is under way; then CU_CAPTURE_UNSUPPORTED, and the capture is invalid from now on.  Takes the lock. */
-int pya_hc_capture_unsafe(void);
-/* The same for a call on a given stream, which must not itself be capturing. */
-int pya_hc_capture_unsafe_stream_locked(struct pya_hc_stream *stream);
-
-/* Work on a stream: *captured tells that it became a node and must not be done now.  Takes no lock. */
-int pya_hc_submit_locked(
-    struct pya_hc_stream *stream, const struct pya_hc_action *action, bool *captured);
-
-int pya_hc_capture_begin(const void *stream, int mode, struct pya_hc_graph *into);
-int pya_hc_capture_end(const void *stream, struct pya_hc_graph **out);
-int pya_hc_capture_exchange_mode(int *mode);
-
-struct pya_hc_capture_info {
-    int status;
-    uint64_t id;
-    struct pya_hc_graph *graph;
-    struct pya_hc_node **deps;
-    size_t n_deps;
-};
-int pya_hc_capture_info(const void *stream, struct pya_hc_capture_info *out);
-/* flags 0 adds dependencies, 1 replaces them. */
-int pya_hc_capture_set_deps(
-    const void *stream, struct pya_hc_node *const *deps, size_t n_deps, unsigned flags);
-
-/* Both sides of a cross-stream dependency, called by stream.c. */
-int pya_hc_capture_record_locked(struct pya_hc_stream *stream, struct pya_hc_event *event);
-int pya_hc_capture_wait_locked(struct pya_hc_stream *stream, struct pya_hc_event *event);
+#include "capture.h"
 
 int pya_hc_graph_create(struct pya_hc_graph **out);
 int pya_hc_graph_destroy(struct pya_hc_graph *graph);
 int pya_hc_graph_add(
-    struct pya_hc_graph *graph, const struct pya_hc_action *action,
-    struct pya_hc_node *const *deps, size_t n_deps, struct pya_hc_node **out);
-/* Writes up to *n nodes where nodes is not NULL; *n becomes the number there are (written). */
-int pya_hc_graph_nodes(struct pya_hc_graph *graph, struct pya_hc_node **nodes, size_t *n);
+    struct pya_hc_graph *graph, const struct pya_hc_action *action, struct pya_hc_node *const *deps,
+    size_t n_deps, struct pya_hc_node **out);
+/* Writes up to *n nodes where out is not NULL; *n becomes the number there are (written). */
+int pya_hc_graph_nodes(struct pya_hc_graph *graph, struct pya_hc_node **out, size_t *n);
 int pya_hc_graph_node_deps(const struct pya_hc_node *node, struct pya_hc_node **deps, size_t *n);
 /* Where a conditional node keeps its body's graph. */
 struct pya_hc_graph **pya_hc_graph_node_child(struct pya_hc_node *node);
 int pya_hc_graph_node_type(const struct pya_hc_node *node, int *type);
-int pya_hc_graph_instantiate(struct pya_hc_graph *graph, struct pya_hc_graph **exec);
-int pya_hc_graph_launch(struct pya_hc_graph *exec, const void *stream);
+int pya_hc_graph_instantiate(struct pya_hc_graph *graph, struct pya_hc_graph **out);
+int pya_hc_graph_launch(struct pya_hc_graph *exec, const void *stream_handle);
 
 int pya_hc_user_object_create(void *data, pya_hc_host_fn destroy, unsigned refs, void **out);
-int pya_hc_user_object_release(void *object, unsigned refs);
-int pya_hc_graph_retain_object(
-    struct pya_hc_graph *graph, void *object, unsigned refs, bool moves);
+int pya_hc_user_object_release(void *handle, unsigned refs);
+int pya_hc_graph_retain_object(struct pya_hc_graph *graph, void *handle, unsigned refs, bool moves);
 
 uint64_t pya_hc_graph_count_locked(void);

@@ -1,5 +1,5 @@
 #pragma once
-/* Legacy IPC handles of plain allocations.  Floor 5 (uses memory.h).
+/* Legacy IPC handles of plain allocations.  Floor 4 (uses memory.h).
  *
  * A handle names the process, its device file and the range; the opener maps that file through
  * /proc/<pid>/fd.  Memory of cuMemCreate and of pools refuses, as on a device. */

@@ -4,13 +4,15 @@
 #define _GNU_SOURCE
 #include "memory.h"
 
-#include "graph.h"
+#include "capture.h"
 #include "physical.h"
 #include "pool.h"
 #include "vmm.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
+
+/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
 
 static size_t
 memory_round(size_t size) {
@@ -255,3 +257,5 @@ pya_hc_memory_describe(const void *ptr, struct cuda_pointer_attributes *out) {
     pya_hc_unlock();
     return CU_OK;
 }
+
+/* NOLINTEND(performance-no-int-to-ptr) */

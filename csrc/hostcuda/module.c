@@ -26,7 +26,13 @@ pya_hc_function(const char *name) {
     return strdup(name == NULL ? "" : name);
 }
 
-enum { FUNC_MAX_THREADS = 0, FUNC_REGS = 4, FUNC_PTX = 5, FUNC_BINARY = 6, FUNC_DYNAMIC_SHARED = 8 };
+enum {
+    FUNC_MAX_THREADS = 0,
+    FUNC_REGS = 4,
+    FUNC_PTX = 5,
+    FUNC_BINARY = 6,
+    FUNC_DYNAMIC_SHARED = 8
+};
 
 int
 pya_hc_function_attribute(int attribute, int *value) {

@@ -55,8 +55,9 @@ nvmlShutdown(void) {
 
 const char *
 nvmlErrorString(int error) {
-    return error == NVML_OK ? "Success" : error == NVML_INVALID ? "Invalid Argument"
-                                                                : "Not Supported";
+    return error == NVML_OK        ? "Success"
+           : error == NVML_INVALID ? "Invalid Argument"
+                                   : "Not Supported";
 }
 
 int
@@ -114,7 +115,7 @@ nvmlDeviceGetName(void *handle, char *out, unsigned length) {
         return NVML_INVALID;
     }
     return snprintf(out, length, "%s", pya_hc_device_name()) < (int)length ? NVML_OK
-                                                                          : NVML_NO_SPACE;
+                                                                           : NVML_NO_SPACE;
 }
 
 int

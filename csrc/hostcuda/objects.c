@@ -21,7 +21,7 @@ object_stride(const struct pya_hc_objects *objects) {
 static bool
 objects_grow(struct pya_hc_objects *objects) {
     size_t stride = object_stride(objects);
-    char **slabs = realloc(objects->slabs, (objects->n_slabs + 1) * sizeof *slabs);
+    char **slabs = realloc(objects->slabs, (objects->n_slabs + 1) * sizeof(void *));
     if (slabs == NULL) {
         return false;
     }

@@ -1,5 +1,5 @@
 #pragma once
-/* Physical memory: one memfd per device, handed out in ranges of 2 MiB pages.  Floor 3. */
+/* Physical memory: one memfd per device, handed out in ranges of 2 MiB pages.  Floor 2. */
 
 #include "state.h"
 

@@ -1,9 +1,11 @@
 #include "pool.h"
 
-#include "graph.h"
+#include "capture.h"
 #include "memory.h"
 
 #include <stdlib.h>
+
+/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
 
 #define CHUNK_LEAST ((size_t)32 << 20)
 #define STEP ((size_t)512)
@@ -156,10 +158,12 @@ block_split(struct pool_block *block, size_t size) {
 static struct pool_block *
 pool_find_free(const struct pya_hc_pool *pool, size_t size) {
     for (struct pool_chunk *chunk = pool->chunks; chunk != NULL; chunk = chunk->next) {
-        for (struct pool_block *block = chunk->blocks; block != NULL; block = block->next) {
-            if (block->is_free && block->size >= size) {
-                return block;
-            }
+        struct pool_block *block = chunk->blocks;
+        while (block != NULL && !(block->is_free && block->size >= size)) {
+            block = block->next;
+        }
+        if (block != NULL) {
+            return block;
         }
     }
     return NULL;
@@ -220,7 +224,7 @@ pool_alloc_locked(struct pya_hc_pool *pool, size_t size, void **out) {
 }
 
 int
-pya_hc_pool_alloc(struct pya_hc_pool *pool, size_t size, const void *handle, void **out) {
+pya_hc_pool_alloc(struct pya_hc_pool *pool, size_t size, const void *stream_handle, void **out) {
     if (out == NULL) {
         return CU_INVALID_VALUE;
     }
@@ -229,7 +233,7 @@ pya_hc_pool_alloc(struct pya_hc_pool *pool, size_t size, const void *handle, voi
         return CU_OK;
     }
     pya_hc_lock();
-    struct pya_hc_stream *stream = pya_hc_stream_find_locked(handle);
+    struct pya_hc_stream *stream = pya_hc_stream_find_locked(stream_handle);
     int device = stream == NULL ? -1 : stream->device;
     pya_hc_unlock();
     if (stream == NULL) {
@@ -240,7 +244,8 @@ pya_hc_pool_alloc(struct pya_hc_pool *pool, size_t size, const void *handle, voi
         return error;
     }
     pya_hc_lock();
-    error = pya_hc_objects_has(&pools, pool) ? pool_alloc_locked(pool, size, out) : CU_INVALID_VALUE;
+    error =
+        pya_hc_objects_has(&pools, pool) ? pool_alloc_locked(pool, size, out) : CU_INVALID_VALUE;
     if (error == CU_OK) {
         struct pya_hc_action action = {.type = NODE_ALLOC, .dst = *out, .size = size};
         bool captured = false;
@@ -317,14 +322,14 @@ pya_hc_pool_range_locked(
 }
 
 int
-pya_hc_pool_free(void *ptr, const void *handle) {
+pya_hc_pool_free(void *ptr, const void *stream_handle) {
     if (ptr == NULL) {
         return CU_OK;
     }
     bool is_plain = false;
     int error = CU_INVALID_VALUE;
     pya_hc_lock();
-    struct pya_hc_stream *stream = pya_hc_stream_find_locked(handle);
+    struct pya_hc_stream *stream = pya_hc_stream_find_locked(stream_handle);
     struct pya_hc_region *region = pya_hc_region_at_locked((uintptr_t)ptr);
     if (stream == NULL) {
         error = CU_INVALID_HANDLE;
@@ -353,20 +358,59 @@ pya_hc_pool_trim(struct pya_hc_pool *pool, size_t keep) {
     return known ? CU_OK : CU_INVALID_VALUE;
 }
 
+/* cudaMemPoolAttr */
+enum {
+    ATTRIBUTE_REUSE_FIRST = 1,
+    ATTRIBUTE_REUSE_LAST = 3,
+    ATTRIBUTE_THRESHOLD = 4,
+    ATTRIBUTE_RESERVED_HIGH = 6,
+    ATTRIBUTE_USED_HIGH = 8,
+};
+
+static int
+pool_get_locked(const struct pya_hc_pool *pool, int attribute, void *value) {
+    if (attribute < ATTRIBUTE_REUSE_FIRST || attribute > ATTRIBUTE_USED_HIGH) {
+        return CU_INVALID_VALUE;
+    }
+    if (attribute <= ATTRIBUTE_REUSE_LAST) {
+        *(int *)value = pool->reuse[attribute];
+        return CU_OK;
+    }
+    const uint64_t values[] = {
+        pool->threshold, pool->reserved, pool->reserved_high, pool->used, pool->used_high};
+    *(uint64_t *)value = values[attribute - ATTRIBUTE_THRESHOLD];
+    return CU_OK;
+}
+
+static int
+pool_set_locked(struct pya_hc_pool *pool, int attribute, const void *value) {
+    if (attribute >= ATTRIBUTE_REUSE_FIRST && attribute <= ATTRIBUTE_REUSE_LAST) {
+        pool->reuse[attribute] = *(const int *)value;
+        return CU_OK;
+    }
+    if (attribute == ATTRIBUTE_THRESHOLD) {
+        pool->threshold = *(const uint64_t *)value;
+        return CU_OK;
+    }
+    /* The high-water marks may only be reset. */
+    bool is_high = attribute == ATTRIBUTE_RESERVED_HIGH || attribute == ATTRIBUTE_USED_HIGH;
+    if (!is_high || *(const uint64_t *)value != 0) {
+        return CU_INVALID_VALUE;
+    }
+    if (attribute == ATTRIBUTE_RESERVED_HIGH) {
+        pool->reserved_high = pool->reserved;
+    } else {
+        pool->used_high = pool->used;
+    }
+    return CU_OK;
+}
+
 int
 pya_hc_pool_get(struct pya_hc_pool *pool, int attribute, void *value) {
-    int error = value == NULL ? CU_INVALID_VALUE : CU_OK;
+    int error = CU_INVALID_VALUE;
     pya_hc_lock();
-    if (error != CU_OK || !pya_hc_objects_has(&pools, pool)) {
-        error = CU_INVALID_VALUE;
-    } else if (attribute >= 1 && attribute <= 3) {
-        *(int *)value = pool->reuse[attribute];
-    } else if (attribute >= 4 && attribute <= 8) {
-        const uint64_t values[] = {
-            pool->threshold, pool->reserved, pool->reserved_high, pool->used, pool->used_high};
-        *(uint64_t *)value = values[attribute - 4];
-    } else {
-        error = CU_INVALID_VALUE;
+    if (value != NULL && pya_hc_objects_has(&pools, pool)) {
+        error = pool_get_locked(pool, attribute, value);
     }
     pya_hc_unlock();
     return error;
@@ -374,25 +418,13 @@ pya_hc_pool_get(struct pya_hc_pool *pool, int attribute, void *value) {
 
 int
 pya_hc_pool_set(struct pya_hc_pool *pool, int attribute, const void *value) {
-    int error = value == NULL ? CU_INVALID_VALUE : CU_OK;
+    int error = CU_INVALID_VALUE;
     pya_hc_lock();
-    if (error != CU_OK || !pya_hc_objects_has(&pools, pool)) {
-        error = CU_INVALID_VALUE;
-    } else if (attribute >= 1 && attribute <= 3) {
-        pool->reuse[attribute] = *(const int *)value;
-    } else if (attribute == 4) {
-        pool->threshold = *(const uint64_t *)value;
-    } else if (attribute == 6 || attribute == 8) {
-        /* The high-water marks may only be reset. */
-        error = *(const uint64_t *)value == 0 ? CU_OK : CU_INVALID_VALUE;
-        if (error == CU_OK && attribute == 6) {
-            pool->reserved_high = pool->reserved;
-        } else if (error == CU_OK) {
-            pool->used_high = pool->used;
-        }
-    } else {
-        error = CU_INVALID_VALUE;
+    if (value != NULL && pya_hc_objects_has(&pools, pool)) {
+        error = pool_set_locked(pool, attribute, value);
     }
     pya_hc_unlock();
     return error;
 }
+
+/* NOLINTEND(performance-no-int-to-ptr) */

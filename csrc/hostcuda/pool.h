@@ -15,8 +15,8 @@ int pya_hc_pool_create(int device, struct pya_hc_pool **out);
 int pya_hc_pool_destroy(struct pya_hc_pool *pool);
 
 /* pool NULL: the current one of the stream's device.  In a capture the call becomes a node. */
-int pya_hc_pool_alloc(struct pya_hc_pool *pool, size_t size, const void *stream, void **out);
-int pya_hc_pool_free(void *ptr, const void *stream);
+int pya_hc_pool_alloc(struct pya_hc_pool *pool, size_t size, const void *stream_handle, void **out);
+int pya_hc_pool_free(void *ptr, const void *stream_handle);
 int pya_hc_pool_trim(struct pya_hc_pool *pool, size_t keep);
 /* Attributes by cudaMemPoolAttr's numbers. */
 int pya_hc_pool_get(struct pya_hc_pool *pool, int attribute, void *value);

@@ -1,5 +1,5 @@
 #pragma once
-/* What the devices say of themselves: a Hopper card.  Floor 3 (uses state.h). */
+/* What the devices say of themselves: a Hopper card.  Floor 2 (uses state.h). */
 
 #include "state.h"
 

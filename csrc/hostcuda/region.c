@@ -11,6 +11,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
+
 #define WINDOW_HINT ((uintptr_t)0x100000000000)
 #define WINDOW_MOST ((size_t)1 << 44)
 #define WINDOW_LEAST ((size_t)1 << 36)
@@ -89,11 +91,9 @@ region_after(uintptr_t address) {
     size_t high = n_regions;
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        if (regions[mid]->start <= address) {
-            low = mid + 1;
-        } else {
-            high = mid;
-        }
+        bool is_behind = regions[mid]->start > address;
+        low = is_behind ? low : mid + 1;
+        high = is_behind ? mid : high;
     }
     return low;
 }
@@ -102,7 +102,7 @@ int
 pya_hc_region_insert_locked(const struct pya_hc_region *region, struct pya_hc_region **out) {
     if (n_regions == regions_capacity) {
         size_t capacity = regions_capacity == 0 ? 256 : 2 * regions_capacity;
-        struct pya_hc_region **grown = realloc(regions, capacity * sizeof(*grown));
+        struct pya_hc_region **grown = realloc(regions, capacity * sizeof(void *));
         if (grown == NULL) {
             return CU_OUT_OF_MEMORY;
         }
@@ -115,7 +115,7 @@ pya_hc_region_insert_locked(const struct pya_hc_region *region, struct pya_hc_re
     }
     *copy = *region;
     size_t at = region_after(region->start);
-    memmove(&regions[at + 1], &regions[at], (n_regions - at) * sizeof(*regions));
+    memmove(&regions[at + 1], &regions[at], (n_regions - at) * sizeof(void *));
     regions[at] = copy;
     n_regions++;
     n_by_kind[region->kind]++;
@@ -130,7 +130,7 @@ pya_hc_region_remove_locked(struct pya_hc_region *region) {
     size_t at = region_after(region->start) - 1;
     n_regions--;
     n_by_kind[region->kind]--;
-    memmove(&regions[at], &regions[at + 1], (n_regions - at) * sizeof(*regions));
+    memmove(&regions[at], &regions[at + 1], (n_regions - at) * sizeof(void *));
     free(region->pages);
     free(region);
 }
@@ -158,8 +158,7 @@ pya_hc_region_is_device(const struct pya_hc_region *region) {
 /* Every page of the part of a reservation must be mapped and open to the device it belongs to or to
  * the current one. */
 static int
-region_pages_access(
-    const struct pya_hc_region *region, uintptr_t start, size_t size, bool write) {
+region_pages_access(const struct pya_hc_region *region, uintptr_t start, size_t size, bool write) {
     size_t first = (start - region->start) / PYA_HC_PAGE;
     size_t last = (start + size - 1 - region->start) / PYA_HC_PAGE;
     for (size_t i = first; i <= last; i++) {
@@ -178,8 +177,8 @@ pya_hc_access_locked(uintptr_t start, size_t size, bool write, int *device) {
     if (region == NULL) {
         /* Host memory, unless it runs into a region or lies in the window, where nothing of the
          * program's can be. */
-        bool in_window = window_start != 0 && start >= window_start &&
-                         start - window_start < window.limit;
+        bool in_window =
+            window_start != 0 && start >= window_start && start - window_start < window.limit;
         return in_window ? CU_INVALID_VALUE : CU_OK;
     }
     if (!pya_hc_region_is_device(region)) {
@@ -226,3 +225,5 @@ pya_hc_backing_locked(uintptr_t address, struct pya_hc_backing *out) {
     out->run = PYA_HC_PAGE - in_page;
     return true;
 }
+
+/* NOLINTEND(performance-no-int-to-ptr) */

@@ -1,5 +1,5 @@
 #pragma once
-/* Address space and the map from address to allocation.  Floor 3 (uses state.h).
+/* Address space and the map from address to allocation.  Floor 2 (uses state.h).
  *
  * All device addresses come from one window of PROT_NONE address space, so that they are in order of
  * allocation and no stray mapping of the process falls between. */

@@ -1,4 +1,6 @@
 /* libcudart: streams, events, capture, graphs. */
+/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr):
+ * the signatures are CUDA's, and its addresses are numbers. */
 
 #include "call.h"
 #include "copy.h"
@@ -473,8 +475,9 @@ cudaUserObjectRelease(void *object, unsigned refs) {
 }
 
 int
-cudaGraphRetainUserObject(
-    struct pya_hc_graph *graph, void *object, unsigned refs, unsigned flags) {
+cudaGraphRetainUserObject(struct pya_hc_graph *graph, void *object, unsigned refs, unsigned flags) {
     HC_RUNTIME();
     RT(pya_hc_graph_retain_object(graph, object, refs, flags == 1));
 }
+
+/* NOLINTEND(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr) */

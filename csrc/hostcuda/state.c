@@ -82,15 +82,13 @@ state_read_memory(void) {
     const char *at = text;
     size_t capacity = DEFAULT_CAPACITY;
     for (int i = 0; i < PYA_HC_MAX_DEVICES; i++) {
-        if (at != NULL && *at != '\0') {
-            size_t bytes = state_parse_bytes(at, &at);
-            if (bytes == 0 || (*at != '\0' && *at != ',')) {
-                state_complain(name, text, "a size such as 24GB, or one per device: 24GB,80GB");
-                at = NULL;
-            } else {
-                capacity = bytes;
-                at += *at == ',';
-            }
+        size_t bytes = at == NULL || *at == '\0' ? capacity : state_parse_bytes(at, &at);
+        if (bytes == 0 || (at != NULL && *at != '\0' && *at != ',')) {
+            state_complain(name, text, "a size such as 24GB, or one per device: 24GB,80GB");
+            at = NULL;
+        } else {
+            capacity = bytes;
+            at += at != NULL && *at == ',';
         }
         devices[i].ordinal = i;
         devices[i].capacity = capacity;
@@ -114,31 +112,33 @@ state_read_visible(void) {
     n_devices = n < n_devices ? n : n_devices;
 }
 
+/* A whole number from 0 to `most` into *out, which stays as it is where the variable is not set. */
+static void
+state_read_number(const char *name, uint64_t most, uint64_t *out) {
+    const char *text = getenv(name);
+    if (text == NULL) {
+        return;
+    }
+    char *end = NULL;
+    unsigned long long n = strtoull(text, &end, 10);
+    if (end == text || *end != '\0' || *text == '-' || n > most) {
+        state_complain(name, text, "a whole number in range");
+    } else {
+        *out = n;
+    }
+}
+
 static void
 state_init(void) {
     state_read_memory();
-    const char *text = getenv("PYALLOC_HOSTCUDA_DEVICES");
-    if (text != NULL) {
-        char *end = NULL;
-        long n = strtol(text, &end, 10);
-        if (end == text || *end != '\0' || n < 0 || n > PYA_HC_MAX_DEVICES) {
-            state_complain("PYALLOC_HOSTCUDA_DEVICES", text, "a number from 0 to 16");
-        } else {
-            n_devices = (int)n;
-        }
-    }
+    uint64_t n = 1;
+    state_read_number("PYALLOC_HOSTCUDA_DEVICES", PYA_HC_MAX_DEVICES, &n);
+    n_devices = (int)n;
     state_read_visible();
-    text = getenv("PYALLOC_HOSTCUDA_EVENT_DELAY");
-    if (text != NULL) {
-        char *end = NULL;
-        unsigned long long n = strtoull(text, &end, 10);
-        if (end == text || *end != '\0') {
-            state_complain("PYALLOC_HOSTCUDA_EVENT_DELAY", text, "a number of kernel launches");
-        } else {
-            atomic_store(&event_delay, n);
-        }
-    }
-    text = getenv("PYALLOC_HOSTCUDA_FAIL");
+    uint64_t delay = 0;
+    state_read_number("PYALLOC_HOSTCUDA_EVENT_DELAY", UINT64_MAX, &delay);
+    atomic_store(&event_delay, delay);
+    const char *text = getenv("PYALLOC_HOSTCUDA_FAIL");
     if (text != NULL && !pya_hc_fail_parse(text)) {
         state_complain("PYALLOC_HOSTCUDA_FAIL", text, "n, n:function or n:function:error");
     }
@@ -203,7 +203,9 @@ pya_hc_charge_locked(struct pya_hc_device *dev, size_t bytes) {
         return CU_OUT_OF_MEMORY;
     }
     dev->used += bytes;
-    dev->peak = dev->used > dev->peak ? dev->used : dev->peak;
+    if (dev->used > dev->peak) {
+        dev->peak = dev->used;
+    }
     return CU_OK;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/* Settings, devices, the one lock and the per-thread context.  Floor 2 (uses abi.h, extents.h).
+/* Settings, devices, the one lock and the per-thread context.  Floor 1 (uses abi.h, extents.h).
  *
  * Everything below the entry points is guarded by the one lock; functions named _locked are called
  * with it held.  Host callbacks of a program are never called under it. */
@@ -14,15 +14,15 @@
 
 struct pya_hc_device {
     int ordinal;
-    size_t capacity;              /* bytes the device has */
-    size_t used, peak;            /* physical bytes: plain allocations, VMM handles, pools */
-    int fd;                       /* memfd that holds the device's bytes; -1 before first use */
-    struct pya_hc_extents file;   /* used ranges of that file */
-    uint64_t n_launches;          /* kernels launched so far: the clock of delayed events */
-    uint32_t peers;               /* bit i: access to device i is enabled */
-    bool active;                  /* its primary context exists */
+    size_t capacity;                  /* bytes the device has */
+    size_t used, peak;                /* physical bytes: plain allocations, VMM handles, pools */
+    int fd;                           /* memfd that holds the device's bytes; -1 before first use */
+    struct pya_hc_extents file;       /* used ranges of that file */
+    uint64_t n_launches;              /* kernels launched so far: the clock of delayed events */
+    uint32_t peers;                   /* bit i: access to device i is enabled */
+    bool active;                      /* its primary context exists */
     struct pya_hc_stream *streams[2]; /* the legacy and the per-thread default stream */
-    struct pya_hc_pool *pools[2]; /* default and current memory pool; NULL before first use */
+    struct pya_hc_pool *pools[2];     /* default and current memory pool; NULL before first use */
 };
 
 void pya_hc_lock(void);

@@ -1,10 +1,12 @@
 #define _GNU_SOURCE
 #include "stream.h"
 
-#include "graph.h"
+#include "capture.h"
 
 #include <stdlib.h>
 #include <time.h>
+
+/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
 
 static struct pya_hc_objects streams = {.object_bytes = sizeof(struct pya_hc_stream)};
 static struct pya_hc_objects events = {.object_bytes = sizeof(struct pya_hc_event)};
@@ -102,8 +104,7 @@ int
 pya_hc_stream_sync(const void *handle) {
     pya_hc_lock();
     struct pya_hc_stream *stream = pya_hc_stream_find_locked(handle);
-    int error =
-        stream == NULL ? CU_INVALID_HANDLE : pya_hc_capture_unsafe_stream_locked(stream);
+    int error = stream == NULL ? CU_INVALID_HANDLE : pya_hc_capture_unsafe_stream_locked(stream);
     if (error == CU_OK) {
         stream->done = stream->ticket;
     }
@@ -115,8 +116,7 @@ int
 pya_hc_stream_query(const void *handle) {
     pya_hc_lock();
     struct pya_hc_stream *stream = pya_hc_stream_find_locked(handle);
-    int error =
-        stream == NULL ? CU_INVALID_HANDLE : pya_hc_capture_unsafe_stream_locked(stream);
+    int error = stream == NULL ? CU_INVALID_HANDLE : pya_hc_capture_unsafe_stream_locked(stream);
     if (error == CU_OK && stream->done != stream->ticket &&
         !stream_delay_passed(stream->device, stream->last_launch)) {
         error = CU_NOT_READY;
@@ -132,17 +132,20 @@ pya_hc_device_sync(void) {
         return CU_NO_DEVICE;
     }
     int error = pya_hc_capture_unsafe();
-    if (error == CU_OK) {
-        pya_hc_lock();
-        size_t cursor = 0;
-        for (struct pya_hc_stream *s; (s = pya_hc_objects_next(&streams, &cursor)) != NULL;) {
-            if (s->device == dev->ordinal) {
-                s->done = s->ticket;
-            }
-        }
-        pya_hc_unlock();
+    if (error != CU_OK) {
+        return error;
     }
-    return error;
+    pya_hc_lock();
+    size_t cursor = 0;
+    struct pya_hc_stream *stream = pya_hc_objects_next(&streams, &cursor);
+    while (stream != NULL) {
+        if (stream->device == dev->ordinal) {
+            stream->done = stream->ticket;
+        }
+        stream = pya_hc_objects_next(&streams, &cursor);
+    }
+    pya_hc_unlock();
+    return CU_OK;
 }
 
 struct pya_hc_event *
@@ -313,3 +316,5 @@ uint64_t
 pya_hc_event_count_locked(void) {
     return events.n_live;
 }
+
+/* NOLINTEND(performance-no-int-to-ptr) */

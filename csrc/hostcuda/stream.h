@@ -16,10 +16,10 @@ struct pya_hc_stream {
     int device;
     unsigned flags;
     int priority;
-    bool is_legacy;        /* the default stream: others wait for it implicitly */
-    uint64_t ticket;       /* work submitted */
-    uint64_t done;         /* work known to be complete because somebody synchronised */
-    uint64_t last_launch;  /* the device's launches when the last work came in */
+    bool is_legacy;       /* the default stream: others wait for it implicitly */
+    uint64_t ticket;      /* work submitted */
+    uint64_t done;        /* work known to be complete because somebody synchronised */
+    uint64_t last_launch; /* the device's launches when the last work came in */
     struct pya_hc_capture *capture;
     struct pya_hc_node **deps; /* while capturing: what the next node depends on */
     size_t n_deps;
@@ -31,9 +31,9 @@ struct pya_hc_event {
     bool is_recorded;
     struct pya_hc_stream *stream;
     uint64_t stream_id, ticket;
-    uint64_t launch;   /* the device's launches at the record */
+    uint64_t launch; /* the device's launches at the record */
     uint64_t time_ns;
-    uint64_t capture_id;    /* not 0: recorded in this capture, depends on deps */
+    uint64_t capture_id; /* not 0: recorded in this capture, depends on deps */
     struct pya_hc_node **deps;
     size_t n_deps;
 };

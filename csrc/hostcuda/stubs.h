@@ -1,7 +1,9 @@
 #pragma once
-/* What the generated stubs (stubs.awk) are made of.  Floor 2 (uses call.h). */
+/* What the generated stubs (stubs.awk) are made of.  Floor 1 (uses call.h). */
 
 #include "call.h"
+
+/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
 
 /* Library calls count like device calls but belong to no context and cannot be made to fail. */
 #define COUNT() HC_QUIET()
@@ -14,7 +16,7 @@
 
 #define UNKNOWN(entry, library)                                                                    \
     __attribute__((weak)) int entry(void) {                                                        \
-        static struct pya_hc_call hc_call_ = {.name = #entry};                                      \
+        static struct pya_hc_call hc_call_ = {.name = #entry};                                     \
         return pya_hc_runtime(pya_hc_unknown(&hc_call_, library));                                 \
     }
 
@@ -35,3 +37,5 @@ static inline void
 pya_hc_stub_write_z(uintptr_t out) {
     *(size_t *)out = 0;
 }
+
+/* NOLINTEND(performance-no-int-to-ptr) */

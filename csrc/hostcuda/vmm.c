@@ -9,11 +9,13 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
+
 /* Live while n_owners + n_mappings > 0; the slot is reused after that, with the next generation. */
 struct pya_hc_handle {
     uint32_t index, generation;
     int device;
-    unsigned n_owners;   /* creates and retains not yet released */
+    unsigned n_owners; /* creates and retains not yet released */
     unsigned n_mappings;
     size_t size;
     uint64_t offset; /* in the device's file */
@@ -35,7 +37,7 @@ handle_new(void) {
     }
     if (n_slots == slots_capacity) {
         size_t capacity = slots_capacity == 0 ? 256 : 2 * slots_capacity;
-        struct pya_hc_handle **grown = realloc(handles, capacity * sizeof(*grown));
+        struct pya_hc_handle **grown = realloc(handles, capacity * sizeof(void *));
         if (grown == NULL) {
             return NULL;
         }
@@ -218,7 +220,8 @@ pya_hc_vmm_retain(uintptr_t address, uint64_t *out) {
     pya_hc_lock();
     struct pya_hc_region *region = pya_hc_region_at_locked(address);
     if (region != NULL && region->kind == REGION_RESERVED) {
-        struct pya_hc_handle *handle = region->pages[(address - region->start) / PYA_HC_PAGE].handle;
+        struct pya_hc_handle *handle =
+            region->pages[(address - region->start) / PYA_HC_PAGE].handle;
         if (handle != NULL) {
             handle->n_owners++;
             *out = handle_id(handle);
@@ -438,3 +441,5 @@ pya_hc_vmm_range_locked(
     *size = page->handle->size;
     return CU_OK;
 }
+
+/* NOLINTEND(performance-no-int-to-ptr) */

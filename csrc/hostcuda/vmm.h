@@ -1,6 +1,6 @@
 #pragma once
 /* Virtual memory management: handles of physical memory, reservations of addresses, mappings, access.
- * Floor 4 (uses region.h, physical.h).
+ * Floor 2 (uses region.h, physical.h).
  *
  * A handle lives while the program holds it (create, retain) or a mapping shows it; releasing a mapped
  * handle keeps its memory until the last unmap, as on a device. */

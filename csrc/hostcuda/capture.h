@@ -1,0 +1,50 @@
+#pragma once
+/* Stream capture.  Floor 4 (uses stream.h).
+ *
+ * Calls that a capture forbids return CUDA's error and invalidate the capture, as on a device. */
+
+#include "stream.h"
+
+struct pya_hc_graph;
+
+/* What a node does when the graph is launched. */
+struct pya_hc_action {
+    int type; /* NODE_* */
+    void *dst;
+    const void *src;
+    size_t size;
+    int value;
+    pya_hc_host_fn fn;
+    void *data;
+    struct pya_hc_graph *child;
+};
+
+/* Calls that may synchronise or that no graph can hold: CU_OK unless a capture that binds this thread
+ * is under way; then CU_CAPTURE_UNSUPPORTED, and the capture is invalid from now on.  Takes the lock. */
+int pya_hc_capture_unsafe(void);
+/* The same for a call on a given stream, which must not itself be capturing. */
+int pya_hc_capture_unsafe_stream_locked(struct pya_hc_stream *stream);
+
+/* Work on a stream: *captured tells that it became a node and must not be done now.  Takes no lock. */
+int pya_hc_submit_locked(
+    struct pya_hc_stream *stream, const struct pya_hc_action *action, bool *captured);
+
+int pya_hc_capture_begin(const void *stream_handle, int mode, struct pya_hc_graph *into);
+int pya_hc_capture_end(const void *stream_handle, struct pya_hc_graph **out);
+int pya_hc_capture_exchange_mode(int *mode);
+
+struct pya_hc_capture_info {
+    int status;
+    uint64_t id;
+    struct pya_hc_graph *graph;
+    struct pya_hc_node **deps;
+    size_t n_deps;
+};
+int pya_hc_capture_info(const void *stream_handle, struct pya_hc_capture_info *out);
+/* flags 0 adds dependencies, 1 replaces them. */
+int pya_hc_capture_set_deps(
+    const void *stream_handle, struct pya_hc_node *const *deps, size_t n_deps, unsigned flags);
+
+/* Both sides of a cross-stream dependency, called by stream.c. */
+int pya_hc_capture_record_locked(struct pya_hc_stream *stream, struct pya_hc_event *event);
+int pya_hc_capture_wait_locked(struct pya_hc_stream *stream, struct pya_hc_event *event);

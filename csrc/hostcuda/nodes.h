@@ -1,0 +1,40 @@
+#pragma once
+/* The nodes of graphs and the arrays of pointers to them.  Floor 4; for capture.c and graph.c only. */
+
+#include "graph.h"
+
+struct pya_hc_node {
+    struct pya_hc_action action;
+    struct pya_hc_graph *graph;
+    struct pya_hc_node **deps;
+    size_t n_deps;
+    bool is_marked; /* scratch of one walk, under the lock */
+};
+
+struct pya_hc_user_object;
+
+/* n_refs: the program's handle, the executable graphs made of it, and the capture that builds it.
+ * Executable graphs share the nodes that existed when they were made. */
+struct pya_hc_graph {
+    struct pya_hc_graph *source; /* of an executable graph; NULL otherwise */
+    unsigned n_refs;
+    bool is_held; /* the program has not destroyed it */
+    struct pya_hc_node **nodes;
+    size_t n_nodes, capacity;
+    struct pya_hc_user_object **objects; /* one entry per reference */
+    size_t n_objects;
+};
+
+/* Replaces an array by a copy, or adds what is not in it.  False when host memory is out. */
+bool pya_hc_deps_copy(
+    struct pya_hc_node ***to, size_t *n_to, struct pya_hc_node *const *from, size_t n_from);
+bool pya_hc_deps_merge(
+    struct pya_hc_node ***to, size_t *n_to, struct pya_hc_node *const *from, size_t n_from);
+
+/* NULL when host memory is out. */
+struct pya_hc_graph *pya_hc_graph_new_locked(void);
+bool pya_hc_graph_is_live_locked(const struct pya_hc_graph *graph);
+void pya_hc_graph_drop_locked(struct pya_hc_graph *graph);
+int pya_hc_graph_add_locked(
+    struct pya_hc_graph *graph, const struct pya_hc_action *action, struct pya_hc_node *const *deps,
+    size_t n_deps, struct pya_hc_node **out);
