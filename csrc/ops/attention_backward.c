@@ -50,7 +50,7 @@ backward_load_queries(
     const real *q = att_row(a->q, x.b, x.h, x.q0);
     const real *grad = att_row(a->grad, x.b, x.h, x.q0);
     const real *lse = (const real *)a->lse + (x.b * (ptrdiff_t)a->n_h + x.h) * (ptrdiff_t)a->n_q;
-    att_pack_lanes(w->qt, q, a->q.s, x.nq, d, (real)a->scale);
+    att_pack_lanes(w->qt, q, a->q.s, x.nq, d, (real)(a->scale * att_log2e));
     att_pack_lanes(w->dot, grad, a->grad.s, x.nq, dv, 1);
     pack_rows(w->q, w->ld, q, a->q.s, x.nq, d, pack_round(d, VW));
     pack_rows(w->grad, w->ldv, grad, a->grad.s, x.nq, dv, pack_round(dv, VW));
@@ -82,7 +82,7 @@ backward_scores(const struct pya_ops_attention *a, struct backward_scratch *w, s
         for (int k = 0; k < x.nk; k++) {
             real *s = w->s + k * ATT_LD + q;
             real *dp = w->dp + k * ATT_LD + q;
-            vr p = v_exp(v_sub(v_ld(s), lse));
+            vr p = v_exp2(v_sub(v_ld(s), lse));
             vr g = v_ld(dp);
             vr kept = p;
             if (a->dropout > 0) {

@@ -29,10 +29,10 @@ forward_softmax(struct forward_scratch *w, struct att_block x, ptrdiff_t dim_v) 
         for (int k = 0; k < x.nk; k++) {
             best = v_max(best, v_ld(s + k * ATT_LD));
         }
-        const vr shrink = v_exp(v_sub(old, best));
+        const vr shrink = v_exp2(v_sub(old, best));
         vr sum = v_mul(v_ld(w->sum + q), shrink);
         for (int k = 0; k < x.nk; k++) {
-            vr e = v_exp(v_sub(v_ld(s + k * ATT_LD), best));
+            vr e = v_exp2(v_sub(v_ld(s + k * ATT_LD), best));
             v_st(s + k * ATT_LD, e);
             sum = v_add(sum, e);
         }
@@ -63,7 +63,7 @@ forward_write(const struct pya_ops_attention *a, struct forward_scratch *w, stru
         const vr sum = v_ld(w->sum + q);
         const vm none = m_eq(sum, v_set(0)); /* every key masked: zeros, not NaN */
         const vr inverse = v_sel(none, v_set(0), v_rcp(sum));
-        vr l = v_add(v_ld(w->top + q), v_log(sum));
+        vr l = v_fma(v_set((real)att_log2e), v_log(sum), v_ld(w->top + q));
         l = v_sel(none, v_set((real)-INFINITY), l);
         v_st_n(lse + q, l, x.nq - q < VW ? x.nq - q : VW);
         for (ptrdiff_t d = 0; d < a->dim_v; d++) {
@@ -79,7 +79,8 @@ static void
 forward_queries(const struct pya_ops_attention *a, struct forward_scratch *w, struct att_block x) {
     const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
     att_pack_lanes(
-        w->qt, att_row(a->q, x.b, x.h, x.q0), a->q.s, x.nq, (ptrdiff_t)a->dim, (real)a->scale);
+        w->qt, att_row(a->q, x.b, x.h, x.q0), a->q.s, x.nq, (ptrdiff_t)a->dim,
+        (real)(a->scale * att_log2e));
     for (int q = 0; q < ATT_Q; q++) {
         w->top[q] = (real)-1e37;
         w->sum[q] = 0;

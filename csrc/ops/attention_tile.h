@@ -10,9 +10,12 @@
 
 enum {
     ATT_Q = 64,       /* queries in a block */
-    ATT_K = 64,       /* keys in a block */
+    ATT_K = 128,      /* keys in a block */
     ATT_LD = 64 + 16, /* row stride of a block of scores */
 };
+
+/* Scores are kept in units of log 2, so that a probability is one exp2 without a multiplication. */
+static const double att_log2e = 1.44269504088896341;
 
 static inline const real *
 att_row(struct pya_ops_heads x, ptrdiff_t b, ptrdiff_t h, ptrdiff_t s) {
@@ -44,7 +47,9 @@ att_add_bias(const struct pya_ops_attention *a, struct att_block x, real *s, rea
     if (w.q == 0) {
         for (int k = 0; k < x.nk; k++) {
             for (int q = 0; q < x.nq; q += VW) {
-                v_st(s + k * ATT_LD + q, v_add(v_ld(s + k * ATT_LD + q), v_set(p[k * w.k])));
+                v_st(
+                    s + k * ATT_LD + q,
+                    v_add(v_ld(s + k * ATT_LD + q), v_set((real)att_log2e * p[k * w.k])));
             }
         }
         return;
@@ -60,7 +65,8 @@ att_add_bias(const struct pya_ops_attention *a, struct att_block x, real *s, rea
     }
     for (int k = 0; k < x.nk; k++) {
         for (int q = 0; q < x.nq; q += VW) {
-            v_st(s + k * ATT_LD + q, v_add(v_ld(s + k * ATT_LD + q), v_ld(tmp + k * ATT_LD + q)));
+            real *dst = s + k * ATT_LD + q;
+            v_st(dst, v_fma(v_set((real)att_log2e), v_ld(tmp + k * ATT_LD + q), v_ld(dst)));
         }
     }
 }
@@ -78,7 +84,8 @@ att_apply_mask(const struct pya_ops_attention *a, struct att_block x, real *s) {
     }
 }
 
-/* The transposed scores of one block, bias and masks applied. qt: [dim][ATT_LD], already scaled. */
+/* The transposed scores of one block, bias and masks applied. qt: [dim][ATT_LD], scaled by
+ * scale / log 2. */
 static inline void
 att_scores(
     const struct pya_ops_attention *a, struct att_block x, const real *qt, real *s, real *tmp) {

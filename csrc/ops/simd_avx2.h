@@ -93,6 +93,12 @@ v_scale2(vr a, vr n) {
     return _mm256_mul_ps(
         a, _mm256_castsi256_ps(_mm256_add_epi32(e, _mm256_set1_epi32(0x3f800000))));
 }
+/* the same where the result may underflow: then 0; n >= -200 */
+static inline vr
+v_scale2_low(vr a, vr n) {
+    vr normal = _mm256_cmp_ps(n, _mm256_set1_ps(-126.0f), _CMP_GE_OQ);
+    return _mm256_and_ps(v_scale2(a, _mm256_max_ps(n, _mm256_set1_ps(-126.0f))), normal);
+}
 static inline vr
 v_abs(vr a) {
     return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);

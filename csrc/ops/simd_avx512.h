@@ -85,6 +85,11 @@ static inline vr
 v_scale2(vr a, vr n) {
     return _mm512_scalef_ps(a, n);
 }
+/* the same where the result may underflow: then 0 */
+static inline vr
+v_scale2_low(vr a, vr n) {
+    return _mm512_scalef_ps(a, n);
+}
 static inline vr
 v_abs(vr a) {
     return _mm512_abs_ps(a);

@@ -30,6 +30,20 @@ v_exp(vr x) {
     return v_sel(m_lt(x, low), v_set(0.0f), y);
 }
 
+/* 2^x, x <= 127; -inf gives 0; error 8e-8 relative */
+static inline vr
+v_exp2(vr x) {
+    x = v_max(v_set(-200.0f), x);
+    vr n = v_round(x);
+    vr f = v_sub(x, n);
+    vr p = v_fma(v_set(0.001327647129073739f), f, v_set(0.009675541892647743f));
+    p = v_fma(p, f, v_set(0.05550713092088699f));
+    p = v_fma(p, f, v_set(0.24022120237350464f));
+    p = v_fma(p, f, v_set(0.6931469440460205f));
+    p = v_fma(p, f, v_set(1.0000001192092896f));
+    return v_scale2_low(p, n);
+}
+
 /* log(1 + f) on [-0.25, 0.5]: f + f^2 q(f), error 2.8e-8 relative */
 static inline vr
 v_log1p_core(vr f) {

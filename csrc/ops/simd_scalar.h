@@ -128,6 +128,10 @@ v_exp(vr x) {
     return exp(x);
 }
 static inline vr
+v_exp2(vr x) {
+    return exp2(x);
+}
+static inline vr
 v_log(vr y) {
     return log(y);
 }
@@ -143,6 +147,10 @@ v_tanh(vr x) {
 static inline vr
 v_exp(vr x) {
     return expf(x);
+}
+static inline vr
+v_exp2(vr x) {
+    return exp2f(x);
 }
 static inline vr
 v_log(vr y) {

@@ -12,7 +12,8 @@ from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._check import broadcast, compute_dtype, require_float
 from pyalloc.ops._library import PowerSphericalArgs, View, call, dtype_code
-from pyalloc.ops._shapes import Axes, classify
+from pyalloc.ops._shapes import classify
+from pyalloc.ops._vmap import fold, unfold
 
 # The kernels' view of the problem, here and in csrc/ops: value (l, t, D), loc (m, t, D),
 # scale and log_weights (m, t); the log-probability is (t, l, m) if t_first, else (l, m, t).
@@ -386,3 +387,37 @@ def _mixture_backward_vjp(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
 
 
 _mixture_backward.register_autograd(_mixture_backward_vjp, setup_context=_mixture_backward_setup)
+
+
+@_log_prob.register_vmap
+def _(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    value: Tensor,
+    loc: Tensor,
+    scale: Tensor,
+    t_first: bool,
+) -> tuple[Tensor, int]:
+    n = info.batch_size
+    value, loc, scale = (
+        fold(x, d, n, 1) for x, d in zip((value, loc, scale), in_dims[:3], strict=True)
+    )
+    out = torch.ops.pyalloc.power_spherical_log_prob(value, loc, scale, t_first)
+    return unfold(out, n, 0 if t_first else 2), 0
+
+
+@_mixture.register_vmap
+def _(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    value: Tensor,
+    loc: Tensor,
+    scale: Tensor,
+    log_weights: Tensor,
+    t_first: bool,
+) -> tuple[Tensor, int]:
+    n = info.batch_size
+    tensors = (value, loc, scale, log_weights)
+    folded = (fold(x, d, n, 1) for x, d in zip(tensors, in_dims[:4], strict=True))
+    out = torch.ops.pyalloc.power_spherical_mixture_log_prob(*folded, t_first)
+    return unfold(out, n, 0 if t_first else 1), 0

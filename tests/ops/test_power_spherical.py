@@ -85,8 +85,10 @@ def test_mixture_and_gradients(shape, isa):
 def test_any_shape(n_l, n_m, n_t, dim, kappa):
     inputs = problem(n_l, n_m, n_t, dim, kappa)
     doubles = [x.double() for x in inputs]
-    within(log_prob(*inputs[:3]), pairwise(*inputs[:3]), pairwise(*doubles[:3]))
-    within(mixture(*inputs), mixture_reference(*inputs), mixture_reference(*doubles))
+    # one result may lie near zero by chance: errors are measured against the terms it is made of
+    terms = float(pairwise(*doubles[:3]).norm() + (kappa + 1) * (n_l * n_m * n_t) ** 0.5)
+    assert (log_prob(*inputs[:3]) - pairwise(*doubles[:3])).norm() <= 1e-6 * terms
+    assert (mixture(*inputs) - mixture_reference(*doubles)).norm() <= 1e-6 * terms
     assert relative(log_prob(*doubles[:3]), pairwise(*doubles[:3])) < 1e-12
 
 

@@ -1,0 +1,191 @@
+"""The PowerSpherical distribution (De Cao and Aziz 2020) and the uniform one it is compared with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import Distribution, constraints, register_kl
+from torch.distributions.constraints import Constraint
+from torch.distributions.dirichlet import _Dirichlet
+
+from pyalloc.ops import power_spherical_log_prob
+from pyalloc.ops._eager import normalizer
+
+
+class _Sphere(Constraint):
+    """Unit vectors in the last dimension, to the precision of the dtype's square root."""
+
+    event_dim = 1
+
+    def check(self, value: Tensor) -> Tensor:
+        tolerance = max(1e-4, torch.finfo(value.dtype).eps ** 0.5)
+        return (torch.linalg.vector_norm(value, dim=-1) - 1).abs() < tolerance
+
+
+_sphere = _Sphere()
+
+
+class PowerSpherical(Distribution):
+    """Density C(kappa) (1 + loc . x)^kappa on the unit sphere in D >= 2 dimensions.
+
+    Args:
+        loc: unit mean directions, (..., D).
+        scale: concentrations kappa >= 0, (...); 0 is the uniform distribution.
+
+    The batch shape is that of loc without D broadcast with scale.  log_prob is the fused op; a batch
+    of components against many samples, alone or in torch's MixtureSameFamily, makes no tensor with
+    samples, components and D.
+    """
+
+    arg_constraints = {"loc": _sphere, "scale": constraints.nonnegative}  # noqa: RUF012
+    support = _sphere
+    has_rsample = True
+
+    def __init__(
+        self, loc: Tensor, scale: Tensor, validate_args: bool | None = None
+    ) -> None:
+        batch = torch.broadcast_shapes(loc.shape[:-1], scale.shape)
+        self.loc = loc.expand(*batch, loc.shape[-1])
+        self.scale = scale.expand(batch)
+        super().__init__(batch, loc.shape[-1:], validate_args=validate_args)
+
+    def expand(self, batch_shape: Size, _instance: Any = None) -> PowerSpherical:
+        new = self._get_checked_instance(PowerSpherical, _instance)
+        batch_shape = Size(batch_shape)
+        new.loc = self.loc.expand(*batch_shape, *self.event_shape)
+        new.scale = self.scale.expand(batch_shape)
+        super(PowerSpherical, new).__init__(batch_shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @property
+    def dim(self) -> int:
+        return int(self.event_shape[0])
+
+    @property
+    def _beta(self) -> float:
+        return (self.dim - 1) / 2
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        return power_spherical_log_prob(value, self.loc, self.scale)
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Reparameterised samples, sample_shape + batch shape + (D,).
+
+        The cosine to loc is a Beta variable, differentiated implicitly as torch's Beta is; the rest
+        is uniform on the sphere around loc, turned there by a reflection that is smooth for
+        every loc.  First derivatives only, as for torch's Beta.
+        """
+        shape = self._extended_shape(torch.Size(sample_shape))
+        loc, scale = self.loc.expand(shape), self.scale.expand(shape[:-1])
+        pair = torch.stack([self._beta + scale, torch.full_like(scale, self._beta)], -1)
+        # both z and 1 - z, so that neither end of the interval loses its digits
+        z, rest = _Dirichlet.apply(pair).clamp_min(torch.finfo(scale.dtype).tiny).unbind(-1)
+        cosine = (z - rest).unsqueeze(-1)
+        tangent = torch.randn((*shape[:-1], self.dim - 1), dtype=loc.dtype, device=loc.device)
+        tangent = torch.nn.functional.normalize(tangent, dim=-1)
+        y = torch.cat([cosine, 2 * (z * rest).sqrt().unsqueeze(-1) * tangent], -1)
+        first = loc[..., :1].detach()
+        sign = torch.where(first >= 0, torch.ones_like(first), -torch.ones_like(first))
+        normal = torch.cat([loc[..., :1] + sign, loc[..., 1:]], -1)
+        along = (normal * y).sum(-1, keepdim=True) / (1 + sign * loc[..., :1])
+        return -sign * (y - normal * along)
+
+    def entropy(self) -> Tensor:
+        """-log C - kappa E[log(1 + loc . x)], in closed form."""
+        kappa = self.scale.double()
+        gap = torch.digamma(kappa + self._beta) - torch.digamma(kappa + 2 * self._beta)
+        return (-normalizer(kappa, self.dim) - kappa * gap).to(self.scale.dtype)
+
+    @property
+    def _cosine_moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of loc . x = 2 z - 1, z ~ Beta(kappa + beta, beta)."""
+        alpha, total = self.scale + self._beta, self.scale + 2 * self._beta
+        return self.scale / total, 4 * alpha * self._beta / (total**2 * (total + 1))
+
+    @property
+    def mean(self) -> Tensor:
+        """E[x] = loc kappa / (kappa + D - 1); it lies inside the sphere."""
+        return self.loc * self._cosine_moments[0].unsqueeze(-1)
+
+    @property
+    def mode(self) -> Tensor:
+        return self.loc
+
+    @property
+    def variance(self) -> Tensor:
+        """Of each coordinate: the diagonal of the covariance."""
+        mean, var = self._cosine_moments
+        across = (1 - mean**2 - var) / (self.dim - 1)
+        square = self.loc**2
+        return square * var.unsqueeze(-1) + (1 - square) * across.unsqueeze(-1)
+
+
+class HypersphericalUniform(Distribution):
+    """The uniform distribution on the unit sphere in `dim` dimensions."""
+
+    arg_constraints: dict[str, Constraint] = {}  # noqa: RUF012
+    support = _sphere
+
+    def __init__(
+        self,
+        dim: int,
+        batch_shape: Any = (),
+        validate_args: bool | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.dim = dim
+        self._zero = torch.zeros((), dtype=dtype, device=device)
+        super().__init__(Size(batch_shape), Size((dim,)), validate_args=validate_args)
+
+    def expand(self, batch_shape: Size, _instance: Any = None) -> HypersphericalUniform:
+        new = self._get_checked_instance(HypersphericalUniform, _instance)
+        new.dim, new._zero = self.dim, self._zero
+        super(HypersphericalUniform, new).__init__(
+            Size(batch_shape), self.event_shape, validate_args=False
+        )
+        new._validate_args = self._validate_args
+        return new
+
+    @property
+    def log_area(self) -> float:
+        """log(2 pi^(D/2) / Gamma(D/2))."""
+        half = self.dim / 2
+        return math.log(2) + half * math.log(math.pi) - math.lgamma(half)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        return torch.full(shape, -self.log_area, dtype=value.dtype, device=value.device)
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        shape = self._extended_shape(torch.Size(sample_shape))
+        gauss = torch.randn(shape, dtype=self._zero.dtype, device=self._zero.device)
+        return torch.nn.functional.normalize(gauss, dim=-1)
+
+    def entropy(self) -> Tensor:
+        return (self._zero + self.log_area).expand(self.batch_shape)
+
+    @property
+    def mean(self) -> Tensor:
+        return self._zero.expand(self._extended_shape())
+
+    @property
+    def variance(self) -> Tensor:
+        return (self._zero + 1 / self.dim).expand(self._extended_shape())
+
+
+@register_kl(PowerSpherical, HypersphericalUniform)
+def _kl_power_spherical_uniform(p: PowerSpherical, q: HypersphericalUniform) -> Tensor:
+    if p.dim != q.dim:
+        raise ValueError(f"KL: both must be on the same sphere, got D = {p.dim} and {q.dim}")
+    shape = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
+    return (q.log_area - p.entropy()).expand(shape)

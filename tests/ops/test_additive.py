@@ -1,0 +1,172 @@
+"""additive_attention, the module, and the gradients gathered once per sequence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from pyalloc.errors import OpError
+from pyalloc.ops import AdditiveAttention, additive_attention, sequence_gradients
+
+from .reference import relative, within
+
+
+def eager(query, keys, values, v, mask=None):
+    score = torch.tanh(keys[:, None] + query[:, :, None]) @ v
+    if mask is not None:
+        seen = mask.any(-1)[:, None, None]
+        score = score.masked_fill(~mask[:, None] & seen, -torch.inf)
+        probs = torch.softmax(score, -1) * seen
+    else:
+        probs = torch.softmax(score, -1)
+    return probs @ values, probs
+
+
+def problem(n_b, n_q, n_s, n_h, n_e):
+    return [
+        torch.randn(n_b, n_q, n_h),
+        torch.randn(n_b, n_s, n_h),
+        torch.randn(n_b, n_s, n_e),
+        torch.randn(n_h) / n_h**0.5,
+    ]
+
+
+def results(function, tensors, grads, mask):
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    outs = function(*leaves, mask)
+    grads = [g.to(outs[0].dtype) for g in grads]
+    return [*(x.detach() for x in outs), *torch.autograd.grad(outs, leaves, grads)]
+
+
+def fused(*args):
+    return additive_attention(*args, return_weights=True)
+
+
+SHAPES = [(5, 3, 9, 50, 70), (1, 1, 1, 1, 1), (4, 1, 50, 128, 256), (3, 2, 17, 100, 33)]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_forward_and_gradients(shape, masked, isa):
+    tensors = problem(*shape)
+    mask = torch.rand(shape[0], shape[2]) > 0.4 if masked else None
+    if masked:
+        mask[0] = False
+    grads = [torch.randn(*shape[:2], n, dtype=torch.float64) for n in (shape[4], shape[2])]
+    ours = results(fused, tensors, grads, mask)
+    torchs = results(eager, tensors, grads, mask)
+    exact = results(eager, [x.double() for x in tensors], grads, mask)
+    for mine, other, right in zip(ours, torchs, exact, strict=True):
+        within(mine, other, right, floor=0.1 * right.numel() ** 0.5)
+    if masked:
+        assert not ours[0][0].any() and not torch.isnan(ours[0]).any()
+
+
+def test_saturated_and_tiny_arguments(isa):
+    tensors = problem(2, 1, 40, 64, 8)
+    tensors[1] *= torch.logspace(-6, 3, 40)[None, :, None]
+    exact, _ = eager(*(x.double() for x in tensors))
+    assert relative(additive_attention(*tensors), exact) < 1e-6
+
+
+def test_gradients_to_second_order():
+    tensors = [x.double().requires_grad_() for x in problem(2, 2, 3, 4, 3)]
+    mask = torch.tensor([[True, True, False], [True, False, True]])
+    for function in (fused, lambda *a: additive_attention(*a, mask)):
+        assert gradcheck(function, tensors)
+        assert gradgradcheck(function, tensors)
+
+
+def test_one_step_shapes():
+    query, keys, values, v = problem(3, 1, 5, 8, 6)
+    out, weights = additive_attention(query[:, 0], keys, values, v, return_weights=True)
+    assert out.shape == (3, 6) and weights.shape == (3, 5)
+    torch.testing.assert_close(out, eager(query, keys, values, v)[0][:, 0])
+
+
+def decode(query, keys, values, v, steps):
+    state, total = query[:, 0], 0
+    for _ in range(steps):
+        context = additive_attention(state, keys, values, v)
+        state = torch.tanh(state + context)
+        total = total + context.square().sum()
+    return total
+
+
+def test_sequence_gradients_are_those_of_the_steps():
+    tensors = [x.requires_grad_() for x in problem(4, 1, 11, 24, 24)]
+    plain = torch.autograd.grad(decode(*tensors, steps=6), tensors)
+    with sequence_gradients(tensors[1], tensors[2]):
+        total = decode(*tensors, steps=6)
+    for _ in range(2):
+        gathered = torch.autograd.grad(total, tensors, retain_graph=True)
+        for a, b in zip(gathered, plain, strict=True):
+            assert relative(a, b) < 1e-6
+    # a backward that leaves keys and values out leaves nothing behind in their buffers
+    torch.autograd.grad(total, tensors[0], retain_graph=True)
+    again = torch.autograd.grad(total, tensors, retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(again, gathered, strict=True))
+
+
+def test_sequence_gradients_only_for_its_own_tensors():
+    tensors = [x.requires_grad_() for x in problem(2, 1, 5, 8, 8)]
+    other = [x.requires_grad_() for x in problem(2, 1, 5, 8, 8)]
+    plain = torch.autograd.grad(decode(*other, steps=2), other)
+    with sequence_gradients(tensors[1], tensors[2]):
+        inside = torch.autograd.grad(decode(*other, steps=2), other)
+    assert all(torch.equal(a, b) for a, b in zip(plain, inside, strict=True))
+
+
+def test_saved_for_backward_does_not_grow_with_the_keys():
+    tensors = [x.requires_grad_() for x in problem(8, 1, 50, 256, 512)]
+    own = {x.untyped_storage().data_ptr() for x in tensors}
+    kept = {}
+
+    def pack(x):
+        if x.untyped_storage().data_ptr() not in own:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        additive_attention(*tensors)
+    assert sum(kept.values()) <= 8 * 50 * 4
+    kept.clear()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        eager(*tensors)
+    assert sum(kept.values()) >= 40 * 8 * 50 * 4
+
+
+def test_module_and_repeats():
+    layer = AdditiveAttention(12, 10, 16)
+    raw, values = torch.randn(3, 7, 10), torch.randn(3, 7, 5)
+    keys = layer.project_keys(raw)
+    context, weights = layer(torch.randn(3, 4, 12), keys, values)
+    assert context.shape == (3, 4, 5)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4))
+    grads = [torch.autograd.grad(context.sum(), list(layer.parameters()), retain_graph=True) for _ in "ab"]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("zero", range(5))
+def test_empty(zero):
+    shape = [2, 3, 4, 5, 6]
+    shape[zero] = 0
+    tensors = [torch.randn(s) for s in ((shape[0], shape[1], shape[3]), (shape[0], shape[2], shape[3]), (shape[0], shape[2], shape[4]), (shape[3],))]
+    out = additive_attention(*(x.requires_grad_() for x in tensors))
+    assert out.shape == (shape[0], shape[1], shape[4]) and not torch.isnan(out).any()
+    torch.autograd.grad(out.sum(), tensors, allow_unused=True)
+
+
+def test_errors():
+    query, keys, values, v = problem(2, 3, 4, 5, 6)
+    with pytest.raises(OpError, match=r"query must be \(2, 5\) or \(2, Q, 5\).*got \(2, 3, 4\)"):
+        additive_attention(query[..., :4], keys, values, v)
+    with pytest.raises(OpError, match=r"values must be \(2, 4, E\), got \(2, 3, 6\)"):
+        additive_attention(query, keys, values[:, :3], v)
+    with pytest.raises(OpError, match=r"v must be \(5,\), got \(4,\)"):
+        additive_attention(query, keys, values, v[:4])
+    with pytest.raises(OpError, match=r"mask must be bool \(2, 4\), got torch.float32 \(2, 4\)"):
+        additive_attention(query, keys, values, v, torch.ones(2, 4))
+    with pytest.raises(OpError, match="both be float32 or both float64"), sequence_gradients(keys.half(), values):
+        pass

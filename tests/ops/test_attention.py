@@ -1,0 +1,189 @@
+"""scaled_attention against float64 eager attention: shapes, masks, biases, groups, dropout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+
+from pyalloc.errors import OpError
+from pyalloc.ops import scaled_attention
+
+from .reference import within
+
+
+def eager(q, k, v, bias=None, mask=None, causal=False, scale=None):
+    """Attention as printed, with zeros where a query sees nothing."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    score = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if bias is not None:
+        score = score + bias
+    if mask is not None:
+        score = score.masked_fill(~mask, -torch.inf)
+    if causal:
+        score = score.masked_fill(~torch.ones_like(score, dtype=torch.bool).tril(), -torch.inf)
+    seen = ~torch.isneginf(score).all(-1, keepdim=True)
+    return torch.softmax(score.masked_fill(~seen, 0), -1).masked_fill(~seen, 0) @ v
+
+
+def results(function, tensors, grad, **options):
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    out = function(*leaves, **options)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
+
+
+def compare(tensors, **options):
+    q, v = tensors[0], tensors[2]
+    grad = torch.randn(*q.shape[:3], v.shape[3], dtype=torch.float64)
+    ours = results(scaled_attention, tensors, grad, **options)
+    torchs = results(eager, tensors, grad, **options)
+    exact = results(eager, [x.double() for x in tensors], grad, **options)
+    for mine, other, right in zip(ours, torchs, exact, strict=True):
+        # some gradients are exactly zero (one key, a bias constant over keys): unit size is the bar
+        within(mine, other, right, floor=right.numel() ** 0.5)
+
+
+def problem(n_b, n_h, n_kv, n_q, n_k, dim, dim_v, bias=None):
+    shapes = [(n_b, n_h, n_q, dim), (n_b, n_kv, n_k, dim), (n_b, n_kv, n_k, dim_v)]
+    return [torch.randn(s) for s in shapes] + ([] if bias is None else [torch.randn(bias)])
+
+
+# b, h, hkv, q, k, d, dv, bias
+SHAPES = [
+    (2, 4, 2, 70, 130, 24, 40, None),
+    (1, 2, 1, 65, 65, 64, 64, (1, 2, 65, 65)),
+    (2, 2, 2, 17, 200, 7, 9, (2, 1, 1, 200)),
+    (1, 1, 1, 300, 300, 33, 33, None),
+    (2, 3, 3, 40, 50, 16, 16, (3, 40, 50)),
+    (2, 3, 3, 40, 50, 16, 16, (2, 3, 40, 50)),
+    (1, 1, 1, 1, 1, 1, 1, (1, 1)),
+    (1, 1, 1, 129, 3, 256, 256, (129, 1)),
+    (3, 6, 2, 5, 300, 8, 1, (300,)),
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_forward_and_gradients(shape, causal, isa):
+    compare(problem(*shape), causal=causal)
+
+
+@pytest.mark.parametrize("mask_shape", [(2, 1, 1, 90), (1, 1, 70, 90), (2, 2, 70, 90), (70, 1)])
+def test_masks_and_wholly_masked_rows(mask_shape, isa):
+    mask = torch.rand(mask_shape) > 0.5
+    mask[..., :1, :] = False
+    tensors = problem(2, 2, 2, 70, 90, 20, 20, (1, 2, 70, 90))
+    compare(tensors, mask=mask)
+    out = scaled_attention(*tensors, mask=mask)
+    assert not torch.isnan(out).any() and not out[:, :, 0].any()
+
+
+def test_infinite_bias_hides_keys(isa):
+    q, k, v = problem(1, 2, 2, 30, 40, 16, 16)
+    bias = torch.zeros(30, 40)
+    bias[3] = -torch.inf
+    bias[:, 7] = -torch.inf
+    compare([q, k, v, bias])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3)]),
+    st.integers(1, 150),
+    st.integers(1, 150),
+    st.integers(1, 80),
+    st.integers(1, 80),
+    st.booleans(),
+)
+def test_any_shape(n_b, heads, n_q, n_k, dim, dim_v, causal):
+    compare(problem(n_b, *heads, n_q, n_k, dim, dim_v), causal=causal)
+
+
+@pytest.mark.parametrize("bias", [None, (1, 2, 4, 5), (5,)])
+def test_gradients_to_second_order(bias):
+    tensors = [x.double().requires_grad_() for x in problem(2, 2, 1, 4, 5, 3, 2, bias)]
+    assert gradcheck(scaled_attention, tensors)
+    assert gradgradcheck(scaled_attention, tensors)
+
+
+def test_dropout_is_the_same_in_both_directions_and_fair():
+    q, k, v = problem(1, 2, 2, 200, 300, 8, 4)
+    torch.manual_seed(5)
+    one = scaled_attention(q, k, torch.ones_like(v), dropout=0.3)
+    assert abs(float(one.mean()) - 1) < 0.01 and float(one.std()) > 0.01
+    torch.manual_seed(5)
+    assert torch.equal(one, scaled_attention(q, k, torch.ones_like(v), dropout=0.3))
+    # linear in v: the vjp for v must be the transpose of the very same dropped matrix
+    torch.manual_seed(6)
+    vs = v.clone().requires_grad_()
+    out = scaled_attention(q, k, vs, dropout=0.3)
+    g = torch.randn_like(out)
+    (dv,) = torch.autograd.grad(out, vs, g)
+    torch.testing.assert_close((dv * v).sum(), (out * g).sum(), rtol=1e-4, atol=1e-3)
+
+
+def test_dropout_gradients_by_differences():
+    tensors = [x.double().requires_grad_() for x in problem(1, 1, 1, 5, 6, 3, 2, (5, 6))]
+
+    def function(*args):
+        torch.manual_seed(9)
+        return scaled_attention(*args, dropout=0.4)
+
+    assert gradcheck(function, tensors)
+
+
+def test_repeats_bitwise_for_any_layout():
+    q, k, v = problem(2, 3, 3, 100, 110, 32, 32)
+    grad = torch.randn(2, 3, 100, 32)
+    first = results(scaled_attention, (q, k, v), grad)
+    swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    for again in (results(scaled_attention, (q, k, v), grad), results(scaled_attention, swapped, grad)):
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), [(0, 5), (5, 0), (0, 0)])
+def test_empty(n_q, n_k):
+    tensors = [x.requires_grad_() for x in problem(2, 2, 2, n_q, n_k, 4, 4)]
+    out = scaled_attention(*tensors)
+    assert out.shape == (2, 2, n_q, 4) and not out.any()
+    assert all(not g.any() for g in torch.autograd.grad(out.sum(), tensors))
+
+
+def test_path_is_reported():
+    q, k, v = problem(1, 2, 2, 64, 64, 16, 16)
+    assert scaled_attention(q, k, v, return_info=True)[1]["path"] == "kernel"
+    half = [x.bfloat16() for x in (q, k, v)]
+    out, info = scaled_attention(*half, return_info=True)
+    assert info["path"] == "sdpa" and out.dtype == torch.bfloat16
+    learned = torch.zeros(64, 64, requires_grad=True)
+    out, info = scaled_attention(*half, learned, return_info=True)
+    assert info["path"] == "kernel" and out.dtype == torch.bfloat16
+    right = eager(*(x.double() for x in half))
+    torch.testing.assert_close(out.double(), right, rtol=2e-2, atol=2e-2)
+
+
+def test_fewer_dimensions():
+    q, k, v = (x[0] for x in problem(1, 3, 3, 20, 30, 8, 8))
+    right = eager(q[None].transpose(0, 1), k[None].transpose(0, 1), v[None].transpose(0, 1))[:, 0]
+    torch.testing.assert_close(scaled_attention(q, k, v), right)
+    torch.testing.assert_close(scaled_attention(q[0], k[0], v[0]), right[0])
+
+
+def test_errors():
+    q, k, v = problem(1, 4, 2, 5, 6, 8, 8)
+    with pytest.raises(OpError, match=r"multiple of those of k, got 3 and 2"):
+        scaled_attention(q[:, :3], k, v)
+    with pytest.raises(OpError, match=r"k must be \(B, Hkv, Lk, d\).*\(1, 2, 6, 7\)"):
+        scaled_attention(q, k[..., :7], v)
+    with pytest.raises(OpError, match=r"bias must broadcast to \(1, 4, 5, 6\), got \(5, 5\)"):
+        scaled_attention(q, k, v, torch.zeros(5, 5))
+    with pytest.raises(OpError, match=r"mask must be bool.*float32"):
+        scaled_attention(q, k, v, mask=torch.zeros(5, 6))
+    with pytest.raises(OpError, match=r"dropout must be in \[0, 1\), got 1"):
+        scaled_attention(q, k, v, dropout=1.0)
+    with pytest.raises(OpError, match="head sizes go up to 256, got 300"):
+        scaled_attention(*problem(1, 1, 1, 2, 2, 300, 4))

@@ -1,0 +1,93 @@
+"""PowerSpherical as a torch distribution: moments, samples, mixtures, KL, expansion."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.distributions import Categorical, MixtureSameFamily, kl_divergence
+
+from pyalloc.distributions import HypersphericalUniform, PowerSpherical
+
+from .reference import sphere, textbook
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 64])
+@pytest.mark.parametrize("kappa", [0.0, 0.7, 40.0])
+def test_samples_have_the_stated_moments(dim, kappa):
+    loc = sphere(dim, dtype=torch.float64)
+    p = PowerSpherical(loc, torch.tensor(kappa, dtype=torch.float64))
+    x = p.sample((200_000,))
+    torch.testing.assert_close(x.norm(dim=-1), torch.ones(len(x), dtype=torch.float64))
+    noise = 6 / math.sqrt(len(x))
+    assert (x.mean(0) - p.mean).abs().max() < noise
+    assert (x.var(0) - p.variance).abs().max() < noise
+    assert abs(float(-p.log_prob(x).mean() - p.entropy())) < noise * (1 + math.sqrt(kappa) + dim)
+
+
+@pytest.mark.parametrize("first", [1.0, -1.0, 0.0])
+def test_samples_around_the_poles_of_the_reflection(first):
+    loc = torch.tensor([first, math.sqrt(1 - first**2), 0.0])
+    x = PowerSpherical(loc, torch.tensor(1e6)).sample((100,))
+    assert (x @ loc).min() > 0.999
+
+
+def test_gradient_of_samples_matches_the_gradient_of_the_mean():
+    loc = sphere(4, dtype=torch.float64).requires_grad_()
+    scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    p = PowerSpherical(loc, scale, validate_args=False)
+    direction = torch.tensor([0.3, -1.0, 0.5, 0.2], dtype=torch.float64)
+    # samples turn with loc as a rigid body: compare along the tangent of the sphere
+    tangent = direction - (direction @ loc.detach()) * loc.detach()
+    sampled = torch.autograd.grad((p.rsample((400_000,)) @ direction).mean(), (loc, scale))
+    exact = torch.autograd.grad(p.mean @ direction, (loc, scale))
+    assert abs(float(sampled[0] @ tangent - exact[0] @ tangent)) < 0.02
+    assert abs(float(sampled[1] - exact[1])) < 0.005
+
+
+def test_entropy_and_kl():
+    loc = sphere(6, 5, dtype=torch.float64)
+    kappa = torch.tensor([0.0, 1e-3, 1.0, 10.0, 1e4, 1e7], dtype=torch.float64)
+    p = PowerSpherical(loc, kappa)
+    uniform = HypersphericalUniform(5, dtype=torch.float64)
+    kl = kl_divergence(p, uniform)
+    assert abs(float(kl[0])) < 1e-12 and (kl[1:] > kl[:-1]).all()
+    torch.testing.assert_close(kl, uniform.entropy() - p.entropy())
+    in_float = PowerSpherical(loc.float(), kappa.float()).entropy()
+    torch.testing.assert_close(in_float.double(), p.entropy(), rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="same sphere, got D = 5 and 4"):
+        kl_divergence(p, HypersphericalUniform(4))
+
+
+def test_in_a_mixture_same_family():
+    loc, kappa = sphere(3, 7, 6), torch.rand(3, 7) * 20
+    logits = torch.randn(3, 7)
+    mixture = MixtureSameFamily(Categorical(logits=logits), PowerSpherical(loc, kappa))
+    x = mixture.sample((11,))
+    assert x.shape == (11, 3, 6)
+    each = textbook(x.double().unsqueeze(-2), loc.double(), kappa.double())
+    right = torch.logsumexp(each + torch.log_softmax(logits.double(), -1), -1)
+    torch.testing.assert_close(mixture.log_prob(x).double(), right, rtol=1e-5, atol=1e-5)
+    assert mixture.mean.shape == (3, 6) and mixture.variance.shape == (3, 6)
+
+
+def test_shapes_expand_and_mode():
+    p = PowerSpherical(sphere(4, 1, 3), torch.rand(5))
+    assert p.batch_shape == (4, 5) and p.event_shape == (3,)
+    wide = p.expand((2, 4, 5))
+    assert wide.batch_shape == (2, 4, 5) and wide.rsample((6,)).shape == (6, 2, 4, 5, 3)
+    assert wide.mode.shape == wide.mean.shape == wide.variance.shape == (2, 4, 5, 3)
+    assert wide.entropy().shape == wide.log_prob(p.mode).shape == (2, 4, 5)
+    uniform = HypersphericalUniform(3).expand((2,))
+    assert uniform.sample((4,)).shape == (4, 2, 3)
+    torch.testing.assert_close(-uniform.log_prob(uniform.sample()), uniform.entropy())
+
+
+def test_validation():
+    with pytest.raises(ValueError, match="loc"):
+        PowerSpherical(torch.ones(3), torch.tensor(1.0), validate_args=True)
+    with pytest.raises(ValueError, match="scale"):
+        PowerSpherical(sphere(3), torch.tensor(-1.0), validate_args=True)
+    with pytest.raises(ValueError, match="support"):
+        PowerSpherical(sphere(3), torch.tensor(1.0), validate_args=True).log_prob(torch.ones(3))
