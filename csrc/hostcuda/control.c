@@ -117,13 +117,15 @@ static void
 control_write_json(FILE *file) {
     (void)fprintf(file, "{\n  \"pid\": %ld,\n  \"devices\": [", (long)getpid());
     for (int i = 0; i < pya_hc_n_devices(); i++) {
-        const struct pya_hc_device *dev = pya_hc_device(i);
+        pya_hc_lock();
+        const struct pya_hc_device dev = *pya_hc_device(i);
+        pya_hc_unlock();
         (void)fprintf(
             file,
             "%s\n    {\"capacity\": %zu, \"used_bytes\": %zu, \"peak_bytes\": %zu, "
             "\"launches\": %llu}",
-            i == 0 ? "" : ",", dev->capacity, dev->used, dev->peak,
-            (unsigned long long)dev->n_launches);
+            i == 0 ? "" : ",", dev.capacity, dev.used, dev.peak,
+            (unsigned long long)dev.n_launches);
     }
     (void)fprintf(
         file, "\n  ],\n  \"dtoh_copies\": %llu,\n  \"dtoh_bytes\": %llu,\n  \"calls\": {",

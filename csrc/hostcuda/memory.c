@@ -214,8 +214,9 @@ pya_hc_memory_info(size_t *free_bytes, size_t *total_bytes) {
     }
     pya_hc_lock();
     /* A capacity lowered below what is in use leaves nothing free. */
-    *free_bytes = dev->used < dev->capacity ? dev->capacity - dev->used : 0;
-    *total_bytes = dev->capacity;
+    size_t capacity = dev->capacity;
+    *free_bytes = dev->used < capacity ? capacity - dev->used : 0;
+    *total_bytes = capacity;
     pya_hc_unlock();
     return CU_OK;
 }

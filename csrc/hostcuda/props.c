@@ -85,7 +85,8 @@ pya_hc_properties(int device, int major, void *out) {
     struct cuda_uuid uuid;
     pya_hc_device_uuid(device, &uuid);
     memcpy(bytes + AT_UUID, &uuid, sizeof uuid);
-    memcpy(bytes + AT_MEMORY, &dev->capacity, sizeof dev->capacity);
+    size_t capacity = dev->capacity;
+    memcpy(bytes + AT_MEMORY, &capacity, sizeof capacity);
     int bus = prop_pci_bus(device);
     memcpy(bytes + (major >= 13 ? AT_PCI_BUS_13 : AT_PCI_BUS_12), &bus, sizeof bus);
     for (size_t i = 0; i < sizeof prop_fields / sizeof prop_fields[0]; i++) {

@@ -114,12 +114,14 @@ device_set_peer(int peer, bool enable) {
         return CU_INVALID_DEVICE;
     }
     uint32_t bit = 1u << peer;
-    bool is_enabled = (dev->peers & bit) != 0;
-    if (is_enabled == enable) {
-        return enable ? CU_PEER_ALREADY_ENABLED : CU_PEER_NOT_ENABLED;
+    pya_hc_lock();
+    bool changes = ((dev->peers & bit) != 0) != enable;
+    dev->peers ^= changes ? bit : 0;
+    pya_hc_unlock();
+    if (changes) {
+        return CU_OK;
     }
-    dev->peers ^= bit;
-    return CU_OK;
+    return enable ? CU_PEER_ALREADY_ENABLED : CU_PEER_NOT_ENABLED;
 }
 
 int

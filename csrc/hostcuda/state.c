@@ -192,14 +192,15 @@ pya_hc_current_device(void) {
     struct pya_hc_device *dev = pya_hc_device(current < 0 ? 0 : current);
     if (dev != NULL) {
         current = dev->ordinal;
-        dev->active = true;
+        atomic_store(&dev->active, true);
     }
     return dev;
 }
 
 int
 pya_hc_charge_locked(struct pya_hc_device *dev, size_t bytes) {
-    if (bytes > dev->capacity || dev->used > dev->capacity - bytes) {
+    size_t capacity = dev->capacity;
+    if (bytes > capacity || dev->used > capacity - bytes) {
         return CU_OUT_OF_MEMORY;
     }
     dev->used += bytes;

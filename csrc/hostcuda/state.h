@@ -7,6 +7,7 @@
 #include "abi.h"
 #include "extents.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #define PYA_HC_MAX_DEVICES 16
@@ -14,13 +15,13 @@
 
 struct pya_hc_device {
     int ordinal;
-    size_t capacity;                  /* bytes the device has */
+    _Atomic size_t capacity;          /* bytes the device has */
     size_t used, peak;                /* physical bytes: plain allocations, VMM handles, pools */
     int fd;                           /* memfd that holds the device's bytes; -1 before first use */
     struct pya_hc_extents file;       /* used ranges of that file */
     uint64_t n_launches;              /* kernels launched so far: the clock of delayed events */
     uint32_t peers;                   /* bit i: access to device i is enabled */
-    bool active;                      /* its primary context exists */
+    atomic_bool active;               /* its primary context exists */
     struct pya_hc_stream *streams[2]; /* the legacy and the per-thread default stream */
     struct pya_hc_pool *pools[2];     /* default and current memory pool; NULL before first use */
 };
