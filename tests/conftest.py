@@ -7,9 +7,12 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from pyalloc import _bootstrap, hostcuda
 
 ROOT = Path(__file__).parent.parent
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
@@ -37,6 +40,62 @@ def run_checked(
             f"\n--- stderr\n{done.stderr[-6000:]}"
         )
     return done
+
+
+@cache
+def dry_torch() -> hostcuda.Torch | None:
+    """The PyTorch beside these tests, or None where it cannot be dry-run."""
+    try:
+        found = hostcuda.find_torch(sys.executable)
+        hostcuda.preloads(found.cuda_major)
+    except hostcuda.HostCudaError:
+        return None
+    return found
+
+
+def dry_environment(
+    *, install: bool = False, memory: str = "8GB", devices: int = 1
+) -> dict[str, str]:
+    """An environment in which torch runs on the host-memory runtime; install: on pyalloc, as `pyalloc run` does."""
+    torch = dry_torch()
+    assert torch is not None
+    env = hostcuda.environment(_bootstrap.environment(dict(os.environ)), torch)
+    env["PYALLOC_HOSTCUDA_MEMORY"] = memory
+    env["PYALLOC_HOSTCUDA_DEVICES"] = str(devices)
+    env.pop(_bootstrap.INSTALL, None)
+    if install:
+        env[_bootstrap.INSTALL] = "1"
+    return env
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without the CUDA build of PyTorch the tests that need it are skipped; .ci/test says so."""
+    if dry_torch() is not None:
+        return
+    skip = pytest.mark.skip(reason="needs the CUDA build of PyTorch: make torch")
+    for item in items:
+        if "torch" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def dry_python() -> RunPython:
+    """Runs source text in a fresh interpreter with torch on the host-memory runtime."""
+
+    def run(
+        source: str,
+        *,
+        install: bool = False,
+        memory: str = "8GB",
+        devices: int = 1,
+        **options: object,
+    ) -> subprocess.CompletedProcess[str]:
+        env = dry_environment(install=install, memory=memory, devices=devices)
+        env.update(options.pop("env", None) or {})  # type: ignore[call-overload]
+        command = [sys.executable, "-W", "ignore:nvml", "-c", textwrap.dedent(source)]
+        return run_checked(command, env=env, **options)  # type: ignore[arg-type]
+
+    return run
 
 
 @pytest.fixture

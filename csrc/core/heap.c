@@ -297,7 +297,7 @@ card_arena(struct pya_card *card, pya_stream stream, struct pya_arena **out) {
 }
 
 static pya_status
-card_alloc(
+card_serve(
     struct pya_card *card, size_t requested, pya_stream stream, void *context,
     struct pya_block **out) {
     struct pya_arena *arena;
@@ -346,6 +346,20 @@ card_alloc(
     }
     *out = block;
     return PYA_OK;
+}
+
+/* Segments mapped on the way are traced with the stack of the request that needed them. */
+static pya_status
+card_alloc(
+    struct pya_card *card, size_t requested, pya_stream stream, void *context,
+    struct pya_block **out) {
+    if (PYA_LIKELY(card->history == NULL)) {
+        return card_serve(card, requested, stream, context, out);
+    }
+    card->history->current = context;
+    pya_status st = card_serve(card, requested, stream, context, out);
+    card->history->current = NULL;
+    return st;
 }
 
 static pya_status
@@ -490,12 +504,14 @@ pya_free(struct pya_heap *heap, pya_dptr ptr) {
         heap_drop_context(heap, here);
         return PYA_E_DOUBLE_FREE;
     }
+    void *context = block->context;
     if (PYA_UNLIKELY(card->history != NULL)) {
+        /* Without a stack of its own a free is traced with that of its allocation, as torch does. */
+        card->history->current = here != NULL ? here : context;
         pya_history_add(
             card->history, PYA_ACTION_FREE_REQUESTED, ptr, block->requested, block->arena->stream,
-            here);
+            NULL);
     }
-    void *context = block->context;
     block->context = NULL;
     stats_drop(card, block);
     if (PYA_LIKELY(block->uses == NULL)) {
@@ -503,6 +519,9 @@ pya_free(struct pya_heap *heap, pya_dptr ptr) {
         pya_block_release(block);
     } else {
         pya_pending_free(card, block);
+    }
+    if (PYA_UNLIKELY(card->history != NULL)) {
+        card->history->current = NULL;
     }
     pya_lock_release(&card->lock);
     heap_drop_context(heap, context);

@@ -48,12 +48,6 @@ history_drop(struct pya_history *history, struct pya_entry *entry) {
     }
 }
 
-static bool
-history_keeps(const struct pya_history *history, enum pya_action action) {
-    return action == PYA_ACTION_ALLOC ? history->level >= PYA_RECORD_ALLOC
-                                      : history->level >= PYA_RECORD_ALL;
-}
-
 void
 pya_history_add(
     struct pya_history *history, enum pya_action action, pya_dptr addr, size_t bytes,
@@ -74,7 +68,8 @@ pya_history_add(
         history->n_lost++;
         return;
     }
-    bool keeps = context != NULL && history_keeps(history, action);
+    context = context != NULL ? context : history->current;
+    bool keeps = context != NULL && history->level >= PYA_RECORD_ALLOC;
     if (keeps) {
         history->owner.retain(history->owner.arg, context);
     }

@@ -1,0 +1,129 @@
+"""Parity: each test of this folder runs twice on real PyTorch, once on torch's own allocator, once on pyalloc.
+
+torch can have one allocator per process, so each file is run by a pytest of its own per allocator, on the host-memory
+runtime.  What is collected here is that pair of runs; a line at the end counts the tests inside.
+
+To run one by hand: python tests/parity/run.py native|pyalloc tests/parity/test_x.py [pytest options]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ALLOCATOR = os.environ.get("PYALLOC_PARITY")
+ALLOCATORS = ("native", "pyalloc")
+counted: dict[str, dict[str, int]] = {name: {} for name in ALLOCATORS}
+
+if ALLOCATOR is None:
+
+    class ParityFailure(Exception):
+        """The output of the inner pytest."""
+
+    class ParityItem(pytest.Item):
+        """One file on one allocator."""
+
+        def runtest(self) -> None:
+            command = [
+                sys.executable,
+                str(Path(__file__).parent / "run.py"),
+                self.name,
+                str(self.path),
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+            for number, outcome in re.findall(
+                r"(\d+) (passed|failed|skipped|xfailed|errors?)", done.stdout[-300:]
+            ):
+                counted[self.name][outcome] = counted[self.name].get(outcome, 0) + int(number)
+            if done.returncode != 0:
+                raise ParityFailure(f"{done.stdout[-12000:]}\n{done.stderr[-4000:]}")
+
+        def repr_failure(
+            self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None
+        ) -> str:
+            return str(excinfo.value)
+
+        def reportinfo(self) -> tuple[Path, None, str]:
+            return self.path, None, f"{self.path.name} on {self.name}"
+
+    class ParityFile(pytest.File):
+        """A test file, as its two runs."""
+
+        def collect(self) -> Iterator[pytest.Item]:
+            for name in ALLOCATORS:
+                item = ParityItem.from_parent(self, name=name)
+                item.add_marker("torch")
+                item.add_marker("slow")
+                yield item
+
+    def pytest_pycollect_makemodule(
+        module_path: Path, parent: pytest.Collector
+    ) -> pytest.Collector:
+        return ParityFile.from_parent(parent, path=module_path)
+
+    def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+        for name, outcomes in counted.items():
+            if outcomes:
+                text = ", ".join(
+                    f"{number} {outcome}" for outcome, number in sorted(outcomes.items())
+                )
+                terminalreporter.write_line(f"parity on {name}: {text}")
+
+else:
+    import gc
+
+    import torch
+
+    def is_pyalloc() -> bool:
+        return ALLOCATOR == "pyalloc"
+
+    @pytest.fixture(autouse=True)
+    def clean_device() -> Iterator[None]:
+        """Each test begins with no tensors, an empty cache and fresh statistics; pyalloc's invariants hold after it."""
+        _clean()
+        yield
+        _clean()
+        if is_pyalloc():
+            from pyalloc import _core
+
+            for device in range(torch.cuda.device_count()):
+                assert _core.check(device) == 0
+
+    def _clean() -> None:
+        gc.collect()
+        torch.cuda.set_device(0)
+        _runtime().pya_hostcuda_set_event_delay(0)
+        torch.cuda.synchronize()
+        torch.cuda.memory._record_memory_history(None)
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.empty_cache()
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(device)
+            torch.cuda.reset_accumulated_memory_stats(device)
+
+    def _runtime():  # type: ignore[no-untyped-def]
+        import ctypes
+
+        return ctypes.CDLL("libcuda.so.1")
+
+    @pytest.fixture
+    def runtime():  # type: ignore[no-untyped-def]
+        """The host-memory runtime's control functions: event delays, call counts, live objects."""
+        import ctypes
+
+        library = _runtime()
+        for name in ("calls", "live", "used_bytes", "launches"):
+            getattr(library, f"pya_hostcuda_{name}").restype = ctypes.c_uint64
+        library.pya_hostcuda_set_event_delay.argtypes = [ctypes.c_uint64]
+        return library
+
+    @pytest.fixture
+    def allocator() -> str:
+        return ALLOCATOR

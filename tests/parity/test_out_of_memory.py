@@ -1,0 +1,220 @@
+"""Out of memory: type, text, counts, and that life goes on."""
+
+from __future__ import annotations
+
+import gc
+import re
+
+import pytest
+import torch
+
+MIB, GIB = 2**20, 2**30
+
+
+def empty(size: int, device: int = 0) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def oom(size: int, device: int = 0) -> str:
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        empty(size, device)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("size", [9 * GIB, 100 * GIB, 1 << 45, 1 << 59])
+def test_type_and_text(size: int) -> None:
+    text = oom(size)
+    assert text.startswith("CUDA out of memory. Tried to allocate ")
+    assert "GPU 0 has a total capacity of 8.00 GiB of which " in text
+    assert "is free" in text
+    assert re.search(
+        r"Of the allocated memory \S+ \S+ is allocated by PyTorch, and \S+ \S+ is reserved", text
+    )
+
+
+def test_sizes_in_the_text_are_written_as_torch_does() -> None:
+    assert "Tried to allocate 200.00 GiB." in oom(200 * GIB)
+    assert "Tried to allocate 9.50 GiB." in oom(9 * GIB + GIB // 2)
+
+
+@pytest.mark.parametrize("size", [(1 << 60) + 1, 1 << 61, 1 << 62])
+def test_more_than_an_exabyte(size: int) -> None:
+    assert oom(size) == "CUDA out of memory. Tried to allocate more than 1EB memory."
+
+
+def test_it_is_a_runtime_error_and_an_accelerator_oom() -> None:
+    assert issubclass(torch.OutOfMemoryError, RuntimeError)
+    assert torch.cuda.OutOfMemoryError is torch.OutOfMemoryError
+    with pytest.raises(RuntimeError, match="out of memory"):
+        empty(100 * GIB)
+
+
+def test_device_is_named() -> None:
+    assert "GPU 1 has a total capacity" in oom(100 * GIB, device=1)
+
+
+def test_counts() -> None:
+    before = torch.cuda.memory_stats()
+    for _ in range(3):
+        oom(100 * GIB)
+    after = torch.cuda.memory_stats()
+    assert after["num_ooms"] == before["num_ooms"] + 3
+    assert after["num_alloc_retries"] == before["num_alloc_retries"] + 3
+
+
+def test_peak_and_current_are_left_alone() -> None:
+    keep = empty(MIB)
+    before = torch.cuda.memory_stats()
+    oom(100 * GIB)
+    after = torch.cuda.memory_stats()
+    for key in (
+        "allocated_bytes.all.peak",
+        "allocated_bytes.all.current",
+        "allocation.all.allocated",
+    ):
+        assert after[key] == before[key]
+    del keep
+
+
+def test_goes_on_afterwards() -> None:
+    data = torch.arange(1000)
+    kept = data.cuda()
+    oom(100 * GIB)
+    again = data.cuda()
+    assert torch.equal(kept.cpu(), data)
+    assert torch.equal(again.cpu(), data)
+
+
+def test_cached_memory_is_released_first() -> None:
+    tensors = [empty(1 * GIB) for _ in range(6)]
+    del tensors
+    tensor = empty(7 * GIB)
+    assert tensor.numel() == 7 * GIB
+    assert torch.cuda.memory_stats()["num_ooms"] == 0
+
+
+def test_exact_fill() -> None:
+    tensors = []
+    with pytest.raises(torch.OutOfMemoryError):
+        while True:
+            tensors.append(empty(500 * MIB))
+    assert len(tensors) == 16
+    tensors.clear()
+    assert empty(7 * GIB).numel() == 7 * GIB
+
+
+def test_in_a_loop_no_memory_is_lost() -> None:
+    free = torch.cuda.mem_get_info()[0]
+    for _ in range(20):
+        oom(100 * GIB)
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] == free
+
+
+def test_pending_stream_blocks_are_reclaimed(runtime) -> None:
+    side = torch.cuda.Stream()
+    big = empty(5 * GIB)
+    runtime.pya_hostcuda_set_event_delay(1 << 40)
+    with torch.cuda.stream(side):
+        torch.zeros(1, device="cuda")
+    big.record_stream(side)
+    del big
+    again = empty(5 * GIB)
+    assert again.numel() == 5 * GIB
+
+
+def test_in_backward() -> None:
+    weight = torch.zeros(1, device="cuda", requires_grad=True)
+
+    class Greedy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            empty(100 * GIB)
+            return grad
+
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 100.00 GiB"):
+        Greedy.apply(weight).sum().backward()
+    gc.collect()
+    assert empty(MIB).numel() == MIB
+
+
+def test_observer() -> None:
+    seen = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *args: seen.append(args))
+    oom(100 * GIB)
+    assert len(seen) == 1
+    assert seen[0][0] == 0
+    assert len(seen[0]) == 4
+
+
+def test_batch_size_search_as_accelerate_does_it() -> None:
+    def works(batch: int) -> bool:
+        try:
+            empty(batch * GIB)
+        except RuntimeError as error:
+            assert "out of memory" in str(error)
+            gc.collect()
+            torch.cuda.empty_cache()
+            return False
+        return True
+
+    batch = 128
+    while not works(batch):
+        batch //= 2
+    assert batch == 8
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.5, 0.75])
+def test_fraction_limits_reserved_bytes(fraction: float) -> None:
+    torch.cuda.set_per_process_memory_fraction(fraction)
+    assert torch.cuda.get_per_process_memory_fraction() == fraction
+    limit = int(8 * GIB * fraction)
+    tensor = empty(limit - 200 * MIB)
+    assert "GiB allowed; " in oom(400 * MIB)
+    assert torch.cuda.memory_reserved() <= limit
+    del tensor
+
+
+def test_fraction_drops_cached_memory_first() -> None:
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    for _ in range(3):
+        a, b = empty(GIB), empty(GIB)
+        del a, b
+    assert empty(3 * GIB).numel() == 3 * GIB
+
+
+def test_fraction_zero_still_serves_cached_blocks() -> None:
+    tensor = empty(30 * MIB)
+    del tensor
+    torch.cuda.set_per_process_memory_fraction(0.0)
+    assert empty(30 * MIB).numel() == 30 * MIB
+    oom(GIB)
+
+
+def test_fraction_of_one_is_not_mentioned() -> None:
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "allowed" not in oom(100 * GIB)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("inf")])
+def test_bad_fractions(fraction: float) -> None:
+    with pytest.raises((ValueError, RuntimeError)):
+        torch.cuda.set_per_process_memory_fraction(fraction)
+    assert torch.cuda.get_per_process_memory_fraction() == 1.0
+
+
+def test_fraction_is_per_device() -> None:
+    torch.cuda.set_per_process_memory_fraction(0.5, 1)
+    assert torch.cuda.get_per_process_memory_fraction(0) == 1.0
+    assert torch.cuda.get_per_process_memory_fraction(1) == 0.5
+    assert empty(6 * GIB, 0).numel() == 6 * GIB
+    oom(6 * GIB, 1)
+
+
+def test_bad_fraction_type() -> None:
+    with pytest.raises(TypeError):
+        torch.cuda.set_per_process_memory_fraction("half")

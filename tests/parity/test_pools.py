@@ -1,0 +1,370 @@
+"""torch.cuda.MemPool, use_mem_pool, and CUDA graphs with their private pools."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+
+import pytest
+import torch
+
+MIB, GIB = 2**20, 2**30
+
+
+def empty(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def pool_of(tensor: torch.Tensor) -> tuple[int, int]:
+    for segment in torch.cuda.memory_snapshot():
+        if segment["address"] <= tensor.data_ptr() < segment["address"] + segment["total_size"]:
+            return tuple(segment["segment_pool_id"])
+    raise AssertionError("the tensor lies in no segment")
+
+
+def test_ids_are_unique() -> None:
+    a, b = torch.cuda.MemPool(), torch.cuda.MemPool()
+    assert a.id != b.id
+    assert a.id != (0, 0)
+    assert torch.cuda.graph_pool_handle() not in (a.id, b.id)
+
+
+@pytest.mark.parametrize("size", [100, MIB, 5 * MIB, 50 * MIB])
+def test_allocations_go_to_the_pool(size: int) -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = empty(size)
+    outside = empty(size)
+    assert pool_of(inside) == pool.id
+    assert pool_of(outside) == (0, 0)
+
+
+def test_pool_snapshot_lists_only_the_pool() -> None:
+    pool = torch.cuda.MemPool()
+    keep = empty(MIB)
+    with torch.cuda.use_mem_pool(pool):
+        tensor = empty(MIB)
+    segments = pool.snapshot()
+    assert segments
+    assert {tuple(segment["segment_pool_id"]) for segment in segments} == {pool.id}
+    del tensor, keep
+
+
+def test_pool_without_memory_has_an_empty_snapshot() -> None:
+    assert torch.cuda.MemPool().snapshot() == []
+
+
+def test_pool_memory_is_reused_inside_the_pool() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        first = empty(MIB)
+        address = first.data_ptr()
+        del first
+        second = empty(MIB)
+    assert second.data_ptr() == address
+
+
+def test_pool_memory_is_not_used_outside() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = empty(5 * MIB)
+    address = inside.data_ptr()
+    del inside
+    assert all(empty(5 * MIB).data_ptr() != address for _ in range(5))
+
+
+def test_deleting_the_pool_returns_its_memory() -> None:
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensor = empty(100 * MIB)
+    del tensor, pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] == free
+
+
+def test_living_pool_survives_empty_cache() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensor = empty(40 * MIB)
+    address = tensor.data_ptr()
+    torch.cuda.empty_cache()
+    assert pool_of(tensor) == pool.id
+    assert tensor.data_ptr() == address
+
+
+def test_tensors_outlive_their_pool() -> None:
+    data = torch.arange(100_000)
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensor = data.cuda()
+    del pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.equal(tensor.cpu(), data)
+
+
+def test_use_count() -> None:
+    pool = torch.cuda.MemPool()
+    assert pool.use_count() == 1
+    with torch.cuda.use_mem_pool(pool):
+        assert pool.use_count() == 2
+    assert pool.use_count() == 1
+
+
+def test_nested_pools() -> None:
+    outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(outer):
+        a = empty(MIB)
+        with torch.cuda.use_mem_pool(inner):
+            b = empty(MIB)
+        c = empty(MIB)
+    assert [pool_of(tensor) for tensor in (a, b, c)] == [outer.id, inner.id, outer.id]
+
+
+def test_other_threads_stay_outside() -> None:
+    import threading
+
+    pool, made = torch.cuda.MemPool(), []
+    with torch.cuda.use_mem_pool(pool):
+        thread = threading.Thread(target=lambda: made.append(empty(MIB)))
+        thread.start()
+        thread.join()
+    assert pool_of(made[0]) == (0, 0)
+
+
+def test_oom_in_a_pool_leaves_things_usable() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool), pytest.raises(torch.OutOfMemoryError):
+        empty(100 * GIB)
+    with torch.cuda.use_mem_pool(pool):
+        assert pool_of(empty(MIB)) == pool.id
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_use_on_oom(flag: bool) -> None:
+    if "use_on_oom" not in inspect.signature(torch.cuda.MemPool.__init__).parameters:
+        pytest.skip("this torch has no use_on_oom")
+    pool = torch.cuda.MemPool(use_on_oom=flag)
+    with torch.cuda.use_mem_pool(pool):
+        inside = empty(5 * GIB)
+    del inside
+    if flag:
+        assert empty(5 * GIB).numel() == 5 * GIB
+    else:
+        with pytest.raises(torch.OutOfMemoryError):
+            empty(5 * GIB)
+
+
+def test_statistics_count_pools_too() -> None:
+    before = torch.cuda.memory_reserved()
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensor = empty(50 * MIB)
+    assert torch.cuda.memory_reserved() >= before + 50 * MIB
+    total = sum(
+        segment["total_size"] for segment in torch.cuda.memory_snapshot() if segment["device"] == 0
+    )
+    assert total == torch.cuda.memory_reserved()
+    del tensor
+
+
+def test_statistics_by_pool() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensor = empty(50 * MIB)
+    nested = torch.cuda.memory_stats_as_nested_dict()
+    if "reserved_bytes_by_private_pools" not in nested:
+        pytest.skip("this torch has no statistics by pool")
+    assert nested["reserved_bytes_by_private_pools"][pool.id]["all"]["current"] >= 50 * MIB
+    name = f"reserved_bytes_by_private_pools.{pool.id[0]}_{pool.id[1]}.all.current"
+    assert torch.cuda.memory_stats()[name] >= 50 * MIB
+    del tensor
+
+
+# ---- graphs ----
+
+
+def capture(function) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function()
+    return graph, result
+
+
+def test_capture_allocates_in_a_private_pool() -> None:
+    x = torch.zeros(MIB, device="cuda")
+    graph, y = capture(lambda: x + 1)
+    assert pool_of(y) == graph.pool()
+    assert pool_of(y) != (0, 0)
+    graph.replay()
+
+
+def test_memory_stays_while_the_graph_lives() -> None:
+    x = torch.zeros(5 * MIB, device="cuda")
+    graph, y = capture(lambda: x + 1)
+    address = y.data_ptr()
+    del y
+    torch.cuda.empty_cache()
+    kept = [torch.empty(5 * MIB, device="cuda") for _ in range(5)]
+    assert address not in [tensor.data_ptr() for tensor in kept]
+    graph.replay()
+    torch.cuda.synchronize()
+
+
+def test_memory_returns_after_reset() -> None:
+    torch.cuda.synchronize()
+    x = torch.zeros(5 * MIB, device="cuda")
+    warm, y = capture(lambda: x + 1)
+    warm.reset()
+    del warm, y
+    gc.collect()
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    graph, y = capture(lambda: x + 1)
+    assert torch.cuda.memory_reserved() > reserved
+    del y
+    graph.reset()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == reserved
+
+
+def test_intermediates_are_reused_within_the_capture() -> None:
+    x = torch.zeros(MIB, device="cuda")
+
+    def chain() -> torch.Tensor:
+        y = x
+        for _ in range(20):
+            y = y + 1
+        return y
+
+    before = torch.cuda.memory_reserved()
+    graph, y = capture(chain)
+    assert torch.cuda.memory_reserved() - before < 10 * 4 * MIB
+    del y, graph
+
+
+def test_shared_pool() -> None:
+    x = torch.zeros(MIB, device="cuda")
+    first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(first):
+        a = x + 1
+    with torch.cuda.graph(second, pool=first.pool()):
+        b = a + 1
+    assert pool_of(a) == pool_of(b) == first.pool() == second.pool()
+    first.replay()
+    second.replay()
+    del a, first
+    second.replay()
+
+
+def test_pool_handle() -> None:
+    handle = torch.cuda.graph_pool_handle()
+    x = torch.zeros(MIB, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=handle):
+        y = x + 1
+    assert pool_of(y) == handle
+    graph.replay()
+
+
+def test_side_stream_within_a_capture() -> None:
+    x = torch.zeros(MIB, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x + 1
+        torch.cuda.current_stream().wait_stream(side)
+        z = y + 1
+    assert pool_of(y) == graph.pool()
+    assert pool_of(z) == graph.pool()
+    graph.replay()
+
+
+def test_memory_freed_during_a_capture_is_not_used_by_it() -> None:
+    x = torch.zeros(1, device="cuda")
+    eager = empty(5 * MIB)
+    address = eager.data_ptr()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        del eager
+        y = empty(5 * MIB)
+        z = x + 1
+    assert y.data_ptr() != address
+    graph.replay()
+    del z
+
+
+def test_record_stream_within_a_capture() -> None:
+    x = torch.zeros(MIB, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        y = x + 1
+        with torch.cuda.stream(side):
+            z = y + 1
+        y.record_stream(side)
+        del y
+        torch.cuda.current_stream().wait_stream(side)
+        w = z + 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert pool_of(w) == graph.pool()
+
+
+def test_oom_in_a_capture() -> None:
+    x = torch.zeros(1, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(torch.OutOfMemoryError), torch.cuda.graph(graph):
+        y = x + 1
+        empty(100 * GIB)
+    del graph
+    gc.collect()
+    torch.cuda.synchronize()
+    again, y = capture(lambda: x + 1)
+    again.replay()
+    assert empty(MIB).numel() == MIB
+    del y
+
+
+def test_make_graphed_callables() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)
+    ).cuda()
+    sample = torch.zeros(16, 64, device="cuda")
+    graphed = torch.cuda.make_graphed_callables(model, (sample,))
+    for _ in range(3):
+        graphed(torch.zeros(16, 64, device="cuda")).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+def test_many_graphs_come_and_go() -> None:
+    x = torch.zeros(MIB, device="cuda")
+    torch.cuda.empty_cache()
+    graph, y = capture(lambda: x * 2)
+    del graph, y
+    gc.collect()
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    for _ in range(10):
+        graph, y = capture(lambda: x * 2)
+        graph.replay()
+        del graph, y
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == reserved
+
+
+def test_capture_inside_a_mem_pool() -> None:
+    pool = torch.cuda.MemPool()
+    x = torch.zeros(MIB, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool.id):
+        y = x + 1
+    assert pool_of(y) == pool.id
+    graph.replay()

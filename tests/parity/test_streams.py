@@ -1,0 +1,196 @@
+"""Streams: memory is reused in stream order, and after record_stream only once the recorded work is done."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+MIB = 2**20
+
+
+def empty(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def busy(stream: torch.cuda.Stream) -> None:
+    with torch.cuda.stream(stream):
+        torch.zeros(1, device="cuda")
+
+
+def released(address: int, size: int, stream: torch.cuda.Stream) -> bool:
+    """Does the allocator hand the address out again on the stream?"""
+    kept, found = [], False
+    with torch.cuda.stream(stream):
+        for _ in range(20):
+            kept.append(empty(size))
+            found = found or kept[-1].data_ptr() == address
+    return found
+
+
+@pytest.mark.parametrize("size", [1000, MIB, 3 * MIB, 30 * MIB])
+def test_same_stream_reuses_at_once(size: int) -> None:
+    tensor = empty(size)
+    address = tensor.data_ptr()
+    del tensor
+    assert empty(size).data_ptr() == address
+
+
+@pytest.mark.parametrize("size", [1000, MIB, 3 * MIB, 30 * MIB])
+def test_other_streams_do_not_reuse_live_stream_memory(size: int) -> None:
+    side = torch.cuda.Stream()
+    tensor = empty(size)
+    address = tensor.data_ptr()
+    del tensor
+    with torch.cuda.stream(side):
+        other = empty(size)
+    assert other.data_ptr() != address
+
+
+@pytest.mark.parametrize("size", [1000, 3 * MIB, 30 * MIB])
+def test_recorded_block_waits(size: int, runtime) -> None:
+    runtime.pya_hostcuda_set_event_delay(1 << 40)
+    side = torch.cuda.Stream()
+    tensor = empty(size)
+    address = tensor.data_ptr()
+    busy(side)
+    tensor.record_stream(side)
+    del tensor
+    assert empty(size).data_ptr() != address
+
+
+@pytest.mark.parametrize("size", [1000, 3 * MIB, 30 * MIB])
+def test_recorded_block_returns_after_the_work(size: int, runtime) -> None:
+    side = torch.cuda.Stream()
+    tensor = empty(size)
+    address = tensor.data_ptr()
+    busy(side)
+    tensor.record_stream(side)
+    del tensor
+    torch.cuda.synchronize()
+    empty(512)  # looks at finished events
+    assert released(address, size, torch.cuda.current_stream())
+
+
+def test_own_stream_changes_nothing(runtime) -> None:
+    runtime.pya_hostcuda_set_event_delay(1 << 40)
+    tensor = empty(3 * MIB)
+    address = tensor.data_ptr()
+    tensor.record_stream(torch.cuda.current_stream())
+    del tensor
+    assert empty(3 * MIB).data_ptr() == address
+
+
+def test_view_protects_the_whole_block(runtime) -> None:
+    runtime.pya_hostcuda_set_event_delay(1 << 40)
+    side = torch.cuda.Stream()
+    tensor = empty(4 * MIB)
+    address = tensor.data_ptr()
+    busy(side)
+    tensor[MIB : 2 * MIB].record_stream(side)
+    del tensor
+    assert empty(4 * MIB).data_ptr() != address
+
+
+def test_empty_tensor_and_cpu_memory_are_ignored() -> None:
+    side = torch.cuda.Stream()
+    empty(0).record_stream(side)
+
+
+def test_two_recordings_of_one_stream(runtime) -> None:
+    side = torch.cuda.Stream()
+    tensor = empty(MIB)
+    for _ in range(5):
+        tensor.record_stream(side)
+    address = tensor.data_ptr()
+    del tensor
+    torch.cuda.synchronize()
+    empty(512)
+    assert released(address, MIB, torch.cuda.current_stream())
+
+
+def test_two_streams_must_both_finish(runtime) -> None:
+    runtime.pya_hostcuda_set_event_delay(1 << 40)
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    tensor = empty(3 * MIB)
+    address = tensor.data_ptr()
+    for stream in (first, second):
+        busy(stream)
+        tensor.record_stream(stream)
+    del tensor
+    assert empty(3 * MIB).data_ptr() != address
+    assert (
+        torch.cuda.memory_stats()["active.all.current"]
+        > torch.cuda.memory_stats()["allocation.all.current"]
+    )
+
+
+def test_active_bytes_fall_when_events_complete(runtime) -> None:
+    side = torch.cuda.Stream()
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    runtime.pya_hostcuda_set_event_delay(1 << 40)
+    tensor = empty(3 * MIB)
+    busy(side)
+    tensor.record_stream(side)
+    del tensor
+    assert torch.cuda.memory_stats()["active_bytes.all.current"] >= before + 3 * MIB
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_stats()["active_bytes.all.current"] < before + 3 * MIB
+
+
+def test_empty_cache_reclaims_pending_blocks(runtime) -> None:
+    runtime.pya_hostcuda_set_event_delay(1 << 40)
+    side = torch.cuda.Stream()
+    free = torch.cuda.mem_get_info()[0]
+    tensor = empty(100 * MIB)
+    busy(side)
+    tensor.record_stream(side)
+    del tensor
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] >= free - 4 * MIB
+
+
+def test_memory_of_one_stream_serves_another_after_synchronisation() -> None:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        tensors = [empty(1024 * MIB) for _ in range(6)]
+    del tensors
+    torch.cuda.synchronize()
+    assert empty(6 * 1024 * MIB).numel() == 6 * 1024 * MIB
+
+
+def test_prefetch_loop_keeps_data_apart(runtime) -> None:
+    side = torch.cuda.Stream()
+    runtime.pya_hostcuda_set_event_delay(8)
+    for step in range(40):
+        host = torch.full((300_000,), step % 200, dtype=torch.uint8)
+        with torch.cuda.stream(side):
+            batch = host.cuda(non_blocking=True)
+        torch.cuda.current_stream().wait_stream(side)
+        batch.record_stream(torch.cuda.current_stream())
+        assert torch.equal(batch.cpu(), host)
+        busy(torch.cuda.current_stream())
+        del batch
+
+
+def test_external_stream() -> None:
+    side = torch.cuda.Stream()
+    external = torch.cuda.ExternalStream(side.cuda_stream)
+    with torch.cuda.stream(external):
+        tensor = empty(MIB)
+    tensor.record_stream(torch.cuda.default_stream())
+    del tensor
+    torch.cuda.synchronize()
+
+
+def test_snapshot_names_the_stream() -> None:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        tensor = empty(3 * MIB)
+    segments = torch.cuda.memory_snapshot()
+    owners = {
+        segment["stream"]
+        for segment in segments
+        if segment["address"] <= tensor.data_ptr() < segment["address"] + segment["total_size"]
+    }
+    assert owners == {side.cuda_stream}
