@@ -17,6 +17,7 @@ PyObject *pya_module_result(pya_status status, const char *what, int device);
 int pya_module_snapshot_add(PyObject *module);
 int pya_module_trace_add(PyObject *module);
 int pya_module_replay_add(PyObject *module);
+int pya_module_scan_add(PyObject *module);
 /* Makes the type and puts it into the module under that name; 0, or -1 with an exception set. */
 int pya_module_add_type(PyObject *module, const char *name, PyType_Spec *spec);
 /* An event from a kind and keyword arguments; false with an exception set. */

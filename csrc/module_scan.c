@@ -1,0 +1,397 @@
+/* One pass over a trace for Python: _core.Scan.  Rows come back as tuples, in the order of the structs of scan.h. */
+#include "module.h"
+
+#include "replay/scan.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef unsigned long long ull;
+
+struct scan_object {
+    PyObject ob_base;
+    struct pya_scan *scan;
+};
+
+static const struct pya_scan *
+scan_from(PyObject *self) {
+    return ((struct scan_object *)self)->scan;
+}
+
+static bool
+scan_progress(void *arg, uint64_t done, uint64_t all) {
+    PyGILState_STATE held = PyGILState_Ensure();
+    PyObject *result = PyObject_CallFunction(arg, "KK", (ull)done, (ull)all);
+    const bool going = result != NULL && PyErr_CheckSignals() == 0;
+    Py_XDECREF(result);
+    PyGILState_Release(held);
+    return going;
+}
+
+static PyObject *
+scan_raise(pya_status status, const char *path, const struct pya_scan *scan) {
+    if (PyErr_Occurred()) {
+        return NULL; /* raised by the progress function */
+    }
+    if (status == PYA_E_HOST_NOMEM) {
+        return PyErr_NoMemory();
+    }
+    char text[1024];
+    const char *why = scan != NULL && pya_scan_error(scan)[0] != '\0' ? pya_scan_error(scan)
+                      : status == PYA_E_IO                            ? strerror(errno)
+                      : status == PYA_E_CORRUPT ? "not a trace file of this version"
+                                                : pya_status_text(status);
+    PyOS_snprintf(text, sizeof text, "%s: %s", path, why);
+    return pya_module_raise("TraceError", text);
+}
+
+/* Malloc'ed ascending numbers from any sequence; NULL with an exception set, or when there are none. */
+static uint64_t *
+scan_moment_list(PyObject *sequence, size_t *n) {
+    *n = 0;
+    Py_ssize_t length = sequence == NULL ? 0 : PySequence_Size(sequence);
+    if (length <= 0) {
+        return NULL;
+    }
+    uint64_t *moments = calloc((size_t)length, sizeof *moments);
+    if (moments == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < length; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i);
+        moments[i] = item == NULL ? 0 : PyLong_AsUnsignedLongLong(item);
+        Py_XDECREF(item);
+        if (!PyErr_Occurred() && i > 0 && moments[i] < moments[i - 1]) {
+            PyErr_SetString(PyExc_ValueError, "moments must be in ascending order");
+        }
+        if (PyErr_Occurred()) {
+            free(moments);
+            return NULL;
+        }
+    }
+    *n = (size_t)length;
+    return moments;
+}
+
+static PyObject *
+scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"path", "device", "n_bins", "moments", "progress", NULL};
+    PyObject *path = NULL;
+    PyObject *moments = NULL;
+    PyObject *progress = Py_None;
+    struct pya_scan_settings settings = {.device = -1};
+    unsigned n_bins = 2000;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O&|$iIOO", names, PyUnicode_FSConverter, &path, &settings.device,
+            &n_bins, &moments, &progress)) {
+        return NULL;
+    }
+    uint64_t *numbers = scan_moment_list(moments, &settings.n_moments);
+    if (PyErr_Occurred()) {
+        Py_DECREF(path);
+        return NULL;
+    }
+    settings.n_bins = n_bins;
+    settings.moments = numbers;
+    settings.progress = progress == Py_None ? NULL : scan_progress;
+    settings.progress_arg = progress;
+    const char *name = PyBytes_AsString(path);
+    struct pya_scan *scan = NULL;
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_scan_run(name, &settings, &scan);
+    Py_END_ALLOW_THREADS
+    free(numbers);
+    PyObject *self = NULL;
+    if (status != PYA_OK) {
+        scan_raise(status, name, scan);
+    } else {
+        allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+        self = alloc(type, 0);
+    }
+    Py_DECREF(path);
+    if (self == NULL) {
+        pya_scan_destroy(scan);
+        return NULL;
+    }
+    ((struct scan_object *)self)->scan = scan;
+    return self;
+}
+
+static void
+scan_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    pya_scan_destroy(((struct scan_object *)self)->scan);
+    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    free_object(self);
+    Py_DECREF(type);
+}
+
+/* ---- rows ---- */
+
+/* Takes row; drops the list on failure. */
+static void
+rows_add(PyObject **list, PyObject *row) {
+    if (row == NULL || *list == NULL || PyList_Append(*list, row) != 0) {
+        Py_CLEAR(*list);
+    }
+    Py_XDECREF(row);
+}
+
+/* PYA_SCAN_NEVER is None. */
+static PyObject *
+event_number(uint64_t event) {
+    if (event == PYA_SCAN_NEVER) {
+        Py_RETURN_NONE;
+    }
+    return PyLong_FromUnsignedLongLong(event);
+}
+
+static PyObject *
+scan_totals(PyObject *self, PyObject *unused) {
+    (void)unused;
+    const struct pya_scan_totals *t = pya_scan_totals(scan_from(self));
+    PyObject *capacity = PyDict_New();
+    PyObject *peaks = PyDict_New();
+    for (int i = 0; capacity != NULL && peaks != NULL && i < PYA_MAX_DEVICES; i++) {
+        PyObject *key = PyLong_FromLong(i);
+        PyObject *total = PyLong_FromUnsignedLongLong(t->capacity[i]);
+        PyObject *peak = PyLong_FromUnsignedLongLong(t->device_peak[i]);
+        if (key == NULL || total == NULL || peak == NULL ||
+            (t->capacity[i] > 0 && PyDict_SetItem(capacity, key, total) != 0) ||
+            (t->device_peak[i] > 0 && PyDict_SetItem(peaks, key, peak) != 0)) {
+            Py_CLEAR(peaks);
+        }
+        Py_XDECREF(key);
+        Py_XDECREF(total);
+        Py_XDECREF(peak);
+    }
+    if (capacity == NULL || peaks == NULL) {
+        Py_XDECREF(capacity);
+        Py_XDECREF(peaks);
+        return NULL;
+    }
+    return Py_BuildValue(
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsOsNsN}", "n_events", (ull)t->n_events, "n_allocs",
+        (ull)t->n_allocs, "n_frees", (ull)t->n_frees, "n_unknown_frees", (ull)t->n_unknown_frees,
+        "first_ns", (ull)t->first_ns, "last_ns", (ull)t->last_ns, "peak_event", (ull)t->peak_event,
+        "peak_bytes", (ull)t->peak_bytes, "peak_reserved_bytes", (ull)t->peak_reserved_bytes,
+        "reserved_at_peak", (ull)t->reserved_at_peak, "end_bytes", (ull)t->end_bytes,
+        "end_reserved_bytes", (ull)t->end_reserved_bytes, "n_live", (ull)t->n_live,
+        "n_segment_events", (ull)t->n_segment_events, "n_lost", (ull)t->n_lost, "is_complete",
+        t->is_complete ? Py_True : Py_False, "capacity", capacity, "device_peak", peaks);
+}
+
+static PyObject *
+scan_bins(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan_bin *b = pya_scan_bins(scan_from(self), &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++, b++) {
+        rows_add(
+            &list,
+            Py_BuildValue(
+                "(KKKKKKII)", (ull)b->event, (ull)b->time_ns, (ull)b->max_bytes, (ull)b->min_bytes,
+                (ull)b->last_bytes, (ull)b->reserved_bytes, b->phase, b->step));
+    }
+    return list;
+}
+
+static PyObject *
+scan_phases(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan_phase *p = pya_scan_phases(scan_from(self), &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++, p++) {
+        rows_add(
+            &list, Py_BuildValue(
+                       "(IIIKKKKKKKKKKK)", p->text, p->step, p->depth, (ull)p->begin, (ull)p->end,
+                       (ull)p->begin_ns, (ull)p->end_ns, (ull)p->begin_bytes, (ull)p->end_bytes,
+                       (ull)p->peak_bytes, (ull)p->peak_reserved_bytes, (ull)p->n_made,
+                       (ull)p->n_left, (ull)p->left_bytes));
+    }
+    return list;
+}
+
+static PyObject *
+scan_steps(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan_step *p = pya_scan_steps(scan_from(self), &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++, p++) {
+        rows_add(
+            &list, Py_BuildValue(
+                       "(KKKKK)", (ull)p->number, (ull)p->event, (ull)p->time_ns,
+                       (ull)p->allocated_bytes, (ull)p->peak_bytes));
+    }
+    return list;
+}
+
+static PyObject *
+scan_stacks(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan_stack *p = pya_scan_stacks(scan_from(self), &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++, p++) {
+        rows_add(
+            &list,
+            Py_BuildValue(
+                "(KKKK)", (ull)p->n_allocs, (ull)p->bytes, (ull)p->n_live, (ull)p->live_bytes));
+    }
+    return list;
+}
+
+static PyObject *
+scan_ooms(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan_oom *p = pya_scan_ooms(scan_from(self), &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++, p++) {
+        rows_add(
+            &list, Py_BuildValue(
+                       "(KKKKKIi)", (ull)p->event, (ull)p->bytes, (ull)p->free_bytes,
+                       (ull)p->allocated_bytes, (ull)p->reserved_bytes, p->stack, p->device));
+    }
+    return list;
+}
+
+static PyObject *
+text_object(const struct pya_scan *scan, uint32_t text) {
+    const char *value = text == 0 ? "" : pya_trace_text(pya_scan_reader(scan), text);
+    value = value == NULL ? "" : value;
+    return PyUnicode_DecodeUTF8(value, (Py_ssize_t)strlen(value), "replace");
+}
+
+static PyObject *
+scan_notes(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const uint32_t *notes = pya_scan_notes(scan_from(self), &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++) {
+        rows_add(&list, text_object(scan_from(self), notes[i]));
+    }
+    return list;
+}
+
+static PyObject *
+moment_blocks(const struct pya_scan_moment *moment) {
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < moment->n_blocks; i++) {
+        const struct pya_scan_block *b = &moment->blocks[i];
+        rows_add(
+            &list, Py_BuildValue(
+                       "(KKKKKNIIIIIIi)", (ull)b->addr, (ull)b->bytes, (ull)b->stream,
+                       (ull)b->alloc_event, (ull)b->alloc_ns, event_number(b->free_event), b->stack,
+                       b->category, b->phase, b->module, b->step, b->free_phase, b->device));
+    }
+    return list;
+}
+
+static PyObject *
+moment_segments(const struct pya_scan_moment *moment) {
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < moment->n_segments; i++) {
+        const struct pya_scan_segment *g = &moment->segments[i];
+        rows_add(
+            &list, Py_BuildValue(
+                       "(KKKiO)", (ull)g->addr, (ull)g->bytes, (ull)g->stream, g->device,
+                       g->is_mapped ? Py_True : Py_False));
+    }
+    return list;
+}
+
+/* [(event, allocated, reserved, blocks, segments)] */
+static PyObject *
+scan_moments(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan_moment *m = pya_scan_moments(scan_from(self), &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++, m++) {
+        PyObject *blocks = moment_blocks(m);
+        PyObject *segments = blocks == NULL ? NULL : moment_segments(m);
+        if (segments == NULL) {
+            Py_XDECREF(blocks);
+            Py_CLEAR(list);
+            break;
+        }
+        rows_add(
+            &list, Py_BuildValue(
+                       "(KKKNN)", (ull)m->event, (ull)m->allocated_bytes, (ull)m->reserved_bytes,
+                       blocks, segments));
+    }
+    return list;
+}
+
+static PyObject *
+scan_text(PyObject *self, PyObject *args) {
+    unsigned text = 0;
+    if (!PyArg_ParseTuple(args, "I", &text)) {
+        return NULL;
+    }
+    return text_object(scan_from(self), text);
+}
+
+/* [(name, file, line)], innermost first */
+static PyObject *
+scan_frames(PyObject *self, PyObject *args) {
+    unsigned stack = 0;
+    if (!PyArg_ParseTuple(args, "I", &stack)) {
+        return NULL;
+    }
+    const struct pya_scan *scan = scan_from(self);
+    struct pya_trace_frame frame;
+    PyObject *list = PyList_New(0);
+    while (list != NULL && stack != 0 && pya_trace_frame(pya_scan_reader(scan), stack, &frame)) {
+        rows_add(
+            &list,
+            Py_BuildValue(
+                "(NNI)", text_object(scan, frame.name), text_object(scan, frame.file), frame.line));
+        if (frame.parent >= stack) {
+            break; /* a caller is always defined before: this file is damaged */
+        }
+        stack = frame.parent;
+    }
+    return list;
+}
+
+static PyMethodDef scan_methods[] = {
+    {"totals", scan_totals, METH_NOARGS, NULL},
+    {"bins", scan_bins, METH_NOARGS, NULL},
+    {"phases", scan_phases, METH_NOARGS, NULL},
+    {"steps", scan_steps, METH_NOARGS, NULL},
+    {"stacks", scan_stacks, METH_NOARGS, NULL},
+    {"ooms", scan_ooms, METH_NOARGS, NULL},
+    {"notes", scan_notes, METH_NOARGS, NULL},
+    {"moments", scan_moments, METH_NOARGS, NULL},
+    {"text", scan_text, METH_VARARGS, NULL},
+    {"frames", scan_frames, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot scan_slots[] = {
+    {Py_tp_new, scan_new},
+    {Py_tp_dealloc, scan_dealloc},
+    {Py_tp_methods, scan_methods},
+    {0, NULL},
+};
+
+static PyType_Spec scan_spec = {
+    .name = "pyalloc._core.Scan",
+    .basicsize = sizeof(struct scan_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = scan_slots,
+};
+
+int
+pya_module_scan_add(PyObject *module) {
+    return pya_module_add_type(module, "Scan", &scan_spec);
+}

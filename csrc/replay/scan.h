@@ -1,0 +1,111 @@
+/* One pass over a trace file in bounded memory: totals, a timeline in bins, phases, steps, stacks, and what was alive at
+ * chosen moments.  Floor 2.
+ *
+ * allocated = requests rounded to 512 and not yet given back; reserved = device memory taken and not yet returned, as
+ * far as the trace tells.  A moment is the number of events applied. */
+#pragma once
+
+#include "trace.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PYA_SCAN_NEVER UINT64_MAX
+#define PYA_SCAN_MODULE                                                                            \
+    "module:" /* phases of this prefix are modules: kept apart from the others */
+
+struct pya_scan_settings {
+    int device;              /* -1: all of them, summed */
+    size_t n_bins;           /* at least 2; between this many and twice as many come back */
+    const uint64_t *moments; /* ascending */
+    size_t n_moments;
+    /* Called now and then; false stops (PYA_E_BUSY).  May be NULL. */
+    bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_all);
+    void *progress_arg;
+};
+
+/* max, min, last: of allocated within the bin. */
+struct pya_scan_bin {
+    uint64_t event, time_ns; /* of its first event */
+    uint64_t max_bytes, min_bytes, last_bytes, reserved_bytes;
+    uint32_t phase; /* text; 0: none */
+    uint32_t step;  /* number + 1; 0: before the first */
+};
+
+/* Of a phase that is no module.  made and left: blocks asked for within it, and those alive at its end. */
+struct pya_scan_phase {
+    uint32_t text, step, depth;
+    uint64_t begin, end, begin_ns, end_ns;
+    uint64_t begin_bytes, end_bytes, peak_bytes, peak_reserved_bytes;
+    uint64_t n_made, n_left, left_bytes;
+};
+
+struct pya_scan_step {
+    uint64_t number, event, time_ns, allocated_bytes, peak_bytes;
+};
+
+struct pya_scan_stack {
+    uint64_t n_allocs, bytes, n_live, live_bytes; /* in all; alive at the end */
+};
+
+struct pya_scan_oom {
+    uint64_t event, bytes, free_bytes, allocated_bytes, reserved_bytes;
+    uint32_t stack;
+    int device;
+};
+
+/* phase and module: innermost ones when it was asked for.  free_event: PYA_SCAN_NEVER if alive at the end. */
+struct pya_scan_block {
+    uint64_t addr, bytes, stream, alloc_event, alloc_ns, free_event;
+    uint32_t stack, category, phase, module, step, free_phase;
+    int device;
+};
+
+struct pya_scan_segment {
+    uint64_t addr, bytes, stream;
+    int device;
+    bool is_mapped; /* by pages, of a larger range */
+};
+
+struct pya_scan_moment {
+    uint64_t event, allocated_bytes, reserved_bytes;
+    struct pya_scan_block *blocks;
+    size_t n_blocks;
+    struct pya_scan_segment *segments; /* by address */
+    size_t n_segments;
+};
+
+struct pya_scan;
+
+struct pya_scan_totals {
+    uint64_t n_events, n_allocs, n_frees, n_unknown_frees;
+    uint64_t first_ns, last_ns;
+    uint64_t peak_event, peak_bytes, peak_reserved_bytes, reserved_at_peak;
+    uint64_t end_bytes, end_reserved_bytes, n_live;
+    uint64_t n_segment_events, n_lost; /* phases, steps and so on beyond what is kept */
+    uint64_t capacity[PYA_MAX_DEVICES], device_peak[PYA_MAX_DEVICES];
+    bool is_complete;
+};
+
+/* *out is set on failure too when the file could be opened: pya_scan_error() says why; destroy it. */
+PYA_MUST_CHECK pya_status
+pya_scan_run(const char *path, const struct pya_scan_settings *settings, struct pya_scan **out);
+const struct pya_scan_totals *pya_scan_totals(const struct pya_scan *scan);
+const struct pya_scan_bin *pya_scan_bins(const struct pya_scan *scan, size_t *n);
+const struct pya_scan_phase *pya_scan_phases(const struct pya_scan *scan, size_t *n);
+const struct pya_scan_step *pya_scan_steps(const struct pya_scan *scan, size_t *n);
+/* By number of the stack. */
+const struct pya_scan_stack *pya_scan_stacks(const struct pya_scan *scan, size_t *n);
+const struct pya_scan_oom *pya_scan_ooms(const struct pya_scan *scan, size_t *n);
+/* Texts of the notes (USER events). */
+const uint32_t *pya_scan_notes(const struct pya_scan *scan, size_t *n);
+const struct pya_scan_moment *pya_scan_moments(const struct pya_scan *scan, size_t *n);
+/* At the end of the file: for texts and frames. */
+const struct pya_trace_reader *pya_scan_reader(const struct pya_scan *scan);
+const char *pya_scan_error(const struct pya_scan *scan);
+void pya_scan_destroy(struct pya_scan *scan);
+
+#ifdef __cplusplus
+}
+#endif
