@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import lzma
-import os
 import random
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.workloads.generated import GENERATED
-from benchmarks.workloads.record import TRACES, build_recorder
+from pyalloc import _core
 
-ALLOC, FREE, RECORD_STREAM = 1, 2, 4
+TRACES = Path(__file__).resolve().parent / "traces"
+KINDS = {name: number for name, number, _, _ in _core.trace_kinds()}
 
 #: recorded loops of kinds that nobody looked at while constants were chosen
 HELD_OUT = ("lstm_lm", "two_tasks", "vit", "gan", "detector", "ppo", "graphs", "speech")
@@ -57,26 +56,26 @@ def suite(only: list[str] | None = None) -> list[Trace]:
 
 def generate(name: str, path: Path, seed: int = 1) -> None:
     """Writes a generated program as a trace."""
-    writer = ctypes.CDLL(str(build_recorder()))
-    event = writer.recorder_event
-    event.argtypes = [ctypes.c_int, *[ctypes.c_uint64] * 4]
-    if writer.recorder_create(os.fsencode(path)) != 0:
-        raise OSError(f"{path} could not be written")
-    for operation in GENERATED[name](random.Random(zlib.crc32(name.encode()) + seed)):
+    writer = _core.TraceWriter(path, overwrite=True)
+    rng = random.Random(zlib.crc32(name.encode()) + seed)
+    for clock, operation in enumerate(GENERATED[name](rng)):
         addr = 512 * (operation[1] + 1)
         if operation[0] == "alloc":
-            event(ALLOC, addr, operation[2], operation[3], 0)
+            writer.event(
+                KINDS["alloc"], addr=addr, bytes=operation[2], stream=operation[3], time_ns=clock
+            )
         elif operation[0] == "free":
-            event(FREE, addr, 0, 0, 0)
+            writer.event(KINDS["free_requested"], addr=addr, time_ns=clock)
         else:
-            event(RECORD_STREAM, addr, 0, 0, operation[2])
-    if writer.recorder_close() != 0:
-        raise OSError(f"{path} could not be written")
+            writer.event(KINDS["record_stream"], addr=addr, arg=operation[2], time_ns=clock)
+    writer.close()
 
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args()

@@ -45,7 +45,9 @@ def build_caller() -> Path:
     """Compiles the caller of torch's interface where it is older than its sources."""
     library = ROOT / "build" / "c10" / "libc10_replay.so"
     replay = ROOT / "csrc" / "replay"
-    c_sources = [replay / name for name in ("program.c", "trace_read.c", "trace_write.c", "varint.c")]
+    c_sources = [
+        replay / name for name in ("program.c", "trace_read.c", "trace_write.c", "varint.c")
+    ]
     c_sources.append(ROOT / "csrc" / "core" / "base.c")
     cpp = ROOT / "benchmarks" / "c10" / "replay.cpp"
     newest = max(path.stat().st_mtime for path in [cpp, *c_sources, *replay.glob("*.h")])
@@ -57,7 +59,17 @@ def build_caller() -> Path:
         objects.append(str(library.parent / f"{source.stem}.o"))
         command = ["cc", "-std=c11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-c", str(source)]
         subprocess.run([*command, "-o", objects[-1]], check=True)
-    command = ["c++", "-std=c++17", "-O2", "-g", "-shared", "-fPIC", "-fvisibility=hidden", str(cpp), *objects]
+    command = [
+        "c++",
+        "-std=c++17",
+        "-O2",
+        "-g",
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+        str(cpp),
+        *objects,
+    ]
     subprocess.run([*command, "-o", str(library), "-lpthread", "-ldl"], check=True)
     return library
 
@@ -71,7 +83,9 @@ class _Result(ctypes.Structure):
     )
 
 
-def _replay_here(path: str, capacity: int, allocator: str, passes: int, caller: ctypes.CDLL) -> dict[str, Any]:
+def _replay_here(
+    path: str, capacity: int, allocator: str, passes: int, caller: ctypes.CDLL
+) -> dict[str, Any]:
     """In the fork: opens CUDA with the capacity and replays."""
     runtime = ctypes.CDLL("libcuda.so.1")
     for name in ("peak_bytes", "used_bytes"):
@@ -152,7 +166,9 @@ def _serve(allocator: str) -> None:
         child = os.fork()
         if child == 0:
             try:
-                row = _replay_here(request["path"], request["capacity"], allocator, request["passes"], caller)
+                row = _replay_here(
+                    request["path"], request["capacity"], allocator, request["passes"], caller
+                )
             except Exception as error:  # the parent must get an answer, whatever it is
                 row = {"error": f"{type(error).__name__}: {error}"}
             os.write(write, json.dumps(row).encode())
@@ -161,7 +177,10 @@ def _serve(allocator: str) -> None:
         with os.fdopen(read, "rb") as pipe:
             data = pipe.read()
         _, status = os.waitpid(child, 0)
-        print(data.decode() or json.dumps({"error": f"the replay died with status {status}"}), flush=True)
+        print(
+            data.decode() or json.dumps({"error": f"the replay died with status {status}"}),
+            flush=True,
+        )
 
 
 class TorchReplay:
@@ -169,10 +188,12 @@ class TorchReplay:
 
     Args:
         allocator: native, expandable or pyalloc.
+        conf: settings of pyalloc, as in PYALLOC_CONF.
     """
 
-    def __init__(self, allocator: str) -> None:
-        env = hostcuda.environment("160GB")
+    def __init__(self, allocator: str, conf: str = "") -> None:
+        env = {**hostcuda.environment("160GB"), "PYALLOC_CONF": conf}
+        env["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # every refused mapping is a warning otherwise
         if allocator == "expandable":
             env["PYTORCH_ALLOC_CONF"] = env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
         command = [sys.executable, "-m", "benchmarks.torch_replay", "--serve", allocator]
@@ -203,7 +224,9 @@ class TorchReplay:
             RuntimeError: it failed with something else than out of memory.
         """
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"path": str(path), "capacity": capacity, "passes": passes}) + "\n")
+        self.process.stdin.write(
+            json.dumps({"path": str(path), "capacity": capacity, "passes": passes}) + "\n"
+        )
         self.process.stdin.flush()
         return self._answer()
 

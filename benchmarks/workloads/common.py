@@ -50,7 +50,9 @@ class Workload:
 WORKLOADS: dict[str, Workload] = {}
 
 
-def workload(about: str, *, held_out: bool = False) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
+def workload(
+    about: str, *, held_out: bool = False
+) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
     """Registers the decorated function under its own name."""
 
     def register(body: Callable[[Run], None]) -> Callable[[Run], None]:
@@ -76,12 +78,16 @@ class Block(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = mlp or nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = mlp or nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (batch, length, width)."""
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        )
         scores = q @ k.transpose(-1, -2) / (width // self.heads) ** 0.5
         y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, width)
         x = x + self.out(y)
@@ -91,7 +97,9 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Embedding, blocks and a tied-size head."""
 
-    def __init__(self, width: int, heads: int, layers: int, vocabulary: int, *, checkpoint: bool = False) -> None:
+    def __init__(
+        self, width: int, heads: int, layers: int, vocabulary: int, *, checkpoint: bool = False
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
@@ -103,17 +111,20 @@ class Gpt(nn.Module):
         """ids: (batch, length); returns (batch, length, vocabulary)."""
         x = self.embed(ids)
         for block in self.blocks:
-            if self.checkpoint:
-                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x)
+            x = (
+                torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+                if self.checkpoint
+                else block(x)
+            )
         return self.head(self.norm(x))
 
 
 def next_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Mean cross entropy of each token given the ones before."""
     vocabulary = logits.shape[-1]
-    return nn.functional.cross_entropy(logits[:, :-1].reshape(-1, vocabulary), ids[:, 1:].reshape(-1))
+    return nn.functional.cross_entropy(
+        logits[:, :-1].reshape(-1, vocabulary), ids[:, 1:].reshape(-1)
+    )
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def log_size(rng: random.Random, low: int, high: int) -> int:
-    """low .. high bytes, each power of two about equally likely."""
+    """Low .. high bytes, each power of two about equally likely."""
     return int(low * (high / low) ** rng.random())
 
 

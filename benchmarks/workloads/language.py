@@ -96,7 +96,9 @@ class Attention(nn.Module):
         self.query = nn.Linear(width, width, bias=False)
         self.score = nn.Linear(width, 1, bias=False)
 
-    def forward(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
         """query: (batch, width); keys, values: (batch, time, ...); returns (batch, 2 width)."""
         scores = self.score(torch.tanh(self.query(query)[:, None] + keys)).squeeze(-1)
         return (scores.softmax(-1)[:, None] @ values).squeeze(1)
@@ -147,7 +149,9 @@ def decode(run: Run) -> None:
                 x = model.embed(tokens(1, prompt))
                 caches.append([])
                 for block in model.blocks:
-                    caches[-1].append(block.qkv(block.norm1(x)).view(prompt, 3, heads, size)[:, 1:].clone())
+                    caches[-1].append(
+                        block.qkv(block.norm1(x)).view(prompt, 3, heads, size)[:, 1:].clone()
+                    )
                     x = block(x)
                 left.append(run.rng.randint(8, 60))
             for request in range(len(caches) - 1, -1, -1):
@@ -175,7 +179,8 @@ class Experts(nn.Module):
         self.run = run
         self.router = nn.Linear(width, n)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(n)
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(n)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -229,7 +234,9 @@ def lstm_lm(run: Run) -> None:
 @workload("encoder with masked and pooled heads, two tasks in turn", held_out=True)
 def two_tasks(run: Run) -> None:
     """One trunk, a large head and a small one."""
-    trunk = nn.Sequential(nn.Embedding(VOCABULARY, 768), *(Block(768, 12) for _ in range(12))).cuda()
+    trunk = nn.Sequential(
+        nn.Embedding(VOCABULARY, 768), *(Block(768, 12) for _ in range(12))
+    ).cuda()
     words, label = nn.Linear(768, VOCABULARY).cuda(), nn.Linear(768, 1000).cuda()
     parts = nn.ModuleList([trunk, words, label])
     optimizer = torch.optim.AdamW(parts.parameters())

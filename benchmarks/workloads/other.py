@@ -21,7 +21,9 @@ def powerspherical(run: Run) -> None:
         unit = loc / loc.norm(dim=-1, keepdim=True)
         alpha = kappa + (dim - 1) / 2
         beta = torch.full_like(kappa, (dim - 1) / 2)
-        log_c = -((alpha + beta) * 0.69 + torch.lgamma(alpha) - torch.lgamma(alpha + beta) + beta * 1.14)
+        log_c = -(
+            (alpha + beta) * 0.69 + torch.lgamma(alpha) - torch.lgamma(alpha + beta) + beta * 1.14
+        )
         inner = (sample[:, None] * unit[None]).sum(-1)
         log_p = log_c[None] + kappa[None] * torch.log1p(inner)
         loss = torch.logsumexp(log_p, 1).mean() - log_p.mean()
@@ -78,7 +80,9 @@ def streams10(run: Run) -> None:
 @workload("wide layers, Adam's state first appears at step 1")
 def late_state(run: Run) -> None:
     """Gradients are accumulated through step 0, so that the state comes when activations have left their holes."""
-    model = nn.Sequential(nn.Linear(4096, 8192), nn.GELU(), nn.Linear(8192, 8192), nn.GELU(), nn.Linear(8192, 4096))
+    model = nn.Sequential(
+        nn.Linear(4096, 8192), nn.GELU(), nn.Linear(8192, 8192), nn.GELU(), nn.Linear(8192, 4096)
+    )
     model = model.cuda()
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     for number in run.steps(30):
@@ -96,14 +100,21 @@ def mixture(run: Run) -> None:
     """Models of different kinds share the process for many steps; one is replaced now and then."""
     models = [Gpt(256, 4, 4, 2000).cuda() for _ in range(3)]
     adams = [torch.optim.AdamW(model.parameters()) for model in models]
-    mlp = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.ReLU()))).cuda()
+    mlp = nn.Sequential(
+        *(layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.ReLU()))
+    ).cuda()
     conv = nn.Sequential(*(nn.Conv2d(16, 16, 3, padding=1) for _ in range(6))).cuda()
-    others = [(mlp, torch.optim.SGD(mlp.parameters(), lr=0.1)), (conv, torch.optim.Adam(conv.parameters()))]
+    others = [
+        (mlp, torch.optim.SGD(mlp.parameters(), lr=0.1)),
+        (conv, torch.optim.Adam(conv.parameters())),
+    ]
     for number in run.steps(900):
         run.step(number)
         if number % 150 == 149:
             which = run.rng.randrange(3)
-            models[which] = Gpt(run.rng.choice([192, 256, 320]), 4, run.rng.randint(3, 6), 2000).cuda()
+            models[which] = Gpt(
+                run.rng.choice([192, 256, 320]), 4, run.rng.randint(3, 6), 2000
+            ).cuda()
             adams[which] = torch.optim.AdamW(models[which].parameters())
         for model, adam in zip(models, adams, strict=True):
             ids = tokens(run.rng.randint(1, 16), run.rng.randint(16, 200))
@@ -111,13 +122,20 @@ def mixture(run: Run) -> None:
         batch = torch.empty(run.rng.randint(64, 8192), 512).cuda()
         train_step(others[0][0], others[0][1], mlp(batch).square().mean())
         side = run.rng.randint(16, 128)
-        train_step(others[1][0], others[1][1], conv(torch.empty(4, 16, side, side).cuda()).square().mean())
+        train_step(
+            others[1][0], others[1][1], conv(torch.empty(4, 16, side, side).cuda()).square().mean()
+        )
 
 
-@workload("reinforcement learning: long rollouts kept, then several epochs over parts of them", held_out=True)
+@workload(
+    "reinforcement learning: long rollouts kept, then several epochs over parts of them",
+    held_out=True,
+)
 def ppo(run: Run) -> None:
     """Rollouts of many small tensors, stacked, then mini-batches."""
-    policy = nn.Sequential(nn.Linear(376, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 18)).cuda()
+    policy = nn.Sequential(
+        nn.Linear(376, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 18)
+    ).cuda()
     adam = torch.optim.Adam(policy.parameters())
     for number in run.steps(6):
         run.step(number)
@@ -156,10 +174,15 @@ def graphs(run: Run) -> None:
         train_step(parts, adam, head(x).square().mean())
 
 
-@workload("speech: convolutions, transformer, CTC-like head, utterances sorted into buckets", held_out=True)
+@workload(
+    "speech: convolutions, transformer, CTC-like head, utterances sorted into buckets",
+    held_out=True,
+)
 def speech(run: Run) -> None:
     """Long inputs, strong reduction, batches of very different shape; validation in between."""
-    front = nn.Sequential(nn.Conv1d(80, 512, 5, stride=2), nn.GELU(), nn.Conv1d(512, 512, 5, stride=2), nn.GELU()).cuda()
+    front = nn.Sequential(
+        nn.Conv1d(80, 512, 5, stride=2), nn.GELU(), nn.Conv1d(512, 512, 5, stride=2), nn.GELU()
+    ).cuda()
     trunk = Gpt(512, 8, 10, 64).cuda()
     head = nn.Linear(512, 5000).cuda()
     parts = nn.ModuleList([front, trunk, head])
@@ -174,7 +197,9 @@ def speech(run: Run) -> None:
     for number in run.steps(14):
         run.step(number)
         frames = run.rng.choice([300, 500, 900, 1400, 2400])
-        train_step(parts, adam, logits(frames + run.rng.randint(0, 99), max(1, 14000 // frames)).mean())
+        train_step(
+            parts, adam, logits(frames + run.rng.randint(0, 99), max(1, 14000 // frames)).mean()
+        )
         if number % 5 == 4:
             with torch.no_grad():
                 for _ in range(3):

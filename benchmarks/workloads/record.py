@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib
+import itertools
 import lzma
 import os
 import random
@@ -33,11 +34,26 @@ KIND_STEP, KIND_USER = 17, 21
 def build_recorder() -> Path:
     """Compiles the recorder where it is older than its sources."""
     library = BUILD / "librecorder.so"
-    sources = [HERE / "recorder.c", *(ROOT / "csrc" / "replay" / name for name in ("trace_write.c", "varint.c"))]
+    sources = [
+        HERE / "recorder.c",
+        *(ROOT / "csrc" / "replay" / name for name in ("trace_write.c", "varint.c")),
+    ]
     sources.append(ROOT / "csrc" / "core" / "base.c")
-    if not library.exists() or library.stat().st_mtime < max(path.stat().st_mtime for path in sources):
+    if not library.exists() or library.stat().st_mtime < max(
+        path.stat().st_mtime for path in sources
+    ):
         BUILD.mkdir(parents=True, exist_ok=True)
-        command = ["cc", "-std=c11", "-O2", "-g", "-shared", "-fPIC", "-fvisibility=hidden", "-o", str(library)]
+        command = [
+            "cc",
+            "-std=c11",
+            "-O2",
+            "-g",
+            "-shared",
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-o",
+            str(library),
+        ]
         subprocess.run([*command, *map(str, sources), "-lpthread", "-ldl"], check=True)
     return library
 
@@ -47,7 +63,7 @@ def names() -> dict[str, str]:
     found = {}
     for module in MODULES:
         lines = (HERE / f"{module}.py").read_text().splitlines()
-        for line, after in zip(lines, lines[1:], strict=False):
+        for line, after in itertools.pairwise(lines):
             if line.startswith("@workload"):
                 found[after.split()[1].split("(")[0]] = module
     return found
@@ -59,9 +75,14 @@ def record_here(name: str, path: str) -> None:
     recorder = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     import torch
 
-    allocator = torch.cuda.memory.CUDAPluggableAllocator(str(library), "recorder_alloc", "recorder_release")
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(
+        str(library), "recorder_alloc", "recorder_release"
+    )
     hooks = allocator.allocator()
-    for setter, symbol in (("set_record_stream_fn", "recorder_record_stream"), ("set_reset_fn", "recorder_reset")):
+    for setter, symbol in (
+        ("set_record_stream_fn", "recorder_record_stream"),
+        ("set_reset_fn", "recorder_reset"),
+    ):
         getattr(hooks, setter)(ctypes.cast(getattr(recorder, symbol), ctypes.c_void_p).value)
     torch.cuda.memory.change_current_allocator(allocator)
     if recorder.recorder_open(os.fsencode(path), ctypes.c_size_t(ARENA_BYTES)) != 0:
@@ -76,7 +97,12 @@ def record_here(name: str, path: str) -> None:
     def mark(kind: int, number: int, text: str) -> None:
         recorder.recorder_mark(kind, ctypes.c_uint64(number), text.encode())
 
-    for text in (f"workload={name}", f"about={work.about}", f"torch={torch.__version__}", "clock=events"):
+    for text in (
+        f"workload={name}",
+        f"about={work.about}",
+        f"torch={torch.__version__}",
+        "clock=events",
+    ):
         mark(KIND_USER, 0, text)
     torch.manual_seed(1)
     work.body(Run(rng=random.Random(1), mark_step=lambda number: mark(KIND_STEP, number, "step")))
@@ -104,8 +130,12 @@ def record(name: str, target: Path) -> None:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="workloads to record (default: all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="workloads to record (default: all)"
+    )
     parser.add_argument("--force", action="store_true", help="record again where a trace exists")
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("--child", nargs=2, metavar=("NAME", "PATH"), help=argparse.SUPPRESS)
@@ -118,7 +148,10 @@ def main() -> int:
     missing = hostcuda.why_not()
     unknown = set(arguments.names) - set(names())
     if missing or unknown:
-        print(missing or f"unknown: {', '.join(sorted(unknown))}; --list prints the names", file=sys.stderr)
+        print(
+            missing or f"unknown: {', '.join(sorted(unknown))}; --list prints the names",
+            file=sys.stderr,
+        )
         return 1
     TRACES.mkdir(exist_ok=True)
     build_recorder()

@@ -37,8 +37,6 @@ static void *recorder_streams[STREAMS];
 static uint64_t recorder_n_events;
 
 EXPORT int recorder_open(const char *path, size_t bytes);
-EXPORT int recorder_create(const char *path);
-EXPORT void recorder_event(int kind, uint64_t addr, uint64_t bytes, uint64_t stream, uint64_t arg);
 EXPORT int recorder_close(void);
 EXPORT uint64_t recorder_count(void);
 EXPORT int recorder_mark(int kind, uint64_t arg, const char *text);
@@ -89,23 +87,7 @@ recorder_open(const char *path, size_t bytes)
     }
     recorder_base = base;
     recorder_bytes = bytes;
-    return recorder_create(path);
-}
-
-/* A trace without an allocator, for generated programs: events are given one by one. */
-int
-recorder_create(const char *path)
-{
     return (int)pya_trace_create(path, true, &recorder_writer);
-}
-
-void
-recorder_event(int kind, uint64_t addr, uint64_t bytes, uint64_t stream, uint64_t arg)
-{
-    pthread_mutex_lock(&recorder_lock);
-    recorder_put((struct pya_trace_event){
-        .kind = kind, .addr = addr, .bytes = bytes, .stream = stream, .arg = arg});
-    pthread_mutex_unlock(&recorder_lock);
 }
 
 int

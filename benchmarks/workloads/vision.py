@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torchvision
 from torch import nn
@@ -23,7 +25,9 @@ def resnet50(run: Run) -> None:
         run.step(epoch)
         model.train()
         for batch in (64, 64, 64, 64, 23):
-            loss = nn.functional.cross_entropy(model(images(batch, 224)), tokens(batch, 1).squeeze(1))
+            loss = nn.functional.cross_entropy(
+                model(images(batch, 224)), tokens(batch, 1).squeeze(1)
+            )
             train_step(model, optimizer, loss)
         model.eval()
         with torch.no_grad():
@@ -93,7 +97,9 @@ def unet(run: Run) -> None:
 @workload("vision transformer, number of patches varies, mixed precision", held_out=True)
 def vit(run: Run) -> None:
     """Images of native size packed to sequences; autocast to bfloat16."""
-    model = nn.Sequential(nn.Linear(768, 768), *(Block(768, 12) for _ in range(12)), nn.Linear(768, 1000)).cuda()
+    model = nn.Sequential(
+        nn.Linear(768, 768), *(Block(768, 12) for _ in range(12)), nn.Linear(768, 1000)
+    ).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     for number in run.steps(10):
         run.step(number)
@@ -110,7 +116,7 @@ def gan(run: Run) -> None:
 
     def ladder(widths: list[int], layer: type[nn.Module]) -> nn.Sequential:
         parts: list[nn.Module] = []
-        for a, b in zip(widths, widths[1:], strict=False):
+        for a, b in itertools.pairwise(widths):
             parts += [layer(a, b, 4, stride=2, padding=1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2)]
         return nn.Sequential(*parts)
 
@@ -123,7 +129,9 @@ def gan(run: Run) -> None:
         batch = run.rng.choice([32, 48, 64])
         noise = torch.empty(batch, 256, side, side).cuda()
         fake = generator(noise)
-        train_step(critic, adams[1], critic(fake.detach()).mean() - critic(images(batch, 16 * side)).mean())
+        train_step(
+            critic, adams[1], critic(fake.detach()).mean() - critic(images(batch, 16 * side)).mean()
+        )
         train_step(generator, adams[0], -critic(generator(noise)).mean())
 
 
@@ -132,7 +140,9 @@ def detector(run: Run) -> None:
     """A convolutional trunk, then heads on as many crops as the host's generator says."""
     trunk = nn.Sequential(*list(torchvision.models.resnet50().children())[:-2]).cuda()
     boxes = nn.Sequential(nn.Linear(2048 * 9, 1024), nn.ReLU(), nn.Linear(1024, 91 * 5)).cuda()
-    masks = nn.Sequential(nn.Conv2d(2048, 256, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(256, 91, 2, 2)).cuda()
+    masks = nn.Sequential(
+        nn.Conv2d(2048, 256, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(256, 91, 2, 2)
+    ).cuda()
     parts = nn.ModuleList([trunk, boxes, masks])
     optimizer = torch.optim.SGD(parts.parameters(), lr=0.01, momentum=0.9)
     for number in run.steps(10):

@@ -1,0 +1,374 @@
+"""How much device memory, how many device calls: native, expandable segments and pyalloc on the same traces.
+
+``python -m benchmarks.memory [TRACE ...] [--only NAME ...] [--json] [--quick]``
+
+Every trace is replayed through real torch's own c10 interface on the host-memory CUDA runtime, once per allocator with
+ample memory and then at the capacities around the smallest that suffices.  Columns:
+
+* peak/live: peak device bytes over peak live bytes (requests rounded to 512) with ample memory;
+* min/live: the smallest capacity that completes over peak live bytes.  Found by bisection on the simulated device, then
+  tried in torch together with the 32 next smaller sizes; a size among them that completes becomes the smallest, and the
+  failing ones above it are reported as holes;
+* calls: device calls in the whole run / in its second half, one for each 2 MiB page created or mapped;
+* ms: modelled device time (the one cost table, csrc/device/sim_cost.h), [low, high] with that table's ranges;
+* ns/op: torch's raw_alloc and raw_delete through the interface, once everything is cached (best of the later passes).
+
+Where torch is missing, everything but ns/op comes from the policy models alone, and that is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from benchmarks import hostcuda
+from benchmarks.suite import Trace, suite
+from benchmarks.torch_replay import ALLOCATORS, ROOT, TorchReplay
+from pyalloc import _core
+
+PAGE = 2 << 20
+NEIGHBOURS = 32
+#: as the replay driver takes for "ample" (csrc/replay/replay.c)
+AMPLE_MIN, AMPLE_FACTOR = 80 << 30, 4
+#: the models must agree with torch within this, or the row is marked
+TOLERANCE = 0.01
+
+
+@dataclass
+class Row:
+    """One trace on one allocator.  Bytes, nanoseconds; None where it was not measured."""
+
+    trace: str
+    kind: str
+    allocator: str
+    ops: int
+    live_bytes: int
+    peak_bytes: int
+    model_peak_bytes: int
+    min_bytes: int
+    holes: list[int]
+    calls: int
+    calls_second_half: int
+    device_ns: dict[str, int]
+    ns_per_op: float | None = None
+    source: str = "torch"
+    seed: int = 1
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def peak_live(self) -> float:
+        """Peak device bytes over peak live bytes."""
+        return self.peak_bytes / self.live_bytes
+
+    @property
+    def min_live(self) -> float:
+        """Smallest sufficient capacity over peak live bytes."""
+        return self.min_bytes / self.live_bytes
+
+
+class Progress:
+    """Lines on standard error: what is done, and when the rest will be."""
+
+    def __init__(self, total: int, quiet: bool) -> None:
+        self.total, self.done, self.quiet = total, 0, quiet
+        self.began = time.monotonic()
+
+    def step(self, text: str) -> None:
+        """One of the total is done."""
+        self.done += 1
+        took = time.monotonic() - self.began
+        left = took / self.done * (self.total - self.done)
+        if not self.quiet:
+            print(
+                f"[{self.done}/{self.total}, about {left:.0f} s left] {text}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+class Servers:
+    """Replay processes, a few for each allocator, lent out to threads."""
+
+    def __init__(self, allocators: list[str], each: int, stack: ExitStack, conf: str) -> None:
+        self.idle: dict[str, Queue[TorchReplay]] = {name: Queue() for name in allocators}
+        self.torch = ""
+        for name in allocators:
+            for _ in range(each):
+                server = stack.enter_context(TorchReplay(name, conf))
+                self.torch = server.torch
+                self.idle[name].put(server)
+
+    @contextmanager
+    def lend(self, allocator: str) -> Iterator[TorchReplay]:
+        """A server nobody else uses."""
+        server = self.idle[allocator].get()
+        try:
+            yield server
+        finally:
+            self.idle[allocator].put(server)
+
+
+def model_row(trace: Trace, path: Path, allocator: str, conf: str) -> Row:
+    """Everything the policy models say."""
+    program = _core.Program(path)
+    options = conf if allocator == "pyalloc" else ""
+    runs = {
+        cost: program.replay(allocator, cost=cost, options=options)
+        for cost in ("typical", "low", "high")
+    }
+    ample = runs["typical"]
+    least = program.find_min(allocator, options=options)
+    assert ample["completed"] and least is not None, (
+        f"{trace.name} does not complete with ample memory"
+    )
+    info = program.info()
+    return Row(
+        trace=trace.name,
+        kind=trace.kind,
+        allocator=allocator,
+        ops=info["n_ops"],
+        live_bytes=info["peak_live_bytes"],
+        peak_bytes=ample["peak_bytes"],
+        model_peak_bytes=ample["peak_bytes"],
+        min_bytes=least["bytes"],
+        holes=least["holes"],
+        calls=ample["n_calls"],
+        calls_second_half=ample["n_calls_second_half"],
+        device_ns={cost: run["device_ns"] for cost, run in runs.items()},
+        source="model",
+    )
+
+
+def ample_bytes(live: int) -> int:
+    """The capacity that counts as ample."""
+    return max(AMPLE_MIN, -(-live // PAGE) * PAGE * AMPLE_FACTOR)
+
+
+def torch_least(row: Row, path: Path, server: TorchReplay) -> None:
+    """Tries the model's smallest capacity and its neighbours in torch; writes what torch says into the row."""
+
+    def fits(capacity: int) -> bool:
+        return bool(server.replay(path, capacity)["completed"])
+
+    start = row.min_bytes
+    while not fits(start):
+        start += PAGE
+    if start != row.min_bytes:
+        row.notes.append(f"torch needs {(start - row.min_bytes) // PAGE} pages more than the model")
+    floor = -(-row.live_bytes // PAGE) * PAGE
+    tried = {start: True}
+    for i in range(1, NEIGHBOURS + 1):
+        if start - i * PAGE >= floor:
+            tried[start - i * PAGE] = fits(start - i * PAGE)
+    row.min_bytes = min(capacity for capacity, good in tried.items() if good)
+    above = [hole for hole in row.holes if hole > start]
+    row.holes = sorted(
+        {*above, *(c for c, good in tried.items() if not good and c > row.min_bytes)}
+    )
+
+
+def measure(
+    trace: Trace, path: Path, allocator: str, servers: Servers | None, quick: bool, conf: str
+) -> Row:
+    """All of a row but its time."""
+    row = model_row(trace, path, allocator, conf)
+    if servers is None:
+        return row
+    with servers.lend(allocator) as server:
+        ample = server.replay(path, ample_bytes(row.live_bytes))
+        row.source, row.peak_bytes = "torch", ample["peak_bytes"]
+        if abs(row.model_peak_bytes / row.peak_bytes - 1) > TOLERANCE:
+            row.notes.append(f"the model says {row.model_peak_bytes / row.live_bytes:.3f}")
+        if not quick:
+            torch_least(row, path, server)
+    return row
+
+
+def geometric(values: list[float]) -> float:
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def table(rows: list[Row], allocators: list[str]) -> str:
+    """The comparison as text, parts apart, each with its geometric means."""
+    lines = []
+    for kind in ("recorded", "held-out", "generated", "file"):
+        part = [row for row in rows if row.kind == kind]
+        if not part:
+            continue
+        head = f"{kind + ' traces':34}{'peak/live':>10}{'min/live':>9}{'calls':>8}{'2nd half':>9}"
+        lines += [*([""] if lines else []), f"{head}{'ms':>7} {'[low, high]':14}{'ns/op':>6}"]
+        for name in dict.fromkeys(row.trace for row in part):
+            mine = [row for row in part if row.trace == name]
+            about = [name, f"  {mine[0].ops} ops", f"  {mine[0].live_bytes / 2**20:.0f} MiB live"]
+            for row, text in zip(mine, [*about, *[""] * len(mine)], strict=False):
+                low, typical, high = (
+                    row.device_ns[cost] / 1e6 for cost in ("low", "typical", "high")
+                )
+                ns = f"{row.ns_per_op:6.0f}" if row.ns_per_op else "     -"
+                lines.append(
+                    f"{text:22}{row.allocator:12}{row.peak_live:10.3f}{row.min_live:9.3f}{row.calls:8}"
+                    f"{row.calls_second_half:9}{typical:7.0f} {f'[{low:.0f}, {high:.0f}]':14}{ns}"
+                )
+        for text, allocator in zip(["geometric mean", "", ""], allocators, strict=False):
+            mine = [row for row in part if row.allocator == allocator]
+            peak, least = (
+                geometric([getattr(row, what) for row in mine])
+                for what in ("peak_live", "min_live")
+            )
+            lines.append(f"{text:22}{allocator:12}{peak:10.3f}{least:9.3f}")
+    notes = [f"{row.trace}, {row.allocator}: {note}" for row in rows for note in row.notes]
+    holes = [
+        f"{row.trace}, {row.allocator}: fails at {len(row.holes)} sizes above its smallest, up to "
+        f"{row.holes[-1] / row.live_bytes:.3f}"
+        for row in rows
+        if row.holes
+    ]
+    return "\n".join([*lines, "", *holes, *notes]).strip("\n")
+
+
+def verdicts(rows: list[Row]) -> list[str]:
+    """Traces on which pyalloc needs more than another allocator, by more than 0.005 of live and two pages."""
+    found = []
+    mine = {row.trace: row for row in rows if row.allocator == "pyalloc"}
+    for row in rows:
+        if row.allocator == "pyalloc" or row.trace not in mine:
+            continue
+        margin = max(0.005, 2 * PAGE / row.live_bytes)
+        for what in ("peak_live", "min_live"):
+            ours, theirs = getattr(mine[row.trace], what), getattr(row, what)
+            if ours > theirs + margin:
+                found.append(f"{row.trace}: {what} {ours:.3f}, {row.allocator} {theirs:.3f}")
+    return found
+
+
+def open_trace(path: Path, folder: Path) -> tuple[Trace, Path]:
+    """A file given by the user, unpacked where it is packed.
+
+    Raises:
+        SystemExit: it is not a trace.
+    """
+    name = path.name.split(".")[0]
+    if path.suffix == ".xz":
+        target = folder / f"{name}.pya"
+        target.write_bytes(lzma.decompress(path.read_bytes()))
+        return Trace(name, "file"), target
+    if path.suffix == ".pya":
+        return Trace(name, "file"), path
+    try:
+        from pyalloc import trace as traces
+    except ImportError:
+        raise SystemExit(f"{path}: only .pya and .pya.xz files are understood") from None
+    target = folder / f"{name}.pya"
+    traces.convert_snapshot(path, target)
+    return Trace(name, "file"), target
+
+
+def measure_all(
+    traces: list[tuple[Trace, Path]],
+    allocators: list[str],
+    servers: Servers | None,
+    arguments: argparse.Namespace,
+) -> list[Row]:
+    """Rows of all traces: memory in parallel, then time alone."""
+    progress = Progress(len(traces) * len(allocators), arguments.quiet)
+
+    def one(job: tuple[Trace, Path, str]) -> Row:
+        row = measure(*job, servers, arguments.quick, arguments.conf)
+        progress.step(f"{row.trace}, {row.allocator}: {row.peak_live:.3f} {row.min_live:.3f}")
+        return row
+
+    jobs = [(trace, path, allocator) for trace, path in traces for allocator in allocators]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        rows = list(pool.map(one, jobs))
+    if servers is not None:
+        paths = {trace.name: path for trace, path in traces}
+        for row in rows:
+            with servers.lend(row.allocator) as server:
+                answer = server.replay(paths[row.trace], ample_bytes(row.live_bytes), passes=4)
+                row.ns_per_op = answer.get("warm_ns_per_op")
+    return rows
+
+
+def commit() -> str:
+    """The commit this ran at, with + when files differ from it; "" outside a repository."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "files",
+        nargs="*",
+        type=Path,
+        metavar="TRACE",
+        help="trace files or torch snapshots to compare on",
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these traces of the suite")
+    parser.add_argument("--allocators", nargs="+", choices=ALLOCATORS, default=list(ALLOCATORS))
+    parser.add_argument(
+        "--conf", default="", help="settings of pyalloc, as in PYALLOC_CONF (memory:tight,...)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON line for each row instead of the table"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="do not try the capacities around the smallest in torch",
+    )
+    parser.add_argument("--no-torch", action="store_true", help="policy models only")
+    parser.add_argument("--jobs", type=int, default=2, help="replays at the same time (default 2)")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    arguments = parser.parse_args()
+    why = "asked not to" if arguments.no_torch else hostcuda.why_not()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        try:
+            chosen = [] if arguments.files and not arguments.only else suite(arguments.only)
+        except ValueError as error:
+            parser.error(str(error))
+        traces = [(trace, trace.write(folder)) for trace in chosen]
+        traces += [open_trace(path, folder) for path in arguments.files]
+        servers = (
+            None if why else Servers(arguments.allocators, arguments.jobs, stack, arguments.conf)
+        )
+        rows = measure_all(traces, arguments.allocators, servers, arguments)
+    about: dict[str, Any] = {"torch": servers.torch if servers else None, "commit": commit()}
+    if arguments.json:
+        for row in rows:
+            ratios = {"peak_live": row.peak_live, "min_live": row.min_live}
+            print(json.dumps({**asdict(row), **ratios, **about}))
+        return 0
+    print(table(rows, arguments.allocators))
+    for line in verdicts(rows):
+        print(f"above: {line}")
+    where = (
+        f"real torch {about['torch']} on the host-memory runtime"
+        if servers
+        else f"policy models only ({why})"
+    )
+    print(f"{where}; commit {about['commit']}; {len(rows)} rows")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,55 @@
+"""The policy models against real torch: the same peak of reserved memory on every trace of the suite, within 1 %."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import hostcuda
+from benchmarks.memory import TOLERANCE, ample_bytes
+from benchmarks.suite import Trace, suite
+from benchmarks.torch_replay import TorchReplay
+from pyalloc import _core
+
+pytestmark = pytest.mark.torch
+
+MISSING = hostcuda.why_not()
+
+
+@pytest.fixture(scope="module", params=["native", "expandable", "pyalloc"])
+def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, TorchReplay]]:
+    if MISSING:
+        pytest.skip(MISSING)
+    with TorchReplay(request.param) as replay:
+        yield request.param, replay
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.mark.parametrize("trace", suite(), ids=lambda trace: trace.name)
+def test_peak_reserved(server: tuple[str, TorchReplay], trace: Trace, folder: Path) -> None:
+    allocator, torch = server
+    path = trace.write(folder)
+    program = _core.Program(path)
+    capacity = ample_bytes(program.info()["peak_live_bytes"])
+    real = torch.replay(path, capacity)
+    model = program.replay(allocator, capacity=capacity)
+    assert real["completed"] and model["completed"]
+    assert real["live_bytes"] == program.info()["peak_live_bytes"]
+    assert model["peak_bytes"] == pytest.approx(real["peak_bytes"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "streams3", "pinned_between"])
+def test_least_memory(server: tuple[str, TorchReplay], name: str, folder: Path) -> None:
+    """The smallest budget of the model completes in torch; 2 % less does not."""
+    allocator, torch = server
+    path = suite([name])[0].write(folder)
+    least = _core.Program(path).find_min(allocator)
+    assert least is not None
+    assert torch.replay(path, least["safe_bytes"])["completed"]
+    assert not torch.replay(path, int(least["bytes"] * 0.98))["completed"]
