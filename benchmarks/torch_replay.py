@@ -236,9 +236,10 @@ class TorchReplay:
 
     def __exit__(self, *_: object) -> None:
         """Ends the process."""
-        assert self.process.stdin is not None
+        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait(timeout=60)
+        self.process.stdout.close()
 
 
 if __name__ == "__main__":
