@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import pairwise
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def test_segments_do_not_overlap() -> None:
     spans = sorted(
         (s["address"], s["address"] + s["total_size"]) for s in torch.cuda.memory_snapshot()
     )
-    for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
+    for (_, end), (start, _) in pairwise(spans):
         assert end <= start
     del tensors
 

@@ -1,0 +1,307 @@
+"""Several devices, many threads, forks, raw allocation, torch.accelerator, the profiler, cuDNN's benchmark mode."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+MIB, GIB = 2**20, 2**30
+
+
+def empty(size: int, device: int = 0) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+# ---- devices ----
+
+
+def test_devices_are_counted_apart() -> None:
+    before = [torch.cuda.memory_allocated(device) for device in (0, 1)]
+    tensor = empty(5 * MIB, 1)
+    assert torch.cuda.memory_allocated(0) == before[0]
+    assert torch.cuda.memory_allocated(1) == before[1] + 5 * MIB or torch.cuda.memory_allocated(1) >= 5 * MIB
+    del tensor
+    assert torch.cuda.memory_allocated(1) == before[1]
+
+
+def test_resets_are_per_device() -> None:
+    a, b = empty(8 * MIB, 0), empty(8 * MIB, 1)
+    peak = torch.cuda.max_memory_allocated(1)
+    del a, b
+    torch.cuda.reset_peak_memory_stats(0)
+    assert torch.cuda.max_memory_allocated(1) == peak
+    assert torch.cuda.max_memory_allocated(0) < peak
+
+
+def test_current_device_is_the_default() -> None:
+    with torch.cuda.device(1):
+        tensor = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+        assert tensor.device.index == 1
+        assert torch.cuda.memory_allocated() == torch.cuda.memory_allocated(1)
+
+
+def test_copy_between_devices() -> None:
+    data = torch.arange(100_000)
+    assert torch.equal(data.cuda(0).to("cuda:1").cpu(), data)
+
+
+def test_one_full_device_leaves_the_other_alone() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        empty(100 * GIB, 1)
+    assert empty(6 * GIB, 0).numel() == 6 * GIB
+
+
+def test_peer_access() -> None:
+    assert torch.cuda.can_device_access_peer(0, 1) in (True, False)
+    x, y = empty(3 * MIB, 0), empty(3 * MIB, 1)
+    y.copy_(x)
+    torch.cuda.synchronize(1)
+
+
+@pytest.mark.parametrize("device", [-2, 2, 99])
+def test_no_such_device(device: int) -> None:
+    with pytest.raises((RuntimeError, AssertionError, ValueError)):
+        torch.cuda.set_per_process_memory_fraction(0.5, device)
+
+
+@pytest.mark.parametrize("device", ["cuda:1", 1, torch.device("cuda", 1)])
+def test_forms_of_a_device(device: object) -> None:
+    tensor = empty(MIB, 1)
+    assert torch.cuda.memory_allocated(device) >= MIB
+    del tensor
+
+
+# ---- threads ----
+
+
+@pytest.mark.parametrize("n_threads", [2, 16])
+def test_threads_allocate_at_once(n_threads: int) -> None:
+    before = torch.cuda.memory_stats()
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for _ in range(60):
+            size = int(torch.randint(1, 200_000, (1,), generator=generator))
+            host = torch.full((size,), seed, dtype=torch.uint8)
+            kept.append((host.cuda(), host))
+            if len(kept) > 6:
+                tensor, expected = kept.pop(size % len(kept))
+                assert torch.equal(tensor.cpu(), expected)
+
+    with ThreadPoolExecutor(n_threads) as pool:
+        list(pool.map(work, range(n_threads)))
+    after = torch.cuda.memory_stats()
+    assert after["allocated_bytes.all.current"] == before["allocated_bytes.all.current"]
+    assert after["requested_bytes.all.current"] == before["requested_bytes.all.current"]
+
+
+def test_threads_on_streams_of_their_own() -> None:
+    def work(seed: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(30):
+                host = torch.full((50_000,), seed, dtype=torch.uint8)
+                assert torch.equal(host.cuda().cpu(), host)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+
+def test_freed_by_another_thread() -> None:
+    before = torch.cuda.memory_allocated()
+    box = [empty(3 * MIB)]
+    thread = threading.Thread(target=box.clear)
+    thread.start()
+    thread.join()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_autograd_threads() -> None:
+    layers = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)]).cuda()
+    for _ in range(3):
+        layers(torch.zeros(64, 256, device="cuda")).sum().backward()
+    assert all(parameter.grad is not None for parameter in layers.parameters())
+
+
+def test_history_while_threads_allocate() -> None:
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=1000)
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            empty(10_000)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(5):
+        snapshot = torch.cuda.memory._snapshot()
+        for segment in snapshot["segments"]:
+            assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+# ---- raw allocation ----
+
+
+@pytest.mark.parametrize("size", [1, 512, MIB, 20 * MIB])
+def test_raw_alloc_and_delete(size: int) -> None:
+    before = torch.cuda.memory_allocated()
+    address = torch.cuda.caching_allocator_alloc(size)
+    assert address % 512 == 0
+    assert torch.cuda.memory_allocated() >= before + size
+    torch.cuda.caching_allocator_delete(address)
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_raw_alloc_on_a_stream_and_device() -> None:
+    side = torch.cuda.Stream(1)
+    address = torch.cuda.caching_allocator_alloc(MIB, device=1, stream=side)
+    assert torch.cuda.memory_allocated(1) >= MIB
+    torch.cuda.caching_allocator_delete(address)
+
+
+def test_raw_alloc_out_of_memory() -> None:
+    with pytest.raises(RuntimeError, match="out of memory"):
+        torch.cuda.caching_allocator_alloc(100 * GIB)
+
+
+def test_double_delete_is_refused() -> None:
+    address = torch.cuda.caching_allocator_alloc(MIB)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.caching_allocator_delete(address)
+    with pytest.raises(RuntimeError):
+        torch.cuda.caching_allocator_delete(address)
+    assert torch.cuda.memory_allocated() < before
+
+
+def test_foreign_delete_is_refused() -> None:
+    with pytest.raises(RuntimeError):
+        torch.cuda.caching_allocator_delete(0x1234000)
+
+
+def test_enable_is_callable() -> None:
+    torch.cuda.memory.caching_allocator_enable(True)
+    assert empty(MIB).numel() == MIB
+
+
+# ---- torch.accelerator ----
+
+
+def test_accelerator_statistics() -> None:
+    tensor = empty(3 * MIB)
+    assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
+    assert torch.accelerator.memory_reserved() == torch.cuda.memory_reserved()
+    assert torch.accelerator.max_memory_allocated() == torch.cuda.max_memory_allocated()
+    assert torch.accelerator.max_memory_reserved() == torch.cuda.max_memory_reserved()
+    del tensor
+
+
+def test_accelerator_keys_are_those_of_cuda() -> None:
+    empty(1)
+    keys = {key for key in torch.cuda.memory_stats() if key != "num_oom_rejections"}
+    assert set(torch.accelerator.memory_stats()) == keys
+
+
+def test_accelerator_empty_cache() -> None:
+    empty(100 * MIB)
+    before = torch.cuda.memory_reserved()
+    torch.accelerator.empty_cache()
+    assert torch.cuda.memory_reserved() <= before - 100 * MIB
+
+
+def test_accelerator_resets() -> None:
+    tensor = empty(50 * MIB)
+    del tensor
+    torch.accelerator.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
+    torch.accelerator.reset_accumulated_memory_stats()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == 0
+
+
+# ---- tools ----
+
+
+def test_profiler_shows_cuda_memory() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    empty(1)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        tensor = empty(4 * MIB)
+    (event,) = [event for event in recorded.key_averages() if event.key == "aten::empty"]
+    assert event.device_memory_usage == 4 * MIB
+    del tensor
+
+
+def test_profiler_shows_frees() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    tensor = empty(4 * MIB)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        del tensor
+    freed = [event.device_memory_usage for event in recorded.events() if event.name == "[memory]"]
+    assert freed == [-4 * MIB]
+
+
+@pytest.mark.parametrize("benchmark", [False, True])
+def test_convolutions(benchmark: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Conv2d(16, 4, 3)).cuda()
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, benchmark
+    try:
+        model(torch.zeros(4, 3, 32, 32, device="cuda")).sum().backward()
+    finally:
+        torch.backends.cudnn.benchmark = before
+    assert model[0].weight.grad is not None
+
+
+def test_checkpointing_and_amp() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    layers = torch.nn.ModuleList([torch.nn.Linear(128, 128) for _ in range(4)]).cuda()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        x = torch.zeros(32, 128, device="cuda", requires_grad=True)
+        for layer in layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+    x.float().sum().backward()
+    assert all(parameter.grad is not None for parameter in layers.parameters())
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_optimizers_request_the_same_bytes(optimizer: type) -> None:
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    model = torch.nn.Linear(1000, 1000).cuda()
+    chosen = optimizer(model.parameters(), lr=0.1)
+    model(torch.zeros(4, 1000, device="cuda")).sum().backward()
+    chosen.step()
+    weights = 4 * (1000 * 1000 + 1000)
+    states = 0 if optimizer is torch.optim.SGD else 2 * weights
+    grown = torch.cuda.memory_stats()["requested_bytes.all.current"] - before
+    assert 2 * weights + states <= grown <= 2 * weights + states + 20_000_000
+
+
+def test_storage_resize_and_views() -> None:
+    before = torch.cuda.memory_allocated()
+    tensor = empty(8 * MIB)
+    view = tensor[:MIB]
+    del tensor
+    assert torch.cuda.memory_allocated() >= before + 8 * MIB
+    view.untyped_storage().resize_(0)
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_dlpack() -> None:
+    data = torch.arange(1000)
+    tensor = torch.from_dlpack(data.cuda())
+    assert torch.equal(tensor.cpu(), data)
+
+
+def test_pinned_memory_is_untouched() -> None:
+    before = torch.cuda.memory_allocated()
+    pinned = torch.zeros(1 << 20, pin_memory=True)
+    assert torch.cuda.memory_allocated() == before
+    assert torch.equal(pinned.cuda(non_blocking=True).cpu(), pinned)
