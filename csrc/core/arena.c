@@ -182,26 +182,48 @@ pya_arena_give(struct pya_arena *arena, struct pya_block *block) {
 }
 
 static void
+gap_link(struct pya_block **chain, struct pya_block *gap) {
+    gap->prev_gap = NULL;
+    gap->next_gap = *chain;
+    if (*chain != NULL) {
+        (*chain)->prev_gap = gap;
+    }
+    *chain = gap;
+}
+
+static void
+gap_unlink(struct pya_block **chain, struct pya_block *gap) {
+    if (gap->prev_gap != NULL) {
+        gap->prev_gap->next_gap = gap->next_gap;
+    } else {
+        *chain = gap->next_gap;
+    }
+    if (gap->next_gap != NULL) {
+        gap->next_gap->prev_gap = gap->prev_gap;
+    }
+}
+
+static void
 arena_add_hole(struct pya_arena *arena, struct pya_block *hole) {
     hole->state = PYA_BLOCK_HOLE;
-    hole->prev_hole = NULL;
-    hole->next_hole = arena->holes;
-    if (arena->holes != NULL) {
-        arena->holes->prev_hole = hole;
-    }
-    arena->holes = hole;
+    gap_link(&arena->holes, hole);
 }
 
 static void
 arena_drop_hole(struct pya_arena *arena, struct pya_block *hole) {
-    if (hole->prev_hole != NULL) {
-        hole->prev_hole->next_hole = hole->next_hole;
-    } else {
-        arena->holes = hole->next_hole;
-    }
-    if (hole->next_hole != NULL) {
-        hole->next_hole->prev_hole = hole->prev_hole;
-    }
+    gap_unlink(&arena->holes, hole);
+}
+
+void
+pya_arena_make_dead(struct pya_arena *arena, struct pya_block *block) {
+    block->state = PYA_BLOCK_DEAD;
+    gap_link(&arena->dead, block);
+}
+
+void
+pya_arena_drop_dead(struct pya_arena *arena, struct pya_block *block) {
+    block->state = PYA_BLOCK_USED;
+    gap_unlink(&arena->dead, block);
 }
 
 void
@@ -283,8 +305,8 @@ pya_arena_count_pool(struct pya_arena *arena, int64_t bytes) {
     }
 }
 
-static void
-arena_note_mapped(
+void
+pya_arena_note_mapped(
     struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages) {
     struct pya_history *history = arena->card->history;
     pya_history_note(
@@ -344,7 +366,7 @@ pya_arena_settle(
         pya_page_mapped(&card->pages, ids[i]);
         range->slots[first + i].page = ids[i];
     }
-    arena_note_mapped(arena, range, pya_range_addr(range, first), n_pages);
+    pya_arena_note_mapped(arena, range, pya_range_addr(range, first), n_pages);
     (void)pya_arena_give(arena, block);
     return PYA_OK;
 
@@ -352,7 +374,7 @@ unmap:
     if (n_done > 0 && pya_device_unmap(card->dev, hole->addr, n_done * PYA_PAGE) != PYA_OK) {
         /* They stay mapped at addresses nobody may use again: a dead block keeps both facts. */
         struct pya_block *dead = hole_cut(arena, hole, n_done);
-        dead->state = PYA_BLOCK_DEAD;
+        pya_arena_make_dead(arena, dead);
         for (size_t i = 0; i < n_done; i++) {
             pya_page_mapped(&card->pages, ids[i]);
             range->slots[first + i].page = ids[i];
@@ -471,7 +493,7 @@ free_range:
 
 pya_status
 pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **out) {
-    for (struct pya_block *hole = arena->holes; hole != NULL; hole = hole->next_hole) {
+    for (struct pya_block *hole = arena->holes; hole != NULL; hole = hole->next_gap) {
         if (hole->next == NULL && hole->bytes >= n_pages * PYA_PAGE) {
             *out = hole;
             return PYA_OK;

@@ -25,6 +25,7 @@ struct pya_arena {
     struct pya_fit *small_fit; /* plain mode only */
     struct pya_range *ranges;
     struct pya_block *holes; /* chain of HOLE blocks */
+    struct pya_block *dead;  /* chain of DEAD blocks */
     struct pya_stitches *stitches;
     struct pya_block *parked; /* freed last, not yet joined to its neighbours; state USED, in no index */
     size_t free_bytes;
@@ -79,7 +80,12 @@ pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **
 void pya_arena_make_hole(struct pya_arena *arena, struct pya_block *block);
 /* Bytes came to the arena's pool (positive) or left it; the default pool keeps no count of its own. */
 void pya_arena_count_pool(struct pya_arena *arena, int64_t bytes);
-/* n_pages of a range from addr on stopped being home. */
+/* A home block in no index whose pages have their home elsewhere now becomes DEAD; and back to USED. */
+void pya_arena_make_dead(struct pya_arena *arena, struct pya_block *block);
+void pya_arena_drop_dead(struct pya_arena *arena, struct pya_block *block);
+/* n_pages of a range from addr on became home, or stopped being it. */
+void pya_arena_note_mapped(
+    struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages);
 void pya_arena_note_unmapped(
     struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages);
 

@@ -61,8 +61,8 @@ struct pya_block {
             struct pya_block *next_piece;
             struct pya_block *owner;
         };
-        struct { /* HOLE */
-            struct pya_block *prev_hole, *next_hole;
+        struct { /* HOLE, DEAD: the arena's chain of its kind */
+            struct pya_block *prev_gap, *next_gap;
         };
     };
     uint32_t n_events; /* pending only: events that have not completed */

@@ -63,6 +63,7 @@ struct pya_card {
     size_t live_bytes;      /* rounded bytes handed out, pending ones included */
     size_t peak_live_bytes; /* largest live_bytes so far: memory up to here is needed anyway */
     size_t peak_reserved_bytes;
+    double stitch_ns;       /* modelled time of all stitching and moving so far */
     bool is_short;          /* the capacity was reached once: fit more carefully from then on */
 };
 

@@ -23,9 +23,14 @@ enum { LADDER_FIT_TRIES = 8, LADDER_TRANSFER_PAGES = 128, LADDER_GROW_PAGES = 4 
 #endif
 
 /* balanced: below this a request is not worth stitching for. */
-#define BALANCED_STITCH_FROM ((size_t)16 << 20)
-/* balanced: stitching may cost this many times what growing would have. */
-#define BALANCED_PATIENCE 2.0
+#define BALANCED_STITCH_FROM ((size_t)6 << 20)
+/* balanced: since the last growth, stitching may cost this many times what growing would have; but once it
+ * has cost this share of what creating all memory did, only PATIENCE_LATE times that, so that the whole bill
+ * stays bounded however long a program runs.  Streams that share memory get along with stitching far better
+ * than with memory of their own, so they keep the patience. */
+#define BALANCED_PATIENCE 8.0
+#define BALANCED_PATIENCE_LATE 2.0
+#define BALANCED_EARLY_SHARE 0.5
 /* Requests of at least this share of peak live move pages to the end instead of stitching. */
 #define BALANCED_MOVE_SHARE 4
 /* tight: physical memory may pass peak live by this factor before stitching starts. */
@@ -109,7 +114,7 @@ ladder_best_hole(
     struct pya_arena *arena, size_t bytes, struct pya_block **out, size_t *n_pages) {
     struct pya_block *best = NULL;
     size_t best_n = SIZE_MAX;
-    for (struct pya_block *hole = arena->holes; hole != NULL; hole = hole->next_hole) {
+    for (struct pya_block *hole = arena->holes; hole != NULL; hole = hole->next_gap) {
         size_t below = pya_block_is(hole->prev, PYA_BLOCK_FREE) ? hole->prev->bytes : 0;
         size_t above = pya_block_is(hole->next, PYA_BLOCK_FREE) ? hole->next->bytes : 0;
         size_t n = below >= bytes ? 1 : pages_for(bytes - below);
@@ -174,6 +179,13 @@ ladder_add_pages(struct pya_arena *arena, size_t n_pages, bool is_small) {
     return st == PYA_OK ? pya_arena_grow(arena, hole, n_pages, is_small) : st;
 }
 
+static void
+ladder_pay(struct pya_arena *arena, size_t n_pages) {
+    double cost_ns = stitch_cost_ns(n_pages);
+    arena->stitch_debt_ns += cost_ns;
+    arena->card->stitch_ns += cost_ns;
+}
+
 /* Makes up the missing pages, then maps m free ones side by side and hands them out. */
 static pya_status
 ladder_stitch(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
@@ -201,7 +213,7 @@ ladder_stitch(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
         st = pya_stitch_make(arena, ids, m, &stitch);
     }
     if (st == PYA_OK) {
-        arena->stitch_debt_ns += stitch_cost_ns(m);
+        ladder_pay(arena, m);
         st = pya_stitch_take(stitch, bytes, out);
     }
     free(ids);
@@ -243,8 +255,24 @@ ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     if (st != PYA_OK) {
         return st;
     }
-    arena->stitch_debt_ns += stitch_cost_ns(n_moved);
+    ladder_pay(arena, n_moved);
     return ladder_refit(arena, bytes, is_small, out);
+}
+
+/* Pages that were here before come back without a device call. */
+static pya_status
+ladder_revive(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    bool found;
+    if (arena->dead == NULL) {
+        return PYA_OK;
+    }
+    for (struct pya_arena *from = arena->card->arenas; from != NULL; from = from->next) {
+        if (from != arena && from->pool == NULL && from->free_pages > 0) {
+            pya_arena_poll(from);
+        }
+    }
+    pya_status st = pya_arena_revive(arena, bytes, &found);
+    return st == PYA_OK && found ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
 /* Which arenas may give pages to this one? */
@@ -317,8 +345,11 @@ plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live)
         || card->reserved_bytes + n * PYA_PAGE <= peak_live) {
         return PLAN_GROW;
     }
-    double stitch_ns = stitch_cost_ns(m);
-    if (arena->stitch_debt_ns + stitch_ns >= BALANCED_PATIENCE * create_cost_ns(n - missing)) {
+    bool is_early = card->stitch_ns < BALANCED_EARLY_SHARE * create_cost_ns(card->pages.n_live);
+    bool is_shared = card->arenas->next != NULL;
+    double patience = is_early || is_shared ? BALANCED_PATIENCE : BALANCED_PATIENCE_LATE;
+    double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(m);
+    if (debt_ns >= patience * create_cost_ns(n - missing)) {
         arena->stitch_debt_ns = 0;
         return PLAN_GROW;
     }
@@ -425,9 +456,13 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
         card->stats.scalar[PYA_STAT_pyalloc_range_hits]++;
         return pya_stitch_take(stitch, bytes, out);
     }
+    pya_status st = ladder_revive(arena, bytes, is_small, out);
+    if (st != PYA_OK || *out != NULL) {
+        return st;
+    }
     if (card->arenas->next != NULL) {
         size_t n_want = m > LADDER_TRANSFER_PAGES ? m : LADDER_TRANSFER_PAGES;
-        pya_status st = ladder_transfer(arena, n_want, TRANSFER_IDLE);
+        st = ladder_transfer(arena, n_want, TRANSFER_IDLE);
         if (st == PYA_OK) {
             st = ladder_refit(arena, bytes, is_small, out);
         }
@@ -435,7 +470,7 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
             return st;
         }
     }
-    pya_status st = ladder_extend(arena, bytes, is_small, out);
+    st = ladder_extend(arena, bytes, is_small, out);
     return is_shortage(st) ? ladder_squeeze(arena, bytes, is_small, out) : st;
 }
 

@@ -1,6 +1,7 @@
 /* The ladder: where a request is looked for, in which order, and what is done when nothing is left.  Floor 10. */
 #pragma once
 
+#include "revive.h"
 #include "trim.h"
 
 #ifdef __cplusplus

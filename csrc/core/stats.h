@@ -35,6 +35,7 @@ extern "C" {
     X(max_split_size)                                                                              \
     X(pyalloc_fit_hits)                                                                            \
     X(pyalloc_range_hits)                                                                          \
+    X(pyalloc_revivals)                                                                             \
     X(pyalloc_stitches)                                                                            \
     X(pyalloc_growths)                                                                             \
     X(pyalloc_page_moves)                                                                          \

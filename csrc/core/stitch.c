@@ -359,8 +359,9 @@ pages_leave(const struct old_home *old, size_t n_pages) {
                && old[i + k].slot < end) {
             k++;
         }
-        (void)pya_arena_carve(
-            range->arena, run, pya_range_addr(range, old[i].slot), k * PYA_PAGE, PYA_BLOCK_DEAD);
+        struct pya_block *left = pya_arena_carve(
+            range->arena, run, pya_range_addr(range, old[i].slot), k * PYA_PAGE, PYA_BLOCK_USED);
+        pya_arena_make_dead(range->arena, left);
         pya_arena_note_unmapped(
             range->arena, range, pya_range_addr(range, old[i].slot), k);
         i += k;
