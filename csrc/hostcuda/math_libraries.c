@@ -6,7 +6,7 @@
 #define _GNU_SOURCE
 #include "stubs.h"
 
-#include <stdio.h>
+#include <dlfcn.h>
 #include <string.h>
 
 /* cuBLAS */
@@ -88,10 +88,23 @@ cublasLtMatmulAlgoGetHeuristic(
 
 /* cuDNN */
 
+/* The library that torch brought is loaded behind this one, and torch compares its own version with it. */
 size_t
 cudnnGetVersion(void) {
     COUNT();
-    return 92600;
+    size_t (*real)(void) = NULL;
+    void *found = dlsym(RTLD_NEXT, "cudnnGetVersion");
+    memcpy(&real, &found, sizeof real);
+    return real == NULL ? 92600 : real();
+}
+
+/* libraryPropertyType: 0 major, 1 minor, 2 patch */
+int
+cudnnGetProperty(int which, int *out) {
+    size_t version = cudnnGetVersion();
+    size_t parts[] = {version / 10000, version / 100 % 100, version % 100};
+    *out = which >= 0 && which < 3 ? (int)parts[which] : 0;
+    return 0;
 }
 
 size_t

@@ -266,3 +266,37 @@ def test_profiler_has_cuda_memory_columns(run_torch: RunTorch) -> None:
             torch.randn(1000, 1000, device="cuda")
         assert any(event.device_memory_usage >= 4_000_000 for event in p.key_averages())
     """)
+
+
+def test_cudnn_recurrent_layers_keep_their_weights_apart(run_torch: RunTorch) -> None:
+    """Flattening copies every weight to where cuDNN says it lies: an overlap would destroy one."""
+    done = run_torch("""
+        import torch
+        from torch import nn
+        cases = [{}, {"bidirectional": True, "num_layers": 2}, {"bias": False}, {"num_layers": 3, "dropout": 0.3}]
+        for kind in (nn.GRU, nn.LSTM, nn.RNN):
+            for case in cases + ([{"proj_size": 16, "num_layers": 2}] if kind is nn.LSTM else []):
+                layer = kind(64, 32, **case)
+                weights = [p.detach().clone() for p in layer.parameters()]
+                layer.cuda()
+                for moved, weight in zip(layer.parameters(), weights):
+                    assert torch.equal(moved.detach().cpu(), weight), (kind, case)
+                starts = sorted((p.data_ptr(), p.numel() * 4) for p in layer.parameters())
+                assert all(a + n == b for (a, n), (b, _) in zip(starts, starts[1:])), (kind, case)
+                x = torch.randn(5, 3, 64, device="cuda", requires_grad=True)
+                out, _ = layer(x)
+                out.sum().backward()
+                assert x.grad.shape == x.shape
+                packed = nn.utils.rnn.pack_padded_sequence(x.detach(), torch.tensor([5, 3, 2]))
+                layer.eval()(packed)
+    """)
+    assert done.stderr.count("is an estimate") == 1
+
+
+def test_special_functions_compile_at_run_time(run_torch: RunTorch) -> None:
+    run_torch("""
+        import torch
+        x = torch.rand(100, device="cuda", requires_grad=True)
+        (torch.lgamma(x) + torch.digamma(x)).sum().backward()
+        assert x.grad.shape == x.shape
+    """)
