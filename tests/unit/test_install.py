@@ -1,0 +1,346 @@
+"""install(): before and after torch, twice, too late, without CUDA; uninstall; forks and children."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+
+def test_after_torch(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+        handle = pyalloc.install()
+        x = torch.ones(5, device="cpu").cuda()
+        assert x.cpu().tolist() == [1.0] * 5
+        assert handle.status().installed and handle.status().allocations == 1
+        assert torch.cuda.memory_allocated() == 512
+        """
+    )
+
+
+def test_before_torch(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import pyalloc
+        pyalloc.install()
+        import torch
+        torch.empty(5, device="cuda")
+        assert pyalloc.status().allocations == 1
+        """
+    )
+
+
+def test_again_with_the_same_settings(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+        pyalloc.install(memory="tight")
+        pyalloc.install(memory="tight")
+        torch.empty(5, device="cuda")
+        pyalloc.install(memory="tight")
+        """
+    )
+
+
+def test_again_with_other_settings(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import pyalloc
+        pyalloc.install(memory="tight")
+        try:
+            pyalloc.install(memory="fast")
+        except pyalloc.InstallError as error:
+            assert "memory: tight, not fast" in str(error), error
+        else:
+            raise AssertionError
+        """
+    )
+
+
+def test_too_late(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+        x = torch.empty(5, device="cuda")
+        try:
+            pyalloc.install()
+        except pyalloc.InstallError as error:
+            assert "before the first CUDA call" in str(error) and "pyalloc run" in str(error), error
+        else:
+            raise AssertionError
+        assert not pyalloc.status().installed
+        assert torch.cuda.memory_allocated() == 512
+        """
+    )
+
+
+def test_without_cuda_nothing_happens_and_is_said_once(run_python) -> None:  # type: ignore[no-untyped-def]
+    run_python(
+        """
+        import warnings, pyalloc
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            pyalloc.install()
+            pyalloc.install()
+        ours = [str(each.message) for each in seen if "pyalloc" in str(each.message)]
+        assert len(ours) == 1 and "did nothing" in ours[0], ours
+        assert not pyalloc.status().installed
+        import torch
+        assert torch.zeros(3).sum() == 0
+        """,
+        env={"CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+def test_unknown_setting(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import pyalloc
+        try:
+            pyalloc.install(memroy="tight")
+        except pyalloc.ConfigError as error:
+            assert "memory" in str(error), error
+        else:
+            raise AssertionError
+        pyalloc.install()
+        """
+    )
+
+
+def test_other_backend_is_refused(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import pyalloc
+        try:
+            pyalloc.install()
+        except pyalloc.InstallError as error:
+            assert "cudaMallocAsync" in str(error)
+        else:
+            raise AssertionError
+        """,
+        env={
+            "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync",
+            "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync",
+        },
+    )
+
+
+def test_uninstall_before_first_use(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+        original = torch._C._cuda_memoryStats
+        handle = pyalloc.install()
+        assert torch._C._cuda_memoryStats is not original
+        handle.uninstall()
+        assert torch._C._cuda_memoryStats is original
+        x = torch.empty(1000, device="cuda")
+        assert torch.cuda.memory_allocated() == 4096
+        assert torch.cuda.memory_reserved() == 2 << 20
+        assert pyalloc.status().allocations == 0
+        """
+    )
+
+
+def test_uninstall_and_install_again(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+        pyalloc.install().uninstall()
+        pyalloc.install(memory="tight")
+        torch.empty(1000, device="cuda")
+        assert pyalloc.status().allocations == 1
+        """
+    )
+
+
+def test_uninstall_after_use_is_refused(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+        handle = pyalloc.install()
+        x = torch.empty(1000, device="cuda")
+        try:
+            handle.uninstall()
+        except pyalloc.InstallError as error:
+            assert "cannot be removed" in str(error)
+        else:
+            raise AssertionError
+        assert torch.cuda.memory_allocated() == 4096
+        """
+    )
+
+
+def test_oom_and_on_it_goes(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+        pyalloc.install()
+        keep = torch.arange(1000).cuda()
+        for _ in range(5):
+            try:
+                torch.empty(1 << 40, device="cuda")
+            except torch.OutOfMemoryError as error:
+                text = str(error)
+            else:
+                raise AssertionError
+        assert "CUDA out of memory. Tried to allocate 4096.00 GiB. GPU 0" in text, text
+        assert torch.equal(keep.cpu(), torch.arange(1000))
+        assert torch.arange(10).cuda().cpu().tolist() == list(range(10))
+        """
+    )
+
+
+def test_limit_setting(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+        pyalloc.install(limit="1GiB")
+        torch.empty(900 << 20, dtype=torch.uint8, device="cuda")
+        try:
+            torch.empty(1100 << 20, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            pass
+        else:
+            raise AssertionError
+        """
+    )
+
+
+def test_forked_child_installs_nothing_but_may_use_cuda_first(dry_python) -> None:  # type: ignore[no-untyped-def]
+    """Fork before the first use: the child has an allocator that works."""
+    dry_python(
+        """
+        import os, torch, pyalloc
+        pyalloc.install()
+        child = os.fork()
+        if child == 0:
+            try:
+                x = torch.arange(100).cuda()
+                os._exit(0 if x.cpu().tolist() == list(range(100)) else 3)
+            except BaseException as error:
+                print(error, flush=True)
+                os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        torch.empty(1000, device="cuda")
+        """
+    )
+
+
+def test_forked_child_of_a_used_parent_ends_quietly(dry_python) -> None:  # type: ignore[no-untyped-def]
+    done = dry_python(
+        """
+        import os, sys, torch, pyalloc
+        pyalloc.install()
+        x = torch.arange(1000).cuda()
+        child = os.fork()
+        if child == 0:
+            del x
+            sys.exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert torch.equal(x.cpu(), torch.arange(1000))
+        """
+    )
+    assert "refused" not in done.stderr
+
+
+def test_data_loader_workers(dry_python, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+        pyalloc.install()
+        data = torch.utils.data.TensorDataset(torch.arange(64).float())
+        loader = torch.utils.data.DataLoader(data, batch_size=8, num_workers=2, multiprocessing_context="fork")
+        x = torch.ones(3).cuda()
+        seen = [batch.cuda().cpu() for (batch,) in loader]
+        assert torch.equal(torch.cat(seen), torch.arange(64).float())
+        """
+    )
+
+
+def test_spawned_children_install_again(dry_python, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    script = tmp_path / "spawning.py"
+    script.write_text(
+        "import torch, pyalloc, torch.multiprocessing as mp\n"
+        "def work(rank):\n"
+        "    pyalloc.install()\n"
+        "    x = torch.arange(100).cuda()\n"
+        "    assert x.cpu().tolist() == list(range(100))\n"
+        "    assert pyalloc.status().allocations == 1\n"
+        "if __name__ == '__main__':\n"
+        "    pyalloc.install()\n"
+        "    torch.empty(5, device='cuda')\n"
+        "    mp.spawn(work, nprocs=2)\n"
+    )
+    dry_python(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
+
+
+def test_children_of_pyalloc_run_are_installed(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import subprocess, sys
+        import pyalloc, torch
+        assert pyalloc.status().installed
+        code = "import torch, pyalloc; torch.empty(5, device='cuda'); assert pyalloc.status().allocations == 1"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        """,
+        install=True,
+    )
+
+
+def test_bad_pointers_change_nothing(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+        from pyalloc import _core
+        pyalloc.install()
+        x = torch.arange(1000).cuda()
+        before = torch.cuda.memory_stats()
+        for bad in (x.data_ptr() + 512, 0xdead000, x.data_ptr() + 1):
+            try:
+                _core.free(bad)
+            except pyalloc.AllocatorError:
+                pass
+            else:
+                raise AssertionError(hex(bad))
+        assert torch.cuda.memory_stats() == before
+        assert _core.check(0) == 0
+        """
+    )
+
+
+def test_pool_context(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import gc, torch, pyalloc
+        pyalloc.install()
+        torch.empty(1, device="cuda")
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        with pyalloc.pool() as pool:
+            x = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+            assert pool.snapshot()
+        assert torch.cuda.memory_reserved() > before
+        del x, pool
+        gc.collect()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() <= before
+        """
+    )
+
+
+def test_status_is_readable(dry_python) -> None:  # type: ignore[no-untyped-def]
+    done = dry_python("import pyalloc; pyalloc.install(); print(pyalloc.status())")
+    assert "pyalloc is installed (active), torch " in done.stdout
+    assert "ok  out of memory is raised as: torch.OutOfMemoryError" in done.stdout
+    assert "NO " not in done.stdout.replace(
+        "NO  MemPool(no_split=True)", ""
+    )  # older torch has none
+
+
+def test_doctor(dry_python) -> None:  # type: ignore[no-untyped-def]
+    done = dry_python("import sys; from pyalloc.cli import main; sys.exit(main(['doctor']))")
+    assert "device 0:" in done.stdout
+    assert "an allocation of 1 MiB works" in done.stdout
