@@ -4,6 +4,8 @@
  * independent of the batch, and gives bitwise equal results for equal inputs.  Floor 2. */
 #include <stdint.h>
 
+#include "args.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -28,82 +30,45 @@ typedef enum pya_ops_dtype {
     PYA_OPS_F64 = 1,
 } pya_ops_dtype;
 
-/* A matrix of rows (or numbers) addressed by two batch indices; strides in elements, 0 = shared. */
-struct pya_ops_view {
-    void *p;
-    int64_t i, t;
-};
-
-/* PowerSpherical: value (l,t,D), loc (m,t,D), scale and log_weights (m,t); D is contiguous.
- * The two-index views use i for l or m.  NULL p: not wanted. */
-struct pya_ops_ps {
-    int64_t n_l, n_m, n_t, dim;
-    struct pya_ops_view value, loc, scale, log_weights;
-    void *out; /* log-prob (l,m,t), or for the mixture (l,t) with out_m unused */
-    int64_t out_l, out_m, out_t;
-    const void *grad; /* of out, its own strides */
-    int64_t grad_l, grad_m, grad_t;
-    struct pya_ops_view d_value, d_loc, d_scale, d_log_weights;
-    int32_t dtype;     /* pya_ops_dtype */
-    int32_t n_threads; /* at least 1 */
-};
-
 PYA_OPS_API int pya_ops_ps_forward(const struct pya_ops_ps *ps);
 PYA_OPS_API int pya_ops_ps_backward(const struct pya_ops_ps *ps);
 /* out is read by the backward of the mixture: it is all that is kept from the forward. */
 PYA_OPS_API int pya_ops_ps_mixture_forward(const struct pya_ops_ps *ps);
 PYA_OPS_API int pya_ops_ps_mixture_backward(const struct pya_ops_ps *ps);
 
-/* Additive (Bahdanau) attention: score = v . tanh(key + query), probabilities over s, context =
- * sum of probability * value.  Rows of n_h and n_e numbers are contiguous. */
-struct pya_ops_additive {
-    int64_t n_b, n_q, n_s, n_h, n_e;
-    struct pya_ops_view query, keys, values; /* i: q or s, t: b */
-    const void *v;                           /* [n_h] */
-    const uint8_t *mask;                     /* NULL, or nonzero where s takes part */
-    int64_t mask_b, mask_s;
-    void *probs; /* [n_b][n_q][n_s]; written by forward, read by backward */
-    struct pya_ops_view context;
-    struct pya_ops_view grad, grad_probs; /* grad_probs.p may be NULL */
-    struct pya_ops_view d_query, d_keys, d_values;
-    void *d_v;          /* [n_b][n_h], one partial sum per batch entry */
-    int32_t accumulate; /* nonzero: d_keys and d_values are added to */
-    int32_t dtype;
-    int32_t n_threads;
-};
-
 PYA_OPS_API int pya_ops_additive_forward(const struct pya_ops_additive *a);
 PYA_OPS_API int pya_ops_additive_backward(const struct pya_ops_additive *a);
 
-/* Rows of one head; strides in elements, the row itself contiguous. */
-struct pya_ops_heads {
-    void *p;
-    int64_t b, h, s;
-};
-/* Scores' companions: bias, mask and the gradient of the bias; stride 0 = shared. */
-struct pya_ops_scores {
-    void *p;
-    int64_t b, h, q, k;
-};
-
-/* Scaled dot-product attention; query head h reads key head h / (n_h / n_kv). */
-struct pya_ops_attention {
-    int64_t n_b, n_h, n_kv, n_q, n_k, dim, dim_v;
-    struct pya_ops_heads q, k, v, out;
-    void *lse; /* [n_b][n_h][n_q], log2 of the sum of exp(score) */
-    struct pya_ops_scores bias, mask /* bytes */;
-    double scale, dropout;
-    uint64_t seed;
-    struct pya_ops_heads grad, d_q, d_k, d_v;
-    struct pya_ops_scores d_bias;
-    int32_t d_bias_add; /* nonzero: d_bias starts as zeros and is added to */
-    int32_t causal;     /* query i sees keys 0..i */
-    int32_t dtype;
-    int32_t n_threads;
-};
-
 PYA_OPS_API int pya_ops_attention_forward(const struct pya_ops_attention *a);
 PYA_OPS_API int pya_ops_attention_backward(const struct pya_ops_attention *a);
+
+/* --- CUDA, through the driver; nothing is linked, libcuda is opened when asked for ------------- */
+
+/* Where kernels go: a module loaded in the current context and one of its streams. */
+struct pya_ops_target {
+    uint64_t module;
+    void *stream;
+};
+
+/* path NULL: libcuda.so.1.  A second call with another path takes that one. */
+PYA_OPS_API int pya_ops_cuda_open(const char *path);
+/* image: a fatbin, cubin or PTX; *module is written on success only. */
+PYA_OPS_API int pya_ops_cuda_load(const void *image, uint64_t *module);
+/* The driver's last refusal in this thread, for messages: its number and the call. */
+PYA_OPS_API const char *pya_ops_cuda_error(void);
+
+PYA_OPS_API int
+pya_ops_cuda_ps_forward(const struct pya_ops_ps *ps, const struct pya_ops_target *to);
+PYA_OPS_API int
+pya_ops_cuda_ps_backward(const struct pya_ops_ps *ps, const struct pya_ops_target *to);
+PYA_OPS_API int
+pya_ops_cuda_additive_forward(const struct pya_ops_additive *a, const struct pya_ops_target *to);
+PYA_OPS_API int
+pya_ops_cuda_additive_backward(const struct pya_ops_additive *a, const struct pya_ops_target *to);
+PYA_OPS_API int
+pya_ops_cuda_attention_forward(const struct pya_ops_attention *a, const struct pya_ops_target *to);
+PYA_OPS_API int
+pya_ops_cuda_attention_backward(const struct pya_ops_attention *a, const struct pya_ops_target *to);
 
 /* Widest instruction set this machine and this build both have; the one in use; choose a narrower
  * one (tests, measurements). */

@@ -1,14 +1,199 @@
-"""The CUDA kernels of the ops: not there yet on this machine, so the eager path serves the device."""
+"""The CUDA kernels: found or compiled once, loaded per device, launched on torch's current stream."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
 from pyalloc.errors import OpError
+from pyalloc.ops._library import AdditiveArgs, AttentionArgs, PowerSphericalArgs, library
+
+SOURCE = Path(__file__).parent.parent / "lib" / "ops.cu"
 
 
-def available() -> bool:
-    return False
+class Target(ctypes.Structure):
+    """struct pya_ops_target."""
+
+    _fields_ = [("module", ctypes.c_uint64), ("stream", ctypes.c_void_p)]
+
+
+def on_device(x: Tensor) -> bool:
+    """Whether x's op is launched rather than called."""
+    return bool(x.is_cuda)
+
+
+def serves(x: Tensor) -> bool:
+    """Whether the kernels can take x: float32 on a device they could be loaded for."""
+    return x.dtype == torch.float32 and x.is_cuda and _module(x.device.index or 0) is not None
 
 
 def refuse_dropout(dropout: float) -> None:
     if dropout > 0:
-        raise OpError("scaled_attention: dropout on CUDA needs the CUDA kernels, which are missing")
+        raise OpError(
+            "scaled_attention: dropout on CUDA needs the float32 kernels, which cannot serve this call"
+        )
+
+
+def power_spherical_forward(args: PowerSphericalArgs, like: Tensor) -> None:
+    _launch("ps_forward", args, like)
+
+
+def power_spherical_backward(args: PowerSphericalArgs, like: Tensor) -> None:
+    _launch("ps_backward", args, like)
+
+
+def additive_forward(args: AdditiveArgs, like: Tensor) -> None:
+    _launch("additive_forward", args, like)
+
+
+def additive_backward(args: AdditiveArgs, like: Tensor) -> None:
+    workspace = like.new_empty(args.n_b * args.n_q * args.n_s)
+    args.workspace = workspace.data_ptr()
+    _launch("additive_backward", args, like)
+
+
+def attention_forward(args: AttentionArgs, like: Tensor) -> None:
+    _launch("attention_forward", args, like)
+
+
+def attention_backward(args: AttentionArgs, like: Tensor) -> None:
+    workspace = like.new_empty(args.n_b * args.n_h * args.n_q)
+    args.workspace = workspace.data_ptr()
+    _launch("attention_backward", args, like)
+
+
+def _launch(name: str, args: ctypes.Structure, like: Tensor) -> None:
+    lib = library()
+    status = getattr(lib, f"pya_ops_cuda_{name}")(ctypes.byref(args), ctypes.byref(target(like)))
+    if status == 2:
+        raise OpError(f"{name}: the launch is larger than a device takes; split the batch")
+    if status != 0:
+        raise OpError(f"{name}: {_error(lib)}")
+
+
+def target(like: Tensor) -> Target:
+    """The loaded module and torch's current stream on the device of like."""
+    module = _module(like.device.index or 0)
+    return Target(module or 0, torch.cuda.current_stream(like.device).cuda_stream)
+
+
+def _error(lib: ctypes.CDLL) -> str:
+    lib.pya_ops_cuda_error.restype = ctypes.c_char_p
+    return str(lib.pya_ops_cuda_error().decode())
+
+
+@functools.cache
+def _module(device: int) -> int | None:
+    """The kernels loaded in a device's primary context; None, with one warning, if that fails."""
+    try:
+        lib = library()
+        if lib.pya_ops_cuda_open(None) != 0:
+            raise OpError(_error(lib))
+        image = image_for(torch.cuda.get_device_capability(device))
+        module = ctypes.c_uint64()
+        with torch.cuda.device(device):
+            torch.cuda.current_stream().synchronize()  # the context exists and is current
+            if lib.pya_ops_cuda_load(image, ctypes.byref(module)) != 0:
+                raise OpError(_error(lib))
+        return int(module.value)
+    except (OpError, OSError) as error:
+        warnings.warn(
+            f"pyalloc.ops: no CUDA kernels on device {device} ({error}); plain torch serves instead",
+            stacklevel=2,
+        )
+        return None
+
+
+def image_for(capability: tuple[int, int]) -> bytes:
+    """Machine code for a device: the built fatbin, a cached compilation, or a fresh one by NVRTC."""
+    if not SOURCE.exists():
+        raise OpError(f"{SOURCE} is missing; install pyalloc again")
+    text = SOURCE.read_bytes()
+    digest = hashlib.sha256(text).hexdigest()
+    fatbin = SOURCE.parent / f"ops-{digest[:16]}.fatbin"
+    if fatbin.exists():
+        return fatbin.read_bytes()
+    arch = f"sm_{capability[0]}{capability[1]}"
+    cached = _cache_directory() / f"ops-{digest[:16]}-{arch}.cubin"
+    found = read_cached(cached)
+    if found is None:
+        found = compile_text(text, arch)
+        write_cached(cached, found)
+    return found
+
+
+def _cache_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "pyalloc"
+
+
+def read_cached(path: Path) -> bytes | None:
+    """The content if it is whole: a file begins with the SHA-256 of the rest, and is the user's own."""
+    try:
+        info = path.stat()
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if info.st_uid != os.getuid() or info.st_mode & 0o022:
+        return None
+    return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
+
+
+def write_cached(path: Path, content: bytes) -> None:
+    """Writes under a temporary name and renames; a cache that cannot be written is done without."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)  # mode 0600
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(content).digest() + content)
+        os.replace(temporary, path)
+
+
+def _nvrtc() -> ctypes.CDLL:
+    """torch's own NVRTC, else the system's."""
+    found: list[str] = []
+    spec = importlib.util.find_spec("nvidia")
+    for root in spec.submodule_search_locations or [] if spec is not None else []:
+        found += sorted(str(path) for path in Path(root).glob("*/lib/libnvrtc.so.*"))
+    for name in [*found, "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    raise OpError("libnvrtc is not found; install nvidia-cuda-nvrtc, or run make cuda where nvcc is")
+
+
+def compile_text(text: bytes, arch: str) -> bytes:
+    """CUDA C++ to machine code for one architecture, as nvcc would.
+
+    Raises:
+        OpError: NVRTC is missing or refuses; the message carries its log.
+    """
+    nvrtc = _nvrtc()
+    program = ctypes.c_void_p()
+    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"ops.cu", 0, None, None) != 0:
+        raise OpError("nvrtcCreateProgram failed")
+    try:
+        options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17"]
+        array = (ctypes.c_char_p * len(options))(*options)
+        if nvrtc.nvrtcCompileProgram(program, len(options), array) != 0:
+            raise OpError(f"NVRTC cannot compile for {arch}: {_nvrtc_text(nvrtc, program).decode()}")
+        return _nvrtc_text(nvrtc, program, "CUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _nvrtc_text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str = "ProgramLog") -> bytes:
+    size = ctypes.c_size_t()
+    getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
+    return buffer.raw

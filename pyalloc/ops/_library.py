@@ -53,6 +53,7 @@ class AdditiveArgs(ctypes.Structure):
         *((name, View) for name in ("context", "grad", "grad_probs")),
         *((name, View) for name in ("d_query", "d_keys", "d_values")),
         ("d_v", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
         *((name, ctypes.c_int32) for name in ("accumulate", "dtype", "n_threads")),
     ]
 
@@ -82,6 +83,7 @@ class AttentionArgs(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         *((name, Heads) for name in ("grad", "d_q", "d_k", "d_v")),
         ("d_bias", Scores),
+        ("workspace", ctypes.c_void_p),
         *((name, ctypes.c_int32) for name in ("d_bias_add", "causal", "dtype", "n_threads")),
     ]
 

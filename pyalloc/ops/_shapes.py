@@ -24,7 +24,7 @@ class Axes:
     t: tuple[int, ...]
 
     def size(self, axes: Sequence[int]) -> int:
-        return math.prod(self.batch[k] for k in axes)
+        return math.prod([self.batch[k] for k in axes])
 
     @property
     def t_first(self) -> bool:

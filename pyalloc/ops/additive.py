@@ -132,12 +132,13 @@ class _Memory:
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
+        self.is_served = keys.device.type == "cpu" or _cuda.serves(keys)
         self.rows = _dense_rows(keys.detach()), _dense_rows(values.detach())
         self.token: Tensor = _Gate.apply(keys, values, self)
         self.buffers: tuple[Tensor, Tensor] | None = None
 
     def holds(self, keys: Tensor, values: Tensor) -> bool:
-        return keys is self.keys and values is self.values and keys.device.type == "cpu"
+        return keys is self.keys and values is self.values and self.is_served
 
     def attend(self, query: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         context, probs = _Step.apply(query, v, self.token, mask, self)
@@ -257,7 +258,7 @@ def _forward_kernel(
     args.context = _view(context)
     if mask is not None:
         args.mask, args.mask_b, args.mask_s = mask.data_ptr(), mask.stride(0), mask.stride(1)
-    if keys.is_cuda:
+    if _cuda.on_device(keys):
         _cuda.additive_forward(args, keys)
     else:
         call("pya_ops_additive_forward", args)
@@ -284,7 +285,7 @@ def _backward_kernel(
     args.d_keys, args.d_values = _view(sinks[0]), _view(sinks[1])
     args.d_v = d_v.data_ptr()
     args.accumulate = int(accumulate)
-    if keys.is_cuda:
+    if _cuda.on_device(keys):
         _cuda.additive_backward(args, keys)
     else:
         call("pya_ops_additive_backward", args)
@@ -295,7 +296,7 @@ def _backward_kernel(
 def _additive(
     query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    if keys.is_cuda and not _cuda.available():
+    if keys.is_cuda and not _cuda.serves(keys):
         context, probs = _eager.additive(query, keys, values, v, mask)
         return context.contiguous(), probs.contiguous()
     return _forward_kernel(query, keys, values, v, mask)
@@ -321,7 +322,7 @@ def _additive_backward(
     mask: Tensor | None,
     needs: list[bool],
 ) -> list[Tensor]:
-    if keys.is_cuda and not _cuda.available():
+    if keys.is_cuda and not _cuda.serves(keys):
         return _eager.additive_vjp((query, keys, values, v), mask, (grad, grad_probs), needs)
     sinks = (
         keys.new_empty(keys.shape) if needs[1] else None,

@@ -229,7 +229,7 @@ def _attention(
     dropout: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    if q.is_cuda and not _cuda.available():
+    if q.is_cuda and not _cuda.serves(q):
         _cuda.refuse_dropout(dropout)
         out = _eager.attention(q, k, v, bias, mask, causal, scale).contiguous()
         return out, q.new_empty(q.shape[:3])
@@ -238,7 +238,7 @@ def _attention(
     lse = q.new_empty(q.shape[:3])
     args = _args(q, k, v, (bias, mask), (causal, scale, dropout, seed))
     args.out, args.lse = _heads(out), lse.data_ptr()
-    if q.is_cuda:
+    if _cuda.on_device(q):
         _cuda.attention_forward(args, q)
     else:
         call("pya_ops_attention_forward", args)
@@ -276,7 +276,7 @@ def _attention_backward(
     seed: Tensor | None,
     needs_bias: bool,
 ) -> list[Tensor]:
-    if q.is_cuda and not _cuda.available():
+    if q.is_cuda and not _cuda.serves(q):
         return _eager.attention_vjp((q, k, v, bias), grad, mask, (causal, scale), needs_bias)
     q, k, v, grad = (_dense_rows(x) for x in (q, k, v, grad))
     grads = [x.new_empty(x.shape) for x in (q, k, v)]
@@ -290,7 +290,7 @@ def _attention_backward(
             bias.shape, dtype=q.dtype, device=q.device
         )
         args.d_bias, args.d_bias_add = _score_view(d_bias), int(summed)
-    if q.is_cuda:
+    if _cuda.on_device(q):
         _cuda.attention_backward(args, q)
     else:
         call("pya_ops_attention_backward", args)

@@ -191,7 +191,7 @@ def _forward_kernel(
     out = value.new_empty(shape)
     args = _args(value, loc, scale, log_weights)
     _set_result(args, out, t_first)
-    if value.is_cuda:
+    if _cuda.on_device(value):
         _cuda.power_spherical_forward(args, value)
     else:
         call("pya_ops_ps_mixture_forward" if mixture else "pya_ops_ps_forward", args)
@@ -225,7 +225,7 @@ def _backward_kernel(
     for field, g, need in zip(fields, grads, needs, strict=False):
         if need:
             setattr(args, field, _view(g))
-    if value.is_cuda:
+    if _cuda.on_device(value):
         _cuda.power_spherical_backward(args, value)
     else:
         call(f"pya_ops_ps_{'backward' if log_weights is None else 'mixture_backward'}", args)
@@ -237,7 +237,7 @@ def _backward_kernel(
 
 @torch.library.custom_op("pyalloc::power_spherical_log_prob", mutates_args=())
 def _log_prob(value: Tensor, loc: Tensor, scale: Tensor, t_first: bool) -> Tensor:
-    if value.is_cuda and not _cuda.available():
+    if value.is_cuda and not _cuda.serves(value):
         out = _eager.power_spherical(value, loc, scale)
         return (out if t_first else out.permute(1, 2, 0)).contiguous()
     return _forward_kernel(value, loc, scale, None, t_first)
@@ -252,7 +252,7 @@ def _(value: Tensor, loc: Tensor, scale: Tensor, t_first: bool) -> Tensor:
 def _log_prob_backward(
     grad: Tensor, value: Tensor, loc: Tensor, scale: Tensor, t_first: bool, needs: list[bool]
 ) -> list[Tensor]:
-    if value.is_cuda and not _cuda.available():
+    if value.is_cuda and not _cuda.serves(value):
         g = grad if t_first else grad.permute(2, 0, 1)
         return _eager.first_derivative((value, loc, scale), g, needs, _eager.power_spherical)
     return _backward_kernel(grad, None, (value, loc, scale, None), t_first, needs)
@@ -269,7 +269,7 @@ def _(
 def _mixture(
     value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor, t_first: bool
 ) -> Tensor:
-    if value.is_cuda and not _cuda.available():
+    if value.is_cuda and not _cuda.serves(value):
         out = _eager.power_spherical_mixture(value, loc, scale, log_weights)
         return (out.t() if t_first else out).contiguous()
     return _forward_kernel(value, loc, scale, log_weights, t_first)
@@ -294,7 +294,7 @@ def _mixture_backward(
     needs: list[bool],
 ) -> list[Tensor]:
     inputs = (value, loc, scale, log_weights)
-    if value.is_cuda and not _cuda.available():
+    if value.is_cuda and not _cuda.serves(value):
         g = grad.t() if t_first else grad
         return _eager.first_derivative(inputs, g, needs, _eager.power_spherical_mixture)
     return _backward_kernel(grad, out, inputs, t_first, needs)

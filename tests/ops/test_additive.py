@@ -75,7 +75,7 @@ def test_gradients_to_second_order():
     mask = torch.tensor([[True, True, False], [True, False, True]])
     for function in (fused, lambda *a: additive_attention(*a, mask)):
         assert gradcheck(function, tensors)
-        assert gradgradcheck(function, tensors)
+        assert gradgradcheck(function, tensors, fast_mode=True)
 
 
 def test_one_step_shapes():

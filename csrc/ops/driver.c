@@ -1,0 +1,95 @@
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The driver's types as its ABI has them: handles are pointers, results are ints. */
+typedef int (*load_fn)(void **module, const void *image);
+typedef int (*function_fn)(void **function, void *module, const char *name);
+typedef int (*launch_fn)(
+    void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+    unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **arguments,
+    void **extra);
+
+static struct {
+    load_fn load;
+    function_fn function;
+    launch_fn launch;
+} driver;
+
+static _Thread_local char driver_message[160];
+
+static int
+driver_refuse(const char *call, int result) {
+    snprintf(driver_message, sizeof driver_message, "%s answered CUDA error %d", call, result);
+    return PYA_OPS_E_DRIVER;
+}
+
+const char *
+pya_ops_cuda_error(void) {
+    return driver_message;
+}
+
+/* Function pointers travel through memcpy: ISO C has no cast from an object pointer. */
+static bool
+driver_find(void *library, const char *name, void *function) {
+    void *symbol = dlsym(library, name);
+    memcpy(function, &symbol, sizeof symbol);
+    return symbol != NULL;
+}
+
+int
+pya_ops_cuda_open(const char *path) {
+    const char *name = path != NULL ? path : "libcuda.so.1";
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        snprintf(driver_message, sizeof driver_message, "%s cannot be opened", name);
+        return PYA_OPS_E_DRIVER;
+    }
+    if (!driver_find(library, "cuModuleLoadData", &driver.load) ||
+        !driver_find(library, "cuModuleGetFunction", &driver.function) ||
+        !driver_find(library, "cuLaunchKernel", &driver.launch)) {
+        snprintf(driver_message, sizeof driver_message, "%s lacks the module calls", name);
+        return PYA_OPS_E_DRIVER;
+    }
+    return PYA_OPS_OK; /* stays open: kernels may be in flight until the process ends */
+}
+
+int
+pya_ops_cuda_load(const void *image, uint64_t *module) {
+    void *loaded = NULL;
+    if (driver.load == NULL) {
+        return PYA_OPS_E_INVAL;
+    }
+    int result = driver.load(&loaded, image);
+    if (result != 0) {
+        return driver_refuse("cuModuleLoadData", result);
+    }
+    *module = (uint64_t)(uintptr_t)loaded;
+    return PYA_OPS_OK;
+}
+
+int
+pya_driver_launch(
+    const struct pya_ops_target *to, const char *kernel, struct pya_driver_grid grid,
+    const void *argument) {
+    if (driver.launch == NULL || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535) {
+        return PYA_OPS_E_INVAL;
+    }
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
+        return PYA_OPS_OK;
+    }
+    void *function = NULL;
+    int result = driver.function(&function, (void *)(uintptr_t)to->module, kernel);
+    if (result != 0) {
+        return driver_refuse("cuModuleGetFunction", result);
+    }
+    void *arguments[1];
+    memcpy(&arguments[0], &argument, sizeof argument); /* the driver only reads it */
+    result = driver.launch(
+        function, (unsigned)grid.x, (unsigned)grid.y, (unsigned)grid.z, grid.threads, 1, 1, 0,
+        to->stream, arguments, NULL);
+    return result == 0 ? PYA_OPS_OK : driver_refuse("cuLaunchKernel", result);
+}

@@ -1,0 +1,14 @@
+#pragma once
+/* The few calls of the CUDA driver that launching needs, found at run time.  Floor 2. */
+#include "ops.h"
+
+struct pya_driver_grid {
+    uint64_t x, y, z;
+    uint32_t threads; /* in a block */
+};
+
+/* Launches a kernel by name with one argument.  PYA_OPS_E_INVAL: the grid is larger than the device
+ * takes; PYA_OPS_E_DRIVER: pya_ops_cuda_error() says what. */
+int pya_driver_launch(
+    const struct pya_ops_target *to, const char *kernel, struct pya_driver_grid grid,
+    const void *argument);

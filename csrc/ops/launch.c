@@ -1,0 +1,109 @@
+/* Grids of the CUDA kernels in cuda/, each stated beside its kernel there. */
+#include <stddef.h>
+
+#include "driver.h"
+#include "ops.h"
+
+enum { THREADS = 256, BIG = 128, SMALL = 64, WIDE = 64, MAX_GRID = 65535 };
+
+static uint64_t
+launch_parts(int64_t n, int64_t step) {
+    return (uint64_t)((n + step - 1) / step);
+}
+
+/* t's beyond the grid's limit are walked by the blocks */
+static uint64_t
+launch_walked(int64_t n) {
+    return (uint64_t)(n < MAX_GRID ? n : MAX_GRID);
+}
+
+int
+pya_ops_cuda_ps_forward(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
+    if (ps->log_weights.p != NULL) {
+        struct pya_driver_grid g = {launch_parts(ps->n_l, BIG), launch_walked(ps->n_t), 1, THREADS};
+        return pya_driver_launch(to, "pya_ps_mixture_forward", g, ps);
+    }
+    struct pya_driver_grid g = {
+        launch_parts(ps->n_m, BIG), launch_parts(ps->n_l, BIG), launch_walked(ps->n_t), THREADS};
+    return pya_driver_launch(to, "pya_ps_forward", g, ps);
+}
+
+int
+pya_ops_cuda_ps_backward(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
+    const uint64_t columns = launch_parts(ps->dim, WIDE);
+    const uint64_t n_t = launch_walked(ps->n_t);
+    int status = PYA_OPS_OK;
+    if (ps->d_loc.p != NULL || ps->d_scale.p != NULL || ps->d_log_weights.p != NULL) {
+        struct pya_driver_grid g = {
+            launch_parts(ps->n_m, SMALL), ps->d_loc.p != NULL ? columns : 1, n_t, THREADS};
+        status = pya_driver_launch(to, "pya_ps_backward_loc", g, ps);
+    }
+    if (status == PYA_OPS_OK && ps->d_value.p != NULL) {
+        struct pya_driver_grid g = {launch_parts(ps->n_l, SMALL), columns, n_t, THREADS};
+        status = pya_driver_launch(to, "pya_ps_backward_value", g, ps);
+    }
+    return status;
+}
+
+int
+pya_ops_cuda_additive_forward(const struct pya_ops_additive *a, const struct pya_ops_target *to) {
+    struct pya_driver_grid g = {(uint64_t)a->n_q, (uint64_t)a->n_b, 1, THREADS};
+    return pya_driver_launch(to, "pya_additive_forward", g, a);
+}
+
+int
+pya_ops_cuda_additive_backward(const struct pya_ops_additive *a, const struct pya_ops_target *to) {
+    const uint64_t n_b = (uint64_t)a->n_b;
+    struct pya_driver_grid scores = {(uint64_t)a->n_q, n_b, 1, THREADS};
+    int status = pya_driver_launch(to, "pya_additive_backward_scores", scores, a);
+    if (status == PYA_OPS_OK) {
+        struct pya_driver_grid keys = {launch_parts(a->n_h, THREADS), n_b, 1, THREADS};
+        status = pya_driver_launch(to, "pya_additive_backward_keys", keys, a);
+    }
+    if (status == PYA_OPS_OK && a->d_values.p != NULL) {
+        struct pya_driver_grid values = {
+            launch_parts(a->n_e, THREADS), (uint64_t)a->n_s, n_b, THREADS};
+        status = pya_driver_launch(to, "pya_additive_backward_values", values, a);
+    }
+    return status;
+}
+
+int
+pya_ops_cuda_attention_forward(const struct pya_ops_attention *a, const struct pya_ops_target *to) {
+    if (a->dim_v > 256) {
+        return PYA_OPS_E_INVAL;
+    }
+    struct pya_driver_grid g = {
+        launch_parts(a->n_q, SMALL), (uint64_t)a->n_h, (uint64_t)a->n_b, THREADS};
+    return pya_driver_launch(to, "pya_attention_forward", g, a);
+}
+
+int
+pya_ops_cuda_attention_backward(
+    const struct pya_ops_attention *a, const struct pya_ops_target *to) {
+    const uint64_t n_b = (uint64_t)a->n_b;
+    const uint64_t n_h = (uint64_t)a->n_h;
+    const uint64_t n_kv = (uint64_t)a->n_kv;
+    const uint64_t n_qb = launch_parts(a->n_q, SMALL);
+    const uint64_t n_kb = launch_parts(a->n_k, SMALL);
+    const struct {
+        const char *kernel;
+        struct pya_driver_grid grid;
+    } steps[] = {
+        {"pya_attention_backward_delta", {(uint64_t)a->n_q, n_h, n_b, 32}},
+        {"pya_attention_backward_q", {n_qb * launch_parts(a->dim, WIDE), n_h, n_b, THREADS}},
+        {"pya_attention_backward_k", {n_kb * launch_parts(a->dim, WIDE), n_kv, n_b, THREADS}},
+        {"pya_attention_backward_v", {n_kb * launch_parts(a->dim_v, WIDE), n_kv, n_b, THREADS}},
+    };
+    int status = PYA_OPS_OK;
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0] && status == PYA_OPS_OK; i++) {
+        status = pya_driver_launch(to, steps[i].kernel, steps[i].grid, a);
+    }
+    if (status == PYA_OPS_OK && a->d_bias.p != NULL) {
+        struct pya_driver_grid bias = {
+            a->d_bias.k != 0 ? n_kb : 1, a->d_bias.q != 0 ? n_qb : 1,
+            (a->d_bias.b != 0 ? n_b : 1) * (a->d_bias.h != 0 ? n_h : 1), THREADS};
+        status = pya_driver_launch(to, "pya_attention_backward_bias", bias, a);
+    }
+    return status;
+}

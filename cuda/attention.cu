@@ -1,0 +1,338 @@
+/* Scaled dot-product attention in fp32; the formulas and the names are those of
+ * csrc/ops/attention_forward.c and attention_backward.c.  Scores are in units of log 2. */
+#include "args.h"
+#include "tile.cuh"
+
+enum { MAX_WIDE = 256 / WIDE };
+
+static __device__ inline rows
+head_rows(struct pya_ops_heads x, long long b, long long h, long long s, long long n) {
+    rows r = {(const float *)x.p + b * x.b + h * x.h + s * x.s, x.s, (int)(n < 0 ? 0 : n)};
+    return r;
+}
+
+static __device__ inline long long
+score_at(struct pya_ops_scores x, long long b, long long h, long long q, long long k) {
+    return b * x.b + h * x.h + q * x.q + k * x.k;
+}
+
+/* One score of a block, bias and masks applied, in units of log 2; -inf where nothing is. */
+static __device__ inline float
+finish_score(
+    const struct pya_ops_attention &a, float s, long long b, long long h, long long q,
+    long long k) {
+    if (q >= a.n_q || k >= a.n_k || (a.causal && k > q)) {
+        return -INFINITY;
+    }
+    if (a.mask.p != 0 && ((const unsigned char *)a.mask.p)[score_at(a.mask, b, h, q, k)] == 0) {
+        return -INFINITY;
+    }
+    s *= (float)(a.scale * 1.44269504088896341);
+    if (a.bias.p != 0) {
+        s = fmaf(1.44269504f, ((const float *)a.bias.p)[score_at(a.bias, b, h, q, k)], s);
+    }
+    return s;
+}
+
+static __device__ inline unsigned
+coin_mix(unsigned x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+/* 1 / (1 - dropout) where the probability is kept, else 0: the coin of the CPU kernels */
+static __device__ inline float
+keep(const struct pya_ops_attention &a, long long b, long long h, long long q, long long k) {
+    if (a.dropout <= 0.0) {
+        return 1.0f;
+    }
+    const unsigned head = (unsigned)(b * a.n_h + h);
+    const unsigned seed =
+        coin_mix(coin_mix((unsigned)a.seed + head) ^ (unsigned)(a.seed >> 32));
+    const unsigned x = coin_mix((unsigned)q * 0x9e3779b9u + coin_mix((unsigned)k ^ seed)) >> 8;
+    const bool dropped = (float)x * (1.0f / 16777216.0f) < (float)a.dropout;
+    return dropped ? 0.0f : (float)(1.0 / (1.0 - a.dropout));
+}
+
+/* blocks: (queries / 64, heads, batch) */
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+pya_attention_forward(struct pya_ops_attention a) {
+    __shared__ float p[SMALL][SMALL + 1];
+    const int ty = threadIdx.x / 16 * 4;
+    const int tx = threadIdx.x % 16 * 4;
+    const long long q0 = (long long)blockIdx.x * SMALL;
+    const long long h = blockIdx.y;
+    const long long b = blockIdx.z;
+    const long long kv = h / (a.n_h / a.n_kv);
+    const long long end = a.causal && q0 + SMALL < a.n_k ? q0 + SMALL : a.n_k;
+    float out[MAX_WIDE][4][4] = {};
+    float top[4] = {-1e37f, -1e37f, -1e37f, -1e37f};
+    float sum[4] = {};
+    for (long long k0 = 0; k0 < end; k0 += SMALL) {
+        float s[4][4];
+        small_multiply(
+            s, head_rows(a.q, b, h, q0, a.n_q - q0), head_rows(a.k, b, kv, k0, a.n_k - k0),
+            (int)a.dim);
+        float shrink[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float best = top[i];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                s[i][j] = finish_score(a, s[i][j], b, h, q0 + ty + i, k0 + tx + j);
+                best = fmaxf(best, s[i][j]);
+            }
+            best = reduce16_max(best);
+            shrink[i] = exp2f(top[i] - best);
+            float part = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float e = exp2f(s[i][j] - best);
+                part += e;
+                p[ty + i][tx + j] = e * keep(a, b, h, q0 + ty + i, k0 + tx + j);
+            }
+            sum[i] = fmaf(sum[i], shrink[i], reduce16_add(part));
+            top[i] = best;
+        }
+#pragma unroll
+        for (int n = 0; n < MAX_WIDE; n++) {
+            if (n * WIDE < a.dim_v) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        out[n][i][j] *= shrink[i];
+                    }
+                }
+                wide_add(
+                    out[n], p, head_rows(a.v, b, kv, k0, a.n_k - k0), n * WIDE, (int)a.dim_v);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const long long q = q0 + ty + i;
+        if (q >= a.n_q) {
+            continue;
+        }
+        const float inverse = sum[i] == 0.0f ? 0.0f : 1.0f / sum[i];
+        float *dst = (float *)a.out.p + b * a.out.b + h * a.out.h + q * a.out.s;
+#pragma unroll
+        for (int n = 0; n < MAX_WIDE; n++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int c = n * WIDE + tx + j;
+                if (c < a.dim_v) {
+                    dst[c] = out[n][i][j] * inverse;
+                }
+            }
+        }
+        if (tx == 0) {
+            ((float *)a.lse)[(b * a.n_h + h) * a.n_q + q] =
+                sum[i] == 0.0f ? -INFINITY : top[i] + log2f(sum[i]);
+        }
+    }
+}
+
+/* delta = sum dO * O for each query, into the workspace [B][H][Lq].  blocks: (queries, heads, batch),
+ * one warp each */
+extern "C" __global__ void __launch_bounds__(32)
+pya_attention_backward_delta(struct pya_ops_attention a) {
+    const long long q = blockIdx.x;
+    const rows o = head_rows(a.out, blockIdx.z, blockIdx.y, q, 1);
+    const rows g = head_rows(a.grad, blockIdx.z, blockIdx.y, q, 1);
+    float sum = 0.0f;
+    for (int c = threadIdx.x; c < a.dim_v; c += 32) {
+        sum = fmaf(o.p[c], g.p[c], sum);
+    }
+    sum = reduce32_add(sum);
+    if (threadIdx.x == 0) {
+        ((float *)a.workspace)[(blockIdx.z * a.n_h + blockIdx.y) * a.n_q + q] = sum;
+    }
+}
+
+/* One block of 64 queries (rows) and 64 keys (columns): kept P and dS of this thread's 4 x 4. */
+static __device__ inline void
+backward_block(
+    const struct pya_ops_attention &a, long long b, long long h, long long q0, long long k0,
+    float p[4][4], float ds[4][4]) {
+    const int ty = threadIdx.x / 16 * 4;
+    const int tx = threadIdx.x % 16 * 4;
+    const long long kv = h / (a.n_h / a.n_kv);
+    const long long base = (b * a.n_h + h) * a.n_q;
+    small_multiply(
+        p, head_rows(a.q, b, h, q0, a.n_q - q0), head_rows(a.k, b, kv, k0, a.n_k - k0),
+        (int)a.dim);
+    small_multiply(
+        ds, head_rows(a.grad, b, h, q0, a.n_q - q0), head_rows(a.v, b, kv, k0, a.n_k - k0),
+        (int)a.dim_v);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const long long q = q0 + ty + i;
+        float lse = q < a.n_q ? ((const float *)a.lse)[base + q] : -INFINITY;
+        const float delta = q < a.n_q ? ((const float *)a.workspace)[base + q] : 0.0f;
+        lse = lse == -INFINITY ? INFINITY : lse;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const long long k = k0 + tx + j;
+            const float x = exp2f(finish_score(a, p[i][j], b, h, q, k) - lse);
+            const float factor = keep(a, b, h, q, k);
+            ds[i][j] = x * (ds[i][j] * factor - delta);
+            p[i][j] = x * factor;
+        }
+    }
+}
+
+static __device__ inline void
+write_rows(
+    struct pya_ops_heads x, long long b, long long h, long long s0, long long n_s, int c0,
+    long long n_c, const float acc[4][4], float scale) {
+    const int ty = threadIdx.x / 16 * 4;
+    const int tx = threadIdx.x % 16 * 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (s0 + ty + i < n_s && c0 + tx + j < n_c) {
+                ((float *)x.p)[b * x.b + h * x.h + (s0 + ty + i) * x.s + c0 + tx + j] =
+                    acc[i][j] * scale;
+            }
+        }
+    }
+}
+
+/* dQ.  blocks: (queries / 64 * dim / 64, heads, batch) */
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+pya_attention_backward_q(struct pya_ops_attention a) {
+    __shared__ float w[SMALL][SMALL + 1];
+    const int ty = threadIdx.x / 16 * 4;
+    const int tx = threadIdx.x % 16 * 4;
+    const int n_c = (int)((a.dim + WIDE - 1) / WIDE);
+    const long long q0 = (long long)(blockIdx.x / n_c) * SMALL;
+    const int c0 = (int)(blockIdx.x % n_c) * WIDE;
+    const long long h = blockIdx.y;
+    const long long b = blockIdx.z;
+    const long long kv = h / (a.n_h / a.n_kv);
+    const long long end = a.causal && q0 + SMALL < a.n_k ? q0 + SMALL : a.n_k;
+    float d[4][4] = {};
+    for (long long k0 = 0; k0 < end; k0 += SMALL) {
+        float p[4][4];
+        float ds[4][4];
+        backward_block(a, b, h, q0, k0, p, ds);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                w[ty + i][tx + j] = ds[i][j];
+            }
+        }
+        wide_add(d, w, head_rows(a.k, b, kv, k0, a.n_k - k0), c0, (int)a.dim);
+    }
+    write_rows(a.d_q, b, h, q0, a.n_q, c0, a.dim, d, (float)a.scale);
+}
+
+/* dK (of_value false) or dV: the weights are transposed, keys in rows.
+ * blocks: (keys / 64 * columns / 64, key heads, batch); query heads of a group in order */
+static __device__ inline void
+backward_keys(const struct pya_ops_attention &a, bool of_value) {
+    __shared__ float w[SMALL][SMALL + 1];
+    const int ty = threadIdx.x / 16 * 4;
+    const int tx = threadIdx.x % 16 * 4;
+    const long long dim = of_value ? a.dim_v : a.dim;
+    const int n_c = (int)((dim + WIDE - 1) / WIDE);
+    const long long k0 = (long long)(blockIdx.x / n_c) * SMALL;
+    const int c0 = (int)(blockIdx.x % n_c) * WIDE;
+    const long long kv = blockIdx.y;
+    const long long b = blockIdx.z;
+    const long long group = a.n_h / a.n_kv;
+    float d[4][4] = {};
+    for (long long h = kv * group; h < (kv + 1) * group; h++) {
+        for (long long q0 = a.causal ? k0 : 0; q0 < a.n_q; q0 += SMALL) {
+            float p[4][4];
+            float ds[4][4];
+            backward_block(a, b, h, q0, k0, p, ds);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    w[tx + j][ty + i] = of_value ? p[i][j] : ds[i][j];
+                }
+            }
+            wide_add(
+                d, w, head_rows(of_value ? a.grad : a.q, b, h, q0, a.n_q - q0), c0, (int)dim);
+        }
+    }
+    write_rows(
+        of_value ? a.d_v : a.d_k, b, kv, k0, a.n_k, c0, dim, d,
+        of_value ? 1.0f : (float)a.scale);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+pya_attention_backward_k(struct pya_ops_attention a) {
+    backward_keys(a, false);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+pya_attention_backward_v(struct pya_ops_attention a) {
+    backward_keys(a, true);
+}
+
+/* The gradient of the bias: one block owns 64 x 64 of a bias slice (all queries or keys where the
+ * bias is shared along them) and adds what shares it in a fixed order.
+ * blocks: (keys / 64, queries / 64, slices), each 1 where shared */
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+pya_attention_backward_bias(struct pya_ops_attention a) {
+    __shared__ float w[SMALL][SMALL + 1];
+    const struct pya_ops_scores o = a.d_bias;
+    const int ty = threadIdx.x / 16 * 4;
+    const int tx = threadIdx.x % 16 * 4;
+    const long long slice_h = o.h != 0 ? a.n_h : 1;
+    const long long b1 = blockIdx.z / slice_h;
+    const long long h1 = blockIdx.z % slice_h;
+    const long long q1 = (long long)blockIdx.y * SMALL;
+    const long long k1 = (long long)blockIdx.x * SMALL;
+    float sum[4][4] = {};
+    for (long long b = o.b != 0 ? b1 : 0; b < (o.b != 0 ? b1 + 1 : a.n_b); b++) {
+        for (long long h = o.h != 0 ? h1 : 0; h < (o.h != 0 ? h1 + 1 : a.n_h); h++) {
+            for (long long q0 = q1; q0 < (o.q != 0 ? q1 + 1 : a.n_q); q0 += SMALL) {
+                for (long long k0 = k1; k0 < (o.k != 0 ? k1 + 1 : a.n_k); k0 += SMALL) {
+                    float p[4][4];
+                    float ds[4][4];
+                    backward_block(a, b, h, q0, k0, p, ds);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+#pragma unroll
+                        for (int j = 0; j < 4; j++) {
+                            sum[i][j] += ds[i][j];
+                        }
+                    }
+                }
+            }
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            w[ty + i][tx + j] = sum[i][j];
+        }
+    }
+    __syncthreads();
+    const int n_i = o.q != 0 ? SMALL : 1;
+    const int n_j = o.k != 0 ? SMALL : 1;
+    for (int n = threadIdx.x; n < n_i * n_j; n += THREADS) {
+        const int i = n / n_j;
+        const int j = n % n_j;
+        float total = 0.0f;
+        for (int x = i; x < (o.q != 0 ? i + 1 : SMALL); x++) {
+            for (int y = j; y < (o.k != 0 ? j + 1 : SMALL); y++) {
+                total += w[x][y];
+            }
+        }
+        if ((o.q == 0 || q1 + i < a.n_q) && (o.k == 0 || k1 + j < a.n_k)) {
+            ((float *)o.p)[score_at(o, b1, h1, q1 + i, k1 + j)] = total;
+        }
+    }
+}

@@ -1,0 +1,287 @@
+/* PowerSpherical log-probability and mixture, forward and backward; the formulas and the names are
+ * those of csrc/ops/ps_forward.c and ps_backward.c. */
+#include "args.h"
+#include "tile.cuh"
+
+static __device__ inline double
+norm_series(double x) {
+    const double r = 1.0 / x;
+    const double q = r * r;
+    return r * (1.0 / 12 - q * (1.0 / 360 - q * (1.0 / 1260 - q * (1.0 / 1680))));
+}
+
+static __device__ inline double
+norm_tail(double x) {
+    const double r = 1.0 / x;
+    const double q = r * r;
+    return 0.5 * r + q * (1.0 / 12 - q * (1.0 / 120 - q * (1.0 / 252 - q * (1.0 / 240))));
+}
+
+/* log C + kappa log 2 and its derivative, in double: its parts are large and cancel */
+static __device__ inline void
+norm(double kappa, double dim, float *h, float *dh) {
+    const double b = 0.5 * (dim - 1.0);
+    double a = kappa + b;
+    double ratio = 1.0;
+    double shift = 0.0;
+    while (a < 12.0) {
+        ratio *= a / (a + b);
+        shift += 1.0 / a - 1.0 / (a + b);
+        a += 1.0;
+    }
+    const double l = log1p(b / a);
+    double v = (a - 0.5) * l + b * (log(a + b) - 3.53102424696929079);
+    v += norm_series(a + b) - norm_series(a) + log(ratio);
+    *h = (float)v;
+    *dh = (float)(l - norm_tail(a + b) + norm_tail(a) + shift);
+}
+
+static __device__ inline float
+clamp1(float u) {
+    return u > 1.0f ? 1.0f : u < -1.0f ? -1.0f : u; /* NaN stays */
+}
+
+static __device__ inline float
+log_prob(float log_y, float kappa, float h) {
+    return kappa == 0.0f ? h : fmaf(kappa, log_y, h);
+}
+
+static __device__ inline rows
+view_rows(struct pya_ops_view v, long long i, long long t, long long n) {
+    rows r = {(const float *)v.p + i * v.i + t * v.t, v.i, (int)n};
+    return r;
+}
+
+static __device__ inline float
+view_at(struct pya_ops_view v, long long i, long long t) {
+    return ((const float *)v.p)[i * v.i + t * v.t];
+}
+
+/* blocks: (components / 128, samples / 128, t) */
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+pya_ps_forward(struct pya_ops_ps a) {
+    __shared__ float kappa[BIG];
+    __shared__ float h[BIG];
+    const long long l0 = (long long)blockIdx.y * BIG;
+    const long long m0 = (long long)blockIdx.x * BIG;
+    for (long long t = blockIdx.z; t < a.n_t; t += gridDim.z) {
+        __syncthreads();
+        if (threadIdx.x < BIG && m0 + threadIdx.x < a.n_m) {
+            float unused;
+            kappa[threadIdx.x] = view_at(a.scale, m0 + threadIdx.x, t);
+            norm(kappa[threadIdx.x], (double)a.dim, &h[threadIdx.x], &unused);
+        }
+        float acc[8][8];
+        big_multiply(
+            acc, view_rows(a.value, l0, t, a.n_l - l0), view_rows(a.loc, m0, t, a.n_m - m0),
+            (int)a.dim);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const long long l = l0 + big_row(i);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                const int c = big_column(j);
+                if (l < a.n_l && m0 + c < a.n_m) {
+                    const float y = log1pf((clamp1(acc[i][j]) - 1.0f) * 0.5f);
+                    ((float *)a.out)[l * a.out_l + (m0 + c) * a.out_m + t * a.out_t] =
+                        log_prob(y, kappa[c], h[c]);
+                }
+            }
+        }
+    }
+}
+
+/* blocks: (samples / 128, t); components pass by 128 at a time */
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+pya_ps_mixture_forward(struct pya_ops_ps a) {
+    __shared__ float kappa[BIG];
+    __shared__ float h[BIG];
+    const long long l0 = (long long)blockIdx.x * BIG;
+    for (long long t = blockIdx.y; t < a.n_t; t += gridDim.y) {
+        float top[8];
+        float sum[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            top[i] = -1e37f;
+            sum[i] = 0.0f;
+        }
+        for (long long m0 = 0; m0 < a.n_m; m0 += BIG) {
+            __syncthreads();
+            if (threadIdx.x < BIG) {
+                const bool real = m0 + threadIdx.x < a.n_m;
+                float unused;
+                kappa[threadIdx.x] = real ? view_at(a.scale, m0 + threadIdx.x, t) : 0.0f;
+                h[threadIdx.x] = -INFINITY;
+                if (real) {
+                    norm(kappa[threadIdx.x], (double)a.dim, &h[threadIdx.x], &unused);
+                    h[threadIdx.x] += view_at(a.log_weights, m0 + threadIdx.x, t);
+                }
+            }
+            float acc[8][8];
+            big_multiply(
+                acc, view_rows(a.value, l0, t, a.n_l - l0), view_rows(a.loc, m0, t, a.n_m - m0),
+                (int)a.dim);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float best = top[i];
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    const int c = big_column(j);
+                    const float y = log1pf((clamp1(acc[i][j]) - 1.0f) * 0.5f);
+                    acc[i][j] = log_prob(y, kappa[c], h[c]);
+                    best = fmaxf(best, acc[i][j]);
+                }
+                best = reduce16_max(best);
+                float s = 0.0f;
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    s += expf(acc[i][j] - best);
+                }
+                sum[i] = sum[i] * expf(top[i] - best) + reduce16_add(s);
+                top[i] = best;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const long long l = l0 + big_row(i);
+            if (threadIdx.x % 16 == 0 && l < a.n_l) {
+                ((float *)a.out)[l * a.out_l + t * a.out_t] =
+                    sum[i] == 0.0f ? -INFINITY : top[i] + logf(sum[i]);
+            }
+        }
+    }
+}
+
+/* What one side of the backward needs of a component and of a sample. */
+struct component {
+    float kappa, h, dh, weight;
+};
+struct sample {
+    float grad, f;
+};
+
+static __device__ inline struct component
+load_component(const struct pya_ops_ps &a, long long m, long long t, bool mixture) {
+    struct component c = {0.0f, 0.0f, 0.0f, -INFINITY};
+    if (m < a.n_m) {
+        c.kappa = view_at(a.scale, m, t);
+        norm(c.kappa, (double)a.dim, &c.h, &c.dh);
+        c.weight = mixture ? view_at(a.log_weights, m, t) : 0.0f;
+    }
+    return c;
+}
+
+static __device__ inline struct sample
+load_sample(const struct pya_ops_ps &a, long long l, long long t, bool mixture) {
+    struct sample s = {0.0f, INFINITY};
+    if (mixture && l < a.n_l) {
+        s.grad = ((const float *)a.grad)[l * a.grad_l + t * a.grad_t];
+        s.f = ((const float *)a.out)[l * a.out_l + t * a.out_t];
+        s.f = s.f == -INFINITY ? INFINITY : s.f;
+    }
+    return s;
+}
+
+/* G of one pair; *gl its product with log y.  Returns W. */
+static __device__ inline float
+pair_weight(float u, struct component c, struct sample s, bool mixture, float *g, float *gl) {
+    u = clamp1(u);
+    const float y = log1pf((u - 1.0f) * 0.5f);
+    if (mixture) {
+        *g = s.grad * expf(c.weight + log_prob(y, c.kappa, c.h) - s.f);
+    }
+    *gl = *g * fmaxf(y, -17.32868f);
+    return *g * c.kappa / fmaxf(1.0f + u, 5.9604645e-8f);
+}
+
+/* Gradients of one side's rows: 64 own rows a block, the other side passes by 64 at a time.
+ * of_loc: own rows are components (d_loc, d_scale, d_log_weights), else samples (d_value).
+ * blocks: (own / 64, D / 64, t) */
+static __device__ inline void
+backward_side(const struct pya_ops_ps &a, bool of_loc) {
+    __shared__ struct component comp[SMALL];
+    __shared__ struct sample samp[SMALL];
+    __shared__ float w[SMALL][SMALL + 1];
+    const bool mixture = a.log_weights.p != 0;
+    const int ty = threadIdx.x / 16 * 4;
+    const int tx = threadIdx.x % 16 * 4;
+    const int dim = (int)a.dim;
+    const int c0 = blockIdx.y * WIDE;
+    const long long own0 = (long long)blockIdx.x * SMALL;
+    const long long n_own = of_loc ? a.n_m : a.n_l;
+    const long long n_other = of_loc ? a.n_l : a.n_m;
+    const struct pya_ops_view own = of_loc ? a.loc : a.value;
+    const struct pya_ops_view other = of_loc ? a.value : a.loc;
+    const struct pya_ops_view d_own = of_loc ? a.d_loc : a.d_value;
+    for (long long t = blockIdx.z; t < a.n_t; t += gridDim.z) {
+        float d[4][4] = {};
+        float sum_g[4] = {};
+        float sum_gl[4] = {};
+        for (long long o0 = 0; o0 < n_other; o0 += SMALL) {
+            const long long l0 = of_loc ? o0 : own0;
+            const long long m0 = of_loc ? own0 : o0;
+            __syncthreads();
+            if (threadIdx.x < SMALL) {
+                comp[threadIdx.x] = load_component(a, m0 + threadIdx.x, t, mixture);
+            } else if (threadIdx.x < 2 * SMALL) {
+                const int l = threadIdx.x - SMALL;
+                samp[l] = load_sample(a, l0 + l, t, mixture);
+            }
+            const rows others = view_rows(other, o0, t, n_other - o0);
+            float u[4][4];
+            small_multiply(u, view_rows(own, own0, t, n_own - own0), others, dim);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const int l = of_loc ? tx + j : ty + i;
+                    const int m = of_loc ? ty + i : tx + j;
+                    float g = 0.0f;
+                    float gl;
+                    if (!mixture && l0 + l < a.n_l && m0 + m < a.n_m) {
+                        g = ((const float *)a.grad)
+                            [(l0 + l) * a.grad_l + (m0 + m) * a.grad_m + t * a.grad_t];
+                    }
+                    w[ty + i][tx + j] = pair_weight(u[i][j], comp[m], samp[l], mixture, &g, &gl);
+                    sum_g[i] += g;
+                    sum_gl[i] += gl;
+                }
+            }
+            if (d_own.p != 0) {
+                wide_add(d, w, others, c0, dim);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const long long r = own0 + ty + i;
+#pragma unroll
+            for (int j = 0; j < 4 && d_own.p != 0; j++) {
+                if (r < n_own && c0 + tx + j < dim) {
+                    ((float *)d_own.p)[r * d_own.i + t * d_own.t + c0 + tx + j] = d[i][j];
+                }
+            }
+            const float g = reduce16_add(sum_g[i]);
+            const float gl = reduce16_add(sum_gl[i]);
+            if (!of_loc || c0 != 0 || tx != 0 || r >= n_own) {
+                continue;
+            }
+            if (a.d_scale.p != 0) {
+                ((float *)a.d_scale.p)[r * a.d_scale.i + t * a.d_scale.t] =
+                    fmaf(comp[ty + i].dh, g, gl);
+            }
+            if (a.d_log_weights.p != 0) {
+                ((float *)a.d_log_weights.p)[r * a.d_log_weights.i + t * a.d_log_weights.t] = g;
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+pya_ps_backward_loc(struct pya_ops_ps a) {
+    backward_side(a, true);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+pya_ps_backward_value(struct pya_ops_ps a) {
+    backward_side(a, false);
+}

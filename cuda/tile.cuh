@@ -1,0 +1,189 @@
+#pragma once
+/* Matrix products of rows in shared memory, shared by the kernels.  Everything is plain fp32 FMA, so
+ * that the CPU emulation of the tests executes the very same arithmetic.  256 threads a block. */
+
+#ifndef PYA_EMULATE
+#define PYA_SHUFFLE(x, mask) __shfl_xor_sync(0xffffffffu, x, mask)
+#endif
+
+enum { THREADS = 256, BIG = 128, SMALL = 64, DEPTH = 16 };
+
+struct rows {
+    const float *p;
+    long long stride;
+    int n; /* rows that exist; the others read as zero */
+};
+
+static __device__ inline float
+reduce16_add(float x) {
+    for (int m = 8; m > 0; m >>= 1) {
+        x += PYA_SHUFFLE(x, m);
+    }
+    return x;
+}
+
+static __device__ inline float
+reduce16_max(float x) {
+    for (int m = 8; m > 0; m >>= 1) {
+        x = fmaxf(x, PYA_SHUFFLE(x, m));
+    }
+    return x;
+}
+
+static __device__ inline float
+reduce32_add(float x) {
+    return reduce16_add(x + PYA_SHUFFLE(x, 16));
+}
+
+/* 128 rows x 16 numbers from d on: each thread takes 8 numbers of one row. */
+static __device__ inline void
+big_fetch(float out[8], rows r, int d, int dim) {
+    const int row = threadIdx.x / 2;
+    const int k = d + threadIdx.x % 2 * 8;
+    const float *p = r.p + row * r.stride + k;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        out[i] = row < r.n && k + i < dim ? p[i] : 0.0f;
+    }
+}
+
+static __device__ inline void
+big_place(float s[DEPTH][BIG + 4], const float x[8]) {
+    const int row = threadIdx.x / 2;
+    const int k = threadIdx.x % 2 * 8;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        s[k + i][row] = x[i];
+    }
+}
+
+/* The column of a thread's j-th result: two groups of four, 64 apart, against bank conflicts. */
+static __device__ inline int
+big_column(int j) {
+    return threadIdx.x % 16 * 4 + j % 4 + j / 4 * 64;
+}
+
+static __device__ inline int
+big_row(int i) {
+    return threadIdx.x / 16 * 8 + i;
+}
+
+/* acc[i][j] = a row big_row(i) . b row big_column(j); the next slice is on its way while this one
+ * is multiplied */
+static __device__ inline void
+big_multiply(float acc[8][8], rows a, rows b, int dim) {
+    __shared__ float sa[DEPTH][BIG + 4];
+    __shared__ float sb[DEPTH][BIG + 4];
+    float xa[8];
+    float xb[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            acc[i][j] = 0.0f;
+        }
+    }
+    big_fetch(xa, a, 0, dim);
+    big_fetch(xb, b, 0, dim);
+    for (int d = 0; d < dim; d += DEPTH) {
+        __syncthreads();
+        big_place(sa, xa);
+        big_place(sb, xb);
+        __syncthreads();
+        if (d + DEPTH < dim) {
+            big_fetch(xa, a, d + DEPTH, dim);
+            big_fetch(xb, b, d + DEPTH, dim);
+        }
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++) {
+            float fa[8];
+            float fb[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                fa[i] = sa[k][big_row(i)];
+                fb[i] = sb[k][big_column(i)];
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    acc[i][j] = fmaf(fa[i], fb[j], acc[i][j]);
+                }
+            }
+        }
+    }
+}
+
+/* 64 rows x 16 numbers, transposed: each thread takes 4 numbers of one row. */
+static __device__ inline void
+small_load(float s[DEPTH][SMALL + 4], rows r, int d, int dim) {
+    const int row = threadIdx.x / 4;
+    const int k = threadIdx.x % 4 * 4;
+    const float *p = r.p + row * r.stride + d + k;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        s[k + i][row] = row < r.n && d + k + i < dim ? p[i] : 0.0f;
+    }
+}
+
+/* acc[i][j] = a row (ty*4 + i) . b row (tx*4 + j) */
+static __device__ inline void
+small_multiply(float acc[4][4], rows a, rows b, int dim) {
+    __shared__ float sa[DEPTH][SMALL + 4];
+    __shared__ float sb[DEPTH][SMALL + 4];
+    const int ty = threadIdx.x / 16 * 4;
+    const int tx = threadIdx.x % 16 * 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            acc[i][j] = 0.0f;
+        }
+    }
+    for (int d = 0; d < dim; d += DEPTH) {
+        __syncthreads();
+        small_load(sa, a, d, dim);
+        small_load(sb, b, d, dim);
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    acc[i][j] = fmaf(sa[k][ty + i], sb[k][tx + j], acc[i][j]);
+                }
+            }
+        }
+    }
+}
+
+enum { WIDE = 64 }; /* columns one pass of wide_add produces */
+
+/* acc[i][j] += sum over o of w[ty*4 + i][o] * b row o, column c0 + tx*4 + j; w: 64 x 64 weights in
+ * shared memory, whole before the call */
+static __device__ inline void
+wide_add(float acc[4][4], const float w[SMALL][SMALL + 1], rows b, int c0, int dim) {
+    __shared__ float sb[DEPTH][WIDE];
+    const int ty = threadIdx.x / 16 * 4;
+    const int tx = threadIdx.x % 16 * 4;
+    for (int o = 0; o < SMALL; o += DEPTH) {
+        __syncthreads();
+        for (int n = threadIdx.x; n < DEPTH * WIDE; n += THREADS) {
+            const int row = o + n / WIDE;
+            const int c = c0 + n % WIDE;
+            sb[n / WIDE][n % WIDE] = row < b.n && c < dim ? b.p[row * b.stride + c] : 0.0f;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    acc[i][j] = fmaf(w[ty + i][o + k], sb[k][tx + j], acc[i][j]);
+                }
+            }
+        }
+    }
+}

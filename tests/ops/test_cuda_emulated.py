@@ -1,0 +1,192 @@
+"""The CUDA kernels' own source, launched by the real launchers, on a CPU emulation of the device."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyalloc.errors import OpError
+from pyalloc.ops import (
+    _cuda,
+    additive_attention,
+    power_spherical_log_prob,
+    power_spherical_mixture_log_prob,
+    scaled_attention,
+)
+from pyalloc.ops._library import library
+
+from . import test_additive as additive_cases
+from . import test_attention as attention_cases
+from . import test_power_spherical as spherical_cases
+from .reference import relative
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory):
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("the emulation needs a C++ compiler")
+    out = tmp_path_factory.mktemp("emulator")
+    subprocess.run(["make", "-s", "-C", str(ROOT / "cuda"), "source", f"OUT={out}"], check=True)
+    command = [compiler, "-std=c++17", "-O2", "-shared", "-fPIC", "-w", f'-DPYA_KERNELS="{out / "ops.cu"}"']
+    subprocess.run([*command, str(ROOT / "tests/ops/emulate.cpp"), "-o", str(out / "cuda.so")], check=True)
+    return out / "cuda.so"
+
+
+@pytest.fixture
+def device(emulator, monkeypatch):
+    """CPU tensors are launched on the emulation instead of called."""
+    assert library().pya_ops_cuda_open(str(emulator).encode()) == 0
+    module = ctypes.c_uint64()
+    assert library().pya_ops_cuda_load(b"", ctypes.byref(module)) == 0
+    monkeypatch.setattr(_cuda, "on_device", lambda x: True)
+    monkeypatch.setattr(_cuda, "target", lambda like: _cuda.Target(module.value, None))
+    return module.value
+
+
+def gradients(function, tensors, seed=3):
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    outs = function(*leaves)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    torch.manual_seed(seed)
+    grads = [torch.randn(x.shape) for x in outs]
+    return [*(x.detach() for x in outs), *torch.autograd.grad(outs, leaves, grads)]
+
+
+def agree(function, tensors, monkeypatch, *, bar=2e-6, floor=1e-300):
+    """The emulated launch against the C kernels."""
+    launched = gradients(function, tensors)
+    monkeypatch.setattr(_cuda, "on_device", lambda x: False)
+    called = gradients(function, tensors)
+    for a, b in zip(launched, called, strict=True):
+        assert relative(a, b, floor) < bar
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 2, 4), (130, 140, 2, 33), (1, 9, 2, 10), (70, 65, 1, 130)], ids=str)
+def test_power_spherical(shape, device, monkeypatch):
+    value, loc, scale, weights = spherical_cases.problem(*shape)
+    agree(spherical_cases.log_prob, (value, loc, scale), monkeypatch)
+    monkeypatch.setattr(_cuda, "on_device", lambda x: True)
+    agree(spherical_cases.mixture, (value, loc, scale, weights), monkeypatch, bar=2e-5)
+
+
+def test_power_spherical_corners(device):
+    loc = torch.zeros(5, 6)
+    loc[:, 1] = 1
+    kappa = torch.tensor([0.0, 1.0, 1e3, 1e7, float("nan")])
+    at_mode = power_spherical_log_prob(loc, loc, kappa)
+    right = spherical_cases.textbook(loc.double(), loc.double(), kappa.double())
+    torch.testing.assert_close(at_mode[:4].double(), right[:4], rtol=2e-7, atol=3.5e-5)
+    opposite = power_spherical_log_prob(-loc, loc, kappa)
+    assert torch.isfinite(opposite[0]) and torch.isneginf(opposite[1:4]).all()
+    assert torch.isnan(at_mode[4]) and torch.isnan(opposite[4])
+    mixed = [x.clone().requires_grad_() for x in (-loc, loc[1:4], kappa[1:4], torch.zeros(3))]
+    out = power_spherical_mixture_log_prob(*mixed)
+    assert torch.isneginf(out).all()
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad(out.sum(), mixed))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 9, 50, 70), (1, 1, 1, 1, 1), (2, 1, 40, 300, 290)], ids=str)
+def test_additive(shape, device, monkeypatch):
+    tensors = additive_cases.problem(*shape)
+    mask = torch.rand(shape[0], shape[2]) > 0.4
+    mask[0] = False
+    for m in (None, mask):
+        monkeypatch.setattr(_cuda, "on_device", lambda x: True)
+        floor = 0.1 * min(x.numel() for x in tensors) ** 0.5
+        agree(lambda *a, m=m: additive_attention(*a, m, return_weights=True), tensors, monkeypatch, floor=floor)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 2, 1, 70, 90, 24, 40, (1, 2, 70, 90)),
+        (2, 2, 2, 17, 80, 7, 9, (2, 1, 1, 80)),
+        (1, 2, 2, 66, 66, 70, 130, (66, 1)),
+        (2, 1, 1, 3, 2, 1, 1, (3, 2)),
+    ],
+    ids=str,
+)
+def test_attention(shape, causal, device, monkeypatch):
+    tensors = attention_cases.problem(*shape)
+    floor = (min(x.numel() for x in tensors) * shape[6]) ** 0.5
+    agree(lambda *a: scaled_attention(*a, causal=causal), tensors, monkeypatch, floor=floor)
+
+
+def test_attention_masks_and_dropout(device, monkeypatch):
+    tensors = attention_cases.problem(1, 2, 2, 70, 66, 8, 8)
+    mask = torch.rand(1, 2, 70, 66) > 0.5
+    mask[:, :, 0] = False
+
+    def function(*args):
+        torch.manual_seed(4)
+        return scaled_attention(*args, mask=mask, dropout=0.3)
+
+    agree(function, tensors, monkeypatch)
+
+
+def test_launch_too_large_says_so(device):
+    huge = torch.zeros(1).expand(70_000, 1, 1)
+    with pytest.raises(OpError, match="split the batch"):
+        additive_attention(huge[:, 0], huge, huge, torch.zeros(1))
+
+
+def test_unknown_kernel_is_a_driver_error(device, tmp_path):
+    assert library().pya_ops_cuda_open(str(tmp_path / "none.so").encode()) == 3
+    assert "cannot be opened" in _cuda._error(library())
+
+
+def test_cache_is_private_and_checked(tmp_path):
+    path = tmp_path / "pyalloc" / "ops.cubin"
+    _cuda.write_cached(path, b"machine code")
+    assert _cuda.read_cached(path) == b"machine code"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    path.write_bytes(path.read_bytes()[:-1])
+    assert _cuda.read_cached(path) is None
+    _cuda.write_cached(path, b"again")
+    path.chmod(0o666)
+    assert _cuda.read_cached(path) is None
+    assert _cuda.read_cached(tmp_path / "none") is None
+
+
+def test_nvrtc_compiles_the_text_for_every_generation(tmp_path, monkeypatch):
+    try:
+        _cuda._nvrtc()
+    except OpError:
+        pytest.skip("no NVRTC here")
+    subprocess.run(["make", "-s", "-C", str(ROOT / "cuda"), "source", f"OUT={tmp_path}"], check=True)
+    monkeypatch.setattr(_cuda, "SOURCE", tmp_path / "ops.cu")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    image = _cuda.image_for((9, 0))
+    assert image[:4] == b"\x7fELF" and b"pya_attention_backward_bias" in image
+    monkeypatch.setattr(_cuda, "compile_text", lambda *_: pytest.fail("the cache was not used"))
+    assert _cuda.image_for((9, 0)) == image
+    digest = hashlib.sha256((tmp_path / "ops.cu").read_bytes()).hexdigest()[:16]
+    (tmp_path / f"ops-{digest}.fatbin").write_bytes(b"built")
+    assert _cuda.image_for((9, 0)) == b"built"
+
+
+@pytest.mark.slow
+def test_nvcc_compiles_without_warnings_or_spills(tmp_path):
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc here")
+    done = subprocess.run(
+        ["make", "-C", str(ROOT / "cuda"), f"OUT={tmp_path}"], capture_output=True, text=True, check=False
+    )
+    log = done.stdout + done.stderr
+    assert done.returncode == 0, log[-3000:]
+    lines = [line for line in log.splitlines() if "spill stores" in line]
+    assert len(lines) >= 5 * 14
+    assert all("0 bytes spill stores, 0 bytes spill loads" in line for line in lines), lines
+    assert list(tmp_path.glob("ops-*.fatbin"))
