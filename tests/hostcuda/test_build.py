@@ -39,7 +39,9 @@ def make(out: Path, *settings: str) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("sanitize", ["", "address,undefined", "thread"], ids=lambda s: s or "plain")
+@pytest.mark.parametrize(
+    "sanitize", ["", "address,undefined", "thread"], ids=lambda s: s or "plain"
+)
 def test_threads_leave_nothing_and_break_nothing(tmp_path: Path, sanitize: str) -> None:
     make(tmp_path, *([f"SANITIZE={sanitize}"] if sanitize else []))
     binary = tmp_path / "stress"
