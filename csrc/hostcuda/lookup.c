@@ -40,17 +40,14 @@ static int n_stubs;
     static int lookup_stub_##i(void) {                                                             \
         return pya_hc_unknown(&stub_calls[i], "libcuda.so.1");                                     \
     }
-#define STUBS(F)                                                                                   \
-    F(0)                                                                                           \
-    F(1)                                                                                           \
-    F(2)                                                                                           \
-    F(3)                                                                                           \
-    F(4)                                                                                           \
-    F(5)                                                                                           \
-    F(6) F(7) F(8) F(9) F(10) F(11) F(12) F(13) F(14) F(15) F(16) F(17) F(18) F(19) F(20) F(21)    \
-        F(22) F(23) F(24) F(25) F(26) F(27) F(28) F(29) F(30) F(31) F(32) F(33) F(34) F(35) F(36)  \
-            F(37) F(38) F(39) F(40) F(41) F(42) F(43) F(44) F(45) F(46) F(47) F(48) F(49) F(50)    \
-                F(51) F(52) F(53) F(54) F(55) F(56) F(57) F(58) F(59) F(60) F(61) F(62) F(63)
+/* clang-format off */
+#define STUBS(F) \
+    F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11) F(12) \
+    F(13) F(14) F(15) F(16) F(17) F(18) F(19) F(20) F(21) F(22) F(23) F(24) F(25) \
+    F(26) F(27) F(28) F(29) F(30) F(31) F(32) F(33) F(34) F(35) F(36) F(37) F(38) \
+    F(39) F(40) F(41) F(42) F(43) F(44) F(45) F(46) F(47) F(48) F(49) F(50) F(51) \
+    F(52) F(53) F(54) F(55) F(56) F(57) F(58) F(59) F(60) F(61) F(62) F(63)
+/* clang-format on */
 STUBS(STUB)
 #define STUB_NAME(i) lookup_stub_##i,
 static int (*const stubs[N_STUBS])(void) = {STUBS(STUB_NAME)};
