@@ -25,7 +25,8 @@ heap_watch_forks(void) {
 
 bool
 pya_heap_is_forked(const struct pya_heap *heap) {
-    return heap->fork_count != heap_forks && heap->n_cards > 0;
+    /* fork_count is written once, before n_cards leaves 0. */
+    return __atomic_load_n(&heap->n_cards, __ATOMIC_ACQUIRE) > 0 && heap->fork_count != heap_forks;
 }
 
 pya_status
@@ -73,9 +74,10 @@ heap_open_card(struct pya_heap *heap, int device, struct pya_card **out) {
     if (st != PYA_OK) {
         goto close_device;
     }
-    if (heap->n_cards++ == 0) {
+    if (heap->n_cards == 0) {
         heap->fork_count = heap_forks;
     }
+    __atomic_store_n(&heap->n_cards, heap->n_cards + 1, __ATOMIC_RELEASE);
     *out = card;
     return PYA_OK;
 

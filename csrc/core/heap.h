@@ -16,7 +16,7 @@ struct pya_heap {
     uint64_t claims[PYA_CLAIM_SLOTS];
     uint64_t pool_order;
     uint32_t fork_count; /* of the process that opened the first card */
-    int n_cards;         /* opened so far */
+    int n_cards;         /* opened so far; atomic */
     int record_level;    /* enum pya_record_level, -1: no history; atomic */
     bool record_trace;
     size_t record_entries;

@@ -1,5 +1,7 @@
 /* The whole allocator on the simulated device: random operations against a naive model, the same with faults,
  * and the promises of pyalloc.h one by one. */
+#include <pthread.h>
+
 #include "check.h"
 #include "core/heap.h"
 #include "core/snapshot.h"
@@ -224,6 +226,7 @@ fuzz_run(const char *options, unsigned long n_steps, unsigned check_every, bool 
     struct fuzz fuzz = {.seed = check_seed(), .faulty = faulty};
     fuzz.world.config = (struct pya_sim_config){
         .capacity_bytes = (size_t)11 << 30,
+        .address_bytes = (uint64_t)1 << 40,
         .work = PYA_SIM_WORK_DELAYED,
         .work_delay = 5,
         .no_vmm = strstr(options, "vmm:False") != NULL,
@@ -278,6 +281,113 @@ fuzz_run(const char *options, unsigned long n_steps, unsigned check_every, bool 
 static void
 test_fuzz_balanced(void) {
     fuzz_run("", check_budget(20000), 97, false);
+}
+
+/* The full million where a step costs microseconds; sanitizers get a share of it. */
+static void
+test_fuzz_million(void) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    fuzz_run("", 30000, 997, false);
+#else
+    fuzz_run("", 1000000, 49999, false);
+#endif
+}
+
+/* Blocks change hands between threads; statistics and structure must come out exact. */
+enum { N_THREADS = 8, N_SHELF = 64 };
+
+struct shelf {
+    struct world *world;
+    pya_dptr ptrs[N_SHELF]; /* atomic exchange: whoever takes a pointer frees it */
+    uint64_t seed;
+};
+
+static void *
+thread_run(void *arg) {
+    struct shelf *shelf = arg;
+    uint64_t seed = __atomic_add_fetch(&shelf->seed, 0x9E3779B97F4A7C15U, __ATOMIC_RELAXED);
+    unsigned long n_steps = check_budget(4000);
+    for (unsigned long i = 0; i < n_steps; i++) {
+        size_t slot = check_random(&seed) % N_SHELF;
+        size_t bytes = (size_t)512 << (check_random(&seed) % 14);
+        pya_dptr ptr = 0;
+        pya_status st = pya_alloc(
+            shelf->world->heap, (int)(slot % N_DEVICES), bytes, 16 * (slot % N_STREAMS), &ptr);
+        CHECK(st == PYA_OK || st == PYA_E_NOMEM);
+        if (slot % 7 == 0) {
+            CHECK_OK(pya_record_stream(shelf->world->heap, ptr, 16 * (i % N_STREAMS)));
+        }
+        pya_dptr old = __atomic_exchange_n(&shelf->ptrs[slot], ptr, __ATOMIC_ACQ_REL);
+        CHECK_OK(pya_free(shelf->world->heap, old));
+        if (i % 1000 == 999) {
+            CHECK_OK(pya_empty_cache(shelf->world->heap, -1));
+        }
+    }
+    return NULL;
+}
+
+static void
+test_threads(void) {
+    struct world world = {
+        .config = {.capacity_bytes = (size_t)1 << 30, .address_bytes = (uint64_t)1 << 36}};
+    struct shelf shelf = {.world = &world, .seed = check_seed()};
+    pthread_t threads[N_THREADS];
+    world_init(&world, "");
+    for (int i = 0; i < N_THREADS; i++) {
+        CHECK_EQ(pthread_create(&threads[i], NULL, thread_run, &shelf), 0);
+    }
+    for (int i = 0; i < N_THREADS; i++) {
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    }
+    for (size_t i = 0; i < N_SHELF; i++) {
+        CHECK_OK(pya_free(world.heap, shelf.ptrs[i]));
+    }
+    CHECK_OK(pya_empty_cache(world.heap, -1));
+    for (int d = 0; d < N_DEVICES; d++) {
+        CHECK_EQ(pya_heap_check(world.heap, d), 0);
+        CHECK_EQ(stat_of(&world, d, "allocation.all.current"), 0);
+        CHECK_EQ(stat_of(&world, d, "reserved_bytes.all.current"), 0);
+        CHECK_EQ(
+            stat_of(&world, d, "allocation.all.allocated"),
+            stat_of(&world, d, "allocation.all.freed"));
+    }
+    world_fini(&world);
+}
+
+/* A pointer twice, one never ours, one into the middle; sizes of 0, 2^60 and 2^63. */
+static void
+test_bad_calls(void) {
+    struct world world = {
+        .config = {.capacity_bytes = (size_t)3 << 30, .address_bytes = (uint64_t)1 << 36}};
+    struct pya_oom_info info;
+    char text[600];
+    pya_dptr ptr = 1;
+    world_init(&world, "");
+    CHECK_OK(pya_alloc(world.heap, 0, 0, 0, &ptr));
+    CHECK_EQ(ptr, 0);
+    CHECK_OK(pya_free(world.heap, 0));
+    CHECK_OK(pya_alloc(world.heap, 0, 5000, 0, &ptr));
+    CHECK_EQ(pya_free(world.heap, ptr + 512), PYA_E_DOUBLE_FREE);
+    CHECK_EQ(pya_free(world.heap, ptr + 8), PYA_E_FOREIGN);
+    CHECK_EQ(pya_free(world.heap, 0x1000), PYA_E_FOREIGN);
+    CHECK_OK(pya_free(world.heap, ptr));
+    CHECK_EQ(pya_free(world.heap, ptr), PYA_E_DOUBLE_FREE);
+    CHECK_EQ(pya_alloc(world.heap, 0, ((size_t)1 << 60) + 1, 0, &ptr), PYA_E_TOO_LARGE);
+    CHECK_EQ(pya_alloc(world.heap, 0, (size_t)1 << 63, 0, &ptr), PYA_E_TOO_LARGE);
+    CHECK_EQ(pya_alloc(world.heap, 0, (size_t)1 << 60, 0, &ptr), PYA_E_NOMEM);
+    CHECK_EQ(pya_alloc(world.heap, -1, 512, 0, &ptr), PYA_E_INVAL);
+    CHECK_EQ(pya_alloc(world.heap, PYA_MAX_DEVICES, 512, 0, &ptr), PYA_E_INVAL);
+    CHECK_EQ(pya_alloc(world.heap, 0, (size_t)4 << 30, 0, &ptr), PYA_E_NOMEM);
+    pya_heap_oom_info(world.heap, &info);
+    CHECK_EQ(info.requested_bytes, (size_t)4 << 30);
+    CHECK(pya_oom_text(&info, text, sizeof text) > 0);
+    static const char wanted[] = "CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total "
+                                 "capacity of 3.00 GiB of which ";
+    CHECK(strncmp(text, wanted, sizeof wanted - 1) == 0);
+    CHECK_EQ(stat_of(&world, 0, "num_ooms"), 2);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    CHECK_EQ(stat_of(&world, 0, "allocation.all.current"), 0);
+    world_fini(&world);
 }
 
 static void
@@ -349,7 +459,7 @@ sweep_program(struct world *world, pya_dptr *ptrs) {
 /* Runs the program with the nth host allocation (host) or device call failing; false: n outlived them all. */
 static bool
 sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
-    struct world world = {.config = {.capacity_bytes = (size_t)192 << 20, .quiet = true}};
+    struct world world = {.config = {.capacity_bytes = (size_t)192 << 20, .address_bytes = (uint64_t)1 << 34, .quiet = true}};
     pya_dptr ptrs[SWEEP_BLOCKS] = {0};
     pya_dptr first;
     size_t live_before = fault_live();
@@ -402,7 +512,10 @@ test_sweep(void) {
 }
 
 static const struct check_case cases[] = {
+    {"bad_calls", test_bad_calls},
+    {"threads", test_threads},
     {"sweep", test_sweep},
+    {"fuzz_million", test_fuzz_million},
     {"fuzz_every_step", test_fuzz_every_step},
     {"fuzz_balanced", test_fuzz_balanced},
     {"fuzz_tight", test_fuzz_tight},
