@@ -56,6 +56,7 @@ class Row:
     allocator: str
     ops: int
     live_bytes: int
+    device_live_bytes: int
     peak_bytes: int
     model_peak_bytes: int
     min_bytes: int
@@ -75,8 +76,8 @@ class Row:
 
     @property
     def min_live(self) -> float:
-        """Smallest sufficient capacity over peak live bytes."""
-        return self.min_bytes / self.live_bytes
+        """Smallest sufficient capacity over peak live bytes of the device that needs most."""
+        return self.min_bytes / self.device_live_bytes
 
 
 class Progress:
@@ -141,6 +142,7 @@ def model_row(trace: Trace, path: Path, allocator: str, conf: str) -> Row:
         allocator=allocator,
         ops=info["n_ops"],
         live_bytes=info["peak_live_bytes"],
+        device_live_bytes=info["device_live_bytes"],
         peak_bytes=ample["peak_bytes"],
         model_peak_bytes=ample["peak_bytes"],
         min_bytes=least["bytes"],
@@ -168,7 +170,7 @@ def torch_least(row: Row, path: Path, server: TorchReplay) -> None:
         start += PAGE
     if start != row.min_bytes:
         row.notes.append(f"torch needs {(start - row.min_bytes) // PAGE} pages more than the model")
-    floor = -(-row.live_bytes // PAGE) * PAGE
+    floor = -(-row.device_live_bytes // PAGE) * PAGE
     tried = {start: True}
     for i in range(1, NEIGHBOURS + 1):
         if start - i * PAGE >= floor:
@@ -233,7 +235,7 @@ def table(rows: list[Row], allocators: list[str]) -> str:
     notes = [f"{row.trace}, {row.allocator}: {note}" for row in rows for note in row.notes]
     holes = [
         f"{row.trace}, {row.allocator}: fails at {len(row.holes)} sizes above its smallest, up to "
-        f"{row.holes[-1] / row.live_bytes:.3f}"
+        f"{row.holes[-1] / row.device_live_bytes:.3f}"
         for row in rows
         if row.holes
     ]

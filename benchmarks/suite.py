@@ -58,16 +58,29 @@ def generate(name: str, path: Path, seed: int = 1) -> None:
     """Writes a generated program as a trace."""
     writer = _core.TraceWriter(path, overwrite=True)
     rng = random.Random(zlib.crc32(name.encode()) + seed)
-    for clock, operation in enumerate(GENERATED[name](rng)):
-        addr = 512 * (operation[1] + 1)
-        if operation[0] == "alloc":
+    device_of: dict[int, int] = {}
+    for clock, (what, *numbers) in enumerate(GENERATED[name](rng)):
+        first = numbers[0]
+        addr = 512 * (first + 1)
+        if what == "alloc":
+            size, stream, *device = numbers[1:]
+            device_of[first] = device[0] if device else 0
             writer.event(
-                KINDS["alloc"], addr=addr, bytes=operation[2], stream=operation[3], time_ns=clock
+                KINDS["alloc"],
+                addr=addr,
+                bytes=size,
+                stream=stream,
+                device=device_of[first],
+                time_ns=clock,
             )
-        elif operation[0] == "free":
-            writer.event(KINDS["free_requested"], addr=addr, time_ns=clock)
+        elif what == "free":
+            writer.event(
+                KINDS["free_requested"], addr=addr, device=device_of.pop(first), time_ns=clock
+            )
+        elif what == "record":
+            writer.event(KINDS["record_stream"], addr=addr, arg=numbers[1], time_ns=clock)
         else:
-            writer.event(KINDS["record_stream"], addr=addr, arg=operation[2], time_ns=clock)
+            writer.event(KINDS[what], addr=first, arg=0, time_ns=clock)
     writer.close()
 
 

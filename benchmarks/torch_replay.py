@@ -94,8 +94,17 @@ def _replay_here(
         getattr(runtime, f"pya_hostcuda_{name}").restype = ctypes.c_uint64
     import torch
 
-    if capacity and runtime.pya_hostcuda_set_capacity(0, ctypes.c_size_t(capacity)) != 0:
-        raise RuntimeError("the capacity could not be set")
+    message = ctypes.create_string_buffer(256)
+    program = ctypes.c_void_p(caller.c10_load(os.fsencode(path), message, 256))
+    if not program.value:
+        raise RuntimeError(message.value.decode())
+    n_ops, live, n_streams, n_devices, n_pools = (ctypes.c_uint64() for _ in range(5))
+    caller.c10_info(program, *map(ctypes.byref, (n_ops, live, n_streams, n_devices, n_pools)))
+    passes = 1 if n_pools.value else passes  # a released pool cannot be begun again
+    devices = range(max(1, n_devices.value))
+    for device in devices:
+        if capacity and runtime.pya_hostcuda_set_capacity(device, ctypes.c_size_t(capacity)) != 0:
+            raise RuntimeError(f"the capacity of device {device} could not be set")
     if allocator == "pyalloc":
         import pyalloc
 
@@ -104,24 +113,31 @@ def _replay_here(
     why = ctypes.c_char_p(caller.c10_open())
     if why.value is not None:
         raise RuntimeError(why.value.decode())
-    message = ctypes.create_string_buffer(256)
-    program = ctypes.c_void_p(caller.c10_load(os.fsencode(path), message, 256))
-    if not program.value:
-        raise RuntimeError(message.value.decode())
-    n_ops, live, n_streams = (ctypes.c_uint64() for _ in range(3))
-    caller.c10_info(program, *map(ctypes.byref, (n_ops, live, n_streams)))
     side = [torch.cuda.Stream() for _ in range(max(0, n_streams.value - 1))]
     streams = (ctypes.c_void_p * (len(side) + 1))(None, *(stream.cuda_stream for stream in side))
     torch._C._cuda_emptyCache()  # torch.cuda's does nothing before torch.cuda.init()
     runtime.pya_hostcuda_reset_calls()
-    runtime.pya_hostcuda_reset_peak(0)
+    for device in devices:
+        runtime.pya_hostcuda_reset_peak(device)
 
     def calls() -> dict[str, int]:
         return {name: runtime.pya_hostcuda_calls(name.encode()) for name in MEMORY_CALLS}
 
+    pool_calls = (
+        torch._C._cuda_beginAllocateCurrentThreadToPool,
+        torch._C._cuda_endAllocateToPool,
+        torch._C._cuda_releasePool,
+    )
+
+    def pool(kind: int, device: int, first: int, second: int) -> None:
+        pool_calls[kind](device, (first, second))
+
+    pool_callback = ctypes.CFUNCTYPE(
+        None, ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64
+    )(pool)
     result = _Result()
     callback = ctypes.CFUNCTYPE(ctypes.c_uint64)(lambda: sum(calls().values()))
-    caller.c10_run(program, streams, int(passes > 1), callback, ctypes.byref(result))
+    caller.c10_run(program, streams, int(passes > 1), callback, pool_callback, ctypes.byref(result))
     trouble = result.trouble.decode(errors="replace")
     completed = result.n_done == n_ops.value
     if not completed and " out of memory" not in trouble:
@@ -132,7 +148,7 @@ def _replay_here(
         "ops": n_ops.value,
         "live_bytes": live.value,
         "completed": completed,
-        "peak_bytes": runtime.pya_hostcuda_peak_bytes(0),
+        "peak_bytes": sum(map(runtime.pya_hostcuda_peak_bytes, devices)),
         "calls_by_name": {name: n for name, n in made.items() if n},
         "calls": sum(made.values()),
         "calls_second_half": sum(made.values()) - result.half_calls if completed else None,
@@ -143,7 +159,7 @@ def _replay_here(
     warm = []
     for _ in range(passes - 1 if completed else 0):
         before = sum(calls().values())
-        caller.c10_run(program, streams, 1, callback, ctypes.byref(result))
+        caller.c10_run(program, streams, 1, callback, pool_callback, ctypes.byref(result))
         warm.append((result.ns / max(1, n_ops.value), sum(calls().values()) - before))
     if warm:
         row["warm_ns_per_op"], row["warm_calls"] = min(warm)
@@ -193,6 +209,7 @@ class TorchReplay:
 
     def __init__(self, allocator: str, conf: str = "") -> None:
         env = {**hostcuda.environment("160GB"), "PYALLOC_CONF": conf}
+        env["PYALLOC_HOSTCUDA_DEVICES"] = "2"
         env["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # every refused mapping is a warning otherwise
         if allocator == "expandable":
             env["PYTORCH_ALLOC_CONF"] = env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"

@@ -119,6 +119,9 @@ record_stream(void *ptr, void *stream) {
 
 } // namespace
 
+/* Private pools are rare: Python does them. */
+using c10_pool = void (*)(int kind, int device, uint64_t first, uint64_t second);
+
 struct c10_result {
     uint64_t n_done; /* operations; n_ops when it completed */
     uint64_t half_calls;
@@ -144,22 +147,29 @@ c10_load(const char *path, char *message, size_t bytes) {
 }
 
 EXPORT void
-c10_info(const pya_program *program, uint64_t *n_ops, uint64_t *live, uint64_t *n_streams) {
+c10_info(const pya_program *program, uint64_t *n_ops, uint64_t *live, uint64_t *n_streams, uint64_t *n_devices, uint64_t *n_pools) {
     pya_program_info info;
     pya_program_query(program, &info);
     *n_ops = info.n_ops;
     *live = info.peak_live_bytes;
     *n_streams = info.n_streams;
+    *n_devices = info.n_devices;
+    *n_pools = info.n_pools;
 }
 
 /* One pass.  streams: raw cudaStream_t by number.  At half the operations half() is called.  What is alive at the end
  * (or at a failure) is freed when tidy. */
 EXPORT void
-c10_run(const pya_program *program, void *const *streams, int tidy, uint64_t (*half)(), c10_result *out) {
+c10_run(
+    const pya_program *program, void *const *streams, int tidy, uint64_t (*half)(), c10_pool pool, c10_result *out) {
     std::vector<void *> blocks(program->info.n_blocks + 1, nullptr);
     auto alloc = method<void *(*)(void *, size_t, void *)>(it.raw_alloc_with_stream);
     auto free_block = method<void (*)(void *, void *)>(it.raw_delete);
     auto empty = method<void (*)(void *, uint64_t, uint64_t)>(it.empty_cache);
+    int (*set_device)(int) = nullptr;
+    void *symbol = dlsym(RTLD_DEFAULT, "cudaSetDevice");
+    std::memcpy(&set_device, &symbol, sizeof set_device);
+    int device = 0;
     *out = c10_result{};
     uint64_t i = 0;
     auto began = std::chrono::steady_clock::now();
@@ -169,6 +179,10 @@ c10_run(const pya_program *program, void *const *streams, int tidy, uint64_t (*h
                 out->half_calls = half();
             }
             const program_op &op = program->ops[i];
+            if (op.device != device) {
+                device = op.device;
+                set_device(device);
+            }
             void *&block = blocks[op.block];
             if (op.kind == PROGRAM_ALLOC) {
                 block = alloc(it.object, op.bytes, streams[op.stream]);
@@ -177,8 +191,11 @@ c10_run(const pya_program *program, void *const *streams, int tidy, uint64_t (*h
                 block = nullptr;
             } else if (op.kind == PROGRAM_RECORD_STREAM) {
                 record_stream(block, streams[op.stream]);
-            } else {
+            } else if (op.kind == PROGRAM_EMPTY_CACHE) {
                 empty(it.object, 0, 0);
+            } else {
+                pool(op.kind - PROGRAM_POOL_BEGIN, op.device, program->pools[op.block].first,
+                     program->pools[op.block].second);
             }
         }
     } catch (const std::exception &error) {
@@ -187,6 +204,7 @@ c10_run(const pya_program *program, void *const *streams, int tidy, uint64_t (*h
     std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - began;
     out->ns = took.count();
     out->n_done = i;
+    set_device(0);
     for (size_t k = 0; tidy != 0 && k < blocks.size(); k++) {
         if (blocks[k] != nullptr) {
             free_block(it.object, blocks[k]);

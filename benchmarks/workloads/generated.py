@@ -1,6 +1,7 @@
 """Adversarial traces made from a seed: no torch, nothing kept on disk.
 
-Each generator yields operations: ("alloc", block, bytes, stream), ("free", block), ("record", block, stream).
+Each generator yields operations: ("alloc", block, bytes, stream[, device]), ("free", block), ("record", block, stream),
+("pool_begin" | "pool_end" | "pool_release", pool).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-Operation = tuple[str, int] | tuple[str, int, int] | tuple[str, int, int, int]
+Operation = tuple[str, *tuple[int, ...]]
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -133,6 +134,47 @@ def hand_over(rng: random.Random) -> Iterator[Operation]:
             yield "free", live.pop(rng.randrange(len(live)))
 
 
+def graph_pools(rng: random.Random) -> Iterator[Operation]:
+    """Graphs captured into private pools between eager steps; some are dropped, others captured in their place."""
+    n = 0
+    graphs: list[tuple[int, list[int]]] = []
+    for number in range(1, 25):
+        yield "pool_begin", number
+        inside: list[int] = []
+        for _ in range(60):
+            yield "alloc", n, log_size(rng, 64 * KIB, 48 * MIB), 0
+            inside.append(n)
+            n += 1
+            while len(inside) > 12:
+                yield "free", inside.pop(rng.randrange(len(inside)))
+        yield "pool_end", number
+        graphs.append((number, inside))
+        step = []
+        for _ in range(40):
+            yield "alloc", n, log_size(rng, 4 * KIB, 64 * MIB), 0
+            step.append(n)
+            n += 1
+        rng.shuffle(step)
+        for block in step:
+            yield "free", block
+        if len(graphs) > 6:
+            dropped, blocks = graphs.pop(rng.randrange(len(graphs)))
+            for block in blocks:
+                yield "free", block
+            yield "pool_release", dropped
+
+
+def two_devices(rng: random.Random) -> Iterator[Operation]:
+    """A model split over two devices: activations of one, weights and buffers of the other, loads that shift."""
+    live: list[int] = []
+    for n in range(6000):
+        device = (n // 500 + (rng.random() < 0.3)) % 2
+        yield "alloc", n, log_size(rng, 4 * KIB, 64 * MIB), 0, device
+        live.append(n)
+        while len(live) > 80 + 40 * ((n // 500) % 2):
+            yield "free", live.pop(rng.randrange(len(live)))
+
+
 GENERATED: dict[str, Callable[[random.Random], Iterator[Operation]]] = {
     "growing": growing,
     "random_lifetimes": random_lifetimes,
@@ -141,4 +183,6 @@ GENERATED: dict[str, Callable[[random.Random], Iterator[Operation]]] = {
     "medium_sizes": medium_sizes,
     "scattered_small": scattered_small,
     "hand_over": hand_over,
+    "graph_pools": graph_pools,
+    "two_devices": two_devices,
 }

@@ -204,3 +204,20 @@ def speech(run: Run) -> None:
             with torch.no_grad():
                 for _ in range(3):
                     logits(run.rng.randint(200, 2600), 4).argmax(-1)
+
+
+@workload("training and serving in turn, cached memory given back between them")
+def trimmed(run: Run) -> None:
+    """torch.cuda.empty_cache() at every change of phase, as careful scripts do."""
+    model = Gpt(512, 8, 8, 8000).cuda()
+    adam = torch.optim.AdamW(model.parameters())
+    for number in run.steps(8):
+        run.step(number)
+        for _ in range(2):
+            ids = tokens(8, run.rng.randint(64, 512))
+            train_step(model, adam, next_token_loss(model(ids), ids))
+        torch.cuda.empty_cache()
+        with torch.no_grad():
+            for _ in range(4):
+                model(tokens(run.rng.randint(1, 48), run.rng.randint(32, 400))).argmax(-1)
+        torch.cuda.empty_cache()

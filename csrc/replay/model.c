@@ -210,12 +210,23 @@ model_release_pool(struct pya_model *model, struct model_pool *pool) {
 }
 
 static pya_status
+model_release_set(struct pya_model *model, struct model_pool_set *set) {
+    pya_status status = PYA_OK;
+    for (unsigned s = 0; s < model->config.n_streams && status == PYA_OK; s++) {
+        status = model_release_pool(model, &set->by_stream[s][1]);
+        if (status == PYA_OK) {
+            status = model_release_pool(model, &set->by_stream[s][0]);
+        }
+    }
+    return status;
+}
+
+static pya_status
 model_release_cached(struct pya_model *model) {
     pya_status status = model_process_events(model, true);
-    for (unsigned s = 0; s < model->config.n_streams && status == PYA_OK; s++) {
-        status = model_release_pool(model, &model->pools[s][1]);
-        if (status == PYA_OK) {
-            status = model_release_pool(model, &model->pools[s][0]);
+    for (unsigned p = 0; p < PYA_MODEL_POOLS && status == PYA_OK; p++) {
+        if (model->pools[p] != NULL && model->pools[p]->n_users == 0) {
+            status = model_release_set(model, model->pools[p]);
         }
     }
     return status;
@@ -252,6 +263,7 @@ model_segment_alloc(
     }
     block->bytes = segment;
     block->stream = (uint16_t)stream;
+    block->pool = (uint16_t)model->pool;
     block->is_large = is_large;
     block->is_mapped = true;
     model_reserved(model, segment, 0);
@@ -269,7 +281,7 @@ model_reach(const struct pya_model_block *block) {
 /* Best fit, out of its tree; NULL when nothing fits. */
 static struct pya_model_block *
 model_fit(struct pya_model *model, size_t bytes, unsigned stream, bool is_large) {
-    struct tree_node *root = model->pools[stream][is_large].free;
+    struct tree_node *root = model->pools[model->pool]->by_stream[stream][is_large].free;
     struct tree_node *at = tree_lower_bound(root, bytes, 0);
     if (at == NULL) {
         return NULL;
@@ -309,6 +321,7 @@ model_split(struct pya_model *model, struct pya_model_block *block, size_t bytes
     tail->addr = block->addr + bytes;
     tail->bytes = rest;
     tail->stream = block->stream;
+    tail->pool = block->pool;
     tail->is_large = block->is_large;
     tail->is_mapped = true;
     tail->segment = block->segment;
@@ -385,6 +398,34 @@ pya_model_free(struct pya_model *model, struct pya_model_block *block) {
 
 /* ---- the rest ---- */
 
+pya_status
+pya_model_pool_begin(struct pya_model *model, unsigned pool) {
+    if (pool == 0 || pool >= PYA_MODEL_POOLS) {
+        return PYA_E_INVAL;
+    }
+    if (model->pools[pool] == NULL) {
+        model->pools[pool] = calloc(1, sizeof *model->pools[pool]);
+        if (model->pools[pool] == NULL) {
+            return PYA_E_HOST_NOMEM;
+        }
+    }
+    model->pools[pool]->n_users++;
+    model->pool = pool;
+    return PYA_OK;
+}
+
+void
+pya_model_pool_end(struct pya_model *model) {
+    model->pool = 0;
+}
+
+void
+pya_model_pool_release(struct pya_model *model, unsigned pool) {
+    if (pool < PYA_MODEL_POOLS && model->pools[pool] != NULL && model->pools[pool]->n_users > 0) {
+        model->pools[pool]->n_users--;
+    }
+}
+
 pya_dptr
 pya_model_addr(const struct pya_model_block *block) {
     return block->addr;
@@ -440,6 +481,11 @@ pya_model_create(
     if (model == NULL) {
         return PYA_E_HOST_NOMEM;
     }
+    model->pools[0] = calloc(1, sizeof *model->pools[0]);
+    if (model->pools[0] == NULL) {
+        free(model);
+        return PYA_E_HOST_NOMEM;
+    }
     model->dev = dev;
     model->config = *config;
     model->config.streams = NULL; /* the caller's array need not outlive the call */
@@ -475,6 +521,9 @@ pya_model_destroy(struct pya_model *model) {
     for (struct pya_model_block *b = model->spare; b != NULL; b = next) {
         next = b->next;
         free(b);
+    }
+    for (unsigned p = 0; p < PYA_MODEL_POOLS; p++) {
+        free(model->pools[p]);
     }
     free(model);
 }

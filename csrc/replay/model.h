@@ -20,6 +20,7 @@ struct pya_model_config {
 };
 
 #define PYA_MODEL_STREAMS 64
+#define PYA_MODEL_POOLS 256 /* the default one among them */
 
 struct pya_model_stats {
     uint64_t reserved_bytes;
@@ -36,6 +37,10 @@ PYA_MUST_CHECK pya_status pya_model_alloc(
     struct pya_model *model, size_t bytes, unsigned stream, struct pya_model_block **out);
 PYA_MUST_CHECK pya_status pya_model_free(struct pya_model *model, struct pya_model_block *block);
 void pya_model_record_stream(struct pya_model_block *block, unsigned stream);
+/* Requests go to a private pool (number from 1) from begin to end; what it caches goes back only after release. */
+PYA_MUST_CHECK pya_status pya_model_pool_begin(struct pya_model *model, unsigned pool);
+void pya_model_pool_end(struct pya_model *model);
+void pya_model_pool_release(struct pya_model *model, unsigned pool);
 PYA_MUST_CHECK pya_status pya_model_empty_cache(struct pya_model *model);
 pya_dptr pya_model_addr(const struct pya_model_block *block);
 size_t pya_model_bytes(const struct pya_model_block *block);

@@ -114,6 +114,7 @@ expand_after(struct pya_model *model, struct pya_model_block *block, pya_dptr ad
     made->addr = addr;
     made->bytes = bytes;
     made->stream = block->stream;
+    made->pool = block->pool;
     made->is_large = block->is_large;
     made->segment = block->segment;
     made->prev = block;
@@ -180,7 +181,7 @@ static pya_status
 expand_place(
     struct pya_model *model, size_t bytes, unsigned stream, bool is_large,
     struct pya_model_block **out) {
-    struct tree_node *root = model->pools[stream][is_large].unmapped;
+    struct tree_node *root = model->pools[model->pool]->by_stream[stream][is_large].unmapped;
     for (struct tree_node *at = tree_lower_bound(root, 0, 0); at != NULL;
          at = tree_next(root, at)) {
         struct pya_model_block *block = model_from_node(at);
@@ -205,6 +206,7 @@ expand_place(
     block->addr = block->segment->base;
     block->bytes = block->segment->bytes;
     block->stream = (uint16_t)stream;
+    block->pool = (uint16_t)model->pool;
     block->is_large = is_large;
     model_unmapped_insert(model, block);
     *out = block;

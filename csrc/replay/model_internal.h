@@ -32,6 +32,7 @@ struct pya_model_block {
     uint64_t uses;     /* streams it was recorded on, as bits */
     unsigned n_events; /* that must pass before it is free */
     uint16_t stream;
+    uint16_t pool;
     bool is_large;
     bool is_allocated;
     bool is_mapped;
@@ -40,6 +41,12 @@ struct pya_model_block {
 struct model_pool {
     struct tree_node *free;
     struct tree_node *unmapped;
+};
+
+/* One pool: by stream, then small and large. */
+struct model_pool_set {
+    struct model_pool by_stream[PYA_MODEL_STREAMS][2];
+    unsigned n_users; /* of a private pool; at 0 its cached memory may go back */
 };
 
 struct model_event {
@@ -58,7 +65,8 @@ struct pya_model {
     struct pya_model_config config;
     pya_stream streams[PYA_MODEL_STREAMS];
     size_t total_bytes;                            /* of the device */
-    struct model_pool pools[PYA_MODEL_STREAMS][2]; /* by stream; small, large */
+    struct model_pool_set *pools[PYA_MODEL_POOLS]; /* 0 is the default one; NULL before first use */
+    unsigned pool;                                 /* requests go here now */
     struct model_queue queues[PYA_MODEL_STREAMS];
     struct model_segment *segments;
     struct pya_model_block *blocks;
@@ -68,7 +76,7 @@ struct pya_model {
 
 static inline struct model_pool *
 model_pool_of(struct pya_model *model, const struct pya_model_block *block) {
-    return &model->pools[block->stream][block->is_large];
+    return &model->pools[block->pool]->by_stream[block->stream][block->is_large];
 }
 
 static inline struct pya_model_block *

@@ -177,6 +177,26 @@ program_add_record(struct pya_program *program, const struct pya_trace_event *e)
     return status == PYA_OK ? program_push(program, op) : status;
 }
 
+/* Private pools by number of appearance, from 1. */
+static pya_status
+program_add_pool(
+    struct pya_program *program, const struct pya_trace_event *e, enum program_op_kind kind) {
+    unsigned i = 1;
+    while (i <= program->info.n_pools &&
+           (program->pools[i].first != e->addr || program->pools[i].second != e->arg)) {
+        i++;
+    }
+    if (i == PROGRAM_POOLS) {
+        return PYA_E_LIMIT;
+    }
+    if (i > program->info.n_pools) {
+        program->info.n_pools = i;
+        program->pools[i] = (struct program_pool){e->addr, e->arg};
+    }
+    struct program_op op = {.kind = (uint8_t)kind, .block = i, .device = (uint8_t)e->device};
+    return program_push(program, op);
+}
+
 pya_status
 pya_program_add(struct pya_program *program, const struct pya_trace_event *e) {
     if (e->device < 0 || e->device >= PYA_MAX_DEVICES) {
@@ -192,6 +212,15 @@ pya_program_add(struct pya_program *program, const struct pya_trace_event *e) {
     if (e->kind == PYA_TRACE_RECORD_STREAM) {
         return program_add_record(program, e);
     }
+    if (e->kind == PYA_TRACE_POOL_BEGIN) {
+        return program_add_pool(program, e, PROGRAM_POOL_BEGIN);
+    }
+    if (e->kind == PYA_TRACE_POOL_END) {
+        return program_add_pool(program, e, PROGRAM_POOL_END);
+    }
+    if (e->kind == PYA_TRACE_POOL_RELEASE) {
+        return program_add_pool(program, e, PROGRAM_POOL_RELEASE);
+    }
     if (e->kind == PYA_TRACE_EMPTY_CACHE) {
         struct program_op op = {.kind = PROGRAM_EMPTY_CACHE, .device = (uint8_t)e->device};
         return program_push(program, op);
@@ -203,8 +232,11 @@ void
 pya_program_query(const struct pya_program *program, struct pya_program_info *out) {
     *out = program->info;
     out->peak_live_bytes = 0;
+    out->device_live_bytes = 0;
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
-        out->peak_live_bytes += program->peak_bytes[i];
+        const uint64_t peak = program->peak_bytes[i];
+        out->peak_live_bytes += peak;
+        out->device_live_bytes = peak > out->device_live_bytes ? peak : out->device_live_bytes;
     }
 }
 

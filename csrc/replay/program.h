@@ -17,10 +17,13 @@ struct pya_program_info {
     uint64_t n_missing_frees; /* an address was handed out again while alive: freed first */
     unsigned n_devices;
     unsigned n_streams;
+    unsigned n_pools;  /* private ones */
     uint64_t n_blocks; /* most alive at once */
     uint64_t
         peak_live_bytes; /* each request rounded to 512; summed over devices, each at its own peak */
-    bool is_complete;    /* false: the file was cut off */
+    uint64_t
+        device_live_bytes; /* the largest live peak of one device: capacities are of one device */
+    bool is_complete;      /* false: the file was cut off */
 };
 
 PYA_MUST_CHECK pya_status pya_program_create(struct pya_program **out);

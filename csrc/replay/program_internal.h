@@ -3,11 +3,17 @@
 
 #include "program.h"
 
+/* Private pools of one program, the default one among them. */
+#define PROGRAM_POOLS 256
+
 enum program_op_kind {
     PROGRAM_ALLOC,
     PROGRAM_FREE,
     PROGRAM_RECORD_STREAM,
     PROGRAM_EMPTY_CACHE,
+    PROGRAM_POOL_BEGIN, /* block is the number of a pool, here and below */
+    PROGRAM_POOL_END,
+    PROGRAM_POOL_RELEASE,
 };
 
 struct program_op {
@@ -34,6 +40,10 @@ struct pya_program {
     uint32_t *chains;
     uint32_t n_chains; /* power of two */
     pya_stream streams[256];
+    struct program_pool {
+        uint64_t first;
+        uint64_t second;
+    } pools[PROGRAM_POOLS]; /* by number; 0 is the default pool */
     uint64_t live_bytes[PYA_MAX_DEVICES];
     uint64_t peak_bytes[PYA_MAX_DEVICES];
     struct pya_program_info info;

@@ -160,6 +160,28 @@ replay_free(struct replay *replay, const struct program_op *op) {
 }
 
 static pya_status
+replay_pool(struct replay *replay, const struct program_op *op) {
+    const struct program_pool *pool = &replay->program->pools[op->block];
+    const struct pya_pool_id id = {pool->first, pool->second};
+    struct pya_model *model = replay->models[op->device];
+    if (op->kind == PROGRAM_POOL_BEGIN) {
+        const struct pya_stream_filter every = {NULL, NULL, NULL};
+        return replay->heap != NULL ? pya_pool_begin(replay->heap, op->device, id, every)
+                                    : pya_model_pool_begin(model, op->block);
+    }
+    if (replay->heap != NULL) {
+        return op->kind == PROGRAM_POOL_END ? pya_pool_end(replay->heap, op->device, id)
+                                            : pya_pool_release(replay->heap, op->device, id);
+    }
+    if (op->kind == PROGRAM_POOL_END) {
+        pya_model_pool_end(model);
+    } else {
+        pya_model_pool_release(model, op->block);
+    }
+    return PYA_OK;
+}
+
+static pya_status
 replay_step(struct replay *replay, const struct program_op *op) {
     switch ((enum program_op_kind)op->kind) {
     case PROGRAM_ALLOC:
@@ -173,6 +195,10 @@ replay_step(struct replay *replay, const struct program_op *op) {
         }
         pya_model_record_stream(replay->blocks[op->block].block, op->stream);
         return PYA_OK;
+    case PROGRAM_POOL_BEGIN:
+    case PROGRAM_POOL_END:
+    case PROGRAM_POOL_RELEASE:
+        return replay_pool(replay, op);
     case PROGRAM_EMPTY_CACHE:
         return replay->heap != NULL ? pya_empty_cache(replay->heap, op->device)
                                     : pya_model_empty_cache(replay->models[op->device]);
@@ -287,11 +313,9 @@ replay_fits(
 /* The largest device's live peak, in pages: no policy does with less. */
 static uint64_t
 replay_floor(const struct pya_program *program) {
-    uint64_t most = 0;
-    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
-        most = program->peak_bytes[i] > most ? program->peak_bytes[i] : most;
-    }
-    return (most + PYA_PAGE - 1) >> PYA_PAGE_SHIFT;
+    struct pya_program_info info;
+    pya_program_query(program, &info);
+    return (info.device_live_bytes + PYA_PAGE - 1) >> PYA_PAGE_SHIFT;
 }
 
 /* Tries the sizes below *pages; each that completes becomes the smallest, those that fail between are holes. */

@@ -294,6 +294,76 @@ test_program_corners(void) {
     pya_program_destroy(program);
 }
 
+static void
+test_private_pools(void) {
+    for (int expandable = 0; expandable < 2; expandable++) {
+        struct bench b = open_bench(expandable != 0, 256 * MIB, PYA_SIM_WORK_AT_ONCE);
+        struct pya_model_block *eager = take(b, 20 * MIB, 0);
+        give(b, eager);
+        CHECK_EQ(pya_model_pool_begin(b.model, 0), PYA_E_INVAL);
+        CHECK_OK(pya_model_pool_begin(b.model, 1));
+        struct pya_model_block *inside = take(b, 20 * MIB, 0);
+        CHECK_EQ(reserved(b), 40 * MIB); /* nothing of the default pool is used */
+        give(b, inside);
+        pya_model_pool_end(b.model);
+        struct pya_model_block *again = take(b, 20 * MIB, 0);
+        CHECK_EQ(reserved(b), 40 * MIB); /* and after it the default pool again */
+        give(b, again);
+        CHECK_OK(pya_model_empty_cache(b.model));
+        CHECK_EQ(reserved(b), 20 * MIB); /* a pool in use keeps its memory */
+        pya_model_pool_release(b.model, 1);
+        CHECK_OK(pya_model_empty_cache(b.model));
+        CHECK_EQ(reserved(b), 0);
+        close_bench(b);
+    }
+}
+
+/* Blocks of private pools and of two devices, on every policy. */
+static void
+test_pool_program(void) {
+    struct pya_program *program = NULL;
+    CHECK_OK(pya_program_create(&program));
+    for (uint64_t pool = 1; pool <= 3; pool++) {
+        struct pya_trace_event e = {.kind = PYA_TRACE_POOL_BEGIN, .addr = pool, .device = 1};
+        CHECK_OK(pya_program_add(program, &e));
+        for (uint64_t i = 0; i < 8; i++) {
+            struct pya_trace_event block = {
+                .kind = PYA_TRACE_ALLOC,
+                .addr = pool * 100 + i,
+                .bytes = (i + 1) * 3 * MIB,
+                .device = (int)(i % 2)};
+            CHECK_OK(pya_program_add(program, &block));
+        }
+        e.kind = PYA_TRACE_POOL_END;
+        CHECK_OK(pya_program_add(program, &e));
+        for (uint64_t i = 0; i < 8; i++) {
+            struct pya_trace_event block = {
+                .kind = PYA_TRACE_FREE, .addr = pool * 100 + i, .device = (int)(i % 2)};
+            CHECK_OK(pya_program_add(program, &block));
+        }
+        e.kind = PYA_TRACE_POOL_RELEASE;
+        CHECK_OK(pya_program_add(program, &e));
+    }
+    struct pya_program_info info;
+    pya_program_query(program, &info);
+    CHECK_EQ(info.n_pools, 3);
+    CHECK_EQ(info.n_devices, 2);
+    CHECK_EQ(info.peak_live_bytes, 36 * 3 * MIB);
+    CHECK_EQ(info.device_live_bytes, 20 * 3 * MIB);
+    for (int policy = 0; policy < PYA_REPLAY_N_POLICIES; policy++) {
+        struct pya_replay_settings settings = {
+            .policy = (enum pya_replay_policy)policy, .check = true};
+        struct pya_replay_result result;
+        pya_options_init(&settings.options);
+        CHECK_OK(pya_replay_run(program, &settings, &result));
+        CHECK(result.completed);
+        CHECK_EQ(result.n_violations, 0);
+        /* three pools of one device, each with its own memory, and one default pool of the other */
+        CHECK(result.peak_bytes >= (3 * 20 + 16) * 3 * MIB);
+    }
+    pya_program_destroy(program);
+}
+
 static bool
 stop_at_once(void *arg, uint64_t n_done, uint64_t n_all) {
     (void)n_done;
@@ -392,6 +462,8 @@ static const struct check_case cases[] = {
     {"random_programs", test_random_programs},
     {"find_min", test_find_min},
     {"program_corners", test_program_corners},
+    {"private_pools", test_private_pools},
+    {"pool_program", test_pool_program},
     {"stopping", test_stopping},
     {"host_memory_sweep", test_host_memory_sweep},
     {"device_sweep", test_device_sweep},
