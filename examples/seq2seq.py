@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -54,14 +55,38 @@ class AdditiveAttention(nn.Module):
         weights = torch.softmax(scores.masked_fill(is_padding, float("-inf")), dim=1)
         return torch.bmm(weights.unsqueeze(1), values).squeeze(1)
 
+    def sequence(self, keys: Tensor, values: Tensor) -> AbstractContextManager[None]:
+        """What the decoder's loop over one sequence runs in."""
+        return nullcontext()
+
+
+class FusedAttention(AdditiveAttention):
+    """The same by pyalloc.ops: a step keeps its query and its weights, not tanh of every key."""
+
+    def forward(self, state: Tensor, keys: Tensor, values: Tensor, is_padding: Tensor) -> Tensor:
+        """As AdditiveAttention."""
+        from pyalloc.ops import additive_attention
+
+        context = additive_attention(
+            self.query(state), keys, values, self.score.weight.squeeze(0), ~is_padding
+        )
+        assert isinstance(context, Tensor)
+        return context
+
+    def sequence(self, keys: Tensor, values: Tensor) -> AbstractContextManager[None]:
+        """Within it the steps' gradients of keys and values gather in one place."""
+        from pyalloc.ops import sequence_gradients
+
+        return sequence_gradients(keys, values)
+
 
 class Decoder(nn.Module):
     """One GRU step per target token, each looking at the source through the attention."""
 
-    def __init__(self, vocabulary: int, embedding: int, hidden: int, attention: int) -> None:
+    def __init__(self, vocabulary: int, embedding: int, hidden: int, attention: nn.Module) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding, padding_idx=PAD)
-        self.attention = AdditiveAttention(hidden, attention)
+        self.attention = attention
         self.cell = nn.GRUCell(embedding + hidden, hidden)
         self.start = nn.Linear(hidden, hidden)
         self.output = nn.Linear(hidden, vocabulary)
@@ -71,17 +96,18 @@ class Decoder(nn.Module):
         state = torch.tanh(self.start(last))
         keys = self.attention.key(values)
         states = []
-        for embedded in self.embedding(tokens).unbind(1):
-            context = self.attention(state, keys, values, is_padding)
-            state = self.cell(torch.cat((embedded, context), dim=1), state)
-            states.append(state)
+        with self.attention.sequence(keys, values):
+            for embedded in self.embedding(tokens).unbind(1):
+                context = self.attention(state, keys, values, is_padding)
+                state = self.cell(torch.cat((embedded, context), dim=1), state)
+                states.append(state)
         return self.output(torch.stack(states, dim=1))
 
 
 class Seq2Seq(nn.Module):
     """Source (B, S) and shifted target (B, T) to logits (B, T, vocabulary)."""
 
-    def __init__(self, vocabulary: int, embedding: int, hidden: int, attention: int) -> None:
+    def __init__(self, vocabulary: int, embedding: int, hidden: int, attention: nn.Module) -> None:
         super().__init__()
         self.encoder = Encoder(vocabulary, embedding, hidden)
         self.decoder = Decoder(vocabulary, embedding, hidden, attention)
@@ -137,6 +163,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cudnn", action="store_true", help="let cuDNN run the encoder (needs a GPU)"
     )
+    parser.add_argument("--fused", action="store_true", help="attention by pyalloc.ops")
     parser.add_argument("--json", type=Path, help="write the table and the peaks to this file")
     return parser.parse_args()
 
@@ -153,7 +180,8 @@ def train(args: argparse.Namespace) -> Table:
     torch.backends.cudnn.enabled = args.cudnn
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
-    model = Seq2Seq(args.vocabulary, args.embedding, args.hidden, args.attention).cuda()
+    attention = (FusedAttention if args.fused else AdditiveAttention)(args.hidden, args.attention)
+    model = Seq2Seq(args.vocabulary, args.embedding, args.hidden, attention).cuda()
     optimizer = torch.optim.Adam(model.parameters())
     criterion: Callable[[Tensor, Tensor], Tensor] = nn.CrossEntropyLoss(ignore_index=PAD)
     table = Table()
