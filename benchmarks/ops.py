@@ -116,13 +116,19 @@ def summary(taken: Sequence[float]) -> dict[str, float]:
 
 def commit() -> str:
     done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stdout.strip() or "unknown"
 
 
 def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+    for line in (
+        Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    ):
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor()
@@ -133,18 +139,24 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b).norm() / b.norm().clamp_min(1e-30))
 
 
-def check(name: str, ours: Sequence[Tensor], theirs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+def check(
+    name: str, ours: Sequence[Tensor], theirs: Sequence[Tensor], exact: Sequence[Tensor]
+) -> float:
     """The worst error against float64; SystemExit if it is over the larger of torch's twice and 1e-6."""
     worst = 0.0
     for mine, other, right in zip(ours, theirs, exact, strict=True):
         error, bar = relative(mine, right), max(2 * relative(other, right), 1e-6)
         if not error <= bar:
-            raise SystemExit(f"{name}: wrong answer, relative error {error:.2e} where {bar:.2e} is allowed")
+            raise SystemExit(
+                f"{name}: wrong answer, relative error {error:.2e} where {bar:.2e} is allowed"
+            )
         worst = max(worst, error)
     return worst
 
 
-def results(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
+def results(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor
+) -> list[Tensor]:
     """Output and gradients."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     out = function(*leaves)
@@ -179,7 +191,12 @@ def unit(*shape: int, device: str) -> Tensor:
 def from_cosine(u: Tensor, kappa: Tensor, dim: int) -> Tensor:
     beta = (dim - 1) / 2
     alpha = kappa + beta
-    log_c = -((alpha + beta) * math.log(2) + torch.lgamma(alpha) - torch.lgamma(alpha + beta) + beta * math.log(math.pi))
+    log_c = -(
+        (alpha + beta) * math.log(2)
+        + torch.lgamma(alpha)
+        - torch.lgamma(alpha + beta)
+        + beta * math.log(math.pi)
+    )
     return log_c + kappa * torch.log1p(u)
 
 
@@ -240,7 +257,9 @@ def spherical(b: Bench) -> None:
         error=error,
     )
     grad = torch.randn(n_t, n_l, n_m, device=b.device)
-    transposed = {k: both(f, lean, grad if "bmm" in k else grad.permute(1, 2, 0)) for k, f in peers.items()}
+    transposed = {
+        k: both(f, lean, grad if "bmm" in k else grad.permute(1, 2, 0)) for k, f in peers.items()
+    }
     b.compare(
         "power_spherical forward+backward",
         both(our_log_prob, lean, grad.permute(1, 2, 0)),
@@ -269,7 +288,10 @@ def spherical(b: Bench) -> None:
 
 
 def checked(
-    ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: Sequence[Tensor], shape: tuple[int, ...]
+    ours: Callable[..., Tensor],
+    theirs: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    shape: tuple[int, ...],
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Output and gradients of ours, of the peer, and of the peer in float64."""
     grad = torch.randn(shape, dtype=torch.float64, device=inputs[0].device)
@@ -298,7 +320,9 @@ before = mark("VmRSS")
 out = run(*args)
 print(mark("VmHWM") - before, out.numel() * 4)
 """
-        done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True
+        )
         grown, size = map(int, done.stdout.split())
         b.row(
             f"{op} memory",
@@ -324,8 +348,13 @@ def eager_additive(query: Tensor, keys: Tensor, values: Tensor, v: Tensor) -> Te
 def additive(b: Bench) -> None:
     n_b, n_s, n_h = 80, 50, 1000
     shapes = [(n_b, n_h), (n_b, n_s, n_h), (n_b, n_s, 2 * n_h)]
-    inputs = [*(torch.randn(s, device=b.device) for s in shapes), torch.randn(n_h, device=b.device) / 30]
-    error = check("additive", *checked(ops.additive_attention, eager_additive, inputs, (n_b, 2 * n_h)))
+    inputs = [
+        *(torch.randn(s, device=b.device) for s in shapes),
+        torch.randn(n_h, device=b.device) / 30,
+    ]
+    error = check(
+        "additive", *checked(ops.additive_attention, eager_additive, inputs, (n_b, 2 * n_h))
+    )
     case = f"B{n_b} S{n_s} H{n_h} values {2 * n_h} fp32, one step"
     peers = b.compiled({"eager": eager_additive})
     b.compare(
@@ -392,16 +421,30 @@ def seq2seq(b: Bench) -> None:
         for name, options in (("eager", []), ("ours", ["--fused"])):
             path = Path(folder) / f"{name}.json"
             command = [sys.executable, "examples/seq2seq.py", "--json", str(path), *options]
-            subprocess.run(command, cwd=ROOT, env={**environment("80GB"), "PYTHONPATH": str(ROOT)}, check=True, stdout=sys.stderr)
+            subprocess.run(
+                command,
+                cwd=ROOT,
+                env={**environment("80GB"), "PYTHONPATH": str(ROOT)},
+                check=True,
+                stdout=sys.stderr,
+            )
             result = json.loads(path.read_text())
             at = {(r["step"], r["phase"]): r for r in result["rows"]}
             rows[name] = {
-                "forward_growth_bytes": at[1, "forward"]["allocated_bytes"] - at[1, "start"]["allocated_bytes"],
+                "forward_growth_bytes": at[1, "forward"]["allocated_bytes"]
+                - at[1, "start"]["allocated_bytes"],
                 "peak_bytes": result["peak_allocated_bytes"],
             }
     for key, target in (("forward_growth_bytes", 0.35), ("peak_bytes", 0.14)):
         falls = 1 - rows["ours"][key] / rows["eager"][key]
-        b.row(f"seq2seq {key}", ours=rows["ours"][key], eager=rows["eager"][key], falls=round(falls, 4), target=target, met=falls >= target)
+        b.row(
+            f"seq2seq {key}",
+            ours=rows["ours"][key],
+            eager=rows["eager"][key],
+            falls=round(falls, 4),
+            target=target,
+            met=falls >= target,
+        )
 
 
 # --- scaled attention ----------------------------------------------------------------------------
@@ -433,12 +476,39 @@ def attention(b: Bench) -> None:
 
         for name, target, ours, peer in (
             ("forward", 1.6, forward(our_attention, (q, k, v)), forward(sdpa, (q, k, v))),
-            ("forward with bias", 1.5, forward(our_attention, (q, k, v, bias)), forward(sdpa, (q, k, v, bias))),
-            ("forward+backward", 1.7, both(our_attention, (q, k, v), grad), both(sdpa, (q, k, v), grad)),
-            ("forward+backward with bias", None, both(given(our_attention), (q, k, v), grad), both(given(sdpa), (q, k, v), grad)),
-            ("forward+backward with bias gradient", 2.0, both(our_attention, (q, k, v, bias), grad), both(sdpa, (q, k, v, bias), grad)),
+            (
+                "forward with bias",
+                1.5,
+                forward(our_attention, (q, k, v, bias)),
+                forward(sdpa, (q, k, v, bias)),
+            ),
+            (
+                "forward+backward",
+                1.7,
+                both(our_attention, (q, k, v), grad),
+                both(sdpa, (q, k, v), grad),
+            ),
+            (
+                "forward+backward with bias",
+                None,
+                both(given(our_attention), (q, k, v), grad),
+                both(given(sdpa), (q, k, v), grad),
+            ),
+            (
+                "forward+backward with bias gradient",
+                2.0,
+                both(our_attention, (q, k, v, bias), grad),
+                both(sdpa, (q, k, v, bias), grad),
+            ),
         ):
-            b.compare(f"attention {name}", ours, {"sdpa": peer}, target=target if cpu else None, case=case, error=error)
+            b.compare(
+                f"attention {name}",
+                ours,
+                {"sdpa": peer},
+                target=target if cpu else None,
+                case=case,
+                error=error,
+            )
 
 
 def sweep_shape(rng: random.Random) -> tuple[int, int, int, int, int]:
@@ -464,7 +534,8 @@ def sweep(b: Bench, count: int = 200) -> None:
         grad = torch.randn(q.shape, device=b.device)
         case = f"B{n_b} H{n_h} Lq{n_q} Lk{n_k} d{d}"
         first = [x[:1, :1] for x in (q, k, v)]
-        worst = max(worst, check(case, *([f(first)] for f in (lambda x: our_attention(*x), lambda x: sdpa(*x), lambda x: sdpa(*(y.double() for y in x))))))
+        exact = sdpa(*(x.double() for x in first))
+        worst = max(worst, check(case, [our_attention(*first)], [sdpa(*first)], [exact]))
         for name, ours, peer in (
             ("forward", forward(our_attention, (q, k, v)), forward(sdpa, (q, k, v))),
             ("forward+backward", both(our_attention, (q, k, v), grad), both(sdpa, (q, k, v), grad)),
@@ -506,10 +577,16 @@ CPU_ONLY = {"memory", "seq2seq"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", nargs="+", choices=sorted(PARTS), default=list(PARTS))
-    parser.add_argument("--isa", choices=("scalar", "avx2", "avx512"), help="a narrower instruction set than there is")
+    parser.add_argument(
+        "--isa",
+        choices=("scalar", "avx2", "avx512"),
+        help="a narrower instruction set than there is",
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--seed", type=int, default=0)
@@ -529,7 +606,10 @@ def main() -> None:
             PARTS[part](bench)
     if args.json is not None:
         args.json.write_text(json.dumps(bench.rows, indent=1) + "\n")
-    print(f"peak resident {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB", file=sys.stderr)
+    print(
+        f"peak resident {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

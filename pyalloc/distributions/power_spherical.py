@@ -1,4 +1,6 @@
 """The PowerSpherical distribution (De Cao and Aziz 2020) and the uniform one it is compared with."""
+# mypy: disable-error-code="untyped-decorator, misc"
+#   torch is not followed: what derives from it or is decorated by it has no type
 
 from __future__ import annotations
 
@@ -44,16 +46,14 @@ class PowerSpherical(Distribution):
     support = _sphere
     has_rsample = True
 
-    def __init__(
-        self, loc: Tensor, scale: Tensor, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
         batch = torch.broadcast_shapes(loc.shape[:-1], scale.shape)
         self.loc = loc.expand(*batch, loc.shape[-1])
         self.scale = scale.expand(batch)
         super().__init__(batch, loc.shape[-1:], validate_args=validate_args)
 
     def expand(self, batch_shape: Size, _instance: Any = None) -> PowerSpherical:
-        new = self._get_checked_instance(PowerSpherical, _instance)
+        new: PowerSpherical = self._get_checked_instance(PowerSpherical, _instance)
         batch_shape = Size(batch_shape)
         new.loc = self.loc.expand(*batch_shape, *self.event_shape)
         new.scale = self.scale.expand(batch_shape)
@@ -146,7 +146,7 @@ class HypersphericalUniform(Distribution):
         super().__init__(Size(batch_shape), Size((dim,)), validate_args=validate_args)
 
     def expand(self, batch_shape: Size, _instance: Any = None) -> HypersphericalUniform:
-        new = self._get_checked_instance(HypersphericalUniform, _instance)
+        new: HypersphericalUniform = self._get_checked_instance(HypersphericalUniform, _instance)
         new.dim, new._zero = self.dim, self._zero
         super(HypersphericalUniform, new).__init__(
             Size(batch_shape), self.event_shape, validate_args=False

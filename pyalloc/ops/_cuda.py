@@ -160,7 +160,7 @@ def write_cached(path: Path, content: bytes) -> None:
 
 
 def _nvrtc() -> ctypes.CDLL:
-    """torch's own NVRTC, else the system's."""
+    """The NVRTC that came with torch, else the system's."""
     found: list[str] = []
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or [] if spec is not None else []:
@@ -168,7 +168,9 @@ def _nvrtc() -> ctypes.CDLL:
     for name in [*found, "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
-    raise OpError("libnvrtc is not found; install nvidia-cuda-nvrtc, or run make cuda where nvcc is")
+    raise OpError(
+        "libnvrtc is not found; install nvidia-cuda-nvrtc, or run make cuda where nvcc is"
+    )
 
 
 def compile_text(text: bytes, arch: str) -> bytes:
@@ -185,7 +187,9 @@ def compile_text(text: bytes, arch: str) -> bytes:
         options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17"]
         array = (ctypes.c_char_p * len(options))(*options)
         if nvrtc.nvrtcCompileProgram(program, len(options), array) != 0:
-            raise OpError(f"NVRTC cannot compile for {arch}: {_nvrtc_text(nvrtc, program).decode()}")
+            raise OpError(
+                f"NVRTC cannot compile for {arch}: {_nvrtc_text(nvrtc, program).decode()}"
+            )
         return _nvrtc_text(nvrtc, program, "CUBIN")
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))

@@ -18,9 +18,7 @@ def normalizer(scale: Tensor, dim: int) -> Tensor:
     """Log C(kappa) + kappa log 2 (De Cao and Aziz 2020), the part that depends on kappa alone."""
     beta = (dim - 1) / 2
     return (
-        torch.lgamma(scale + 2 * beta)
-        - torch.lgamma(scale + beta)
-        - beta * math.log(4 * math.pi)
+        torch.lgamma(scale + 2 * beta) - torch.lgamma(scale + beta) - beta * math.log(4 * math.pi)
     )
 
 
@@ -106,7 +104,8 @@ def additive_vjp(
     wanted = [True, needs[1], needs[2], True]
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_(need) for x, need in zip(inputs, wanted, strict=True)]
-        context, probs = additive(*leaves, mask)
+        query, keys, values, v = leaves
+        context, probs = additive(query, keys, values, v, mask)
         total = (context * grads[0]).sum()
         if grads[1] is not None:
             total = total + (probs * grads[1]).sum()
@@ -155,7 +154,7 @@ def attention_vjp(
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         b = None if bias is None else bias.detach().requires_grad_(needs_bias)
-        out = attention(*leaves, b, mask, *options)
+        out = attention(leaves[0], leaves[1], leaves[2], b, mask, *options)
         wanted = [*leaves, b] if needs_bias and b is not None else leaves
         grads = list(torch.autograd.grad(out, wanted, grad))
     return grads if len(grads) == 4 else [*grads, q.new_empty(0)]

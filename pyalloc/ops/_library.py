@@ -14,7 +14,7 @@ LIBRARY = Path(__file__).parent.parent / "lib" / "libpyalloc_ops.so"
 ISA_NAMES = ("scalar", "avx2", "avx512")
 
 _STATUS = {1: "out of host memory", 2: "the library refused the arguments", 3: "the driver failed"}
-_DTYPES = {torch.float32: 0, torch.float64: 1}
+_DTYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1}
 
 
 class View(ctypes.Structure):
@@ -105,6 +105,12 @@ def call(name: str, args: ctypes.Structure) -> None:
     status = getattr(library(), name)(ctypes.byref(args))
     if status != 0:
         raise OpError(f"{name}: {_STATUS.get(status, f'status {status}')}")
+
+
+def threads(work: int) -> int:
+    """Threads for so many multiply-adds: waking another one costs about as much as 200,000."""
+    available: int = torch.get_num_threads()
+    return max(1, min(available, work // 200_000))
 
 
 def dtype_code(dtype: torch.dtype) -> int:

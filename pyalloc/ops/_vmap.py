@@ -1,12 +1,29 @@
-"""Folding the dimension that vmap adds into a batch dimension the kernels already have."""
+"""Whether torch is transforming a call, and folding vmap's dimension into one the kernels have."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 from torch import Tensor
 
 
+def is_plain(args: Sequence[Any]) -> bool:
+    """No compiler, transform, dispatch mode or tensor subclass looks at this call."""
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and all(type(x) in _PLAIN for x in args if isinstance(x, Tensor))
+    )
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
 def fold(x: Tensor, in_dim: int | None, size: int, at: int) -> Tensor:
-    """x with the vmapped dimension (made, if there is none) merged in front of dimension at."""
+    """View x with the vmapped dimension (made, if there is none) merged in front of dimension at."""
     batched = x.unsqueeze(0).expand(size, *x.shape) if in_dim is None else x.movedim(in_dim, 0)
     moved = batched.movedim(0, at)
     return moved.reshape(*moved.shape[:at], size * moved.shape[at + 1], *moved.shape[at + 2 :])

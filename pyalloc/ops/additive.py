@@ -1,4 +1,7 @@
 """Additive (Bahdanau) attention that keeps only the projected query and the probabilities."""
+# mypy: disable-error-code="untyped-decorator, misc"
+#   torch is not followed: what derives from it or is decorated by it has no type
+# ruff: noqa: PLR0913, PLR0917  (a registered op has the arguments of its schema)
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._check import compute_dtype, require_float
-from pyalloc.ops._library import AdditiveArgs, View, call, dtype_code
+from pyalloc.ops._library import AdditiveArgs, View, call, dtype_code, threads
 from pyalloc.ops._vmap import fold, unfold
 
 
@@ -162,7 +165,7 @@ class _Gate(torch.autograd.Function):
         return keys.new_zeros(())
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         buffers, ctx.memory.buffers = ctx.memory.buffers, None
         return (None, None, None) if buffers is None else (*buffers, None)
@@ -179,7 +182,7 @@ class _Step(torch.autograd.Function):
         return context, probs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_probs: Tensor | None) -> tuple[Any, ...]:
         query, v, probs = ctx.saved_tensors
         memory: _Memory = ctx.memory
@@ -227,9 +230,7 @@ def _view(x: Tensor | None) -> View:
     return View() if x is None else View(x.data_ptr(), x.stride(1), x.stride(0))
 
 
-def _args(
-    query: Tensor, keys: Tensor, values: Tensor, v: Tensor, probs: Tensor
-) -> AdditiveArgs:
+def _args(query: Tensor, keys: Tensor, values: Tensor, v: Tensor, probs: Tensor) -> AdditiveArgs:
     return AdditiveArgs(
         n_b=keys.shape[0],
         n_q=query.shape[1],
@@ -242,7 +243,7 @@ def _args(
         v=v.data_ptr(),
         probs=probs.data_ptr(),
         dtype=dtype_code(keys.dtype),
-        n_threads=torch.get_num_threads(),
+        n_threads=threads(16 * query.shape[1] * (keys.numel() + values.numel())),
     )
 
 
@@ -379,7 +380,8 @@ def _backward_vjp(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
         grad_probs = grad.new_zeros(*query.shape[:2], keys.shape[1])
 
     def formula(*args: Tensor) -> Tensor:
-        return torch.cat(_eager.additive(*args, mask), -1)
+        query, keys, values, v = args
+        return torch.cat(_eager.additive(query, keys, values, v, mask), -1)
 
     both = torch.cat([grad, grad_probs], -1)
     g, *rest = _eager.second_derivative(

@@ -1,4 +1,7 @@
 """Scaled dot-product attention that keeps neither scores nor probabilities, with gradients of the bias."""
+# mypy: disable-error-code="untyped-decorator, misc"
+#   torch is not followed: what derives from it or is decorated by it has no type
+# ruff: noqa: PLR0913, PLR0917  (a registered op has the arguments of its schema)
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ from torch import Tensor
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._check import require_float
-from pyalloc.ops._library import AttentionArgs, Heads, Scores, call, dtype_code
-from pyalloc.ops._vmap import fold, unfold
+from pyalloc.ops._library import AttentionArgs, Heads, Scores, call, dtype_code, threads
+from pyalloc.ops._vmap import fold, is_plain, unfold
 
 _log = logging.getLogger("pyalloc.ops")
 
 # Below this many queries the kernel's lanes are mostly empty and torch's own kernel is as fast.
 _FEW_QUERIES = 8
+_SMALL = 4_000_000  # multiply-adds of q k^T
 _LARGEST_HEAD = 256
 
 
@@ -68,7 +72,8 @@ def scaled_attention(
     bias, mask = _scores(op, "bias", bias, q, k), _scores(op, "mask", mask, q, k)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     path, reason = _choose(q, k, v, bias, mask, dropout)
-    _log.debug("scaled_attention: %s (%s)", path, reason)
+    if not torch.compiler.is_compiling():
+        _log.debug("scaled_attention: %s (%s)", path, reason)
     if path == "sdpa":
         out = torch.nn.functional.scaled_dot_product_attention(
             q,
@@ -84,16 +89,9 @@ def scaled_attention(
     else:
         compute = torch.float64 if q.dtype == torch.float64 else torch.float32
         seed = torch.randint(1 << 62, (1,)) if dropout > 0 else None
-        out, _ = torch.ops.pyalloc.scaled_attention(
-            q.to(compute),
-            k.to(compute),
-            v.to(compute),
-            None if bias is None else bias.to(compute),
-            mask,
-            causal,
-            scale,
-            dropout,
-            seed,
+        tensors = (q.to(compute), k.to(compute), v.to(compute))
+        out = _run(
+            *tensors, None if bias is None else bias.to(compute), mask, causal, scale, dropout, seed
         )
         out = out.to(q.dtype)
     out = out.reshape(*shape[:-1], v.shape[-1])
@@ -114,13 +112,17 @@ def _choose(
     if 0 in (*q.shape, *k.shape, *v.shape):
         return "eager", "an empty input"
     grad = torch.is_grad_enabled()
-    simple = mask is None and dropout == 0 and not (grad and bias is not None and bias.requires_grad)
+    simple = (
+        mask is None and dropout == 0 and not (grad and bias is not None and bias.requires_grad)
+    )
     if simple and bias is None and q.dtype in (torch.float16, torch.bfloat16):
         return "sdpa", "half precision: torch's kernels use the matrix units"
-    if simple and bias is None and q.dtype == torch.float32 and q.shape[-2] < _FEW_QUERIES:
-        learns = grad and any(x.requires_grad for x in (q, k, v))
-        if not learns and not q.is_cuda:
+    learns = grad and any(x.requires_grad for x in (q, k, v))
+    if simple and bias is None and q.dtype == torch.float32 and not (learns or q.is_cuda):
+        if q.shape[-2] < _FEW_QUERIES:
             return "sdpa", f"fewer than {_FEW_QUERIES} queries"
+        if q.numel() * k.shape[2] < _SMALL:
+            return "sdpa", "small: the call itself is what costs"
     return "kernel", "pyalloc's kernel"
 
 
@@ -213,8 +215,85 @@ def _args(
         seed=0 if seed is None else int(seed),
         causal=int(causal),
         dtype=dtype_code(q.dtype),
-        n_threads=torch.get_num_threads(),
+        n_threads=threads(q.numel() * k.shape[2]),
     )
+
+
+def _forward_kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    companions: tuple[Tensor | None, Tensor | None],
+    options: Options,
+) -> tuple[Tensor, Tensor]:
+    q, k, v = (_dense_rows(x) for x in (q, k, v))
+    out = q.new_empty(*q.shape[:3], v.shape[3])
+    lse = q.new_empty(q.shape[:3])
+    args = _args(q, k, v, companions, options)
+    args.out, args.lse = _heads(out), lse.data_ptr()
+    if _cuda.on_device(q):
+        _cuda.attention_forward(args, q)
+    else:
+        call("pya_ops_attention_forward", args)
+    return out, lse
+
+
+def _backward_kernel(
+    grad: Tensor,
+    saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
+    options: Options,
+    needs_bias: bool,
+) -> list[Tensor]:
+    out, lse, q, k, v, bias, mask = saved
+    q, k, v, grad = (_dense_rows(x) for x in (q, k, v, grad))
+    grads = [x.new_empty(x.shape) for x in (q, k, v)]
+    args = _args(q, k, v, (bias, mask), options)
+    args.out, args.lse, args.grad = _heads(out), lse.data_ptr(), _heads(grad)
+    args.d_q, args.d_k, args.d_v = (_heads(x) for x in grads)
+    d_bias = q.new_empty(0)
+    if needs_bias and bias is not None:
+        summed = options[0] or bias.shape != (*q.shape[:3], k.shape[2])
+        d_bias = (torch.zeros if summed else torch.empty)(
+            bias.shape, dtype=q.dtype, device=q.device
+        )
+        args.d_bias, args.d_bias_add = _score_view(d_bias), int(summed)
+    if _cuda.on_device(q):
+        _cuda.attention_backward(args, q)
+    else:
+        call("pya_ops_attention_backward", args)
+    return [*grads, d_bias]
+
+
+def _run(*args: Any) -> Tensor:
+    """The registered op, or in plain eager mode on the CPU the same without the dispatcher's cost."""
+    if is_plain(args) and args[0].device.type == "cpu":
+        out: Tensor = _Direct.apply(*args)
+    else:
+        out, _ = torch.ops.pyalloc.scaled_attention(*args)
+    return out
+
+
+class _Direct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        q, k, v, bias, mask, *options = args
+        ctx.options = tuple(options)
+        out, lse = _forward_kernel(q, k, v, (bias, mask), ctx.options)
+        ctx.save_for_backward(out, lse, q, k, v, bias, mask)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        needs_bias = bool(ctx.needs_input_grad[3])
+        if (
+            torch.is_grad_enabled()
+        ):  # a second derivative may be asked for: the registered op has it
+            grads = torch.ops.pyalloc.scaled_attention_backward(
+                grad, *ctx.saved_tensors, *ctx.options, needs_bias
+            )
+        else:
+            grads = _backward_kernel(grad, ctx.saved_tensors, ctx.options, needs_bias)
+        return (*grads[:3], grads[3] if needs_bias else None, *(None,) * 5)
 
 
 @torch.library.custom_op("pyalloc::scaled_attention", mutates_args=())
@@ -233,16 +312,7 @@ def _attention(
         _cuda.refuse_dropout(dropout)
         out = _eager.attention(q, k, v, bias, mask, causal, scale).contiguous()
         return out, q.new_empty(q.shape[:3])
-    q, k, v = (_dense_rows(x) for x in (q, k, v))
-    out = q.new_empty(*q.shape[:3], v.shape[3])
-    lse = q.new_empty(q.shape[:3])
-    args = _args(q, k, v, (bias, mask), (causal, scale, dropout, seed))
-    args.out, args.lse = _heads(out), lse.data_ptr()
-    if _cuda.on_device(q):
-        _cuda.attention_forward(args, q)
-    else:
-        call("pya_ops_attention_forward", args)
-    return out, lse
+    return _forward_kernel(q, k, v, (bias, mask), (causal, scale, dropout, seed))
 
 
 @_attention.register_fake
@@ -278,23 +348,9 @@ def _attention_backward(
 ) -> list[Tensor]:
     if q.is_cuda and not _cuda.serves(q):
         return _eager.attention_vjp((q, k, v, bias), grad, mask, (causal, scale), needs_bias)
-    q, k, v, grad = (_dense_rows(x) for x in (q, k, v, grad))
-    grads = [x.new_empty(x.shape) for x in (q, k, v)]
-    args = _args(q, k, v, (bias, mask), (causal, scale, dropout, seed))
-    args.out, args.lse, args.grad = _heads(out), lse.data_ptr(), _heads(grad)
-    args.d_q, args.d_k, args.d_v = (_heads(x) for x in grads)
-    d_bias = q.new_empty(0)
-    if needs_bias and bias is not None:
-        summed = causal or bias.shape != (*q.shape[:3], k.shape[2])
-        d_bias = (torch.zeros if summed else torch.empty)(
-            bias.shape, dtype=q.dtype, device=q.device
-        )
-        args.d_bias, args.d_bias_add = _score_view(d_bias), int(summed)
-    if _cuda.on_device(q):
-        _cuda.attention_backward(args, q)
-    else:
-        call("pya_ops_attention_backward", args)
-    return [*grads, d_bias]
+    return _backward_kernel(
+        grad, (out, lse, q, k, v, bias, mask), (causal, scale, dropout, seed), needs_bias
+    )
 
 
 @_attention_backward.register_fake
@@ -382,7 +438,5 @@ def _(
     bias, mask = (
         _fold_scores(x, d, n, n_b) for x, d in zip((bias, mask), in_dims[3:5], strict=True)
     )
-    out, lse = torch.ops.pyalloc.scaled_attention(
-        q, k, v, bias, mask, causal, scale, dropout, seed
-    )
+    out, lse = torch.ops.pyalloc.scaled_attention(q, k, v, bias, mask, causal, scale, dropout, seed)
     return (unfold(out, n, 0), unfold(lse, n, 0)), (0, 0)

@@ -1,4 +1,6 @@
 """Log-probabilities of PowerSpherical distributions without the product of samples and components."""
+# mypy: disable-error-code="untyped-decorator, misc"
+#   torch is not followed: what derives from it or is decorated by it has no type
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from torch import Tensor
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._check import broadcast, compute_dtype, require_float
-from pyalloc.ops._library import PowerSphericalArgs, View, call, dtype_code
+from pyalloc.ops._library import PowerSphericalArgs, View, call, dtype_code, threads
 from pyalloc.ops._shapes import classify
 from pyalloc.ops._vmap import fold, unfold
 
@@ -149,7 +151,7 @@ def _args(
         scale=_view(scale),
         log_weights=_view(log_weights),
         dtype=dtype_code(value.dtype),
-        n_threads=torch.get_num_threads(),
+        n_threads=threads(value.numel() * loc.shape[0]),
     )
 
 
@@ -276,9 +278,7 @@ def _mixture(
 
 
 @_mixture.register_fake
-def _(
-    value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor, t_first: bool
-) -> Tensor:
+def _(value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor, t_first: bool) -> Tensor:
     return value.new_empty(_mixture_shape(value, t_first))
 
 

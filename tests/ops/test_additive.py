@@ -144,7 +144,10 @@ def test_module_and_repeats():
     context, weights = layer(torch.randn(3, 4, 12), keys, values)
     assert context.shape == (3, 4, 5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4))
-    grads = [torch.autograd.grad(context.sum(), list(layer.parameters()), retain_graph=True) for _ in "ab"]
+    grads = [
+        torch.autograd.grad(context.sum(), list(layer.parameters()), retain_graph=True)
+        for _ in "ab"
+    ]
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
@@ -152,9 +155,11 @@ def test_module_and_repeats():
 def test_empty(zero):
     shape = [2, 3, 4, 5, 6]
     shape[zero] = 0
-    tensors = [torch.randn(s) for s in ((shape[0], shape[1], shape[3]), (shape[0], shape[2], shape[3]), (shape[0], shape[2], shape[4]), (shape[3],))]
+    n_b, n_q, n_s, n_h, n_e = shape
+    sizes = ((n_b, n_q, n_h), (n_b, n_s, n_h), (n_b, n_s, n_e), (n_h,))
+    tensors = [torch.randn(s) for s in sizes]
     out = additive_attention(*(x.requires_grad_() for x in tensors))
-    assert out.shape == (shape[0], shape[1], shape[4]) and not torch.isnan(out).any()
+    assert out.shape == (n_b, n_q, n_e) and not torch.isnan(out).any()
     torch.autograd.grad(out.sum(), tensors, allow_unused=True)
 
 
@@ -168,5 +173,8 @@ def test_errors():
         additive_attention(query, keys, values, v[:4])
     with pytest.raises(OpError, match=r"mask must be bool \(2, 4\), got torch.float32 \(2, 4\)"):
         additive_attention(query, keys, values, v, torch.ones(2, 4))
-    with pytest.raises(OpError, match="both be float32 or both float64"), sequence_gradients(keys.half(), values):
+    with (
+        pytest.raises(OpError, match="both be float32 or both float64"),
+        sequence_gradients(keys.half(), values),
+    ):
         pass

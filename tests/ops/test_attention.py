@@ -143,7 +143,10 @@ def test_repeats_bitwise_for_any_layout():
     grad = torch.randn(2, 3, 100, 32)
     first = results(scaled_attention, (q, k, v), grad)
     swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    for again in (results(scaled_attention, (q, k, v), grad), results(scaled_attention, swapped, grad)):
+    for again in (
+        results(scaled_attention, (q, k, v), grad),
+        results(scaled_attention, swapped, grad),
+    ):
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
@@ -157,7 +160,13 @@ def test_empty(n_q, n_k):
 
 def test_path_is_reported():
     q, k, v = problem(1, 2, 2, 64, 64, 16, 16)
-    assert scaled_attention(q, k, v, return_info=True)[1]["path"] == "kernel"
+    assert scaled_attention(q, k, v, return_info=True)[1]["path"] == "sdpa"
+    learned = q.clone().requires_grad_()
+    assert scaled_attention(learned, k, v, return_info=True)[1]["path"] == "kernel"
+    large = problem(1, 2, 2, 600, 300, 16, 16)
+    out, info = scaled_attention(*large, return_info=True)
+    assert info["path"] == "kernel"
+    torch.testing.assert_close(out, eager(*large), rtol=1e-5, atol=1e-5)
     half = [x.bfloat16() for x in (q, k, v)]
     out, info = scaled_attention(*half, return_info=True)
     assert info["path"] == "sdpa" and out.dtype == torch.bfloat16

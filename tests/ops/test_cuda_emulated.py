@@ -37,8 +37,18 @@ def emulator(tmp_path_factory):
         pytest.skip("the emulation needs a C++ compiler")
     out = tmp_path_factory.mktemp("emulator")
     subprocess.run(["make", "-s", "-C", str(ROOT / "cuda"), "source", f"OUT={out}"], check=True)
-    command = [compiler, "-std=c++17", "-O2", "-shared", "-fPIC", "-w", f'-DPYA_KERNELS="{out / "ops.cu"}"']
-    subprocess.run([*command, str(ROOT / "tests/ops/emulate.cpp"), "-o", str(out / "cuda.so")], check=True)
+    command = [
+        compiler,
+        "-std=c++17",
+        "-O2",
+        "-shared",
+        "-fPIC",
+        "-w",
+        f'-DPYA_KERNELS="{out / "ops.cu"}"',
+    ]
+    subprocess.run(
+        [*command, str(ROOT / "tests/ops/emulate.cpp"), "-o", str(out / "cuda.so")], check=True
+    )
     return out / "cuda.so"
 
 
@@ -71,7 +81,9 @@ def agree(function, tensors, monkeypatch, *, bar=2e-6, floor=1e-300):
         assert relative(a, b, floor) < bar
 
 
-@pytest.mark.parametrize("shape", [(5, 3, 2, 4), (130, 140, 2, 33), (1, 9, 2, 10), (70, 65, 1, 130)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(5, 3, 2, 4), (130, 140, 2, 33), (1, 9, 2, 10), (70, 65, 1, 130)], ids=str
+)
 def test_power_spherical(shape, device, monkeypatch):
     value, loc, scale, weights = spherical_cases.problem(*shape)
     agree(spherical_cases.log_prob, (value, loc, scale), monkeypatch)
@@ -95,7 +107,9 @@ def test_power_spherical_corners(device):
     assert all(torch.isfinite(g).all() for g in torch.autograd.grad(out.sum(), mixed))
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 9, 50, 70), (1, 1, 1, 1, 1), (2, 1, 40, 300, 290)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 9, 50, 70), (1, 1, 1, 1, 1), (2, 1, 40, 300, 290)], ids=str
+)
 def test_additive(shape, device, monkeypatch):
     tensors = additive_cases.problem(*shape)
     mask = torch.rand(shape[0], shape[2]) > 0.4
@@ -103,7 +117,12 @@ def test_additive(shape, device, monkeypatch):
     for m in (None, mask):
         monkeypatch.setattr(_cuda, "on_device", lambda x: True)
         floor = 0.1 * min(x.numel() for x in tensors) ** 0.5
-        agree(lambda *a, m=m: additive_attention(*a, m, return_weights=True), tensors, monkeypatch, floor=floor)
+        agree(
+            lambda *a, m=m: additive_attention(*a, m, return_weights=True),
+            tensors,
+            monkeypatch,
+            floor=floor,
+        )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -165,7 +184,9 @@ def test_nvrtc_compiles_the_text_for_every_generation(tmp_path, monkeypatch):
         _cuda._nvrtc()
     except OpError:
         pytest.skip("no NVRTC here")
-    subprocess.run(["make", "-s", "-C", str(ROOT / "cuda"), "source", f"OUT={tmp_path}"], check=True)
+    subprocess.run(
+        ["make", "-s", "-C", str(ROOT / "cuda"), "source", f"OUT={tmp_path}"], check=True
+    )
     monkeypatch.setattr(_cuda, "SOURCE", tmp_path / "ops.cu")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     image = _cuda.image_for((9, 0))
@@ -182,7 +203,10 @@ def test_nvcc_compiles_without_warnings_or_spills(tmp_path):
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc here")
     done = subprocess.run(
-        ["make", "-C", str(ROOT / "cuda"), f"OUT={tmp_path}"], capture_output=True, text=True, check=False
+        ["make", "-C", str(ROOT / "cuda"), f"OUT={tmp_path}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     log = done.stdout + done.stderr
     assert done.returncode == 0, log[-3000:]

@@ -30,7 +30,12 @@ def additive():
 
 
 def attention():
-    return torch.randn(2, 2, 9, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8), torch.randn(9, 7)
+    return (
+        torch.randn(2, 2, 9, 8),
+        torch.randn(2, 2, 7, 8),
+        torch.randn(2, 2, 7, 8),
+        torch.randn(9, 7),
+    )
 
 
 OPS = {
@@ -47,11 +52,13 @@ def test_schema_fake_kernel_and_autograd(name):
     inputs = [x.requires_grad_() for x in OPS[name][1]()]
     ops = torch.ops.pyalloc
     if name == "log_prob":
-        v, l, s = inputs
-        cases = [(ops.power_spherical_log_prob, (v[:, 0], l, s, first)) for first in (True, False)]
+        value, *rest = inputs
+        cases = [
+            (ops.power_spherical_log_prob, (value[:, 0], *rest, first)) for first in (True, False)
+        ]
     elif name == "mixture":
-        v, l, s, w = inputs
-        args = (v, l.transpose(0, 1), s.t(), w.t())
+        value, loc, scale, weights = inputs
+        args = (value, loc.transpose(0, 1), scale.t(), weights.t())
         cases = [(ops.power_spherical_mixture_log_prob, (*args, first)) for first in (True, False)]
     elif name == "additive":
         cases = [(ops.additive_attention, (*inputs, mask)) for mask in (None, torch.ones(2, 5) > 0)]
@@ -59,7 +66,9 @@ def test_schema_fake_kernel_and_autograd(name):
         q, k, v, b = inputs
         cases = [(ops.scaled_attention, (q, k, v, b[None, None], None, True, 0.3, 0.0, None))]
     for op, args in cases:
-        leaves = [x.detach().requires_grad_(x.requires_grad) if torch.is_tensor(x) else x for x in args]
+        leaves = [
+            x.detach().requires_grad_(x.requires_grad) if torch.is_tensor(x) else x for x in args
+        ]
         torch.library.opcheck(op.default, tuple(leaves))
 
 
@@ -95,14 +104,19 @@ def test_exports(name):
 @pytest.mark.parametrize("which", ["all", "first", "last"])
 def test_vmap(name, which):
     function, make = OPS[name]
-    stacks = [torch.stack(x, 1 if x[0].dim() else 0) for x in zip(*(make() for _ in range(3)), strict=True)]
+    made = zip(*(make() for _ in range(3)), strict=True)
+    stacks = [torch.stack(x, 1 if x[0].dim() else 0) for x in made]
     singles = make()
     n = len(singles)
     mapped = {"all": range(n), "first": [0], "last": [n - 1]}[which]
     dims = tuple((1 if singles[k].dim() else 0) if k in mapped else None for k in range(n))
     inputs = [stacks[k] if k in mapped else singles[k] for k in range(n)]
     ours = torch.vmap(function, in_dims=dims)(*inputs)
-    each = [function(*(x if d is None else x.select(d, i) for x, d in zip(inputs, dims, strict=True))) for i in range(3)]
+
+    def single(i):
+        return [x if d is None else x.select(d, i) for x, d in zip(inputs, dims, strict=True)]
+
+    each = [function(*single(i)) for i in range(3)]
     torch.testing.assert_close(ours, torch.stack(each))
 
 
