@@ -311,7 +311,7 @@ hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter
         delete own;
         throw_status(heap, status, "beginning to allocate to a pool failed", device);
     }
-}
+} // NOLINT(clang-analyzer-cplusplus.NewDeleteLeaks): the heap owns it now and drops it at the pool's end
 
 void
 hook_end_pool(int device, pya_pool_id pool) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -66,6 +67,7 @@ class _State:
     replacements: hooks.Replacements | None = None
     missing: list[str] = field(default_factory=list)
     told: bool = False
+    plain_graphs: bool = False
 
 
 _state = _State()
@@ -128,6 +130,7 @@ def install(**options: Value) -> Handle:
     _state.config = config
     _state.installed = True
     _state.reason = "active"
+    _prepare_compiler()
     return Handle()
 
 
@@ -177,6 +180,8 @@ def status() -> Status:
     features = tuple(_core.torch_features()) + tuple(
         (name, False, "torch has no such setter") for name in _state.missing
     )
+    if _state.plain_graphs:
+        features += (("torch.compile(mode='reduce-overhead')", True, "plain CUDA graphs, no trees"),)
     return Status(
         installed=_state.installed,
         reason=_state.reason,
@@ -242,6 +247,29 @@ def _register(torch: Any) -> None:
         memory.change_current_allocator(allocator)
     except RuntimeError as error:
         raise InstallError(f"torch refused another allocator: {error}. {_TOO_LATE}") from error
+
+
+def _prepare_compiler() -> None:
+    """torch.compile(mode="reduce-overhead"): plain CUDA graphs instead of trees of them, as soon as it is loaded.
+
+    The trees rewind the allocator to a checkpoint of torch's own structures, which pyalloc does not have.
+    """
+    name = "torch._inductor.config"
+
+    def use_plain_graphs() -> None:
+        config: Any = sys.modules[name]
+        if _state.installed and getattr(config.triton, "cudagraph_trees", False):
+            config.triton.cudagraph_trees = False
+            _state.plain_graphs = True
+            logging.getLogger("pyalloc").warning(
+                "torch.compile uses plain CUDA graphs under pyalloc (torch._inductor.config.triton.cudagraph_trees "
+                "is off); set it again only without pyalloc"
+            )
+
+    if name in sys.modules:
+        use_plain_graphs()
+    else:
+        _after_import(name, use_plain_graphs)
 
 
 def _after_import(name: str, call: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""The example as a dry run: pyalloc reserves no more than native, and fits where its live peak nearly fills the card."""
+"""The example as a dry run: it reserves no more than native, and fits where its live peak nearly does."""
 
 from __future__ import annotations
 
