@@ -472,7 +472,7 @@ def attention(b: Bench) -> None:
         cpu = b.device == "cpu"
 
         def given(f: Callable[..., Tensor], bias: Tensor = bias) -> Callable[..., Tensor]:
-            return lambda q, k, v: f(q, k, v, bias)
+            return lambda *qkv: f(*qkv, bias)
 
         for name, target, ours, peer in (
             ("forward", 1.6, forward(our_attention, (q, k, v)), forward(sdpa, (q, k, v))),

@@ -58,7 +58,8 @@ def test_forward_and_gradients(shape, masked, isa):
     torchs = results(eager, tensors, grads, mask)
     exact = results(eager, [x.double() for x in tensors], grads, mask)
     for mine, other, right in zip(ours, torchs, exact, strict=True):
-        within(mine, other, right, floor=0.1 * right.numel() ** 0.5)
+        is_zero = float(right.norm()) < 1e-9  # one s: the probability is 1 whatever the score
+        within(mine, other, right, floor=right.numel() ** 0.5 if is_zero else 1e-300)
     if masked:
         assert not ours[0][0].any() and not torch.isnan(ours[0]).any()
 
