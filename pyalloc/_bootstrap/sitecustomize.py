@@ -27,6 +27,10 @@ def _start() -> None:
         from pyalloc.install import install_when_torch_is_imported
 
         install_when_torch_is_imported()
+    if os.environ.get("PYALLOC_RECORD"):
+        from pyalloc.record import record_when_cuda_starts
+
+        record_when_cuda_starts()
     folder = os.environ.get("PYALLOC_DRYRUN_REPORT")
     if folder:
         from pyalloc._bootstrap.report import watch

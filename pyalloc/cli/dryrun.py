@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
-from pyalloc import dryrun
+from pyalloc import dryrun, record
 from pyalloc.errors import UsageError
 
 
@@ -29,7 +30,7 @@ class Command:
             "--allocator", choices=dryrun.ALLOCATORS, default="native", help="whose memory (native)"
         )
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-        parser.add_argument("--force", action="store_true", help="overwrite FILE")
+        record.prepare_parser(parser)
         parser.add_argument(
             "command", nargs=argparse.REMAINDER, help="the program and its arguments"
         )
@@ -44,8 +45,11 @@ class Command:
             devices=args.devices,
             allocator=args.allocator,
         )
+        os.environ.update(record.from_arguments(args))
         result = dryrun.run(options)
         print(dryrun.summary(result), file=sys.stderr)
+        if args.record is not None:
+            print(f"  recorded: pyalloc report {args.record}", file=sys.stderr)
         if args.json is not None:
             partial = args.json.with_name(args.json.name + ".partial")
             partial.write_text(result.to_json() + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 
+from pyalloc import record
 from pyalloc._bootstrap import environment
 from pyalloc.config import ENVIRONMENT, Config
 from pyalloc.errors import UsageError
@@ -17,6 +18,7 @@ class Command:
 
     pyalloc run [--conf key:value,...] python train.py ...
     pyalloc run -m package.module ...
+    pyalloc run --record out.pya python train.py ...       then: pyalloc report out.pya
     pyalloc run torchrun --nproc-per-node 2 train.py ...
 
     The program is not edited: pyalloc is installed in each Python process when it imports torch.
@@ -30,6 +32,7 @@ class Command:
         parser.add_argument(
             "-m", dest="module", metavar="MODULE", help="run a module, as python -m does"
         )
+        record.prepare_parser(parser)
         parser.add_argument(
             "command", nargs=argparse.REMAINDER, help="the program and its arguments"
         )
@@ -41,6 +44,7 @@ class Command:
         command = program(args.module, args.command)
         env = environment(dict(os.environ))
         env["PYALLOC_INSTALL"] = "1"
+        env.update(record.from_arguments(args))
         env[ENVIRONMENT] = text
         sys.stdout.flush()
         os.execvpe(command[0], command, env)

@@ -1,0 +1,178 @@
+"""What to do about it, in words with the numbers behind them.  Each finding has a test with the fault planted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyalloc import source
+from pyalloc.analysis import MIB, Advice, Analysis, Block, Phase
+
+_FORWARDS = ("forward", "loss")
+
+
+def size(value: float) -> str:
+    """Bytes for a person."""
+    if value >= 2**30:
+        return f"{value / 2**30:.2f} GiB"
+    return f"{value / MIB:.1f} MiB" if value >= MIB else f"{value / 1024:.1f} KiB"
+
+
+def advise(analysis: Analysis) -> list[Advice]:
+    """All findings, those that save most first."""
+    found = [
+        *_leak(analysis),
+        *_no_grad(analysis),
+        *_reductions(analysis),
+        *_gradients(analysis),
+        *_checkpoint(analysis),
+        *_fragmentation(analysis),
+        *_policies(analysis),
+    ]
+    return sorted(found, key=lambda advice: -(advice.saved_bytes or 0))
+
+
+def _leak(analysis: Analysis) -> Iterator[Advice]:
+    for grown in analysis.growth()[:3]:
+        yield Advice(
+            "leak",
+            f"{grown.name} holds {size(grown.per_step)} more at each step ({size(grown.bytes)} in the "
+            "steps looked at). Something keeps these tensors: a list of losses without .item() or "
+            ".detach(), a cache, a history.",
+            grown.bytes,
+        )
+
+
+def _runs(phases: list[Phase]) -> Iterator[tuple[list[Phase], int]]:
+    """Forward passes in a row without a backward between them, and how many backwards follow at once."""
+    run: list[Phase] = []
+    backwards = 0
+    for phase in phases:
+        if phase.depth > 0:
+            continue
+        if phase.name == "backward":
+            backwards += 1
+        elif phase.name == "forward":
+            if backwards:
+                yield run, backwards
+                run, backwards = [], 0
+            run.append(phase)
+        elif phase.name == "optimizer" and run:
+            yield run, backwards
+            run, backwards = [], 0
+    yield run, backwards
+
+
+def _no_grad(analysis: Analysis) -> Iterator[Advice]:
+    worst: list[Phase] = []
+    for run, backwards in _runs(analysis.phases):
+        # The last forward of a run may be that of a training step whose backward follows.
+        idle = run[: len(run) - backwards] if backwards else run
+        kept = [phase for phase in idle if phase.n_left >= 3 and phase.left_bytes >= MIB]
+        if len(idle) >= 2 and len(kept) > len(worst):
+            worst = kept
+    if worst:
+        each = max(phase.left_bytes for phase in worst)
+        yield Advice(
+            "no_grad",
+            f"{len(worst)} forward passes in a row keep {size(each)} each for a backward that never comes: put "
+            "`with torch.no_grad():` (or torch.inference_mode()) around evaluation.",
+            each,
+        )
+
+
+def _reductions(analysis: Analysis) -> Iterator[Advice]:
+    for block, result in analysis.reductions:
+        where = analysis.place(block.stack)
+        if where is None:
+            continue
+        code = source.text_of(where)
+        shown = f" (`{code}`)" if code else ""
+        yield Advice(
+            "broadcast_product",
+            f"{where}{shown} makes a temporary of {size(block.bytes)} and at once reduces it to {size(result)}. "
+            "torch.einsum, a matrix product or torch.cdist give the same without the temporary.",
+            block.bytes - result,
+        )
+
+
+def _gradients(analysis: Analysis) -> Iterator[Advice]:
+    phase = analysis.phase_at(analysis.totals["peak_event"])
+    held = sum(b.bytes for b in analysis.peak.blocks if analysis.category(b) == "gradients")
+    if phase in _FORWARDS and held > analysis.totals["peak_bytes"] * 0.03:
+        yield Advice(
+            "zero_grad",
+            f"{size(held)} of old gradients are alive at the peak, which lies in {phase}: "
+            "optimizer.zero_grad(set_to_none=True) before the forward pass gives them back.",
+            held,
+        )
+
+
+def _checkpoint(analysis: Analysis) -> Iterator[Advice]:
+    peak = analysis.peak
+    held = [b for b in peak.blocks if analysis.category(b) == "activations"]
+    functions: dict[str, list[Block]] = {}
+    for block in held:
+        where = analysis.place(block.stack)
+        if where is not None:
+            functions.setdefault(where.function, []).append(block)
+    for name, blocks in functions.items():
+        total = sum(block.bytes for block in blocks)
+        if total > peak.allocated_bytes * 0.15 and len(blocks) >= 4:
+            fused = (
+                " pyalloc.ops has fused attention that keeps little for backward."
+                if "attention" in name.lower()
+                else ""
+            )
+            yield Advice(
+                "checkpoint",
+                f"{len(blocks)} activations of {name} hold {size(total)} at the peak. torch.utils.checkpoint around it "
+                f""
+                f"would make them again in backward instead of keeping them.{fused}",
+                total - max(block.bytes for block in blocks),
+            )
+
+
+def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
+    for oom in analysis.ooms[:1]:
+        moment = analysis.moments.get(oom[0])
+        if moment is not None and moment.segments and moment.idle_bytes >= oom[1]:
+            yield Advice(
+                "fragmentation",
+                f"out of memory for {size(oom[1])} while {size(moment.idle_bytes)} were reserved but idle, in "
+                f"{len(moment.gaps)} pieces of at most {size(moment.largest_gap)}: fragmentation. "
+                "Expandable segments or pyalloc join such pieces.",
+                moment.idle_bytes,
+            )
+    totals = analysis.totals
+    idle = totals["peak_reserved_bytes"] - totals["peak_bytes"]
+    if analysis.has_segments and not analysis.ooms and idle > totals["peak_bytes"] * 0.1:
+        gaps = analysis.peak.gaps
+        yield Advice(
+            "fragmentation",
+            f"{size(totals['peak_reserved_bytes'])} were reserved for a peak of {size(totals['peak_bytes'])}: "
+            f"{size(idle)} lay idle (at the peak in {len(gaps)} pieces, the largest "
+            f"{size(analysis.peak.largest_gap)}).",
+            idle,
+        )
+
+
+def _policies(analysis: Analysis) -> Iterator[Advice]:
+    peaks = {name: r["peak_bytes"] for name, r in analysis.replays.items() if r["completed"]}
+    if not peaks:
+        return
+    own = analysis.totals["peak_reserved_bytes"] or peaks.get("native", 0)
+    best = min(peaks, key=lambda name: peaks[name])
+    saved = own - peaks[best]
+    if saved > own * 0.02:
+        how = {
+            "pyalloc": "`pyalloc run` (or pyalloc.install())",
+            "expandable": "PYTORCH_ALLOC_CONF=expandable_segments:True",
+            "native": "torch's default allocator",
+        }.get(best, best)
+        told = ", ".join(f"{name} {size(value)}" for name, value in peaks.items())
+        yield Advice(
+            "policy",
+            f"{how} would have needed {size(peaks[best])} of device memory instead of {size(own)} "
+            f"(replayed: {told}).",
+            saved,
+        )

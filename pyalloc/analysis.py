@@ -1,0 +1,409 @@
+"""What a trace means: who holds the memory at the peak, what is idle, what grows, what to do.  Data in, data out."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pyalloc import _core, source
+from pyalloc.source import Frame, Place
+
+STEP = 512  # allocators round requests to this
+MIB = 2**20
+_FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
+_HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
+
+
+def rounded(size: int) -> int:
+    """Bytes a request takes."""
+    return (size + STEP - 1) // STEP * STEP
+
+
+@dataclass(frozen=True)
+class Block:
+    """A live block.  bytes: rounded; phase, module: where it was asked for; free_event: None if alive at the end."""
+
+    address: int
+    bytes: int
+    stream: int
+    alloc_event: int
+    free_event: int | None
+    stack: int
+    category: str
+    phase: str
+    module: str
+    step: int
+    free_phase: str
+    device: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One occurrence of a phase.  Bytes; made and left count blocks."""
+
+    name: str
+    step: int
+    depth: int
+    begin: int
+    end: int
+    begin_ns: int
+    end_ns: int
+    begin_bytes: int
+    end_bytes: int
+    peak_bytes: int
+    peak_reserved_bytes: int
+    n_made: int
+    n_left: int
+    left_bytes: int
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What was alive after so many events.  segments: (address, bytes, stream, device, mapped)."""
+
+    event: int
+    allocated_bytes: int
+    reserved_bytes: int
+    blocks: tuple[Block, ...]
+    segments: tuple[tuple[int, int, int, int, bool], ...]
+
+    @cached_property
+    def gaps(self) -> list[tuple[int, int]]:
+        """(address, bytes) of the idle pieces of the segments."""
+        return _gaps(self.segments, self.blocks)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Reserved and not in use."""
+        return max(self.reserved_bytes - self.allocated_bytes, 0)
+
+    @property
+    def largest_gap(self) -> int:
+        """Largest piece that a request could get."""
+        return max((size for _, size in self.gaps), default=0)
+
+
+def _gaps(
+    segments: Iterable[tuple[int, int, int, int, bool]], blocks: Iterable[Block]
+) -> list[tuple[int, int]]:
+    taken = sorted((b.device, b.address, b.bytes) for b in blocks)
+    found, at = [], 0
+    for address, size, _, device, _ in sorted(segments, key=lambda s: (s[3], s[0])):
+        end, position = address + size, address
+        while at < len(taken) and taken[at][:2] < (device, address):
+            at += 1
+        while at < len(taken) and taken[at][0] == device and taken[at][1] < end:
+            if taken[at][1] > position:
+                found.append((position, taken[at][1] - position))
+            position = max(position, taken[at][1] + taken[at][2])
+            at += 1
+        if position < end:
+            found.append((position, end - position))
+    return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table of blame."""
+
+    name: str
+    bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A stack whose live bytes grow from step to step.  series: at the steps looked at."""
+
+    name: str
+    stack: int
+    bytes: int
+    per_step: float
+    series: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do.  kind: a short name that stays the same; saved_bytes: about how much it would save, if known."""
+
+    kind: str
+    text: str
+    saved_bytes: int | None = None
+
+
+@dataclass
+class Analysis:
+    """All that the reports show."""
+
+    path: Path
+    totals: dict[str, Any]
+    bins: list[tuple[int, ...]]
+    phases: list[Phase]
+    steps: list[tuple[int, int, int, int, int]]
+    stacks: list[tuple[int, int, int, int]]
+    ooms: list[tuple[int, ...]]
+    notes: dict[str, str]
+    moments: dict[int, Moment]
+    scan: _core.Scan
+    replays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    reductions: list[tuple[Block, int]] = field(default_factory=list)
+    _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: Path, first: _core.Scan, second: _core.Scan, at: list[int]) -> Analysis:
+        """From the pass that counted and the pass that looked at moments."""
+        phases = [Phase(first.text(row[0]), *row[1:]) for row in first.phases()]
+        notes = dict(note.split("=", 1) for note in first.notes() if "=" in note)
+        moments = {
+            wanted: _moment(second, row) for wanted, row in zip(at, second.moments(), strict=True)
+        }
+        return cls(
+            path=path,
+            totals=first.totals(),
+            bins=list(first.bins()),
+            phases=phases,
+            steps=list(first.steps()),
+            stacks=first.stacks(),
+            ooms=list(first.ooms()),
+            notes=notes,
+            moments=moments,
+            scan=second,
+        )
+
+    # ---- looking things up ----
+
+    @property
+    def peak(self) -> Moment:
+        """The moment of most allocated bytes."""
+        return self.moments[self.totals["peak_event"]]
+
+    @property
+    def has_segments(self) -> bool:
+        """Does the trace tell of device memory?"""
+        return bool(self.totals["n_segment_events"])
+
+    def frames(self, stack: int) -> tuple[Frame, ...]:
+        """Of a stack, innermost first."""
+        known = self._frames.get(stack)
+        if known is None:
+            known = self._frames[stack] = tuple(self.scan.frames(stack)) if stack else ()
+        return known
+
+    def place(self, stack: int) -> Place | None:
+        """The user's line of a stack."""
+        return source.place(self.frames(stack))
+
+    def phase_at(self, event: int) -> str:
+        """The innermost phase at a moment, or ""."""
+        inside = [p for p in self.phases if p.begin < event <= p.end]
+        return max(inside, key=lambda p: p.depth).name if inside else ""
+
+    # ---- categories ----
+
+    def category(self, block: Block) -> str:
+        """What a block holds: told by the recording, else inferred from where and how long it lived."""
+        if block.category:
+            return block.category
+        frames = self.frames(block.stack)
+        if any("workspace" in name.lower() or "cublas" in name.lower() for name, _, _ in frames):
+            return "workspace"
+        by_phase = self._category_by_phase(block)
+        return by_phase or self._category_by_frames(block, frames)
+
+    def _category_by_phase(self, block: Block) -> str:
+        if block.phase == "backward":
+            return "gradients" if block.free_phase != "backward" else "backward temporaries"
+        if block.phase == "optimizer":
+            return "optimizer state" if block.free_phase != "optimizer" else "temporaries"
+        if block.phase in ("forward", "loss", "inference"):
+            is_short = block.free_phase == block.phase and (block.free_event or 0) < (
+                block.alloc_event + 8
+            )
+            return "temporaries" if is_short else "activations"
+        return ""
+
+    @staticmethod
+    def _category_by_frames(block: Block, frames: tuple[Frame, ...]) -> str:
+        names = {name for name, _, _ in frames}
+        if source.optimizer(frames):
+            return "optimizer state"
+        if names & {"_engine_run_backward", "backward"}:
+            return "gradients"
+        if names & {"_apply", "convert", "_load_from_state_dict"}:
+            return "parameters"
+        if names & {"forward", "_call_impl"}:
+            return "activations"
+        return "other" if frames else "unknown"
+
+    # ---- blame ----
+
+    def by_category(self, blocks: Iterable[Block]) -> list[Row]:
+        """Bytes of each category, largest first."""
+        return _rows((self.category(block), block) for block in blocks)
+
+    def by_line(self, blocks: Iterable[Block]) -> list[Row]:
+        """Bytes of each line of the user's code, largest first."""
+        held = list(blocks)
+        guesses = self._gradients_of(held)
+        return _rows((self._line(block, guesses), block) for block in held)
+
+    def _line(self, block: Block, guesses: dict[int, str]) -> str:
+        where = self.place(block.stack)
+        if where is not None:
+            return str(where)
+        if block.alloc_event in guesses:
+            return f"gradient of what is made at {guesses[block.alloc_event]} (same size)"
+        return "backward (no Python stack)" if block.phase == "backward" else "(no stack)"
+
+    def _gradients_of(self, blocks: list[Block]) -> dict[int, str]:
+        """Blocks of backward that have no stack are gradients of activations of their own size."""
+        makers: dict[int, str] = {}
+        for block in sorted(blocks, key=lambda b: b.alloc_event):
+            where = self.place(block.stack)
+            if where is not None and block.bytes >= MIB:
+                makers.setdefault(block.bytes, str(where))
+        return {
+            block.alloc_event: makers[block.bytes]
+            for block in blocks
+            if not block.stack and block.phase in ("backward", "") and block.bytes in makers
+        }
+
+    def by_module(self, blocks: Iterable[Block]) -> list[Row]:
+        """Bytes of each module, largest first; modules are known where the recording marked them."""
+        return _rows((block.module or "(no module)", block) for block in blocks)
+
+    @staticmethod
+    def by_size(blocks: Iterable[Block]) -> list[Row]:
+        """Bytes of each size class (powers of two), largest first."""
+
+        def name(size: int) -> str:
+            top = 1 << max(size - 1, 1).bit_length()
+            return f"up to {top // 2**20} MiB" if top >= MIB else f"up to {top // 1024} KiB"
+
+        return _rows((name(block.bytes), block) for block in blocks)
+
+    def contributors(self, moment: Moment) -> list[Row]:
+        """The few things a person would name: tensors of one large size together, state, functions."""
+        limit = max(moment.allocated_bytes * _FAMILY_SHARE, MIB)
+        families: dict[int, list[Block]] = defaultdict(list)
+        rest: list[tuple[str, Block]] = []
+        for block in moment.blocks:
+            category = self.category(block)
+            if category in _HOLDERS:
+                rest.append((self._holder(category, block), block))
+            elif block.bytes >= limit:
+                families[block.bytes].append(block)
+            else:
+                where = self.place(block.stack)
+                name = f"{category}: " + (
+                    f"{where.function} ({source.short_file(where.file)})"
+                    if where
+                    else self._line(block, {})
+                )
+                rest.append((name, block))
+        named = [(self._family(blocks), block) for blocks in families.values() for block in blocks]
+        return _rows([*rest, *named])
+
+    def _holder(self, category: str, block: Block) -> str:
+        name = source.optimizer(self.frames(block.stack))
+        return (
+            f"optimizer state ({name.capitalize()})" if name and "state" in category else category
+        )
+
+    def _family(self, blocks: list[Block]) -> str:
+        parts: list[str] = []
+        for block in sorted(blocks, key=lambda b: b.alloc_event):
+            where = self.place(block.stack)
+            module = f" ({block.module})" if block.module else ""
+            text = f"{where}{module}" if where else "gradient, made in backward"
+            if text not in parts:
+                parts.append(text)
+        return f"{blocks[0].bytes / MIB:.1f} MiB each: " + "; ".join(parts)
+
+    # ---- growth ----
+
+    def growth(self) -> list[Growth]:
+        """Stacks whose live bytes grow at every step looked at after the first two; empty without enough steps."""
+        events = [step[1] for step in self.steps][2:]
+        at = [self.moments[event] for event in events if event in self.moments]
+        if len(at) < 3:
+            return []
+        tables = [_by_stack(moment.blocks) for moment in at]
+        found = []
+        n_steps = max(len(events) - 1, 1)
+        for stack in tables[-1]:
+            series = tuple(table.get(stack, 0) for table in tables)
+            grown = series[-1] - series[0]
+            rises = all(after > before for before, after in itertools.pairwise(series))
+            if rises and grown >= max(MIB // 4, self.totals["peak_bytes"] // 10_000):
+                where = self.place(stack)
+                name = str(where) if where else "(no stack)"
+                found.append(Growth(name, stack, grown, grown / n_steps, series))
+        return sorted(found, key=lambda g: -g.bytes)
+
+    @property
+    def leak_verdict(self) -> str:
+        """In words."""
+        if len(self.steps) < 5:
+            return f"not known: {len(self.steps)} steps were recorded, a verdict needs five or more"
+        grown = self.growth()
+        if not grown:
+            return "no leak: nothing grows from step to step"
+        total = sum(g.per_step for g in grown)
+        return f"leak: {total / MIB:.2f} MiB more at each step, most at {grown[0].name}"
+
+
+def _moment(scan: _core.Scan, row: tuple[Any, ...]) -> Moment:
+    event, allocated, reserved, blocks, segments = row
+    texts: dict[int, str] = {0: ""}
+
+    def text(number: int) -> str:
+        if number not in texts:
+            texts[number] = scan.text(number)
+        return texts[number]
+
+    return Moment(
+        event,
+        allocated,
+        reserved,
+        tuple(
+            Block(
+                address=b[0],
+                bytes=rounded(b[1]),
+                stream=b[2],
+                alloc_event=b[3],
+                free_event=b[5],
+                stack=b[6],
+                category=text(b[7]),
+                phase=text(b[8]),
+                module=text(b[9]).removeprefix("module:"),
+                step=b[10] - 1,
+                free_phase=text(b[11]),
+                device=b[12],
+            )
+            for b in blocks
+        ),
+        tuple(segments),
+    )
+
+
+def _rows(named: Iterable[tuple[str, Block]]) -> list[Row]:
+    sums: dict[str, list[int]] = {}
+    for name, block in named:
+        pair = sums.setdefault(name, [0, 0])
+        pair[0] += block.bytes
+        pair[1] += 1
+    rows = [Row(name, size, n) for name, (size, n) in sums.items()]
+    return sorted(rows, key=lambda row: (-row.bytes, row.name))
+
+
+def _by_stack(blocks: Iterable[Block]) -> dict[int, int]:
+    table: dict[int, int] = defaultdict(int)
+    for block in blocks:
+        table[block.stack] += block.bytes
+    return table

@@ -1,0 +1,202 @@
+"""Phases, steps and tensors' categories without changes to the program, by torch's global hooks.
+
+Forward: each call of an outermost module ("inference" where gradients are off, "loss" for modules named so); modules
+inside become marks of their own.  Backward: torch.autograd.backward.  Optimizer: the hooks around step().
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pyalloc import marks
+from pyalloc.convert import Mark
+
+MODULE = "module:"  # phases of modules carry this prefix
+
+
+class AutoMarks:
+    """The hooks of one recording."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+        self.local = threading.local()
+        self.names: dict[int, str] = {}
+        self.roots: dict[int, Any] = {}
+        self.optimizers: dict[int, Any] = {}
+        self.known: dict[int, str] = {}  # parameters and state already told, by address
+        self.handles: list[Any] = []
+        self.undo: list[Callable[[], None]] = []
+        self.explicit_steps = False
+        self.next_step = 0
+        self.torch: Any = None
+
+    def install(self, torch: Any) -> None:
+        """Registers all hooks; step 0 begins."""
+        self.torch = torch
+        modules = importlib.import_module("torch.nn.modules.module")
+        optimizers = importlib.import_module("torch.optim.optimizer")  # torch.optim hides the name
+        post: dict[str, Any] = {}
+        if "always_call" in inspect.signature(modules.register_module_forward_hook).parameters:
+            post["always_call"] = True
+        self.handles = [
+            modules.register_module_forward_pre_hook(self.before_module),
+            modules.register_module_forward_hook(self.after_module, **post),
+            optimizers.register_optimizer_step_pre_hook(self.before_optimizer),
+            optimizers.register_optimizer_step_post_hook(self.after_optimizer),
+        ]
+        self._wrap_backward(torch)
+        marks.listeners.append(self)
+        self._auto_step()
+
+    def remove(self) -> None:
+        """Takes all hooks away."""
+        for handle in self.handles:
+            handle.remove()
+        for undo in self.undo:
+            undo()
+        self.handles, self.undo = [], []
+        if self in marks.listeners:
+            marks.listeners.remove(self)
+
+    # ---- marks of the program itself ----
+
+    def on_step(self, number: int) -> None:
+        """The program counts its steps itself: ours stop."""
+        self.explicit_steps = True
+
+    def on_phase(self, name: str, begins: bool) -> None:
+        """Nothing: the recorder hears it too."""
+
+    def _auto_step(self) -> None:
+        if not self.explicit_steps:
+            self.recorder.on_step(self.next_step)
+            self.next_step += 1
+
+    # ---- modules ----
+
+    def _is_compiling(self) -> bool:
+        compiler = getattr(self.torch, "compiler", None)
+        return bool(compiler is not None and compiler.is_compiling())
+
+    def _stack(self) -> list[tuple[int, str]]:
+        if not hasattr(self.local, "open"):
+            self.local.open = []
+        stack: list[tuple[int, str]] = self.local.open
+        return stack
+
+    def before_module(self, module: Any, inputs: Any) -> None:
+        """Global forward pre-hook."""
+        if self._is_compiling():
+            return
+        stack = self._stack()
+        if not stack:
+            self._learn(module)
+            name = self._outermost(module)
+        else:
+            name = MODULE + self.names.get(id(module), type(module).__name__)
+        stack.append((id(module), name))
+        self.recorder.on_phase(name, True)
+
+    def after_module(self, module: Any, inputs: Any, output: Any) -> None:
+        """Global forward hook; also after an exception, where this torch can."""
+        if self._is_compiling():
+            return
+        stack = self._stack()
+        while stack:
+            key, name = stack.pop()
+            self.recorder.on_phase(name, False)
+            if key == id(module):
+                break
+
+    def _outermost(self, module: Any) -> str:
+        if not self.torch.is_grad_enabled():
+            return "inference"
+        return "loss" if type(module).__name__.endswith("Loss") else "forward"
+
+    def _learn(self, root: Any) -> None:
+        if id(root) in self.roots:
+            return
+        self.roots[id(root)] = root  # kept alive: its id must stay its own
+        for name, module in root.named_modules():
+            self.names[id(module)] = name or type(module).__name__
+
+    # ---- backward and optimizer ----
+
+    def _wrap_backward(self, torch: Any) -> None:
+        original = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if self._is_compiling():
+                return original(*args, **kwargs)
+            self.recorder.on_phase("backward", True)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.recorder.on_phase("backward", False)
+
+        backward.__doc__ = original.__doc__
+        backward.__wrapped__ = original  # type: ignore[attr-defined]
+        torch.autograd.backward = backward
+
+        def undo() -> None:
+            if torch.autograd.backward is backward:
+                torch.autograd.backward = original
+
+        self.undo.append(undo)
+
+    def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Global step pre-hook: gradients are alive now."""
+        self.optimizers.setdefault(id(optimizer), optimizer)
+        self.categorise()
+        self.recorder.on_phase("optimizer", True)
+
+    def after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Global step post-hook: the step of the first optimizer seen ends a step."""
+        self.recorder.on_phase("optimizer", False)
+        self.categorise()
+        if next(iter(self.optimizers)) == id(optimizer):
+            self._auto_step()
+
+    # ---- categories ----
+
+    def categorise(self) -> None:
+        """Tells which live blocks hold parameters, buffers, gradients and optimizer state."""
+        now = time.time_ns()
+        found: dict[int, str] = {}
+        for optimizer in list(self.optimizers.values()):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self._note_parameter(found, parameter)
+            for state in list(optimizer.state.values()):
+                values = state.values() if isinstance(state, dict) else ()
+                for value in values:
+                    self._note(found, value, "optimizer state")
+        for root in list(self.roots.values()):
+            for parameter in root.parameters():
+                self._note_parameter(found, parameter)
+            for buffer in root.buffers():
+                self._note(found, buffer, "buffers")
+        for address, category in found.items():
+            if category == "gradients" or self.known.get(address) != category:
+                self.recorder.pending.append(Mark(now, "category", category, addr=address))
+        self.known = {a: c for a, c in found.items() if c != "gradients"}
+
+    def _note_parameter(self, found: dict[int, str], parameter: Any) -> None:
+        self._note(found, parameter, "parameters")
+        if parameter.grad is not None:
+            self._note(found, parameter.grad, "gradients")
+
+    def _note(self, found: dict[int, str], value: Any, category: str) -> None:
+        if not isinstance(value, self.torch.Tensor) or not value.is_cuda:
+            return
+        try:
+            address = value.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):  # sparse, fake and wrapped tensors have none
+            return
+        if address:
+            found.setdefault(address, category)

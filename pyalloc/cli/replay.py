@@ -1,0 +1,105 @@
+"""pyalloc replay."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pyalloc import console, replaying, trace
+from pyalloc.advice import size
+from pyalloc.dryrun import parse_bytes
+from pyalloc.report import text
+
+
+class Command:
+    """Replay a trace on other allocators: how much memory would they take, how little is enough?
+
+    pyalloc replay out.pya [--policy native --policy pyalloc] [--limit 8GB] [--find-min]
+
+    Nothing runs on a GPU: requests are served on a simulated device, by models of torch's allocators and by pyalloc
+    itself.  Exit code 1 when --limit is given and no policy fits.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """The trace and what to vary."""
+        parser.add_argument("file", type=Path, help="a trace, or a snapshot torch wrote")
+        parser.add_argument(
+            "--policy",
+            action="append",
+            choices=replaying.policies(),
+            help="only this one (may be given again)",
+        )
+        parser.add_argument("--limit", metavar="SIZE", help="memory of each device, e.g. 8GB")
+        parser.add_argument(
+            "--find-min", action="store_true", help="find the smallest memory that is enough"
+        )
+        parser.add_argument(
+            "--conf", default="", metavar="KEY:VALUE,...", help="settings of policy pyalloc"
+        )
+        console.add_output(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Prints one table."""
+        console.check_output(args.output, args.force)
+        names = args.policy or replaying.policies()
+        limit = parse_bytes(args.limit) if args.limit else 0
+        progress = console.Progress("replaying", "M operations", quiet=args.quiet)
+        with trace.program(args.file) as program:
+            info = program.info()
+            results = replaying.compare(
+                program, names, capacity=limit, options=args.conf, progress=progress
+            )
+            least: dict[str, Any] = {}
+            if args.find_min:
+                for name in names:
+                    least[name] = replaying.find_min(program, name, options=args.conf)
+        progress.close()
+        data = {"file": str(args.file), "limit": limit, "program": info, "policies": results}
+        if args.find_min:
+            data["find_min"] = least
+        console.deliver(args, _table(args, info, results, least), data, _next(args, least))
+        return 1 if limit and not any(r["completed"] for r in results.values()) else 0
+
+
+def _table(
+    args: argparse.Namespace, info: dict[str, int], results: dict[str, Any], least: dict[str, Any]
+) -> str:
+    memory = f"{args.limit} of memory" if args.limit else "ample memory"
+    lines = [
+        f"{args.file.name}: {info['n_allocs']:,} requests, at most "
+        f"{size(info['peak_live_bytes'])} alive; {memory}",
+        *text.compare(results.items()),
+    ]
+    for name, result in results.items():
+        if not result["completed"]:
+            lines.append(
+                f"{name}: out of memory at operation {result['failed_op']:,}, which asked for "
+                f"{size(result['failed_bytes'])}"
+            )
+    if least:
+        lines += ["", f"{'smallest memory':<16}{'completes':>12}{'safe from':>12}{'margin':>10}"]
+    for name, found in least.items():
+        lines.append(
+            f"{name:<16}{size(found['bytes']):>12}{size(found['safe_bytes']):>12}"
+            f"{size(found['margin_bytes']):>10}"
+            if found
+            else f"{name:<16}  does not complete at all"
+        )
+    if least:
+        lines.append(
+            text.wrapped(
+                "Completion is not quite monotone in the memory: below `safe from` some sizes tried failed.",
+                "",
+            )
+        )
+    return "\n".join(lines)
+
+
+def _next(args: argparse.Namespace, least: dict[str, Any]) -> str:
+    if least:
+        name = min((n for n in least if least[n]), key=lambda n: least[n]["bytes"], default="")
+        if name:
+            mib = -(-least[name]["safe_bytes"] // 2**20)
+            return f"pyalloc dryrun --memory {mib}MiB --allocator {name} python your_script.py"
+    return f"pyalloc replay {args.file} --find-min"

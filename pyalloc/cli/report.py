@@ -1,0 +1,83 @@
+"""pyalloc report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pyalloc import advice, console, replaying, trace
+from pyalloc.analysis import Analysis
+from pyalloc.report import data, html, ranks, text
+
+_REPLAY_OPERATIONS = 2_000_000  # longer traces are replayed only when asked
+_SCRUB_MOMENTS = 24
+
+
+class Command:
+    """Explain a trace: what is in the peak, what is idle, what grows, what to do about it.
+
+    pyalloc report out.pya                 on the terminal
+    pyalloc report out.pya -o report.html  one page that needs no network
+    pyalloc report rank*.pya               several ranks compared
+
+    Reads traces of `pyalloc run --record` and snapshots of torch.cuda.memory._dump_snapshot().
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Files and where the report goes."""
+        parser.add_argument("file", type=Path, nargs="+", help="a trace, or a snapshot torch wrote")
+        parser.add_argument("--device", type=int, default=-1, metavar="N", help="only this device")
+        parser.add_argument(
+            "--no-replay", action="store_true", help="do not compare with other allocators"
+        )
+        console.add_output(parser, default="the terminal (.html: a page)")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Prints the summary; writes the page where -o names one."""
+        console.check_output(args.output, args.force)
+        found = [self._analyse(args, path) for path in args.file]
+        if len(found) > 1:
+            console.deliver(
+                args,
+                ranks.compare(found),
+                [data.summary(one) for one in found],
+                f"pyalloc report {ranks.odd_one(found).path}",
+            )
+            return 0
+        one = found[0]
+        if args.output is not None and args.output.suffix == ".html":
+            console.write(args.output, html.page(one), args.force)
+            if not args.quiet:
+                print(text.summary(one, color=console.has_color()))
+            console.tell(args, f"wrote {args.output}")
+            console.tell(args, f"next: {_next(one)}")
+        else:
+            color = console.has_color() and args.output is None
+            console.deliver(args, text.summary(one, color=color), data.summary(one), _next(one))
+        return 0
+
+    @staticmethod
+    def _analyse(args: argparse.Namespace, path: Path) -> Analysis:
+        progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
+        found = trace.analyse(path, device=args.device, moments=_SCRUB_MOMENTS, progress=progress)
+        progress.close()
+        if not args.no_replay and found.totals["n_events"] <= _REPLAY_OPERATIONS:
+            found.replays = _replays(path, args)
+        return found
+
+
+def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    progress = console.Progress("replaying", "M operations", quiet=args.quiet)
+    with trace.program(path) as program:
+        results = replaying.compare(program, replaying.policies(), progress=progress)
+    progress.close()
+    return results
+
+
+def _next(found: Analysis) -> str:
+    if found.growth():
+        return f"pyalloc top {found.path} --over-time"
+    if any(item.kind == "policy" for item in advice.advise(found)):
+        return f"pyalloc replay {found.path} --find-min"
+    return f"pyalloc top {found.path} --by line"

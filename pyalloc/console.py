@@ -1,0 +1,100 @@
+"""What the subcommands share: arguments, output that overwrites nothing, progress."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pyalloc.errors import UsageError
+
+_AFTER_S = 1.0  # progress is shown from here on
+_EVERY_S = 0.2
+
+
+def add_output(parser: argparse.ArgumentParser, *, default: str = "the terminal") -> None:
+    """--json, -o, -q, --force."""
+    parser.add_argument("--json", action="store_true", help="JSON instead of text")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help=f"write there instead of {default}"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="only what is asked for")
+    parser.add_argument("--force", action="store_true", help="overwrite files")
+
+
+def check_output(path: Path | None, force: bool) -> None:
+    """Raises UsageError where something would be overwritten."""
+    if path is not None and path.exists() and not force:
+        raise UsageError(f"{path} exists; --force overwrites it")
+
+
+def write(path: Path, text: str | bytes, force: bool) -> None:
+    """To a temporary name, then renamed: a file under its name is whole."""
+    check_output(path, force)
+    partial = path.with_name(path.name + ".partial")
+    data = text.encode("utf-8") if isinstance(text, str) else text
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def deliver(args: argparse.Namespace, text: str, data: Any, then: str) -> None:
+    """Text, or data as JSON, to where the arguments say; then the next sensible command."""
+    content = json.dumps(data, indent=2, default=str) if args.json else text
+    if args.output is not None:
+        write(args.output, content + "\n", args.force)
+        tell(args, f"wrote {args.output}")
+    else:
+        print(content)
+    tell(args, f"next: {then}")
+
+
+def tell(args: argparse.Namespace, text: str) -> None:
+    """To the person, beside the output."""
+    if not args.quiet:
+        print(text, file=sys.stderr)
+
+
+def has_color() -> bool:
+    """Is this a terminal that wants colour?"""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+class Progress:
+    """Rate and remaining time on the terminal, for what takes more than a second."""
+
+    def __init__(
+        self, what: str, unit: str = "MB", scale: float = 1e6, *, quiet: bool = False
+    ) -> None:
+        self.what, self.unit, self.scale = what, unit, scale
+        self.begin = self.last = time.monotonic()
+        self.shown = False
+        self.enabled = not quiet and sys.stderr.isatty()
+
+    def __call__(self, done: int, total: int) -> bool:
+        """So much is done; always True: go on."""
+        now = time.monotonic()
+        if self.enabled and now - self.begin > _AFTER_S and now - self.last > _EVERY_S and done:
+            self.last = now
+            rate = done / (now - self.begin)
+            eta = (total - done) / rate if rate else 0
+            print(
+                f"\r{self.what}: {100 * done / max(total, 1):3.0f} %, "
+                f"{rate / self.scale:,.1f} {self.unit}/s, {eta:.0f} s left ",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+            self.shown = True
+        return True
+
+    def close(self) -> None:
+        """Clears the line."""
+        if self.shown:
+            print("\r" + " " * 70 + "\r", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,224 @@
+"""From torch's memory snapshots to trace events: the one place that knows both."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyalloc import _core
+
+Entry = dict[str, Any]
+KINDS: dict[str, int] = {name: number for name, number, _, _ in _core.trace_kinds()}
+_SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
+_MAX_FRAMES = 64
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What happened beside the allocator.  kind: a name of KINDS."""
+
+    time_ns: int
+    kind: str
+    text: str = ""
+    arg: int = 0
+    addr: int = 0
+    bytes: int = 0
+    device: int = 0
+
+
+@dataclass
+class EventWriter:
+    """Writes torch's entries and our marks to a trace; strings and stacks are written once each."""
+
+    writer: _core.TraceWriter
+    strings: dict[str, int] = field(default_factory=dict)
+    frames: dict[tuple[int, str, str, int], int] = field(default_factory=dict)
+    n_events: int = 0
+    last_ns: int = 0
+
+    def string(self, text: str) -> int:
+        """Number of a text; 0 for none."""
+        if not text:
+            return 0
+        number = self.strings.get(text)
+        if number is None:
+            number = self.strings[text] = self.writer.string(text)
+        return number
+
+    def stack(self, frames: Iterable[Entry] | None) -> int:
+        """Number of a stack given innermost first, as torch does; 0 for none."""
+        number = 0
+        kept = list(frames or ())[:_MAX_FRAMES]
+        for frame in reversed(kept):
+            key = (number, str(frame["name"]), str(frame["filename"]), int(frame["line"]))
+            known = self.frames.get(key)
+            if known is None:
+                known = self.frames[key] = self.writer.stack(
+                    number, self.string(key[1] or "?"), self.string(key[2] or "?"), max(key[3], 0)
+                )
+            number = known
+        return number
+
+    def entry(self, entry: Entry, device: int) -> None:
+        """One entry of torch's device_traces."""
+        action = str(entry["action"])
+        kind = KINDS.get(action)
+        if kind is None:  # annotate and whatever newer versions add
+            return
+        is_oom = action == "oom"
+        self.event(
+            kind,
+            addr=0 if is_oom else int(entry.get("addr", 0)),
+            bytes=int(entry["size"]) if action in _SIZED or is_oom else 0,
+            stream=int(entry.get("stream", 0)),
+            device=device,
+            arg=int(entry.get("device_free", 0)) if is_oom else 0,
+            stack=self.stack(entry.get("frames")),
+            time_ns=int(entry.get("time_us", 0)) * 1000,
+        )
+
+    def mark(self, mark: Mark) -> None:
+        """A mark."""
+        self.event(
+            KINDS[mark.kind],
+            addr=mark.addr,
+            bytes=mark.bytes,
+            device=mark.device,
+            arg=mark.arg,
+            text=self.string(mark.text),
+            time_ns=mark.time_ns,
+        )
+
+    def event(self, kind: int, *, time_ns: int, **fields: int) -> None:
+        """One event; time never goes back."""
+        self.last_ns = max(self.last_ns, time_ns)
+        self.writer.event(kind, time_ns=self.last_ns, **fields)
+        self.n_events += 1
+
+    def merged(self, traces: list[list[Entry]], marks: list[Mark]) -> None:
+        """Entries of all devices and marks, in order of time.
+
+        torch's times are whole microseconds: a mark is put in the middle of its own.
+        """
+
+        def timed(device: int, trace: list[Entry]) -> Iterator[tuple[int, int, Any]]:
+            for entry in trace:
+                yield int(entry.get("time_us", 0)) * 1000 + 500, device, entry
+
+        sources = [timed(device, trace) for device, trace in enumerate(traces)]
+        sources.append((mark.time_ns, -1, mark) for mark in marks)
+        for _, device, item in heapq.merge(*sources, key=lambda row: row[0]):
+            if device < 0:
+                self.mark(item)
+            else:
+                self.entry(item, device)
+
+    def state(self, segments: list[Entry], time_ns: int) -> None:
+        """Segments and live blocks as if they were made now."""
+        for segment in segments:
+            mapped = segment.get("is_expandable", False)
+            self.event(
+                KINDS["segment_map" if mapped else "segment_alloc"],
+                addr=int(segment["address"]),
+                bytes=int(segment["total_size"]),
+                stream=int(segment.get("stream", 0)),
+                device=int(segment.get("device", 0)),
+                stack=self.stack(segment.get("frames")),
+                time_ns=time_ns,
+            )
+        for segment in segments:
+            self._blocks(segment, time_ns)
+
+    def _blocks(self, segment: Entry, time_ns: int) -> None:
+        at = int(segment["address"])
+        for block in segment["blocks"]:
+            address = int(block.get("address", at))
+            at = address + int(block["size"])
+            if block["state"] == "active_allocated":
+                self.event(
+                    KINDS["alloc"],
+                    addr=address,
+                    bytes=int(block.get("requested_size", block["size"])),
+                    stream=int(segment.get("stream", 0)),
+                    device=int(segment.get("device", 0)),
+                    stack=self.stack(block.get("frames")),
+                    time_ns=time_ns,
+                )
+
+
+def state_before(segments: list[Entry], traces: list[list[Entry]]) -> list[Entry]:
+    """The segments and live blocks at the beginning of the traces, from those at their end.
+
+    Blocks made within a trace are left out, blocks freed within it are put back (with the size their free tells and
+    without frames); segments likewise.
+    """
+    live: dict[tuple[int, int], Entry] = {}
+    held: list[tuple[int, int, int, Entry]] = []  # device, start, end
+    for segment in segments:
+        device = int(segment.get("device", 0))
+        start = at = int(segment["address"])
+        held.append((device, start, start + int(segment["total_size"]), segment))
+        for block in segment["blocks"]:
+            address = int(block.get("address", at))
+            at = address + int(block["size"])
+            if block["state"] == "active_allocated":
+                live[device, address] = {**block, "address": address, "stream": segment["stream"]}
+    ranges = {
+        device: sorted([start, end] for d, start, end, _ in held if d == device)
+        for device in range(len(traces))
+    }
+    for device, trace in enumerate(traces):
+        _undo(trace, device, live, ranges[device])
+    result = []
+    for device, pieces in ranges.items():
+        for start, end in pieces:
+            blocks = [
+                block
+                for (d, address), block in live.items()
+                if d == device and start <= address < end
+            ]
+            result.append(
+                {
+                    "device": device,
+                    "address": start,
+                    "total_size": end - start,
+                    "stream": blocks[0]["stream"] if blocks else 0,
+                    "blocks": sorted(blocks, key=lambda block: int(block["address"])),
+                }
+            )
+    return result
+
+
+def _undo(
+    trace: list[Entry], device: int, live: dict[tuple[int, int], Entry], ranges: list[list[int]]
+) -> None:
+    for entry in reversed(trace):
+        action, size = entry["action"], int(entry.get("size", 0))
+        address = int(entry.get("addr", 0))
+        if action == "alloc":
+            live.pop((device, address), None)
+        elif action == "free_requested":
+            live[device, address] = {
+                "address": address,
+                "size": size,
+                "requested_size": size,
+                "state": "active_allocated",
+                "stream": entry.get("stream", 0),
+            }
+        elif action in ("segment_free", "segment_unmap"):
+            ranges.append([address, address + size])
+        elif action in ("segment_alloc", "segment_map"):
+            _cut(ranges, address, address + size)
+
+
+def _cut(ranges: list[list[int]], start: int, end: int) -> None:
+    for piece in list(ranges):
+        if piece[1] <= start or piece[0] >= end:
+            continue
+        ranges.remove(piece)
+        if piece[0] < start:
+            ranges.append([piece[0], start])
+        if end < piece[1]:
+            ranges.append([end, piece[1]])

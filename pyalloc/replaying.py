@@ -1,0 +1,48 @@
+"""Replaying traces on the models of torch's allocators and on pyalloc: how much memory, how little is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyalloc import _core
+
+Progress = Callable[[int, int], object]
+PAGE = 2 * 2**20
+
+
+def policies() -> list[str]:
+    """Names of the policies."""
+    return [name for name, _ in _core.replay_policies()]
+
+
+def compare(
+    program: _core.Program,
+    names: list[str],
+    *,
+    capacity: int = 0,
+    options: str = "",
+    progress: Progress | None = None,
+) -> dict[str, dict[str, Any]]:
+    """One replay for each policy.  capacity: bytes of each device; 0: ample."""
+    return {
+        name: program.replay(
+            name, capacity=capacity, options=options if name == "pyalloc" else "", progress=progress
+        )
+        for name in names
+    }
+
+
+def find_min(
+    program: _core.Program, name: str, *, options: str = "", progress: Progress | None = None
+) -> dict[str, Any] | None:
+    """The smallest capacity that completes, and the margin: completion is not quite monotone.
+
+    Returns:
+        bytes (smallest seen to complete), safe_bytes (all tried from here up completed), margin_bytes, holes,
+        n_replays; None where it does not complete even with ample memory.
+    """
+    found = program.find_min(name, options=options if name == "pyalloc" else "", progress=progress)
+    if found is not None:
+        found["margin_bytes"] = found["safe_bytes"] - found["bytes"]
+    return found

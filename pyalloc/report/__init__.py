@@ -1,0 +1,1 @@
+"""Reports: an analysis in, text or a page out."""

@@ -1,0 +1,46 @@
+"""The report as plain data, for --json and for other programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from pyalloc.advice import advise
+from pyalloc.analysis import Analysis, Row
+
+
+def table(rows: list[Row], limit: int = 50) -> list[dict[str, Any]]:
+    """Rows as dicts."""
+    return [asdict(row) for row in rows[:limit]]
+
+
+def summary(analysis: Analysis) -> dict[str, Any]:
+    """All that the terminal report says.  Sizes are bytes."""
+    peak = analysis.peak
+    return {
+        "file": str(analysis.path),
+        "settings": analysis.notes,
+        "totals": analysis.totals,
+        "peak": {
+            "phase": analysis.phase_at(peak.event),
+            "contributors": table(analysis.contributors(peak)),
+            "by_category": table(analysis.by_category(peak.blocks)),
+            "by_line": table(analysis.by_line(peak.blocks)),
+            "by_module": table(analysis.by_module(peak.blocks)),
+            "by_size": table(analysis.by_size(peak.blocks)),
+            "idle_bytes": peak.idle_bytes,
+            "largest_idle_bytes": peak.largest_gap,
+        },
+        "phases": [asdict(phase) for phase in analysis.phases[:1000]],
+        "steps": [
+            dict(
+                zip(("number", "event", "time_ns", "allocated_bytes", "peak_bytes"), s, strict=True)
+            )
+            for s in analysis.steps[:1000]
+        ],
+        "growth": [asdict(item) for item in analysis.growth()],
+        "leak": analysis.leak_verdict,
+        "advice": [asdict(item) for item in advise(analysis)],
+        "replay": analysis.replays,
+        "ooms": [list(oom) for oom in analysis.ooms],
+    }

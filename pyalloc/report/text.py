@@ -1,0 +1,186 @@
+"""The report for a terminal: 80 columns, colour only where asked."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyalloc.advice import advise, size
+from pyalloc.analysis import Analysis, Moment, Row
+
+WIDTH = 80
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def clip(name: str, width: int) -> str:
+    """A name in so many columns; its end says more than its beginning."""
+    return name if len(name) <= width else name[: width - 1] + "…"
+
+
+def bold(text: str, color: bool) -> str:
+    """Bold on a terminal."""
+    return f"\x1b[1m{text}\x1b[0m" if color else text
+
+
+def wrapped(text: str, indent: str = "  ") -> str:
+    """A paragraph in 80 columns."""
+    return textwrap.fill(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False
+    )
+
+
+def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[str]:
+    """A table of blame with shares of the total."""
+    lines = [title]
+    for row in found[:limit]:
+        share = 100 * row.bytes / total if total else 0
+        first, *more = textwrap.wrap(row.name, WIDTH - 34, max_lines=4, placeholder=" …") or [""]
+        lines.append(f"  {size(row.bytes):>10} {share:5.1f} % {row.blocks:>6} x  {first}")
+        lines += [" " * 33 + part for part in more]
+    rest = found[limit:]
+    if rest:
+        lines.append(f"  {size(sum(r.bytes for r in rest)):>10}  and {len(rest)} more")
+    return lines
+
+
+def sparkline(analysis: Analysis, width: int = 60) -> str:
+    """Allocated bytes over the run in one line."""
+    bins = analysis.bins
+    top = max(analysis.totals["peak_bytes"], 1)
+    cells = []
+    for i in range(min(width, len(bins))):
+        part = bins[i * len(bins) // width : max((i + 1) * len(bins) // width, 0)] or [bins[i]]
+        cells.append(_BLOCKS[min(8, round(8 * max(row[2] for row in part) / top))])
+    return "".join(cells)
+
+
+def phase_table(analysis: Analysis, limit: int = 16) -> list[str]:
+    """Allocated at the end, peak and reserved of each phase."""
+    shown = [p for p in analysis.phases if p.depth == 0]
+    if not shown:
+        return []
+    lines = [f"{'step':>5}  {'phase':<24}{'allocated':>11}{'peak':>11}{'reserved':>11}"]
+    for phase in shown[:limit]:
+        lines.append(
+            f"{phase.step - 1:>5}  {clip(phase.name, 24):<24}{size(phase.end_bytes):>11}"
+            f"{size(phase.peak_bytes):>11}{size(phase.peak_reserved_bytes):>11}"
+        )
+    if len(shown) > limit:
+        lines.append(f"       and {len(shown) - limit} more phases")
+    return lines
+
+
+def summary(analysis: Analysis, *, color: bool = False) -> str:
+    """The whole terminal report."""
+    totals = analysis.totals
+    peak = analysis.peak
+    seconds = (totals["last_ns"] - totals["first_ns"]) / 1e9
+    lines = [
+        bold(f"{analysis.path.name}", color)
+        + f": {totals['n_events']:,} events, {totals['n_allocs']:,} allocations"
+        + (f", {seconds:.1f} s" if analysis.notes.get("clock") != "events" else ""),
+        *(["  the file was cut off; what is there is shown"] if not totals["is_complete"] else []),
+        *_settings(analysis),
+        f"  peak allocated {size(totals['peak_bytes'])}"
+        + (f", peak reserved {size(totals['peak_reserved_bytes'])}" * analysis.has_segments)
+        + _where(analysis),
+        f"  [{sparkline(analysis)}]",
+        "",
+        *rows("at the peak, by contributor", analysis.contributors(peak), peak.allocated_bytes),
+        "",
+        "\n".join(rows("by category", analysis.by_category(peak.blocks), peak.allocated_bytes, 6)),
+        "",
+        "\n".join(rows("by line", analysis.by_line(peak.blocks), peak.allocated_bytes, 6)),
+    ]
+    table = phase_table(analysis)
+    if table:
+        lines += ["", *table]
+    lines += ["", f"leak: {analysis.leak_verdict}"]
+    advice = advise(analysis)
+    if advice:
+        lines += ["", bold("advice", color)]
+        lines += [wrapped("- " + item.text) for item in advice[:8]]
+    for oom in analysis.ooms[:1]:
+        moment = analysis.moments.get(oom[0])
+        if moment is not None:
+            lines += ["", *_oom(analysis, moment, oom[1], oom[2])]
+    return "\n".join(lines)
+
+
+def _settings(analysis: Analysis) -> list[str]:
+    shown = [
+        f"{name}={value}"
+        for name, value in analysis.notes.items()
+        if name not in ("command", "pid", "about", "workload", "clock")
+    ]
+    lines = [wrapped(", ".join(shown))] if shown else []
+    if "command" in analysis.notes:
+        lines.append(wrapped(analysis.notes["command"]))
+    return lines
+
+
+def _where(analysis: Analysis) -> str:
+    phase = analysis.phase_at(analysis.totals["peak_event"])
+    step = next(
+        (s[0] for s in reversed(analysis.steps) if s[1] < analysis.totals["peak_event"]), None
+    )
+    text = f", in {phase}" if phase else ""
+    return text + (f" of step {step}" if step is not None else "")
+
+
+def _oom(analysis: Analysis, moment: Moment, asked: int, free: int) -> list[str]:
+    lines = [
+        f"out of memory: {size(asked)} were asked for, the device had {size(free)} free",
+        wrapped(
+            f"{size(moment.allocated_bytes)} were in use and {size(moment.reserved_bytes)} reserved: "
+            f"{size(moment.idle_bytes)} idle, the largest piece {size(moment.largest_gap)}."
+            if moment.segments
+            else f"{size(moment.allocated_bytes)} were in use."
+        ),
+        wrapped(_cause(moment, asked)),
+    ]
+    return lines + rows("  who held it", analysis.contributors(moment), moment.allocated_bytes, 6)
+
+
+def _cause(moment: Moment, asked: int) -> str:
+    if moment.segments and moment.idle_bytes >= asked:
+        return (
+            "Cause: fragmentation. The idle memory would have been enough, but no piece of it was large enough: "
+            "expandable segments or pyalloc would have served this request."
+        )
+    return (
+        "Cause: the program really needs more than there is at this point, even with nothing wasted: "
+        "make less of what is listed here, or spread it."
+    )
+
+
+def explain_oom(analysis: Analysis, device: int, asked: int, trace: Path) -> str:
+    """Why an allocation failed, for the file that is written at that moment."""
+    moment = analysis.moments[max(analysis.moments)]
+    oom = analysis.ooms[-1] if analysis.ooms else (0, asked, 0)
+    shown = analysis.moments.get(oom[0], moment)
+    lines = [
+        f"device {device}, {analysis.notes.get('command', '')}",
+        *_oom(analysis, shown, asked, oom[2]),
+    ]
+    place = analysis.place(oom[5]) if len(oom) > 5 else None
+    if place is not None:
+        lines.insert(1, f"asked for at {place}")
+    lines += ["", f"next: pyalloc report {trace}"]
+    return "\n".join(lines)
+
+
+def compare(results: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
+    """The table of policies."""
+    lines = [
+        f"{'policy':<12}{'fits':>5}{'peak':>12}{'calls':>9}{'late calls':>11}{'modelled ms':>12}"
+    ]
+    for name, result in results:
+        fits = "yes" if result["completed"] else "no"
+        lines.append(
+            f"{name:<12}{fits:>5}{size(result['peak_bytes']):>12}{result['n_calls']:>9,}"
+            f"{result['n_calls_second_half']:>11,}{result['device_ns'] / 1e6:>12.1f}"
+        )
+    return lines

@@ -1,0 +1,96 @@
+"""From stacks to names a person knows: which line of the user's own code, in which function or method."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+
+Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
+_FOREIGN = re.compile(
+    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|record)\.py"
+    r"|\.so(\.\d+)*$|^\?\?$|\.(cpp|cc|cu|h|c)$)"
+)
+_OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of code.  function: qualified where the source is at hand."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        """For example `examples/seq2seq.py:63 AdditiveAttention.forward`."""
+        return f"{short_file(self.file)}:{self.line} {self.function}"
+
+
+def short_file(file: str) -> str:
+    """The last two parts of a path."""
+    return "/".join(PurePath(file).parts[-2:])
+
+
+@functools.cache
+def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
+    """(first line, last line, qualified name) of each function of a file; nothing where it cannot be read."""
+    text = "".join(linecache.getlines(file))
+    if not text or not file.endswith(".py"):
+        return ()
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    found: list[tuple[int, int, str]] = []
+
+    def visit(node: ast.AST, path: tuple[str, ...]) -> None:
+        for child in ast.iter_child_nodes(node):
+            inner = path
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inner = (*path, child.name)
+                if not isinstance(child, ast.ClassDef):
+                    found.append((child.lineno, child.end_lineno or child.lineno, ".".join(inner)))
+            visit(child, inner)
+
+    visit(tree, ())
+    return tuple(found)
+
+
+@functools.cache
+def qualified(file: str, line: int, name: str) -> str:
+    """The qualified name of the function around a line, or the plain name."""
+    best = name
+    width = 1 << 60
+    for first, last, full in _functions(file):
+        if first <= line <= last and last - first < width:
+            best, width = full, last - first
+    return best if best.split(".")[-1] == name or name.startswith("<") else name
+
+
+def place(frames: tuple[Frame, ...]) -> Place | None:
+    """The innermost line of the user's own code; else the innermost Python line; None without frames."""
+    for name, file, line in frames:
+        if not _FOREIGN.search(file):
+            return Place(file, line, qualified(file, line, name))
+    for name, file, line in frames:
+        if file.endswith(".py"):
+            return Place(file, line, name)
+    return None
+
+
+def optimizer(frames: tuple[Frame, ...]) -> str:
+    """The optimizer whose code is in the stack ("adam"), or ""."""
+    for _, file, _ in frames:
+        match = _OPTIMIZER.search(file)
+        if match and match.group(1) not in ("optimizer", "lr_scheduler"):
+            return match.group(1)
+    return ""
+
+
+def text_of(where: Place) -> str:
+    """The source line, where it can be read."""
+    return linecache.getline(where.file, where.line).strip()

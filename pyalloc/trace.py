@@ -1,0 +1,165 @@
+"""One loader for everything that tells of memory: our trace files and torch's snapshots.
+
+A snapshot is first written as a trace into a temporary file, so that all that follows reads one format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pyalloc import _core, pickles
+from pyalloc.analysis import Analysis, rounded
+from pyalloc.convert import EventWriter, Mark, state_before
+from pyalloc.errors import TraceError
+
+MAGIC = b"PYATRACE"
+Progress = Callable[[int, int], object]
+_LARGE_SHARE = 0.2  # of the peak: what a reduction of a product is looked for in
+_SHORT_LIFE = 12  # events
+_REDUCED = 8  # so many times smaller is what is left
+_SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
+
+
+@contextlib.contextmanager
+def as_trace_file(path: Path) -> Iterator[Path]:
+    """A trace file with the contents of `path`: itself, or a temporary one.
+
+    Raises:
+        TraceError: the file is missing, damaged or of another kind.
+    """
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(MAGIC))
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from None
+    if magic == MAGIC:
+        yield path
+    elif magic[:6] == b"\xfd7zXZ\x00":
+        with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
+            yield _unpacked(path, Path(folder))
+    elif magic[:1] == b"\x80" or magic[:1] in (b"(", b"]", b"}"):
+        snapshot = pickles.load(path)
+        with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
+            target = Path(folder) / "snapshot.pya"
+            write_snapshot(snapshot, target)
+            yield target
+    else:
+        raise TraceError(
+            f"{path}: neither a trace of `pyalloc run --record` nor a snapshot of "
+            "torch.cuda.memory._dump_snapshot()"
+        )
+
+
+def _unpacked(path: Path, folder: Path) -> Path:
+    import lzma
+    import shutil
+
+    target = folder / "trace.pya"
+    try:
+        with lzma.open(path, "rb") as source, target.open("wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+    except (lzma.LZMAError, EOFError) as error:
+        raise TraceError(f"{path}: {error}") from None
+    return target
+
+
+def write_snapshot(snapshot: dict[str, Any], target: Path) -> None:
+    """Writes torch's snapshot as a trace: the state before its entries, then the entries.
+
+    Raises:
+        TraceError: the snapshot holds numbers no trace can.
+    """
+    writer = EventWriter(_core.TraceWriter(target))
+    traces = snapshot["device_traces"]
+    times = [int(trace[0].get("time_us", 0)) * 1000 for trace in traces if trace]
+    first = min(times, default=0)
+    try:
+        writer.mark(Mark(first, "user", "source=torch snapshot"))
+        settings = snapshot.get("allocator_settings") or {}
+        for name in _SETTINGS:
+            if name in settings:
+                writer.mark(Mark(first, "user", f"{name}={settings[name]}"))
+        conf = settings.get("PYTORCH_CUDA_ALLOC_CONF")
+        if conf:
+            writer.mark(Mark(first, "user", f"PYTORCH_CUDA_ALLOC_CONF={conf}"))
+        writer.state(state_before(snapshot["segments"], traces), first)
+        writer.merged(traces, [])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise TraceError(f"the snapshot is malformed: {error!r}") from None
+    finally:
+        writer.writer.close()
+
+
+def analyse(
+    path: Path,
+    *,
+    device: int = -1,
+    moments: int = 0,
+    n_bins: int = 1000,
+    progress: Progress | None = None,
+) -> Analysis:
+    """What a file tells, in two passes.
+
+    Args:
+        path: a trace or a snapshot.
+        device: only this one; -1: all, summed.
+        moments: so many more states evenly over the run, for a segment map that can be scrubbed.
+        n_bins: resolution of the timeline.
+        progress: called with bytes done and bytes in all.
+
+    Raises:
+        TraceError: the file is missing, damaged or of another kind.
+    """
+    with as_trace_file(path) as file:
+        first = _core.Scan(file, device=device, n_bins=n_bins, progress=progress)
+        totals = first.totals()
+        at = _interesting(first, totals, moments)
+        second = _core.Scan(file, device=device, n_bins=2, moments=at, progress=progress)
+        result = Analysis.of(path, first, second, at)
+        _find_reductions(result, file, device)
+        return result
+
+
+def _find_reductions(analysis: Analysis, file: Path, device: int) -> None:
+    """Large blocks of the peak that die at once, leaving something much smaller made from them."""
+    peak = analysis.peak
+    limit = peak.allocated_bytes * _LARGE_SHARE
+    short = [
+        (block.free_event, block)
+        for block in {b.stack: b for b in peak.blocks}.values()
+        if block.bytes > limit
+        and block.free_event is not None
+        and block.free_event - block.alloc_event <= _SHORT_LIFE
+    ]
+    short.sort(key=lambda pair: pair[0])
+    if not short:
+        return
+    after = _core.Scan(file, device=device, n_bins=2, moments=[at for at, _ in short]).moments()
+    for (_, block), row in zip(short, after, strict=True):
+        made = [rounded(b[1]) for b in row[3] if b[3] > block.alloc_event]
+        if made and max(made) <= block.bytes // _REDUCED:
+            analysis.reductions.append((block, max(made)))
+
+
+def _interesting(scan: _core.Scan, totals: dict[str, Any], moments: int) -> list[int]:
+    """Moments to look at closely: the peak, out of memory, some beginnings of steps, the end."""
+    n = totals["n_events"]
+    wanted = {totals["peak_event"], n}
+    wanted.update(oom[0] for oom in scan.ooms()[:4])
+    steps = [step[1] for step in scan.steps()]
+    stride = max(1, len(steps) // 8)
+    wanted.update(steps[::stride])
+    if moments > 0:
+        wanted.update(i * n // moments for i in range(1, moments))
+    return sorted(wanted)
+
+
+@contextlib.contextmanager
+def program(path: Path) -> Iterator[_core.Program]:
+    """The file made ready for replay."""
+    with as_trace_file(path) as file:
+        yield _core.Program(file)
