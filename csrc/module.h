@@ -20,5 +20,7 @@ int pya_module_replay_add(PyObject *module);
 int pya_module_scan_add(PyObject *module);
 /* Makes the type and puts it into the module under that name; 0, or -1 with an exception set. */
 int pya_module_add_type(PyObject *module, const char *name, PyType_Spec *spec);
+/* Appends row, which it steals, to *list; where either is NULL or it cannot be done, *list becomes NULL. */
+void pya_module_list_add(PyObject **list, PyObject *row);
 /* An event from a kind and keyword arguments; false with an exception set. */
 bool pya_module_parse_event(PyObject *args, PyObject *kwargs, struct pya_trace_event *out);

@@ -184,10 +184,12 @@ replay_calls_by_kind(const struct pya_replay_result *result) {
             continue;
         }
         PyObject *n = PyLong_FromUnsignedLongLong(result->n_calls_by_kind[i]);
-        if (n == NULL || PyDict_SetItemString(calls, pya_sim_calls[i].name, n) != 0) {
-            Py_CLEAR(calls);
-        }
+        const bool put = n != NULL && PyDict_SetItemString(calls, pya_sim_calls[i].name, n) == 0;
         Py_XDECREF(n);
+        if (!put) {
+            Py_DECREF(calls);
+            return NULL;
+        }
     }
     return calls;
 }
@@ -245,11 +247,7 @@ program_find_min(PyObject *self, PyObject *args, PyObject *kwargs) {
     }
     PyObject *holes = PyList_New(0);
     for (unsigned i = 0; holes != NULL && i < min.n_holes; i++) {
-        PyObject *hole = PyLong_FromUnsignedLongLong(min.holes[i]);
-        if (hole == NULL || PyList_Append(holes, hole) != 0) {
-            Py_CLEAR(holes);
-        }
-        Py_XDECREF(hole);
+        pya_module_list_add(&holes, PyLong_FromUnsignedLongLong(min.holes[i]));
     }
     if (holes == NULL) {
         return NULL;
@@ -283,21 +281,12 @@ static PyType_Spec program_spec = {
 
 /* ---- tables ---- */
 
-/* Appends what row builds (a new reference, or NULL) to *list, which becomes NULL on failure. */
-static void
-list_add(PyObject **list, PyObject *row) {
-    if (row == NULL || *list == NULL || PyList_Append(*list, row) != 0) {
-        Py_CLEAR(*list);
-    }
-    Py_XDECREF(row);
-}
-
 static PyObject *
 replay_policies(PyObject *module, PyObject *unused) {
     (void)module;
     (void)unused;
     PyObject *list = PyList_New(0);
-#define X(name, text, help) list_add(&list, Py_BuildValue("(ss)", text, help));
+#define X(name, text, help) pya_module_list_add(&list, Py_BuildValue("(ss)", text, help));
     PYA_REPLAY_POLICY_TABLE(X)
 #undef X
     return list;
@@ -311,7 +300,7 @@ replay_costs(PyObject *module, PyObject *unused) {
     for (int i = 0; i < PYA_SIM_N_CALLS; i++) {
         const struct pya_sim_call_info *call = &pya_sim_calls[i];
         if (call->is_memory) {
-            list_add(
+            pya_module_list_add(
                 &list, Py_BuildValue(
                            "(s(KKK)(KKK)s)", call->name,
                            (unsigned long long)call->fixed_ns[PYA_SIM_TYPICAL],

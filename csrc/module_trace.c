@@ -466,13 +466,7 @@ trace_kinds(PyObject *module, PyObject *unused) {
     (void)unused;
     PyObject *list = PyList_New(0);
 #define X(kind, number, name, fields, meaning)                                                     \
-    if (list != NULL) {                                                                            \
-        PyObject *row = Py_BuildValue("(siis)", name, number, (int)(fields), meaning);             \
-        if (row == NULL || PyList_Append(list, row) != 0) {                                        \
-            Py_CLEAR(list);                                                                        \
-        }                                                                                          \
-        Py_XDECREF(row);                                                                           \
-    }
+    pya_module_list_add(&list, Py_BuildValue("(siis)", name, number, (int)(fields), meaning));
     PYA_TRACE_TABLE(X)
 #undef X
     return list;
@@ -482,6 +476,16 @@ static PyMethodDef trace_functions[] = {
     {"trace_kinds", trace_kinds, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
+
+void
+pya_module_list_add(PyObject **list, PyObject *row) {
+    const bool added = row != NULL && *list != NULL && PyList_Append(*list, row) == 0;
+    Py_XDECREF(row);
+    if (!added) {
+        Py_XDECREF(*list);
+        *list = NULL;
+    }
+}
 
 int
 pya_module_add_type(PyObject *module, const char *name, PyType_Spec *spec) {

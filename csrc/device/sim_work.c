@@ -192,58 +192,58 @@ work_record_locked(struct pya_sim *sim, pya_event handle, pya_stream id) {
 }
 
 pya_status
-sim_event_record(struct pya_device *dev, pya_event handle, pya_stream stream) {
+sim_event_record(struct pya_device *dev, pya_event event, pya_stream stream) {
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_EVENT_RECORD);
     if (status == PYA_OK) {
-        status = work_record_locked(sim, handle, stream);
+        status = work_record_locked(sim, event, stream);
     }
     return sim_leave(sim, PYA_SIM_EVENT_RECORD, 0, status);
 }
 
 pya_status
-sim_event_query(struct pya_device *dev, pya_event handle, bool *done) {
+sim_event_query(struct pya_device *dev, pya_event event, bool *done) {
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_EVENT_QUERY);
     if (status == PYA_OK) {
-        struct sim_event *event = work_event(sim, handle);
-        if (event == NULL) {
-            status = sim_misuse(sim, "query of an event that is not one", handle);
+        struct sim_event *known = work_event(sim, event);
+        if (known == NULL) {
+            status = sim_misuse(sim, "query of an event that is not one", event);
         } else {
-            *done = work_event_done(sim, event);
+            *done = work_event_done(sim, known);
         }
     }
     return sim_leave(sim, PYA_SIM_EVENT_QUERY, 0, status);
 }
 
 pya_status
-sim_event_sync(struct pya_device *dev, pya_event handle) {
+sim_event_sync(struct pya_device *dev, pya_event event) {
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_EVENT_SYNC);
     if (status == PYA_OK) {
-        struct sim_event *event = work_event(sim, handle);
-        if (event == NULL) {
-            status = sim_misuse(sim, "wait for an event that is not one", handle);
-        } else if (event->stream != 0) {
-            work_finish(&sim->streams[event->stream - 1], event->work);
+        struct sim_event *known = work_event(sim, event);
+        if (known == NULL) {
+            status = sim_misuse(sim, "wait for an event that is not one", event);
+        } else if (known->stream != 0) {
+            work_finish(&sim->streams[known->stream - 1], known->work);
         }
     }
     return sim_leave(sim, PYA_SIM_EVENT_SYNC, 0, status);
 }
 
 pya_status
-sim_event_destroy(struct pya_device *dev, pya_event handle) {
+sim_event_destroy(struct pya_device *dev, pya_event event) {
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_EVENT_DESTROY);
     if (status == PYA_OK) {
-        struct sim_event *event = work_event(sim, handle);
-        if (event == NULL) {
-            status = sim_misuse(sim, "destruction of an event that is not one", handle);
+        struct sim_event *known = work_event(sim, event);
+        if (known == NULL) {
+            status = sim_misuse(sim, "destruction of an event that is not one", event);
         } else {
-            event->is_alive = false;
-            event->generation++;
-            event->next_free = sim->free_event;
-            sim->free_event = (uint32_t)handle;
+            known->is_alive = false;
+            known->generation++;
+            known->next_free = sim->free_event;
+            sim->free_event = (uint32_t)event;
             sim->state.n_events--;
         }
     }

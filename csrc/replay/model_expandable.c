@@ -126,6 +126,19 @@ expand_after(struct pya_model *model, struct pya_model_block *block, pya_dptr ad
     return made;
 }
 
+/* Undoes expand_after(); NULL is accepted. */
+static void
+expand_unlink(struct pya_model *model, struct pya_model_block *made) {
+    if (made == NULL) {
+        return;
+    }
+    made->prev->next = made->next;
+    if (made->next != NULL) {
+        made->next->prev = made->prev;
+    }
+    model_block_destroy(model, made);
+}
+
 /* Maps the first `bytes` of an unmapped block, in whole units, and joins it to its free neighbours; *block is the
  * free block it is part of then. */
 static pya_status
@@ -144,14 +157,8 @@ expand_map(struct pya_model *model, struct pya_model_block **block, size_t bytes
     }
     pya_status status = segment_fill(model, segment, first, first + wanted / PYA_PAGE);
     if (status != PYA_OK) {
-        if (rest != NULL) {
-            b->bytes += rest->bytes;
-            b->next = rest->next;
-            if (b->next != NULL) {
-                b->next->prev = b;
-            }
-            model_block_destroy(model, rest);
-        }
+        b->bytes += rest == NULL ? 0 : rest->bytes;
+        expand_unlink(model, rest);
         return status;
     }
     model_unmapped_remove(model, b);
@@ -267,13 +274,7 @@ model_shrink(struct pya_model *model, struct pya_model_block *block) {
     if (first > offset) {
         middle = expand_after(model, block, segment->base + first, last - first);
         if (middle == NULL) {
-            if (tail != NULL) {
-                block->next = tail->next;
-                if (tail->next != NULL) {
-                    tail->next->prev = block;
-                }
-                model_block_destroy(model, tail);
-            }
+            expand_unlink(model, tail);
             return PYA_E_HOST_NOMEM;
         }
     }

@@ -4,7 +4,7 @@
 #include "trace.h"
 #include "varint.h"
 
-#define TRACE_MAGIC "PYATRACE"
+#define TRACE_MAGIC UINT64_C(0x4543415254415950) /* "PYATRACE" */
 #define TRACE_HEADER_BYTES 16
 #define TRACE_CHUNK_MAGIC UINT32_C(0x43415950) /* "PYAC" */
 #define TRACE_CHUNK_HEADER_BYTES 32

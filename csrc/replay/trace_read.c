@@ -357,7 +357,7 @@ pya_trace_open(const char *path, struct pya_trace_reader **out) {
     r->total = (uint64_t)end;
     status = PYA_E_CORRUPT;
     if (r->total < sizeof header || !reader_read(r, header, sizeof header) ||
-        memcmp(header, TRACE_MAGIC, 8) != 0 || trace_get32(header + 8) != PYA_TRACE_VERSION ||
+        trace_get64(header) != TRACE_MAGIC || trace_get32(header + 8) != PYA_TRACE_VERSION ||
         trace_get32(header + 12) != 0) {
         goto destroy;
     }

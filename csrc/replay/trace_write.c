@@ -45,30 +45,25 @@ struct pya_trace_writer {
     uint8_t buffer[TRACE_CHUNK_HEADER_BYTES + TRACE_CHUNK_BYTES + TRACE_STRING_MAX + 64];
 };
 
-int
-trace_fields(int kind) {
-    switch (kind) {
-#define X(name, number, text, fields, meaning)                                                     \
-    case number:                                                                                   \
-        return fields;
-        PYA_TRACE_TABLE(X)
+/* By number; a number that is no kind has no name. */
+static const struct {
+    const char *name;
+    int fields;
+} trace_kinds[] = {
+#define X(kind, number, text, mask, meaning) [number] = {text, mask},
+    PYA_TRACE_TABLE(X)
 #undef X
-    default:
-        return -1;
-    }
-}
+};
 
 const char *
 pya_trace_kind_name(int kind) {
-    switch (kind) {
-#define X(name, number, text, fields, meaning)                                                     \
-    case number:                                                                                   \
-        return text;
-        PYA_TRACE_TABLE(X)
-#undef X
-    default:
-        return NULL;
-    }
+    const int n = (int)(sizeof trace_kinds / sizeof *trace_kinds);
+    return kind >= 0 && kind < n ? trace_kinds[kind].name : NULL;
+}
+
+int
+trace_fields(int kind) {
+    return pya_trace_kind_name(kind) == NULL ? -1 : trace_kinds[kind].fields;
 }
 
 /* ---- interning ---- */
@@ -414,16 +409,15 @@ pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out
     if (w->path == NULL || w->part == NULL) {
         goto free_writer;
     }
-    memcpy(w->path, path, n + 1);
-    memcpy(w->part, path, n);
-    memcpy(w->part + n, ".part", sizeof ".part");
+    (void)snprintf(w->path, n + 1, "%s", path);
+    (void)snprintf(w->part, n + sizeof ".part", "%s.part", path);
     status = PYA_E_IO;
     w->fd = open(w->part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (w->fd < 0) {
         goto free_writer;
     }
     uint8_t header[TRACE_HEADER_BYTES] = {0};
-    memcpy(header, TRACE_MAGIC, 8);
+    trace_put64(header, TRACE_MAGIC);
     trace_put32(header + 8, PYA_TRACE_VERSION);
     status = trace_write_all(w, header, sizeof header);
     if (status != PYA_OK) {
