@@ -1,0 +1,111 @@
+/* The driver gives legacy IPC handles only for plain allocations, so sharing works with vmm:false, and says so where it
+ * does not.  A handle may be open once per process: it is kept while any tensor uses it. */
+#include "torch_ipc.h"
+
+#include "core/pyalloc.h"
+#include "torch_bridge.h"
+#include "torch_slots.h"
+#include "torch_symbols.h"
+
+#include <cstdint>
+#include <cstring>
+#include <dlfcn.h>
+#include <mutex>
+#include <stdexcept>
+#include <unordered_map>
+
+namespace {
+
+/* cudaIpcMemHandle_t, by value in cudaIpcOpenMemHandle. */
+struct ipc_handle {
+    char bytes[64];
+};
+constexpr unsigned LAZY_PEER_ACCESS = 1;
+
+struct ipc_functions {
+    int (*get)(ipc_handle *handle, void *base);
+    int (*open)(void **base, ipc_handle handle, unsigned flags);
+    int (*close)(void *base);
+    int (*last_error)();
+};
+
+template <typename F>
+void
+find(F *&function, const char *name) {
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    function = reinterpret_cast<F *>(symbol != nullptr ? symbol : pya_torch_symbol(name));
+}
+
+const ipc_functions &
+functions() {
+    static const ipc_functions found = [] {
+        ipc_functions each = {};
+        find(each.get, "cudaIpcGetMemHandle");
+        find(each.open, "cudaIpcOpenMemHandle");
+        find(each.close, "cudaIpcCloseMemHandle");
+        find(each.last_error, "cudaGetLastError");
+        return each;
+    }();
+    if (found.get == nullptr || found.open == nullptr || found.close == nullptr ||
+        found.last_error == nullptr) {
+        throw std::runtime_error("pyalloc: the CUDA runtime's IPC functions were not found");
+    }
+    return found;
+}
+
+std::mutex open_lock;
+std::unordered_map<std::string, std::weak_ptr<void>> open_handles; /* guarded by open_lock */
+
+} // namespace
+
+pya_torch_share
+pya_torch_ipc_share(void *self, void *ptr) {
+    (void)self;
+    pya_heap *heap = pya_torch_heap();
+    pya_dptr base = 0;
+    size_t bytes = 0;
+    const auto address = static_cast<pya_dptr>(reinterpret_cast<uintptr_t>(ptr));
+    if (heap == nullptr || pya_segment_info(heap, address, &base, &bytes) != PYA_OK) {
+        throw std::runtime_error("pyalloc: only memory that pyalloc handed out can be shared");
+    }
+    ipc_handle handle = {};
+    const ipc_functions &cuda = functions();
+    const int error = cuda.get(&handle, reinterpret_cast<void *>(static_cast<uintptr_t>(base)));
+    if (error != 0) {
+        (void)cuda.last_error(); /* ours, not to be found by whoever asks next */
+        throw std::runtime_error(
+            "pyalloc: this memory cannot be shared with another process by CUDA IPC (cudaIpcGetMemHandle gave " +
+            std::to_string(error) +
+            "): memory from the driver's virtual memory calls has no such handle. Start the program with "
+            "PYALLOC_CONF=vmm:false, or send a CPU copy of the tensor.");
+    }
+    return {static_cast<ptrdiff_t>(address - base), std::string(handle.bytes, sizeof handle.bytes)};
+}
+
+std::shared_ptr<void>
+pya_torch_ipc_open(void *self, std::string handle) {
+    (void)self;
+    const std::lock_guard<std::mutex> guard(open_lock);
+    std::shared_ptr<void> known = open_handles[handle].lock();
+    if (known != nullptr) {
+        return known;
+    }
+    ipc_handle raw = {};
+    if (handle.size() != sizeof raw.bytes) {
+        throw std::runtime_error(
+            "pyalloc: the sender of this tensor does not use pyalloc; install it in both processes (pyalloc run)");
+    }
+    memcpy(raw.bytes, handle.data(), sizeof raw.bytes);
+    const ipc_functions &cuda = functions();
+    void *base = nullptr;
+    const int error = cuda.open(&base, raw, LAZY_PEER_ACCESS);
+    if (error != 0) {
+        (void)cuda.last_error();
+        throw std::runtime_error(
+            "pyalloc: opening another process's memory failed (cudaIpcOpenMemHandle gave " +
+            std::to_string(error) + ")");
+    }
+    known = std::shared_ptr<void>(base, [](void *opened) { (void)functions().close(opened); });
+    open_handles[handle] = known;
+    return known;
+}

@@ -1,0 +1,16 @@
+/* CUDA IPC for torch: a tensor's memory opened in another process.  Floor 5. */
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+/* torch's ShareableHandle: where the pointer lies in the allocation, and the allocation's handle. */
+struct pya_torch_share {
+    ptrdiff_t offset;
+    std::string handle;
+};
+
+/* Answers for the virtual methods shareIpcHandle and getIpcDevPtr.  Both throw std::runtime_error with what to do. */
+pya_torch_share pya_torch_ipc_share(void *self, void *ptr);
+std::shared_ptr<void> pya_torch_ipc_open(void *self, std::string handle);
