@@ -252,7 +252,8 @@ def _backward_kernel(
     args.d_q, args.d_k, args.d_v = (_heads(x) for x in grads)
     d_bias = q.new_empty(0)
     if needs_bias and bias is not None:
-        summed = options[0] or bias.shape != (*q.shape[:3], k.shape[2])
+        # a dimension of size 1 looks shared (its stride is 0) and is added to, never overwritten
+        summed = options[0] or 1 in bias.shape or bias.shape != (*q.shape[:3], k.shape[2])
         d_bias = (torch.zeros if summed else torch.empty)(
             bias.shape, dtype=q.dtype, device=q.device
         )

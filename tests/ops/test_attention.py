@@ -114,6 +114,17 @@ def test_gradients_to_second_order(bias):
     assert gradgradcheck(scaled_attention, tensors)
 
 
+@pytest.mark.parametrize(("n_q", "n_k"), [(1, 1), (1, 40), (40, 1)])
+def test_bias_gradient_where_a_length_is_one(n_q, n_k, isa):
+    """Once added to memory that nobody had cleared."""
+    torch.empty(n_q * n_k).fill_(1e30)
+    tensors = [x.requires_grad_() for x in problem(1, 1, 1, n_q, n_k, 4, 4, (1, 1, n_q, n_k))]
+    out = scaled_attention(*tensors)
+    ours = torch.autograd.grad(out.sum(), tensors[3])
+    right = torch.autograd.grad(eager(*tensors).sum(), tensors[3])
+    torch.testing.assert_close(ours, right, atol=1e-5, rtol=1e-5)
+
+
 def test_dropout_is_the_same_in_both_directions_and_fair():
     q, k, v = problem(1, 2, 2, 200, 300, 8, 4)
     torch.manual_seed(5)
