@@ -32,7 +32,11 @@ def start(arguments: list[str], folder: Path, **variables: str) -> subprocess.Po
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=300)
+    try:
+        out, err = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the children too
+        raise
     return process.returncode, out, err
 
 
@@ -209,3 +213,34 @@ def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
     code, _, err = finish(start([], tmp_path))
     assert code == 2
     assert "which program?" in err
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_two_ranks_run_side_by_side(
+    torch_found: hostcuda.Torch, tmp_path: Path, backend: str
+) -> None:
+    """Gloo moves real bytes; NCCL's calls are answered, as if all ranks held the same."""
+    source = f"""
+        import os, torch
+        import torch.distributed as dist
+        rank = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group({backend!r})
+        model = torch.nn.Linear(1000, 1000).cuda()
+        if {backend == "gloo"}:
+            model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+        model(torch.randn(8, 1000, device="cuda")).sum().backward()
+        dist.all_reduce(next(model.parameters()).grad)
+        mine = torch.arange(4.0).cuda()
+        everyone = torch.zeros(8, device="cuda")
+        dist.all_gather_into_tensor(everyone, mine)
+        assert everyone.cpu().tolist() == [0.0, 1.0, 2.0, 3.0] * 2
+        dist.destroy_process_group()
+    """
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    arguments = ["--memory", "2GB", "--devices", "2", "--json", "figures.json", sys.executable]
+    code, _, err = finish(start([*arguments, *command, program(tmp_path, source)], tmp_path))
+    assert code == 0, err[-4000:]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    used = [use for use in figures["devices"] if use["peak_device_bytes"] >= 4_000_000]
+    assert {use["device"] for use in used} == {0, 1}
