@@ -160,7 +160,7 @@ class Analysis:
         phases = [Phase(first.text(row[0]), *row[1:]) for row in first.phases()]
         notes = dict(note.split("=", 1) for note in first.notes() if "=" in note)
         moments = {
-            wanted: _moment(second, row) for wanted, row in zip(at, second.moments(), strict=True)
+            wanted: moment(second, row) for wanted, row in zip(at, second.moments(), strict=True)
         }
         return cls(
             path=path,
@@ -358,7 +358,8 @@ class Analysis:
         return f"leak: {total / MIB:.2f} MiB more at each step, most at {grown[0].name}"
 
 
-def _moment(scan: _core.Scan, row: tuple[Any, ...]) -> Moment:
+def moment(scan: _core.Scan, row: tuple[Any, ...]) -> Moment:
+    """A row of Scan.moments()."""
     event, allocated, reserved, blocks, segments = row
     texts: dict[int, str] = {0: ""}
 

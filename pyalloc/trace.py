@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, pickles
-from pyalloc.analysis import Analysis, rounded
+from pyalloc.analysis import Analysis, Moment, moment, rounded
 from pyalloc.convert import EventWriter, Mark, state_before
 from pyalloc.errors import TraceError
 
@@ -122,6 +122,13 @@ def analyse(
         result = Analysis.of(path, first, second, at)
         _find_reductions(result, file, device)
         return result
+
+
+def moments_at(path: Path, at: list[int], device: int = -1) -> dict[int, Moment]:
+    """What was alive at these moments (ascending)."""
+    with as_trace_file(path) as file:
+        scan = _core.Scan(file, device=device, n_bins=2, moments=at)
+    return dict(zip(at, (moment(scan, row) for row in scan.moments()), strict=True))
 
 
 def _find_reductions(analysis: Analysis, file: Path, device: int) -> None:

@@ -1,0 +1,112 @@
+"""pyalloc diff."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pyalloc import console, trace
+from pyalloc.advice import size
+from pyalloc.analysis import Analysis, Moment, Row
+from pyalloc.errors import UsageError
+from pyalloc.report import text
+
+
+class Command:
+    """What grew between two runs, or between two steps of one run; and is it leaking?
+
+    pyalloc diff before.pya after.pya          their peaks
+    pyalloc diff out.pya --steps 10 100        what lives at the beginning of each
+
+    Exit code 1 when something leaks.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """One or two files."""
+        parser.add_argument("file", type=Path, nargs="+", help="one or two traces or snapshots")
+        parser.add_argument("--steps", type=int, nargs=2, metavar=("A", "B"), help="two steps")
+        parser.add_argument("-n", type=int, default=15, metavar="N", help="rows (15)")
+        console.add_output(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Prints what differs, then the verdict."""
+        console.check_output(args.output, args.force)
+        if len(args.file) > 2 or (len(args.file) == 2 and args.steps):
+            raise UsageError("two files, or one file (with --steps A B)")
+        progress = console.Progress("reading", quiet=args.quiet)
+        last = trace.analyse(args.file[-1], progress=progress)
+        if len(args.file) == 2:
+            first = trace.analyse(args.file[0], progress=progress)
+            pair = (first, first.peak), (last, last.peak)
+            names = args.file[0].name, args.file[1].name
+        else:
+            moments, names = _steps(last, args.steps)
+            pair = (last, moments[0]), (last, moments[1])
+        progress.close()
+        changes = _changes(*pair)
+        growth = last.growth()
+        lines = [
+            f"{names[0]}: {size(pair[0][1].allocated_bytes)}; "
+            f"{names[1]}: {size(pair[1][1].allocated_bytes)}",
+            f"{'change':>12}{'before':>12}{'after':>12}  line",
+            *[
+                f"{_signed(after - before):>12}{size(before):>12}{size(after):>12}  "
+                f"{text.clip(name, 42)}"
+                for name, before, after in changes[: args.n]
+                if after != before
+            ],
+            "",
+            f"verdict: {last.leak_verdict}",
+            *[f"  +{size(g.per_step)} a step  {text.clip(g.name, 56)}" for g in growth[: args.n]],
+        ]
+        content: dict[str, Any] = {
+            "changes": [
+                {"name": name, "before_bytes": before, "after_bytes": after}
+                for name, before, after in changes
+            ],
+            "verdict": last.leak_verdict,
+            "leak": [{"name": g.name, "bytes_per_step": g.per_step} for g in growth],
+        }
+        console.deliver(args, "\n".join(lines), content, f"pyalloc top {args.file[-1]} --over-time")
+        return 1 if growth else 0
+
+
+def _steps(found: Analysis, wanted: list[int] | None) -> tuple[list[Moment], tuple[str, str]]:
+    """The moments at the beginning of two steps; without a wish, of the third and the last looked at."""
+    known = {step[0]: step[1] for step in found.steps}
+    if wanted is None:
+        usable = [number for number, event in known.items() if event in found.moments]
+        if len(usable) < 2:
+            raise UsageError(
+                "one file without steps has nothing to compare: give two files, or call pyalloc.step()"
+            )
+        wanted = [usable[min(2, len(usable) - 2)], usable[-1]]
+    missing = [number for number in wanted if number not in known]
+    if missing:
+        raise UsageError(
+            f"there is no step {missing[0]}; steps go from 0 to {max(known, default=0)}"
+        )
+    events = [known[number] for number in wanted]
+    absent = [event for event in events if event not in found.moments]
+    if absent:
+        found.moments.update(trace.moments_at(found.path, sorted(absent)))
+    moments = [found.moments[event] for event in events]
+    return moments, (f"step {wanted[0]}", f"step {wanted[1]}")
+
+
+def _changes(
+    before: tuple[Analysis, Moment], after: tuple[Analysis, Moment]
+) -> list[tuple[str, int, int]]:
+    tables = [_table(found.by_line(moment.blocks)) for found, moment in (before, after)]
+    names = {*tables[0], *tables[1]}
+    rows = [(name, tables[0].get(name, 0), tables[1].get(name, 0)) for name in names]
+    return sorted(rows, key=lambda row: (-abs(row[2] - row[1]), row[0]))
+
+
+def _table(rows: list[Row]) -> dict[str, int]:
+    return {row.name: row.bytes for row in rows}
+
+
+def _signed(value: int) -> str:
+    return ("+" if value >= 0 else "-") + size(abs(value))

@@ -1,0 +1,47 @@
+"""pyalloc export."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pyalloc import console, export, trace
+
+_THEN = {
+    "torch": "open it at pytorch.org/memory_viz, or: python -m torch.cuda._memory_viz trace_plot {}",
+    "perfetto": "open {} at ui.perfetto.dev",
+    "tensorboard": "put {} into a log folder: tensorboard --logdir FOLDER",
+    "csv": "pyalloc top {file}",
+    "json": "pyalloc top {file}",
+    "speedscope": "open {} at speedscope.app",
+}
+
+
+class Command:
+    """Write a trace in another program's format.
+
+    pyalloc export out.pya --to torch|perfetto|tensorboard|csv|json|speedscope [-o FILE]
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """The trace and the format."""
+        parser.add_argument("file", type=Path, help="a trace, or a snapshot torch wrote")
+        parser.add_argument("--to", choices=sorted(export.FORMATS), required=True, help="format")
+        parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there")
+        parser.add_argument("-q", "--quiet", action="store_true", help="say nothing")
+        parser.add_argument("--force", action="store_true", help="overwrite FILE")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Writes FILE, or the trace's name with the format's suffix."""
+        suffix, convert = export.FORMATS[args.to]
+        target = args.output or args.file.with_name(args.file.stem + suffix)
+        console.check_output(target, args.force)
+        progress = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
+        found = trace.analyse(args.file, n_bins=5000, progress=progress)
+        progress.close()
+        with trace.as_trace_file(args.file) as file:
+            content = convert(file, found)
+        console.write(target, content, args.force)
+        console.tell(args, f"wrote {target}")
+        console.tell(args, "next: " + _THEN[args.to].format(target, file=args.file))
+        return 0

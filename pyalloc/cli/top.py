@@ -1,0 +1,100 @@
+"""pyalloc top."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pyalloc import console, trace
+from pyalloc.advice import size
+from pyalloc.analysis import Analysis, Moment, Row
+from pyalloc.report import data, text
+
+_GROUPS = ("contributor", "line", "module", "category", "size")
+
+
+class Command:
+    """Who holds the memory: by line, module, category or size; at the peak, at the end, or over time.
+
+    pyalloc top out.pya [--by line] [--at peak|end|oom|EVENT] [--over-time]
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """The trace, the moment and the grouping."""
+        parser.add_argument("file", type=Path, help="a trace, or a snapshot torch wrote")
+        parser.add_argument("--by", choices=_GROUPS, default="line", help="group by (line)")
+        parser.add_argument("--at", default="peak", metavar="WHEN", help="peak, end or oom (peak)")
+        parser.add_argument("-n", type=int, default=20, metavar="N", help="rows (20)")
+        parser.add_argument("--device", type=int, default=-1, metavar="N", help="only this device")
+        parser.add_argument(
+            "--over-time", action="store_true", help="requests in all, and what grows by step"
+        )
+        console.add_output(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Prints the table."""
+        console.check_output(args.output, args.force)
+        progress = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
+        found = trace.analyse(args.file, device=args.device, progress=progress)
+        progress.close()
+        if args.over_time:
+            content, lines = _over_time(found, args.n)
+        else:
+            moment, title = _moment(found, args.at)
+            rows = grouped(found, moment, args.by)
+            content = {"at": args.at, "by": args.by, "rows": data.table(rows, args.n)}
+            lines = text.rows(f"{title}, by {args.by}", rows, moment.allocated_bytes, args.n)
+        other = "category" if args.by == "line" else "line"
+        then = f"pyalloc top {args.file} --by {other}"
+        console.deliver(args, "\n".join(lines), content, then)
+        return 0
+
+
+def grouped(found: Analysis, moment: Moment, by: str) -> list[Row]:
+    """Rows of one moment."""
+    if by == "contributor":
+        return found.contributors(moment)
+    groups: dict[str, Any] = {
+        "line": found.by_line,
+        "module": found.by_module,
+        "category": found.by_category,
+        "size": found.by_size,
+    }
+    rows: list[Row] = groups[by](moment.blocks)
+    return rows
+
+
+def _moment(found: Analysis, at: str) -> tuple[Moment, str]:
+    if at == "end":
+        return found.moments[max(found.moments)], "at the end"
+    if at == "oom" and found.ooms and found.ooms[0][0] in found.moments:
+        return found.moments[found.ooms[0][0]], "when memory ran out"
+    return found.peak, f"at the peak ({size(found.totals['peak_bytes'])})"
+
+
+def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
+    sums: dict[str, list[int]] = {}
+    for stack, (count, total, _, live) in enumerate(found.stacks):
+        if count:
+            where = found.place(stack)
+            row = sums.setdefault(str(where) if where else "(no stack)", [0, 0, 0])
+            for i, value in enumerate((total, count, live)):
+                row[i] += value
+    ordered = sorted(sums.items(), key=lambda item: -item[1][0])[:n]
+    lines = [f"{'in all':>12}{'requests':>10}{'left':>12}  line"]
+    lines += [
+        f"{size(total):>12}{count:>10,}{size(live):>12}  {text.clip(name, 44)}"
+        for name, (total, count, live) in ordered
+    ]
+    lines += ["", f"leak: {found.leak_verdict}"]
+    lines += [f"  +{size(g.per_step)} a step  {text.clip(g.name, 56)}" for g in found.growth()[:n]]
+    content = {
+        "lines": [
+            {"name": name, "bytes": total, "requests": count, "live_bytes": live}
+            for name, (total, count, live) in ordered
+        ],
+        "leak": found.leak_verdict,
+        "growth": [{"name": g.name, "bytes_per_step": g.per_step} for g in found.growth()],
+    }
+    return content, lines
