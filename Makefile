@@ -51,6 +51,10 @@ test-core: build ## the C core and the Python tests that need no torch; under a 
 	$(if $(C_TESTS),@$(MAKE) -s -C tests/c run VARIANT=debug CC=$(CC))
 	@$(PYTEST) -q -m 'not torch and not gpu and not slow' tests/unit tests/test_layering.py
 
+.PHONY: test-versions
+test-versions: build ## the parity suite on the newest torch and on older ones, each in an environment of its own
+	@.ci/test-versions $(PYTHON)
+
 .PHONY: style
 style: build ## clang-format, clang-tidy, ruff, mypy
 	@$(PYTEST) -q tests/test_style.py
