@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import math
 import subprocess
 import sys
@@ -38,6 +37,8 @@ from benchmarks import hostcuda
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import ALLOCATORS, ROOT, TorchReplay
 from pyalloc import _core
+from pyalloc.errors import PyallocError
+from pyalloc.trace import as_trace_file
 
 PAGE = 2 << 20
 NEIGHBOURS = 32
@@ -257,28 +258,6 @@ def verdicts(rows: list[Row]) -> list[str]:
     return found
 
 
-def open_trace(path: Path, folder: Path) -> tuple[Trace, Path]:
-    """A file given by the user, unpacked where it is packed.
-
-    Raises:
-        SystemExit: it is not a trace.
-    """
-    name = path.name.split(".")[0]
-    if path.suffix == ".xz":
-        target = folder / f"{name}.pya"
-        target.write_bytes(lzma.decompress(path.read_bytes()))
-        return Trace(name, "file"), target
-    if path.suffix == ".pya":
-        return Trace(name, "file"), path
-    try:
-        from pyalloc import trace as traces
-    except ImportError:
-        raise SystemExit(f"{path}: only .pya and .pya.xz files are understood") from None
-    target = folder / f"{name}.pya"
-    traces.convert_snapshot(path, target)
-    return Trace(name, "file"), target
-
-
 def measure_all(
     traces: list[tuple[Trace, Path]],
     allocators: list[str],
@@ -349,7 +328,10 @@ def main() -> int:
         except ValueError as error:
             parser.error(str(error))
         traces = [(trace, trace.write(folder)) for trace in chosen]
-        traces += [open_trace(path, folder) for path in arguments.files]
+        for path in arguments.files:
+            traces.append(
+                (Trace(path.name.split(".")[0], "file"), stack.enter_context(as_trace_file(path)))
+            )
         servers = (
             None if why else Servers(arguments.allocators, arguments.jobs, stack, arguments.conf)
         )
@@ -373,4 +355,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except PyallocError as error:
+        raise SystemExit(f"benchmarks.memory: {error}") from None

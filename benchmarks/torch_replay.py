@@ -10,8 +10,10 @@ import argparse
 import ctypes
 import json
 import os
+import struct
 import subprocess
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +51,10 @@ def build_caller() -> Path:
         replay / name for name in ("program.c", "trace_read.c", "trace_write.c", "varint.c")
     ]
     c_sources.append(ROOT / "csrc" / "core" / "base.c")
-    cpp = ROOT / "benchmarks" / "c10" / "replay.cpp"
-    newest = max(path.stat().st_mtime for path in [cpp, *c_sources, *replay.glob("*.h")])
+    c10 = ROOT / "benchmarks" / "c10"
+    cpp = sorted(c10.glob("*.cpp"))
+    headers = [*replay.glob("*.h"), *c10.glob("*.hpp")]
+    newest = max(path.stat().st_mtime for path in [*cpp, *c_sources, *headers])
     if library.exists() and library.stat().st_mtime >= newest:
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +71,7 @@ def build_caller() -> Path:
         "-shared",
         "-fPIC",
         "-fvisibility=hidden",
-        str(cpp),
+        *map(str, cpp),
         *objects,
     ]
     subprocess.run([*command, "-o", str(library), "-lpthread", "-ldl"], check=True)
@@ -83,15 +87,65 @@ class _Result(ctypes.Structure):
     )
 
 
-def _replay_here(
-    path: str, capacity: int, allocator: str, passes: int, caller: ctypes.CDLL
-) -> dict[str, Any]:
-    """In the fork: opens CUDA with the capacity and replays."""
+class _Speed(ctypes.Structure):
+    _fields_ = (
+        ("median_ns", ctypes.c_double),
+        ("p99_ns", ctypes.c_double),
+        ("worst_ns", ctypes.c_double),
+        ("least_share", ctypes.c_double),
+        ("n", ctypes.c_uint64),
+    )
+
+
+def _open_cuda(allocator: str, capacity: int, n_devices: int, caller: ctypes.CDLL) -> ctypes.CDLL:
+    """In the fork: CUDA with that capacity under that allocator; the runtime's own functions."""
     runtime = ctypes.CDLL("libcuda.so.1")
     for name in ("peak_bytes", "used_bytes"):
         getattr(runtime, f"pya_hostcuda_{name}").restype = ctypes.c_size_t
     for name in ("calls", "live"):
         getattr(runtime, f"pya_hostcuda_{name}").restype = ctypes.c_uint64
+    import torch
+
+    for device in range(n_devices):
+        if capacity and runtime.pya_hostcuda_set_capacity(device, ctypes.c_size_t(capacity)) != 0:
+            raise RuntimeError(f"the capacity of device {device} could not be set")
+    if allocator == "pyalloc":
+        import pyalloc
+
+        pyalloc.install()
+    torch._C._cuda_init()
+    why = caller.c10_open()
+    if why is not None:
+        raise RuntimeError(why.decode())
+    torch._C._cuda_emptyCache()  # torch.cuda's does nothing before torch.cuda.init()
+    return runtime
+
+
+def _speed_here(request: dict[str, Any], allocator: str, caller: ctypes.CDLL) -> dict[str, Any]:
+    """In the fork: times one pattern (benchmarks/c10/speed.cpp)."""
+    _open_cuda(allocator, request["capacity"], 1, caller)
+    numbers = [request[name] for name in ("n_live", "max_bytes", "equal", "lifo", "data_ptr")]
+    # struct workload: two 64-bit numbers, then three flags
+    work = struct.pack("<QQiii4x", *map(int, numbers))
+    out = _Speed()
+    if request["threads"]:
+        caller.c10_threads(
+            work,
+            request["threads"],
+            os.cpu_count() or 1,
+            ctypes.c_double(request["seconds"]),
+            ctypes.byref(out),
+        )
+    else:
+        n, seed, tail = request["n"], request["seed"], int(request["tail"])
+        caller.c10_pairs(work, ctypes.c_uint64(n), ctypes.c_uint64(seed), tail, ctypes.byref(out))
+    return {name: getattr(out, name) for name, _ in _Speed._fields_}
+
+
+def _replay_here(
+    path: str, capacity: int, allocator: str, passes: int, caller: ctypes.CDLL
+) -> dict[str, Any]:
+    """In the fork: opens CUDA with the capacity and replays."""
     import torch
 
     message = ctypes.create_string_buffer(256)
@@ -102,20 +156,9 @@ def _replay_here(
     caller.c10_info(program, *map(ctypes.byref, (n_ops, live, n_streams, n_devices, n_pools)))
     passes = 1 if n_pools.value else passes  # a released pool cannot be begun again
     devices = range(max(1, n_devices.value))
-    for device in devices:
-        if capacity and runtime.pya_hostcuda_set_capacity(device, ctypes.c_size_t(capacity)) != 0:
-            raise RuntimeError(f"the capacity of device {device} could not be set")
-    if allocator == "pyalloc":
-        import pyalloc
-
-        pyalloc.install()
-    torch._C._cuda_init()
-    why = ctypes.c_char_p(caller.c10_open())
-    if why.value is not None:
-        raise RuntimeError(why.value.decode())
+    runtime = _open_cuda(allocator, capacity, len(devices), caller)
     side = [torch.cuda.Stream() for _ in range(max(0, n_streams.value - 1))]
     streams = (ctypes.c_void_p * (len(side) + 1))(None, *(stream.cuda_stream for stream in side))
-    torch._C._cuda_emptyCache()  # torch.cuda's does nothing before torch.cuda.init()
     runtime.pya_hostcuda_reset_calls()
     for device in devices:
         runtime.pya_hostcuda_reset_peak(device)
@@ -182,9 +225,12 @@ def _serve(allocator: str) -> None:
         child = os.fork()
         if child == 0:
             try:
-                row = _replay_here(
-                    request["path"], request["capacity"], allocator, request["passes"], caller
-                )
+                if "path" in request:
+                    row = _replay_here(
+                        request["path"], request["capacity"], allocator, request["passes"], caller
+                    )
+                else:
+                    row = _speed_here(request, allocator, caller)
             except Exception as error:  # the parent must get an answer, whatever it is
                 row = {"error": f"{type(error).__name__}: {error}"}
             os.write(write, json.dumps(row).encode())
@@ -197,6 +243,35 @@ def _serve(allocator: str) -> None:
             data.decode() or json.dumps({"error": f"the replay died with status {status}"}),
             flush=True,
         )
+
+
+@dataclass(frozen=True)
+class SpeedRequest:
+    """A pattern to time.
+
+    Attributes:
+        n_live: blocks alive (of each thread).
+        max_bytes: sizes are 1 .. max_bytes, equally likely; equal: all max_bytes.
+        lifo: always the last block is replaced, else a random one.
+        data_ptr: allocate() and the DataPtr's deleter instead of raw_alloc and raw_delete.
+        n: pairs timed, after as many to settle.
+        seed: of the random sizes and choices.
+        tail: also the 99.999th percentile of single pairs.
+        threads: as many threads for `seconds` instead of n pairs.
+        capacity: bytes of device memory.
+    """
+
+    n_live: int
+    max_bytes: int
+    equal: bool = False
+    lifo: bool = False
+    data_ptr: bool = False
+    n: int = 100_000
+    seed: int = 1
+    tail: bool = False
+    threads: int = 0
+    seconds: float = 1.0
+    capacity: int = 128 << 30
 
 
 class TorchReplay:
@@ -240,10 +315,15 @@ class TorchReplay:
         Raises:
             RuntimeError: it failed with something else than out of memory.
         """
+        return self._ask({"path": str(path), "capacity": capacity, "passes": passes})
+
+    def speed(self, request: SpeedRequest) -> dict[str, Any]:
+        """Nanoseconds of one allocate and one free together, in a fresh fork."""
+        return self._ask(asdict(request))
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
-        self.process.stdin.write(
-            json.dumps({"path": str(path), "capacity": capacity, "passes": passes}) + "\n"
-        )
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return self._answer()
 

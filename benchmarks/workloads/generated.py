@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
-Operation = tuple[str, *tuple[int, ...]]
+Operation = tuple[Any, ...]
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -1,0 +1,171 @@
+/* What one request costs through c10's interface: patterns of live sets, threads, and the slowest of many. */
+#include "interface.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using clock_type = std::chrono::steady_clock;
+
+constexpr size_t BATCH = 200; /* operations timed together: the clock costs as much as a request */
+
+double
+since(clock_type::time_point began) {
+    return std::chrono::duration<double, std::nano>(clock_type::now() - began).count();
+}
+
+/* splitmix64 */
+uint64_t
+random_next(uint64_t *state) {
+    uint64_t z = (*state += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+/* A block held through one of the two interfaces. */
+struct held {
+    void *ptr;
+    c10_deleter_fn deleter; /* of a DataPtr; nullptr for a raw block */
+};
+
+held
+take(size_t bytes, bool data_ptr) {
+    if (!data_ptr) {
+        return {c10_method<c10_alloc_fn>(c10_it.raw_alloc_with_stream)(c10_it.object, bytes, nullptr), nullptr};
+    }
+    c10_data_ptr made;
+    c10_method<c10_allocate_fn>(c10_it.allocate)(&made, c10_it.object, bytes);
+    void *deleter = c10_it.deleter_is_third ? made.third : made.second;
+    held block = {c10_it.deleter_is_third ? made.second : made.third, nullptr};
+    std::memcpy(&block.deleter, &deleter, sizeof deleter);
+    return block;
+}
+
+void
+give(const held &block) {
+    if (block.deleter != nullptr) {
+        block.deleter(block.ptr);
+    } else {
+        c10_method<c10_delete_fn>(c10_it.raw_delete)(c10_it.object, block.ptr);
+    }
+}
+
+/* n_live blocks of 1 .. max_bytes bytes (equal: all of max_bytes); a step replaces a random one, or with lifo the
+ * whole set is freed backwards and taken again. */
+struct workload {
+    uint64_t n_live;
+    uint64_t max_bytes;
+    int equal;
+    int lifo;
+    int data_ptr;
+
+    size_t
+    size(uint64_t *rng) const {
+        return equal != 0 ? max_bytes : 1 + random_next(rng) % max_bytes;
+    }
+
+    void
+    step(std::vector<held> &blocks, uint64_t *rng) const {
+        held &block = blocks[lifo != 0 ? blocks.size() - 1 : random_next(rng) % blocks.size()];
+        give(block);
+        block = take(size(rng), data_ptr != 0);
+    }
+};
+
+void
+fill(const workload &work, std::vector<held> &blocks, uint64_t *rng) {
+    while (blocks.size() < work.n_live) {
+        blocks.push_back(take(work.size(rng), work.data_ptr != 0));
+    }
+}
+
+void
+empty(std::vector<held> &blocks) {
+    while (!blocks.empty()) {
+        give(blocks.back());
+        blocks.pop_back();
+    }
+}
+
+} // namespace
+
+struct c10_speed {
+    double median_ns; /* of batches, for one allocate and one free together */
+    double p99_ns;
+    double worst_ns;      /* single pair: 99.999th percentile, only with tail */
+    double least_share;   /* threads: pairs of the slowest over the mean */
+    uint64_t n;
+};
+
+/* n pairs in batches, after as many to settle. */
+EXPORT void
+c10_pairs(const workload *work, uint64_t n, uint64_t seed, int tail, c10_speed *out) {
+    uint64_t rng = seed;
+    std::vector<held> blocks;
+    fill(*work, blocks, &rng);
+    for (uint64_t i = 0; i < n; i++) {
+        work->step(blocks, &rng);
+    }
+    std::vector<double> batches;
+    for (uint64_t i = 0; i < n; i += BATCH) {
+        auto began = clock_type::now();
+        for (size_t k = 0; k < BATCH; k++) {
+            work->step(blocks, &rng);
+        }
+        batches.push_back(since(began) / BATCH);
+    }
+    std::sort(batches.begin(), batches.end());
+    *out = {batches[batches.size() / 2], batches[batches.size() * 99 / 100], 0, 0, n};
+    if (tail != 0) {
+        std::vector<double> single(n);
+        for (double &ns : single) {
+            auto began = clock_type::now();
+            work->step(blocks, &rng);
+            ns = since(began);
+        }
+        std::sort(single.begin(), single.end());
+        out->worst_ns = single[n - 1 - n / 100000];
+    }
+    empty(blocks);
+}
+
+/* Threads with a live set each, for a time; median_ns is wall time x cores in use over all pairs. */
+EXPORT void
+c10_threads(const workload *work, unsigned n_threads, unsigned n_cores, double seconds, c10_speed *out) {
+    std::atomic<bool> stop{false};
+    std::vector<uint64_t> pairs(n_threads);
+    std::vector<std::thread> threads;
+    auto began = clock_type::now();
+    for (unsigned t = 0; t < n_threads; t++) {
+        threads.emplace_back([&, t] {
+            uint64_t rng = t + 1;
+            uint64_t done = 0;
+            std::vector<held> blocks;
+            fill(*work, blocks, &rng);
+            while (!stop.load(std::memory_order_relaxed)) {
+                work->step(blocks, &rng);
+                done++;
+            }
+            empty(blocks);
+            pairs[t] = done;
+        });
+    }
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    stop.store(true);
+    for (std::thread &thread : threads) {
+        thread.join();
+    }
+    double took = since(began);
+    uint64_t all = 0;
+    for (uint64_t n : pairs) {
+        all += n;
+    }
+    double mean = static_cast<double>(all) / n_threads;
+    double least = static_cast<double>(*std::min_element(pairs.begin(), pairs.end()));
+    *out = {took * std::min(n_threads, n_cores) / static_cast<double>(all), 0, 0, least / mean, all};
+}

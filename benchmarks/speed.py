@@ -1,0 +1,213 @@
+"""What a request costs: torch's native allocator, expandable segments and pyalloc, as torch sees them.
+
+``python -m benchmarks.speed [--json] [--rounds N] [--only PATTERN ...] [--loops]``
+
+Through c10's own interface on the host-memory CUDA runtime: raw_alloc + raw_delete ("raw"), or allocate + the DataPtr's
+deleter ("DataPtr").  A number is nanoseconds for one allocate and one free together, the median of batches of 200
+pairs; p99 is of those batches.  Each pattern runs in a fresh process for each allocator, the allocators taking turns in
+every round; the table shows the median round and, as the spread, the fastest and the slowest.  The ratio is native's
+number over pyalloc's.  Before anything is timed, the traces' test (tests/benchmarks) has checked the answers; here the
+blocks of each pattern are only counted.
+
+--loops: the recorded loops too (nanoseconds for each operation, everything cached); --scaling: 10^2 to 10^6 live blocks
+with the 99.999th percentile of single pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import hostcuda
+from benchmarks.memory import ample_bytes, commit, geometric
+from benchmarks.suite import suite
+from benchmarks.torch_replay import ALLOCATORS, SpeedRequest, TorchReplay
+from pyalloc import _core
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One row: what to ask of :meth:`TorchReplay.speed`, and what issue 5 wants of the ratio."""
+
+    name: str
+    ask: SpeedRequest
+    target: float | None = None
+
+
+def patterns(scaling: bool) -> list[Pattern]:
+    """The rows of the table."""
+    base = [
+        ("one size, 512 B", SpeedRequest(1, 512, equal=True), 4.0),
+        (
+            "64 live, one size, last first",
+            SpeedRequest(64, 4 * KIB, equal=True, lifo=True),
+            None,
+        ),
+        ("1000 live, random to 1 MiB", SpeedRequest(1000, MIB), 7.0),
+        ("300 live, random to 32 MiB", SpeedRequest(300, 32 * MIB), 6.0),
+    ]
+    rows = [
+        Pattern(
+            f"{name}, {'DataPtr' if data_ptr else 'raw'}", replace(ask, data_ptr=data_ptr), target
+        )
+        for name, ask, target in base
+        for data_ptr in (False, True)
+    ]
+    for threads in (2, 16):
+        ask = SpeedRequest(100, MIB, threads=threads)
+        rows.append(Pattern(f"{threads} threads, 100 live each", ask, 1.0))
+    for power in range(2, 7) if scaling else ():
+        ask = SpeedRequest(10**power, 4 * KIB, n=max(200_000, 2 * 10**power), tail=True)
+        rows.append(Pattern(f"10^{power} live, random to 4 KiB", ask))
+    return rows
+
+
+def measure(
+    rows: list[Pattern], servers: dict[str, TorchReplay], rounds: int, quiet: bool
+) -> list[dict[str, Any]]:
+    """One result for each pattern and allocator, the allocators taking turns in every round."""
+    results = []
+    for pattern in rows:
+        answers: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
+        for number in range(rounds):
+            for name, server in servers.items():
+                answers[name].append(server.speed(replace(pattern.ask, seed=number + 1)))
+        for name, all_rounds in answers.items():
+            ns = [answer["median_ns"] for answer in all_rounds]
+            results.append(
+                {
+                    "pattern": pattern.name,
+                    "allocator": name,
+                    "ns": statistics.median(ns),
+                    "fastest_ns": min(ns),
+                    "slowest_ns": max(ns),
+                    "p99_ns": statistics.median(answer["p99_ns"] for answer in all_rounds),
+                    "p99999_ns": statistics.median(answer["worst_ns"] for answer in all_rounds)
+                    or None,
+                    "least_share": statistics.median(answer["least_share"] for answer in all_rounds)
+                    or None,
+                    "n": all_rounds[0]["n"],
+                    "rounds": rounds,
+                    "target": pattern.target,
+                }
+            )
+        if not quiet:
+            print(f"{pattern.name}: done", file=sys.stderr, flush=True)
+    return results
+
+
+def measure_loops(
+    servers: dict[str, TorchReplay], rounds: int, folder: Path
+) -> list[dict[str, Any]]:
+    """Nanoseconds for each operation of the recorded loops once everything is cached, and the device calls left."""
+    results = []
+    for trace in suite():
+        if trace.kind == "generated":
+            continue
+        path = trace.write(folder)
+        capacity = ample_bytes(_core.Program(path).info()["peak_live_bytes"])
+        for name, server in servers.items():
+            passes = [server.replay(path, capacity, passes=3) for _ in range(rounds)]
+            ns = [answer["warm_ns_per_op"] for answer in passes]
+            results.append(
+                {
+                    "pattern": f"loop {trace.name}",
+                    "allocator": name,
+                    "ns": statistics.median(ns),
+                    "fastest_ns": min(ns),
+                    "slowest_ns": max(ns),
+                    "device_calls": passes[0]["warm_calls"],
+                    "n": passes[0]["ops"],
+                    "rounds": rounds,
+                    "target": 3.0,
+                }
+            )
+    return results
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """The results as text."""
+    head = f"{'native':>8}{'expand.':>8}{'pyalloc':>8}{'spread':>12}{'p99':>6}{'ratio':>7}"
+    lines = [f"{'ns for one allocate + free':36}{head}"]
+    ratios = []
+    for name in dict.fromkeys(result["pattern"] for result in results):
+        part = {result["allocator"]: result for result in results if result["pattern"] == name}
+        ours = part["pyalloc"]
+        ratio = part["native"]["ns"] / ours["ns"]
+        ratios.append(ratio)
+        spread = f"{ours['fastest_ns']:.0f}..{ours['slowest_ns']:.0f}"
+        p99 = f"{ours['p99_ns']:.0f}" if ours.get("p99_ns") else "-"
+        line = (
+            f"{name:36}"
+            + "".join(f"{part[a]['ns']:8.0f}" for a in ALLOCATORS)
+            + f"{spread:>12}{p99:>6}{ratio:6.1f}x"
+        )
+        if ours["target"] is not None:
+            line += f" (want {ours['target']:.0f})" if ratio < ours["target"] else ""
+        if ours.get("least_share"):
+            line += f"  slowest thread did {ours['least_share']:.0%} of the mean"
+        if ours.get("p99999_ns"):
+            line += f"  99.999%: {ours['p99999_ns'] / 1000:.1f} us (native {part['native']['p99999_ns'] / 1000:.1f})"
+        if ours.get("device_calls"):
+            line += (
+                f"  {ours['device_calls']} device calls (native {part['native']['device_calls']})"
+            )
+        lines.append(line)
+    lines.append(f"{'geometric mean of the ratios':36}{geometric(ratios):42.1f}x")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="TEXT", help="patterns whose name contains one of these"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scaling", action="store_true")
+    parser.add_argument("--loops", action="store_true")
+    parser.add_argument("--json", action="store_true", help="one JSON line for each result")
+    parser.add_argument("-q", "--quiet", action="store_true")
+    arguments = parser.parse_args()
+    why = hostcuda.why_not()
+    if why:
+        print(f"benchmarks.speed compares inside real torch: {why}", file=sys.stderr)
+        return 1
+    rows = [
+        row
+        for row in patterns(arguments.scaling)
+        if not arguments.only or any(text in row.name for text in arguments.only)
+    ]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = {name: stack.enter_context(TorchReplay(name)) for name in ALLOCATORS}
+        results = measure(rows, servers, arguments.rounds, arguments.quiet)
+        if arguments.loops:
+            results += measure_loops(servers, min(3, arguments.rounds), folder)
+        about = {"torch": servers["native"].torch, "commit": commit()}
+    if arguments.json:
+        for result in results:
+            print(json.dumps({**result, **about}))
+        return 0
+    print(table(results))
+    n = sorted({result["n"] for result in results if "threads" not in result["pattern"]})
+    print(
+        f"torch {about['torch']} on the host-memory runtime; n {n[0]}..{n[-1]}, {arguments.rounds} rounds with seeds "
+        f"1..{arguments.rounds}; commit {about['commit']}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
