@@ -13,9 +13,11 @@ REPORT = "PYALLOC_DRYRUN_REPORT"  # a folder: torch's own figures are written th
 
 
 def environment(env: dict[str, str]) -> dict[str, str]:
-    """A copy of env in which Python processes run sitecustomize.py of this folder and find this pyalloc."""
-    here = Path(__file__).resolve().parent
-    parts = [str(here), str(here.parent.parent)]
+    """A copy of env in which Python processes run sitecustomize.py of this folder.
+
+    Only this folder is added: the one that holds pyalloc may be another environment's site-packages.
+    """
+    parts = [str(Path(__file__).resolve().parent)]
     before = env.get("PYTHONPATH", "")
     parts += [part for part in before.split(os.pathsep) if part and part not in parts]
     return {**env, "PYTHONPATH": os.pathsep.join(parts)}

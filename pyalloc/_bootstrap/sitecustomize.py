@@ -22,7 +22,16 @@ def _run_shadowed() -> None:
     spec.loader.exec_module(module)
 
 
+def _make_importable() -> None:
+    """The program's Python need not have pyalloc: then it is found last, after everything of the program's."""
+    if importlib.util.find_spec("pyalloc") is None:
+        here = os.path.dirname(os.path.abspath(__file__))
+        sys.path.append(os.path.dirname(os.path.dirname(here)))
+
+
 def _start() -> None:
+    if "PYALLOC_INSTALL" in os.environ or "PYALLOC_DRYRUN_REPORT" in os.environ:
+        _make_importable()
     if os.environ.get("PYALLOC_INSTALL") == "1":
         from pyalloc.install import install_when_torch_is_imported
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pyalloc import dryrun, elf, hostcuda
+from pyalloc import _bootstrap, dryrun, elf, hostcuda
 from pyalloc.errors import UsageError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -170,6 +170,26 @@ def test_the_programs_own_sitecustomize_still_runs(
     path = os.pathsep.join([str(own), str(ROOT)])
     code, out, err = finish(start([sys.executable, script], tmp_path, PYTHONPATH=path))
     assert (code, out) == (0, "sitecustomize\n"), err
+
+
+def test_only_the_bootstrap_folder_is_put_before_the_programs_path(tmp_path: Path) -> None:
+    env = _bootstrap.environment({"PYTHONPATH": "/a:/b", "OTHER": "1"})
+    folder, *rest = env["PYTHONPATH"].split(os.pathsep)
+    assert rest == ["/a", "/b"]
+    assert (Path(folder) / "sitecustomize.py").exists()
+    assert env["OTHER"] == "1"
+    # -S leaves site-packages out, so that only the bootstrap can find pyalloc.
+    source = "import sitecustomize, sys, pyalloc; print(pyalloc.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", source],
+        cwd=tmp_path,
+        env={"PYTHONPATH": folder, _bootstrap.REPORT: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()) == ROOT / "pyalloc" / "__init__.py"
 
 
 def test_children_are_counted_too(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
