@@ -56,6 +56,7 @@ att_add_bias(const struct pya_ops_attention *a, struct att_block x, real *s, rea
     }
     if (w.k == 1) {
         pack_transpose(tmp, ATT_LD, p, w.q, x.nq, x.nk, pack_round(x.nq, VW));
+        pack_prefetch(p, w.q, x.nq, x.nk); /* the next block of keys */
     } else {
         for (int k = 0; k < x.nk; k++) {
             for (int q = 0; q < ATT_Q; q++) {

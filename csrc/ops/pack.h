@@ -99,9 +99,18 @@ pack_transpose(
 #if defined(PYA_ISA_avx512) || defined(PYA_ISA_avx2)
     i8 = rows / 8 * 8;
     j0 = n / 8 * 8;
-    for (ptrdiff_t i = 0; i < i8; i += 8) {
+    /* whole rows of the side whose rows lie further apart: fewer lines in flight for each cache set */
+    if (dst_row > src_row) {
         for (ptrdiff_t j = 0; j < j0; j += 8) {
-            pack_transpose_8x8(dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row);
+            for (ptrdiff_t i = 0; i < i8; i += 8) {
+                pack_transpose_8x8(dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row);
+            }
+        }
+    } else {
+        for (ptrdiff_t i = 0; i < i8; i += 8) {
+            for (ptrdiff_t j = 0; j < j0; j += 8) {
+                pack_transpose_8x8(dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row);
+            }
         }
     }
 #endif
