@@ -10,7 +10,7 @@ number over pyalloc's.  Before anything is timed, the traces' test (tests/benchm
 blocks of each pattern are only counted.
 
 --loops: the recorded loops too (nanoseconds for each operation, everything cached); --scaling: 10^2 to 10^6 live blocks
-with the 99.999th percentile of single pairs.
+with the 99.999th percentile of single pairs in processor time.
 """
 
 from __future__ import annotations
