@@ -265,6 +265,11 @@ def _size(value: int | None) -> str:
     return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
 
 
+def _typed(size: int) -> str:
+    """A size as one would type it."""
+    return f"{size // 2**30}GB" if size % 2**30 == 0 else f"{size // 2**20}MiB"
+
+
 def _verdict(result: Result) -> str:
     memory = _size(result.memory)
     if result.error == "OutOfMemoryError":
@@ -280,14 +285,14 @@ def _verdict(result: Result) -> str:
 
 def _next_command(result: Result) -> str:
     program = shlex.join(part for part in result.command if part != "--")
-    size = f"{result.memory // 2**20}MiB"
+    size = _typed(result.memory)
     if result.error != "OutOfMemoryError" and (result.exit_code != 0 or not result.devices):
         return f"{program}   (after a look at the messages above)"
     if result.allocator != "pyalloc":
         return f"pyalloc dryrun --memory {size} --allocator pyalloc {program}"
     if result.fits:
         return f"pyalloc run {program}"
-    return f"pyalloc dryrun --memory {2 * result.memory // 2**20}MiB --allocator pyalloc {program}"
+    return f"pyalloc dryrun --memory {_typed(2 * result.memory)} --allocator pyalloc {program}"
 
 
 def summary(result: Result) -> str:
