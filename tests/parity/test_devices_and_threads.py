@@ -248,10 +248,10 @@ def test_profiler_shows_frees() -> None:
     assert freed == [-4 * MIB]
 
 
-@pytest.mark.parametrize("benchmark", [False, True])
-def test_convolutions(benchmark: bool) -> None:
+@pytest.mark.parametrize("is_on", [False, True])
+def test_convolutions_in_benchmark_mode(is_on: bool) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Conv2d(16, 4, 3)).cuda()
-    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, benchmark
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, is_on
     try:
         model(torch.zeros(4, 3, 32, 32, device="cuda")).sum().backward()
     finally:
