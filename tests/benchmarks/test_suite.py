@@ -1,0 +1,92 @@
+"""The suite of traces, and the commands that run it: what they print, not how fast."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import hostcuda
+from benchmarks.suite import HELD_OUT, TRACES, suite
+from pyalloc import _core
+
+ROOT = Path(__file__).resolve().parents[2]
+MISSING = hostcuda.why_not()
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_what_there_is() -> None:
+    kinds = [trace.kind for trace in suite()]
+    assert kinds.count("recorded") >= 14
+    assert kinds.count("held-out") == len(HELD_OUT) >= 6
+    assert kinds.count("generated") >= 5
+    assert sum(path.stat().st_size for path in TRACES.iterdir()) < 30e6
+    with pytest.raises(ValueError, match="nothing"):
+        suite(["nothing"])
+
+
+@pytest.mark.parametrize("trace", suite(), ids=lambda trace: trace.name)
+def test_trace(trace, tmp_path: Path) -> None:
+    """Whole, every free of something alive, streams and sizes in range; generated ones the same each time."""
+    path = trace.write(tmp_path)
+    info = _core.Program(path).info()
+    assert info["is_complete"]
+    assert info["n_ops"] > 1000
+    assert info["n_ignored_frees"] == info["n_missing_frees"] == 0
+    if trace.kind == "generated":
+        data = path.read_bytes()
+        path.unlink()
+        assert trace.write(tmp_path).read_bytes() == data
+    if trace.name == "mixture":
+        assert info["n_ops"] > 1_000_000
+
+
+def test_memory_with_models_only() -> None:
+    done = run("benchmarks.memory", "--only", "gan", "--no-torch", "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["allocator"] for row in rows] == ["native", "expandable", "pyalloc"]
+    for row in rows:
+        assert row["source"] == "model"
+        assert row["peak_live"] >= row["min_live"] * 0.99 >= 0.98
+        assert row["device_ns"]["low"] <= row["device_ns"]["high"]
+        assert row["calls"] >= row["calls_second_half"]
+
+
+def test_memory_refuses() -> None:
+    done = run("benchmarks.memory", "--only", "nothing")
+    assert done.returncode == 2
+    assert "no trace named nothing" in done.stderr
+    done = run("benchmarks.memory", str(ROOT / "README.md"), "-q", "--no-torch")
+    assert done.returncode == 1
+    assert "neither a trace" in done.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_memory_through_torch() -> None:
+    done = run("benchmarks.memory", "--only", "two_phases", "-q")
+    assert done.returncode == 0, done.stderr
+    assert "real torch" in done.stdout
+    assert "geometric mean" in done.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_speed() -> None:
+    done = run(
+        "benchmarks.speed", "--rounds", "1", "--only", "one size, 512", "threads", "--json", "-q"
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 4 * 3
+    for row in rows:
+        assert 0 < row["fastest_ns"] <= row["ns"] <= row["slowest_ns"]
+        assert row["n"] > 0
