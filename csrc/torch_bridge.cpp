@@ -236,29 +236,35 @@ pya_torch_alloc(size_t bytes, int device, void *stream) {
     return pointer_of(address);
 }
 
-PYA_EXPORT void
-pya_torch_free(void *ptr, size_t bytes, int device, void *stream) {
-    (void)bytes;
-    (void)stream;
+pya_status
+pya_torch_give_back(void *ptr) {
     pya_heap *heap = attached.load(std::memory_order_acquire);
     if (heap == nullptr || ptr == nullptr) {
-        return;
+        return PYA_OK;
     }
+    int device = 0;
     const bool report = is_profiling();
     const int64_t delta = report ? block_bytes(heap, address_of(ptr), &device) : 0;
     const pya_status status = pya_free(heap, address_of(ptr));
     n_frees.fetch_add(1, std::memory_order_relaxed);
     if (PYA_UNLIKELY(status != PYA_OK)) {
-        /* Deleters must not throw; a forked child frees what it never owned, silently as native does. */
         n_refused_frees.fetch_add(1, std::memory_order_relaxed);
-        if (status != PYA_E_FORKED) {
-            (void)fprintf(
-                stderr, "pyalloc: freeing %p was refused: %s\n", ptr, pya_status_text(status));
-        }
-        return;
-    }
-    if (report) {
+    } else if (report) {
         profiler_report(heap, ptr, -delta, device);
+    }
+    return status;
+}
+
+PYA_EXPORT void
+pya_torch_free(void *ptr, size_t bytes, int device, void *stream) {
+    (void)bytes;
+    (void)device;
+    (void)stream;
+    const pya_status status = pya_torch_give_back(ptr);
+    /* Deleters must not throw; a forked child frees what it never owned, silently as native does. */
+    if (PYA_UNLIKELY(status != PYA_OK && status != PYA_E_FORKED)) {
+        (void)fprintf(
+            stderr, "pyalloc: freeing %p was refused: %s\n", ptr, pya_status_text(status));
     }
 }
 

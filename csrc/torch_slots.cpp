@@ -11,6 +11,8 @@
 
 #include "core/pyalloc.h"
 #include "torch_bridge.h"
+#include "torch_fast.h"
+#include "torch_ipc.h"
 #include "torch_symbols.h"
 
 #include <atomic>
@@ -169,7 +171,22 @@ slot slots[] = {
      nullptr, false},
     {"MemPool(no_split=True) (slot setNoSplit)", nullptr, "setNoSplit", as_any(slot_no_split),
      nullptr, false},
+    {"CUDA IPC (slot shareIpcHandle)", METHOD("14shareIpcHandleEPv"), nullptr,
+     as_any(pya_torch_ipc_share), nullptr, false},
+    {"CUDA IPC (slot getIpcDevPtr)",
+     METHOD("12getIpcDevPtrENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"), nullptr,
+     as_any(pya_torch_ipc_open), nullptr, false},
+    {"fast path (slot raw_alloc)", METHOD("9raw_allocEm"), nullptr, as_any(pya_torch_fast_raw_alloc),
+     nullptr, false},
+    {"fast path (slot raw_alloc_with_stream)", METHOD("21raw_alloc_with_streamEmP11CUstream_st"),
+     nullptr, as_any(pya_torch_fast_raw_alloc_with_stream), nullptr, false},
+    {"fast path (slot raw_delete)", METHOD("10raw_deleteEPv"), nullptr,
+     as_any(pya_torch_fast_raw_delete), nullptr, false},
+    {"fast path (slot allocate)", METHOD("8allocateEm"), nullptr, as_any(pya_torch_fast_allocate),
+     nullptr, false},
 };
+/* The last ones belong together: memory that one of them made must come back to ours. */
+constexpr size_t N_FAST = 4;
 constexpr size_t N_SLOTS = sizeof slots / sizeof slots[0];
 
 /* torch's own allocator, for uninstall(); NULL before pyalloc was registered. */
@@ -249,6 +266,17 @@ take_exported(slot &each, void **copy, size_t words) {
     slot_put(each, copy, index);
 }
 
+/* All or none.  PYALLOC_FAST_PATH=0 leaves torch's own way in place, to compare. */
+bool
+fast_slots_are_there(void *const *copy, size_t words) {
+    const char *wish = getenv("PYALLOC_FAST_PATH");
+    bool good = (wish == nullptr || strcmp(wish, "0") != 0) && pya_torch_fast_prepare();
+    for (size_t i = N_SLOTS - N_FAST; i < N_SLOTS; i++) {
+        good = good && slot_find(copy, words, pya_torch_symbol(slots[i].symbol)) != 0;
+    }
+    return good;
+}
+
 slot *
 slot_named_in(const std::string &text) {
     for (slot &each : slots) {
@@ -325,9 +353,12 @@ pya_torch_take_slots(void) {
     }
     memcpy(copy, vtable, words * sizeof *copy);
     take_inherited(object, copy, words);
-    for (slot &each : slots) {
-        if (each.symbol != nullptr) {
-            take_exported(each, copy, words);
+    const bool is_fast = fast_slots_are_there(copy, words);
+    for (size_t i = 0; i < N_SLOTS; i++) {
+        if (i >= N_SLOTS - N_FAST && !is_fast) {
+            slots[i].detail = "off, or torch lacks one of the methods and functions it needs";
+        } else if (slots[i].symbol != nullptr) {
+            take_exported(slots[i], copy, words);
         }
     }
     __atomic_store_n(object, copy + HEADER_WORDS, __ATOMIC_RELEASE);

@@ -1,0 +1,135 @@
+/* The short way from torch to the heap: the wrapper's own raw_alloc, raw_delete and allocate take a global mutex and a
+ * hash map per call, which costs more than the allocation.  These ask torch for the current device and stream and go
+ * straight to the heap. */
+#include "torch_fast.h"
+
+#include "core/base.h"
+#include "torch_slots.h"
+#include "torch_symbols.h"
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#define WRAPPER "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator"
+
+namespace {
+
+/* c10::cuda::CUDAStream: device, then the stream's number. */
+struct cuda_stream {
+    uint64_t device;
+    uint64_t number;
+};
+
+/* c10::DataPtr: the pointer, then context and deleter in an order that the first one made by torch tells. */
+struct data_ptr {
+    void *data;
+    void *second;
+    void *third;
+    uint64_t device;
+};
+
+int8_t (*current_device)() = nullptr;
+cuda_stream (*current_stream)(int8_t device) = nullptr;
+void *(*stream_handle)(const cuda_stream *stream) = nullptr;
+void *(*torch_allocate)(data_ptr *out, void *self, size_t bytes) = nullptr;
+void *(*torch_deleter)(const void *self) = nullptr;
+
+/* What one look at torch's own DataPtr told. */
+enum layout { LAYOUT_UNKNOWN, LAYOUT_CONTEXT_FIRST, LAYOUT_DELETER_FIRST, LAYOUT_STRANGE };
+std::atomic<int> known_layout{LAYOUT_UNKNOWN};
+
+template <typename F>
+bool
+find(F *&function, const char *symbol) {
+    void *address = pya_torch_symbol(symbol);
+    memcpy(&function, &address, sizeof function);
+    return address != nullptr;
+}
+
+void *
+alloc_here(size_t bytes, int8_t *device) {
+    *device = current_device();
+    const cuda_stream stream = current_stream(*device);
+    return pya_torch_alloc(bytes, *device, stream_handle(&stream));
+}
+
+/* torch's own way once, to see where it puts what. */
+void
+allocate_and_look(data_ptr *out, void *self, size_t bytes) {
+    torch_allocate(out, self, bytes);
+    void *deleter = torch_deleter(self);
+    int layout = LAYOUT_STRANGE;
+    if (out->data != nullptr && out->second == deleter && out->third == out->data) {
+        layout = LAYOUT_DELETER_FIRST;
+    } else if (out->data != nullptr && out->third == deleter && out->second == out->data) {
+        layout = LAYOUT_CONTEXT_FIRST;
+    } else if (out->data == nullptr) {
+        layout = LAYOUT_UNKNOWN;
+    }
+    const uint16_t device = static_cast<uint16_t>(out->device);
+    const bool is_cuda = (device & 0xff) == 1 && (device >> 8) == static_cast<uint8_t>(current_device());
+    known_layout.store(is_cuda || layout == LAYOUT_UNKNOWN ? layout : static_cast<int>(LAYOUT_STRANGE));
+}
+
+} // namespace
+
+bool
+pya_torch_fast_prepare(void) {
+    return find(current_device, "_ZN3c104cuda14current_deviceEv") &&
+           find(current_stream, "_ZN3c104cuda20getCurrentCUDAStreamEa") &&
+           find(stream_handle, "_ZNK3c104cuda10CUDAStream6streamEv") &&
+           find(torch_allocate, "_Z" WRAPPER "8allocateEm") &&
+           find(torch_deleter, "_ZNK5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator11raw_deleterEv");
+}
+
+void *
+pya_torch_fast_raw_alloc(void *self, size_t bytes) {
+    int8_t device;
+    (void)self;
+    return alloc_here(bytes, &device);
+}
+
+void *
+pya_torch_fast_raw_alloc_with_stream(void *self, size_t bytes, void *stream) {
+    (void)self;
+    return pya_torch_alloc(bytes, current_device(), stream);
+}
+
+void
+pya_torch_fast_raw_delete(void *self, void *ptr) {
+    (void)self;
+    const pya_status status = pya_torch_give_back(ptr);
+    /* As torch's own: a pointer that is not ours is the caller's error, and only a caller by hand can make it. */
+    if (PYA_UNLIKELY(status == PYA_E_FOREIGN || status == PYA_E_DOUBLE_FREE)) {
+        char address[32];
+        (void)snprintf(address, sizeof address, "%p", ptr);
+        throw std::runtime_error(
+            std::string("pyalloc: freeing ") + address + " was refused: " + pya_status_text(status));
+    }
+}
+
+void *
+pya_torch_fast_allocate(void *out, void *self, size_t bytes) {
+    data_ptr *made = static_cast<data_ptr *>(out);
+    const int layout = known_layout.load(std::memory_order_relaxed);
+    if (PYA_UNLIKELY(layout == LAYOUT_UNKNOWN)) {
+        allocate_and_look(made, self, bytes);
+        return out;
+    }
+    if (PYA_UNLIKELY(layout == LAYOUT_STRANGE)) {
+        return torch_allocate(made, self, bytes);
+    }
+    int8_t device;
+    void *ptr = alloc_here(bytes, &device);
+    void *deleter = torch_deleter(self);
+    made->data = ptr;
+    made->second = layout == LAYOUT_DELETER_FIRST ? deleter : ptr;
+    made->third = layout == LAYOUT_DELETER_FIRST ? ptr : deleter;
+    const uint16_t where = static_cast<uint16_t>(1 | static_cast<unsigned>(static_cast<uint8_t>(device)) << 8);
+    memcpy(&made->device, &where, sizeof where);
+    return out;
+}

@@ -1,0 +1,13 @@
+/* Replacements for the wrapper's busiest methods.  Floor 5. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Finds what they need of torch; false: leave the wrapper's methods alone. */
+bool pya_torch_fast_prepare(void);
+void *pya_torch_fast_raw_alloc(void *self, size_t bytes);
+void *pya_torch_fast_raw_alloc_with_stream(void *self, size_t bytes, void *stream);
+void pya_torch_fast_raw_delete(void *self, void *ptr);
+/* Returns a c10::DataPtr, which the ABI puts where `out` points. */
+void *pya_torch_fast_allocate(void *out, void *self, size_t bytes);
