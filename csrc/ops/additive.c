@@ -161,26 +161,32 @@ PYA_FN(pya_additive_forward)(const struct pya_ops_additive *a) {
     return PYA_OPS_OK;
 }
 
+/* Where the gradients of one key row go; d_key may be NULL, d_query and d_v are added to. */
+struct additive_sinks {
+    real *d_query, *d_v, *d_key;
+    bool add; /* d_key is added to as well */
+};
+
 /* What the tanh of one key row contributes: ds t to d_v, ds v (1 - t^2) to d_query and d_key. */
 static inline void
 additive_key_gradient(
-    const struct pya_ops_additive *a, const real *key, const real *query, real ds, real *d_query,
-    real *d_v, real *d_key, bool add, struct additive_ahead ahead) {
+    const struct pya_ops_additive *a, const real *key, const real *query, real ds,
+    struct additive_sinks to, struct additive_ahead ahead) {
     const real *v = (const real *)a->v;
     const vr w = v_set(ds);
     const ptrdiff_t n = (ptrdiff_t)a->n_h;
-    const bool past_cache = d_key != NULL && !add && additive_is_aligned(d_key, n);
+    const bool past_cache = to.d_key != NULL && !to.add && additive_is_aligned(to.d_key, n);
     for (ptrdiff_t k = 0; k < n; k += VW) {
         additive_ask(ahead, k / VW);
         const int rest = n - k < VW ? (int)(n - k) : VW;
         vr t = v_tanh(v_add(v_ld_n(key + k, rest), v_ld_n(query + k, rest)));
         vr g = v_mul(v_mul(w, v_ld_n(v + k, rest)), v_fnma(t, t, v_set(1)));
-        v_st_n(d_v + k, v_fma(w, t, v_ld_n(d_v + k, rest)), rest);
-        v_st_n(d_query + k, v_add(g, v_ld_n(d_query + k, rest)), rest);
+        v_st_n(to.d_v + k, v_fma(w, t, v_ld_n(to.d_v + k, rest)), rest);
+        v_st_n(to.d_query + k, v_add(g, v_ld_n(to.d_query + k, rest)), rest);
         if (past_cache) {
-            v_nt(d_key + k, g);
-        } else if (d_key != NULL) {
-            v_st_n(d_key + k, add ? v_add(g, v_ld_n(d_key + k, rest)) : g, rest);
+            v_nt(to.d_key + k, g);
+        } else if (to.d_key != NULL) {
+            v_st_n(to.d_key + k, to.add ? v_add(g, v_ld_n(to.d_key + k, rest)) : g, rest);
         }
     }
 }
@@ -207,9 +213,9 @@ additive_backward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q
     for (ptrdiff_t s = 0; s < a->n_s; s++) {
         real ds = p[s] > 0 ? (real)((double)p[s] * ((double)dp[s] - mean)) : 0;
         real *d_key = a->d_keys.p != NULL ? additive_row_out(a->d_keys, s, b) : NULL;
+        struct additive_sinks to = {d_query, (real *)a->d_v + b * (ptrdiff_t)a->n_h, d_key, add};
         additive_key_gradient(
-            a, additive_row(a->keys, s, b), additive_row(a->query, q, b), ds, d_query,
-            (real *)a->d_v + b * (ptrdiff_t)a->n_h, d_key, add,
+            a, additive_row(a->keys, s, b), additive_row(a->query, q, b), ds, to,
             additive_ahead_row(a, s, q + 1 < a->n_q ? b : b + 1));
     }
 }

@@ -73,14 +73,21 @@ backward_weights(
     }
 }
 
+/* rows x dim of scratch, to be written or added to a gradient */
+struct backward_rows {
+    const real *p;
+    ptrdiff_t row;
+    int n;
+    bool add;
+};
+
 static void
 backward_write_rows(
-    struct pya_ops_view dst, ptrdiff_t i0, ptrdiff_t t, const real *src, ptrdiff_t src_row,
-    int rows, ptrdiff_t d, bool add) {
-    for (int i = 0; i < rows; i++) {
+    struct pya_ops_view dst, ptrdiff_t i0, ptrdiff_t t, struct backward_rows src, ptrdiff_t d) {
+    for (int i = 0; i < src.n; i++) {
         real *p = ps_row_out(dst, i0 + i, t);
-        const real *q = src + i * src_row;
-        if (!add) {
+        const real *q = src.p + i * src.row;
+        if (!src.add) {
             memcpy(p, q, (size_t)d * sizeof(real));
             continue;
         }
@@ -115,14 +122,16 @@ backward_pair(
         struct pya_tile_b loc = {w->loc, w->ld};
         struct pya_tile_c dst = {w->d_value, w->ld, 0};
         tile_multiply(nl, d, nm, wl, loc, dst);
-        backward_write_rows(ps->d_value, l0, t, w->d_value, w->ld, nl, d, m0 > r->m0);
+        struct backward_rows rows = {w->d_value, w->ld, nl, m0 > r->m0};
+        backward_write_rows(ps->d_value, l0, t, rows, d);
     }
 }
 
 static void
 backward_finish(struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t t, ptrdiff_t m0, int nm) {
     if (ps->d_loc.p != NULL) {
-        backward_write_rows(ps->d_loc, m0, t, w->d_loc, w->ld, nm, (ptrdiff_t)ps->dim, false);
+        struct backward_rows rows = {w->d_loc, w->ld, nm, false};
+        backward_write_rows(ps->d_loc, m0, t, rows, (ptrdiff_t)ps->dim);
     }
     for (int i = 0; i < nm; i++) {
         if (ps->d_scale.p != NULL) {
@@ -170,14 +179,13 @@ backward_run(const struct pya_ops_ps *ps, struct backward_plan plan) {
     const ptrdiff_t n_lb = ps_n_blocks(ps->n_l, plan.block_l);
     const ptrdiff_t n_mb = ps_n_blocks(ps->n_m, plan.block_m);
     const ptrdiff_t units = (ptrdiff_t)ps->n_t * n_lb * n_mb;
-    const int chunk = ps_chunk(units, ps->n_threads);
     int failed = 0;
 #pragma omp parallel num_threads(ps->n_threads) reduction(| : failed)
     {
         struct ps_tile w;
         void *scratch = ps_tile_create(&w, ps, PS_BACKWARD);
         failed |= scratch == NULL;
-#pragma omp for schedule(dynamic, chunk)
+#pragma omp for schedule(dynamic, ps_chunk(units, ps->n_threads))
         for (ptrdiff_t k = 0; k < units; k++) {
             ptrdiff_t l0 = k / n_mb % n_lb * plan.block_l;
             ptrdiff_t m0 = k % n_mb * plan.block_m;

@@ -127,14 +127,13 @@ PYA_FN(pya_ps_forward)(const struct pya_ops_ps *ps) {
     const ptrdiff_t n_lb = ps_n_blocks(ps->n_l, block);
     const ptrdiff_t n_mb = ps_n_blocks(ps->n_m, block);
     const ptrdiff_t units = (ptrdiff_t)ps->n_t * n_lb * n_mb;
-    const int chunk = ps_chunk(units, ps->n_threads);
     int failed = 0;
 #pragma omp parallel num_threads(ps->n_threads) reduction(| : failed)
     {
         struct ps_tile w;
         void *scratch = ps_tile_create(&w, ps, PS_FORWARD);
         failed |= scratch == NULL;
-#pragma omp for schedule(dynamic, chunk)
+#pragma omp for schedule(dynamic, ps_chunk(units, ps->n_threads))
         for (ptrdiff_t k = 0; k < units; k++) {
             if (scratch != NULL) {
                 forward_block(&w, ps, k / (n_lb * n_mb), k / n_mb % n_lb * block, k % n_mb * block);
@@ -220,14 +219,13 @@ PYA_FN(pya_ps_mixture_forward)(const struct pya_ops_ps *ps) {
     const ptrdiff_t block = ps_block(ps->dim);
     const ptrdiff_t n_lb = ps_n_blocks(ps->n_l, block);
     const ptrdiff_t units = (ptrdiff_t)ps->n_t * n_lb;
-    const int chunk = ps_chunk(units, ps->n_threads);
     int failed = 0;
 #pragma omp parallel num_threads(ps->n_threads) reduction(| : failed)
     {
         struct ps_tile w;
         void *scratch = ps_tile_create(&w, ps, PS_MIXTURE);
         failed |= scratch == NULL;
-#pragma omp for schedule(dynamic, chunk)
+#pragma omp for schedule(dynamic, ps_chunk(units, ps->n_threads))
         for (ptrdiff_t k = 0; k < units; k++) {
             if (scratch != NULL) {
                 mixture_block(&w, ps, k / n_lb, k % n_lb * block);

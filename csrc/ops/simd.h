@@ -4,6 +4,9 @@
  * (-DPYA_REAL_F64 for doubles) and the names it defines end in the backend's name: PYA_FN().
  * Lanes: vr holds VW reals, MR is the number of rows of the matrix tile that fit the registers.
  * Floor 0. */
+#if !defined(PYA_ISA_avx512) && !defined(PYA_ISA_avx2) && !defined(PYA_ISA_scalar)
+#define PYA_ISA_scalar /* a reader such as clang-tidy, outside the build */
+#endif
 #if defined(PYA_ISA_avx512)
 #include "simd_avx512.h"
 #define PYA_SUFFIX avx512
