@@ -3,7 +3,7 @@
  * Weights lie as torch expects them: per layer and direction all matrices, input ones first, then all
  * biases.  cuDNN does not publish how much it reserves for the backward pass; here it is the gates, the
  * state and the output of each step, which is said once when it is used.  Weights are exact. */
-/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr): CUDA's signatures. */
+/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter): CUDA's signatures. */
 
 #include "stubs.h"
 
@@ -279,4 +279,4 @@ cudnnGetRNNTempSpaceSizes(
     return CUDNN_OK;
 }
 
-/* NOLINTEND(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr) */
+/* NOLINTEND(readability-function-size,readability-non-const-parameter) */

@@ -1,6 +1,6 @@
 /* libcuda.so.1: devices, contexts, modules, kernels, look-up of entry points. */
-/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr):
- * the signatures are CUDA's, and its addresses are numbers. */
+/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter):
+ * the signatures are CUDA's. */
 
 #define _GNU_SOURCE
 #include "call.h"
@@ -523,4 +523,4 @@ cuGetProcAddress(const char *name, void **out, int version, uint64_t flags) {
     return cuGetProcAddress_v2(name, out, version, flags, NULL);
 }
 
-/* NOLINTEND(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr) */
+/* NOLINTEND(readability-function-size,readability-non-const-parameter) */

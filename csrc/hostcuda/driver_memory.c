@@ -1,6 +1,6 @@
 /* libcuda.so.1: memory. */
-/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr):
- * the signatures are CUDA's, and its addresses are numbers. */
+/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter):
+ * the signatures are CUDA's. */
 
 #include "call.h"
 #include "copy.h"
@@ -424,4 +424,4 @@ cuIpcCloseMemHandle(uintptr_t address) {
     return pya_hc_ipc_close((void *)address);
 }
 
-/* NOLINTEND(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr) */
+/* NOLINTEND(readability-function-size,readability-non-const-parameter) */

@@ -1,6 +1,6 @@
 /* libcuda.so.1: streams, events, capture, graphs. */
-/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr):
- * the signatures are CUDA's, and its addresses are numbers. */
+/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter):
+ * the signatures are CUDA's. */
 
 #include "bytes.h"
 #include "call.h"
@@ -235,4 +235,4 @@ cuGraphGetNodes(struct pya_hc_graph *graph, struct pya_hc_node **nodes, size_t *
     return pya_hc_graph_nodes(graph, nodes, n);
 }
 
-/* NOLINTEND(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr) */
+/* NOLINTEND(readability-function-size,readability-non-const-parameter) */

@@ -9,8 +9,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
-
 /* Lies at the start of the 64 bytes of a handle. */
 struct ipc_name {
     char magic[8];
@@ -123,5 +121,3 @@ pya_hc_ipc_close(void *ptr) {
     pya_hc_unlock();
     return error;
 }
-
-/* NOLINTEND(performance-no-int-to-ptr) */

@@ -1,7 +1,7 @@
 /* The entry points of cuBLAS, cuDNN, CUPTI, NCCL and the like that must answer more than "success".
  * All others are generated from names/; both together make the preloaded libpya_cudalibs.so. */
-/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr):
- * the signatures are CUDA's, and its addresses are numbers. */
+/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter):
+ * the signatures are CUDA's. */
 
 #define _GNU_SOURCE
 #include "stubs.h"
@@ -239,4 +239,4 @@ ncclCommGetAsyncError(void *comm, int *out) {
     return 0;
 }
 
-/* NOLINTEND(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr) */
+/* NOLINTEND(readability-function-size,readability-non-const-parameter) */

@@ -12,8 +12,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
-
 static size_t
 memory_round(size_t size) {
     return (size + PYA_HC_PAGE - 1) & ~(PYA_HC_PAGE - 1);
@@ -258,5 +256,3 @@ pya_hc_memory_describe(const void *ptr, struct cuda_pointer_attributes *out) {
     pya_hc_unlock();
     return CU_OK;
 }
-
-/* NOLINTEND(performance-no-int-to-ptr) */

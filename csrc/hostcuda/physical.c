@@ -11,8 +11,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
-
 static int
 physical_open(struct pya_hc_device *dev) {
     if (dev->fd >= 0) {
@@ -80,5 +78,3 @@ pya_hc_physical_fd(int device) {
     struct pya_hc_device *dev = pya_hc_device(device);
     return dev == NULL ? -1 : dev->fd;
 }
-
-/* NOLINTEND(performance-no-int-to-ptr) */

@@ -5,8 +5,6 @@
 
 #include <stdlib.h>
 
-/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
-
 #define CHUNK_LEAST ((size_t)32 << 20)
 #define STEP ((size_t)512)
 
@@ -426,5 +424,3 @@ pya_hc_pool_set(struct pya_hc_pool *pool, int attribute, const void *value) {
     pya_hc_unlock();
     return error;
 }
-
-/* NOLINTEND(performance-no-int-to-ptr) */

@@ -11,8 +11,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
-
 #define WINDOW_HINT ((uintptr_t)0x100000000000)
 #define WINDOW_MOST ((size_t)1 << 44)
 #define WINDOW_LEAST ((size_t)1 << 36)
@@ -225,5 +223,3 @@ pya_hc_backing_locked(uintptr_t address, struct pya_hc_backing *out) {
     out->run = PYA_HC_PAGE - in_page;
     return true;
 }
-
-/* NOLINTEND(performance-no-int-to-ptr) */

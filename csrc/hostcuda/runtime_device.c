@@ -1,6 +1,6 @@
 /* libcudart: devices, errors, versions, kernels and the registration that compiled code does. */
-/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr):
- * the signatures are CUDA's, and its addresses are numbers. */
+/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter):
+ * the signatures are CUDA's. */
 
 #include "call.h"
 #include "copy.h"
@@ -475,4 +475,4 @@ cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int devi
     RT(pya_hc_device(device) == NULL ? CU_INVALID_DEVICE : CU_OK);
 }
 
-/* NOLINTEND(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr) */
+/* NOLINTEND(readability-function-size,readability-non-const-parameter) */

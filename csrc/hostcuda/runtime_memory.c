@@ -1,6 +1,6 @@
 /* libcudart: memory, copies, pools, IPC. */
-/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr):
- * the signatures are CUDA's, and its addresses are numbers. */
+/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter):
+ * the signatures are CUDA's. */
 
 #include "call.h"
 #include "copy.h"
@@ -312,4 +312,4 @@ cudaIpcOpenEventHandle(void **out, struct cuda_ipc_handle handle) {
     RT(pya_hc_event_create(EVENT_INTERPROCESS | EVENT_DISABLE_TIMING, out));
 }
 
-/* NOLINTEND(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr) */
+/* NOLINTEND(readability-function-size,readability-non-const-parameter) */

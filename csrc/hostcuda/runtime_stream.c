@@ -1,6 +1,6 @@
 /* libcudart: streams, events, capture, graphs. */
-/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr):
- * the signatures are CUDA's, and its addresses are numbers. */
+/* NOLINTBEGIN(readability-function-size,readability-non-const-parameter):
+ * the signatures are CUDA's. */
 
 #include "call.h"
 #include "copy.h"
@@ -480,4 +480,4 @@ cudaGraphRetainUserObject(struct pya_hc_graph *graph, void *object, unsigned ref
     RT(pya_hc_graph_retain_object(graph, object, refs, flags == 1));
 }
 
-/* NOLINTEND(readability-function-size,readability-non-const-parameter,performance-no-int-to-ptr) */
+/* NOLINTEND(readability-function-size,readability-non-const-parameter) */

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
-
 static struct pya_hc_objects streams = {.object_bytes = sizeof(struct pya_hc_stream)};
 static struct pya_hc_objects events = {.object_bytes = sizeof(struct pya_hc_event)};
 static uint64_t last_stream_id;
@@ -316,5 +314,3 @@ uint64_t
 pya_hc_event_count_locked(void) {
     return events.n_live;
 }
-
-/* NOLINTEND(performance-no-int-to-ptr) */

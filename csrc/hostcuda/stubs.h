@@ -3,8 +3,6 @@
 
 #include "call.h"
 
-/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
-
 /* Library calls count like device calls but belong to no context and cannot be made to fail. */
 #define COUNT() HC_QUIET()
 
@@ -37,5 +35,3 @@ static inline void
 pya_hc_stub_write_z(uintptr_t out) {
     *(size_t *)out = 0;
 }
-
-/* NOLINTEND(performance-no-int-to-ptr) */

@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* NOLINTBEGIN(performance-no-int-to-ptr): device addresses are numbers. */
-
 /* Live while n_owners + n_mappings > 0; the slot is reused after that, with the next generation. */
 struct pya_hc_handle {
     uint32_t index, generation;
@@ -441,5 +439,3 @@ pya_hc_vmm_range_locked(
     *size = page->handle->size;
     return CU_OK;
 }
-
-/* NOLINTEND(performance-no-int-to-ptr) */
