@@ -111,7 +111,11 @@ class Bench:
 def summary(taken: Sequence[float]) -> dict[str, float]:
     ordered = sorted(taken)
     p99 = ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)]
-    return {"median": round(statistics.median(ordered), 3), "p99": round(p99, 3)}
+    return {
+        "median": round(statistics.median(ordered), 3),
+        "p99": round(p99, 3),
+        "least": round(ordered[0], 3),
+    }
 
 
 def commit() -> str:
