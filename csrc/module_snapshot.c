@@ -108,13 +108,16 @@ segment_list(const struct pya_snapshot *snapshot, PyObject *cache) {
     return list;
 }
 
-/* Microseconds since 1970 of a moment on the device's clock. */
+/* From the device's clock (CLOCK_MONOTONIC) to nanoseconds since 1970: read once for a whole trace, or its later entries
+ * would move forward by the time the earlier ones took to convert. */
 static int64_t
-wall_us(uint64_t at_ns, uint64_t now_ns) {
+wall_offset_ns(void) {
     struct timespec wall;
+    struct timespec steady;
+    (void)clock_gettime(CLOCK_MONOTONIC, &steady);
     (void)clock_gettime(CLOCK_REALTIME, &wall);
-    const int64_t now_us = (int64_t)wall.tv_sec * 1000000 + wall.tv_nsec / 1000;
-    return now_us - ((int64_t)now_ns - (int64_t)at_ns) / 1000;
+    return ((int64_t)wall.tv_sec - (int64_t)steady.tv_sec) * 1000000000 + wall.tv_nsec -
+           steady.tv_nsec;
 }
 
 /* Entries do not carry their pool: it is the one whose segment holds the address now. */
@@ -132,19 +135,19 @@ entry_pool(const struct pya_snapshot *snapshot, const struct pya_entry *entry) {
 
 static PyObject *
 entry_dict(
-    const struct pya_snapshot *snapshot, const struct pya_entry *entry, uint64_t now_ns,
+    const struct pya_snapshot *snapshot, const struct pya_entry *entry, int64_t offset_ns,
     PyObject *cache) {
     PyObject *dict = PyDict_New();
     const char *place = entry->action == PYA_ACTION_OOM ? "device_free" : "addr";
     const char *action = pya_action_name((enum pya_action)entry->action);
-    bool done = dict != NULL && put(dict, "action", PyUnicode_InternFromString(action)) &&
-                put(dict, place, integer(entry->addr)) &&
-                put(dict, "size", integer(entry->bytes)) &&
-                put(dict, "stream", integer(entry->stream)) &&
-                put(dict, "time_us", PyLong_FromLongLong(wall_us(entry->time_ns, now_ns))) &&
-                put(dict, "compile_context", PyUnicode_InternFromString("N/A")) &&
-                put(dict, "user_metadata", pya_stack_metadata(entry->context)) &&
-                put(dict, "pool_id", pool_tuple(entry_pool(snapshot, entry)));
+    bool done =
+        dict != NULL && put(dict, "action", PyUnicode_InternFromString(action)) &&
+        put(dict, place, integer(entry->addr)) && put(dict, "size", integer(entry->bytes)) &&
+        put(dict, "stream", integer(entry->stream)) &&
+        put(dict, "time_us", PyLong_FromLongLong(((int64_t)entry->time_ns + offset_ns) / 1000)) &&
+        put(dict, "compile_context", PyUnicode_InternFromString("N/A")) &&
+        put(dict, "user_metadata", pya_stack_metadata(entry->context)) &&
+        put(dict, "pool_id", pool_tuple(entry_pool(snapshot, entry)));
     if (done && entry->context != NULL) {
         done = put(dict, "frames", frames_of(cache, entry->context));
     }
@@ -158,10 +161,10 @@ static PyObject *
 trace_list(const struct pya_snapshot *snapshot, size_t device, PyObject *cache) {
     const size_t first = device == 0 ? 0 : snapshot->entries_end[device - 1];
     const size_t end = snapshot->entries_end[device];
+    const int64_t offset_ns = wall_offset_ns();
     PyObject *list = PyList_New((Py_ssize_t)(end - first));
     for (size_t i = first; list != NULL && i < end; i++) {
-        PyObject *dict =
-            entry_dict(snapshot, &snapshot->entries[i], snapshot->now_ns[device], cache);
+        PyObject *dict = entry_dict(snapshot, &snapshot->entries[i], offset_ns, cache);
         if (dict == NULL || PyList_SetItem(list, (Py_ssize_t)(i - first), dict) != 0) {
             Py_CLEAR(list);
         }

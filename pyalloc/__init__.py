@@ -2,8 +2,12 @@
 
 from pyalloc.config import Config
 from pyalloc.errors import AllocatorError, ConfigError, InstallError, PyallocError
+from pyalloc.figures import add_scalars, scalars
 from pyalloc.install import Handle, install, status, uninstall
+from pyalloc.marks import phase, step
 from pyalloc.pools import pool
+from pyalloc.recording import record
+from pyalloc.tables import memory_table, snapshot
 
 __all__ = [
     "AllocatorError",
@@ -12,8 +16,15 @@ __all__ = [
     "Handle",
     "InstallError",
     "PyallocError",
+    "add_scalars",
     "install",
+    "memory_table",
+    "phase",
     "pool",
+    "record",
+    "scalars",
+    "snapshot",
     "status",
+    "step",
     "uninstall",
 ]

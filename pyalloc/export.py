@@ -269,7 +269,7 @@ def to_speedscope(file: Path, analysis: Analysis) -> bytes:
 
 def to_tensorboard(file: Path, analysis: Analysis) -> bytes:
     """An event file of scalars, one for each bin of the timeline; the step is the event."""
-    from pyalloc.scalars import event_file
+    from pyalloc.figures import event_file
 
     origin = analysis.totals["first_ns"] / 1e9
     rows = [

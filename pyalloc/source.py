@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
 _FOREIGN = re.compile(
-    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|record)\.py"
+    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|recording)\.py"
     r"|\.so(\.\d+)*$|^\?\?$|\.(cpp|cc|cu|h|c)$)"
 )
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")

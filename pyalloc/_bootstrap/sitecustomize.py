@@ -37,7 +37,7 @@ def _start() -> None:
 
         install_when_torch_is_imported()
     if os.environ.get("PYALLOC_RECORD"):
-        from pyalloc.record import record_when_cuda_starts
+        from pyalloc.recording import record_when_cuda_starts
 
         record_when_cuda_starts()
     folder = os.environ.get("PYALLOC_DRYRUN_REPORT")

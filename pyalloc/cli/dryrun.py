@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from pyalloc import dryrun, record
+from pyalloc import dryrun, recording
 from pyalloc.errors import UsageError
 
 
@@ -30,7 +30,7 @@ class Command:
             "--allocator", choices=dryrun.ALLOCATORS, default="native", help="whose memory (native)"
         )
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-        record.prepare_parser(parser)
+        recording.prepare_parser(parser)
         parser.add_argument(
             "command", nargs=argparse.REMAINDER, help="the program and its arguments"
         )
@@ -45,7 +45,7 @@ class Command:
             devices=args.devices,
             allocator=args.allocator,
         )
-        os.environ.update(record.from_arguments(args))
+        os.environ.update(recording.from_arguments(args))
         result = dryrun.run(options)
         print(dryrun.summary(result), file=sys.stderr)
         if args.record is not None:

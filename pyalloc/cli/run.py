@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 
-from pyalloc import record
+from pyalloc import recording
 from pyalloc._bootstrap import environment
 from pyalloc.config import ENVIRONMENT, Config
 from pyalloc.errors import UsageError
@@ -32,7 +32,7 @@ class Command:
         parser.add_argument(
             "-m", dest="module", metavar="MODULE", help="run a module, as python -m does"
         )
-        record.prepare_parser(parser)
+        recording.prepare_parser(parser)
         parser.add_argument(
             "command", nargs=argparse.REMAINDER, help="the program and its arguments"
         )
@@ -44,7 +44,7 @@ class Command:
         command = program(args.module, args.command)
         env = environment(dict(os.environ))
         env["PYALLOC_INSTALL"] = "1"
-        env.update(record.from_arguments(args))
+        env.update(recording.from_arguments(args))
         env[ENVIRONMENT] = text
         sys.stdout.flush()
         os.execvpe(command[0], command, env)

@@ -1,0 +1,175 @@
+"""Tables of memory by phase, on a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyalloc import marks
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """Figures at the end of a phase.  Bytes; peak: the highest since the table began or was reset at a step."""
+
+    step: int
+    phase: str
+    allocated_bytes: int
+    peak_bytes: int
+    reserved_bytes: int
+
+
+@dataclass
+class MemoryTable:
+    """Allocated, peak and reserved after each phase; fills itself at the end of each `pyalloc.phase()`.
+
+    str() is a table, and notebooks show it as one.  Works on torch's allocator and on pyalloc.
+    """
+
+    device: int | None = None
+    rows: list[PhaseRow] = field(default_factory=list)
+    step: int = 0
+
+    def add(self, phase: str) -> PhaseRow:
+        """A row by hand, where there is no phase to end."""
+        import torch
+
+        stats: dict[str, Any] = torch.cuda.memory_stats(self.device)
+        row = PhaseRow(
+            self.step,
+            phase,
+            int(stats["allocated_bytes.all.current"]),
+            int(stats["allocated_bytes.all.peak"]),
+            int(stats["reserved_bytes.all.current"]),
+        )
+        self.rows.append(row)
+        return row
+
+    def on_step(self, number: int) -> None:
+        """`pyalloc.step()`: peaks begin anew, as in a step of their own."""
+        import torch
+
+        self.step = number
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def on_phase(self, name: str, begins: bool) -> None:
+        """`pyalloc.phase()`."""
+        if not begins:
+            self.add(name)
+
+    def close(self) -> None:
+        """Stops listening; the rows stay."""
+        if self in marks.listeners:
+            marks.listeners.remove(self)
+
+    def __enter__(self) -> MemoryTable:
+        """As a context manager it listens until the end of the block."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """See close()."""
+        self.close()
+
+    def __str__(self) -> str:
+        """In MiB, a line for each row."""
+        lines = [f"{'step':>4}  {'phase':<20}{'allocated':>10}{'peak':>9}{'reserved':>10}  MiB"]
+        lines += [
+            f"{row.step:>4}  {row.phase:<20}{row.allocated_bytes / MIB:>10.0f}"
+            f"{row.peak_bytes / MIB:>9.0f}{row.reserved_bytes / MIB:>10.0f}"
+            for row in self.rows
+        ]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><td>{row.step}</td><td style='text-align:left'>{html.escape(row.phase)}</td>"
+            f"<td>{row.allocated_bytes / MIB:.0f}</td><td>{row.peak_bytes / MIB:.0f}</td>"
+            f"<td>{row.reserved_bytes / MIB:.0f}</td></tr>"
+            for row in self.rows
+        )
+        head = "<tr><th>step</th><th>phase</th><th>allocated MiB</th><th>peak</th><th>reserved</th></tr>"
+        return f"<table>{head}{cells}</table>"
+
+
+def memory_table(device: int | None = None) -> MemoryTable:
+    """A table that gets a row at the end of each phase from now on: `print(table)` when done.
+
+    Args:
+        device: which device's figures; None: the current one.
+    """
+    table = MemoryTable(device)
+    marks.listeners.append(table)
+    return table
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The memory of this process now.  data: as torch.cuda.memory._snapshot() gives it."""
+
+    data: dict[str, Any]
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Of all segments."""
+        return sum(int(segment["total_size"]) for segment in self.data["segments"])
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Of all live blocks."""
+        return sum(int(segment["allocated_size"]) for segment in self.data["segments"])
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """Largest idle piece of a segment."""
+        return max(
+            (
+                int(block["size"])
+                for segment in self.data["segments"]
+                for block in segment["blocks"]
+                if block["state"] == "inactive"
+            ),
+            default=0,
+        )
+
+    def save(self, path: str) -> None:
+        """Writes a pickle that torch's viewer and all `pyalloc` commands read."""
+        import pickle
+        from pathlib import Path
+
+        target = Path(path)
+        partial = target.with_name(target.name + ".partial")
+        partial.write_bytes(pickle.dumps(self.data, protocol=4))
+        partial.replace(target)
+
+    def __str__(self) -> str:
+        """One line for each device."""
+        return "\n".join(" ".join(str(cell) for cell in row) for row in self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows: list[tuple[str, str]] = []
+        for device in sorted({int(segment["device"]) for segment in self.data["segments"]}):
+            own = [s for s in self.data["segments"] if s["device"] == device]
+            live = sum(int(s["allocated_size"]) for s in own)
+            held = sum(int(s["total_size"]) for s in own)
+            text = (
+                f"{live / MIB:.1f} MiB allocated of {held / MIB:.1f} reserved, {len(own)} segments"
+            )
+            rows.append((f"device {device}:", text))
+        return rows or [("no", "device memory in use")]
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>"
+            for name, text in self._rows()
+        )
+        return f"<table>{cells}</table>"
+
+
+def snapshot() -> Snapshot:
+    """What is where in this process's CUDA memory, on torch's allocator and on pyalloc."""
+    import torch
+
+    return Snapshot(torch.cuda.memory._snapshot())

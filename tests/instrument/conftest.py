@@ -1,0 +1,44 @@
+"""Programs recorded on the host-memory runtime, once per session."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from instrument.tools import Plan, pyalloc
+
+Record = Callable[..., Path]
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """Records a program given as source text; returns the trace."""
+
+    def run(source: str, *options: str, expect: int | None = 0) -> Path:
+        script = tmp_path / "program.py"
+        script.write_text(textwrap.dedent(source))
+        out = tmp_path / "out.pya"
+        pyalloc(
+            "dryrun", "--memory", "4GB", "--record", out, "--force", *options,
+            sys.executable, "-W", "ignore", script, expect=expect,
+        )  # fmt: skip
+        return out
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def forum(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example of the forum thread, recorded with torch's own allocator."""
+    out = tmp_path_factory.mktemp("forum") / "seq.pya"
+    pyalloc("dryrun", "--memory", "24GB", "--record", out, sys.executable, "examples/seq2seq.py")
+    return out
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return Plan(tmp_path / "plan.pya")

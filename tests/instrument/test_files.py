@@ -1,0 +1,238 @@
+"""Files: ours and torch's are read, damaged and hostile ones are refused, round trips keep what matters."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument.tools import ROOT, Plan, pyalloc
+from pyalloc import _core, errors, export, pickles, trace
+
+MIB = 2**20
+
+
+class Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_with_code_is_refused_and_not_executed(tmp_path: Path, protocol: int) -> None:
+    touched, path = tmp_path / "touched", tmp_path / "evil.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "x": Bomb(touched)}, protocol=protocol))
+    with pytest.raises(errors.TraceError, match=r"nothing was executed|neither a trace"):
+        trace.analyse(path)
+    out = pyalloc("report", path, expect=1)
+    assert "refused" in out or "neither a trace" in out
+    assert "Traceback" not in out and not touched.exists()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        b"\x80\x04cos\nsystem\n(S'touch x'\ntR.",
+        b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.",
+        b"\x80\x02Ppersistent\n.",
+        b"\x80\x04\x82\x01.",
+    ],
+)
+def test_opcodes_that_reach_outside_are_refused(code: bytes) -> None:
+    with pytest.raises(errors.TraceError):
+        pickles.loads(code)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        5,
+        {"segments": 3},
+        {"segments": [{"address": 0}]},
+        {"segments": [{"address": -1, "total_size": 3, "blocks": []}]},
+        {"segments": [{"address": "a", "total_size": 3, "blocks": []}]},
+        {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1 << 80, "size": 4}]]},
+        {"segments": [], "device_traces": [[{"action": 4, "addr": 1, "size": 4}]]},
+        {"segments": [], "device_traces": [[{"addr": 1, "size": 4}]]},
+        {"segments": [], "device_traces": 7},
+    ],
+)
+def test_malformed_snapshots_are_refused(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "bad.pickle"
+    path.write_bytes(pickle.dumps(value, protocol=4))
+    with pytest.raises(errors.TraceError):
+        trace.analyse(path)
+
+
+def small_trace(plan: Plan) -> Path:
+    line = plan.stack(3)
+    plan.event("segment_alloc", addr=1 << 30, bytes=20 * MIB, stack=line)
+    for step in range(6):
+        plan.event("step", "step", arg=step)
+        plan.event("phase_begin", "forward")
+        plan.event("alloc", addr=1 << 30, bytes=4 * MIB, stack=line)
+        plan.event("alloc", addr=(1 << 30) + 4 * MIB, bytes=3 * MIB, stack=plan.stack(4))
+        plan.event("phase_end", "forward")
+        plan.event("free_requested", addr=1 << 30)
+        plan.event("free_completed", addr=1 << 30)
+        plan.event("free_requested", addr=(1 << 30) + 4 * MIB)
+        plan.event("free_completed", addr=(1 << 30) + 4 * MIB)
+    plan.event("alloc", addr=(1 << 30) + 8 * MIB, bytes=MIB, stack=line)
+    return plan.done()
+
+
+def test_every_cut_of_a_trace_is_read_or_refused(plan: Plan, tmp_path: Path) -> None:
+    whole = small_trace(plan).read_bytes()
+    cut = tmp_path / "cut.pya"
+    for n in range(0, len(whole), 7):
+        cut.write_bytes(whole[:n])
+        try:
+            found = trace.analyse(cut)
+        except errors.TraceError:
+            continue
+        assert not found.totals["is_complete"]
+
+
+def test_every_damaged_byte_is_noticed_or_harmless(plan: Plan, tmp_path: Path) -> None:
+    whole = bytearray(small_trace(plan).read_bytes())
+    damaged = tmp_path / "damaged.pya"
+    refused = 0
+    for at in range(len(whole)):
+        copy = bytearray(whole)
+        copy[at] ^= 0x41
+        damaged.write_bytes(copy)
+        try:
+            trace.analyse(damaged)
+        except errors.TraceError:
+            refused += 1
+    assert refused > len(whole) * 0.9  # the padding of the header is nobody's
+
+
+def test_a_huge_length_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "huge.pya"
+    path.write_bytes(
+        b"PYATRACE" + struct.pack("<II", 1, 0) + struct.pack("<4s7I", b"PYAC", *[0xFFFFFFF0] * 7)
+    )
+    with pytest.raises(errors.TraceError):
+        trace.analyse(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x80", b"PYATRACE", b"\xfd7zXZ\x00nonsense"])
+def test_other_files_are_refused_in_words(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    out = pyalloc("report", path, expect=1)
+    assert "other" in out and "Traceback" not in out
+    assert "No such file" in pyalloc("report", tmp_path / "absent", expect=1)
+
+
+def test_to_torch_and_back(plan: Plan, tmp_path: Path) -> None:
+    path = small_trace(plan)
+    before = trace.analyse(path)
+    target = tmp_path / "snapshot.pickle"
+    target.write_bytes(export.to_torch(path, before))
+    after = trace.analyse(target)
+    for key in ("peak_bytes", "peak_reserved_bytes", "end_bytes", "n_allocs", "n_frees"):
+        assert after.totals[key] == before.totals[key], key
+    assert after.by_line(after.peak.blocks) == before.by_line(before.peak.blocks)
+
+
+def test_state_before_a_trace_that_begins_late(tmp_path: Path) -> None:
+    """The ring lost the beginning: two blocks were there before, one of them is freed in the trace."""
+    block = {"size": MIB, "requested_size": MIB, "frames": []}
+    snapshot = {
+        "segments": [
+            {
+                "address": 1 << 30, "total_size": 20 * MIB, "stream": 0, "device": 0,
+                "blocks": [
+                    {**block, "address": 1 << 30, "state": "active_allocated"},
+                    {**block, "address": (1 << 30) + MIB, "size": 2 * MIB, "state": "inactive"},
+                    {**block, "address": (1 << 30) + 3 * MIB, "state": "active_allocated"},
+                    {**block, "address": (1 << 30) + 4 * MIB, "size": 16 * MIB, "state": "inactive"},
+                ],
+            }
+        ],
+        "device_traces": [
+            [
+                {"action": "free_requested", "addr": (1 << 30) + MIB, "size": 2 * MIB, "stream": 0},
+                {"action": "free_completed", "addr": (1 << 30) + MIB, "size": 2 * MIB, "stream": 0},
+                {"action": "alloc", "addr": (1 << 30) + 3 * MIB, "size": MIB, "stream": 0},
+            ]
+        ],
+    }  # fmt: skip
+    path = tmp_path / "late.pickle"
+    path.write_bytes(pickle.dumps(snapshot, protocol=4))
+    totals = trace.analyse(path).totals
+    assert totals["peak_bytes"] == 3 * MIB and totals["end_bytes"] == 2 * MIB
+    assert totals["peak_reserved_bytes"] == 20 * MIB and totals["n_unknown_frees"] == 0
+
+
+@pytest.mark.parametrize("to", sorted(export.FORMATS))
+def test_exports_are_written_once(plan: Plan, tmp_path: Path, to: str) -> None:
+    path, target = small_trace(plan), tmp_path / "out"
+    pyalloc("export", path, "--to", to, "-o", target)
+    content = target.read_bytes()
+    assert content
+    assert "--force overwrites it" in pyalloc("export", path, "--to", to, "-o", target, expect=2)
+    if to in ("perfetto", "json", "speedscope"):
+        json.loads(content)
+    if to == "csv":
+        assert content.count(b"\n") == 1 + trace.analyse(path).totals["n_events"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("allocator", ["native", "pyalloc"])
+def test_snapshots_of_torch_are_read_and_ours_by_its_viewer(tmp_path: Path, allocator: str) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import sys, torch\n"
+        "torch.cuda.memory._record_memory_history()\n"
+        "kept = [torch.empty(3 << 20, dtype=torch.uint8, device='cuda') for _ in range(5)]\n"
+        "del kept[1]\n"
+        "torch.cuda.memory._dump_snapshot(sys.argv[1])\n"
+    )
+    theirs, ours = tmp_path / "theirs.pickle", tmp_path / "ours.pickle"
+    pyalloc("dryrun", "--allocator", allocator, sys.executable, "-W", "ignore", script, theirs)
+    found = trace.analyse(theirs)
+    assert found.totals["peak_bytes"] == 15 * MIB and found.totals["end_bytes"] == 12 * MIB
+    assert found.by_line(found.peak.blocks)[0].name.endswith("program.py:3 <module>") or (
+        "<listcomp>" in found.by_line(found.peak.blocks)[0].name
+    )
+    pyalloc("export", theirs, "--to", "torch", "-o", ours)
+    from torch.cuda import _memory_viz
+
+    for path in (theirs, ours):
+        with path.open("rb") as file:
+            snapshot = pickle.load(file)
+        assert "12.0MiB" in _memory_viz.segsum(snapshot).replace(" ", "")
+        assert _memory_viz.trace(snapshot) and _memory_viz.trace_plot(snapshot)
+
+
+def test_replay_says_when_nothing_fits(plan: Plan) -> None:
+    path = small_trace(plan)
+    out = pyalloc("replay", path, "--limit", "4MB", "-q", expect=1)
+    assert "out of memory at operation" in out
+    data = json.loads(pyalloc("replay", path, "--find-min", "--json", "-q"))
+    assert {name for name, _ in _core.replay_policies()} == set(data["find_min"])
+    for name, least in data["find_min"].items():
+        again = json.loads(
+            pyalloc(
+                "replay", path, "--policy", name, "--limit", str(least["bytes"]), "--json", "-q"
+            )
+        )
+        assert again["policies"][name]["completed"]
+
+
+def test_output_fits_80_columns(plan: Plan) -> None:
+    path = small_trace(plan)
+    for words in (["report"], ["replay", "--find-min"], ["top"], ["top", "--over-time"], ["diff"]):
+        for line in pyalloc(words[0], path, *words[1:], "-q").splitlines():
+            assert len(line) <= 80, line
+    assert (ROOT / "pyalloc").is_dir()

@@ -1,0 +1,145 @@
+"""The library: recordings, tables, snapshots, scalars and the pytest plugin, on the host-memory runtime."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from instrument.tools import ROOT, pyalloc
+from pyalloc import figures, trace
+
+pytestmark = pytest.mark.torch
+MIB = 2**20
+
+
+def dry(
+    tmp_path: Path, source: str, *words: object, expect: int = 0, allocator: str = "native"
+) -> str:
+    script = tmp_path / "program.py"
+    script.write_text(source)
+    return pyalloc(
+        "dryrun", "--memory", "4GB", "--allocator", allocator,
+        sys.executable, "-W", "ignore", script, *words, expect=expect,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("allocator", ["native", "pyalloc"])
+def test_record_with_phases_and_steps(tmp_path: Path, allocator: str) -> None:
+    path = tmp_path / "out.pya"
+    program = """
+import sys, pyalloc, torch
+before = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+with pyalloc.record(sys.argv[1], automatic=False):
+    for n in range(3):
+        pyalloc.step()
+        with pyalloc.phase("outer"):
+            a = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+            with pyalloc.phase("inner"):
+                b = torch.empty(16 << 20, dtype=torch.uint8, device="cuda")
+            del b
+        del a
+try:
+    with pyalloc.record(sys.argv[1]):
+        pass
+except pyalloc.PyallocError as error:
+    print("refused:", error)
+"""
+    out = dry(tmp_path, program, path, allocator=allocator)
+    assert "refused: " in out and "force=True" in out
+    found = trace.analyse(path)
+    assert [p.name for p in found.phases] == ["outer", "inner"] * 3
+    assert [step[0] for step in found.steps] == [0, 1, 2]
+    assert found.totals["peak_bytes"] == 29 * MIB
+    outer, inner = found.phases[:2]
+    assert (outer.depth, inner.depth) == (0, 1)
+    assert outer.peak_bytes == 29 * MIB and outer.end_bytes == 13 * MIB
+    assert inner.n_left == 1 and inner.left_bytes == 16 * MIB
+    assert found.notes["allocator"] == allocator
+    names = [row.name for row in found.by_line(found.peak.blocks)]
+    assert any("program.py:10" in name for name in names)
+
+
+def test_table_snapshot_and_scalars(tmp_path: Path) -> None:
+    program = """
+import pyalloc, torch
+x = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
+with pyalloc.memory_table() as table:
+    with pyalloc.phase("load <1>"):
+        y = torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
+print(table)
+assert table.rows[0].allocated_bytes == 36 << 20, table.rows
+assert "load &lt;1&gt;" in table._repr_html_()
+with pyalloc.phase("nobody listens"):
+    pass
+assert len(table.rows) == 1
+now = pyalloc.snapshot()
+assert now.allocated_bytes == 36 << 20 and now.reserved_bytes >= now.allocated_bytes
+assert "<table>" in now._repr_html_() and "36.0 MiB allocated" in str(now)
+assert pyalloc.scalars()["memory/allocated_bytes.all.current"] == 36 << 20
+class Writer:
+    seen = {}
+    def add_scalar(self, key, value, step):
+        self.seen[key] = (value, step)
+pyalloc.add_scalars(Writer(), 7)
+assert Writer.seen["memory/allocated_bytes.all.peak"] == (36 << 20, 7)
+"""
+    assert "load <1>" in dry(tmp_path, program)
+
+
+def test_event_file_is_what_tensorboard_reads() -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    import tempfile
+
+    data = figures.event_file([(3, 1.5, {"a": 2.0}), (300, 2.5, {"a": 4.0, "b": 1e9})])
+    with tempfile.NamedTemporaryFile(suffix=".tfevents") as file:
+        file.write(data)
+        file.flush()
+        events = list(reader.EventFileLoader(file.name).Load())
+    assert events[0].file_version == "brain.Event:2"
+    assert [(e.step, e.wall_time, len(e.summary.value)) for e in events[1:]] == [
+        (3, 1.5, 1),
+        (300, 2.5, 2),
+    ]
+
+
+def test_plugin(tmp_path: Path) -> None:
+    tests = tmp_path / "test_memory.py"
+    tests.write_text(
+        """
+import pytest, torch
+kept = []
+
+@pytest.mark.limit_gpu_memory("64 MB")
+@pytest.mark.parametrize("mib", [60, 70])
+def test_limit(mib):
+    torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_leak(keeps):
+    x = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+    kept.append(x if keeps else None)
+"""
+    )
+    words = [
+        "dryrun",
+        "--memory",
+        "4GB",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "pyalloc.pytest_plugin",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pyalloc", *words, "-p", "no:cacheprovider", "--fail-on-leak", str(tests)],
+        cwd=tmp_path, env={**__import__("os").environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    out = done.stdout
+    assert "2 failed, 2 passed" in out, out + done.stderr
+    assert "needed 70.0 MiB, the limit is 64.0 MiB" in out
+    assert "the test left 8.0 MiB in use on device 0" in out
