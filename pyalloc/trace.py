@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, pickles
-from pyalloc.analysis import Analysis, Moment, moment, rounded
+from pyalloc.analysis import Analysis, Block, Moment, moment, rounded
 from pyalloc.convert import EventWriter, Mark, state_before
 from pyalloc.errors import TraceError
 
@@ -131,13 +131,18 @@ def moments_at(path: Path, at: list[int], device: int = -1) -> dict[int, Moment]
     return dict(zip(at, (moment(scan, row) for row in scan.moments()), strict=True))
 
 
+def _largest_of_stacks(moment: Moment) -> Iterable[Block]:
+    by_size = sorted(moment.blocks, key=lambda block: block.bytes)
+    return {block.stack: block for block in by_size}.values()
+
+
 def _find_reductions(analysis: Analysis, file: Path, device: int) -> None:
     """Large blocks of the peak that die at once, leaving something much smaller made from them."""
     peak = analysis.peak
     limit = peak.allocated_bytes * _LARGE_SHARE
     short = [
         (block.free_event, block)
-        for block in {b.stack: b for b in peak.blocks}.values()
+        for block in _largest_of_stacks(peak)
         if block.bytes > limit
         and block.free_event is not None
         and block.free_event - block.alloc_event <= _SHORT_LIFE
