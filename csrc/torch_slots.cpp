@@ -21,7 +21,6 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <link.h>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -108,11 +107,13 @@ slot_pool_users(void *self, int8_t device, pya_pool_id id) {
     return 0;
 }
 
-/* torch.cuda.MemPool(): one more user.  The last argument is an allocator of the pool's own. */
+/* torch.cuda.MemPool(): one more user.  The last argument is an allocator of the pool's own: a plain pointer in older
+ * versions, NULL for none; since then a shared_ptr, which arrives as the address of one whose first word is NULL for
+ * none.  One reading serves both. */
 void
-slot_create_pool(void *self, int8_t device, pya_pool_id id, std::shared_ptr<void> allocator) {
+slot_create_pool(void *self, int8_t device, pya_pool_id id, void *const *allocator) {
     (void)self;
-    if (allocator != nullptr) {
+    if (allocator != nullptr && *allocator != nullptr) {
         throw std::runtime_error(
             "pyalloc: a MemPool with an allocator of its own is not supported; use MemPool() without one");
     }
@@ -176,8 +177,8 @@ slot slots[] = {
     {"CUDA IPC (slot getIpcDevPtr)",
      METHOD("12getIpcDevPtrENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"), nullptr,
      as_any(pya_torch_ipc_open), nullptr, false},
-    {"fast path (slot raw_alloc)", METHOD("9raw_allocEm"), nullptr, as_any(pya_torch_fast_raw_alloc),
-     nullptr, false},
+    {"fast path (slot raw_alloc)", METHOD("9raw_allocEm"), nullptr,
+     as_any(pya_torch_fast_raw_alloc), nullptr, false},
     {"fast path (slot raw_alloc_with_stream)", METHOD("21raw_alloc_with_streamEmP11CUstream_st"),
      nullptr, as_any(pya_torch_fast_raw_alloc_with_stream), nullptr, false},
     {"fast path (slot raw_delete)", METHOD("10raw_deleteEPv"), nullptr,
