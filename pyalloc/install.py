@@ -181,7 +181,9 @@ def status() -> Status:
         (name, False, "torch has no such setter") for name in _state.missing
     )
     if _state.plain_graphs:
-        features += (("torch.compile(mode='reduce-overhead')", True, "plain CUDA graphs, no trees"),)
+        features += (
+            ("torch.compile(mode='reduce-overhead')", True, "plain CUDA graphs, no trees"),
+        )
     return Status(
         installed=_state.installed,
         reason=_state.reason,
@@ -275,7 +277,7 @@ def _prepare_compiler() -> None:
 def _after_import(name: str, call: Callable[[], object]) -> None:
     """Calls once, right after the module of that name was executed for the first time."""
     from importlib.abc import MetaPathFinder
-    from importlib.machinery import ModuleSpec, PathFinder
+    from importlib.machinery import ModuleSpec
 
     class Finder(MetaPathFinder):
         def find_spec(
@@ -284,7 +286,9 @@ def _after_import(name: str, call: Callable[[], object]) -> None:
             if fullname != name:
                 return None
             sys.meta_path.remove(self)
-            spec = PathFinder.find_spec(fullname, path, target)
+            # The other finders, not Python's alone: one of them may wait for the same module.
+            found = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path))
+            spec = next((spec for spec in found if spec is not None), None)
             if spec is None or spec.loader is None:
                 return spec
             execute = spec.loader.exec_module

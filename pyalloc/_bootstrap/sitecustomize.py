@@ -30,12 +30,17 @@ def _make_importable() -> None:
 
 
 def _start() -> None:
-    if "PYALLOC_INSTALL" in os.environ or "PYALLOC_DRYRUN_REPORT" in os.environ:
+    ours = ("PYALLOC_INSTALL", "PYALLOC_DRYRUN_REPORT", "PYALLOC_RECORD", "PYALLOC_LIVE")
+    if any(name in os.environ for name in ours):
         _make_importable()
     if os.environ.get("PYALLOC_INSTALL") == "1":
         from pyalloc.install import install_when_torch_is_imported
 
         install_when_torch_is_imported()
+    if os.environ.get("PYALLOC_LIVE") == "1":
+        from pyalloc.live import serve_when_torch_is_imported
+
+        serve_when_torch_is_imported()
     if os.environ.get("PYALLOC_RECORD"):
         from pyalloc.recording import record_when_cuda_starts
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 
-from pyalloc import recording
+from pyalloc import live, recording
 from pyalloc._bootstrap import environment
 from pyalloc.config import ENVIRONMENT, Config
 from pyalloc.errors import UsageError
@@ -44,6 +44,7 @@ class Command:
         command = program(args.module, args.command)
         env = environment(dict(os.environ))
         env["PYALLOC_INSTALL"] = "1"
+        env[live.ENABLE] = "1"
         env.update(recording.from_arguments(args))
         env[ENVIRONMENT] = text
         sys.stdout.flush()

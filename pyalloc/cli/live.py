@@ -1,0 +1,53 @@
+"""pyalloc live."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from pyalloc import console, live
+from pyalloc.errors import UsageError
+from pyalloc.report.live import screen
+
+
+class Command:
+    """Watch the memory of a running process (one started by `pyalloc run`).
+
+    pyalloc live PID [--interval 1] [--count N]     Ctrl-C ends it, the process goes on
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Which process, how often."""
+        parser.add_argument("pid", type=int, metavar="PID", help="number of the process")
+        parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds (1)")
+        parser.add_argument("--count", type=int, default=0, metavar="N", help="so often (for ever)")
+        parser.add_argument("--json", action="store_true", help="one line of JSON each time")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Ends well when the process does."""
+        history: list[int] = []
+        shown = 0
+        while args.count == 0 or shown < args.count:
+            if shown:
+                time.sleep(args.interval)
+            try:
+                figures = live.ask(args.pid)
+            except UsageError:
+                if shown == 0:
+                    raise
+                print(f"process {args.pid} has ended")
+                return 0
+            shown += 1
+            if args.json:
+                print(json.dumps(figures), flush=True)
+                continue
+            devices = figures["devices"].values()
+            history.append(sum(d["allocated_bytes.all.current"] for d in devices))
+            if console.has_color() and shown > 1:
+                sys.stdout.write("\x1b[H\x1b[J")
+            print(screen(figures, history), flush=True)
+        if not args.json:
+            print(f"next: pyalloc stats {args.pid}", file=sys.stderr)
+        return 0

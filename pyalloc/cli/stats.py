@@ -1,0 +1,54 @@
+"""pyalloc stats."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pyalloc import console, live, trace
+from pyalloc.advice import size
+from pyalloc.errors import UsageError
+
+
+class Command:
+    """Figures of a trace, or of a running process (one started by `pyalloc run`).
+
+    pyalloc stats out.pya
+    pyalloc stats 12345
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """A file or a number."""
+        parser.add_argument("what", metavar="FILE|PID", help="a trace, a snapshot, or a process")
+        console.add_output(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Prints name and value, a line each."""
+        console.check_output(args.output, args.force)
+        if args.what.isdigit() and not Path(args.what).exists():
+            content: dict[str, Any] = live.ask(int(args.what))
+            rows = [
+                (f"device {index}: {key}", value)
+                for index, stats in content["devices"].items()
+                for key, value in stats.items()
+                if key.count(".") == 0 or ".all." in key
+            ] or [("CUDA", "not used yet")]
+            then = f"pyalloc live {args.what}"
+        else:
+            path = Path(args.what)
+            if path.is_dir():
+                raise UsageError(f"{path} is a folder")
+            progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
+            content = dict(trace.analyse(path, progress=progress).totals)
+            progress.close()
+            rows = [(key, value) for key, value in content.items() if not isinstance(value, dict)]
+            then = f"pyalloc report {path}"
+        lines = [
+            f"{key:<46}{value:>20,}  {size(value) if 'bytes' in key else ''}".rstrip()
+            if isinstance(value, int) and not isinstance(value, bool)
+            else f"{key:<46}{value!s:>20}"
+            for key, value in rows
+        ]
+        console.deliver(args, "\n".join(lines), content, then)
+        return 0

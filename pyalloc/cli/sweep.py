@@ -1,0 +1,59 @@
+"""pyalloc sweep."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pyalloc import console, replaying, sweeping
+from pyalloc.advice import size
+from pyalloc.dryrun import parse_bytes
+from pyalloc.report.text import clip
+
+
+class Command:
+    """Replay many traces under many policies and limits, on all cores or a Dask cluster.
+
+    pyalloc sweep *.pya --limit 8GB --limit 16GB [--policy pyalloc --conf policy:tight] [--dask ADDRESS]
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Traces, and what to vary; each may be given again."""
+        parser.add_argument("file", type=Path, nargs="+", help="traces or snapshots")
+        parser.add_argument("--policy", action="append", choices=replaying.policies())
+        parser.add_argument("--limit", action="append", metavar="SIZE", help="e.g. 8GB (ample)")
+        parser.add_argument(
+            "--conf", action="append", metavar="KEY:VALUE", help="of policy pyalloc"
+        )
+        parser.add_argument("--workers", type=int, metavar="N", help="processes (all cores)")
+        parser.add_argument("--dask", metavar="ADDRESS", help="scheduler of a running Dask cluster")
+        console.add_output(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """One row for each combination."""
+        console.check_output(args.output, args.force)
+        limits = [parse_bytes(text) for text in args.limit] if args.limit else [0]
+        todo = sweeping.points(
+            args.file, args.policy or replaying.policies(), limits, args.conf or [""]
+        )
+        progress = console.Progress("sweeping", "replays", 1, quiet=args.quiet)
+        if args.dask:
+            results = list(sweeping.on_dask(todo, args.dask, progress))
+        else:
+            results = list(sweeping.on_cores(todo, args.workers, progress))
+        progress.close()
+        lines = [
+            f"{'trace':<22}{'policy':<12}{'limit':>10}{'fits':>5}{'peak':>12}{'/live':>8}{'calls':>10}"
+        ]
+        for row in results:
+            ratio = row["peak_bytes"] / max(row["peak_live_bytes"], 1)
+            lines.append(
+                f"{clip(Path(row['path']).name, 21):<22}{row['policy']:<12}"
+                f"{size(row['limit']) if row['limit'] else 'ample':>10}"
+                f"{'yes' if row['completed'] else 'no':>5}{size(row['peak_bytes']):>12}"
+                f"{ratio:>8.3f}{row['n_calls']:>10,}" + (f" {row['conf']}" if row["conf"] else "")
+            )
+        console.deliver(
+            args, "\n".join(lines), results, f"pyalloc replay {args.file[0]} --find-min"
+        )
+        return 0

@@ -1,0 +1,110 @@
+"""Figures of a running process, asked for from outside: a Unix socket that answers with JSON.
+
+Processes started by `pyalloc run` answer; others after `pyalloc.live.serve()`.  The socket is its owner's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from pyalloc.errors import UsageError
+
+ENABLE = "PYALLOC_LIVE"  # environment: "1": serve as soon as torch is imported
+_TIMEOUT_S = 5.0
+
+
+def socket_path(pid: int) -> Path:
+    """Where the process of that number listens."""
+    folder = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return Path(folder) / f"pyalloc-{os.getuid()}-{pid}.sock"
+
+
+def figures() -> dict[str, Any]:
+    """What is told: torch's statistics of each device in use."""
+    torch: Any = sys.modules.get("torch")
+    result: dict[str, Any] = {"pid": os.getpid(), "argv": sys.argv, "devices": {}}
+    if torch is None or not torch.cuda.is_initialized():
+        return result
+    for index in range(torch.cuda.device_count()):
+        stats = dict(torch.cuda.memory_stats(index))
+        free, total = torch.cuda.mem_get_info(index)
+        stats.update({"device_free_bytes": free, "device_total_bytes": total})
+        result["devices"][str(index)] = stats
+    return result
+
+
+def serve() -> Path | None:
+    """Answers from a thread until the process ends.  None where it cannot (no Unix sockets, no folder)."""
+    path = socket_path(os.getpid())
+    try:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path.unlink(missing_ok=True)
+        mask = os.umask(0o077)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(mask)
+        listener.listen(4)
+    except (AttributeError, OSError):
+        return None
+    owner = os.getpid()
+    threading.Thread(target=_answer_all, args=(listener,), daemon=True, name="pyalloc-live").start()
+    import atexit
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            path.unlink(missing_ok=True)
+
+    atexit.register(remove)
+    return path
+
+
+def serve_when_torch_is_imported() -> None:
+    """What `pyalloc run` asks for: processes without torch have nothing to tell."""
+    from pyalloc.install import _after_import
+
+    if "torch" in sys.modules:
+        serve()
+    else:
+        _after_import("torch", serve)
+
+
+def _answer_all(listener: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection, contextlib.suppress(OSError, RuntimeError):
+            connection.settimeout(_TIMEOUT_S)
+            connection.sendall(json.dumps(figures()).encode())
+
+
+def ask(pid: int) -> dict[str, Any]:
+    """The figures of another process.
+
+    Raises:
+        UsageError: it does not listen.
+    """
+    path = socket_path(pid)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_TIMEOUT_S)
+            connection.connect(str(path))
+            parts = []
+            while part := connection.recv(1 << 16):
+                parts.append(part)
+        result: dict[str, Any] = json.loads(b"".join(parts))
+    except (OSError, ValueError):
+        raise UsageError(
+            f"process {pid} does not answer: start it with `pyalloc run`, or call pyalloc.live.serve() in it"
+        ) from None
+    return result

@@ -1,0 +1,35 @@
+"""The figures of a running process for a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyalloc.advice import size
+from pyalloc.report.text import clip
+
+_BAR = 40
+_LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def screen(figures: dict[str, Any], history: list[int]) -> str:
+    """A few lines; history: allocated bytes so far."""
+    lines = [clip(f"process {figures['pid']}: {' '.join(figures['argv'])}", 80)]
+    if not figures["devices"]:
+        lines.append("  has not used CUDA yet")
+    for index, stats in figures["devices"].items():
+        total = max(stats["device_total_bytes"], 1)
+        allocated = stats["allocated_bytes.all.current"]
+        reserved = stats["reserved_bytes.all.current"]
+        used = round(_BAR * allocated / total)
+        held = max(round(_BAR * reserved / total) - used, 0)
+        bar = "#" * used + "-" * held + "." * (_BAR - used - held)
+        lines += [
+            f"  device {index} [{bar}] {size(reserved)} of {size(total)}",
+            f"    allocated {size(allocated)} (peak {size(stats['allocated_bytes.all.peak'])}), "
+            f"idle {size(reserved - allocated)}, retries {stats.get('num_alloc_retries', 0)}, "
+            f"OOMs {stats.get('num_ooms', 0)}",
+        ]
+    top = max(history, default=0)
+    if len(history) > 1 and top:
+        lines.append("  " + "".join(_LEVELS[round(8 * value / top)] for value in history[-76:]))
+    return "\n".join(lines)

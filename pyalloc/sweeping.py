@@ -1,0 +1,89 @@
+"""Many replays (trace, policy, limit) on all cores, or on a Dask cluster that is there already."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyalloc.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Point:
+    """One replay.  limit: bytes of each device, 0: ample."""
+
+    path: str
+    policy: str
+    limit: int
+    conf: str = ""
+
+
+def points(
+    paths: Iterable[Path], policies: Iterable[str], limits: Iterable[int], confs: Iterable[str]
+) -> list[Point]:
+    """All combinations; settings vary pyalloc only."""
+    found = []
+    for path, policy, limit in itertools.product(paths, policies, limits):
+        own = confs if policy == "pyalloc" else [""]
+        found += [Point(str(path.absolute()), policy, limit, conf) for conf in own]
+    return found
+
+
+def run_point(point: Point) -> dict[str, Any]:
+    """One replay, in whatever process this is."""
+    from pyalloc import trace
+
+    with trace.program(Path(point.path)) as program:
+        result = program.replay(point.policy, capacity=point.limit, options=point.conf)
+        live = program.info()["peak_live_bytes"]
+    return {
+        "path": point.path,
+        "policy": point.policy,
+        "limit": point.limit,
+        "conf": point.conf,
+        "peak_live_bytes": live,
+        **result,
+    }
+
+
+def on_cores(
+    todo: list[Point], workers: int | None, progress: Callable[[int, int], object]
+) -> Iterator[dict[str, Any]]:
+    """Results in the order of the points."""
+    results: dict[Point, dict[str, Any]] = {}
+    with ProcessPoolExecutor(workers or os.cpu_count() or 1) as pool:
+        waiting = {pool.submit(run_point, point): point for point in todo}
+        for done, future in enumerate(as_completed(waiting), 1):
+            results[waiting[future]] = future.result()
+            progress(done, len(todo))
+    return (results[point] for point in todo)
+
+
+def on_dask(
+    todo: list[Point], address: str, progress: Callable[[int, int], object]
+) -> Iterator[dict[str, Any]]:
+    """As on_cores(), on the cluster whose scheduler is at the address; it must see the same files.
+
+    Raises:
+        UsageError: dask.distributed is not installed, or no scheduler answers.
+    """
+    try:
+        from dask import distributed
+    except ImportError:
+        raise UsageError(
+            "--dask needs dask.distributed: pip install distributed; without --dask all cores are used"
+        ) from None
+    try:
+        client = distributed.Client(address, timeout=10)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise UsageError(f"no Dask scheduler answers at {address}: {error}") from None
+    with client:
+        futures = client.map(run_point, todo, pure=False)
+        for done, _ in enumerate(distributed.as_completed(futures), 1):
+            progress(done, len(todo))
+        return iter(client.gather(futures))

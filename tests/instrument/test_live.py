@@ -1,0 +1,90 @@
+"""Figures of a running process, and sweeps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from instrument.tools import Plan, pyalloc
+from pyalloc import live, sweeping
+
+MIB = 2**20
+
+
+@pytest.mark.torch
+def test_stats_and_live_of_a_running_process(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import sys, torch, pyalloc.live\n"
+        "x = torch.empty(48 << 20, dtype=torch.uint8, device='cuda')\n"
+        "assert pyalloc.live.serve()\n"
+        "print('ready', __import__('os').getpid(), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-m", "pyalloc", "dryrun", sys.executable, "-W", "ignore", str(script)]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdin is not None
+    try:
+        pid = int(child.stdout.readline().split()[1])
+        assert live.socket_path(pid).stat().st_mode & 0o77 == 0
+        data = json.loads(pyalloc("stats", pid, "--json", "-q"))
+        assert data["devices"]["0"]["allocated_bytes.all.current"] == 48 * MIB
+        out = pyalloc("live", pid, "--count", "2", "--interval", "0.01")
+        assert out.count("allocated 48.0 MiB") == 2
+        assert all(len(line) <= 80 for line in out.splitlines() if "argv" not in line)
+    finally:
+        child.stdin.close()
+        child.wait(timeout=60)
+        child.stdout.close()
+    deadline = time.monotonic() + 20
+    while live.socket_path(pid).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "does not answer" in pyalloc("stats", pid, expect=2)
+
+
+def program(plan: Plan) -> Path:
+    for i in range(8):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=30 * MIB)
+    return plan.done()
+
+
+def test_sweep_on_cores(plan: Plan) -> None:
+    path = program(plan)
+    rows = json.loads(
+        pyalloc(
+            "sweep", path, "--limit", "100MB", "--limit", "1GB", "--workers", "2", "--json", "-q"
+        )
+    )
+    assert len(rows) == 6
+    assert {(row["policy"], row["limit"] // MIB): row["completed"] for row in rows} == {
+        (policy, mib): mib == 1024
+        for policy in ("native", "expandable", "pyalloc")
+        for mib in (100, 1024)
+    }
+    assert pyalloc("sweep", path, "-q").count("240.0 MiB") == 3
+
+
+def test_sweep_without_dask_says_what_to_install(plan: Plan) -> None:
+    try:
+        import dask.distributed  # noqa: F401
+    except ImportError:
+        out = pyalloc("sweep", program(plan), "--dask", "tcp://127.0.0.1:1", expect=2)
+        assert "pip install distributed" in out
+    else:
+        pytest.skip("dask.distributed is installed")
+
+
+def test_sweep_on_a_real_cluster(plan: Plan) -> None:
+    distributed = pytest.importorskip("dask.distributed", reason="pip install distributed")
+    path = program(plan)
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None
+    ) as cluster:
+        todo = sweeping.points([path], ["native", "pyalloc"], [100 * MIB, 1024 * MIB], [""])
+        rows = list(sweeping.on_dask(todo, cluster.scheduler_address, lambda done, total: None))
+    assert [row["completed"] for row in rows] == [False, True, False, True]
