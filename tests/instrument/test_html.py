@@ -1,0 +1,215 @@
+"""The page in a real browser: no errors, no requests, controls that work."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument.tools import Plan, pyalloc
+from pyalloc import trace
+from pyalloc.report import html
+
+MIB = 2**20
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs chromium: apt-get install chromium"
+)
+
+
+class Browser:
+    """As much of the DevTools protocol as the tests need, over its WebSocket."""
+
+    def __init__(self, url: str) -> None:
+        host, port, path = re.match(r"ws://([^:/]+):(\d+)(/.*)", url).groups()  # type: ignore[union-attr]
+        self.socket = socket.create_connection((host, int(port)), timeout=30)
+        key = base64.b64encode(os.urandom(16)).decode()
+        self.socket.sendall(
+            f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+        self.buffer = b""
+        while b"\r\n\r\n" not in self.buffer:
+            self.buffer += self.socket.recv(4096)
+        self.buffer = self.buffer.split(b"\r\n\r\n", 1)[1]
+        self.number = 0
+        self.events: list[dict[str, Any]] = []
+
+    def _take(self, n: int) -> bytes:
+        while len(self.buffer) < n:
+            part = self.socket.recv(1 << 16)
+            assert part, "the browser went away"
+            self.buffer += part
+        taken, self.buffer = self.buffer[:n], self.buffer[n:]
+        return taken
+
+    def _message(self) -> dict[str, Any]:
+        data = b""
+        while True:
+            first, length = self._take(2)
+            if length == 126:
+                length = struct.unpack(">H", self._take(2))[0]
+            elif length == 127:
+                length = struct.unpack(">Q", self._take(8))[0]
+            data += self._take(length)
+            if first & 0x80:
+                message: dict[str, Any] = json.loads(data)
+                return message
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self.number += 1
+        data = json.dumps({"id": self.number, "method": method, "params": params}).encode()
+        mask = os.urandom(4)
+        size = (
+            struct.pack(">B", 0x80 | len(data)) if len(data) < 126
+            else struct.pack(">BH", 0x80 | 126, len(data))
+        )  # fmt: skip
+        masked = bytes(byte ^ mask[i % 4] for i, byte in enumerate(data))
+        self.socket.sendall(b"\x81" + size + mask + masked)
+        while True:
+            message = self._message()
+            if message.get("id") == self.number:
+                assert "error" not in message, message
+                result: dict[str, Any] = message["result"]
+                return result
+            self.events.append(message)
+
+    def value(self, expression: str) -> Any:
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    assert CHROMIUM is not None
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
+            "--remote-allow-origins=*", "--window-size=1200,1000", f"--user-data-dir={profile}", "about:blank",
+        ]  # fmt: skip
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            told = Path(profile) / "DevToolsActivePort"
+            deadline = time.monotonic() + 60
+            while not told.exists() or not told.read_text().strip():
+                assert time.monotonic() < deadline, "chromium did not start"
+                time.sleep(0.05)
+            port = told.read_text().split()[0]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=30) as answer:
+                pages = [page for page in json.load(answer) if page["type"] == "page"]
+            page = Browser(pages[0]["webSocketDebuggerUrl"])
+            try:
+                yield page
+            finally:
+                page.socket.close()
+        finally:
+            child.terminate()
+            child.wait(timeout=30)
+
+
+def rich(plan: Plan) -> Path:
+    """A trace with everything the page shows; names that would break out of a script."""
+    plan.event("user", "note=</script><script>alert(1)</script>")
+    stack = plan.stack(5, "</script><b>work")
+    plan.event("segment_alloc", addr=1 << 30, bytes=64 * MIB)
+    for step in range(6):
+        plan.event("step", "step", arg=step)
+        for phase in ("forward", "backward"):
+            plan.event("phase_begin", phase)
+            for i in range(8):
+                plan.event(
+                    "alloc", addr=(1 << 30) + 8 * i * MIB, bytes=(i + 1) * MIB // 2, stack=stack
+                )
+            for i in range(8):
+                plan.event("free_requested", addr=(1 << 30) + 8 * i * MIB)
+            plan.event("phase_end", phase)
+    return plan.done()
+
+
+@needs_browser
+def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    pyalloc("report", rich(plan), "-o", target)
+    with browser() as page:
+        for domain in ("Runtime", "Network", "Log", "Page"):
+            page.call(f"{domain}.enable")
+        page.call("Page.navigate", url=target.as_uri())
+        deadline = time.monotonic() + 30
+        while page.value("document.readyState") != "complete" or not page.value(
+            "!!window.D || typeof D"
+        ):
+            assert time.monotonic() < deadline
+        assert page.value("document.querySelectorAll('#peak tr').length") > 0
+        assert page.value("document.querySelectorAll('b').length") == 6  # nothing was injected
+        for kind in ("category", "line", "module", "size"):
+            page.value(f"document.querySelector('[data-kind={kind}]').click()")
+            assert (
+                page.value(
+                    f"document.querySelector('[data-kind={kind}]').getAttribute('aria-pressed')"
+                )
+                == "true"
+            )
+            assert page.value("document.querySelectorAll('#peak tr').length") > 0
+        before = page.value("document.getElementById('map-text').textContent")
+        page.value(
+            "(s => { s.value = 1; s.dispatchEvent(new Event('input')); })(document.getElementById('scrub'))"
+        )
+        after = page.value("document.getElementById('map-text').textContent")
+        assert before != after and "reserved" in after
+        picture = "document.getElementById('timeline').toDataURL()"
+        drawn = page.value(picture)
+        page.value("document.getElementById('by-time').click()")
+        assert page.value(picture) != drawn or page.value("byTime")
+        page.value(
+            "(c => { const b = c.getBoundingClientRect(); c.dispatchEvent(new MouseEvent('mousemove', "
+            "{clientX: b.left + b.width / 2, clientY: b.top + 20})); })(document.getElementById('timeline'))"
+        )
+        assert "allocated" in page.value("document.getElementById('tip').textContent")
+        methods = [event["method"] for event in page.events]
+        requests = [
+            event["params"]["request"]["url"]
+            for event in page.events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+        assert requests in ([], [target.as_uri()])
+        assert "Runtime.exceptionThrown" not in methods
+        assert "Log.entryAdded" not in methods, page.events
+        assert "Runtime.consoleAPICalled" not in methods
+
+
+def test_the_page_stays_small(plan: Plan) -> None:
+    """100,000 events of 2,000 live blocks: under 2 MB, with all of the map."""
+    stacks = [plan.stack(line) for line in range(300)]
+    plan.event("segment_alloc", addr=1 << 30, bytes=4096 * MIB)
+    for i in range(50_000):
+        at = (1 << 30) + (i % 2000) * 2 * MIB
+        if i >= 2000:
+            plan.event("free_requested", addr=at)
+        plan.event("alloc", addr=at, bytes=(i % 7 + 1) * MIB // 4, stack=stacks[i % 300])
+    found = trace.analyse(plan.done(), moments=24)
+    assert found.totals["n_events"] > 95_000
+    assert len(html.page(found).encode()) < 2_000_000
+
+
+def test_the_page_names_no_other_place(plan: Plan) -> None:
+    text = html.page(trace.analyse(rich(plan), moments=4))
+    assert not re.search(r"(https?:)?//[a-z0-9.-]+\.[a-z]{2,}", text)
+    assert "</script><script>alert" not in text
+    assert "default-src 'none'" in text
