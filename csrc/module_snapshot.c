@@ -148,7 +148,7 @@ entry_dict(
         put(dict, "compile_context", PyUnicode_InternFromString("N/A")) &&
         put(dict, "user_metadata", pya_stack_metadata(entry->context)) &&
         put(dict, "pool_id", pool_tuple(entry_pool(snapshot, entry)));
-    if (done && entry->context != NULL) {
+    if (done && pya_stack_has_frames(entry->context)) {
         done = put(dict, "frames", frames_of(cache, entry->context));
     }
     if (!done) {

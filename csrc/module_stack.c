@@ -21,6 +21,7 @@ struct stack {
     size_t n_owners; /* atomic */
     struct stack *next_dead;
     char *metadata; /* owned; NULL is "" */
+    bool is_bare;   /* only metadata was asked for */
     size_t n_native;
     void **native; /* owned return addresses, innermost first; NULL when none were captured */
     size_t n_frames;
@@ -76,10 +77,13 @@ stack_create(const struct frame *frames, size_t n) {
     stack->n_owners = 1;
     stack->next_dead = NULL;
     stack->metadata = NULL;
+    stack->is_bare = false;
     stack->n_native = 0;
     stack->native = NULL;
     stack->n_frames = n;
-    memcpy(stack->frames, frames, n * sizeof stack->frames[0]);
+    if (n > 0) {
+        memcpy(stack->frames, frames, n * sizeof stack->frames[0]);
+    }
     return stack;
 }
 
@@ -122,10 +126,19 @@ add_native(struct stack *stack) {
 }
 
 void *
-pya_stack_capture(void *arg) {
+pya_stack_capture(void *arg, bool with_stack) {
     (void)arg;
-    if (!Py_IsInitialized()) {
+    const bool has_metadata = thread_metadata != NULL && thread_metadata[0] != '\0';
+    if (!Py_IsInitialized() || (!with_stack && !has_metadata)) {
         return NULL;
+    }
+    if (!with_stack) {
+        struct stack *bare = stack_create(NULL, 0);
+        if (bare != NULL) {
+            bare->is_bare = true;
+            bare->metadata = strdup(thread_metadata);
+        }
+        return bare;
     }
     PyGILState_STATE held = PyGILState_Ensure();
     drain_dead();
@@ -138,7 +151,7 @@ pya_stack_capture(void *arg) {
     PyErr_Clear();
     PyErr_Restore(type, value, traceback);
     PyGILState_Release(held);
-    if (stack != NULL && thread_metadata != NULL && thread_metadata[0] != '\0') {
+    if (stack != NULL && has_metadata) {
         stack->metadata = strdup(thread_metadata);
     }
     if (stack != NULL && atomic_load_explicit(&wants_native, memory_order_relaxed)) {
@@ -299,4 +312,10 @@ PyObject *
 pya_stack_metadata(void *context) {
     const struct stack *stack = context;
     return PyUnicode_FromString(stack == NULL || stack->metadata == NULL ? "" : stack->metadata);
+}
+
+bool
+pya_stack_has_frames(void *context) {
+    const struct stack *stack = context;
+    return stack != NULL && !stack->is_bare;
 }

@@ -8,8 +8,8 @@
  * thread that does not hold the GIL.  Functions that take a context accept NULL. */
 
 /* Hooks for struct pya_hooks; arg is not used.  Capture takes the GIL where the thread does not hold it, and gives
- * NULL when Python is shutting down. */
-void *pya_stack_capture(void *arg);
+ * NULL when Python is shutting down, and without a stack where the thread has no metadata either. */
+void *pya_stack_capture(void *arg, bool with_stack);
 void pya_stack_retain(void *arg, void *context);
 void pya_stack_release(void *arg, void *context);
 
@@ -24,3 +24,4 @@ const char *pya_stack_thread_metadata(void);
  * taken from and added to cache (a dict). */
 PyObject *pya_stack_frames(PyObject *cache, void *context);
 PyObject *pya_stack_metadata(void *context);
+bool pya_stack_has_frames(void *context);

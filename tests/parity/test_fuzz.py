@@ -18,7 +18,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 STAMP = 512
 PAGE = 2 * MIB
 MOST_LIVE = 4 * GIB
-STEPS = int(os.environ.get("PYALLOC_FUZZ_STEPS", "1500"))
+STEPS = int(os.environ.get("PYALLOC_FUZZ_STEPS", "600"))
 
 
 @dataclass
