@@ -7,7 +7,7 @@ torch.manual_seed(0)
 torch.backends.cudnn.benchmark = True
 model = torchvision.models.resnet50().cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-for epoch in range(2):
+for _ in range(2):
     model.train()
     for batch in (8, 8, 3):
         images = torch.zeros(batch, 3, 64, 64).cuda()
