@@ -284,27 +284,52 @@ segment_insert(struct pya_scan *s, size_t at, struct pya_scan_segment segment) {
     return true;
 }
 
+/* Is the segment at `at` mapped and does it begin where the range ends? */
+static bool
+segment_follows(const struct pya_scan *s, size_t at, uint64_t end, int device) {
+    if (at >= s->segments.n) {
+        return false;
+    }
+    const struct pya_scan_segment *g = ITEM(s->segments, struct pya_scan_segment, at);
+    return g->is_mapped && g->device == device && g->addr == end;
+}
+
+/* Mapped neighbours become one. */
 static bool
 segment_add(struct pya_scan *s, const struct pya_trace_event *e) {
-    const bool is_mapped = e->kind == PYA_TRACE_SEGMENT_MAP;
     s->reserved += e->bytes;
-    size_t at = segment_search(s, e->addr, e->device);
-    if (is_mapped && at > 0) {
-        struct pya_scan_segment *before = ITEM(s->segments, struct pya_scan_segment, at - 1);
-        if (before->is_mapped && before->device == e->device &&
-            before->addr + before->bytes == e->addr) {
-            before->bytes += e->bytes;
-            return true;
-        }
+    const size_t at = segment_search(s, e->addr, e->device);
+    struct pya_scan_segment segment = {
+        .addr = e->addr,
+        .bytes = e->bytes,
+        .stream = e->stream,
+        .device = e->device,
+        .is_mapped = e->kind == PYA_TRACE_SEGMENT_MAP,
+    };
+    if (!segment.is_mapped) {
+        return segment_insert(s, at, segment);
     }
-    return segment_insert(
-        s, at,
-        (struct pya_scan_segment){
-            .addr = e->addr,
-            .bytes = e->bytes,
-            .stream = e->stream,
-            .device = e->device,
-            .is_mapped = is_mapped});
+    if (s->segments.n == 0) {
+        return segment_insert(s, at, segment);
+    }
+    struct pya_scan_segment *next = ITEM(s->segments, struct pya_scan_segment, at);
+    const bool joins_next = segment_follows(s, at, e->addr + e->bytes, e->device);
+    if (joins_next) {
+        next->addr = e->addr;
+        next->bytes += e->bytes;
+        segment = *next;
+    }
+    struct pya_scan_segment *before = at > 0 ? next - 1 : NULL;
+    if (before != NULL && before->is_mapped && before->device == e->device &&
+        before->addr + before->bytes == e->addr) {
+        before->bytes += segment.bytes;
+        if (joins_next) {
+            memmove(next, next + 1, (s->segments.n - at - 1) * sizeof *next);
+            s->segments.n--;
+        }
+        return true;
+    }
+    return joins_next || segment_insert(s, at, segment);
 }
 
 /* What of the range is known is taken out; what is not was there before the trace began. */
