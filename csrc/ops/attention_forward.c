@@ -30,14 +30,14 @@ forward_softmax(struct forward_scratch *w, struct att_block x, ptrdiff_t dim_v) 
             best = v_max(best, v_ld(s + k * ATT_LD));
         }
         const vr shrink = v_exp2(v_sub(old, best));
-        vr sum = v_mul(v_ld(w->sum + q), shrink);
+        vr sum = v_set(0); /* of this block alone: sums of sums lose fewer digits */
         for (int k = 0; k < x.nk; k++) {
             vr e = v_exp2(v_sub(v_ld(s + k * ATT_LD), best));
             v_st(s + k * ATT_LD, e);
             sum = v_add(sum, e);
         }
         v_st(w->top + q, best);
-        v_st(w->sum + q, sum);
+        v_st(w->sum + q, v_fma(v_ld(w->sum + q), shrink, sum));
         /* the first block has nothing to rescale: the product overwrites */
         for (ptrdiff_t d = 0; d < dim_v && x.k0 > 0; d++) {
             v_st(w->ot + d * ATT_LD + q, v_mul(v_ld(w->ot + d * ATT_LD + q), shrink));

@@ -158,12 +158,13 @@ mixture_fold(const struct ps_tile *w, int m, real *u, int rows, real *top, real 
             v_st(u + i * 2 * VW + v, x);
             best = v_max(best, x);
         }
-        vr s = v_mul(v_ld(sum + v), v_exp(v_sub(old, best)));
+        const vr shrink = v_exp(v_sub(old, best));
+        vr s = v_set(0);
         for (int i = 0; i < rows; i++) {
             s = v_add(s, v_exp(v_sub(v_ld(u + i * 2 * VW + v), best)));
         }
         v_st(top + v, best);
-        v_st(sum + v, s);
+        v_st(sum + v, v_fma(v_ld(sum + v), shrink, s));
     }
 }
 

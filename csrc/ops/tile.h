@@ -30,7 +30,7 @@ tile_kernel(
     for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 2
         for (int j = 0; j < nv; j++) {
-            acc[i][j] = c.add ? v_ld(c.p + i * c.row + j * VW) : v_set(0);
+            acc[i][j] = v_set(0);
         }
     }
     const real *pa = a.p;
@@ -53,7 +53,9 @@ tile_kernel(
     for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 2
         for (int j = 0; j < nv; j++) {
-            v_st(c.p + i * c.row + j * VW, acc[i][j]);
+            /* what is there comes last: long sums are then sums of short ones, and rounder */
+            real *p = c.p + i * c.row + j * VW;
+            v_st(p, c.add ? v_add(v_ld(p), acc[i][j]) : acc[i][j]);
         }
     }
 }
