@@ -90,6 +90,7 @@ scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     }
     uint64_t *numbers = scan_moment_list(moments, &settings.n_moments);
     if (PyErr_Occurred()) {
+        free(numbers);
         Py_DECREF(path);
         return NULL;
     }

@@ -71,8 +71,10 @@ allocate_and_look(data_ptr *out, void *self, size_t bytes) {
         layout = LAYOUT_UNKNOWN;
     }
     const uint16_t device = static_cast<uint16_t>(out->device);
-    const bool is_cuda = (device & 0xff) == 1 && (device >> 8) == static_cast<uint8_t>(current_device());
-    known_layout.store(is_cuda || layout == LAYOUT_UNKNOWN ? layout : static_cast<int>(LAYOUT_STRANGE));
+    const bool is_cuda =
+        (device & 0xff) == 1 && (device >> 8) == static_cast<uint8_t>(current_device());
+    known_layout.store(
+        is_cuda || layout == LAYOUT_UNKNOWN ? layout : static_cast<int>(LAYOUT_STRANGE));
 }
 
 } // namespace
@@ -83,7 +85,9 @@ pya_torch_fast_prepare(void) {
            find(current_stream, "_ZN3c104cuda20getCurrentCUDAStreamEa") &&
            find(stream_handle, "_ZNK3c104cuda10CUDAStream6streamEv") &&
            find(torch_allocate, "_Z" WRAPPER "8allocateEm") &&
-           find(torch_deleter, "_ZNK5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator11raw_deleterEv");
+           find(
+               torch_deleter,
+               "_ZNK5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator11raw_deleterEv");
 }
 
 void *
@@ -108,7 +112,8 @@ pya_torch_fast_raw_delete(void *self, void *ptr) {
         char address[32];
         (void)snprintf(address, sizeof address, "%p", ptr);
         throw std::runtime_error(
-            std::string("pyalloc: freeing ") + address + " was refused: " + pya_status_text(status));
+            std::string("pyalloc: freeing ") + address +
+            " was refused: " + pya_status_text(status));
     }
 }
 
@@ -129,7 +134,8 @@ pya_torch_fast_allocate(void *out, void *self, size_t bytes) {
     made->data = ptr;
     made->second = layout == LAYOUT_DELETER_FIRST ? deleter : ptr;
     made->third = layout == LAYOUT_DELETER_FIRST ? ptr : deleter;
-    const uint16_t where = static_cast<uint16_t>(1 | static_cast<unsigned>(static_cast<uint8_t>(device)) << 8);
+    const uint16_t where =
+        static_cast<uint16_t>(1 | static_cast<unsigned>(static_cast<uint8_t>(device)) << 8);
     memcpy(&made->device, &where, sizeof where);
     return out;
 }

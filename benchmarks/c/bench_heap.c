@@ -16,7 +16,8 @@ static pya_dptr blocks[MAX_BLOCKS];
 
 static pya_status
 open_sim(void *arg, int index, struct pya_device **out) {
-    const struct pya_sim_config config = {.capacity_bytes = (size_t)1 << 40, .address_bytes = (uint64_t)1 << 45};
+    const struct pya_sim_config config = {
+        .capacity_bytes = (size_t)1 << 40, .address_bytes = (uint64_t)1 << 45};
     struct pya_sim *sim;
     (void)arg;
     pya_status st = pya_sim_create(&config, index, &sim);
@@ -64,8 +65,8 @@ bench(const char *name, size_t n_live, size_t max_bytes, bool is_lifo, size_t n_
         for (size_t i = 0; i < n_steps; i++) {
             size_t k = is_lifo ? i % n_live : random_next(&seed) % n_live;
             size_t bytes = is_lifo ? max_bytes : 1 + random_next(&seed) % max_bytes;
-            if (pya_free(heap, blocks[k]) != PYA_OK
-                || pya_alloc(heap, 0, bytes, 0, &blocks[k]) != PYA_OK) {
+            if (pya_free(heap, blocks[k]) != PYA_OK ||
+                pya_alloc(heap, 0, bytes, 0, &blocks[k]) != PYA_OK) {
                 exit(1);
             }
         }

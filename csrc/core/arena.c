@@ -1,7 +1,6 @@
 /* Arenas: taking from free runs, giving back to them, growing at a hole.  Floor 6. */
 #include "arena.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "debug.h"
@@ -75,8 +74,8 @@ arena_reshape_run(struct pya_arena *arena, struct pya_block *run, pya_dptr addr,
     struct pya_range *range = run->range;
     arena_count_run(arena, range, run->addr, run->bytes, -1);
     arena_count_run(arena, range, addr, bytes, 1);
-    bool crosses = range->slots != NULL
-                   && pya_range_slot(range, addr) != pya_range_slot(range, run->addr);
+    bool crosses =
+        range->slots != NULL && pya_range_slot(range, addr) != pya_range_slot(range, run->addr);
     if (PYA_UNLIKELY(crosses)) {
         pya_range_drop_start(range, run);
     }
@@ -309,8 +308,7 @@ void
 pya_arena_note_mapped(
     struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages) {
     struct pya_history *history = arena->card->history;
-    pya_history_note(
-        history, PYA_ACTION_SEGMENT_MAP, addr, n_pages * PYA_PAGE, arena->stream);
+    pya_history_note(history, PYA_ACTION_SEGMENT_MAP, addr, n_pages * PYA_PAGE, arena->stream);
     pya_arena_count_pool(arena, (int64_t)(n_pages * PYA_PAGE));
     if (range->n_mapped == 0) {
         pya_stats_add(&arena->card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
@@ -322,8 +320,7 @@ void
 pya_arena_note_unmapped(
     struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages) {
     struct pya_history *history = arena->card->history;
-    pya_history_note(
-        history, PYA_ACTION_SEGMENT_UNMAP, addr, n_pages * PYA_PAGE, arena->stream);
+    pya_history_note(history, PYA_ACTION_SEGMENT_UNMAP, addr, n_pages * PYA_PAGE, arena->stream);
     pya_arena_count_pool(arena, -(int64_t)(n_pages * PYA_PAGE));
     range->n_mapped -= n_pages;
     if (range->n_mapped == 0) {
@@ -387,8 +384,8 @@ unmap:
 static void
 arena_drop_pages(struct pya_card *card, const pya_page_id *ids, size_t n_pages, bool is_small) {
     for (size_t i = 0; i < n_pages; i++) {
-        if (card->pages.items[ids[i]].n_mappings == 0
-            && pya_page_release(&card->pages, card->dev, ids[i]) == PYA_OK) {
+        if (card->pages.items[ids[i]].n_mappings == 0 &&
+            pya_page_release(&card->pages, card->dev, ids[i]) == PYA_OK) {
             pya_card_reserved(card, is_small, -(int64_t)PYA_PAGE);
         }
     }
@@ -398,9 +395,8 @@ pya_status
 pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, bool is_small) {
     struct pya_card *card = arena->card;
     PYA_ASSERT(n_pages > 0 && hole->bytes >= n_pages * PYA_PAGE);
-    size_t room = card->limit_bytes > card->reserved_bytes
-                      ? card->limit_bytes - card->reserved_bytes
-                      : 0;
+    size_t room =
+        card->limit_bytes > card->reserved_bytes ? card->limit_bytes - card->reserved_bytes : 0;
     if (n_pages > room / PYA_PAGE) {
         return PYA_E_LIMIT;
     }
@@ -442,9 +438,8 @@ drop:
 static size_t
 arena_range_bytes(const struct pya_arena *arena, size_t n_pages) {
     size_t total = pya_round_up(arena->card->caps.total_bytes, PYA_PAGE);
-    size_t bytes = arena->pool == NULL
-                       ? total * RANGE_TIMES_DEFAULT
-                       : pya_round_up(total / RANGE_SHARE_PRIVATE, PYA_PAGE);
+    size_t bytes = arena->pool == NULL ? total * RANGE_TIMES_DEFAULT
+                                       : pya_round_up(total / RANGE_SHARE_PRIVATE, PYA_PAGE);
     size_t least = (n_pages + 1) * PYA_PAGE;
     return bytes > least ? bytes : least;
 }
@@ -600,60 +595,4 @@ pya_arena_destroy(struct pya_arena *arena) {
     }
     free(arena->small_fit);
     free(arena);
-}
-
-static size_t
-arena_check_pages(const struct pya_arena *arena, const struct pya_range *range) {
-    size_t n_wrong = 0;
-    const struct pya_page *items = arena->card->pages.items;
-    for (const struct pya_block *block = range->first; block != NULL; block = block->next) {
-        size_t first = pya_range_slot(range, block->addr);
-        size_t end = pya_range_slot(range, pya_block_end(block) + PYA_PAGE - 1);
-        for (size_t s = first; s < end && s < range->n_slots; s++) {
-            pya_page_id id = range->slots[s].page;
-            bool is_home = id != PYA_NO_PAGE && items[id].range == range && items[id].slot == s;
-            bool wants_home = block->state != PYA_BLOCK_HOLE && block->state != PYA_BLOCK_DEAD;
-            bool is_hole = block->state == PYA_BLOCK_HOLE;
-            if (is_home != wants_home || is_hole != (id == PYA_NO_PAGE)) {
-                (void)fprintf(
-                    stderr, "arena: slot %zu under a block in state %d has page %u, home %d\n", s,
-                    block->state, id, is_home);
-                n_wrong++;
-            }
-        }
-    }
-    return n_wrong;
-}
-
-size_t
-pya_arena_check(const struct pya_arena *arena) {
-    size_t n_wrong = pya_fit_check(&arena->fit);
-    size_t n_runs = arena->fit.n_runs;
-    if (arena->small_fit != NULL) {
-        n_wrong += pya_fit_check(arena->small_fit);
-        n_runs += arena->small_fit->n_runs;
-    }
-    size_t free_bytes = 0;
-    size_t free_pages = 0;
-    size_t n_free = 0;
-    for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
-        n_wrong += pya_range_check(range);
-        for (const struct pya_block *block = range->first; block != NULL; block = block->next) {
-            if (block->state == PYA_BLOCK_FREE) {
-                n_free++;
-                free_bytes += block->bytes;
-                free_pages += range->slots == NULL ? 0 : pya_run_pages(block->addr, block->bytes);
-            }
-        }
-        if (range->slots != NULL) {
-            n_wrong += arena_check_pages(arena, range);
-        }
-    }
-    if (n_free != n_runs || free_bytes != arena->free_bytes || free_pages != arena->free_pages) {
-        (void)fprintf(
-            stderr, "arena: %zu free runs (index %zu), %zu bytes (%zu), %zu pages (%zu)\n", n_free,
-            n_runs, free_bytes, arena->free_bytes, free_pages, arena->free_pages);
-        n_wrong++;
-    }
-    return n_wrong;
 }

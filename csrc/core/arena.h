@@ -21,21 +21,22 @@ struct pya_arena {
     struct pya_card *card;
     struct pya_pool *pool; /* NULL: the default pool */
     pya_stream stream;
-    struct pya_fit fit; /* every FREE run; without virtual memory those of the large pool */
+    struct pya_fit fit;        /* every FREE run; without virtual memory those of the large pool */
     struct pya_fit *small_fit; /* plain mode only */
     struct pya_range *ranges;
     struct pya_block *holes; /* chain of HOLE blocks */
     struct pya_block *dead;  /* chain of DEAD blocks */
     struct pya_stitches *stitches;
-    struct pya_block *parked; /* freed last, not yet joined to its neighbours; state USED, in no index */
+    struct pya_block
+        *parked; /* freed last, not yet joined to its neighbours; state USED, in no index */
     size_t free_bytes;
     size_t free_pages;
-    uint64_t seq;           /* grows with every block that becomes free */
+    uint64_t seq; /* grows with every block that becomes free */
     /* Work queued on the stream before idle_seq has finished: runs with seq <= idle_seq are idle. */
     uint64_t idle_seq;
-    uint64_t fence_seq; /* what idle_seq becomes when the fence completes */
-    pya_event fence;    /* 0: never made */
-    bool is_fence_open; /* recorded, not yet seen complete */
+    uint64_t fence_seq;    /* what idle_seq becomes when the fence completes */
+    pya_event fence;       /* 0: never made */
+    bool is_fence_open;    /* recorded, not yet seen complete */
     double stitch_debt_ns; /* paid for stitching since the last growth (the balanced policy's W) */
 };
 
@@ -46,11 +47,9 @@ void pya_arena_destroy(struct pya_arena *arena);
 
 /* Splits `bytes` off the low end of a FREE run and hands them out.  One record was reserved in
  * card->blocks.  The block is USED, not yet in card->live, its user fields unset. */
-struct pya_block *
-pya_arena_take(struct pya_arena *arena, struct pya_block *run, size_t bytes);
+struct pya_block *pya_arena_take(struct pya_arena *arena, struct pya_block *run, size_t bytes);
 /* The same off the high end. */
-struct pya_block *
-pya_arena_take_high(struct pya_arena *arena, struct pya_block *run, size_t bytes);
+struct pya_block *pya_arena_take_high(struct pya_arena *arena, struct pya_block *run, size_t bytes);
 /* Cuts [addr, addr + bytes) out of a FREE run; two records were reserved.  The piece comes back in `state`
  * and in no index. */
 struct pya_block *pya_arena_carve(

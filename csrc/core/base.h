@@ -58,8 +58,7 @@ const char *pya_status_text(pya_status status);
 
 /* All three return false on overflow and then leave *out alone. */
 static inline bool
-pya_size_add(size_t a, size_t b, size_t *out)
-{
+pya_size_add(size_t a, size_t b, size_t *out) {
     size_t sum;
     if (__builtin_add_overflow(a, b, &sum)) {
         return false;
@@ -69,8 +68,7 @@ pya_size_add(size_t a, size_t b, size_t *out)
 }
 
 static inline bool
-pya_size_mul(size_t a, size_t b, size_t *out)
-{
+pya_size_mul(size_t a, size_t b, size_t *out) {
     size_t product;
     if (__builtin_mul_overflow(a, b, &product)) {
         return false;
@@ -81,8 +79,7 @@ pya_size_mul(size_t a, size_t b, size_t *out)
 
 /* unit: a power of two. */
 static inline bool
-pya_size_round_up(size_t bytes, size_t unit, size_t *out)
-{
+pya_size_round_up(size_t bytes, size_t unit, size_t *out) {
     size_t sum;
     if (!pya_size_add(bytes, unit - 1, &sum)) {
         return false;
@@ -93,14 +90,12 @@ pya_size_round_up(size_t bytes, size_t unit, size_t *out)
 
 /* For values already known to be far from the top of the address space. */
 static inline uint64_t
-pya_round_up(uint64_t value, uint64_t unit)
-{
+pya_round_up(uint64_t value, uint64_t unit) {
     return (value + unit - 1) & ~(unit - 1);
 }
 
 static inline uint64_t
-pya_round_down(uint64_t value, uint64_t unit)
-{
+pya_round_down(uint64_t value, uint64_t unit) {
     return value & ~(unit - 1);
 }
 

@@ -33,12 +33,13 @@ struct pya_block {
     pya_dptr addr;
     size_t bytes;
     union {
-        struct pya_block *prev; /* home: the neighbour below, NULL at the range's start */
+        struct pya_block *prev;    /* home: the neighbour below, NULL at the range's start */
         struct pya_stitch *stitch; /* STITCHED */
     };
     union {
         struct pya_block *next; /* home: the neighbour above */
-        struct pya_block *pieces; /* STITCHED: the LENT blocks, in order of the stitched addresses */
+        struct pya_block
+            *pieces; /* STITCHED: the LENT blocks, in order of the stitched addresses */
     };
     struct pya_arena *arena;
     struct pya_range *range; /* NULL when STITCHED */

@@ -39,7 +39,8 @@ enum { PYA_CLAIM_SHIFT = 36, PYA_CLAIM_SLOTS = 4096 };
 struct pya_card {
     struct pya_lock lock;
     int index;
-    uint64_t *claims; /* of the heap: PYA_CLAIM_SLOTS words, bit i: card i has addresses there; atomic */
+    uint64_t
+        *claims; /* of the heap: PYA_CLAIM_SLOTS words, bit i: card i has addresses there; atomic */
     struct pya_device *dev;
     struct pya_device_caps caps;
     struct pya_options options;
@@ -50,7 +51,7 @@ struct pya_card {
     struct pya_ptrmap live; /* handed-out blocks and pending ones, by address */
     struct pya_pages pages;
 
-    struct pya_arena *arenas; /* all, most recently created first */
+    struct pya_arena *arenas;     /* all, most recently created first */
     struct pya_arena *last_arena; /* of the latest request */
     struct pya_pool *pools;
     size_t n_active; /* pools with a filter: a capture or a MemPool is under way; 0 almost always */
@@ -58,13 +59,14 @@ struct pya_card {
     size_t n_pending;            /* uses waiting in them */
     struct pya_history *history; /* NULL: not recording */
 
-    size_t reserved_bytes;  /* physical: pages and plain segments; == stats reserved_bytes.all.current */
+    size_t
+        reserved_bytes; /* physical: pages and plain segments; == stats reserved_bytes.all.current */
     size_t limit_bytes;     /* reserved_bytes may not pass this */
     size_t live_bytes;      /* rounded bytes handed out, pending ones included */
     size_t peak_live_bytes; /* largest live_bytes so far: memory up to here is needed anyway */
     size_t peak_reserved_bytes;
-    double stitch_ns;       /* modelled time of all stitching and moving so far */
-    bool is_short;          /* the capacity was reached once: fit more carefully from then on */
+    double stitch_ns; /* modelled time of all stitching and moving so far */
+    bool is_short;    /* the capacity was reached once: fit more carefully from then on */
 };
 
 static inline bool

@@ -14,6 +14,34 @@ control_begin(struct pya_heap *heap, int device, struct pya_card **out) {
 }
 
 pya_status
+pya_block_info(struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *bytes, int *device) {
+    struct pya_block *block;
+    struct pya_card *card = pya_heap_find(heap, ptr, &block);
+    if (card == NULL) {
+        return PYA_E_FOREIGN;
+    }
+    *base = block->addr;
+    *bytes = block->bytes;
+    *device = card->index;
+    pya_lock_release(&card->lock);
+    return PYA_OK;
+}
+
+pya_status
+pya_segment_info(struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *bytes) {
+    struct pya_block *block;
+    struct pya_card *card = pya_heap_find(heap, ptr, &block);
+    if (card == NULL) {
+        return PYA_E_FOREIGN;
+    }
+    bool is_plain = block->state == PYA_BLOCK_USED && block->range->slots == NULL;
+    *base = is_plain ? block->range->base : block->addr;
+    *bytes = is_plain ? block->range->bytes : block->bytes;
+    pya_lock_release(&card->lock);
+    return PYA_OK;
+}
+
+pya_status
 pya_pool_begin(
     struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_stream_filter filter) {
     struct pya_card *card;
@@ -105,8 +133,8 @@ pya_pool_list(struct pya_heap *heap, int device, struct pya_pool_info *infos, si
     pya_lock_acquire(&card->lock);
     for (const struct pya_pool *pool = card->pools; pool != NULL; pool = pool->next) {
         if (n < n_room) {
-            infos[n] = (struct pya_pool_info){
-                pool->id, pool->n_users, pool->is_active, pool->reserved};
+            infos[n] =
+                (struct pya_pool_info){pool->id, pool->n_users, pool->is_active, pool->reserved};
         }
         n++;
     }
@@ -170,9 +198,9 @@ heap_trim_device(struct pya_heap *heap, int device, size_t bytes_left) {
     }
     pya_lock_acquire(&card->lock);
     size_t excess = card->reserved_bytes > bytes_left ? card->reserved_bytes - bytes_left : 0;
-    pya_status st
-        = excess > 0 ? card_trim(card, PYA_TRIM_OPEN, NULL, bytes_left == 0 ? SIZE_MAX : excess)
-                     : PYA_OK;
+    pya_status st = excess > 0
+                        ? card_trim(card, PYA_TRIM_OPEN, NULL, bytes_left == 0 ? SIZE_MAX : excess)
+                        : PYA_OK;
     pya_lock_release(&card->lock);
     return st;
 }
@@ -229,7 +257,8 @@ pya_status
 pya_stats_get(struct pya_heap *heap, int device, int64_t *values) {
     struct pya_stats none = {0};
     struct pya_card *card = pya_heap_open_card(heap, device);
-    int64_t no_bound = heap->options.max_split_size == 0 ? -1 : (int64_t)heap->options.max_split_size;
+    int64_t no_bound =
+        heap->options.max_split_size == 0 ? -1 : (int64_t)heap->options.max_split_size;
     if (device < 0 || device >= PYA_MAX_DEVICES) {
         return PYA_E_INVAL;
     }
@@ -244,8 +273,8 @@ pya_stats_get(struct pya_heap *heap, int device, int64_t *values) {
     scalar[PYA_STAT_max_split_size] = no_bound;
     scalar[PYA_STAT_pyalloc_pages] = (int64_t)card->pages.n_live;
     scalar[PYA_STAT_pyalloc_mappings] = (int64_t)card->pages.n_mappings;
-    scalar[PYA_STAT_pyalloc_host_bytes] = (int64_t)(card->blocks.host_bytes + card->uses.host_bytes
-                                                    + pya_ptrmap_host_bytes(&card->live));
+    scalar[PYA_STAT_pyalloc_host_bytes] =
+        (int64_t)(card->blocks.host_bytes + card->uses.host_bytes + pya_ptrmap_host_bytes(&card->live));
     pya_stats_flatten(&card->stats, values);
     pya_lock_release(&card->lock);
     return PYA_OK;
@@ -324,8 +353,8 @@ pya_status
 pya_history_start(
     struct pya_heap *heap, enum pya_record_level level, bool trace, size_t max_entries,
     uint32_t skip_mask) {
-    bool has_contexts = heap->hooks.capture_context == NULL
-                        || (heap->hooks.retain_context != NULL && heap->hooks.release_context != NULL);
+    bool has_contexts = heap->hooks.capture_context == NULL ||
+                        (heap->hooks.retain_context != NULL && heap->hooks.release_context != NULL);
     if (!has_contexts || (int)level < PYA_RECORD_NEVER || level > PYA_RECORD_ALL) {
         return PYA_E_INVAL;
     }
@@ -390,7 +419,8 @@ card_violation(const struct pya_card *card, const char *what, size_t found, size
     if (found == counted) {
         return 0;
     }
-    (void)fprintf(stderr, "card %d: %s: %zu found, %zu counted\n", card->index, what, found, counted);
+    (void)fprintf(
+        stderr, "card %d: %s: %zu found, %zu counted\n", card->index, what, found, counted);
     return 1;
 }
 
@@ -419,7 +449,8 @@ card_check(const struct pya_card *card) {
         n_mappings += card->pages.items[i].handle != 0 ? card->pages.items[i].n_mappings : 0;
     }
     n_wrong += card_violation(card, "live blocks", n_live, live.n);
-    n_wrong += card_violation(card, "active blocks", live.n, (size_t)pya_stats_active(&card->stats));
+    n_wrong +=
+        card_violation(card, "active blocks", live.n, (size_t)pya_stats_active(&card->stats));
     n_wrong += card_violation(card, "live bytes", live.bytes, card->live_bytes);
     n_wrong += card_violation(card, "mappings", n_mappings, card->pages.n_mappings);
     n_wrong += card_violation(

@@ -26,7 +26,7 @@ static inline unsigned
 fit_bin(size_t bytes) {
     uint64_t units = bytes / PYA_ALIGN;
     if (units <= PYA_FIT_LISTS) {
-        return (unsigned)units - 1;
+        return units == 0 ? 0 : (unsigned)units - 1;
     }
     unsigned top = 63U - (unsigned)__builtin_clzll(units);
     unsigned sub = (unsigned)(units >> (top - PYA_FIT_SUB_BITS)) & ((1U << PYA_FIT_SUB_BITS) - 1);
@@ -229,8 +229,8 @@ pya_fit_next(const struct pya_fit *fit, const struct pya_block *run) {
         const struct pya_link *next = run->link.next;
         return next != &fit->lists[bin] ? fit_block(next) : fit_from_bin(fit, bin + 1);
     }
-    struct pya_block *next
-        = fit_lower_bound(fit->trees[bin - PYA_FIT_LISTS], run->bytes, run->addr + 1);
+    struct pya_block *next =
+        fit_lower_bound(fit->trees[bin - PYA_FIT_LISTS], run->bytes, run->addr + 1);
     return next != NULL ? next : fit_from_bin(fit, bin + 1);
 }
 

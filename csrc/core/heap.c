@@ -343,8 +343,7 @@ card_serve(
     stats_take(card, block);
     pya_ptrmap_insert(&card->live, block);
     if (PYA_UNLIKELY(card->history != NULL)) {
-        pya_history_add(
-            card->history, PYA_ACTION_ALLOC, block->addr, requested, stream, context);
+        pya_history_add(card->history, PYA_ACTION_ALLOC, block->addr, requested, stream, context);
     }
     *out = block;
     return PYA_OK;
@@ -371,8 +370,8 @@ heap_alloc_slow(
     pya_status st = PYA_E_NOMEM;
     struct pya_block *block;
     void *context = NULL;
-    while (st == PYA_E_NOMEM && hooks->on_pressure != NULL
-           && hooks->on_pressure(hooks->arg, card->index, bytes)) {
+    while (st == PYA_E_NOMEM && hooks->on_pressure != NULL &&
+           hooks->on_pressure(hooks->arg, card->index, bytes)) {
         pya_lock_acquire(&card->lock);
         st = card_alloc(card, bytes, stream, NULL, &block);
         if (st == PYA_OK) {
@@ -561,8 +560,8 @@ pya_memory_info(struct pya_heap *heap, int device, struct pya_memory_info *out) 
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         size_t stitchable = arena->free_pages * PYA_PAGE;
         info.cached_bytes += arena->free_bytes;
-        info.largest_free_bytes
-            = stitchable > info.largest_free_bytes ? stitchable : info.largest_free_bytes;
+        info.largest_free_bytes =
+            stitchable > info.largest_free_bytes ? stitchable : info.largest_free_bytes;
     }
     size_t largest = card_largest_free(card);
     info.largest_free_bytes = largest > info.largest_free_bytes ? largest : info.largest_free_bytes;
@@ -586,33 +585,4 @@ pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error
     if (card != NULL) {
         pya_device_error(card->dev, out);
     }
-}
-
-pya_status
-pya_block_info(
-    struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *bytes, int *device) {
-    struct pya_block *block;
-    struct pya_card *card = pya_heap_find(heap, ptr, &block);
-    if (card == NULL) {
-        return PYA_E_FOREIGN;
-    }
-    *base = block->addr;
-    *bytes = block->bytes;
-    *device = card->index;
-    pya_lock_release(&card->lock);
-    return PYA_OK;
-}
-
-pya_status
-pya_segment_info(struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *bytes) {
-    struct pya_block *block;
-    struct pya_card *card = pya_heap_find(heap, ptr, &block);
-    if (card == NULL) {
-        return PYA_E_FOREIGN;
-    }
-    bool is_plain = block->state == PYA_BLOCK_USED && block->range->slots == NULL;
-    *base = is_plain ? block->range->base : block->addr;
-    *bytes = is_plain ? block->range->bytes : block->bytes;
-    pya_lock_release(&card->lock);
-    return PYA_OK;
 }

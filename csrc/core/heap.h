@@ -24,15 +24,13 @@ struct pya_heap {
 };
 
 /* The card, opened if need be, unlocked. */
-PYA_MUST_CHECK pya_status
-pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out);
+PYA_MUST_CHECK pya_status pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out);
 /* NULL when the device was never used. */
 struct pya_card *pya_heap_open_card(const struct pya_heap *heap, int device);
 /* Is this process a fork of the one that made the heap? */
 bool pya_heap_is_forked(const struct pya_heap *heap);
 /* The card that knows ptr as a live block, LOCKED, and the block; NULL and no lock when none does. */
-struct pya_card *
-pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_block **out);
+struct pya_card *pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_block **out);
 
 /* Gives a card that was just opened, or whose recording changes, the heap's history settings. */
 PYA_MUST_CHECK pya_status pya_heap_apply_history(struct pya_heap *heap, struct pya_card *card);

@@ -25,8 +25,8 @@ history_grow(struct pya_history *history) {
     if (history->n_items < history->n_room) {
         return true;
     }
-    size_t n_room = history->n_room * 2 > HISTORY_FIRST_ROOM ? history->n_room * 2
-                                                             : (size_t)HISTORY_FIRST_ROOM;
+    size_t n_room =
+        history->n_room * 2 > HISTORY_FIRST_ROOM ? history->n_room * 2 : (size_t)HISTORY_FIRST_ROOM;
     n_room = n_room < history->max_entries ? n_room : history->max_entries;
     if (n_room <= history->n_items) {
         return false;

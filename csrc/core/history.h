@@ -27,7 +27,7 @@ enum pya_action {
 #define X(name, text) PYA_ACTION_##name,
     PYA_ACTION_TABLE(X)
 #undef X
-    PYA_N_ACTIONS
+        PYA_N_ACTIONS
 };
 
 /* How much is remembered of who asked: torch's context levels. */
@@ -60,7 +60,7 @@ struct pya_history {
     size_t n_room;
     size_t first;
     size_t max_entries;
-    void *current;      /* borrowed; context of the request in progress, for entries without their own */
+    void *current; /* borrowed; context of the request in progress, for entries without their own */
     uint64_t n_lost;    /* entries there was no host memory for */
     uint32_t skip_mask; /* actions that are not recorded */
     int level;          /* enum pya_record_level */

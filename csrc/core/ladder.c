@@ -110,8 +110,7 @@ pya_ladder_fit(struct pya_arena *arena, size_t bytes, bool is_small) {
 
 /* The hole that needs the fewest new pages to make a run of `bytes` with the free runs beside it. */
 static pya_status
-ladder_best_hole(
-    struct pya_arena *arena, size_t bytes, struct pya_block **out, size_t *n_pages) {
+ladder_best_hole(struct pya_arena *arena, size_t bytes, struct pya_block **out, size_t *n_pages) {
     struct pya_block *best = NULL;
     size_t best_n = SIZE_MAX;
     for (struct pya_block *hole = arena->holes; hole != NULL; hole = hole->next_gap) {
@@ -341,8 +340,8 @@ plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live)
     const struct pya_card *card = arena->card;
     size_t m = pages_for(bytes);
     size_t missing = m > arena->free_pages ? m - arena->free_pages : 0;
-    if (bytes < BALANCED_STITCH_FROM || n <= missing
-        || card->reserved_bytes + n * PYA_PAGE <= peak_live) {
+    if (bytes < BALANCED_STITCH_FROM || n <= missing ||
+        card->reserved_bytes + n * PYA_PAGE <= peak_live) {
         return PLAN_GROW;
     }
     bool is_early = card->stitch_ns < BALANCED_EARLY_SHARE * create_cost_ns(card->pages.n_live);
@@ -498,8 +497,7 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
 }
 
 pya_status
-pya_ladder_climb(
-    struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_block *block = NULL;
     pya_card_unpark(arena->card);
     pya_status st = arena->small_fit != NULL ? climb_plain(arena, bytes, is_small, &block)

@@ -12,8 +12,8 @@ extern "C" {
 struct pya_block *pya_ladder_fit(struct pya_arena *arena, size_t bytes, bool is_small);
 /* Everything below it.  bytes: rounded.  PYA_E_NOMEM after every step that may be taken was taken;
  * the block's user fields are unset. */
-PYA_MUST_CHECK pya_status pya_ladder_climb(
-    struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out);
+PYA_MUST_CHECK pya_status
+pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out);
 
 #ifdef __cplusplus
 }

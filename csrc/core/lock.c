@@ -13,8 +13,8 @@ enum { LOCK_SPINS = 64 };
 static bool
 lock_try(struct pya_lock *lock) {
     uint32_t expected = 0;
-    return __atomic_load_n(&lock->state, __ATOMIC_RELAXED) == 0
-           && __atomic_compare_exchange_n(
+    return __atomic_load_n(&lock->state, __ATOMIC_RELAXED) == 0 &&
+           __atomic_compare_exchange_n(
                &lock->state, &expected, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
 }
 

@@ -25,8 +25,7 @@ pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes)
     char private_text[80] = "";
     if (info->requested_bytes > PYA_REQUEST_MAX) {
         return snprintf(
-            buffer, buffer_bytes,
-            "CUDA out of memory. Tried to allocate more than 1EB memory.");
+            buffer, buffer_bytes, "CUDA out of memory. Tried to allocate more than 1EB memory.");
     }
     oom_size(info->requested_bytes, wanted, sizeof wanted);
     oom_size(info->total_bytes, total, sizeof total);

@@ -42,8 +42,8 @@ struct choice {
 };
 
 static const struct choice choice_table[] = {
-    {"memory", "tight", PYA_MEMORY_TIGHT},   {"memory", "balanced", PYA_MEMORY_BALANCED},
-    {"memory", "fast", PYA_MEMORY_FAST},     {"sharing", "own", PYA_SHARING_OWN},
+    {"memory", "tight", PYA_MEMORY_TIGHT},     {"memory", "balanced", PYA_MEMORY_BALANCED},
+    {"memory", "fast", PYA_MEMORY_FAST},       {"sharing", "own", PYA_SHARING_OWN},
     {"sharing", "shared", PYA_SHARING_SHARED},
 };
 
@@ -137,7 +137,8 @@ parse_bool(const char *text, int *out) {
 static bool
 parse_choice(const char *option, const char *text, int *out) {
     for (size_t i = 0; i < N_CHOICES; i++) {
-        if (strcmp(choice_table[i].option, option) == 0 && strcmp(choice_table[i].name, text) == 0) {
+        if (strcmp(choice_table[i].option, option) == 0 &&
+            strcmp(choice_table[i].name, text) == 0) {
             *out = choice_table[i].value;
             return true;
         }
@@ -281,8 +282,8 @@ pya_options_parse(
         const char *end = text + strcspn(text, ",");
         const char *colon = memchr(text, ':', (size_t)(end - text));
         /* torch writes lists as [256:1,512:2]; none of ours needs one. */
-        bool is_short = colon != NULL && token_copy(text, colon, key)
-                        && token_copy(colon + 1, end, value);
+        bool is_short =
+            colon != NULL && token_copy(text, colon, key) && token_copy(colon + 1, end, value);
         if (!is_short) {
             (void)snprintf(
                 message, message_bytes, "'%.*s' is not of the form key:value",
@@ -320,8 +321,7 @@ choice_name(const char *option, int value) {
 }
 
 int
-pya_option_format(
-    const struct pya_options *options, size_t index, char *buffer, size_t bytes) {
+pya_option_format(const struct pya_options *options, size_t index, char *buffer, size_t bytes) {
     if (index >= N_OPTIONS) {
         return -1;
     }

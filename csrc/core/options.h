@@ -11,15 +11,21 @@ extern "C" {
 
 /* kind, name, default, help.  Kinds: CHOICE (enum below), BOOL, BYTES (0 is "none"), REAL, COUNT. */
 #define PYA_OPTION_TABLE(X)                                                                        \
-    X(CHOICE, memory, PYA_MEMORY_BALANCED, "tight|balanced|fast: how much work to spend on saving memory") \
-    X(CHOICE, sharing, PYA_SHARING_OWN, "own|shared: may two live blocks sit in one page under two addresses") \
+    X(CHOICE, memory, PYA_MEMORY_BALANCED,                                                         \
+      "tight|balanced|fast: how much work to spend on saving memory")                              \
+    X(CHOICE, sharing, PYA_SHARING_OWN,                                                            \
+      "own|shared: may two live blocks sit in one page under two addresses")                       \
     X(BOOL, vmm, 1, "use the driver's virtual memory calls where it has them")                     \
-    X(REAL, garbage_collection_threshold, 0, "give cached memory back above this share of the limit (0: off)") \
-    X(REAL, per_process_memory_fraction, 1, "share of each device's memory this process may reserve") \
+    X(REAL, garbage_collection_threshold, 0,                                                       \
+      "give cached memory back above this share of the limit (0: off)")                            \
+    X(REAL, per_process_memory_fraction, 1,                                                        \
+      "share of each device's memory this process may reserve")                                    \
     X(BYTES, limit, 0, "most bytes to reserve on each device (0: the device's memory)")            \
     X(BYTES, max_split_size, 0, "without vmm: larger blocks are not split (0: no bound)")          \
-    X(COUNT, roundup_power2_divisions, 0, "round requests up to this many steps per power of two (0: off)") \
-    X(COUNT, mappings_per_page, 64, "address mappings kept per physical page before old ones are unmapped")
+    X(COUNT, roundup_power2_divisions, 0,                                                          \
+      "round requests up to this many steps per power of two (0: off)")                            \
+    X(COUNT, mappings_per_page, 64,                                                                \
+      "address mappings kept per physical page before old ones are unmapped")
 
 enum { PYA_MEMORY_TIGHT, PYA_MEMORY_BALANCED, PYA_MEMORY_FAST };
 enum { PYA_SHARING_OWN, PYA_SHARING_SHARED };
@@ -40,8 +46,8 @@ void pya_options_init(struct pya_options *options);
  * nearest known name where there is one.  torch's own keys that mean the same here are understood
  * (max_split_size_mb, expandable_segments); those with no meaning here are listed in torch's documentation
  * and accepted without effect (pinned_*, backend:native, release_lock_on_cudamalloc, ...). */
-PYA_MUST_CHECK pya_status
-pya_options_parse(struct pya_options *options, const char *text, char *message, size_t message_bytes);
+PYA_MUST_CHECK pya_status pya_options_parse(
+    struct pya_options *options, const char *text, char *message, size_t message_bytes);
 
 /* For doctor and documentation: index from 0; NULL past the end.  value is the current setting as text. */
 const char *pya_option_name(size_t index);

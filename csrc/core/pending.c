@@ -139,8 +139,8 @@ pya_pending_poll(struct pya_card *card) {
     for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
         while (queue->head != NULL && queue->head->event != 0) {
             bool is_done = false;
-            if (pya_device_event_query(card->dev, queue->head->event, &is_done) != PYA_OK
-                || !is_done) {
+            if (pya_device_event_query(card->dev, queue->head->event, &is_done) != PYA_OK ||
+                !is_done) {
                 break;
             }
             queue_pop(card, queue);

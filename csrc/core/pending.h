@@ -14,7 +14,7 @@ struct pya_use {
     struct pya_use *next;
     struct pya_block *block;
     struct pya_pending *queue; /* of the stream */
-    pya_event event; /* 0: could not be recorded; only a wait for the stream clears it */
+    pya_event event;           /* 0: could not be recorded; only a wait for the stream clears it */
 };
 
 /* One per stream that was ever recorded.  Completed in order, so only the head is asked. */

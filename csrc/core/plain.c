@@ -79,8 +79,7 @@ pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
     (void)pya_arena_give(arena, block);
     pya_card_reserved(card, is_small, (int64_t)segment);
     pya_arena_count_pool(arena, (int64_t)segment);
-    pya_history_note(
-        card->history, PYA_ACTION_SEGMENT_ALLOC, range->base, segment, arena->stream);
+    pya_history_note(card->history, PYA_ACTION_SEGMENT_ALLOC, range->base, segment, arena->stream);
     pya_stats_add(&card->stats, pya_stat_pool_of(is_small), PYA_STAT_segment, 1);
     card->stats.scalar[PYA_STAT_num_device_alloc]++;
     card->stats.scalar[PYA_STAT_pyalloc_growths]++;

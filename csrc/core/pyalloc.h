@@ -1,4 +1,4 @@
-/* The allocator's public interface, usable from C alone.  Floor 4 implements it.
+/* The allocator's public interface, usable from C alone.  Floor 3; floors 11 and 12 implement it.
  *
  * One heap serves up to PYA_MAX_DEVICES devices, each with a lock of its own, so devices do not wait for one another.
  * All functions may be called from any thread.  Out-parameters are written only on PYA_OK.  */
@@ -48,8 +48,8 @@ struct pya_oom_info {
     struct pya_device_error error;
 };
 
-PYA_MUST_CHECK pya_status
-pya_heap_create(const struct pya_options *options, const struct pya_hooks *hooks, struct pya_heap **out);
+PYA_MUST_CHECK pya_status pya_heap_create(
+    const struct pya_options *options, const struct pya_hooks *hooks, struct pya_heap **out);
 /* Gives everything back to the devices, live blocks too.  In a forked child it frees host memory only. */
 void pya_heap_destroy(struct pya_heap *heap);
 
@@ -89,10 +89,11 @@ pya_segment_info(struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *by
 
 /* Private pools (CUDA graphs, torch.cuda.MemPool).  begin counts a user of the pool and routes matching
  * allocations to it until end; release drops one user; at none, idle memory of the pool may go back. */
-PYA_MUST_CHECK pya_status
-pya_pool_begin(struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_stream_filter filter);
+PYA_MUST_CHECK pya_status pya_pool_begin(
+    struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_stream_filter filter);
 PYA_MUST_CHECK pya_status pya_pool_end(struct pya_heap *heap, int device, struct pya_pool_id id);
-PYA_MUST_CHECK pya_status pya_pool_release(struct pya_heap *heap, int device, struct pya_pool_id id);
+PYA_MUST_CHECK pya_status
+pya_pool_release(struct pya_heap *heap, int device, struct pya_pool_id id);
 PYA_MUST_CHECK pya_status
 pya_pool_set_on_oom(struct pya_heap *heap, int device, struct pya_pool_id id, bool on_oom);
 
@@ -104,8 +105,7 @@ struct pya_pool_info {
 };
 
 /* Fills at most n_room entries; returns how many pools the device has. */
-size_t
-pya_pool_list(struct pya_heap *heap, int device, struct pya_pool_info *infos, size_t n_room);
+size_t pya_pool_list(struct pya_heap *heap, int device, struct pya_pool_info *infos, size_t n_room);
 /* Gives back the idle memory of one pool now, in use or not; waits for the device. */
 PYA_MUST_CHECK pya_status pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id);
 /* Counts a user without routing anything (torch.cuda.MemPool); on_oom: others may take from it before OOM. */

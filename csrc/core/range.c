@@ -166,8 +166,7 @@ pya_range_check(const struct pya_range *range) {
     for (size_t s = 0; s < range->n_slots; s++) {
         bool is_set = (range->starts[s / 64] >> (s % 64)) & 1;
         const struct pya_block *last = range->slots[s].last_start;
-        if (is_set != (last != NULL)
-            || (last != NULL && pya_range_slot(range, last->addr) != s)) {
+        if (is_set != (last != NULL) || (last != NULL && pya_range_slot(range, last->addr) != s)) {
             (void)fprintf(stderr, "range: slot %zu names a block elsewhere\n", s);
             n_wrong++;
         }

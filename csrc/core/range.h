@@ -29,7 +29,7 @@ struct pya_range {
     size_t n_slots;         /* slots in use: all mapped ones and the first of the last hole */
     size_t n_room;
     size_t n_mapped; /* slots with a page, dead ones not counted; 1 for a plain segment */
-    bool is_small; /* plain segment of the small pool */
+    bool is_small;   /* plain segment of the small pool */
 };
 
 /* Slots 0 .. n - 1 can be used; host memory only. */
@@ -81,10 +81,10 @@ pya_range_drop_start(struct pya_range *range, const struct pya_block *block) {
 }
 
 /* Links block directly below `above` (NULL is allowed only in an empty range). */
-void pya_range_link_below(
-    struct pya_range *range, struct pya_block *above, struct pya_block *block);
-void pya_range_link_above(
-    struct pya_range *range, struct pya_block *below, struct pya_block *block);
+void
+pya_range_link_below(struct pya_range *range, struct pya_block *above, struct pya_block *block);
+void
+pya_range_link_above(struct pya_range *range, struct pya_block *below, struct pya_block *block);
 void pya_range_unlink(struct pya_range *range, struct pya_block *block);
 /* The FREE run that covers the whole slot; NULL when any byte of it is not free. */
 struct pya_block *pya_range_free_run(const struct pya_range *range, size_t slot);

@@ -126,8 +126,8 @@ page_come_home(struct pya_arena *arena, struct pya_range *range, size_t slot) {
     size_t old_slot = page->slot;
     struct pya_block *run = pya_range_free_run(old, old_slot);
     PYA_ASSERT(run != NULL);
-    struct pya_block *left = pya_arena_carve(
-        old->arena, run, pya_range_addr(old, old_slot), PYA_PAGE, PYA_BLOCK_USED);
+    struct pya_block *left =
+        pya_arena_carve(old->arena, run, pya_range_addr(old, old_slot), PYA_PAGE, PYA_BLOCK_USED);
     pya_arena_make_dead(old->arena, left);
     pya_arena_note_unmapped(old->arena, old, pya_range_addr(old, old_slot), 1);
     page->range = range;
@@ -213,15 +213,19 @@ stretch_commit(struct stretch *s, bool *found) {
 
 pya_status
 pya_arena_revive(struct pya_arena *arena, size_t bytes, bool *found) {
-    struct stretch s = {.arena = arena, .bytes = bytes, .most = bytes > REVIVE_PAGES * PYA_PAGE ? bytes : REVIVE_PAGES * PYA_PAGE, .n_slots_left = REVIVE_MOST_SLOTS};
+    struct stretch s = {
+        .arena = arena,
+        .bytes = bytes,
+        .most = bytes > REVIVE_PAGES * PYA_PAGE ? bytes : REVIVE_PAGES * PYA_PAGE,
+        .n_slots_left = REVIVE_MOST_SLOTS};
     *found = false;
     for (struct pya_block *dead = arena->dead; dead != NULL && s.n_slots_left > 0;
          dead = dead->next_gap) {
         /* Each stretch is tried from its first dead block on. */
         const struct pya_block *below = dead->prev;
-        bool is_first = !pya_block_is(below, PYA_BLOCK_DEAD)
-                        && !(pya_block_is(below, PYA_BLOCK_FREE)
-                             && pya_block_is(below->prev, PYA_BLOCK_DEAD));
+        bool is_first =
+            !pya_block_is(below, PYA_BLOCK_DEAD) &&
+            !(pya_block_is(below, PYA_BLOCK_FREE) && pya_block_is(below->prev, PYA_BLOCK_DEAD));
         if (is_first && stretch_collect(&s, dead)) {
             return stretch_commit(&s, found);
         }

@@ -36,8 +36,8 @@ pya_slab_grow(struct pya_slab *slab, size_t n_free) {
         size_t missing = n_free - slab->n_free;
         size_t n = missing > SLAB_CHUNK_NODES ? missing : SLAB_CHUNK_NODES;
         size_t bytes;
-        if (!pya_size_mul(n, slab->node_bytes, &bytes)
-            || !pya_size_add(bytes, sizeof(struct slab_chunk), &bytes)) {
+        if (!pya_size_mul(n, slab->node_bytes, &bytes) ||
+            !pya_size_add(bytes, sizeof(struct slab_chunk), &bytes)) {
             return PYA_E_HOST_NOMEM;
         }
         struct slab_chunk *chunk = malloc(bytes);

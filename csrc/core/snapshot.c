@@ -78,10 +78,9 @@ static void
 painter_add(struct painter *painter, struct pya_snap_block block, bool is_small) {
     struct pya_snapshot *snap = painter->snap;
     struct pya_snap_segment *segment = painter->open;
-    if (segment == NULL
-        || !painter_room(
-            painter, (void **)&snap->blocks, snap->n_blocks, &painter->block_room,
-            sizeof *snap->blocks)) {
+    if (segment == NULL || !painter_room(
+                               painter, (void **)&snap->blocks, snap->n_blocks,
+                               &painter->block_room, sizeof *snap->blocks)) {
         return;
     }
     if (block.context != NULL) {
@@ -152,8 +151,7 @@ painter_stitch(struct painter *painter, const struct pya_stitch *stitch) {
 }
 
 static void
-painter_card(
-    struct painter *painter, const struct pya_card *card, const struct pya_pool_id *pool) {
+painter_card(struct painter *painter, const struct pya_card *card, const struct pya_pool_id *pool) {
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         struct pya_pool_id none = {0, 0};
         struct pya_pool_id id = arena->pool == NULL ? none : arena->pool->id;

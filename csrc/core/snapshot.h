@@ -1,4 +1,4 @@
-/* A picture of the heap: segments, blocks and trace as torch describes them, in flat arrays.  Floor 3.
+/* A picture of the heap: segments, blocks and trace as torch describes them, in flat arrays.  Floor 4.
  *
  * A segment is a mapped stretch of an arena or a stitched range in use; together they hold every page exactly
  * once (a lent page lies in the stitched segment, not at home), so total_bytes add up to reserved_bytes. */

@@ -1,10 +1,10 @@
-/* The names of the statistics and their flat order.  Floor 1. */
+/* The names of the statistics and their flat order.  Floor 2. */
 #include "stats.h"
 
 #include <stdio.h>
 
 #define POOLED_KEYS(name, pool)                                                                    \
-    #name "." pool ".current", #name "." pool ".peak", #name "." pool ".allocated",                \
+#name "." pool ".current", #name "." pool ".peak", #name "." pool ".allocated",                \
         #name "." pool ".freed",
 
 static const char *const stat_keys[] = {
@@ -79,8 +79,8 @@ live_sum(const struct pya_stats *stats) {
 
 static struct pya_stat
 stats_pooled(const struct pya_stats *stats, enum pya_stat_pool pool, enum pya_pooled_stat which) {
-    struct pya_live_pool live = pool == PYA_STAT_ALL ? live_sum(stats)
-                                                     : stats->live[pool == PYA_STAT_SMALL];
+    struct pya_live_pool live =
+        pool == PYA_STAT_ALL ? live_sum(stats) : stats->live[pool == PYA_STAT_SMALL];
     switch (which) {
     case PYA_STAT_allocation:
         return live_stat(&live, PYA_LIVE_COUNT, false);
@@ -120,8 +120,7 @@ pya_stats_note_active(struct pya_stats *stats, bool is_small) {
 }
 
 void
-pya_stats_park(
-    struct pya_stats *stats, bool is_small, size_t bytes, size_t requested, int sign) {
+pya_stats_park(struct pya_stats *stats, bool is_small, size_t bytes, size_t requested, int sign) {
     int64_t *parked = stats->live[is_small].parked;
     parked[PYA_LIVE_COUNT] += sign;
     parked[PYA_LIVE_BYTES] += sign * (int64_t)bytes;
@@ -142,8 +141,8 @@ void
 pya_stats_flatten(const struct pya_stats *stats, int64_t *values) {
     for (int pool = 0; pool < PYA_N_STAT_POOLS; pool++) {
         for (int i = 0; i < PYA_N_POOLED; i++) {
-            struct pya_stat stat
-                = stats_pooled(stats, (enum pya_stat_pool)pool, (enum pya_pooled_stat)i);
+            struct pya_stat stat =
+                stats_pooled(stats, (enum pya_stat_pool)pool, (enum pya_pooled_stat)i);
             values = stats_put(values, &stat);
         }
     }
@@ -223,8 +222,8 @@ pya_stats_check(const struct pya_stats *stats) {
         struct pya_stat all = stats_pooled(stats, PYA_STAT_ALL, which);
         struct pya_stat large = stats_pooled(stats, PYA_STAT_LARGE, which);
         struct pya_stat small = stats_pooled(stats, PYA_STAT_SMALL, which);
-        if (all.current != large.current + small.current || all.current < 0 || large.current < 0
-            || small.current < 0 || all.peak < all.current) {
+        if (all.current != large.current + small.current || all.current < 0 || large.current < 0 ||
+            small.current < 0 || all.peak < all.current) {
             (void)fprintf(
                 stderr, "stats: %s: all %lld (peak %lld) != large %lld + small %lld\n",
                 stat_keys[i * 4], (long long)all.current, (long long)all.peak,

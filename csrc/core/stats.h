@@ -1,7 +1,7 @@
-/* Statistics in torch's vocabulary: one table of names, from which C, Python and the CLI take the keys.  Floor 1. */
+/* Statistics in torch's vocabulary: one table of names, from which C, Python and the CLI take the keys.  Floor 2. */
 #pragma once
 
-#include "base.h"
+#include "counter.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,7 +35,7 @@ extern "C" {
     X(max_split_size)                                                                              \
     X(pyalloc_fit_hits)                                                                            \
     X(pyalloc_range_hits)                                                                          \
-    X(pyalloc_revivals)                                                                             \
+    X(pyalloc_revivals)                                                                            \
     X(pyalloc_stitches)                                                                            \
     X(pyalloc_growths)                                                                             \
     X(pyalloc_page_moves)                                                                          \
@@ -49,52 +49,26 @@ enum pya_pooled_stat {
 #define X(name) PYA_STAT_##name,
     PYA_POOLED_STATS(X)
 #undef X
-    PYA_N_POOLED
+        PYA_N_POOLED
 };
 
 enum pya_single_stat {
 #define X(name) PYA_STAT_##name,
     PYA_SINGLE_STATS(X)
 #undef X
-    PYA_N_SINGLE
+        PYA_N_SINGLE
 };
 
 enum pya_scalar_stat {
 #define X(name) PYA_STAT_##name,
     PYA_SCALAR_STATS(X)
 #undef X
-    PYA_N_SCALAR
+        PYA_N_SCALAR
 };
 
 enum pya_stat_pool { PYA_STAT_ALL, PYA_STAT_LARGE, PYA_STAT_SMALL, PYA_N_STAT_POOLS };
 
 #define PYA_N_STATS (PYA_N_POOLED * PYA_N_STAT_POOLS * 4 + PYA_N_SINGLE * 4 + PYA_N_SCALAR)
-
-/* current <= peak, and allocated - freed == current until the totals are reset. */
-struct pya_stat {
-    int64_t current;
-    int64_t peak;
-    int64_t allocated;
-    int64_t freed;
-};
-
-/* The three measures of one block. */
-enum { PYA_LIVE_COUNT, PYA_LIVE_BYTES, PYA_LIVE_REQUESTED, PYA_N_LIVE };
-
-/* What every request updates, kept to what cannot be derived: five of torch's statistics come from it.
- * handed out now = in - out; active now = in - out + parked (freed, but waiting for other streams).
- * Peaks of "active" can only pass those of "handed out" while something is parked. */
-struct pya_live_pool {
-    int64_t in[PYA_N_LIVE];
-    int64_t out[PYA_N_LIVE];
-    int64_t peak[PYA_N_LIVE];
-    int64_t parked[PYA_N_LIVE];
-    int64_t peak_active[PYA_N_LIVE];
-    /* in, out and out - parked when the totals were last reset */
-    int64_t base_in[PYA_N_LIVE];
-    int64_t base_out[PYA_N_LIVE];
-    int64_t base_done[PYA_N_LIVE];
-};
 
 /* live[0]: large, live[1]: small; of live_all only the peaks are used.
  * pooled[] holds only the statistics that live does not.  The pools add up to "all".
@@ -109,19 +83,6 @@ struct pya_stats {
 };
 
 static inline void
-pya_stat_add(struct pya_stat *stat, int64_t amount) {
-    stat->allocated += amount;
-    stat->current += amount;
-    stat->peak = stat->current > stat->peak ? stat->current : stat->peak;
-}
-
-static inline void
-pya_stat_sub(struct pya_stat *stat, int64_t amount) {
-    stat->freed += amount;
-    stat->current -= amount;
-}
-
-static inline void
 pya_stats_add(
     struct pya_stats *stats, enum pya_stat_pool pool, enum pya_pooled_stat which, size_t amount) {
     pya_stat_add(&stats->pooled[PYA_STAT_ALL][which], (int64_t)amount);
@@ -133,11 +94,6 @@ pya_stats_sub(
     struct pya_stats *stats, enum pya_stat_pool pool, enum pya_pooled_stat which, size_t amount) {
     pya_stat_sub(&stats->pooled[PYA_STAT_ALL][which], (int64_t)amount);
     pya_stat_sub(&stats->pooled[pool][which], (int64_t)amount);
-}
-
-static inline int64_t
-pya_live_now(const struct pya_live_pool *live, int measure) {
-    return live->in[measure] - live->out[measure];
 }
 
 /* The slow half of pya_stats_take(): blocks are parked. */

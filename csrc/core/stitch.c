@@ -114,8 +114,8 @@ pages_in_one_run(
     }
     size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
     size_t k = 1;
-    while (k < n && page->slot + k < end && items[ids[k]].range == range
-           && items[ids[k]].slot == page->slot + k) {
+    while (k < n && page->slot + k < end && items[ids[k]].range == range &&
+           items[ids[k]].slot == page->slot + k) {
         k++;
     }
     *out = run;
@@ -168,8 +168,7 @@ stitch_map(struct pya_card *card, struct pya_stitch *stitch) {
         return PYA_OK;
     }
 unmap:
-    if (n_done > 0
-        && pya_device_unmap(card->dev, stitch->base, n_done * PYA_PAGE) != PYA_OK) {
+    if (n_done > 0 && pya_device_unmap(card->dev, stitch->base, n_done * PYA_PAGE) != PYA_OK) {
         stitch->n_pages = n_done;
         stitch->is_broken = true;
     }
@@ -252,7 +251,7 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
     };
     struct pya_block **link = &block->pieces;
     for (size_t i = 0; i < stitch->n_pages;) {
-        struct pya_block *run;
+        struct pya_block *run = NULL;
         size_t k = pages_in_one_run(arena, stitch->pages + i, stitch->n_pages - i, &run);
         PYA_ASSERT(k > 0);
         const struct pya_page *page = &card->pages.items[stitch->pages[i]];
@@ -287,8 +286,7 @@ pya_stitch_give(struct pya_block *block) {
         history, PYA_ACTION_SEGMENT_FREE, stitch->base, stitch->n_pages * PYA_PAGE, arena->stream);
     while (piece != NULL) {
         struct pya_block *next = piece->next_piece;
-        pya_history_note(
-            history, PYA_ACTION_SEGMENT_MAP, piece->addr, piece->bytes, arena->stream);
+        pya_history_note(history, PYA_ACTION_SEGMENT_MAP, piece->addr, piece->bytes, arena->stream);
         (void)pya_arena_give(arena, piece);
         piece = next;
     }
@@ -331,11 +329,13 @@ pya_stitches_destroy(struct pya_arena *arena) {
     if (arena->stitches == NULL) {
         return;
     }
-    while (arena->stitches->newest != NULL) {
-        struct pya_stitch *stitch = arena->stitches->newest;
+    struct pya_stitch *stitch = arena->stitches->newest;
+    while (stitch != NULL) {
+        struct pya_stitch *older = stitch->older;
         (void)!pya_device_unmap(card->dev, stitch->base, stitch->n_pages * PYA_PAGE);
         (void)!pya_device_range_release(card->dev, stitch->base, stitch->range_bytes);
         stitch_forget(stitch);
+        stitch = older;
     }
     free(arena->stitches);
     arena->stitches = NULL;
@@ -355,15 +355,14 @@ pages_leave(const struct old_home *old, size_t n_pages) {
         PYA_ASSERT(run != NULL);
         size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
         size_t k = 1;
-        while (i + k < n_pages && old[i + k].range == range && old[i + k].slot == old[i].slot + k
-               && old[i + k].slot < end) {
+        while (i + k < n_pages && old[i + k].range == range && old[i + k].slot == old[i].slot + k &&
+               old[i + k].slot < end) {
             k++;
         }
         struct pya_block *left = pya_arena_carve(
             range->arena, run, pya_range_addr(range, old[i].slot), k * PYA_PAGE, PYA_BLOCK_USED);
         pya_arena_make_dead(range->arena, left);
-        pya_arena_note_unmapped(
-            range->arena, range, pya_range_addr(range, old[i].slot), k);
+        pya_arena_note_unmapped(range->arena, range, pya_range_addr(range, old[i].slot), k);
         i += k;
     }
 }
@@ -406,8 +405,8 @@ stitch_check(const struct pya_stitch *stitch) {
         n_wrong += p->state != PYA_BLOCK_LENT || p->owner != block;
         lent += p->bytes;
     }
-    if (block->stitch != stitch || block->state != PYA_BLOCK_STITCHED || lent < block->bytes
-        || n_wrong > 0) {
+    if (block->stitch != stitch || block->state != PYA_BLOCK_STITCHED || lent < block->bytes ||
+        n_wrong > 0) {
         (void)fprintf(
             stderr, "stitch %#llx: %zu bytes lent for %zu, %zu pieces not its own\n",
             (unsigned long long)stitch->base, lent, block->bytes, n_wrong);

@@ -20,7 +20,8 @@ struct pya_stitch {
     pya_dptr base;
     size_t range_bytes; /* address space reserved at base */
     size_t n_pages;     /* mapped there; fewer than fit when is_broken */
-    bool is_broken;     /* mapping it failed half-way and could not be undone: only good for unmapping */
+    bool
+        is_broken; /* mapping it failed half-way and could not be undone: only good for unmapping */
     pya_page_id pages[];
 };
 

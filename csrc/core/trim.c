@@ -135,12 +135,12 @@ pages_unhome(struct pya_arena *arena, const pya_page_id *ids, size_t n) {
     }
     size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
     size_t k = 1;
-    while (k < n && slot + k < end && items[ids[k]].range == range && items[ids[k]].slot == slot + k
-           && items[ids[k]].is_leaving) {
+    while (k < n && slot + k < end && items[ids[k]].range == range &&
+           items[ids[k]].slot == slot + k && items[ids[k]].is_leaving) {
         k++;
     }
-    struct pya_block *block = pya_arena_carve(
-        arena, run, pya_range_addr(range, slot), k * PYA_PAGE, PYA_BLOCK_USED);
+    struct pya_block *block =
+        pya_arena_carve(arena, run, pya_range_addr(range, slot), k * PYA_PAGE, PYA_BLOCK_USED);
     if (slots_unmap(arena, block) != PYA_OK) {
         (void)pya_arena_give(arena, block);
         return k;
@@ -161,8 +161,8 @@ pages_release_homeless(struct pya_card *card) {
         struct pya_page *page = &card->pages.items[i];
         bool is_small = page->is_small;
         page->is_leaving = false;
-        if (page->handle != 0 && page->range == NULL && page->n_mappings == 0
-            && pya_page_release(&card->pages, card->dev, (pya_page_id)i) == PYA_OK) {
+        if (page->handle != 0 && page->range == NULL && page->n_mappings == 0 &&
+            pya_page_release(&card->pages, card->dev, (pya_page_id)i) == PYA_OK) {
             pya_card_reserved(card, is_small, -(int64_t)PYA_PAGE);
             n_bytes += PYA_PAGE;
         }

@@ -381,8 +381,9 @@ test_bad_calls(void) {
     pya_heap_oom_info(world.heap, &info);
     CHECK_EQ(info.requested_bytes, (size_t)4 << 30);
     CHECK(pya_oom_text(&info, text, sizeof text) > 0);
-    static const char wanted[] = "CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total "
-                                 "capacity of 3.00 GiB of which ";
+    static const char wanted[] =
+        "CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total "
+        "capacity of 3.00 GiB of which ";
     CHECK(strncmp(text, wanted, sizeof wanted - 1) == 0);
     CHECK_EQ(stat_of(&world, 0, "num_ooms"), 2);
     CHECK_EQ(pya_heap_check(world.heap, 0), 0);
@@ -459,7 +460,11 @@ sweep_program(struct world *world, pya_dptr *ptrs) {
 /* Runs the program with the nth host allocation (host) or device call failing; false: n outlived them all. */
 static bool
 sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
-    struct world world = {.config = {.capacity_bytes = (size_t)192 << 20, .address_bytes = (uint64_t)1 << 34, .quiet = true}};
+    struct world world = {
+        .config = {
+            .capacity_bytes = (size_t)192 << 20,
+            .address_bytes = (uint64_t)1 << 34,
+            .quiet = true}};
     pya_dptr ptrs[SWEEP_BLOCKS] = {0};
     pya_dptr first;
     size_t live_before = fault_live();

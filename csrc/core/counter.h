@@ -1,0 +1,56 @@
+/* What statistics are made of: a counter with a peak, and the bare sums behind torch's five busiest ones.  Floor 1. */
+#pragma once
+
+#include "base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* current <= peak, and allocated - freed == current until the totals are reset. */
+struct pya_stat {
+    int64_t current;
+    int64_t peak;
+    int64_t allocated;
+    int64_t freed;
+};
+
+/* The three measures of one block. */
+enum { PYA_LIVE_COUNT, PYA_LIVE_BYTES, PYA_LIVE_REQUESTED, PYA_N_LIVE };
+
+/* What every request updates, kept to what cannot be derived: five of torch's statistics come from it.
+ * handed out now = in - out; active now = in - out + parked (freed, but waiting for other streams).
+ * Peaks of "active" can only pass those of "handed out" while something is parked. */
+struct pya_live_pool {
+    int64_t in[PYA_N_LIVE];
+    int64_t out[PYA_N_LIVE];
+    int64_t peak[PYA_N_LIVE];
+    int64_t parked[PYA_N_LIVE];
+    int64_t peak_active[PYA_N_LIVE];
+    /* in, out and out - parked when the totals were last reset */
+    int64_t base_in[PYA_N_LIVE];
+    int64_t base_out[PYA_N_LIVE];
+    int64_t base_done[PYA_N_LIVE];
+};
+
+static inline void
+pya_stat_add(struct pya_stat *stat, int64_t amount) {
+    stat->allocated += amount;
+    stat->current += amount;
+    stat->peak = stat->current > stat->peak ? stat->current : stat->peak;
+}
+
+static inline void
+pya_stat_sub(struct pya_stat *stat, int64_t amount) {
+    stat->freed += amount;
+    stat->current -= amount;
+}
+
+static inline int64_t
+pya_live_now(const struct pya_live_pool *live, int measure) {
+    return live->in[measure] - live->out[measure];
+}
+
+#ifdef __cplusplus
+}
+#endif
