@@ -330,12 +330,13 @@ class Analysis:
     def growth(self) -> list[Growth]:
         """Stacks whose live bytes grow at every step looked at after the first two; empty without enough steps."""
         events = [step[1] for step in self.steps][2:]
-        at = [self.moments[event] for event in events if event in self.moments]
+        looked_at = [i for i, event in enumerate(events) if event in self.moments]
+        at = [self.moments[events[i]] for i in looked_at]
         if len(at) < 3:
             return []
         tables = [_by_stack(moment.blocks) for moment in at]
         found = []
-        n_steps = max(len(events) - 1, 1)
+        n_steps = looked_at[-1] - looked_at[0]
         for stack in tables[-1]:
             series = tuple(table.get(stack, 0) for table in tables)
             grown = series[-1] - series[0]

@@ -1,0 +1,86 @@
+"""Reports over several ranks and steps, and how much memory reading takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from instrument.tools import ROOT, Plan, pyalloc
+from pyalloc import trace
+
+MIB = 2**20
+
+
+def rank(folder: Path, number: int, extra: int) -> Path:
+    plan = Plan(folder / f"out.rank{number}.pya")
+    for i in range(10):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=30 * MIB, stack=plan.stack(5))
+    if extra:
+        plan.event("alloc", addr=1 << 40, bytes=extra, stack=plan.stack(9, "extra"))
+    return plan.done()
+
+
+def test_the_odd_rank_is_named_and_what_it_holds_more_of(tmp_path: Path) -> None:
+    paths = [rank(tmp_path, i, 50 * MIB if i == 2 else 0) for i in range(4)]
+    out = pyalloc("report", *paths, "--no-replay")
+    odd = next(line for line in out.splitlines() if "<- odd" in line)
+    assert odd.startswith("out.rank2.pya") and "+16.7%" in odd
+    assert "+  50.0 MiB" in out and "extra" in out
+    assert "all ranks are alike" in pyalloc("report", *paths[:2], "--no-replay")
+
+
+def test_two_runs_and_two_steps_are_compared(tmp_path: Path, plan: Plan) -> None:
+    first, second = rank(tmp_path, 0, 0), rank(tmp_path, 1, 50 * MIB)
+    data = json.loads(pyalloc("diff", first, second, "--json", "-q"))
+    assert data["changes"][0]["after_bytes"] - data["changes"][0]["before_bytes"] == 50 * MIB
+    for step in range(30):
+        plan.event("step", "step", arg=step)
+        plan.event("alloc", addr=(step + 1) << 30, bytes=MIB, stack=plan.stack(8, "leaky"))
+    path = plan.done()
+    data = json.loads(pyalloc("diff", path, "--steps", "11", "17", "--json", "-q", expect=1))
+    change = data["changes"][0]
+    assert (change["before_bytes"], change["after_bytes"]) == (11 * MIB, 17 * MIB)
+    assert data["verdict"].startswith("leak: 1.00 MiB more at each step")
+    assert "there is no step 40" in pyalloc("diff", path, "--steps", "1", "40", expect=2)
+
+
+def test_phases_that_were_left_open_by_an_exception_end(plan: Plan) -> None:
+    plan.event("phase_begin", "forward")
+    plan.event("phase_begin", "inner")
+    plan.event("phase_end", "forward")
+    plan.event("phase_begin", "optimizer")
+    found = trace.analyse(plan.done())
+    assert [(p.name, p.depth) for p in found.phases] == [
+        ("forward", 0),
+        ("inner", 1),
+        ("optimizer", 0),
+    ]
+
+
+@pytest.mark.slow
+def test_a_long_trace_is_read_in_bounded_memory(plan: Plan) -> None:
+    event, alloc, free = plan.writer.event, 1, 2
+    stacks = [plan.stack(line) for line in range(100)]
+    for i in range(1_000_000):
+        at = (1 << 30) + (i % 1000) * MIB
+        if i >= 1000:
+            event(free, addr=at, time_ns=i)
+        event(alloc, addr=at, bytes=(i % 9 + 1) << 16, stack=stacks[i % 100], time_ns=i)
+    path = plan.done()
+    code = f"""
+import resource
+from pathlib import Path
+from pyalloc import trace
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = trace.analyse(Path({str(path)!r}), moments=24)
+assert found.totals["n_events"] == 1_999_000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 100 * 1024  # KiB: for 24 states of 1000 blocks, whatever the length
