@@ -73,6 +73,10 @@ program_push(struct pya_program *program, struct program_op op) {
         program->n_op_slots = n;
     }
     program->ops[program->info.n_ops++] = op;
+    const unsigned n_devices = op.device + 1U;
+    if (n_devices > program->info.n_devices) {
+        program->info.n_devices = n_devices;
+    }
     return PYA_OK;
 }
 
@@ -131,6 +135,9 @@ program_add_alloc(struct pya_program *program, const struct pya_trace_event *e) 
             return status;
         }
     }
+    if (program->live_bytes[device] + rounded > PROGRAM_LIVE_MAX) {
+        return PYA_E_TOO_LARGE;
+    }
     if (program->free_block == 0) {
         pya_status status = program_grow_blocks(program);
         if (status != PYA_OK) {
@@ -160,8 +167,6 @@ program_add_alloc(struct pya_program *program, const struct pya_trace_event *e) 
     struct pya_program_info *info = &program->info;
     info->n_allocs++;
     info->n_blocks = index + 1 > info->n_blocks ? index + 1 : info->n_blocks;
-    info->n_devices =
-        (unsigned)device + 1 > info->n_devices ? (unsigned)device + 1 : info->n_devices;
     return PYA_OK;
 }
 
@@ -250,6 +255,7 @@ pya_program_create(struct pya_program **out) {
     program->n_block_slots = 256;
     program->n_chains = 256;
     program->info.is_complete = true;
+    program->info.n_streams = 1; /* the default stream, whoever else comes */
     program->ops = malloc(program->n_op_slots * sizeof *program->ops);
     program->blocks = malloc(program->n_block_slots * sizeof *program->blocks);
     program->chains = calloc(program->n_chains, sizeof *program->chains);
@@ -313,8 +319,10 @@ pya_program_load(const char *path, struct pya_program **out, char *message, size
     status = program_read(program, reader);
     if (status != PYA_OK) {
         const char *why = pya_trace_error(reader);
-        snprintf(
-            message, message_bytes, "%s: %s", path, why[0] != '\0' ? why : pya_status_text(status));
+        const char *text = status == PYA_E_LIMIT       ? "more than 256 streams or private pools"
+                           : status == PYA_E_TOO_LARGE ? "more than 512 GiB are alive on one device"
+                                                       : pya_status_text(status);
+        snprintf(message, message_bytes, "%s: %s", path, why[0] != '\0' ? why : text);
         pya_program_destroy(program);
         goto destroy_reader;
     }

@@ -27,7 +27,7 @@ struct pya_program_info {
 };
 
 PYA_MUST_CHECK pya_status pya_program_create(struct pya_program **out);
-/* In order.  Kinds that mean nothing to an allocator are counted only. */
+/* In order.  PYA_E_LIMIT: too many streams or pools; PYA_E_TOO_LARGE: more alive than any device has.  Kinds that mean nothing to an allocator are counted only. */
 PYA_MUST_CHECK pya_status
 pya_program_add(struct pya_program *program, const struct pya_trace_event *event);
 /* Create and add all of a file.  message: why not, when it fails; damage in the middle is a failure. */

@@ -6,6 +6,9 @@
 /* Private pools of one program, the default one among them. */
 #define PROGRAM_POOLS 256
 
+/* A device with more than this alive is damage or malice, and would need gigabytes of tables. */
+#define PROGRAM_LIVE_MAX (UINT64_C(1) << 39)
+
 enum program_op_kind {
     PROGRAM_ALLOC,
     PROGRAM_FREE,

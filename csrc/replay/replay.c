@@ -10,6 +10,9 @@
 /* Ample memory: never less than a large card, and far above what any policy wastes. */
 #define REPLAY_AMPLE_MIN ((size_t)80 << 30)
 #define REPLAY_AMPLE_FACTOR 4
+/* No card has more, and the tables of the simulated one grow with it. */
+#define REPLAY_CAPACITY_MAX ((size_t)2 << 40)
+#define REPLAY_ADDRESS_FACTOR 32
 #define REPLAY_PROGRESS_OPS 65536
 
 /* One replay: a device and an allocator for each device of the program. */
@@ -48,8 +51,9 @@ replay_open_device(void *arg, int index, struct pya_device **out) {
     const struct pya_replay_settings *settings = &replay->settings;
     struct pya_sim_config config = {
         .capacity_bytes = settings->capacity_bytes,
-        /* 64 mappings per page and ranges beside: more address space than any policy asks for */
-        .address_bytes = pya_round_up((uint64_t)settings->capacity_bytes * 128, UINT64_C(1) << 40),
+        /* many mappings of each page and ranges beside: more address space than any policy asks for */
+        .address_bytes = pya_round_up(
+            (uint64_t)settings->capacity_bytes * REPLAY_ADDRESS_FACTOR, UINT64_C(1) << 40),
         .cost = settings->cost,
         .work = settings->work_delay == 0 ? PYA_SIM_WORK_AT_ONCE : PYA_SIM_WORK_DELAYED,
         .work_delay = settings->work_delay,
@@ -63,43 +67,40 @@ replay_open_device(void *arg, int index, struct pya_device **out) {
     return status;
 }
 
+/* The model of a device, opened at its first use: a trace may name devices it hardly uses. */
 static pya_status
-replay_open_models(struct replay *replay) {
-    const struct pya_program_info *info = &replay->program->info;
-    struct pya_model_config config = {
-        .expandable = replay->settings.policy == PYA_REPLAY_EXPANDABLE,
-        .n_streams = info->n_streams,
-        .streams = replay->program->streams,
-    };
-    if (info->n_streams > PYA_MODEL_STREAMS) {
-        return PYA_E_LIMIT;
-    }
-    for (unsigned i = 0; i < info->n_devices; i++) {
+replay_model(struct replay *replay, int device, struct pya_model **out) {
+    struct pya_model **model = &replay->models[device];
+    pya_status status = PYA_OK;
+    if (*model == NULL) {
+        struct pya_model_config config = {
+            .expandable = replay->settings.policy == PYA_REPLAY_EXPANDABLE,
+            .n_streams = replay->program->info.n_streams,
+            .streams = replay->program->streams,
+        };
         struct pya_device *dev = NULL;
-        pya_status status = replay_open_device(replay, (int)i, &dev);
+        status = replay_open_device(replay, device, &dev);
         if (status == PYA_OK) {
-            status = pya_model_create(dev, &config, &replay->models[i]);
-        }
-        if (status != PYA_OK) {
-            return status;
+            status = pya_model_create(dev, &config, model);
         }
     }
-    return PYA_OK;
+    if (status == PYA_OK) {
+        *out = *model;
+    }
+    return status;
 }
 
 static pya_status
 replay_open(struct replay *replay) {
-    size_t n = replay->program->info.n_blocks + 1;
+    /* a pool's number stands where a block's does, and is below PROGRAM_POOLS */
+    size_t n = replay->program->info.n_blocks + PROGRAM_POOLS;
     replay->blocks = calloc(n, sizeof *replay->blocks);
     replay->bytes = calloc(n, sizeof *replay->bytes);
     if (replay->blocks == NULL || replay->bytes == NULL) {
         return PYA_E_HOST_NOMEM;
     }
-    if (replay->program->info.n_streams == 0) {
-        return PYA_OK;
-    }
     if (replay->settings.policy != PYA_REPLAY_PYALLOC) {
-        return replay_open_models(replay);
+        return replay->program->info.n_streams > PYA_MODEL_STREAMS ? PYA_E_LIMIT : PYA_OK;
     }
     struct pya_hooks hooks = {.arg = replay, .open_device = replay_open_device};
     return pya_heap_create(&replay->settings.options, &hooks, &replay->heap);
@@ -125,6 +126,63 @@ replay_close(struct replay *replay) {
 
 /* ---- operations ---- */
 
+static pya_status
+replay_step_heap(struct replay *replay, const struct program_op *op) {
+    struct pya_heap *heap = replay->heap;
+    pya_dptr *addr = &replay->blocks[op->block].addr;
+    const struct program_pool *pool = &replay->program->pools[op->block % PROGRAM_POOLS];
+    const struct pya_pool_id id = {pool->first, pool->second};
+    const struct pya_stream_filter every = {NULL, NULL, NULL};
+    const pya_stream stream = replay->program->streams[op->stream];
+    switch ((enum program_op_kind)op->kind) {
+    case PROGRAM_ALLOC:
+        return pya_alloc(heap, op->device, op->bytes, stream, addr);
+    case PROGRAM_FREE:
+        return pya_free(heap, *addr);
+    case PROGRAM_RECORD_STREAM:
+        return pya_record_stream(heap, *addr, stream);
+    case PROGRAM_POOL_BEGIN:
+        return pya_pool_begin(heap, op->device, id, every);
+    case PROGRAM_POOL_END:
+        return pya_pool_end(heap, op->device, id);
+    case PROGRAM_POOL_RELEASE:
+        return pya_pool_release(heap, op->device, id);
+    case PROGRAM_EMPTY_CACHE:
+        return pya_empty_cache(heap, op->device);
+    }
+    return PYA_E_INVAL;
+}
+
+static pya_status
+replay_step_model(struct replay *replay, const struct program_op *op) {
+    struct pya_model *model = NULL;
+    struct pya_model_block **block = &replay->blocks[op->block].block;
+    pya_status status = replay_model(replay, op->device, &model);
+    if (status != PYA_OK) {
+        return status;
+    }
+    switch ((enum program_op_kind)op->kind) {
+    case PROGRAM_ALLOC:
+        return pya_model_alloc(model, op->bytes, op->stream, block);
+    case PROGRAM_FREE:
+        return pya_model_free(model, *block);
+    case PROGRAM_RECORD_STREAM:
+        pya_model_record_stream(*block, op->stream);
+        return PYA_OK;
+    case PROGRAM_POOL_BEGIN:
+        return pya_model_pool_begin(model, op->block);
+    case PROGRAM_POOL_END:
+        pya_model_pool_end(model);
+        return PYA_OK;
+    case PROGRAM_POOL_RELEASE:
+        pya_model_pool_release(model, op->block);
+        return PYA_OK;
+    case PROGRAM_EMPTY_CACHE:
+        return pya_model_empty_cache(model);
+    }
+    return PYA_E_INVAL;
+}
+
 static pya_dptr
 replay_addr(const struct replay *replay, uint32_t number) {
     const union replay_block *block = &replay->blocks[number];
@@ -132,78 +190,19 @@ replay_addr(const struct replay *replay, uint32_t number) {
 }
 
 static pya_status
-replay_alloc(struct replay *replay, const struct program_op *op) {
-    union replay_block *block = &replay->blocks[op->block];
-    pya_status status;
-    if (replay->heap != NULL) {
-        pya_stream stream = replay->program->streams[op->stream];
-        status = pya_alloc(replay->heap, op->device, op->bytes, stream, &block->addr);
-    } else {
-        status = pya_model_alloc(replay->models[op->device], op->bytes, op->stream, &block->block);
+replay_step(struct replay *replay, const struct program_op *op) {
+    const bool check = replay->settings.check;
+    if (check && op->kind == PROGRAM_FREE) {
+        pya_sim_disown(
+            replay->sims[op->device], replay_addr(replay, op->block), replay->bytes[op->block]);
     }
-    if (status == PYA_OK && replay->settings.check) {
+    pya_status status =
+        replay->heap != NULL ? replay_step_heap(replay, op) : replay_step_model(replay, op);
+    if (check && status == PYA_OK && op->kind == PROGRAM_ALLOC) {
         replay->bytes[op->block] = op->bytes;
         status = pya_sim_own(replay->sims[op->device], replay_addr(replay, op->block), op->bytes);
     }
     return status;
-}
-
-static pya_status
-replay_free(struct replay *replay, const struct program_op *op) {
-    if (replay->settings.check) {
-        pya_sim_disown(
-            replay->sims[op->device], replay_addr(replay, op->block), replay->bytes[op->block]);
-    }
-    union replay_block *block = &replay->blocks[op->block];
-    return replay->heap != NULL ? pya_free(replay->heap, block->addr)
-                                : pya_model_free(replay->models[op->device], block->block);
-}
-
-static pya_status
-replay_pool(struct replay *replay, const struct program_op *op) {
-    const struct program_pool *pool = &replay->program->pools[op->block];
-    const struct pya_pool_id id = {pool->first, pool->second};
-    struct pya_model *model = replay->models[op->device];
-    if (op->kind == PROGRAM_POOL_BEGIN) {
-        const struct pya_stream_filter every = {NULL, NULL, NULL};
-        return replay->heap != NULL ? pya_pool_begin(replay->heap, op->device, id, every)
-                                    : pya_model_pool_begin(model, op->block);
-    }
-    if (replay->heap != NULL) {
-        return op->kind == PROGRAM_POOL_END ? pya_pool_end(replay->heap, op->device, id)
-                                            : pya_pool_release(replay->heap, op->device, id);
-    }
-    if (op->kind == PROGRAM_POOL_END) {
-        pya_model_pool_end(model);
-    } else {
-        pya_model_pool_release(model, op->block);
-    }
-    return PYA_OK;
-}
-
-static pya_status
-replay_step(struct replay *replay, const struct program_op *op) {
-    switch ((enum program_op_kind)op->kind) {
-    case PROGRAM_ALLOC:
-        return replay_alloc(replay, op);
-    case PROGRAM_FREE:
-        return replay_free(replay, op);
-    case PROGRAM_RECORD_STREAM:
-        if (replay->heap != NULL) {
-            return pya_record_stream(
-                replay->heap, replay->blocks[op->block].addr, replay->program->streams[op->stream]);
-        }
-        pya_model_record_stream(replay->blocks[op->block].block, op->stream);
-        return PYA_OK;
-    case PROGRAM_POOL_BEGIN:
-    case PROGRAM_POOL_END:
-    case PROGRAM_POOL_RELEASE:
-        return replay_pool(replay, op);
-    case PROGRAM_EMPTY_CACHE:
-        return replay->heap != NULL ? pya_empty_cache(replay->heap, op->device)
-                                    : pya_model_empty_cache(replay->models[op->device]);
-    }
-    return PYA_E_INVAL;
 }
 
 /* ---- results ---- */
@@ -280,6 +279,9 @@ pya_replay_run(
     struct replay replay = {.program = program, .settings = *settings};
     if (replay.settings.capacity_bytes == 0) {
         replay.settings.capacity_bytes = replay_ample(program);
+    }
+    if (replay.settings.capacity_bytes > REPLAY_CAPACITY_MAX) {
+        replay.settings.capacity_bytes = REPLAY_CAPACITY_MAX;
     }
     struct pya_replay_result result;
     pya_status status = replay_open(&replay);

@@ -364,6 +364,42 @@ test_pool_program(void) {
     pya_program_destroy(program);
 }
 
+/* Events nobody's allocator would write: whatever program they make, replaying it is defined. */
+static void
+test_hostile_programs(void) {
+    static const uint64_t sizes[] = {
+        0, 1, 512, MIB, 33 * MIB, UINT64_C(1) << 40, UINT64_C(1) << 60, UINT64_MAX};
+    uint64_t rng = check_seed();
+    uint64_t rounds = check_budget(12);
+    for (uint64_t round = 0; round < rounds; round++) {
+        struct pya_program *program = NULL;
+        CHECK_OK(pya_program_create(&program));
+        uint64_t n_events = 1 + check_below(&rng, 40);
+        for (uint64_t i = 0; i < n_events; i++) {
+            struct pya_trace_event e = {
+                .kind = (int)check_below(&rng, 25),
+                .device = check_below(&rng, 4) == 0 ? (int)check_below(&rng, 70) - 3 : 0,
+                .stream = check_below(&rng, 5),
+                .addr = check_below(&rng, 6),
+                .arg = check_below(&rng, 4),
+                .bytes = sizes[check_below(&rng, sizeof sizes / sizeof *sizes)],
+            };
+            (void)!pya_program_add(program, &e);
+        }
+        for (int policy = 0; policy < PYA_REPLAY_N_POLICIES; policy++) {
+            struct pya_replay_settings settings = {.policy = (enum pya_replay_policy)policy};
+            struct pya_replay_result result = {0};
+            pya_options_init(&settings.options);
+            settings.capacity_bytes = check_below(&rng, 3) == 0   ? SIZE_MAX
+                                      : check_below(&rng, 2) == 0 ? 64 * MIB
+                                                                  : 0;
+            (void)!pya_replay_run(program, &settings, &result);
+            CHECK_EQ(result.n_violations, 0);
+        }
+        pya_program_destroy(program);
+    }
+}
+
 static bool
 stop_at_once(void *arg, uint64_t n_done, uint64_t n_all) {
     (void)n_done;
@@ -464,6 +500,7 @@ static const struct check_case cases[] = {
     {"program_corners", test_program_corners},
     {"private_pools", test_private_pools},
     {"pool_program", test_pool_program},
+    {"hostile_programs", test_hostile_programs},
     {"stopping", test_stopping},
     {"host_memory_sweep", test_host_memory_sweep},
     {"device_sweep", test_device_sweep},
