@@ -12,7 +12,9 @@
 #define REPLAY_AMPLE_FACTOR 4
 /* No card has more, and the tables of the simulated one grow with it. */
 #define REPLAY_CAPACITY_MAX ((size_t)2 << 40)
-#define REPLAY_ADDRESS_FACTOR 32
+/* expandable segments of every private pool reserve 9/8 of the device each */
+#define REPLAY_ADDRESS_FACTOR 128
+#define REPLAY_ADDRESS_MAX (UINT64_C(64) << 40)
 #define REPLAY_PROGRESS_OPS 65536
 
 /* One replay: a device and an allocator for each device of the program. */
@@ -49,11 +51,12 @@ static pya_status
 replay_open_device(void *arg, int index, struct pya_device **out) {
     struct replay *replay = arg;
     const struct pya_replay_settings *settings = &replay->settings;
+    const uint64_t addresses =
+        pya_round_up((uint64_t)settings->capacity_bytes * REPLAY_ADDRESS_FACTOR, UINT64_C(1) << 40);
     struct pya_sim_config config = {
         .capacity_bytes = settings->capacity_bytes,
         /* many mappings of each page and ranges beside: more address space than any policy asks for */
-        .address_bytes = pya_round_up(
-            (uint64_t)settings->capacity_bytes * REPLAY_ADDRESS_FACTOR, UINT64_C(1) << 40),
+        .address_bytes = addresses < REPLAY_ADDRESS_MAX ? addresses : REPLAY_ADDRESS_MAX,
         .cost = settings->cost,
         .work = settings->work_delay == 0 ? PYA_SIM_WORK_AT_ONCE : PYA_SIM_WORK_DELAYED,
         .work_delay = settings->work_delay,
