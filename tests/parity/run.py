@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from conftest import dry_environment
+from dry_support import dry_environment
 
 allocator, *rest = sys.argv[1:]
 env = dry_environment(install=allocator == "pyalloc", memory="8GB", devices=2)

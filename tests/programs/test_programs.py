@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import dry_environment, run_checked
+from dry_support import dry_environment, run_checked
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 HERE = Path(__file__).parent
