@@ -23,10 +23,12 @@ static const struct option option_table[] = {
 
 enum { N_OPTIONS = sizeof option_table / sizeof option_table[0] };
 
-/* torch's keys that ask for nothing this allocator has to do. */
+/* torch's keys that change nothing here: what they ask for is always so, does not exist, or (garbage_collection_threshold)
+ * is not built yet. */
 static const char *const ignored_keys[] = {
     "backend",
     "expandable_segments",
+    "garbage_collection_threshold",
     "graph_capture_record_stream_reuse",
     "pinned_num_register_threads",
     "pinned_reserve_segment_size_mb",
@@ -42,9 +44,9 @@ struct choice {
 };
 
 static const struct choice choice_table[] = {
-    {"memory", "tight", PYA_MEMORY_TIGHT},     {"memory", "balanced", PYA_MEMORY_BALANCED},
-    {"memory", "fast", PYA_MEMORY_FAST},       {"sharing", "own", PYA_SHARING_OWN},
-    {"sharing", "shared", PYA_SHARING_SHARED},
+    {"memory", "tight", PYA_MEMORY_TIGHT},
+    {"memory", "balanced", PYA_MEMORY_BALANCED},
+    {"memory", "fast", PYA_MEMORY_FAST},
 };
 
 enum { N_CHOICES = sizeof choice_table / sizeof choice_table[0], TOKEN_BYTES = 96 };

@@ -13,11 +13,7 @@ extern "C" {
 #define PYA_OPTION_TABLE(X)                                                                        \
     X(CHOICE, memory, PYA_MEMORY_BALANCED,                                                         \
       "tight|balanced|fast: how much work to spend on saving memory")                              \
-    X(CHOICE, sharing, PYA_SHARING_OWN,                                                            \
-      "own|shared: may two live blocks sit in one page under two addresses")                       \
     X(BOOL, vmm, 1, "use the driver's virtual memory calls where it has them")                     \
-    X(REAL, garbage_collection_threshold, 0,                                                       \
-      "give cached memory back above this share of the limit (0: off)")                            \
     X(REAL, per_process_memory_fraction, 1,                                                        \
       "share of each device's memory this process may reserve")                                    \
     X(BYTES, limit, 0, "most bytes to reserve on each device (0: the device's memory)")            \
@@ -28,7 +24,6 @@ extern "C" {
       "address mappings kept per physical page before old ones are unmapped")
 
 enum { PYA_MEMORY_TIGHT, PYA_MEMORY_BALANCED, PYA_MEMORY_FAST };
-enum { PYA_SHARING_OWN, PYA_SHARING_SHARED };
 
 struct pya_options {
 #define PYA_FIELD_CHOICE(name) int name;
