@@ -28,6 +28,8 @@ def start(arguments: list[str], folder: Path, **variables: str) -> subprocess.Po
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # no terminal: a signal reaches the parent alone
+        # Tests run in the background inherit an ignored Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
