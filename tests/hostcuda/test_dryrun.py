@@ -21,15 +21,14 @@ ROOT = Path(__file__).parent.parent.parent
 def start(arguments: list[str], folder: Path, **variables: str) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return subprocess.Popen(
-        [sys.executable, "-m", "pyalloc", "dryrun", *arguments],
+        # Tests run in the background inherit an ignored Ctrl-C: env undoes that.
+        ["env", "--default-signal=INT", sys.executable, "-m", "pyalloc", "dryrun", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # no terminal: a signal reaches the parent alone
-        # Tests run in the background inherit an ignored Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
