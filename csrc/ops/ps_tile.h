@@ -1,6 +1,7 @@
 #pragma once
 /* Shared by the PowerSpherical kernels: block sizes, one thread's scratch, and the arithmetic that
- * turns a cosine into a log-probability.  Floor 1. */
+ * turns a cosine into a log-probability.  Floor 1.
+ * Long because every kernel variant compiles this arithmetic inline. */
 #include <math.h>
 
 #include "ops.h"

@@ -1,5 +1,6 @@
 #pragma once
-/* AVX2 + FMA backend of simd.h: 8 floats.  Floor 0. */
+/* AVX2 + FMA backend of simd.h: 8 floats.  Floor 0.
+ * Long because a backend is one list of small inline functions. */
 #include <immintrin.h>
 
 typedef float real;

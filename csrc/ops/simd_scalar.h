@@ -1,7 +1,7 @@
 #pragma once
 /* Portable backend of simd.h: one lane, plain C, for float and (PYA_REAL_F64) double.
  * It is also the reference that the other backends and the CUDA kernels are compared with.
- * Floor 0. */
+ * Floor 0.  Long because a backend is one list of small inline functions. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
