@@ -368,15 +368,6 @@ pya_history_start(
     return st;
 }
 
-static void
-context_forget(void *arg, struct pya_block *block) {
-    const struct pya_hooks *hooks = arg;
-    if (block->context != NULL) {
-        hooks->release_context(hooks->arg, block->context);
-        block->context = NULL;
-    }
-}
-
 void
 pya_history_forget(struct pya_heap *heap) {
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
@@ -386,7 +377,7 @@ pya_history_forget(struct pya_heap *heap) {
             if (card->history != NULL) {
                 pya_history_clear(card->history);
             }
-            pya_ptrmap_each(&card->live, context_forget, &heap->hooks);
+            pya_heap_forget_contexts(heap, card);
             pya_lock_release(&card->lock);
         }
     }

@@ -141,10 +141,15 @@ context_release(void *arg, struct pya_block *block) {
     }
 }
 
+void
+pya_heap_forget_contexts(struct pya_heap *heap, struct pya_card *card) {
+    pya_ptrmap_each(&card->live, context_release, &heap->hooks);
+}
+
 static void
 heap_close_card(struct pya_heap *heap, struct pya_card *card) {
     bool is_forked = pya_heap_is_forked(heap);
-    pya_ptrmap_each(&card->live, context_release, &heap->hooks);
+    pya_heap_forget_contexts(heap, card);
     if (card->history != NULL) {
         pya_history_fini(card->history);
         card->history = NULL;
