@@ -1,0 +1,70 @@
+/* State of one pass over a trace, shared by the files of the scan.  Floor 2, private. */
+#pragma once
+
+#include "scan.h"
+
+#include <string.h>
+
+enum { SCAN_DEPTH = 64 }; /* phases in each other */
+#define SCAN_NONE UINT32_MAX
+
+/* A growing array of items of one type. */
+struct scan_list {
+    void *items;
+    size_t n, room;
+};
+
+struct scan_live {
+    struct pya_scan_block row;
+    uint32_t copy; /* the last one, in scan.copies; SCAN_NONE: not copied */
+    uint32_t next; /* free list */
+};
+
+struct scan_copy {
+    uint32_t moment, index, next;
+};
+
+struct pya_scan {
+    struct pya_trace_reader *reader;
+    const struct pya_scan_settings *settings;
+    struct pya_scan_totals totals;
+    struct scan_list bins, phases, steps, stacks, ooms, notes, moments, copies, lives, segments;
+    uint64_t events_per_bin;
+    uint32_t *table; /* index into lives + 1; 0: empty */
+    size_t table_size, n_live;
+    uint32_t free_live;
+    uint64_t allocated, reserved, allocated_of[PYA_MAX_DEVICES];
+    uint32_t open[SCAN_DEPTH]; /* indices into phases */
+    size_t n_open;
+    uint32_t modules[SCAN_DEPTH];
+    size_t n_modules;
+    uint32_t step;
+    size_t next_moment;
+    const char *error;
+};
+
+/* One more item, zeroed; NULL: no host memory. */
+void *scan_list_add(struct scan_list *list, size_t item_bytes);
+
+#define SCAN_ADD(list, type) ((type *)scan_list_add(&(list), sizeof(type)))
+#define SCAN_ITEM(list, type, i) (&((type *)(list).items)[i])
+
+static inline uint32_t
+scan_current_phase(const struct pya_scan *s) {
+    return s->n_open == 0
+               ? 0
+               : SCAN_ITEM(s->phases, struct pya_scan_phase, s->open[s->n_open - 1])->text;
+}
+
+/* ---- scan_live.c: blocks, their stacks, and copies of what is alive.  False: no host memory. ---- */
+
+bool scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e);
+void scan_block_free(struct pya_scan *s, const struct pya_trace_event *e);
+void scan_categorise(struct pya_scan *s, const struct pya_trace_event *e);
+/* Those that are due. */
+bool scan_moments_take(struct pya_scan *s);
+
+/* ---- scan_segments.c: device memory ---- */
+
+bool scan_segment_add(struct pya_scan *s, const struct pya_trace_event *e);
+bool scan_segment_remove(struct pya_scan *s, const struct pya_trace_event *e);

@@ -1,0 +1,259 @@
+/* What is alive.
+ *
+ * Live blocks lie in an array with a free list; a hash table with linear probing finds them by address.  A block that
+ * was copied for a moment remembers the copies, so that its end and its category can be written into them. */
+#include "scan_internal.h"
+
+#include <stdlib.h>
+
+static size_t
+live_slot(const struct pya_scan *s, uint64_t addr, int device) {
+    uint64_t key = (addr ^ ((uint64_t)device << 56)) * UINT64_C(0x9E3779B97F4A7C15);
+    return (size_t)(key >> 20) & (s->table_size - 1);
+}
+
+static size_t
+live_find(const struct pya_scan *s, uint64_t addr, int device) {
+    size_t at = live_slot(s, addr, device);
+    while (s->table[at] != 0) {
+        const struct pya_scan_block *row =
+            &SCAN_ITEM(s->lives, struct scan_live, s->table[at] - 1)->row;
+        if (row->addr == addr && row->device == device) {
+            break;
+        }
+        at = (at + 1) & (s->table_size - 1);
+    }
+    return at;
+}
+
+static bool
+table_grow(struct pya_scan *s) {
+    size_t old_size = s->table_size;
+    uint32_t *old = s->table;
+    size_t size = old_size == 0 ? 4096 : old_size * 2;
+    uint32_t *table = calloc(size, sizeof *table);
+    if (table == NULL) {
+        return false;
+    }
+    s->table = table;
+    s->table_size = size;
+    for (size_t i = 0; i < old_size; i++) {
+        if (old[i] != 0) {
+            const struct pya_scan_block *row =
+                &SCAN_ITEM(s->lives, struct scan_live, old[i] - 1)->row;
+            s->table[live_find(s, row->addr, row->device)] = old[i];
+        }
+    }
+    free(old);
+    return true;
+}
+
+static struct scan_live *
+live_insert(struct pya_scan *s, uint64_t addr, int device) {
+    if (s->n_live * 2 >= s->table_size && !table_grow(s)) {
+        return NULL;
+    }
+    uint32_t index = s->free_live;
+    if (index != SCAN_NONE) {
+        s->free_live = SCAN_ITEM(s->lives, struct scan_live, index)->next;
+    } else {
+        index = (uint32_t)s->lives.n;
+        if (SCAN_ADD(s->lives, struct scan_live) == NULL) {
+            return NULL;
+        }
+    }
+    struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, index);
+    *live = (struct scan_live){
+        .row = {.addr = addr, .device = device, .free_event = PYA_SCAN_NEVER},
+        .copy = SCAN_NONE,
+    };
+    s->table[live_find(s, addr, device)] = index + 1;
+    s->n_live++;
+    return live;
+}
+
+/* Closes the gap so that probing needs no marks of deleted entries. */
+static void
+live_remove(struct pya_scan *s, size_t at) {
+    const uint32_t index = s->table[at] - 1;
+    SCAN_ITEM(s->lives, struct scan_live, index)->next = s->free_live;
+    s->free_live = index;
+    s->n_live--;
+    const size_t mask = s->table_size - 1;
+    s->table[at] = 0;
+    for (size_t next = (at + 1) & mask; s->table[next] != 0; next = (next + 1) & mask) {
+        const struct pya_scan_block *row =
+            &SCAN_ITEM(s->lives, struct scan_live, s->table[next] - 1)->row;
+        const size_t home = live_slot(s, row->addr, row->device);
+        if (((next - home) & mask) >= ((next - at) & mask)) {
+            s->table[at] = s->table[next];
+            s->table[next] = 0;
+            at = next;
+        }
+    }
+}
+
+/* NULL: no host memory.  A damaged number must not decide how much memory is taken. */
+static struct pya_scan_stack *
+stack_of(struct pya_scan *s, uint32_t *number) {
+    struct pya_trace_frame frame;
+    if (*number >= s->stacks.n && !pya_trace_frame(s->reader, *number, &frame)) {
+        *number = 0;
+    }
+    const uint32_t stack = *number;
+    while (s->stacks.n <= stack) {
+        if (SCAN_ADD(s->stacks, struct pya_scan_stack) == NULL) {
+            return NULL;
+        }
+    }
+    return SCAN_ITEM(s->stacks, struct pya_scan_stack, stack);
+}
+
+static void
+block_end(struct pya_scan *s, size_t at) {
+    const struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, s->table[at] - 1);
+    const struct pya_scan_block *row = &live->row;
+    const uint64_t bytes = pya_round_up(row->bytes, PYA_ALIGN);
+    s->allocated -= bytes;
+    s->allocated_of[row->device] -= bytes;
+    struct pya_scan_stack *stack = SCAN_ITEM(s->stacks, struct pya_scan_stack, row->stack);
+    stack->n_live--;
+    stack->live_bytes -= bytes;
+    for (size_t i = 0; i < s->n_open; i++) {
+        struct pya_scan_phase *phase = SCAN_ITEM(s->phases, struct pya_scan_phase, s->open[i]);
+        if (phase->begin <= row->alloc_event) {
+            phase->n_left--;
+            phase->left_bytes -= bytes;
+        }
+    }
+    for (uint32_t i = live->copy; i != SCAN_NONE;
+         i = SCAN_ITEM(s->copies, struct scan_copy, i)->next) {
+        const struct scan_copy *copy = SCAN_ITEM(s->copies, struct scan_copy, i);
+        struct pya_scan_block *kept =
+            &SCAN_ITEM(s->moments, struct pya_scan_moment, copy->moment)->blocks[copy->index];
+        kept->free_event = s->totals.n_events;
+        kept->free_phase = scan_current_phase(s);
+    }
+    live_remove(s, at);
+}
+
+bool
+scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
+    if (s->table_size != 0) {
+        size_t at = live_find(s, e->addr, e->device);
+        if (s->table[at] != 0) {
+            s->totals.n_unknown_frees++; /* its free is missing */
+            block_end(s, at);
+        }
+    }
+    uint32_t number = e->stack;
+    struct pya_scan_stack *stack = stack_of(s, &number);
+    struct scan_live *live = stack == NULL ? NULL : live_insert(s, e->addr, e->device);
+    if (live == NULL) {
+        return false;
+    }
+    const uint64_t bytes = pya_round_up(e->bytes, PYA_ALIGN);
+    live->row.bytes = e->bytes;
+    live->row.stream = e->stream;
+    live->row.alloc_event = s->totals.n_events;
+    live->row.alloc_ns = e->time_ns;
+    live->row.stack = number;
+    live->row.phase = scan_current_phase(s);
+    live->row.module = s->n_modules == 0 ? 0 : s->modules[s->n_modules - 1];
+    live->row.step = s->step;
+    stack->n_allocs++;
+    stack->bytes += bytes;
+    stack->n_live++;
+    stack->live_bytes += bytes;
+    for (size_t i = 0; i < s->n_open; i++) {
+        struct pya_scan_phase *phase = SCAN_ITEM(s->phases, struct pya_scan_phase, s->open[i]);
+        phase->n_made++;
+        phase->n_left++;
+        phase->left_bytes += bytes;
+    }
+    s->totals.n_allocs++;
+    s->allocated += bytes;
+    s->allocated_of[e->device] += bytes;
+    if (s->allocated_of[e->device] > s->totals.device_peak[e->device]) {
+        s->totals.device_peak[e->device] = s->allocated_of[e->device];
+    }
+    return true;
+}
+
+void
+scan_block_free(struct pya_scan *s, const struct pya_trace_event *e) {
+    size_t at = s->table_size == 0 ? 0 : live_find(s, e->addr, e->device);
+    if (s->table_size == 0 || s->table[at] == 0) {
+        s->totals.n_unknown_frees++;
+        return;
+    }
+    s->totals.n_frees++;
+    block_end(s, at);
+}
+
+void
+scan_categorise(struct pya_scan *s, const struct pya_trace_event *e) {
+    size_t at = s->table_size == 0 ? 0 : live_find(s, e->addr, e->device);
+    if (s->table_size == 0 || s->table[at] == 0) {
+        return;
+    }
+    struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, s->table[at] - 1);
+    live->row.category = e->text;
+    for (uint32_t i = live->copy; i != SCAN_NONE;
+         i = SCAN_ITEM(s->copies, struct scan_copy, i)->next) {
+        const struct scan_copy *copy = SCAN_ITEM(s->copies, struct scan_copy, i);
+        SCAN_ITEM(s->moments, struct pya_scan_moment, copy->moment)->blocks[copy->index].category =
+            e->text;
+    }
+}
+
+/* ---- moments ---- */
+
+static bool
+moment_take(struct pya_scan *s) {
+    const uint32_t number = (uint32_t)s->moments.n;
+    struct pya_scan_moment *moment = SCAN_ADD(s->moments, struct pya_scan_moment);
+    if (moment == NULL) {
+        return false;
+    }
+    moment->event = s->totals.n_events;
+    moment->allocated_bytes = s->allocated;
+    moment->reserved_bytes = s->reserved;
+    moment->blocks = malloc((s->n_live + 1) * sizeof *moment->blocks);
+    moment->segments = malloc((s->segments.n + 1) * sizeof *moment->segments);
+    if (moment->blocks == NULL || moment->segments == NULL) {
+        return false;
+    }
+    if (s->segments.n > 0) {
+        memcpy(moment->segments, s->segments.items, s->segments.n * sizeof *moment->segments);
+    }
+    moment->n_segments = s->segments.n;
+    for (size_t i = 0; i < s->table_size; i++) {
+        if (s->table[i] == 0) {
+            continue;
+        }
+        struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, s->table[i] - 1);
+        const uint32_t index = (uint32_t)s->copies.n;
+        struct scan_copy *copy = SCAN_ADD(s->copies, struct scan_copy);
+        if (copy == NULL) {
+            return false;
+        }
+        *copy = (struct scan_copy){number, (uint32_t)moment->n_blocks, live->copy};
+        live->copy = index;
+        moment->blocks[moment->n_blocks++] = live->row;
+    }
+    return true;
+}
+
+bool
+scan_moments_take(struct pya_scan *s) {
+    const struct pya_scan_settings *settings = s->settings;
+    while (s->next_moment < settings->n_moments &&
+           settings->moments[s->next_moment] <= s->totals.n_events) {
+        s->next_moment++;
+        if (!moment_take(s)) {
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,113 @@
+/* Device memory, as segments sorted by device and address. */
+#include "scan_internal.h"
+
+/* First segment that ends after addr. */
+static size_t
+segment_search(const struct pya_scan *s, uint64_t addr, int device) {
+    size_t low = 0;
+    size_t high = s->segments.n;
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+        const struct pya_scan_segment *g = SCAN_ITEM(s->segments, struct pya_scan_segment, mid);
+        if (g->device < device || (g->device == device && g->addr + g->bytes <= addr)) {
+            low = mid + 1;
+        } else {
+            high = mid;
+        }
+    }
+    return low;
+}
+
+static bool
+segment_insert(struct pya_scan *s, size_t at, struct pya_scan_segment segment) {
+    if (SCAN_ADD(s->segments, struct pya_scan_segment) == NULL) {
+        return false;
+    }
+    struct pya_scan_segment *item = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
+    memmove(item + 1, item, (s->segments.n - 1 - at) * sizeof *item);
+    *item = segment;
+    return true;
+}
+
+/* Is the segment at `at` mapped and does it begin where the range ends? */
+static bool
+segment_follows(const struct pya_scan *s, size_t at, uint64_t end, int device) {
+    if (at >= s->segments.n) {
+        return false;
+    }
+    const struct pya_scan_segment *g = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
+    return g->is_mapped && g->device == device && g->addr == end;
+}
+
+/* Mapped neighbours become one. */
+bool
+scan_segment_add(struct pya_scan *s, const struct pya_trace_event *e) {
+    s->reserved += e->bytes;
+    const size_t at = segment_search(s, e->addr, e->device);
+    struct pya_scan_segment segment = {
+        .addr = e->addr,
+        .bytes = e->bytes,
+        .stream = e->stream,
+        .device = e->device,
+        .is_mapped = e->kind == PYA_TRACE_SEGMENT_MAP,
+    };
+    if (!segment.is_mapped) {
+        return segment_insert(s, at, segment);
+    }
+    if (s->segments.n == 0) {
+        return segment_insert(s, at, segment);
+    }
+    struct pya_scan_segment *next = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
+    const bool joins_next = segment_follows(s, at, e->addr + e->bytes, e->device);
+    if (joins_next) {
+        next->addr = e->addr;
+        next->bytes += e->bytes;
+        segment = *next;
+    }
+    struct pya_scan_segment *before = at > 0 ? next - 1 : NULL;
+    if (before != NULL && before->is_mapped && before->device == e->device &&
+        before->addr + before->bytes == e->addr) {
+        before->bytes += segment.bytes;
+        if (joins_next) {
+            memmove(next, next + 1, (s->segments.n - at - 1) * sizeof *next);
+            s->segments.n--;
+        }
+        return true;
+    }
+    return joins_next || segment_insert(s, at, segment);
+}
+
+/* What of the range is known is taken out; what is not was there before the trace began. */
+bool
+scan_segment_remove(struct pya_scan *s, const struct pya_trace_event *e) {
+    const uint64_t end = e->addr + e->bytes;
+    size_t at = segment_search(s, e->addr, e->device);
+    while (at < s->segments.n) {
+        struct pya_scan_segment *g = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
+        if (g->device != e->device || g->addr >= end) {
+            break;
+        }
+        const struct pya_scan_segment old = *g;
+        const uint64_t from = old.addr > e->addr ? old.addr : e->addr;
+        const uint64_t to = old.addr + old.bytes < end ? old.addr + old.bytes : end;
+        s->reserved -= to - from;
+        if (from > old.addr) {
+            g->bytes = from - old.addr;
+            at++;
+            if (to < old.addr + old.bytes) {
+                struct pya_scan_segment rest = old;
+                rest.addr = to;
+                rest.bytes = old.addr + old.bytes - to;
+                return segment_insert(s, at, rest);
+            }
+        } else if (to < old.addr + old.bytes) {
+            g->addr = to;
+            g->bytes = old.addr + old.bytes - to;
+            break;
+        } else {
+            memmove(g, g + 1, (s->segments.n - at - 1) * sizeof *g);
+            s->segments.n--;
+        }
+    }
+    return true;
+}
