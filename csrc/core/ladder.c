@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "debug.h"
+#include "share.h"
 
 /* What the policy assumes calls cost (A100 figures; the simulated device has the full table). */
 enum {
@@ -30,9 +31,11 @@ enum { LADDER_FIT_TRIES = 8, LADDER_TRANSFER_PAGES = 128, LADDER_GROW_PAGES = 4 
  * than with memory of their own, so they keep the patience. */
 #define BALANCED_PATIENCE 8.0
 #define BALANCED_PATIENCE_LATE 2.0
-#define BALANCED_EARLY_SHARE 0.5
-/* Requests of at least this share of peak live move pages to the end instead of stitching. */
+#define BALANCED_EARLY_SHARE 0.3
+/* Requests of at least this share of peak live move pages to the end instead of stitching.  Streams that share
+ * memory move nearly always: pages that came from another stream lie at the end anyway. */
 #define BALANCED_MOVE_SHARE 4
+#define BALANCED_MOVE_SHARE_STREAMS 64
 /* tight: physical memory may pass peak live by this factor before stitching starts. */
 #define TIGHT_SLACK 1.01
 #define TIGHT_MOVE_FROM ((size_t)1 << 30)
@@ -185,6 +188,14 @@ ladder_pay(struct pya_arena *arena, size_t n_pages) {
     arena->card->stitch_ns += cost_ns;
 }
 
+/* The block in hand is live and so safe; failing to tidy up is not its problem. */
+static void
+ladder_tidy(struct pya_card *card) {
+    if (pya_card_is_crowded(card) && !pya_card_is_capturing(card)) {
+        (void)!pya_trim_mappings(card);
+    }
+}
+
 /* Makes up the missing pages, then maps m free ones side by side and hands them out. */
 static pya_status
 ladder_stitch(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
@@ -209,18 +220,48 @@ ladder_stitch(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     pya_status st = pya_pages_pick(arena, m, false, NULL, ids, &n);
     if (st == PYA_OK) {
         PYA_ASSERT(n == m);
-        st = pya_stitch_make(arena, ids, m, &stitch);
+        st = pya_stitch_make(
+            arena, &(struct pya_stitch_plan){.ids = ids, .n_pages = m, .bytes = m * PYA_PAGE},
+            &stitch);
     }
     if (st == PYA_OK) {
         ladder_pay(arena, m);
         st = pya_stitch_take(stitch, bytes, out);
     }
     free(ids);
-    if (st == PYA_OK && pya_card_is_crowded(card) && !pya_card_is_capturing(card)) {
-        /* The block in hand is live and so safe; failing to tidy up is not its problem. */
-        (void)!pya_trim_mappings(card);
+    if (st == PYA_OK) {
+        ladder_tidy(card);
     }
     return st;
+}
+
+/* The same with pages that other live blocks may sit in, where the user allows it. */
+static pya_status
+ladder_share(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_share plan = pya_share_plan(arena, bytes);
+    if (arena->free_pages < plan.n_whole) {
+        pya_status st = ladder_add_pages(arena, plan.n_whole - arena->free_pages, is_small);
+        if (st == PYA_OK) {
+            st = ladder_refit(arena, bytes, is_small, out);
+        }
+        if (st != PYA_OK || *out != NULL) {
+            return st;
+        }
+        plan = pya_share_plan(arena, bytes);
+    }
+    pya_status st = pya_share_take(arena, bytes, &plan, out);
+    if (st == PYA_OK) {
+        ladder_pay(arena, (*out)->stitch->n_pages);
+        ladder_tidy(arena->card);
+    }
+    return st;
+}
+
+/* What gets by with the fewest new pages. */
+static pya_status
+ladder_save(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    return arena->card->options.shared_pages ? ladder_share(arena, bytes, is_small, out)
+                                             : ladder_stitch(arena, bytes, is_small, out);
 }
 
 /* Moves free pages out of holes to where they make one run of `bytes`, adding what is missing. */
@@ -242,10 +283,8 @@ ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     size_t n_moved;
     st = pya_pages_pick(arena, n, false, tail, ids, &n_moved);
     if (st == PYA_OK && n_moved < n) {
+        /* What is left of the hole lies behind the new pages. */
         st = pya_arena_grow(arena, hole, n - n_moved, is_small);
-        if (st == PYA_OK) {
-            st = pya_arena_last_hole(arena, n_moved, &hole);
-        }
     }
     if (st == PYA_OK && n_moved > 0) {
         st = pya_pages_move(arena, hole, ids, n_moved);
@@ -352,7 +391,8 @@ plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live)
         arena->stitch_debt_ns = 0;
         return PLAN_GROW;
     }
-    return bytes >= peak_live / BALANCED_MOVE_SHARE ? PLAN_MOVE : PLAN_STITCH;
+    size_t share = is_shared ? BALANCED_MOVE_SHARE_STREAMS : BALANCED_MOVE_SHARE;
+    return bytes >= peak_live / share ? PLAN_MOVE : PLAN_STITCH;
 }
 
 static enum plan
@@ -416,7 +456,7 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     size_t m = pages_for(bytes);
     card->is_short = true;
     card->stats.scalar[PYA_STAT_num_alloc_retries]++;
-    pya_status st = ladder_stitch(arena, bytes, is_small, out);
+    pya_status st = ladder_save(arena, bytes, is_small, out);
     if (!is_shortage(st) || pya_card_is_capturing(card)) {
         return st;
     }
@@ -441,7 +481,7 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
                 return st;
             }
         }
-        st = ladder_stitch(arena, bytes, is_small, out);
+        st = ladder_save(arena, bytes, is_small, out);
     }
     return st;
 }
@@ -450,7 +490,7 @@ static pya_status
 climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
     size_t m = pages_for(bytes);
-    struct pya_stitch *stitch = m >= 2 ? pya_stitch_find(arena, m) : NULL;
+    struct pya_stitch *stitch = pya_stitch_find(arena, bytes);
     if (stitch != NULL) {
         card->stats.scalar[PYA_STAT_pyalloc_range_hits]++;
         return pya_stitch_take(stitch, bytes, out);

@@ -20,6 +20,8 @@ extern "C" {
     X(BYTES, max_split_size, 0, "without vmm: larger blocks are not split (0: no bound)")          \
     X(COUNT, roundup_power2_divisions, 0,                                                          \
       "round requests up to this many steps per power of two (0: off)")                            \
+    X(BOOL, shared_pages, 0,                                                                       \
+      "short of memory: let two live blocks share a page under two addresses")                     \
     X(COUNT, mappings_per_page, 64,                                                                \
       "address mappings kept per physical page before old ones are unmapped")
 

@@ -96,20 +96,35 @@ pya_range_unlink(struct pya_range *range, struct pya_block *block) {
     }
 }
 
+/* The block latest to start in the slot or, where none does, the one that started before and covers it. */
+static struct pya_block *
+range_last_start(const struct pya_range *range, size_t slot) {
+    struct pya_block *block = range->slots[slot].last_start;
+    if (block != NULL) {
+        return block;
+    }
+    size_t word = slot / 64;
+    uint64_t bits = range->starts[word] & (((uint64_t)1 << (slot % 64)) - 1);
+    while (bits == 0) {
+        PYA_ASSERT(word > 0);
+        bits = range->starts[--word];
+    }
+    return range->slots[word * 64 + 63U - (size_t)__builtin_clzll(bits)].last_start;
+}
+
+struct pya_block *
+pya_range_block_at(const struct pya_range *range, pya_dptr addr) {
+    struct pya_block *block = range_last_start(range, pya_range_slot(range, addr));
+    while (block->addr > addr) {
+        block = block->prev;
+    }
+    return block;
+}
+
 struct pya_block *
 pya_range_free_run(const struct pya_range *range, size_t slot) {
     pya_dptr addr = pya_range_addr(range, slot);
-    struct pya_block *block = range->slots[slot].last_start;
-    if (block == NULL) {
-        /* The block that covers the slot started in an earlier one. */
-        size_t word = slot / 64;
-        uint64_t bits = range->starts[word] & (((uint64_t)1 << (slot % 64)) - 1);
-        while (bits == 0) {
-            PYA_ASSERT(word > 0);
-            bits = range->starts[--word];
-        }
-        block = range->slots[word * 64 + 63U - (size_t)__builtin_clzll(bits)].last_start;
-    }
+    struct pya_block *block = range_last_start(range, slot);
     bool covers = block->addr <= addr && pya_block_end(block) >= addr + PYA_PAGE;
     return covers && block->state == PYA_BLOCK_FREE ? block : NULL;
 }

@@ -133,16 +133,15 @@ painter_range(struct painter *painter, const struct pya_range *range) {
 static void
 painter_stitch(struct painter *painter, const struct pya_stitch *stitch) {
     const struct pya_block *block = stitch->block;
-    size_t total = stitch->n_pages * PYA_PAGE;
-    painter_open(painter, stitch->arena, stitch->base);
+    painter_open(painter, stitch->arena, block->addr);
     if (painter->open != NULL) {
         painter->open->is_stitched = true;
     }
     painter_add(painter, snap_of(block), block->is_small);
-    if (block->bytes < total) {
+    if (block->bytes < stitch->bytes) {
         struct pya_snap_block rest = {
             .addr = pya_block_end(block),
-            .bytes = total - block->bytes,
+            .bytes = stitch->bytes - block->bytes,
             .state = PYA_SNAP_INACTIVE,
         };
         painter_add(painter, rest, false);

@@ -37,6 +37,7 @@ extern "C" {
     X(pyalloc_range_hits)                                                                          \
     X(pyalloc_revivals)                                                                            \
     X(pyalloc_stitches)                                                                            \
+    X(pyalloc_shared_ranges)                                                                       \
     X(pyalloc_growths)                                                                             \
     X(pyalloc_page_moves)                                                                          \
     X(pyalloc_page_transfers)                                                                      \

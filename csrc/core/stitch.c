@@ -51,14 +51,15 @@ pya_pages_pick(
 }
 
 static struct pya_stitch **
-stitch_bucket(struct pya_stitches *stitches, size_t n_pages) {
+stitch_bucket(struct pya_stitches *stitches, size_t bytes) {
+    size_t n_pages = (bytes + PYA_PAGE - 1) >> PYA_PAGE_SHIFT;
     return &stitches->buckets[n_pages % PYA_STITCH_BUCKETS];
 }
 
 static void
 stitch_link(struct pya_stitch *stitch) {
     struct pya_stitches *all = stitch->arena->stitches;
-    struct pya_stitch **bucket = stitch_bucket(all, stitch->n_pages);
+    struct pya_stitch **bucket = stitch_bucket(all, stitch->bytes);
     stitch->prev_same = NULL;
     stitch->next_same = *bucket;
     if (*bucket != NULL) {
@@ -81,7 +82,7 @@ stitch_unlink(struct pya_stitch *stitch) {
     if (stitch->prev_same != NULL) {
         stitch->prev_same->next_same = stitch->next_same;
     } else {
-        *stitch_bucket(all, stitch->n_pages) = stitch->next_same;
+        *stitch_bucket(all, stitch->bytes) = stitch->next_same;
     }
     if (stitch->next_same != NULL) {
         stitch->next_same->prev_same = stitch->prev_same;
@@ -98,54 +99,87 @@ stitch_unlink(struct pya_stitch *stitch) {
     }
 }
 
-/* How many of the pages ids[0..n) lie side by side in one free run of this arena; 0: ids[0] is not free. */
-static size_t
-pages_in_one_run(
-    const struct pya_arena *arena, const pya_page_id *ids, size_t n, struct pya_block **out) {
-    const struct pya_page *items = arena->card->pages.items;
-    const struct pya_page *page = &items[ids[0]];
-    struct pya_range *range = page->range;
-    if (range == NULL || range->arena != arena) {
-        return 0;
-    }
-    struct pya_block *run = pya_range_free_run(range, page->slot);
-    if (run == NULL) {
-        return 0;
-    }
-    size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
-    size_t k = 1;
-    while (k < n && page->slot + k < end && items[ids[k]].range == range &&
-           items[ids[k]].slot == page->slot + k) {
-        k++;
-    }
-    *out = run;
-    return k;
+/* Page i of a range lends this part of itself. */
+static void
+stitch_part(const struct pya_stitch *stitch, size_t i, size_t *first, size_t *end) {
+    size_t last = stitch->offset + stitch->bytes - i * PYA_PAGE;
+    *first = i == 0 ? stitch->offset : 0;
+    *end = last < PYA_PAGE ? last : PYA_PAGE;
 }
 
-/* Pieces the home runs would lend; 0 when a page is not wholly free. */
+/* What the pages from i on lend, as far as it lies in one piece of one free run. */
+struct piece {
+    struct pya_block *run;
+    pya_dptr addr;
+    size_t bytes;
+    size_t n_pages; /* 0: page i's part is not free in this arena */
+};
+
+static struct piece
+stitch_piece(const struct pya_stitch *stitch, size_t i) {
+    const struct pya_arena *arena = stitch->arena;
+    const struct pya_page *items = arena->card->pages.items;
+    const struct pya_page *page = &items[stitch->pages[i]];
+    struct pya_range *range = page->range;
+    struct piece piece = {.n_pages = 0};
+    if (range == NULL || range->arena != arena) {
+        return piece;
+    }
+    size_t first;
+    size_t end;
+    stitch_part(stitch, i, &first, &end);
+    piece.addr = pya_range_addr(range, page->slot) + first;
+    piece.run = end - first == PYA_PAGE ? pya_range_free_run(range, page->slot)
+                                        : pya_range_block_at(range, piece.addr);
+    if (!pya_block_is(piece.run, PYA_BLOCK_FREE)) {
+        return piece;
+    }
+    size_t room = (size_t)(pya_block_end(piece.run) - piece.addr);
+    piece.bytes = end - first;
+    if (piece.bytes > room) {
+        return piece;
+    }
+    piece.n_pages = 1;
+    for (size_t k = i + 1; k < stitch->n_pages; k++) {
+        const struct pya_page *next = &items[stitch->pages[k]];
+        stitch_part(stitch, k, &first, &end);
+        if (next->range != range || next->slot != page->slot + (k - i) ||
+            piece.bytes + end > room) {
+            break;
+        }
+        piece.bytes += end;
+        piece.n_pages++;
+    }
+    return piece;
+}
+
+/* Pieces the home runs would lend; 0 when a byte is not free. */
 static size_t
 stitch_n_pieces(const struct pya_stitch *stitch) {
-    struct pya_block *run;
     size_t n_pieces = 0;
     for (size_t i = 0; i < stitch->n_pages; n_pieces++) {
-        size_t k = pages_in_one_run(stitch->arena, stitch->pages + i, stitch->n_pages - i, &run);
-        if (k == 0) {
+        struct piece piece = stitch_piece(stitch, i);
+        if (piece.n_pages == 0) {
             return 0;
         }
-        i += k;
+        i += piece.n_pages;
     }
     return n_pieces;
 }
 
 struct pya_stitch *
-pya_stitch_find(struct pya_arena *arena, size_t n_pages) {
-    if (arena->stitches == NULL || arena->free_pages < n_pages) {
+pya_stitch_find(struct pya_arena *arena, size_t bytes) {
+    size_t whole = pya_round_up(bytes, PYA_PAGE);
+    bool has_whole = arena->free_pages >= whole >> PYA_PAGE_SHIFT;
+    bool has_shared = arena->card->options.shared_pages && arena->free_bytes >= bytes;
+    if (arena->stitches == NULL || (!has_whole && !has_shared)) {
         return NULL;
     }
-    struct pya_stitch *stitch = *stitch_bucket(arena->stitches, n_pages);
+    struct pya_stitch *stitch = *stitch_bucket(arena->stitches, bytes);
     for (; stitch != NULL; stitch = stitch->next_same) {
         bool is_idle = stitch->block == NULL && !stitch->is_broken;
-        if (is_idle && stitch->n_pages == n_pages && stitch_n_pieces(stitch) > 0) {
+        bool is_fit = stitch->bytes == (stitch->is_shared ? bytes : whole);
+        if (is_idle && is_fit && stitch_n_pieces(stitch) > 0) {
             return stitch;
         }
     }
@@ -188,7 +222,7 @@ stitch_adopt(struct pya_stitch *stitch) {
 
 pya_status
 pya_stitch_make(
-    struct pya_arena *arena, const pya_page_id *ids, size_t n_pages, struct pya_stitch **out) {
+    struct pya_arena *arena, const struct pya_stitch_plan *plan, struct pya_stitch **out) {
     struct pya_card *card = arena->card;
     if (arena->stitches == NULL) {
         arena->stitches = calloc(1, sizeof *arena->stitches);
@@ -196,15 +230,18 @@ pya_stitch_make(
             return PYA_E_HOST_NOMEM;
         }
     }
-    struct pya_stitch *stitch = malloc(sizeof *stitch + n_pages * sizeof(pya_page_id));
+    struct pya_stitch *stitch = malloc(sizeof *stitch + plan->n_pages * sizeof(pya_page_id));
     if (stitch == NULL) {
         return PYA_E_HOST_NOMEM;
     }
-    memcpy(stitch->pages, ids, n_pages * sizeof(pya_page_id));
+    memcpy(stitch->pages, plan->ids, plan->n_pages * sizeof(pya_page_id));
     stitch->arena = arena;
     stitch->block = NULL;
-    stitch->n_pages = n_pages;
-    stitch->range_bytes = n_pages * PYA_PAGE;
+    stitch->n_pages = plan->n_pages;
+    stitch->range_bytes = plan->n_pages * PYA_PAGE;
+    stitch->offset = plan->offset;
+    stitch->bytes = plan->bytes;
+    stitch->is_shared = plan->bytes < stitch->range_bytes;
     stitch->is_broken = false;
     pya_status st = pya_device_range_reserve(card->dev, stitch->range_bytes, &stitch->base);
     if (st != PYA_OK) {
@@ -221,6 +258,7 @@ pya_stitch_make(
     }
     stitch_adopt(stitch);
     card->stats.scalar[PYA_STAT_pyalloc_stitches]++;
+    card->stats.scalar[PYA_STAT_pyalloc_shared_ranges] += stitch->is_shared;
     *out = stitch;
     return PYA_OK;
 
@@ -235,7 +273,7 @@ pya_status
 pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out) {
     struct pya_arena *arena = stitch->arena;
     struct pya_card *card = arena->card;
-    PYA_ASSERT(stitch->block == NULL && bytes <= stitch->n_pages * PYA_PAGE);
+    PYA_ASSERT(stitch->block == NULL && bytes <= stitch->bytes);
     /* Each piece may leave a rest above it and cut a run in two. */
     pya_status st = pya_slab_reserve(&card->blocks, 2 * stitch_n_pieces(stitch) + 1);
     if (st != PYA_OK) {
@@ -243,7 +281,7 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
     }
     struct pya_block *block = pya_slab_take(&card->blocks);
     *block = (struct pya_block){
-        .addr = stitch->base,
+        .addr = stitch->base + stitch->offset,
         .bytes = bytes,
         .stitch = stitch,
         .arena = arena,
@@ -251,18 +289,16 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
     };
     struct pya_block **link = &block->pieces;
     for (size_t i = 0; i < stitch->n_pages;) {
-        struct pya_block *run = NULL;
-        size_t k = pages_in_one_run(arena, stitch->pages + i, stitch->n_pages - i, &run);
-        PYA_ASSERT(k > 0);
-        const struct pya_page *page = &card->pages.items[stitch->pages[i]];
-        struct pya_block *piece = pya_arena_carve(
-            arena, run, pya_range_addr(page->range, page->slot), k * PYA_PAGE, PYA_BLOCK_LENT);
+        struct piece part = stitch_piece(stitch, i);
+        PYA_ASSERT(part.n_pages > 0);
+        struct pya_block *piece =
+            pya_arena_carve(arena, part.run, part.addr, part.bytes, PYA_BLOCK_LENT);
         piece->owner = block;
         pya_history_note(
             card->history, PYA_ACTION_SEGMENT_UNMAP, piece->addr, piece->bytes, arena->stream);
         *link = piece;
         link = &piece->next_piece;
-        i += k;
+        i += part.n_pages;
     }
     *link = NULL;
     stitch->block = block;
@@ -270,8 +306,7 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
     stitch_link(stitch);
     pya_stats_add(&card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
     pya_history_note(
-        card->history, PYA_ACTION_SEGMENT_ALLOC, stitch->base, stitch->n_pages * PYA_PAGE,
-        arena->stream);
+        card->history, PYA_ACTION_SEGMENT_ALLOC, block->addr, stitch->bytes, arena->stream);
     *out = block;
     return PYA_OK;
 }
@@ -283,7 +318,7 @@ pya_stitch_give(struct pya_block *block) {
     struct pya_stitch *stitch = block->stitch;
     struct pya_block *piece = block->pieces;
     pya_history_note(
-        history, PYA_ACTION_SEGMENT_FREE, stitch->base, stitch->n_pages * PYA_PAGE, arena->stream);
+        history, PYA_ACTION_SEGMENT_FREE, block->addr, stitch->bytes, arena->stream);
     while (piece != NULL) {
         struct pya_block *next = piece->next_piece;
         pya_history_note(history, PYA_ACTION_SEGMENT_MAP, piece->addr, piece->bytes, arena->stream);

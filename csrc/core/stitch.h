@@ -1,7 +1,11 @@
 /* Stitched ranges: a list of pages mapped a second time, side by side, for one block.  Floor 7.
  *
  * Taking one lends the same bytes out of the pages' home runs; giving it back returns them there.  The
- * mapping stays, so a range whose pages are all free again is taken anew without a device call. */
+ * mapping stays, so a range whose bytes are all free again is taken anew without a device call.
+ *
+ * A range that is not shared owns its pages whole.  A shared one begins in the free end of a page or ends in
+ * the free start of one: other live blocks may sit in those two pages, under the pages' home addresses or
+ * under those of other ranges, in bytes of their own. */
 #pragma once
 
 #include "arena.h"
@@ -19,6 +23,9 @@ struct pya_stitch {
     struct pya_block *block; /* NULL: idle */
     pya_dptr base;
     size_t range_bytes; /* address space reserved at base */
+    size_t offset;      /* of the first lent byte from base; less than a page */
+    size_t bytes;       /* lent from there; a multiple of PYA_PAGE unless shared */
+    bool is_shared;
     size_t n_pages;     /* mapped there; fewer than fit when is_broken */
     bool
         is_broken; /* mapping it failed half-way and could not be undone: only good for unmapping */
@@ -37,12 +44,22 @@ PYA_MUST_CHECK pya_status pya_pages_pick(
     struct pya_arena *arena, size_t n_most, bool only_idle, const struct pya_block *except,
     pya_page_id *ids, size_t *n_out);
 
-/* An idle range of exactly n_pages, all of them wholly free at home in this arena; NULL if none. */
-struct pya_stitch *pya_stitch_find(struct pya_arena *arena, size_t n_pages);
-/* Maps the pages (wholly free, at home in this arena) at a fresh range.  Undoes itself on failure. */
+/* Which bytes a range is to lend: n_pages pages, from `offset` in the first. */
+struct pya_stitch_plan {
+    const pya_page_id *ids;
+    size_t n_pages;
+    size_t offset;
+    size_t bytes;
+};
+
+/* An idle range of exactly the pages that `bytes` need, or a shared one of exactly `bytes`, whose bytes are
+ * all free at home in this arena; NULL if none. */
+struct pya_stitch *pya_stitch_find(struct pya_arena *arena, size_t bytes);
+/* Maps the pages (their part of the plan free, at home in this arena) at a fresh range.  Undoes itself on
+ * failure. */
 PYA_MUST_CHECK pya_status pya_stitch_make(
-    struct pya_arena *arena, const pya_page_id *ids, size_t n_pages, struct pya_stitch **out);
-/* Hands out the first `bytes` of an idle range whose pages are all free.  PYA_E_HOST_NOMEM changes nothing. */
+    struct pya_arena *arena, const struct pya_stitch_plan *plan, struct pya_stitch **out);
+/* Hands out the first `bytes` of an idle range whose bytes are all free.  PYA_E_HOST_NOMEM changes nothing. */
 PYA_MUST_CHECK pya_status
 pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out);
 /* Returns the lent bytes home and frees the record of the block; the range becomes idle. */

@@ -417,14 +417,21 @@ test_fuzz_few_mappings(void) {
 }
 
 static void
+test_fuzz_shared(void) {
+    fuzz_run("shared_pages:True", check_budget(20000), 97, false);
+    fuzz_run("shared_pages:True,memory:tight,mappings_per_page:2", check_budget(20000), 97, false);
+}
+
+static void
 test_fuzz_faults(void) {
     fuzz_run("", check_budget(20000), 97, true);
+    fuzz_run("shared_pages:True", check_budget(20000), 97, true);
     fuzz_run("memory:tight,mappings_per_page:2", check_budget(20000), 97, true);
     fuzz_run("vmm:False", check_budget(20000), 97, true);
 }
 
 /* A fixed little program that goes down every step of the ladder; any of its calls may fail. */
-enum { SWEEP_BLOCKS = 24 };
+enum { SWEEP_LARGE = 24, SWEEP_ODD = 8, SWEEP_BLOCKS = SWEEP_LARGE + 3 * SWEEP_ODD };
 
 static void
 sweep_program(struct world *world, pya_dptr *ptrs) {
@@ -452,8 +459,21 @@ sweep_program(struct world *world, pya_dptr *ptrs) {
         (void)!pya_pool_trim(world->heap, 0, id);
         CHECK_OK(pya_pool_release(world->heap, 0, id));
     }
-    for (size_t i = 17; i < SWEEP_BLOCKS; i++) {
+    for (size_t i = 17; i < SWEEP_LARGE; i++) {
         (void)!pya_alloc(world->heap, 0, 30 * mib, 0, &ptrs[i]);
+    }
+    /* What is left, in pieces that end inside pages; every other one is freed, then larger ones want them. */
+    (void)!pya_free(world->heap, ptrs[12]);
+    ptrs[12] = 0;
+    for (size_t i = SWEEP_LARGE; i < SWEEP_LARGE + 2 * SWEEP_ODD; i++) {
+        (void)!pya_alloc(world->heap, 0, 3 * mib, 0, &ptrs[i]);
+    }
+    for (size_t i = SWEEP_LARGE; i < SWEEP_LARGE + 2 * SWEEP_ODD; i += 2) {
+        (void)!pya_free(world->heap, ptrs[i]);
+        ptrs[i] = 0;
+    }
+    for (size_t i = SWEEP_LARGE + 2 * SWEEP_ODD; i < SWEEP_BLOCKS; i++) {
+        (void)!pya_alloc(world->heap, 0, 5 * mib, 0, &ptrs[i]);
     }
 }
 
@@ -477,6 +497,8 @@ sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
     }
     sweep_program(&world, ptrs);
     bool fired = host ? fault_disarm() : pya_sim_fail_clear(world.sims[0]);
+    bool shares = strstr(options, "shared_pages:True") != NULL;
+    CHECK(fired || !shares || stat_of(&world, 0, "pyalloc_shared_ranges") > 0);
     CHECK_EQ(pya_heap_check(world.heap, 0), 0);
     for (size_t i = 0; i < SWEEP_BLOCKS; i++) {
         CHECK_OK(pya_free(world.heap, ptrs[i]));
@@ -498,7 +520,8 @@ sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
 
 static void
 test_sweep(void) {
-    static const char *const options[] = {"", "memory:tight", "mappings_per_page:1", "vmm:False"};
+    static const char *const options[] = {"", "memory:tight", "mappings_per_page:1", "vmm:False",
+                                          "shared_pages:True"};
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         unsigned long n = 1;
         for (; sweep_once(options[i], n, false, PYA_E_DEVICE) && check_failures < 20; n++) {
@@ -527,6 +550,7 @@ static const struct check_case cases[] = {
     {"fuzz_fast", test_fuzz_fast},
     {"fuzz_plain", test_fuzz_plain},
     {"fuzz_few_mappings", test_fuzz_few_mappings},
+    {"fuzz_shared", test_fuzz_shared},
     {"fuzz_faults", test_fuzz_faults},
 };
 
