@@ -585,7 +585,8 @@ PyInit__core(void) {
         goto drop_module;
     }
     if (pya_module_snapshot_add(module) != 0 || pya_module_trace_add(module) != 0 ||
-        pya_module_replay_add(module) != 0 || pya_module_scan_add(module) != 0) {
+        pya_module_replay_add(module) != 0 || pya_module_scan_add(module) != 0 ||
+        pya_module_record_add(module) != 0) {
         goto drop_module;
     }
     return module;

@@ -18,6 +18,9 @@ int pya_module_snapshot_add(PyObject *module);
 int pya_module_trace_add(PyObject *module);
 int pya_module_replay_add(PyObject *module);
 int pya_module_scan_add(PyObject *module);
+int pya_module_record_add(PyObject *module);
+/* Of a _core.TraceWriter, borrowed; NULL with an exception set where it is closed or something else. */
+struct pya_trace_writer *pya_module_trace_writer(PyObject *object);
 /* Makes the type and puts it into the module under that name; 0, or -1 with an exception set. */
 int pya_module_add_type(PyObject *module, const char *name, PyType_Spec *spec);
 /* Appends row, which it steals, to *list; where either is NULL or it cannot be done, *list becomes NULL. */

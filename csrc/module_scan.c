@@ -175,13 +175,14 @@ scan_totals(PyObject *self, PyObject *unused) {
         return NULL;
     }
     return Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsOsNsN}", "n_events", (ull)t->n_events, "n_allocs",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsOsNsN}", "n_events", (ull)t->n_events, "n_allocs",
         (ull)t->n_allocs, "n_frees", (ull)t->n_frees, "n_unknown_frees", (ull)t->n_unknown_frees,
         "first_ns", (ull)t->first_ns, "last_ns", (ull)t->last_ns, "peak_event", (ull)t->peak_event,
         "peak_bytes", (ull)t->peak_bytes, "peak_reserved_bytes", (ull)t->peak_reserved_bytes,
         "reserved_at_peak", (ull)t->reserved_at_peak, "end_bytes", (ull)t->end_bytes,
         "end_reserved_bytes", (ull)t->end_reserved_bytes, "n_live", (ull)t->n_live,
-        "n_segment_events", (ull)t->n_segment_events, "n_lost", (ull)t->n_lost, "is_complete",
+        "n_segment_events", (ull)t->n_segment_events, "n_lost", (ull)t->n_lost, "n_streams",
+        (ull)t->n_streams, "n_record_streams", (ull)t->n_record_streams, "is_complete",
         t->is_complete ? Py_True : Py_False, "capacity", capacity, "device_peak", peaks);
 }
 

@@ -58,8 +58,8 @@ stack_destroy(struct stack *stack) {
     free(stack);
 }
 
-static void
-drain_dead(void) {
+void
+pya_stack_sweep(void) {
     struct stack *stack = __atomic_exchange_n(&dead_stacks, NULL, __ATOMIC_ACQUIRE);
     while (stack != NULL) {
         struct stack *next = stack->next_dead;
@@ -141,7 +141,7 @@ pya_stack_capture(void *arg, bool with_stack) {
         return bare;
     }
     PyGILState_STATE held = PyGILState_Ensure();
-    drain_dead();
+    pya_stack_sweep();
     /* An exception may be in flight in this thread; looking at frames must not disturb it. */
     PyObject *type = NULL;
     PyObject *value = NULL;
@@ -277,9 +277,8 @@ append(PyObject *list, PyObject *value) {
     return done;
 }
 
-/* From here outwards the native frames are the interpreter's own: the Python frames say more. */
-static bool
-is_interpreter(void *address) {
+bool
+pya_stack_is_interpreter(void *address) {
     Dl_info where;
     return dladdr(address, &where) != 0 && where.dli_sname != NULL &&
            strncmp(where.dli_sname, "_PyEval_", strlen("_PyEval_")) == 0;
@@ -291,7 +290,7 @@ pya_stack_frames(PyObject *cache, void *context) {
     PyObject *list = PyList_New(0);
     bool done = list != NULL;
     for (size_t i = 0; done && stack != NULL && i < stack->n_native; i++) {
-        if (is_interpreter(stack->native[i])) {
+        if (pya_stack_is_interpreter(stack->native[i])) {
             break;
         }
         PyObject *key = Py_BuildValue("(N)", PyLong_FromVoidPtr(stack->native[i]));
@@ -306,6 +305,29 @@ pya_stack_frames(PyObject *cache, void *context) {
         Py_CLEAR(list);
     }
     return list;
+}
+
+size_t
+pya_stack_read(void *context, struct pya_stack_frame *out, size_t room) {
+    const struct stack *stack = context;
+    size_t n = 0;
+    for (size_t i = 0; stack != NULL && i < stack->n_native && n < room; i++) {
+        out[n++] = (struct pya_stack_frame){stack->native[i], PYA_STACK_NATIVE};
+    }
+    for (size_t i = 0; stack != NULL && i < stack->n_frames && n < room; i++) {
+        const int line = stack->frames[i].line;
+        out[n++] = (struct pya_stack_frame){stack->frames[i].code, line < 0 ? 0 : line};
+    }
+    return n;
+}
+
+PyObject *
+pya_stack_describe(const struct pya_stack_frame *frame) {
+    if (frame->line == PYA_STACK_NATIVE) {
+        return native_dict(frame->key);
+    }
+    const struct frame python = {frame->key, frame->line};
+    return frame_dict(&python);
 }
 
 PyObject *

@@ -20,6 +20,21 @@ bool pya_stack_set_metadata(const char *text);
 /* Never NULL; valid until the thread sets another. */
 const char *pya_stack_thread_metadata(void);
 
+/* One frame of a stack.  key: its code object (borrowed from the stack) or, for a native one, its return address. */
+struct pya_stack_frame {
+    void *key;
+    int line; /* PYA_STACK_NATIVE: a frame of C or C++ */
+};
+#define PYA_STACK_NATIVE (-1)
+/* The innermost frames, native ones first, at most `room`; returns how many. */
+size_t pya_stack_read(void *context, struct pya_stack_frame *out, size_t room);
+/* {"name", "filename", "line"}, a new reference, or NULL with an exception set; the GIL is held. */
+PyObject *pya_stack_describe(const struct pya_stack_frame *frame);
+/* Is this native frame the interpreter's?  From there outwards the Python frames say more. */
+bool pya_stack_is_interpreter(void *address);
+/* Frees what was released without the GIL; the GIL is held. */
+void pya_stack_sweep(void);
+
 /* New references; the GIL is held.  Frames: list of {"name", "filename", "line"}, innermost first, each frame's dict
  * taken from and added to cache (a dict). */
 PyObject *pya_stack_frames(PyObject *cache, void *context);

@@ -232,6 +232,17 @@ static PyType_Spec writer_spec = {
     .slots = writer_slots,
 };
 
+static PyTypeObject *writer_class; /* kept for ever, as the module is */
+
+struct pya_trace_writer *
+pya_module_trace_writer(PyObject *object) {
+    if (Py_TYPE(object) != writer_class) {
+        PyErr_SetString(PyExc_TypeError, "not a TraceWriter");
+        return NULL;
+    }
+    return writer_open(object);
+}
+
 /* ---- the reader ---- */
 
 struct trace_reader_object {
@@ -492,6 +503,10 @@ pya_module_add_type(PyObject *module, const char *name, PyType_Spec *spec) {
     PyObject *type = PyType_FromSpec(spec);
     if (type == NULL) {
         return -1;
+    }
+    if (spec == &writer_spec) {
+        Py_INCREF(type);
+        writer_class = (PyTypeObject *)type;
     }
     int result = PyModule_AddObjectRef(module, name, type);
     Py_DECREF(type);

@@ -16,6 +16,7 @@ from pyalloc.source import Frame, Place
 STEP = 512  # allocators round requests to this
 MIB = 2**20
 _FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
+_TORCHS = ("native", "cudaMallocAsync")  # allocators whose recordings come from torch's history
 _HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
 
 
@@ -186,6 +187,28 @@ class Analysis:
     def has_segments(self) -> bool:
         """Does the trace tell of device memory?"""
         return bool(self.totals["n_segment_events"])
+
+    @property
+    def caveats(self) -> list[str]:
+        """What the trace cannot tell, in words, where that matters."""
+        totals, found = self.totals, []
+        if not totals["is_complete"]:
+            found.append("The file was cut off; what is there is shown.")
+        lost = self.notes.get("lost_events")
+        if lost:
+            found.append(
+                f"{lost} events were lost while recording: figures may be a little too low."
+            )
+        from_torch = self.notes.get("allocator") in _TORCHS or "source" in self.notes
+        if totals["n_streams"] > 1 and from_torch:
+            seen = totals["n_record_streams"]
+            found.append(
+                f"Memory was asked for on {totals['n_streams']} streams, and torch's history does not tell of "
+                f"record_stream() ({seen or 'no'} calls from Python are in the trace, those from C++ never are): "
+                "replays may reuse such memory too early and come out a little low. Recordings on pyalloc have "
+                "all calls."
+            )
+        return found
 
     def frames(self, stack: int) -> tuple[Frame, ...]:
         """Of a stack, innermost first."""

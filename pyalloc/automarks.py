@@ -9,12 +9,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from pyalloc import marks
-from pyalloc.convert import Mark
 
 MODULE = "module:"  # phases of modules carry this prefix
 
@@ -50,6 +48,8 @@ class AutoMarks:
             optimizers.register_optimizer_step_post_hook(self.after_optimizer),
         ]
         self._wrap_backward(torch)
+        if not self.recorder.source.has_record_stream:
+            self._wrap_record_stream(torch)
         marks.listeners.append(self)
         self._auto_step()
 
@@ -149,6 +149,27 @@ class AutoMarks:
 
         self.undo.append(undo)
 
+    def _wrap_record_stream(self, torch: Any) -> None:
+        """The history of torch is silent about it; calls from C++ stay unseen."""
+        original = torch.Tensor.record_stream
+
+        def record_stream(tensor: Any, stream: Any) -> Any:
+            if tensor.is_cuda and not self._is_compiling():
+                address, index = tensor.untyped_storage().data_ptr(), tensor.device.index
+                self.recorder.add(
+                    "record_stream", "", addr=address, arg=stream.cuda_stream, device=index
+                )
+            return original(tensor, stream)
+
+        record_stream.__doc__ = original.__doc__
+        torch.Tensor.record_stream = record_stream
+
+        def undo() -> None:
+            if torch.Tensor.record_stream is record_stream:
+                del torch.Tensor.record_stream  # what torch._C.TensorBase has shows again
+
+        self.undo.append(undo)
+
     def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Global step pre-hook: gradients are alive now."""
         self.optimizers.setdefault(id(optimizer), optimizer)
@@ -166,7 +187,6 @@ class AutoMarks:
 
     def categorise(self) -> None:
         """Tells which live blocks hold parameters, buffers, gradients and optimizer state."""
-        now = time.time_ns()
         found: dict[int, str] = {}
         for optimizer in list(self.optimizers.values()):
             for group in optimizer.param_groups:
@@ -183,7 +203,7 @@ class AutoMarks:
                 self._note(found, buffer, "buffers")
         for address, category in found.items():
             if category == "gradients" or self.known.get(address) != category:
-                self.recorder.pending.append(Mark(now, "category", category, addr=address))
+                self.recorder.add("category", category, addr=address)
         self.known = {a: c for a, c in found.items() if c != "gradients"}
 
     def _note_parameter(self, found: dict[int, str], parameter: Any) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 from pyalloc import _core
 
 Entry = dict[str, Any]
+Row = tuple[
+    int, int, int, int, int, int, int
+]  # a mark: time_ns, kind, text, arg, addr, bytes, device
 KINDS: dict[str, int] = {name: number for name, number, _, _ in _core.trace_kinds()}
 _SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _MAX_FRAMES = 64
@@ -79,17 +82,19 @@ class EventWriter:
             time_ns=int(entry.get("time_us", 0)) * 1000,
         )
 
+    def row(self, mark: Mark) -> Row:
+        """A mark in numbers, to be written later."""
+        text = self.string(mark.text)
+        kind = KINDS[mark.kind]
+        return mark.time_ns, kind, text, mark.arg, mark.addr, mark.bytes, mark.device
+
     def mark(self, mark: Mark) -> None:
         """A mark."""
-        self.event(
-            KINDS[mark.kind],
-            addr=mark.addr,
-            bytes=mark.bytes,
-            device=mark.device,
-            arg=mark.arg,
-            text=self.string(mark.text),
-            time_ns=mark.time_ns,
-        )
+        self._write_row(self.row(mark))
+
+    def _write_row(self, row: Row) -> None:
+        time_ns, kind, text, arg, addr, size, device = row
+        self.event(kind, addr=addr, bytes=size, device=device, arg=arg, text=text, time_ns=time_ns)
 
     def event(self, kind: int, *, time_ns: int, **fields: int) -> None:
         """One event; time never goes back."""
@@ -97,7 +102,7 @@ class EventWriter:
         self.writer.event(kind, time_ns=self.last_ns, **fields)
         self.n_events += 1
 
-    def merged(self, traces: list[list[Entry]], marks: list[Mark]) -> None:
+    def merged(self, traces: list[list[Entry]], marks: list[Row]) -> None:
         """Entries of all devices and marks, in order of time.
 
         torch's times are whole microseconds: a mark is put in the middle of its own.
@@ -108,10 +113,10 @@ class EventWriter:
                 yield int(entry.get("time_us", 0)) * 1000 + 500, device, entry
 
         sources = [timed(device, trace) for device, trace in enumerate(traces)]
-        sources.append((mark.time_ns, -1, mark) for mark in marks)
+        sources.append((mark[0], -1, mark) for mark in marks)
         for _, device, item in heapq.merge(*sources, key=lambda row: row[0]):
             if device < 0:
-                self.mark(item)
+                self._write_row(item)
             else:
                 self.entry(item, device)
 

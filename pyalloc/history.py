@@ -19,6 +19,7 @@ from pyalloc.config import Config
 Entry = dict[str, Any]
 _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
 _ACTIONS = _core.actions()
+_OURS = 1 << _ACTIONS.index("record_stream")  # torch's traces do not have it
 _POWERS = [str(1 << power) for power in range(16)]
 
 
@@ -97,7 +98,7 @@ def _start(
 ) -> None:
     if clear:
         _forget()
-    _core.history_start(level, trace, max_entries, skip_mask, native)
+    _core.history_start(level, trace, max_entries, skip_mask | _OURS, native)
     _history.enabled, _history.has_trace, _history.level = True, trace, level
 
 

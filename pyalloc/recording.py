@@ -1,7 +1,7 @@
 """Recording: what this process asks of its CUDA memory goes to a trace file, with stacks, steps, phases, categories.
 
-torch's own memory history is the source, whichever allocator is active (pyalloc answers it too); marks are merged in by
-time.  The history is moved to the file as it grows, so that memory stays bounded.
+The source is pyalloc's history, or torch's own where its allocator is in use; marks are merged in by time.  The history
+is moved to the file while the program runs, so that memory stays bounded and a killed process leaves a readable file.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from pyalloc import _core, marks
-from pyalloc.convert import EventWriter, Mark
+from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
 
 PATH = "PYALLOC_RECORD"  # environment: record every process that uses CUDA to this file
@@ -29,7 +29,9 @@ STACKS = "PYALLOC_RECORD_STACKS"  # python, all (C++ too) or none
 MARKS = "PYALLOC_RECORD_MARKS"  # "0": no automatic phases, steps and categories
 STACK_CHOICES = ("python", "all", "none")
 _MAX_ENTRIES = 10_000_000
-_DRAIN_EVENTS = 200_000  # moved to the file when this many are waiting
+_FLUSH_S = 0.5  # what happened longer ago is in the file
+_TORCH_EVENTS = 200_000  # of torch's own history: moved to the file when this many wait
+_TORCH_S = 5.0  # or at the first step after so long
 _CHECK_MARKS = 256  # how often that is looked at
 
 
@@ -43,6 +45,142 @@ class _Active:
 _active = _Active()
 
 
+class _Source(Protocol):
+    """Where events come from: pyalloc's history or torch's."""
+
+    has_record_stream: bool  # calls of Tensor.record_stream are among the events
+
+    def clock(self) -> int:
+        """Nanoseconds, comparable with the times of the events."""
+
+    def begin(self) -> None:
+        """Events are kept from now on."""
+
+    def drain(self, pending: list[Row]) -> None:
+        """Moves to the file what happened, with the marks up to then, which it takes from the list."""
+
+    def is_due(self, at_step: bool) -> bool:
+        """At a mark, in the thread that makes it: is it time to drain?"""
+
+    def in_background(self) -> bool:
+        """Every half second, in a thread of its own: is it time to drain?"""
+
+
+class _Ours:
+    """pyalloc's history, moved from C to the file: nothing is lost whatever other threads do, and it costs little."""
+
+    has_record_stream = True
+
+    def __init__(self, writer: EventWriter, stacks: str) -> None:
+        self.writer = writer
+        self.stacks = stacks
+        self.history = _core.HistoryWriter(writer.writer)
+        self.offset_ns = time.time_ns() - time.monotonic_ns()  # events have the monotonic clock
+        self.n_lost = 0
+
+    def clock(self) -> int:
+        return time.monotonic_ns() + self.offset_ns
+
+    def begin(self) -> None:
+        _torch_history(self.stacks)  # torch's functions should know that history is on
+        level = 0 if self.stacks == "none" else 2
+        _core.history_start(level, True, _MAX_ENTRIES, 0, self.stacks == "all")
+
+    def drain(self, pending: list[Row]) -> None:
+        written, lost = self.history.drain(self.offset_ns, pending)
+        self.writer.n_events += written
+        if lost:
+            self.n_lost += lost
+            self.writer.mark(Mark(self.clock(), "user", f"lost_events={self.n_lost}"))
+
+    def is_due(self, at_step: bool) -> bool:
+        return False
+
+    def in_background(self) -> bool:
+        return True
+
+
+class _Torchs:
+    """torch's history, by way of its snapshots.
+
+    What threads without the GIL do between a snapshot and the clearing after it is lost, so it is moved where the
+    program itself makes a mark; in the background only when it makes none.  What is lost is counted and told.
+    """
+
+    has_record_stream = False
+
+    def __init__(self, writer: EventWriter, stacks: str) -> None:
+        self.writer = writer
+        self.stacks = stacks
+        self.n_seen = 0  # allocations
+        self.n_before = 0
+        self.n_moved = 0  # allocations and frees at the last move
+        self.last = self.last_mark = time.monotonic()
+
+    def clock(self) -> int:
+        return time.time_ns()
+
+    def _made(self) -> tuple[int, int]:
+        import torch
+
+        n_devices = torch.cuda.device_count()
+        stats = [torch.cuda.memory_stats(index) for index in range(n_devices)]
+        allocs = sum(s.get("allocation.all.allocated", 0) for s in stats)
+        return allocs, allocs + sum(s.get("allocation.all.freed", 0) for s in stats)
+
+    def begin(self) -> None:
+        self.n_before, self.n_moved = self._made()
+        _torch_history(self.stacks)
+
+    def drain(self, pending: list[Row]) -> None:
+        import torch
+
+        self.n_moved = self._made()[1]
+        snapshot = torch.cuda.memory._snapshot()
+        _torch_history(self.stacks, clear=True)
+        self.last = time.monotonic()
+        marks = sorted(pending)
+        del pending[: len(marks)]
+        traces = [
+            [entry for entry in trace if entry["action"] != "snapshot"]
+            for trace in snapshot["device_traces"]
+        ]
+        self.writer.merged(traces, marks)
+        self.n_seen += sum(entry["action"] == "alloc" for trace in traces for entry in trace)
+
+    def n_lost(self) -> int:
+        """Allocations that no snapshot had; to be asked after the last drain."""
+        return max(self._made()[0] - self.n_before - self.n_seen, 0)
+
+    def is_due(self, at_step: bool) -> bool:
+        self.last_mark = time.monotonic()
+        if at_step and self.last_mark - self.last > _TORCH_S:
+            return True
+        return self._made()[1] - self.n_moved > _TORCH_EVENTS
+
+    def in_background(self) -> bool:
+        idle = time.monotonic() - max(self.last_mark, self.last)
+        return idle > _TORCH_S and self._made()[1] - self.n_moved > 0
+
+
+def _torch_history(stacks: str, *, clear: bool = False) -> None:
+    """Switches torch's history on, as wide as the recording wants it."""
+    import torch
+
+    function: Any = torch.cuda.memory._record_memory_history
+    keywords: dict[str, Any] = {
+        "enabled": "all",
+        "context": None if stacks == "none" else "alloc",
+        "stacks": "all" if stacks == "all" else "python",
+        "max_entries": _MAX_ENTRIES,
+    }
+    if clear and "clear_history" in inspect.signature(inspect.unwrap(function)).parameters:
+        keywords["clear_history"] = True
+    elif clear:
+        function(enabled=None)
+    function(**keywords)
+
+
 @dataclass
 class Recorder:
     """One recording; `record()` and `pyalloc run --record` make them."""
@@ -51,33 +189,36 @@ class Recorder:
     stacks: str = "python"
     automatic: bool = True
     writer: EventWriter | None = None
-    pending: list[Mark] = field(default_factory=list)
+    source: Any = None  # a _Source once it started
+    pending: list[Row] = field(default_factory=list)
     lock: Any = field(default_factory=threading.RLock)
     n_marks: int = 0
-    pid: int = field(default_factory=os.getpid)
     hooks: Any = None
+    ended: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
 
     # ---- marks ----
 
-    def add(self, mark: Mark) -> None:
+    def add(self, kind: str, text: str, *, arg: int = 0, addr: int = 0, device: int = 0) -> None:
         """Remembers a mark until the next move to the file."""
-        self.pending.append(mark)
+        writer = self.writer
+        if writer is None:
+            return
+        self.pending.append(
+            (self.source.clock(), KINDS[kind], writer.string(text), arg, addr, 0, device)
+        )
         self.n_marks += 1
-        if self.n_marks % _CHECK_MARKS == 0:
-            self.drain_if_long()
+        at_step = kind == "step"
+        if (at_step or self.n_marks % _CHECK_MARKS == 0) and self.source.is_due(at_step):
+            self.drain()
 
     def on_step(self, number: int) -> None:
         """A step begins."""
-        self.add(Mark(time.time_ns(), "step", "step", arg=number))
-        self.drain_if_long()
+        self.add("step", "step", arg=number)
 
     def on_phase(self, name: str, begins: bool) -> None:
         """A phase begins or ends."""
-        self.add(Mark(time.time_ns(), "phase_begin" if begins else "phase_end", name))
-
-    def category(self, address: int, name: str) -> None:
-        """The block at this address holds parameters, gradients or the like."""
-        self.pending.append(Mark(time.time_ns(), "category", name, addr=address))
+        self.add("phase_begin" if begins else "phase_end", name)
 
     # ---- life ----
 
@@ -85,18 +226,18 @@ class Recorder:
         """Begins to record; CUDA must be up."""
         import torch
 
-        self.writer = EventWriter(_core.TraceWriter(self.path))
-        now = time.time_ns()
+        writer = self.writer = EventWriter(_core.TraceWriter(self.path))
+        self.source = (_Ours if _core.is_created() else _Torchs)(writer, self.stacks)
+        now = self.source.clock()
         for text in _notes(torch):
-            self.writer.mark(Mark(now, "user", text))
+            writer.mark(Mark(now, "user", text))
         for index in range(torch.cuda.device_count()):
             properties: Any = torch.cuda.get_device_properties(index)
-            self.writer.mark(
+            writer.mark(
                 Mark(now, "device", properties.name, bytes=properties.total_memory, device=index)
             )
-        before = torch.cuda.memory._snapshot()
-        self.writer.state(before["segments"], now)
-        self._history(torch, clear=False)
+        writer.state(torch.cuda.memory._snapshot()["segments"], now)
+        self.source.begin()
         if self.automatic:
             from pyalloc.automarks import AutoMarks
 
@@ -106,49 +247,28 @@ class Recorder:
         _observe_oom(torch, self)
         _active.recorder = self
         atexit.register(self.stop)
+        self.thread = threading.Thread(target=self._follow, daemon=True, name="pyalloc-record")
+        self.thread.start()
 
-    def _history(self, torch: Any, *, clear: bool) -> None:
-        function = torch.cuda.memory._record_memory_history
-        keywords: dict[str, Any] = {
-            "enabled": "all",
-            "context": None if self.stacks == "none" else "alloc",
-            "stacks": "all" if self.stacks == "all" else "python",
-            "max_entries": _MAX_ENTRIES,
-        }
-        if clear and "clear_history" in inspect.signature(_unwrapped(function)).parameters:
-            keywords["clear_history"] = True
-        elif clear:
-            function(enabled=None)
-        function(**keywords)
-
-    def drain_if_long(self) -> None:
-        """Moves the history to the file if much of it waits."""
-        import torch
-
-        stats = torch.cuda.memory_stats()
-        made = stats.get("allocation.all.allocated", 0) + stats.get("allocation.all.freed", 0)
-        if made * 1.5 - self._written() > _DRAIN_EVENTS:
-            self.drain()
-
-    def _written(self) -> int:
-        return self.writer.n_events if self.writer is not None else 0
+    def _follow(self) -> None:
+        """What happened reaches the file while the program runs, so that even SIGKILL leaves it readable."""
+        while not self.ended.wait(_FLUSH_S):
+            try:
+                if self.source.in_background():
+                    self.drain()
+                with self.lock:
+                    if self.writer is not None:
+                        self.writer.writer.flush()
+            except Exception as error:
+                print(f"pyalloc: the recording ends here: {error}", file=sys.stderr)
+                self._detach()
+                return
 
     def drain(self) -> None:
-        """Moves the history to the file and forgets it."""
-        import torch
-
+        """Moves what happened to the file and forgets it."""
         with self.lock:
-            if self.writer is None:
-                return
-            snapshot = torch.cuda.memory._snapshot()
-            self._history(torch, clear=True)
-            pending, self.pending = self.pending, []
-            pending.sort(key=lambda mark: mark.time_ns)
-            traces = [
-                [entry for entry in trace if entry["action"] != "snapshot"]
-                for trace in snapshot["device_traces"]
-            ]
-            self.writer.merged(traces, pending)
+            if self.writer is not None:
+                self.source.drain(self.pending)
 
     def flush(self) -> Path:
         """Everything so far is in the file, which is not whole yet: its name for the time being."""
@@ -160,27 +280,46 @@ class Recorder:
 
     def stop(self) -> None:
         """Ends the recording; the file gets its name."""
-        if self.writer is None or os.getpid() != self.pid:
+        if self.writer is None:
             return
         import torch
 
         if self.hooks is not None:
             self.hooks.categorise()
-            self.hooks.remove()
+        self.ended.set()
+        if self.thread is not None:
+            self.thread.join()
         self.drain()
         with self.lock:
-            writer, self.writer = self.writer, None
+            writer = self.writer
+            lost = self.source.n_lost() if isinstance(self.source, _Torchs) else 0
+            if lost:
+                writer.mark(Mark(self.source.clock(), "user", f"lost_events={lost}"))
+            self._detach()
         torch.cuda.memory._record_memory_history(enabled=None)
         writer.writer.close()
+        atexit.unregister(self.stop)
+
+    def _detach(self) -> None:
+        """No marks come any more."""
+        if self.hooks is not None:
+            self.hooks.remove()
+        self.writer = None
         if self in marks.listeners:
             marks.listeners.remove(self)
         if _active.recorder is self:
             _active.recorder = None
-        atexit.unregister(self.stop)
 
 
-def _unwrapped(function: Any) -> Any:
-    return inspect.unwrap(function)
+def _forget_in_child() -> None:
+    """A forked process has neither the thread nor the file."""
+    if _active.recorder is not None:
+        atexit.unregister(_active.recorder.stop)
+        _active.recorder._detach()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _notes(torch: Any) -> Iterator[str]:

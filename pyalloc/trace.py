@@ -35,7 +35,9 @@ def as_trace_file(path: Path) -> Iterator[Path]:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
     except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}") from None
+        part = path.with_name(path.name + ".part")
+        hint = f"; its recording still runs or was cut off: {part}" if part.exists() else ""
+        raise TraceError(f"{path}: {error.strerror}{hint}") from None
     if magic == MAGIC:
         yield path
     elif magic[:6] == b"\xfd7zXZ\x00":

@@ -392,6 +392,23 @@ pya_history_stop(struct pya_heap *heap) {
     pya_history_forget(heap);
 }
 
+bool
+pya_history_take(
+    struct pya_heap *heap, int device, struct pya_history_part *out, uint64_t *now_ns) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    if (card == NULL) {
+        return false;
+    }
+    pya_lock_acquire(&card->lock);
+    const bool is_recorded = card->history != NULL;
+    if (is_recorded) {
+        pya_history_move(card->history, out);
+        *now_ns = pya_device_clock_ns(card->dev);
+    }
+    pya_lock_release(&card->lock);
+    return is_recorded;
+}
+
 /* Sums over the live map, to hold against the card's own counts. */
 struct live_sum {
     size_t n;

@@ -545,6 +545,7 @@ pya_record_stream(struct pya_heap *heap, pya_dptr ptr, pya_stream stream) {
     if (card == NULL) {
         return PYA_OK;
     }
+    pya_history_note(card->history, PYA_ACTION_RECORD_STREAM, ptr, block->requested, stream);
     pya_status st = block->is_pending ? PYA_OK : pya_pending_record(card, block, stream);
     pya_lock_release(&card->lock);
     return st;

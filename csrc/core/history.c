@@ -60,7 +60,7 @@ pya_history_add(
     if (history->first == 0 && history_grow(history)) {
         entry = &history->items[history->n_items++];
     } else if (history->n_items > 0) {
-        history->n_lost += history->n_items < history->max_entries;
+        history->n_lost++;
         entry = &history->items[history->first];
         history->first = (history->first + 1) % history->n_items;
         history_drop(history, entry);
@@ -81,6 +81,21 @@ pya_history_add(
         .context = keeps ? context : NULL,
         .action = (uint8_t)action,
     };
+}
+
+void
+pya_history_move(struct pya_history *history, struct pya_history_part *out) {
+    *out = (struct pya_history_part){
+        .items = history->items,
+        .n = history->n_items,
+        .first = history->first,
+        .n_lost = history->n_lost,
+    };
+    history->items = NULL;
+    history->n_items = 0;
+    history->n_room = 0;
+    history->first = 0;
+    history->n_lost = 0;
 }
 
 void

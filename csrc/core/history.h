@@ -21,7 +21,9 @@ extern "C" {
     X(SEGMENT_UNMAP, "segment_unmap")                                                              \
     X(SNAPSHOT, "snapshot")                                                                        \
     X(OOM, "oom")                                                                                  \
-    X(ANNOTATE, "annotate")
+    X(ANNOTATE, "annotate")                                                                        \
+    X(RECORD_STREAM,                                                                               \
+      "record_stream") /* torch's traces have no such action: snapshots leave it out */
 
 enum pya_action {
 #define X(name, text) PYA_ACTION_##name,
@@ -41,10 +43,18 @@ enum pya_record_level {
 struct pya_entry {
     pya_dptr addr; /* OOM: bytes free on the device */
     size_t bytes;
-    pya_stream stream;
-    uint64_t time_ns; /* the device's clock */
-    void *context;    /* owned by the entry; NULL: none */
-    uint8_t action;   /* enum pya_action */
+    pya_stream stream; /* RECORD_STREAM: the one that uses the block too */
+    uint64_t time_ns;  /* the device's clock */
+    void *context;     /* owned by the entry; NULL: none */
+    uint8_t action;    /* enum pya_action */
+};
+
+/* Entries moved out of a ring, with their references: entry i is items[(first + i) % n]. */
+struct pya_history_part {
+    struct pya_entry *items;
+    size_t n;
+    size_t first;
+    uint64_t n_lost; /* older ones that were overwritten, and those there was no host memory for */
 };
 
 struct pya_context_owner {
@@ -61,7 +71,8 @@ struct pya_history {
     size_t first;
     size_t max_entries;
     void *current; /* borrowed; context of the request in progress, for entries without their own */
-    uint64_t n_lost;    /* entries there was no host memory for */
+    uint64_t
+        n_lost; /* entries overwritten, or without host memory, since the last were moved out */
     uint32_t skip_mask; /* actions that are not recorded */
     int level;          /* enum pya_record_level */
     struct pya_context_owner owner;
@@ -73,6 +84,8 @@ const char *pya_action_name(enum pya_action action);
 void pya_history_add(
     struct pya_history *history, enum pya_action action, pya_dptr addr, size_t bytes,
     pya_stream stream, void *context);
+/* Moves all entries out; the ring goes on empty. */
+void pya_history_move(struct pya_history *history, struct pya_history_part *out);
 /* Drops all entries and their references. */
 void pya_history_clear(struct pya_history *history);
 void pya_history_fini(struct pya_history *history);

@@ -133,6 +133,10 @@ PYA_MUST_CHECK pya_status pya_history_start(
 /* Stops and forgets the traces and contexts. */
 void pya_history_stop(struct pya_heap *heap);
 void pya_history_forget(struct pya_heap *heap);
+/* Moves one device's entries out, with the time of its clock; contexts of live blocks stay.  The caller frees items and
+ * gives each context back through the hooks.  False: the device is not open, or nothing is recorded. */
+bool
+pya_history_take(struct pya_heap *heap, int device, struct pya_history_part *out, uint64_t *now_ns);
 
 /* Checks every invariant of a device's structures; prints each violation to stderr; returns their number. */
 size_t pya_heap_check(struct pya_heap *heap, int device);

@@ -184,6 +184,9 @@ painter_trace(struct painter *painter, const struct pya_history *history) {
     snap->entries = entries;
     for (size_t i = 0; i < history->n_items; i++) {
         struct pya_entry entry = history->items[(history->first + i) % history->n_items];
+        if (entry.action == PYA_ACTION_RECORD_STREAM) {
+            continue;
+        }
         if (entry.context != NULL) {
             snap->owner.retain(snap->owner.arg, entry.context);
         }

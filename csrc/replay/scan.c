@@ -219,11 +219,28 @@ peaks_update(struct pya_scan *s) {
 
 /* ---- the pass ---- */
 
+static void
+stream_note(struct pya_scan *s, const struct pya_trace_event *e) {
+    size_t i = 0;
+    while (i < s->totals.n_streams &&
+           (s->streams[i].stream != e->stream || s->streams[i].device != e->device)) {
+        i++;
+    }
+    if (i == s->totals.n_streams && i < SCAN_STREAMS) {
+        s->streams[i] = (struct scan_stream){e->stream, e->device};
+        s->totals.n_streams++;
+    }
+}
+
 static bool
 scan_apply(struct pya_scan *s, const struct pya_trace_event *e) {
     switch (e->kind) {
     case PYA_TRACE_ALLOC:
+        stream_note(s, e);
         return scan_block_begin(s, e);
+    case PYA_TRACE_RECORD_STREAM:
+        s->totals.n_record_streams++;
+        return true;
     case PYA_TRACE_FREE:
         scan_block_free(s, e);
         return true;

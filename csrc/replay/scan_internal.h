@@ -5,7 +5,10 @@
 
 #include <string.h>
 
-enum { SCAN_DEPTH = 64 }; /* phases in each other */
+enum {
+    SCAN_DEPTH = 64, /* phases in each other */
+    SCAN_STREAMS = 64,
+};
 #define SCAN_NONE UINT32_MAX
 
 /* A growing array of items of one type. */
@@ -39,6 +42,10 @@ struct pya_scan {
     uint32_t modules[SCAN_DEPTH];
     size_t n_modules;
     uint32_t step;
+    struct scan_stream {
+        uint64_t stream;
+        int device;
+    } streams[SCAN_STREAMS]; /* totals.n_streams of them */
     size_t next_moment;
     const char *error;
 };

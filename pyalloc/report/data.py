@@ -20,6 +20,7 @@ def summary(analysis: Analysis) -> dict[str, Any]:
     return {
         "file": str(analysis.path),
         "settings": analysis.notes,
+        "caveats": analysis.caveats,
         "totals": analysis.totals,
         "peak": {
             "phase": analysis.phase_at(peak.event),

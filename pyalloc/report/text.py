@@ -81,7 +81,7 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
         bold(f"{analysis.path.name}", color)
         + f": {totals['n_events']:,} events, {totals['n_allocs']:,} allocations"
         + (f", {seconds:.1f} s" if analysis.notes.get("clock") != "events" else ""),
-        *(["  the file was cut off; what is there is shown"] if not totals["is_complete"] else []),
+        *(wrapped(caveat) for caveat in analysis.caveats),
         *_settings(analysis),
         f"  peak allocated {size(totals['peak_bytes'])}"
         + (f", peak reserved {size(totals['peak_reserved_bytes'])}" * analysis.has_segments)

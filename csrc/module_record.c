@@ -1,0 +1,494 @@
+/* From the allocator's history to a trace file, without a Python object for each event: _core.HistoryWriter.
+ *
+ * Frames are numbered once: a table maps (caller's stack, code object or address, line) to the number the trace has for
+ * it.  Code objects in the table are kept alive, so that their addresses stay theirs.
+ *
+ * The GIL is held while stacks are looked up, a piece at a time, and given up while a piece is written. */
+#include "module.h"
+
+#include "core/history.h"
+#include "module_stack.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    KEPT_FRAMES = 64, /* of a stack, the innermost */
+    PIECE = 2048,     /* events */
+    FIRST_SLOTS = 1024,
+};
+#define ASK_INTERPRETER                                                                            \
+    UINT32_MAX /* as parent: is this address the interpreter's?  id 1: no, 2: yes */
+
+struct frame_slot {
+    void *key;
+    int line;
+    uint32_t parent;
+    uint32_t id; /* 0: empty */
+};
+
+struct history_writer {
+    PyObject ob_base;
+    PyObject *trace; /* _core.TraceWriter */
+    PyObject *codes; /* list: keeps them alive */
+    struct frame_slot *slots;
+    size_t n_slots; /* power of two, or 0 */
+    size_t n_used;  /* <= n_slots / 2 */
+    bool is_busy;   /* a thread writes, perhaps without the GIL */
+};
+
+static struct history_writer *
+history_from(PyObject *self) {
+    return (struct history_writer *)self;
+}
+
+/* ---- frames ---- */
+
+static size_t
+slot_of(const struct history_writer *h, const struct pya_stack_frame *frame, uint32_t parent) {
+    uint64_t hash = (uint64_t)(uintptr_t)frame->key * UINT64_C(0x9E3779B97F4A7C15);
+    hash = (hash ^ ((uint64_t)(uint32_t)frame->line << 32 | parent)) * UINT64_C(0xD6E8FEB86659FD93);
+    size_t at = (size_t)(hash >> 32) & (h->n_slots - 1);
+    const struct frame_slot *slots = h->slots;
+    while (slots[at].id != 0 && (slots[at].key != frame->key || slots[at].line != frame->line ||
+                                 slots[at].parent != parent)) {
+        at = (at + 1) & (h->n_slots - 1);
+    }
+    return at;
+}
+
+static bool
+slots_grow(struct history_writer *h) {
+    if (h->n_used < h->n_slots / 2) {
+        return true;
+    }
+    struct history_writer old = *h;
+    const size_t n = old.n_slots == 0 ? FIRST_SLOTS : old.n_slots * 2;
+    struct frame_slot *slots = calloc(n, sizeof *slots);
+    if (slots == NULL) {
+        return false;
+    }
+    h->slots = slots;
+    h->n_slots = n;
+    for (size_t i = 0; i < old.n_slots; i++) {
+        const struct frame_slot *slot = &old.slots[i];
+        if (slot->id != 0) {
+            const struct pya_stack_frame frame = {slot->key, slot->line};
+            h->slots[slot_of(h, &frame, slot->parent)] = *slot;
+        }
+    }
+    free(old.slots);
+    return true;
+}
+
+/* The number of a text of a frame's description; false with an exception set. */
+static bool
+text_number(struct pya_trace_writer *trace, PyObject *description, const char *key, uint32_t *out) {
+    PyObject *text = PyDict_GetItemString(description, key); /* borrowed */
+    Py_ssize_t bytes = 0;
+    const char *utf8 = text == NULL ? NULL : PyUnicode_AsUTF8AndSize(text, &bytes);
+    if (utf8 == NULL) { /* names with surrogates, as file names may have */
+        PyErr_Clear();
+        utf8 = "?";
+        bytes = 1;
+    }
+    return pya_trace_string(trace, utf8, (size_t)bytes, out) == PYA_OK;
+}
+
+/* The number of a frame seen for the first time; 0 with an exception set or when the trace cannot be written. */
+static uint32_t
+frame_define(
+    struct history_writer *h, struct pya_trace_writer *trace, const struct pya_stack_frame *frame,
+    uint32_t parent) {
+    struct pya_trace_frame found = {.parent = parent};
+    uint32_t id = 0;
+    PyObject *description = pya_stack_describe(frame);
+    if (description == NULL ||
+        (frame->line != PYA_STACK_NATIVE && PyList_Append(h->codes, frame->key) != 0)) {
+        Py_XDECREF(description);
+        return 0;
+    }
+    found.line = frame->line > 0 ? (uint32_t)frame->line : 0;
+    if (!text_number(trace, description, "name", &found.name) ||
+        !text_number(trace, description, "filename", &found.file) ||
+        pya_trace_stack(trace, &found, &id) != PYA_OK) {
+        id = 0;
+    }
+    Py_DECREF(description);
+    return id;
+}
+
+/* 0 as frame_define(). */
+static uint32_t
+frame_number(
+    struct history_writer *h, struct pya_trace_writer *trace, const struct pya_stack_frame *frame,
+    uint32_t parent) {
+    if (!slots_grow(h)) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    size_t at = slot_of(h, frame, parent);
+    if (h->slots[at].id == 0) {
+        uint32_t id = parent == ASK_INTERPRETER ? (pya_stack_is_interpreter(frame->key) ? 2 : 1)
+                                                : frame_define(h, trace, frame, parent);
+        if (id == 0) {
+            return 0;
+        }
+        h->slots[at] = (struct frame_slot){frame->key, frame->line, parent, id};
+        h->n_used++;
+    }
+    return h->slots[at].id;
+}
+
+/* Takes the interpreter's own native frames out; returns how many are left.  Zero with an exception set on failure. */
+static size_t
+frames_trim(
+    struct history_writer *h, struct pya_trace_writer *trace, struct pya_stack_frame *frames,
+    size_t n) {
+    size_t kept = 0;
+    bool is_outside = false;
+    for (size_t i = 0; i < n; i++) {
+        if (frames[i].line == PYA_STACK_NATIVE && !is_outside) {
+            is_outside = frame_number(h, trace, &frames[i], ASK_INTERPRETER) == 2;
+        }
+        if (frames[i].line != PYA_STACK_NATIVE || !is_outside) {
+            frames[kept++] = frames[i];
+        }
+    }
+    return kept;
+}
+
+/* False with an exception set, or when the trace cannot be written. */
+static bool
+stack_number(
+    struct history_writer *h, struct pya_trace_writer *trace, void *context, uint32_t *out) {
+    struct pya_stack_frame frames[2 * KEPT_FRAMES];
+    size_t n = pya_stack_read(context, frames, 2 * KEPT_FRAMES);
+    if (n > 0 && frames[0].line == PYA_STACK_NATIVE) {
+        n = frames_trim(h, trace, frames, n);
+    }
+    n = n < KEPT_FRAMES ? n : KEPT_FRAMES;
+    uint32_t number = 0;
+    while (n > 0) {
+        number = frame_number(h, trace, &frames[--n], number);
+        if (number == 0) {
+            return false;
+        }
+    }
+    *out = number;
+    return true;
+}
+
+/* ---- entries ---- */
+
+/* By action; 0: not in traces. */
+static const uint8_t kind_of[PYA_N_ACTIONS] = {
+    [PYA_ACTION_ALLOC] = PYA_TRACE_ALLOC,
+    [PYA_ACTION_FREE_REQUESTED] = PYA_TRACE_FREE,
+    [PYA_ACTION_FREE_COMPLETED] = PYA_TRACE_FREE_COMPLETED,
+    [PYA_ACTION_SEGMENT_ALLOC] = PYA_TRACE_SEGMENT_ALLOC,
+    [PYA_ACTION_SEGMENT_FREE] = PYA_TRACE_SEGMENT_FREE,
+    [PYA_ACTION_SEGMENT_MAP] = PYA_TRACE_SEGMENT_MAP,
+    [PYA_ACTION_SEGMENT_UNMAP] = PYA_TRACE_SEGMENT_UNMAP,
+    [PYA_ACTION_OOM] = PYA_TRACE_OOM,
+    [PYA_ACTION_RECORD_STREAM] = PYA_TRACE_RECORD_STREAM,
+};
+
+/* What is being written: the devices' entries and the marks, merged by time. */
+struct drain {
+    struct pya_trace_writer *trace;
+    struct pya_context_owner owner;
+    struct pya_history_part parts[PYA_MAX_DEVICES];
+    size_t at[PYA_MAX_DEVICES]; /* next of each part */
+    int n_devices;              /* with parts */
+    uint64_t now_ns;            /* everything up to here has been taken */
+    int64_t offset_ns;
+    PyObject *marks; /* list */
+    Py_ssize_t next_mark;
+    struct pya_trace_event piece[PIECE];
+    size_t n_piece;
+    uint64_t n_written;
+};
+
+static void
+drain_take(struct drain *d, struct pya_heap *heap) {
+    d->now_ns = UINT64_MAX;
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        uint64_t now_ns = 0;
+        if (pya_history_take(heap, i, &d->parts[i], &now_ns)) {
+            d->now_ns = now_ns < d->now_ns ? now_ns : d->now_ns;
+            d->n_devices = i + 1;
+        }
+    }
+}
+
+static const struct pya_entry *
+part_entry(const struct pya_history_part *part, size_t i) {
+    return &part->items[(part->first + i) % part->n];
+}
+
+/* The device whose next entry is the oldest; -1: none is left. */
+static int
+drain_oldest(const struct drain *d, uint64_t *time_ns) {
+    int device = -1;
+    for (int i = 0; i < d->n_devices; i++) {
+        if (d->at[i] < d->parts[i].n) {
+            const uint64_t at_ns = part_entry(&d->parts[i], d->at[i])->time_ns;
+            if (device < 0 || at_ns < *time_ns) {
+                device = i;
+                *time_ns = at_ns;
+            }
+        }
+    }
+    return device;
+}
+
+/* Writes the piece without the GIL. */
+static pya_status
+drain_flush(struct drain *d) {
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t i = 0; i < d->n_piece && status == PYA_OK; i++) {
+        status = pya_trace_write(d->trace, &d->piece[i]);
+    }
+    Py_END_ALLOW_THREADS
+    d->n_written += d->n_piece;
+    d->n_piece = 0;
+    return status;
+}
+
+static bool
+drain_entry(struct history_writer *h, struct drain *d, int device) {
+    const struct pya_entry *entry = part_entry(&d->parts[device], d->at[device]);
+    const int kind = kind_of[entry->action];
+    uint32_t stack = 0;
+    /* A free has the stack of its allocation where it has none of its own: the trace need not repeat it. */
+    const bool has_stack = kind != 0 && kind != PYA_TRACE_FREE && kind != PYA_TRACE_FREE_COMPLETED;
+    if (has_stack && entry->context != NULL && !stack_number(h, d->trace, entry->context, &stack)) {
+        return false;
+    }
+    const bool is_oom = kind == PYA_TRACE_OOM;
+    const bool is_use = kind == PYA_TRACE_RECORD_STREAM;
+    if (kind != 0) {
+        d->piece[d->n_piece++] = (struct pya_trace_event){
+            .kind = kind,
+            .device = device,
+            .time_ns = (uint64_t)((int64_t)entry->time_ns + d->offset_ns),
+            .stream = entry->stream,
+            .addr = is_oom ? 0 : entry->addr,
+            .bytes = entry->bytes,
+            .arg = is_oom   ? entry->addr
+                   : is_use ? entry->stream
+                            : 0,
+            .stack = stack,
+        };
+    }
+    d->at[device]++;
+    return true;
+}
+
+/* Marks are tuples (time_ns, kind, text, arg, addr, bytes, device). */
+static bool
+mark_read(PyObject *mark, struct pya_trace_event *out) {
+    unsigned long long time_ns = 0;
+    unsigned long long arg = 0;
+    unsigned long long addr = 0;
+    unsigned long long bytes = 0;
+    unsigned text = 0;
+    int kind = 0;
+    int device = 0;
+    if (!PyArg_ParseTuple(mark, "KiIKKKi", &time_ns, &kind, &text, &arg, &addr, &bytes, &device)) {
+        return false;
+    }
+    *out = (struct pya_trace_event){
+        .kind = kind,
+        .device = device,
+        .time_ns = time_ns,
+        .addr = addr,
+        .bytes = bytes,
+        .arg = arg,
+        .text = text,
+    };
+    return true;
+}
+
+/* The next mark, if it is not younger than what was taken; *is_there says.  False with an exception set. */
+static bool
+drain_mark(const struct drain *d, struct pya_trace_event *out, bool *is_there) {
+    *is_there = false;
+    if (d->next_mark >= PyList_Size(d->marks)) {
+        return true;
+    }
+    PyObject *mark = PyList_GetItem(d->marks, d->next_mark); /* borrowed */
+    if (mark == NULL || !mark_read(mark, out)) {
+        return false;
+    }
+    *is_there =
+        d->now_ns == UINT64_MAX || out->time_ns <= (uint64_t)((int64_t)d->now_ns + d->offset_ns);
+    return true;
+}
+
+/* PYA_E_INVAL with an exception set. */
+static pya_status
+drain_all(struct history_writer *h, struct drain *d) {
+    pya_status status = PYA_OK;
+    for (;;) {
+        if (d->n_piece == PIECE) {
+            status = drain_flush(d);
+            if (status != PYA_OK) {
+                return status;
+            }
+        }
+        uint64_t time_ns = 0;
+        const int device = drain_oldest(d, &time_ns);
+        struct pya_trace_event mark;
+        bool is_marked = false;
+        if (!drain_mark(d, &mark, &is_marked)) {
+            return PYA_E_INVAL;
+        }
+        const uint64_t entry_ns = (uint64_t)((int64_t)time_ns + d->offset_ns);
+        if (is_marked && (device < 0 || mark.time_ns <= entry_ns)) {
+            d->piece[d->n_piece++] = mark;
+            d->next_mark++;
+        } else if (device < 0) {
+            return drain_flush(d);
+        } else if (!drain_entry(h, d, device)) {
+            return PyErr_Occurred() ? PYA_E_INVAL : PYA_E_IO;
+        }
+    }
+}
+
+/* Gives the contexts back, written or not. */
+static void
+drain_fini(struct drain *d) {
+    for (int i = 0; i < d->n_devices; i++) {
+        for (size_t k = 0; k < d->parts[i].n; k++) {
+            if (d->parts[i].items[k].context != NULL) {
+                d->owner.release(d->owner.arg, d->parts[i].items[k].context);
+            }
+        }
+        free(d->parts[i].items);
+    }
+}
+
+static uint64_t
+drain_lost(const struct drain *d) {
+    uint64_t n = 0;
+    for (int i = 0; i < d->n_devices; i++) {
+        n += d->parts[i].n_lost;
+    }
+    return n;
+}
+
+static PyObject *
+drain_result(const struct drain *d, pya_status status) {
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (status != PYA_OK) {
+        return pya_module_raise("TraceError", "the trace cannot be written: is the disk full?");
+    }
+    return Py_BuildValue(
+        "(KK)", (unsigned long long)d->n_written, (unsigned long long)drain_lost(d));
+}
+
+/* (offset_ns, marks) -> (events written, events lost); takes from the list the marks it wrote. */
+static PyObject *
+history_drain(PyObject *self, PyObject *args) {
+    struct history_writer *h = history_from(self);
+    long long offset_ns = 0;
+    PyObject *marks = NULL;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "LO", &offset_ns, &marks)) {
+        return NULL;
+    }
+    struct pya_trace_writer *trace = pya_module_trace_writer(h->trace);
+    if (trace == NULL) {
+        return NULL;
+    }
+    if (!PyList_Check(marks) || h->is_busy) {
+        PyErr_SetString(
+            PyExc_RuntimeError, "marks must be a list, and one thread drains at a time");
+        return NULL;
+    }
+    struct drain *d = calloc(1, sizeof *d);
+    if (d == NULL) {
+        return PyErr_NoMemory();
+    }
+    d->trace = trace;
+    d->owner = (struct pya_context_owner){NULL, pya_stack_retain, pya_stack_release};
+    d->offset_ns = offset_ns;
+    d->marks = marks;
+    h->is_busy = true;
+    Py_BEGIN_ALLOW_THREADS
+    drain_take(d, heap);
+    Py_END_ALLOW_THREADS
+    const pya_status status = drain_all(h, d);
+    drain_fini(d);
+    pya_stack_sweep();
+    h->is_busy = false;
+    PyObject *result = drain_result(d, status);
+    if (result != NULL && PyList_SetSlice(marks, 0, d->next_mark, NULL) != 0) {
+        Py_CLEAR(result);
+    }
+    free(d);
+    return result;
+}
+
+/* ---- the type ---- */
+
+static PyObject *
+history_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"trace", NULL};
+    PyObject *trace = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &trace) ||
+        pya_module_trace_writer(trace) == NULL) {
+        return NULL;
+    }
+    PyObject *codes = PyList_New(0);
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *self = codes == NULL ? NULL : alloc(type, 0);
+    if (self == NULL) {
+        Py_XDECREF(codes);
+        return NULL;
+    }
+    Py_INCREF(trace);
+    history_from(self)->trace = trace;
+    history_from(self)->codes = codes;
+    return self;
+}
+
+static void
+history_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(history_from(self)->trace);
+    Py_XDECREF(history_from(self)->codes);
+    free(history_from(self)->slots);
+    freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    free_object(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef history_methods[] = {
+    {"drain", history_drain, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot history_slots[] = {
+    {Py_tp_new, history_new},
+    {Py_tp_dealloc, history_dealloc},
+    {Py_tp_methods, history_methods},
+    {0, NULL},
+};
+
+static PyType_Spec history_spec = {
+    .name = "pyalloc._core.HistoryWriter",
+    .basicsize = sizeof(struct history_writer),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = history_slots,
+};
+
+int
+pya_module_record_add(PyObject *module) {
+    return pya_module_add_type(module, "HistoryWriter", &history_spec);
+}

@@ -1,0 +1,129 @@
+"""Recording while a program runs: killed programs, threads, streams; nothing lost, nothing invented."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from instrument.conftest import Record
+from instrument.tools import ROOT, pyalloc
+from pyalloc import trace
+from pyalloc.convert import KINDS
+from pyalloc.export import events
+
+pytestmark = pytest.mark.torch
+MIB = 2**20
+ALLOCATORS = pytest.mark.parametrize("allocator", ["native", "pyalloc"])
+
+
+@ALLOCATORS
+def test_a_killed_program_leaves_a_readable_trace(tmp_path: Path, allocator: str) -> None:
+    script, out = tmp_path / "program.py", tmp_path / "out.pya"
+    script.write_text(
+        "import sys, time, torch\n"
+        "kept = [torch.empty(7 << 20, dtype=torch.uint8, device='cuda') for _ in range(9)]\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    time.sleep(0.01)\n"
+    )
+    words = [sys.executable, "-m", "pyalloc", "dryrun", "--allocator", allocator, "--record", out,
+             sys.executable, "-W", "ignore", script]  # fmt: skip
+    child = subprocess.Popen(
+        [str(word) for word in words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        part = out.with_name("out.pya.part")
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if trace.analyse(part).totals["end_bytes"] == 63 * MIB:
+                break
+            time.sleep(0.2)
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait(timeout=60)
+        child.stdout.close()  # type: ignore[union-attr]
+    found = trace.analyse(part)
+    assert found.totals["end_bytes"] == 63 * MIB and not found.totals["is_complete"]
+    assert "program.py:2" in found.by_line(found.peak.blocks)[0].name
+    assert "The file was cut off" in pyalloc("report", part, "--no-replay")
+    assert "was cut off: " in pyalloc("report", out, expect=1)  # the name it would have got
+
+
+def test_threads_that_allocate_without_the_gil_lose_nothing(record: Record) -> None:
+    """Four threads and the backward's own; every allocation is in the trace once, every free as well."""
+    path = record("""
+    import threading, torch
+
+    def work():
+        x = torch.ones(1000, device="cuda", requires_grad=True)
+        for _ in range(400):
+            (x * 2).exp().sum().backward()
+            x.grad = None
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    torch.empty(1, device="cuda")
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    made = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+    print("made", made, flush=True)
+    open(__file__ + ".made", "w").write(str(made))
+    """, "--allocator", "pyalloc")  # fmt: skip
+    made = int(path.with_name("program.py.made").read_text())
+    totals = trace.analyse(path).totals
+    assert made >= 4 * 400 * 3
+    assert totals["n_allocs"] >= made and totals["n_unknown_frees"] == 0
+    assert totals["n_allocs"] - totals["n_frees"] == totals["n_live"]
+    assert totals["n_allocs"] == made + 1
+
+
+@ALLOCATORS
+def test_uses_on_other_streams_are_recorded(record: Record, allocator: str) -> None:
+    path = record("""
+    import torch
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+    y = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+    y.record_stream(side)
+    del x, y
+    """, "--allocator", allocator)  # fmt: skip
+    found = trace.analyse(path)
+    assert found.totals["n_streams"] == 2
+    uses = [e for e, _ in events(path) if e["kind"] == KINDS["record_stream"]]
+    allocs = {e["bytes"]: e for e, _ in events(path) if e["kind"] == KINDS["alloc"]}
+    assert len(uses) == found.totals["n_record_streams"] == 1
+    assert (
+        uses[0]["addr"] == allocs[5 << 20]["addr"] and uses[0]["arg"] == allocs[3 << 20]["stream"]
+    )
+    text = " ".join(pyalloc("report", path, "--no-replay").split())
+    assert ("torch's history does not tell of record_stream() (1 calls" in text) == (
+        allocator == "native"
+    )
+
+
+def test_events_and_marks_keep_their_order(record: Record) -> None:
+    """Phases of one allocation each: its allocation lies between its marks, to the nanosecond."""
+    path = record("""
+    import pyalloc, torch
+    torch.empty(1, device="cuda")
+    for i in range(3000):
+        with pyalloc.phase("one"):
+            x = torch.empty(4096, dtype=torch.uint8, device="cuda")
+        del x
+    """, "--allocator", "pyalloc", "--no-marks")  # fmt: skip
+    phases = [p for p in trace.analyse(path).phases if p.name == "one"]
+    assert len(phases) == 3000
+    assert all((p.n_made, p.n_left) == (1, 1) for p in phases)
