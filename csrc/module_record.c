@@ -1,6 +1,6 @@
 /* From the allocator's history to a trace file, without a Python object for each event: _core.HistoryWriter.
  *
- * Frames are numbered once: a table maps (caller's stack, code object or address, line) to the number the trace has for
+ * Frames are numbered once: a table maps (caller's stack, code object or address, place in it) to the number the trace has for
  * it.  Code objects in the table are kept alive, so that their addresses stay theirs.
  *
  * The GIL is held while stacks are looked up, a piece at a time, and given up while a piece is written. */
@@ -22,7 +22,7 @@ enum {
 
 struct frame_slot {
     void *key;
-    int line;
+    int place;
     uint32_t parent;
     uint32_t id; /* 0: empty */
 };
@@ -47,10 +47,10 @@ history_from(PyObject *self) {
 static size_t
 slot_of(const struct history_writer *h, const struct pya_stack_frame *frame, uint32_t parent) {
     uint64_t hash = (uint64_t)(uintptr_t)frame->key * UINT64_C(0x9E3779B97F4A7C15);
-    hash = (hash ^ ((uint64_t)(uint32_t)frame->line << 32 | parent)) * UINT64_C(0xD6E8FEB86659FD93);
+    hash = (hash ^ ((uint64_t)(uint32_t)frame->at << 32 | parent)) * UINT64_C(0xD6E8FEB86659FD93);
     size_t at = (size_t)(hash >> 32) & (h->n_slots - 1);
     const struct frame_slot *slots = h->slots;
-    while (slots[at].id != 0 && (slots[at].key != frame->key || slots[at].line != frame->line ||
+    while (slots[at].id != 0 && (slots[at].key != frame->key || slots[at].place != frame->at ||
                                  slots[at].parent != parent)) {
         at = (at + 1) & (h->n_slots - 1);
     }
@@ -73,7 +73,7 @@ slots_grow(struct history_writer *h) {
     for (size_t i = 0; i < old.n_slots; i++) {
         const struct frame_slot *slot = &old.slots[i];
         if (slot->id != 0) {
-            const struct pya_stack_frame frame = {slot->key, slot->line};
+            const struct pya_stack_frame frame = {slot->key, slot->place};
             h->slots[slot_of(h, &frame, slot->parent)] = *slot;
         }
     }
@@ -104,11 +104,13 @@ frame_define(
     uint32_t id = 0;
     PyObject *description = pya_stack_describe(frame);
     if (description == NULL ||
-        (frame->line != PYA_STACK_NATIVE && PyList_Append(h->codes, frame->key) != 0)) {
+        (frame->at != PYA_STACK_NATIVE && PyList_Append(h->codes, frame->key) != 0)) {
         Py_XDECREF(description);
         return 0;
     }
-    found.line = frame->line > 0 ? (uint32_t)frame->line : 0;
+    PyObject *line = PyDict_GetItemString(description, "line"); /* borrowed */
+    const long number = line == NULL ? 0 : PyLong_AsLong(line);
+    found.line = number > 0 ? (uint32_t)number : 0;
     if (!text_number(trace, description, "name", &found.name) ||
         !text_number(trace, description, "filename", &found.file) ||
         pya_trace_stack(trace, &found, &id) != PYA_OK) {
@@ -134,7 +136,7 @@ frame_number(
         if (id == 0) {
             return 0;
         }
-        h->slots[at] = (struct frame_slot){frame->key, frame->line, parent, id};
+        h->slots[at] = (struct frame_slot){frame->key, frame->at, parent, id};
         h->n_used++;
     }
     return h->slots[at].id;
@@ -148,10 +150,10 @@ frames_trim(
     size_t kept = 0;
     bool is_outside = false;
     for (size_t i = 0; i < n; i++) {
-        if (frames[i].line == PYA_STACK_NATIVE && !is_outside) {
+        if (frames[i].at == PYA_STACK_NATIVE && !is_outside) {
             is_outside = frame_number(h, trace, &frames[i], ASK_INTERPRETER) == 2;
         }
-        if (frames[i].line != PYA_STACK_NATIVE || !is_outside) {
+        if (frames[i].at != PYA_STACK_NATIVE || !is_outside) {
             frames[kept++] = frames[i];
         }
     }
@@ -164,7 +166,7 @@ stack_number(
     struct history_writer *h, struct pya_trace_writer *trace, void *context, uint32_t *out) {
     struct pya_stack_frame frames[2 * KEPT_FRAMES];
     size_t n = pya_stack_read(context, frames, 2 * KEPT_FRAMES);
-    if (n > 0 && frames[0].line == PYA_STACK_NATIVE) {
+    if (n > 0 && frames[0].at == PYA_STACK_NATIVE) {
         n = frames_trim(h, trace, frames, n);
     }
     n = n < KEPT_FRAMES ? n : KEPT_FRAMES;

@@ -1,4 +1,4 @@
-/* A stack keeps code objects and line numbers; names are looked up when somebody reads them.
+/* A stack keeps code objects and places in them; names and lines are looked up when somebody reads them.
  *
  * Releasing may happen without the GIL, and taking it there could wait for a thread that waits for us: such stacks go
  * on a list that the next capture, which holds the GIL, empties. */
@@ -14,7 +14,7 @@
 
 struct frame {
     PyObject *code; /* owned */
-    int line;
+    int at;         /* instruction, or the line where this Python cannot tell lines later */
 };
 
 struct stack {
@@ -46,6 +46,28 @@ find_get_back(void) {
         tried = true;
     }
     return found;
+}
+
+/* The line of an instruction.  Looking it up takes as long as all the rest of a frame, and few stacks are ever read. */
+struct line_functions {
+    int (*instruction)(PyFrameObject *);
+    int (*line)(PyObject *code, int instruction);
+};
+
+static const struct line_functions *
+find_line_functions(void) {
+    static struct line_functions found;
+    static bool tried;
+    if (!tried) { /* under the GIL */
+        void *instruction = dlsym(RTLD_DEFAULT, "PyFrame_GetLasti");
+        void *line = dlsym(RTLD_DEFAULT, "PyCode_Addr2Line");
+        if (instruction != NULL && line != NULL) {
+            memcpy(&found.instruction, &instruction, sizeof instruction);
+            memcpy(&found.line, &line, sizeof line);
+        }
+        tried = true;
+    }
+    return found.line == NULL ? NULL : &found;
 }
 
 static void
@@ -91,12 +113,14 @@ static struct stack *
 capture_with_gil(void) {
     get_back_function get_back = find_get_back();
     PyFrameObject *frame = get_back == NULL ? NULL : PyEval_GetFrame(); /* borrowed */
+    const struct line_functions *later = find_line_functions();
     struct frame frames[MAX_FRAMES];
     size_t n = 0;
     Py_XINCREF(frame);
     while (frame != NULL && n < MAX_FRAMES) {
         frames[n].code = (PyObject *)PyFrame_GetCode(frame);
-        frames[n].line = PyFrame_GetLineNumber(frame);
+        const int at = later != NULL ? later->instruction(frame) : PyFrame_GetLineNumber(frame);
+        frames[n].at = at < 0 ? 0 : at; /* a frame that has not begun */
         n++;
         PyFrameObject *back = get_back(frame);
         Py_DECREF(frame);
@@ -210,8 +234,10 @@ frame_dict(const struct frame *frame) {
     PyObject *name = PyObject_GetAttrString(frame->code, "co_name");
     PyObject *file = PyObject_GetAttrString(frame->code, "co_filename");
     PyObject *dict = NULL;
+    const struct line_functions *later = find_line_functions();
+    const int line = later != NULL ? later->line(frame->code, frame->at) : frame->at;
     if (name != NULL && file != NULL) {
-        dict = Py_BuildValue("{s:O,s:O,s:i}", "name", name, "filename", file, "line", frame->line);
+        dict = Py_BuildValue("{s:O,s:O,s:i}", "name", name, "filename", file, "line", line);
     }
     Py_XDECREF(name);
     Py_XDECREF(file);
@@ -298,7 +324,7 @@ pya_stack_frames(PyObject *cache, void *context) {
     }
     for (size_t i = 0; done && stack != NULL && i < stack->n_frames; i++) {
         PyObject *key =
-            Py_BuildValue("(Ni)", PyLong_FromVoidPtr(stack->frames[i].code), stack->frames[i].line);
+            Py_BuildValue("(Ni)", PyLong_FromVoidPtr(stack->frames[i].code), stack->frames[i].at);
         done = append(list, cached(cache, key, make_frame, &stack->frames[i]));
     }
     if (!done) {
@@ -315,18 +341,17 @@ pya_stack_read(void *context, struct pya_stack_frame *out, size_t room) {
         out[n++] = (struct pya_stack_frame){stack->native[i], PYA_STACK_NATIVE};
     }
     for (size_t i = 0; stack != NULL && i < stack->n_frames && n < room; i++) {
-        const int line = stack->frames[i].line;
-        out[n++] = (struct pya_stack_frame){stack->frames[i].code, line < 0 ? 0 : line};
+        out[n++] = (struct pya_stack_frame){stack->frames[i].code, stack->frames[i].at};
     }
     return n;
 }
 
 PyObject *
 pya_stack_describe(const struct pya_stack_frame *frame) {
-    if (frame->line == PYA_STACK_NATIVE) {
+    if (frame->at == PYA_STACK_NATIVE) {
         return native_dict(frame->key);
     }
-    const struct frame python = {frame->key, frame->line};
+    const struct frame python = {frame->key, frame->at};
     return frame_dict(&python);
 }
 

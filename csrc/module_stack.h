@@ -23,7 +23,7 @@ const char *pya_stack_thread_metadata(void);
 /* One frame of a stack.  key: its code object (borrowed from the stack) or, for a native one, its return address. */
 struct pya_stack_frame {
     void *key;
-    int line; /* PYA_STACK_NATIVE: a frame of C or C++ */
+    int at; /* place in the code object, opaque; PYA_STACK_NATIVE: a frame of C or C++ */
 };
 #define PYA_STACK_NATIVE (-1)
 /* The innermost frames, native ones first, at most `room`; returns how many. */

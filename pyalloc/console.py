@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pyalloc.errors import UsageError
 
@@ -32,16 +34,25 @@ def check_output(path: Path | None, force: bool) -> None:
         raise UsageError(f"{path} exists; --force overwrites it")
 
 
-def write(path: Path, text: str | bytes, force: bool) -> None:
-    """To a temporary name, then renamed: a file under its name is whole."""
+@contextlib.contextmanager
+def writing(path: Path, force: bool) -> Iterator[BinaryIO]:
+    """A file under a temporary name, renamed at the end: a file under its name is whole."""
     check_output(path, force)
     partial = path.with_name(path.name + ".partial")
-    data = text.encode("utf-8") if isinstance(text, str) else text
     try:
-        partial.write_bytes(data)
+        with partial.open("wb") as file:
+            yield file
         partial.replace(path)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write(path: Path, text: str | bytes, force: bool) -> None:
+    """The same at once."""
+    with writing(path, force) as file:
+        file.write(text.encode("utf-8") if isinstance(text, str) else text)
 
 
 def deliver(args: argparse.Namespace, text: str, data: Any, then: str) -> None:

@@ -1,20 +1,21 @@
-"""Traces in other programs' formats: torch's snapshot, Perfetto, TensorBoard, CSV, JSON, speedscope."""
+"""Traces in other programs' formats: torch's snapshot, Perfetto, TensorBoard, CSV, JSON, speedscope.
+
+Each writes to an open file as it reads: memory is bounded by what is alive, not by how long the trace is.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import pickle
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pyalloc import _core
 from pyalloc.analysis import Analysis
 from pyalloc.convert import KINDS
+from pyalloc.pickles import SnapshotWriter
 
 _NAMES = {number: name for name, number in KINDS.items()}
 _TORCH = frozenset(
@@ -33,93 +34,95 @@ _TORCH = frozenset(
 _MAX_TORCH_ENTRIES = 2_000_000  # a pickle of more no viewer opens
 _FIELDS = ("kind", "device", "time_ns", "thread", "stream", "addr", "bytes", "arg", "stack", "text")
 _FORMATS = ("B", "B", "Q", "Q", "Q", "Q", "Q", "Q", "I", "I")
+_CSV_FRAMES = 8
 Event = dict[str, Any]
 
 
-def events(file: Path) -> Iterator[tuple[Event, _core.TraceReader]]:
-    """All events of a trace file, a piece at a time, with the reader that knows their texts."""
+def rows(
+    file: Path, skip: int = 0
+) -> Iterator[tuple[int, Iterator[tuple[int, ...]], _core.TraceReader]]:
+    """Pieces of a trace: number of the first event, rows in the order of _FIELDS, the reader that knows their texts."""
     reader = _core.TraceReader(file)
+    at = 0
     while True:
         columns = reader.read()
         n = len(columns[0])
         if n == 0:
             return
-        arrays = [
-            struct.unpack(f"<{n}{code}", column)
-            for code, column in zip(_FORMATS, columns, strict=True)
-        ]
-        for row in zip(*arrays, strict=True):
+        if at + n > skip:
+            arrays = [
+                struct.unpack(f"<{n}{code}", column)
+                for code, column in zip(_FORMATS, columns, strict=True)
+            ]
+            first = max(skip - at, 0)
+            yield at + first, zip(*(array[first:] for array in arrays), strict=True), reader
+        at += n
+
+
+def events(file: Path) -> Iterator[tuple[Event, _core.TraceReader]]:
+    """All events of a trace file, with the reader that knows their texts."""
+    for _, piece, reader in rows(file):
+        for row in piece:
             yield dict(zip(_FIELDS, row, strict=True)), reader
 
 
-def _frames(reader: _core.TraceReader, stack: int, cache: dict[int, Any]) -> list[dict[str, Any]]:
+def _frames(reader: _core.TraceReader, stack: int) -> list[dict[str, Any]]:
     """Frames as torch has them, innermost first."""
-    known = cache.get(stack)
-    if known is not None:
-        return known  # type: ignore[no-any-return]
     frames: list[dict[str, Any]] = []
     at = stack
     while at:
         frame = reader.frame(at)
-        if frame is None or frame[0] >= at:
-            if frame is not None:
-                frames.append(_frame(reader, frame))
+        if frame is None:
             break
-        frames.append(_frame(reader, frame))
+        name, file = reader.text(frame[1]) or "?", reader.text(frame[2]) or "?"
+        frames.append({"name": name, "filename": file, "line": frame[3]})
+        if frame[0] >= at:  # a caller is always defined before: this file is damaged
+            break
         at = frame[0]
-    cache[stack] = frames
     return frames
 
 
-def _frame(reader: _core.TraceReader, frame: tuple[int, int, int, int]) -> dict[str, Any]:
-    return {
-        "name": reader.text(frame[1]) or "?",
-        "filename": reader.text(frame[2]) or "?",
-        "line": frame[3],
-    }
-
-
-def to_torch(file: Path, analysis: Analysis) -> bytes:
+def to_torch(file: Path, analysis: Analysis, out: BinaryIO) -> None:
     """A snapshot pickle (protocol 4) for pytorch.org/memory_viz and torch.cuda._memory_viz."""
-    cache: dict[int, Any] = {}
     n_devices = max((*analysis.totals["device_peak"], 0)) + 1
-    traces: list[list[dict[str, Any]]] = [[] for _ in range(n_devices)]
+    writer = SnapshotWriter(out)
+    writer.begin()
+    for device in range(n_devices):
+        writer.trace(_torch_entries(file, analysis, device, writer))
+    writer.end({"segments": _segments(analysis), "allocator_settings": {}})
+
+
+def _torch_entries(
+    file: Path, analysis: Analysis, device: int, writer: SnapshotWriter
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """Entries of a device with the numbers of their stacks; the newest, where there are more than a viewer opens."""
     skip = max(0, analysis.totals["n_events"] - _MAX_TORCH_ENTRIES)
-    for event, reader in islice(events(file), skip, None):
-        action = _NAMES.get(event["kind"], "")
-        if action not in _TORCH or event["device"] >= n_devices:
-            continue
-        entry: dict[str, Any] = {
-            "action": action,
-            "addr": event["addr"],
-            "size": event["bytes"],
-            "stream": event["stream"],
-            "time_us": event["time_ns"] // 1000,
-            "frames": _frames(reader, event["stack"], cache),
-        }
-        if action == "oom":
-            entry["device_free"] = event["arg"]
-            del entry["addr"]
-        traces[event["device"]].append(entry)
-    _fill_sizes(traces)
-    snapshot = {
-        "segments": _segments(analysis),
-        "device_traces": traces,
-        "allocator_settings": {},
-        "external_annotations": [],
-    }
-    return pickle.dumps(snapshot, protocol=4)
-
-
-def _fill_sizes(traces: list[list[dict[str, Any]]]) -> None:
-    """Frees of torch carry their size, ours do not need it."""
-    for trace in traces:
-        sizes: dict[int, int] = {}
-        for entry in trace:
-            if entry["action"] == "alloc":
-                sizes[entry["addr"]] = entry["size"]
-            elif entry["action"].startswith("free_"):
-                entry["size"] = sizes.get(entry["addr"], entry["size"])
+    sizes: dict[int, int] = {}  # torch's frees carry their size, ours do not need it
+    for _, piece, reader in rows(file, skip):
+        for kind, own, time_ns, _, stream, addr, size, arg, stack, _ in piece:
+            action = _NAMES.get(kind, "")
+            if own != device or action not in _TORCH:
+                continue
+            told = size
+            if kind == KINDS["alloc"]:
+                sizes[addr] = size
+            elif kind == KINDS["free_requested"]:
+                told = sizes.get(addr, size)
+            elif kind == KINDS["free_completed"]:
+                told = sizes.pop(addr, size)
+            if not writer.knows(stack):
+                writer.define(stack, _frames(reader, stack))
+            entry = {
+                "action": action,
+                "size": told,
+                "stream": stream,
+                "time_us": time_ns // 1000,
+            }
+            if action == "oom":
+                entry["device_free"] = arg
+            else:
+                entry["addr"] = addr
+            yield entry, stack
 
 
 def _segments(analysis: Analysis) -> list[dict[str, Any]]:
@@ -129,10 +132,11 @@ def _segments(analysis: Analysis) -> list[dict[str, Any]]:
     ranges = sorted(end.segments, key=lambda s: (s[3], s[0])) or [
         (b.address, b.bytes, b.stream, b.device, False) for b in blocks
     ]
+    keys = [(b.device, b.address) for b in blocks]
     result = []
     for address, length, stream, device, mapped in ranges:
-        inside = [
-            b for b in blocks if b.device == device and address <= b.address < address + length
+        inside = blocks[
+            bisect_left(keys, (device, address)) : bisect_left(keys, (device, address + length))
         ]
         pieces: list[dict[str, Any]] = []
         at = address
@@ -177,32 +181,69 @@ def _piece(address: int, size: int, state: str, frames: list[dict[str, Any]]) ->
     }
 
 
-def to_csv(file: Path, analysis: Analysis) -> bytes:
+def to_csv(file: Path, analysis: Analysis, out: BinaryIO) -> None:
     """One line for each event; kind and text in words, frames of a stack joined."""
-    out = io.StringIO()
-    table = csv.writer(out)
-    table.writerow(("event", *_FIELDS))
-    cache: dict[int, Any] = {}
-    for i, (event, reader) in enumerate(events(file)):
-        row = {**event, "kind": _NAMES.get(event["kind"], event["kind"])}
-        row["text"] = reader.text(event["text"]) if event["text"] else ""
-        frames = _frames(reader, event["stack"], cache)[:8]
-        row["stack"] = " < ".join(f"{f['filename']}:{f['line']} {f['name']}" for f in frames)
-        table.writerow((i, *(row[name] for name in _FIELDS)))
-    return out.getvalue().encode("utf-8")
+    stacks: dict[int, str] = {0: ""}
+    texts: dict[int, str] = {0: ""}
+    out.write(f"{','.join(('event', *_FIELDS))}\r\n".encode())
+
+    def text(reader: _core.TraceReader, number: int) -> str:
+        found = texts[number] = _quoted(reader.text(number) or "")
+        return found
+
+    def frames(reader: _core.TraceReader, number: int) -> str:
+        joined = " < ".join(
+            f"{f['filename']}:{f['line']} {f['name']}"
+            for f in _frames(reader, number)[:_CSV_FRAMES]
+        )
+        found = stacks[number] = _quoted(joined)
+        return found
+
+    for first, piece, reader in rows(file):
+        lines = [
+            f"{i},{_NAMES.get(kind, kind)},{device},{time_ns},{thread},{stream},{addr},{size},{arg},"
+            f"{stacks[stack] if stack in stacks else frames(reader, stack)},"
+            f"{texts[name] if name in texts else text(reader, name)}\r\n"
+            for i, (
+                kind,
+                device,
+                time_ns,
+                thread,
+                stream,
+                addr,
+                size,
+                arg,
+                stack,
+                name,
+            ) in enumerate(piece, first)
+        ]
+        out.write("".join(lines).encode())
 
 
-def to_json(file: Path, analysis: Analysis) -> bytes:
+def _quoted(text: str) -> str:
+    """A cell of a CSV file."""
+    if any(mark in text for mark in ',"\r\n'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def _dump(value: Any, out: BinaryIO, **keywords: Any) -> None:
+    """JSON, piece by piece."""
+    for part in json.JSONEncoder(default=str, **keywords).iterencode(value):
+        out.write(part.encode("utf-8"))
+
+
+def to_json(file: Path, analysis: Analysis, out: BinaryIO) -> None:
     """The report as data."""
     from pyalloc.report import data
 
-    return json.dumps(data.summary(analysis), indent=1, default=str).encode("utf-8")
+    _dump(data.summary(analysis), out, indent=1)
 
 
-def to_perfetto(file: Path, analysis: Analysis) -> bytes:
+def to_perfetto(file: Path, analysis: Analysis, out: BinaryIO) -> None:
     """Counters and phases in the trace event format that ui.perfetto.dev opens."""
     origin = analysis.totals["first_ns"]
-    rows: list[dict[str, Any]] = [
+    found: list[dict[str, Any]] = [
         {
             "ph": "C",
             "pid": 1,
@@ -212,7 +253,7 @@ def to_perfetto(file: Path, analysis: Analysis) -> bytes:
         }
         for b in analysis.bins
     ]
-    rows += [
+    found += [
         {
             "ph": "X",
             "pid": 1,
@@ -224,10 +265,10 @@ def to_perfetto(file: Path, analysis: Analysis) -> bytes:
         }
         for p in analysis.phases
     ]
-    return json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}).encode("utf-8")
+    _dump({"traceEvents": found, "displayTimeUnit": "ms"}, out)
 
 
-def to_speedscope(file: Path, analysis: Analysis) -> bytes:
+def to_speedscope(file: Path, analysis: Analysis, out: BinaryIO) -> None:
     """The stacks that hold the peak, weighted by bytes, for speedscope.app."""
     index: dict[tuple[str, str, int], int] = {}
     frames: list[dict[str, Any]] = []
@@ -246,7 +287,7 @@ def to_speedscope(file: Path, analysis: Analysis) -> bytes:
         for stack in held
     ]
     total = sum(held.values())
-    return json.dumps(
+    _dump(
         {
             "$schema": "https://www.speedscope.app/file-format-schema.json",
             "shared": {"frames": frames},
@@ -263,16 +304,17 @@ def to_speedscope(file: Path, analysis: Analysis) -> bytes:
             ],
             "activeProfileIndex": 0,
             "exporter": "pyalloc",
-        }
-    ).encode("utf-8")
+        },
+        out,
+    )
 
 
-def to_tensorboard(file: Path, analysis: Analysis) -> bytes:
+def to_tensorboard(file: Path, analysis: Analysis, out: BinaryIO) -> None:
     """An event file of scalars, one for each bin of the timeline; the step is the event."""
     from pyalloc.figures import event_file
 
     origin = analysis.totals["first_ns"] / 1e9
-    rows = [
+    scalars = [
         (
             b[0],
             b[1] / 1e9 if origin else 0.0,
@@ -280,10 +322,10 @@ def to_tensorboard(file: Path, analysis: Analysis) -> bytes:
         )
         for b in analysis.bins
     ]
-    return event_file(rows)
+    out.write(event_file(scalars))
 
 
-FORMATS: dict[str, tuple[str, Callable[[Path, Analysis], bytes]]] = {
+FORMATS: dict[str, tuple[str, Callable[[Path, Analysis, BinaryIO], None]]] = {
     "torch": (".pickle", to_torch),
     "perfetto": (".perfetto.json", to_perfetto),
     "tensorboard": (".tfevents", to_tensorboard),

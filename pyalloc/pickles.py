@@ -1,9 +1,14 @@
-"""Snapshots that torch pickled, read without executing anything: plain containers, numbers and texts only."""
+"""Snapshots as torch pickles them: read without executing anything, and written piece by piece.
+
+Only plain containers, numbers and texts are read.
+"""
 
 from __future__ import annotations
 
 import io
 import pickle
+import struct
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -110,3 +115,120 @@ def _check_frames(frames: Any) -> None:
 def loads(data: bytes) -> dict[str, Any]:
     """As load(), from memory."""
     return check("snapshot", _load(Path("snapshot"), io.BytesIO(data)))
+
+
+class SnapshotWriter:
+    """A snapshot's pickle (protocol 4), written as it goes: begin(), a trace() for each device, end().
+
+    pickle itself would want the whole snapshot in memory first.  Texts and stacks are written once and referred to
+    after that.
+    """
+
+    _BATCH = 1000  # items between two marks, as pickle writes them
+
+    def __init__(self, out: BinaryIO) -> None:
+        self.out = out
+        self.texts: dict[str, bytes] = {}  # how to refer to them
+        self.stacks: dict[int, bytes] = {}
+        self.n_kept = 0
+
+    def _keep(self) -> bytes:
+        """Gives the value just written a number; returns how to refer to it."""
+        number = struct.pack("<I", self.n_kept)
+        self.n_kept += 1
+        self.out.write(pickle.MEMOIZE)
+        return pickle.LONG_BINGET + number
+
+    def _text(self, text: str) -> None:
+        known = self.texts.get(text)
+        if known is not None:
+            self.out.write(known)
+            return
+        data = text.encode("utf-8", "surrogatepass")
+        self.out.write(pickle.BINUNICODE + struct.pack("<I", len(data)) + data)
+        self.texts[text] = self._keep()
+
+    def _known(self, text: str) -> bytes:
+        """How to refer to a text, which is written first if it is new."""
+        if text not in self.texts:
+            self._text(text)
+            self.out.write(pickle.POP)
+        return self.texts[text]
+
+    @staticmethod
+    def _number(value: int) -> bytes:
+        if 0 <= value < 1 << 31:
+            return pickle.BININT + struct.pack("<i", value)
+        data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+        return pickle.LONG1 + bytes((len(data),)) + data
+
+    def _value(self, value: Any) -> None:
+        """Anything a snapshot holds."""
+        if isinstance(value, bool):
+            self.out.write(pickle.NEWTRUE if value else pickle.NEWFALSE)
+        elif isinstance(value, int):
+            self.out.write(self._number(value))
+        elif isinstance(value, str):
+            self._text(value)
+        elif isinstance(value, tuple):
+            self.out.write(pickle.MARK)
+            for item in value:
+                self._value(item)
+            self.out.write(pickle.TUPLE)
+        elif isinstance(value, dict):
+            self.out.write(pickle.EMPTY_DICT + pickle.MARK)
+            for key, item in value.items():
+                self._text(key)
+                self._value(item)
+            self.out.write(pickle.SETITEMS)
+        else:
+            self._list(value, self._value)
+
+    def _list(self, items: Iterable[Any], write: Callable[[Any], None]) -> None:
+        self.out.write(pickle.EMPTY_LIST + pickle.MARK)
+        n = 0
+        for n, item in enumerate(items, 1):
+            write(item)
+            if n % self._BATCH == 0:
+                self.out.write(pickle.APPENDS + pickle.MARK)
+        self.out.write(pickle.APPENDS)
+
+    def begin(self) -> None:
+        """Up to where the traces begin."""
+        self.out.write(pickle.PROTO + b"\x04" + pickle.EMPTY_DICT + pickle.MARK)
+        self._text("device_traces")
+        self.out.write(pickle.EMPTY_LIST + pickle.MARK)
+
+    def knows(self, stack: int) -> bool:
+        """Was it written already?"""
+        return stack in self.stacks
+
+    def define(self, stack: int, frames: list[dict[str, Any]]) -> None:
+        """Writes a stack for the entries that come; innermost frame first."""
+        self._value(frames)
+        self.stacks[stack] = self._keep()
+        self.out.write(pickle.POP)
+
+    def trace(self, entries: Iterable[tuple[dict[str, Any], int]]) -> None:
+        """One device's entries, of numbers and texts, each with the number of a stack that is known by then."""
+
+        def write(row: tuple[dict[str, Any], int]) -> None:
+            entry, stack = row
+            parts = [pickle.EMPTY_DICT, pickle.MARK]
+            for key, value in entry.items():
+                parts.append(self._known(key))
+                parts.append(self._known(value) if isinstance(value, str) else self._number(value))
+            parts += (self._known("frames"), self.stacks[stack], pickle.SETITEMS)
+            self.out.write(b"".join(parts))
+
+        self._list(entries, write)
+
+    def end(self, rest: dict[str, Any]) -> None:
+        """What else there is; the pickle is whole then."""
+        self.out.write(pickle.APPENDS)
+        for key, value in rest.items():
+            self._text(key)
+            self._value(value)
+        self._text("external_annotations")
+        self._value([])
+        self.out.write(pickle.SETITEMS + pickle.STOP)

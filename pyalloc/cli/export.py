@@ -39,9 +39,8 @@ class Command:
         progress = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
         found = trace.analyse(args.file, n_bins=5000, progress=progress)
         progress.close()
-        with trace.as_trace_file(args.file) as file:
-            content = convert(file, found)
-        console.write(target, content, args.force)
+        with trace.as_trace_file(args.file) as file, console.writing(target, args.force) as out:
+            convert(file, found, out)
         console.tell(args, f"wrote {target}")
         console.tell(args, "next: " + _THEN[args.to].format(target, file=args.file))
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,8 @@ def test_to_torch_and_back(plan: Plan, tmp_path: Path) -> None:
     path = small_trace(plan)
     before = trace.analyse(path)
     target = tmp_path / "snapshot.pickle"
-    target.write_bytes(export.to_torch(path, before))
+    with target.open("wb") as out:
+        export.to_torch(path, before, out)
     after = trace.analyse(target)
     for key in ("peak_bytes", "peak_reserved_bytes", "end_bytes", "n_allocs", "n_frees"):
         assert after.totals[key] == before.totals[key], key
@@ -236,3 +238,30 @@ def test_output_fits_80_columns(plan: Plan) -> None:
         for line in pyalloc(words[0], path, *words[1:], "-q").splitlines():
             assert len(line) <= 80, line
     assert (ROOT / "pyalloc").is_dir()
+
+
+def test_exports_need_memory_for_what_lives_not_for_how_long(tmp_path: Path) -> None:
+    """Ten times as many events need hardly more memory."""
+    code = """
+import resource, sys
+from pathlib import Path
+from pyalloc import cli
+assert cli.main(["export", sys.argv[1], "--to", sys.argv[2], "-q", "--force", "-o", sys.argv[3]]) == 0
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    paths = []
+    for n in (20_000, 200_000):
+        own = Plan(tmp_path / f"{n}.pya")
+        for i in range(n // 2):
+            own.writer.event(1, addr=(i % 64 + 1) << 20, bytes=512, stack=0, time_ns=i)
+            own.writer.event(2, addr=(i % 64 + 1) << 20, time_ns=i)
+        paths.append(own.done())
+    for to in ("csv", "torch"):
+        resident = []
+        for path in paths:
+            done = subprocess.run(
+                [sys.executable, "-c", code, path, to, tmp_path / "out"],
+                cwd=ROOT, capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            resident.append(int(done.stdout))
+        assert resident[1] - resident[0] < 16 * 1024, (to, resident)  # KiB
