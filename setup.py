@@ -43,6 +43,7 @@ def sources() -> list[str]:
         str(Path(name).relative_to(ROOT))
         for name in sorted(glob.glob(str(ROOT / "csrc/torch_*.c*")))
     ]
+    found += ["csrc/thread_labels.c"]
     for directory in DIRECTORIES:
         found += [
             str(Path(name).relative_to(ROOT))

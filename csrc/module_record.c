@@ -266,7 +266,8 @@ drain_entry(struct history_writer *h, struct drain *d, int device) {
     uint32_t stack = 0;
     /* A free has the stack of its allocation where it has none of its own: the trace need not repeat it. */
     const bool has_stack = kind != 0 && kind != PYA_TRACE_FREE && kind != PYA_TRACE_FREE_COMPLETED;
-    if (has_stack && entry->context != NULL && !stack_number(h, d->trace, entry->context, &stack)) {
+    if (has_stack && entry->has_stack && entry->context != NULL &&
+        !stack_number(h, d->trace, entry->context, &stack)) {
         return false;
     }
     const bool is_oom = kind == PYA_TRACE_OOM;
@@ -276,11 +277,11 @@ drain_entry(struct history_writer *h, struct drain *d, int device) {
             .kind = kind,
             .device = device,
             .time_ns = (uint64_t)((int64_t)entry->time_ns + d->offset_ns),
-            .stream = entry->stream,
+            .stream = entry->place.stream,
             .addr = is_oom ? 0 : entry->addr,
             .bytes = entry->bytes,
             .arg = is_oom   ? entry->addr
-                   : is_use ? entry->stream
+                   : is_use ? entry->place.stream
                             : 0,
             .stack = stack,
         };

@@ -7,6 +7,7 @@
 #include "core/history.h"
 #include "core/snapshot.h"
 #include "module_stack.h"
+#include "thread_labels.h"
 
 #include <string.h>
 #include <time.h>
@@ -120,35 +121,20 @@ wall_offset_ns(void) {
            steady.tv_nsec;
 }
 
-/* Entries do not carry their pool: it is the one whose segment holds the address now. */
-static struct pya_pool_id
-entry_pool(const struct pya_snapshot *snapshot, const struct pya_entry *entry) {
-    const struct pya_pool_id none = {0, 0};
-    for (size_t i = 0; entry->action != PYA_ACTION_OOM && i < snapshot->n_segments; i++) {
-        const struct pya_snap_segment *segment = &snapshot->segments[i];
-        if (entry->addr >= segment->addr && entry->addr - segment->addr < segment->total_bytes) {
-            return segment->pool;
-        }
-    }
-    return none;
-}
-
 static PyObject *
-entry_dict(
-    const struct pya_snapshot *snapshot, const struct pya_entry *entry, int64_t offset_ns,
-    PyObject *cache) {
+entry_dict(const struct pya_entry *entry, int64_t offset_ns, PyObject *cache) {
     PyObject *dict = PyDict_New();
     const char *place = entry->action == PYA_ACTION_OOM ? "device_free" : "addr";
     const char *action = pya_action_name((enum pya_action)entry->action);
     bool done =
         dict != NULL && put(dict, "action", PyUnicode_InternFromString(action)) &&
         put(dict, place, integer(entry->addr)) && put(dict, "size", integer(entry->bytes)) &&
-        put(dict, "stream", integer(entry->stream)) &&
+        put(dict, "stream", integer(entry->place.stream)) &&
         put(dict, "time_us", PyLong_FromLongLong(((int64_t)entry->time_ns + offset_ns) / 1000)) &&
-        put(dict, "compile_context", PyUnicode_InternFromString("N/A")) &&
+        put(dict, "compile_context", pya_stack_compile_context(entry->context)) &&
         put(dict, "user_metadata", pya_stack_metadata(entry->context)) &&
-        put(dict, "pool_id", pool_tuple(entry_pool(snapshot, entry)));
-    if (done && pya_stack_has_frames(entry->context)) {
+        put(dict, "pool_id", pool_tuple(entry->place.pool));
+    if (done && entry->has_stack && pya_stack_has_frames(entry->context)) {
         done = put(dict, "frames", frames_of(cache, entry->context));
     }
     if (!done) {
@@ -164,7 +150,7 @@ trace_list(const struct pya_snapshot *snapshot, size_t device, PyObject *cache) 
     const int64_t offset_ns = wall_offset_ns();
     PyObject *list = PyList_New((Py_ssize_t)(end - first));
     for (size_t i = first; list != NULL && i < end; i++) {
-        PyObject *dict = entry_dict(snapshot, &snapshot->entries[i], offset_ns, cache);
+        PyObject *dict = entry_dict(&snapshot->entries[i], offset_ns, cache);
         if (dict == NULL || PyList_SetItem(list, (Py_ssize_t)(i - first), dict) != 0) {
             Py_CLEAR(list);
         }
@@ -300,6 +286,25 @@ core_actions(PyObject *self, PyObject *args) {
     return list;
 }
 
+/* (address, text): an entry of the trace; AllocatorError where no live block is there. */
+static PyObject *
+core_annotate(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long address = 0;
+    const char *text = NULL;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "Ks", &address, &text)) {
+        return NULL;
+    }
+    void *context = pya_stack_capture_note(text);
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_history_annotate(heap, address, context);
+    Py_END_ALLOW_THREADS
+    pya_stack_release(NULL, context);
+    return pya_module_result(status, "annotating memory failed", -1);
+}
+
 static PyObject *
 core_set_metadata(PyObject *self, PyObject *args) {
     (void)self;
@@ -307,7 +312,7 @@ core_set_metadata(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "s", &text)) {
         return NULL;
     }
-    if (!pya_stack_set_metadata(text)) {
+    if (!pya_thread_set_metadata(text)) {
         return PyErr_NoMemory();
     }
     Py_RETURN_NONE;
@@ -317,10 +322,18 @@ static PyObject *
 core_get_metadata(PyObject *self, PyObject *args) {
     (void)self;
     (void)args;
-    return PyUnicode_FromString(pya_stack_thread_metadata());
+    return PyUnicode_FromString(pya_thread_metadata());
 }
 
-/* [(pool id, users, is active, (current, peak, allocated, freed) reserved bytes)] of a device */
+/* {"current", "peak", "allocated", "freed"} */
+static PyObject *
+stat_dict(const struct pya_stat *stat) {
+    return Py_BuildValue(
+        "{sLsLsLsL}", "current", (long long)stat->current, "peak", (long long)stat->peak,
+        "allocated", (long long)stat->allocated, "freed", (long long)stat->freed);
+}
+
+/* [(pool id, users, is active, {"all", "small_pool", "large_pool": reserved bytes})] of a device */
 static PyObject *
 core_pools(PyObject *self, PyObject *args) {
     (void)self;
@@ -337,11 +350,12 @@ core_pools(PyObject *self, PyObject *args) {
     Py_END_ALLOW_THREADS
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n && i < n_room; i++) {
-        const struct pya_stat *bytes = &infos[i].reserved_bytes;
+        const struct pya_stat *bytes = infos[i].reserved_bytes;
         PyObject *row = Py_BuildValue(
-            "(NnN(LLLL))", pool_tuple(infos[i].id), (Py_ssize_t)infos[i].n_users,
-            PyBool_FromLong(infos[i].is_active), (long long)bytes->current, (long long)bytes->peak,
-            (long long)bytes->allocated, (long long)bytes->freed);
+            "(NnN{sNsNsN})", pool_tuple(infos[i].id), (Py_ssize_t)infos[i].n_users,
+            PyBool_FromLong(infos[i].is_active), "all", stat_dict(&bytes[PYA_STAT_ALL]),
+            "small_pool", stat_dict(&bytes[PYA_STAT_SMALL]), "large_pool",
+            stat_dict(&bytes[PYA_STAT_LARGE]));
         if (row == NULL || PyList_Append(list, row) != 0) {
             Py_CLEAR(list);
         }
@@ -356,6 +370,7 @@ static PyMethodDef snapshot_methods[] = {
     {"history_stop", core_history_stop, METH_NOARGS, NULL},
     {"history_forget", core_history_forget, METH_NOARGS, NULL},
     {"actions", core_actions, METH_NOARGS, NULL},
+    {"annotate", core_annotate, METH_VARARGS, NULL},
     {"set_metadata", core_set_metadata, METH_VARARGS, NULL},
     {"get_metadata", core_get_metadata, METH_NOARGS, NULL},
     {"pools", core_pools, METH_VARARGS, NULL},

@@ -4,6 +4,8 @@
  * on a list that the next capture, which holds the GIL, empties. */
 #include "module_stack.h"
 
+#include "thread_labels.h"
+
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <stdatomic.h>
@@ -20,8 +22,9 @@ struct frame {
 struct stack {
     size_t n_owners; /* atomic */
     struct stack *next_dead;
-    char *metadata; /* owned; NULL is "" */
-    bool is_bare;   /* only metadata was asked for */
+    char *metadata;        /* owned; NULL is "" */
+    char *compile_context; /* owned; NULL is "N/A" */
+    bool is_bare;          /* only labels were asked for */
     size_t n_native;
     void **native; /* owned return addresses, innermost first; NULL when none were captured */
     size_t n_frames;
@@ -29,7 +32,6 @@ struct stack {
 };
 
 static atomic_bool wants_native;
-static _Thread_local char *thread_metadata; /* owned by the thread; lost with it, a few bytes */
 
 static struct stack *dead_stacks; /* atomic head of a list that only grows, or is taken whole */
 
@@ -77,6 +79,7 @@ stack_destroy(struct stack *stack) {
     }
     free(stack->native);
     free(stack->metadata);
+    free(stack->compile_context);
     free(stack);
 }
 
@@ -99,6 +102,7 @@ stack_create(const struct frame *frames, size_t n) {
     stack->n_owners = 1;
     stack->next_dead = NULL;
     stack->metadata = NULL;
+    stack->compile_context = NULL;
     stack->is_bare = false;
     stack->n_native = 0;
     stack->native = NULL;
@@ -149,18 +153,31 @@ add_native(struct stack *stack) {
     }
 }
 
+/* Without memory for a label the stack is kept without it. */
+static void
+add_labels(struct stack *stack, const char *metadata) {
+    const char *compile_context = pya_thread_compile_context();
+    if (metadata[0] != '\0') {
+        stack->metadata = strdup(metadata);
+    }
+    if (compile_context != NULL) {
+        stack->compile_context = strdup(compile_context);
+    }
+}
+
 void *
 pya_stack_capture(void *arg, bool with_stack) {
     (void)arg;
-    const bool has_metadata = thread_metadata != NULL && thread_metadata[0] != '\0';
-    if (!Py_IsInitialized() || (!with_stack && !has_metadata)) {
+    const char *metadata = pya_thread_metadata();
+    const bool has_labels = metadata[0] != '\0' || pya_thread_compile_context() != NULL;
+    if (!Py_IsInitialized() || (!with_stack && !has_labels)) {
         return NULL;
     }
     if (!with_stack) {
         struct stack *bare = stack_create(NULL, 0);
         if (bare != NULL) {
             bare->is_bare = true;
-            bare->metadata = strdup(thread_metadata);
+            add_labels(bare, metadata);
         }
         return bare;
     }
@@ -175,8 +192,8 @@ pya_stack_capture(void *arg, bool with_stack) {
     PyErr_Clear();
     PyErr_Restore(type, value, traceback);
     PyGILState_Release(held);
-    if (stack != NULL && has_metadata) {
-        stack->metadata = strdup(thread_metadata);
+    if (stack != NULL) {
+        add_labels(stack, metadata);
     }
     if (stack != NULL && atomic_load_explicit(&wants_native, memory_order_relaxed)) {
         add_native(stack);
@@ -189,20 +206,14 @@ pya_stack_set_native(bool enabled) {
     atomic_store(&wants_native, enabled);
 }
 
-bool
-pya_stack_set_metadata(const char *text) {
-    char *copy = strdup(text);
-    if (copy == NULL) {
-        return false;
+void *
+pya_stack_capture_note(const char *text) {
+    pya_stack_sweep();
+    struct stack *stack = capture_with_gil();
+    if (stack != NULL) {
+        add_labels(stack, text);
     }
-    free(thread_metadata);
-    thread_metadata = copy;
-    return true;
-}
-
-const char *
-pya_stack_thread_metadata(void) {
-    return thread_metadata == NULL ? "" : thread_metadata;
+    return stack;
 }
 
 void
@@ -359,6 +370,13 @@ PyObject *
 pya_stack_metadata(void *context) {
     const struct stack *stack = context;
     return PyUnicode_FromString(stack == NULL || stack->metadata == NULL ? "" : stack->metadata);
+}
+
+PyObject *
+pya_stack_compile_context(void *context) {
+    const struct stack *stack = context;
+    return PyUnicode_FromString(
+        stack == NULL || stack->compile_context == NULL ? "N/A" : stack->compile_context);
 }
 
 bool

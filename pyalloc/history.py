@@ -5,16 +5,14 @@ Levels, defaults and errors are torch's: torch.cuda.memory._record_memory_histor
 
 from __future__ import annotations
 
-import bisect
+import contextlib
 import os
-import sys
-import threading
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyalloc import _core
 from pyalloc.config import Config
+from pyalloc.errors import AllocatorError
 
 Entry = dict[str, Any]
 _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
@@ -25,13 +23,11 @@ _POWERS = [str(1 << power) for power in range(16)]
 
 @dataclass
 class _History:
-    """What of the recording lives in Python: whether it runs, and annotations of live blocks."""
+    """What of the recording lives in Python."""
 
     enabled: bool = False
     has_trace: bool = False
     level: int = 0
-    annotations: list[list[Entry]] = field(default_factory=list)  # by device, in order of time
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 _history = _History()
@@ -105,12 +101,10 @@ def _start(
 def _stop() -> None:
     _core.history_stop()
     _history.enabled = False
-    _history.annotations.clear()
 
 
 def _forget() -> None:
     _core.history_forget()
-    _history.annotations.clear()
 
 
 def snapshot(torch: Any, wanted: tuple[Any, ...] | None = None) -> dict[str, Any]:
@@ -120,8 +114,6 @@ def snapshot(torch: Any, wanted: tuple[Any, ...] | None = None) -> dict[str, Any
     )
     with_trace = wanted is None or len(wanted) < 3 or bool(wanted[2])
     segments, traces = _core.snapshot(torch.cuda.device_count(), with_trace, pool)
-    if with_trace:
-        _merge_annotations(traces)
     return {
         "segments": segments,
         "device_traces": traces,
@@ -150,49 +142,11 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _merge_annotations(traces: list[list[Entry]]) -> None:
-    with _history.lock:
-        for trace, notes in zip(traces, _history.annotations, strict=False):
-            for note in notes:
-                bisect.insort(trace, note, key=lambda entry: entry["time_us"])
-
-
 def annotate(address: int, text: str) -> None:
     """torch._C._cuda_annotateMemory: an "annotate" entry for a live block; nothing where history is off."""
-    if not _history.enabled or not _history.has_trace:
-        return
-    try:
-        base, size, device = _core.block_info(address)
-    except RuntimeError:
-        return
-    entry: Entry = {
-        "action": "annotate",
-        "addr": base,
-        "size": size,
-        "stream": 0,
-        "time_us": time.time_ns() // 1000,
-        "compile_context": "N/A",
-        "user_metadata": text,
-        "pool_id": (0, 0),
-    }
-    if _history.level >= _LEVELS["alloc"]:
-        entry["frames"] = _frames()
-    with _history.lock:
-        while len(_history.annotations) <= device:
-            _history.annotations.append([])
-        _history.annotations[device].append(entry)
-
-
-def _frames() -> list[dict[str, Any]]:
-    frame = sys._getframe(3)  # past this module and the replacement
-    frames = []
-    while frame is not None:
-        code = frame.f_code
-        frames.append({"name": code.co_name, "filename": code.co_filename, "line": frame.f_lineno})
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return frames
+    if _history.enabled and _history.has_trace:
+        with contextlib.suppress(AllocatorError):  # torch ignores pointers that are not live
+            _core.annotate(address, text)
 
 
 def traceback_of(torch: Any, address: int) -> list[dict[str, Any]] | None:

@@ -97,17 +97,8 @@ def memory_stats(torch: Any, device: int) -> Nested:
 
 
 def _private_pools(device: int) -> Nested:
-    """By pool id, as torch has it.  A page serves small and large requests alike: all of it counts as large."""
-    names = ("current", "peak", "allocated", "freed")
-    pools = {}
-    for pool, _, _, bytes_ in _core.pools(device):
-        counted = dict(zip(names, bytes_, strict=True))
-        pools[pool] = {
-            "all": counted,
-            "small_pool": dict.fromkeys(names, 0),
-            "large_pool": dict(counted),
-        }
-    return pools
+    """By pool id, as torch has it."""
+    return {pool: reserved for pool, _, _, reserved in _core.pools(device)}
 
 
 def _cuda_functions(torch: Any) -> dict[str, Callable[..., Any]]:

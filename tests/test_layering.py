@@ -19,8 +19,9 @@ ROOMS = {
     "replay": {"core", "device"},
     "ops": set(),
     "hostcuda": set(),
-    "module": {"core", "device", "replay", "torch"},
-    "torch": {"core", "device"},
+    "module": {"core", "device", "replay", "torch", "thread"},
+    "torch": {"core", "device", "thread"},
+    "thread": set(),
 }
 # The device room stands on floor 0 of the core: it knows types, no policy.
 ONLY_FROM_CORE = {"device": {"base.h"}}

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "debug.h"
+#include "segment.h"
 
 /* Address space of a range, in times the card's memory: pages that move to the end leave dead addresses
  * behind, so more than once; a private pool rarely holds much and may get further ranges. */
@@ -18,7 +19,8 @@ arena_fit(struct pya_arena *arena, const struct pya_range *range) {
 static void
 arena_count_plain(struct pya_arena *arena, const struct pya_range *range, size_t bytes, int sign) {
     struct pya_stats *stats = &arena->card->stats;
-    enum pya_stat_pool pool = pya_stat_pool_of(range->is_small);
+    bool is_small = range->is_small && !stats->has_one_split_pool;
+    enum pya_stat_pool pool = pya_stat_pool_of(is_small);
     arena->free_bytes += (size_t)sign * bytes;
     if (bytes == range->bytes) {
         return;
@@ -292,42 +294,6 @@ hole_cut(struct pya_arena *arena, struct pya_block *hole, size_t n_pages) {
     return block;
 }
 
-void
-pya_arena_count_pool(struct pya_arena *arena, int64_t bytes) {
-    if (arena->pool == NULL) {
-        return;
-    }
-    if (bytes >= 0) {
-        pya_stat_add(&arena->pool->reserved, bytes);
-    } else {
-        pya_stat_sub(&arena->pool->reserved, -bytes);
-    }
-}
-
-void
-pya_arena_note_mapped(
-    struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages) {
-    struct pya_history *history = arena->card->history;
-    pya_history_note(history, PYA_ACTION_SEGMENT_MAP, addr, n_pages * PYA_PAGE, arena->stream);
-    pya_arena_count_pool(arena, (int64_t)(n_pages * PYA_PAGE));
-    if (range->n_mapped == 0) {
-        pya_stats_add(&arena->card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
-    }
-    range->n_mapped += n_pages;
-}
-
-void
-pya_arena_note_unmapped(
-    struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages) {
-    struct pya_history *history = arena->card->history;
-    pya_history_note(history, PYA_ACTION_SEGMENT_UNMAP, addr, n_pages * PYA_PAGE, arena->stream);
-    pya_arena_count_pool(arena, -(int64_t)(n_pages * PYA_PAGE));
-    range->n_mapped -= n_pages;
-    if (range->n_mapped == 0) {
-        pya_stats_sub(&arena->card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
-    }
-}
-
 pya_status
 pya_arena_settle(
     struct pya_arena *arena, struct pya_block *hole, const pya_page_id *ids, size_t n_pages) {
@@ -535,7 +501,7 @@ pya_arena_create(
     if (arena == NULL) {
         return PYA_E_HOST_NOMEM;
     }
-    if (!pya_card_has_vmm(card)) {
+    if (!pya_card_has_vmm(card) || pya_pool_is_plain(pool)) {
         arena->small_fit = calloc(1, sizeof *arena->small_fit);
         if (arena->small_fit == NULL) {
             free(arena);
@@ -556,7 +522,7 @@ pya_arena_create(
 static void
 range_return(struct pya_card *card, struct pya_range *range) {
     if (range->slots == NULL) {
-        (void)!pya_device_plain_free(card->dev, range->base);
+        (void)!pya_segment_free(card, range->arena->pool, range->base);
         return;
     }
     size_t s = 0;

@@ -1,7 +1,7 @@
 /* An arena: the home memory of one (pool, stream) on one card.  Floor 6.
  *
- * With virtual memory an arena has one size-less area that grows page by page; without, it has plain
- * segments, small and large ones in indexes of their own as torch keeps them. */
+ * With virtual memory an arena has one size-less area that grows page by page; without it, and in pools
+ * that want it so, it has plain segments, small and large ones in indexes of their own as torch keeps them. */
 #pragma once
 
 #include "card.h"
@@ -22,7 +22,7 @@ struct pya_arena {
     struct pya_pool *pool; /* NULL: the default pool */
     pya_stream stream;
     struct pya_fit fit;        /* every FREE run; without virtual memory those of the large pool */
-    struct pya_fit *small_fit; /* plain mode only */
+    struct pya_fit *small_fit; /* of plain segments only; NULL: pages */
     struct pya_range *ranges;
     struct pya_block *holes; /* chain of HOLE blocks */
     struct pya_block *dead;  /* chain of DEAD blocks */
@@ -39,6 +39,15 @@ struct pya_arena {
     bool is_fence_open;    /* recorded, not yet seen complete */
     double stitch_debt_ns; /* paid for stitching since the last growth (the balanced policy's W) */
 };
+
+static inline struct pya_place
+pya_arena_place(const struct pya_arena *arena) {
+    struct pya_place place = {arena->stream, {0, 0}};
+    if (arena->pool != NULL) {
+        place.pool = arena->pool->id;
+    }
+    return place;
+}
 
 PYA_MUST_CHECK pya_status pya_arena_create(
     struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out);
@@ -78,15 +87,19 @@ pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **
 /* A home block whose addresses are no longer mapped becomes a hole and joins the holes beside it. */
 void pya_arena_make_hole(struct pya_arena *arena, struct pya_block *block);
 /* Bytes came to the arena's pool (positive) or left it; the default pool keeps no count of its own. */
-void pya_arena_count_pool(struct pya_arena *arena, int64_t bytes);
+void pya_arena_count_pool(struct pya_arena *arena, bool is_small, int64_t bytes);
 /* A home block in no index whose pages have their home elsewhere now becomes DEAD; and back to USED. */
 void pya_arena_make_dead(struct pya_arena *arena, struct pya_block *block);
 void pya_arena_drop_dead(struct pya_arena *arena, struct pya_block *block);
-/* n_pages of a range from addr on became home, or stopped being it. */
+/* How many of the n_pages mapped from addr on were made for small requests, as torch counts them. */
+size_t pya_arena_small_pages(
+    const struct pya_arena *arena, const struct pya_range *range, pya_dptr addr, size_t n_pages);
+/* n_pages of a range from addr on became home, or stopped being it; n_small of them were made for small requests. */
 void pya_arena_note_mapped(
     struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages);
 void pya_arena_note_unmapped(
-    struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages);
+    struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages,
+    size_t n_small);
 
 /* Learns how far the stream's work has finished; never waits, never errs on the side of idle. */
 void pya_arena_poll(struct pya_arena *arena);

@@ -30,8 +30,16 @@ struct pya_pool {
     bool is_active; /* filter decides; among active pools the latest begun comes first */
     uint64_t order; /* when it began */
     struct pya_stream_filter filter;
-    struct pya_stat reserved; /* bytes at home in its arenas */
+    struct pya_stat reserved[PYA_N_STAT_POOLS]; /* bytes at home in its arenas */
+    struct pya_segment_source source;
+    bool no_split; /* every request gets a segment of its own */
 };
+
+/* Are the pool's arenas made of plain segments, whatever the card can do? */
+static inline bool
+pya_pool_is_plain(const struct pya_pool *pool) {
+    return pool != NULL && (pool->source.alloc != NULL || pool->no_split);
+}
 
 /* Address space is claimed in steps of 64 GiB, so that a pointer names the few cards it can belong to. */
 enum { PYA_CLAIM_SHIFT = 36, PYA_CLAIM_SLOTS = 4096 };

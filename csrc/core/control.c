@@ -1,6 +1,7 @@
 /* What steers a heap besides requests: pools, trimming, limits, statistics, checks.  Floor 12. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "heap.h"
 
@@ -11,6 +12,15 @@ control_begin(struct pya_heap *heap, int device, struct pya_card **out) {
         pya_lock_acquire(&(*out)->lock);
     }
     return st;
+}
+
+void
+pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error *out) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    memset(out, 0, sizeof *out);
+    if (card != NULL) {
+        pya_device_error(card->dev, out);
+    }
 }
 
 pya_status
@@ -133,8 +143,8 @@ pya_pool_list(struct pya_heap *heap, int device, struct pya_pool_info *infos, si
     pya_lock_acquire(&card->lock);
     for (const struct pya_pool *pool = card->pools; pool != NULL; pool = pool->next) {
         if (n < n_room) {
-            infos[n] =
-                (struct pya_pool_info){pool->id, pool->n_users, pool->is_active, pool->reserved};
+            infos[n] = (struct pya_pool_info){pool->id, pool->n_users, pool->is_active, {{0}}};
+            memcpy(infos[n].reserved_bytes, pool->reserved, sizeof pool->reserved);
         }
         n++;
     }
@@ -407,6 +417,25 @@ pya_history_take(
     }
     pya_lock_release(&card->lock);
     return is_recorded;
+}
+
+pya_status
+pya_history_annotate(struct pya_heap *heap, pya_dptr ptr, void *context) {
+    struct pya_block *block;
+    struct pya_card *card = pya_heap_find(heap, ptr, &block);
+    if (card == NULL || block->is_pending) {
+        if (card != NULL) {
+            pya_lock_release(&card->lock);
+        }
+        return PYA_E_FOREIGN;
+    }
+    if (card->history != NULL) {
+        pya_history_add(
+            card->history, PYA_ACTION_ANNOTATE, block->addr, block->bytes,
+            pya_arena_place(block->arena), context);
+    }
+    pya_lock_release(&card->lock);
+    return PYA_OK;
 }
 
 /* Sums over the live map, to hold against the card's own counts. */

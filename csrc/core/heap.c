@@ -168,10 +168,7 @@ heap_close_card(struct pya_heap *heap, struct pya_card *card) {
         while (card->pools != NULL) {
             struct pya_pool *pool = card->pools;
             card->pools = pool->next;
-            if (pool->is_active && pool->filter.drop != NULL) {
-                pool->filter.drop(pool->filter.arg);
-            }
-            free(pool);
+            pya_pool_free(pool);
         }
         card_release_pages(card);
         pya_device_close(card->dev);
@@ -303,6 +300,26 @@ card_arena(struct pya_card *card, pya_stream stream, struct pya_arena **out) {
     return pya_pool_arena(card, pool, stream, out);
 }
 
+void
+pya_card_hand_out(struct pya_card *card, struct pya_block *block, size_t requested, void *context) {
+    block->requested = requested;
+    block->uses = NULL;
+    block->context = context;
+    block->n_events = 0;
+    block->is_pending = false;
+    card->live_bytes += block->bytes;
+    if (card->live_bytes > card->peak_live_bytes) {
+        card->peak_live_bytes = card->live_bytes;
+    }
+    stats_take(card, block);
+    pya_ptrmap_insert(&card->live, block);
+    if (PYA_UNLIKELY(card->history != NULL)) {
+        pya_history_add(
+            card->history, PYA_ACTION_ALLOC, block->addr, requested, pya_arena_place(block->arena),
+            context);
+    }
+}
+
 static pya_status
 card_serve(
     struct pya_card *card, size_t requested, pya_stream stream, void *context,
@@ -335,21 +352,8 @@ card_serve(
     } else {
         card->stats.scalar[PYA_STAT_pyalloc_fit_hits]++;
     }
-    block->requested = requested;
-    block->uses = NULL;
-    block->context = context;
-    block->n_events = 0;
     block->is_small = is_small;
-    block->is_pending = false;
-    card->live_bytes += block->bytes;
-    if (card->live_bytes > card->peak_live_bytes) {
-        card->peak_live_bytes = card->live_bytes;
-    }
-    stats_take(card, block);
-    pya_ptrmap_insert(&card->live, block);
-    if (PYA_UNLIKELY(card->history != NULL)) {
-        pya_history_add(card->history, PYA_ACTION_ALLOC, block->addr, requested, stream, context);
-    }
+    pya_card_hand_out(card, block, requested, context);
     *out = block;
     return PYA_OK;
 }
@@ -393,7 +397,8 @@ heap_alloc_slow(
     heap_note_oom(card, bytes);
     if (card->history != NULL) {
         pya_history_add(
-            card->history, PYA_ACTION_OOM, heap_last_oom.free_bytes, bytes, stream, context);
+            card->history, PYA_ACTION_OOM, heap_last_oom.free_bytes, bytes,
+            pya_pool_place(card, stream), context);
     }
     pya_lock_release(&card->lock);
     heap_drop_context(heap, context);
@@ -515,8 +520,8 @@ pya_free(struct pya_heap *heap, pya_dptr ptr) {
         /* Without a stack of its own a free is traced with that of its allocation, as torch does. */
         card->history->current = here != NULL ? here : context;
         pya_history_add(
-            card->history, PYA_ACTION_FREE_REQUESTED, ptr, block->requested, block->arena->stream,
-            NULL);
+            card->history, PYA_ACTION_FREE_REQUESTED, ptr, block->requested,
+            pya_arena_place(block->arena), NULL);
     }
     block->context = NULL;
     stats_drop(card, block);
@@ -545,7 +550,9 @@ pya_record_stream(struct pya_heap *heap, pya_dptr ptr, pya_stream stream) {
     if (card == NULL) {
         return PYA_OK;
     }
-    pya_history_note(card->history, PYA_ACTION_RECORD_STREAM, ptr, block->requested, stream);
+    struct pya_place place = pya_arena_place(block->arena);
+    place.stream = stream;
+    pya_history_note(card->history, PYA_ACTION_RECORD_STREAM, ptr, block->requested, place);
     pya_status st = block->is_pending ? PYA_OK : pya_pending_record(card, block, stream);
     pya_lock_release(&card->lock);
     return st;
@@ -582,13 +589,4 @@ void
 pya_heap_oom_info(struct pya_heap *heap, struct pya_oom_info *out) {
     (void)heap;
     *out = heap_last_oom;
-}
-
-void
-pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error *out) {
-    struct pya_card *card = pya_heap_open_card(heap, device);
-    memset(out, 0, sizeof *out);
-    if (card != NULL) {
-        pya_device_error(card->dev, out);
-    }
 }

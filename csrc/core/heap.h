@@ -32,6 +32,11 @@ bool pya_heap_is_forked(const struct pya_heap *heap);
 /* The card that knows ptr as a live block, LOCKED, and the block; NULL and no lock when none does. */
 struct pya_card *pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_block **out);
 
+/* Makes a block that was just cut, with is_small set, a live one: the user's fields, the map (with room for one
+ * more), statistics, trace.  Takes over the caller's reference to context. */
+void
+pya_card_hand_out(struct pya_card *card, struct pya_block *block, size_t requested, void *context);
+
 /* Drops the contexts of the card's live blocks; the card is locked, or nobody uses it any more. */
 void pya_heap_forget_contexts(struct pya_heap *heap, struct pya_card *card);
 /* Gives a card that was just opened, or whose recording changes, the heap's history settings. */

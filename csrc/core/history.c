@@ -51,7 +51,7 @@ history_drop(struct pya_history *history, struct pya_entry *entry) {
 void
 pya_history_add(
     struct pya_history *history, enum pya_action action, pya_dptr addr, size_t bytes,
-    pya_stream stream, void *context) {
+    struct pya_place place, void *context) {
     if ((history->skip_mask >> action) & 1 || history->max_entries == 0) {
         return;
     }
@@ -69,17 +69,17 @@ pya_history_add(
         return;
     }
     context = context != NULL ? context : history->current;
-    bool keeps = context != NULL && history->level >= PYA_RECORD_ALLOC;
-    if (keeps) {
+    if (context != NULL) {
         history->owner.retain(history->owner.arg, context);
     }
     *entry = (struct pya_entry){
         .addr = addr,
         .bytes = bytes,
-        .stream = stream,
+        .place = place,
         .time_ns = pya_device_clock_ns(history->dev),
-        .context = keeps ? context : NULL,
+        .context = context,
         .action = (uint8_t)action,
+        .has_stack = history->level >= PYA_RECORD_ALLOC,
     };
 }
 

@@ -5,6 +5,7 @@
 
 #include "../device/device.h"
 #include "base.h"
+#include "pool_id.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -43,10 +44,11 @@ enum pya_record_level {
 struct pya_entry {
     pya_dptr addr; /* OOM: bytes free on the device */
     size_t bytes;
-    pya_stream stream; /* RECORD_STREAM: the one that uses the block too */
-    uint64_t time_ns;  /* the device's clock */
-    void *context;     /* owned by the entry; NULL: none */
-    uint8_t action;    /* enum pya_action */
+    struct pya_place place; /* RECORD_STREAM: its stream is the one that uses the block too */
+    uint64_t time_ns;       /* the device's clock */
+    void *context;          /* owned by the entry; NULL: none */
+    uint8_t action;         /* enum pya_action */
+    bool has_stack;         /* the level was one at which the context's call stack is shown */
 };
 
 /* Entries moved out of a ring, with their references: entry i is items[(first + i) % n]. */
@@ -80,10 +82,10 @@ struct pya_history {
 };
 
 const char *pya_action_name(enum pya_action action);
-/* Adds a reference of its own to context where the level keeps contexts of this action. */
+/* Adds a reference of its own to context. */
 void pya_history_add(
     struct pya_history *history, enum pya_action action, pya_dptr addr, size_t bytes,
-    pya_stream stream, void *context);
+    struct pya_place place, void *context);
 /* Moves all entries out; the ring goes on empty. */
 void pya_history_move(struct pya_history *history, struct pya_history_part *out);
 /* Drops all entries and their references. */
@@ -94,9 +96,9 @@ void pya_history_fini(struct pya_history *history);
 static inline void
 pya_history_note(
     struct pya_history *history, enum pya_action action, pya_dptr addr, size_t bytes,
-    pya_stream stream) {
+    struct pya_place place) {
     if (PYA_UNLIKELY(history != NULL)) {
-        pya_history_add(history, action, addr, bytes, stream, NULL);
+        pya_history_add(history, action, addr, bytes, place, NULL);
     }
 }
 

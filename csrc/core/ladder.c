@@ -412,13 +412,14 @@ ladder_plan(struct pya_arena *arena, size_t bytes, size_t n) {
     const struct pya_card *card = arena->card;
     size_t live = card->live_bytes + bytes;
     size_t peak_live = live > card->peak_live_bytes ? live : card->peak_live_bytes;
+    enum plan plan = PLAN_GROW;
     if (card->options.memory == PYA_MEMORY_BALANCED) {
-        return plan_balanced(arena, bytes, n, peak_live);
+        plan = plan_balanced(arena, bytes, n, peak_live);
+    } else if (card->options.memory == PYA_MEMORY_TIGHT) {
+        plan = plan_tight(arena, bytes, n, peak_live);
     }
-    if (card->options.memory == PYA_MEMORY_TIGHT) {
-        return plan_tight(arena, bytes, n, peak_live);
-    }
-    return PLAN_GROW;
+    /* Blocks of a pool in use may be claimed again at their addresses (pya_pool_claim): pages stay at home. */
+    return plan == PLAN_MOVE && !pya_pool_is_open(arena) ? PLAN_STITCH : plan;
 }
 
 /* What the policy likes best while memory is there. */

@@ -14,7 +14,8 @@ pya_block_release(struct pya_block *block) {
     }
     card->live_bytes -= block->bytes;
     pya_history_note(
-        card->history, PYA_ACTION_FREE_COMPLETED, block->addr, block->requested, arena->stream);
+        card->history, PYA_ACTION_FREE_COMPLETED, block->addr, block->requested,
+        pya_arena_place(arena));
     if (PYA_UNLIKELY(block->state == PYA_BLOCK_STITCHED)) {
         pya_stitch_give(block);
     } else {

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "segment.h"
+
 /* torch's sizes (shared facts of its allocator, so that nobody needs more here than there). */
 enum {
     PLAIN_SMALL_SEGMENT = 2 << 20,
@@ -39,9 +41,10 @@ struct pya_block *
 pya_plain_take(struct pya_arena *arena, struct pya_block *run, size_t bytes, bool is_small) {
     size_t rest = run->bytes - bytes;
     size_t max_split = arena->card->options.max_split_size;
+    bool is_whole = arena->pool != NULL && arena->pool->no_split;
     bool splits = is_small ? rest >= PYA_ALIGN
                            : rest > PYA_SMALL_MAX && (max_split == 0 || bytes < max_split);
-    return pya_arena_take(arena, run, splits ? bytes : run->bytes);
+    return pya_arena_take(arena, run, splits && !is_whole ? bytes : run->bytes);
 }
 
 pya_status
@@ -60,7 +63,7 @@ pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
     if (range == NULL) {
         return PYA_E_HOST_NOMEM;
     }
-    st = pya_device_plain_alloc(card->dev, segment, &range->base);
+    st = pya_segment_alloc(card, arena->pool, segment, &range->base);
     if (st != PYA_OK) {
         free(range);
         return st;
@@ -78,8 +81,9 @@ pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
     pya_range_link_below(range, NULL, block);
     (void)pya_arena_give(arena, block);
     pya_card_reserved(card, is_small, (int64_t)segment);
-    pya_arena_count_pool(arena, (int64_t)segment);
-    pya_history_note(card->history, PYA_ACTION_SEGMENT_ALLOC, range->base, segment, arena->stream);
+    pya_arena_count_pool(arena, is_small, (int64_t)segment);
+    pya_history_note(
+        card->history, PYA_ACTION_SEGMENT_ALLOC, range->base, segment, pya_arena_place(arena));
     pya_stats_add(&card->stats, pya_stat_pool_of(is_small), PYA_STAT_segment, 1);
     card->stats.scalar[PYA_STAT_num_device_alloc]++;
     card->stats.scalar[PYA_STAT_pyalloc_growths]++;
@@ -90,7 +94,7 @@ static pya_status
 plain_release(struct pya_arena *arena, struct pya_range **link) {
     struct pya_card *card = arena->card;
     struct pya_range *range = *link;
-    pya_status st = pya_device_plain_free(card->dev, range->base);
+    pya_status st = pya_segment_free(card, arena->pool, range->base);
     if (st != PYA_OK) {
         return st;
     }
@@ -99,9 +103,9 @@ plain_release(struct pya_arena *arena, struct pya_range **link) {
     pya_range_unlink(range, block);
     pya_slab_put(&card->blocks, block);
     pya_card_reserved(card, range->is_small, -(int64_t)range->bytes);
-    pya_arena_count_pool(arena, -(int64_t)range->bytes);
+    pya_arena_count_pool(arena, range->is_small, -(int64_t)range->bytes);
     pya_history_note(
-        card->history, PYA_ACTION_SEGMENT_FREE, range->base, range->bytes, arena->stream);
+        card->history, PYA_ACTION_SEGMENT_FREE, range->base, range->bytes, pya_arena_place(arena));
     pya_stats_sub(&card->stats, pya_stat_pool_of(range->is_small), PYA_STAT_segment, 1);
     card->stats.scalar[PYA_STAT_num_device_free]++;
     *link = range->next;

@@ -1,4 +1,5 @@
-/* Plain segments, for drivers without virtual memory calls: cudaMalloc in torch's sizes.  Floor 7. */
+/* Plain segments, for drivers without virtual memory calls and for pools with an allocator of their own: cudaMalloc in
+ * torch's sizes.  Floor 7. */
 #pragma once
 
 #include "arena.h"

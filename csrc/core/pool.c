@@ -42,6 +42,27 @@ pya_pool_route(struct pya_card *card, pya_stream stream) {
     return best;
 }
 
+struct pya_place
+pya_pool_place(struct pya_card *card, pya_stream stream) {
+    struct pya_place place = {.stream = stream};
+    const struct pya_pool *pool = pya_pool_route(card, stream);
+    if (pool != NULL) {
+        place.pool = pool->id;
+    }
+    return place;
+}
+
+void
+pya_pool_free(struct pya_pool *pool) {
+    if (pool->is_active && pool->filter.drop != NULL) {
+        pool->filter.drop(pool->filter.arg);
+    }
+    if (pool->source.drop != NULL) {
+        pool->source.drop(pool->source.arg);
+    }
+    free(pool);
+}
+
 pya_status
 pya_pool_arena(
     struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
@@ -106,7 +127,7 @@ pya_pools_sweep(struct pya_card *card) {
         struct pya_pool *pool = *link;
         if (pool->n_users == 0 && !pool->is_active && pool_drop_arenas(card, pool)) {
             *link = pool->next;
-            free(pool);
+            pya_pool_free(pool);
         } else {
             link = &pool->next;
         }

@@ -17,6 +17,10 @@ PYA_MUST_CHECK pya_status pya_pool_arena(
     struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out);
 /* May memory of this arena be given back or moved to another arena? */
 bool pya_pool_is_open(const struct pya_arena *arena);
+/* Where a request of this stream goes, for the trace. */
+struct pya_place pya_pool_place(struct pya_card *card, pya_stream stream);
+/* Drops what the pool holds of its caller's, and the pool; its arenas are gone. */
+void pya_pool_free(struct pya_pool *pool);
 /* Drops pools without users whose arenas hold nothing any more. */
 void pya_pools_sweep(struct pya_card *card);
 

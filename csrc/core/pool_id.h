@@ -13,6 +13,22 @@ struct pya_pool_id {
     uint64_t second;
 };
 
+/* Where a pool's memory comes from instead of the device (a torch.cuda.MemPool with an allocator of its own).
+ * Called under the card's lock. */
+struct pya_segment_source {
+    pya_dptr (*alloc)(
+        void *arg, size_t bytes); /* 0: out of memory.  NULL: the device is the source */
+    void (*free)(void *arg, pya_dptr addr);
+    void (*drop)(void *arg); /* called once, after the last segment went back; may be NULL */
+    void *arg;
+};
+
+/* Whose memory something happened to. */
+struct pya_place {
+    pya_stream stream;
+    struct pya_pool_id pool;
+};
+
 /* Decides which allocations go to a pool while it is active on a device.  match NULL: every one. */
 struct pya_stream_filter {
     bool (*match)(void *arg, pya_stream stream);

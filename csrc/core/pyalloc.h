@@ -101,7 +101,7 @@ struct pya_pool_info {
     struct pya_pool_id id;
     size_t n_users;
     bool is_active;
-    struct pya_stat reserved_bytes;
+    struct pya_stat reserved_bytes[PYA_N_STAT_POOLS];
 };
 
 /* Fills at most n_room entries; returns how many pools the device has. */
@@ -111,6 +111,30 @@ PYA_MUST_CHECK pya_status pya_pool_trim(struct pya_heap *heap, int device, struc
 /* Counts a user without routing anything (torch.cuda.MemPool); on_oom: others may take from it before OOM. */
 PYA_MUST_CHECK pya_status
 pya_pool_retain(struct pya_heap *heap, int device, struct pya_pool_id id, bool on_oom);
+
+/* Before the pool's first allocation: its memory comes from `source`, which the heap drops with the pool; also on
+ * failure.  PYA_E_INVAL: there is no such pool, or it has memory or a source already. */
+PYA_MUST_CHECK pya_status pya_pool_set_source(
+    struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_segment_source source);
+/* Before the pool's first allocation: every block is a segment of its own. */
+PYA_MUST_CHECK pya_status
+pya_pool_set_no_split(struct pya_heap *heap, int device, struct pya_pool_id id);
+
+/* A block as it was once: what pya_snapshot_take() said of it. */
+struct pya_claim {
+    pya_dptr addr;
+    size_t bytes;
+    size_t requested;
+    pya_stream stream; /* of its segment */
+};
+
+/* Hands out this very block of a pool in use again; all of its bytes are free now (torch's CUDA-graph trees return to an
+ * earlier state of a pool this way).  PYA_E_INVAL: they are not, or never were the pool's. */
+PYA_MUST_CHECK pya_status pya_pool_claim(
+    struct pya_heap *heap, int device, struct pya_pool_id id, const struct pya_claim *claim);
+
+/* Lets device `peer` reach the memory of `device`, what is mapped now and what will be.  PYA_E_NOTSUP: it cannot. */
+PYA_MUST_CHECK pya_status pya_enable_peer(struct pya_heap *heap, int device, int peer);
 
 /* Waits for pending blocks, then gives back every page that is wholly free.  device -1: all. */
 PYA_MUST_CHECK pya_status pya_empty_cache(struct pya_heap *heap, int device);
@@ -137,6 +161,8 @@ void pya_history_forget(struct pya_heap *heap);
  * gives each context back through the hooks.  False: the device is not open, or nothing is recorded. */
 bool
 pya_history_take(struct pya_heap *heap, int device, struct pya_history_part *out, uint64_t *now_ns);
+/* Traces a note on the live block at ptr; what the note says is the context's affair. */
+PYA_MUST_CHECK pya_status pya_history_annotate(struct pya_heap *heap, pya_dptr ptr, void *context);
 
 /* Checks every invariant of a device's structures; prints each violation to stderr; returns their number. */
 size_t pya_heap_check(struct pya_heap *heap, int device);

@@ -129,7 +129,7 @@ page_come_home(struct pya_arena *arena, struct pya_range *range, size_t slot) {
     struct pya_block *left =
         pya_arena_carve(old->arena, run, pya_range_addr(old, old_slot), PYA_PAGE, PYA_BLOCK_USED);
     pya_arena_make_dead(old->arena, left);
-    pya_arena_note_unmapped(old->arena, old, pya_range_addr(old, old_slot), 1);
+    pya_arena_note_unmapped(old->arena, old, pya_range_addr(old, old_slot), 1, page->is_small);
     page->range = range;
     page->slot = (uint32_t)slot;
 }

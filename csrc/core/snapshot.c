@@ -58,7 +58,7 @@ painter_open(struct painter *painter, const struct pya_arena *arena, pya_dptr ad
         .addr = addr,
         .stream = arena->stream,
         .first_block = snap->n_blocks,
-        .is_expandable = pya_card_has_vmm(arena->card),
+        .is_expandable = arena->small_fit == NULL,
     };
     if (arena->pool != NULL) {
         painter->open->pool = arena->pool->id;
@@ -219,7 +219,7 @@ pya_snapshot_take(
             painter_card(&painter, card, pool);
             if (with_trace) {
                 painter_trace(&painter, card->history);
-                pya_history_note(card->history, PYA_ACTION_SNAPSHOT, 0, 0, 0);
+                pya_history_note(card->history, PYA_ACTION_SNAPSHOT, 0, 0, (struct pya_place){0});
             }
             snap.now_ns[i] = pya_device_clock_ns(card->dev);
             pya_lock_release(&card->lock);

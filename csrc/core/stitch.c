@@ -186,6 +186,16 @@ pya_stitch_find(struct pya_arena *arena, size_t bytes) {
     return NULL;
 }
 
+struct pya_stitch *
+pya_stitch_at(struct pya_arena *arena, pya_dptr addr) {
+    struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->newest;
+    while (stitch != NULL && stitch->base + stitch->offset != addr) {
+        stitch = stitch->older;
+    }
+    bool is_idle = stitch != NULL && stitch->block == NULL && !stitch->is_broken;
+    return is_idle && stitch_n_pieces(stitch) > 0 ? stitch : NULL;
+}
+
 static pya_status
 stitch_map(struct pya_card *card, struct pya_stitch *stitch) {
     size_t n_done = 0;
@@ -295,7 +305,8 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
             pya_arena_carve(arena, part.run, part.addr, part.bytes, PYA_BLOCK_LENT);
         piece->owner = block;
         pya_history_note(
-            card->history, PYA_ACTION_SEGMENT_UNMAP, piece->addr, piece->bytes, arena->stream);
+            card->history, PYA_ACTION_SEGMENT_UNMAP, piece->addr, piece->bytes,
+            pya_arena_place(arena));
         *link = piece;
         link = &piece->next_piece;
         i += part.n_pages;
@@ -306,7 +317,8 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
     stitch_link(stitch);
     pya_stats_add(&card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
     pya_history_note(
-        card->history, PYA_ACTION_SEGMENT_ALLOC, block->addr, stitch->bytes, arena->stream);
+        card->history, PYA_ACTION_SEGMENT_ALLOC, block->addr, stitch->bytes,
+        pya_arena_place(arena));
     *out = block;
     return PYA_OK;
 }
@@ -318,10 +330,11 @@ pya_stitch_give(struct pya_block *block) {
     struct pya_stitch *stitch = block->stitch;
     struct pya_block *piece = block->pieces;
     pya_history_note(
-        history, PYA_ACTION_SEGMENT_FREE, block->addr, stitch->bytes, arena->stream);
+        history, PYA_ACTION_SEGMENT_FREE, block->addr, stitch->bytes, pya_arena_place(arena));
     while (piece != NULL) {
         struct pya_block *next = piece->next_piece;
-        pya_history_note(history, PYA_ACTION_SEGMENT_MAP, piece->addr, piece->bytes, arena->stream);
+        pya_history_note(
+            history, PYA_ACTION_SEGMENT_MAP, piece->addr, piece->bytes, pya_arena_place(arena));
         (void)pya_arena_give(arena, piece);
         piece = next;
     }
@@ -397,7 +410,9 @@ pages_leave(const struct old_home *old, size_t n_pages) {
         struct pya_block *left = pya_arena_carve(
             range->arena, run, pya_range_addr(range, old[i].slot), k * PYA_PAGE, PYA_BLOCK_USED);
         pya_arena_make_dead(range->arena, left);
-        pya_arena_note_unmapped(range->arena, range, pya_range_addr(range, old[i].slot), k);
+        pya_dptr addr = pya_range_addr(range, old[i].slot);
+        size_t n_small = pya_arena_small_pages(range->arena, range, addr, k);
+        pya_arena_note_unmapped(range->arena, range, addr, k, n_small);
         i += k;
     }
 }

@@ -26,7 +26,7 @@ struct pya_stitch {
     size_t offset;      /* of the first lent byte from base; less than a page */
     size_t bytes;       /* lent from there; a multiple of PYA_PAGE unless shared */
     bool is_shared;
-    size_t n_pages;     /* mapped there; fewer than fit when is_broken */
+    size_t n_pages; /* mapped there; fewer than fit when is_broken */
     bool
         is_broken; /* mapping it failed half-way and could not be undone: only good for unmapping */
     pya_page_id pages[];
@@ -55,6 +55,8 @@ struct pya_stitch_plan {
 /* An idle range of exactly the pages that `bytes` need, or a shared one of exactly `bytes`, whose bytes are
  * all free at home in this arena; NULL if none. */
 struct pya_stitch *pya_stitch_find(struct pya_arena *arena, size_t bytes);
+/* The idle range whose block would start at addr, all of its bytes free at home; NULL if none. */
+struct pya_stitch *pya_stitch_at(struct pya_arena *arena, pya_dptr addr);
 /* Maps the pages (their part of the plan free, at home in this arena) at a fresh range.  Undoes itself on
  * failure. */
 PYA_MUST_CHECK pya_status pya_stitch_make(

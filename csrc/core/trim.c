@@ -145,10 +145,12 @@ pages_unhome(struct pya_arena *arena, const pya_page_id *ids, size_t n) {
         (void)pya_arena_give(arena, block);
         return k;
     }
-    pya_arena_note_unmapped(arena, range, pya_range_addr(range, slot), k);
+    size_t n_small = 0;
     for (size_t i = 0; i < k; i++) {
         items[ids[i]].range = NULL;
+        n_small += items[ids[i]].is_small;
     }
+    pya_arena_note_unmapped(arena, range, pya_range_addr(range, slot), k, n_small);
     card->stats.scalar[PYA_STAT_num_device_free]++;
     return k;
 }
@@ -241,10 +243,14 @@ pya_trim_card(
         return st;
     }
     if (pya_card_has_vmm(card)) {
-        return trim_pages(card, scope, pool, n_bytes, n_freed);
+        st = trim_pages(card, scope, pool, n_bytes, n_freed);
+        if (st != PYA_OK) {
+            return st;
+        }
     }
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        if (arena_in_scope(arena, scope, pool) && *n_freed < n_bytes) {
+        bool is_plain = arena->small_fit != NULL;
+        if (is_plain && arena_in_scope(arena, scope, pool) && *n_freed < n_bytes) {
             size_t n_here;
             st = pya_plain_trim(arena, n_bytes - *n_freed, &n_here);
             *n_freed += n_here;
@@ -264,6 +270,9 @@ pya_trim_mappings(struct pya_card *card) {
     }
     size_t n_keep = card->pages.n_live * card->options.mappings_per_page / 2;
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        if (!pya_pool_is_open(arena)) {
+            continue; /* a graph may have these addresses in its kernels, whatever is free at them now */
+        }
         trim_dead(card, arena, true);
         struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->oldest;
         while (stitch != NULL && card->pages.n_mappings > n_keep) {

@@ -103,6 +103,7 @@ else:
         torch.cuda.memory._record_memory_history(None)
         for device in range(torch.cuda.device_count()):
             torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_device(0)  # torch 2.9 leaves the device of that call as the current one
         torch.cuda.empty_cache()
         for device in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(device)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 
 import pytest
 import torch
 
 MIB, GIB = 2**20, 2**30
+IS_PYALLOC = os.environ["PYALLOC_PARITY"] == "pyalloc"
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def empty(size: int) -> torch.Tensor:
@@ -115,6 +118,8 @@ def test_use_count() -> None:
 
 
 def test_nested_pools() -> None:
+    if not IS_PYALLOC and TORCH < (2, 10):
+        pytest.xfail("torch 2.9's own allocator serves the inner pool from the outer one")
     outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(outer):
         a = empty(MIB)
@@ -218,8 +223,8 @@ def test_memory_returns_after_reset() -> None:
     torch.cuda.synchronize()
     x = torch.zeros(5 * MIB, device="cuda")
     warm, y = capture(lambda: x + 1)
-    warm.reset()
-    del warm, y
+    warm.reset()  # but alive: torch 2.9 keeps the random generator's tensors while any graph object is
+    del y
     gc.collect()
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved()
@@ -368,3 +373,4 @@ def test_capture_inside_a_mem_pool() -> None:
         y = x + 1
     assert pool_of(y) == pool.id
     graph.replay()
+    del y, graph  # before the pool: torch 2.9 aborts when a MemPool goes while a graph still uses it

@@ -1,0 +1,180 @@
+/* Pools of a special kind: their own source of memory, blocks claimed at their addresses, peers.  Floor 12. */
+#include "heap.h"
+#include "pool.h"
+
+static bool
+pool_has_arena(const struct pya_card *card, const struct pya_pool *pool) {
+    const struct pya_arena *arena = card->arenas;
+    while (arena != NULL && arena->pool != pool) {
+        arena = arena->next;
+    }
+    return arena != NULL;
+}
+
+/* The pool while it has no memory, its card LOCKED; NULL and no lock otherwise. */
+static struct pya_pool *
+pool_begin_new(struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_card **out) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    if (card == NULL) {
+        return NULL;
+    }
+    pya_lock_acquire(&card->lock);
+    struct pya_pool *pool = pya_pool_find(card, id);
+    if (pool == NULL || pool_has_arena(card, pool)) {
+        pya_lock_release(&card->lock);
+        return NULL;
+    }
+    *out = card;
+    return pool;
+}
+
+pya_status
+pya_pool_set_source(
+    struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_segment_source source) {
+    struct pya_card *card;
+    struct pya_pool *pool = pool_begin_new(heap, device, id, &card);
+    bool is_set = false;
+    if (pool != NULL) {
+        if (pool->source.alloc == NULL) {
+            pool->source = source;
+            is_set = true;
+        }
+        pya_lock_release(&card->lock);
+    }
+    if (!is_set && source.drop != NULL) {
+        source.drop(source.arg);
+    }
+    return is_set ? PYA_OK : PYA_E_INVAL;
+}
+
+pya_status
+pya_pool_set_no_split(struct pya_heap *heap, int device, struct pya_pool_id id) {
+    struct pya_card *card;
+    struct pya_pool *pool = pool_begin_new(heap, device, id, &card);
+    if (pool == NULL) {
+        return PYA_E_INVAL;
+    }
+    pool->no_split = true;
+    pya_lock_release(&card->lock);
+    return PYA_OK;
+}
+
+static struct pya_block *
+arena_find_run(const struct pya_arena *arena, const struct pya_claim *claim) {
+    for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
+        if (claim->addr < range->base || claim->addr - range->base >= range->bytes) {
+            continue;
+        }
+        struct pya_block *block = range->first;
+        while (block != NULL && pya_block_end(block) <= claim->addr) {
+            block = block->next;
+        }
+        bool is_free = pya_block_is(block, PYA_BLOCK_FREE) &&
+                       claim->bytes <= pya_block_end(block) - claim->addr;
+        return is_free ? block : NULL;
+    }
+    return NULL;
+}
+
+static pya_status
+arena_claim(struct pya_arena *arena, const struct pya_claim *claim, struct pya_block **out) {
+    pya_arena_unpark(arena);
+    struct pya_block *run = arena_find_run(arena, claim);
+    if (run != NULL) {
+        *out = pya_arena_carve(arena, run, claim->addr, claim->bytes, PYA_BLOCK_USED);
+        return PYA_OK;
+    }
+    struct pya_stitch *stitch = pya_stitch_at(arena, claim->addr);
+    if (stitch == NULL || claim->bytes > stitch->bytes) {
+        return PYA_E_INVAL;
+    }
+    return pya_stitch_take(stitch, claim->bytes, out);
+}
+
+static pya_status
+card_claim(struct pya_card *card, struct pya_pool_id id, const struct pya_claim *claim) {
+    struct pya_pool *pool = pya_pool_find(card, id);
+    struct pya_arena *arena = card->arenas;
+    while (arena != NULL && (arena->pool != pool || arena->stream != claim->stream)) {
+        arena = arena->next;
+    }
+    if (pool == NULL || arena == NULL) {
+        return PYA_E_INVAL;
+    }
+    struct pya_block *block;
+    pya_status st = pya_ptrmap_reserve(&card->live);
+    if (st == PYA_OK) {
+        st = pya_slab_reserve(&card->blocks, 2);
+    }
+    if (st == PYA_OK) {
+        st = arena_claim(arena, claim, &block);
+    }
+    if (st == PYA_OK) {
+        block->is_small = claim->bytes <= PYA_SMALL_MAX;
+        pya_card_hand_out(card, block, claim->requested, NULL);
+    }
+    return st;
+}
+
+pya_status
+pya_pool_claim(
+    struct pya_heap *heap, int device, struct pya_pool_id id, const struct pya_claim *claim) {
+    struct pya_card *card;
+    pya_status st = pya_heap_card(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    pya_lock_acquire(&card->lock);
+    st = card_claim(card, id, claim);
+    pya_lock_release(&card->lock);
+    return st;
+}
+
+/* Opens everything that is mapped anew, now that the device knows one more peer. */
+static pya_status
+range_set_access(struct pya_card *card, const struct pya_range *range) {
+    for (size_t s = 0; s < range->n_slots; s++) {
+        size_t first = s;
+        while (s < range->n_slots && range->slots[s].page != PYA_NO_PAGE) {
+            s++;
+        }
+        if (s > first) {
+            pya_status st = pya_device_set_access(
+                card->dev, pya_range_addr(range, first), (s - first) * PYA_PAGE);
+            if (st != PYA_OK) {
+                return st;
+            }
+        }
+    }
+    return PYA_OK;
+}
+
+static pya_status
+arena_set_access(struct pya_card *card, const struct pya_arena *arena) {
+    pya_status st = PYA_OK;
+    for (const struct pya_range *r = arena->ranges; r != NULL && st == PYA_OK; r = r->next) {
+        st = r->slots == NULL ? PYA_OK : range_set_access(card, r);
+    }
+    const struct pya_stitch *s = arena->stitches == NULL ? NULL : arena->stitches->newest;
+    for (; s != NULL && st == PYA_OK; s = s->older) {
+        st = pya_device_set_access(card->dev, s->base, s->n_pages * PYA_PAGE);
+    }
+    return st;
+}
+
+pya_status
+pya_enable_peer(struct pya_heap *heap, int device, int peer) {
+    struct pya_card *card;
+    pya_status st = pya_heap_card(heap, device, &card);
+    if (st != PYA_OK || !pya_card_has_vmm(card)) {
+        return st; /* plain memory is opened by cudaDeviceEnablePeerAccess, which is the caller's */
+    }
+    pya_lock_acquire(&card->lock);
+    st = pya_device_enable_peer(card->dev, peer);
+    for (struct pya_arena *arena = card->arenas; arena != NULL && st == PYA_OK;
+         arena = arena->next) {
+        st = arena_set_access(card, arena);
+    }
+    pya_lock_release(&card->lock);
+    return st;
+}

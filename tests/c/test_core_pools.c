@@ -1,0 +1,336 @@
+/* Private pools of a special kind: blocks claimed again at their addresses, a source of their own, whole segments,
+ * memory opened to peers. */
+#include "check.h"
+#include "core/heap.h"
+#include "core/snapshot.h"
+#include "device/sim.h"
+#include "fault.h"
+
+static const size_t MIB = (size_t)1 << 20;
+static const struct pya_pool_id POOL = {3, 4};
+
+struct world {
+    struct pya_heap *heap;
+    struct pya_sim *sim;
+};
+
+static pya_status
+world_open(void *arg, int index, struct pya_device **out) {
+    struct world *world = arg;
+    struct pya_sim_config config = {.capacity_bytes = 1024 * MIB};
+    pya_status st = pya_sim_create(&config, index, &world->sim);
+    if (st == PYA_OK) {
+        *out = pya_sim_device(world->sim);
+    }
+    return st;
+}
+
+static void
+world_init(struct world *world, const char *text) {
+    struct pya_options options;
+    char message[200] = "";
+    pya_options_init(&options);
+    CHECK_OK(pya_options_parse(&options, text, message, sizeof message));
+    struct pya_hooks hooks = {.arg = world, .open_device = world_open};
+    CHECK_OK(pya_heap_create(&options, &hooks, &world->heap));
+    CHECK_OK(pya_pool_retain(world->heap, 0, POOL, false));
+}
+
+static void
+world_fini(struct world *world) {
+    struct pya_sim_state state;
+    CHECK_EQ(pya_heap_check(world->heap, 0), 0);
+    pya_sim_query(world->sim, &state);
+    CHECK_EQ(state.n_violations, 0);
+    CHECK_EQ(pya_sim_check(world->sim), 0);
+    pya_heap_destroy(world->heap);
+}
+
+static void
+pool_begin(struct world *world) {
+    CHECK_OK(pya_pool_begin(world->heap, 0, POOL, (struct pya_stream_filter){0}));
+}
+
+static void
+pool_end(struct world *world) {
+    CHECK_OK(pya_pool_end(world->heap, 0, POOL));
+    CHECK_OK(pya_pool_release(world->heap, 0, POOL));
+}
+
+static pya_dptr
+get(struct world *world, size_t bytes) {
+    pya_dptr ptr = 0;
+    CHECK_OK(pya_alloc(world->heap, 0, bytes, 0, &ptr));
+    return ptr;
+}
+
+static pya_status
+claim(struct world *world, pya_dptr addr, size_t bytes) {
+    const struct pya_claim wanted = {.addr = addr, .bytes = bytes, .requested = bytes};
+    return pya_pool_claim(world->heap, 0, POOL, &wanted);
+}
+
+static void
+test_claim(void) {
+    struct world world = {0};
+    pya_dptr ptrs[3];
+    world_init(&world, "");
+    pool_begin(&world);
+    for (size_t i = 0; i < 3; i++) {
+        ptrs[i] = get(&world, 3 * MIB);
+    }
+    pool_end(&world);
+    CHECK_EQ(claim(&world, ptrs[1], 3 * MIB), PYA_E_INVAL); /* live */
+    CHECK_OK(pya_free(world.heap, ptrs[1]));
+    CHECK_EQ(claim(&world, ptrs[1], 4 * MIB), PYA_E_INVAL); /* reaches into the next */
+    CHECK_OK(claim(&world, ptrs[1] + 512, MIB));
+    CHECK_EQ(claim(&world, ptrs[1], MIB), PYA_E_INVAL);
+    CHECK_OK(pya_free(world.heap, ptrs[1] + 512));
+    CHECK_OK(claim(&world, ptrs[1], 3 * MIB));
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    for (size_t i = 0; i < 3; i++) {
+        CHECK_OK(pya_free(world.heap, ptrs[i]));
+    }
+    CHECK_EQ(claim(&world, (pya_dptr)4096, MIB), PYA_E_INVAL);
+    world_fini(&world);
+}
+
+/* Every other page of a pool is free and a large block is stitched from them; its address stays good while the pool is
+ * in use, also when mappings are many: a graph may have it in its kernels. */
+static void
+test_addresses_of_a_pool_in_use_stay_mapped(void) {
+    struct world world = {0};
+    pya_dptr ptrs[16];
+    world_init(&world, "memory:tight,mappings_per_page:1");
+    pool_begin(&world);
+    for (size_t i = 0; i < 16; i++) {
+        ptrs[i] = get(&world, 2 * MIB);
+    }
+    for (size_t i = 0; i < 16; i += 2) {
+        CHECK_OK(pya_free(world.heap, ptrs[i]));
+    }
+    pya_dptr stitched = get(&world, 16 * MIB);
+    pool_end(&world);
+    CHECK_OK(pya_free(world.heap, stitched));
+    for (size_t i = 0; i < 16; i++) {
+        ptrs[i] = i % 2 != 0 ? ptrs[i] : get(&world, 2 * MIB);
+    }
+    for (size_t i = 0; i < 16; i += 2) {
+        CHECK_OK(pya_free(world.heap, ptrs[i]));
+        ptrs[i] = get(&world, (4 + i) * MIB);
+    }
+    CHECK_OK(claim(&world, stitched, 16 * MIB));
+    CHECK_OK(pya_free(world.heap, stitched));
+    world_fini(&world);
+}
+
+/* ---- a source of memory ---- */
+
+struct source {
+    size_t n_segments;
+    size_t n_calls;
+    bool is_dropped;
+    bool is_empty;
+};
+
+static pya_dptr
+source_alloc(void *arg, size_t bytes) {
+    struct source *source = arg;
+    if (source->is_empty) {
+        return 0;
+    }
+    source->n_segments++;
+    source->n_calls++;
+    return ((pya_dptr)source->n_calls << 40) + bytes % 2;
+}
+
+static void
+source_free(void *arg, pya_dptr addr) {
+    struct source *source = arg;
+    CHECK(addr >> 40 <= source->n_calls);
+    CHECK(!source->is_dropped);
+    source->n_segments--;
+}
+
+static void
+source_drop(void *arg) {
+    struct source *source = arg;
+    CHECK_EQ(source->n_segments, 0);
+    CHECK(!source->is_dropped);
+    source->is_dropped = true;
+}
+
+static struct pya_segment_source
+source_of(struct source *source) {
+    return (struct pya_segment_source){source_alloc, source_free, source_drop, source};
+}
+
+static void
+run_source(const char *options) {
+    struct world world = {0};
+    struct source source = {0};
+    struct source second = {0};
+    struct pya_sim_state state;
+    world_init(&world, options);
+    CHECK_OK(pya_pool_set_source(world.heap, 0, POOL, source_of(&source)));
+    CHECK_EQ(pya_pool_set_source(world.heap, 0, POOL, source_of(&second)), PYA_E_INVAL);
+    CHECK(second.is_dropped);
+    pool_begin(&world);
+    pya_dptr small = get(&world, 100);
+    pya_dptr large = get(&world, 3 * MIB);
+    pya_dptr other = get(&world, 30 * MIB);
+    CHECK_EQ(source.n_segments, 3);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    source.is_empty = true;
+    pya_dptr none = 0;
+    CHECK_EQ(pya_alloc(world.heap, 0, 40 * MIB, 0, &none), PYA_E_NOMEM);
+    pool_end(&world);
+    pya_sim_query(world.sim, &state);
+    CHECK_EQ(state.used_bytes, 0); /* nothing of the device's */
+    CHECK_OK(pya_free(world.heap, small));
+    CHECK_OK(pya_free(world.heap, large));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(source.n_segments, 3); /* the pool has a user */
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(source.n_segments, 1);
+    CHECK(!source.is_dropped);
+    CHECK_OK(pya_free(world.heap, other));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK(source.is_dropped);
+    world_fini(&world);
+}
+
+static void
+test_source(void) {
+    run_source("");
+    run_source("vmm:False");
+}
+
+static void
+test_source_dies_with_the_heap(void) {
+    struct world world = {0};
+    struct source source = {0};
+    world_init(&world, "");
+    CHECK_OK(pya_pool_set_source(world.heap, 0, POOL, source_of(&source)));
+    pool_begin(&world);
+    (void)get(&world, 5 * MIB);
+    pool_end(&world);
+    world_fini(&world);
+    CHECK(source.is_dropped);
+}
+
+static void
+test_no_split(void) {
+    struct world world = {0};
+    pya_dptr base = 0;
+    size_t bytes = 0;
+    int device = 0;
+    world_init(&world, "");
+    CHECK_OK(pya_pool_set_no_split(world.heap, 0, POOL));
+    pool_begin(&world);
+    pya_dptr first = get(&world, 5 * MIB);
+    pya_dptr second = get(&world, 5 * MIB);
+    pool_end(&world);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(pya_block_info(world.heap, i == 0 ? first : second, &base, &bytes, &device));
+        CHECK_EQ(bytes, 20 * MIB);
+        CHECK_OK(pya_segment_info(world.heap, base, &base, &bytes));
+        CHECK_EQ(base, i == 0 ? first : second);
+        CHECK_EQ(bytes, 20 * MIB);
+    }
+    CHECK_EQ(pya_pool_set_no_split(world.heap, 0, POOL), PYA_E_INVAL); /* too late */
+    CHECK_OK(pya_free(world.heap, first));
+    CHECK_OK(pya_free(world.heap, second));
+    world_fini(&world);
+}
+
+static void
+test_counts_by_kind(void) {
+    struct world world = {0};
+    struct pya_pool_info info;
+    world_init(&world, "");
+    pool_begin(&world);
+    pya_dptr small = get(&world, 1000);
+    pya_dptr large = get(&world, 64 * MIB);
+    pool_end(&world);
+    CHECK_EQ(pya_pool_list(world.heap, 0, &info, 1), 1);
+    CHECK(info.reserved_bytes[PYA_STAT_SMALL].current >= (int64_t)(2 * MIB));
+    CHECK(info.reserved_bytes[PYA_STAT_LARGE].current >= (int64_t)(32 * MIB));
+    CHECK_EQ(
+        info.reserved_bytes[PYA_STAT_SMALL].current + info.reserved_bytes[PYA_STAT_LARGE].current,
+        info.reserved_bytes[PYA_STAT_ALL].current);
+    CHECK_OK(pya_free(world.heap, small));
+    CHECK_OK(pya_free(world.heap, large));
+    CHECK_OK(pya_pool_trim(world.heap, 0, POOL));
+    CHECK_EQ(pya_pool_list(world.heap, 0, &info, 1), 1);
+    for (int i = 0; i < PYA_N_STAT_POOLS; i++) {
+        CHECK_EQ(info.reserved_bytes[i].current, 0);
+    }
+    world_fini(&world);
+}
+
+static void
+test_trace_knows_the_pool(void) {
+    struct world world = {0};
+    struct pya_snapshot snap;
+    world_init(&world, "");
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_NEVER, true, 100, 0));
+    pool_begin(&world);
+    pya_dptr inside = get(&world, MIB);
+    pool_end(&world);
+    pya_dptr outside = get(&world, MIB);
+    CHECK_OK(pya_history_annotate(world.heap, inside, NULL));
+    CHECK_OK(pya_free(world.heap, inside));
+    CHECK_OK(pya_pool_trim(world.heap, 0, POOL));
+    CHECK_EQ(pya_history_annotate(world.heap, inside, NULL), PYA_E_FOREIGN);
+    CHECK_OK(pya_snapshot_take(world.heap, NULL, true, &snap));
+    size_t n_inside = 0;
+    for (size_t i = 0; i < snap.n_entries; i++) {
+        const struct pya_entry *entry = &snap.entries[i];
+        bool is_pool =
+            entry->place.pool.first == POOL.first && entry->place.pool.second == POOL.second;
+        n_inside += is_pool;
+        CHECK(entry->addr != inside || is_pool);
+        CHECK(entry->addr != outside || !is_pool);
+    }
+    CHECK_EQ(
+        n_inside, 6); /* map, alloc, annotate, free twice, unmap: long after its segment went */
+    pya_snapshot_fini(&snap);
+    CHECK_OK(pya_free(world.heap, outside));
+    world_fini(&world);
+}
+
+static void
+test_peers(void) {
+    struct world world = {0};
+    struct pya_sim_state before;
+    struct pya_sim_state after;
+    world_init(&world, "");
+    pool_begin(&world);
+    pya_dptr ptr = get(&world, 5 * MIB);
+    pool_end(&world);
+    pya_sim_query(world.sim, &before);
+    CHECK_OK(pya_enable_peer(world.heap, 0, 1));
+    pya_sim_query(world.sim, &after);
+    CHECK_EQ(after.n_calls[PYA_SIM_ENABLE_PEER], before.n_calls[PYA_SIM_ENABLE_PEER] + 1);
+    CHECK(after.n_calls[PYA_SIM_SET_ACCESS] > before.n_calls[PYA_SIM_SET_ACCESS]);
+    CHECK_OK(pya_free(world.heap, ptr));
+    world_fini(&world);
+}
+
+static const struct check_case cases[] = {
+    {"claim", test_claim},
+    {"addresses_stay_mapped", test_addresses_of_a_pool_in_use_stay_mapped},
+    {"source", test_source},
+    {"source_dies_with_the_heap", test_source_dies_with_the_heap},
+    {"no_split", test_no_split},
+    {"counts_by_kind", test_counts_by_kind},
+    {"trace_knows_the_pool", test_trace_knows_the_pool},
+    {"peers", test_peers},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
