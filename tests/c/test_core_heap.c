@@ -520,8 +520,8 @@ sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
 
 static void
 test_sweep(void) {
-    static const char *const options[] = {"", "memory:tight", "mappings_per_page:1", "vmm:False",
-                                          "shared_pages:True"};
+    static const char *const options[] = {
+        "", "memory:tight", "mappings_per_page:1", "vmm:False", "shared_pages:True"};
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         unsigned long n = 1;
         for (; sweep_once(options[i], n, false, PYA_E_DEVICE) && check_failures < 20; n++) {
