@@ -490,6 +490,11 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
 static pya_status
 climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
+    if (bytes > card->caps.total_bytes) {
+        /* Nothing could make room: no page is asked for, no host memory taken, no policy changed. */
+        card->stats.scalar[PYA_STAT_num_alloc_retries]++;
+        return PYA_E_NOMEM;
+    }
     size_t m = pages_for(bytes);
     struct pya_stitch *stitch = pya_stitch_find(arena, bytes);
     if (stitch != NULL) {

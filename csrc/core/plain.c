@@ -20,10 +20,17 @@ plain_segment_bytes(size_t bytes, bool is_small) {
     return bytes < PLAIN_LARGE_FROM ? PLAIN_LARGE_SEGMENT : pya_round_up(bytes, PYA_PAGE);
 }
 
+/* As in torch, where the option must be above it, a fresh segment is never too large for what it was made for. */
+static size_t
+plain_max_split(const struct pya_arena *arena) {
+    size_t max_split = arena->card->options.max_split_size;
+    return max_split == 0 || max_split > PLAIN_LARGE_SEGMENT ? max_split : PLAIN_LARGE_SEGMENT + 1;
+}
+
 struct pya_block *
 pya_plain_find(struct pya_arena *arena, size_t bytes, bool is_small) {
     struct pya_block *run = pya_fit_find(is_small ? arena->small_fit : &arena->fit, bytes);
-    size_t max_split = arena->card->options.max_split_size;
+    size_t max_split = plain_max_split(arena);
     if (run == NULL || max_split == 0) {
         return run;
     }
@@ -40,7 +47,7 @@ pya_plain_find(struct pya_arena *arena, size_t bytes, bool is_small) {
 struct pya_block *
 pya_plain_take(struct pya_arena *arena, struct pya_block *run, size_t bytes, bool is_small) {
     size_t rest = run->bytes - bytes;
-    size_t max_split = arena->card->options.max_split_size;
+    size_t max_split = plain_max_split(arena);
     bool is_whole = arena->pool != NULL && arena->pool->no_split;
     bool splits = is_small ? rest >= PYA_ALIGN
                            : rest > PYA_SMALL_MAX && (max_split == 0 || bytes < max_split);
