@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 C_FILES = sorted(
     path
-    for folder in ("csrc", "tests/c")
+    for folder in ("csrc", "tests/c", "tests/fuzz")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in {".c", ".h", ".cpp"} and "build" not in path.parts
 )

@@ -218,6 +218,7 @@ arena_drop_hole(struct pya_arena *arena, struct pya_block *hole) {
 void
 pya_arena_make_dead(struct pya_arena *arena, struct pya_block *block) {
     block->state = PYA_BLOCK_DEAD;
+    block->is_broken = false;
     gap_link(&arena->dead, block);
 }
 
@@ -338,6 +339,7 @@ unmap:
         /* They stay mapped at addresses nobody may use again: a dead block keeps both facts. */
         struct pya_block *dead = hole_cut(arena, hole, n_done);
         pya_arena_make_dead(arena, dead);
+        dead->is_broken = true;
         for (size_t i = 0; i < n_done; i++) {
             pya_page_mapped(&card->pages, ids[i]);
             range->slots[first + i].page = ids[i];

@@ -70,6 +70,7 @@ struct pya_block {
     uint8_t state;     /* enum pya_block_state */
     bool is_small;     /* USED, STITCHED: counted in torch's small pool */
     bool is_pending;   /* freed by its user, waiting for recorded streams */
+    bool is_broken;    /* DEAD only: mapped, but never made accessible */
 };
 
 static inline pya_dptr

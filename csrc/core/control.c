@@ -93,6 +93,9 @@ pya_pool_end(struct pya_heap *heap, int device, struct pya_pool_id id) {
         if (--card->n_active == 0) {
             pya_pending_resume(card);
         }
+        if (pool->n_users == 0) { /* its last user went while requests were routed here */
+            pya_pools_sweep(card);
+        }
     }
     pya_lock_release(&card->lock);
     if (filter.drop != NULL) {

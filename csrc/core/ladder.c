@@ -169,6 +169,11 @@ ladder_grow(struct pya_arena *arena, size_t bytes, size_t n_least, bool is_small
         if (st != PYA_E_NOMEM && st != PYA_E_LIMIT) {
             return st;
         }
+        /* Where undoing failed too, the hole may be none any more. */
+        st = ladder_best_hole(arena, bytes, &hole, &n);
+        if (st != PYA_OK) {
+            return st;
+        }
     }
     return pya_arena_grow(arena, hole, n, is_small);
 }

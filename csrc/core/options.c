@@ -1,6 +1,7 @@
 /* The options table: parsing, formatting, nearest names.  Floor 1. */
 #include "options.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,7 +110,7 @@ parse_bytes(const char *text, size_t *out) {
         return false;
     }
     static const char units[] = "KMGT";
-    const char *unit = *end == '\0' ? NULL : strchr(units, *end & ~0x20);
+    const char *unit = isalpha((unsigned char)*end) ? strchr(units, *end & ~0x20) : NULL;
     if (unit != NULL) {
         value *= (double)((uint64_t)1 << (10 * (unit - units + 1)));
         end++;

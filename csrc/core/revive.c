@@ -58,7 +58,7 @@ stretch_add_dead(struct stretch *s, const struct pya_block *block) {
     for (pya_dptr a = block->addr; a < pya_block_end(block); a += PYA_PAGE) {
         struct pya_page *page = stretch_page(s, pya_range_slot(s->range, a));
         s->n_slots_left -= s->n_slots_left > 0;
-        if (!page_may_come(s, page)) {
+        if (block->is_broken || !page_may_come(s, page)) {
             if (s->end - s->start >= s->bytes) {
                 return true;
             }

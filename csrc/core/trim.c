@@ -106,12 +106,14 @@ trim_dead(struct pya_card *card, struct pya_arena *arena, bool everything) {
             while (pya_block_is(next, PYA_BLOCK_HOLE)) {
                 next = next->next;
             }
+            bool is_broken = block->is_broken;
             pya_arena_drop_dead(arena, block);
             if (is_going && slots_unmap(arena, block) == PYA_OK) {
                 block = next;
                 continue;
             }
             pya_arena_make_dead(arena, block);
+            block->is_broken = is_broken;
             if (is_going) {
                 for (size_t i = 0; i < n; i++) {
                     card->pages.items[range->slots[first + i].page].is_leaving = false;

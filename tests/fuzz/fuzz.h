@@ -56,4 +56,5 @@ fuzz_require_equal(int64_t a, int64_t b, const char *file, int line, const char 
 }
 
 #define REQUIRE(condition) fuzz_require((condition), __FILE__, __LINE__, #condition)
-#define REQUIRE_EQ(a, b) fuzz_require_equal((int64_t)(a), (int64_t)(b), __FILE__, __LINE__, #a " == " #b)
+#define REQUIRE_EQ(a, b)                                                                           \
+    fuzz_require_equal((int64_t)(a), (int64_t)(b), __FILE__, __LINE__, #a " == " #b)

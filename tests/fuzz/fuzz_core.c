@@ -1,4 +1,6 @@
-/* The allocator on the simulated device: the input is a settings byte or two, then operations, held against a naive
+/* Long because one model answers for every operation.
+ *
+ * The allocator on the simulated device: the input is a settings byte or two, then operations, held against a naive
  * model after each.
  *
  * What must hold: no two live blocks share a byte, through whatever addresses (the sim's shadow); work of two streams
@@ -11,12 +13,21 @@
 #include "fault.h"
 #include "fuzz.h"
 
-enum { N_DEVICES = 2, N_STREAMS = 4, N_POOLS = 3, MAX_LIVE = 192, N_GONE = 8, MAX_OPS = 2000, HOOK_DEPTH = 3 };
+enum {
+    N_DEVICES = 2,
+    N_STREAMS = 4,
+    N_POOLS = 3,
+    MAX_LIVE = 192,
+    N_GONE = 8,
+    MAX_OPS = 2000,
+    HOOK_DEPTH = 3
+};
 
 struct live {
     pya_dptr ptr;
     size_t requested, bytes; /* bytes: of the block, as the heap tells */
     int device;
+    pya_stream stream;
     bool is_used; /* by work of one stream: another's beside it would be the program's own race */
 };
 
@@ -48,6 +59,11 @@ static pya_stream
 stream_of(unsigned i) {
     return 16 * (pya_stream)(i % N_STREAMS);
 }
+
+/* PYA_FUZZ_VERBOSE=1 prints what an input does. */
+static bool is_verbose;
+
+#define SAY(...) (is_verbose ? (void)fprintf(stderr, __VA_ARGS__) : (void)0)
 
 /* ---- hooks ---- */
 
@@ -178,8 +194,9 @@ require_status(struct world *world, int device, pya_status st) {
     REQUIRE(good);
 }
 
+/* is_whole: every structure too, which takes as long as hundreds of operations. */
 static void
-check_device(struct world *world, int device) {
+check_device(struct world *world, int device, bool is_whole) {
     size_t n = 0, bytes = 0, requested = 0;
     for (size_t i = 0; i < world->n_live; i++) {
         if (world->live[i].device == device) {
@@ -188,14 +205,15 @@ check_device(struct world *world, int device) {
             requested += world->live[i].requested;
         }
     }
-    REQUIRE_EQ(pya_heap_check(world->heap, device), 0);
+    REQUIRE(!is_whole || pya_heap_check(world->heap, device) == 0);
     REQUIRE_EQ(stat_of(world, device, "allocation.all.current"), n);
     REQUIRE_EQ(stat_of(world, device, "allocated_bytes.all.current"), bytes);
     /* Blocks that wait for other streams are active and, as in torch, still count as requested. */
     bool nothing_waits = stat_of(world, device, "active.all.current") == (int64_t)n;
     int64_t requested_now = stat_of(world, device, "requested_bytes.all.current");
     int64_t active_bytes = stat_of(world, device, "active_bytes.all.current");
-    REQUIRE(nothing_waits ? requested_now == (int64_t)requested : requested_now > (int64_t)requested);
+    REQUIRE(
+        nothing_waits ? requested_now == (int64_t)requested : requested_now > (int64_t)requested);
     REQUIRE(nothing_waits ? active_bytes == (int64_t)bytes : active_bytes > (int64_t)bytes);
     if (world->sims[device] != NULL) {
         struct pya_sim_state state;
@@ -211,9 +229,10 @@ check_device(struct world *world, int device) {
 }
 
 static void
-check_all(struct world *world) {
+check_all(struct world *world, bool is_whole) {
+    SAY("check\n");
     for (int d = 0; d < N_DEVICES; d++) {
-        check_device(world, d);
+        check_device(world, d, is_whole);
     }
 }
 
@@ -240,10 +259,12 @@ live_add(struct world *world, struct live live) {
     pya_dptr base;
     int device;
     size_t rounded = pya_round_up(live.requested, PYA_ALIGN);
+    (void)fault_disarm(); /* what follows is the model's and the sim's */
     REQUIRE_EQ(live.ptr % PYA_ALIGN, 0);
     REQUIRE_EQ(pya_block_info(world->heap, live.ptr, &base, &live.bytes, &device), PYA_OK);
     REQUIRE(base == live.ptr && device == live.device && live.bytes >= rounded);
-    if (!world->config.no_vmm && world->options.vmm && world->options.roundup_power2_divisions <= 1) {
+    if (!world->config.no_vmm && world->options.vmm &&
+        world->options.roundup_power2_divisions <= 1) {
         REQUIRE_EQ(live.bytes, rounded);
     }
     REQUIRE_EQ(pya_sim_own(world->sims[live.device], live.ptr, live.bytes), PYA_OK);
@@ -253,11 +274,17 @@ live_add(struct world *world, struct live live) {
     world->live[world->n_live++] = live;
 }
 
-/* Work is queued that touches the block; what is captured runs later. */
+/* Work is queued that touches the block, on another stream only once its own is done with what it had before, as a
+ * program sees to by an event; what is captured runs later. */
 static void
 live_use(struct world *world, struct live *live, pya_stream stream) {
+    SAY("use 0x%llx on %d%s\n", (unsigned long long)live->ptr, (int)stream,
+        live->is_used ? ": no" : "");
     if (!live->is_used && !stream_is_capturing(world, live->device, stream)) {
         live->is_used = true;
+        if (live->stream != stream) {
+            pya_sim_finish(world->sims[live->device], live->stream);
+        }
         REQUIRE_EQ(pya_sim_use(world->sims[live->device], stream, live->ptr, live->bytes), PYA_OK);
     }
 }
@@ -266,12 +293,14 @@ static void
 op_alloc(struct world *world) {
     uint8_t where = fuzz_byte(&world->in);
     struct live live = {.requested = size_of(&world->in), .device = where % N_DEVICES};
-    pya_stream stream = stream_of(where >> 1);
+    pya_stream stream = live.stream = stream_of(where >> 1);
     if (world->n_live == MAX_LIVE) {
         return;
     }
     unsigned open_fails = world->open_fails;
     pya_status st = pya_alloc(world->heap, live.device, live.requested, stream, &live.ptr);
+    SAY("alloc device %d stream %d: %zu -> %d 0x%llx\n", live.device, (int)stream, live.requested,
+        st, (unsigned long long)live.ptr);
     if (world->open_fails < open_fails) {
         REQUIRE_EQ(st, PYA_E_DEVICE);
     } else if (st == PYA_OK && live.requested == 0) {
@@ -301,6 +330,7 @@ op_free(struct world *world) {
     }
     size_t i = fuzz_byte(&world->in) % world->n_live;
     struct live live = world->live[i];
+    SAY("free 0x%llx\n", (unsigned long long)live.ptr);
     pya_sim_disown(world->sims[live.device], live.ptr, live.bytes);
     world->live[i] = world->live[--world->n_live];
     world->gone[live.ptr / PYA_ALIGN % N_GONE] = live.ptr;
@@ -317,6 +347,7 @@ op_record(struct world *world) {
     uint8_t how = fuzz_byte(&world->in);
     pya_stream stream = stream_of(how);
     pya_status st = pya_record_stream(world->heap, live->ptr, stream);
+    SAY("record 0x%llx on %d -> %d\n", (unsigned long long)live->ptr, (int)stream, st);
     if (st != PYA_OK) {
         require_status(world, live->device, st);
     } else if ((how & 0x40) != 0) {
@@ -345,6 +376,8 @@ static void
 op_finish(struct world *world) {
     uint8_t which = fuzz_byte(&world->in);
     struct pya_sim *sim = world->sims[which % N_DEVICES];
+    SAY("finish device %d %d\n", which % N_DEVICES,
+        which >= 0x80 ? -1 : (int)stream_of(which >> 1));
     if (sim != NULL && which >= 0x80) {
         pya_sim_finish_all(sim);
     } else if (sim != NULL) {
@@ -360,6 +393,7 @@ op_give_back(struct world *world) {
     pya_status st = (how & 4) != 0   ? pya_trim(world->heap, device, bytes)
                     : (how & 2) != 0 ? pya_empty_cache(world->heap, -1)
                                      : pya_empty_cache(world->heap, device);
+    SAY("give back %s device %d -> %d\n", (how & 4) != 0 ? "some" : "all", device, st);
     if (st == PYA_E_CAPTURE) { /* -1: any device's */
         REQUIRE(is_capturing(world, 0) || is_capturing(world, 1));
     } else {
@@ -414,7 +448,8 @@ pool_begin(struct world *world, int device, int i, uint8_t how) {
         pool->stream = stream;
     }
     /* A stream is captured once at a time. */
-    bool capture = stream != UINT64_MAX && (how & 0x40) != 0 && !stream_is_capturing(world, device, stream);
+    bool capture =
+        stream != UINT64_MAX && (how & 0x40) != 0 && !stream_is_capturing(world, device, stream);
     struct pya_stream_filter filter = {filter_match, filter_drop, pool};
     unsigned open_fails = world->open_fails;
     pya_status st = pya_pool_begin(world->heap, device, pool_id(i), filter);
@@ -467,6 +502,10 @@ op_pool(struct world *world) {
     int i = (which >> 1) % N_POOLS;
     struct pya_pool_info infos[2];
     pya_status st;
+    SAY("pool %d of device %d: %s, stream %d%s\n", i, device,
+        (const char *const[]){
+            "begin", "begin", "end", "end", "release", "retain", "trim", "set"}[how % 8],
+        (how & 0x80) != 0 ? -1 : (int)stream_of(how >> 3), (how & 0x40) != 0 ? ", captured" : "");
     switch (how % 8) {
     case 0:
     case 1:
@@ -508,8 +547,11 @@ op_fault(struct world *world) {
         (void)pya_sim_fail_clear(sim);
         return;
     }
+    SAY("device %d: call %d of kinds 0x%x fails%s\n", how % N_DEVICES, 1 + (how >> 4), kinds,
+        (how & 8) ? ", later too" : "");
     world->may_fail = true;
-    pya_sim_fail(sim, kinds, 1 + (how >> 4), (how & 4) != 0 ? PYA_E_NOMEM : PYA_E_DEVICE, (how & 8) != 0);
+    pya_sim_fail(
+        sim, kinds, 1 + (how >> 4), (how & 4) != 0 ? PYA_E_NOMEM : PYA_E_DEVICE, (how & 8) != 0);
 }
 
 static void
@@ -522,7 +564,9 @@ op_history(struct world *world) {
     } else {
         enum pya_record_level level = (enum pya_record_level)(how >> 2 & 3);
         require_status(
-            world, 0, pya_history_start(world->heap, level, how % 4 == 0, how >> 4, (uint32_t)how << 2 & 0x3FF));
+            world, 0,
+            pya_history_start(
+                world->heap, level, how % 4 == 0, how >> 4, (uint32_t)how << 2 & 0x3FF));
     }
 }
 
@@ -587,6 +631,11 @@ op_query(struct world *world) {
     }
 }
 
+static void
+op_check(struct world *world) {
+    check_all(world, fuzz_byte(&world->in) % 16 == 0);
+}
+
 static void op_next(struct world *world, unsigned kind);
 
 /* The operation that follows, with one of its host allocations failing. */
@@ -600,9 +649,10 @@ op_host_fault(struct world *world) {
     if (kind < 12) {
         uint8_t where = fuzz_byte(&world->in);
         size_t bytes = size_of(&world->in);
-        struct live live = {.requested = bytes, .device = where % N_DEVICES};
+        struct live live = {
+            .requested = bytes, .device = where % N_DEVICES, .stream = stream_of(where >> 1)};
         pya_status st = world->n_live < MAX_LIVE && bytes > 0
-                            ? pya_alloc(world->heap, live.device, bytes, stream_of(where >> 1), &live.ptr)
+                            ? pya_alloc(world->heap, live.device, bytes, live.stream, &live.ptr)
                             : PYA_E_NOMEM;
         (void)fault_disarm();
         if (st == PYA_OK) {
@@ -627,9 +677,10 @@ op_next(struct world *world, unsigned kind) {
     static const struct {
         unsigned n;
         void (*run)(struct world *);
-    } ops[] = {{20, op_alloc}, {16, op_free}, {6, op_record}, {3, op_finish},  {2, op_give_back}, {2, op_limit},
-               {4, op_pool},   {2, op_fault}, {1, op_query},  {1, op_history}, {1, op_snapshot},  {2, op_host_fault},
-               {2, op_bad_free}, {2, check_all}};
+    } ops[] = {{20, op_alloc},    {16, op_free},   {6, op_record},   {3, op_finish},
+               {2, op_give_back}, {2, op_limit},   {4, op_pool},     {2, op_fault},
+               {1, op_query},     {1, op_history}, {1, op_snapshot}, {2, op_host_fault},
+               {2, op_bad_free},  {2, op_check}};
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         if (kind < ops[i].n) {
             ops[i].run(world);
@@ -662,7 +713,8 @@ world_init(struct world *world) {
     pya_options_init(&world->options);
     REQUIRE_EQ(
         pya_options_parse(
-            &world->options, options[settings % (sizeof options / sizeof *options)], message, sizeof message),
+            &world->options, options[settings % (sizeof options / sizeof *options)], message,
+            sizeof message),
         PYA_OK);
     world->config = (struct pya_sim_config){
         .capacity_bytes = ((size_t)1 + device / 16) * 12 * PYA_PAGE,
@@ -672,7 +724,7 @@ world_init(struct world *world) {
                                   : PYA_SIM_WORK_BY_HAND,
         .work_delay = 3,
         .no_vmm = (device & 12) == 12,
-        .quiet = true,
+        .quiet = !is_verbose,
     };
     world->open_fails = settings >= 0xF0 ? settings & 3U : 0;
     struct pya_hooks hooks = {
@@ -704,12 +756,12 @@ world_end(struct world *world) {
             }
         }
     }
-    check_all(world);
+    check_all(world, false);
     while (world->n_live > 0) {
         op_free(world);
     }
     REQUIRE_EQ(pya_empty_cache(world->heap, -1), PYA_OK);
-    check_all(world);
+    check_all(world, true);
     for (int d = 0; d < N_DEVICES; d++) {
         struct pya_sim_state state;
         REQUIRE_EQ(stat_of(world, d, "reserved_bytes.all.current"), 0);
@@ -728,6 +780,7 @@ world_end(struct world *world) {
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static struct world world;
+    is_verbose = getenv("PYA_FUZZ_VERBOSE") != NULL;
     size_t n_host = fault_live();
     memset(&world, 0, sizeof world);
     filter_world = &world;

@@ -33,7 +33,7 @@ def test_unknown_key_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["memory", "memory:", "memory:enormous", "limit:many", "limit:-1", ":", "vmm:maybe"]
+    "text", ["memory", "memory:", "memory:enormous", "limit:many", "limit:-1", "limit:5 b", ":", "vmm:maybe"]
 )
 def test_malformed_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
