@@ -51,6 +51,16 @@ test-core: build ## the C core and the Python tests that need no torch; under a 
 	$(if $(C_TESTS),@$(MAKE) -s -C tests/c run VARIANT=debug CC=$(CC))
 	@$(PYTEST) -q -m 'not torch and not gpu and not slow' tests/unit tests/test_layering.py
 
+FUZZ_SECONDS ?= 600
+.PHONY: fuzz
+fuzz: build ## every fuzz target for FUZZ_SECONDS (600) with each engine there is: gcc's, libFuzzer, AFL++
+	@.ci/fuzz $(VENV) $(FUZZ_SECONDS)
+
+.PHONY: fuzz-corpus
+fuzz-corpus: ## what `make fuzz` found worth keeping, into tests/fuzz/corpus
+	@for t in core options trace; do \
+		$(MAKE) -s -C tests/fuzz minimise ENGINE=fast ONLY=fuzz_$$t FROM="$$(ls -d build/fuzz/kept/fuzz_$$t 2>/dev/null)" || exit 1; done
+
 .PHONY: test-versions
 test-versions: build ## the parity suite on the newest torch and on older ones, each in an environment of its own
 	@.ci/test-versions $(PYTHON)

@@ -5,16 +5,23 @@ Only plain containers, numbers and texts are read.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
+import resource
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pyalloc.errors import TraceError
 
 MAX_BYTES = 8 * 2**30
+MAX_DEVICES = 64
+NEEDS_SIZE = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom")
+_MAX_QUOTED = 300
+_MOST_PER_BYTE = 100  # memory a byte of a pickle can fairly ask for: an empty dict takes 64
+_MOST_BESIDE = 2**30
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -42,13 +49,28 @@ def load(path: Path) -> dict[str, Any]:
             "`pyalloc run --record` instead, whose files stream"
         )
     with path.open("rb") as file:
-        value = _load(path, file)
+        value = _load(path, file, path.stat().st_size)
     return check(path, value)
 
 
-def _load(path: Path, file: BinaryIO) -> Any:
+@contextlib.contextmanager
+def _bounded(n_bytes: int) -> Iterator[None]:
+    """No more address space than the pickle can fairly need: a few bytes can name a place in a table of gigabytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + _MOST_BESIDE + n_bytes * _MOST_PER_BYTE
+    limits = [limit for limit in (soft, hard, most) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
-        return _PlainUnpickler(file).load()
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _load(path: Path, file: BinaryIO, n_bytes: int) -> Any:
+    try:
+        with _bounded(n_bytes):
+            return _PlainUnpickler(file).load()
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     except MemoryError:
@@ -68,53 +90,93 @@ def check(path: Path | str, value: Any) -> dict[str, Any]:
         value = {"segments": value, "device_traces": []}
     if not isinstance(value, dict) or not isinstance(value.get("segments"), list):
         raise TraceError(f"{path}: no memory snapshot (a dict with the key 'segments')")
-    traces = value.setdefault("device_traces", [])
     try:
-        for segment in value["segments"]:
-            _check_segment(segment)
-        for trace in traces:
-            for entry in trace:
-                _check_entry(entry)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TraceError(f"{path}: the snapshot is malformed: {error!r}") from None
+        _check_parts(value)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise TraceError(f"{path}: the snapshot is malformed: {_clip(error)}") from None
     return value
 
 
-def _natural(value: Any) -> None:
-    if not isinstance(value, int) or not 0 <= value < 2**64:
-        raise ValueError(f"{value!r} is no address or size")
+def _clip(error: Exception) -> str:
+    try:
+        text = repr(error)
+    except (
+        RecursionError,
+        ValueError,
+    ):  # what it quotes is nested too deeply, or a number too long
+        text = type(error).__name__
+    return text if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "..."
+
+
+def _check_parts(value: dict[str, Any]) -> None:
+    traces = value.setdefault("device_traces", [])
+    if not isinstance(value.get("allocator_settings") or {}, dict):
+        raise TypeError("allocator_settings is no dict")
+    if len(_list(traces)) > MAX_DEVICES:
+        raise ValueError(f"traces of more than {MAX_DEVICES} devices")
+    for segment in value["segments"]:
+        _check_segment(_dict(segment))
+    for trace in traces:
+        for entry in _list(trace):
+            _check_entry(_dict(entry))
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{type(value).__name__} instead of a dict")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{type(value).__name__} instead of a list")
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _natural(value: Any, below: int = 2**63) -> int:
+    if not isinstance(value, int) or not 0 <= value < below:
+        raise ValueError("a number that is no address, size or time")
+    return value
 
 
 def _check_segment(segment: dict[str, Any]) -> None:
-    _natural(segment["address"])
+    at = _natural(segment["address"])
     _natural(segment["total_size"])
-    for block in segment["blocks"]:
-        _natural(block["size"])
-        _natural(block.get("address", 0))
+    _natural(segment.get("stream", 0), 2**64)
+    _natural(segment.get("device", 0), MAX_DEVICES)
+    segment.setdefault("stream", 0)
+    _check_frames(segment.get("frames"))
+    for block in _list(segment["blocks"]):
+        at = _natural(_dict(block).get("address", at)) + _natural(block["size"])
         _natural(block.get("requested_size", 0))
         _check_frames(block.get("frames"))
-        block["state"].isascii()
+        if not isinstance(block["state"], str):
+            raise TypeError("a state that is no text")
 
 
 def _check_entry(entry: dict[str, Any]) -> None:
-    _natural(entry.get("addr", 0))
+    _natural(entry.get("addr", 0), 2**64)
     _natural(entry.get("size", 0))
-    _natural(entry.get("device_free", 0))
-    _natural(entry.get("stream", 0))
+    _natural(entry.get("device_free", 0), 2**64)
+    _natural(entry.get("stream", 0), 2**64)
+    _natural(entry.get("time_us", 0), 2**53)
     if not isinstance(entry["action"], str):
-        raise ValueError("an action that is no text")
+        raise TypeError("an action that is no text")
+    if entry["action"] in NEEDS_SIZE:
+        _natural(entry["size"])
     _check_frames(entry.get("frames"))
 
 
 def _check_frames(frames: Any) -> None:
-    for frame in frames or ():
-        if not isinstance(frame["line"], int) or frame["name"] is None:
-            raise ValueError("a frame without line or name")
+    for frame in _list(frames or []):
+        _natural(max(_dict(frame)["line"], 0), 2**32)
+        if not isinstance(frame["name"], str) or not isinstance(frame["filename"], str):
+            raise TypeError("a frame without name or file")
 
 
 def loads(data: bytes) -> dict[str, Any]:
     """As load(), from memory."""
-    return check("snapshot", _load(Path("snapshot"), io.BytesIO(data)))
+    return check("snapshot", _load(Path("snapshot"), io.BytesIO(data), len(data)))
 
 
 class SnapshotWriter:

@@ -21,6 +21,8 @@ Progress = Callable[[int, int], object]
 _LARGE_SHARE = 0.2  # of the peak: what a reduction of a product is looked for in
 _SHORT_LIFE = 12  # events
 _REDUCED = 8  # so many times smaller is what is left
+_MOST_UNPACKED = 500  # bytes a byte of .xz may become; recordings get to 20
+_MOST_UNPACKED_BESIDE = 64 << 20
 _SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 
 
@@ -58,12 +60,16 @@ def as_trace_file(path: Path) -> Iterator[Path]:
 
 def _unpacked(path: Path, folder: Path) -> Path:
     import lzma
-    import shutil
 
     target = folder / "trace.pya"
+    left = _MOST_UNPACKED_BESIDE + path.stat().st_size * _MOST_UNPACKED
     try:
         with lzma.open(path, "rb") as source, target.open("wb") as file:
-            shutil.copyfileobj(source, file, 1 << 20)
+            while piece := source.read(1 << 20):
+                left -= len(piece)
+                if left < 0:
+                    raise TraceError(f"{path}: it unpacks to far more than a trace would; refused")
+                file.write(piece)
     except (lzma.LZMAError, EOFError) as error:
         raise TraceError(f"{path}: {error}") from None
     return target

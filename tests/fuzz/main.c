@@ -68,7 +68,8 @@ edges_merge(void) {
         memcpy(&any, edge_counts + word, sizeof any);
         for (size_t i = word; any != 0 && i < word + 8; i++) {
             uint8_t bits = edge_bucket(edge_counts[i]);
-            bits = bits != 0 && fuzz.minimise != NULL ? 1 : bits; /* how often does not matter then */
+            bits =
+                bits != 0 && fuzz.minimise != NULL ? 1 : bits; /* how often does not matter then */
             n_new += (bits & ~edge_seen[i]) != 0;
             edge_seen[i] |= bits;
         }
