@@ -74,7 +74,14 @@ struct pya_card {
     size_t peak_live_bytes; /* largest live_bytes so far: memory up to here is needed anyway */
     size_t peak_reserved_bytes;
     double stitch_ns; /* modelled time of all stitching and moving so far */
-    bool is_short;    /* the capacity was reached once: fit more carefully from then on */
+    /* The tight policy's bucket: stitching fills it, requests empty it, and when it runs over the policy gives
+     * way: slack grows. */
+    double bucket_ns;
+    double slack;
+    int64_t bucket_requests; /* how many there had been when it was last emptied */
+    bool is_short;           /* the capacity was reached once */
+    bool
+        fits_carefully; /* so that few wholly free pages are broken: tight, and everyone once short */
 };
 
 static inline bool

@@ -64,6 +64,7 @@ heap_open_card(struct pya_heap *heap, int device, struct pya_card **out) {
     card->index = device;
     card->claims = heap->claims;
     card->options = heap->options;
+    card->fits_carefully = card->options.memory == PYA_MEMORY_TIGHT;
     pya_slab_init(&card->blocks, sizeof(struct pya_block));
     pya_slab_init(&card->uses, sizeof(struct pya_use));
     pya_ptrmap_init(&card->live);

@@ -24,7 +24,7 @@ enum { LADDER_FIT_TRIES = 8, LADDER_TRANSFER_PAGES = 128, LADDER_GROW_PAGES = 4 
 #endif
 
 /* balanced: below this a request is not worth stitching for. */
-#define BALANCED_STITCH_FROM ((size_t)6 << 20)
+#define BALANCED_STITCH_FROM ((size_t)3 << 20)
 /* balanced: since the last growth, stitching may cost this many times what growing would have; but once it
  * has cost this share of what creating all memory did, only PATIENCE_LATE times that, so that the whole bill
  * stays bounded however long a program runs.  Streams that share memory get along with stitching far better
@@ -36,8 +36,13 @@ enum { LADDER_FIT_TRIES = 8, LADDER_TRANSFER_PAGES = 128, LADDER_GROW_PAGES = 4 
  * memory move nearly always: pages that came from another stream lie at the end anyway. */
 #define BALANCED_MOVE_SHARE 4
 #define BALANCED_MOVE_SHARE_STREAMS 64
-/* tight: physical memory may pass peak live by this factor before stitching starts. */
-#define TIGHT_SLACK 1.01
+/* tight: physical memory may pass peak live by this share before stitching starts.  Programs that stitch all
+ * the time fill a bucket that every request empties a little; each time it runs over, the share grows. */
+#define TIGHT_SLACK 0.01
+#define TIGHT_SLACK_STEP 0.02
+#define TIGHT_BUCKET_NS 20e6
+#define TIGHT_BUCKET_MOST_NS 60e3 /* one stitch adds no more */
+#define TIGHT_LEAK_NS 500.0       /* for each request */
 #define TIGHT_MOVE_FROM ((size_t)1 << 30)
 
 static size_t
@@ -104,7 +109,7 @@ pya_ladder_fit(struct pya_arena *arena, size_t bytes, bool is_small) {
         struct pya_block *run = pya_plain_find(arena, bytes, is_small);
         return run == NULL ? NULL : pya_plain_take(arena, run, bytes, is_small);
     }
-    if (PYA_UNLIKELY(card->options.memory == PYA_MEMORY_TIGHT || card->is_short)) {
+    if (PYA_UNLIKELY(card->fits_carefully)) {
         return fit_page_aware(arena, bytes);
     }
     struct pya_block *run = pya_fit_find(&arena->fit, bytes);
@@ -186,11 +191,31 @@ ladder_add_pages(struct pya_arena *arena, size_t n_pages, bool is_small) {
     return st == PYA_OK ? pya_arena_grow(arena, hole, n_pages, is_small) : st;
 }
 
+/* tight gives way where saving the last percent would cost too much of the program's time. */
+static void
+ladder_fill_bucket(struct pya_card *card, double cost_ns) {
+    int64_t n_requests =
+        card->stats.live[0].in[PYA_LIVE_COUNT] + card->stats.live[1].in[PYA_LIVE_COUNT];
+    double leaked = TIGHT_LEAK_NS * (double)(n_requests - card->bucket_requests);
+    card->bucket_requests = n_requests;
+    card->bucket_ns = card->bucket_ns > leaked ? card->bucket_ns - leaked : 0;
+    card->bucket_ns += cost_ns < TIGHT_BUCKET_MOST_NS ? cost_ns : TIGHT_BUCKET_MOST_NS;
+    if (card->bucket_ns > TIGHT_BUCKET_NS) {
+        card->bucket_ns = 0;
+        card->slack += TIGHT_SLACK_STEP;
+        card->fits_carefully = card->is_short;
+    }
+}
+
 static void
 ladder_pay(struct pya_arena *arena, size_t n_pages) {
+    struct pya_card *card = arena->card;
     double cost_ns = stitch_cost_ns(n_pages);
     arena->stitch_debt_ns += cost_ns;
-    arena->card->stitch_ns += cost_ns;
+    card->stitch_ns += cost_ns;
+    if (card->options.memory == PYA_MEMORY_TIGHT) {
+        ladder_fill_bucket(card, cost_ns);
+    }
 }
 
 /* The block in hand is live and so safe; failing to tidy up is not its problem. */
@@ -405,7 +430,7 @@ plan_tight(const struct pya_arena *arena, size_t bytes, size_t n, size_t peak_li
     const struct pya_card *card = arena->card;
     size_t m = pages_for(bytes);
     size_t missing = m > arena->free_pages ? m - arena->free_pages : 0;
-    double most = TIGHT_SLACK * (double)peak_live;
+    double most = (1 + TIGHT_SLACK + card->slack) * (double)peak_live;
     if (n <= missing || (double)(card->reserved_bytes + n * PYA_PAGE) <= most) {
         return PLAN_GROW;
     }
@@ -461,6 +486,7 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     struct pya_card *card = arena->card;
     size_t m = pages_for(bytes);
     card->is_short = true;
+    card->fits_carefully = true;
     card->stats.scalar[PYA_STAT_num_alloc_retries]++;
     pya_status st = ladder_save(arena, bytes, is_small, out);
     if (!is_shortage(st) || pya_card_is_capturing(card)) {
