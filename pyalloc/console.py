@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pyalloc import files
 from pyalloc.errors import UsageError
 
 _AFTER_S = 1.0  # progress is shown from here on
@@ -38,15 +39,11 @@ def check_output(path: Path | None, force: bool) -> None:
 def writing(path: Path, force: bool) -> Iterator[BinaryIO]:
     """A file under a temporary name, renamed at the end: a file under its name is whole."""
     check_output(path, force)
-    partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("wb") as file:
+        with files.writing(path) as file:
             yield file
-        partial.replace(path)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write(path: Path, text: str | bytes, force: bool) -> None:

@@ -96,6 +96,8 @@ def ask(pid: int) -> dict[str, Any]:
     """
     path = socket_path(pid)
     try:
+        if path.lstat().st_uid not in (os.getuid(), 0):
+            raise UsageError(f"{path} belongs to another user, who could tell anything")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_TIMEOUT_S)
             connection.connect(str(path))

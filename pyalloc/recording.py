@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from pyalloc import _core, marks
+from pyalloc import _core, files, marks
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
 
@@ -229,7 +229,7 @@ class Recorder:
         writer = self.writer = EventWriter(_core.TraceWriter(self.path))
         self.source = (_Ours if _core.is_created() else _Torchs)(writer, self.stacks)
         now = self.source.clock()
-        for text in _notes(torch):
+        for text in _notes(torch, with_command=self.stacks != "none"):
             writer.mark(Mark(now, "user", text))
         for index in range(torch.cuda.device_count()):
             properties: Any = torch.cuda.get_device_properties(index)
@@ -322,7 +322,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def _notes(torch: Any) -> Iterator[str]:
+def _notes(torch: Any, *, with_command: bool) -> Iterator[str]:
     yield f"torch={torch.__version__}"
     yield f"allocator={'pyalloc' if _core.is_created() else torch.cuda.get_allocator_backend()}"
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYALLOC_CONF"):
@@ -332,7 +332,8 @@ def _notes(torch: Any) -> Iterator[str]:
         if os.environ.get(name):
             yield f"{name.lower()}={os.environ[name]}"
     yield f"pid={os.getpid()}"
-    yield f"command={' '.join(getattr(sys, 'orig_argv', sys.argv))}"
+    if with_command:
+        yield f"command={' '.join(getattr(sys, 'orig_argv', sys.argv))}"
 
 
 def _observe_oom(torch: Any, recorder: Recorder) -> None:
@@ -358,9 +359,8 @@ def dump_oom(recorder: Recorder, device: int, asked: int) -> Path:
     part = recorder.flush()
     analysis = trace.analyse(part, device=device)
     path = recorder.path.with_name(recorder.path.stem + ".oom.txt")
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(text.explain_oom(analysis, device, asked, recorder.path) + "\n")
-    temporary.replace(path)
+    why = text.explain_oom(analysis, device, asked, recorder.path)
+    files.write(path, f"{why}\n".encode())
     print(f"pyalloc: out of memory; why, in words: {path}", file=sys.stderr)
     return path
 
@@ -379,7 +379,7 @@ def record(
 
     Args:
         path: the file to write; it has its name once the recording ended (`<path>.part` until then).
-        stacks: "python", "all" (C++ frames too, slower) or "none".
+        stacks: "python", "all" (C++ frames too, slower) or "none", which leaves out the command line too.
         automatic: mark forward, backward and optimizer phases, steps, modules and tensors' categories by hooks.
         force: overwrite the file.
 
@@ -436,6 +436,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--stacks", choices=STACK_CHOICES, default="python", help="stacks to record (python)"
     )
     parser.add_argument(
+        "--no-source",
+        action="store_true",
+        help="nothing of the program's own: no stacks, no command line (for files that others will see)",
+    )
+    parser.add_argument(
         "--no-marks", action="store_true", help="no automatic phases, steps and categories"
     )
     parser.add_argument("--force", action="store_true", help="overwrite files")
@@ -445,7 +450,8 @@ def from_arguments(args: argparse.Namespace) -> dict[str, str]:
     """The environment that these arguments ask for."""
     if args.record is None:
         return {}
-    return prepare(args.record, stacks=args.stacks, automatic=not args.no_marks, force=args.force)
+    stacks = "none" if args.no_source else args.stacks
+    return prepare(args.record, stacks=stacks, automatic=not args.no_marks, force=args.force)
 
 
 def record_when_cuda_starts() -> None:

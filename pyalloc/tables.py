@@ -6,7 +6,7 @@ import html
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyalloc import marks
+from pyalloc import files, marks
 
 MIB = 2**20
 
@@ -139,10 +139,7 @@ class Snapshot:
         import pickle
         from pathlib import Path
 
-        target = Path(path)
-        partial = target.with_name(target.name + ".partial")
-        partial.write_bytes(pickle.dumps(self.data, protocol=4))
-        partial.replace(target)
+        files.write(Path(path), pickle.dumps(self.data, protocol=4))
 
     def __str__(self) -> str:
         """One line for each device."""

@@ -27,12 +27,63 @@ _SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_thresh
 
 
 @contextlib.contextmanager
-def as_trace_file(path: Path) -> Iterator[Path]:
-    """A trace file with the contents of `path`: itself, or a temporary one.
+def as_trace_file(path: Path, *, no_source: bool = False) -> Iterator[Path]:
+    """A trace file with the contents of `path`: itself, or a temporary one; no_source: without_source().
 
     Raises:
         TraceError: the file is missing, damaged or of another kind.
     """
+    with _as_trace_file(path) as file:
+        if not no_source:
+            yield file
+            return
+        with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
+            target = Path(folder) / path.with_suffix(".pya").name
+            without_source(file, target)
+            yield target
+
+
+def without_source(path: Path, target: Path) -> None:
+    """Writes a trace again without stacks and without the command line.
+
+    Raises:
+        TraceError: the file is damaged, or target cannot be written.
+    """
+    reader, writer = _core.TraceReader(path), _core.TraceWriter(target)
+    texts: dict[int, int] = {0: 0}
+    try:
+        while True:
+            columns = [memoryview(c) for c in reader.read()]
+            kinds, devices = columns[0].cast("B"), columns[1].cast("B")
+            longs = [column.cast("Q") for column in columns[2:8]]
+            numbers = columns[9].cast("I")
+            if not kinds:
+                return
+            for i, kind in enumerate(kinds):
+                number = numbers[i]
+                if number not in texts:
+                    text = reader.text(number) or ""
+                    texts[number] = -1 if text.startswith("command=") else writer.string(text)
+                if texts[number] < 0:
+                    continue
+                time_ns, thread, stream, addr, size, arg = (column[i] for column in longs)
+                writer.event(
+                    kind,
+                    device=devices[i],
+                    time_ns=time_ns,
+                    thread=thread,
+                    stream=stream,
+                    addr=addr,
+                    bytes=size,
+                    arg=arg,
+                    text=texts[number],
+                )
+    finally:
+        writer.close()
+
+
+@contextlib.contextmanager
+def _as_trace_file(path: Path) -> Iterator[Path]:
     try:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))

@@ -9,6 +9,7 @@
 #include "vmm.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,8 +145,13 @@ pya_hostcuda_write_counters(const char *path) {
         errno = ENAMETOOLONG;
         return -1;
     }
-    FILE *file = fopen(partial, "we");
+    (void)unlink(partial); /* left by a process of that number that was killed */
+    int fd = open(partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
     if (file == NULL) {
+        if (fd >= 0) {
+            (void)close(fd);
+        }
         return -1;
     }
     control_write_json(file);

@@ -412,7 +412,9 @@ pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out
     (void)snprintf(w->path, n + 1, "%s", path);
     (void)snprintf(w->part, n + sizeof ".part", "%s.part", path);
     status = PYA_E_IO;
-    w->fd = open(w->part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    /* What a killed process left goes; a link somebody put there goes too, and is not followed. */
+    (void)unlink(w->part);
+    w->fd = open(w->part, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (w->fd < 0) {
         goto free_writer;
     }

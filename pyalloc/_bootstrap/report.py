@@ -122,6 +122,9 @@ def _write(state: _Watch) -> None:
         "devices": state.peaks,
     }
     final = Path(state.folder) / f"torch.{state.pid}.json"
+    # Not pyalloc.files: the program may run in an environment without pyalloc.
     partial = final.with_suffix(".partial")
-    partial.write_text(json.dumps(content))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with os.fdopen(os.open(partial, flags, 0o600), "w") as file:
+        file.write(json.dumps(content))
     partial.rename(final)

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from pyalloc import dryrun, recording
+from pyalloc import console, dryrun, recording
 from pyalloc.errors import UsageError
 
 
@@ -51,7 +51,5 @@ class Command:
         if args.record is not None:
             print(f"  recorded: pyalloc report {args.record}", file=sys.stderr)
         if args.json is not None:
-            partial = args.json.with_name(args.json.name + ".partial")
-            partial.write_text(result.to_json() + "\n", encoding="utf-8")
-            partial.replace(args.json)
+            console.write(args.json, result.to_json() + "\n", args.force)
         return result.exit_code

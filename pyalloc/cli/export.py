@@ -28,6 +28,9 @@ class Command:
         parser.add_argument("file", type=Path, help="a trace, or a snapshot torch wrote")
         parser.add_argument("--to", choices=sorted(export.FORMATS), required=True, help="format")
         parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there")
+        parser.add_argument(
+            "--no-source", action="store_true", help="leave out stacks and the command line"
+        )
         parser.add_argument("-q", "--quiet", action="store_true", help="say nothing")
         parser.add_argument("--force", action="store_true", help="overwrite FILE")
 
@@ -37,9 +40,12 @@ class Command:
         target = args.output or args.file.with_name(args.file.stem + suffix)
         console.check_output(target, args.force)
         progress = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
-        found = trace.analyse(args.file, n_bins=5000, progress=progress)
-        progress.close()
-        with trace.as_trace_file(args.file) as file, console.writing(target, args.force) as out:
+        with (
+            trace.as_trace_file(args.file, no_source=args.no_source) as file,
+            console.writing(target, args.force) as out,
+        ):
+            found = trace.analyse(file, n_bins=5000, progress=progress)
+            progress.close()
             convert(file, found, out)
         console.tell(args, f"wrote {target}")
         console.tell(args, "next: " + _THEN[args.to].format(target, file=args.file))

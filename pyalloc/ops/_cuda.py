@@ -8,16 +8,17 @@ import functools
 import hashlib
 import importlib.util
 import os
-import tempfile
 import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from pyalloc import files
 from pyalloc.errors import OpError
 from pyalloc.ops._library import AdditiveArgs, AttentionArgs, PowerSphericalArgs, library
 
+_SEAL = hashlib.sha256().digest_size
 SOURCE = Path(__file__).parent.parent / "lib" / "ops.cu"
 
 
@@ -138,25 +139,29 @@ def _cache_directory() -> Path:
 
 
 def read_cached(path: Path) -> bytes | None:
-    """The content if it is whole: a file begins with the SHA-256 of the rest, and is the user's own."""
+    """The content if it is whole and what the name says: a file begins with its seal, and is the user's own."""
     try:
-        info = path.stat()
-        data = path.read_bytes()
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            info = os.fstat(handle)
+            data = file.read()
     except OSError:
         return None
     if info.st_uid != os.getuid() or info.st_mode & 0o022:
         return None
-    return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
+    return data[_SEAL:] if seal(path, data[_SEAL:]) == data[:_SEAL] else None
+
+
+def seal(path: Path, content: bytes) -> bytes:
+    """SHA-256 of the file's name (source and architecture) and of its content."""
+    return hashlib.sha256(path.name.encode() + b"\0" + content).digest()
 
 
 def write_cached(path: Path, content: bytes) -> None:
     """Writes under a temporary name and renames; a cache that cannot be written is done without."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)  # mode 0600
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(content).digest() + content)
-        os.replace(temporary, path)
+        files.write(path, seal(path, content) + content)
 
 
 def _nvrtc() -> ctypes.CDLL:

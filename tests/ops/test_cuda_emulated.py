@@ -174,6 +174,13 @@ def test_cache_is_private_and_checked(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     assert _cuda.read_cached(path) is None
     _cuda.write_cached(path, b"again")
+    other = path.with_name("other.cubin")  # another source's or architecture's
+    other.write_bytes(path.read_bytes())
+    other.chmod(0o600)
+    assert _cuda.read_cached(other) is None
+    other.unlink()
+    other.symlink_to(path)
+    assert _cuda.read_cached(other) is None
     path.chmod(0o666)
     assert _cuda.read_cached(path) is None
     assert _cuda.read_cached(tmp_path / "none") is None

@@ -1,0 +1,40 @@
+"""How pyalloc writes files: private, whole or not at all, and never through somebody else's link."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A new file beside path (mode 0600), which takes its name at a good end; a link of that name is replaced.
+
+    Raises:
+        OSError: the folder cannot be written to, or path is a device, a pipe or a folder.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            raise FileExistsError(0, "it is no plain file and would be replaced")
+    # mkstemp opens with O_EXCL and O_NOFOLLOW, and mode 0600.
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def write(path: Path, data: bytes) -> None:
+    """The same at once."""
+    with writing(path) as file:
+        file.write(data)
