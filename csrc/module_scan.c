@@ -77,15 +77,17 @@ scan_moment_list(PyObject *sequence, size_t *n) {
 
 static PyObject *
 scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"path", "device", "n_bins", "moments", "progress", NULL};
+    static char *names[] = {"path", "device", "n_bins", "moments", "progress", "window", NULL};
     PyObject *path = NULL;
     PyObject *moments = NULL;
     PyObject *progress = Py_None;
     struct pya_scan_settings settings = {.device = -1};
     unsigned n_bins = 2000;
+    unsigned long long begin = 0;
+    unsigned long long end = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O&|$iIOO", names, PyUnicode_FSConverter, &path, &settings.device,
-            &n_bins, &moments, &progress)) {
+            args, kwargs, "O&|$iIOO(KK)", names, PyUnicode_FSConverter, &path, &settings.device,
+            &n_bins, &moments, &progress, &begin, &end)) {
         return NULL;
     }
     uint64_t *numbers = scan_moment_list(moments, &settings.n_moments);
@@ -95,6 +97,8 @@ scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return NULL;
     }
     settings.n_bins = n_bins;
+    settings.window_begin = begin;
+    settings.window_end = end;
     settings.moments = numbers;
     settings.progress = progress == Py_None ? NULL : scan_progress;
     settings.progress_arg = progress;
@@ -284,10 +288,9 @@ scan_notes(PyObject *self, PyObject *unused) {
 }
 
 static PyObject *
-moment_blocks(const struct pya_scan_moment *moment) {
+block_rows(const struct pya_scan_block *b, size_t n) {
     PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < moment->n_blocks; i++) {
-        const struct pya_scan_block *b = &moment->blocks[i];
+    for (size_t i = 0; list != NULL && i < n; i++, b++) {
         rows_add(
             &list, Py_BuildValue(
                        "(KKKKKNIIIIIIi)", (ull)b->addr, (ull)b->bytes, (ull)b->stream,
@@ -318,7 +321,7 @@ scan_moments(PyObject *self, PyObject *unused) {
     const struct pya_scan_moment *m = pya_scan_moments(scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, m++) {
-        PyObject *blocks = moment_blocks(m);
+        PyObject *blocks = block_rows(m->blocks, m->n_blocks);
         PyObject *segments = blocks == NULL ? NULL : moment_segments(m);
         if (segments == NULL) {
             Py_XDECREF(blocks);
@@ -331,6 +334,14 @@ scan_moments(PyObject *self, PyObject *unused) {
                        blocks, segments));
     }
     return list;
+}
+
+static PyObject *
+scan_spans(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan_block *b = pya_scan_spans(scan_from(self), &n);
+    return block_rows(b, n);
 }
 
 static PyObject *
@@ -366,17 +377,12 @@ scan_frames(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef scan_methods[] = {
-    {"totals", scan_totals, METH_NOARGS, NULL},
-    {"bins", scan_bins, METH_NOARGS, NULL},
-    {"phases", scan_phases, METH_NOARGS, NULL},
-    {"steps", scan_steps, METH_NOARGS, NULL},
-    {"stacks", scan_stacks, METH_NOARGS, NULL},
-    {"ooms", scan_ooms, METH_NOARGS, NULL},
-    {"notes", scan_notes, METH_NOARGS, NULL},
-    {"moments", scan_moments, METH_NOARGS, NULL},
-    {"text", scan_text, METH_VARARGS, NULL},
-    {"frames", scan_frames, METH_VARARGS, NULL},
-    {NULL, NULL, 0, NULL},
+    {"totals", scan_totals, METH_NOARGS, NULL},  {"bins", scan_bins, METH_NOARGS, NULL},
+    {"phases", scan_phases, METH_NOARGS, NULL},  {"steps", scan_steps, METH_NOARGS, NULL},
+    {"stacks", scan_stacks, METH_NOARGS, NULL},  {"ooms", scan_ooms, METH_NOARGS, NULL},
+    {"notes", scan_notes, METH_NOARGS, NULL},    {"moments", scan_moments, METH_NOARGS, NULL},
+    {"spans", scan_spans, METH_NOARGS, NULL},    {"text", scan_text, METH_VARARGS, NULL},
+    {"frames", scan_frames, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot scan_slots[] = {

@@ -153,7 +153,8 @@ class Scan:
     """One pass over a trace file in bounded memory (csrc/replay/scan.h); rows are the structs' fields in order.
 
     Texts and stacks are numbers for text() and frames().  moments: ascending numbers of events, at each of which the
-    live blocks and the segments are kept.
+    live blocks and the segments are kept.  window: bins only of these events, and spans(): the largest blocks alive in
+    it, rows as those of moments().
     """
 
     def __init__(
@@ -164,7 +165,9 @@ class Scan:
         n_bins: int = 2000,
         moments: list[int] = ...,
         progress: Callable[[int, int], object] | None = None,
+        window: tuple[int, int] = (0, 0),
     ) -> None: ...
+    def spans(self) -> list[tuple[Any, ...]]: ...
     def totals(self) -> dict[str, Any]: ...
     def bins(self) -> list[tuple[int, int, int, int, int, int, int, int]]: ...
     def phases(self) -> list[tuple[int, ...]]: ...

@@ -24,6 +24,7 @@ def advise(analysis: Analysis) -> list[Advice]:
         *_no_grad(analysis),
         *_reductions(analysis),
         *_gradients(analysis),
+        *_stale(analysis),
         *_checkpoint(analysis),
         *_fragmentation(analysis),
         *_policies(analysis),
@@ -104,6 +105,30 @@ def _gradients(analysis: Analysis) -> Iterator[Advice]:
             f"{size(held)} of old gradients are alive at the peak, which lies in {phase}: "
             "optimizer.zero_grad(set_to_none=True) before the forward pass gives them back.",
             held,
+        )
+
+
+def _stale(analysis: Analysis) -> Iterator[Advice]:
+    """What the step before made and a variable still holds at the peak."""
+    peak = analysis.peak
+    step = analysis.step_at(peak.event)
+    held: dict[str, int] = {}
+    for block in peak.blocks:
+        is_made_before = step is not None and 0 <= block.step < step
+        is_dropped_later = block.free_event is not None and block.free_event >= peak.event
+        if is_made_before and is_dropped_later and analysis.category(block) == "activations":
+            where = analysis.place(block.stack)
+            name = str(where) if where else "(no stack)"
+            held[name] = held.get(name, 0) + block.bytes
+    total = sum(held.values())
+    if total > peak.allocated_bytes * 0.05:
+        name = max(held, key=lambda key: held[key])
+        yield Advice(
+            "stale",
+            f"{size(total)} at the peak were made in an earlier step, most at {name}, and are dropped only later in "
+            "this one: a variable (an output, a loss) keeps them until it is assigned anew. `del` it at the end of "
+            "the step, or put the step into a function.",
+            total,
         )
 
 

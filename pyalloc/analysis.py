@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -151,12 +151,18 @@ class Analysis:
     notes: dict[str, str]
     moments: dict[int, Moment]
     scan: _core.Scan
+    # The step of the peak, or what is around it: bins as above, and its largest blocks.
+    window_end: int
+    window_bins: list[tuple[int, ...]]
+    spans: list[Block]
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
     reductions: list[tuple[Block, int]] = field(default_factory=list)
     _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, path: Path, first: _core.Scan, second: _core.Scan, at: list[int]) -> Analysis:
+    def of(
+        cls, path: Path, first: _core.Scan, second: _core.Scan, at: list[int], window_end: int
+    ) -> Analysis:
         """From the pass that counted and the pass that looked at moments."""
         phases = [Phase(first.text(row[0]), *row[1:]) for row in first.phases()]
         notes = dict(note.split("=", 1) for note in first.notes() if "=" in note)
@@ -174,6 +180,9 @@ class Analysis:
             notes=notes,
             moments=moments,
             scan=second,
+            window_end=window_end,
+            window_bins=list(second.bins()),
+            spans=_blocks(second, second.spans()),
         )
 
     # ---- looking things up ----
@@ -226,6 +235,10 @@ class Analysis:
         inside = [p for p in self.phases if p.begin < event <= p.end]
         return max(inside, key=lambda p: p.depth).name if inside else ""
 
+    def step_at(self, event: int) -> int | None:
+        """The step a moment belongs to; None before the first."""
+        return next((step[0] for step in reversed(self.steps) if step[1] < event), None)
+
     # ---- categories ----
 
     def category(self, block: Block) -> str:
@@ -272,8 +285,12 @@ class Analysis:
     def by_line(self, blocks: Iterable[Block]) -> list[Row]:
         """Bytes of each line of the user's code, largest first."""
         held = list(blocks)
-        guesses = self._gradients_of(held)
-        return _rows((self._line(block, guesses), block) for block in held)
+        return _rows(zip(self.labels(held), held, strict=True))
+
+    def labels(self, blocks: Sequence[Block]) -> list[str]:
+        """The line of the user's code of each block, or what else is known."""
+        guesses = self._gradients_of(blocks)
+        return [self._line(block, guesses) for block in blocks]
 
     def _line(self, block: Block, guesses: dict[int, str]) -> str:
         where = self.place(block.stack)
@@ -283,7 +300,7 @@ class Analysis:
             return f"gradient of what is made at {guesses[block.alloc_event]} (same size)"
         return "backward (no Python stack)" if block.phase == "backward" else "(no stack)"
 
-    def _gradients_of(self, blocks: list[Block]) -> dict[int, str]:
+    def _gradients_of(self, blocks: Sequence[Block]) -> dict[int, str]:
         """Blocks of backward that have no stack are gradients of activations of their own size."""
         makers: dict[int, str] = {}
         for block in sorted(blocks, key=lambda b: b.alloc_event):
@@ -385,6 +402,10 @@ class Analysis:
 def moment(scan: _core.Scan, row: tuple[Any, ...]) -> Moment:
     """A row of Scan.moments()."""
     event, allocated, reserved, blocks, segments = row
+    return Moment(event, allocated, reserved, tuple(_blocks(scan, blocks)), tuple(segments))
+
+
+def _blocks(scan: _core.Scan, rows: Iterable[tuple[Any, ...]]) -> list[Block]:
     texts: dict[int, str] = {0: ""}
 
     def text(number: int) -> str:
@@ -392,29 +413,23 @@ def moment(scan: _core.Scan, row: tuple[Any, ...]) -> Moment:
             texts[number] = scan.text(number)
         return texts[number]
 
-    return Moment(
-        event,
-        allocated,
-        reserved,
-        tuple(
-            Block(
-                address=b[0],
-                bytes=rounded(b[1]),
-                stream=b[2],
-                alloc_event=b[3],
-                free_event=b[5],
-                stack=b[6],
-                category=text(b[7]),
-                phase=text(b[8]),
-                module=text(b[9]).removeprefix("module:"),
-                step=b[10] - 1,
-                free_phase=text(b[11]),
-                device=b[12],
-            )
-            for b in blocks
-        ),
-        tuple(segments),
-    )
+    return [
+        Block(
+            address=b[0],
+            bytes=rounded(b[1]),
+            stream=b[2],
+            alloc_event=b[3],
+            free_event=b[5],
+            stack=b[6],
+            category=text(b[7]),
+            phase=text(b[8]),
+            module=text(b[9]).removeprefix("module:"),
+            step=b[10] - 1,
+            free_phase=text(b[11]),
+            device=b[12],
+        )
+        for b in rows
+    ]
 
 
 def _rows(named: Iterable[tuple[str, Block]]) -> list[Row]:

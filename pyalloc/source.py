@@ -35,6 +35,11 @@ def short_file(file: str) -> str:
     return "/".join(PurePath(file).parts[-2:])
 
 
+def is_foreign(file: str) -> bool:
+    """Is this a library's file, not the user's?"""
+    return bool(_FOREIGN.search(file))
+
+
 @functools.cache
 def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
     """(first line, last line, qualified name) of each function of a file; nothing where it cannot be read."""
@@ -74,7 +79,7 @@ def qualified(file: str, line: int, name: str) -> str:
 def place(frames: tuple[Frame, ...]) -> Place | None:
     """The innermost line of the user's own code; else the innermost Python line; None without frames."""
     for name, file, line in frames:
-        if not _FOREIGN.search(file):
+        if not is_foreign(file):
             return Place(file, line, qualified(file, line, name))
     for name, file, line in frames:
         if file.endswith(".py"):

@@ -5,6 +5,7 @@ A snapshot is first written as a trace into a temporary file, so that all that f
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,8 @@ _SHORT_LIFE = 12  # events
 _REDUCED = 8  # so many times smaller is what is left
 _MOST_UNPACKED = 500  # bytes a byte of .xz may become; recordings get to 20
 _MOST_UNPACKED_BESIDE = 64 << 20
+_WINDOW_BINS = 600
+_WINDOW_EVENTS = 100_000  # around the peak, where no step tells what belongs together
 _SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 
 
@@ -177,8 +180,16 @@ def analyse(
         first = _core.Scan(file, device=device, n_bins=n_bins, progress=progress)
         totals = first.totals()
         at = _interesting(first, totals, moments)
-        second = _core.Scan(file, device=device, n_bins=2, moments=at, progress=progress)
-        result = Analysis.of(path, first, second, at)
+        window = _window(first, totals)
+        second = _core.Scan(
+            file,
+            device=device,
+            n_bins=_WINDOW_BINS,
+            moments=at,
+            progress=progress,
+            window=window,
+        )
+        result = Analysis.of(path, first, second, at, window[1])
         _find_reductions(result, file, device)
         return result
 
@@ -227,6 +238,18 @@ def _interesting(scan: _core.Scan, totals: dict[str, Any], moments: int) -> list
     if moments > 0:
         wanted.update(i * n // moments for i in range(1, moments))
     return sorted(wanted)
+
+
+def _window(scan: _core.Scan, totals: dict[str, Any]) -> tuple[int, int]:
+    """What to look at block by block: the step of the peak, all of a short trace, else what is around the peak."""
+    peak, n = totals["peak_event"], max(totals["n_events"], 1)
+    begins = [step[1] for step in scan.steps()]
+    at = bisect.bisect_left(begins, peak)
+    if len(begins) > 1 and at > 0:
+        return begins[at - 1], begins[at] if at < len(begins) else n
+    if n <= _WINDOW_EVENTS:
+        return 0, n
+    return max(peak - _WINDOW_EVENTS // 2, 0), min(peak + _WINDOW_EVENTS // 2, n)
 
 
 @contextlib.contextmanager

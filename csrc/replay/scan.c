@@ -169,11 +169,17 @@ bins_halve(struct pya_scan *s) {
 
 static bool
 timeline_add(struct pya_scan *s, const struct pya_trace_event *e) {
-    if (s->totals.n_events % s->events_per_bin == 0) {
-        if (s->bins.n == 2 * s->settings->n_bins) {
+    const struct pya_scan_settings *settings = s->settings;
+    if (s->totals.n_events < settings->window_begin ||
+        (settings->window_end > 0 && s->totals.n_events >= settings->window_end)) {
+        return true;
+    }
+    const uint64_t number = s->totals.n_events - settings->window_begin;
+    if (number % s->events_per_bin == 0) {
+        if (s->bins.n == 2 * settings->n_bins) {
             bins_halve(s);
         }
-        if (s->totals.n_events % s->events_per_bin == 0) {
+        if (number % s->events_per_bin == 0) {
             struct pya_scan_bin *bin = SCAN_ADD(s->bins, struct pya_scan_bin);
             if (bin == NULL) {
                 return false;
@@ -242,8 +248,7 @@ scan_apply(struct pya_scan *s, const struct pya_trace_event *e) {
         s->totals.n_record_streams++;
         return true;
     case PYA_TRACE_FREE:
-        scan_block_free(s, e);
-        return true;
+        return scan_block_free(s, e);
     case PYA_TRACE_SEGMENT_ALLOC:
     case PYA_TRACE_SEGMENT_MAP:
         s->totals.n_segment_events++;
@@ -332,7 +337,7 @@ scan_all(struct pya_scan *s) {
     s->totals.end_reserved_bytes = s->reserved;
     s->totals.n_live = s->n_live;
     s->totals.is_complete = pya_trace_is_complete(s->reader);
-    return scan_moments_take(s) ? PYA_OK : PYA_E_HOST_NOMEM;
+    return scan_moments_take(s) && scan_spans_end(s) ? PYA_OK : PYA_E_HOST_NOMEM;
 }
 
 pya_status
@@ -376,6 +381,7 @@ GETTER(stacks, struct pya_scan_stack)
 GETTER(ooms, struct pya_scan_oom)
 GETTER(notes, uint32_t)
 GETTER(moments, struct pya_scan_moment)
+GETTER(spans, struct pya_scan_block)
 
 const struct pya_trace_reader *
 pya_scan_reader(const struct pya_scan *scan) {
@@ -397,9 +403,9 @@ pya_scan_destroy(struct pya_scan *scan) {
         free(moment->blocks);
         free(moment->segments);
     }
-    const struct scan_list *lists[] = {&scan->bins,  &scan->phases,  &scan->steps,   &scan->stacks,
-                                       &scan->ooms,  &scan->notes,   &scan->moments, &scan->copies,
-                                       &scan->lives, &scan->segments};
+    const struct scan_list *lists[] = {&scan->bins,  &scan->phases,   &scan->steps,   &scan->stacks,
+                                       &scan->ooms,  &scan->notes,    &scan->moments, &scan->copies,
+                                       &scan->lives, &scan->segments, &scan->spans};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         free(lists[i]->items);
     }

@@ -12,6 +12,7 @@ extern "C" {
 #endif
 
 #define PYA_SCAN_NEVER UINT64_MAX
+#define PYA_SCAN_SPANS 8192
 #define PYA_SCAN_MODULE                                                                            \
     "module:" /* phases of this prefix are modules: kept apart from the others */
 
@@ -20,6 +21,8 @@ struct pya_scan_settings {
     size_t n_bins;           /* at least 2; between this many and twice as many come back */
     const uint64_t *moments; /* ascending */
     size_t n_moments;
+    /* Not (0, 0): bins only of these events, and the largest blocks alive among them as spans. */
+    uint64_t window_begin, window_end;
     /* Called now and then; false stops (PYA_E_BUSY).  May be NULL. */
     bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_all);
     void *progress_arg;
@@ -103,6 +106,8 @@ const struct pya_scan_oom *pya_scan_ooms(const struct pya_scan *scan, size_t *n)
 /* Texts of the notes (USER events). */
 const uint32_t *pya_scan_notes(const struct pya_scan *scan, size_t *n);
 const struct pya_scan_moment *pya_scan_moments(const struct pya_scan *scan, size_t *n);
+/* Blocks alive in the window, in the order of their ends; at most PYA_SCAN_SPANS, the smallest are left out. */
+const struct pya_scan_block *pya_scan_spans(const struct pya_scan *scan, size_t *n);
 /* At the end of the file: for texts and frames. */
 const struct pya_trace_reader *pya_scan_reader(const struct pya_scan *scan);
 const char *pya_scan_error(const struct pya_scan *scan);

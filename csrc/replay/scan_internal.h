@@ -31,7 +31,9 @@ struct pya_scan {
     struct pya_trace_reader *reader;
     const struct pya_scan_settings *settings;
     struct pya_scan_totals totals;
-    struct scan_list bins, phases, steps, stacks, ooms, notes, moments, copies, lives, segments;
+    struct scan_list bins, phases, steps, stacks, ooms, notes, moments, copies, lives, segments,
+        spans;
+    uint64_t span_bytes; /* smaller ones are no longer kept */
     uint64_t events_per_bin;
     uint32_t *table; /* index into lives + 1; 0: empty */
     size_t table_size, n_live;
@@ -66,10 +68,12 @@ scan_current_phase(const struct pya_scan *s) {
 /* ---- scan_live.c: blocks, their stacks, and copies of what is alive.  False: no host memory. ---- */
 
 bool scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e);
-void scan_block_free(struct pya_scan *s, const struct pya_trace_event *e);
+bool scan_block_free(struct pya_scan *s, const struct pya_trace_event *e);
 void scan_categorise(struct pya_scan *s, const struct pya_trace_event *e);
 /* Those that are due. */
 bool scan_moments_take(struct pya_scan *s);
+/* What is still alive at the end becomes spans too. */
+bool scan_spans_end(struct pya_scan *s);
 
 /* ---- scan_segments.c: device memory ---- */
 

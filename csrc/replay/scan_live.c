@@ -109,7 +109,55 @@ stack_of(struct pya_scan *s, uint32_t *number) {
     return SCAN_ITEM(s->stacks, struct pya_scan_stack, stack);
 }
 
+/* Half of the spans, the larger ones, stay. */
 static void
+spans_thin(struct pya_scan *s) {
+    while (s->spans.n > PYA_SCAN_SPANS / 2) {
+        s->span_bytes = s->span_bytes == 0 ? PYA_ALIGN : s->span_bytes + s->span_bytes / 4;
+        size_t kept = 0;
+        for (size_t i = 0; i < s->spans.n; i++) {
+            const struct pya_scan_block span = *SCAN_ITEM(s->spans, struct pya_scan_block, i);
+            if (span.bytes >= s->span_bytes) {
+                *SCAN_ITEM(s->spans, struct pya_scan_block, kept++) = span;
+            }
+        }
+        s->spans.n = kept;
+    }
+}
+
+static bool
+span_add(struct pya_scan *s, const struct pya_scan_block *row, uint64_t end, uint32_t phase) {
+    const struct pya_scan_settings *settings = s->settings;
+    if (end <= settings->window_begin || row->alloc_event >= settings->window_end ||
+        row->bytes < s->span_bytes) {
+        return true;
+    }
+    if (s->spans.n == PYA_SCAN_SPANS) {
+        spans_thin(s);
+    }
+    struct pya_scan_block *span = SCAN_ADD(s->spans, struct pya_scan_block);
+    if (span == NULL) {
+        return false;
+    }
+    *span = *row;
+    span->free_event = end;
+    span->free_phase = phase;
+    return true;
+}
+
+bool
+scan_spans_end(struct pya_scan *s) {
+    for (size_t i = 0; i < s->table_size; i++) {
+        if (s->table[i] != 0 && !span_add(
+                                    s, &SCAN_ITEM(s->lives, struct scan_live, s->table[i] - 1)->row,
+                                    PYA_SCAN_NEVER, 0)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
 block_end(struct pya_scan *s, size_t at) {
     const struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, s->table[at] - 1);
     const struct pya_scan_block *row = &live->row;
@@ -134,7 +182,9 @@ block_end(struct pya_scan *s, size_t at) {
         kept->free_event = s->totals.n_events;
         kept->free_phase = scan_current_phase(s);
     }
+    const bool is_kept = span_add(s, row, s->totals.n_events, scan_current_phase(s));
     live_remove(s, at);
+    return is_kept;
 }
 
 bool
@@ -143,7 +193,9 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
         size_t at = live_find(s, e->addr, e->device);
         if (s->table[at] != 0) {
             s->totals.n_unknown_frees++; /* its free is missing */
-            block_end(s, at);
+            if (!block_end(s, at)) {
+                return false;
+            }
         }
     }
     uint32_t number = e->stack;
@@ -180,15 +232,15 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     return true;
 }
 
-void
+bool
 scan_block_free(struct pya_scan *s, const struct pya_trace_event *e) {
     size_t at = s->table_size == 0 ? 0 : live_find(s, e->addr, e->device);
     if (s->table_size == 0 || s->table[at] == 0) {
         s->totals.n_unknown_frees++;
-        return;
+        return true;
     }
     s->totals.n_frees++;
-    block_end(s, at);
+    return block_end(s, at);
 }
 
 void

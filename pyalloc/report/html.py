@@ -5,16 +5,23 @@ from __future__ import annotations
 import html
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pyalloc import source
 from pyalloc.advice import advise, size
-from pyalloc.analysis import Analysis, Block, Moment
+from pyalloc.analysis import Analysis, Block, Moment, Phase
 from pyalloc.report import data
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _MAX_PIECES = 1200  # of one state of the segment map
 _MAX_SEGMENTS = 400
 _TOP = 40  # rows of a table
+_MAX_STACKS = 1500
+_MAX_FRAMES = 40  # of a stack, the innermost
+_MAX_FLAME = 600  # stacks of the peak
+_MAX_PHASES = 400
+_MAX_STEPS = 400
+T = TypeVar("T")
 IDLE = 0  # index of idle memory in the palette
 
 
@@ -28,11 +35,40 @@ def page(analysis: Analysis) -> str:
     return template.replace("__TITLE__", title).replace("__DATA__", content)
 
 
+class _Stacks:
+    """Stacks and frames, each once in the page: a frame is [text, is it a library's], a stack a list of frames."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+        self.frames: dict[tuple[str, bool], int] = {}
+        self.stacks: list[list[int]] = []
+        self.numbers: dict[tuple[int, str], int] = {}
+
+    def number(self, stack: int, label: str) -> int:
+        """Of a stack, outermost frame first; of a label where there is none."""
+        key = (stack, "" if stack else label)
+        if key not in self.numbers:
+            if len(self.stacks) == _MAX_STACKS:
+                return -1
+            frames = [
+                (f"{source.short_file(file)}:{line} {name}", source.is_foreign(file))
+                for name, file, line in reversed(self.analysis.frames(stack)[:_MAX_FRAMES])
+            ] or [(label, False)]
+            self.numbers[key] = len(self.stacks)
+            self.stacks.append(
+                [self.frames.setdefault(frame, len(self.frames)) for frame in frames]
+            )
+        return self.numbers[key]
+
+
 def _content(analysis: Analysis) -> dict[str, Any]:
     summary = data.summary(analysis)
     names: list[str] = ["idle"]
+    stacks = _Stacks(analysis)
+    flame = _flame(analysis, stacks)
+    window = _window(analysis, names, stacks)
     maps = [
-        _map(analysis, moment, names)
+        _map(analysis, moment, names, stacks)
         for _, moment in sorted(analysis.moments.items())
         if moment.segments
     ]
@@ -50,6 +86,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
     return {
         "file": analysis.path.name,
         "settings": analysis.notes,
+        "caveats": analysis.caveats,
         "totals": analysis.totals,
         "peakPhase": summary["peak"]["phase"],
         "leak": summary["leak"],
@@ -60,35 +97,99 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         "bins": [[b[0], b[1] - origin, b[2], b[3], b[5]] for b in analysis.bins],
         "phases": [
             [p.name, p.step - 1, p.depth, p.begin, p.end, p.end_bytes, p.peak_bytes]
-            for p in analysis.phases[:400]
+            for p in _shown_phases(analysis)
         ],
-        "steps": [[s[0], s[1], s[3], s[4]] for s in analysis.steps[:400]],
+        "phaseSums": _phase_sums(analysis),
+        "nPhases": len(analysis.phases),
+        "steps": [[s[0], s[1], s[3], s[4]] for s in _evenly(analysis.steps, _MAX_STEPS)],
         "tables": tables,
+        "flame": flame,
+        "window": window,
         "maps": maps,
         "names": names,
         "replays": {
             name: [r["completed"], r["peak_bytes"], r["n_calls"], r["device_ns"]]
             for name, r in analysis.replays.items()
         },
-        "stacks": _stacks(analysis),
+        "frames": [[text, int(foreign)] for text, foreign in stacks.frames],
+        "stacks": stacks.stacks,
     }
 
 
-def _stacks(analysis: Analysis) -> list[Any]:
-    """The full stacks that hold most at the peak."""
-    held: dict[int, int] = {}
-    for block in analysis.peak.blocks:
-        held[block.stack] = held.get(block.stack, 0) + block.bytes
-    largest = sorted(held.items(), key=lambda item: -item[1])[:12]
-    return [
-        [size, [f"{file}:{line} {name}" for name, file, line in analysis.frames(stack)[:24]]]
-        for stack, size in largest
-        if stack
-    ]
+def _evenly(items: list[T], n: int) -> list[T]:
+    """At most so many of them, over the whole run."""
+    return items if len(items) <= n else [items[i * len(items) // n] for i in range(n)]
 
 
-def _map(analysis: Analysis, moment: Moment, names: list[str]) -> dict[str, Any]:
-    """Segments as [bytes, [piece bytes, name, piece bytes, name, ...]]: neighbours of one kind are joined."""
+def _shown_phases(analysis: Analysis) -> list[Phase]:
+    """All of a short run; of a long one those around the peak, where they can be told apart."""
+    if len(analysis.phases) <= _MAX_PHASES:
+        return analysis.phases
+    peak = analysis.totals["peak_event"]
+    at = sum(phase.begin < peak for phase in analysis.phases)
+    first = max(0, at - _MAX_PHASES // 2)
+    return analysis.phases[first : first + _MAX_PHASES]
+
+
+def _phase_sums(analysis: Analysis) -> list[list[Any]]:
+    """Of each name: how often, most allocated at its end, its highest peak and that one's step."""
+    sums: dict[str, list[Any]] = {}
+    for phase in analysis.phases:
+        row = sums.setdefault(phase.name, [phase.name, 0, 0, -1, 0])
+        row[1] += 1
+        row[2] = max(row[2], phase.end_bytes)
+        if phase.peak_bytes > row[3]:
+            row[3], row[4] = phase.peak_bytes, phase.step - 1
+    return list(sums.values())[:_TOP]
+
+
+def _flame(analysis: Analysis, stacks: _Stacks) -> list[list[int]]:
+    """[stack, bytes, blocks] of the peak, largest first; what is beyond the limit is the last one's."""
+    lines = analysis.labels(analysis.peak.blocks)
+    sums: dict[tuple[int, str], list[int]] = {}
+    for block, line in zip(analysis.peak.blocks, lines, strict=True):
+        row = sums.setdefault((block.stack, "" if block.stack else line), [0, 0])
+        row[0] += block.bytes
+        row[1] += 1
+    ordered = sorted(sums.items(), key=lambda item: -item[1][0])
+    found = [[stacks.number(*key), *row] for key, row in ordered[:_MAX_FLAME]]
+    rest = [row for _, row in ordered[_MAX_FLAME:]]
+    if rest:
+        label = f"{len(rest)} smaller stacks"
+        found.append([stacks.number(0, label), sum(r[0] for r in rest), sum(r[1] for r in rest)])
+    return found
+
+
+def _window(analysis: Analysis, names: list[str], stacks: _Stacks) -> dict[str, Any]:
+    """The step of the peak: bins, and its largest blocks as [bytes, begin, end, category, stack, phase]."""
+    bins = analysis.window_bins
+    lines = analysis.labels(analysis.spans)
+    spans = []
+    phases: dict[str, int] = {}
+    for block, line in zip(analysis.spans, lines, strict=True):
+        end = -1 if block.free_event is None else block.free_event
+        category = _index(names, analysis.category(block))
+        stack = stacks.number(block.stack, line)
+        phase = phases.setdefault(block.phase, len(phases))
+        spans.append([block.bytes, block.alloc_event, end, category, stack, phase])
+    spans.sort(key=lambda span: span[1])
+    return {
+        "step": next((s[0] for s in reversed(analysis.steps) if bins and s[1] <= bins[0][0]), None),
+        "end": analysis.window_end,
+        "bins": [[b[0], b[2], b[5]] for b in bins],
+        "spans": spans,
+        "phases": list(phases),
+    }
+
+
+def _index(names: list[str], name: str) -> int:
+    if name not in names:
+        names.append(name)
+    return names.index(name)
+
+
+def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: _Stacks) -> dict[str, Any]:
+    """Segments as [bytes, [piece bytes, name, stack, ...]]: small neighbours are joined."""
     blocks = sorted(moment.blocks, key=lambda block: (block.device, block.address))
     smallest = moment.reserved_bytes // _MAX_PIECES
     segments: list[tuple[int, list[int]]] = []
@@ -104,7 +205,8 @@ def _map(analysis: Analysis, moment: Moment, names: list[str]) -> dict[str, Any]
         ):
             inside.append(blocks[at])
             at += 1
-        segments.append((length, _pieces(analysis, (address, length), inside, names, smallest)))
+        pieces = _pieces(analysis, (address, length), inside, (names, stacks), smallest)
+        segments.append((length, pieces))
     segments.sort(key=lambda segment: -segment[0])
     return {
         "event": moment.event,
@@ -119,26 +221,26 @@ def _pieces(
     analysis: Analysis,
     segment: tuple[int, int],
     blocks: list[Block],
-    names: list[str],
+    known: tuple[list[str], _Stacks],
     smallest: int,
 ) -> list[int]:
     found: list[list[int]] = []
+    names, stacks = known
 
-    def add(size: int, name: int) -> None:
+    def add(size: int, name: int, stack: int) -> None:
         if size <= 0:
             return
-        if found and (found[-1][1] == name or size < smallest):
+        if found and (found[-1][1:] == [name, stack] or size < smallest):
             found[-1][0] += size
         else:
-            found.append([size, name])
+            found.append([size, name, stack])
 
     position, end = segment[0], segment[0] + segment[1]
     for block in blocks:
-        add(block.address - position, IDLE)
-        category = analysis.category(block)
-        if category not in names:
-            names.append(category)
-        add(min(block.bytes, end - block.address), names.index(category))
+        add(block.address - position, IDLE, -1)
+        stack = stacks.number(block.stack, block.phase or "(no stack)")
+        category = _index(names, analysis.category(block))
+        add(min(block.bytes, end - block.address), category, stack)
         position = max(position, block.address + block.bytes)
-    add(end - position, IDLE)
+    add(end - position, IDLE, -1)
     return [number for piece in found for number in piece]

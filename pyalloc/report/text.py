@@ -123,9 +123,7 @@ def _settings(analysis: Analysis) -> list[str]:
 
 def _where(analysis: Analysis) -> str:
     phase = analysis.phase_at(analysis.totals["peak_event"])
-    step = next(
-        (s[0] for s in reversed(analysis.steps) if s[1] < analysis.totals["peak_event"]), None
-    )
+    step = analysis.step_at(analysis.totals["peak_event"])
     text = f", in {phase}" if phase else ""
     return text + (f" of step {step}" if step is not None else "")
 

@@ -182,6 +182,23 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
             "{clientX: b.left + b.width / 2, clientY: b.top + 20})); })(document.getElementById('timeline'))"
         )
         assert "allocated" in page.value("document.getElementById('tip').textContent")
+        point = (
+            "((id, x, y, kind) => { const c = document.getElementById(id), b = c.getBoundingClientRect(); "
+            "c.dispatchEvent(new MouseEvent(kind, {clientX: b.left + x * b.width, clientY: b.top + y * b.height})); "
+            "return document.getElementById('tip').textContent; })"
+        )
+        assert "3.5 MiB" in page.value(f"{point}('blocks', 0.31, 0.4, 'mousemove')")
+        page.value(f"{point}('blocks', 0.31, 0.4, 'click')")
+        assert "work" in page.value("document.getElementById('blocks-stack').textContent")
+        assert "18.0 MiB, 100.0 % of the peak, 8 blocks" in page.value(
+            f"{point}('flame', 0.5, 0.75, 'mousemove')"
+        )
+        page.value(f"{point}('flame', 0.5, 0.75, 'click')")
+        assert len(page.value("zoomed")) == 1
+        page.value("document.getElementById('foreign').click()")
+        assert page.value("zoomed") == []
+        page.value(f"{point}('timeline', 0.99, 0.5, 'click')")
+        assert page.value("Number(document.getElementById('scrub').value) > 1")
         methods = [event["method"] for event in page.events]
         requests = [
             event["params"]["request"]["url"]

@@ -157,3 +157,21 @@ def test_out_of_memory_is_explained_at_once(record: Record) -> None:
     assert "3.00 GiB were asked for" in text and "greedy" in text
     assert "Cause: the program really needs more" in text and "next: pyalloc report" in text
     assert json.loads(pyalloc("report", path, "--json", "-q"))["ooms"]
+
+
+def test_outputs_of_the_step_before(plan: Plan) -> None:
+    """Four steps whose outputs live until the next ones are assigned."""
+    for step in range(4):
+        plan.event("step", "step", arg=step)
+        plan.event("phase_begin", "forward")
+        plan.event(
+            "alloc", addr=(step % 2 + 1) << 30, bytes=100 * MIB, stack=plan.stack(30, "outputs")
+        )
+        plan.event("alloc", addr=5 << 30, bytes=300 * MIB, stack=plan.stack(40))
+        plan.event("phase_end", "forward")
+        if step:
+            plan.event("free_requested", addr=((step - 1) % 2 + 1) << 30)
+        plan.event("free_requested", addr=5 << 30)
+    found = kinds(plan.done())["stale"]
+    assert found.text.startswith("100.0 MiB at the peak were made in an earlier step")
+    assert "model.py:30 outputs" in found.text and found.saved_bytes == 100 * MIB

@@ -61,6 +61,28 @@ def test_phases_that_were_left_open_by_an_exception_end(plan: Plan) -> None:
     ]
 
 
+def test_the_step_of_the_peak_is_looked_at_block_by_block(plan: Plan) -> None:
+    """Blocks that touch the step are there, those before and after it are not, small ones give way."""
+    for step in range(3):
+        plan.event("step", "step", arg=step)
+        if step == 1:
+            for i in range(9000):
+                plan.event("alloc", addr=(i + 1) << 30, bytes=512 * (i % 3 + 1))
+            for i in range(9000):
+                plan.event("free_requested", addr=(i + 1) << 30)
+        plan.event("alloc", addr=(step + 1) << 50, bytes=MIB, stack=plan.stack(step))
+        if step:
+            plan.event("free_requested", addr=step << 50)
+    found = trace.analyse(plan.done())
+    assert found.window_bins[0][0] == found.steps[1][1]
+    assert found.window_end == found.steps[2][1]
+    large = [span for span in found.spans if span.bytes == MIB]
+    assert [span.step for span in large] == [0, 1]
+    assert 3000 < len(found.spans) <= 8192
+    assert min(span.bytes for span in found.spans) > 512
+    assert max(b[2] for b in found.window_bins) == found.totals["peak_bytes"]
+
+
 @pytest.mark.slow
 def test_a_long_trace_is_read_in_bounded_memory(plan: Plan) -> None:
     event, alloc, free = plan.writer.event, 1, 2
