@@ -63,16 +63,11 @@ program_grow_blocks(struct pya_program *program) {
 
 static pya_status
 program_push(struct pya_program *program, struct program_op op) {
-    if (program->info.n_ops == program->n_op_slots) {
-        uint64_t n = program->n_op_slots * 2;
-        struct program_op *ops = realloc(program->ops, n * sizeof *ops);
-        if (ops == NULL) {
-            return PYA_E_HOST_NOMEM;
-        }
-        program->ops = ops;
-        program->n_op_slots = n;
+    pya_status status = op_store_push(&program->ops, op);
+    if (status != PYA_OK) {
+        return status;
     }
-    program->ops[program->info.n_ops++] = op;
+    program->info.n_ops++;
     const unsigned n_devices = op.device + 1U;
     if (n_devices > program->info.n_devices) {
         program->info.n_devices = n_devices;
@@ -251,15 +246,13 @@ pya_program_create(struct pya_program **out) {
     if (program == NULL) {
         return PYA_E_HOST_NOMEM;
     }
-    program->n_op_slots = 1024;
     program->n_block_slots = 256;
     program->n_chains = 256;
     program->info.is_complete = true;
     program->info.n_streams = 1; /* the default stream, whoever else comes */
-    program->ops = malloc(program->n_op_slots * sizeof *program->ops);
     program->blocks = malloc(program->n_block_slots * sizeof *program->blocks);
     program->chains = calloc(program->n_chains, sizeof *program->chains);
-    if (program->ops == NULL || program->blocks == NULL || program->chains == NULL) {
+    if (program->blocks == NULL || program->chains == NULL) {
         pya_program_destroy(program);
         return PYA_E_HOST_NOMEM;
     }
@@ -274,7 +267,7 @@ pya_program_create(struct pya_program **out) {
 void
 pya_program_destroy(struct pya_program *program) {
     if (program != NULL) {
-        free(program->ops);
+        op_store_fini(&program->ops);
         free(program->blocks);
         free(program->chains);
         free(program);
@@ -319,7 +312,8 @@ pya_program_load(const char *path, struct pya_program **out, char *message, size
     status = program_read(program, reader);
     if (status != PYA_OK) {
         const char *why = pya_trace_error(reader);
-        const char *text = status == PYA_E_LIMIT       ? "more than 256 streams or private pools"
+        const char *text = status == PYA_E_LIMIT ? "more than 256 streams or private pools"
+                           : status == PYA_E_IO  ? "no room for a long trace's operations in TMPDIR"
                            : status == PYA_E_TOO_LARGE ? "more than 512 GiB are alive on one device"
                                                        : pya_status_text(status);
         snprintf(message, message_bytes, "%s: %s", path, why[0] != '\0' ? why : text);

@@ -1,6 +1,7 @@
 /* Body of a program, for the driver.  Floor 3, private. */
 #pragma once
 
+#include "op_store.h"
 #include "program.h"
 
 /* Private pools of one program, the default one among them. */
@@ -8,24 +9,6 @@
 
 /* A device with more than this alive is damage or malice, and would need gigabytes of tables. */
 #define PROGRAM_LIVE_MAX (UINT64_C(1) << 39)
-
-enum program_op_kind {
-    PROGRAM_ALLOC,
-    PROGRAM_FREE,
-    PROGRAM_RECORD_STREAM,
-    PROGRAM_EMPTY_CACHE,
-    PROGRAM_POOL_BEGIN, /* block is the number of a pool, here and below */
-    PROGRAM_POOL_END,
-    PROGRAM_POOL_RELEASE,
-};
-
-struct program_op {
-    uint64_t bytes; /* alloc */
-    uint32_t block;
-    uint16_t stream;
-    uint8_t kind;
-    uint8_t device;
-};
 
 struct program_block {
     uint64_t addr;
@@ -35,8 +18,7 @@ struct program_block {
 };
 
 struct pya_program {
-    struct program_op *ops;
-    uint64_t n_op_slots;
+    struct op_store ops;          /* info.n_ops of them */
     struct program_block *blocks; /* alive ones are in chains, by addr and device */
     uint32_t n_block_slots;
     uint32_t free_block;

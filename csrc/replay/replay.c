@@ -235,9 +235,8 @@ replay_sum(const struct replay *replay, struct pya_replay_result *out) {
 }
 
 static pya_status
-replay_all(struct replay *replay, struct pya_replay_result *out) {
-    const struct pya_program *program = replay->program;
-    uint64_t n = program->info.n_ops;
+replay_ops(struct replay *replay, struct op_reader *reader, struct pya_replay_result *out) {
+    uint64_t n = replay->program->info.n_ops;
     struct pya_replay_result half = {0};
     *out = (struct pya_replay_result){.completed = true};
     for (uint64_t i = 0; i < n; i++) {
@@ -248,11 +247,15 @@ replay_all(struct replay *replay, struct pya_replay_result *out) {
             !replay->settings.progress(replay->settings.progress_arg, i, n)) {
             return PYA_E_BUSY;
         }
-        pya_status status = replay_step(replay, &program->ops[i]);
+        const struct program_op *op;
+        pya_status status = op_reader_get(reader, i, &op);
+        if (status == PYA_OK) {
+            status = replay_step(replay, op);
+        }
         if (status == PYA_E_NOMEM) {
             out->completed = false;
             out->failed_op = i;
-            out->failed_bytes = program->ops[i].bytes;
+            out->failed_bytes = op->bytes;
             break;
         }
         if (status != PYA_OK) {
@@ -265,6 +268,14 @@ replay_all(struct replay *replay, struct pya_replay_result *out) {
         out->device_ns_second_half = out->device_ns - half.device_ns;
     }
     return PYA_OK;
+}
+
+static pya_status
+replay_all(struct replay *replay, struct pya_replay_result *out) {
+    struct op_reader reader = {.store = &replay->program->ops};
+    pya_status status = replay_ops(replay, &reader, out);
+    op_reader_fini(&reader);
+    return status;
 }
 
 static size_t
