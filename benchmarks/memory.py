@@ -33,7 +33,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from benchmarks import hostcuda
+from benchmarks import hostcuda, limits
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import ALLOCATORS, ROOT, TorchReplay
 from pyalloc import _core
@@ -316,6 +316,11 @@ def main() -> int:
         action="store_true",
         help="do not try the capacities around the smallest in torch",
     )
+    parser.add_argument(
+        "--limits",
+        action="store_true",
+        help="calls and time at capacities near what each trace needs (benchmarks/limits.py)",
+    )
     parser.add_argument("--no-torch", action="store_true", help="policy models only")
     parser.add_argument("--jobs", type=int, default=2, help="replays at the same time (default 2)")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
@@ -332,6 +337,9 @@ def main() -> int:
             traces.append(
                 (Trace(path.name.split(".")[0], "file"), stack.enter_context(as_trace_file(path)))
             )
+        if arguments.limits:
+            named = [(trace.name, path) for trace, path in traces]
+            return limits.run(named, arguments.allocators, arguments, {"commit": commit()})
         servers = (
             None if why else Servers(arguments.allocators, arguments.jobs, stack, arguments.conf)
         )

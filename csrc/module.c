@@ -42,18 +42,7 @@ pya_module_result(pya_status status, const char *what, int device) {
         Py_RETURN_NONE;
     }
     char text[512];
-    struct pya_device_error error;
-    memset(&error, 0, sizeof error);
-    if (status == PYA_E_DEVICE && device >= 0) {
-        pya_heap_device_error(process_heap, device, &error);
-    }
-    if (error.call[0] != '\0') {
-        PyOS_snprintf(
-            text, sizeof text, "%s: %s (%s gave %d, %s)", what, pya_status_text(status), error.call,
-            error.code, error.text);
-    } else {
-        PyOS_snprintf(text, sizeof text, "%s: %s", what, pya_status_text(status));
-    }
+    (void)pya_heap_error_text(process_heap, status, what, device, text, sizeof text);
     return pya_module_raise("AllocatorError", text);
 }
 
@@ -65,7 +54,8 @@ open_device(void *arg, int index, struct pya_device **out) {
     return pya_cuda_open(index, out);
 }
 
-/* Calls each callable with (device, bytes); an exception is printed, not raised: an allocation is in progress. */
+/* Calls each callable with (device, bytes); an exception is printed, not raised: an allocation is in progress.  They may
+ * change the list, so a copy is walked; an exception that is in flight in this thread stays so. */
 static bool
 call_each(PyObject *callbacks, int device, size_t bytes) {
     bool any = false;
@@ -73,16 +63,24 @@ call_each(PyObject *callbacks, int device, size_t bytes) {
         return false;
     }
     PyGILState_STATE held = PyGILState_Ensure();
-    for (Py_ssize_t i = 0; i < PyList_Size(callbacks); i++) {
-        PyObject *result =
-            PyObject_CallFunction(PyList_GetItem(callbacks, i), "in", device, (Py_ssize_t)bytes);
+    PyObject *type = NULL;
+    PyObject *value = NULL;
+    PyObject *traceback = NULL;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *copy = PyList_GetSlice(callbacks, 0, PyList_Size(callbacks));
+    for (Py_ssize_t i = 0; copy != NULL && i < PyList_Size(copy); i++) {
+        PyObject *callback = PyList_GetItem(copy, i); /* borrowed */
+        PyObject *result = PyObject_CallFunction(callback, "in", device, (Py_ssize_t)bytes);
         if (result == NULL) {
-            PyErr_WriteUnraisable(callbacks);
+            PyErr_WriteUnraisable(callback);
             continue;
         }
         any = PyObject_IsTrue(result) == 1 || any;
         Py_DECREF(result);
     }
+    Py_XDECREF(copy);
+    PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
     PyGILState_Release(held);
     return any;
 }
@@ -123,6 +121,8 @@ core_create(PyObject *self, PyObject *args) {
         .capture_context = pya_stack_capture,
         .release_context = pya_stack_release,
         .retain_context = pya_stack_retain,
+        .context_key = pya_stack_key,
+        .describe_context = pya_stack_where,
         .on_pressure = on_pressure,
         .on_oom = on_oom,
     };
@@ -440,7 +440,7 @@ core_oom_text(PyObject *self, PyObject *args) {
         return NULL;
     }
     struct pya_oom_info info;
-    char text[1024];
+    char text[PYA_OOM_TEXT_BYTES];
     pya_heap_oom_info(heap, &info);
     (void)pya_oom_text(&info, text, sizeof text);
     return PyUnicode_FromString(text);
@@ -586,7 +586,7 @@ PyInit__core(void) {
     }
     if (pya_module_snapshot_add(module) != 0 || pya_module_trace_add(module) != 0 ||
         pya_module_replay_add(module) != 0 || pya_module_scan_add(module) != 0 ||
-        pya_module_record_add(module) != 0) {
+        pya_module_record_add(module) != 0 || pya_module_limits_add(module) != 0) {
         goto drop_module;
     }
     return module;

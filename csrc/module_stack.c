@@ -239,14 +239,81 @@ pya_stack_release(void *arg, void *context) {
         &dead_stacks, &head, stack, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
 }
 
+uint64_t
+pya_stack_key(void *arg, void *context) {
+    (void)arg;
+    const struct stack *stack = context;
+    uint64_t key = 0;
+    for (size_t i = 0; stack != NULL && i < stack->n_frames; i++) {
+        key = (key ^ (uint64_t)(uintptr_t)stack->frames[i].code) * UINT64_C(0x9E3779B97F4A7C15);
+        key = (key ^ (uint64_t)stack->frames[i].at) * UINT64_C(0x9E3779B97F4A7C15);
+    }
+    return key;
+}
+
+static int
+frame_line(const struct frame *frame) {
+    const struct line_functions *later = find_line_functions();
+    return later != NULL ? later->line(frame->code, frame->at) : frame->at;
+}
+
+/* The frame as "file.py:12 in function"; false for one of torch's own, or on an error, which is cleared. */
+static bool
+frame_describe(const struct frame *frame, bool of_torch_too, char *text, size_t text_bytes) {
+    PyObject *name = PyObject_GetAttrString(frame->code, "co_name");
+    PyObject *file = PyObject_GetAttrString(frame->code, "co_filename");
+    PyObject *name_bytes =
+        name == NULL ? NULL : PyUnicode_AsEncodedString(name, "ascii", "backslashreplace");
+    PyObject *file_bytes =
+        file == NULL ? NULL : PyUnicode_AsEncodedString(file, "ascii", "backslashreplace");
+    bool is_told = false;
+    if (name_bytes != NULL && file_bytes != NULL) {
+        const char *path = PyBytes_AsString(file_bytes);
+        const char *slash = strrchr(path, '/');
+        is_told = of_torch_too || strstr(path, "/torch/") == NULL;
+        if (is_told) {
+            PyOS_snprintf(
+                text, text_bytes, "%s:%d in %s", slash == NULL ? path : slash + 1,
+                frame_line(frame), PyBytes_AsString(name_bytes));
+        }
+    }
+    PyErr_Clear();
+    Py_XDECREF(file_bytes);
+    Py_XDECREF(name_bytes);
+    Py_XDECREF(file);
+    Py_XDECREF(name);
+    return is_told;
+}
+
+bool
+pya_stack_where(void *arg, void *context, char *text, size_t text_bytes) {
+    (void)arg;
+    const struct stack *stack = context;
+    if (!Py_IsInitialized() || stack == NULL || stack->n_frames == 0) {
+        return false;
+    }
+    PyGILState_STATE held = PyGILState_Ensure();
+    PyObject *type = NULL;
+    PyObject *value = NULL;
+    PyObject *traceback = NULL;
+    PyErr_Fetch(&type, &value, &traceback);
+    bool is_told = false;
+    for (size_t i = 0; i < stack->n_frames && !is_told; i++) {
+        is_told = frame_describe(&stack->frames[i], false, text, text_bytes);
+    }
+    is_told = is_told || frame_describe(&stack->frames[0], true, text, text_bytes);
+    PyErr_Restore(type, value, traceback);
+    PyGILState_Release(held);
+    return is_told;
+}
+
 /* {"name", "filename", "line"}; steals nothing. */
 static PyObject *
 frame_dict(const struct frame *frame) {
     PyObject *name = PyObject_GetAttrString(frame->code, "co_name");
     PyObject *file = PyObject_GetAttrString(frame->code, "co_filename");
     PyObject *dict = NULL;
-    const struct line_functions *later = find_line_functions();
-    const int line = later != NULL ? later->line(frame->code, frame->at) : frame->at;
+    const int line = frame_line(frame);
     if (name != NULL && file != NULL) {
         dict = Py_BuildValue("{s:O,s:O,s:i}", "name", name, "filename", file, "line", line);
     }

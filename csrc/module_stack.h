@@ -3,6 +3,8 @@
 
 #include <Python.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 /* A context is a stack and the thread's labels at one moment.  It is counted; it may be shared, and released by a
  * thread that does not hold the GIL.  Functions that take a context accept NULL. */
@@ -12,6 +14,11 @@
 void *pya_stack_capture(void *arg, bool with_stack);
 void pya_stack_retain(void *arg, void *context);
 void pya_stack_release(void *arg, void *context);
+
+/* Equal for equal stacks, 0 for none; needs no GIL. */
+uint64_t pya_stack_key(void *arg, void *context);
+/* "file.py:12 in function" of the innermost frame outside torch, with the GIL taken; false where there is none. */
+bool pya_stack_where(void *arg, void *context, char *text, size_t text_bytes);
 
 /* Should C and C++ frames be captured too? */
 void pya_stack_set_native(bool enabled);

@@ -109,7 +109,7 @@ oom_prepare() {
 [[noreturn]] void
 throw_oom(pya_heap *heap) {
     pya_oom_info info;
-    char text[1024];
+    char text[PYA_OOM_TEXT_BYTES];
     pya_heap_oom_info(heap, &info);
     (void)pya_oom_text(&info, text, sizeof text);
     if (oom_known.construct != nullptr) {
@@ -123,14 +123,9 @@ throw_status(pya_heap *heap, pya_status status, const char *what, int device) {
     if (status == PYA_E_NOMEM || status == PYA_E_LIMIT || status == PYA_E_TOO_LARGE) {
         throw_oom(heap);
     }
-    std::string text = std::string("pyalloc: ") + what + ": " + pya_status_text(status);
-    if (status == PYA_E_DEVICE && device >= 0) {
-        struct pya_device_error error = {};
-        pya_heap_device_error(heap, device, &error);
-        text += std::string(" (") + error.call + " gave " + std::to_string(error.code) + ", " +
-                error.text + ")";
-    }
-    throw std::runtime_error(text);
+    char text[512];
+    (void)pya_heap_error_text(heap, status, what, device, text, sizeof text);
+    throw std::runtime_error(std::string("pyalloc: ") + text);
 }
 
 void

@@ -4,6 +4,7 @@ from pyalloc.config import Config
 from pyalloc.errors import AllocatorError, ConfigError, InstallError, PyallocError
 from pyalloc.figures import add_scalars, scalars
 from pyalloc.install import Handle, install, status, uninstall
+from pyalloc.limits import get_limit, on_pressure, reserve, set_limit, trim
 from pyalloc.marks import phase, step
 from pyalloc.pools import pool
 from pyalloc.recording import record
@@ -17,14 +18,19 @@ __all__ = [
     "InstallError",
     "PyallocError",
     "add_scalars",
+    "get_limit",
     "install",
     "memory_table",
+    "on_pressure",
     "phase",
     "pool",
     "record",
+    "reserve",
     "scalars",
+    "set_limit",
     "snapshot",
     "status",
     "step",
+    "trim",
     "uninstall",
 ]

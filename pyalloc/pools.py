@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pyalloc.limits import Size, set_limit
+
 
 @contextmanager
-def pool(device: int | None = None, *, use_on_oom: bool = False) -> Iterator[Any]:
+def pool(
+    device: int | None = None, *, use_on_oom: bool = False, limit: Size | None = None
+) -> Iterator[Any]:
     """Routes this thread's allocations on one device to a pool of its own while the block runs.
 
     Memory that is free when the block ends goes back to the device as soon as no tensor of the pool is alive.
@@ -16,6 +20,7 @@ def pool(device: int | None = None, *, use_on_oom: bool = False) -> Iterator[Any
     Args:
         device: index of the CUDA device; the current one by default.
         use_on_oom: may other allocations take from this pool before they run out of memory?
+        limit: most bytes the pool may hold, a number or a text such as "2GiB"; needs pyalloc installed.
 
     Yields:
         The torch.cuda.MemPool, for `snapshot()` and for further `torch.cuda.use_mem_pool` blocks.
@@ -24,4 +29,6 @@ def pool(device: int | None = None, *, use_on_oom: bool = False) -> Iterator[Any
 
     created = torch.cuda.MemPool(use_on_oom=use_on_oom)
     with torch.cuda.use_mem_pool(created, device=device):
+        if limit is not None:
+            set_limit(limit, device, pool=created)
         yield created

@@ -365,7 +365,7 @@ pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, 
     PYA_ASSERT(n_pages > 0 && hole->bytes >= n_pages * PYA_PAGE);
     size_t room =
         card->limit_bytes > card->reserved_bytes ? card->limit_bytes - card->reserved_bytes : 0;
-    if (n_pages > room / PYA_PAGE) {
+    if (n_pages > room / PYA_PAGE || n_pages > pya_arena_pool_room(arena) / PYA_PAGE) {
         return PYA_E_LIMIT;
     }
     pya_status st = pya_pages_reserve(&card->pages, n_pages);

@@ -34,9 +34,11 @@ struct pya_arena {
     uint64_t seq; /* grows with every block that becomes free */
     /* Work queued on the stream before idle_seq has finished: runs with seq <= idle_seq are idle. */
     uint64_t idle_seq;
-    uint64_t fence_seq;    /* what idle_seq becomes when the fence completes */
-    pya_event fence;       /* 0: never made */
-    bool is_fence_open;    /* recorded, not yet seen complete */
+    uint64_t fence_seq; /* what idle_seq becomes when the fence completes */
+    pya_event fence;    /* 0: never made */
+    bool is_fence_open; /* recorded, not yet seen complete */
+    uint64_t seen_seq; /* seq when it was last seen to have changed, and the card's requests then */
+    uint64_t seen_requests;
     double stitch_debt_ns; /* paid for stitching since the last growth (the balanced policy's W) */
 };
 
@@ -88,6 +90,17 @@ pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **
 void pya_arena_make_hole(struct pya_arena *arena, struct pya_block *block);
 /* Bytes came to the arena's pool (positive) or left it; the default pool keeps no count of its own. */
 void pya_arena_count_pool(struct pya_arena *arena, bool is_small, int64_t bytes);
+/* Bytes the arena's pool may still get under its own limit; SIZE_MAX without one. */
+static inline size_t
+pya_arena_pool_room(const struct pya_arena *arena) {
+    const struct pya_pool *pool = arena->pool;
+    if (pool == NULL || pool->limit_bytes == 0) {
+        return SIZE_MAX;
+    }
+    size_t reserved = (size_t)pool->reserved[PYA_STAT_ALL].current;
+    return pool->limit_bytes > reserved ? pool->limit_bytes - reserved : 0;
+}
+
 /* A home block in no index whose pages have their home elsewhere now becomes DEAD; and back to USED. */
 void pya_arena_make_dead(struct pya_arena *arena, struct pya_block *block);
 void pya_arena_drop_dead(struct pya_arena *arena, struct pya_block *block);

@@ -1,6 +1,7 @@
 /* One device's part of the heap: what its arenas share.  Floor 4.
  *
- * Everything here is guarded by `lock`, except `dev` and `index`, which never change. */
+ * Everything here is guarded by `lock`, except `dev` and `index`, which never change.
+ * Long because every floor above keeps its part here. */
 #pragma once
 
 #include "history.h"
@@ -11,6 +12,7 @@
 #include "ptrmap.h"
 #include "slab.h"
 #include "stats.h"
+#include "usage.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,7 +34,8 @@ struct pya_pool {
     struct pya_stream_filter filter;
     struct pya_stat reserved[PYA_N_STAT_POOLS]; /* bytes at home in its arenas */
     struct pya_segment_source source;
-    bool no_split; /* every request gets a segment of its own */
+    bool no_split;      /* every request gets a segment of its own */
+    size_t limit_bytes; /* reserved may not pass this; 0: no limit of its own */
 };
 
 /* Are the pool's arenas made of plain segments, whatever the card can do? */
@@ -72,21 +75,40 @@ struct pya_card {
     size_t limit_bytes;     /* reserved_bytes may not pass this */
     size_t live_bytes;      /* rounded bytes handed out, pending ones included */
     size_t peak_live_bytes; /* largest live_bytes so far: memory up to here is needed anyway */
-    size_t peak_reserved_bytes;
-    double stitch_ns; /* modelled time of all stitching and moving so far */
+    size_t keep_bytes;      /* reserved for good: nothing is given back below this */
+    struct pya_usage usage; /* what was needed lately */
+    double stitch_ns;       /* modelled time of all stitching and moving so far */
     /* The tight policy's bucket: stitching fills it, requests empty it, and when it runs over the policy gives
      * way: slack grows. */
     double bucket_ns;
     double slack;
     int64_t bucket_requests; /* how many there had been when it was last emptied */
-    bool is_short;           /* the capacity was reached once */
+    bool is_short;           /* the capacity was reached, and there was no room again since */
     bool
-        fits_carefully; /* so that few wholly free pages are broken: tight, and everyone once short */
+        fits_carefully; /* so that few wholly free pages are broken: tight, and everyone while short */
+    bool told_lost;     /* the error after which the device is lost was explained; atomic */
+    bool is_timed;      /* requests look at the clock (option trim_after) */
 };
 
 static inline bool
 pya_card_has_vmm(const struct pya_card *card) {
     return card->caps.has_vmm && card->options.vmm;
+}
+
+/* Requests served so far: what ages are counted in. */
+static inline uint64_t
+pya_card_requests(const struct pya_card *card) {
+    const struct pya_live_pool *live = card->stats.live;
+    return (uint64_t)(live[0].in[PYA_LIVE_COUNT] + live[1].in[PYA_LIVE_COUNT]);
+}
+
+/* live_bytes passed the largest value since usage was last looked at. */
+static inline void
+pya_card_note_peak(struct pya_card *card) {
+    card->usage.recent_peak = card->live_bytes;
+    if (card->live_bytes > card->peak_live_bytes) {
+        card->peak_live_bytes = card->live_bytes;
+    }
 }
 
 static inline enum pya_stat_pool
@@ -122,9 +144,6 @@ pya_card_reserved(struct pya_card *card, bool is_small, int64_t bytes) {
     if (bytes >= 0) {
         pya_stats_add(&card->stats, pool, PYA_STAT_reserved_bytes, (size_t)bytes);
         card->reserved_bytes += (size_t)bytes;
-        if (card->reserved_bytes > card->peak_reserved_bytes) {
-            card->peak_reserved_bytes = card->reserved_bytes;
-        }
     } else {
         pya_stats_sub(&card->stats, pool, PYA_STAT_reserved_bytes, (size_t)-bytes);
         card->reserved_bytes -= (size_t)-bytes;

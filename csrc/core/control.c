@@ -1,18 +1,9 @@
-/* What steers a heap besides requests: pools, trimming, limits, statistics, checks.  Floor 12. */
+/* What steers a heap besides requests: pools, trimming, statistics, checks.  Floor 12. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "heap.h"
-
-static pya_status
-control_begin(struct pya_heap *heap, int device, struct pya_card **out) {
-    pya_status st = pya_heap_card(heap, device, out);
-    if (st == PYA_OK) {
-        pya_lock_acquire(&(*out)->lock);
-    }
-    return st;
-}
 
 void
 pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error *out) {
@@ -56,7 +47,7 @@ pya_pool_begin(
     struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_stream_filter filter) {
     struct pya_card *card;
     struct pya_pool *pool;
-    pya_status st = control_begin(heap, device, &card);
+    pya_status st = pya_heap_lock_card(heap, device, &card);
     if (st != PYA_OK) {
         return st;
     }
@@ -79,7 +70,7 @@ pya_status
 pya_pool_end(struct pya_heap *heap, int device, struct pya_pool_id id) {
     struct pya_card *card;
     struct pya_stream_filter filter = {0};
-    pya_status st = control_begin(heap, device, &card);
+    pya_status st = pya_heap_lock_card(heap, device, &card);
     if (st != PYA_OK) {
         return st;
     }
@@ -108,7 +99,7 @@ pya_status
 pya_pool_retain(struct pya_heap *heap, int device, struct pya_pool_id id, bool on_oom) {
     struct pya_card *card;
     struct pya_pool *pool;
-    pya_status st = control_begin(heap, device, &card);
+    pya_status st = pya_heap_lock_card(heap, device, &card);
     if (st != PYA_OK) {
         return st;
     }
@@ -124,7 +115,7 @@ pya_pool_retain(struct pya_heap *heap, int device, struct pya_pool_id id, bool o
 pya_status
 pya_pool_set_on_oom(struct pya_heap *heap, int device, struct pya_pool_id id, bool on_oom) {
     struct pya_card *card;
-    pya_status st = control_begin(heap, device, &card);
+    pya_status st = pya_heap_lock_card(heap, device, &card);
     if (st != PYA_OK) {
         return st;
     }
@@ -158,7 +149,7 @@ pya_pool_list(struct pya_heap *heap, int device, struct pya_pool_info *infos, si
 pya_status
 pya_pool_release(struct pya_heap *heap, int device, struct pya_pool_id id) {
     struct pya_card *card;
-    pya_status st = control_begin(heap, device, &card);
+    pya_status st = pya_heap_lock_card(heap, device, &card);
     if (st != PYA_OK) {
         return st;
     }
@@ -191,7 +182,7 @@ card_trim(
 pya_status
 pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id) {
     struct pya_card *card;
-    pya_status st = control_begin(heap, device, &card);
+    pya_status st = pya_heap_lock_card(heap, device, &card);
     if (st != PYA_OK) {
         return st;
     }
@@ -203,6 +194,27 @@ pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id) {
     return st;
 }
 
+pya_status
+pya_heap_trim_card(struct pya_card *card, size_t bytes_left) {
+    bytes_left = bytes_left > card->keep_bytes ? bytes_left : card->keep_bytes;
+    if (card->reserved_bytes <= bytes_left) {
+        return PYA_OK;
+    }
+    if (bytes_left > 0 && !pya_card_is_capturing(card)) {
+        pya_status st = card->n_active == 0 ? pya_pending_sync(card) : PYA_OK;
+        st = st == PYA_OK ? pya_device_sync(card->dev) : st;
+        if (st != PYA_OK) {
+            return st;
+        }
+        (void)pya_gc_collect(card, card->reserved_bytes - bytes_left, NULL, 0);
+        if (card->reserved_bytes <= bytes_left) {
+            return PYA_OK;
+        }
+    }
+    size_t excess = bytes_left == 0 ? SIZE_MAX : card->reserved_bytes - bytes_left;
+    return card_trim(card, PYA_TRIM_OPEN, NULL, excess);
+}
+
 static pya_status
 heap_trim_device(struct pya_heap *heap, int device, size_t bytes_left) {
     struct pya_card *card = pya_heap_open_card(heap, device);
@@ -210,10 +222,7 @@ heap_trim_device(struct pya_heap *heap, int device, size_t bytes_left) {
         return PYA_OK;
     }
     pya_lock_acquire(&card->lock);
-    size_t excess = card->reserved_bytes > bytes_left ? card->reserved_bytes - bytes_left : 0;
-    pya_status st = excess > 0
-                        ? card_trim(card, PYA_TRIM_OPEN, NULL, bytes_left == 0 ? SIZE_MAX : excess)
-                        : PYA_OK;
+    pya_status st = pya_heap_trim_card(card, bytes_left);
     pya_lock_release(&card->lock);
     return st;
 }
@@ -237,33 +246,6 @@ pya_trim(struct pya_heap *heap, int device, size_t bytes) {
 pya_status
 pya_empty_cache(struct pya_heap *heap, int device) {
     return pya_trim(heap, device, 0);
-}
-
-pya_status
-pya_set_fraction(struct pya_heap *heap, int device, double fraction) {
-    struct pya_card *card;
-    if (!(fraction >= 0 && fraction <= 1)) {
-        return PYA_E_INVAL;
-    }
-    pya_status st = control_begin(heap, device, &card);
-    if (st != PYA_OK) {
-        return st;
-    }
-    pya_card_set_fraction(card, fraction);
-    pya_lock_release(&card->lock);
-    return PYA_OK;
-}
-
-double
-pya_get_fraction(struct pya_heap *heap, int device) {
-    struct pya_card *card = pya_heap_open_card(heap, device);
-    if (card == NULL) {
-        return heap->options.per_process_memory_fraction;
-    }
-    pya_lock_acquire(&card->lock);
-    double fraction = card->options.per_process_memory_fraction;
-    pya_lock_release(&card->lock);
-    return fraction;
 }
 
 pya_status

@@ -11,7 +11,6 @@
 
 static uint32_t heap_forks; /* times this process is a fork's child; read without a lock */
 static pthread_once_t heap_fork_once = PTHREAD_ONCE_INIT;
-static _Thread_local struct pya_oom_info heap_last_oom;
 
 static void
 heap_count_fork(void) {
@@ -71,6 +70,7 @@ heap_open_card(struct pya_heap *heap, int device, struct pya_card **out) {
     pya_pages_init(&card->pages);
     card->stats.has_one_split_pool = pya_card_has_vmm(card);
     pya_card_set_fraction(card, card->options.per_process_memory_fraction);
+    pya_gc_init(card);
     st = pya_heap_apply_history(heap, card);
     if (st != PYA_OK) {
         goto close_device;
@@ -194,54 +194,6 @@ pya_heap_destroy(struct pya_heap *heap) {
     free(heap);
 }
 
-/* What the block in hand is remembered by; called without a lock.  The caller owns the reference. */
-static void *
-heap_capture(struct pya_heap *heap, enum pya_record_level stack_from) {
-    int level = __atomic_load_n(&heap->record_level, __ATOMIC_RELAXED);
-    if (PYA_LIKELY(level < 0) || heap->hooks.capture_context == NULL) {
-        return NULL;
-    }
-    return heap->hooks.capture_context(heap->hooks.arg, level >= (int)stack_from);
-}
-
-static void
-heap_drop_context(struct pya_heap *heap, void *context) {
-    if (PYA_UNLIKELY(context != NULL)) {
-        heap->hooks.release_context(heap->hooks.arg, context);
-    }
-}
-
-static size_t
-card_largest_free(const struct pya_card *card) {
-    size_t largest = 0;
-    for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        const struct pya_block *run = pya_fit_largest(&arena->fit);
-        largest = run != NULL && run->bytes > largest ? run->bytes : largest;
-    }
-    return largest;
-}
-
-static void
-heap_note_oom(struct pya_card *card, size_t bytes) {
-    struct pya_oom_info *info = &heap_last_oom;
-    *info = (struct pya_oom_info){
-        .device = card->index,
-        .requested_bytes = bytes,
-        .total_bytes = card->caps.total_bytes,
-        .limit_bytes = card->limit_bytes,
-        .allocated_bytes = (size_t)pya_stats_allocated_bytes(&card->stats),
-        .reserved_bytes = card->reserved_bytes,
-        .largest_free_bytes = card_largest_free(card),
-    };
-    for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        info->private_bytes += arena->pool != NULL ? arena->free_bytes : 0;
-    }
-    pya_device_error(card->dev, &info->error);
-    if (pya_device_mem_info(card->dev, &info->free_bytes, &info->total_bytes) != PYA_OK) {
-        info->free_bytes = 0;
-    }
-}
-
 /* torch's roundup_power2_divisions: up to the next of `divisions` steps between two powers of two. */
 static size_t
 round_to_division(size_t bytes, size_t divisions) {
@@ -309,8 +261,8 @@ pya_card_hand_out(struct pya_card *card, struct pya_block *block, size_t request
     block->n_events = 0;
     block->is_pending = false;
     card->live_bytes += block->bytes;
-    if (card->live_bytes > card->peak_live_bytes) {
-        card->peak_live_bytes = card->live_bytes;
+    if (card->live_bytes > card->usage.recent_peak) {
+        pya_card_note_peak(card);
     }
     stats_take(card, block);
     pya_ptrmap_insert(&card->live, block);
@@ -318,6 +270,17 @@ pya_card_hand_out(struct pya_card *card, struct pya_block *block, size_t request
         pya_history_add(
             card->history, PYA_ACTION_ALLOC, block->addr, requested, pya_arena_place(block->arena),
             context);
+    }
+}
+
+/* What is done at every request while something waits for it. */
+static void
+card_attend(struct pya_card *card) {
+    if (card->n_pending > 0) {
+        pya_pending_poll(card);
+    }
+    if (card->is_timed) {
+        pya_gc_note_request(card);
     }
 }
 
@@ -341,8 +304,8 @@ card_serve(
     if (PYA_UNLIKELY(st != PYA_OK)) {
         return st;
     }
-    if (PYA_UNLIKELY(card->n_pending > 0)) {
-        pya_pending_poll(card);
+    if (PYA_UNLIKELY(card->n_pending + card->is_timed > 0)) {
+        card_attend(card);
     }
     struct pya_block *block = pya_ladder_fit(arena, bytes, is_small);
     if (PYA_UNLIKELY(block == NULL)) {
@@ -373,38 +336,12 @@ card_alloc(
     return st;
 }
 
-static pya_status
-heap_alloc_slow(
-    struct pya_heap *heap, struct pya_card *card, size_t bytes, pya_stream stream, pya_dptr *out) {
-    const struct pya_hooks *hooks = &heap->hooks;
-    pya_status st = PYA_E_NOMEM;
+pya_status
+pya_heap_try(struct pya_card *card, size_t bytes, pya_stream stream, void *context, pya_dptr *out) {
     struct pya_block *block;
-    void *context = NULL;
-    while (st == PYA_E_NOMEM && hooks->on_pressure != NULL &&
-           hooks->on_pressure(hooks->arg, card->index, bytes)) {
-        pya_lock_acquire(&card->lock);
-        st = card_alloc(card, bytes, stream, NULL, &block);
-        if (st == PYA_OK) {
-            *out = block->addr;
-        }
-        pya_lock_release(&card->lock);
-    }
-    if (st != PYA_E_NOMEM) {
-        return st;
-    }
-    context = heap_capture(heap, PYA_RECORD_ALL);
-    pya_lock_acquire(&card->lock);
-    card->stats.scalar[PYA_STAT_num_ooms]++;
-    heap_note_oom(card, bytes);
-    if (card->history != NULL) {
-        pya_history_add(
-            card->history, PYA_ACTION_OOM, heap_last_oom.free_bytes, bytes,
-            pya_pool_place(card, stream), context);
-    }
-    pya_lock_release(&card->lock);
-    heap_drop_context(heap, context);
-    if (hooks->on_oom != NULL) {
-        hooks->on_oom(hooks->arg, card->index, bytes);
+    pya_status st = card_alloc(card, bytes, stream, context, &block);
+    if (st == PYA_OK) {
+        *out = block->addr;
     }
     return st;
 }
@@ -421,11 +358,11 @@ pya_alloc(struct pya_heap *heap, int device, size_t bytes, pya_stream stream, py
         return st;
     }
     if (PYA_UNLIKELY(bytes > PYA_REQUEST_MAX)) {
-        heap_last_oom = (struct pya_oom_info){.device = device, .requested_bytes = bytes};
+        pya_heap_note_too_large(device, bytes);
         return PYA_E_TOO_LARGE;
     }
     struct pya_block *block;
-    void *context = heap_capture(heap, PYA_RECORD_STATE);
+    void *context = pya_heap_capture(heap, PYA_RECORD_STATE);
     pya_lock_acquire(&card->lock);
     st = card_alloc(card, bytes, stream, context, &block);
     if (PYA_LIKELY(st == PYA_OK)) {
@@ -433,8 +370,9 @@ pya_alloc(struct pya_heap *heap, int device, size_t bytes, pya_stream stream, py
         context = NULL;
     }
     pya_lock_release(&card->lock);
-    heap_drop_context(heap, context);
-    return PYA_UNLIKELY(st == PYA_E_NOMEM) ? heap_alloc_slow(heap, card, bytes, stream, out) : st;
+    pya_heap_drop_context(heap, context);
+    return PYA_UNLIKELY(st == PYA_E_NOMEM) ? pya_heap_run_short(heap, card, bytes, stream, out)
+                                           : st;
 }
 
 static inline struct pya_card *
@@ -504,16 +442,16 @@ pya_free(struct pya_heap *heap, pya_dptr ptr) {
     if (PYA_UNLIKELY(pya_heap_is_forked(heap))) {
         return PYA_E_FORKED;
     }
-    void *here = heap_capture(heap, PYA_RECORD_ALL);
+    void *here = pya_heap_capture(heap, PYA_RECORD_ALL);
     struct pya_ptrmap_slot slot;
     struct pya_card *card = heap_find_slot(heap, ptr, &slot, &block);
     if (PYA_UNLIKELY(card == NULL)) {
-        heap_drop_context(heap, here);
+        pya_heap_drop_context(heap, here);
         return heap_refuse_free(heap, ptr);
     }
     if (PYA_UNLIKELY(block->is_pending)) {
         pya_lock_release(&card->lock);
-        heap_drop_context(heap, here);
+        pya_heap_drop_context(heap, here);
         return PYA_E_DOUBLE_FREE;
     }
     void *context = block->context;
@@ -536,8 +474,8 @@ pya_free(struct pya_heap *heap, pya_dptr ptr) {
         card->history->current = NULL;
     }
     pya_lock_release(&card->lock);
-    heap_drop_context(heap, context);
-    heap_drop_context(heap, here);
+    pya_heap_drop_context(heap, context);
+    pya_heap_drop_context(heap, here);
     return PYA_OK;
 }
 
@@ -557,37 +495,4 @@ pya_record_stream(struct pya_heap *heap, pya_dptr ptr, pya_stream stream) {
     pya_status st = block->is_pending ? PYA_OK : pya_pending_record(card, block, stream);
     pya_lock_release(&card->lock);
     return st;
-}
-
-pya_status
-pya_memory_info(struct pya_heap *heap, int device, struct pya_memory_info *out) {
-    struct pya_card *card;
-    struct pya_memory_info info = {0};
-    pya_status st = pya_heap_card(heap, device, &card);
-    if (st != PYA_OK) {
-        return st;
-    }
-    pya_lock_acquire(&card->lock);
-    st = pya_device_mem_info(card->dev, &info.free_bytes, &info.total_bytes);
-    info.limit_bytes = card->limit_bytes;
-    pya_card_unpark(card);
-    for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        size_t stitchable = arena->free_pages * PYA_PAGE;
-        info.cached_bytes += arena->free_bytes;
-        info.largest_free_bytes =
-            stitchable > info.largest_free_bytes ? stitchable : info.largest_free_bytes;
-    }
-    size_t largest = card_largest_free(card);
-    info.largest_free_bytes = largest > info.largest_free_bytes ? largest : info.largest_free_bytes;
-    pya_lock_release(&card->lock);
-    if (st == PYA_OK) {
-        *out = info;
-    }
-    return st;
-}
-
-void
-pya_heap_oom_info(struct pya_heap *heap, struct pya_oom_info *out) {
-    (void)heap;
-    *out = heap_last_oom;
 }

@@ -29,6 +29,19 @@ PYA_MUST_CHECK pya_status pya_heap_card(struct pya_heap *heap, int device, struc
 struct pya_card *pya_heap_open_card(const struct pya_heap *heap, int device);
 /* Is this process a fork of the one that made the heap? */
 bool pya_heap_is_forked(const struct pya_heap *heap);
+/* The same, locked where it succeeds. */
+PYA_MUST_CHECK static inline pya_status
+pya_heap_lock_card(struct pya_heap *heap, int device, struct pya_card **out) {
+    pya_status st = pya_heap_card(heap, device, out);
+    if (st == PYA_OK) {
+        pya_lock_acquire(&(*out)->lock);
+    }
+    return st;
+}
+
+/* Gives memory of a locked card back until bytes_left are reserved.  Everything, or part of it: then what is least
+ * likely to be needed again goes first. */
+PYA_MUST_CHECK pya_status pya_heap_trim_card(struct pya_card *card, size_t bytes_left);
 /* The card that knows ptr as a live block, LOCKED, and the block; NULL and no lock when none does. */
 struct pya_card *pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_block **out);
 
@@ -36,6 +49,30 @@ struct pya_card *pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_b
  * more), statistics, trace.  Takes over the caller's reference to context. */
 void
 pya_card_hand_out(struct pya_card *card, struct pya_block *block, size_t requested, void *context);
+/* One request on a card that is locked; the block takes over the reference to context where it succeeds. */
+PYA_MUST_CHECK pya_status
+pya_heap_try(struct pya_card *card, size_t bytes, pya_stream stream, void *context, pya_dptr *out);
+/* The card, unlocked, had no memory for a request: asks the program to free some and tries again; then notes why. */
+PYA_MUST_CHECK pya_status pya_heap_run_short(
+    struct pya_heap *heap, struct pya_card *card, size_t bytes, pya_stream stream, pya_dptr *out);
+void pya_heap_note_too_large(int device, size_t bytes);
+
+/* What the block in hand is remembered by; called without a lock.  The caller owns the reference. */
+static inline void *
+pya_heap_capture(struct pya_heap *heap, enum pya_record_level stack_from) {
+    int level = __atomic_load_n(&heap->record_level, __ATOMIC_RELAXED);
+    if (PYA_LIKELY(level < 0) || heap->hooks.capture_context == NULL) {
+        return NULL;
+    }
+    return heap->hooks.capture_context(heap->hooks.arg, level >= (int)stack_from);
+}
+
+static inline void
+pya_heap_drop_context(struct pya_heap *heap, void *context) {
+    if (PYA_UNLIKELY(context != NULL)) {
+        heap->hooks.release_context(heap->hooks.arg, context);
+    }
+}
 
 /* Drops the contexts of the card's live blocks; the card is locked, or nobody uses it any more. */
 void pya_heap_forget_contexts(struct pya_heap *heap, struct pya_card *card);

@@ -1,4 +1,4 @@
-/* The ladder.  Floor 10.
+/* The ladder.  Floor 10.  Long because it is one decision, step by step.
  *
  * Home fit, a cached stitched range, idle pages of other streams; then the policy weighs growing against
  * stitching; then, with the capacity reached, everything that gets by with fewer new pages. */
@@ -194,8 +194,7 @@ ladder_add_pages(struct pya_arena *arena, size_t n_pages, bool is_small) {
 /* tight gives way where saving the last percent would cost too much of the program's time. */
 static void
 ladder_fill_bucket(struct pya_card *card, double cost_ns) {
-    int64_t n_requests =
-        card->stats.live[0].in[PYA_LIVE_COUNT] + card->stats.live[1].in[PYA_LIVE_COUNT];
+    int64_t n_requests = (int64_t)pya_card_requests(card);
     double leaked = TIGHT_LEAK_NS * (double)(n_requests - card->bucket_requests);
     card->bucket_requests = n_requests;
     card->bucket_ns = card->bucket_ns > leaked ? card->bucket_ns - leaked : 0;
@@ -331,7 +330,7 @@ ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
 static pya_status
 ladder_revive(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     bool found;
-    if (arena->dead == NULL) {
+    if (arena->dead == NULL || pya_arena_pool_room(arena) != SIZE_MAX) {
         return PYA_OK;
     }
     for (struct pya_arena *from = arena->card->arenas; from != NULL; from = from->next) {
@@ -367,6 +366,8 @@ ladder_transfer(struct pya_arena *arena, size_t n_want, enum transfer_from kind)
     size_t n = 0;
     pya_page_id *ids = NULL;
     pya_status st = PYA_OK;
+    size_t n_room = pya_arena_pool_room(arena) / PYA_PAGE;
+    n_want = n_want < n_room ? n_want : n_room;
     for (struct pya_arena *from = card->arenas; from != NULL && n < n_want; from = from->next) {
         if (from == arena || from->free_pages == 0 || !transfer_allowed(from, kind)) {
             continue;
@@ -440,6 +441,10 @@ plan_tight(const struct pya_arena *arena, size_t bytes, size_t n, size_t peak_li
 static enum plan
 ladder_plan(struct pya_arena *arena, size_t bytes, size_t n) {
     const struct pya_card *card = arena->card;
+    size_t m = pages_for(bytes);
+    if (pya_gc_is_pressed(card, n)) {
+        return n + arena->free_pages > m && arena->free_pages > 0 ? PLAN_STITCH : PLAN_GROW;
+    }
     size_t live = card->live_bytes + bytes;
     size_t peak_live = live > card->peak_live_bytes ? live : card->peak_live_bytes;
     enum plan plan = PLAN_GROW;
@@ -470,7 +475,9 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     default:
         break;
     }
-    size_t n_least = arena->card->options.memory == PYA_MEMORY_TIGHT ? 1 : LADDER_GROW_PAGES;
+    bool is_tight =
+        arena->card->options.memory == PYA_MEMORY_TIGHT || pya_gc_is_pressed(arena->card, n);
+    size_t n_least = is_tight ? 1 : LADDER_GROW_PAGES;
     st = ladder_grow(arena, bytes, n_least, is_small);
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
@@ -485,10 +492,14 @@ static pya_status
 ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
     size_t m = pages_for(bytes);
-    card->is_short = true;
-    card->fits_carefully = true;
-    card->stats.scalar[PYA_STAT_num_alloc_retries]++;
+    int64_t *scalar = card->stats.scalar;
+    if (pya_arena_pool_room(arena) >= m * PYA_PAGE) {
+        card->is_short = true;
+        card->fits_carefully = true;
+    }
+    scalar[PYA_STAT_num_alloc_retries]++;
     pya_status st = ladder_save(arena, bytes, is_small, out);
+    scalar[PYA_STAT_pyalloc_saved_by_stitch] += st == PYA_OK;
     if (!is_shortage(st) || pya_card_is_capturing(card)) {
         return st;
     }
@@ -498,23 +509,22 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     if (wait != PYA_OK) {
         return wait;
     }
+    int64_t n_transferred = scalar[PYA_STAT_pyalloc_page_transfers];
     for (int kind = TRANSFER_OPEN; kind <= TRANSFER_LAST && is_shortage(st); kind++) {
         st = ladder_refit(arena, bytes, is_small, out);
-        if (st != PYA_OK || *out != NULL) {
-            return st;
-        }
-        if (arena->free_pages < m) {
+        if (st == PYA_OK && *out == NULL && arena->free_pages < m) {
             st = ladder_transfer(arena, m - arena->free_pages, (enum transfer_from)kind);
-            if (st != PYA_OK && !is_shortage(st)) {
-                return st;
-            }
-            st = ladder_refit(arena, bytes, is_small, out);
-            if (st != PYA_OK || *out != NULL) {
-                return st;
+            if (st == PYA_OK || is_shortage(st)) {
+                st = ladder_refit(arena, bytes, is_small, out);
             }
         }
-        st = ladder_save(arena, bytes, is_small, out);
+        if (st == PYA_OK && *out == NULL) {
+            st = ladder_save(arena, bytes, is_small, out);
+        }
     }
+    bool has_moved = scalar[PYA_STAT_pyalloc_page_transfers] > n_transferred;
+    scalar[has_moved ? PYA_STAT_pyalloc_saved_by_transfer : PYA_STAT_pyalloc_saved_by_wait] +=
+        st == PYA_OK;
     return st;
 }
 
@@ -546,6 +556,7 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
             return st;
         }
     }
+    pya_gc_before_growth(arena, bytes, m > arena->free_pages ? m - arena->free_pages : 0);
     st = ladder_extend(arena, bytes, is_small, out);
     return is_shortage(st) ? ladder_squeeze(arena, bytes, is_small, out) : st;
 }
@@ -553,6 +564,7 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
 static pya_status
 climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
+    pya_gc_before_growth(arena, bytes, pages_for(bytes));
     pya_status st = pya_plain_grow(arena, bytes, is_small);
     if (is_shortage(st) && !pya_card_is_capturing(card)) {
         size_t n_freed;
@@ -563,11 +575,13 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
             st = ladder_refit(arena, bytes, is_small, out);
         }
         if (st != PYA_OK || *out != NULL) {
+            card->stats.scalar[PYA_STAT_pyalloc_saved_by_wait] += st == PYA_OK;
             return st;
         }
         st = pya_trim_card(card, PYA_TRIM_OPEN, NULL, SIZE_MAX, &n_freed);
         if (st == PYA_OK) {
             st = pya_plain_grow(arena, bytes, is_small);
+            card->stats.scalar[PYA_STAT_pyalloc_saved_by_release] += st == PYA_OK;
         }
     }
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
@@ -576,6 +590,7 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
 pya_status
 pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_block *block = NULL;
+    size_t n_pages = arena->card->pages.n_live;
     pya_card_unpark(arena->card);
     pya_status st = arena->small_fit != NULL ? climb_plain(arena, bytes, is_small, &block)
                                              : climb_pages(arena, bytes, is_small, &block);
@@ -587,6 +602,7 @@ pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct py
     if (block == NULL) {
         return PYA_E_NOMEM;
     }
+    pya_gc_after_growth(arena->card, n_pages);
     *out = block;
     return PYA_OK;
 }

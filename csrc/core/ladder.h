@@ -1,8 +1,8 @@
 /* The ladder: where a request is looked for, in which order, and what is done when nothing is left.  Floor 10. */
 #pragma once
 
+#include "gc.h"
 #include "revive.h"
-#include "trim.h"
 
 #ifdef __cplusplus
 extern "C" {

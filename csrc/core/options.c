@@ -7,7 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum option_kind { KIND_CHOICE, KIND_BOOL, KIND_BYTES, KIND_REAL, KIND_COUNT };
+enum option_kind { KIND_CHOICE, KIND_BOOL, KIND_BYTES, KIND_REAL, KIND_SECONDS, KIND_COUNT };
 
 struct option {
     const char *name;
@@ -24,12 +24,13 @@ static const struct option option_table[] = {
 
 enum { N_OPTIONS = sizeof option_table / sizeof option_table[0] };
 
-/* torch's keys that change nothing here: what they ask for is always so, does not exist, or (garbage_collection_threshold)
- * is not built yet. */
+/* 31 years; in nanoseconds still far from the end of 64 bits. */
+#define SECONDS_MAX 1e9
+
+/* torch's keys that change nothing here: what they ask for is always so, or does not exist. */
 static const char *const ignored_keys[] = {
     "backend",
     "expandable_segments",
-    "garbage_collection_threshold",
     "graph_capture_record_stream_reuse",
     "pinned_num_register_threads",
     "pinned_reserve_segment_size_mb",
@@ -150,10 +151,10 @@ parse_choice(const char *option, const char *text, int *out) {
 }
 
 static bool
-parse_real(const char *text, double *out) {
+parse_real(const char *text, double most, double *out) {
     char *end;
     double value = strtod(text, &end);
-    if (end == text || *end != '\0' || !(value >= 0 && value <= 1)) {
+    if (end == text || *end != '\0' || !(value >= 0 && value <= most)) {
         return false;
     }
     *out = value;
@@ -182,7 +183,9 @@ option_set(struct pya_options *options, const struct option *option, const char 
     case KIND_BYTES:
         return parse_bytes(text, field);
     case KIND_REAL:
-        return parse_real(text, field);
+        return parse_real(text, 1, field);
+    case KIND_SECONDS:
+        return parse_real(text, SECONDS_MAX, field);
     case KIND_COUNT:
         return parse_count(text, field);
     }
@@ -220,6 +223,8 @@ kind_wants(enum option_kind kind) {
         return "a size such as 512MB";
     case KIND_REAL:
         return "a number from 0 to 1";
+    case KIND_SECONDS:
+        return "a number of seconds from 0 to 1000000000";
     case KIND_COUNT:
         return "a whole number up to 1048576";
     }
@@ -341,6 +346,7 @@ pya_option_format(const struct pya_options *options, size_t index, char *buffer,
         memcpy(&number, field, sizeof number);
         return snprintf(buffer, bytes, "%s", number ? "True" : "False");
     case KIND_REAL:
+    case KIND_SECONDS:
         memcpy(&real, field, sizeof real);
         return snprintf(buffer, bytes, "%g", real);
     case KIND_BYTES:

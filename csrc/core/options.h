@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* kind, name, default, help.  Kinds: CHOICE (enum below), BOOL, BYTES (0 is "none"), REAL, COUNT. */
+/* kind, name, default, help.  Kinds: CHOICE (enum below), BOOL, BYTES (0 is "none"), REAL, SECONDS, COUNT. */
 #define PYA_OPTION_TABLE(X)                                                                        \
     X(CHOICE, memory, PYA_MEMORY_BALANCED,                                                         \
       "tight|balanced|fast: how much work to spend on saving memory")                              \
@@ -17,6 +17,14 @@ extern "C" {
     X(REAL, per_process_memory_fraction, 1,                                                        \
       "share of each device's memory this process may reserve")                                    \
     X(BYTES, limit, 0, "most bytes to reserve on each device (0: the device's memory)")            \
+    X(BYTES, soft_limit, 0,                                                                        \
+      "bytes above which each device reuses and gives back memory before it takes more (0: none)") \
+    X(REAL, garbage_collection_threshold, 0,                                                       \
+      "share of the limit above which idle cached memory is given back before growing (0: off)")   \
+    X(BYTES, keep_free, 0,                                                                         \
+      "bytes of each device to leave to other programs: cached memory goes back below that")       \
+    X(SECONDS, trim_after, 0,                                                                      \
+      "seconds after which memory nothing needed is given back, at the next call (0: never)")      \
     X(BYTES, max_split_size, 0, "without vmm: larger blocks are not split (0: no bound)")          \
     X(COUNT, roundup_power2_divisions, 0,                                                          \
       "round requests up to this many steps per power of two (0: off)")                            \
@@ -32,6 +40,7 @@ struct pya_options {
 #define PYA_FIELD_BOOL(name) int name;
 #define PYA_FIELD_BYTES(name) size_t name;
 #define PYA_FIELD_REAL(name) double name;
+#define PYA_FIELD_SECONDS(name) double name;
 #define PYA_FIELD_COUNT(name) size_t name;
 #define X(kind, name, initial, help) PYA_FIELD_##kind(name)
     PYA_OPTION_TABLE(X)

@@ -129,6 +129,7 @@ queue_pop(struct pya_card *card, struct pya_pending *queue) {
         (void)pya_ptrmap_find(&card->live, block->addr, &slot);
         pya_ptrmap_remove_at(&card->live, slot);
         pya_block_release(block);
+        card->stats.scalar[PYA_STAT_pyalloc_event_frees]++;
     }
 }
 
@@ -137,6 +138,7 @@ pya_pending_poll(struct pya_card *card) {
     if (card->n_active > 0) {
         return;
     }
+    card->stats.scalar[PYA_STAT_pyalloc_event_polls]++;
     for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
         while (queue->head != NULL && queue->head->event != 0) {
             bool is_done = false;

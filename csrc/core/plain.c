@@ -59,7 +59,8 @@ pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
     struct pya_card *card = arena->card;
     size_t segment = plain_segment_bytes(bytes, is_small);
     size_t room = card->limit_bytes - card->reserved_bytes;
-    if (card->reserved_bytes > card->limit_bytes || segment > room) {
+    if (card->reserved_bytes > card->limit_bytes || segment > room ||
+        segment > pya_arena_pool_room(arena)) {
         return PYA_E_LIMIT;
     }
     pya_status st = pya_slab_reserve(&card->blocks, 1);
@@ -115,8 +116,40 @@ plain_release(struct pya_arena *arena, struct pya_range **link) {
         card->history, PYA_ACTION_SEGMENT_FREE, range->base, range->bytes, pya_arena_place(arena));
     pya_stats_sub(&card->stats, pya_stat_pool_of(range->is_small), PYA_STAT_segment, 1);
     card->stats.scalar[PYA_STAT_num_device_free]++;
+    card->stats.scalar[PYA_STAT_pyalloc_pages_released] += (int64_t)(range->bytes / PYA_PAGE);
     *link = range->next;
     free(range);
+    return PYA_OK;
+}
+
+static bool
+plain_is_free(const struct pya_range *range) {
+    return range->slots == NULL && range->first->state == PYA_BLOCK_FREE &&
+           range->first->next == NULL;
+}
+
+pya_status
+pya_plain_trim_idle(struct pya_arena *arena, size_t n_bytes, size_t *n_freed) {
+    *n_freed = 0;
+    while (*n_freed < n_bytes) {
+        struct pya_range **oldest = NULL;
+        for (struct pya_range **link = &arena->ranges; *link != NULL; link = &(*link)->next) {
+            const struct pya_range *range = *link;
+            bool is_idle = plain_is_free(range) && range->first->seq <= arena->idle_seq;
+            if (is_idle && (oldest == NULL || range->first->seq < (*oldest)->first->seq)) {
+                oldest = link;
+            }
+        }
+        if (oldest == NULL) {
+            return PYA_OK;
+        }
+        size_t bytes = (*oldest)->bytes;
+        pya_status st = plain_release(arena, oldest);
+        if (st != PYA_OK) {
+            return st;
+        }
+        *n_freed += bytes;
+    }
     return PYA_OK;
 }
 
@@ -126,8 +159,7 @@ pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed) {
     *n_freed = 0;
     while (*link != NULL && *n_freed < n_bytes) {
         struct pya_range *range = *link;
-        bool is_idle = range->first->state == PYA_BLOCK_FREE && range->first->next == NULL;
-        if (range->slots != NULL || !is_idle) {
+        if (!plain_is_free(range)) {
             link = &range->next;
             continue;
         }

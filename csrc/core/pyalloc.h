@@ -1,4 +1,5 @@
 /* The allocator's public interface, usable from C alone.  Floor 3; floors 11 and 12 implement it.
+ * Long because it is all of it.
  *
  * One heap serves up to PYA_MAX_DEVICES devices, each with a lock of its own, so devices do not wait for one another.
  * All functions may be called from any thread.  Out-parameters are written only on PYA_OK.  */
@@ -28,11 +29,25 @@ struct pya_hooks {
     /* Both may be called under a card's lock: they must not wait for Python or call the heap. */
     void (*retain_context)(void *arg, void *context);
     void (*release_context)(void *arg, void *context);
-    /* Memory is short: free what you can.  Called without the lock, before out of memory; true: try again. */
+    /* A number that is the same for equal call stacks, 0: no stack.  Called under a card's lock. */
+    uint64_t (*context_key)(void *arg, void *context);
+    /* One line that says where in the program that is; false: not known.  Called without a lock. */
+    bool (*describe_context)(void *arg, void *context, char *text, size_t text_bytes);
+    /* Memory is short: free what you can.  Called without the lock, before out of memory, never from within itself
+     * on one thread; it may allocate and free.  true: try again. */
     bool (*on_pressure)(void *arg, int device, size_t bytes);
     /* Called without the lock before PYA_E_NOMEM is returned (torch's OOM observers). */
     void (*on_oom)(void *arg, int device, size_t bytes);
 };
+
+/* Who holds live memory: a place in the program where stacks are recorded, else a stream of a pool. */
+struct pya_oom_holder {
+    size_t bytes;
+    size_t n_blocks;
+    char what[96];
+};
+
+enum { PYA_OOM_HOLDERS = 3, PYA_OOM_TEXT_BYTES = 2048 };
 
 /* What an out-of-memory message says.  All in bytes. */
 struct pya_oom_info {
@@ -45,6 +60,12 @@ struct pya_oom_info {
     size_t reserved_bytes;
     size_t private_bytes;      /* idle in private pools */
     size_t largest_free_bytes; /* largest free run */
+    size_t pool_limit_bytes;   /* of the private pool the request went to; 0: none */
+    size_t pool_bytes;         /* what that pool holds */
+    size_t keep_bytes;         /* pya_reserve() */
+    bool has_vmm;
+    int n_holders; /* largest first */
+    struct pya_oom_holder holders[PYA_OOM_HOLDERS];
     struct pya_device_error error;
 };
 
@@ -76,10 +97,15 @@ PYA_MUST_CHECK pya_status
 pya_memory_info(struct pya_heap *heap, int device, struct pya_memory_info *out);
 
 void pya_heap_oom_info(struct pya_heap *heap, struct pya_oom_info *out);
-/* torch's wording with our numbers; returns the length as snprintf does. */
+/* torch's wording with our numbers, who holds memory and what to try; returns the length as snprintf does. */
 int pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes);
 /* What the device said last (call, code, text), for PYA_E_DEVICE. */
 void pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error *out);
+/* "what: why", with call, size, device and code where a device failed; device -1: not known.  An error after which the
+ * device is of no use any more is explained once, later ones refer to it.  Returns the length as snprintf does. */
+int pya_heap_error_text(
+    struct pya_heap *heap, pya_status status, const char *what, int device, char *buffer,
+    size_t buffer_bytes);
 
 /* Where the block holding ptr starts and how large it is; its segment for torch's getBaseAllocation. */
 PYA_MUST_CHECK pya_status
@@ -140,6 +166,25 @@ PYA_MUST_CHECK pya_status pya_enable_peer(struct pya_heap *heap, int device, int
 PYA_MUST_CHECK pya_status pya_empty_cache(struct pya_heap *heap, int device);
 /* Gives back free pages until reserved_bytes <= bytes or nothing is left to give. */
 PYA_MUST_CHECK pya_status pya_trim(struct pya_heap *heap, int device, size_t bytes);
+/* Makes sure that at least `bytes` are reserved, new ones for `stream`, and gives nothing back below that from now on;
+ * 0 ends it.  On PYA_E_NOMEM nothing changed. */
+PYA_MUST_CHECK pya_status
+pya_reserve(struct pya_heap *heap, int device, size_t bytes, pya_stream stream);
+
+enum pya_limit_kind {
+    PYA_LIMIT_HARD, /* reserved bytes never pass it, and what is cached above it goes back at once */
+    PYA_LIMIT_SOFT, /* above it memory is reused and given back before more is taken; never out of memory */
+};
+
+/* bytes 0: no limit.  Overrides the options `limit` and `soft_limit` for one device. */
+PYA_MUST_CHECK pya_status
+pya_set_limit(struct pya_heap *heap, int device, enum pya_limit_kind kind, size_t bytes);
+/* 0: none. */
+size_t pya_get_limit(struct pya_heap *heap, int device, enum pya_limit_kind kind);
+/* Most bytes a private pool may hold while it is in use; 0: no limit.  PYA_E_INVAL: no such pool. */
+PYA_MUST_CHECK pya_status
+pya_pool_set_limit(struct pya_heap *heap, int device, struct pya_pool_id id, size_t bytes);
+
 /* fraction of the device's total memory in [0, 1]; reserved bytes stay below it from now on. */
 PYA_MUST_CHECK pya_status pya_set_fraction(struct pya_heap *heap, int device, double fraction);
 double pya_get_fraction(struct pya_heap *heap, int device);

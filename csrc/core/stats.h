@@ -1,4 +1,5 @@
-/* Statistics in torch's vocabulary: one table of names, from which C, Python and the CLI take the keys.  Floor 2. */
+/* Statistics in torch's vocabulary: one table of names, from which C, Python and the CLI take the keys.  Floor 2.
+ * Long because of the tables of names. */
 #pragma once
 
 #include "counter.h"
@@ -41,6 +42,21 @@ extern "C" {
     X(pyalloc_growths)                                                                             \
     X(pyalloc_page_moves)                                                                          \
     X(pyalloc_page_transfers)                                                                      \
+    X(pyalloc_pages_released)                                                                      \
+    X(pyalloc_event_polls)                                                                         \
+    X(pyalloc_event_frees)                                                                         \
+    X(pyalloc_collections)                                                                         \
+    X(pyalloc_pages_collected)                                                                     \
+    X(pyalloc_pages_regretted)                                                                     \
+    X(pyalloc_idle_trims)                                                                          \
+    X(pyalloc_recoveries)                                                                          \
+    X(pyalloc_pressed)                                                                             \
+    X(pyalloc_saved_by_stitch)                                                                     \
+    X(pyalloc_saved_by_wait)                                                                       \
+    X(pyalloc_saved_by_transfer)                                                                   \
+    X(pyalloc_saved_by_release)                                                                    \
+    X(pyalloc_saved_by_callback)                                                                   \
+    X(pyalloc_pressure_calls)                                                                      \
     X(pyalloc_unmaps)                                                                              \
     X(pyalloc_pages)                                                                               \
     X(pyalloc_mappings)                                                                            \

@@ -174,7 +174,7 @@ pages_release_homeless(struct pya_card *card) {
     return n_bytes;
 }
 
-/* Marks the wholly free pages of the scope that are to leave: ids[0..*n), arena by arena. */
+/* The wholly free pages of the scope that are to leave: ids[0..*n), arena by arena. */
 static pya_status
 trim_choose(
     struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t n_most,
@@ -196,11 +196,26 @@ trim_choose(
         }
         n += n_here - n_keep;
     }
+    *n_out = n;
+    return PYA_OK;
+}
+
+size_t
+pya_trim_pages(struct pya_card *card, const pya_page_id *ids, size_t n) {
     for (size_t i = 0; i < n; i++) {
         card->pages.items[ids[i]].is_leaving = true;
     }
-    *n_out = n;
-    return PYA_OK;
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        trim_stitches(card, arena);
+        trim_dead(card, arena, false);
+    }
+    for (size_t i = 0; i < n;) {
+        struct pya_range *range = card->pages.items[ids[i]].range;
+        i += range == NULL ? 1 : pages_unhome(range->arena, ids + i, n - i);
+    }
+    size_t n_bytes = pages_release_homeless(card);
+    card->stats.scalar[PYA_STAT_pyalloc_pages_released] += (int64_t)(n_bytes / PYA_PAGE);
+    return n_bytes;
 }
 
 static pya_status
@@ -214,21 +229,11 @@ trim_pages(
         return PYA_E_HOST_NOMEM;
     }
     pya_status st = trim_choose(card, scope, pool, n_most, ids, &n);
-    if (st != PYA_OK) {
-        free(ids);
-        return st;
-    }
-    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        trim_stitches(card, arena);
-        trim_dead(card, arena, false);
-    }
-    for (size_t i = 0; i < n;) {
-        struct pya_range *range = card->pages.items[ids[i]].range;
-        i += range == NULL ? 1 : pages_unhome(range->arena, ids + i, n - i);
+    if (st == PYA_OK) {
+        *n_freed += pya_trim_pages(card, ids, n);
     }
     free(ids);
-    *n_freed += pages_release_homeless(card);
-    return PYA_OK;
+    return st;
 }
 
 pya_status

@@ -23,6 +23,9 @@ bool pya_card_is_capturing(struct pya_card *card);
 PYA_MUST_CHECK pya_status pya_trim_card(
     struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t n_bytes,
     size_t *n_freed);
+/* Gives back the wholly free pages ids[0..n), those side by side one after another; nothing queued on any stream
+ * uses them any more.  Returns the bytes that went back.  Never waits. */
+size_t pya_trim_pages(struct pya_card *card, const pya_page_id *ids, size_t n);
 /* Unmaps the least recently used stitched ranges and dead addresses until the card has few mappings again.
  * Waits for the device, so it is done rarely and in bulk. */
 PYA_MUST_CHECK pya_status pya_trim_mappings(struct pya_card *card);

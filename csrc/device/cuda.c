@@ -43,6 +43,15 @@ cuda_status(cuda_result result) {
                                                                        : PYA_E_DEVICE;
 }
 
+/* After these the context answers every call with the same error. */
+static bool
+cuda_is_sticky(cuda_result result) {
+    return result == CUDA_ECC_ERROR || result == CUDA_NVLINK_ERROR ||
+           result == CUDA_ILLEGAL_ADDRESS || result == CUDA_LAUNCH_TIMEOUT ||
+           result == CUDA_DEVICE_ASSERT ||
+           (result >= CUDA_BROKEN_FIRST && result <= CUDA_BROKEN_LAST);
+}
+
 static pya_status
 cuda_report(const char *call, cuda_result result, uint64_t bytes) {
     if (result == CUDA_OK) {
@@ -53,7 +62,8 @@ cuda_report(const char *call, cuda_result result, uint64_t bytes) {
     if (driver->cuGetErrorString == NULL || driver->cuGetErrorString(result, &text) != CUDA_OK) {
         text = NULL;
     }
-    cuda_last = (struct pya_device_error){.code = result, .bytes = bytes};
+    cuda_last = (struct pya_device_error){
+        .code = result, .bytes = bytes, .is_sticky = cuda_is_sticky(result)};
     snprintf(cuda_last.call, sizeof cuda_last.call, "%s", call);
     snprintf(cuda_last.text, sizeof cuda_last.text, "%s", text != NULL ? text : "unknown error");
     return cuda_status(result);

@@ -18,6 +18,14 @@ enum {
     CUDA_DEINITIALIZED = 4,
     CUDA_NOT_READY = 600,
     CUDA_NOT_SUPPORTED = 801,
+    CUDA_ECC_ERROR = 214,
+    CUDA_NVLINK_ERROR = 220,
+    CUDA_ILLEGAL_ADDRESS = 700,
+    CUDA_LAUNCH_TIMEOUT = 702,
+    CUDA_DEVICE_ASSERT = 710,
+    CUDA_BROKEN_FIRST =
+        714, /* stack, instruction, alignment, address space, program counter, launch */
+    CUDA_BROKEN_LAST = 719,
     CUDA_CAPTURE_FIRST = 900, /* stream capture errors are 900 .. 908 */
     CUDA_CAPTURE_IMPLICIT = 906,
     CUDA_CAPTURE_LAST = 908,

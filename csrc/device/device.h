@@ -25,6 +25,7 @@ struct pya_device_error {
     int code;       /* the driver's code, 0 when there is none */
     char text[160]; /* what the driver says of the code */
     uint64_t bytes; /* size the call was about, 0 when it has none */
+    bool is_sticky; /* every later call of the process fails too */
 };
 
 struct pya_device_caps {

@@ -59,6 +59,7 @@ sim_leave(struct pya_sim *sim, enum pya_sim_call call, uint64_t n_pages, pya_sta
             snprintf(error->text, sizeof error->text, "%s", pya_status_text(status));
         }
         snprintf(error->call, sizeof error->call, "%s", pya_sim_calls[call].name);
+        error->is_sticky = status == PYA_E_DEVICE && sim->fail_sticky && sim->fail_left > 0;
         error->bytes = n_pages * PYA_PAGE;
     }
     pthread_mutex_unlock(&sim->lock);

@@ -155,6 +155,7 @@ fuzz_rare(struct fuzz *fuzz) {
         break;
     default:
         if (fuzz->world.sims[device] != NULL) {
+            pya_sim_advance_clock(fuzz->world.sims[device], 1000000);
             pya_sim_finish(fuzz->world.sims[device], 16 * (check_random(&fuzz->seed) % N_STREAMS));
         }
         break;
@@ -416,6 +417,18 @@ test_fuzz_few_mappings(void) {
     fuzz_run("mappings_per_page:2", check_budget(20000), 97, false);
 }
 
+/* Every reason to give memory back on its own. */
+#define UNDER_PRESSURE                                                                             \
+    "soft_limit:2GiB,garbage_collection_threshold:0.2,keep_free:9GiB,trim_after:0.002"
+
+static void
+test_fuzz_pressure(void) {
+    fuzz_run(UNDER_PRESSURE, check_budget(40000), 97, false);
+    fuzz_run(UNDER_PRESSURE ",memory:fast", check_budget(20000), 97, false);
+    fuzz_run(UNDER_PRESSURE ",vmm:False", check_budget(20000), 97, false);
+    fuzz_run(UNDER_PRESSURE, check_budget(20000), 97, true);
+}
+
 static void
 test_fuzz_shared(void) {
     fuzz_run("shared_pages:True", check_budget(20000), 97, false);
@@ -551,6 +564,7 @@ static const struct check_case cases[] = {
     {"fuzz_plain", test_fuzz_plain},
     {"fuzz_few_mappings", test_fuzz_few_mappings},
     {"fuzz_shared", test_fuzz_shared},
+    {"fuzz_pressure", test_fuzz_pressure},
     {"fuzz_faults", test_fuzz_faults},
 };
 

@@ -33,7 +33,21 @@ def test_unknown_key_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["memory", "memory:", "memory:enormous", "limit:many", "limit:-1", "limit:5 b", ":", "vmm:maybe"]
+    "text",
+    [
+        "memory",
+        "memory:",
+        "memory:enormous",
+        "limit:many",
+        "limit:-1",
+        "limit:5 b",
+        ":",
+        "vmm:maybe",
+        "trim_after:-1",
+        "trim_after:soon",
+        "garbage_collection_threshold:1.5",
+        "soft_limit:nan",
+    ],
 )
 def test_malformed_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -49,6 +63,13 @@ def test_config_error_is_a_value_error() -> None:
 def test_torch_settings_with_a_meaning_here_are_understood() -> None:
     split = value(Config("max_split_size_mb:64"), "max_split_size")
     assert split != value(Config(""), "max_split_size")
+    threshold = value(Config("garbage_collection_threshold:0.8"), "garbage_collection_threshold")
+    assert float(threshold) == 0.8
+
+
+def test_seconds_may_be_fractions_and_many() -> None:
+    assert float(value(Config("trim_after:0.25"), "trim_after")) == 0.25
+    assert float(value(Config("trim_after:86400"), "trim_after")) == 86400
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,112 @@
+/* How much memory a device or a pool may hold, and how much it keeps.  Floor 12. */
+#include "heap.h"
+
+pya_status
+pya_pool_set_limit(struct pya_heap *heap, int device, struct pya_pool_id id, size_t bytes) {
+    struct pya_card *card;
+    pya_status st = pya_heap_lock_card(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    struct pya_pool *pool = pya_pool_find(card, id);
+    if (pool != NULL) {
+        pool->limit_bytes = bytes;
+    }
+    pya_lock_release(&card->lock);
+    return pool != NULL ? PYA_OK : PYA_E_INVAL;
+}
+
+static pya_status
+reserve_pages(struct pya_arena *arena, size_t bytes) {
+    struct pya_block *hole;
+    size_t n_pages = (bytes + PYA_PAGE - 1) / PYA_PAGE;
+    pya_status st = pya_arena_last_hole(arena, n_pages, &hole);
+    return st == PYA_OK ? pya_arena_grow(arena, hole, n_pages, false) : st;
+}
+
+pya_status
+pya_set_fraction(struct pya_heap *heap, int device, double fraction) {
+    struct pya_card *card;
+    if (!(fraction >= 0 && fraction <= 1)) {
+        return PYA_E_INVAL;
+    }
+    pya_status st = pya_heap_lock_card(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    pya_card_set_fraction(card, fraction);
+    pya_lock_release(&card->lock);
+    return PYA_OK;
+}
+
+pya_status
+pya_reserve(struct pya_heap *heap, int device, size_t bytes, pya_stream stream) {
+    struct pya_card *card;
+    struct pya_arena *arena;
+    if (bytes > PYA_REQUEST_MAX) {
+        return PYA_E_TOO_LARGE;
+    }
+    pya_status st = pya_heap_lock_card(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    size_t missing = bytes > card->reserved_bytes ? bytes - card->reserved_bytes : 0;
+    if (missing > 0) {
+        st = pya_pool_arena(card, NULL, stream, &arena);
+        if (st == PYA_OK) {
+            pya_arena_unpark(arena);
+            st = pya_card_has_vmm(card) ? reserve_pages(arena, missing)
+                                        : pya_plain_grow(arena, missing, false);
+        }
+    }
+    if (st == PYA_OK) {
+        card->keep_bytes = bytes;
+    }
+    pya_lock_release(&card->lock);
+    return st == PYA_E_LIMIT ? PYA_E_NOMEM : st;
+}
+
+pya_status
+pya_set_limit(struct pya_heap *heap, int device, enum pya_limit_kind kind, size_t bytes) {
+    struct pya_card *card;
+    pya_status st = pya_heap_lock_card(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    if (kind == PYA_LIMIT_SOFT) {
+        card->options.soft_limit = bytes;
+    } else {
+        card->options.limit = bytes;
+        pya_card_set_fraction(card, card->options.per_process_memory_fraction);
+        if (card->reserved_bytes > card->limit_bytes) {
+            st = pya_heap_trim_card(card, card->limit_bytes);
+        }
+    }
+    pya_lock_release(&card->lock);
+    return st;
+}
+
+size_t
+pya_get_limit(struct pya_heap *heap, int device, enum pya_limit_kind kind) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    bool is_soft = kind == PYA_LIMIT_SOFT;
+    if (card == NULL) {
+        return is_soft ? heap->options.soft_limit : heap->options.limit;
+    }
+    pya_lock_acquire(&card->lock);
+    size_t bytes = is_soft ? card->options.soft_limit : card->options.limit;
+    pya_lock_release(&card->lock);
+    return bytes;
+}
+
+double
+pya_get_fraction(struct pya_heap *heap, int device) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    if (card == NULL) {
+        return heap->options.per_process_memory_fraction;
+    }
+    pya_lock_acquire(&card->lock);
+    double fraction = card->options.per_process_memory_fraction;
+    pya_lock_release(&card->lock);
+    return fraction;
+}

@@ -1,0 +1,182 @@
+/* What errors say.  Floor 12. */
+#include <stdio.h>
+#include <string.h>
+
+#include "heap.h"
+
+/* torch's format: the largest binary unit that gives at least 1, two decimals; bytes as they are. */
+static void
+oom_size(size_t bytes, char *buffer, size_t buffer_bytes) {
+    static const char *const units[] = {"KiB", "MiB", "GiB"};
+    double value = (double)bytes / 1024;
+    size_t unit = 0;
+    if (bytes <= 1024) {
+        (void)snprintf(buffer, buffer_bytes, "%zu bytes", bytes);
+        return;
+    }
+    for (; unit + 1 < sizeof units / sizeof units[0] && value > 1024; unit++) {
+        value /= 1024;
+    }
+    (void)snprintf(buffer, buffer_bytes, "%.2f %s", value, units[unit]);
+}
+
+/* What of the device is neither free nor ours. */
+static size_t
+oom_elsewhere(const struct pya_oom_info *info) {
+    size_t known = info->free_bytes + info->reserved_bytes;
+    return info->total_bytes > known ? info->total_bytes - known : 0;
+}
+
+/* The advice that fits best: what stopped this request, and what would have let it pass. */
+static void
+oom_advice(const struct pya_oom_info *info, char *text, size_t n) {
+    size_t idle = info->reserved_bytes - info->allocated_bytes;
+    char a[32], b[32];
+    if (info->pool_limit_bytes > 0 &&
+        info->pool_bytes + info->requested_bytes > info->pool_limit_bytes) {
+        oom_size(info->pool_limit_bytes, a, sizeof a);
+        oom_size(info->pool_bytes, b, sizeof b);
+        (void)snprintf(
+            text, n,
+            "the pool may hold %s and holds %s: raise its limit (pyalloc.set_limit(..., pool=...)) or "
+            "free tensors of it.",
+            a, b);
+    } else if (info->limit_bytes < info->total_bytes && info->free_bytes >= info->requested_bytes) {
+        oom_size(info->limit_bytes, a, sizeof a);
+        (void)snprintf(
+            text, n,
+            "the device has room, the limit of %s has not: raise it (pyalloc.set_limit(), "
+            "torch.cuda.set_per_process_memory_fraction()).",
+            a);
+    } else if (
+        oom_elsewhere(info) >= info->requested_bytes &&
+        oom_elsewhere(info) > info->total_bytes / 16) {
+        oom_size(oom_elsewhere(info), a, sizeof a);
+        (void)snprintf(
+            text, n,
+            "%s of the device are held outside this allocator: by other programs (nvidia-smi lists "
+            "them) or by libraries in this one.",
+            a);
+    } else if (info->private_bytes >= info->requested_bytes) {
+        oom_size(info->private_bytes, a, sizeof a);
+        (void)snprintf(
+            text, n,
+            "%s lie idle in private pools: delete CUDA graphs that are done with, or make the pool "
+            "with use_on_oom=True.",
+            a);
+    } else if (idle >= info->requested_bytes) {
+        (void)snprintf(
+            text, n, "%s",
+            info->has_vmm
+                ? "what is free lies in pieces smaller than a page, or is pending: free the small "
+                  "tensors among large ones, or a smaller batch."
+                : "what is free lies in pieces that only virtual memory calls could join "
+                  "(option vmm, a newer driver); or a smaller batch.");
+    } else {
+        (void)snprintf(
+            text, n,
+            "a smaller batch, or `pyalloc report` on a recording to see what holds the memory.");
+    }
+}
+
+static void
+oom_holders(const struct pya_oom_info *info, char *text, size_t n) {
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < info->n_holders && used < n; i++) {
+        const struct pya_oom_holder *holder = &info->holders[i];
+        char amount[32];
+        oom_size(holder->bytes, amount, sizeof amount);
+        int length = snprintf(
+            text + used, n - used, "%s%s in %zu block%s by %s", i == 0 ? "Held: " : "; ", amount,
+            holder->n_blocks, holder->n_blocks == 1 ? "" : "s", holder->what);
+        used += length > 0 ? (size_t)length : 0;
+    }
+    if (used > 0 && used < n) {
+        (void)snprintf(text + used, n - used, ". ");
+    }
+}
+
+int
+pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes) {
+    char wanted[32], total[32], free_now[32], limit[48] = "", allocated[32], idle[32], largest[32];
+    char private_text[80] = "", held[600], advice[320];
+    if (info->requested_bytes > PYA_REQUEST_MAX) {
+        return snprintf(
+            buffer, buffer_bytes, "CUDA out of memory. Tried to allocate more than 1EB memory.");
+    }
+    oom_size(info->requested_bytes, wanted, sizeof wanted);
+    oom_size(info->total_bytes, total, sizeof total);
+    oom_size(info->free_bytes, free_now, sizeof free_now);
+    oom_size(info->allocated_bytes, allocated, sizeof allocated);
+    oom_size(info->reserved_bytes - info->allocated_bytes, idle, sizeof idle);
+    oom_size(info->largest_free_bytes, largest, sizeof largest);
+    if (info->limit_bytes < info->total_bytes) {
+        char allowed[32];
+        oom_size(info->limit_bytes, allowed, sizeof allowed);
+        (void)snprintf(limit, sizeof limit, "%s allowed; ", allowed);
+    }
+    if (info->private_bytes > 0) {
+        char amount[32];
+        oom_size(info->private_bytes, amount, sizeof amount);
+        (void)snprintf(
+            private_text, sizeof private_text, "with %s allocated in private pools, ", amount);
+    }
+    oom_holders(info, held, sizeof held);
+    oom_advice(info, advice, sizeof advice);
+    return snprintf(
+        buffer, buffer_bytes,
+        "CUDA out of memory. Tried to allocate %s. GPU %d has a total capacity of %s of which %s is "
+        "free. %sOf the allocated memory %s is allocated by PyTorch, %sand %s is reserved by PyTorch "
+        "but unallocated (largest free run %s; pyalloc). %sNext: %s",
+        wanted, info->device, total, free_now, limit, allocated, private_text, idle, largest, held,
+        advice);
+}
+
+/* ---- other failures ---- */
+
+/* The card whose device failed: the one named, else the first that has something to say. */
+static struct pya_card *
+error_card(const struct pya_heap *heap, int device, struct pya_device_error *error) {
+    for (int i = 0; heap != NULL && i < PYA_MAX_DEVICES; i++) {
+        struct pya_card *card = device < 0 || device == i ? pya_heap_open_card(heap, i) : NULL;
+        if (card != NULL) {
+            pya_device_error(card->dev, error);
+            if (error->call[0] != '\0') {
+                return card;
+            }
+        }
+    }
+    memset(error, 0, sizeof *error);
+    return NULL;
+}
+
+int
+pya_heap_error_text(
+    struct pya_heap *heap, pya_status status, const char *what, int device, char *buffer,
+    size_t buffer_bytes) {
+    struct pya_device_error error;
+    struct pya_card *card = status == PYA_E_DEVICE ? error_card(heap, device, &error) : NULL;
+    if (card == NULL) {
+        return snprintf(buffer, buffer_bytes, "%s: %s", what, pya_status_text(status));
+    }
+    char size[48] = "";
+    if (error.bytes > 0) {
+        (void)snprintf(size, sizeof size, " of %llu bytes", (unsigned long long)error.bytes);
+    }
+    bool was_told =
+        error.is_sticky && __atomic_exchange_n(&card->told_lost, true, __ATOMIC_RELAXED);
+    if (was_told) {
+        return snprintf(
+            buffer, buffer_bytes,
+            "%s: GPU %d failed earlier (%d, %s) and cannot be used by this process any more", what,
+            card->index, error.code, error.text);
+    }
+    return snprintf(
+        buffer, buffer_bytes, "%s: %s: %s%s on GPU %d gave %d (%s)%s", what,
+        pya_status_text(status), error.call, size, card->index, error.code, error.text,
+        error.is_sticky
+            ? ". Work queued earlier, not this call, broke the device for the rest of this process: run "
+              "it again with CUDA_LAUNCH_BLOCKING=1 to see which kernel, then start a new process"
+            : "");
+}

@@ -1,0 +1,160 @@
+"""How much memory may be used, how much is kept, and what happens when it runs short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from pyalloc import _core
+from pyalloc.config import Config
+from pyalloc.errors import ConfigError
+
+Size = int | str
+Callback = Callable[[int, int], object]
+
+
+def trim(bytes: Size = 0, device: int | None = None) -> None:
+    """Gives cached memory back to a device until at most `bytes` are reserved there, or nothing idle is left.
+
+    Waits for the device.  What is least likely to be needed again goes first: unused for longest, at no second address,
+    largest.  Live tensors stay, and so does what `reserve()` keeps.
+
+    Args:
+        bytes: a number of bytes or a text such as "2GiB".
+        device: index of the CUDA device; the current one by default.
+
+    Raises:
+        AllocatorError: pyalloc is not installed, or the device failed.
+    """
+    _core.trim(_device(device), _bytes(bytes))
+
+
+def reserve(bytes: Size, device: int | None = None) -> None:
+    """Makes at least `bytes` of memory cached on a device, now, and gives nothing back below that from now on.
+
+    The memory serves every stream; `reserve(0)` ends it.
+
+    Args:
+        bytes: a number of bytes or a text such as "2GiB"; what the process holds already counts.
+        device: index of the CUDA device; the current one by default.
+
+    Raises:
+        AllocatorError: there is not that much memory, or a limit forbids it; nothing was changed.
+    """
+    index = _device(device)
+    _core.reserve(index, _bytes(bytes), _stream(index))
+
+
+def set_limit(
+    bytes: Size | None,
+    device: int | None = None,
+    *,
+    soft: bool = False,
+    pool: Any = None,
+) -> None:
+    """Limits the memory of a device, or of one pool there.
+
+    Args:
+        bytes: a number of bytes or a text such as "20GiB"; None: no limit.
+        device: index of the CUDA device; the current one by default.
+        soft: above a soft limit memory is reused and given back before more is taken, but requests never fail for it.
+        pool: a torch.cuda.MemPool or its id; the limit lasts as long as the pool is in use.
+
+    Raises:
+        ConfigError: bytes is no size, or a pool was to get a soft limit.
+        AllocatorError: pyalloc is not installed, or the pool is not in use on the device.
+    """
+    index = _device(device)
+    wanted = 0 if bytes is None else _bytes(bytes)
+    if bytes is not None and wanted == 0:
+        raise ConfigError(
+            "a limit of 0 bytes would refuse every request; None takes the limit away"
+        )
+    if pool is None:
+        _core.set_limit(index, soft, wanted)
+        return
+    if soft:
+        raise ConfigError("a pool has hard limits only: leave out soft=True")
+    first, second = getattr(pool, "id", pool)
+    _core.pool_set_limit(index, (first, second), wanted)
+
+
+def get_limit(device: int | None = None, *, soft: bool = False) -> int | None:
+    """The limit of a device in bytes, as set by set_limit() or the options `limit` and `soft_limit`; None: none.
+
+    Args:
+        device: index of the CUDA device; the current one by default.
+        soft: the soft limit instead of the hard one.
+    """
+    return _core.get_limit(_device(device), soft) or None
+
+
+class PressureHandle:
+    """What on_pressure() returns: `remove()` ends it, as does leaving a `with` block."""
+
+    def __init__(self, call: Callable[[int, int], bool]) -> None:
+        """Registers the call."""
+        self._call = call
+        _core.pressure_callbacks.append(call)
+
+    def remove(self) -> None:
+        """The callback is not called any more; calling this again changes nothing."""
+        if self._call in _core.pressure_callbacks:
+            _core.pressure_callbacks.remove(self._call)
+
+    def __enter__(self) -> PressureHandle:
+        """The handle itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Removes the callback."""
+        self.remove()
+
+
+def on_pressure(callback: Callback) -> PressureHandle:
+    """Calls `callback(device, bytes)` when a request of that many bytes found no memory, before it is given up.
+
+    The callback frees what it can spare; the request is then tried again.  It returns False when it freed nothing; any
+    other result, None too, means "try again".  It may allocate; its own requests fail at once where memory is short.
+    An exception it raises is printed, not raised.  Several callbacks are called in the order they were registered, each
+    time all of them; they are asked again only while memory is being freed, and at most eight times for one request.
+
+    Returns:
+        A handle whose `remove()` ends it; it works in a `with` statement too.
+    """
+
+    def call(device: int, bytes: int) -> bool:
+        return callback(device, bytes) is not False
+
+    return PressureHandle(call)
+
+
+def _bytes(size: Size) -> int:
+    """A size as the options understand it."""
+    try:
+        checked = Config(f"limit:{size}")
+    except ConfigError:
+        raise ConfigError(
+            f"{size!r} is no size: give a number of bytes or a text such as '512MB' or '2GiB'"
+        ) from None
+    return int(next(option.value for option in checked.options if option.name == "limit"))
+
+
+def _device(device: int | None) -> int:
+    if device is not None:
+        return device
+    import torch
+
+    return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
+
+
+def _stream(device: int) -> int:
+    import torch
+
+    return int(torch.cuda.current_stream(device).cuda_stream)

@@ -1,0 +1,87 @@
+/* One heap on one simulated device, for tests of what happens when memory is short. */
+#pragma once
+
+#include "check.h"
+#include "core/heap.h"
+#include "device/sim.h"
+
+#define MIB ((size_t)1 << 20)
+
+struct world {
+    struct pya_heap *heap;
+    struct pya_sim *sim;
+    struct pya_sim_config config;
+    struct pya_hooks hooks;
+};
+
+static inline pya_status
+world_open(void *arg, int index, struct pya_device **out) {
+    struct world *world = arg;
+    pya_status st = pya_sim_create(&world->config, index, &world->sim);
+    if (st == PYA_OK) {
+        *out = pya_sim_device(world->sim);
+    }
+    return st;
+}
+
+static inline void
+world_init(struct world *world, const char *text) {
+    struct pya_options options;
+    char message[200] = "";
+    pya_options_init(&options);
+    CHECK_OK(pya_options_parse(&options, text, message, sizeof message));
+    world->hooks.arg = world;
+    world->hooks.open_device = world_open;
+    CHECK_OK(pya_heap_create(&options, &world->hooks, &world->heap));
+}
+
+static inline void
+world_fini(struct world *world) {
+    CHECK_EQ(pya_heap_check(world->heap, 0), 0);
+    if (world->sim != NULL) {
+        struct pya_sim_state state;
+        pya_sim_query(world->sim, &state);
+        if (!CHECK_EQ(state.n_violations, 0)) {
+            fprintf(stderr, "    %s\n", pya_sim_violation(world->sim));
+        }
+        CHECK_EQ(pya_sim_check(world->sim), 0);
+    }
+    pya_heap_destroy(world->heap);
+}
+
+static inline int64_t
+stat_of(struct world *world, const char *key) {
+    int64_t values[PYA_N_STATS];
+    CHECK_OK(pya_stats_get(world->heap, 0, values));
+    for (size_t i = 0; i < PYA_N_STATS; i++) {
+        if (strcmp(pya_stat_key(i), key) == 0) {
+            return values[i];
+        }
+    }
+    CHECK(false);
+    return -1;
+}
+
+static inline size_t
+reserved(struct world *world) {
+    return (size_t)stat_of(world, "reserved_bytes.all.current");
+}
+
+static inline uint64_t
+calls(struct world *world, enum pya_sim_call call) {
+    struct pya_sim_state state;
+    pya_sim_query(world->sim, &state);
+    return state.n_calls[call];
+}
+
+static inline pya_dptr
+take(struct world *world, size_t bytes, pya_stream stream) {
+    pya_dptr ptr = 0;
+    CHECK_OK(pya_alloc(world->heap, 0, bytes, stream, &ptr));
+    return ptr;
+}
+
+static inline void
+give(struct world *world, pya_dptr ptr) {
+    CHECK_OK(pya_free(world->heap, ptr));
+}

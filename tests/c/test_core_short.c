@@ -1,0 +1,368 @@
+/* Running out of memory on the simulated device: callbacks, what the error says, and that nothing else changes. */
+#include "fault.h"
+#include "short_world.h"
+
+struct pressure {
+    struct world world;
+    pya_dptr spare[4];
+    int n_spare;
+    int n_calls;
+    int depth;
+    bool lies;      /* says that it helped, and did not */
+    bool allocates; /* asks for too much itself */
+};
+
+static bool
+pressure_call(void *arg, int device, size_t bytes) {
+    struct pressure *pressure = arg;
+    pya_dptr ptr;
+    CHECK_EQ(device, 0);
+    CHECK(bytes > 0);
+    CHECK_EQ(pressure->depth, 0);
+    pressure->depth++;
+    pressure->n_calls++;
+    if (pressure->allocates) {
+        give(&pressure->world, take(&pressure->world, 512, 0));
+        CHECK_EQ(pya_alloc(pressure->world.heap, 0, 4096 * MIB, 0, &ptr), PYA_E_NOMEM);
+    }
+    bool helps = pressure->n_spare > 0;
+    if (helps) {
+        give(&pressure->world, pressure->spare[--pressure->n_spare]);
+    }
+    pressure->depth--;
+    return helps || pressure->lies;
+}
+
+static pya_status
+pressure_open(void *arg, int index, struct pya_device **out) {
+    return world_open(&((struct pressure *)arg)->world, index, out);
+}
+
+static void
+pressure_init(struct pressure *pressure) {
+    struct pya_options options;
+    struct pya_hooks hooks = {
+        .arg = pressure, .open_device = pressure_open, .on_pressure = pressure_call};
+    pressure->world.config.capacity_bytes = 256 * MIB;
+    pya_options_init(&options);
+    CHECK_OK(pya_heap_create(&options, &hooks, &pressure->world.heap));
+    for (int i = 0; i < 4; i++) {
+        pressure->spare[pressure->n_spare++] = take(&pressure->world, 50 * MIB, 0);
+    }
+}
+
+static void
+test_callbacks_save_a_request(void) {
+    struct pressure pressure = {.allocates = true};
+    pressure_init(&pressure);
+    pya_dptr ptr = take(&pressure.world, 140 * MIB, 0);
+    CHECK_EQ(pressure.n_calls, 2);
+    CHECK_EQ(stat_of(&pressure.world, "pyalloc_pressure_calls"), 2);
+    CHECK_EQ(stat_of(&pressure.world, "pyalloc_saved_by_callback"), 1);
+    CHECK_EQ(stat_of(&pressure.world, "num_ooms"), 2); /* the callback's own requests */
+    give(&pressure.world, ptr);
+    while (pressure.n_spare > 0) {
+        give(&pressure.world, pressure.spare[--pressure.n_spare]);
+    }
+    world_fini(&pressure.world);
+}
+
+static void
+test_callbacks_that_do_not_help_end(void) {
+    struct pressure pressure = {.lies = true};
+    struct pya_oom_info info;
+    pya_dptr ptr;
+    pressure_init(&pressure);
+    CHECK_EQ(pya_alloc(pressure.world.heap, 0, 300 * MIB, 0, &ptr), PYA_E_NOMEM);
+    CHECK_EQ(pressure.n_spare, 0);
+    CHECK_EQ(pressure.n_calls, 5); /* four that helped, one that did not */
+    pya_heap_oom_info(pressure.world.heap, &info);
+    CHECK_EQ(info.requested_bytes, 300 * MIB);
+    CHECK_EQ(info.n_holders, 0);
+    world_fini(&pressure.world);
+}
+
+/* Counters of what was tried may differ; nothing else. */
+static bool
+may_change(const char *key) {
+    return strncmp(key, "num_", 4) == 0 || strncmp(key, "pyalloc_", 8) == 0 ||
+           strncmp(key, "reserved_bytes", 14) == 0 || strncmp(key, "inactive_split", 14) == 0 ||
+           strncmp(key, "segment", 7) == 0;
+}
+
+static void
+test_out_of_memory_changes_nothing(void) {
+    static const char *const options[] = {"", "memory:tight", "memory:fast", "vmm:False"};
+    for (size_t k = 0; k < 4; k++) {
+        struct world world = {.config = {.capacity_bytes = 256 * MIB, .no_vmm = k == 3}};
+        int64_t before[PYA_N_STATS];
+        int64_t after[PYA_N_STATS];
+        pya_dptr ptrs[20];
+        pya_dptr ptr = 1;
+        world_init(&world, options[k]);
+        for (size_t i = 0; i < 20; i++) {
+            ptrs[i] = take(&world, (1 + i % 7) * 3 * MIB, 16 * (i % 3));
+        }
+        for (size_t i = 0; i < 20; i += 3) {
+            CHECK_OK(pya_record_stream(world.heap, ptrs[i], 64));
+            give(&world, ptrs[i]);
+        }
+        CHECK_EQ(pya_alloc(world.heap, 0, 250 * MIB, 0, &ptr), PYA_E_NOMEM);
+        CHECK_OK(pya_stats_get(world.heap, 0, before));
+        for (int i = 0; i < 3; i++) {
+            CHECK_EQ(pya_alloc(world.heap, 0, 250 * MIB, 16 * (pya_stream)i, &ptr), PYA_E_NOMEM);
+            CHECK_EQ(ptr, 1);
+            CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+        }
+        CHECK_OK(pya_stats_get(world.heap, 0, after));
+        for (size_t i = 0; i < PYA_N_STATS; i++) {
+            if (!may_change(pya_stat_key(i)) && !CHECK_EQ(before[i], after[i])) {
+                fprintf(stderr, "    %s, %s\n", options[k], pya_stat_key(i));
+            }
+        }
+        for (size_t i = 0; i < 20; i++) {
+            if (i % 3 != 0) {
+                give(&world, ptrs[i]);
+            }
+        }
+        CHECK_OK(pya_empty_cache(world.heap, 0));
+        CHECK_EQ(reserved(&world), 0);
+        give(&world, take(&world, 250 * MIB, 0));
+        world_fini(&world);
+    }
+}
+
+static void
+test_holders(void) {
+    struct world world = {.config = {.capacity_bytes = 256 * MIB}};
+    struct pya_pool_id id = {0, 9};
+    struct pya_oom_info info;
+    char text[PYA_OOM_TEXT_BYTES];
+    pya_dptr ptr;
+    world_init(&world, "");
+    pya_dptr a = take(&world, 30 * MIB, 0);
+    pya_dptr b = take(&world, 40 * MIB, 0);
+    pya_dptr c = take(&world, 50 * MIB, 32);
+    CHECK_OK(pya_pool_begin(world.heap, 0, id, (struct pya_stream_filter){0}));
+    pya_dptr d = take(&world, 20 * MIB, 0);
+    pya_dptr e = take(&world, 8 * MIB, 48);
+    CHECK_OK(pya_pool_end(world.heap, 0, id));
+    CHECK_EQ(pya_alloc(world.heap, 0, 200 * MIB, 0, &ptr), PYA_E_NOMEM);
+    pya_heap_oom_info(world.heap, &info);
+    if (CHECK_EQ(info.n_holders, 3)) {
+        CHECK_EQ(info.holders[0].bytes, 70 * MIB);
+        CHECK_EQ(info.holders[0].n_blocks, 2);
+        CHECK(strcmp(info.holders[0].what, "the default pool on the default stream") == 0);
+        CHECK_EQ(info.holders[1].bytes, 50 * MIB);
+        CHECK(strcmp(info.holders[1].what, "the default pool on stream 0x20") == 0);
+        CHECK_EQ(info.holders[2].bytes, 20 * MIB);
+        CHECK(strcmp(info.holders[2].what, "pool (0, 9) on the default stream") == 0);
+    }
+    int length = pya_oom_text(&info, text, sizeof text);
+    CHECK(length > 0 && (size_t)length < sizeof text);
+    CHECK(
+        strstr(
+            text, "Held: 70.00 MiB in 2 blocks by the default pool on the default stream; "
+                  "50.00 MiB in 1 block by ") != NULL);
+    CHECK(strstr(text, "Next: a smaller batch") != NULL);
+    const pya_dptr all[] = {a, b, c, d, e};
+    for (size_t i = 0; i < 5; i++) {
+        give(&world, all[i]);
+    }
+    CHECK_OK(pya_pool_release(world.heap, 0, id));
+    world_fini(&world);
+}
+
+static void
+test_advice(void) {
+    static const struct {
+        struct pya_oom_info info;
+        const char *says;
+    } rows[] = {
+        {{.requested_bytes = 8 * MIB,
+          .total_bytes = 100 * MIB,
+          .free_bytes = 50 * MIB,
+          .limit_bytes = 40 * MIB},
+         "the limit of 40.00 MiB has not"},
+        {{.requested_bytes = 8 * MIB,
+          .total_bytes = 100 * MIB,
+          .limit_bytes = SIZE_MAX,
+          .reserved_bytes = 20 * MIB,
+          .allocated_bytes = 20 * MIB},
+         "80.00 MiB of the device are held outside"},
+        {{.requested_bytes = 8 * MIB,
+          .total_bytes = 100 * MIB,
+          .limit_bytes = SIZE_MAX,
+          .reserved_bytes = 100 * MIB,
+          .allocated_bytes = 20 * MIB,
+          .private_bytes = 60 * MIB},
+         "60.00 MiB lie idle in private pools"},
+        {{.requested_bytes = 8 * MIB,
+          .total_bytes = 100 * MIB,
+          .limit_bytes = SIZE_MAX,
+          .reserved_bytes = 100 * MIB,
+          .allocated_bytes = 20 * MIB,
+          .has_vmm = true},
+         "pieces smaller than a page"},
+        {{.requested_bytes = 8 * MIB,
+          .total_bytes = 100 * MIB,
+          .limit_bytes = SIZE_MAX,
+          .reserved_bytes = 100 * MIB,
+          .allocated_bytes = 20 * MIB},
+         "virtual memory calls"},
+        {{.requested_bytes = 8 * MIB,
+          .total_bytes = 100 * MIB,
+          .limit_bytes = SIZE_MAX,
+          .reserved_bytes = 100 * MIB,
+          .allocated_bytes = 99 * MIB},
+         "a smaller batch, or `pyalloc report`"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char text[PYA_OOM_TEXT_BYTES];
+        (void)pya_oom_text(&rows[i].info, text, sizeof text);
+        if (!CHECK(strstr(text, rows[i].says) != NULL)) {
+            fprintf(stderr, "    %s\n", text);
+        }
+    }
+}
+
+/* ---- device errors ---- */
+
+static void
+test_a_lost_device_is_explained_once(void) {
+    struct world world = {.config = {.capacity_bytes = 256 * MIB}};
+    char text[512];
+    pya_dptr ptr;
+    world_init(&world, "");
+    pya_dptr first = take(&world, 4 * MIB, 0);
+    pya_sim_fail(world.sim, PYA_SIM_ANY_CALL, 1, PYA_E_DEVICE, true);
+    CHECK_EQ(pya_alloc(world.heap, 0, 60 * MIB, 0, &ptr), PYA_E_DEVICE);
+    (void)pya_heap_error_text(world.heap, PYA_E_DEVICE, "allocation failed", 0, text, sizeof text);
+    CHECK(strstr(text, "cuMemCreate of 2097152 bytes on GPU 0 gave ") != NULL);
+    CHECK(strstr(text, "CUDA_LAUNCH_BLOCKING=1") != NULL);
+    (void)pya_heap_error_text(world.heap, PYA_E_DEVICE, "trimming failed", -1, text, sizeof text);
+    CHECK(strstr(text, "trimming failed: GPU 0 failed earlier") != NULL);
+    CHECK(strstr(text, "CUDA_LAUNCH_BLOCKING") == NULL);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    CHECK_OK(pya_free(world.heap, first));
+    (void)pya_sim_fail_clear(world.sim);
+    world_fini(&world);
+}
+
+static void
+test_error_text_without_a_device(void) {
+    struct world world = {.config = {.capacity_bytes = 256 * MIB}};
+    char text[512];
+    world_init(&world, "");
+    (void)pya_heap_error_text(world.heap, PYA_E_FOREIGN, "freeing failed", -1, text, sizeof text);
+    CHECK(strcmp(text, "freeing failed: the pointer was not handed out by this allocator") == 0);
+    (void)pya_heap_error_text(NULL, PYA_E_DEVICE, "it failed", 0, text, sizeof text);
+    CHECK(strcmp(text, "it failed: a device call failed") == 0);
+    world_fini(&world);
+}
+
+/* ---- every call may fail ---- */
+
+enum { SWEEP_HELD = 10 };
+
+static void
+sweep_program(struct world *world, pya_dptr *held) {
+    struct pya_pool_id id = {1, 2};
+    pya_dptr gaps[SWEEP_HELD] = {0};
+    (void)!pya_reserve(world->heap, 0, 16 * MIB, 16);
+    for (size_t i = 0; i < SWEEP_HELD; i++) {
+        (void)!pya_alloc(world->heap, 0, 4 * MIB, 0, &gaps[i]);
+        (void)!pya_alloc(world->heap, 0, 4 * MIB, 0, &held[i]);
+    }
+    for (size_t i = 0; i < SWEEP_HELD; i++) {
+        (void)!pya_free(world->heap, gaps[i]);
+    }
+    for (int i = 0; i < 3; i++) {
+        pya_dptr ptr = 0;
+        pya_sim_advance_clock(world->sim, UINT64_C(2000000000));
+        (void)!pya_alloc(world->heap, 0, (size_t)(6 + 2 * i) * MIB, 0, &ptr);
+        (void)!pya_free(world->heap, ptr);
+    }
+    (void)!pya_set_limit(world->heap, 0, PYA_LIMIT_HARD, 70 * MIB);
+    (void)!pya_trim(world->heap, 0, 50 * MIB);
+    if (pya_pool_begin(world->heap, 0, id, (struct pya_stream_filter){0}) == PYA_OK) {
+        pya_dptr ptr = 0;
+        (void)!pya_pool_set_limit(world->heap, 0, id, 8 * MIB);
+        (void)!pya_alloc(world->heap, 0, 10 * MIB, 0, &ptr);
+        (void)!pya_free(world->heap, ptr);
+        (void)!pya_pool_end(world->heap, 0, id);
+        (void)!pya_pool_release(world->heap, 0, id);
+    }
+    pya_dptr ptr = 0;
+    (void)!pya_alloc(world->heap, 0, 300 * MIB, 0, &ptr);
+}
+
+static bool
+sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
+    struct world world = {
+        .config = {.capacity_bytes = 128 * MIB, .address_bytes = (uint64_t)1 << 34, .quiet = true}};
+    pya_dptr held[SWEEP_HELD] = {0};
+    size_t live_before = fault_live();
+    world_init(&world, options);
+    pya_dptr first = take(&world, 512, 0);
+    if (host) {
+        fault_arm(nth);
+    } else {
+        pya_sim_fail(world.sim, PYA_SIM_ANY_CALL, nth, with, false);
+    }
+    sweep_program(&world, held);
+    bool fired = host ? fault_disarm() : pya_sim_fail_clear(world.sim);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    for (size_t i = 0; i < SWEEP_HELD; i++) {
+        give(&world, held[i]);
+    }
+    give(&world, first);
+    CHECK_OK(pya_reserve(world.heap, 0, 0, 0));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    struct pya_sim_state state;
+    pya_sim_query(world.sim, &state);
+    CHECK_EQ(state.used_bytes, 0);
+    CHECK_EQ(state.n_mappings, 0);
+    CHECK_EQ(reserved(&world), 0);
+    world_fini(&world);
+    CHECK_EQ(fault_live(), live_before);
+    return fired;
+}
+
+static void
+test_sweep(void) {
+    static const char *const options[] = {
+        "soft_limit:40MiB,trim_after:1", "garbage_collection_threshold:0.2,memory:tight",
+        "keep_free:100MiB,trim_after:1", "trim_after:1,vmm:False"};
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        unsigned long n = 1;
+        for (; sweep_once(options[i], n, false, PYA_E_DEVICE) && check_failures < 20; n++) {
+            (void)sweep_once(options[i], n, false, PYA_E_NOMEM);
+        }
+        CHECK(n > 20);
+        unsigned long n_host = 1;
+        while (sweep_once(options[i], n_host, true, PYA_OK) && check_failures < 20) {
+            n_host++;
+        }
+        CHECK(n_host > 5);
+        printf(
+            "%-48s %lu device calls, %lu host allocations failed once each\n", options[i], n - 1,
+            n_host - 1);
+    }
+}
+
+static const struct check_case cases[] = {
+    {"callbacks_save_a_request", test_callbacks_save_a_request},
+    {"callbacks_that_do_not_help_end", test_callbacks_that_do_not_help_end},
+    {"out_of_memory_changes_nothing", test_out_of_memory_changes_nothing},
+    {"holders", test_holders},
+    {"advice", test_advice},
+    {"a_lost_device_is_explained_once", test_a_lost_device_is_explained_once},
+    {"error_text_without_a_device", test_error_text_without_a_device},
+    {"sweep", test_sweep},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
