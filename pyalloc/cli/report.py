@@ -19,7 +19,7 @@ class Command:
 
     pyalloc report out.pya                 on the terminal
     pyalloc report out.pya -o report.html  one page that needs no network
-    pyalloc report rank*.pya               several ranks compared
+    pyalloc report rank*.pya               several ranks compared (with -o: the odd one's page)
 
     Reads traces of `pyalloc run --record` and snapshots of torch.cuda.memory._dump_snapshot().
     """
@@ -37,21 +37,25 @@ class Command:
         """Prints the summary; writes the page where -o names one."""
         console.check_output(args.output, args.force)
         found = [self._analyse(args, path) for path in args.file]
-        if len(found) > 1:
+        one = ranks.odd_one(found)
+        if args.output is not None and args.output.suffix == ".html":
+            console.write(args.output, html.page(one, found), args.force)
+            if not args.quiet:
+                several = len(found) > 1
+                print(
+                    ranks.compare(found)
+                    if several
+                    else text.summary(one, color=console.has_color())
+                )
+            console.tell(args, f"wrote {args.output}")
+            console.tell(args, f"next: {_next(one)}")
+        elif len(found) > 1:
             console.deliver(
                 args,
                 ranks.compare(found),
-                [data.summary(one) for one in found],
-                f"pyalloc report {ranks.odd_one(found).path}",
+                {"ranks": ranks.rows(found), "reports": [data.summary(each) for each in found]},
+                f"pyalloc report {one.path}",
             )
-            return 0
-        one = found[0]
-        if args.output is not None and args.output.suffix == ".html":
-            console.write(args.output, html.page(one), args.force)
-            if not args.quiet:
-                print(text.summary(one, color=console.has_color()))
-            console.tell(args, f"wrote {args.output}")
-            console.tell(args, f"next: {_next(one)}")
         else:
             color = console.has_color() and args.output is None
             console.deliver(args, text.summary(one, color=color), data.summary(one), _next(one))
@@ -62,7 +66,8 @@ class Command:
         progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
         found = trace.analyse(path, device=args.device, moments=_SCRUB_MOMENTS, progress=progress)
         progress.close()
-        if not args.no_replay and found.totals["n_events"] <= _REPLAY_OPERATIONS:
+        several = len(args.file) > 1  # of ranks only the memory is compared
+        if not args.no_replay and not several and found.totals["n_events"] <= _REPLAY_OPERATIONS:
             found.replays = _replays(path, args)
         return found
 

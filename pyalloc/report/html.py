@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pyalloc import source
 from pyalloc.advice import advise, size
 from pyalloc.analysis import Analysis, Block, Moment, Phase
-from pyalloc.report import data
+from pyalloc.report import data, ranks
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _MAX_PIECES = 1200  # of one state of the segment map
@@ -25,9 +26,10 @@ T = TypeVar("T")
 IDLE = 0  # index of idle memory in the palette
 
 
-def page(analysis: Analysis) -> str:
-    """The page's text."""
-    content = json.dumps(_content(analysis), separators=(",", ":"), default=str)
+def page(analysis: Analysis, compared: Sequence[Analysis] = ()) -> str:
+    """The page's text.  compared: all ranks, where it is one of several."""
+    found = {**_content(analysis), "ranks": ranks.rows(list(compared)) if len(compared) > 1 else []}
+    content = json.dumps(found, separators=(",", ":"), default=str)
     # A script element ends at "</", wherever it stands; U+2028 ends a line in old engines.
     content = content.replace("</", "<\\/").replace("\u2028", "\\u2028").replace("<!--", "<\\!--")
     title = html.escape(analysis.path.name)

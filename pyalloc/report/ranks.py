@@ -3,45 +3,73 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 from pyalloc.advice import size
 from pyalloc.analysis import Analysis
 from pyalloc.report.text import clip
 
 
+_ODD = 0.01  # of the median: less is no difference
+
+
+def _median(found: list[Analysis]) -> float:
+    return float(statistics.median(one.totals["peak_bytes"] for one in found))
+
+
 def odd_one(found: list[Analysis]) -> Analysis:
     """The rank whose peak is farthest from the median."""
-    middle = statistics.median(one.totals["peak_bytes"] for one in found)
+    middle = _median(found)
     return max(found, key=lambda one: abs(one.totals["peak_bytes"] - middle))
 
 
-def compare(found: list[Analysis]) -> str:
-    """One line for each rank; the odd one is marked, and what it holds more or less of."""
-    middle = statistics.median(one.totals["peak_bytes"] for one in found)
-    odd = odd_one(found)
-    is_odd = abs(odd.totals["peak_bytes"] - middle) > middle * 0.01
-    lines = [f"{'file':<32}{'peak':>12}{'to median':>12}{'reserved':>12}{'events':>11}"]
-    for one in found:
-        peak = one.totals["peak_bytes"]
-        mark = " <- odd" if is_odd and one is odd else ""
-        lines.append(
-            f"{clip(one.path.name, 31):<32}{size(peak):>12}{100 * (peak / max(middle, 1) - 1):>+11.1f}%"
-            f"{size(one.totals['peak_reserved_bytes']):>12}{one.totals['n_events']:>11,}{mark}"
-        )
-    if not is_odd:
-        return "\n".join([*lines, "all ranks are alike (within 1 % of the median)"])
+def rows(found: list[Analysis]) -> list[dict[str, Any]]:
+    """One for each rank, and whether it is the odd one."""
+    middle, odd = _median(found), odd_one(found)
+    is_any = abs(odd.totals["peak_bytes"] - middle) > middle * _ODD
+    return [
+        {
+            "file": one.path.name,
+            "peak_bytes": one.totals["peak_bytes"],
+            "to_median": one.totals["peak_bytes"] / max(middle, 1) - 1,
+            "peak_reserved_bytes": one.totals["peak_reserved_bytes"],
+            "events": one.totals["n_events"],
+            "is_odd": is_any and one is odd,
+        }
+        for one in found
+    ]
+
+
+def changes(found: list[Analysis]) -> tuple[Analysis, list[tuple[int, str]]]:
+    """The rank nearest to the median, and what the odd one holds more (or less) of at its peak, by line."""
+    middle, odd = _median(found), odd_one(found)
     other = min(
         (one for one in found if one is not odd),
         key=lambda one: abs(one.totals["peak_bytes"] - middle),
     )
-    base = {row.name: row.bytes for row in other.contributors(other.peak)}
-    own = {row.name: row.bytes for row in odd.contributors(odd.peak)}
-    changes = sorted(
-        ((own.get(name, 0) - base.get(name, 0), name) for name in {*base, *own}),
-        key=lambda pair: -abs(pair[0]),
-    )
-    lines.append(f"{odd.path.name} against {other.path.name} (nearest to the median), at the peak:")
-    for change, name in changes[:6]:
-        if change:
-            lines.append(f"  {'+' if change > 0 else '-'}{size(abs(change)):>10}  {clip(name, 64)}")
+    base = {row.name: row.bytes for row in other.by_line(other.peak.blocks)}
+    own = {row.name: row.bytes for row in odd.by_line(odd.peak.blocks)}
+    found_changes = [(own.get(name, 0) - base.get(name, 0), name) for name in {*base, *own}]
+    return other, sorted((c for c in found_changes if c[0]), key=lambda pair: -abs(pair[0]))
+
+
+def compare(found: list[Analysis]) -> str:
+    """One line for each rank; the odd one is marked, and what it holds more or less of."""
+    lines = [f"{'file':<30}{'peak':>12}{'to median':>11}{'reserved':>12}{'events':>11}"]
+    table = rows(found)
+    for row in table:
+        lines.append(
+            f"{clip(row['file'], 29):<30}{size(row['peak_bytes']):>12}{100 * row['to_median']:>+10.1f}%"
+            f"{size(row['peak_reserved_bytes']):>12}{row['events']:>11,}"
+            + ("<odd" if row["is_odd"] else "")
+        )
+    if not any(row["is_odd"] for row in table):
+        return "\n".join([*lines, "all ranks are alike (within 1 % of the median)"])
+    odd = odd_one(found)
+    other, differing = changes(found)
+    lines += ["", f"the odd one is {odd.path.name}; against {other.path.name}, at the peak:"]
+    for change, name in differing[:8]:
+        lines.append(f"  {'+' if change > 0 else '-'}{size(abs(change)):>10}  {clip(name, 64)}")
+    if odd.growth():
+        lines.append(f"{odd.path.name}: {odd.leak_verdict}")
     return "\n".join(lines)

@@ -26,10 +26,15 @@ def rank(folder: Path, number: int, extra: int) -> Path:
 
 def test_the_odd_rank_is_named_and_what_it_holds_more_of(tmp_path: Path) -> None:
     paths = [rank(tmp_path, i, 50 * MIB if i == 2 else 0) for i in range(4)]
-    out = pyalloc("report", *paths, "--no-replay")
-    odd = next(line for line in out.splitlines() if "<- odd" in line)
+    out = pyalloc("report", *paths, "-q")
+    odd = next(line for line in out.splitlines() if "<odd" in line)
     assert odd.startswith("out.rank2.pya") and "+16.7%" in odd
-    assert "+  50.0 MiB" in out and "extra" in out
+    assert "the odd one is out.rank2.pya" in out
+    assert "+  50.0 MiB  me/model.py:9 extra" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    page = tmp_path / "ranks.html"
+    pyalloc("report", *paths, "-o", page)
+    assert "out.rank2.pya · memory" in page.read_text() and "out.rank3.pya" in page.read_text()
     assert "all ranks are alike" in pyalloc("report", *paths[:2], "--no-replay")
 
 
