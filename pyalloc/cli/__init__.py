@@ -10,8 +10,10 @@ import argparse
 import difflib
 import importlib
 import importlib.metadata
+import inspect
 import pkgutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -38,6 +40,15 @@ def load(name: str) -> Subcommand:
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     command: Subcommand = module.Command()
     return command
+
+
+def _description(command: Subcommand) -> str:
+    """The docstring for a terminal: prose wrapped, examples as they are."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    return "\n\n".join(
+        text if text.startswith("pyalloc ") else textwrap.fill(" ".join(text.split()), 79)
+        for text in paragraphs
+    )
 
 
 def _summary(command: Subcommand) -> str:
@@ -72,7 +83,7 @@ def _run(name: str, rest: list[str]) -> int:
     command = load(name)
     parser = argparse.ArgumentParser(
         prog=f"pyalloc {name}",
-        description=command.__doc__,
+        description=_description(command),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.prepare_parser(parser)

@@ -12,12 +12,14 @@ from pyalloc.analysis import Analysis, Moment, Row
 from pyalloc.errors import UsageError
 from pyalloc.report import text
 
+_NOTHING = ["every line holds as much as before"]
+
 
 class Command:
-    """What grew between two runs, or between two steps of one run; and is it leaking?
+    """What grew between two runs, or two steps of one; is it leaking?
 
     pyalloc diff before.pya after.pya          their peaks
-    pyalloc diff out.pya --steps 10 100        what lives at the beginning of each
+    pyalloc diff out.pya --steps 10 100        what lives as each begins
 
     Exit code 1 when something leaks.
     """
@@ -45,16 +47,16 @@ class Command:
             pair = (last, moments[0]), (last, moments[1])
         progress.close()
         changes = _changes(*pair)
+        differing = [row for row in changes if row[1] != row[2]]
         growth = last.growth()
         lines = [
             f"{names[0]}: {size(pair[0][1].allocated_bytes)}; "
             f"{names[1]}: {size(pair[1][1].allocated_bytes)}",
-            f"{'change':>12}{'before':>12}{'after':>12}  line",
+            *([f"{'change':>12}{'before':>12}{'after':>12}  line"] if differing else _NOTHING),
             *[
                 f"{_signed(after - before):>12}{size(before):>12}{size(after):>12}  "
                 f"{text.clip(name, 42)}"
-                for name, before, after in changes[: args.n]
-                if after != before
+                for name, before, after in differing[: args.n]
             ],
             "",
             f"verdict: {last.leak_verdict}",

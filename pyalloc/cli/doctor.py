@@ -15,7 +15,7 @@ from pyalloc.install import install, status
 
 
 class Command:
-    """Versions, device, driver; what of torch is hooked, what is not, and why.
+    """Versions, device, driver; what of torch is hooked, and why not.
 
     Nothing is changed; the installation is tried out in this process only.
     """

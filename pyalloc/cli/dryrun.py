@@ -12,9 +12,10 @@ from pyalloc.errors import UsageError
 
 
 class Command:
-    """Run a CUDA program without a GPU, and see how much device memory it needs.
+    """Run a CUDA program without a GPU: how much memory does it need?
 
-    pyalloc dryrun [--memory 24GB] [--devices N] [--allocator native|expandable|pyalloc] python train.py ...
+    pyalloc dryrun python train.py ...
+    pyalloc dryrun --memory 24GB --devices 2 --allocator pyalloc python train.py ...
 
     PyTorch's CUDA build runs as it is, on host memory.  Allocations are real and in the real order; kernels compute
     nothing, so the program's own results are meaningless, and sizes that depend on them would be wrong.

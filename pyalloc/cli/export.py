@@ -20,7 +20,7 @@ _THEN = {
 class Command:
     """Write a trace in another program's format.
 
-    pyalloc export out.pya --to torch|perfetto|tensorboard|csv|json|speedscope [-o FILE]
+    pyalloc export out.pya --to torch [-o FILE]
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

@@ -13,9 +13,13 @@ from pyalloc.report.live import screen
 
 
 class Command:
-    """Watch the memory of a running process (one started by `pyalloc run`).
+    """Watch the memory of a running process.
 
-    pyalloc live PID [--interval 1] [--count N]     Ctrl-C ends it, the process goes on
+    The process is one that `pyalloc run` started, or that called pyalloc.live.serve().
+
+    pyalloc live PID [--interval 1] [--count N]
+
+    Ctrl-C ends it; the process goes on.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

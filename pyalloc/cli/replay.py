@@ -13,9 +13,9 @@ from pyalloc.report import text
 
 
 class Command:
-    """Replay a trace on other allocators: how much memory would they take, how little is enough?
+    """Replay a trace on other allocators: how little memory is enough?
 
-    pyalloc replay out.pya [--policy native --policy pyalloc] [--limit 8GB] [--find-min]
+    pyalloc replay out.pya [--policy native] [--limit 8GB] [--find-min]
 
     Nothing runs on a GPU: requests are served on a simulated device, by models of torch's allocators and by pyalloc
     itself.  Exit code 1 when --limit is given and no policy fits.
@@ -86,10 +86,11 @@ def _table(
             if found
             else f"{name:<16}  does not complete at all"
         )
-    if least:
+    if any(found and found["margin_bytes"] for found in least.values()):
         lines.append(
             text.wrapped(
-                "Completion is not quite monotone in the memory: below `safe from` some sizes tried failed.",
+                "Completion is not quite monotone in the memory: between `completes` and `safe from` some sizes that "
+                "were tried failed.",
                 "",
             )
         )

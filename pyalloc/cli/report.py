@@ -15,11 +15,11 @@ _SCRUB_MOMENTS = 24
 
 
 class Command:
-    """Explain a trace: what is in the peak, what is idle, what grows, what to do about it.
+    """Explain a trace: the peak, what is idle, what grows, what to do.
 
     pyalloc report out.pya                 on the terminal
     pyalloc report out.pya -o report.html  one page that needs no network
-    pyalloc report rank*.pya               several ranks compared (with -o: the odd one's page)
+    pyalloc report rank*.pya               ranks compared; -o: the odd one
 
     Reads traces of `pyalloc run --record` and snapshots of torch.cuda.memory._dump_snapshot().
     """

@@ -14,14 +14,15 @@ from pyalloc.errors import UsageError
 
 
 class Command:
-    """Run a program, and the processes it starts, with torch's CUDA memory from pyalloc.
+    """Run a program, its torch with CUDA memory from pyalloc.
 
     pyalloc run [--conf key:value,...] python train.py ...
     pyalloc run -m package.module ...
-    pyalloc run --record out.pya python train.py ...       then: pyalloc report out.pya
+    pyalloc run --record out.pya python train.py ...   then: pyalloc report out.pya
     pyalloc run torchrun --nproc-per-node 2 train.py ...
 
-    The program is not edited: pyalloc is installed in each Python process when it imports torch.
+    The program is not edited: pyalloc is installed in it, and in each Python process that it starts, when torch is
+    imported.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

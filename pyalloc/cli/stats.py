@@ -12,7 +12,7 @@ from pyalloc.errors import UsageError
 
 
 class Command:
-    """Figures of a trace, or of a running process (one started by `pyalloc run`).
+    """Figures of a trace, or of a process that `pyalloc run` started.
 
     pyalloc stats out.pya
     pyalloc stats 12345
@@ -42,7 +42,12 @@ class Command:
             progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
             content = dict(trace.analyse(path, progress=progress).totals)
             progress.close()
-            rows = [(key, value) for key, value in content.items() if not isinstance(value, dict)]
+            seconds = (content["last_ns"] - content["first_ns"]) / 1e9
+            rows = [
+                (key, value)
+                for key, value in content.items()
+                if not isinstance(value, dict) and not key.endswith("_ns")
+            ] + [("seconds", f"{seconds:,.3f}")]
             then = f"pyalloc report {path}"
         lines = [
             f"{key:<46}{value:>20,}  {size(value) if 'bytes' in key else ''}".rstrip()

@@ -12,9 +12,12 @@ from pyalloc.report.text import clip
 
 
 class Command:
-    """Replay many traces under many policies and limits, on all cores or a Dask cluster.
+    """Replay many traces under many policies and limits.
 
-    pyalloc sweep *.pya --limit 8GB --limit 16GB [--policy pyalloc --conf policy:tight] [--dask ADDRESS]
+    On all cores, or on a Dask cluster.
+
+    pyalloc sweep *.pya --limit 8GB --limit 16GB [--dask ADDRESS]
+    pyalloc sweep *.pya --policy pyalloc --conf policy:tight --conf policy:fast
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

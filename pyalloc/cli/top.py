@@ -15,7 +15,7 @@ _GROUPS = ("contributor", "line", "module", "category", "size")
 
 
 class Command:
-    """Who holds the memory: by line, module, category or size; at the peak, at the end, or over time.
+    """Who holds the memory, by line, module, category or size.
 
     pyalloc top out.pya [--by line] [--at peak|end|oom|EVENT] [--over-time]
     """

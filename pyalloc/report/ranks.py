@@ -9,7 +9,6 @@ from pyalloc.advice import size
 from pyalloc.analysis import Analysis
 from pyalloc.report.text import clip
 
-
 _ODD = 0.01  # of the median: less is no difference
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc.advice import advise, size
-from pyalloc.analysis import Analysis, Moment, Row
+from pyalloc.analysis import Analysis, Moment, Phase, Row
 
 WIDTH = 80
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def clip(name: str, width: int) -> str:
-    """A name in so many columns; its end says more than its beginning."""
+    """A name in so many columns."""
     return name if len(name) <= width else name[: width - 1] + "…"
 
 
@@ -61,15 +61,30 @@ def phase_table(analysis: Analysis, limit: int = 16) -> list[str]:
     shown = [p for p in analysis.phases if p.depth == 0]
     if not shown:
         return []
+    if len(shown) > limit:
+        return _phase_sums(shown)
     lines = [f"{'step':>5}  {'phase':<24}{'allocated':>11}{'peak':>11}{'reserved':>11}"]
-    for phase in shown[:limit]:
+    for phase in shown:
         lines.append(
             f"{phase.step - 1:>5}  {clip(phase.name, 24):<24}{size(phase.end_bytes):>11}"
             f"{size(phase.peak_bytes):>11}{size(phase.peak_reserved_bytes):>11}"
         )
-    if len(shown) > limit:
-        lines.append(f"       and {len(shown) - limit} more phases")
     return lines
+
+
+def _phase_sums(phases: Sequence[Phase]) -> list[str]:
+    """Long runs: a line for each name."""
+    lines = [
+        f"{'phase':<24}{'times':>8}{'most at end':>13}{'peak':>12}{'in step':>9}{'reserved':>12}"
+    ]
+    for name in dict.fromkeys(phase.name for phase in phases):
+        own = [phase for phase in phases if phase.name == name]
+        top = max(own, key=lambda phase: phase.peak_bytes)
+        lines.append(
+            f"{clip(name, 23):<24}{len(own):>8,}{size(max(p.end_bytes for p in own)):>13}"
+            f"{size(top.peak_bytes):>12}{top.step - 1:>9,}{size(max(p.peak_reserved_bytes for p in own)):>12}"
+        )
+    return lines[:13]
 
 
 def summary(analysis: Analysis, *, color: bool = False) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from instrument.tools import ROOT, Plan, pyalloc
-from pyalloc import _core, errors, export, pickles, trace
+from pyalloc import _core, cli, errors, export, pickles, trace
 
 MIB = 2**20
 
@@ -230,6 +230,13 @@ def test_replay_says_when_nothing_fits(plan: Plan) -> None:
             )
         )
         assert again["policies"][name]["completed"]
+
+
+def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in ((), *((name, "--help") for name in cli.names())):
+        for line in pyalloc(*words).splitlines():
+            assert len(line) <= 80, line
 
 
 def test_output_fits_80_columns(plan: Plan) -> None:
