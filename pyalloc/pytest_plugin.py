@@ -47,14 +47,18 @@ def _in_use(torch: Any) -> list[int]:
 
 def _limit(item: pytest.Item) -> int | None:
     from pyalloc.dryrun import parse_bytes
+    from pyalloc.errors import UsageError
 
     mark = item.get_closest_marker("limit_gpu_memory")
     if mark is None:
         return None
     if len(mark.args) != 1:
-        raise pytest.UsageError('limit_gpu_memory takes one size, e.g. "2 GB"')
+        pytest.fail('limit_gpu_memory takes one size, e.g. "2 GB"', pytrace=False)
     value = mark.args[0]
-    return int(value) if isinstance(value, int) else parse_bytes(str(value))
+    try:
+        return int(value) if isinstance(value, int) else parse_bytes(str(value))
+    except UsageError as error:
+        pytest.fail(f"limit_gpu_memory: {error}", pytrace=False)
 
 
 @pytest.hookimpl(hookwrapper=True)

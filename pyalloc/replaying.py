@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pyalloc import _core
+from pyalloc.dryrun import parse_bytes
+from pyalloc.errors import UsageError
 
 Progress = Callable[[int, int], object]
 PAGE = 2 * 2**20
@@ -14,6 +16,18 @@ PAGE = 2 * 2**20
 def policies() -> list[str]:
     """Names of the policies."""
     return [name for name, _ in _core.replay_policies()]
+
+
+def limit_of(text: str) -> int:
+    """Bytes of a device's memory as a person writes them.
+
+    Raises:
+        UsageError: no size, or less than a page: surely the unit was forgotten.
+    """
+    limit = parse_bytes(text)
+    if limit < PAGE:
+        raise UsageError(f"{text!r} is less than 2 MiB; did you mean {text.strip()}GB?")
+    return limit
 
 
 def compare(

@@ -8,7 +8,6 @@ from typing import Any
 
 from pyalloc import console, replaying, trace
 from pyalloc.advice import size
-from pyalloc.dryrun import parse_bytes
 from pyalloc.report import text
 
 
@@ -43,7 +42,7 @@ class Command:
         """Prints one table."""
         console.check_output(args.output, args.force)
         names = args.policy or replaying.policies()
-        limit = parse_bytes(args.limit) if args.limit else 0
+        limit = replaying.limit_of(args.limit) if args.limit else 0
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
         with trace.program(args.file) as program:
             info = program.info()

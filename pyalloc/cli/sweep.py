@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pyalloc import console, replaying, sweeping
 from pyalloc.advice import size
-from pyalloc.dryrun import parse_bytes
 from pyalloc.report.text import clip
 
 
@@ -35,7 +34,7 @@ class Command:
     def run(self, args: argparse.Namespace) -> int:
         """One row for each combination."""
         console.check_output(args.output, args.force)
-        limits = [parse_bytes(text) for text in args.limit] if args.limit else [0]
+        limits = [replaying.limit_of(text) for text in args.limit] if args.limit else [0]
         todo = sweeping.points(
             args.file, args.policy or replaying.policies(), limits, args.conf or [""]
         )

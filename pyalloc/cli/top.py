@@ -9,6 +9,7 @@ from typing import Any
 from pyalloc import console, trace
 from pyalloc.advice import size
 from pyalloc.analysis import Analysis, Moment, Row
+from pyalloc.errors import UsageError
 from pyalloc.report import data, text
 
 _GROUPS = ("contributor", "line", "module", "category", "size")
@@ -24,7 +25,9 @@ class Command:
         """The trace, the moment and the grouping."""
         parser.add_argument("file", type=Path, help="a trace, or a snapshot torch wrote")
         parser.add_argument("--by", choices=_GROUPS, default="line", help="group by (line)")
-        parser.add_argument("--at", default="peak", metavar="WHEN", help="peak, end or oom (peak)")
+        parser.add_argument(
+            "--at", default="peak", metavar="WHEN", help="peak, end, oom or an event (peak)"
+        )
         parser.add_argument("-n", type=int, default=20, metavar="N", help="rows (20)")
         parser.add_argument("--device", type=int, default=-1, metavar="N", help="only this device")
         parser.add_argument(
@@ -41,7 +44,7 @@ class Command:
         if args.over_time:
             content, lines = _over_time(found, args.n)
         else:
-            moment, title = _moment(found, args.at)
+            moment, title = _moment(found, args.at, args.device)
             rows = grouped(found, moment, args.by)
             content = {"at": args.at, "by": args.by, "rows": data.table(rows, args.n)}
             lines = text.rows(f"{title}, by {args.by}", rows, moment.allocated_bytes, args.n)
@@ -65,12 +68,26 @@ def grouped(found: Analysis, moment: Moment, by: str) -> list[Row]:
     return rows
 
 
-def _moment(found: Analysis, at: str) -> tuple[Moment, str]:
+def _moment(found: Analysis, at: str, device: int) -> tuple[Moment, str]:
+    if at == "peak":
+        return found.peak, f"at the peak ({size(found.totals['peak_bytes'])})"
     if at == "end":
         return found.moments[max(found.moments)], "at the end"
-    if at == "oom" and found.ooms and found.ooms[0][0] in found.moments:
-        return found.moments[found.ooms[0][0]], "when memory ran out"
-    return found.peak, f"at the peak ({size(found.totals['peak_bytes'])})"
+    if at == "oom":
+        if not found.ooms:
+            raise UsageError("memory never ran out in this trace; try --at peak")
+        event = found.ooms[0][0]
+        return _moment_at(found, event, device), "when memory ran out"
+    n = found.totals["n_events"]
+    if not at.isdigit() or int(at) > n:
+        raise UsageError(
+            f"--at takes peak, end, oom or the number of an event up to {n}, not {at!r}"
+        )
+    return _moment_at(found, int(at), device), f"after event {int(at):,}"
+
+
+def _moment_at(found: Analysis, event: int, device: int) -> Moment:
+    return found.moments.get(event) or trace.moments_at(found.path, [event], device)[event]
 
 
 def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:

@@ -53,6 +53,19 @@ def test_two_runs_and_two_steps_are_compared(tmp_path: Path, plan: Plan) -> None
     assert "there is no step 40" in pyalloc("diff", path, "--steps", "1", "40", expect=2)
 
 
+def test_top_at_any_moment(plan: Plan) -> None:
+    for i in range(6):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=MIB, stack=plan.stack(i))
+    path = plan.done()
+    assert "2.0 MiB" in pyalloc("top", path, "--by", "category", "--at", "2")
+    assert "6.0 MiB" in pyalloc("top", path, "--by", "category", "--at", "end")
+    assert "never ran out" in pyalloc("top", path, "--at", "oom", expect=2)
+    for wrong in ("7", "later", "-1"):
+        out = pyalloc("top", path, f"--at={wrong}", expect=2)
+        assert "up to 6" in out
+    assert "did you mean 8GB?" in pyalloc("replay", path, "--limit", "8", expect=2)
+
+
 def test_phases_that_were_left_open_by_an_exception_end(plan: Plan) -> None:
     plan.event("phase_begin", "forward")
     plan.event("phase_begin", "inner")
