@@ -151,7 +151,6 @@ def _checkpoint(analysis: Analysis) -> Iterator[Advice]:
             yield Advice(
                 "checkpoint",
                 f"{len(blocks)} activations of {name} hold {size(total)} at the peak. torch.utils.checkpoint around it "
-                f""
                 f"would make them again in backward instead of keeping them.{fused}",
                 total - max(block.bytes for block in blocks),
             )
@@ -165,7 +164,7 @@ def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
                 "fragmentation",
                 f"out of memory for {size(oom[1])} while {size(moment.idle_bytes)} were reserved but idle, in "
                 f"{len(moment.gaps)} pieces of at most {size(moment.largest_gap)}: fragmentation. "
-                "Expandable segments or pyalloc join such pieces.",
+                f"{size(moment.idle_page_bytes)} of them were whole pages, which pyalloc joins.",
                 moment.idle_bytes,
             )
     totals = analysis.totals

@@ -15,6 +15,7 @@ from pyalloc.source import Frame, Place
 
 STEP = 512  # allocators round requests to this
 MIB = 2**20
+PAGE = 2 * MIB  # physical memory comes in these
 _FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
 _TORCHS = ("native", "cudaMallocAsync")  # allocators whose recordings come from torch's history
 _HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
@@ -82,6 +83,12 @@ class Moment:
     def idle_bytes(self) -> int:
         """Reserved and not in use."""
         return max(self.reserved_bytes - self.allocated_bytes, 0)
+
+    @property
+    def idle_page_bytes(self) -> int:
+        """Of the idle pieces, what covers whole pages: those can be mapped elsewhere."""
+        pages = sum(max((at + n) // PAGE - -(-at // PAGE), 0) for at, n in self.gaps)
+        return pages * PAGE
 
     @property
     def largest_gap(self) -> int:
@@ -391,7 +398,8 @@ class Analysis:
     def leak_verdict(self) -> str:
         """In words."""
         if len(self.steps) < 5:
-            return f"not known: {len(self.steps)} steps were recorded, a verdict needs five or more"
+            steps = f"{len(self.steps)} step{'s were' if len(self.steps) != 1 else ' was'}"
+            return f"not known: {steps} recorded, a verdict needs five or more"
         grown = self.growth()
         if not grown:
             return "no leak: nothing grows from step to step"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ class EventWriter:
     writer: _core.TraceWriter
     strings: dict[str, int] = field(default_factory=dict)
     frames: dict[tuple[int, str, str, int], int] = field(default_factory=dict)
+    # Stacks of the snapshot that is being written, by its objects: it keeps them alive.
+    seen: dict[tuple[int, ...], int] = field(default_factory=dict)
     n_events: int = 0
     last_ns: int = 0
 
@@ -50,10 +52,19 @@ class EventWriter:
             number = self.strings[text] = self.writer.string(text)
         return number
 
-    def stack(self, frames: Iterable[Entry] | None) -> int:
+    def stack(self, frames: Sequence[Entry] | None) -> int:
         """Number of a stack given innermost first, as torch does; 0 for none."""
+        if not frames:
+            return 0
+        kept = frames[:_MAX_FRAMES]
+        same = tuple(map(id, kept))  # torch has one object for each frame
+        number = self.seen.get(same)
+        if number is None:
+            number = self.seen[same] = self._stack(kept)
+        return number
+
+    def _stack(self, kept: Sequence[Entry]) -> int:
         number = 0
-        kept = list(frames or ())[:_MAX_FRAMES]
         for frame in reversed(kept):
             key = (number, str(frame["name"]), str(frame["filename"]), int(frame["line"]))
             known = self.frames.get(key)
@@ -107,21 +118,25 @@ class EventWriter:
 
         torch's times are whole microseconds: a mark is put in the middle of its own.
         """
-
-        def timed(device: int, trace: list[Entry]) -> Iterator[tuple[int, int, Any]]:
-            for entry in trace:
-                yield int(entry.get("time_us", 0)) * 1000 + 500, device, entry
-
-        sources = [timed(device, trace) for device, trace in enumerate(traces)]
-        sources.append((mark[0], -1, mark) for mark in marks)
-        for _, device, item in heapq.merge(*sources, key=lambda row: row[0]):
-            if device < 0:
-                self._write_row(item)
-            else:
-                self.entry(item, device)
+        self.seen.clear()
+        busy = [(device, trace) for device, trace in enumerate(traces) if trace]
+        if len(busy) == 1:
+            rows: Iterable[tuple[int, int, Entry]] = _timed(*busy[0])
+        else:
+            rows = heapq.merge(*(_timed(*one) for one in busy), key=lambda row: row[0])
+        at, n = 0, len(marks)
+        for time_ns, device, entry in rows:
+            while at < n and marks[at][0] < time_ns:
+                self._write_row(marks[at])
+                at += 1
+            self.entry(entry, device)
+        for mark in marks[at:]:
+            self._write_row(mark)
+        self.seen.clear()
 
     def state(self, segments: list[Entry], time_ns: int) -> None:
         """Segments and live blocks as if they were made now."""
+        self.seen.clear()
         for segment in segments:
             mapped = segment.get("is_expandable", False)
             self.event(
@@ -151,6 +166,11 @@ class EventWriter:
                     stack=self.stack(block.get("frames")),
                     time_ns=time_ns,
                 )
+
+
+def _timed(device: int, trace: list[Entry]) -> Iterator[tuple[int, int, Entry]]:
+    for entry in trace:
+        yield int(entry.get("time_us", 0)) * 1000 + 500, device, entry
 
 
 def state_before(segments: list[Entry], traces: list[list[Entry]]) -> list[Entry]:

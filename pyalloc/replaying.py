@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from pyalloc import _core
+from pyalloc.analysis import PAGE
 from pyalloc.dryrun import parse_bytes
 from pyalloc.errors import UsageError
 
 Progress = Callable[[int, int], object]
-PAGE = 2 * 2**20
 
 
 def policies() -> list[str]:

@@ -139,8 +139,9 @@ def _settings(analysis: Analysis) -> list[str]:
 def _where(analysis: Analysis) -> str:
     phase = analysis.phase_at(analysis.totals["peak_event"])
     step = analysis.step_at(analysis.totals["peak_event"])
-    text = f", in {phase}" if phase else ""
-    return text + (f" of step {step}" if step is not None else "")
+    if step is None:
+        return f", in {phase}" if phase else ""
+    return f", in {phase} of step {step}" if phase else f", in step {step}"
 
 
 def _oom(analysis: Analysis, moment: Moment, asked: int, free: int) -> list[str]:
@@ -160,13 +161,21 @@ def _oom(analysis: Analysis, moment: Moment, asked: int, free: int) -> list[str]
 def _cause(moment: Moment, asked: int) -> str:
     if moment.segments and moment.idle_bytes >= asked:
         return (
-            "Cause: fragmentation. The idle memory would have been enough, but no piece of it was large enough: "
-            "expandable segments or pyalloc would have served this request."
+            "Cause: fragmentation. The idle memory would have been enough, but no piece of it was large enough. "
+            + joined(moment, asked)
         )
     return (
         "Cause: the program really needs more than there is at this point, even with nothing wasted: "
         "make less of what is listed here, or spread it."
     )
+
+
+def joined(moment: Moment, asked: int) -> str:
+    """Would whole pages, joined, have been enough?"""
+    pages = moment.idle_page_bytes
+    if pages >= asked:
+        return f"{size(pages)} of it were whole pages, which pyalloc joins: it would have served this request."
+    return f"Only {size(pages)} of it were whole pages, which pyalloc could have joined."
 
 
 def explain_oom(analysis: Analysis, device: int, asked: int, trace: Path) -> str:
