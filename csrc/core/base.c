@@ -14,6 +14,10 @@ pya_assert_failed(const char *text, const char *file, int line) {
 }
 #endif
 
+#if PYA_ASSERT_LEVEL >= 2
+_Thread_local unsigned long pya_debug_steps;
+#endif
+
 const char *
 pya_status_text(pya_status status) {
     switch (status) {

@@ -248,6 +248,21 @@ pya_empty_cache(struct pya_heap *heap, int device) {
     return pya_trim(heap, device, 0);
 }
 
+/* Everything a card keeps on the host for its memory. */
+static size_t
+card_host_bytes(const struct pya_card *card) {
+    size_t bytes = card->blocks.host_bytes + card->uses.host_bytes +
+                   pya_ptrmap_host_bytes(&card->live) +
+                   card->pages.n_room * sizeof(struct pya_page);
+    for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        bytes += sizeof *arena + pya_stitches_host_bytes(arena);
+        for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
+            bytes += sizeof *range + range->n_room * sizeof(struct pya_slot) + range->n_room / 8;
+        }
+    }
+    return bytes;
+}
+
 pya_status
 pya_stats_get(struct pya_heap *heap, int device, int64_t *values) {
     struct pya_stats none = {0};
@@ -268,8 +283,7 @@ pya_stats_get(struct pya_heap *heap, int device, int64_t *values) {
     scalar[PYA_STAT_max_split_size] = no_bound;
     scalar[PYA_STAT_pyalloc_pages] = (int64_t)card->pages.n_live;
     scalar[PYA_STAT_pyalloc_mappings] = (int64_t)card->pages.n_mappings;
-    scalar[PYA_STAT_pyalloc_host_bytes] =
-        (int64_t)(card->blocks.host_bytes + card->uses.host_bytes + pya_ptrmap_host_bytes(&card->live));
+    scalar[PYA_STAT_pyalloc_host_bytes] = (int64_t)card_host_bytes(card);
     pya_stats_flatten(&card->stats, values);
     pya_lock_release(&card->lock);
     return PYA_OK;

@@ -1,6 +1,7 @@
 /* Assertions.  CPython's flags define NDEBUG, so <assert.h> would be dead in an extension.  Floor 0.
  *
- * Level 0 (release): nothing.  Level 1: checks that cost O(1).  Level 2: whole structures. */
+ * Level 0 (release): nothing.  Level 1: checks that cost O(1).  Level 2: whole structures, and the rounds of
+ * every loop a request may go through are counted, so that a test can bound them. */
 #pragma once
 
 #ifndef PYA_ASSERT_LEVEL
@@ -25,6 +26,9 @@ void pya_assert_failed(const char *text, const char *file, int line) __attribute
 
 #if PYA_ASSERT_LEVEL >= 2
 #define PYA_ASSERT_SLOW(cond) PYA_ASSERT(cond)
+extern _Thread_local unsigned long pya_debug_steps;
+#define PYA_STEP() ((void)pya_debug_steps++)
 #else
 #define PYA_ASSERT_SLOW(cond) ((void)0)
+#define PYA_STEP() ((void)0)
 #endif

@@ -63,6 +63,7 @@ static void
 fit_insert_below(struct pya_block **link, struct pya_block *run) {
     uint64_t priority = fit_priority(run);
     while (*link != NULL && fit_priority(*link) >= priority) {
+        PYA_STEP();
         link = fit_less(*link, run->bytes, run->addr) ? &(*link)->right : &(*link)->left;
     }
     struct pya_block *rest = *link;
@@ -70,6 +71,7 @@ fit_insert_below(struct pya_block **link, struct pya_block *run) {
     struct pya_block **right = &run->right;
     *link = run;
     while (rest != NULL) {
+        PYA_STEP();
         if (fit_less(rest, run->bytes, run->addr)) {
             *left = rest;
             left = &rest->right;
@@ -87,12 +89,14 @@ fit_insert_below(struct pya_block **link, struct pya_block *run) {
 static void
 fit_remove_below(struct pya_block **link, struct pya_block *run) {
     while (*link != run) {
+        PYA_STEP();
         PYA_ASSERT(*link != NULL);
         link = fit_less(*link, run->bytes, run->addr) ? &(*link)->right : &(*link)->left;
     }
     struct pya_block *left = run->left;
     struct pya_block *right = run->right;
     while (left != NULL && right != NULL) {
+        PYA_STEP();
         if (fit_priority(left) >= fit_priority(right)) {
             *link = left;
             link = &left->right;
@@ -164,6 +168,7 @@ pya_fit_update(struct pya_fit *fit, struct pya_block *run, pya_dptr addr, size_t
 static struct pya_block *
 fit_leftmost(struct pya_block *node) {
     while (node != NULL && node->left != NULL) {
+        PYA_STEP();
         node = node->left;
     }
     return node;
@@ -199,6 +204,7 @@ static struct pya_block *
 fit_lower_bound(struct pya_block *node, size_t bytes, pya_dptr addr) {
     struct pya_block *best = NULL;
     while (node != NULL) {
+        PYA_STEP();
         if (fit_less(node, bytes, addr)) {
             node = node->right;
         } else {
@@ -246,6 +252,7 @@ pya_fit_largest(const struct pya_fit *fit) {
     }
     struct pya_block *node = fit->trees[bin - PYA_FIT_LISTS];
     while (node->right != NULL) {
+        PYA_STEP();
         node = node->right;
     }
     return node;

@@ -25,7 +25,8 @@ pya_pages_reserve(struct pya_pages *pages, size_t n) {
     if (needed >= PYA_NO_PAGE) {
         return PYA_E_HOST_NOMEM;
     }
-    size_t n_room = needed > pages->n_room * 2 ? needed : pages->n_room * 2;
+    size_t n_more = pages->n_room + pages->n_room / 4;
+    size_t n_room = needed > n_more ? needed : n_more;
     struct pya_page *items = realloc(pages->items, n_room * sizeof *items);
     if (items == NULL) {
         return PYA_E_HOST_NOMEM;

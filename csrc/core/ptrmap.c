@@ -11,8 +11,9 @@ enum { PTRMAP_FIRST_SLOTS = 4 };
 #else
 enum { PTRMAP_FIRST_SLOTS = 1024 };
 #endif
-/* Slots of the old table looked at per insertion; 4 empties it before the new one is half full. */
-enum { PTRMAP_STEP = 4 };
+/* Slots of the old table looked at per insertion: it is empty, and its memory back, once a seventh more blocks
+ * live than when the new one was made. */
+enum { PTRMAP_STEP = 16 };
 
 static inline size_t
 table_slot(const struct pya_ptrmap_table *table, pya_dptr addr) {
@@ -44,6 +45,7 @@ table_insert(struct pya_ptrmap_table *table, pya_dptr addr, struct pya_block *bl
     size_t mask = table->n_slots - 1;
     size_t i = table_slot(table, addr);
     while (table->entries[i].addr != 0) {
+        PYA_STEP();
         i = (i + 1) & mask;
     }
     table->entries[i] = (struct pya_ptrmap_entry){addr, block};
@@ -59,6 +61,7 @@ table_find(const struct pya_ptrmap_table *table, pya_dptr addr) {
     size_t mask = table->n_slots - 1;
     size_t i = table_slot(table, addr);
     while (table->entries[i].addr != addr) {
+        PYA_STEP();
         if (table->entries[i].addr == 0) {
             return SIZE_MAX;
         }
@@ -73,6 +76,7 @@ table_remove_at(struct pya_ptrmap_table *table, size_t i) {
     size_t mask = table->n_slots - 1;
     size_t j = i;
     for (;;) {
+        PYA_STEP();
         j = (j + 1) & mask;
         if (table->entries[j].addr == 0) {
             break;
@@ -101,6 +105,7 @@ pya_ptrmap_fini(struct pya_ptrmap *map) {
 static void
 ptrmap_migrate(struct pya_ptrmap *map, size_t n_steps) {
     while (n_steps-- > 0 && map->old.n_used > 0) {
+        PYA_STEP();
         struct pya_ptrmap_entry *entry = &map->old.entries[map->cursor];
         if (entry->addr == 0) {
             map->cursor++;
@@ -119,7 +124,7 @@ pya_ptrmap_reserve_slow(struct pya_ptrmap *map) {
     if (map->old.n_used > 0) {
         ptrmap_migrate(map, PTRMAP_STEP);
     }
-    if (map->current.n_used * 2 < map->current.n_slots) {
+    if (pya_ptrmap_is_roomy(&map->current)) {
         return PYA_OK;
     }
     /* Only reached with entries left in the old table if somebody shrank PTRMAP_STEP. */

@@ -21,7 +21,8 @@ range_start_words(size_t n_slots) {
 pya_status
 pya_range_reserve_slots(struct pya_range *range, size_t n) {
     if (n > range->n_room) {
-        size_t n_room = range->n_room * 2 > n ? range->n_room * 2 : n;
+        size_t n_more = range->n_room + range->n_room / 4;
+        size_t n_room = n_more > n ? n_more : n;
         n_room = n_room > RANGE_FIRST_ROOM ? n_room : RANGE_FIRST_ROOM;
         struct pya_slot *slots = realloc(range->slots, n_room * sizeof *slots);
         if (slots == NULL) {

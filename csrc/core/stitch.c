@@ -153,18 +153,21 @@ stitch_piece(const struct pya_stitch *stitch, size_t i) {
     return piece;
 }
 
-/* Pieces the home runs would lend; 0 when a byte is not free. */
-static size_t
-stitch_n_pieces(const struct pya_stitch *stitch) {
-    size_t n_pieces = 0;
-    for (size_t i = 0; i < stitch->n_pages; n_pieces++) {
+/* Whether all of it can be lent, and how many records cutting it out of the home runs takes at most: one for
+ * what stays below a piece, one for what stays above. */
+static bool
+stitch_is_free(const struct pya_stitch *stitch, size_t *n_records) {
+    *n_records = 0;
+    for (size_t i = 0; i < stitch->n_pages;) {
         struct piece piece = stitch_piece(stitch, i);
         if (piece.n_pages == 0) {
-            return 0;
+            return false;
         }
+        *n_records += piece.addr > piece.run->addr;
+        *n_records += piece.addr + piece.bytes < pya_block_end(piece.run);
         i += piece.n_pages;
     }
-    return n_pieces;
+    return true;
 }
 
 struct pya_stitch *
@@ -179,7 +182,8 @@ pya_stitch_find(struct pya_arena *arena, size_t bytes) {
     for (; stitch != NULL; stitch = stitch->next_same) {
         bool is_idle = stitch->block == NULL && !stitch->is_broken;
         bool is_fit = stitch->bytes == (stitch->is_shared ? bytes : whole);
-        if (is_idle && is_fit && stitch_n_pieces(stitch) > 0) {
+        size_t n_records;
+        if (is_idle && is_fit && stitch_is_free(stitch, &n_records)) {
             return stitch;
         }
     }
@@ -193,7 +197,8 @@ pya_stitch_at(struct pya_arena *arena, pya_dptr addr) {
         stitch = stitch->older;
     }
     bool is_idle = stitch != NULL && stitch->block == NULL && !stitch->is_broken;
-    return is_idle && stitch_n_pieces(stitch) > 0 ? stitch : NULL;
+    size_t n_records;
+    return is_idle && stitch_is_free(stitch, &n_records) ? stitch : NULL;
 }
 
 static pya_status
@@ -284,8 +289,11 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
     struct pya_arena *arena = stitch->arena;
     struct pya_card *card = arena->card;
     PYA_ASSERT(stitch->block == NULL && bytes <= stitch->bytes);
-    /* Each piece may leave a rest above it and cut a run in two. */
-    pya_status st = pya_slab_reserve(&card->blocks, 2 * stitch_n_pieces(stitch) + 1);
+    size_t n_records;
+    bool is_free = stitch_is_free(stitch, &n_records);
+    PYA_ASSERT(is_free);
+    (void)is_free;
+    pya_status st = pya_slab_reserve(&card->blocks, n_records + 1);
     if (st != PYA_OK) {
         return st;
     }
@@ -463,6 +471,16 @@ stitch_check(const struct pya_stitch *stitch) {
         return n_wrong + 1;
     }
     return 0;
+}
+
+size_t
+pya_stitches_host_bytes(const struct pya_arena *arena) {
+    size_t bytes = arena->stitches == NULL ? 0 : sizeof *arena->stitches;
+    const struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->newest;
+    for (; stitch != NULL; stitch = stitch->older) {
+        bytes += sizeof *stitch + stitch->n_pages * sizeof(pya_page_id);
+    }
+    return bytes;
 }
 
 size_t

@@ -76,6 +76,7 @@ void pya_stitches_destroy(struct pya_arena *arena);
 PYA_MUST_CHECK pya_status pya_pages_move(
     struct pya_arena *arena, struct pya_block *hole, const pya_page_id *ids, size_t n_pages);
 
+size_t pya_stitches_host_bytes(const struct pya_arena *arena);
 size_t pya_stitches_check(const struct pya_arena *arena);
 
 #ifdef __cplusplus

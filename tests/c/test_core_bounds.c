@@ -1,0 +1,179 @@
+/* What a million live blocks cost: rounds of every loop for each request, and host memory. */
+#include "check.h"
+#include "core/arena.h"
+#include "core/debug.h"
+#include "core/pyalloc.h"
+#include "device/sim.h"
+
+/* Far above what was ever seen (about 70): log2 of a million in each of two treaps, and clusters of the map. */
+enum { MOST_STEPS = 400 };
+enum { N_LIVE = 1000000, N_PAGES = 20000 };
+
+static struct pya_sim *sim;
+
+static pya_status
+open_sim(void *arg, int index, struct pya_device **out) {
+    const struct pya_sim_config config = {
+        .capacity_bytes = (size_t)1 << 40, .address_bytes = (uint64_t)1 << 45};
+    (void)arg;
+    pya_status st = pya_sim_create(&config, index, &sim);
+    if (st == PYA_OK) {
+        *out = pya_sim_device(sim);
+    }
+    return st;
+}
+
+static struct pya_heap *
+heap_new(const char *text) {
+    struct pya_options options;
+    struct pya_heap *heap = NULL;
+    char message[200];
+    struct pya_hooks hooks = {.open_device = open_sim};
+    pya_options_init(&options);
+    CHECK_OK(pya_options_parse(&options, text, message, sizeof message));
+    CHECK_OK(pya_heap_create(&options, &hooks, &heap));
+    return heap;
+}
+
+static int64_t
+stat_of(struct pya_heap *heap, const char *key) {
+    int64_t values[PYA_N_STATS];
+    CHECK_OK(pya_stats_get(heap, 0, values));
+    for (size_t i = 0; i < PYA_N_STATS; i++) {
+        if (strcmp(pya_stat_key(i), key) == 0) {
+            return values[i];
+        }
+    }
+    CHECK(false);
+    return -1;
+}
+
+#if PYA_ASSERT_LEVEL >= 2
+static uint64_t
+device_calls(void) {
+    struct pya_sim_state state;
+    pya_sim_query(sim, &state);
+    return state.n_memory_calls;
+}
+
+static void
+test_steps_are_bounded(void) {
+    struct pya_heap *heap = heap_new("");
+    size_t n_live = check_budget(N_LIVE);
+    pya_dptr *ptrs = calloc(n_live, sizeof *ptrs);
+    uint64_t seed = check_seed();
+    unsigned long most = 0;
+    unsigned long n_free_of_calls = 0;
+    for (size_t i = 0; i < n_live; i++) {
+        CHECK_OK(pya_alloc(heap, 0, 1 + check_random(&seed) % 65536, 0, &ptrs[i]));
+    }
+    for (size_t k = 0; k < n_live / 4; k++) {
+        size_t i = check_random(&seed) % n_live;
+        size_t bytes = 1 + check_random(&seed) % (k % 8 == 0 ? (size_t)4 << 20 : 65536);
+        unsigned long before = pya_debug_steps;
+        CHECK_OK(pya_free(heap, ptrs[i]));
+        unsigned long steps = pya_debug_steps - before;
+        most = steps > most ? steps : most;
+        uint64_t calls = device_calls();
+        before = pya_debug_steps;
+        CHECK_OK(pya_alloc(heap, 0, bytes, 0, &ptrs[i]));
+        steps = pya_debug_steps - before;
+        if (device_calls() == calls) {
+            n_free_of_calls++;
+            most = steps > most ? steps : most;
+        }
+    }
+    printf("%zu live: at most %lu rounds of any loop in a request\n", n_live, most);
+    CHECK(n_free_of_calls > n_live / 8);
+    CHECK(most > 0 && most <= MOST_STEPS);
+    pya_heap_destroy(heap);
+    free(ptrs);
+}
+#endif
+
+static size_t
+host_bytes(struct pya_heap *heap) {
+    return (size_t)stat_of(heap, "pyalloc_host_bytes");
+}
+
+/* A heap with n live blocks of one size. */
+static size_t
+host_bytes_of(size_t n, size_t bytes) {
+    struct pya_heap *heap = heap_new("");
+    pya_dptr ptr;
+    for (size_t i = 0; i < n; i++) {
+        CHECK_OK(pya_alloc(heap, 0, bytes, 0, &ptr));
+    }
+    size_t all = host_bytes(heap) - sizeof(struct pya_arena);
+    pya_heap_destroy(heap);
+    return all;
+}
+
+/* The address map has grown and the old table is gone at the first numbers, is still there at the others. */
+static void
+test_host_memory_of_blocks(void) {
+    static const struct {
+        size_t n, most;
+    } cases[] = {{10000, 128},  {60000, 128}, {240000, 128},
+                 {N_LIVE, 128}, {50000, 150}, {200000, 150}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        size_t per_block = host_bytes_of(cases[i].n, 512) / cases[i].n;
+        printf("%zu live blocks: %zu bytes of host memory each\n", cases[i].n, per_block);
+        CHECK(per_block > 0 && per_block <= cases[i].most);
+    }
+}
+
+/* As many blocks, each with a page of its own or not. */
+static void
+test_host_memory_of_pages(void) {
+    for (size_t n = 1000; n <= N_PAGES; n += n / 3) {
+        size_t with = host_bytes_of(n, (size_t)2 << 20);
+        size_t without = host_bytes_of(n, 512);
+        CHECK(with > without);
+        size_t per_page = (with - without) / n;
+        CHECK(per_page > 0 && per_page <= 64);
+        printf("%zu pages: %zu bytes of host memory each\n", n, per_page);
+    }
+}
+
+/* Every other page is held; what is between is stitched, and the stitched ranges are kept when freed. */
+static void
+test_host_memory_of_mappings(void) {
+    struct pya_heap *heap = heap_new("memory:tight");
+    enum { N_HELD = 4096, N_RANGES = 16, RANGE_PAGES = N_HELD / N_RANGES };
+    pya_dptr *held = calloc(2 * N_HELD, sizeof *held);
+    pya_dptr ranges[N_RANGES];
+    for (size_t i = 0; i < 2 * (size_t)N_HELD; i++) {
+        CHECK_OK(pya_alloc(heap, 0, (size_t)2 << 20, 0, &held[i]));
+    }
+    for (size_t i = 0; i < 2 * (size_t)N_HELD; i += 2) {
+        CHECK_OK(pya_free(heap, held[i]));
+    }
+    size_t before = host_bytes(heap);
+    for (size_t i = 0; i < N_RANGES; i++) {
+        CHECK_OK(pya_alloc(heap, 0, (size_t)RANGE_PAGES << 21, 0, &ranges[i]));
+    }
+    for (size_t i = 0; i < N_RANGES; i++) {
+        CHECK_OK(pya_free(heap, ranges[i]));
+    }
+    size_t per_mapping = (host_bytes(heap) - before) / N_HELD;
+    CHECK_EQ(stat_of(heap, "pyalloc_stitches"), N_RANGES);
+    printf("%d alias mappings: %zu bytes of host memory each\n", N_HELD, per_mapping);
+    CHECK(per_mapping > 0 && per_mapping <= 8);
+    pya_heap_destroy(heap);
+    free(held);
+}
+
+static const struct check_case cases[] = {
+#if PYA_ASSERT_LEVEL >= 2
+    {"steps_are_bounded", test_steps_are_bounded},
+#endif
+    {"host_memory_of_blocks", test_host_memory_of_blocks},
+    {"host_memory_of_pages", test_host_memory_of_pages},
+    {"host_memory_of_mappings", test_host_memory_of_mappings},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
