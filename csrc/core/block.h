@@ -83,6 +83,12 @@ pya_block_is(const struct pya_block *block, enum pya_block_state state) {
     return block != NULL && block->state == state;
 }
 
+/* Pages that hold `bytes` from a page's start. */
+static inline size_t
+pya_pages_for(size_t bytes) {
+    return (bytes + PYA_PAGE - 1) >> PYA_PAGE_SHIFT;
+}
+
 /* Wholly free pages of a run: [*first, *end) in addresses.  Returns their number. */
 static inline size_t
 pya_run_pages(pya_dptr addr, size_t bytes) {

@@ -1,4 +1,4 @@
-/* The ladder.  Floor 10.  Long because it is one decision, step by step.
+/* The ladder.  Floor 11.
  *
  * Home fit, a cached stitched range, idle pages of other streams; then the policy weighs growing against
  * stitching; then, with the capacity reached, everything that gets by with fewer new pages. */
@@ -7,58 +7,14 @@
 #include <stdlib.h>
 
 #include "debug.h"
+#include "policy.h"
 #include "share.h"
-
-/* What the policy assumes calls cost (A100 figures; the simulated device has the full table). */
-enum {
-    COST_CREATE_NS = 30000,
-    COST_MAP_NS = 1500,
-    COST_ACCESS_NS = 20000,
-    COST_ACCESS_PAGE_NS = 2000,
-};
 
 #ifdef PYA_TEST_TINY
 enum { LADDER_FIT_TRIES = 2, LADDER_TRANSFER_PAGES = 4, LADDER_GROW_PAGES = 2 };
 #else
 enum { LADDER_FIT_TRIES = 8, LADDER_TRANSFER_PAGES = 128, LADDER_GROW_PAGES = 4 };
 #endif
-
-/* balanced: below this a request is not worth stitching for. */
-#define BALANCED_STITCH_FROM ((size_t)3 << 20)
-/* balanced: since the last growth, stitching may cost this many times what growing would have; but once it
- * has cost this share of what creating all memory did, only PATIENCE_LATE times that, so that the whole bill
- * stays bounded however long a program runs.  Streams that share memory get along with stitching far better
- * than with memory of their own, so they keep the patience. */
-#define BALANCED_PATIENCE 8.0
-#define BALANCED_PATIENCE_LATE 2.0
-#define BALANCED_EARLY_SHARE 0.3
-/* Requests of at least this share of peak live move pages to the end instead of stitching.  Streams that share
- * memory move nearly always: pages that came from another stream lie at the end anyway. */
-#define BALANCED_MOVE_SHARE 4
-#define BALANCED_MOVE_SHARE_STREAMS 64
-/* tight: physical memory may pass peak live by this share before stitching starts.  Programs that stitch all
- * the time fill a bucket that every request empties a little; each time it runs over, the share grows. */
-#define TIGHT_SLACK 0.01
-#define TIGHT_SLACK_STEP 0.02
-#define TIGHT_BUCKET_NS 20e6
-#define TIGHT_BUCKET_MOST_NS 60e3 /* one stitch adds no more */
-#define TIGHT_LEAK_NS 500.0       /* for each request */
-#define TIGHT_MOVE_FROM ((size_t)1 << 30)
-
-static size_t
-pages_for(size_t bytes) {
-    return (bytes + PYA_PAGE - 1) >> PYA_PAGE_SHIFT;
-}
-
-static double
-stitch_cost_ns(size_t n_pages) {
-    return COST_ACCESS_NS + (double)n_pages * (COST_MAP_NS + COST_ACCESS_PAGE_NS);
-}
-
-static double
-create_cost_ns(size_t n_pages) {
-    return (double)n_pages * (COST_CREATE_NS + COST_MAP_NS + COST_ACCESS_PAGE_NS);
-}
 
 /* Wholly free pages a run loses when `bytes` leave its low or high end. */
 static size_t
@@ -124,7 +80,7 @@ ladder_best_hole(struct pya_arena *arena, size_t bytes, struct pya_block **out, 
     for (struct pya_block *hole = arena->holes; hole != NULL; hole = hole->next_gap) {
         size_t below = pya_block_is(hole->prev, PYA_BLOCK_FREE) ? hole->prev->bytes : 0;
         size_t above = pya_block_is(hole->next, PYA_BLOCK_FREE) ? hole->next->bytes : 0;
-        size_t n = below >= bytes ? 1 : pages_for(bytes - below);
+        size_t n = below >= bytes ? 1 : pya_pages_for(bytes - below);
         if (n * PYA_PAGE > hole->bytes) {
             if (below + hole->bytes + above < bytes) {
                 continue;
@@ -137,7 +93,7 @@ ladder_best_hole(struct pya_arena *arena, size_t bytes, struct pya_block **out, 
         }
     }
     if (best == NULL) {
-        best_n = pages_for(bytes);
+        best_n = pya_pages_for(bytes);
         pya_status st = pya_arena_last_hole(arena, best_n, &best);
         if (st != PYA_OK) {
             return st;
@@ -191,32 +147,6 @@ ladder_add_pages(struct pya_arena *arena, size_t n_pages, bool is_small) {
     return st == PYA_OK ? pya_arena_grow(arena, hole, n_pages, is_small) : st;
 }
 
-/* tight gives way where saving the last percent would cost too much of the program's time. */
-static void
-ladder_fill_bucket(struct pya_card *card, double cost_ns) {
-    int64_t n_requests = (int64_t)pya_card_requests(card);
-    double leaked = TIGHT_LEAK_NS * (double)(n_requests - card->bucket_requests);
-    card->bucket_requests = n_requests;
-    card->bucket_ns = card->bucket_ns > leaked ? card->bucket_ns - leaked : 0;
-    card->bucket_ns += cost_ns < TIGHT_BUCKET_MOST_NS ? cost_ns : TIGHT_BUCKET_MOST_NS;
-    if (card->bucket_ns > TIGHT_BUCKET_NS) {
-        card->bucket_ns = 0;
-        card->slack += TIGHT_SLACK_STEP;
-        card->fits_carefully = card->is_short;
-    }
-}
-
-static void
-ladder_pay(struct pya_arena *arena, size_t n_pages) {
-    struct pya_card *card = arena->card;
-    double cost_ns = stitch_cost_ns(n_pages);
-    arena->stitch_debt_ns += cost_ns;
-    card->stitch_ns += cost_ns;
-    if (card->options.memory == PYA_MEMORY_TIGHT) {
-        ladder_fill_bucket(card, cost_ns);
-    }
-}
-
 /* The block in hand is live and so safe; failing to tidy up is not its problem. */
 static void
 ladder_tidy(struct pya_card *card) {
@@ -229,7 +159,7 @@ ladder_tidy(struct pya_card *card) {
 static pya_status
 ladder_stitch(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
-    size_t m = pages_for(bytes);
+    size_t m = pya_pages_for(bytes);
     if (arena->free_pages < m) {
         pya_status st = ladder_add_pages(arena, m - arena->free_pages, is_small);
         if (st != PYA_OK) {
@@ -254,7 +184,7 @@ ladder_stitch(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
             &stitch);
     }
     if (st == PYA_OK) {
-        ladder_pay(arena, m);
+        pya_policy_pay(arena, m);
         st = pya_stitch_take(stitch, bytes, out);
     }
     free(ids);
@@ -280,7 +210,7 @@ ladder_share(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
     }
     pya_status st = pya_share_take(arena, bytes, &plan, out);
     if (st == PYA_OK) {
-        ladder_pay(arena, (*out)->stitch->n_pages);
+        pya_policy_pay(arena, (*out)->stitch->n_pages);
         ladder_tidy(arena->card);
     }
     return st;
@@ -298,13 +228,13 @@ static pya_status
 ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_block *hole;
     size_t n;
-    pya_status st = pya_arena_last_hole(arena, pages_for(bytes), &hole);
+    pya_status st = pya_arena_last_hole(arena, pya_pages_for(bytes), &hole);
     if (st != PYA_OK) {
         return st;
     }
     struct pya_block *tail = pya_block_is(hole->prev, PYA_BLOCK_FREE) ? hole->prev : NULL;
     size_t below = tail == NULL ? 0 : tail->bytes;
-    n = below >= bytes ? 0 : pages_for(bytes - below);
+    n = below >= bytes ? 0 : pya_pages_for(bytes - below);
     pya_page_id *ids = malloc((n + 1) * sizeof *ids);
     if (ids == NULL) {
         return PYA_E_HOST_NOMEM;
@@ -322,7 +252,7 @@ ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     if (st != PYA_OK) {
         return st;
     }
-    ladder_pay(arena, n_moved);
+    pya_policy_pay(arena, n_moved);
     return ladder_refit(arena, bytes, is_small, out);
 }
 
@@ -403,60 +333,6 @@ done:
     return st;
 }
 
-enum plan { PLAN_GROW, PLAN_STITCH, PLAN_MOVE };
-
-static enum plan
-plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
-    const struct pya_card *card = arena->card;
-    size_t m = pages_for(bytes);
-    size_t missing = m > arena->free_pages ? m - arena->free_pages : 0;
-    if (bytes < BALANCED_STITCH_FROM || n <= missing ||
-        card->reserved_bytes + n * PYA_PAGE <= peak_live) {
-        return PLAN_GROW;
-    }
-    bool is_early = card->stitch_ns < BALANCED_EARLY_SHARE * create_cost_ns(card->pages.n_live);
-    bool is_shared = card->arenas->next != NULL;
-    double patience = is_early || is_shared ? BALANCED_PATIENCE : BALANCED_PATIENCE_LATE;
-    double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(m);
-    if (debt_ns >= patience * create_cost_ns(n - missing)) {
-        arena->stitch_debt_ns = 0;
-        return PLAN_GROW;
-    }
-    size_t share = is_shared ? BALANCED_MOVE_SHARE_STREAMS : BALANCED_MOVE_SHARE;
-    return bytes >= peak_live / share ? PLAN_MOVE : PLAN_STITCH;
-}
-
-static enum plan
-plan_tight(const struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
-    const struct pya_card *card = arena->card;
-    size_t m = pages_for(bytes);
-    size_t missing = m > arena->free_pages ? m - arena->free_pages : 0;
-    double most = (1 + TIGHT_SLACK + card->slack) * (double)peak_live;
-    if (n <= missing || (double)(card->reserved_bytes + n * PYA_PAGE) <= most) {
-        return PLAN_GROW;
-    }
-    return bytes >= TIGHT_MOVE_FROM && n <= m ? PLAN_MOVE : PLAN_STITCH;
-}
-
-static enum plan
-ladder_plan(struct pya_arena *arena, size_t bytes, size_t n) {
-    const struct pya_card *card = arena->card;
-    size_t m = pages_for(bytes);
-    if (pya_gc_is_pressed(card, n)) {
-        return n + arena->free_pages > m && arena->free_pages > 0 ? PLAN_STITCH : PLAN_GROW;
-    }
-    size_t live = card->live_bytes + bytes;
-    size_t peak_live = live > card->peak_live_bytes ? live : card->peak_live_bytes;
-    enum plan plan = PLAN_GROW;
-    if (card->options.memory == PYA_MEMORY_BALANCED) {
-        plan = plan_balanced(arena, bytes, n, peak_live);
-    } else if (card->options.memory == PYA_MEMORY_TIGHT) {
-        plan = plan_tight(arena, bytes, n, peak_live);
-    }
-    /* Blocks of a pool in use may be claimed again at their addresses (pya_pool_claim): pages stay at home. */
-    return plan == PLAN_MOVE && !pya_pool_is_open(arena) ? PLAN_STITCH : plan;
-}
-
 /* What the policy likes best while memory is there. */
 static pya_status
 ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
@@ -466,12 +342,12 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     if (st != PYA_OK) {
         return st;
     }
-    switch (ladder_plan(arena, bytes, n)) {
-    case PLAN_STITCH:
+    switch (pya_policy_plan(arena, bytes, n)) {
+    case PYA_PLAN_STITCH:
         return ladder_stitch(arena, bytes, is_small, out);
-    case PLAN_MOVE:
+    case PYA_PLAN_MOVE:
         return ladder_move(arena, bytes, is_small, out);
-    case PLAN_GROW:
+    case PYA_PLAN_GROW:
     default:
         break;
     }
@@ -491,7 +367,7 @@ is_shortage(pya_status st) {
 static pya_status
 ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
-    size_t m = pages_for(bytes);
+    size_t m = pya_pages_for(bytes);
     int64_t *scalar = card->stats.scalar;
     if (pya_arena_pool_room(arena) >= m * PYA_PAGE) {
         card->is_short = true;
@@ -536,7 +412,7 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
         card->stats.scalar[PYA_STAT_num_alloc_retries]++;
         return PYA_E_NOMEM;
     }
-    size_t m = pages_for(bytes);
+    size_t m = pya_pages_for(bytes);
     struct pya_stitch *stitch = pya_stitch_find(arena, bytes);
     if (stitch != NULL) {
         card->stats.scalar[PYA_STAT_pyalloc_range_hits]++;
@@ -564,7 +440,7 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
 static pya_status
 climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
-    pya_gc_before_growth(arena, bytes, pages_for(bytes));
+    pya_gc_before_growth(arena, bytes, pya_pages_for(bytes));
     pya_status st = pya_plain_grow(arena, bytes, is_small);
     if (is_shortage(st) && !pya_card_is_capturing(card)) {
         size_t n_freed;

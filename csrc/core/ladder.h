@@ -1,4 +1,4 @@
-/* The ladder: where a request is looked for, in which order, and what is done when nothing is left.  Floor 10. */
+/* The ladder: where a request is looked for, in which order, and what is done when nothing is left.  Floor 11. */
 #pragma once
 
 #include "gc.h"

@@ -52,8 +52,7 @@ pya_pages_pick(
 
 static struct pya_stitch **
 stitch_bucket(struct pya_stitches *stitches, size_t bytes) {
-    size_t n_pages = (bytes + PYA_PAGE - 1) >> PYA_PAGE_SHIFT;
-    return &stitches->buckets[n_pages % PYA_STITCH_BUCKETS];
+    return &stitches->buckets[pya_pages_for(bytes) % PYA_STITCH_BUCKETS];
 }
 
 static void

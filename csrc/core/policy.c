@@ -1,0 +1,122 @@
+/* memory=tight|balanced|fast.  Floor 10. */
+#include "policy.h"
+
+#include "gc.h"
+
+/* What the policy assumes calls cost (A100 figures; the simulated device has the full table). */
+enum {
+    COST_CREATE_NS = 30000,
+    COST_MAP_NS = 1500,
+    COST_ACCESS_NS = 20000,
+    COST_ACCESS_PAGE_NS = 2000,
+};
+
+/* balanced: below this a request is not worth stitching for. */
+#define BALANCED_STITCH_FROM ((size_t)3 << 20)
+/* balanced: since the last growth, stitching may cost this many times what growing would have; but once it
+ * has cost this share of what creating all memory did, only PATIENCE_LATE times that, so that the whole bill
+ * stays bounded however long a program runs.  Streams that share memory get along with stitching far better
+ * than with memory of their own, so they keep the patience. */
+#define BALANCED_PATIENCE 8.0
+#define BALANCED_PATIENCE_LATE 2.0
+#define BALANCED_EARLY_SHARE 0.3
+/* Requests of at least this share of peak live move pages to the end instead of stitching.  Streams that share
+ * memory move nearly always: pages that came from another stream lie at the end anyway. */
+#define BALANCED_MOVE_SHARE 4
+#define BALANCED_MOVE_SHARE_STREAMS 64
+/* tight: physical memory may pass peak live by this share before stitching starts.  Programs that stitch all
+ * the time fill a bucket that every request empties a little; each time it runs over, the share grows. */
+#define TIGHT_SLACK 0.01
+#define TIGHT_SLACK_STEP 0.02
+#define TIGHT_BUCKET_NS 20e6
+#define TIGHT_BUCKET_MOST_NS 60e3 /* one stitch adds no more */
+#define TIGHT_LEAK_NS 500.0       /* for each request */
+#define TIGHT_MOVE_FROM ((size_t)1 << 30)
+
+static double
+stitch_cost_ns(size_t n_pages) {
+    return COST_ACCESS_NS + (double)n_pages * (COST_MAP_NS + COST_ACCESS_PAGE_NS);
+}
+
+static double
+create_cost_ns(size_t n_pages) {
+    return (double)n_pages * (COST_CREATE_NS + COST_MAP_NS + COST_ACCESS_PAGE_NS);
+}
+
+/* tight gives way where saving the last percent would cost too much of the program's time. */
+static void
+policy_fill_bucket(struct pya_card *card, double cost_ns) {
+    int64_t n_requests = (int64_t)pya_card_requests(card);
+    double leaked = TIGHT_LEAK_NS * (double)(n_requests - card->bucket_requests);
+    card->bucket_requests = n_requests;
+    card->bucket_ns = card->bucket_ns > leaked ? card->bucket_ns - leaked : 0;
+    card->bucket_ns += cost_ns < TIGHT_BUCKET_MOST_NS ? cost_ns : TIGHT_BUCKET_MOST_NS;
+    if (card->bucket_ns > TIGHT_BUCKET_NS) {
+        card->bucket_ns = 0;
+        card->slack += TIGHT_SLACK_STEP;
+        card->fits_carefully = card->is_short;
+    }
+}
+
+void
+pya_policy_pay(struct pya_arena *arena, size_t n_pages) {
+    struct pya_card *card = arena->card;
+    double cost_ns = stitch_cost_ns(n_pages);
+    arena->stitch_debt_ns += cost_ns;
+    card->stitch_ns += cost_ns;
+    if (card->options.memory == PYA_MEMORY_TIGHT) {
+        policy_fill_bucket(card, cost_ns);
+    }
+}
+
+static enum pya_plan
+plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
+    const struct pya_card *card = arena->card;
+    size_t m = pya_pages_for(bytes);
+    size_t missing = m > arena->free_pages ? m - arena->free_pages : 0;
+    if (bytes < BALANCED_STITCH_FROM || n <= missing ||
+        card->reserved_bytes + n * PYA_PAGE <= peak_live) {
+        return PYA_PLAN_GROW;
+    }
+    bool is_early = card->stitch_ns < BALANCED_EARLY_SHARE * create_cost_ns(card->pages.n_live);
+    bool is_shared = card->arenas->next != NULL;
+    double patience = is_early || is_shared ? BALANCED_PATIENCE : BALANCED_PATIENCE_LATE;
+    double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(m);
+    if (debt_ns >= patience * create_cost_ns(n - missing)) {
+        arena->stitch_debt_ns = 0;
+        return PYA_PLAN_GROW;
+    }
+    size_t share = is_shared ? BALANCED_MOVE_SHARE_STREAMS : BALANCED_MOVE_SHARE;
+    return bytes >= peak_live / share ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
+}
+
+static enum pya_plan
+plan_tight(const struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
+    const struct pya_card *card = arena->card;
+    size_t m = pya_pages_for(bytes);
+    size_t missing = m > arena->free_pages ? m - arena->free_pages : 0;
+    double most = (1 + TIGHT_SLACK + card->slack) * (double)peak_live;
+    if (n <= missing || (double)(card->reserved_bytes + n * PYA_PAGE) <= most) {
+        return PYA_PLAN_GROW;
+    }
+    return bytes >= TIGHT_MOVE_FROM && n <= m ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
+}
+
+enum pya_plan
+pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n) {
+    const struct pya_card *card = arena->card;
+    size_t m = pya_pages_for(bytes);
+    if (pya_gc_is_pressed(card, n)) {
+        return n + arena->free_pages > m && arena->free_pages > 0 ? PYA_PLAN_STITCH : PYA_PLAN_GROW;
+    }
+    size_t live = card->live_bytes + bytes;
+    size_t peak_live = live > card->peak_live_bytes ? live : card->peak_live_bytes;
+    enum pya_plan plan = PYA_PLAN_GROW;
+    if (card->options.memory == PYA_MEMORY_BALANCED) {
+        plan = plan_balanced(arena, bytes, n, peak_live);
+    } else if (card->options.memory == PYA_MEMORY_TIGHT) {
+        plan = plan_tight(arena, bytes, n, peak_live);
+    }
+    /* Blocks of a pool in use may be claimed again at their addresses (pya_pool_claim): pages stay at home. */
+    return plan == PYA_PLAN_MOVE && !pya_pool_is_open(arena) ? PYA_PLAN_STITCH : plan;
+}

@@ -1,0 +1,25 @@
+/* The policy: when no free run fits, is new memory better or a second mapping of what there is?  Floor 10.
+ *
+ * It decides and keeps the accounts; the ladder does. */
+#pragma once
+
+#include "arena.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum pya_plan {
+    PYA_PLAN_GROW,   /* new pages where they extend a free run best */
+    PYA_PLAN_STITCH, /* map free pages side by side at a fresh address */
+    PYA_PLAN_MOVE,   /* give free pages a new home at the end of the arena */
+};
+
+/* For `bytes` that growing would serve with n_pages new pages.  May reset the arena's account. */
+enum pya_plan pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n_pages);
+/* n_pages were stitched or moved. */
+void pya_policy_pay(struct pya_arena *arena, size_t n_pages);
+
+#ifdef __cplusplus
+}
+#endif
