@@ -20,6 +20,7 @@ _TOP = 40  # rows of a table
 _MAX_STACKS = 1500
 _MAX_FRAMES = 40  # of a stack, the innermost
 _MAX_FLAME = 600  # stacks of the peak
+_MAX_FLAME_BESIDE = 150  # of each other moment
 _MAX_PHASES = 400
 _MAX_STEPS = 400
 T = TypeVar("T")
@@ -67,13 +68,17 @@ def _content(analysis: Analysis) -> dict[str, Any]:
     summary = data.summary(analysis)
     names: list[str] = ["idle"]
     stacks = _Stacks(analysis)
-    flame = _flame(analysis, stacks)
+    peak_flame = _flame(analysis.peak, analysis.labels(analysis.peak.blocks), stacks, _MAX_FLAME)
     window = _window(analysis, names, stacks)
-    maps = [
-        _map(analysis, moment, names, stacks)
-        for _, moment in sorted(analysis.moments.items())
-        if moment.segments
-    ]
+    moments = []
+    for _, moment in sorted(analysis.moments.items()):
+        state = _map(analysis, moment, names, stacks)
+        if moment is analysis.peak:
+            state["flame"] = peak_flame
+        else:
+            labels = [f"{block.phase} (no stack)".lstrip() for block in moment.blocks]
+            state["flame"] = _flame(moment, labels, stacks, _MAX_FLAME_BESIDE)
+        moments.append(state)
     origin = analysis.totals["first_ns"]
     tables = {
         key: [[row["name"], row["bytes"], row["blocks"]] for row in summary["peak"][field][:_TOP]]
@@ -106,9 +111,8 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         "steps": [[s[0], s[1], s[3], s[4]] for s in _evenly(analysis.steps, _MAX_STEPS)],
         "ooms": [oom[:2] for oom in analysis.ooms[:8]],
         "tables": tables,
-        "flame": flame,
         "window": window,
-        "maps": maps,
+        "moments": moments,
         "names": names,
         "replays": {
             name: [r["completed"], r["peak_bytes"], r["n_calls"], r["device_ns"]]
@@ -146,17 +150,16 @@ def _phase_sums(analysis: Analysis) -> list[list[Any]]:
     return list(sums.values())[:_TOP]
 
 
-def _flame(analysis: Analysis, stacks: _Stacks) -> list[list[int]]:
-    """[stack, bytes, blocks] of the peak, largest first; what is beyond the limit is the last one's."""
-    lines = analysis.labels(analysis.peak.blocks)
+def _flame(moment: Moment, labels: list[str], stacks: _Stacks, limit: int) -> list[list[int]]:
+    """[stack, bytes, blocks] of a moment, largest first; what is beyond the limit is the last one's."""
     sums: dict[tuple[int, str], list[int]] = {}
-    for block, line in zip(analysis.peak.blocks, lines, strict=True):
-        row = sums.setdefault((block.stack, "" if block.stack else line), [0, 0])
+    for block, label in zip(moment.blocks, labels, strict=True):
+        row = sums.setdefault((block.stack, "" if block.stack else label), [0, 0])
         row[0] += block.bytes
         row[1] += 1
     ordered = sorted(sums.items(), key=lambda item: -item[1][0])
-    found = [[stacks.number(*key), *row] for key, row in ordered[:_MAX_FLAME]]
-    rest = [row for _, row in ordered[_MAX_FLAME:]]
+    found = [[stacks.number(*key), *row] for key, row in ordered[:limit]]
+    rest = [row for _, row in ordered[limit:]]
     if rest:
         label = f"{len(rest)} smaller stacks"
         found.append([stacks.number(0, label), sum(r[0] for r in rest), sum(r[1] for r in rest)])

@@ -190,7 +190,9 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
         assert "3.5 MiB" in page.value(f"{point}('blocks', 0.31, 0.4, 'mousemove')")
         page.value(f"{point}('blocks', 0.31, 0.4, 'click')")
         assert "work" in page.value("document.getElementById('blocks-stack').textContent")
-        assert "18.0 MiB, 100.0 % of the peak, 8 blocks" in page.value(
+        page.value("$('scrub').value = peakAt; scrubbed()")
+        assert page.value("$('flame-title').textContent") == "Flame graph of the peak"
+        assert "18.0 MiB, 100.0 % of what is allocated, 8 blocks" in page.value(
             f"{point}('flame', 0.5, 0.75, 'mousemove')"
         )
         page.value(f"{point}('flame', 0.5, 0.75, 'click')")
@@ -199,6 +201,13 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
         assert page.value("zoomed") == []
         page.value(f"{point}('timeline', 0.99, 0.5, 'click')")
         assert page.value("Number(document.getElementById('scrub').value) > 1")
+        assert "after event" in page.value("document.getElementById('flame-title').textContent")
+        dragged = point.replace("MouseEvent(kind, {", "MouseEvent(kind, {bubbles: true, ")
+        for x, kind in ((0.3, "mousedown"), (0.5, "mousemove"), (0.5, "mouseup")):
+            page.value(f"{dragged}('blocks', {x}, 0.5, '{kind}')")
+        assert page.value("first > whole[0] && until < whole[1]")
+        page.value("document.getElementById('blocks-out').click()")
+        assert page.value("first === whole[0] && until === whole[1]")
         methods = [event["method"] for event in page.events]
         requests = [
             event["params"]["request"]["url"]
