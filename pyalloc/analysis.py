@@ -367,7 +367,8 @@ class Analysis:
         for block in sorted(blocks, key=lambda b: b.alloc_event):
             where = self.place(block.stack)
             module = f" ({block.module})" if block.module else ""
-            text = f"{where}{module}" if where else "gradient, made in backward"
+            made = "gradient, made in backward" if block.phase == "backward" else "(no stack)"
+            text = f"{where}{module}" if where else made
             if text not in parts:
                 parts.append(text)
         return f"{blocks[0].bytes / MIB:.1f} MiB each: " + "; ".join(parts)

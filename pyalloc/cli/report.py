@@ -81,6 +81,8 @@ def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def _next(found: Analysis) -> str:
+    if not found.replays and found.totals["n_events"] > _REPLAY_OPERATIONS:
+        return f"pyalloc replay {found.path}"  # left out here
     if found.growth():
         return f"pyalloc top {found.path} --over-time"
     if any(item.kind == "policy" for item in advice.advise(found)):

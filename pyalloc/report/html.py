@@ -111,6 +111,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         "steps": [[s[0], s[1], s[3], s[4]] for s in _evenly(analysis.steps, _MAX_STEPS)],
         "ooms": [oom[:2] for oom in analysis.ooms[:8]],
         "tables": tables,
+        "hasStacks": any(block.stack for block in analysis.peak.blocks),
         "window": window,
         "moments": moments,
         "names": names,
