@@ -12,8 +12,7 @@
 
 static struct pya_heap *process_heap;
 static PyObject
-    *pressure_callbacks;        /* list of callables (device, bytes) -> bool; owned by the module */
-static PyObject *oom_callbacks; /* list of callables (device, bytes) -> None; owned by the module */
+    *pressure_callbacks; /* list of callables (device, bytes) -> bool; owned by the module */
 
 PyObject *
 pya_module_raise(const char *class_name, const char *text) {
@@ -91,12 +90,6 @@ on_pressure(void *arg, int device, size_t bytes) {
     return call_each(pressure_callbacks, device, bytes);
 }
 
-static void
-on_oom(void *arg, int device, size_t bytes) {
-    (void)arg;
-    (void)call_each(oom_callbacks, device, bytes);
-}
-
 /* ---- life of the heap ---- */
 
 static PyObject *
@@ -124,7 +117,6 @@ core_create(PyObject *self, PyObject *args) {
         .context_key = pya_stack_key,
         .describe_context = pya_stack_where,
         .on_pressure = on_pressure,
-        .on_oom = on_oom,
     };
     pya_status status = pya_heap_create(&options, &hooks, &process_heap);
     return pya_module_result(status, "creating the allocator failed", -1);
@@ -446,84 +438,6 @@ core_oom_text(PyObject *self, PyObject *args) {
     return PyUnicode_FromString(text);
 }
 
-/* ---- torch ---- */
-
-/* Lets torch's calls reach the heap: {setter of CUDAPluggableAllocator: address}. */
-static PyObject *
-core_torch_attach(PyObject *self, PyObject *args) {
-    (void)self;
-    (void)args;
-    struct pya_heap *heap = pya_module_heap();
-    if (heap == NULL) {
-        return NULL;
-    }
-    pya_torch_attach(heap);
-    pya_torch_find_symbols();
-    PyObject *dict = PyDict_New();
-    for (size_t i = 0; dict != NULL && pya_torch_hook_setter(i) != NULL; i++) {
-        PyObject *address = PyLong_FromSize_t(pya_torch_hook_address(i));
-        if (address == NULL || PyDict_SetItemString(dict, pya_torch_hook_setter(i), address) != 0) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(address);
-    }
-    return dict;
-}
-
-static PyObject *
-core_torch_detach(PyObject *self, PyObject *args) {
-    (void)self;
-    (void)args;
-    return PyBool_FromLong(pya_torch_restore_allocator());
-}
-
-static PyObject *
-core_torch_take_slots(PyObject *self, PyObject *args) {
-    (void)self;
-    (void)args;
-    pya_torch_take_slots();
-    Py_RETURN_NONE;
-}
-
-/* [(feature, works, detail)] */
-static PyObject *
-core_torch_features(PyObject *self, PyObject *args) {
-    (void)self;
-    (void)args;
-    PyObject *list = PyList_New(0);
-    const char *name = NULL;
-    const char *detail = NULL;
-    bool works = false;
-    for (size_t i = 0; list != NULL && pya_torch_feature(i, &name, &works, &detail); i++) {
-        PyObject *row = Py_BuildValue("(sOs)", name, works ? Py_True : Py_False, detail);
-        if (row == NULL || PyList_Append(list, row) != 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(row);
-    }
-    return list;
-}
-
-/* (allocations, frees, refused frees) made by torch so far */
-static PyObject *
-core_torch_counts(PyObject *self, PyObject *args) {
-    (void)self;
-    (void)args;
-    uint64_t allocs = 0;
-    uint64_t frees = 0;
-    uint64_t refused = 0;
-    pya_torch_counts(&allocs, &frees, &refused);
-    return Py_BuildValue(
-        "KKK", (unsigned long long)allocs, (unsigned long long)frees, (unsigned long long)refused);
-}
-
-static PyObject *
-core_torch_initialized(PyObject *self, PyObject *args) {
-    (void)self;
-    (void)args;
-    return PyBool_FromLong(pya_torch_is_initialized());
-}
-
 static PyObject *
 core_is_created(PyObject *self, PyObject *args) {
     (void)self;
@@ -552,12 +466,6 @@ static PyMethodDef core_methods[] = {
     {"reset_accumulated", core_reset_accumulated, METH_VARARGS, NULL},
     {"check", core_check, METH_VARARGS, NULL},
     {"oom_text", core_oom_text, METH_NOARGS, NULL},
-    {"torch_attach", core_torch_attach, METH_NOARGS, NULL},
-    {"torch_detach", core_torch_detach, METH_NOARGS, NULL},
-    {"torch_take_slots", core_torch_take_slots, METH_NOARGS, NULL},
-    {"torch_features", core_torch_features, METH_NOARGS, NULL},
-    {"torch_counts", core_torch_counts, METH_NOARGS, NULL},
-    {"torch_initialized", core_torch_initialized, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -576,17 +484,16 @@ PyInit__core(void) {
         return NULL;
     }
     pressure_callbacks = PyList_New(0);
-    oom_callbacks = PyList_New(0);
-    if (pressure_callbacks == NULL || oom_callbacks == NULL) {
+    if (pressure_callbacks == NULL) {
         goto drop_module;
     }
-    if (PyModule_AddObjectRef(module, "pressure_callbacks", pressure_callbacks) != 0 ||
-        PyModule_AddObjectRef(module, "oom_callbacks", oom_callbacks) != 0) {
+    if (PyModule_AddObjectRef(module, "pressure_callbacks", pressure_callbacks) != 0) {
         goto drop_module;
     }
-    if (pya_module_snapshot_add(module) != 0 || pya_module_trace_add(module) != 0 ||
-        pya_module_replay_add(module) != 0 || pya_module_scan_add(module) != 0 ||
-        pya_module_record_add(module) != 0 || pya_module_limits_add(module) != 0) {
+    if (pya_module_snapshot_add(module) != 0 || pya_module_torch_add(module) != 0 ||
+        pya_module_trace_add(module) != 0 || pya_module_replay_add(module) != 0 ||
+        pya_module_scan_add(module) != 0 || pya_module_record_add(module) != 0 ||
+        pya_module_limits_add(module) != 0) {
         goto drop_module;
     }
     return module;

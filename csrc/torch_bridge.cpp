@@ -6,8 +6,10 @@
  * last resort is a std::runtime_error with the same text, which still says "out of memory". */
 #include "torch_bridge.h"
 
+#include "torch_native.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"
+#include "torch_uncached.h"
 
 #include <atomic>
 #include <cstdio>
@@ -112,10 +114,9 @@ throw_oom(pya_heap *heap) {
     char text[PYA_OOM_TEXT_BYTES];
     pya_heap_oom_info(heap, &info);
     (void)pya_oom_text(&info, text, sizeof text);
-    if (oom_known.construct != nullptr) {
-        oom_throw_as(oom_known, text);
-    }
-    throw std::runtime_error(text);
+    const size_t most = info.limit_bytes < info.total_bytes ? info.limit_bytes : info.total_bytes;
+    pya_torch_tell_observers(info.device, info.requested_bytes, most, info.free_bytes);
+    pya_torch_throw_text(text, true);
 }
 
 [[noreturn]] void
@@ -214,9 +215,20 @@ filter_drop(void *arg) {
 
 } // namespace
 
+void
+pya_torch_throw_text(const char *text, bool is_oom) {
+    if (is_oom && oom_known.construct != nullptr) {
+        oom_throw_as(oom_known, text);
+    }
+    throw std::runtime_error(text);
+}
+
 PYA_EXPORT void *
 pya_torch_alloc(size_t bytes, int device, void *stream) {
     pya_heap *heap = heap_or_throw();
+    if (PYA_UNLIKELY(!pya_torch_is_cached())) {
+        return pya_torch_uncached_alloc(bytes);
+    }
     pya_dptr address = 0;
     const pya_status status = pya_alloc(heap, device, bytes, stream_of(stream), &address);
     if (PYA_UNLIKELY(status != PYA_OK)) {
@@ -234,7 +246,7 @@ pya_torch_alloc(size_t bytes, int device, void *stream) {
 pya_status
 pya_torch_give_back(void *ptr) {
     pya_heap *heap = attached.load(std::memory_order_acquire);
-    if (heap == nullptr || ptr == nullptr) {
+    if (heap == nullptr || ptr == nullptr || pya_torch_uncached_free(ptr)) {
         return PYA_OK;
     }
     int device = 0;
@@ -267,7 +279,7 @@ namespace {
 
 void
 hook_init(int n_devices) {
-    (void)n_devices;
+    pya_torch_native_init(n_devices);
     initialized.store(true, std::memory_order_release);
 }
 

@@ -26,6 +26,13 @@ bool pya_torch_restore_allocator(void);
 /* Takes virtual methods of torch's wrapper object, each only where its slot is found by address. */
 void pya_torch_take_slots(void);
 
+/* Were all methods taken whose feature begins so? */
+bool pya_torch_has_slots(const char *feature);
+/* While set, this thread's calls of torch's history and snapshot functions come from pyalloc's own Python. */
+void pya_torch_ask(bool is_asking);
+/* false: every allocation goes to the device, and back to it when freed. */
+void pya_torch_set_cached(bool is_cached);
+
 /* What was found and what was not: index from 0, false past the end.  Both texts are static. */
 bool pya_torch_feature(size_t index, const char **name, bool *works, const char **detail);
 /* Calls torch made, and frees it asked for that were refused. */

@@ -14,8 +14,6 @@
 #include <stdexcept>
 #include <string>
 
-#define WRAPPER "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator"
-
 namespace {
 
 /* c10::cuda::CUDAStream: device, then the stream's number. */
@@ -77,6 +75,17 @@ allocate_and_look(data_ptr *out, void *self, size_t bytes) {
         is_cuda || layout == LAYOUT_UNKNOWN ? layout : static_cast<int>(LAYOUT_STRANGE));
 }
 
+void
+fill(data_ptr *made, const void *self, void *ptr, int8_t device, int layout) {
+    void *deleter = torch_deleter(self);
+    made->data = ptr;
+    made->second = layout == LAYOUT_DELETER_FIRST ? deleter : ptr;
+    made->third = layout == LAYOUT_DELETER_FIRST ? ptr : deleter;
+    const uint16_t where =
+        static_cast<uint16_t>(1 | static_cast<unsigned>(static_cast<uint8_t>(device)) << 8);
+    memcpy(&made->device, &where, sizeof where);
+}
+
 } // namespace
 
 bool
@@ -84,7 +93,7 @@ pya_torch_fast_prepare(void) {
     return find(current_device, "_ZN3c104cuda14current_deviceEv") &&
            find(current_stream, "_ZN3c104cuda20getCurrentCUDAStreamEa") &&
            find(stream_handle, "_ZNK3c104cuda10CUDAStream6streamEv") &&
-           find(torch_allocate, "_Z" WRAPPER "8allocateEm") &&
+           find(torch_allocate, PYA_TORCH_METHOD("8allocateEm")) &&
            find(
                torch_deleter,
                "_ZNK5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator11raw_deleterEv");
@@ -130,12 +139,23 @@ pya_torch_fast_allocate(void *out, void *self, size_t bytes) {
     }
     int8_t device;
     void *ptr = alloc_here(bytes, &device);
-    void *deleter = torch_deleter(self);
-    made->data = ptr;
-    made->second = layout == LAYOUT_DELETER_FIRST ? deleter : ptr;
-    made->third = layout == LAYOUT_DELETER_FIRST ? ptr : deleter;
-    const uint16_t where =
-        static_cast<uint16_t>(1 | static_cast<unsigned>(static_cast<uint8_t>(device)) << 8);
-    memcpy(&made->device, &where, sizeof where);
+    fill(made, self, ptr, device, layout);
     return out;
+}
+
+bool
+pya_torch_fast_data_ptr(void **out, void *self, void *ptr, int8_t device) {
+    if (known_layout.load() == LAYOUT_UNKNOWN && pya_torch_fast_prepare()) {
+        data_ptr made = {};
+        allocate_and_look(&made, self, 1);
+        (void)!pya_torch_give_back(made.data);
+    }
+    const int layout = known_layout.load();
+    if (layout != LAYOUT_CONTEXT_FIRST && layout != LAYOUT_DELETER_FIRST) {
+        return false;
+    }
+    data_ptr made = {};
+    fill(&made, self, ptr, device, layout);
+    memcpy(out, &made, sizeof made);
+    return true;
 }

@@ -3,7 +3,10 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
+/* A c10::DataPtr (four words) for memory that the wrapper's deleter frees; false: its layout is not known. */
+bool pya_torch_fast_data_ptr(void **out, void *self, void *ptr, int8_t device);
 /* Finds what they need of torch; false: leave the wrapper's methods alone. */
 bool pya_torch_fast_prepare(void);
 void *pya_torch_fast_raw_alloc(void *self, size_t bytes);

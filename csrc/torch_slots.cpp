@@ -3,7 +3,8 @@
  *
  * A slot is found, never assumed.  An exported method by comparing addresses; a method inherited from a base class that
  * is not exported by calling it: those stand between two exported neighbours and do nothing but raise "... does not yet
- * support <name>".  A slot that is not found is left as it is, and `pyalloc doctor` says so.
+ * support <name>".  A few do nothing at all, or return true: those are known by their code beside an exported method.
+ * A slot that is not found is left as it is, and `pyalloc doctor` says so.
  *
  * Signatures are fixed by the mangled names, or, for inherited methods, by torch's public header since they exist; only
  * integers, pointers and libstdc++ types appear in them. */
@@ -13,7 +14,11 @@
 #include "torch_bridge.h"
 #include "torch_fast.h"
 #include "torch_ipc.h"
+#include "torch_native.h"
+#include "torch_peers.h"
+#include "torch_pools.h"
 #include "torch_symbols.h"
+#include "torch_uncached.h"
 
 #include <atomic>
 #include <cstdint>
@@ -23,11 +28,9 @@
 #include <link.h>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
-#define WRAPPER "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator"
-#define VTABLE "_ZTV" WRAPPER "E"
-#define METHOD(rest) "_Z" WRAPPER rest
+#define VTABLE "_ZTV" PYA_TORCH_WRAPPER "E"
+#define METHOD(rest) PYA_TORCH_METHOD(rest)
 #define LIVE_OBJECT "_ZN3c104cuda20CUDACachingAllocator9allocatorE"
 #define POOL_ID "St4pairIyyE"
 
@@ -82,67 +85,10 @@ slot_reset_accumulated(void *self, int8_t device) {
     }
 }
 
-void
-check_pool(pya_status status, const char *what) {
-    if (status != PYA_OK) {
-        throw std::runtime_error(std::string("pyalloc: ") + what + ": " + pya_status_text(status));
-    }
-}
-
-/* Graphs and MemPools that hold the pool; 0 for one that is gone. */
-int
-slot_pool_users(void *self, int8_t device, pya_pool_id id) {
-    (void)self;
-    pya_heap *heap = pya_torch_heap();
-    if (heap == nullptr) {
-        return 0;
-    }
-    std::vector<pya_pool_info> infos(pya_pool_list(heap, device, nullptr, 0));
-    const size_t n = pya_pool_list(heap, device, infos.data(), infos.size());
-    for (size_t i = 0; i < n && i < infos.size(); i++) {
-        if (infos[i].id.first == id.first && infos[i].id.second == id.second) {
-            return static_cast<int>(infos[i].n_users);
-        }
-    }
-    return 0;
-}
-
-/* torch.cuda.MemPool(): one more user.  The last argument is an allocator of the pool's own: a plain pointer in older
- * versions, NULL for none; since then a shared_ptr, which arrives as the address of one whose first word is NULL for
- * none.  One reading serves both. */
-void
-slot_create_pool(void *self, int8_t device, pya_pool_id id, void *const *allocator) {
-    (void)self;
-    if (allocator != nullptr && *allocator != nullptr) {
-        throw std::runtime_error(
-            "pyalloc: a MemPool with an allocator of its own is not supported; use MemPool() without one");
-    }
-    check_pool(pya_pool_retain(pya_torch_heap(), device, id, false), "making a pool failed");
-}
-
-/* Older versions have no flag, and no setNoSplit either: there the call means true. */
-std::atomic<bool> use_on_oom_has_flag{false};
-
-void
-slot_use_on_oom(void *self, int8_t device, pya_pool_id id, bool flag) {
-    (void)self;
-    const bool use_on_oom = !use_on_oom_has_flag.load() || flag;
-    check_pool(
-        pya_pool_retain(pya_torch_heap(), device, id, use_on_oom), "setting use_on_oom failed");
-    check_pool(pya_pool_release(pya_torch_heap(), device, id), "setting use_on_oom failed");
-}
-
-/* Asks that segments be handed out whole.  pyalloc has no such segments; the memory is usable all the same. */
-void
-slot_no_split(void *self, int8_t device, pya_pool_id id) {
-    (void)self;
-    (void)device;
-    (void)id;
-}
-
 struct slot {
     const char *feature;
-    const char *symbol; /* exported name, or NULL */
+    const char *symbol; /* exported name; NULL: known by other means */
+    const char *older;  /* its name in older versions; may be NULL */
     const char *method; /* without an exported name: what its exception calls it */
     any_function replacement;
     const char *detail; /* NULL: not tried yet */
@@ -155,36 +101,97 @@ as_any(F *function) {
     return reinterpret_cast<any_function>(function);
 }
 
+template <typename F>
+slot
+exported(const char *feature, const char *symbol, F *function, const char *older = nullptr) {
+    return {feature, symbol, older, nullptr, as_any(function), nullptr, false};
+}
+
+template <typename F>
+slot
+inherited(const char *feature, const char *method, F *function) {
+    return {feature, nullptr, nullptr, method, as_any(function), nullptr, false};
+}
+
+template <typename F>
+slot
+silent(const char *feature, F *function) {
+    return {feature, nullptr, nullptr, nullptr, as_any(function), nullptr, false};
+}
+
+#define HISTORY_FRONT "13recordHistoryEbPFSt10shared_ptrIN3c1015GatheredContextEEvEmNS4_"
+#define HISTORY                                                                                    \
+    METHOD(HISTORY_FRONT                                                                           \
+           "22CachingDeviceAllocator13RecordContextEb"                                             \
+           "RKSt6vectorINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESaISH_EE")
+#define HISTORY_OLDER METHOD(HISTORY_FRONT "4cuda20CUDACachingAllocator13RecordContextEb")
+#define SNAPSHOT METHOD("8snapshotE" POOL_ID "b")
+#define SNAPSHOT_OLDER METHOD("8snapshotE" POOL_ID)
+#define STATE_POINTER "St10shared_ptrIN3c104cuda20CUDACachingAllocator14AllocatorStateEE"
+#define TRACKER(room)                                                                              \
+    METHOD("27attachAllocatorTraceTrackerESt8functionIFvRKN3c10" room "10TraceEntryEEE")
+
 slot slots[] = {
-    {"cudnn.benchmark (slot cacheInfo)", METHOD("9cacheInfoEaPm"), nullptr, as_any(slot_cache_info),
-     nullptr, false},
-    {"slot getMemoryFraction", METHOD("17getMemoryFractionEa"), nullptr,
-     as_any(slot_memory_fraction), nullptr, false},
-    {"slot resetPeakStats", METHOD("14resetPeakStatsEa"), nullptr, as_any(slot_reset_peak), nullptr,
-     false},
-    {"slot resetAccumulatedStats", METHOD("21resetAccumulatedStatsEa"), nullptr,
-     as_any(slot_reset_accumulated), nullptr, false},
-    {"torch.cuda.MemPool (slot createOrIncrefPool)", nullptr, "createOrIncrefPool",
-     as_any(slot_create_pool), nullptr, false},
-    {"MemPool.use_count() (slot getPoolUseCount)", nullptr, "getPoolUseCount",
-     as_any(slot_pool_users), nullptr, false},
-    {"MemPool(use_on_oom=True) (slot setUseOnOOM)", nullptr, "setUseOnOOM", as_any(slot_use_on_oom),
-     nullptr, false},
-    {"MemPool(no_split=True) (slot setNoSplit)", nullptr, "setNoSplit", as_any(slot_no_split),
-     nullptr, false},
-    {"CUDA IPC (slot shareIpcHandle)", METHOD("14shareIpcHandleEPv"), nullptr,
-     as_any(pya_torch_ipc_share), nullptr, false},
-    {"CUDA IPC (slot getIpcDevPtr)",
-     METHOD("12getIpcDevPtrENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"), nullptr,
-     as_any(pya_torch_ipc_open), nullptr, false},
-    {"fast path (slot raw_alloc)", METHOD("9raw_allocEm"), nullptr,
-     as_any(pya_torch_fast_raw_alloc), nullptr, false},
-    {"fast path (slot raw_alloc_with_stream)", METHOD("21raw_alloc_with_streamEmP11CUstream_st"),
-     nullptr, as_any(pya_torch_fast_raw_alloc_with_stream), nullptr, false},
-    {"fast path (slot raw_delete)", METHOD("10raw_deleteEPv"), nullptr,
-     as_any(pya_torch_fast_raw_delete), nullptr, false},
-    {"fast path (slot allocate)", METHOD("8allocateEm"), nullptr, as_any(pya_torch_fast_allocate),
-     nullptr, false},
+    exported("cudnn.benchmark (slot cacheInfo)", METHOD("9cacheInfoEaPm"), slot_cache_info),
+    exported("slot getMemoryFraction", METHOD("17getMemoryFractionEa"), slot_memory_fraction),
+    exported("slot resetPeakStats", METHOD("14resetPeakStatsEa"), slot_reset_peak),
+    exported(
+        "slot resetAccumulatedStats", METHOD("21resetAccumulatedStatsEa"), slot_reset_accumulated),
+    exported("slot emptyCache", METHOD("10emptyCacheE" POOL_ID), pya_torch_empty_cache),
+    inherited(
+        "torch.cuda.MemPool (slot createOrIncrefPool)", "createOrIncrefPool",
+        pya_torch_pool_create),
+    inherited(
+        "MemPool.use_count() (slot getPoolUseCount)", "getPoolUseCount", pya_torch_pool_users),
+    inherited(
+        "MemPool(use_on_oom=True) (slot setUseOnOOM)", "setUseOnOOM", pya_torch_pool_use_on_oom),
+    inherited("MemPool(no_split=True) (slot setNoSplit)", "setNoSplit", pya_torch_pool_no_split),
+    inherited(
+        "CUDA-graph trees (slot checkPoolLiveAllocations)", "checkPoolLiveAllocations",
+        pya_torch_pool_has_exactly),
+    exported(
+        "CUDA-graph trees (slot getCheckpointState)", METHOD("18getCheckpointStateEa" POOL_ID),
+        pya_torch_checkpoint_get),
+    exported(
+        "CUDA-graph trees (slot setCheckpointPoolState)",
+        METHOD("22setCheckpointPoolStateEa" STATE_POINTER), pya_torch_checkpoint_set),
+    exported(
+        "memory history (slot recordHistory)", HISTORY, pya_torch_record_history, HISTORY_OLDER),
+    silent("record_function in snapshots (slot recordAnnotation)", pya_torch_record_annotation),
+    silent("compile_context (slot pushCompileContext)", pya_torch_push_compile_context),
+    silent("compile_context (slot popCompileContext)", pya_torch_pop_compile_context),
+    exported(
+        "pinned memory in snapshots (slot snapshot)", SNAPSHOT, pya_torch_snapshot, SNAPSHOT_OLDER),
+    exported(
+        "observers (slot attachOutOfMemoryObserver)",
+        METHOD("25attachOutOfMemoryObserverESt8functionIFvlmmmEE"), pya_torch_observe_oom),
+    exported(
+        "observers (slot attachOomRejectionObserver)",
+        METHOD("26attachOomRejectionObserverESt8functionIFvlmmmEE"), pya_torch_observe_rejections),
+    exported(
+        "a clear error for C++ (slot getDeviceStats)", METHOD("14getDeviceStatsEa"),
+        pya_torch_refuse_stats),
+    exported(
+        "a clear error for C++ (slot attachAllocatorTraceTracker)",
+        TRACKER("22CachingDeviceAllocator"), pya_torch_refuse_tracker,
+        TRACKER("4cuda20CUDACachingAllocator")),
+    silent("caching_allocator_enable (slot enable)", pya_torch_slot_enable),
+    silent("caching_allocator_enable (slot isEnabled)", pya_torch_slot_is_enabled),
+    exported("peer access (slot enablePeerAccess)", PYA_TORCH_ENABLE_PEER, pya_torch_enable_peer),
+    exported(
+        "copies between devices (slot memcpyAsync)",
+        METHOD("11memcpyAsyncEPviPKvimP11CUstream_stb"), pya_torch_copy),
+    exported("CUDA IPC (slot shareIpcHandle)", METHOD("14shareIpcHandleEPv"), pya_torch_ipc_share),
+    exported(
+        "CUDA IPC (slot getIpcDevPtr)",
+        METHOD("12getIpcDevPtrENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"),
+        pya_torch_ipc_open),
+    exported("fast path (slot raw_alloc)", METHOD("9raw_allocEm"), pya_torch_fast_raw_alloc),
+    exported(
+        "fast path (slot raw_alloc_with_stream)", METHOD("21raw_alloc_with_streamEmP11CUstream_st"),
+        pya_torch_fast_raw_alloc_with_stream),
+    exported("fast path (slot raw_delete)", METHOD("10raw_deleteEPv"), pya_torch_fast_raw_delete),
+    exported("fast path (slot allocate)", METHOD("8allocateEm"), pya_torch_fast_allocate),
 };
 /* The last ones belong together: memory that one of them made must come back to ours. */
 constexpr size_t N_FAST = 4;
@@ -252,9 +259,15 @@ slot_put(slot &each, void **copy, size_t index) {
     each.taken = true;
 }
 
+const char *
+name_here(const slot &each) {
+    const bool is_older = each.older != nullptr && pya_torch_symbol(each.symbol) == nullptr;
+    return is_older ? each.older : each.symbol;
+}
+
 void
 take_exported(slot &each, void **copy, size_t words) {
-    const void *method = pya_torch_symbol(each.symbol);
+    const void *method = pya_torch_symbol(name_here(each));
     if (method == nullptr) {
         each.detail = "libtorch_cuda does not export the method";
         return;
@@ -307,12 +320,107 @@ take_inherited(void *object, void **copy, size_t words) {
         slot *named = slot_named_in(probe(object, copy[i]));
         if (named != nullptr && !named->taken) {
             slot_put(*named, copy, i);
-            use_on_oom_has_flag = use_on_oom_has_flag || strcmp(named->method, "setNoSplit") == 0;
+            if (strcmp(named->method, "setNoSplit") == 0) {
+                pya_torch_pool_has_no_split();
+            }
         }
     }
 }
 
+/* The code of a method that only returns, or only returns true, perhaps behind a landing pad for indirect calls. */
+bool
+has_code(const void *method, const unsigned char *code, size_t bytes) {
+    static const unsigned char landing[] = {0xf3, 0x0f, 0x1e, 0xfa};
+    const auto *at = static_cast<const unsigned char *>(method);
+    if (memcmp(at, landing, sizeof landing) == 0) {
+        at += sizeof landing;
+    }
+    return memcmp(at, code, bytes) == 0;
+}
+
+bool
+does_nothing(const void *method) {
+    static const unsigned char code[] = {0xc3};
+    return has_code(method, code, sizeof code);
+}
+
+bool
+returns_true(const void *method) {
+    static const unsigned char code[] = {0xb8, 1, 0, 0, 0, 0xc3};
+    return has_code(method, code, sizeof code);
+}
+
+template <typename F>
+void
+put_silent(F *function, void **copy, size_t index) {
+    for (slot &each : slots) {
+        if (each.replacement == as_any(function)) {
+            slot_put(each, copy, index);
+        }
+    }
+}
+
+/* Right behind recordHistory: recordAnnotation, pushCompileContext and popCompileContext, which do nothing, and then
+ * something else.  Right before cacheInfo: enable, which does nothing, and isEnabled, which is true. */
+void
+take_silent(void **copy, size_t words) {
+    for (slot &each : slots) {
+        if (each.symbol == nullptr && each.method == nullptr) {
+            each.detail = "torch has no such method where it was looked for";
+        }
+    }
+    const size_t history =
+        slot_find(copy, words, pya_torch_symbol(pya_torch_record_history_name()));
+    if (history != 0 && history + 4 < words && does_nothing(copy[history + 1]) &&
+        does_nothing(copy[history + 2]) && does_nothing(copy[history + 3]) &&
+        !does_nothing(copy[history + 4])) {
+        put_silent(pya_torch_record_annotation, copy, history + 1);
+        put_silent(pya_torch_push_compile_context, copy, history + 2);
+        put_silent(pya_torch_pop_compile_context, copy, history + 3);
+    }
+    const size_t info = slot_find(copy, words, pya_torch_symbol(METHOD("9cacheInfoEaPm")));
+    if (info > HEADER_WORDS + 2 && does_nothing(copy[info - 2]) && returns_true(copy[info - 1])) {
+        put_silent(pya_torch_slot_enable, copy, info - 2);
+        put_silent(pya_torch_slot_is_enabled, copy, info - 1);
+    }
+}
+
 } // namespace
+
+void *
+pya_torch_native_allocator(void) {
+    return native_allocator;
+}
+
+void *
+pya_torch_virtual(void *object, const char *method, size_t after) {
+    void **vtable = static_cast<void **>(pya_torch_symbol(VTABLE));
+    const size_t words = vtable == nullptr ? 0 : vtable_words(vtable);
+    const size_t index = words == 0 ? 0 : slot_find(vtable, words, pya_torch_symbol(method));
+    if (index == 0 || index + after >= words) {
+        return nullptr;
+    }
+    return (*static_cast<void ***>(object))[index + after - HEADER_WORDS];
+}
+
+const char *
+pya_torch_record_history_name(void) {
+    return pya_torch_symbol(HISTORY) != nullptr ? HISTORY : HISTORY_OLDER;
+}
+
+const char *
+pya_torch_snapshot_name(void) {
+    return pya_torch_symbol(SNAPSHOT) != nullptr ? SNAPSHOT : SNAPSHOT_OLDER;
+}
+
+extern "C" bool
+pya_torch_has_slots(const char *feature) {
+    bool has_all = true;
+    for (const slot &each : slots) {
+        has_all = has_all && (strncmp(each.feature, feature, strlen(feature)) != 0 || each.taken);
+    }
+    return has_all;
+}
 
 extern "C" void
 pya_torch_remember_allocator(void) {
@@ -354,6 +462,8 @@ pya_torch_take_slots(void) {
     }
     memcpy(copy, vtable, words * sizeof *copy);
     take_inherited(object, copy, words);
+    take_silent(copy, words);
+    pya_torch_record_history_has_skip(pya_torch_symbol(HISTORY) != nullptr);
     const bool is_fast = fast_slots_are_there(copy, words);
     for (size_t i = 0; i < N_SLOTS; i++) {
         if (i >= N_SLOTS - N_FAST && !is_fast) {

@@ -21,10 +21,24 @@ __attribute__((visibility("default"))) void
 pya_torch_free(void *ptr, size_t bytes, int device, void *stream);
 /* The free behind it, with what came of it; never throws. */
 pya_status pya_torch_give_back(void *ptr);
+/* Throws torch's out of memory, or a RuntimeError, with this text. */
+[[noreturn]] void pya_torch_throw_text(const char *text, bool is_oom);
 /* Remembers which allocator torch uses now, so that pya_torch_restore_allocator() can put it back. */
 void pya_torch_remember_allocator(void);
 bool pya_torch_slot_feature(size_t index, const char **name, bool *works, const char **detail);
 
 #ifdef __cplusplus
 }
+
+/* torch's own allocator; NULL before pyalloc was registered. */
+void *pya_torch_native_allocator(void);
+/* What an object of any class of torch's allocators has where the wrapper has this method, or `after` further; NULL: the
+ * wrapper does not have it. */
+void *pya_torch_virtual(void *object, const char *method, size_t after = 0);
+/* Names that differ between versions of torch. */
+const char *pya_torch_record_history_name(void);
+const char *pya_torch_snapshot_name(void);
 #endif
+
+#define PYA_TORCH_WRAPPER "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator"
+#define PYA_TORCH_METHOD(rest) "_Z" PYA_TORCH_WRAPPER rest

@@ -6,7 +6,8 @@ Levels, defaults and errors are torch's: torch.cuda.memory._record_memory_histor
 from __future__ import annotations
 
 import contextlib
-import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ Entry = dict[str, Any]
 _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
 _ACTIONS = _core.actions()
 _OURS = 1 << _ACTIONS.index("record_stream")  # torch's traces do not have it
-_POWERS = [str(1 << power) for power in range(16)]
+# Of torch._C._cuda_record_memory_history; older versions have fewer arguments.
+_DEFAULTS = ("all", "all", "all", sys.maxsize, False, False, False, (), False, True)
 
 
 @dataclass
@@ -38,41 +40,31 @@ def is_enabled() -> bool:
     return _history.enabled
 
 
-def record(  # torch passes these in this order; newer versions append more
-    enabled: str | None,
-    context: str | None,
-    stacks: str,
-    max_entries: int,
-    clear_history: bool = False,
-    compile_context: bool = False,
-    global_record_annotations: bool = False,
-    skip_actions: list[str] | None = None,
-    *newer: Any,
-) -> None:
-    """torch._C._cuda_record_memory_history."""
-    if enabled not in (None, "state", "all"):
-        raise RuntimeError(f"expected enabled to be None, 'state' or 'all', not {enabled!r}")
-    if context not in _LEVELS:
-        raise RuntimeError(
-            f"expected context to be None, 'state', 'alloc' or 'all', not {context!r}"
-        )
-    if stacks not in ("python", "all"):
-        raise RuntimeError(f"expected stacks to be 'python' or 'all', not {stacks!r}")
-    unknown = [name for name in skip_actions or () if name not in _ACTIONS]
-    if unknown:
-        raise RuntimeError(
-            f"no such trace action: {', '.join(unknown)}; there are {', '.join(_ACTIONS)}"
-        )
+def _ask(original: Callable[..., Any], *arguments: Any) -> Any:
+    """Torch's own function, whose part is all but device memory."""
+    _core.torch_ask(True)
+    try:
+        return original(*arguments)
+    finally:
+        _core.torch_ask(False)
+
+
+def record(original: Callable[..., Any], *given: Any) -> None:
+    """torch._C._cuda_record_memory_history; torch checks the arguments and records what is not device memory."""
+    _ask(original, *given)
+    values = given + _DEFAULTS[len(given) :]
+    enabled, context, stacks, max_entries, clear, _, _, skip_actions, _, record_cuda = values[:10]
+    if not record_cuda:
+        return
     if enabled is None:
         _stop()
         return
     skip_mask = sum(1 << _ACTIONS.index(name) for name in skip_actions or ())
-    _start(
-        _LEVELS[context], enabled == "all", max_entries, skip_mask, stacks == "all", clear_history
-    )
+    _start(_LEVELS[context], enabled == "all", max_entries, skip_mask, stacks == "all", clear)
 
 
 def record_legacy(
+    original: Callable[..., Any],
     enabled: bool,
     record_context: bool = True,
     max_entries: int = 1,
@@ -82,6 +74,16 @@ def record_legacy(
     *newer: Any,
 ) -> None:
     """torch._C._cuda_record_memory_history_legacy."""
+    _ask(
+        original,
+        enabled,
+        record_context,
+        max_entries,
+        record_context_of_allocations,
+        record_context_cpp,
+        clear_history,
+        *newer,
+    )
     if not enabled:
         _stop()
         return
@@ -107,39 +109,23 @@ def _forget() -> None:
     _core.history_forget()
 
 
-def snapshot(torch: Any, wanted: tuple[Any, ...] | None = None) -> dict[str, Any]:
+def snapshot(
+    torch: Any, original: Callable[..., Any], wanted: tuple[Any, ...] | None = None
+) -> dict[str, Any]:
     """torch._C._cuda_memorySnapshot: everything, or (pool id[, include_traces]); pool (0, 0) means all pools."""
     pool = (
         None if wanted is None or tuple(wanted[:2]) == (0, 0) else (int(wanted[0]), int(wanted[1]))
     )
     with_trace = wanted is None or len(wanted) < 3 or bool(wanted[2])
+    result: dict[str, Any] = {"allocator_settings": {}, "external_annotations": []}
+    if torch.cuda.is_initialized() and _core.torch_has_slots("pinned memory in snapshots"):
+        result = _ask(original, wanted)
     segments, traces = _core.snapshot(torch.cuda.device_count(), with_trace, pool)
-    return {
-        "segments": segments,
-        "device_traces": traces,
-        "allocator_settings": _settings(),
-        "external_annotations": [],
-        "host_segments": [],
-        "host_traces": [],
+    result |= {"segments": segments, "device_traces": traces}
+    result["allocator_settings"]["pyalloc"] = {
+        option.name: option.value for option in Config.of().options
     }
-
-
-def _settings() -> dict[str, Any]:
-    """The keys of torch's own snapshot, for readers that look at them; `pyalloc` has ours."""
-    return {
-        "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-        "max_split_size": -1,
-        "garbage_collection_threshold": 0.0,
-        "expandable_segments": True,
-        "pinned_num_register_threads": 1,
-        "release_lock_on_cudamalloc": False,
-        "pinned_use_cuda_host_register": False,
-        "graph_capture_record_stream_reuse": False,
-        "max_round_threshold": -1,
-        "max_cached_size": -1,
-        "roundup_power2_divisions": dict.fromkeys(_POWERS, 0),
-        "pyalloc": {option.name: option.value for option in Config.of().options},
-    }
+    return result
 
 
 def annotate(address: int, text: str) -> None:
@@ -159,13 +145,3 @@ def traceback_of(torch: Any, address: int) -> list[dict[str, Any]] | None:
                 frames: list[dict[str, Any]] = block["frames"]
                 return frames or None
     return None
-
-
-def has_exactly(device: int, pool: tuple[int, int], expected: set[int], torch: Any) -> bool:
-    """torch._C._cuda_checkPoolLiveAllocations: are these addresses the live blocks of the pool?"""
-    segments = _core.snapshot(torch.cuda.device_count(), False, pool)[0]
-    blocks = [
-        block for segment in segments if segment["device"] == device for block in segment["blocks"]
-    ]
-    live = {block["address"] for block in blocks if block["state"] == "active_allocated"}
-    return live == set(expected)

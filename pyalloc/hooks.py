@@ -102,35 +102,29 @@ def _private_pools(device: int) -> Nested:
 
 
 def _cuda_functions(torch: Any) -> dict[str, Callable[..., Any]]:
+    own: dict[str, Any] = {
+        name: getattr(torch._C, "_cuda_" + name, None)
+        for name in ("memorySnapshot", "record_memory_history", "record_memory_history_legacy")
+    }
     return {
         "memoryStats": lambda device: memory_stats(torch, device),
         "resetPeakMemoryStats": lambda device: _core.reset_peak(device),
         "resetAccumulatedMemoryStats": lambda device: _core.reset_accumulated(device),
         "getMemoryFraction": lambda device: _core.get_fraction(device),
-        "memorySnapshot": lambda wanted=None: history.snapshot(torch, wanted),
-        "record_memory_history": lambda *args: history.record(*args),
-        "record_memory_history_legacy": lambda *args: history.record_legacy(*args),
+        "memorySnapshot": lambda wanted=None: history.snapshot(
+            torch, own["memorySnapshot"], wanted
+        ),
+        "record_memory_history": lambda *args: history.record(own["record_memory_history"], *args),
+        "record_memory_history_legacy": lambda *args: history.record_legacy(
+            own["record_memory_history_legacy"], *args
+        ),
         "isHistoryEnabled": lambda: history.is_enabled(),
         "allocationTraceback": lambda address: history.traceback_of(torch, address),
         "memoryMetadataSupported": lambda: True,
         "setMemoryMetadata": lambda text: _core.set_metadata(text),
         "getMemoryMetadata": lambda: _core.get_metadata(),
         "annotateMemory": lambda address, text: history.annotate(address, text),
-        "attach_out_of_memory_observer": lambda observer: _observe_oom(torch, observer),
-        "checkPoolLiveAllocations": lambda device, pool, live: history.has_exactly(
-            device, tuple(pool), live, torch
-        ),
     }
-
-
-def _observe_oom(torch: Any, observer: Callable[[int, int, int, int], object]) -> None:
-    """The observer gets what torch passes: device, bytes asked for, bytes allocated, bytes free on the device."""
-
-    def call(device: int, asked: int) -> None:
-        free, _ = torch.cuda.mem_get_info(device)
-        observer(device, asked, _core.stats(device)["allocated_bytes.all.current"], free)
-
-    _core.oom_callbacks.append(call)
 
 
 def _accelerator_functions(torch: Any) -> dict[str, Callable[..., Any]]:

@@ -126,6 +126,7 @@ def install(**options: Value) -> Handle:
         _core.destroy()
         raise
     _core.torch_take_slots()
+    _core.torch_set_cached("PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ)
     _state.replacements = hooks.replace_all(torch)
     _state.config = config
     _state.installed = True
@@ -252,11 +253,13 @@ def _register(torch: Any) -> None:
 
 
 def _prepare_compiler() -> None:
-    """torch.compile(mode="reduce-overhead"): plain CUDA graphs instead of trees of them, as soon as it is loaded.
+    """torch.compile(mode="reduce-overhead"): plain CUDA graphs where trees of them cannot be had.
 
-    The trees rewind the allocator to a checkpoint of torch's own structures, which pyalloc does not have.
+    The trees return the allocator to earlier states, through methods that are looked for in torch's libraries.
     """
     name = "torch._inductor.config"
+    if _core.torch_has_slots("CUDA-graph trees"):
+        return
 
     def use_plain_graphs() -> None:
         config: Any = sys.modules[name]

@@ -28,3 +28,79 @@ def test_without_gradients() -> None:
         result = function(x)
     assert result.shape == x.shape
     torch._dynamo.reset()
+
+
+def test_graph_trees_return_to_earlier_states() -> None:
+    """Recording after a replay makes the trees rewind the pool's state to a checkpoint; their own checks are on."""
+    import torch._inductor.config as inductor
+
+    if not hasattr(inductor.triton, "cudagraph_trees"):
+        pytest.skip("this torch has no CUDA-graph trees")
+
+    def compiled(factor: int):
+        return torch.compile(lambda x: (x * factor + 1).relu() * 2, mode="reduce-overhead", dynamic=False)
+
+    with inductor.patch(
+        {"triton.slow_path_cudagraph_asserts": True, "triton.fast_path_cudagraph_asserts": True}
+    ):
+        from torch._inductor.cudagraph_trees import get_container
+
+        first, second, third = compiled(2), compiled(3), compiled(4)
+        x = torch.zeros(300_000, device="cuda")
+        before = torch.cuda.memory_allocated()
+        for step in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            a = first(x)
+            b = second(a)
+            del a
+            c = second(b) if step > 1 else None
+            del b, c
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            a = first(x)
+            b = third(a)
+            c = third(b)
+            del b
+            d = first(c)
+            del a, c, d
+        assert get_container(0).tree_manager.debug_checkpointing_counter >= 2
+        assert torch.cuda.memory_allocated() == before
+        torch._dynamo.reset()
+
+
+def test_checkpoint_calls() -> None:
+    """The functions behind the trees, one by one: what is live is freed, what was live lives again."""
+    pool = torch.cuda.MemPool()
+    device = torch.cuda.current_device()
+
+    def live() -> list[int]:
+        return sorted(
+            block["address"]
+            for segment in pool.snapshot()
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated"
+        )
+
+    with torch.cuda.use_mem_pool(pool):
+        kept = torch.zeros(300_000, device="cuda")
+        gone = torch.zeros(500_000, device="cuda")
+        state = torch._C._cuda_getCheckpointState(device, pool.id)
+        addresses = sorted([kept.data_ptr(), gone.data_ptr()])
+        address = gone.data_ptr()
+        size = gone.untyped_storage().nbytes()
+        assert torch._C._cuda_checkPoolLiveAllocations(device, pool.id, set(addresses))
+        del gone
+        assert live() == [kept.data_ptr()]
+        assert not torch._C._cuda_checkPoolLiveAllocations(device, pool.id, set(addresses))
+        later = torch.zeros(400_000, device="cuda")
+        assert later.data_ptr() == address
+    torch._C._cuda_setCheckpointPoolState(device, state, [later.untyped_storage()._cdata], [])
+    assert live() == addresses
+    storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cuda", device), size)
+    assert storage.nbytes() == size
+    del later, storage  # neither frees: their deleters are gone
+    assert live() == addresses
+    torch._C._cuda_cudaCachingAllocator_raw_delete(address)
+    assert live() == [kept.data_ptr()]
+    del kept
+    assert live() == []

@@ -1,0 +1,130 @@
+/* The torch bridge for Python: what pyalloc.install() asks of it. */
+#include "module.h"
+
+#include "torch_bridge.h"
+
+/* Lets torch's calls reach the heap: {setter of CUDAPluggableAllocator: address}. */
+static PyObject *
+core_torch_attach(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL) {
+        return NULL;
+    }
+    pya_torch_attach(heap);
+    pya_torch_find_symbols();
+    PyObject *dict = PyDict_New();
+    for (size_t i = 0; dict != NULL && pya_torch_hook_setter(i) != NULL; i++) {
+        PyObject *address = PyLong_FromSize_t(pya_torch_hook_address(i));
+        if (address == NULL || PyDict_SetItemString(dict, pya_torch_hook_setter(i), address) != 0) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(address);
+    }
+    return dict;
+}
+
+static PyObject *
+core_torch_detach(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    return PyBool_FromLong(pya_torch_restore_allocator());
+}
+
+static PyObject *
+core_torch_take_slots(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    pya_torch_take_slots();
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+core_torch_has_slots(PyObject *self, PyObject *args) {
+    (void)self;
+    const char *feature = NULL;
+    if (!PyArg_ParseTuple(args, "s", &feature)) {
+        return NULL;
+    }
+    return PyBool_FromLong(pya_torch_has_slots(feature));
+}
+
+static PyObject *
+flag_call(PyObject *args, void (*function)(bool flag)) {
+    int flag = 0;
+    if (!PyArg_ParseTuple(args, "p", &flag)) {
+        return NULL;
+    }
+    function(flag != 0);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+core_torch_ask(PyObject *self, PyObject *args) {
+    (void)self;
+    return flag_call(args, pya_torch_ask);
+}
+
+static PyObject *
+core_torch_set_cached(PyObject *self, PyObject *args) {
+    (void)self;
+    return flag_call(args, pya_torch_set_cached);
+}
+
+/* [(feature, works, detail)] */
+static PyObject *
+core_torch_features(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    PyObject *list = PyList_New(0);
+    const char *name = NULL;
+    const char *detail = NULL;
+    bool works = false;
+    for (size_t i = 0; list != NULL && pya_torch_feature(i, &name, &works, &detail); i++) {
+        PyObject *row = Py_BuildValue("(sOs)", name, works ? Py_True : Py_False, detail);
+        if (row == NULL || PyList_Append(list, row) != 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+/* (allocations, frees, refused frees) made by torch so far */
+static PyObject *
+core_torch_counts(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    uint64_t allocs = 0;
+    uint64_t frees = 0;
+    uint64_t refused = 0;
+    pya_torch_counts(&allocs, &frees, &refused);
+    return Py_BuildValue(
+        "KKK", (unsigned long long)allocs, (unsigned long long)frees, (unsigned long long)refused);
+}
+
+static PyObject *
+core_torch_initialized(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    return PyBool_FromLong(pya_torch_is_initialized());
+}
+
+static PyMethodDef torch_methods[] = {
+    {"torch_attach", core_torch_attach, METH_NOARGS, NULL},
+    {"torch_detach", core_torch_detach, METH_NOARGS, NULL},
+    {"torch_take_slots", core_torch_take_slots, METH_NOARGS, NULL},
+    {"torch_has_slots", core_torch_has_slots, METH_VARARGS, NULL},
+    {"torch_ask", core_torch_ask, METH_VARARGS, NULL},
+    {"torch_set_cached", core_torch_set_cached, METH_VARARGS, NULL},
+    {"torch_features", core_torch_features, METH_NOARGS, NULL},
+    {"torch_counts", core_torch_counts, METH_NOARGS, NULL},
+    {"torch_initialized", core_torch_initialized, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+pya_module_torch_add(PyObject *module) {
+    return PyModule_AddFunctions(module, torch_methods);
+}

@@ -1,0 +1,183 @@
+/* Calls are passed on by their place in the vtable, which torch's allocator shares with its wrapper. */
+#include "torch_native.h"
+
+#include "core/pyalloc.h"
+#include "thread_labels.h"
+#include "torch_bridge.h"
+#include "torch_slots.h"
+#include "torch_symbols.h"
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <stdexcept>
+
+namespace {
+
+thread_local bool is_ours = false;
+std::atomic<bool> has_skip{false};
+
+std::mutex observers_lock;
+std::vector<pya_torch_observer> observers; /* guarded by observers_lock */
+
+template <typename F>
+bool
+native_method(F *&function, const char *name, size_t after = 0) {
+    void *native = pya_torch_native_allocator();
+    void *found = native == nullptr ? nullptr : pya_torch_virtual(native, name, after);
+    memcpy(&function, &found, sizeof function);
+    return found != nullptr;
+}
+
+uint32_t
+skip_mask(const std::vector<std::string> *skip) {
+    uint32_t mask = 0;
+    for (int i = 0; skip != nullptr && i < PYA_N_ACTIONS; i++) {
+        for (const std::string &name : *skip) {
+            if (name == pya_action_name(static_cast<pya_action>(i))) {
+                mask |= 1U << i;
+            }
+        }
+    }
+    return mask;
+}
+
+/* What torch passes is no vector of pairs of strings: another method than the one it was taken for. */
+bool
+looks_like_pairs(const void *pairs) {
+    uintptr_t words[3];
+    constexpr size_t PAIR_BYTES = 2 * sizeof(std::string);
+    constexpr size_t MOST = 64 * PAIR_BYTES;
+    memcpy(words, pairs, sizeof words);
+    return words[0] <= words[1] && words[1] <= words[2] && words[1] - words[0] <= MOST &&
+           (words[1] - words[0]) % PAIR_BYTES == 0;
+}
+
+constexpr size_t LONGEST_CONTEXT = 1 << 16;
+
+} // namespace
+
+void
+pya_torch_native_init(int n_devices) {
+    void (*init)(void *self, int n) = nullptr;
+    if (native_method(init, PYA_TORCH_METHOD("4initEi"))) {
+        init(pya_torch_native_allocator(), n_devices);
+    }
+}
+
+extern "C" void
+pya_torch_ask(bool is_asking) {
+    is_ours = is_asking;
+}
+
+void
+pya_torch_record_history_has_skip(bool it_has) {
+    has_skip = it_has;
+}
+
+void
+pya_torch_record_history(
+    void *self, bool enabled, void *recorder, size_t max_entries, int when, bool clear,
+    const std::vector<std::string> *skip) {
+    (void)self;
+    void (*native)(void *, bool, void *, size_t, int, bool, const std::vector<std::string> *) =
+        nullptr;
+    if (native_method(native, pya_torch_record_history_name())) {
+        native(pya_torch_native_allocator(), enabled, recorder, max_entries, when, clear, skip);
+    }
+    pya_heap *heap = pya_torch_heap();
+    if (is_ours || heap == nullptr) {
+        return;
+    }
+    if (!enabled) {
+        pya_history_stop(heap);
+        return;
+    }
+    if (clear) {
+        pya_history_forget(heap);
+    }
+    const int level = recorder == nullptr ? static_cast<int>(PYA_RECORD_NEVER) : when;
+    const uint32_t mask = skip_mask(has_skip ? skip : nullptr) | 1U << PYA_ACTION_RECORD_STREAM;
+    const pya_status status =
+        pya_history_start(heap, static_cast<pya_record_level>(level), true, max_entries, mask);
+    if (status != PYA_OK) {
+        throw std::runtime_error(
+            std::string("pyalloc: starting to record history failed: ") + pya_status_text(status));
+    }
+}
+
+void
+pya_torch_record_annotation(void *self, const void *pairs) {
+    (void)self;
+    void (*native)(void *, const void *) = nullptr;
+    if (looks_like_pairs(pairs) && native_method(native, pya_torch_record_history_name(), 1)) {
+        native(pya_torch_native_allocator(), pairs);
+    }
+}
+
+void
+pya_torch_push_compile_context(void *self, std::string &text) {
+    (void)self;
+    pya_thread_push_compile_context(text.size() < LONGEST_CONTEXT ? text.c_str() : "");
+}
+
+void
+pya_torch_pop_compile_context(void *self) {
+    (void)self;
+    pya_thread_pop_compile_context();
+}
+
+void *
+pya_torch_snapshot(void *out, void *self, pya_pool_id id, bool with_traces) {
+    (void)self;
+    void *(*native)(void *, void *, pya_pool_id, bool) = nullptr;
+    if (!is_ours) {
+        throw std::runtime_error(
+            "pyalloc: snapshots cannot be taken through C++; call torch.cuda.memory._snapshot() or "
+            "torch.cuda.memory.memory_snapshot() from Python");
+    }
+    if (!native_method(native, pya_torch_snapshot_name())) {
+        throw std::runtime_error("pyalloc: torch's own snapshot was not found");
+    }
+    return native(out, pya_torch_native_allocator(), id, with_traces);
+}
+
+void
+pya_torch_observe_oom(void *self, pya_torch_observer observer) {
+    (void)self;
+    const std::lock_guard<std::mutex> guard(observers_lock);
+    observers.push_back(std::move(observer));
+}
+
+void
+pya_torch_observe_rejections(void *self, pya_torch_observer observer) {
+    (void)self;
+    (void)observer;
+}
+
+/* Without the lock: an observer may allocate, or take the GIL. */
+void
+pya_torch_tell_observers(int device, size_t asked, size_t total, size_t free_bytes) {
+    std::vector<pya_torch_observer> all;
+    {
+        const std::lock_guard<std::mutex> guard(observers_lock);
+        all = observers;
+    }
+    for (const pya_torch_observer &observer : all) {
+        observer(device, asked, total, free_bytes);
+    }
+}
+
+void
+pya_torch_refuse_stats(void) {
+    throw std::runtime_error(
+        "pyalloc: statistics cannot be read through C++; call torch.cuda.memory_stats() or "
+        "torch.accelerator.memory_stats() from Python");
+}
+
+void
+pya_torch_refuse_tracker(void) {
+    throw std::runtime_error(
+        "pyalloc: allocator trace trackers are not called; unset TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK, "
+        "or register memory through torch.cuda.MemPool");
+}

@@ -1,0 +1,59 @@
+/* cudaDeviceEnablePeerAccess opens memory of cudaMalloc only; memory of the driver's virtual memory calls is opened range
+ * by range, and without that only cudaMemcpyPeerAsync copies it. */
+#include "torch_peers.h"
+
+#include "core/pyalloc.h"
+#include "torch_bridge.h"
+#include "torch_slots.h"
+#include "torch_symbols.h"
+
+#include <cstring>
+#include <dlfcn.h>
+#include <stdexcept>
+#include <string>
+
+namespace {
+
+constexpr int DEVICE_TO_DEVICE = 3;      /* cudaMemcpyDeviceToDevice */
+constexpr int ERROR_NOT_SUPPORTED = 801; /* cudaErrorNotSupported */
+
+template <typename F>
+bool
+find(F *&function, const char *name) {
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    symbol = symbol != nullptr ? symbol : pya_torch_symbol(name);
+    memcpy(&function, &symbol, sizeof function);
+    return symbol != nullptr;
+}
+
+} // namespace
+
+void
+pya_torch_enable_peer(void *self, int8_t device, int8_t other) {
+    void (*torch_enable)(void *, int8_t, int8_t) = nullptr;
+    if (find(torch_enable, PYA_TORCH_ENABLE_PEER)) {
+        torch_enable(self, device, other);
+    }
+    pya_heap *heap = pya_torch_heap();
+    const pya_status status = heap == nullptr ? PYA_OK : pya_enable_peer(heap, other, device);
+    if (status != PYA_OK) {
+        throw std::runtime_error(
+            "pyalloc: opening the memory of device " + std::to_string(other) + " to device " +
+            std::to_string(device) + " failed: " + pya_status_text(status));
+    }
+}
+
+int
+pya_torch_copy(
+    void *self, void *to, int to_device, const void *from, int from_device, size_t bytes,
+    void *stream, bool has_peer_access) {
+    int (*peer)(void *, int, const void *, int, size_t, void *) = nullptr;
+    int (*copy)(void *, const void *, size_t, int, void *) = nullptr;
+    (void)self;
+    (void)has_peer_access;
+    if (to_device != from_device && find(peer, "cudaMemcpyPeerAsync")) {
+        return peer(to, to_device, from, from_device, bytes, stream);
+    }
+    return find(copy, "cudaMemcpyAsync") ? copy(to, from, bytes, DEVICE_TO_DEVICE, stream)
+                                         : ERROR_NOT_SUPPORTED;
+}

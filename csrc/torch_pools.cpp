@@ -1,0 +1,293 @@
+/* torch frees and makes pools through these; what they raise reaches the caller in Python. */
+#include "torch_pools.h"
+
+#include "core/pyalloc.h"
+#include "core/snapshot.h"
+#include "torch_bridge.h"
+#include "torch_fast.h"
+#include "torch_slots.h"
+#include "torch_symbols.h"
+
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <typeinfo>
+#include <unordered_map>
+
+namespace {
+
+[[noreturn]] void
+raise(const char *what, pya_status status) {
+    throw std::runtime_error(std::string("pyalloc: ") + what + ": " + pya_status_text(status));
+}
+
+void
+check(pya_status status, const char *what) {
+    if (status != PYA_OK) {
+        raise(what, status);
+    }
+}
+
+void *
+pointer_of(pya_dptr address) {
+    return reinterpret_cast<void *>(static_cast<uintptr_t>(address));
+}
+
+/* ---- a pool's own allocator ---- */
+
+struct own_allocator {
+    std::shared_ptr<void>
+        held; /* empty where torch passes a plain pointer, which its caller keeps */
+    void *object;
+    void *(*raw_alloc)(void *self, size_t bytes);
+    void (*raw_delete)(void *self, void *ptr);
+};
+
+/* The heap is C and holds a lock: an exception means no memory. */
+pya_dptr
+own_alloc(void *arg, size_t bytes) {
+    const auto *own = static_cast<own_allocator *>(arg);
+    try {
+        return static_cast<pya_dptr>(
+            reinterpret_cast<uintptr_t>(own->raw_alloc(own->object, bytes)));
+    } catch (...) {
+        return 0;
+    }
+}
+
+void
+own_free(void *arg, pya_dptr address) {
+    const auto *own = static_cast<own_allocator *>(arg);
+    try {
+        own->raw_delete(own->object, pointer_of(address));
+    } catch (...) {
+        return; /* the segment is the allocator's again, whatever it thinks of it */
+    }
+}
+
+void
+own_drop(void *arg) {
+    delete static_cast<own_allocator *>(arg);
+}
+
+template <typename F>
+bool
+find_virtual(F *&function, void *object, const char *method) {
+    void *found = pya_torch_virtual(object, method);
+    memcpy(&function, &found, sizeof function);
+    return found != nullptr;
+}
+
+/* Is the allocator passed as a plain pointer?  The constructor's name tells; neither name: 0. */
+enum how_passed { PASSED_UNKNOWN, PASSED_PLAIN, PASSED_SHARED };
+
+how_passed
+allocator_passed(void) {
+    if (pya_torch_symbol(
+            "_ZN2at4cuda7MemPoolC1ESt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEEbbb") !=
+        nullptr) {
+        return PASSED_SHARED;
+    }
+    return pya_torch_symbol(
+               "_ZN3c104cuda7MemPoolC1EPNS0_20CUDACachingAllocator13CUDAAllocatorEbb") != nullptr
+               ? PASSED_PLAIN
+               : PASSED_UNKNOWN;
+}
+
+std::unique_ptr<own_allocator>
+own_allocator_of(void *const *allocator) {
+    auto own = std::make_unique<own_allocator>();
+    switch (allocator_passed()) {
+    case PASSED_SHARED:
+        own->held = *reinterpret_cast<const std::shared_ptr<void> *>(allocator);
+        own->object = own->held.get();
+        break;
+    case PASSED_PLAIN:
+        own->object = const_cast<void **>(allocator);
+        break;
+    case PASSED_UNKNOWN:
+    default:
+        own->object = nullptr;
+        break;
+    }
+    if (own->object == nullptr ||
+        !find_virtual(own->raw_alloc, own->object, PYA_TORCH_METHOD("9raw_allocEm")) ||
+        !find_virtual(own->raw_delete, own->object, PYA_TORCH_METHOD("10raw_deleteEPv"))) {
+        throw std::runtime_error(
+            "pyalloc: how this torch passes a MemPool's allocator is not known; use MemPool() without one");
+    }
+    return own;
+}
+
+std::atomic<bool> use_on_oom_has_flag{false};
+
+std::vector<pya_pool_info>
+pools_of(int8_t device) {
+    pya_heap *heap = pya_torch_heap();
+    if (heap == nullptr) {
+        return {};
+    }
+    std::vector<pya_pool_info> infos(pya_pool_list(heap, device, nullptr, 0));
+    const size_t n = pya_pool_list(heap, device, infos.data(), infos.size());
+    infos.resize(n < infos.size() ? n : infos.size());
+    return infos;
+}
+
+/* The blocks in users' hands. */
+std::vector<pya_claim>
+live_blocks(int8_t device, pya_pool_id id) {
+    std::vector<pya_claim> live;
+    pya_snapshot snap;
+    check(pya_snapshot_take(pya_torch_heap(), &id, false, &snap), "looking into a pool failed");
+    for (size_t i = 0; i < snap.n_segments; i++) {
+        const pya_snap_segment &segment = snap.segments[i];
+        for (size_t k = 0; segment.device == device && k < segment.n_blocks; k++) {
+            const pya_snap_block &block = snap.blocks[segment.first_block + k];
+            if (block.state == PYA_SNAP_ACTIVE) {
+                live.push_back({block.addr, block.bytes, block.requested, segment.stream});
+            }
+        }
+    }
+    pya_snapshot_fini(&snap);
+    return live;
+}
+
+} // namespace
+
+int
+pya_torch_pool_users(void *self, int8_t device, pya_pool_id id) {
+    (void)self;
+    for (const pya_pool_info &info : pools_of(device)) {
+        if (info.id.first == id.first && info.id.second == id.second) {
+            return static_cast<int>(info.n_users);
+        }
+    }
+    return 0;
+}
+
+/* The allocator is a plain pointer in older versions, NULL for none; since then a shared_ptr, which arrives as the
+ * address of one whose first word is NULL for none.  Whether there is one reads the same for both. */
+void
+pya_torch_pool_create(void *self, int8_t device, pya_pool_id id, void *const *allocator) {
+    (void)self;
+    pya_heap *heap = pya_torch_heap();
+    std::unique_ptr<own_allocator> own;
+    if (allocator != nullptr && *allocator != nullptr) {
+        own = own_allocator_of(allocator);
+    }
+    check(pya_pool_retain(heap, device, id, false), "making a pool failed");
+    if (own != nullptr) {
+        const pya_status status =
+            pya_pool_set_source(heap, device, id, {own_alloc, own_free, own_drop, own.release()});
+        if (status != PYA_OK) {
+            (void)!pya_pool_release(heap, device, id);
+            throw std::runtime_error(
+                "pyalloc: a pool that has memory already cannot get an allocator of its own");
+        }
+    }
+}
+
+void
+pya_torch_pool_has_no_split(void) {
+    use_on_oom_has_flag = true;
+}
+
+void
+pya_torch_pool_use_on_oom(void *self, int8_t device, pya_pool_id id, bool flag) {
+    (void)self;
+    const bool use_on_oom = !use_on_oom_has_flag.load() || flag;
+    check(
+        pya_pool_set_on_oom(pya_torch_heap(), device, id, use_on_oom), "setting use_on_oom failed");
+}
+
+void
+pya_torch_pool_no_split(void *self, int8_t device, pya_pool_id id) {
+    (void)self;
+    check(pya_pool_set_no_split(pya_torch_heap(), device, id), "setting no_split failed");
+}
+
+void
+pya_torch_empty_cache(void *self, pya_pool_id id) {
+    (void)self;
+    pya_heap *heap = pya_torch_heap();
+    if (heap == nullptr) {
+        return;
+    }
+    if (id.first == 0 && id.second == 0) {
+        check(pya_empty_cache(heap, -1), "emptying the cache failed");
+        return;
+    }
+    for (int device = 0; device < PYA_MAX_DEVICES; device++) {
+        if (pya_pool_list(heap, device, nullptr, 0) > 0) {
+            check(pya_pool_trim(heap, device, id), "emptying a pool's cache failed");
+        }
+    }
+}
+
+bool
+pya_torch_pool_has_exactly(
+    void *self, int8_t device, pya_pool_id id, const std::unordered_set<void *> &expected) {
+    (void)self;
+    const std::vector<pya_claim> live = live_blocks(device, id);
+    for (const pya_claim &block : live) {
+        if (expected.count(pointer_of(block.addr)) == 0) {
+            return false;
+        }
+    }
+    return live.size() == expected.size();
+}
+
+/* ---- checkpoints ---- */
+
+struct pya_torch_pool_state {
+    virtual ~pya_torch_pool_state() = default;
+    pya_pool_id id = {0, 0};
+    std::vector<pya_claim> live;
+};
+
+std::shared_ptr<pya_torch_pool_state>
+pya_torch_checkpoint_get(void *self, int8_t device, pya_pool_id id) {
+    (void)self;
+    auto state = std::make_shared<pya_torch_pool_state>();
+    state->id = id;
+    state->live = live_blocks(device, id);
+    return state;
+}
+
+/* As torch's own: every live block counts as freed, every block of the checkpoint as made, though what is in both stays
+ * where it is. */
+pya_torch_delta
+pya_torch_checkpoint_set(void *self, int8_t device, std::shared_ptr<pya_torch_pool_state> state) {
+    pya_heap *heap = pya_torch_heap();
+    pya_torch_delta delta;
+    std::unordered_map<pya_dptr, size_t> stays;
+    if (state == nullptr || typeid(*state) != typeid(pya_torch_pool_state)) {
+        throw std::runtime_error("pyalloc: this checkpoint is another allocator's");
+    }
+    for (const pya_claim &block : state->live) {
+        stays[block.addr] = block.bytes;
+    }
+    for (const pya_claim &block : live_blocks(device, state->id)) {
+        delta.freed.push_back(pointer_of(block.addr));
+        const auto found = stays.find(block.addr);
+        if (found != stays.end() && found->second == block.bytes) {
+            stays.erase(found);
+        } else {
+            check(pya_free(heap, block.addr), "leaving a pool's state failed");
+        }
+    }
+    for (const pya_claim &block : state->live) {
+        if (stays.count(block.addr) != 0) { /* not there any more */
+            check(
+                pya_pool_claim(heap, device, state->id, &block),
+                "returning to a pool's state failed");
+        }
+        pya_torch_data_ptr made;
+        if (!pya_torch_fast_data_ptr(made.words, self, pointer_of(block.addr), device)) {
+            throw std::runtime_error("pyalloc: the layout of this torch's DataPtr is not known");
+        }
+        delta.allocated.push_back(made);
+    }
+    return delta;
+}

@@ -1,0 +1,116 @@
+/* cudaMalloc and cudaFree, one call each: for memory checkers that want to see every allocation.  As torch's own, these
+ * blocks are in no statistics and in no snapshot. */
+#include "torch_uncached.h"
+
+#include "core/base.h"
+#include "torch_bridge.h"
+#include "torch_slots.h"
+#include "torch_symbols.h"
+
+#include <atomic>
+#include <dlfcn.h>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+namespace {
+
+constexpr int OUT_OF_MEMORY = 2; /* cudaErrorMemoryAllocation */
+
+struct runtime_functions {
+    int (*alloc)(void **out, size_t bytes);
+    int (*release)(void *ptr);
+    int (*last_error)();
+};
+
+std::atomic<bool> cached{true};
+std::atomic<size_t> n_uncached{0};
+std::mutex uncached_lock;
+std::unordered_set<void *> uncached; /* guarded by uncached_lock */
+
+template <typename F>
+void
+find(F *&function, const char *name) {
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    function = reinterpret_cast<F *>(symbol != nullptr ? symbol : pya_torch_symbol(name));
+}
+
+const runtime_functions &
+functions() {
+    static const runtime_functions found = [] {
+        runtime_functions each = {};
+        find(each.alloc, "cudaMalloc");
+        find(each.release, "cudaFree");
+        find(each.last_error, "cudaGetLastError");
+        return each;
+    }();
+    return found;
+}
+
+} // namespace
+
+bool
+pya_torch_is_cached(void) {
+    return cached.load(std::memory_order_relaxed);
+}
+
+extern "C" void
+pya_torch_set_cached(bool is_cached) {
+    cached.store(is_cached);
+}
+
+void *
+pya_torch_uncached_alloc(size_t bytes) {
+    const runtime_functions &cuda = functions();
+    void *ptr = nullptr;
+    if (bytes == 0) {
+        return nullptr;
+    }
+    if (cuda.alloc == nullptr || cuda.release == nullptr || cuda.last_error == nullptr) {
+        pya_torch_throw_text(
+            "pyalloc: cudaMalloc was not found, so the cache cannot be switched off", false);
+    }
+    const int error = cuda.alloc(&ptr, bytes);
+    if (error != 0) {
+        (void)cuda.last_error(); /* ours, not to be found by whoever asks next */
+        const std::string text = error == OUT_OF_MEMORY
+                                     ? "CUDA error: out of memory. Tried to allocate " +
+                                           std::to_string(bytes) +
+                                           " bytes with the caching allocator switched off"
+                                     : "pyalloc: cudaMalloc gave " + std::to_string(error);
+        pya_torch_throw_text(text.c_str(), error == OUT_OF_MEMORY);
+    }
+    const std::lock_guard<std::mutex> guard(uncached_lock);
+    uncached.insert(ptr);
+    n_uncached.store(uncached.size(), std::memory_order_release);
+    return ptr;
+}
+
+bool
+pya_torch_uncached_free(void *ptr) {
+    if (PYA_LIKELY(n_uncached.load(std::memory_order_acquire) == 0)) {
+        return false;
+    }
+    {
+        const std::lock_guard<std::mutex> guard(uncached_lock);
+        if (uncached.erase(ptr) == 0) {
+            return false;
+        }
+        n_uncached.store(uncached.size(), std::memory_order_release);
+    }
+    (void)functions().release(
+        ptr); /* an error here is an earlier kernel's, and will be found by its caller */
+    return true;
+}
+
+void
+pya_torch_slot_enable(void *self, bool is_cached) {
+    (void)self;
+    pya_torch_set_cached(is_cached);
+}
+
+bool
+pya_torch_slot_is_enabled(const void *self) {
+    (void)self;
+    return pya_torch_is_cached();
+}

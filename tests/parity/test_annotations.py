@@ -1,0 +1,187 @@
+"""What surrounds an entry of the history: ranges of record_function, compiled regions, pools, pinned memory."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.cuda.memory import _record_memory_history, _snapshot
+from torch.profiler import record_function
+
+MIB = 2**20
+HAS_POOL_IDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
+
+
+def empty(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def annotations() -> list[tuple[str, str]]:
+    return [(note["name"], note["stage"]) for note in _snapshot()["external_annotations"]]
+
+
+def entries_of(tensor_address: int) -> list[dict[str, Any]]:
+    return [
+        entry for entry in _snapshot()["device_traces"][0] if entry.get("addr") == tensor_address
+    ]
+
+
+@pytest.fixture(autouse=True)
+def stop() -> Iterator[None]:
+    empty(1)
+    yield
+    _record_memory_history(None)
+
+
+def test_ranges_of_record_function() -> None:
+    _record_memory_history("all", context=None)
+    with record_function("outer"), record_function("inner"):
+        empty(1000)
+    assert annotations() == [
+        ("outer", "START"),
+        ("inner", "START"),
+        ("inner", "END"),
+        ("outer", "END"),
+    ]
+
+
+def test_ranges_enclose_their_entries() -> None:
+    _record_memory_history("all", context=None)
+    with record_function("range"):
+        address = empty(3 * MIB).data_ptr()
+    snapshot = _snapshot()
+    begin, end = (note["time_us"] for note in snapshot["external_annotations"])
+    times = [
+        entry["time_us"]
+        for entry in snapshot["device_traces"][0]
+        if entry.get("addr") == address and entry["action"] == "alloc"
+    ]
+    assert begin - 1000 <= times[-1] <= end + 1000
+    assert snapshot["external_annotations"][0]["device"] == 0
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_ranges_of_other_threads(everywhere: bool) -> None:
+    _record_memory_history("all", context=None, global_record_annotations=everywhere)
+
+    def work() -> None:
+        with record_function("elsewhere"):
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    expected = [("elsewhere", "START"), ("elsewhere", "END")] if everywhere else []
+    assert annotations() == expected
+
+
+def test_no_ranges_without_history() -> None:
+    with record_function("before"):
+        pass
+    _record_memory_history("all", context=None)
+    assert annotations() == []
+    _record_memory_history(None)
+    with record_function("after"):
+        pass
+    assert annotations() == []
+
+
+def test_compile_context() -> None:
+    function = torch.compile(lambda x: x + 1, dynamic=False)
+    x = torch.zeros(1 << 20, device="cuda")
+    function(x)
+    _record_memory_history("all", context=None, compile_context=True)
+    outside = empty(1000)
+    inside = function(x)
+    after = empty(1000)
+    found = [
+        entries_of(tensor.data_ptr())[-1]["compile_context"] for tensor in (outside, inside, after)
+    ]
+    assert found == ["N/A", "Torch-Compiled Region: 0/0", "N/A"]
+    torch._dynamo.reset()
+
+
+def test_entries_carry_their_pool() -> None:
+    if not HAS_POOL_IDS:
+        pytest.skip("this torch's entries have no pool")
+    _record_memory_history("all", context=None)
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = empty(5 * MIB)
+    outside = empty(5 * MIB)
+    addresses = inside.data_ptr(), outside.data_ptr()
+    pool_id = pool.id
+    del inside, outside, pool
+    torch.cuda.empty_cache()
+    assert {entry["pool_id"] for entry in entries_of(addresses[0])} == {pool_id}
+    assert {entry["pool_id"] for entry in entries_of(addresses[1])} == {(0, 0)}
+
+
+def test_notes_carry_pool_and_stream() -> None:
+    memory = torch.cuda.memory
+    if not hasattr(memory, "_annotate_tensor"):
+        pytest.skip("this torch has no annotations")
+    _record_memory_history("all", stacks="python")
+    pool = torch.cuda.MemPool()
+    stream = torch.cuda.Stream()
+    with torch.cuda.use_mem_pool(pool), torch.cuda.stream(stream):
+        tensor = empty(1000)
+    memory._annotate_tensor(tensor, "note")
+    (note,) = [entry for entry in entries_of(tensor.data_ptr()) if entry["action"] == "annotate"]
+    assert note["pool_id"] == pool.id
+    assert note["user_metadata"] == "note"
+    assert note["frames"]
+
+
+@pytest.mark.parametrize("context", [None, "state", "all"])
+def test_metadata_needs_no_stacks(context: str | None) -> None:
+    memory = torch.cuda.memory
+    if not hasattr(memory, "_set_memory_metadata"):
+        pytest.skip("this torch has no memory metadata")
+    _record_memory_history("all", context=context, stacks="python")
+    memory._set_memory_metadata("phase")
+    tensor = empty(1000)
+    memory._set_memory_metadata("")
+    (entry,) = [entry for entry in entries_of(tensor.data_ptr()) if entry["action"] == "alloc"]
+    assert entry["user_metadata"] == "phase"
+    assert ("frames" in entry) is (context == "all")
+
+
+def takes(argument: str) -> bool:
+    return argument in inspect.signature(_record_memory_history).parameters
+
+
+def test_pinned_memory() -> None:
+    if not takes("record_pinned_host_memory"):
+        pytest.skip("this torch records no pinned memory")
+    _record_memory_history("all", context=None, record_pinned_host_memory=True)
+    pinned = torch.empty(5000, dtype=torch.uint8, pin_memory=True)
+    tensor = empty(1000)
+    snapshot = _snapshot()
+    assert pinned.data_ptr() in [entry["addr"] for entry in snapshot["host_traces"]]
+    assert pinned.data_ptr() in [segment["address"] for segment in snapshot["host_segments"]]
+    assert entries_of(tensor.data_ptr())
+
+
+def test_pinned_memory_only() -> None:
+    if not takes("record_cuda"):
+        pytest.skip("this torch records no pinned memory")
+    _record_memory_history(
+        "all", context=None, record_pinned_host_memory=True, record_cuda=False
+    )
+    pinned = torch.empty(5000, dtype=torch.uint8, pin_memory=True)
+    empty(1000)
+    snapshot = _snapshot()
+    assert pinned.data_ptr() in [entry["addr"] for entry in snapshot["host_traces"]]
+    assert snapshot["device_traces"][0] == []
+
+
+def test_settings_are_torchs() -> None:
+    settings = _snapshot()["allocator_settings"]
+    assert settings["PYTORCH_CUDA_ALLOC_CONF"] == ""
+    assert settings["garbage_collection_threshold"] == 0.0
+    assert "roundup_power2_divisions" in settings

@@ -1,0 +1,222 @@
+"""MemPools with an allocator of their own or whole segments, and memory past the cache."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+MIB = 2**20
+
+
+def empty(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def cuda_runtime() -> ctypes.CDLL:
+    library = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+    library.cudaMalloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    library.cudaFree.argtypes = [ctypes.c_void_p]
+    return library
+
+
+ALLOC = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+)
+FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+
+
+@dataclass
+class OwnAllocator:
+    """cudaMalloc and cudaFree, counted; `allocator` is what MemPool takes."""
+
+    sizes: dict[int, int] = field(default_factory=dict)
+    is_empty: bool = False
+
+    def __post_init__(self) -> None:
+        runtime = cuda_runtime()
+
+        def alloc(size: int, device: int, stream: int | None) -> int | None:
+            address = ctypes.c_void_p()
+            if self.is_empty or runtime.cudaMalloc(ctypes.byref(address), size) != 0:
+                return None
+            self.sizes[address.value] = size
+            return address.value
+
+        def free(address: int, size: int, device: int, stream: int | None) -> None:
+            del self.sizes[address]
+            runtime.cudaFree(address)
+
+        self.functions = ALLOC(alloc), FREE(free)
+        addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in self.functions]
+        self.allocator = torch._C._cuda_customAllocator(*addresses)
+
+
+@pytest.fixture
+def own() -> Iterator[OwnAllocator]:
+    made = OwnAllocator()
+    yield made
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert made.sizes == {}
+
+
+def test_segments_come_from_the_own_allocator(own: OwnAllocator) -> None:
+    pool = torch.cuda.MemPool(own.allocator)
+    with torch.cuda.use_mem_pool(pool):
+        tensors = [empty(100), empty(5 * MIB), empty(30 * MIB)]
+    outside = empty(40 * MIB)
+    assert sorted(own.sizes.values()) == [2 * MIB, 20 * MIB, 30 * MIB]
+    for tensor in tensors:
+        assert any(0 <= tensor.data_ptr() - base < size for base, size in own.sizes.items())
+    assert outside.data_ptr() not in own.sizes
+    assert not any(segment["is_expandable"] for segment in pool.snapshot())
+
+
+def test_it_is_counted_like_other_memory(own: OwnAllocator) -> None:
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    pool = torch.cuda.MemPool(own.allocator)
+    with torch.cuda.use_mem_pool(pool):
+        tensor = empty(30 * MIB)
+    assert torch.cuda.memory_allocated() - before[0] == 30 * MIB
+    assert torch.cuda.memory_reserved() - before[1] == 30 * MIB
+    assert sum(segment["total_size"] for segment in pool.snapshot()) == 30 * MIB
+    del tensor
+
+
+def test_it_caches(own: OwnAllocator) -> None:
+    pool = torch.cuda.MemPool(own.allocator)
+    with torch.cuda.use_mem_pool(pool):
+        first = empty(3 * MIB)
+        address = first.data_ptr()
+        del first
+        second = empty(3 * MIB)
+    assert second.data_ptr() == address
+    assert len(own.sizes) == 1
+    torch.cuda.empty_cache()
+    assert len(own.sizes) == 1
+
+
+def test_tensors_outlive_their_pool(own: OwnAllocator) -> None:
+    data = torch.arange(100_000)
+    pool = torch.cuda.MemPool(own.allocator)
+    with torch.cuda.use_mem_pool(pool):
+        tensor = data.cuda()
+    del pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.equal(tensor.cpu(), data)
+    assert len(own.sizes) == 1
+
+
+def test_the_own_allocator_runs_out(own: OwnAllocator) -> None:
+    pool = torch.cuda.MemPool(own.allocator)
+    with torch.cuda.use_mem_pool(pool):
+        own.is_empty = True
+        with pytest.raises(RuntimeError):
+            empty(5 * MIB)
+        own.is_empty = False
+        assert empty(5 * MIB).numel() == 5 * MIB
+
+
+@pytest.mark.parametrize("size", [100, 5 * MIB, 30 * MIB])
+def test_no_split(size: int) -> None:
+    if "no_split" not in inspect.signature(torch.cuda.MemPool.__init__).parameters:
+        pytest.skip("this torch has no no_split")
+    pool = torch.cuda.MemPool(no_split=True)
+    with torch.cuda.use_mem_pool(pool):
+        tensors = [empty(size) for _ in range(3)]
+    segments = pool.snapshot()
+    assert sorted(segment["address"] for segment in segments) == sorted(
+        tensor.data_ptr() for tensor in tensors
+    )
+    assert all(len(segment["blocks"]) == 1 for segment in segments)
+    assert torch.cuda.memory_stats()["requested_bytes.all.current"] >= 3 * size
+
+
+def test_statistics_by_pool_and_kind() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        small, large = empty(1000), empty(50 * MIB)
+    nested = torch.cuda.memory_stats_as_nested_dict()
+    if "reserved_bytes_by_private_pools" not in nested:
+        pytest.skip("this torch has no statistics by pool")
+    kinds = {
+        kind: counts["current"]
+        for kind, counts in nested["reserved_bytes_by_private_pools"][pool.id].items()
+    }
+    assert kinds["small_pool"] >= 2 * MIB
+    assert kinds["large_pool"] >= 30 * MIB
+    assert kinds["small_pool"] + kinds["large_pool"] == kinds["all"] >= 52 * MIB
+    del small, large
+
+
+# ---- past the cache ----
+
+
+@pytest.fixture
+def uncached() -> Iterator[None]:
+    torch.cuda.memory.caching_allocator_enable(False)
+    yield
+    torch.cuda.memory.caching_allocator_enable(True)
+
+
+def test_uncached_memory_goes_straight_back(uncached: None) -> None:
+    free = torch.cuda.mem_get_info()[0]
+    tensor = torch.arange(2 * MIB, dtype=torch.uint8).cuda()
+    assert torch.equal(tensor.cpu(), torch.arange(2 * MIB, dtype=torch.uint8))
+    assert torch.cuda.mem_get_info()[0] == free - 2 * MIB
+    assert torch.cuda.memory_allocated() == 0
+    assert torch.cuda.memory_snapshot() == []
+    del tensor
+    assert torch.cuda.mem_get_info()[0] == free
+
+
+def test_uncached_memory_outlives_the_setting() -> None:
+    torch.cuda.memory.caching_allocator_enable(False)
+    free = torch.cuda.mem_get_info()[0]
+    tensor = empty(4 * MIB)
+    torch.cuda.memory.caching_allocator_enable(True)
+    cached = empty(4 * MIB)
+    assert torch.cuda.memory_allocated() == 4 * MIB
+    del tensor, cached
+    assert torch.cuda.memory_allocated() == 0
+    torch.cuda.empty_cache()
+    assert torch.cuda.mem_get_info()[0] == free
+
+
+def test_uncached_memory_runs_out(uncached: None) -> None:
+    with pytest.raises(RuntimeError, match="out of memory"):
+        empty(100 * 2**30)
+    assert empty(MIB).numel() == MIB
+
+
+def test_caching_can_be_asked_for() -> None:
+    is_enabled = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)
+    disabled = getattr(torch.cuda.memory, "caching_allocator_disabled", None)
+    if is_enabled is None or disabled is None:
+        pytest.skip("this torch cannot be asked")
+    assert is_enabled()
+    with disabled():
+        assert not is_enabled()
+    assert is_enabled()
+
+
+def test_no_caching_by_environment() -> None:
+    program = (
+        "import torch; x = torch.ones(1000).cuda(); assert x.cpu().sum() == 1000;"
+        "print(torch.cuda.memory_allocated(), torch.cuda.memory_reserved())"
+    )
+    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0", "0"]
