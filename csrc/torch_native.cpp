@@ -15,7 +15,7 @@
 namespace {
 
 thread_local bool is_ours = false;
-std::atomic<bool> has_skip{false};
+std::atomic<bool> torch_has_skip{false};
 
 std::mutex observers_lock;
 std::vector<pya_torch_observer> observers; /* guarded by observers_lock */
@@ -71,8 +71,8 @@ pya_torch_ask(bool is_asking) {
 }
 
 void
-pya_torch_record_history_has_skip(bool it_has) {
-    has_skip = it_has;
+pya_torch_record_history_has_skip(bool has_skip) {
+    torch_has_skip = has_skip;
 }
 
 void
@@ -97,7 +97,8 @@ pya_torch_record_history(
         pya_history_forget(heap);
     }
     const int level = recorder == nullptr ? static_cast<int>(PYA_RECORD_NEVER) : when;
-    const uint32_t mask = skip_mask(has_skip ? skip : nullptr) | 1U << PYA_ACTION_RECORD_STREAM;
+    const uint32_t mask =
+        skip_mask(torch_has_skip ? skip : nullptr) | 1U << PYA_ACTION_RECORD_STREAM;
     const pya_status status =
         pya_history_start(heap, static_cast<pya_record_level>(level), true, max_entries, mask);
     if (status != PYA_OK) {

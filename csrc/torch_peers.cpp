@@ -43,8 +43,9 @@ pya_torch_enable_peer(void *self, int8_t device, int8_t other) {
     }
 }
 
+/* The parameters are torch's. */
 int
-pya_torch_copy(
+pya_torch_copy( // NOLINT(readability-function-size)
     void *self, void *to, int to_device, const void *from, int from_device, size_t bytes,
     void *stream, bool has_peer_access) {
     int (*peer)(void *, int, const void *, int, size_t, void *) = nullptr;

@@ -178,8 +178,10 @@ pya_torch_pool_create(void *self, int8_t device, pya_pool_id id, void *const *al
     }
     check(pya_pool_retain(heap, device, id, false), "making a pool failed");
     if (own != nullptr) {
-        const pya_status status =
-            pya_pool_set_source(heap, device, id, {own_alloc, own_free, own_drop, own.release()});
+        /* The heap owns it from here on, and drops it with the pool. */
+        const pya_segment_source source = {own_alloc, own_free, own_drop, own.release()};
+        // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks)
+        const pya_status status = pya_pool_set_source(heap, device, id, source);
         if (status != PYA_OK) {
             (void)!pya_pool_release(heap, device, id);
             throw std::runtime_error(
