@@ -2,7 +2,7 @@
 
 from pyalloc.config import Config
 from pyalloc.errors import AllocatorError, ConfigError, InstallError, PyallocError
-from pyalloc.figures import add_scalars, scalars
+from pyalloc.figures import add_scalars, scalars, stats
 from pyalloc.install import Handle, install, status, uninstall
 from pyalloc.limits import get_limit, on_pressure, reserve, set_limit, trim
 from pyalloc.marks import phase, step
@@ -29,6 +29,7 @@ __all__ = [
     "scalars",
     "set_limit",
     "snapshot",
+    "stats",
     "status",
     "step",
     "trim",

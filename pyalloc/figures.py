@@ -6,6 +6,8 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pyalloc import _core
+
 _KEYS = (
     "allocated_bytes.all.current",
     "allocated_bytes.all.peak",
@@ -16,6 +18,24 @@ _KEYS = (
     "num_alloc_retries",
     "num_ooms",
 )
+
+
+def stats(device: int | None = None) -> dict[str, int]:
+    """Every counter of a device: torch.cuda.memory_stats()'s keys, and pyalloc's own, which begin with "pyalloc_".
+
+    docs/limits.md says what each step before out of memory adds to.
+
+    Args:
+        device: index of the CUDA device; the current one by default.
+
+    Raises:
+        AllocatorError: pyalloc is not installed.
+    """
+    if device is None:
+        import torch
+
+        device = int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
+    return _core.stats(device)
 
 
 def scalars(device: int | None = None, prefix: str = "memory/") -> dict[str, int]:

@@ -20,6 +20,9 @@ enum {
 #define BALANCED_PATIENCE 8.0
 #define BALANCED_PATIENCE_LATE 2.0
 #define BALANCED_EARLY_SHARE 0.3
+/* Above the level (gc.h) it keeps this much however long the program runs, the streams again all of it: twice as
+ * much makes a program of ever new sizes three times slower. */
+#define PRESSED_PATIENCE 4.0
 /* Requests of at least this share of peak live move pages to the end instead of stitching.  Streams that share
  * memory move nearly always: pages that came from another stream lie at the end anyway. */
 #define BALANCED_MOVE_SHARE 4
@@ -90,6 +93,25 @@ plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live)
     return bytes >= peak_live / share ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
 }
 
+/* Above the level: whatever saves pages, until it has cost far more than the pages would. */
+static enum pya_plan
+plan_pressed(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
+    size_t m = pya_pages_for(bytes);
+    size_t missing = m > arena->free_pages ? m - arena->free_pages : 0;
+    if (n <= missing) {
+        return PYA_PLAN_GROW;
+    }
+    bool is_shared = arena->card->arenas->next != NULL;
+    double patience = is_shared ? BALANCED_PATIENCE : PRESSED_PATIENCE;
+    double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(m);
+    if (debt_ns >= patience * create_cost_ns(n - missing)) {
+        arena->stitch_debt_ns = 0;
+        return PYA_PLAN_GROW;
+    }
+    size_t share = is_shared ? BALANCED_MOVE_SHARE_STREAMS : BALANCED_MOVE_SHARE;
+    return bytes >= peak_live / share ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
+}
+
 static enum pya_plan
 plan_tight(const struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
     const struct pya_card *card = arena->card;
@@ -105,14 +127,12 @@ plan_tight(const struct pya_arena *arena, size_t bytes, size_t n, size_t peak_li
 enum pya_plan
 pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n) {
     const struct pya_card *card = arena->card;
-    size_t m = pya_pages_for(bytes);
-    if (pya_gc_is_pressed(card, n)) {
-        return n + arena->free_pages > m && arena->free_pages > 0 ? PYA_PLAN_STITCH : PYA_PLAN_GROW;
-    }
     size_t live = card->live_bytes + bytes;
     size_t peak_live = live > card->peak_live_bytes ? live : card->peak_live_bytes;
     enum pya_plan plan = PYA_PLAN_GROW;
-    if (card->options.memory == PYA_MEMORY_BALANCED) {
+    if (pya_gc_is_pressed(card, n)) {
+        plan = plan_pressed(arena, bytes, n, peak_live);
+    } else if (card->options.memory == PYA_MEMORY_BALANCED) {
         plan = plan_balanced(arena, bytes, n, peak_live);
     } else if (card->options.memory == PYA_MEMORY_TIGHT) {
         plan = plan_tight(arena, bytes, n, peak_live);

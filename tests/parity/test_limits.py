@@ -24,7 +24,7 @@ def empty(size: int) -> torch.Tensor:
 
 
 def own(key: str) -> int:
-    return _core.stats(0)["pyalloc_" + key]
+    return pyalloc.stats()["pyalloc_" + key]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,102 @@
+"""Device calls that fail under real PyTorch: what pyalloc promises then.
+
+What native and expandable segments do is shown by `python -m benchmarks.faults`: some of it ends the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pyalloc import _core
+
+MIB = 2**20
+OUT_OF_MEMORY, INVALID, ILLEGAL_ADDRESS = 2, 1, 700
+pytestmark = pytest.mark.skipif(
+    os.environ.get("PYALLOC_PARITY") != "pyalloc", reason="native may not survive this"
+)
+
+Fail = Callable[[str, int], None]
+
+
+@pytest.fixture
+def fail(runtime: Any) -> Iterator[Fail]:
+    """fail(call, error): the next call of that name gives that error."""
+
+    def arm(name: str, error: int) -> None:
+        runtime.pya_hostcuda_fail_nth(ctypes.c_uint64(1), name.encode(), error)
+
+    yield arm
+    runtime.pya_hostcuda_fail_nth(ctypes.c_uint64(0), None, 0)
+
+
+def empty(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def left_behind(runtime: Any) -> int:
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return int(runtime.pya_hostcuda_used_bytes(0))
+
+
+@pytest.mark.parametrize("error", [INVALID, OUT_OF_MEMORY, ILLEGAL_ADDRESS])
+@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
+def test_getting_memory(runtime: Any, fail: Fail, call: str, error: int) -> None:
+    """Either the request is served in another way, or the error names call and device; nothing else changes."""
+    base = left_behind(runtime)
+    data = torch.arange(MIB, dtype=torch.int32)
+    kept = data.cuda()
+    fail(call, error)
+    try:
+        empty(64 * MIB)
+    except torch.OutOfMemoryError:
+        assert error == OUT_OF_MEMORY
+    except RuntimeError as caught:
+        assert error != OUT_OF_MEMORY
+        assert call in str(caught) or "failed earlier" in str(caught)
+        assert "GPU 0" in str(caught)
+    assert _core.check(0) == 0
+    assert torch.equal(kept.cpu(), data)
+    assert empty(200 * MIB).numel() == 200 * MIB
+    del kept
+    assert left_behind(runtime) == base
+
+
+@pytest.mark.parametrize("call", ["cuMemUnmap", "cuMemRelease", "cuCtxSynchronize"])
+def test_giving_memory_back(runtime: Any, fail: Fail, call: str) -> None:
+    """What could not be given back is given back the next time."""
+    base = left_behind(runtime)
+    tensor = empty(100 * MIB)
+    del tensor
+    fail(call, INVALID)
+    try:
+        torch.cuda.empty_cache()
+    except RuntimeError as caught:
+        assert call in str(caught)
+    assert _core.check(0) == 0
+    assert left_behind(runtime) == base
+
+
+@pytest.mark.parametrize("call", ["cuEventCreate", "cuEventRecord", "cuEventQuery"])
+def test_blocks_that_wait_for_a_stream(runtime: Any, fail: Fail, call: str) -> None:
+    """A block whose event cannot be made or asked is not handed out early, and not lost either."""
+    base = left_behind(runtime)
+    side = torch.cuda.Stream()
+    shared = empty(40 * MIB)
+    address = shared.data_ptr()
+    shared.record_stream(side)
+    fail(call, INVALID)
+    del shared
+    other = empty(40 * MIB)
+    assert call == "cuEventQuery" or other.data_ptr() != address
+    assert _core.check(0) == 0
+    del other
+    assert left_behind(runtime) == base
