@@ -82,24 +82,28 @@ additive_dot(const real *x, const real *y, ptrdiff_t n) {
     return v_hsum(v_add(s0, s1));
 }
 
-static inline bool
-additive_is_aligned(const real *p, ptrdiff_t n) {
-    return (uintptr_t)p % (VW * sizeof(real)) == 0 && n % VW == 0;
+/* How many of n numbers come before the first whole vector's boundary. */
+static inline ptrdiff_t
+additive_lead(const real *p, ptrdiff_t n) {
+    const uintptr_t past = (uintptr_t)p % (VW * sizeof(real)) / sizeof(real);
+    const ptrdiff_t lead = (ptrdiff_t)((VW - past) % VW);
+    return lead < n ? lead : n;
 }
 
-/* y = p x past the caches, or y += p x */
+/* y = p x, past the caches if so asked, or y += p x */
 static inline void
 additive_axpy(real *y, const real *x, real p, ptrdiff_t n, bool add, bool past_cache) {
     const vr pv = v_set(p);
-    ptrdiff_t k = 0;
-    if (!add && past_cache && additive_is_aligned(y, n)) {
-        for (; k < n; k += VW) {
-            v_nt(y + k, v_mul(pv, v_ld(x + k)));
-        }
+    const bool stream = !add && past_cache;
+    ptrdiff_t k = stream ? additive_lead(y, n) : 0;
+    if (k > 0) {
+        v_st_n(y, v_mul(pv, v_ld_n(x, (int)k)), (int)k);
+    }
+    for (; stream && k + VW <= n; k += VW) {
+        v_nt(y + k, v_mul(pv, v_ld(x + k)));
     }
     for (; k + VW <= n; k += VW) {
-        vr r = add ? v_fma(pv, v_ld(x + k), v_ld(y + k)) : v_mul(pv, v_ld(x + k));
-        v_st(y + k, r);
+        v_st(y + k, add ? v_fma(pv, v_ld(x + k), v_ld(y + k)) : v_mul(pv, v_ld(x + k)));
     }
     if (k < n) {
         int rest = (int)(n - k);
@@ -111,20 +115,29 @@ additive_axpy(real *y, const real *x, real p, ptrdiff_t n, bool add, bool past_c
 /* Scores to probabilities in place; a row without any s that takes part becomes zeros. */
 static inline void
 additive_softmax(const struct pya_ops_additive *a, ptrdiff_t b, real *p) {
+    const ptrdiff_t n = (ptrdiff_t)a->n_s;
     real top = (real)-INFINITY;
-    for (ptrdiff_t s = 0; s < a->n_s; s++) {
-        if (additive_is_on(a, b, s) && !(p[s] <= top)) {
+    for (ptrdiff_t s = 0; s < n; s++) {
+        if (!additive_is_on(a, b, s)) {
+            p[s] = (real)-INFINITY;
+        } else if (!(p[s] <= top)) {
             top = p[s];
         }
     }
-    double sum = 0;
-    for (ptrdiff_t s = 0; s < a->n_s; s++) {
-        bool on = additive_is_on(a, b, s) && !(p[s] < (real)-1e37);
-        p[s] = on ? (real)exp((double)p[s] - (double)top) : 0;
-        sum += (double)p[s];
+    if (top < (real)-1e37) {
+        memset(p, 0, (size_t)n * sizeof(real));
+        return;
     }
-    const real scale = sum > 0 ? (real)(1 / sum) : (real)sum;
-    for (ptrdiff_t s = 0; s < a->n_s; s++) {
+    double sum = 0;
+    for (ptrdiff_t s = 0; s < n; s += VW) {
+        const int rest = n - s < VW ? (int)(n - s) : VW;
+        v_st_n(p + s, v_exp(v_sub(v_ld_n(p + s, rest), v_set(top))), rest);
+        for (int i = 0; i < rest; i++) {
+            sum += (double)p[s + i];
+        }
+    }
+    const real scale = (real)(1 / sum);
+    for (ptrdiff_t s = 0; s < n; s++) {
         p[s] *= scale;
     }
 }
@@ -167,27 +180,44 @@ struct additive_sinks {
     bool add; /* d_key is added to as well */
 };
 
-/* What the tanh of one key row contributes: ds t to d_v, ds v (1 - t^2) to d_query and d_key. */
+struct additive_key {
+    const real *key, *query, *v;
+    real ds;
+};
+
+/* One vector of what the tanh of a key row contributes: ds t to d_v, ds v (1 - t^2) to d_query and
+ * d_key.  n: lanes that exist; stream: d_key is aligned and goes past the caches. */
+static inline __attribute__((always_inline)) void
+additive_key_vector(
+    const struct additive_key *x, struct additive_sinks to, ptrdiff_t k, int n, bool stream) {
+    const vr ds = v_set(x->ds);
+    const vr t = v_tanh(v_add(v_ld_n(x->key + k, n), v_ld_n(x->query + k, n)));
+    const vr slope = v_max(v_set(0), v_fnma(t, t, v_set(1))); /* t may round to above 1 */
+    const vr g = v_mul(v_mul(ds, v_ld_n(x->v + k, n)), slope);
+    v_st_n(to.d_v + k, v_fma(ds, t, v_ld_n(to.d_v + k, n)), n);
+    v_st_n(to.d_query + k, v_add(g, v_ld_n(to.d_query + k, n)), n);
+    if (stream) {
+        v_nt(to.d_key + k, g);
+    } else if (to.d_key != NULL) {
+        v_st_n(to.d_key + k, to.add ? v_add(g, v_ld_n(to.d_key + k, n)) : g, n);
+    }
+}
+
 static inline void
 additive_key_gradient(
-    const struct pya_ops_additive *a, const real *key, const real *query, real ds,
-    struct additive_sinks to, struct additive_ahead ahead) {
-    const real *v = (const real *)a->v;
-    const vr w = v_set(ds);
-    const ptrdiff_t n = (ptrdiff_t)a->n_h;
-    const bool past_cache = to.d_key != NULL && !to.add && additive_is_aligned(to.d_key, n);
-    for (ptrdiff_t k = 0; k < n; k += VW) {
+    const struct additive_key *x, ptrdiff_t n, struct additive_sinks to,
+    struct additive_ahead ahead) {
+    const bool stream = to.d_key != NULL && !to.add;
+    ptrdiff_t k = stream ? additive_lead(to.d_key, n) : 0;
+    if (k > 0) {
+        additive_key_vector(x, to, 0, (int)k, false);
+    }
+    for (; k + VW <= n; k += VW) {
         additive_ask(ahead, k / VW);
-        const int rest = n - k < VW ? (int)(n - k) : VW;
-        vr t = v_tanh(v_add(v_ld_n(key + k, rest), v_ld_n(query + k, rest)));
-        vr g = v_mul(v_mul(w, v_ld_n(v + k, rest)), v_fnma(t, t, v_set(1)));
-        v_st_n(to.d_v + k, v_fma(w, t, v_ld_n(to.d_v + k, rest)), rest);
-        v_st_n(to.d_query + k, v_add(g, v_ld_n(to.d_query + k, rest)), rest);
-        if (past_cache) {
-            v_nt(to.d_key + k, g);
-        } else if (to.d_key != NULL) {
-            v_st_n(to.d_key + k, to.add ? v_add(g, v_ld_n(to.d_key + k, rest)) : g, rest);
-        }
+        additive_key_vector(x, to, k, VW, stream);
+    }
+    if (k < n) {
+        additive_key_vector(x, to, k, (int)(n - k), false);
     }
 }
 
@@ -214,9 +244,10 @@ additive_backward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q
         real ds = p[s] > 0 ? (real)((double)p[s] * ((double)dp[s] - mean)) : 0;
         real *d_key = a->d_keys.p != NULL ? additive_row_out(a->d_keys, s, b) : NULL;
         struct additive_sinks to = {d_query, (real *)a->d_v + b * (ptrdiff_t)a->n_h, d_key, add};
+        struct additive_key x = {
+            additive_row(a->keys, s, b), additive_row(a->query, q, b), (const real *)a->v, ds};
         additive_key_gradient(
-            a, additive_row(a->keys, s, b), additive_row(a->query, q, b), ds, to,
-            additive_ahead_row(a, s, q + 1 < a->n_q ? b : b + 1));
+            &x, (ptrdiff_t)a->n_h, to, additive_ahead_row(a, s, q + 1 < a->n_q ? b : b + 1));
     }
 }
 

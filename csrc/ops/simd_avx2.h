@@ -50,6 +50,10 @@ v_mul(vr a, vr b) {
     return _mm256_mul_ps(a, b);
 }
 static inline vr
+v_div(vr a, vr b) {
+    return _mm256_div_ps(a, b);
+}
+static inline vr
 v_fma(vr a, vr b, vr c) {
     return _mm256_fmadd_ps(a, b, c);
 }
@@ -99,15 +103,6 @@ static inline vr
 v_scale2_low(vr a, vr n) {
     vr normal = _mm256_cmp_ps(n, _mm256_set1_ps(-126.0f), _CMP_GE_OQ);
     return _mm256_and_ps(v_scale2(a, _mm256_max_ps(n, _mm256_set1_ps(-126.0f))), normal);
-}
-static inline vr
-v_abs(vr a) {
-    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
-}
-static inline vr
-v_copysign(vr mag, vr sign) {
-    const vr bit = _mm256_set1_ps(-0.0f);
-    return _mm256_or_ps(_mm256_andnot_ps(bit, mag), _mm256_and_ps(bit, sign));
 }
 /* 1/a; the 12-bit estimate of AVX2 would need two steps, a division is as fast */
 static inline vr

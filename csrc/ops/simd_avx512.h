@@ -45,6 +45,10 @@ v_mul(vr a, vr b) {
     return _mm512_mul_ps(a, b);
 }
 static inline vr
+v_div(vr a, vr b) {
+    return _mm512_div_ps(a, b);
+}
+static inline vr
 v_fma(vr a, vr b, vr c) {
     return _mm512_fmadd_ps(a, b, c);
 }
@@ -89,15 +93,6 @@ v_scale2(vr a, vr n) {
 static inline vr
 v_scale2_low(vr a, vr n) {
     return _mm512_scalef_ps(a, n);
-}
-static inline vr
-v_abs(vr a) {
-    return _mm512_abs_ps(a);
-}
-static inline vr
-v_copysign(vr mag, vr sign) {
-    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
-        _mm512_castps_si512(mag), _mm512_castps_si512(sign), _mm512_set1_epi32(0x7fffffff), 0xe4));
 }
 /* 1/a, a normal: the 14-bit estimate and one Newton step */
 static inline vr

@@ -89,10 +89,6 @@ v_hsum(vr a) {
     return a;
 }
 static inline vr
-v_abs(vr a) {
-    return a < 0 ? -a : a;
-}
-static inline vr
 v_rcp(vr a) {
     return 1 / a;
 }
