@@ -66,7 +66,7 @@ struct pya_ops_scores {
 struct pya_ops_attention {
     int64_t n_b, n_h, n_kv, n_q, n_k, dim, dim_v;
     struct pya_ops_heads q, k, v, out;
-    void *lse; /* [n_b][n_h][n_q], log2 of the sum of exp(score) */
+    void *lse; /* [n_b][n_h][n_q], log2 of the sum of exp(score); NULL: not wanted (CPU) */
     struct pya_ops_scores bias, mask /* bytes */;
     double scale, dropout;
     uint64_t seed;

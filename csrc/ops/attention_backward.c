@@ -32,9 +32,9 @@ backward_carve(
     w->dot = scratch_take(s, dv * ATT_LD);
     w->q = scratch_take(s, (size_t)(ATT_Q * w->ld));
     w->grad = scratch_take(s, (size_t)(ATT_Q * w->ldv));
-    w->s = scratch_take(s, (size_t)ATT_K * ATT_LD);
-    w->dp = scratch_take(s, (size_t)ATT_K * ATT_LD);
-    w->tmp = scratch_take(s, (size_t)ATT_K * ATT_LD);
+    w->s = scratch_take(s, att_tile_size(a));
+    w->dp = scratch_take(s, att_tile_size(a));
+    w->tmp = scratch_take(s, a->bias.p != NULL ? att_tile_size(a) : 0);
     w->dqt = scratch_take(s, d * ATT_LD);
     w->lse = scratch_take(s, ATT_Q);
     w->delta = scratch_take(s, ATT_Q);
@@ -61,9 +61,11 @@ backward_load_queries(
             continue;
         }
         const real *o = att_row(a->out, x.b, x.h, x.q0 + i);
+        const real *g = w->grad + i * w->ldv;
         double sum = 0;
+#pragma omp simd reduction(+ : sum)
         for (ptrdiff_t j = 0; j < dv; j++) {
-            sum += (double)o[j] * (double)w->grad[i * w->ldv + j];
+            sum += (double)o[j] * (double)g[j];
         }
         w->delta[i] = (real)sum;
         if (!(lse[x.q0 + i] < (real)-1e37)) {
@@ -245,8 +247,8 @@ backward_run(const struct pya_ops_attention *a, struct backward_plan plan) {
         struct backward_scratch w;
         struct pya_scratch s = {NULL, 0};
         backward_carve(&w, &s, a, plan.want_kv ? plan.k : 0);
-        s.base = (char *)aligned_alloc(64, s.used);
-        s.used = 0;
+        struct pya_scratch_local local;
+        scratch_begin(&s, &local);
         failed |= s.base == NULL;
         if (s.base != NULL) {
             backward_carve(&w, &s, a, plan.want_kv ? plan.k : 0);
@@ -262,7 +264,7 @@ backward_run(const struct pya_ops_attention *a, struct backward_plan plan) {
                 backward_unit(a, &w, &r);
             }
         }
-        free(s.base);
+        scratch_end(&s, &local);
     }
     return failed ? PYA_OPS_E_NOMEM : PYA_OPS_OK;
 }

@@ -12,8 +12,8 @@ struct forward_scratch {
 static void
 forward_carve(struct forward_scratch *w, struct pya_scratch *s, const struct pya_ops_attention *a) {
     w->qt = scratch_take(s, (size_t)a->dim * ATT_LD);
-    w->s = scratch_take(s, (size_t)ATT_K * ATT_LD);
-    w->tmp = scratch_take(s, (size_t)ATT_K * ATT_LD);
+    w->s = scratch_take(s, att_tile_size(a));
+    w->tmp = scratch_take(s, a->bias.p != NULL ? att_tile_size(a) : 0);
     w->ot = scratch_take(s, (size_t)a->dim_v * ATT_LD);
     w->top = scratch_take(s, ATT_Q);
     w->sum = scratch_take(s, ATT_Q);
@@ -58,14 +58,16 @@ forward_drop(const struct pya_ops_attention *a, struct att_block x, real *s) {
 
 static void
 forward_write(const struct pya_ops_attention *a, struct forward_scratch *w, struct att_block x) {
-    real *lse = (real *)a->lse + (x.b * (ptrdiff_t)a->n_h + x.h) * (ptrdiff_t)a->n_q + x.q0;
+    real *lse = a->lse == NULL ? NULL : (real *)a->lse + (x.b * (ptrdiff_t)a->n_h + x.h) * (ptrdiff_t)a->n_q + x.q0;
     for (int q = 0; q < x.nq; q += VW) {
         const vr sum = v_ld(w->sum + q);
         const vm none = m_eq(sum, v_set(0)); /* every key masked: zeros, not NaN */
         const vr inverse = v_sel(none, v_set(0), v_rcp(sum));
         vr l = v_fma(v_set((real)att_log2e), v_log(sum), v_ld(w->top + q));
         l = v_sel(none, v_set((real)-INFINITY), l);
-        v_st_n(lse + q, l, x.nq - q < VW ? x.nq - q : VW);
+        if (lse != NULL) {
+            v_st_n(lse + q, l, x.nq - q < VW ? x.nq - q : VW);
+        }
         for (ptrdiff_t d = 0; d < a->dim_v; d++) {
             v_st(w->ot + d * ATT_LD + q, v_mul(v_ld(w->ot + d * ATT_LD + q), inverse));
         }
@@ -111,8 +113,8 @@ PYA_FN(pya_attention_forward)(const struct pya_ops_attention *a) {
         struct forward_scratch w;
         struct pya_scratch s = {NULL, 0};
         forward_carve(&w, &s, a);
-        s.base = (char *)aligned_alloc(64, s.used);
-        s.used = 0;
+        struct pya_scratch_local local;
+        scratch_begin(&s, &local);
         failed |= s.base == NULL;
         if (s.base != NULL) {
             forward_carve(&w, &s, a);
@@ -128,7 +130,7 @@ PYA_FN(pya_attention_forward)(const struct pya_ops_attention *a) {
                 forward_queries(a, &w, x);
             }
         }
-        free(s.base);
+        scratch_end(&s, &local);
     }
     return failed ? PYA_OPS_E_NOMEM : PYA_OPS_OK;
 }

@@ -27,6 +27,11 @@ att_row_out(struct pya_ops_heads x, ptrdiff_t b, ptrdiff_t h, ptrdiff_t s) {
     return (real *)x.p + b * x.b + h * x.h + s * x.s;
 }
 
+static inline size_t
+att_tile_size(const struct pya_ops_attention *a) {
+    return (size_t)(a->n_k < ATT_K ? a->n_k : ATT_K) * ATT_LD;
+}
+
 /* One block of scores: which, and how much of it exists. */
 struct att_block {
     ptrdiff_t b, h, q0, k0;

@@ -138,7 +138,7 @@ ops_is_valid_attention(const struct pya_ops_attention *a) {
     return a->n_b > 0 && a->n_h > 0 && a->n_kv > 0 && a->n_h % a->n_kv == 0 && a->n_q > 0 &&
            a->n_k > 0 && a->dim > 0 && a->dim_v > 0 && a->dim <= 1024 && a->dim_v <= 1024 &&
            a->n_threads >= 1 && ops_is_dtype(a->dtype) && a->q.p != NULL && a->k.p != NULL &&
-           a->v.p != NULL && a->out.p != NULL && a->lse != NULL && a->dropout >= 0 &&
+           a->v.p != NULL && a->out.p != NULL && a->dropout >= 0 &&
            a->dropout < 1;
 }
 
@@ -152,7 +152,7 @@ pya_ops_attention_forward(const struct pya_ops_attention *a) {
 
 int
 pya_ops_attention_backward(const struct pya_ops_attention *a) {
-    if (!ops_is_valid_attention(a) || a->grad.p == NULL) {
+    if (!ops_is_valid_attention(a) || a->lse == NULL || a->grad.p == NULL) {
         return PYA_OPS_E_INVAL;
     }
     if (a->d_bias.p != NULL && a->d_bias.k == 1 && a->d_bias.q == a->n_k) {

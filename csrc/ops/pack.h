@@ -26,6 +26,26 @@ scratch_take(struct pya_scratch *s, size_t n) {
     return (real *)(void *)p;
 }
 
+/* Small problems find their scratch on the stack: asking the heap costs more than their sums. */
+struct pya_scratch_local {
+    _Alignas(64) char bytes[96 << 10];
+};
+
+/* base for s->used bytes, as measured, of which nothing is taken yet; NULL: no memory */
+static inline void
+scratch_begin(struct pya_scratch *s, struct pya_scratch_local *local) {
+    const bool fits = s->used <= sizeof local->bytes;
+    s->base = fits ? local->bytes : (char *)aligned_alloc(64, s->used);
+    s->used = 0;
+}
+
+static inline void
+scratch_end(struct pya_scratch *s, struct pya_scratch_local *local) {
+    if (s->base != local->bytes) {
+        free(s->base);
+    }
+}
+
 static inline ptrdiff_t
 pack_round(ptrdiff_t n, ptrdiff_t step) {
     return (n + step - 1) / step * step;

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyalloc import files
 from pyalloc.errors import OpError
-from pyalloc.ops._library import AdditiveArgs, AttentionArgs, PowerSphericalArgs, library
+from pyalloc.ops._library import AdditiveArgs, PowerSphericalArgs, as_pointer, library
 
 _SEAL = hashlib.sha256().digest_size
 SOURCE = Path(__file__).parent.parent / "lib" / "ops.cu"
@@ -63,19 +63,17 @@ def additive_backward(args: AdditiveArgs, like: Tensor) -> None:
     _launch("additive_backward", args, like)
 
 
-def attention_forward(args: AttentionArgs, like: Tensor) -> None:
+def attention_forward(args: bytes, like: Tensor) -> None:
     _launch("attention_forward", args, like)
 
 
-def attention_backward(args: AttentionArgs, like: Tensor) -> None:
-    workspace = like.new_empty(args.n_b * args.n_h * args.n_q)
-    args.workspace = workspace.data_ptr()
+def attention_backward(args: bytes, like: Tensor) -> None:
     _launch("attention_backward", args, like)
 
 
-def _launch(name: str, args: ctypes.Structure, like: Tensor) -> None:
+def _launch(name: str, args: ctypes.Structure | bytes, like: Tensor) -> None:
     lib = library()
-    status = getattr(lib, f"pya_ops_cuda_{name}")(ctypes.byref(args), ctypes.byref(target(like)))
+    status = getattr(lib, f"pya_ops_cuda_{name}")(as_pointer(args), ctypes.byref(target(like)))
     if status == 2:
         raise OpError(f"{name}: the launch is larger than a device takes; split the batch")
     if status != 0:

@@ -68,15 +68,21 @@ def results(function, tensors, grad, **options):
     return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
 
 
-def compare(tensors, **options):
+def compare(tensors, function=None, **options):
+    function = function or kernel
     q, v = tensors[0], tensors[2]
     grad = torch.randn(*q.shape[:3], v.shape[3], dtype=torch.float64)
-    ours = results(scaled_attention, tensors, grad, **options)
+    ours = results(function, tensors, grad, **options)
     torchs = results(eager, tensors, grad, **options)
     exact = results(eager, [x.double() for x in tensors], grad, **options)
     sizes = sizes_of_terms(tensors, grad, **options)
     for mine, other, right, size in zip(ours, torchs, exact, sizes, strict=True):
         within(mine, other, right, floor=max(0.1 * size, 1e-300))
+
+
+def kernel(*args, **options):
+    """Pyalloc's own kernel, also where torch's would serve."""
+    return scaled_attention(*args, path="kernel", **options)
 
 
 def problem(n_b, n_h, n_kv, n_q, n_k, dim, dim_v, bias=None):
@@ -140,6 +146,14 @@ def test_infinite_bias_hides_keys(isa):
 )
 def test_any_shape(n_b, heads, n_q, n_k, dim, dim_v, causal):
     compare(problem(n_b, *heads, n_q, n_k, dim, dim_v), causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n_q", [1, 9, 10, 40])
+def test_either_path_gives_the_same(n_q, causal):
+    """The rule that chooses between them lies between these."""
+    for n_k in (1, 2, 3, 40):
+        compare(problem(2, 6, 6, n_q, n_k, 8, 8), scaled_attention, causal=causal, scale=0.3)
 
 
 @pytest.mark.parametrize("bias", [None, (1, 2, 4, 5), (5,)])
@@ -207,18 +221,22 @@ def test_empty(n_q, n_k):
 
 
 def test_path_is_reported():
-    q, k, v = problem(1, 2, 2, 64, 64, 16, 16)
-    assert scaled_attention(q, k, v, return_info=True)[1]["path"] == "sdpa"
+    def path(*args, **options):
+        return scaled_attention(*args, return_info=True, **options)[1]["path"]
+
+    q, k, v = problem(1, 2, 2, 20, 20, 16, 16)
     learned = q.clone().requires_grad_()
-    assert scaled_attention(learned, k, v, return_info=True)[1]["path"] == "kernel"
-    large = problem(1, 2, 2, 600, 300, 16, 16)
-    out, info = scaled_attention(*large, return_info=True)
-    assert info["path"] == "kernel"
-    torch.testing.assert_close(out, eager(*large), rtol=1e-5, atol=1e-5)
+    assert path(q, k, v) == path(learned, k, v) == path(q[:, :, :1], k, v) == "sdpa"
+    assert path(q, k, v, path="kernel") == path(q, k, v, dropout=0.1) == "kernel"
+    assert path(q, k, v, torch.zeros(20)) == path(q, k, v, mask=torch.ones(20) > 0) == "kernel"
+    assert path(q.double(), k.double(), v.double()) == "kernel"
+    large = problem(1, 2, 2, 64, 64, 16, 16)
+    assert path(*large) == path(large[0].requires_grad_(), *large[1:]) == "kernel"
+    assert path(q, k[:, :, :0], v[:, :, :0]) == "eager"
     half = [x.bfloat16() for x in (q, k, v)]
     out, info = scaled_attention(*half, return_info=True)
     assert info["path"] == "sdpa" and out.dtype == torch.bfloat16
-    learned = torch.zeros(64, 64, requires_grad=True)
+    learned = torch.zeros(20, 20, requires_grad=True)
     out, info = scaled_attention(*half, learned, return_info=True)
     assert info["path"] == "kernel" and out.dtype == torch.bfloat16
     right = eager(*(x.double() for x in half))

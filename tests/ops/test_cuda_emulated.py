@@ -139,7 +139,7 @@ def test_additive(shape, device, monkeypatch):
 def test_attention(shape, causal, device, monkeypatch):
     tensors = attention_cases.problem(*shape)
     floor = (min(x.numel() for x in tensors) * shape[6]) ** 0.5
-    agree(lambda *a: scaled_attention(*a, causal=causal), tensors, monkeypatch, floor=floor)
+    agree(lambda *a: attention_cases.kernel(*a, causal=causal), tensors, monkeypatch, floor=floor)
 
 
 def test_attention_masks_and_dropout(device, monkeypatch):
