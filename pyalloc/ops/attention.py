@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -20,13 +21,47 @@ _log = logging.getLogger("pyalloc.ops")
 # call costs more. Found by `python -m benchmarks.ops_dispatch`, forward and backward alike.
 _FEW_QUERIES = 10
 _FEW_KEYS = 3
-_FEW_SCORES = 4000  # batch * heads * queries * keys
+_FEW_SCORES = 6000  # batch * heads * queries * keys
 
+_OP = "scaled_attention"
 _LARGEST_HEAD = 256
 _FLOAT = torch.float32
 _PATHS = ("auto", "kernel")
+_FEW_INFO = {"path": "sdpa", "reason": "few queries, keys or scores"}
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 _transforms = torch._C._functorch.peek_interpreter_stack
+
+
+@overload
+def scaled_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = ...,
+    mask: Tensor | None = ...,
+    causal: bool = ...,
+    scale: float | None = ...,
+    dropout: float = ...,
+    *,
+    path: str = ...,
+    return_info: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def scaled_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = ...,
+    mask: Tensor | None = ...,
+    causal: bool = ...,
+    scale: float | None = ...,
+    dropout: float = ...,
+    *,
+    path: str = ...,
+    return_info: Literal[True],
+) -> tuple[Tensor, dict[str, str]]: ...
 
 
 def scaled_attention(
@@ -62,35 +97,43 @@ def scaled_attention(
 
     torch's own kernels serve where they are faster and can do the case: half precision, and on the CPU
     float32 with few queries, keys or scores, each without bias, mask and dropout. They have no second
-    derivatives; ask for path="kernel" where those are needed. The path taken is logged at debug level
-    to "pyalloc.ops".
+    derivatives; ask for path="kernel" where those are needed. The path taken, unless it is torch's for
+    few scores, is logged at debug level to "pyalloc.ops".
 
     Raises:
         OpError: shapes, dtypes or devices that do not fit together, head sizes over 256, dropout
             outside [0, 1).
     """
-    if bias is None is mask and path == "auto" and not (dropout or return_info):
-        # small calls spend their time on the way to the kernel: torch's is asked first, and what
-        # does not fit is explained below
+    if bias is None is mask and path == "auto" and not dropout:
+        # In place and before all checks, since a call for a few queries is over in microseconds;
+        # what does not fit is explained below.
         try:
-            if _is_torchs(q, k, v):
-                if scale is None and not causal:
-                    return _sdpa(q, k, v)
-                return _sdpa(q, k, v, None, 0.0, causal, scale=scale)
-        except (AttributeError, RuntimeError):
+            n_b, n_h, n_q, dim = q.shape
+            n_kb, n_kv, n_k, dim_k = of_k = k.shape
+            scores = n_b * n_h * n_q * n_k
+            if (
+                (scores < _FEW_SCORES or n_q < _FEW_QUERIES or n_k < _FEW_KEYS)
+                and q.dtype is _FLOAT
+                and of_k == v.shape
+                and n_b == n_kb
+                and n_h == n_kv
+                and dim == dim_k <= _LARGEST_HEAD
+                and scores * dim > 0
+                and q.is_cpu
+                and _transforms() is None
+            ):
+                plain = scale is None and not causal
+                out = _sdpa(q, k, v) if plain else _sdpa(q, k, v, None, 0.0, causal, scale=scale)
+                return (out, _FEW_INFO) if return_info else out
+        except (AttributeError, RuntimeError, ValueError):
             pass
-    op = "scaled_attention"
-    if path not in _PATHS:
-        raise OpError(f"{op}: path must be one of {_PATHS}, got {path!r}")
-    if bias is not None or not _are_alike(q, k, v):
-        given = {"q": q, "k": k, "v": v} | ({} if bias is None else {"bias": bias})
-        require_float(op, **given)
+    _check_arguments(q, k, v, bias, path, dropout)
     q, k, v = _autocast(q, k, v)
-    shape = q.shape
     if not q.dim() == k.dim() == v.dim() == 4:
-        q, k, v = (_four(op, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    _check_shapes(op, q, k, v, dropout)
-    bias, mask = _scores(op, "bias", bias, q, k), _scores(op, "mask", mask, q, k)
+        options = (bias, mask, causal, scale, dropout)
+        return _with_fewer_dimensions((q, k, v), options, path, return_info)
+    _check_shapes(q, k, v)
+    bias, mask = _scores("bias", bias, q, k), _scores("mask", mask, q, k)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     taken, reason = _choose(q, k, v, (bias, mask, dropout), path)
     if not torch.compiler.is_compiling():
@@ -103,22 +146,29 @@ def scaled_attention(
     else:
         seed = torch.randint(1 << 62, (1,)) if dropout > 0 else None
         out = _in_compute_dtype(q, k, v, bias, mask, causal, scale, dropout, seed)
-    if len(shape) != 4:
-        out = out.reshape(*shape[:-1], v.shape[-1])
     return (out, {"path": taken, "reason": reason}) if return_info else out
 
 
-def _is_torchs(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether torch's kernel is the faster one: for float32 on the CPU without bias, mask or dropout."""
-    shape, other = q.shape, k.shape
-    if q.dtype is not _FLOAT or len(shape) != 4 or not q.is_cpu or other != v.shape:
-        return False
-    n_q, n_k, dim = shape[2], other[2], shape[3]
-    if other != shape and other != (*shape[:2], n_k, dim):
-        return False
-    if n_q >= _FEW_QUERIES and n_k >= _FEW_KEYS and q.numel() * n_k >= _FEW_SCORES * dim:
-        return False
-    return q.numel() * n_k > 0 and dim <= _LARGEST_HEAD and _transforms() is None
+def _with_fewer_dimensions(
+    qkv: Sequence[Tensor], options: tuple[Any, ...], path: str, return_info: bool
+) -> Tensor | tuple[Tensor, dict[str, str]]:
+    q, k, v = (_four(name, x) for name, x in zip("qkv", qkv, strict=True))
+    out, info = scaled_attention(q, k, v, *options, path=path, return_info=True)
+    out = out.reshape(*qkv[0].shape[:-1], v.shape[-1])
+    return (out, info) if return_info else out
+
+
+def _check_arguments(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, path: str, dropout: float
+) -> None:
+    if path not in _PATHS:
+        raise OpError(f"{_OP}: path must be one of {_PATHS}, got {path!r}")
+    if not 0 <= dropout < 1:
+        raise OpError(f"{_OP}: dropout must be in [0, 1), got {dropout}")
+    if bias is not None:
+        require_float(_OP, q=q, k=k, v=v, bias=bias)
+    elif not _are_alike(q, k, v):
+        require_float(_OP, q=q, k=k, v=v)
 
 
 def _are_alike(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -162,50 +212,45 @@ def _choose(
     bias, mask, dropout = extras
     if path == "kernel":
         return "kernel", "asked for"
-    if bias is None is mask and dropout == 0:
-        if q.dtype in (torch.float16, torch.bfloat16):
-            return "sdpa", "half precision: torch's kernels use the matrix units"
-        if _is_torchs(q, k, v):
-            return "sdpa", "few queries, keys or scores: the call itself is what costs"
+    if bias is None is mask and dropout == 0 and q.dtype in (torch.float16, torch.bfloat16):
+        return "sdpa", "half precision: torch's kernels use the matrix units"
     return "kernel", "pyalloc's kernel"
 
 
-def _four(op: str, name: str, x: Tensor) -> Tensor:
+def _four(name: str, x: Tensor) -> Tensor:
     if x.dim() not in (2, 3, 4):
-        raise OpError(f"{op}: {name} must be (B, H, L, d), got {tuple(x.shape)}")
+        raise OpError(f"{_OP}: {name} must be (B, H, L, d), got {tuple(x.shape)}")
     if x.dim() == 2:
         return x[None, None]
     return x.unsqueeze(1) if x.dim() == 3 else x
 
 
-def _check_shapes(op: str, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if k.shape[0] != q.shape[0] or v.shape[:3] != k.shape[:3] or k.shape[-1] != q.shape[-1]:
         raise OpError(
-            f"{op}: k must be (B, Hkv, Lk, d) and v (B, Hkv, Lk, dv) with B and d of q, "
+            f"{_OP}: k must be (B, Hkv, Lk, d) and v (B, Hkv, Lk, dv) with B and d of q, "
             f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
         raise OpError(
-            f"{op}: heads of q must be a multiple of those of k, got {q.shape[1]} and {k.shape[1]}"
+            f"{_OP}: heads of q must be a multiple of those of k, got {q.shape[1]} and {k.shape[1]}"
         )
     if q.shape[-1] > _LARGEST_HEAD or v.shape[-1] > _LARGEST_HEAD:
         raise OpError(
-            f"{op}: head sizes go up to {_LARGEST_HEAD}, got {q.shape[-1]} and {v.shape[-1]}"
+            f"{_OP}: head sizes go up to {_LARGEST_HEAD}, got {q.shape[-1]} and {v.shape[-1]}"
         )
-    if not 0 <= dropout < 1:
-        raise OpError(f"{op}: dropout must be in [0, 1), got {dropout}")
 
 
-def _scores(op: str, name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+def _scores(name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     """The bias or mask with four dimensions, each either whole or 1."""
     if x is None:
         return None
     full = (*q.shape[:3], k.shape[2])
     if name == "mask" and x.dtype != torch.bool:
-        raise OpError(f"{op}: mask must be bool (an additive mask is a bias), got {x.dtype}")
+        raise OpError(f"{_OP}: mask must be bool (an additive mask is a bias), got {x.dtype}")
     if x.device != q.device:
-        raise OpError(f"{op}: {name} must be on {q.device} as q is, got {x.device}")
+        raise OpError(f"{_OP}: {name} must be on {q.device} as q is, got {x.device}")
     four = x.reshape((1,) * (4 - x.dim()) + tuple(x.shape)) if x.dim() < 4 else x
     if four.dim() != 4 or any(n not in (1, m) for n, m in zip(four.shape, full, strict=True)):
-        raise OpError(f"{op}: {name} must broadcast to {full}, got {tuple(x.shape)}")
+        raise OpError(f"{_OP}: {name} must broadcast to {full}, got {tuple(x.shape)}")
     return four
