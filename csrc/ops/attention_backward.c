@@ -1,6 +1,7 @@
 /* Scaled dot-product attention, backward: scores are computed again block by block from the kept
  * log-sum-exp.  With P the probabilities, M the dropout factors and delta = sum(dO * O):
  *   dV = (P M)^T dO, dS = P (M dO V^T - delta), dQ = scale dS K, dK = scale dS^T Q, dBias = dS. */
+#include "attention_drop.h"
 #include "attention_tile.h"
 
 /* A unit's share: heads of one key head (or of all that share a bias), some queries, some keys. */

@@ -1,5 +1,6 @@
 /* Scaled dot-product attention, forward: one block of queries passes over all keys, keeping the
  * running maximum and sum of each query; scores never leave the cache. */
+#include "attention_drop.h"
 #include "attention_tile.h"
 
 struct forward_scratch {
@@ -58,7 +59,9 @@ forward_drop(const struct pya_ops_attention *a, struct att_block x, real *s) {
 
 static void
 forward_write(const struct pya_ops_attention *a, struct forward_scratch *w, struct att_block x) {
-    real *lse = a->lse == NULL ? NULL : (real *)a->lse + (x.b * (ptrdiff_t)a->n_h + x.h) * (ptrdiff_t)a->n_q + x.q0;
+    real *lse = a->lse == NULL
+                    ? NULL
+                    : (real *)a->lse + (x.b * (ptrdiff_t)a->n_h + x.h) * (ptrdiff_t)a->n_q + x.q0;
     for (int q = 0; q < x.nq; q += VW) {
         const vr sum = v_ld(w->sum + q);
         const vm none = m_eq(sum, v_set(0)); /* every key masked: zeros, not NaN */

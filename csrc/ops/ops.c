@@ -138,8 +138,7 @@ ops_is_valid_attention(const struct pya_ops_attention *a) {
     return a->n_b > 0 && a->n_h > 0 && a->n_kv > 0 && a->n_h % a->n_kv == 0 && a->n_q > 0 &&
            a->n_k > 0 && a->dim > 0 && a->dim_v > 0 && a->dim <= 1024 && a->dim_v <= 1024 &&
            a->n_threads >= 1 && ops_is_dtype(a->dtype) && a->q.p != NULL && a->k.p != NULL &&
-           a->v.p != NULL && a->out.p != NULL && a->dropout >= 0 &&
-           a->dropout < 1;
+           a->v.p != NULL && a->out.p != NULL && a->dropout >= 0 && a->dropout < 1;
 }
 
 int

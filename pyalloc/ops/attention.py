@@ -18,7 +18,7 @@ from pyalloc.ops._check import FLOATS, require_float
 _log = logging.getLogger("pyalloc.ops")
 
 # Fewer than these and torch's kernel is the faster one: the lanes of pyalloc's hold queries, and its
-# call costs more. Found by `python -m benchmarks.ops_dispatch`, forward and backward alike.
+# call costs more. Found by `python -m benchmarks.ops.dispatch`, forward and backward alike.
 _FEW_QUERIES = 10
 _FEW_KEYS = 3
 _FEW_SCORES = 6000  # batch * heads * queries * keys

@@ -1,0 +1,1 @@
+"""Benchmarks of pyalloc.ops: `python -m benchmarks.ops`."""

@@ -1,0 +1,73 @@
+"""How fast and how lean pyalloc.ops is beside torch's own forms.
+
+``python -m benchmarks.ops`` runs everything on the CPU; ``--only`` picks parts, ``--device cuda`` the GPU.
+Every answer is compared with float64 first; peers run interleaved with the op in the same process, all of them with
+fresh outputs; one JSON line per row on stdout, with the ratio to the fastest peer and the target it is held to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.ops.additive import additive, seq2seq
+from benchmarks.ops.attention import attention, sweep
+from benchmarks.ops.measure import Bench
+from benchmarks.ops.spherical import spherical, spherical_memory
+from pyalloc import ops
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "spherical": spherical,
+    "memory": spherical_memory,
+    "additive": additive,
+    "seq2seq": seq2seq,
+    "attention": attention,
+    "sweep": sweep,
+}
+CPU_ONLY = {"memory", "seq2seq"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--only", nargs="+", choices=sorted(PARTS), default=list(PARTS))
+    parser.add_argument(
+        "--isa",
+        choices=("scalar", "avx2", "avx512"),
+        help="a narrower instruction set than there is",
+    )
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="also write all rows to this file")
+    parser.add_argument("--force", action="store_true", help="overwrite that file")
+    args = parser.parse_args()
+    if args.json is not None and args.json.exists() and not args.force:
+        parser.error(f"{args.json} exists; --force overwrites it")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("no CUDA device here; leave --device out for the CPU")
+    if args.isa is not None:
+        ops.set_cpu_isa(args.isa)
+    torch.manual_seed(args.seed)
+    bench = Bench(args.device, args.rounds, not args.no_compile, args.seed)
+    for part in args.only:
+        if args.device == "cpu" or part not in CPU_ONLY:
+            PARTS[part](bench)
+    if args.json is not None:
+        args.json.write_text(json.dumps(bench.rows, indent=1) + "\n")
+    print(
+        f"peak resident {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB",
+        file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Where torch's attention kernel is faster than pyalloc's: finds the rule of pyalloc.ops.attention.
+
+``python -m benchmarks.ops.dispatch`` times both kernels on random shapes, forward and forward+backward, and prints
+for every candidate rule how many shapes it makes slower than 0.95x torch and how many wins of over 1.15x it gives
+away. One thread and processor time, so that a busy machine does not matter; run it again after a change of the kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.ops.attention import sdpa, sweep_shape
+from benchmarks.ops.measure import Run, both, forward
+from pyalloc import ops
+from pyalloc.ops import attention as rule
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One measured shape; the ratios are torch's time over pyalloc's."""
+
+    scores: int
+    queries: int
+    keys: int
+    forward: float
+    both: float
+
+
+def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ops.scaled_attention(q, k, v, path="kernel")
+
+
+def ratio(ours: Run, peer: Run) -> float:
+    """Peer's least time over ours, taken in turns for at least 50 ms."""
+    least = [float("inf")] * 2
+    for _ in range(2):
+        ours(), peer()
+    begin, rounds = time.perf_counter(), 0
+    while rounds < 5 or time.perf_counter() - begin < 0.05:
+        for i, run in enumerate((ours, peer)):
+            start = time.process_time()
+            run()
+            least[i] = min(least[i], time.process_time() - start)
+        rounds += 1
+    return least[1] / least[0]
+
+
+def measure(rng: random.Random) -> Shape:
+    n_b, n_h, n_q, n_k, d = sweep_shape(rng)
+    q, grad = torch.randn(2, n_b, n_h, n_q, d)
+    k, v = torch.randn(2, n_b, n_h, n_k, d)
+    return Shape(
+        scores=n_b * n_h * n_q * n_k,
+        queries=n_q,
+        keys=n_k,
+        forward=ratio(forward(kernel, (q, k, v)), forward(sdpa, (q, k, v))),
+        both=ratio(both(kernel, (q, k, v), grad), both(sdpa, (q, k, v), grad)),
+    )
+
+
+def judge(shapes: list[Shape], scores: int, queries: int, keys: int) -> dict[str, object]:
+    """How a rule would have done."""
+    row: dict[str, object] = {"few_scores": scores, "few_queries": queries, "few_keys": keys}
+    row["is_used"] = (scores, queries, keys) == (
+        rule._FEW_SCORES,
+        rule._FEW_QUERIES,
+        rule._FEW_KEYS,
+    )
+    for name in ("forward", "both"):
+        ours = [
+            getattr(s, name)
+            for s in shapes
+            if s.scores >= scores and s.queries >= queries and s.keys >= keys
+        ]
+        wins = sum(getattr(s, name) > 1.15 for s in shapes)
+        row[name] = {
+            "kernel": len(ours),
+            "slower_than_0_95": sum(r < 0.95 for r in ours),
+            "slowest": round(min(ours, default=1.0), 3),
+            "wins_given_away": wins - sum(r > 1.15 for r in ours),
+        }
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=100)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    rng = random.Random(args.seed)
+    shapes = [measure(rng) for _ in range(args.shapes)]
+    for candidate in itertools.product((1000, 2500, 4000, 6000, 10000), (4, 8, 10, 16), (1, 3)):
+        print(json.dumps(judge(shapes, *candidate)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Taking times in turns, checking answers against float64, printing rows."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyalloc import ops
+
+ROOT = Path(__file__).resolve().parents[2]
+Run = Callable[[], Any]
+
+
+@dataclass
+class Bench:
+    """Settings of one run, and what it printed."""
+
+    device: str
+    rounds: int
+    compile: bool
+    seed: int
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def sync(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def seconds(self, run: Run) -> float:
+        self.sync()
+        begin = time.perf_counter()
+        run()
+        self.sync()
+        return time.perf_counter() - begin
+
+    def times(self, runs: dict[str, Run]) -> dict[str, list[float]]:
+        """Milliseconds of each, taken in turns so that a busy machine hurts all alike."""
+        for run in runs.values():
+            for _ in range(2):
+                run()
+        taken: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(self.rounds):
+            for name, run in runs.items():
+                taken[name].append(1e3 * self.seconds(run))
+        return taken
+
+    def compare(
+        self, name: str, ours: Run, peers: dict[str, Run], *, target: float | None, **extra: Any
+    ) -> float:
+        taken = self.times({"ours": ours, **peers})
+        medians = {key: statistics.median(values) for key, values in taken.items()}
+        best = min(peers, key=lambda key: medians[key])
+        ratio = medians[best] / medians["ours"]
+        self.row(
+            name,
+            ratio=round(ratio, 3),
+            target=target,
+            met=None if target is None else ratio >= target,
+            ours_ms=summary(taken["ours"]),
+            peers_ms={key: summary(taken[key]) for key in peers},
+            fastest_peer=best,
+            **extra,
+        )
+        return ratio
+
+    def row(self, name: str, **values: Any) -> None:
+        row = {
+            "benchmark": name,
+            **values,
+            "n": self.rounds,
+            "seed": self.seed,
+            "commit": commit(),
+            "device": torch.cuda.get_device_name() if self.device == "cuda" else processor(),
+            "threads": torch.get_num_threads(),
+            "isa": ops.cpu_isa(),
+            "torch": torch.__version__,
+            "load": round(os.getloadavg()[0], 2),
+        }
+        self.rows.append(row)
+        print(json.dumps(row), flush=True)
+
+    def compiled(self, functions: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+        """The functions and, unless switched off, each of them through torch.compile."""
+        if not self.compile:
+            return functions
+        return {**functions, **{f"compile({k})": torch.compile(f) for k, f in functions.items()}}
+
+
+def summary(taken: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(taken)
+    p99 = ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)]
+    return {
+        "median": round(statistics.median(ordered), 3),
+        "p99": round(p99, 3),
+        "least": round(ordered[0], 3),
+    }
+
+
+def commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def processor() -> str:
+    for line in (
+        Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    ):
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    b = b.double()
+    return float((a.double() - b).norm() / b.norm().clamp_min(1e-30))
+
+
+def check(
+    name: str, ours: Sequence[Tensor], theirs: Sequence[Tensor], exact: Sequence[Tensor]
+) -> float:
+    """The worst error against float64; SystemExit if it is over the larger of torch's twice and 1e-6."""
+    worst = 0.0
+    for mine, other, right in zip(ours, theirs, exact, strict=True):
+        error, bar = relative(mine, right), max(2 * relative(other, right), 1e-6)
+        if not error <= bar:
+            raise SystemExit(
+                f"{name}: wrong answer, relative error {error:.2e} where {bar:.2e} is allowed"
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def results(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor
+) -> list[Tensor]:
+    """Output and gradients."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    out = function(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
+
+
+def both(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor) -> Run:
+    """One forward and backward."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+
+    def run() -> None:
+        torch.autograd.grad(function(*leaves), leaves, grad)
+
+    return run
+
+
+def forward(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Run:
+    def run() -> Tensor:
+        with torch.no_grad():
+            return function(*inputs)
+
+    return run
+
+
+def checked(
+    ours: Callable[..., Tensor],
+    theirs: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    shape: tuple[int, ...],
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Output and gradients of ours, of the peer, and of the peer in float64."""
+    grad = torch.randn(shape, dtype=torch.float64, device=inputs[0].device)
+    exact = results(theirs, [x.double() for x in inputs], grad)
+    return results(ours, inputs, grad), results(theirs, inputs, grad), exact
