@@ -81,16 +81,20 @@ class Progress:
         self, what: str, unit: str = "MB", scale: float = 1e6, *, quiet: bool = False
     ) -> None:
         self.what, self.unit, self.scale = what, unit, scale
-        self.begin = self.last = time.monotonic()
+        self.begin = self.round = self.last = time.monotonic()
+        self.done = 0
         self.shown = False
         self.enabled = not quiet and sys.stderr.isatty()
 
     def __call__(self, done: int, total: int) -> bool:
         """So much is done; always True: go on."""
         now = time.monotonic()
+        if done < self.done:
+            self.round = now  # it began anew: of several replays, each tells of itself
+        self.done = done
         if self.enabled and now - self.begin > _AFTER_S and now - self.last > _EVERY_S and done:
             self.last = now
-            rate = done / (now - self.begin)
+            rate = done / max(now - self.round, 1e-3)
             eta = (total - done) / rate if rate else 0
             print(
                 f"\r{self.what}: {100 * done / max(total, 1):3.0f} %, "

@@ -36,10 +36,12 @@ _FIELDS = ("kind", "device", "time_ns", "thread", "stream", "addr", "bytes", "ar
 _FORMATS = ("B", "B", "Q", "Q", "Q", "Q", "Q", "Q", "I", "I")
 _CSV_FRAMES = 8
 Event = dict[str, Any]
+Progress = Callable[[int, int], object]
+Convert = Callable[[Path, Analysis, BinaryIO, Progress | None], None]
 
 
 def rows(
-    file: Path, skip: int = 0
+    file: Path, skip: int = 0, progress: Progress | None = None
 ) -> Iterator[tuple[int, Iterator[tuple[int, ...]], _core.TraceReader]]:
     """Pieces of a trace: number of the first event, rows in the order of _FIELDS, the reader that knows their texts."""
     reader = _core.TraceReader(file)
@@ -47,6 +49,8 @@ def rows(
     while True:
         columns = reader.read()
         n = len(columns[0])
+        if progress is not None:
+            progress(*reader.position())
         if n == 0:
             return
         if at + n > skip:
@@ -82,23 +86,25 @@ def _frames(reader: _core.TraceReader, stack: int) -> list[dict[str, Any]]:
     return frames
 
 
-def to_torch(file: Path, analysis: Analysis, out: BinaryIO) -> None:
+def to_torch(
+    file: Path, analysis: Analysis, out: BinaryIO, progress: Progress | None = None
+) -> None:
     """A snapshot pickle (protocol 4) for pytorch.org/memory_viz and torch.cuda._memory_viz."""
     n_devices = max((*analysis.totals["device_peak"], 0)) + 1
     writer = SnapshotWriter(out)
     writer.begin()
     for device in range(n_devices):
-        writer.trace(_torch_entries(file, analysis, device, writer))
+        writer.trace(_torch_entries(file, analysis, device, writer, progress))
     writer.end({"segments": _segments(analysis), "allocator_settings": {}})
 
 
 def _torch_entries(
-    file: Path, analysis: Analysis, device: int, writer: SnapshotWriter
+    file: Path, analysis: Analysis, device: int, writer: SnapshotWriter, progress: Progress | None
 ) -> Iterator[tuple[dict[str, Any], int]]:
     """Entries of a device with the numbers of their stacks; the newest, where there are more than a viewer opens."""
     skip = max(0, analysis.totals["n_events"] - _MAX_TORCH_ENTRIES)
     sizes: dict[int, int] = {}  # torch's frees carry their size, ours do not need it
-    for _, piece, reader in rows(file, skip):
+    for _, piece, reader in rows(file, skip, progress):
         for kind, own, time_ns, _, stream, addr, size, arg, stack, _ in piece:
             action = _NAMES.get(kind, "")
             if own != device or action not in _TORCH:
@@ -181,7 +187,7 @@ def _piece(address: int, size: int, state: str, frames: list[dict[str, Any]]) ->
     }
 
 
-def to_csv(file: Path, analysis: Analysis, out: BinaryIO) -> None:
+def to_csv(file: Path, analysis: Analysis, out: BinaryIO, progress: Progress | None = None) -> None:
     """One line for each event; kind and text in words, frames of a stack joined."""
     stacks: dict[int, str] = {0: ""}
     texts: dict[int, str] = {0: ""}
@@ -199,7 +205,7 @@ def to_csv(file: Path, analysis: Analysis, out: BinaryIO) -> None:
         found = stacks[number] = _quoted(joined)
         return found
 
-    for first, piece, reader in rows(file):
+    for first, piece, reader in rows(file, progress=progress):
         lines = [
             f"{i},{_NAMES.get(kind, kind)},{device},{time_ns},{thread},{stream},{addr},{size},{arg},"
             f"{stacks[stack] if stack in stacks else frames(reader, stack)},"
@@ -233,14 +239,18 @@ def _dump(value: Any, out: BinaryIO, **keywords: Any) -> None:
         out.write(part.encode("utf-8"))
 
 
-def to_json(file: Path, analysis: Analysis, out: BinaryIO) -> None:
+def to_json(
+    file: Path, analysis: Analysis, out: BinaryIO, progress: Progress | None = None
+) -> None:
     """The report as data."""
     from pyalloc.report import data
 
     _dump(data.summary(analysis), out, indent=1)
 
 
-def to_perfetto(file: Path, analysis: Analysis, out: BinaryIO) -> None:
+def to_perfetto(
+    file: Path, analysis: Analysis, out: BinaryIO, progress: Progress | None = None
+) -> None:
     """Counters and phases in the trace event format that ui.perfetto.dev opens."""
     origin = analysis.totals["first_ns"]
     found: list[dict[str, Any]] = [
@@ -268,7 +278,9 @@ def to_perfetto(file: Path, analysis: Analysis, out: BinaryIO) -> None:
     _dump({"traceEvents": found, "displayTimeUnit": "ms"}, out)
 
 
-def to_speedscope(file: Path, analysis: Analysis, out: BinaryIO) -> None:
+def to_speedscope(
+    file: Path, analysis: Analysis, out: BinaryIO, progress: Progress | None = None
+) -> None:
     """The stacks that hold the peak, weighted by bytes, for speedscope.app."""
     index: dict[tuple[str, str, int], int] = {}
     frames: list[dict[str, Any]] = []
@@ -309,7 +321,9 @@ def to_speedscope(file: Path, analysis: Analysis, out: BinaryIO) -> None:
     )
 
 
-def to_tensorboard(file: Path, analysis: Analysis, out: BinaryIO) -> None:
+def to_tensorboard(
+    file: Path, analysis: Analysis, out: BinaryIO, progress: Progress | None = None
+) -> None:
     """An event file of scalars, one for each bin of the timeline; the step is the event."""
     from pyalloc.figures import event_file
 
@@ -325,7 +339,7 @@ def to_tensorboard(file: Path, analysis: Analysis, out: BinaryIO) -> None:
     out.write(event_file(scalars))
 
 
-FORMATS: dict[str, tuple[str, Callable[[Path, Analysis, BinaryIO], None]]] = {
+FORMATS: dict[str, tuple[str, Convert]] = {
     "torch": (".pickle", to_torch),
     "perfetto": (".perfetto.json", to_perfetto),
     "tensorboard": (".tfevents", to_tensorboard),

@@ -46,7 +46,9 @@ class Command:
         ):
             found = trace.analyse(file, n_bins=5000, progress=progress)
             progress.close()
-            convert(file, found, out)
+            writing = console.Progress(f"writing {target.name}", quiet=args.quiet)
+            convert(file, found, out, writing)
+            writing.close()
         console.tell(args, f"wrote {target}")
         console.tell(args, "next: " + _THEN[args.to].format(target, file=args.file))
         return 0

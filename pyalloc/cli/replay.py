@@ -52,7 +52,13 @@ class Command:
             least: dict[str, Any] = {}
             if args.find_min:
                 for name in names:
-                    least[name] = replaying.find_min(program, name, options=args.conf)
+                    search = console.Progress(
+                        f"{name}: searching", "M operations", quiet=args.quiet
+                    )
+                    least[name] = replaying.find_min(
+                        program, name, options=args.conf, progress=search
+                    )
+                    search.close()
         progress.close()
         data = {"file": str(args.file), "limit": limit, "program": info, "policies": results}
         if args.find_min:
