@@ -352,6 +352,21 @@ core_pool_retain(PyObject *self, PyObject *args) {
 
 /* ---- statistics ---- */
 
+/* (allocations, frees, refused frees) so far, on all devices */
+static PyObject *
+core_counts(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    uint64_t allocs = 0;
+    uint64_t frees = 0;
+    if (process_heap != NULL) {
+        pya_heap_counts(process_heap, &allocs, &frees);
+    }
+    return Py_BuildValue(
+        "KKK", (unsigned long long)allocs, (unsigned long long)frees,
+        (unsigned long long)pya_torch_refused_frees());
+}
+
 static PyObject *
 core_stats(PyObject *self, PyObject *args) {
     (void)self;
@@ -462,6 +477,7 @@ static PyMethodDef core_methods[] = {
     {"pool_end", core_pool_end, METH_VARARGS, NULL},
     {"pool_release", core_pool_release, METH_VARARGS, NULL},
     {"stats", core_stats, METH_VARARGS, NULL},
+    {"counts", core_counts, METH_NOARGS, NULL},
     {"reset_peak", core_reset_peak, METH_VARARGS, NULL},
     {"reset_accumulated", core_reset_accumulated, METH_VARARGS, NULL},
     {"check", core_check, METH_VARARGS, NULL},

@@ -91,19 +91,6 @@ core_torch_features(PyObject *self, PyObject *args) {
     return list;
 }
 
-/* (allocations, frees, refused frees) made by torch so far */
-static PyObject *
-core_torch_counts(PyObject *self, PyObject *args) {
-    (void)self;
-    (void)args;
-    uint64_t allocs = 0;
-    uint64_t frees = 0;
-    uint64_t refused = 0;
-    pya_torch_counts(&allocs, &frees, &refused);
-    return Py_BuildValue(
-        "KKK", (unsigned long long)allocs, (unsigned long long)frees, (unsigned long long)refused);
-}
-
 static PyObject *
 core_torch_initialized(PyObject *self, PyObject *args) {
     (void)self;
@@ -119,7 +106,6 @@ static PyMethodDef torch_methods[] = {
     {"torch_ask", core_torch_ask, METH_VARARGS, NULL},
     {"torch_set_cached", core_torch_set_cached, METH_VARARGS, NULL},
     {"torch_features", core_torch_features, METH_NOARGS, NULL},
-    {"torch_counts", core_torch_counts, METH_NOARGS, NULL},
     {"torch_initialized", core_torch_initialized, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

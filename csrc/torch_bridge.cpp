@@ -26,8 +26,6 @@ namespace {
 
 std::atomic<pya_heap *> attached{nullptr};
 std::atomic<bool> initialized{false};
-std::atomic<uint64_t> n_allocs{0};
-std::atomic<uint64_t> n_frees{0};
 std::atomic<uint64_t> n_refused_frees{0};
 
 /* By value in c10's signatures; three words, so it travels in memory whatever the compiler. */
@@ -234,7 +232,6 @@ pya_torch_alloc(size_t bytes, int device, void *stream) {
     if (PYA_UNLIKELY(status != PYA_OK)) {
         throw_status(heap, status, "allocation failed", device);
     }
-    n_allocs.fetch_add(1, std::memory_order_relaxed);
     if (is_profiling() && address != 0) {
         int owner = device;
         const int64_t delta = block_bytes(heap, address, &owner);
@@ -253,7 +250,6 @@ pya_torch_give_back(void *ptr) {
     const bool report = is_profiling();
     const int64_t delta = report ? block_bytes(heap, address_of(ptr), &device) : 0;
     const pya_status status = pya_free(heap, address_of(ptr));
-    n_frees.fetch_add(1, std::memory_order_relaxed);
     if (PYA_UNLIKELY(status != PYA_OK)) {
         n_refused_frees.fetch_add(1, std::memory_order_relaxed);
     } else if (report) {
@@ -425,11 +421,9 @@ pya_torch_feature(size_t index, const char **name, bool *works, const char **det
     }
 }
 
-extern "C" void
-pya_torch_counts(uint64_t *allocs, uint64_t *frees, uint64_t *refused_frees) {
-    *allocs = n_allocs.load(std::memory_order_relaxed);
-    *frees = n_frees.load(std::memory_order_relaxed);
-    *refused_frees = n_refused_frees.load(std::memory_order_relaxed);
+extern "C" uint64_t
+pya_torch_refused_frees(void) {
+    return n_refused_frees.load(std::memory_order_relaxed);
 }
 
 extern "C" bool

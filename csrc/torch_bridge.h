@@ -35,8 +35,8 @@ void pya_torch_set_cached(bool is_cached);
 
 /* What was found and what was not: index from 0, false past the end.  Both texts are static. */
 bool pya_torch_feature(size_t index, const char **name, bool *works, const char **detail);
-/* Calls torch made, and frees it asked for that were refused. */
-void pya_torch_counts(uint64_t *allocs, uint64_t *frees, uint64_t *refused_frees);
+/* Frees torch asked for that were refused. */
+uint64_t pya_torch_refused_frees(void);
 
 /* False before torch has told us that CUDA is in use. */
 bool pya_torch_is_initialized(void);

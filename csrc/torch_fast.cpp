@@ -48,11 +48,26 @@ find(F *&function, const char *symbol) {
     return address != nullptr;
 }
 
+/* Stream number 0 is the default stream.  torch looks its handle up anew each time, through two device guards;
+ * it was seen to be NULL once, and does not change. */
+std::atomic<bool> default_is_null{false};
+
+void *
+handle_of(const cuda_stream &stream) {
+    if (stream.number == 0 && default_is_null.load(std::memory_order_relaxed)) {
+        return nullptr;
+    }
+    void *handle = stream_handle(&stream);
+    if (stream.number == 0 && handle == nullptr) {
+        default_is_null.store(true, std::memory_order_relaxed);
+    }
+    return handle;
+}
+
 void *
 alloc_here(size_t bytes, int8_t *device) {
     *device = current_device();
-    const cuda_stream stream = current_stream(*device);
-    return pya_torch_alloc(bytes, *device, stream_handle(&stream));
+    return pya_torch_alloc(bytes, *device, handle_of(current_stream(*device)));
 }
 
 /* torch's own way once, to see where it puts what. */

@@ -177,7 +177,7 @@ def uninstall() -> None:
 def status() -> Status:
     """What is installed, what works and what does not."""
     torch = sys.modules.get("torch")
-    allocations, frees, refused = _core.torch_counts()
+    allocations, frees, refused = _core.counts()
     features = tuple(_core.torch_features()) + tuple(
         (name, False, "torch has no such setter") for name in _state.missing
     )

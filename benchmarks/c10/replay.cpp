@@ -5,7 +5,7 @@
 
 #include <chrono>
 #include <cstdio>
-#include <exception>
+#include <stdexcept>
 #include <vector>
 
 extern "C" {
@@ -72,13 +72,18 @@ c10_run(
     int device = 0;
     *out = c10_result{};
     uint64_t i = 0;
+    op_reader reader = {&program->ops, nullptr, 0};
     auto began = std::chrono::steady_clock::now();
     try {
         for (; i < program->info.n_ops; i++) {
             if (half != nullptr && i == program->info.n_ops / 2) {
                 out->half_calls = half();
             }
-            const program_op &op = program->ops[i];
+            const program_op *next = nullptr;
+            if (op_reader_get(&reader, i, &next) != PYA_OK) {
+                throw std::runtime_error("reading the program failed");
+            }
+            const program_op &op = *next;
             if (op.device != device) {
                 device = op.device;
                 set_device(device);
@@ -102,6 +107,7 @@ c10_run(
         std::snprintf(out->trouble, sizeof out->trouble, "%s", error.what());
     }
     std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - began;
+    op_reader_fini(&reader);
     out->ns = took.count();
     out->n_done = i;
     set_device(0);

@@ -248,6 +248,22 @@ pya_empty_cache(struct pya_heap *heap, int device) {
     return pya_trim(heap, device, 0);
 }
 
+void
+pya_heap_counts(struct pya_heap *heap, uint64_t *allocs, uint64_t *frees) {
+    *allocs = 0;
+    *frees = 0;
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        struct pya_card *card = pya_heap_open_card(heap, i);
+        if (card != NULL) {
+            pya_lock_acquire(&card->lock);
+            const struct pya_live_pool *live = card->stats.live;
+            *allocs += pya_card_requests(card);
+            *frees += (uint64_t)(live[0].out[PYA_LIVE_COUNT] + live[1].out[PYA_LIVE_COUNT]);
+            pya_lock_release(&card->lock);
+        }
+    }
+}
+
 /* Everything a card keeps on the host for its memory. */
 static size_t
 card_host_bytes(const struct pya_card *card) {

@@ -97,6 +97,9 @@ struct pya_memory_info {
 PYA_MUST_CHECK pya_status
 pya_memory_info(struct pya_heap *heap, int device, struct pya_memory_info *out);
 
+/* Requests served and blocks given back so far, on all devices; nothing resets them. */
+void pya_heap_counts(struct pya_heap *heap, uint64_t *allocs, uint64_t *frees);
+
 void pya_heap_oom_info(struct pya_heap *heap, struct pya_oom_info *out);
 /* torch's wording with our numbers, who holds memory and what to try; returns the length as snprintf does. */
 int pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes);
