@@ -64,6 +64,12 @@ give(const held &block) {
     }
 }
 
+/* Which block a step replaces, and how large the new one is: drawn before the clock starts. */
+struct choice {
+    size_t index;
+    size_t bytes;
+};
+
 /* n_live blocks of 1 .. max_bytes bytes (equal: all of max_bytes); a step replaces a random one, or with lifo the
  * whole set is freed backwards and taken again. */
 struct workload {
@@ -78,11 +84,17 @@ struct workload {
         return equal != 0 ? max_bytes : 1 + random_next(rng) % max_bytes;
     }
 
+    choice
+    choose(uint64_t *rng) const {
+        size_t index = lifo != 0 ? n_live - 1 : random_next(rng) % n_live;
+        return {index, size(rng)};
+    }
+
     void
-    step(std::vector<held> &blocks, uint64_t *rng) const {
-        held &block = blocks[lifo != 0 ? blocks.size() - 1 : random_next(rng) % blocks.size()];
+    step(std::vector<held> &blocks, const choice &chosen) const {
+        held &block = blocks[chosen.index];
         give(block);
-        block = take(size(rng), data_ptr != 0);
+        block = take(chosen.bytes, data_ptr != 0);
     }
 };
 
@@ -118,13 +130,17 @@ c10_pairs(const workload *work, uint64_t n, uint64_t seed, int tail, c10_speed *
     std::vector<held> blocks;
     fill(*work, blocks, &rng);
     for (uint64_t i = 0; i < n; i++) {
-        work->step(blocks, &rng);
+        work->step(blocks, work->choose(&rng));
     }
     std::vector<double> batches;
+    std::vector<choice> chosen(BATCH);
     for (uint64_t i = 0; i < n; i += BATCH) {
+        for (choice &one : chosen) {
+            one = work->choose(&rng);
+        }
         auto began = clock_type::now();
-        for (size_t k = 0; k < BATCH; k++) {
-            work->step(blocks, &rng);
+        for (const choice &one : chosen) {
+            work->step(blocks, one);
         }
         batches.push_back(since(began) / BATCH);
     }
@@ -133,8 +149,9 @@ c10_pairs(const workload *work, uint64_t n, uint64_t seed, int tail, c10_speed *
     if (tail != 0) {
         std::vector<double> single(n);
         for (double &ns : single) {
+            const choice one = work->choose(&rng);
             double began = thread_ns();
-            work->step(blocks, &rng);
+            work->step(blocks, one);
             ns = thread_ns() - began;
         }
         std::sort(single.begin(), single.end());
@@ -157,7 +174,7 @@ c10_threads(const workload *work, unsigned n_threads, unsigned n_cores, double s
             std::vector<held> blocks;
             fill(*work, blocks, &rng);
             while (!stop.load(std::memory_order_relaxed)) {
-                work->step(blocks, &rng);
+                work->step(blocks, work->choose(&rng));
                 done++;
             }
             empty(blocks);

@@ -152,7 +152,9 @@ pya_hc_state_use(void) {
     if (atomic_load(&state_foreign)) {
         return CU_NOT_INITIALIZED;
     }
-    atomic_store(&state_used, true);
+    if (!atomic_load_explicit(&state_used, memory_order_relaxed)) {
+        atomic_store(&state_used, true);
+    }
     return CU_OK;
 }
 
