@@ -18,6 +18,7 @@ MIB = 2**20
 PAGE = 2 * MIB  # physical memory comes in these
 _FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
 _TORCHS = ("native", "cudaMallocAsync")  # allocators whose recordings come from torch's history
+_CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: Hopper and later, before
 _HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
 
 
@@ -367,11 +368,19 @@ class Analysis:
         for block in sorted(blocks, key=lambda b: b.alloc_event):
             where = self.place(block.stack)
             module = f" ({block.module})" if block.module else ""
-            made = "gradient, made in backward" if block.phase == "backward" else "(no stack)"
-            text = f"{where}{module}" if where else made
+            text = f"{where}{module}" if where else self._nameless(block, blocks)
             if text not in parts:
                 parts.append(text)
         return f"{blocks[0].bytes / MIB:.1f} MiB each: " + "; ".join(parts)
+
+    def _nameless(self, block: Block, family: list[Block]) -> str:
+        """What a block without a stack is, as far as its size and phase tell."""
+        if block.phase != "backward":
+            return "(no stack)"
+        if any(other.stack for other in family) or self.category(block) == "gradients":
+            return "gradient, made in backward"
+        is_workspace = block.bytes in _CUBLAS_WORKSPACES
+        return "made in backward" + (" (cuBLAS's workspace has this size)" if is_workspace else "")
 
     # ---- growth ----
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import textwrap
 import warnings
 from importlib.metadata import version
 from typing import Any
@@ -30,19 +31,21 @@ class Command:
         )
         print(f"{ENVIRONMENT}={os.environ.get(ENVIRONMENT, '')}")
         for option in Config.of().options:
-            print(f"  {option.name + ':' + option.value:<38}{option.help}")
+            print(f"  {option.name}:{option.value}")
+            print(textwrap.fill(option.help, 79, initial_indent=" " * 6, subsequent_indent=" " * 6))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             install()
         found = status()
         print(f"torch {found.torch_version or 'not found'}: {found.reason}")
         if not found.installed:
-            print(
-                "next: pip install torch, or try without a GPU: pyalloc dryrun python your_script.py"
-            )
+            other = "" if found.torch_version else "pip install torch, or "
+            print(f"next: {other}try without a GPU:\n      pyalloc dryrun python your_script.py")
             return 1
         _print_devices()
-        print(status())
+        for line in str(status()).splitlines():
+            if not line.startswith("settings: "):  # they are above
+                print(textwrap.fill(line, 79, subsequent_indent="      ", drop_whitespace=True))
         return 0 if _allocation_works() else 1
 
 
