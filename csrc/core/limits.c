@@ -60,7 +60,7 @@ pya_reserve(struct pya_heap *heap, int device, size_t bytes, pya_stream stream) 
         }
     }
     if (st == PYA_OK) {
-        card->keep_bytes = bytes;
+        card->keep_bytes = pya_round_up(bytes, PYA_PAGE);
     }
     pya_lock_release(&card->lock);
     return st == PYA_E_LIMIT ? PYA_E_NOMEM : st;

@@ -122,10 +122,13 @@ plain_release(struct pya_arena *arena, struct pya_range **link) {
     return PYA_OK;
 }
 
+/* Wholly free, and not part of what is kept for good unless everything is wanted. */
 static bool
-plain_is_free(const struct pya_range *range) {
-    return range->slots == NULL && range->first->state == PYA_BLOCK_FREE &&
-           range->first->next == NULL;
+plain_may_go(const struct pya_range *range, bool everything) {
+    const struct pya_card *card = range->arena->card;
+    bool is_free =
+        range->slots == NULL && range->first->state == PYA_BLOCK_FREE && range->first->next == NULL;
+    return is_free && (everything || card->reserved_bytes - range->bytes >= card->keep_bytes);
 }
 
 pya_status
@@ -135,7 +138,7 @@ pya_plain_trim_idle(struct pya_arena *arena, size_t n_bytes, size_t *n_freed) {
         struct pya_range **oldest = NULL;
         for (struct pya_range **link = &arena->ranges; *link != NULL; link = &(*link)->next) {
             const struct pya_range *range = *link;
-            bool is_idle = plain_is_free(range) && range->first->seq <= arena->idle_seq;
+            bool is_idle = plain_may_go(range, false) && range->first->seq <= arena->idle_seq;
             if (is_idle && (oldest == NULL || range->first->seq < (*oldest)->first->seq)) {
                 oldest = link;
             }
@@ -159,7 +162,7 @@ pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed) {
     *n_freed = 0;
     while (*link != NULL && *n_freed < n_bytes) {
         struct pya_range *range = *link;
-        if (!plain_is_free(range)) {
+        if (!plain_may_go(range, n_bytes == SIZE_MAX)) {
             link = &range->next;
             continue;
         }

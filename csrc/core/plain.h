@@ -15,7 +15,8 @@ struct pya_block *
 pya_plain_take(struct pya_arena *arena, struct pya_block *run, size_t bytes, bool is_small);
 /* One more segment that holds `bytes`. */
 PYA_MUST_CHECK pya_status pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small);
-/* Frees segments that are wholly free until n_bytes went back; returns what did.  Waits for the device. */
+/* Frees segments that are wholly free until n_bytes went back; returns what did.  Waits for the device.
+ * Only SIZE_MAX takes what is reserved for good too. */
 PYA_MUST_CHECK pya_status pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed);
 /* The same, but only segments the stream has finished with, the longest unused first. */
 PYA_MUST_CHECK pya_status

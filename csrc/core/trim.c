@@ -259,7 +259,8 @@ pya_trim_card(
         bool is_plain = arena->small_fit != NULL;
         if (is_plain && arena_in_scope(arena, scope, pool) && *n_freed < n_bytes) {
             size_t n_here;
-            st = pya_plain_trim(arena, n_bytes - *n_freed, &n_here);
+            size_t n_left = n_bytes == SIZE_MAX ? SIZE_MAX : n_bytes - *n_freed;
+            st = pya_plain_trim(arena, n_left, &n_here);
             *n_freed += n_here;
             if (st != PYA_OK) {
                 return st;

@@ -358,6 +358,37 @@ test_reserve(void) {
     check_reserve("vmm:False");
 }
 
+/* Segments go back whole, pages in pages: never so that less than was asked for stays. */
+static void
+check_reserve_exactly(const char *options) {
+    struct world world = {
+        .config = {.capacity_bytes = 1024 * MIB, .no_vmm = strstr(options, "vmm:False") != NULL}};
+    world_init(&world, options);
+    size_t wanted = 201 * MIB + 512;
+    CHECK_OK(pya_reserve(world.heap, 0, wanted, 0));
+    pya_dptr held[4];
+    for (size_t i = 0; i < 4; i++) {
+        held[i] = take(&world, (30 + 60 * i) * MIB, 0);
+    }
+    for (size_t i = 0; i < 4; i++) {
+        give(&world, held[i]);
+    }
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(i == 0 ? pya_trim(world.heap, 0, 220 * MIB) : pya_empty_cache(world.heap, 0));
+        CHECK(reserved(&world) >= wanted);
+    }
+    /* A request that needs the room gets it. */
+    give(&world, take(&world, 900 * MIB, 0));
+    world_fini(&world);
+}
+
+static void
+test_reserve_exactly(void) {
+    check_reserve_exactly("");
+    check_reserve_exactly("vmm:False");
+    check_reserve_exactly("trim_after:1");
+}
+
 /* Other streams may use what was reserved. */
 static void
 test_reserve_serves_every_stream(void) {
@@ -404,6 +435,7 @@ static const struct check_case cases[] = {
     {"hard_limit", test_hard_limit},
     {"pool_limit", test_pool_limit},
     {"reserve", test_reserve},
+    {"reserve_exactly", test_reserve_exactly},
     {"reserve_serves_every_stream", test_reserve_serves_every_stream},
     {"trim_to_a_target", test_trim_to_a_target},
 };

@@ -1,4 +1,6 @@
 /* Running out of memory on the simulated device: callbacks, what the error says, and that nothing else changes. */
+#include <pthread.h>
+
 #include "fault.h"
 #include "short_world.h"
 
@@ -80,6 +82,71 @@ test_callbacks_that_do_not_help_end(void) {
     CHECK_EQ(info.requested_bytes, 300 * MIB);
     CHECK_EQ(info.n_holders, 0);
     world_fini(&pressure.world);
+}
+
+/* Threads that run short together, while callbacks give blocks of all of them back. */
+enum { N_THREADS = 6, N_SHELF = 64 };
+
+struct crowd {
+    struct world world;
+    pya_dptr shelf[N_SHELF]; /* atomic */
+};
+
+static bool
+crowd_call(void *arg, int device, size_t bytes) {
+    struct crowd *crowd = arg;
+    int n = 0;
+    CHECK(device == 0 && bytes > 0);
+    for (int i = 0; i < N_SHELF && n < 8; i++) {
+        pya_dptr ptr = __atomic_exchange_n(&crowd->shelf[i], 0, __ATOMIC_ACQ_REL);
+        CHECK_OK(pya_free(crowd->world.heap, ptr));
+        n += ptr != 0;
+    }
+    return n > 0;
+}
+
+static void *
+crowd_thread(void *arg) {
+    struct crowd *crowd = arg;
+    uint64_t seed = check_seed() + (uint64_t)(uintptr_t)&seed;
+    for (int i = 0; i < 400; i++) {
+        pya_dptr ptr = 0;
+        size_t bytes = (1 + check_below(&seed, 24)) * MIB;
+        pya_status st = pya_alloc(crowd->world.heap, 0, bytes, 16 * check_below(&seed, 3), &ptr);
+        CHECK(st == PYA_OK || st == PYA_E_NOMEM);
+        ptr =
+            __atomic_exchange_n(&crowd->shelf[check_below(&seed, N_SHELF)], ptr, __ATOMIC_ACQ_REL);
+        CHECK_OK(pya_free(crowd->world.heap, ptr));
+    }
+    return NULL;
+}
+
+static pya_status
+crowd_open(void *arg, int index, struct pya_device **out) {
+    return world_open(&((struct crowd *)arg)->world, index, out);
+}
+
+static void
+test_callbacks_of_many_threads(void) {
+    struct crowd crowd = {.world.config = {.capacity_bytes = 256 * MIB}};
+    struct pya_options options;
+    struct pya_hooks hooks = {.arg = &crowd, .open_device = crowd_open, .on_pressure = crowd_call};
+    pthread_t threads[N_THREADS];
+    pya_options_init(&options);
+    options.soft_limit = 64 * MIB;
+    CHECK_OK(pya_heap_create(&options, &hooks, &crowd.world.heap));
+    for (int i = 0; i < N_THREADS; i++) {
+        CHECK_EQ(pthread_create(&threads[i], NULL, crowd_thread, &crowd), 0);
+    }
+    for (int i = 0; i < N_THREADS; i++) {
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    }
+    CHECK(stat_of(&crowd.world, "pyalloc_saved_by_callback") > 0);
+    for (int i = 0; i < N_SHELF; i++) {
+        give(&crowd.world, crowd.shelf[i]);
+    }
+    CHECK_EQ(stat_of(&crowd.world, "allocation.all.current"), 0);
+    world_fini(&crowd.world);
 }
 
 /* Counters of what was tried may differ; nothing else. */
@@ -354,6 +421,7 @@ test_sweep(void) {
 static const struct check_case cases[] = {
     {"callbacks_save_a_request", test_callbacks_save_a_request},
     {"callbacks_that_do_not_help_end", test_callbacks_that_do_not_help_end},
+    {"callbacks_of_many_threads", test_callbacks_of_many_threads},
     {"out_of_memory_changes_nothing", test_out_of_memory_changes_nothing},
     {"holders", test_holders},
     {"advice", test_advice},
