@@ -13,7 +13,12 @@ from dry_support import dry_environment, run_checked
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 HERE = Path(__file__).parent
-NEEDS = {"resnet": "torchvision", "huggingface": "transformers", "batch_size": "accelerate"}
+NEEDS = {
+    "resnet": "torchvision",
+    "huggingface": "transformers",
+    "batch_size": "accelerate",
+    "lightning_fit": "lightning",
+}
 
 
 def peaks(program: str, install: bool, output: Path) -> dict[str, Any]:
@@ -26,7 +31,9 @@ def peaks(program: str, install: bool, output: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("program", ["gpt_amp", "prefetch", "resnet", "huggingface", "batch_size"])
+@pytest.mark.parametrize(
+    "program", ["gpt_amp", "prefetch", "resnet", "huggingface", "batch_size", "lightning_fit"]
+)
 def test_same_requests_as_native(program: str, tmp_path: Path) -> None:
     needed = NEEDS.get(program)
     if needed is not None and importlib.util.find_spec(needed) is None:
