@@ -54,6 +54,7 @@ looks_like_pairs(const void *pairs) {
 }
 
 constexpr size_t LONGEST_CONTEXT = 1 << 16;
+constexpr int8_t CUDA_DEVICE = 1; /* c10::DeviceType */
 
 } // namespace
 
@@ -62,6 +63,14 @@ pya_torch_native_init(int n_devices) {
     void (*init)(void *self, int n) = nullptr;
     if (native_method(init, PYA_TORCH_METHOD("4initEi"))) {
         init(pya_torch_native_allocator(), n_devices);
+    }
+    /* C++ that asks for "the CUDA allocator" (at::accelerator, c10::GetAllocator) would still get torch's own, which holds
+     * nothing, and would hand out memory behind our back. */
+    void (*set_allocator)(int8_t device_type, void *allocator, uint8_t priority) = nullptr;
+    void *symbol = pya_torch_symbol("_ZN3c1012SetAllocatorENS_10DeviceTypeEPNS_9AllocatorEh");
+    memcpy(&set_allocator, &symbol, sizeof symbol);
+    if (set_allocator != nullptr && pya_torch_current_allocator() != nullptr) {
+        set_allocator(CUDA_DEVICE, pya_torch_current_allocator(), UINT8_MAX);
     }
 }
 

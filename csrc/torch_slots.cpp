@@ -393,6 +393,12 @@ pya_torch_native_allocator(void) {
 }
 
 void *
+pya_torch_current_allocator(void) {
+    std::atomic<void *> *live = live_allocator();
+    return live == nullptr ? nullptr : live->load();
+}
+
+void *
 pya_torch_virtual(void *object, const char *method, size_t after) {
     void **vtable = static_cast<void **>(pya_torch_symbol(VTABLE));
     const size_t words = vtable == nullptr ? 0 : vtable_words(vtable);

@@ -30,8 +30,9 @@ bool pya_torch_slot_feature(size_t index, const char **name, bool *works, const 
 #ifdef __cplusplus
 }
 
-/* torch's own allocator; NULL before pyalloc was registered. */
+/* torch's own allocator, and the one it uses now; NULL before pyalloc was registered, or where not found. */
 void *pya_torch_native_allocator(void);
+void *pya_torch_current_allocator(void);
 /* What an object of any class of torch's allocators has where the wrapper has this method, or `after` further; NULL: the
  * wrapper does not have it. */
 void *pya_torch_virtual(void *object, const char *method, size_t after = 0);
