@@ -61,6 +61,19 @@ fuzz-corpus: ## what `make fuzz` found worth keeping, into tests/fuzz/corpus
 	@for t in core options trace; do \
 		$(MAKE) -s -C tests/fuzz minimise ENGINE=fast ONLY=fuzz_$$t FROM="$$(ls -d build/fuzz/kept/fuzz_$$t 2>/dev/null)" || exit 1; done
 
+SOAK_MINUTES ?= 30
+.PHONY: soak
+soak: build ## 16 threads, 4 streams, 2 devices, a fault in every 1000 driver calls, for SOAK_MINUTES (30)
+	@$(MAKE) -s -C tests/c soak SOAK_SECONDS=$$(($(SOAK_MINUTES) * 60))
+
+.PHONY: valgrind
+valgrind: ## the C tests under memcheck
+	@$(MAKE) -s -C tests/c valgrind
+
+.PHONY: coverage
+coverage: build torch ## lines of csrc/ that the whole test suite runs
+	@.ci/coverage $(VENV)
+
 .PHONY: test-versions
 test-versions: build ## the parity suite on the newest torch and on older ones, each in an environment of its own
 	@.ci/test-versions $(PYTHON)

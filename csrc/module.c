@@ -453,6 +453,14 @@ core_oom_text(PyObject *self, PyObject *args) {
     return PyUnicode_FromString(text);
 }
 
+/* False in a subinterpreter: there is one allocator in a process, and its hooks call the first interpreter. */
+static PyObject *
+core_is_main_interpreter(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    return PyBool_FromLong(PyInterpreterState_GetID(PyInterpreterState_Get()) == 0);
+}
+
 static PyObject *
 core_is_created(PyObject *self, PyObject *args) {
     (void)self;
@@ -464,6 +472,7 @@ static PyMethodDef core_methods[] = {
     {"create", core_create, METH_VARARGS, NULL},
     {"destroy", core_destroy, METH_NOARGS, NULL},
     {"is_created", core_is_created, METH_NOARGS, NULL},
+    {"is_main_interpreter", core_is_main_interpreter, METH_NOARGS, NULL},
     {"options", core_options, METH_VARARGS, NULL},
     {"alloc", core_alloc, METH_VARARGS, NULL},
     {"free", core_free, METH_VARARGS, NULL},
@@ -495,6 +504,12 @@ static struct PyModuleDef core_module = {
 
 PyMODINIT_FUNC
 PyInit__core(void) {
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(
+            PyExc_ImportError,
+            "pyalloc serves the main interpreter of a process only: import it there");
+        return NULL;
+    }
     PyObject *module = PyModule_Create(&core_module);
     if (module == NULL) {
         return NULL;

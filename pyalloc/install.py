@@ -103,8 +103,13 @@ def install(**options: Value) -> Handle:
 
     Raises:
         ConfigError: a setting is unknown or malformed.
-        InstallError: CUDA was used before, another allocator was chosen, or pyalloc is installed with other settings.
+        InstallError: CUDA was used before, another allocator was chosen, pyalloc is installed with other settings, or
+            this is a subinterpreter.
     """
+    if not _core.is_main_interpreter():
+        raise InstallError(
+            "pyalloc is installed from the main interpreter, for the whole process; this is a subinterpreter"
+        )
     config = Config.of(**options)
     if _state.installed and _state.config is not None:
         if not _state.config.is_same(config):

@@ -86,10 +86,21 @@ check_seed(void) {
     return check_env("PYA_TEST_SEED", 1);
 }
 
+/* Does an operation take many times as long as usual?  PYA_TEST_SLOW=1 says so for valgrind. */
+static inline bool
+check_is_slow(void) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return true;
+#else
+    return check_env("PYA_TEST_SLOW", 0) != 0;
+#endif
+}
+
 /* How often to do something a quick run does `quick` times. */
 static inline uint64_t
 check_budget(uint64_t quick) {
-    return quick * check_env("PYA_TEST_BUDGET", 1);
+    uint64_t share = check_env("PYA_TEST_SLOW", 0) != 0 ? 20 : 1;
+    return quick * check_env("PYA_TEST_BUDGET", 1) / share + (share > 1);
 }
 
 static inline int

@@ -287,11 +287,11 @@ test_fuzz_balanced(void) {
 /* The full million where a step costs microseconds; sanitizers get a share of it. */
 static void
 test_fuzz_million(void) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    fuzz_run("", 30000, 997, false);
-#else
-    fuzz_run("", 1000000, 49999, false);
-#endif
+    if (check_is_slow()) {
+        fuzz_run("", check_budget(30000), 997, false);
+    } else {
+        fuzz_run("", 1000000, 49999, false);
+    }
 }
 
 /* Blocks change hands between threads; statistics and structure must come out exact. */

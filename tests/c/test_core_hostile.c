@@ -1,4 +1,9 @@
 /* Callers that are hostile or unlucky, and what fuzzing found: each finding is a case here. */
+#include <signal.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "check.h"
 #include "core/heap.h"
 #include "device/sim.h"
@@ -126,7 +131,211 @@ test_failed_move_is_not_revived(void) {
     world_fini(&world);
 }
 
+/* 10^6 blocks of 512 bytes alive at once, freed in another order. */
+static void
+test_a_million_tiny_blocks(void) {
+    const size_t n = check_is_slow() ? 50000 : 1000000;
+    struct world world;
+    pya_dptr *ptrs = malloc(n * sizeof *ptrs);
+    world_init(&world, "", (size_t)1 << 30);
+    for (size_t i = 0; i < n; i++) {
+        CHECK_OK(pya_alloc(world.heap, 0, 1 + i % 512, 0, &ptrs[i]));
+    }
+    struct pya_sim_state state;
+    pya_sim_query(world.sim, &state);
+    CHECK(state.used_bytes <= pya_round_up(n * 512, PYA_PAGE) + 8 * PYA_PAGE);
+    for (size_t i = 0; i < n; i++) {
+        CHECK_OK(pya_free(world.heap, ptrs[i * 7919 % n]));
+    }
+    free(ptrs);
+    world_fini(&world);
+}
+
+/* What a hook may do: everything. */
+struct nested {
+    struct world world;
+    pya_dptr spare, from_hook;
+    unsigned n_pressure, n_oom;
+};
+
+static pya_status
+nested_open(void *arg, int index, struct pya_device **out) {
+    return world_open(&((struct nested *)arg)->world, index, out);
+}
+
+static bool
+nested_pressure(void *arg, int device, size_t bytes) {
+    struct nested *nested = arg;
+    struct pya_heap *heap = nested->world.heap;
+    int64_t values[PYA_N_STATS];
+    pya_dptr ptr;
+    (void)bytes;
+    CHECK_OK(pya_alloc(heap, device, 512, 0, &ptr));
+    CHECK_OK(pya_free(heap, ptr));
+    CHECK_OK(pya_stats_get(heap, device, values));
+    CHECK_OK(pya_empty_cache(heap, device));
+    CHECK_OK(pya_free(heap, nested->spare));
+    nested->spare = 0;
+    return nested->n_pressure++ == 0;
+}
+
+static void
+nested_oom(void *arg, int device, size_t bytes) {
+    struct nested *nested = arg;
+    pya_dptr ptr;
+    (void)bytes;
+    if (nested->n_oom++ == 0) {
+        CHECK_EQ(pya_alloc(nested->world.heap, device, (size_t)1 << 40, 0, &ptr), PYA_E_NOMEM);
+        CHECK_OK(pya_alloc(nested->world.heap, device, 512, 0, &nested->from_hook));
+    }
+}
+
+static void
+test_hooks_allocate(void) {
+    struct nested nested = {
+        .world.config = {.capacity_bytes = (size_t)64 << 20, .address_bytes = (uint64_t)1 << 34}};
+    struct pya_options options;
+    struct pya_hooks hooks = {
+        .arg = &nested,
+        .open_device = nested_open,
+        .on_pressure = nested_pressure,
+        .on_oom = nested_oom,
+    };
+    pya_dptr large, never;
+    pya_options_init(&options);
+    CHECK_OK(pya_heap_create(&options, &hooks, &nested.world.heap));
+    CHECK_OK(pya_alloc(nested.world.heap, 0, (size_t)40 << 20, 0, &nested.spare));
+    CHECK_OK(pya_alloc(nested.world.heap, 0, (size_t)50 << 20, 0, &large));
+    CHECK_EQ(nested.n_pressure, 1);
+    CHECK_EQ(pya_alloc(nested.world.heap, 0, (size_t)50 << 20, 0, &never), PYA_E_NOMEM);
+    CHECK(nested.from_hook != 0 && nested.n_oom == 2);
+    CHECK_OK(pya_free(nested.world.heap, large));
+    CHECK_OK(pya_free(nested.world.heap, nested.from_hook));
+    world_fini(&nested.world);
+}
+
+/* A clock that stands still or goes back changes times in the history and nothing else. */
+static void
+test_clock_going_back(void) {
+    struct world world;
+    pya_dptr ptrs[16];
+    world_init(&world, "", (size_t)1 << 30);
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALL, true, 100, 0));
+    for (size_t i = 0; i < 200; i++) {
+        size_t slot = i % 16;
+        if (i >= 16) {
+            CHECK_OK(pya_free(world.heap, ptrs[slot]));
+        }
+        CHECK_OK(pya_alloc(world.heap, 0, (i % 7 + 1) << 20, 16 * (i % 3), &ptrs[slot]));
+        CHECK_OK(pya_record_stream(world.heap, ptrs[slot], 16 * ((i + 1) % 3)));
+        pya_sim_advance_clock(world.sim, i % 2 == 0 ? (uint64_t)0 - 1000000000 : 5);
+        if (i % 50 == 49) {
+            CHECK_OK(pya_trim(world.heap, 0, (size_t)32 << 20));
+        }
+    }
+    for (size_t i = 0; i < 16; i++) {
+        CHECK_OK(pya_free(world.heap, ptrs[i]));
+    }
+    pya_history_stop(world.heap);
+    world_fini(&world);
+}
+
+static volatile sig_atomic_t n_signals;
+
+static void
+on_signal(int number) {
+    (void)number;
+    n_signals++;
+}
+
+/* Signals arrive in the middle of everything. */
+static void
+test_signals(void) {
+    struct world world;
+    struct sigaction action = {.sa_handler = on_signal}, before;
+    struct itimerval often = {{0, 100}, {0, 100}}, never = {{0, 0}, {0, 0}};
+    uint64_t seed = check_seed();
+    pya_dptr ptrs[64] = {0};
+    n_signals = 0;
+    world_init(&world, "", (size_t)1 << 30);
+    CHECK_EQ(sigaction(SIGALRM, &action, &before), 0);
+    CHECK_EQ(setitimer(ITIMER_REAL, &often, NULL), 0);
+    for (size_t i = 0; i < 2000000 && n_signals < 50; i++) {
+        size_t slot = check_below(&seed, 64);
+        CHECK_OK(pya_free(world.heap, ptrs[slot]));
+        CHECK_OK(pya_alloc(world.heap, 0, check_log_size(&seed, 512, 4 << 20), 0, &ptrs[slot]));
+        if (i % 1000 == 0) {
+            CHECK_OK(pya_empty_cache(world.heap, 0));
+        }
+    }
+    CHECK_EQ(setitimer(ITIMER_REAL, &never, NULL), 0);
+    (void)signal(SIGALRM, SIG_IGN); /* one that is still on its way is dropped */
+    CHECK_EQ(sigaction(SIGALRM, &before, NULL), 0);
+    CHECK(n_signals > 0);
+    for (size_t i = 0; i < 64; i++) {
+        CHECK_OK(pya_free(world.heap, ptrs[i]));
+    }
+    world_fini(&world);
+}
+
+/* A child may look and may end, but not use what is its parent's; the parent notices nothing. */
+static void
+test_fork(void) {
+    struct world world;
+    pya_dptr ptr, other = 0;
+    world_init(&world, "", (size_t)1 << 30);
+    CHECK_OK(pya_alloc(world.heap, 0, 5000, 0, &ptr));
+    pid_t child = fork();
+    if (child == 0) {
+        struct pya_memory_info info;
+        bool good = pya_alloc(world.heap, 0, 5000, 0, &other) == PYA_E_FORKED;
+        good = good && pya_free(world.heap, ptr) == PYA_E_FORKED;
+        good = good && pya_record_stream(world.heap, ptr, 16) == PYA_OK;
+        good = good && pya_empty_cache(world.heap, -1) == PYA_E_FORKED;
+        good = good && pya_memory_info(world.heap, 0, &info) == PYA_E_FORKED;
+        pya_heap_destroy(world.heap);
+        _exit(good ? 0 : 1);
+    }
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    CHECK_OK(pya_free(world.heap, ptr));
+    world_fini(&world);
+}
+
+/* While a stream is captured, memory comes and goes, nothing waits and nothing is given back. */
+static void
+test_during_capture(void) {
+    struct world world;
+    struct pya_pool_id id = {7, 1};
+    pya_dptr before, during, again;
+    world_init(&world, "", (size_t)1 << 30);
+    CHECK_OK(pya_alloc(world.heap, 0, (size_t)8 << 20, 16, &before));
+    CHECK_OK(pya_pool_begin(world.heap, 0, id, (struct pya_stream_filter){0}));
+    pya_sim_set_capturing(world.sim, 16, true);
+    CHECK_OK(pya_alloc(world.heap, 0, (size_t)8 << 20, 16, &during));
+    CHECK_OK(pya_record_stream(world.heap, during, 32));
+    CHECK_OK(pya_free(world.heap, during));
+    CHECK_EQ(pya_free(world.heap, during), PYA_E_DOUBLE_FREE);
+    CHECK_OK(pya_free(world.heap, before));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(pya_alloc(world.heap, 0, (size_t)2 << 30, 16, &again), PYA_E_NOMEM);
+    CHECK_OK(pya_alloc(world.heap, 0, (size_t)8 << 20, 16, &again));
+    CHECK(again != during); /* its other stream is not known to be done */
+    pya_sim_set_capturing(world.sim, 16, false);
+    CHECK_OK(pya_pool_end(world.heap, 0, id));
+    CHECK_OK(pya_free(world.heap, again));
+    CHECK_OK(pya_pool_release(world.heap, 0, id));
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"a_million_tiny_blocks", test_a_million_tiny_blocks},
+    {"hooks_allocate", test_hooks_allocate},
+    {"clock_going_back", test_clock_going_back},
+    {"signals", test_signals},
+    {"fork", test_fork},
+    {"during_capture", test_during_capture},
     {"failed_move_is_not_revived", test_failed_move_is_not_revived},
     {"release_before_end", test_release_before_end},
     {"impossible_sizes", test_impossible_sizes},

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from dry_support import dry_torch, run_checked
+
 from pyalloc import trace
 
 pytestmark = [

@@ -1,0 +1,145 @@
+"""Callers that are hostile or unlucky, from Python; those of the C interface are in tests/c/test_core_hostile.c."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dry_support import dry_environment, dry_torch, run_checked
+
+from pyalloc import _core
+
+ROOT = Path(__file__).parent.parent.parent
+
+SUBINTERPRETER = """
+import faulthandler
+faulthandler.dump_traceback_later(60, exit=True)
+try:
+    import _interpreters as interpreters
+except ImportError:
+    try:
+        import _xxsubinterpreters as interpreters
+    except ImportError:
+        raise SystemExit(77)
+run = getattr(interpreters, "exec", None) or interpreters.run_string
+IMPORT_FIRST
+other = interpreters.create()
+run(other, '''
+try:
+    import pyalloc
+    pyalloc.install()
+except Exception as error:
+    assert "interpreter" in str(error), repr(error)
+else:
+    raise SystemExit("installed")
+''')
+interpreters.destroy(other)
+from pyalloc import _core
+assert not _core.is_created()
+"""
+
+
+@pytest.mark.parametrize("first", ["", "import pyalloc"])
+def test_a_subinterpreter_is_refused_with_words(first: str) -> None:
+    code = SUBINTERPRETER.replace("IMPORT_FIRST", first)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode == 77:
+        pytest.skip("this Python has no subinterpreters to test with")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_release_build_cannot_end_the_program() -> None:
+    """No exit, no abort, no failed assertion: whatever happens, the caller hears of it."""
+    done = subprocess.run(
+        ["nm", "-D", "--undefined-only", _core.__file__], capture_output=True, text=True, check=True
+    )
+    names = {line.split()[-1].split("@")[0] for line in done.stdout.splitlines()}
+    assert "malloc" in names
+    ending = {
+        "abort",
+        "exit",
+        "_exit",
+        "_Exit",
+        "quick_exit",
+        "raise",
+        "kill",
+        "__assert_fail",
+        "__assert",
+    }
+    assert not names & ending
+    assert "Py_FatalError" not in names and "Py_Exit" not in names
+
+
+PROGRAM = """
+import atexit, signal, os, gc, threading
+import torch
+
+kept = torch.ones(1000, device="cuda")
+
+class Late:
+    def __init__(self):
+        self.tensor = torch.ones(3 << 20, device="cuda")
+    def __del__(self):
+        self.tensor = None
+
+late = Late()
+late.cycle = late
+
+@atexit.register
+def at_exit():
+    fresh = torch.ones(1 << 20, device="cuda")
+    del fresh
+
+# A handler that allocates, between any two bytecodes.
+seen = []
+def handler(number, frame):
+    seen.append(torch.ones(777, device="cuda"))
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+while len(seen) < 20:
+    tensors = [torch.ones(1 << (i % 20), device="cuda") for i in range(50)]
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert all(int(t.sum()) >= 0 for t in seen)
+
+# An observer of out of memory that allocates and frees.
+inside = []
+torch._C._cuda_attach_out_of_memory_observer(lambda *_: inside.append(torch.ones(500, device="cuda")))
+try:
+    torch.ones(1 << 40, device="cuda")
+    raise SystemExit("a terabyte was there")
+except torch.OutOfMemoryError:
+    pass
+assert len(inside) == 1
+
+# Made in one thread, freed in another.
+box = [torch.ones(5 << 20, device="cuda") for _ in range(8)]
+thread = threading.Thread(target=box.clear)
+thread.start()
+thread.join()
+
+# A child that drops its parent's tensors.
+child = os.fork()
+if child == 0:
+    kept = late = seen = inside = None
+    gc.collect()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+del seen, inside, tensors
+gc.collect()
+torch.cuda.synchronize()
+torch.cuda.empty_cache()
+assert torch.cuda.memory_stats()["allocation.all.current"] == 2
+print("good")
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(dry_torch() is None, reason="no CUDA build of torch")
+def test_signals_observers_threads_children_and_the_end() -> None:
+    done = run_checked([sys.executable, "-c", PROGRAM], env=dry_environment(install=True))
+    assert done.stdout.strip() == "good"
+    assert "Error" not in done.stderr and "Exception" not in done.stderr, done.stderr
