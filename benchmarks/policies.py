@@ -15,6 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import plots
 from benchmarks.memory import commit, geometric
 from benchmarks.suite import suite
 from pyalloc import _core
@@ -124,15 +125,9 @@ def table(found: list[Mean]) -> str:
 
 def plot(found: list[Mean], path: Path) -> None:
     """Memory against modelled device time, one panel for each part of the suite."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "pyalloc"  # the same figures give the same file
-    from matplotlib import pyplot
-
     parts = [part for part in PARTS if any(mean.part == part for mean in found)]
-    figure, panels = pyplot.subplots(1, len(parts), figsize=(4 * len(parts), 3.6), squeeze=False)
-    for panel, part in zip(panels[0], parts, strict=True):
+    figure, panels = plots.subplots(len(parts))
+    for panel, part in zip(panels, parts, strict=True):
         mine = [m for m in found if m.part == part and "shared" not in m.setting]
         for mean in mine:
             ours = mean.setting not in ("native", "expandable")
@@ -158,11 +153,8 @@ def plot(found: list[Mean], path: Path) -> None:
         panel.set_title(PARTS[part], fontsize=10)
         panel.set_xlabel("modelled device time, native = 1")
         panel.margins(0.22)
-        panel.grid(alpha=0.3)
-    panels[0][0].set_ylabel("peak reserved / peak live")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    panels[0].set_ylabel("peak reserved / peak live")
+    plots.save(figure, path)
 
 
 def main() -> int:

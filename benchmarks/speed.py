@@ -1,6 +1,6 @@
 """What a request costs: torch's native allocator, expandable segments and pyalloc, as torch sees them.
 
-``python -m benchmarks.speed [--json] [--rounds N] [--only PATTERN ...] [--loops]``
+``python -m benchmarks.speed [--json] [--rounds N] [--only PATTERN ...] [--loops] [--scaling [--plot FILE]]``
 
 Through c10's own interface on the host-memory CUDA runtime: raw_alloc + raw_delete ("raw"), or allocate + the DataPtr's
 deleter ("DataPtr").  A number is nanoseconds for one allocate and one free together, the median of batches of 200
@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import hostcuda
+from benchmarks import hostcuda, plots
 from benchmarks.memory import ample_bytes, commit, geometric
 from benchmarks.suite import suite
 from benchmarks.torch_replay import ALLOCATORS, SpeedRequest, TorchReplay
@@ -166,6 +166,24 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def plot(results: list[dict[str, Any]], path: Path) -> None:
+    """Nanoseconds and the 99.999th percentile against the number of live blocks."""
+    scaling = [result for result in results if result["pattern"].startswith("10^")]
+    figure, panels = plots.subplots(2)
+    for panel, key, title in (
+        (panels[0], "ns", "median, ns for one allocate + free"),
+        (panels[1], "p99999_ns", "99.999th percentile, ns of processor time"),
+    ):
+        for allocator in ALLOCATORS:
+            mine = [result for result in scaling if result["allocator"] == allocator]
+            live = [10 ** int(result["pattern"][len("10^") :].split()[0]) for result in mine]
+            panel.plot(live, [result[key] for result in mine], "o-", label=allocator)
+        panel.set(xscale="log", yscale="log", xlabel="live blocks, random to 4 KiB")
+        panel.set_title(title, fontsize=10)
+    panels[0].legend()
+    plots.save(figure, path)
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -176,6 +194,9 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scaling", action="store_true")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="with --scaling: an SVG (needs matplotlib)"
+    )
     parser.add_argument("--loops", action="store_true")
     parser.add_argument("--json", action="store_true", help="one JSON line for each result")
     parser.add_argument("-q", "--quiet", action="store_true")
@@ -196,6 +217,8 @@ def main() -> int:
         if arguments.loops:
             results += measure_loops(servers, min(3, arguments.rounds), folder)
         about = {"torch": servers["native"].torch, "commit": commit()}
+    if arguments.plot is not None:
+        plot(results, arguments.plot)
     if arguments.json:
         for result in results:
             print(json.dumps({**result, **about}))

@@ -48,7 +48,8 @@ def build_caller() -> Path:
     library = ROOT / "build" / "c10" / "libc10_replay.so"
     replay = ROOT / "csrc" / "replay"
     c_sources = [
-        replay / name for name in ("op_store.c", "program.c", "trace_read.c", "trace_write.c", "varint.c")
+        replay / name
+        for name in ("op_store.c", "program.c", "trace_read.c", "trace_write.c", "varint.c")
     ]
     c_sources.append(ROOT / "csrc" / "core" / "base.c")
     c10 = ROOT / "benchmarks" / "c10"

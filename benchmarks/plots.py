@@ -1,0 +1,27 @@
+"""Plots as SVG files that come out the same for the same figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def subplots(n: int) -> tuple[Any, list[Any]]:
+    """A figure with n panels side by side; matplotlib is needed only here."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "pyalloc"
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, n, figsize=(4 * n, 3.6), squeeze=False)
+    for panel in panels[0]:
+        panel.grid(alpha=0.3)
+    return figure, list(panels[0])
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes the figure, without a date in it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
