@@ -17,8 +17,10 @@ enum {
     PIECE = 2048,     /* events */
     FIRST_SLOTS = 1024,
 };
-#define ASK_INTERPRETER                                                                            \
-    UINT32_MAX /* as parent: is this address the interpreter's?  id 1: no, 2: yes */
+/* As parent: what kind of native frame is this?  Its id is one of enum native_kind. */
+#define ASK_KIND UINT32_MAX
+
+enum native_kind { NATIVE_OTHER = 1, NATIVE_INTERPRETER, NATIVE_OWN };
 
 struct frame_slot {
     void *key;
@@ -120,6 +122,13 @@ frame_define(
     return id;
 }
 
+static enum native_kind
+native_kind(void *address) {
+    return pya_stack_is_interpreter(address) ? NATIVE_INTERPRETER
+           : pya_stack_is_own(address)       ? NATIVE_OWN
+                                             : NATIVE_OTHER;
+}
+
 /* 0 as frame_define(). */
 static uint32_t
 frame_number(
@@ -131,8 +140,8 @@ frame_number(
     }
     size_t at = slot_of(h, frame, parent);
     if (h->slots[at].id == 0) {
-        uint32_t id = parent == ASK_INTERPRETER ? (pya_stack_is_interpreter(frame->key) ? 2 : 1)
-                                                : frame_define(h, trace, frame, parent);
+        uint32_t id = parent == ASK_KIND ? (uint32_t)native_kind(frame->key)
+                                         : frame_define(h, trace, frame, parent);
         if (id == 0) {
             return 0;
         }
@@ -142,7 +151,8 @@ frame_number(
     return h->slots[at].id;
 }
 
-/* Takes the interpreter's own native frames out; returns how many are left.  Zero with an exception set on failure. */
+/* Takes the native frames of the interpreter out, and ours with all that lies within; returns how many are left.
+ * Zero with an exception set on failure. */
 static size_t
 frames_trim(
     struct history_writer *h, struct pya_trace_writer *trace, struct pya_stack_frame *frames,
@@ -150,10 +160,15 @@ frames_trim(
     size_t kept = 0;
     bool is_outside = false;
     for (size_t i = 0; i < n; i++) {
-        if (frames[i].at == PYA_STACK_NATIVE && !is_outside) {
-            is_outside = frame_number(h, trace, &frames[i], ASK_INTERPRETER) == 2;
+        const bool is_native = frames[i].at == PYA_STACK_NATIVE;
+        bool is_ours = false;
+        if (is_native && !is_outside) {
+            const uint32_t kind = frame_number(h, trace, &frames[i], ASK_KIND);
+            is_outside = kind == NATIVE_INTERPRETER;
+            is_ours = kind == NATIVE_OWN;
+            kept = is_ours ? 0 : kept;
         }
-        if (frames[i].at != PYA_STACK_NATIVE || !is_outside) {
+        if (!is_native || (!is_outside && !is_ours)) {
             frames[kept++] = frames[i];
         }
     }

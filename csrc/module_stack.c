@@ -388,6 +388,17 @@ pya_stack_is_interpreter(void *address) {
            strncmp(where.dli_sname, "_PyEval_", strlen("_PyEval_")) == 0;
 }
 
+bool
+pya_stack_is_own(void *address) {
+    Dl_info own;
+    Dl_info where;
+    void *here = NULL;
+    void (*function)(void) = pya_stack_sweep;
+    memcpy(&here, &function, sizeof here);
+    return dladdr(here, &own) != 0 && dladdr(address, &where) != 0 &&
+           where.dli_fbase == own.dli_fbase;
+}
+
 PyObject *
 pya_stack_frames(PyObject *cache, void *context) {
     const struct stack *stack = context;

@@ -37,6 +37,8 @@ size_t pya_stack_read(void *context, struct pya_stack_frame *out, size_t room);
 PyObject *pya_stack_describe(const struct pya_stack_frame *frame);
 /* Is this native frame the interpreter's?  From there outwards the Python frames say more. */
 bool pya_stack_is_interpreter(void *address);
+/* Is it in this library?  Those frames are how the stack was captured. */
+bool pya_stack_is_own(void *address);
 /* Frees what was released without the GIL; the GIL is held. */
 void pya_stack_sweep(void);
 

@@ -318,7 +318,9 @@ class Analysis:
         return {
             block.alloc_event: makers[block.bytes]
             for block in blocks
-            if not block.stack and block.phase in ("backward", "") and block.bytes in makers
+            if self.place(block.stack) is None
+            and block.phase in ("backward", "")
+            and block.bytes in makers
         }
 
     def by_module(self, blocks: Iterable[Block]) -> list[Row]:

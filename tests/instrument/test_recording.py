@@ -127,3 +127,19 @@ def test_events_and_marks_keep_their_order(record: Record) -> None:
     phases = [p for p in trace.analyse(path).phases if p.name == "one"]
     assert len(phases) == 3000
     assert all((p.n_made, p.n_left) == (1, 1) for p in phases)
+
+
+def test_cpp_frames_begin_where_the_request_came_from(record: Record) -> None:
+    path = record("""
+    import torch
+    def ask():
+        return torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+    x = ask()
+    """, "--allocator", "pyalloc", "--stacks", "all")  # fmt: skip
+    found = trace.analyse(path)
+    (block,) = found.peak.blocks
+    names = [name for name, _, _ in found.frames(block.stack)]
+    files = [file for _, file, _ in found.frames(block.stack)]
+    assert any("at::" in name for name in names) and not any("_core" in file for file in files)
+    assert names[-2:] == ["ask", "<module>"]
+    assert str(found.place(block.stack)).endswith("program.py:4 ask")
