@@ -291,6 +291,13 @@ fast_slots_are_there(void *const *copy, size_t words) {
     return good;
 }
 
+/* torch's own raw_delete knows only what its own raw_alloc made, not the blocks that a checkpoint brings back. */
+bool
+needs_fast(const slot &each) {
+    return each.replacement == as_any(pya_torch_checkpoint_get) ||
+           each.replacement == as_any(pya_torch_checkpoint_set);
+}
+
 slot *
 slot_named_in(const std::string &text) {
     for (slot &each : slots) {
@@ -472,7 +479,7 @@ pya_torch_take_slots(void) {
     pya_torch_record_history_has_skip(pya_torch_symbol(HISTORY) != nullptr);
     const bool is_fast = fast_slots_are_there(copy, words);
     for (size_t i = 0; i < N_SLOTS; i++) {
-        if (i >= N_SLOTS - N_FAST && !is_fast) {
+        if (!is_fast && (i >= N_SLOTS - N_FAST || needs_fast(slots[i]))) {
             slots[i].detail = "off, or torch lacks one of the methods and functions it needs";
         } else if (slots[i].symbol != nullptr) {
             take_exported(slots[i], copy, words);
