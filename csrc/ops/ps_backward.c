@@ -78,8 +78,19 @@ struct backward_rows {
     const real *p;
     ptrdiff_t row;
     int n;
-    bool add;
+    bool add, last; /* last: nothing is added to them later */
 };
+
+static inline void
+backward_copy(real *dst, const real *src, ptrdiff_t n, bool past_cache) {
+    if (!past_cache || (uintptr_t)dst % (VW * sizeof(real)) != 0 || n % VW != 0) {
+        memcpy(dst, src, (size_t)n * sizeof(real));
+        return;
+    }
+    for (ptrdiff_t k = 0; k < n; k += VW) {
+        v_nt(dst + k, v_ld(src + k));
+    }
+}
 
 static void
 backward_write_rows(
@@ -88,7 +99,7 @@ backward_write_rows(
         real *p = ps_row_out(dst, i0 + i, t);
         const real *q = src.p + i * src.row;
         if (!src.add) {
-            memcpy(p, q, (size_t)d * sizeof(real));
+            backward_copy(p, q, d, src.last);
             continue;
         }
         for (ptrdiff_t k = 0; k < d; k++) {
@@ -105,7 +116,9 @@ backward_pair(
     const int d = (int)ps->dim;
     const int nl = ps_count(ps->n_l, l0, w->lb);
     const int nm = ps_count(ps->n_m, m0, w->mb);
-    pack_rows(w->value, w->ld, ps_row(ps->value, l0, t), ps->value.i, nl, d, pack_round(d, VW));
+    const real *value = ps_row(ps->value, l0, t);
+    pack_rows(w->value, w->ld, value, ps->value.i, nl, d, pack_round(d, VW));
+    pack_prefetch(value, ps->value.i, nl, d);
     struct pya_tile_a a = {w->value, w->ld, 1};
     struct pya_tile_b b = {w->loc_t, w->lm};
     struct pya_tile_c c = {w->u, w->lm, 0};
@@ -122,7 +135,7 @@ backward_pair(
         struct pya_tile_b loc = {w->loc, w->ld};
         struct pya_tile_c dst = {w->d_value, w->ld, 0};
         tile_multiply(nl, d, nm, wl, loc, dst);
-        struct backward_rows rows = {w->d_value, w->ld, nl, m0 > r->m0};
+        struct backward_rows rows = {w->d_value, w->ld, nl, m0 > r->m0, m0 + nm == r->m1};
         backward_write_rows(ps->d_value, l0, t, rows, d);
     }
 }
@@ -130,7 +143,7 @@ backward_pair(
 static void
 backward_finish(struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t t, ptrdiff_t m0, int nm) {
     if (ps->d_loc.p != NULL) {
-        struct backward_rows rows = {w->d_loc, w->ld, nm, false};
+        struct backward_rows rows = {w->d_loc, w->ld, nm, false, true};
         backward_write_rows(ps->d_loc, m0, t, rows, (ptrdiff_t)ps->dim);
     }
     for (int i = 0; i < nm; i++) {
@@ -151,6 +164,7 @@ backward_unit(
         const int nm = ps_count(r->m1, m0, w->mb);
         const real *loc = ps_row(ps->loc, m0, t);
         pack_rows(w->loc, w->ld, loc, ps->loc.i, nm, d, pack_round(d, VW));
+        pack_prefetch(loc, ps->loc.i, nm, d);
         pack_transpose(w->loc_t, w->lm, w->loc, w->ld, nm, d, pack_round(nm, VW));
         ps_tile_components(w, ps, m0, nm, t);
         for (int i = 0; i < (int)pack_round(nm, VW); i++) {
