@@ -143,8 +143,10 @@ def test_infinite_bias_hides_keys(isa):
     st.integers(1, 80),
     st.integers(1, 80),
     st.booleans(),
+    st.integers(0, 2**31),
 )
-def test_any_shape(n_b, heads, n_q, n_k, dim, dim_v, causal):
+def test_any_shape(n_b, heads, n_q, n_k, dim, dim_v, causal, seed):
+    torch.manual_seed(seed)
     compare(problem(n_b, *heads, n_q, n_k, dim, dim_v), causal=causal)
 
 
