@@ -17,7 +17,7 @@ from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._check import compute_dtype, require_float
 from pyalloc.ops._library import AdditiveArgs, View, call, dtype_code, threads
-from pyalloc.ops._vmap import fold, unfold
+from pyalloc.ops._vmap import fold, is_plain, unfold
 
 
 def additive_attention(
@@ -64,9 +64,7 @@ def additive_attention(
     elif shared and memory is not None:
         context, probs = memory.attend(query, v, mask)
     else:
-        context, probs = torch.ops.pyalloc.additive_attention(
-            query, keys.to(compute), values.to(compute), v, mask
-        )
+        context, probs = _run(query, keys.to(compute), values.to(compute), v, mask)
     if single:
         context, probs = context.squeeze(1), probs.squeeze(1)
     context, probs = context.to(result), probs.to(result)
@@ -293,6 +291,42 @@ def _backward_kernel(
     return d_query, d_v.sum(0)
 
 
+def _gradients(
+    grad: Tensor,
+    grad_probs: Tensor | None,
+    probs: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    needs: list[bool],
+) -> list[Tensor]:
+    sinks = (
+        keys.new_empty(keys.shape) if needs[1] else None,
+        values.new_empty(values.shape) if needs[2] else None,
+    )
+    d_query, d_v = _backward_kernel(
+        (query, keys, values, v), probs, (grad, grad_probs), sinks, accumulate=False
+    )
+    d_keys, d_values = (keys.new_empty(0) if x is None else x for x in sinks)
+    return [d_query, d_keys, d_values, d_v]
+
+
+def _run(*args: Any) -> tuple[Tensor, Tensor]:
+    """The registered op, or in plain eager mode on the CPU the same without the dispatcher's cost.
+
+    query, keys, values, v, mask.
+    """
+    if not (is_plain(args) and args[1].is_cpu):
+        context, probs = torch.ops.pyalloc.additive_attention(*args)
+    elif torch.is_grad_enabled() and any(x.requires_grad for x in args[:4]):
+        context, probs = _Direct.apply(*args)
+    else:
+        context, probs = _forward_kernel(*args)
+    return context, probs
+
+
 @torch.library.custom_op("pyalloc::additive_attention", mutates_args=())
 def _additive(
     query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
@@ -325,15 +359,7 @@ def _additive_backward(
 ) -> list[Tensor]:
     if keys.is_cuda and not _cuda.serves(keys):
         return _eager.additive_vjp((query, keys, values, v), mask, (grad, grad_probs), needs)
-    sinks = (
-        keys.new_empty(keys.shape) if needs[1] else None,
-        values.new_empty(values.shape) if needs[2] else None,
-    )
-    d_query, d_v = _backward_kernel(
-        (query, keys, values, v), probs, (grad, grad_probs), sinks, accumulate=False
-    )
-    d_keys, d_values = (keys.new_empty(0) if x is None else x for x in sinks)
-    return [d_query, d_keys, d_values, d_v]
+    return _gradients(grad, grad_probs, probs, query, keys, values, v, mask, needs)
 
 
 @_additive_backward.register_fake
@@ -357,13 +383,29 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     ctx.save_for_backward(output[1], *inputs)
 
 
-def _vjp(ctx: Any, grad: Tensor, grad_probs: Tensor | None) -> tuple[Any, ...]:
+def _vjp(
+    ctx: Any, grad: Tensor, grad_probs: Tensor | None, backward: Any = None
+) -> tuple[Any, ...]:
     probs, query, keys, values, v, mask = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:4])
-    grads = torch.ops.pyalloc.additive_attention_backward(
-        grad, grad_probs, probs, query, keys, values, v, mask, needs
-    )
+    backward = backward or torch.ops.pyalloc.additive_attention_backward
+    grads = backward(grad, grad_probs, probs, query, keys, values, v, mask, needs)
     return (*(g if need else None for g, need in zip(grads, needs, strict=True)), None)
+
+
+class _Direct(torch.autograd.Function):
+    """The registered op, called without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        outputs = _forward_kernel(*args)
+        _setup(ctx, args, outputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_probs: Tensor) -> tuple[Any, ...]:
+        # where a second derivative may be asked for, the registered op has it
+        return _vjp(ctx, grad, grad_probs, None if torch.is_grad_enabled() else _gradients)
 
 
 _additive.register_autograd(_vjp, setup_context=_setup)
