@@ -37,9 +37,11 @@ pya_torch_enable_peer(void *self, int8_t device, int8_t other) {
     pya_heap *heap = pya_torch_heap();
     const pya_status status = heap == nullptr ? PYA_OK : pya_enable_peer(heap, other, device);
     if (status != PYA_OK) {
-        throw std::runtime_error(
-            "pyalloc: opening the memory of device " + std::to_string(other) + " to device " +
-            std::to_string(device) + " failed: " + pya_status_text(status));
+        const std::string what = "opening the memory of device " + std::to_string(other) +
+                                 " to device " + std::to_string(device) + " failed";
+        char text[512];
+        (void)pya_heap_error_text(heap, status, what.c_str(), other, text, sizeof text);
+        throw std::runtime_error(std::string("pyalloc: ") + text);
     }
 }
 

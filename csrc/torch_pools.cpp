@@ -19,7 +19,9 @@ namespace {
 
 [[noreturn]] void
 raise(const char *what, pya_status status) {
-    throw std::runtime_error(std::string("pyalloc: ") + what + ": " + pya_status_text(status));
+    char text[512];
+    (void)pya_heap_error_text(pya_torch_heap(), status, what, -1, text, sizeof text);
+    throw std::runtime_error(std::string("pyalloc: ") + text);
 }
 
 void
