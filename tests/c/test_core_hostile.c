@@ -293,7 +293,9 @@ test_fork(void) {
         good = good && pya_record_stream(world.heap, ptr, 16) == PYA_OK;
         good = good && pya_empty_cache(world.heap, -1) == PYA_E_FORKED;
         good = good && pya_memory_info(world.heap, 0, &info) == PYA_E_FORKED;
-        pya_heap_destroy(world.heap);
+        if (!check_is_slow()) { /* what hangs on the devices is not freed in a child: memcheck would count it */
+            pya_heap_destroy(world.heap);
+        }
         _exit(good ? 0 : 1);
     }
     int status = -1;

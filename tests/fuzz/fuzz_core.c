@@ -49,6 +49,7 @@ struct world {
     struct pool pools[N_DEVICES][N_POOLS];
     size_t n_filters; /* not dropped yet */
     size_t n_contexts;
+    bool no_split;       /* a pool was told so: blocks may be larger than asked for */
     bool may_fail;       /* device calls were made to fail, at some time */
     bool has_host_fault; /* now */
     unsigned open_fails; /* so many openings of devices */
@@ -263,7 +264,7 @@ live_add(struct world *world, struct live live) {
     REQUIRE_EQ(live.ptr % PYA_ALIGN, 0);
     REQUIRE_EQ(pya_block_info(world->heap, live.ptr, &base, &live.bytes, &device), PYA_OK);
     REQUIRE(base == live.ptr && device == live.device && live.bytes >= rounded);
-    if (!world->config.no_vmm && world->options.vmm &&
+    if (!world->config.no_vmm && world->options.vmm && !world->no_split &&
         world->options.roundup_power2_divisions <= 1) {
         REQUIRE_EQ(live.bytes, rounded);
     }
@@ -570,6 +571,23 @@ op_history(struct world *world) {
     }
 }
 
+/* The entries are the caller's, oldest first by ring. */
+static void
+take_history(struct world *world, int device) {
+    struct pya_history_part part;
+    uint64_t now_ns;
+    if (!pya_history_take(world->heap, device, &part, &now_ns)) {
+        return;
+    }
+    for (size_t i = 0; i < part.n; i++) {
+        REQUIRE(part.items[i].action < PYA_N_ACTIONS);
+        if (part.items[i].context != NULL) {
+            context_release(world, part.items[i].context);
+        }
+    }
+    free(part.items);
+}
+
 /* Segments apart, their blocks end to end, sums as the statistics say. */
 static void
 op_snapshot(struct world *world) {
@@ -636,6 +654,60 @@ op_check(struct world *world) {
     check_all(world, fuzz_byte(&world->in) % 16 == 0);
 }
 
+/* Limits, reservations and what else a program may set while it runs. */
+static void
+op_steer(struct world *world) {
+    uint8_t how = fuzz_byte(&world->in);
+    uint8_t which = fuzz_byte(&world->in);
+    int device = how % N_DEVICES;
+    int i = which % N_POOLS;
+    bool has_pool = world->pools[device][i].n_users > 0 || world->pools[device][i].is_active;
+    size_t bytes = (size_t)which << 22;
+    unsigned open_fails = world->open_fails;
+    pya_status st;
+    switch (how / 2 % 8) {
+    case 0:
+        st = pya_set_limit(world->heap, device, PYA_LIMIT_HARD, bytes);
+        break;
+    case 1:
+        st = pya_set_limit(world->heap, device, PYA_LIMIT_SOFT, bytes);
+        REQUIRE(st != PYA_OK || pya_get_limit(world->heap, device, PYA_LIMIT_SOFT) == bytes);
+        break;
+    case 2:
+    case 3:
+        bytes = which == 255 ? (size_t)1 << 60 : bytes / 4;
+        st = pya_reserve(world->heap, device, bytes, stream_of(how >> 4));
+        REQUIRE(
+            st != PYA_OK || stat_of(world, device, "reserved_bytes.all.current") >= (int64_t)bytes);
+        st = st == PYA_E_NOMEM ? PYA_OK : st;
+        break;
+    case 4:
+        st = pya_pool_set_limit(world->heap, device, pool_id(i), bytes);
+        REQUIRE(st != PYA_E_INVAL || !has_pool);
+        st = st == PYA_E_INVAL ? PYA_OK : st;
+        break;
+    case 5:
+        (void)!pya_pool_set_no_split(world->heap, device, pool_id(i));
+        world->no_split = true;
+        st = PYA_OK;
+        break;
+    case 6:
+        st = PYA_OK;
+        if (world->sims[device] != NULL) { /* forth by up to 32 s, or back */
+            uint64_t ns = (uint64_t)which << 27;
+            pya_sim_advance_clock(world->sims[device], which % 8 == 7 ? 0 - ns : ns);
+        }
+        break;
+    default:
+        take_history(world, device);
+        return;
+    }
+    SAY("steer %d: device %d, %zu -> %d\n", how / 2 % 8, device, bytes, st);
+    if (world->open_fails == open_fails) {
+        require_status(world, device, st);
+    }
+}
+
 static void op_next(struct world *world, unsigned kind);
 
 /* The operation that follows, with one of its host allocations failing. */
@@ -677,10 +749,10 @@ op_next(struct world *world, unsigned kind) {
     static const struct {
         unsigned n;
         void (*run)(struct world *);
-    } ops[] = {{20, op_alloc},    {16, op_free},   {6, op_record},   {3, op_finish},
-               {2, op_give_back}, {2, op_limit},   {4, op_pool},     {2, op_fault},
-               {1, op_query},     {1, op_history}, {1, op_snapshot}, {2, op_host_fault},
-               {2, op_bad_free},  {2, op_check}};
+    } ops[] = {{20, op_alloc},     {16, op_free},    {6, op_record},  {3, op_finish},
+               {1, op_give_back},  {1, op_steer},    {2, op_limit},   {4, op_pool},
+               {2, op_fault},      {1, op_query},    {1, op_history}, {1, op_snapshot},
+               {2, op_host_fault}, {2, op_bad_free}, {2, op_check}};
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         if (kind < ops[i].n) {
             ops[i].run(world);
@@ -706,6 +778,10 @@ world_init(struct world *world) {
         "vmm:False,max_split_size:20MB",
         "limit:64MB",
         "per_process_memory_fraction:0.5,memory:tight",
+        "shared_pages:True",
+        "shared_pages:True,memory:tight,mappings_per_page:2",
+        "soft_limit:40MB,garbage_collection_threshold:0.6",
+        "keep_free:30MB,trim_after:2,limit:80MB",
     };
     uint8_t settings = fuzz_byte(&world->in);
     uint8_t device = fuzz_byte(&world->in);
@@ -746,6 +822,7 @@ world_end(struct world *world) {
     for (int d = 0; d < N_DEVICES; d++) {
         if (world->sims[d] != NULL) {
             (void)pya_sim_fail_clear(world->sims[d]);
+            REQUIRE_EQ(pya_reserve(world->heap, d, 0, 0), PYA_OK);
         }
         for (int i = 0; i < N_POOLS; i++) {
             if (world->pools[d][i].is_active) {
