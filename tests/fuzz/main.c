@@ -14,7 +14,7 @@
 
 #include "fuzz.h"
 
-enum { MAP_BYTES = 1 << 16, INPUT_MAX = 1 << 16, RUN_SECONDS = 60, BYTES_PER_EDGE = 512 };
+enum { MAP_BYTES = 1 << 16, INPUT_MAX = 1 << 16, RUN_SECONDS = 60, BYTES_PER_EDGE = 256 };
 
 struct blob {
     uint8_t *bytes;
