@@ -40,6 +40,7 @@ struct pya_arena {
     uint64_t seen_seq; /* seq when it was last seen to have changed, and the card's requests then */
     uint64_t seen_requests;
     double stitch_debt_ns; /* paid for stitching since the last growth (the balanced policy's W) */
+    double transfer_debt_ns; /* the same for pages taken from other streams */
 };
 
 static inline struct pya_place

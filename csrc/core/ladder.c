@@ -326,6 +326,7 @@ ladder_transfer(struct pya_arena *arena, size_t n_want, enum transfer_from kind)
         }
         if (st == PYA_OK) {
             card->stats.scalar[PYA_STAT_pyalloc_page_transfers] += (int64_t)n;
+            pya_policy_pay_transfer(arena, n);
         }
     }
 done:
@@ -422,8 +423,8 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     if (st != PYA_OK || *out != NULL) {
         return st;
     }
-    if (card->arenas->next != NULL) {
-        size_t n_want = m > LADDER_TRANSFER_PAGES ? m : LADDER_TRANSFER_PAGES;
+    size_t n_want = m > LADDER_TRANSFER_PAGES ? m : LADDER_TRANSFER_PAGES;
+    if (card->arenas->next != NULL && pya_policy_may_transfer(arena, m)) {
         st = ladder_transfer(arena, n_want, TRANSFER_IDLE);
         if (st == PYA_OK) {
             st = ladder_refit(arena, bytes, is_small, out);

@@ -16,10 +16,13 @@ enum {
 /* balanced: since the last growth, stitching may cost this many times what growing would have; but once it
  * has cost this share of what creating all memory did, only PATIENCE_LATE times that, so that the whole bill
  * stays bounded however long a program runs.  Streams that share memory get along with stitching far better
- * than with memory of their own, so they keep the patience. */
+ * than with memory of their own, so they keep the patience longer. */
 #define BALANCED_PATIENCE 8.0
 #define BALANCED_PATIENCE_LATE 2.0
 #define BALANCED_EARLY_SHARE 0.3
+/* Since a stream last grew instead, taking pages from others may cost this many times what making them would. */
+#define TRANSFER_PATIENCE 8.0
+#define THRIFT_FROM 2.0
 /* Above the level (gc.h) it keeps this much however long the program runs, the streams again all of it: twice as
  * much makes a program of ever new sizes three times slower. */
 #define PRESSED_PATIENCE 4.0
@@ -72,6 +75,30 @@ pya_policy_pay(struct pya_arena *arena, size_t n_pages) {
     }
 }
 
+/* Streams that share memory pay for it again and again.  Once that has cost twice what creating all memory did
+ * they lose patience, quickly, so that each gets what it needs and calls grow rare. */
+static double
+thrift(const struct pya_card *card) {
+    double spent = card->stitch_ns / (THRIFT_FROM * create_cost_ns(card->pages.n_live + 1));
+    return 1 / (1 + spent * spent * spent);
+}
+
+bool
+pya_policy_may_transfer(struct pya_arena *arena, size_t n_pages) {
+    double patience = TRANSFER_PATIENCE * thrift(arena->card);
+    bool is_cheap = arena->transfer_debt_ns < patience * create_cost_ns(n_pages);
+    if (!is_cheap) {
+        arena->transfer_debt_ns = 0;
+    }
+    return is_cheap || arena->card->options.memory == PYA_MEMORY_TIGHT;
+}
+
+void
+pya_policy_pay_transfer(struct pya_arena *arena, size_t n_pages) {
+    arena->transfer_debt_ns += stitch_cost_ns(n_pages);
+    arena->card->stitch_ns += stitch_cost_ns(n_pages);
+}
+
 static enum pya_plan
 plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
     const struct pya_card *card = arena->card;
@@ -83,7 +110,10 @@ plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live)
     }
     bool is_early = card->stitch_ns < BALANCED_EARLY_SHARE * create_cost_ns(card->pages.n_live);
     bool is_shared = card->arenas->next != NULL;
-    double patience = is_early || is_shared ? BALANCED_PATIENCE : BALANCED_PATIENCE_LATE;
+    double patience = is_early ? BALANCED_PATIENCE : BALANCED_PATIENCE_LATE;
+    if (is_shared) {
+        patience = BALANCED_PATIENCE * thrift(card);
+    }
     double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(m);
     if (debt_ns >= patience * create_cost_ns(n - missing)) {
         arena->stitch_debt_ns = 0;

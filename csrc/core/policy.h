@@ -19,6 +19,10 @@ enum pya_plan {
 enum pya_plan pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n_pages);
 /* n_pages were stitched or moved. */
 void pya_policy_pay(struct pya_arena *arena, size_t n_pages);
+/* May up to n_pages come from other streams once more?  Streams that take them from each other in turn pay
+ * every time; at some point pages of their own are cheaper. */
+bool pya_policy_may_transfer(struct pya_arena *arena, size_t n_pages);
+void pya_policy_pay_transfer(struct pya_arena *arena, size_t n_pages);
 
 #ifdef __cplusplus
 }
