@@ -131,13 +131,13 @@ def plot(found: list[Mean], path: Path) -> None:
         mine = [m for m in found if m.part == part and "shared" not in m.setting]
         for mean in mine:
             ours = mean.setting not in ("native", "expandable")
-            colour = "tab:blue" if ours else "tab:grey"
+            colour, below = ("tab:blue", 4) if ours else ("tab:grey", -12)
             panel.scatter(mean.time, mean.peak_live, color=colour, marker="o")
             panel.annotate(
                 mean.setting,
                 (mean.time, mean.peak_live),
                 textcoords="offset points",
-                xytext=(6, 4),
+                xytext=(6, below),
                 fontsize=9,
             )
         ours_sorted = sorted(

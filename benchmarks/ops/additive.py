@@ -98,13 +98,16 @@ def seq2seq(b: Bench) -> None:
         for name, options in (("eager", []), ("ours", ["--fused"])):
             path = Path(folder) / f"{name}.json"
             command = [sys.executable, "examples/seq2seq.py", "--json", str(path), *options]
-            subprocess.run(
+            # Python 3.11 may abort while it shuts down right after a backward pass; the result is whole by then.
+            done = subprocess.run(
                 command,
                 cwd=ROOT,
                 env={**environment("80GB"), "PYTHONPATH": str(ROOT)},
-                check=True,
+                check=False,
                 stdout=sys.stderr,
             )
+            if not path.exists():
+                raise RuntimeError(f"the example ended with {done.returncode} and without a result")
             result = json.loads(path.read_text())
             at = {(r["step"], r["phase"]): r for r in result["rows"]}
             rows[name] = {

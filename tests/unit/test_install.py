@@ -335,9 +335,12 @@ def test_status_is_readable(dry_python) -> None:  # type: ignore[no-untyped-def]
     done = dry_python("import pyalloc; pyalloc.install(); print(pyalloc.status())")
     assert "pyalloc is installed (active), torch " in done.stdout
     assert "ok  out of memory is raised as: torch.OutOfMemoryError" in done.stdout
-    assert "NO " not in done.stdout.replace(
-        "NO  MemPool(no_split=True)", ""
-    )  # older torch has none
+    missing = [line for line in done.stdout.splitlines() if "  NO  " in line]
+    assert all(
+        "does not export the method" in line for line in missing
+    )  # older torch has not all of them
+    if not missing:
+        assert "NO " not in done.stdout
 
 
 def test_doctor(dry_python) -> None:  # type: ignore[no-untyped-def]
