@@ -77,7 +77,7 @@ struct pya_card {
     size_t peak_live_bytes; /* largest live_bytes so far: memory up to here is needed anyway */
     size_t keep_bytes;      /* reserved for good: nothing is given back below this */
     struct pya_usage usage; /* what was needed lately */
-    double stitch_ns;       /* modelled time of all stitching and moving so far */
+    double stitch_ns;       /* modelled time of all stitching, moving and transfers so far */
     /* The tight policy's bucket: stitching fills it, requests empty it, and when it runs over the policy gives
      * way: slack grows. */
     double bucket_ns;

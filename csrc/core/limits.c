@@ -19,7 +19,7 @@ pya_pool_set_limit(struct pya_heap *heap, int device, struct pya_pool_id id, siz
 static pya_status
 reserve_pages(struct pya_arena *arena, size_t bytes) {
     struct pya_block *hole;
-    size_t n_pages = (bytes + PYA_PAGE - 1) / PYA_PAGE;
+    size_t n_pages = pya_pages_for(bytes);
     pya_status st = pya_arena_last_hole(arena, n_pages, &hole);
     return st == PYA_OK ? pya_arena_grow(arena, hole, n_pages, false) : st;
 }

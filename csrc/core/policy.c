@@ -95,63 +95,69 @@ pya_policy_may_transfer(struct pya_arena *arena, size_t n_pages) {
 
 void
 pya_policy_pay_transfer(struct pya_arena *arena, size_t n_pages) {
-    arena->transfer_debt_ns += stitch_cost_ns(n_pages);
-    arena->card->stitch_ns += stitch_cost_ns(n_pages);
+    double cost_ns = stitch_cost_ns(n_pages);
+    arena->transfer_debt_ns += cost_ns;
+    arena->card->stitch_ns += cost_ns;
+}
+
+static bool
+is_shared(const struct pya_card *card) {
+    return card->arenas->next != NULL;
+}
+
+/* Pages a stitch of `bytes` would still have to create. */
+static size_t
+pages_missing(const struct pya_arena *arena, size_t bytes) {
+    size_t m = pya_pages_for(bytes);
+    return m > arena->free_pages ? m - arena->free_pages : 0;
+}
+
+/* Saves the pages that growing by n would cost, until saving has cost `patience` times what they would. */
+static enum pya_plan
+plan_save(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live, double patience) {
+    size_t n_saved = n - pages_missing(arena, bytes);
+    double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(pya_pages_for(bytes));
+    if (debt_ns >= patience * create_cost_ns(n_saved)) {
+        arena->stitch_debt_ns = 0;
+        return PYA_PLAN_GROW;
+    }
+    size_t share = is_shared(arena->card) ? BALANCED_MOVE_SHARE_STREAMS : BALANCED_MOVE_SHARE;
+    return bytes >= peak_live / share ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
 }
 
 static enum pya_plan
 plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
     const struct pya_card *card = arena->card;
-    size_t m = pya_pages_for(bytes);
-    size_t missing = m > arena->free_pages ? m - arena->free_pages : 0;
-    if (bytes < BALANCED_STITCH_FROM || n <= missing ||
+    if (bytes < BALANCED_STITCH_FROM || n <= pages_missing(arena, bytes) ||
         card->reserved_bytes + n * PYA_PAGE <= peak_live) {
         return PYA_PLAN_GROW;
     }
     bool is_early = card->stitch_ns < BALANCED_EARLY_SHARE * create_cost_ns(card->pages.n_live);
-    bool is_shared = card->arenas->next != NULL;
     double patience = is_early ? BALANCED_PATIENCE : BALANCED_PATIENCE_LATE;
-    if (is_shared) {
+    if (is_shared(card)) {
         patience = BALANCED_PATIENCE * thrift(card);
     }
-    double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(m);
-    if (debt_ns >= patience * create_cost_ns(n - missing)) {
-        arena->stitch_debt_ns = 0;
-        return PYA_PLAN_GROW;
-    }
-    size_t share = is_shared ? BALANCED_MOVE_SHARE_STREAMS : BALANCED_MOVE_SHARE;
-    return bytes >= peak_live / share ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
+    return plan_save(arena, bytes, n, peak_live, patience);
 }
 
 /* Above the level: whatever saves pages, until it has cost far more than the pages would. */
 static enum pya_plan
 plan_pressed(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
-    size_t m = pya_pages_for(bytes);
-    size_t missing = m > arena->free_pages ? m - arena->free_pages : 0;
-    if (n <= missing) {
+    if (n <= pages_missing(arena, bytes)) {
         return PYA_PLAN_GROW;
     }
-    bool is_shared = arena->card->arenas->next != NULL;
-    double patience = is_shared ? BALANCED_PATIENCE : PRESSED_PATIENCE;
-    double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(m);
-    if (debt_ns >= patience * create_cost_ns(n - missing)) {
-        arena->stitch_debt_ns = 0;
-        return PYA_PLAN_GROW;
-    }
-    size_t share = is_shared ? BALANCED_MOVE_SHARE_STREAMS : BALANCED_MOVE_SHARE;
-    return bytes >= peak_live / share ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
+    double patience = is_shared(arena->card) ? BALANCED_PATIENCE : PRESSED_PATIENCE;
+    return plan_save(arena, bytes, n, peak_live, patience);
 }
 
 static enum pya_plan
 plan_tight(const struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
     const struct pya_card *card = arena->card;
-    size_t m = pya_pages_for(bytes);
-    size_t missing = m > arena->free_pages ? m - arena->free_pages : 0;
     double most = (1 + TIGHT_SLACK + card->slack) * (double)peak_live;
-    if (n <= missing || (double)(card->reserved_bytes + n * PYA_PAGE) <= most) {
+    if (n <= pages_missing(arena, bytes) || (double)(card->reserved_bytes + n * PYA_PAGE) <= most) {
         return PYA_PLAN_GROW;
     }
-    return bytes >= TIGHT_MOVE_FROM && n <= m ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
+    return bytes >= TIGHT_MOVE_FROM && n <= pya_pages_for(bytes) ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
 }
 
 enum pya_plan

@@ -1,5 +1,5 @@
 """The policy models against real torch: the same peak of reserved memory on every trace of the suite, within 1 %
-(pyalloc itself: 5 %, see below)."""
+(one program on pyalloc: 5 %, see below)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.torch
 
 MISSING = hostcuda.why_not()
 
-#: pyalloc's replay is pyalloc itself on another device, no model.  Where streams pass memory around, addresses and the
-#: moments streams are seen idle decide who gives pages to whom, and one different choice changes all that follow.
-TOLERANCES = {"native": TOLERANCE, "expandable": TOLERANCE, "pyalloc": 0.05}
+#: pyalloc's replay is pyalloc itself on another device, no model.  Where three streams hand all they have to each
+#: other, one different choice of who gives pages to whom changes all that follow (3.9 % seen).
+TOLERANCES = {("pyalloc", "hand_over"): 0.05}
 
 
 @pytest.fixture(scope="module", params=["native", "expandable", "pyalloc"])
@@ -46,7 +46,9 @@ def test_peak_reserved(server: tuple[str, TorchReplay], trace: Trace, folder: Pa
     model = program.replay(allocator, capacity=capacity)
     assert real["completed"] and model["completed"]
     assert real["live_bytes"] == program.info()["peak_live_bytes"]
-    assert model["peak_bytes"] == pytest.approx(real["peak_bytes"], rel=TOLERANCES[allocator])
+    assert model["peak_bytes"] == pytest.approx(
+        real["peak_bytes"], rel=TOLERANCES.get((allocator, trace.name), TOLERANCE)
+    )
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "streams3", "pinned_between"])

@@ -5,7 +5,7 @@
 #include "core/pyalloc.h"
 #include "device/sim.h"
 
-/* Far above what was ever seen (about 70): log2 of a million in each of two treaps, and clusters of the map. */
+/* Far above what was seen (46; 262 while the map's old table was emptied slowly): treaps, and clusters of the map. */
 enum { MOST_STEPS = 400 };
 enum { N_LIVE = 1000000, N_PAGES = 20000 };
 
