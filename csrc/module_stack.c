@@ -4,6 +4,7 @@
  * on a list that the next capture, which holds the GIL, empties. */
 #include "module_stack.h"
 
+#include "core/shared.h"
 #include "thread_labels.h"
 
 #include <dlfcn.h>
@@ -20,11 +21,10 @@ struct frame {
 };
 
 struct stack {
-    size_t n_owners; /* atomic */
-    struct stack *next_dead;
-    char *metadata;        /* owned; NULL is "" */
-    char *compile_context; /* owned; NULL is "N/A" */
-    bool is_bare;          /* only labels were asked for */
+    struct pya_shared shared; /* first */
+    char *metadata;           /* owned; NULL is "" */
+    char *compile_context;    /* owned; NULL is "N/A" */
+    bool is_bare;             /* only labels were asked for */
     size_t n_native;
     void **native; /* owned return addresses, innermost first; NULL when none were captured */
     size_t n_frames;
@@ -33,7 +33,7 @@ struct stack {
 
 static atomic_bool wants_native;
 
-static struct stack *dead_stacks; /* atomic head of a list that only grows, or is taken whole */
+static struct pya_shared *dead_stacks; /* they need the GIL to go */
 
 /* Outside the limited API, but exported by every CPython since 3.9; without it no stacks are recorded. */
 typedef PyFrameObject *(*get_back_function)(PyFrameObject *);
@@ -85,11 +85,11 @@ stack_destroy(struct stack *stack) {
 
 void
 pya_stack_sweep(void) {
-    struct stack *stack = __atomic_exchange_n(&dead_stacks, NULL, __ATOMIC_ACQUIRE);
-    while (stack != NULL) {
-        struct stack *next = stack->next_dead;
-        stack_destroy(stack);
-        stack = next;
+    struct pya_shared *dead = pya_shared_exhume(&dead_stacks);
+    while (dead != NULL) {
+        struct pya_shared *next = pya_shared_next(dead);
+        stack_destroy((struct stack *)dead);
+        dead = next;
     }
 }
 
@@ -99,8 +99,7 @@ stack_create(const struct frame *frames, size_t n) {
     if (stack == NULL) {
         return NULL;
     }
-    stack->n_owners = 1;
-    stack->next_dead = NULL;
+    stack->shared = (struct pya_shared){.n_owners = 1};
     stack->metadata = NULL;
     stack->compile_context = NULL;
     stack->is_bare = false;
@@ -221,7 +220,7 @@ pya_stack_retain(void *arg, void *context) {
     (void)arg;
     struct stack *stack = context;
     if (stack != NULL) {
-        __atomic_fetch_add(&stack->n_owners, 1, __ATOMIC_RELAXED);
+        pya_shared_retain(&stack->shared);
     }
 }
 
@@ -229,14 +228,9 @@ void
 pya_stack_release(void *arg, void *context) {
     (void)arg;
     struct stack *stack = context;
-    if (stack == NULL || __atomic_sub_fetch(&stack->n_owners, 1, __ATOMIC_ACQ_REL) != 0) {
-        return;
+    if (stack != NULL && pya_shared_drop(&stack->shared)) {
+        pya_shared_bury(&dead_stacks, &stack->shared);
     }
-    struct stack *head = __atomic_load_n(&dead_stacks, __ATOMIC_RELAXED);
-    do {
-        stack->next_dead = head;
-    } while (!__atomic_compare_exchange_n(
-        &dead_stacks, &head, stack, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
 }
 
 uint64_t

@@ -1,11 +1,11 @@
 /* One device's part of the heap: what its arenas share.  Floor 4.
  *
- * Everything here is guarded by `lock`, except `dev` and `index`, which never change.
+ * Everything here is guarded by `lock`, except `dev`, `index` and `cards`, which never change.
  * Long because every floor above keeps its part here. */
 #pragma once
 
+#include "cards.h"
 #include "history.h"
-#include "lock.h"
 #include "options.h"
 #include "page.h"
 #include "pool_id.h"
@@ -44,14 +44,10 @@ pya_pool_is_plain(const struct pya_pool *pool) {
     return pool != NULL && (pool->source.alloc != NULL || pool->no_split);
 }
 
-/* Address space is claimed in steps of 64 GiB, so that a pointer names the few cards it can belong to. */
-enum { PYA_CLAIM_SHIFT = 36, PYA_CLAIM_SLOTS = 4096 };
-
 struct pya_card {
     struct pya_lock lock;
     int index;
-    uint64_t
-        *claims; /* of the heap: PYA_CLAIM_SLOTS words, bit i: card i has addresses there; atomic */
+    struct pya_cards *cards; /* of the heap, with this one */
     struct pya_device *dev;
     struct pya_device_caps caps;
     struct pya_options options;
@@ -118,11 +114,7 @@ pya_stat_pool_of(bool is_small) {
 
 static inline void
 pya_card_claim(struct pya_card *card, pya_dptr addr, size_t bytes) {
-    uint64_t last = (addr + bytes - 1) >> PYA_CLAIM_SHIFT;
-    for (uint64_t i = addr >> PYA_CLAIM_SHIFT; i <= last; i++) {
-        __atomic_fetch_or(
-            &card->claims[i % PYA_CLAIM_SLOTS], (uint64_t)1 << card->index, __ATOMIC_RELEASE);
-    }
+    pya_cards_claim(card->cards, card->index, addr, bytes);
 }
 
 /* The smaller of the fraction of the card and the limit in bytes. */

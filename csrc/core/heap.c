@@ -24,8 +24,7 @@ heap_watch_forks(void) {
 
 bool
 pya_heap_is_forked(const struct pya_heap *heap) {
-    /* fork_count is written once, before n_cards leaves 0. */
-    return __atomic_load_n(&heap->n_cards, __ATOMIC_ACQUIRE) > 0 && heap->fork_count != heap_forks;
+    return pya_cards_are_forked(&heap->cards, heap_forks);
 }
 
 pya_status
@@ -47,7 +46,8 @@ pya_heap_create(
 }
 
 static pya_status
-heap_open_card(struct pya_heap *heap, int device, struct pya_card **out) {
+heap_open_card(void *arg, int device, struct pya_card **out) {
+    struct pya_heap *heap = arg;
     struct pya_card *card = calloc(1, sizeof *card);
     if (card == NULL) {
         return PYA_E_HOST_NOMEM;
@@ -61,7 +61,7 @@ heap_open_card(struct pya_heap *heap, int device, struct pya_card **out) {
         goto close_device;
     }
     card->index = device;
-    card->claims = heap->claims;
+    card->cards = &heap->cards;
     card->options = heap->options;
     card->fits_carefully = card->options.memory == PYA_MEMORY_TIGHT;
     pya_slab_init(&card->blocks, sizeof(struct pya_block));
@@ -75,10 +75,6 @@ heap_open_card(struct pya_heap *heap, int device, struct pya_card **out) {
     if (st != PYA_OK) {
         goto close_device;
     }
-    if (heap->n_cards == 0) {
-        heap->fork_count = heap_forks;
-    }
-    __atomic_store_n(&heap->n_cards, heap->n_cards + 1, __ATOMIC_RELEASE);
     *out = card;
     return PYA_OK;
 
@@ -94,7 +90,7 @@ pya_heap_open_card(const struct pya_heap *heap, int device) {
     if (device < 0 || device >= PYA_MAX_DEVICES) {
         return NULL;
     }
-    return __atomic_load_n(&heap->cards[device], __ATOMIC_ACQUIRE);
+    return pya_cards_get(&heap->cards, device);
 }
 
 pya_status
@@ -105,23 +101,13 @@ pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out) {
     if (PYA_UNLIKELY(pya_heap_is_forked(heap))) {
         return PYA_E_FORKED;
     }
-    struct pya_card *card = pya_heap_open_card(heap, device);
-    pya_status st = PYA_OK;
+    struct pya_card *card = pya_cards_get(&heap->cards, device);
     if (PYA_UNLIKELY(card == NULL)) {
-        pya_lock_acquire(&heap->lock);
-        card = pya_heap_open_card(heap, device);
-        if (card == NULL) {
-            st = heap_open_card(heap, device, &card);
-            if (st == PYA_OK) {
-                __atomic_store_n(&heap->cards[device], card, __ATOMIC_RELEASE);
-            }
-        }
-        pya_lock_release(&heap->lock);
+        struct pya_card_opener opener = {heap, heap_open_card, heap_forks};
+        return pya_cards_open(&heap->cards, &heap->lock, device, opener, out);
     }
-    if (st == PYA_OK) {
-        *out = card;
-    }
-    return st;
+    *out = card;
+    return PYA_OK;
 }
 
 static void
@@ -187,8 +173,9 @@ pya_heap_destroy(struct pya_heap *heap) {
         return;
     }
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
-        if (heap->cards[i] != NULL) {
-            heap_close_card(heap, heap->cards[i]);
+        struct pya_card *card = pya_cards_get(&heap->cards, i);
+        if (card != NULL) {
+            heap_close_card(heap, card);
         }
     }
     free(heap);
@@ -378,10 +365,9 @@ pya_alloc(struct pya_heap *heap, int device, size_t bytes, pya_stream stream, py
 static inline struct pya_card *
 heap_find_slot(
     struct pya_heap *heap, pya_dptr ptr, struct pya_ptrmap_slot *slot, struct pya_block **out) {
-    uint64_t mask = __atomic_load_n(
-        &heap->claims[(ptr >> PYA_CLAIM_SHIFT) % PYA_CLAIM_SLOTS], __ATOMIC_ACQUIRE);
+    uint64_t mask = pya_cards_claiming(&heap->cards, ptr);
     while (mask != 0) {
-        struct pya_card *card = heap->cards[__builtin_ctzll(mask)];
+        struct pya_card *card = pya_cards_lowest(&heap->cards, mask);
         mask &= mask - 1;
         pya_lock_acquire(&card->lock);
         struct pya_block *block = pya_ptrmap_find(&card->live, ptr, slot);

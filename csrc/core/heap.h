@@ -12,12 +12,9 @@ struct pya_heap {
     struct pya_lock lock; /* opening of cards; taken before a card's lock */
     struct pya_options options;
     struct pya_hooks hooks;
-    struct pya_card *cards[PYA_MAX_DEVICES]; /* atomic; NULL until first use */
-    uint64_t claims[PYA_CLAIM_SLOTS];
+    struct pya_cards cards;
     uint64_t pool_order;
-    uint32_t fork_count; /* of the process that opened the first card */
-    int n_cards;         /* opened so far; atomic */
-    int record_level;    /* enum pya_record_level, -1: no history; atomic */
+    int record_level; /* enum pya_record_level, -1: no history; atomic */
     bool record_trace;
     size_t record_entries;
     uint32_t record_skip;

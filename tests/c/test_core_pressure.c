@@ -226,15 +226,15 @@ test_shortage_ends(void) {
     pya_dptr first = take(&world, 4 * MIB, 0);
     pya_sim_set_capacity(world.sim, 40 * MIB);
     CHECK_EQ(pya_alloc(world.heap, 0, 200 * MIB, 0, &ptr), PYA_E_NOMEM);
-    CHECK(world.heap->cards[0]->is_short);
+    CHECK(world.heap->cards.open[0]->is_short);
     pass_time(&world, WINDOW);
     miss(&world, 8 * MIB);
-    CHECK(world.heap->cards[0]->is_short);
+    CHECK(world.heap->cards.open[0]->is_short);
     pya_sim_set_capacity(world.sim, 1024 * MIB);
     pass_time(&world, WINDOW);
     miss(&world, 40 * MIB);
-    CHECK(!world.heap->cards[0]->is_short);
-    CHECK(!world.heap->cards[0]->fits_carefully);
+    CHECK(!world.heap->cards.open[0]->is_short);
+    CHECK(!world.heap->cards.open[0]->fits_carefully);
     CHECK_EQ(stat_of(&world, "pyalloc_recoveries"), 1);
     give(&world, first);
     world_fini(&world);
@@ -311,7 +311,7 @@ check_pool_limit(const char *options) {
     CHECK(strstr(text, "the pool may hold 64.00 MiB") != NULL);
     CHECK_EQ(pya_pool_list(world.heap, 0, &pool, 1), 1);
     CHECK(pool.reserved_bytes[PYA_STAT_ALL].current <= (int64_t)(64 * MIB));
-    CHECK(!world.heap->cards[0]->is_short);
+    CHECK(!world.heap->cards.open[0]->is_short);
     CHECK_OK(pya_pool_set_limit(world.heap, 0, id, 0));
     give(&world, take(&world, 40 * MIB, 0));
     CHECK_OK(pya_pool_end(world.heap, 0, id));
