@@ -102,9 +102,9 @@ def power_spherical_mixture_log_prob(
         return (empty - math.inf if n_components == 0 else empty).to(result)
     out = torch.ops.pyalloc.power_spherical_mixture_log_prob(
         axes.gather(value, axes.l, 1),
-        axes.gather(loc, (), 2)[0].transpose(0, 1),
-        axes.gather(scale, (), 1)[0].t(),
-        axes.gather(log_weights, (), 1)[0].t(),
+        axes.gather(loc, (), 2).squeeze(0).transpose(0, 1),
+        axes.gather(scale, (), 1).squeeze(0).t(),
+        axes.gather(log_weights, (), 1).squeeze(0).t(),
         axes.t_first,
     )
     return axes.scatter(out).to(result)

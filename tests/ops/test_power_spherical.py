@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyalloc.errors import OpError
 from pyalloc.ops import power_spherical_log_prob, power_spherical_mixture_log_prob
@@ -204,6 +205,32 @@ def test_mixture_gradients_to_second_order(vs, ps, dim):
     torch.testing.assert_close(function(*inputs), torch.logsumexp(each + inputs[3], axis))
     assert gradcheck(function, inputs)
     assert gradgradcheck(function, inputs, fast_mode=True)
+
+
+class Copies(TorchDispatchMode):
+    """Elements that torch's own operators wrote, by operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.written: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        viewed = any(a.alias_info is not None for a in func._schema.arguments)
+        if isinstance(out, torch.Tensor) and func.namespace == "aten" and not viewed:
+            self.written[func.name()] = max(self.written.get(func.name(), 0), out.numel())
+        return out
+
+
+@pytest.mark.parametrize("op", ["log_prob", "mixture"])
+def test_gradients_are_not_copied_on_their_way_back(op):
+    """Once an index [0] made zeros of the size of loc and copied its gradient there."""
+    function, inputs = {"log_prob": (log_prob, 3), "mixture": (mixture, 4)}[op]
+    leaves = [x.requires_grad_() for x in problem(5, 3, 7, 40)][:inputs]
+    out = function(*leaves)
+    with Copies() as seen:
+        torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert max(seen.written.values(), default=0) <= out.numel(), seen.written
 
 
 def test_repeats_bitwise_and_any_strides():
