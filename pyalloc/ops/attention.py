@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyalloc.errors import OpError
-from pyalloc.ops import _attention
+from pyalloc.ops import _attention, _second
 from pyalloc.ops._check import FLOATS, require_float
 
 _log = logging.getLogger("pyalloc.ops")
@@ -29,6 +29,7 @@ _FLOAT = torch.float32
 _PATHS = ("auto", "kernel")
 _FEW_INFO = {"path": "sdpa", "reason": "few queries, keys or scores"}
 _sdpa = torch.nn.functional.scaled_dot_product_attention
+_is_compiling = torch.compiler.is_compiling
 _transforms = torch._C._functorch.peek_interpreter_stack
 
 
@@ -96,9 +97,11 @@ def scaled_attention(
         (B, H, Lq, dv), in the dtype of q.  Repeatable bit for bit with the same number of threads.
 
     torch's own kernels serve where they are faster and can do the case: half precision, and on the CPU
-    float32 with few queries, keys or scores, each without bias, mask and dropout. They have no second
-    derivatives; ask for path="kernel" where those are needed. The path taken, unless it is torch's for
-    few scores, is logged at debug level to "pyalloc.ops".
+    float32 with few queries, keys or scores, each without bias, mask and dropout. Where a backward through
+    them is to be differentiated (create_graph), pyalloc's kernel computes its gradients again, since torch's
+    are differentiable once only; within torch.utils.checkpoint that needs path="kernel". Second derivatives
+    are plain torch and keep the scores. The path taken, unless it is torch's for few scores, is logged at
+    debug level to "pyalloc.ops".
 
     Raises:
         OpError: shapes, dtypes or devices that do not fit together, head sizes over 256, dropout
@@ -124,6 +127,8 @@ def scaled_attention(
             ):
                 plain = scale is None and not causal
                 out = _sdpa(q, k, v) if plain else _sdpa(q, k, v, None, 0.0, causal, scale=scale)
+                if out.requires_grad and not _is_compiling():
+                    _second.offer(out)
                 return (out, _FEW_INFO) if return_info else out
         except (AttributeError, RuntimeError, ValueError):
             pass
@@ -141,6 +146,8 @@ def scaled_attention(
     if taken == "sdpa":
         groups = q.shape[1] != k.shape[1]
         out = _sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=groups)
+        if out.requires_grad and _transforms() is None and not _is_compiling():
+            _second.offer(out)
     elif taken == "eager":
         out = q.new_zeros(*q.shape[:-1], v.shape[-1]) + 0 * (q.sum() + k.sum() + v.sum())
     else:

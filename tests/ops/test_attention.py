@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 
 from pyalloc.errors import OpError
 from pyalloc.ops import scaled_attention
 
-from .reference import within
+from .reference import relative, within
 
 
 def probabilities(q, k, bias=None, mask=None, causal=False, scale=None):
@@ -163,6 +164,74 @@ def test_gradients_to_second_order(bias):
     tensors = [x.double().requires_grad_() for x in problem(2, 2, 1, 4, 5, 3, 2, bias)]
     assert gradcheck(scaled_attention, tensors)
     assert gradgradcheck(scaled_attention, tensors)
+
+
+def second_order(function, inputs, grad, weights):
+    """First derivatives, and those of their weighted sum."""
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    g = grad.to(leaves[0].dtype).requires_grad_()
+    first = torch.autograd.grad(function(*leaves), leaves, g, create_graph=True)
+    total = sum((a * w.to(a.dtype)).sum() for a, w in zip(first, weights, strict=True))
+    return [*(x.detach() for x in first), *torch.autograd.grad(total, [*leaves, g])]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bar"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
+)
+@pytest.mark.parametrize("options", [{}, {"causal": True, "scale": 0.3}], ids=str)
+@pytest.mark.parametrize("shape", [(2, 4, 4, 20, 30, 8, 8), (1, 4, 2, 5, 9, 8, 8)], ids=str)
+def test_second_derivatives_where_torchs_kernel_serves(shape, options, dtype, bar):
+    """Torch's kernel has none: create_graph makes pyalloc's compute the gradients again."""
+    inputs = [x.to(dtype) for x in problem(*shape)]
+    grad, weights = torch.randn(*shape[:2], shape[3], 8), [torch.randn(x.shape) for x in inputs]
+    if dtype != torch.float32 or shape[1] == shape[2]:
+        assert scaled_attention(*inputs, **options, return_info=True)[1]["path"] == "sdpa"
+
+    def right(*args):
+        return eager(*args, **options)
+
+    ours = second_order(lambda *a: scaled_attention(*a, **options), inputs, grad.to(dtype), weights)
+    exact = second_order(right, [x.double() for x in inputs], grad.to(dtype), weights)
+    for a, b in zip(ours, exact, strict=True):
+        assert a.dtype == dtype and relative(a, b) < bar
+
+
+def test_graph_of_a_backward_can_be_made_again_and_left():
+    inputs = [x.requires_grad_() for x in problem(1, 2, 2, 4, 5, 4, 4)]
+    out = scaled_attention(*inputs)
+    heard = []
+    out.register_hook(lambda g: heard.append(g.shape))  # the caller's hooks are theirs alone
+    plain = torch.autograd.grad(out.sin().sum(), inputs, retain_graph=True)
+    assert all(not g.requires_grad for g in plain)
+    for _ in range(2):
+        first = torch.autograd.grad(out.sin().sum(), inputs, create_graph=True)
+        torch.testing.assert_close(first, plain, rtol=1e-5, atol=1e-6)
+        torch.autograd.grad(first[0].square().sum(), inputs, retain_graph=True)
+    assert heard == [out.shape] * 3 + [out.shape] * 2  # second derivatives go through out too
+    again = torch.autograd.grad(out.sin().sum(), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(again, plain, strict=True))
+
+
+def test_hessian_of_a_small_input():
+    q, k, v = problem(1, 1, 1, 3, 4, 2, 2)
+
+    def energy(attend):
+        return lambda x: attend(x, k, v).sin().sum()
+
+    right = torch.autograd.functional.hessian(energy(eager), q)
+    for vectorize in (False, True):
+        ours = torch.autograd.functional.hessian(energy(scaled_attention), q, vectorize=vectorize)
+        torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-6)
+
+
+def test_checkpoint_of_a_small_input():
+    """Its tensors can be had only once: first derivatives must not suffer from our asking again."""
+    inputs = [x.requires_grad_() for x in problem(1, 2, 2, 4, 5, 4, 4)]
+    right = torch.autograd.grad(scaled_attention(*inputs).sum(), inputs)
+    for kwargs in ({}, {"create_graph": True}):
+        out = checkpoint(scaled_attention, *inputs, use_reentrant=False)
+        ours = torch.autograd.grad(out.sum(), inputs, **kwargs)
+        torch.testing.assert_close(ours, right)
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(1, 1), (1, 40), (40, 1)])
