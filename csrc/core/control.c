@@ -198,6 +198,9 @@ pya_status
 pya_heap_trim_card(struct pya_card *card, size_t bytes_left) {
     bytes_left = bytes_left > card->keep_bytes ? bytes_left : card->keep_bytes;
     if (card->reserved_bytes <= bytes_left) {
+        if (!pya_card_is_capturing(card)) {
+            pya_pools_sweep(card); /* requests of others may have taken the last of their memory */
+        }
         return PYA_OK;
     }
     if (bytes_left > 0 && !pya_card_is_capturing(card)) {

@@ -46,6 +46,15 @@ page_is_going(const struct pya_card *card, pya_page_id id) {
     return page->is_leaving || page->range == NULL;
 }
 
+/* An arena that has none looks like one that never had: its pool may go. */
+static void
+forget_no_stitches(struct pya_arena *arena) {
+    if (arena->stitches != NULL && arena->stitches->newest == NULL) {
+        free(arena->stitches);
+        arena->stitches = NULL;
+    }
+}
+
 static void
 trim_stitches(struct pya_card *card, struct pya_arena *arena) {
     struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->oldest;
@@ -60,10 +69,7 @@ trim_stitches(struct pya_card *card, struct pya_arena *arena) {
         }
         stitch = next;
     }
-    if (arena->stitches != NULL && arena->stitches->newest == NULL) {
-        free(arena->stitches);
-        arena->stitches = NULL;
-    }
+    forget_no_stitches(arena);
 }
 
 /* Unmaps a run of slots and makes it a hole; on failure nothing changed. */
@@ -293,6 +299,7 @@ pya_trim_mappings(struct pya_card *card) {
             }
             stitch = next;
         }
+        forget_no_stitches(arena);
     }
     return PYA_OK;
 }

@@ -319,7 +319,28 @@ test_peers(void) {
     world_fini(&world);
 }
 
+/* Found by fuzzing: what took the last of a pool's memory was a request of others, and then nobody removed the pool. */
+static void
+test_emptied_pool_goes(void) {
+    static const char *const options[] = {"", "vmm:False"};
+    for (size_t i = 0; i < 2; i++) {
+        struct world world = {0};
+        pya_dptr ptr, none;
+        world_init(&world, options[i]);
+        pool_begin(&world);
+        ptr = get(&world, 300 * MIB);
+        pool_end(&world);
+        CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+        CHECK_OK(pya_free(world.heap, ptr));
+        CHECK_EQ(pya_alloc(world.heap, 0, 2048 * MIB, 0, &none), PYA_E_NOMEM);
+        CHECK_OK(pya_empty_cache(world.heap, 0));
+        CHECK_EQ(pya_pool_list(world.heap, 0, NULL, 0), 0);
+        world_fini(&world);
+    }
+}
+
 static const struct check_case cases[] = {
+    {"emptied_pool_goes", test_emptied_pool_goes},
     {"claim", test_claim},
     {"addresses_stay_mapped", test_addresses_of_a_pool_in_use_stay_mapped},
     {"source", test_source},
