@@ -133,33 +133,74 @@ pya_heap_forget_contexts(struct pya_heap *heap, struct pya_card *card) {
     pya_ptrmap_each(&card->live, context_release, &heap->hooks);
 }
 
+/* Stands for the device in a forked child, where nothing may be asked of it: what is the parent's stays. */
+static pya_status
+gone_range(struct pya_device *dev, pya_dptr addr, size_t bytes) {
+    (void)dev;
+    (void)addr;
+    (void)bytes;
+    return PYA_OK;
+}
+
+static pya_status
+gone_thing(struct pya_device *dev, uint64_t thing) {
+    (void)dev;
+    (void)thing;
+    return PYA_OK;
+}
+
+static pya_status
+gone_sync(struct pya_device *dev) {
+    (void)dev;
+    return PYA_OK;
+}
+
+static void
+card_lose_device(struct pya_card *card) {
+    static const struct pya_device_ops ops = {
+        .name = "gone",
+        .plain_free = gone_thing,
+        .event_destroy = gone_thing,
+        .device_sync = gone_sync,
+        .page_release = gone_thing,
+        .range_release = gone_range,
+        .unmap = gone_range,
+    };
+    static struct pya_device gone = {.ops = &ops};
+    pya_device_close(card->dev);
+    card->dev = &gone;
+    for (struct pya_pool *pool = card->pools; pool != NULL; pool = pool->next) {
+        pool->source.alloc = NULL; /* its memory too is the device's */
+    }
+}
+
 static void
 heap_close_card(struct pya_heap *heap, struct pya_card *card) {
-    bool is_forked = pya_heap_is_forked(heap);
+    if (pya_heap_is_forked(heap)) {
+        card_lose_device(card);
+    }
     pya_heap_forget_contexts(heap, card);
     if (card->history != NULL) {
         pya_history_fini(card->history);
         card->history = NULL;
     }
-    if (!is_forked) {
-        (void)!pya_device_sync(card->dev);
-        pya_pending_fini(card);
-        for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-            pya_stitches_destroy(arena);
-        }
-        while (card->arenas != NULL) {
-            struct pya_arena *arena = card->arenas;
-            card->arenas = arena->next;
-            pya_arena_destroy(arena);
-        }
-        while (card->pools != NULL) {
-            struct pya_pool *pool = card->pools;
-            card->pools = pool->next;
-            pya_pool_free(pool);
-        }
-        card_release_pages(card);
-        pya_device_close(card->dev);
+    (void)!pya_device_sync(card->dev);
+    pya_pending_fini(card);
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        pya_stitches_destroy(arena);
     }
+    while (card->arenas != NULL) {
+        struct pya_arena *arena = card->arenas;
+        card->arenas = arena->next;
+        pya_arena_destroy(arena);
+    }
+    while (card->pools != NULL) {
+        struct pya_pool *pool = card->pools;
+        card->pools = pool->next;
+        pya_pool_free(pool);
+    }
+    card_release_pages(card);
+    pya_device_close(card->dev);
     pya_pages_fini(&card->pages);
     pya_ptrmap_fini(&card->live);
     pya_slab_fini(&card->uses);
@@ -167,18 +208,29 @@ heap_close_card(struct pya_heap *heap, struct pya_card *card) {
     free(card);
 }
 
+/* Did another thread work on the card when this process was forked off?  Then what it holds may be half changed. */
+static bool
+card_is_torn(const struct pya_heap *heap, struct pya_card *card) {
+    return pya_heap_is_forked(heap) && pya_lock_is_held(&card->lock);
+}
+
 void
 pya_heap_destroy(struct pya_heap *heap) {
+    bool is_torn = false;
     if (heap == NULL) {
         return;
     }
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
         struct pya_card *card = pya_cards_get(&heap->cards, i);
-        if (card != NULL) {
+        if (card != NULL && card_is_torn(heap, card)) {
+            is_torn = true;
+        } else if (card != NULL) {
             heap_close_card(heap, card);
         }
     }
-    free(heap);
+    if (!is_torn) {
+        free(heap);
+    }
 }
 
 /* torch's roundup_power2_divisions: up to the next of `divisions` steps between two powers of two. */

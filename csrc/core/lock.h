@@ -33,6 +33,12 @@ pya_lock_release(struct pya_lock *lock) {
     }
 }
 
+/* For a process with one thread, which a forked child is: otherwise it is old news. */
+static inline bool
+pya_lock_is_held(const struct pya_lock *lock) {
+    return __atomic_load_n(&lock->state, __ATOMIC_RELAXED) != 0;
+}
+
 #ifdef __cplusplus
 }
 #endif
