@@ -7,6 +7,7 @@
 #include "device/cuda.h"
 #include "module_stack.h"
 #include "torch_bridge.h"
+#include "torch_callbacks.h"
 
 #include <string.h>
 
@@ -87,7 +88,8 @@ call_each(PyObject *callbacks, int device, size_t bytes) {
 static bool
 on_pressure(void *arg, int device, size_t bytes) {
     (void)arg;
-    return call_each(pressure_callbacks, device, bytes);
+    bool has_freed = pya_torch_callbacks_run();
+    return call_each(pressure_callbacks, device, bytes) || has_freed;
 }
 
 /* ---- life of the heap ---- */

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -221,3 +225,54 @@ def test_fraction_is_per_device() -> None:
 def test_bad_fraction_type() -> None:
     with pytest.raises(TypeError):
         torch.cuda.set_per_process_memory_fraction("half")
+
+
+REGISTERS_A_CALLBACK = """
+#include <c10/util/Registry.h>
+namespace c10 {
+class FreeMemoryCallback {
+public:
+    virtual ~FreeMemoryCallback() = default;
+    virtual bool Execute() = 0;
+};
+C10_DECLARE_REGISTRY(FreeCudaMemoryCallbacksRegistry, FreeMemoryCallback);
+}
+static bool (*function)();
+extern "C" void set_function(bool (*chosen)()) { function = chosen; }
+namespace {
+struct Ours : c10::FreeMemoryCallback {
+    bool Execute() override { return function && function(); }
+};
+}
+namespace c10 { C10_REGISTER_CLASS(FreeCudaMemoryCallbacksRegistry, pyalloc_test, Ours) }
+"""
+
+
+def test_callbacks_registered_in_cpp_free_memory(tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    folder = Path(torch.__file__).parent
+    source = tmp_path / "callback.cpp"
+    source.write_text(REGISTERS_A_CALLBACK)
+    library = tmp_path / "callback.so"
+    options = ["-std=c++20", "-shared", "-fPIC", f"-I{folder / 'include'}", f"-L{folder / 'lib'}"]
+    linked = ["-l:libc10_cuda.so", "-l:libc10.so"]
+    subprocess.run([compiler, *options, "-o", library, source, *linked], check=True)
+    spare = [empty(5 * GIB)]
+    seen = []
+
+    def free_it() -> bool:
+        seen.append(len(spare))
+        spare.clear()
+        return seen[-1] > 0
+
+    loaded = ctypes.CDLL(str(library))
+    function = ctypes.CFUNCTYPE(ctypes.c_bool)(free_it)
+    loaded.set_function(function)
+    try:
+        assert empty(6 * GIB).numel() == 6 * GIB
+        assert seen[0] == 1
+        oom(100 * GIB)
+    finally:
+        loaded.set_function(None)
