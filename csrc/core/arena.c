@@ -155,8 +155,8 @@ pya_arena_give(struct pya_arena *arena, struct pya_block *block) {
     struct pya_range *range = block->range;
     uint64_t seq = ++arena->seq;
     size_t bytes = block->bytes;
-    bool joins_next = pya_block_is(next, PYA_BLOCK_FREE);
-    if (pya_block_is(prev, PYA_BLOCK_FREE)) {
+    bool joins_next = pya_arena_has_run(arena, next);
+    if (pya_arena_has_run(arena, prev)) {
         if (joins_next) {
             bytes += next->bytes;
             arena_remove_run(arena, next);
@@ -180,6 +180,16 @@ pya_arena_give(struct pya_arena *arena, struct pya_block *block) {
     block->seq = seq;
     arena_insert_run(arena, block);
     return block;
+}
+
+struct pya_block *
+pya_arena_adopt(struct pya_arena *arena, struct pya_block *run, pya_dptr addr, size_t bytes) {
+    struct pya_history *history = arena->card->history;
+    struct pya_block *piece = pya_arena_carve(run->arena, run, addr, bytes, PYA_BLOCK_USED);
+    pya_history_note(history, PYA_ACTION_SEGMENT_UNMAP, addr, bytes, pya_arena_place(piece->arena));
+    pya_history_note(history, PYA_ACTION_SEGMENT_MAP, addr, bytes, pya_arena_place(arena));
+    piece->arena = arena;
+    return pya_arena_give(arena, piece);
 }
 
 static void
@@ -216,16 +226,16 @@ arena_drop_hole(struct pya_arena *arena, struct pya_block *hole) {
 }
 
 void
-pya_arena_make_dead(struct pya_arena *arena, struct pya_block *block) {
+pya_block_make_dead(struct pya_block *block) {
     block->state = PYA_BLOCK_DEAD;
     block->is_broken = false;
-    gap_link(&arena->dead, block);
+    gap_link(&block->arena->dead, block);
 }
 
 void
-pya_arena_drop_dead(struct pya_arena *arena, struct pya_block *block) {
+pya_block_drop_dead(struct pya_block *block) {
     block->state = PYA_BLOCK_USED;
-    gap_unlink(&arena->dead, block);
+    gap_unlink(&block->arena->dead, block);
 }
 
 void
@@ -254,8 +264,10 @@ pya_card_unpark(struct pya_card *card) {
 }
 
 void
-pya_arena_make_hole(struct pya_arena *arena, struct pya_block *block) {
+pya_block_make_hole(struct pya_block *block) {
     struct pya_range *range = block->range;
+    struct pya_arena *arena = range->arena;
+    block->arena = arena;
     struct pya_block *next = block->next;
     struct pya_block *prev = block->prev;
     if (pya_block_is(next, PYA_BLOCK_HOLE)) {
@@ -338,7 +350,7 @@ unmap:
     if (n_done > 0 && pya_device_unmap(card->dev, hole->addr, n_done * PYA_PAGE) != PYA_OK) {
         /* They stay mapped at addresses nobody may use again: a dead block keeps both facts. */
         struct pya_block *dead = hole_cut(arena, hole, n_done);
-        pya_arena_make_dead(arena, dead);
+        pya_block_make_dead(dead);
         dead->is_broken = true;
         for (size_t i = 0; i < n_done; i++) {
             pya_page_mapped(&card->pages, ids[i]);

@@ -67,9 +67,29 @@ struct pya_block *pya_arena_take_high(struct pya_arena *arena, struct pya_block 
 struct pya_block *pya_arena_carve(
     struct pya_arena *arena, struct pya_block *run, pya_dptr addr, size_t bytes,
     enum pya_block_state state);
+/* Is this neighbour a FREE run of the arena? */
+static inline bool
+pya_arena_has_run(const struct pya_arena *arena, const struct pya_block *block) {
+    return pya_block_is(block, PYA_BLOCK_FREE) && block->arena == arena;
+}
+/* May the arena use this run now?  Its own; in the default pool also what another stream has finished with. */
+static inline bool
+pya_arena_may_use(const struct pya_arena *arena, const struct pya_block *run) {
+    if (!pya_block_is(run, PYA_BLOCK_FREE)) {
+        return false;
+    }
+    const struct pya_arena *from = run->arena;
+    return from == arena || (arena->pool == NULL && from->pool == NULL &&
+                             run->range->slots != NULL && run->seq <= from->idle_seq);
+}
 /* Makes a home block (USED, LENT, or one just mapped) FREE and joins it to its neighbours.
  * Returns the run it became part of. */
 struct pya_block *pya_arena_give(struct pya_arena *arena, struct pya_block *block);
+
+/* [addr, addr + bytes), whole pages of another arena's FREE run, becomes this arena's, addresses and all.  Two
+ * records were reserved.  Returns the run it became part of. */
+struct pya_block *
+pya_arena_adopt(struct pya_arena *arena, struct pya_block *run, pya_dptr addr, size_t bytes);
 
 /* Frees a USED home block, but leaves the work for later: the next request often wants just this size.
  * Everything that looks at free runs unparks first. */
@@ -87,8 +107,9 @@ PYA_MUST_CHECK pya_status pya_arena_settle(
 /* A hole of at least n_pages at the end of a range; makes a new range when there is none. */
 PYA_MUST_CHECK pya_status
 pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **out);
-/* A home block whose addresses are no longer mapped becomes a hole and joins the holes beside it. */
-void pya_arena_make_hole(struct pya_arena *arena, struct pya_block *block);
+/* A home block whose addresses are no longer mapped becomes a hole of the range's own arena and joins the holes
+ * beside it. */
+void pya_block_make_hole(struct pya_block *block);
 /* Bytes came to the arena's pool (positive) or left it; the default pool keeps no count of its own. */
 void pya_arena_count_pool(struct pya_arena *arena, bool is_small, int64_t bytes);
 /* Bytes the arena's pool may still get under its own limit; SIZE_MAX without one. */
@@ -103,8 +124,8 @@ pya_arena_pool_room(const struct pya_arena *arena) {
 }
 
 /* A home block in no index whose pages have their home elsewhere now becomes DEAD; and back to USED. */
-void pya_arena_make_dead(struct pya_arena *arena, struct pya_block *block);
-void pya_arena_drop_dead(struct pya_arena *arena, struct pya_block *block);
+void pya_block_make_dead(struct pya_block *block);
+void pya_block_drop_dead(struct pya_block *block);
 /* How many of the n_pages mapped from addr on were made for small requests, as torch counts them. */
 size_t pya_arena_small_pages(
     const struct pya_arena *arena, const struct pya_range *range, pya_dptr addr, size_t n_pages);

@@ -26,6 +26,24 @@ arena_check_pages(const struct pya_arena *arena, const struct pya_range *range) 
     return n_wrong;
 }
 
+/* The arena's free runs, in whatever range they lie: streams take over stretches of each other's. */
+struct sum {
+    size_t n_free;
+    size_t bytes;
+    size_t pages;
+};
+
+static void
+arena_sum_runs(const struct pya_arena *arena, const struct pya_range *range, struct sum *sum) {
+    for (const struct pya_block *block = range->first; block != NULL; block = block->next) {
+        if (pya_arena_has_run(arena, block)) {
+            sum->n_free++;
+            sum->bytes += block->bytes;
+            sum->pages += range->slots == NULL ? 0 : pya_run_pages(block->addr, block->bytes);
+        }
+    }
+}
+
 size_t
 pya_arena_check(const struct pya_arena *arena) {
     size_t n_wrong = pya_fit_check(&arena->fit);
@@ -34,26 +52,20 @@ pya_arena_check(const struct pya_arena *arena) {
         n_wrong += pya_fit_check(arena->small_fit);
         n_runs += arena->small_fit->n_runs;
     }
-    size_t free_bytes = 0;
-    size_t free_pages = 0;
-    size_t n_free = 0;
-    for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
-        n_wrong += pya_range_check(range);
-        for (const struct pya_block *block = range->first; block != NULL; block = block->next) {
-            if (block->state == PYA_BLOCK_FREE) {
-                n_free++;
-                free_bytes += block->bytes;
-                free_pages += range->slots == NULL ? 0 : pya_run_pages(block->addr, block->bytes);
-            }
-        }
-        if (range->slots != NULL) {
-            n_wrong += arena_check_pages(arena, range);
+    struct sum sum = {0};
+    for (const struct pya_arena *a = arena->card->arenas; a != NULL; a = a->next) {
+        for (const struct pya_range *range = a->ranges; range != NULL; range = range->next) {
+            arena_sum_runs(arena, range, &sum);
         }
     }
-    if (n_free != n_runs || free_bytes != arena->free_bytes || free_pages != arena->free_pages) {
+    for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
+        n_wrong += pya_range_check(range);
+        n_wrong += range->slots == NULL ? 0 : arena_check_pages(arena, range);
+    }
+    if (sum.n_free != n_runs || sum.bytes != arena->free_bytes || sum.pages != arena->free_pages) {
         (void)fprintf(
-            stderr, "arena: %zu free runs (index %zu), %zu bytes (%zu), %zu pages (%zu)\n", n_free,
-            n_runs, free_bytes, arena->free_bytes, free_pages, arena->free_pages);
+            stderr, "arena: %zu free runs (index %zu), %zu bytes (%zu), %zu pages (%zu)\n",
+            sum.n_free, n_runs, sum.bytes, arena->free_bytes, sum.pages, arena->free_pages);
         n_wrong++;
     }
     return n_wrong;

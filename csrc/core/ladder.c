@@ -1,19 +1,20 @@
 /* The ladder.  Floor 11.
  *
- * Home fit, a cached stitched range, idle pages of other streams; then the policy weighs growing against
+ * Home fit, a cached stitched range, idle memory of other streams where it lies, then their pages; then the policy weighs growing against
  * stitching; then, with the capacity reached, everything that gets by with fewer new pages. */
 #include "ladder.h"
 
 #include <stdlib.h>
 
+#include "annex.h"
 #include "debug.h"
 #include "policy.h"
 #include "share.h"
 
 #ifdef PYA_TEST_TINY
-enum { LADDER_FIT_TRIES = 2, LADDER_TRANSFER_PAGES = 4, LADDER_GROW_PAGES = 2 };
+enum { LADDER_FIT_TRIES = 2, LADDER_GROW_PAGES = 2 };
 #else
-enum { LADDER_FIT_TRIES = 8, LADDER_TRANSFER_PAGES = 128, LADDER_GROW_PAGES = 4 };
+enum { LADDER_FIT_TRIES = 8, LADDER_GROW_PAGES = 4 };
 #endif
 
 /* Wholly free pages a run loses when `bytes` leave its low or high end. */
@@ -78,8 +79,8 @@ ladder_best_hole(struct pya_arena *arena, size_t bytes, struct pya_block **out, 
     struct pya_block *best = NULL;
     size_t best_n = SIZE_MAX;
     for (struct pya_block *hole = arena->holes; hole != NULL; hole = hole->next_gap) {
-        size_t below = pya_block_is(hole->prev, PYA_BLOCK_FREE) ? hole->prev->bytes : 0;
-        size_t above = pya_block_is(hole->next, PYA_BLOCK_FREE) ? hole->next->bytes : 0;
+        size_t below = pya_arena_has_run(arena, hole->prev) ? hole->prev->bytes : 0;
+        size_t above = pya_arena_has_run(arena, hole->next) ? hole->next->bytes : 0;
         size_t n = below >= bytes ? 1 : pya_pages_for(bytes - below);
         if (n * PYA_PAGE > hole->bytes) {
             if (below + hole->bytes + above < bytes) {
@@ -232,7 +233,7 @@ ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     if (st != PYA_OK) {
         return st;
     }
-    struct pya_block *tail = pya_block_is(hole->prev, PYA_BLOCK_FREE) ? hole->prev : NULL;
+    struct pya_block *tail = pya_arena_has_run(arena, hole->prev) ? hole->prev : NULL;
     size_t below = tail == NULL ? 0 : tail->bytes;
     n = below >= bytes ? 0 : pya_pages_for(bytes - below);
     pya_page_id *ids = malloc((n + 1) * sizeof *ids);
@@ -263,12 +264,28 @@ ladder_revive(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     if (arena->dead == NULL || pya_arena_pool_room(arena) != SIZE_MAX) {
         return PYA_OK;
     }
+    pya_status st = pya_arena_revive(arena, bytes, &found);
+    return st == PYA_OK && found ? ladder_refit(arena, bytes, is_small, out) : st;
+}
+
+/* How far have the other streams come that may give? */
+static void
+ladder_poll(const struct pya_arena *arena) {
     for (struct pya_arena *from = arena->card->arenas; from != NULL; from = from->next) {
         if (from != arena && from->pool == NULL && from->free_pages > 0) {
             pya_arena_poll(from);
         }
     }
-    pya_status st = pya_arena_revive(arena, bytes, &found);
+}
+
+/* Pages change streams with their addresses: no device call. */
+static pya_status
+ladder_annex(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    bool found = false;
+    if (arena->pool != NULL || arena->card->arenas->next == NULL) {
+        return PYA_OK;
+    }
+    pya_status st = pya_arena_annex(arena, bytes, &found);
     return st == PYA_OK && found ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
@@ -414,18 +431,25 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
         return PYA_E_NOMEM;
     }
     size_t m = pya_pages_for(bytes);
-    struct pya_stitch *stitch = pya_stitch_find(arena, bytes);
+    struct pya_stitch *stitch;
+    ladder_poll(arena);
+    pya_status st = pya_stitch_find(arena, bytes, &stitch);
+    if (st != PYA_OK) {
+        return st;
+    }
     if (stitch != NULL) {
         card->stats.scalar[PYA_STAT_pyalloc_range_hits]++;
         return pya_stitch_take(stitch, bytes, out);
     }
-    pya_status st = ladder_revive(arena, bytes, is_small, out);
+    st = ladder_annex(arena, bytes, is_small, out);
+    if (st == PYA_OK && *out == NULL) {
+        st = ladder_revive(arena, bytes, is_small, out);
+    }
     if (st != PYA_OK || *out != NULL) {
         return st;
     }
-    size_t n_want = m > LADDER_TRANSFER_PAGES ? m : LADDER_TRANSFER_PAGES;
     if (card->arenas->next != NULL && pya_policy_may_transfer(arena, m)) {
-        st = ladder_transfer(arena, n_want, TRANSFER_IDLE);
+        st = ladder_transfer(arena, m, TRANSFER_IDLE);
         if (st == PYA_OK) {
             st = ladder_refit(arena, bytes, is_small, out);
         }

@@ -27,9 +27,8 @@ enum {
  * much makes a program of ever new sizes three times slower. */
 #define PRESSED_PATIENCE 4.0
 /* Requests of at least this share of peak live move pages to the end instead of stitching.  Streams that share
- * memory move nearly always: pages that came from another stream lie at the end anyway. */
+ * memory always move: a stream can take over a stretch of pages as it lies, a stitched range only whole. */
 #define BALANCED_MOVE_SHARE 4
-#define BALANCED_MOVE_SHARE_STREAMS 64
 /* tight: physical memory may pass peak live by this share before stitching starts.  Programs that stitch all
  * the time fill a bucket that every request empties a little; each time it runs over, the share grows. */
 #define TIGHT_SLACK 0.01
@@ -121,8 +120,8 @@ plan_save(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live, dou
         arena->stitch_debt_ns = 0;
         return PYA_PLAN_GROW;
     }
-    size_t share = is_shared(arena->card) ? BALANCED_MOVE_SHARE_STREAMS : BALANCED_MOVE_SHARE;
-    return bytes >= peak_live / share ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
+    bool moves = is_shared(arena->card) || bytes >= peak_live / BALANCED_MOVE_SHARE;
+    return moves ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
 }
 
 static enum pya_plan

@@ -57,7 +57,7 @@ pya_range_fini(struct pya_range *range) {
 void
 pya_range_link_below(struct pya_range *range, struct pya_block *above, struct pya_block *block) {
     block->range = range;
-    block->arena = range->arena;
+    block->arena = above == NULL ? range->arena : above->arena;
     block->next = above;
     block->prev = above == NULL ? NULL : above->prev;
     if (block->prev != NULL) {
@@ -74,7 +74,7 @@ pya_range_link_below(struct pya_range *range, struct pya_block *above, struct py
 void
 pya_range_link_above(struct pya_range *range, struct pya_block *below, struct pya_block *block) {
     block->range = range;
-    block->arena = range->arena;
+    block->arena = below->arena;
     block->prev = below;
     block->next = below->next;
     below->next = block;
@@ -141,7 +141,7 @@ range_violation(const struct pya_range *range, const struct pya_block *block, co
 static size_t
 range_check_block(const struct pya_range *range, const struct pya_block *block) {
     size_t n_wrong = 0;
-    if (block->range != range || block->arena != range->arena) {
+    if (block->range != range || block->arena == NULL) {
         n_wrong += range_violation(range, block, "belongs elsewhere");
     }
     if (block->bytes == 0 || block->bytes % PYA_ALIGN != 0 || block->addr % PYA_ALIGN != 0) {
@@ -150,8 +150,13 @@ range_check_block(const struct pya_range *range, const struct pya_block *block) 
     if (block->next != NULL && block->next->prev != block) {
         n_wrong += range_violation(range, block, "links disagree");
     }
-    if (block->state == PYA_BLOCK_FREE && pya_block_is(block->next, PYA_BLOCK_FREE)) {
+    const struct pya_block *next = block->next;
+    bool is_alone = next == NULL || next->arena != block->arena;
+    if (block->state == PYA_BLOCK_FREE && pya_block_is(next, PYA_BLOCK_FREE) && !is_alone) {
         n_wrong += range_violation(range, block, "two free runs touch");
+    }
+    if (next != NULL && is_alone && next->addr % PYA_PAGE != 0) {
+        n_wrong += range_violation(range, next, "two arenas have parts of one page");
     }
     if (range->slots == NULL) {
         return n_wrong;

@@ -1,6 +1,7 @@
 /* A range: reserved address space tiled by home blocks.  Floor 5.
  *
- * sum(block.bytes) == bytes, blocks are in address order, no two FREE ones touch.
+ * sum(block.bytes) == bytes, blocks are in address order, no two FREE ones of one arena touch.  Holes belong to the
+ * arena that made the range; other blocks may be another's (annex.h), a page never has parts of two arenas.
  * With virtual memory a range is cut into slots of one page.  For each slot the range knows the last block
  * that starts in it, so the block that covers a page is found without walking the list.  A plain segment
  * (cudaMalloc) is a range without slots. */

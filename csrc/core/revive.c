@@ -40,13 +40,12 @@ page_may_come(const struct stretch *s, const struct pya_page *page) {
     if (home == NULL || page->is_leaving) {
         return false;
     }
-    const struct pya_arena *from = home->arena;
-    bool is_here = from == s->arena;
-    if (!is_here && from->pool != NULL) {
+    const struct pya_block *run = pya_range_free_run(home, page->slot);
+    if (run == NULL) {
         return false;
     }
-    const struct pya_block *run = pya_range_free_run(home, page->slot);
-    if (run == NULL || (!is_here && run->seq > from->idle_seq)) {
+    const struct pya_arena *from = run->arena;
+    if (from != s->arena && (from->pool != NULL || run->seq > from->idle_seq)) {
         return false;
     }
     pya_dptr addr = pya_range_addr(home, page->slot);
@@ -98,11 +97,11 @@ stretch_add_free(struct stretch *s, const struct pya_block *run) {
 
 static bool
 stretch_collect(struct stretch *s, struct pya_block *dead) {
-    struct pya_block *block = pya_block_is(dead->prev, PYA_BLOCK_FREE) ? dead->prev : dead;
+    struct pya_block *block = pya_arena_has_run(s->arena, dead->prev) ? dead->prev : dead;
     s->range = dead->range;
     s->start = block->addr;
     s->end = block->addr;
-    for (; block != NULL; block = block->next) {
+    for (; block != NULL && block->arena == s->arena; block = block->next) {
         bool is_done = false;
         if (block->state == PYA_BLOCK_FREE) {
             is_done = stretch_add_free(s, block);
@@ -126,10 +125,11 @@ page_come_home(struct pya_arena *arena, struct pya_range *range, size_t slot) {
     size_t old_slot = page->slot;
     struct pya_block *run = pya_range_free_run(old, old_slot);
     PYA_ASSERT(run != NULL);
+    struct pya_arena *from = run->arena;
     struct pya_block *left =
-        pya_arena_carve(old->arena, run, pya_range_addr(old, old_slot), PYA_PAGE, PYA_BLOCK_USED);
-    pya_arena_make_dead(old->arena, left);
-    pya_arena_note_unmapped(old->arena, old, pya_range_addr(old, old_slot), 1, page->is_small);
+        pya_arena_carve(from, run, pya_range_addr(old, old_slot), PYA_PAGE, PYA_BLOCK_USED);
+    pya_block_make_dead(left);
+    pya_arena_note_unmapped(from, old, pya_range_addr(old, old_slot), 1, page->is_small);
     page->range = range;
     page->slot = (uint32_t)slot;
 }
@@ -139,7 +139,7 @@ static struct pya_block *
 dead_cut(struct pya_arena *arena, struct pya_block *dead, pya_dptr addr, size_t bytes) {
     struct pya_range *range = dead->range;
     size_t above = (size_t)(pya_block_end(dead) - (addr + bytes));
-    pya_arena_drop_dead(arena, dead);
+    pya_block_drop_dead(dead);
     if (addr > dead->addr) {
         struct pya_block *below = pya_slab_take(&arena->card->blocks);
         below->addr = dead->addr;
@@ -149,7 +149,7 @@ dead_cut(struct pya_arena *arena, struct pya_block *dead, pya_dptr addr, size_t 
         dead->addr = addr;
         pya_range_add_start(range, dead);
         pya_range_link_below(range, dead, below);
-        pya_arena_make_dead(arena, below);
+        pya_block_make_dead(below);
     }
     dead->bytes = bytes;
     if (above > 0) {
@@ -158,7 +158,7 @@ dead_cut(struct pya_arena *arena, struct pya_block *dead, pya_dptr addr, size_t 
         rest->bytes = above;
         rest->state = PYA_BLOCK_USED;
         pya_range_link_above(range, dead, rest);
-        pya_arena_make_dead(arena, rest);
+        pya_block_make_dead(rest);
     }
     return dead;
 }
@@ -222,10 +222,9 @@ pya_arena_revive(struct pya_arena *arena, size_t bytes, bool *found) {
     for (struct pya_block *dead = arena->dead; dead != NULL && s.n_slots_left > 0;
          dead = dead->next_gap) {
         /* Each stretch is tried from its first dead block on. */
-        const struct pya_block *below = dead->prev;
-        bool is_first =
-            !pya_block_is(below, PYA_BLOCK_DEAD) &&
-            !(pya_block_is(below, PYA_BLOCK_FREE) && pya_block_is(below->prev, PYA_BLOCK_DEAD));
+        const struct pya_block *below =
+            pya_arena_has_run(arena, dead->prev) ? dead->prev->prev : dead->prev;
+        bool is_first = !pya_block_is(below, PYA_BLOCK_DEAD) || below->arena != arena;
         if (is_first && stretch_collect(&s, dead)) {
             return stretch_commit(&s, found);
         }

@@ -119,8 +119,11 @@ painter_range(struct painter *painter, const struct pya_range *range) {
             painter_close(painter);
             continue;
         }
+        if (b->prev != NULL && b->prev->arena != b->arena) {
+            painter_close(painter);
+        }
         if (painter->open == NULL) {
-            painter_open(painter, range->arena, b->addr);
+            painter_open(painter, b->arena, b->addr);
             if (painter->open != NULL && range->slots == NULL) {
                 painter->open->is_small = range->is_small;
             }

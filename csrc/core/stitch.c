@@ -115,13 +115,12 @@ struct piece {
 };
 
 static struct piece
-stitch_piece(const struct pya_stitch *stitch, size_t i) {
-    const struct pya_arena *arena = stitch->arena;
+stitch_piece(const struct pya_stitch *stitch, const struct pya_arena *arena, size_t i) {
     const struct pya_page *items = arena->card->pages.items;
     const struct pya_page *page = &items[stitch->pages[i]];
     struct pya_range *range = page->range;
     struct piece piece = {.n_pages = 0};
-    if (range == NULL || range->arena != arena) {
+    if (range == NULL) {
         return piece;
     }
     size_t first;
@@ -130,7 +129,9 @@ stitch_piece(const struct pya_stitch *stitch, size_t i) {
     piece.addr = pya_range_addr(range, page->slot) + first;
     piece.run = end - first == PYA_PAGE ? pya_range_free_run(range, page->slot)
                                         : pya_range_block_at(range, piece.addr);
-    if (!pya_block_is(piece.run, PYA_BLOCK_FREE)) {
+    bool is_usable = stitch->is_shared ? pya_arena_has_run(arena, piece.run)
+                                       : pya_arena_may_use(arena, piece.run);
+    if (!is_usable) {
         return piece;
     }
     size_t room = (size_t)(pya_block_end(piece.run) - piece.addr);
@@ -155,38 +156,71 @@ stitch_piece(const struct pya_stitch *stitch, size_t i) {
 /* Whether all of it can be lent, and how many records cutting it out of the home runs takes at most: one for
  * what stays below a piece, one for what stays above. */
 static bool
-stitch_is_free(const struct pya_stitch *stitch, size_t *n_records) {
+stitch_is_free(const struct pya_stitch *stitch, const struct pya_arena *arena, size_t *n_records) {
     *n_records = 0;
     for (size_t i = 0; i < stitch->n_pages;) {
-        struct piece piece = stitch_piece(stitch, i);
+        struct piece piece = stitch_piece(stitch, arena, i);
         if (piece.n_pages == 0) {
             return false;
         }
         *n_records += piece.addr > piece.run->addr;
         *n_records += piece.addr + piece.bytes < pya_block_end(piece.run);
+        *n_records += piece.run->arena == arena ? 0 : 2;
         i += piece.n_pages;
     }
     return true;
 }
 
-struct pya_stitch *
-pya_stitch_find(struct pya_arena *arena, size_t bytes) {
+/* Among the ranges of `from`, which is the arena itself or another of the default pool. */
+static struct pya_stitch *
+stitch_find_in(const struct pya_arena *from, const struct pya_arena *arena, size_t bytes) {
     size_t whole = pya_round_up(bytes, PYA_PAGE);
-    bool has_whole = arena->free_pages >= whole >> PYA_PAGE_SHIFT;
-    bool has_shared = arena->card->options.shared_pages && arena->free_bytes >= bytes;
-    if (arena->stitches == NULL || (!has_whole && !has_shared)) {
-        return NULL;
-    }
-    struct pya_stitch *stitch = *stitch_bucket(arena->stitches, bytes);
+    struct pya_stitch *stitch =
+        from->stitches == NULL ? NULL : *stitch_bucket(from->stitches, bytes);
     for (; stitch != NULL; stitch = stitch->next_same) {
         bool is_idle = stitch->block == NULL && !stitch->is_broken;
-        bool is_fit = stitch->bytes == (stitch->is_shared ? bytes : whole);
+        bool is_fit =
+            stitch->is_shared ? stitch->bytes == bytes && from == arena : stitch->bytes == whole;
         size_t n_records;
-        if (is_idle && is_fit && stitch_is_free(stitch, &n_records)) {
+        if (is_idle && is_fit && stitch_is_free(stitch, arena, &n_records)) {
             return stitch;
         }
     }
     return NULL;
+}
+
+static pya_status
+stitch_change_hands(struct pya_stitch *stitch, struct pya_arena *arena) {
+    if (stitch->arena == arena) {
+        return PYA_OK;
+    }
+    if (arena->stitches == NULL) {
+        arena->stitches = calloc(1, sizeof *arena->stitches);
+        if (arena->stitches == NULL) {
+            return PYA_E_HOST_NOMEM;
+        }
+    }
+    stitch->arena->stitches->n_mappings -= stitch->n_pages;
+    stitch_unlink(stitch);
+    stitch->arena = arena;
+    stitch_link(stitch);
+    arena->stitches->n_mappings += stitch->n_pages;
+    return PYA_OK;
+}
+
+pya_status
+pya_stitch_find(struct pya_arena *arena, size_t bytes, struct pya_stitch **out) {
+    *out = stitch_find_in(arena, arena, bytes);
+    if (arena->pool != NULL) {
+        return PYA_OK;
+    }
+    const struct pya_arena *from = arena->card->arenas;
+    for (; from != NULL && *out == NULL; from = from->next) {
+        if (from != arena && from->pool == NULL) {
+            *out = stitch_find_in(from, arena, bytes);
+        }
+    }
+    return *out == NULL ? PYA_OK : stitch_change_hands(*out, arena);
 }
 
 struct pya_stitch *
@@ -197,7 +231,7 @@ pya_stitch_at(struct pya_arena *arena, pya_dptr addr) {
     }
     bool is_idle = stitch != NULL && stitch->block == NULL && !stitch->is_broken;
     size_t n_records;
-    return is_idle && stitch_is_free(stitch, &n_records) ? stitch : NULL;
+    return is_idle && stitch_is_free(stitch, arena, &n_records) ? stitch : NULL;
 }
 
 static pya_status
@@ -289,7 +323,7 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
     struct pya_card *card = arena->card;
     PYA_ASSERT(stitch->block == NULL && bytes <= stitch->bytes);
     size_t n_records;
-    bool is_free = stitch_is_free(stitch, &n_records);
+    bool is_free = stitch_is_free(stitch, arena, &n_records);
     PYA_ASSERT(is_free);
     (void)is_free;
     pya_status st = pya_slab_reserve(&card->blocks, n_records + 1);
@@ -306,8 +340,11 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
     };
     struct pya_block **link = &block->pieces;
     for (size_t i = 0; i < stitch->n_pages;) {
-        struct piece part = stitch_piece(stitch, i);
+        struct piece part = stitch_piece(stitch, arena, i);
         PYA_ASSERT(part.n_pages > 0);
+        if (part.run->arena != arena) {
+            part.run = pya_arena_adopt(arena, part.run, part.addr, part.bytes);
+        }
         struct pya_block *piece =
             pya_arena_carve(arena, part.run, part.addr, part.bytes, PYA_BLOCK_LENT);
         piece->owner = block;
@@ -408,6 +445,7 @@ pages_leave(const struct old_home *old, size_t n_pages) {
         struct pya_range *range = old[i].range;
         struct pya_block *run = pya_range_free_run(range, old[i].slot);
         PYA_ASSERT(run != NULL);
+        struct pya_arena *arena = run->arena;
         size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
         size_t k = 1;
         while (i + k < n_pages && old[i + k].range == range && old[i + k].slot == old[i].slot + k &&
@@ -415,11 +453,11 @@ pages_leave(const struct old_home *old, size_t n_pages) {
             k++;
         }
         struct pya_block *left = pya_arena_carve(
-            range->arena, run, pya_range_addr(range, old[i].slot), k * PYA_PAGE, PYA_BLOCK_USED);
-        pya_arena_make_dead(range->arena, left);
+            arena, run, pya_range_addr(range, old[i].slot), k * PYA_PAGE, PYA_BLOCK_USED);
+        pya_block_make_dead(left);
         pya_dptr addr = pya_range_addr(range, old[i].slot);
-        size_t n_small = pya_arena_small_pages(range->arena, range, addr, k);
-        pya_arena_note_unmapped(range->arena, range, addr, k, n_small);
+        size_t n_small = pya_arena_small_pages(arena, range, addr, k);
+        pya_arena_note_unmapped(arena, range, addr, k, n_small);
         i += k;
     }
 }

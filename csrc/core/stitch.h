@@ -52,9 +52,10 @@ struct pya_stitch_plan {
     size_t bytes;
 };
 
-/* An idle range of exactly the pages that `bytes` need, or a shared one of exactly `bytes`, whose bytes are
- * all free at home in this arena; NULL if none. */
-struct pya_stitch *pya_stitch_find(struct pya_arena *arena, size_t bytes);
+/* An idle range of exactly the pages that `bytes` need, or a shared one of exactly `bytes`, all of whose bytes the
+ * arena may use; NULL if none.  It is the arena's then, whoever made it. */
+PYA_MUST_CHECK pya_status
+pya_stitch_find(struct pya_arena *arena, size_t bytes, struct pya_stitch **out);
 /* The idle range whose block would start at addr, all of its bytes free at home; NULL if none. */
 struct pya_stitch *pya_stitch_at(struct pya_arena *arena, pya_dptr addr);
 /* Maps the pages (their part of the plan free, at home in this arena) at a fresh range.  Undoes itself on

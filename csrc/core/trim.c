@@ -74,8 +74,7 @@ trim_stitches(struct pya_card *card, struct pya_arena *arena) {
 
 /* Unmaps a run of slots and makes it a hole; on failure nothing changed. */
 static pya_status
-slots_unmap(struct pya_arena *arena, struct pya_block *block) {
-    struct pya_card *card = arena->card;
+slots_unmap(struct pya_card *card, struct pya_block *block) {
     struct pya_range *range = block->range;
     pya_status st = pya_device_unmap(card->dev, block->addr, block->bytes);
     if (st != PYA_OK) {
@@ -87,7 +86,7 @@ slots_unmap(struct pya_arena *arena, struct pya_block *block) {
         pya_page_unmapped(&card->pages, range->slots[first + i].page);
         range->slots[first + i].page = PYA_NO_PAGE;
     }
-    pya_arena_make_hole(arena, block);
+    pya_block_make_hole(block);
     return PYA_OK;
 }
 
@@ -113,12 +112,12 @@ trim_dead(struct pya_card *card, struct pya_arena *arena, bool everything) {
                 next = next->next;
             }
             bool is_broken = block->is_broken;
-            pya_arena_drop_dead(arena, block);
-            if (is_going && slots_unmap(arena, block) == PYA_OK) {
+            pya_block_drop_dead(block);
+            if (is_going && slots_unmap(card, block) == PYA_OK) {
                 block = next;
                 continue;
             }
-            pya_arena_make_dead(arena, block);
+            pya_block_make_dead(block);
             block->is_broken = is_broken;
             if (is_going) {
                 for (size_t i = 0; i < n; i++) {
@@ -132,8 +131,7 @@ trim_dead(struct pya_card *card, struct pya_arena *arena, bool everything) {
 
 /* Takes pages ids[0..n) that lie side by side out of their run and unmaps their home. */
 static size_t
-pages_unhome(struct pya_arena *arena, const pya_page_id *ids, size_t n) {
-    struct pya_card *card = arena->card;
+pages_unhome(struct pya_card *card, const pya_page_id *ids, size_t n) {
     struct pya_page *items = card->pages.items;
     struct pya_range *range = items[ids[0]].range;
     size_t slot = items[ids[0]].slot;
@@ -141,6 +139,7 @@ pages_unhome(struct pya_arena *arena, const pya_page_id *ids, size_t n) {
     if (run == NULL || !items[ids[0]].is_leaving || pya_slab_reserve(&card->blocks, 2) != PYA_OK) {
         return 1;
     }
+    struct pya_arena *arena = run->arena;
     size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
     size_t k = 1;
     while (k < n && slot + k < end && items[ids[k]].range == range &&
@@ -149,7 +148,7 @@ pages_unhome(struct pya_arena *arena, const pya_page_id *ids, size_t n) {
     }
     struct pya_block *block =
         pya_arena_carve(arena, run, pya_range_addr(range, slot), k * PYA_PAGE, PYA_BLOCK_USED);
-    if (slots_unmap(arena, block) != PYA_OK) {
+    if (slots_unmap(card, block) != PYA_OK) {
         (void)pya_arena_give(arena, block);
         return k;
     }
@@ -217,7 +216,7 @@ pya_trim_pages(struct pya_card *card, const pya_page_id *ids, size_t n) {
     }
     for (size_t i = 0; i < n;) {
         struct pya_range *range = card->pages.items[ids[i]].range;
-        i += range == NULL ? 1 : pages_unhome(range->arena, ids + i, n - i);
+        i += range == NULL ? 1 : pages_unhome(card, ids + i, n - i);
     }
     size_t n_bytes = pages_release_homeless(card);
     card->stats.scalar[PYA_STAT_pyalloc_pages_released] += (int64_t)(n_bytes / PYA_PAGE);

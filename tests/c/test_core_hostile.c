@@ -115,17 +115,25 @@ test_release_before_end(void) {
 static void
 test_failed_move_is_not_revived(void) {
     struct world world;
-    pya_dptr own, other, ptr;
+    pya_dptr own, ptr;
+    pya_dptr others[8];
     world_init(&world, "", (size_t)1 << 30);
     CHECK_OK(pya_alloc(world.heap, 0, 5000, 32, &own));
-    CHECK_OK(pya_alloc(world.heap, 0, (size_t)16 << 20, 16, &other));
-    CHECK_OK(pya_free(world.heap, other));
+    for (int i = 0; i < 8; i++) {
+        CHECK_OK(pya_alloc(world.heap, 0, (size_t)4 << 20, 16, &others[i]));
+    }
+    for (int i = 0; i < 8; i += 2) { /* nowhere 8 MiB side by side */
+        CHECK_OK(pya_free(world.heap, others[i]));
+    }
     pya_sim_fail(world.sim, 1U << PYA_SIM_SET_ACCESS | 1U << PYA_SIM_UNMAP, 1, PYA_E_DEVICE, true);
     CHECK_EQ(pya_alloc(world.heap, 0, (size_t)8 << 20, 32, &ptr), PYA_E_DEVICE);
     CHECK(pya_sim_fail_clear(world.sim));
     CHECK_OK(pya_alloc(world.heap, 0, (size_t)8 << 20, 32, &ptr));
     CHECK_OK(pya_sim_own(world.sim, ptr, (size_t)8 << 20));
     pya_sim_disown(world.sim, ptr, (size_t)8 << 20);
+    for (int i = 1; i < 8; i += 2) {
+        CHECK_OK(pya_free(world.heap, others[i]));
+    }
     CHECK_OK(pya_free(world.heap, ptr));
     CHECK_OK(pya_free(world.heap, own));
     world_fini(&world);

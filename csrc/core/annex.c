@@ -1,0 +1,115 @@
+/* Annexation.  Floor 7. */
+#include "annex.h"
+
+/* Runs looked at per arena, and blocks per stretch: what keeps a miss bounded.  At least so many pages change
+ * hands at once where they lie side by side. */
+#ifdef PYA_TEST_TINY
+enum { ANNEX_TRIES = 4, ANNEX_BLOCKS = 4, ANNEX_PAGES = 2 };
+#else
+enum { ANNEX_TRIES = 64, ANNEX_BLOCKS = 64, ANNEX_PAGES = 128 };
+#endif
+
+/* Free memory side by side in one range: own runs whole, others from their first to their last whole page. */
+struct stretch {
+    struct pya_block *first;
+    pya_dptr start;
+    pya_dptr end;
+    size_t n_blocks;
+};
+
+/* A run of another stream that has finished with it, or of the arena itself. */
+static bool
+run_may_join(const struct pya_arena *arena, const struct pya_block *run) {
+    return pya_arena_may_use(arena, run) &&
+           (run->arena == arena || pya_run_pages(run->addr, run->bytes) > 0);
+}
+
+static pya_dptr
+run_start(const struct pya_arena *arena, const struct pya_block *run) {
+    return run->arena == arena ? run->addr : pya_round_up(run->addr, PYA_PAGE);
+}
+
+static pya_dptr
+run_end(const struct pya_arena *arena, const struct pya_block *run) {
+    pya_dptr end = pya_block_end(run);
+    return run->arena == arena ? end : pya_round_down(end, PYA_PAGE);
+}
+
+/* As far as free memory goes on to both sides of a run. */
+static struct stretch
+stretch_around(const struct pya_arena *arena, struct pya_block *run) {
+    struct stretch s = {run, run_start(arena, run), run_end(arena, run), 1};
+    struct pya_block *below = run->prev;
+    while (s.start == s.first->addr && s.n_blocks < ANNEX_BLOCKS && run_may_join(arena, below) &&
+           run_end(arena, below) == s.start) {
+        s.first = below;
+        s.start = run_start(arena, below);
+        s.n_blocks++;
+        below = below->prev;
+    }
+    struct pya_block *above = run->next;
+    while (s.n_blocks < ANNEX_BLOCKS && run_may_join(arena, above) && above->addr == s.end) {
+        s.end = run_end(arena, above);
+        s.n_blocks++;
+        above = above->next;
+    }
+    return s;
+}
+
+/* The smallest stretch that is large enough; first NULL: none. */
+static struct stretch
+annex_find(struct pya_arena *arena, size_t bytes) {
+    struct stretch best = {0};
+    for (struct pya_arena *from = arena->card->arenas; from != NULL; from = from->next) {
+        if (from == arena || from->pool != NULL || from->small_fit != NULL ||
+            from->free_pages == 0) {
+            continue;
+        }
+        struct pya_block *run = pya_fit_find(&from->fit, PYA_PAGE);
+        for (int i = 0; run != NULL && i < ANNEX_TRIES; i++) {
+            if (run_may_join(arena, run)) {
+                struct stretch s = stretch_around(arena, run);
+                size_t room = (size_t)(s.end - s.start);
+                if (room >= bytes && (best.first == NULL || room < best.end - best.start)) {
+                    best = s;
+                }
+            }
+            run = pya_fit_next(&from->fit, run);
+        }
+    }
+    return best;
+}
+
+static void
+annex_take(struct pya_arena *arena, const struct stretch *s, size_t bytes) {
+    struct pya_block *block = s->first;
+    size_t least = bytes > ANNEX_PAGES * PYA_PAGE ? bytes : ANNEX_PAGES * PYA_PAGE;
+    pya_dptr end = s->end - s->start > least ? pya_round_up(s->start + least, PYA_PAGE) : s->end;
+    while (block != NULL && block->addr < end) {
+        if (block->arena != arena) {
+            pya_dptr first = run_start(arena, block);
+            pya_dptr last = run_end(arena, block);
+            last = last < end ? last : end;
+            arena->card->stats.scalar[PYA_STAT_pyalloc_page_transfers] +=
+                (int64_t)((last - first) >> PYA_PAGE_SHIFT);
+            block = pya_arena_adopt(arena, block, first, (size_t)(last - first));
+        }
+        block = block->next;
+    }
+}
+
+pya_status
+pya_arena_annex(struct pya_arena *arena, size_t bytes, bool *found) {
+    struct pya_card *card = arena->card;
+    *found = false;
+    struct stretch s = annex_find(arena, bytes);
+    if (s.first == NULL) {
+        return PYA_OK;
+    }
+    pya_status st = pya_slab_reserve(&card->blocks, 2 * s.n_blocks);
+    if (st == PYA_OK) {
+        annex_take(arena, &s, bytes);
+        *found = true;
+    }
+    return st;
+}

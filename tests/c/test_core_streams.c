@@ -1,0 +1,221 @@
+/* Streams that share a card: what one has finished with another takes over, addresses and all. */
+#include "check.h"
+#include "core/heap.h"
+#include "core/snapshot.h"
+#include "device/sim.h"
+
+#define MIB ((size_t)1 << 20)
+enum { ONE = 16, TWO = 32, THREE = 48 };
+
+struct world {
+    struct pya_heap *heap;
+    struct pya_sim *sim;
+    struct pya_sim_config config;
+};
+
+static pya_status
+world_open(void *arg, int index, struct pya_device **out) {
+    struct world *world = arg;
+    pya_status st = pya_sim_create(&world->config, index, &world->sim);
+    if (st == PYA_OK) {
+        *out = pya_sim_device(world->sim);
+    }
+    return st;
+}
+
+static void
+world_init(struct world *world, enum pya_sim_work work) {
+    struct pya_options options;
+    struct pya_hooks hooks = {.arg = world, .open_device = world_open};
+    *world = (struct world){.config = {.capacity_bytes = 1024 * MIB, .work = work}};
+    pya_options_init(&options);
+    CHECK_OK(pya_heap_create(&options, &hooks, &world->heap));
+}
+
+/* All that was freed can be given back, whoever had it last. */
+static void
+world_fini(struct world *world) {
+    struct pya_sim_state state;
+    pya_sim_finish_all(world->sim);
+    CHECK_EQ(pya_heap_check(world->heap, 0), 0);
+    CHECK_OK(pya_empty_cache(world->heap, 0));
+    CHECK_EQ(pya_heap_check(world->heap, 0), 0);
+    pya_sim_query(world->sim, &state);
+    CHECK_EQ(state.used_bytes, 0);
+    CHECK_EQ(state.n_mappings, 0);
+    CHECK_EQ(state.n_violations, 0);
+    CHECK_EQ(pya_sim_check(world->sim), 0);
+    pya_heap_destroy(world->heap);
+}
+
+static pya_dptr
+get(struct world *world, size_t bytes, pya_stream stream) {
+    pya_dptr ptr = 0;
+    CHECK_OK(pya_alloc(world->heap, 0, bytes, stream, &ptr));
+    CHECK_OK(pya_sim_own(world->sim, ptr, bytes));
+    CHECK_OK(pya_sim_use(world->sim, stream, ptr, bytes));
+    CHECK_EQ(pya_heap_check(world->heap, 0), 0);
+    return ptr;
+}
+
+static void
+put(struct world *world, pya_dptr ptr, size_t bytes) {
+    pya_sim_disown(world->sim, ptr, bytes);
+    CHECK_OK(pya_free(world->heap, ptr));
+    CHECK_EQ(pya_heap_check(world->heap, 0), 0);
+}
+
+static uint64_t
+n_calls(const struct world *world) {
+    struct pya_sim_state state;
+    pya_sim_query(world->sim, &state);
+    return state.n_memory_calls;
+}
+
+static int64_t
+stat_of(const struct world *world, const char *key) {
+    int64_t values[PYA_N_STATS];
+    CHECK_OK(pya_stats_get(world->heap, 0, values));
+    for (size_t i = 0; i < PYA_N_STATS; i++) {
+        if (strcmp(pya_stat_key(i), key) == 0) {
+            return values[i];
+        }
+    }
+    CHECK(false);
+    return -1;
+}
+
+/* The stream of the segment that shows the address. */
+static pya_stream
+stream_of(const struct world *world, pya_dptr addr) {
+    struct pya_snapshot snap;
+    pya_stream stream = 0;
+    CHECK_OK(pya_snapshot_take(world->heap, NULL, false, &snap));
+    size_t total = 0;
+    for (size_t i = 0; i < snap.n_segments; i++) {
+        const struct pya_snap_segment *s = &snap.segments[i];
+        total += s->total_bytes;
+        if (addr >= s->addr && addr < s->addr + s->total_bytes) {
+            stream = s->stream;
+        }
+    }
+    CHECK_EQ((int64_t)total, stat_of(world, "reserved_bytes.all.current"));
+    pya_snapshot_fini(&snap);
+    return stream;
+}
+
+static void
+test_idle_memory_changes_hands(void) {
+    struct world world;
+    world_init(&world, PYA_SIM_WORK_AT_ONCE);
+    pya_dptr first = get(&world, 64 * MIB, ONE);
+    put(&world, first, 64 * MIB);
+    uint64_t before = n_calls(&world);
+    pya_dptr second = get(&world, 48 * MIB, TWO);
+    CHECK(second >= first && second + 48 * MIB <= first + 64 * MIB);
+    CHECK_EQ(stream_of(&world, second), TWO);
+    put(&world, second, 48 * MIB);
+    CHECK_EQ(get(&world, 64 * MIB, ONE), first);
+    CHECK_EQ(stream_of(&world, first), ONE);
+    CHECK_EQ(n_calls(&world), before);
+    CHECK(stat_of(&world, "pyalloc_page_transfers") >= 48 / 2);
+    put(&world, first, 64 * MIB);
+    world_fini(&world);
+}
+
+/* Work of the other stream may still be under way: not one of its bytes. */
+static void
+test_busy_memory_does_not(void) {
+    struct world world;
+    world_init(&world, PYA_SIM_WORK_BY_HAND);
+    pya_dptr first = get(&world, 64 * MIB, ONE);
+    put(&world, first, 64 * MIB);
+    pya_dptr second = get(&world, 48 * MIB, TWO);
+    CHECK(second + 48 * MIB <= first || second >= first + 64 * MIB);
+    pya_sim_finish(world.sim, ONE);
+    uint64_t before = n_calls(&world);
+    pya_dptr third = get(&world, 48 * MIB, TWO);
+    CHECK(third >= first && third + 48 * MIB <= first + 64 * MIB);
+    CHECK_EQ(n_calls(&world), before);
+    put(&world, second, 48 * MIB);
+    put(&world, third, 48 * MIB);
+    world_fini(&world);
+}
+
+/* Parts that two streams have side by side serve a third one whole. */
+static void
+test_parts_of_two_streams(void) {
+    struct world world;
+    world_init(&world, PYA_SIM_WORK_AT_ONCE);
+    pya_dptr guard;
+    pya_dptr first = get(&world, 300 * MIB, ONE);
+    guard = get(&world, 2 * MIB, ONE);
+    put(&world, first, 300 * MIB);
+    pya_dptr second = get(&world, 280 * MIB, TWO);
+    put(&world, second, 280 * MIB);
+    uint64_t before = n_calls(&world);
+    pya_dptr third = get(&world, 300 * MIB, THREE);
+    CHECK_EQ(third, first);
+    CHECK_EQ(n_calls(&world), before);
+    put(&world, third, 300 * MIB);
+    put(&world, guard, 2 * MIB);
+    world_fini(&world);
+}
+
+/* Bytes of a page stay together: what is left of a page beside a live block is not handed on. */
+static void
+test_part_of_a_page_stays(void) {
+    struct world world;
+    world_init(&world, PYA_SIM_WORK_AT_ONCE);
+    pya_dptr small = get(&world, 512, ONE);
+    pya_dptr large = get(&world, 30 * MIB, ONE);
+    put(&world, large, 30 * MIB);
+    pya_dptr other = get(&world, 8 * MIB, TWO);
+    CHECK_EQ(other % PYA_PAGE, 0);
+    CHECK_EQ(stream_of(&world, small), ONE);
+    CHECK_EQ(stream_of(&world, other), TWO);
+    put(&world, small, 512);
+    put(&world, other, 8 * MIB);
+    world_fini(&world);
+}
+
+/* A stitched range of one stream serves another that asks for as much. */
+static void
+test_stitched_range_changes_hands(void) {
+    struct world world;
+    pya_dptr parts[40];
+    world_init(&world, PYA_SIM_WORK_AT_ONCE);
+    for (int i = 0; i < 40; i++) {
+        parts[i] = get(&world, 4 * MIB, ONE);
+    }
+    for (int i = 0; i < 40; i += 2) {
+        put(&world, parts[i], 4 * MIB);
+    }
+    pya_dptr stitched = get(&world, 20 * MIB, ONE);
+    CHECK_EQ(stat_of(&world, "pyalloc_stitches"), 1);
+    put(&world, stitched, 20 * MIB);
+    uint64_t before = n_calls(&world);
+    pya_dptr again = get(&world, 20 * MIB, TWO);
+    CHECK_EQ(again, stitched);
+    CHECK_EQ(stream_of(&world, again), TWO);
+    CHECK_EQ(n_calls(&world), before);
+    CHECK_EQ(stat_of(&world, "pyalloc_range_hits"), 1);
+    put(&world, again, 20 * MIB);
+    for (int i = 1; i < 40; i += 2) {
+        put(&world, parts[i], 4 * MIB);
+    }
+    world_fini(&world);
+}
+
+static const struct check_case cases[] = {
+    {"idle_memory_changes_hands", test_idle_memory_changes_hands},
+    {"busy_memory_does_not", test_busy_memory_does_not},
+    {"parts_of_two_streams", test_parts_of_two_streams},
+    {"part_of_a_page_stays", test_part_of_a_page_stays},
+    {"stitched_range_changes_hands", test_stitched_range_changes_hands},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
