@@ -33,7 +33,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from benchmarks import hostcuda, limits
+from benchmarks import hostcuda, limits, settling
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import ALLOCATORS, ROOT, TorchReplay
 from pyalloc import _core
@@ -321,6 +321,13 @@ def main() -> int:
         action="store_true",
         help="calls and time at capacities near what each trace needs (benchmarks/limits.py)",
     )
+    parser.add_argument(
+        "--passes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="what N passes in one process settle to (benchmarks/settling.py)",
+    )
     parser.add_argument("--no-torch", action="store_true", help="policy models only")
     parser.add_argument("--jobs", type=int, default=2, help="replays at the same time (default 2)")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
@@ -340,6 +347,16 @@ def main() -> int:
         if arguments.limits:
             named = [(trace.name, path) for trace, path in traces]
             return limits.run(named, arguments.allocators, arguments, {"commit": commit()})
+        if arguments.passes > 1:
+            return settling.run(
+                [(trace.name, path) for trace, path in traces],
+                arguments.allocators,
+                arguments.conf,
+                arguments.passes,
+                as_json=arguments.json,
+                quiet=arguments.quiet,
+                commit=commit(),
+            )
         servers = (
             None if why else Servers(arguments.allocators, arguments.jobs, stack, arguments.conf)
         )

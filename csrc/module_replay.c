@@ -149,7 +149,7 @@ replay_choose_cost(const char *name, struct pya_replay_settings *out) {
 static bool
 replay_settings(PyObject *args, PyObject *kwargs, struct pya_replay_settings *out) {
     static char *names[] = {"policy", "capacity", "cost",     "options", "work_delay",
-                            "no_vmm", "check",    "progress", NULL};
+                            "no_vmm", "check",    "progress", "passes",  NULL};
     const char *policy = NULL;
     const char *cost = "typical";
     const char *options = "";
@@ -158,9 +158,10 @@ replay_settings(PyObject *args, PyObject *kwargs, struct pya_replay_settings *ou
     int no_vmm = 0;
     int check = 0;
     PyObject *progress = Py_None;
+    unsigned int passes = 1;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "s|$KssKppO", names, &policy, &capacity, &cost, &options, &work_delay,
-            &no_vmm, &check, &progress)) {
+            args, kwargs, "s|$KssKppOI", names, &policy, &capacity, &cost, &options, &work_delay,
+            &no_vmm, &check, &progress, &passes)) {
         return false;
     }
     *out = (struct pya_replay_settings){
@@ -168,6 +169,7 @@ replay_settings(PyObject *args, PyObject *kwargs, struct pya_replay_settings *ou
         .work_delay = work_delay,
         .no_vmm = no_vmm != 0,
         .check = check != 0,
+        .n_passes = passes,
         .progress = progress == Py_None ? NULL : replay_progress,
         .progress_arg = progress, /* borrowed: the caller's arguments outlive the call */
     };
@@ -219,14 +221,16 @@ program_replay(PyObject *self, PyObject *args, PyObject *kwargs) {
         return NULL;
     }
     return Py_BuildValue(
-        "{sOsKsKsKsKsKsKsKsKsNsK}", "completed", result.completed ? Py_True : Py_False, "failed_op",
-        (unsigned long long)result.failed_op, "failed_bytes",
+        "{sOsKsKsKsKsKsKsKsKsKsKsNsK}", "completed", result.completed ? Py_True : Py_False,
+        "failed_op", (unsigned long long)result.failed_op, "failed_bytes",
         (unsigned long long)result.failed_bytes, "peak_bytes",
         (unsigned long long)result.peak_bytes, "end_bytes", (unsigned long long)result.end_bytes,
         "n_calls", (unsigned long long)result.n_calls, "n_calls_second_half",
         (unsigned long long)result.n_calls_second_half, "device_ns",
         (unsigned long long)result.device_ns, "device_ns_second_half",
-        (unsigned long long)result.device_ns_second_half, "n_calls_by_kind", calls, "n_violations",
+        (unsigned long long)result.device_ns_second_half, "n_calls_last_pass",
+        (unsigned long long)result.n_calls_last_pass, "device_ns_last_pass",
+        (unsigned long long)result.device_ns_last_pass, "n_calls_by_kind", calls, "n_violations",
         (unsigned long long)result.n_violations);
 }
 

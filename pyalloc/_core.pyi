@@ -140,6 +140,7 @@ class Program:
         no_vmm: bool = False,
         check: bool = False,
         progress: Callable[[int, int], object] | None = None,
+        passes: int = 1,
     ) -> dict[str, Any]: ...
     def find_min(
         self,
@@ -152,6 +153,7 @@ class Program:
         no_vmm: bool = False,
         check: bool = False,
         progress: Callable[[int, int], object] | None = None,
+        passes: int = 1,
     ) -> dict[str, Any] | None: ...
 
 class Scan:

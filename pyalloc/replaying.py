@@ -37,11 +37,16 @@ def compare(
     capacity: int = 0,
     options: str = "",
     progress: Progress | None = None,
+    passes: int = 1,
 ) -> dict[str, dict[str, Any]]:
-    """One replay for each policy.  capacity: bytes of each device; 0: ample."""
+    """One replay for each policy.  capacity: bytes of each device; 0: ample.  passes: the program this often."""
     return {
         name: program.replay(
-            name, capacity=capacity, options=options if name == "pyalloc" else "", progress=progress
+            name,
+            capacity=capacity,
+            options=options if name == "pyalloc" else "",
+            progress=progress,
+            passes=passes,
         )
         for name in names
     }

@@ -1,6 +1,6 @@
 /* Replays trace files on the policies and prints one line of JSON for each.
  *
- *   make -C tests/c ubench && build/c/release/bench/replay [--min] [--policy NAME] [--capacity BYTES] [--check] FILE... */
+ *   make -C tests/c ubench && build/c/release/bench/replay [--min] [--policy NAME] [--capacity BYTES] [--passes N] [--check] FILE... */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,11 +41,12 @@ replay_one(const char *path, const struct pya_program *program, const struct arg
     double live = (double)info.peak_live_bytes;
     printf("{\"trace\": \"%s\", \"policy\": \"%s\", \"ops\": %llu, \"live_mib\": %.0f, \"completed\": %s, "
            "\"peak_bytes\": %llu, \"peak_live\": %.4f, \"calls\": %llu, \"calls_second_half\": %llu, "
-           "\"device_ms\": %.2f, \"violations\": %llu, \"replay_ns_per_op\": %.0f",
+           "\"device_ms\": %.2f, \"calls_last_pass\": %llu, \"ms_last_pass\": %.2f, \"violations\": %llu, \"replay_ns_per_op\": %.0f",
            path, pya_replay_policy_name(policy), (unsigned long long)info.n_ops, live / 1048576,
            result.completed ? "true" : "false", (unsigned long long)result.peak_bytes,
            (double)result.peak_bytes / live, (unsigned long long)result.n_calls,
            (unsigned long long)result.n_calls_second_half, (double)result.device_ns * 1e-6,
+           (unsigned long long)result.n_calls_last_pass, (double)result.device_ns_last_pass * 1e-6,
            (unsigned long long)result.n_violations, took * 1e9 / (double)(info.n_ops + 1));
     struct pya_replay_min min;
     if (arguments->find_min) {
@@ -96,6 +97,8 @@ main(int argc, char **argv)
             arguments.settings.check = true;
         } else if (strcmp(argv[i], "--capacity") == 0 && i + 1 < argc) {
             arguments.settings.capacity_bytes = strtoull(argv[++i], NULL, 0);
+        } else if (strcmp(argv[i], "--passes") == 0 && i + 1 < argc) {
+            arguments.settings.n_passes = (unsigned)strtoul(argv[++i], NULL, 0);
         } else if (strcmp(argv[i], "--options") == 0 && i + 1 < argc) {
             char message[256];
             if (pya_options_parse(&arguments.settings.options, argv[++i], message, sizeof message)

@@ -16,6 +16,7 @@
 #define REPLAY_ADDRESS_FACTOR 128
 #define REPLAY_ADDRESS_MAX (UINT64_C(64) << 40)
 #define REPLAY_PROGRESS_OPS 65536
+enum { REPLAY_NOT_LIVE = UINT8_MAX };
 
 /* One replay: a device and an allocator for each device of the program. */
 struct replay {
@@ -27,8 +28,10 @@ struct replay {
     union replay_block {
         struct pya_model_block *block;
         pya_dptr addr;
-    } * blocks;    /* by number */
-    size_t *bytes; /* by number, only with check */
+    } * blocks;         /* by number */
+    size_t *bytes;      /* by number, only with check */
+    uint8_t *device_of; /* by number; REPLAY_NOT_LIVE */
+    size_t n_blocks;
 };
 
 const char *
@@ -99,9 +102,12 @@ replay_open(struct replay *replay) {
     size_t n = replay->program->info.n_blocks + PROGRAM_POOLS;
     replay->blocks = calloc(n, sizeof *replay->blocks);
     replay->bytes = calloc(n, sizeof *replay->bytes);
-    if (replay->blocks == NULL || replay->bytes == NULL) {
+    replay->device_of = malloc(n);
+    if (replay->blocks == NULL || replay->bytes == NULL || replay->device_of == NULL) {
         return PYA_E_HOST_NOMEM;
     }
+    memset(replay->device_of, REPLAY_NOT_LIVE, n);
+    replay->n_blocks = n;
     if (replay->settings.policy != PYA_REPLAY_PYALLOC) {
         return replay->program->info.n_streams > PYA_MODEL_STREAMS ? PYA_E_LIMIT : PYA_OK;
     }
@@ -125,6 +131,7 @@ replay_close(struct replay *replay) {
     }
     free(replay->blocks);
     free(replay->bytes);
+    free(replay->device_of);
 }
 
 /* ---- operations ---- */
@@ -201,6 +208,11 @@ replay_step(struct replay *replay, const struct program_op *op) {
     }
     pya_status status =
         replay->heap != NULL ? replay_step_heap(replay, op) : replay_step_model(replay, op);
+    if (status == PYA_OK && op->kind == PROGRAM_ALLOC) {
+        replay->device_of[op->block] = op->device;
+    } else if (status == PYA_OK && op->kind == PROGRAM_FREE) {
+        replay->device_of[op->block] = REPLAY_NOT_LIVE;
+    }
     if (check && status == PYA_OK && op->kind == PROGRAM_ALLOC) {
         replay->bytes[op->block] = op->bytes;
         status = pya_sim_own(replay->sims[op->device], replay_addr(replay, op->block), op->bytes);
@@ -234,21 +246,45 @@ replay_sum(const struct replay *replay, struct pya_replay_result *out) {
     }
 }
 
+/* Frees what a pass left alive. */
+static pya_status
+replay_rewind(struct replay *replay) {
+    pya_status status = PYA_OK;
+    for (size_t i = 0; i < replay->n_blocks && status == PYA_OK; i++) {
+        if (replay->device_of[i] != REPLAY_NOT_LIVE) {
+            const struct program_op op = {
+                .kind = PROGRAM_FREE, .device = replay->device_of[i], .block = (uint32_t)i};
+            status = replay_step(replay, &op);
+        }
+    }
+    return status;
+}
+
 static pya_status
 replay_ops(struct replay *replay, struct op_reader *reader, struct pya_replay_result *out) {
-    uint64_t n = replay->program->info.n_ops;
+    uint64_t n_pass = replay->program->info.n_ops;
+    unsigned n_passes = replay->settings.n_passes > 0 ? replay->settings.n_passes : 1;
+    uint64_t n = n_pass * n_passes;
     struct pya_replay_result half = {0};
+    struct pya_replay_result last = {0};
     *out = (struct pya_replay_result){.completed = true};
     for (uint64_t i = 0; i < n; i++) {
         if (i == n / 2) {
             replay_sum(replay, &half);
+        }
+        if (i > 0 && i % n_pass == 0) {
+            pya_status status = replay_rewind(replay);
+            if (status != PYA_OK) {
+                return status;
+            }
+            replay_sum(replay, &last);
         }
         if (i % REPLAY_PROGRESS_OPS == 0 && replay->settings.progress != NULL &&
             !replay->settings.progress(replay->settings.progress_arg, i, n)) {
             return PYA_E_BUSY;
         }
         const struct program_op *op;
-        pya_status status = op_reader_get(reader, i, &op);
+        pya_status status = op_reader_get(reader, i % n_pass, &op);
         if (status == PYA_OK) {
             status = replay_step(replay, op);
         }
@@ -266,6 +302,8 @@ replay_ops(struct replay *replay, struct op_reader *reader, struct pya_replay_re
     if (out->completed) {
         out->n_calls_second_half = out->n_calls - half.n_calls;
         out->device_ns_second_half = out->device_ns - half.device_ns;
+        out->n_calls_last_pass = out->n_calls - last.n_calls;
+        out->device_ns_last_pass = out->device_ns - last.device_ns;
     }
     return PYA_OK;
 }

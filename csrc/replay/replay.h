@@ -34,6 +34,8 @@ struct pya_replay_settings {
     enum pya_sim_cost cost;
     uint64_t work_delay; /* an event passes after this many later ones; 0: at once */
     bool no_vmm;         /* a driver without virtual memory calls */
+    unsigned
+        n_passes; /* the program this often in one process, what it leaves freed between; 0: once */
     /* Every byte of every page is checked for a single owner: slower. */
     bool check;
     /* Called now and then; false stops the replay (PYA_E_BUSY).  May be NULL. */
@@ -51,6 +53,8 @@ struct pya_replay_result {
     uint64_t n_calls_second_half; /* of the operations */
     uint64_t device_ns;           /* modelled */
     uint64_t device_ns_second_half;
+    uint64_t n_calls_last_pass; /* what a program settles to that does the same for long */
+    uint64_t device_ns_last_pass;
     uint64_t n_calls_by_kind[PYA_SIM_N_CALLS];
     uint64_t n_violations; /* misuse the device saw; with check, bytes with two owners too */
 };

@@ -34,6 +34,13 @@ class Command:
             "--find-min", action="store_true", help="find the smallest memory that is enough"
         )
         parser.add_argument(
+            "--passes",
+            type=_passes,
+            default=1,
+            metavar="N",
+            help="the program N times over in one process: what does it settle to?",
+        )
+        parser.add_argument(
             "--conf", default="", metavar="KEY:VALUE,...", help="settings of policy pyalloc"
         )
         console.add_output(parser)
@@ -47,7 +54,12 @@ class Command:
         with trace.program(args.file) as program:
             info = program.info()
             results = replaying.compare(
-                program, names, capacity=limit, options=args.conf, progress=progress
+                program,
+                names,
+                capacity=limit,
+                options=args.conf,
+                progress=progress,
+                passes=args.passes,
             )
             least: dict[str, Any] = {}
             if args.find_min:
@@ -67,14 +79,21 @@ class Command:
         return 1 if limit and not any(r["completed"] for r in results.values()) else 0
 
 
+def _passes(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of passes from 1 to 1000")
+    return int(text)
+
+
 def _table(
     args: argparse.Namespace, info: dict[str, int], results: dict[str, Any], least: dict[str, Any]
 ) -> str:
     memory = f"{args.limit} of memory" if args.limit else "ample memory"
+    memory += f", {args.passes} times over" if args.passes > 1 else ""
     lines = [
         f"{args.file.name}: {info['n_allocs']:,} requests, at most "
         f"{size(info['peak_live_bytes'])} alive; {memory}",
-        *text.compare(results.items()),
+        *text.compare(results.items(), args.passes),
     ]
     for name, result in results.items():
         if not result["completed"]:

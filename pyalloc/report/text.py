@@ -194,15 +194,14 @@ def explain_oom(analysis: Analysis, device: int, asked: int, trace: Path) -> str
     return "\n".join(lines)
 
 
-def compare(results: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
-    """The table of policies."""
-    lines = [
-        f"{'policy':<12}{'fits':>5}{'peak':>12}{'calls':>9}{'late calls':>11}{'modelled ms':>12}"
-    ]
+def compare(results: Iterable[tuple[str, dict[str, Any]]], passes: int = 1) -> list[str]:
+    """The table of policies.  Late calls are those of the second half or, of several passes, of the last one."""
+    late, key = ("late calls", "second_half") if passes == 1 else ("last pass", "last_pass")
+    lines = [f"{'policy':<12}{'fits':>5}{'peak':>12}{'calls':>9}{late:>11}{'modelled ms':>12}"]
     for name, result in results:
         fits = "yes" if result["completed"] else "no"
         lines.append(
             f"{name:<12}{fits:>5}{size(result['peak_bytes']):>12}{result['n_calls']:>9,}"
-            f"{result['n_calls_second_half']:>11,}{result['device_ns'] / 1e6:>12.1f}"
+            f"{result[f'n_calls_{key}']:>11,}{result['device_ns'] / 1e6:>12.1f}"
         )
     return lines

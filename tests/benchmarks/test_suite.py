@@ -60,6 +60,17 @@ def test_memory_with_models_only() -> None:
         assert row["calls"] >= row["calls_second_half"]
 
 
+def test_settling() -> None:
+    done = run("benchmarks.memory", "--only", "gan", "--passes", "12", "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    rows = {row["allocator"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert set(rows) == {"native", "expandable", "pyalloc"}
+    for row in rows.values():
+        assert row["last_calls"] == 0 < row["first_calls"]
+        assert row["first_peak_live"] <= row["peak_live"]
+    assert rows["pyalloc"]["peak_live"] < rows["expandable"]["peak_live"]
+
+
 def test_memory_refuses() -> None:
     done = run("benchmarks.memory", "--only", "nothing")
     assert done.returncode == 2

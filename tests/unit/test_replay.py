@@ -119,6 +119,18 @@ def test_replay() -> None:
     assert low < high
 
 
+@pytest.mark.parametrize("policy", [name for name, _ in _core.replay_policies()])
+def test_passes(policy: str) -> None:
+    program = two_sizes()  # two blocks outlive it: freed before the next pass
+    once = program.replay(policy)
+    assert once["n_calls_last_pass"] == once["n_calls"]
+    assert once["device_ns_last_pass"] == once["device_ns"]
+    many = program.replay(policy, passes=20, check=True)
+    assert many["completed"] and many["n_violations"] == 0
+    assert many["n_calls_last_pass"] == many["device_ns_last_pass"] == 0
+    assert many["n_calls"] >= once["n_calls"]
+
+
 def test_replay_refuses() -> None:
     program = two_sizes()
     with pytest.raises(ValueError, match="policy"):
