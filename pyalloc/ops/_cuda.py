@@ -182,18 +182,23 @@ def compile_text(text: bytes, arch: str) -> bytes:
     Raises:
         OpError: NVRTC is missing or refuses; the message carries its log.
     """
+    return compile_with_log(text, arch)[0]
+
+
+def compile_with_log(text: bytes, arch: str, *more: str) -> tuple[bytes, str]:
+    """The machine code, and what NVRTC and ptxas said: warnings, and what further options ask for."""
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"ops.cu", 0, None, None) != 0:
         raise OpError("nvrtcCreateProgram failed")
     try:
-        options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17"]
+        options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17", *map(str.encode, more)]
         array = (ctypes.c_char_p * len(options))(*options)
-        if nvrtc.nvrtcCompileProgram(program, len(options), array) != 0:
-            raise OpError(
-                f"NVRTC cannot compile for {arch}: {_nvrtc_text(nvrtc, program).decode()}"
-            )
-        return _nvrtc_text(nvrtc, program, "CUBIN")
+        failed = nvrtc.nvrtcCompileProgram(program, len(options), array) != 0
+        log = _nvrtc_text(nvrtc, program).decode()
+        if failed:
+            raise OpError(f"NVRTC cannot compile for {arch}: {log}")
+        return _nvrtc_text(nvrtc, program, "CUBIN"), log
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
