@@ -11,14 +11,13 @@ import argparse
 import itertools
 import json
 import random
-import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from benchmarks.ops.attention import sdpa, sweep_shape
-from benchmarks.ops.measure import Run, both, forward
+from benchmarks.ops.measure import both, forward, least_ratio
 from pyalloc import ops
 from pyalloc.ops import attention as rule
 
@@ -38,21 +37,6 @@ def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ops.scaled_attention(q, k, v, path="kernel")
 
 
-def ratio(ours: Run, peer: Run) -> float:
-    """Peer's least time over ours, taken in turns for at least 50 ms."""
-    least = [float("inf")] * 2
-    for _ in range(2):
-        ours(), peer()
-    begin, rounds = time.perf_counter(), 0
-    while rounds < 5 or time.perf_counter() - begin < 0.05:
-        for i, run in enumerate((ours, peer)):
-            start = time.process_time()
-            run()
-            least[i] = min(least[i], time.process_time() - start)
-        rounds += 1
-    return least[1] / least[0]
-
-
 def measure(rng: random.Random) -> Shape:
     n_b, n_h, n_q, n_k, d = sweep_shape(rng)
     q, grad = torch.randn(2, n_b, n_h, n_q, d)
@@ -61,8 +45,8 @@ def measure(rng: random.Random) -> Shape:
         scores=n_b * n_h * n_q * n_k,
         queries=n_q,
         keys=n_k,
-        forward=ratio(forward(kernel, (q, k, v)), forward(sdpa, (q, k, v))),
-        both=ratio(both(kernel, (q, k, v), grad), both(sdpa, (q, k, v), grad)),
+        forward=least_ratio(forward(kernel, (q, k, v)), forward(sdpa, (q, k, v))),
+        both=least_ratio(both(kernel, (q, k, v), grad), both(sdpa, (q, k, v), grad)),
     )
 
 
@@ -97,7 +81,6 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=300)
     parser.add_argument("--seed", type=int, default=100)
     args = parser.parse_args()
-    torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
     shapes = [measure(rng) for _ in range(args.shapes)]

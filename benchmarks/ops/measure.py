@@ -70,9 +70,19 @@ class Bench:
             ours_ms=summary(taken["ours"]),
             peers_ms={key: summary(taken[key]) for key in peers},
             fastest_peer=best,
+            **({} if self.device == "cuda" else self.one_thread(ours, peers)),
             **extra,
         )
         return ratio
+
+    def one_thread(self, ours: Run, peers: dict[str, Run]) -> dict[str, Any]:
+        """The same by processor time of one thread, which others' work on the machine hardly changes."""
+        least = least_seconds({"ours": ours, **peers}, rounds=5, seconds=0.5)
+        fastest = min(least[key] for key in peers)
+        return {
+            "one_thread_ratio": round(fastest / least["ours"], 3),
+            "one_thread_ms": {key: round(1e3 * value, 3) for key, value in least.items()},
+        }
 
     def row(self, name: str, **values: Any) -> None:
         row = {
@@ -95,6 +105,42 @@ class Bench:
         if not self.compile:
             return functions
         return {**functions, **{f"compile({k})": torch.compile(f) for k, f in functions.items()}}
+
+
+def least_ratio(ours: Run, peer: Run) -> float:
+    """Peer's least processor time over ours."""
+    least = least_seconds({"ours": ours, "peer": peer}, rounds=15, seconds=0.05)
+    return least["peer"] / least["ours"]
+
+
+def least_seconds(runs: dict[str, Run], *, rounds: int, seconds: float) -> dict[str, float]:
+    """The least processor time of each: one thread, in turns, so that a busy machine does not matter.
+
+    What is over in microseconds is timed many calls at once, or reading the clock would hide the difference.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for run in runs.values():
+            run()
+        shortest = min(processor_seconds(run, 1) for run in runs.values())
+        calls = max(1, int(2e-4 / max(shortest, 1e-6)))
+        least = dict.fromkeys(runs, math.inf)
+        begin = time.perf_counter()
+        while rounds > 0 or time.perf_counter() - begin < seconds:
+            for name, run in runs.items():
+                least[name] = min(least[name], processor_seconds(run, calls) / calls)
+            rounds -= 1
+    finally:
+        torch.set_num_threads(threads)
+    return least
+
+
+def processor_seconds(run: Run, calls: int) -> float:
+    begin = time.process_time()
+    for _ in range(calls):
+        run()
+    return time.process_time() - begin
 
 
 def summary(taken: Sequence[float]) -> dict[str, float]:
