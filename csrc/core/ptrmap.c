@@ -102,13 +102,14 @@ pya_ptrmap_fini(struct pya_ptrmap *map) {
     table_fini(&map->old);
 }
 
+/* From the top down: what is above is empty already, so that nothing has to move up into the gap. */
 static void
 ptrmap_migrate(struct pya_ptrmap *map, size_t n_steps) {
     while (n_steps-- > 0 && map->old.n_used > 0) {
         PYA_STEP();
         struct pya_ptrmap_entry *entry = &map->old.entries[map->cursor];
         if (entry->addr == 0) {
-            map->cursor++;
+            map->cursor--;
             continue;
         }
         table_insert(&map->current, entry->addr, entry->block);
@@ -140,7 +141,7 @@ pya_ptrmap_reserve_slow(struct pya_ptrmap *map) {
         table_fini(&map->current);
     }
     map->old = map->current;
-    map->cursor = 0;
+    map->cursor = map->old.n_slots - 1;
     map->current = bigger;
     return PYA_OK;
 }

@@ -25,7 +25,7 @@ struct pya_ptrmap_table {
 /* Every live block is in exactly one of the two tables. */
 struct pya_ptrmap {
     struct pya_ptrmap_table current;
-    struct pya_ptrmap_table old; /* being emptied, from `cursor` up */
+    struct pya_ptrmap_table old; /* being emptied, from `cursor` down */
     size_t cursor;
 };
 
