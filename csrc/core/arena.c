@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "debug.h"
+#include "fence.h"
 #include "segment.h"
 
 /* Address space of a range, in times the card's memory: pages that move to the end leave dead addresses
@@ -477,40 +478,60 @@ pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **
     return arena_add_range(arena, n_pages, out);
 }
 
+/* Returns the stream that still has to pass, when it is the only one. */
+static const struct pya_fence *
+card_pass_fences(struct pya_card *card) {
+    struct pya_fence *last = NULL;
+    size_t n_open = pya_fences_n_open(card, &last);
+    card->are_fences_open = n_open > 0;
+    if (n_open > 1) {
+        return NULL;
+    }
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        *(n_open == 0 ? &arena->idle_seq : &arena->almost_seq) = arena->fence_seq;
+    }
+    card->late_fence = n_open == 0 ? card->late_fence : last;
+    return last;
+}
+
+static bool
+card_has_news(const struct pya_card *card) {
+    const struct pya_arena *a = card->arenas;
+    while (a != NULL && (card->are_fences_open ? a->fence_seq : a->idle_seq) == a->seq) {
+        a = a->next;
+    }
+    return a != NULL;
+}
+
 void
-pya_arena_poll(struct pya_arena *arena) {
-    struct pya_card *card = arena->card;
-    if (arena->idle_seq == arena->seq || card->n_active > 0) {
+pya_card_poll(struct pya_card *card, const struct pya_arena *taker) {
+    if (card->n_active > 0) {
+        return; /* a capture may be under way, which forbids asking */
+    }
+    const struct pya_fence *last = card->are_fences_open ? card_pass_fences(card) : NULL;
+    /* All but the taker are through: it may as well know about what was freed since. */
+    bool is_round_over =
+        !card->are_fences_open || (last != NULL && taker != NULL && last->stream == taker->stream);
+    if (!is_round_over || !card_has_news(card)) {
         return;
     }
-    if (arena->fence == 0 && pya_device_event_create(card->dev, &arena->fence) != PYA_OK) {
+    card->are_fences_open = pya_fences_record(card);
+    if (!card->are_fences_open) {
         return;
     }
-    bool is_done = false;
-    if (arena->is_fence_open) {
-        if (pya_device_event_query(card->dev, arena->fence, &is_done) != PYA_OK || !is_done) {
-            return;
-        }
-        arena->idle_seq = arena->fence_seq;
-        arena->is_fence_open = false;
-        if (arena->idle_seq == arena->seq) {
-            return;
-        }
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        arena->fence_seq = arena->seq;
     }
-    if (pya_device_event_record(card->dev, arena->fence, arena->stream) != PYA_OK) {
-        return;
-    }
-    arena->fence_seq = arena->seq;
-    arena->is_fence_open = true;
-    if (pya_device_event_query(card->dev, arena->fence, &is_done) == PYA_OK && is_done) {
-        arena->idle_seq = arena->fence_seq;
-        arena->is_fence_open = false;
-    }
+    (void)card_pass_fences(card);
 }
 
 pya_status
 pya_arena_create(
     struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
+    pya_status st = pya_fences_add(card, stream);
+    if (st != PYA_OK) {
+        return st;
+    }
     struct pya_arena *arena = calloc(1, sizeof *arena);
     if (arena == NULL) {
         return PYA_E_HOST_NOMEM;
@@ -569,9 +590,6 @@ pya_arena_destroy(struct pya_arena *arena) {
         }
         pya_range_fini(range);
         free(range);
-    }
-    if (arena->fence != 0) {
-        (void)!pya_device_event_destroy(card->dev, arena->fence);
     }
     free(arena->small_fit);
     free(arena);

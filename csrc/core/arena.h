@@ -5,6 +5,7 @@
 #pragma once
 
 #include "card.h"
+#include "fence.h"
 #include "fit.h"
 #include "range.h"
 
@@ -32,11 +33,10 @@ struct pya_arena {
     size_t free_bytes;
     size_t free_pages;
     uint64_t seq; /* grows with every block that becomes free */
-    /* Work queued on the stream before idle_seq has finished: runs with seq <= idle_seq are idle. */
+    /* What any stream had to do before idle_seq is finished: runs with seq <= idle_seq are idle. */
     uint64_t idle_seq;
-    uint64_t fence_seq; /* what idle_seq becomes when the fence completes */
-    pya_event fence;    /* 0: never made */
-    bool is_fence_open; /* recorded, not yet seen complete */
+    uint64_t fence_seq;  /* what idle_seq becomes when the fences have passed */
+    uint64_t almost_seq; /* the same but for the stream of the card's late fence */
     uint64_t seen_seq; /* seq when it was last seen to have changed, and the card's requests then */
     uint64_t seen_requests;
     double stitch_debt_ns; /* paid for stitching since the last growth (the balanced policy's W) */
@@ -72,6 +72,13 @@ static inline bool
 pya_arena_has_run(const struct pya_arena *arena, const struct pya_block *block) {
     return pya_block_is(block, PYA_BLOCK_FREE) && block->arena == arena;
 }
+/* Up to which of its frees may the taker have memory of `from`?  The taker's own work need not have finished. */
+static inline uint64_t
+pya_arena_idle_for(const struct pya_arena *from, const struct pya_arena *taker) {
+    const struct pya_fence *late = from->card->late_fence;
+    bool is_late = late != NULL && late->stream == taker->stream;
+    return is_late && from->almost_seq > from->idle_seq ? from->almost_seq : from->idle_seq;
+}
 /* May the arena use this run now?  Its own; in the default pool also what another stream has finished with. */
 static inline bool
 pya_arena_may_use(const struct pya_arena *arena, const struct pya_block *run) {
@@ -79,8 +86,9 @@ pya_arena_may_use(const struct pya_arena *arena, const struct pya_block *run) {
         return false;
     }
     const struct pya_arena *from = run->arena;
-    return from == arena || (arena->pool == NULL && from->pool == NULL &&
-                             run->range->slots != NULL && run->seq <= from->idle_seq);
+    return from == arena ||
+           (arena->pool == NULL && from->pool == NULL && run->range->slots != NULL &&
+            run->seq <= pya_arena_idle_for(from, arena));
 }
 /* Makes a home block (USED, LENT, or one just mapped) FREE and joins it to its neighbours.
  * Returns the run it became part of. */
@@ -136,8 +144,9 @@ void pya_arena_note_unmapped(
     struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages,
     size_t n_small);
 
-/* Learns how far the stream's work has finished; never waits, never errs on the side of idle. */
-void pya_arena_poll(struct pya_arena *arena);
+/* Learns how far the streams' work has finished (fence.h); never waits, never errs on the side of idle.  taker: the arena
+ * that would like memory of others; NULL: it is to go back to the device. */
+void pya_card_poll(struct pya_card *card, const struct pya_arena *taker);
 
 size_t pya_arena_check(const struct pya_arena *arena);
 

@@ -19,6 +19,7 @@ extern "C" {
 #endif
 
 struct pya_arena;
+struct pya_fence;
 struct pya_pending;
 
 /* A private pool: memory of CUDA graphs or of torch.cuda.MemPool, kept apart.  n_users counts graphs and
@@ -62,9 +63,12 @@ struct pya_card {
     struct pya_arena *last_arena; /* of the latest request */
     struct pya_pool *pools;
     size_t n_active; /* pools with a filter: a capture or a MemPool is under way; 0 almost always */
-    struct pya_pending *pending; /* queues of streams with recorded blocks; NULL: never used */
-    size_t n_pending;            /* uses waiting in them */
-    struct pya_history *history; /* NULL: not recording */
+    struct pya_pending *pending;  /* queues of streams with recorded blocks; NULL: never used */
+    size_t n_pending;             /* uses waiting in them */
+    struct pya_fence *fences;     /* one for each stream ever heard of (fence.h) */
+    bool are_fences_open;         /* recorded, not yet seen to have passed */
+    struct pya_fence *late_fence; /* the latest to be the only one still open */
+    struct pya_history *history;  /* NULL: not recording */
 
     size_t
         reserved_bytes; /* physical: pages and plain segments; == stats reserved_bytes.all.current */

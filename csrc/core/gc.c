@@ -87,7 +87,7 @@ arena_may_give(struct pya_arena *arena) {
     if (arena->pool != NULL || arena->free_bytes < PYA_PAGE) {
         return false;
     }
-    pya_arena_poll(arena);
+    pya_card_poll(arena->card, NULL);
     return arena->idle_seq > 0;
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "debug.h"
+#include "fence.h"
 
 static uint32_t heap_forks; /* times this process is a fork's child; read without a lock */
 static pthread_once_t heap_fork_once = PTHREAD_ONCE_INIT;
@@ -186,6 +187,7 @@ heap_close_card(struct pya_heap *heap, struct pya_card *card) {
     }
     (void)!pya_device_sync(card->dev);
     pya_pending_fini(card);
+    pya_fences_fini(card);
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         pya_stitches_destroy(arena);
     }

@@ -177,7 +177,7 @@ ladder_stitch(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     }
     size_t n;
     struct pya_stitch *stitch = NULL;
-    pya_status st = pya_pages_pick(arena, m, false, NULL, ids, &n);
+    pya_status st = pya_pages_pick(arena, m, NULL, NULL, ids, &n);
     if (st == PYA_OK) {
         PYA_ASSERT(n == m);
         st = pya_stitch_make(
@@ -241,7 +241,7 @@ ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
         return PYA_E_HOST_NOMEM;
     }
     size_t n_moved;
-    st = pya_pages_pick(arena, n, false, tail, ids, &n_moved);
+    st = pya_pages_pick(arena, n, NULL, tail, ids, &n_moved);
     if (st == PYA_OK && n_moved < n) {
         /* What is left of the hole lies behind the new pages. */
         st = pya_arena_grow(arena, hole, n - n_moved, is_small);
@@ -271,9 +271,10 @@ ladder_revive(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
 /* How far have the other streams come that may give? */
 static void
 ladder_poll(const struct pya_arena *arena) {
-    for (struct pya_arena *from = arena->card->arenas; from != NULL; from = from->next) {
+    for (const struct pya_arena *from = arena->card->arenas; from != NULL; from = from->next) {
         if (from != arena && from->pool == NULL && from->free_pages > 0) {
-            pya_arena_poll(from);
+            pya_card_poll(arena->card, arena);
+            return;
         }
     }
 }
@@ -325,11 +326,9 @@ ladder_transfer(struct pya_arena *arena, size_t n_want, enum transfer_from kind)
                 return PYA_E_HOST_NOMEM;
             }
         }
-        if (kind == TRANSFER_IDLE) {
-            pya_arena_poll(from);
-        }
         size_t n_here;
-        st = pya_pages_pick(from, n_want - n, kind == TRANSFER_IDLE, NULL, ids + n, &n_here);
+        const struct pya_arena *taker = kind == TRANSFER_IDLE ? arena : NULL;
+        st = pya_pages_pick(from, n_want - n, taker, NULL, ids + n, &n_here);
         if (st != PYA_OK) {
             goto done;
         }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "debug.h"
+#include "fence.h"
 
 void
 pya_block_release(struct pya_block *block) {
@@ -48,7 +49,8 @@ pya_pending_record(struct pya_card *card, struct pya_block *block, pya_stream st
     }
     struct pya_pending *queue = pending_queue(card, stream);
     if (queue == NULL) {
-        queue = calloc(1, sizeof *queue);
+        st = pya_fences_add(card, stream);
+        queue = st == PYA_OK ? calloc(1, sizeof *queue) : NULL;
         if (queue == NULL) {
             return PYA_E_HOST_NOMEM;
         }

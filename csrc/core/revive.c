@@ -45,7 +45,7 @@ page_may_come(const struct stretch *s, const struct pya_page *page) {
         return false;
     }
     const struct pya_arena *from = run->arena;
-    if (from != s->arena && (from->pool != NULL || run->seq > from->idle_seq)) {
+    if (from != s->arena && (from->pool != NULL || run->seq > pya_arena_idle_for(from, s->arena))) {
         return false;
     }
     pya_dptr addr = pya_range_addr(home, page->slot);

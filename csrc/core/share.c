@@ -96,7 +96,7 @@ pya_share_take(
     }
     size_t n_whole;
     struct pya_stitch *stitch = NULL;
-    pya_status st = pya_pages_pick(arena, plan->n_whole, false, NULL, ids + n, &n_whole);
+    pya_status st = pya_pages_pick(arena, plan->n_whole, NULL, NULL, ids + n, &n_whole);
     if (st != PYA_OK) {
         goto done;
     }

@@ -16,8 +16,8 @@ run_compare(const void *a, const void *b) {
 
 pya_status
 pya_pages_pick(
-    struct pya_arena *arena, size_t n_most, bool only_idle, const struct pya_block *except,
-    pya_page_id *ids, size_t *n_out) {
+    struct pya_arena *arena, size_t n_most, const struct pya_arena *taker,
+    const struct pya_block *except, pya_page_id *ids, size_t *n_out) {
     size_t n_room = arena->fit.n_runs;
     *n_out = 0;
     if (arena->free_pages == 0 || n_most == 0) {
@@ -30,8 +30,8 @@ pya_pages_pick(
     size_t n_runs = 0;
     struct pya_block *run = pya_fit_find(&arena->fit, PYA_PAGE);
     for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {
-        bool is_fit = run != except && (!only_idle || run->seq <= arena->idle_seq);
-        if (is_fit && pya_run_pages(run->addr, run->bytes) > 0) {
+        bool is_free = taker == NULL || run->seq <= pya_arena_idle_for(arena, taker);
+        if (is_free && run != except && pya_run_pages(run->addr, run->bytes) > 0) {
             runs[n_runs++] = run;
         }
     }

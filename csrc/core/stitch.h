@@ -38,11 +38,11 @@ struct pya_stitches {
     size_t n_mappings; /* sum of n_pages */
 };
 
-/* Collects up to n_most wholly free pages of the arena, lowest address first; only_idle: only those whose
- * stream has finished with them.  The run `except` is left out.  PYA_E_HOST_NOMEM: no scratch list. */
+/* Collects up to n_most wholly free pages of the arena, lowest address first; of those only what the taker may have,
+ * unless it is NULL.  The run `except` is left out.  PYA_E_HOST_NOMEM: no scratch list. */
 PYA_MUST_CHECK pya_status pya_pages_pick(
-    struct pya_arena *arena, size_t n_most, bool only_idle, const struct pya_block *except,
-    pya_page_id *ids, size_t *n_out);
+    struct pya_arena *arena, size_t n_most, const struct pya_arena *taker,
+    const struct pya_block *except, pya_page_id *ids, size_t *n_out);
 
 /* Which bytes a range is to lend: n_pages pages, from `offset` in the first. */
 struct pya_stitch_plan {

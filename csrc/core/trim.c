@@ -190,7 +190,7 @@ trim_choose(
             continue;
         }
         size_t n_here;
-        pya_status st = pya_pages_pick(arena, SIZE_MAX, false, NULL, ids + n, &n_here);
+        pya_status st = pya_pages_pick(arena, SIZE_MAX, NULL, NULL, ids + n, &n_here);
         if (st != PYA_OK) {
             return st;
         }

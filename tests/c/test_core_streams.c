@@ -142,6 +142,66 @@ test_busy_memory_does_not(void) {
     world_fini(&world);
 }
 
+/* The owner has finished, but another stream still uses what was freed: legal where the owner will wait for it, and
+ * torch's allocator would give the memory to the owner alone. */
+static void
+test_memory_others_use_does_not(void) {
+    struct world world;
+    world_init(&world, PYA_SIM_WORK_BY_HAND);
+    pya_dptr first = get(&world, 64 * MIB, ONE);
+    pya_dptr known = get(&world, 2 * MIB, TWO);
+    pya_sim_finish(world.sim, ONE);
+    CHECK_OK(pya_sim_use(world.sim, TWO, first, 64 * MIB));
+    put(&world, first, 64 * MIB);
+    pya_dptr third = get(&world, 48 * MIB, THREE);
+    CHECK(third + 48 * MIB <= first || third >= first + 64 * MIB);
+    pya_sim_finish(world.sim, ONE); /* what was asked of it since: whether it is idle */
+    pya_sim_finish(world.sim, TWO);
+    pya_dptr fourth = get(&world, 48 * MIB, THREE);
+    CHECK(fourth >= first && fourth + 48 * MIB <= first + 64 * MIB);
+    put(&world, known, 2 * MIB);
+    put(&world, third, 48 * MIB);
+    put(&world, fourth, 48 * MIB);
+    world_fini(&world);
+}
+
+/* A stream that was destroyed cannot say how far it is: it is waited for once, and forgotten. */
+static void
+test_destroyed_stream(void) {
+    struct world world;
+    struct pya_sim_state state;
+    world_init(&world, PYA_SIM_WORK_AT_ONCE);
+    pya_dptr first = get(&world, 64 * MIB, ONE);
+    put(&world, first, 64 * MIB);
+    pya_sim_fail(world.sim, 1U << PYA_SIM_EVENT_RECORD, 1, PYA_E_INVAL, false);
+    pya_dptr second = get(&world, 48 * MIB, TWO);
+    CHECK(pya_sim_fail_clear(world.sim));
+    CHECK(second >= first && second + 48 * MIB <= first + 64 * MIB);
+    pya_sim_query(world.sim, &state);
+    CHECK_EQ(state.n_calls[PYA_SIM_DEVICE_SYNC], 1);
+    put(&world, second, 48 * MIB);
+    world_fini(&world);
+}
+
+/* An event recorded on a stream that is being captured would become part of the graph. */
+static void
+test_captured_stream_is_not_asked(void) {
+    struct world world;
+    struct pya_sim_state before, after;
+    world_init(&world, PYA_SIM_WORK_AT_ONCE);
+    pya_dptr first = get(&world, 64 * MIB, ONE);
+    put(&world, first, 64 * MIB);
+    pya_sim_set_capturing(world.sim, ONE, true);
+    pya_sim_query(world.sim, &before);
+    pya_dptr second = get(&world, 48 * MIB, TWO);
+    pya_sim_query(world.sim, &after);
+    CHECK_EQ(after.n_calls[PYA_SIM_EVENT_QUERY], before.n_calls[PYA_SIM_EVENT_QUERY]);
+    CHECK(second + 48 * MIB <= first || second >= first + 64 * MIB);
+    pya_sim_set_capturing(world.sim, ONE, false);
+    put(&world, second, 48 * MIB);
+    world_fini(&world);
+}
+
 /* Parts that two streams have side by side serve a third one whole. */
 static void
 test_parts_of_two_streams(void) {
@@ -210,6 +270,9 @@ test_stitched_range_changes_hands(void) {
 static const struct check_case cases[] = {
     {"idle_memory_changes_hands", test_idle_memory_changes_hands},
     {"busy_memory_does_not", test_busy_memory_does_not},
+    {"memory_others_use_does_not", test_memory_others_use_does_not},
+    {"destroyed_stream", test_destroyed_stream},
+    {"captured_stream_is_not_asked", test_captured_stream_is_not_asked},
     {"parts_of_two_streams", test_parts_of_two_streams},
     {"part_of_a_page_stays", test_part_of_a_page_stays},
     {"stitched_range_changes_hands", test_stitched_range_changes_hands},

@@ -36,10 +36,12 @@ def test_same_stream_reuses_at_once(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1000, MIB, 3 * MIB, 30 * MIB])
-def test_other_streams_do_not_reuse_live_stream_memory(size: int) -> None:
+def test_other_streams_do_not_reuse_live_stream_memory(size: int, runtime) -> None:
+    runtime.pya_hostcuda_set_event_delay(1 << 40)
     side = torch.cuda.Stream()
     tensor = empty(size)
     address = tensor.data_ptr()
+    busy(torch.cuda.current_stream())
     del tensor
     with torch.cuda.stream(side):
         other = empty(size)

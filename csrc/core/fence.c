@@ -1,0 +1,85 @@
+/* Fences.  Floor 5. */
+#include "fence.h"
+
+#include <stdlib.h>
+
+pya_status
+pya_fences_add(struct pya_card *card, pya_stream stream) {
+    struct pya_fence *fence = card->fences;
+    while (fence != NULL && fence->stream != stream) {
+        fence = fence->next;
+    }
+    if (fence != NULL) {
+        return PYA_OK;
+    }
+    fence = calloc(1, sizeof *fence);
+    if (fence == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    fence->stream = stream;
+    fence->next = card->fences;
+    card->fences = fence;
+    return PYA_OK;
+}
+
+/* False: nothing is known of the stream. */
+static bool
+fence_record(struct pya_card *card, struct pya_fence *fence) {
+    bool is_capturing = false;
+    if (pya_device_is_capturing(card->dev, fence->stream, &is_capturing) == PYA_OK &&
+        is_capturing) {
+        return false; /* it would become part of the graph */
+    }
+    if (fence->event == 0 && pya_device_event_create(card->dev, &fence->event) != PYA_OK) {
+        return false;
+    }
+    if (pya_device_event_record(card->dev, fence->event, fence->stream) == PYA_OK) {
+        fence->is_open = true;
+        fence->is_gone = false;
+        return true;
+    }
+    /* Destroyed, most likely: nothing can be queued there any more, and what was is waited for once. */
+    fence->is_gone = fence->is_gone || pya_device_sync(card->dev) == PYA_OK;
+    return fence->is_gone;
+}
+
+bool
+pya_fences_record(struct pya_card *card) {
+    for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
+        if (!fence_record(card, fence)) {
+            for (struct pya_fence *f = card->fences; f != fence; f = f->next) {
+                f->is_open = false;
+            }
+            return false;
+        }
+    }
+    return true;
+}
+
+size_t
+pya_fences_n_open(struct pya_card *card, struct pya_fence **last) {
+    size_t n_open = 0;
+    for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
+        bool is_done = false;
+        fence->is_open =
+            fence->is_open &&
+            (pya_device_event_query(card->dev, fence->event, &is_done) != PYA_OK || !is_done);
+        if (fence->is_open) {
+            n_open++;
+            *last = fence;
+        }
+    }
+    return n_open;
+}
+
+void
+pya_fences_fini(struct pya_card *card) {
+    while (card->fences != NULL) {
+        struct pya_fence *fence = card->fences;
+        card->fences = fence->next;
+        if (fence->event != 0) {
+            (void)!pya_device_event_destroy(card->dev, fence->event);
+        }
+        free(fence);
+    }
+}
