@@ -3,6 +3,7 @@
  * Counters are lock-free; the settings of an injected failure sit behind their own mutex, which
  * is never held while another lock is taken. */
 
+#define _GNU_SOURCE
 #include "call.h"
 
 #include "state.h"
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static _Atomic(struct pya_hc_call *) calls_head;
 
@@ -161,10 +163,40 @@ pya_hc_calls_of(const char *name) {
     return n;
 }
 
+uint64_t
+pya_hc_clock_ns(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Ticks and clock when the library was loaded: how long a tick is comes from what passed since. */
+static uint64_t loaded_ticks, loaded_ns;
+
+__attribute__((constructor)) static void
+call_at_load(void) {
+    loaded_ns = pya_hc_clock_ns();
+    loaded_ticks = pya_hc_ticks();
+}
+
+uint64_t
+pya_hc_calls_ns(const char *name) {
+    uint64_t n = 0;
+    for (struct pya_hc_call *c = atomic_load(&calls_head); c != NULL; c = c->next) {
+        if (name == NULL || strcmp(c->name, name) == 0) {
+            n += atomic_load(&c->n_ticks);
+        }
+    }
+    double ns = (double)(pya_hc_clock_ns() - loaded_ns);
+    double ticks = (double)(pya_hc_ticks() - loaded_ticks);
+    return ticks > 0 ? (uint64_t)((double)n * (ns / ticks)) : 0;
+}
+
 void
 pya_hc_calls_reset(void) {
     for (struct pya_hc_call *c = atomic_load(&calls_head); c != NULL; c = c->next) {
         atomic_store(&c->n_calls, 0);
+        atomic_store(&c->n_ticks, 0);
     }
 }
 

@@ -11,6 +11,7 @@
 struct pya_hc_call {
     const char *name;
     _Atomic uint64_t n_calls;
+    _Atomic uint64_t n_ticks; /* spent inside; of timed entry points only */
     atomic_bool listed;
     struct pya_hc_call *next; /* written once, before the record is published */
 };
@@ -20,21 +21,64 @@ int pya_hc_enter_quiet(struct pya_hc_call *call);
 /* Returns 0, or the error the entry point must return at once. */
 int pya_hc_enter(struct pya_hc_call *call);
 
-/* Driver entry points return errors; runtime ones also remember them for cudaGetLastError. */
-#define HC_DRIVER()                                                                                \
-    static struct pya_hc_call hc_call_ = {.name = __func__};                                       \
+uint64_t pya_hc_clock_ns(void);
+
+/* What time is measured in: the processor's own count, where reading that costs half of what a clock does. */
+static inline uint64_t
+pya_hc_ticks(void) {
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#else
+    return pya_hc_clock_ns();
+#endif
+}
+
+/* From its declaration to the end of the entry point, whichever way that is left. */
+struct pya_hc_timer {
+    struct pya_hc_call *call;
+    uint64_t began;
+};
+
+static inline void
+pya_hc_timer_stop(const struct pya_hc_timer *timer) {
+    atomic_fetch_add_explicit(
+        &timer->call->n_ticks, pya_hc_ticks() - timer->began, memory_order_relaxed);
+}
+
+/* Driver entry points return errors; runtime ones also remember them for cudaGetLastError.  The timed ones are
+ * those by which an allocator gets, maps, gives back or waits for memory: a benchmark can tell their time from
+ * the allocator's own.  The others are not timed: some are asked with every allocation, and the clock costs more
+ * than they do. */
+#define HC_CALL() static struct pya_hc_call hc_call_ = {.name = __func__}
+#define HC_TIMER()                                                                                 \
+    HC_CALL();                                                                                     \
+    __attribute__((cleanup(pya_hc_timer_stop))) struct pya_hc_timer hc_timer_ = {                  \
+        &hc_call_, pya_hc_ticks()};                                                                \
+    (void)hc_timer_
+#define HC_ENTER_DRIVER()                                                                          \
     int hc_entered_ = pya_hc_enter(&hc_call_);                                                     \
     if (hc_entered_ != CU_OK) {                                                                    \
         return hc_entered_;                                                                        \
     }
-#define HC_RUNTIME()                                                                               \
-    static struct pya_hc_call hc_call_ = {.name = __func__};                                       \
+#define HC_ENTER_RUNTIME()                                                                         \
     int hc_entered_ = pya_hc_enter(&hc_call_);                                                     \
     if (hc_entered_ != CU_OK) {                                                                    \
         return pya_hc_runtime(hc_entered_);                                                        \
     }
+#define HC_DRIVER()                                                                                \
+    HC_CALL();                                                                                     \
+    HC_ENTER_DRIVER()
+#define HC_RUNTIME()                                                                               \
+    HC_CALL();                                                                                     \
+    HC_ENTER_RUNTIME()
+#define HC_DRIVER_TIMED()                                                                          \
+    HC_TIMER();                                                                                    \
+    HC_ENTER_DRIVER()
+#define HC_RUNTIME_TIMED()                                                                         \
+    HC_TIMER();                                                                                    \
+    HC_ENTER_RUNTIME()
 #define HC_QUIET()                                                                                 \
-    static struct pya_hc_call hc_call_ = {.name = __func__};                                       \
+    HC_CALL();                                                                                     \
     (void)pya_hc_enter_quiet(&hc_call_)
 
 /* Remembers an error as the thread's last one and returns it. */
@@ -52,6 +96,8 @@ bool pya_hc_fail_parse(const char *text);
 
 uint64_t pya_hc_calls_total(void);
 uint64_t pya_hc_calls_of(const char *name);
+/* Nanoseconds inside the timed entry points of that name; NULL: all of them. */
+uint64_t pya_hc_calls_ns(const char *name);
 void pya_hc_calls_reset(void);
 /* Calls back for every entry point that was called, in no particular order. */
 void pya_hc_calls_each(void (*fn)(const char *name, uint64_t n, void *data), void *data);

@@ -25,6 +25,11 @@ pya_hostcuda_calls(const char *name) {
     return name == NULL ? pya_hc_calls_total() : pya_hc_calls_of(name);
 }
 
+uint64_t
+pya_hostcuda_device_ns(const char *name) {
+    return pya_hc_calls_ns(name);
+}
+
 void
 pya_hostcuda_reset_calls(void) {
     pya_hc_calls_reset();
@@ -129,9 +134,10 @@ control_write_json(FILE *file) {
             (unsigned long long)dev.n_launches);
     }
     (void)fprintf(
-        file, "\n  ],\n  \"dtoh_copies\": %llu,\n  \"dtoh_bytes\": %llu,\n  \"calls\": {",
+        file,
+        "\n  ],\n  \"dtoh_copies\": %llu,\n  \"dtoh_bytes\": %llu,\n  \"device_ns\": %llu,\n  \"calls\": {",
         (unsigned long long)pya_hc_bytes_dtoh_copies(),
-        (unsigned long long)pya_hc_bytes_dtoh_bytes());
+        (unsigned long long)pya_hc_bytes_dtoh_bytes(), (unsigned long long)pya_hc_calls_ns(NULL));
     struct json_list list = {file, ""};
     pya_hc_calls_each(control_write_call, &list);
     (void)fprintf(file, "\n  }\n}\n");

@@ -183,7 +183,7 @@ cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
 
 int
 cuCtxGetCurrent(void **out) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     *out = pya_hc_device(pya_hc_current());
     return CU_OK;
 }
@@ -201,7 +201,7 @@ cuCtxSetCurrent(void *context) {
 
 int
 cuCtxPushCurrent_v2(void *context) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     int device = context_device(context);
     if (device < 0 || n_pushed == MAX_CONTEXTS) {
         return CU_INVALID_CONTEXT;
@@ -213,7 +213,7 @@ cuCtxPushCurrent_v2(void *context) {
 
 int
 cuCtxPopCurrent_v2(void **out) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     if (out != NULL) {
         *out = pya_hc_device(pya_hc_current());
     }
@@ -233,7 +233,7 @@ cuCtxGetDevice(int *out) {
 
 int
 cuCtxSynchronize(void) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_device_sync();
 }
 

@@ -13,7 +13,7 @@ enum { GRANULARITY_MINIMUM = 0, GRANULARITY_RECOMMENDED = 1 };
 
 int
 cuMemAlloc_v2(uintptr_t *out, size_t size) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     if (size == 0) {
         return CU_INVALID_VALUE; /* unlike cudaMalloc */
     }
@@ -27,13 +27,13 @@ cuMemAlloc_v2(uintptr_t *out, size_t size) {
 
 int
 cuMemFree_v2(uintptr_t address) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_memory_free((void *)address);
 }
 
 int
 cuMemAllocManaged(uintptr_t *out, size_t size, unsigned flags) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     (void)flags;
     void *at = NULL;
     int error = size == 0 ? CU_INVALID_VALUE : pya_hc_memory_alloc(REGION_MANAGED, size, &at);
@@ -45,7 +45,7 @@ cuMemAllocManaged(uintptr_t *out, size_t size, unsigned flags) {
 
 int
 cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_memory_info(free_bytes, total_bytes);
 }
 
@@ -66,33 +66,33 @@ cuMemGetAddressRange_v2(uintptr_t *base, size_t *size, uintptr_t address) {
 
 int
 cuMemHostAlloc(void **out, size_t size, unsigned flags) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     (void)flags;
     return pya_hc_pinned_alloc(size, out);
 }
 
 int
 cuMemAllocHost_v2(void **out, size_t size) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_pinned_alloc(size, out);
 }
 
 int
 cuMemFreeHost(void *ptr) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_pinned_free(ptr);
 }
 
 int
 cuMemHostRegister_v2(void *ptr, size_t size, unsigned flags) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     (void)flags;
     return pya_hc_host_register(ptr, size);
 }
 
 int
 cuMemHostUnregister(void *ptr) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_host_unregister(ptr);
 }
 
@@ -108,7 +108,7 @@ cuMemHostGetDevicePointer_v2(uintptr_t *out, void *ptr, unsigned flags) {
 
 int
 cuMemGetAllocationGranularity(size_t *out, const struct cuda_vmm_prop *prop, int option) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     if (out == NULL || prop == NULL || option < GRANULARITY_MINIMUM ||
         option > GRANULARITY_RECOMMENDED) {
         return CU_INVALID_VALUE;
@@ -120,56 +120,56 @@ cuMemGetAllocationGranularity(size_t *out, const struct cuda_vmm_prop *prop, int
 int
 cuMemAddressReserve(
     uintptr_t *out, size_t size, size_t align, uintptr_t want, unsigned long long flags) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return flags != 0 ? CU_INVALID_VALUE : pya_hc_vmm_reserve(size, align, want, out);
 }
 
 int
 cuMemAddressFree(uintptr_t start, size_t size) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_vmm_unreserve(start, size);
 }
 
 int
 cuMemCreate(
     uint64_t *out, size_t size, const struct cuda_vmm_prop *prop, unsigned long long flags) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return flags != 0 ? CU_INVALID_VALUE : pya_hc_vmm_create(size, prop, out);
 }
 
 int
 cuMemRelease(uint64_t handle) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_vmm_release(handle);
 }
 
 int
 cuMemRetainAllocationHandle(uint64_t *out, void *address) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return out == NULL ? CU_INVALID_VALUE : pya_hc_vmm_retain((uintptr_t)address, out);
 }
 
 int
 cuMemMap(uintptr_t start, size_t size, size_t offset, uint64_t handle, unsigned long long flags) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return flags != 0 ? CU_INVALID_VALUE : pya_hc_vmm_map(start, size, offset, handle);
 }
 
 int
 cuMemUnmap(uintptr_t start, size_t size) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_vmm_unmap(start, size);
 }
 
 int
 cuMemSetAccess(uintptr_t start, size_t size, const struct cuda_access_desc *descs, size_t n_descs) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_vmm_set_access(start, size, descs, n_descs);
 }
 
 int
 cuMemGetAccess(unsigned long long *flags, const struct cuda_location *location, uintptr_t address) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     uint64_t found = 0;
     int error = pya_hc_vmm_get_access(address, location, &found);
     if (error == CU_OK) {
@@ -188,7 +188,7 @@ cuMemGetAllocationPropertiesFromHandle(struct cuda_vmm_prop *out, uint64_t handl
 
 int
 cuMemAllocAsync(uintptr_t *out, size_t size, void *stream) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     void *at = NULL;
     int error = size == 0 ? CU_INVALID_VALUE : pya_hc_pool_alloc(NULL, size, stream, &at);
     if (error == CU_OK) {
@@ -199,7 +199,7 @@ cuMemAllocAsync(uintptr_t *out, size_t size, void *stream) {
 
 int
 cuMemFreeAsync(uintptr_t address, void *stream) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_pool_free((void *)address, stream);
 }
 
@@ -229,7 +229,7 @@ cuMemPoolSetAttribute(struct pya_hc_pool *pool, int attribute, void *value) {
 
 int
 cuMemPoolTrimTo(struct pya_hc_pool *pool, size_t keep) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_pool_trim(pool, keep);
 }
 

@@ -26,19 +26,19 @@ cuStreamDestroy_v2(void *stream) {
 
 int
 cuStreamSynchronize(void *stream) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_stream_sync(stream);
 }
 
 int
 cuStreamQuery(void *stream) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_stream_query(stream);
 }
 
 int
 cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     (void)flags;
     return pya_hc_stream_wait(stream, event);
 }
@@ -135,7 +135,7 @@ cuStreamGetCaptureInfo_v3(
 
 int
 cuThreadExchangeStreamCaptureMode(int *mode) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_capture_exchange_mode(mode);
 }
 
@@ -162,31 +162,31 @@ cuStreamWriteValue64_v2(void *stream, uintptr_t address, uint64_t value, unsigne
 
 int
 cuEventCreate(void **out, unsigned flags) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_event_create(flags, out);
 }
 
 int
 cuEventDestroy_v2(void *event) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_event_destroy(event);
 }
 
 int
 cuEventRecord(void *event, void *stream) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_event_record(event, stream);
 }
 
 int
 cuEventQuery(void *event) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_event_query(event);
 }
 
 int
 cuEventSynchronize(void *event) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     return pya_hc_event_sync(event);
 }
 

@@ -54,7 +54,7 @@ cudaDeviceReset(void) {
 
 int
 cudaDeviceSynchronize(void) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_device_sync());
 }
 

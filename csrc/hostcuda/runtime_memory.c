@@ -15,58 +15,58 @@
 
 int
 cudaMalloc(void **out, size_t size) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_memory_alloc(REGION_PLAIN, size, out));
 }
 
 int
 cudaMallocManaged(void **out, size_t size, unsigned flags) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     (void)flags;
     RT(size == 0 ? CU_INVALID_VALUE : pya_hc_memory_alloc(REGION_MANAGED, size, out));
 }
 
 int
 cudaFree(void *ptr) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_memory_free(ptr));
 }
 
 int
 cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_memory_info(free_bytes, total_bytes));
 }
 
 int
 cudaHostAlloc(void **out, size_t size, unsigned flags) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     (void)flags;
     RT(pya_hc_pinned_alloc(size, out));
 }
 
 int
 cudaMallocHost(void **out, size_t size) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_pinned_alloc(size, out));
 }
 
 int
 cudaFreeHost(void *ptr) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_pinned_free(ptr));
 }
 
 int
 cudaHostRegister(void *ptr, size_t size, unsigned flags) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     (void)flags;
     RT(pya_hc_host_register(ptr, size));
 }
 
 int
 cudaHostUnregister(void *ptr) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_host_unregister(ptr));
 }
 
@@ -184,19 +184,19 @@ cudaGetSymbolSize(size_t *out, const void *symbol) {
 
 int
 cudaMallocAsync(void **out, size_t size, void *stream) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_pool_alloc(NULL, size, stream, out));
 }
 
 int
 cudaMallocFromPoolAsync(void **out, size_t size, struct pya_hc_pool *pool, void *stream) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pool == NULL ? CU_INVALID_VALUE : pya_hc_pool_alloc(pool, size, stream, out));
 }
 
 int
 cudaFreeAsync(void *ptr, void *stream) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_pool_free(ptr, stream));
 }
 
@@ -220,13 +220,13 @@ cudaDeviceSetMemPool(int device, struct pya_hc_pool *pool) {
 
 int
 cudaMemPoolCreate(struct pya_hc_pool **out, const struct cuda_pool_props *props) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(props == NULL ? CU_INVALID_VALUE : pya_hc_pool_create(props->location.id, out));
 }
 
 int
 cudaMemPoolDestroy(struct pya_hc_pool *pool) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_pool_destroy(pool));
 }
 
@@ -244,14 +244,14 @@ cudaMemPoolSetAttribute(struct pya_hc_pool *pool, int attribute, void *value) {
 
 int
 cudaMemPoolTrimTo(struct pya_hc_pool *pool, size_t keep) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_pool_trim(pool, keep));
 }
 
 /* Every device reaches every pool: host memory has no distance. */
 int
 cudaMemPoolSetAccess(struct pya_hc_pool *pool, const struct cuda_access_desc *descs, size_t n) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     (void)pool;
     RT(descs == NULL && n > 0 ? CU_INVALID_VALUE : CU_OK);
 }

@@ -35,19 +35,19 @@ cudaStreamDestroy(void *stream) {
 
 int
 cudaStreamSynchronize(void *stream) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_stream_sync(stream));
 }
 
 int
 cudaStreamQuery(void *stream) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_stream_query(stream));
 }
 
 int
 cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     (void)flags;
     RT(pya_hc_stream_wait(stream, event));
 }
@@ -135,44 +135,44 @@ cudaStreamAddCallback(void *stream, pya_hc_stream_callback fn, void *data, unsig
 
 int
 cudaEventCreate(void **out) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_event_create(0, out));
 }
 
 int
 cudaEventCreateWithFlags(void **out, unsigned flags) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_event_create(flags, out));
 }
 
 int
 cudaEventDestroy(void *event) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_event_destroy(event));
 }
 
 int
 cudaEventRecord(void *event, void *stream) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_event_record(event, stream));
 }
 
 int
 cudaEventRecordWithFlags(void *event, void *stream, unsigned flags) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     (void)flags;
     RT(pya_hc_event_record(event, stream));
 }
 
 int
 cudaEventQuery(void *event) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_event_query(event));
 }
 
 int
 cudaEventSynchronize(void *event) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_event_sync(event));
 }
 
@@ -262,7 +262,7 @@ cudaStreamGetCaptureInfo_v3(
 
 int
 cudaThreadExchangeStreamCaptureMode(int *mode) {
-    HC_RUNTIME();
+    HC_RUNTIME_TIMED();
     RT(pya_hc_capture_exchange_mode(mode));
 }
 

@@ -47,7 +47,7 @@ class Cuda:
     def __init__(self, folder: Path, major: int = 13) -> None:
         self.driver = ctypes.CDLL(str(folder / "libcuda.so.1"))
         self.runtime = ctypes.CDLL(str(folder / f"libcudart.so.{major}"))
-        for name in ("calls", "live", "dtoh_copies", "dtoh_bytes", "launches"):
+        for name in ("calls", "device_ns", "live", "dtoh_copies", "dtoh_bytes", "launches"):
             getattr(self.driver, f"pya_hostcuda_{name}").restype = ctypes.c_uint64
         for name in ("used_bytes", "peak_bytes"):
             getattr(self.driver, f"pya_hostcuda_{name}").restype = ctypes.c_size_t
@@ -57,6 +57,9 @@ class Cuda:
 
     def live(self, what: str) -> int:
         return self.control("live", what.encode())
+
+    def device_ns(self, name: str | None = None) -> int:
+        return self.control("device_ns", None if name is None else name.encode())
 
     def used(self, device: int = 0) -> int:
         return self.control("used_bytes", device)

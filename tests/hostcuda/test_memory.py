@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 
 import pytest
@@ -63,6 +64,42 @@ def test_copies_and_fills_are_real(cuda: Cuda) -> None:
     assert cuda.get(b, PAGE) == bytes(PAGE)
     cuda.ok("cudaFree", a)
     cuda.ok("cudaFree", b)
+
+
+def test_time_inside_device_calls_grows_in_them_and_nowhere_else(cuda: Cuda) -> None:
+    timed = ("cudaMalloc", "cudaFree", "cuMemCreate", "cuMemRelease", "cudaEventCreate")
+    cuda.control("reset_calls")
+    assert cuda.device_ns() == 0 and all(cuda.device_ns(name) == 0 for name in timed)
+    # Neither waiting outside nor calls that are no business of an allocator count.
+    current = ctypes.c_int()
+    time.sleep(0.05)
+    cuda.ok("cudaGetDevice", ctypes.byref(current))
+    assert cuda.control("calls", b"cudaGetDevice") == 1
+    assert cuda.device_ns() == 0 and cuda.device_ns("cudaGetDevice") == 0
+
+    began = time.monotonic_ns()
+    pointers = [cuda.malloc(PAGE) for _ in range(50)]
+    taken = cuda.device_ns("cudaMalloc")
+    for pointer in pointers:
+        cuda.ok("cudaFree", pointer)
+    cuda.ok("cuMemRelease", cuda.handle())
+    event = cuda.out("cudaEventCreate")
+    cuda.ok("cudaEventDestroy", event)
+    took = time.monotonic_ns() - began
+    # Ticks are turned into nanoseconds anew at each question: a thousandth may come or go.
+    assert taken > 0 and abs(cuda.device_ns("cudaMalloc") - taken) <= taken // 100 + 1
+    parts = [cuda.device_ns(name) for name in (*timed, "cudaEventDestroy")]
+    assert all(part > 0 for part in parts)
+    assert abs(sum(parts) - cuda.device_ns()) <= cuda.device_ns() // 100 + len(parts)
+    assert cuda.device_ns() <= took + took // 100
+    # A refused call is a call.
+    cuda.control("reset_calls")
+    assert cuda.device_ns() == 0
+    assert cuda("cudaFree", 12345) == INVALID
+    assert cuda.device_ns("cudaFree") > 0
+    assert cuda("cudaGetLastError") == INVALID
+    cuda.control("reset_calls")
+    assert cuda.device_ns() == 0
 
 
 def test_large_copies_keep_holes_and_data_apart(cuda: Cuda) -> None:
