@@ -11,7 +11,8 @@ ample memory and then at the capacities around the smallest that suffices.  Colu
   failing ones above it are reported as holes;
 * calls: device calls in the whole run / in its second half, one for each 2 MiB page created or mapped;
 * ms: modelled device time (the one cost table, csrc/device/sim_cost.h), [low, high] with that table's ranges;
-* ns/op: torch's raw_alloc and raw_delete through the interface, once everything is cached (best of the later passes).
+* ns/op: torch's raw_alloc and raw_delete through the interface, once everything is cached (best of the later passes),
+  and behind a plus the time inside device calls that were made nevertheless, which here are system calls.
 
 Where torch is missing, everything but ns/op comes from the policy models alone, and that is said.
 """
@@ -66,6 +67,7 @@ class Row:
     calls_second_half: int
     device_ns: dict[str, int]
     ns_per_op: float | None = None
+    device_ns_per_op: float | None = None
     source: str = "torch"
     seed: int = 1
     notes: list[str] = field(default_factory=list)
@@ -207,7 +209,7 @@ def geometric(values: list[float]) -> float:
 
 def table(rows: list[Row], allocators: list[str]) -> str:
     """The comparison as text, parts apart, each with its geometric means."""
-    lines = []
+    lines: list[str] = []
     for kind in ("recorded", "held-out", "generated", "file"):
         part = [row for row in rows if row.kind == kind]
         if not part:
@@ -222,6 +224,7 @@ def table(rows: list[Row], allocators: list[str]) -> str:
                     row.device_ns[cost] / 1e6 for cost in ("low", "typical", "high")
                 )
                 ns = f"{row.ns_per_op:6.0f}" if row.ns_per_op else "     -"
+                ns += f" + {row.device_ns_per_op:.0f}" if row.device_ns_per_op else ""
                 lines.append(
                     f"{text:22}{row.allocator:12}{row.peak_live:10.3f}{row.min_live:9.3f}{row.calls:8}"
                     f"{row.calls_second_half:9}{typical:7.0f} {f'[{low:.0f}, {high:.0f}]':14}{ns}"
@@ -281,6 +284,7 @@ def measure_all(
             with servers.lend(row.allocator) as server:
                 answer = server.replay(paths[row.trace], ample_bytes(row.live_bytes), passes=4)
                 row.ns_per_op = answer.get("warm_ns_per_op")
+                row.device_ns_per_op = answer.get("warm_device_ns_per_op")
     return rows
 
 
