@@ -1,5 +1,5 @@
-/* Linear probing with backward-shift deletion: no tombstones, and a table is valid at every moment, which
- * is what lets the old table be emptied entry by entry.  Floor 3. */
+/* Buckets of seven, full ones spilling into the next.  No tombstones: a bucket knows how many entries passed it by,
+ * so a table is valid at every moment, which is what lets the old table be emptied entry by entry.  Floor 3. */
 #include "ptrmap.h"
 
 #include <stdlib.h>
@@ -7,87 +7,134 @@
 #include "debug.h"
 
 #ifdef PYA_TEST_TINY
-enum { PTRMAP_FIRST_SLOTS = 4 };
+enum { PTRMAP_FIRST_BUCKETS = 2 };
 #else
-enum { PTRMAP_FIRST_SLOTS = 1024 };
+enum { PTRMAP_FIRST_BUCKETS = 128 };
 #endif
-/* Slots of the old table looked at per insertion: it is empty, and its memory back, once a seventh more blocks
- * live than when the new one was made. */
-enum { PTRMAP_STEP = 16 };
+/* Buckets of the old table emptied per insertion: it is gone, and its memory back, after half of the insertions
+ * that the new one has room for. */
+enum { PTRMAP_STEP = 2 };
 
-static inline size_t
-table_slot(const struct pya_ptrmap_table *table, pya_dptr addr) {
-    return (size_t)(((addr / PYA_ALIGN) * 0x9E3779B97F4A7C15U) >> table->shift);
+_Static_assert(sizeof(struct pya_ptrmap_bucket) == 64, "a bucket is a cache line");
+
+enum { WAY_BITS = 8, COUNT_SHIFT = 56 };
+#define WAYS_LOW UINT64_C(0x01010101010101) /* the lowest bit of each way's byte */
+#define COUNT_ONE (UINT64_C(1) << COUNT_SHIFT)
+#define COUNT_MANY (UINT64_C(255) << COUNT_SHIFT)
+
+struct place {
+    size_t bucket;
+    uint64_t tag; /* with bit 1 set: no tag that a match may confuse it with is 0, an unused way */
+};
+
+/* The bucket by the hash's highest bits, the tag by those after them. */
+static inline struct place
+table_place(const struct pya_ptrmap_table *table, pya_dptr addr) {
+    uint64_t hash = (addr / PYA_ALIGN) * 0x9E3779B97F4A7C15U;
+    uint64_t tag = (hash >> (table->shift - WAY_BITS)) & ((1U << WAY_BITS) - 1);
+    return (struct place){(size_t)(hash >> table->shift), tag | 2};
+}
+
+/* The top bit of each byte whose way has this tag; perhaps of one above it whose tag differs by 1, so a match is to
+ * be verified.  The lowest is always right. */
+static inline uint64_t
+tags_match(uint64_t tags, uint64_t tag) {
+    uint64_t x = tags ^ (WAYS_LOW * tag);
+    return (x - WAYS_LOW) & ~x & (WAYS_LOW << (WAY_BITS - 1));
+}
+
+static inline unsigned
+match_way(uint64_t match) {
+    return (unsigned)__builtin_ctzll(match) / WAY_BITS;
+}
+
+static inline bool
+tags_has(uint64_t tags, unsigned way) {
+    return ((tags >> (way * WAY_BITS)) & ((1U << WAY_BITS) - 1)) != 0;
 }
 
 static pya_status
-table_init(struct pya_ptrmap_table *table, size_t n_slots) {
-    struct pya_ptrmap_entry *entries = calloc(n_slots, sizeof *entries);
-    if (entries == NULL) {
+table_init(struct pya_ptrmap_table *table, size_t n_buckets) {
+    const size_t line = sizeof(struct pya_ptrmap_bucket);
+    /* Not aligned_alloc: calloc gets large tables from the system already zero, page by page as they are used. */
+    char *memory = calloc(n_buckets + 1, line);
+    if (memory == NULL) {
         return PYA_E_HOST_NOMEM;
     }
     *table = (struct pya_ptrmap_table){
-        .entries = entries,
-        .n_slots = n_slots,
-        .shift = 64U - (unsigned)__builtin_ctzll(n_slots),
+        .buckets = (struct pya_ptrmap_bucket *)(void *)(memory + (line - (uintptr_t)memory % line)),
+        .memory = memory,
+        .n_buckets = n_buckets,
+        .shift = 64U - (unsigned)__builtin_ctzll(n_buckets),
     };
     return PYA_OK;
 }
 
 static void
 table_fini(struct pya_ptrmap_table *table) {
-    free(table->entries);
+    free(table->memory);
     *table = (struct pya_ptrmap_table){0};
 }
 
-static void
-table_insert(struct pya_ptrmap_table *table, pya_dptr addr, struct pya_block *block) {
-    size_t mask = table->n_slots - 1;
-    size_t i = table_slot(table, addr);
-    while (table->entries[i].addr != 0) {
+static inline void
+table_insert(struct pya_ptrmap_table *table, struct pya_block *block) {
+    struct place place = table_place(table, block->addr);
+    struct pya_ptrmap_bucket *bucket = &table->buckets[place.bucket];
+    uint64_t unused = tags_match(bucket->tags, 0);
+    while (PYA_UNLIKELY(unused == 0)) {
         PYA_STEP();
-        i = (i + 1) & mask;
+        bucket->tags += bucket->tags < COUNT_MANY ? COUNT_ONE : 0;
+        place.bucket = (place.bucket + 1) & (table->n_buckets - 1);
+        bucket = &table->buckets[place.bucket];
+        unused = tags_match(bucket->tags, 0);
     }
-    table->entries[i] = (struct pya_ptrmap_entry){addr, block};
+    unsigned way = match_way(unused);
+    bucket->tags |= place.tag << (way * WAY_BITS);
+    bucket->blocks[way] = block;
     table->n_used++;
 }
 
-/* The slot of addr, or SIZE_MAX. */
-static inline size_t
-table_find(const struct pya_ptrmap_table *table, pya_dptr addr) {
-    if (table->n_used == 0) {
-        return SIZE_MAX;
-    }
-    size_t mask = table->n_slots - 1;
-    size_t i = table_slot(table, addr);
-    while (table->entries[i].addr != addr) {
+static inline struct pya_block *
+bucket_find(
+    struct pya_ptrmap_bucket *bucket, uint64_t tag, pya_dptr addr, struct pya_ptrmap_slot *slot) {
+    for (uint64_t match = tags_match(bucket->tags, tag); match != 0; match &= match - 1) {
         PYA_STEP();
-        if (table->entries[i].addr == 0) {
-            return SIZE_MAX;
+        unsigned way = match_way(match);
+        struct pya_block *block = bucket->blocks[way];
+        if (PYA_LIKELY(block->addr == addr)) {
+            *slot = (struct pya_ptrmap_slot){bucket, way};
+            return block;
         }
-        i = (i + 1) & mask;
     }
-    return i;
+    return NULL;
 }
 
-/* Empties slot i, moving later entries of the same cluster up so that none is cut off from its start. */
-static void
-table_remove_at(struct pya_ptrmap_table *table, size_t i) {
-    size_t mask = table->n_slots - 1;
-    size_t j = i;
-    for (;;) {
+static struct pya_block *
+table_find(const struct pya_ptrmap_table *table, pya_dptr addr, struct pya_ptrmap_slot *slot) {
+    struct place place = table_place(table, addr);
+    size_t mask = table->n_buckets - 1;
+    for (size_t i = 0; i <= mask; i++) {
         PYA_STEP();
-        j = (j + 1) & mask;
-        if (table->entries[j].addr == 0) {
-            break;
-        }
-        size_t start = table_slot(table, table->entries[j].addr);
-        if (((j - start) & mask) >= ((j - i) & mask)) {
-            table->entries[i] = table->entries[j];
-            i = j;
+        struct pya_ptrmap_bucket *bucket = &table->buckets[(place.bucket + i) & mask];
+        struct pya_block *block = bucket_find(bucket, place.tag, addr, slot);
+        if (block != NULL || bucket->tags < COUNT_ONE) {
+            return block;
         }
     }
-    table->entries[i] = (struct pya_ptrmap_entry){0};
+    return NULL;
+}
+
+static inline void
+table_remove_at(struct pya_ptrmap_table *table, struct pya_ptrmap_bucket *bucket, unsigned way) {
+    size_t at = (size_t)(bucket - table->buckets);
+    size_t passed = table_place(table, bucket->blocks[way]->addr).bucket;
+    while (PYA_UNLIKELY(passed != at)) {
+        PYA_STEP();
+        uint64_t *tags = &table->buckets[passed].tags;
+        *tags -= *tags < COUNT_MANY ? COUNT_ONE : 0;
+        passed = (passed + 1) & (table->n_buckets - 1);
+    }
+    bucket->tags &= ~(UINT64_C(255) << (way * WAY_BITS));
     table->n_used--;
 }
 
@@ -98,22 +145,22 @@ pya_ptrmap_init(struct pya_ptrmap *map) {
 
 void
 pya_ptrmap_fini(struct pya_ptrmap *map) {
+    map->latest = NULL;
     table_fini(&map->current);
     table_fini(&map->old);
 }
 
-/* From the top down: what is above is empty already, so that nothing has to move up into the gap. */
 static void
-ptrmap_migrate(struct pya_ptrmap *map, size_t n_steps) {
-    while (n_steps-- > 0 && map->old.n_used > 0) {
-        PYA_STEP();
-        struct pya_ptrmap_entry *entry = &map->old.entries[map->cursor];
-        if (entry->addr == 0) {
-            map->cursor--;
-            continue;
+ptrmap_migrate(struct pya_ptrmap *map, size_t n_buckets) {
+    for (; n_buckets > 0 && map->old.n_used > 0; n_buckets--, map->cursor++) {
+        struct pya_ptrmap_bucket *bucket = &map->old.buckets[map->cursor];
+        for (unsigned way = 0; way < PYA_PTRMAP_WAYS; way++) {
+            PYA_STEP();
+            if (tags_has(bucket->tags, way)) {
+                table_insert(&map->current, bucket->blocks[way]);
+                table_remove_at(&map->old, bucket, way);
+            }
         }
-        table_insert(&map->current, entry->addr, entry->block);
-        table_remove_at(&map->old, map->cursor);
     }
     if (map->old.n_used == 0) {
         table_fini(&map->old);
@@ -131,59 +178,85 @@ pya_ptrmap_reserve_slow(struct pya_ptrmap *map) {
     /* Only reached with entries left in the old table if somebody shrank PTRMAP_STEP. */
     ptrmap_migrate(map, SIZE_MAX);
     struct pya_ptrmap_table bigger;
-    size_t n_slots = map->current.n_slots == 0 ? PTRMAP_FIRST_SLOTS : map->current.n_slots * 2;
-    pya_status st = table_init(&bigger, n_slots);
+    size_t n_buckets =
+        map->current.n_buckets == 0 ? PTRMAP_FIRST_BUCKETS : map->current.n_buckets * 2;
+    pya_status st = table_init(&bigger, n_buckets);
     if (st != PYA_OK) {
         /* A fuller table is slower, not wrong. */
-        return map->current.n_used + 1 < map->current.n_slots ? PYA_OK : st;
+        return map->current.n_used < map->current.n_buckets * PYA_PTRMAP_WAYS ? PYA_OK : st;
     }
     if (map->current.n_used == 0) {
         table_fini(&map->current);
     }
     map->old = map->current;
-    map->cursor = map->old.n_slots - 1;
+    map->cursor = 0;
     map->current = bigger;
     return PYA_OK;
 }
 
 void
 pya_ptrmap_insert(struct pya_ptrmap *map, struct pya_block *block) {
-    PYA_ASSERT(map->current.n_used + 1 < map->current.n_slots);
-    table_insert(&map->current, block->addr, block);
+    PYA_ASSERT(map->current.n_used < map->current.n_buckets * PYA_PTRMAP_WAYS);
+    if (PYA_LIKELY(map->latest != NULL)) {
+        table_insert(&map->current, map->latest);
+    }
+    map->latest = block;
 }
 
 struct pya_block *
 pya_ptrmap_find(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *slot) {
-    slot->table = &map->current;
-    slot->index = table_find(slot->table, addr);
-    if (PYA_UNLIKELY(slot->index == SIZE_MAX)) {
-        slot->table = &map->old;
-        slot->index = table_find(slot->table, addr);
-        if (slot->index == SIZE_MAX) {
-            return NULL;
+    struct pya_block *block = map->latest;
+    if (block != NULL && block->addr == addr) {
+        slot->bucket = NULL;
+        return block;
+    }
+    block = NULL;
+    if (PYA_LIKELY(map->current.n_buckets > 0)) {
+        struct place place = table_place(&map->current, addr);
+        block = bucket_find(&map->current.buckets[place.bucket], place.tag, addr, slot);
+        if (PYA_LIKELY(block != NULL)) {
+            return block;
+        }
+        block = table_find(&map->current, addr, slot);
+    }
+    if (block == NULL && map->old.n_used > 0) {
+        block = table_find(&map->old, addr, slot);
+        if (block != NULL) {
+            slot->way += PYA_PTRMAP_OLD;
         }
     }
-    return slot->table->entries[slot->index].block;
+    return block;
 }
 
 void
 pya_ptrmap_remove_at(struct pya_ptrmap *map, struct pya_ptrmap_slot slot) {
-    (void)map;
-    table_remove_at(slot.table, slot.index);
+    if (slot.bucket == NULL) {
+        map->latest = NULL;
+        return;
+    }
+    bool is_old = slot.way >= PYA_PTRMAP_OLD;
+    table_remove_at(
+        is_old ? &map->old : &map->current, slot.bucket, (unsigned)slot.way % PYA_PTRMAP_OLD);
+}
+
+static size_t
+table_host_bytes(const struct pya_ptrmap_table *table) {
+    return table->n_buckets == 0 ? 0 : (table->n_buckets + 1) * sizeof(struct pya_ptrmap_bucket);
 }
 
 size_t
 pya_ptrmap_host_bytes(const struct pya_ptrmap *map) {
-    return (map->current.n_slots + map->old.n_slots) * sizeof(struct pya_ptrmap_entry);
+    return table_host_bytes(&map->current) + table_host_bytes(&map->old);
 }
 
 static void
 table_each(
     const struct pya_ptrmap_table *table, void (*visit)(void *arg, struct pya_block *block),
     void *arg) {
-    for (size_t i = 0; i < table->n_slots; i++) {
-        if (table->entries[i].addr != 0) {
-            visit(arg, table->entries[i].block);
+    for (size_t i = 0; i < table->n_buckets * PYA_PTRMAP_WAYS; i++) {
+        const struct pya_ptrmap_bucket *bucket = &table->buckets[i / PYA_PTRMAP_WAYS];
+        if (tags_has(bucket->tags, (unsigned)(i % PYA_PTRMAP_WAYS))) {
+            visit(arg, bucket->blocks[i % PYA_PTRMAP_WAYS]);
         }
     }
 }
@@ -191,6 +264,9 @@ table_each(
 void
 pya_ptrmap_each(
     const struct pya_ptrmap *map, void (*visit)(void *arg, struct pya_block *block), void *arg) {
+    if (map->latest != NULL) {
+        visit(arg, map->latest);
+    }
     table_each(&map->current, visit, arg);
     table_each(&map->old, visit, arg);
 }

@@ -1,7 +1,10 @@
-/* Live blocks by address: an open-addressed hash table that grows a little at every insertion.  Floor 3.
+/* Live blocks by address: a hash table that grows a little at every insertion.  Floor 3.
  *
  * Rehashing all at once would stall one unlucky call for milliseconds at a million blocks; here a few
- * entries move with each insertion, so every call is bounded. */
+ * entries move with each insertion, so every call is bounded.
+ *
+ * A bucket is one cache line: seven blocks and a byte of each one's hash, compared all at once.  Probing
+ * entry by entry would cost less memory traffic but several decisions that no processor can guess. */
 #pragma once
 
 #include "block.h"
@@ -10,29 +13,37 @@
 extern "C" {
 #endif
 
-struct pya_ptrmap_entry {
-    pya_dptr addr; /* 0: empty */
-    struct pya_block *block;
+enum { PYA_PTRMAP_WAYS = 7, PYA_PTRMAP_OLD = 8 };
+
+/* tags: a byte for each way, lowest first, 0: blocks[i] is unused; in the top byte how many entries belong here but
+ * sit in a later bucket, because this one was full when they came (at 255 it is no longer counted, and stays).
+ * One word that is always written whole: it is read right after it was written. */
+struct pya_ptrmap_bucket {
+    uint64_t tags;
+    struct pya_block *blocks[PYA_PTRMAP_WAYS];
 };
 
 struct pya_ptrmap_table {
-    struct pya_ptrmap_entry *entries;
-    size_t n_slots; /* a power of two, or 0 */
+    struct pya_ptrmap_bucket *buckets; /* aligned to its size */
+    void *memory;                      /* what to free */
+    size_t n_buckets;                  /* a power of two, at least 2; or 0 */
     size_t n_used;
-    unsigned shift; /* 64 - log2(n_slots) */
+    unsigned shift; /* 64 - log2(n_buckets) */
 };
 
-/* Every live block is in exactly one of the two tables. */
+/* Every live block is `latest` or in exactly one of the two tables.  Programs often free what they got last. */
 struct pya_ptrmap {
+    struct pya_block *latest; /* the one inserted last, until another is */
     struct pya_ptrmap_table current;
-    struct pya_ptrmap_table old; /* being emptied, from `cursor` down */
+    struct pya_ptrmap_table old; /* being emptied, from bucket `cursor` up */
     size_t cursor;
 };
 
-/* Where an entry was found, so that taking it out needs no second search. */
+/* Where an entry was found, so that taking it out needs no second search.  Two words, so that it travels in
+ * registers: what was just written in parts is slow to read as a whole. */
 struct pya_ptrmap_slot {
-    struct pya_ptrmap_table *table;
-    size_t index;
+    struct pya_ptrmap_bucket *bucket; /* NULL: it is the latest */
+    size_t way;                       /* PYA_PTRMAP_OLD and more: in the old table */
 };
 
 void pya_ptrmap_init(struct pya_ptrmap *map);
@@ -49,16 +60,10 @@ size_t pya_ptrmap_host_bytes(const struct pya_ptrmap *map);
 void pya_ptrmap_each(
     const struct pya_ptrmap *map, void (*visit)(void *arg, struct pya_block *block), void *arg);
 
-static inline size_t
-pya_ptrmap_n(const struct pya_ptrmap *map) {
-    return map->current.n_used + map->old.n_used;
-}
-
-/* Up to three quarters full: half would make probing little shorter and cost 64 bytes for each live block just
- * after the table grew. */
+/* Up to five eighths full: a bucket then rarely overflows, and a block costs 15 to 29 bytes here. */
 static inline bool
 pya_ptrmap_is_roomy(const struct pya_ptrmap_table *table) {
-    return table->n_used < table->n_slots / 4 * 3;
+    return table->n_used < table->n_buckets * PYA_PTRMAP_WAYS / 8 * 5;
 }
 
 static inline pya_status PYA_MUST_CHECK

@@ -1,0 +1,131 @@
+/* The map of live blocks against a plain array: with addresses that spread, and with such as all want the same few
+ * buckets, so that full ones, long ways past them and counts that gave up counting come often. */
+#include "check.h"
+#include "core/ptrmap.h"
+
+enum { N_BLOCKS = 4000 };
+
+static struct pya_block blocks[N_BLOCKS];
+static bool is_in[N_BLOCKS];
+static size_t n_in;
+
+/* Distinct addresses; crowded: of those whose hash begins with the same byte. */
+static void
+choose_addresses(uint64_t *rng, bool crowded) {
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        uint64_t unit;
+        do {
+            unit = check_below(rng, UINT64_C(1) << 30) * N_BLOCKS + i + 1;
+        } while (crowded && (unit * UINT64_C(0x9E3779B97F4A7C15)) >> 56 != 7);
+        blocks[i].addr = unit * PYA_ALIGN;
+        is_in[i] = false;
+    }
+    n_in = 0;
+}
+
+static void
+check_find(struct pya_ptrmap *map, size_t i) {
+    struct pya_ptrmap_slot slot;
+    const struct pya_block *found = pya_ptrmap_find(map, blocks[i].addr, &slot);
+    CHECK(found == (is_in[i] ? &blocks[i] : NULL));
+    CHECK(pya_ptrmap_find(map, blocks[i].addr + 256, &slot) == NULL);
+}
+
+static void
+toggle(struct pya_ptrmap *map, size_t i) {
+    if (!is_in[i]) {
+        CHECK_OK(pya_ptrmap_reserve(map));
+        pya_ptrmap_insert(map, &blocks[i]);
+        n_in++;
+    } else {
+        struct pya_ptrmap_slot slot;
+        if (CHECK(pya_ptrmap_find(map, blocks[i].addr, &slot) == &blocks[i])) {
+            pya_ptrmap_remove_at(map, slot);
+        }
+        n_in--;
+    }
+    is_in[i] = !is_in[i];
+    check_find(map, i);
+}
+
+static void
+count_visit(void *arg, struct pya_block *block) {
+    size_t *n = arg;
+    size_t i = (size_t)(block - blocks);
+    CHECK(i < N_BLOCKS && is_in[i]);
+    ++*n;
+}
+
+static void
+check_all(struct pya_ptrmap *map) {
+    size_t n = 0;
+    pya_ptrmap_each(map, count_visit, &n);
+    CHECK_EQ(n, n_in);
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        check_find(map, i);
+    }
+}
+
+/* In waves: mostly in, then mostly out. */
+static void
+check_waves(bool crowded) {
+    uint64_t rng = check_seed();
+    struct pya_ptrmap map;
+    pya_ptrmap_init(&map);
+    choose_addresses(&rng, crowded);
+    for (size_t wave = 0; wave < check_budget(4); wave++) {
+        for (size_t step = 0; step < 3 * N_BLOCKS; step++) {
+            size_t i = check_below(&rng, N_BLOCKS);
+            bool is_wanted = wave % 2 == 0;
+            if (is_in[i] != is_wanted || check_below(&rng, 4) == 0) {
+                toggle(&map, i);
+            }
+            check_find(&map, check_below(&rng, N_BLOCKS));
+        }
+        check_all(&map);
+    }
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        if (is_in[i]) {
+            toggle(&map, i);
+        }
+    }
+    check_all(&map);
+    CHECK(pya_ptrmap_host_bytes(&map) > 0);
+    pya_ptrmap_fini(&map);
+    CHECK_EQ(pya_ptrmap_host_bytes(&map), 0);
+}
+
+static void
+test_spread(void) {
+    check_waves(false);
+}
+
+static void
+test_crowded(void) {
+    check_waves(true);
+}
+
+/* While a table grows, what it holds stays below the bytes a live block may cost. */
+static void
+test_host_bytes(void) {
+    uint64_t rng = check_seed();
+    struct pya_ptrmap map;
+    pya_ptrmap_init(&map);
+    choose_addresses(&rng, false);
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        toggle(&map, i);
+        CHECK(i < 1000 || pya_ptrmap_host_bytes(&map) <= 48 * n_in);
+    }
+    pya_ptrmap_fini(&map);
+}
+
+static const struct check_case cases[] = {
+    {"spread", test_spread},
+    {"crowded", test_crowded},
+    {"host_bytes", test_host_bytes},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
