@@ -45,7 +45,7 @@ arena_count_run(
         return;
     }
     struct pya_stat *stats = arena->card->stats.pooled[PYA_STAT_LARGE];
-    size_t n_pages = bytes < PYA_PAGE ? 0 : pya_run_pages(addr, bytes);
+    size_t n_pages = pya_run_pages(addr, bytes);
     int64_t split = (int64_t)(bytes - n_pages * PYA_PAGE);
     arena->free_bytes += (size_t)sign * bytes;
     arena->free_pages += (size_t)sign * n_pages;
@@ -71,19 +71,39 @@ arena_remove_run(struct pya_arena *arena, struct pya_block *run) {
     pya_fit_remove(arena_fit(arena, run->range), run);
 }
 
+/* What arena_count_run() would do for the old bounds and then for the new ones, at once: this is half of what an
+ * allocation in a fragmented arena costs. */
+static inline void
+arena_recount_run(
+    struct pya_arena *arena, const struct pya_block *run, pya_dptr addr, size_t bytes) {
+    struct pya_stat *stats = arena->card->stats.pooled[PYA_STAT_LARGE];
+    size_t n_pages = pya_run_pages(addr, bytes);
+    size_t n_before = pya_run_pages(run->addr, run->bytes);
+    int64_t split = (int64_t)(bytes - n_pages * PYA_PAGE);
+    int64_t before = (int64_t)(run->bytes - n_before * PYA_PAGE);
+    arena->free_bytes += bytes - run->bytes;
+    arena->free_pages += n_pages - n_before;
+    pya_stat_replace(&stats[PYA_STAT_inactive_split], before > 0, split > 0);
+    pya_stat_replace(&stats[PYA_STAT_inactive_split_bytes], before, split);
+}
+
 /* Moves a run's bounds; the caller has made the bytes it loses or gains belong to nobody else. */
 static void
 arena_reshape_run(struct pya_arena *arena, struct pya_block *run, pya_dptr addr, size_t bytes) {
     struct pya_range *range = run->range;
-    arena_count_run(arena, range, run->addr, run->bytes, -1);
-    arena_count_run(arena, range, addr, bytes, 1);
-    bool crosses =
-        range->slots != NULL && pya_range_slot(range, addr) != pya_range_slot(range, run->addr);
-    if (PYA_UNLIKELY(crosses)) {
+    if (PYA_UNLIKELY(range->slots == NULL)) {
+        arena_count_plain(arena, range, run->bytes, -1);
+        arena_count_plain(arena, range, bytes, 1);
+        pya_fit_update(arena_fit(arena, range), run, addr, bytes);
+        return;
+    }
+    arena_recount_run(arena, run, addr, bytes);
+    bool crosses = pya_range_slot(range, addr) != pya_range_slot(range, run->addr);
+    if (crosses) {
         pya_range_drop_start(range, run);
     }
-    pya_fit_update(arena_fit(arena, range), run, addr, bytes);
-    if (PYA_UNLIKELY(crosses)) {
+    pya_fit_update(&arena->fit, run, addr, bytes);
+    if (crosses) {
         pya_range_add_start(range, run);
     }
 }

@@ -92,9 +92,9 @@ pya_pages_for(size_t bytes) {
 /* Wholly free pages of a run: [*first, *end) in addresses.  Returns their number. */
 static inline size_t
 pya_run_pages(pya_dptr addr, size_t bytes) {
-    pya_dptr first = pya_round_up(addr, PYA_PAGE);
-    pya_dptr end = pya_round_down(addr + bytes, PYA_PAGE);
-    return end > first ? (size_t)((end - first) >> PYA_PAGE_SHIFT) : 0;
+    int64_t first = (int64_t)((addr + PYA_PAGE - 1) >> PYA_PAGE_SHIFT);
+    int64_t n = (int64_t)((addr + bytes) >> PYA_PAGE_SHIFT) - first;
+    return (size_t)(n & ~(n >> 63)); /* none where n < 0, without a guess */
 }
 
 #ifdef __cplusplus

@@ -46,6 +46,15 @@ pya_stat_sub(struct pya_stat *stat, int64_t amount) {
     stat->current -= amount;
 }
 
+/* pya_stat_sub() of one amount, then pya_stat_add() of the other. */
+static inline void
+pya_stat_replace(struct pya_stat *stat, int64_t before, int64_t amount) {
+    stat->freed += before;
+    stat->allocated += amount;
+    stat->current += amount - before;
+    stat->peak = stat->current > stat->peak ? stat->current : stat->peak;
+}
+
 static inline int64_t
 pya_live_now(const struct pya_live_pool *live, int measure) {
     return live->in[measure] - live->out[measure];

@@ -110,18 +110,15 @@ fit_remove_below(struct pya_block **link, struct pya_block *run) {
     *link = left != NULL ? left : right;
 }
 
-void
-pya_fit_insert(struct pya_fit *fit, struct pya_block *run) {
-    unsigned bin = fit_bin(run->bytes);
-    fit->n_runs++;
+static inline void
+fit_link(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
     fit_mark(fit, bin);
     if (bin < PYA_FIT_LISTS) {
         /* The lowest address in front, the others in any order: best fit packs low, and sorting the rest
          * would cost more than it gives. */
         struct pya_link *head = &fit->lists[bin];
-        struct pya_link *first = head->next;
-        bool is_lowest = first == head || run->addr < fit_block(first)->addr;
-        struct pya_link *below = is_lowest ? head : head->prev;
+        const struct pya_block *first = head->next == head ? run : fit_block(head->next);
+        struct pya_link *below = run->addr <= first->addr ? head : head->prev;
         run->link.prev = below;
         run->link.next = below->next;
         below->next->prev = &run->link;
@@ -131,16 +128,14 @@ pya_fit_insert(struct pya_fit *fit, struct pya_block *run) {
     fit_insert_below(&fit->trees[bin - PYA_FIT_LISTS], run);
 }
 
-void
-pya_fit_remove(struct pya_fit *fit, struct pya_block *run) {
-    unsigned bin = fit_bin(run->bytes);
-    fit->n_runs--;
+static inline void
+fit_unlink(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
     if (bin < PYA_FIT_LISTS) {
         struct pya_link *next = run->link.next;
         struct pya_link *prev = run->link.prev;
         next->prev = prev;
         prev->next = next;
-        fit_unmark(fit, bin, next == prev && next == &fit->lists[bin]);
+        fit_unmark(fit, bin, next == prev); /* the sentinel on both sides: it was alone */
         return;
     }
     struct pya_block **root = &fit->trees[bin - PYA_FIT_LISTS];
@@ -149,9 +144,22 @@ pya_fit_remove(struct pya_fit *fit, struct pya_block *run) {
 }
 
 void
+pya_fit_insert(struct pya_fit *fit, struct pya_block *run) {
+    fit->n_runs++;
+    fit_link(fit, fit_bin(run->bytes), run);
+}
+
+void
+pya_fit_remove(struct pya_fit *fit, struct pya_block *run) {
+    fit->n_runs--;
+    fit_unlink(fit, fit_bin(run->bytes), run);
+}
+
+void
 pya_fit_update(struct pya_fit *fit, struct pya_block *run, pya_dptr addr, size_t bytes) {
-    unsigned bin = fit_bin(run->bytes);
-    if (bin >= PYA_FIT_LISTS && fit_bin(bytes) == bin) {
+    unsigned before = fit_bin(run->bytes);
+    unsigned bin = fit_bin(bytes);
+    if (bin == before && bin >= PYA_FIT_LISTS) {
         struct pya_block *root = fit->trees[bin - PYA_FIT_LISTS];
         if (root == run && run->left == NULL && run->right == NULL) {
             run->addr = addr;
@@ -159,10 +167,10 @@ pya_fit_update(struct pya_fit *fit, struct pya_block *run, pya_dptr addr, size_t
             return;
         }
     }
-    pya_fit_remove(fit, run);
+    fit_unlink(fit, before, run);
     run->addr = addr;
     run->bytes = bytes;
-    pya_fit_insert(fit, run);
+    fit_link(fit, bin, run);
 }
 
 static struct pya_block *
@@ -188,14 +196,15 @@ fit_from_bin(const struct pya_fit *fit, unsigned bin) {
     }
     unsigned word = bin / 64;
     uint64_t bits = fit->filled[word] & (~(uint64_t)0 << (bin % 64));
-    if (bits == 0) {
-        uint64_t words = word == 63 ? 0 : fit->summary & (~(uint64_t)0 << (word + 1));
-        if (words == 0) {
-            return NULL;
-        }
-        word = (unsigned)__builtin_ctzll(words);
-        bits = fit->filled[word];
+    uint64_t words = fit->summary & (~(uint64_t)1 << word);
+    if (PYA_UNLIKELY((bits | words) == 0)) {
+        return NULL;
     }
+    /* Both are loaded and one is chosen: whether the first word will do is a guess that fails half of the time. */
+    unsigned next = (unsigned)__builtin_ctzll(words | (uint64_t)1 << 63);
+    uint64_t next_bits = fit->filled[next < PYA_FIT_WORDS ? next : 0];
+    word = bits != 0 ? word : next;
+    bits = bits != 0 ? bits : next_bits;
     return fit_first(fit, word * 64 + (unsigned)__builtin_ctzll(bits));
 }
 
