@@ -31,6 +31,7 @@ struct data_ptr {
 };
 
 int8_t (*current_device)() = nullptr;
+int (*get_device)(int8_t *device) = nullptr; /* may be missing */
 cuda_stream (*current_stream)(int8_t device) = nullptr;
 void *(*stream_handle)(const cuda_stream *stream) = nullptr;
 void *(*torch_allocate)(data_ptr *out, void *self, size_t bytes) = nullptr;
@@ -64,9 +65,19 @@ handle_of(const cuda_stream &stream) {
     return handle;
 }
 
+/* current_device() is get_device() and a check that costs as much again; only it knows how to complain. */
+int8_t
+device_here() {
+    int8_t device = -1;
+    if (PYA_LIKELY(get_device != nullptr && get_device(&device) == 0)) {
+        return device;
+    }
+    return current_device();
+}
+
 void *
 alloc_here(size_t bytes, int8_t *device) {
-    *device = current_device();
+    *device = device_here();
     return pya_torch_alloc(bytes, *device, handle_of(current_stream(*device)));
 }
 
@@ -105,6 +116,7 @@ fill(data_ptr *made, const void *self, void *ptr, int8_t device, int layout) {
 
 bool
 pya_torch_fast_prepare(void) {
+    (void)find(get_device, "_ZN3c104cuda9GetDeviceEPa");
     return find(current_device, "_ZN3c104cuda14current_deviceEv") &&
            find(current_stream, "_ZN3c104cuda20getCurrentCUDAStreamEa") &&
            find(stream_handle, "_ZNK3c104cuda10CUDAStream6streamEv") &&
@@ -124,7 +136,7 @@ pya_torch_fast_raw_alloc(void *self, size_t bytes) {
 void *
 pya_torch_fast_raw_alloc_with_stream(void *self, size_t bytes, void *stream) {
     (void)self;
-    return pya_torch_alloc(bytes, current_device(), stream);
+    return pya_torch_alloc(bytes, device_here(), stream);
 }
 
 void
