@@ -177,17 +177,7 @@ def _attention(
 
 
 @_attention.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    dropout: float,
-    seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
 
 
@@ -215,21 +205,8 @@ def _attention_backward(
 
 
 @_attention_backward.register_fake
-def _(
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    dropout: float,
-    seed: Tensor | None,
-    needs_bias: bool,
-) -> list[Tensor]:
+def _(*args: Any) -> list[Tensor]:
+    _, _, _, q, k, v, bias, *_, needs_bias = args
     d_bias = q.new_empty(bias.shape if needs_bias and bias is not None else (0,))
     return [*(x.new_empty(x.shape) for x in (q, k, v)), d_bias]
 

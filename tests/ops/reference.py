@@ -14,16 +14,7 @@ def sphere(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def textbook(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     """The log-probability as De Cao and Aziz print it."""
-    dim = value.shape[-1]
-    beta = (dim - 1) / 2
-    alpha = scale + beta
-    log_c = -(
-        (alpha + beta) * math.log(2)
-        + torch.lgamma(alpha)
-        - torch.lgamma(alpha + beta)
-        + beta * math.log(math.pi)
-    )
-    return log_c + torch.special.xlog1py(scale, (value * loc).sum(-1).clamp(-1, 1))
+    return textbook_from_cosine((value * loc).sum(-1), scale, value.shape[-1])
 
 
 def pairwise(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
