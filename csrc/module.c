@@ -54,6 +54,12 @@ open_device(void *arg, int index, struct pya_device **out) {
     return pya_cuda_open(index, out);
 }
 
+static void
+open_error(void *arg, struct pya_device_error *out) {
+    (void)arg;
+    pya_cuda_error(out);
+}
+
 /* Calls each callable with (device, bytes); an exception is printed, not raised: an allocation is in progress.  They may
  * change the list, so a copy is walked; an exception that is in flight in this thread stays so. */
 static bool
@@ -113,6 +119,7 @@ core_create(PyObject *self, PyObject *args) {
     }
     const struct pya_hooks hooks = {
         .open_device = open_device,
+        .open_error = open_error,
         .capture_context = pya_stack_capture,
         .release_context = pya_stack_release,
         .retain_context = pya_stack_retain,

@@ -151,12 +151,36 @@ error_card(const struct pya_heap *heap, int device, struct pya_device_error *err
     return NULL;
 }
 
+/* The device could not be opened, and why is known. */
+static bool
+open_error(struct pya_heap *heap, pya_status status, int device, struct pya_device_error *error) {
+    bool may_be = status == PYA_E_DEVICE || status == PYA_E_NOTSUP;
+    if (!may_be || heap == NULL || heap->hooks.open_error == NULL) {
+        return false;
+    }
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        if ((device < 0 || device == i) && pya_heap_open_card(heap, i) != NULL) {
+            return false;
+        }
+    }
+    heap->hooks.open_error(heap->hooks.arg, error);
+    return error->call[0] != '\0';
+}
+
 int
 pya_heap_error_text(
     struct pya_heap *heap, pya_status status, const char *what, int device, char *buffer,
     size_t buffer_bytes) {
     struct pya_device_error error;
     struct pya_card *card = status == PYA_E_DEVICE ? error_card(heap, device, &error) : NULL;
+    if (card == NULL && open_error(heap, status, device, &error)) {
+        return snprintf(
+            buffer, buffer_bytes,
+            "%s: %s: GPU %d could not be opened: %s gave %d (%s). Compare the driver (nvidia-smi) with what "
+            "this CUDA needs",
+            what, pya_status_text(status), device < 0 ? 0 : device, error.call, error.code,
+            error.text);
+    }
     if (card == NULL) {
         return snprintf(buffer, buffer_bytes, "%s: %s", what, pya_status_text(status));
     }

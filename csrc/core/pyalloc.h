@@ -24,6 +24,8 @@ struct pya_hooks {
     void *arg;
     /* Opens device `index` at its first use; the heap closes it.  Required. */
     pya_status (*open_device)(void *arg, int index, struct pya_device **out);
+    /* Why the calling thread's last open_device failed; a call of "" where that is not known. */
+    void (*open_error)(void *arg, struct pya_device_error *out);
     /* What surrounds the request being made (opaque, counted references; NULL: nothing): called without a
      * lock and only while history is recorded.  with_stack false: everything but the call stack. */
     void *(*capture_context)(void *arg, bool with_stack);

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +53,52 @@ def test_a_subinterpreter_is_refused_with_words(first: str) -> None:
     if done.returncode == 77:
         pytest.skip("this Python has no subinterpreters to test with")
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+BASE_SYMBOLS = re.findall(
+    r"X\(\s*BASE,\s*\w+,\s*(\w+)", (ROOT / "csrc/device/cuda_driver.h").read_text()
+)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "said"),
+    [
+        ([], "cuInit gave 0 (libcuda.so.1 has no cu"),
+        (BASE_SYMBOLS[:-1], f"(libcuda.so.1 has no {BASE_SYMBOLS[-1]})"),
+        (BASE_SYMBOLS, "cuInit gave 35 (cuInit failed with code 35)"),  # the driver is too old
+    ],
+)
+def test_a_driver_that_cannot_be_used_is_named(
+    tmp_path: Path, symbols: list[str], said: str
+) -> None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no gcc")
+    library = tmp_path / "libcuda.so.1"
+    source = "".join(f"int {name}(void) {{ return 35; }}\n" for name in symbols)
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-o", library, "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    program = """
+from pyalloc import _core
+_core.create("")
+for _ in range(2):
+    try:
+        _core.alloc(0, 1000, 0)
+    except Exception as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done
+    for line in lines:
+        assert said in line
+        assert "GPU 0 could not be opened" in line
 
 
 def test_a_release_build_cannot_end_the_program() -> None:
