@@ -35,12 +35,12 @@ fence_record(struct pya_card *card, struct pya_fence *fence) {
     }
     if (pya_device_event_record(card->dev, fence->event, fence->stream) == PYA_OK) {
         fence->is_open = true;
-        fence->is_gone = false;
+        fence->n_failed = 0;
         return true;
     }
-    /* Destroyed, most likely: nothing can be queued there any more, and what was is waited for once. */
-    fence->is_gone = fence->is_gone || pya_device_sync(card->dev) == PYA_OK;
-    return fence->is_gone;
+    /* All work is waited for instead, ever more rarely: a destroyed stream never answers again. */
+    uint64_t n = ++fence->n_failed;
+    return (n & (n - 1)) == 0 && pya_device_sync(card->dev) == PYA_OK;
 }
 
 bool

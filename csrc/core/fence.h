@@ -17,7 +17,8 @@ struct pya_fence {
     pya_stream stream;
     pya_event event; /* 0: never made */
     bool is_open;    /* recorded, not yet seen complete */
-    bool is_gone;    /* recording fails: the stream was destroyed, and its work was waited for */
+    uint64_t
+        n_failed; /* recordings that failed since the last good one: most likely it was destroyed */
 };
 
 /* The card hears of a stream; knowing it changes nothing. */

@@ -165,7 +165,7 @@ test_memory_others_use_does_not(void) {
     world_fini(&world);
 }
 
-/* A stream that was destroyed cannot say how far it is: it is waited for once, and forgotten. */
+/* A stream that was destroyed cannot say how far it is: it is waited for. */
 static void
 test_destroyed_stream(void) {
     struct world world;
@@ -180,6 +180,24 @@ test_destroyed_stream(void) {
     pya_sim_query(world.sim, &state);
     CHECK_EQ(state.n_calls[PYA_SIM_DEVICE_SYNC], 1);
     put(&world, second, 48 * MIB);
+    world_fini(&world);
+}
+
+/* A stream that cannot be asked again and again is never taken for idle (found by fuzzing). */
+static void
+test_events_that_fail(void) {
+    struct world world;
+    world_init(&world, PYA_SIM_WORK_BY_HAND);
+    pya_dptr small = get(&world, 512, ONE);
+    pya_sim_fail(world.sim, 1U << PYA_SIM_EVENT_RECORD, 1, PYA_E_DEVICE, true);
+    for (int i = 0; i < 9; i++) {
+        pya_dptr first = get(&world, 64 * MIB, ONE);
+        put(&world, first, 64 * MIB);
+        pya_dptr second = get(&world, 48 * MIB, TWO);
+        put(&world, second, 48 * MIB);
+    }
+    CHECK(pya_sim_fail_clear(world.sim));
+    put(&world, small, 512);
     world_fini(&world);
 }
 
@@ -272,6 +290,7 @@ static const struct check_case cases[] = {
     {"busy_memory_does_not", test_busy_memory_does_not},
     {"memory_others_use_does_not", test_memory_others_use_does_not},
     {"destroyed_stream", test_destroyed_stream},
+    {"events_that_fail", test_events_that_fail},
     {"captured_stream_is_not_asked", test_captured_stream_is_not_asked},
     {"parts_of_two_streams", test_parts_of_two_streams},
     {"part_of_a_page_stays", test_part_of_a_page_stays},
