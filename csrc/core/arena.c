@@ -498,53 +498,6 @@ pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **
     return arena_add_range(arena, n_pages, out);
 }
 
-/* Returns the stream that still has to pass, when it is the only one. */
-static const struct pya_fence *
-card_pass_fences(struct pya_card *card) {
-    struct pya_fence *last = NULL;
-    size_t n_open = pya_fences_n_open(card, &last);
-    card->are_fences_open = n_open > 0;
-    if (n_open > 1) {
-        return NULL;
-    }
-    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        *(n_open == 0 ? &arena->idle_seq : &arena->almost_seq) = arena->fence_seq;
-    }
-    card->late_fence = n_open == 0 ? card->late_fence : last;
-    return last;
-}
-
-static bool
-card_has_news(const struct pya_card *card) {
-    const struct pya_arena *a = card->arenas;
-    while (a != NULL && (card->are_fences_open ? a->fence_seq : a->idle_seq) == a->seq) {
-        a = a->next;
-    }
-    return a != NULL;
-}
-
-void
-pya_card_poll(struct pya_card *card, const struct pya_arena *taker) {
-    if (card->n_active > 0) {
-        return; /* a capture may be under way, which forbids asking */
-    }
-    const struct pya_fence *last = card->are_fences_open ? card_pass_fences(card) : NULL;
-    /* All but the taker are through: it may as well know about what was freed since. */
-    bool is_round_over =
-        !card->are_fences_open || (last != NULL && taker != NULL && last->stream == taker->stream);
-    if (!is_round_over || !card_has_news(card)) {
-        return;
-    }
-    card->are_fences_open = pya_fences_record(card);
-    if (!card->are_fences_open) {
-        return;
-    }
-    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        arena->fence_seq = arena->seq;
-    }
-    (void)card_pass_fences(card);
-}
-
 pya_status
 pya_arena_create(
     struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {

@@ -1,7 +1,8 @@
 /* An arena: the home memory of one (pool, stream) on one card.  Floor 6.
  *
  * With virtual memory an arena has one size-less area that grows page by page; without it, and in pools
- * that want it so, it has plain segments, small and large ones in indexes of their own as torch keeps them. */
+ * that want it so, it has plain segments, small and large ones in indexes of their own as torch keeps them.
+ * Long because every floor above works on arenas. */
 #pragma once
 
 #include "card.h"
