@@ -4,7 +4,7 @@
 #include "debug.h"
 
 /* Slots looked at per request: what keeps a miss bounded. */
-enum { REVIVE_MOST_SLOTS = 8192, REVIVE_PAGES = 128 };
+enum { REVIVE_MOST_SLOTS = 512, REVIVE_PAGES = 128 };
 
 /* A stretch being collected: [start, end) in one range.  Its pages are marked is_leaving, so that none is
  * counted twice. */
