@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
@@ -196,3 +198,23 @@ def test_snapshot_names_the_stream() -> None:
         if segment["address"] <= tensor.data_ptr() < segment["address"] + segment["total_size"]
     }
     assert owners == {side.cuda_stream}
+
+
+def test_memory_of_a_destroyed_stream_is_usable() -> None:
+    cudart = torch.cuda.cudart()
+    handle = ctypes.c_void_p()
+    assert int(cudart.cudaStreamCreate(ctypes.addressof(handle))) == 0
+    before = torch.cuda.memory_allocated()
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+        tensors = [empty(30 * MIB) for _ in range(4)]
+    torch.cuda.synchronize()
+    assert int(cudart.cudaStreamDestroy(handle.value)) == 0
+    del tensors
+    for _ in range(3):
+        kept = [empty(20 * MIB + i) for i in range(8)]
+        busy(torch.cuda.current_stream())
+        assert len({tensor.data_ptr() for tensor in kept}) == 8
+        del kept
+    assert torch.cuda.memory_allocated() == before
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < 30 * MIB
