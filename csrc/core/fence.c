@@ -26,17 +26,21 @@ pya_fences_add(struct pya_card *card, pya_stream stream) {
 static bool
 fence_record(struct pya_card *card, struct pya_fence *fence) {
     bool is_capturing = false;
-    if (pya_device_is_capturing(card->dev, fence->stream, &is_capturing) == PYA_OK &&
-        is_capturing) {
-        return false; /* it would become part of the graph */
+    pya_status st = pya_device_is_capturing(card->dev, fence->stream, &is_capturing);
+    if (st == PYA_E_CAPTURE || is_capturing) {
+        return false; /* it would become part of the graph, or end the capture */
     }
     if (fence->event == 0 && pya_device_event_create(card->dev, &fence->event) != PYA_OK) {
         return false;
     }
-    if (pya_device_event_record(card->dev, fence->event, fence->stream) == PYA_OK) {
+    st = pya_device_event_record(card->dev, fence->event, fence->stream);
+    if (st == PYA_OK) {
         fence->is_open = true;
         fence->n_failed = 0;
         return true;
+    }
+    if (st == PYA_E_CAPTURE) {
+        return false;
     }
     /* All work is waited for instead, ever more rarely: a destroyed stream never answers again. */
     uint64_t n = ++fence->n_failed;
