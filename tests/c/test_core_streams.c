@@ -220,6 +220,27 @@ test_captured_stream_is_not_asked(void) {
     world_fini(&world);
 }
 
+/* Nor is anything waited for while somebody captures without telling us. */
+static void
+test_capture_forbids_asking(void) {
+    static const uint32_t calls[] = {1U << PYA_SIM_IS_CAPTURING, 1U << PYA_SIM_EVENT_RECORD};
+    for (size_t i = 0; i < 2; i++) {
+        struct world world;
+        struct pya_sim_state state;
+        world_init(&world, PYA_SIM_WORK_AT_ONCE);
+        pya_dptr first = get(&world, 64 * MIB, ONE);
+        put(&world, first, 64 * MIB);
+        pya_sim_fail(world.sim, calls[i], 1, PYA_E_CAPTURE, true);
+        pya_dptr second = get(&world, 48 * MIB, TWO);
+        CHECK(pya_sim_fail_clear(world.sim));
+        CHECK(second + 48 * MIB <= first || second >= first + 64 * MIB);
+        pya_sim_query(world.sim, &state);
+        CHECK_EQ(state.n_calls[PYA_SIM_DEVICE_SYNC], 0);
+        put(&world, second, 48 * MIB);
+        world_fini(&world);
+    }
+}
+
 /* Parts that two streams have side by side serve a third one whole. */
 static void
 test_parts_of_two_streams(void) {
@@ -292,6 +313,7 @@ static const struct check_case cases[] = {
     {"destroyed_stream", test_destroyed_stream},
     {"events_that_fail", test_events_that_fail},
     {"captured_stream_is_not_asked", test_captured_stream_is_not_asked},
+    {"capture_forbids_asking", test_capture_forbids_asking},
     {"parts_of_two_streams", test_parts_of_two_streams},
     {"part_of_a_page_stays", test_part_of_a_page_stays},
     {"stitched_range_changes_hands", test_stitched_range_changes_hands},
