@@ -1,57 +1,31 @@
 /* Streams that share a card: what one has finished with another takes over, addresses and all. */
-#include "check.h"
-#include "core/heap.h"
 #include "core/snapshot.h"
-#include "device/sim.h"
+#include "short_world.h"
 
-#define MIB ((size_t)1 << 20)
 enum { ONE = 16, TWO = 32, THREE = 48 };
 
-struct world {
-    struct pya_heap *heap;
-    struct pya_sim *sim;
-    struct pya_sim_config config;
-};
-
-static pya_status
-world_open(void *arg, int index, struct pya_device **out) {
-    struct world *world = arg;
-    pya_status st = pya_sim_create(&world->config, index, &world->sim);
-    if (st == PYA_OK) {
-        *out = pya_sim_device(world->sim);
-    }
-    return st;
-}
-
 static void
-world_init(struct world *world, enum pya_sim_work work) {
-    struct pya_options options;
-    struct pya_hooks hooks = {.arg = world, .open_device = world_open};
+streams_init(struct world *world, enum pya_sim_work work) {
     *world = (struct world){.config = {.capacity_bytes = 1024 * MIB, .work = work}};
-    pya_options_init(&options);
-    CHECK_OK(pya_heap_create(&options, &hooks, &world->heap));
+    world_init(world, "");
 }
 
 /* All that was freed can be given back, whoever had it last. */
 static void
-world_fini(struct world *world) {
+streams_fini(struct world *world) {
     struct pya_sim_state state;
     pya_sim_finish_all(world->sim);
     CHECK_EQ(pya_heap_check(world->heap, 0), 0);
     CHECK_OK(pya_empty_cache(world->heap, 0));
-    CHECK_EQ(pya_heap_check(world->heap, 0), 0);
     pya_sim_query(world->sim, &state);
     CHECK_EQ(state.used_bytes, 0);
     CHECK_EQ(state.n_mappings, 0);
-    CHECK_EQ(state.n_violations, 0);
-    CHECK_EQ(pya_sim_check(world->sim), 0);
-    pya_heap_destroy(world->heap);
+    world_fini(world);
 }
 
 static pya_dptr
 get(struct world *world, size_t bytes, pya_stream stream) {
-    pya_dptr ptr = 0;
-    CHECK_OK(pya_alloc(world->heap, 0, bytes, stream, &ptr));
+    pya_dptr ptr = take(world, bytes, stream);
     CHECK_OK(pya_sim_own(world->sim, ptr, bytes));
     CHECK_OK(pya_sim_use(world->sim, stream, ptr, bytes));
     CHECK_EQ(pya_heap_check(world->heap, 0), 0);
@@ -61,7 +35,7 @@ get(struct world *world, size_t bytes, pya_stream stream) {
 static void
 put(struct world *world, pya_dptr ptr, size_t bytes) {
     pya_sim_disown(world->sim, ptr, bytes);
-    CHECK_OK(pya_free(world->heap, ptr));
+    give(world, ptr);
     CHECK_EQ(pya_heap_check(world->heap, 0), 0);
 }
 
@@ -72,22 +46,9 @@ n_calls(const struct world *world) {
     return state.n_memory_calls;
 }
 
-static int64_t
-stat_of(const struct world *world, const char *key) {
-    int64_t values[PYA_N_STATS];
-    CHECK_OK(pya_stats_get(world->heap, 0, values));
-    for (size_t i = 0; i < PYA_N_STATS; i++) {
-        if (strcmp(pya_stat_key(i), key) == 0) {
-            return values[i];
-        }
-    }
-    CHECK(false);
-    return -1;
-}
-
 /* The stream of the segment that shows the address. */
 static pya_stream
-stream_of(const struct world *world, pya_dptr addr) {
+stream_of(struct world *world, pya_dptr addr) {
     struct pya_snapshot snap;
     pya_stream stream = 0;
     CHECK_OK(pya_snapshot_take(world->heap, NULL, false, &snap));
@@ -107,7 +68,7 @@ stream_of(const struct world *world, pya_dptr addr) {
 static void
 test_idle_memory_changes_hands(void) {
     struct world world;
-    world_init(&world, PYA_SIM_WORK_AT_ONCE);
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
     pya_dptr first = get(&world, 64 * MIB, ONE);
     put(&world, first, 64 * MIB);
     uint64_t before = n_calls(&world);
@@ -120,14 +81,14 @@ test_idle_memory_changes_hands(void) {
     CHECK_EQ(n_calls(&world), before);
     CHECK(stat_of(&world, "pyalloc_page_transfers") >= 48 / 2);
     put(&world, first, 64 * MIB);
-    world_fini(&world);
+    streams_fini(&world);
 }
 
 /* Work of the other stream may still be under way: not one of its bytes. */
 static void
 test_busy_memory_does_not(void) {
     struct world world;
-    world_init(&world, PYA_SIM_WORK_BY_HAND);
+    streams_init(&world, PYA_SIM_WORK_BY_HAND);
     pya_dptr first = get(&world, 64 * MIB, ONE);
     put(&world, first, 64 * MIB);
     pya_dptr second = get(&world, 48 * MIB, TWO);
@@ -139,7 +100,7 @@ test_busy_memory_does_not(void) {
     CHECK_EQ(n_calls(&world), before);
     put(&world, second, 48 * MIB);
     put(&world, third, 48 * MIB);
-    world_fini(&world);
+    streams_fini(&world);
 }
 
 /* The owner has finished, but another stream still uses what was freed: legal where the owner will wait for it, and
@@ -147,7 +108,7 @@ test_busy_memory_does_not(void) {
 static void
 test_memory_others_use_does_not(void) {
     struct world world;
-    world_init(&world, PYA_SIM_WORK_BY_HAND);
+    streams_init(&world, PYA_SIM_WORK_BY_HAND);
     pya_dptr first = get(&world, 64 * MIB, ONE);
     pya_dptr known = get(&world, 2 * MIB, TWO);
     pya_sim_finish(world.sim, ONE);
@@ -162,7 +123,7 @@ test_memory_others_use_does_not(void) {
     put(&world, known, 2 * MIB);
     put(&world, third, 48 * MIB);
     put(&world, fourth, 48 * MIB);
-    world_fini(&world);
+    streams_fini(&world);
 }
 
 /* A stream that was destroyed cannot say how far it is: it is waited for. */
@@ -170,7 +131,7 @@ static void
 test_destroyed_stream(void) {
     struct world world;
     struct pya_sim_state state;
-    world_init(&world, PYA_SIM_WORK_AT_ONCE);
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
     pya_dptr first = get(&world, 64 * MIB, ONE);
     put(&world, first, 64 * MIB);
     pya_sim_fail(world.sim, 1U << PYA_SIM_EVENT_RECORD, 1, PYA_E_INVAL, false);
@@ -180,14 +141,14 @@ test_destroyed_stream(void) {
     pya_sim_query(world.sim, &state);
     CHECK_EQ(state.n_calls[PYA_SIM_DEVICE_SYNC], 1);
     put(&world, second, 48 * MIB);
-    world_fini(&world);
+    streams_fini(&world);
 }
 
 /* A stream that cannot be asked again and again is never taken for idle (found by fuzzing). */
 static void
 test_events_that_fail(void) {
     struct world world;
-    world_init(&world, PYA_SIM_WORK_BY_HAND);
+    streams_init(&world, PYA_SIM_WORK_BY_HAND);
     pya_dptr small = get(&world, 512, ONE);
     pya_sim_fail(world.sim, 1U << PYA_SIM_EVENT_RECORD, 1, PYA_E_DEVICE, true);
     for (int i = 0; i < 9; i++) {
@@ -198,7 +159,7 @@ test_events_that_fail(void) {
     }
     CHECK(pya_sim_fail_clear(world.sim));
     put(&world, small, 512);
-    world_fini(&world);
+    streams_fini(&world);
 }
 
 /* An event recorded on a stream that is being captured would become part of the graph. */
@@ -206,7 +167,7 @@ static void
 test_captured_stream_is_not_asked(void) {
     struct world world;
     struct pya_sim_state before, after;
-    world_init(&world, PYA_SIM_WORK_AT_ONCE);
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
     pya_dptr first = get(&world, 64 * MIB, ONE);
     put(&world, first, 64 * MIB);
     pya_sim_set_capturing(world.sim, ONE, true);
@@ -217,7 +178,7 @@ test_captured_stream_is_not_asked(void) {
     CHECK(second + 48 * MIB <= first || second >= first + 64 * MIB);
     pya_sim_set_capturing(world.sim, ONE, false);
     put(&world, second, 48 * MIB);
-    world_fini(&world);
+    streams_fini(&world);
 }
 
 /* Nor is anything waited for while somebody captures without telling us. */
@@ -227,7 +188,7 @@ test_capture_forbids_asking(void) {
     for (size_t i = 0; i < 2; i++) {
         struct world world;
         struct pya_sim_state state;
-        world_init(&world, PYA_SIM_WORK_AT_ONCE);
+        streams_init(&world, PYA_SIM_WORK_AT_ONCE);
         pya_dptr first = get(&world, 64 * MIB, ONE);
         put(&world, first, 64 * MIB);
         pya_sim_fail(world.sim, calls[i], 1, PYA_E_CAPTURE, true);
@@ -237,7 +198,7 @@ test_capture_forbids_asking(void) {
         pya_sim_query(world.sim, &state);
         CHECK_EQ(state.n_calls[PYA_SIM_DEVICE_SYNC], 0);
         put(&world, second, 48 * MIB);
-        world_fini(&world);
+        streams_fini(&world);
     }
 }
 
@@ -245,7 +206,7 @@ test_capture_forbids_asking(void) {
 static void
 test_parts_of_two_streams(void) {
     struct world world;
-    world_init(&world, PYA_SIM_WORK_AT_ONCE);
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
     pya_dptr guard;
     pya_dptr first = get(&world, 300 * MIB, ONE);
     guard = get(&world, 2 * MIB, ONE);
@@ -258,14 +219,14 @@ test_parts_of_two_streams(void) {
     CHECK_EQ(n_calls(&world), before);
     put(&world, third, 300 * MIB);
     put(&world, guard, 2 * MIB);
-    world_fini(&world);
+    streams_fini(&world);
 }
 
 /* Bytes of a page stay together: what is left of a page beside a live block is not handed on. */
 static void
 test_part_of_a_page_stays(void) {
     struct world world;
-    world_init(&world, PYA_SIM_WORK_AT_ONCE);
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
     pya_dptr small = get(&world, 512, ONE);
     pya_dptr large = get(&world, 30 * MIB, ONE);
     put(&world, large, 30 * MIB);
@@ -275,7 +236,7 @@ test_part_of_a_page_stays(void) {
     CHECK_EQ(stream_of(&world, other), TWO);
     put(&world, small, 512);
     put(&world, other, 8 * MIB);
-    world_fini(&world);
+    streams_fini(&world);
 }
 
 /* A stitched range of one stream serves another that asks for as much. */
@@ -283,7 +244,7 @@ static void
 test_stitched_range_changes_hands(void) {
     struct world world;
     pya_dptr parts[40];
-    world_init(&world, PYA_SIM_WORK_AT_ONCE);
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
     for (int i = 0; i < 40; i++) {
         parts[i] = get(&world, 4 * MIB, ONE);
     }
@@ -303,7 +264,7 @@ test_stitched_range_changes_hands(void) {
     for (int i = 1; i < 40; i += 2) {
         put(&world, parts[i], 4 * MIB);
     }
-    world_fini(&world);
+    streams_fini(&world);
 }
 
 static const struct check_case cases[] = {
