@@ -73,9 +73,13 @@ static inline bool
 pya_arena_has_run(const struct pya_arena *arena, const struct pya_block *block) {
     return pya_block_is(block, PYA_BLOCK_FREE) && block->arena == arena;
 }
-/* Up to which of its frees may the taker have memory of `from`?  The taker's own work need not have finished. */
+/* Up to which of its frees may the taker have memory of `from`?  The taker's own work need not have finished.  A pool's
+ * graphs may have run on streams nobody told us of, so fences say nothing before it is settled. */
 static inline uint64_t
 pya_arena_idle_for(const struct pya_arena *from, const struct pya_arena *taker) {
+    if (from->pool != NULL && !from->pool->is_settled) {
+        return 0;
+    }
     const struct pya_fence *late = from->card->late_fence;
     bool is_late = late != NULL && late->stream == taker->stream;
     return is_late && from->almost_seq > from->idle_seq ? from->almost_seq : from->idle_seq;

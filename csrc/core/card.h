@@ -29,9 +29,10 @@ struct pya_pool {
     struct pya_pool *next; /* of the card */
     struct pya_pool_id id;
     size_t n_users;
-    bool on_oom;    /* others may use its idle memory before out of memory */
-    bool is_active; /* filter decides; among active pools the latest begun comes first */
-    uint64_t order; /* when it began */
+    bool is_settled; /* the device was waited for since the last user went: its graphs are done */
+    bool on_oom;     /* others may use its idle memory before out of memory */
+    bool is_active;  /* filter decides; among active pools the latest begun comes first */
+    uint64_t order;  /* when it began */
     struct pya_stream_filter filter;
     struct pya_stat reserved[PYA_N_STAT_POOLS]; /* bytes at home in its arenas */
     struct pya_segment_source source;

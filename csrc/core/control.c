@@ -56,7 +56,8 @@ pya_pool_begin(
         st = PYA_E_INVAL;
     }
     if (st == PYA_OK) {
-        pool->n_users++;
+        pya_pools_settle(card); /* while asking is allowed */
+        pya_pool_add_user(pool);
         pool->is_active = true;
         pool->order = __atomic_add_fetch(&heap->pool_order, 1, __ATOMIC_RELAXED);
         pool->filter = filter;
@@ -105,7 +106,7 @@ pya_pool_retain(struct pya_heap *heap, int device, struct pya_pool_id id, bool o
     }
     st = pya_pool_get(card, id, &pool);
     if (st == PYA_OK) {
-        pool->n_users++;
+        pya_pool_add_user(pool);
         pool->on_oom = pool->on_oom || on_oom;
     }
     pya_lock_release(&card->lock);

@@ -11,11 +11,14 @@
 #include "policy.h"
 #include "share.h"
 
+/* Growth is by at least LADDER_GROW_PAGES and, up to LADDER_GROW_MOST, by 1/128 of what there is: every growth opens its
+ * range to the device once.  From LADDER_LARGE on, the end of a run is chosen with care. */
 #ifdef PYA_TEST_TINY
-enum { LADDER_FIT_TRIES = 2, LADDER_GROW_PAGES = 2 };
+enum { LADDER_FIT_TRIES = 2, LADDER_GROW_PAGES = 2, LADDER_LARGE = 4 << 20 };
 #else
-enum { LADDER_FIT_TRIES = 8, LADDER_GROW_PAGES = 4 };
+enum { LADDER_FIT_TRIES = 8, LADDER_GROW_PAGES = 4, LADDER_LARGE = 64 << 20 };
 #endif
+enum { LADDER_GROW_MOST = 10, LADDER_GROW_SHARE = 128 };
 
 /* Wholly free pages a run loses when `bytes` leave its low or high end. */
 static size_t
@@ -25,13 +28,14 @@ pages_broken(const struct pya_block *run, size_t bytes, bool at_high_end) {
     return before - pya_run_pages(addr, run->bytes - bytes);
 }
 
+/* Of the n_tries best fitting runs, the end that breaks the fewest pages. */
 static struct pya_block *
-fit_page_aware(struct pya_arena *arena, size_t bytes) {
+fit_page_aware(struct pya_arena *arena, size_t bytes, int n_tries) {
     struct pya_block *best = NULL;
     size_t best_broken = SIZE_MAX;
     bool best_high = false;
     struct pya_block *run = pya_fit_find(&arena->fit, bytes);
-    for (int i = 0; run != NULL && i < LADDER_FIT_TRIES; i++) {
+    for (int i = 0; run != NULL && i < n_tries; i++) {
         if (run->bytes == bytes) {
             return pya_arena_take(arena, run, bytes);
         }
@@ -66,8 +70,8 @@ pya_ladder_fit(struct pya_arena *arena, size_t bytes, bool is_small) {
         struct pya_block *run = pya_plain_find(arena, bytes, is_small);
         return run == NULL ? NULL : pya_plain_take(arena, run, bytes, is_small);
     }
-    if (PYA_UNLIKELY(card->fits_carefully)) {
-        return fit_page_aware(arena, bytes);
+    if (PYA_UNLIKELY(card->fits_carefully || bytes >= LADDER_LARGE)) {
+        return fit_page_aware(arena, bytes, card->fits_carefully ? LADDER_FIT_TRIES : 1);
     }
     struct pya_block *run = pya_fit_find(&arena->fit, bytes);
     return run == NULL ? NULL : pya_arena_take(arena, run, bytes);
@@ -292,20 +296,14 @@ ladder_annex(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
 
 /* Which arenas may give pages to this one? */
 enum transfer_from {
-    TRANSFER_IDLE, /* other streams of the default pool, finished work only */
-    TRANSFER_OPEN, /* the same and pools without users; everything was waited for */
+    TRANSFER_IDLE, /* other streams of the default pool and pools without users, finished work only */
+    TRANSFER_OPEN, /* the same; everything was waited for */
     TRANSFER_LAST, /* and pools that lend before out of memory */
 };
 
 static bool
 transfer_allowed(const struct pya_arena *from, enum transfer_from kind) {
-    if (from->pool == NULL) {
-        return true;
-    }
-    if (kind == TRANSFER_IDLE) {
-        return false;
-    }
-    return from->pool->n_users == 0 || (kind == TRANSFER_LAST && from->pool->on_oom);
+    return pya_pool_is_open(from) || (kind == TRANSFER_LAST && from->pool->on_oom);
 }
 
 static pya_status
@@ -350,6 +348,17 @@ done:
     return st;
 }
 
+/* How many pages a growth should make at least. */
+static size_t
+ladder_step(const struct pya_card *card, size_t n) {
+    if (card->options.memory == PYA_MEMORY_TIGHT || pya_gc_is_pressed(card, n)) {
+        return 1;
+    }
+    size_t n_share = card->pages.n_live / LADDER_GROW_SHARE;
+    n_share = n_share < LADDER_GROW_MOST ? n_share : LADDER_GROW_MOST;
+    return n_share > LADDER_GROW_PAGES ? n_share : LADDER_GROW_PAGES;
+}
+
 /* What the policy likes best while memory is there. */
 static pya_status
 ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
@@ -368,10 +377,7 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     default:
         break;
     }
-    bool is_tight =
-        arena->card->options.memory == PYA_MEMORY_TIGHT || pya_gc_is_pressed(arena->card, n);
-    size_t n_least = is_tight ? 1 : LADDER_GROW_PAGES;
-    st = ladder_grow(arena, bytes, n_least, is_small);
+    st = ladder_grow(arena, bytes, ladder_step(arena->card, n), is_small);
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
@@ -448,6 +454,7 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
         return st;
     }
     if (card->arenas->next != NULL && pya_policy_may_transfer(arena, m)) {
+        pya_pools_settle(card);
         st = ladder_transfer(arena, m, TRANSFER_IDLE);
         if (st == PYA_OK) {
             st = ladder_refit(arena, bytes, is_small, out);

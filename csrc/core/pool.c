@@ -86,6 +86,45 @@ pya_pool_is_open(const struct pya_arena *arena) {
     return arena->pool == NULL || arena->pool->n_users == 0;
 }
 
+void
+pya_pool_add_user(struct pya_pool *pool) {
+    pool->n_users++;
+    pool->is_settled = false;
+}
+
+static bool
+is_unsettled(const struct pya_arena *arena) {
+    const struct pya_pool *pool = arena->pool;
+    return pool != NULL && pool->n_users == 0 && !pool->is_settled && arena->free_pages > 0;
+}
+
+void
+pya_pools_settle(struct pya_card *card) {
+    struct pya_arena *arena = card->arenas;
+    while (arena != NULL && !is_unsettled(arena)) {
+        arena = arena->next;
+    }
+    if (arena == NULL || card->n_active > 0) {
+        return;
+    }
+    for (arena = card->arenas; arena != NULL; arena = arena->next) {
+        bool is_capturing = false;
+        pya_status st = pya_device_is_capturing(card->dev, arena->stream, &is_capturing);
+        if (st != PYA_OK || is_capturing) {
+            return; /* a capture nobody announced */
+        }
+    }
+    if (pya_device_sync(card->dev) != PYA_OK) {
+        return; /* they stay closed, and whoever needs the device next says why */
+    }
+    for (arena = card->arenas; arena != NULL; arena = arena->next) {
+        if (arena->pool != NULL && arena->pool->n_users == 0) {
+            arena->pool->is_settled = true;
+            arena->idle_seq = arena->seq;
+        }
+    }
+}
+
 /* Nothing mapped, nothing handed out: only address space is left. */
 static bool
 arena_is_empty(const struct pya_arena *arena) {

@@ -339,7 +339,85 @@ test_emptied_pool_goes(void) {
     }
 }
 
+static uint64_t
+n_calls(const struct world *world, enum pya_sim_call call) {
+    struct pya_sim_state state;
+    pya_sim_query(world->sim, &state);
+    return state.n_calls[call];
+}
+
+/* A pool with free memory whose last user has gone; its graphs may still run, on a stream nobody told us of. */
+static void
+world_with_dropped_pool(struct world *world) {
+    world_init(world, "");
+    pool_begin(world);
+    pya_dptr ptr = get(world, 100 * MIB);
+    pool_end(world);
+    CHECK_OK(pya_free(world->heap, ptr));
+    CHECK_OK(pya_pool_release(world->heap, 0, POOL));
+}
+
+static void
+test_dropped_pool_serves_others(void) {
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    uint64_t n_made = n_calls(&world, PYA_SIM_PAGE_CREATE);
+    pya_dptr first = get(&world, 60 * MIB);
+    CHECK_EQ(n_calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    pya_dptr second = get(&world, 40 * MIB);
+    CHECK_EQ(n_calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    CHECK_EQ(n_calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+    CHECK_OK(pya_free(world.heap, first));
+    CHECK_OK(pya_free(world.heap, second));
+    world_fini(&world);
+}
+
+/* The next pool waits for the device when it begins, because during its capture that is forbidden. */
+static void
+test_dropped_pool_serves_the_next(void) {
+    static const struct pya_pool_id next = {5, 6};
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    uint64_t n_made = n_calls(&world, PYA_SIM_PAGE_CREATE);
+    CHECK_OK(pya_pool_begin(world.heap, 0, next, (struct pya_stream_filter){0}));
+    CHECK_EQ(n_calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    pya_sim_set_capturing(world.sim, 0, true);
+    pya_dptr ptr = get(&world, 100 * MIB);
+    pya_sim_set_capturing(world.sim, 0, false);
+    CHECK_EQ(n_calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    CHECK_EQ(n_calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+    CHECK_OK(pya_pool_end(world.heap, 0, next));
+    CHECK_OK(pya_free(world.heap, ptr));
+    world_fini(&world);
+}
+
+/* Whether the device may be asked, or the waiting fails, or the pool has a user again: its memory stays its own. */
+static void
+test_unsettled_pool_keeps_its_memory(void) {
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    uint64_t n_made = n_calls(&world, PYA_SIM_PAGE_CREATE);
+    pya_sim_set_capturing(world.sim, 0, true); /* by somebody who did not tell */
+    pya_dptr captured = get(&world, 10 * MIB);
+    pya_sim_set_capturing(world.sim, 0, false);
+    CHECK_EQ(n_calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+    CHECK_EQ(n_calls(&world, PYA_SIM_PAGE_CREATE), n_made + 5);
+    pya_sim_fail(world.sim, (uint32_t)1 << PYA_SIM_DEVICE_SYNC, 1, PYA_E_DEVICE, false);
+    pya_dptr failed = get(&world, 10 * MIB);
+    CHECK_EQ(n_calls(&world, PYA_SIM_PAGE_CREATE), n_made + 10);
+    CHECK_OK(pya_pool_retain(world.heap, 0, POOL, false));
+    pya_dptr used = get(&world, 10 * MIB);
+    CHECK_EQ(n_calls(&world, PYA_SIM_PAGE_CREATE), n_made + 15);
+    CHECK_OK(pya_free(world.heap, captured));
+    CHECK_OK(pya_free(world.heap, failed));
+    CHECK_OK(pya_free(world.heap, used));
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"dropped_pool_serves_others", test_dropped_pool_serves_others},
+    {"dropped_pool_serves_the_next", test_dropped_pool_serves_the_next},
+    {"unsettled_pool_keeps_its_memory", test_unsettled_pool_keeps_its_memory},
     {"emptied_pool_goes", test_emptied_pool_goes},
     {"claim", test_claim},
     {"addresses_stay_mapped", test_addresses_of_a_pool_in_use_stay_mapped},
