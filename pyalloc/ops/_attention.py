@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
+from pyalloc.ops._composed import composable, is_batched, is_transformed
 from pyalloc.ops._library import AttentionArgs, call, dtype_code, packer, threads
 from pyalloc.ops._vmap import fold, is_plain, unfold
 
@@ -101,7 +103,7 @@ def _backward_kernel(
     dropout: float,
     seed: Tensor | None,
     needs_bias: bool,
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v, grad = _dense_rows(q), _dense_rows(k), _dense_rows(v), _dense_rows(grad)
     sizes = _sizes(q, k, v)
     n_b, n_h, _, n_q, n_k, dim, _ = sizes
@@ -141,7 +143,7 @@ def _backward_kernel(
         _cuda.attention_backward(args, q)
     else:
         call("pya_ops_attention_backward", args)
-    return [d_q, d_k, d_v, q.new_empty(0) if d_bias is None else d_bias]
+    return d_q, d_k, d_v, q.new_empty(0) if d_bias is None else d_bias
 
 
 def run(*args: Any) -> Tensor:
@@ -149,6 +151,8 @@ def run(*args: Any) -> Tensor:
 
     q, k, v, bias, mask, causal, scale, dropout, seed.
     """
+    if is_transformed():
+        return _transformable(*args)[0]
     if not (is_plain(args) and args[0].is_cpu):
         return torch.ops.pyalloc.scaled_attention(*args)[0]
     if torch.is_grad_enabled() and any(x.requires_grad for x in args[:4] if x is not None):
@@ -196,19 +200,21 @@ def _attention_backward(
     dropout: float,
     seed: Tensor | None,
     needs_bias: bool,
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if q.is_cuda and not _cuda.serves(q):
-        return _eager.attention_vjp((q, k, v, bias), grad, mask, (causal, scale), needs_bias)
+        found = _eager.attention_vjp((q, k, v, bias), grad, mask, (causal, scale), needs_bias)
+        d_q, d_k, d_v, d_bias = found
+        return d_q, d_k, d_v, d_bias
     return _backward_kernel(
         grad, out, lse, q, k, v, bias, mask, causal, scale, dropout, seed, needs_bias
     )
 
 
 @_attention_backward.register_fake
-def _(*args: Any) -> list[Tensor]:
+def _(*args: Any) -> tuple[Tensor, ...]:
     _, _, _, q, k, v, bias, *_, needs_bias = args
     d_bias = q.new_empty(bias.shape if needs_bias and bias is not None else (0,))
-    return [*(x.new_empty(x.shape) for x in (q, k, v)), d_bias]
+    return (*(x.new_empty(x.shape) for x in (q, k, v)), d_bias)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -247,21 +253,26 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-        # where a second derivative may be asked for, the registered op has it
-        second = torch.is_grad_enabled()
-        backward = torch.ops.pyalloc.scaled_attention_backward if second else _backward_kernel
-        return _gradients(ctx, backward, grad)
+        # where a second derivative may be asked for, or many at once, that form has it
+        second = torch.is_grad_enabled() or is_transformed() or is_batched(grad)
+        return _gradients(ctx, _transformable_backward if second else _backward_kernel, grad)
 
 
-def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     grad, _, _, q, k, v, bias, mask, *options, _, ctx.needs_bias = inputs
     ctx.causal, ctx.scale, ctx.dropout = options
     ctx.save_for_backward(grad, q, k, v, bias, mask)
 
 
-def _backward_vjp(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-    if ctx.dropout > 0:
-        raise OpError("scaled_attention: there is no second derivative with dropout; set dropout=0")
+def _refuse_derivative(dropout: float) -> None:
+    if dropout > 0:
+        raise OpError(
+            "scaled_attention: with dropout there are first derivatives in reverse mode only; set dropout=0"
+        )
+
+
+def _backward_vjp(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    _refuse_derivative(ctx.dropout)
     grad, q, k, v, bias, mask = ctx.saved_tensors
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
 
@@ -285,18 +296,82 @@ def _fold_scores(x: Tensor | None, in_dim: int | None, n: int, n_b: int) -> Tens
     return batched.expand(n, n_b, *batched.shape[2:]).reshape(n * n_b, *batched.shape[2:])
 
 
-@_attention.register_vmap
-def _(
-    info: Any, in_dims: tuple[Any, ...], *args: Any
+def _rule(
+    call: Any, info: Any, in_dims: tuple[Any, ...], *args: Any
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     n = info.batch_size
     q, k, v, bias, mask, causal, scale, dropout, seed = args
-    if dropout > 0:
-        raise OpError("scaled_attention: vmap with dropout is not supported; set dropout=0")
+    _refuse_dropout(dropout)
     q, k, v = (fold(x, d, n, 0) for x, d in zip((q, k, v), in_dims[:3], strict=True))
     n_b = q.shape[0] // n
     bias, mask = (
         _fold_scores(x, d, n, n_b) for x, d in zip((bias, mask), in_dims[3:5], strict=True)
     )
-    out, lse = torch.ops.pyalloc.scaled_attention(q, k, v, bias, mask, causal, scale, dropout, seed)
+    out, lse = call(q, k, v, bias, mask, causal, scale, dropout, seed)
     return (unfold(out, n, 0), unfold(lse, n, 0)), (0, 0)
+
+
+def _refuse_dropout(dropout: float) -> None:
+    if dropout > 0:
+        raise OpError("scaled_attention: vmap with dropout is not supported; set dropout=0")
+
+
+def _backward_rule(
+    call: Any, info: Any, in_dims: tuple[Any, ...], *args: Any
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    n = info.batch_size
+    *six, bias, mask, causal, scale, dropout, seed, needs_bias = args
+    _refuse_dropout(dropout)
+    six = [fold(x, d, n, 0) for x, d in zip(six, in_dims[:6], strict=True)]
+    n_b = six[0].shape[0] // n
+    whole, mask = (
+        _fold_scores(x, d, n, n_b) for x, d in zip((bias, mask), in_dims[6:8], strict=True)
+    )
+    shared_by = 1
+    if needs_bias and bias is not None:  # one for each, even where all share the bias
+        own = bias.shape[0] if in_dims[6] is None else bias.movedim(in_dims[6], 0).shape[1]
+        shared_by = n_b // own
+        whole = None if whole is None else whole.expand(n * n_b, *whole.shape[1:])
+    *found, d_bias = call(*six, whole, mask, causal, scale, dropout, seed, needs_bias)
+    found = [unfold(x, n, 0) for x in found]
+    if not needs_bias:
+        return (*found, d_bias), (0, 0, 0, None)
+    d_bias = unfold(d_bias, n, 0)
+    if shared_by > 1:
+        d_bias = d_bias.sum(1, keepdim=True)
+    return (*found, d_bias), (0, 0, 0, 0)
+
+
+_attention.register_vmap(partial(_rule, torch.ops.pyalloc.scaled_attention))
+_attention_backward.register_vmap(
+    partial(_backward_rule, torch.ops.pyalloc.scaled_attention_backward)
+)
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp is nobody's to differentiate."""
+    bias, mask, causal, scale, dropout, _ = rest
+    _refuse_derivative(dropout)
+    return _eager.attention(q, k, v, bias, mask, causal, scale), q.new_zeros(q.shape[:3])
+
+
+def _plain_backward(grad: Tensor, _out: Tensor, _lse: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    q, k, v, bias, mask, causal, scale, dropout, _, needs_bias = rest
+    _refuse_derivative(dropout)
+    return tuple(_eager.attention_vjp((q, k, v, bias), grad, mask, (causal, scale), needs_bias))
+
+
+_transformable_backward = composable(
+    torch.ops.pyalloc.scaled_attention_backward,
+    setup=_backward_setup,
+    vjp=_backward_vjp,
+    rule=_backward_rule,
+    plain=_plain_backward,
+)
+_transformable = composable(
+    torch.ops.pyalloc.scaled_attention,
+    setup=_setup,
+    vjp=lambda ctx, grad, _: _gradients(ctx, _transformable_backward, grad),
+    rule=_rule,
+    plain=_plain,
+)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,13 +40,19 @@ def power_spherical_mixture(
 
 
 def first_derivative(
-    inputs: Sequence[Tensor], grad: Tensor, needs: Sequence[bool], forward: Callable[..., Tensor]
+    inputs: Sequence[Tensor], grad: Any, needs: Sequence[bool], forward: Callable[..., Any]
 ) -> list[Tensor]:
-    """The gradients that needs asks for, empty tensors for the rest."""
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_(need) for x, need in zip(inputs, needs, strict=True)]
-        wanted = [x for x in leaves if x.requires_grad]
-        found = iter(torch.autograd.grad(forward(*leaves), wanted, grad)) if wanted else iter(())
+    """The gradients that needs asks for, empty tensors for the rest; differentiable themselves."""
+    wanted = [x for x, need in zip(inputs, needs, strict=True) if need]
+    if not wanted:
+        return [x.new_empty(0) for x in inputs]
+
+    def function(*leaves: Tensor) -> Any:
+        given = iter(leaves)
+        return forward(*(next(given) if n else x for x, n in zip(inputs, needs, strict=True)))
+
+    _, pull = torch.func.vjp(function, *wanted)
+    found = iter(pull(grad))
     return [next(found) if need else x.new_empty(0) for x, need in zip(inputs, needs, strict=True)]
 
 
@@ -56,30 +63,26 @@ def second_derivative(
     needs: Sequence[bool],
     forward: Callable[..., Tensor],
 ) -> list[Tensor | None]:
-    """Gradients of <grad_grads, vjp(grad)> for grad and every input, by autograd on the formula."""
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in inputs]
-        g = grad.detach().requires_grad_()
-        first = torch.autograd.grad(forward(*leaves), leaves, g, create_graph=True)
-        pairs = [
-            (a, b)
-            for a, b, need in zip(first, grad_grads, needs, strict=True)
-            if need and b is not None
-        ]
-        if not pairs:
-            return [None] * (1 + len(leaves))
-        return list(
-            torch.autograd.grad(
-                [a for a, _ in pairs], [g, *leaves], [b for _, b in pairs], allow_unused=True
-            )
-        )
+    """Gradients of <grad_grads, vjp(grad)> for grad and every input, by torch.func on the formula."""
+    wanted = [need and g is not None for need, g in zip(needs, grad_grads, strict=True)]
+    cotangents = tuple(g for g, want in zip(grad_grads, wanted, strict=True) if want)
+    if not cotangents:
+        return [None] * (1 + len(inputs))
+
+    def first(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        found = first_derivative(inputs, grad, wanted, forward)
+        return tuple(g for g, want in zip(found, wanted, strict=True) if want)
+
+    _, pull = torch.func.vjp(first, grad, *inputs)
+    return list(pull(cotangents))
 
 
 def additive(
     query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(B, Q, H), (B, S, H), (B, S, E), (H,), (B, S) to (B, Q, E) and (B, Q, S)."""
-    score = torch.tanh(keys[:, None] + query[:, :, None]) @ v
+    """(B, Q, H), (B, S, H), (B, S, E), (H,) or (B, H), (B, S) to (B, Q, E) and (B, Q, S)."""
+    v = v[:, None, :, None] if v.dim() == 2 else v[:, None]
+    score = (torch.tanh(keys[:, None] + query[:, :, None]) @ v).squeeze(-1)
     probs = masked_softmax(score, None if mask is None else mask[:, None])
     return probs @ values, probs
 
@@ -100,17 +103,16 @@ def additive_vjp(
     grads: tuple[Tensor, Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor]:
-    """Gradients of query, keys, values and v; the keys' and values' empty where not needed."""
+    """Gradients of query, keys, values and, for each batch entry, v; empty where not needed."""
+    query, keys, values, v = inputs
+    context, probs = grads
+    if probs is None:
+        probs = context.new_zeros(*query.shape[:2], keys.shape[1])
+    each = (query, keys, values, v.expand(query.shape[0], *v.shape))
     wanted = [True, needs[1], needs[2], True]
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_(need) for x, need in zip(inputs, wanted, strict=True)]
-        query, keys, values, v = leaves
-        context, probs = additive(query, keys, values, v, mask)
-        total = (context * grads[0]).sum()
-        if grads[1] is not None:
-            total = total + (probs * grads[1]).sum()
-        found = iter(torch.autograd.grad(total, [x for x in leaves if x.requires_grad]))
-    return [next(found) if n else x.new_empty(0) for x, n in zip(inputs, wanted, strict=True)]
+    return first_derivative(
+        each, (context, probs), wanted, lambda q, k, v, u: additive(q, k, v, u, mask)
+    )
 
 
 def attention(
@@ -150,11 +152,11 @@ def attention_vjp(
     needs_bias: bool,
 ) -> list[Tensor]:
     """Gradients of q, k, v and, where needed, the bias (else an empty tensor)."""
-    q, k, v, bias = inputs
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        b = None if bias is None else bias.detach().requires_grad_(needs_bias)
-        out = attention(leaves[0], leaves[1], leaves[2], b, mask, *options)
-        wanted = [*leaves, b] if needs_bias and b is not None else leaves
-        grads = list(torch.autograd.grad(out, wanted, grad))
-    return grads if len(grads) == 4 else [*grads, q.new_empty(0)]
+    present = [x for x in inputs if x is not None]
+    needs = [True, True, True, needs_bias][: len(present)]
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        return attention(q, k, v, bias, mask, *options)
+
+    found = first_derivative(present, grad, needs, forward)
+    return found if len(found) == 4 else [*found, grad.new_empty(0)]

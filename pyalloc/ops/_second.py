@@ -5,8 +5,12 @@ kept or computed for them, and little time spent: a call for a few queries and i
 microseconds. So the result carries one hook, which in the usual case looks at the grad mode and returns.
 """
 
+# mypy: disable-error-code="misc"
+#   torch is not followed: what derives from it has no type
+
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,16 +22,40 @@ _ONCE_DIFFERENTIABLE = frozenset(
 ) | {"ScaledDotProductFlashAttentionForCpuBackward0"}
 
 
-def offer(out: Tensor) -> None:
+_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+class _Keep(torch.autograd.Function):
+    """Saves its inputs and gives nothing: its node is a second place to have them from."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        return inputs[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        return None, None, None
+
+
+def offer(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Makes the gradients of an attention that torch computed differentiable, should they be asked for."""
+    hooks = _default_hooks(True)
+    if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint":
+        # which hands out what a node saved once: torch's kernel has that, we save for ourselves
+        before: Any = partial(_before, kept=_Keep.apply(q, k, v))
+    else:
+        before = _before
     # register_hook() in its parts, without the handle nobody needs: 4 microseconds where it takes 10
-    out._backward_hooks = {-1: _before}
+    out._backward_hooks = {-1: before}
     out.grad_fn._register_hook_dict(out)
     out._backward_hooks = None  # the node has it now; the user's own hooks start afresh
 
 
-def _before(grad: Tensor) -> None:
+def _before(grad: Tensor, kept: Tensor | None = None) -> None:
     """Runs before torch's backward: where that is to be differentiated, has its result replaced."""
+    # had even where they are not needed, for until then the checkpoint holds on to them
+    inputs = None if kept is None else kept.grad_fn.saved_tensors
     if not torch.is_grad_enabled():
         return
     node: Any = torch._C._current_autograd_node()
@@ -36,11 +64,8 @@ def _before(grad: Tensor) -> None:
 
     def after(given: tuple[Tensor | None, ...], grads: tuple[Tensor, ...]) -> tuple[Any, ...]:
         handle.remove()
-        try:
-            inputs = (node._saved_query, node._saved_key, node._saved_value)
-        except RuntimeError:  # torch.utils.checkpoint hands them out once, and torch has had them
-            return given
-        return _gradients(node, inputs, given, grads[0])
+        saved = inputs or (node._saved_query, node._saved_key, node._saved_value)
+        return _gradients(node, saved, given, grads[0])
 
     handle = node.register_hook(after)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._check import compute_dtype, require_float
+from pyalloc.ops._composed import composable, is_batched, is_transformed
 from pyalloc.ops._library import AdditiveArgs, View, call, dtype_code, threads
 from pyalloc.ops._vmap import fold, is_plain, unfold
 
@@ -54,8 +56,8 @@ def additive_attention(
     single = query.dim() == 2
     _check_shapes(op, query, keys, values, v, mask)
     compute, result = compute_dtype(query, keys, values, v)
-    memory = _memory.get()
-    shared = memory is not None and memory.holds(keys, values)
+    memory = None if torch.compiler.is_compiling() else _memory.get()
+    shared = memory is not None and not is_transformed() and memory.holds(keys, values)
     query, v = query.to(compute), v.to(compute)
     if single:
         query = query.unsqueeze(1)
@@ -193,7 +195,7 @@ class _Step(torch.autograd.Function):
         d_query, d_v = _backward_kernel(
             (query, *memory.rows, v), probs, (grad, grad_probs), sinks, accumulate=not first
         )
-        return d_query, d_v, v.new_zeros(()) if wanted else None, None, None
+        return d_query, d_v.sum(0), v.new_zeros(()) if wanted else None, None, None
 
 
 def _check_shapes(
@@ -272,7 +274,7 @@ def _backward_kernel(
     *,
     accumulate: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of query and v; those of keys and values go to the sinks that are there."""
+    """Gradients of query and, for each batch entry, v; the keys' and values' go to the sinks there are."""
     query, keys, values = (_dense_rows(x) for x in inputs[:3])
     v = inputs[3].contiguous()
     grad = _dense_rows(grads[0])
@@ -288,7 +290,7 @@ def _backward_kernel(
         _cuda.additive_backward(args, keys)
     else:
         call("pya_ops_additive_backward", args)
-    return d_query, d_v.sum(0)
+    return d_query, d_v
 
 
 def _gradients(
@@ -301,7 +303,7 @@ def _gradients(
     v: Tensor,
     mask: Tensor | None,
     needs: list[bool],
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     sinks = (
         keys.new_empty(keys.shape) if needs[1] else None,
         values.new_empty(values.shape) if needs[2] else None,
@@ -310,7 +312,7 @@ def _gradients(
         (query, keys, values, v), probs, (grad, grad_probs), sinks, accumulate=False
     )
     d_keys, d_values = (keys.new_empty(0) if x is None else x for x in sinks)
-    return [d_query, d_keys, d_values, d_v]
+    return d_query, d_keys, d_values, d_v
 
 
 def _run(*args: Any) -> tuple[Tensor, Tensor]:
@@ -318,7 +320,9 @@ def _run(*args: Any) -> tuple[Tensor, Tensor]:
 
     query, keys, values, v, mask.
     """
-    if not (is_plain(args) and args[1].is_cpu):
+    if is_transformed():
+        context, probs = _transformable(*args)
+    elif not (is_plain(args) and args[1].is_cpu):
         context, probs = torch.ops.pyalloc.additive_attention(*args)
     elif torch.is_grad_enabled() and any(x.requires_grad for x in args[:4]):
         context, probs = _Direct.apply(*args)
@@ -356,9 +360,13 @@ def _additive_backward(
     v: Tensor,
     mask: Tensor | None,
     needs: list[bool],
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if keys.is_cuda and not _cuda.serves(keys):
-        return _eager.additive_vjp((query, keys, values, v), mask, (grad, grad_probs), needs)
+        inputs = (query, keys, values, v)
+        d_query, d_keys, d_values, d_v = _eager.additive_vjp(
+            inputs, mask, (grad, grad_probs), needs
+        )
+        return d_query, d_keys, d_values, d_v
     return _gradients(grad, grad_probs, probs, query, keys, values, v, mask, needs)
 
 
@@ -373,10 +381,10 @@ def _(
     v: Tensor,
     mask: Tensor | None,
     needs: list[bool],
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     d_keys = keys.new_empty(keys.shape if needs[1] else (0,))
     d_values = values.new_empty(values.shape if needs[2] else (0,))
-    return [query.new_empty(query.shape), d_keys, d_values, v.new_empty(v.shape)]
+    return query.new_empty(query.shape), d_keys, d_values, v.new_empty(keys.shape[0], *v.shape)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -389,7 +397,8 @@ def _vjp(
     probs, query, keys, values, v, mask = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:4])
     backward = backward or torch.ops.pyalloc.additive_attention_backward
-    grads = backward(grad, grad_probs, probs, query, keys, values, v, mask, needs)
+    *grads, d_v = backward(grad, grad_probs, probs, query, keys, values, v, mask, needs)
+    grads.append(d_v.sum(0))
     return (*(g if need else None for g, need in zip(grads, needs, strict=True)), None)
 
 
@@ -404,64 +413,99 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_probs: Tensor) -> tuple[Any, ...]:
-        # where a second derivative may be asked for, the registered op has it
-        return _vjp(ctx, grad, grad_probs, None if torch.is_grad_enabled() else _gradients)
+        # where a second derivative may be asked for, or many at once, that form has it
+        second = torch.is_grad_enabled() or is_transformed() or is_batched(grad)
+        return _vjp(ctx, grad, grad_probs, _transformable_backward if second else _gradients)
 
 
 _additive.register_autograd(_vjp, setup_context=_setup)
 
 
-def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.needs = inputs
     ctx.save_for_backward(*tensors)
 
 
-def _backward_vjp(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-    grad, grad_probs, _, query, keys, values, v, mask = ctx.saved_tensors
-    if grad_probs is None:
-        grad_probs = grad.new_zeros(*query.shape[:2], keys.shape[1])
+def _backward_vjp(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    grad, grad_probs, probs, query, keys, values, v, mask = ctx.saved_tensors
+    given = (grad, torch.zeros_like(probs) if grad_probs is None else grad_probs)
+    needs = [True, ctx.needs[1], ctx.needs[2], True]
 
-    def formula(*args: Tensor) -> Tensor:
-        query, keys, values, v = args
-        return torch.cat(_eager.additive(query, keys, values, v, mask), -1)
+    def first(grad: Tensor, grad_probs: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_eager.additive_vjp(inputs, mask, (grad, grad_probs), needs))
 
-    both = torch.cat([grad, grad_probs], -1)
-    g, *rest = _eager.second_derivative(
-        (query, keys, values, v), both, grads, [True, ctx.needs[1], ctx.needs[2], True], formula
-    )
-    n_e = values.shape[2]
-    if g is None:
-        return (None, None, None, *rest, None, None)
-    d_probs = g[..., n_e:] if ctx.needs_input_grad[1] else None
-    return (g[..., :n_e], d_probs, None, *rest, None, None)
+    _, pull = torch.func.vjp(first, *given, query, keys, values, v)
+    g, g_probs, *rest = pull(tuple(grads))
+    return (g, None if grad_probs is None else g_probs, None, *rest, None, None)
 
 
 _additive_backward.register_autograd(_backward_vjp, setup_context=_backward_setup)
 
 
-@_additive.register_vmap
-def _(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
+def _rule(
+    call: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     n = info.batch_size
+    *three, v, mask = args
     if in_dims[3] is not None:  # a score vector each: one call each
-        parts = [
-            torch.ops.pyalloc.additive_attention(
-                *(
-                    x if x is None or d is None else x.select(d, i)
-                    for x, d in zip((query, keys, values, v, mask), in_dims, strict=True)
-                )
-            )
-            for i in range(n)
-        ]
+        parts = [call(*_entry(args, in_dims, i)) for i in range(n)]
         return (torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts])), (0, 0)
-    folded = (fold(x, d, n, 0) for x, d in zip((query, keys, values), in_dims[:3], strict=True))
+    three = [fold(x, d, n, 0) for x, d in zip(three, in_dims[:3], strict=True)]
     folded_mask = None if mask is None else fold(mask, in_dims[4], n, 0)
-    context, probs = torch.ops.pyalloc.additive_attention(*folded, v, folded_mask)
+    context, probs = call(*three, v, folded_mask)
     return (unfold(context, n, 0), unfold(probs, n, 0)), (0, 0)
+
+
+def _backward_rule(
+    call: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    n = info.batch_size
+    *six, v, mask, needs = args
+    dims = tuple(0 if need else None for need in (True, needs[1], needs[2], True))
+    if in_dims[6] is not None:
+        parts = [call(*_entry(args[:8], in_dims[:8], i), needs) for i in range(n)]
+        return tuple(
+            p[0] if d is None else torch.stack(p)
+            for p, d in zip(zip(*parts, strict=True), dims, strict=True)
+        ), dims
+    six = [None if x is None else fold(x, d, n, 0) for x, d in zip(six, in_dims[:6], strict=True)]
+    folded_mask = None if mask is None else fold(mask, in_dims[7], n, 0)
+    found = call(*six, v, folded_mask, needs)
+    return tuple(
+        x if d is None else unfold(x, n, 0) for x, d in zip(found, dims, strict=True)
+    ), dims
+
+
+def _entry(args: tuple[Any, ...], in_dims: tuple[int | None, ...], i: int) -> list[Any]:
+    return [
+        x if x is None or d is None else x.select(d, i) for x, d in zip(args, in_dims, strict=True)
+    ]
+
+
+_additive.register_vmap(partial(_rule, torch.ops.pyalloc.additive_attention))
+_additive_backward.register_vmap(
+    partial(_backward_rule, torch.ops.pyalloc.additive_attention_backward)
+)
+
+
+def _plain_backward(
+    grad: Tensor, grad_probs: Tensor | None, _probs: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    *inputs, mask, needs = rest
+    return tuple(_eager.additive_vjp(inputs, mask, (grad, grad_probs), needs))
+
+
+_transformable_backward = composable(
+    torch.ops.pyalloc.additive_attention_backward,
+    setup=_backward_setup,
+    vjp=_backward_vjp,
+    rule=_backward_rule,
+    plain=_plain_backward,
+)
+_transformable = composable(
+    torch.ops.pyalloc.additive_attention,
+    setup=_setup,
+    vjp=lambda ctx, grad, grad_probs: _vjp(ctx, grad, grad_probs, _transformable_backward),
+    rule=_rule,
+    plain=_eager.additive,
+)

@@ -14,6 +14,7 @@ from torch import Tensor
 from pyalloc.errors import OpError
 from pyalloc.ops import _attention, _second
 from pyalloc.ops._check import FLOATS, require_float
+from pyalloc.ops._composed import needs_more_than_once
 
 _log = logging.getLogger("pyalloc.ops")
 
@@ -30,7 +31,7 @@ _PATHS = ("auto", "kernel")
 _FEW_INFO = {"path": "sdpa", "reason": "few queries, keys or scores"}
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 _is_compiling = torch.compiler.is_compiling
-_transforms = torch._C._functorch.peek_interpreter_stack
+_transforms = torch._C._are_functorch_transforms_active
 
 
 @overload
@@ -99,9 +100,8 @@ def scaled_attention(
     torch's own kernels serve where they are faster and can do the case: half precision, and on the CPU
     float32 with few queries, keys or scores, each without bias, mask and dropout. Where a backward through
     them is to be differentiated (create_graph), pyalloc's kernel computes its gradients again, since torch's
-    are differentiable once only; within torch.utils.checkpoint that needs path="kernel". Second derivatives
-    are plain torch and keep the scores. The path taken, unless it is torch's for few scores, is logged at
-    debug level to "pyalloc.ops".
+    are differentiable once only. Second derivatives, and forward-mode ones, are plain torch and keep the
+    scores. The path taken, unless it is torch's for few scores, is logged at debug level to "pyalloc.ops".
 
     Raises:
         OpError: shapes, dtypes or devices that do not fit together, head sizes over 256, dropout
@@ -123,12 +123,12 @@ def scaled_attention(
                 and dim == dim_k <= _LARGEST_HEAD
                 and scores * dim > 0
                 and q.is_cpu
-                and _transforms() is None
+                and not _transforms()
             ):
                 plain = scale is None and not causal
                 out = _sdpa(q, k, v) if plain else _sdpa(q, k, v, None, 0.0, causal, scale=scale)
                 if out.requires_grad and not _is_compiling():
-                    _second.offer(out)
+                    _second.offer(out, q, k, v)
                 return (out, _FEW_INFO) if return_info else out
         except (AttributeError, RuntimeError, ValueError):
             pass
@@ -146,8 +146,8 @@ def scaled_attention(
     if taken == "sdpa":
         groups = q.shape[1] != k.shape[1]
         out = _sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=groups)
-        if out.requires_grad and _transforms() is None and not _is_compiling():
-            _second.offer(out)
+        if out.requires_grad and not _transforms() and not _is_compiling():
+            _second.offer(out, q, k, v)
     elif taken == "eager":
         out = q.new_zeros(*q.shape[:-1], v.shape[-1]) + 0 * (q.sum() + k.sum() + v.sum())
     else:
@@ -220,6 +220,8 @@ def _choose(
     if path == "kernel":
         return "kernel", "asked for"
     if bias is None is mask and dropout == 0 and q.dtype in (torch.float16, torch.bfloat16):
+        if needs_more_than_once():
+            return "kernel", "torch's kernels have one derivative, in reverse mode"
         return "sdpa", "half precision: torch's kernels use the matrix units"
     return "kernel", "pyalloc's kernel"
 

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._check import broadcast, compute_dtype, require_float
+from pyalloc.ops._composed import composable, is_transformed
 from pyalloc.ops._library import PowerSphericalArgs, View, call, dtype_code, threads
 from pyalloc.ops._shapes import classify
 from pyalloc.ops._vmap import fold, unfold
@@ -53,7 +56,8 @@ def power_spherical_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tenso
     axes = classify(batch, value.shape[:-1], params, components=True)
     if math.prod(batch) == 0:
         return _empty_result(batch, value, loc, scale).to(result)
-    out = torch.ops.pyalloc.power_spherical_log_prob(
+    run = _transformable if is_transformed() else torch.ops.pyalloc.power_spherical_log_prob
+    out = run(
         axes.gather(value, axes.l, 1),
         axes.gather(loc, axes.m, 1),
         axes.gather(scale, axes.m, 0),
@@ -100,7 +104,9 @@ def power_spherical_mixture_log_prob(
     if math.prod(batch) == 0 or n_components == 0:
         empty = _empty_result(batch, value, loc, scale, log_weights)
         return (empty - math.inf if n_components == 0 else empty).to(result)
-    out = torch.ops.pyalloc.power_spherical_mixture_log_prob(
+    mixture = torch.ops.pyalloc.power_spherical_mixture_log_prob
+    run = _transformable_mixture if is_transformed() else mixture
+    out = run(
         axes.gather(value, axes.l, 1),
         axes.gather(loc, (), 2).squeeze(0).transpose(0, 1),
         axes.gather(scale, (), 1).squeeze(0).t(),
@@ -253,18 +259,22 @@ def _(value: Tensor, loc: Tensor, scale: Tensor, t_first: bool) -> Tensor:
 @torch.library.custom_op("pyalloc::power_spherical_log_prob_backward", mutates_args=())
 def _log_prob_backward(
     grad: Tensor, value: Tensor, loc: Tensor, scale: Tensor, t_first: bool, needs: list[bool]
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     if value.is_cuda and not _cuda.serves(value):
         g = grad if t_first else grad.permute(2, 0, 1)
-        return _eager.first_derivative((value, loc, scale), g, needs, _eager.power_spherical)
-    return _backward_kernel(grad, None, (value, loc, scale, None), t_first, needs)
+        inputs = (value, loc, scale)
+        d_value, d_loc, d_scale = _eager.first_derivative(inputs, g, needs, _eager.power_spherical)
+    else:
+        inputs_of_either = (value, loc, scale, None)
+        d_value, d_loc, d_scale = _backward_kernel(grad, None, inputs_of_either, t_first, needs)
+    return d_value, d_loc, d_scale
 
 
 @_log_prob_backward.register_fake
 def _(
     grad: Tensor, value: Tensor, loc: Tensor, scale: Tensor, t_first: bool, needs: list[bool]
-) -> list[Tensor]:
-    return [_like(x, need) for x, need in zip((value, loc, scale), needs, strict=True)]
+) -> tuple[Tensor, ...]:
+    return tuple(_like(x, need) for x, need in zip((value, loc, scale), needs, strict=True))
 
 
 @torch.library.custom_op("pyalloc::power_spherical_mixture_log_prob", mutates_args=())
@@ -292,12 +302,15 @@ def _mixture_backward(
     log_weights: Tensor,
     t_first: bool,
     needs: list[bool],
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inputs = (value, loc, scale, log_weights)
     if value.is_cuda and not _cuda.serves(value):
         g = grad.t() if t_first else grad
-        return _eager.first_derivative(inputs, g, needs, _eager.power_spherical_mixture)
-    return _backward_kernel(grad, out, inputs, t_first, needs)
+        grads = _eager.first_derivative(inputs, g, needs, _eager.power_spherical_mixture)
+    else:
+        grads = _backward_kernel(grad, out, inputs, t_first, needs)
+    d_value, d_loc, d_scale, d_log_weights = grads
+    return d_value, d_loc, d_scale, d_log_weights
 
 
 @_mixture_backward.register_fake
@@ -310,12 +323,12 @@ def _(
     log_weights: Tensor,
     t_first: bool,
     needs: list[bool],
-) -> list[Tensor]:
+) -> tuple[Tensor, ...]:
     sources = (value, loc, scale, log_weights)
-    return [_like(x, need) for x, need in zip(sources, needs, strict=True)]
+    return tuple(_like(x, need) for x, need in zip(sources, needs, strict=True))
 
 
-def _optional(grads: list[Tensor], needs: list[bool]) -> list[Tensor | None]:
+def _optional(grads: Sequence[Tensor], needs: list[bool]) -> list[Tensor | None]:
     return [g if need else None for g, need in zip(grads, needs, strict=True)]
 
 
@@ -324,29 +337,24 @@ def _log_prob_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*tensors)
 
 
-def _log_prob_vjp(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _log_prob_vjp(ctx: Any, grad: Tensor, backward: Any = None) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:3])
-    grads = torch.ops.pyalloc.power_spherical_log_prob_backward(
-        grad, *ctx.saved_tensors, ctx.t_first, needs
-    )
+    backward = backward or torch.ops.pyalloc.power_spherical_log_prob_backward
+    grads = backward(grad, *ctx.saved_tensors, ctx.t_first, needs)
     return (*_optional(grads, needs), None)
 
 
 _log_prob.register_autograd(_log_prob_vjp, setup_context=_log_prob_setup)
 
 
-def _log_prob_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _log_prob_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.t_first, ctx.needs = inputs
     ctx.save_for_backward(*tensors)
 
 
-def _log_prob_backward_vjp(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+def _log_prob_backward_vjp(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     grad, *inputs = ctx.saved_tensors
-
-    def formula(*args: Tensor) -> Tensor:
-        out = _eager.power_spherical(*args)
-        return out if ctx.t_first else out.permute(1, 2, 0)
-
+    formula = partial(_plain, t_first=ctx.t_first)
     return (*_eager.second_derivative(inputs, grad, grads, ctx.needs, formula), None, None)
 
 
@@ -358,29 +366,24 @@ def _mixture_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(output, *tensors)
 
 
-def _mixture_vjp(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _mixture_vjp(ctx: Any, grad: Tensor, backward: Any = None) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:4])
-    grads = torch.ops.pyalloc.power_spherical_mixture_log_prob_backward(
-        grad, *ctx.saved_tensors, ctx.t_first, needs
-    )
+    backward = backward or torch.ops.pyalloc.power_spherical_mixture_log_prob_backward
+    grads = backward(grad, *ctx.saved_tensors, ctx.t_first, needs)
     return (*_optional(grads, needs), None)
 
 
 _mixture.register_autograd(_mixture_vjp, setup_context=_mixture_setup)
 
 
-def _mixture_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+def _mixture_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     grad, _, *tensors, ctx.t_first, ctx.needs = inputs
     ctx.save_for_backward(grad, *tensors)
 
 
-def _mixture_backward_vjp(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+def _mixture_backward_vjp(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     grad, *inputs = ctx.saved_tensors
-
-    def formula(*args: Tensor) -> Tensor:
-        out = _eager.power_spherical_mixture(*args)
-        return out.t() if ctx.t_first else out
-
+    formula = partial(_plain_mixture, t_first=ctx.t_first)
     # The kernel's result is a function of the other inputs: its own gradient is part of theirs.
     g, *rest = _eager.second_derivative(inputs, grad, grads, ctx.needs, formula)
     return (g, None, *rest, None, None)
@@ -389,35 +392,89 @@ def _mixture_backward_vjp(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
 _mixture_backward.register_autograd(_mixture_backward_vjp, setup_context=_mixture_backward_setup)
 
 
-@_log_prob.register_vmap
-def _(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    value: Tensor,
-    loc: Tensor,
-    scale: Tensor,
-    t_first: bool,
-) -> tuple[Tensor, int]:
-    n = info.batch_size
-    value, loc, scale = (
-        fold(x, d, n, 1) for x, d in zip((value, loc, scale), in_dims[:3], strict=True)
-    )
-    out = torch.ops.pyalloc.power_spherical_log_prob(value, loc, scale, t_first)
-    return unfold(out, n, 0 if t_first else 2), 0
+# --- transforms ----------------------------------------------------------------------------------
 
 
-@_mixture.register_vmap
-def _(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    value: Tensor,
-    loc: Tensor,
-    scale: Tensor,
-    log_weights: Tensor,
-    t_first: bool,
-) -> tuple[Tensor, int]:
+def _plain(value: Tensor, loc: Tensor, scale: Tensor, t_first: bool) -> Tensor:
+    out = _eager.power_spherical(value, loc, scale)
+    return out if t_first else out.permute(1, 2, 0)
+
+
+def _plain_mixture(
+    value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor, t_first: bool
+) -> Tensor:
+    out = _eager.power_spherical_mixture(value, loc, scale, log_weights)
+    return out.t() if t_first else out
+
+
+def _plain_backward(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *inputs, t_first, needs = rest
+    return tuple(_eager.first_derivative(inputs, grad, needs, partial(_plain, t_first=t_first)))
+
+
+def _plain_mixture_backward(grad: Tensor, _out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *inputs, t_first, needs = rest
+    formula = partial(_plain_mixture, t_first=t_first)
+    return tuple(_eager.first_derivative(inputs, grad, needs, formula))
+
+
+def _rule(call: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+    """Vmap's dimension becomes part of t; of either op."""
     n = info.batch_size
-    tensors = (value, loc, scale, log_weights)
-    folded = (fold(x, d, n, 1) for x, d in zip(tensors, in_dims[:4], strict=True))
-    out = torch.ops.pyalloc.power_spherical_mixture_log_prob(*folded, t_first)
-    return unfold(out, n, 0 if t_first else 1), 0
+    *tensors, t_first = args
+    out = call(*(fold(x, d, n, 1) for x, d in zip(tensors, in_dims[:-1], strict=True)), t_first)
+    return unfold(out, n, 0 if t_first else out.dim() - 1), 0
+
+
+def _backward_rule(
+    call: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """Of either op: the gradient (and the mixture's result), the inputs, t_first, needs."""
+    n = info.batch_size
+    *tensors, t_first, needs = args
+    # results are (t, l, m) or (l, m, t) with three inputs, (t, l) or (l, t) with the mixture's four
+    t_of_result = 0 if t_first else {3: 2, 4: 1}[len(needs)]
+    at = [t_of_result] * (len(tensors) - len(needs)) + [1] * len(needs)
+    folded = [fold(x, d, n, k) for x, d, k in zip(tensors, in_dims[:-2], at, strict=True)]
+    found = call(*folded, t_first, needs)
+    dims = tuple(0 if need else None for need in needs)
+    return tuple(unfold(x, n, 1) if need else x for x, need in zip(found, needs, strict=True)), dims
+
+
+_log_prob.register_vmap(partial(_rule, torch.ops.pyalloc.power_spherical_log_prob))
+_mixture.register_vmap(partial(_rule, torch.ops.pyalloc.power_spherical_mixture_log_prob))
+_log_prob_backward.register_vmap(
+    partial(_backward_rule, torch.ops.pyalloc.power_spherical_log_prob_backward)
+)
+_mixture_backward.register_vmap(
+    partial(_backward_rule, torch.ops.pyalloc.power_spherical_mixture_log_prob_backward)
+)
+
+_transformable_backward = composable(
+    torch.ops.pyalloc.power_spherical_log_prob_backward,
+    setup=_log_prob_backward_setup,
+    vjp=_log_prob_backward_vjp,
+    rule=_backward_rule,
+    plain=_plain_backward,
+)
+_transformable = composable(
+    torch.ops.pyalloc.power_spherical_log_prob,
+    setup=_log_prob_setup,
+    vjp=lambda ctx, grad: _log_prob_vjp(ctx, grad, _transformable_backward),
+    rule=_rule,
+    plain=_plain,
+)
+_transformable_mixture_backward = composable(
+    torch.ops.pyalloc.power_spherical_mixture_log_prob_backward,
+    setup=_mixture_backward_setup,
+    vjp=_mixture_backward_vjp,
+    rule=_backward_rule,
+    plain=_plain_mixture_backward,
+)
+_transformable_mixture = composable(
+    torch.ops.pyalloc.power_spherical_mixture_log_prob,
+    setup=_mixture_setup,
+    vjp=lambda ctx, grad: _mixture_vjp(ctx, grad, _transformable_mixture_backward),
+    rule=_rule,
+    plain=_plain_mixture,
+)

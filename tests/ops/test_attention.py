@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -224,14 +226,46 @@ def test_hessian_of_a_small_input():
         torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-6)
 
 
-def test_checkpoint_of_a_small_input():
-    """Its tensors can be had only once: first derivatives must not suffer from our asking again."""
-    inputs = [x.requires_grad_() for x in problem(1, 2, 2, 4, 5, 4, 4)]
-    right = torch.autograd.grad(scaled_attention(*inputs).sum(), inputs)
-    for kwargs in ({}, {"create_graph": True}):
-        out = checkpoint(scaled_attention, *inputs, use_reentrant=False)
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_checkpoint_where_torchs_kernel_serves(dtype, early_stop):
+    """A checkpoint hands its tensors out once: torch's kernel needs them, and so do second derivatives."""
+    inputs = [x.to(dtype).requires_grad_() for x in problem(1, 2, 2, 4, 5, 4, 4)]
+    assert scaled_attention(*inputs, return_info=True)[1]["path"] == "sdpa"
+
+    def attend(*qkv):
+        return scaled_attention(*(2 * x for x in qkv), scale=0.125).sin()
+
+    def checkpointed(*qkv):
+        with torch.utils.checkpoint.set_checkpoint_early_stop(early_stop):
+            return checkpoint(attend, *qkv, use_reentrant=False)
+
+    out = checkpointed(*inputs)
+    bar = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 1e-2}
+    for kwargs in ({"retain_graph": True}, {"create_graph": True}):
         ours = torch.autograd.grad(out.sum(), inputs, **kwargs)
-        torch.testing.assert_close(ours, right)
+        torch.testing.assert_close(ours, torch.autograd.grad(attend(*inputs).sum(), inputs), **bar)
+    grad, weights = torch.randn(1, 2, 4, 4), [torch.randn(x.shape) for x in inputs]
+    leaves = [x.detach() for x in inputs]
+    found = second_order(checkpointed, leaves, grad.to(dtype), weights)
+    plain = second_order(attend, leaves, grad.to(dtype), weights)
+    torch.testing.assert_close(found, plain, **bar)
+
+
+def test_checkpoint_lets_go_of_its_tensors():
+    """What is kept in case of a second derivative must not outlive a first."""
+    q, k, v = problem(1, 2, 2, 4, 5, 4, 4)
+    alive = []
+
+    def attend(q, k, v):
+        doubled = 2 * q
+        alive.append(weakref.ref(doubled.untyped_storage()))
+        return scaled_attention(doubled, k, v)
+
+    out = checkpoint(attend, q.requires_grad_(), k, v, use_reentrant=False)
+    torch.autograd.grad(out.sum(), q, retain_graph=True)
+    assert len(alive) == 2
+    assert [x() for x in alive] == [None, None]
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(1, 1), (1, 40), (40, 1)])

@@ -1,0 +1,116 @@
+"""The registered ops as functions that torch.func transforms, to any order and in any nesting.
+
+torch.library's own autograd formulas serve plain autograd and the compiler, but refuse `grad` and ignore `jvp`
+without a word. So where a transform is at work each op is called as an autograd.Function made here, whose backward
+calls another one. Beyond the kernels' forward and backward all derivatives are those of the formulas in `_eager`.
+"""
+# mypy: disable-error-code="misc"
+#   torch is not followed: what derives from it has no type
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+Rule = Callable[..., tuple[Any, Any]]
+
+
+def is_transformed() -> bool:
+    """Whether a torch.func transform or forward-mode differentiation looks at the calls now made."""
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+
+
+def needs_more_than_once() -> bool:
+    """Whether a transform will ask for other than one reverse-mode derivative, as far as can be seen."""
+    if torch.compiler.is_compiling():
+        return False
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    kinds = [level.key() for level in stack]
+    kind = torch._C._functorch.TransformType
+    return forward_ad._current_level >= 0 or kind.Jvp in kinds or kinds.count(kind.Grad) > 1
+
+
+def is_batched(grad: Tensor | None) -> bool:
+    """Whether a backward runs for many at once: is_grads_batched, which is not of torch.func."""
+    return grad is not None and bool(torch._C._functorch.is_legacy_batchedtensor(grad))
+
+
+def composable(
+    op: Callable[..., Any],
+    *,
+    setup: Callable[..., None],
+    vjp: Callable[..., Any],
+    rule: Rule,
+    plain: Callable[..., Any],
+) -> Callable[..., Any]:
+    """An op's form for transforms, returning a tensor or a tuple of tensors.
+
+    Args:
+        op: the registered op, run below all transforms.
+        setup: as for torch.library's register_autograd.
+        vjp: (ctx, *grads), must call composable forms itself.
+        rule: (call, info, in_dims, *args) as for register_vmap, call being what to make its calls with.
+        plain: the same outputs in differentiable torch, for forward-mode.
+    """
+
+    class Composed(torch.autograd.Function):
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return op(*args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            setup(ctx, inputs, output)
+            ctx.constants = [None if isinstance(x, Tensor) else (x,) for x in inputs]
+            ctx.save_for_forward(*(x for x in inputs if isinstance(x, Tensor)))
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> Any:
+            return vjp(ctx, *grads)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+            return rule(call, info, in_dims, *args)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+            tensors = iter(ctx.saved_tensors)
+            args = [next(tensors) if x is None else x[0] for x in ctx.constants]
+            moving = [i for i, t in enumerate(tangents) if t is not None]
+            pulled = _pull(plain, args, moving)
+            return _push(pulled, [args[i] for i in moving], [tangents[i] for i in moving])
+
+    def call(*args: Any) -> Any:
+        # torch's compiler cannot follow a Function through transforms (2.15 gives wrong second
+        # derivatives, before it none at all), but plain torch it can
+        return plain(*args) if torch.compiler.is_compiling() else Composed.apply(*args)
+
+    return call
+
+
+def _pull(
+    plain: Callable[..., Any], args: Sequence[Any], moving: Sequence[int]
+) -> Callable[..., Any]:
+    """Plain as a function of the arguments that move alone."""
+
+    def function(*xs: Tensor) -> Any:
+        given = list(args)
+        for i, x in zip(moving, xs, strict=True):
+            given[i] = x
+        return plain(*given)
+
+    return function
+
+
+def _push(
+    function: Callable[..., Any], primals: Sequence[Tensor], tangents: Sequence[Tensor | None]
+) -> Any:
+    """The Jacobian times the tangents: the derivative of u -> u J, since forward mode does not nest."""
+    out, pull = torch.func.vjp(function, *primals)
+    anywhere = torch.utils._pytree.tree_map(torch.zeros_like, out)
+    _, pull_again = torch.func.vjp(pull, anywhere)
+    return pull_again(tuple(tangents))[0]

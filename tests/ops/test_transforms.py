@@ -1,0 +1,273 @@
+"""torch.func over the ops: whatever works on plain torch gives the same on ours."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+from pyalloc.ops import (
+    additive_attention,
+    power_spherical_log_prob,
+    power_spherical_mixture_log_prob,
+    scaled_attention,
+    sequence_gradients,
+)
+
+from .reference import pairwise, sphere
+
+# torch's own script of decompositions for forward mode
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+
+
+def plain_mixture(value, loc, scale, weights):
+    joint = pairwise(value, loc.transpose(0, 1), scale.t()) + weights.t()[:, :]
+    return torch.logsumexp(joint, 1)
+
+
+def plain_additive(query, keys, values, v):
+    score = torch.tanh(keys[:, None] + query[:, :, None]) @ v
+    return torch.softmax(score, -1) @ values
+
+
+def plain_attention(q, k, v, bias=None):
+    score = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    return torch.softmax(score if bias is None else score + bias, -1) @ v
+
+
+def spherical():
+    return sphere(3, 4, 5), sphere(2, 4, 5), torch.rand(2, 4) * 9 + 1
+
+
+def mixture():
+    value, loc, scale = spherical()
+    return value, loc.transpose(0, 1), scale.t(), torch.randn(4, 2)
+
+
+def additive():
+    return torch.randn(2, 2, 4), torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(4)
+
+
+def attention():
+    return torch.randn(2, 2, 4, 3), torch.randn(2, 2, 5, 3), torch.randn(2, 2, 5, 3)
+
+
+def attention_with_bias():
+    return (*attention(), torch.randn(4, 5))
+
+
+# ours, the same in plain torch, inputs
+OPS = {
+    "log_prob": (lambda x, *rest: power_spherical_log_prob(x[:, None], *rest), pairwise, spherical),
+    "mixture": (power_spherical_mixture_log_prob, plain_mixture, mixture),
+    "additive": (additive_attention, plain_additive, additive),
+    "attention": (scaled_attention, plain_attention, attention),
+    "attention_bias": (scaled_attention, plain_attention, attention_with_bias),
+}
+
+
+def everything(f, inputs):
+    """All arguments' numbers."""
+    return tuple(range(len(inputs)))
+
+
+def energy(f):
+    return lambda *inputs: f(*inputs).sin().sum()
+
+
+def transformed_vjp(f, inputs):
+    out, pull = vjp(f, *inputs)
+    return pull(torch.ones_like(out))
+
+
+def transformed_jvp(f, inputs):
+    torch.manual_seed(1)
+    return jvp(f, inputs, tuple(torch.randn_like(x) for x in inputs))
+
+
+def dual_numbers(f, inputs):
+    torch.manual_seed(1)
+    with torch.autograd.forward_ad.dual_level():
+        duals = [torch.autograd.forward_ad.make_dual(x, torch.randn_like(x)) for x in inputs]
+        return tuple(torch.autograd.forward_ad.unpack_dual(f(*duals)))
+
+
+def many(inputs):
+    """Three of each."""
+    return tuple(torch.stack([x, x.flip(0), 0.5 * x], -1) for x in inputs)
+
+
+def dims(inputs):
+    return tuple(x.dim() for x in inputs)
+
+
+def vmapped_gradients(f, inputs):
+    each = vmap(grad(energy(f), argnums=everything(f, inputs)), in_dims=dims(inputs))
+    return each(*many(inputs))
+
+
+def gradients_of_one_sample(f, inputs):
+    """Per-sample gradients of what the samples share."""
+    samples = torch.stack([inputs[0], 0.5 * inputs[0]])
+    shared = inputs[1:]
+    one = grad(lambda rest, x: f(x, *rest).sin().sum())
+    return vmap(one, in_dims=(None, 0))(shared, samples)
+
+
+def gradients_of_vmap(f, inputs):
+    mapped = vmap(f, in_dims=dims(inputs))
+    return grad(energy(mapped), argnums=everything(f, inputs))(*many(inputs))
+
+
+def nested_vmaps(f, inputs):
+    twice = vmap(vmap(f, in_dims=dims(inputs)), in_dims=(None,) + (0,) * (len(inputs) - 1))
+    stacks = many(inputs)
+    return twice(stacks[0], *(torch.stack([x, 2 * x]) for x in stacks[1:]))
+
+
+def second_gradients(f, inputs):
+    argnums = everything(f, inputs)
+
+    def slope(*args):
+        return sum(g.sin().sum() for g in grad(energy(f), argnums=argnums)(*args))
+
+    return grad(slope, argnums=argnums)(*inputs)
+
+
+def batched_backward(f, inputs):
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    out = f(*leaves)
+    grads = torch.stack([torch.ones_like(out), out.detach()])
+    return torch.autograd.grad(out, leaves, grads, is_grads_batched=True)
+
+
+def backward_of_vmap(f, inputs):
+    leaves = [x.requires_grad_() for x in many(inputs)]
+    out = vmap(f, in_dims=dims(inputs))(*leaves)
+    return torch.autograd.grad(out.sin().sum(), leaves)
+
+
+def third_derivatives(f, inputs):
+    def along(t):
+        return f(inputs[0] + t * 0.1, *inputs[1:]).sin().sum()
+
+    return grad(grad(grad(along)))(torch.zeros((), dtype=inputs[0].dtype))
+
+
+TRANSFORMS = {
+    "grad": lambda f, inputs: grad(energy(f), argnums=everything(f, inputs))(*inputs),
+    "vjp": transformed_vjp,
+    "jacrev": lambda f, inputs: jacrev(f, argnums=everything(f, inputs))(*inputs),
+    "vmap(grad)": vmapped_gradients,
+    "per sample": gradients_of_one_sample,
+    "grad(vmap)": gradients_of_vmap,
+    "vmap(vmap)": nested_vmaps,
+    "grad(grad)": second_gradients,
+    "jacrev(jacrev)": lambda f, inputs: jacrev(jacrev(energy(f)))(*inputs),
+    "hessian": lambda f, inputs: hessian(energy(f), argnums=(0, 1))(*inputs),
+    "jvp": transformed_jvp,
+    "jacfwd": lambda f, inputs: jacfwd(f, argnums=everything(f, inputs))(*inputs),
+    "dual numbers": dual_numbers,
+    "is_grads_batched": batched_backward,
+    "backward of vmap": backward_of_vmap,
+    "third": third_derivatives,
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", OPS)
+def test_as_on_plain_torch(name, transform):
+    ours, plain, make = OPS[name]
+    inputs = tuple(x.double() for x in make())
+    found = TRANSFORMS[transform](ours, inputs)
+    torch.testing.assert_close(found, TRANSFORMS[transform](plain, inputs), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap(grad)", "hessian"])
+@pytest.mark.parametrize("name", OPS)
+def test_in_single_precision(name, transform):
+    """Where torch's own kernel would serve attention, which has first derivatives only."""
+    ours, plain, make = OPS[name]
+    inputs = make()
+    found = TRANSFORMS[transform](ours, inputs)
+    torch.testing.assert_close(found, TRANSFORMS[transform](plain, inputs), rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap(grad)", "hessian"])
+def test_half_precision_attention(transform):
+    inputs = tuple(x.bfloat16() for x in attention())
+    found = TRANSFORMS[transform](scaled_attention, inputs)
+    exact = TRANSFORMS[transform](plain_attention, tuple(x.double() for x in inputs))
+    torch.testing.assert_close(found, exact, rtol=1e-1, atol=1e-1, check_dtype=False)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(2, 2, 4, 5), (1, 1, 4, 5), (2, 1, 1, 5), (5,)], ids=str)
+def test_per_sample_gradients_of_a_shared_bias_and_mask(shape, causal):
+    q, k, v = (x.double() for x in attention())
+    bias, mask = torch.randn(shape, dtype=torch.float64), torch.rand(4, 5) > 0.3
+    mask[:, 0] = True
+    samples = torch.stack([q, 2 * q, -q])
+    hidden = ~mask | (~torch.ones(4, 5).tril().bool() if causal else torch.zeros(4, 5).bool())
+
+    def ours(bias, k, q):
+        return scaled_attention(q, k, v, bias, mask, causal).sin().sum()
+
+    def plain(bias, k, q):
+        return (
+            plain_attention(q, k, v, (bias + torch.zeros(4, 5)).masked_fill(hidden, -1e300))
+            .sin()
+            .sum()
+        )
+
+    found, right = (
+        vmap(grad(f, argnums=(0, 1)), in_dims=(None, None, 0))(bias, k, samples)
+        for f in (ours, plain)
+    )
+    torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-9)
+
+
+def test_masked_additive_attention():
+    query, keys, values, v = (x.double() for x in additive())
+    masks = torch.rand(3, 2, 3) > 0.4
+    masks[..., 0] = True
+
+    def ours(mask, *args):
+        return additive_attention(*args, mask).sin().sum()
+
+    def plain(mask, query, keys, values, v):
+        score = torch.tanh(keys[:, None] + query[:, :, None]) @ v
+        score = score.masked_fill(~mask[:, None], -torch.inf)
+        return (torch.softmax(score, -1) @ values).sin().sum()
+
+    found, right = (
+        vmap(grad(f, argnums=(1, 2, 3, 4)), in_dims=(0, None, None, None, None))(
+            masks, query, keys, values, v
+        )
+        for f in (ours, plain)
+    )
+    torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-9)
+
+
+def test_within_sequence_gradients():
+    query, keys, values, v = (x.double() for x in additive())
+    right = grad(lambda x: plain_additive(x, keys, values, v).sin().sum())(query)
+    with sequence_gradients(keys, values):
+        ours = grad(lambda x: additive_attention(x, keys, values, v).sin().sum())(query)
+    torch.testing.assert_close(ours, right)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("transform", ["grad", "grad(grad)"])
+@pytest.mark.parametrize("name", OPS)
+def test_compiles_in_one_graph(name, transform):
+    ours, _, make = OPS[name]
+
+    def derivatives(*inputs):
+        return TRANSFORMS[transform](ours, inputs)
+
+    inputs = make()
+    torch._dynamo.reset()
+    compiled = torch.compile(derivatives, fullgraph=True, backend="aot_eager", dynamic=False)
+    torch.testing.assert_close(compiled(*inputs), derivatives(*inputs), rtol=1e-3, atol=1e-4)
