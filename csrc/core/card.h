@@ -79,6 +79,9 @@ struct pya_card {
     size_t keep_bytes;      /* reserved for good: nothing is given back below this */
     struct pya_usage usage; /* what was needed lately */
     double stitch_ns;       /* modelled time of all stitching, moving and transfers so far */
+    size_t
+        n_stitched; /* ranges stitched, and how often one was used again or pages came back to an old address */
+    size_t n_reused;
     /* The tight policy's bucket: stitching fills it, requests empty it, and when it runs over the policy gives
      * way: slack grows. */
     double bucket_ns;

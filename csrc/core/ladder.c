@@ -444,6 +444,7 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     }
     if (stitch != NULL) {
         card->stats.scalar[PYA_STAT_pyalloc_range_hits]++;
+        card->n_reused++;
         return pya_stitch_take(stitch, bytes, out);
     }
     st = ladder_annex(arena, bytes, is_small, out);

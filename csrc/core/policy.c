@@ -20,6 +20,12 @@ enum {
 #define BALANCED_PATIENCE 8.0
 #define BALANCED_PATIENCE_LATE 2.0
 #define BALANCED_EARLY_SHARE 0.3
+/* Growth wipes out what stitching cost before.  Not so where the ranges hardly ever come back, fewer than this share of
+ * them: there it pays off as much as the new pages cost, times this, so that a little growth does not buy much more
+ * stitching.  Judged as if this many had been made, and had come back, before. */
+#define REUSE_LEAST 0.25
+#define REUSE_PRIOR 16.0
+#define GROWTH_PAYS 1.25
 /* Since a stream last grew instead, taking pages from others may cost this many times what making them would. */
 #define TRANSFER_PATIENCE 8.0
 #define THRIFT_FROM 2.0
@@ -111,13 +117,23 @@ pages_missing(const struct pya_arena *arena, size_t bytes) {
     return m > arena->free_pages ? m - arena->free_pages : 0;
 }
 
+/* What is left of the debt when growth adds n pages. */
+static double
+debt_after_growth(const struct pya_arena *arena, size_t n) {
+    const struct pya_card *card = arena->card;
+    double reused =
+        ((double)card->n_reused + REUSE_PRIOR) / ((double)card->n_stitched + REUSE_PRIOR);
+    double left = arena->stitch_debt_ns - GROWTH_PAYS * create_cost_ns(n);
+    return reused < REUSE_LEAST && left > 0 ? left : 0;
+}
+
 /* Saves the pages that growing by n would cost, until saving has cost `patience` times what they would. */
 static enum pya_plan
 plan_save(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live, double patience) {
     size_t n_saved = n - pages_missing(arena, bytes);
     double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(pya_pages_for(bytes));
     if (debt_ns >= patience * create_cost_ns(n_saved)) {
-        arena->stitch_debt_ns = 0;
+        arena->stitch_debt_ns = debt_after_growth(arena, n_saved);
         return PYA_PLAN_GROW;
     }
     bool moves = is_shared(arena->card) || bytes >= peak_live / BALANCED_MOVE_SHARE;

@@ -207,6 +207,7 @@ stretch_commit(struct stretch *s, bool *found) {
     }
     stretch_revive(s, block);
     arena->card->stats.scalar[PYA_STAT_pyalloc_revivals]++;
+    arena->card->n_reused++;
     *found = true;
     return PYA_OK;
 }

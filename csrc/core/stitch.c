@@ -306,6 +306,7 @@ pya_stitch_make(
     }
     stitch_adopt(stitch);
     card->stats.scalar[PYA_STAT_pyalloc_stitches]++;
+    card->n_stitched++;
     card->stats.scalar[PYA_STAT_pyalloc_shared_ranges] += stitch->is_shared;
     *out = stitch;
     return PYA_OK;
