@@ -11,6 +11,9 @@ typedef unsigned long long uint64_t;
 #include <stdint.h>
 #endif
 
+/* Bytes of shared memory that the kernels for tensor cores are launched with. */
+enum { PYA_OPS_PAIR_BYTES = 66048, PYA_OPS_WEIGH_BYTES = 104448 };
+
 /* A matrix of rows (or numbers) addressed by two batch indices; strides in elements, 0 = shared. */
 struct pya_ops_view {
     void *p;

@@ -8,6 +8,7 @@
 /* The driver's types as its ABI has them: handles are pointers, results are ints. */
 typedef int (*load_fn)(void **module, const void *image);
 typedef int (*function_fn)(void **function, void *module, const char *name);
+typedef int (*attribute_fn)(void *function, int attribute, int value);
 typedef int (*launch_fn)(
     void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
     unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **arguments,
@@ -16,8 +17,12 @@ typedef int (*launch_fn)(
 static struct {
     load_fn load;
     function_fn function;
+    attribute_fn set_attribute;
     launch_fn launch;
 } driver;
+
+/* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES; up to the second number a kernel needs no leave */
+enum { MAX_SHARED = 8, SHARED_WITHOUT_ASKING = 48 << 10 };
 
 static _Thread_local char driver_message[160];
 
@@ -50,6 +55,7 @@ pya_ops_cuda_open(const char *path) {
     }
     if (!driver_find(library, "cuModuleLoadData", &driver.load) ||
         !driver_find(library, "cuModuleGetFunction", &driver.function) ||
+        !driver_find(library, "cuFuncSetAttribute", &driver.set_attribute) ||
         !driver_find(library, "cuLaunchKernel", &driver.launch)) {
         snprintf(driver_message, sizeof driver_message, "%s lacks the module calls", name);
         return PYA_OPS_E_DRIVER;
@@ -71,6 +77,13 @@ pya_ops_cuda_load(const void *image, uint64_t *module) {
     return PYA_OPS_OK;
 }
 
+bool
+pya_driver_has(const struct pya_ops_target *to, const char *kernel) {
+    void *function = NULL;
+    return driver.function != NULL &&
+           driver.function(&function, (void *)(uintptr_t)to->module, kernel) == 0;
+}
+
 int
 pya_driver_launch(
     const struct pya_ops_target *to, const char *kernel, struct pya_driver_grid grid,
@@ -86,10 +99,16 @@ pya_driver_launch(
     if (result != 0) {
         return driver_refuse("cuModuleGetFunction", result);
     }
+    if (grid.shared > SHARED_WITHOUT_ASKING) {
+        result = driver.set_attribute(function, MAX_SHARED, (int)grid.shared);
+        if (result != 0) {
+            return driver_refuse("cuFuncSetAttribute", result);
+        }
+    }
     void *arguments[1];
     memcpy(&arguments[0], &argument, sizeof argument); /* the driver only reads it */
     result = driver.launch(
-        function, (unsigned)grid.x, (unsigned)grid.y, (unsigned)grid.z, grid.threads, 1, 1, 0,
-        to->stream, arguments, NULL);
+        function, (unsigned)grid.x, (unsigned)grid.y, (unsigned)grid.z, grid.threads, 1, 1,
+        grid.shared, to->stream, arguments, NULL);
     return result == 0 ? PYA_OPS_OK : driver_refuse("cuLaunchKernel", result);
 }

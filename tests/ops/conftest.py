@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
 
 
 def available_isas() -> list[str]:
@@ -31,3 +36,26 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(20)
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The CUDA kernels compiled for the CPU, behind the driver's interface."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("the emulation needs a C++ compiler")
+    out = tmp_path_factory.mktemp("emulator")
+    subprocess.run(["make", "-s", "-C", str(ROOT / "cuda"), "source", f"OUT={out}"], check=True)
+    command = [
+        compiler,
+        "-std=c++17",
+        "-O2",
+        "-shared",
+        "-fPIC",
+        "-w",
+        f'-DPYA_KERNELS="{out / "ops.cu"}"',
+    ]
+    subprocess.run(
+        [*command, str(ROOT / "tests/ops/emulate.cpp"), "-o", str(out / "cuda.so")], check=True
+    )
+    return out / "cuda.so"

@@ -1,10 +1,15 @@
 // The CUDA kernels on the CPU, behind the driver's own interface: blocks run one after another, the
 // threads of a block are fibers that switch at barriers and warp shuffles.  A barrier that not all
 // threads of a block reach, or a shuffle that not all lanes of a warp reach, aborts.
+#include <climits>
 #include <cmath>
+#include <csetjmp>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <utility>
 #include <ucontext.h>
 #include <vector>
 
@@ -12,8 +17,16 @@ struct emu_dim {
     unsigned x, y, z;
 };
 static emu_dim threadIdx, blockIdx, gridDim;
+struct float2 {
+    float x, y;
+};
 static float emu_shuffle(float x, int mask);
 static void emu_barrier();
+static float *emu_dynamic();
+static void tf32_multiply(float c[4], const float a[4], const float b[2]);
+static void async_copy(float *to, const float *from, int n);
+static void async_commit();
+template <int N> static void async_wait();
 
 #define PYA_EMULATE 1
 #define PYA_SHUFFLE(x, mask) emu_shuffle(x, mask)
@@ -22,27 +35,42 @@ static void emu_barrier();
 #define __shared__ static
 #define __launch_bounds__(...)
 #define __syncthreads() emu_barrier()
+#define __fmul_rn(x, y) ((x) * (y))
+#define __fdividef(x, y) ((x) / (y))
 #include PYA_KERNELS
 
 enum { STACK = 96 << 10, LANES = 32 };
 
+struct copy {
+    float *to;
+    float value[4];
+};
 struct fiber {
-    ucontext_t context;
+    ucontext_t context; // to start in
+    jmp_buf place;      // to go on from
     std::vector<char> stack;
-    bool done;
+    bool started, done;
     unsigned barriers; // reached so far
     unsigned shuffles;
+    std::vector<std::vector<copy>> groups; // of copies under way; the last is open
 };
 static std::vector<fiber> fibers;
-static ucontext_t scheduler;
+static jmp_buf scheduler_place; // switching by these asks nothing of the kernel, swapcontext does
 static unsigned current;
-static float lanes[1024 / LANES][2][LANES];
+struct lane {
+    float x;
+    float a[4], b[2];
+};
+static lane lanes[1024 / LANES][2][LANES];
+static std::vector<float> dynamic;
 static void (*entry)(const void *);
 static const void *argument;
 
 static void
 emu_yield() {
-    swapcontext(&fibers[current].context, &scheduler);
+    if (_setjmp(fibers[current].place) == 0) {
+        _longjmp(scheduler_place, 1);
+    }
 }
 
 static void
@@ -51,14 +79,132 @@ emu_barrier() {
     emu_yield();
 }
 
-static float
-emu_shuffle(float x, int mask) {
+// What all lanes of the warp gave, once they are all here.
+static const lane *
+emu_exchange(const lane &mine) {
     const unsigned warp = current / LANES;
     const unsigned turn = fibers[current].shuffles % 2;
-    lanes[warp][turn][current % LANES] = x;
+    lanes[warp][turn][current % LANES] = mine;
     fibers[current].shuffles++;
     emu_yield();
-    return lanes[warp][turn][(current % LANES) ^ (unsigned)mask];
+    return lanes[warp][turn];
+}
+
+static float
+emu_shuffle(float x, int mask) {
+    const lane *all = emu_exchange({x, {}, {}});
+    return all[(current % LANES) ^ (unsigned)mask].x;
+}
+
+static float *
+emu_dynamic() {
+    return dynamic.data();
+}
+
+// Copies arrive as late as they may: at the wait.  Until then the place holds NaN, so that who reads
+// too early, or still reads what a copy replaces, is found out.
+static void
+async_copy(float *to, const float *from, int n) {
+    if ((uintptr_t)to % 16 != 0 || (uintptr_t)from % 16 != 0 || n < 0 || n > 4) {
+        fprintf(stderr, "emulation: async_copy of %d numbers, or misaligned\n", n);
+        abort();
+    }
+    copy c = {to, {}};
+    for (int i = 0; i < 4; i++) {
+        c.value[i] = i < n ? from[i] : 0.0f;
+        to[i] = NAN;
+    }
+    fibers[current].groups.back().push_back(c);
+}
+
+static void
+async_commit() {
+    fibers[current].groups.emplace_back();
+}
+
+template <int N>
+static void
+async_wait() {
+    std::vector<std::vector<copy>> &groups = fibers[current].groups;
+    while (groups.size() > N + 1) {
+        for (const copy &c : groups.front()) {
+            memcpy(c.to, c.value, sizeof c.value);
+        }
+        groups.erase(groups.begin());
+    }
+}
+
+static uint32_t
+emu_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float
+emu_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static int
+emu_exponent(float x) {
+    return (int)(emu_bits(x) >> 23 & 255) - 127;
+}
+
+// c + four products as measured on cards ("Numerical behavior of NVIDIA tensor cores", PeerJ CS 7:e330)
+// and on the harsh side of it: products are exact, all terms are lined up under the largest exponent,
+// what lies below its 24 bits is cut off, and so is what the sum has more.
+static float
+emu_add_four(float c, const float *a, const float *b) {
+    int top = c != 0 ? emu_exponent(c) : -300;
+    double plain = c;
+    for (int k = 0; k < 4; k++) {
+        plain += (double)a[k] * b[k];
+        if (a[k] != 0 && b[k] != 0) {
+            const int e = emu_exponent(a[k]) + emu_exponent(b[k]);
+            top = e > top ? e : top;
+        }
+    }
+    if (!std::isfinite(plain) || top == -300) {
+        return (float)plain;
+    }
+    double sum = std::trunc(std::ldexp((double)c, 23 - top));
+    for (int k = 0; k < 4; k++) {
+        sum += std::trunc(std::ldexp((double)a[k] * b[k], 23 - top));
+    }
+    while (std::fabs(sum) >= 1 << 24) {
+        sum = std::trunc(sum / 2);
+        top++;
+    }
+    return (float)std::ldexp(sum, top - 23);
+}
+
+// The lanes' parts of a, b and c lie as the PTX manual says for mma.m16n8k8 with .tf32; of an operand
+// the 13 lowest bits are not read.
+static void
+tf32_multiply(float c[4], const float a[4], const float b[2]) {
+    lane mine = {};
+    for (int n = 0; n < 4; n++) {
+        mine.a[n] = emu_float(emu_bits(a[n]) & ~0x1fffu);
+    }
+    for (int n = 0; n < 2; n++) {
+        mine.b[n] = emu_float(emu_bits(b[n]) & ~0x1fffu);
+    }
+    const lane *all = emu_exchange(mine);
+    const unsigned me = current % LANES;
+    for (unsigned n = 0; n < 4; n++) {
+        const unsigned row = me / 4 + n / 2 * 8;
+        const unsigned column = me % 4 * 2 + n % 2;
+        float x[8];
+        float y[8];
+        for (unsigned k = 0; k < 8; k++) {
+            x[k] = all[row % 8 * 4 + k % 4].a[row / 8 + k / 4 * 2];
+            y[k] = all[column * 4 + k % 4].b[k / 4];
+        }
+        c[n] = emu_add_four(emu_add_four(c[n], x, y), x + 4, y + 4);
+    }
 }
 
 static void
@@ -68,18 +214,12 @@ emu_thread() {
     emu_yield();
 }
 
-// Runs a thread only when whoever it waits for has caught up with it.
+// Whether the lanes of its warp that still run have all come as far as this thread.
 static bool
 emu_may_run(unsigned n) {
-    const fiber &f = fibers[n];
     const size_t warp = n / LANES * LANES;
-    for (size_t i = 0; i < fibers.size(); i++) {
-        if (!fibers[i].done && fibers[i].barriers < f.barriers) {
-            return false;
-        }
-    }
     for (size_t i = warp; i < warp + LANES && i < fibers.size(); i++) {
-        if (!fibers[i].done && fibers[i].shuffles < f.shuffles) {
+        if (!fibers[i].done && fibers[i].shuffles < fibers[n].shuffles) {
             return false;
         }
     }
@@ -87,11 +227,42 @@ emu_may_run(unsigned n) {
 }
 
 static void
+emu_resume(unsigned n) {
+    current = n;
+    threadIdx = {n, 0, 0};
+    if (_setjmp(scheduler_place) != 0) {
+        return;
+    }
+    if (fibers[n].started) {
+        _longjmp(fibers[n].place, 1);
+    }
+    fibers[n].started = true;
+    setcontext(&fibers[n].context);
+}
+
+// Runs a warp as far as it gets without passing a barrier; whether any thread moved.
+static bool
+emu_warp(unsigned first, unsigned barriers) {
+    bool moved = false;
+    for (bool again = true; again;) {
+        again = false;
+        for (unsigned n = first; n < first + LANES && n < fibers.size(); n++) {
+            if (!fibers[n].done && fibers[n].barriers == barriers && emu_may_run(n)) {
+                emu_resume(n);
+                again = moved = true;
+            }
+        }
+    }
+    return moved;
+}
+
+static void
 emu_block(unsigned n_threads) {
     fibers.resize(n_threads);
     for (fiber &f : fibers) {
-        f.done = false;
+        f.started = f.done = false;
         f.barriers = f.shuffles = 0;
+        f.groups.assign(1, {});
         f.stack.resize(STACK);
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = f.stack.data();
@@ -99,28 +270,102 @@ emu_block(unsigned n_threads) {
         f.context.uc_link = nullptr;
         makecontext(&f.context, emu_thread, 0);
     }
-    for (bool left = true; left;) {
-        left = false;
-        bool moved = false;
-        for (unsigned n = 0; n < n_threads; n++) {
-            if (fibers[n].done) {
-                continue;
-            }
-            left = true;
-            if (!emu_may_run(n)) {
-                continue;
-            }
-            moved = true;
-            current = n;
-            threadIdx = {n, 0, 0};
-            swapcontext(&scheduler, &fibers[n].context);
+    for (;;) {
+        unsigned least = UINT_MAX; // barriers reached by whoever still runs
+        for (const fiber &f : fibers) {
+            least = !f.done && f.barriers < least ? f.barriers : least;
         }
-        if (left && !moved) {
+        if (least == UINT_MAX) {
+            return;
+        }
+        bool moved = false;
+        for (unsigned n = 0; n < n_threads; n += LANES) {
+            moved |= emu_warp(n, least);
+        }
+        if (!moved) {
             fprintf(stderr, "emulation: a barrier or shuffle that not all threads reach\n");
             abort();
         }
     }
 }
+
+// --- kernels of the tests alone: the products by themselves ---------------------------------------
+#ifdef PYA_TENSOR
+// out (16 x 8) = value (16 x 8) times loc (8 x 8), both row by row, for 32 threads; with dim 1, two
+// places of a lane's part of value are taken for each other, with dim 2 of loc, with dim 3 of out.
+static void
+test_multiply(struct pya_ops_ps o) {
+    const float *x = (const float *)o.value.p;
+    const float *y = (const float *)o.loc.p;
+    const int g = threadIdx.x / 4;
+    const int t = threadIdx.x % 4;
+    float a[4] = {x[g * 8 + t], x[(g + 8) * 8 + t], x[g * 8 + t + 4], x[(g + 8) * 8 + t + 4]};
+    float b[2] = {y[t * 8 + g], y[(t + 4) * 8 + g]};
+    float c[4] = {};
+    if (o.dim == 1) {
+        std::swap(a[1], a[2]);
+    } else if (o.dim == 2) {
+        std::swap(b[0], b[1]);
+    }
+    tf32_multiply(c, a, b);
+    if (o.dim == 3) {
+        std::swap(c[1], c[2]);
+    }
+    for (int n = 0; n < 4; n++) {
+        ((float *)o.out)[(g + n / 2 * 8) * 8 + 2 * t + n % 2] = c[n];
+    }
+}
+
+static void
+test_store(struct pya_ops_ps o, const float acc[4][4][4]) {
+    const struct place p = my_place();
+    for (int n = 0; n < 64; n++) {
+        const int row = tensor_row(p, n / 16, n % 4);
+        ((float *)o.out)[row * BIG + tensor_column(p, n / 4 % 4, n % 4)] = acc[n / 16][n / 4 % 4][n % 4];
+    }
+}
+
+// out (128 x 128) = value (n_l x dim) times loc (n_m x dim) transposed
+static void
+test_pairs(struct pya_ops_ps o) {
+    const rows a = view_rows(o.value, 0, 0, o.n_l);
+    const rows b = view_rows(o.loc, 0, 0, o.n_m);
+    float acc[4][4][4];
+    pair_start(emu_dynamic(), a, b, (int)o.dim);
+    pair_finish(acc, emu_dynamic(), a, b, (int)o.dim);
+    test_store(o, acc);
+}
+
+// out = value (128 x 128) or its transposed times loc (n_m x dim), the first 128 columns
+template <bool TRANSPOSED>
+static void
+test_weigh(struct pya_ops_ps o) {
+    float *w = emu_dynamic();
+    for (int n = threadIdx.x; n < BIG * BIG; n += THREADS) {
+        w[n / BIG * W_STRIDE + n % BIG] = ((const float *)o.value.p)[n];
+    }
+    const rows b = view_rows(o.loc, 0, 0, o.n_m);
+    float acc[4][4][4];
+    __syncthreads();
+    weigh_start<TRANSPOSED>(w + W_ROOM, b, 0, (int)o.dim);
+    weigh_finish<TRANSPOSED>(acc, w, w + W_ROOM, b, 0, (int)o.dim);
+    test_store(o, acc);
+}
+
+// as test_pairs, in fp32
+static void
+test_big(struct pya_ops_ps o) {
+    float acc[8][8];
+    big_multiply(
+        acc, view_rows(o.value, 0, 0, o.n_l), view_rows(o.loc, 0, 0, o.n_m), (int)o.dim);
+    for (int n = 0; n < 64; n++) {
+        ((float *)o.out)[big_row(n / 8) * BIG + big_column(n % 8)] = acc[n / 8][n % 8];
+    }
+}
+
+static const auto test_weigh_plain = test_weigh<false>;
+static const auto test_weigh_transposed = test_weigh<true>;
+#endif
 
 struct kernel {
     const char *name;
@@ -133,6 +378,16 @@ static const kernel kernels[] = {
     EMU_KERNEL(pya_ps_mixture_forward, pya_ops_ps),
     EMU_KERNEL(pya_ps_backward_loc, pya_ops_ps),
     EMU_KERNEL(pya_ps_backward_value, pya_ops_ps),
+#ifdef PYA_TENSOR
+    EMU_KERNEL(pya_ps_forward_tensor, pya_ops_ps),
+    EMU_KERNEL(pya_ps_mixture_forward_tensor, pya_ops_ps),
+    EMU_KERNEL(pya_ps_backward_tensor, pya_ops_ps),
+    EMU_KERNEL(test_multiply, pya_ops_ps),
+    EMU_KERNEL(test_pairs, pya_ops_ps),
+    EMU_KERNEL(test_weigh_plain, pya_ops_ps),
+    EMU_KERNEL(test_weigh_transposed, pya_ops_ps),
+    EMU_KERNEL(test_big, pya_ops_ps),
+#endif
     EMU_KERNEL(pya_additive_forward, pya_ops_additive),
     EMU_KERNEL(pya_additive_backward_scores, pya_ops_additive),
     EMU_KERNEL(pya_additive_backward_keys, pya_ops_additive),
@@ -162,10 +417,25 @@ cuModuleGetFunction(void **function, void *, const char *name) {
     return 500;
 }
 
+// A kernel gets more than 48 KiB only if it was asked for.
+static std::map<void *, unsigned> allowed;
+
+extern "C" int
+cuFuncSetAttribute(void *function, int attribute, int value) {
+    if (attribute != 8 || value < 0 || value > 227 << 10) {
+        return 1;
+    }
+    allowed[function] = (unsigned)value;
+    return 0;
+}
+
 extern "C" int
 cuLaunchKernel(
     void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
-    unsigned, void *, void **arguments, void **) {
+    unsigned shared, void *, void **arguments, void **) {
+    if (shared > 48 << 10 && shared > allowed[function]) {
+        return 1;
+    }
     entry = ((const kernel *)function)->run;
     argument = arguments[0];
     gridDim = {x, y, z};
@@ -173,6 +443,7 @@ cuLaunchKernel(
         for (unsigned j = 0; j < y; j++) {
             for (unsigned i = 0; i < x; i++) {
                 blockIdx = {i, j, k};
+                dynamic.assign(shared / sizeof(float) + 1, NAN); // + 1: never empty
                 emu_block(threads);
             }
         }

@@ -30,28 +30,6 @@ from .reference import relative
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
-def emulator(tmp_path_factory):
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("the emulation needs a C++ compiler")
-    out = tmp_path_factory.mktemp("emulator")
-    subprocess.run(["make", "-s", "-C", str(ROOT / "cuda"), "source", f"OUT={out}"], check=True)
-    command = [
-        compiler,
-        "-std=c++17",
-        "-O2",
-        "-shared",
-        "-fPIC",
-        "-w",
-        f'-DPYA_KERNELS="{out / "ops.cu"}"',
-    ]
-    subprocess.run(
-        [*command, str(ROOT / "tests/ops/emulate.cpp"), "-o", str(out / "cuda.so")], check=True
-    )
-    return out / "cuda.so"
-
-
 @pytest.fixture
 def device(emulator, monkeypatch):
     """CPU tensors are launched on the emulation instead of called."""
@@ -82,7 +60,10 @@ def agree(function, tensors, monkeypatch, *, bar=2e-6, floor=1e-300):
 
 
 @pytest.mark.parametrize(
-    "shape", [(5, 3, 2, 4), (130, 140, 2, 33), (1, 9, 2, 10), (70, 65, 1, 130)], ids=str
+    "shape",
+    # the last three take the tensor cores: blocks for both sides, one block a t, tails everywhere
+    [(5, 3, 2, 4), (130, 140, 2, 33), (1, 9, 2, 10), (130, 140, 2, 64), (70, 65, 3, 131), (1, 2, 1, 300)],
+    ids=str,
 )
 def test_power_spherical(shape, device, monkeypatch):
     value, loc, scale, weights = spherical_cases.problem(*shape)
@@ -258,5 +239,5 @@ def test_nvcc_compiles_without_warnings_or_spills(tmp_path):
     )
     log = done.stdout + done.stderr
     assert done.returncode == 0, log[-3000:]
-    require_no_spills(log, 5 * 14)
+    require_no_spills(log, 5 * 14 + 2 * 3)
     assert list(tmp_path.glob("ops-*.fatbin"))

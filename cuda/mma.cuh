@@ -1,0 +1,55 @@
+#pragma once
+/* The instructions that CUDA C++ has no word for, each behind a wrapper that the CPU emulation of the
+ * tests replaces: tensor cores in TF32 and copies that go on while the thread does. */
+
+/* Tensor cores pay where three TF32 products are faster than one in fp32: on the large cards (A100,
+ * H100 and H200, B200), not on those whose TF32 rate is at most twice the fp32 one (8.6, 8.9, 12.x). */
+#if defined(PYA_EMULATE)
+#define PYA_TENSOR 1
+#elif defined(__CUDA_ARCH__)
+#if __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
+#define PYA_TENSOR 1
+#endif
+#endif
+
+#ifdef PYA_EMULATE
+#define PYA_DYNAMIC(name) float *const name = emu_dynamic()
+#elif defined(PYA_TENSOR)
+#define PYA_DYNAMIC(name) extern __shared__ __align__(16) float name[]
+
+/* c (16 x 8) += a (16 x 8) times b (8 x 8), all 32 lanes together.  With g = lane / 4, t = lane % 4:
+ * a[0..3] are (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b[0..1] are (t, g), (t + 4, g);
+ * c[0..3] are (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).  Of a and b the 11 leading
+ * significant bits are read, the rest is cut off. */
+static __device__ inline void
+tf32_multiply(float c[4], const float a[4], const float b[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+          "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+}
+
+/* n (0 to 4) numbers from global memory, zeros up to 4, to shared memory; both 16-byte aligned.  They
+ * are there after async_wait and a barrier; from must be readable memory even where n is 0. */
+static __device__ inline void
+async_copy(float *to, const float *from, int n) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"(n * 4)
+                 : "memory");
+}
+
+/* Closes a group of copies. */
+static __device__ inline void
+async_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits for this thread's copies but for those of the latest N groups. */
+template <int N>
+static __device__ inline void
+async_wait() {
+    asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory");
+}
+#endif

@@ -1,0 +1,410 @@
+/* The PowerSpherical kernels for cards whose tensor cores pay, used from 64 dimensions on. */
+#include "args.h"
+#include "spherical.cuh"
+#include "tensor.cuh"
+
+#ifdef PYA_TENSOR
+
+static_assert(PAIR_ROOM * sizeof(float) == PYA_OPS_PAIR_BYTES, "the launcher knows the room");
+static_assert((W_ROOM + WEIGH_ROOM) * sizeof(float) == PYA_OPS_WEIGH_BYTES, "and this one");
+static_assert(PAIR_ROOM <= W_ROOM, "the weights take the place of the factors");
+
+static __device__ inline float
+log_half(float u) {
+    return log1pf((clamp1(u) - 1.0f) * 0.5f);
+}
+
+static __device__ inline float
+reduce4_add(float x) {
+    x += PYA_SHUFFLE(x, 1);
+    return x + PYA_SHUFFLE(x, 2);
+}
+
+static __device__ inline float
+reduce4_max(float x) {
+    x = fmaxf(x, PYA_SHUFFLE(x, 1));
+    return fmaxf(x, PYA_SHUFFLE(x, 2));
+}
+
+/* Over the lanes of one column. */
+static __device__ inline float
+reduce8_add(float x) {
+    x += PYA_SHUFFLE(x, 4);
+    x += PYA_SHUFFLE(x, 8);
+    return x + PYA_SHUFFLE(x, 16);
+}
+
+/* Whether neighbours (an even index and the next) can be moved as one. */
+static __device__ inline bool
+pairs_are_aligned(const void *p, long long step, long long a, long long b) {
+    return step == 1 && ((unsigned long long)p | (unsigned long long)((a | b) * 4)) % 8 == 0;
+}
+
+/* blocks: (components / 128, samples / 128, t) */
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+pya_ps_forward_tensor(struct pya_ops_ps a) {
+    PYA_DYNAMIC(room);
+    __shared__ float kappa[BIG];
+    __shared__ float h[BIG];
+    const struct place p = my_place();
+    const int dim = (int)a.dim;
+    const long long l0 = (long long)blockIdx.y * BIG;
+    const long long m0 = (long long)blockIdx.x * BIG;
+    const bool packed = pairs_are_aligned(a.out, a.out_m, a.out_l, a.out_t);
+    for (long long t = blockIdx.z; t < a.n_t; t += gridDim.z) {
+        const rows value = view_rows(a.value, l0, t, a.n_l - l0);
+        const rows loc = view_rows(a.loc, m0, t, a.n_m - m0);
+        pair_start(room, value, loc, dim);
+        __syncthreads();
+        if (threadIdx.x < BIG && m0 + threadIdx.x < a.n_m) {
+            float unused;
+            kappa[threadIdx.x] = view_at(a.scale, m0 + threadIdx.x, t);
+            norm(kappa[threadIdx.x], (double)a.dim, &h[threadIdx.x], &unused);
+        }
+        float acc[4][4][4];
+        pair_finish(acc, room, value, loc, dim);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int c = tensor_column(p, j, 0);
+            const int left = (int)(a.n_m - m0) - c;
+            float k[2];
+            float n[2];
+            get_pair(kappa + c, &k[0], &k[1]);
+            get_pair(h + c, &n[0], &n[1]);
+#pragma unroll
+            for (int r = 0; r < 8; r++) {
+                const long long l = l0 + tensor_row(p, r / 2, r % 2 * 2);
+                float *out = (float *)a.out + l * a.out_l + (m0 + c) * a.out_m + t * a.out_t;
+                const float *u = &acc[r / 2][j][r % 2 * 2];
+                const float2 x = {
+                    log_prob(log_half(u[0]), k[0], n[0]), log_prob(log_half(u[1]), k[1], n[1])};
+                if (l >= a.n_l) {
+                    continue;
+                }
+                if (packed && left > 1) {
+                    *(float2 *)out = x;
+                    continue;
+                }
+                if (left > 0) {
+                    out[0] = x.x;
+                }
+                if (left > 1) {
+                    out[a.out_m] = x.y;
+                }
+            }
+        }
+    }
+}
+
+/* Adds 8 components' terms to the running logsumexp of a row: of all columns of the warp. */
+static __device__ inline void
+mixture_add(float terms[8], float *top, float *sum) {
+    float best = *top;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        best = fmaxf(best, terms[n]);
+    }
+    best = reduce4_max(best);
+    float s = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        s += expf(terms[n] - best);
+    }
+    *sum = *sum * expf(*top - best) + reduce4_add(s);
+    *top = best;
+}
+
+/* blocks: (samples / 128, t); components pass by 128 at a time */
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
+    PYA_DYNAMIC(room);
+    __shared__ float kappa[BIG];
+    __shared__ float h[BIG];
+    __shared__ float tops[4][BIG];
+    __shared__ float sums[4][BIG];
+    const struct place p = my_place();
+    const int dim = (int)a.dim;
+    const long long l0 = (long long)blockIdx.x * BIG;
+    for (long long t = blockIdx.y; t < a.n_t; t += gridDim.y) {
+        const rows value = view_rows(a.value, l0, t, a.n_l - l0);
+        for (long long m0 = 0; m0 < a.n_m; m0 += BIG) {
+            const rows loc = view_rows(a.loc, m0, t, a.n_m - m0);
+            pair_start(room, value, loc, dim);
+            __syncthreads();
+            if (threadIdx.x < BIG) {
+                const struct component c = load_component(a, m0 + threadIdx.x, t, true);
+                kappa[threadIdx.x] = c.kappa;
+                h[threadIdx.x] = c.h + c.weight;
+            }
+            float acc[4][4][4];
+            pair_finish(acc, room, value, loc, dim);
+#pragma unroll
+            for (int r = 0; r < 8; r++) {
+                float terms[8];
+#pragma unroll
+                for (int n = 0; n < 8; n++) {
+                    const int c = tensor_column(p, n / 2, n % 2);
+                    terms[n] =
+                        log_prob(log_half(acc[r / 2][n / 2][r % 2 * 2 + n % 2]), kappa[c], h[c]);
+                }
+                /* the warp's running values of the row, apart so that they hold no registers */
+                float *top = &tops[p.column / 32][tensor_row(p, r / 2, r % 2 * 2)];
+                float *sum = &sums[p.column / 32][tensor_row(p, r / 2, r % 2 * 2)];
+                float best = m0 == 0 ? -1e37f : *top;
+                float s = m0 == 0 ? 0.0f : *sum;
+                mixture_add(terms, &best, &s);
+                if (p.t == 0) {
+                    *top = best;
+                    *sum = s;
+                }
+            }
+        }
+        __syncthreads();
+        const long long l = l0 + threadIdx.x;
+        if (threadIdx.x < BIG && l < a.n_l) {
+            float best = -1e37f;
+            for (int n = 0; n < 4; n++) {
+                best = fmaxf(best, tops[n][threadIdx.x]);
+            }
+            float s = 0.0f;
+            for (int n = 0; n < 4; n++) {
+                s += sums[n][threadIdx.x] * expf(tops[n][threadIdx.x] - best);
+            }
+            ((float *)a.out)[l * a.out_l + t * a.out_t] = s == 0.0f ? -INFINITY : best + logf(s);
+        }
+    }
+}
+
+/* The tiles one block of the backward goes through (those that begin before the end), and whose
+ * gradients it makes. */
+struct task {
+    int l_begin, l_end, m_begin, m_end; /* 32 bits do: rows of 64 numbers and more would not fit else */
+    bool of_value, of_loc, of_sums; /* of_sums: all samples pass by, scale and weights are known */
+};
+
+/* G of a pair of components and one sample, zeros where there are none. */
+static __device__ inline float2
+load_grad(const struct pya_ops_ps &a, int l, int m, int t, bool packed) {
+    float2 g = {0.0f, 0.0f};
+    const float *from = (const float *)a.grad + l * a.grad_l + m * a.grad_m + t * a.grad_t;
+    if (l >= a.n_l) {
+        return g;
+    }
+    if (packed && m + 1 < a.n_m) {
+        return *(const float2 *)from;
+    }
+    if (m < a.n_m) {
+        g.x = from[0];
+    }
+    if (m + 1 < a.n_m) {
+        g.y = from[a.grad_m];
+    }
+    return g;
+}
+
+/* Turns cosines into weights W in w, and sums G and G log y over the samples of each component into
+ * sums[half of the rows][which].  Each thread puts its cosines in w first: the loops below then need
+ * not be unrolled to find them, and the registers are free. */
+static __device__ inline void
+backward_weights(
+    const struct pya_ops_ps &a, const float acc[4][4][4], float *w, const struct component *comp,
+    const struct sample *samp, float (*sums)[2][BIG], int l0, int m0, int t) {
+    const struct place p = my_place();
+    const bool mixture = a.log_weights.p != 0;
+    const bool packed = !mixture && pairs_are_aligned(a.grad, a.grad_m, a.grad_l, a.grad_t);
+#pragma unroll
+    for (int n = 0; n < 32; n++) {
+        const float2 u = {acc[n / 8][n / 2 % 4][n % 2 * 2], acc[n / 8][n / 2 % 4][n % 2 * 2 + 1]};
+        *(float2 *)(w + tensor_row(p, n / 8, n % 2 * 2) * W_STRIDE + tensor_column(p, n / 2 % 4, 0)) =
+            u;
+    }
+#pragma unroll 1
+    for (int j = 0; j < 4; j++) {
+        const int c = tensor_column(p, j, 0);
+        const struct component c0 = comp[c];
+        const struct component c1 = comp[c + 1];
+        float g_sum[2] = {};
+        float gl_sum[2] = {};
+#pragma unroll 4
+        for (int r = 0; r < 8; r++) {
+            const int row = p.row + p.g + r * 8;
+            float2 *x = (float2 *)(w + row * W_STRIDE + c);
+            float2 g = {0.0f, 0.0f};
+            if (!mixture) {
+                g = load_grad(a, l0 + row, m0 + c, t, packed);
+            }
+            const float2 u = *x;
+            float gl[2];
+            const float2 weights = {
+                pair_weight(u.x, c0, samp[row], mixture, &g.x, &gl[0]),
+                pair_weight(u.y, c1, samp[row], mixture, &g.y, &gl[1])};
+            *x = weights;
+            g_sum[0] += g.x;
+            g_sum[1] += g.y;
+            gl_sum[0] += gl[0];
+            gl_sum[1] += gl[1];
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const float g = reduce8_add(g_sum[e]);
+            const float gl = reduce8_add(gl_sum[e]);
+            if (p.g == 0) {
+                sums[p.row / 64][0][c + e] = g;
+                sums[p.row / 64][1][c + e] = gl;
+            }
+        }
+    }
+}
+
+/* 128 x 128 of a gradient; add: to what this same thread wrote there before. */
+static __device__ inline void
+write_gradient(
+    struct pya_ops_view d, const float acc[4][4][4], int row0, int n_rows, int c0,
+    int dim, int t, bool add) {
+    const struct place p = my_place();
+    const bool packed = pairs_are_aligned(d.p, 1, d.i, d.t);
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        const int row = row0 + tensor_row(p, r / 2, r % 2 * 2);
+        if (row >= n_rows) {
+            continue;
+        }
+        float *to = (float *)d.p + row * d.i + t * d.t + c0;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int c = tensor_column(p, j, 0);
+            float2 x = {acc[r / 2][j][r % 2 * 2], acc[r / 2][j][r % 2 * 2 + 1]};
+            if (packed && c0 + c + 1 < dim) {
+                if (add) {
+                    const float2 before = *(const float2 *)(to + c);
+                    x.x += before.x;
+                    x.y += before.y;
+                }
+                *(float2 *)(to + c) = x;
+                continue;
+            }
+            if (c0 + c < dim) {
+                to[c] = add ? to[c] + x.x : x.x;
+            }
+            if (c0 + c + 1 < dim) {
+                to[c + 1] = add ? to[c + 1] + x.y : x.y;
+            }
+        }
+    }
+}
+
+/* Which gradient the n-th product of a tile makes, and of which columns. */
+static __device__ inline bool
+product_is_value(const struct task &k, int n) {
+    return k.of_value && (!k.of_loc || n % 2 == 0);
+}
+
+static __device__ inline int
+product_column(const struct task &k, int n) {
+    return n / (k.of_value && k.of_loc ? 2 : 1) * BIG;
+}
+
+static __device__ inline void
+product_start(const struct task &k, float *room, const rows *both, int n, int dim) {
+    const int c0 = product_column(k, n);
+    if (c0 >= dim || !(k.of_value || k.of_loc)) {
+        return;
+    }
+    if (product_is_value(k, n)) {
+        weigh_start<false>(room, both[1], c0, dim);
+    } else {
+        weigh_start<true>(room, both[0], c0, dim);
+    }
+}
+
+/* W of each tile is made once, in shared memory, and serves both gradients.  Where a gradient gets
+ * parts from several tiles, the same thread adds them in order. */
+static __device__ inline void
+backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
+    PYA_DYNAMIC(w);
+    __shared__ struct component comp[BIG];
+    __shared__ struct sample samp[BIG];
+    __shared__ float sums[2][2][BIG];
+    __shared__ float totals[2][BIG];
+    __shared__ rows both[2]; /* value and loc, here so that they hold no registers */
+    float *room = w + W_ROOM;
+    const int dim = (int)a.dim;
+    const bool mixture = a.log_weights.p != 0;
+    for (int m0 = k.m_begin; m0 < k.m_end; m0 += BIG) {
+        for (int l0 = k.l_begin; l0 < k.l_end; l0 += BIG) {
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                both[0] = view_rows(a.value, l0, t, a.n_l - l0);
+                both[1] = view_rows(a.loc, m0, t, a.n_m - m0);
+            }
+            __syncthreads();
+            pair_start(w, both[0], both[1], dim);
+            if (threadIdx.x < BIG) {
+                samp[threadIdx.x] = load_sample(a, l0 + threadIdx.x, t, mixture);
+            }
+            if (threadIdx.x < BIG && l0 == k.l_begin) {
+                comp[threadIdx.x] = load_component(a, m0 + threadIdx.x, t, mixture);
+                totals[0][threadIdx.x] = 0.0f;
+                totals[1][threadIdx.x] = 0.0f;
+            }
+            float acc[4][4][4];
+            pair_finish(acc, w, both[0], both[1], dim);
+            product_start(k, room, both, 0, dim);
+            backward_weights(a, acc, w, comp, samp, sums, l0, m0, t);
+            __syncthreads();
+            if (threadIdx.x < BIG) {
+                totals[0][threadIdx.x] += sums[0][0][threadIdx.x] + sums[1][0][threadIdx.x];
+                totals[1][threadIdx.x] += sums[0][1][threadIdx.x] + sums[1][1][threadIdx.x];
+            }
+            for (int n = 0; product_column(k, n) < dim && (k.of_value || k.of_loc); n++) {
+                const int c0 = product_column(k, n);
+                if (product_is_value(k, n)) {
+                    weigh_finish<false>(acc, w, room, both[1], c0, dim);
+                    product_start(k, room, both, n + 1, dim);
+                    write_gradient(a.d_value, acc, l0, a.n_l, c0, dim, t, m0 > k.m_begin);
+                } else {
+                    weigh_finish<true>(acc, w, room, both[0], c0, dim);
+                    product_start(k, room, both, n + 1, dim);
+                    write_gradient(a.d_loc, acc, m0, a.n_m, c0, dim, t, l0 > k.l_begin);
+                }
+            }
+        }
+        const int m = m0 + threadIdx.x;
+        if (!k.of_sums || threadIdx.x >= BIG || m >= a.n_m) {
+            continue;
+        }
+        const float g = totals[0][threadIdx.x];
+        if (a.d_scale.p != 0) {
+            ((float *)a.d_scale.p)[m * a.d_scale.i + t * a.d_scale.t] =
+                fmaf(comp[threadIdx.x].dh, g, totals[1][threadIdx.x]);
+        }
+        if (a.d_log_weights.p != 0) {
+            ((float *)a.d_log_weights.p)[m * a.d_log_weights.i + t * a.d_log_weights.t] = g;
+        }
+    }
+}
+
+/* blocks: (t, 1), each with all gradients, or (t, components / 128 + samples / 128), each with those
+ * of 128 components or samples (only the kinds that are wanted), all of the other kind passing by */
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+pya_ps_backward_tensor(struct pya_ops_ps a) {
+    __shared__ struct task k;
+    if (threadIdx.x == 0) {
+        const bool of_value = a.d_value.p != 0;
+        const bool of_loc = a.d_loc.p != 0;
+        const bool of_sums = of_loc || a.d_scale.p != 0 || a.d_log_weights.p != 0;
+        const int parts = of_sums ? (int)((a.n_m + BIG - 1) / BIG) : 0;
+        const int own = blockIdx.y * BIG;
+        const struct task all = {0, (int)a.n_l, 0, (int)a.n_m, of_value, of_loc, of_sums};
+        const struct task components = {0, (int)a.n_l, own, own + 1, false, of_loc, true};
+        const struct task samples = {
+            own - parts * BIG, own - parts * BIG + 1, 0, (int)a.n_m, true, false, false};
+        k = gridDim.y == 1 ? all : (int)blockIdx.y < parts ? components : samples;
+    }
+    __syncthreads();
+    for (int t = blockIdx.x; t < a.n_t; t += gridDim.x) {
+        backward_tiles(a, k, t);
+    }
+}
+
+#endif

@@ -1,0 +1,101 @@
+#pragma once
+/* What all PowerSpherical kernels need: the normaliser, one pair of a sample and a component; the
+ * formulas and the names are those of csrc/ops/ps_forward.c and ps_backward.c. */
+#include "args.h"
+#include "tile.cuh"
+
+static __device__ inline double
+norm_series(double x) {
+    const double r = 1.0 / x;
+    const double q = r * r;
+    return r * (1.0 / 12 - q * (1.0 / 360 - q * (1.0 / 1260 - q * (1.0 / 1680))));
+}
+
+static __device__ inline double
+norm_tail(double x) {
+    const double r = 1.0 / x;
+    const double q = r * r;
+    return 0.5 * r + q * (1.0 / 12 - q * (1.0 / 120 - q * (1.0 / 252 - q * (1.0 / 240))));
+}
+
+/* log C + kappa log 2 and its derivative, in double: its parts are large and cancel */
+static __device__ inline void
+norm(double kappa, double dim, float *h, float *dh) {
+    const double b = 0.5 * (dim - 1.0);
+    double a = kappa + b;
+    double ratio = 1.0;
+    double shift = 0.0;
+    while (a < 12.0) {
+        ratio *= a / (a + b);
+        shift += 1.0 / a - 1.0 / (a + b);
+        a += 1.0;
+    }
+    const double l = log1p(b / a);
+    double v = (a - 0.5) * l + b * (log(a + b) - 3.53102424696929079);
+    v += norm_series(a + b) - norm_series(a) + log(ratio);
+    *h = (float)v;
+    *dh = (float)(l - norm_tail(a + b) + norm_tail(a) + shift);
+}
+
+static __device__ inline float
+clamp1(float u) {
+    return u > 1.0f ? 1.0f : u < -1.0f ? -1.0f : u; /* NaN stays */
+}
+
+static __device__ inline float
+log_prob(float log_y, float kappa, float h) {
+    return kappa == 0.0f ? h : fmaf(kappa, log_y, h);
+}
+
+static __device__ inline rows
+view_rows(struct pya_ops_view v, long long i, long long t, long long n) {
+    rows r = {(const float *)v.p + i * v.i + t * v.t, v.i, (int)n};
+    return r;
+}
+
+static __device__ inline float
+view_at(struct pya_ops_view v, long long i, long long t) {
+    return ((const float *)v.p)[i * v.i + t * v.t];
+}
+
+/* What one side of the backward needs of a component and of a sample. */
+struct component {
+    float kappa, h, dh, weight;
+};
+struct sample {
+    float grad, f;
+};
+
+static __device__ inline struct component
+load_component(const struct pya_ops_ps &a, long long m, long long t, bool mixture) {
+    struct component c = {0.0f, 0.0f, 0.0f, -INFINITY};
+    if (m < a.n_m) {
+        c.kappa = view_at(a.scale, m, t);
+        norm(c.kappa, (double)a.dim, &c.h, &c.dh);
+        c.weight = mixture ? view_at(a.log_weights, m, t) : 0.0f;
+    }
+    return c;
+}
+
+static __device__ inline struct sample
+load_sample(const struct pya_ops_ps &a, long long l, long long t, bool mixture) {
+    struct sample s = {0.0f, INFINITY};
+    if (mixture && l < a.n_l) {
+        s.grad = ((const float *)a.grad)[l * a.grad_l + t * a.grad_t];
+        s.f = ((const float *)a.out)[l * a.out_l + t * a.out_t];
+        s.f = s.f == -INFINITY ? INFINITY : s.f;
+    }
+    return s;
+}
+
+/* G of one pair; *gl its product with log y.  Returns W. */
+static __device__ inline float
+pair_weight(float u, struct component c, struct sample s, bool mixture, float *g, float *gl) {
+    u = clamp1(u);
+    const float y = log1pf((u - 1.0f) * 0.5f);
+    if (mixture) {
+        *g = s.grad * expf(c.weight + log_prob(y, c.kappa, c.h) - s.f);
+    }
+    *gl = *g * fmaxf(y, -17.32868f);
+    return __fdividef(*g * c.kappa, fmaxf(1.0f + u, 5.9604645e-8f));
+}
