@@ -4,8 +4,8 @@
 #include "tile.cuh"
 
 /* blocks: (components / 128, samples / 128, t) */
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-pya_ps_forward(struct pya_ops_ps a) {
+extern "C" __global__ void
+__launch_bounds__(THREADS, 1) pya_ps_forward(struct pya_ops_ps a) {
     __shared__ float kappa[BIG];
     __shared__ float h[BIG];
     const long long l0 = (long long)blockIdx.y * BIG;
@@ -28,9 +28,8 @@ pya_ps_forward(struct pya_ops_ps a) {
             for (int j = 0; j < 8; j++) {
                 const int c = big_column(j);
                 if (l < a.n_l && m0 + c < a.n_m) {
-                    const float y = log1pf((clamp1(acc[i][j]) - 1.0f) * 0.5f);
                     ((float *)a.out)[l * a.out_l + (m0 + c) * a.out_m + t * a.out_t] =
-                        log_prob(y, kappa[c], h[c]);
+                        log_prob(acc[i][j], kappa[c], bottom_of(kappa[c]), h[c]);
                 }
             }
         }
@@ -38,8 +37,8 @@ pya_ps_forward(struct pya_ops_ps a) {
 }
 
 /* blocks: (samples / 128, t); components pass by 128 at a time */
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-pya_ps_mixture_forward(struct pya_ops_ps a) {
+extern "C" __global__ void
+__launch_bounds__(THREADS, 1) pya_ps_mixture_forward(struct pya_ops_ps a) {
     __shared__ float kappa[BIG];
     __shared__ float h[BIG];
     const long long l0 = (long long)blockIdx.x * BIG;
@@ -73,8 +72,7 @@ pya_ps_mixture_forward(struct pya_ops_ps a) {
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
                     const int c = big_column(j);
-                    const float y = log1pf((clamp1(acc[i][j]) - 1.0f) * 0.5f);
-                    acc[i][j] = log_prob(y, kappa[c], h[c]);
+                    acc[i][j] = log_prob(acc[i][j], kappa[c], bottom_of(kappa[c]), h[c]);
                     best = fmaxf(best, acc[i][j]);
                 }
                 best = reduce16_max(best);
@@ -143,8 +141,8 @@ backward_side(const struct pya_ops_ps &a, bool of_loc) {
                     float g = 0.0f;
                     float gl;
                     if (!mixture && l0 + l < a.n_l && m0 + m < a.n_m) {
-                        g = ((const float *)a.grad)
-                            [(l0 + l) * a.grad_l + (m0 + m) * a.grad_m + t * a.grad_t];
+                        g = ((const float *)
+                                 a.grad)[(l0 + l) * a.grad_l + (m0 + m) * a.grad_m + t * a.grad_t];
                     }
                     w[ty + i][tx + j] = pair_weight(u[i][j], comp[m], samp[l], mixture, &g, &gl);
                     sum_g[i] += g;
@@ -180,12 +178,12 @@ backward_side(const struct pya_ops_ps &a, bool of_loc) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-pya_ps_backward_loc(struct pya_ops_ps a) {
+extern "C" __global__ void
+__launch_bounds__(THREADS, 1) pya_ps_backward_loc(struct pya_ops_ps a) {
     backward_side(a, true);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-pya_ps_backward_value(struct pya_ops_ps a) {
+extern "C" __global__ void
+__launch_bounds__(THREADS, 1) pya_ps_backward_value(struct pya_ops_ps a) {
     backward_side(a, false);
 }

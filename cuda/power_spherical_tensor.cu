@@ -10,11 +10,6 @@ static_assert((W_ROOM + WEIGH_ROOM) * sizeof(float) == PYA_OPS_WEIGH_BYTES, "and
 static_assert(PAIR_ROOM <= W_ROOM, "the weights take the place of the factors");
 
 static __device__ inline float
-log_half(float u) {
-    return log1pf((clamp1(u) - 1.0f) * 0.5f);
-}
-
-static __device__ inline float
 reduce4_add(float x) {
     x += PYA_SHUFFLE(x, 1);
     return x + PYA_SHUFFLE(x, 2);
@@ -40,13 +35,66 @@ pairs_are_aligned(const void *p, long long step, long long a, long long b) {
     return step == 1 && ((unsigned long long)p | (unsigned long long)((a | b) * 4)) % 8 == 0;
 }
 
+/* Cosines to log-probabilities. */
+static __device__ inline void
+pair_log_probs(float acc[4][4][4], const float *kappa, const float *h) {
+    const struct place p = my_place();
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const int c = tensor_column(p, j, 0);
+        float k[2];
+        float n[2];
+        get_pair(kappa + c, &k[0], &k[1]);
+        get_pair(h + c, &n[0], &n[1]);
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            float *x = &acc[r / 4][j][r % 4];
+            *x = log_prob(*x, k[r % 2], bottom_of(k[r % 2]), n[r % 2]);
+        }
+    }
+}
+
+static __device__ inline void
+forward_store(
+    const struct pya_ops_ps &a, const float acc[4][4][4], long long l0, long long m0, long long t,
+    bool packed) {
+    const struct place p = my_place();
+    const int n_l = a.n_l - l0 < BIG ? (int)(a.n_l - l0) : BIG;
+    const int n_m = a.n_m - m0 < BIG ? (int)(a.n_m - m0) : BIG;
+    float *tile = (float *)a.out + l0 * a.out_l + m0 * a.out_m + t * a.out_t;
+    const bool whole = packed && n_m == BIG;
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        const int row = tensor_row(p, r / 2, r % 2 * 2);
+        float *out = tile + row * a.out_l;
+        if (row >= n_l) {
+            continue;
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int c = tensor_column(p, j, 0);
+            const float *x = &acc[r / 2][j][r % 2 * 2];
+            if (whole) {
+                const float2 both = {x[0], x[1]};
+                *(float2 *)(out + c) = both;
+                continue;
+            }
+            if (c < n_m) {
+                out[c * a.out_m] = x[0];
+            }
+            if (c + 1 < n_m) {
+                out[(c + 1) * a.out_m] = x[1];
+            }
+        }
+    }
+}
+
 /* blocks: (components / 128, samples / 128, t) */
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-pya_ps_forward_tensor(struct pya_ops_ps a) {
+extern "C" __global__ void
+__launch_bounds__(THREADS, 2) pya_ps_forward_tensor(struct pya_ops_ps a) {
     PYA_DYNAMIC(room);
     __shared__ float kappa[BIG];
     __shared__ float h[BIG];
-    const struct place p = my_place();
     const int dim = (int)a.dim;
     const long long l0 = (long long)blockIdx.y * BIG;
     const long long m0 = (long long)blockIdx.x * BIG;
@@ -63,36 +111,8 @@ pya_ps_forward_tensor(struct pya_ops_ps a) {
         }
         float acc[4][4][4];
         pair_finish(acc, room, value, loc, dim);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int c = tensor_column(p, j, 0);
-            const int left = (int)(a.n_m - m0) - c;
-            float k[2];
-            float n[2];
-            get_pair(kappa + c, &k[0], &k[1]);
-            get_pair(h + c, &n[0], &n[1]);
-#pragma unroll
-            for (int r = 0; r < 8; r++) {
-                const long long l = l0 + tensor_row(p, r / 2, r % 2 * 2);
-                float *out = (float *)a.out + l * a.out_l + (m0 + c) * a.out_m + t * a.out_t;
-                const float *u = &acc[r / 2][j][r % 2 * 2];
-                const float2 x = {
-                    log_prob(log_half(u[0]), k[0], n[0]), log_prob(log_half(u[1]), k[1], n[1])};
-                if (l >= a.n_l) {
-                    continue;
-                }
-                if (packed && left > 1) {
-                    *(float2 *)out = x;
-                    continue;
-                }
-                if (left > 0) {
-                    out[0] = x.x;
-                }
-                if (left > 1) {
-                    out[a.out_m] = x.y;
-                }
-            }
-        }
+        pair_log_probs(acc, kappa, h);
+        forward_store(a, acc, l0, m0, t, packed);
     }
 }
 
@@ -108,67 +128,70 @@ mixture_add(float terms[8], float *top, float *sum) {
     float s = 0.0f;
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        s += expf(terms[n] - best);
+        s += __expf(terms[n] - best); /* its error grows with what it is small beside */
     }
     *sum = *sum * expf(*top - best) + reduce4_add(s);
     *top = best;
 }
 
 /* blocks: (samples / 128, t); components pass by 128 at a time */
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
+extern "C" __global__ void
+__launch_bounds__(THREADS, 2) pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
     PYA_DYNAMIC(room);
     __shared__ float kappa[BIG];
     __shared__ float h[BIG];
-    __shared__ float tops[4][BIG];
-    __shared__ float sums[4][BIG];
+    __shared__ float2
+        running[4][BIG];     /* of each warp's columns: largest term, sum of the rest to it */
+    __shared__ rows both[2]; /* value and loc, here so that they hold no registers */
     const struct place p = my_place();
     const int dim = (int)a.dim;
-    const long long l0 = (long long)blockIdx.x * BIG;
-    for (long long t = blockIdx.y; t < a.n_t; t += gridDim.y) {
-        const rows value = view_rows(a.value, l0, t, a.n_l - l0);
-        for (long long m0 = 0; m0 < a.n_m; m0 += BIG) {
-            const rows loc = view_rows(a.loc, m0, t, a.n_m - m0);
-            pair_start(room, value, loc, dim);
+    const int l0 = blockIdx.x * BIG;
+    for (int t = blockIdx.y; t < (int)a.n_t; t += gridDim.y) {
+        __syncthreads();
+        const float2 none = {-1e37f, 0.0f};
+        running[threadIdx.x / BIG][threadIdx.x % BIG] = none;
+        running[threadIdx.x / BIG + 2][threadIdx.x % BIG] = none;
+        for (int m0 = 0; m0 < (int)a.n_m; m0 += BIG) {
             __syncthreads();
+            if (threadIdx.x == 0) {
+                both[0] = view_rows(a.value, l0, t, a.n_l - l0);
+                both[1] = view_rows(a.loc, m0, t, a.n_m - m0);
+            }
+            __syncthreads();
+            pair_start(room, both[0], both[1], dim);
             if (threadIdx.x < BIG) {
                 const struct component c = load_component(a, m0 + threadIdx.x, t, true);
                 kappa[threadIdx.x] = c.kappa;
                 h[threadIdx.x] = c.h + c.weight;
             }
             float acc[4][4][4];
-            pair_finish(acc, room, value, loc, dim);
+            pair_finish(acc, room, both[0], both[1], dim);
+            pair_log_probs(acc, kappa, h);
 #pragma unroll
             for (int r = 0; r < 8; r++) {
                 float terms[8];
 #pragma unroll
                 for (int n = 0; n < 8; n++) {
-                    const int c = tensor_column(p, n / 2, n % 2);
-                    terms[n] =
-                        log_prob(log_half(acc[r / 2][n / 2][r % 2 * 2 + n % 2]), kappa[c], h[c]);
+                    terms[n] = acc[r / 2][n / 2][r % 2 * 2 + n % 2];
                 }
-                /* the warp's running values of the row, apart so that they hold no registers */
-                float *top = &tops[p.column / 32][tensor_row(p, r / 2, r % 2 * 2)];
-                float *sum = &sums[p.column / 32][tensor_row(p, r / 2, r % 2 * 2)];
-                float best = m0 == 0 ? -1e37f : *top;
-                float s = m0 == 0 ? 0.0f : *sum;
-                mixture_add(terms, &best, &s);
+                float2 *at = &running[p.column / 32][tensor_row(p, r / 2, r % 2 * 2)];
+                float2 value = *at;
+                mixture_add(terms, &value.x, &value.y);
                 if (p.t == 0) {
-                    *top = best;
-                    *sum = s;
+                    *at = value;
                 }
             }
         }
         __syncthreads();
-        const long long l = l0 + threadIdx.x;
+        const int l = l0 + threadIdx.x;
         if (threadIdx.x < BIG && l < a.n_l) {
             float best = -1e37f;
             for (int n = 0; n < 4; n++) {
-                best = fmaxf(best, tops[n][threadIdx.x]);
+                best = fmaxf(best, running[n][threadIdx.x].x);
             }
             float s = 0.0f;
             for (int n = 0; n < 4; n++) {
-                s += sums[n][threadIdx.x] * expf(tops[n][threadIdx.x] - best);
+                s += running[n][threadIdx.x].y * expf(running[n][threadIdx.x].x - best);
             }
             ((float *)a.out)[l * a.out_l + t * a.out_t] = s == 0.0f ? -INFINITY : best + logf(s);
         }
@@ -178,7 +201,8 @@ pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
 /* The tiles one block of the backward goes through (those that begin before the end), and whose
  * gradients it makes. */
 struct task {
-    int l_begin, l_end, m_begin, m_end; /* 32 bits do: rows of 64 numbers and more would not fit else */
+    int l_begin, l_end, m_begin,
+        m_end;                      /* 32 bits do: rows of 64 numbers and more would not fit else */
     bool of_value, of_loc, of_sums; /* of_sums: all samples pass by, scale and weights are known */
 };
 
@@ -215,7 +239,8 @@ backward_weights(
 #pragma unroll
     for (int n = 0; n < 32; n++) {
         const float2 u = {acc[n / 8][n / 2 % 4][n % 2 * 2], acc[n / 8][n / 2 % 4][n % 2 * 2 + 1]};
-        *(float2 *)(w + tensor_row(p, n / 8, n % 2 * 2) * W_STRIDE + tensor_column(p, n / 2 % 4, 0)) =
+        *(float2
+              *)(w + tensor_row(p, n / 8, n % 2 * 2) * W_STRIDE + tensor_column(p, n / 2 % 4, 0)) =
             u;
     }
 #pragma unroll 1
@@ -259,8 +284,8 @@ backward_weights(
 /* 128 x 128 of a gradient; add: to what this same thread wrote there before. */
 static __device__ inline void
 write_gradient(
-    struct pya_ops_view d, const float acc[4][4][4], int row0, int n_rows, int c0,
-    int dim, int t, bool add) {
+    struct pya_ops_view d, const float acc[4][4][4], int row0, int n_rows, int c0, int dim, int t,
+    bool add) {
     const struct place p = my_place();
     const bool packed = pairs_are_aligned(d.p, 1, d.i, d.t);
 #pragma unroll
@@ -386,8 +411,8 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
 
 /* blocks: (t, 1), each with all gradients, or (t, components / 128 + samples / 128), each with those
  * of 128 components or samples (only the kinds that are wanted), all of the other kind passing by */
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-pya_ps_backward_tensor(struct pya_ops_ps a) {
+extern "C" __global__ void
+__launch_bounds__(THREADS, 2) pya_ps_backward_tensor(struct pya_ops_ps a) {
     __shared__ struct task k;
     if (threadIdx.x == 0) {
         const bool of_value = a.d_value.p != 0;

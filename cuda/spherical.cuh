@@ -37,14 +37,40 @@ norm(double kappa, double dim, float *h, float *dh) {
     *dh = (float)(l - norm_tail(a + b) + norm_tail(a) + shift);
 }
 
+/* log((1 + u) / 2) of a cosine, bottom from -1 down, 0 from 1 up, NaN stays.  As log1p of (u - 1) / 2,
+ * which is exact where it is small, 1 + f with f in [-0.25, 0.5] once a power of two is split off; the
+ * polynomial is that of csrc/ops/simd_math.h.  No branch: log1pf has one for arguments it cannot get. */
 static __device__ inline float
-clamp1(float u) {
-    return u > 1.0f ? 1.0f : u < -1.0f ? -1.0f : u; /* NaN stays */
+log_half(float u, float bottom) {
+    const float d = fmaf(0.5f, u > 1.0f ? 1.0f : u, -0.5f);
+    const float y = d + 1.0f;
+    const int e = (__float_as_int(y) - 0x3f400000) & (int)0xff800000;
+    const float s = __int_as_float(0x3f800000 - e);
+    const float f = fmaf(d, s, s - 1.0f);
+    float q = fmaf(0.05413254350423813f, f, -0.12067381292581558f);
+    q = fmaf(q, f, 0.14983923733234406f);
+    q = fmaf(q, f, -0.1682281196117401f);
+    q = fmaf(q, f, 0.1997707635164261f);
+    q = fmaf(q, f, -0.24993441998958588f);
+    q = fmaf(q, f, 0.3333354890346527f);
+    q = fmaf(q, f, -0.5000005960464478f);
+    q = fmaf(f * f, q, f);
+    q = fmaf((float)e, 8.26295829e-8f, q); /* e counts powers of two by 2^23: times log 2 / 2^23 */
+    return y <= 0.0f ? bottom : q;
+}
+
+/* log_half one fp32 step away from the antipode, where gradients are taken. */
+#define PYA_LEAST_LOG (-17.32868f)
+
+/* What log_half says at the antipode: finite for the uniform distribution, as 0 * inf is no number. */
+static __device__ inline float
+bottom_of(float kappa) {
+    return kappa == 0.0f ? PYA_LEAST_LOG : -INFINITY;
 }
 
 static __device__ inline float
-log_prob(float log_y, float kappa, float h) {
-    return kappa == 0.0f ? h : fmaf(kappa, log_y, h);
+log_prob(float u, float kappa, float bottom, float h) {
+    return fmaf(kappa, log_half(u, bottom), h);
 }
 
 static __device__ inline rows
@@ -91,11 +117,10 @@ load_sample(const struct pya_ops_ps &a, long long l, long long t, bool mixture) 
 /* G of one pair; *gl its product with log y.  Returns W. */
 static __device__ inline float
 pair_weight(float u, struct component c, struct sample s, bool mixture, float *g, float *gl) {
-    u = clamp1(u);
-    const float y = log1pf((u - 1.0f) * 0.5f);
+    const float y = log_half(u, bottom_of(c.kappa));
     if (mixture) {
-        *g = s.grad * expf(c.weight + log_prob(y, c.kappa, c.h) - s.f);
+        *g = s.grad * expf(c.weight + fmaf(c.kappa, y, c.h) - s.f);
     }
-    *gl = *g * fmaxf(y, -17.32868f);
-    return __fdividef(*g * c.kappa, fmaxf(1.0f + u, 5.9604645e-8f));
+    *gl = *g * fmaxf(y, PYA_LEAST_LOG);
+    return __fdividef(*g * c.kappa, fmaxf(1.0f + (u > 1.0f ? 1.0f : u), 5.9604645e-8f));
 }

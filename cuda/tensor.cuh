@@ -11,8 +11,8 @@
 #ifdef PYA_TENSOR
 
 enum {
-    SLICE = 32,                         /* numbers of each row in shared memory at a time */
-    SUB = 8 * BIG + 8,                  /* 8 numbers of each row lie together; 8: no bank conflicts */
+    SLICE = 32,        /* numbers of each row in shared memory at a time */
+    SUB = 8 * BIG + 8, /* 8 numbers of each row lie together; 8: no bank conflicts */
     PAIR_STAGE = 2 * (SLICE / 8) * SUB, /* both factors */
     PAIR_ROOM = 2 * PAIR_STAGE,
     W_STRIDE = BIG + 8,
@@ -122,16 +122,14 @@ get_pair(const float *p, float *x, float *y) {
 struct row_factor {
     const float *p; /* (row g of the warp's part, 2t) */
     int stride;
-    __device__ inline void
-    get(int n, float x[4]) const {
+    __device__ inline void get(int n, float x[4]) const {
         get_pair(p + 16 * n * stride, &x[0], &x[2]);
         get_pair(p + (16 * n + 8) * stride, &x[1], &x[3]);
     }
 };
 struct row_factor_b {
     const float *p;
-    __device__ inline void
-    get(int n, float x[2]) const {
+    __device__ inline void get(int n, float x[2]) const {
         get_pair(p + 8 * n * 8, &x[0], &x[1]);
     }
 };
@@ -139,8 +137,7 @@ struct row_factor_b {
 /* Operands whose k are rows: first and second are those of slots t and t + 4. */
 struct column_factor {
     const float *first, *second; /* column g of the warp's part */
-    __device__ inline void
-    get(int n, float x[4]) const {
+    __device__ inline void get(int n, float x[4]) const {
         x[0] = first[16 * n];
         x[1] = first[16 * n + 8];
         x[2] = second[16 * n];
@@ -149,8 +146,7 @@ struct column_factor {
 };
 struct column_factor_b {
     const float *first, *second;
-    __device__ inline void
-    get(int n, float x[2]) const {
+    __device__ inline void get(int n, float x[2]) const {
         x[0] = first[8 * n];
         x[1] = second[8 * n];
     }
@@ -182,7 +178,7 @@ pair_load(float *to, rows r, int d, int dim) {
     const int chunk = threadIdx.x % 8;
     to += chunk / 2 * SUB + chunk % 2 * 4;
     if (rows_are_aligned(r)) {
-#pragma unroll
+#pragma unroll 2
         for (int n = 0; n < BIG; n += THREADS / 8) {
             const int row = n + threadIdx.x / 8;
             copy_four(to + row * 8, r, row, d + chunk * 4, dim);
@@ -242,7 +238,7 @@ weigh_stage(float *room, const rows &b, int slice, int stride, int c0, int dim) 
         const int column = threadIdx.x % 32 * 4;
         float *to = room + slice % 2 * WEIGH_STAGE + column;
         if (rows_are_aligned(b)) {
-#pragma unroll
+#pragma unroll 2
             for (int n = 0; n < SLICE; n += THREADS / 32) {
                 const int row = n + threadIdx.x / 32;
                 copy_four(to + row * stride, b, slice * SLICE + row, c0 + column, dim);

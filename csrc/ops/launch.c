@@ -29,7 +29,8 @@ launch_walked(int64_t n) {
 /* From 64 dimensions on, three TF32 products err less than a sum in fp32, whose roundings grow with its
  * length (tests/ops/test_cuda_tensor.py measures both); below, a log-probability is bound by memory. */
 static bool
-launch_takes_tensor(const struct pya_ops_ps *ps, const struct pya_ops_target *to, const char *name) {
+launch_takes_tensor(
+    const struct pya_ops_ps *ps, const struct pya_ops_target *to, const char *name) {
     return ps->dim >= TENSOR_DIM && pya_driver_has(to, name);
 }
 

@@ -9,8 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <utility>
 #include <ucontext.h>
+#include <utility>
 #include <vector>
 
 struct emu_dim {
@@ -37,6 +37,9 @@ template <int N> static void async_wait();
 #define __syncthreads() emu_barrier()
 #define __fmul_rn(x, y) ((x) * (y))
 #define __fdividef(x, y) ((x) / (y))
+#define __expf(x) expf(x)
+static float __int_as_float(int x);
+static int __float_as_int(float x);
 #include PYA_KERNELS
 
 enum { STACK = 96 << 10, LANES = 32 };
@@ -146,6 +149,16 @@ emu_float(uint32_t bits) {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
+}
+
+static float
+__int_as_float(int x) {
+    return emu_float((uint32_t)x);
+}
+
+static int
+__float_as_int(float x) {
+    return (int)emu_bits(x);
 }
 
 static int
@@ -321,7 +334,8 @@ test_store(struct pya_ops_ps o, const float acc[4][4][4]) {
     const struct place p = my_place();
     for (int n = 0; n < 64; n++) {
         const int row = tensor_row(p, n / 16, n % 4);
-        ((float *)o.out)[row * BIG + tensor_column(p, n / 4 % 4, n % 4)] = acc[n / 16][n / 4 % 4][n % 4];
+        ((float *)o.out)[row * BIG + tensor_column(p, n / 4 % 4, n % 4)] =
+            acc[n / 16][n / 4 % 4][n % 4];
     }
 }
 
@@ -356,8 +370,7 @@ test_weigh(struct pya_ops_ps o) {
 static void
 test_big(struct pya_ops_ps o) {
     float acc[8][8];
-    big_multiply(
-        acc, view_rows(o.value, 0, 0, o.n_l), view_rows(o.loc, 0, 0, o.n_m), (int)o.dim);
+    big_multiply(acc, view_rows(o.value, 0, 0, o.n_l), view_rows(o.loc, 0, 0, o.n_m), (int)o.dim);
     for (int n = 0; n < 64; n++) {
         ((float *)o.out)[big_row(n / 8) * BIG + big_column(n % 8)] = acc[n / 8][n % 8];
     }
@@ -372,7 +385,9 @@ struct kernel {
     void (*run)(const void *);
 };
 #define EMU_KERNEL(name, type)                                                                     \
-    { #name, [](const void *p) { name(*(const struct type *)p); } }
+    {                                                                                              \
+#name, [](const void *p) { name(*(const struct type *)p); }                                \
+    }
 static const kernel kernels[] = {
     EMU_KERNEL(pya_ps_forward, pya_ops_ps),
     EMU_KERNEL(pya_ps_mixture_forward, pya_ops_ps),

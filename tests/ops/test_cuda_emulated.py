@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import shutil
 import stat
 import subprocess
@@ -62,7 +63,14 @@ def agree(function, tensors, monkeypatch, *, bar=2e-6, floor=1e-300):
 @pytest.mark.parametrize(
     "shape",
     # the last three take the tensor cores: blocks for both sides, one block a t, tails everywhere
-    [(5, 3, 2, 4), (130, 140, 2, 33), (1, 9, 2, 10), (130, 140, 2, 64), (70, 65, 3, 131), (1, 2, 1, 300)],
+    [
+        (5, 3, 2, 4),
+        (130, 140, 2, 33),
+        (1, 9, 2, 10),
+        (130, 140, 2, 64),
+        (70, 65, 3, 131),
+        (1, 2, 1, 300),
+    ],
     ids=str,
 )
 def test_power_spherical(shape, device, monkeypatch):
@@ -190,7 +198,10 @@ def compiled_by_nvrtc(text: bytes, arch: str) -> bytes:
     options = ("--ptxas-options=-v", "--ptxas-options=-warn-spills")
     image, log = _cuda.compile_with_log(text, arch, *options)
     assert "warning" not in log, log
-    require_no_spills(log, text.count(b'extern "C" __global__'))
+    # the tensor-core kernels exist where they pay: not on the 12.x cards, nor before 8.0
+    kernels = re.findall(rb"^(pya_\w+)\(struct", text, re.MULTILINE)
+    big = arch in {"sm_80", "sm_90", "sm_100"}
+    require_no_spills(log, sum(big or not name.endswith(b"_tensor") for name in kernels))
     return image
 
 

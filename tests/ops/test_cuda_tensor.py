@@ -26,9 +26,7 @@ class Driver:
 
     def launch(self, name, args, *, threads=256, grid=(1, 1, 1)):
         function = ctypes.c_void_p()
-        got = self.library.cuModuleGetFunction(
-            ctypes.byref(function), self.module, name.encode()
-        )
+        got = self.library.cuModuleGetFunction(ctypes.byref(function), self.module, name.encode())
         assert got == 0, f"no kernel {name}"
         assert self.library.cuFuncSetAttribute(function, 8, ROOM) == 0
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(args))
@@ -145,10 +143,8 @@ def test_error_is_that_of_fp32(kind, dim, driver):
     """The rule of the launcher: from 64 dimensions on, the three products are as good as fp32."""
     value, loc = cosines(dim, kind)
     exact = value.double() @ loc.double().T
-    if kind in {"mode", "near the mode", "near the antipode"}:
-        pick = torch.diagonal  # the pairs that are near
-    else:
-        pick = torch.flatten
+    near = kind in {"mode", "near the mode", "near the antipode"}
+    pick = torch.diagonal if near else torch.flatten  # the pairs that are meant
     error = [
         float((pick(driver.product(name, value, loc)) - pick(exact)).square().mean().sqrt())
         for name in ("test_pairs", "test_big")
