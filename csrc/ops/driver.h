@@ -13,7 +13,6 @@ struct pya_driver_grid {
 /* Whether the module has such a kernel: those for tensor cores are not made for every device. */
 bool pya_driver_has(const struct pya_ops_target *to, const char *kernel);
 
-
 /* Launches a kernel by name with one argument.  PYA_OPS_E_INVAL: the grid is larger than the device
  * takes; PYA_OPS_E_DRIVER: pya_ops_cuda_error() says what. */
 int pya_driver_launch(
