@@ -20,11 +20,13 @@ enum {
 #define BALANCED_PATIENCE 8.0
 #define BALANCED_PATIENCE_LATE 2.0
 #define BALANCED_EARLY_SHARE 0.3
-/* Growth wipes out what stitching cost before.  Not so where the ranges hardly ever come back, fewer than this share of
- * them: there it pays off as much as the new pages cost, times this, so that a little growth does not buy much more
- * stitching.  Judged as if this many had been made, and had come back, before. */
-#define REUSE_LEAST 0.25
+/* Ranges that come back make up for what they cost.  Late patience grows with how often they do, to this many times.
+ * Where fewer than a share of them ever did, growth no longer wipes out what stitching cost before, but pays off what
+ * the new pages cost, times GROWTH_PAYS: a little growth does not buy much more stitching.  Judged as if REUSE_PRIOR had
+ * been made, and had come back, before. */
 #define REUSE_PRIOR 16.0
+#define REUSE_LEAST 0.25
+#define REUSE_MOST 2.0
 #define GROWTH_PAYS 1.25
 /* Since a stream last grew instead, taking pages from others may cost this many times what making them would. */
 #define TRANSFER_PATIENCE 8.0
@@ -117,14 +119,17 @@ pages_missing(const struct pya_arena *arena, size_t bytes) {
     return m > arena->free_pages ? m - arena->free_pages : 0;
 }
 
+/* How often a stitched range is used again. */
+static double
+reuse(const struct pya_card *card) {
+    return ((double)card->n_reused + REUSE_PRIOR) / ((double)card->n_stitched + REUSE_PRIOR);
+}
+
 /* What is left of the debt when growth adds n pages. */
 static double
 debt_after_growth(const struct pya_arena *arena, size_t n) {
-    const struct pya_card *card = arena->card;
-    double reused =
-        ((double)card->n_reused + REUSE_PRIOR) / ((double)card->n_stitched + REUSE_PRIOR);
     double left = arena->stitch_debt_ns - GROWTH_PAYS * create_cost_ns(n);
-    return reused < REUSE_LEAST && left > 0 ? left : 0;
+    return reuse(arena->card) < REUSE_LEAST && left > 0 ? left : 0;
 }
 
 /* Saves the pages that growing by n would cost, until saving has cost `patience` times what they would. */
@@ -140,6 +145,13 @@ plan_save(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live, dou
     return moves ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
 }
 
+static double
+patience_late(const struct pya_card *card) {
+    double times = reuse(card);
+    times = times < 1 ? 1 : times;
+    return BALANCED_PATIENCE_LATE * (times < REUSE_MOST ? times : REUSE_MOST);
+}
+
 static enum pya_plan
 plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
     const struct pya_card *card = arena->card;
@@ -148,7 +160,7 @@ plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live)
         return PYA_PLAN_GROW;
     }
     bool is_early = card->stitch_ns < BALANCED_EARLY_SHARE * create_cost_ns(card->pages.n_live);
-    double patience = is_early ? BALANCED_PATIENCE : BALANCED_PATIENCE_LATE;
+    double patience = is_early ? BALANCED_PATIENCE : patience_late(card);
     if (is_shared(card)) {
         patience = BALANCED_PATIENCE * thrift(card);
     }
