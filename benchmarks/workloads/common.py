@@ -39,25 +39,22 @@ class Run:
 
 @dataclass(frozen=True)
 class Workload:
-    """A named loop.  ``held_out``: not looked at while constants are chosen."""
+    """A named loop."""
 
     name: str
     about: str
     body: Callable[[Run], None]
-    held_out: bool = False
 
 
 WORKLOADS: dict[str, Workload] = {}
 
 
-def workload(
-    about: str, *, held_out: bool = False
-) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
+def workload(about: str) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
     """Registers the decorated function under its own name."""
 
     def register(body: Callable[[Run], None]) -> Callable[[Run], None]:
         name = body.__name__
-        WORKLOADS[name] = Workload(name, about, body, held_out)
+        WORKLOADS[name] = Workload(name, about, body)
         return body
 
     return register

@@ -212,7 +212,7 @@ def moe(run: Run) -> None:
         train_step(model, optimizer, next_token_loss(model(ids), ids))
 
 
-@workload("LSTM language model, truncated backpropagation, SGD", held_out=True)
+@workload("LSTM language model, truncated backpropagation, SGD")
 def lstm_lm(run: Run) -> None:
     """State carried from piece to piece; pieces of varying length."""
     width = 1500
@@ -231,7 +231,7 @@ def lstm_lm(run: Run) -> None:
             train_step(parts, optimizer, next_token_loss(head(y), ids))
 
 
-@workload("encoder with masked and pooled heads, two tasks in turn", held_out=True)
+@workload("encoder with masked and pooled heads, two tasks in turn")
 def two_tasks(run: Run) -> None:
     """One trunk, a large head and a small one."""
     trunk = nn.Sequential(

@@ -127,10 +127,7 @@ def mixture(run: Run) -> None:
         )
 
 
-@workload(
-    "reinforcement learning: long rollouts kept, then several epochs over parts of them",
-    held_out=True,
-)
+@workload("reinforcement learning: long rollouts kept, then several epochs over parts of them")
 def ppo(run: Run) -> None:
     """Rollouts of many small tensors, stacked, then mini-batches."""
     policy = nn.Sequential(
@@ -154,7 +151,7 @@ def ppo(run: Run) -> None:
                 train_step(policy, adam, -ratio.clamp(0.8, 1.2).mean())
 
 
-@workload("graph network, nodes and edges differ from graph to graph", held_out=True)
+@workload("graph network, nodes and edges differ from graph to graph")
 def graphs(run: Run) -> None:
     """Gather, message, scatter; sizes over two orders of magnitude."""
     width = 256
@@ -174,10 +171,7 @@ def graphs(run: Run) -> None:
         train_step(parts, adam, head(x).square().mean())
 
 
-@workload(
-    "speech: convolutions, transformer, CTC-like head, utterances sorted into buckets",
-    held_out=True,
-)
+@workload("speech: convolutions, transformer, CTC-like head, utterances sorted into buckets")
 def speech(run: Run) -> None:
     """Long inputs, strong reduction, batches of very different shape; validation in between."""
     front = nn.Sequential(

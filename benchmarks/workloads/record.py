@@ -7,9 +7,9 @@ the trace (recorder.c).  The result is benchmarks/traces/NAME.pya.xz; an existin
 from __future__ import annotations
 
 import argparse
+import ast
 import ctypes
 import importlib
-import itertools
 import lzma
 import os
 import random
@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TRACES = HERE.parent / "traces"
 BUILD = ROOT / "build" / "recorder"
-MODULES = ("language", "vision", "other")
+MODULES = ("language", "vision", "other", "unseen")
 #: virtual host memory to record in; what kernels would write is never touched
 ARENA_BYTES = 1 << 40
 KIND_STEP, KIND_USER = 17, 21
@@ -59,13 +59,15 @@ def build_recorder() -> Path:
 
 
 def names() -> dict[str, str]:
-    """Workloads and their modules, without importing torch: each is a function after an @workload line."""
+    """Workloads and their modules, without importing torch: each is a function decorated with workload()."""
     found = {}
     for module in MODULES:
-        lines = (HERE / f"{module}.py").read_text().splitlines()
-        for line, after in itertools.pairwise(lines):
-            if line.startswith("@workload"):
-                found[after.split()[1].split("(")[0]] = module
+        tree = ast.parse((HERE / f"{module}.py").read_text())
+        for node in tree.body:
+            marks = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+            if any(isinstance(m, ast.Call) and ast.unparse(m.func) == "workload" for m in marks):
+                assert isinstance(node, ast.FunctionDef)
+                found[node.name] = module
     return found
 
 

@@ -94,7 +94,7 @@ def unet(run: Run) -> None:
         train_step(model, optimizer, loss)
 
 
-@workload("vision transformer, number of patches varies, mixed precision", held_out=True)
+@workload("vision transformer, number of patches varies, mixed precision")
 def vit(run: Run) -> None:
     """Images of native size packed to sequences; autocast to bfloat16."""
     model = nn.Sequential(
@@ -110,7 +110,7 @@ def vit(run: Run) -> None:
         train_step(model, optimizer, loss)
 
 
-@workload("GAN, two networks and optimizers in turn", held_out=True)
+@workload("GAN, two networks and optimizers in turn")
 def gan(run: Run) -> None:
     """A discriminator step on real and generated images, then a generator step; sizes grow."""
 
@@ -135,7 +135,7 @@ def gan(run: Run) -> None:
         train_step(generator, adams[0], -critic(generator(noise)).mean())
 
 
-@workload("detector, number of boxes varies from image to image", held_out=True)
+@workload("detector, number of boxes varies from image to image")
 def detector(run: Run) -> None:
     """A convolutional trunk, then heads on as many crops as the host's generator says."""
     trunk = nn.Sequential(*list(torchvision.models.resnet50().children())[:-2]).cuda()
