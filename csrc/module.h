@@ -23,6 +23,7 @@ int pya_module_record_add(PyObject *module);
 /* Of a _core.TraceWriter, borrowed; NULL with an exception set where it is closed or something else. */
 struct pya_trace_writer *pya_module_trace_writer(PyObject *object);
 int pya_module_limits_add(PyObject *module);
+int pya_module_attention_add(PyObject *module);
 /* Makes the type and puts it into the module under that name; 0, or -1 with an exception set. */
 int pya_module_add_type(PyObject *module, const char *name, PyType_Spec *spec);
 /* Appends row, which it steals, to *list; where either is NULL or it cannot be done, *list becomes NULL. */

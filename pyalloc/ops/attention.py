@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from pyalloc._core import attention_rule
 from pyalloc.errors import OpError
 from pyalloc.ops import _attention, _second
 from pyalloc.ops._check import FLOATS, require_float
@@ -26,7 +27,14 @@ _FEW_SCORES = 6000  # batch * heads * queries * keys
 
 _OP = "scaled_attention"
 _LARGEST_HEAD = 256
-_FLOAT = torch.float32
+_is_few = attention_rule(
+    (Tensor, torch.nn.Parameter),
+    torch.float32,
+    _FEW_SCORES,
+    _FEW_QUERIES,
+    _FEW_KEYS,
+    _LARGEST_HEAD,
+)
 _PATHS = ("auto", "kernel")
 _FEW_INFO = {"path": "sdpa", "reason": "few queries, keys or scores"}
 _sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -107,30 +115,17 @@ def scaled_attention(
         OpError: shapes, dtypes or devices that do not fit together, head sizes over 256, dropout
             outside [0, 1).
     """
-    if bias is None is mask and path == "auto" and not dropout:
-        # In place and before all checks, since a call for a few queries is over in microseconds;
-        # what does not fit is explained below.
+    # Before all checks, since a call for a few queries is over in microseconds; what does not fit is
+    # explained below.
+    is_bare = bias is None is mask and path == "auto" and not dropout
+    if is_bare and not _is_compiling() and not _transforms() and _is_few(q, k, v):
         try:
-            n_b, n_h, n_q, dim = q.shape
-            n_kb, n_kv, n_k, dim_k = of_k = k.shape
-            scores = n_b * n_h * n_q * n_k
-            if (
-                (scores < _FEW_SCORES or n_q < _FEW_QUERIES or n_k < _FEW_KEYS)
-                and q.dtype is _FLOAT
-                and of_k == v.shape
-                and n_b == n_kb
-                and n_h == n_kv
-                and dim == dim_k <= _LARGEST_HEAD
-                and scores * dim > 0
-                and q.is_cpu
-                and not _transforms()
-            ):
-                plain = scale is None and not causal
-                out = _sdpa(q, k, v) if plain else _sdpa(q, k, v, None, 0.0, causal, scale=scale)
-                if out.requires_grad and not _is_compiling():
-                    _second.offer(out, q, k, v)
-                return (out, _FEW_INFO) if return_info else out
-        except (AttributeError, RuntimeError, ValueError):
+            plain = scale is None and not causal
+            out = _sdpa(q, k, v) if plain else _sdpa(q, k, v, None, 0.0, causal, scale=scale)
+            if out.requires_grad:
+                _second.offer(out, q, k, v)
+            return (out, _FEW_INFO) if return_info else out
+        except (AttributeError, RuntimeError):
             pass
     _check_arguments(q, k, v, bias, path, dropout)
     q, k, v = _autocast(q, k, v)

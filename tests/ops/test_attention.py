@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
+from pyalloc._core import attention_rule
 from pyalloc.errors import OpError
 from pyalloc.ops import scaled_attention
 
@@ -346,6 +347,40 @@ def test_path_is_reported():
     assert info["path"] == "kernel" and out.dtype == torch.bfloat16
     right = eager(*(x.double() for x in half))
     torch.testing.assert_close(out.double(), right, rtol=2e-2, atol=2e-2)
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("mark", [False, True], ids=["tensors", "a subclass"])
+def test_rule_for_torchs_kernel(mark):
+    """Tensors are looked at through C where torch lets us, what derives from them by attributes."""
+    rule = attention_rule((torch.Tensor, torch.nn.Parameter), torch.float32, 100, 2, 3, 8)
+
+    def applies(*tensors):
+        return rule(*(x.as_subclass(Marked) if mark else x for x in tensors))
+
+    def shaped(n_b=1, n_h=2, n_q=5, n_k=6, dim=4, **options):
+        q = torch.randn(n_b, n_h, n_q, dim, **options)
+        k, v = torch.randn(2, n_b, n_h, n_k, dim, **options)
+        return q, k, v
+
+    assert applies(*shaped()) and applies(*(x.requires_grad_() for x in shaped()))
+    assert rule(*(torch.nn.Parameter(x) for x in shaped()))
+    assert applies(*shaped(n_q=1, n_k=1000)) and applies(*shaped(n_q=1000, n_k=2))
+    assert applies(*(x.transpose(1, 2).contiguous().transpose(1, 2) for x in shaped()))
+    assert not applies(*shaped(n_q=10, n_k=10)) and not applies(*shaped(dim=9))
+    assert not applies(*shaped(n_q=0)) and not applies(*shaped(n_k=0))
+    assert not applies(*shaped(dtype=torch.float64)) and not applies(*shaped(dtype=torch.bfloat16))
+    assert not applies(*shaped(device="meta"))
+    q, k, v = shaped()
+    assert not applies(q[0], k[0], v[0])
+    for wrong in (k[:, :1], k[:, :, 1:], k[..., 1:]):
+        assert not applies(q, k, wrong) and not applies(q, wrong, v)
+    assert not rule(q, k) and not rule(q, k, None) and not rule(1, 2, 3)
+    with pytest.raises(TypeError):
+        attention_rule(torch.Tensor, torch.float32, 1, 2, 3, 4)
 
 
 def test_fewer_dimensions():

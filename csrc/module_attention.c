@@ -1,0 +1,217 @@
+/* Which calls of scaled attention torch's kernel serves faster. Such a call is over in microseconds, and looking
+ * at three shapes from Python takes one of them. Here it takes a third by attributes, and next to nothing through
+ * DLPack's table of C functions, where torch has that. */
+#include <limits.h>
+#include <stdlib.h>
+
+#include "module.h"
+
+static const char rule_capsule[] = "pyalloc.attention_rule";
+static const char dlpack_capsule[] = "dlpack_exchange_api";
+
+/* As DLPack 1.x lays them out: a tensor seen without owning it, and the functions a library offers. */
+struct dlpack_view {
+    void *data;
+    int32_t device_kind, device_index;
+    int32_t n_dims;
+    uint8_t dtype_kind, dtype_bits;
+    uint16_t dtype_lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+};
+struct dlpack_api {
+    uint32_t major, minor;
+    void *older;
+    void (*unused[3])(void);
+    int (*view)(void *tensor, struct dlpack_view *out); /* may be NULL */
+};
+enum { DLPACK_MAJOR = 1, DLPACK_CPU = 1, DLPACK_FLOAT = 2, DLPACK_FLOAT_BITS = 32 };
+
+/* The limits, the names of what is asked of a tensor, and the only dtype. */
+struct rule {
+    long long few_scores, few_queries, few_keys, largest_head;
+    PyObject *shape, *dtype, *is_cpu, *wanted;
+    PyObject *types[2]; /* only of these, and not of classes made from them, is a view taken */
+    const struct dlpack_api *api; /* NULL: by attributes */
+};
+
+enum { RULE_DIMS = 4, RULE_TENSORS = 3 };
+
+static void
+rule_free(struct rule *r) {
+    Py_XDECREF(r->shape);
+    Py_XDECREF(r->dtype);
+    Py_XDECREF(r->is_cpu);
+    Py_XDECREF(r->wanted);
+    Py_XDECREF(r->types[0]);
+    Py_XDECREF(r->types[1]);
+    free(r);
+}
+
+static void
+rule_destroy(PyObject *capsule) {
+    rule_free((struct rule *)PyCapsule_GetPointer(capsule, rule_capsule));
+}
+
+/* False with or without an exception set: not four dimensions, each a number (a compiler's may not be). */
+static bool
+rule_shape(const struct rule *r, PyObject *tensor, long long n[RULE_DIMS]) {
+    PyObject *shape = PyObject_GetAttr(tensor, r->shape);
+    if (shape == NULL) {
+        return false;
+    }
+    bool is_known = PyTuple_Check(shape) && PyTuple_Size(shape) == RULE_DIMS;
+    for (Py_ssize_t i = 0; is_known && i < RULE_DIMS; i++) {
+        n[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
+        is_known = n[i] > 0 && n[i] < INT_MAX; /* -1: an exception */
+    }
+    Py_DECREF(shape);
+    return is_known;
+}
+
+static bool
+rule_has(PyObject *tensor, PyObject *name, PyObject *wanted) {
+    PyObject *found = PyObject_GetAttr(tensor, name);
+    const bool has = found == wanted;
+    Py_XDECREF(found);
+    return has;
+}
+
+/* Empty tensors are not few: what they give is nothing any kernel computes. */
+static bool
+rule_is_few(const struct rule *r, const long long *q, const long long *k, const long long *v) {
+    const bool is_few = q[2] < r->few_queries || k[2] < r->few_keys ||
+                        (double)(q[0] * q[1]) * (double)q[2] * (double)k[2] < (double)r->few_scores;
+    if (!is_few || q[0] != k[0] || q[1] != k[1] || q[3] != k[3] || q[3] > r->largest_head) {
+        return false;
+    }
+    for (int i = 0; i < RULE_DIMS; i++) {
+        if (v[i] != k[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+rule_by_attributes(const struct rule *r, PyObject *const *qkv) {
+    long long n[RULE_TENSORS][RULE_DIMS];
+    for (int i = 0; i < RULE_TENSORS; i++) {
+        if (!rule_shape(r, qkv[i], n[i])) {
+            return false;
+        }
+    }
+    return rule_is_few(r, n[0], n[1], n[2]) && rule_has(qkv[0], r->dtype, r->wanted) &&
+           rule_has(qkv[0], r->is_cpu, Py_True);
+}
+
+/* False with *is_known unset: attributes have to answer. */
+static bool
+rule_by_views(const struct rule *r, PyObject *const *qkv, bool *is_known) {
+    long long n[RULE_TENSORS][RULE_DIMS];
+    *is_known = false;
+    for (int i = 0; i < RULE_TENSORS; i++) {
+        PyObject *type = (PyObject *)Py_TYPE(qkv[i]);
+        struct dlpack_view view = {0};
+        if ((type != r->types[0] && type != r->types[1]) || r->api->view(qkv[i], &view) != 0) {
+            return false;
+        }
+        *is_known = view.n_dims == RULE_DIMS && view.device_kind == DLPACK_CPU &&
+                    view.dtype_kind == DLPACK_FLOAT && view.dtype_bits == DLPACK_FLOAT_BITS;
+        for (int d = 0; *is_known && d < RULE_DIMS; d++) {
+            n[i][d] = view.shape[d];
+            *is_known = view.shape[d] > 0 && view.shape[d] < INT_MAX;
+        }
+        if (!*is_known) {
+            *is_known = true; /* that it does not apply */
+            return false;
+        }
+    }
+    return rule_is_few(r, n[0], n[1], n[2]);
+}
+
+static bool
+rule_applies(const struct rule *r, PyObject *const *qkv) {
+    bool is_known = false;
+    const bool applies = r->api != NULL && rule_by_views(r, qkv, &is_known);
+    if (is_known) {
+        return applies;
+    }
+    PyErr_Clear();
+    return rule_by_attributes(r, qkv);
+}
+
+static PyObject *
+rule_call(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    const struct rule *r = (const struct rule *)PyCapsule_GetPointer(self, rule_capsule);
+    if (r == NULL) {
+        return NULL;
+    }
+    const bool applies = n == RULE_TENSORS && rule_applies(r, args);
+    PyErr_Clear(); /* what is no tensor gets its error from whoever knows what the call needs */
+    return PyBool_FromLong(applies);
+}
+
+static PyMethodDef rule_method = {
+    "attention_rule", (PyCFunction)(void (*)(void))rule_call, METH_FASTCALL,
+    "(q, k, v): whether torch's kernel serves the call faster"};
+
+/* Torch's table of functions; NULL, without an exception, where it has none that we know. */
+static const struct dlpack_api *
+rule_find_api(PyObject *tensor_type) {
+    PyObject *capsule = PyObject_GetAttrString(tensor_type, "__dlpack_c_exchange_api__");
+    const struct dlpack_api *api = NULL;
+    if (capsule != NULL) {
+        api = (const struct dlpack_api *)PyCapsule_GetPointer(capsule, dlpack_capsule);
+    }
+    Py_XDECREF(capsule); /* the table lives as long as torch */
+    PyErr_Clear();
+    return api != NULL && api->major == DLPACK_MAJOR && api->view != NULL ? api : NULL;
+}
+
+static PyObject *
+core_attention_rule(PyObject *self, PyObject *args) {
+    (void)self;
+    struct rule *r = (struct rule *)calloc(1, sizeof *r);
+    if (r == NULL) {
+        return PyErr_NoMemory();
+    }
+    PyObject *capsule = NULL;
+    if (!PyArg_ParseTuple(
+            args, "(OO)OLLLL", &r->types[0], &r->types[1], &r->wanted, &r->few_scores,
+            &r->few_queries, &r->few_keys, &r->largest_head)) {
+        r->types[0] = r->types[1] = r->wanted = NULL; /* not ours yet */
+        goto free_rule;
+    }
+    Py_INCREF(r->types[0]);
+    Py_INCREF(r->types[1]);
+    Py_INCREF(r->wanted);
+    r->api = rule_find_api(r->types[0]);
+    r->shape = PyUnicode_InternFromString("shape");
+    r->dtype = PyUnicode_InternFromString("dtype");
+    r->is_cpu = PyUnicode_InternFromString("is_cpu");
+    if (r->shape == NULL || r->dtype == NULL || r->is_cpu == NULL) {
+        goto free_rule;
+    }
+    capsule = PyCapsule_New(r, rule_capsule, rule_destroy);
+    if (capsule == NULL) {
+        goto free_rule;
+    }
+    PyObject *function = PyCFunction_New(&rule_method, capsule);
+    Py_DECREF(capsule); /* the function's now, or nobody's */
+    return function;
+
+free_rule:
+    rule_free(r);
+    return NULL;
+}
+
+static PyMethodDef attention_methods[] = {
+    {"attention_rule", core_attention_rule, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+pya_module_attention_add(PyObject *module) {
+    return PyModule_AddFunctions(module, attention_methods);
+}
