@@ -16,6 +16,9 @@ struct stretch {
     size_t bytes; /* wanted */
     size_t most;  /* collected before it is enough */
     size_t n_slots_left;
+    pya_dptr
+        limit; /* no further: what follows is neither free nor dead, or will not be looked at */
+    size_t n_left_at_limit; /* of n_slots_left, when all up to there was looked at */
 };
 
 static struct pya_page *
@@ -52,6 +55,17 @@ page_may_come(const struct stretch *s, const struct pya_page *page) {
     return home != s->range || addr < s->start || addr >= s->start + s->most + PYA_PAGE;
 }
 
+/* Would it stay too short even if all the rest came home?  Then the rest counts as looked at: most slots are passed over
+ * in this way, which matters because to look at one takes several reads from anywhere in memory. */
+static bool
+stretch_is_hopeless(struct stretch *s) {
+    if (s->limit >= s->start && s->limit - s->start >= s->bytes) {
+        return false;
+    }
+    s->n_slots_left = s->n_left_at_limit;
+    return true;
+}
+
 static bool
 stretch_add_dead(struct stretch *s, const struct pya_block *block) {
     for (pya_dptr a = block->addr; a < pya_block_end(block); a += PYA_PAGE) {
@@ -62,6 +76,9 @@ stretch_add_dead(struct stretch *s, const struct pya_block *block) {
                 return true;
             }
             stretch_reset(s, a + PYA_PAGE);
+            if (stretch_is_hopeless(s)) {
+                return true;
+            }
             continue;
         }
         page->is_leaving = true;
@@ -95,12 +112,34 @@ stretch_add_free(struct stretch *s, const struct pya_block *run) {
     return s->end - s->start >= s->most;
 }
 
+/* Where the stretch that begins with this block must end. */
+static void
+stretch_bound(struct stretch *s, const struct pya_block *block) {
+    size_t n_left = s->n_slots_left;
+    s->limit = block->addr;
+    for (; block != NULL && block->arena == s->arena && n_left > 0; block = block->next) {
+        PYA_STEP();
+        if (block->state == PYA_BLOCK_DEAD) {
+            size_t n = block->bytes >> PYA_PAGE_SHIFT;
+            n_left -= n < n_left ? n : n_left;
+        } else if (block->state != PYA_BLOCK_FREE) {
+            break;
+        }
+        s->limit = pya_block_end(block);
+    }
+    s->n_left_at_limit = n_left;
+}
+
 static bool
 stretch_collect(struct stretch *s, struct pya_block *dead) {
     struct pya_block *block = pya_arena_has_run(s->arena, dead->prev) ? dead->prev : dead;
     s->range = dead->range;
     s->start = block->addr;
     s->end = block->addr;
+    stretch_bound(s, block);
+    if (stretch_is_hopeless(s)) {
+        return false;
+    }
     for (; block != NULL && block->arena == s->arena; block = block->next) {
         bool is_done = false;
         if (block->state == PYA_BLOCK_FREE) {
