@@ -427,14 +427,11 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     return st;
 }
 
+/* *is_last: everything was tried but ladder_squeeze().  Calls nobody's code but the device's. */
 static pya_status
-climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+climb_at_ease(
+    struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out, bool *is_last) {
     struct pya_card *card = arena->card;
-    if (bytes > card->caps.total_bytes) {
-        /* Nothing could make room: no page is asked for, no host memory taken, no policy changed. */
-        card->stats.scalar[PYA_STAT_num_alloc_retries]++;
-        return PYA_E_NOMEM;
-    }
     size_t m = pya_pages_for(bytes);
     struct pya_stitch *stitch;
     ladder_poll(arena);
@@ -465,8 +462,23 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
         }
     }
     pya_gc_before_growth(arena, bytes, m > arena->free_pages ? m - arena->free_pages : 0);
-    st = ladder_extend(arena, bytes, is_small, out);
-    return is_shortage(st) ? ladder_squeeze(arena, bytes, is_small, out) : st;
+    *is_last = true;
+    return ladder_extend(arena, bytes, is_small, out);
+}
+
+static pya_status
+climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_card *card = arena->card;
+    if (bytes > card->caps.total_bytes) {
+        /* Nothing could make room: no page is asked for, no host memory taken, no policy changed. */
+        card->stats.scalar[PYA_STAT_num_alloc_retries]++;
+        return PYA_E_NOMEM;
+    }
+    bool is_last = false;
+    pya_device_begin(card->dev);
+    pya_status st = climb_at_ease(arena, bytes, is_small, out, &is_last);
+    pya_device_end(card->dev);
+    return is_last && is_shortage(st) ? ladder_squeeze(arena, bytes, is_small, out) : st;
 }
 
 static pya_status

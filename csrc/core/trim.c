@@ -210,6 +210,7 @@ pya_trim_pages(struct pya_card *card, const pya_page_id *ids, size_t n) {
     for (size_t i = 0; i < n; i++) {
         card->pages.items[ids[i]].is_leaving = true;
     }
+    pya_device_begin(card->dev);
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         trim_stitches(card, arena);
         trim_dead(card, arena, false);
@@ -219,6 +220,7 @@ pya_trim_pages(struct pya_card *card, const pya_page_id *ids, size_t n) {
         i += range == NULL ? 1 : pages_unhome(card, ids + i, n - i);
     }
     size_t n_bytes = pages_release_homeless(card);
+    pya_device_end(card->dev);
     card->stats.scalar[PYA_STAT_pyalloc_pages_released] += (int64_t)(n_bytes / PYA_PAGE);
     return n_bytes;
 }

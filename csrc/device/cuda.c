@@ -92,9 +92,16 @@ struct cuda_scope {
     int mode; /* the thread's own capture mode while exchanged */
 };
 
+/* Between begin and end: the first call enters, the end leaves. */
+static _Thread_local struct {
+    struct cuda *cuda; /* NULL: not between them */
+    unsigned depth;
+    bool is_entered;
+    struct cuda_scope scope;
+} cuda_visit;
+
 static pya_status
-cuda_enter(struct pya_device *dev, struct cuda_scope *scope) {
-    struct cuda *cuda = cuda_from(dev);
+cuda_enter_scope(struct cuda *cuda, struct cuda_scope *scope) {
     const struct cuda_driver *driver = cuda->driver;
     *scope = (struct cuda_scope){.cuda = cuda, .mode = CUDA_CAPTURE_MODE_RELAXED};
     if (driver->is_forked) {
@@ -117,6 +124,7 @@ cuda_enter(struct pya_device *dev, struct cuda_scope *scope) {
     return PYA_OK;
 }
 
+/* Nothing for a scope within a visit. */
 static void
 cuda_leave(struct cuda_scope *scope) {
     const struct cuda_driver *driver = scope->cuda->driver;
@@ -126,6 +134,45 @@ cuda_leave(struct cuda_scope *scope) {
     if (scope->pushed) {
         cuda_context popped = NULL;
         (void)driver->cuCtxPopCurrent(&popped);
+    }
+}
+
+static pya_status
+cuda_enter(struct pya_device *dev, struct cuda_scope *scope) {
+    struct cuda *cuda = cuda_from(dev);
+    if (cuda_visit.cuda != cuda) {
+        return cuda_enter_scope(cuda, scope);
+    }
+    *scope = (struct cuda_scope){.cuda = cuda};
+    if (!cuda_visit.is_entered) {
+        pya_status status = cuda_enter_scope(cuda, &cuda_visit.scope);
+        if (status != PYA_OK) {
+            return status;
+        }
+        cuda_visit.is_entered = true;
+    }
+    return PYA_OK;
+}
+
+/* Of two devices in turns only the first gains. */
+static void
+cuda_begin(struct pya_device *dev) {
+    struct cuda *cuda = cuda_from(dev);
+    if (cuda_visit.cuda == NULL) {
+        cuda_visit.cuda = cuda;
+    }
+    cuda_visit.depth += cuda_visit.cuda == cuda;
+}
+
+static void
+cuda_end(struct pya_device *dev) {
+    if (cuda_visit.cuda != cuda_from(dev) || --cuda_visit.depth > 0) {
+        return;
+    }
+    cuda_visit.cuda = NULL;
+    if (cuda_visit.is_entered) {
+        cuda_visit.is_entered = false;
+        cuda_leave(&cuda_visit.scope);
     }
 }
 
@@ -411,6 +458,8 @@ static const struct pya_device_ops cuda_ops = {
     .unmap = cuda_unmap,
     .set_access = cuda_set_access,
     .is_capturing = cuda_is_capturing,
+    .begin = cuda_begin,
+    .end = cuda_end,
     .enable_peer = cuda_enable_peer,
     .last_error = cuda_last_error,
     .close = cuda_close,
@@ -431,6 +480,8 @@ static const struct pya_device_ops cuda_ops_plain = {
     .device_sync = cuda_device_sync,
     .mem_info = cuda_mem_info,
     .is_capturing = cuda_is_capturing,
+    .begin = cuda_begin,
+    .end = cuda_end,
     .last_error = cuda_last_error,
     .close = cuda_close,
 };

@@ -110,6 +110,20 @@ pya_device_enable_peer(struct pya_device *dev, int peer) {
     return dev->ops->enable_peer == NULL ? PYA_E_NOTSUP : dev->ops->enable_peer(dev, peer);
 }
 
+void
+pya_device_begin(struct pya_device *dev) {
+    if (dev->ops->begin != NULL) {
+        dev->ops->begin(dev);
+    }
+}
+
+void
+pya_device_end(struct pya_device *dev) {
+    if (dev->ops->end != NULL) {
+        dev->ops->end(dev);
+    }
+}
+
 uint64_t
 pya_device_clock_ns(struct pya_device *dev) {
     if (dev->ops->clock_ns != NULL) {

@@ -71,6 +71,10 @@ struct pya_device_ops {
     /* Lets `peer` access memory mapped from now on and all of it mapped so far that the caller
      * passes again to set_access.  [PYA_E_NOTSUP] */
     pya_status (*enable_peer)(struct pya_device *dev, int peer);
+    /* Around calls that follow one another on one thread, with nobody else's code between them: what each would do
+     * before and after itself is done once.  May be nested.  [nothing] */
+    void (*begin)(struct pya_device *dev);
+    void (*end)(struct pya_device *dev);
     uint64_t (*clock_ns)(struct pya_device *dev); /* [CLOCK_MONOTONIC] */
     void (*last_error)(struct pya_device *dev, struct pya_device_error *out); /* [zeros] */
     void (*close)(
@@ -112,6 +116,8 @@ pya_device_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes);
 PYA_MUST_CHECK pya_status
 pya_device_is_capturing(struct pya_device *dev, pya_stream stream, bool *out);
 PYA_MUST_CHECK pya_status pya_device_enable_peer(struct pya_device *dev, int peer);
+void pya_device_begin(struct pya_device *dev);
+void pya_device_end(struct pya_device *dev);
 uint64_t pya_device_clock_ns(struct pya_device *dev);
 void pya_device_error(struct pya_device *dev, struct pya_device_error *out);
 void pya_device_close(struct pya_device *dev);

@@ -97,6 +97,16 @@ cuda_copy(const char *name, pya_dptr a, const void *b, void *c, size_t n) {
     CHECK_EQ(set_current(NULL), 0);
 }
 
+/* The thread's own context; NULL: none, or no driver. */
+static void *
+cuda_current(void) {
+    int (*get_current)(void **) = NULL;
+    void *context = NULL;
+    void *symbol = cuda_symbol("cuCtxGetCurrent");
+    memcpy(&get_current, &symbol, sizeof symbol);
+    return get_current != NULL && get_current(&context) == 0 ? context : NULL;
+}
+
 static void
 cuda_in(pya_dptr to, const void *from, size_t n) {
     cuda_copy("cuMemcpyHtoD_v2", to, from, NULL, n);
@@ -182,6 +192,28 @@ suite_events(const struct subject *subject, struct pya_device *dev) {
     CHECK(!capturing);
     pya_status status = pya_device_enable_peer(dev, dev->index);
     CHECK(status != PYA_OK); /* oneself is no peer */
+}
+
+/* Calls between begin and end, which may be nested; the thread then has the context it had before. */
+static void
+suite_visits(const struct subject *subject, struct pya_device *dev) {
+    void *before = cuda_current();
+    pya_device_begin(dev);
+    pya_device_end(dev);
+    pya_device_begin(dev);
+    CHECK(cuda_current() == before);
+    suite_events(subject, dev);
+    bool has_entered = cuda_current() != before;
+    CHECK_EQ(has_entered, subject->copy_in == cuda_in);
+    pya_device_begin(dev);
+    suite_events(subject, dev);
+    pya_device_end(dev);
+    CHECK_EQ(cuda_current() != before, has_entered);
+    suite_events(subject, dev);
+    pya_device_end(dev);
+    CHECK(cuda_current() == before);
+    suite_events(subject, dev);
+    CHECK(cuda_current() == before);
 }
 
 /* Two pages seen at two ranges in the other order. */
@@ -285,6 +317,9 @@ worker_run(void *arg) {
     for (int i = 0; i < 50; i++) {
         pya_dptr plain = 0;
         pya_event event = 0;
+        if (i % 2 == 0) {
+            pya_device_begin(dev);
+        }
         worker_check(worker, pya_device_plain_alloc(dev, 2 * PYA_PAGE, &plain));
         worker_check(worker, pya_device_event_create(dev, &event));
         worker_check(worker, pya_device_event_record(dev, event, 0));
@@ -301,6 +336,9 @@ worker_run(void *arg) {
             worker_check(worker, pya_device_unmap(dev, addr, PYA_PAGE));
             worker_check(worker, pya_device_range_release(dev, addr, PYA_PAGE));
             worker_check(worker, pya_device_page_release(dev, page));
+        }
+        if (i % 2 == 0) {
+            pya_device_end(dev);
         }
     }
     return NULL;
@@ -348,6 +386,7 @@ test_all(void) {
         suite_caps(&subjects[i], dev);
         suite_plain(&subjects[i], dev);
         suite_events(&subjects[i], dev);
+        suite_visits(&subjects[i], dev);
         if (caps.has_vmm) {
             suite_aliases(&subjects[i], dev);
             suite_refusals(&subjects[i], dev);
