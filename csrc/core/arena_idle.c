@@ -11,7 +11,11 @@ card_pass_fences(struct pya_card *card) {
         return NULL;
     }
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        *(n_open == 0 ? &arena->idle_seq : &arena->almost_seq) = arena->fence_seq;
+        if (n_open == 0) {
+            arena->idle_seq = arena->fence_seq;
+        } else {
+            arena->almost_seq = arena->fence_seq;
+        }
     }
     card->late_fence = n_open == 0 ? card->late_fence : last;
     return last;

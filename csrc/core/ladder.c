@@ -287,7 +287,7 @@ ladder_poll(const struct pya_arena *arena) {
 static pya_status
 ladder_annex(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     bool found = false;
-    if (arena->pool != NULL || arena->card->arenas->next == NULL) {
+    if (arena->pool != NULL) {
         return PYA_OK;
     }
     pya_status st = pya_arena_annex(arena, bytes, &found);
