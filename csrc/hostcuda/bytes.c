@@ -84,18 +84,27 @@ bytes_overlap(const void *a, const void *b, size_t size) {
 }
 
 int
+pya_hc_bytes_sides(
+    const void *dst, const void *src, size_t size, int *dst_device, int *src_device) {
+    *dst_device = -1;
+    *src_device = -1;
+    pya_hc_lock();
+    int error = pya_hc_access_locked((uintptr_t)dst, size, true, dst_device);
+    if (error == CU_OK) {
+        error = pya_hc_access_locked((uintptr_t)src, size, false, src_device);
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+int
 pya_hc_bytes_copy(void *dst, const void *src, size_t size) {
     if (size == 0) {
         return CU_OK;
     }
-    int dst_device = -1;
-    int src_device = -1;
-    pya_hc_lock();
-    int error = pya_hc_access_locked((uintptr_t)dst, size, true, &dst_device);
-    if (error == CU_OK) {
-        error = pya_hc_access_locked((uintptr_t)src, size, false, &src_device);
-    }
-    pya_hc_unlock();
+    int dst_device;
+    int src_device;
+    int error = pya_hc_bytes_sides(dst, src, size, &dst_device, &src_device);
     if (error != CU_OK) {
         return error;
     }

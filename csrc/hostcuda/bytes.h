@@ -3,6 +3,9 @@
 
 #include "region.h"
 
+/* Whose memory the sides of a copy are (-1: the host's).  CU_INVALID_VALUE when a device side may not be accessed. */
+int
+pya_hc_bytes_sides(const void *dst, const void *src, size_t size, int *dst_device, int *src_device);
 /* Either side may be device or host memory.  CU_INVALID_VALUE when a device side may not be accessed. */
 int pya_hc_bytes_copy(void *dst, const void *src, size_t size);
 /* width 1, 2 or 4 bytes; count elements. */

@@ -294,6 +294,28 @@ pya_hc_capture_info(const void *stream_handle, struct pya_hc_capture_info *out) 
 }
 
 int
+pya_hc_capture_tell(
+    const void *stream_handle, int *status, uint64_t *id, void **graph, struct pya_hc_node ***deps,
+    size_t *n_deps) {
+    struct pya_hc_capture_info info;
+    int error = pya_hc_capture_info(stream_handle, &info);
+    *status = info.status;
+    if (id != NULL) {
+        *id = info.id;
+    }
+    if (graph != NULL) {
+        *graph = info.graph;
+    }
+    if (deps != NULL) {
+        *deps = info.deps;
+    }
+    if (n_deps != NULL) {
+        *n_deps = info.n_deps;
+    }
+    return error;
+}
+
+int
 pya_hc_capture_set_deps(
     const void *stream_handle, struct pya_hc_node *const *deps, size_t n_deps, unsigned flags) {
     int error = CU_OK;

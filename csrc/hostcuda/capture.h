@@ -41,6 +41,10 @@ struct pya_hc_capture_info {
     size_t n_deps;
 };
 int pya_hc_capture_info(const void *stream_handle, struct pya_hc_capture_info *out);
+/* The same in the parameters of CUDA's own calls, of which the caller may leave all but status NULL. */
+int pya_hc_capture_tell(
+    const void *stream_handle, int *status, uint64_t *id, void **graph, struct pya_hc_node ***deps,
+    size_t *n_deps);
 /* flags 0 adds dependencies, 1 replaces them. */
 int pya_hc_capture_set_deps(
     const void *stream_handle, struct pya_hc_node *const *deps, size_t n_deps, unsigned flags);

@@ -23,14 +23,9 @@ copy_submit(const void *handle, const struct pya_hc_action *action, bool waits, 
 
 static int
 copy_direction(const void *dst, const void *src, size_t size, int *kind) {
-    int dst_device = -1;
-    int src_device = -1;
-    pya_hc_lock();
-    int error = pya_hc_access_locked((uintptr_t)dst, size, true, &dst_device);
-    if (error == CU_OK) {
-        error = pya_hc_access_locked((uintptr_t)src, size, false, &src_device);
-    }
-    pya_hc_unlock();
+    int dst_device;
+    int src_device;
+    int error = pya_hc_bytes_sides(dst, src, size, &dst_device, &src_device);
     if (error != CU_OK) {
         return error;
     }

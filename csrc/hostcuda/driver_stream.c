@@ -91,35 +91,12 @@ cuStreamEndCapture(void *stream, struct pya_hc_graph **out) {
     return pya_hc_capture_end(stream, out);
 }
 
-/* Out-parameters that the caller left NULL are skipped. */
-static int
-stream_capture_info(
-    const void *stream, int *status, uint64_t *id, void **graph, struct pya_hc_node ***deps,
-    size_t *n_deps) {
-    struct pya_hc_capture_info info;
-    int error = pya_hc_capture_info(stream, &info);
-    *status = info.status;
-    if (id != NULL) {
-        *id = info.id;
-    }
-    if (graph != NULL) {
-        *graph = info.graph;
-    }
-    if (deps != NULL) {
-        *deps = info.deps;
-    }
-    if (n_deps != NULL) {
-        *n_deps = info.n_deps;
-    }
-    return error;
-}
-
 int
 cuStreamGetCaptureInfo_v2(
     void *stream, int *status, uint64_t *id, void **graph, struct pya_hc_node ***deps,
     size_t *n_deps) {
     HC_DRIVER();
-    return stream_capture_info(stream, status, id, graph, deps, n_deps);
+    return pya_hc_capture_tell(stream, status, id, graph, deps, n_deps);
 }
 
 int
@@ -130,7 +107,7 @@ cuStreamGetCaptureInfo_v3(
     if (edges != NULL) {
         *edges = NULL;
     }
-    return stream_capture_info(stream, status, id, graph, deps, n_deps);
+    return pya_hc_capture_tell(stream, status, id, graph, deps, n_deps);
 }
 
 int

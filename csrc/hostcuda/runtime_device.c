@@ -292,6 +292,11 @@ launch_is_empty(struct cuda_dim3 grid, struct cuda_dim3 block) {
 
 enum { CU_INVALID_CONFIGURATION = 9 };
 
+static int
+launch(struct cuda_dim3 grid, struct cuda_dim3 block, const void *stream) {
+    return launch_is_empty(grid, block) ? CU_INVALID_CONFIGURATION : pya_hc_launch(stream);
+}
+
 int
 cudaLaunchKernel(
     const void *function, struct cuda_dim3 grid, struct cuda_dim3 block, void **args,
@@ -300,7 +305,7 @@ cudaLaunchKernel(
     (void)function;
     (void)args;
     (void)shared_bytes;
-    RT(launch_is_empty(grid, block) ? CU_INVALID_CONFIGURATION : pya_hc_launch(stream));
+    RT(launch(grid, block, stream));
 }
 
 int
@@ -311,7 +316,7 @@ __cudaLaunchKernel(
     (void)function;
     (void)args;
     (void)shared_bytes;
-    RT(launch_is_empty(grid, block) ? CU_INVALID_CONFIGURATION : pya_hc_launch(stream));
+    RT(launch(grid, block, stream));
 }
 
 int
@@ -322,7 +327,7 @@ cudaLaunchCooperativeKernel(
     (void)function;
     (void)args;
     (void)shared_bytes;
-    RT(launch_is_empty(grid, block) ? CU_INVALID_CONFIGURATION : pya_hc_launch(stream));
+    RT(launch(grid, block, stream));
 }
 
 int
@@ -333,8 +338,7 @@ cudaLaunchKernelExC(const struct cuda_launch_config *config, const void *functio
     if (config == NULL) {
         RT(CU_INVALID_VALUE);
     }
-    RT(launch_is_empty(config->grid, config->block) ? CU_INVALID_CONFIGURATION
-                                                    : pya_hc_launch(config->stream));
+    RT(launch(config->grid, config->block, config->stream));
 }
 
 int

@@ -218,46 +218,23 @@ cudaStreamIsCapturing(void *stream, int *status) {
     RT(error);
 }
 
-/* Out-parameters that the caller left NULL are skipped. */
-static int
-stream_capture_info(
-    const void *stream, int *status, unsigned long long *id, void **graph,
-    struct pya_hc_node ***deps, size_t *n_deps) {
-    struct pya_hc_capture_info info;
-    int error = pya_hc_capture_info(stream, &info);
-    *status = info.status;
-    if (id != NULL) {
-        *id = info.id;
-    }
-    if (graph != NULL) {
-        *graph = info.graph;
-    }
-    if (deps != NULL) {
-        *deps = info.deps;
-    }
-    if (n_deps != NULL) {
-        *n_deps = info.n_deps;
-    }
-    return error;
-}
-
 int
 cudaStreamGetCaptureInfo_v2(
-    void *stream, int *status, unsigned long long *id, void **graph, struct pya_hc_node ***deps,
+    void *stream, int *status, uint64_t *id, void **graph, struct pya_hc_node ***deps,
     size_t *n_deps) {
     HC_RUNTIME();
-    RT(stream_capture_info(stream, status, id, graph, deps, n_deps));
+    RT(pya_hc_capture_tell(stream, status, id, graph, deps, n_deps));
 }
 
 int
 cudaStreamGetCaptureInfo_v3(
-    void *stream, int *status, unsigned long long *id, void **graph, struct pya_hc_node ***deps,
+    void *stream, int *status, uint64_t *id, void **graph, struct pya_hc_node ***deps,
     const void **edges, size_t *n_deps) {
     HC_RUNTIME();
     if (edges != NULL) {
         *edges = NULL;
     }
-    RT(stream_capture_info(stream, status, id, graph, deps, n_deps));
+    RT(pya_hc_capture_tell(stream, status, id, graph, deps, n_deps));
 }
 
 int
@@ -400,13 +377,13 @@ cudaGraphDebugDotPrint(struct pya_hc_graph *graph, const char *path, unsigned fl
 #define EDGES_NAME(name) name
 int
 cudaStreamGetCaptureInfo(
-    void *stream, int *status, unsigned long long *id, void **graph, struct pya_hc_node ***deps,
+    void *stream, int *status, uint64_t *id, void **graph, struct pya_hc_node ***deps,
     const void **edges, size_t *n_deps) {
     HC_RUNTIME();
     if (edges != NULL) {
         *edges = NULL;
     }
-    RT(stream_capture_info(stream, status, id, graph, deps, n_deps));
+    RT(pya_hc_capture_tell(stream, status, id, graph, deps, n_deps));
 }
 #else
 #define EDGES_NAME(name) name##_v2

@@ -223,6 +223,16 @@ event_is_done(const struct pya_hc_event *event) {
     return event->stream->id == event->stream_id && event->stream->done >= event->ticket;
 }
 
+/* The event, for the host to ask about or to wait for: none that became a graph's. */
+static int
+event_for_host_locked(const void *handle, struct pya_hc_event **out) {
+    *out = pya_hc_event_find_locked(handle);
+    if (*out == NULL) {
+        return CU_INVALID_HANDLE;
+    }
+    return (*out)->capture_id != 0 ? CU_CAPTURED_EVENT : CU_OK;
+}
+
 int
 pya_hc_event_query(const void *handle) {
     int error = pya_hc_capture_unsafe();
@@ -230,12 +240,9 @@ pya_hc_event_query(const void *handle) {
         return error;
     }
     pya_hc_lock();
-    struct pya_hc_event *event = pya_hc_event_find_locked(handle);
-    if (event == NULL) {
-        error = CU_INVALID_HANDLE;
-    } else if (event->capture_id != 0) {
-        error = CU_CAPTURED_EVENT;
-    } else if (!event_is_done(event)) {
+    struct pya_hc_event *event;
+    error = event_for_host_locked(handle, &event);
+    if (error == CU_OK && !event_is_done(event)) {
         error = CU_NOT_READY;
     }
     pya_hc_unlock();
@@ -249,12 +256,9 @@ pya_hc_event_sync(const void *handle) {
         return error;
     }
     pya_hc_lock();
-    struct pya_hc_event *event = pya_hc_event_find_locked(handle);
-    if (event == NULL) {
-        error = CU_INVALID_HANDLE;
-    } else if (event->capture_id != 0) {
-        error = CU_CAPTURED_EVENT;
-    } else if (event->is_recorded) {
+    struct pya_hc_event *event;
+    error = event_for_host_locked(handle, &event);
+    if (error == CU_OK && event->is_recorded) {
         if (event->stream->id == event->stream_id && event->stream->done < event->ticket) {
             event->stream->done = event->ticket;
         }
