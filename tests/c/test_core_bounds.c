@@ -4,6 +4,7 @@
 #include "core/debug.h"
 #include "core/pyalloc.h"
 #include "device/sim.h"
+#include "stat.h"
 
 /* Far above what was seen (46; 153 while the map empties its old table): treaps, and clusters of the map. */
 enum { MOST_STEPS = 400 };
@@ -33,19 +34,6 @@ heap_new(const char *text) {
     CHECK_OK(pya_options_parse(&options, text, message, sizeof message));
     CHECK_OK(pya_heap_create(&options, &hooks, &heap));
     return heap;
-}
-
-static int64_t
-stat_of(struct pya_heap *heap, const char *key) {
-    int64_t values[PYA_N_STATS];
-    CHECK_OK(pya_stats_get(heap, 0, values));
-    for (size_t i = 0; i < PYA_N_STATS; i++) {
-        if (strcmp(pya_stat_key(i), key) == 0) {
-            return values[i];
-        }
-    }
-    CHECK(false);
-    return -1;
 }
 
 #if PYA_ASSERT_LEVEL >= 2
@@ -99,7 +87,7 @@ test_steps_are_bounded(void) {
 
 static size_t
 host_bytes(struct pya_heap *heap) {
-    return (size_t)stat_of(heap, "pyalloc_host_bytes");
+    return (size_t)stat_of(heap, 0, "pyalloc_host_bytes");
 }
 
 /* A heap with n live blocks of one size. */
@@ -163,7 +151,7 @@ test_host_memory_of_mappings(void) {
         CHECK_OK(pya_free(heap, ranges[i]));
     }
     size_t per_mapping = (host_bytes(heap) - before) / N_HELD;
-    CHECK_EQ(stat_of(heap, "pyalloc_stitches"), N_RANGES);
+    CHECK_EQ(stat_of(heap, 0, "pyalloc_stitches"), N_RANGES);
     printf("%d alias mappings: %zu bytes of host memory each\n", N_HELD, per_mapping);
     CHECK(per_mapping > 0 && per_mapping <= 8);
     pya_heap_destroy(heap);

@@ -7,6 +7,8 @@
 #include "core/snapshot.h"
 #include "device/sim.h"
 #include "fault.h"
+#include "stat.h"
+#include "sweep.h"
 
 enum { N_DEVICES = 2, N_STREAMS = 4, MAX_LIVE = 800 };
 
@@ -47,19 +49,6 @@ world_init(struct world *world, const char *text) {
     struct pya_options options = options_of(text);
     struct pya_hooks hooks = {.arg = world, .open_device = world_open};
     CHECK_OK(pya_heap_create(&options, &hooks, &world->heap));
-}
-
-static int64_t
-stat_of(struct world *world, int device, const char *key) {
-    int64_t values[PYA_N_STATS];
-    CHECK_OK(pya_stats_get(world->heap, device, values));
-    for (size_t i = 0; i < PYA_N_STATS; i++) {
-        if (strcmp(pya_stat_key(i), key) == 0) {
-            return values[i];
-        }
-    }
-    CHECK(false);
-    return -1;
 }
 
 /* The heap gives everything back, and the device was used by its rules throughout. */
@@ -185,9 +174,9 @@ fuzz_check_snapshot(struct fuzz *fuzz) {
         active[segment->device] += segment->active_bytes;
     }
     for (int d = 0; d < N_DEVICES; d++) {
-        CHECK_EQ(active[d], stat_of(&fuzz->world, d, "active_bytes.all.current"));
+        CHECK_EQ(active[d], stat_of(fuzz->world.heap, d, "active_bytes.all.current"));
         if (!fuzz->faulty) { /* a page whose release failed is reserved, but in no segment */
-            CHECK_EQ(total[d], stat_of(&fuzz->world, d, "reserved_bytes.all.current"));
+            CHECK_EQ(total[d], stat_of(fuzz->world.heap, d, "reserved_bytes.all.current"));
         }
     }
     pya_snapshot_fini(&snap);
@@ -198,12 +187,12 @@ fuzz_check(struct fuzz *fuzz) {
     fuzz_check_snapshot(fuzz);
     for (int d = 0; d < N_DEVICES; d++) {
         CHECK_EQ(pya_heap_check(fuzz->world.heap, d), 0);
-        size_t allocated = (size_t)stat_of(&fuzz->world, d, "allocated_bytes.all.current");
+        size_t allocated = (size_t)stat_of(fuzz->world.heap, d, "allocated_bytes.all.current");
         /* Plain segments are not split to the last byte, as torch's are not. */
         CHECK(
             fuzz->world.config.no_vmm ? allocated >= fuzz->live_bytes[d]
                                       : allocated == fuzz->live_bytes[d]);
-        CHECK_EQ(stat_of(&fuzz->world, d, "allocation.all.current"), fuzz->n_alloc[d]);
+        CHECK_EQ(stat_of(fuzz->world.heap, d, "allocation.all.current"), fuzz->n_alloc[d]);
     }
 }
 
@@ -259,7 +248,7 @@ fuzz_run(const char *options, unsigned long n_steps, unsigned check_every, bool 
                 strncmp(pya_stat_key(k), "num", 3) == 0) {
                 printf(
                     "%s %lld  ", pya_stat_key(k),
-                    (long long)stat_of(&fuzz.world, 0, pya_stat_key(k)));
+                    (long long)stat_of(fuzz.world.heap, 0, pya_stat_key(k)));
             }
         }
         printf("\n");
@@ -273,7 +262,7 @@ fuzz_run(const char *options, unsigned long n_steps, unsigned check_every, bool 
         struct pya_sim_state state;
         pya_sim_query(fuzz.world.sims[d], &state);
         CHECK_EQ(state.used_bytes, 0);
-        CHECK_EQ(stat_of(&fuzz.world, d, "reserved_bytes.all.current"), 0);
+        CHECK_EQ(stat_of(fuzz.world.heap, d, "reserved_bytes.all.current"), 0);
     }
     world_fini(&fuzz.world);
     free(fuzz.live);
@@ -346,11 +335,11 @@ test_threads(void) {
     CHECK_OK(pya_empty_cache(world.heap, -1));
     for (int d = 0; d < N_DEVICES; d++) {
         CHECK_EQ(pya_heap_check(world.heap, d), 0);
-        CHECK_EQ(stat_of(&world, d, "allocation.all.current"), 0);
-        CHECK_EQ(stat_of(&world, d, "reserved_bytes.all.current"), 0);
+        CHECK_EQ(stat_of(world.heap, d, "allocation.all.current"), 0);
+        CHECK_EQ(stat_of(world.heap, d, "reserved_bytes.all.current"), 0);
         CHECK_EQ(
-            stat_of(&world, d, "allocation.all.allocated"),
-            stat_of(&world, d, "allocation.all.freed"));
+            stat_of(world.heap, d, "allocation.all.allocated"),
+            stat_of(world.heap, d, "allocation.all.freed"));
     }
     world_fini(&world);
 }
@@ -386,9 +375,9 @@ test_bad_calls(void) {
         "CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total "
         "capacity of 3.00 GiB of which ";
     CHECK(strncmp(text, wanted, sizeof wanted - 1) == 0);
-    CHECK_EQ(stat_of(&world, 0, "num_ooms"), 2);
+    CHECK_EQ(stat_of(world.heap, 0, "num_ooms"), 2);
     CHECK_EQ(pya_heap_check(world.heap, 0), 0);
-    CHECK_EQ(stat_of(&world, 0, "allocation.all.current"), 0);
+    CHECK_EQ(stat_of(world.heap, 0, "allocation.all.current"), 0);
     world_fini(&world);
 }
 
@@ -490,7 +479,6 @@ sweep_program(struct world *world, pya_dptr *ptrs) {
     }
 }
 
-/* Runs the program with the nth host allocation (host) or device call failing; false: n outlived them all. */
 static bool
 sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
     struct world world = {
@@ -511,7 +499,7 @@ sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
     sweep_program(&world, ptrs);
     bool fired = host ? fault_disarm() : pya_sim_fail_clear(world.sims[0]);
     bool shares = strstr(options, "shared_pages:True") != NULL;
-    CHECK(fired || !shares || stat_of(&world, 0, "pyalloc_shared_ranges") > 0);
+    CHECK(fired || !shares || stat_of(world.heap, 0, "pyalloc_shared_ranges") > 0);
     CHECK_EQ(pya_heap_check(world.heap, 0), 0);
     for (size_t i = 0; i < SWEEP_BLOCKS; i++) {
         CHECK_OK(pya_free(world.heap, ptrs[i]));
@@ -523,9 +511,9 @@ sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
     pya_sim_query(world.sims[0], &state);
     CHECK_EQ(state.used_bytes, 0);
     CHECK_EQ(state.n_mappings, 0);
-    CHECK_EQ(stat_of(&world, 0, "reserved_bytes.all.current"), 0);
-    CHECK_EQ(stat_of(&world, 0, "segment.all.current"), 0);
-    CHECK_EQ(stat_of(&world, 0, "active.all.current"), 0);
+    CHECK_EQ(stat_of(world.heap, 0, "reserved_bytes.all.current"), 0);
+    CHECK_EQ(stat_of(world.heap, 0, "segment.all.current"), 0);
+    CHECK_EQ(stat_of(world.heap, 0, "active.all.current"), 0);
     world_fini(&world);
     CHECK_EQ(fault_live(), live_before);
     return fired;
@@ -536,19 +524,7 @@ test_sweep(void) {
     static const char *const options[] = {
         "", "memory:tight", "mappings_per_page:1", "vmm:False", "shared_pages:True"};
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
-        unsigned long n = 1;
-        for (; sweep_once(options[i], n, false, PYA_E_DEVICE) && check_failures < 20; n++) {
-            (void)sweep_once(options[i], n, false, PYA_E_NOMEM);
-        }
-        CHECK(n > 20);
-        unsigned long n_host = 1;
-        while (sweep_once(options[i], n_host, true, PYA_OK) && check_failures < 20) {
-            n_host++;
-        }
-        CHECK(n_host > 5);
-        printf(
-            "%-20s %lu device calls, %lu host allocations failed once each\n", options[i], n - 1,
-            n_host - 1);
+        sweep_all(sweep_once, options[i]);
     }
 }
 

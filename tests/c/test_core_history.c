@@ -2,7 +2,7 @@
 #include "check.h"
 #include "core/history.h"
 #include "core/snapshot.h"
-#include "short_world.h"
+#include "world.h"
 
 #include <stdlib.h>
 

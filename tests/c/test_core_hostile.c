@@ -4,48 +4,26 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "check.h"
-#include "core/heap.h"
-#include "device/sim.h"
 #include "fault.h"
+#include "world.h"
 
-struct world {
-    struct pya_heap *heap;
-    struct pya_sim *sim;
-    struct pya_sim_config config;
-};
-
-static pya_status
-world_open(void *arg, int index, struct pya_device **out) {
-    struct world *world = arg;
-    pya_status st = pya_sim_create(&world->config, index, &world->sim);
-    if (st == PYA_OK) {
-        *out = pya_sim_device(world->sim);
-    }
-    return st;
-}
-
+/* Few addresses: 16 GiB. */
 static void
-world_init(struct world *world, const char *text, size_t capacity) {
-    char message[200] = "";
-    struct pya_options options;
-    struct pya_hooks hooks = {.arg = world, .open_device = world_open};
+world_narrow(struct world *world, const char *text, size_t capacity) {
     *world =
         (struct world){.config = {.capacity_bytes = capacity, .address_bytes = (uint64_t)1 << 34}};
-    pya_options_init(&options);
-    CHECK_OK(pya_options_parse(&options, text, message, sizeof message));
-    CHECK_OK(pya_heap_create(&options, &hooks, &world->heap));
+    world_init(world, text);
 }
 
+/* The heap can give everything back. */
 static void
-world_fini(struct world *world) {
+world_empty_fini(struct world *world) {
     struct pya_sim_state state;
     CHECK_EQ(pya_heap_check(world->heap, 0), 0);
     CHECK_OK(pya_empty_cache(world->heap, -1));
     pya_sim_query(world->sim, &state);
-    CHECK_EQ(state.n_violations, 0);
     CHECK_EQ(state.used_bytes, 0);
-    pya_heap_destroy(world->heap);
+    world_fini(world);
 }
 
 /* A segment of 20 MiB is not "too large to split" for the request it was made for. */
@@ -56,12 +34,12 @@ test_small_max_split(void) {
     for (size_t i = 0; i < 2; i++) {
         struct world world;
         pya_dptr small, large;
-        world_init(&world, options[i], (size_t)1 << 30);
+        world_narrow(&world, options[i], (size_t)1 << 30);
         CHECK_OK(pya_alloc(world.heap, 0, 5000, 0, &small));
         CHECK_OK(pya_alloc(world.heap, 0, (size_t)7 << 20, 0, &large));
         CHECK_OK(pya_free(world.heap, small));
         CHECK_OK(pya_free(world.heap, large));
-        world_fini(&world);
+        world_empty_fini(&world);
     }
 }
 
@@ -72,7 +50,7 @@ test_impossible_sizes(void) {
         ((size_t)1 << 30) + 1, (size_t)1 << 40, (size_t)1 << 50, (size_t)1 << 60};
     struct world world;
     pya_dptr one, two, ptr = 7;
-    world_init(&world, "", (size_t)1 << 30);
+    world_narrow(&world, "", (size_t)1 << 30);
     CHECK_OK(pya_alloc(world.heap, 0, 5000, 0, &one));
     CHECK_OK(pya_alloc(world.heap, 0, 5000, 16, &two));
     struct pya_sim_state before, after;
@@ -88,7 +66,7 @@ test_impossible_sizes(void) {
     CHECK_EQ(after.n_calls[PYA_SIM_PAGE_CREATE], before.n_calls[PYA_SIM_PAGE_CREATE]);
     CHECK_OK(pya_free(world.heap, one));
     CHECK_OK(pya_free(world.heap, two));
-    world_fini(&world);
+    world_empty_fini(&world);
 }
 
 /* A pool whose only user leaves between begin and end is gone after end. */
@@ -97,7 +75,7 @@ test_release_before_end(void) {
     struct world world;
     struct pya_pool_id id = {7, 1};
     pya_dptr ptr;
-    world_init(&world, "", (size_t)1 << 30);
+    world_narrow(&world, "", (size_t)1 << 30);
     CHECK_OK(pya_pool_begin(world.heap, 0, id, (struct pya_stream_filter){0}));
     CHECK_OK(pya_alloc(world.heap, 0, 5000, 0, &ptr));
     CHECK_OK(pya_free(world.heap, ptr));
@@ -107,7 +85,7 @@ test_release_before_end(void) {
     CHECK_OK(pya_pool_end(world.heap, 0, id));
     CHECK_EQ(pya_pool_list(world.heap, 0, NULL, 0), 0);
     CHECK_EQ(pya_pool_end(world.heap, 0, id), PYA_E_INVAL);
-    world_fini(&world);
+    world_empty_fini(&world);
 }
 
 /* Pages whose move to another stream failed half way, and could not be undone, are mapped there without access:
@@ -117,7 +95,7 @@ test_failed_move_is_not_revived(void) {
     struct world world;
     pya_dptr own, ptr;
     pya_dptr others[8];
-    world_init(&world, "", (size_t)1 << 30);
+    world_narrow(&world, "", (size_t)1 << 30);
     CHECK_OK(pya_alloc(world.heap, 0, 5000, 32, &own));
     for (int i = 0; i < 8; i++) {
         CHECK_OK(pya_alloc(world.heap, 0, (size_t)4 << 20, 16, &others[i]));
@@ -136,7 +114,7 @@ test_failed_move_is_not_revived(void) {
     }
     CHECK_OK(pya_free(world.heap, ptr));
     CHECK_OK(pya_free(world.heap, own));
-    world_fini(&world);
+    world_empty_fini(&world);
 }
 
 /* 10^6 blocks of 512 bytes alive at once, freed in another order. */
@@ -145,7 +123,7 @@ test_a_million_tiny_blocks(void) {
     const size_t n = check_is_slow() ? 50000 : 1000000;
     struct world world;
     pya_dptr *ptrs = malloc(n * sizeof *ptrs);
-    world_init(&world, "", (size_t)1 << 30);
+    world_narrow(&world, "", (size_t)1 << 30);
     for (size_t i = 0; i < n; i++) {
         CHECK_OK(pya_alloc(world.heap, 0, 1 + i % 512, 0, &ptrs[i]));
     }
@@ -156,7 +134,7 @@ test_a_million_tiny_blocks(void) {
         CHECK_OK(pya_free(world.heap, ptrs[i * 7919 % n]));
     }
     free(ptrs);
-    world_fini(&world);
+    world_empty_fini(&world);
 }
 
 /* What a hook may do: everything. */
@@ -219,7 +197,7 @@ test_hooks_allocate(void) {
     CHECK(nested.from_hook != 0 && nested.n_oom == 2);
     CHECK_OK(pya_free(nested.world.heap, large));
     CHECK_OK(pya_free(nested.world.heap, nested.from_hook));
-    world_fini(&nested.world);
+    world_empty_fini(&nested.world);
 }
 
 /* A clock that stands still or goes back changes times in the history and nothing else. */
@@ -227,7 +205,7 @@ static void
 test_clock_going_back(void) {
     struct world world;
     pya_dptr ptrs[16];
-    world_init(&world, "", (size_t)1 << 30);
+    world_narrow(&world, "", (size_t)1 << 30);
     CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALL, true, 100, 0));
     for (size_t i = 0; i < 200; i++) {
         size_t slot = i % 16;
@@ -245,7 +223,7 @@ test_clock_going_back(void) {
         CHECK_OK(pya_free(world.heap, ptrs[i]));
     }
     pya_history_stop(world.heap);
-    world_fini(&world);
+    world_empty_fini(&world);
 }
 
 static volatile sig_atomic_t n_signals;
@@ -265,7 +243,7 @@ test_signals(void) {
     uint64_t seed = check_seed();
     pya_dptr ptrs[64] = {0};
     n_signals = 0;
-    world_init(&world, "", (size_t)1 << 30);
+    world_narrow(&world, "", (size_t)1 << 30);
     CHECK_EQ(sigaction(SIGALRM, &action, &before), 0);
     CHECK_EQ(setitimer(ITIMER_REAL, &often, NULL), 0);
     for (size_t i = 0; i < 2000000 && n_signals < 50; i++) {
@@ -283,7 +261,7 @@ test_signals(void) {
     for (size_t i = 0; i < 64; i++) {
         CHECK_OK(pya_free(world.heap, ptrs[i]));
     }
-    world_fini(&world);
+    world_empty_fini(&world);
 }
 
 static size_t n_device_calls; /* of the heap's end in a child */
@@ -367,7 +345,7 @@ static void
 test_fork_gives_host_memory_back(void) {
     size_t n_before = fault_live();
     struct world world;
-    world_init(&world, "", (size_t)96 << 20);
+    world_narrow(&world, "", (size_t)96 << 20);
     world_fill(&world);
     for (int held = 0; held < 2; held++) {
         pid_t child = fork();
@@ -394,7 +372,7 @@ static void
 test_fork(void) {
     struct world world;
     pya_dptr ptr, other = 0;
-    world_init(&world, "", (size_t)1 << 30);
+    world_narrow(&world, "", (size_t)1 << 30);
     CHECK_OK(pya_alloc(world.heap, 0, 5000, 0, &ptr));
     pid_t child = fork();
     if (child == 0) {
@@ -411,7 +389,7 @@ test_fork(void) {
     CHECK_EQ(waitpid(child, &status, 0), child);
     CHECK_EQ(status, 0);
     CHECK_OK(pya_free(world.heap, ptr));
-    world_fini(&world);
+    world_empty_fini(&world);
 }
 
 /* While a stream is captured, memory comes and goes, nothing waits and nothing is given back. */
@@ -420,7 +398,7 @@ test_during_capture(void) {
     struct world world;
     struct pya_pool_id id = {7, 1};
     pya_dptr before, during, again;
-    world_init(&world, "", (size_t)1 << 30);
+    world_narrow(&world, "", (size_t)1 << 30);
     CHECK_OK(pya_alloc(world.heap, 0, (size_t)8 << 20, 16, &before));
     CHECK_OK(pya_pool_begin(world.heap, 0, id, (struct pya_stream_filter){0}));
     pya_sim_set_capturing(world.sim, 16, true);
@@ -437,7 +415,7 @@ test_during_capture(void) {
     CHECK_OK(pya_pool_end(world.heap, 0, id));
     CHECK_OK(pya_free(world.heap, again));
     CHECK_OK(pya_pool_release(world.heap, 0, id));
-    world_fini(&world);
+    world_empty_fini(&world);
 }
 
 static const struct check_case cases[] = {

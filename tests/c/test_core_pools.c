@@ -1,49 +1,16 @@
 /* Private pools of a special kind: blocks claimed again at their addresses, a source of their own, whole segments,
  * memory opened to peers. */
-#include "check.h"
-#include "core/heap.h"
 #include "core/snapshot.h"
-#include "device/sim.h"
 #include "fault.h"
+#include "world.h"
 
-static const size_t MIB = (size_t)1 << 20;
 static const struct pya_pool_id POOL = {3, 4};
 
-struct world {
-    struct pya_heap *heap;
-    struct pya_sim *sim;
-};
-
-static pya_status
-world_open(void *arg, int index, struct pya_device **out) {
-    struct world *world = arg;
-    struct pya_sim_config config = {.capacity_bytes = 1024 * MIB};
-    pya_status st = pya_sim_create(&config, index, &world->sim);
-    if (st == PYA_OK) {
-        *out = pya_sim_device(world->sim);
-    }
-    return st;
-}
-
 static void
-world_init(struct world *world, const char *text) {
-    struct pya_options options;
-    char message[200] = "";
-    pya_options_init(&options);
-    CHECK_OK(pya_options_parse(&options, text, message, sizeof message));
-    struct pya_hooks hooks = {.arg = world, .open_device = world_open};
-    CHECK_OK(pya_heap_create(&options, &hooks, &world->heap));
+pools_init(struct world *world, const char *text) {
+    world->config.capacity_bytes = 1024 * MIB;
+    world_init(world, text);
     CHECK_OK(pya_pool_retain(world->heap, 0, POOL, false));
-}
-
-static void
-world_fini(struct world *world) {
-    struct pya_sim_state state;
-    CHECK_EQ(pya_heap_check(world->heap, 0), 0);
-    pya_sim_query(world->sim, &state);
-    CHECK_EQ(state.n_violations, 0);
-    CHECK_EQ(pya_sim_check(world->sim), 0);
-    pya_heap_destroy(world->heap);
 }
 
 static void
@@ -57,13 +24,6 @@ pool_end(struct world *world) {
     CHECK_OK(pya_pool_release(world->heap, 0, POOL));
 }
 
-static pya_dptr
-get(struct world *world, size_t bytes) {
-    pya_dptr ptr = 0;
-    CHECK_OK(pya_alloc(world->heap, 0, bytes, 0, &ptr));
-    return ptr;
-}
-
 static pya_status
 claim(struct world *world, pya_dptr addr, size_t bytes) {
     const struct pya_claim wanted = {.addr = addr, .bytes = bytes, .requested = bytes};
@@ -74,10 +34,10 @@ static void
 test_claim(void) {
     struct world world = {0};
     pya_dptr ptrs[3];
-    world_init(&world, "");
+    pools_init(&world, "");
     pool_begin(&world);
     for (size_t i = 0; i < 3; i++) {
-        ptrs[i] = get(&world, 3 * MIB);
+        ptrs[i] = take(&world, 3 * MIB, 0);
     }
     pool_end(&world);
     CHECK_EQ(claim(&world, ptrs[1], 3 * MIB), PYA_E_INVAL); /* live */
@@ -101,23 +61,23 @@ static void
 test_addresses_of_a_pool_in_use_stay_mapped(void) {
     struct world world = {0};
     pya_dptr ptrs[16];
-    world_init(&world, "memory:tight,mappings_per_page:1");
+    pools_init(&world, "memory:tight,mappings_per_page:1");
     pool_begin(&world);
     for (size_t i = 0; i < 16; i++) {
-        ptrs[i] = get(&world, 2 * MIB);
+        ptrs[i] = take(&world, 2 * MIB, 0);
     }
     for (size_t i = 0; i < 16; i += 2) {
         CHECK_OK(pya_free(world.heap, ptrs[i]));
     }
-    pya_dptr stitched = get(&world, 16 * MIB);
+    pya_dptr stitched = take(&world, 16 * MIB, 0);
     pool_end(&world);
     CHECK_OK(pya_free(world.heap, stitched));
     for (size_t i = 0; i < 16; i++) {
-        ptrs[i] = i % 2 != 0 ? ptrs[i] : get(&world, 2 * MIB);
+        ptrs[i] = i % 2 != 0 ? ptrs[i] : take(&world, 2 * MIB, 0);
     }
     for (size_t i = 0; i < 16; i += 2) {
         CHECK_OK(pya_free(world.heap, ptrs[i]));
-        ptrs[i] = get(&world, (4 + i) * MIB);
+        ptrs[i] = take(&world, (4 + i) * MIB, 0);
     }
     CHECK_OK(claim(&world, stitched, 16 * MIB));
     CHECK_OK(pya_free(world.heap, stitched));
@@ -171,14 +131,14 @@ run_source(const char *options) {
     struct source source = {0};
     struct source second = {0};
     struct pya_sim_state state;
-    world_init(&world, options);
+    pools_init(&world, options);
     CHECK_OK(pya_pool_set_source(world.heap, 0, POOL, source_of(&source)));
     CHECK_EQ(pya_pool_set_source(world.heap, 0, POOL, source_of(&second)), PYA_E_INVAL);
     CHECK(second.is_dropped);
     pool_begin(&world);
-    pya_dptr small = get(&world, 100);
-    pya_dptr large = get(&world, 3 * MIB);
-    pya_dptr other = get(&world, 30 * MIB);
+    pya_dptr small = take(&world, 100, 0);
+    pya_dptr large = take(&world, 3 * MIB, 0);
+    pya_dptr other = take(&world, 30 * MIB, 0);
     CHECK_EQ(source.n_segments, 3);
     CHECK_EQ(pya_heap_check(world.heap, 0), 0);
     source.is_empty = true;
@@ -211,10 +171,10 @@ static void
 test_source_dies_with_the_heap(void) {
     struct world world = {0};
     struct source source = {0};
-    world_init(&world, "");
+    pools_init(&world, "");
     CHECK_OK(pya_pool_set_source(world.heap, 0, POOL, source_of(&source)));
     pool_begin(&world);
-    (void)get(&world, 5 * MIB);
+    (void)take(&world, 5 * MIB, 0);
     pool_end(&world);
     world_fini(&world);
     CHECK(source.is_dropped);
@@ -226,11 +186,11 @@ test_no_split(void) {
     pya_dptr base = 0;
     size_t bytes = 0;
     int device = 0;
-    world_init(&world, "");
+    pools_init(&world, "");
     CHECK_OK(pya_pool_set_no_split(world.heap, 0, POOL));
     pool_begin(&world);
-    pya_dptr first = get(&world, 5 * MIB);
-    pya_dptr second = get(&world, 5 * MIB);
+    pya_dptr first = take(&world, 5 * MIB, 0);
+    pya_dptr second = take(&world, 5 * MIB, 0);
     pool_end(&world);
     for (int i = 0; i < 2; i++) {
         CHECK_OK(pya_block_info(world.heap, i == 0 ? first : second, &base, &bytes, &device));
@@ -249,10 +209,10 @@ static void
 test_counts_by_kind(void) {
     struct world world = {0};
     struct pya_pool_info info;
-    world_init(&world, "");
+    pools_init(&world, "");
     pool_begin(&world);
-    pya_dptr small = get(&world, 1000);
-    pya_dptr large = get(&world, 64 * MIB);
+    pya_dptr small = take(&world, 1000, 0);
+    pya_dptr large = take(&world, 64 * MIB, 0);
     pool_end(&world);
     CHECK_EQ(pya_pool_list(world.heap, 0, &info, 1), 1);
     CHECK(info.reserved_bytes[PYA_STAT_SMALL].current >= (int64_t)(2 * MIB));
@@ -274,12 +234,12 @@ static void
 test_trace_knows_the_pool(void) {
     struct world world = {0};
     struct pya_snapshot snap;
-    world_init(&world, "");
+    pools_init(&world, "");
     CHECK_OK(pya_history_start(world.heap, PYA_RECORD_NEVER, true, 100, 0));
     pool_begin(&world);
-    pya_dptr inside = get(&world, MIB);
+    pya_dptr inside = take(&world, MIB, 0);
     pool_end(&world);
-    pya_dptr outside = get(&world, MIB);
+    pya_dptr outside = take(&world, MIB, 0);
     CHECK_OK(pya_history_annotate(world.heap, inside, NULL));
     CHECK_OK(pya_free(world.heap, inside));
     CHECK_OK(pya_pool_trim(world.heap, 0, POOL));
@@ -306,9 +266,9 @@ test_peers(void) {
     struct world world = {0};
     struct pya_sim_state before;
     struct pya_sim_state after;
-    world_init(&world, "");
+    pools_init(&world, "");
     pool_begin(&world);
-    pya_dptr ptr = get(&world, 5 * MIB);
+    pya_dptr ptr = take(&world, 5 * MIB, 0);
     pool_end(&world);
     pya_sim_query(world.sim, &before);
     CHECK_OK(pya_enable_peer(world.heap, 0, 1));
@@ -326,9 +286,9 @@ test_emptied_pool_goes(void) {
     for (size_t i = 0; i < 2; i++) {
         struct world world = {0};
         pya_dptr ptr, none;
-        world_init(&world, options[i]);
+        pools_init(&world, options[i]);
         pool_begin(&world);
-        ptr = get(&world, 300 * MIB);
+        ptr = take(&world, 300 * MIB, 0);
         pool_end(&world);
         CHECK_OK(pya_pool_release(world.heap, 0, POOL));
         CHECK_OK(pya_free(world.heap, ptr));
@@ -339,19 +299,12 @@ test_emptied_pool_goes(void) {
     }
 }
 
-static uint64_t
-n_calls(const struct world *world, enum pya_sim_call call) {
-    struct pya_sim_state state;
-    pya_sim_query(world->sim, &state);
-    return state.n_calls[call];
-}
-
 /* A pool with free memory whose last user has gone; its graphs may still run, on a stream nobody told us of. */
 static void
 world_with_dropped_pool(struct world *world) {
-    world_init(world, "");
+    pools_init(world, "");
     pool_begin(world);
-    pya_dptr ptr = get(world, 100 * MIB);
+    pya_dptr ptr = take(world, 100 * MIB, 0);
     pool_end(world);
     CHECK_OK(pya_free(world->heap, ptr));
     CHECK_OK(pya_pool_release(world->heap, 0, POOL));
@@ -361,12 +314,12 @@ static void
 test_dropped_pool_serves_others(void) {
     struct world world = {0};
     world_with_dropped_pool(&world);
-    uint64_t n_made = n_calls(&world, PYA_SIM_PAGE_CREATE);
-    pya_dptr first = get(&world, 60 * MIB);
-    CHECK_EQ(n_calls(&world, PYA_SIM_DEVICE_SYNC), 1);
-    pya_dptr second = get(&world, 40 * MIB);
-    CHECK_EQ(n_calls(&world, PYA_SIM_DEVICE_SYNC), 1);
-    CHECK_EQ(n_calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+    pya_dptr first = take(&world, 60 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    pya_dptr second = take(&world, 40 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made);
     CHECK_OK(pya_free(world.heap, first));
     CHECK_OK(pya_free(world.heap, second));
     world_fini(&world);
@@ -378,14 +331,14 @@ test_dropped_pool_serves_the_next(void) {
     static const struct pya_pool_id next = {5, 6};
     struct world world = {0};
     world_with_dropped_pool(&world);
-    uint64_t n_made = n_calls(&world, PYA_SIM_PAGE_CREATE);
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
     CHECK_OK(pya_pool_begin(world.heap, 0, next, (struct pya_stream_filter){0}));
-    CHECK_EQ(n_calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
     pya_sim_set_capturing(world.sim, 0, true);
-    pya_dptr ptr = get(&world, 100 * MIB);
+    pya_dptr ptr = take(&world, 100 * MIB, 0);
     pya_sim_set_capturing(world.sim, 0, false);
-    CHECK_EQ(n_calls(&world, PYA_SIM_DEVICE_SYNC), 1);
-    CHECK_EQ(n_calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made);
     CHECK_OK(pya_pool_end(world.heap, 0, next));
     CHECK_OK(pya_free(world.heap, ptr));
     world_fini(&world);
@@ -396,18 +349,18 @@ static void
 test_unsettled_pool_keeps_its_memory(void) {
     struct world world = {0};
     world_with_dropped_pool(&world);
-    uint64_t n_made = n_calls(&world, PYA_SIM_PAGE_CREATE);
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
     pya_sim_set_capturing(world.sim, 0, true); /* by somebody who did not tell */
-    pya_dptr captured = get(&world, 10 * MIB);
+    pya_dptr captured = take(&world, 10 * MIB, 0);
     pya_sim_set_capturing(world.sim, 0, false);
-    CHECK_EQ(n_calls(&world, PYA_SIM_DEVICE_SYNC), 0);
-    CHECK_EQ(n_calls(&world, PYA_SIM_PAGE_CREATE), n_made + 5);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made + 5);
     pya_sim_fail(world.sim, (uint32_t)1 << PYA_SIM_DEVICE_SYNC, 1, PYA_E_DEVICE, false);
-    pya_dptr failed = get(&world, 10 * MIB);
-    CHECK_EQ(n_calls(&world, PYA_SIM_PAGE_CREATE), n_made + 10);
+    pya_dptr failed = take(&world, 10 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made + 10);
     CHECK_OK(pya_pool_retain(world.heap, 0, POOL, false));
-    pya_dptr used = get(&world, 10 * MIB);
-    CHECK_EQ(n_calls(&world, PYA_SIM_PAGE_CREATE), n_made + 15);
+    pya_dptr used = take(&world, 10 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made + 15);
     CHECK_OK(pya_free(world.heap, captured));
     CHECK_OK(pya_free(world.heap, failed));
     CHECK_OK(pya_free(world.heap, used));

@@ -1,5 +1,5 @@
 /* Memory under pressure on the simulated device: collection, limits, reservations. */
-#include "short_world.h"
+#include "world.h"
 
 /* More requests than a window lasts at first, in every variant. */
 enum { WINDOW = 17000, N_HELD = 60 };
@@ -60,8 +60,8 @@ check_collects(const char *options, size_t level) {
     let_windows_pass(&world, 6);
     CHECK(reserved(&world) <= level);
     CHECK(reserved(&world) >= 4 * N_HELD * MIB);
-    CHECK(stat_of(&world, "pyalloc_collections") > 0);
-    CHECK(stat_of(&world, "pyalloc_pages_collected") > 0);
+    CHECK(stat_of(world.heap, 0, "pyalloc_collections") > 0);
+    CHECK(stat_of(world.heap, 0, "pyalloc_pages_collected") > 0);
     CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC) + calls(&world, PYA_SIM_STREAM_SYNC), n_syncs);
     give_all(&world, held);
     world_fini(&world);
@@ -83,8 +83,8 @@ test_does_not_collect_below_the_level(void) {
     world_init(&world, "garbage_collection_threshold:0.9,soft_limit:900MiB");
     make_gaps(&world, held, 0);
     let_windows_pass(&world, 6);
-    CHECK_EQ(stat_of(&world, "pyalloc_collections"), 0);
-    CHECK_EQ(stat_of(&world, "pyalloc_pressed"), 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_collections"), 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_pressed"), 0);
     give_all(&world, held);
     world_fini(&world);
 }
@@ -98,8 +98,8 @@ test_keeps_what_was_needed_lately(void) {
     make_gaps(&world, held, 0);
     miss(&world, 6 * MIB);
     miss(&world, 10 * MIB);
-    CHECK(stat_of(&world, "pyalloc_pressed") > 0);
-    CHECK_EQ(stat_of(&world, "pyalloc_collections"), 0);
+    CHECK(stat_of(world.heap, 0, "pyalloc_pressed") > 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_collections"), 0);
     give_all(&world, held);
     world_fini(&world);
 }
@@ -113,14 +113,14 @@ test_regret_makes_it_wait_longer(void) {
     world_init(&world, "soft_limit:300MiB");
     make_gaps(&world, held, 0);
     let_windows_pass(&world, 6);
-    int64_t n_collections = stat_of(&world, "pyalloc_collections");
+    int64_t n_collections = stat_of(world.heap, 0, "pyalloc_collections");
     CHECK(n_collections > 0);
-    CHECK_EQ(stat_of(&world, "pyalloc_pages_regretted"), 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_pages_regretted"), 0);
     give(&world, take(&world, 400 * MIB, 0));
-    CHECK(stat_of(&world, "pyalloc_pages_regretted") > 0);
+    CHECK(stat_of(world.heap, 0, "pyalloc_pages_regretted") > 0);
     pass_time(&world, WINDOW);
     miss(&world, 402 * MIB);
-    CHECK_EQ(stat_of(&world, "pyalloc_collections"), n_collections);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_collections"), n_collections);
     give_all(&world, held);
     world_fini(&world);
 }
@@ -136,13 +136,13 @@ test_busy_streams_keep_theirs(void) {
     CHECK_OK(pya_sim_use(world.sim, 0, early, 4 * MIB));
     make_gaps(&world, held, 0);
     let_windows_pass(&world, 6);
-    CHECK(stat_of(&world, "pyalloc_pressed") > 0);
-    CHECK_EQ(stat_of(&world, "pyalloc_collections"), 0);
+    CHECK(stat_of(world.heap, 0, "pyalloc_pressed") > 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_collections"), 0);
     pya_sim_finish_all(world.sim);
     let_windows_pass(&world, 12);
     pya_sim_finish_all(world.sim);
     let_windows_pass(&world, 18);
-    CHECK(stat_of(&world, "pyalloc_collections") > 0);
+    CHECK(stat_of(world.heap, 0, "pyalloc_collections") > 0);
     give(&world, early);
     give_all(&world, held);
     world_fini(&world);
@@ -163,9 +163,9 @@ test_collects_plain_segments(void) {
         pass_time(&world, WINDOW);
         miss(&world, (20 + 2 * i) * MIB);
     }
-    CHECK(stat_of(&world, "pyalloc_collections") > 0);
+    CHECK(stat_of(world.heap, 0, "pyalloc_collections") > 0);
     CHECK(reserved(&world) <= 256 * MIB);
-    CHECK(stat_of(&world, "segment.all.freed") > 0);
+    CHECK(stat_of(world.heap, 0, "segment.all.freed") > 0);
     world_fini(&world);
 }
 
@@ -176,7 +176,7 @@ test_leaves_room_for_others(void) {
     world_init(&world, "keep_free:100MiB");
     make_gaps(&world, held, 0);
     let_windows_pass(&world, 6);
-    CHECK_EQ(stat_of(&world, "pyalloc_collections"), 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_collections"), 0);
     /* Somebody else takes all but 20 MiB of what is left. */
     pya_sim_set_capacity(world.sim, reserved(&world) + 20 * MIB);
     let_windows_pass(&world, 12);
@@ -201,11 +201,11 @@ test_trims_what_was_idle_for_long(void) {
     pya_sim_advance_clock(world.sim, (uint64_t)0 - UINT64_C(8000000000));
     pass_time(&world, 1);
     CHECK(reserved(&world) >= 200 * MIB);
-    CHECK_EQ(stat_of(&world, "pyalloc_idle_trims"), 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_idle_trims"), 0);
     pya_sim_advance_clock(world.sim, UINT64_C(10000000000));
     pass_time(&world, 1);
     CHECK(reserved(&world) <= 16 * MIB);
-    CHECK_EQ(stat_of(&world, "pyalloc_idle_trims"), 1);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_idle_trims"), 1);
     /* A steady trickle of requests that need little counts as idle for the rest too. */
     give(&world, take(&world, 200 * MIB, 0));
     for (int i = 0; i < 30; i++) {
@@ -235,7 +235,7 @@ test_shortage_ends(void) {
     miss(&world, 40 * MIB);
     CHECK(!world.heap->cards.open[0]->is_short);
     CHECK(!world.heap->cards.open[0]->fits_carefully);
-    CHECK_EQ(stat_of(&world, "pyalloc_recoveries"), 1);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_recoveries"), 1);
     give(&world, first);
     world_fini(&world);
 }
@@ -251,12 +251,12 @@ test_soft_limit_prefers_reuse(void) {
     world_init(&world, "memory:fast");
     make_gaps(&world, held, 0);
     pya_dptr grown = take(&world, 20 * MIB, 0);
-    CHECK_EQ(stat_of(&world, "pyalloc_stitches"), 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_stitches"), 0);
     CHECK_OK(pya_set_limit(world.heap, 0, PYA_LIMIT_SOFT, 400 * MIB));
     CHECK_EQ(pya_get_limit(world.heap, 0, PYA_LIMIT_SOFT), 400 * MIB);
     size_t before = reserved(&world);
     pya_dptr stitched = take(&world, 22 * MIB, 0);
-    CHECK_EQ(stat_of(&world, "pyalloc_stitches"), 1);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_stitches"), 1);
     CHECK(reserved(&world) <= before);
     /* It never refuses. */
     pya_dptr large = take(&world, 450 * MIB, 0);

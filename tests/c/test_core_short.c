@@ -2,7 +2,8 @@
 #include <pthread.h>
 
 #include "fault.h"
-#include "short_world.h"
+#include "sweep.h"
+#include "world.h"
 
 struct pressure {
     struct world world;
@@ -59,9 +60,9 @@ test_callbacks_save_a_request(void) {
     pressure_init(&pressure);
     pya_dptr ptr = take(&pressure.world, 140 * MIB, 0);
     CHECK_EQ(pressure.n_calls, 2);
-    CHECK_EQ(stat_of(&pressure.world, "pyalloc_pressure_calls"), 2);
-    CHECK_EQ(stat_of(&pressure.world, "pyalloc_saved_by_callback"), 1);
-    CHECK_EQ(stat_of(&pressure.world, "num_ooms"), 2); /* the callback's own requests */
+    CHECK_EQ(stat_of(pressure.world.heap, 0, "pyalloc_pressure_calls"), 2);
+    CHECK_EQ(stat_of(pressure.world.heap, 0, "pyalloc_saved_by_callback"), 1);
+    CHECK_EQ(stat_of(pressure.world.heap, 0, "num_ooms"), 2); /* the callback's own requests */
     give(&pressure.world, ptr);
     while (pressure.n_spare > 0) {
         give(&pressure.world, pressure.spare[--pressure.n_spare]);
@@ -141,11 +142,11 @@ test_callbacks_of_many_threads(void) {
     for (int i = 0; i < N_THREADS; i++) {
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
     }
-    CHECK(stat_of(&crowd.world, "pyalloc_saved_by_callback") > 0);
+    CHECK(stat_of(crowd.world.heap, 0, "pyalloc_saved_by_callback") > 0);
     for (int i = 0; i < N_SHELF; i++) {
         give(&crowd.world, crowd.shelf[i]);
     }
-    CHECK_EQ(stat_of(&crowd.world, "allocation.all.current"), 0);
+    CHECK_EQ(stat_of(crowd.world.heap, 0, "allocation.all.current"), 0);
     world_fini(&crowd.world);
 }
 
@@ -402,19 +403,7 @@ test_sweep(void) {
         "soft_limit:40MiB,trim_after:1", "garbage_collection_threshold:0.2,memory:tight",
         "keep_free:100MiB,trim_after:1", "trim_after:1,vmm:False"};
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
-        unsigned long n = 1;
-        for (; sweep_once(options[i], n, false, PYA_E_DEVICE) && check_failures < 20; n++) {
-            (void)sweep_once(options[i], n, false, PYA_E_NOMEM);
-        }
-        CHECK(n > 20);
-        unsigned long n_host = 1;
-        while (sweep_once(options[i], n_host, true, PYA_OK) && check_failures < 20) {
-            n_host++;
-        }
-        CHECK(n_host > 5);
-        printf(
-            "%-48s %lu device calls, %lu host allocations failed once each\n", options[i], n - 1,
-            n_host - 1);
+        sweep_all(sweep_once, options[i]);
     }
 }
 

@@ -1,6 +1,6 @@
 /* Streams that share a card: what one has finished with another takes over, addresses and all. */
 #include "core/snapshot.h"
-#include "short_world.h"
+#include "world.h"
 
 enum { ONE = 16, TWO = 32, THREE = 48 };
 
@@ -60,7 +60,7 @@ stream_of(struct world *world, pya_dptr addr) {
             stream = s->stream;
         }
     }
-    CHECK_EQ((int64_t)total, stat_of(world, "reserved_bytes.all.current"));
+    CHECK_EQ((int64_t)total, stat_of(world->heap, 0, "reserved_bytes.all.current"));
     pya_snapshot_fini(&snap);
     return stream;
 }
@@ -79,7 +79,7 @@ test_idle_memory_changes_hands(void) {
     CHECK_EQ(get(&world, 64 * MIB, ONE), first);
     CHECK_EQ(stream_of(&world, first), ONE);
     CHECK_EQ(n_calls(&world), before);
-    CHECK(stat_of(&world, "pyalloc_page_transfers") >= 48 / 2);
+    CHECK(stat_of(world.heap, 0, "pyalloc_page_transfers") >= 48 / 2);
     put(&world, first, 64 * MIB);
     streams_fini(&world);
 }
@@ -252,14 +252,14 @@ test_stitched_range_changes_hands(void) {
         put(&world, parts[i], 4 * MIB);
     }
     pya_dptr stitched = get(&world, 20 * MIB, ONE);
-    CHECK_EQ(stat_of(&world, "pyalloc_stitches"), 1);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_stitches"), 1);
     put(&world, stitched, 20 * MIB);
     uint64_t before = n_calls(&world);
     pya_dptr again = get(&world, 20 * MIB, TWO);
     CHECK_EQ(again, stitched);
     CHECK_EQ(stream_of(&world, again), TWO);
     CHECK_EQ(n_calls(&world), before);
-    CHECK_EQ(stat_of(&world, "pyalloc_range_hits"), 1);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_range_hits"), 1);
     put(&world, again, 20 * MIB);
     for (int i = 1; i < 40; i += 2) {
         put(&world, parts[i], 4 * MIB);

@@ -1,9 +1,10 @@
-/* One heap on one simulated device, for tests of what happens when memory is short. */
+/* One heap on one simulated device. */
 #pragma once
 
 #include "check.h"
 #include "core/heap.h"
 #include "device/sim.h"
+#include "stat.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -49,22 +50,9 @@ world_fini(struct world *world) {
     pya_heap_destroy(world->heap);
 }
 
-static inline int64_t
-stat_of(struct world *world, const char *key) {
-    int64_t values[PYA_N_STATS];
-    CHECK_OK(pya_stats_get(world->heap, 0, values));
-    for (size_t i = 0; i < PYA_N_STATS; i++) {
-        if (strcmp(pya_stat_key(i), key) == 0) {
-            return values[i];
-        }
-    }
-    CHECK(false);
-    return -1;
-}
-
 static inline size_t
 reserved(struct world *world) {
-    return (size_t)stat_of(world, "reserved_bytes.all.current");
+    return (size_t)stat_of(world->heap, 0, "reserved_bytes.all.current");
 }
 
 static inline uint64_t
