@@ -1,0 +1,117 @@
+/* Operations on private pools. */
+#include "core_model.h"
+
+static bool
+filter_match(void *arg, pya_stream stream) {
+    const struct pool *pool = arg;
+    return pool->stream == UINT64_MAX || pool->stream == stream;
+}
+
+struct world *filter_world;
+
+static void
+filter_drop(void *arg) {
+    (void)arg;
+    REQUIRE(filter_world->n_filters > 0);
+    filter_world->n_filters--;
+}
+
+struct pya_pool_id
+pool_id(int i) {
+    return (struct pya_pool_id){7, (uint64_t)i + 1};
+}
+
+static void
+pool_begin(struct world *world, int device, int i, uint8_t how) {
+    struct pool *pool = &world->pools[device][i];
+    pya_stream stream = (how & 0x80) != 0 ? UINT64_MAX : stream_of(how >> 3);
+    if (!pool->is_active) {
+        pool->stream = stream;
+    }
+    /* A stream is captured once at a time. */
+    bool capture =
+        stream != UINT64_MAX && (how & 0x40) != 0 && !stream_is_capturing(world, device, stream);
+    struct pya_stream_filter filter = {filter_match, filter_drop, pool};
+    unsigned open_fails = world->open_fails;
+    pya_status st = pya_pool_begin(world->heap, device, pool_id(i), filter);
+    if (pool->is_active) {
+        REQUIRE(st == PYA_E_INVAL || world->has_host_fault);
+    } else if (st == PYA_OK) {
+        world->n_filters++;
+        pool->n_users++;
+        pool->is_active = true;
+        pool->is_capturing = capture;
+        if (capture) {
+            pya_sim_set_capturing(world->sims[device], stream, true);
+        }
+    } else if (world->open_fails == open_fails) {
+        require_status(world, device, st);
+    }
+}
+
+void
+pool_end(struct world *world, int device, int i) {
+    struct pool *pool = &world->pools[device][i];
+    if (pool->is_capturing) {
+        pya_sim_set_capturing(world->sims[device], pool->stream, false);
+        pool->is_capturing = false;
+    }
+    unsigned open_fails = world->open_fails;
+    pya_status st = pya_pool_end(world->heap, device, pool_id(i));
+    if (world->open_fails == open_fails && !world->has_host_fault) {
+        REQUIRE_EQ(st, pool->is_active ? PYA_OK : PYA_E_INVAL);
+    }
+    pool->is_active = pool->is_active && st != PYA_OK;
+}
+
+void
+pool_release(struct world *world, int device, int i) {
+    struct pool *pool = &world->pools[device][i];
+    unsigned open_fails = world->open_fails;
+    pya_status st = pya_pool_release(world->heap, device, pool_id(i));
+    if (world->open_fails == open_fails && !world->has_host_fault) {
+        REQUIRE_EQ(st, pool->n_users > 0 ? PYA_OK : PYA_E_INVAL);
+    }
+    pool->n_users -= st == PYA_OK;
+}
+
+void
+op_pool(struct world *world) {
+    uint8_t which = fuzz_byte(&world->in);
+    uint8_t how = fuzz_byte(&world->in);
+    int device = which % N_DEVICES;
+    int i = (which >> 1) % N_POOLS;
+    struct pya_pool_info infos[2];
+    pya_status st;
+    SAY("pool %d of device %d: %s, stream %d%s\n", i, device,
+        (const char *const[]){
+            "begin", "begin", "end", "end", "release", "retain", "trim", "set"}[how % 8],
+        (how & 0x80) != 0 ? -1 : (int)stream_of(how >> 3), (how & 0x40) != 0 ? ", captured" : "");
+    switch (how % 8) {
+    case 0:
+    case 1:
+        pool_begin(world, device, i, how);
+        return;
+    case 2:
+    case 3:
+        pool_end(world, device, i);
+        return;
+    case 4:
+        pool_release(world, device, i);
+        return;
+    case 5:
+        st = pya_pool_retain(world->heap, device, pool_id(i), (how & 8) != 0);
+        world->pools[device][i].n_users += st == PYA_OK;
+        break;
+    case 6:
+        st = pya_pool_trim(world->heap, device, pool_id(i));
+        break;
+    default:
+        (void)pya_pool_list(world->heap, device, infos, how % 3);
+        (void)!pya_pool_set_on_oom(world->heap, device, pool_id(i), (how & 8) != 0);
+        return;
+    }
+    if (world->sims[device] != NULL) {
+        require_status(world, device, st);
+    }
+}
