@@ -4,8 +4,8 @@
 #include "tile.cuh"
 
 /* blocks: (components / 128, samples / 128, t) */
-extern "C" __global__ void
-__launch_bounds__(THREADS, 1) pya_ps_forward(struct pya_ops_ps a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+pya_ps_forward(struct pya_ops_ps a) {
     __shared__ float kappa[BIG];
     __shared__ float h[BIG];
     const long long l0 = (long long)blockIdx.y * BIG;
@@ -37,8 +37,8 @@ __launch_bounds__(THREADS, 1) pya_ps_forward(struct pya_ops_ps a) {
 }
 
 /* blocks: (samples / 128, t); components pass by 128 at a time */
-extern "C" __global__ void
-__launch_bounds__(THREADS, 1) pya_ps_mixture_forward(struct pya_ops_ps a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+pya_ps_mixture_forward(struct pya_ops_ps a) {
     __shared__ float kappa[BIG];
     __shared__ float h[BIG];
     const long long l0 = (long long)blockIdx.x * BIG;
@@ -178,12 +178,12 @@ backward_side(const struct pya_ops_ps &a, bool of_loc) {
     }
 }
 
-extern "C" __global__ void
-__launch_bounds__(THREADS, 1) pya_ps_backward_loc(struct pya_ops_ps a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+pya_ps_backward_loc(struct pya_ops_ps a) {
     backward_side(a, true);
 }
 
-extern "C" __global__ void
-__launch_bounds__(THREADS, 1) pya_ps_backward_value(struct pya_ops_ps a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+pya_ps_backward_value(struct pya_ops_ps a) {
     backward_side(a, false);
 }

@@ -90,8 +90,8 @@ forward_store(
 }
 
 /* blocks: (components / 128, samples / 128, t) */
-extern "C" __global__ void
-__launch_bounds__(THREADS, 2) pya_ps_forward_tensor(struct pya_ops_ps a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+pya_ps_forward_tensor(struct pya_ops_ps a) {
     PYA_DYNAMIC(room);
     __shared__ float kappa[BIG];
     __shared__ float h[BIG];
@@ -135,8 +135,8 @@ mixture_add(float terms[8], float *top, float *sum) {
 }
 
 /* blocks: (samples / 128, t); components pass by 128 at a time */
-extern "C" __global__ void
-__launch_bounds__(THREADS, 2) pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
     PYA_DYNAMIC(room);
     __shared__ float kappa[BIG];
     __shared__ float h[BIG];
@@ -411,8 +411,8 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
 
 /* blocks: (t, 1), each with all gradients, or (t, components / 128 + samples / 128), each with those
  * of 128 components or samples (only the kinds that are wanted), all of the other kind passing by */
-extern "C" __global__ void
-__launch_bounds__(THREADS, 2) pya_ps_backward_tensor(struct pya_ops_ps a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+pya_ps_backward_tensor(struct pya_ops_ps a) {
     __shared__ struct task k;
     if (threadIdx.x == 0) {
         const bool of_value = a.d_value.p != 0;

@@ -14,7 +14,12 @@ typedef int (*launch_fn)(
     unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **arguments,
     void **extra);
 
+typedef int (*get_context_fn)(void **context);
+typedef int (*set_context_fn)(void *context);
+
 static struct {
+    get_context_fn get_context;
+    set_context_fn set_context;
     load_fn load;
     function_fn function;
     attribute_fn set_attribute;
@@ -53,7 +58,9 @@ pya_ops_cuda_open(const char *path) {
         snprintf(driver_message, sizeof driver_message, "%s cannot be opened", name);
         return PYA_OPS_E_DRIVER;
     }
-    if (!driver_find(library, "cuModuleLoadData", &driver.load) ||
+    if (!driver_find(library, "cuCtxGetCurrent", &driver.get_context) ||
+        !driver_find(library, "cuCtxSetCurrent", &driver.set_context) ||
+        !driver_find(library, "cuModuleLoadData", &driver.load) ||
         !driver_find(library, "cuModuleGetFunction", &driver.function) ||
         !driver_find(library, "cuFuncSetAttribute", &driver.set_attribute) ||
         !driver_find(library, "cuLaunchKernel", &driver.launch)) {
@@ -64,36 +71,36 @@ pya_ops_cuda_open(const char *path) {
 }
 
 int
-pya_ops_cuda_load(const void *image, uint64_t *module) {
+pya_ops_cuda_load(const void *image, struct pya_ops_target *to) {
     void *loaded = NULL;
+    void *context = NULL;
     if (driver.load == NULL) {
         return PYA_OPS_E_INVAL;
     }
-    int result = driver.load(&loaded, image);
+    int result = driver.get_context(&context);
+    if (result != 0) {
+        return driver_refuse("cuCtxGetCurrent", result);
+    }
+    result = driver.load(&loaded, image);
     if (result != 0) {
         return driver_refuse("cuModuleLoadData", result);
     }
-    *module = (uint64_t)(uintptr_t)loaded;
+    to->module = (uint64_t)(uintptr_t)loaded;
+    to->context = context;
     return PYA_OPS_OK;
 }
 
 bool
-pya_driver_has(const struct pya_ops_target *to, const char *kernel) {
+pya_ops_cuda_has(const struct pya_ops_target *to, const char *kernel) {
     void *function = NULL;
     return driver.function != NULL &&
            driver.function(&function, (void *)(uintptr_t)to->module, kernel) == 0;
 }
 
-int
-pya_driver_launch(
+static int
+driver_start(
     const struct pya_ops_target *to, const char *kernel, struct pya_driver_grid grid,
     const void *argument) {
-    if (driver.launch == NULL || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535) {
-        return PYA_OPS_E_INVAL;
-    }
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
-        return PYA_OPS_OK;
-    }
     void *function = NULL;
     int result = driver.function(&function, (void *)(uintptr_t)to->module, kernel);
     if (result != 0) {
@@ -111,4 +118,30 @@ pya_driver_launch(
         function, (unsigned)grid.x, (unsigned)grid.y, (unsigned)grid.z, grid.threads, 1, 1,
         grid.shared, to->stream, arguments, NULL);
     return result == 0 ? PYA_OPS_OK : driver_refuse("cuLaunchKernel", result);
+}
+
+int
+pya_driver_launch(
+    const struct pya_ops_target *to, const char *kernel, struct pya_driver_grid grid,
+    const void *argument) {
+    if (driver.launch == NULL || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535) {
+        return PYA_OPS_E_INVAL;
+    }
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
+        return PYA_OPS_OK;
+    }
+    /* A new thread has no context yet, and torch's current device may be another. */
+    void *before = NULL;
+    int result = driver.get_context(&before);
+    if (result == 0 && before != to->context) {
+        result = driver.set_context(to->context);
+    }
+    if (result != 0) {
+        return driver_refuse("cuCtxSetCurrent", result);
+    }
+    int status = driver_start(to, kernel, grid, argument);
+    if (before != to->context) {
+        (void)driver.set_context(before);
+    }
+    return status;
 }

@@ -1,7 +1,5 @@
 #pragma once
 /* The few calls of the CUDA driver that launching needs, found at run time.  Floor 2. */
-#include <stdbool.h>
-
 #include "ops.h"
 
 struct pya_driver_grid {
@@ -9,9 +7,6 @@ struct pya_driver_grid {
     uint32_t threads; /* in a block */
     uint32_t shared;  /* bytes of shared memory beyond what the kernel declares */
 };
-
-/* Whether the module has such a kernel: those for tensor cores are not made for every device. */
-bool pya_driver_has(const struct pya_ops_target *to, const char *kernel);
 
 /* Launches a kernel by name with one argument.  PYA_OPS_E_INVAL: the grid is larger than the device
  * takes; PYA_OPS_E_DRIVER: pya_ops_cuda_error() says what. */

@@ -31,7 +31,7 @@ launch_walked(int64_t n) {
 static bool
 launch_takes_tensor(
     const struct pya_ops_ps *ps, const struct pya_ops_target *to, const char *name) {
-    return ps->dim >= TENSOR_DIM && pya_driver_has(to, name);
+    return ps->dim >= TENSOR_DIM && pya_ops_cuda_has(to, name);
 }
 
 int

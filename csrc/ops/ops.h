@@ -2,6 +2,7 @@
 /* The C interface of libpyalloc_ops: fused CPU ops.  Callers pass pointers and element strides; no
  * framework type appears here.  Every function is thread-safe, allocates only scratch of a size
  * independent of the batch, and gives bitwise equal results for equal inputs.  Floor 2. */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "args.h"
@@ -44,16 +45,21 @@ PYA_OPS_API int pya_ops_attention_backward(const struct pya_ops_attention *a);
 
 /* --- CUDA, through the driver; nothing is linked, libcuda is opened when asked for ------------- */
 
-/* Where kernels go: a module loaded in the current context and one of its streams. */
+/* Where kernels go: a module, one of the streams of the context it was loaded in, that context. */
 struct pya_ops_target {
     uint64_t module;
     void *stream;
+    void *context;
 };
 
 /* path NULL: libcuda.so.1.  A second call with another path takes that one. */
 PYA_OPS_API int pya_ops_cuda_open(const char *path);
-/* image: a fatbin, cubin or PTX; *module is written on success only. */
-PYA_OPS_API int pya_ops_cuda_load(const void *image, uint64_t *module);
+/* image: a fatbin, cubin or PTX, loaded in the thread's context; module and context of *to are written
+ * on success only.  Launches work from any thread, whatever its context is. */
+PYA_OPS_API int pya_ops_cuda_load(const void *image, struct pya_ops_target *to);
+/* Whether the module has such a kernel: those for tensor cores are not made for every device.  Asking
+ * also has a driver that loads lazily load it, which it may not do while a stream is captured. */
+PYA_OPS_API bool pya_ops_cuda_has(const struct pya_ops_target *to, const char *kernel);
 /* The driver's last refusal in this thread, for messages: its number and the call. */
 PYA_OPS_API const char *pya_ops_cuda_error(void);
 

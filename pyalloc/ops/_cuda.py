@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import warnings
 from pathlib import Path
 
@@ -25,7 +26,11 @@ SOURCE = Path(__file__).parent.parent / "lib" / "ops.cu"
 class Target(ctypes.Structure):
     """struct pya_ops_target."""
 
-    _fields_ = [("module", ctypes.c_uint64), ("stream", ctypes.c_void_p)]
+    _fields_ = [
+        ("module", ctypes.c_uint64),
+        ("stream", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    ]
 
 
 def on_device(x: Tensor) -> bool:
@@ -82,8 +87,8 @@ def _launch(name: str, args: ctypes.Structure | bytes, like: Tensor) -> None:
 
 def target(like: Tensor) -> Target:
     """The loaded module and torch's current stream on the device of like."""
-    module = _module(like.device.index or 0)
-    return Target(module or 0, torch.cuda.current_stream(like.device).cuda_stream)
+    module, context = _module(like.device.index or 0) or (0, None)
+    return Target(module, torch.cuda.current_stream(like.device).cuda_stream, context)
 
 
 def _error(lib: ctypes.CDLL) -> str:
@@ -92,25 +97,37 @@ def _error(lib: ctypes.CDLL) -> str:
 
 
 @functools.cache
-def _module(device: int) -> int | None:
-    """The kernels loaded in a device's primary context; None, with one warning, if that fails."""
+def _module(device: int) -> tuple[int, int | None] | None:
+    """The kernels loaded in a device's primary context, and that; None, with one warning, if that fails."""
+    if torch.cuda.is_current_stream_capturing():
+        raise OpError(
+            "pyalloc.ops: the CUDA kernels cannot be loaded while a graph is captured; "
+            f"call the op once on device {device} before"
+        )
     try:
         lib = library()
         if lib.pya_ops_cuda_open(None) != 0:
             raise OpError(_error(lib))
         image = image_for(torch.cuda.get_device_capability(device))
-        module = ctypes.c_uint64()
+        loaded = Target()
         with torch.cuda.device(device):
             torch.cuda.current_stream().synchronize()  # the context exists and is current
-            if lib.pya_ops_cuda_load(image, ctypes.byref(module)) != 0:
+            if lib.pya_ops_cuda_load(image, ctypes.byref(loaded)) != 0:
                 raise OpError(_error(lib))
-        return int(module.value)
+        for name in kernel_names(SOURCE.read_bytes()):  # none is left to load during a capture
+            lib.pya_ops_cuda_has(ctypes.byref(loaded), name)
+        return int(loaded.module), loaded.context
     except (OpError, OSError) as error:
         warnings.warn(
             f"pyalloc.ops: no CUDA kernels on device {device} ({error}); plain torch serves instead",
             stacklevel=2,
         )
         return None
+
+
+def kernel_names(text: bytes) -> list[bytes]:
+    """The kernels of a source; those that end in _tensor exist only where tensor cores pay."""
+    return re.findall(rb"^(pya_\w+)\(struct \w+ \w+\) {", text, re.MULTILINE)
 
 
 def image_for(capability: tuple[int, int]) -> bytes:

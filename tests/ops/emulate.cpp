@@ -415,8 +415,28 @@ static const kernel kernels[] = {
     EMU_KERNEL(pya_attention_backward_bias, pya_ops_attention),
 };
 
+// As with CUDA: the thread that opened this has a context, others have none until one is set.
+enum { INVALID_CONTEXT = 201 };
+static thread_local void *context;
+static const bool opened = (context = (void *)kernels) != nullptr;
+
+extern "C" int
+cuCtxGetCurrent(void **out) {
+    *out = context;
+    return 0;
+}
+
+extern "C" int
+cuCtxSetCurrent(void *to) {
+    context = to;
+    return 0;
+}
+
 extern "C" int
 cuModuleLoadData(void **module, const void *) {
+    if (context == nullptr) {
+        return INVALID_CONTEXT;
+    }
     *module = (void *)kernels;
     return 0;
 }
@@ -448,6 +468,9 @@ extern "C" int
 cuLaunchKernel(
     void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
     unsigned shared, void *, void **arguments, void **) {
+    if (context == nullptr) {
+        return INVALID_CONTEXT;
+    }
     if (shared > 48 << 10 && shared > allowed[function]) {
         return 1;
     }

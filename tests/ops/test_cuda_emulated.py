@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import re
 import shutil
 import stat
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -35,11 +35,11 @@ ROOT = Path(__file__).parents[2]
 def device(emulator, monkeypatch):
     """CPU tensors are launched on the emulation instead of called."""
     assert library().pya_ops_cuda_open(str(emulator).encode()) == 0
-    module = ctypes.c_uint64()
-    assert library().pya_ops_cuda_load(b"", ctypes.byref(module)) == 0
+    loaded = _cuda.Target()
+    assert library().pya_ops_cuda_load(b"", ctypes.byref(loaded)) == 0
     monkeypatch.setattr(_cuda, "on_device", lambda x: True)
-    monkeypatch.setattr(_cuda, "target", lambda like: _cuda.Target(module.value, None))
-    return module.value
+    monkeypatch.setattr(_cuda, "target", lambda like: loaded)
+    return loaded
 
 
 def gradients(function, tensors, seed=3):
@@ -149,6 +149,26 @@ def test_launch_too_large_says_so(device):
         additive_attention(huge[:, 0], huge, huge, torch.zeros(1))
 
 
+def test_launch_from_any_thread_and_context(device):
+    """A new thread has no context; whatever a thread has is still there afterwards."""
+    x = torch.randn(4, 8)
+    right = power_spherical_log_prob(x, x, torch.ones(4))
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(power_spherical_log_prob(x, x, torch.ones(4)))
+    )
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], right)
+
+
+def test_every_kernel_of_the_source_is_found(device, emulator):
+    names = _cuda.kernel_names((emulator.parent / "ops.cu").read_bytes())
+    library().pya_ops_cuda_has.restype = ctypes.c_bool
+    assert all(library().pya_ops_cuda_has(ctypes.byref(device), name) for name in names)
+    assert not library().pya_ops_cuda_has(ctypes.byref(device), b"pya_nothing")
+
+
 def test_unknown_kernel_is_a_driver_error(device, tmp_path):
     assert library().pya_ops_cuda_open(str(tmp_path / "none.so").encode()) == 3
     assert "cannot be opened" in _cuda._error(library())
@@ -199,7 +219,8 @@ def compiled_by_nvrtc(text: bytes, arch: str) -> bytes:
     image, log = _cuda.compile_with_log(text, arch, *options)
     assert "warning" not in log, log
     # the tensor-core kernels exist where they pay: not on the 12.x cards, nor before 8.0
-    kernels = re.findall(rb"^(pya_\w+)\(struct", text, re.MULTILINE)
+    kernels = _cuda.kernel_names(text)
+    assert len(kernels) == text.count(b'extern "C" __global__')
     big = arch in {"sm_80", "sm_90", "sm_100"}
     require_no_spills(log, sum(big or not name.endswith(b"_tensor") for name in kernels))
     return image
