@@ -8,6 +8,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,16 @@ from torch import Tensor
 
 from pyalloc import ops
 
+# fp32 operations of a multiprocessor in a clock: multiply-adds, or a third of dense TF32 where that is more
+FLOP_PER_CLOCK = {
+    (7, 5): 128,
+    (8, 0): 1024 / 3,
+    (8, 6): 256,
+    (8, 9): 256,
+    (9, 0): 2048 / 3,
+    (10, 0): 4096 / 3,
+    (12, 0): 256,
+}
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[[], Any]
 
@@ -32,6 +43,7 @@ class Bench:
     compile: bool
     seed: int
     rows: list[dict[str, Any]] = field(default_factory=list)
+    copied_bytes_per_ms: float | None = None
 
     def sync(self) -> None:
         if self.device == "cuda":
@@ -46,6 +58,8 @@ class Bench:
 
     def times(self, runs: dict[str, Run]) -> dict[str, list[float]]:
         """Milliseconds of each, taken in turns so that a busy machine hurts all alike."""
+        if self.device == "cuda":
+            return self.device_times(runs)
         for run in runs.values():
             for _ in range(2):
                 run()
@@ -55,8 +69,54 @@ class Bench:
                 taken[name].append(1e3 * self.seconds(run))
         return taken
 
+    def device_times(self, runs: dict[str, Run]) -> dict[str, list[float]]:
+        """Milliseconds on the device alone: many replays of a graph of one call between two events."""
+        steps = {name: captured(run) for name, run in runs.items()}
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
+
+        def replayed(step: Run, count: int) -> float:
+            begin.record()
+            for _ in range(count):
+                step()
+            end.record()
+            end.synchronize()
+            return float(begin.elapsed_time(end)) / count
+
+        counts = {k: max(1, int(5 / max(replayed(step, 3), 1e-3))) for k, step in steps.items()}
+        taken: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(self.rounds):
+            for name, step in steps.items():
+                taken[name].append(replayed(step, counts[name]))
+        return taken
+
+    def floor_ms(self, n_bytes: float, n_flop: float) -> float | None:
+        """The larger of the time to move so many bytes and that to do so much fp32 arithmetic.
+
+        Bytes at the rate of a large copy, measured here; arithmetic at the better of fp32 multiply-adds
+        and three TF32 products, from the card's clock.  None where the card is not in the table.
+        """
+        per_clock = FLOP_PER_CLOCK.get(torch.cuda.get_device_capability())
+        clock = smi("clocks.max.sm")
+        if per_clock is None or clock is None:
+            return None
+        if self.copied_bytes_per_ms is None:
+            source = torch.empty(1 << 28, device="cuda")
+            target = torch.empty_like(source)
+            taken = self.device_times({"copy": lambda: target.copy_(source)})["copy"]
+            self.copied_bytes_per_ms = 2 * source.nbytes / statistics.median(taken)
+        n_units = torch.cuda.get_device_properties().multi_processor_count
+        flop_per_ms = n_units * per_clock * float(clock.split()[0]) * 1e3
+        return max(n_bytes / self.copied_bytes_per_ms, n_flop / flop_per_ms)
+
     def compare(
-        self, name: str, ours: Run, peers: dict[str, Run], *, target: float | None, **extra: Any
+        self,
+        name: str,
+        ours: Run,
+        peers: dict[str, Run],
+        *,
+        target: float | None,
+        floor_ms: float | None = None,
+        **extra: Any,
     ) -> float:
         taken = self.times({"ours": ours, **peers})
         medians = {key: statistics.median(values) for key, values in taken.items()}
@@ -71,6 +131,7 @@ class Bench:
             peers_ms={key: summary(taken[key]) for key in peers},
             fastest_peer=best,
             **({} if self.device == "cuda" else self.one_thread(ours, peers)),
+            **over_floor(medians["ours"], floor_ms),
             **extra,
         )
         return ratio
@@ -92,6 +153,7 @@ class Bench:
             "seed": self.seed,
             "commit": commit(),
             "device": torch.cuda.get_device_name() if self.device == "cuda" else processor(),
+            **({"driver": smi("driver_version")} if self.device == "cuda" else {}),
             "threads": torch.get_num_threads(),
             "isa": ops.cpu_isa(),
             "torch": torch.__version__,
@@ -105,6 +167,53 @@ class Bench:
         if not self.compile:
             return functions
         return {**functions, **{f"compile({k})": torch.compile(f) for k, f in functions.items()}}
+
+
+def captured(run: Run) -> Run:
+    """One call as a graph's replay, so that neither Python nor launches are timed; itself if it cannot be."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            run()
+    except RuntimeError as error:
+        print(f"timed with its launches: {str(error).splitlines()[0]}", file=sys.stderr)
+        torch.cuda.synchronize()
+        return run
+    return graph.replay
+
+
+def over_floor(ours_ms: float, floor_ms: float | None) -> dict[str, Any]:
+    """How far above what the card allows; the project's bar is 1.5."""
+    if floor_ms is None:
+        return {}
+    ratio = ours_ms / floor_ms
+    return {
+        "floor_ms": round(floor_ms, 4),
+        "over_floor": round(ratio, 2),
+        "floor_target": 1.5,
+        "floor_met": ratio <= 1.5,
+    }
+
+
+def smi(query: str) -> str | None:
+    """What the driver's own tool says of the first device."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return None
+    return done.stdout.strip() or None
 
 
 def least_ratio(ours: Run, peer: Run) -> float:

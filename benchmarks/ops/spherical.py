@@ -65,6 +65,24 @@ def spherical_inputs(n_l: int, n_m: int, n_t: int, dim: int, device: str) -> lis
     return [unit(n_l, n_t, dim, device=device), unit(n_m, n_t, dim, device=device), kappa, weights]
 
 
+def floors(b: Bench, n_l: int, n_m: int, n_t: int, dim: int) -> dict[str, float | None]:
+    """What a card needs at the least: inputs read and results written once, each product done once."""
+    if b.device == "cpu":
+        return dict.fromkeys(("log_prob", "log_prob_both", "mixture", "mixture_both"))
+    rows = 4 * (n_l + n_m) * n_t * dim
+    product = 2 * n_l * n_m * n_t * dim
+    found: dict[str, float | None] = {}
+    for name, out in (("log_prob", 4 * n_l * n_m * n_t), ("mixture", 4 * n_l * n_t)):
+        forward_ms = b.floor_ms(rows + out, product)
+        backward_ms = b.floor_ms(2 * rows + out, 3 * product)
+        found[name] = forward_ms
+        if forward_ms is None or backward_ms is None:
+            found[f"{name}_both"] = None
+        else:
+            found[f"{name}_both"] = forward_ms + backward_ms
+    return found
+
+
 def spherical(b: Bench) -> None:
     n_l, n_m, n_t, dim = 128, 128, 512, 128
     small = spherical_inputs(n_l, n_m, 4, dim, b.device)
@@ -72,6 +90,7 @@ def spherical(b: Bench) -> None:
     mixed = check("mixture", *checked(our_mixture, mixture_einsum, small, (n_l, 4)))
     inputs = spherical_inputs(n_l, n_m, n_t, dim, b.device)
     case = f"L{n_l} M{n_m} T{n_t} D{dim} fp32"
+    floor = floors(b, n_l, n_m, n_t, dim)
     cpu = b.device == "cpu"
     peers = b.compiled({"bmm": by_bmm, "einsum": by_einsum})
     mixtures = b.compiled({"bmm": mixture_bmm, "einsum": mixture_einsum})
@@ -83,6 +102,7 @@ def spherical(b: Bench) -> None:
         {**{k: forward(f, lean) for k, f in peers.items()}, **product},
         target=2.5 if cpu else None,
         case=case,
+        floor_ms=floor["log_prob"],
         error=error,
     )
     grad = torch.randn(n_t, n_l, n_m, device=b.device)
@@ -95,6 +115,7 @@ def spherical(b: Bench) -> None:
         transposed,
         target=None,
         case=case,
+        floor_ms=floor["log_prob_both"],
         error=error,
     )
     b.compare(
@@ -103,6 +124,7 @@ def spherical(b: Bench) -> None:
         {k: forward(f, inputs) for k, f in mixtures.items()},
         target=4.0 if cpu else None,
         case=case,
+        floor_ms=floor["mixture"],
         error=mixed,
     )
     grad = torch.randn(n_l, n_t, device=b.device)
@@ -112,6 +134,7 @@ def spherical(b: Bench) -> None:
         {k: both(f, inputs, grad) for k, f in mixtures.items()},
         target=3.5 if cpu else None,
         case=case,
+        floor_ms=floor["mixture_both"],
         error=mixed,
     )
 

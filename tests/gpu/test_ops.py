@@ -46,6 +46,7 @@ def attention(n_b, n_h, n_q, n_k, dim):
 
 CASES = {
     "log_prob": (power_spherical_log_prob, spherical(130, 140, 33, 128)),
+    "log_prob, blocks for both sides": (power_spherical_log_prob, spherical(300, 200, 3, 131)),
     "log_prob, one t": (power_spherical_log_prob, spherical(300, 70, 1, 17)),
     "mixture": (power_spherical_mixture_log_prob, mixture(130, 140, 33, 128)),
     "additive": (additive_attention, additive(80, 50, 1000, 2000)),
