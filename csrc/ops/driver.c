@@ -26,8 +26,7 @@ static struct {
     launch_fn launch;
 } driver;
 
-/* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES; up to the second number a kernel needs no leave */
-enum { MAX_SHARED = 8, SHARED_WITHOUT_ASKING = 48 << 10 };
+enum { MAX_SHARED = 8 }; /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 
 static _Thread_local char driver_message[160];
 
@@ -97,27 +96,36 @@ pya_ops_cuda_has(const struct pya_ops_target *to, const char *kernel) {
            driver.function(&function, (void *)(uintptr_t)to->module, kernel) == 0;
 }
 
+/* A new thread has no context yet, and torch's current device may be another: the module's is made
+ * current, *before is what was. */
 static int
-driver_start(
-    const struct pya_ops_target *to, const char *kernel, struct pya_driver_grid grid,
-    const void *argument) {
+driver_enter(const struct pya_ops_target *to, void **before) {
+    int result = driver.get_context(before);
+    if (result == 0 && *before != to->context) {
+        result = driver.set_context(to->context);
+    }
+    return result == 0 ? PYA_OPS_OK : driver_refuse("cuCtxSetCurrent", result);
+}
+
+static void
+driver_leave(const struct pya_ops_target *to, void *before) {
+    if (before != to->context) {
+        (void)driver.set_context(before);
+    }
+}
+
+bool
+pya_driver_allow(const struct pya_ops_target *to, const char *kernel, uint32_t shared) {
     void *function = NULL;
-    int result = driver.function(&function, (void *)(uintptr_t)to->module, kernel);
-    if (result != 0) {
-        return driver_refuse("cuModuleGetFunction", result);
+    void *before = NULL;
+    if (driver.launch == NULL || driver_enter(to, &before) != PYA_OPS_OK) {
+        return false;
     }
-    if (grid.shared > SHARED_WITHOUT_ASKING) {
-        result = driver.set_attribute(function, MAX_SHARED, (int)grid.shared);
-        if (result != 0) {
-            return driver_refuse("cuFuncSetAttribute", result);
-        }
-    }
-    void *arguments[1];
-    memcpy(&arguments[0], &argument, sizeof argument); /* the driver only reads it */
-    result = driver.launch(
-        function, (unsigned)grid.x, (unsigned)grid.y, (unsigned)grid.z, grid.threads, 1, 1,
-        grid.shared, to->stream, arguments, NULL);
-    return result == 0 ? PYA_OPS_OK : driver_refuse("cuLaunchKernel", result);
+    const bool is_allowed =
+        driver.function(&function, (void *)(uintptr_t)to->module, kernel) == 0 &&
+        driver.set_attribute(function, MAX_SHARED, (int)shared) == 0;
+    driver_leave(to, before);
+    return is_allowed;
 }
 
 int
@@ -130,18 +138,22 @@ pya_driver_launch(
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
         return PYA_OPS_OK;
     }
-    /* A new thread has no context yet, and torch's current device may be another. */
     void *before = NULL;
-    int result = driver.get_context(&before);
-    if (result == 0 && before != to->context) {
-        result = driver.set_context(to->context);
+    int status = driver_enter(to, &before);
+    if (status != PYA_OPS_OK) {
+        return status;
     }
-    if (result != 0) {
-        return driver_refuse("cuCtxSetCurrent", result);
+    void *function = NULL;
+    void *arguments[1];
+    memcpy(&arguments[0], &argument, sizeof argument); /* the driver only reads it */
+    const char *call = "cuModuleGetFunction";
+    int result = driver.function(&function, (void *)(uintptr_t)to->module, kernel);
+    if (result == 0) {
+        call = "cuLaunchKernel";
+        result = driver.launch(
+            function, (unsigned)grid.x, (unsigned)grid.y, (unsigned)grid.z, grid.threads, 1, 1,
+            grid.shared, to->stream, arguments, NULL);
     }
-    int status = driver_start(to, kernel, grid, argument);
-    if (before != to->context) {
-        (void)driver.set_context(before);
-    }
-    return status;
+    driver_leave(to, before);
+    return result == 0 ? PYA_OPS_OK : driver_refuse(call, result);
 }

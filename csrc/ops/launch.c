@@ -30,15 +30,16 @@ launch_walked(int64_t n) {
  * length (tests/ops/test_cuda_tensor.py measures both); below, a log-probability is bound by memory. */
 static bool
 launch_takes_tensor(
-    const struct pya_ops_ps *ps, const struct pya_ops_target *to, const char *name) {
-    return ps->dim >= TENSOR_DIM && pya_ops_cuda_has(to, name);
+    const struct pya_ops_ps *ps, const struct pya_ops_target *to, const char *name,
+    uint32_t shared) {
+    return ps->dim >= TENSOR_DIM && pya_driver_allow(to, name, shared);
 }
 
 int
 pya_ops_cuda_ps_forward(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
     const bool mixture = ps->log_weights.p != NULL;
     const char *tensor = mixture ? "pya_ps_mixture_forward_tensor" : "pya_ps_forward_tensor";
-    const bool is_tensor = launch_takes_tensor(ps, to, tensor);
+    const bool is_tensor = launch_takes_tensor(ps, to, tensor, PYA_OPS_PAIR_BYTES);
     const uint32_t shared = is_tensor ? PYA_OPS_PAIR_BYTES : 0;
     const uint64_t n_l = launch_parts(ps->n_l, BIG);
     const uint64_t n_t = launch_walked(ps->n_t);
@@ -66,7 +67,7 @@ launch_ps_backward_tensor(const struct pya_ops_ps *ps, const struct pya_ops_targ
 
 int
 pya_ops_cuda_ps_backward(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
-    if (launch_takes_tensor(ps, to, "pya_ps_backward_tensor")) {
+    if (launch_takes_tensor(ps, to, "pya_ps_backward_tensor", PYA_OPS_WEIGH_BYTES)) {
         return launch_ps_backward_tensor(ps, to);
     }
     const uint64_t columns = launch_parts(ps->dim, WIDE);

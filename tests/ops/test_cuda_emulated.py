@@ -80,6 +80,27 @@ def test_power_spherical(shape, device, monkeypatch):
     agree(spherical_cases.mixture, (value, loc, scale, weights), monkeypatch, bar=2e-5)
 
 
+def test_less_shared_memory_than_the_tensor_kernels_want(device, emulator, monkeypatch):
+    """As on a later card that runs them from PTX: the fp32 kernels serve."""
+    calls = ctypes.CDLL(str(emulator))
+    calls.emu_limit_shared(99 << 10)
+    try:
+        tensors = spherical_cases.problem(20, 30, 1, 64)[:3]
+        agree(spherical_cases.log_prob, tensors, monkeypatch)
+    finally:
+        calls.emu_limit_shared(227 << 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_computed_in_float32(dtype, device, monkeypatch):
+    value, loc, scale = (x.to(dtype) for x in spherical_cases.problem(9, 7, 2, 64)[:3])
+    launched = spherical_cases.log_prob(value, loc, scale)
+    assert launched.dtype == dtype
+    monkeypatch.setattr(_cuda, "on_device", lambda x: False)
+    exact = spherical_cases.log_prob(value.float(), loc.float(), scale.float())
+    assert relative(launched, exact) < torch.finfo(dtype).eps
+
+
 def test_power_spherical_corners(device):
     loc = torch.zeros(5, 6)
     loc[:, 1] = 1
