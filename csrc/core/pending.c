@@ -160,6 +160,9 @@ pya_pending_sync(struct pya_card *card) {
             continue;
         }
         pya_status st = pya_device_stream_sync(card->dev, queue->stream);
+        if (st == PYA_E_DEVICE) {
+            st = pya_device_sync(card->dev); /* a destroyed stream never answers again */
+        }
         if (st != PYA_OK) {
             return st;
         }

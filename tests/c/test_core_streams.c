@@ -267,6 +267,28 @@ test_stitched_range_changes_hands(void) {
     streams_fini(&world);
 }
 
+/* Of a stream that was destroyed the device knows nothing any more, but waiting for all work waits for its too. */
+static void
+test_recorded_stream_is_destroyed(void) {
+    const uint32_t of_streams = UINT32_C(1) << PYA_SIM_EVENT_RECORD | UINT32_C(1)
+                                                                          << PYA_SIM_STREAM_SYNC;
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_BY_HAND);
+    pya_dptr ptr = take(&world, 30 * MIB, ONE);
+    CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
+    pya_sim_fail(world.sim, of_streams, 1, PYA_E_DEVICE, true);
+    give(&world, ptr);
+    pya_sim_fail(world.sim, of_streams | UINT32_C(1) << PYA_SIM_DEVICE_SYNC, 1, PYA_E_DEVICE, true);
+    CHECK_EQ(pya_empty_cache(world.heap, 0), PYA_E_DEVICE);
+    CHECK(stat_of(world.heap, 0, "active_bytes.all.current") > 0);
+    pya_sim_fail(world.sim, of_streams, 1, PYA_E_DEVICE, true);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(stat_of(world.heap, 0, "active_bytes.all.current"), 0);
+    CHECK_EQ(reserved(&world), 0);
+    (void)pya_sim_fail_clear(world.sim);
+    streams_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"idle_memory_changes_hands", test_idle_memory_changes_hands},
     {"busy_memory_does_not", test_busy_memory_does_not},
@@ -278,6 +300,7 @@ static const struct check_case cases[] = {
     {"parts_of_two_streams", test_parts_of_two_streams},
     {"part_of_a_page_stays", test_part_of_a_page_stays},
     {"stitched_range_changes_hands", test_stitched_range_changes_hands},
+    {"recorded_stream_is_destroyed", test_recorded_stream_is_destroyed},
 };
 
 int

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -218,3 +223,70 @@ def test_memory_of_a_destroyed_stream_is_usable() -> None:
     assert torch.cuda.memory_allocated() == before
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() < 30 * MIB
+
+
+def own_stream() -> torch.cuda.ExternalStream:
+    """A stream that this program may destroy; torch keeps its own for ever."""
+    handle = ctypes.c_void_p()
+    assert int(torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))) == 0
+    assert handle.value is not None
+    return torch.cuda.ExternalStream(handle.value)
+
+
+def destroy(stream: torch.cuda.Stream) -> None:
+    assert int(torch.cuda.cudart().cudaStreamDestroy(stream.cuda_stream)) == 0
+
+
+def test_block_waits_for_a_stream_destroyed_meanwhile(runtime) -> None:
+    runtime.pya_hostcuda_set_event_delay(1 << 40)
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    side = own_stream()
+    tensor = empty(3 * MIB)
+    address = tensor.data_ptr()
+    busy(side)
+    tensor.record_stream(side)
+    del tensor
+    destroy(side)  # its work goes on
+    assert empty(3 * MIB).data_ptr() != address
+    assert torch.cuda.memory_stats()["active_bytes.all.current"] >= before + 3 * MIB
+    runtime.pya_hostcuda_set_event_delay(0)
+    empty(512)  # looks at finished events
+    assert released(address, 3 * MIB, torch.cuda.current_stream())
+
+
+def free_after_a_recorded_stream_is_destroyed() -> None:
+    side = own_stream()
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    tensor = empty(30 * MIB)
+    kept = empty(30 * MIB)
+    busy(side)
+    tensor.record_stream(side)
+    torch.cuda.synchronize()
+    destroy(side)
+    del tensor
+    for _ in range(3):
+        again = [empty(30 * MIB) for _ in range(3)]
+        assert len({tensor.data_ptr() for tensor in (kept, *again)}) == 4
+        del again
+    torch.cuda.synchronize()
+    del kept
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_stats()["active_bytes.all.current"] == before
+    assert torch.cuda.memory_reserved() < 30 * MIB
+
+
+def test_stream_destroyed_before_the_block_is_freed() -> None:
+    """Torch records an event on the stream as it frees the block, where no exception can go: the process ends."""
+    if os.environ["PYALLOC_PARITY"] == "pyalloc":
+        free_after_a_recorded_stream_is_destroyed()
+        return
+    call = "import test_streams; test_streams.free_after_a_recorded_stream_is_destroyed()"
+    done = subprocess.run(
+        [sys.executable, "-c", call],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == -signal.SIGABRT, done.stderr[-4000:]
