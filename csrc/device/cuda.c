@@ -437,19 +437,20 @@ cuda_close(struct pya_device *dev) {
     free(cuda);
 }
 
+/* What a card has without virtual memory too.  Its other slots are NULL then, never called and never crash. */
+#define CUDA_OPS_PLAIN                                                                             \
+    .name = "cuda", .caps = cuda_caps, .plain_alloc = cuda_plain_alloc,                            \
+    .plain_free = cuda_plain_free, .event_create = cuda_event_create,                              \
+    .event_record = cuda_event_record, .event_query = cuda_event_query,                            \
+    .event_sync = cuda_event_sync, .event_destroy = cuda_event_destroy,                            \
+    .stream_sync = cuda_stream_sync, .device_sync = cuda_device_sync, .mem_info = cuda_mem_info,   \
+    .is_capturing = cuda_is_capturing, .begin = cuda_begin, .end = cuda_end,                       \
+    .last_error = cuda_last_error, .close = cuda_close
+
+static const struct pya_device_ops cuda_ops_plain = {CUDA_OPS_PLAIN};
+
 static const struct pya_device_ops cuda_ops = {
-    .name = "cuda",
-    .caps = cuda_caps,
-    .plain_alloc = cuda_plain_alloc,
-    .plain_free = cuda_plain_free,
-    .event_create = cuda_event_create,
-    .event_record = cuda_event_record,
-    .event_query = cuda_event_query,
-    .event_sync = cuda_event_sync,
-    .event_destroy = cuda_event_destroy,
-    .stream_sync = cuda_stream_sync,
-    .device_sync = cuda_device_sync,
-    .mem_info = cuda_mem_info,
+    CUDA_OPS_PLAIN,
     .page_create = cuda_page_create,
     .page_release = cuda_page_release,
     .range_reserve = cuda_range_reserve,
@@ -457,33 +458,7 @@ static const struct pya_device_ops cuda_ops = {
     .map = cuda_map,
     .unmap = cuda_unmap,
     .set_access = cuda_set_access,
-    .is_capturing = cuda_is_capturing,
-    .begin = cuda_begin,
-    .end = cuda_end,
     .enable_peer = cuda_enable_peer,
-    .last_error = cuda_last_error,
-    .close = cuda_close,
-};
-
-/* The same without virtual memory: those slots are NULL, never called and never crash. */
-static const struct pya_device_ops cuda_ops_plain = {
-    .name = "cuda",
-    .caps = cuda_caps,
-    .plain_alloc = cuda_plain_alloc,
-    .plain_free = cuda_plain_free,
-    .event_create = cuda_event_create,
-    .event_record = cuda_event_record,
-    .event_query = cuda_event_query,
-    .event_sync = cuda_event_sync,
-    .event_destroy = cuda_event_destroy,
-    .stream_sync = cuda_stream_sync,
-    .device_sync = cuda_device_sync,
-    .mem_info = cuda_mem_info,
-    .is_capturing = cuda_is_capturing,
-    .begin = cuda_begin,
-    .end = cuda_end,
-    .last_error = cuda_last_error,
-    .close = cuda_close,
 };
 
 /* ---- opening ---- */

@@ -156,39 +156,20 @@ sim_close(struct pya_device *dev) {
     free(sim);
 }
 
-static const struct pya_device_ops sim_ops_plain = {
-    .name = "sim",
-    .caps = sim_caps,
-    .plain_alloc = sim_plain_alloc,
-    .plain_free = sim_plain_free,
-    .event_create = sim_event_create,
-    .event_record = sim_event_record,
-    .event_query = sim_event_query,
-    .event_sync = sim_event_sync,
-    .event_destroy = sim_event_destroy,
-    .stream_sync = sim_stream_sync,
-    .device_sync = sim_device_sync,
-    .mem_info = sim_mem_info,
-    .is_capturing = sim_is_capturing,
-    .enable_peer = sim_enable_peer,
-    .clock_ns = sim_clock_ns,
-    .last_error = sim_last_error,
-    .close = sim_close,
-};
+/* What a card has without virtual memory too.  Its other slots are NULL then, never called and never crash. */
+#define SIM_OPS_PLAIN                                                                              \
+    .name = "sim", .caps = sim_caps, .plain_alloc = sim_plain_alloc, .plain_free = sim_plain_free, \
+    .event_create = sim_event_create, .event_record = sim_event_record,                            \
+    .event_query = sim_event_query, .event_sync = sim_event_sync,                                  \
+    .event_destroy = sim_event_destroy, .stream_sync = sim_stream_sync,                            \
+    .device_sync = sim_device_sync, .mem_info = sim_mem_info, .is_capturing = sim_is_capturing,    \
+    .enable_peer = sim_enable_peer, .clock_ns = sim_clock_ns, .last_error = sim_last_error,        \
+    .close = sim_close
+
+static const struct pya_device_ops sim_ops_plain = {SIM_OPS_PLAIN};
 
 static const struct pya_device_ops sim_ops_vmm = {
-    .name = "sim",
-    .caps = sim_caps,
-    .plain_alloc = sim_plain_alloc,
-    .plain_free = sim_plain_free,
-    .event_create = sim_event_create,
-    .event_record = sim_event_record,
-    .event_query = sim_event_query,
-    .event_sync = sim_event_sync,
-    .event_destroy = sim_event_destroy,
-    .stream_sync = sim_stream_sync,
-    .device_sync = sim_device_sync,
-    .mem_info = sim_mem_info,
+    SIM_OPS_PLAIN,
     .page_create = sim_page_create,
     .page_release = sim_page_release,
     .range_reserve = sim_range_reserve,
@@ -196,11 +177,6 @@ static const struct pya_device_ops sim_ops_vmm = {
     .map = sim_map,
     .unmap = sim_unmap,
     .set_access = sim_set_access,
-    .is_capturing = sim_is_capturing,
-    .enable_peer = sim_enable_peer,
-    .clock_ns = sim_clock_ns,
-    .last_error = sim_last_error,
-    .close = sim_close,
 };
 
 pya_status

@@ -128,6 +128,16 @@ work_event(struct pya_sim *sim, pya_event handle) {
     return &sim->events[slot];
 }
 
+/* The event of a call that has come so far with *status; NULL: it failed, or the event is not one, which *status says. */
+static struct sim_event *
+work_event_for(struct pya_sim *sim, pya_event handle, const char *misuse, pya_status *status) {
+    struct sim_event *event = *status == PYA_OK ? work_event(sim, handle) : NULL;
+    if (*status == PYA_OK && event == NULL) {
+        *status = sim_misuse(sim, misuse, handle);
+    }
+    return event;
+}
+
 static bool
 work_event_done(struct pya_sim *sim, const struct sim_event *event) {
     if (event->stream == 0) {
@@ -205,13 +215,10 @@ pya_status
 sim_event_query(struct pya_device *dev, pya_event event, bool *done) {
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_EVENT_QUERY);
-    if (status == PYA_OK) {
-        struct sim_event *known = work_event(sim, event);
-        if (known == NULL) {
-            status = sim_misuse(sim, "query of an event that is not one", event);
-        } else {
-            *done = work_event_done(sim, known);
-        }
+    const struct sim_event *known =
+        work_event_for(sim, event, "query of an event that is not one", &status);
+    if (known != NULL) {
+        *done = work_event_done(sim, known);
     }
     return sim_leave(sim, PYA_SIM_EVENT_QUERY, 0, status);
 }
@@ -220,13 +227,10 @@ pya_status
 sim_event_sync(struct pya_device *dev, pya_event event) {
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_EVENT_SYNC);
-    if (status == PYA_OK) {
-        struct sim_event *known = work_event(sim, event);
-        if (known == NULL) {
-            status = sim_misuse(sim, "wait for an event that is not one", event);
-        } else if (known->stream != 0) {
-            work_finish(&sim->streams[known->stream - 1], known->work);
-        }
+    const struct sim_event *known =
+        work_event_for(sim, event, "wait for an event that is not one", &status);
+    if (known != NULL && known->stream != 0) {
+        work_finish(&sim->streams[known->stream - 1], known->work);
     }
     return sim_leave(sim, PYA_SIM_EVENT_SYNC, 0, status);
 }
@@ -235,17 +239,14 @@ pya_status
 sim_event_destroy(struct pya_device *dev, pya_event event) {
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_EVENT_DESTROY);
-    if (status == PYA_OK) {
-        struct sim_event *known = work_event(sim, event);
-        if (known == NULL) {
-            status = sim_misuse(sim, "destruction of an event that is not one", event);
-        } else {
-            known->is_alive = false;
-            known->generation++;
-            known->next_free = sim->free_event;
-            sim->free_event = (uint32_t)event;
-            sim->state.n_events--;
-        }
+    struct sim_event *known =
+        work_event_for(sim, event, "destruction of an event that is not one", &status);
+    if (known != NULL) {
+        known->is_alive = false;
+        known->generation++;
+        known->next_free = sim->free_event;
+        sim->free_event = (uint32_t)event;
+        sim->state.n_events--;
     }
     return sim_leave(sim, PYA_SIM_EVENT_DESTROY, 0, status);
 }
