@@ -175,8 +175,8 @@ additive_forward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q)
 int
 PYA_FN(pya_additive_forward)(const struct pya_ops_additive *a) {
     const ptrdiff_t units = (ptrdiff_t)(a->n_b * a->n_q);
-    const int run = additive_run(units, a->n_threads);
-#pragma omp parallel for num_threads(a->n_threads) schedule(dynamic, run)
+#pragma omp parallel for num_threads(a->n_threads)                                                 \
+    schedule(dynamic, additive_run(units, a->n_threads))
     for (ptrdiff_t k = 0; k < units; k++) {
         additive_forward_row(a, k / (ptrdiff_t)a->n_q, k % (ptrdiff_t)a->n_q);
     }
@@ -262,13 +262,12 @@ additive_backward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q
 
 int
 PYA_FN(pya_additive_backward)(const struct pya_ops_additive *a) {
-    const int run = additive_run((ptrdiff_t)a->n_b, a->n_threads);
     int failed = 0;
 #pragma omp parallel num_threads(a->n_threads) reduction(| : failed)
     {
         real *dp = (real *)malloc((size_t)a->n_s * sizeof(real));
         failed |= dp == NULL;
-#pragma omp for schedule(dynamic, run)
+#pragma omp for schedule(dynamic, additive_run((ptrdiff_t)a->n_b, a->n_threads))
         for (ptrdiff_t b = 0; b < a->n_b; b++) {
             memset((real *)a->d_v + b * (ptrdiff_t)a->n_h, 0, (size_t)a->n_h * sizeof(real));
             for (ptrdiff_t q = 0; q < a->n_q && dp != NULL; q++) {
