@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 from pathlib import Path
 from typing import Any
+
+
+def option(parser: argparse.ArgumentParser, text: str) -> None:
+    """Adds ``--plot FILE``, which is refused before anything was measured where matplotlib is missing."""
+
+    def path(text: str) -> Path:
+        if importlib.util.find_spec("matplotlib") is None:
+            raise argparse.ArgumentTypeError(
+                "needs matplotlib: pip install matplotlib, or leave --plot out"
+            )
+        return Path(text)
+
+    parser.add_argument("--plot", type=path, metavar="FILE", help=f"{text} (needs matplotlib)")
 
 
 def subplots(n: int) -> tuple[Any, list[Any]]:

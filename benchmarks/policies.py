@@ -163,23 +163,21 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="TRACE")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="write a plot too (needs matplotlib)"
-    )
+    plots.option(parser, "write a plot too")
     parser.add_argument(
         "--json", action="store_true", help="one JSON line for each part and setting"
     )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = means(measure(arguments.names, Path(folder)))
-    if arguments.plot is not None:
-        plot(found, arguments.plot)
     if arguments.json:
         for mean in found:
             print(json.dumps({**mean.__dict__, "commit": commit()}))
-        return 0
-    print(table(found))
-    print(f"simulated device, typical costs; generated programs with seed 1; commit {commit()}")
+    else:
+        print(table(found))
+        print(f"simulated device, typical costs; generated programs with seed 1; commit {commit()}")
+    if arguments.plot is not None:
+        plot(found, arguments.plot)
     return 0
 
 

@@ -199,9 +199,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scaling", action="store_true")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="with --scaling: an SVG (needs matplotlib)"
-    )
+    plots.option(parser, "with --scaling: an SVG")
     parser.add_argument("--loops", action="store_true")
     parser.add_argument("--json", action="store_true", help="one JSON line for each result")
     parser.add_argument("-q", "--quiet", action="store_true")
@@ -222,18 +220,18 @@ def main() -> int:
         if arguments.loops:
             results += measure_loops(servers, min(3, arguments.rounds), folder)
         about = {"torch": servers["native"].torch, "commit": commit()}
-    if arguments.plot is not None:
-        plot(results, arguments.plot)
     if arguments.json:
         for result in results:
             print(json.dumps({**result, **about}))
-        return 0
-    print(table(results))
-    n = sorted({result["n"] for result in results if "threads" not in result["pattern"]})
-    print(
-        f"torch {about['torch']} on the host-memory runtime; n {n[0]}..{n[-1]}, {arguments.rounds} rounds with seeds "
-        f"1..{arguments.rounds}; commit {about['commit']}"
-    )
+    else:
+        print(table(results))
+        n = sorted({result["n"] for result in results if "threads" not in result["pattern"]})
+        print(
+            f"torch {about['torch']} on the host-memory runtime; n {n[0]}..{n[-1]}, {arguments.rounds} rounds with "
+            f"seeds 1..{arguments.rounds}; commit {about['commit']}"
+        )
+    if arguments.plot is not None:
+        plot(results, arguments.plot)
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import hostcuda
+from benchmarks import hostcuda, plots
 from benchmarks.suite import HELD_OUT, TRACES, suite
 from pyalloc import _core
 
@@ -101,3 +103,14 @@ def test_speed() -> None:
     for row in rows:
         assert 0 < row["fastest_ns"] <= row["ns"] <= row["slowest_ns"]
         assert row["n"] > 0
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    parser = argparse.ArgumentParser()
+    plots.option(parser, "write a plot too")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--plot", str(tmp_path / "plot.svg")])
+    assert "pip install matplotlib" in capsys.readouterr().err
