@@ -42,6 +42,9 @@ struct pya_arena {
     uint64_t seen_requests;
     double stitch_debt_ns; /* paid for stitching since the last growth (the balanced policy's W) */
     double transfer_debt_ns; /* the same for pages taken from other streams */
+    size_t
+        large_pages; /* of the last large request that no run fitted, and how often it was the next larger one */
+    unsigned n_grown;
 };
 
 static inline struct pya_place

@@ -8,6 +8,7 @@
 
 #include "annex.h"
 #include "debug.h"
+#include "move.h"
 #include "policy.h"
 #include "share.h"
 
@@ -155,15 +156,48 @@ ladder_add_pages(struct pya_arena *arena, size_t n_pages, bool is_small) {
 /* The block in hand is live and so safe; failing to tidy up is not its problem. */
 static void
 ladder_tidy(struct pya_card *card) {
-    if (pya_card_is_crowded(card) && !pya_fences_are_capturing(card)) {
+    if (pya_card_is_crowded(card) && !pya_card_is_capturing(card)) {
         (void)!pya_trim_mappings(card);
     }
 }
 
-/* Makes up the missing pages, then maps m free ones side by side and hands them out. */
+/* m free pages side by side, those of `shorter` in front unless that is NULL. */
 static pya_status
-ladder_stitch(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
-    struct pya_card *card = arena->card;
+stitch_free_pages(
+    struct pya_arena *arena, size_t m, struct pya_stitch *shorter, struct pya_stitch **out) {
+    size_t n_lacking = m - (shorter == NULL ? 0 : shorter->n_pages);
+    pya_page_id *ids = malloc(n_lacking * sizeof *ids);
+    if (ids == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    size_t n;
+    if (shorter != NULL) {
+        pya_stitch_mark(shorter, true);
+    }
+    pya_status st = pya_pages_pick(arena, n_lacking, NULL, NULL, ids, &n);
+    if (shorter != NULL) {
+        pya_stitch_mark(shorter, false);
+    }
+    PYA_ASSERT(st != PYA_OK || n == n_lacking);
+    if (st == PYA_OK && shorter != NULL) {
+        *out = shorter;
+        st = pya_stitch_extend(out, ids, n);
+    } else if (st == PYA_OK) {
+        st = pya_stitch_make(
+            arena, &(struct pya_stitch_plan){.ids = ids, .n_pages = m, .bytes = m * PYA_PAGE}, out);
+    }
+    if (st == PYA_OK) {
+        pya_policy_pay(arena, n);
+    }
+    free(ids);
+    return st;
+}
+
+/* Makes up the missing pages, then maps free ones side by side, or behind those of `shorter`, and hands them out. */
+static pya_status
+ladder_stitch(
+    struct pya_arena *arena, size_t bytes, bool is_small, struct pya_stitch *shorter,
+    struct pya_block **out) {
     size_t m = pya_pages_for(bytes);
     if (arena->free_pages < m) {
         pya_status st = ladder_add_pages(arena, m - arena->free_pages, is_small);
@@ -175,26 +209,13 @@ ladder_stitch(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
             return st;
         }
     }
-    pya_page_id *ids = malloc(m * sizeof *ids);
-    if (ids == NULL) {
-        return PYA_E_HOST_NOMEM;
-    }
-    size_t n;
     struct pya_stitch *stitch = NULL;
-    pya_status st = pya_pages_pick(arena, m, NULL, NULL, ids, &n);
+    pya_status st = stitch_free_pages(arena, m, shorter, &stitch);
     if (st == PYA_OK) {
-        PYA_ASSERT(n == m);
-        st = pya_stitch_make(
-            arena, &(struct pya_stitch_plan){.ids = ids, .n_pages = m, .bytes = m * PYA_PAGE},
-            &stitch);
-    }
-    if (st == PYA_OK) {
-        pya_policy_pay(arena, m);
         st = pya_stitch_take(stitch, bytes, out);
     }
-    free(ids);
     if (st == PYA_OK) {
-        ladder_tidy(card);
+        ladder_tidy(arena->card);
     }
     return st;
 }
@@ -224,8 +245,9 @@ ladder_share(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
 /* What gets by with the fewest new pages. */
 static pya_status
 ladder_save(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
-    return arena->card->options.shared_pages ? ladder_share(arena, bytes, is_small, out)
-                                             : ladder_stitch(arena, bytes, is_small, out);
+    return arena->card->options.shared_pages
+               ? ladder_share(arena, bytes, is_small, out)
+               : ladder_stitch(arena, bytes, is_small, pya_stitch_find_short(arena, bytes), out);
 }
 
 /* Moves free pages out of holes to where they make one run of `bytes`, adding what is missing. */
@@ -296,6 +318,7 @@ ladder_annex(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
 
 /* Which arenas may give pages to this one? */
 enum transfer_from {
+    TRANSFER_LEFT, /* pools that lost their last user and were settled */
     TRANSFER_IDLE, /* other streams of the default pool and pools without users, finished work only */
     TRANSFER_OPEN, /* the same; everything was waited for */
     TRANSFER_LAST, /* and pools that lend before out of memory */
@@ -303,6 +326,9 @@ enum transfer_from {
 
 static bool
 transfer_allowed(const struct pya_arena *from, enum transfer_from kind) {
+    if (kind == TRANSFER_LEFT && from->pool == NULL) {
+        return false;
+    }
     return pya_pool_is_open(from) || (kind == TRANSFER_LAST && from->pool->on_oom);
 }
 
@@ -325,7 +351,7 @@ ladder_transfer(struct pya_arena *arena, size_t n_want, enum transfer_from kind)
             }
         }
         size_t n_here;
-        const struct pya_arena *taker = kind == TRANSFER_IDLE ? arena : NULL;
+        const struct pya_arena *taker = kind <= TRANSFER_IDLE ? arena : NULL;
         st = pya_pages_pick(from, n_want - n, taker, NULL, ids + n, &n_here);
         if (st != PYA_OK) {
             goto done;
@@ -340,12 +366,23 @@ ladder_transfer(struct pya_arena *arena, size_t n_want, enum transfer_from kind)
         }
         if (st == PYA_OK) {
             card->stats.scalar[PYA_STAT_pyalloc_page_transfers] += (int64_t)n;
+        }
+        if (st == PYA_OK && kind != TRANSFER_LEFT) {
             pya_policy_pay_transfer(arena, n);
         }
     }
 done:
     free(ids);
     return st;
+}
+
+/* Nobody will want what a pool left behind but who takes it: that is never put off, whatever transfers have cost. */
+static pya_status
+ladder_borrow(
+    struct pya_arena *arena, size_t bytes, bool is_small, enum transfer_from kind,
+    struct pya_block **out) {
+    pya_status st = ladder_transfer(arena, pya_pages_for(bytes), kind);
+    return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
 /* How many pages a growth should make at least. */
@@ -368,9 +405,14 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     if (st != PYA_OK) {
         return st;
     }
-    switch (pya_policy_plan(arena, bytes, n)) {
+    struct pya_stitch *shorter = pya_stitch_find_short(arena, bytes);
+    switch (pya_policy_plan(arena, bytes, n, shorter == NULL ? 0 : shorter->n_pages)) {
     case PYA_PLAN_STITCH:
-        return ladder_stitch(arena, bytes, is_small, out);
+        st = ladder_stitch(arena, bytes, is_small, shorter, out);
+        if (st != PYA_E_NOMEM || arena->free_pages < pya_pages_for(bytes)) {
+            return st;
+        }
+        break; /* it was not pages that ran out, but addresses */
     case PYA_PLAN_MOVE:
         return ladder_move(arena, bytes, is_small, out);
     case PYA_PLAN_GROW:
@@ -399,14 +441,14 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     scalar[PYA_STAT_num_alloc_retries]++;
     pya_status st = ladder_save(arena, bytes, is_small, out);
     scalar[PYA_STAT_pyalloc_saved_by_stitch] += st == PYA_OK;
-    if (!is_shortage(st) || pya_fences_are_capturing(card)) {
+    if (!is_shortage(st) || pya_card_is_capturing(card)) {
         return st;
     }
     card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
     pya_status wait = card->n_active == 0 ? pya_pending_sync(card) : PYA_OK;
     wait = wait == PYA_OK ? pya_device_sync(card->dev) : wait;
     if (wait != PYA_OK) {
-        return wait == PYA_E_CAPTURE ? st : wait; /* a capture on a stream nobody told us of */
+        return wait;
     }
     int64_t n_transferred = scalar[PYA_STAT_pyalloc_page_transfers];
     for (int kind = TRANSFER_OPEN; kind <= TRANSFER_LAST && is_shortage(st); kind++) {
@@ -451,11 +493,11 @@ climb_at_ease(
     if (st != PYA_OK || *out != NULL) {
         return st;
     }
-    if (card->arenas->next != NULL && pya_policy_may_transfer(arena, m)) {
+    if (card->arenas->next != NULL) {
         pya_pools_settle(card);
-        st = ladder_transfer(arena, m, TRANSFER_IDLE);
-        if (st == PYA_OK) {
-            st = ladder_refit(arena, bytes, is_small, out);
+        st = ladder_borrow(arena, bytes, is_small, TRANSFER_LEFT, out);
+        if (st == PYA_OK && *out == NULL && pya_policy_may_transfer(arena, m)) {
+            st = ladder_borrow(arena, bytes, is_small, TRANSFER_IDLE, out);
         }
         if (st != PYA_OK || *out != NULL) {
             return st;
@@ -486,7 +528,7 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     struct pya_card *card = arena->card;
     pya_gc_before_growth(arena, bytes, pya_pages_for(bytes));
     pya_status st = pya_plain_grow(arena, bytes, is_small);
-    if (is_shortage(st) && !pya_fences_are_capturing(card)) {
+    if (is_shortage(st) && !pya_card_is_capturing(card)) {
         size_t n_freed;
         card->stats.scalar[PYA_STAT_num_alloc_retries]++;
         card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
@@ -494,16 +536,15 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
         if (st == PYA_OK) {
             st = ladder_refit(arena, bytes, is_small, out);
         }
-        if (st == PYA_OK && *out == NULL) {
-            st = pya_trim_card(card, PYA_TRIM_OPEN, NULL, SIZE_MAX, &n_freed);
-        } else {
-            card->stats.scalar[PYA_STAT_pyalloc_saved_by_wait] += st == PYA_OK;
-        }
         if (st != PYA_OK || *out != NULL) {
-            return st == PYA_E_CAPTURE ? PYA_E_NOMEM : st; /* as in ladder_squeeze() */
+            card->stats.scalar[PYA_STAT_pyalloc_saved_by_wait] += st == PYA_OK;
+            return st;
         }
-        st = pya_plain_grow(arena, bytes, is_small);
-        card->stats.scalar[PYA_STAT_pyalloc_saved_by_release] += st == PYA_OK;
+        st = pya_trim_card(card, PYA_TRIM_OPEN, NULL, SIZE_MAX, &n_freed);
+        if (st == PYA_OK) {
+            st = pya_plain_grow(arena, bytes, is_small);
+            card->stats.scalar[PYA_STAT_pyalloc_saved_by_release] += st == PYA_OK;
+        }
     }
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }

@@ -37,6 +37,9 @@ enum {
 /* Requests of at least this share of peak live move pages to the end instead of stitching.  Streams that share
  * memory always move: a stream can take over a stretch of pages as it lies, a stitched range only whole. */
 #define BALANCED_MOVE_SHARE 4
+/* Unless each of the last GROWING_FROM was larger than the one before, by at most this share. */
+#define GROWING_SHARE 8
+#define GROWING_FROM 2
 /* tight: physical memory may pass peak live by this share before stitching starts.  Programs that stitch all
  * the time fill a bucket that every request empties a little; each time it runs over, the share grows. */
 #define TIGHT_SLACK 0.01
@@ -132,17 +135,42 @@ debt_after_growth(const struct pya_arena *arena, size_t n) {
     return reuse(arena->card) < REUSE_LEAST && left > 0 ? left : 0;
 }
 
-/* Saves the pages that growing by n would cost, until saving has cost `patience` times what they would. */
+/* What is asked, and what is there: see pya_policy_plan(). */
+struct plea {
+    size_t bytes;
+    size_t n;
+    size_t n_there;
+    size_t peak_live;
+};
+
+/* Is this one tensor that grows, each large request a little larger than the one before?  A stitched range is extended by
+ * what it lacks, but the end of the arena, where pages are moved, is there for one tensor only. */
+static bool
+is_growing(struct pya_arena *arena, size_t bytes) {
+    size_t n = pya_pages_for(bytes);
+    size_t n_before = arena->large_pages;
+    if (n < n_before || n - n_before > n_before / GROWING_SHARE + 1) {
+        arena->n_grown = 0;
+    } else if (n > n_before) {
+        arena->n_grown++;
+    }
+    arena->large_pages = n;
+    return arena->n_grown >= GROWING_FROM;
+}
+
+/* Saves the pages that growing would cost, until saving has cost `patience` times what they would. */
 static enum pya_plan
-plan_save(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live, double patience) {
-    size_t n_saved = n - pages_missing(arena, bytes);
-    double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(pya_pages_for(bytes));
+plan_save(struct pya_arena *arena, const struct plea *plea, double patience) {
+    size_t n_saved = plea->n - pages_missing(arena, plea->bytes);
+    size_t n_mapped = pya_pages_for(plea->bytes) - plea->n_there;
+    double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(n_mapped);
     if (debt_ns >= patience * create_cost_ns(n_saved)) {
         arena->stitch_debt_ns = debt_after_growth(arena, n_saved);
         return PYA_PLAN_GROW;
     }
-    bool moves = is_shared(arena->card) || bytes >= peak_live / BALANCED_MOVE_SHARE;
-    return moves ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
+    bool is_large = plea->bytes >= plea->peak_live / BALANCED_MOVE_SHARE;
+    bool moves = is_shared(arena->card) || (is_large && !is_growing(arena, plea->bytes));
+    return moves && plea->n_there == 0 ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
 }
 
 static double
@@ -153,10 +181,10 @@ patience_late(const struct pya_card *card) {
 }
 
 static enum pya_plan
-plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
+plan_balanced(struct pya_arena *arena, const struct plea *plea) {
     const struct pya_card *card = arena->card;
-    if (bytes < BALANCED_STITCH_FROM || n <= pages_missing(arena, bytes) ||
-        card->reserved_bytes + n * PYA_PAGE <= peak_live) {
+    if (plea->bytes < BALANCED_STITCH_FROM || plea->n <= pages_missing(arena, plea->bytes) ||
+        card->reserved_bytes + plea->n * PYA_PAGE <= plea->peak_live) {
         return PYA_PLAN_GROW;
     }
     bool is_early = card->stitch_ns < BALANCED_EARLY_SHARE * create_cost_ns(card->pages.n_live);
@@ -164,41 +192,47 @@ plan_balanced(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live)
     if (is_shared(card)) {
         patience = BALANCED_PATIENCE * thrift(card);
     }
-    return plan_save(arena, bytes, n, peak_live, patience);
+    return plan_save(arena, plea, patience);
 }
 
 /* Above the level: whatever saves pages, until it has cost far more than the pages would. */
 static enum pya_plan
-plan_pressed(struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
-    if (n <= pages_missing(arena, bytes)) {
+plan_pressed(struct pya_arena *arena, const struct plea *plea) {
+    if (plea->n <= pages_missing(arena, plea->bytes)) {
         return PYA_PLAN_GROW;
     }
     double patience = is_shared(arena->card) ? BALANCED_PATIENCE : PRESSED_PATIENCE;
-    return plan_save(arena, bytes, n, peak_live, patience);
+    return plan_save(arena, plea, patience);
 }
 
 static enum pya_plan
-plan_tight(const struct pya_arena *arena, size_t bytes, size_t n, size_t peak_live) {
+plan_tight(const struct pya_arena *arena, const struct plea *plea) {
     const struct pya_card *card = arena->card;
-    double most = (1 + TIGHT_SLACK + card->slack) * (double)peak_live;
-    if (n <= pages_missing(arena, bytes) || (double)(card->reserved_bytes + n * PYA_PAGE) <= most) {
+    double most = (1 + TIGHT_SLACK + card->slack) * (double)plea->peak_live;
+    if (plea->n <= pages_missing(arena, plea->bytes) ||
+        (double)(card->reserved_bytes + plea->n * PYA_PAGE) <= most) {
         return PYA_PLAN_GROW;
     }
-    return bytes >= TIGHT_MOVE_FROM && n <= pya_pages_for(bytes) ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
+    bool moves = plea->bytes >= TIGHT_MOVE_FROM && plea->n <= pya_pages_for(plea->bytes);
+    return moves && plea->n_there == 0 ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
 }
 
 enum pya_plan
-pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n) {
+pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n, size_t n_there) {
     const struct pya_card *card = arena->card;
     size_t live = card->live_bytes + bytes;
-    size_t peak_live = live > card->peak_live_bytes ? live : card->peak_live_bytes;
+    const struct plea plea = {
+        .bytes = bytes,
+        .n = n,
+        .n_there = n_there,
+        .peak_live = live > card->peak_live_bytes ? live : card->peak_live_bytes};
     enum pya_plan plan = PYA_PLAN_GROW;
     if (pya_gc_is_pressed(card, n)) {
-        plan = plan_pressed(arena, bytes, n, peak_live);
+        plan = plan_pressed(arena, &plea);
     } else if (card->options.memory == PYA_MEMORY_BALANCED) {
-        plan = plan_balanced(arena, bytes, n, peak_live);
+        plan = plan_balanced(arena, &plea);
     } else if (card->options.memory == PYA_MEMORY_TIGHT) {
-        plan = plan_tight(arena, bytes, n, peak_live);
+        plan = plan_tight(arena, &plea);
     }
     /* Blocks of a pool in use may be claimed again at their addresses (pya_pool_claim): pages stay at home. */
     return plan == PYA_PLAN_MOVE && !pya_pool_is_open(arena) ? PYA_PLAN_STITCH : plan;

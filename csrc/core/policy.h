@@ -15,8 +15,10 @@ enum pya_plan {
     PYA_PLAN_MOVE,   /* give free pages a new home at the end of the arena */
 };
 
-/* For `bytes` that growing would serve with n_pages new pages.  May reset the arena's account. */
-enum pya_plan pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n_pages);
+/* For `bytes` that growing would serve with n_pages new pages; n_there of its pages lie in a range that stitching would
+ * extend.  May reset the arena's account. */
+enum pya_plan
+pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n_pages, size_t n_there);
 /* n_pages were stitched or moved. */
 void pya_policy_pay(struct pya_arena *arena, size_t n_pages);
 /* May up to n_pages come from other streams once more?  Streams that take them from each other in turn pay

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "debug.h"
+#include "move.h"
 
 /* One free run's parts of pages it does not cover: from `addr` to the end of its page, and the other way. */
 static size_t

@@ -1,4 +1,4 @@
-/* Stitched ranges and page moves.  Floor 7. */
+/* Stitched ranges.  Floor 7. */
 #include "stitch.h"
 
 #include <stdio.h>
@@ -7,47 +7,15 @@
 
 #include "debug.h"
 
-static int
-run_compare(const void *a, const void *b) {
-    const struct pya_block *const *left = a;
-    const struct pya_block *const *right = b;
-    return ((*left)->addr > (*right)->addr) - ((*left)->addr < (*right)->addr);
-}
+/* A range to extend lacks at most this part of what is wanted, or a page.  Ranges looked at for one, the latest used first,
+ * are few: what keeps a miss bounded. */
+enum { SHORT_SHARE = 8, SHORT_TRIES = 64 };
 
-pya_status
-pya_pages_pick(
-    struct pya_arena *arena, size_t n_most, const struct pya_arena *taker,
-    const struct pya_block *except, pya_page_id *ids, size_t *n_out) {
-    size_t n_room = arena->fit.n_runs;
-    *n_out = 0;
-    if (arena->free_pages == 0 || n_most == 0) {
-        return PYA_OK;
+void
+pya_stitch_mark(const struct pya_stitch *stitch, bool is_leaving) {
+    for (size_t i = 0; i < stitch->n_pages; i++) {
+        stitch->arena->card->pages.items[stitch->pages[i]].is_leaving = is_leaving;
     }
-    struct pya_block **runs = malloc(n_room * sizeof(struct pya_block *));
-    if (runs == NULL) {
-        return PYA_E_HOST_NOMEM;
-    }
-    size_t n_runs = 0;
-    struct pya_block *run = pya_fit_find(&arena->fit, PYA_PAGE);
-    for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {
-        bool is_free = taker == NULL || run->seq <= pya_arena_idle_for(arena, taker);
-        if (is_free && run != except && pya_run_pages(run->addr, run->bytes) > 0) {
-            runs[n_runs++] = run;
-        }
-    }
-    qsort(runs, n_runs, sizeof(struct pya_block *), run_compare);
-    size_t n = 0;
-    for (size_t i = 0; i < n_runs && n < n_most; i++) {
-        struct pya_range *range = runs[i]->range;
-        size_t slot = pya_range_slot(range, pya_round_up(runs[i]->addr, PYA_PAGE));
-        size_t n_here = pya_run_pages(runs[i]->addr, runs[i]->bytes);
-        for (size_t k = 0; k < n_here && n < n_most; k++) {
-            ids[n++] = range->slots[slot + k].page;
-        }
-    }
-    free(runs);
-    *n_out = n;
-    return PYA_OK;
 }
 
 static struct pya_stitch **
@@ -224,6 +192,25 @@ pya_stitch_find(struct pya_arena *arena, size_t bytes, struct pya_stitch **out) 
 }
 
 struct pya_stitch *
+pya_stitch_find_short(struct pya_arena *arena, size_t bytes) {
+    struct pya_stitch *best = NULL;
+    size_t most = pya_pages_for(bytes);
+    size_t n_lacking = most / SHORT_SHARE + 1;
+    size_t least = most > n_lacking ? most - n_lacking : 1;
+    struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->newest;
+    for (int i = 0; stitch != NULL && i < SHORT_TRIES; stitch = stitch->older, i++) {
+        bool is_idle = stitch->block == NULL && !stitch->is_broken && !stitch->is_shared;
+        size_t n_records;
+        if (is_idle && stitch->n_pages >= least && stitch->n_pages < most &&
+            stitch->range_bytes >= most * PYA_PAGE && stitch_is_free(stitch, arena, &n_records)) {
+            best = stitch;
+            least = stitch->n_pages + 1;
+        }
+    }
+    return best;
+}
+
+struct pya_stitch *
 pya_stitch_at(struct pya_arena *arena, pya_dptr addr) {
     struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->newest;
     while (stitch != NULL && stitch->base + stitch->offset != addr) {
@@ -234,9 +221,11 @@ pya_stitch_at(struct pya_arena *arena, pya_dptr addr) {
     return is_idle && stitch_is_free(stitch, arena, &n_records) ? stitch : NULL;
 }
 
+/* Maps the pages from n_old on.  On failure none of them is mapped, or the range is broken. */
 static pya_status
-stitch_map(struct pya_card *card, struct pya_stitch *stitch) {
-    size_t n_done = 0;
+stitch_map(struct pya_card *card, struct pya_stitch *stitch, size_t n_old) {
+    size_t n_done = n_old;
+    pya_dptr start = stitch->base + n_old * PYA_PAGE;
     pya_status st = PYA_OK;
     for (; n_done < stitch->n_pages; n_done++) {
         pya_dptr addr = stitch->base + n_done * PYA_PAGE;
@@ -245,27 +234,42 @@ stitch_map(struct pya_card *card, struct pya_stitch *stitch) {
             goto unmap;
         }
     }
-    st = pya_device_set_access(card->dev, stitch->base, stitch->n_pages * PYA_PAGE);
+    st = pya_device_set_access(card->dev, start, (stitch->n_pages - n_old) * PYA_PAGE);
     if (st == PYA_OK) {
         return PYA_OK;
     }
 unmap:
-    if (n_done > 0 && pya_device_unmap(card->dev, stitch->base, n_done * PYA_PAGE) != PYA_OK) {
+    if (n_done > n_old &&
+        pya_device_unmap(card->dev, start, (n_done - n_old) * PYA_PAGE) != PYA_OK) {
         stitch->n_pages = n_done;
         stitch->is_broken = true;
     }
     return st;
 }
 
-/* Counts the mappings and makes the range known to its arena. */
+/* Counts the mappings from n_old on and makes the range known to its arena. */
 static void
-stitch_adopt(struct pya_stitch *stitch) {
+stitch_adopt(struct pya_stitch *stitch, size_t n_old) {
     struct pya_arena *arena = stitch->arena;
-    for (size_t i = 0; i < stitch->n_pages; i++) {
+    for (size_t i = n_old; i < stitch->n_pages; i++) {
         pya_page_mapped(&arena->card->pages, stitch->pages[i]);
     }
-    arena->stitches->n_mappings += stitch->n_pages;
+    arena->stitches->n_mappings += stitch->n_pages - n_old;
     stitch_link(stitch);
+}
+
+/* As much room again as the range needs, where addresses are not scarce. */
+static pya_status
+stitch_reserve(struct pya_stitch *stitch) {
+    struct pya_device *dev = stitch->arena->card->dev;
+    size_t least = stitch->n_pages * PYA_PAGE;
+    stitch->range_bytes = stitch->is_shared ? least : 2 * least;
+    pya_status st = pya_device_range_reserve(dev, stitch->range_bytes, &stitch->base);
+    if (st != PYA_OK && stitch->range_bytes > least) {
+        stitch->range_bytes = least;
+        st = pya_device_range_reserve(dev, least, &stitch->base);
+    }
+    return st;
 }
 
 pya_status
@@ -286,25 +290,24 @@ pya_stitch_make(
     stitch->arena = arena;
     stitch->block = NULL;
     stitch->n_pages = plan->n_pages;
-    stitch->range_bytes = plan->n_pages * PYA_PAGE;
     stitch->offset = plan->offset;
     stitch->bytes = plan->bytes;
-    stitch->is_shared = plan->bytes < stitch->range_bytes;
+    stitch->is_shared = plan->bytes < plan->n_pages * PYA_PAGE;
     stitch->is_broken = false;
-    pya_status st = pya_device_range_reserve(card->dev, stitch->range_bytes, &stitch->base);
+    pya_status st = stitch_reserve(stitch);
     if (st != PYA_OK) {
         goto free_stitch;
     }
     pya_card_claim(card, stitch->base, stitch->range_bytes);
-    st = stitch_map(card, stitch);
+    st = stitch_map(card, stitch, 0);
     if (st != PYA_OK && stitch->is_broken) {
-        stitch_adopt(stitch);
+        stitch_adopt(stitch, 0);
         return st;
     }
     if (st != PYA_OK) {
         goto release_range;
     }
-    stitch_adopt(stitch);
+    stitch_adopt(stitch, 0);
     card->stats.scalar[PYA_STAT_pyalloc_stitches]++;
     card->n_stitched++;
     card->stats.scalar[PYA_STAT_pyalloc_shared_ranges] += stitch->is_shared;
@@ -315,6 +318,36 @@ release_range:
     (void)!pya_device_range_release(card->dev, stitch->base, stitch->range_bytes);
 free_stitch:
     free(stitch);
+    return st;
+}
+
+pya_status
+pya_stitch_extend(struct pya_stitch **stitch, const pya_page_id *ids, size_t n_pages) {
+    struct pya_stitch *old = *stitch;
+    struct pya_card *card = old->arena->card;
+    size_t n_old = old->n_pages;
+    size_t n = n_old + n_pages;
+    PYA_ASSERT(old->block == NULL && old->range_bytes >= n * PYA_PAGE);
+    struct pya_stitch *longer = malloc(sizeof *longer + n * sizeof(pya_page_id));
+    if (longer == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    memcpy(longer, old, sizeof *old + n_old * sizeof(pya_page_id));
+    memcpy(longer->pages + n_old, ids, n_pages * sizeof(pya_page_id));
+    longer->n_pages = n;
+    longer->bytes = n * PYA_PAGE;
+    pya_status st = stitch_map(card, longer, n_old);
+    if (st != PYA_OK && !longer->is_broken) {
+        free(longer);
+        return st;
+    }
+    stitch_unlink(old);
+    free(old);
+    stitch_adopt(longer, n_old);
+    *stitch = longer;
+    if (st == PYA_OK) {
+        card->stats.scalar[PYA_STAT_pyalloc_stitches]++;
+    }
     return st;
 }
 
@@ -432,61 +465,6 @@ pya_stitches_destroy(struct pya_arena *arena) {
     }
     free(arena->stitches);
     arena->stitches = NULL;
-}
-
-/* Where a page was before it moved. */
-struct old_home {
-    struct pya_range *range;
-    size_t slot;
-};
-
-static void
-pages_leave(const struct old_home *old, size_t n_pages) {
-    for (size_t i = 0; i < n_pages;) {
-        struct pya_range *range = old[i].range;
-        struct pya_block *run = pya_range_free_run(range, old[i].slot);
-        PYA_ASSERT(run != NULL);
-        struct pya_arena *arena = run->arena;
-        size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
-        size_t k = 1;
-        while (i + k < n_pages && old[i + k].range == range && old[i + k].slot == old[i].slot + k &&
-               old[i + k].slot < end) {
-            k++;
-        }
-        struct pya_block *left = pya_arena_carve(
-            arena, run, pya_range_addr(range, old[i].slot), k * PYA_PAGE, PYA_BLOCK_USED);
-        pya_block_make_dead(left);
-        pya_dptr addr = pya_range_addr(range, old[i].slot);
-        size_t n_small = pya_arena_small_pages(arena, range, addr, k);
-        pya_arena_note_unmapped(arena, range, addr, k, n_small);
-        i += k;
-    }
-}
-
-pya_status
-pya_pages_move(
-    struct pya_arena *arena, struct pya_block *hole, const pya_page_id *ids, size_t n_pages) {
-    struct pya_card *card = arena->card;
-    /* A cut of the hole and, per page at worst, a piece and the rest above it. */
-    pya_status st = pya_slab_reserve(&card->blocks, 2 * n_pages + 2);
-    if (st != PYA_OK) {
-        return st;
-    }
-    struct old_home *old = malloc(n_pages * sizeof *old);
-    if (old == NULL) {
-        return PYA_E_HOST_NOMEM;
-    }
-    for (size_t i = 0; i < n_pages; i++) {
-        const struct pya_page *page = &card->pages.items[ids[i]];
-        old[i] = (struct old_home){page->range, page->slot};
-    }
-    st = pya_arena_settle(arena, hole, ids, n_pages);
-    if (st == PYA_OK) {
-        pages_leave(old, n_pages);
-        card->stats.scalar[PYA_STAT_pyalloc_page_moves] += (int64_t)n_pages;
-    }
-    free(old);
-    return st;
 }
 
 static size_t

@@ -1,7 +1,8 @@
 /* Stitched ranges: a list of pages mapped a second time, side by side, for one block.  Floor 7.
  *
  * Taking one lends the same bytes out of the pages' home runs; giving it back returns them there.  The
- * mapping stays, so a range whose bytes are all free again is taken anew without a device call.
+ * mapping stays, so a range whose bytes are all free again is taken anew without a device call.  There is as much room
+ * again behind it, so that one for a tensor that grows is extended by the pages it lacks.
  *
  * A range that is not shared owns its pages whole.  A shared one begins in the free end of a page or ends in
  * the free start of one: other live blocks may sit in those two pages, under the pages' home addresses or
@@ -38,12 +39,6 @@ struct pya_stitches {
     size_t n_mappings; /* sum of n_pages */
 };
 
-/* Collects up to n_most wholly free pages of the arena, lowest address first; of those only what the taker may have,
- * unless it is NULL.  The run `except` is left out.  PYA_E_HOST_NOMEM: no scratch list. */
-PYA_MUST_CHECK pya_status pya_pages_pick(
-    struct pya_arena *arena, size_t n_most, const struct pya_arena *taker,
-    const struct pya_block *except, pya_page_id *ids, size_t *n_out);
-
 /* Which bytes a range is to lend: n_pages pages, from `offset` in the first. */
 struct pya_stitch_plan {
     const pya_page_id *ids;
@@ -62,6 +57,14 @@ struct pya_stitch *pya_stitch_at(struct pya_arena *arena, pya_dptr addr);
  * failure. */
 PYA_MUST_CHECK pya_status pya_stitch_make(
     struct pya_arena *arena, const struct pya_stitch_plan *plan, struct pya_stitch **out);
+/* The longest idle range that lacks few of the pages `bytes` need and has room for them, all of it free; NULL if none. */
+struct pya_stitch *pya_stitch_find_short(struct pya_arena *arena, size_t bytes);
+/* Marks its pages as leaving, so that pya_pages_pick() passes them over, or unmarks them. */
+void pya_stitch_mark(const struct pya_stitch *stitch, bool is_leaving);
+/* Maps more pages, wholly free and at home in its arena, behind those of an idle range that has the room.  Undoes itself on
+ * failure.  The record may move. */
+PYA_MUST_CHECK pya_status
+pya_stitch_extend(struct pya_stitch **stitch, const pya_page_id *ids, size_t n_pages);
 /* Hands out the first `bytes` of an idle range whose bytes are all free.  PYA_E_HOST_NOMEM changes nothing. */
 PYA_MUST_CHECK pya_status
 pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out);
@@ -71,11 +74,6 @@ void pya_stitch_give(struct pya_block *block);
 PYA_MUST_CHECK pya_status pya_stitch_destroy(struct pya_stitch *stitch);
 /* For the end of the heap: unmaps all, live ones too. */
 void pya_stitches_destroy(struct pya_arena *arena);
-
-/* Gives pages, wholly free in any arena of the card, a new home at the start of a hole of `arena`.  The old
- * addresses stay mapped and dead.  Undoes itself on failure. */
-PYA_MUST_CHECK pya_status pya_pages_move(
-    struct pya_arena *arena, struct pya_block *hole, const pya_page_id *ids, size_t n_pages);
 
 size_t pya_stitches_host_bytes(const struct pya_arena *arena);
 size_t pya_stitches_check(const struct pya_arena *arena);

@@ -1,0 +1,22 @@
+/* Free pages: which there are, and giving them another home.  Floor 7. */
+#pragma once
+
+#include "arena.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Collects up to n_most wholly free pages of the arena that are not marked as leaving, lowest address first; of those only
+ * what the taker may have, unless it is NULL.  The run `except` is left out.  PYA_E_HOST_NOMEM: no scratch list. */
+PYA_MUST_CHECK pya_status pya_pages_pick(
+    struct pya_arena *arena, size_t n_most, const struct pya_arena *taker,
+    const struct pya_block *except, pya_page_id *ids, size_t *n_out);
+/* Gives pages, wholly free in any arena of the card, a new home at the start of a hole of `arena`.  The old
+ * addresses stay mapped and dead.  Undoes itself on failure. */
+PYA_MUST_CHECK pya_status pya_pages_move(
+    struct pya_arena *arena, struct pya_block *hole, const pya_page_id *ids, size_t n_pages);
+
+#ifdef __cplusplus
+}
+#endif

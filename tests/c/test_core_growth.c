@@ -1,0 +1,148 @@
+/* Memory wanted anew, a little larger each time, or by pools that come and go: what it takes in the long run. */
+#include "fault.h"
+#include "sweep.h"
+#include "world.h"
+
+enum { STEPS = 120 };
+
+/* One tensor that grows, each new one made while the old one lives, small ones between.  *last is what is left. */
+static pya_status
+grow(struct world *world, int n_steps, pya_dptr *last) {
+    pya_status st = PYA_OK;
+    for (int step = 0; step < n_steps && st == PYA_OK; step++) {
+        pya_dptr next = 0;
+        pya_dptr small = 0;
+        st = pya_alloc(world->heap, 0, 40 * MIB + (size_t)step * 3 * MIB, 0, &next);
+        if (st == PYA_OK) {
+            st = pya_alloc(world->heap, 0, (size_t)(step % 7 + 1) * MIB, 0, &small);
+            CHECK_OK(pya_free(world->heap, *last));
+            CHECK_OK(pya_free(world->heap, small));
+            *last = next;
+        }
+    }
+    return st;
+}
+
+static void
+test_growing_tensor_is_extended(void) {
+    struct world world = {.config = {.capacity_bytes = 4096 * MIB}};
+    pya_dptr last = 0;
+    world_init(&world, "");
+    CHECK_OK(grow(&world, STEPS, &last));
+    size_t peak_live = (size_t)stat_of(world.heap, 0, "allocated_bytes.all.peak");
+    uint64_t n_pages = calls(&world, PYA_SIM_PAGE_CREATE);
+    CHECK(reserved(&world) <= peak_live + peak_live / 16);
+    CHECK(calls(&world, PYA_SIM_MAP) <= 4 * n_pages);
+    give(&world, last);
+    world_fini(&world);
+}
+
+/* Where there are no addresses for room behind it a range is as long as it must be: the home takes most of them. */
+static bool
+stitches_with(uint64_t address_bytes) {
+    struct world world = {.config = {.capacity_bytes = 512 * MIB, .address_bytes = address_bytes}};
+    pya_dptr ptrs[16];
+    world_init(&world, "");
+    for (size_t i = 0; i < 16; i++) {
+        ptrs[i] = take(&world, 20 * MIB, 0);
+    }
+    for (size_t i = 0; i < 16; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    pya_dptr large = take(&world, 60 * MIB, 0);
+    bool is_stitched = stat_of(world.heap, 0, "pyalloc_stitches") == 1;
+    give(&world, large);
+    for (size_t i = 1; i < 16; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    world_fini(&world);
+    return is_stitched;
+}
+
+static void
+test_scarce_addresses(void) {
+    CHECK(stitches_with((uint64_t)1 << 40));
+    /* The home takes twice the card; 60 MiB are left but not 120. */
+    for (uint64_t mib = 1024 + 60; mib < 1024 + 120; mib += 4) {
+        CHECK(stitches_with(mib * MIB));
+    }
+    CHECK(!stitches_with((1024 + 58) * MIB)); /* and is served nevertheless */
+}
+
+/* Pools that are captured into, dropped and followed by others, eager work in between: what one leaves serves the next,
+ * however often. */
+static void
+test_pools_come_and_go(void) {
+    struct world world = {.config = {.capacity_bytes = 16384 * MIB}};
+    size_t at_first = 0;
+    world_init(&world, "");
+    for (uint64_t n = 1; n <= 400; n++) {
+        const struct pya_pool_id id = {n, 0};
+        pya_dptr ptrs[8];
+        CHECK_OK(pya_pool_retain(world.heap, 0, id, false));
+        CHECK_OK(pya_pool_begin(world.heap, 0, id, (struct pya_stream_filter){0}));
+        for (size_t i = 0; i < 8; i++) {
+            ptrs[i] = take(&world, (10 + (n + i) * 7 % 11) * MIB, 0);
+        }
+        CHECK_OK(pya_pool_end(world.heap, 0, id));
+        CHECK_OK(pya_pool_release(world.heap, 0, id));
+        for (size_t i = 0; i < 8; i++) {
+            give(&world, ptrs[i]);
+        }
+        CHECK_OK(pya_pool_release(world.heap, 0, id));
+        pya_dptr eager = take(&world, (100 + n % 5 * 10) * MIB, 0);
+        give(&world, eager);
+        at_first = n == 10 ? reserved(&world) : at_first;
+    }
+    CHECK(reserved(&world) <= at_first + at_first / 4);
+    world_fini(&world);
+}
+
+static bool
+sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
+    struct world world = {.config = {.capacity_bytes = 512 * MIB, .quiet = true}};
+    pya_dptr first;
+    pya_dptr last = 0;
+    size_t live_before = fault_live();
+    world_init(&world, options);
+    CHECK_OK(pya_alloc(world.heap, 0, 512, 0, &first));
+    if (host) {
+        fault_arm(nth);
+    } else {
+        pya_sim_fail(world.sim, PYA_SIM_ANY_CALL, nth, with, false);
+    }
+    pya_status st = grow(&world, 12, &last);
+    bool fired = host ? fault_disarm() : pya_sim_fail_clear(world.sim);
+    CHECK(fired || st == PYA_OK);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    CHECK_OK(grow(&world, 12, &last));
+    give(&world, last);
+    give(&world, first);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    struct pya_sim_state state;
+    pya_sim_query(world.sim, &state);
+    CHECK_EQ(state.used_bytes, 0);
+    CHECK_EQ(state.n_mappings, 0);
+    CHECK_EQ(reserved(&world), 0);
+    world_fini(&world);
+    CHECK_EQ(fault_live(), live_before);
+    return fired;
+}
+
+static void
+test_sweep(void) {
+    sweep_all(sweep_once, "");
+    sweep_all(sweep_once, "memory:tight");
+}
+
+static const struct check_case cases[] = {
+    {"growing_tensor_is_extended", test_growing_tensor_is_extended},
+    {"scarce_addresses", test_scarce_addresses},
+    {"pools_come_and_go", test_pools_come_and_go},
+    {"sweep", test_sweep},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
