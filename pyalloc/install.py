@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from pyalloc import _core, hooks
-from pyalloc.config import Config, Value
+from pyalloc.config import ENVIRONMENT, Config, Value
 from pyalloc.errors import InstallError
 
+# What torch reads its own allocator's settings from: the newer name and the older.
+_TORCH_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_NO_DEVICE = "torch sees no CUDA device"
 _TOO_LATE = (
     "CUDA was already used in this process, so torch's own allocator holds memory and cannot be replaced. "
     "Call pyalloc.install() before the first CUDA call (right after `import torch`), "
@@ -28,6 +32,7 @@ class Status:
 
     features: (what, does it work, detail) of each thing looked up in torch.
     replaced: torch functions that pyalloc answers instead of torch.
+    without_effect: settings of torch's own allocator that are asked for, as (variable, key, value).
     """
 
     installed: bool
@@ -36,6 +41,7 @@ class Status:
     torch_version: str | None
     features: tuple[tuple[str, bool, str], ...]
     replaced: tuple[str, ...]
+    without_effect: tuple[tuple[str, str, str], ...]
     allocations: int
     frees: int
     refused_frees: int
@@ -54,6 +60,9 @@ class Status:
             for what, works, detail in self.features
         ]
         lines += [f"replaced: {', '.join(self.replaced)}"] if self.replaced else []
+        if self.installed and self.without_effect:
+            asked = ", ".join(f"{name}={key}:{value}" for name, key, value in self.without_effect)
+            lines.append(f"of torch's own allocator, so of no effect here: {asked}")
         return "\n".join(lines)
 
 
@@ -68,6 +77,7 @@ class _State:
     missing: list[str] = field(default_factory=list)
     told: bool = False
     plain_graphs: bool = False
+    by_run: bool = False  # `pyalloc run` installed it, not the program
 
 
 _state = _State()
@@ -111,19 +121,15 @@ def install(**options: Value) -> Handle:
             "pyalloc is installed from the main interpreter, for the whole process; this is a subinterpreter"
         )
     config = Config.of(**options)
-    if _state.installed and _state.config is not None:
-        if not _state.config.is_same(config):
-            differences = "; ".join(_state.config.differences(config))
-            raise InstallError(
-                f"pyalloc is already installed with other settings ({differences}). "
-                "Settings are chosen once per process: give them at the first install()."
-            )
+    torch = _import_torch()  # under `pyalloc run` this may have installed it
+    if _is_installed_as(config):
         return Handle()
-    torch = _import_torch()
     if torch is None or not _has_cuda(torch):
         _say_once()
         return Handle()
-    _check_not_taken(torch)
+    check_torch_settings()
+    if torch.cuda.is_initialized():
+        raise InstallError(_TOO_LATE)
     _core.create(config.text)
     try:
         _register(torch)
@@ -136,8 +142,26 @@ def install(**options: Value) -> Handle:
     _state.config = config
     _state.installed = True
     _state.reason = "active"
+    _state.by_run = False
     _prepare_compiler()
+    _tell_of_settings(config)
     return Handle()
+
+
+def _is_installed_as(config: Config) -> bool:
+    """Is it, with these settings?  What `pyalloc run` chose gives way to what the program asks for."""
+    if not _state.installed or _state.config is None:
+        return False
+    if _state.config.is_same(config):
+        return True
+    if _state.by_run and not _is_in_use():
+        uninstall()
+        return False
+    differences = "; ".join(_state.config.differences(config))
+    raise InstallError(
+        f"pyalloc is already installed with other settings ({differences}). "
+        "Settings are chosen once per process: give them at the first install()."
+    )
 
 
 def install_when_torch_is_imported(**options: Value) -> None:
@@ -145,11 +169,17 @@ def install_when_torch_is_imported(**options: Value) -> None:
 
     `pyalloc run` uses it in processes that may never need torch.
     """
-    if "torch" in sys.modules:
+
+    def install_by_run() -> None:
+        _state.by_run = True  # until a program's own install()
         install(**options)
+        _state.by_run = True
+
+    if "torch" in sys.modules:
+        install_by_run()
         return
     Config.of(**options)  # mistakes are reported now, not at some later import
-    _after_import("torch", lambda: install(**options))
+    _after_import("torch", install_by_run)
 
 
 def uninstall() -> None:
@@ -160,9 +190,7 @@ def uninstall() -> None:
     """
     if not _state.installed:
         return
-    import torch
-
-    if torch.cuda.is_initialized() or _core.torch_initialized():
+    if _is_in_use():
         raise InstallError(
             "CUDA is in use, so tensors live in pyalloc's memory and it cannot be removed any more. "
             "Start a new process without pyalloc instead."
@@ -177,6 +205,12 @@ def uninstall() -> None:
     _state.replacements = None
     _state.installed = False
     _state.reason = "uninstalled"
+
+
+def _is_in_use() -> bool:
+    import torch
+
+    return torch.cuda.is_initialized() or _core.torch_initialized()
 
 
 def status() -> Status:
@@ -197,6 +231,7 @@ def status() -> Status:
         torch_version=str(torch.__version__) if torch is not None else None,
         features=features,
         replaced=_state.replacements.names() if _state.replacements is not None else (),
+        without_effect=tuple(_without_effect()),
         allocations=allocations,
         frees=frees,
         refused_frees=refused,
@@ -218,27 +253,56 @@ def _has_cuda(torch: Any) -> bool:
         return False
     # Not is_available(): that may start CUDA in this process, after which forked workers could not use it.
     if torch.cuda.device_count() == 0:
-        _state.reason = "torch sees no CUDA device"
+        _state.reason = _NO_DEVICE
         return False
     return True
 
 
 def _say_once() -> None:
-    if not _state.told:
-        _state.told = True
-        warnings.warn(
-            f"pyalloc.install() did nothing: {_state.reason}", RuntimeWarning, stacklevel=3
-        )
+    if _state.told:
+        return
+    _state.told = True
+    why = _state.reason
+    if why == _NO_DEVICE:
+        why += "; to try a program without one: pyalloc dryrun python your_script.py"
+    if _state.by_run:
+        # No warning: the program's own filters may make an error of it, and its `import torch` would fail.
+        print(f"pyalloc: not installed: {why}", file=sys.stderr)
+    else:
+        warnings.warn(f"pyalloc.install() did nothing: {why}", RuntimeWarning, stacklevel=3)
 
 
-def _check_not_taken(torch: Any) -> None:
-    if torch.cuda.is_initialized():
-        raise InstallError(_TOO_LATE)
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        if "cudaMallocAsync" in os.environ.get(name, ""):
+def _torch_settings() -> Iterator[tuple[str, str, str]]:
+    """(variable, key, value) of what the environment asks of torch's own allocator."""
+    for name in _TORCH_CONF:
+        # A value may be a list in brackets, with commas and colons of its own.
+        for part in re.findall(r"(?:\[[^]]*\]|[^,])+", os.environ.get(name, "")):
+            key, _, value = part.partition(":")
+            yield name, key.strip(), value.strip()
+
+
+def check_torch_settings() -> None:
+    """Raises InstallError where the environment asks for another allocator by name; it need not be known to torch."""
+    for name, key, value in _torch_settings():
+        if key == "backend":
             raise InstallError(
-                f"{name} asks for backend:cudaMallocAsync, which cannot be combined with pyalloc. Remove it, or do "
-                "not install pyalloc."
+                f"{name} asks for backend:{value}, which cannot be combined with pyalloc. Remove it, or do not "
+                "install pyalloc."
+            )
+
+
+def _without_effect() -> Iterator[tuple[str, str, str]]:
+    """Settings of torch's allocator of device memory; those of pinned host memory stay torch's business."""
+    return (each for each in _torch_settings() if not each[1].startswith("pinned"))
+
+
+def _tell_of_settings(config: Config) -> None:
+    """What pyalloc could do as well is said to be left undone, once; the rest it makes needless."""
+    ours = {option.name for option in config.options}
+    for name, key, value in {each[1]: each for each in _without_effect()}.values():
+        if key in ours and f"{key}:" not in config.text:
+            logging.getLogger("pyalloc").warning(
+                f"{name}={key}:{value} is for torch's own allocator; pyalloc is told with {ENVIRONMENT}={key}:{value}"
             )
 
 

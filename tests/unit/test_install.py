@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+from pyalloc import _bootstrap
 
 pytestmark = pytest.mark.torch
 
@@ -125,6 +129,40 @@ def test_other_backend_is_refused(dry_python) -> None:  # type: ignore[no-untype
             "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync",
         },
     )
+
+
+def test_native_backend_by_name_is_refused_before_torch_fails_on_it(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import pyalloc
+        try:
+            pyalloc.install()
+        except pyalloc.InstallError as error:
+            assert "backend:native" in str(error) and "Remove" in str(error), error
+        else:
+            raise AssertionError
+        """,
+        env={
+            "PYTORCH_ALLOC_CONF": "max_split_size_mb:64, backend : native",
+            "PYTORCH_CUDA_ALLOC_CONF": "backend:native",
+        },
+    )
+
+
+def test_torchs_own_settings_that_have_no_effect_are_named(dry_python) -> None:  # type: ignore[no-untyped-def]
+    text = "expandable_segments:True,garbage_collection_threshold:0.8,pinned_num_register_threads:2"
+    done = dry_python(
+        "import pyalloc; pyalloc.install(); print(pyalloc.status())",
+        env={"PYTORCH_ALLOC_CONF": text, "PYTORCH_CUDA_ALLOC_CONF": text},
+    )
+    told = [line for line in done.stdout.splitlines() if "no effect" in line]
+    assert told and all(
+        "expandable_segments" in line and "garbage_collection_threshold" in line for line in told
+    )
+    assert "pinned" not in "".join(told)
+    # What pyalloc could do as well is said at once, and how to ask for it.
+    assert "PYALLOC_CONF=garbage_collection_threshold:0.8" in done.stderr
+    assert "expandable_segments" not in done.stderr
 
 
 def test_uninstall_before_first_use(dry_python) -> None:  # type: ignore[no-untyped-def]
@@ -290,6 +328,49 @@ def test_children_of_pyalloc_run_are_installed(dry_python) -> None:  # type: ign
     )
 
 
+def test_program_of_pyalloc_run_may_install_before_torch_and_choose(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import pyalloc
+        pyalloc.install(memory="tight")
+        import torch
+        torch.empty(5, device="cuda")
+        status = pyalloc.status()
+        assert status.allocations == 1
+        assert ("memory", "tight") in [(o.name, o.value) for o in status.config.options]
+        """,
+        install=True,
+    )
+    dry_python(
+        """
+        import torch, pyalloc
+        pyalloc.install(memory="tight")
+        torch.empty(5, device="cuda")
+        try:
+            pyalloc.install(memory="fast")
+        except pyalloc.InstallError as error:
+            assert "memory: tight, not fast" in str(error), error
+        else:
+            raise AssertionError
+        """,
+        install=True,
+    )
+
+
+def test_without_a_device_pyalloc_run_lets_strict_programs_live(run_python) -> None:  # type: ignore[no-untyped-def]
+    done = run_python(
+        "import warnings; warnings.simplefilter('error'); import torch; print(torch.zeros(2).sum())",
+        env={
+            **_bootstrap.environment(dict(os.environ)),
+            "PYALLOC_INSTALL": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
+    )
+    assert "tensor(0.)" in done.stdout
+    (told,) = [line for line in done.stderr.splitlines() if "pyalloc" in line]
+    assert "no CUDA device" in told and "pyalloc dryrun python" in told
+
+
 def test_bad_pointers_change_nothing(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
@@ -344,4 +425,8 @@ def test_status_is_readable(dry_python) -> None:  # type: ignore[no-untyped-def]
 def test_doctor(dry_python) -> None:  # type: ignore[no-untyped-def]
     done = dry_python("import sys; from pyalloc.cli import main; sys.exit(main(['doctor']))")
     assert "device 0:" in done.stdout
+    assert "an allocation of 1 MiB works" in done.stdout
+    done = dry_python(
+        "import sys; from pyalloc.cli import main; sys.exit(main(['doctor']))", install=True
+    )
     assert "an allocation of 1 MiB works" in done.stdout
