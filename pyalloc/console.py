@@ -30,9 +30,23 @@ def add_output(parser: argparse.ArgumentParser, *, default: str = "the terminal"
 
 
 def check_output(path: Path | None, force: bool) -> None:
-    """Raises UsageError where something would be overwritten."""
-    if path is not None and path.exists() and not force:
+    """Raises UsageError where something would be overwritten, or cannot be written: told before the work is done."""
+    if path is None:
+        return
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no plain file; give the name of one that can be made")
+    if path.exists() and not force:
         raise UsageError(f"{path} exists; --force overwrites it")
+    check_folder(path)
+
+
+def check_folder(path: Path) -> None:
+    """Raises UsageError where no file can be made beside `path`."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"no file can be made in {folder}: permission denied")
 
 
 @contextlib.contextmanager

@@ -17,8 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _bootstrap, hostcuda
+from pyalloc import _bootstrap, hostcuda, launching
+from pyalloc.config import Config
 from pyalloc.errors import UsageError
+from pyalloc.install import check_torch_settings
 
 ALLOCATORS = ("native", "expandable", "pyalloc")
 # Driver and runtime calls that take or give device memory: what an allocator spends.
@@ -44,12 +46,13 @@ def parse_bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """What to run, and on what.  memory: bytes of each device."""
+    """What to run, and on what.  memory: bytes of each device; reaches_python: pyalloc has to get into the program."""
 
     command: tuple[str, ...]
     memory: int = 80 * 2**30
     devices: int = 1
     allocator: str = "native"
+    reaches_python: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Result:
 
     fits: the program ended well and never died of memory.  ooms: out-of-memory errors raised, caught or not.
     memory_calls: calls that take, map or give device memory.  dtoh_copies: reads of values that no kernel computed.
+    untold: processes whose torch had no figures; those asked to use pyalloc did not.
     """
 
     command: tuple[str, ...]
@@ -90,28 +94,11 @@ class Result:
     dtoh_copies: int
     dtoh_bytes: int
     missing: tuple[str, ...]
+    untold: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """All figures, bytes as integers."""
         return json.dumps(asdict(self), indent=2)
-
-
-def child_command(words: tuple[str, ...]) -> list[str]:
-    """The command to execute: a script gets this Python in front.
-
-    Raises:
-        UsageError: there is no command, or it is not found.
-    """
-    command = list(words[1:] if words[:1] == ("--",) else words)
-    if not command:
-        raise UsageError("which program? For example: pyalloc dryrun python train.py")
-    if command[0] == "-m" or (command[0].endswith(".py") and shutil.which(command[0]) is None):
-        command.insert(0, sys.executable)
-    if command[0] == "python" and shutil.which("python") is None:
-        command[0] = sys.executable
-    if shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]!r} was not found")
-    return command
 
 
 def _interpreter(command: list[str]) -> str:
@@ -176,13 +163,19 @@ def run(options: Options) -> Result:
 
     Raises:
         UsageError: an option cannot be honoured.
+        ConfigError, InstallError: the environment asks for what pyalloc does not know, or for another allocator.
         HostCudaError: there is no PyTorch with CUDA, or the runtime does not support it.
     """
     if options.allocator not in ALLOCATORS:
         raise UsageError(f"--allocator is one of {', '.join(ALLOCATORS)}")
     if not 1 <= options.devices <= 16:
         raise UsageError("--devices is a number from 1 to 16")
-    command = child_command(options.command)
+    command = launching.command("dryrun", None, options.command)
+    if options.allocator == "pyalloc":
+        Config.of()  # a mistake in the environment is told here, not by each child
+        check_torch_settings()
+    if options.allocator == "pyalloc" or options.reaches_python:
+        launching.check_reached(command)
     torch = hostcuda.find_torch(_interpreter(command))
     absent = hostcuda.missing(torch)
     if absent:
@@ -249,6 +242,7 @@ def _sum_up(
         dtoh_copies=sum(process["dtoh_copies"] for process in counters),
         dtoh_bytes=sum(process["dtoh_bytes"] for process in counters),
         missing=absent,
+        untold=tuple(sorted({use.pid for use in uses if use.pid not in reports})),
     )
 
 
@@ -274,13 +268,20 @@ def _verdict(result: Result) -> str:
     memory = _size(result.memory)
     if result.error == "OutOfMemoryError":
         return f"does not fit {memory}: the program died of torch.OutOfMemoryError"
+    if result.exit_code != 0:
+        return f"not known: the program {_end(result.exit_code)}"
     if not result.devices:
         return "the program used no device memory"
-    if result.exit_code != 0:
-        return f"not known: the program ended with exit code {result.exit_code}"
     if result.ooms > 0:
         return f"fits {memory} after {result.ooms} out-of-memory errors that the program caught"
     return f"fits {memory}"
+
+
+def _end(code: int) -> str:
+    """How a program ended whose exit code a shell would call that."""
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(code - 128).name}"
+    return f"ended with exit code {code}"
 
 
 def _next_command(result: Result) -> str:
@@ -317,6 +318,11 @@ def summary(result: Result) -> str:
         lines.append(
             f"  warning: the program read {_size(result.dtoh_bytes)} back from the device in {result.dtoh_copies:,} "
             "copies; no kernel ran, so if sizes depend on these values, the figures are wrong"
+        )
+    if result.untold:
+        lines.append(
+            f"  warning: torch's figures of process {', '.join(map(str, result.untold))} are missing"
+            + ("; it may not have run on pyalloc" if result.allocator == "pyalloc" else "")
         )
     lines.append(f"  next: {_next_command(result)}")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import inspect
 import os
+import re
 import sys
 import threading
 import time
@@ -20,7 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from pyalloc import _core, files, marks
+from pyalloc import _core, console, files, marks
+from pyalloc._bootstrap import leaving
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
 
@@ -416,15 +418,38 @@ def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[st
     """Environment for processes that are to be recorded, for `pyalloc run` and `pyalloc dryrun`.
 
     Raises:
-        UsageError: the file exists and force is not given.
+        UsageError: the file or that of a rank exists and force is not given, or none can be made there.
     """
-    if path.exists():
+    console.check_folder(path)
+    for old in sorted(written(path)):
+        # A second process's file has its number in its name, but `out.7.pya` may as well be a person's own.
+        if re.fullmatch(
+            r"\.\d+",
+            old.name.removeprefix(path.stem).removesuffix(".part").removesuffix(path.suffix),
+        ):
+            continue
         if not force:
-            raise UsageError(f"{path} exists; --force overwrites it")
-        path.unlink()
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {path.absolute().parent}")
+            cut = (
+                ", from a recording that was cut off or still runs" if old.suffix == ".part" else ""
+            )
+            raise UsageError(f"{old} exists{cut}; --force overwrites it")
+        if not old.is_file():
+            raise UsageError(f"{old} is no file and is not overwritten")
+        old.unlink()
     return {PATH: str(path.absolute()), STACKS: stacks, MARKS: "1" if automatic else "0"}
+
+
+def written(path: Path | None) -> set[Path]:
+    """The files that recording to `path` has made, now or earlier: one for each process, `.part` where cut off."""
+    if path is None:
+        return set()
+    name = re.compile(
+        rf"{re.escape(path.stem)}(\.rank\d+)?(\.\d+)?{re.escape(path.suffix)}(\.part)?"
+    )
+    try:
+        return {each for each in path.parent.iterdir() if name.fullmatch(each.name)}
+    except OSError:
+        return set()
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -475,6 +500,7 @@ def _start_from_environment() -> None:
     recorder = Recorder(path, os.environ.get(STACKS, "python"), os.environ.get(MARKS, "1") == "1")
     try:
         recorder.start()
+        leaving.before(recorder.stop)
     except Exception as error:
         print(f"pyalloc: this process is not recorded: {error}", file=sys.stderr)
 

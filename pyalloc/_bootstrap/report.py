@@ -1,8 +1,13 @@
-"""Torch's own memory figures of a process, written as JSON when it ends: what `pyalloc dryrun` sums up."""
+"""A process of `pyalloc dryrun`: its memory figures, written as JSON when it ends, and what it must not ask a device.
+
+How it ends does not matter as long as Python hears of it: os._exit() and Ctrl-C run no destructor, so that the counters
+of the host-memory runtime are asked for here, too.
+"""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib.abc
 import json
 import os
@@ -13,6 +18,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
+
+from pyalloc._bootstrap import leaving
 
 
 @dataclass
@@ -29,8 +36,34 @@ def watch(folder: str) -> None:
     """Writes torch.<pid>.json into the folder at exit, if the process used CUDA through torch."""
     state = _Watch(folder, os.getpid())
     atexit.register(_write, state)
+    leaving.before(lambda: _write(state))
+    os.register_at_fork(after_in_child=lambda: _begin_in_child(state))
     _note_uncaught(state)
-    _after_torch(lambda torch: _note_resets(torch, state))
+
+    def prepare(torch: Any) -> None:
+        _note_resets(torch, state)
+        _take_every_step(torch)
+
+    _after_torch(prepare)
+
+
+def _begin_in_child(state: _Watch) -> None:
+    """A forked process may use the device if its parent did not before: then it has figures of its own."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        state.pid = os.getpid()
+
+
+def _take_every_step(torch: Any) -> None:
+    """A GradScaler reads from the device whether gradients overflowed; here that would be whatever lay there.
+
+    Skipping the steps would leave out the optimizer's state, often the largest part of the memory in question.
+    """
+
+    def step(_scaler: Any, optimizer: Any, _state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+    torch.amp.GradScaler._maybe_opt_step = step
 
 
 def _note_uncaught(state: _Watch) -> None:
@@ -110,7 +143,7 @@ def _note_resets(torch: Any, state: _Watch) -> None:
 def _write(state: _Watch) -> None:
     torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    # A forked child inherits the registration but not the right to use the device.
+    # A forked child inherits the registration, but not the right to use a device its parent used.
     if os.getpid() != state.pid or cuda is None or not cuda.is_initialized():
         return
     _note_peaks(torch, state)
@@ -128,3 +161,11 @@ def _write(state: _Watch) -> None:
     with os.fdopen(os.open(partial, flags, 0o600), "w") as file:
         file.write(json.dumps(content))
     partial.rename(final)
+    _write_counters()
+
+
+def _write_counters() -> None:
+    form = os.environ.get("PYALLOC_HOSTCUDA_COUNTERS", "")
+    write = getattr(ctypes.CDLL(None), "pya_hostcuda_write_counters", None)
+    if form and write is not None:
+        write(form.replace("%p", str(os.getpid())).encode())

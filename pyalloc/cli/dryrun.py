@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 
-from pyalloc import console, dryrun, recording
-from pyalloc.errors import UsageError
+from pyalloc import console, dryrun, launching, recording, replaying
 
 
 class Command:
     """Run a CUDA program without a GPU: how much memory does it need?
 
     pyalloc dryrun python train.py ...
+    pyalloc dryrun -m package.module ...
     pyalloc dryrun --memory 24GB --devices 2 --allocator pyalloc python train.py ...
 
     PyTorch's CUDA build runs as it is, on host memory.  Allocations are real and in the real order; kernels compute
@@ -32,25 +33,35 @@ class Command:
         )
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
         recording.prepare_parser(parser)
-        parser.add_argument(
-            "command", nargs=argparse.REMAINDER, help="the program and its arguments"
-        )
+        launching.prepare_parser(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """The program's exit code is ours."""
-        if args.json is not None and args.json.exists() and not args.force:
-            raise UsageError(f"{args.json} exists; --force overwrites it")
+        console.check_output(args.json, args.force)
+        words = args.command
+        if args.module is not None:
+            words = launching.command("dryrun", args.module, [])
         options = dryrun.Options(
-            command=tuple(args.command),
-            memory=dryrun.parse_bytes(args.memory),
+            command=tuple(words),
+            memory=replaying.limit_of(args.memory),
             devices=args.devices,
             allocator=args.allocator,
+            reaches_python=args.record is not None,
         )
         os.environ.update(recording.from_arguments(args))
+        before = recording.written(args.record)
         result = dryrun.run(options)
         print(dryrun.summary(result), file=sys.stderr)
         if args.record is not None:
-            print(f"  recorded: pyalloc report {args.record}", file=sys.stderr)
+            print(f"  {_recorded(recording.written(args.record) - before)}", file=sys.stderr)
         if args.json is not None:
             console.write(args.json, result.to_json() + "\n", args.force)
         return result.exit_code
+
+
+def _recorded(paths: set[Path]) -> str:
+    if not paths:
+        return "recorded: nothing, no process used CUDA through torch or could write there"
+    names = " ".join(shlex.quote(str(path)) for path in sorted(paths))
+    cut = any(path.suffix == ".part" for path in paths)
+    return f"recorded{' (cut off)' if cut else ''}: pyalloc report {names}"

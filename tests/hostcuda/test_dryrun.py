@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pyalloc import _bootstrap, dryrun, elf, hostcuda
+from pyalloc import _bootstrap, dryrun, elf, hostcuda, recording, trace
 from pyalloc.errors import UsageError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -158,7 +158,87 @@ def test_a_killed_program_gives_the_shells_exit_code(
     script = program(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     code, _, err = finish(start([sys.executable, script], tmp_path))
     assert code == 128 + signal.SIGKILL
-    assert "used no device memory" in err
+    assert "not known: the program was ended by SIGKILL" in err
+
+
+def test_an_unhandled_ctrl_c_loses_no_figures(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    source = (
+        "import os, signal, torch; torch.ones(1 << 20).cuda(); os.kill(os.getpid(), signal.SIGINT)"
+    )
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 128 + signal.SIGINT
+    assert "peak allocated   4.0 MiB" in err
+    assert "not known: the program was ended by SIGINT" in err
+
+
+def test_processes_that_end_without_ceremony_are_counted_and_recorded(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    source = """
+        import multiprocessing, os, torch
+        def work():
+            torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+        child = multiprocessing.get_context("fork").Process(target=work)
+        child.start()
+        child.join()
+        x = torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
+        os._exit(7 if child.exitcode else 0)
+    """
+    (tmp_path / "out.1.pya").write_bytes(b"somebody's own")
+    arguments = ["--record", "out.pya", "--allocator", "pyalloc", "--json", "figures.json"]
+    command = [sys.executable, program(tmp_path, source)]
+    code, _, err = finish(start([*arguments, *command], tmp_path))
+    assert code == 0, err
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert sorted(use["peak_allocated_bytes"] for use in figures["devices"]) == [
+        10 << 20,
+        100 << 20,
+    ]
+    assert figures["untold"] == []
+    assert list(tmp_path.glob("*.part")) == []
+    traces = sorted(set(tmp_path.glob("out*.pya")) - {tmp_path / "out.1.pya"})
+    assert [trace.analyse(path).totals["peak_bytes"] >> 20 for path in traces] == [10, 100]
+    assert f"recorded: pyalloc report {' '.join(path.name for path in traces)}" in err
+    # Nothing of it is overwritten, and --force takes only what is surely of an earlier recording.
+    (tmp_path / "out.pya").rename(tmp_path / "out.pya.part")
+    assert finish(start(["--record", "out.pya", *command], tmp_path))[0] == 2
+    recording.prepare(tmp_path / "out.pya", stacks="none", automatic=False, force=True)
+    assert (tmp_path / "out.1.pya").exists()
+    assert not (tmp_path / "out.pya.part").exists()
+
+
+def test_a_gradient_scaler_takes_every_step(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """It asks the device whether gradients overflowed, and would find there what lay there before."""
+    source = """
+        import torch
+        ones = [torch.ones(4).cuda() for _ in range(50)]
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+        scaler = torch.amp.GradScaler("cuda")
+        del ones
+        scaler.scale(model(torch.ones(2, 8).cuda()).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert optimizer.state[model.weight]["momentum_buffer"].shape == (8, 8)
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
+def test_settings_that_would_leave_pyalloc_out_are_refused_first(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    command = ["--allocator", "pyalloc", sys.executable, "-c", "print('ran')"]
+    for name, value, code in (
+        ("PYALLOC_CONF", "memroy:tight", 2),
+        ("PYTORCH_ALLOC_CONF", "backend:native", 3),
+    ):
+        ended, out, err = finish(start(command, tmp_path, **{name: value}))
+        assert (ended, out) == (code, ""), err
+    for options in (["--json", "no/where.json"], ["--record", "no/where.pya"], ["--memory", "24"]):
+        ended, out, err = finish(start([*options, *command[2:]], tmp_path))
+        assert (ended, out) == (2, ""), err
+        assert "Traceback" not in err
 
 
 def test_the_programs_own_sitecustomize_still_runs(

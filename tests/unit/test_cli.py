@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from pyalloc import cli
+from pyalloc import cli, launching
+from pyalloc.errors import UsageError
 
 
 def test_overview_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,9 +60,42 @@ def test_run_passes_exit_code_arguments_and_settings(run_python) -> None:  # typ
     assert done.stdout.strip() == "memory:tight ['--flag', 'x y']"
 
 
-def test_run_program_forms() -> None:
-    from pyalloc.cli.run import program
+def test_run_gives_a_module_its_own_options(run_python) -> None:  # type: ignore[no-untyped-def]
+    done = run_python(
+        "from pyalloc.cli import main; main(['run', '--conf', 'memory:tight', '-m', 'json.tool', '--help'])"
+    )
+    assert "json.tool" in done.stdout and "--sort-keys" in done.stdout
 
-    assert program("package.module", ["a"]) == [sys.executable, "-m", "package.module", "a"]
-    assert program(None, ["train_it.py", "a"]) == [sys.executable, "train_it.py", "a"]
-    assert program(None, ["--", sys.executable, "x.py"]) == [sys.executable, "x.py"]
+
+def test_program_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def form(*words: str, module: list[str] | None = None) -> list[str]:
+        return launching.command("run", module, words)
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train_it.py").touch()
+    python = sys.executable
+    assert form(module=["package.module", "--lr", "3"]) == [
+        python,
+        "-m",
+        "package.module",
+        "--lr",
+        "3",
+    ]
+    assert form("train_it.py", "a") == [python, "train_it.py", "a"]
+    assert form("--", python, "x.py") == [python, "x.py"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert form("python", "x.py") == form("python3", "x.py") == [python, "x.py"]
+    for wrong in (("gone.py",), ("gone",), ()):
+        with pytest.raises(UsageError, match=r"was not found|which program"):
+            form(*wrong)
+    with pytest.raises(UsageError, match="which module"):
+        form(module=[])
+
+
+def test_pythons_that_pyalloc_cannot_get_into_are_refused() -> None:
+    for words in (["-I", "x.py"], ["-W", "error", "-uE", "x.py"], ["-X", "dev", "-Sc", "pass"]):
+        with pytest.raises(UsageError, match="leave out -"):
+            launching.check_reached(["python3.11", *words])
+    for words in (["x.py", "-I"], ["-Werror", "-OO", "x.py"], ["-m", "x", "-S"], ["-c", "-E"]):
+        launching.check_reached(["/usr/bin/python", *words])
+    launching.check_reached(["torchrun", "-I"])

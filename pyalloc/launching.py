@@ -1,0 +1,74 @@
+"""The command of a program that `pyalloc run` and `pyalloc dryrun` start, from what was typed after the options."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyalloc.errors import UsageError
+
+_PYTHON = re.compile(r"python[\d.]*$")
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """-m MODULE ..., or the program; its own arguments are left as they are.  To be called last."""
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE",
+        help="run a module with its arguments, as python -m does",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
+
+
+def command(name: str, module: Sequence[str] | None, words: Sequence[str]) -> list[str]:
+    """The command to execute for `pyalloc <name>`: a .py file and -m get this Python in front.
+
+    Raises:
+        UsageError: there is no program, or it is not found.
+    """
+    if module is not None:
+        if not module:
+            raise UsageError(f"which module? For example: pyalloc {name} -m package.module")
+        return [sys.executable, "-m", *module]
+    words = list(words)
+    words = words[1:] if words[:1] == ["--"] else words
+    if not words:
+        raise UsageError(f"which program? For example: pyalloc {name} python train.py")
+    program = words[0]
+    if shutil.which(program) is not None:
+        return words
+    if program in ("python", "python3"):  # not every system has both
+        return [sys.executable, *words[1:]]
+    if not program.endswith(".py"):
+        raise UsageError(f"{program!r} was not found; for a module: pyalloc {name} -m {program}")
+    if not Path(program).is_file():
+        raise UsageError(f"{program!r} was not found")
+    return [sys.executable, *words]
+
+
+def check_reached(words: Sequence[str]) -> None:
+    """Raises UsageError where Python is told to leave out what brings pyalloc into it: PYTHONPATH and sitecustomize."""
+    if not _PYTHON.match(Path(words[0]).name):
+        return
+    rest = iter(words[1:])
+    for word in rest:
+        if not re.match(r"-[A-Za-z]", word):
+            return
+        for at, letter in enumerate(word[1:], 2):
+            if letter in "IES":
+                raise UsageError(
+                    f"`{words[0]} {word}` reads neither PYTHONPATH nor sitecustomize, by which pyalloc comes into "
+                    f"the program: leave out -{letter}, or call pyalloc.install() and pyalloc.record() in the program"
+                )
+            if letter in "cm":
+                return
+            if letter in "WX":  # it has an argument
+                if at == len(word):
+                    next(rest, None)
+                break
