@@ -12,6 +12,8 @@ _FORWARDS = ("forward", "loss")
 
 def size(value: float) -> str:
     """Bytes for a person."""
+    if value == 0:
+        return "0 bytes"
     if value >= 2**30:
         return f"{value / 2**30:.2f} GiB"
     return f"{value / MIB:.1f} MiB" if value >= MIB else f"{value / 1024:.1f} KiB"
@@ -174,7 +176,7 @@ def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
         yield Advice(
             "fragmentation",
             f"{size(totals['peak_reserved_bytes'])} were reserved for a peak of {size(totals['peak_bytes'])}: "
-            f"{size(idle)} lay idle (at the peak in {len(gaps)} pieces, the largest "
+            f"{size(idle)} lay idle (at the peak in {len(gaps)} piece{'s' * (len(gaps) != 1)}, the largest "
             f"{size(analysis.peak.largest_gap)}).",
             idle,
         )

@@ -211,6 +211,11 @@ class Analysis:
         totals, found = self.totals, []
         if not totals["is_complete"]:
             found.append("The file was cut off; what is there is shown.")
+        if not totals["n_allocs"] and not self.ooms and not totals["peak_bytes"]:
+            found.append(
+                "No allocation is in it: the program took no CUDA memory while it was recorded, or ended before any "
+                "was written."
+            )
         lost = self.notes.get("lost_events")
         if lost:
             found.append(
@@ -410,8 +415,8 @@ class Analysis:
     def leak_verdict(self) -> str:
         """In words."""
         if len(self.steps) < 5:
-            steps = f"{len(self.steps)} step{'s were' if len(self.steps) != 1 else ' was'}"
-            return f"not known: {steps} recorded, a verdict needs five or more"
+            steps = f"{len(self.steps) or 'no'} step{'s' if len(self.steps) != 1 else ''}"
+            return f"not known: {steps} began, a verdict needs five or more"
         grown = self.growth()
         if not grown:
             return "no leak: nothing grows from step to step"

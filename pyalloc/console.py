@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,18 @@ from pyalloc.errors import UsageError
 
 _AFTER_S = 1.0  # progress is shown from here on
 _EVERY_S = 0.2
+
+
+def quoted(path: Path | str) -> str:
+    """A name as it is typed in a command."""
+    return shlex.quote(str(path))
+
+
+def count(text: str) -> int:
+    """The type of an argument that is a number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
 
 
 def add_output(parser: argparse.ArgumentParser, *, default: str = "the terminal") -> None:

@@ -42,4 +42,4 @@ class OpError(PyallocError, ValueError):
 class TraceError(PyallocError, ValueError):
     """A file is damaged or not a trace or snapshot, or what it holds cannot be replayed."""
 
-    exit_code = 1
+    exit_code = 2  # not 1: that is an answer of `pyalloc diff` and `pyalloc replay`

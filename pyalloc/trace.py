@@ -15,7 +15,7 @@ from typing import Any
 from pyalloc import _core, pickles
 from pyalloc.analysis import Analysis, Block, Moment, moment, rounded
 from pyalloc.convert import EventWriter, Mark, state_before
-from pyalloc.errors import TraceError
+from pyalloc.errors import TraceError, UsageError
 
 MAGIC = b"PYATRACE"
 Progress = Callable[[int, int], object]
@@ -105,6 +105,8 @@ def _as_trace_file(path: Path) -> Iterator[Path]:
             target = Path(folder) / "snapshot.pya"
             write_snapshot(snapshot, target)
             yield target
+    elif not magic:
+        raise TraceError(f"{path}: the file is empty")
     else:
         raise TraceError(
             f"{path}: neither a trace of `pyalloc run --record` nor a snapshot of "
@@ -192,6 +194,16 @@ def analyse(
         result = Analysis.of(path, first, second, at, window[1])
         _find_reductions(result, file, device)
         return result
+
+
+def check_device(found: Analysis, device: int) -> None:
+    """Raises UsageError where an analysis of one device found nothing of it."""
+    if device < 0 or found.totals["device_peak"] or found.ooms:
+        return
+    with as_trace_file(found.path) as file:
+        peaks = _core.Scan(file, n_bins=2).totals()["device_peak"]
+    have = f"only of {', '.join(map(str, peaks))}" if peaks else "nor of another"
+    raise UsageError(f"{found.path} tells of no memory of device {device}, {have}")
 
 
 def moments_at(path: Path, at: list[int], device: int = -1) -> dict[int, Moment]:

@@ -7,10 +7,13 @@ Only the chosen one is imported, so that `pyalloc run` starts fast.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib
 import importlib.metadata
 import inspect
+import io
+import os
 import pkgutil
 import sys
 import textwrap
@@ -65,6 +68,30 @@ def _overview() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand; the exit code is the error's own where one is raised."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal of few characters gets "?", no error
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _drop_output()  # the reader of our output went away; nothing to say to it
+        return 141
+    except OSError as error:
+        _drop_output()
+        print(f"pyalloc {words[0] if words else ''}: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+def _drop_output() -> None:
+    """What is still buffered cannot be written; Python would try again, and complain, at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -92,8 +119,3 @@ def _run(name: str, rest: list[str]) -> int:
     except PyallocError as error:
         print(f"pyalloc {name}: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away; nothing to say to it
-        return 141

@@ -28,7 +28,7 @@ class Command:
         """One or two files."""
         parser.add_argument("file", type=Path, nargs="+", help="one or two traces or snapshots")
         parser.add_argument("--steps", type=int, nargs=2, metavar=("A", "B"), help="two steps")
-        parser.add_argument("-n", type=int, default=15, metavar="N", help="rows (15)")
+        parser.add_argument("-n", type=console.count, default=15, metavar="N", help="rows (15)")
         console.add_output(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -70,7 +70,12 @@ class Command:
             "verdict": last.leak_verdict,
             "leak": [{"name": g.name, "bytes_per_step": g.per_step} for g in growth],
         }
-        console.deliver(args, "\n".join(lines), content, f"pyalloc top {args.file[-1]} --over-time")
+        console.deliver(
+            args,
+            "\n".join(lines),
+            content,
+            f"pyalloc top {console.quoted(args.file[-1])} --over-time",
+        )
         return 1 if growth else 0
 
 

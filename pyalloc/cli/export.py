@@ -50,5 +50,9 @@ class Command:
             convert(file, found, out, writing)
             writing.close()
         console.tell(args, f"wrote {target}")
-        console.tell(args, "next: " + _THEN[args.to].format(target, file=args.file))
+        console.tell(
+            args,
+            "next: "
+            + _THEN[args.to].format(console.quoted(target), file=console.quoted(args.file)),
+        )
         return 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyalloc import console, replaying, trace
 from pyalloc.advice import size
+from pyalloc.errors import TraceError
 from pyalloc.report import text
 
 
@@ -53,6 +54,10 @@ class Command:
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
         with trace.program(args.file) as program:
             info = program.info()
+            if info["n_allocs"] == 0:
+                raise TraceError(
+                    f"{args.file}: no allocation is in it, so there is nothing to replay"
+                )
             results = replaying.compare(
                 program,
                 names,
@@ -127,4 +132,4 @@ def _next(args: argparse.Namespace, least: dict[str, Any]) -> str:
         if name:
             mib = -(-least[name]["safe_bytes"] // 2**20)
             return f"pyalloc dryrun --memory {mib}MiB --allocator {name} python your_script.py"
-    return f"pyalloc replay {args.file} --find-min"
+    return f"pyalloc replay {console.quoted(args.file)} --find-min"

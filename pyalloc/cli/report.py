@@ -54,7 +54,7 @@ class Command:
                 args,
                 ranks.compare(found),
                 {"ranks": ranks.rows(found), "reports": [data.summary(each) for each in found]},
-                f"pyalloc report {one.path}",
+                f"pyalloc report {console.quoted(one.path)}",
             )
         else:
             color = console.has_color() and args.output is None
@@ -66,6 +66,7 @@ class Command:
         progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
         found = trace.analyse(path, device=args.device, moments=_SCRUB_MOMENTS, progress=progress)
         progress.close()
+        trace.check_device(found, args.device)
         several = len(args.file) > 1  # of ranks only the memory is compared
         if not args.no_replay and not several and found.totals["n_events"] <= _REPLAY_OPERATIONS:
             found.replays = _replays(path, args)
@@ -81,10 +82,11 @@ def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def _next(found: Analysis) -> str:
+    path = console.quoted(found.path)
     if not found.replays and found.totals["n_events"] > _REPLAY_OPERATIONS:
-        return f"pyalloc replay {found.path}"  # left out here
+        return f"pyalloc replay {path}"  # left out here
     if found.growth():
-        return f"pyalloc top {found.path} --over-time"
+        return f"pyalloc top {path} --over-time"
     if any(item.kind == "policy" for item in advice.advise(found)):
-        return f"pyalloc replay {found.path} --find-min"
-    return f"pyalloc top {found.path} --by line"
+        return f"pyalloc replay {path} --find-min"
+    return f"pyalloc top {path} --by line"

@@ -48,7 +48,7 @@ class Command:
                 for key, value in content.items()
                 if not isinstance(value, dict) and not key.endswith("_ns")
             ] + [("seconds", f"{seconds:,.3f}")]
-            then = f"pyalloc report {path}"
+            then = f"pyalloc report {console.quoted(path)}"
         lines = [
             f"{key:<46}{value:>20,}  {size(value) if 'bytes' in key else ''}".rstrip()
             if isinstance(value, int) and not isinstance(value, bool)

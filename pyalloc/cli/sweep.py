@@ -16,7 +16,7 @@ class Command:
     On all cores, or on a Dask cluster.
 
     pyalloc sweep *.pya --limit 8GB --limit 16GB [--dask ADDRESS]
-    pyalloc sweep *.pya --policy pyalloc --conf policy:tight --conf policy:fast
+    pyalloc sweep *.pya --policy pyalloc --conf memory:tight --conf memory:fast
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,9 @@ class Command:
         parser.add_argument(
             "--conf", action="append", metavar="KEY:VALUE", help="of policy pyalloc"
         )
-        parser.add_argument("--workers", type=int, metavar="N", help="processes (all cores)")
+        parser.add_argument(
+            "--workers", type=console.count, metavar="N", help="processes (all cores)"
+        )
         parser.add_argument("--dask", metavar="ADDRESS", help="scheduler of a running Dask cluster")
         console.add_output(parser)
 
@@ -56,6 +58,9 @@ class Command:
                 f"{ratio:>8.3f}{row['n_calls']:>10,}" + (f" {row['conf']}" if row["conf"] else "")
             )
         console.deliver(
-            args, "\n".join(lines), results, f"pyalloc replay {args.file[0]} --find-min"
+            args,
+            "\n".join(lines),
+            results,
+            f"pyalloc replay {console.quoted(args.file[0])} --find-min",
         )
         return 0

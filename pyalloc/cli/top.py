@@ -28,7 +28,7 @@ class Command:
         parser.add_argument(
             "--at", default="peak", metavar="WHEN", help="peak, end, oom or an event (peak)"
         )
-        parser.add_argument("-n", type=int, default=20, metavar="N", help="rows (20)")
+        parser.add_argument("-n", type=console.count, default=20, metavar="N", help="rows (20)")
         parser.add_argument("--device", type=int, default=-1, metavar="N", help="only this device")
         parser.add_argument(
             "--over-time", action="store_true", help="requests in all, and what grows by step"
@@ -41,6 +41,7 @@ class Command:
         progress = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
         found = trace.analyse(args.file, device=args.device, progress=progress)
         progress.close()
+        trace.check_device(found, args.device)
         if args.over_time:
             content, lines = _over_time(found, args.n)
         else:
@@ -49,7 +50,7 @@ class Command:
             content = {"at": args.at, "by": args.by, "rows": data.table(rows, args.n)}
             lines = text.rows(f"{title}, by {args.by}", rows, moment.allocated_bytes, args.n)
         other = "category" if args.by == "line" else "line"
-        then = f"pyalloc top {args.file} --by {other}"
+        then = f"pyalloc top {console.quoted(args.file)} --by {other}"
         console.deliver(args, "\n".join(lines), content, then)
         return 0
 

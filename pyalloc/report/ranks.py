@@ -17,9 +17,14 @@ def _median(found: list[Analysis]) -> float:
 
 
 def odd_one(found: list[Analysis]) -> Analysis:
-    """The rank whose peak is farthest from the median."""
+    """The rank whose peak is farthest from the median; of two that are as far, the larger."""
     middle = _median(found)
-    return max(found, key=lambda one: abs(one.totals["peak_bytes"] - middle))
+
+    def distance(one: Analysis) -> tuple[float, int]:
+        peak = one.totals["peak_bytes"]
+        return abs(peak - middle), peak
+
+    return max(found, key=distance)
 
 
 def rows(found: list[Analysis]) -> list[dict[str, Any]]:
@@ -60,7 +65,7 @@ def compare(found: list[Analysis]) -> str:
         lines.append(
             f"{clip(row['file'], 29):<30}{size(row['peak_bytes']):>12}{100 * row['to_median']:>+10.1f}%"
             f"{size(row['peak_reserved_bytes']):>12}{row['events']:>11,}"
-            + ("<odd" if row["is_odd"] else "")
+            + (" <odd" if row["is_odd"] else "")
         )
     if not any(row["is_odd"] for row in table):
         return "\n".join([*lines, "all ranks are alike (within 1 % of the median)"])

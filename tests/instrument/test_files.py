@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import re
 import struct
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 
 from instrument.tools import ROOT, Plan, pyalloc
 from pyalloc import _core, cli, errors, export, pickles, trace
+from pyalloc.config import Config
 
 MIB = 2**20
 
@@ -32,7 +35,7 @@ def test_a_pickle_with_code_is_refused_and_not_executed(tmp_path: Path, protocol
     path.write_bytes(pickle.dumps({"segments": [], "x": Bomb(touched)}, protocol=protocol))
     with pytest.raises(errors.TraceError, match=r"nothing was executed|neither a trace"):
         trace.analyse(path)
-    out = pyalloc("report", path, expect=1)
+    out = pyalloc("report", path, expect=2)
     assert "refused" in out or "neither a trace" in out
     assert "Traceback" not in out and not touched.exists()
 
@@ -129,9 +132,9 @@ def test_a_huge_length_is_refused(tmp_path: Path) -> None:
 def test_other_files_are_refused_in_words(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other"
     path.write_bytes(content)
-    out = pyalloc("report", path, expect=1)
+    out = pyalloc("report", path, expect=2)
     assert "other" in out and "Traceback" not in out
-    assert "No such file" in pyalloc("report", tmp_path / "absent", expect=1)
+    assert "No such file" in pyalloc("report", tmp_path / "absent", expect=2)
 
 
 def test_to_torch_and_back(plan: Plan, tmp_path: Path) -> None:
@@ -232,6 +235,79 @@ def test_replay_says_when_nothing_fits(plan: Plan) -> None:
             )
         )
         assert again["policies"][name]["completed"]
+
+
+def test_examples_in_the_help_are_right() -> None:
+    """Each `--conf key:value` that a help text shows is a setting."""
+    shown = [
+        conf
+        for name in cli.names()
+        for conf in re.findall(r"--conf (\w+:\w+)", pyalloc(name, "--help"))
+    ]
+    assert "memory:tight" in shown
+    for conf in shown:
+        if conf.lower() != "key:value":
+            Config(conf)
+
+
+def test_what_a_trace_does_not_tell_is_said(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small_trace(plan)
+    empty = Plan(tmp_path / "it's empty.pya").done()
+    nothing = tmp_path / "nothing"
+    nothing.touch()
+    for words, code, text in (
+        (["report", path, "--device", "7"], 2, "no memory of device 7, only of 0"),
+        (["top", empty, "--device", "0"], 2, "nor of another"),
+        (["report", empty], 0, "No allocation is in it"),
+        (["report", empty], 0, "it'\"'\"'s empty.pya'"),  # typed as it is, the next command works
+        (["replay", empty, "--find-min"], 2, "nothing to replay"),
+        (["stats", nothing], 2, "the file is empty"),
+        (["report", path, "-o", tmp_path / "no" / "where.html"], 2, "there is no folder"),
+        (["report", path, "-o", tmp_path], 2, "no plain file"),
+        (["report", empty], 0, "no steps began"),
+    ):
+        assert cli.main([str(word) for word in words]) == code, words
+        shown = "".join(capsys.readouterr())
+        assert text in " ".join(shown.split()), shown
+    for words in (["top", path, "-n", "-3"], ["sweep", path, "--workers", "-4"]):
+        with pytest.raises(SystemExit):
+            cli.main([str(word) for word in words])
+        assert "is not a number from 1 on" in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_written_or_spelled(plan: Plan) -> None:
+    path = small_trace(plan)
+    command = [sys.executable, "-m", "pyalloc"]
+    plain = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([*command, "report", path], env=plain, capture_output=True, check=False)
+    assert done.returncode == 0 and done.stdout.isascii() and b"at the peak" in done.stdout
+    for words in (["report", path], ["--help"], ["doctor"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [*command, *words], env=plain, stdout=full, stderr=subprocess.PIPE, check=False
+            )
+        assert done.returncode == 2, words
+        assert b"No space left" in done.stderr and done.stderr.count(b"\n") == 1, done.stderr
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            [*command, *words], env=plain, stdout=writing, stderr=subprocess.PIPE, check=False
+        )
+        os.close(writing)
+        assert done.returncode == 141, words
+        assert b"rror" not in done.stderr, done.stderr
+
+
+def test_of_two_ranks_the_larger_is_the_odd_one(tmp_path: Path) -> None:
+    paths = []
+    for name, size in (("a.pya", 1 << 20), ("b.pya", 3 << 20)):
+        own = Plan(tmp_path / name)
+        own.event("alloc", addr=1 << 20, bytes=size, stack=own.stack(1))
+        paths.append(own.done())
+    out = pyalloc("report", *paths, "-q")
+    assert "the odd one is b.pya; against a.pya" in out
 
 
 def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
