@@ -59,11 +59,11 @@ def changes(found: list[Analysis]) -> tuple[Analysis, list[tuple[int, str]]]:
 
 def compare(found: list[Analysis]) -> str:
     """One line for each rank; the odd one is marked, and what it holds more or less of."""
-    lines = [f"{'file':<30}{'peak':>12}{'to median':>11}{'reserved':>12}{'events':>11}"]
+    lines = [f"{'file':<29}{'peak':>12}{'to median':>11}{'reserved':>12}{'events':>11}"]
     table = rows(found)
     for row in table:
         lines.append(
-            f"{clip(row['file'], 29):<30}{size(row['peak_bytes']):>12}{100 * row['to_median']:>+10.1f}%"
+            f"{clip(row['file'], 28):<29}{size(row['peak_bytes']):>12}{100 * row['to_median']:>+10.1f}%"
             f"{size(row['peak_reserved_bytes']):>12}{row['events']:>11,}"
             + (" <odd" if row["is_odd"] else "")
         )
