@@ -15,10 +15,12 @@
 #include <cstdio>
 #include <cstring>
 #include <cxxabi.h>
+#include <exception>
 #include <functional>
 #include <stdexcept>
 #include <string>
 #include <typeinfo>
+#include <utility>
 
 #define PYA_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -201,9 +203,30 @@ block_bytes(pya_heap *heap, pya_dptr address, int *device) {
                : 0;
 }
 
+/* What a filter of torch's threw: the heap that called it is C and holds a lock, so it waits here until the heap has
+ * returned.  The flag says whether there ever was one: it costs less to read than what belongs to a thread. */
+thread_local std::exception_ptr filter_error;
+std::atomic<bool> has_filter_failed{false};
+
 bool
 filter_match(void *arg, pya_stream stream) {
-    return (*static_cast<std::function<bool(void *)> *>(arg))(pointer_of(stream));
+    try {
+        return (*static_cast<std::function<bool(void *)> *>(arg))(pointer_of(stream));
+    } catch (...) {
+        filter_error = std::current_exception();
+        has_filter_failed.store(true, std::memory_order_relaxed);
+        return false;
+    }
+}
+
+/* Memory that came from the wrong pool because its filter failed goes back, and the filter's error to the caller. */
+__attribute__((noinline, cold)) void
+throw_filter_error(pya_heap *heap, pya_dptr address) {
+    const std::exception_ptr error = std::exchange(filter_error, nullptr);
+    if (error != nullptr) {
+        (void)!pya_free(heap, address);
+        std::rethrow_exception(error);
+    }
 }
 
 void
@@ -229,6 +252,9 @@ pya_torch_alloc(size_t bytes, int device, void *stream) {
     }
     pya_dptr address = 0;
     const pya_status status = pya_alloc(heap, device, bytes, stream_of(stream), &address);
+    if (PYA_UNLIKELY(has_filter_failed.load(std::memory_order_relaxed))) {
+        throw_filter_error(heap, address);
+    }
     if (PYA_UNLIKELY(status != PYA_OK)) {
         throw_status(heap, status, "allocation failed", device);
     }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import inspect
 import os
+from typing import Any
 
 import pytest
 import torch
 
 MIB, GIB = 2**20, 2**30
 IS_PYALLOC = os.environ["PYALLOC_PARITY"] == "pyalloc"
+CUDA = int(torch.version.cuda.split(".")[0])
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
@@ -335,6 +338,24 @@ def test_oom_in_a_capture() -> None:
     again.replay()
     assert empty(MIB).numel() == MIB
     del y
+
+
+def test_error_while_asking_whether_a_stream_is_captured(runtime: Any) -> None:
+    """Which pool an allocation goes to is asked in the allocator's own lock; an error there must not keep it."""
+    call = "cudaStreamGetCaptureInfo" + ("" if CUDA >= 13 else "_v2")
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    empty(MIB)
+    before = torch.cuda.memory_allocated()
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        runtime.pya_hostcuda_fail_nth(ctypes.c_uint64(1), call.encode(), 700)
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            empty(MIB)
+        runtime.pya_hostcuda_fail_nth(ctypes.c_uint64(0), None, 0)
+        inside = empty(MIB)
+        graph.capture_end()
+    assert torch.cuda.memory_allocated() == before + MIB
+    assert pool_of(inside) == graph.pool()
 
 
 def test_make_graphed_callables() -> None:
