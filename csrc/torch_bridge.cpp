@@ -6,6 +6,7 @@
  * last resort is a std::runtime_error with the same text, which still says "out of memory". */
 #include "torch_bridge.h"
 
+#include "torch_fast.h"
 #include "torch_native.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"
@@ -341,7 +342,9 @@ void
 hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter) {
     pya_heap *heap = heap_or_throw();
     auto *own = new std::function<bool(void *)>(std::move(filter));
-    const pya_status status = pya_pool_begin(heap, device, pool, {filter_match, filter_drop, own});
+    const pya_stream current = stream_of(pya_torch_fast_stream(static_cast<int8_t>(device)));
+    const pya_status status =
+        pya_pool_begin(heap, device, pool, {filter_match, filter_drop, own, current});
     if (status != PYA_OK) {
         delete own;
         throw_status(heap, status, "beginning to allocate to a pool failed", device);

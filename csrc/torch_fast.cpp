@@ -170,6 +170,13 @@ pya_torch_fast_allocate(void *out, void *self, size_t bytes) {
     return out;
 }
 
+void *
+pya_torch_fast_stream(int8_t device) {
+    const bool is_found =
+        (current_stream != nullptr && stream_handle != nullptr) || pya_torch_fast_prepare();
+    return is_found ? handle_of(current_stream(device)) : nullptr;
+}
+
 bool
 pya_torch_fast_data_ptr(void **out, void *self, void *ptr, int8_t device) {
     if (known_layout.load() == LAYOUT_UNKNOWN && pya_torch_fast_prepare()) {

@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* The calling thread's current stream; NULL, the default stream, also where torch cannot be asked. */
+void *pya_torch_fast_stream(int8_t device);
 /* A c10::DataPtr (four words) for memory that the wrapper's deleter frees; false: its layout is not known. */
 bool pya_torch_fast_data_ptr(void **out, void *self, void *ptr, int8_t device);
 /* Finds what they need of torch; false: leave the wrapper's methods alone. */

@@ -55,6 +55,7 @@ pya_pool_begin(
     if (st == PYA_OK && pool->is_active) {
         st = PYA_E_INVAL;
     }
+    st = st == PYA_OK ? pya_fences_add(card, filter.began_on) : st;
     if (st == PYA_OK) {
         pya_pools_settle(card); /* while asking is allowed */
         pya_pool_add_user(pool);
@@ -169,7 +170,7 @@ static pya_status
 card_trim(
     struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t bytes) {
     size_t n_freed;
-    if (pya_card_is_capturing(card)) {
+    if (pya_fences_are_capturing(card)) {
         return PYA_OK;
     }
     pya_status st = card->n_active == 0 ? pya_pending_sync(card) : PYA_OK;
@@ -199,12 +200,12 @@ pya_status
 pya_heap_trim_card(struct pya_card *card, size_t bytes_left) {
     bytes_left = bytes_left > card->keep_bytes ? bytes_left : card->keep_bytes;
     if (card->reserved_bytes <= bytes_left) {
-        if (!pya_card_is_capturing(card)) {
+        if (!pya_fences_are_capturing(card)) {
             pya_pools_sweep(card); /* requests of others may have taken the last of their memory */
         }
         return PYA_OK;
     }
-    if (bytes_left > 0 && !pya_card_is_capturing(card)) {
+    if (bytes_left > 0 && !pya_fences_are_capturing(card)) {
         pya_status st = card->n_active == 0 ? pya_pending_sync(card) : PYA_OK;
         st = st == PYA_OK ? pya_device_sync(card->dev) : st;
         if (st != PYA_OK) {

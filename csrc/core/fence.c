@@ -22,6 +22,18 @@ pya_fences_add(struct pya_card *card, pya_stream stream) {
     return PYA_OK;
 }
 
+bool
+pya_fences_are_capturing(struct pya_card *card) {
+    for (const struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
+        bool is_capturing = false;
+        pya_status st = pya_device_is_capturing(card->dev, fence->stream, &is_capturing);
+        if ((st != PYA_OK && st != PYA_E_DEVICE) || is_capturing) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* False: nothing is known of the stream. */
 static bool
 fence_record(struct pya_card *card, struct pya_fence *fence) {

@@ -23,6 +23,9 @@ struct pya_fence {
 
 /* The card hears of a stream; knowing it changes nothing. */
 PYA_MUST_CHECK pya_status pya_fences_add(struct pya_card *card, pya_stream stream);
+/* Is a graph being captured on any of them?  Then nothing may wait or be unmapped.  Of a destroyed stream the device knows
+ * nothing, and nobody captures it.  True also where a capture forbids asking. */
+bool pya_fences_are_capturing(struct pya_card *card);
 /* Records all.  False: not now (a stream is being captured, or the device refuses); none is open then. */
 bool pya_fences_record(struct pya_card *card);
 /* How many of those recorded have not completed?  Never waits.  last: one of them. */

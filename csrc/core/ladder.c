@@ -156,7 +156,7 @@ ladder_add_pages(struct pya_arena *arena, size_t n_pages, bool is_small) {
 /* The block in hand is live and so safe; failing to tidy up is not its problem. */
 static void
 ladder_tidy(struct pya_card *card) {
-    if (pya_card_is_crowded(card) && !pya_card_is_capturing(card)) {
+    if (pya_card_is_crowded(card) && !pya_fences_are_capturing(card)) {
         (void)!pya_trim_mappings(card);
     }
 }
@@ -441,14 +441,14 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     scalar[PYA_STAT_num_alloc_retries]++;
     pya_status st = ladder_save(arena, bytes, is_small, out);
     scalar[PYA_STAT_pyalloc_saved_by_stitch] += st == PYA_OK;
-    if (!is_shortage(st) || pya_card_is_capturing(card)) {
+    if (!is_shortage(st) || pya_fences_are_capturing(card)) {
         return st;
     }
     card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
     pya_status wait = card->n_active == 0 ? pya_pending_sync(card) : PYA_OK;
     wait = wait == PYA_OK ? pya_device_sync(card->dev) : wait;
     if (wait != PYA_OK) {
-        return wait;
+        return wait == PYA_E_CAPTURE ? st : wait; /* a capture on a stream nobody told us of */
     }
     int64_t n_transferred = scalar[PYA_STAT_pyalloc_page_transfers];
     for (int kind = TRANSFER_OPEN; kind <= TRANSFER_LAST && is_shortage(st); kind++) {
@@ -528,7 +528,7 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     struct pya_card *card = arena->card;
     pya_gc_before_growth(arena, bytes, pya_pages_for(bytes));
     pya_status st = pya_plain_grow(arena, bytes, is_small);
-    if (is_shortage(st) && !pya_card_is_capturing(card)) {
+    if (is_shortage(st) && !pya_fences_are_capturing(card)) {
         size_t n_freed;
         card->stats.scalar[PYA_STAT_num_alloc_retries]++;
         card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
@@ -536,15 +536,16 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
         if (st == PYA_OK) {
             st = ladder_refit(arena, bytes, is_small, out);
         }
-        if (st != PYA_OK || *out != NULL) {
+        if (st == PYA_OK && *out == NULL) {
+            st = pya_trim_card(card, PYA_TRIM_OPEN, NULL, SIZE_MAX, &n_freed);
+        } else {
             card->stats.scalar[PYA_STAT_pyalloc_saved_by_wait] += st == PYA_OK;
-            return st;
         }
-        st = pya_trim_card(card, PYA_TRIM_OPEN, NULL, SIZE_MAX, &n_freed);
-        if (st == PYA_OK) {
-            st = pya_plain_grow(arena, bytes, is_small);
-            card->stats.scalar[PYA_STAT_pyalloc_saved_by_release] += st == PYA_OK;
+        if (st != PYA_OK || *out != NULL) {
+            return st == PYA_E_CAPTURE ? PYA_E_NOMEM : st; /* as in ladder_squeeze() */
         }
+        st = pya_plain_grow(arena, bytes, is_small);
+        card->stats.scalar[PYA_STAT_pyalloc_saved_by_release] += st == PYA_OK;
     }
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }

@@ -107,12 +107,8 @@ pya_pools_settle(struct pya_card *card) {
     if (arena == NULL || card->n_active > 0) {
         return;
     }
-    for (arena = card->arenas; arena != NULL; arena = arena->next) {
-        bool is_capturing = false;
-        pya_status st = pya_device_is_capturing(card->dev, arena->stream, &is_capturing);
-        if (st != PYA_OK || is_capturing) {
-            return; /* a capture nobody announced */
-        }
+    if (pya_fences_are_capturing(card)) {
+        return; /* a capture nobody announced */
     }
     if (pya_device_sync(card->dev) != PYA_OK) {
         return; /* they stay closed, and whoever needs the device next says why */

@@ -34,6 +34,8 @@ struct pya_stream_filter {
     bool (*match)(void *arg, pya_stream stream);
     void (*drop)(void *arg); /* called once, when the filter is no longer used; may be NULL */
     void *arg;
+    pya_stream
+        began_on; /* where it began: the stream of a capture, which may never ask for memory */
 };
 
 #ifdef __cplusplus

@@ -10,21 +10,6 @@
 #include "move.h"
 
 bool
-pya_card_is_capturing(struct pya_card *card) {
-    if (card->n_active == 0) {
-        return false;
-    }
-    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        bool is_capturing = false;
-        pya_status st = pya_device_is_capturing(card->dev, arena->stream, &is_capturing);
-        if (st != PYA_OK || is_capturing) {
-            return true;
-        }
-    }
-    return false;
-}
-
-bool
 pya_card_is_crowded(const struct pya_card *card) {
     return card->pages.n_mappings > card->pages.n_live * card->options.mappings_per_page;
 }

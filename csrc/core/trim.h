@@ -14,9 +14,6 @@ enum pya_trim_scope {
     PYA_TRIM_POOL, /* one pool, in use or not */
 };
 
-/* Is a graph being captured on a stream this card serves?  Then nothing may wait or be unmapped. */
-bool pya_card_is_capturing(struct pya_card *card);
-
 /* Waits for the device, then gives back wholly free pages (highest address first) and idle segments until
  * n_bytes went back.  *n_freed is true also on failure; memory whose mapping could not be undone stays
  * counted and is tried again next time. */

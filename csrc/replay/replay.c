@@ -142,7 +142,7 @@ replay_step_heap(struct replay *replay, const struct program_op *op) {
     pya_dptr *addr = &replay->blocks[op->block].addr;
     const struct program_pool *pool = &replay->program->pools[op->block % PROGRAM_POOLS];
     const struct pya_pool_id id = {pool->first, pool->second};
-    const struct pya_stream_filter every = {NULL, NULL, NULL};
+    const struct pya_stream_filter every = {0};
     const pya_stream stream = replay->program->streams[op->stream];
     switch ((enum program_op_kind)op->kind) {
     case PROGRAM_ALLOC:

@@ -210,7 +210,7 @@ use_pool(uint64_t *seed, uint64_t thread) {
     pya_stream stream = (pya_stream)(uintptr_t)soak.streams[device][check_below(seed, N_STREAMS)];
     struct item items[4] = {{0}};
     if (pya_pool_begin(
-            soak.heap, device, id, (struct pya_stream_filter){match_one, NULL, &stream}) !=
+            soak.heap, device, id, (struct pya_stream_filter){match_one, NULL, &stream, stream}) !=
         PYA_OK) {
         return;
     }

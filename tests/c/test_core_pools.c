@@ -6,6 +6,13 @@
 
 static const struct pya_pool_id POOL = {3, 4};
 
+static bool
+match_nothing(void *arg, pya_stream stream) {
+    (void)arg;
+    (void)stream;
+    return false;
+}
+
 static void
 pools_init(struct world *world, const char *text) {
     world->config.capacity_bytes = 1024 * MIB;
@@ -367,7 +374,68 @@ test_unsettled_pool_keeps_its_memory(void) {
     world_fini(&world);
 }
 
+/* Every request of the world's until one fails, and what it fails with; all goes back. */
+static pya_status
+fill_until_it_fails(struct world *world, pya_stream stream) {
+    pya_dptr ptrs[64];
+    size_t n = 0;
+    pya_status st = PYA_OK;
+    while (n < 64 && st == PYA_OK) {
+        st = pya_alloc(world->heap, 0, 30 * MIB, stream, &ptrs[n]);
+        n += st == PYA_OK;
+    }
+    while (n > 0) {
+        give(world, ptrs[--n]);
+    }
+    return st;
+}
+
+/* A capture may need no memory at all; others who run short meanwhile must not wait for the device, which would break it.
+ * Where even its stream is unknown, the device refuses, and that means no memory either. */
+static void
+test_capture_that_asks_for_nothing(void) {
+    static const char *const options[] = {"", "vmm:False"};
+    static const pya_stream known[] = {9, 0};
+    for (size_t i = 0; i < 4; i++) {
+        struct world world = {0};
+        pools_init(&world, options[i % 2]);
+        give(&world, take(&world, 30 * MIB, 0));
+        CHECK_OK(pya_pool_begin(
+            world.heap, 0, POOL,
+            (struct pya_stream_filter){.match = match_nothing, .began_on = known[i / 2]}));
+        pya_sim_set_capturing(world.sim, 9, true);
+        CHECK_EQ(fill_until_it_fails(&world, 0), PYA_E_NOMEM);
+        if (known[i / 2] != 0) {
+            CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+            CHECK_OK(pya_empty_cache(world.heap, 0));
+            CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+        }
+        pya_sim_set_capturing(world.sim, 9, false);
+        CHECK_OK(pya_pool_end(world.heap, 0, POOL));
+        CHECK_OK(pya_empty_cache(world.heap, 0));
+        world_fini(&world);
+    }
+}
+
+/* Nobody captures a stream that was destroyed: memory of a dropped pool is to be had all the same. */
+static void
+test_destroyed_stream_captures_nothing(void) {
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+    pya_sim_fail(world.sim, (uint32_t)1 << PYA_SIM_IS_CAPTURING, 1, PYA_E_DEVICE, true);
+    pya_dptr ptr = take(&world, 60 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+    give(&world, ptr);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 0);
+    (void)pya_sim_fail_clear(world.sim);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"capture_that_asks_for_nothing", test_capture_that_asks_for_nothing},
+    {"destroyed_stream_captures_nothing", test_destroyed_stream_captures_nothing},
     {"dropped_pool_serves_others", test_dropped_pool_serves_others},
     {"dropped_pool_serves_the_next", test_dropped_pool_serves_the_next},
     {"unsettled_pool_keeps_its_memory", test_unsettled_pool_keeps_its_memory},

@@ -31,7 +31,7 @@ pool_begin(struct world *world, int device, int i, uint8_t how) {
     /* A stream is captured once at a time. */
     bool capture =
         stream != UINT64_MAX && (how & 0x40) != 0 && !stream_is_capturing(world, device, stream);
-    struct pya_stream_filter filter = {filter_match, filter_drop, pool};
+    struct pya_stream_filter filter = {filter_match, filter_drop, pool, capture ? stream : 0};
     unsigned open_fails = world->open_fails;
     pya_status st = pya_pool_begin(world->heap, device, pool_id(i), filter);
     if (pool->is_active) {
