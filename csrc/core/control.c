@@ -57,8 +57,8 @@ pya_pool_begin(
     }
     st = st == PYA_OK ? pya_fences_add(card, filter.began_on) : st;
     if (st == PYA_OK) {
-        pya_pools_settle(card); /* while asking is allowed */
         pya_pool_add_user(pool);
+        pya_trim_settle(card); /* while asking is allowed */
         pool->is_active = true;
         pool->order = __atomic_add_fetch(&heap->pool_order, 1, __ATOMIC_RELAXED);
         pool->filter = filter;

@@ -494,7 +494,7 @@ climb_at_ease(
         return st;
     }
     if (card->arenas->next != NULL) {
-        pya_pools_settle(card);
+        pya_trim_settle(card);
         st = ladder_borrow(arena, bytes, is_small, TRANSFER_LEFT, out);
         if (st == PYA_OK && *out == NULL && pya_policy_may_transfer(arena, m)) {
             st = ladder_borrow(arena, bytes, is_small, TRANSFER_IDLE, out);

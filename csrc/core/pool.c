@@ -98,20 +98,20 @@ is_unsettled(const struct pya_arena *arena) {
     return pool != NULL && pool->n_users == 0 && !pool->is_settled && arena->free_pages > 0;
 }
 
-void
+bool
 pya_pools_settle(struct pya_card *card) {
     struct pya_arena *arena = card->arenas;
     while (arena != NULL && !is_unsettled(arena)) {
         arena = arena->next;
     }
     if (arena == NULL || card->n_active > 0) {
-        return;
+        return false;
     }
     if (pya_fences_are_capturing(card)) {
-        return; /* a capture nobody announced */
+        return false; /* a capture nobody announced */
     }
     if (pya_device_sync(card->dev) != PYA_OK) {
-        return; /* they stay closed, and whoever needs the device next says why */
+        return false; /* they stay closed, and whoever needs the device next says why */
     }
     for (arena = card->arenas; arena != NULL; arena = arena->next) {
         if (arena->pool != NULL && arena->pool->n_users == 0) {
@@ -119,6 +119,7 @@ pya_pools_settle(struct pya_card *card) {
             arena->idle_seq = arena->seq;
         }
     }
+    return true;
 }
 
 /* Nothing mapped, nothing handed out: only address space is left. */

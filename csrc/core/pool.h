@@ -22,8 +22,8 @@ struct pya_place pya_pool_place(struct pya_card *card, pya_stream stream);
 /* One more graph or MemPool uses it. */
 void pya_pool_add_user(struct pya_pool *pool);
 /* Waits for the device when there are pools that lost their last user since: their memory is open to all others then.
- * Not while a capture may be under way. */
-void pya_pools_settle(struct pya_card *card);
+ * Not while a capture may be under way.  True: it did wait. */
+bool pya_pools_settle(struct pya_card *card);
 /* Drops what the pool holds of its caller's, and the pool; its arenas are gone. */
 void pya_pool_free(struct pya_pool *pool);
 /* Drops pools without users whose arenas hold nothing any more. */

@@ -264,6 +264,47 @@ pya_trim_card(
     return PYA_OK;
 }
 
+/* Is nothing of its memory its own any more?  Old addresses may be left. */
+static bool
+arena_is_spent(const struct pya_arena *arena) {
+    for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
+        const struct pya_block *block = range->first;
+        while (pya_block_is(block, PYA_BLOCK_HOLE) || pya_block_is(block, PYA_BLOCK_DEAD)) {
+            block = block->next;
+        }
+        if (block != NULL) {
+            return false;
+        }
+    }
+    const struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->newest;
+    while (stitch != NULL && stitch->block == NULL) {
+        stitch = stitch->older;
+    }
+    return stitch == NULL;
+}
+
+void
+pya_trim_settle(struct pya_card *card) {
+    if (!pya_pools_settle(card)) {
+        return;
+    }
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        const struct pya_pool *pool = arena->pool;
+        if (pool == NULL || pool->n_users > 0 || pool->is_active || !arena_is_spent(arena)) {
+            continue;
+        }
+        trim_dead(card, arena, true);
+        struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->oldest;
+        while (stitch != NULL) {
+            struct pya_stitch *next = stitch->newer;
+            (void)!pya_stitch_destroy(stitch);
+            stitch = next;
+        }
+        forget_no_stitches(arena);
+    }
+    pya_pools_sweep(card);
+}
+
 pya_status
 pya_trim_mappings(struct pya_card *card) {
     pya_status st = pya_device_sync(card->dev);

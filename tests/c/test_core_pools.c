@@ -374,6 +374,36 @@ test_unsettled_pool_keeps_its_memory(void) {
     world_fini(&world);
 }
 
+/* A program that captures again and again: what others took the memory of leaves nothing behind, not even addresses. */
+static void
+test_pools_come_and_go(void) {
+    struct world world = {0};
+    struct pya_sim_state state;
+    world.config.capacity_bytes = 1024 * MIB;
+    world_init(&world, "");
+    for (uint64_t i = 1; i < 30; i++) {
+        const struct pya_pool_id id = {i, 1};
+        CHECK_OK(pya_pool_begin(world.heap, 0, id, (struct pya_stream_filter){0}));
+        pya_dptr inside[3] = {
+            take(&world, 20 * MIB, 0), take(&world, MIB, 0), take(&world, 20 * MIB, 0)};
+        give(&world, inside[0]);
+        give(&world, inside[2]);
+        inside[0] = take(&world, 35 * MIB, 0); /* stitched, or grown */
+        CHECK_OK(pya_pool_end(world.heap, 0, id));
+        CHECK_OK(pya_pool_release(world.heap, 0, id));
+        give(&world, inside[0]);
+        give(&world, inside[1]);
+        give(&world, take(&world, 60 * MIB, 0)); /* of others, who take the pool's pages */
+        pya_sim_query(world.sim, &state);
+        CHECK(pya_pool_list(world.heap, 0, NULL, 0) <= 2);
+        CHECK(state.n_ranges <= 8);
+        CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    }
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(pya_pool_list(world.heap, 0, NULL, 0), 0);
+    world_fini(&world);
+}
+
 /* Every request of the world's until one fails, and what it fails with; all goes back. */
 static pya_status
 fill_until_it_fails(struct world *world, pya_stream stream) {
@@ -434,6 +464,7 @@ test_destroyed_stream_captures_nothing(void) {
 }
 
 static const struct check_case cases[] = {
+    {"pools_come_and_go", test_pools_come_and_go},
     {"capture_that_asks_for_nothing", test_capture_that_asks_for_nothing},
     {"destroyed_stream_captures_nothing", test_destroyed_stream_captures_nothing},
     {"dropped_pool_serves_others", test_dropped_pool_serves_others},
