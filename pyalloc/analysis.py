@@ -216,6 +216,12 @@ class Analysis:
                 "No allocation is in it: the program took no CUDA memory while it was recorded, or ended before any "
                 "was written."
             )
+        peaks = totals["device_peak"]
+        if len(peaks) > 1:
+            each = ", ".join(f"{index}: {peak / MIB:.1f} MiB" for index, peak in peaks.items())
+            found.append(
+                f"Memory of {len(peaks)} devices is added up; their own peaks are {each}. --device N looks at one."
+            )
         lost = self.notes.get("lost_events")
         if lost:
             found.append(
@@ -416,7 +422,7 @@ class Analysis:
         """In words."""
         if len(self.steps) < 5:
             steps = f"{len(self.steps) or 'no'} step{'s' if len(self.steps) != 1 else ''}"
-            return f"not known: {steps} began, a verdict needs five or more"
+            return f"leak not known: {steps} began, a verdict needs five or more"
         grown = self.growth()
         if not grown:
             return "no leak: nothing grows from step to step"

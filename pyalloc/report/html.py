@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from pyalloc import source
 from pyalloc.advice import advise, size
-from pyalloc.analysis import Analysis, Block, Moment, Phase
+from pyalloc.analysis import Advice, Analysis, Block, Moment, Phase
 from pyalloc.report import data, ranks
+from pyalloc.report.text import out_of_memory
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _MAX_PIECES = 1200  # of one state of the segment map
@@ -99,7 +100,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         "leak": summary["leak"],
         "advice": [
             {"kind": item.kind, "text": item.text, "saved": size(item.saved_bytes or 0)}
-            for item in advise(analysis)
+            for item in [*_out_of_memory(analysis), *advise(analysis)]
         ],
         "bins": [[b[0], b[1] - origin, b[2], b[3], b[5]] for b in analysis.bins],
         "phases": [
@@ -122,6 +123,17 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         "frames": [[text, int(foreign)] for text, foreign in stacks.frames],
         "stacks": stacks.stacks,
     }
+
+
+def _out_of_memory(analysis: Analysis) -> list[Advice]:
+    """The first time it happened, as the terminal tells it."""
+    for event, asked, free, *_ in analysis.ooms[:1]:
+        moment = analysis.moments.get(event)
+        if moment is not None:
+            first, *more = out_of_memory(moment, asked, free)
+            words = " ".join([f"{first[0].upper()}{first[1:]}.", *more])
+            return [Advice("out_of_memory", words, None)]
+    return []
 
 
 def _evenly(items: list[T], n: int) -> list[T]:

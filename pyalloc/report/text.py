@@ -112,7 +112,7 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
     table = phase_table(analysis)
     if table:
         lines += ["", *table]
-    lines += ["", f"leak: {analysis.leak_verdict}"]
+    lines += ["", analysis.leak_verdict]
     advice = advise(analysis)
     if advice:
         lines += ["", bold("advice", color)]
@@ -144,17 +144,24 @@ def _where(analysis: Analysis) -> str:
     return f", in {phase} of step {step}" if phase else f", in step {step}"
 
 
-def _oom(analysis: Analysis, moment: Moment, asked: int, free: int) -> list[str]:
-    lines = [
+def out_of_memory(moment: Moment, asked: int, free: int) -> tuple[str, str, str]:
+    """What was asked for, what there was, and the cause: a sentence each."""
+    there = f"{size(moment.allocated_bytes)} were in use"
+    if moment.segments:
+        there += (
+            f" and {size(moment.reserved_bytes)} reserved: {size(moment.idle_bytes)} idle, the largest piece "
+            f"{size(moment.largest_gap)}"
+        )
+    return (
         f"out of memory: {size(asked)} were asked for, the device had {size(free)} free",
-        wrapped(
-            f"{size(moment.allocated_bytes)} were in use and {size(moment.reserved_bytes)} reserved: "
-            f"{size(moment.idle_bytes)} idle, the largest piece {size(moment.largest_gap)}."
-            if moment.segments
-            else f"{size(moment.allocated_bytes)} were in use."
-        ),
-        wrapped(_cause(moment, asked)),
-    ]
+        f"{there}.",
+        _cause(moment, asked),
+    )
+
+
+def _oom(analysis: Analysis, moment: Moment, asked: int, free: int) -> list[str]:
+    first, *more = out_of_memory(moment, asked, free)
+    lines = [first, *(wrapped(sentence) for sentence in more)]
     return lines + rows("  who held it", analysis.contributors(moment), moment.allocated_bytes, 6)
 
 

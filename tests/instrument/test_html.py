@@ -220,6 +220,49 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
         assert "Runtime.consoleAPICalled" not in methods
 
 
+@needs_browser
+def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path) -> None:
+    plan.event("segment_alloc", addr=1 << 30, bytes=64 * MIB)
+    plan.event("segment_alloc", addr=1 << 31, bytes=8 * MIB, device=1)
+    plan.event("phase_begin", "a_phase_with_a_long_name")
+    plan.event("alloc", addr=1 << 30, bytes=60 * MIB, stack=plan.stack(7))
+    plan.event("alloc", addr=1 << 31, bytes=8 * MIB, stack=plan.stack(8), device=1)
+    plan.event("phase_end", "a_phase_with_a_long_name")
+    plan.event("oom", bytes=100 * MIB, arg=3 * MIB)
+    target = tmp_path / "report.html"
+    shown = pyalloc("report", plan.done(), "-o", target)
+    assert "Memory of 2 devices is added up" in " ".join(shown.split())
+    with browser() as page:
+        page.call("Runtime.enable")
+        page.call("Page.enable")
+        screen = {"height": 800, "deviceScaleFactor": 1, "mobile": True}
+        page.call("Emulation.setDeviceMetricsOverride", width=390, **screen)
+        page.call("Page.navigate", url=target.as_uri())
+        deadline = time.monotonic() + 30
+        while page.value("typeof draw") != "function":
+            assert time.monotonic() < deadline
+        assert page.value("document.documentElement.scrollWidth") == 390
+        first = page.value("$('advice').firstChild.textContent")
+        assert first.startswith("Out of memory: 100.0 MiB were asked for") and "Cause:" in first
+        assert page.value("$('stacks').children.length") == 2
+        picture = "document.getElementById('timeline').toDataURL()"
+        drawn = [page.value(picture)]
+        for media, scheme in (("screen", "dark"), ("print", "dark"), ("screen", "dark")):
+            page.call(
+                "Emulation.setEmulatedMedia",
+                media=media,
+                features=[{"name": "prefers-color-scheme", "value": scheme}],
+            )
+            deadline = time.monotonic() + 30
+            while (picture_now := page.value(picture)) == drawn[-1]:  # drawn anew in other colours
+                assert time.monotonic() < deadline, (media, scheme)
+            drawn.append(picture_now)
+            if media == "print":
+                paper = page.value("getComputedStyle(document.body).backgroundColor")
+                assert paper == "rgb(255, 255, 255)"
+        assert "Runtime.exceptionThrown" not in [event["method"] for event in page.events]
+
+
 def test_the_page_stays_small(plan: Plan) -> None:
     """100,000 events of 2,000 live blocks: under 2 MB, with all of the map."""
     stacks = [plan.stack(line) for line in range(300)]
