@@ -173,7 +173,7 @@ card_trim(
     if (pya_fences_are_capturing(card)) {
         return PYA_OK;
     }
-    pya_status st = card->n_active == 0 ? pya_pending_sync(card) : PYA_OK;
+    pya_status st = pya_pending_sync(card);
     if (st == PYA_OK) {
         st = pya_trim_card(card, scope, pool, bytes, &n_freed);
         pya_pools_sweep(card);
@@ -206,7 +206,7 @@ pya_heap_trim_card(struct pya_card *card, size_t bytes_left) {
         return PYA_OK;
     }
     if (bytes_left > 0 && !pya_fences_are_capturing(card)) {
-        pya_status st = card->n_active == 0 ? pya_pending_sync(card) : PYA_OK;
+        pya_status st = pya_pending_sync(card);
         st = st == PYA_OK ? pya_device_sync(card->dev) : st;
         if (st != PYA_OK) {
             return st;

@@ -317,7 +317,7 @@ pya_card_hand_out(struct pya_card *card, struct pya_block *block, size_t request
 /* What is done at every request while something waits for it. */
 static void
 card_attend(struct pya_card *card) {
-    if (card->n_pending > 0) {
+    if (card->n_pending > 0 && card->n_active == 0) { /* else ladder_reclaim() */
         pya_pending_poll(card);
     }
     if (card->is_timed) {

@@ -445,7 +445,7 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
         return st;
     }
     card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
-    pya_status wait = card->n_active == 0 ? pya_pending_sync(card) : PYA_OK;
+    pya_status wait = pya_pending_sync(card);
     wait = wait == PYA_OK ? pya_device_sync(card->dev) : wait;
     if (wait != PYA_OK) {
         return wait == PYA_E_CAPTURE ? st : wait; /* a capture on a stream nobody told us of */
@@ -532,7 +532,7 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
         size_t n_freed;
         card->stats.scalar[PYA_STAT_num_alloc_retries]++;
         card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
-        st = card->n_active == 0 ? pya_pending_sync(card) : PYA_OK;
+        st = pya_pending_sync(card);
         if (st == PYA_OK) {
             st = ladder_refit(arena, bytes, is_small, out);
         }
@@ -550,13 +550,30 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
+/* While a pool is routed to, requests do not look at events, which a capture would forbid; before memory grows it is found
+ * out whether there is one. */
+static pya_status
+ladder_reclaim(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_card *card = arena->card;
+    if (card->n_pending == 0 || card->n_active == 0 || pya_fences_are_capturing(card)) {
+        return PYA_OK;
+    }
+    pya_pending_resume(card);
+    pya_pending_poll(card);
+    pya_card_unpark(card);
+    return ladder_refit(arena, bytes, is_small, out);
+}
+
 pya_status
 pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_block *block = NULL;
     size_t n_pages = arena->card->pages.n_live;
     pya_card_unpark(arena->card);
-    pya_status st = arena->small_fit != NULL ? climb_plain(arena, bytes, is_small, &block)
-                                             : climb_pages(arena, bytes, is_small, &block);
+    pya_status st = ladder_reclaim(arena, bytes, is_small, &block);
+    if (st == PYA_OK && block == NULL) {
+        st = arena->small_fit != NULL ? climb_plain(arena, bytes, is_small, &block)
+                                      : climb_pages(arena, bytes, is_small, &block);
+    }
     if (st != PYA_OK) {
         return st == PYA_E_LIMIT ? PYA_E_NOMEM : st;
     }

@@ -135,14 +135,27 @@ queue_pop(struct pya_card *card, struct pya_pending *queue) {
     }
 }
 
+/* What could not be marked is tried again, ever more rarely: the reason may have passed, or the stream is gone for good. */
+static bool
+head_is_marked(struct pya_card *card, struct pya_pending *queue) {
+    if (queue->head->event != 0) {
+        return true;
+    }
+    uint64_t n = ++queue->n_failed;
+    if ((n & (n - 1)) == 0) {
+        use_mark(card, queue->head);
+    }
+    if (queue->head->event != 0) {
+        queue->n_failed = 0;
+    }
+    return queue->head->event != 0;
+}
+
 void
 pya_pending_poll(struct pya_card *card) {
-    if (card->n_active > 0) {
-        return;
-    }
     card->stats.scalar[PYA_STAT_pyalloc_event_polls]++;
     for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
-        while (queue->head != NULL && queue->head->event != 0) {
+        while (queue->head != NULL && head_is_marked(card, queue)) {
             bool is_done = false;
             if (pya_device_event_query(card->dev, queue->head->event, &is_done) != PYA_OK ||
                 !is_done) {

@@ -14,7 +14,7 @@ struct pya_use {
     struct pya_use *next;
     struct pya_block *block;
     struct pya_pending *queue; /* of the stream */
-    pya_event event;           /* 0: could not be recorded; only a wait for the stream clears it */
+    pya_event event;           /* 0: not recorded yet, a capture forbids it or it failed */
 };
 
 /* One per stream that was ever recorded.  Completed in order, so only the head is asked. */
@@ -22,6 +22,7 @@ struct pya_pending {
     struct pya_pending *next;
     pya_stream stream;
     struct pya_use *head, *tail;
+    uint64_t n_failed; /* polls at which the head had no event */
 };
 
 /* The bytes of a USED or STITCHED block return to their arena, its record goes. */
@@ -31,13 +32,13 @@ void pya_block_release(struct pya_block *block);
 PYA_MUST_CHECK pya_status
 pya_pending_record(struct pya_card *card, struct pya_block *block, pya_stream stream);
 /* The block's user is done with it: it waits for its uses, or is released at once when it has none.
- * While a capture is under way events may not be recorded: its uses wait without one. */
+ * While a capture may be under way events are not recorded: its uses wait without one. */
 void pya_pending_free(struct pya_card *card, struct pya_block *block);
-/* Records the events that a capture put off. */
+/* Records the events that were put off. */
 void pya_pending_resume(struct pya_card *card);
-/* Releases what has finished.  Never waits. */
+/* Releases what has finished.  Never waits; not while a capture is under way. */
 void pya_pending_poll(struct pya_card *card);
-/* Waits for all of it.  On failure what could not be waited for stays parked. */
+/* Waits for all of it, which a capture forbids.  On failure what could not be waited for stays parked. */
 PYA_MUST_CHECK pya_status pya_pending_sync(struct pya_card *card);
 void pya_pending_fini(struct pya_card *card);
 

@@ -404,6 +404,51 @@ test_pools_come_and_go(void) {
     world_fini(&world);
 }
 
+/* While a pool is routed to without a capture, blocks that other streams used come back before memory grows; nothing is
+ * asked of the device while one is under way. */
+static void
+test_recorded_streams_while_routing(void) {
+    static const char *const options[] = {"", "vmm:False"};
+    for (size_t i = 0; i < 4; i++) {
+        struct world world = {0};
+        bool is_capture = i >= 2;
+        pools_init(&world, options[i % 2]);
+        pool_begin(&world);
+        pya_sim_set_capturing(world.sim, 0, is_capture);
+        for (size_t k = 0; k < 10; k++) {
+            pya_dptr ptr = take(&world, 60 * MIB, 0);
+            CHECK_OK(pya_record_stream(world.heap, ptr, 5));
+            give(&world, ptr);
+        }
+        CHECK_EQ(calls(&world, PYA_SIM_EVENT_RECORD) == 0, is_capture);
+        CHECK_EQ(calls(&world, PYA_SIM_EVENT_QUERY) == 0, is_capture);
+        CHECK_EQ(reserved(&world) <= 140 * MIB, !is_capture);
+        pya_sim_set_capturing(world.sim, 0, false);
+        pool_end(&world);
+        world_fini(&world);
+    }
+}
+
+/* The same where no event can be had: short of memory, the streams are waited for. */
+static void
+test_recorded_streams_without_events(void) {
+    static const char *const options[] = {"", "vmm:False"};
+    for (size_t i = 0; i < 2; i++) {
+        struct world world = {0};
+        pools_init(&world, options[i]);
+        pool_begin(&world);
+        pya_sim_fail(world.sim, (uint32_t)1 << PYA_SIM_EVENT_RECORD, 1, PYA_E_DEVICE, true);
+        for (size_t k = 0; k < 10; k++) {
+            pya_dptr ptr = take(&world, 300 * MIB, 0);
+            CHECK_OK(pya_record_stream(world.heap, ptr, 5));
+            give(&world, ptr);
+        }
+        (void)pya_sim_fail_clear(world.sim);
+        pool_end(&world);
+        world_fini(&world);
+    }
+}
+
 /* Every request of the world's until one fails, and what it fails with; all goes back. */
 static pya_status
 fill_until_it_fails(struct world *world, pya_stream stream) {
@@ -464,6 +509,8 @@ test_destroyed_stream_captures_nothing(void) {
 }
 
 static const struct check_case cases[] = {
+    {"recorded_streams_while_routing", test_recorded_streams_while_routing},
+    {"recorded_streams_without_events", test_recorded_streams_without_events},
     {"pools_come_and_go", test_pools_come_and_go},
     {"capture_that_asks_for_nothing", test_capture_that_asks_for_nothing},
     {"destroyed_stream_captures_nothing", test_destroyed_stream_captures_nothing},

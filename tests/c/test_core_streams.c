@@ -289,7 +289,28 @@ test_recorded_stream_is_destroyed(void) {
     streams_fini(&world);
 }
 
+/* One event that could not be had does not keep what is recorded on the stream later. */
+static void
+test_event_that_failed_once(void) {
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
+    for (size_t i = 0; i < 8; i++) {
+        pya_dptr ptr = take(&world, 30 * MIB, ONE);
+        if (i == 0) {
+            pya_sim_fail(world.sim, UINT32_C(1) << PYA_SIM_EVENT_RECORD, 1, PYA_E_DEVICE, false);
+        }
+        CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
+        give(&world, ptr);
+    }
+    CHECK(pya_sim_fail_clear(world.sim));
+    CHECK_EQ(calls(&world, PYA_SIM_STREAM_SYNC), 0);
+    CHECK(stat_of(world.heap, 0, "active_bytes.all.current") <= (int64_t)(60 * MIB));
+    CHECK(reserved(&world) <= 100 * MIB);
+    streams_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"event_that_failed_once", test_event_that_failed_once},
     {"idle_memory_changes_hands", test_idle_memory_changes_hands},
     {"busy_memory_does_not", test_busy_memory_does_not},
     {"memory_others_use_does_not", test_memory_others_use_does_not},

@@ -166,6 +166,26 @@ def test_use_on_oom(flag: bool) -> None:
             empty(5 * GIB)
 
 
+@pytest.mark.skipif(
+    not IS_PYALLOC and TORCH < (2, 14), reason="torch's own ran out of memory, at least in 2.9"
+)
+def test_recorded_streams_inside_a_pool() -> None:
+    """Routing to a pool is no capture: what other streams have finished with comes back meanwhile."""
+    side = torch.cuda.Stream()
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        for _ in range(8):
+            tensor = empty(3 * GIB)
+            tensor.record_stream(side)
+            torch.cuda.synchronize()
+            del tensor
+        for _ in range(20):
+            tensor = empty(300 * MIB)
+            tensor.record_stream(side)
+            torch.cuda.synchronize()
+            del tensor
+    assert torch.cuda.memory_reserved() < 4 * GIB
+
+
 def test_statistics_count_pools_too() -> None:
     before = torch.cuda.memory_reserved()
     pool = torch.cuda.MemPool()
