@@ -10,7 +10,9 @@ from __future__ import annotations
 import glob
 import os
 import shlex
+import shutil
 import subprocess
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,6 +58,14 @@ class BuildAll(build_ext):
     """Compiles file by file in parallel, then runs the libraries' makefiles."""
 
     def run(self) -> None:
+        config = sysconfig.get_config_var
+        tools = {"make", os.environ.get("CC", "cc")}
+        tools |= {os.environ.get(name) or config(name) for name in ("CC", "CXX")}
+        missing = sorted(name for name in tools if shutil.which(shlex.split(name)[0]) is None)
+        if missing:
+            raise SystemExit(
+                f"building pyalloc needs {' and '.join(missing)}; on Debian and Ubuntu: apt-get install gcc g++ make"
+            )
         base = (
             ROOT
             if self.inplace or getattr(self, "editable_mode", False)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyalloc import _core
+from pyalloc.devices import index_of
+
+if TYPE_CHECKING:
+    from pyalloc.devices import Device
 
 _KEYS = (
     "allocated_bytes.all.current",
@@ -20,22 +24,19 @@ _KEYS = (
 )
 
 
-def stats(device: int | None = None) -> dict[str, int]:
+def stats(device: Device = None) -> dict[str, int]:
     """Every counter of a device: torch.cuda.memory_stats()'s keys, and pyalloc's own, which begin with "pyalloc_".
 
     docs/limits.md says what each step before out of memory adds to.
 
     Args:
-        device: index of the CUDA device; the current one by default.
+        device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
 
     Raises:
         AllocatorError: pyalloc is not installed.
+        ConfigError: there is no such device.
     """
-    if device is None:
-        import torch
-
-        device = int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
-    return _core.stats(device)
+    return _core.stats(index_of(device))
 
 
 def scalars(device: int | None = None, prefix: str = "memory/") -> dict[str, int]:

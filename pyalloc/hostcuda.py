@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +56,13 @@ def find_torch(python: str) -> Torch:
     )
     folder = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else ""
     if not folder:
+        other = (
+            f", or name the one that runs pyalloc: {sys.executable} (its environment is not active)"
+            if not os.path.samefile(python, sys.executable) and importlib.util.find_spec("torch")
+            else ""
+        )
         raise HostCudaError(
-            f"{python} has no PyTorch; install the CUDA build with: {python} -m pip install torch"
+            f"{python} has no PyTorch; install the CUDA build with: {python} -m pip install torch{other}"
         )
     return _describe(Path(folder))
 
@@ -117,6 +125,11 @@ def missing(torch: Torch) -> list[str]:
 def environment(env: dict[str, str], torch: Torch) -> dict[str, str]:
     """A copy of env in which that PyTorch runs on host memory."""
     paths = [str(path) for path in preloads(torch.cuda_major)]
+    if re.search(r"[\s:]", str(LIBRARIES)):
+        raise HostCudaError(
+            f"the dynamic loader cannot preload libraries from a path with a space or a colon: {LIBRARIES}; "
+            "install pyalloc in a folder without one"
+        )
     before = [part for part in env.get("LD_PRELOAD", "").replace(" ", ":").split(":") if part]
     return {
         **env,

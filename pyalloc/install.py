@@ -18,7 +18,7 @@ from pyalloc.errors import InstallError
 
 # What torch reads its own allocator's settings from: the newer name and the older.
 _TORCH_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-_NO_DEVICE = "torch sees no CUDA device"
+NO_DEVICE = "torch sees no CUDA device"
 _TOO_LATE = (
     "CUDA was already used in this process, so torch's own allocator holds memory and cannot be replaced. "
     "Call pyalloc.install() before the first CUDA call (right after `import torch`), "
@@ -253,7 +253,7 @@ def _has_cuda(torch: Any) -> bool:
         return False
     # Not is_available(): that may start CUDA in this process, after which forked workers could not use it.
     if torch.cuda.device_count() == 0:
-        _state.reason = _NO_DEVICE
+        _state.reason = NO_DEVICE
         return False
     return True
 
@@ -263,7 +263,7 @@ def _say_once() -> None:
         return
     _state.told = True
     why = _state.reason
-    if why == _NO_DEVICE:
+    if why == NO_DEVICE:
         why += "; to try a program without one: pyalloc dryrun python your_script.py"
     if _state.by_run:
         # No warning: the program's own filters may make an error of it, and its `import torch` would fail.

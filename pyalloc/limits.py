@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyalloc import _core
 from pyalloc.config import Config
+from pyalloc.devices import index_of
 from pyalloc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyalloc.devices import Device
 
 Size = int | str
 Callback = Callable[[int, int], object]
 
 
-def trim(bytes: Size = 0, device: int | None = None) -> None:
+def trim(bytes: Size = 0, device: Device = None) -> None:
     """Gives cached memory back to a device until at most `bytes` are reserved there, or nothing idle is left.
 
     Waits for the device.  What is least likely to be needed again goes first: unused for longest, at no second address,
@@ -22,33 +26,33 @@ def trim(bytes: Size = 0, device: int | None = None) -> None:
 
     Args:
         bytes: a number of bytes or a text such as "2GiB".
-        device: index of the CUDA device; the current one by default.
+        device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
 
     Raises:
         AllocatorError: pyalloc is not installed, or the device failed.
     """
-    _core.trim(_device(device), _bytes(bytes))
+    _core.trim(index_of(device), _bytes(bytes))
 
 
-def reserve(bytes: Size, device: int | None = None) -> None:
+def reserve(bytes: Size, device: Device = None) -> None:
     """Makes at least `bytes` of memory cached on a device, now, and gives nothing back below that from now on.
 
     The memory serves every stream; `reserve(0)` ends it.
 
     Args:
         bytes: a number of bytes or a text such as "2GiB"; what the process holds already counts.
-        device: index of the CUDA device; the current one by default.
+        device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
 
     Raises:
         AllocatorError: there is not that much memory, or a limit forbids it; nothing was changed.
     """
-    index = _device(device)
+    index = index_of(device)
     _core.reserve(index, _bytes(bytes), _stream(index))
 
 
 def set_limit(
     bytes: Size | None,
-    device: int | None = None,
+    device: Device = None,
     *,
     soft: bool = False,
     pool: Any = None,
@@ -57,15 +61,15 @@ def set_limit(
 
     Args:
         bytes: a number of bytes or a text such as "20GiB"; None: no limit.
-        device: index of the CUDA device; the current one by default.
+        device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
         soft: above a soft limit memory is reused and given back before more is taken, but requests never fail for it.
         pool: a torch.cuda.MemPool or its id; the limit lasts as long as the pool is in use.
 
     Raises:
-        ConfigError: bytes is no size, or a pool was to get a soft limit.
+        ConfigError: bytes is no size, there is no such device, or a pool was to get a soft limit.
         AllocatorError: pyalloc is not installed, or the pool is not in use on the device.
     """
-    index = _device(device)
+    index = index_of(device)
     wanted = 0 if bytes is None else _bytes(bytes)
     if bytes is not None and wanted == 0:
         raise ConfigError(
@@ -76,18 +80,21 @@ def set_limit(
         return
     if soft:
         raise ConfigError("a pool has hard limits only: leave out soft=True")
-    first, second = getattr(pool, "id", pool)
+    try:
+        first, second = getattr(pool, "id", pool)
+    except TypeError:
+        raise ConfigError(f"{pool!r} is no pool: give a torch.cuda.MemPool or its id") from None
     _core.pool_set_limit(index, (first, second), wanted)
 
 
-def get_limit(device: int | None = None, *, soft: bool = False) -> int | None:
+def get_limit(device: Device = None, *, soft: bool = False) -> int | None:
     """The limit of a device in bytes, as set by set_limit() or the options `limit` and `soft_limit`; None: none.
 
     Args:
-        device: index of the CUDA device; the current one by default.
+        device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
         soft: the soft limit instead of the hard one.
     """
-    return _core.get_limit(_device(device), soft) or None
+    return _core.get_limit(index_of(device), soft) or None
 
 
 class PressureHandle:
@@ -127,7 +134,12 @@ def on_pressure(callback: Callback) -> PressureHandle:
 
     Returns:
         A handle whose `remove()` ends it; it works in a `with` statement too.
+
+    Raises:
+        TypeError: the callback cannot be called.
     """
+    if not callable(callback):
+        raise TypeError(f"on_pressure() takes a function of (device, bytes), not {callback!r}")
 
     def call(device: int, bytes: int) -> bool:
         return callback(device, bytes) is not False
@@ -144,14 +156,6 @@ def _bytes(size: Size) -> int:
             f"{size!r} is no size: give a number of bytes or a text such as '512MB' or '2GiB'"
         ) from None
     return int(next(option.value for option in checked.options if option.name == "limit"))
-
-
-def _device(device: int | None) -> int:
-    if device is not None:
-        return device
-    import torch
-
-    return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
 
 
 def _stream(device: int) -> int:

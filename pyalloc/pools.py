@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyalloc.limits import Size, set_limit
+
+if TYPE_CHECKING:
+    from pyalloc.devices import Device
 
 
 @contextmanager
 def pool(
-    device: int | None = None, *, use_on_oom: bool = False, limit: Size | None = None
+    device: Device = None, *, use_on_oom: bool = False, limit: Size | None = None
 ) -> Iterator[Any]:
     """Routes this thread's allocations on one device to a pool of its own while the block runs.
 
     Memory that is free when the block ends goes back to the device as soon as no tensor of the pool is alive.
 
     Args:
-        device: index of the CUDA device; the current one by default.
+        device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
         use_on_oom: may other allocations take from this pool before they run out of memory?
         limit: most bytes the pool may hold, a number or a text such as "2GiB"; needs pyalloc installed.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyalloc import _core
 from pyalloc.config import ENVIRONMENT, Config
-from pyalloc.install import install, status
+from pyalloc.install import NO_DEVICE, install, status
 
 
 class Command:
@@ -39,14 +39,21 @@ class Command:
         found = status()
         print(f"torch {found.torch_version or 'not found'}: {found.reason}")
         if not found.installed:
-            other = "" if found.torch_version else "pip install torch, or "
-            print(f"next: {other}try without a GPU:\n      pyalloc dryrun python your_script.py")
+            print(f"next: {_next(found.reason)}")
             return 1
         _print_devices()
         for line in str(status()).splitlines():
             if not line.startswith("settings: "):  # they are above
                 print(textwrap.fill(line, 79, subsequent_indent="      ", drop_whitespace=True))
         return 0 if _allocation_works() else 1
+
+
+def _next(reason: str) -> str:
+    if reason == NO_DEVICE:
+        return "try without a GPU:\n      pyalloc dryrun python your_script.py"
+    return (
+        "install the CUDA build of PyTorch, which a dry run needs too (on Linux: pip install torch)"
+    )
 
 
 def _print_devices() -> None:

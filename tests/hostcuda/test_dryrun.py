@@ -307,6 +307,26 @@ def test_a_cpu_build_is_refused_with_the_reason(tmp_path: Path) -> None:
     assert "built without CUDA" in err
 
 
+def test_where_no_library_can_be_preloaded_is_said(
+    torch_found: hostcuda.Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hostcuda, "preloads", lambda major: [Path("/my programs/libcuda.so.1")])
+    monkeypatch.setattr(hostcuda, "LIBRARIES", Path("/my programs"))
+    with pytest.raises(hostcuda.HostCudaError, match="space or a colon: /my programs"):
+        hostcuda.environment({}, torch_found)
+
+
+def test_a_python_without_torch_is_named_beside_the_one_that_has_it(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\necho '\"\"'\n")
+    other.chmod(0o755)
+    code, _, err = finish(start([str(other), "x.py"], tmp_path))
+    assert code == 3
+    assert f"{other} has no PyTorch" in err and sys.executable in err
+
+
 def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
     code, _, err = finish(start(["no-such-program"], tmp_path))
     assert code == 2

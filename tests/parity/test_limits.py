@@ -187,6 +187,28 @@ def test_sizes_that_are_none(size: int | str) -> None:
 
 
 @pyalloc_only
+def test_devices_by_name_and_devices_that_are_not_there() -> None:
+    current = torch.cuda.current_device()
+    assert pyalloc.stats(f"cuda:{current}").keys() == pyalloc.stats(torch.device("cuda")).keys()
+    for wrong in (99, -1, "cuda:99"):
+        for call in (pyalloc.stats, pyalloc.get_limit, pyalloc.reserve, pyalloc.trim):
+            arguments = (0, wrong) if call in (pyalloc.reserve, pyalloc.trim) else (wrong,)
+            with pytest.raises(pyalloc.ConfigError, match="there is no CUDA device"):
+                call(*arguments)
+    for wrong in ("cpu", "gpu0", 1.5):
+        with pytest.raises(pyalloc.ConfigError, match="cuda:1"):
+            pyalloc.set_limit("1GiB", wrong)
+
+
+@pyalloc_only
+def test_what_is_no_pool_and_no_callback_is_said_at_once() -> None:
+    with pytest.raises(pyalloc.ConfigError, match="is no pool"):
+        pyalloc.set_limit("1GiB", pool=3)
+    with pytest.raises(TypeError, match="a function of"):
+        pyalloc.on_pressure(3)
+
+
+@pyalloc_only
 def test_a_pool_has_no_soft_limit() -> None:
     with pytest.raises(pyalloc.ConfigError, match="soft"):
         pyalloc.set_limit("1GiB", soft=True, pool=(0, 1))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+import pyalloc
 from pyalloc import cli, launching
 from pyalloc.errors import UsageError
 
@@ -65,6 +67,18 @@ def test_run_gives_a_module_its_own_options(run_python) -> None:  # type: ignore
         "from pyalloc.cli import main; main(['run', '--conf', 'memory:tight', '-m', 'json.tool', '--help'])"
     )
     assert "json.tool" in done.stdout and "--sort-keys" in done.stdout
+
+
+def test_doctor_asks_for_cuda_where_torch_has_none(run_python, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "torch.py").write_text("class version: cuda = None\n__version__ = '9.9.9+cpu'\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(pyalloc.__file__).parent.parent)])
+    done = run_python(
+        "import sys; from pyalloc.cli import main; sys.exit(main(['doctor']))",
+        env={"PYTHONPATH": path},
+        expect=1,
+    )
+    assert "torch 9.9.9+cpu: this torch was built without CUDA" in done.stdout
+    assert "next: install the CUDA build of PyTorch" in done.stdout
 
 
 def test_program_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

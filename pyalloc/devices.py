@@ -1,0 +1,46 @@
+"""Which CUDA device an argument means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pyalloc.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    Device: TypeAlias = int | str | torch.device | None
+
+
+def index_of(device: Device = None) -> int:
+    """The index of a device given as a number, as "cuda:1" or as a torch.device; None: the current one.
+
+    CUDA is not started for it.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    import torch
+
+    current = int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
+    if device is None:
+        return current
+    index = device if isinstance(device, int) else _index_of_name(device, current)
+    n_devices = torch.cuda.device_count()
+    if not 0 <= index < n_devices:
+        raise ConfigError(f"there is no CUDA device {index}; torch sees {n_devices}")
+    return index
+
+
+def _index_of_name(device: Any, current: int) -> int:
+    import torch
+
+    try:
+        named = torch.device(device)
+    except (RuntimeError, TypeError):
+        named = None
+    if named is None or named.type != "cuda":
+        raise ConfigError(
+            f"{device!r} is no CUDA device; give its number, or a text such as 'cuda:1'"
+        )
+    return current if named.index is None else named.index
