@@ -23,6 +23,10 @@ static __device__ inline void
 norm(double kappa, double dim, float *h, float *dh) {
     const double b = 0.5 * (dim - 1.0);
     double a = kappa + b;
+    if (a <= 0.0) { /* no density: also what keeps the shift below from walking up from -1e30 */
+        *h = *dh = __int_as_float(0x7fc00000);
+        return;
+    }
     double ratio = 1.0;
     double shift = 0.0;
     while (a < 12.0) {

@@ -7,8 +7,13 @@
 #include "ps_tile.h"
 
 /* Smallest 1 + u a gradient divides by, one rounding step above the antipode; log y follows. */
+#ifdef PYA_REAL_F64
+static const real least_one_plus_u = 1.1102230246251565e-16;
+static const real least_log_y = -37.429947750237048;
+#else
 static const real least_one_plus_u = (real)5.9604645e-8;
 static const real least_log_y = (real)-17.32868;
+#endif
 
 struct backward_range {
     ptrdiff_t l0, l1, m0, m1;

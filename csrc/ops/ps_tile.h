@@ -153,10 +153,12 @@ ps_tile_components(
         w->kappa[i] = *ps_row(ps->scale, m0 + i, t);
         w->a[i] = ps->log_weights.p != NULL ? *ps_row(ps->log_weights, m0 + i, t) : 0;
     }
-    if (VW > 1 && ps->dim >= 25) {
+    const bool is_fast = VW > 1 && ps->dim >= 25;
+    if (is_fast) {
         ps_normalizers(w->h, w->dh, w->kappa, n, (double)ps->dim);
-    } else {
-        for (int i = 0; i < n; i++) {
+    }
+    for (int i = 0; i < n; i++) {
+        if (!is_fast || w->kappa[i] < 0) {
             struct pya_special_norm norm =
                 pya_special_normalizer((double)w->kappa[i], (double)ps->dim);
             w->h[i] = (real)norm.h;
@@ -180,10 +182,11 @@ ps_log_y(vr u) {
     return v_log1m(v_mul(v_sub(u, v_set(1)), v_set((real)0.5)));
 }
 
-/* kappa = 0 is the uniform distribution also at the antipode, where log y is -inf. */
+/* kappa = 0 is the uniform distribution also at the antipode, where log y is -inf; a NaN stays. */
 static inline vr
 ps_log_prob(vr log_y, vr kappa, vr h) {
-    return v_sel(m_eq(kappa, v_set(0)), h, v_fma(kappa, log_y, h));
+    const vr finite = v_max(v_set(-100), log_y);
+    return v_fma(kappa, v_sel(m_eq(kappa, v_set(0)), finite, log_y), h);
 }
 
 /* Units of work a thread takes at a time: few for heavy units, many for tiny ones. */

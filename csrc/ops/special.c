@@ -32,6 +32,9 @@ struct pya_special_norm
 pya_special_normalizer(double kappa, double dim) {
     const double b = 0.5 * (dim - 1.0);
     double a = kappa + b;
+    if (a <= 0) { /* no density: also what keeps the shift below from walking up from -1e30 */
+        return (struct pya_special_norm){(double)NAN, (double)NAN};
+    }
     double ratio = 1.0;
     double shift = 0.0;
     while (a < stirling_from) {

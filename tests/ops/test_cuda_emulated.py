@@ -111,6 +111,7 @@ def test_power_spherical_corners(device):
     opposite = power_spherical_log_prob(-loc, loc, kappa)
     assert torch.isfinite(opposite[0]) and torch.isneginf(opposite[1:4]).all()
     assert torch.isnan(at_mode[4]) and torch.isnan(opposite[4])
+    assert torch.isnan(power_spherical_log_prob(loc, loc, torch.tensor(-1e30))).all()
     mixed = [x.clone().requires_grad_() for x in (-loc, loc[1:4], kappa[1:4], torch.zeros(3))]
     out = power_spherical_mixture_log_prob(*mixed)
     assert torch.isneginf(out).all()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -155,6 +157,41 @@ def test_nan_stays(isa):
     bad = torch.isnan(ours)
     assert bad[3, :, 1].all() and bad[:, 5, 0].all() and bad.sum() == 20 + 20
     assert torch.isnan(mixture(value, loc, scale, weights)).sum() == 1 + 20
+    scale[:] = 0  # once the uniform distribution answered for a NaN sample too
+    assert torch.isnan(log_prob(value, loc, scale)).sum() == 20
+
+
+NEGATIVE = """
+import torch
+from pyalloc.ops import power_spherical_log_prob, power_spherical_mixture_log_prob, set_cpu_isa, _library
+for dim in (5, 33):
+    value = torch.nn.functional.normalize(torch.randn(3, 4, dim), dim=-1).requires_grad_()
+    scale = torch.tensor([-1e30, -1e9, -dim / 2]).repeat_interleave(4).reshape(3, 4)
+    for isa in _library.ISA_NAMES[: _library.library().pya_ops_isa_best() + 1]:
+        set_cpu_isa(isa)
+        for double in (False, True):
+            x, s = (y.double() if double else y for y in (value, scale))
+            out = power_spherical_log_prob(x[:, None], x, s)
+            assert out.isnan().all(), out
+            assert torch.autograd.grad(out.sum(), value)[0].shape == value.shape
+            assert power_spherical_mixture_log_prob(x, x, s, s, dim=0).isnan().all()
+"""
+
+
+def test_scale_below_any_concentration_gives_nan():
+    """Once a loop went up from there in steps of 1, and from -1e30 for ever."""
+    subprocess.run([sys.executable, "-c", NEGATIVE], check=True, timeout=120)
+
+
+def test_gradients_in_float64_near_the_antipode():
+    """Once 1 + u was held above the rounding of float32 there as well."""
+    angle = torch.tensor([1e-3, 1e-5, 1e-6], dtype=torch.float64)
+    value = torch.stack([-angle.cos(), angle.sin()], -1).requires_grad_()
+    loc = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    found = torch.autograd.grad(power_spherical_log_prob(value, loc, scale).sum(), (value, scale))
+    right = torch.autograd.grad(textbook(value, loc, scale).sum(), (value, scale))
+    torch.testing.assert_close(found, right, rtol=1e-6, atol=0.0)
 
 
 def test_gradients_to_second_order():
