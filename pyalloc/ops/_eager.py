@@ -15,20 +15,60 @@ from torch import Tensor
 LOG_2 = math.log(2)
 
 
+_SHIFT = 12  # from there on the series below are exact to a double
+
+
+def _series(x: Tensor) -> Tensor:
+    """Stirling's, of lgamma."""
+    r = 1 / x
+    q = r * r
+    tail = 1 / 1680 - q * (1 / 1188 - q * (691 / 360360))
+    return r * (1 / 12 - q * (1 / 360 - q * (1 / 1260 - q * tail)))
+
+
+def _digamma_tail(x: Tensor) -> Tensor:
+    """Of log(x) - digamma(x)."""
+    r = 1 / x
+    q = r * r
+    tail = 1 / 240 - q * (1 / 132 - q * (691 / 32760))
+    return 0.5 * r + q * (1 / 12 - q * (1 / 120 - q * (1 / 252 - q * tail)))
+
+
 def normalizer(scale: Tensor, dim: int) -> Tensor:
-    """Log C(kappa) + kappa log 2 (De Cao and Aziz 2020), the part that depends on kappa alone."""
+    """Log C(kappa) + kappa log 2 (De Cao and Aziz 2020), the part that depends on kappa alone.
+
+    A difference of two lgammas, written as in csrc/ops/special.c, so that nothing large cancels; computed in
+    float64, differentiable to any order.
+    """
     beta = (dim - 1) / 2
-    return (
-        torch.lgamma(scale + 2 * beta) - torch.lgamma(scale + beta) - beta * math.log(4 * math.pi)
-    )
+    low = scale.double() + beta
+    steps = [-beta / (low + beta + i) for i in range(_SHIFT)]
+    shifted = sum((torch.log1p(x) for x in steps), start=torch.zeros_like(low))
+    a = low + _SHIFT
+    b = a + beta
+    stirling = (a - 0.5) * torch.log1p(beta / a) + beta * (torch.log(b) - 1)
+    h = stirling + _series(b) - _series(a) + shifted - beta * math.log(4 * math.pi)
+    return h.to(scale.dtype)
+
+
+def normalizer_slope(scale: Tensor, dim: int) -> Tensor:
+    """Its derivative, a difference of two digammas."""
+    beta = (dim - 1) / 2
+    low = scale.double() + beta
+    steps = [beta / ((low + i) * (low + beta + i)) for i in range(_SHIFT)]
+    shifted = sum(steps, start=torch.zeros_like(low))
+    a = low + _SHIFT
+    slope = torch.log1p(beta / a) + _digamma_tail(a) - _digamma_tail(a + beta) + shifted
+    return slope.to(scale.dtype)
 
 
 def power_spherical(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     """(l, t, D), (m, t, D), (m, t) to (t, l, m)."""
     u = value.transpose(0, 1) @ loc.permute(1, 2, 0)
-    half = (u.clamp(-1, 1) - 1) * 0.5
+    # a cosine that rounding put above 1 has the gradient of its neighbours, as in the kernels
+    u = u + (u.clamp(-1, 1) - u).detach()
     kappa = scale.t()[:, None]
-    return normalizer(kappa, value.shape[-1]) + torch.special.xlog1py(kappa, half)
+    return normalizer(kappa, value.shape[-1]) + torch.special.xlog1py(kappa, (u - 1) * 0.5)
 
 
 def power_spherical_mixture(

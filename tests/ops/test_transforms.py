@@ -271,3 +271,18 @@ def test_compiles_in_one_graph(name, transform):
     torch._dynamo.reset()
     compiled = torch.compile(derivatives, fullgraph=True, backend="aot_eager", dynamic=False)
     torch.testing.assert_close(compiled(*inputs), derivatives(*inputs), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kappa", [10.0, 1e6])
+def test_forward_mode_at_the_mode_and_for_large_kappa(kappa):
+    """Cosines that rounding puts above 1 once had no derivative, and lgamma in float32 no digits."""
+    loc = sphere(64, 33)
+    scale = torch.full((64,), kappa)
+    _, along = jvp(lambda x: power_spherical_log_prob(x, loc, scale), (loc,), (loc,))
+    torch.testing.assert_close(along, scale / 2, rtol=1e-6, atol=0.0)
+
+    def curvature(loc, scale):
+        return grad(grad(lambda s: power_spherical_log_prob(loc, loc, s)))(scale)
+
+    right = curvature(loc[0].double(), scale[0].double())
+    torch.testing.assert_close(curvature(loc[0], scale[0]).double(), right, rtol=1e-5, atol=0.0)
