@@ -14,7 +14,7 @@ from torch.distributions.constraints import Constraint
 from torch.distributions.dirichlet import _Dirichlet
 
 from pyalloc.ops import power_spherical_log_prob
-from pyalloc.ops._eager import normalizer
+from pyalloc.ops._eager import normalizer, normalizer_slope
 
 
 class _Sphere(Constraint):
@@ -35,7 +35,7 @@ class PowerSpherical(Distribution):
 
     Args:
         loc: unit mean directions, (..., D).
-        scale: concentrations kappa >= 0, (...); 0 is the uniform distribution.
+        scale: concentrations kappa >= 0, (...), or a number; 0 is the uniform distribution.
 
     The batch shape is that of loc without D broadcast with scale.  log_prob is the fused op; a batch
     of components against many samples, alone or in torch's MixtureSameFamily, makes no tensor with
@@ -46,7 +46,21 @@ class PowerSpherical(Distribution):
     support = _sphere
     has_rsample = True
 
-    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
+    def __init__(
+        self, loc: Tensor, scale: Tensor | float, validate_args: bool | None = None
+    ) -> None:
+        scale = torch.as_tensor(
+            scale, dtype=None if isinstance(scale, Tensor) else loc.dtype, device=loc.device
+        )
+        if loc.dim() < 1 or loc.shape[-1] < 2:
+            raise ValueError(
+                f"PowerSpherical: loc must be (..., D) with D >= 2, got {tuple(loc.shape)}"
+            )
+        for name, x in (("loc", loc), ("scale", scale)):
+            if not x.is_floating_point():
+                raise ValueError(
+                    f"PowerSpherical: {name} must have a floating dtype, got {x.dtype}"
+                )
         batch = torch.broadcast_shapes(loc.shape[:-1], scale.shape)
         self.loc = loc.expand(*batch, loc.shape[-1])
         self.scale = scale.expand(batch)
@@ -79,10 +93,13 @@ class PowerSpherical(Distribution):
 
         The cosine to loc is a Beta variable, differentiated implicitly as torch's Beta is; the rest
         is uniform on the sphere around loc, turned there by a reflection that is smooth for
-        every loc.  First derivatives only, as for torch's Beta.
+        every loc.  First derivatives only, as for torch's Beta.  Half precision is computed in float32.
         """
         shape = self._extended_shape(torch.Size(sample_shape))
-        loc, scale = self.loc.expand(shape), self.scale.expand(shape[:-1])
+        dtype = torch.promote_types(self.loc.dtype, self.scale.dtype)
+        compute = torch.float64 if dtype == torch.float64 else torch.float32
+        loc = self.loc.to(compute).expand(shape)
+        scale = self.scale.to(compute).expand(shape[:-1])
         pair = torch.stack([self._beta + scale, torch.full_like(scale, self._beta)], -1)
         # both z and 1 - z, so that neither end of the interval loses its digits
         z, rest = _Dirichlet.apply(pair).clamp_min(torch.finfo(scale.dtype).tiny).unbind(-1)
@@ -94,19 +111,19 @@ class PowerSpherical(Distribution):
         sign = torch.where(first >= 0, torch.ones_like(first), -torch.ones_like(first))
         normal = torch.cat([loc[..., :1] + sign, loc[..., 1:]], -1)
         along = (normal * y).sum(-1, keepdim=True) / (1 + sign * loc[..., :1])
-        return -sign * (y - normal * along)
+        return (-sign * (y - normal * along)).to(dtype)
 
     def entropy(self) -> Tensor:
         """-log C - kappa E[log(1 + loc . x)], in closed form."""
         kappa = self.scale.double()
-        gap = torch.digamma(kappa + self._beta) - torch.digamma(kappa + 2 * self._beta)
-        return (-normalizer(kappa, self.dim) - kappa * gap).to(self.scale.dtype)
+        slope = normalizer_slope(kappa, self.dim)
+        return (kappa * slope - normalizer(kappa, self.dim)).to(self.scale.dtype)
 
     @property
     def _cosine_moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of loc . x = 2 z - 1, z ~ Beta(kappa + beta, beta)."""
         alpha, total = self.scale + self._beta, self.scale + 2 * self._beta
-        return self.scale / total, 4 * alpha * self._beta / (total**2 * (total + 1))
+        return self.scale / total, 4 * (alpha / total) * (self._beta / total) / (total + 1)
 
     @property
     def mean(self) -> Tensor:
@@ -120,8 +137,10 @@ class PowerSpherical(Distribution):
     @property
     def variance(self) -> Tensor:
         """Of each coordinate: the diagonal of the covariance."""
-        mean, var = self._cosine_moments
-        across = (1 - mean**2 - var) / (self.dim - 1)
+        _, var = self._cosine_moments
+        # (1 - mean^2 - var) / (D - 1), whose terms cancel where kappa is large
+        total = self.scale + 2 * self._beta
+        across = 2 * ((self.scale + self._beta) / total) / (total + 1)
         square = self.loc**2
         return square * var.unsqueeze(-1) + (1 - square) * across.unsqueeze(-1)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
+import mpmath
 import pytest
 import torch
 from torch.distributions import Categorical, MixtureSameFamily, kl_divergence
@@ -60,6 +63,48 @@ def test_entropy_and_kl():
         kl_divergence(p, HypersphericalUniform(4))
 
 
+@pytest.mark.parametrize("kappa", [0.0, 3.0, 1e7, 1e10, 1e30])
+@pytest.mark.parametrize("dim", [2, 5, 300])
+def test_moments_and_entropy_keep_their_digits(kappa, dim):
+    """The variance across loc was once a difference that could be negative, the entropy one of two lgammas."""
+    with mpmath.workdps(60):
+        k, beta = mpmath.mpf(kappa), mpmath.mpf(dim - 1) / 2
+        h = (
+            mpmath.loggamma(k + 2 * beta)
+            - mpmath.loggamma(k + beta)
+            - beta * mpmath.log(4 * mpmath.pi)
+        )
+        slope = mpmath.digamma(k + 2 * beta) - mpmath.digamma(k + beta)
+        entropy = float(k * slope - h)
+        across = float(
+            (k + beta) / beta * 4 * beta**2 / (k + 2 * beta) / (k + 2 * beta + 1) / (dim - 1)
+        )
+    loc = torch.zeros(dim, dtype=torch.float64)
+    loc[0] = 1
+    for dtype, bar in ((torch.float64, 1e-13), (torch.float32, 1e-6)):
+        p = PowerSpherical(loc.to(dtype), torch.tensor(kappa, dtype=dtype))
+        assert float(p.entropy()) == pytest.approx(entropy, rel=bar, abs=bar)
+        assert p.variance[1:].tolist() == pytest.approx([across] * (dim - 1), rel=3 * bar)
+        assert p.variance[0] >= 0 and float(p.mean[0]) == pytest.approx(kappa / (kappa + dim - 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    p = PowerSpherical(sphere(3, 6, dtype=dtype), torch.tensor([0.0, 3.0, 40.0], dtype=dtype))
+    x = p.rsample((50,))
+    assert x.dtype == dtype and p.log_prob(x).dtype == p.entropy().dtype == dtype
+    assert ((x.float().norm(dim=-1) - 1).abs() < 0.02).all()
+
+
+def test_copies_and_pickles():
+    p = PowerSpherical(sphere(4, 3), torch.rand(4)).expand((2, 4))
+    u = HypersphericalUniform(3, (4,))
+    for again in (copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
+        assert torch.equal(again(p).log_prob(p.mode), p.log_prob(p.mode))
+        assert torch.equal(again(u).entropy(), u.entropy())
+        assert float(kl_divergence(again(p), u).sum()) == float(kl_divergence(p, u).sum())
+
+
 def test_in_a_mixture_same_family():
     loc, kappa = sphere(3, 7, 6), torch.rand(3, 7) * 20
     logits = torch.randn(3, 7)
@@ -91,3 +136,9 @@ def test_validation():
         PowerSpherical(sphere(3), torch.tensor(-1.0), validate_args=True)
     with pytest.raises(ValueError, match="support"):
         PowerSpherical(sphere(3), torch.tensor(1.0), validate_args=True).log_prob(torch.ones(3))
+    for loc in (torch.tensor(1.0), torch.ones(4, 1)):
+        with pytest.raises(ValueError, match=r"loc must be \(\.\.\., D\) with D >= 2, got \("):
+            PowerSpherical(loc, torch.tensor(1.0))
+    with pytest.raises(ValueError, match=r"scale must have a floating dtype, got torch.int64"):
+        PowerSpherical(sphere(3), torch.tensor(1))
+    assert PowerSpherical(sphere(3), 2).scale.dtype == torch.float32
