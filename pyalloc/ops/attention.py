@@ -93,7 +93,8 @@ def scaled_attention(
         q: queries, (B, H, Lq, d); also (B, Lq, d) or (Lq, d).
         k: keys, (B, Hkv, Lk, d); H must be a multiple of Hkv (grouped-query attention).
         v: values, (B, Hkv, Lk, dv).
-        bias: added to the scaled scores, broadcastable to (B, H, Lq, Lk); differentiable.
+        bias: added to the scaled scores, broadcastable to (B, H, Lq, Lk); differentiable.  One of -1e37 or less
+            hides the key as mask does.
         mask: boolean, broadcastable likewise, True where a key takes part; a query that sees no key
             gets zeros.
         causal: query i sees keys 0 to i (from the top left, as torch's is_causal).
@@ -103,7 +104,8 @@ def scaled_attention(
         return_info: also return {"path": "kernel" | "sdpa" | "eager", "reason": ...}.
 
     Returns:
-        (B, H, Lq, dv), in the dtype of q.  Repeatable bit for bit with the same number of threads.
+        (B, H, Lq, dv), in the dtype that q, k and v promote to, autocast's where that is on.  Repeatable bit for
+        bit with the same number of threads.
 
     torch's own kernels serve where they are faster and can do the case: half precision, and on the CPU
     float32 with few queries, keys or scores, each without bias, mask and dropout. Where a backward through
@@ -144,11 +146,20 @@ def scaled_attention(
         if out.requires_grad and not _transforms() and not _is_compiling():
             _second.offer(out, q, k, v)
     elif taken == "eager":
-        out = q.new_zeros(*q.shape[:-1], v.shape[-1]) + 0 * (q.sum() + k.sum() + v.sum())
+        out = _no_keys(q, k, v, bias)
     else:
         seed = torch.randint(1 << 62, (1,)) if dropout > 0 else None
         out = _in_compute_dtype(q, k, v, bias, mask, causal, scale, dropout, seed)
     return (out, {"path": taken, "reason": reason}) if return_info else out
+
+
+def _no_keys(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """Zeros, if anything, but connected to the inputs, so that their gradients are zeros."""
+    out = q.new_zeros(*q.shape[:-1], v.shape[-1])
+    for x in (q, k, v, bias):
+        if x is not None:
+            out = out + x[..., :0].sum()
+    return out
 
 
 def _with_fewer_dimensions(
@@ -235,13 +246,13 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"{_OP}: k must be (B, Hkv, Lk, d) and v (B, Hkv, Lk, dv) with B and d of q, "
             f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
+    if q.shape[1] % k.shape[1] if k.shape[1] else q.shape[1]:
         raise OpError(
             f"{_OP}: heads of q must be a multiple of those of k, got {q.shape[1]} and {k.shape[1]}"
         )
-    if q.shape[-1] > _LARGEST_HEAD or v.shape[-1] > _LARGEST_HEAD:
+    if not 1 <= q.shape[-1] <= _LARGEST_HEAD or v.shape[-1] > _LARGEST_HEAD:
         raise OpError(
-            f"{_OP}: head sizes go up to {_LARGEST_HEAD}, got {q.shape[-1]} and {v.shape[-1]}"
+            f"{_OP}: head sizes go from 1 up to {_LARGEST_HEAD}, got {q.shape[-1]} and {v.shape[-1]}"
         )
 
 

@@ -326,6 +326,19 @@ def test_empty(n_q, n_k):
     assert all(not g.any() for g in torch.autograd.grad(out.sum(), tensors))
 
 
+def test_empty_inputs_have_all_gradients_and_spread_nothing():
+    q, k, v = problem(1, 2, 2, 3, 0, 4, 4)
+    bias = torch.zeros(3, 0, requires_grad=True)
+    q[0, 0, 0, 0] = torch.inf  # once 0 times this
+    out = scaled_attention(q.requires_grad_(), k, v, bias)
+    assert out.shape == (1, 2, 3, 4) and not out.any()
+    assert [x.shape for x in torch.autograd.grad(out.sum(), (q, bias))] == [q.shape, bias.shape]
+    assert scaled_attention(*problem(2, 0, 0, 3, 5, 4, 4)).shape == (2, 0, 3, 4)
+    assert scaled_attention(*problem(2, 1, 1, 3, 5, 4, 0)).shape == (2, 1, 3, 0)
+    with pytest.raises(OpError, match="head sizes go from 1 up to 256, got 0 and 4"):
+        scaled_attention(*problem(1, 1, 1, 2, 2, 0, 4))
+
+
 def test_path_is_reported():
     def path(*args, **options):
         return scaled_attention(*args, return_info=True, **options)[1]["path"]
@@ -394,6 +407,8 @@ def test_errors():
     q, k, v = problem(1, 4, 2, 5, 6, 8, 8)
     with pytest.raises(OpError, match=r"multiple of those of k, got 3 and 2"):
         scaled_attention(q[:, :3], k, v)
+    with pytest.raises(OpError, match=r"multiple of those of k, got 4 and 0"):
+        scaled_attention(q, k[:, :0], v[:, :0])
     with pytest.raises(OpError, match=r"k must be \(B, Hkv, Lk, d\).*\(1, 2, 6, 7\)"):
         scaled_attention(q, k[..., :7], v)
     with pytest.raises(OpError, match=r"bias must broadcast to \(1, 4, 5, 6\), got \(5, 5\)"):
@@ -402,5 +417,5 @@ def test_errors():
         scaled_attention(q, k, v, mask=torch.zeros(5, 6))
     with pytest.raises(OpError, match=r"dropout must be in \[0, 1\), got 1"):
         scaled_attention(q, k, v, dropout=1.0)
-    with pytest.raises(OpError, match="head sizes go up to 256, got 300"):
+    with pytest.raises(OpError, match="head sizes go from 1 up to 256, got 300"):
         scaled_attention(*problem(1, 1, 1, 2, 2, 300, 4))
