@@ -35,6 +35,7 @@ _FLUSH_S = 0.5  # what happened longer ago is in the file
 _TORCH_EVENTS = 200_000  # of torch's own history: moved to the file when this many wait
 _TORCH_S = 5.0  # or at the first step after so long
 _CHECK_MARKS = 256  # how often that is looked at
+_EXPLAIN_REST = 20  # after out of memory was explained, times as long as that took: some programs search for a size
 
 
 @dataclass
@@ -196,6 +197,8 @@ class Recorder:
     lock: Any = field(default_factory=threading.RLock)
     n_marks: int = 0
     hooks: Any = None
+    explain_from: float = 0.0  # time.monotonic(): until then out of memory is not explained again
+    told_oom: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
 
@@ -345,16 +348,19 @@ def _observe_oom(torch: Any, recorder: Recorder) -> None:
         return
 
     def observe(device: int, asked: int, allocated: int, free: int) -> None:
-        if _active.recorder is not recorder:
+        begin = time.monotonic()
+        if _active.recorder is not recorder or begin < recorder.explain_from:
             return
         with contextlib.suppress(Exception):  # the program's own error matters more
             dump_oom(recorder, device, asked)
+        end = time.monotonic()
+        recorder.explain_from = end + _EXPLAIN_REST * (end - begin)
 
     attach(observe)
 
 
 def dump_oom(recorder: Recorder, device: int, asked: int) -> Path:
-    """Writes `<trace>.oom.txt`: what was asked, who held the memory, and why it did not fit."""
+    """Writes `<trace>.oom.txt`: what was asked, who held the memory, and why it did not fit; the last time counts."""
     from pyalloc import trace
     from pyalloc.report import text
 
@@ -363,7 +369,9 @@ def dump_oom(recorder: Recorder, device: int, asked: int) -> Path:
     path = recorder.path.with_name(recorder.path.stem + ".oom.txt")
     why = text.explain_oom(analysis, device, asked, recorder.path)
     files.write(path, f"{why}\n".encode())
-    print(f"pyalloc: out of memory; why, in words: {path}", file=sys.stderr)
+    if not recorder.told_oom:
+        recorder.told_oom = True
+        print(f"pyalloc: out of memory; why, in words: {path}", file=sys.stderr)
     return path
 
 

@@ -8,18 +8,47 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from instrument.conftest import Record
 from instrument.tools import ROOT, pyalloc
-from pyalloc import trace
+from pyalloc import recording, trace
 from pyalloc.convert import KINDS
 from pyalloc.export import events
 
 pytestmark = pytest.mark.torch
 MIB = 2**20
 ALLOCATORS = pytest.mark.parametrize("allocator", ["native", "pyalloc"])
+
+
+def test_programs_that_run_out_of_memory_all_the_time_are_not_held_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Explaining reads the trace so far: after it took a second, it takes none of the next twenty."""
+    observers: list[Any] = []
+    torch = SimpleNamespace(
+        _C=SimpleNamespace(_cuda_attach_out_of_memory_observer=observers.append)
+    )
+    recorder = recording.Recorder(tmp_path / "out.pya")
+    now, explained = [100.0], []
+
+    def explain(*arguments: object) -> None:
+        explained.append(now[0])
+        now[0] += 1.0
+
+    monkeypatch.setattr(recording, "dump_oom", explain)
+    monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(recording._active, "recorder", recorder)
+    recording._observe_oom(torch, recorder)
+    for _ in range(300):
+        observers[0](0, 1 << 20, 0, 0)
+        now[0] += 0.1
+    assert explained[0] == 100.0
+    assert 2 <= len(explained) <= 3
+    assert explained[1] >= 121.0
 
 
 @ALLOCATORS
