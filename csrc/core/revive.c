@@ -36,11 +36,11 @@ stretch_reset(struct stretch *s, pya_dptr addr) {
     s->end = addr;
 }
 
-/* May this page come home to the arena, and is it not part of the stretch already? */
+/* May this page come home to the arena, whatever the stretch has already? */
 static bool
 page_may_come(const struct stretch *s, const struct pya_page *page) {
     const struct pya_range *home = page->range;
-    if (home == NULL || page->is_leaving) {
+    if (home == NULL) {
         return false;
     }
     const struct pya_block *run = pya_range_free_run(home, page->slot);
@@ -48,11 +48,16 @@ page_may_come(const struct stretch *s, const struct pya_page *page) {
         return false;
     }
     const struct pya_arena *from = run->arena;
-    if (from != s->arena && (from->pool != NULL || run->seq > pya_arena_idle_for(from, s->arena))) {
-        return false;
-    }
-    pya_dptr addr = pya_range_addr(home, page->slot);
-    return home != s->range || addr < s->start || addr >= s->start + s->most + PYA_PAGE;
+    return from == s->arena ||
+           (from->pool == NULL && run->seq <= pya_arena_idle_for(from, s->arena));
+}
+
+/* Is it part of the stretch already, or will it be? */
+static bool
+page_is_counted(const struct stretch *s, const struct pya_page *page) {
+    pya_dptr addr = pya_range_addr(page->range, page->slot);
+    return page->is_leaving ||
+           (page->range == s->range && addr >= s->start && addr < s->start + s->most + PYA_PAGE);
 }
 
 /* Would it stay too short even if all the rest came home?  Then the rest counts as looked at: most slots are passed over
@@ -66,21 +71,57 @@ stretch_is_hopeless(struct stretch *s) {
     return true;
 }
 
+/* [from, end): the slots of this dead block that a stretch which ends at `from` cannot do without.  Returns the last of
+ * them whose page will not come, which rules out all before it, or the address below `from`. */
+static pya_dptr
+stretch_last_bad(
+    const struct stretch *s, const struct pya_block *block, pya_dptr from, pya_dptr end) {
+    pya_dptr a = end - PYA_PAGE;
+    while (a >= from && !block->is_broken &&
+           page_may_come(s, stretch_page(s, pya_range_slot(s->range, a)))) {
+        PYA_STEP();
+        a -= PYA_PAGE;
+    }
+    return a;
+}
+
+/* Nothing up to here will do.  True: nor will what follows. */
+static bool
+stretch_skip(struct stretch *s, pya_dptr end, size_t n_slots) {
+    s->n_slots_left -= n_slots < s->n_slots_left ? n_slots : s->n_slots_left;
+    stretch_reset(s, end);
+    return stretch_is_hopeless(s);
+}
+
 static bool
 stretch_add_dead(struct stretch *s, const struct pya_block *block) {
+    pya_dptr known = block->addr; /* the pages of all slots before may come */
     for (pya_dptr a = block->addr; a < pya_block_end(block); a += PYA_PAGE) {
+        pya_dptr needed = pya_round_up(s->start + s->bytes, PYA_PAGE);
+        if (a >= known && a < needed) {
+            known = needed < pya_block_end(block) ? needed : pya_block_end(block);
+            pya_dptr bad = stretch_last_bad(s, block, a, known);
+            if (bad >= a) {
+                if (stretch_skip(s, bad + PYA_PAGE, ((bad - a) >> PYA_PAGE_SHIFT) + 1)) {
+                    return true;
+                }
+                a = bad;
+                continue;
+            }
+        }
         struct pya_page *page = stretch_page(s, pya_range_slot(s->range, a));
-        s->n_slots_left -= s->n_slots_left > 0;
-        if (block->is_broken || !page_may_come(s, page)) {
-            if (s->end - s->start >= s->bytes) {
+        bool may_come = a < known || (!block->is_broken && page_may_come(s, page));
+        if (!may_come || page_is_counted(s, page)) {
+            if (a >= needed) {
+                s->n_slots_left -= s->n_slots_left > 0;
                 return true;
             }
-            stretch_reset(s, a + PYA_PAGE);
-            if (stretch_is_hopeless(s)) {
+            if (stretch_skip(s, a + PYA_PAGE, 1)) {
                 return true;
             }
             continue;
         }
+        s->n_slots_left -= s->n_slots_left > 0;
         page->is_leaving = true;
         s->end = a + PYA_PAGE;
         if (s->end - s->start >= s->most) {
