@@ -60,18 +60,20 @@ stretch_around(const struct pya_arena *arena, struct pya_block *run) {
 static struct stretch
 annex_find(struct pya_arena *arena, size_t bytes) {
     struct stretch best = {0};
+    size_t most = SIZE_MAX; /* runs from here on make longer stretches than the best */
     for (struct pya_arena *from = arena->card->arenas; from != NULL; from = from->next) {
         if (from == arena || from->pool != NULL || from->small_fit != NULL ||
             from->free_pages == 0) {
             continue;
         }
         struct pya_block *run = pya_fit_find(&from->fit, PYA_PAGE);
-        for (int i = 0; run != NULL && i < ANNEX_TRIES; i++) {
+        for (int i = 0; run != NULL && run->bytes < most && i < ANNEX_TRIES; i++) {
             if (run_may_join(arena, run)) {
                 struct stretch s = stretch_around(arena, run);
                 size_t room = (size_t)(s.end - s.start);
                 if (room >= bytes && (best.first == NULL || room < best.end - best.start)) {
                     best = s;
+                    most = room + 2 * PYA_PAGE;
                 }
             }
             run = pya_fit_next(&from->fit, run);
