@@ -6,6 +6,13 @@
 #include "debug.h"
 #include "fence.h"
 
+/* Events kept for each stream.  A burst of more is given back. */
+#ifdef PYA_TEST_TINY
+enum { PENDING_SPARE = 2 };
+#else
+enum { PENDING_SPARE = 256 };
+#endif
+
 void
 pya_block_release(struct pya_block *block) {
     struct pya_arena *arena = block->arena;
@@ -67,15 +74,42 @@ pya_pending_record(struct pya_card *card, struct pya_block *block, pya_stream st
 /* On failure the use stays without an event, which reads as "busy". */
 static void
 use_mark(struct pya_card *card, struct pya_use *use) {
-    pya_event event;
-    if (pya_device_event_create(card->dev, &event) != PYA_OK) {
+    struct pya_pending *queue = use->queue;
+    struct pya_use *spare = queue->spare;
+    pya_event event = 0;
+    if (spare != NULL) {
+        event = spare->event;
+    } else if (pya_device_event_create(card->dev, &event) != PYA_OK) {
         return;
     }
-    if (pya_device_event_record(card->dev, event, use->queue->stream) != PYA_OK) {
-        (void)!pya_device_event_destroy(card->dev, event);
+    if (pya_device_event_record(card->dev, event, queue->stream) != PYA_OK) {
+        if (spare == NULL) {
+            (void)!pya_device_event_destroy(card->dev, event);
+        }
         return;
     }
     use->event = event;
+    if (spare != NULL) {
+        queue->spare = spare->next;
+        queue->n_spare--;
+        pya_slab_put(&card->uses, spare);
+    }
+}
+
+/* It is done. */
+static void
+use_retire(struct pya_card *card, struct pya_use *use) {
+    struct pya_pending *queue = use->queue;
+    if (use->event != 0 && queue->n_spare < PENDING_SPARE) {
+        use->next = queue->spare;
+        queue->spare = use;
+        queue->n_spare++;
+        return;
+    }
+    if (use->event != 0) {
+        (void)!pya_device_event_destroy(card->dev, use->event);
+    }
+    pya_slab_put(&card->uses, use);
 }
 
 void
@@ -86,6 +120,7 @@ pya_pending_free(struct pya_card *card, struct pya_block *block) {
     }
     block->is_pending = true;
     pya_stats_park(&card->stats, block->is_small, block->bytes, block->requested, 1);
+    pya_device_begin(card->dev);
     while (block->uses != NULL) {
         struct pya_use *use = block->uses;
         block->uses = use->next;
@@ -103,10 +138,12 @@ pya_pending_free(struct pya_card *card, struct pya_block *block) {
             use_mark(card, use);
         }
     }
+    pya_device_end(card->dev);
 }
 
 void
 pya_pending_resume(struct pya_card *card) {
+    pya_device_begin(card->dev);
     for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
         for (struct pya_use *use = queue->head; use != NULL; use = use->next) {
             if (use->event == 0) {
@@ -114,6 +151,7 @@ pya_pending_resume(struct pya_card *card) {
             }
         }
     }
+    pya_device_end(card->dev);
 }
 
 static void
@@ -121,10 +159,7 @@ queue_pop(struct pya_card *card, struct pya_pending *queue) {
     struct pya_use *use = queue->head;
     struct pya_block *block = use->block;
     queue->head = use->next;
-    if (use->event != 0) {
-        (void)!pya_device_event_destroy(card->dev, use->event);
-    }
-    pya_slab_put(&card->uses, use);
+    use_retire(card, use);
     card->n_pending--;
     if (--block->n_events == 0) {
         struct pya_ptrmap_slot slot;
@@ -154,6 +189,7 @@ head_is_marked(struct pya_card *card, struct pya_pending *queue) {
 void
 pya_pending_poll(struct pya_card *card) {
     card->stats.scalar[PYA_STAT_pyalloc_event_polls]++;
+    pya_device_begin(card->dev);
     for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
         while (queue->head != NULL && head_is_marked(card, queue)) {
             bool is_done = false;
@@ -164,6 +200,7 @@ pya_pending_poll(struct pya_card *card) {
             queue_pop(card, queue);
         }
     }
+    pya_device_end(card->dev);
 }
 
 pya_status
@@ -187,16 +224,22 @@ pya_pending_sync(struct pya_card *card) {
     return PYA_OK;
 }
 
+static void
+uses_forget(struct pya_card *card, const struct pya_use *use) {
+    for (; use != NULL; use = use->next) {
+        if (use->event != 0) {
+            (void)!pya_device_event_destroy(card->dev, use->event);
+        }
+    }
+}
+
 void
 pya_pending_fini(struct pya_card *card) {
     while (card->pending != NULL) {
         struct pya_pending *queue = card->pending;
         card->pending = queue->next;
-        for (struct pya_use *use = queue->head; use != NULL; use = use->next) {
-            if (use->event != 0) {
-                (void)!pya_device_event_destroy(card->dev, use->event);
-            }
-        }
+        uses_forget(card, queue->head);
+        uses_forget(card, queue->spare);
         free(queue);
     }
 }

@@ -23,6 +23,8 @@ struct pya_pending {
     pya_stream stream;
     struct pya_use *head, *tail;
     uint64_t n_failed; /* polls at which the head had no event */
+    struct pya_use *spare; /* done: their events are recorded again for the next */
+    size_t n_spare;
 };
 
 /* The bytes of a USED or STITCHED block return to their arena, its record goes. */

@@ -309,6 +309,67 @@ test_event_that_failed_once(void) {
     streams_fini(&world);
 }
 
+static void
+recorded_round(struct world *world, pya_dptr *ptrs, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        ptrs[i] = take(world, 512, ONE);
+        CHECK_OK(pya_record_stream(world->heap, ptrs[i], TWO));
+    }
+    for (size_t i = 0; i < n; i++) {
+        give(world, ptrs[i]);
+    }
+    pya_sim_finish_all(world->sim);
+    give(world, take(world, 512, ONE)); /* sees that they are done */
+    CHECK_EQ(stat_of(world->heap, 0, "active.all.current"), 0);
+}
+
+/* An event is made once and recorded again for the next block; after a burst most go back to the device. */
+static void
+test_events_are_kept(void) {
+    enum { BURST = 1000 };
+    static pya_dptr ptrs[BURST];
+    struct world world;
+    struct pya_sim_state state;
+    streams_init(&world, PYA_SIM_WORK_BY_HAND);
+    recorded_round(&world, ptrs, 2);
+    uint64_t n_made = calls(&world, PYA_SIM_EVENT_CREATE);
+    CHECK(n_made >= 2);
+    for (int i = 0; i < 20; i++) {
+        recorded_round(&world, ptrs, 2);
+    }
+    CHECK_EQ(calls(&world, PYA_SIM_EVENT_CREATE), n_made);
+    CHECK_EQ(calls(&world, PYA_SIM_EVENT_DESTROY), 0);
+    recorded_round(&world, ptrs, BURST);
+    pya_sim_query(world.sim, &state);
+    CHECK(state.n_events < BURST / 2);
+    streams_fini(&world);
+}
+
+/* A kept event that could not be recorded is there for the next try. */
+static void
+test_kept_event_fails(void) {
+    struct world world;
+    pya_dptr ptrs[2];
+    streams_init(&world, PYA_SIM_WORK_BY_HAND);
+    recorded_round(&world, ptrs, 2);
+    uint64_t n_made = calls(&world, PYA_SIM_EVENT_CREATE);
+    pya_dptr ptr = take(&world, 30 * MIB, ONE);
+    CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
+    pya_sim_fail(world.sim, UINT32_C(1) << PYA_SIM_EVENT_RECORD, 1, PYA_E_DEVICE, false);
+    give(&world, ptr);
+    CHECK(pya_sim_fail_clear(world.sim));
+    CHECK(stat_of(world.heap, 0, "active_bytes.all.current") > 0);
+    for (int i = 0; i < 2; i++) {
+        give(&world, take(&world, 512, ONE));
+        pya_sim_finish_all(world.sim);
+    }
+    give(&world, take(&world, 512, ONE));
+    CHECK_EQ(stat_of(world.heap, 0, "active_bytes.all.current"), 0);
+    recorded_round(&world, ptrs, 2);
+    CHECK_EQ(calls(&world, PYA_SIM_EVENT_CREATE), n_made);
+    streams_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"event_that_failed_once", test_event_that_failed_once},
     {"idle_memory_changes_hands", test_idle_memory_changes_hands},
@@ -322,6 +383,8 @@ static const struct check_case cases[] = {
     {"part_of_a_page_stays", test_part_of_a_page_stays},
     {"stitched_range_changes_hands", test_stitched_range_changes_hands},
     {"recorded_stream_is_destroyed", test_recorded_stream_is_destroyed},
+    {"events_are_kept", test_events_are_kept},
+    {"kept_event_fails", test_kept_event_fails},
 };
 
 int
