@@ -46,8 +46,8 @@ pya_hc_timer_stop(const struct pya_hc_timer *timer) {
 }
 
 /* Driver entry points return errors; runtime ones also remember them for cudaGetLastError.  The timed ones are
- * those by which an allocator gets, maps, gives back or waits for memory: a benchmark can tell their time from
- * the allocator's own.  The others are not timed: some are asked with every allocation, and the clock costs more
+ * those by which an allocator gets, maps, gives back or waits for memory, or asks whether it may: a benchmark can tell
+ * their time from the allocator's own.  The others are not timed: some are asked with every allocation, and the clock costs more
  * than they do. */
 #define HC_CALL() static struct pya_hc_call hc_call_ = {.name = __func__}
 #define HC_TIMER()                                                                                 \
@@ -96,7 +96,7 @@ bool pya_hc_fail_parse(const char *text);
 
 uint64_t pya_hc_calls_total(void);
 uint64_t pya_hc_calls_of(const char *name);
-/* Nanoseconds inside the timed entry points of that name; NULL: all of them. */
+/* Nanoseconds inside the timed entry points of that name, what the timer itself costs among them; NULL: all of them. */
 uint64_t pya_hc_calls_ns(const char *name);
 void pya_hc_calls_reset(void);
 /* Calls back for every entry point that was called, in no particular order. */

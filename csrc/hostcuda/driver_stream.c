@@ -72,7 +72,7 @@ cuStreamGetDevice(void *stream, int *out) {
 
 int
 cuStreamIsCapturing(void *stream, int *status) {
-    HC_DRIVER();
+    HC_DRIVER_TIMED();
     struct pya_hc_capture_info info;
     int error = pya_hc_capture_info(stream, &info);
     *status = info.status;

@@ -25,8 +25,9 @@ void pya_hostcuda_set_event_delay(uint64_t n_launches);
 void pya_hostcuda_fail_nth(uint64_t n, const char *name, int error);
 
 uint64_t pya_hostcuda_calls(const char *name); /* NULL: all calls together */
-/* Nanoseconds spent inside the entry points that get, map, give back or wait for memory (of all threads
- * together), since the start or the last reset; of one by name, or NULL: of all. */
+/* Nanoseconds spent inside the entry points that get, map, give back or wait for memory or ask whether that is allowed
+ * (of all threads together), what taking the time costs included, since the start or the last reset; of one by name, or
+ * NULL: of all. */
 uint64_t pya_hostcuda_device_ns(const char *name);
 void pya_hostcuda_reset_calls(void); /* and their time */
 size_t pya_hostcuda_used_bytes(int device);
