@@ -87,25 +87,24 @@ arena_recount_run(
     pya_stat_replace(&stats[PYA_STAT_inactive_split_bytes], before, split);
 }
 
-/* Moves a run's bounds; the caller has made the bytes it loses or gains belong to nobody else. */
-static void
-arena_reshape_run(struct pya_arena *arena, struct pya_block *run, pya_dptr addr, size_t bytes) {
+/* Another record becomes what the run was, with new bounds; the caller has made the bytes it loses or gains belong to
+ * nobody else.  The record at the lower address stays where it is whenever two become one or one two, so that a range
+ * need not learn a new start. */
+static inline void
+arena_replace_run(
+    struct pya_arena *arena, struct pya_block *run, struct pya_block *heir, pya_dptr addr,
+    size_t bytes) {
     struct pya_range *range = run->range;
+    struct pya_fit *fit = &arena->fit;
     if (PYA_UNLIKELY(range->slots == NULL)) {
         arena_count_plain(arena, range, run->bytes, -1);
         arena_count_plain(arena, range, bytes, 1);
-        pya_fit_update(arena_fit(arena, range), run, addr, bytes);
-        return;
+        fit = arena_fit(arena, range);
+    } else {
+        arena_recount_run(arena, run, addr, bytes);
     }
-    arena_recount_run(arena, run, addr, bytes);
-    bool crosses = pya_range_slot(range, addr) != pya_range_slot(range, run->addr);
-    if (crosses) {
-        pya_range_drop_start(range, run);
-    }
-    pya_fit_update(&arena->fit, run, addr, bytes);
-    if (crosses) {
-        pya_range_add_start(range, run);
-    }
+    heir->state = PYA_BLOCK_FREE;
+    pya_fit_replace(fit, run, heir, addr, bytes);
 }
 
 struct pya_block *
@@ -116,14 +115,13 @@ pya_arena_take(struct pya_arena *arena, struct pya_block *run, size_t bytes) {
         run->state = PYA_BLOCK_USED;
         return run;
     }
-    pya_dptr addr = run->addr;
-    struct pya_block *block = pya_slab_take(&arena->card->blocks);
-    arena_reshape_run(arena, run, addr + bytes, run->bytes - bytes);
-    block->addr = addr;
-    block->bytes = bytes;
-    block->state = PYA_BLOCK_USED;
-    pya_range_link_below(run->range, run, block);
-    return block;
+    struct pya_block *rest = pya_slab_take(&arena->card->blocks);
+    arena_replace_run(arena, run, rest, run->addr + bytes, run->bytes - bytes);
+    rest->seq = run->seq;
+    run->bytes = bytes;
+    run->state = PYA_BLOCK_USED;
+    pya_range_link_above(run->range, run, rest);
+    return run;
 }
 
 struct pya_block *
@@ -135,7 +133,7 @@ pya_arena_take_high(struct pya_arena *arena, struct pya_block *run, size_t bytes
         return run;
     }
     struct pya_block *block = pya_slab_take(&arena->card->blocks);
-    arena_reshape_run(arena, run, run->addr, run->bytes - bytes);
+    arena_replace_run(arena, run, run, run->addr, run->bytes - bytes);
     block->addr = pya_block_end(run);
     block->bytes = bytes;
     block->state = PYA_BLOCK_USED;
@@ -174,6 +172,7 @@ pya_arena_give(struct pya_arena *arena, struct pya_block *block) {
     struct pya_block *prev = block->prev;
     struct pya_block *next = block->next;
     struct pya_range *range = block->range;
+    struct pya_slab *slab = &arena->card->blocks;
     uint64_t seq = ++arena->seq;
     size_t bytes = block->bytes;
     bool joins_next = pya_arena_has_run(arena, next);
@@ -182,24 +181,22 @@ pya_arena_give(struct pya_arena *arena, struct pya_block *block) {
             bytes += next->bytes;
             arena_remove_run(arena, next);
             pya_range_unlink(range, next);
-            pya_slab_put(&arena->card->blocks, next);
+            pya_slab_put(slab, next);
         }
         pya_range_unlink(range, block);
-        pya_slab_put(&arena->card->blocks, block);
-        arena_reshape_run(arena, prev, prev->addr, prev->bytes + bytes);
+        pya_slab_put(slab, block);
+        arena_replace_run(arena, prev, prev, prev->addr, prev->bytes + bytes);
         prev->seq = seq;
         return prev;
     }
     if (joins_next) {
-        pya_dptr addr = block->addr;
-        pya_range_unlink(range, block);
-        pya_slab_put(&arena->card->blocks, block);
-        arena_reshape_run(arena, next, addr, next->bytes + bytes);
-        next->seq = seq;
-        return next;
+        arena_replace_run(arena, next, block, block->addr, bytes + next->bytes);
+        pya_range_unlink(range, next);
+        pya_slab_put(slab, next);
+    } else {
+        arena_insert_run(arena, block);
     }
     block->seq = seq;
-    arena_insert_run(arena, block);
     return block;
 }
 

@@ -156,21 +156,26 @@ pya_fit_remove(struct pya_fit *fit, struct pya_block *run) {
 }
 
 void
-pya_fit_update(struct pya_fit *fit, struct pya_block *run, pya_dptr addr, size_t bytes) {
+pya_fit_replace(
+    struct pya_fit *fit, struct pya_block *run, struct pya_block *heir, pya_dptr addr,
+    size_t bytes) {
     unsigned before = fit_bin(run->bytes);
     unsigned bin = fit_bin(bytes);
     if (bin == before && bin >= PYA_FIT_LISTS) {
-        struct pya_block *root = fit->trees[bin - PYA_FIT_LISTS];
-        if (root == run && run->left == NULL && run->right == NULL) {
-            run->addr = addr;
-            run->bytes = bytes;
+        struct pya_block **root = &fit->trees[bin - PYA_FIT_LISTS];
+        if (*root == run && run->left == NULL && run->right == NULL) {
+            *root = heir;
+            heir->addr = addr;
+            heir->bytes = bytes;
+            heir->left = NULL;
+            heir->right = NULL;
             return;
         }
     }
     fit_unlink(fit, before, run);
-    run->addr = addr;
-    run->bytes = bytes;
-    fit_link(fit, bin, run);
+    heir->addr = addr;
+    heir->bytes = bytes;
+    fit_link(fit, bin, heir);
 }
 
 static struct pya_block *

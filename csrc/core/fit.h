@@ -34,8 +34,11 @@ struct pya_fit {
 void pya_fit_init(struct pya_fit *fit);
 void pya_fit_insert(struct pya_fit *fit, struct pya_block *run);
 void pya_fit_remove(struct pya_fit *fit, struct pya_block *run);
-/* Gives the run new bounds; it stays where it is when no other run could come between. */
-void pya_fit_update(struct pya_fit *fit, struct pya_block *run, pya_dptr addr, size_t bytes);
+/* Another record, or the same, takes the run's place with new bounds; that place stays when no other run could come
+ * between. */
+void pya_fit_replace(
+    struct pya_fit *fit, struct pya_block *run, struct pya_block *heir, pya_dptr addr,
+    size_t bytes);
 /* The smallest run of at least `bytes`, the lowest of those; NULL if there is none.  Stays in the index. */
 struct pya_block *pya_fit_find(const struct pya_fit *fit, size_t bytes);
 /* The next larger run (or the same size, next address) after `run`; NULL at the end. */
