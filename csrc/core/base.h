@@ -17,6 +17,8 @@ typedef uint64_t pya_stream;
 #define PYA_MUST_CHECK __attribute__((warn_unused_result))
 #define PYA_LIKELY(x) __builtin_expect(!!(x), 1)
 #define PYA_UNLIKELY(x) __builtin_expect(!!(x), 0)
+/* No processor can guess it: better a choice between two values than a branch. */
+#define PYA_RANDOM(x) __builtin_expect_with_probability(!!(x), 1, 0.5)
 
 /* Every request is rounded up to this; every address handed out is a multiple of it. */
 #define PYA_ALIGN ((size_t)512)

@@ -47,6 +47,13 @@ pya_range_addr(const struct pya_range *range, size_t slot) {
     return range->base + ((pya_dptr)slot << PYA_PAGE_SHIFT);
 }
 
+/* Whether a neighbour starts in the same slot is as random as the blocks' sizes. */
+static inline bool
+pya_range_starts_in(const struct pya_range *range, const struct pya_block *block, size_t slot) {
+    return PYA_LIKELY(block != NULL) && PYA_RANDOM(pya_range_slot(range, block->addr) == slot);
+}
+
+/* block is linked. */
 static inline void
 pya_range_add_start(struct pya_range *range, struct pya_block *block) {
     if (range->slots == NULL) {
@@ -54,31 +61,23 @@ pya_range_add_start(struct pya_range *range, struct pya_block *block) {
     }
     size_t s = pya_range_slot(range, block->addr);
     struct pya_block *last = range->slots[s].last_start;
-    if (last == NULL) {
-        range->starts[s / 64] |= (uint64_t)1 << (s % 64);
-        range->slots[s].last_start = block;
-    } else if (last->addr < block->addr) {
-        range->slots[s].last_start = block;
-    }
+    last = PYA_RANDOM(pya_range_starts_in(range, block->next, s)) ? last : block;
+    range->slots[s].last_start = last;
+    range->starts[s / 64] |= (uint64_t)1 << (s % 64);
 }
 
-/* block is still linked, so that its neighbour below is known. */
+/* block is linked still. */
 static inline void
 pya_range_drop_start(struct pya_range *range, const struct pya_block *block) {
     if (range->slots == NULL) {
         return;
     }
     size_t s = pya_range_slot(range, block->addr);
-    if (range->slots[s].last_start != block) {
-        return;
-    }
-    struct pya_block *below = block->prev;
-    if (below != NULL && below->addr >= pya_range_addr(range, s)) {
-        range->slots[s].last_start = below;
-        return;
-    }
-    range->slots[s].last_start = NULL;
-    range->starts[s / 64] &= ~((uint64_t)1 << (s % 64));
+    struct pya_block *last = range->slots[s].last_start;
+    struct pya_block *heir = PYA_RANDOM(pya_range_starts_in(range, block->prev, s)) ? block->prev : NULL;
+    last = PYA_RANDOM(pya_range_starts_in(range, block->next, s)) ? last : heir;
+    range->slots[s].last_start = last;
+    range->starts[s / 64] &= ~((uint64_t)(last == NULL) << (s % 64));
 }
 
 /* Links block directly below `above` (NULL is allowed only in an empty range). */
