@@ -87,6 +87,16 @@ arena_recount_run(
     pya_stat_replace(&stats[PYA_STAT_inactive_split_bytes], before, split);
 }
 
+__attribute__((noinline, cold)) static void
+arena_replace_plain(
+    struct pya_arena *arena, struct pya_block *run, struct pya_block *heir, pya_dptr addr,
+    size_t bytes) {
+    const struct pya_range *range = run->range;
+    arena_count_plain(arena, range, run->bytes, -1);
+    arena_count_plain(arena, range, bytes, 1);
+    pya_fit_replace(arena_fit(arena, range), run, heir, addr, bytes);
+}
+
 /* Another record becomes what the run was, with new bounds; the caller has made the bytes it loses or gains belong to
  * nobody else.  The record at the lower address stays where it is whenever two become one or one two, so that a range
  * need not learn a new start. */
@@ -94,17 +104,13 @@ static inline void
 arena_replace_run(
     struct pya_arena *arena, struct pya_block *run, struct pya_block *heir, pya_dptr addr,
     size_t bytes) {
-    struct pya_range *range = run->range;
-    struct pya_fit *fit = &arena->fit;
-    if (PYA_UNLIKELY(range->slots == NULL)) {
-        arena_count_plain(arena, range, run->bytes, -1);
-        arena_count_plain(arena, range, bytes, 1);
-        fit = arena_fit(arena, range);
-    } else {
-        arena_recount_run(arena, run, addr, bytes);
-    }
     heir->state = PYA_BLOCK_FREE;
-    pya_fit_replace(fit, run, heir, addr, bytes);
+    if (PYA_UNLIKELY(run->range->slots == NULL)) {
+        arena_replace_plain(arena, run, heir, addr, bytes);
+        return;
+    }
+    arena_recount_run(arena, run, addr, bytes);
+    pya_fit_replace(&arena->fit, run, heir, addr, bytes);
 }
 
 struct pya_block *

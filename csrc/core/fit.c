@@ -22,13 +22,20 @@ fit_block(const struct pya_link *link) {
     return (struct pya_block *)((uintptr_t)link - offsetof(struct pya_block, link));
 }
 
+/* Of a size up to PYA_SMALL_MAX. */
+static inline unsigned
+fit_list(size_t bytes) {
+    return (unsigned)(bytes / PYA_ALIGN) - 1;
+}
+
 static inline unsigned
 fit_bin(size_t bytes) {
     uint64_t units = bytes / PYA_ALIGN;
+    PYA_ASSERT(units > 0);
     if (units <= PYA_FIT_LISTS) {
-        return units == 0 ? 0 : (unsigned)units - 1;
+        return fit_list(bytes);
     }
-    unsigned top = 63U - (unsigned)__builtin_clzll(units);
+    unsigned top = 63U ^ (unsigned)__builtin_clzll(units);
     unsigned sub = (unsigned)(units >> (top - PYA_FIT_SUB_BITS)) & ((1U << PYA_FIT_SUB_BITS) - 1);
     return PYA_FIT_LISTS + ((top - PYA_FIT_LIST_BITS) << PYA_FIT_SUB_BITS) + sub;
 }
@@ -111,31 +118,42 @@ fit_remove_below(struct pya_block **link, struct pya_block *run) {
 }
 
 static inline void
-fit_link(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
+fit_link_list(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
+    /* The lowest address in front, the others in any order: best fit packs low, and sorting the rest
+     * would cost more than it gives. */
+    struct pya_link *head = &fit->lists[bin];
+    const struct pya_block *first = head->next == head ? run : fit_block(head->next);
+    struct pya_link *below = run->addr <= first->addr ? head : head->prev;
     fit_mark(fit, bin);
+    run->link.prev = below;
+    run->link.next = below->next;
+    below->next->prev = &run->link;
+    below->next = &run->link;
+}
+
+static inline void
+fit_unlink_list(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
+    struct pya_link *next = run->link.next;
+    struct pya_link *prev = run->link.prev;
+    next->prev = prev;
+    prev->next = next;
+    fit_unmark(fit, bin, next == prev); /* the sentinel on both sides: it was alone */
+}
+
+static inline void
+fit_link(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
     if (bin < PYA_FIT_LISTS) {
-        /* The lowest address in front, the others in any order: best fit packs low, and sorting the rest
-         * would cost more than it gives. */
-        struct pya_link *head = &fit->lists[bin];
-        const struct pya_block *first = head->next == head ? run : fit_block(head->next);
-        struct pya_link *below = run->addr <= first->addr ? head : head->prev;
-        run->link.prev = below;
-        run->link.next = below->next;
-        below->next->prev = &run->link;
-        below->next = &run->link;
-        return;
+        fit_link_list(fit, bin, run);
+    } else {
+        fit_mark(fit, bin);
+        fit_insert_below(&fit->trees[bin - PYA_FIT_LISTS], run);
     }
-    fit_insert_below(&fit->trees[bin - PYA_FIT_LISTS], run);
 }
 
 static inline void
 fit_unlink(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
     if (bin < PYA_FIT_LISTS) {
-        struct pya_link *next = run->link.next;
-        struct pya_link *prev = run->link.prev;
-        next->prev = prev;
-        prev->next = next;
-        fit_unmark(fit, bin, next == prev); /* the sentinel on both sides: it was alone */
+        fit_unlink_list(fit, bin, run);
         return;
     }
     struct pya_block **root = &fit->trees[bin - PYA_FIT_LISTS];
@@ -155,13 +173,14 @@ pya_fit_remove(struct pya_fit *fit, struct pya_block *run) {
     fit_unlink(fit, fit_bin(run->bytes), run);
 }
 
-void
-pya_fit_replace(
+/* Out of one bin and into another, one of them a tree at least. */
+__attribute__((noinline)) static void
+fit_replace_tree(
     struct pya_fit *fit, struct pya_block *run, struct pya_block *heir, pya_dptr addr,
     size_t bytes) {
     unsigned before = fit_bin(run->bytes);
     unsigned bin = fit_bin(bytes);
-    if (bin == before && bin >= PYA_FIT_LISTS) {
+    if (bin == before) {
         struct pya_block **root = &fit->trees[bin - PYA_FIT_LISTS];
         if (*root == run && run->left == NULL && run->right == NULL) {
             *root = heir;
@@ -176,6 +195,21 @@ pya_fit_replace(
     heir->addr = addr;
     heir->bytes = bytes;
     fit_link(fit, bin, heir);
+}
+
+void
+pya_fit_replace(
+    struct pya_fit *fit, struct pya_block *run, struct pya_block *heir, pya_dptr addr,
+    size_t bytes) {
+    size_t larger = run->bytes > bytes ? run->bytes : bytes;
+    if (larger > PYA_SMALL_MAX) {
+        fit_replace_tree(fit, run, heir, addr, bytes);
+        return;
+    }
+    fit_unlink_list(fit, fit_list(run->bytes), run);
+    heir->addr = addr;
+    heir->bytes = bytes;
+    fit_link_list(fit, fit_list(bytes), heir);
 }
 
 static struct pya_block *

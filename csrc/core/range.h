@@ -74,7 +74,8 @@ pya_range_drop_start(struct pya_range *range, const struct pya_block *block) {
     }
     size_t s = pya_range_slot(range, block->addr);
     struct pya_block *last = range->slots[s].last_start;
-    struct pya_block *heir = PYA_RANDOM(pya_range_starts_in(range, block->prev, s)) ? block->prev : NULL;
+    struct pya_block *heir =
+        PYA_RANDOM(pya_range_starts_in(range, block->prev, s)) ? block->prev : NULL;
     last = PYA_RANDOM(pya_range_starts_in(range, block->next, s)) ? last : heir;
     range->slots[s].last_start = last;
     range->starts[s / 64] &= ~((uint64_t)(last == NULL) << (s % 64));
