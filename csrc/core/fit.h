@@ -14,7 +14,7 @@ extern "C" {
 
 enum {
     PYA_FIT_LISTS = (int)(PYA_SMALL_MAX / PYA_ALIGN),
-    PYA_FIT_SUB_BITS = 5,
+    PYA_FIT_SUB_BITS = 6,
     PYA_FIT_LIST_BITS = 11, /* log2(PYA_FIT_LISTS) */
     PYA_FIT_MAX_BITS = 39,  /* runs of up to 2^39 units, more than any address space */
     PYA_FIT_TREES = (PYA_FIT_MAX_BITS - PYA_FIT_LIST_BITS) << PYA_FIT_SUB_BITS,
