@@ -36,6 +36,9 @@ fit_bin(size_t bytes) {
         return fit_list(bytes);
     }
     unsigned top = 63U ^ (unsigned)__builtin_clzll(units);
+    if (PYA_UNLIKELY(top >= PYA_FIT_MAX_BITS)) {
+        return PYA_FIT_BINS - 1;
+    }
     unsigned sub = (unsigned)(units >> (top - PYA_FIT_SUB_BITS)) & ((1U << PYA_FIT_SUB_BITS) - 1);
     return PYA_FIT_LISTS + ((top - PYA_FIT_LIST_BITS) << PYA_FIT_SUB_BITS) + sub;
 }

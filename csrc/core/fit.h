@@ -1,8 +1,8 @@
 /* The fit index: an arena's free runs by size.  Floor 3.
  *
  * Up to 1 MiB a list for every size, the latest freed first: entering and leaving one takes no decision that a
- * processor could guess wrong.  Above, 32 treaps per power of two, ordered by (bytes, addr): best fit costs
- * the logarithm of one treap's population, and nearly all hold a run or two.  A bitmap says which are filled.
+ * processor could guess wrong.  Above, 128 treaps per power of two, ordered by (bytes, addr): best fit costs
+ * the logarithm of one treap's population, and nearly all hold a run or none.  A bitmap says which are filled.
  * Nothing here allocates: the links are in the blocks. */
 #pragma once
 
@@ -14,9 +14,9 @@ extern "C" {
 
 enum {
     PYA_FIT_LISTS = (int)(PYA_SMALL_MAX / PYA_ALIGN),
-    PYA_FIT_SUB_BITS = 6,
+    PYA_FIT_SUB_BITS = 7,
     PYA_FIT_LIST_BITS = 11, /* log2(PYA_FIT_LISTS) */
-    PYA_FIT_MAX_BITS = 39,  /* runs of up to 2^39 units, more than any address space */
+    PYA_FIT_MAX_BITS = 27,  /* from 2^27 units on, 64 GiB, all are in the last treap */
     PYA_FIT_TREES = (PYA_FIT_MAX_BITS - PYA_FIT_LIST_BITS) << PYA_FIT_SUB_BITS,
     PYA_FIT_BINS = PYA_FIT_LISTS + PYA_FIT_TREES, /* lists first */
     PYA_FIT_WORDS = (PYA_FIT_BINS + 63) / 64,

@@ -1,0 +1,95 @@
+/* Which free run a request gets: the smallest that is large enough, of every size a card can have. */
+#include "world.h"
+
+#define KIB ((size_t)1 << 10)
+#define GIB ((size_t)1 << 30)
+
+/* Small and large, alike but for one step, and beyond the largest size that has a treap of its own.  Ascending. */
+static const size_t sizes[] = {
+    4 * KIB,       768 * KIB,      1 * MIB - 512, 1 * MIB,        1 * MIB + 512, 3 * MIB,
+    3 * MIB + 512, 3 * MIB + 1024, 30 * MIB,      30 * MIB + 512, 50 * MIB,      GIB,
+    GIB + 512,     64 * GIB - 512, 64 * GIB,      65 * GIB,       66 * GIB,
+};
+enum { N_SIZES = sizeof sizes / sizeof *sizes };
+
+static size_t
+smallest_for(size_t bytes) {
+    size_t i = 0;
+    while (sizes[i] < bytes) {
+        i++;
+    }
+    return i;
+}
+
+static void
+test_smallest_run_is_taken(void) {
+    struct world world = {.config = {.capacity_bytes = 512 * GIB}};
+    pya_dptr holes[N_SIZES];
+    pya_dptr between[N_SIZES];
+    world_init(&world, "");
+    /* In no order of size; what lies between them keeps them apart. */
+    for (size_t i = 0; i < N_SIZES; i++) {
+        size_t k = i * 7 % N_SIZES;
+        holes[k] = take(&world, sizes[k], 0);
+        between[k] = take(&world, 512, 0);
+    }
+    for (size_t i = 0; i < N_SIZES; i++) {
+        give(&world, holes[i * 5 % N_SIZES]);
+    }
+    give(&world, take(&world, 512, 0)); /* none is put aside for a request of its size */
+    for (size_t i = 0; i < N_SIZES; i++) {
+        for (size_t less = 0; less <= 1024; less += 512) {
+            size_t bytes = sizes[i] - less;
+            size_t k = smallest_for(bytes);
+            pya_dptr ptr = take(&world, bytes, 0);
+            CHECK(ptr >= holes[k] && ptr + bytes <= holes[k] + sizes[k]);
+            CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+            give(&world, ptr);
+        }
+    }
+    for (size_t i = 0; i < N_SIZES; i++) {
+        give(&world, between[i]);
+    }
+    world_fini(&world);
+}
+
+/* Of runs of one size the lowest. */
+static void
+test_lowest_of_equals(void) {
+    static const size_t equal[] = {64 * KIB, 5 * MIB, 40 * MIB};
+    enum { N = 6 };
+    struct world world = {.config = {.capacity_bytes = GIB}};
+    world_init(&world, "");
+    for (size_t s = 0; s < sizeof equal / sizeof *equal; s++) {
+        pya_dptr ptrs[N];
+        pya_dptr between[N];
+        for (size_t i = 0; i < N; i++) {
+            ptrs[i] = take(&world, equal[s], 0);
+            between[i] = take(&world, 512, 0);
+        }
+        pya_dptr lowest = ptrs[0];
+        for (size_t i = 0; i < N; i++) {
+            lowest = ptrs[i] < lowest ? ptrs[i] : lowest;
+        }
+        for (size_t i = 0; i < N; i++) {
+            give(&world, ptrs[i * 5 % N]);
+        }
+        give(&world, take(&world, 1536, 0));
+        CHECK_EQ(take(&world, equal[s], 0), lowest);
+        give(&world, lowest);
+        for (size_t i = 0; i < N; i++) {
+            give(&world, between[i]);
+        }
+    }
+    world_fini(&world);
+}
+
+static const struct check_case cases[] = {
+    {"smallest_run_is_taken", test_smallest_run_is_taken},
+    {"lowest_of_equals", test_lowest_of_equals},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
