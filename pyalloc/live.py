@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pyalloc.errors import UsageError
 
 ENABLE = "PYALLOC_LIVE"  # environment: "1": serve as soon as torch is imported
 _TIMEOUT_S = 5.0
+_YOUNG_S = 60.0
 
 
 def socket_path(pid: int) -> Path:
@@ -44,6 +46,7 @@ def figures() -> dict[str, Any]:
 def serve() -> Path | None:
     """Answers from a thread until the process ends.  None where it cannot (no Unix sockets, no folder)."""
     path = socket_path(os.getpid())
+    _remove_left_behind(path.parent)
     try:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path.unlink(missing_ok=True)
@@ -65,6 +68,19 @@ def serve() -> Path | None:
 
     atexit.register(remove)
     return path
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Sockets of killed processes; asked rather than told by the number, which may be of another container."""
+    for path in folder.glob(f"pyalloc-{os.getuid()}-*.sock"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(0)
+            if time.time() - path.stat().st_mtime < _YOUNG_S:
+                continue  # it may be about to listen
+            try:
+                connection.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
 
 
 def serve_when_torch_is_imported() -> None:

@@ -25,7 +25,9 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Which process, how often."""
         parser.add_argument("pid", type=int, metavar="PID", help="number of the process")
-        parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds (1)")
+        parser.add_argument(
+            "--interval", type=_seconds, default=1.0, metavar="S", help="seconds (1)"
+        )
         parser.add_argument("--count", type=int, default=0, metavar="N", help="so often (for ever)")
         parser.add_argument("--json", action="store_true", help="one line of JSON each time")
 
@@ -55,3 +57,13 @@ class Command:
         if not args.json:
             print(f"next: pyalloc stats {args.pid}", file=sys.stderr)
         return 0
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to 86400")
+    return value

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -10,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from instrument.tools import Plan, pyalloc
-from pyalloc import live, sweeping
+from instrument.tools import ROOT, Plan, pyalloc
+from pyalloc import cli, live, sweeping
 
 MIB = 2**20
 
@@ -45,6 +47,33 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path) -> None:
     while live.socket_path(pid).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "does not answer" in pyalloc("stats", pid, expect=2)
+
+
+def test_sockets_of_killed_processes_go_and_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    left, young, alive = (live.socket_path(number) for number in (1, 2, 3))
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(alive))
+    listener.listen(1)
+    for path in (left, young):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+    for path in (left, alive):
+        os.utime(path, (0, 0))
+    code = "import pyalloc.live; assert pyalloc.live.serve()"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    assert not left.exists() and young.exists() and alive.exists()
+    assert len(list(tmp_path.iterdir())) == 2  # its own went with it
+    listener.close()
+
+
+def test_live_takes_no_odd_intervals(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in ("-1", "soon", "nan"):
+        with pytest.raises(SystemExit):
+            cli.main(["live", "1", f"--interval={wrong}"])
+        assert "number of seconds" in capsys.readouterr().err
 
 
 def program(plan: Plan) -> Path:
