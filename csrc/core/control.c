@@ -488,6 +488,7 @@ card_check(const struct pya_card *card) {
     size_t plain_bytes = 0;
     size_t n_live = 0;
     size_t n_mappings = 0;
+    size_t n_marked = 0;
     pya_ptrmap_each(&card->live, live_add, &live);
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         n_wrong += pya_arena_check(arena) + pya_stitches_check(arena);
@@ -504,7 +505,9 @@ card_check(const struct pya_card *card) {
     }
     for (size_t i = 0; i < card->pages.n_items; i++) {
         n_mappings += card->pages.items[i].handle != 0 ? card->pages.items[i].n_mappings : 0;
+        n_marked += card->pages.items[i].is_leaving;
     }
+    n_wrong += card_violation(card, "pages marked as leaving", n_marked, 0);
     n_wrong += card_violation(card, "live blocks", n_live, live.n);
     n_wrong +=
         card_violation(card, "active blocks", live.n, (size_t)pya_stats_active(&card->stats));

@@ -197,6 +197,9 @@ pya_stitch_find_short(struct pya_arena *arena, size_t bytes) {
     size_t most = pya_pages_for(bytes);
     size_t n_lacking = most / SHORT_SHARE + 1;
     size_t least = most > n_lacking ? most - n_lacking : 1;
+    if (arena->pool != NULL && arena->pool->n_users > 0) {
+        return NULL; /* its blocks may be claimed again one by one (pya_pool_claim) */
+    }
     struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->newest;
     for (int i = 0; stitch != NULL && i < SHORT_TRIES; stitch = stitch->older, i++) {
         bool is_idle = stitch->block == NULL && !stitch->is_broken && !stitch->is_shared;

@@ -57,7 +57,8 @@ struct pya_stitch *pya_stitch_at(struct pya_arena *arena, pya_dptr addr);
  * failure. */
 PYA_MUST_CHECK pya_status pya_stitch_make(
     struct pya_arena *arena, const struct pya_stitch_plan *plan, struct pya_stitch **out);
-/* The longest idle range that lacks few of the pages `bytes` need and has room for them, all of it free; NULL if none. */
+/* The longest idle range that lacks few of the pages `bytes` need and has room for them, all of it free; NULL if none, and
+ * in a pool in use. */
 struct pya_stitch *pya_stitch_find_short(struct pya_arena *arena, size_t bytes);
 /* Marks its pages as leaving, so that pya_pages_pick() passes them over, or unmarks them. */
 void pya_stitch_mark(const struct pya_stitch *stitch, bool is_leaving);

@@ -91,6 +91,31 @@ test_addresses_of_a_pool_in_use_stay_mapped(void) {
     world_fini(&world);
 }
 
+/* Nor does it come to show another page: the blocks of an earlier state of the pool are claimed each on its own. */
+static void
+test_stitched_ranges_of_a_pool_keep_their_pages(void) {
+    struct world world = {0};
+    pya_dptr ptrs[16];
+    pools_init(&world, "memory:tight");
+    pool_begin(&world);
+    for (size_t i = 0; i < 16; i++) {
+        ptrs[i] = take(&world, 2 * MIB, 0);
+    }
+    for (size_t i = 0; i < 16; i += 2) {
+        CHECK_OK(pya_free(world.heap, ptrs[i]));
+    }
+    pya_dptr stitched = take(&world, 16 * MIB, 0);
+    CHECK_OK(pya_free(world.heap, stitched));
+    CHECK_OK(pya_free(world.heap, ptrs[1]));
+    pya_dptr larger = take(&world, 18 * MIB, 0);
+    pool_end(&world);
+    CHECK_OK(pya_free(world.heap, larger));
+    CHECK_OK(claim(&world, ptrs[1], 2 * MIB));
+    CHECK_OK(claim(&world, stitched, 16 * MIB));
+    CHECK_OK(pya_free(world.heap, stitched));
+    world_fini(&world);
+}
+
 /* ---- a source of memory ---- */
 
 struct source {
@@ -519,6 +544,7 @@ static const struct check_case cases[] = {
     {"unsettled_pool_keeps_its_memory", test_unsettled_pool_keeps_its_memory},
     {"emptied_pool_goes", test_emptied_pool_goes},
     {"claim", test_claim},
+    {"ranges_keep_their_pages", test_stitched_ranges_of_a_pool_keep_their_pages},
     {"addresses_stay_mapped", test_addresses_of_a_pool_in_use_stay_mapped},
     {"source", test_source},
     {"source_dies_with_the_heap", test_source_dies_with_the_heap},
