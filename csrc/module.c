@@ -304,7 +304,11 @@ core_get_fraction(PyObject *self, PyObject *args) {
     if (heap == NULL || !PyArg_ParseTuple(args, "i", &device)) {
         return NULL;
     }
-    return PyFloat_FromDouble(pya_get_fraction(heap, device));
+    double fraction = 1.0;
+    Py_BEGIN_ALLOW_THREADS
+    fraction = pya_get_fraction(heap, device);
+    Py_END_ALLOW_THREADS
+    return PyFloat_FromDouble(fraction);
 }
 
 /* ---- pools ---- */
@@ -368,8 +372,11 @@ core_counts(PyObject *self, PyObject *args) {
     (void)args;
     uint64_t allocs = 0;
     uint64_t frees = 0;
-    if (process_heap != NULL) {
-        pya_heap_counts(process_heap, &allocs, &frees);
+    struct pya_heap *heap = process_heap;
+    if (heap != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        pya_heap_counts(heap, &allocs, &frees);
+        Py_END_ALLOW_THREADS
     }
     return Py_BuildValue(
         "KKK", (unsigned long long)allocs, (unsigned long long)frees,

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 
+import pyalloc
+
 MIB = 2**20
+IS_PYALLOC = os.environ["PYALLOC_PARITY"] == "pyalloc"
 
 
 def empty(size: int) -> torch.Tensor:
@@ -40,12 +45,14 @@ class OwnAllocator:
 
     sizes: dict[int, int] = field(default_factory=dict)
     is_empty: bool = False
+    on_alloc: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         runtime = cuda_runtime()
 
         def alloc(size: int, device: int, stream: int | None) -> int | None:
             address = ctypes.c_void_p()
+            self.on_alloc()
             if self.is_empty or runtime.cudaMalloc(ctypes.byref(address), size) != 0:
                 return None
             self.sizes[address.value] = size
@@ -208,6 +215,38 @@ def test_caching_can_be_asked_for() -> None:
     with disabled():
         assert not is_enabled()
     assert is_enabled()
+
+
+@pytest.mark.skipif(not IS_PYALLOC, reason="torch's own waits for ever")
+@pytest.mark.parametrize(
+    "ask",
+    [
+        torch.cuda.get_per_process_memory_fraction,
+        torch.cuda.memory_stats,
+        torch.cuda.memory_snapshot,
+        pyalloc.status,
+        pyalloc.get_limit,
+    ],
+)
+def test_asking_while_an_own_allocator_waits_for_python(
+    own: OwnAllocator, ask: Callable[[], object]
+) -> None:
+    """Whoever asks the heap lets go of Python meanwhile: an allocator written in it is called under the heap's lock."""
+    is_called, has_asked = threading.Event(), threading.Event()
+
+    def allocate() -> None:
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool(own.allocator)):
+            empty(3 * MIB)
+
+    own.on_alloc = lambda: (is_called.set(), has_asked.wait(0.2))
+    thread = threading.Thread(target=allocate)
+    faulthandler.dump_traceback_later(60, exit=True)
+    thread.start()
+    assert is_called.wait(30)
+    ask()
+    has_asked.set()
+    thread.join()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def test_no_caching_by_environment() -> None:
