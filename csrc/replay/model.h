@@ -20,7 +20,7 @@ struct pya_model_config {
 };
 
 #define PYA_MODEL_STREAMS 64
-#define PYA_MODEL_POOLS 256 /* the default one among them */
+#define PYA_MODEL_POOLS 4096 /* the default one among them */
 
 struct pya_model_stats {
     uint64_t reserved_bytes;

@@ -82,7 +82,7 @@ program_stream(struct pya_program *program, pya_stream stream, uint16_t *out) {
     while (i < program->info.n_streams && program->streams[i] != stream) {
         i++;
     }
-    if (i == sizeof program->streams / sizeof *program->streams) {
+    if (i == PROGRAM_STREAMS) {
         return PYA_E_LIMIT;
     }
     if (i == program->info.n_streams) {
@@ -312,7 +312,7 @@ pya_program_load(const char *path, struct pya_program **out, char *message, size
     status = program_read(program, reader);
     if (status != PYA_OK) {
         const char *why = pya_trace_error(reader);
-        const char *text = status == PYA_E_LIMIT ? "more than 256 streams or private pools"
+        const char *text = status == PYA_E_LIMIT ? "more than 4095 streams or private pools"
                            : status == PYA_E_IO  ? "no room for a long trace's operations in TMPDIR"
                            : status == PYA_E_TOO_LARGE ? "more than 512 GiB are alive on one device"
                                                        : pya_status_text(status);

@@ -1,11 +1,12 @@
 /* Body of a program, for the driver.  Floor 3, private. */
 #pragma once
 
+#include "model.h"
 #include "op_store.h"
 #include "program.h"
 
-/* Private pools of one program, the default one among them. */
-#define PROGRAM_POOLS 256
+/* Streams of one program, and private pools, the default one among them. */
+enum { PROGRAM_STREAMS = 4096, PROGRAM_POOLS = PYA_MODEL_POOLS };
 
 /* A device with more than this alive is damage or malice, and would need gigabytes of tables. */
 #define PROGRAM_LIVE_MAX (UINT64_C(1) << 39)
@@ -24,7 +25,7 @@ struct pya_program {
     uint32_t free_block;
     uint32_t *chains;
     uint32_t n_chains; /* power of two */
-    pya_stream streams[256];
+    pya_stream streams[PROGRAM_STREAMS];
     struct program_pool {
         uint64_t first;
         uint64_t second;

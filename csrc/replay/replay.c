@@ -32,6 +32,7 @@ struct replay {
     size_t *bytes;      /* by number, only with check */
     uint8_t *device_of; /* by number; REPLAY_NOT_LIVE */
     size_t n_blocks;
+    uint32_t (*n_users)[PYA_MAX_DEVICES]; /* of each pool */
 };
 
 const char *
@@ -103,7 +104,9 @@ replay_open(struct replay *replay) {
     replay->blocks = calloc(n, sizeof *replay->blocks);
     replay->bytes = calloc(n, sizeof *replay->bytes);
     replay->device_of = malloc(n);
-    if (replay->blocks == NULL || replay->bytes == NULL || replay->device_of == NULL) {
+    replay->n_users = calloc(replay->program->info.n_pools + 1, sizeof *replay->n_users);
+    if (replay->blocks == NULL || replay->bytes == NULL || replay->device_of == NULL ||
+        replay->n_users == NULL) {
         return PYA_E_HOST_NOMEM;
     }
     memset(replay->device_of, REPLAY_NOT_LIVE, n);
@@ -132,6 +135,7 @@ replay_close(struct replay *replay) {
     free(replay->blocks);
     free(replay->bytes);
     free(replay->device_of);
+    free(replay->n_users);
 }
 
 /* ---- operations ---- */
@@ -212,6 +216,10 @@ replay_step(struct replay *replay, const struct program_op *op) {
         replay->device_of[op->block] = op->device;
     } else if (status == PYA_OK && op->kind == PROGRAM_FREE) {
         replay->device_of[op->block] = REPLAY_NOT_LIVE;
+    } else if (status == PYA_OK && op->kind == PROGRAM_POOL_BEGIN) {
+        replay->n_users[op->block][op->device]++;
+    } else if (status == PYA_OK && op->kind == PROGRAM_POOL_RELEASE) {
+        replay->n_users[op->block][op->device] -= replay->n_users[op->block][op->device] > 0;
     }
     if (check && status == PYA_OK && op->kind == PROGRAM_ALLOC) {
         replay->bytes[op->block] = op->bytes;
@@ -246,6 +254,22 @@ replay_sum(const struct replay *replay, struct pya_replay_result *out) {
     }
 }
 
+/* Drops the graphs a pass left, so that their pools have no user more in the next one. */
+static pya_status
+replay_rewind_pools(struct replay *replay) {
+    pya_status status = PYA_OK;
+    for (uint32_t pool = 1; pool <= replay->program->info.n_pools; pool++) {
+        for (unsigned device = 0; device < replay->program->info.n_devices; device++) {
+            const struct program_op op = {
+                .kind = PROGRAM_POOL_RELEASE, .device = (uint8_t)device, .block = pool};
+            while (status == PYA_OK && replay->n_users[pool][device] > 0) {
+                status = replay_step(replay, &op);
+            }
+        }
+    }
+    return status;
+}
+
 /* Frees what a pass left alive. */
 static pya_status
 replay_rewind(struct replay *replay) {
@@ -257,7 +281,7 @@ replay_rewind(struct replay *replay) {
             status = replay_step(replay, &op);
         }
     }
-    return status;
+    return status == PYA_OK ? replay_rewind_pools(replay) : status;
 }
 
 static pya_status
