@@ -173,8 +173,35 @@ pya_arena_carve(
     return piece;
 }
 
+/* What was in use and becomes free is the arena's own. */
+static void
+arena_touch(struct pya_arena *arena, const struct pya_block *block) {
+    const struct pya_slot *slots = block->range->slots;
+    size_t last = pya_range_slot(block->range, pya_block_end(block) - 1);
+    for (size_t s = pya_range_slot(block->range, block->addr); slots != NULL && s <= last; s++) {
+        arena->card->pages.items[slots[s].page].is_left = false;
+    }
+}
+
+void
+pya_arena_leave(struct pya_arena *arena) {
+    struct pya_block *run = pya_fit_find(&arena->fit, PYA_PAGE);
+    for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {
+        const struct pya_slot *slots = run->range->slots;
+        size_t first = pya_range_slot(run->range, pya_round_up(run->addr, PYA_PAGE));
+        size_t n = slots == NULL ? 0 : pya_run_pages(run->addr, run->bytes);
+        for (size_t i = 0; i < n; i++) {
+            arena->card->pages.items[slots[first + i].page].is_left = true;
+        }
+    }
+    arena->has_left = true;
+}
+
 struct pya_block *
 pya_arena_give(struct pya_arena *arena, struct pya_block *block) {
+    if (PYA_UNLIKELY(arena->has_left)) {
+        arena_touch(arena, block);
+    }
     struct pya_block *prev = block->prev;
     struct pya_block *next = block->next;
     struct pya_range *range = block->range;

@@ -45,6 +45,8 @@ struct pya_arena {
     size_t
         large_pages; /* of the last large request that no run fitted, and how often it was the next larger one */
     unsigned n_grown;
+    bool
+        has_left; /* of a private pool: free pages marked is_left were not used since the device was waited for */
 };
 
 static inline struct pya_place
@@ -98,6 +100,9 @@ pya_arena_may_use(const struct pya_arena *arena, const struct pya_block *run) {
            (arena->pool == NULL && from->pool == NULL && run->range->slots != NULL &&
             run->seq <= pya_arena_idle_for(from, arena));
 }
+/* Nobody has work left that uses what is free: these pages belong to nobody until this arena, whose pool is in use again,
+ * touches them. */
+void pya_arena_leave(struct pya_arena *arena);
 /* Makes a home block (USED, LENT, or one just mapped) FREE and joins it to its neighbours.
  * Returns the run it became part of. */
 struct pya_block *pya_arena_give(struct pya_arena *arena, struct pya_block *block);

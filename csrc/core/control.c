@@ -57,7 +57,7 @@ pya_pool_begin(
     }
     st = st == PYA_OK ? pya_fences_add(card, filter.began_on) : st;
     if (st == PYA_OK) {
-        pya_pool_add_user(pool);
+        pya_pool_add_user(card, pool);
         pya_trim_settle(card); /* while asking is allowed */
         pool->is_active = true;
         pool->order = __atomic_add_fetch(&heap->pool_order, 1, __ATOMIC_RELAXED);
@@ -107,7 +107,7 @@ pya_pool_retain(struct pya_heap *heap, int device, struct pya_pool_id id, bool o
     }
     st = pya_pool_get(card, id, &pool);
     if (st == PYA_OK) {
-        pya_pool_add_user(pool);
+        pya_pool_add_user(card, pool);
         pool->on_oom = pool->on_oom || on_oom;
     }
     pya_lock_release(&card->lock);

@@ -318,7 +318,7 @@ ladder_annex(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
 
 /* Which arenas may give pages to this one? */
 enum transfer_from {
-    TRANSFER_LEFT, /* pools that lost their last user and were settled */
+    TRANSFER_LEFT, /* pools that lost their last user and were settled, and what the next ones did not touch of it */
     TRANSFER_IDLE, /* other streams of the default pool and pools without users, finished work only */
     TRANSFER_OPEN, /* the same; everything was waited for */
     TRANSFER_LAST, /* and pools that lend before out of memory */
@@ -326,8 +326,8 @@ enum transfer_from {
 
 static bool
 transfer_allowed(const struct pya_arena *from, enum transfer_from kind) {
-    if (kind == TRANSFER_LEFT && from->pool == NULL) {
-        return false;
+    if (kind == TRANSFER_LEFT) {
+        return from->pool != NULL;
     }
     return pya_pool_is_open(from) || (kind == TRANSFER_LAST && from->pool->on_oom);
 }
@@ -451,7 +451,7 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
         return wait == PYA_E_CAPTURE ? st : wait; /* a capture on a stream nobody told us of */
     }
     int64_t n_transferred = scalar[PYA_STAT_pyalloc_page_transfers];
-    for (int kind = TRANSFER_OPEN; kind <= TRANSFER_LAST && is_shortage(st); kind++) {
+    for (int kind = TRANSFER_LEFT; kind <= TRANSFER_LAST && is_shortage(st); kind++) {
         st = ladder_refit(arena, bytes, is_small, out);
         if (st == PYA_OK && *out == NULL && arena->free_pages < m) {
             st = ladder_transfer(arena, m - arena->free_pages, (enum transfer_from)kind);

@@ -18,7 +18,8 @@ pya_pages_pick(
     const struct pya_block *except, pya_page_id *ids, size_t *n_out) {
     size_t n_room = arena->fit.n_runs;
     *n_out = 0;
-    if (arena->free_pages == 0 || n_most == 0) {
+    bool only_left = taker != NULL && arena->pool != NULL && !arena->pool->is_settled;
+    if (arena->free_pages == 0 || n_most == 0 || (only_left && !arena->has_left)) {
         return PYA_OK;
     }
     struct pya_block **runs = malloc(n_room * sizeof(struct pya_block *));
@@ -28,7 +29,7 @@ pya_pages_pick(
     size_t n_runs = 0;
     struct pya_block *run = pya_fit_find(&arena->fit, PYA_PAGE);
     for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {
-        bool is_free = taker == NULL || run->seq <= pya_arena_idle_for(arena, taker);
+        bool is_free = taker == NULL || only_left || run->seq <= pya_arena_idle_for(arena, taker);
         if (is_free && run != except && pya_run_pages(run->addr, run->bytes) > 0) {
             runs[n_runs++] = run;
         }
@@ -42,7 +43,8 @@ pya_pages_pick(
         for (size_t k = 0; k < n_here && n < n_most; k++) {
             pya_page_id id = range->slots[slot + k].page;
             ids[n] = id;
-            n += !arena->card->pages.items[id].is_leaving;
+            const struct pya_page *page = &arena->card->pages.items[id];
+            n += !page->is_leaving && (!only_left || page->is_left);
         }
     }
     free(runs);

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "debug.h"
+
 struct pya_pool *
 pya_pool_find(struct pya_card *card, struct pya_pool_id id) {
     struct pya_pool *pool = card->pools;
@@ -63,6 +65,77 @@ pya_pool_free(struct pya_pool *pool) {
     free(pool);
 }
 
+/* Does nobody hold anything of it? */
+static bool
+arena_is_vacant(const struct pya_arena *arena) {
+    for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
+        for (const struct pya_block *block = range->first; block != NULL; block = block->next) {
+            if (block->state == PYA_BLOCK_USED || block->state == PYA_BLOCK_LENT) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* All that is at home in a vacant arena leaves its pool, or comes to it. */
+static void
+arena_count_all(struct pya_arena *arena, bool comes) {
+    for (struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
+        for (struct pya_block *block = range->first; block != NULL; block = block->next) {
+            if (block->state != PYA_BLOCK_FREE) {
+                continue;
+            }
+            PYA_ASSERT(block->bytes % PYA_PAGE == 0);
+            size_t n = block->bytes >> PYA_PAGE_SHIFT;
+            if (comes) {
+                pya_arena_note_mapped(arena, range, block->addr, n);
+            } else {
+                size_t n_small = pya_arena_small_pages(arena, range, block->addr, n);
+                pya_arena_note_unmapped(arena, range, block->addr, n, n_small);
+            }
+        }
+    }
+}
+
+/* What a dropped pool left, addresses and all, becomes the arena of the next: no device call.  Of several the largest. */
+static struct pya_arena *
+pool_inherit(struct pya_card *card, struct pya_pool *pool, pya_stream stream) {
+    struct pya_arena *best = NULL;
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        const struct pya_pool *dropped = arena->pool;
+        bool is_left = dropped != NULL && dropped->n_users == 0 && dropped->is_settled;
+        if (is_left && arena->small_fit == NULL && arena->free_pages > 0 &&
+            (best == NULL || arena->free_pages > best->free_pages) && arena_is_vacant(arena)) {
+            best = arena;
+        }
+    }
+    if (best != NULL) {
+        arena_count_all(best, false);
+        best->pool = pool;
+        best->stream = stream;
+        pya_arena_leave(best);
+        best->stitch_debt_ns = 0;
+        best->transfer_debt_ns = 0;
+        best->n_grown = 0;
+        arena_count_all(best, true);
+    }
+    return best;
+}
+
+static pya_status
+pool_new_arena(
+    struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
+    bool may_inherit = pool != NULL && !pya_pool_is_plain(pool) && pool->limit_bytes == 0 &&
+                       pya_card_has_vmm(card);
+    pya_status st = may_inherit ? pya_fences_add(card, stream) : PYA_OK;
+    if (st == PYA_OK && may_inherit) {
+        pya_card_unpark(card);
+        *out = pool_inherit(card, pool, stream);
+    }
+    return st != PYA_OK || *out != NULL ? st : pya_arena_create(card, pool, stream, out);
+}
+
 pya_status
 pya_pool_arena(
     struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
@@ -71,7 +144,7 @@ pya_pool_arena(
         arena = arena->next;
     }
     if (arena == NULL) {
-        pya_status st = pya_arena_create(card, pool, stream, &arena);
+        pya_status st = pool_new_arena(card, pool, stream, &arena);
         if (st != PYA_OK) {
             return st;
         }
@@ -87,7 +160,12 @@ pya_pool_is_open(const struct pya_arena *arena) {
 }
 
 void
-pya_pool_add_user(struct pya_pool *pool) {
+pya_pool_add_user(struct pya_card *card, struct pya_pool *pool) {
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        if (pool->is_settled && arena->pool == pool && arena->small_fit == NULL) {
+            pya_arena_leave(arena);
+        }
+    }
     pool->n_users++;
     pool->is_settled = false;
 }

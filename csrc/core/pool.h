@@ -20,7 +20,7 @@ bool pya_pool_is_open(const struct pya_arena *arena);
 /* Where a request of this stream goes, for the trace. */
 struct pya_place pya_pool_place(struct pya_card *card, pya_stream stream);
 /* One more graph or MemPool uses it. */
-void pya_pool_add_user(struct pya_pool *pool);
+void pya_pool_add_user(struct pya_card *card, struct pya_pool *pool);
 /* Waits for the device when there are pools that lost their last user since: their memory is open to all others then.
  * Not while a capture may be under way.  True: it did wait. */
 bool pya_pools_settle(struct pya_card *card);

@@ -173,11 +173,14 @@ trim_choose(
     pya_page_id *ids, size_t *n_out) {
     size_t n = 0;
     for (struct pya_arena *arena = card->arenas; arena != NULL && n < n_most; arena = arena->next) {
-        if (!arena_in_scope(arena, scope, pool)) {
+        bool is_left = scope == PYA_TRIM_OPEN && arena->has_left;
+        if (!is_left && !arena_in_scope(arena, scope, pool)) {
             continue;
         }
+        /* Of a pool in use only what it has not touched. */
+        const struct pya_arena *taker = arena_in_scope(arena, scope, pool) ? NULL : arena;
         size_t n_here;
-        pya_status st = pya_pages_pick(arena, SIZE_MAX, NULL, NULL, ids + n, &n_here);
+        pya_status st = pya_pages_pick(arena, SIZE_MAX, taker, NULL, ids + n, &n_here);
         if (st != PYA_OK) {
             return st;
         }

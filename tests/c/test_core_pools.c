@@ -533,12 +533,83 @@ test_destroyed_stream_captures_nothing(void) {
     world_fini(&world);
 }
 
+/* The next pool, on another stream, takes over what a dropped one left as it lies; what it does not touch of it stays
+ * everybody's, what it touches becomes its own. */
+static void
+test_next_pool_takes_over(void) {
+    static const struct pya_pool_id next = {5, 6};
+    struct world world = {0};
+    struct pya_pool_info infos[2];
+    world_with_dropped_pool(&world);
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+    CHECK_OK(pya_pool_begin(world.heap, 0, next, (struct pya_stream_filter){0}));
+    uint64_t n_mapped = calls(&world, PYA_SIM_MAP);
+    pya_dptr own = take(&world, 40 * MIB, 32);
+    CHECK_EQ(calls(&world, PYA_SIM_MAP), n_mapped);
+    CHECK_OK(pya_pool_end(world.heap, 0, next));
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    size_t n_pools = pya_pool_list(world.heap, 0, infos, 2);
+    for (size_t i = 0; i < n_pools; i++) {
+        bool is_next = infos[i].id.first == next.first;
+        size_t bytes = (size_t)infos[i].reserved_bytes[PYA_STAT_ALL].current;
+        CHECK_EQ(bytes, is_next ? reserved(&world) : 0);
+    }
+    pya_dptr eager = take(&world, 60 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+    give(&world, own);
+    pya_dptr more = take(&world, 40 * MIB, 0); /* the graph may still run */
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made + 20);
+    give(&world, eager);
+    give(&world, more);
+    CHECK_OK(pya_pool_release(world.heap, 0, next));
+    world_fini(&world);
+}
+
+/* Emptying the cache gives back what a pool in use has not touched, and nothing else of it. */
+static void
+test_untouched_goes_back(void) {
+    static const struct pya_pool_id next = {5, 6};
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    CHECK_OK(pya_pool_begin(world.heap, 0, next, (struct pya_stream_filter){0}));
+    pya_dptr own = take(&world, 40 * MIB, 0);
+    CHECK_OK(pya_pool_end(world.heap, 0, next));
+    give(&world, own);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 40 * MIB);
+    CHECK_OK(pya_pool_release(world.heap, 0, next));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 0);
+    world_fini(&world);
+}
+
+/* A pool that is used again has what it left itself, on the same terms. */
+static void
+test_same_pool_again(void) {
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+    pya_dptr eager = take(&world, 20 * MIB, 0); /* settles it */
+    pool_begin(&world);
+    pya_dptr own = take(&world, 40 * MIB, 0);
+    pool_end(&world);
+    pya_dptr second = take(&world, 40 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+    give(&world, eager);
+    give(&world, own);
+    give(&world, second);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"recorded_streams_while_routing", test_recorded_streams_while_routing},
     {"recorded_streams_without_events", test_recorded_streams_without_events},
     {"pools_come_and_go", test_pools_come_and_go},
     {"capture_that_asks_for_nothing", test_capture_that_asks_for_nothing},
     {"destroyed_stream_captures_nothing", test_destroyed_stream_captures_nothing},
+    {"next_pool_takes_over", test_next_pool_takes_over},
+    {"untouched_goes_back", test_untouched_goes_back},
+    {"same_pool_again", test_same_pool_again},
     {"dropped_pool_serves_others", test_dropped_pool_serves_others},
     {"dropped_pool_serves_the_next", test_dropped_pool_serves_the_next},
     {"unsettled_pool_keeps_its_memory", test_unsettled_pool_keeps_its_memory},
