@@ -1,0 +1,298 @@
+/* Private pools that were dropped, and those that follow them: who gets the memory, and when. */
+#include "pools.h"
+
+static bool
+match_nothing(void *arg, pya_stream stream) {
+    (void)arg;
+    (void)stream;
+    return false;
+}
+
+/* A pool with free memory whose last user has gone; its graphs may still run, on a stream nobody told us of. */
+static void
+world_with_dropped_pool(struct world *world) {
+    pools_init(world, "");
+    pool_begin(world);
+    pya_dptr ptr = take(world, 100 * MIB, 0);
+    pool_end(world);
+    CHECK_OK(pya_free(world->heap, ptr));
+    CHECK_OK(pya_pool_release(world->heap, 0, POOL));
+}
+
+static void
+test_dropped_pool_serves_others(void) {
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+    pya_dptr first = take(&world, 60 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    pya_dptr second = take(&world, 40 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+    CHECK_OK(pya_free(world.heap, first));
+    CHECK_OK(pya_free(world.heap, second));
+    world_fini(&world);
+}
+
+/* The next pool waits for the device when it begins, because during its capture that is forbidden. */
+static void
+test_dropped_pool_serves_the_next(void) {
+    static const struct pya_pool_id next = {5, 6};
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+    CHECK_OK(pya_pool_begin(world.heap, 0, next, (struct pya_stream_filter){0}));
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    pya_sim_set_capturing(world.sim, 0, true);
+    pya_dptr ptr = take(&world, 100 * MIB, 0);
+    pya_sim_set_capturing(world.sim, 0, false);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+    CHECK_OK(pya_pool_end(world.heap, 0, next));
+    CHECK_OK(pya_free(world.heap, ptr));
+    world_fini(&world);
+}
+
+/* Whether the device may be asked, or the waiting fails, or the pool has a user again: its memory stays its own. */
+static void
+test_unsettled_pool_keeps_its_memory(void) {
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+    pya_sim_set_capturing(world.sim, 0, true); /* by somebody who did not tell */
+    pya_dptr captured = take(&world, 10 * MIB, 0);
+    pya_sim_set_capturing(world.sim, 0, false);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made + 5);
+    pya_sim_fail(world.sim, (uint32_t)1 << PYA_SIM_DEVICE_SYNC, 1, PYA_E_DEVICE, false);
+    pya_dptr failed = take(&world, 10 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made + 10);
+    CHECK_OK(pya_pool_retain(world.heap, 0, POOL, false));
+    pya_dptr used = take(&world, 10 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made + 15);
+    CHECK_OK(pya_free(world.heap, captured));
+    CHECK_OK(pya_free(world.heap, failed));
+    CHECK_OK(pya_free(world.heap, used));
+    world_fini(&world);
+}
+
+/* A program that captures again and again: what others took the memory of leaves nothing behind, not even addresses. */
+static void
+test_pools_come_and_go(void) {
+    struct world world = {0};
+    struct pya_sim_state state;
+    world.config.capacity_bytes = 1024 * MIB;
+    world_init(&world, "");
+    for (uint64_t i = 1; i < 30; i++) {
+        const struct pya_pool_id id = {i, 1};
+        CHECK_OK(pya_pool_begin(world.heap, 0, id, (struct pya_stream_filter){0}));
+        pya_dptr inside[3] = {
+            take(&world, 20 * MIB, 0), take(&world, MIB, 0), take(&world, 20 * MIB, 0)};
+        give(&world, inside[0]);
+        give(&world, inside[2]);
+        inside[0] = take(&world, 35 * MIB, 0); /* stitched, or grown */
+        CHECK_OK(pya_pool_end(world.heap, 0, id));
+        CHECK_OK(pya_pool_release(world.heap, 0, id));
+        give(&world, inside[0]);
+        give(&world, inside[1]);
+        give(&world, take(&world, 60 * MIB, 0)); /* of others, who take the pool's pages */
+        pya_sim_query(world.sim, &state);
+        CHECK(pya_pool_list(world.heap, 0, NULL, 0) <= 2);
+        CHECK(state.n_ranges <= 8);
+        CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    }
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(pya_pool_list(world.heap, 0, NULL, 0), 0);
+    world_fini(&world);
+}
+
+/* While a pool is routed to without a capture, blocks that other streams used come back before memory grows; nothing is
+ * asked of the device while one is under way. */
+static void
+test_recorded_streams_while_routing(void) {
+    static const char *const options[] = {"", "vmm:False"};
+    for (size_t i = 0; i < 4; i++) {
+        struct world world = {0};
+        bool is_capture = i >= 2;
+        pools_init(&world, options[i % 2]);
+        pool_begin(&world);
+        pya_sim_set_capturing(world.sim, 0, is_capture);
+        for (size_t k = 0; k < 10; k++) {
+            pya_dptr ptr = take(&world, 60 * MIB, 0);
+            CHECK_OK(pya_record_stream(world.heap, ptr, 5));
+            give(&world, ptr);
+        }
+        CHECK_EQ(calls(&world, PYA_SIM_EVENT_RECORD) == 0, is_capture);
+        CHECK_EQ(calls(&world, PYA_SIM_EVENT_QUERY) == 0, is_capture);
+        CHECK_EQ(reserved(&world) <= 140 * MIB, !is_capture);
+        pya_sim_set_capturing(world.sim, 0, false);
+        pool_end(&world);
+        world_fini(&world);
+    }
+}
+
+/* The same where no event can be had: short of memory, the streams are waited for. */
+static void
+test_recorded_streams_without_events(void) {
+    static const char *const options[] = {"", "vmm:False"};
+    for (size_t i = 0; i < 2; i++) {
+        struct world world = {0};
+        pools_init(&world, options[i]);
+        pool_begin(&world);
+        pya_sim_fail(world.sim, (uint32_t)1 << PYA_SIM_EVENT_RECORD, 1, PYA_E_DEVICE, true);
+        for (size_t k = 0; k < 10; k++) {
+            pya_dptr ptr = take(&world, 300 * MIB, 0);
+            CHECK_OK(pya_record_stream(world.heap, ptr, 5));
+            give(&world, ptr);
+        }
+        (void)pya_sim_fail_clear(world.sim);
+        pool_end(&world);
+        world_fini(&world);
+    }
+}
+
+/* Every request of the world's until one fails, and what it fails with; all goes back. */
+static pya_status
+fill_until_it_fails(struct world *world, pya_stream stream) {
+    pya_dptr ptrs[64];
+    size_t n = 0;
+    pya_status st = PYA_OK;
+    while (n < 64 && st == PYA_OK) {
+        st = pya_alloc(world->heap, 0, 30 * MIB, stream, &ptrs[n]);
+        n += st == PYA_OK;
+    }
+    while (n > 0) {
+        give(world, ptrs[--n]);
+    }
+    return st;
+}
+
+/* A capture may need no memory at all; others who run short meanwhile must not wait for the device, which would break it.
+ * Where even its stream is unknown, the device refuses, and that means no memory either. */
+static void
+test_capture_that_asks_for_nothing(void) {
+    static const char *const options[] = {"", "vmm:False"};
+    static const pya_stream known[] = {9, 0};
+    for (size_t i = 0; i < 4; i++) {
+        struct world world = {0};
+        pools_init(&world, options[i % 2]);
+        give(&world, take(&world, 30 * MIB, 0));
+        CHECK_OK(pya_pool_begin(
+            world.heap, 0, POOL,
+            (struct pya_stream_filter){.match = match_nothing, .began_on = known[i / 2]}));
+        pya_sim_set_capturing(world.sim, 9, true);
+        CHECK_EQ(fill_until_it_fails(&world, 0), PYA_E_NOMEM);
+        if (known[i / 2] != 0) {
+            CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+            CHECK_OK(pya_empty_cache(world.heap, 0));
+            CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+        }
+        pya_sim_set_capturing(world.sim, 9, false);
+        CHECK_OK(pya_pool_end(world.heap, 0, POOL));
+        CHECK_OK(pya_empty_cache(world.heap, 0));
+        world_fini(&world);
+    }
+}
+
+/* Nobody captures a stream that was destroyed: memory of a dropped pool is to be had all the same. */
+static void
+test_destroyed_stream_captures_nothing(void) {
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+    pya_sim_fail(world.sim, (uint32_t)1 << PYA_SIM_IS_CAPTURING, 1, PYA_E_DEVICE, true);
+    pya_dptr ptr = take(&world, 60 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+    give(&world, ptr);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 0);
+    (void)pya_sim_fail_clear(world.sim);
+    world_fini(&world);
+}
+
+/* The next pool, on another stream, takes over what a dropped one left as it lies; what it does not touch of it stays
+ * everybody's, what it touches becomes its own. */
+static void
+test_next_pool_takes_over(void) {
+    static const struct pya_pool_id next = {5, 6};
+    struct world world = {0};
+    struct pya_pool_info infos[2];
+    world_with_dropped_pool(&world);
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+    CHECK_OK(pya_pool_begin(world.heap, 0, next, (struct pya_stream_filter){0}));
+    uint64_t n_mapped = calls(&world, PYA_SIM_MAP);
+    pya_dptr own = take(&world, 40 * MIB, 32);
+    CHECK_EQ(calls(&world, PYA_SIM_MAP), n_mapped);
+    CHECK_OK(pya_pool_end(world.heap, 0, next));
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    size_t n_pools = pya_pool_list(world.heap, 0, infos, 2);
+    for (size_t i = 0; i < n_pools; i++) {
+        bool is_next = infos[i].id.first == next.first;
+        size_t bytes = (size_t)infos[i].reserved_bytes[PYA_STAT_ALL].current;
+        CHECK_EQ(bytes, is_next ? reserved(&world) : 0);
+    }
+    pya_dptr eager = take(&world, 60 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+    give(&world, own);
+    pya_dptr more = take(&world, 40 * MIB, 0); /* the graph may still run */
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made + 20);
+    give(&world, eager);
+    give(&world, more);
+    CHECK_OK(pya_pool_release(world.heap, 0, next));
+    world_fini(&world);
+}
+
+/* Emptying the cache gives back what a pool in use has not touched, and nothing else of it. */
+static void
+test_untouched_goes_back(void) {
+    static const struct pya_pool_id next = {5, 6};
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    CHECK_OK(pya_pool_begin(world.heap, 0, next, (struct pya_stream_filter){0}));
+    pya_dptr own = take(&world, 40 * MIB, 0);
+    CHECK_OK(pya_pool_end(world.heap, 0, next));
+    give(&world, own);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 40 * MIB);
+    CHECK_OK(pya_pool_release(world.heap, 0, next));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 0);
+    world_fini(&world);
+}
+
+/* A pool that is used again has what it left itself, on the same terms. */
+static void
+test_same_pool_again(void) {
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+    pya_dptr eager = take(&world, 20 * MIB, 0); /* settles it */
+    pool_begin(&world);
+    pya_dptr own = take(&world, 40 * MIB, 0);
+    pool_end(&world);
+    pya_dptr second = take(&world, 40 * MIB, 0);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+    give(&world, eager);
+    give(&world, own);
+    give(&world, second);
+    world_fini(&world);
+}
+
+static const struct check_case cases[] = {
+    {"dropped_pool_serves_others", test_dropped_pool_serves_others},
+    {"dropped_pool_serves_the_next", test_dropped_pool_serves_the_next},
+    {"unsettled_pool_keeps_its_memory", test_unsettled_pool_keeps_its_memory},
+    {"pools_come_and_go", test_pools_come_and_go},
+    {"recorded_streams_while_routing", test_recorded_streams_while_routing},
+    {"recorded_streams_without_events", test_recorded_streams_without_events},
+    {"capture_that_asks_for_nothing", test_capture_that_asks_for_nothing},
+    {"destroyed_stream_captures_nothing", test_destroyed_stream_captures_nothing},
+    {"next_pool_takes_over", test_next_pool_takes_over},
+    {"untouched_goes_back", test_untouched_goes_back},
+    {"same_pool_again", test_same_pool_again},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
