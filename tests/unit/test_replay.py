@@ -131,6 +131,28 @@ def test_passes(policy: str) -> None:
     assert many["n_calls"] >= once["n_calls"]
 
 
+def test_a_pass_drops_the_graphs_of_the_one_before() -> None:
+    program = _core.Program()
+    for kind, what in (("alloc", 1), ("free_requested", 1), ("pool_begin", 7), ("alloc", 2)):
+        program.add(KINDS[kind], addr=512 * what if what != 7 else 7, bytes=100 * MIB)
+    program.add(KINDS["free_requested"], addr=1024)
+    program.add(KINDS["pool_end"], addr=7)  # and never released: its graph lives to the end
+    once = program.replay("pyalloc")
+    assert program.replay("pyalloc", passes=4)["peak_bytes"] == once["peak_bytes"]
+
+
+def test_many_pools() -> None:
+    program = _core.Program()
+    for pool in range(1, 1000):
+        for kind in ("pool_begin", "pool_end", "pool_release"):
+            program.add(KINDS[kind], addr=pool)
+    assert program.info()["n_pools"] == 999
+    assert program.replay("pyalloc")["completed"]
+    with pytest.raises(TraceError, match="pools"):
+        for pool in range(1000, 5000):
+            program.add(KINDS["pool_begin"], addr=pool)
+
+
 def test_replay_refuses() -> None:
     program = two_sizes()
     with pytest.raises(ValueError, match="policy"):
