@@ -345,6 +345,14 @@ hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter
     const pya_stream current = stream_of(pya_torch_fast_stream(static_cast<int8_t>(device)));
     const pya_status status =
         pya_pool_begin(heap, device, pool, {filter_match, filter_drop, own, current});
+    if (status == PYA_E_INVAL) {
+        delete own;
+        throw std::runtime_error(
+            "pyalloc: requests already go to pool (" + std::to_string(pool.first) + ", " +
+            std::to_string(pool.second) + ") of GPU " + std::to_string(device) +
+            ": a capture or a use_mem_pool block that uses it has not ended. One at a time can; use "
+            "another pool, or end that one first");
+    }
     if (status != PYA_OK) {
         delete own;
         throw_status(heap, status, "beginning to allocate to a pool failed", device);

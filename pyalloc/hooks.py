@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, history
+from pyalloc.errors import AllocatorError
 
 Nested = dict[Any, Any]
 _OWN_PREFIX = "pyalloc_"
@@ -80,8 +81,19 @@ def _newer_keys(library: Path) -> frozenset[str]:
         return frozenset(key for key in _NEWER_KEYS if text.find(b"\0" + key.encode() + b"\0") >= 0)
 
 
+def _existing(torch: Any, device: int) -> int:
+    """The device's number; a wrong one raises, as torch's own does, where the heap knows nothing of unused devices."""
+    count = int(torch.cuda.device_count())
+    if not 0 <= device < count:
+        raise AllocatorError(
+            f"there is no CUDA device {device}: this process sees {count}, numbered from 0"
+        )
+    return device
+
+
 def memory_stats(torch: Any, device: int) -> Nested:
     """Statistics of a device under exactly the keys torch's own allocator has in this version."""
+    _existing(torch, device)
     library = Path(torch.__file__).parent / "lib" / "libtorch_python.so"
     known = _newer_keys(library)
     flat = {
@@ -108,9 +120,11 @@ def _cuda_functions(torch: Any) -> dict[str, Callable[..., Any]]:
     }
     return {
         "memoryStats": lambda device: memory_stats(torch, device),
-        "resetPeakMemoryStats": lambda device: _core.reset_peak(device),
-        "resetAccumulatedMemoryStats": lambda device: _core.reset_accumulated(device),
-        "getMemoryFraction": lambda device: _core.get_fraction(device),
+        "resetPeakMemoryStats": lambda device: _core.reset_peak(_existing(torch, device)),
+        "resetAccumulatedMemoryStats": lambda device: _core.reset_accumulated(
+            _existing(torch, device)
+        ),
+        "getMemoryFraction": lambda device: _core.get_fraction(_existing(torch, device)),
         "memorySnapshot": lambda wanted=None: history.snapshot(
             torch, own["memorySnapshot"], wanted
         ),
@@ -137,6 +151,6 @@ def _accelerator_functions(torch: Any) -> dict[str, Callable[..., Any]]:
         "isAllocatorInitialized": lambda: bool(torch.cuda.is_initialized()),
         "emptyCache": lambda: _core.empty_cache(),
         "getDeviceStats": stats,
-        "resetPeakStats": lambda device: _core.reset_peak(device),
-        "resetAccumulatedStats": lambda device: _core.reset_accumulated(device),
+        "resetPeakStats": lambda device: _core.reset_peak(_existing(torch, device)),
+        "resetAccumulatedStats": lambda device: _core.reset_accumulated(_existing(torch, device)),
     }

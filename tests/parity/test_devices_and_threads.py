@@ -67,6 +67,18 @@ def test_no_such_device(device: int) -> None:
         torch.cuda.set_per_process_memory_fraction(0.5, device)
 
 
+def test_no_statistics_of_no_such_device() -> None:
+    torch.cuda.init()
+    for ask in (
+        torch.cuda.memory_stats,
+        torch.cuda.reset_peak_memory_stats,
+        torch.cuda.reset_accumulated_memory_stats,
+        torch.cuda.get_per_process_memory_fraction,
+    ):
+        with pytest.raises(RuntimeError):
+            ask(torch.cuda.device_count())
+
+
 @pytest.mark.parametrize("device", ["cuda:1", 1, torch.device("cuda", 1)])
 def test_forms_of_a_device(device: object) -> None:
     tensor = empty(MIB, 1)

@@ -132,6 +132,19 @@ def test_nested_pools() -> None:
     assert [pool_of(tensor) for tensor in (a, b, c)] == [outer.id, inner.id, outer.id]
 
 
+def test_a_pool_in_use_is_not_begun_again() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = empty(MIB)
+        with (
+            pytest.raises(RuntimeError, match="already"),
+            torch.cuda.use_mem_pool(pool),
+        ):
+            pass
+        assert pool_of(empty(MIB)) == pool.id
+    assert pool_of(kept) == pool.id
+
+
 def test_other_threads_stay_outside() -> None:
     import threading
 
