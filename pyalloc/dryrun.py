@@ -273,7 +273,8 @@ def _verdict(result: Result) -> str:
     if not result.devices:
         return "the program used no device memory"
     if result.ooms > 0:
-        return f"fits {memory} after {result.ooms} out-of-memory errors that the program caught"
+        errors = f"{result.ooms} out-of-memory error{'s' * (result.ooms != 1)}"
+        return f"fits {memory} after {errors} that the program caught"
     return f"fits {memory}"
 
 
@@ -315,9 +316,10 @@ def summary(result: Result) -> str:
             for use in result.devices
         ]
     if result.dtoh_copies > 0:
+        copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"
         lines.append(
-            f"  warning: the program read {_size(result.dtoh_bytes)} back from the device in {result.dtoh_copies:,} "
-            "copies; no kernel ran, so if sizes depend on these values, the figures are wrong"
+            f"  warning: the program read {_size(result.dtoh_bytes)} back from the device in {copies}; "
+            "no kernel ran, so if sizes depend on these values, the figures are wrong"
         )
     if result.untold:
         lines.append(
