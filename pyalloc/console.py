@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
 import json
 import os
 import shlex
@@ -18,6 +19,14 @@ from pyalloc.errors import UsageError
 
 _AFTER_S = 1.0  # progress is shown from here on
 _EVERY_S = 0.2
+
+
+def version() -> str:
+    """Of pyalloc; a tree that is used by PYTHONPATH tells none."""
+    try:
+        return importlib.metadata.version("pyalloc")
+    except importlib.metadata.PackageNotFoundError:
+        return f"of {Path(__file__).parent} (not installed)"
 
 
 def quoted(path: Path | str) -> str:

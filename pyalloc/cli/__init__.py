@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import difflib
 import importlib
-import importlib.metadata
 import inspect
 import io
 import os
@@ -20,6 +19,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Protocol
 
+from pyalloc import console
 from pyalloc.errors import PyallocError
 
 
@@ -96,7 +96,7 @@ def _dispatch(words: list[str]) -> int:
         print(_overview())
         return 0
     if words[0] == "--version":
-        print(importlib.metadata.version("pyalloc"))
+        print(console.version())
         return 0
     return _run(words[0], words[1:])
 

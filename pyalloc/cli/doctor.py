@@ -7,10 +7,9 @@ import os
 import platform
 import textwrap
 import warnings
-from importlib.metadata import version
 from typing import Any
 
-from pyalloc import _core
+from pyalloc import _core, console
 from pyalloc.config import ENVIRONMENT, Config
 from pyalloc.install import NO_DEVICE, install, status
 
@@ -27,7 +26,7 @@ class Command:
     def run(self, args: argparse.Namespace) -> int:
         """Prints the findings; 0 when training on pyalloc would work here, else 1."""
         print(
-            f"pyalloc {version('pyalloc')}, Python {platform.python_version()}, {platform.platform()}"
+            f"pyalloc {console.version()}, Python {platform.python_version()}, {platform.platform()}"
         )
         print(f"{ENVIRONMENT}={os.environ.get(ENVIRONMENT, '')}")
         for option in Config.of().options:

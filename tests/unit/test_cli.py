@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -37,6 +38,17 @@ def test_unknown_subcommand_suggests_one(capsys: pytest.CaptureFixture[str]) -> 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out[0].isdigit()
+
+
+def test_version_of_a_tree_that_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert cli.main(["--version"]) == 0
+    assert "(not installed)" in capsys.readouterr().out
 
 
 def test_run_without_a_program(capsys: pytest.CaptureFixture[str]) -> None:
