@@ -224,6 +224,9 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
 def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path) -> None:
     plan.event("segment_alloc", addr=1 << 30, bytes=64 * MIB)
     plan.event("segment_alloc", addr=1 << 31, bytes=8 * MIB, device=1)
+    for _ in range(40):
+        plan.event("alloc", addr=1 << 30, bytes=MIB, stack=plan.stack(6))
+        plan.event("free_requested", addr=1 << 30)
     plan.event("phase_begin", "a_phase_with_a_long_name")
     plan.event("alloc", addr=1 << 30, bytes=60 * MIB, stack=plan.stack(7))
     plan.event("alloc", addr=1 << 31, bytes=8 * MIB, stack=plan.stack(8), device=1)
@@ -245,6 +248,24 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
         first = page.value("$('advice').firstChild.textContent")
         assert first.startswith("Out of memory: 100.0 MiB were asked for") and "Cause:" in first
         assert page.value("$('stacks').children.length") == 2
+        press = "(id, key) => $(id).dispatchEvent(new KeyboardEvent('keydown', {key, cancelable: true}))"
+        for key, where in (
+            ("ArrowDown", "model.py:7 work: 60.0 MiB, 1 block"),
+            ("ArrowRight", "model.py:8 work: 8.0 MiB"),
+            ("ArrowRight", "model.py:8 work: 8.0 MiB"),
+            ("ArrowLeft", "model.py:7 work: 60.0 MiB"),
+            ("ArrowUp", ""),
+        ):
+            assert page.value(f"({press})('flame', '{key}')") is False  # the page does not scroll
+            assert where in page.value("$('flame-at').textContent")
+            assert page.value("zoomed.length") == (1 if where else 0)
+        everything = page.value("[first, until]")
+        page.value(f"({press})('blocks', '+')")
+        inside = page.value("[first, until]")
+        assert everything[0] <= inside[0] < inside[1] <= everything[1] and inside != everything
+        page.value(f"({press})('blocks', 'Escape')")
+        assert page.value("[first, until]") == everything
+        assert page.value(f"({press})('blocks', 'Tab')") is True
         picture = "document.getElementById('timeline').toDataURL()"
         drawn = [page.value(picture)]
         for media, scheme in (("screen", "dark"), ("print", "dark"), ("screen", "dark")):
