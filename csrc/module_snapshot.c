@@ -9,6 +9,7 @@
 #include "module_stack.h"
 #include "thread_labels.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -338,16 +339,21 @@ static PyObject *
 core_pools(PyObject *self, PyObject *args) {
     (void)self;
     int device = 0;
-    struct pya_pool_info infos[256];
+    struct pya_pool_info *infos = NULL;
     struct pya_heap *heap = pya_module_heap();
     if (heap == NULL || !PyArg_ParseTuple(args, "i", &device)) {
         return NULL;
     }
-    const size_t n_room = sizeof infos / sizeof infos[0];
+    size_t n_room = 0;
     size_t n = 0;
     Py_BEGIN_ALLOW_THREADS
-    n = pya_pool_list(heap, device, infos, n_room);
+    n_room = pya_pool_list(heap, device, NULL, 0);
+    infos = calloc(n_room + 1, sizeof *infos);
+    n = infos == NULL ? 0 : pya_pool_list(heap, device, infos, n_room);
     Py_END_ALLOW_THREADS
+    if (infos == NULL) {
+        return PyErr_NoMemory();
+    }
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n && i < n_room; i++) {
         const struct pya_stat *bytes = infos[i].reserved_bytes;
@@ -361,6 +367,7 @@ core_pools(PyObject *self, PyObject *args) {
         }
         Py_XDECREF(row);
     }
+    free(infos);
     return list;
 }
 

@@ -51,7 +51,9 @@ pya_reserve(struct pya_heap *heap, int device, size_t bytes, pya_stream stream) 
         return st;
     }
     size_t missing = bytes > card->reserved_bytes ? bytes - card->reserved_bytes : 0;
-    if (missing > 0) {
+    if (missing > card->caps.total_bytes) {
+        st = PYA_E_NOMEM; /* before any list as long as the request is made */
+    } else if (missing > 0) {
         st = pya_pool_arena(card, NULL, stream, &arena);
         if (st == PYA_OK) {
             pya_arena_unpark(arena);

@@ -344,6 +344,10 @@ check_reserve(const char *options) {
     CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE) + calls(&world, PYA_SIM_PLAIN_ALLOC), n_made);
     size_t before = reserved(&world);
     CHECK_EQ(pya_reserve(world.heap, 0, 4096 * MIB, 0), PYA_E_NOMEM);
+    CHECK_EQ(
+        pya_reserve(world.heap, 0, MIB << 20, 0),
+        PYA_E_NOMEM); /* far past the card: nothing is tried for it */
+    CHECK(stat_of(world.heap, 0, "pyalloc_host_bytes") < (int64_t)MIB);
     CHECK_EQ(pya_reserve(world.heap, 0, SIZE_MAX, 0), PYA_E_TOO_LARGE);
     CHECK_EQ(reserved(&world), before);
     CHECK_OK(pya_reserve(world.heap, 0, 0, 0));

@@ -220,6 +220,13 @@ def test_statistics_by_pool() -> None:
     if "reserved_bytes_by_private_pools" not in nested:
         pytest.skip("this torch has no statistics by pool")
     assert nested["reserved_bytes_by_private_pools"][pool.id]["all"]["current"] >= 50 * MIB
+    many = []
+    for _ in range(300):
+        many.append(torch.cuda.MemPool())
+        with torch.cuda.use_mem_pool(many[-1]):
+            empty(512)
+    nested = torch.cuda.memory_stats_as_nested_dict()
+    assert {pool.id for pool in many} <= set(nested["reserved_bytes_by_private_pools"])
     name = f"reserved_bytes_by_private_pools.{pool.id[0]}_{pool.id[1]}.all.current"
     assert torch.cuda.memory_stats()[name] >= 50 * MIB
     del tensor
