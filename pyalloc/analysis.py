@@ -372,9 +372,7 @@ class Analysis:
 
     def _holder(self, category: str, block: Block) -> str:
         name = source.optimizer(self.frames(block.stack))
-        return (
-            f"optimizer state ({name.capitalize()})" if name and "state" in category else category
-        )
+        return f"optimizer state ({name})" if name and "state" in category else category
 
     def _family(self, blocks: list[Block]) -> str:
         parts: list[str] = []

@@ -11,10 +11,20 @@ from pathlib import PurePath
 
 Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
 _FOREIGN = re.compile(
-    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|recording)\.py"
+    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|recording|_bootstrap/\w+)\.py"
     r"|\.so(\.\d+)*$|^\?\?$|\.(cpp|cc|cu|h|c)$)"
 )
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
+_SPELLED = {  # classes that are not their file's name with a capital
+    "adamw": "AdamW",
+    "asgd": "ASGD",
+    "lbfgs": "LBFGS",
+    "nadam": "NAdam",
+    "radam": "RAdam",
+    "rmsprop": "RMSprop",
+    "sgd": "SGD",
+    "sparse_adam": "SparseAdam",
+}
 
 
 @dataclass(frozen=True)
@@ -88,11 +98,11 @@ def place(frames: tuple[Frame, ...]) -> Place | None:
 
 
 def optimizer(frames: tuple[Frame, ...]) -> str:
-    """The optimizer whose code is in the stack ("adam"), or ""."""
+    """The optimizer whose code is in the stack ("Adam"), or ""."""
     for _, file, _ in frames:
         match = _OPTIMIZER.search(file)
         if match and match.group(1) not in ("optimizer", "lr_scheduler"):
-            return match.group(1)
+            return _SPELLED.get(match.group(1), match.group(1).capitalize())
     return ""
 
 

@@ -221,8 +221,15 @@ def test_a_gradient_scaler_takes_every_step(torch_found: hostcuda.Torch, tmp_pat
         scaler.update()
         assert optimizer.state[model.weight]["momentum_buffer"].shape == (8, 8)
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    script = program(tmp_path, source)
+    code, _, err = finish(start(["--record", "out.pya", sys.executable, script], tmp_path))
     assert code == 0, err
+    found = trace.analyse(tmp_path / "out.pya")
+    lines = [row.name for row in found.by_line(found.moments[max(found.moments)].blocks)]
+    assert any(name.endswith("program.py:9 <module>") for name in lines), lines
+    assert not any("pyalloc" in name or "_bootstrap" in name for name in lines)
+    kinds = [row.name for row in found.contributors(found.moments[max(found.moments)])]
+    assert "optimizer state (SGD)" in kinds
 
 
 def test_settings_that_would_leave_pyalloc_out_are_refused_first(
