@@ -57,7 +57,7 @@ def additive_attention(
     _check_shapes(op, query, keys, values, v, mask)
     compute, result = compute_dtype(query, keys, values, v)
     memory = None if torch.compiler.is_compiling() else _memory.get()
-    shared = memory is not None and not is_transformed() and memory.holds(keys, values)
+    shared = memory is not None and not is_transformed() and memory.holds(keys, values, compute)
     query, v = query.to(compute), v.to(compute)
     if single:
         query = query.unsqueeze(1)
@@ -140,8 +140,10 @@ class _Memory:
         self.token: Tensor = _Gate.apply(keys, values, self)
         self.buffers: tuple[Tensor, Tensor] | None = None
 
-    def holds(self, keys: Tensor, values: Tensor) -> bool:
-        return keys is self.keys and values is self.values and self.is_served
+    def holds(self, keys: Tensor, values: Tensor, compute: torch.dtype) -> bool:
+        """Whether these are they and the sums are made in their dtype: a query of another may ask for more."""
+        is_ours = keys is self.keys and values is self.values
+        return is_ours and self.is_served and keys.dtype == compute
 
     def attend(self, query: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         context, probs = _Step.apply(query, v, self.token, mask, self)

@@ -119,6 +119,21 @@ def test_sequence_gradients_only_for_its_own_tensors():
     assert all(torch.equal(a, b) for a, b in zip(plain, inside, strict=True))
 
 
+@pytest.mark.parametrize("wider", [0, 3], ids=["query", "v"])
+def test_sequence_gradients_where_the_query_is_wider_than_the_keys(wider):
+    """Its float64 was once read as float32."""
+    tensors = problem(2, 1, 5, 8, 6)
+    tensors[wider] = tensors[wider].double()
+    tensors = [x.requires_grad_() for x in tensors]
+    right, _ = eager(*(x.double() for x in tensors))
+    with sequence_gradients(tensors[1], tensors[2]):
+        out = additive_attention(*tensors)
+    assert out.dtype == torch.float64
+    torch.testing.assert_close(out, right)
+    found = torch.autograd.grad(out.sum(), tensors)
+    torch.testing.assert_close(found, torch.autograd.grad(right.sum(), tensors))
+
+
 def test_saved_for_backward_does_not_grow_with_the_keys():
     tensors = [x.requires_grad_() for x in problem(8, 1, 50, 256, 512)]
     own = {x.untyped_storage().data_ptr() for x in tensors}
