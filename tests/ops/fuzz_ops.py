@@ -316,6 +316,26 @@ def second_derivatives(draw: Draw, p: Problem) -> None:
             assert error < 1e-6, f"second derivative {i}: {error:.2g} from the formula's"
 
 
+def with_dropout(draw: Draw, p: Problem) -> None:
+    """The same coins again from the same seed, in both directions: what is linear in v has its transpose as vjp."""
+    if p.kind != "scaled_attention":
+        return
+    rate, gs = draw.choice((0.1, 0.5, 0.9)), gradients_of_outputs(draw, p)
+    dropped = Problem(**{**p.__dict__, "ours": lambda *x: p.ours(*x, dropout=rate)})
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        runs.append(forward_backward(dropped, gs, [True] * len(p.tensors), 1))
+    alike(*runs, "from the same seed")
+    outs, grads = runs[0]
+    out, g, v, d_v = (x.double() for x in (outs[0], gs[0], p.tensors[2], grads[2]))
+    eps = max(p.eps, *(torch.finfo(x.dtype).eps for x in (*outs, *gs, p.tensors[2])))
+    off = float((out * g).sum() - (d_v * v).sum())
+    size = float((out * g).abs().sum() + (d_v * v).abs().sum())
+    assert out.shape == g.shape and outs[0].dtype == p.result
+    assert abs(off) <= 64 * eps * size + TINY, f"{off} of {size}"
+
+
 def in_sequence(draw: Draw, p: Problem) -> None:
     """Additive attention over and over: one buffer for the gradients of keys and values."""
     kept = {x.dtype for x in p.tensors[1:3]}
@@ -440,6 +460,7 @@ WAYS: dict[Callable[[Draw, Problem], None], int] = {
     through_grad_of_vmap: 6,
     second_derivatives: 5,
     in_sequence: 4,
+    with_dropout: 4,
     strange_values: 10,
     wrong_inputs: 4,
 }

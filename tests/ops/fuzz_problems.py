@@ -347,9 +347,9 @@ def attention(draw: Draw) -> Problem:
         ]
         return [around(exact(*inputs)[0], off * (p @ v))], back
 
-    def ours(*x: Tensor) -> tuple[Tensor, ...]:
+    def ours(*x: Tensor, dropout: float = 0.0) -> tuple[Tensor, ...]:
         bias = x[3] if len(x) > 3 else None
-        return (scaled_attention(*x[:3], bias, mask, causal, scale, path=path),)
+        return (scaled_attention(*x[:3], bias, mask, causal, scale, dropout, path=path),)
 
     of_mask = "" if mask is None else f"mask {tuple(mask.shape)}/{mask.stride()} "
     return Problem(
