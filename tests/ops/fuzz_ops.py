@@ -9,8 +9,9 @@ follow from it.  --compiled adds torch.compile and torch.export, a second a case
 from __future__ import annotations
 
 import argparse
-import faulthandler
+import os
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -484,6 +485,11 @@ def run_case(seed: int, with_compiled: bool = False) -> str:
     return f"{way.__name__} {kind}"
 
 
+def stuck(seed: int) -> None:
+    print(f"case {seed} takes more than {LIMIT_S} s", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60)
@@ -497,16 +503,16 @@ def main() -> int:
         return 0
     end, seed, done, failed = time.monotonic() + args.seconds, args.seed * 10**9, Counter[str](), 0
     while time.monotonic() < end and (args.runs is None or done.total() + failed < args.runs):
-        faulthandler.dump_traceback_later(LIMIT_S, file=sys.stderr, exit=True)
-        print(f"\rcase {seed}", end="", flush=True)  # known where it hangs
+        watch = threading.Timer(LIMIT_S, stuck, [seed])
+        watch.start()
         try:
             done[run_case(seed, args.compiled)] += 1
         except Exception as error:
             failed += 1
             traceback.print_exception(error, limit=-3)
+        watch.cancel()
         seed += 1
-    faulthandler.cancel_dump_traceback_later()
-    print(f"\rfuzz_ops: {done.total()} cases right, {failed} wrong; seed {args.seed}")
+    print(f"fuzz_ops: {done.total()} cases right, {failed} wrong; seed {args.seed}")
     for what, n in sorted(done.items()):
         print(f"  {n:6} {what}")
     return min(failed, 1)
