@@ -290,15 +290,6 @@ pya_block_drop_dead(struct pya_block *block) {
 }
 
 void
-pya_arena_park(struct pya_arena *arena, struct pya_block *block) {
-    struct pya_block *before = arena->parked;
-    arena->parked = block;
-    if (before != NULL) {
-        (void)pya_arena_give(arena, before);
-    }
-}
-
-void
 pya_arena_unpark(struct pya_arena *arena) {
     struct pya_block *block = arena->parked;
     if (block != NULL) {

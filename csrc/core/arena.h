@@ -114,7 +114,14 @@ pya_arena_adopt(struct pya_arena *arena, struct pya_block *run, pya_dptr addr, s
 
 /* Frees a USED home block, but leaves the work for later: the next request often wants just this size.
  * Everything that looks at free runs unparks first. */
-void pya_arena_park(struct pya_arena *arena, struct pya_block *block);
+static inline void
+pya_arena_park(struct pya_arena *arena, struct pya_block *block) {
+    struct pya_block *before = arena->parked;
+    arena->parked = block;
+    if (before != NULL) {
+        (void)pya_arena_give(arena, before);
+    }
+}
 void pya_arena_unpark(struct pya_arena *arena);
 void pya_card_unpark(struct pya_card *card);
 

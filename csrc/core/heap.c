@@ -94,8 +94,8 @@ pya_heap_open_card(const struct pya_heap *heap, int device) {
     return pya_cards_get(&heap->cards, device);
 }
 
-pya_status
-pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out) {
+static inline pya_status
+heap_card(struct pya_heap *heap, int device, struct pya_card **out) {
     if (PYA_UNLIKELY(device < 0 || device >= PYA_MAX_DEVICES)) {
         return PYA_E_INVAL;
     }
@@ -109,6 +109,11 @@ pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out) {
     }
     *out = card;
     return PYA_OK;
+}
+
+pya_status
+pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out) {
+    return heap_card(heap, device, out);
 }
 
 static void
@@ -280,22 +285,35 @@ stats_drop(struct pya_card *card, const struct pya_block *block) {
     }
 }
 
-static pya_status
-card_arena(struct pya_card *card, pya_stream stream, struct pya_arena **out) {
-    struct pya_pool *pool = NULL;
-    if (PYA_UNLIKELY(card->n_active > 0)) {
-        pool = pya_pool_route(card, stream);
-    }
+/* The arena of the latest request, if it is this one's too. */
+static inline struct pya_arena *
+card_arena_again(const struct pya_card *card, pya_stream stream) {
     struct pya_arena *arena = card->last_arena;
-    if (PYA_LIKELY(arena != NULL && arena->stream == stream && arena->pool == pool)) {
+    bool is_it = card->n_active == 0 && arena != NULL && arena->stream == stream;
+    return PYA_LIKELY(is_it && arena->pool == NULL) ? arena : NULL;
+}
+
+__attribute__((noinline)) static pya_status
+card_arena(struct pya_card *card, pya_stream stream, struct pya_arena **out) {
+    struct pya_pool *pool = card->n_active > 0 ? pya_pool_route(card, stream) : NULL;
+    struct pya_arena *arena = card->last_arena;
+    if (arena != NULL && arena->stream == stream && arena->pool == pool) {
         *out = arena;
         return PYA_OK;
     }
     return pya_pool_arena(card, pool, stream, out);
 }
 
-void
-pya_card_hand_out(struct pya_card *card, struct pya_block *block, size_t requested, void *context) {
+/* Apart, so that the others need not save registers for it. */
+__attribute__((noinline, cold)) static void
+card_trace_alloc(struct pya_card *card, const struct pya_block *block) {
+    pya_history_add(
+        card->history, PYA_ACTION_ALLOC, block->addr, block->requested,
+        pya_arena_place(block->arena), block->context);
+}
+
+static inline __attribute__((always_inline)) void
+card_hand_out(struct pya_card *card, struct pya_block *block, size_t requested, void *context) {
     block->requested = requested;
     block->uses = NULL;
     block->context = context;
@@ -308,10 +326,13 @@ pya_card_hand_out(struct pya_card *card, struct pya_block *block, size_t request
     stats_take(card, block);
     pya_ptrmap_insert(&card->live, block);
     if (PYA_UNLIKELY(card->history != NULL)) {
-        pya_history_add(
-            card->history, PYA_ACTION_ALLOC, block->addr, requested, pya_arena_place(block->arena),
-            context);
+        card_trace_alloc(card, block);
     }
+}
+
+void
+pya_card_hand_out(struct pya_card *card, struct pya_block *block, size_t requested, void *context) {
+    card_hand_out(card, block, requested, context);
 }
 
 /* What is done at every request while something waits for it. */
@@ -329,12 +350,15 @@ static pya_status
 card_serve(
     struct pya_card *card, size_t requested, pya_stream stream, void *context,
     struct pya_block **out) {
-    struct pya_arena *arena;
     size_t bytes = card_round(card, requested);
     bool is_small = bytes <= PYA_SMALL_MAX;
-    pya_status st = card_arena(card, stream, &arena);
-    if (PYA_UNLIKELY(st != PYA_OK)) {
-        return st;
+    pya_status st = PYA_OK;
+    struct pya_arena *arena = card_arena_again(card, stream);
+    if (PYA_UNLIKELY(arena == NULL)) {
+        st = card_arena(card, stream, &arena);
+        if (st != PYA_OK) {
+            return st;
+        }
     }
     /* The map first: after it nothing that follows a successful cut can fail. */
     st = pya_ptrmap_reserve(&card->live);
@@ -358,7 +382,7 @@ card_serve(
         card->stats.scalar[PYA_STAT_pyalloc_fit_hits]++;
     }
     block->is_small = is_small;
-    pya_card_hand_out(card, block, requested, context);
+    card_hand_out(card, block, requested, context);
     *out = block;
     return PYA_OK;
 }
@@ -394,7 +418,7 @@ pya_alloc(struct pya_heap *heap, int device, size_t bytes, pya_stream stream, py
         *out = 0;
         return PYA_OK;
     }
-    pya_status st = pya_heap_card(heap, device, &card);
+    pya_status st = heap_card(heap, device, &card);
     if (PYA_UNLIKELY(st != PYA_OK)) {
         return st;
     }
@@ -473,6 +497,15 @@ heap_refuse_free(struct pya_heap *heap, pya_dptr ptr) {
     return is_ours ? PYA_E_DOUBLE_FREE : PYA_E_FOREIGN;
 }
 
+__attribute__((noinline, cold)) static void
+card_trace_free(struct pya_card *card, const struct pya_block *block, void *here) {
+    /* Without a stack of its own a free is traced with that of its allocation, as torch does. */
+    card->history->current = here != NULL ? here : block->context;
+    pya_history_add(
+        card->history, PYA_ACTION_FREE_REQUESTED, block->addr, block->requested,
+        pya_arena_place(block->arena), NULL);
+}
+
 pya_status
 pya_free(struct pya_heap *heap, pya_dptr ptr) {
     struct pya_block *block;
@@ -496,11 +529,7 @@ pya_free(struct pya_heap *heap, pya_dptr ptr) {
     }
     void *context = block->context;
     if (PYA_UNLIKELY(card->history != NULL)) {
-        /* Without a stack of its own a free is traced with that of its allocation, as torch does. */
-        card->history->current = here != NULL ? here : context;
-        pya_history_add(
-            card->history, PYA_ACTION_FREE_REQUESTED, ptr, block->requested,
-            pya_arena_place(block->arena), NULL);
+        card_trace_free(card, block, here);
     }
     block->context = NULL;
     stats_drop(card, block);

@@ -57,16 +57,9 @@ fit_page_aware(struct pya_arena *arena, size_t bytes, int n_tries) {
 }
 
 struct pya_block *
-pya_ladder_fit(struct pya_arena *arena, size_t bytes, bool is_small) {
+pya_ladder_fit_run(struct pya_arena *arena, size_t bytes, bool is_small) {
     const struct pya_card *card = arena->card;
-    struct pya_block *parked = arena->parked;
-    if (parked != NULL) {
-        if (parked->bytes == bytes) {
-            arena->parked = NULL;
-            return parked;
-        }
-        pya_arena_unpark(arena);
-    }
+    pya_arena_unpark(arena);
     if (PYA_UNLIKELY(arena->small_fit != NULL)) {
         struct pya_block *run = pya_plain_find(arena, bytes, is_small);
         return run == NULL ? NULL : pya_plain_take(arena, run, bytes, is_small);

@@ -13,24 +13,6 @@ enum { PENDING_SPARE = 2 };
 enum { PENDING_SPARE = 256 };
 #endif
 
-void
-pya_block_release(struct pya_block *block) {
-    struct pya_arena *arena = block->arena;
-    struct pya_card *card = arena->card;
-    if (PYA_UNLIKELY(block->is_pending)) {
-        pya_stats_park(&card->stats, block->is_small, block->bytes, block->requested, -1);
-    }
-    card->live_bytes -= block->bytes;
-    pya_history_note(
-        card->history, PYA_ACTION_FREE_COMPLETED, block->addr, block->requested,
-        pya_arena_place(arena));
-    if (PYA_UNLIKELY(block->state == PYA_BLOCK_STITCHED)) {
-        pya_stitch_give(block);
-    } else {
-        pya_arena_park(arena, block);
-    }
-}
-
 static struct pya_pending *
 pending_queue(struct pya_card *card, pya_stream stream) {
     struct pya_pending *queue = card->pending;

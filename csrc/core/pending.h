@@ -28,7 +28,23 @@ struct pya_pending {
 };
 
 /* The bytes of a USED or STITCHED block return to their arena, its record goes. */
-void pya_block_release(struct pya_block *block);
+static inline void
+pya_block_release(struct pya_block *block) {
+    struct pya_arena *arena = block->arena;
+    struct pya_card *card = arena->card;
+    if (PYA_UNLIKELY(block->is_pending)) {
+        pya_stats_park(&card->stats, block->is_small, block->bytes, block->requested, -1);
+    }
+    card->live_bytes -= block->bytes;
+    pya_history_note(
+        card->history, PYA_ACTION_FREE_COMPLETED, block->addr, block->requested,
+        pya_arena_place(arena));
+    if (PYA_UNLIKELY(block->state == PYA_BLOCK_STITCHED)) {
+        pya_stitch_give(block);
+    } else {
+        pya_arena_park(arena, block);
+    }
+}
 
 /* Recording the block's own stream, or one twice, changes nothing. */
 PYA_MUST_CHECK pya_status

@@ -195,22 +195,14 @@ pya_ptrmap_reserve_slow(struct pya_ptrmap *map) {
 }
 
 void
-pya_ptrmap_insert(struct pya_ptrmap *map, struct pya_block *block) {
+pya_ptrmap_insert_table(struct pya_ptrmap *map, struct pya_block *block) {
     PYA_ASSERT(map->current.n_used < map->current.n_buckets * PYA_PTRMAP_WAYS);
-    if (PYA_LIKELY(map->latest != NULL)) {
-        table_insert(&map->current, map->latest);
-    }
-    map->latest = block;
+    table_insert(&map->current, block);
 }
 
 struct pya_block *
-pya_ptrmap_find(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *slot) {
-    struct pya_block *block = map->latest;
-    if (block != NULL && block->addr == addr) {
-        slot->bucket = NULL;
-        return block;
-    }
-    block = NULL;
+pya_ptrmap_find_table(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *slot) {
+    struct pya_block *block = NULL;
     if (PYA_LIKELY(map->current.n_buckets > 0)) {
         struct place place = table_place(&map->current, addr);
         block = bucket_find(&map->current.buckets[place.bucket], place.tag, addr, slot);
@@ -229,11 +221,7 @@ pya_ptrmap_find(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *s
 }
 
 void
-pya_ptrmap_remove_at(struct pya_ptrmap *map, struct pya_ptrmap_slot slot) {
-    if (slot.bucket == NULL) {
-        map->latest = NULL;
-        return;
-    }
+pya_ptrmap_remove_table(struct pya_ptrmap *map, struct pya_ptrmap_slot slot) {
     bool is_old = slot.way >= PYA_PTRMAP_OLD;
     table_remove_at(
         is_old ? &map->old : &map->current, slot.bucket, (unsigned)slot.way % PYA_PTRMAP_OLD);

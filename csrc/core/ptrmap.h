@@ -50,11 +50,10 @@ void pya_ptrmap_init(struct pya_ptrmap *map);
 void pya_ptrmap_fini(struct pya_ptrmap *map);
 /* After this, one insert cannot fail. */
 PYA_MUST_CHECK pya_status pya_ptrmap_reserve_slow(struct pya_ptrmap *map);
-void pya_ptrmap_insert(struct pya_ptrmap *map, struct pya_block *block);
-/* NULL when the address is unknown.  *slot is good until the map changes. */
+void pya_ptrmap_insert_table(struct pya_ptrmap *map, struct pya_block *block);
 struct pya_block *
-pya_ptrmap_find(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *slot);
-void pya_ptrmap_remove_at(struct pya_ptrmap *map, struct pya_ptrmap_slot slot);
+pya_ptrmap_find_table(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *slot);
+void pya_ptrmap_remove_table(struct pya_ptrmap *map, struct pya_ptrmap_slot slot);
 size_t pya_ptrmap_host_bytes(const struct pya_ptrmap *map);
 /* Visits all in no order. */
 void pya_ptrmap_each(
@@ -70,6 +69,35 @@ static inline pya_status PYA_MUST_CHECK
 pya_ptrmap_reserve(struct pya_ptrmap *map) {
     bool is_roomy = map->old.n_used == 0 && pya_ptrmap_is_roomy(&map->current);
     return PYA_LIKELY(is_roomy) ? PYA_OK : pya_ptrmap_reserve_slow(map);
+}
+
+static inline void
+pya_ptrmap_insert(struct pya_ptrmap *map, struct pya_block *block) {
+    struct pya_block *before = map->latest;
+    map->latest = block;
+    if (before != NULL) {
+        pya_ptrmap_insert_table(map, before);
+    }
+}
+
+/* NULL when the address is unknown.  *slot is good until the map changes. */
+static inline struct pya_block *
+pya_ptrmap_find(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *slot) {
+    struct pya_block *block = map->latest;
+    if (block != NULL && block->addr == addr) {
+        slot->bucket = NULL;
+        return block;
+    }
+    return pya_ptrmap_find_table(map, addr, slot);
+}
+
+static inline void
+pya_ptrmap_remove_at(struct pya_ptrmap *map, struct pya_ptrmap_slot slot) {
+    if (slot.bucket == NULL) {
+        map->latest = NULL;
+        return;
+    }
+    pya_ptrmap_remove_table(map, slot);
 }
 
 #ifdef __cplusplus

@@ -123,6 +123,7 @@ pya_stats_take(struct pya_stats *stats, bool is_small, size_t bytes, size_t requ
     const struct pya_live_pool *other = &stats->live[!is_small];
     struct pya_live_pool *all = &stats->live_all;
     const int64_t amount[PYA_N_LIVE] = {1, (int64_t)bytes, (int64_t)requested};
+#pragma GCC unroll 3
     for (int i = 0; i < PYA_N_LIVE; i++) {
         live->in[i] += amount[i];
         int64_t now = pya_live_now(live, i);
