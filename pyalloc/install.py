@@ -14,7 +14,7 @@ from typing import Any
 
 from pyalloc import _core, hooks
 from pyalloc.config import ENVIRONMENT, Config, Value
-from pyalloc.errors import InstallError
+from pyalloc.errors import ConfigError, InstallError
 
 # What torch reads its own allocator's settings from: the newer name and the older.
 _TORCH_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -300,10 +300,15 @@ def _tell_of_settings(config: Config) -> None:
     """What pyalloc could do as well is said to be left undone, once; the rest it makes needless."""
     ours = {option.name for option in config.options}
     for name, key, value in {each[1]: each for each in _without_effect()}.values():
-        if key in ours and f"{key}:" not in config.text:
-            logging.getLogger("pyalloc").warning(
-                f"{name}={key}:{value} is for torch's own allocator; pyalloc is told with {ENVIRONMENT}={key}:{value}"
-            )
+        if key not in ours or f"{key}:" in config.text:
+            continue
+        try:
+            how = Config(f"{key}:{value}").text
+        except ConfigError:  # the same name, another form
+            how = f"{key}:... (`pyalloc doctor` says what it may be)"
+        logging.getLogger("pyalloc").warning(
+            f"{name}={key}:{value} is for torch's own allocator; pyalloc is told with {ENVIRONMENT}={how}"
+        )
 
 
 def _register(torch: Any) -> None:

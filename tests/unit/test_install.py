@@ -150,7 +150,10 @@ def test_native_backend_by_name_is_refused_before_torch_fails_on_it(dry_python) 
 
 
 def test_torchs_own_settings_that_have_no_effect_are_named(dry_python) -> None:  # type: ignore[no-untyped-def]
-    text = "expandable_segments:True,garbage_collection_threshold:0.8,pinned_num_register_threads:2"
+    text = (
+        "expandable_segments:True,garbage_collection_threshold:0.8,pinned_num_register_threads:2,"
+        "roundup_power2_divisions:[256:1,512:2,>:4]"
+    )
     done = dry_python(
         "import pyalloc; pyalloc.install(); print(pyalloc.status())",
         env={"PYTORCH_ALLOC_CONF": text, "PYTORCH_CUDA_ALLOC_CONF": text},
@@ -162,6 +165,7 @@ def test_torchs_own_settings_that_have_no_effect_are_named(dry_python) -> None: 
     assert "pinned" not in "".join(told)
     # What pyalloc could do as well is said at once, and how to ask for it.
     assert "PYALLOC_CONF=garbage_collection_threshold:0.8" in done.stderr
+    assert "PYALLOC_CONF=roundup_power2_divisions:... (" in done.stderr
     assert "expandable_segments" not in done.stderr
 
 
