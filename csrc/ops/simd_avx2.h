@@ -101,8 +101,9 @@ v_scale2(vr a, vr n) {
 /* the same where the result may underflow: then 0; n >= -200 */
 static inline vr
 v_scale2_low(vr a, vr n) {
-    vr normal = _mm256_cmp_ps(n, _mm256_set1_ps(-126.0f), _CMP_GE_OQ);
-    return _mm256_and_ps(v_scale2(a, _mm256_max_ps(n, _mm256_set1_ps(-126.0f))), normal);
+    const vr least = _mm256_set1_ps(-126.0f);
+    const vr low = _mm256_cmp_ps(n, least, _CMP_LT_OQ); /* not of a NaN, which stays */
+    return _mm256_andnot_ps(low, v_scale2(a, _mm256_max_ps(n, least)));
 }
 /* 1/a; the 12-bit estimate of AVX2 would need two steps, a division is as fast */
 static inline vr
