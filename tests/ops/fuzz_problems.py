@@ -262,7 +262,8 @@ def shares(score: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     """Softmax; zeros where a query sees nothing."""
     seen = visible(score, mask, causal)
     any_seen = seen.any(-1, keepdim=True)
-    return torch.softmax(score.masked_fill(~seen & any_seen, -torch.inf), -1) * any_seen
+    score = score.masked_fill(~seen, -torch.inf).masked_fill(~any_seen, 0)
+    return torch.softmax(score, -1) * any_seen
 
 
 def attention_shapes(draw: Draw) -> tuple[list[tuple[int, ...]], int]:
