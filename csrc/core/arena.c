@@ -1,4 +1,6 @@
-/* Arenas: taking from free runs, giving back to them, growing at a hole.  Floor 6. */
+/* Arenas: taking from free runs, giving back to them, growing at a hole.  Floor 6.
+ *
+ * Long because all of it works on the same indexes and chains. */
 #include "arena.h"
 
 #include <stdlib.h>
@@ -489,6 +491,7 @@ arena_add_range(struct pya_arena *arena, size_t n_pages, struct pya_block **out)
         st = pya_device_range_reserve(card->dev, range->bytes, &range->base);
     }
     if (st != PYA_OK) {
+        card->lacks_addresses = true;
         goto free_range;
     }
     pya_card_claim(card, range->base, range->bytes);
@@ -517,6 +520,26 @@ pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **
         }
     }
     return arena_add_range(arena, n_pages, out);
+}
+
+void
+pya_arena_drop_ranges(struct pya_arena *arena) {
+    struct pya_card *card = arena->card;
+    struct pya_range **link = &arena->ranges;
+    while (*link != NULL) {
+        struct pya_range *range = *link;
+        struct pya_block *hole = range->first;
+        bool is_empty = range->slots != NULL && hole->state == PYA_BLOCK_HOLE && hole->next == NULL;
+        if (!is_empty || pya_device_range_release(card->dev, range->base, range->bytes) != PYA_OK) {
+            link = &range->next;
+            continue;
+        }
+        *link = range->next;
+        arena_drop_hole(arena, hole);
+        pya_slab_put(&card->blocks, hole);
+        pya_range_fini(range);
+        free(range);
+    }
 }
 
 pya_status

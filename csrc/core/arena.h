@@ -135,6 +135,8 @@ PYA_MUST_CHECK pya_status pya_arena_settle(
 /* A hole of at least n_pages at the end of a range; makes a new range when there is none. */
 PYA_MUST_CHECK pya_status
 pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **out);
+/* Gives back address space in which nothing is mapped. */
+void pya_arena_drop_ranges(struct pya_arena *arena);
 /* A home block whose addresses are no longer mapped becomes a hole of the range's own arena and joins the holes
  * beside it. */
 void pya_block_make_hole(struct pya_block *block);

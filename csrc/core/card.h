@@ -90,8 +90,9 @@ struct pya_card {
     bool is_short;           /* the capacity was reached, and there was no room again since */
     bool
         fits_carefully; /* so that few wholly free pages are broken: tight, and everyone while short */
-    bool told_lost;     /* the error after which the device is lost was explained; atomic */
-    bool is_timed;      /* requests look at the clock (option trim_after) */
+    bool lacks_addresses; /* a range could not be reserved since addresses were last given back */
+    bool told_lost;       /* the error after which the device is lost was explained; atomic */
+    bool is_timed;        /* requests look at the clock (option trim_after) */
 };
 
 static inline bool

@@ -369,12 +369,20 @@ done:
     return st;
 }
 
+static bool
+is_shortage(pya_status st) {
+    return st == PYA_E_NOMEM || st == PYA_E_LIMIT;
+}
+
 /* Nobody will want what a pool left behind but who takes it: that is never put off, whatever transfers have cost. */
 static pya_status
 ladder_borrow(
     struct pya_arena *arena, size_t bytes, bool is_small, enum transfer_from kind,
     struct pya_block **out) {
     pya_status st = ladder_transfer(arena, pya_pages_for(bytes), kind);
+    if (is_shortage(st)) {
+        return PYA_OK; /* of addresses: there are other ways */
+    }
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
@@ -416,11 +424,6 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
-static bool
-is_shortage(pya_status st) {
-    return st == PYA_E_NOMEM || st == PYA_E_LIMIT;
-}
-
 /* The capacity is reached: first what needs no waiting, then waiting, then other pools. */
 static pya_status
 ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
@@ -455,6 +458,13 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
         if (st == PYA_OK && *out == NULL) {
             st = ladder_save(arena, bytes, is_small, out);
         }
+    }
+    if (is_shortage(st) && pya_trim_addresses(card)) {
+        st = ladder_refit(arena, bytes, is_small, out);
+        st = st == PYA_OK && *out == NULL
+                 ? ladder_borrow(arena, bytes, is_small, TRANSFER_OPEN, out)
+                 : st;
+        st = st == PYA_OK && *out == NULL ? ladder_save(arena, bytes, is_small, out) : st;
     }
     bool has_moved = scalar[PYA_STAT_pyalloc_page_transfers] > n_transferred;
     scalar[has_moved ? PYA_STAT_pyalloc_saved_by_transfer : PYA_STAT_pyalloc_saved_by_wait] +=

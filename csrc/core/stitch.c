@@ -264,7 +264,8 @@ stitch_adopt(struct pya_stitch *stitch, size_t n_old) {
 /* As much room again as the range needs, where addresses are not scarce. */
 static pya_status
 stitch_reserve(struct pya_stitch *stitch) {
-    struct pya_device *dev = stitch->arena->card->dev;
+    struct pya_card *card = stitch->arena->card;
+    struct pya_device *dev = card->dev;
     size_t least = stitch->n_pages * PYA_PAGE;
     stitch->range_bytes = stitch->is_shared ? least : 2 * least;
     pya_status st = pya_device_range_reserve(dev, stitch->range_bytes, &stitch->base);
@@ -272,6 +273,7 @@ stitch_reserve(struct pya_stitch *stitch) {
         stitch->range_bytes = least;
         st = pya_device_range_reserve(dev, least, &stitch->base);
     }
+    card->lacks_addresses = card->lacks_addresses || st != PYA_OK;
     return st;
 }
 

@@ -286,6 +286,22 @@ arena_is_spent(const struct pya_arena *arena) {
     return stitch == NULL;
 }
 
+/* Unmaps dead addresses, and stitched ranges, least recently used first, while the card has more than n_keep mappings. */
+static pya_status
+arena_drop_addresses(struct pya_card *card, struct pya_arena *arena, size_t n_keep) {
+    pya_status st = PYA_OK;
+    trim_dead(card, arena, true);
+    struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->oldest;
+    while (stitch != NULL && card->pages.n_mappings > n_keep) {
+        struct pya_stitch *next = stitch->newer;
+        pya_status one = stitch->block == NULL ? pya_stitch_destroy(stitch) : PYA_OK;
+        st = st == PYA_OK ? one : st;
+        stitch = next;
+    }
+    forget_no_stitches(arena);
+    return st;
+}
+
 void
 pya_trim_settle(struct pya_card *card) {
     if (!pya_pools_settle(card)) {
@@ -293,45 +309,41 @@ pya_trim_settle(struct pya_card *card) {
     }
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         const struct pya_pool *pool = arena->pool;
-        if (pool == NULL || pool->n_users > 0 || pool->is_active || !arena_is_spent(arena)) {
-            continue;
+        if (pool != NULL && pool->n_users == 0 && !pool->is_active && arena_is_spent(arena)) {
+            (void)!arena_drop_addresses(card, arena, 0);
         }
-        trim_dead(card, arena, true);
-        struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->oldest;
-        while (stitch != NULL) {
-            struct pya_stitch *next = stitch->newer;
-            (void)!pya_stitch_destroy(stitch);
-            stitch = next;
-        }
-        forget_no_stitches(arena);
     }
     pya_pools_sweep(card);
+}
+
+/* A graph may have addresses of a pool in use in its kernels, whatever is free at them now. */
+static pya_status
+card_drop_addresses(struct pya_card *card, size_t n_keep) {
+    pya_status st = PYA_OK;
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        pya_status one =
+            pya_pool_is_open(arena) ? arena_drop_addresses(card, arena, n_keep) : PYA_OK;
+        st = st == PYA_OK ? one : st;
+    }
+    return st;
+}
+
+bool
+pya_trim_addresses(struct pya_card *card) {
+    bool is_due = card->lacks_addresses;
+    card->lacks_addresses = false;
+    if (is_due) {
+        (void)!card_drop_addresses(card, 0);
+    }
+    for (struct pya_arena *arena = card->arenas; is_due && arena != NULL; arena = arena->next) {
+        pya_arena_drop_ranges(arena);
+    }
+    return is_due;
 }
 
 pya_status
 pya_trim_mappings(struct pya_card *card) {
     pya_status st = pya_device_sync(card->dev);
-    if (st != PYA_OK) {
-        return st;
-    }
     size_t n_keep = card->pages.n_live * card->options.mappings_per_page / 2;
-    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        if (!pya_pool_is_open(arena)) {
-            continue; /* a graph may have these addresses in its kernels, whatever is free at them now */
-        }
-        trim_dead(card, arena, true);
-        struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->oldest;
-        while (stitch != NULL && card->pages.n_mappings > n_keep) {
-            struct pya_stitch *next = stitch->newer;
-            if (stitch->block == NULL) {
-                st = pya_stitch_destroy(stitch);
-                if (st != PYA_OK) {
-                    return st;
-                }
-            }
-            stitch = next;
-        }
-        forget_no_stitches(arena);
-    }
-    return PYA_OK;
+    return st == PYA_OK ? card_drop_addresses(card, n_keep) : st;
 }

@@ -28,6 +28,8 @@ size_t pya_trim_pages(struct pya_card *card, const pya_page_id *ids, size_t n);
 PYA_MUST_CHECK pya_status pya_trim_mappings(struct pya_card *card);
 /* pya_pools_settle(), and pools that others took all memory of go, with their addresses. */
 void pya_trim_settle(struct pya_card *card);
+/* The same for all of them, where addresses ran out since the last time; the device was waited for.  True: they did. */
+bool pya_trim_addresses(struct pya_card *card);
 /* Has the card more mappings than its options allow? */
 bool pya_card_is_crowded(const struct pya_card *card);
 

@@ -370,7 +370,54 @@ test_kept_event_fails(void) {
     streams_fini(&world);
 }
 
+/* Streams that share a card use up addresses, of which there are few here: requests go on being served while there is
+ * memory, whatever step first lacks them, and addresses nobody needs go back. */
+static void
+addresses_run_out(const char *options, uint64_t address_bytes) {
+    enum { N_BLOCKS = 400, N_STEPS = 10000 };
+    struct world world = {.config = {.capacity_bytes = 256 * MIB, .address_bytes = address_bytes}};
+    struct {
+        pya_dptr ptr;
+        size_t bytes;
+    } blocks[N_BLOCKS];
+    size_t n = 0;
+    size_t live = 0;
+    uint64_t seed = check_seed();
+    world_init(&world, options);
+    for (int i = 0; i < N_STEPS; i++) {
+        if (n < N_BLOCKS && check_below(&seed, 100) < 55) {
+            blocks[n].bytes = check_log_size(&seed, 512, 32 * MIB);
+            blocks[n].ptr = take(&world, blocks[n].bytes, ONE * (1 + check_below(&seed, 4)));
+            live += blocks[n++].bytes;
+        } else if (n > 0) {
+            size_t k = check_below(&seed, n);
+            give(&world, blocks[k].ptr);
+            live -= blocks[k].bytes;
+            blocks[k] = blocks[--n];
+        }
+        while (n > 0 && live > 100 * MIB) {
+            give(&world, blocks[--n].ptr);
+            live -= blocks[n].bytes;
+        }
+        if (i % 500 == 0) {
+            CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+        }
+    }
+    while (n > 0) {
+        give(&world, blocks[--n].ptr);
+    }
+    streams_fini(&world);
+}
+
+static void
+test_addresses_run_out(void) {
+    addresses_run_out("", 4800 * MIB);
+    addresses_run_out("memory:tight", 4800 * MIB);
+    addresses_run_out("memory:fast", 4800 * MIB);
+}
+
 static const struct check_case cases[] = {
+    {"addresses_run_out", test_addresses_run_out},
     {"event_that_failed_once", test_event_that_failed_once},
     {"idle_memory_changes_hands", test_idle_memory_changes_hands},
     {"busy_memory_does_not", test_busy_memory_does_not},
