@@ -191,7 +191,8 @@ pya_arena_leave(struct pya_arena *arena) {
     for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {
         const struct pya_slot *slots = run->range->slots;
         size_t first = pya_range_slot(run->range, pya_round_up(run->addr, PYA_PAGE));
-        size_t n = slots == NULL ? 0 : pya_run_pages(run->addr, run->bytes);
+        bool is_idle = slots != NULL && run->seq <= arena->idle_seq;
+        size_t n = is_idle ? pya_run_pages(run->addr, run->bytes) : 0;
         for (size_t i = 0; i < n; i++) {
             arena->card->pages.items[slots[first + i].page].is_left = true;
         }

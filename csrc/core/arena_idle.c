@@ -11,8 +11,9 @@ card_pass_fences(struct pya_card *card) {
         return NULL;
     }
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        if (n_open == 0) {
-            arena->idle_seq = arena->fence_seq;
+        if (n_open == 0) { /* more may be known since the device was waited for */
+            arena->idle_seq =
+                arena->fence_seq > arena->idle_seq ? arena->fence_seq : arena->idle_seq;
         } else {
             arena->almost_seq = arena->fence_seq;
         }

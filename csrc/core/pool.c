@@ -104,7 +104,9 @@ pool_inherit(struct pya_card *card, struct pya_pool *pool, pya_stream stream) {
     struct pya_arena *best = NULL;
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         const struct pya_pool *dropped = arena->pool;
-        bool is_left = dropped != NULL && dropped->n_users == 0 && dropped->is_settled;
+        /* What was freed since the device was waited for may still be in use. */
+        bool is_left = dropped != NULL && dropped->n_users == 0 && dropped->is_settled &&
+                       arena->seq <= arena->idle_seq;
         if (is_left && arena->small_fit == NULL && arena->free_pages > 0 &&
             (best == NULL || arena->free_pages > best->free_pages) && arena_is_vacant(arena)) {
             best = arena;

@@ -278,7 +278,50 @@ test_same_pool_again(void) {
     world_fini(&world);
 }
 
+/* A tensor of a dropped pool may be in use, and be freed, long after the device was waited for: that part is not taken over
+ * by another stream before its work is done. */
+static void
+freed_after_settling(bool begins_again) {
+    static const struct pya_pool_id next = {5, 6};
+    enum { ONE = 16, TWO = 32 };
+    struct world world = {.config = {.work = PYA_SIM_WORK_BY_HAND}};
+    pools_init(&world, "");
+    pool_begin(&world);
+    pya_dptr freed = take(&world, 60 * MIB, ONE);
+    pya_dptr kept = take(&world, 40 * MIB, ONE);
+    pool_end(&world);
+    give(&world, freed);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    pya_dptr other = take(&world, 2 * MIB, TWO); /* waits for the device */
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    CHECK_OK(pya_sim_use(world.sim, ONE, kept, 40 * MIB));
+    give(&world, kept);
+    const struct pya_pool_id *id = begins_again ? &POOL : &next;
+    CHECK_OK(pya_pool_begin(world.heap, 0, *id, (struct pya_stream_filter){0}));
+    pya_dptr ptr = 0;
+    if (begins_again) { /* the pool's own memory, untouched so far; others may have what is idle of it */
+        CHECK_OK(pya_pool_end(world.heap, 0, *id));
+    }
+    ptr = take(&world, 90 * MIB, TWO);
+    CHECK_OK(pya_sim_use(world.sim, TWO, ptr, 90 * MIB));
+    if (!begins_again) {
+        CHECK_OK(pya_pool_end(world.heap, 0, *id));
+    }
+    pya_sim_finish_all(world.sim);
+    give(&world, ptr);
+    give(&world, other);
+    CHECK_OK(pya_pool_release(world.heap, 0, *id));
+    world_fini(&world);
+}
+
+static void
+test_freed_after_settling(void) {
+    freed_after_settling(false);
+    freed_after_settling(true);
+}
+
 static const struct check_case cases[] = {
+    {"freed_after_settling", test_freed_after_settling},
     {"dropped_pool_serves_others", test_dropped_pool_serves_others},
     {"dropped_pool_serves_the_next", test_dropped_pool_serves_the_next},
     {"unsettled_pool_keeps_its_memory", test_unsettled_pool_keeps_its_memory},
