@@ -132,6 +132,9 @@ def test_nested_pools() -> None:
     assert [pool_of(tensor) for tensor in (a, b, c)] == [outer.id, inner.id, outer.id]
 
 
+@pytest.mark.skipif(
+    not IS_PYALLOC and TORCH < (2, 14), reason="torch's own ended the process, at least in 2.9"
+)
 def test_a_pool_in_use_is_not_begun_again() -> None:
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
@@ -385,9 +388,9 @@ def test_error_while_asking_whether_a_stream_is_captured(runtime: Any) -> None:
     call = "cudaStreamGetCaptureInfo" + ("" if CUDA >= 13 else "_v2")
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     empty(MIB)
-    before = torch.cuda.memory_allocated()
     with torch.cuda.stream(stream):
         graph.capture_begin()
+        before = torch.cuda.memory_allocated()
         runtime.pya_hostcuda_fail_nth(ctypes.c_uint64(1), call.encode(), 700)
         with pytest.raises(RuntimeError, match="illegal memory access"):
             empty(MIB)
