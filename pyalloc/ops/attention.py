@@ -141,8 +141,9 @@ def scaled_attention(
     if not torch.compiler.is_compiling():
         _log.debug("scaled_attention: %s (%s)", taken, reason)
     if taken == "sdpa":
-        groups = q.shape[1] != k.shape[1]
-        out = _sdpa(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=groups)
+        # a branch, for under dynamic shapes the comparison itself is symbolic and torch takes only a bool
+        groups = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+        out = _sdpa(q, k, v, None, 0.0, causal, scale=scale, **groups)
         if out.requires_grad and not _transforms() and not _is_compiling():
             _second.offer(out, q, k, v)
     elif taken == "eager":

@@ -413,6 +413,8 @@ def strange_values(draw: Draw, p: Problem) -> None:
         or not all(torch.isfinite(x).all() or x.isnan().any() for x in tensors)
     ):
         return
+    if p.kind == "additive_attention" and tensors[2].isnan().any():
+        return  # nor does a value whose probability is 0
     for out, right in zip(outs, q.exact(*(x.double() for x in tensors)), strict=True):
         assert out.isnan()[right.isnan()].all(), f"NaN is lost: {spoiled}"
         if not any(x.isnan().any() or (x.abs() > 1e4).any() for x in tensors):

@@ -146,3 +146,11 @@ def test_unknown_instruction_set():
 
     with pytest.raises(OpError, match="'sse9' is not available here; the widest is"):
         set_cpu_isa("sse9")
+
+
+def test_grouped_queries_in_half_precision_compile_with_dynamic_shapes():
+    """Torch's kernel takes no symbolic truth for its enable_gqa."""
+    q, k, v = torch.randn(1, 4, 5, 8).half(), *torch.randn(2, 1, 2, 6, 8).half()
+    torch._dynamo.reset()
+    compiled = torch.compile(scaled_attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), scaled_attention(q, k, v))
