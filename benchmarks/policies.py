@@ -123,6 +123,16 @@ def table(found: list[Mean]) -> str:
     return "\n".join(lines)
 
 
+# Where a point's name stands, in points from it, so that neighbours do not write over each other.
+LABELS = {
+    "native": ((0, -14), "center"),
+    "expandable": ((0, 9), "center"),
+    "fast": ((-5, -13), "right"),
+    "balanced": ((0, -14), "center"),
+    "tight": ((0, 7), "center"),
+}
+
+
 def plot(found: list[Mean], path: Path) -> None:
     """Memory against modelled device time, one panel for each part of the suite."""
     parts = [part for part in PARTS if any(mean.part == part for mean in found)]
@@ -131,13 +141,14 @@ def plot(found: list[Mean], path: Path) -> None:
         mine = [m for m in found if m.part == part and "shared" not in m.setting]
         for mean in mine:
             ours = mean.setting not in ("native", "expandable")
-            colour, below = ("tab:blue", 4) if ours else ("tab:grey", -12)
-            panel.scatter(mean.time, mean.peak_live, color=colour, marker="o")
+            panel.scatter(mean.time, mean.peak_live, color="tab:blue" if ours else "tab:grey")
+            offset, side = LABELS[mean.setting]
             panel.annotate(
                 mean.setting,
                 (mean.time, mean.peak_live),
                 textcoords="offset points",
-                xytext=(6, below),
+                xytext=offset,
+                ha=side,
                 fontsize=9,
             )
         ours_sorted = sorted(
