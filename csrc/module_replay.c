@@ -25,8 +25,7 @@ replay_raise(pya_status status) {
         return NULL; /* raised by the progress function */
     }
     if (status == PYA_E_LIMIT) {
-        return pya_module_raise(
-            "TraceError", "the models hold 64 streams and 255 private pools; the trace has more");
+        return pya_module_raise("TraceError", pya_program_limits());
     }
     return status == PYA_E_HOST_NOMEM ? PyErr_NoMemory()
                                       : pya_module_raise("TraceError", pya_status_text(status));

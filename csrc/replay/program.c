@@ -291,6 +291,15 @@ program_read(struct pya_program *program, struct pya_trace_reader *reader) {
     return PYA_OK;
 }
 
+#define TEXT_OF(number) #number
+#define TEXT(macro) TEXT_OF(macro)
+
+const char *
+pya_program_limits(void) {
+    return "more than " TEXT(PROGRAM_STREAMS) " streams (" TEXT(
+        PYA_MODEL_STREAMS) " for the models of torch's allocator) or " TEXT(PROGRAM_POOLS) " pools";
+}
+
 pya_status
 pya_program_load(const char *path, struct pya_program **out, char *message, size_t message_bytes) {
     struct pya_trace_reader *reader = NULL;
@@ -312,7 +321,7 @@ pya_program_load(const char *path, struct pya_program **out, char *message, size
     status = program_read(program, reader);
     if (status != PYA_OK) {
         const char *why = pya_trace_error(reader);
-        const char *text = status == PYA_E_LIMIT ? "more than 4095 streams or private pools"
+        const char *text = status == PYA_E_LIMIT ? pya_program_limits()
                            : status == PYA_E_IO  ? "no room for a long trace's operations in TMPDIR"
                            : status == PYA_E_TOO_LARGE ? "more than 512 GiB are alive on one device"
                                                        : pya_status_text(status);

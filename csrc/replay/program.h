@@ -30,6 +30,8 @@ PYA_MUST_CHECK pya_status pya_program_create(struct pya_program **out);
 /* In order.  PYA_E_LIMIT: too many streams or pools; PYA_E_TOO_LARGE: more alive than any device has.  Kinds that mean nothing to an allocator are counted only. */
 PYA_MUST_CHECK pya_status
 pya_program_add(struct pya_program *program, const struct pya_trace_event *event);
+/* What PYA_E_LIMIT means, of a program or of its replay. */
+const char *pya_program_limits(void);
 /* Create and add all of a file.  message: why not, when it fails; damage in the middle is a failure. */
 PYA_MUST_CHECK pya_status
 pya_program_load(const char *path, struct pya_program **out, char *message, size_t message_bytes);

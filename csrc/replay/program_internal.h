@@ -6,7 +6,8 @@
 #include "program.h"
 
 /* Streams of one program, and private pools, the default one among them. */
-enum { PROGRAM_STREAMS = 4096, PROGRAM_POOLS = PYA_MODEL_POOLS };
+#define PROGRAM_STREAMS 4096
+#define PROGRAM_POOLS PYA_MODEL_POOLS
 
 /* A device with more than this alive is damage or malice, and would need gigabytes of tables. */
 #define PROGRAM_LIVE_MAX (UINT64_C(1) << 39)
