@@ -3,10 +3,40 @@
 
 #include "check.h"
 #include "core/heap.h"
+#include "device/sim.h"
+#include "fault.h"
+#include "stat.h"
 
 /* Runs the program on a heap of those options with the nth host allocation (host) or device call failing, and checks
  * that nothing is lost by it; false: n outlived them all. */
 typedef bool sweep_once_fn(const char *options, unsigned long nth, bool host, pya_status with);
+
+/* From now on the nth host allocation or device call fails. */
+static inline void
+sweep_arm(struct pya_sim *sim, unsigned long nth, bool host, pya_status with) {
+    if (host) {
+        fault_arm(nth);
+    } else {
+        pya_sim_fail(sim, PYA_SIM_ANY_CALL, nth, with, false);
+    }
+}
+
+/* Did it? */
+static inline bool
+sweep_disarm(struct pya_sim *sim, bool host) {
+    return host ? fault_disarm() : pya_sim_fail_clear(sim);
+}
+
+/* Nothing is alive: nothing is left on the device once the cache is empty. */
+static inline void
+sweep_check_empty(struct pya_heap *heap, struct pya_sim *sim) {
+    struct pya_sim_state state;
+    CHECK_OK(pya_empty_cache(heap, 0));
+    pya_sim_query(sim, &state);
+    CHECK_EQ(state.used_bytes, 0);
+    CHECK_EQ(state.n_mappings, 0);
+    CHECK_EQ(stat_of(heap, 0, "reserved_bytes.all.current"), 0);
+}
 
 static inline void
 sweep_all(sweep_once_fn *once, const char *options) {

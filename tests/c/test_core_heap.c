@@ -491,13 +491,9 @@ sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
     size_t live_before = fault_live();
     world_init(&world, options);
     CHECK_OK(pya_alloc(world.heap, 0, 512, 0, &first));
-    if (host) {
-        fault_arm(nth);
-    } else {
-        pya_sim_fail(world.sims[0], PYA_SIM_ANY_CALL, nth, with, false);
-    }
+    sweep_arm(world.sims[0], nth, host, with);
     sweep_program(&world, ptrs);
-    bool fired = host ? fault_disarm() : pya_sim_fail_clear(world.sims[0]);
+    bool fired = sweep_disarm(world.sims[0], host);
     bool shares = strstr(options, "shared_pages:True") != NULL;
     CHECK(fired || !shares || stat_of(world.heap, 0, "pyalloc_shared_ranges") > 0);
     CHECK_EQ(pya_heap_check(world.heap, 0), 0);
@@ -505,13 +501,8 @@ sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
         CHECK_OK(pya_free(world.heap, ptrs[i]));
     }
     CHECK_OK(pya_free(world.heap, first));
-    CHECK_OK(pya_empty_cache(world.heap, 0));
+    sweep_check_empty(world.heap, world.sims[0]);
     CHECK_EQ(pya_heap_check(world.heap, 0), 0);
-    struct pya_sim_state state;
-    pya_sim_query(world.sims[0], &state);
-    CHECK_EQ(state.used_bytes, 0);
-    CHECK_EQ(state.n_mappings, 0);
-    CHECK_EQ(stat_of(world.heap, 0, "reserved_bytes.all.current"), 0);
     CHECK_EQ(stat_of(world.heap, 0, "segment.all.current"), 0);
     CHECK_EQ(stat_of(world.heap, 0, "active.all.current"), 0);
     world_fini(&world);

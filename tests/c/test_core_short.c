@@ -373,25 +373,16 @@ sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
     size_t live_before = fault_live();
     world_init(&world, options);
     pya_dptr first = take(&world, 512, 0);
-    if (host) {
-        fault_arm(nth);
-    } else {
-        pya_sim_fail(world.sim, PYA_SIM_ANY_CALL, nth, with, false);
-    }
+    sweep_arm(world.sim, nth, host, with);
     sweep_program(&world, held);
-    bool fired = host ? fault_disarm() : pya_sim_fail_clear(world.sim);
+    bool fired = sweep_disarm(world.sim, host);
     CHECK_EQ(pya_heap_check(world.heap, 0), 0);
     for (size_t i = 0; i < SWEEP_HELD; i++) {
         give(&world, held[i]);
     }
     give(&world, first);
     CHECK_OK(pya_reserve(world.heap, 0, 0, 0));
-    CHECK_OK(pya_empty_cache(world.heap, 0));
-    struct pya_sim_state state;
-    pya_sim_query(world.sim, &state);
-    CHECK_EQ(state.used_bytes, 0);
-    CHECK_EQ(state.n_mappings, 0);
-    CHECK_EQ(reserved(&world), 0);
+    sweep_check_empty(world.heap, world.sim);
     world_fini(&world);
     CHECK_EQ(fault_live(), live_before);
     return fired;

@@ -113,38 +113,27 @@ def test_unknown_setting(dry_python) -> None:  # type: ignore[no-untyped-def]
     )
 
 
-def test_other_backend_is_refused(dry_python) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("backend", "newer"),
+    [
+        ("cudaMallocAsync", "backend:cudaMallocAsync"),
+        ("native", "max_split_size_mb:64, backend : native"),  # torch would fail on it later
+    ],
+)
+def test_a_backend_by_name_is_refused(dry_python, backend: str, newer: str) -> None:  # type: ignore[no-untyped-def]
     dry_python(
-        """
+        f"""
         import pyalloc
         try:
             pyalloc.install()
         except pyalloc.InstallError as error:
-            assert "cudaMallocAsync" in str(error)
+            assert "backend:{backend}" in str(error) and "Remove" in str(error), error
         else:
             raise AssertionError
         """,
         env={
-            "PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync",
-            "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync",
-        },
-    )
-
-
-def test_native_backend_by_name_is_refused_before_torch_fails_on_it(dry_python) -> None:  # type: ignore[no-untyped-def]
-    dry_python(
-        """
-        import pyalloc
-        try:
-            pyalloc.install()
-        except pyalloc.InstallError as error:
-            assert "backend:native" in str(error) and "Remove" in str(error), error
-        else:
-            raise AssertionError
-        """,
-        env={
-            "PYTORCH_ALLOC_CONF": "max_split_size_mb:64, backend : native",
-            "PYTORCH_CUDA_ALLOC_CONF": "backend:native",
+            "PYTORCH_ALLOC_CONF": newer,
+            "PYTORCH_CUDA_ALLOC_CONF": f"backend:{backend}",
         },
     )
 
