@@ -1,6 +1,4 @@
-/* Arenas: taking from free runs, giving back to them, growing at a hole.  Floor 6.
- *
- * Long because all of it works on the same indexes and chains. */
+/* Arenas: taking from free runs, giving back to them, growing at a hole.  Floor 6. */
 #include "arena.h"
 
 #include <stdlib.h>
@@ -183,21 +181,6 @@ arena_touch(struct pya_arena *arena, const struct pya_block *block) {
     for (size_t s = pya_range_slot(block->range, block->addr); slots != NULL && s <= last; s++) {
         arena->card->pages.items[slots[s].page].is_left = false;
     }
-}
-
-void
-pya_arena_leave(struct pya_arena *arena) {
-    struct pya_block *run = pya_fit_find(&arena->fit, PYA_PAGE);
-    for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {
-        const struct pya_slot *slots = run->range->slots;
-        size_t first = pya_range_slot(run->range, pya_round_up(run->addr, PYA_PAGE));
-        bool is_idle = slots != NULL && run->seq <= arena->idle_seq;
-        size_t n = is_idle ? pya_run_pages(run->addr, run->bytes) : 0;
-        for (size_t i = 0; i < n; i++) {
-            arena->card->pages.items[slots[first + i].page].is_left = true;
-        }
-    }
-    arena->has_left = true;
 }
 
 struct pya_block *
@@ -546,10 +529,6 @@ pya_arena_drop_ranges(struct pya_arena *arena) {
 pya_status
 pya_arena_create(
     struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
-    pya_status st = pya_fences_add(card, stream);
-    if (st != PYA_OK) {
-        return st;
-    }
     struct pya_arena *arena = calloc(1, sizeof *arena);
     if (arena == NULL) {
         return PYA_E_HOST_NOMEM;

@@ -58,6 +58,7 @@ pya_arena_place(const struct pya_arena *arena) {
     return place;
 }
 
+/* The stream has a fence. */
 PYA_MUST_CHECK pya_status pya_arena_create(
     struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out);
 /* Unmaps and releases everything it holds, live blocks too: for the end of the heap only. */

@@ -52,3 +52,18 @@ pya_card_poll(struct pya_card *card, const struct pya_arena *taker) {
     }
     (void)card_pass_fences(card);
 }
+
+void
+pya_arena_leave(struct pya_arena *arena) {
+    struct pya_block *run = pya_fit_find(&arena->fit, PYA_PAGE);
+    for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {
+        const struct pya_slot *slots = run->range->slots;
+        size_t first = pya_range_slot(run->range, pya_round_up(run->addr, PYA_PAGE));
+        bool is_idle = slots != NULL && run->seq <= arena->idle_seq;
+        size_t n = is_idle ? pya_run_pages(run->addr, run->bytes) : 0;
+        for (size_t i = 0; i < n; i++) {
+            arena->card->pages.items[slots[first + i].page].is_left = true;
+        }
+    }
+    arena->has_left = true;
+}

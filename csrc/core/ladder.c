@@ -374,7 +374,7 @@ is_shortage(pya_status st) {
     return st == PYA_E_NOMEM || st == PYA_E_LIMIT;
 }
 
-/* Nobody will want what a pool left behind but who takes it: that is never put off, whatever transfers have cost. */
+/* Pages of other arenas, and what they make possible. */
 static pya_status
 ladder_borrow(
     struct pya_arena *arena, size_t bytes, bool is_small, enum transfer_from kind,
@@ -498,6 +498,7 @@ climb_at_ease(
     }
     if (card->arenas->next != NULL) {
         pya_trim_settle(card);
+        /* Nobody wants what a pool left but who takes it: never put off, whatever transfers have cost. */
         st = ladder_borrow(arena, bytes, is_small, TRANSFER_LEFT, out);
         if (st == PYA_OK && *out == NULL && pya_policy_may_transfer(arena, m)) {
             st = ladder_borrow(arena, bytes, is_small, TRANSFER_IDLE, out);

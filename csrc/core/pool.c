@@ -65,9 +65,8 @@ pya_pool_free(struct pya_pool *pool) {
     free(pool);
 }
 
-/* Does nobody hold anything of it? */
-static bool
-arena_is_vacant(const struct pya_arena *arena) {
+bool
+pya_arena_is_vacant(const struct pya_arena *arena) {
     for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
         for (const struct pya_block *block = range->first; block != NULL; block = block->next) {
             if (block->state == PYA_BLOCK_USED || block->state == PYA_BLOCK_LENT) {
@@ -108,7 +107,7 @@ pool_inherit(struct pya_card *card, struct pya_pool *pool, pya_stream stream) {
         bool is_left = dropped != NULL && dropped->n_users == 0 && dropped->is_settled &&
                        arena->seq <= arena->idle_seq;
         if (is_left && arena->small_fit == NULL && arena->free_pages > 0 &&
-            (best == NULL || arena->free_pages > best->free_pages) && arena_is_vacant(arena)) {
+            (best == NULL || arena->free_pages > best->free_pages) && pya_arena_is_vacant(arena)) {
             best = arena;
         }
     }
@@ -128,10 +127,9 @@ pool_inherit(struct pya_card *card, struct pya_pool *pool, pya_stream stream) {
 static pya_status
 pool_new_arena(
     struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
-    bool may_inherit = pool != NULL && !pya_pool_is_plain(pool) && pool->limit_bytes == 0 &&
-                       pya_card_has_vmm(card);
-    pya_status st = may_inherit ? pya_fences_add(card, stream) : PYA_OK;
-    if (st == PYA_OK && may_inherit) {
+    pya_status st = pya_fences_add(card, stream);
+    if (st == PYA_OK && pool != NULL && !pya_pool_is_plain(pool) && pool->limit_bytes == 0 &&
+        pya_card_has_vmm(card)) {
         pya_card_unpark(card);
         *out = pool_inherit(card, pool, stream);
     }

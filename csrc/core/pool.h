@@ -19,6 +19,8 @@ PYA_MUST_CHECK pya_status pya_pool_arena(
 bool pya_pool_is_open(const struct pya_arena *arena);
 /* Where a request of this stream goes, for the trace. */
 struct pya_place pya_pool_place(struct pya_card *card, pya_stream stream);
+/* Does nobody hold anything of it?  It may have free memory and old addresses. */
+bool pya_arena_is_vacant(const struct pya_arena *arena);
 /* One more graph or MemPool uses it. */
 void pya_pool_add_user(struct pya_card *card, struct pya_pool *pool);
 /* Waits for the device when there are pools that lost their last user since: their memory is open to all others then.

@@ -173,12 +173,12 @@ trim_choose(
     pya_page_id *ids, size_t *n_out) {
     size_t n = 0;
     for (struct pya_arena *arena = card->arenas; arena != NULL && n < n_most; arena = arena->next) {
-        bool is_left = scope == PYA_TRIM_OPEN && arena->has_left;
-        if (!is_left && !arena_in_scope(arena, scope, pool)) {
+        bool is_whole = arena_in_scope(arena, scope, pool);
+        if (!is_whole && (scope != PYA_TRIM_OPEN || !arena->has_left)) {
             continue;
         }
         /* Of a pool in use only what it has not touched. */
-        const struct pya_arena *taker = arena_in_scope(arena, scope, pool) ? NULL : arena;
+        const struct pya_arena *taker = is_whole ? NULL : arena;
         size_t n_here;
         pya_status st = pya_pages_pick(arena, SIZE_MAX, taker, NULL, ids + n, &n_here);
         if (st != PYA_OK) {
@@ -267,25 +267,6 @@ pya_trim_card(
     return PYA_OK;
 }
 
-/* Is nothing of its memory its own any more?  Old addresses may be left. */
-static bool
-arena_is_spent(const struct pya_arena *arena) {
-    for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
-        const struct pya_block *block = range->first;
-        while (pya_block_is(block, PYA_BLOCK_HOLE) || pya_block_is(block, PYA_BLOCK_DEAD)) {
-            block = block->next;
-        }
-        if (block != NULL) {
-            return false;
-        }
-    }
-    const struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->newest;
-    while (stitch != NULL && stitch->block == NULL) {
-        stitch = stitch->older;
-    }
-    return stitch == NULL;
-}
-
 /* Unmaps dead addresses, and stitched ranges, least recently used first, while the card has more than n_keep mappings. */
 static pya_status
 arena_drop_addresses(struct pya_card *card, struct pya_arena *arena, size_t n_keep) {
@@ -309,7 +290,9 @@ pya_trim_settle(struct pya_card *card) {
     }
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         const struct pya_pool *pool = arena->pool;
-        if (pool != NULL && pool->n_users == 0 && !pool->is_active && arena_is_spent(arena)) {
+        /* Others took all of its memory; old addresses may be left. */
+        if (pool != NULL && pool->n_users == 0 && !pool->is_active && arena->free_bytes == 0 &&
+            pya_arena_is_vacant(arena)) {
             (void)!arena_drop_addresses(card, arena, 0);
         }
     }
