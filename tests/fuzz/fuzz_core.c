@@ -84,6 +84,10 @@ op_host_fault(struct world *world) {
     }
     (void)fault_disarm();
     world->has_host_fault = false;
+    /* A device whose card could not be made was opened and closed again. */
+    for (int d = 0; d < N_DEVICES; d++) {
+        world->sims[d] = pya_heap_open_card(world->heap, d) == NULL ? NULL : world->sims[d];
+    }
 }
 
 static void
