@@ -29,6 +29,17 @@ def _make_importable() -> None:
         sys.path.append(os.path.dirname(os.path.dirname(here)))
 
 
+def _wait_at_exit() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    spec = importlib.util.spec_from_file_location(
+        "_pyalloc_settling", os.path.join(here, "settling.py")
+    )
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.wait_at_exit()
+
+
 def _start() -> None:
     ours = ("PYALLOC_INSTALL", "PYALLOC_DRYRUN_REPORT", "PYALLOC_RECORD", "PYALLOC_LIVE")
     if any(name in os.environ for name in ours):
@@ -52,5 +63,6 @@ def _start() -> None:
         watch(folder)
 
 
+_wait_at_exit()
 _run_shadowed()
 _start()

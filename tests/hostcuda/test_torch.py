@@ -163,6 +163,42 @@ def test_attention_gru_and_linear_algebra_run(run_torch: RunTorch) -> None:
     """)
 
 
+def test_a_program_may_end_while_the_autograd_thread_still_clears_up(run_torch: RunTorch) -> None:
+    """Python's end would stop that thread inside torch's C++, which ends the process: exit code 134."""
+    run_torch("""
+        import threading, time
+        import torch
+
+        clearing = 0
+
+        class Slow:  # dropped by backward()'s caller or, after backward() has returned, by the device's thread
+            def __call__(self):
+                pass
+
+            def __del__(self):
+                global clearing
+                if threading.current_thread() is not threading.main_thread():
+                    clearing += 1
+                    end = time.monotonic() + 0.5
+                    while time.monotonic() < end:
+                        pass
+                    clearing -= 1
+
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, grad):
+                torch.autograd.Variable._execution_engine.queue_callback(Slow())
+                return grad
+
+        while clearing == 0:
+            Double.apply(torch.ones(8, device="cuda", requires_grad=True)).sum().backward()
+    """)
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_torch_compile_runs_triton_kernels(
     run_torch: RunTorch,
