@@ -279,6 +279,7 @@ def _backward_kernel(
     """Gradients of query and, for each batch entry, v; the keys' and values' go to the sinks there are."""
     query, keys, values = (_dense_rows(x) for x in inputs[:3])
     v = inputs[3].contiguous()
+    probs = probs.contiguous()  # as made, but for what vmap's folding does to it
     grad = _dense_rows(grads[0])
     grad_probs = None if grads[1] is None else _dense_rows(grads[1])
     d_query = query.new_empty(query.shape)

@@ -183,6 +183,16 @@ def test_as_on_plain_torch(name, transform):
     torch.testing.assert_close(found, TRANSFORMS[transform](plain, inputs), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("transform", ["jacrev", "is_grads_batched", "jacrev(jacrev)"])
+@pytest.mark.parametrize("name", ["additive", "attention", "attention_bias"])
+def test_batch_of_one(name, transform):
+    """What many gradients share has stride 0 in the batch they are folded into."""
+    ours, plain, make = OPS[name]
+    inputs = tuple(x[:1].double() if x.dim() > 2 else x.double() for x in make())
+    found = TRANSFORMS[transform](ours, inputs)
+    torch.testing.assert_close(found, TRANSFORMS[transform](plain, inputs), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("transform", ["grad", "vmap(grad)", "hessian"])
 @pytest.mark.parametrize("name", OPS)
 def test_in_single_precision(name, transform):
