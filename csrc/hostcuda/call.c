@@ -24,7 +24,7 @@ static int fail_error;
 static _Thread_local int last_error;
 
 /* How long a tick is, is known well after this time; what a timer costs, after this many times as many. */
-enum { TICK_KNOWN_NS = 10 * 1000 * 1000, TIMER_TRIES = 16, TIMER_ROUNDS = 256 };
+enum { TICK_KNOWN_NS = 10 * 1000 * 1000, MOMENT_TRIES = 8, TIMER_TRIES = 16, TIMER_ROUNDS = 256 };
 
 static void
 call_count(struct pya_hc_call *call) {
@@ -173,13 +173,35 @@ pya_hc_clock_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Ticks and clock when the library was loaded: how long a tick is comes from what passed since. */
-static uint64_t loaded_ticks, loaded_ns;
+struct moment {
+    uint64_t ticks;
+    uint64_t ns;
+};
+
+/* Ticks and clock of one moment: of several tries the one that took least, for a thread may lose its processor for
+ * longer than all that is measured between the two. */
+static struct moment
+call_moment(void) {
+    struct moment best = {0};
+    uint64_t least = UINT64_MAX;
+    for (int try = 0; try < MOMENT_TRIES; try++) {
+        uint64_t began = pya_hc_ticks();
+        uint64_t ns = pya_hc_clock_ns();
+        uint64_t took = pya_hc_ticks() - began;
+        if (took < least) {
+            least = took;
+            best = (struct moment){began + took / 2, ns};
+        }
+    }
+    return best;
+}
+
+/* When the library was loaded: how long a tick is comes from what passed since. */
+static struct moment loaded;
 
 __attribute__((constructor)) static void
 call_at_load(void) {
-    loaded_ns = pya_hc_clock_ns();
-    loaded_ticks = pya_hc_ticks();
+    loaded = call_moment();
 }
 
 /* Kept once it is known well, so that what was counted before does not change between two questions. */
@@ -190,8 +212,9 @@ call_tick_ns(void) {
     if (tick_ns > 0) {
         return tick_ns;
     }
-    uint64_t ns = pya_hc_clock_ns() - loaded_ns;
-    uint64_t ticks = pya_hc_ticks() - loaded_ticks;
+    struct moment now = call_moment();
+    uint64_t ns = now.ns - loaded.ns;
+    uint64_t ticks = now.ticks - loaded.ticks;
     tick_ns = ticks > 0 ? (double)ns / (double)ticks : 0;
     if (ns >= TICK_KNOWN_NS) {
         atomic_store(&known, tick_ns);

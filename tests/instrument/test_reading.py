@@ -112,13 +112,15 @@ def test_a_long_trace_is_read_in_bounded_memory(plan: Plan) -> None:
         event(alloc, addr=at, bytes=(i % 9 + 1) << 16, stack=stacks[i % 100], time_ns=i)
     path = plan.done()
     code = f"""
-import resource
+import sys
 from pathlib import Path
+sys.path.append("tests")
+from peak_memory import peak_kib
 from pyalloc import trace
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_kib()
 found = trace.analyse(Path({str(path)!r}), moments=24)
 assert found.totals["n_events"] == 1_999_000
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak_kib() - before)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

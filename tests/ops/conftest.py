@@ -8,10 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
+
+# The same cases in every run, however slow the machine is; fuzz_ops.py is what looks for others.
+settings.register_profile(
+    "pyalloc",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("pyalloc")
 
 
 def available_isas() -> list[str]:

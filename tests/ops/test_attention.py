@@ -148,7 +148,7 @@ def test_nan_stays(which, n_q, isa):
     assert right.any() and torch.equal(kernel(*tensors).isnan(), right)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 3),
     st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3)]),
