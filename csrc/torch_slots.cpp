@@ -455,6 +455,9 @@ pya_torch_restore_allocator(void) {
 
 extern "C" void
 pya_torch_take_slots(void) {
+    for (slot &each : slots) {
+        each.taken = false; /* the object of an earlier installation had a copy of its own */
+    }
     void **vtable = static_cast<void **>(pya_torch_symbol(VTABLE));
     std::atomic<void *> *live = live_allocator();
     if (vtable == nullptr || live == nullptr || live->load() == nullptr) {

@@ -22,7 +22,10 @@ _CUDA_NAME = re.compile(
 # Real libraries that work without a device, or that torch calls only when a program asks for files or symmetric memory.
 _NOT_OURS = re.compile(r"^(cuFile|cusparseLt)")
 
+# Without the working directory, which `python -c` looks into first: a json.py there is none of the program's business.
 _FIND_TORCH = """
+import sys
+sys.path = [entry for entry in sys.path if entry]
 import importlib.util, json
 spec = importlib.util.find_spec("torch")
 print(json.dumps(spec.submodule_search_locations[0] if spec and spec.submodule_search_locations else ""))
@@ -54,7 +57,10 @@ def find_torch(python: str) -> Torch:
     done = subprocess.run(
         [python, "-c", _FIND_TORCH], capture_output=True, text=True, check=False, timeout=60
     )
-    folder = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else ""
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise HostCudaError(f"{python} could not be asked for its PyTorch: {said}")
+    folder = json.loads(done.stdout.strip().splitlines()[-1])
     if not folder:
         other = (
             f", or name the one that runs pyalloc: {sys.executable} (its environment is not active)"

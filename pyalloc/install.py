@@ -58,6 +58,7 @@ class Status:
         lines += [
             f"  {'ok ' if works else 'NO '} {what}: {detail}"
             for what, works, detail in self.features
+            if self.installed  # before, nothing was looked up
         ]
         lines += [f"replaced: {', '.join(self.replaced)}"] if self.replaced else []
         if self.installed and self.without_effect:

@@ -47,7 +47,9 @@ def reserve(bytes: Size, device: Device = None) -> None:
         AllocatorError: there is not that much memory, or a limit forbids it; nothing was changed.
     """
     index = index_of(device)
-    _core.reserve(index, _bytes(bytes), _stream(index))
+    wanted = _bytes(bytes)
+    _core.get_limit(index, False)  # raises where pyalloc is not installed, before _stream() starts CUDA
+    _core.reserve(index, wanted, _stream(index))
 
 
 def set_limit(

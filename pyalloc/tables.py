@@ -26,7 +26,8 @@ class PhaseRow:
 class MemoryTable:
     """Allocated, peak and reserved after each phase; fills itself at the end of each `pyalloc.phase()`.
 
-    str() is a table, and notebooks show it as one.  Works on torch's allocator and on pyalloc.
+    str() is a table, and notebooks show it as one.  Works on torch's allocator and on pyalloc; where CUDA was not
+    used, all is 0.
     """
 
     device: int | None = None
@@ -37,13 +38,13 @@ class MemoryTable:
         """A row by hand, where there is no phase to end."""
         import torch
 
-        stats: dict[str, Any] = torch.cuda.memory_stats(self.device)
+        stats: dict[str, Any] = torch.cuda.memory_stats(self.device)  # empty before CUDA starts
         row = PhaseRow(
             self.step,
             phase,
-            int(stats["allocated_bytes.all.current"]),
-            int(stats["allocated_bytes.all.peak"]),
-            int(stats["reserved_bytes.all.current"]),
+            int(stats.get("allocated_bytes.all.current", 0)),
+            int(stats.get("allocated_bytes.all.peak", 0)),
+            int(stats.get("reserved_bytes.all.current", 0)),
         )
         self.rows.append(row)
         return row
@@ -53,7 +54,8 @@ class MemoryTable:
         import torch
 
         self.step = number
-        torch.cuda.reset_peak_memory_stats(self.device)
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     def on_phase(self, name: str, begins: bool) -> None:
         """`pyalloc.phase()`."""

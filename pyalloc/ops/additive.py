@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,30 @@ from pyalloc.ops._check import compute_dtype, require_float
 from pyalloc.ops._composed import composable, is_batched, is_transformed
 from pyalloc.ops._library import AdditiveArgs, View, call, dtype_code, threads
 from pyalloc.ops._vmap import fold, is_plain, unfold
+
+
+@overload
+def additive_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    v: Tensor,
+    mask: Tensor | None = ...,
+    *,
+    return_weights: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def additive_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    v: Tensor,
+    mask: Tensor | None = ...,
+    *,
+    return_weights: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
 
 
 def additive_attention(

@@ -332,6 +332,19 @@ def test_a_python_without_torch_is_named_beside_the_one_that_has_it(
     code, _, err = finish(start([str(other), "x.py"], tmp_path))
     assert code == 3
     assert f"{other} has no PyTorch" in err and sys.executable in err
+    other.write_text("#!/bin/sh\necho 'ImportError: no luck' >&2\nexit 1\n")
+    code, _, err = finish(start([str(other), "x.py"], tmp_path))
+    assert code == 3
+    assert f"{other} could not be asked for its PyTorch: ImportError: no luck" in err
+
+
+def test_files_of_the_working_directory_do_not_hide_torch(
+    torch_found: hostcuda.Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -c` looks there first; the program itself, elsewhere, never would."""
+    (tmp_path / "json.py").write_text("raise RuntimeError('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    assert hostcuda.find_torch(sys.executable).folder == torch_found.folder
 
 
 def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ except pyalloc.PyallocError as error:
 def test_table_snapshot_and_scalars(tmp_path: Path) -> None:
     program = """
 import pyalloc, torch
+with pyalloc.memory_table() as early:  # a program may make its first phases before it uses CUDA
+    with pyalloc.phase("data"):
+        pyalloc.step(3)
+assert not torch.cuda.is_initialized()
+assert [(row.step, row.phase, row.peak_bytes) for row in early.rows] == [(3, "data", 0)]
 x = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
 with pyalloc.memory_table() as table:
     with pyalloc.phase("load <1>"):

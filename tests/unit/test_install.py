@@ -63,6 +63,23 @@ def test_again_with_other_settings(dry_python) -> None:  # type: ignore[no-untyp
     )
 
 
+def test_what_needs_an_installation_does_not_make_it_too_late(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+        for call in (pyalloc.stats, pyalloc.get_limit, pyalloc.trim, lambda: pyalloc.reserve("1GiB")):
+            try:
+                call()
+            except pyalloc.AllocatorError as error:
+                assert "call pyalloc.install() first" in str(error), error
+            else:
+                raise AssertionError
+        assert not torch.cuda.is_initialized()
+        pyalloc.install()
+        """
+    )
+
+
 def test_too_late(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
@@ -91,6 +108,7 @@ def test_without_cuda_nothing_happens_and_is_said_once(run_python) -> None:  # t
         ours = [str(each.message) for each in seen if "pyalloc" in str(each.message)]
         assert len(ours) == 1 and "did nothing" in ours[0], ours
         assert not pyalloc.status().installed
+        assert "NO " not in str(pyalloc.status())  # nothing was looked up
         import torch
         assert torch.zeros(3).sum() == 0
         """,
@@ -179,10 +197,16 @@ def test_uninstall_and_install_again(dry_python) -> None:  # type: ignore[no-unt
     dry_python(
         """
         import torch, pyalloc
-        pyalloc.install().uninstall()
+        first = pyalloc.install()
+        works = {what for what, works, _ in pyalloc.status().features if works}
+        first.uninstall()
         pyalloc.install(memory="tight")
         torch.empty(1000, device="cuda")
         assert pyalloc.status().allocations == 1
+        assert {what for what, works, _ in pyalloc.status().features if works} >= works
+        with pyalloc.pool() as pool:
+            torch.empty(1000, device="cuda")
+        assert pool.use_count() == 1
         """
     )
 
