@@ -31,8 +31,9 @@ struct pya_heap *
 pya_module_heap(void) {
     if (process_heap == NULL) {
         pya_module_raise(
-            "AllocatorError", "pyalloc is not installed: call pyalloc.install() first; where that was "
-                              "done, pyalloc.status() says why it is not");
+            "AllocatorError",
+            "pyalloc is not installed: call pyalloc.install() first; where that was "
+            "done, pyalloc.status() says why it is not");
     }
     return process_heap;
 }
