@@ -40,8 +40,13 @@ def broadcast(op: str, **shapes: Sequence[int]) -> tuple[int, ...]:
                 out[k] = size
             elif size not in (1, out[k]):
                 parts = ", ".join(f"{n} {tuple(s)}" for n, s in shapes.items())
-                raise OpError(f"{op}: {name} does not broadcast with the rest: {parts}")
+                raise OpError(f"{op}: {name} does not broadcast with the rest: batch shapes {parts}")
     return tuple(out)
+
+
+def autocast_is_on(device: str) -> bool:
+    """Of that type of device; torch raises for "meta", which has none."""
+    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def compute_dtype(*tensors: Tensor) -> tuple[torch.dtype, torch.dtype]:
@@ -53,6 +58,6 @@ def compute_dtype(*tensors: Tensor) -> tuple[torch.dtype, torch.dtype]:
     result = tensors[0].dtype
     for tensor in tensors[1:]:
         result = torch.promote_types(result, tensor.dtype)
-    if torch.is_autocast_enabled(tensors[0].device.type) and result != torch.float64:
+    if autocast_is_on(tensors[0].device.type) and result != torch.float64:
         result = torch.float32
     return (torch.float64 if result == torch.float64 else torch.float32), result

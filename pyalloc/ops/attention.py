@@ -14,7 +14,7 @@ from torch import Tensor
 from pyalloc._core import attention_rule
 from pyalloc.errors import OpError
 from pyalloc.ops import _attention, _second
-from pyalloc.ops._check import FLOATS, require_float
+from pyalloc.ops._check import FLOATS, autocast_is_on, require_float
 from pyalloc.ops._composed import needs_more_than_once
 
 _log = logging.getLogger("pyalloc.ops")
@@ -93,7 +93,8 @@ def scaled_attention(
         q: queries, (B, H, Lq, d); also (B, Lq, d) or (Lq, d).
         k: keys, (B, Hkv, Lk, d); H must be a multiple of Hkv (grouped-query attention).
         v: values, (B, Hkv, Lk, dv).
-        bias: added to the scaled scores, broadcastable to (B, H, Lq, Lk); differentiable.  One of -1e37 or less
+        bias: added to the scaled scores, broadcastable to (B, H, Lq, Lk), for q of three dimensions also (B, Lq, Lk);
+            differentiable.  One of -1e37 or less
             hides the key as mask does.
         mask: boolean, broadcastable likewise, True where a key takes part; a query that sees no key
             gets zeros.
@@ -167,7 +168,10 @@ def _with_fewer_dimensions(
     qkv: Sequence[Tensor], options: tuple[Any, ...], path: str, return_info: bool
 ) -> Tensor | tuple[Tensor, dict[str, str]]:
     q, k, v = (_four(name, x) for name, x in zip("qkv", qkv, strict=True))
-    out, info = scaled_attention(q, k, v, *options, path=path, return_info=True)
+    bias, mask, *rest = options
+    if qkv[0].dim() == 3:  # without heads a bias and a mask have none either
+        bias, mask = (x.unsqueeze(1) if x is not None and x.dim() == 3 else x for x in (bias, mask))
+    out, info = scaled_attention(q, k, v, bias, mask, *rest, path=path, return_info=True)
     out = out.reshape(*qkv[0].shape[:-1], v.shape[-1])
     return (out, info) if return_info else out
 
@@ -180,6 +184,8 @@ def _check_arguments(
     if not 0 <= dropout < 1:
         raise OpError(f"{_OP}: dropout must be in [0, 1), got {dropout}")
     if bias is not None:
+        if getattr(bias, "dtype", None) is torch.bool:
+            raise OpError(f"{_OP}: bias must be floating, got torch.bool; a boolean mask is given as mask=")
         require_float(_OP, q=q, k=k, v=v, bias=bias)
     elif not _are_alike(q, k, v):
         require_float(_OP, q=q, k=k, v=v)
@@ -197,7 +203,7 @@ def _are_alike(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """One dtype: autocast's where it is on, as for torch's attention, else the promoted one."""
     device = "cpu" if q.is_cpu else q.device.type
-    cast = torch.is_autocast_enabled(device)
+    cast = autocast_is_on(device)
     if q.dtype is k.dtype is v.dtype and not cast:
         return q, k, v
     dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)

@@ -50,7 +50,7 @@ def power_spherical_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tenso
     require_float(op, value=value, loc=loc, scale=scale)
     _require_same_dim(op, value, loc)
     params = broadcast(op, loc=loc.shape[:-1], scale=scale.shape)
-    batch = broadcast(op, value=value.shape[:-1], parameters=params)
+    batch = broadcast(op, **{"loc with scale": params, "value": value.shape[:-1]})
     compute, result = compute_dtype(value, loc, scale)
     value, loc, scale = (x.to(compute) for x in (value, loc, scale))
     axes = classify(batch, value.shape[:-1], params, components=True)
@@ -95,7 +95,7 @@ def power_spherical_mixture_log_prob(
     compute, result = compute_dtype(value, loc, scale, log_weights)
     n_components = params[dim]
     rest = params[:dim] + params[dim + 1 :]
-    batch = broadcast(op, value=value.shape[:-1], components=rest)
+    batch = broadcast(op, **{"what is left of loc": rest, "value": value.shape[:-1]})
     axes = classify(batch, value.shape[:-1], rest, components=False)
     value = value.to(compute)
     loc = loc.to(compute).expand(*params, loc.shape[-1]).movedim(dim, -2)

@@ -413,6 +413,18 @@ def test_fewer_dimensions():
     torch.testing.assert_close(scaled_attention(q[0], k[0], v[0]), right[0])
 
 
+def test_without_heads_a_bias_and_a_mask_have_none_either():
+    q, k, v = (x[:, 0] for x in problem(3, 1, 1, 5, 6, 8, 8))
+    bias = torch.randn(3, 5, 6)
+    mask = torch.rand(3, 5, 6) > 0.3
+    expected = scaled_attention(q[:, None], k[:, None], v[:, None], bias[:, None], mask[:, None])
+    assert torch.equal(scaled_attention(q, k, v, bias, mask), expected[:, 0])
+    assert torch.equal(
+        scaled_attention(q, k, v, mask=mask[:1]),
+        scaled_attention(q[:, None], k[:, None], v[:, None], mask=mask[:1, None])[:, 0],
+    )
+
+
 def test_errors():
     q, k, v = problem(1, 4, 2, 5, 6, 8, 8)
     with pytest.raises(OpError, match=r"multiple of those of k, got 3 and 2"):
@@ -423,6 +435,8 @@ def test_errors():
         scaled_attention(q, k[..., :7], v)
     with pytest.raises(OpError, match=r"bias must broadcast to \(1, 4, 5, 6\), got \(5, 5\)"):
         scaled_attention(q, k, v, torch.zeros(5, 5))
+    with pytest.raises(OpError, match=r"bias must be floating, got torch.bool; .* mask="):
+        scaled_attention(q, k, v, torch.ones(5, 6, dtype=torch.bool))  # torch's order of arguments
     with pytest.raises(OpError, match=r"mask must be bool.*float32"):
         scaled_attention(q, k, v, mask=torch.zeros(5, 6))
     with pytest.raises(OpError, match=r"dropout must be in \[0, 1\), got 1"):

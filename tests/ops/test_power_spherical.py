@@ -311,6 +311,10 @@ def test_errors_name_argument_expected_and_given():
         power_spherical_log_prob(value, loc[..., :5], scale)
     with pytest.raises(OpError, match="scale does not broadcast"):
         power_spherical_log_prob(value[:, None], loc, scale[:, :3])
+    with pytest.raises(
+        OpError, match=r"value does not broadcast.*loc with scale \(4, 5\), value \(2, 5\)"
+    ):
+        power_spherical_log_prob(value[:2], loc, scale)
     with pytest.raises(OpError, match=r"scale must be float32.*torch.int64"):
         power_spherical_log_prob(value[:, None], loc, scale.long())
     with pytest.raises(OpError, match="loc must be a tensor, got list"):

@@ -46,6 +46,17 @@ OPS = {
 }
 
 
+@pytest.mark.parametrize("name", OPS)
+def test_shapes_without_data(name):
+    """On the device "meta", on which models are laid out before they have memory."""
+    op, make = OPS[name]
+    inputs = make()
+    assert op(*(x.to("meta") for x in inputs)).shape == op(*inputs).shape
+    leaves = [x.to("meta").requires_grad_() for x in inputs]
+    gradients = torch.autograd.grad(op(*leaves).sum(), leaves)
+    assert [g.shape for g in gradients] == [x.shape for x in inputs]
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's checker reads .grad of its own intermediates
 @pytest.mark.parametrize("name", OPS)
 def test_schema_fake_kernel_and_autograd(name):
