@@ -14,6 +14,7 @@ import time
 
 _LIMIT_S = 5.0  # somebody else's backward() may never end
 _INTERVAL_S = 0.002
+_N_ALIKE = 5  # looks: a thread sleeps too while another has the interpreter, 5 ms at a time
 _AUTOGRAD = "pt_autograd"  # torch names its threads pt_autograd_0, ...
 
 
@@ -24,28 +25,31 @@ def wait_at_exit() -> None:
 
 def _wait() -> None:
     end = time.monotonic() + _LIMIT_S
-    before = _look()
-    while before and time.monotonic() < end:
+    before, n_alike = _look(), 0
+    while before and n_alike < _N_ALIKE and time.monotonic() < end:
         time.sleep(_INTERVAL_S)
         now = _look()
-        if now == before and all(state == "S" for state, _ in now.values()):
-            return
-        before = now
+        rests = now == before and all(state == "S" for state, _ in now.values())
+        before, n_alike = now, n_alike + 1 if rests else 0
 
 
 def _look() -> dict[str, tuple[str, str]]:
     """Of every autograd thread whether it runs, and how often it was given and taken a processor."""
     found = {}
     try:
-        for tid in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{tid}/comm") as comm:
+        tids = os.listdir("/proc/self/task")
+    except OSError:  # no /proc here
+        return {}
+    for tid in tids:
+        try:
+            with open(f"/proc/self/task/{tid}/comm", errors="replace") as comm:
                 if not comm.read().startswith(_AUTOGRAD):
                     continue
-            with open(f"/proc/self/task/{tid}/status") as status:
+            with open(f"/proc/self/task/{tid}/status", errors="replace") as status:
                 lines = [line.split() for line in status]
-            state = next((words[1] for words in lines if words[0] == "State:"), "")
-            switches = " ".join(words[1] for words in lines if words[0].endswith("ctxt_switches:"))
-            found[tid] = (state, switches)
-    except OSError:  # no /proc here, or a thread has ended meanwhile
-        return {}
+        except OSError:  # it has ended meanwhile
+            continue
+        state = next((words[1] for words in lines if words[0] == "State:"), "")
+        switches = " ".join(words[1] for words in lines if words[0].endswith("ctxt_switches:"))
+        found[tid] = (state, switches)
     return found

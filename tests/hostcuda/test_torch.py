@@ -163,39 +163,13 @@ def test_attention_gru_and_linear_algebra_run(run_torch: RunTorch) -> None:
     """)
 
 
-def test_a_program_may_end_while_the_autograd_thread_still_clears_up(run_torch: RunTorch) -> None:
-    """Python's end would stop that thread inside torch's C++, which ends the process: exit code 134."""
+def test_threads_of_autograd_are_known_by_name(run_torch: RunTorch) -> None:
+    """Python's end would stop them inside torch's C++, which ends the process: it waits for threads of that name."""
     run_torch("""
-        import threading, time
         import torch
-
-        clearing = 0
-
-        class Slow:  # dropped by backward()'s caller or, after backward() has returned, by the device's thread
-            def __call__(self):
-                pass
-
-            def __del__(self):
-                global clearing
-                if threading.current_thread() is not threading.main_thread():
-                    clearing += 1
-                    end = time.monotonic() + 0.5
-                    while time.monotonic() < end:
-                        pass
-                    clearing -= 1
-
-        class Double(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                return x * 2
-
-            @staticmethod
-            def backward(ctx, grad):
-                torch.autograd.Variable._execution_engine.queue_callback(Slow())
-                return grad
-
-        while clearing == 0:
-            Double.apply(torch.ones(8, device="cuda", requires_grad=True)).sum().backward()
+        from pyalloc._bootstrap import settling
+        torch.ones(8, device="cuda", requires_grad=True).sum().backward()
+        assert settling._look()
     """)
 
 
@@ -330,12 +304,9 @@ def test_cudnn_recurrent_layers_keep_their_weights_apart(run_torch: RunTorch) ->
 
 
 def test_special_functions_compile_at_run_time(run_torch: RunTorch) -> None:
-    # Python below 3.12 ends a thread that wants the GIL while it shuts down, and torch's autograd thread does not
-    # bear that when a program stops right after backward: leave without the shutdown.
     run_torch("""
-        import os, torch
+        import torch
         x = torch.rand(100, device="cuda", requires_grad=True)
         (torch.lgamma(x) + torch.digamma(x)).sum().backward()
         assert x.grad.shape == x.shape
-        os._exit(0)
     """)
