@@ -97,12 +97,13 @@ program_info(PyObject *self, PyObject *unused) {
     struct pya_program_info info;
     pya_program_query(program_from(self), &info);
     return Py_BuildValue(
-        "{sKsKsKsKsKsIsIsIsKsKsKsO}", "n_ops", (unsigned long long)info.n_ops, "n_allocs",
+        "{sKsKsKsKsKsKsIsIsIsKsKsKsO}", "n_ops", (unsigned long long)info.n_ops, "n_allocs",
         (unsigned long long)info.n_allocs, "n_events", (unsigned long long)info.n_events,
         "n_ignored_frees", (unsigned long long)info.n_ignored_frees, "n_missing_frees",
-        (unsigned long long)info.n_missing_frees, "n_devices", info.n_devices, "n_streams",
-        info.n_streams, "n_pools", info.n_pools, "n_blocks", (unsigned long long)info.n_blocks,
-        "peak_live_bytes", (unsigned long long)info.peak_live_bytes, "device_live_bytes",
+        (unsigned long long)info.n_missing_frees, "n_ooms", (unsigned long long)info.n_ooms,
+        "n_devices", info.n_devices, "n_streams", info.n_streams, "n_pools", info.n_pools,
+        "n_blocks", (unsigned long long)info.n_blocks, "peak_live_bytes",
+        (unsigned long long)info.peak_live_bytes, "device_live_bytes",
         (unsigned long long)info.device_live_bytes, "is_complete",
         info.is_complete ? Py_True : Py_False);
 }

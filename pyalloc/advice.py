@@ -184,9 +184,12 @@ def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
 
 def _policies(analysis: Analysis) -> Iterator[Advice]:
     peaks = {name: r["peak_bytes"] for name, r in analysis.replays.items() if r["completed"]}
-    if not peaks:
+    history = analysis.notes.get("history")
+    if not peaks or history == "none":  # a few blocks at one moment are no program
         return
-    own = analysis.totals["peak_reserved_bytes"] or peaks.get("native", 0)
+    # What was reserved before a late history began is no figure of what the history needed.
+    reserved = 0 if history == "late" else analysis.totals["peak_reserved_bytes"]
+    own = reserved or peaks.get("native", 0)
     best = min(peaks, key=lambda name: peaks[name])
     saved = own - peaks[best]
     if saved > own * 0.02:
@@ -196,9 +199,10 @@ def _policies(analysis: Analysis) -> Iterator[Advice]:
             "native": "torch's default allocator",
         }.get(best, best)
         told = ", ".join(f"{name} {size(value)}" for name, value in peaks.items())
+        rest = " What would have come after the program ran out of memory is not known." * bool(analysis.ooms)
         yield Advice(
             "policy",
             f"{how} would have needed {size(peaks[best])} of device memory instead of {size(own)} "
-            f"(replayed: {told}).",
+            f"(replayed: {told}).{rest}",
             saved,
         )

@@ -209,6 +209,7 @@ class Analysis:
     def caveats(self) -> list[str]:
         """What the trace cannot tell, in words, where that matters."""
         totals, found = self.totals, []
+        history = self.notes.get("history")
         if not totals["is_complete"]:
             found.append("The file was cut off; what is there is shown.")
         if not totals["n_allocs"] and not self.ooms and not totals["peak_bytes"]:
@@ -222,13 +223,24 @@ class Analysis:
             found.append(
                 f"Memory of {len(peaks)} devices is added up; their own peaks are {each}. --device N looks at one."
             )
+        if history == "none":
+            found.append(
+                "The snapshot has no history, only what was in use when it was written: what is called the peak is "
+                "that moment, and earlier peaks are not known. torch.cuda.memory._record_memory_history() at the start "
+                "of the program keeps one, and so does `pyalloc run --record`."
+            )
+        elif history == "late":
+            found.append(
+                "The snapshot's history begins when memory was in use already (it was switched on late, or had more "
+                "than max_entries events): what happened before, higher peaks too, is not in it."
+            )
         lost = self.notes.get("lost_events")
         if lost:
             found.append(
                 f"{lost} events were lost while recording: figures may be a little too low."
             )
         from_torch = self.notes.get("allocator") in _TORCHS or "source" in self.notes
-        if totals["n_streams"] > 1 and from_torch:
+        if totals["n_streams"] > 1 and from_torch and history != "none":
             seen = totals["n_record_streams"]
             found.append(
                 f"Memory was asked for on {totals['n_streams']} streams, and torch's history does not tell of "
@@ -287,7 +299,7 @@ class Analysis:
         names = {name for name, _, _ in frames}
         if source.optimizer(frames):
             return "optimizer state"
-        if names & {"_engine_run_backward", "backward"}:
+        if names & {"_engine_run_backward", "backward"} or _is_autograd(frames):
             return "gradients"
         if names & {"_apply", "convert", "_load_from_state_dict"}:
             return "parameters"
@@ -317,7 +329,8 @@ class Analysis:
             return str(where)
         if block.alloc_event in guesses:
             return f"gradient of what is made at {guesses[block.alloc_event]} (same size)"
-        return "backward (no Python stack)" if block.phase == "backward" else "(no stack)"
+        is_backward = block.phase == "backward" or _is_autograd(self.frames(block.stack))
+        return "backward (no Python stack)" if is_backward else "(no stack)"
 
     def _gradients_of(self, blocks: Sequence[Block]) -> dict[int, str]:
         """Blocks of backward that have no stack are gradients of activations of their own size."""
@@ -426,6 +439,11 @@ class Analysis:
             return "no leak: nothing grows from step to step"
         total = sum(g.per_step for g in grown)
         return f"leak: {total / MIB:.2f} MiB more at each step, most at {grown[0].name}"
+
+
+def _is_autograd(frames: tuple[Frame, ...]) -> bool:
+    """A thread of torch's autograd, in which no Python runs; known where C++ frames were recorded."""
+    return any(name.startswith("torch::autograd::Engine::") for name, _, _ in frames)
 
 
 def moment(scan: _core.Scan, row: tuple[Any, ...]) -> Moment:

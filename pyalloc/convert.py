@@ -15,7 +15,7 @@ Row = tuple[
 ]  # a mark: time_ns, kind, text, arg, addr, bytes, device
 KINDS: dict[str, int] = {name: number for name, number, _, _ in _core.trace_kinds()}
 _SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
-_MAX_FRAMES = 64
+_MAX_FRAMES = 256  # with C++ frames the program's own line comes late
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def state_before(segments: list[Entry], traces: list[list[Entry]]) -> list[Entry
                 live[device, address] = {**block, "address": address, "stream": segment["stream"]}
     ranges = {
         device: sorted([start, end] for d, start, end, _ in held if d == device)
-        for device in range(len(traces))
+        for device in {*range(len(traces)), *(d for d, *_ in held)}
     }
     for device, trace in enumerate(traces):
         _undo(trace, device, live, ranges[device])

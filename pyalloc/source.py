@@ -12,7 +12,7 @@ from pathlib import PurePath
 Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
 _FOREIGN = re.compile(
     r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|recording|_bootstrap/\w+)\.py"
-    r"|\.so(\.\d+)*$|^\?\?$|\.(cpp|cc|cu|h|c)$)"
+    r"|\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S)$|(^|/)python[\d.]*$)"
 )
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
 _SPELLED = {  # classes that are not their file's name with a capital

@@ -91,7 +91,7 @@ def _as_trace_file(path: Path) -> Iterator[Path]:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
     except OSError as error:
-        part = path.with_name(path.name + ".part")
+        part = Path(f"{path}.part")
         hint = f"; its recording still runs or was cut off: {part}" if part.exists() else ""
         raise TraceError(f"{path}: {error.strerror}{hint}") from None
     if magic == MAGIC:
@@ -142,7 +142,9 @@ def write_snapshot(snapshot: dict[str, Any], target: Path) -> None:
     times = [int(trace[0].get("time_us", 0)) * 1000 for trace in traces if trace]
     first = min(times, default=0)
     try:
+        before = state_before(snapshot["segments"], traces)
         writer.mark(Mark(first, "user", "source=torch snapshot"))
+        writer.mark(Mark(first, "user", f"history={_history(traces, before)}"))
         settings = snapshot.get("allocator_settings") or {}
         for name in _SETTINGS:
             if name in settings:
@@ -150,12 +152,19 @@ def write_snapshot(snapshot: dict[str, Any], target: Path) -> None:
         conf = settings.get("PYTORCH_CUDA_ALLOC_CONF")
         if conf:
             writer.mark(Mark(first, "user", f"PYTORCH_CUDA_ALLOC_CONF={conf}"))
-        writer.state(state_before(snapshot["segments"], traces), first)
+        writer.state(before, first)
         writer.merged(traces, [])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"the snapshot is malformed: {error!r}") from None
     finally:
         writer.writer.close()
+
+
+def _history(traces: list[list[dict[str, Any]]], before: list[dict[str, Any]]) -> str:
+    """How much of the program's history a snapshot has: "whole", "late" (blocks were alive before) or "none"."""
+    if sum(map(len, traces)) <= 1:  # enabled="state" keeps one
+        return "none"
+    return "late" if any(segment["blocks"] for segment in before) else "whole"
 
 
 def analyse(

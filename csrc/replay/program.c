@@ -221,6 +221,7 @@ pya_program_add(struct pya_program *program, const struct pya_trace_event *e) {
     if (e->kind == PYA_TRACE_POOL_RELEASE) {
         return program_add_pool(program, e, PROGRAM_POOL_RELEASE);
     }
+    program->info.n_ooms += e->kind == PYA_TRACE_OOM;
     if (e->kind == PYA_TRACE_EMPTY_CACHE) {
         struct program_op op = {.kind = PROGRAM_EMPTY_CACHE, .device = (uint8_t)e->device};
         return program_push(program, op);

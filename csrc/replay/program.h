@@ -15,6 +15,7 @@ struct pya_program_info {
     uint64_t n_events;        /* fed, of which ops are those that matter to an allocator */
     uint64_t n_ignored_frees; /* of addresses not alive */
     uint64_t n_missing_frees; /* an address was handed out again while alive: freed first */
+    uint64_t n_ooms;          /* errors while it was recorded: what was refused is in no op */
     unsigned n_devices;
     unsigned n_streams;
     unsigned n_pools;  /* private ones */

@@ -110,7 +110,7 @@ def _table(
         lines += ["", f"{'smallest memory':<16}{'completes':>12}{'safe from':>12}{'margin':>10}"]
     for name, found in least.items():
         lines.append(
-            f"{name:<16}{size(found['bytes']):>12}{size(found['safe_bytes']):>12}"
+            f"{name:<16}{_mib(found['bytes']):>12}{_mib(found['safe_bytes']):>12}"
             f"{size(found['margin_bytes']):>10}"
             if found
             else f"{name:<16}  does not complete at all"
@@ -123,7 +123,20 @@ def _table(
                 "",
             )
         )
+    if info["n_ooms"]:
+        lines.append(
+            text.wrapped(
+                "The program ran out of memory while it was recorded: what it was refused then, and would have "
+                "done after, is not in the trace. It may need more than this.",
+                "",
+            )
+        )
     return "\n".join(lines)
+
+
+def _mib(size: int) -> str:
+    """As few MiB as hold it: what is typed back as --memory has to be enough."""
+    return f"{-(-size // 2**20):,} MiB"
 
 
 def _next(args: argparse.Namespace, least: dict[str, Any]) -> str:

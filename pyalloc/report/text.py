@@ -128,7 +128,7 @@ def _settings(analysis: Analysis) -> list[str]:
     shown = [
         f"{name}={value}"
         for name, value in analysis.notes.items()
-        if name not in ("command", "pid", "about", "workload", "clock")
+        if name not in ("command", "pid", "about", "workload", "clock", "history")
     ]
     lines = [wrapped(", ".join(shown))] if shown else []
     if "command" in analysis.notes:

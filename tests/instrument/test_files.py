@@ -16,6 +16,7 @@ import pytest
 
 from instrument.tools import ROOT, Plan, pyalloc
 from pyalloc import _core, cli, errors, export, pickles, trace
+from pyalloc.advice import advise
 from pyalloc.config import Config
 
 MIB = 2**20
@@ -179,6 +180,88 @@ def test_state_before_a_trace_that_begins_late(tmp_path: Path) -> None:
     assert totals["peak_reserved_bytes"] == 20 * MIB and totals["n_unknown_frees"] == 0
 
 
+def frames_of(*frames: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"name": name, "filename": file, "line": 7} for name, file in frames]
+
+
+# What torch's history has by default, stacks="all": frames of C++ around and between those of Python.
+CPP = [
+    ("torch::unwind::unwind()", "??"),
+    ("c10::cuda::malloc()", ""),
+    ("??", "/env/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so"),
+    ("at::_ops::mm::call()", "RegisterCUDA_0.cpp"),
+]
+PYTHON = [
+    ("forward", "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py"),
+    ("_PyEval_EvalFrameDefault", "/opt/lib/libpython3.11.so.1.0"),
+    ("_start", "/opt/bin/python3.11"),
+    *[("_call_impl", "/env/lib/python3.11/site-packages/torch/nn/modules/module.py")] * 90,
+    ("train", "/home/me/train"),
+]
+AUTOGRAD = [("torch::autograd::Engine::thread_main()", "??"), ("clone3", "x86_64/clone3.S")]
+
+
+def snapshot_of(*blocks: tuple[str, list[tuple[str, str]]]) -> dict[str, Any]:
+    """Blocks of 1, 2, ... MiB, by state and stack, in one segment of 20 MiB."""
+    return {
+        "segments": [
+            {
+                "address": 1 << 30, "total_size": 20 * MIB, "stream": 0, "device": 0,
+                "blocks": [
+                    {"address": (1 << 30) + 4 * i * MIB, "size": 4 * MIB,
+                     "requested_size": (i + 1) * MIB, "state": state, "frames": frames_of(*stack)}
+                    for i, (state, stack) in enumerate(blocks)
+                ],
+            }
+        ],
+        "device_traces": [],
+    }  # fmt: skip
+
+
+def test_the_programs_line_is_found_between_frames_of_cpp(tmp_path: Path) -> None:
+    path = tmp_path / "all.pickle"
+    live = "active_allocated"
+    snapshot = snapshot_of((live, CPP + PYTHON), (live, CPP + AUTOGRAD), ("inactive", []))
+    for value in (snapshot, snapshot["segments"]):  # torch.cuda.memory_snapshot() is the bare list
+        path.write_bytes(pickle.dumps(value, protocol=4))
+        found = trace.analyse(path)
+        names = [row.name for row in found.by_line(found.peak.blocks)]
+        assert sorted(names) == ["backward (no Python stack)", "me/train:7 train"], names
+        assert sorted(row.name for row in found.by_category(found.peak.blocks)) == [
+            "activations",
+            "gradients",
+        ]
+
+
+def test_what_a_snapshots_history_does_not_have_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    snapshot = snapshot_of(("active_allocated", PYTHON), ("active_allocated", PYTHON))
+    seen: dict[str, list[str]] = {}
+    entry = {"action": "alloc", "size": MIB, "stream": 0, "frames": []}
+    entries = [{**entry, "addr": (1 << 30) + 4 * i * MIB} for i in range(2)]
+    freed = [{**entry, "addr": 3 << 30}, {**entry, "addr": 3 << 30, "action": "free_completed"}]
+    for name, history in (("none", []), ("state", entries[1:]), ("late", freed), ("whole", entries)):
+        snapshot["device_traces"] = [history]
+        path.write_bytes(pickle.dumps(snapshot, protocol=4))
+        found = trace.analyse(path)
+        seen[name] = found.caveats
+        found.replays = {"native": {"peak_bytes": 2 * MIB, "completed": True}}
+        # 20 MiB were reserved before: no merit of a replay that never saw what needed them
+        assert ("policy" in {each.kind for each in advise(found)}) == (name == "whole"), name
+    assert "no history" in seen["none"][0] and "no history" in seen["state"][0]
+    assert "begins when memory was in use already" in seen["late"][0]
+    assert seen["whole"] == []
+
+
+def test_the_smallest_memory_is_rounded_up_and_an_error_while_recording_is_told(plan: Plan) -> None:
+    for i in range(1500):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=MIB)
+    plan.event("oom", bytes=64 * MIB, arg=0)
+    shown = pyalloc("replay", plan.done(), "--find-min", "--policy", "pyalloc")
+    assert re.search(r"pyalloc +1,500 MiB +1,500 MiB", shown), shown  # 1.46 GiB would not be enough
+    assert "ran out of memory while it was recorded" in shown
+
+
 @pytest.mark.parametrize("to", sorted(export.FORMATS))
 def test_exports_are_written_once(plan: Plan, tmp_path: Path, to: str) -> None:
     path, target = small_trace(plan), tmp_path / "out"
@@ -264,6 +347,7 @@ def test_what_a_trace_does_not_tell_is_said(
         (["report", empty], 0, "it'\"'\"'s empty.pya'"),  # typed as it is, the next command works
         (["replay", empty, "--find-min"], 2, "nothing to replay"),
         (["stats", nothing], 2, "the file is empty"),
+        (["report", "."], 2, ".: Is a directory"),
         (["report", path, "-o", tmp_path / "no" / "where.html"], 2, "there is no folder"),
         (["report", path, "-o", tmp_path], 2, "no plain file"),
         (["report", empty], 0, "no steps began"),
