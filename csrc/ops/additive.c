@@ -242,7 +242,7 @@ additive_backward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q
         if (a->grad_probs.p != NULL) {
             dp[s] += additive_row(a->grad_probs, q, b)[s];
         }
-        mean += p[s] > 0 ? (double)p[s] * (double)dp[s] : 0;
+        mean += p[s] <= 0 ? 0 : (double)p[s] * (double)dp[s]; /* a NaN counts */
         if (a->d_values.p != NULL) {
             additive_axpy(additive_row_out(a->d_values, s, b), grad, p[s], n_e, add, true);
         }
@@ -250,7 +250,7 @@ additive_backward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q
     real *d_query = additive_row_out(a->d_query, q, b);
     memset(d_query, 0, (size_t)a->n_h * sizeof(real));
     for (ptrdiff_t s = 0; s < a->n_s; s++) {
-        real ds = p[s] > 0 ? (real)((double)p[s] * ((double)dp[s] - mean)) : 0;
+        real ds = p[s] <= 0 ? 0 : (real)((double)p[s] * ((double)dp[s] - mean));
         real *d_key = a->d_keys.p != NULL ? additive_row_out(a->d_keys, s, b) : NULL;
         struct additive_sinks to = {d_query, (real *)a->d_v + b * (ptrdiff_t)a->n_h, d_key, add};
         struct additive_key x = {

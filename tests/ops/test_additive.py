@@ -23,6 +23,21 @@ def eager(query, keys, values, v, mask=None):
     return probs @ values, probs
 
 
+def check_nan_stays():
+    """A batch entry with a NaN has one in every gradient, the others in none."""
+    leaves = [x.requires_grad_() for x in problem(2, 3, 4, 5, 6)]
+    with torch.no_grad():
+        leaves[1][0, 1, 2] = torch.nan
+    grads = torch.autograd.grad(additive_attention(*leaves).sum(), leaves)
+    for g in grads[:3]:
+        assert g[0].isnan().all() and not g[1].isnan().any()
+    assert grads[3].isnan().all()
+
+
+def test_nan_stays(isa):
+    check_nan_stays()
+
+
 def problem(n_b, n_q, n_s, n_h, n_e):
     return [
         torch.randn(n_b, n_q, n_h),
