@@ -30,11 +30,12 @@ block_reduce(float x, bool maximum) {
     return part[0];
 }
 
-/* blocks: (queries, batch); a warp scores one s at a time; probs serve as the scores' room */
+/* blocks: queries * batch; a warp scores one s at a time; probs serve as the scores' room */
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 pya_additive_forward(struct pya_ops_additive a) {
-    const long long q = blockIdx.x;
-    const long long b = blockIdx.y;
+    const struct parted block = block_part(a.n_q);
+    const long long q = block.part;
+    const long long b = block.rest;
     const int lane = threadIdx.x % 32;
     float *p = (float *)a.probs + (b * a.n_q + q) * a.n_s;
     const float *query = seq_row(a.query, q, b);
@@ -76,11 +77,12 @@ pya_additive_forward(struct pya_ops_additive a) {
     }
 }
 
-/* ds = p (dp - sum p dp), kept in the workspace.  blocks: (queries, batch) */
+/* ds = p (dp - sum p dp), kept in the workspace.  blocks: queries * batch */
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 pya_additive_backward_scores(struct pya_ops_additive a) {
-    const long long q = blockIdx.x;
-    const long long b = blockIdx.y;
+    const struct parted block = block_part(a.n_q);
+    const long long q = block.part;
+    const long long b = block.rest;
     const int lane = threadIdx.x % 32;
     const float *p = (const float *)a.probs + (b * a.n_q + q) * a.n_s;
     float *ds = (float *)a.workspace + (b * a.n_q + q) * a.n_s;
@@ -99,20 +101,21 @@ pya_additive_backward_scores(struct pya_ops_additive a) {
     __syncthreads();
     float mean = 0.0f;
     for (long long s = threadIdx.x; s < a.n_s; s += THREADS) {
-        mean += p[s] > 0.0f ? p[s] * ds[s] : 0.0f;
+        mean += p[s] <= 0.0f ? 0.0f : p[s] * ds[s]; /* a NaN counts */
     }
     mean = block_reduce(mean, false);
     for (long long s = threadIdx.x; s < a.n_s; s += THREADS) {
-        ds[s] = p[s] > 0.0f ? p[s] * (ds[s] - mean) : 0.0f;
+        ds[s] = p[s] <= 0.0f ? 0.0f : p[s] * (ds[s] - mean);
     }
 }
 
 /* One thread owns one h through all s and queries: no two threads add to the same number.
- * blocks: (H / 256, batch) */
+ * blocks: H / 256 * batch */
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 pya_additive_backward_keys(struct pya_ops_additive a) {
-    const long long b = blockIdx.y;
-    const long long k = (long long)blockIdx.x * THREADS + threadIdx.x;
+    const struct parted block = block_part((a.n_h + THREADS - 1) / THREADS);
+    const long long b = block.rest;
+    const long long k = (long long)block.part * THREADS + threadIdx.x;
     if (k >= a.n_h) {
         return;
     }
@@ -139,12 +142,13 @@ pya_additive_backward_keys(struct pya_ops_additive a) {
     ((float *)a.d_v)[b * a.n_h + k] = d_v;
 }
 
-/* blocks: (E / 256, S, batch) */
+/* blocks: E / 256 * S * batch */
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 pya_additive_backward_values(struct pya_ops_additive a) {
-    const long long e = (long long)blockIdx.x * THREADS + threadIdx.x;
-    const long long s = blockIdx.y;
-    const long long b = blockIdx.z;
+    const struct parted block = block_part((a.n_e + THREADS - 1) / THREADS);
+    const long long e = (long long)block.part * THREADS + threadIdx.x;
+    const long long s = block.rest % (unsigned)a.n_s;
+    const long long b = block.rest / (unsigned)a.n_s;
     if (e >= a.n_e) {
         return;
     }

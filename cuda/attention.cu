@@ -7,8 +7,22 @@ enum { MAX_WIDE = 256 / WIDE };
 
 static __device__ inline rows
 head_rows(struct pya_ops_heads x, long long b, long long h, long long s, long long n) {
-    rows r = {(const float *)x.p + b * x.b + h * x.h + s * x.s, x.s, (int)(n < 0 ? 0 : n)};
+    rows r = {(const float *)x.p + b * x.b + h * x.h + s * x.s, x.s, at_most_big(n)};
     return r;
+}
+
+/* Which part of a head a block has: blockIdx.x counts through parts, then heads, then the batch. */
+struct head_part {
+    unsigned part;
+    long long h, b;
+};
+
+static __device__ inline struct head_part
+block_head_part(long long n_parts, long long n_heads) {
+    const struct parted block = block_part(n_parts);
+    struct head_part p = {
+        block.part, block.rest % (unsigned)n_heads, block.rest / (unsigned)n_heads};
+    return p;
 }
 
 static __device__ inline long long
@@ -55,15 +69,16 @@ keep(const struct pya_ops_attention &a, long long b, long long h, long long q, l
     return dropped ? 0.0f : (float)(1.0 / (1.0 - a.dropout));
 }
 
-/* blocks: (queries / 64, heads, batch) */
+/* blocks: queries / 64 * heads * batch */
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 pya_attention_forward(struct pya_ops_attention a) {
     __shared__ float p[SMALL][SMALL + 1];
     const int ty = threadIdx.x / 16 * 4;
     const int tx = threadIdx.x % 16 * 4;
-    const long long q0 = (long long)blockIdx.x * SMALL;
-    const long long h = blockIdx.y;
-    const long long b = blockIdx.z;
+    const struct head_part block = block_head_part((a.n_q + SMALL - 1) / SMALL, a.n_h);
+    const long long q0 = (long long)block.part * SMALL;
+    const long long h = block.h;
+    const long long b = block.b;
     const long long kv = h / (a.n_h / a.n_kv);
     const long long end = a.causal && q0 + SMALL < a.n_k ? q0 + SMALL : a.n_k;
     float out[MAX_WIDE][4][4] = {};
@@ -135,20 +150,20 @@ pya_attention_forward(struct pya_ops_attention a) {
     }
 }
 
-/* delta = sum dO * O for each query, into the workspace [B][H][Lq].  blocks: (queries, heads, batch),
+/* delta = sum dO * O for each query, into the workspace [B][H][Lq].  blocks: queries * heads * batch,
  * one warp each */
 extern "C" __global__ void __launch_bounds__(32)
 pya_attention_backward_delta(struct pya_ops_attention a) {
-    const long long q = blockIdx.x;
-    const rows o = head_rows(a.out, blockIdx.z, blockIdx.y, q, 1);
-    const rows g = head_rows(a.grad, blockIdx.z, blockIdx.y, q, 1);
+    const struct head_part block = block_head_part(a.n_q, a.n_h);
+    const rows o = head_rows(a.out, block.b, block.h, block.part, 1);
+    const rows g = head_rows(a.grad, block.b, block.h, block.part, 1);
     float sum = 0.0f;
     for (int c = threadIdx.x; c < a.dim_v; c += 32) {
         sum = fmaf(o.p[c], g.p[c], sum);
     }
     sum = reduce32_add(sum);
     if (threadIdx.x == 0) {
-        ((float *)a.workspace)[(blockIdx.z * a.n_h + blockIdx.y) * a.n_q + q] = sum;
+        ((float *)a.workspace)[blockIdx.x] = sum;
     }
 }
 
@@ -202,17 +217,18 @@ write_rows(
     }
 }
 
-/* dQ.  blocks: (queries / 64 * dim / 64, heads, batch) */
+/* dQ.  blocks: dim / 64 * queries / 64 * heads * batch */
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 pya_attention_backward_q(struct pya_ops_attention a) {
     __shared__ float w[SMALL][SMALL + 1];
     const int ty = threadIdx.x / 16 * 4;
     const int tx = threadIdx.x % 16 * 4;
-    const int n_c = (int)((a.dim + WIDE - 1) / WIDE);
-    const long long q0 = (long long)(blockIdx.x / n_c) * SMALL;
-    const int c0 = (int)(blockIdx.x % n_c) * WIDE;
-    const long long h = blockIdx.y;
-    const long long b = blockIdx.z;
+    const unsigned n_c = (unsigned)((a.dim + WIDE - 1) / WIDE);
+    const struct head_part block = block_head_part((a.n_q + SMALL - 1) / SMALL * n_c, a.n_h);
+    const long long q0 = (long long)(block.part / n_c) * SMALL;
+    const int c0 = (int)(block.part % n_c) * WIDE;
+    const long long h = block.h;
+    const long long b = block.b;
     const long long kv = h / (a.n_h / a.n_kv);
     const long long end = a.causal && q0 + SMALL < a.n_k ? q0 + SMALL : a.n_k;
     float d[4][4] = {};
@@ -233,18 +249,19 @@ pya_attention_backward_q(struct pya_ops_attention a) {
 }
 
 /* dK (of_value false) or dV: the weights are transposed, keys in rows.
- * blocks: (keys / 64 * columns / 64, key heads, batch); query heads of a group in order */
+ * blocks: columns / 64 * keys / 64 * key heads * batch; query heads of a group in order */
 static __device__ inline void
 backward_keys(const struct pya_ops_attention &a, bool of_value) {
     __shared__ float w[SMALL][SMALL + 1];
     const int ty = threadIdx.x / 16 * 4;
     const int tx = threadIdx.x % 16 * 4;
     const long long dim = of_value ? a.dim_v : a.dim;
-    const int n_c = (int)((dim + WIDE - 1) / WIDE);
-    const long long k0 = (long long)(blockIdx.x / n_c) * SMALL;
-    const int c0 = (int)(blockIdx.x % n_c) * WIDE;
-    const long long kv = blockIdx.y;
-    const long long b = blockIdx.z;
+    const unsigned n_c = (unsigned)((dim + WIDE - 1) / WIDE);
+    const struct head_part block = block_head_part((a.n_k + SMALL - 1) / SMALL * n_c, a.n_kv);
+    const long long k0 = (long long)(block.part / n_c) * SMALL;
+    const int c0 = (int)(block.part % n_c) * WIDE;
+    const long long kv = block.h;
+    const long long b = block.b;
     const long long group = a.n_h / a.n_kv;
     float d[4][4] = {};
     for (long long h = kv * group; h < (kv + 1) * group; h++) {
@@ -280,18 +297,20 @@ pya_attention_backward_v(struct pya_ops_attention a) {
 
 /* The gradient of the bias: one block owns 64 x 64 of a bias slice (all queries or keys where the
  * bias is shared along them) and adds what shares it in a fixed order.
- * blocks: (keys / 64, queries / 64, slices), each 1 where shared */
+ * blocks: keys / 64 * queries / 64 * heads * batch, each 1 where shared */
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 pya_attention_backward_bias(struct pya_ops_attention a) {
     __shared__ float w[SMALL][SMALL + 1];
     const struct pya_ops_scores o = a.d_bias;
     const int ty = threadIdx.x / 16 * 4;
     const int tx = threadIdx.x % 16 * 4;
-    const long long slice_h = o.h != 0 ? a.n_h : 1;
-    const long long b1 = blockIdx.z / slice_h;
-    const long long h1 = blockIdx.z % slice_h;
-    const long long q1 = (long long)blockIdx.y * SMALL;
-    const long long k1 = (long long)blockIdx.x * SMALL;
+    const unsigned n_kb = o.k != 0 ? (unsigned)((a.n_k + SMALL - 1) / SMALL) : 1;
+    const long long n_qb = o.q != 0 ? (a.n_q + SMALL - 1) / SMALL : 1;
+    const struct head_part block = block_head_part(n_kb * n_qb, o.h != 0 ? a.n_h : 1);
+    const long long b1 = block.b;
+    const long long h1 = block.h;
+    const long long q1 = (long long)(block.part / n_kb) * SMALL;
+    const long long k1 = (long long)(block.part % n_kb) * SMALL;
     float sum[4][4] = {};
     for (long long b = o.b != 0 ? b1 : 0; b < (o.b != 0 ? b1 + 1 : a.n_b); b++) {
         for (long long h = o.h != 0 ? h1 : 0; h < (o.h != 0 ? h1 + 1 : a.n_h); h++) {

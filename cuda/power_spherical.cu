@@ -3,14 +3,15 @@
 #include "spherical.cuh"
 #include "tile.cuh"
 
-/* blocks: (components / 128, samples / 128, t) */
+/* blocks: (components / 128 * samples / 128, t) */
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 pya_ps_forward(struct pya_ops_ps a) {
     __shared__ float kappa[BIG];
     __shared__ float h[BIG];
-    const long long l0 = (long long)blockIdx.y * BIG;
-    const long long m0 = (long long)blockIdx.x * BIG;
-    for (long long t = blockIdx.z; t < a.n_t; t += gridDim.z) {
+    const struct parted block = block_part((a.n_m + BIG - 1) / BIG);
+    const long long l0 = (long long)block.rest * BIG;
+    const long long m0 = (long long)block.part * BIG;
+    for (long long t = blockIdx.y; t < a.n_t; t += gridDim.y) {
         __syncthreads();
         if (threadIdx.x < BIG && m0 + threadIdx.x < a.n_m) {
             float unused;
@@ -98,7 +99,7 @@ pya_ps_mixture_forward(struct pya_ops_ps a) {
 
 /* Gradients of one side's rows: 64 own rows a block, the other side passes by 64 at a time.
  * of_loc: own rows are components (d_loc, d_scale, d_log_weights), else samples (d_value).
- * blocks: (own / 64, D / 64, t) */
+ * blocks: (own / 64 * D / 64, t) */
 static __device__ inline void
 backward_side(const struct pya_ops_ps &a, bool of_loc) {
     __shared__ struct component comp[SMALL];
@@ -108,14 +109,15 @@ backward_side(const struct pya_ops_ps &a, bool of_loc) {
     const int ty = threadIdx.x / 16 * 4;
     const int tx = threadIdx.x % 16 * 4;
     const int dim = (int)a.dim;
-    const int c0 = blockIdx.y * WIDE;
-    const long long own0 = (long long)blockIdx.x * SMALL;
     const long long n_own = of_loc ? a.n_m : a.n_l;
+    const struct parted block = block_part((n_own + SMALL - 1) / SMALL);
+    const int c0 = block.rest * WIDE;
+    const long long own0 = (long long)block.part * SMALL;
     const long long n_other = of_loc ? a.n_l : a.n_m;
     const struct pya_ops_view own = of_loc ? a.loc : a.value;
     const struct pya_ops_view other = of_loc ? a.value : a.loc;
     const struct pya_ops_view d_own = of_loc ? a.d_loc : a.d_value;
-    for (long long t = blockIdx.z; t < a.n_t; t += gridDim.z) {
+    for (long long t = blockIdx.y; t < a.n_t; t += gridDim.y) {
         float d[4][4] = {};
         float sum_g[4] = {};
         float sum_gl[4] = {};

@@ -35,6 +35,18 @@ pairs_are_aligned(const void *p, long long step, long long a, long long b) {
     return step == 1 && ((unsigned long long)p | (unsigned long long)((a | b) * 4)) % 8 == 0;
 }
 
+/* The views of a tile's samples and components, for all threads to read: held in shared memory, they
+ * hold no registers. */
+static __device__ inline void
+stage_views(const struct pya_ops_ps &a, rows both[2], int l0, int m0, int t) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        both[0] = view_rows(a.value, l0, t, a.n_l - l0);
+        both[1] = view_rows(a.loc, m0, t, a.n_m - m0);
+    }
+    __syncthreads();
+}
+
 /* Cosines to log-probabilities. */
 static __device__ inline void
 pair_log_probs(float acc[4][4][4], const float *kappa, const float *h) {
@@ -56,8 +68,7 @@ pair_log_probs(float acc[4][4][4], const float *kappa, const float *h) {
 
 static __device__ inline void
 forward_store(
-    const struct pya_ops_ps &a, const float acc[4][4][4], long long l0, long long m0, long long t,
-    bool packed) {
+    const struct pya_ops_ps &a, const float acc[4][4][4], int l0, int m0, int t, bool packed) {
     const struct place p = my_place();
     const int n_l = a.n_l - l0 < BIG ? (int)(a.n_l - l0) : BIG;
     const int n_m = a.n_m - m0 < BIG ? (int)(a.n_m - m0) : BIG;
@@ -89,30 +100,35 @@ forward_store(
     }
 }
 
-/* blocks: (components / 128, samples / 128, t) */
+/* blocks: (components / 128 * samples / 128, t) */
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 pya_ps_forward_tensor(struct pya_ops_ps a) {
     PYA_DYNAMIC(room);
     __shared__ float kappa[BIG];
     __shared__ float h[BIG];
+    __shared__ rows both[2];
     const int dim = (int)a.dim;
-    const long long l0 = (long long)blockIdx.y * BIG;
-    const long long m0 = (long long)blockIdx.x * BIG;
+    __shared__ int first[2]; /* sample and component of the block; no registers either */
+    if (threadIdx.x == 0) {
+        const struct parted block = block_part((a.n_m + BIG - 1) / BIG);
+        first[0] = block.rest * BIG;
+        first[1] = block.part * BIG;
+    }
+    __syncthreads();
     const bool packed = pairs_are_aligned(a.out, a.out_m, a.out_l, a.out_t);
-    for (long long t = blockIdx.z; t < a.n_t; t += gridDim.z) {
-        const rows value = view_rows(a.value, l0, t, a.n_l - l0);
-        const rows loc = view_rows(a.loc, m0, t, a.n_m - m0);
-        pair_start(room, value, loc, dim);
-        __syncthreads();
-        if (threadIdx.x < BIG && m0 + threadIdx.x < a.n_m) {
+    for (int t = blockIdx.y; t < (int)a.n_t; t += gridDim.y) {
+        stage_views(a, both, first[0], first[1], t);
+        pair_start(room, both[0], both[1], dim);
+        const long long m = first[1] + (long long)threadIdx.x;
+        if (threadIdx.x < BIG && m < a.n_m) {
             float unused;
-            kappa[threadIdx.x] = view_at(a.scale, m0 + threadIdx.x, t);
+            kappa[threadIdx.x] = view_at(a.scale, m, t);
             norm(kappa[threadIdx.x], (double)a.dim, &h[threadIdx.x], &unused);
         }
         float acc[4][4][4];
-        pair_finish(acc, room, value, loc, dim);
+        pair_finish(acc, room, both[0], both[1], dim);
         pair_log_probs(acc, kappa, h);
-        forward_store(a, acc, l0, m0, t, packed);
+        forward_store(a, acc, first[0], first[1], t, packed);
     }
 }
 
@@ -141,8 +157,8 @@ pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
     __shared__ float kappa[BIG];
     __shared__ float h[BIG];
     __shared__ float2
-        running[4][BIG];     /* of each warp's columns: largest term, sum of the rest to it */
-    __shared__ rows both[2]; /* value and loc, here so that they hold no registers */
+        running[4][BIG]; /* of each warp's columns: largest term, sum of the rest to it */
+    __shared__ rows both[2];
     const struct place p = my_place();
     const int dim = (int)a.dim;
     const int l0 = blockIdx.x * BIG;
@@ -152,12 +168,7 @@ pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
         running[threadIdx.x / BIG][threadIdx.x % BIG] = none;
         running[threadIdx.x / BIG + 2][threadIdx.x % BIG] = none;
         for (int m0 = 0; m0 < (int)a.n_m; m0 += BIG) {
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                both[0] = view_rows(a.value, l0, t, a.n_l - l0);
-                both[1] = view_rows(a.loc, m0, t, a.n_m - m0);
-            }
-            __syncthreads();
+            stage_views(a, both, l0, m0, t);
             pair_start(room, both[0], both[1], dim);
             if (threadIdx.x < BIG) {
                 const struct component c = load_component(a, m0 + threadIdx.x, t, true);
@@ -175,7 +186,8 @@ pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
                     terms[n] = acc[r / 2][n / 2][r % 2 * 2 + n % 2];
                 }
                 float2 *at = &running[p.column / 32][tensor_row(p, r / 2, r % 2 * 2)];
-                float2 value = *at;
+                /* only the lane that writes reads: lanes are not ordered by a shuffle */
+                float2 value = p.t == 0 ? *at : none;
                 mixture_add(terms, &value.x, &value.y);
                 if (p.t == 0) {
                     *at = value;
@@ -201,8 +213,7 @@ pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
 /* The tiles one block of the backward goes through (those that begin before the end), and whose
  * gradients it makes. */
 struct task {
-    int l_begin, l_end, m_begin,
-        m_end;                      /* 32 bits do: rows of 64 numbers and more would not fit else */
+    int l_begin, l_end, m_begin, m_end; /* 32 bits do: the launcher takes no more */
     bool of_value, of_loc, of_sums; /* of_sums: all samples pass by, scale and weights are known */
 };
 
@@ -351,18 +362,13 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
     __shared__ struct sample samp[BIG];
     __shared__ float sums[2][2][BIG];
     __shared__ float totals[2][BIG];
-    __shared__ rows both[2]; /* value and loc, here so that they hold no registers */
+    __shared__ rows both[2];
     float *room = w + W_ROOM;
     const int dim = (int)a.dim;
     const bool mixture = a.log_weights.p != 0;
     for (int m0 = k.m_begin; m0 < k.m_end; m0 += BIG) {
         for (int l0 = k.l_begin; l0 < k.l_end; l0 += BIG) {
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                both[0] = view_rows(a.value, l0, t, a.n_l - l0);
-                both[1] = view_rows(a.loc, m0, t, a.n_m - m0);
-            }
-            __syncthreads();
+            stage_views(a, both, l0, m0, t);
             pair_start(w, both[0], both[1], dim);
             if (threadIdx.x < BIG) {
                 samp[threadIdx.x] = load_sample(a, l0 + threadIdx.x, t, mixture);
@@ -409,7 +415,7 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
     }
 }
 
-/* blocks: (t, 1), each with all gradients, or (t, components / 128 + samples / 128), each with those
+/* blocks: (1, t), each with all gradients, or (components / 128 + samples / 128, t), each with those
  * of 128 components or samples (only the kinds that are wanted), all of the other kind passing by */
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 pya_ps_backward_tensor(struct pya_ops_ps a) {
@@ -419,15 +425,15 @@ pya_ps_backward_tensor(struct pya_ops_ps a) {
         const bool of_loc = a.d_loc.p != 0;
         const bool of_sums = of_loc || a.d_scale.p != 0 || a.d_log_weights.p != 0;
         const int parts = of_sums ? (int)((a.n_m + BIG - 1) / BIG) : 0;
-        const int own = blockIdx.y * BIG;
+        const int own = blockIdx.x * BIG;
         const struct task all = {0, (int)a.n_l, 0, (int)a.n_m, of_value, of_loc, of_sums};
         const struct task components = {0, (int)a.n_l, own, own + 1, false, of_loc, true};
         const struct task samples = {
             own - parts * BIG, own - parts * BIG + 1, 0, (int)a.n_m, true, false, false};
-        k = gridDim.y == 1 ? all : (int)blockIdx.y < parts ? components : samples;
+        k = gridDim.x == 1 ? all : (int)blockIdx.x < parts ? components : samples;
     }
     __syncthreads();
-    for (int t = blockIdx.x; t < a.n_t; t += gridDim.x) {
+    for (int t = blockIdx.y; t < a.n_t; t += gridDim.y) {
         backward_tiles(a, k, t);
     }
 }

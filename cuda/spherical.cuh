@@ -79,7 +79,7 @@ log_prob(float u, float kappa, float bottom, float h) {
 
 static __device__ inline rows
 view_rows(struct pya_ops_view v, long long i, long long t, long long n) {
-    rows r = {(const float *)v.p + i * v.i + t * v.t, v.i, (int)n};
+    rows r = {(const float *)v.p + i * v.i + t * v.t, v.i, at_most_big(n)};
     return r;
 }
 
@@ -118,6 +118,12 @@ load_sample(const struct pya_ops_ps &a, long long l, long long t, bool mixture) 
     return s;
 }
 
+/* The larger one; a NaN in x stays, which fmaxf() would lose. */
+static __device__ inline float
+at_least(float least, float x) {
+    return x < least ? least : x;
+}
+
 /* G of one pair; *gl its product with log y.  Returns W. */
 static __device__ inline float
 pair_weight(float u, struct component c, struct sample s, bool mixture, float *g, float *gl) {
@@ -125,6 +131,6 @@ pair_weight(float u, struct component c, struct sample s, bool mixture, float *g
     if (mixture) {
         *g = s.grad * expf(c.weight + fmaf(c.kappa, y, c.h) - s.f);
     }
-    *gl = *g * fmaxf(y, PYA_LEAST_LOG);
-    return __fdividef(*g * c.kappa, fmaxf(1.0f + (u > 1.0f ? 1.0f : u), 5.9604645e-8f));
+    *gl = *g * at_least(PYA_LEAST_LOG, y);
+    return __fdividef(*g * c.kappa, at_least(5.9604645e-8f, 1.0f + (u > 1.0f ? 1.0f : u)));
 }

@@ -234,7 +234,7 @@ pair_finish(float acc[4][4][4], float *room, const rows &a, const rows &b, int d
  * conflicts. */
 static __device__ inline void
 weigh_stage(float *room, const rows &b, int slice, int stride, int c0, int dim) {
-    if (slice * SLICE < b.n && slice * SLICE < BIG) {
+    if (slice * SLICE < b.n) {
         const int column = threadIdx.x % 32 * 4;
         float *to = room + slice % 2 * WEIGH_STAGE + column;
         if (rows_are_aligned(b)) {
@@ -268,7 +268,7 @@ weigh_finish(float acc[4][4][4], const float *w, float *room, const rows &b, int
     const struct place p = my_place();
     const int stride = TRANSPOSED ? BIG + 8 : BIG + 4;
     tensor_clear(acc);
-    for (int slice = 0; slice * SLICE < b.n && slice * SLICE < BIG; slice++) {
+    for (int slice = 0; slice * SLICE < b.n; slice++) {
         async_wait<1>();
         __syncthreads();
         const float *sb = room + slice % 2 * WEIGH_STAGE + p.column + p.g;

@@ -11,8 +11,26 @@ enum { THREADS = 256, BIG = 128, SMALL = 64, DEPTH = 16 };
 struct rows {
     const float *p;
     long long stride;
-    int n; /* rows that exist; the others read as zero */
+    int n; /* rows that exist, of at most BIG; the others read as zero */
 };
+
+/* A block's place where blockIdx.x counts through all of a grid but what blocks walk: the other two
+ * indices of a grid end at 65535. */
+struct parted {
+    unsigned part; /* of n_parts */
+    unsigned rest;
+};
+
+static __device__ inline struct parted
+block_part(long long n_parts) {
+    struct parted p = {blockIdx.x % (unsigned)n_parts, blockIdx.x / (unsigned)n_parts};
+    return p;
+}
+
+static __device__ inline int
+at_most_big(long long n) {
+    return (int)(n < BIG ? n : BIG);
+}
 
 static __device__ inline float
 reduce16_add(float x) {

@@ -132,10 +132,10 @@ int
 pya_driver_launch(
     const struct pya_ops_target *to, const char *kernel, struct pya_driver_grid grid,
     const void *argument) {
-    if (driver.launch == NULL || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535) {
+    if (driver.launch == NULL || grid.x > 0x7fffffff || grid.y > 65535) {
         return PYA_OPS_E_INVAL;
     }
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) {
+    if (grid.x == 0 || grid.y == 0) {
         return PYA_OPS_OK;
     }
     void *before = NULL;
@@ -151,8 +151,8 @@ pya_driver_launch(
     if (result == 0) {
         call = "cuLaunchKernel";
         result = driver.launch(
-            function, (unsigned)grid.x, (unsigned)grid.y, (unsigned)grid.z, grid.threads, 1, 1,
-            grid.shared, to->stream, arguments, NULL);
+            function, (unsigned)grid.x, (unsigned)grid.y, 1, grid.threads, 1, 1, grid.shared,
+            to->stream, arguments, NULL);
     }
     driver_leave(to, before);
     return result == 0 ? PYA_OPS_OK : driver_refuse(call, result);

@@ -3,7 +3,7 @@
 #include "ops.h"
 
 struct pya_driver_grid {
-    uint64_t x, y, z;
+    uint64_t x, y;
     uint32_t threads; /* in a block */
     uint32_t shared;  /* bytes of shared memory beyond what the kernel declares */
 };

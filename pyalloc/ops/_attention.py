@@ -83,6 +83,7 @@ def _forward_kernel(
         threads(n_b * n_h * n_q * n_k * dim),
     )
     if _cuda.on_device(q):
+        _cuda.refuse_captured_dropout(dropout, q)
         _cuda.attention_forward(args, q)
     else:
         call("pya_ops_attention_forward", args)
@@ -105,7 +106,10 @@ def _backward_kernel(
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v, grad = _dense_rows(q), _dense_rows(k), _dense_rows(v), _dense_rows(grad)
-    out, lse = _dense_rows(out), lse.contiguous()  # as made, but for what vmap's folding does to them
+    out, lse = (
+        _dense_rows(out),
+        lse.contiguous(),
+    )  # as made, but for what vmap's folding does to them
     sizes = _sizes(q, k, v)
     n_b, n_h, _, n_q, n_k, dim, _ = sizes
     d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))

@@ -50,6 +50,15 @@ def refuse_dropout(dropout: float) -> None:
         )
 
 
+def refuse_captured_dropout(dropout: float, like: Tensor) -> None:
+    """The seed is a number of the launch: every replay would drop what the capture did."""
+    if dropout > 0 and like.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise OpError(
+            "scaled_attention: a captured graph would drop the same probabilities at every replay; "
+            "set dropout=0, or leave this call out of the graph"
+        )
+
+
 def power_spherical_forward(args: PowerSphericalArgs, like: Tensor) -> None:
     _launch("ps_forward", args, like)
 
@@ -114,8 +123,8 @@ def _module(device: int) -> tuple[int, int | None] | None:
             torch.cuda.current_stream().synchronize()  # the context exists and is current
             if lib.pya_ops_cuda_load(image, ctypes.byref(loaded)) != 0:
                 raise OpError(_error(lib))
-        for name in kernel_names(SOURCE.read_bytes()):  # none is left to load during a capture
-            lib.pya_ops_cuda_has(ctypes.byref(loaded), name)
+            for name in kernel_names(SOURCE.read_bytes()):  # none is left to load during a capture
+                lib.pya_ops_cuda_has(ctypes.byref(loaded), name)
         return int(loaded.module), loaded.context
     except (OpError, OSError) as error:
         warnings.warn(
@@ -140,7 +149,10 @@ def image_for(capability: tuple[int, int]) -> bytes:
     if fatbin.exists():
         return fatbin.read_bytes()
     arch = f"sm_{capability[0]}{capability[1]}"
-    cached = _cache_directory() / f"ops-{digest[:16]}-{arch}.cubin"
+    directory = _cache_directory()
+    if directory is None:
+        return compile_text(text, arch)
+    cached = directory / f"ops-{digest[:16]}-{arch}.cubin"
     found = read_cached(cached)
     if found is None:
         found = compile_text(text, arch)
@@ -148,9 +160,14 @@ def image_for(capability: tuple[int, int]) -> bytes:
     return found
 
 
-def _cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "pyalloc"
+def _cache_directory() -> Path | None:
+    """None for a user without a home, as a container's may be."""
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "pyalloc"
+    try:
+        return Path.home() / ".cache" / "pyalloc"
+    except RuntimeError:
+        return None
 
 
 def read_cached(path: Path) -> bytes | None:

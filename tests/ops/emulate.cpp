@@ -471,6 +471,20 @@ cuFuncSetAttribute(void *function, int attribute, int value) {
     return 0;
 }
 
+// The blocks of the latest launch, and whether launches are only looked at.
+static emu_dim latest;
+static bool is_idle;
+
+extern "C" void
+emu_only_look(bool is_on) {
+    is_idle = is_on;
+}
+
+extern "C" unsigned
+emu_blocks(int of_y) {
+    return of_y ? latest.y : latest.x;
+}
+
 extern "C" int
 cuLaunchKernel(
     void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
@@ -478,8 +492,12 @@ cuLaunchKernel(
     if (context == nullptr) {
         return INVALID_CONTEXT;
     }
-    if (shared > 48 << 10 && shared > allowed[function]) {
+    if ((shared > 48 << 10 && shared > allowed[function]) || x > INT_MAX || y > 65535 || z > 65535) {
         return 1;
+    }
+    latest = {x, y, z};
+    if (is_idle) {
+        return 0;
     }
     entry = ((const kernel *)function)->run;
     argument = arguments[0];

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from pyalloc.ops import (
     power_spherical_mixture_log_prob,
     scaled_attention,
 )
-from pyalloc.ops._library import library
+from pyalloc.ops._library import AdditiveArgs, library
 
 from . import test_additive as additive_cases
 from . import test_attention as attention_cases
@@ -165,10 +166,59 @@ def test_attention_masks_and_dropout(device, monkeypatch):
     agree(function, tensors, monkeypatch)
 
 
+def test_dropout_is_not_captured(monkeypatch):
+    """A graph's replays would all drop the same."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    on_device = SimpleNamespace(is_cuda=True)
+    _cuda.refuse_captured_dropout(0.0, on_device)
+    with pytest.raises(OpError, match="at every replay; set dropout=0"):
+        _cuda.refuse_captured_dropout(0.1, on_device)
+
+
+def test_nan_stays_in_gradients(device):
+    """They tell a loss scaler that the step is to be left out."""
+    for dim in (5, 64):
+        value, loc, scale, weights = spherical_cases.problem(6, 4, 1, dim)
+        value[2, 0, 1] = torch.nan
+        _, d_value, d_loc, d_scale = gradients(spherical_cases.log_prob, (value, loc, scale))
+        assert d_value[2].isnan().all() and not d_value[:2].isnan().any()
+        assert d_loc.isnan().all() and d_scale.isnan().all()
+        found = gradients(spherical_cases.mixture, (value, loc, scale, weights))
+        assert found[1][2].isnan().all() and all(x.isnan().all() for x in found[2:])
+    additive_cases.check_nan_stays()
+
+
 def test_launch_too_large_says_so(device):
-    huge = torch.zeros(1).expand(70_000, 1, 1)
+    args = AdditiveArgs(n_b=1 << 20, n_q=1 << 20)
     with pytest.raises(OpError, match="split the batch"):
-        additive_attention(huge[:, 0], huge, huge, torch.zeros(1))
+        _cuda.additive_forward(args, torch.zeros(1))
+
+
+def test_no_dimension_ends_at_65535_blocks(device, emulator):
+    """Only a grid's first index goes further; batches, heads, keys and tiles count there."""
+    n, leaf = 70_000, torch.zeros(1, requires_grad=True)
+
+    def launched(out):
+        torch.autograd.grad(out.sum(), leaf)
+
+    calls = ctypes.CDLL(str(emulator))
+    calls.emu_only_look(True)
+    try:
+        many = leaf.expand(n, 1, 1)
+        launched(additive_attention(many[:, 0], many, many, leaf))
+        assert calls.emu_blocks(0) >= n
+        launched(additive_attention(leaf[None], leaf.expand(1, n, 1), leaf.expand(1, n, 1), leaf))
+        assert calls.emu_blocks(0) >= n
+        four = leaf.expand(n, 1, 1, 1)
+        launched(scaled_attention(four, four, four, bias=four, path="kernel"))
+        assert calls.emu_blocks(0) >= n
+        # they ask for no gradient, which would be 2.3 GB
+        samples, one, loc = torch.zeros(64).expand(n * 128, 64), torch.ones(1), leaf.expand(1, 64)
+        launched(power_spherical_log_prob(samples, loc, one))
+        launched(power_spherical_mixture_log_prob(samples, loc, one, one))
+        power_spherical_log_prob(samples[0], samples, one)
+    finally:
+        calls.emu_only_look(False)
 
 
 def test_launch_from_any_thread_and_context(device):
@@ -215,6 +265,21 @@ def test_cache_is_private_and_checked(tmp_path):
     path.chmod(0o666)
     assert _cuda.read_cached(path) is None
     assert _cuda.read_cached(tmp_path / "none") is None
+
+
+def test_no_home_means_no_cache(tmp_path, monkeypatch):
+    """As for a container's nameless user."""
+    (tmp_path / "ops.cu").write_bytes(b"text")
+    monkeypatch.setattr(_cuda, "SOURCE", tmp_path / "ops.cu")
+    monkeypatch.setattr(_cuda, "compile_text", lambda *_: b"compiled")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    assert _cuda.image_for((9, 0)) == b"compiled"
+    assert list(tmp_path.iterdir()) == [tmp_path / "ops.cu"]
 
 
 @pytest.fixture(scope="session")
