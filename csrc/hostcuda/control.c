@@ -107,6 +107,18 @@ pya_hostcuda_live(const char *what) {
     return n;
 }
 
+int
+pya_hostcuda_check(void) {
+    const int n_devices = pya_hc_n_devices();
+    pya_hc_lock();
+    int n_bad = pya_hc_address_check_locked();
+    for (int i = 0; i < n_devices; i++) {
+        n_bad += pya_hc_extents_check(&pya_hc_device(i)->file);
+    }
+    pya_hc_unlock();
+    return n_bad;
+}
+
 struct json_list {
     FILE *file;
     const char *separator;

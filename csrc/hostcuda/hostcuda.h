@@ -17,8 +17,7 @@
 extern "C" {
 #endif
 
-/* Return 0 or a CUDA error number.  The number of devices must be set before first use. */
-int pya_hostcuda_set_devices(int n);
+/* Returns 0 or a CUDA error number. */
 int pya_hostcuda_set_capacity(int device, size_t bytes);
 void pya_hostcuda_set_event_delay(uint64_t n_launches);
 /* Call number n from now on (1: the next) returns `error`; `name` NULL or "": any counted call. */
@@ -41,6 +40,9 @@ uint64_t pya_hostcuda_dtoh_bytes(void);
 /* Live objects, to find leaks: "plain", "handles", "reservations", "mappings", "streams", "events",
  * "graphs", "pinned".  UINT64_MAX for an unknown word. */
 uint64_t pya_hostcuda_live(const char *what);
+
+/* How many of the invariants of what is given out, addresses and offsets in the devices' files, are broken. */
+int pya_hostcuda_check(void);
 
 /* Writes all counters as JSON.  Returns 0, or -1 with errno. */
 int pya_hostcuda_write_counters(const char *path);

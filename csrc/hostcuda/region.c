@@ -82,6 +82,11 @@ pya_hc_address_give_locked(uintptr_t start, size_t size) {
     (void)pya_hc_extents_give(&window, start - window_start, size);
 }
 
+int
+pya_hc_address_check_locked(void) {
+    return pya_hc_extents_check(&window);
+}
+
 /* Index of the first region that starts behind the address. */
 static size_t
 region_after(uintptr_t address) {

@@ -39,6 +39,8 @@ struct pya_hc_region {
 int pya_hc_address_take_locked(size_t size, size_t align, uintptr_t want, uintptr_t *start);
 /* Makes the range inaccessible again and gives it back. */
 void pya_hc_address_give_locked(uintptr_t start, size_t size);
+/* Broken invariants of what is given out. */
+int pya_hc_address_check_locked(void);
 
 int pya_hc_region_insert_locked(const struct pya_hc_region *region, struct pya_hc_region **out);
 void pya_hc_region_remove_locked(struct pya_hc_region *region);

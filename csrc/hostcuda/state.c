@@ -220,16 +220,6 @@ pya_hc_uncharge_locked(struct pya_hc_device *dev, size_t bytes) {
 /* Controls that only touch settings. */
 
 int
-pya_hostcuda_set_devices(int n) {
-    if (n < 0 || n > PYA_HC_MAX_DEVICES) {
-        return CU_INVALID_VALUE;
-    }
-    (void)pya_hc_n_devices();
-    n_devices = n;
-    return CU_OK;
-}
-
-int
 pya_hostcuda_set_capacity(int device, size_t bytes) {
     (void)pya_hc_n_devices();
     if (device < 0 || device >= PYA_HC_MAX_DEVICES) {

@@ -124,6 +124,7 @@ def cuda(libraries: Path) -> Iterator[Cuda]:
     found.control("set_capacity", 0, ctypes.c_size_t(80 << 30))
     assert {what: found.live(what) for what in LIVE} == before
     assert found.used() == used
+    assert found.control("check") == 0
 
 
 RunTorch = Callable[..., subprocess.CompletedProcess[str]]
