@@ -192,7 +192,7 @@ class Recorder:
     stacks: str = "python"
     automatic: bool = True
     writer: EventWriter | None = None
-    source: Any = None  # a _Source once it started
+    source: _Source = field(init=False, repr=False)  # from start() on
     pending: list[Row] = field(default_factory=list)
     lock: Any = field(default_factory=threading.RLock)
     n_marks: int = 0
@@ -521,8 +521,3 @@ def _own_path(path: Path) -> Path:
     if path.exists() or path.with_name(path.name + ".part").exists():
         path = path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
     return path
-
-
-def active() -> Recorder | None:
-    """The recording that runs, if one does."""
-    return _active.recorder

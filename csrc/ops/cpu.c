@@ -1,9 +1,6 @@
 #include "cpu.h"
 
 #include <stdatomic.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 /* -1: not narrowed */
 static _Atomic int cpu_selected = -1;
@@ -42,13 +39,4 @@ pya_ops_isa_select(int isa) {
     }
     atomic_store_explicit(&cpu_selected, isa, memory_order_relaxed);
     return PYA_OPS_OK;
-}
-
-int
-pya_ops_max_threads(void) {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
 }

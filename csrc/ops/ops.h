@@ -81,7 +81,6 @@ pya_ops_cuda_attention_backward(const struct pya_ops_attention *a, const struct 
 PYA_OPS_API int pya_ops_isa_best(void);
 PYA_OPS_API int pya_ops_isa_current(void);
 PYA_OPS_API int pya_ops_isa_select(int isa);
-PYA_OPS_API int pya_ops_max_threads(void);
 
 #ifdef __cplusplus
 }

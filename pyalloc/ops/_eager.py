@@ -12,9 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LOG_2 = math.log(2)
-
-
 _SHIFT = 12  # from there on the series below are exact to a double
 
 
