@@ -57,12 +57,17 @@ class Options:
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """One device of one process.  Bytes; allocated and reserved are torch's own, None where it did not tell."""
+    """One device of one process.  Bytes; requested, allocated and reserved are torch's own, None where it did not tell.
+
+    physical: which of --devices it is; device: its number in the process, which may see some of them only.
+    """
 
     pid: int
     device: int
+    physical: int
     capacity: int
     peak_device_bytes: int
+    peak_requested_bytes: int | None
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
 
@@ -73,7 +78,8 @@ class Result:
 
     fits: the program ended well and never died of memory.  ooms: out-of-memory errors raised, caught or not.
     memory_calls: calls that take, map or give device memory.  dtoh_copies: reads of values that no kernel computed.
-    untold: processes whose torch had no figures; those asked to use pyalloc did not.
+    untold: processes whose torch had no figures; those asked to use pyalloc did not.  replaced: the program chose an
+    allocator itself.
     """
 
     command: tuple[str, ...]
@@ -84,7 +90,9 @@ class Result:
     ooms: int
     error: str
     memory: int
+    n_devices: int
     devices: tuple[DeviceUse, ...]
+    peak_requested_bytes: int | None
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
     peak_device_bytes: int
@@ -95,6 +103,18 @@ class Result:
     dtoh_bytes: int
     missing: tuple[str, ...]
     untold: tuple[int, ...] = ()
+    replaced: bool = False
+
+    def shared(self) -> dict[int, tuple[int, int]]:
+        """Devices that several processes used: how many, and their peaks together.
+
+        Here each process has every device to itself; on a card they share it.
+        """
+        found: dict[int, tuple[int, int]] = {}
+        for use in self.devices:
+            n, size = found.get(use.physical, (0, 0))
+            found[use.physical] = (n + 1, size + use.peak_device_bytes)
+        return {device: both for device, both in sorted(found.items()) if both[0] > 1}
 
     def to_json(self) -> str:
         """All figures, bytes as integers."""
@@ -203,7 +223,9 @@ def _sum_up(
     reports = {int(report["pid"]): report for report in _load(folder, "torch.*.json")}
     uses = []
     for process in counters:
-        told = reports.get(process["pid"], {}).get("devices", {})
+        report = reports.get(process["pid"], {})
+        told = report.get("devices", {})
+        visible = report.get("visible", "").split(",")
         for index, device in enumerate(process["devices"]):
             peaks = told.get(str(index), {})
             if device["peak_bytes"] > 0 or peaks.get("reserved", 0) > 0:
@@ -211,8 +233,10 @@ def _sum_up(
                     DeviceUse(
                         pid=process["pid"],
                         device=index,
+                        physical=_physical(index, visible),
                         capacity=device["capacity"],
                         peak_device_bytes=device["peak_bytes"],
+                        peak_requested_bytes=peaks.get("requested"),
                         peak_allocated_bytes=peaks.get("allocated"),
                         peak_reserved_bytes=peaks.get("reserved"),
                     )
@@ -232,7 +256,9 @@ def _sum_up(
         ooms=max(ooms, int(out_of_memory)),
         error=errors[0] if errors else "",
         memory=options.memory,
+        n_devices=options.devices,
         devices=tuple(uses),
+        peak_requested_bytes=_most([use.peak_requested_bytes for use in uses]),
         peak_allocated_bytes=_most([use.peak_allocated_bytes for use in uses]),
         peak_reserved_bytes=_most([use.peak_reserved_bytes for use in uses]),
         peak_device_bytes=_most([use.peak_device_bytes for use in uses]) or 0,
@@ -243,7 +269,15 @@ def _sum_up(
         dtoh_bytes=sum(process["dtoh_bytes"] for process in counters),
         missing=absent,
         untold=tuple(sorted({use.pid for use in uses if use.pid not in reports})),
+        replaced=options.allocator != "pyalloc"
+        and any(report["backend"] == "pluggable" for report in reports.values()),
     )
+
+
+def _physical(index: int, visible: list[str]) -> int:
+    """Which device a process means that sees those of CUDA_VISIBLE_DEVICES."""
+    named = visible[index] if index < len(visible) else ""
+    return int(named) if named.isdecimal() else index
 
 
 def _most(values: list[int | None]) -> int | None:
@@ -275,6 +309,8 @@ def _verdict(result: Result) -> str:
     if result.ooms > 0:
         errors = f"{result.ooms} out-of-memory error{'s' * (result.ooms != 1)}"
         return f"fits {memory} after {errors} that the program caught"
+    if any(size > result.memory for _, size in result.shared().values()):
+        return f"fits {memory} only if its processes do not peak at the same time"
     return f"fits {memory}"
 
 
@@ -287,22 +323,28 @@ def _end(code: int) -> str:
 
 def _next_command(result: Result) -> str:
     program = shlex.join(part for part in result.command if part != "--")
-    size = _typed(result.memory)
+
+    def again(memory: int, allocator: str) -> str:
+        devices = f" --devices {result.n_devices}" if result.n_devices > 1 else ""
+        return f"pyalloc dryrun --memory {_typed(memory)}{devices} --allocator {allocator} {program}"
+
     if result.error != "OutOfMemoryError" and (result.exit_code != 0 or not result.devices):
-        return f"{program}   (after a look at the messages above)"
-    if result.allocator != "pyalloc":
-        return f"pyalloc dryrun --memory {size} --allocator pyalloc {program}"
+        return f"{again(result.memory, result.allocator)}   (after a look at the messages above)"
+    if result.allocator != "pyalloc" and not result.replaced:
+        return again(result.memory, "pyalloc")
     if result.fits:
-        return f"pyalloc run {program}"
-    return f"pyalloc dryrun --memory {_typed(2 * result.memory)} --allocator pyalloc {program}"
+        return program if result.replaced else f"pyalloc run {program}"
+    return again(2 * result.memory, result.allocator)
 
 
 def summary(result: Result) -> str:
     """What to print at the end, for a person."""
+    allocator = "the program's own" if result.replaced else result.allocator
+    asked, allocated = _size(result.peak_requested_bytes), _size(result.peak_allocated_bytes)
+    rounding = f" ({asked} asked for, the rest is rounding)" * (asked != allocated)
     lines = [
-        f"pyalloc dryrun: PyTorch {result.torch}, {result.allocator} allocator, "
-        f"{_size(result.memory)} per device",
-        f"  peak allocated   {_size(result.peak_allocated_bytes)}",
+        f"pyalloc dryrun: PyTorch {result.torch}, {allocator} allocator, {_size(result.memory)} per device",
+        f"  peak allocated   {allocated}{rounding}",
         f"  peak reserved    {_size(result.peak_reserved_bytes)}",
         f"  device bytes     {_size(result.peak_device_bytes)} at most, as the runtime counted",
         f"  device calls     {result.device_calls:,}, of them {result.memory_calls:,} for memory "
@@ -315,6 +357,11 @@ def summary(result: Result) -> str:
             f"reserved {_size(use.peak_reserved_bytes)}, device bytes {_size(use.peak_device_bytes)}"
             for use in result.devices
         ]
+    lines += [
+        f"  {'warning' if size > result.memory else 'note'}: {n} processes used device {device}, each with "
+        f"{_size(result.memory)} of its own here; on one card they need up to {_size(size)} together"
+        for device, (n, size) in result.shared().items()
+    ]
     if result.dtoh_copies > 0:
         copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"
         lines.append(

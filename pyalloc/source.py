@@ -89,7 +89,8 @@ def qualified(file: str, line: int, name: str) -> str:
 def place(frames: tuple[Frame, ...]) -> Place | None:
     """The innermost line of the user's own code; else the innermost Python line; None without frames."""
     for name, file, line in frames:
-        if not is_foreign(file):
+        # "<string>" is code that libraries make, too; but its <module> is the program of `python -c`
+        if not is_foreign(file) or (file, name) == ("<string>", "<module>"):
             return Place(file, line, qualified(file, line, name))
     for name, file, line in frames:
         if file.endswith(".py"):

@@ -120,8 +120,8 @@ def _note_peaks(torch: Any, state: _Watch) -> None:
             stats = torch.cuda.memory_stats(device)
         except Exception:  # another pluggable allocator may have no figures
             continue
-        peaks = state.peaks.setdefault(device, {"allocated": 0, "reserved": 0})
-        for name in peaks:
+        peaks = state.peaks.setdefault(device, {"requested": 0, "allocated": 0, "reserved": 0})
+        for name in ("requested", "allocated", "reserved"):
             peaks[name] = max(peaks[name], stats.get(f"{name}_bytes.all.peak", 0))
         peaks["ooms"] = max(peaks.get("ooms", 0), stats.get("num_ooms", 0))
         peaks["retries"] = max(peaks.get("retries", 0), stats.get("num_alloc_retries", 0))
@@ -152,6 +152,7 @@ def _write(state: _Watch) -> None:
         "torch": str(torch.__version__),
         "backend": str(cuda.get_allocator_backend()),
         "error": state.error,
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "devices": state.peaks,
     }
     final = Path(state.folder) / f"torch.{state.pid}.json"

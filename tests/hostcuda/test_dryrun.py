@@ -282,19 +282,49 @@ def test_only_the_bootstrap_folder_is_put_before_the_programs_path(tmp_path: Pat
 
 def test_children_are_counted_too(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
     source = """
-        import subprocess, sys, torch
+        import os, subprocess, sys, torch
         torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
-        child = "import torch; torch.empty(100 << 20, dtype=torch.uint8, device='cuda:1')"
-        subprocess.run([sys.executable, "-c", child], check=True)
+        here = torch.empty(60 << 20, dtype=torch.uint8, device="cuda:1")
+        child = "import torch; torch.empty(100 << 20, dtype=torch.uint8, device='cuda')"
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "1"}
+        subprocess.run([sys.executable, "-c", child], env=env, check=True)
     """
-    arguments = ["--devices", "2", "--json", "figures.json"]
+    arguments = ["--memory", "150MB", "--devices", "2", "--json", "figures.json"]
     code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0, err
     devices = json.loads((tmp_path / "figures.json").read_text())["devices"]
-    assert len({device["pid"] for device in devices}) == 2
-    assert (
-        max(device["peak_device_bytes"] for device in devices if device["device"] == 1) >= 100 << 20
-    )
+    seen = {(use["device"], use["physical"]): use["peak_device_bytes"] >> 20 for use in devices}
+    assert seen == {(0, 0): 10, (1, 1): 60, (0, 1): 100}
+    # On a card both would be in the same memory.
+    assert "fits 150.0 MiB only if its processes do not peak at the same time" in err
+    assert "warning: 2 processes used device 1" in err and "up to 160.0 MiB together" in err
+    assert "next: pyalloc dryrun --memory 150MiB --devices 2 --allocator pyalloc " in err
+
+
+def test_an_allocator_that_the_program_chose_is_not_called_native(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    source = """
+        import torch, pyalloc
+        pyalloc.install()
+        x = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+        y = torch.empty(1000, dtype=torch.uint8, device="cuda")
+        raise SystemExit(5)
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 5
+    assert "the program's own allocator" in err and "native allocator" not in err
+    assert "peak allocated   3.0 MiB\n" in err
+    # Run again as it is, without a GPU.
+    assert "next: pyalloc dryrun --memory 80GB --allocator native " in err
+
+
+def test_what_is_rounding_is_told_apart(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """torch's allocator counts a whole block where less than 1 MiB would be left of it."""
+    source = "import torch; torch.empty((20 << 20) - 700_000, dtype=torch.uint8, device='cuda')"
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0
+    assert "peak allocated   20.0 MiB (19.3 MiB asked for, the rest is rounding)" in err
 
 
 def test_a_cpu_build_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from instrument.tools import ROOT, Plan, pyalloc
-from pyalloc import _core, cli, errors, export, pickles, trace
+from pyalloc import _core, cli, errors, export, pickles, source, trace
 from pyalloc.advice import advise
 from pyalloc.config import Config
 
@@ -199,6 +199,15 @@ PYTHON = [
     ("train", "/home/me/train"),
 ]
 AUTOGRAD = [("torch::autograd::Engine::thread_main()", "??"), ("clone3", "x86_64/clone3.S")]
+
+
+def test_the_line_of_a_program_given_as_text() -> None:
+    made_by_a_library = ("__init__", "<string>", 3)
+    internal = ("forward", "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", 9)
+    found = source.place((internal, made_by_a_library, ("<module>", "<string>", 1)))
+    assert found is not None and (found.file, found.line) == ("<string>", 1)
+    found = source.place((made_by_a_library, internal, ("main", "<stdin>", 2)))
+    assert found is not None and (found.file, found.line) == ("<stdin>", 2)
 
 
 def snapshot_of(*blocks: tuple[str, list[tuple[str, str]]]) -> dict[str, Any]:
