@@ -40,7 +40,9 @@ def broadcast(op: str, **shapes: Sequence[int]) -> tuple[int, ...]:
                 out[k] = size
             elif size not in (1, out[k]):
                 parts = ", ".join(f"{n} {tuple(s)}" for n, s in shapes.items())
-                raise OpError(f"{op}: {name} does not broadcast with the rest: batch shapes {parts}")
+                raise OpError(
+                    f"{op}: {name} does not broadcast with the rest: batch shapes {parts}"
+                )
     return tuple(out)
 
 

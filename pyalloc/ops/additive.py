@@ -162,12 +162,17 @@ class _Memory:
         self.is_served = keys.device.type == "cpu" or _cuda.serves(keys)
         self.rows = _dense_rows(keys.detach()), _dense_rows(values.detach())
         self.token: Tensor = _Gate.apply(keys, values, self)
-        self.buffers: tuple[Tensor, Tensor] | None = None
+        # of each running backward: one that failed halfway must not add to the next
+        self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def holds(self, keys: Tensor, values: Tensor, compute: torch.dtype) -> bool:
         """Whether these are they and the sums are made in their dtype: a query of another may ask for more."""
         is_ours = keys is self.keys and values is self.values
         return is_ours and self.is_served and keys.dtype == compute
+
+    def versions(self) -> tuple[int, ...]:
+        """Changes when either is changed in place, as autograd's own check of what it saved sees it."""
+        return tuple(0 if x.is_inference() else x._version for x in (self.keys, self.values))
 
     def attend(self, query: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         context, probs = _Step.apply(query, v, self.token, mask, self)
@@ -193,7 +198,7 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        buffers, ctx.memory.buffers = ctx.memory.buffers, None
+        buffers = ctx.memory.buffers.pop(torch._C._current_graph_task_id(), None)
         return (None, None, None) if buffers is None else (*buffers, None)
 
 
@@ -204,7 +209,7 @@ class _Step(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         context, probs = _forward_kernel(query, *memory.rows, v, mask)
         ctx.save_for_backward(query, v, probs)
-        ctx.memory = memory
+        ctx.memory, ctx.versions = memory, memory.versions()
         return context, probs
 
     @staticmethod
@@ -212,14 +217,20 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, grad_probs: Tensor | None) -> tuple[Any, ...]:
         query, v, probs = ctx.saved_tensors
         memory: _Memory = ctx.memory
-        first = memory.buffers is None
+        if memory.versions() != ctx.versions:
+            raise RuntimeError(
+                "additive_attention: keys or values of sequence_gradients were modified by an inplace "
+                "operation after a step had used them; change copies instead"
+            )
         wanted = memory.is_wanted()
-        if wanted and memory.buffers is None:
+        task = torch._C._current_graph_task_id()
+        is_first = task not in memory.buffers
+        if wanted and is_first:
             keys, values = memory.rows
-            memory.buffers = torch.empty_like(keys), torch.empty_like(values)
-        sinks = memory.buffers if wanted and memory.buffers is not None else (None, None)
+            memory.buffers[task] = torch.empty_like(keys), torch.empty_like(values)
+        sinks = memory.buffers[task] if wanted else (None, None)
         d_query, d_v = _backward_kernel(
-            (query, *memory.rows, v), probs, (grad, grad_probs), sinks, accumulate=not first
+            (query, *memory.rows, v), probs, (grad, grad_probs), sinks, accumulate=not is_first
         )
         return d_query, d_v.sum(0), v.new_zeros(()) if wanted else None, None, None
 

@@ -185,7 +185,9 @@ def _check_arguments(
         raise OpError(f"{_OP}: dropout must be in [0, 1), got {dropout}")
     if bias is not None:
         if getattr(bias, "dtype", None) is torch.bool:
-            raise OpError(f"{_OP}: bias must be floating, got torch.bool; a boolean mask is given as mask=")
+            raise OpError(
+                f"{_OP}: bias must be floating, got torch.bool; a boolean mask is given as mask="
+            )
         require_float(_OP, q=q, k=k, v=v, bias=bias)
     elif not _are_alike(q, k, v):
         require_float(_OP, q=q, k=k, v=v)

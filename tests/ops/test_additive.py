@@ -209,3 +209,39 @@ def test_errors():
         sequence_gradients(keys.half(), values),
     ):
         pass
+
+
+def test_backward_that_failed_halfway_leaves_nothing_behind():
+    query, keys, values, v = (x.requires_grad_() for x in problem(2, 1, 4, 5, 6))
+    fails = [True]
+
+    def once(grad):
+        if fails[0]:
+            fails[0] = False
+            raise RuntimeError("halfway")
+
+    with sequence_gradients(keys, values):
+        first = additive_attention(query, keys, values, v)
+        first.register_hook(once)
+        second = additive_attention(query + first.sum(), keys, values, v)
+    leaves = (query, keys, values, v)
+    with pytest.raises(RuntimeError, match="halfway"):
+        torch.autograd.grad(second.sum(), leaves, retain_graph=True)
+    again = torch.autograd.grad(second.sum(), leaves)
+    one = additive_attention(query, keys, values, v)
+    right = torch.autograd.grad(
+        additive_attention(query + one.sum(), keys, values, v).sum(), leaves
+    )
+    for a, b in zip(again, right, strict=True):
+        assert relative(a, b) < 1e-5
+
+
+def test_keys_changed_in_place_are_noticed():
+    query, keys, values, v = (x.requires_grad_() for x in problem(2, 1, 4, 5, 6))
+    mine = keys * 1
+    with sequence_gradients(mine, values):
+        out = additive_attention(query, mine, values, v)
+    with torch.no_grad():
+        mine += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
