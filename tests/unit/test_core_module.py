@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +87,10 @@ def test_features_are_reported_without_torch() -> None:
 
 def test_nested_keys() -> None:
     assert nested({"a.b.c": 1, "a.b.d": 2, "e": 3}) == {"a": {"b": {"c": 1, "d": 2}}, "e": 3}
+
+
+def test_every_counter_of_ours_is_explained() -> None:
+    root = Path(__file__).parents[2]
+    counters = re.findall(r"X\((pyalloc_\w+)\)", (root / "csrc/core/stats.h").read_text())
+    told = set(re.findall(r"`(pyalloc_\w+)`", (root / "docs/limits.md").read_text()))
+    assert len(counters) > 20 and set(counters) == told
