@@ -528,7 +528,7 @@ pya_arena_drop_ranges(struct pya_arena *arena) {
 
 pya_status
 pya_arena_create(
-    struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
+    struct pya_card *card, struct pya_pool *pool, struct pya_fence *fence, struct pya_arena **out) {
     struct pya_arena *arena = calloc(1, sizeof *arena);
     if (arena == NULL) {
         return PYA_E_HOST_NOMEM;
@@ -544,7 +544,8 @@ pya_arena_create(
     pya_fit_init(&arena->fit);
     arena->card = card;
     arena->pool = pool;
-    arena->stream = stream;
+    arena->stream = fence->stream;
+    arena->fence = fence;
     arena->next = card->arenas;
     card->arenas = arena;
     *out = arena;

@@ -23,6 +23,7 @@ struct pya_arena {
     struct pya_card *card;
     struct pya_pool *pool; /* NULL: the default pool */
     pya_stream stream;
+    struct pya_fence *fence;   /* the stream's */
     struct pya_fit fit;        /* every FREE run; without virtual memory those of the large pool */
     struct pya_fit *small_fit; /* of plain segments only; NULL: pages */
     struct pya_range *ranges;
@@ -58,9 +59,9 @@ pya_arena_place(const struct pya_arena *arena) {
     return place;
 }
 
-/* The stream has a fence. */
+/* For the fence's stream. */
 PYA_MUST_CHECK pya_status pya_arena_create(
-    struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out);
+    struct pya_card *card, struct pya_pool *pool, struct pya_fence *fence, struct pya_arena **out);
 /* Unmaps and releases everything it holds, live blocks too: for the end of the heap only. */
 void pya_arena_destroy(struct pya_arena *arena);
 

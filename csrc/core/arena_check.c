@@ -62,6 +62,10 @@ pya_arena_check(const struct pya_arena *arena) {
         n_wrong += pya_range_check(range);
         n_wrong += range->slots == NULL ? 0 : arena_check_pages(arena, range);
     }
+    if (arena->fence->stream != arena->stream) {
+        (void)fprintf(stderr, "arena: its fence is another stream's\n");
+        n_wrong++;
+    }
     if (sum.n_free != n_runs || sum.bytes != arena->free_bytes || sum.pages != arena->free_pages) {
         (void)fprintf(
             stderr, "arena: %zu free runs (index %zu), %zu bytes (%zu), %zu pages (%zu)\n",

@@ -23,16 +23,27 @@ card_pass_fences(struct pya_card *card) {
 }
 
 static bool
-card_has_news(const struct pya_card *card) {
-    const struct pya_arena *a = card->arenas;
-    while (a != NULL && (card->are_fences_open ? a->fence_seq : a->idle_seq) == a->seq) {
-        a = a->next;
+arena_has_news(const struct pya_arena *arena) {
+    return (arena->card->are_fences_open ? arena->fence_seq : arena->idle_seq) != arena->seq;
+}
+
+/* Is a round of records worth while?  *waits: for memory freed after its stream was destroyed, which a stream with the same
+ * handle may use that the card never heard of: no event tells of it, so all is waited for, ever more rarely. */
+static bool
+card_has_news(struct pya_card *card, bool *waits) {
+    bool has_news = false;
+    bool has_late_news = false;
+    for (const struct pya_arena *a = card->arenas; a != NULL; a = a->next) {
+        has_news = has_news || (!a->fence->is_gone && arena_has_news(a));
+        has_late_news = has_late_news || (a->fence->is_gone && arena_has_news(a));
     }
-    return a != NULL;
+    *waits = has_late_news && pya_fence_is_due(++card->n_late_polls);
+    return has_news || *waits;
 }
 
 void
 pya_card_poll(struct pya_card *card, const struct pya_arena *taker) {
+    bool waits;
     if (card->n_active > 0) {
         return; /* a capture may be under way, which forbids asking */
     }
@@ -40,15 +51,15 @@ pya_card_poll(struct pya_card *card, const struct pya_arena *taker) {
     /* All but the taker are through: it may as well know about what was freed since. */
     bool is_round_over =
         !card->are_fences_open || (last != NULL && taker != NULL && last->stream == taker->stream);
-    if (!is_round_over || !card_has_news(card)) {
+    if (!is_round_over || !card_has_news(card, &waits)) {
         return;
     }
-    card->are_fences_open = pya_fences_record(card);
+    card->are_fences_open = pya_fences_record(card, &waits);
     if (!card->are_fences_open) {
         return;
     }
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        arena->fence_seq = arena->seq;
+        arena->fence_seq = arena->fence->is_gone && !waits ? arena->fence_seq : arena->seq;
     }
     (void)card_pass_fences(card);
 }

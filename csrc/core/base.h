@@ -47,7 +47,8 @@ typedef uint64_t pya_stream;
     X(E_CORRUPT, 11, "the data is damaged or not in this format")                                  \
     X(E_TOO_LARGE, 12, "more than 1 EiB was asked for")                                            \
     X(E_FOREIGN, 13, "the pointer was not handed out by this allocator")                           \
-    X(E_DOUBLE_FREE, 14, "the pointer was already freed")
+    X(E_DOUBLE_FREE, 14, "the pointer was already freed")                                          \
+    X(E_STREAM, 15, "there is no such stream; it was destroyed, or never was one")
 
 typedef enum {
 #define X(name, value, text) PYA_##name = value,

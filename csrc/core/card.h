@@ -67,6 +67,8 @@ struct pya_card {
     struct pya_pending *pending;  /* queues of streams with recorded blocks; NULL: never used */
     size_t n_pending;             /* uses waiting in them */
     struct pya_fence *fences;     /* one for each stream ever heard of (fence.h) */
+    size_t n_fences;              /* but for those that are gone */
+    uint64_t n_late_polls;        /* polls that found memory freed after its stream was gone */
     bool are_fences_open;         /* recorded, not yet seen to have passed */
     struct pya_fence *late_fence; /* the latest to be the only one still open */
     struct pya_history *history;  /* NULL: not recording */

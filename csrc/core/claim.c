@@ -110,6 +110,7 @@ card_claim(struct pya_card *card, struct pya_pool_id id, const struct pya_claim 
         st = arena_claim(arena, claim, &block);
     }
     if (st == PYA_OK) {
+        pya_fence_hear(card, arena->fence);
         block->is_small = claim->bytes <= PYA_SMALL_MAX;
         pya_card_hand_out(card, block, claim->requested, NULL);
     }

@@ -47,6 +47,7 @@ pya_pool_begin(
     struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_stream_filter filter) {
     struct pya_card *card;
     struct pya_pool *pool;
+    struct pya_fence *fence;
     pya_status st = pya_heap_lock_card(heap, device, &card);
     if (st != PYA_OK) {
         return st;
@@ -55,7 +56,7 @@ pya_pool_begin(
     if (st == PYA_OK && pool->is_active) {
         st = PYA_E_INVAL;
     }
-    st = st == PYA_OK ? pya_fences_add(card, filter.began_on) : st;
+    st = st == PYA_OK ? pya_fences_add(card, filter.began_on, &fence) : st;
     if (st == PYA_OK) {
         pya_pool_add_user(card, pool);
         pya_trim_settle(card); /* while asking is allowed */
@@ -511,6 +512,11 @@ card_check(const struct pya_card *card) {
     n_wrong += card_violation(card, "live blocks", n_live, live.n);
     n_wrong +=
         card_violation(card, "active blocks", live.n, (size_t)pya_stats_active(&card->stats));
+    size_t n_fences = 0;
+    for (const struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
+        n_fences += !fence->is_gone;
+    }
+    n_wrong += card_violation(card, "fences", n_fences, card->n_fences);
     n_wrong += card_violation(card, "live bytes", live.bytes, card->live_bytes);
     n_wrong += card_violation(card, "mappings", n_mappings, card->pages.n_mappings);
     n_wrong += card_violation(

@@ -4,21 +4,23 @@
 #include <stdlib.h>
 
 pya_status
-pya_fences_add(struct pya_card *card, pya_stream stream) {
+pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out) {
     struct pya_fence *fence = card->fences;
     while (fence != NULL && fence->stream != stream) {
         fence = fence->next;
     }
-    if (fence != NULL) {
-        return PYA_OK;
-    }
-    fence = calloc(1, sizeof *fence);
     if (fence == NULL) {
-        return PYA_E_HOST_NOMEM;
+        fence = calloc(1, sizeof *fence);
+        if (fence == NULL) {
+            return PYA_E_HOST_NOMEM;
+        }
+        fence->stream = stream;
+        fence->is_gone = true; /* until the next line */
+        fence->next = card->fences;
+        card->fences = fence;
     }
-    fence->stream = stream;
-    fence->next = card->fences;
-    card->fences = fence;
+    pya_fence_hear(card, fence);
+    *out = fence;
     return PYA_OK;
 }
 
@@ -26,50 +28,97 @@ bool
 pya_fences_are_capturing(struct pya_card *card) {
     for (const struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
         bool is_capturing = false;
-        pya_status st = pya_device_is_capturing(card->dev, fence->stream, &is_capturing);
-        if ((st != PYA_OK && st != PYA_E_DEVICE) || is_capturing) {
+        pya_status st = fence->is_gone
+                            ? PYA_E_STREAM
+                            : pya_device_is_capturing(card->dev, fence->stream, &is_capturing);
+        if ((st != PYA_OK && st != PYA_E_DEVICE && st != PYA_E_STREAM) || is_capturing) {
             return true;
         }
     }
     return false;
 }
 
-/* False: nothing is known of the stream. */
-static bool
+/* No event tells of the stream, so it is waited for, with all others where it cannot be alone; ever more rarely. */
+static pya_status
+fence_wait(struct pya_card *card, struct pya_fence *fence) {
+    if (!pya_fence_is_due(++fence->n_failed)) {
+        return PYA_E_BUSY;
+    }
+    pya_status st = pya_device_stream_sync(card->dev, fence->stream);
+    return st == PYA_E_DEVICE ? pya_device_sync(card->dev) : st;
+}
+
+/* PYA_E_STREAM: there is no such stream any more.  Any other failure: nothing is known of it. */
+static pya_status
 fence_record(struct pya_card *card, struct pya_fence *fence) {
     bool is_capturing = false;
     pya_status st = pya_device_is_capturing(card->dev, fence->stream, &is_capturing);
     if (st == PYA_E_CAPTURE || is_capturing) {
-        return false; /* it would become part of the graph, or end the capture */
+        return PYA_E_CAPTURE; /* it would become part of the graph, or end the capture */
     }
-    if (fence->event == 0 && pya_device_event_create(card->dev, &fence->event) != PYA_OK) {
-        return false;
+    if (st != PYA_E_STREAM && fence->event == 0) {
+        pya_status made = pya_device_event_create(card->dev, &fence->event);
+        if (made != PYA_OK) {
+            return made;
+        }
     }
-    st = pya_device_event_record(card->dev, fence->event, fence->stream);
+    if (st != PYA_E_STREAM) {
+        st = pya_device_event_record(card->dev, fence->event, fence->stream);
+    }
     if (st == PYA_OK) {
         fence->is_open = true;
         fence->n_failed = 0;
-        return true;
+        return PYA_OK;
     }
-    if (st == PYA_E_CAPTURE) {
-        return false;
+    return st == PYA_E_CAPTURE || st == PYA_E_STREAM ? st : fence_wait(card, fence);
+}
+
+static bool
+fences_fail(struct pya_card *card) {
+    for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
+        fence->is_open = false;
     }
-    /* All work is waited for instead, ever more rarely: a destroyed stream never answers again. */
-    uint64_t n = ++fence->n_failed;
-    return (n & (n - 1)) == 0 && pya_device_sync(card->dev) == PYA_OK;
+    return false;
+}
+
+/* What a destroyed stream had to do goes on; once all work was waited for there is nothing left to ask it. */
+static bool
+fences_bury(struct pya_card *card) {
+    bool is_due = false;
+    for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
+        fence->n_failed += fence->is_leaving;
+        is_due = is_due || (fence->is_leaving && pya_fence_is_due(fence->n_failed));
+    }
+    bool is_done = is_due && pya_device_sync(card->dev) == PYA_OK;
+    for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
+        if (fence->is_leaving && is_done) {
+            fence->is_gone = true;
+            card->n_fences--;
+            card->last_arena = NULL; /* may be of that stream: its next request is to be noticed */
+        }
+        fence->is_leaving = false;
+    }
+    return is_done;
 }
 
 bool
-pya_fences_record(struct pya_card *card) {
+pya_fences_record(struct pya_card *card, bool *waited) {
+    size_t n_leaving = 0;
+    bool waits = *waited;
+    *waited = false;
     for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
-        if (!fence_record(card, fence)) {
-            for (struct pya_fence *f = card->fences; f != fence; f = f->next) {
-                f->is_open = false;
-            }
-            return false;
+        pya_status st = fence->is_gone ? PYA_OK : fence_record(card, fence);
+        fence->is_leaving = st == PYA_E_STREAM;
+        n_leaving += fence->is_leaving;
+        if (st != PYA_OK && st != PYA_E_STREAM) {
+            return fences_fail(card);
         }
     }
-    return true;
+    /* One wait for all of them: each was destroyed before it. */
+    if (n_leaving > 0 || waits) {
+        *waited = n_leaving > 0 ? fences_bury(card) : pya_device_sync(card->dev) == PYA_OK;
+    }
+    return *waited || n_leaving == 0 || fences_fail(card);
 }
 
 size_t

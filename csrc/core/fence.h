@@ -3,7 +3,10 @@
  * Memory goes from one stream to another only when every stream the card has heard of, but for the one that takes it,
  * has finished what it had to do when the memory was freed.  The owner's own work is not enough: programs free what a
  * second stream still uses when they know that the owner will wait for it, and torch's allocator hands such memory to
- * the owner alone. */
+ * the owner alone.
+ *
+ * A stream is heard of when it asks for memory, is recorded on some, or begins to fill a pool.  Once it was destroyed
+ * and waited for it is forgotten, until it is heard of again: then another stream has its handle. */
 #pragma once
 
 #include "card.h"
@@ -12,24 +15,39 @@
 extern "C" {
 #endif
 
+/* As long as the card: arenas and queues point to it. */
 struct pya_fence {
     struct pya_fence *next;
     pya_stream stream;
-    pya_event event; /* 0: never made */
-    bool is_open;    /* recorded, not yet seen complete */
-    uint64_t
-        n_failed; /* recordings that failed since the last good one: most likely it was destroyed */
+    pya_event event;   /* 0: never made */
+    bool is_open;      /* recorded, not yet seen complete */
+    bool is_leaving;   /* within a round: the device knows no such stream */
+    bool is_gone;      /* the same, and it was waited for: not asked any more */
+    uint64_t n_failed; /* recordings that failed since the last good one */
 };
 
 /* The card hears of a stream; knowing it changes nothing. */
-PYA_MUST_CHECK pya_status pya_fences_add(struct pya_card *card, pya_stream stream);
+PYA_MUST_CHECK pya_status
+pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out);
+/* The same of a stream that was heard of before. */
+static inline void
+pya_fence_hear(struct pya_card *card, struct pya_fence *fence) {
+    card->n_fences += fence->is_gone;
+    fence->is_gone = false;
+}
 /* Is a graph being captured on any of them?  Then nothing may wait or be unmapped.  Of a destroyed stream the device knows
  * nothing, and nobody captures it.  True also where a capture forbids asking. */
 bool pya_fences_are_capturing(struct pya_card *card);
-/* Records all.  False: not now (a stream is being captured, or the device refuses); none is open then. */
-bool pya_fences_record(struct pya_card *card);
+/* Records all.  False: not now (a stream is being captured, or the device refuses); none is open then.
+ * *waited: in: the device shall be waited for as well; out: it was, because of that or of a destroyed stream. */
+bool pya_fences_record(struct pya_card *card, bool *waited);
 /* How many of those recorded have not completed?  Never waits.  last: one of them. */
 size_t pya_fences_n_open(struct pya_card *card, struct pya_fence **last);
+/* The nth try of something that goes on failing: is it worth it?  Ever more rarely. */
+static inline bool
+pya_fence_is_due(uint64_t n) {
+    return (n & (n - 1)) == 0;
+}
 void pya_fences_fini(struct pya_card *card);
 
 #ifdef __cplusplus

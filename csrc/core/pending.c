@@ -25,10 +25,12 @@ pending_queue(struct pya_card *card, pya_stream stream) {
 pya_status
 pya_pending_record(struct pya_card *card, struct pya_block *block, pya_stream stream) {
     if (block->arena->stream == stream) {
+        pya_fence_hear(card, block->arena->fence);
         return PYA_OK;
     }
     for (const struct pya_use *use = block->uses; use != NULL; use = use->next) {
         if (use->queue->stream == stream) {
+            pya_fence_hear(card, use->queue->fence);
             return PYA_OK;
         }
     }
@@ -37,13 +39,17 @@ pya_pending_record(struct pya_card *card, struct pya_block *block, pya_stream st
         return st;
     }
     struct pya_pending *queue = pending_queue(card, stream);
-    if (queue == NULL) {
-        st = pya_fences_add(card, stream);
+    if (queue != NULL) {
+        pya_fence_hear(card, queue->fence);
+    } else {
+        struct pya_fence *fence;
+        st = pya_fences_add(card, stream, &fence);
         queue = st == PYA_OK ? calloc(1, sizeof *queue) : NULL;
         if (queue == NULL) {
             return PYA_E_HOST_NOMEM;
         }
         queue->stream = stream;
+        queue->fence = fence;
         queue->next = card->pending;
         card->pending = queue;
     }
@@ -152,20 +158,39 @@ queue_pop(struct pya_card *card, struct pya_pending *queue) {
     }
 }
 
+static void
+queue_drain(struct pya_card *card, struct pya_pending *queue) {
+    while (queue->head != NULL) {
+        queue_pop(card, queue);
+    }
+}
+
+/* The stream was destroyed: no event can be had, but all that was ever asked of it was waited for now. */
+static bool
+queue_is_over(struct pya_card *card, const struct pya_pending *queue) {
+    bool is_capturing;
+    return pya_device_is_capturing(card->dev, queue->stream, &is_capturing) == PYA_E_STREAM &&
+           !pya_fences_are_capturing(card) && pya_device_sync(card->dev) == PYA_OK;
+}
+
 /* What could not be marked is tried again, ever more rarely: the reason may have passed, or the stream is gone for good. */
 static bool
 head_is_marked(struct pya_card *card, struct pya_pending *queue) {
     if (queue->head->event != 0) {
         return true;
     }
-    uint64_t n = ++queue->n_failed;
-    if ((n & (n - 1)) == 0) {
-        use_mark(card, queue->head);
+    if (!pya_fence_is_due(++queue->n_failed)) {
+        return false;
     }
+    use_mark(card, queue->head);
     if (queue->head->event != 0) {
         queue->n_failed = 0;
+        return true;
     }
-    return queue->head->event != 0;
+    if (queue_is_over(card, queue)) {
+        queue_drain(card, queue);
+    }
+    return false;
 }
 
 void
@@ -192,15 +217,13 @@ pya_pending_sync(struct pya_card *card) {
             continue;
         }
         pya_status st = pya_device_stream_sync(card->dev, queue->stream);
-        if (st == PYA_E_DEVICE) {
+        if (st == PYA_E_DEVICE || st == PYA_E_STREAM) {
             st = pya_device_sync(card->dev); /* a destroyed stream never answers again */
         }
         if (st != PYA_OK) {
             return st;
         }
-        while (queue->head != NULL) {
-            queue_pop(card, queue);
-        }
+        queue_drain(card, queue);
     }
     pya_card_unpark(card);
     return PYA_OK;

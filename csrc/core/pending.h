@@ -21,6 +21,7 @@ struct pya_use {
 struct pya_pending {
     struct pya_pending *next;
     pya_stream stream;
+    struct pya_fence *fence; /* the stream's */
     struct pya_use *head, *tail;
     uint64_t n_failed;     /* polls at which the head had no event */
     struct pya_use *spare; /* done: their events are recorded again for the next */

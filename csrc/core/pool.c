@@ -99,7 +99,7 @@ arena_count_all(struct pya_arena *arena, bool comes) {
 
 /* What a dropped pool left, addresses and all, becomes the arena of the next: no device call.  Of several the largest. */
 static struct pya_arena *
-pool_inherit(struct pya_card *card, struct pya_pool *pool, pya_stream stream) {
+pool_inherit(struct pya_card *card, struct pya_pool *pool, struct pya_fence *fence) {
     struct pya_arena *best = NULL;
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         const struct pya_pool *dropped = arena->pool;
@@ -114,7 +114,8 @@ pool_inherit(struct pya_card *card, struct pya_pool *pool, pya_stream stream) {
     if (best != NULL) {
         arena_count_all(best, false);
         best->pool = pool;
-        best->stream = stream;
+        best->stream = fence->stream;
+        best->fence = fence;
         pya_arena_leave(best);
         best->stitch_debt_ns = 0;
         best->transfer_debt_ns = 0;
@@ -127,13 +128,14 @@ pool_inherit(struct pya_card *card, struct pya_pool *pool, pya_stream stream) {
 static pya_status
 pool_new_arena(
     struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
-    pya_status st = pya_fences_add(card, stream);
+    struct pya_fence *fence;
+    pya_status st = pya_fences_add(card, stream, &fence);
     if (st == PYA_OK && pool != NULL && !pya_pool_is_plain(pool) && pool->limit_bytes == 0 &&
         pya_card_has_vmm(card)) {
         pya_card_unpark(card);
-        *out = pool_inherit(card, pool, stream);
+        *out = pool_inherit(card, pool, fence);
     }
-    return st != PYA_OK || *out != NULL ? st : pya_arena_create(card, pool, stream, out);
+    return st != PYA_OK || *out != NULL ? st : pya_arena_create(card, pool, fence, out);
 }
 
 pya_status
@@ -149,6 +151,7 @@ pya_pool_arena(
             return st;
         }
     }
+    pya_fence_hear(card, arena->fence);
     card->last_arena = arena;
     *out = arena;
     return PYA_OK;

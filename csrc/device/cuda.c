@@ -69,6 +69,14 @@ cuda_report(const char *call, cuda_result result, uint64_t bytes) {
     return cuda_status(result);
 }
 
+/* For calls whose only handle is the stream. */
+static pya_status
+cuda_report_stream(const char *call, cuda_result result) {
+    pya_status status = cuda_report(call, result, 0);
+    bool is_gone = result == CUDA_INVALID_HANDLE || result == CUDA_CONTEXT_IS_DESTROYED;
+    return is_gone ? PYA_E_STREAM : status;
+}
+
 static pya_status
 cuda_missing(const char *call) {
     cuda_last = (struct pya_device_error){.code = 0};
@@ -300,8 +308,14 @@ cuda_event_destroy(struct pya_device *dev, pya_event event) {
 
 static pya_status
 cuda_stream_sync(struct pya_device *dev, pya_stream stream) {
-    CUDA_CALL(dev, cuStreamSynchronize, 0, cuda_stream_from(stream));
-    return status;
+    struct cuda_scope scope;
+    pya_status status = cuda_enter(dev, &scope);
+    if (status != PYA_OK) {
+        return status;
+    }
+    cuda_result result = scope.cuda->driver->cuStreamSynchronize(cuda_stream_from(stream));
+    cuda_leave(&scope);
+    return cuda_report_stream("cuStreamSynchronize", result);
 }
 
 static pya_status
@@ -328,7 +342,7 @@ cuda_is_capturing(struct pya_device *dev, pya_stream stream, bool *out) {
         *out = result == CUDA_OK && capture != 0;
         return PYA_OK;
     }
-    return cuda_report("cuStreamIsCapturing", result, 0);
+    return cuda_report_stream("cuStreamIsCapturing", result);
 }
 
 /* ---- virtual memory ---- */

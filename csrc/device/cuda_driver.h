@@ -16,12 +16,14 @@ enum {
     CUDA_NOMEM = 2,
     CUDA_NOT_INITIALIZED = 3,
     CUDA_DEINITIALIZED = 4,
+    CUDA_INVALID_HANDLE = 400,
     CUDA_NOT_READY = 600,
     CUDA_NOT_SUPPORTED = 801,
     CUDA_ECC_ERROR = 214,
     CUDA_NVLINK_ERROR = 220,
     CUDA_ILLEGAL_ADDRESS = 700,
     CUDA_LAUNCH_TIMEOUT = 702,
+    CUDA_CONTEXT_IS_DESTROYED = 709, /* what some drivers say of a destroyed stream */
     CUDA_DEVICE_ASSERT = 710,
     CUDA_BROKEN_FIRST =
         714, /* stack, instruction, alignment, address space, program counter, launch */

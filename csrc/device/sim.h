@@ -66,6 +66,8 @@ pya_sim_fail(struct pya_sim *sim, uint32_t kinds, uint64_t nth, pya_status statu
 /* Nothing fails any more.  True: one did. */
 bool pya_sim_fail_clear(struct pya_sim *sim);
 
+/* on: the program destroyed the stream; the device still works off what is queued.  off: a new one has its handle. */
+void pya_sim_set_destroyed(struct pya_sim *sim, pya_stream stream, bool on);
 void pya_sim_set_capturing(struct pya_sim *sim, pya_stream stream, bool on);
 void pya_sim_advance_clock(struct pya_sim *sim, uint64_t ns);
 

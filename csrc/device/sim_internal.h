@@ -32,6 +32,7 @@ struct sim_stream {
     uint64_t n_queued;
     uint64_t n_finished; /* <= n_queued */
     bool is_capturing;
+    bool is_destroyed;
 };
 
 struct sim_event {

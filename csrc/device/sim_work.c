@@ -63,6 +63,16 @@ pya_sim_set_capturing(struct pya_sim *sim, pya_stream stream, bool on) {
     pthread_mutex_unlock(&sim->lock);
 }
 
+void
+pya_sim_set_destroyed(struct pya_sim *sim, pya_stream stream, bool on) {
+    pthread_mutex_lock(&sim->lock);
+    uint32_t i = work_stream(sim, stream);
+    if (i != UINT32_MAX) {
+        sim->streams[i].is_destroyed = on;
+    }
+    pthread_mutex_unlock(&sim->lock);
+}
+
 static bool
 work_any_capturing(const struct pya_sim *sim) {
     for (uint32_t i = 0; i < sim->n_streams; i++) {
@@ -80,6 +90,8 @@ sim_is_capturing(struct pya_device *dev, pya_stream stream, bool *out) {
     uint32_t i = status == PYA_OK ? work_stream(sim, stream) : 0;
     if (i == UINT32_MAX) {
         status = PYA_E_HOST_NOMEM;
+    } else if (status == PYA_OK && sim->streams[i].is_destroyed) {
+        status = PYA_E_STREAM;
     }
     if (status == PYA_OK) {
         *out = sim->streams[i].is_capturing;
@@ -94,6 +106,8 @@ sim_stream_sync(struct pya_device *dev, pya_stream stream) {
     uint32_t i = status == PYA_OK ? work_stream(sim, stream) : 0;
     if (i == UINT32_MAX) {
         status = PYA_E_HOST_NOMEM;
+    } else if (status == PYA_OK && sim->streams[i].is_destroyed) {
+        status = PYA_E_STREAM;
     } else if (status == PYA_OK && sim->streams[i].is_capturing) {
         status = PYA_E_CAPTURE;
     }
@@ -188,8 +202,9 @@ work_record_locked(struct pya_sim *sim, pya_event handle, pya_stream id) {
         return PYA_E_HOST_NOMEM;
     }
     struct sim_stream *stream = &sim->streams[i];
-    if (stream->is_capturing) {
-        return PYA_E_CAPTURE;
+    if (stream->is_capturing || stream->is_destroyed) {
+        return stream->is_capturing ? PYA_E_CAPTURE
+                                    : PYA_E_DEVICE; /* the event may be the culprit */
     }
     event->stream = i + 1;
     /* The record is work too, else an event on an idle stream would be done before its time. */

@@ -194,6 +194,62 @@ suite_events(const struct subject *subject, struct pya_device *dev) {
     CHECK(status != PYA_OK); /* oneself is no peer */
 }
 
+typedef int cuda_stream_create(void **stream, unsigned flags);
+typedef int cuda_stream_destroy(void *stream);
+
+/* A stream of the program's own. */
+static pya_stream
+stream_make(const struct subject *subject) {
+    cuda_stream_create *create = NULL;
+    void *stream = NULL;
+    void *symbol = cuda_symbol("cuStreamCreate");
+    memcpy(&create, &symbol, sizeof symbol);
+    if (subject->copy_in == cuda_in) {
+        CHECK(create != NULL && create(&stream, 1) == 0);
+    }
+    return subject->copy_in == cuda_in ? (pya_stream)(uintptr_t)stream : 77;
+}
+
+static void
+stream_unmake(const struct subject *subject, struct pya_device *dev, pya_stream stream) {
+    cuda_stream_destroy *destroy = NULL;
+    void *symbol = cuda_symbol("cuStreamDestroy_v2");
+    memcpy(&destroy, &symbol, sizeof symbol);
+    if (subject->copy_in != cuda_in) {
+        pya_sim_set_destroyed(pya_sim_of(dev), stream, true);
+    } else {
+        void *handle;
+        memcpy(&handle, &stream, sizeof handle);
+        CHECK(destroy != NULL && destroy(handle) == 0);
+    }
+}
+
+/* Of a destroyed stream a device says that there is no such stream; waiting for all work goes on to work. */
+static void
+suite_destroyed_stream(const struct subject *subject, struct pya_device *dev) {
+    bool capturing = true;
+    pya_event event = 0;
+    struct pya_device_error error;
+    void *before = cuda_current();
+    pya_device_begin(dev);
+    CHECK_OK(pya_device_event_create(
+        dev, &event)); /* enters its context, which the stream is to be of */
+    pya_stream stream = stream_make(subject);
+    CHECK_OK(pya_device_is_capturing(dev, stream, &capturing));
+    CHECK(!capturing);
+    CHECK_OK(pya_device_event_record(dev, event, stream));
+    stream_unmake(subject, dev, stream);
+    CHECK_EQ(pya_device_is_capturing(dev, stream, &capturing), PYA_E_STREAM);
+    pya_device_error(dev, &error);
+    CHECK(error.code != 0 && !error.is_sticky);
+    CHECK_EQ(pya_device_stream_sync(dev, stream), PYA_E_STREAM);
+    CHECK_EQ(pya_device_event_record(dev, event, stream), PYA_E_DEVICE);
+    CHECK_OK(pya_device_sync(dev));
+    CHECK_OK(pya_device_event_destroy(dev, event));
+    pya_device_end(dev);
+    CHECK(cuda_current() == before);
+}
+
 /* Calls between begin and end, which may be nested; the thread then has the context it had before. */
 static void
 suite_visits(const struct subject *subject, struct pya_device *dev) {
@@ -387,6 +443,7 @@ test_all(void) {
         suite_plain(&subjects[i], dev);
         suite_events(&subjects[i], dev);
         suite_visits(&subjects[i], dev);
+        suite_destroyed_stream(&subjects[i], dev);
         if (caps.has_vmm) {
             suite_aliases(&subjects[i], dev);
             suite_refusals(&subjects[i], dev);
