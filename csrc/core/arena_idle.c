@@ -1,6 +1,13 @@
 /* What of an arena other streams are done with.  Floor 6. */
 #include "arena.h"
 
+/* Up to so many streams are asked whenever there is something to learn. */
+#ifdef PYA_TEST_TINY
+enum { IDLE_FENCES_PER_REQUEST = 4 };
+#else
+enum { IDLE_FENCES_PER_REQUEST = 16 };
+#endif
+
 /* Returns the stream that still has to pass, when it is the only one. */
 static const struct pya_fence *
 card_pass_fences(struct pya_card *card) {
@@ -41,6 +48,12 @@ card_has_news(struct pya_card *card, bool *waits) {
     return has_news || *waits;
 }
 
+/* Each stream is asked by calls of its own; many are not asked at every request. */
+static bool
+card_may_ask(const struct pya_card *card) {
+    return pya_card_requests(card) - card->fenced_at >= card->n_fences / IDLE_FENCES_PER_REQUEST;
+}
+
 void
 pya_card_poll(struct pya_card *card, const struct pya_arena *taker) {
     bool waits;
@@ -51,9 +64,10 @@ pya_card_poll(struct pya_card *card, const struct pya_arena *taker) {
     /* All but the taker are through: it may as well know about what was freed since. */
     bool is_round_over =
         !card->are_fences_open || (last != NULL && taker != NULL && last->stream == taker->stream);
-    if (!is_round_over || !card_has_news(card, &waits)) {
+    if (!is_round_over || !card_may_ask(card) || !card_has_news(card, &waits)) {
         return;
     }
+    card->fenced_at = pya_card_requests(card);
     card->are_fences_open = pya_fences_record(card, &waits);
     if (!card->are_fences_open) {
         return;

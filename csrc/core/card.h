@@ -68,6 +68,7 @@ struct pya_card {
     size_t n_pending;             /* uses waiting in them */
     struct pya_fence *fences;     /* one for each stream ever heard of (fence.h) */
     size_t n_fences;              /* but for those that are gone */
+    uint64_t fenced_at;           /* the card's requests when they were last recorded */
     uint64_t n_late_polls;        /* polls that found memory freed after its stream was gone */
     bool are_fences_open;         /* recorded, not yet seen to have passed */
     struct pya_fence *late_fence; /* the latest to be the only one still open */

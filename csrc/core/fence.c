@@ -124,7 +124,7 @@ pya_fences_record(struct pya_card *card, bool *waited) {
 size_t
 pya_fences_n_open(struct pya_card *card, struct pya_fence **last) {
     size_t n_open = 0;
-    for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
+    for (struct pya_fence *fence = card->fences; fence != NULL && n_open < 2; fence = fence->next) {
         bool is_done = false;
         fence->is_open =
             fence->is_open &&

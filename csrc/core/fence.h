@@ -41,7 +41,7 @@ bool pya_fences_are_capturing(struct pya_card *card);
 /* Records all.  False: not now (a stream is being captured, or the device refuses); none is open then.
  * *waited: in: the device shall be waited for as well; out: it was, because of that or of a destroyed stream. */
 bool pya_fences_record(struct pya_card *card, bool *waited);
-/* How many of those recorded have not completed?  Never waits.  last: one of them. */
+/* How many of those recorded have not completed: 0, 1, or 2 for more.  Never waits.  last: one of them. */
 size_t pya_fences_n_open(struct pya_card *card, struct pya_fence **last);
 /* The nth try of something that goes on failing: is it worth it?  Ever more rarely. */
 static inline bool

@@ -284,6 +284,33 @@ test_recorded_on_destroyed_stream(void) {
     streams_fini(&world);
 }
 
+/* Streams may be many: what asking them costs is shared out over the requests. */
+static void
+test_many_streams(void) {
+    enum { N = 400, ROUNDS = 200, FROM = 1000 };
+    struct world world = {.config = {.capacity_bytes = 16384 * MIB}};
+    struct pya_sim_state before;
+    struct pya_sim_state after;
+    world_init(&world, "");
+    for (uint64_t i = 0; i < N; i++) {
+        give(&world, take(&world, 512, FROM + i));
+    }
+    pya_sim_query(world.sim, &before);
+    for (size_t i = 0; i < ROUNDS; i++) { /* each asks for more than there is */
+        give(&world, take(&world, (64 + 2 * i) * MIB, ONE));
+        give(&world, take(&world, (64 + 2 * i) * MIB, TWO));
+    }
+    pya_sim_query(world.sim, &after);
+    static const enum pya_sim_call asking[] = {
+        PYA_SIM_IS_CAPTURING, PYA_SIM_EVENT_RECORD, PYA_SIM_EVENT_QUERY};
+    for (size_t i = 0; i < 3; i++) {
+        uint64_t n = after.n_calls[asking[i]] - before.n_calls[asking[i]];
+        CHECK(n > 0 && n <= 2 * ROUNDS * 16 + 2 * N);
+    }
+    CHECK(stat_of(world.heap, 0, "pyalloc_page_transfers") > 0);
+    streams_fini(&world);
+}
+
 /* A stream that cannot be asked again and again is never taken for idle (found by fuzzing). */
 static void
 test_events_that_fail(void) {
@@ -567,6 +594,7 @@ static const struct check_case cases[] = {
     {"stream_is_reborn", test_stream_is_reborn},
     {"destroyed_stream_leaves_blocks", test_destroyed_stream_leaves_blocks},
     {"recorded_on_destroyed_stream", test_recorded_on_destroyed_stream},
+    {"many_streams", test_many_streams},
     {"events_that_fail", test_events_that_fail},
     {"captured_stream_is_not_asked", test_captured_stream_is_not_asked},
     {"capture_forbids_asking", test_capture_forbids_asking},
