@@ -63,6 +63,28 @@ pya_hc_capture_unsafe_stream_locked(struct pya_hc_stream *stream) {
     }
     return capture_unsafe_locked();
 }
+
+static bool
+capture_is_on(const struct pya_hc_capture *capture, int device) {
+    size_t i = 0;
+    while (i < capture->n_streams && capture->streams[i]->device != device) {
+        i++;
+    }
+    return i < capture->n_streams;
+}
+
+int
+pya_hc_capture_unsafe_device_locked(int device) {
+    int error = CU_OK;
+    for (struct pya_hc_capture *c = captures; c != NULL; c = c->next) {
+        if (c->status == CAPTURE_ACTIVE && capture_is_on(c, device)) {
+            c->status = CAPTURE_INVALID;
+            error = CU_CAPTURE_UNSUPPORTED;
+        }
+    }
+    return error;
+}
+
 static bool
 capture_has_blocking_stream(const struct pya_hc_capture *capture, int device) {
     for (size_t i = 0; i < capture->n_streams; i++) {

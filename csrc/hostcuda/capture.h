@@ -24,6 +24,8 @@ struct pya_hc_action {
 int pya_hc_capture_unsafe(void);
 /* The same for a call on a given stream, which must not itself be capturing. */
 int pya_hc_capture_unsafe_stream_locked(struct pya_hc_stream *stream);
+/* Waiting for a whole device ends every capture on it, whatever its mode and the thread's; those on others go on. */
+int pya_hc_capture_unsafe_device_locked(int device);
 
 /* Work on a stream: *captured tells that it became a node and must not be done now.  Takes no lock. */
 int pya_hc_submit_locked(

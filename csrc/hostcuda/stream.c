@@ -129,21 +129,18 @@ pya_hc_device_sync(void) {
     if (dev == NULL) {
         return CU_NO_DEVICE;
     }
-    int error = pya_hc_capture_unsafe();
-    if (error != CU_OK) {
-        return error;
-    }
     pya_hc_lock();
+    int error = pya_hc_capture_unsafe_device_locked(dev->ordinal);
     size_t cursor = 0;
     struct pya_hc_stream *stream = pya_hc_objects_next(&streams, &cursor);
-    while (stream != NULL) {
+    while (error == CU_OK && stream != NULL) {
         if (stream->device == dev->ordinal) {
             stream->done = stream->ticket;
         }
         stream = pya_hc_objects_next(&streams, &cursor);
     }
     pya_hc_unlock();
-    return CU_OK;
+    return error;
 }
 
 struct pya_hc_event *

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
+import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -164,6 +169,62 @@ def test_capture_modes_bind_the_right_threads(cuda: Cuda) -> None:
     cuda.ok("cudaStreamEndCapture", stream, ctypes.byref(graph))
     cuda.ok("cudaGraphDestroy", graph.value)
     cuda.ok("cudaStreamDestroy", stream)
+
+
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
+@pytest.mark.parametrize("by", ["same thread", "other thread", "relaxed thread"])
+def test_waiting_for_the_device_ends_captures_on_it_in_every_mode(
+    cuda: Cuda, mode: int, by: str
+) -> None:
+    stream = stream_new(cuda)
+    answers: list[int] = []
+
+    def wait() -> None:
+        swapped = ctypes.c_int(RELAXED)
+        if by == "relaxed thread":
+            cuda.ok("cudaThreadExchangeStreamCaptureMode", ctypes.byref(swapped))
+        answers.append(cuda("cudaDeviceSynchronize"))
+
+    cuda.ok("cudaStreamBeginCapture", stream, mode)
+    if by == "same thread":
+        wait()
+    else:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join()
+    assert answers == [UNSUPPORTED]
+    assert capture_status(cuda, stream) == 2
+    end_invalid(cuda, stream)
+    cuda.ok("cudaDeviceSynchronize")
+    cuda.ok("cudaStreamDestroy", stream)
+
+
+def test_waiting_for_another_device_leaves_captures_alone(libraries: Path) -> None:
+    program = """
+        import ctypes, sys
+        cuda = ctypes.CDLL(sys.argv[1])
+        stream, status = ctypes.c_void_p(), ctypes.c_int()
+        codes = [
+            cuda.cudaSetDevice(1),
+            cuda.cudaStreamCreateWithFlags(ctypes.byref(stream), 1),
+            cuda.cudaStreamBeginCapture(stream, 0),
+            cuda.cudaSetDevice(0),
+            cuda.cudaDeviceSynchronize(),
+            cuda.cudaStreamIsCapturing(stream, ctypes.byref(status)),
+            status.value,
+            cuda.cudaSetDevice(1),
+            cuda.cudaDeviceSynchronize(),
+        ]
+        print(*codes)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(libraries / "libcudart.so.13")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYALLOC_HOSTCUDA_DEVICES": "2"},
+    )
+    assert done.stdout.split() == ["0", "0", "0", "0", "0", "0", "1", "0", str(UNSUPPORTED)]
 
 
 def test_graphs_replay_copies_and_fills(cuda: Cuda) -> None:
