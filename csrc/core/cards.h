@@ -66,6 +66,15 @@ pya_cards_open(
     return st;
 }
 
+/* As if it had never been used; by a process with one thread. */
+static inline void
+pya_cards_forget(struct pya_cards *cards, int device) {
+    for (int i = 0; i < PYA_CLAIM_SLOTS; i++) {
+        cards->claims[i] &= ~((uint64_t)1 << device);
+    }
+    cards->open[device] = NULL;
+}
+
 /* Were the cards opened by a process that this one is a fork of? */
 static inline bool
 pya_cards_are_forked(const struct pya_cards *cards, uint32_t fork_count) {

@@ -294,6 +294,9 @@ pya_stats_get(struct pya_heap *heap, int device, int64_t *values) {
     if (device < 0 || device >= PYA_MAX_DEVICES) {
         return PYA_E_INVAL;
     }
+    if (pya_heap_is_torn(heap, device)) {
+        return PYA_E_FORKED;
+    }
     none.scalar[PYA_STAT_max_split_size] = no_bound;
     if (card == NULL) {
         pya_stats_flatten(&none, values);
@@ -315,6 +318,9 @@ static pya_status
 stats_reset(struct pya_heap *heap, int device, void (*reset)(struct pya_stats *)) {
     if (device < 0 || device >= PYA_MAX_DEVICES) {
         return PYA_E_INVAL;
+    }
+    if (pya_heap_is_torn(heap, device)) {
+        return PYA_E_FORKED;
     }
     struct pya_card *card = pya_heap_open_card(heap, device);
     if (card != NULL) {

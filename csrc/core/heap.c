@@ -3,30 +3,11 @@
  * Lock order: heap->lock (opening a card) before card->lock.  Hooks run under no lock. */
 #include "heap.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "debug.h"
 #include "fence.h"
-
-static uint32_t heap_forks; /* times this process is a fork's child; read without a lock */
-static pthread_once_t heap_fork_once = PTHREAD_ONCE_INIT;
-
-static void
-heap_count_fork(void) {
-    heap_forks++;
-}
-
-static void
-heap_watch_forks(void) {
-    (void)pthread_atfork(NULL, NULL, heap_count_fork);
-}
-
-bool
-pya_heap_is_forked(const struct pya_heap *heap) {
-    return pya_cards_are_forked(&heap->cards, heap_forks);
-}
 
 pya_status
 pya_heap_create(
@@ -38,10 +19,10 @@ pya_heap_create(
     if (heap == NULL) {
         return PYA_E_HOST_NOMEM;
     }
-    (void)pthread_once(&heap_fork_once, heap_watch_forks);
     heap->options = *options;
     heap->hooks = *hooks;
     heap->record_level = -1;
+    pya_heap_watch_forks(heap);
     *out = heap;
     return PYA_OK;
 }
@@ -104,7 +85,7 @@ heap_card(struct pya_heap *heap, int device, struct pya_card **out) {
     }
     struct pya_card *card = pya_cards_get(&heap->cards, device);
     if (PYA_UNLIKELY(card == NULL)) {
-        struct pya_card_opener opener = {heap, heap_open_card, heap_forks};
+        struct pya_card_opener opener = {heap, heap_open_card, pya_n_forks()};
         return pya_cards_open(&heap->cards, &heap->lock, device, opener, out);
     }
     *out = card;
@@ -215,27 +196,19 @@ heap_close_card(struct pya_heap *heap, struct pya_card *card) {
     free(card);
 }
 
-/* Did another thread work on the card when this process was forked off?  Then what it holds may be half changed. */
-static bool
-card_is_torn(const struct pya_heap *heap, struct pya_card *card) {
-    return pya_heap_is_forked(heap) && pya_lock_is_held(&card->lock);
-}
-
 void
 pya_heap_destroy(struct pya_heap *heap) {
-    bool is_torn = false;
     if (heap == NULL) {
         return;
     }
+    pya_heap_unwatch_forks(heap);
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
         struct pya_card *card = pya_cards_get(&heap->cards, i);
-        if (card != NULL && card_is_torn(heap, card)) {
-            is_torn = true;
-        } else if (card != NULL) {
+        if (card != NULL) {
             heap_close_card(heap, card);
         }
     }
-    if (!is_torn) {
+    if (heap->torn_cards == 0) { /* else what is left of those cards points to it */
         free(heap);
     }
 }

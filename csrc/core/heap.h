@@ -9,7 +9,10 @@ extern "C" {
 #endif
 
 struct pya_heap {
-    struct pya_lock lock; /* opening of cards; taken before a card's lock */
+    struct pya_lock lock;  /* opening of cards; taken before a card's lock */
+    struct pya_heap *next; /* of the process */
+    uint64_t
+        torn_cards; /* bit per device: a forked child may not look at it, nor at all knows the card (forks.c) */
     struct pya_options options;
     struct pya_hooks hooks;
     struct pya_cards cards;
@@ -26,7 +29,17 @@ PYA_MUST_CHECK pya_status pya_heap_card(struct pya_heap *heap, int device, struc
 struct pya_card *pya_heap_open_card(const struct pya_heap *heap, int device);
 /* Is this process a fork of the one that made the heap? */
 bool pya_heap_is_forked(const struct pya_heap *heap);
-/* The same, locked where it succeeds. */
+/* From creation to destruction: a child forked off meanwhile notices (forks.c). */
+void pya_heap_watch_forks(struct pya_heap *heap);
+void pya_heap_unwatch_forks(struct pya_heap *heap);
+/* Times this process is a fork's child. */
+uint32_t pya_n_forks(void);
+/* Was another thread at work on the device's card when this process was forked off? */
+static inline bool
+pya_heap_is_torn(const struct pya_heap *heap, int device) {
+    return (heap->torn_cards >> device & 1) != 0;
+}
+/* pya_heap_card(), locked where it succeeds. */
 PYA_MUST_CHECK static inline pya_status
 pya_heap_lock_card(struct pya_heap *heap, int device, struct pya_card **out) {
     pya_status st = pya_heap_card(heap, device, out);

@@ -214,6 +214,9 @@ pya_snapshot_take(
     struct pya_snapshot snap = {
         .owner = {heap->hooks.arg, heap->hooks.retain_context, heap->hooks.release_context}};
     struct painter painter = {.snap = &snap};
+    if (heap->torn_cards != 0) {
+        return PYA_E_FORKED;
+    }
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
         struct pya_card *card = pya_heap_open_card(heap, i);
         if (card != NULL) {

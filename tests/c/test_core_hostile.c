@@ -1,9 +1,11 @@
 /* Callers that are hostile or unlucky, and what fuzzing found: each finding is a case here. */
+#include <pthread.h>
 #include <signal.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/snapshot.h"
 #include "fault.h"
 #include "world.h"
 
@@ -347,24 +349,94 @@ test_fork_gives_host_memory_back(void) {
     struct world world;
     world_narrow(&world, "", (size_t)96 << 20);
     world_fill(&world);
-    for (int held = 0; held < 2; held++) {
-        pid_t child = fork();
-        if (child == 0 && held == 0) {
-            _exit(child_ends(&world, n_before) ? 0 : 1);
-        } else if (
-            child ==
-            0) { /* another thread was at work at the fork: what it left half done is not looked at */
-            pya_lock_acquire(&world.heap->cards.open[0]->lock);
-            pya_heap_destroy(world.heap);
-            _exit(0);
-        }
-        int status = -1;
-        CHECK_EQ(waitpid(child, &status, 0), child);
-        CHECK_EQ(status, 0);
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(child_ends(&world, n_before) ? 0 : 1);
     }
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
     CHECK_EQ(pya_heap_check(world.heap, 0), 0);
     pya_heap_destroy(world.heap);
     CHECK_EQ(fault_live(), n_before);
+}
+
+/* A thread that has the heap's and a card's lock for as long as it is told. */
+struct holder {
+    struct pya_heap *heap;
+    pthread_barrier_t barrier;
+};
+
+static void *
+holder_run(void *arg) {
+    struct holder *holder = arg;
+    struct pya_lock *card_lock = &holder->heap->cards.open[0]->lock;
+    pya_lock_acquire(&holder->heap->lock);
+    pya_lock_acquire(card_lock);
+    (void)pthread_barrier_wait(&holder->barrier);
+    (void)pthread_barrier_wait(&holder->barrier);
+    pya_lock_release(card_lock);
+    pya_lock_release(&holder->heap->lock);
+    return NULL;
+}
+
+/* What the thread left half done is not looked at, whoever asks, and nobody waits for a thread that is not there. */
+static bool
+torn_child_looks(struct world *world, pya_dptr ptr) {
+    static int64_t values[1024];
+    struct pya_heap *heap = world->heap;
+    pya_dptr base;
+    size_t bytes;
+    int device;
+    uint64_t n_allocs, n_frees;
+    struct pya_snapshot snap;
+    struct pya_history_part part;
+    uint64_t now;
+    (void)alarm(60); /* a child that hangs is killed, which the parent sees */
+    bool good = pya_stats_get(heap, 0, values) == PYA_E_FORKED;
+    good = good && pya_stats_get(heap, 1, values) == PYA_OK;
+    good = good && pya_stats_reset_peak(heap, 0) == PYA_E_FORKED;
+    good = good && pya_stats_reset_accumulated(heap, 0) == PYA_E_FORKED;
+    good = good && pya_free(heap, ptr) == PYA_E_FORKED;
+    good = good && pya_alloc(heap, 0, 1, 0, &base) == PYA_E_FORKED;
+    good = good && pya_block_info(heap, ptr, &base, &bytes, &device) == PYA_E_FOREIGN;
+    good = good && pya_segment_info(heap, ptr, &base, &bytes) == PYA_E_FOREIGN;
+    good = good && pya_pool_list(heap, 0, NULL, 0) == 0;
+    good = good && pya_history_start(heap, PYA_RECORD_STATE, true, 10, 0) == PYA_OK;
+    good = good && pya_history_annotate(heap, ptr, NULL) == PYA_E_FOREIGN;
+    good = good && !pya_history_take(heap, 0, &part, &now);
+    pya_history_stop(heap);
+    pya_heap_counts(heap, &n_allocs, &n_frees);
+    good = good && n_allocs + n_frees == 0 && pya_heap_check(heap, 0) == 0;
+    good = good && pya_snapshot_take(heap, NULL, false, &snap) == PYA_E_FORKED;
+    pya_heap_destroy(heap);
+    return good;
+}
+
+static void
+test_fork_while_another_thread_works(void) {
+    struct world world;
+    struct holder holder;
+    pthread_t thread;
+    pya_dptr ptr;
+    world_narrow(&world, "", (size_t)1 << 30);
+    CHECK_OK(pya_alloc(world.heap, 0, 5000, 0, &ptr));
+    holder.heap = world.heap;
+    CHECK_EQ(pthread_barrier_init(&holder.barrier, NULL, 2), 0);
+    CHECK_EQ(pthread_create(&thread, NULL, holder_run, &holder), 0);
+    (void)pthread_barrier_wait(&holder.barrier);
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(torn_child_looks(&world, ptr) ? 0 : 1);
+    }
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    (void)pthread_barrier_wait(&holder.barrier);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK_EQ(pthread_barrier_destroy(&holder.barrier), 0);
+    CHECK_OK(pya_free(world.heap, ptr)); /* the parent notices nothing */
+    world_empty_fini(&world);
 }
 
 /* A child may look and may end, but not use what is its parent's; the parent notices nothing. */
@@ -424,6 +496,7 @@ static const struct check_case cases[] = {
     {"clock_going_back", test_clock_going_back},
     {"signals", test_signals},
     {"fork", test_fork},
+    {"fork_while_another_thread_works", test_fork_while_another_thread_works},
     {"fork_gives_host_memory_back", test_fork_gives_host_memory_back},
     {"during_capture", test_during_capture},
     {"failed_move_is_not_revived", test_failed_move_is_not_revived},
