@@ -406,8 +406,13 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     if (st != PYA_OK) {
         return st;
     }
-    struct pya_stitch *shorter = pya_stitch_find_short(arena, bytes);
-    switch (pya_policy_plan(arena, bytes, n, shorter == NULL ? 0 : shorter->n_pages)) {
+    enum pya_plan plan = PYA_PLAN_GROW;
+    struct pya_stitch *shorter = NULL;
+    if (pya_policy_may_save(arena, bytes, n)) {
+        shorter = pya_stitch_find_short(arena, bytes);
+        plan = pya_policy_plan(arena, bytes, n, shorter == NULL ? 0 : shorter->n_pages);
+    }
+    switch (plan) {
     case PYA_PLAN_STITCH:
         st = ladder_stitch(arena, bytes, is_small, shorter, out);
         if (st != PYA_E_NOMEM || arena->free_pages < pya_pages_for(bytes)) {

@@ -1,6 +1,7 @@
 /* memory=tight|balanced|fast.  Floor 10. */
 #include "policy.h"
 
+#include "debug.h"
 #include "gc.h"
 
 /* What the policy assumes calls cost (A100 figures; the simulated device has the full table). */
@@ -183,10 +184,6 @@ patience_late(const struct pya_card *card) {
 static enum pya_plan
 plan_balanced(struct pya_arena *arena, const struct plea *plea) {
     const struct pya_card *card = arena->card;
-    if (plea->bytes < BALANCED_STITCH_FROM || plea->n <= pages_missing(arena, plea->bytes) ||
-        card->reserved_bytes + plea->n * PYA_PAGE <= plea->peak_live) {
-        return PYA_PLAN_GROW;
-    }
     bool is_early = card->stitch_ns < BALANCED_EARLY_SHARE * create_cost_ns(card->pages.n_live);
     double patience = is_early ? BALANCED_PATIENCE : patience_late(card);
     if (is_shared(card)) {
@@ -198,41 +195,51 @@ plan_balanced(struct pya_arena *arena, const struct plea *plea) {
 /* Above the level: whatever saves pages, until it has cost far more than the pages would. */
 static enum pya_plan
 plan_pressed(struct pya_arena *arena, const struct plea *plea) {
-    if (plea->n <= pages_missing(arena, plea->bytes)) {
-        return PYA_PLAN_GROW;
-    }
     double patience = is_shared(arena->card) ? BALANCED_PATIENCE : PRESSED_PATIENCE;
     return plan_save(arena, plea, patience);
 }
 
 static enum pya_plan
-plan_tight(const struct pya_arena *arena, const struct plea *plea) {
-    const struct pya_card *card = arena->card;
-    double most = (1 + TIGHT_SLACK + card->slack) * (double)plea->peak_live;
-    if (plea->n <= pages_missing(arena, plea->bytes) ||
-        (double)(card->reserved_bytes + plea->n * PYA_PAGE) <= most) {
-        return PYA_PLAN_GROW;
-    }
+plan_tight(const struct plea *plea) {
     bool moves = plea->bytes >= TIGHT_MOVE_FROM && plea->n <= pya_pages_for(plea->bytes);
     return moves && plea->n_there == 0 ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
+}
+
+static size_t
+peak_with(const struct pya_card *card, size_t bytes) {
+    size_t live = card->live_bytes + bytes;
+    return live > card->peak_live_bytes ? live : card->peak_live_bytes;
+}
+
+bool
+pya_policy_may_save(const struct pya_arena *arena, size_t bytes, size_t n) {
+    const struct pya_card *card = arena->card;
+    size_t grown = card->reserved_bytes + n * PYA_PAGE;
+    if (n <= pages_missing(arena, bytes)) {
+        return false;
+    }
+    if (pya_gc_is_pressed(card, n)) {
+        return true;
+    }
+    if (card->options.memory == PYA_MEMORY_BALANCED) {
+        return bytes >= BALANCED_STITCH_FROM && grown > peak_with(card, bytes);
+    }
+    double most = (1 + TIGHT_SLACK + card->slack) * (double)peak_with(card, bytes);
+    return card->options.memory == PYA_MEMORY_TIGHT && (double)grown > most;
 }
 
 enum pya_plan
 pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n, size_t n_there) {
     const struct pya_card *card = arena->card;
-    size_t live = card->live_bytes + bytes;
+    enum pya_plan plan;
     const struct plea plea = {
-        .bytes = bytes,
-        .n = n,
-        .n_there = n_there,
-        .peak_live = live > card->peak_live_bytes ? live : card->peak_live_bytes};
-    enum pya_plan plan = PYA_PLAN_GROW;
+        .bytes = bytes, .n = n, .n_there = n_there, .peak_live = peak_with(card, bytes)};
+    PYA_ASSERT(pya_policy_may_save(arena, bytes, n));
     if (pya_gc_is_pressed(card, n)) {
         plan = plan_pressed(arena, &plea);
-    } else if (card->options.memory == PYA_MEMORY_BALANCED) {
-        plan = plan_balanced(arena, &plea);
-    } else if (card->options.memory == PYA_MEMORY_TIGHT) {
-        plan = plan_tight(arena, &plea);
+    } else {
+        plan = card->options.memory == PYA_MEMORY_TIGHT ? plan_tight(&plea)
+                                                        : plan_balanced(arena, &plea);
     }
     /* Blocks of a pool in use may be claimed again at their addresses (pya_pool_claim): pages stay at home. */
     return plan == PYA_PLAN_MOVE && !pya_pool_is_open(arena) ? PYA_PLAN_STITCH : plan;

@@ -15,7 +15,9 @@ enum pya_plan {
     PYA_PLAN_MOVE,   /* give free pages a new home at the end of the arena */
 };
 
-/* For `bytes` that growing would serve with n_pages new pages; n_there of its pages lie in a range that stitching would
+/* Could anything but growing be better for `bytes` that it would serve with n_pages new pages? */
+bool pya_policy_may_save(const struct pya_arena *arena, size_t bytes, size_t n_pages);
+/* For a request of which pya_policy_may_save() says so; n_there of its pages lie in a range that stitching would
  * extend.  May reset the arena's account. */
 enum pya_plan
 pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n_pages, size_t n_there);
