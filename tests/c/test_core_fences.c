@@ -1,0 +1,201 @@
+/* Fences of streams that were destroyed, come back or are many (core/fence.h). */
+#include "streams.h"
+
+/* Where no event can be recorded the stream is waited for. */
+static void
+test_stream_without_events(void) {
+    struct world world;
+    struct pya_sim_state state;
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
+    pya_dptr first = get(&world, 64 * MIB, ONE);
+    put(&world, first, 64 * MIB);
+    pya_sim_fail(world.sim, 1U << PYA_SIM_EVENT_RECORD, 1, PYA_E_INVAL, false);
+    pya_dptr second = get(&world, 48 * MIB, TWO);
+    CHECK(pya_sim_fail_clear(world.sim));
+    CHECK(second >= first && second + 48 * MIB <= first + 64 * MIB);
+    pya_sim_query(world.sim, &state);
+    CHECK_EQ(state.n_calls[PYA_SIM_STREAM_SYNC], 1);
+    CHECK_EQ(state.n_calls[PYA_SIM_DEVICE_SYNC], 0);
+    put(&world, second, 48 * MIB);
+    streams_fini(&world);
+}
+
+/* Memory of ONE is wanted by TWO.  True: it got it. */
+static bool
+exchange(struct world *world) {
+    pya_dptr first = get(world, 64 * MIB, ONE);
+    put(world, first, 64 * MIB);
+    pya_dptr second = get(world, 48 * MIB, TWO);
+    put(world, second, 48 * MIB);
+    return second >= first && second + 48 * MIB <= first + 64 * MIB;
+}
+
+/* Events of the others are done when asked for.  A destroyed stream is waited for once.  From then on it costs nothing and holds up nobody. */
+static void
+test_destroyed_stream(void) {
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_DELAYED);
+    pya_dptr first = get(&world, 64 * MIB, ONE);
+    pya_dptr third = get(&world, 2 * MIB, THREE);
+    pya_sim_finish(world.sim, ONE);
+    CHECK_OK(pya_sim_use(world.sim, THREE, first, 64 * MIB));
+    put(&world, first, 64 * MIB);
+    pya_sim_set_destroyed(world.sim, THREE, true);
+    pya_dptr second = get(&world, 48 * MIB, TWO); /* THREE was waited for, else the sim complains */
+    CHECK(second >= first && second + 48 * MIB <= first + 64 * MIB);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    put(&world, second, 48 * MIB);
+    uint64_t n_failed = calls(&world, PYA_SIM_IS_CAPTURING) - calls(&world, PYA_SIM_EVENT_RECORD);
+    CHECK_EQ(n_failed, 1);
+    for (int i = 0; i < 20; i++) {
+        CHECK(exchange(&world));
+    }
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    n_failed = calls(&world, PYA_SIM_IS_CAPTURING) - calls(&world, PYA_SIM_EVENT_RECORD);
+    CHECK_EQ(n_failed, 1);
+    put(&world, third, 2 * MIB);
+    streams_fini(&world);
+}
+
+/* A new stream may get the handle of a destroyed one: it counts from the moment it asks for memory or is recorded. */
+enum hearing { HEAR_REQUEST, HEAR_RECORD, HEAR_RECORD_AGAIN, HEAR_RECORD_OTHER, HEAR_RECORD_OWN };
+
+static void
+stream_is_reborn(enum hearing how) {
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_BY_HAND);
+    pya_dptr third = get(&world, 2 * MIB, THREE);
+    pya_dptr kept = get(&world, 2 * MIB, ONE);
+    pya_dptr other = get(&world, 2 * MIB, ONE);
+    if (how == HEAR_RECORD_AGAIN || how == HEAR_RECORD_OTHER) {
+        CHECK_OK(pya_record_stream(world.heap, kept, THREE));
+    }
+    pya_sim_finish_all(world.sim);
+    pya_sim_set_destroyed(world.sim, THREE, true);
+    (void)exchange(&world);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    pya_sim_finish_all(world.sim);
+    pya_sim_set_destroyed(world.sim, THREE, false);
+    pya_dptr first = get(&world, 128 * MIB, ONE);
+    if (how == HEAR_REQUEST) {
+        put(&world, get(&world, 2 * MIB, THREE), 2 * MIB);
+    } else {
+        pya_dptr of = how == HEAR_RECORD_OTHER ? other : how == HEAR_RECORD_OWN ? third : kept;
+        CHECK_OK(pya_record_stream(world.heap, of, THREE));
+    }
+    pya_sim_finish(world.sim, ONE);
+    CHECK_OK(pya_sim_use(world.sim, THREE, first, 128 * MIB)); /* ONE will wait for it */
+    put(&world, first, 128 * MIB);
+    pya_dptr next[4];
+    for (int i = 0; i < 4; i++) {
+        next[i] = get(&world, 64 * MIB, TWO); /* not of that memory, else the sim complains */
+        pya_sim_finish(world.sim, ONE);
+        pya_sim_finish(world.sim, TWO);
+        CHECK(next[i] + 64 * MIB <= first || next[i] >= first + 128 * MIB);
+    }
+    pya_sim_finish_all(world.sim);
+    put(&world, get(&world, 96 * MIB, TWO), 96 * MIB);
+    pya_sim_finish_all(world.sim);
+    pya_dptr last = get(&world, 128 * MIB, TWO);
+    CHECK(last == first);
+    for (int i = 0; i < 4; i++) {
+        put(&world, next[i], 64 * MIB);
+    }
+    put(&world, last, 128 * MIB);
+    put(&world, kept, 2 * MIB);
+    put(&world, other, 2 * MIB);
+    put(&world, third, 2 * MIB);
+    streams_fini(&world);
+}
+
+static void
+test_stream_is_reborn(void) {
+    for (enum hearing how = HEAR_REQUEST; how <= HEAR_RECORD_OWN; how++) {
+        stream_is_reborn(how);
+    }
+}
+
+/* What is freed there after the stream went may be in use by a new stream of that handle which never asked for memory.
+ * It stays until all was waited for, which is done ever more rarely; the others go on meanwhile. */
+static void
+test_destroyed_stream_leaves_blocks(void) {
+    enum { N = 33 };
+    pya_dptr blocks[N];
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_DELAYED);
+    for (size_t i = 0; i < N; i++) {
+        blocks[i] = get(&world, 8 * MIB, THREE);
+    }
+    pya_sim_set_destroyed(world.sim, THREE, true);
+    CHECK(exchange(&world));
+    pya_sim_set_destroyed(world.sim, THREE, false);
+    for (size_t i = 0; i < N; i++) {
+        CHECK_OK(pya_sim_use(world.sim, THREE, blocks[i], 8 * MIB));
+        put(&world, blocks[i], 8 * MIB);
+        (void)exchange(&world); /* never of what THREE still uses, else the sim complains */
+    }
+    CHECK(calls(&world, PYA_SIM_DEVICE_SYNC) <= 10);
+    CHECK(
+        reserved(&world) <= (8 * N + 64 + 32) * MIB); /* ONE and TWO made do with the same 64 MiB */
+    streams_fini(&world);
+}
+
+/* A block recorded on a stream that was destroyed before the block was freed comes back, though no event can tell. */
+static void
+test_recorded_on_destroyed_stream(void) {
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_BY_HAND);
+    pya_dptr ptr = get(&world, 30 * MIB, ONE);
+    pya_sim_finish(world.sim, ONE);
+    CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
+    CHECK_OK(pya_sim_use(world.sim, TWO, ptr, 30 * MIB));
+    pya_sim_set_destroyed(world.sim, TWO, true);
+    put(&world, ptr, 30 * MIB);
+    pya_dptr next = get(&world, 30 * MIB, ONE);
+    CHECK(next == ptr);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    CHECK_EQ(stat_of(world.heap, 0, "active.all.current"), 1);
+    put(&world, next, 30 * MIB);
+    streams_fini(&world);
+}
+
+/* Streams may be many: what asking them costs is shared out over the requests. */
+static void
+test_many_streams(void) {
+    enum { N = 400, ROUNDS = 200, FROM = 1000 };
+    struct world world = {.config = {.capacity_bytes = 16384 * MIB}};
+    struct pya_sim_state before;
+    struct pya_sim_state after;
+    world_init(&world, "");
+    for (uint64_t i = 0; i < N; i++) {
+        give(&world, take(&world, 512, FROM + i));
+    }
+    pya_sim_query(world.sim, &before);
+    for (size_t i = 0; i < ROUNDS; i++) { /* each asks for more than there is */
+        give(&world, take(&world, (64 + 2 * i) * MIB, ONE));
+        give(&world, take(&world, (64 + 2 * i) * MIB, TWO));
+    }
+    pya_sim_query(world.sim, &after);
+    static const enum pya_sim_call asking[] = {
+        PYA_SIM_IS_CAPTURING, PYA_SIM_EVENT_RECORD, PYA_SIM_EVENT_QUERY};
+    for (size_t i = 0; i < 3; i++) {
+        uint64_t n = after.n_calls[asking[i]] - before.n_calls[asking[i]];
+        CHECK(n > 0 && n <= 2 * ROUNDS * 16 + 2 * N);
+    }
+    CHECK(stat_of(world.heap, 0, "pyalloc_page_transfers") > 0);
+    streams_fini(&world);
+}
+
+static const struct check_case cases[] = {
+    {"stream_without_events", test_stream_without_events},
+    {"destroyed_stream", test_destroyed_stream},
+    {"stream_is_reborn", test_stream_is_reborn},
+    {"destroyed_stream_leaves_blocks", test_destroyed_stream_leaves_blocks},
+    {"recorded_on_destroyed_stream", test_recorded_on_destroyed_stream},
+    {"many_streams", test_many_streams},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
