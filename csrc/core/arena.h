@@ -46,6 +46,11 @@ struct pya_arena {
     size_t
         large_pages; /* of the last large request that no run fitted, and how often it was the next larger one */
     unsigned n_grown;
+    /* What the latest of the balanced policy's choices could spare, peak live then, and how many in a row spared what
+     * became live before the next. */
+    size_t spared_bytes;
+    size_t spared_at_peak;
+    unsigned n_spared_in_vain;
     bool
         has_left; /* of a private pool: free pages marked is_left were not used since the device was waited for */
 };

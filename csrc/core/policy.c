@@ -41,6 +41,12 @@ enum {
 /* Unless each of the last GROWING_FROM was larger than the one before, by at most this share. */
 #define GROWING_SHARE 8
 #define GROWING_FROM 2
+/* Pages spared while live memory rises are soon made all the same, and what sparing them cost is lost.  Where the last
+ * RISING_FROM choices found it so, growing is right at once; by no more than this share of peak live, because
+ * what was made when the rise ends stays. */
+#define RISING_FROM 2
+#define RISING_SHARE 0.005
+#define RISING_LEAST ((size_t)8 << 20)
 /* tight: physical memory may pass peak live by this share before stitching starts.  Programs that stitch all
  * the time fill a bucket that every request empties a little; each time it runs over, the share grows. */
 #define TIGHT_SLACK 0.01
@@ -159,6 +165,18 @@ is_growing(struct pya_arena *arena, size_t bytes) {
     return arena->n_grown >= GROWING_FROM;
 }
 
+/* Did live memory take what was spared before, time and again? */
+static bool
+is_rising(struct pya_arena *arena, const struct plea *plea) {
+    size_t rise = plea->peak_live - arena->spared_at_peak;
+    bool is_in_vain = rise >= arena->spared_bytes;
+    arena->n_spared_in_vain = is_in_vain ? arena->n_spared_in_vain + 1 : 0;
+    arena->spared_at_peak = plea->peak_live;
+    arena->spared_bytes = (plea->n - pages_missing(arena, plea->bytes)) * PYA_PAGE;
+    bool is_little = (double)arena->spared_bytes <= RISING_SHARE * (double)plea->peak_live;
+    return arena->n_spared_in_vain >= RISING_FROM && is_little && plea->bytes >= RISING_LEAST;
+}
+
 /* Saves the pages that growing would cost, until saving has cost `patience` times what they would. */
 static enum pya_plan
 plan_save(struct pya_arena *arena, const struct plea *plea, double patience) {
@@ -188,6 +206,8 @@ plan_balanced(struct pya_arena *arena, const struct plea *plea) {
     double patience = is_early ? BALANCED_PATIENCE : patience_late(card);
     if (is_shared(card)) {
         patience = BALANCED_PATIENCE * thrift(card);
+    } else if (is_rising(arena, plea)) {
+        patience = 0;
     }
     return plan_save(arena, plea, patience);
 }

@@ -37,6 +37,31 @@ test_growing_tensor_is_extended(void) {
     world_fini(&world);
 }
 
+/* Every layer leaves a hole and wants more than it: while live memory rises the hole is soon filled all the same, so that
+ * nothing is gained by stitching it; hardly any memory lies idle in the end. */
+static void
+test_rising_memory_is_not_stitched(void) {
+    enum { LAYERS = 60 };
+    struct world world = {.config = {.capacity_bytes = 8192 * MIB}};
+    pya_dptr ptrs[2 * LAYERS + 1];
+    size_t n = 0;
+    world_init(&world, "");
+    ptrs[n++] = take(&world, 4096 * MIB, 0);
+    for (size_t i = 0; i < LAYERS; i++) {
+        pya_dptr hole = take(&world, 12 * MIB, 0);
+        ptrs[n++] = take(&world, 8 * MIB, 0);
+        give(&world, hole);
+        ptrs[n++] = take(&world, 20 * MIB, 0);
+    }
+    size_t peak_live = (size_t)stat_of(world.heap, 0, "allocated_bytes.all.peak");
+    CHECK(stat_of(world.heap, 0, "pyalloc_stitches") <= 4);
+    CHECK(reserved(&world) <= peak_live + peak_live / 100);
+    for (size_t i = 0; i < n; i++) {
+        give(&world, ptrs[i]);
+    }
+    world_fini(&world);
+}
+
 /* Where there are no addresses for room behind it a range is as long as it must be: the home takes most of them. */
 static bool
 stitches_with(uint64_t address_bytes) {
@@ -128,6 +153,7 @@ test_sweep(void) {
 
 static const struct check_case cases[] = {
     {"growing_tensor_is_extended", test_growing_tensor_is_extended},
+    {"rising_memory_is_not_stitched", test_rising_memory_is_not_stitched},
     {"scarce_addresses", test_scarce_addresses},
     {"pools_come_and_go", test_pools_come_and_go},
     {"sweep", test_sweep},
