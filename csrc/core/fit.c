@@ -143,13 +143,37 @@ fit_unlink_list(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
     fit_unmark(fit, bin, next == prev); /* the sentinel on both sides: it was alone */
 }
 
+/* Nearly all trees are empty or hold one run, which takes no search and no call. */
+static inline void
+fit_link_tree(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
+    struct pya_block **root = &fit->trees[bin - PYA_FIT_LISTS];
+    if (*root != NULL) {
+        fit_insert_below(root, run);
+        return;
+    }
+    fit_mark(fit, bin);
+    *root = run;
+    run->left = NULL;
+    run->right = NULL;
+}
+
+static inline void
+fit_unlink_tree(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
+    struct pya_block **root = &fit->trees[bin - PYA_FIT_LISTS];
+    if (*root != run || run->left != NULL || run->right != NULL) {
+        fit_remove_below(root, run); /* and another stays */
+        return;
+    }
+    *root = NULL;
+    fit_unmark(fit, bin, true);
+}
+
 static inline void
 fit_link(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
     if (bin < PYA_FIT_LISTS) {
         fit_link_list(fit, bin, run);
     } else {
-        fit_mark(fit, bin);
-        fit_insert_below(&fit->trees[bin - PYA_FIT_LISTS], run);
+        fit_link_tree(fit, bin, run);
     }
 }
 
@@ -157,11 +181,9 @@ static inline void
 fit_unlink(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
     if (bin < PYA_FIT_LISTS) {
         fit_unlink_list(fit, bin, run);
-        return;
+    } else {
+        fit_unlink_tree(fit, bin, run);
     }
-    struct pya_block **root = &fit->trees[bin - PYA_FIT_LISTS];
-    fit_remove_below(root, run);
-    fit_unmark(fit, bin, *root == NULL);
 }
 
 void

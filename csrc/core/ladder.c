@@ -36,7 +36,7 @@ fit_page_aware(struct pya_arena *arena, size_t bytes, int n_tries) {
     size_t best_broken = SIZE_MAX;
     bool best_high = false;
     struct pya_block *run = pya_fit_find(&arena->fit, bytes);
-    for (int i = 0; run != NULL && i < n_tries; i++) {
+    for (int i = 0; run != NULL; i++) {
         if (run->bytes == bytes) {
             return pya_arena_take(arena, run, bytes);
         }
@@ -48,7 +48,7 @@ fit_page_aware(struct pya_arena *arena, size_t bytes, int n_tries) {
             best_broken = broken;
             best_high = high < low;
         }
-        run = pya_fit_next(&arena->fit, run);
+        run = i + 1 < n_tries ? pya_fit_next(&arena->fit, run) : NULL;
     }
     if (best == NULL) {
         return NULL;

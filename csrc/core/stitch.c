@@ -82,6 +82,22 @@ struct piece {
     size_t n_pages; /* 0: page i's part is not free in this arena */
 };
 
+/* How many pages from i on, at most n_most, lie side by side at home too. */
+static size_t
+pages_in_a_row(const struct pya_stitch *stitch, size_t i, size_t n_most) {
+    const struct pya_page *items = stitch->arena->card->pages.items;
+    const pya_page_id *ids = stitch->pages + i;
+    const struct pya_range *range = items[ids[0]].range;
+    size_t slot = items[ids[0]].slot;
+    size_t n_left = stitch->n_pages - i;
+    size_t n = 1;
+    n_most = n_most < n_left ? n_most : n_left;
+    while (n < n_most && items[ids[n]].range == range && items[ids[n]].slot == slot + n) {
+        n++;
+    }
+    return n;
+}
+
 static struct piece
 stitch_piece(const struct pya_stitch *stitch, const struct pya_arena *arena, size_t i) {
     const struct pya_page *items = arena->card->pages.items;
@@ -107,16 +123,15 @@ stitch_piece(const struct pya_stitch *stitch, const struct pya_arena *arena, siz
     if (piece.bytes > room) {
         return piece;
     }
-    piece.n_pages = 1;
-    for (size_t k = i + 1; k < stitch->n_pages; k++) {
-        const struct pya_page *next = &items[stitch->pages[k]];
-        stitch_part(stitch, k, &first, &end);
-        if (next->range != range || next->slot != page->slot + (k - i) ||
-            piece.bytes + end > room) {
-            break;
-        }
-        piece.bytes += end;
-        piece.n_pages++;
+    /* Those that follow are whole, but for the last. */
+    size_t left = room - piece.bytes;
+    size_t n_most = 1 + (left >> PYA_PAGE_SHIFT);
+    size_t last_bytes = stitch->offset + stitch->bytes - (stitch->n_pages - 1) * PYA_PAGE;
+    n_most += i + n_most + 1 == stitch->n_pages && left % PYA_PAGE >= last_bytes;
+    piece.n_pages = pages_in_a_row(stitch, i, n_most);
+    piece.bytes += (piece.n_pages - 1) * PYA_PAGE;
+    if (piece.n_pages > 1 && i + piece.n_pages == stitch->n_pages) {
+        piece.bytes -= PYA_PAGE - last_bytes;
     }
     return piece;
 }
