@@ -48,15 +48,24 @@ class Torch:
     imports: frozenset[str]
 
 
+_ANSWER_S = 300  # a loaded machine, or a Python on a slow network
+
+
 def find_torch(python: str) -> Torch:
     """The PyTorch that the interpreter `python` would import.
 
     Raises:
         HostCudaError: there is none, or it was built without CUDA.
     """
-    done = subprocess.run(
-        [python, "-c", _FIND_TORCH], capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [python, "-c", _FIND_TORCH]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_ANSWER_S
+        )
+    except subprocess.TimeoutExpired:
+        raise HostCudaError(
+            f"{python} did not tell within {_ANSWER_S} s where its PyTorch is: does it start at all?"
+        ) from None
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise HostCudaError(f"{python} could not be asked for its PyTorch: {said}")

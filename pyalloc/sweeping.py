@@ -79,7 +79,7 @@ def on_dask(
             "--dask needs dask.distributed: pip install distributed; without --dask all cores are used"
         ) from None
     try:
-        client = distributed.Client(address, timeout=10)
+        client = distributed.Client(address, timeout=30)
     except (OSError, ValueError, TimeoutError) as error:
         raise UsageError(f"no Dask scheduler answers at {address}: {error}") from None
     with client:

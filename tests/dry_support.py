@@ -13,6 +13,7 @@ import pytest
 from pyalloc import _bootstrap, hostcuda
 
 ROOT = Path(__file__).parent.parent
+PATIENCE_S = 900  # what takes longer hangs; a loaded machine needs a tenth of it
 
 
 def run_checked(
@@ -20,7 +21,7 @@ def run_checked(
     *,
     expect: int | None = 0,
     env: dict[str, str] | None = None,
-    timeout: float = 300,
+    timeout: float = PATIENCE_S,
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         command,

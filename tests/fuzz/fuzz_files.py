@@ -32,7 +32,7 @@ from pyalloc import pickles, trace  # noqa: E402
 from pyalloc.errors import PyallocError, TraceError  # noqa: E402
 from pyalloc.report import data, html, text  # noqa: E402
 
-LIMIT_S = 20  # for one input: longer is a finding
+LIMIT_S = 120  # for one input: longer is a finding
 MEMORY = 6 * 2**30  # address space of the process: asking for more is a finding
 Snapshot = dict[str, Any]
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from dry_support import PATIENCE_S
 
 from pyalloc import pickles, trace
 from pyalloc.errors import TraceError
@@ -22,7 +23,7 @@ def test_whatever_a_file_holds_it_is_read_or_refused() -> None:
         [sys.executable, ROOT / "tests/fuzz/fuzz_files.py", "--runs", str(N_INPUTS)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from dry_support import PATIENCE_S
 
 from pyalloc import _bootstrap, hostcuda
 
@@ -156,7 +157,7 @@ def run_torch(torch_found: hostcuda.Torch, libraries: Path, tmp_path: Path) -> R
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=PATIENCE_S,
         )
         if done.returncode != expect:
             pytest.fail(

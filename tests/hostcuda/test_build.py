@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from dry_support import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
 COMPILER = os.environ.get("CC", "cc")
@@ -69,7 +70,7 @@ def test_threads_leave_nothing_and_break_nothing(tmp_path: Path, sanitize: str) 
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=PATIENCE_S,
         env={**os.environ, "PYALLOC_HOSTCUDA_MEMORY": "4GB"},
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from dry_support import PATIENCE_S
 
 from pyalloc import _bootstrap, dryrun, elf, hostcuda, recording, trace
 from pyalloc.errors import UsageError
@@ -34,7 +35,7 @@ def start(arguments: list[str], folder: Path, **variables: str) -> subprocess.Po
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     try:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # the children too
         raise
@@ -139,7 +140,7 @@ def test_ctrl_c_reaches_the_program_and_the_summary_still_comes(
         torch.ones(1).cuda()
         print("ready", flush=True)
         try:
-            time.sleep(200)
+            time.sleep(800)
         except KeyboardInterrupt:
             sys.exit(9)
     """
@@ -366,6 +367,17 @@ def test_a_python_without_torch_is_named_beside_the_one_that_has_it(
     code, _, err = finish(start([str(other), "x.py"], tmp_path))
     assert code == 3
     assert f"{other} could not be asked for its PyTorch: ImportError: no luck" in err
+
+
+def test_a_python_that_does_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hostcuda, "_ANSWER_S", 0.01)
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\nexec sleep 60\n")
+    other.chmod(0o755)
+    with pytest.raises(hostcuda.HostCudaError, match="did not tell within"):
+        hostcuda.find_torch(str(other))
 
 
 def test_files_of_the_working_directory_do_not_hide_torch(

@@ -261,7 +261,7 @@ def test_plain_memory_is_shared_between_processes(run_torch: RunTorch) -> None:
             process.start()
             tensor = torch.tensor([1.0, 2.0, 3.0]).cuda()
             queue.put(tensor)
-            assert back.get(timeout=120) == "done"
+            assert back.get(timeout=600) == "done"
             process.join()
             assert process.exitcode == 0
             assert tensor.cpu().tolist() == [4.0, 5.0, 6.0]

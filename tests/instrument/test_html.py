@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dry_support import PATIENCE_S
 
 from instrument.tools import Plan, pyalloc
 from pyalloc import trace
@@ -38,7 +39,7 @@ class Browser:
 
     def __init__(self, url: str) -> None:
         host, port, path = re.match(r"ws://([^:/]+):(\d+)(/.*)", url).groups()  # type: ignore[union-attr]
-        self.socket = socket.create_connection((host, int(port)), timeout=30)
+        self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
         key = base64.b64encode(os.urandom(16)).decode()
         self.socket.sendall(
             f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -107,12 +108,12 @@ def browser() -> Iterator[Browser]:
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             told = Path(profile) / "DevToolsActivePort"
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE_S
             while not told.exists() or not told.read_text().strip():
                 assert time.monotonic() < deadline, "chromium did not start"
                 time.sleep(0.05)
             port = told.read_text().split()[0]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=30) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=PATIENCE_S) as answer:
                 pages = [page for page in json.load(answer) if page["type"] == "page"]
             page = Browser(pages[0]["webSocketDebuggerUrl"])
             try:
@@ -121,7 +122,7 @@ def browser() -> Iterator[Browser]:
                 page.socket.close()
         finally:
             child.terminate()
-            child.wait(timeout=30)
+            child.wait(timeout=PATIENCE_S)
 
 
 def rich(plan: Plan) -> Path:
@@ -151,7 +152,7 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
         for domain in ("Runtime", "Network", "Log", "Page"):
             page.call(f"{domain}.enable")
         page.call("Page.navigate", url=target.as_uri())
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while page.value("document.readyState") != "complete" or not page.value(
             "!!window.D || typeof D"
         ):
@@ -241,7 +242,7 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
         screen = {"height": 800, "deviceScaleFactor": 1, "mobile": True}
         page.call("Emulation.setDeviceMetricsOverride", width=390, **screen)
         page.call("Page.navigate", url=target.as_uri())
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_S
         while page.value("typeof draw") != "function":
             assert time.monotonic() < deadline
         assert page.value("document.documentElement.scrollWidth") == 390
@@ -274,7 +275,7 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
                 media=media,
                 features=[{"name": "prefers-color-scheme", "value": scheme}],
             )
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + PATIENCE_S
             while (picture_now := page.value(picture)) == drawn[-1]:  # drawn anew in other colours
                 assert time.monotonic() < deadline, (media, scheme)
             drawn.append(picture_now)

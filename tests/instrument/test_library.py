@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from dry_support import PATIENCE_S
 
 from instrument.tools import ROOT, pyalloc
 from pyalloc import figures, trace
@@ -144,7 +145,7 @@ def test_leak(keeps):
     done = subprocess.run(
         [sys.executable, "-m", "pyalloc", *words, "-p", "no:cacheprovider", "--fail-on-leak", str(tests)],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True, text=True, check=False, timeout=300,
+        capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     out = done.stdout
     assert "2 failed, 2 passed" in out, out + done.stderr

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from dry_support import PATIENCE_S
 
 from instrument.tools import ROOT, Plan, pyalloc
 from pyalloc import cli, live, sweeping
@@ -41,9 +42,9 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path) -> None:
         assert all(len(line) <= 80 for line in out.splitlines() if "argv" not in line)
     finally:
         child.stdin.close()
-        child.wait(timeout=60)
+        child.wait(timeout=PATIENCE_S)
         child.stdout.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while live.socket_path(pid).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "does not answer" in pyalloc("stats", pid, expect=2)
@@ -110,10 +111,15 @@ def test_sweep_without_dask_says_what_to_install(plan: Plan) -> None:
 
 def test_sweep_on_a_real_cluster(plan: Plan) -> None:
     distributed = pytest.importorskip("dask.distributed", reason="pip install distributed")
+    dask = pytest.importorskip("dask")
     path = program(plan)
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None
-    ) as cluster:
+    patient = {f"distributed.comm.timeouts.{what}": PATIENCE_S for what in ("connect", "tcp")}
+    with (
+        dask.config.set(patient),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+    ):
         todo = sweeping.points([path], ["native", "pyalloc"], [100 * MIB, 1024 * MIB], [""])
         rows = list(sweeping.on_dask(todo, cluster.scheduler_address, lambda done, total: None))
     assert [row["completed"] for row in rows] == [False, True, False, True]

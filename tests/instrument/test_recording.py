@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dry_support import PATIENCE_S
 
 from instrument.conftest import Record
 from instrument.tools import ROOT, pyalloc
@@ -74,14 +75,14 @@ def test_a_killed_program_leaves_a_readable_trace(tmp_path: Path, allocator: str
     try:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
         part = out.with_name("out.pya.part")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             if trace.analyse(part).totals["end_bytes"] == 63 * MIB:
                 break
             time.sleep(0.2)
     finally:
         os.killpg(child.pid, signal.SIGKILL)
-        child.wait(timeout=60)
+        child.wait(timeout=PATIENCE_S)
         child.stdout.close()  # type: ignore[union-attr]
     found = trace.analyse(part)
     assert found.totals["end_bytes"] == 63 * MIB and not found.totals["is_complete"]

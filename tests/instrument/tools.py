@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from dry_support import PATIENCE_S
 
 from pyalloc import _core
 from pyalloc.convert import KINDS
@@ -23,7 +24,7 @@ def pyalloc(*words: object, expect: int | None = 0) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     if expect is not None and done.returncode != expect:

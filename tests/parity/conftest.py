@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dry_support import PATIENCE_S
 
 ALLOCATOR = os.environ.get("PYALLOC_PARITY")
 ALLOCATORS = ("native", "pyalloc")
@@ -36,7 +37,7 @@ if ALLOCATOR is None:
                 self.name,
                 str(self.path),
             ]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
             for number, outcome in re.findall(
                 r"(\d+) (passed|failed|skipped|xfailed|errors?)", done.stdout[-300:]
             ):

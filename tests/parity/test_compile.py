@@ -130,7 +130,7 @@ def test_plain_graphs_where_trees_cannot_be_had() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=240,
+        timeout=600,
     )
     is_pyalloc = os.environ["PYALLOC_PARITY"] == "pyalloc"
     assert done.stdout.split() == ["trees", str(not is_pyalloc)]

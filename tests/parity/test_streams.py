@@ -287,6 +287,6 @@ def test_stream_destroyed_before_the_block_is_freed() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == -signal.SIGABRT, done.stderr[-4000:]

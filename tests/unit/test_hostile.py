@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 SUBINTERPRETER = """
 import faulthandler
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(600, exit=True)
 try:
     import _interpreters as interpreters
 except ImportError:

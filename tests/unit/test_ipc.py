@@ -21,7 +21,7 @@ if __name__ == "__main__":
     child = context.Process(target=work, args=(inbox, outbox))
     child.start()
     inbox.put(tensor)
-    assert outbox.get(timeout=120) == list(range(100, 110))
+    assert outbox.get(timeout=600) == list(range(100, 110))
     inbox.put(None)
     child.join()
     assert child.exitcode == 0

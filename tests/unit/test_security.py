@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dry_support import PATIENCE_S
 
 from pyalloc import _core, files, trace
 from pyalloc.cli import main
@@ -197,7 +198,7 @@ except (SystemExit, PyallocError):
             cwd="/",
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode in (0, 1), done.stderr[-2000:]
