@@ -1,4 +1,7 @@
-"""A CUDA memory allocator for PyTorch: `import pyalloc; pyalloc.install()`."""
+"""A CUDA memory allocator for PyTorch: `import pyalloc; pyalloc.install()`.
+
+(For pytest, which would warn that under `pyalloc run` this is there before it: PYTEST_DONT_REWRITE.)
+"""
 
 from pyalloc.config import Config
 from pyalloc.errors import AllocatorError, ConfigError, InstallError, PyallocError

@@ -58,7 +58,8 @@ def _limit(item: pytest.Item) -> int | None:
     try:
         return int(value) if isinstance(value, int) else parse_bytes(str(value))
     except UsageError as error:
-        pytest.fail(f"limit_gpu_memory: {error}", pytrace=False)
+        why = str(error)
+    pytest.fail(f"limit_gpu_memory: {why}", pytrace=False)
 
 
 @pytest.hookimpl(hookwrapper=True)

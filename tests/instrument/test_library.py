@@ -112,6 +112,34 @@ def test_event_file_is_what_tensorboard_reads() -> None:
     ]
 
 
+def test_plugin_may_be_asked_for_by_name_and_loaded_by_itself() -> None:
+    """pytest refuses a plugin under two names: the installed entry point has that of `-p pyalloc.pytest_plugin`."""
+    entry = '[project.entry-points.pytest11]\n"pyalloc.pytest_plugin" = "pyalloc.pytest_plugin"\n\n'
+    assert entry in (ROOT / "pyproject.toml").read_text()
+
+
+def test_a_program_that_is_pytest_is_not_warned_of_pyalloc(tmp_path: Path) -> None:
+    """Under `pyalloc run` the package is there before pytest, which would rewrite the asserts of its plugins."""
+    (tmp_path / "marks.py").write_text('import pytest\npytest.register_assert_rewrite("pyalloc")\n')
+    (tmp_path / "test_one.py").write_text("def test_one(): pass\n")
+    program = "import sys, pyalloc, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    words = ["-W", "error", "-q", "-p", "no:cacheprovider", "-p", "marks", "test_one.py"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{tmp_path}",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_plugin(tmp_path: Path) -> None:
     """Loaded by name alone: the installed entry point may or may not be there."""
     tests = tmp_path / "test_memory.py"
