@@ -22,7 +22,7 @@ $(VENV)/.made:
 
 $(VENV)/.tools: $(VENV)/.made pyproject.toml
 	@echo "== Python tools for building and testing, into $(VENV)"
-	@$(PIP) install -q $$($(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"])')
+	@needed=$$(.ci/required $(PY) project optional-dependencies test) && $(PIP) install -q $$needed
 	@touch $@
 
 .PHONY: torch
