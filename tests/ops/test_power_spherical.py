@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyalloc.errors import OpError
 from pyalloc.ops import power_spherical_log_prob, power_spherical_mixture_log_prob
+from pyalloc.ops._eager import normalizer_slope
 
 from .reference import pairwise, sphere, textbook, textbook_from_cosine, within
 
@@ -147,6 +148,22 @@ def test_antipode_is_minus_infinity_or_uniform(isa):
     assert torch.isneginf(out).all()
     for g in torch.autograd.grad(out, mix, torch.ones_like(out)):
         assert torch.isfinite(g).all()
+
+
+@pytest.mark.parametrize("n", [1, 40])  # one of each, and tiles
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_at_the_antipode_are_those_one_step_away(n, dtype, isa):
+    loc = torch.zeros(n, 5, dtype=dtype)
+    loc[:, 2] = 1
+    kappa = torch.linspace(1, 30, n, dtype=dtype)
+    value = -loc[:1]
+    inputs = [x.clone().requires_grad_() for x in (value, loc, kappa)]
+    d_value, d_loc, d_kappa = torch.autograd.grad(power_spherical_log_prob(*inputs).sum(), inputs)
+    step = torch.finfo(dtype).eps / 2
+    slope = normalizer_slope(kappa, 5)
+    torch.testing.assert_close(d_kappa, slope + math.log(step / 2), rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(d_loc, value * (kappa / step)[:, None], rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(d_value[0], loc[0] * kappa.sum() / step, rtol=1e-6, atol=0.0)
 
 
 def test_nan_stays(isa):
