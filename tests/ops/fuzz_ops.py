@@ -275,6 +275,17 @@ def through_vmap_of_grad(draw: Draw, p: Problem) -> None:
         check_gradients(entry, gs, [x[k] for x in found])
 
 
+def through_vmap_of_pull(draw: Draw, p: Problem) -> None:
+    """Many gradients of the outputs of one call, as jacrev has them: all inputs are shared."""
+    _, pull = vjp(p.ours, *p.tensors)
+    many = [gradients_of_outputs(draw, p) for _ in range(draw.randint(1, 3))]
+    at = [draw.randint(0, g.dim()) for g in many[0]]
+    stacked = [torch.stack(gs, k) for gs, k in zip(zip(*many, strict=True), at, strict=True)]
+    found = vmap(pull, (tuple(at),))(tuple(stacked))
+    for k, gs in enumerate(many):
+        check_gradients(p, gs, [x[k] for x in found])
+
+
 def through_grad_of_vmap(draw: Draw, p: Problem) -> None:
     """A shared input's gradient is the sum of the entries'."""
     stacked, dims, entries = batched(draw, p)
@@ -464,6 +475,7 @@ WAYS: dict[Callable[[Draw, Problem], None], int] = {
     through_vmap: 8,
     through_vmap_of_grad: 8,
     through_grad_of_vmap: 6,
+    through_vmap_of_pull: 6,
     second_derivatives: 5,
     in_sequence: 4,
     with_dropout: 4,

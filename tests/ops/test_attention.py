@@ -108,6 +108,18 @@ SHAPES = [
 ]
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1, 300), (300,), (1, 1, 1, 1)], ids=str)
+def test_gradient_of_a_bias_that_all_queries_of_one_head_share(shape, isa):
+    """More threads than heads, and one gradient that none but one of them may add to."""
+    tensors = (*(torch.randn(1, 1, n, 8) for n in (4096, 300, 300)), torch.randn(shape))
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        compare(tensors)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_forward_and_gradients(shape, causal, isa):
