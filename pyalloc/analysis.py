@@ -329,7 +329,11 @@ class Analysis:
             return str(where)
         if block.alloc_event in guesses:
             return f"gradient of what is made at {guesses[block.alloc_event]} (same size)"
-        is_backward = block.phase == "backward" or _is_autograd(self.frames(block.stack))
+        return self.nameless(block.stack, block.phase)
+
+    def nameless(self, stack: int, phase: str = "") -> str:
+        """What is known where no line of Python is."""
+        is_backward = phase == "backward" or _is_autograd(self.frames(stack))
         return "backward (no Python stack)" if is_backward else "(no stack)"
 
     def _gradients_of(self, blocks: Sequence[Block]) -> dict[int, str]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
-_FOREIGN = re.compile(
-    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|recording|_bootstrap/\w+)\.py"
-    r"|\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S)$|(^|/)python[\d.]*$)"
+_LIBRARY = re.compile(
+    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|recording|_bootstrap/\w+)\.py)"
 )
+_CPP = re.compile(r"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S)$|(^|/)python[\d.]*$)")
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
 _SPELLED = {  # classes that are not their file's name with a capital
     "adamw": "AdamW",
@@ -47,7 +47,12 @@ def short_file(file: str) -> str:
 
 def is_foreign(file: str) -> bool:
     """Is this a library's file, not the user's?"""
-    return bool(_FOREIGN.search(file))
+    return bool(_LIBRARY.search(file)) or is_cpp(file)
+
+
+def is_cpp(file: str) -> bool:
+    """Is this code in C or C++, or that of the interpreter?"""
+    return bool(_CPP.search(file))
 
 
 @functools.cache

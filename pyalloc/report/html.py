@@ -19,7 +19,7 @@ _MAX_PIECES = 1200  # of one state of the segment map
 _MAX_SEGMENTS = 400
 _TOP = 40  # rows of a table
 _MAX_STACKS = 1500
-_MAX_FRAMES = 40  # of a stack, the innermost
+_MAX_FRAMES = 40  # of a stack: the innermost, and the program's own
 _MAX_FLAME = 600  # stacks of the peak
 _MAX_FLAME_BESIDE = 150  # of each other moment
 _MAX_PHASES = 400
@@ -40,11 +40,14 @@ def page(analysis: Analysis, compared: Sequence[Analysis] = ()) -> str:
 
 
 class _Stacks:
-    """Stacks and frames, each once in the page: a frame is [text, is it a library's], a stack a list of frames."""
+    """Stacks and frames, each once in the page: a stack is a list of frames, a frame [text, whose it is].
+
+    0: the program's, 1: a library's in Python, 2: C++.
+    """
 
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
-        self.frames: dict[tuple[str, bool], int] = {}
+        self.frames: dict[tuple[str, int], int] = {}
         self.stacks: list[list[int]] = []
         self.numbers: dict[tuple[int, str], int] = {}
 
@@ -54,15 +57,31 @@ class _Stacks:
         if key not in self.numbers:
             if len(self.stacks) == _MAX_STACKS:
                 return -1
-            frames = [
-                (f"{source.short_file(file)}:{line} {name}", source.is_foreign(file))
-                for name, file, line in reversed(self.analysis.frames(stack)[:_MAX_FRAMES])
-            ] or [(label, False)]
+            frames = self._frames(stack, label)
             self.numbers[key] = len(self.stacks)
             self.stacks.append(
                 [self.frames.setdefault(frame, len(self.frames)) for frame in frames]
             )
         return self.numbers[key]
+
+    def _frames(self, stack: int, label: str) -> list[tuple[str, int]]:
+        frames = self.analysis.frames(stack)
+        python = tuple(frame for frame in frames if not source.is_cpp(frame[1]))
+        kept = frames if len(frames) <= _MAX_FRAMES else python or frames
+        if len(kept) > _MAX_FRAMES:
+            near, far = kept[: _MAX_FRAMES // 2], kept[_MAX_FRAMES // 2 :]
+            own = tuple(frame for frame in far if not source.is_foreign(frame[1]))
+            kept = (*near, *(own or far)[: _MAX_FRAMES // 2])
+        shown = [
+            (
+                f"{source.short_file(file)}:{line} {name}",
+                2 if source.is_cpp(file) else int(source.is_foreign(file)),
+            )
+            for name, file, line in reversed(kept)
+        ]
+        if python:
+            return shown
+        return [(self.analysis.nameless(stack) if stack else label, 0), *shown]
 
 
 def _content(analysis: Analysis) -> dict[str, Any]:
@@ -120,7 +139,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
             name: [r["completed"], r["peak_bytes"], r["n_calls"], r["device_ns"]]
             for name, r in analysis.replays.items()
         },
-        "frames": [[text, int(foreign)] for text, foreign in stacks.frames],
+        "frames": [list(frame) for frame in stacks.frames],
         "stacks": stacks.stacks,
     }
 

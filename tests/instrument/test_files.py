@@ -18,6 +18,7 @@ from instrument.tools import ROOT, Plan, pyalloc
 from pyalloc import _core, cli, errors, export, pickles, source, trace
 from pyalloc.advice import advise
 from pyalloc.config import Config
+from pyalloc.report import html
 
 MIB = 2**20
 
@@ -240,6 +241,10 @@ def test_the_programs_line_is_found_between_frames_of_cpp(tmp_path: Path) -> Non
             "activations",
             "gradients",
         ]
+        page = html.page(found, [found])
+        frames = dict(json.loads(re.search(r'"frames": ?(\[\[.*?\]\])', page)[1]))  # type: ignore[index]
+        assert frames["me/train:7 train"] == frames["backward (no Python stack)"] == 0
+        assert frames["modules/linear.py:7 forward"] == 1 and frames["x86_64/clone3.S:7 clone3"] == 2
 
 
 def test_what_a_snapshots_history_does_not_have_is_said(tmp_path: Path) -> None:
