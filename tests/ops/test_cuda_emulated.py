@@ -21,6 +21,7 @@ from pyalloc.ops import (
     power_spherical_log_prob,
     power_spherical_mixture_log_prob,
     scaled_attention,
+    sequence_gradients,
 )
 from pyalloc.ops._library import AdditiveArgs, library
 
@@ -135,6 +136,18 @@ def test_additive(shape, device, monkeypatch):
             monkeypatch,
             floor=floor,
         )
+
+
+def test_additive_in_a_sequence(device, monkeypatch):
+    """Later steps add to the gradients of keys and values that the first one wrote."""
+    tensors = additive_cases.problem(2, 3, 9, 50, 70)
+
+    def steps(query, keys, values, v):
+        with sequence_gradients(keys, values):
+            contexts = [additive_attention(query * (1 + k), keys, values, v) for k in range(3)]
+        return tuple(contexts)
+
+    agree(steps, tensors, monkeypatch)
 
 
 @pytest.mark.parametrize("causal", [False, True])
