@@ -150,6 +150,25 @@ def test_antipode_is_minus_infinity_or_uniform(isa):
         assert torch.isfinite(g).all()
 
 
+@pytest.mark.parametrize(
+    ("value", "loc"),
+    [
+        ((6, 3), (1, 3)),
+        ((6, 3), (3,)),
+        ((6, 3), ()),
+        ((3, 6), (3, 1)),
+        ((1, 3), (6, 3)),
+        ((), (6, 3)),
+        ((3, 1), (3, 6)),
+    ],
+    ids=str,
+)
+def test_result_is_contiguous_unless_tiles_are_written(value, loc):
+    """Samples or components alone keep the order of the caller's dimensions."""
+    out = power_spherical_log_prob(torch.randn(*value, 4), torch.randn(*loc, 4), torch.ones(loc))
+    assert out.is_contiguous()
+
+
 @pytest.mark.parametrize("n", [1, 40])  # one of each, and tiles
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gradients_at_the_antipode_are_those_one_step_away(n, dtype, isa):
