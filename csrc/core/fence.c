@@ -57,7 +57,7 @@ fence_record(struct pya_card *card, struct pya_fence *fence) {
         return PYA_E_CAPTURE; /* it would become part of the graph, or end the capture */
     }
     if (st != PYA_E_STREAM && fence->event == 0) {
-        pya_status made = pya_device_event_create(card->dev, &fence->event);
+        pya_status made = pya_device_event_create(card->dev, fence->stream, &fence->event);
         if (made != PYA_OK) {
             return made;
         }

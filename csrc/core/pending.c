@@ -67,7 +67,7 @@ use_mark(struct pya_card *card, struct pya_use *use) {
     pya_event event = 0;
     if (spare != NULL) {
         event = spare->event;
-    } else if (pya_device_event_create(card->dev, &event) != PYA_OK) {
+    } else if (pya_device_event_create(card->dev, queue->stream, &event) != PYA_OK) {
         return;
     }
     if (pya_device_event_record(card->dev, event, queue->stream) != PYA_OK) {

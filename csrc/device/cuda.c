@@ -262,10 +262,34 @@ cuda_event_from(pya_event event) {
     return (cuda_event)(uintptr_t)event;
 }
 
+/* The context of a stream; NULL: that of the device.  Default streams are of whatever context is current. */
+static cuda_context
+cuda_stream_context(const struct cuda *cuda, pya_stream stream) {
+    cuda_context context = NULL;
+    if (stream <= CUDA_STREAM_PER_THREAD || cuda->driver->cuStreamGetCtx == NULL ||
+        cuda->driver->cuStreamGetCtx(cuda_stream_from(stream), &context) != CUDA_OK) {
+        return NULL;
+    }
+    return context == cuda->context ? NULL : context;
+}
+
 static pya_status
-cuda_event_create(struct pya_device *dev, pya_event *out) {
+cuda_event_create(struct pya_device *dev, pya_stream stream, pya_event *out) {
+    struct cuda_scope scope;
+    pya_status status = cuda_enter(dev, &scope);
+    if (status != PYA_OK) {
+        return status;
+    }
+    const struct cuda_driver *driver = scope.cuda->driver;
     cuda_event event = NULL;
-    CUDA_CALL(dev, cuEventCreate, 0, &event, CUDA_EVENT_DISABLE_TIMING);
+    cuda_context other = cuda_stream_context(scope.cuda, stream);
+    bool is_pushed = other != NULL && driver->cuCtxPushCurrent(other) == CUDA_OK;
+    cuda_result result = driver->cuEventCreate(&event, CUDA_EVENT_DISABLE_TIMING);
+    if (is_pushed) {
+        (void)driver->cuCtxPopCurrent(&other);
+    }
+    status = cuda_report("cuEventCreate", result, 0);
+    cuda_leave(&scope);
     if (status == PYA_OK) {
         *out = (pya_event)(uintptr_t)event;
     }

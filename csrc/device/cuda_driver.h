@@ -40,6 +40,7 @@ enum {
     CUDA_CAPTURE_MODE_RELAXED = 2,
     CUDA_ALLOCATION_PINNED = 1,
     CUDA_LOCATION_DEVICE = 1,
+    CUDA_STREAM_PER_THREAD = 2, /* the handles up to here are default streams */
     CUDA_ACCESS_READ_WRITE = 3,
 };
 
@@ -99,6 +100,7 @@ struct cuda_access_desc {
       (pya_dptr, size_t, const struct cuda_access_desc *, size_t))                                 \
     X(VMM, cuMemGetAllocationGranularity, cuMemGetAllocationGranularity,                           \
       (size_t *, const struct cuda_allocation_prop *, int))                                        \
+    X(EXTRA, cuStreamGetCtx, cuStreamGetCtx, (cuda_stream, cuda_context *))                        \
     X(EXTRA, cuStreamIsCapturing, cuStreamIsCapturing, (cuda_stream, int *))                       \
     X(EXTRA, cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *))        \
     X(EXTRA, cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, (int *, cuda_device, cuda_device))      \

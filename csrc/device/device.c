@@ -20,8 +20,8 @@ pya_device_plain_free(struct pya_device *dev, pya_dptr addr) {
 }
 
 pya_status
-pya_device_event_create(struct pya_device *dev, pya_event *out) {
-    return dev->ops->event_create(dev, out);
+pya_device_event_create(struct pya_device *dev, pya_stream stream, pya_event *out) {
+    return dev->ops->event_create(dev, stream, out);
 }
 
 pya_status

@@ -42,7 +42,8 @@ struct pya_device_ops {
     pya_status (*plain_alloc)(struct pya_device *dev, size_t bytes, pya_dptr *out);
     /* Waits for the device, as cudaFree does. */
     pya_status (*plain_free)(struct pya_device *dev, pya_dptr addr);
-    pya_status (*event_create)(struct pya_device *dev, pya_event *out);
+    /* For recording on this stream only, which may be another device's. */
+    pya_status (*event_create)(struct pya_device *dev, pya_stream stream, pya_event *out);
     pya_status (*event_record)(struct pya_device *dev, pya_event event, pya_stream stream);
     /* *done = false while work before the record is unfinished; an error is never "done". */
     pya_status (*event_query)(struct pya_device *dev, pya_event event, bool *done);
@@ -91,7 +92,8 @@ PYA_MUST_CHECK pya_status pya_device_caps(struct pya_device *dev, struct pya_dev
 PYA_MUST_CHECK pya_status
 pya_device_plain_alloc(struct pya_device *dev, size_t bytes, pya_dptr *out);
 PYA_MUST_CHECK pya_status pya_device_plain_free(struct pya_device *dev, pya_dptr addr);
-PYA_MUST_CHECK pya_status pya_device_event_create(struct pya_device *dev, pya_event *out);
+PYA_MUST_CHECK pya_status
+pya_device_event_create(struct pya_device *dev, pya_stream stream, pya_event *out);
 PYA_MUST_CHECK pya_status
 pya_device_event_record(struct pya_device *dev, pya_event event, pya_stream stream);
 PYA_MUST_CHECK pya_status

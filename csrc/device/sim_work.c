@@ -166,7 +166,8 @@ work_event_done(struct pya_sim *sim, const struct sim_event *event) {
 }
 
 pya_status
-sim_event_create(struct pya_device *dev, pya_event *out) {
+sim_event_create(struct pya_device *dev, pya_stream stream, pya_event *out) {
+    (void)stream;
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_EVENT_CREATE);
     if (status == PYA_OK && sim->free_event == 0) {

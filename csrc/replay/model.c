@@ -118,7 +118,7 @@ model_event_add(struct pya_model *model, struct pya_model_block *block, unsigned
         return PYA_E_HOST_NOMEM;
     }
     *entry = (struct model_event){.block = block};
-    pya_status status = pya_device_event_create(model->dev, &entry->event);
+    pya_status status = pya_device_event_create(model->dev, model->streams[stream], &entry->event);
     if (status != PYA_OK) {
         goto free_entry;
     }

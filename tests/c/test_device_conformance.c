@@ -175,7 +175,7 @@ suite_events(const struct subject *subject, struct pya_device *dev) {
     pya_event event = 0;
     bool done = false;
     bool capturing = true;
-    CHECK_OK(pya_device_event_create(dev, &event));
+    CHECK_OK(pya_device_event_create(dev, 0, &event));
     CHECK(event != 0);
     CHECK_OK(pya_device_event_record(dev, event, 0));
     CHECK_OK(pya_device_event_sync(dev, event));
@@ -232,9 +232,10 @@ suite_destroyed_stream(const struct subject *subject, struct pya_device *dev) {
     struct pya_device_error error;
     void *before = cuda_current();
     pya_device_begin(dev);
-    CHECK_OK(pya_device_event_create(
-        dev, &event)); /* enters its context, which the stream is to be of */
+    CHECK_OK(pya_device_is_capturing(dev, 0, &capturing)); /* enters its context */
     pya_stream stream = stream_make(subject);
+    CHECK_OK(pya_device_event_create(dev, stream, &event));
+    CHECK(cuda_current() != before || subject->copy_in != cuda_in);
     CHECK_OK(pya_device_is_capturing(dev, stream, &capturing));
     CHECK(!capturing);
     CHECK_OK(pya_device_event_record(dev, event, stream));
@@ -377,7 +378,7 @@ worker_run(void *arg) {
             pya_device_begin(dev);
         }
         worker_check(worker, pya_device_plain_alloc(dev, 2 * PYA_PAGE, &plain));
-        worker_check(worker, pya_device_event_create(dev, &event));
+        worker_check(worker, pya_device_event_create(dev, 0, &event));
         worker_check(worker, pya_device_event_record(dev, event, 0));
         worker_check(worker, pya_device_event_sync(dev, event));
         worker_check(worker, pya_device_event_destroy(dev, event));

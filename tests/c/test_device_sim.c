@@ -236,7 +236,7 @@ test_events_by_hand(void) {
     struct pya_device *dev = pya_sim_device(sim);
     pya_event event = 0;
     bool done = false;
-    CHECK_OK(pya_device_event_create(dev, &event));
+    CHECK_OK(pya_device_event_create(dev, 0, &event));
     CHECK_OK(pya_device_event_query(dev, event, &done));
     CHECK(done); /* never recorded */
     CHECK_OK(pya_device_event_record(dev, event, 5));
@@ -268,8 +268,8 @@ test_events_delayed(void) {
     pya_event a = 0;
     pya_event b = 0;
     bool done = true;
-    CHECK_OK(pya_device_event_create(dev, &a));
-    CHECK_OK(pya_device_event_create(dev, &b));
+    CHECK_OK(pya_device_event_create(dev, 0, &a));
+    CHECK_OK(pya_device_event_create(dev, 0, &b));
     CHECK_OK(pya_device_event_record(dev, a, 1));
     CHECK_OK(pya_device_event_record(dev, b, 2));
     CHECK_OK(pya_device_event_query(dev, a, &done));
@@ -291,7 +291,7 @@ test_capturing(void) {
     CHECK_OK(pya_device_is_capturing(dev, 3, &on));
     CHECK(on);
     pya_event event = 0;
-    CHECK_OK(pya_device_event_create(dev, &event));
+    CHECK_OK(pya_device_event_create(dev, 0, &event));
     CHECK_EQ(pya_device_event_record(dev, event, 3), PYA_E_CAPTURE);
     CHECK_EQ(pya_device_stream_sync(dev, 3), PYA_E_CAPTURE);
     CHECK_EQ(pya_device_sync(dev), PYA_E_CAPTURE);
@@ -431,7 +431,7 @@ scenario(struct pya_sim *sim) {
     }
     status = pya_device_set_access(dev, addr, PYA_PAGE);
     if (status == PYA_OK) {
-        status = pya_device_event_create(dev, &event);
+        status = pya_device_event_create(dev, 0, &event);
     }
     if (status == PYA_OK) {
         status = pya_device_event_record(dev, event, 9);

@@ -54,6 +54,19 @@ def test_one_full_device_leaves_the_other_alone() -> None:
     assert empty(6 * GIB, 0).numel() == 6 * GIB
 
 
+def test_a_stream_of_another_device_is_recorded() -> None:
+    """Its event is of its own device; the memory comes back without an empty_cache()."""
+    with torch.cuda.device(1):
+        side = torch.cuda.Stream()
+    before = torch.cuda.memory_reserved(0)
+    for _ in range(50):
+        tensor = empty(64 * MIB, 0)
+        tensor.record_stream(side)
+        side.wait_stream(torch.cuda.current_stream(0))
+        del tensor
+    assert torch.cuda.memory_reserved(0) <= before + 4 * 64 * MIB
+
+
 def test_peer_access() -> None:
     assert torch.cuda.can_device_access_peer(0, 1) in (True, False)
     x, y = empty(3 * MIB, 0), empty(3 * MIB, 1)
