@@ -168,8 +168,7 @@ is_growing(struct pya_arena *arena, size_t bytes) {
 /* Did live memory take what was spared before, time and again? */
 static bool
 is_rising(struct pya_arena *arena, const struct plea *plea) {
-    size_t rise = plea->peak_live - arena->spared_at_peak;
-    bool is_in_vain = rise >= arena->spared_bytes;
+    bool is_in_vain = plea->peak_live >= arena->spared_at_peak + arena->spared_bytes;
     arena->n_spared_in_vain = is_in_vain ? arena->n_spared_in_vain + 1 : 0;
     arena->spared_at_peak = plea->peak_live;
     arena->spared_bytes = (plea->n - pages_missing(arena, plea->bytes)) * PYA_PAGE;
