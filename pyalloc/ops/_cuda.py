@@ -34,8 +34,16 @@ class Target(ctypes.Structure):
 
 
 def on_device(x: Tensor) -> bool:
-    """Whether x's op is launched rather than called."""
-    return bool(x.is_cuda)
+    """Whether x's op is launched rather than called.
+
+    Raises:
+        OpError: x's memory is neither the host's nor CUDA's; a call would read what is not there.
+    """
+    if x.is_cuda:
+        return True
+    if not x.is_cpu:
+        raise OpError(f"pyalloc.ops run on CPU and CUDA tensors; move the inputs, got {x.device}")
+    return False
 
 
 def serves(x: Tensor) -> bool:

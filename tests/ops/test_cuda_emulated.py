@@ -179,6 +179,12 @@ def test_attention_masks_and_dropout(device, monkeypatch):
     agree(function, tensors, monkeypatch)
 
 
+def test_other_devices_are_refused():
+    """Their pointers are no addresses of the host."""
+    with pytest.raises(OpError, match="CPU and CUDA tensors; move the inputs, got xpu:0"):
+        _cuda.on_device(SimpleNamespace(is_cuda=False, is_cpu=False, device="xpu:0"))
+
+
 def test_dropout_is_not_captured(monkeypatch):
     """A graph's replays would all drop the same."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
