@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from pyalloc.errors import OpError  # noqa: E402
 from pyalloc.ops import (  # noqa: E402
     _cuda,
     additive_attention,
@@ -115,3 +116,60 @@ def test_sequence_gradients():
         total = loss()
     for a, b in zip(torch.autograd.grad(total, (query, keys, values, v)), plain, strict=True):
         assert (a - b).norm() <= 1e-5 * b.norm()
+
+
+def need_memory(n_bytes):
+    if torch.cuda.get_device_properties().total_memory < n_bytes:
+        pytest.skip(f"needs a device of {n_bytes >> 30} GiB")
+
+
+@pytest.mark.parametrize("dim", [3, 64])
+def test_more_results_than_32_bits_count(dim):
+    need_memory(24 << 30)
+    value, loc = unit(66_000, 1, dim).cuda(), unit(33_000, dim).cuda()
+    scale = torch.rand(33_000).cuda() * 50
+    out = power_spherical_log_prob(value, loc, scale)
+    right = power_spherical_log_prob(value[-9:].cpu(), loc[-300:].cpu(), scale[-300:].cpu())
+    assert (out[-9:, -300:].cpu() - right).norm() <= 2e-5 * right.norm()
+
+
+@pytest.mark.parametrize("dim", [3, 64])
+def test_more_tiles_than_65535(dim):
+    need_memory(24 << 30)
+    value = torch.nn.functional.normalize(torch.randn(9_000_000, dim, device="cuda"), dim=-1)
+    loc = unit(1, dim).cuda().requires_grad_()
+    scale = torch.full((1,), 7.0, device="cuda", requires_grad=True)
+    out = power_spherical_log_prob(value.requires_grad_(), loc, scale)
+    found = torch.autograd.grad(out.sum(), (value, loc, scale))
+    few = value[-300:].detach().cpu().requires_grad_()
+    right = power_spherical_log_prob(few, loc.detach().cpu(), scale.detach().cpu())
+    assert (out[-300:].detach().cpu() - right.detach()).norm() <= 2e-5 * right.norm()
+    (d_few,) = torch.autograd.grad(right.sum(), few)
+    assert (found[0][-300:].cpu() - d_few).norm() <= 2e-5 * d_few.norm()
+    assert all(x.isfinite().all() for x in found)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_backward_in_a_graph(name):
+    function, tensors = CASES[name]
+    device = [x.cuda().requires_grad_() for x in tensors]
+    grad = torch.randn(function(*tensors).shape).cuda()
+    right = torch.autograd.grad(function(*device), device, grad)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # torch wants a backward on the stream before it captures one
+        torch.autograd.grad(function(*device), device, grad)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = torch.autograd.grad(function(*device), device, grad)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(captured, right, strict=True))
+
+
+def test_dropout_is_not_captured():
+    q, k, v, bias = (x.cuda() for x in CASES["attention"][1])
+    scaled_attention(q, k, v, bias)
+    with pytest.raises(OpError, match="at every replay"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        scaled_attention(q, k, v, bias, dropout=0.25)
