@@ -49,9 +49,12 @@ def _runs(phases: list[Phase]) -> Iterator[tuple[list[Phase], int]]:
     """Forward passes in a row without a backward between them, and how many backwards follow at once."""
     run: list[Phase] = []
     backwards = 0
+    end = -1
     for phase in phases:
-        if phase.depth > 0:
+        # In phases of the program's own they count, in each other (a checkpoint's forward in backward) they do not.
+        if phase.name not in ("forward", "backward", "optimizer") or phase.begin < end:
             continue
+        end = phase.end
         if phase.name == "backward":
             backwards += 1
         elif phase.name == "forward":
@@ -199,7 +202,8 @@ def _policies(analysis: Analysis) -> Iterator[Advice]:
             "native": "torch's default allocator",
         }.get(best, best)
         told = ", ".join(f"{name} {size(value)}" for name, value in peaks.items())
-        rest = " What would have come after the program ran out of memory is not known." * bool(analysis.ooms)
+        refused = " What it was refused when out of memory, and would have done then, is not in the trace."
+        rest = refused * bool(analysis.ooms)
         yield Advice(
             "policy",
             f"{how} would have needed {size(peaks[best])} of device memory instead of {size(own)} "

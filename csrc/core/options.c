@@ -121,6 +121,11 @@ parse_bytes(const char *text, size_t *out) {
     if (*end != '\0' || value >= (double)PYA_REQUEST_MAX) {
         return false;
     }
+    /* Half a byte is a share of the card to whoever writes it, and as 0 bytes would mean no limit. */
+    const bool is_fraction = unit == NULL ? (double)(size_t)value != value : value > 0 && value < 1;
+    if (is_fraction) {
+        return false;
+    }
     *out = (size_t)value;
     return true;
 }

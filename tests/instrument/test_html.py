@@ -304,3 +304,4 @@ def test_the_page_names_no_other_place(plan: Plan) -> None:
     assert not re.search(r"(https?:)?//[a-z0-9.-]+\.[a-z]{2,}", text)
     assert "</script><script>alert" not in text
     assert "default-src 'none'" in text
+    assert re.search(r"<noscript>.*`pyalloc report FILE`.*</noscript>", text)

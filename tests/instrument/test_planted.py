@@ -81,6 +81,19 @@ def test_forgotten_no_grad(record: Record) -> None:
     assert "no_grad" not in kinds(record(program.replace("GUARD", "with torch.no_grad():")))
 
 
+def test_forgotten_no_grad_in_a_phase_of_the_programs_own(plan: Plan) -> None:
+    for i in range(4):
+        outer = "eval" if i < 3 else "backward"  # the last forward is a checkpoint's
+        for name in (outer, "forward"):
+            plan.event("phase_begin", name)
+        for j in range(3):
+            plan.event("alloc", addr=(10 * i + j + 1) << 24, bytes=MIB, stack=plan.stack(7))
+        for name in ("forward", outer):
+            plan.event("phase_end", name)
+    # The last of a run may be that of the step whose backward follows.
+    assert "2 forward passes" in kinds(plan.done())["no_grad"].text
+
+
 @pytest.mark.torch
 def test_broadcast_product(record: Record) -> None:
     program = """

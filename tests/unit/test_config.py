@@ -41,6 +41,8 @@ def test_unknown_key_names_the_nearest() -> None:
         "limit:many",
         "limit:-1",
         "limit:5 b",
+        "limit:0.5",
+        "limit:0.0001KB",
         ":",
         "vmm:maybe",
         "trim_after:-1",
