@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,12 +42,37 @@ def make(out: Path, *settings: str) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+def environment(**variables: str) -> dict[str, str]:
+    """Ours, without settings of the runtime that the caller may have made."""
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "CUDA_VISIBLE_DEVICES" and not name.startswith("PYALLOC_")
+    }
+    return {**own, **variables}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A folder with the runtime, built once for each way."""
+
+    @cache
+    def build(sanitize: str) -> Path:
+        out = tmp_path_factory.mktemp("runtime")
+        make(out, *([f"SANITIZE={sanitize}"] if sanitize else []))
+        return out
+
+    return build
+
+
 @pytest.mark.parametrize(
     "sanitize", ["", "address,undefined", "thread"], ids=lambda s: s or "plain"
 )
-def test_threads_leave_nothing_and_break_nothing(tmp_path: Path, sanitize: str) -> None:
-    make(tmp_path, *([f"SANITIZE={sanitize}"] if sanitize else []))
-    binary = tmp_path / "stress"
+def test_threads_leave_nothing_and_break_nothing(
+    built: Callable[[str], Path], sanitize: str
+) -> None:
+    folder = built(sanitize)
+    binary = folder / "stress"
     flags = ["-g", "-O1", *([f"-fsanitize={sanitize}"] if sanitize else [])]
     subprocess.run(
         [
@@ -57,8 +84,8 @@ def test_threads_leave_nothing_and_break_nothing(tmp_path: Path, sanitize: str) 
             *flags,
             f"-I{ROOT / 'csrc/hostcuda'}",
             str(Path(__file__).parent / "stress.c"),
-            str(tmp_path / "libcuda.so.1"),
-            f"-Wl,-rpath,{tmp_path}",
+            str(folder / "libcuda.so.1"),
+            f"-Wl,-rpath,{folder}",
             "-lpthread",
             "-o",
             str(binary),
@@ -71,26 +98,26 @@ def test_threads_leave_nothing_and_break_nothing(tmp_path: Path, sanitize: str) 
         text=True,
         check=False,
         timeout=PATIENCE_S,
-        env={**os.environ, "PYALLOC_HOSTCUDA_MEMORY": "4GB"},
+        env=environment(PYALLOC_HOSTCUDA_MEMORY="4GB"),
     )
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def test_runtime_names_carry_the_version_of_their_major(tmp_path: Path) -> None:
+def test_runtime_names_carry_the_version_of_their_major(built: Callable[[str], Path]) -> None:
     readelf = shutil.which("readelf")
     if readelf is None:
         pytest.skip("needs readelf")
-    make(tmp_path)
+    folder = built("")
     for major in (12, 13):
         listed = subprocess.run(
-            [readelf, "--dyn-syms", "--wide", str(tmp_path / f"libcudart.so.{major}")],
+            [readelf, "--dyn-syms", "--wide", str(folder / f"libcudart.so.{major}")],
             capture_output=True,
             text=True,
             check=True,
         ).stdout
         assert f"cudaMalloc@@libcudart.so.{major}" in listed
     listed = subprocess.run(
-        [readelf, "--dyn-syms", "--wide", str(tmp_path / "libcuda.so.1")],
+        [readelf, "--dyn-syms", "--wide", str(folder / "libcuda.so.1")],
         capture_output=True,
         text=True,
         check=True,
@@ -98,7 +125,7 @@ def test_runtime_names_carry_the_version_of_their_major(tmp_path: Path) -> None:
     assert "@" not in "".join(line for line in listed.splitlines() if "cuMemCreate" in line)
 
 
-def settings_program(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def settings_program(folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     source = folder / "settings.c"
     source.write_text("""
         #include "hostcuda.h"
@@ -126,17 +153,21 @@ def settings_program(folder: Path, **variables: str) -> subprocess.CompletedProc
         ],
         check=True,
     )
-    return subprocess.run(
-        [str(folder / "settings")],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **variables},
-    )
+
+    def run(**variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(folder / "settings")],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment(**variables),
+        )
+
+    return run
 
 
-def test_environment_sets_devices_memory_and_failures(tmp_path: Path) -> None:
-    make(tmp_path)
+def test_environment_sets_devices_memory_and_failures(built: Callable[[str], Path]) -> None:
+    run = settings_program(built(""))
     cases = [
         ({}, "1 0 0"),
         ({"PYALLOC_HOSTCUDA_DEVICES": "3"}, "3 0 0"),
@@ -148,7 +179,7 @@ def test_environment_sets_devices_memory_and_failures(tmp_path: Path) -> None:
         ({"PYALLOC_HOSTCUDA_FAIL": "1:cuMemFree_v2"}, "1 0 0"),
     ]
     for variables, expected in cases:
-        done = settings_program(tmp_path, **variables)
+        done = run(**variables)
         assert (done.stdout, done.stderr) == (expected, ""), variables
     for name, text in (
         ("DEVICES", "17"),
@@ -157,6 +188,6 @@ def test_environment_sets_devices_memory_and_failures(tmp_path: Path) -> None:
         ("FAIL", "first"),
         ("EVENT_DELAY", "-1"),
     ):
-        done = settings_program(tmp_path, **{f"PYALLOC_HOSTCUDA_{name}": text})
+        done = run(**{f"PYALLOC_HOSTCUDA_{name}": text})
         assert done.stdout == "1 0 0"
         assert f"PYALLOC_HOSTCUDA_{name}={text} is not understood" in done.stderr

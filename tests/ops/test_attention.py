@@ -72,7 +72,7 @@ def results(function, tensors, grad, **options):
     return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
 
 
-def compare(tensors, function=None, **options):
+def compare(tensors, function=None, bar=1e-6, **options):
     function = function or kernel
     q, v = tensors[0], tensors[2]
     grad = torch.randn(*q.shape[:3], v.shape[3], dtype=torch.float64)
@@ -81,7 +81,7 @@ def compare(tensors, function=None, **options):
     exact = results(eager, [x.double() for x in tensors], grad, **options)
     sizes = sizes_of_terms(tensors, grad, **options)
     for mine, other, right, size in zip(ours, torchs, exact, sizes, strict=True):
-        within(mine, other, right, floor=max(0.1 * size, 1e-300))
+        within(mine, other, right, floor=max(0.1 * size, 1e-300), bar=bar)
 
 
 def kernel(*args, **options):
@@ -173,7 +173,10 @@ def test_nan_stays(which, n_q, isa):
 )
 def test_any_shape(n_b, heads, n_q, n_k, dim, dim_v, causal, seed):
     torch.manual_seed(seed)
-    compare(problem(n_b, *heads, n_q, n_k, dim, dim_v), causal=causal)
+    q, k, v = problem(n_b, *heads, n_q, n_k, dim, dim_v)
+    # A probability errs by its score's rounding, which few large terms may carry into the result undiminished.
+    largest = float(q.norm(dim=-1).max() * k.norm(dim=-1).max()) * dim**-0.5
+    compare([q, k, v], causal=causal, bar=1e-6 * max(1, largest))
 
 
 @pytest.mark.parametrize("causal", [False, True])
