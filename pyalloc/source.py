@@ -11,7 +11,8 @@ from pathlib import PurePath
 
 Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
 _LIBRARY = re.compile(
-    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|recording|_bootstrap/\w+)\.py)"
+    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|recording|_bootstrap/\w+)\.py"
+    r"|/torchinductor_\w+/|/[a-z2-7]{2}/c[a-z2-7]{51}\.py$)"  # what torch.compile wrote, in its cache
 )
 _CPP = re.compile(r"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S)$|(^|/)python[\d.]*$)")
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")

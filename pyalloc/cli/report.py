@@ -36,8 +36,10 @@ class Command:
     def run(self, args: argparse.Namespace) -> int:
         """Prints the summary; writes the page where -o names one."""
         console.check_output(args.output, args.force)
-        found = [self._analyse(args, path) for path in args.file]
+        found = self._with_memory(args, [self._analyse(args, path) for path in args.file])
         one = ranks.odd_one(found)
+        if len(found) == 1:  # of ranks only the memory is compared
+            self._replay(args, one)
         if args.output is not None and args.output.suffix == ".html":
             console.write(args.output, html.page(one, found), args.force)
             if not args.quiet:
@@ -67,10 +69,21 @@ class Command:
         found = trace.analyse(path, device=args.device, moments=_SCRUB_MOMENTS, progress=progress)
         progress.close()
         trace.check_device(found, args.device)
-        several = len(args.file) > 1  # of ranks only the memory is compared
-        if not args.no_replay and not several and found.totals["n_events"] <= _REPLAY_OPERATIONS:
-            found.replays = _replays(path, args)
         return found
+
+    @staticmethod
+    def _with_memory(args: argparse.Namespace, found: list[Analysis]) -> list[Analysis]:
+        """Without processes that only looked at the device, such as torch.compile's workers: they are no ranks."""
+        kept = [each for each in found if each.totals["n_allocs"]] or found
+        left = [each.path.name for each in found if each not in kept]
+        if left:
+            console.tell(args, f"left out, without any allocation: {', '.join(left)}")
+        return kept
+
+    @staticmethod
+    def _replay(args: argparse.Namespace, found: Analysis) -> None:
+        if not args.no_replay and found.totals["n_events"] <= _REPLAY_OPERATIONS:
+            found.replays = _replays(found.path, args)
 
 
 def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:

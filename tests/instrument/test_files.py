@@ -211,6 +211,21 @@ def test_the_line_of_a_program_given_as_text() -> None:
     assert found is not None and (found.file, found.line) == ("<stdin>", 2)
 
 
+def test_the_line_of_a_compiled_program_is_not_that_of_its_generated_code() -> None:
+    name = "c4kuvi32oiqvhad5gq3lwv2pmgil6dfrl33lnanu7xi7ygjokyrm.py"
+    for cache in ("/tmp/torchinductor_me/4k", "/my/cache/4k"):
+        found = source.place((("call", f"{cache}/{name}", 807), ("forward", "/home/me/train.py", 33)))
+        assert found is not None and str(found) == "me/train.py:33 forward"
+
+
+def test_of_ranks_those_without_memory_are_left_out(plan: Plan, tmp_path: Path) -> None:
+    """A worker of torch.compile starts CUDA and allocates nothing."""
+    path, worker = small_trace(plan), Plan(tmp_path / "out.123.pya").done()
+    shown = pyalloc("report", worker, path)
+    assert "left out, without any allocation: out.123.pya" in shown
+    assert "plan.pya: " in shown and "at the peak, by contributor" in shown and "odd one" not in shown
+
+
 def snapshot_of(*blocks: tuple[str, list[tuple[str, str]]]) -> dict[str, Any]:
     """Blocks of 1, 2, ... MiB, by state and stack, in one segment of 20 MiB."""
     return {
