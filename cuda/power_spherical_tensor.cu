@@ -68,8 +68,9 @@ pair_log_probs(float acc[4][4][4], const float *kappa, const float *h) {
 
 static __device__ inline void
 forward_store(
-    const struct pya_ops_ps &a, const float acc[4][4][4], int l0, int m0, int t, bool packed) {
+    const struct pya_ops_ps &a, const float acc[4][4][4], int l0, int m0, int t) {
     const struct place p = my_place();
+    const bool packed = pairs_are_aligned(a.out, a.out_m, a.out_l, a.out_t);
     const int n_l = a.n_l - l0 < BIG ? (int)(a.n_l - l0) : BIG;
     const int n_m = a.n_m - m0 < BIG ? (int)(a.n_m - m0) : BIG;
     float *tile = (float *)a.out + l0 * a.out_l + m0 * a.out_m + t * a.out_t;
@@ -115,7 +116,6 @@ pya_ps_forward_tensor(struct pya_ops_ps a) {
         first[1] = block.part * BIG;
     }
     __syncthreads();
-    const bool packed = pairs_are_aligned(a.out, a.out_m, a.out_l, a.out_t);
     for (int t = blockIdx.y; t < (int)a.n_t; t += gridDim.y) {
         stage_views(a, both, first[0], first[1], t);
         pair_start(room, both[0], both[1], dim);
@@ -128,7 +128,7 @@ pya_ps_forward_tensor(struct pya_ops_ps a) {
         float acc[4][4][4];
         pair_finish(acc, room, both[0], both[1], dim);
         pair_log_probs(acc, kappa, h);
-        forward_store(a, acc, first[0], first[1], t, packed);
+        forward_store(a, acc, first[0], first[1], t);
     }
 }
 
