@@ -174,11 +174,14 @@ test_phases(void) {
     CHECK_EQ(phases[0].begin, 1);
     CHECK_EQ(phases[0].end, 7);
     CHECK_EQ(phases[0].step, 8);
+    CHECK_EQ(phases[0].begin_bytes, 0);
     CHECK_EQ(phases[0].peak_bytes, 1536);
+    CHECK_EQ(phases[0].end_bytes, 1536);
     CHECK_EQ(phases[0].n_made, 2);
     CHECK_EQ(phases[0].n_left, 2);
     CHECK_EQ(phases[1].depth, 1);
     CHECK_EQ(phases[1].end, 7);
+    CHECK_EQ(phases[1].begin_bytes, 1024);
     CHECK_EQ(phases[1].left_bytes, 512);
     const struct pya_scan_moment *moment = pya_scan_moments(scan, &n);
     const struct pya_trace_reader *reader = pya_scan_reader(scan);
