@@ -99,6 +99,18 @@ def test_sweep_on_cores(plan: Plan) -> None:
     assert pyalloc("sweep", path, "-q").count("240.0 MiB") == 3
 
 
+def test_settings_of_a_sweep_vary_pyalloc_only() -> None:
+    found = sweeping.points([Path("a.pya")], ["native", "pyalloc"], [0, 1], ["", "memory:tight"])
+    assert [(point.policy, point.limit, point.conf) for point in found] == [
+        ("native", 0, ""),
+        ("native", 1, ""),
+        ("pyalloc", 0, ""),
+        ("pyalloc", 0, "memory:tight"),
+        ("pyalloc", 1, ""),
+        ("pyalloc", 1, "memory:tight"),
+    ]
+
+
 def test_sweep_without_dask_says_what_to_install(plan: Plan) -> None:
     try:
         import dask.distributed  # noqa: F401
