@@ -34,6 +34,7 @@ _MAX_ENTRIES = 10_000_000
 _FLUSH_S = 0.5  # what happened longer ago is in the file
 _TORCH_EVENTS = 200_000  # of torch's own history: moved to the file when this many wait
 _TORCH_S = 5.0  # or at the first step after so long
+_TORCH_LONG_S = 60.0  # or whatever the program is doing
 _CHECK_MARKS = 256  # how often that is looked at
 _EXPLAIN_REST = 20  # after out of memory was explained, times as long as that took: some programs search for a size
 
@@ -107,7 +108,8 @@ class _Torchs:
     """torch's history, by way of its snapshots.
 
     What threads without the GIL do between a snapshot and the clearing after it is lost, so it is moved where the
-    program itself makes a mark; in the background only when it makes none.  What is lost is counted and told.
+    program itself makes a mark; in the background only when it makes none and rests, or has made none for long.
+    What is lost is counted and told.
     """
 
     has_record_stream = False
@@ -118,6 +120,7 @@ class _Torchs:
         self.n_seen = 0  # allocations
         self.n_before = 0
         self.n_moved = 0  # allocations and frees at the last move
+        self.n_looked = 0  # and at the last look from the background
         self.last = self.last_mark = time.monotonic()
 
     def clock(self) -> int:
@@ -163,7 +166,11 @@ class _Torchs:
 
     def in_background(self) -> bool:
         idle = time.monotonic() - max(self.last_mark, self.last)
-        return idle > _TORCH_S and self._made()[1] - self.n_moved > 0
+        if idle <= _TORCH_S:
+            return False
+        before, self.n_looked = self.n_looked, self._made()[1]
+        rests = self.n_looked == before
+        return self.n_looked > self.n_moved and (rests or idle > _TORCH_LONG_S)
 
 
 def _torch_history(stacks: str, *, clear: bool = False) -> None:

@@ -52,6 +52,27 @@ def test_programs_that_run_out_of_memory_all_the_time_are_not_held_up(
     assert explained[1] >= 121.0
 
 
+def test_a_program_at_work_is_not_interrupted_for_torchs_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a slow machine five seconds without a mark are nothing, and a gradient made meanwhile would be lost."""
+    now, made = [100.0], [0]
+    monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(recording._Torchs, "_made", lambda self: (made[0], made[0]))
+    source = recording._Torchs(None, "none")  # type: ignore[arg-type]
+    asked = []
+    for _ in range(140):
+        now[0] += 0.5
+        made[0] += 1
+        asked.append(source.in_background())
+    assert not any(asked[:119]) and asked[-1]
+    source = recording._Torchs(None, "none")  # type: ignore[arg-type]
+    now[0] += 6
+    assert not source.in_background()
+    now[0] += 0.5
+    assert source.in_background()  # it rests
+
+
 @ALLOCATORS
 def test_a_killed_program_leaves_a_readable_trace(tmp_path: Path, allocator: str) -> None:
     script, out = tmp_path / "program.py", tmp_path / "out.pya"
