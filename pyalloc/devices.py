@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pyalloc.errors import ConfigError
+from pyalloc.errors import AllocatorError, ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -18,9 +18,16 @@ def index_of(device: Device = None) -> int:
     CUDA is not started for it.
 
     Raises:
+        AllocatorError: there is no torch, and so no allocator of its devices.
         ConfigError: there is no such device.
     """
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise AllocatorError(
+            "pyalloc is not installed: there is no PyTorch in this Python, whose allocator it could replace; "
+            "traces and snapshots are read without it (pyalloc --help)"
+        ) from error
 
     current = int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
     if device is None:

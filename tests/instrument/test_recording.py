@@ -52,6 +52,20 @@ def test_programs_that_run_out_of_memory_all_the_time_are_not_held_up(
     assert explained[1] >= 121.0
 
 
+@pytest.mark.parametrize("there", ["out.pya", "out.pya.part"])
+def test_a_process_never_writes_over_anothers_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    path = tmp_path / "out.pya"
+    assert recording._own_path(path) == path
+    (tmp_path / there).touch()
+    assert recording._own_path(path) == tmp_path / f"out.{os.getpid()}.pya"
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert recording._own_path(path) == tmp_path / "out.rank1.pya"
+
+
 def test_a_program_at_work_is_not_interrupted_for_torchs_history(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

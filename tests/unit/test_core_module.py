@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import pyalloc
 from pyalloc import AllocatorError, _core
 from pyalloc.hooks import nested
 
@@ -77,6 +79,13 @@ def test_allocating_without_a_driver_is_an_error_not_a_crash(
         _core.free(0)
         _core.destroy()
     """)
+
+
+def test_figures_without_torch_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for ask in (pyalloc.stats, pyalloc.trim, lambda: pyalloc.set_limit("1GiB")):
+        with pytest.raises(AllocatorError, match="not installed: there is no PyTorch"):
+            ask()
 
 
 def test_features_are_reported_without_torch() -> None:
