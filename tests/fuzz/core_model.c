@@ -107,6 +107,7 @@ live_use(struct world *world, struct live *live, pya_stream stream) {
         if (live->stream != stream) {
             pya_sim_finish(world->sims[live->device], live->stream);
         }
+        pya_sim_set_destroyed(world->sims[live->device], stream, false);
         REQUIRE_EQ(pya_sim_use(world->sims[live->device], stream, live->ptr, live->bytes), PYA_OK);
     }
 }

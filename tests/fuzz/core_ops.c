@@ -104,12 +104,18 @@ void
 op_finish(struct world *world) {
     uint8_t which = fuzz_byte(&world->in);
     struct pya_sim *sim = world->sims[which % N_DEVICES];
-    SAY("finish device %d %d\n", which % N_DEVICES,
-        which >= 0x80 ? -1 : (int)stream_of(which >> 1));
+    pya_stream stream = stream_of(which >> 1);
+    bool destroys =
+        which >= 0x60 && stream != 0 && !stream_is_capturing(world, which % N_DEVICES, stream);
+    SAY("%s device %d %d\n", which < 0x80 && destroys ? "destroy" : "finish", which % N_DEVICES,
+        which >= 0x80 ? -1 : (int)stream);
     if (sim != NULL && which >= 0x80) {
         pya_sim_finish_all(sim);
+    } else if (sim != NULL && destroys) {
+        pya_sim_set_destroyed(
+            sim, stream, true); /* until it is used again: a new one of that handle */
     } else if (sim != NULL) {
-        pya_sim_finish(sim, stream_of(which >> 1));
+        pya_sim_finish(sim, stream);
     }
 }
 
