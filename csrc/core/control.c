@@ -285,17 +285,23 @@ card_host_bytes(const struct pya_card *card) {
     return bytes;
 }
 
+static pya_status
+stats_may_be_read(const struct pya_heap *heap, int device) {
+    if (device < 0 || device >= PYA_MAX_DEVICES) {
+        return PYA_E_INVAL;
+    }
+    return pya_heap_is_torn(heap, device) ? PYA_E_FORKED : PYA_OK;
+}
+
 pya_status
 pya_stats_get(struct pya_heap *heap, int device, int64_t *values) {
     struct pya_stats none = {0};
     struct pya_card *card = pya_heap_open_card(heap, device);
     int64_t no_bound =
         heap->options.max_split_size == 0 ? -1 : (int64_t)heap->options.max_split_size;
-    if (device < 0 || device >= PYA_MAX_DEVICES) {
-        return PYA_E_INVAL;
-    }
-    if (pya_heap_is_torn(heap, device)) {
-        return PYA_E_FORKED;
+    pya_status st = stats_may_be_read(heap, device);
+    if (st != PYA_OK) {
+        return st;
     }
     none.scalar[PYA_STAT_max_split_size] = no_bound;
     if (card == NULL) {
@@ -316,11 +322,9 @@ pya_stats_get(struct pya_heap *heap, int device, int64_t *values) {
 
 static pya_status
 stats_reset(struct pya_heap *heap, int device, void (*reset)(struct pya_stats *)) {
-    if (device < 0 || device >= PYA_MAX_DEVICES) {
-        return PYA_E_INVAL;
-    }
-    if (pya_heap_is_torn(heap, device)) {
-        return PYA_E_FORKED;
+    pya_status st = stats_may_be_read(heap, device);
+    if (st != PYA_OK) {
+        return st;
     }
     struct pya_card *card = pya_heap_open_card(heap, device);
     if (card != NULL) {

@@ -7,7 +7,8 @@
  * A failed call has changed nothing, except where it says otherwise.
  * Status: PYA_E_NOMEM when memory is missing (freeing something and trying again may help), PYA_E_CAPTURE
  * when a stream capture forbids it, PYA_E_NOTSUP when the device lacks it, PYA_E_STREAM from is_capturing and
- * stream_sync when there is no such stream (any more), PYA_E_DEVICE for all else; pya_device_error() then has the call's name, the driver's code and its text. */
+ * stream_sync when there is no such stream (any more), PYA_E_DEVICE for all else; pya_device_error() then has the call's
+ * name, the driver's code and its text. */
 #pragma once
 
 #include "../core/base.h"

@@ -21,6 +21,8 @@ from typing import Any
 
 from pyalloc._bootstrap import leaving
 
+_PEAKS = ("requested", "allocated", "reserved")  # of torch's figures, <name>_bytes.all.peak
+
 
 @dataclass
 class _Watch:
@@ -120,8 +122,8 @@ def _note_peaks(torch: Any, state: _Watch) -> None:
             stats = torch.cuda.memory_stats(device)
         except Exception:  # another pluggable allocator may have no figures
             continue
-        peaks = state.peaks.setdefault(device, {"requested": 0, "allocated": 0, "reserved": 0})
-        for name in ("requested", "allocated", "reserved"):
+        peaks = state.peaks.setdefault(device, dict.fromkeys(_PEAKS, 0))
+        for name in _PEAKS:
             peaks[name] = max(peaks[name], stats.get(f"{name}_bytes.all.peak", 0))
         peaks["ooms"] = max(peaks.get("ooms", 0), stats.get("num_ooms", 0))
         peaks["retries"] = max(peaks.get("retries", 0), stats.get("num_alloc_retries", 0))

@@ -106,10 +106,8 @@ def _backward_kernel(
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v, grad = _dense_rows(q), _dense_rows(k), _dense_rows(v), _dense_rows(grad)
-    out, lse = (
-        _dense_rows(out),
-        lse.contiguous(),
-    )  # as made, but for what vmap's folding does to them
+    # These are as made, but for what vmap's folding does to them.
+    out, lse = _dense_rows(out), lse.contiguous()
     sizes = _sizes(q, k, v)
     n_b, n_h, _, n_q, n_k, dim, _ = sizes
     d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))

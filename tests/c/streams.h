@@ -39,3 +39,13 @@ put(struct world *world, pya_dptr ptr, size_t bytes) {
     give(world, ptr);
     CHECK_EQ(pya_heap_check(world->heap, 0), 0);
 }
+
+/* Memory of ONE is wanted by TWO.  True: it got it. */
+static inline bool
+exchange(struct world *world) {
+    pya_dptr first = get(world, 64 * MIB, ONE);
+    put(world, first, 64 * MIB);
+    pya_dptr second = get(world, 48 * MIB, TWO);
+    put(world, second, 48 * MIB);
+    return second >= first && second + 48 * MIB <= first + 64 * MIB;
+}

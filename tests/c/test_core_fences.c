@@ -20,16 +20,6 @@ test_stream_without_events(void) {
     streams_fini(&world);
 }
 
-/* Memory of ONE is wanted by TWO.  True: it got it. */
-static bool
-exchange(struct world *world) {
-    pya_dptr first = get(world, 64 * MIB, ONE);
-    put(world, first, 64 * MIB);
-    pya_dptr second = get(world, 48 * MIB, TWO);
-    put(world, second, 48 * MIB);
-    return second >= first && second + 48 * MIB <= first + 64 * MIB;
-}
-
 /* Events of the others are done when asked for.  A destroyed stream is waited for once.  From then on it costs nothing and holds up nobody. */
 static void
 test_destroyed_stream(void) {

@@ -344,6 +344,13 @@ world_fill(struct world *world) {
 }
 
 static void
+child_passes(pid_t child) {
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+}
+
+static void
 test_fork_gives_host_memory_back(void) {
     size_t n_before = fault_live();
     struct world world;
@@ -353,9 +360,7 @@ test_fork_gives_host_memory_back(void) {
     if (child == 0) {
         _exit(child_ends(&world, n_before) ? 0 : 1);
     }
-    int status = -1;
-    CHECK_EQ(waitpid(child, &status, 0), child);
-    CHECK_EQ(status, 0);
+    child_passes(child);
     CHECK_EQ(pya_heap_check(world.heap, 0), 0);
     pya_heap_destroy(world.heap);
     CHECK_EQ(fault_live(), n_before);
@@ -429,9 +434,7 @@ test_fork_while_another_thread_works(void) {
     if (child == 0) {
         _exit(torn_child_looks(&world, ptr) ? 0 : 1);
     }
-    int status = -1;
-    CHECK_EQ(waitpid(child, &status, 0), child);
-    CHECK_EQ(status, 0);
+    child_passes(child);
     (void)pthread_barrier_wait(&holder.barrier);
     CHECK_EQ(pthread_join(thread, NULL), 0);
     CHECK_EQ(pthread_barrier_destroy(&holder.barrier), 0);
@@ -457,9 +460,7 @@ test_fork(void) {
         pya_heap_destroy(world.heap);
         _exit(good ? 0 : 1);
     }
-    int status = -1;
-    CHECK_EQ(waitpid(child, &status, 0), child);
-    CHECK_EQ(status, 0);
+    child_passes(child);
     CHECK_OK(pya_free(world.heap, ptr));
     world_empty_fini(&world);
 }

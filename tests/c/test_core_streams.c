@@ -97,10 +97,7 @@ test_events_that_fail(void) {
     pya_dptr small = get(&world, 512, ONE);
     pya_sim_fail(world.sim, 1U << PYA_SIM_EVENT_RECORD, 1, PYA_E_DEVICE, true);
     for (int i = 0; i < 9; i++) {
-        pya_dptr first = get(&world, 64 * MIB, ONE);
-        put(&world, first, 64 * MIB);
-        pya_dptr second = get(&world, 48 * MIB, TWO);
-        put(&world, second, 48 * MIB);
+        (void)exchange(&world);
     }
     CHECK(pya_sim_fail_clear(world.sim));
     put(&world, small, 512);
