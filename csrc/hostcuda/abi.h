@@ -39,7 +39,14 @@ enum pya_cu {
     CU_UNKNOWN = 999,
 };
 
-enum { COPY_H2H, COPY_H2D, COPY_D2H, COPY_D2D, COPY_DEFAULT };
+enum {
+    COPY_H2H,
+    COPY_H2D,
+    COPY_D2H,
+    COPY_D2D,
+    COPY_DEFAULT,
+    COPY_PEER /* ours: between any two devices */
+};
 enum { CAPTURE_GLOBAL, CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED };
 enum { CAPTURE_NONE, CAPTURE_ACTIVE, CAPTURE_INVALID };
 enum { STREAM_NON_BLOCKING = 1 };

@@ -49,8 +49,9 @@ call_injected_error(const char *name) {
     pthread_mutex_lock(&fail_lock);
     uint64_t left = atomic_load(&fail_left);
     if (left > 0 && (fail_name[0] == '\0' || strcmp(fail_name, name) == 0)) {
-        atomic_store(&fail_left, left - 1);
-        if (left == 1) {
+        bool is_every = left == PYA_HC_FAIL_EVERY;
+        atomic_store(&fail_left, is_every ? left : left - 1);
+        if (left == 1 || is_every) {
             error = fail_error;
         }
     }
@@ -72,6 +73,18 @@ pya_hc_enter(struct pya_hc_call *call) {
         return error;
     }
     return call_injected_error(call->name);
+}
+
+int
+pya_hc_enter_context(struct pya_hc_call *call) {
+    int error = pya_hc_enter(call);
+    return error == CU_OK && pya_hc_current() < 0 ? CU_INVALID_CONTEXT : error;
+}
+
+int
+pya_hc_enter_stream(struct pya_hc_call *call, const void *stream) {
+    bool is_default = (uintptr_t)stream <= 2;
+    return is_default ? pya_hc_enter_context(call) : pya_hc_enter(call);
 }
 
 int
@@ -128,12 +141,14 @@ fail_parse_error(const char *rest) {
 
 bool
 pya_hc_fail_parse(const char *text) {
+    static const char every[] = "every:";
     char *end = NULL;
-    unsigned long long n = strtoull(text, &end, 10);
-    if (end == text || (*end != '\0' && *end != ':')) {
+    bool is_every = strncmp(text, every, sizeof every - 1) == 0;
+    unsigned long long n = is_every ? PYA_HC_FAIL_EVERY : strtoull(text, &end, 10);
+    if (!is_every && (end == text || (*end != '\0' && *end != ':'))) {
         return false;
     }
-    const char *start = *end == ':' ? end + 1 : end;
+    const char *start = is_every ? text + sizeof every - 1 : end + (*end == ':');
     size_t length = strcspn(start, ":");
     int error = fail_parse_error(start + length);
     char name[sizeof fail_name] = "";

@@ -20,6 +20,11 @@ struct pya_hc_call {
 int pya_hc_enter_quiet(struct pya_hc_call *call);
 /* Returns 0, or the error the entry point must return at once. */
 int pya_hc_enter(struct pya_hc_call *call);
+/* The same of a driver entry point that works in the thread's current context and is refused without one; only the
+ * runtime chooses a device by itself. */
+int pya_hc_enter_context(struct pya_hc_call *call);
+/* The same when the stream is a default one, which is of whatever context is current. */
+int pya_hc_enter_stream(struct pya_hc_call *call, const void *stream);
 
 uint64_t pya_hc_clock_ns(void);
 
@@ -55,11 +60,12 @@ pya_hc_timer_stop(const struct pya_hc_timer *timer) {
     __attribute__((cleanup(pya_hc_timer_stop))) struct pya_hc_timer hc_timer_ = {                  \
         &hc_call_, pya_hc_ticks()};                                                                \
     (void)hc_timer_
-#define HC_ENTER_DRIVER()                                                                          \
-    int hc_entered_ = pya_hc_enter(&hc_call_);                                                     \
+#define HC_ENTER_BY(enter, ...)                                                                    \
+    int hc_entered_ = enter(__VA_ARGS__);                                                          \
     if (hc_entered_ != CU_OK) {                                                                    \
         return hc_entered_;                                                                        \
     }
+#define HC_ENTER_DRIVER() HC_ENTER_BY(pya_hc_enter, &hc_call_)
 #define HC_ENTER_RUNTIME()                                                                         \
     int hc_entered_ = pya_hc_enter(&hc_call_);                                                     \
     if (hc_entered_ != CU_OK) {                                                                    \
@@ -74,6 +80,18 @@ pya_hc_timer_stop(const struct pya_hc_timer *timer) {
 #define HC_DRIVER_TIMED()                                                                          \
     HC_TIMER();                                                                                    \
     HC_ENTER_DRIVER()
+#define HC_CONTEXT()                                                                               \
+    HC_CALL();                                                                                     \
+    HC_ENTER_BY(pya_hc_enter_context, &hc_call_)
+#define HC_CONTEXT_TIMED()                                                                         \
+    HC_TIMER();                                                                                    \
+    HC_ENTER_BY(pya_hc_enter_context, &hc_call_)
+#define HC_STREAM(stream)                                                                          \
+    HC_CALL();                                                                                     \
+    HC_ENTER_BY(pya_hc_enter_stream, &hc_call_, stream)
+#define HC_STREAM_TIMED(stream)                                                                    \
+    HC_TIMER();                                                                                    \
+    HC_ENTER_BY(pya_hc_enter_stream, &hc_call_, stream)
 #define HC_RUNTIME_TIMED()                                                                         \
     HC_TIMER();                                                                                    \
     HC_ENTER_RUNTIME()
@@ -88,10 +106,11 @@ int pya_hc_last_error(bool clear);
 /* Says once per name that the runtime has no such entry point; returns CU_NOT_SUPPORTED. */
 int pya_hc_unknown(struct pya_hc_call *call, const char *library);
 
-/* Makes call number n from now (1 is the next) return `error`; only calls of `name` count unless it
+#define PYA_HC_FAIL_EVERY UINT64_MAX
+/* Makes call number n from now (1 is the next) return `error`, or every call; only calls of `name` count unless it
  * is NULL.  n = 0 switches it off.  The name is copied. */
 void pya_hc_fail_nth(uint64_t n, const char *name, int error);
-/* Parses "n", "n:name" or "n:name:code"; false when malformed. */
+/* Parses "n", "n:name" or "n:name:code", where "every" is a number too; false when malformed. */
 bool pya_hc_fail_parse(const char *text);
 
 uint64_t pya_hc_calls_total(void);

@@ -61,7 +61,8 @@ pya_hc_capture_unsafe_stream_locked(struct pya_hc_stream *stream) {
         stream->capture->status = CAPTURE_INVALID;
         return error;
     }
-    return capture_unsafe_locked();
+    int error = capture_unsafe_locked();
+    return error == CU_OK ? pya_hc_capture_implicit_locked(stream) : error;
 }
 
 static bool
@@ -96,16 +97,17 @@ capture_has_blocking_stream(const struct pya_hc_capture *capture, int device) {
     return false;
 }
 
-/* Work on the legacy stream would have to wait for every blocking stream, captured or not. */
+/* Work on the legacy stream would have to wait for every blocking stream, captured or not; asking about it spoils
+ * nothing. */
 static int
-capture_implicit_locked(const struct pya_hc_stream *stream) {
+capture_implicit_locked(const struct pya_hc_stream *stream, bool is_work) {
     if (!stream->is_legacy) {
         return CU_OK;
     }
     int error = CU_OK;
     for (struct pya_hc_capture *c = captures; c != NULL; c = c->next) {
         if (c->status == CAPTURE_ACTIVE && capture_has_blocking_stream(c, stream->device)) {
-            c->status = CAPTURE_INVALID;
+            c->status = is_work ? CAPTURE_INVALID : c->status;
             error = CU_CAPTURE_IMPLICIT;
         }
     }
@@ -113,11 +115,16 @@ capture_implicit_locked(const struct pya_hc_stream *stream) {
 }
 
 int
+pya_hc_capture_implicit_locked(const struct pya_hc_stream *stream) {
+    return capture_implicit_locked(stream, true);
+}
+
+int
 pya_hc_submit_locked(
     struct pya_hc_stream *stream, const struct pya_hc_action *action, bool *captured) {
     *captured = stream->capture != NULL;
     if (stream->capture == NULL) {
-        int error = capture_implicit_locked(stream);
+        int error = capture_implicit_locked(stream, true);
         if (error == CU_OK) {
             pya_hc_stream_work_locked(stream, action->type == NODE_KERNEL);
         }
@@ -309,7 +316,7 @@ pya_hc_capture_info(const void *stream_handle, struct pya_hc_capture_info *out) 
         out->deps = stream->deps;
         out->n_deps = stream->n_deps;
     } else {
-        error = capture_implicit_locked(stream);
+        error = capture_implicit_locked(stream, false);
     }
     pya_hc_unlock();
     return error;

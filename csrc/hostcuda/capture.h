@@ -22,7 +22,10 @@ struct pya_hc_action {
 /* Calls that may synchronise or that no graph can hold: CU_OK unless a capture that binds this thread
  * is under way; then CU_CAPTURE_UNSUPPORTED, and the capture is invalid from now on.  Takes the lock. */
 int pya_hc_capture_unsafe(void);
-/* The same for a call on a given stream, which must not itself be capturing. */
+/* CU_CAPTURE_IMPLICIT for the legacy stream while a blocking stream of its device is captured, whose capture is invalid
+ * from now on. */
+int pya_hc_capture_implicit_locked(const struct pya_hc_stream *stream);
+/* Both for a call on a given stream, which must not itself be capturing. */
 int pya_hc_capture_unsafe_stream_locked(struct pya_hc_stream *stream);
 /* Waiting for a whole device ends every capture on it, whatever its mode and the thread's; those on others go on. */
 int pya_hc_capture_unsafe_device_locked(int device);

@@ -21,8 +21,20 @@ copy_submit(const void *handle, const struct pya_hc_action *action, bool waits, 
     return error;
 }
 
+/* The device of the stream does the work: it has to reach both sides, where they are of different devices. */
 static int
-copy_direction(const void *dst, const void *src, size_t size, int *kind) {
+copy_reach(const void *dst, const void *src, size_t size, const void *handle) {
+    pya_hc_lock();
+    const struct pya_hc_stream *stream = pya_hc_stream_find_locked(handle);
+    bool is_open =
+        stream == NULL || (pya_hc_is_open_to_locked((uintptr_t)dst, size, true, stream->device) &&
+                           pya_hc_is_open_to_locked((uintptr_t)src, size, false, stream->device));
+    pya_hc_unlock();
+    return is_open ? CU_OK : CU_INVALID_VALUE;
+}
+
+static int
+copy_direction(const void *dst, const void *src, size_t size, int *kind, const void *stream) {
     int dst_device;
     int src_device;
     int error = pya_hc_bytes_sides(dst, src, size, &dst_device, &src_device);
@@ -31,8 +43,14 @@ copy_direction(const void *dst, const void *src, size_t size, int *kind) {
     }
     int actual = dst_device < 0 ? (src_device < 0 ? COPY_H2H : COPY_D2H)
                                 : (src_device < 0 ? COPY_H2D : COPY_D2D);
-    if (*kind < COPY_H2H || *kind > COPY_DEFAULT) {
+    if (*kind < COPY_H2H || *kind > COPY_PEER) {
         return CU_INVALID_MEMCPY_DIRECTION;
+    }
+    if (actual == COPY_D2D && dst_device != src_device && *kind != COPY_PEER) {
+        error = copy_reach(dst, src, size, stream);
+        if (error != CU_OK) {
+            return error;
+        }
     }
     /* Pinned memory may be named either way, so only "device" said of the host is wrong. */
     bool src_named_device = *kind == COPY_D2H || *kind == COPY_D2D;
@@ -57,7 +75,7 @@ pya_hc_copy(void *dst, const void *src, size_t size, int kind, const void *strea
     if (dst == NULL || src == NULL) {
         return CU_INVALID_VALUE;
     }
-    int error = copy_direction(dst, src, size, &kind);
+    int error = copy_direction(dst, src, size, &kind, stream);
     if (error != CU_OK) {
         return error;
     }

@@ -223,23 +223,20 @@ cuCtxPopCurrent_v2(void **out) {
 
 int
 cuCtxGetDevice(int *out) {
-    HC_DRIVER();
-    if (pya_hc_device(pya_hc_current()) == NULL) {
-        return CU_INVALID_CONTEXT;
-    }
+    HC_CONTEXT();
     *out = pya_hc_current();
     return CU_OK;
 }
 
 int
 cuCtxSynchronize(void) {
-    HC_DRIVER_TIMED();
+    HC_CONTEXT_TIMED();
     return pya_hc_device_sync();
 }
 
 int
 cuCtxGetLimit(size_t *out, int limit) {
-    HC_DRIVER();
+    HC_CONTEXT();
     static const size_t limits[] = {1024, 1048576, 8388608, 2, 2048, 128, 0};
     *out = limit >= 0 && limit < 7 ? limits[limit] : 0;
     return CU_OK;
@@ -247,7 +244,7 @@ cuCtxGetLimit(size_t *out, int limit) {
 
 int
 cuCtxSetLimit(int limit, size_t value) {
-    HC_DRIVER();
+    HC_CONTEXT();
     (void)limit;
     (void)value;
     return CU_OK;
@@ -255,13 +252,15 @@ cuCtxSetLimit(int limit, size_t value) {
 
 int
 cuCtxGetStreamPriorityRange(int *least, int *greatest) {
-    HC_DRIVER();
+    HC_CONTEXT();
     *least = 0;
     *greatest = -5;
     return CU_OK;
 }
 
 /* Modules and kernels */
+
+enum { DYNAMIC_SHARED = 8 }; /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 
 static int
 module_new(void **out, const char *what) {
@@ -271,20 +270,20 @@ module_new(void **out, const char *what) {
 
 int
 cuModuleLoad(void **out, const char *path) {
-    HC_DRIVER();
+    HC_CONTEXT();
     return module_new(out, path);
 }
 
 int
 cuModuleLoadData(void **out, const void *image) {
-    HC_DRIVER();
+    HC_CONTEXT();
     (void)image;
     return module_new(out, "module");
 }
 
 int
 cuModuleLoadDataEx(void **out, const void *image, unsigned n, const int *options, void **values) {
-    HC_DRIVER();
+    HC_CONTEXT();
     (void)image;
     (void)n;
     (void)options;
@@ -302,8 +301,8 @@ cuModuleUnload(void *module) {
 int
 cuModuleGetFunction(void **out, void *module, const char *name) {
     HC_DRIVER();
-    (void)module;
-    return module_new(out, name);
+    *out = pya_hc_kernel(module, name);
+    return *out == NULL ? CU_OUT_OF_MEMORY : CU_OK;
 }
 
 /* The linker of PTX: its result is a module without code. */
@@ -359,8 +358,8 @@ cuLibraryUnload(void *library) {
 int
 cuLibraryGetKernel(void **out, void *library, const char *name) {
     HC_DRIVER();
-    (void)library;
-    return module_new(out, name);
+    *out = pya_hc_kernel(library, name);
+    return *out == NULL ? CU_OUT_OF_MEMORY : CU_OK;
 }
 
 int
@@ -381,11 +380,8 @@ cuKernelGetAttribute(int *out, int attribute, void *kernel, int device) {
 int
 cuKernelSetAttribute(int attribute, int value, void *kernel, int device) {
     HC_DRIVER();
-    (void)attribute;
-    (void)value;
-    (void)kernel;
     (void)device;
-    return CU_OK;
+    return attribute == DYNAMIC_SHARED ? pya_hc_kernel_allow(kernel, value) : CU_OK;
 }
 
 int
@@ -398,10 +394,7 @@ cuFuncGetAttribute(int *out, int attribute, void *function) {
 int
 cuFuncSetAttribute(void *function, int attribute, int value) {
     HC_DRIVER();
-    (void)function;
-    (void)attribute;
-    (void)value;
-    return CU_OK;
+    return attribute == DYNAMIC_SHARED ? pya_hc_kernel_allow(function, value) : CU_OK;
 }
 
 int
@@ -412,46 +405,49 @@ cuFuncSetCacheConfig(void *function, int config) {
     return CU_OK;
 }
 
+static int
+launch(
+    const void *function, const unsigned *grid, const unsigned *block, size_t shared_bytes,
+    const void *stream) {
+    int error = pya_hc_launch_check(function, grid, block, shared_bytes);
+    return error == CU_OK ? pya_hc_launch(stream) : error;
+}
+
 int
 cuLaunchKernel(
     void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
     unsigned shared_bytes, void *stream, void **args, void **extra) {
-    HC_DRIVER();
-    (void)shared_bytes;
+    HC_STREAM(stream);
     (void)args;
     (void)extra;
-    if (function == NULL || gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0) {
-        return CU_INVALID_VALUE;
-    }
-    return pya_hc_launch(stream);
+    return launch(
+        function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, shared_bytes, stream);
 }
 
 int
 cuLaunchCooperativeKernel(
     void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
     unsigned shared_bytes, void *stream, void **args) {
-    HC_DRIVER();
-    (void)function;
-    (void)shared_bytes;
+    HC_STREAM(stream);
     (void)args;
-    if (gx == 0 || gy == 0 || gz == 0 || bx == 0 || by == 0 || bz == 0) {
-        return CU_INVALID_VALUE;
-    }
-    return pya_hc_launch(stream);
+    return launch(
+        function, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, shared_bytes, stream);
 }
 
 int
 cuLaunchKernelEx(const struct cu_launch_config *config, void *function, void **args, void **extra) {
-    HC_DRIVER();
-    (void)function;
+    HC_STREAM(config == NULL ? NULL : config->stream);
     (void)args;
     (void)extra;
-    return config == NULL ? CU_INVALID_VALUE : pya_hc_launch(config->stream);
+    return config == NULL
+               ? CU_INVALID_VALUE
+               : launch(
+                     function, config->grid, config->block, config->shared_bytes, config->stream);
 }
 
 int
 cuLaunchHostFunc(void *stream, pya_hc_host_fn fn, void *data) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     return pya_hc_host_function(stream, fn, data);
 }
 

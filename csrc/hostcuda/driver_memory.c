@@ -13,7 +13,7 @@ enum { GRANULARITY_MINIMUM = 0, GRANULARITY_RECOMMENDED = 1 };
 
 int
 cuMemAlloc_v2(uintptr_t *out, size_t size) {
-    HC_DRIVER_TIMED();
+    HC_CONTEXT_TIMED();
     if (size == 0) {
         return CU_INVALID_VALUE; /* unlike cudaMalloc */
     }
@@ -27,13 +27,13 @@ cuMemAlloc_v2(uintptr_t *out, size_t size) {
 
 int
 cuMemFree_v2(uintptr_t address) {
-    HC_DRIVER_TIMED();
+    HC_CONTEXT_TIMED();
     return pya_hc_memory_free((void *)address);
 }
 
 int
 cuMemAllocManaged(uintptr_t *out, size_t size, unsigned flags) {
-    HC_DRIVER_TIMED();
+    HC_CONTEXT_TIMED();
     (void)flags;
     void *at = NULL;
     int error = size == 0 ? CU_INVALID_VALUE : pya_hc_memory_alloc(REGION_MANAGED, size, &at);
@@ -45,7 +45,7 @@ cuMemAllocManaged(uintptr_t *out, size_t size, unsigned flags) {
 
 int
 cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
-    HC_DRIVER_TIMED();
+    HC_CONTEXT_TIMED();
     return pya_hc_memory_info(free_bytes, total_bytes);
 }
 
@@ -66,33 +66,33 @@ cuMemGetAddressRange_v2(uintptr_t *base, size_t *size, uintptr_t address) {
 
 int
 cuMemHostAlloc(void **out, size_t size, unsigned flags) {
-    HC_DRIVER_TIMED();
+    HC_CONTEXT_TIMED();
     (void)flags;
     return pya_hc_pinned_alloc(size, out);
 }
 
 int
 cuMemAllocHost_v2(void **out, size_t size) {
-    HC_DRIVER_TIMED();
+    HC_CONTEXT_TIMED();
     return pya_hc_pinned_alloc(size, out);
 }
 
 int
 cuMemFreeHost(void *ptr) {
-    HC_DRIVER_TIMED();
+    HC_CONTEXT_TIMED();
     return pya_hc_pinned_free(ptr);
 }
 
 int
 cuMemHostRegister_v2(void *ptr, size_t size, unsigned flags) {
-    HC_DRIVER_TIMED();
+    HC_CONTEXT_TIMED();
     (void)flags;
     return pya_hc_host_register(ptr, size);
 }
 
 int
 cuMemHostUnregister(void *ptr) {
-    HC_DRIVER_TIMED();
+    HC_CONTEXT_TIMED();
     return pya_hc_host_unregister(ptr);
 }
 
@@ -188,7 +188,7 @@ cuMemGetAllocationPropertiesFromHandle(struct cuda_vmm_prop *out, uint64_t handl
 
 int
 cuMemAllocAsync(uintptr_t *out, size_t size, void *stream) {
-    HC_DRIVER_TIMED();
+    HC_STREAM_TIMED(stream);
     void *at = NULL;
     int error = size == 0 ? CU_INVALID_VALUE : pya_hc_pool_alloc(NULL, size, stream, &at);
     if (error == CU_OK) {
@@ -199,7 +199,7 @@ cuMemAllocAsync(uintptr_t *out, size_t size, void *stream) {
 
 int
 cuMemFreeAsync(uintptr_t address, void *stream) {
-    HC_DRIVER_TIMED();
+    HC_STREAM_TIMED(stream);
     return pya_hc_pool_free((void *)address, stream);
 }
 
@@ -318,97 +318,97 @@ cuPointerGetAttributes(unsigned n, const int *attributes, void **out, uintptr_t 
 
 int
 cuMemcpyHtoD_v2(uintptr_t dst, const void *src, size_t size) {
-    HC_DRIVER();
+    HC_CONTEXT();
     return pya_hc_copy((void *)dst, src, size, COPY_H2D, NULL, true);
 }
 
 int
 cuMemcpyDtoH_v2(void *dst, uintptr_t src, size_t size) {
-    HC_DRIVER();
+    HC_CONTEXT();
     return pya_hc_copy(dst, (const void *)src, size, COPY_D2H, NULL, true);
 }
 
 int
 cuMemcpyDtoD_v2(uintptr_t dst, uintptr_t src, size_t size) {
-    HC_DRIVER();
+    HC_CONTEXT();
     return pya_hc_copy((void *)dst, (const void *)src, size, COPY_D2D, NULL, false);
 }
 
 int
 cuMemcpy(uintptr_t dst, uintptr_t src, size_t size) {
-    HC_DRIVER();
+    HC_CONTEXT();
     return pya_hc_copy((void *)dst, (const void *)src, size, COPY_DEFAULT, NULL, true);
 }
 
 int
 cuMemcpyAsync(uintptr_t dst, uintptr_t src, size_t size, void *stream) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     return pya_hc_copy((void *)dst, (const void *)src, size, COPY_DEFAULT, stream, false);
 }
 
 int
 cuMemcpyHtoDAsync_v2(uintptr_t dst, const void *src, size_t size, void *stream) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     return pya_hc_copy((void *)dst, src, size, COPY_H2D, stream, false);
 }
 
 int
 cuMemcpyDtoHAsync_v2(void *dst, uintptr_t src, size_t size, void *stream) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     return pya_hc_copy(dst, (const void *)src, size, COPY_D2H, stream, false);
 }
 
 int
 cuMemcpyDtoDAsync_v2(uintptr_t dst, uintptr_t src, size_t size, void *stream) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     return pya_hc_copy((void *)dst, (const void *)src, size, COPY_D2D, stream, false);
 }
 
 int
 cuMemsetD8_v2(uintptr_t dst, unsigned char value, size_t n) {
-    HC_DRIVER();
+    HC_CONTEXT();
     return pya_hc_fill((void *)dst, value, 1, n, NULL, false);
 }
 
 int
 cuMemsetD16_v2(uintptr_t dst, unsigned short value, size_t n) {
-    HC_DRIVER();
+    HC_CONTEXT();
     return pya_hc_fill((void *)dst, value, 2, n, NULL, false);
 }
 
 int
 cuMemsetD32_v2(uintptr_t dst, unsigned value, size_t n) {
-    HC_DRIVER();
+    HC_CONTEXT();
     return pya_hc_fill((void *)dst, (int)value, 4, n, NULL, false);
 }
 
 int
 cuMemsetD8Async(uintptr_t dst, unsigned char value, size_t n, void *stream) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     return pya_hc_fill((void *)dst, value, 1, n, stream, false);
 }
 
 int
 cuMemsetD16Async(uintptr_t dst, unsigned short value, size_t n, void *stream) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     return pya_hc_fill((void *)dst, value, 2, n, stream, false);
 }
 
 int
 cuMemsetD32Async(uintptr_t dst, unsigned value, size_t n, void *stream) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     return pya_hc_fill((void *)dst, (int)value, 4, n, stream, false);
 }
 
 int
 cuIpcGetMemHandle(struct cuda_ipc_handle *out, uintptr_t address) {
-    HC_DRIVER();
+    HC_CONTEXT();
     return pya_hc_ipc_export((const void *)address, out);
 }
 
 int
 cuIpcOpenMemHandle_v2(uintptr_t *out, struct cuda_ipc_handle handle, unsigned flags) {
-    HC_DRIVER();
+    HC_CONTEXT();
     (void)flags;
     void *at = NULL;
     int error = pya_hc_ipc_open(&handle, &at);
@@ -420,7 +420,7 @@ cuIpcOpenMemHandle_v2(uintptr_t *out, struct cuda_ipc_handle handle, unsigned fl
 
 int
 cuIpcCloseMemHandle(uintptr_t address) {
-    HC_DRIVER();
+    HC_CONTEXT();
     return pya_hc_ipc_close((void *)address);
 }
 

@@ -8,13 +8,13 @@
 
 int
 cuStreamCreate(void **out, unsigned flags) {
-    HC_DRIVER();
+    HC_CONTEXT();
     return pya_hc_stream_create(flags, 0, out);
 }
 
 int
 cuStreamCreateWithPriority(void **out, unsigned flags, int priority) {
-    HC_DRIVER();
+    HC_CONTEXT();
     return pya_hc_stream_create(flags, priority, out);
 }
 
@@ -26,19 +26,19 @@ cuStreamDestroy_v2(void *stream) {
 
 int
 cuStreamSynchronize(void *stream) {
-    HC_DRIVER_TIMED();
+    HC_STREAM_TIMED(stream);
     return pya_hc_stream_sync(stream);
 }
 
 int
 cuStreamQuery(void *stream) {
-    HC_DRIVER_TIMED();
+    HC_STREAM_TIMED(stream);
     return pya_hc_stream_query(stream);
 }
 
 int
 cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
-    HC_DRIVER_TIMED();
+    HC_STREAM_TIMED(stream);
     (void)flags;
     return pya_hc_stream_wait(stream, event);
 }
@@ -54,7 +54,7 @@ stream_device(const void *handle, struct pya_hc_device **out) {
 
 int
 cuStreamGetCtx(void *stream, void **out) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     struct pya_hc_device *dev = NULL;
     int error = stream_device(stream, &dev);
     *out = dev;
@@ -63,7 +63,7 @@ cuStreamGetCtx(void *stream, void **out) {
 
 int
 cuStreamGetDevice(void *stream, int *out) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     struct pya_hc_device *dev = NULL;
     int error = stream_device(stream, &dev);
     *out = dev == NULL ? 0 : dev->ordinal;
@@ -72,7 +72,7 @@ cuStreamGetDevice(void *stream, int *out) {
 
 int
 cuStreamIsCapturing(void *stream, int *status) {
-    HC_DRIVER_TIMED();
+    HC_STREAM_TIMED(stream);
     struct pya_hc_capture_info info;
     int error = pya_hc_capture_info(stream, &info);
     *status = info.status;
@@ -81,7 +81,7 @@ cuStreamIsCapturing(void *stream, int *status) {
 
 int
 cuStreamBeginCapture_v2(void *stream, int mode) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     return pya_hc_capture_begin(stream, mode, NULL);
 }
 
@@ -95,7 +95,7 @@ int
 cuStreamGetCaptureInfo_v2(
     void *stream, int *status, uint64_t *id, void **graph, struct pya_hc_node ***deps,
     size_t *n_deps) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     return pya_hc_capture_tell(stream, status, id, graph, deps, n_deps);
 }
 
@@ -103,7 +103,7 @@ int
 cuStreamGetCaptureInfo_v3(
     void *stream, int *status, uint64_t *id, void **graph, struct pya_hc_node ***deps,
     const void **edges, size_t *n_deps) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     if (edges != NULL) {
         *edges = NULL;
     }
@@ -125,21 +125,21 @@ stream_write_value(const void *stream, uintptr_t address, uint64_t value, size_t
 
 int
 cuStreamWriteValue32_v2(void *stream, uintptr_t address, uint32_t value, unsigned flags) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     (void)flags;
     return stream_write_value(stream, address, value, sizeof value);
 }
 
 int
 cuStreamWriteValue64_v2(void *stream, uintptr_t address, uint64_t value, unsigned flags) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     (void)flags;
     return stream_write_value(stream, address, value, sizeof value);
 }
 
 int
 cuEventCreate(void **out, unsigned flags) {
-    HC_DRIVER_TIMED();
+    HC_CONTEXT_TIMED();
     return pya_hc_event_create(flags, out);
 }
 
@@ -151,7 +151,7 @@ cuEventDestroy_v2(void *event) {
 
 int
 cuEventRecord(void *event, void *stream) {
-    HC_DRIVER_TIMED();
+    HC_STREAM_TIMED(stream);
     return pya_hc_event_record(event, stream);
 }
 
@@ -202,7 +202,7 @@ cuGraphExecDestroy(struct pya_hc_graph *exec) {
 
 int
 cuGraphLaunch(struct pya_hc_graph *exec, void *stream) {
-    HC_DRIVER();
+    HC_STREAM(stream);
     return pya_hc_graph_launch(exec, stream);
 }
 

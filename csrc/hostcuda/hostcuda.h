@@ -5,7 +5,7 @@
  *   PYALLOC_HOSTCUDA_MEMORY=24GB         capacity of each device (24GB,80GB: one per device)
  *   PYALLOC_HOSTCUDA_DEVICES=2           number of devices, 1 by default, 16 at most
  *   PYALLOC_HOSTCUDA_EVENT_DELAY=n       events complete n kernel launches later; 0: at once
- *   PYALLOC_HOSTCUDA_FAIL=n[:name[:code]] call number n (of that function) returns the error
+ *   PYALLOC_HOSTCUDA_FAIL=n[:name[:code]] call number n (of that function) returns the error; n may be "every"
  *   PYALLOC_HOSTCUDA_COUNTERS=file       counters as JSON at exit; %p becomes the process id
  *
  * Bytes in use are physical bytes: what cudaMalloc, cuMemCreate and memory pools hold. */

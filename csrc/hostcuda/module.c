@@ -10,6 +10,9 @@
 #define SM_BLOCKS 32
 #define SM_SHARED ((size_t)233472)
 #define BLOCK_SHARED_RESERVED ((size_t)1024)
+#define BLOCK_THREADS 1024
+#define BLOCK_SHARED 49152       /* without being allowed more */
+#define BLOCK_SHARED_MOST 232448 /* with it */
 
 struct variable {
     const void *host;
@@ -17,6 +20,14 @@ struct variable {
     void *device[PYA_HC_MAX_DEVICES];
 };
 
+struct kernel {
+    struct kernel *next;
+    const void *module;
+    size_t shared_most;
+    char name[];
+};
+
+static struct kernel *kernels; /* never freed, as modules */
 static struct variable *variables;
 static size_t n_variables, variables_capacity;
 
@@ -24,6 +35,77 @@ void *
 pya_hc_function(const char *name) {
     /* Never freed: a handle may outlive its module in a program's table, and there are few. */
     return strdup(name == NULL ? "" : name);
+}
+
+static struct kernel *
+kernel_new(const void *module, const char *name) {
+    struct kernel *kernel = malloc(sizeof *kernel + strlen(name) + 1);
+    if (kernel != NULL) {
+        *kernel = (struct kernel){.next = kernels, .module = module, .shared_most = BLOCK_SHARED};
+        memcpy(kernel->name, name, strlen(name) + 1);
+        kernels = kernel;
+    }
+    return kernel;
+}
+
+void *
+pya_hc_kernel(const void *module, const char *name) {
+    name = name == NULL ? "" : name;
+    pya_hc_lock();
+    struct kernel *kernel = kernels;
+    while (kernel != NULL && (kernel->module != module || strcmp(kernel->name, name) != 0)) {
+        kernel = kernel->next;
+    }
+    kernel = kernel == NULL ? kernel_new(module, name) : kernel;
+    pya_hc_unlock();
+    return kernel;
+}
+
+/* NULL for functions of the program itself. */
+static struct kernel *
+kernel_find_locked(const void *function) {
+    struct kernel *kernel = kernels;
+    while (kernel != NULL && (const void *)kernel != function) {
+        kernel = kernel->next;
+    }
+    return kernel;
+}
+
+int
+pya_hc_kernel_allow(const void *function, int shared_bytes) {
+    if (shared_bytes < 0 || shared_bytes > BLOCK_SHARED_MOST) {
+        return CU_INVALID_VALUE;
+    }
+    pya_hc_lock();
+    struct kernel *kernel = kernel_find_locked(function);
+    if (kernel != NULL) {
+        kernel->shared_most = (size_t)shared_bytes;
+    }
+    pya_hc_unlock();
+    return CU_OK;
+}
+
+int
+pya_hc_launch_check(
+    const void *function, const unsigned *grid, const unsigned *block, size_t shared_bytes) {
+    static const unsigned grid_most[3] = {INT32_MAX, UINT16_MAX, UINT16_MAX};
+    static const unsigned block_most[3] = {BLOCK_THREADS, BLOCK_THREADS, 64};
+    uint64_t n_threads = 1;
+    for (int i = 0; i < 3; i++) {
+        if (grid[i] - 1 >= grid_most[i] || block[i] - 1 >= block_most[i]) {
+            return CU_INVALID_VALUE; /* 0 too */
+        }
+        n_threads *= block[i];
+    }
+    size_t shared_most = BLOCK_SHARED;
+    if (shared_bytes > BLOCK_SHARED) {
+        pya_hc_lock();
+        const struct kernel *kernel = kernel_find_locked(function);
+        shared_most = kernel == NULL ? BLOCK_SHARED_MOST : kernel->shared_most;
+        pya_hc_unlock();
+    }
+    bool is_fit = function != NULL && n_threads <= BLOCK_THREADS && shared_bytes <= shared_most;
+    return is_fit ? CU_OK : CU_INVALID_VALUE;
 }
 
 enum {
@@ -41,7 +123,7 @@ pya_hc_function_attribute(int attribute, int *value) {
     }
     switch (attribute) {
     case FUNC_MAX_THREADS:
-        *value = 1024;
+        *value = BLOCK_THREADS;
         break;
     case FUNC_REGS:
         *value = 32;
@@ -51,7 +133,7 @@ pya_hc_function_attribute(int attribute, int *value) {
         *value = 90;
         break;
     case FUNC_DYNAMIC_SHARED:
-        *value = 49152;
+        *value = BLOCK_SHARED;
         break;
     default:
         *value = 0;
@@ -71,7 +153,7 @@ pya_hc_function_attributes(struct cuda_func_attributes *out) {
 
 int
 pya_hc_occupancy(int block_threads, size_t shared_bytes) {
-    if (block_threads <= 0 || block_threads > 1024) {
+    if (block_threads <= 0 || block_threads > BLOCK_THREADS) {
         return 0;
     }
     size_t blocks = (size_t)(SM_THREADS / block_threads);

@@ -1,12 +1,19 @@
 #pragma once
 /* Kernels and device variables: names without code.  Floor 4 (uses memory.h).
  *
- * A function is known by an address only; every function has the same attributes. */
+ * A function is known by an address only; what differs is how much shared memory its launches may ask for. */
 
 #include "state.h"
 
 /* Opaque, never followed; `name` is copied. */
 void *pya_hc_function(const char *name);
+/* The kernel of that name in a module: the same address every time; NULL without memory. */
+void *pya_hc_kernel(const void *module, const char *name);
+/* cuFuncSetAttribute of the largest dynamic shared memory. */
+int pya_hc_kernel_allow(const void *function, int shared_bytes);
+/* What a Hopper card takes: CU_INVALID_VALUE for a larger grid or block, or more shared memory than was allowed. */
+int pya_hc_launch_check(
+    const void *function, const unsigned *grid, const unsigned *block, size_t shared_bytes);
 int pya_hc_function_attribute(int attribute, int *value);
 void pya_hc_function_attributes(struct cuda_func_attributes *out);
 /* Blocks that fit a multiprocessor by threads and by shared memory. */

@@ -158,15 +158,16 @@ pya_hc_region_is_device(const struct pya_hc_region *region) {
     return region->kind < REGION_PINNED;
 }
 
-/* Every page of the part of a reservation must be mapped and open to the device it belongs to or to
- * the current one. */
+/* Every page of the part of a reservation must be mapped and open to one of the devices. */
 static int
-region_pages_access(const struct pya_hc_region *region, uintptr_t start, size_t size, bool write) {
+region_pages_access(
+    const struct pya_hc_region *region, uintptr_t start, size_t size, bool write,
+    unsigned devices) {
     size_t first = (start - region->start) / PYA_HC_PAGE;
     size_t last = (start + size - 1 - region->start) / PYA_HC_PAGE;
     for (size_t i = first; i <= last; i++) {
         const struct pya_hc_page *page = &region->pages[i];
-        if (page->handle == NULL || (write ? page->writers : page->readers) == 0) {
+        if (page->handle == NULL || ((write ? page->writers : page->readers) & devices) == 0) {
             return CU_INVALID_VALUE;
         }
     }
@@ -196,13 +197,20 @@ pya_hc_access_locked(uintptr_t start, size_t size, bool write, int *device) {
         size_t rest = region->start + region->mapped - start;
         size_t part = size < rest ? size : rest;
         if (region->kind == REGION_RESERVED &&
-            region_pages_access(region, start, part, write) != CU_OK) {
+            region_pages_access(region, start, part, write, UINT16_MAX) != CU_OK) {
             return CU_INVALID_VALUE;
         }
         start += part;
         size -= part;
     }
     return CU_OK;
+}
+
+bool
+pya_hc_is_open_to_locked(uintptr_t start, size_t size, bool write, int device) {
+    const struct pya_hc_region *region = pya_hc_region_at_locked(start);
+    return region == NULL || region->kind != REGION_RESERVED ||
+           region_pages_access(region, start, size, write, 1u << device) == CU_OK;
 }
 
 bool

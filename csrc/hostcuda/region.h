@@ -54,6 +54,9 @@ bool pya_hc_region_is_device(const struct pya_hc_region *region);
  * memory or for host memory, otherwise CU_INVALID_VALUE.  *device is the owner, -1 for the host. */
 int pya_hc_access_locked(uintptr_t start, size_t size, bool write, int *device);
 
+/* Is all of a device range that may be touched open to this device too?  Plain memory always is. */
+bool pya_hc_is_open_to_locked(uintptr_t start, size_t size, bool write, int device);
+
 /* File and offset behind a device address, and how many bytes follow it there without a break. */
 struct pya_hc_backing {
     int fd;

@@ -29,6 +29,7 @@ cudaMallocManaged(void **out, size_t size, unsigned flags) {
 int
 cudaFree(void *ptr) {
     HC_RUNTIME_TIMED();
+    (void)pya_hc_current_device(); /* cudaFree(0) is how programs bring the context up */
     RT(pya_hc_memory_free(ptr));
 }
 
@@ -110,7 +111,7 @@ cudaMemcpyPeer(void *dst, int dst_device, const void *src, int src_device, size_
     HC_RUNTIME();
     (void)dst_device;
     (void)src_device;
-    RT(pya_hc_copy(dst, src, size, COPY_D2D, NULL, true));
+    RT(pya_hc_copy(dst, src, size, COPY_PEER, NULL, true));
 }
 
 int
@@ -119,7 +120,7 @@ cudaMemcpyPeerAsync(
     HC_RUNTIME();
     (void)dst_device;
     (void)src_device;
-    RT(pya_hc_copy(dst, src, size, COPY_D2D, stream, false));
+    RT(pya_hc_copy(dst, src, size, COPY_PEER, stream, false));
 }
 
 int

@@ -140,7 +140,8 @@ state_init(void) {
     atomic_store(&event_delay, delay);
     const char *text = getenv("PYALLOC_HOSTCUDA_FAIL");
     if (text != NULL && !pya_hc_fail_parse(text)) {
-        state_complain("PYALLOC_HOSTCUDA_FAIL", text, "n, n:function or n:function:error");
+        state_complain(
+            "PYALLOC_HOSTCUDA_FAIL", text, "n, n:function or n:function:error; n may be every");
     }
     (void)pthread_atfork(pya_hc_lock, pya_hc_unlock, pya_hc_unlock);
     (void)pthread_atfork(NULL, NULL, state_after_fork);

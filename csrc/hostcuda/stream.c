@@ -197,7 +197,7 @@ pya_hc_event_record(void *handle, const void *stream_handle) {
         error = CU_INVALID_HANDLE;
     } else if (stream->capture != NULL) {
         error = pya_hc_capture_record_locked(stream, event);
-    } else {
+    } else if ((error = pya_hc_capture_implicit_locked(stream)) == CU_OK) {
         pya_hc_stream_work_locked(stream, false);
         event->is_recorded = true;
         event->capture_id = 0;

@@ -117,6 +117,7 @@ LIVE = ("plain", "handles", "reservations", "mappings", "streams", "events", "gr
 def cuda(libraries: Path) -> Iterator[Cuda]:
     """Fails the test that leaves something behind."""
     found = Cuda(libraries)
+    found.ok("cudaSetDevice", 0)  # the driver works in a context, and chooses none by itself
     before = {what: found.live(what) for what in LIVE}
     used = found.used()
     yield found

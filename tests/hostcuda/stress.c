@@ -43,6 +43,8 @@ int cuGraphDestroy(void *);
 int cuGraphExecDestroy(void *);
 int cuDeviceGetDefaultMemPool(void **, int);
 int cuMemPoolTrimTo(void *, size_t);
+int cuDevicePrimaryCtxRetain(void **, int);
+int cuCtxSetCurrent(void *);
 
 static _Atomic int n_wrong;
 
@@ -127,6 +129,8 @@ static void *
 stress_thread(void *argument) {
     uint32_t stamp = (uint32_t)(uintptr_t)argument << 16;
     void *stream = NULL;
+    void *context = NULL;
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0) == 0 && cuCtxSetCurrent(context) == 0);
     CHECK(cuStreamCreate(&stream, STREAM_NON_BLOCKING) == 0);
     for (uint32_t round = 0; round < N_ROUNDS; round++) {
         stress_aliases(stamp + round);

@@ -131,9 +131,13 @@ def settings_program(folder: Path) -> Callable[..., subprocess.CompletedProcess[
         #include "hostcuda.h"
         #include <stdio.h>
         int cuMemAlloc_v2(unsigned long *, size_t), cuDeviceGetCount(int *);
+        int cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
         int main(void) {
             unsigned long at = 0;
+            void *context = NULL;
             int n = 0;
+            (void)cuDevicePrimaryCtxRetain(&context, 0);
+            (void)cuCtxSetCurrent(context);
             int first = cuMemAlloc_v2(&at, 1);
             int second = cuMemAlloc_v2(&at, 1);
             (void)cuDeviceGetCount(&n);
@@ -172,11 +176,12 @@ def test_environment_sets_devices_memory_and_failures(built: Callable[[str], Pat
         ({}, "1 0 0"),
         ({"PYALLOC_HOSTCUDA_DEVICES": "3"}, "3 0 0"),
         ({"PYALLOC_HOSTCUDA_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "0,2"}, "2 0 0"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, "0 100 100"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "0 201 201"),
         ({"PYALLOC_HOSTCUDA_MEMORY": "2MiB"}, "1 0 2"),
-        ({"PYALLOC_HOSTCUDA_FAIL": "2"}, "1 0 2"),
+        ({"PYALLOC_HOSTCUDA_FAIL": "4"}, "1 0 2"),
         ({"PYALLOC_HOSTCUDA_FAIL": "1:cuMemAlloc_v2:719"}, "1 719 0"),
         ({"PYALLOC_HOSTCUDA_FAIL": "1:cuMemFree_v2"}, "1 0 0"),
+        ({"PYALLOC_HOSTCUDA_FAIL": "every:cuMemAlloc_v2:719"}, "1 719 719"),
     ]
     for variables, expected in cases:
         done = run(**variables)

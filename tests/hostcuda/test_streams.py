@@ -14,7 +14,7 @@ import pytest
 
 from .conftest import PAGE, Cuda
 
-NOT_READY, UNSUPPORTED, INVALIDATED = 600, 900, 901
+INVALID_CONTEXT, NOT_READY, UNSUPPORTED, INVALIDATED, IMPLICIT = 201, 600, 900, 901, 906
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 Dim3 = ctypes.c_uint32 * 3
 
@@ -171,6 +171,50 @@ def test_capture_modes_bind_the_right_threads(cuda: Cuda) -> None:
     cuda.ok("cudaStreamDestroy", stream)
 
 
+def test_the_driver_chooses_no_context(cuda: Cuda) -> None:
+    """What a new thread gets from the driver, and after its first call of the runtime."""
+    address, context = ctypes.c_uint64(), ctypes.c_void_p()
+    event = cuda.out("cuEventCreate", 2)
+    answers: list[int] = []
+
+    def ask() -> None:
+        cuda.ok("cuCtxGetCurrent", ctypes.byref(context))
+        answers.append(context.value or 0)
+        answers.append(cuda("cuMemAlloc_v2", ctypes.byref(address), PAGE))
+        answers.append(cuda("cuEventRecord", event, 0))
+        answers.append(cuda("cuCtxSynchronize"))
+        cuda.ok("cudaFree", 0)
+        answers.append(cuda("cuMemAlloc_v2", ctypes.byref(address), PAGE))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert answers == [0, INVALID_CONTEXT, INVALID_CONTEXT, INVALID_CONTEXT, 0]
+    cuda.ok("cudaFree", address.value)
+    cuda.ok("cuEventDestroy_v2", event)
+
+
+@pytest.mark.parametrize("name", ["cudaEventRecord", "cudaStreamSynchronize", "launch"])
+def test_work_on_the_legacy_stream_ends_captures_of_blocking_streams(cuda: Cuda, name: str) -> None:
+    """Asking whether it captures is answered with the same error, and ends nothing."""
+    blocking = cuda.out("cudaStreamCreateWithFlags", 0)
+    event = cuda.out("cudaEventCreateWithFlags", 2)
+    status = ctypes.c_int()
+    cuda.ok("cudaStreamBeginCapture", blocking, RELAXED)
+    swapped = ctypes.c_int(RELAXED)
+    cuda.ok("cudaThreadExchangeStreamCaptureMode", ctypes.byref(swapped))
+    assert cuda("cudaStreamIsCapturing", 0, ctypes.byref(status)) == IMPLICIT
+    assert capture_status(cuda, blocking) == 1
+    if name == "launch":
+        assert launch(cuda, 0) == IMPLICIT
+    else:
+        assert cuda(name, *([event, 0] if name == "cudaEventRecord" else [0])) == IMPLICIT
+    cuda.ok("cudaThreadExchangeStreamCaptureMode", ctypes.byref(swapped))
+    end_invalid(cuda, blocking)
+    cuda.ok("cudaStreamDestroy", blocking)
+    cuda.ok("cudaEventDestroy", event)
+
+
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 @pytest.mark.parametrize("by", ["same thread", "other thread", "relaxed thread"])
 def test_waiting_for_the_device_ends_captures_on_it_in_every_mode(
@@ -225,6 +269,31 @@ def test_waiting_for_another_device_leaves_captures_alone(libraries: Path) -> No
         env={**os.environ, "PYALLOC_HOSTCUDA_DEVICES": "2"},
     )
     assert done.stdout.split() == ["0", "0", "0", "0", "0", "0", "1", "0", str(UNSUPPORTED)]
+
+
+def test_launches_beyond_a_card_are_refused(cuda: Cuda) -> None:
+    module = cuda.out("cuModuleLoadData", b"")
+    kernel = cuda.out("cuModuleGetFunction", module, b"kernel")
+    assert cuda.out("cuModuleGetFunction", module, b"kernel") == kernel
+    assert cuda.out("cuModuleGetFunction", module, b"another") != kernel
+
+    def answer(*grid_block_shared: int) -> int:
+        return cuda("cuLaunchKernel", kernel, *grid_block_shared, 0, 0, 0)
+
+    assert answer(2**31 - 1, 65535, 65535, 16, 1, 64, 49152) == 0
+    for wrong in (
+        (2**31, 1, 1, 1, 1, 1, 0),
+        (1, 65536, 1, 1, 1, 1, 0),
+        (1, 1, 65536, 1, 1, 1, 0),
+        (1, 1, 1, 2, 513, 1, 0),
+        (1, 1, 1, 1, 1, 65, 0),
+        (1, 1, 0, 1, 1, 1, 0),
+        (1, 1, 1, 1, 1, 1, 49153),
+    ):
+        assert answer(*wrong) == 1, wrong
+    assert cuda("cuFuncSetAttribute", kernel, 8, 232449) == 1
+    cuda.ok("cuFuncSetAttribute", kernel, 8, 100_000)
+    assert [answer(1, 1, 1, 1, 1, 1, n) for n in (100_000, 100_001)] == [0, 1]
 
 
 def test_graphs_replay_copies_and_fills(cuda: Cuda) -> None:
