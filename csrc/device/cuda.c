@@ -1,3 +1,4 @@
+/* Long because the device table is filled here, slot by slot. */
 #include "cuda.h"
 
 #include <stdio.h>
@@ -33,7 +34,8 @@ cuda_status(cuda_result result) {
     if (result == CUDA_OK) {
         return PYA_OK;
     }
-    if (result == CUDA_NOMEM) {
+    /* "Not ready" is how WSL2 says that it could not make new memory resident; queries never come here with it. */
+    if (result == CUDA_NOMEM || result == CUDA_NOT_READY) {
         return PYA_E_NOMEM;
     }
     if (result == CUDA_NOT_SUPPORTED) {
@@ -361,9 +363,9 @@ cuda_is_capturing(struct pya_device *dev, pya_stream stream, bool *out) {
         result = scope.cuda->driver->cuStreamIsCapturing(cuda_stream_from(stream), &capture);
     }
     cuda_leave(&scope);
-    /* Asked about the legacy stream while another one captures: this one does not. */
+    /* Asked about the legacy stream while a blocking one captures: whatever is done on this one ends that capture. */
     if (result == CUDA_OK || result == CUDA_CAPTURE_IMPLICIT) {
-        *out = result == CUDA_OK && capture != 0;
+        *out = result == CUDA_CAPTURE_IMPLICIT || capture != 0;
         return PYA_OK;
     }
     return cuda_report_stream("cuStreamIsCapturing", result);
@@ -508,6 +510,12 @@ cuda_attribute(const struct cuda *cuda, int attribute) {
     return result == CUDA_OK ? value : 0;
 }
 
+/* Nothing that another way of making pages would change: a full card refuses any, a broken one everything. */
+static bool
+cuda_is_no_refusal(cuda_result result) {
+    return result == CUDA_OK || result == CUDA_NOMEM || cuda_is_sticky(result);
+}
+
 /* Does the device have virtual memory in pages of ours?  Fills prop. */
 static bool
 cuda_probe_vmm(struct cuda *cuda) {
@@ -522,7 +530,18 @@ cuda_probe_vmm(struct cuda *cuda) {
     };
     size_t unit = 0;
     cuda_result result = cuda->driver->cuMemGetAllocationGranularity(&unit, &cuda->prop, 0);
-    return result == CUDA_OK && unit != 0 && unit <= PYA_PAGE && PYA_PAGE % unit == 0;
+    struct cuda_scope scope;
+    if (result != CUDA_OK || unit == 0 || PYA_PAGE % unit != 0 ||
+        cuda_enter_scope(cuda, &scope) != PYA_OK) {
+        return false;
+    }
+    result = cuda_probe_pages(cuda->driver, &cuda->prop);
+    if (!cuda_is_no_refusal(result) && cuda->prop.gpu_direct_rdma_capable != 0) {
+        cuda->prop.gpu_direct_rdma_capable = 0;
+        result = cuda_probe_pages(cuda->driver, &cuda->prop);
+    }
+    cuda_leave(&scope);
+    return cuda_is_no_refusal(result);
 }
 
 int

@@ -118,5 +118,9 @@ struct cuda_driver {
     char why_not[160]; /* when !has_base: what is missing */
 };
 
+/* Can pages made by prop be mapped at two addresses, opened and unmapped?  The device's context exists. */
+cuda_result
+cuda_probe_pages(const struct cuda_driver *driver, const struct cuda_allocation_prop *prop);
+
 /* Opens the driver at the first call; never NULL.  Thread-safe. */
 const struct cuda_driver *cuda_driver_get(void);

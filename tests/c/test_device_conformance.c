@@ -251,6 +251,41 @@ suite_destroyed_stream(const struct subject *subject, struct pya_device *dev) {
     CHECK(cuda_current() == before);
 }
 
+/* Work on the default stream would end the capture of a stream that waits for it: it counts as capturing too. */
+static void
+suite_blocking_capture(const struct subject *subject, struct pya_device *dev) {
+    cuda_stream_create *create = NULL;
+    int (*begin)(void *stream, int mode) = NULL;
+    int (*end)(void *stream, void **graph) = NULL;
+    int (*destroy_graph)(void *graph) = NULL;
+    void *stream = NULL;
+    void *graph = NULL;
+    bool capturing = false;
+    void *symbol = cuda_symbol("cuStreamCreate");
+    memcpy(&create, &symbol, sizeof symbol);
+    symbol = cuda_symbol("cuStreamBeginCapture_v2");
+    memcpy(&begin, &symbol, sizeof symbol);
+    symbol = cuda_symbol("cuStreamEndCapture");
+    memcpy(&end, &symbol, sizeof symbol);
+    symbol = cuda_symbol("cuGraphDestroy");
+    memcpy(&destroy_graph, &symbol, sizeof symbol);
+    if (subject->copy_in != cuda_in) {
+        return;
+    }
+    pya_device_begin(dev);
+    CHECK_OK(pya_device_sync(dev)); /* enters its context */
+    CHECK(create != NULL && create(&stream, 0) == 0);
+    CHECK(begin != NULL && begin(stream, 0) == 0);
+    CHECK_OK(pya_device_is_capturing(dev, 0, &capturing));
+    CHECK(capturing);
+    CHECK(end != NULL && end(stream, &graph) == 0);
+    CHECK_OK(pya_device_is_capturing(dev, 0, &capturing));
+    CHECK(!capturing);
+    CHECK(destroy_graph != NULL && destroy_graph(graph) == 0);
+    stream_unmake(subject, dev, (pya_stream)(uintptr_t)stream);
+    pya_device_end(dev);
+}
+
 /* Calls between begin and end, which may be nested; the thread then has the context it had before. */
 static void
 suite_visits(const struct subject *subject, struct pya_device *dev) {
@@ -445,6 +480,7 @@ test_all(void) {
         suite_events(&subjects[i], dev);
         suite_visits(&subjects[i], dev);
         suite_destroyed_stream(&subjects[i], dev);
+        suite_blocking_capture(&subjects[i], dev);
         if (caps.has_vmm) {
             suite_aliases(&subjects[i], dev);
             suite_refusals(&subjects[i], dev);
@@ -466,8 +502,66 @@ test_open_refuses(void) {
     pya_device_close(NULL);
 }
 
+/* Opens the card of the host-memory runtime while every call of that name, or only the first, gives the error. */
+static bool
+open_failing(uint64_t n, const char *call, int error, struct pya_device_caps *caps) {
+    void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    void *symbol = library == NULL ? NULL : dlsym(library, "pya_hostcuda_fail_nth");
+    void *live_symbol = library == NULL ? NULL : dlsym(library, "pya_hostcuda_live");
+    void (*fail)(uint64_t, const char *, int) = NULL;
+    uint64_t (*live)(const char *) = NULL;
+    struct pya_device *dev = NULL;
+    if (symbol == NULL || live_symbol == NULL) {
+        return false; /* no device, or a card, whose driver does not fail on request */
+    }
+    memcpy(&fail, &symbol, sizeof fail);
+    memcpy(&live, &live_symbol, sizeof live);
+    fail(n, call, error);
+    pya_status status = pya_cuda_open(0, &dev);
+    fail(0, NULL, 0);
+    CHECK_EQ(live("handles") + live("mappings") + live("reservations"), 0);
+    if (CHECK_OK(status) && CHECK_OK(pya_device_caps(dev, caps))) {
+        pya_dptr addr = 0;
+        if (caps->has_vmm) {
+            suite_aliases(&(struct subject){.name = "cuda"}, dev);
+        }
+        CHECK_OK(pya_device_plain_alloc(dev, PYA_PAGE, &addr));
+        CHECK_OK(pya_device_plain_free(dev, addr));
+        pya_device_close(dev);
+    }
+    return true;
+}
+
+/* A driver that promises virtual memory and refuses it: without the part it refuses, else without all of it. */
+static void
+test_vmm_is_tried_out(void) {
+    static const struct {
+        uint64_t n;
+        const char *call;
+        int error;
+        bool has_vmm;
+    } each[] = {
+        {1, "cuMemSetAccess", 999, true}, /* WSL2: memory for network cards alone is refused */
+        {1, "cuMemCreate", 801, true},
+        {UINT64_MAX, "cuMemSetAccess", 999, false},
+        {UINT64_MAX, "cuMemCreate", 801, false},
+        {UINT64_MAX, "cuMemAddressReserve", 801, false},
+        {UINT64_MAX, "cuMemMap", 1, false},
+        {UINT64_MAX, "cuMemCreate", 2, true}, /* full: it says nothing */
+        {UINT64_MAX, "cuMemCreate", 700, true},
+    };
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        struct pya_device_caps caps;
+        if (!open_failing(each[i].n, each[i].call, each[i].error, &caps)) {
+            return;
+        }
+        CHECK_EQ(caps.has_vmm, each[i].has_vmm);
+    }
+}
+
 static const struct check_case cases[] = {
     {"all", test_all},
+    {"vmm_is_tried_out", test_vmm_is_tried_out},
     {"open_refuses", test_open_refuses},
 };
 

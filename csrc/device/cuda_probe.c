@@ -1,0 +1,40 @@
+/* Virtual memory tried out before it is trusted.  Floor 2.
+ *
+ * Drivers say of themselves that they can what they then refuse: on WSL2 before R615 memory that network cards may read
+ * was created and mapped, and could not be opened.  So one page goes the whole way once: mapped twice, opened and
+ * unmapped in one call each, as the allocator will. */
+#include "cuda_driver.h"
+
+enum { PROBE_MAPPINGS = 2 };
+
+cuda_result
+cuda_probe_pages(const struct cuda_driver *driver, const struct cuda_allocation_prop *prop) {
+    const struct cuda_access_desc desc = {
+        .location = prop->location, .flags = CUDA_ACCESS_READ_WRITE};
+    uint64_t page = 0;
+    pya_dptr base = 0;
+    size_t n_mapped = 0;
+    cuda_result result = driver->cuMemCreate(&page, PYA_PAGE, prop, 0);
+    if (result != CUDA_OK) {
+        return result;
+    }
+    result = driver->cuMemAddressReserve(&base, PROBE_MAPPINGS * PYA_PAGE, PYA_PAGE, 0, 0);
+    if (result != CUDA_OK) {
+        goto release;
+    }
+    while (n_mapped < PROBE_MAPPINGS && result == CUDA_OK) {
+        result = driver->cuMemMap(base + n_mapped * PYA_PAGE, PYA_PAGE, 0, page, 0);
+        n_mapped += result == CUDA_OK;
+    }
+    if (result == CUDA_OK) {
+        result = driver->cuMemSetAccess(base, n_mapped * PYA_PAGE, &desc, 1);
+    }
+    if (n_mapped > 0) {
+        cuda_result undone = driver->cuMemUnmap(base, n_mapped * PYA_PAGE);
+        result = result == CUDA_OK ? undone : result;
+    }
+    (void)driver->cuMemAddressFree(base, PROBE_MAPPINGS * PYA_PAGE);
+release:
+    (void)driver->cuMemRelease(page);
+    return result;
+}
