@@ -45,7 +45,8 @@ pya_torch_enable_peer(void *self, int8_t device, int8_t other) {
     }
 }
 
-/* The parameters are torch's. */
+/* The parameters are torch's.  Where torch has opened the memory to its peer (above), the copy is one of addresses, which
+ * goes straight from card to card, as on torch's own allocator. */
 int
 pya_torch_copy( // NOLINT(readability-function-size)
     void *self, void *to, int to_device, const void *from, int from_device, size_t bytes,
@@ -53,8 +54,7 @@ pya_torch_copy( // NOLINT(readability-function-size)
     int (*peer)(void *, int, const void *, int, size_t, void *) = nullptr;
     int (*copy)(void *, const void *, size_t, int, void *) = nullptr;
     (void)self;
-    (void)has_peer_access;
-    if (to_device != from_device && find(peer, "cudaMemcpyPeerAsync")) {
+    if (to_device != from_device && !has_peer_access && find(peer, "cudaMemcpyPeerAsync")) {
         return peer(to, to_device, from, from_device, bytes, stream);
     }
     return find(copy, "cudaMemcpyAsync") ? copy(to, from, bytes, DEVICE_TO_DEVICE, stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +73,16 @@ def test_peer_access() -> None:
     x, y = empty(3 * MIB, 0), empty(3 * MIB, 1)
     y.copy_(x)
     torch.cuda.synchronize(1)
+
+
+def test_peers_are_copied_between_directly(runtime: Any) -> None:
+    """Not through the host, as the call for memory that is not open to the other device may."""
+    x = torch.arange(MIB, dtype=torch.int32).cuda(0)
+    before = runtime.pya_hostcuda_calls(b"cudaMemcpyPeerAsync")
+    y = x.to("cuda:1")
+    z = y.to("cuda:0", non_blocking=True)
+    assert torch.equal(y.cpu(), x.cpu()) and torch.equal(z.cpu(), x.cpu())
+    assert runtime.pya_hostcuda_calls(b"cudaMemcpyPeerAsync") == before
 
 
 @pytest.mark.parametrize("device", [-2, 2, 99])
