@@ -160,7 +160,8 @@ def image_for(capability: tuple[int, int]) -> bytes:
     directory = _cache_directory()
     if directory is None:
         return compile_text(text, arch)
-    cached = directory / f"ops-{digest[:16]}-{arch}.cubin"
+    # A home may be shared with machines whose drivers are of an older major version, which refuse it.
+    cached = directory / f"ops-{digest[:16]}-{arch}-cuda{_cuda_major()}.cubin"
     found = read_cached(cached)
     if found is None:
         found = compile_text(text, arch)
@@ -204,13 +205,19 @@ def write_cached(path: Path, content: bytes) -> None:
         files.write(path, seal(path, content) + content)
 
 
+def _cuda_major() -> str:
+    """Of the CUDA that torch was built with: the driver runs that, and need not run what a newer one compiles."""
+    return (torch.version.cuda or "").partition(".")[0]
+
+
 def _nvrtc() -> ctypes.CDLL:
-    """The NVRTC that came with torch, else the system's."""
+    """The NVRTC that came with torch, else the system's; of torch's own CUDA version if there is one."""
     found: list[str] = []
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or [] if spec is not None else []:
         found += sorted(str(path) for path in Path(root).glob("*/lib/libnvrtc.so.*"))
-    for name in [*found, "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]:
+    found += ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
+    for name in sorted(found, key=lambda name: not name.endswith(f".so.{_cuda_major()}")):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
     raise OpError(

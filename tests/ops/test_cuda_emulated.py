@@ -301,6 +301,27 @@ def test_no_home_means_no_cache(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [tmp_path / "ops.cu"]
 
 
+@pytest.mark.parametrize(("cuda", "major"), [("12.8", "12"), ("13.2", "13")])
+def test_nvrtc_is_of_torchs_own_cuda(tmp_path, monkeypatch, cuda, major):
+    """A driver that runs this torch may refuse what a newer compiler makes, and its cache keeps the two apart."""
+    for name in ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    (tmp_path / "ops.cu").write_bytes(b"text")
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(_cuda.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(_cuda.ctypes, "CDLL", lambda name: name)
+    monkeypatch.setattr(_cuda.torch.version, "cuda", cuda)
+    monkeypatch.setattr(_cuda, "SOURCE", tmp_path / "ops.cu")
+    monkeypatch.setattr(_cuda, "compile_text", lambda *_: cuda.encode())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert _cuda._nvrtc().endswith(f"/libnvrtc.so.{major}")
+    assert _cuda.image_for((9, 0)) == cuda.encode()
+    monkeypatch.setattr(_cuda.torch.version, "cuda", "11.8")
+    monkeypatch.setattr(_cuda, "compile_text", lambda *_: b"another")
+    assert _cuda.image_for((9, 0)) == b"another"
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """The kernels as one text, where there is something that compiles it."""
