@@ -76,4 +76,9 @@ def _allocation_works() -> bool:
         print(f"an allocation of 1 MiB failed: {error}")
         return False
     print(f"an allocation of 1 MiB works (a block of {size} bytes)")
+    if _core.stats(tensor.device.index)["pyalloc_pages"] == 0:
+        print(
+            "it came from cudaMalloc: virtual memory calls are off (vmm:false), missing, or were refused when tried;"
+            "\n      pyalloc then joins no pages, and needs as much memory as torch's own allocator"
+        )
     return True

@@ -443,7 +443,11 @@ def test_doctor(dry_python) -> None:  # type: ignore[no-untyped-def]
     done = dry_python("import sys; from pyalloc.cli import main; sys.exit(main(['doctor']))")
     assert "device 0:" in done.stdout
     assert "an allocation of 1 MiB works" in done.stdout
+    assert "cudaMalloc" not in done.stdout
     done = dry_python(
-        "import sys; from pyalloc.cli import main; sys.exit(main(['doctor']))", install=True
+        "import sys; from pyalloc.cli import main; sys.exit(main(['doctor']))",
+        install=True,
+        env={"PYALLOC_HOSTCUDA_FAIL": "every:cuMemSetAccess:801"},
     )
     assert "an allocation of 1 MiB works" in done.stdout
+    assert "it came from cudaMalloc" in done.stdout
