@@ -93,7 +93,8 @@ struct pya_card {
     bool is_short;           /* the capacity was reached, and there was no room again since */
     bool
         fits_carefully; /* so that few wholly free pages are broken: tight, and everyone while short */
-    bool lacks_addresses; /* a range could not be reserved since addresses were last given back */
+    size_t n_held_mappings; /* more than the last unmapping meant to leave: pools in use and live blocks hold them */
+    bool lacks_addresses;   /* a range could not be reserved since addresses were last given back */
     bool told_lost;       /* the error after which the device is lost was explained; atomic */
     bool is_timed;        /* requests look at the clock (option trim_after) */
 };

@@ -11,7 +11,8 @@
 
 bool
 pya_card_is_crowded(const struct pya_card *card) {
-    return card->pages.n_mappings > card->pages.n_live * card->options.mappings_per_page;
+    size_t most = card->pages.n_live * card->options.mappings_per_page;
+    return card->pages.n_mappings > most + card->n_held_mappings;
 }
 
 static bool
@@ -327,6 +328,13 @@ pya_trim_addresses(struct pya_card *card) {
 pya_status
 pya_trim_mappings(struct pya_card *card) {
     pya_status st = pya_device_sync(card->dev);
+    if (st != PYA_OK) {
+        return st;
+    }
     size_t n_keep = card->pages.n_live * card->options.mappings_per_page / 2;
-    return st == PYA_OK ? card_drop_addresses(card, n_keep) : st;
+    st = card_drop_addresses(card, n_keep);
+    /* What cannot go is not waited for again until as many new ones have come. */
+    size_t n_left = card->pages.n_mappings;
+    card->n_held_mappings = n_left > n_keep ? n_left - n_keep : 0;
+    return st;
 }

@@ -30,7 +30,7 @@ PYA_MUST_CHECK pya_status pya_trim_mappings(struct pya_card *card);
 void pya_trim_settle(struct pya_card *card);
 /* The same for all of them, where addresses ran out since the last time; the device was waited for.  True: they did. */
 bool pya_trim_addresses(struct pya_card *card);
-/* Has the card more mappings than its options allow? */
+/* Has the card more mappings than its options allow, those that cannot go not counted? */
 bool pya_card_is_crowded(const struct pya_card *card);
 
 #ifdef __cplusplus

@@ -89,6 +89,48 @@ test_stitched_ranges_of_a_pool_keep_their_pages(void) {
     world_fini(&world);
 }
 
+/* Every second page of n_pages is free, then, one after another, a block of each number of pages from 2 to n_most was
+ * stitched of those.  Returns with the other pages taken: ptrs[1], ptrs[3], ... */
+static void
+stitch_sizes(struct world *world, pya_dptr *ptrs, size_t n_pages, size_t n_most) {
+    for (size_t i = 0; i < n_pages; i++) {
+        ptrs[i] = take(world, 2 * MIB, 0);
+    }
+    for (size_t i = 0; i < n_pages; i += 2) {
+        give(world, ptrs[i]);
+    }
+    for (size_t n = 2; n <= n_most; n++) {
+        give(world, take(world, n * 2 * MIB, 0));
+    }
+}
+
+/* What a pool in use keeps mapped cannot be unmapped: it is not waited for at every stitched request of the others. */
+static void
+test_mappings_of_a_pool_in_use_cost_others_no_wait(void) {
+    struct world world = {0};
+    pya_dptr kept[32];
+    pya_dptr ptrs[16];
+    pools_init(&world, "memory:tight,mappings_per_page:3");
+    pool_begin(&world);
+    stitch_sizes(&world, kept, 32, 16);
+    CHECK_OK(pya_pool_end(world.heap, 0, POOL)); /* its user stays */
+    stitch_sizes(&world, ptrs, 16, 2);
+    CHECK(stat_of(world.heap, 0, "pyalloc_mappings") > 3 * stat_of(world.heap, 0, "pyalloc_pages"));
+    uint64_t n_waits = calls(&world, PYA_SIM_DEVICE_SYNC);
+    for (size_t i = 0; i < 20; i++) {
+        give(&world, take(&world, (i % 2 == 0 ? 10 : 4) * MIB, 0));
+    }
+    CHECK(calls(&world, PYA_SIM_DEVICE_SYNC) - n_waits <= 1);
+    CHECK(stat_of(world.heap, 0, "pyalloc_range_hits") >= 15);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    for (size_t i = 1; i < 16; i += 2) {
+        give(&world, ptrs[i]);
+        give(&world, kept[i]);
+        give(&world, kept[i + 16]);
+    }
+    world_fini(&world);
+}
+
 /* ---- a source of memory ---- */
 
 struct source {
@@ -309,6 +351,7 @@ static const struct check_case cases[] = {
     {"claim", test_claim},
     {"ranges_keep_their_pages", test_stitched_ranges_of_a_pool_keep_their_pages},
     {"addresses_stay_mapped", test_addresses_of_a_pool_in_use_stay_mapped},
+    {"mappings_cost_no_wait", test_mappings_of_a_pool_in_use_cost_others_no_wait},
     {"source", test_source},
     {"source_dies_with_the_heap", test_source_dies_with_the_heap},
     {"no_split", test_no_split},
