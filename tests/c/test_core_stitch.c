@@ -1,0 +1,135 @@
+/* Stitched ranges and dead addresses: what a shared range takes, and what becomes of a mapping that failed half-way. */
+#include "world.h"
+
+#define HALF_MIB (MIB / 2)
+
+/* Blocks that fill a card from its first byte on, in order of their addresses. */
+static void
+fill(struct world *world, const size_t *sizes, size_t n, pya_dptr *ptrs) {
+    for (size_t i = 0; i < n; i++) {
+        ptrs[i] = take(world, sizes[i], 0);
+        CHECK_EQ(ptrs[i] - ptrs[0], i == 0 ? 0 : ptrs[i - 1] + sizes[i - 1] - ptrs[0]);
+    }
+}
+
+/* Free: the last 512 KiB of one page, the last 1.5 MiB of another, two whole pages that do not touch.  The first request
+ * could begin in either page; only where it begins in the smaller end is there room for the second. */
+static void
+test_a_shared_range_begins_in_the_smallest_end(void) {
+    static const size_t sizes[] = {3 * HALF_MIB, HALF_MIB, 2 * MIB, HALF_MIB, 3 * HALF_MIB,
+                                   2 * MIB,      2 * MIB,  2 * MIB, 2 * MIB,  2 * MIB};
+    static const size_t freed[] = {1, 4, 6, 8};
+    struct world world = {.config = {.capacity_bytes = 16 * MIB}};
+    pya_dptr ptrs[10];
+    world_init(&world, "shared_pages:True");
+    fill(&world, sizes, 10, ptrs);
+    for (size_t i = 0; i < 4; i++) {
+        give(&world, ptrs[freed[i]]);
+    }
+    pya_dptr first = take(&world, 5 * HALF_MIB, 0);
+    pya_dptr second = take(&world, 7 * HALF_MIB, 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_shared_ranges"), 2);
+    give(&world, first);
+    give(&world, second);
+    world_fini(&world);
+}
+
+/* The same with the first bytes of pages, where a range may end. */
+static void
+test_a_shared_range_ends_in_the_smallest_start(void) {
+    static const size_t sizes[] = {HALF_MIB, 3 * HALF_MIB, 2 * MIB, 3 * HALF_MIB, HALF_MIB,
+                                   2 * MIB,  2 * MIB,      2 * MIB, 2 * MIB,      2 * MIB};
+    static const size_t freed[] = {0, 3, 6, 8};
+    struct world world = {.config = {.capacity_bytes = 16 * MIB}};
+    pya_dptr ptrs[10];
+    world_init(&world, "shared_pages:True");
+    fill(&world, sizes, 10, ptrs);
+    for (size_t i = 0; i < 4; i++) {
+        give(&world, ptrs[freed[i]]);
+    }
+    pya_dptr first = take(&world, 5 * HALF_MIB, 0);
+    pya_dptr second = take(&world, 7 * HALF_MIB, 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_shared_ranges"), 2);
+    give(&world, first);
+    give(&world, second);
+    world_fini(&world);
+}
+
+static const uint32_t ACCESS_CALLS = 1U << PYA_SIM_SET_ACCESS | 1U << PYA_SIM_UNMAP;
+
+/* A range that could not be opened to the device, nor unmapped, is handed to nobody and unmapped at the next chance,
+ * though its pages stay. */
+static void
+test_a_broken_range_is_unmapped(void) {
+    enum { N_PAGES = 32 };
+    struct world world = {.config = {.capacity_bytes = N_PAGES * 2 * MIB}};
+    pya_dptr ptrs[N_PAGES];
+    pya_dptr none;
+    world_init(&world, "");
+    for (size_t i = 0; i < N_PAGES; i++) {
+        ptrs[i] = take(&world, 2 * MIB, 0);
+    }
+    for (size_t i = 0; i < N_PAGES; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    pya_sim_fail(world.sim, ACCESS_CALLS, 1, PYA_E_DEVICE, true);
+    CHECK_EQ(pya_alloc(world.heap, 0, 6 * MIB, 0, &none), PYA_E_DEVICE);
+    CHECK(pya_sim_fail_clear(world.sim));
+    pya_dptr sound = take(&world, 6 * MIB, 0);
+    CHECK_OK(pya_sim_own(world.sim, sound, 6 * MIB)); /* a violation where it is not accessible */
+    pya_sim_disown(world.sim, sound, 6 * MIB);
+    give(&world, sound);
+    for (size_t i = 0; i < N_PAGES; i += 2) {
+        ptrs[i] = take(&world, 2 * MIB, 0);
+    }
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_mappings"), N_PAGES + 3 + 3);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_mappings"), N_PAGES + 3);
+    world_fini(&world);
+}
+
+/* Addresses to which pages could not be moved stay unusable after a trim that had to leave them. */
+static void
+test_broken_addresses_stay_broken_in_a_trim(void) {
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    pya_dptr ptrs[8];
+    pya_dptr ptr;
+    world_init(&world, "");
+    pya_dptr own = take(&world, 5000, 32);
+    for (size_t i = 0; i < 8; i++) {
+        ptrs[i] = take(&world, 4 * MIB, 16);
+    }
+    for (size_t i = 0; i < 8; i += 2) { /* nowhere 8 MiB side by side */
+        give(&world, ptrs[i]);
+    }
+    pya_sim_fail(world.sim, ACCESS_CALLS, 1, PYA_E_DEVICE, true);
+    CHECK_EQ(pya_alloc(world.heap, 0, 8 * MIB, 32, &ptr), PYA_E_DEVICE);
+    CHECK(pya_sim_fail_clear(world.sim));
+    for (size_t i = 0; i < 8; i += 2) {
+        ptrs[i] = take(&world, 4 * MIB, 16);
+    }
+    int64_t n_mappings = stat_of(world.heap, 0, "pyalloc_mappings");
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK(stat_of(world.heap, 0, "pyalloc_mappings") > stat_of(world.heap, 0, "pyalloc_pages"));
+    CHECK(n_mappings > stat_of(world.heap, 0, "pyalloc_pages"));
+    for (size_t i = 0; i < 8; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    ptr = take(&world, 8 * MIB, 32);
+    CHECK_OK(pya_sim_own(world.sim, ptr, 8 * MIB));
+    pya_sim_disown(world.sim, ptr, 8 * MIB);
+    give(&world, own);
+    world_fini(&world);
+}
+
+static const struct check_case cases[] = {
+    {"begins_in_the_smallest_end", test_a_shared_range_begins_in_the_smallest_end},
+    {"ends_in_the_smallest_start", test_a_shared_range_ends_in_the_smallest_start},
+    {"broken_range_is_unmapped", test_a_broken_range_is_unmapped},
+    {"broken_addresses_stay_broken", test_broken_addresses_stay_broken_in_a_trim},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
