@@ -91,7 +91,8 @@ struct pya_trace_frame {
 /* "alloc" and so on; NULL for a number that is not a kind. */
 const char *pya_trace_kind_name(int kind);
 
-/* ---- writing: any thread may call; one lock of its own, taken inside every other ---- */
+/* ---- writing: any thread may call; one lock of its own, taken inside every other.  After PYA_E_IO errno says why the
+ * first write failed, also when a later call says so again ---- */
 
 struct pya_trace_writer;
 

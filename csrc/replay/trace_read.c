@@ -1,4 +1,5 @@
 /* Reading trace files, also damaged and hostile ones: every number is checked before it is used. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -344,6 +345,7 @@ pya_trace_open(const char *path, struct pya_trace_reader **out) {
         return PYA_E_HOST_NOMEM;
     }
     pya_status status = PYA_E_IO;
+    int why;
     long end = -1;
     uint8_t header[TRACE_HEADER_BYTES];
     r->file = fopen(path, "rb");
@@ -365,6 +367,8 @@ pya_trace_open(const char *path, struct pya_trace_reader **out) {
     return PYA_OK;
 
 destroy:
+    why = errno; /* what the caller tells of PYA_E_IO */
     pya_trace_reader_destroy(r);
+    errno = why;
     return status;
 }

@@ -33,6 +33,7 @@ struct pya_trace_writer {
     int fd;
     pid_t pid; /* a forked child must not write into the parent's file */
     pya_status first_error;
+    int first_errno; /* with PYA_E_IO: why */
     char *path;
     char *part;
     struct trace_state state;
@@ -138,6 +139,13 @@ trace_begin_chunk(struct pya_trace_writer *w) {
 }
 
 static pya_status
+trace_fail_io(struct pya_trace_writer *w) {
+    w->first_error = PYA_E_IO;
+    w->first_errno = errno;
+    return PYA_E_IO;
+}
+
+static pya_status
 trace_write_all(struct pya_trace_writer *w, const uint8_t *at, size_t n) {
     while (n > 0) {
         ssize_t done = write(w->fd, at, n);
@@ -145,8 +153,7 @@ trace_write_all(struct pya_trace_writer *w, const uint8_t *at, size_t n) {
             continue;
         }
         if (done <= 0) {
-            w->first_error = PYA_E_IO;
-            return PYA_E_IO;
+            return trace_fail_io(w);
         }
         at += done;
         n -= (size_t)done;
@@ -175,6 +182,7 @@ trace_enter(struct pya_trace_writer *w) {
     pthread_mutex_lock(&w->lock);
     pya_status status = w->first_error;
     if (status != PYA_OK) {
+        errno = w->first_errno;
         pthread_mutex_unlock(&w->lock);
     }
     return status;
@@ -317,7 +325,7 @@ trace_put_event(
 pya_status
 pya_trace_write(struct pya_trace_writer *w, const struct pya_trace_event *event) {
     int fields = trace_fields(event->kind);
-    if (fields < 0 || event->device < 0) {
+    if (fields < 0 || event->device < 0 || event->device >= PYA_MAX_DEVICES) {
         return PYA_E_INVAL;
     }
     pya_status status = trace_enter(w);
@@ -355,8 +363,10 @@ pya_trace_flush(struct pya_trace_writer *w) {
     return status;
 }
 
+/* errno is then why the first write failed. */
 static void
 trace_writer_free(struct pya_trace_writer *w) {
+    int why = w->first_errno;
     for (uint32_t i = 0; i < w->strings.n_slots; i++) {
         if (w->strings.slots[i].id != 0) {
             free(w->strings.slots[i].key.text);
@@ -368,6 +378,7 @@ trace_writer_free(struct pya_trace_writer *w) {
     free(w->part);
     pthread_mutex_destroy(&w->lock);
     free(w);
+    errno = why;
 }
 
 pya_status
@@ -381,10 +392,10 @@ pya_trace_close(struct pya_trace_writer *w) {
         status = trace_end_chunk(w); /* empty: the mark of a complete file */
     }
     if (close(w->fd) != 0 && status == PYA_OK) {
-        status = PYA_E_IO;
+        status = trace_fail_io(w);
     }
     if (status == PYA_OK && rename(w->part, w->path) != 0) {
-        status = PYA_E_IO;
+        status = trace_fail_io(w);
     }
     trace_writer_free(w);
     return status;
@@ -416,6 +427,7 @@ pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out
     (void)unlink(w->part);
     w->fd = open(w->part, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (w->fd < 0) {
+        w->first_errno = errno;
         goto free_writer;
     }
     uint8_t header[TRACE_HEADER_BYTES] = {0};

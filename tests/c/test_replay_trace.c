@@ -1,6 +1,9 @@
 /* Trace files: what is written is read back, cut files are read to the last whole chunk, damage is found, and no
  * input, however hostile, crashes the reader. */
+#include <errno.h>
 #include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -311,6 +314,8 @@ test_writer_refuses(void) {
     CHECK_EQ(pya_trace_write(writer, &e), PYA_E_INVAL);
     e = (struct pya_trace_event){.kind = PYA_TRACE_ALLOC, .stack = 1};
     CHECK_EQ(pya_trace_write(writer, &e), PYA_E_INVAL);
+    e = (struct pya_trace_event){.kind = PYA_TRACE_ALLOC, .device = PYA_MAX_DEVICES};
+    CHECK_EQ(pya_trace_write(writer, &e), PYA_E_INVAL); /* the reader would call the file damaged */
     struct pya_trace_frame frame = {.parent = 1};
     uint32_t id = 0;
     CHECK_EQ(pya_trace_stack(writer, &frame, &id), PYA_E_INVAL);
@@ -331,6 +336,41 @@ test_writer_refuses(void) {
     CHECK_EQ(e.time_ns, 9);
     pya_trace_reader_destroy(reader);
     free(large);
+}
+
+/* Whatever happened since: a file that could not grow is told as that, also by the calls that follow. */
+static void
+test_errno_of_the_first_failure_stays(void) {
+    struct rlimit before;
+    struct rlimit small;
+    struct pya_trace_writer *writer = NULL;
+    static char text[60000];
+    uint32_t id = 0;
+    memset(text, 'x', sizeof text);
+    CHECK_OK(pya_trace_create(in_folder("e.pya"), true, &writer));
+    CHECK_OK(pya_trace_string(writer, text, sizeof text, &id));
+    fflush(stdout);
+    CHECK_OK(getrlimit(RLIMIT_FSIZE, &before));
+    small = before;
+    small.rlim_cur = 4096;
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    CHECK_OK(setrlimit(RLIMIT_FSIZE, &small));
+    pya_status flushed = pya_trace_flush(writer);
+    int flush_errno = errno;
+    errno = 0;
+    pya_status defined = pya_trace_string(writer, "y", 1, &id);
+    int define_errno = errno;
+    errno = 0;
+    pya_status closed = pya_trace_close(writer);
+    int close_errno = errno;
+    CHECK_OK(setrlimit(RLIMIT_FSIZE, &before));
+    (void)signal(SIGXFSZ, handler);
+    CHECK_EQ(flushed, PYA_E_IO);
+    CHECK_EQ(defined, PYA_E_IO);
+    CHECK_EQ(closed, PYA_E_IO);
+    CHECK_EQ(flush_errno, EFBIG);
+    CHECK_EQ(define_errno, EFBIG);
+    CHECK_EQ(close_errno, EFBIG);
 }
 
 struct author {
@@ -455,6 +495,7 @@ static const struct check_case cases[] = {
     {"damage", test_damage},
     {"hostile", test_hostile},
     {"writer_refuses", test_writer_refuses},
+    {"errno_stays", test_errno_of_the_first_failure_stays},
     {"threads", test_threads},
     {"fork", test_fork},
     {"host_memory_sweep", test_host_memory_sweep},
