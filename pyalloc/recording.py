@@ -273,7 +273,7 @@ class Recorder:
                         self.writer.writer.flush()
             except Exception as error:
                 print(f"pyalloc: the recording ends here: {error}", file=sys.stderr)
-                self._detach()
+                self._end()
                 return
 
     def drain(self) -> None:
@@ -292,28 +292,36 @@ class Recorder:
 
     def stop(self) -> None:
         """Ends the recording; the file gets its name."""
-        if self.writer is None:
+        if _active.recorder is not self:
             return
-        import torch
-
         if self.hooks is not None:
             self.hooks.categorise()
         self.ended.set()
         if self.thread is not None:
             self.thread.join()
-        self.drain()
         with self.lock:
             writer = self.writer
-            lost = self.source.n_lost() if isinstance(self.source, _Torchs) else 0
-            if lost:
-                writer.mark(Mark(self.source.clock(), "user", f"lost_events={lost}"))
-            self._detach()
+            if writer is None:  # it could not be written, which was told
+                return
+            try:
+                self.drain()
+                lost = self.source.n_lost() if isinstance(self.source, _Torchs) else 0
+                if lost:
+                    writer.mark(Mark(self.source.clock(), "user", f"lost_events={lost}"))
+            finally:
+                self._end()
+                writer.writer.close()
+
+    def _end(self) -> None:
+        """Nothing is remembered any more, neither by us nor by torch."""
+        import torch
+
+        self._detach()
         torch.cuda.memory._record_memory_history(enabled=None)
-        writer.writer.close()
-        atexit.unregister(self.stop)
 
     def _detach(self) -> None:
         """No marks come any more."""
+        atexit.unregister(self.stop)
         if self.hooks is not None:
             self.hooks.remove()
         self.writer = None
@@ -326,7 +334,6 @@ class Recorder:
 def _forget_in_child() -> None:
     """A forked process has neither the thread nor the file."""
     if _active.recorder is not None:
-        atexit.unregister(_active.recorder.stop)
         _active.recorder._detach()
 
 

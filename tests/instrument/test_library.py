@@ -28,6 +28,29 @@ def dry(
     )  # fmt: skip
 
 
+def test_a_recording_that_cannot_be_written_is_told_and_over(tmp_path: Path) -> None:
+    """A full disk (here: a limit on file sizes) ends that recording, nothing else: the next one works."""
+    program = """
+import resource, sys, pyalloc, torch
+from pyalloc import recording
+recording._FLUSH_S = 1000  # the error comes where the block ends
+before = resource.getrlimit(resource.RLIMIT_FSIZE)
+try:
+    with pyalloc.record(sys.argv[1]):
+        for n in range(20000):
+            torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+except pyalloc.PyallocError as error:
+    print("told:", error)
+resource.setrlimit(resource.RLIMIT_FSIZE, before)
+with pyalloc.record(sys.argv[2]):
+    torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+"""
+    said = dry(tmp_path, program, tmp_path / "a.pya", tmp_path / "b.pya", allocator="pyalloc")
+    assert f"told: {tmp_path}/a.pya: File too large" in said
+    assert trace.analyse(tmp_path / "b.pya").totals["is_complete"]
+
+
 @pytest.mark.parametrize("allocator", ["native", "pyalloc"])
 def test_record_with_phases_and_steps(tmp_path: Path, allocator: str) -> None:
     path = tmp_path / "out.pya"
