@@ -208,11 +208,12 @@ program_replay(PyObject *self, PyObject *args, PyObject *kwargs) {
         return NULL;
     }
     pya_status status = PYA_OK;
-    ((struct program_object *)self)->n_running++;
+    struct program_object *program = (struct program_object *)self;
+    program->n_running++;
     Py_BEGIN_ALLOW_THREADS
     status = pya_replay_run(program_from(self), &settings, &result);
-    Py_END_ALLOW_THREADS((struct program_object *)self)
-    ->n_running--;
+    Py_END_ALLOW_THREADS
+    program->n_running--;
     if (status != PYA_OK) {
         return replay_raise(status);
     }
@@ -242,11 +243,12 @@ program_find_min(PyObject *self, PyObject *args, PyObject *kwargs) {
         return NULL;
     }
     pya_status status = PYA_OK;
-    ((struct program_object *)self)->n_running++;
+    struct program_object *program = (struct program_object *)self;
+    program->n_running++;
     Py_BEGIN_ALLOW_THREADS
     status = pya_replay_find_min(program_from(self), &settings, &min);
-    Py_END_ALLOW_THREADS((struct program_object *)self)
-    ->n_running--;
+    Py_END_ALLOW_THREADS
+    program->n_running--;
     if (status == PYA_E_NOMEM) {
         Py_RETURN_NONE;
     }

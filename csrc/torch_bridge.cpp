@@ -18,6 +18,7 @@
 #include <cxxabi.h>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <typeinfo>
@@ -341,23 +342,20 @@ hook_record_stream(void *ptr, void *stream) {
 void
 hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter) {
     pya_heap *heap = heap_or_throw();
-    auto *own = new std::function<bool(void *)>(std::move(filter));
+    auto own = std::make_unique<std::function<bool(void *)>>(std::move(filter));
     const pya_stream current = stream_of(pya_torch_fast_stream(static_cast<int8_t>(device)));
     const pya_status status =
-        pya_pool_begin(heap, device, pool, {filter_match, filter_drop, own, current});
+        pya_pool_begin(heap, device, pool, {filter_match, filter_drop, own.get(), current});
     if (status == PYA_E_INVAL) {
-        delete own;
         throw std::runtime_error(
             "pyalloc: requests already go to pool (" + std::to_string(pool.first) + ", " +
             std::to_string(pool.second) + ") of GPU " + std::to_string(device) +
             ": a capture or a use_mem_pool block that uses it has not ended. One at a time can; use "
             "another pool, or end that one first");
     }
-    if (status != PYA_OK) {
-        delete own;
-        throw_status(heap, status, "beginning to allocate to a pool failed", device);
-    }
-} // NOLINT(clang-analyzer-cplusplus.NewDeleteLeaks): the heap owns it now and drops it at the pool's end
+    check(status, "beginning to allocate to a pool failed", device);
+    (void)own.release(); /* the heap's now, which drops it at the pool's end */
+}
 
 void
 hook_end_pool(int device, pya_pool_id pool) {

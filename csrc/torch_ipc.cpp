@@ -9,7 +9,7 @@
 
 #include <cstdint>
 #include <cstring>
-#include <dlfcn.h>
+#include <iterator>
 #include <mutex>
 #include <stdexcept>
 #include <unordered_map>
@@ -29,21 +29,14 @@ struct ipc_functions {
     int (*last_error)();
 };
 
-template <typename F>
-void
-find(F *&function, const char *name) {
-    void *symbol = dlsym(RTLD_DEFAULT, name);
-    function = reinterpret_cast<F *>(symbol != nullptr ? symbol : pya_torch_symbol(name));
-}
-
 const ipc_functions &
 functions() {
     static const ipc_functions found = [] {
         ipc_functions each = {};
-        find(each.get, "cudaIpcGetMemHandle");
-        find(each.open, "cudaIpcOpenMemHandle");
-        find(each.close, "cudaIpcCloseMemHandle");
-        find(each.last_error, "cudaGetLastError");
+        (void)pya_torch_find(each.get, "cudaIpcGetMemHandle");
+        (void)pya_torch_find(each.open, "cudaIpcOpenMemHandle");
+        (void)pya_torch_find(each.close, "cudaIpcCloseMemHandle");
+        (void)pya_torch_find(each.last_error, "cudaGetLastError");
         return each;
     }();
     if (found.get == nullptr || found.open == nullptr || found.close == nullptr ||
@@ -104,6 +97,9 @@ pya_torch_ipc_open(void *self, std::string handle) {
         throw std::runtime_error(
             "pyalloc: opening another process's memory failed (cudaIpcOpenMemHandle gave " +
             std::to_string(error) + ")");
+    }
+    for (auto each = open_handles.begin(); each != open_handles.end();) {
+        each = each->second.expired() ? open_handles.erase(each) : std::next(each);
     }
     known = std::shared_ptr<void>(base, [](void *opened) { (void)functions().close(opened); });
     open_handles[handle] = known;

@@ -7,8 +7,6 @@
 #include "torch_slots.h"
 #include "torch_symbols.h"
 
-#include <cstring>
-#include <dlfcn.h>
 #include <stdexcept>
 #include <string>
 
@@ -17,21 +15,12 @@ namespace {
 constexpr int DEVICE_TO_DEVICE = 3;      /* cudaMemcpyDeviceToDevice */
 constexpr int ERROR_NOT_SUPPORTED = 801; /* cudaErrorNotSupported */
 
-template <typename F>
-bool
-find(F *&function, const char *name) {
-    void *symbol = dlsym(RTLD_DEFAULT, name);
-    symbol = symbol != nullptr ? symbol : pya_torch_symbol(name);
-    memcpy(&function, &symbol, sizeof function);
-    return symbol != nullptr;
-}
-
 } // namespace
 
 void
 pya_torch_enable_peer(void *self, int8_t device, int8_t other) {
     void (*torch_enable)(void *, int8_t, int8_t) = nullptr;
-    if (find(torch_enable, PYA_TORCH_ENABLE_PEER)) {
+    if (pya_torch_find(torch_enable, PYA_TORCH_ENABLE_PEER)) {
         torch_enable(self, device, other);
     }
     pya_heap *heap = pya_torch_heap();
@@ -54,9 +43,10 @@ pya_torch_copy( // NOLINT(readability-function-size)
     int (*peer)(void *, int, const void *, int, size_t, void *) = nullptr;
     int (*copy)(void *, const void *, size_t, int, void *) = nullptr;
     (void)self;
-    if (to_device != from_device && !has_peer_access && find(peer, "cudaMemcpyPeerAsync")) {
+    if (to_device != from_device && !has_peer_access &&
+        pya_torch_find(peer, "cudaMemcpyPeerAsync")) {
         return peer(to, to_device, from, from_device, bytes, stream);
     }
-    return find(copy, "cudaMemcpyAsync") ? copy(to, from, bytes, DEVICE_TO_DEVICE, stream)
-                                         : ERROR_NOT_SUPPORTED;
+    return pya_torch_find(copy, "cudaMemcpyAsync") ? copy(to, from, bytes, DEVICE_TO_DEVICE, stream)
+                                                   : ERROR_NOT_SUPPORTED;
 }

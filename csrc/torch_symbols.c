@@ -24,6 +24,12 @@ pya_torch_symbol(const char *name) {
     return NULL;
 }
 
+void *
+pya_torch_runtime_symbol(const char *name) {
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    return symbol != NULL ? symbol : pya_torch_symbol(name);
+}
+
 size_t
 pya_torch_stat_index(const char *key) {
     size_t index = 0;

@@ -8,7 +8,6 @@
 #include "torch_symbols.h"
 
 #include <atomic>
-#include <dlfcn.h>
 #include <mutex>
 #include <string>
 #include <unordered_set>
@@ -28,20 +27,13 @@ std::atomic<size_t> n_uncached{0};
 std::mutex uncached_lock;
 std::unordered_set<void *> uncached; /* guarded by uncached_lock */
 
-template <typename F>
-void
-find(F *&function, const char *name) {
-    void *symbol = dlsym(RTLD_DEFAULT, name);
-    function = reinterpret_cast<F *>(symbol != nullptr ? symbol : pya_torch_symbol(name));
-}
-
 const runtime_functions &
 functions() {
     static const runtime_functions found = [] {
         runtime_functions each = {};
-        find(each.alloc, "cudaMalloc");
-        find(each.release, "cudaFree");
-        find(each.last_error, "cudaGetLastError");
+        (void)pya_torch_find(each.alloc, "cudaMalloc");
+        (void)pya_torch_find(each.release, "cudaFree");
+        (void)pya_torch_find(each.last_error, "cudaGetLastError");
         return each;
     }();
     return found;

@@ -403,9 +403,8 @@ pya_status
 pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, bool is_small) {
     struct pya_card *card = arena->card;
     PYA_ASSERT(n_pages > 0 && hole->bytes >= n_pages * PYA_PAGE);
-    size_t room =
-        card->limit_bytes > card->reserved_bytes ? card->limit_bytes - card->reserved_bytes : 0;
-    if (n_pages > room / PYA_PAGE || n_pages > pya_arena_pool_room(arena) / PYA_PAGE) {
+    if (n_pages > pya_card_room(card) / PYA_PAGE ||
+        n_pages > pya_arena_pool_room(arena) / PYA_PAGE) {
         return PYA_E_LIMIT;
     }
     pya_status st = pya_pages_reserve(&card->pages, n_pages);
@@ -420,25 +419,18 @@ pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, 
     for (; n_made < n_pages; n_made++) {
         st = pya_page_create(&card->pages, card->dev, &ids[n_made]);
         if (st != PYA_OK) {
-            goto drop;
+            break;
         }
         card->pages.items[ids[n_made]].is_small = is_small;
     }
-    pya_card_reserved(card, is_small, (int64_t)(n_pages * PYA_PAGE));
-    st = pya_arena_settle(arena, hole, ids, n_pages);
+    pya_card_reserved(card, is_small, (int64_t)(n_made * PYA_PAGE));
+    st = st == PYA_OK ? pya_arena_settle(arena, hole, ids, n_pages) : st;
     if (st == PYA_OK) {
         card->stats.scalar[PYA_STAT_num_device_alloc]++;
         card->stats.scalar[PYA_STAT_pyalloc_growths]++;
-        free(ids);
-        return PYA_OK;
+    } else {
+        arena_drop_pages(card, ids, n_made, is_small);
     }
-    arena_drop_pages(card, ids, n_pages, is_small);
-    free(ids);
-    return st;
-
-drop:
-    pya_card_reserved(card, is_small, (int64_t)(n_made * PYA_PAGE));
-    arena_drop_pages(card, ids, n_made, is_small);
     free(ids);
     return st;
 }
@@ -452,6 +444,20 @@ arena_range_bytes(const struct pya_arena *arena, size_t n_pages) {
     return bytes > least ? bytes : least;
 }
 
+struct pya_block *
+pya_arena_link_range(struct pya_arena *arena, struct pya_range *range) {
+    struct pya_card *card = arena->card;
+    pya_card_claim(card, range->base, range->bytes);
+    range->arena = arena;
+    range->next = arena->ranges;
+    arena->ranges = range;
+    struct pya_block *block = pya_slab_take(&card->blocks);
+    block->addr = range->base;
+    block->bytes = range->bytes;
+    pya_range_link_below(range, NULL, block);
+    return block;
+}
+
 static pya_status
 arena_add_range(struct pya_arena *arena, size_t n_pages, struct pya_block **out) {
     struct pya_card *card = arena->card;
@@ -463,7 +469,6 @@ arena_add_range(struct pya_arena *arena, size_t n_pages, struct pya_block **out)
     if (range == NULL) {
         return PYA_E_HOST_NOMEM;
     }
-    range->arena = arena;
     st = pya_range_reserve_slots(range, 1);
     if (st != PYA_OK) {
         goto free_range;
@@ -478,15 +483,8 @@ arena_add_range(struct pya_arena *arena, size_t n_pages, struct pya_block **out)
         card->lacks_addresses = true;
         goto free_range;
     }
-    pya_card_claim(card, range->base, range->bytes);
-    range->next = arena->ranges;
-    arena->ranges = range;
-    struct pya_block *hole = pya_slab_take(&card->blocks);
-    hole->addr = range->base;
-    hole->bytes = range->bytes;
-    pya_range_link_below(range, NULL, hole);
-    arena_add_hole(arena, hole);
-    *out = hole;
+    *out = pya_arena_link_range(arena, range);
+    arena_add_hole(arena, *out);
     return PYA_OK;
 
 free_range:

@@ -142,6 +142,9 @@ PYA_MUST_CHECK pya_status pya_arena_settle(
 /* A hole of at least n_pages at the end of a range; makes a new range when there is none. */
 PYA_MUST_CHECK pya_status
 pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **out);
+/* A range with addresses of its own becomes the arena's; returns the one block that covers it, which is in no index yet.
+ * A record was reserved. */
+struct pya_block *pya_arena_link_range(struct pya_arena *arena, struct pya_range *range);
 /* Gives back address space in which nothing is mapped. */
 void pya_arena_drop_ranges(struct pya_arena *arena);
 /* A home block whose addresses are no longer mapped becomes a hole of the range's own arena and joins the holes

@@ -93,8 +93,9 @@ struct pya_card {
     bool is_short;           /* the capacity was reached, and there was no room again since */
     bool
         fits_carefully; /* so that few wholly free pages are broken: tight, and everyone while short */
-    size_t n_held_mappings; /* more than the last unmapping meant to leave: pools in use and live blocks hold them */
-    bool lacks_addresses;   /* a range could not be reserved since addresses were last given back */
+    size_t
+        n_held_mappings; /* more than the last unmapping meant to leave: pools in use and live blocks hold them */
+    bool lacks_addresses; /* a range could not be reserved since addresses were last given back */
     bool told_lost;       /* the error after which the device is lost was explained; atomic */
     bool is_timed;        /* requests look at the clock (option trim_after) */
 };
@@ -140,6 +141,12 @@ pya_card_set_fraction(struct pya_card *card, double fraction) {
     size_t by_bytes = card->options.limit > 0 ? card->options.limit : SIZE_MAX;
     card->options.per_process_memory_fraction = fraction;
     card->limit_bytes = by_fraction < by_bytes ? by_fraction : by_bytes;
+}
+
+/* What may still be reserved; the limit may have been lowered below what is. */
+static inline size_t
+pya_card_room(const struct pya_card *card) {
+    return card->limit_bytes > card->reserved_bytes ? card->limit_bytes - card->reserved_bytes : 0;
 }
 
 /* Physical memory came (positive) or went. */

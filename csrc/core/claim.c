@@ -14,17 +14,14 @@ pool_has_arena(const struct pya_card *card, const struct pya_pool *pool) {
 /* The pool while it has no memory, its card LOCKED; NULL and no lock otherwise. */
 static struct pya_pool *
 pool_begin_new(struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_card **out) {
-    struct pya_card *card = pya_heap_open_card(heap, device);
-    if (card == NULL) {
+    struct pya_pool *pool;
+    if (pya_heap_lock_pool(heap, device, id, out, &pool) != PYA_OK) {
         return NULL;
     }
-    pya_lock_acquire(&card->lock);
-    struct pya_pool *pool = pya_pool_find(card, id);
-    if (pool == NULL || pool_has_arena(card, pool)) {
-        pya_lock_release(&card->lock);
+    if (pool_has_arena(*out, pool)) {
+        pya_lock_release(&(*out)->lock);
         return NULL;
     }
-    *out = card;
     return pool;
 }
 
@@ -121,13 +118,11 @@ pya_status
 pya_pool_claim(
     struct pya_heap *heap, int device, struct pya_pool_id id, const struct pya_claim *claim) {
     struct pya_card *card;
-    pya_status st = pya_heap_card(heap, device, &card);
-    if (st != PYA_OK) {
-        return st;
+    pya_status st = pya_heap_lock_card(heap, device, &card);
+    if (st == PYA_OK) {
+        st = card_claim(card, id, claim);
+        pya_lock_release(&card->lock);
     }
-    pya_lock_acquire(&card->lock);
-    st = card_claim(card, id, claim);
-    pya_lock_release(&card->lock);
     return st;
 }
 

@@ -72,13 +72,13 @@ pya_pool_begin(
 pya_status
 pya_pool_end(struct pya_heap *heap, int device, struct pya_pool_id id) {
     struct pya_card *card;
+    struct pya_pool *pool;
     struct pya_stream_filter filter = {0};
-    pya_status st = pya_heap_lock_card(heap, device, &card);
+    pya_status st = pya_heap_lock_pool(heap, device, id, &card, &pool);
     if (st != PYA_OK) {
         return st;
     }
-    struct pya_pool *pool = pya_pool_find(card, id);
-    if (pool == NULL || !pool->is_active) {
+    if (!pool->is_active) {
         st = PYA_E_INVAL;
     } else {
         filter = pool->filter;
@@ -118,16 +118,13 @@ pya_pool_retain(struct pya_heap *heap, int device, struct pya_pool_id id, bool o
 pya_status
 pya_pool_set_on_oom(struct pya_heap *heap, int device, struct pya_pool_id id, bool on_oom) {
     struct pya_card *card;
-    pya_status st = pya_heap_lock_card(heap, device, &card);
-    if (st != PYA_OK) {
-        return st;
-    }
-    struct pya_pool *pool = pya_pool_find(card, id);
-    if (pool != NULL) {
+    struct pya_pool *pool;
+    pya_status st = pya_heap_lock_pool(heap, device, id, &card, &pool);
+    if (st == PYA_OK) {
         pool->on_oom = on_oom;
+        pya_lock_release(&card->lock);
     }
-    pya_lock_release(&card->lock);
-    return pool != NULL ? PYA_OK : PYA_E_INVAL;
+    return st;
 }
 
 size_t
@@ -152,12 +149,12 @@ pya_pool_list(struct pya_heap *heap, int device, struct pya_pool_info *infos, si
 pya_status
 pya_pool_release(struct pya_heap *heap, int device, struct pya_pool_id id) {
     struct pya_card *card;
-    pya_status st = pya_heap_lock_card(heap, device, &card);
+    struct pya_pool *pool;
+    pya_status st = pya_heap_lock_pool(heap, device, id, &card, &pool);
     if (st != PYA_OK) {
         return st;
     }
-    struct pya_pool *pool = pya_pool_find(card, id);
-    if (pool == NULL || pool->n_users == 0) {
+    if (pool->n_users == 0) {
         st = PYA_E_INVAL;
     } else {
         pool->n_users--;

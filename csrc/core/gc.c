@@ -280,9 +280,8 @@ gc_recover(struct pya_card *card, uint64_t requests) {
     }
     card->usage.recovery_at = requests;
     size_t wanted = larger(card->peak_live_bytes / GC_RECOVERY_SHARE, GC_RECOVERY_PAGES * PYA_PAGE);
-    size_t room =
-        card->limit_bytes > card->reserved_bytes ? card->limit_bytes - card->reserved_bytes : 0;
-    if (room < wanted || pya_device_mem_info(card->dev, &free_bytes, &total_bytes) != PYA_OK ||
+    if (pya_card_room(card) < wanted ||
+        pya_device_mem_info(card->dev, &free_bytes, &total_bytes) != PYA_OK ||
         free_bytes < wanted) {
         return;
     }

@@ -97,6 +97,22 @@ pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out) {
     return heap_card(heap, device, out);
 }
 
+pya_status
+pya_heap_lock_pool(
+    struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_card **card,
+    struct pya_pool **pool) {
+    pya_status st = pya_heap_lock_card(heap, device, card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    *pool = pya_pool_find(*card, id);
+    if (*pool == NULL) {
+        pya_lock_release(&(*card)->lock);
+        return PYA_E_INVAL;
+    }
+    return PYA_OK;
+}
+
 static void
 card_release_pages(struct pya_card *card) {
     for (size_t i = 0; i < card->pages.n_items; i++) {

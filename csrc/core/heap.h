@@ -49,6 +49,11 @@ pya_heap_lock_card(struct pya_heap *heap, int device, struct pya_card **out) {
     return st;
 }
 
+/* The pool too, where it succeeds; PYA_E_INVAL: the device has no such pool. */
+PYA_MUST_CHECK pya_status pya_heap_lock_pool(
+    struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_card **card,
+    struct pya_pool **pool);
+
 /* Gives memory of a locked card back until bytes_left are reserved.  Everything, or part of it: then what is least
  * likely to be needed again goes first. */
 PYA_MUST_CHECK pya_status pya_heap_trim_card(struct pya_card *card, size_t bytes_left);

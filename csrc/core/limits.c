@@ -4,16 +4,13 @@
 pya_status
 pya_pool_set_limit(struct pya_heap *heap, int device, struct pya_pool_id id, size_t bytes) {
     struct pya_card *card;
-    pya_status st = pya_heap_lock_card(heap, device, &card);
-    if (st != PYA_OK) {
-        return st;
-    }
-    struct pya_pool *pool = pya_pool_find(card, id);
-    if (pool != NULL) {
+    struct pya_pool *pool;
+    pya_status st = pya_heap_lock_pool(heap, device, id, &card, &pool);
+    if (st == PYA_OK) {
         pool->limit_bytes = bytes;
+        pya_lock_release(&card->lock);
     }
-    pya_lock_release(&card->lock);
-    return pool != NULL ? PYA_OK : PYA_E_INVAL;
+    return st;
 }
 
 static pya_status

@@ -58,9 +58,7 @@ pya_status
 pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
     struct pya_card *card = arena->card;
     size_t segment = plain_segment_bytes(bytes, is_small);
-    size_t room = card->limit_bytes - card->reserved_bytes;
-    if (card->reserved_bytes > card->limit_bytes || segment > room ||
-        segment > pya_arena_pool_room(arena)) {
+    if (segment > pya_card_room(card) || segment > pya_arena_pool_room(arena)) {
         return PYA_E_LIMIT;
     }
     pya_status st = pya_slab_reserve(&card->blocks, 1);
@@ -76,18 +74,10 @@ pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
         free(range);
         return st;
     }
-    pya_card_claim(card, range->base, segment);
-    range->arena = arena;
     range->bytes = segment;
     range->is_small = is_small;
     range->n_mapped = 1;
-    range->next = arena->ranges;
-    arena->ranges = range;
-    struct pya_block *block = pya_slab_take(&card->blocks);
-    block->addr = range->base;
-    block->bytes = segment;
-    pya_range_link_below(range, NULL, block);
-    (void)pya_arena_give(arena, block);
+    (void)pya_arena_give(arena, pya_arena_link_range(arena, range));
     pya_card_reserved(card, is_small, (int64_t)segment);
     pya_arena_count_pool(arena, is_small, (int64_t)segment);
     pya_history_note(
