@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from pyalloc.errors import PyallocError
@@ -66,21 +67,17 @@ def _parse(data: mmap.mmap, path: Path) -> Symbols:
         if kind not in (_SHT_DYNSYM, _SHT_DYNAMIC):
             continue
         strings = sections[link][4]
+        content = data[offset : offset + length]
         if kind == _SHT_DYNAMIC:
-            for tag, value in _DYNAMIC.iter_unpack(data[offset : offset + length]):
-                if tag == _DT_NULL:
-                    break
-                if tag == _DT_NEEDED:
-                    needed.append(_string(data, strings + value))
+            entries = takewhile(lambda entry: entry[0] != _DT_NULL, _DYNAMIC.iter_unpack(content))
+            needed += [_string(data, strings + at) for tag, at in entries if tag == _DT_NEEDED]
             continue
-        for name, info, _, index, _, _ in _SYMBOL.iter_unpack(data[offset : offset + length]):
-            if name == 0:
-                continue
-            text = _string(data, strings + name)
-            if index == 0:
-                undefined.add(text)
-            else:
-                defined.add(text)
-                if info >> 4 == _STB_WEAK:
-                    weak.add(text)
+        symbols = [
+            (_string(data, strings + name), info >> 4, index != 0)
+            for name, info, _, index, _, _ in _SYMBOL.iter_unpack(content)
+            if name != 0
+        ]
+        undefined.update(text for text, _, is_defined in symbols if not is_defined)
+        defined.update(text for text, _, is_defined in symbols if is_defined)
+        weak.update(text for text, bind, is_defined in symbols if is_defined and bind == _STB_WEAK)
     return Symbols(tuple(needed), frozenset(undefined), frozenset(defined), frozenset(weak))

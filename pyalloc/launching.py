@@ -60,15 +60,14 @@ def check_reached(words: Sequence[str]) -> None:
     for word in rest:
         if not re.match(r"-[A-Za-z]", word):
             return
-        for at, letter in enumerate(word[1:], 2):
-            if letter in "IES":
-                raise UsageError(
-                    f"`{words[0]} {word}` reads neither PYTHONPATH nor sitecustomize, by which pyalloc comes into "
-                    f"the program: leave out -{letter}, or call pyalloc.install() and pyalloc.record() in the program"
-                )
-            if letter in "cm":
-                return
-            if letter in "WX":  # it has an argument
-                if at == len(word):
-                    next(rest, None)
-                break
+        letters, last, argument = re.findall(r"-([^cmWX]*)([cmWX]?)(.*)", word, re.DOTALL)[0]
+        hides = re.search("[IES]", letters)
+        if hides:
+            raise UsageError(
+                f"`{words[0]} {word}` reads neither PYTHONPATH nor sitecustomize, by which pyalloc comes into "
+                f"the program: leave out -{hides[0]}, or call pyalloc.install() and pyalloc.record() in the program"
+            )
+        if last in ("c", "m"):
+            return
+        if last and not argument:  # it is the next word
+            next(rest, None)

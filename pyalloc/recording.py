@@ -268,9 +268,7 @@ class Recorder:
             try:
                 if self.source.in_background():
                     self.drain()
-                with self.lock:
-                    if self.writer is not None:
-                        self.writer.writer.flush()
+                self._write_out()
             except Exception as error:
                 print(f"pyalloc: the recording ends here: {error}", file=sys.stderr)
                 self._end()
@@ -285,10 +283,13 @@ class Recorder:
     def flush(self) -> Path:
         """Everything so far is in the file, which is not whole yet: its name for the time being."""
         self.drain()
+        self._write_out()
+        return self.path.with_name(self.path.name + ".part")
+
+    def _write_out(self) -> None:
         with self.lock:
             if self.writer is not None:
                 self.writer.writer.flush()
-        return self.path.with_name(self.path.name + ".part")
 
     def stop(self) -> None:
         """Ends the recording; the file gets its name."""

@@ -55,34 +55,40 @@ def without_source(path: Path, target: Path) -> None:
     reader, writer = _core.TraceReader(path), _core.TraceWriter(target)
     texts: dict[int, int] = {0: 0}
     try:
-        while True:
-            columns = [memoryview(c) for c in reader.read()]
-            kinds, devices = columns[0].cast("B"), columns[1].cast("B")
-            longs = [column.cast("Q") for column in columns[2:8]]
-            numbers = columns[9].cast("I")
-            if not kinds:
-                return
-            for i, kind in enumerate(kinds):
-                number = numbers[i]
-                if number not in texts:
-                    text = reader.text(number) or ""
-                    texts[number] = -1 if text.startswith("command=") else writer.string(text)
-                if texts[number] < 0:
-                    continue
-                time_ns, thread, stream, addr, size, arg = (column[i] for column in longs)
-                writer.event(
-                    kind,
-                    device=devices[i],
-                    time_ns=time_ns,
-                    thread=thread,
-                    stream=stream,
-                    addr=addr,
-                    bytes=size,
-                    arg=arg,
-                    text=texts[number],
-                )
+        while _copy_piece(reader, writer, texts):
+            pass
     finally:
         writer.close()
+
+
+def _copy_piece(
+    reader: _core.TraceReader, writer: _core.TraceWriter, texts: dict[int, int]
+) -> bool:
+    """Events without their stacks; texts: the writer's numbers by the reader's, -1 for the command line."""
+    columns = [memoryview(c) for c in reader.read()]
+    kinds, devices = columns[0].cast("B"), columns[1].cast("B")
+    longs = [column.cast("Q") for column in columns[2:8]]
+    numbers = columns[9].cast("I")
+    for i, kind in enumerate(kinds):
+        number = numbers[i]
+        if number not in texts:
+            text = reader.text(number) or ""
+            texts[number] = -1 if text.startswith("command=") else writer.string(text)
+        if texts[number] < 0:
+            continue
+        time_ns, thread, stream, addr, size, arg = (column[i] for column in longs)
+        writer.event(
+            kind,
+            device=devices[i],
+            time_ns=time_ns,
+            thread=thread,
+            stream=stream,
+            addr=addr,
+            bytes=size,
+            arg=arg,
+            text=texts[number],
+        )
+    return len(kinds) > 0
 
 
 @contextlib.contextmanager
@@ -118,14 +124,13 @@ def _unpacked(path: Path, folder: Path) -> Path:
     import lzma
 
     target = folder / "trace.pya"
-    left = _MOST_UNPACKED_BESIDE + path.stat().st_size * _MOST_UNPACKED
+    most = _MOST_UNPACKED_BESIDE + path.stat().st_size * _MOST_UNPACKED
     try:
         with lzma.open(path, "rb") as source, target.open("wb") as file:
-            while piece := source.read(1 << 20):
-                left -= len(piece)
-                if left < 0:
-                    raise TraceError(f"{path}: it unpacks to far more than a trace would; refused")
+            while file.tell() <= most and (piece := source.read(1 << 20)):
                 file.write(piece)
+            if file.tell() > most:
+                raise TraceError(f"{path}: it unpacks to far more than a trace would; refused")
     except (lzma.LZMAError, EOFError) as error:
         raise TraceError(f"{path}: {error}") from None
     return target

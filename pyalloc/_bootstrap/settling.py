@@ -42,14 +42,20 @@ def _look() -> dict[str, tuple[str, str]]:
         return {}
     for tid in tids:
         try:
-            with open(f"/proc/self/task/{tid}/comm", errors="replace") as comm:
-                if not comm.read().startswith(_AUTOGRAD):
-                    continue
-            with open(f"/proc/self/task/{tid}/status", errors="replace") as status:
-                lines = [line.split() for line in status]
+            if _read(tid, "comm").startswith(_AUTOGRAD):
+                found[tid] = _state(_read(tid, "status"))
         except OSError:  # it has ended meanwhile
             continue
-        state = next((words[1] for words in lines if words[0] == "State:"), "")
-        switches = " ".join(words[1] for words in lines if words[0].endswith("ctxt_switches:"))
-        found[tid] = (state, switches)
     return found
+
+
+def _read(tid: str, name: str) -> str:
+    with open(f"/proc/self/task/{tid}/{name}", errors="replace") as file:
+        return file.read()
+
+
+def _state(status: str) -> tuple[str, str]:
+    lines = [line.split() for line in status.splitlines()]
+    state = next((words[1] for words in lines if words[0] == "State:"), "")
+    switches = " ".join(words[1] for words in lines if words[0].endswith("ctxt_switches:"))
+    return state, switches
