@@ -32,7 +32,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Queue
-from typing import Any
 
 from benchmarks import hostcuda, limits, settling
 from benchmarks.suite import Trace, suite
@@ -295,8 +294,7 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def main() -> int:
-    """The command line."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -335,6 +333,33 @@ def main() -> int:
     parser.add_argument("--no-torch", action="store_true", help="policy models only")
     parser.add_argument("--jobs", type=int, default=2, help="replays at the same time (default 2)")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    return parser
+
+
+def _tell(
+    rows: list[Row], arguments: argparse.Namespace, torch: str | None, why: str | None
+) -> None:
+    """Prints the rows; torch: the version that replayed them; why: nothing was replayed, None otherwise."""
+    about = {"torch": torch, "commit": commit()}
+    if arguments.json:
+        for row in rows:
+            ratios = {"peak_live": row.peak_live, "min_live": row.min_live}
+            print(json.dumps({**asdict(row), **ratios, **about}))
+        return
+    print(table(rows, arguments.allocators))
+    for line in verdicts(rows):
+        print(f"above: {line}")
+    where = (
+        f"real torch {torch} on the host-memory runtime"
+        if why is None
+        else f"policy models only ({why})"
+    )
+    print(f"{where}; commit {about['commit']}; {len(rows)} rows")
+
+
+def main() -> int:
+    """The command line."""
+    parser = _parser()
     arguments = parser.parse_args()
     why = "asked not to" if arguments.no_torch else hostcuda.why_not()
     with ExitStack() as stack:
@@ -348,12 +373,12 @@ def main() -> int:
             traces.append(
                 (Trace(path.name.split(".")[0], "file"), stack.enter_context(as_trace_file(path)))
             )
+        named = [(trace.name, path) for trace, path in traces]
         if arguments.limits:
-            named = [(trace.name, path) for trace, path in traces]
             return limits.run(named, arguments.allocators, arguments, {"commit": commit()})
         if arguments.passes > 1:
             return settling.run(
-                [(trace.name, path) for trace, path in traces],
+                named,
                 arguments.allocators,
                 arguments.conf,
                 arguments.passes,
@@ -365,21 +390,7 @@ def main() -> int:
             None if why else Servers(arguments.allocators, arguments.jobs, stack, arguments.conf)
         )
         rows = measure_all(traces, arguments.allocators, servers, arguments)
-    about: dict[str, Any] = {"torch": servers.torch if servers else None, "commit": commit()}
-    if arguments.json:
-        for row in rows:
-            ratios = {"peak_live": row.peak_live, "min_live": row.min_live}
-            print(json.dumps({**asdict(row), **ratios, **about}))
-        return 0
-    print(table(rows, arguments.allocators))
-    for line in verdicts(rows):
-        print(f"above: {line}")
-    where = (
-        f"real torch {about['torch']} on the host-memory runtime"
-        if servers
-        else f"policy models only ({why})"
-    )
-    print(f"{where}; commit {about['commit']}; {len(rows)} rows")
+    _tell(rows, arguments, servers.torch if servers else None, why)
     return 0
 
 
