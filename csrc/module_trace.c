@@ -66,7 +66,9 @@ writer_result(PyObject *self, pya_status status) {
         Py_RETURN_NONE;
     }
     if (status == PYA_E_INVAL) {
-        PyErr_SetString(PyExc_ValueError, "an unknown kind, a string or stack not defined yet, or no such device");
+        PyErr_SetString(
+            PyExc_ValueError,
+            "an unknown kind, a string or stack not defined yet, or no such device");
         return NULL;
     }
     return trace_raise(status, PyBytes_AsString(writer_from(self)->path), "");
