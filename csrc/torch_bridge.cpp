@@ -354,8 +354,8 @@ hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter
             "another pool, or end that one first");
     }
     check(status, "beginning to allocate to a pool failed", device);
-    (void)own.release(); /* the heap's now, which drops it at the pool's end */
-}
+    (void)own.release();
+} // NOLINT(clang-analyzer-cplusplus.NewDeleteLeaks): the heap owns it now and drops it at the pool's end
 
 void
 hook_end_pool(int device, pya_pool_id pool) {
