@@ -131,6 +131,23 @@ test_mappings_of_a_pool_in_use_cost_others_no_wait(void) {
     world_fini(&world);
 }
 
+/* While a pool is allocated to nothing is known to be idle, so what a trim gives back is chosen by address: the high end
+ * goes, the low one is where best fit packs. */
+static void
+test_trim_leaves_the_low_end(void) {
+    struct world world = {0};
+    pools_init(&world, "");
+    pya_dptr whole = take(&world, 32 * MIB, 0);
+    give(&world, whole);
+    pool_begin(&world);
+    CHECK_OK(pya_trim(world.heap, 0, 16 * MIB));
+    pool_end(&world);
+    CHECK_EQ(reserved(&world), 16 * MIB);
+    CHECK_EQ(take(&world, 16 * MIB, 0), whole);
+    CHECK_EQ(reserved(&world), 16 * MIB);
+    world_fini(&world);
+}
+
 /* ---- a source of memory ---- */
 
 struct source {
@@ -352,6 +369,7 @@ static const struct check_case cases[] = {
     {"ranges_keep_their_pages", test_stitched_ranges_of_a_pool_keep_their_pages},
     {"addresses_stay_mapped", test_addresses_of_a_pool_in_use_stay_mapped},
     {"mappings_cost_no_wait", test_mappings_of_a_pool_in_use_cost_others_no_wait},
+    {"trim_leaves_the_low_end", test_trim_leaves_the_low_end},
     {"source", test_source},
     {"source_dies_with_the_heap", test_source_dies_with_the_heap},
     {"no_split", test_no_split},
