@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core
+from pyalloc.analysis import PAGE
 
-PAGE = 2 << 20
 LIMITS = (1.0, 1.02, 1.05, 1.1, 1.3)
 
 

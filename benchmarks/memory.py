@@ -37,10 +37,10 @@ from benchmarks import hostcuda, limits, settling
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import ALLOCATORS, ROOT, TorchReplay
 from pyalloc import _core
+from pyalloc.analysis import PAGE
 from pyalloc.errors import PyallocError
 from pyalloc.trace import as_trace_file
 
-PAGE = 2 << 20
 NEIGHBOURS = 32
 #: as the replay driver takes for "ample" (csrc/replay/replay.c)
 AMPLE_MIN, AMPLE_FACTOR = 80 << 30, 4

@@ -12,13 +12,11 @@ fill(struct world *world, const size_t *sizes, size_t n, pya_dptr *ptrs) {
     }
 }
 
-/* Free: the last 512 KiB of one page, the last 1.5 MiB of another, two whole pages that do not touch.  The first request
- * could begin in either page; only where it begins in the smaller end is there room for the second. */
+/* Frees the first two named blocks, which are parts of pages, and two whole pages that do not touch, and takes what only
+ * fits where the first request spares the larger part. */
 static void
-test_a_shared_range_begins_in_the_smallest_end(void) {
-    static const size_t sizes[] = {3 * HALF_MIB, HALF_MIB, 2 * MIB, HALF_MIB, 3 * HALF_MIB,
-                                   2 * MIB,      2 * MIB,  2 * MIB, 2 * MIB,  2 * MIB};
-    static const size_t freed[] = {1, 4, 6, 8};
+take_two_shared(const size_t *sizes, size_t smaller, size_t larger) {
+    const size_t freed[] = {smaller, larger, 6, 8};
     struct world world = {.config = {.capacity_bytes = 16 * MIB}};
     pya_dptr ptrs[10];
     world_init(&world, "shared_pages:True");
@@ -34,25 +32,20 @@ test_a_shared_range_begins_in_the_smallest_end(void) {
     world_fini(&world);
 }
 
-/* The same with the first bytes of pages, where a range may end. */
+/* The last 512 KiB of one page are free, and the last 1.5 MiB of another. */
+static void
+test_a_shared_range_begins_in_the_smallest_end(void) {
+    static const size_t sizes[] = {3 * HALF_MIB, HALF_MIB, 2 * MIB, HALF_MIB, 3 * HALF_MIB,
+                                   2 * MIB,      2 * MIB,  2 * MIB, 2 * MIB,  2 * MIB};
+    take_two_shared(sizes, 1, 4);
+}
+
+/* The first ones, where a range may end. */
 static void
 test_a_shared_range_ends_in_the_smallest_start(void) {
     static const size_t sizes[] = {HALF_MIB, 3 * HALF_MIB, 2 * MIB, 3 * HALF_MIB, HALF_MIB,
                                    2 * MIB,  2 * MIB,      2 * MIB, 2 * MIB,      2 * MIB};
-    static const size_t freed[] = {0, 3, 6, 8};
-    struct world world = {.config = {.capacity_bytes = 16 * MIB}};
-    pya_dptr ptrs[10];
-    world_init(&world, "shared_pages:True");
-    fill(&world, sizes, 10, ptrs);
-    for (size_t i = 0; i < 4; i++) {
-        give(&world, ptrs[freed[i]]);
-    }
-    pya_dptr first = take(&world, 5 * HALF_MIB, 0);
-    pya_dptr second = take(&world, 7 * HALF_MIB, 0);
-    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_shared_ranges"), 2);
-    give(&world, first);
-    give(&world, second);
-    world_fini(&world);
+    take_two_shared(sizes, 0, 3);
 }
 
 static const uint32_t ACCESS_CALLS = 1U << PYA_SIM_SET_ACCESS | 1U << PYA_SIM_UNMAP;
@@ -122,9 +115,38 @@ test_broken_addresses_stay_broken_in_a_trim(void) {
     world_fini(&world);
 }
 
+/* Ranges that were not used for longest are unmapped when there are too many; at most half of what is allowed stays. */
+static void
+test_the_least_recently_used_ranges_are_unmapped(void) {
+    enum { N_PAGES = 32 };
+    static const size_t n_pages[] = {3,  16, 15, 14,
+                                     13, 2,  3}; /* 63 mappings: the last is the first again */
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    pya_dptr ptrs[N_PAGES];
+    world_init(&world, "memory:tight,mappings_per_page:3");
+    for (size_t i = 0; i < N_PAGES; i++) {
+        ptrs[i] = take(&world, 2 * MIB, 0);
+    }
+    for (size_t i = 0; i < N_PAGES; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    for (size_t i = 0; i < sizeof n_pages / sizeof *n_pages; i++) {
+        give(&world, take(&world, n_pages[i] * 2 * MIB, 0));
+    }
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_mappings"), N_PAGES + 63);
+    give(
+        &world, take(&world, 5 * 2 * MIB, 0)); /* 68: more than two for each page beside its home */
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_mappings"), N_PAGES + 3 + 2 + 5);
+    int64_t n_hits = stat_of(world.heap, 0, "pyalloc_range_hits");
+    give(&world, take(&world, 3 * 2 * MIB, 0));
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_range_hits"), n_hits + 1);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"begins_in_the_smallest_end", test_a_shared_range_begins_in_the_smallest_end},
     {"ends_in_the_smallest_start", test_a_shared_range_ends_in_the_smallest_start},
+    {"least_recently_used", test_the_least_recently_used_ranges_are_unmapped},
     {"broken_range_is_unmapped", test_a_broken_range_is_unmapped},
     {"broken_addresses_stay_broken", test_broken_addresses_stay_broken_in_a_trim},
 };
