@@ -40,9 +40,14 @@ def stats(device: Device = None) -> dict[str, int]:
 
 
 def scalars(device: int | None = None, prefix: str = "memory/") -> dict[str, int]:
-    """Figures of a device (the current one), ready for `wandb.log(pyalloc.scalars())`.
+    """Figures of a device, ready for `wandb.log(pyalloc.scalars())`, on torch's allocator and on pyalloc.
 
-    Works on torch's allocator and on pyalloc.  Bytes; keys are torch.cuda.memory_stats()'s with the prefix.
+    Args:
+        device: its number; None: the current one.
+        prefix: what the keys, which are torch.cuda.memory_stats()'s, begin with.
+
+    Returns:
+        Bytes, and under `num_...` how often; nothing before CUDA is used.
     """
     import torch
 
@@ -51,7 +56,13 @@ def scalars(device: int | None = None, prefix: str = "memory/") -> dict[str, int
 
 
 def add_scalars(writer: Any, step: int, device: int | None = None) -> None:
-    """Adds them to a torch.utils.tensorboard.SummaryWriter, or to anything with its add_scalar()."""
+    """Adds the figures of scalars() to a torch.utils.tensorboard.SummaryWriter, or to anything with its add_scalar().
+
+    Args:
+        writer: gets `add_scalar(key, value, step)` for each figure.
+        step: the step they belong to.
+        device: its number; None: the current one.
+    """
     for key, value in scalars(device).items():
         writer.add_scalar(key, value, step)
 

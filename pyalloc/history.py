@@ -110,9 +110,12 @@ def _forget() -> None:
 
 
 def snapshot(
-    torch: Any, original: Callable[..., Any], wanted: tuple[Any, ...] | None = None
+    torch: Any, original: Callable[..., Any], config: Config, wanted: tuple[Any, ...] | None
 ) -> dict[str, Any]:
-    """torch._C._cuda_memorySnapshot: everything, or (pool id[, include_traces]); pool (0, 0) means all pools."""
+    """torch._C._cuda_memorySnapshot: everything, or (pool id[, include_traces]); pool (0, 0) means all pools.
+
+    config: the settings of the installation, which are told too.
+    """
     pool = (
         None if wanted is None or tuple(wanted[:2]) == (0, 0) else (int(wanted[0]), int(wanted[1]))
     )
@@ -123,7 +126,7 @@ def snapshot(
     segments, traces = _core.snapshot(torch.cuda.device_count(), with_trace, pool)
     result |= {"segments": segments, "device_traces": traces}
     result["allocator_settings"]["pyalloc"] = {
-        option.name: option.value for option in Config.of().options
+        option.name: option.value for option in config.options
     }
     return result
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, history
+from pyalloc.config import Config
 from pyalloc.errors import AllocatorError
 
 Nested = dict[Any, Any]
@@ -50,10 +51,10 @@ class Replacements:
         )
 
 
-def replace_all(torch: Any) -> Replacements:
-    """Replaces every function listed here that this torch has."""
+def replace_all(torch: Any, config: Config) -> Replacements:
+    """Replaces every function listed here that this torch has; config: what snapshots tell as the settings."""
     done = Replacements()
-    for name, function in _cuda_functions(torch).items():
+    for name, function in _cuda_functions(torch, config).items():
         done.put(torch._C, "_cuda_" + name, function)
     for name, function in _accelerator_functions(torch).items():
         done.put(torch._C, "_accelerator_" + name, function)
@@ -113,7 +114,7 @@ def _private_pools(device: int) -> Nested:
     return {pool: reserved for pool, _, _, reserved in _core.pools(device)}
 
 
-def _cuda_functions(torch: Any) -> dict[str, Callable[..., Any]]:
+def _cuda_functions(torch: Any, config: Config) -> dict[str, Callable[..., Any]]:
     own: dict[str, Any] = {
         name: getattr(torch._C, "_cuda_" + name, None)
         for name in ("memorySnapshot", "record_memory_history", "record_memory_history_legacy")
@@ -126,7 +127,7 @@ def _cuda_functions(torch: Any) -> dict[str, Callable[..., Any]]:
         ),
         "getMemoryFraction": lambda device: _core.get_fraction(_existing(torch, device)),
         "memorySnapshot": lambda wanted=None: history.snapshot(
-            torch, own["memorySnapshot"], wanted
+            torch, own["memorySnapshot"], config, wanted
         ),
         "record_memory_history": lambda *args: history.record(own["record_memory_history"], *args),
         "record_memory_history_legacy": lambda *args: history.record_legacy(

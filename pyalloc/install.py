@@ -139,7 +139,7 @@ def install(**options: Value) -> Handle:
         raise
     _core.torch_take_slots()
     _core.torch_set_cached("PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ)
-    _state.replacements = hooks.replace_all(torch)
+    _state.replacements = hooks.replace_all(torch, config)
     _state.config = config
     _state.installed = True
     _state.reason = "active"

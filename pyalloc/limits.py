@@ -95,6 +95,10 @@ def get_limit(device: Device = None, *, soft: bool = False) -> int | None:
     Args:
         device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
         soft: the soft limit instead of the hard one.
+
+    Raises:
+        AllocatorError: pyalloc is not installed.
+        ConfigError: there is no such device.
     """
     return _core.get_limit(index_of(device), soft) or None
 

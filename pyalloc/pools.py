@@ -27,6 +27,10 @@ def pool(
 
     Yields:
         The torch.cuda.MemPool, for `snapshot()` and for further `torch.cuda.use_mem_pool` blocks.
+
+    Raises:
+        AllocatorError: there is a limit, and pyalloc is not installed.
+        ConfigError: the limit is no size, or there is no such device.
     """
     import torch
 

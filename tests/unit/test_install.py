@@ -63,6 +63,18 @@ def test_again_with_other_settings(dry_python) -> None:  # type: ignore[no-untyp
     )
 
 
+def test_snapshots_tell_the_settings_of_the_installation(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import os, pyalloc, torch
+        pyalloc.install(memory="tight")
+        os.environ["PYALLOC_CONF"] = "whatever came later"
+        settings = torch.cuda.memory._snapshot()["allocator_settings"]["pyalloc"]
+        assert settings["memory"] == "tight", settings
+        """
+    )
+
+
 def test_what_needs_an_installation_does_not_make_it_too_late(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
