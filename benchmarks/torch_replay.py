@@ -94,6 +94,7 @@ class _Speed(ctypes.Structure):
         ("median_ns", ctypes.c_double),
         ("p99_ns", ctypes.c_double),
         ("worst_ns", ctypes.c_double),
+        ("machine_ns", ctypes.c_double),
         ("least_share", ctypes.c_double),
         ("n", ctypes.c_uint64),
     )

@@ -1,15 +1,17 @@
 /* Buckets of seven, full ones spilling into the next.  No tombstones: a bucket knows how many entries passed it by,
  * so a table is valid at every moment, which is what lets the old table be emptied entry by entry.  Floor 3. */
+#define _GNU_SOURCE /* MAP_ANONYMOUS under -std=c11 */
 #include "ptrmap.h"
 
-#include <stdlib.h>
+#include <sys/mman.h>
 
 #include "debug.h"
 
+/* The emptied part of a table is given back by at least PTRMAP_PIECE buckets: whole pages, and few at once. */
 #ifdef PYA_TEST_TINY
-enum { PTRMAP_FIRST_BUCKETS = 2 };
+enum { PTRMAP_FIRST_BUCKETS = 2, PTRMAP_PIECE = 64 };
 #else
-enum { PTRMAP_FIRST_BUCKETS = 128 };
+enum { PTRMAP_FIRST_BUCKETS = 128, PTRMAP_PIECE = 1024 };
 #endif
 /* Buckets of the old table emptied per insertion: it is gone, and its memory back, after half of the insertions
  * that the new one has room for. */
@@ -55,25 +57,44 @@ tags_has(uint64_t tags, unsigned way) {
 
 static pya_status
 table_init(struct pya_ptrmap_table *table, size_t n_buckets) {
-    const size_t line = sizeof(struct pya_ptrmap_bucket);
-    /* Not aligned_alloc: calloc gets large tables from the system already zero, page by page as they are used. */
-    char *memory = calloc(n_buckets + 1, line);
-    if (memory == NULL) {
+    /* From the system, not malloc: that would clear a large one at once where it has been used before. */
+    void *memory = mmap(
+        NULL, n_buckets * sizeof(struct pya_ptrmap_bucket), PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
         return PYA_E_HOST_NOMEM;
     }
     *table = (struct pya_ptrmap_table){
-        .buckets = (struct pya_ptrmap_bucket *)(void *)(memory + (line - (uintptr_t)memory % line)),
-        .memory = memory,
+        .buckets = memory,
         .n_buckets = n_buckets,
         .shift = 64U - (unsigned)__builtin_ctzll(n_buckets),
     };
     return PYA_OK;
 }
 
+static size_t
+table_host_bytes(const struct pya_ptrmap_table *table) {
+    return (table->n_buckets - table->n_gone) * sizeof(struct pya_ptrmap_bucket);
+}
+
 static void
 table_fini(struct pya_ptrmap_table *table) {
-    free(table->memory);
+    if (table->n_gone < table->n_buckets) {
+        (void)munmap(table->buckets + table->n_gone, table_host_bytes(table));
+    }
     *table = (struct pya_ptrmap_table){0};
+}
+
+/* The buckets before `end` are empty. */
+static void
+table_give_back(struct pya_ptrmap_table *table, size_t end) {
+    size_t n = (end - table->n_gone) / PTRMAP_PIECE * PTRMAP_PIECE;
+    /* An entry that passed the last one by is still looked for from where it belongs. */
+    bool is_passed = table->n_used > 0 && table->buckets[end - 1].tags >= COUNT_ONE;
+    if (n > 0 && !is_passed &&
+        munmap(table->buckets + table->n_gone, n * sizeof(struct pya_ptrmap_bucket)) == 0) {
+        table->n_gone += n;
+    }
 }
 
 static inline void
@@ -115,7 +136,11 @@ table_find(const struct pya_ptrmap_table *table, pya_dptr addr, struct pya_ptrma
     size_t mask = table->n_buckets - 1;
     for (size_t i = 0; i <= mask; i++) {
         PYA_STEP();
-        struct pya_ptrmap_bucket *bucket = &table->buckets[(place.bucket + i) & mask];
+        size_t at = (place.bucket + i) & mask;
+        if (at < table->n_gone) {
+            return NULL;
+        }
+        struct pya_ptrmap_bucket *bucket = &table->buckets[at];
         struct pya_block *block = bucket_find(bucket, place.tag, addr, slot);
         if (block != NULL || bucket->tags < COUNT_ONE) {
             return block;
@@ -152,30 +177,38 @@ pya_ptrmap_fini(struct pya_ptrmap *map) {
 
 static void
 ptrmap_migrate(struct pya_ptrmap *map, size_t n_buckets) {
-    for (; n_buckets > 0 && map->old.n_used > 0; n_buckets--, map->cursor++) {
-        struct pya_ptrmap_bucket *bucket = &map->old.buckets[map->cursor];
+    struct pya_ptrmap_table *old = &map->old;
+    size_t n_left = old->n_buckets - map->cursor;
+    n_buckets = n_buckets < n_left ? n_buckets : n_left;
+    for (; n_buckets > 0 && old->n_used > 0; n_buckets--, map->cursor++) {
+        struct pya_ptrmap_bucket *bucket = &old->buckets[map->cursor];
         for (unsigned way = 0; way < PYA_PTRMAP_WAYS; way++) {
             PYA_STEP();
             if (tags_has(bucket->tags, way)) {
                 table_insert(&map->current, bucket->blocks[way]);
-                table_remove_at(&map->old, bucket, way);
+                table_remove_at(old, bucket, way);
             }
         }
     }
-    if (map->old.n_used == 0) {
-        table_fini(&map->old);
+    map->cursor += old->n_used > 0 ? 0 : n_buckets;
+    if (map->cursor == old->n_buckets) {
+        PYA_ASSERT(old->n_used == 0);
+        table_fini(old);
+        map->cursor = 0;
+    } else {
+        table_give_back(old, map->cursor);
     }
 }
 
 pya_status
 pya_ptrmap_reserve_slow(struct pya_ptrmap *map) {
-    if (map->old.n_used > 0) {
-        ptrmap_migrate(map, PTRMAP_STEP);
+    if (map->old.n_buckets > 0) {
+        ptrmap_migrate(map, map->old.n_used > 0 ? PTRMAP_STEP : PTRMAP_PIECE);
     }
     if (pya_ptrmap_is_roomy(&map->current)) {
         return PYA_OK;
     }
-    /* Only reached with entries left in the old table if somebody shrank PTRMAP_STEP. */
+    /* Only reached with an old table left if somebody shrank PTRMAP_STEP. */
     ptrmap_migrate(map, SIZE_MAX);
     struct pya_ptrmap_table bigger;
     size_t n_buckets =
@@ -184,9 +217,6 @@ pya_ptrmap_reserve_slow(struct pya_ptrmap *map) {
     if (st != PYA_OK) {
         /* A fuller table is slower, not wrong. */
         return map->current.n_used < map->current.n_buckets * PYA_PTRMAP_WAYS ? PYA_OK : st;
-    }
-    if (map->current.n_used == 0) {
-        table_fini(&map->current);
     }
     map->old = map->current;
     map->cursor = 0;
@@ -227,11 +257,6 @@ pya_ptrmap_remove_table(struct pya_ptrmap *map, struct pya_ptrmap_slot slot) {
         is_old ? &map->old : &map->current, slot.bucket, (unsigned)slot.way % PYA_PTRMAP_OLD);
 }
 
-static size_t
-table_host_bytes(const struct pya_ptrmap_table *table) {
-    return table->n_buckets == 0 ? 0 : (table->n_buckets + 1) * sizeof(struct pya_ptrmap_bucket);
-}
-
 size_t
 pya_ptrmap_host_bytes(const struct pya_ptrmap *map) {
     return table_host_bytes(&map->current) + table_host_bytes(&map->old);
@@ -241,7 +266,7 @@ static void
 table_each(
     const struct pya_ptrmap_table *table, void (*visit)(void *arg, struct pya_block *block),
     void *arg) {
-    for (size_t i = 0; i < table->n_buckets * PYA_PTRMAP_WAYS; i++) {
+    for (size_t i = table->n_gone * PYA_PTRMAP_WAYS; i < table->n_buckets * PYA_PTRMAP_WAYS; i++) {
         const struct pya_ptrmap_bucket *bucket = &table->buckets[i / PYA_PTRMAP_WAYS];
         if (tags_has(bucket->tags, (unsigned)(i % PYA_PTRMAP_WAYS))) {
             visit(arg, bucket->blocks[i % PYA_PTRMAP_WAYS]);

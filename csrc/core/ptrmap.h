@@ -1,7 +1,8 @@
 /* Live blocks by address: a hash table that grows a little at every insertion.  Floor 3.
  *
  * Rehashing all at once would stall one unlucky call for milliseconds at a million blocks; here a few
- * entries move with each insertion, so every call is bounded.
+ * entries move with each insertion, so every call is bounded.  The emptied part goes back to the system piece by piece
+ * for the same reason: all of it at once takes a millisecond, too.
  *
  * A bucket is one cache line: seven blocks and a byte of each one's hash, compared all at once.  Probing
  * entry by entry would cost less memory traffic but several decisions that no processor can guess. */
@@ -24,9 +25,9 @@ struct pya_ptrmap_bucket {
 };
 
 struct pya_ptrmap_table {
-    struct pya_ptrmap_bucket *buckets; /* aligned to its size */
-    void *memory;                      /* what to free */
+    struct pya_ptrmap_bucket *buckets; /* whole pages of its own */
     size_t n_buckets;                  /* a power of two, at least 2; or 0 */
+    size_t n_gone;                     /* so many in front were given back: nothing belongs there */
     size_t n_used;
     unsigned shift; /* 64 - log2(n_buckets) */
 };
@@ -67,7 +68,7 @@ pya_ptrmap_is_roomy(const struct pya_ptrmap_table *table) {
 
 static inline pya_status PYA_MUST_CHECK
 pya_ptrmap_reserve(struct pya_ptrmap *map) {
-    bool is_roomy = map->old.n_used == 0 && pya_ptrmap_is_roomy(&map->current);
+    bool is_roomy = map->old.n_buckets == 0 && pya_ptrmap_is_roomy(&map->current);
     return PYA_LIKELY(is_roomy) ? PYA_OK : pya_ptrmap_reserve_slow(map);
 }
 

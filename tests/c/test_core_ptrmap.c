@@ -1,5 +1,7 @@
 /* The map of live blocks against a plain array: with addresses that spread, and with such as all want the same few
  * buckets, so that full ones, long ways past them and counts that gave up counting come often. */
+#include <stdlib.h>
+
 #include "check.h"
 #include "core/ptrmap.h"
 
@@ -119,10 +121,50 @@ test_host_bytes(void) {
     pya_ptrmap_fini(&map);
 }
 
+/* A table that was emptied goes back to the system in pieces, whether its entries moved or were taken out. */
+static void
+check_pieces(bool is_taken_out) {
+    enum { N = 60000, N_OUT = 36000, MOST = 256 << 10 };
+    struct pya_block *many = calloc(N, sizeof *many);
+    struct pya_ptrmap map;
+    size_t before = 0;
+    pya_ptrmap_init(&map);
+    for (size_t i = 0; i < N; i++) {
+        many[i].addr = (i + 1) * PYA_ALIGN;
+        CHECK_OK(pya_ptrmap_reserve(&map));
+        pya_ptrmap_insert(&map, &many[i]);
+        size_t bytes = pya_ptrmap_host_bytes(&map);
+        CHECK(bytes + MOST >= before);
+        before = bytes;
+        if (i % 1000 == 999 && i < N_OUT) {
+            struct pya_ptrmap_slot slot;
+            CHECK(pya_ptrmap_find(&map, many[i / 2].addr, &slot) == &many[i / 2]);
+        }
+        for (size_t k = 0; is_taken_out && i == N_OUT && k < N_OUT; k++) {
+            struct pya_ptrmap_slot slot;
+            CHECK(pya_ptrmap_find(&map, many[k].addr, &slot) == &many[k]);
+            pya_ptrmap_remove_at(&map, slot);
+        }
+    }
+    for (size_t i = is_taken_out ? N_OUT : 0; i < N; i++) {
+        struct pya_ptrmap_slot slot;
+        CHECK(pya_ptrmap_find(&map, many[i].addr, &slot) == &many[i]);
+    }
+    pya_ptrmap_fini(&map);
+    free(many);
+}
+
+static void
+test_pieces(void) {
+    check_pieces(false);
+    check_pieces(true);
+}
+
 static const struct check_case cases[] = {
     {"spread", test_spread},
     {"crowded", test_crowded},
     {"host_bytes", test_host_bytes},
+    {"pieces", test_pieces},
 };
 
 int
