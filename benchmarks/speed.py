@@ -12,8 +12,8 @@ blocks of each pattern are only counted.
 --loops: the recorded loops too: nanoseconds for each operation once everything is cached, in the allocator itself; the
 time inside device calls, which on the host-memory runtime are system calls, is counted apart and printed behind it for
 all three.  --scaling: 10^2 to 10^6 live blocks
-with the 99.999th percentile of single pairs in processor time, beside that of as many steps of the same length which ask
-no allocator: what interrupts and other processes add to any of them.
+with the 99.999th percentile of single pairs in processor time, beside that of as many steps of the same length which
+ask no allocator: what interrupts and other processes add to any of them.
 """
 
 from __future__ import annotations

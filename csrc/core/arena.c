@@ -230,49 +230,26 @@ pya_arena_adopt(struct pya_arena *arena, struct pya_block *run, pya_dptr addr, s
 }
 
 static void
-gap_link(struct pya_block **chain, struct pya_block *gap) {
-    gap->prev_gap = NULL;
-    gap->next_gap = *chain;
-    if (*chain != NULL) {
-        (*chain)->prev_gap = gap;
-    }
-    *chain = gap;
-}
-
-static void
-gap_unlink(struct pya_block **chain, struct pya_block *gap) {
-    if (gap->prev_gap != NULL) {
-        gap->prev_gap->next_gap = gap->next_gap;
-    } else {
-        *chain = gap->next_gap;
-    }
-    if (gap->next_gap != NULL) {
-        gap->next_gap->prev_gap = gap->prev_gap;
-    }
-}
-
-static void
 arena_add_hole(struct pya_arena *arena, struct pya_block *hole) {
     hole->state = PYA_BLOCK_HOLE;
-    gap_link(&arena->holes, hole);
+    hole->prev_gap = NULL;
+    hole->next_gap = arena->holes;
+    if (arena->holes != NULL) {
+        arena->holes->prev_gap = hole;
+    }
+    arena->holes = hole;
 }
 
 static void
 arena_drop_hole(struct pya_arena *arena, struct pya_block *hole) {
-    gap_unlink(&arena->holes, hole);
-}
-
-void
-pya_block_make_dead(struct pya_block *block) {
-    block->state = PYA_BLOCK_DEAD;
-    block->is_broken = false;
-    gap_link(&block->arena->dead, block);
-}
-
-void
-pya_block_drop_dead(struct pya_block *block) {
-    block->state = PYA_BLOCK_USED;
-    gap_unlink(&block->arena->dead, block);
+    if (hole->prev_gap != NULL) {
+        hole->prev_gap->next_gap = hole->next_gap;
+    } else {
+        arena->holes = hole->next_gap;
+    }
+    if (hole->next_gap != NULL) {
+        hole->next_gap->prev_gap = hole->prev_gap;
+    }
 }
 
 void
@@ -377,9 +354,7 @@ pya_arena_settle(
 unmap:
     if (n_done > 0 && pya_device_unmap(card->dev, hole->addr, n_done * PYA_PAGE) != PYA_OK) {
         /* They stay mapped at addresses nobody may use again: a dead block keeps both facts. */
-        struct pya_block *dead = hole_cut(arena, hole, n_done);
-        pya_block_make_dead(dead);
-        dead->is_broken = true;
+        hole_cut(arena, hole, n_done)->state = PYA_BLOCK_DEAD;
         for (size_t i = 0; i < n_done; i++) {
             pya_page_mapped(&card->pages, ids[i]);
             range->slots[first + i].page = ids[i];

@@ -28,7 +28,6 @@ struct pya_arena {
     struct pya_fit *small_fit; /* of plain segments only; NULL: pages */
     struct pya_range *ranges;
     struct pya_block *holes; /* chain of HOLE blocks */
-    struct pya_block *dead;  /* chain of DEAD blocks */
     struct pya_stitches *stitches;
     struct pya_block
         *parked; /* freed last, not yet joined to its neighbours; state USED, in no index */
@@ -163,9 +162,6 @@ pya_arena_pool_room(const struct pya_arena *arena) {
     return pool->limit_bytes > reserved ? pool->limit_bytes - reserved : 0;
 }
 
-/* A home block in no index whose pages have their home elsewhere now becomes DEAD; and back to USED. */
-void pya_block_make_dead(struct pya_block *block);
-void pya_block_drop_dead(struct pya_block *block);
 /* How many of the n_pages mapped from addr on were made for small requests, as torch counts them. */
 size_t pya_arena_small_pages(
     const struct pya_arena *arena, const struct pya_range *range, pya_dptr addr, size_t n_pages);

@@ -62,7 +62,7 @@ struct pya_block {
             struct pya_block *next_piece;
             struct pya_block *owner;
         };
-        struct { /* HOLE, DEAD: the arena's chain of its kind */
+        struct { /* HOLE: the arena's chain */
             struct pya_block *prev_gap, *next_gap;
         };
     };
@@ -70,7 +70,6 @@ struct pya_block {
     uint8_t state;     /* enum pya_block_state */
     bool is_small;     /* USED, STITCHED: counted in torch's small pool */
     bool is_pending;   /* freed by its user, waiting for recorded streams */
-    bool is_broken;    /* DEAD only: mapped, but never made accessible */
 };
 
 static inline pya_dptr

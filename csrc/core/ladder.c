@@ -276,17 +276,6 @@ ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     return ladder_refit(arena, bytes, is_small, out);
 }
 
-/* Pages that were here before come back without a device call. */
-static pya_status
-ladder_revive(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
-    bool found;
-    if (arena->dead == NULL || pya_arena_pool_room(arena) != SIZE_MAX) {
-        return PYA_OK;
-    }
-    pya_status st = pya_arena_revive(arena, bytes, &found);
-    return st == PYA_OK && found ? ladder_refit(arena, bytes, is_small, out) : st;
-}
-
 /* How far have the other streams come that may give? */
 static void
 ladder_poll(const struct pya_arena *arena) {
@@ -495,9 +484,6 @@ climb_at_ease(
         return pya_stitch_take(stitch, bytes, out);
     }
     st = ladder_annex(arena, bytes, is_small, out);
-    if (st == PYA_OK && *out == NULL) {
-        st = ladder_revive(arena, bytes, is_small, out);
-    }
     if (st != PYA_OK || *out != NULL) {
         return st;
     }

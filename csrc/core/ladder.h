@@ -2,7 +2,6 @@
 #pragma once
 
 #include "gc.h"
-#include "revive.h"
 
 #ifdef __cplusplus
 extern "C" {

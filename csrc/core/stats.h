@@ -36,7 +36,6 @@ extern "C" {
     X(max_split_size)                                                                              \
     X(pyalloc_fit_hits)                                                                            \
     X(pyalloc_range_hits)                                                                          \
-    X(pyalloc_revivals)                                                                            \
     X(pyalloc_stitches)                                                                            \
     X(pyalloc_shared_ranges)                                                                       \
     X(pyalloc_growths)                                                                             \

@@ -99,15 +99,7 @@ trim_dead(struct pya_card *card, struct pya_arena *arena, bool everything) {
             while (pya_block_is(next, PYA_BLOCK_HOLE)) {
                 next = next->next;
             }
-            bool is_broken = block->is_broken;
-            pya_block_drop_dead(block);
-            if (is_going && slots_unmap(card, block) == PYA_OK) {
-                block = next;
-                continue;
-            }
-            pya_block_make_dead(block);
-            block->is_broken = is_broken;
-            if (is_going) {
+            if (is_going && slots_unmap(card, block) != PYA_OK) {
                 for (size_t i = 0; i < n; i++) {
                     card->pages.items[range->slots[first + i].page].is_leaving = false;
                 }

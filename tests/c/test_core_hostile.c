@@ -93,7 +93,7 @@ test_release_before_end(void) {
 /* Pages whose move to another stream failed half way, and could not be undone, are mapped there without access:
  * nobody may be given that address later. */
 static void
-test_failed_move_is_not_revived(void) {
+test_failed_move_is_not_used(void) {
     struct world world;
     pya_dptr own, ptr;
     pya_dptr others[8];
@@ -500,7 +500,7 @@ static const struct check_case cases[] = {
     {"fork_while_another_thread_works", test_fork_while_another_thread_works},
     {"fork_gives_host_memory_back", test_fork_gives_host_memory_back},
     {"during_capture", test_during_capture},
-    {"failed_move_is_not_revived", test_failed_move_is_not_revived},
+    {"failed_move_is_not_used", test_failed_move_is_not_used},
     {"release_before_end", test_release_before_end},
     {"impossible_sizes", test_impossible_sizes},
     {"small_max_split", test_small_max_split},
