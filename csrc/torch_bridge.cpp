@@ -299,6 +299,13 @@ pya_torch_free(void *ptr, size_t bytes, int device, void *stream) {
     }
 }
 
+void
+pya_torch_record(void *ptr, void *stream) {
+    check(
+        pya_record_stream(heap_or_throw(), address_of(ptr), stream_of(stream)),
+        "recording the use of a stream failed", -1);
+}
+
 namespace {
 
 void
@@ -334,9 +341,7 @@ hook_base_alloc(void *ptr, size_t *bytes) {
 
 void
 hook_record_stream(void *ptr, void *stream) {
-    check(
-        pya_record_stream(heap_or_throw(), address_of(ptr), stream_of(stream)),
-        "recording the use of a stream failed", -1);
+    pya_torch_record(ptr, stream);
 }
 
 void
@@ -355,6 +360,7 @@ hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter
     }
     check(status, "beginning to allocate to a pool failed", device);
     (void)own.release();
+    pya_torch_fast_note_stream(static_cast<int8_t>(device));
 } // NOLINT(clang-analyzer-cplusplus.NewDeleteLeaks): the heap owns it now and drops it at the pool's end
 
 void

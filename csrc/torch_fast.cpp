@@ -3,7 +3,8 @@
  * straight to the heap. */
 #include "torch_fast.h"
 
-#include "core/base.h"
+#include "core/pyalloc.h"
+#include "torch_bridge.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"
 
@@ -16,11 +17,7 @@
 
 namespace {
 
-/* c10::cuda::CUDAStream: device, then the stream's number. */
-struct cuda_stream {
-    uint64_t device;
-    uint64_t number;
-};
+using cuda_stream = struct pya_torch_stream;
 
 /* c10::DataPtr: the pointer, then context and deleter in an order that the first one made by torch tells. */
 struct data_ptr {
@@ -65,6 +62,20 @@ handle_of(const cuda_stream &stream) {
     return handle;
 }
 
+/* torch.cuda.ExternalStream: torch numbers its own streams, and takes the handle of any other for its number. */
+bool
+is_foreign(const cuda_stream &stream, const void *handle) {
+    return stream.number != 0 && stream.number == reinterpret_cast<uintptr_t>(handle);
+}
+
+__attribute__((noinline, cold)) void
+note_foreign(const void *handle) {
+    pya_heap *heap = pya_torch_heap();
+    if (heap != nullptr) {
+        pya_note_foreign_stream(heap, reinterpret_cast<uintptr_t>(handle));
+    }
+}
+
 /* current_device() is get_device() and a check that costs as much again; only it knows how to complain. */
 int8_t
 device_here() {
@@ -78,7 +89,13 @@ device_here() {
 void *
 alloc_here(size_t bytes, int8_t *device) {
     *device = device_here();
-    return pya_torch_alloc(bytes, *device, handle_of(current_stream(*device)));
+    const cuda_stream stream = current_stream(*device);
+    void *handle = handle_of(stream);
+    void *ptr = pya_torch_alloc(bytes, *device, handle);
+    if (PYA_UNLIKELY(is_foreign(stream, handle))) {
+        note_foreign(handle);
+    }
+    return ptr;
 }
 
 /* torch's own way once, to see where it puts what. */
@@ -175,6 +192,30 @@ pya_torch_fast_stream(int8_t device) {
     const bool is_found =
         (current_stream != nullptr && stream_handle != nullptr) || pya_torch_fast_prepare();
     return is_found ? handle_of(current_stream(device)) : nullptr;
+}
+
+void
+pya_torch_fast_note_stream(int8_t device) {
+    if (current_stream != nullptr && stream_handle != nullptr) {
+        const cuda_stream stream = current_stream(device);
+        const void *handle = handle_of(stream);
+        if (is_foreign(stream, handle)) {
+            note_foreign(handle);
+        }
+    }
+}
+
+void
+pya_torch_fast_record_stream(void *self, void *const *data, cuda_stream stream) {
+    (void)self;
+    if (stream_handle == nullptr && !pya_torch_fast_prepare()) {
+        throw std::runtime_error("pyalloc: torch's streams were not found");
+    }
+    void *handle = handle_of(stream);
+    pya_torch_record(*data, handle);
+    if (is_foreign(stream, handle)) {
+        note_foreign(handle);
+    }
 }
 
 bool

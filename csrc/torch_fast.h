@@ -14,5 +14,14 @@ bool pya_torch_fast_prepare(void);
 void *pya_torch_fast_raw_alloc(void *self, size_t bytes);
 void *pya_torch_fast_raw_alloc_with_stream(void *self, size_t bytes, void *stream);
 void pya_torch_fast_raw_delete(void *self, void *ptr);
+/* c10::cuda::CUDAStream: device, then the stream's number. */
+struct pya_torch_stream {
+    uint64_t device;
+    uint64_t number;
+};
+/* The hook for it gets the handle alone, which does not say whose stream it is.  data: a c10::DataPtr. */
+void pya_torch_fast_record_stream(void *self, void *const *data, struct pya_torch_stream stream);
+/* To be called after the heap has heard of the thread's current stream: is it one that torch did not make? */
+void pya_torch_fast_note_stream(int8_t device);
 /* Returns a c10::DataPtr, which the ABI puts where `out` points. */
 void *pya_torch_fast_allocate(void *out, void *self, size_t bytes);

@@ -177,6 +177,10 @@ slot slots[] = {
         TRACKER("4cuda20CUDACachingAllocator")),
     silent("caching_allocator_enable (slot enable)", pya_torch_slot_enable),
     silent("caching_allocator_enable (slot isEnabled)", pya_torch_slot_is_enabled),
+    exported(
+        "streams of other libraries (slot recordStream)",
+        METHOD("12recordStreamERKN3c107DataPtrENS3_4cuda10CUDAStreamE"),
+        pya_torch_fast_record_stream),
     exported("peer access (slot enablePeerAccess)", PYA_TORCH_ENABLE_PEER, pya_torch_enable_peer),
     exported(
         "copies between devices (slot memcpyAsync)",

@@ -54,6 +54,26 @@ card_may_ask(const struct pya_card *card) {
     return pya_card_requests(card) - card->fenced_at >= card->n_fences / IDLE_FENCES_PER_REQUEST;
 }
 
+static void
+live_mark(void *arg, struct pya_block *block) {
+    (void)arg;
+    block->arena->fence->holds_blocks = true;
+}
+
+/* All was waited for: foreign streams without live blocks have nothing left that others could want. */
+static void
+card_bury_foreign(struct pya_card *card) {
+    for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
+        fence->holds_blocks = false;
+    }
+    pya_ptrmap_each(&card->live, live_mark, NULL);
+    for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
+        if (fence->is_foreign && !fence->is_gone && !fence->holds_blocks) {
+            pya_fence_bury(card, fence);
+        }
+    }
+}
+
 void
 pya_card_poll(struct pya_card *card, const struct pya_arena *taker) {
     bool waits;
@@ -67,10 +87,19 @@ pya_card_poll(struct pya_card *card, const struct pya_arena *taker) {
     if (!is_round_over || !card_may_ask(card) || !card_has_news(card, &waits)) {
         return;
     }
+    struct pya_fence *foreign = pya_fences_foreign(card);
+    if (foreign != NULL && !pya_fence_is_due(++foreign->n_failed)) {
+        return;
+    }
+    waits = waits || foreign != NULL;
     card->fenced_at = pya_card_requests(card);
-    card->are_fences_open = pya_fences_record(card, &waits);
+    bool is_recorded = pya_fences_record(card, &waits);
+    card->are_fences_open = is_recorded && (foreign == NULL || waits);
     if (!card->are_fences_open) {
         return;
+    }
+    if (foreign != NULL) {
+        card_bury_foreign(card);
     }
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         arena->fence_seq = arena->fence->is_gone && !waits ? arena->fence_seq : arena->seq;

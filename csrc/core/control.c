@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fence.h"
 #include "heap.h"
 
 void
@@ -11,6 +12,18 @@ pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error
     memset(out, 0, sizeof *out);
     if (card != NULL) {
         pya_device_error(card->dev, out);
+    }
+}
+
+void
+pya_note_foreign_stream(struct pya_heap *heap, pya_stream stream) {
+    for (int i = 0; i < PYA_MAX_DEVICES && !pya_heap_is_forked(heap); i++) {
+        struct pya_card *card = pya_heap_open_card(heap, i);
+        if (card != NULL) {
+            pya_lock_acquire(&card->lock);
+            pya_fences_note_foreign(card, stream);
+            pya_lock_release(&card->lock);
+        }
     }
 }
 

@@ -24,10 +24,51 @@ pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out)
     return PYA_OK;
 }
 
+void
+pya_fences_note_foreign(struct pya_card *card, pya_stream stream) {
+    for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
+        if (fence->stream == stream) {
+            fence->is_foreign = true;
+        }
+    }
+}
+
+struct pya_fence *
+pya_fences_foreign(const struct pya_card *card) {
+    struct pya_fence *fence = card->fences;
+    while (fence != NULL && (!fence->is_foreign || fence->is_gone)) {
+        fence = fence->next;
+    }
+    return fence;
+}
+
+void
+pya_fence_bury(struct pya_card *card, struct pya_fence *fence) {
+    fence->is_gone = true;
+    card->n_fences--;
+    card->last_arena = NULL; /* may be of that stream: its next request is to be noticed */
+}
+
+/* A capture that began on a foreign stream routes requests to a pool; one that only includes it began on another. */
+static bool
+fence_may_capture(const struct pya_card *card, const struct pya_fence *fence) {
+    const struct pya_pool *pool = card->pools;
+    while (pool != NULL && !(pool->is_active && pool->filter.began_on == fence->stream)) {
+        pool = pool->next;
+    }
+    return pool != NULL;
+}
+
 bool
 pya_fences_are_capturing(struct pya_card *card) {
     for (const struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
         bool is_capturing = false;
+        if (fence->is_foreign) {
+            if (!fence->is_gone && fence_may_capture(card, fence)) {
+                return true;
+            }
+            continue;
+        }
         pya_status st = fence->is_gone
                             ? PYA_E_STREAM
                             : pya_device_is_capturing(card->dev, fence->stream, &is_capturing);
@@ -92,9 +133,7 @@ fences_bury(struct pya_card *card) {
     bool is_done = is_due && pya_device_sync(card->dev) == PYA_OK;
     for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
         if (fence->is_leaving && is_done) {
-            fence->is_gone = true;
-            card->n_fences--;
-            card->last_arena = NULL; /* may be of that stream: its next request is to be noticed */
+            pya_fence_bury(card, fence);
         }
         fence->is_leaving = false;
     }
@@ -107,7 +146,8 @@ pya_fences_record(struct pya_card *card, bool *waited) {
     bool waits = *waited;
     *waited = false;
     for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
-        pya_status st = fence->is_gone ? PYA_OK : fence_record(card, fence);
+        bool is_asked = !fence->is_gone && !fence->is_foreign;
+        pya_status st = is_asked ? fence_record(card, fence) : PYA_OK;
         fence->is_leaving = st == PYA_E_STREAM;
         n_leaving += fence->is_leaving;
         if (st != PYA_OK && st != PYA_E_STREAM) {

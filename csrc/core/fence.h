@@ -6,7 +6,11 @@
  * the owner alone.
  *
  * A stream is heard of when it asks for memory, is recorded on some, or begins to fill a pool.  Once it was destroyed
- * and waited for it is forgotten, until it is heard of again: then another stream has its handle. */
+ * and waited for it is forgotten, until it is heard of again: then another stream has its handle.
+ *
+ * A stream that another library made may be destroyed at any time, and a driver may crash when asked about a destroyed
+ * stream.  Such a foreign stream is never asked: who has to know how far it is waits for the device, ever more rarely.
+ * After that it is forgotten too, unless it holds blocks. */
 #pragma once
 
 #include "card.h"
@@ -23,6 +27,8 @@ struct pya_fence {
     bool is_open;      /* recorded, not yet seen complete */
     bool is_leaving;   /* within a round: the device knows no such stream */
     bool is_gone;      /* the same, and it was waited for: not asked any more */
+    bool is_foreign;   /* another library's: never asked */
+    bool holds_blocks; /* within a round: live blocks were asked for on it */
     uint64_t n_failed; /* recordings that failed since the last good one */
 };
 
@@ -33,14 +39,22 @@ pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out)
 static inline void
 pya_fence_hear(struct pya_card *card, struct pya_fence *fence) {
     card->n_fences += fence->is_gone;
+    fence->is_foreign = fence->is_foreign && !fence->is_gone; /* else whoever knows says so again */
     fence->is_gone = false;
 }
 /* Is a graph being captured on any of them?  Then nothing may wait or be unmapped.  Of a destroyed stream the device knows
- * nothing, and nobody captures it.  True also where a capture forbids asking. */
+ * nothing, and nobody captures it.  True also where a capture forbids asking, and while requests go to a pool
+ * since something began on a foreign stream. */
 bool pya_fences_are_capturing(struct pya_card *card);
-/* Records all.  False: not now (a stream is being captured, or the device refuses); none is open then.
+/* Records all but the foreign ones, for which the caller has the device waited for.  False: not now (a stream is being captured, or the device refuses); none is open then.
  * *waited: in: the device shall be waited for as well; out: it was, because of that or of a destroyed stream. */
 bool pya_fences_record(struct pya_card *card, bool *waited);
+/* From now on nothing is asked of the stream, if the card has heard of it. */
+void pya_fences_note_foreign(struct pya_card *card, pya_stream stream);
+/* One of those; NULL: none. */
+struct pya_fence *pya_fences_foreign(const struct pya_card *card);
+/* Forgets a stream whose work was waited for. */
+void pya_fence_bury(struct pya_card *card, struct pya_fence *fence);
 /* How many of those recorded have not completed: 0, 1, or 2 for more.  Never waits.  last: one of them. */
 size_t pya_fences_n_open(struct pya_card *card, struct pya_fence **last);
 /* The nth try of something that goes on failing: is it worth it?  Ever more rarely. */

@@ -134,7 +134,7 @@ pya_pending_resume(struct pya_card *card) {
     pya_device_begin(card->dev);
     for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
         for (struct pya_use *use = queue->head; use != NULL; use = use->next) {
-            if (use->event == 0) {
+            if (use->event == 0 && !queue->fence->is_foreign) {
                 use_mark(card, use);
             }
         }
@@ -165,12 +165,13 @@ queue_drain(struct pya_card *card, struct pya_pending *queue) {
     }
 }
 
-/* The stream was destroyed: no event can be had, but all that was ever asked of it was waited for now. */
+/* The stream was destroyed, or may have been: no event can be had, but all that was ever asked of it was waited for now. */
 static bool
 queue_is_over(struct pya_card *card, const struct pya_pending *queue) {
     bool is_capturing;
-    return pya_device_is_capturing(card->dev, queue->stream, &is_capturing) == PYA_E_STREAM &&
-           !pya_fences_are_capturing(card) && pya_device_sync(card->dev) == PYA_OK;
+    bool is_gone = queue->fence->is_foreign ||
+                   pya_device_is_capturing(card->dev, queue->stream, &is_capturing) == PYA_E_STREAM;
+    return is_gone && !pya_fences_are_capturing(card) && pya_device_sync(card->dev) == PYA_OK;
 }
 
 /* What could not be marked is tried again, ever more rarely: the reason may have passed, or the stream is gone for good. */
@@ -182,7 +183,9 @@ head_is_marked(struct pya_card *card, struct pya_pending *queue) {
     if (!pya_fence_is_due(++queue->n_failed)) {
         return false;
     }
-    use_mark(card, queue->head);
+    if (!queue->fence->is_foreign) {
+        use_mark(card, queue->head);
+    }
     if (queue->head->event != 0) {
         queue->n_failed = 0;
         return true;
@@ -216,7 +219,8 @@ pya_pending_sync(struct pya_card *card) {
         if (queue->head == NULL) {
             continue;
         }
-        pya_status st = pya_device_stream_sync(card->dev, queue->stream);
+        pya_status st = queue->fence->is_foreign ? pya_device_sync(card->dev)
+                                                 : pya_device_stream_sync(card->dev, queue->stream);
         if (st == PYA_E_DEVICE || st == PYA_E_STREAM) {
             st = pya_device_sync(card->dev); /* a destroyed stream never answers again */
         }

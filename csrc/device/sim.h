@@ -43,6 +43,7 @@ struct pya_sim_state {
     uint64_t n_calls[PYA_SIM_N_CALLS];
     uint64_t n_memory_calls; /* sum of n_calls where pya_sim_calls[].is_memory */
     uint64_t device_ns;      /* modelled */
+    uint64_t n_stale;        /* calls about a destroyed stream */
     size_t n_violations;
 };
 

@@ -92,6 +92,7 @@ sim_is_capturing(struct pya_device *dev, pya_stream stream, bool *out) {
         status = PYA_E_HOST_NOMEM;
     } else if (status == PYA_OK && sim->streams[i].is_destroyed) {
         status = PYA_E_STREAM;
+        sim->state.n_stale++;
     }
     if (status == PYA_OK) {
         *out = sim->streams[i].is_capturing;
@@ -108,6 +109,7 @@ sim_stream_sync(struct pya_device *dev, pya_stream stream) {
         status = PYA_E_HOST_NOMEM;
     } else if (status == PYA_OK && sim->streams[i].is_destroyed) {
         status = PYA_E_STREAM;
+        sim->state.n_stale++;
     } else if (status == PYA_OK && sim->streams[i].is_capturing) {
         status = PYA_E_CAPTURE;
     }
@@ -203,6 +205,7 @@ work_record_locked(struct pya_sim *sim, pya_event handle, pya_stream id) {
         return PYA_E_HOST_NOMEM;
     }
     struct sim_stream *stream = &sim->streams[i];
+    sim->state.n_stale += stream->is_destroyed;
     if (stream->is_capturing || stream->is_destroyed) {
         return stream->is_capturing ? PYA_E_CAPTURE
                                     : PYA_E_DEVICE; /* the event may be the culprit */

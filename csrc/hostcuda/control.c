@@ -98,6 +98,8 @@ pya_hostcuda_live(const char *what) {
         n = pya_hc_vmm_n_mappings_locked();
     } else if (strcmp(what, "streams") == 0) {
         n = pya_hc_stream_count_locked();
+    } else if (strcmp(what, "stale_calls") == 0) {
+        n = pya_hc_stream_stale_locked();
     } else if (strcmp(what, "events") == 0) {
         n = pya_hc_event_count_locked();
     } else if (strcmp(what, "graphs") == 0) {

@@ -38,7 +38,7 @@ uint64_t pya_hostcuda_dtoh_copies(void);
 uint64_t pya_hostcuda_dtoh_bytes(void);
 
 /* Live objects, to find leaks: "plain", "handles", "reservations", "mappings", "streams", "events",
- * "graphs", "pinned".  UINT64_MAX for an unknown word. */
+ * "graphs", "pinned"; and "stale_calls", about streams that are not.  UINT64_MAX for an unknown word. */
 uint64_t pya_hostcuda_live(const char *what);
 
 /* How many of the invariants of what is given out, addresses and offsets in the devices' files, are broken. */

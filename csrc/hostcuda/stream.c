@@ -9,6 +9,7 @@
 static struct pya_hc_objects streams = {.object_bytes = sizeof(struct pya_hc_stream)};
 static struct pya_hc_objects events = {.object_bytes = sizeof(struct pya_hc_event)};
 static uint64_t last_stream_id;
+static uint64_t n_stale;
 
 static struct pya_hc_stream *
 stream_new_locked(int device, unsigned flags, int priority) {
@@ -45,8 +46,9 @@ pya_hc_stream_create(unsigned flags, int priority, void **out) {
 struct pya_hc_stream *
 pya_hc_stream_find_locked(const void *handle) {
     if ((uintptr_t)handle > 2) {
-        return pya_hc_objects_has(&streams, handle) ? (struct pya_hc_stream *)(uintptr_t)handle
-                                                    : NULL;
+        bool is_there = pya_hc_objects_has(&streams, handle);
+        n_stale += !is_there;
+        return is_there ? (struct pya_hc_stream *)(uintptr_t)handle : NULL;
     }
     struct pya_hc_device *dev = pya_hc_current_device();
     if (dev == NULL) {
@@ -304,6 +306,11 @@ pya_hc_stream_wait(const void *stream_handle, const void *event_handle) {
     }
     pya_hc_unlock();
     return error;
+}
+
+uint64_t
+pya_hc_stream_stale_locked(void) {
+    return n_stale;
 }
 
 uint64_t

@@ -60,4 +60,6 @@ int pya_hc_event_elapsed(float *ms, const void *start, const void *end);
 struct pya_hc_event *pya_hc_event_find_locked(const void *handle);
 
 uint64_t pya_hc_stream_count_locked(void);
+/* Calls about streams that do not exist (any more), which may crash a driver. */
+uint64_t pya_hc_stream_stale_locked(void);
 uint64_t pya_hc_event_count_locked(void);

@@ -47,6 +47,55 @@ test_destroyed_stream(void) {
     streams_fini(&world);
 }
 
+/* A stream of another library may be destroyed at any time, and drivers were seen to crash when asked about it: it is
+ * asked nothing.  Its memory and that of others go round all the same, after a wait for the device now and then. */
+static void
+test_foreign_stream(void) {
+    struct world world;
+    struct pya_sim_state state;
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
+    pya_dptr third = get(&world, 64 * MIB, THREE);
+    pya_note_foreign_stream(world.heap, THREE);
+    put(&world, third, 64 * MIB);
+    pya_dptr kept = get(&world, 2 * MIB, ONE);
+    CHECK_OK(pya_record_stream(world.heap, kept, THREE));
+    pya_note_foreign_stream(world.heap, THREE); /* it may have been forgotten meanwhile */
+    put(&world, kept, 2 * MIB);
+    pya_sim_set_destroyed(world.sim, THREE, true);
+    size_t n_exchanged = 0;
+    for (int i = 0; i < 20; i++) {
+        n_exchanged += exchange(&world);
+    }
+    CHECK(n_exchanged >= 18); /* the first may be served from what THREE left */
+    uint64_t n_waits = calls(&world, PYA_SIM_DEVICE_SYNC);
+    CHECK(n_waits > 0 && n_waits < 10);
+    CHECK_OK(pya_trim(world.heap, 0, 0));
+    pya_sim_query(world.sim, &state);
+    CHECK_EQ(state.n_stale, 0);
+    streams_fini(&world);
+}
+
+/* While it holds blocks it counts, and is waited for ever more rarely; its work is respected. */
+static void
+test_foreign_stream_in_use(void) {
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_BY_HAND);
+    pya_dptr third = get(&world, 2 * MIB, THREE);
+    pya_note_foreign_stream(world.heap, THREE);
+    for (int i = 0; i < 20; i++) {
+        pya_dptr first = get(&world, 64 * MIB, ONE);
+        pya_sim_finish(world.sim, ONE);
+        CHECK_OK(pya_sim_use(world.sim, THREE, first, 64 * MIB));
+        put(&world, first, 64 * MIB);
+        pya_dptr second = get(&world, 48 * MIB, TWO); /* the sim complains if it is still used */
+        put(&world, second, 48 * MIB);
+        pya_sim_finish_all(world.sim);
+    }
+    CHECK(calls(&world, PYA_SIM_DEVICE_SYNC) < 10);
+    put(&world, third, 2 * MIB);
+    streams_fini(&world);
+}
+
 /* A new stream may get the handle of a destroyed one: it counts from the moment it asks for memory or is recorded. */
 enum hearing { HEAR_REQUEST, HEAR_RECORD, HEAR_RECORD_AGAIN, HEAR_RECORD_OTHER, HEAR_RECORD_OWN };
 
@@ -179,6 +228,8 @@ test_many_streams(void) {
 static const struct check_case cases[] = {
     {"stream_without_events", test_stream_without_events},
     {"destroyed_stream", test_destroyed_stream},
+    {"foreign_stream", test_foreign_stream},
+    {"foreign_stream_in_use", test_foreign_stream_in_use},
     {"stream_is_reborn", test_stream_is_reborn},
     {"destroyed_stream_leaves_blocks", test_destroyed_stream_leaves_blocks},
     {"recorded_on_destroyed_stream", test_recorded_on_destroyed_stream},

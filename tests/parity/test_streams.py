@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -252,6 +253,37 @@ def test_block_waits_for_a_stream_destroyed_meanwhile(runtime) -> None:
     runtime.pya_hostcuda_set_event_delay(0)
     empty(512)  # looks at finished events
     assert released(address, 3 * MIB, torch.cuda.current_stream())
+
+
+@pytest.mark.parametrize("how", ["allocated", "recorded"])
+def test_nothing_is_asked_of_a_destroyed_stream(runtime: Any, how: str) -> None:
+    """A card's driver may crash at it.  Torch's own streams live as long as the process, others do not."""
+    torch.cuda.empty_cache()
+    side = torch.cuda.Stream()
+    busy(side)
+    spare = [own_stream() for _ in range(200)]
+    before = runtime.pya_hostcuda_live(b"stale_calls")
+    stream = own_stream()
+    if how == "allocated":
+        with torch.cuda.stream(stream):
+            tensor = empty(64 * MIB)
+    else:
+        tensor = empty(64 * MIB)
+        tensor.record_stream(stream)
+    del tensor
+    torch.cuda.synchronize()
+    destroy(stream)
+    for each in spare:  # streams that torch makes from here on get the handles of these
+        destroy(each)
+    for step in range(1, 13):  # each more than any free block, so that other streams' memory is asked for
+        mine = empty((64 + 20 * step) * MIB)
+        del mine
+        with torch.cuda.stream(side):
+            other = empty((70 + 20 * step) * MIB)
+            del other
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert runtime.pya_hostcuda_live(b"stale_calls") == before
 
 
 def free_after_a_recorded_stream_is_destroyed() -> None:
