@@ -359,9 +359,10 @@ hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter
             "another pool, or end that one first");
     }
     check(status, "beginning to allocate to a pool failed", device);
-    (void)own.release();
+    (void)own.release(); /* the heap drops it at the pool's end */
+    // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks)
     pya_torch_fast_note_stream(static_cast<int8_t>(device));
-} // NOLINT(clang-analyzer-cplusplus.NewDeleteLeaks): the heap owns it now and drops it at the pool's end
+}
 
 void
 hook_end_pool(int device, pya_pool_id pool) {
