@@ -320,6 +320,55 @@ test_freed_after_settling(void) {
     freed_after_settling(true);
 }
 
+static void
+begin(struct world *world, struct pya_pool_id id) {
+    CHECK_OK(pya_pool_begin(world->heap, 0, id, (struct pya_stream_filter){0}));
+}
+
+/* Of several that were dropped the next pool takes over the one that left most. */
+static void
+test_the_next_pool_takes_over_the_largest(void) {
+    static const size_t mib[] = {20, 60, 40};
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    pya_dptr ptrs[3];
+    world_init(&world, "");
+    for (uint64_t i = 0; i < 3; i++) {
+        begin(&world, (struct pya_pool_id){i, 1});
+        ptrs[i] = take(&world, mib[i] * MIB, 0);
+        CHECK_OK(pya_pool_end(world.heap, 0, (struct pya_pool_id){i, 1}));
+    }
+    for (uint64_t i = 0; i < 3; i++) {
+        CHECK_OK(pya_pool_release(world.heap, 0, (struct pya_pool_id){i, 1}));
+        give(&world, ptrs[i]);
+    }
+    begin(&world, POOL);
+    CHECK_EQ(take(&world, 60 * MIB, 0), ptrs[1]);
+    pool_end(&world);
+    world_fini(&world);
+}
+
+/* Of two pools that want a request the one begun last gets it. */
+static void
+test_the_pool_begun_last_serves(void) {
+    static const struct pya_pool_id inner = {1, 1};
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    struct pya_pool_info infos[2];
+    world_init(&world, "");
+    begin(&world, inner);
+    CHECK_OK(pya_pool_end(world.heap, 0, inner)); /* known for longer, begun later */
+    begin(&world, POOL);
+    begin(&world, inner);
+    (void)take(&world, 20 * MIB, 0);
+    CHECK_EQ(pya_pool_list(world.heap, 0, infos, 2), 2);
+    for (size_t i = 0; i < 2; i++) {
+        bool is_inner = infos[i].id.first == inner.first;
+        CHECK_EQ(infos[i].reserved_bytes[PYA_STAT_ALL].current > 0, is_inner);
+    }
+    CHECK_OK(pya_pool_end(world.heap, 0, inner));
+    pool_end(&world);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"freed_after_settling", test_freed_after_settling},
     {"dropped_pool_serves_others", test_dropped_pool_serves_others},
@@ -333,6 +382,8 @@ static const struct check_case cases[] = {
     {"next_pool_takes_over", test_next_pool_takes_over},
     {"untouched_goes_back", test_untouched_goes_back},
     {"same_pool_again", test_same_pool_again},
+    {"next_takes_over_the_largest", test_the_next_pool_takes_over_the_largest},
+    {"begun_last_serves", test_the_pool_begun_last_serves},
 };
 
 int
