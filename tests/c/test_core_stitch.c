@@ -48,23 +48,30 @@ test_a_shared_range_ends_in_the_smallest_start(void) {
     take_two_shared(sizes, 0, 3);
 }
 
+enum { N_PAGES = 32 };
+
+/* Every other page is free: what is larger than one is stitched. */
+static void
+make_gaps(struct world *world, const char *options, pya_dptr *ptrs) {
+    world_init(world, options);
+    for (size_t i = 0; i < N_PAGES; i++) {
+        ptrs[i] = take(world, 2 * MIB, 0);
+    }
+    for (size_t i = 0; i < N_PAGES; i += 2) {
+        give(world, ptrs[i]);
+    }
+}
+
 static const uint32_t ACCESS_CALLS = 1U << PYA_SIM_SET_ACCESS | 1U << PYA_SIM_UNMAP;
 
 /* A range that could not be opened to the device, nor unmapped, is handed to nobody and unmapped at the next chance,
  * though its pages stay. */
 static void
 test_a_broken_range_is_unmapped(void) {
-    enum { N_PAGES = 32 };
     struct world world = {.config = {.capacity_bytes = N_PAGES * 2 * MIB}};
     pya_dptr ptrs[N_PAGES];
     pya_dptr none;
-    world_init(&world, "");
-    for (size_t i = 0; i < N_PAGES; i++) {
-        ptrs[i] = take(&world, 2 * MIB, 0);
-    }
-    for (size_t i = 0; i < N_PAGES; i += 2) {
-        give(&world, ptrs[i]);
-    }
+    make_gaps(&world, "", ptrs);
     pya_sim_fail(world.sim, ACCESS_CALLS, 1, PYA_E_DEVICE, true);
     CHECK_EQ(pya_alloc(world.heap, 0, 6 * MIB, 0, &none), PYA_E_DEVICE);
     CHECK(pya_sim_fail_clear(world.sim));
@@ -115,21 +122,32 @@ test_broken_addresses_stay_broken_in_a_trim(void) {
     world_fini(&world);
 }
 
+/* Of two ranges that lack a few pages the one that lacks fewest gets them, whichever was used last. */
+static void
+test_the_longest_short_range_is_extended(void) {
+    static const size_t n_pages[] = {15, 13, 15, 13};
+    for (size_t n = 3; n <= 4; n++) {
+        struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+        pya_dptr ptrs[N_PAGES];
+        make_gaps(&world, "memory:tight", ptrs);
+        for (size_t i = 0; i < n; i++) {
+            give(&world, take(&world, n_pages[i] * 2 * MIB, 0));
+        }
+        CHECK_EQ(stat_of(world.heap, 0, "pyalloc_mappings"), N_PAGES + 15 + 13);
+        give(&world, take(&world, 16 * 2 * MIB, 0));
+        CHECK_EQ(stat_of(world.heap, 0, "pyalloc_mappings"), N_PAGES + 16 + 13);
+        world_fini(&world);
+    }
+}
+
 /* Ranges that were not used for longest are unmapped when there are too many; at most half of what is allowed stays. */
 static void
 test_the_least_recently_used_ranges_are_unmapped(void) {
-    enum { N_PAGES = 32 };
     static const size_t n_pages[] = {3,  16, 15, 14,
                                      13, 2,  3}; /* 63 mappings: the last is the first again */
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
     pya_dptr ptrs[N_PAGES];
-    world_init(&world, "memory:tight,mappings_per_page:3");
-    for (size_t i = 0; i < N_PAGES; i++) {
-        ptrs[i] = take(&world, 2 * MIB, 0);
-    }
-    for (size_t i = 0; i < N_PAGES; i += 2) {
-        give(&world, ptrs[i]);
-    }
+    make_gaps(&world, "memory:tight,mappings_per_page:3", ptrs);
     for (size_t i = 0; i < sizeof n_pages / sizeof *n_pages; i++) {
         give(&world, take(&world, n_pages[i] * 2 * MIB, 0));
     }
@@ -146,6 +164,7 @@ test_the_least_recently_used_ranges_are_unmapped(void) {
 static const struct check_case cases[] = {
     {"begins_in_the_smallest_end", test_a_shared_range_begins_in_the_smallest_end},
     {"ends_in_the_smallest_start", test_a_shared_range_ends_in_the_smallest_start},
+    {"longest_is_extended", test_the_longest_short_range_is_extended},
     {"least_recently_used", test_the_least_recently_used_ranges_are_unmapped},
     {"broken_range_is_unmapped", test_a_broken_range_is_unmapped},
     {"broken_addresses_stay_broken", test_broken_addresses_stay_broken_in_a_trim},

@@ -358,6 +358,22 @@ test_addresses_run_out(void) {
     addresses_run_out("memory:fast", 4800 * MIB);
 }
 
+/* Of the idle memory of another stream that is large enough the smallest stretch changes hands. */
+static void
+test_the_smallest_stretch_changes_hands(void) {
+    struct world world;
+    pya_dptr ptrs[4];
+    static const size_t mib[] = {18, 2, 16, 2};
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
+    for (size_t i = 0; i < 4; i++) {
+        ptrs[i] = take(&world, mib[i] * MIB, ONE);
+    }
+    give(&world, ptrs[0]);
+    give(&world, ptrs[2]);
+    CHECK_EQ(take(&world, 12 * MIB, TWO), ptrs[2]);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"addresses_run_out", test_addresses_run_out},
     {"event_that_failed_once", test_event_that_failed_once},
@@ -367,6 +383,7 @@ static const struct check_case cases[] = {
     {"events_that_fail", test_events_that_fail},
     {"captured_stream_is_not_asked", test_captured_stream_is_not_asked},
     {"capture_forbids_asking", test_capture_forbids_asking},
+    {"smallest_stretch_changes_hands", test_the_smallest_stretch_changes_hands},
     {"parts_of_two_streams", test_parts_of_two_streams},
     {"part_of_a_page_stays", test_part_of_a_page_stays},
     {"stitched_range_changes_hands", test_stitched_range_changes_hands},
