@@ -148,6 +148,22 @@ test_trim_leaves_the_low_end(void) {
     world_fini(&world);
 }
 
+/* Free memory of a pool in use is its own, unless it was made to lend before out of memory. */
+static void
+test_a_pool_lends_on_oom(void) {
+    struct world world = {0};
+    pya_dptr ptr;
+    pools_init(&world, "");
+    pool_begin(&world);
+    give(&world, take(&world, 900 * MIB, 0));
+    CHECK_OK(pya_pool_end(world.heap, 0, POOL)); /* its user stays */
+    CHECK_EQ(pya_alloc(world.heap, 0, 500 * MIB, 0, &ptr), PYA_E_NOMEM);
+    CHECK_OK(pya_pool_set_on_oom(world.heap, 0, POOL, true));
+    CHECK_OK(pya_alloc(world.heap, 0, 500 * MIB, 0, &ptr));
+    CHECK(stat_of(world.heap, 0, "pyalloc_saved_by_transfer") == 1);
+    world_fini(&world);
+}
+
 /* ---- a source of memory ---- */
 
 struct source {
@@ -369,6 +385,7 @@ static const struct check_case cases[] = {
     {"ranges_keep_their_pages", test_stitched_ranges_of_a_pool_keep_their_pages},
     {"addresses_stay_mapped", test_addresses_of_a_pool_in_use_stay_mapped},
     {"mappings_cost_no_wait", test_mappings_of_a_pool_in_use_cost_others_no_wait},
+    {"lends_on_oom", test_a_pool_lends_on_oom},
     {"trim_leaves_the_low_end", test_trim_leaves_the_low_end},
     {"source", test_source},
     {"source_dies_with_the_heap", test_source_dies_with_the_heap},

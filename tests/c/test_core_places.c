@@ -1,4 +1,5 @@
-/* Stitched ranges and dead addresses: what a shared range takes, and what becomes of a mapping that failed half-way. */
+/* Where a request is placed, which ranges are stitched, shared, extended and unmapped, and what becomes of a mapping that
+ * failed half-way. */
 #include "world.h"
 
 #define HALF_MIB (MIB / 2)
@@ -122,6 +123,53 @@ test_broken_addresses_stay_broken_in_a_trim(void) {
     world_fini(&world);
 }
 
+/* A request that fits in several places of one run goes where it leaves whole pages whole, with care. */
+static void
+test_careful_fit_breaks_no_page(void) {
+    static const size_t sizes[] = {2 * MIB, MIB, MIB};
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    pya_dptr ptrs[3];
+    world_init(&world, "memory:tight");
+    fill(&world, sizes, 3, ptrs);
+    give(&world, ptrs[0]);
+    give(&world, ptrs[1]);
+    CHECK_EQ(take(&world, HALF_MIB, 0), ptrs[2] - HALF_MIB);
+    world_fini(&world);
+}
+
+/* Of holes that are as good the lowest is filled. */
+static void
+test_growth_fills_the_lowest_hole(void) {
+    static const size_t sizes[] = {2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB};
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    pya_dptr ptrs[5];
+    world_init(&world, "memory:tight");
+    fill(&world, sizes, 5, ptrs);
+    give(&world, ptrs[1]);
+    give(&world, ptrs[3]);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(take(&world, 2 * MIB, 0), ptrs[1]);
+    CHECK_EQ(take(&world, 2 * MIB, 0), ptrs[3]);
+    world_fini(&world);
+}
+
+/* The lowest free pages are stitched, whatever runs they are of: the others stay where they may become larger runs. */
+static void
+test_the_lowest_pages_are_stitched(void) {
+    static const size_t sizes[] = {4 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB};
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    pya_dptr ptrs[6];
+    world_init(&world, "memory:tight");
+    fill(&world, sizes, 6, ptrs);
+    give(&world, ptrs[0]);
+    give(&world, ptrs[2]);
+    give(&world, ptrs[4]);
+    (void)take(&world, 6 * MIB, 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_stitches"), 1);
+    CHECK_EQ(take(&world, 2 * MIB, 0), ptrs[4]);
+    world_fini(&world);
+}
+
 /* Of two ranges that lack a few pages the one that lacks fewest gets them, whichever was used last. */
 static void
 test_the_longest_short_range_is_extended(void) {
@@ -164,6 +212,9 @@ test_the_least_recently_used_ranges_are_unmapped(void) {
 static const struct check_case cases[] = {
     {"begins_in_the_smallest_end", test_a_shared_range_begins_in_the_smallest_end},
     {"ends_in_the_smallest_start", test_a_shared_range_ends_in_the_smallest_start},
+    {"careful_fit", test_careful_fit_breaks_no_page},
+    {"lowest_hole", test_growth_fills_the_lowest_hole},
+    {"lowest_pages", test_the_lowest_pages_are_stitched},
     {"longest_is_extended", test_the_longest_short_range_is_extended},
     {"least_recently_used", test_the_least_recently_used_ranges_are_unmapped},
     {"broken_range_is_unmapped", test_a_broken_range_is_unmapped},
