@@ -204,6 +204,7 @@ def uninstall() -> None:
         _state.replacements.undo()
     _core.destroy()
     _state.replacements = None
+    _state.config = None
     _state.installed = False
     _state.reason = "uninstalled"
 

@@ -209,9 +209,10 @@ def test_uninstall_and_install_again(dry_python) -> None:  # type: ignore[no-unt
     dry_python(
         """
         import torch, pyalloc
-        first = pyalloc.install()
+        first = pyalloc.install(memory="fast")
         works = {what for what, works, _ in pyalloc.status().features if works}
         first.uninstall()
+        assert pyalloc.status().config == pyalloc.Config()
         pyalloc.install(memory="tight")
         torch.empty(1000, device="cuda")
         assert pyalloc.status().allocations == 1
