@@ -42,9 +42,11 @@ struct pya_arena {
     uint64_t seen_requests;
     double stitch_debt_ns; /* paid for stitching since the last growth (the balanced policy's W) */
     double transfer_debt_ns; /* the same for pages taken from other streams */
+    size_t wasted_bytes;     /* of live stitched ranges' pages, what their blocks do not use */
     size_t
         large_pages; /* of the last large request that no run fitted, and how often it was the next larger one */
     unsigned n_grown;
+    unsigned n_repeated; /* or the same once more */
     /* What the latest of the balanced policy's choices could spare, peak live then, and how many in a row spared what
      * became live before the next. */
     size_t spared_bytes;

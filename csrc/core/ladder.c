@@ -13,13 +13,14 @@
 #include "share.h"
 
 /* Growth is by at least LADDER_GROW_PAGES and, up to LADDER_GROW_MOST, by 1/128 of what there is: every growth opens its
- * range to the device once.  From LADDER_LARGE on, the end of a run is chosen with care. */
+ * range to the device once.  While there are fewer than LADDER_FEW pages, each is a good part of the whole: by LADDER_GROW_FEW.
+ * From LADDER_LARGE on, the end of a run is chosen with care. */
 #ifdef PYA_TEST_TINY
 enum { LADDER_FIT_TRIES = 2, LADDER_GROW_PAGES = 2, LADDER_LARGE = 4 << 20 };
 #else
 enum { LADDER_FIT_TRIES = 8, LADDER_GROW_PAGES = 4, LADDER_LARGE = 64 << 20 };
 #endif
-enum { LADDER_GROW_MOST = 10, LADDER_GROW_SHARE = 128 };
+enum { LADDER_GROW_MOST = 10, LADDER_GROW_SHARE = 128, LADDER_FEW = 32, LADDER_GROW_FEW = 2 };
 
 /* Wholly free pages a run loses when `bytes` leave its low or high end. */
 static size_t
@@ -383,7 +384,8 @@ ladder_step(const struct pya_card *card, size_t n) {
     }
     size_t n_share = card->pages.n_live / LADDER_GROW_SHARE;
     n_share = n_share < LADDER_GROW_MOST ? n_share : LADDER_GROW_MOST;
-    return n_share > LADDER_GROW_PAGES ? n_share : LADDER_GROW_PAGES;
+    size_t n_least = card->pages.n_live < LADDER_FEW ? LADDER_GROW_FEW : LADDER_GROW_PAGES;
+    return n_share > n_least ? n_share : n_least;
 }
 
 /* What the policy likes best while memory is there. */

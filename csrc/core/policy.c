@@ -41,6 +41,11 @@ enum {
 /* Unless each of the last GROWING_FROM was larger than the one before, by at most this share. */
 #define GROWING_SHARE 8
 #define GROWING_FROM 2
+/* Or it is of the same size as the REPEATED_FROM before: a stitched range then comes back, a moved run never does. */
+#define REPEATED_FROM 2
+/* A stitched block owns its pages whole.  Once what the live ones leave unused of theirs is more than this share of what
+ * stitching would spare, making the pages is right: they hold blocks of any size. */
+#define WASTE_SHARE 0.8
 /* Pages spared while live memory rises are soon made all the same, and what sparing them cost is lost.  Where the last
  * RISING_FROM choices found it so, growing is right at once; by no more than this share of peak live, because
  * what was made when the rise ends stays. */
@@ -151,9 +156,10 @@ struct plea {
 };
 
 /* Is this one tensor that grows, each large request a little larger than the one before?  A stitched range is extended by
- * what it lacks, but the end of the arena, where pages are moved, is there for one tensor only. */
+ * what it lacks, but the end of the arena, where pages are moved, is there for one tensor only.  Or one that comes again, and
+ * finds its range? */
 static bool
-is_growing(struct pya_arena *arena, size_t bytes) {
+is_worth_a_range(struct pya_arena *arena, size_t bytes) {
     size_t n = pya_pages_for(bytes);
     size_t n_before = arena->large_pages;
     if (n < n_before || n - n_before > n_before / GROWING_SHARE + 1) {
@@ -161,8 +167,9 @@ is_growing(struct pya_arena *arena, size_t bytes) {
     } else if (n > n_before) {
         arena->n_grown++;
     }
+    arena->n_repeated = n == n_before ? arena->n_repeated + 1 : 0;
     arena->large_pages = n;
-    return arena->n_grown >= GROWING_FROM;
+    return arena->n_grown >= GROWING_FROM || arena->n_repeated >= REPEATED_FROM;
 }
 
 /* Did live memory take what was spared before, time and again? */
@@ -176,19 +183,29 @@ is_rising(struct pya_arena *arena, const struct plea *plea) {
     return arena->n_spared_in_vain >= RISING_FROM && is_little && plea->bytes >= RISING_LEAST;
 }
 
+static enum pya_plan
+plan_how(struct pya_arena *arena, const struct plea *plea) {
+    bool is_large = plea->bytes >= plea->peak_live / BALANCED_MOVE_SHARE;
+    bool moves = is_shared(arena->card) || (is_large && !is_worth_a_range(arena, plea->bytes));
+    return moves && plea->n_there == 0 ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
+}
+
 /* Saves the pages that growing would cost, until saving has cost `patience` times what they would. */
 static enum pya_plan
 plan_save(struct pya_arena *arena, const struct plea *plea, double patience) {
+    enum pya_plan how = plan_how(arena, plea);
     size_t n_saved = plea->n - pages_missing(arena, plea->bytes);
     size_t n_mapped = pya_pages_for(plea->bytes) - plea->n_there;
+    size_t waste = arena->wasted_bytes + pya_pages_for(plea->bytes) * PYA_PAGE - plea->bytes;
     double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(n_mapped);
+    if (how == PYA_PLAN_STITCH && (double)waste > WASTE_SHARE * (double)(n_saved * PYA_PAGE)) {
+        return PYA_PLAN_GROW;
+    }
     if (debt_ns >= patience * create_cost_ns(n_saved)) {
         arena->stitch_debt_ns = debt_after_growth(arena, n_saved);
         return PYA_PLAN_GROW;
     }
-    bool is_large = plea->bytes >= plea->peak_live / BALANCED_MOVE_SHARE;
-    bool moves = is_shared(arena->card) || (is_large && !is_growing(arena, plea->bytes));
-    return moves && plea->n_there == 0 ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
+    return how;
 }
 
 static double

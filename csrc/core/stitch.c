@@ -411,6 +411,7 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
     }
     *link = NULL;
     stitch->block = block;
+    arena->wasted_bytes += stitch->bytes - bytes;
     stitch_unlink(stitch);
     stitch_link(stitch);
     pya_stats_add(&card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
@@ -437,6 +438,7 @@ pya_stitch_give(struct pya_block *block) {
         piece = next;
     }
     stitch->block = NULL;
+    arena->wasted_bytes -= stitch->bytes - block->bytes;
     pya_slab_put(&arena->card->blocks, block);
     pya_stats_sub(&arena->card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
 }
@@ -523,6 +525,7 @@ size_t
 pya_stitches_check(const struct pya_arena *arena) {
     size_t n_wrong = 0;
     size_t n_mappings = 0;
+    size_t wasted_bytes = 0;
     if (arena->stitches == NULL) {
         return 0;
     }
@@ -530,6 +533,12 @@ pya_stitches_check(const struct pya_arena *arena) {
     for (; stitch != NULL; stitch = stitch->older) {
         n_mappings += stitch->n_pages;
         n_wrong += stitch_check(stitch);
+        wasted_bytes += stitch->block == NULL ? 0 : stitch->bytes - stitch->block->bytes;
+    }
+    if (wasted_bytes != arena->wasted_bytes) {
+        (void)fprintf(
+            stderr, "stitches: %zu bytes unused, %zu counted\n", wasted_bytes, arena->wasted_bytes);
+        n_wrong++;
     }
     if (n_mappings != arena->stitches->n_mappings) {
         (void)fprintf(

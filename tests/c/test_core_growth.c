@@ -62,6 +62,80 @@ test_rising_memory_is_not_stitched(void) {
     world_fini(&world);
 }
 
+/* What is asked for again and again in the place of what left holes: a range that comes back, not pages moved each time. */
+static void
+test_repeated_tensors_settle(void) {
+    enum { TENSORS = 6, ROUNDS = 24 };
+    static const size_t mib[TENSORS] = {111, 843, 169, 660, 198, 674};
+    struct world world = {.config = {.capacity_bytes = 8192 * MIB}};
+    uint64_t n_maps = 0;
+    world_init(&world, "");
+    for (int round = 0; round < ROUNDS; round++) {
+        pya_dptr ptrs[TENSORS];
+        for (size_t i = 0; i < TENSORS; i++) {
+            ptrs[i] = take(&world, mib[i] * MIB, 0);
+        }
+        for (size_t i = 0; i < TENSORS; i += 2) {
+            give(&world, ptrs[i]);
+        }
+        ptrs[2] = take(&world, mib[1] * MIB, 0);
+        ptrs[0] = take(&world, mib[0] * MIB, 0);
+        give(&world, ptrs[2]);
+        give(&world, ptrs[0]);
+        for (size_t i = 1; i < TENSORS; i += 2) {
+            give(&world, ptrs[i]);
+        }
+        n_maps = round == ROUNDS / 2 ? calls(&world, PYA_SIM_MAP) : n_maps;
+    }
+    CHECK_EQ(calls(&world, PYA_SIM_MAP), n_maps);
+    world_fini(&world);
+}
+
+/* A stitched block has its last page to itself: blocks a little larger than so many pages are not stitched without end. */
+static void
+test_ranges_waste_little(void) {
+    enum { HOLES = 40, BLOCKS = 12 };
+    struct world world = {.config = {.capacity_bytes = 2048 * MIB}};
+    pya_dptr ptrs[HOLES];
+    pya_dptr odd[BLOCKS];
+    world_init(&world, "");
+    for (size_t i = 0; i < HOLES; i++) {
+        ptrs[i] = take(&world, 4 * MIB, 0);
+    }
+    for (size_t i = 0; i < HOLES; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    for (size_t i = 0; i < BLOCKS; i++) {
+        odd[i] = take(&world, 6 * MIB + 65536, 0);
+    }
+    int64_t n_stitches = stat_of(world.heap, 0, "pyalloc_stitches");
+    CHECK(n_stitches > 0 && n_stitches <= 4);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        give(&world, odd[i]);
+    }
+    for (size_t i = 1; i < HOLES; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    world_fini(&world);
+}
+
+/* A small program reserves little more than it uses, at any time. */
+static void
+test_little_memory_grows_slowly(void) {
+    enum { BLOCKS = 60 };
+    struct world world = {.config = {.capacity_bytes = 512 * MIB}};
+    pya_dptr ptrs[BLOCKS];
+    world_init(&world, "");
+    for (size_t i = 0; i < BLOCKS; i++) {
+        ptrs[i] = take(&world, MIB, 0);
+        CHECK(reserved(&world) < (i + 1) * MIB + 4 * MIB);
+    }
+    for (size_t i = 0; i < BLOCKS; i++) {
+        give(&world, ptrs[i]);
+    }
+    world_fini(&world);
+}
+
 /* Where there are no addresses for room behind it a range is as long as it must be: the home takes most of them. */
 static bool
 stitches_with(uint64_t address_bytes) {
@@ -154,6 +228,9 @@ test_sweep(void) {
 static const struct check_case cases[] = {
     {"growing_tensor_is_extended", test_growing_tensor_is_extended},
     {"rising_memory_is_not_stitched", test_rising_memory_is_not_stitched},
+    {"repeated_tensors_settle", test_repeated_tensors_settle},
+    {"ranges_waste_little", test_ranges_waste_little},
+    {"little_memory_grows_slowly", test_little_memory_grows_slowly},
     {"scarce_addresses", test_scarce_addresses},
     {"pools_come_and_go", test_pools_come_and_go},
     {"sweep", test_sweep},
