@@ -84,7 +84,9 @@ class BuildAll(build_ext):
     def spawn_make(self, directory: Path, out: Path) -> subprocess.Popen[bytes]:
         out.mkdir(parents=True, exist_ok=True)
         compiler = os.environ.get("CC", "cc")
-        command = ["make", "-s", "-j2", "-C", str(directory), f"OUT={out}", f"CC={compiler}"]
+        # From where make runs: a target whose whole path has a space in it would be two.
+        target = os.path.relpath(out, directory)
+        command = ["make", "-s", "-j2", "-C", str(directory), f"OUT={target}", f"CC={compiler}"]
         return subprocess.Popen(command)
 
     def build_extension(self, ext: Extension) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
+from pathlib import Path
+
+import pytest
 
 from pyalloc import _core
 
+ROOT = Path(__file__).parent.parent.parent
 ALLOWED = {"linux-vdso", "libc", "libm", "libdl", "libpthread", "ld-linux-x86-64", "libstdc++", "libgcc_s"}
 
 
@@ -26,3 +31,19 @@ def test_exports_only_the_module_and_the_bridge() -> None:
 
 def test_is_built_for_the_stable_abi() -> None:
     assert _core.__file__.endswith(".abi3.so")
+
+
+@pytest.mark.parametrize("library", ["csrc/hostcuda", "csrc/ops"])
+def test_makes_the_libraries_in_a_folder_whose_name_has_spaces(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # make cannot name a target in such a folder by its whole path; no recipe is run here (-n).
+    here = tmp_path / "a folder für alles"
+    here.mkdir()
+    for name in ("setup.py", "csrc", "cuda"):
+        (here / name).symlink_to(ROOT / name)
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    monkeypatch.setenv("MAKEFLAGS", "n")
+    build = runpy.run_path(str(here / "setup.py"))["BuildAll"]
+    assert build.spawn_make(None, here / library, here / "build").wait() == 0
+    assert capfd.readouterr().err == ""
