@@ -6,6 +6,11 @@
 #include "core/pyalloc.h"
 #include "replay/trace.h"
 
+/* The headers of 3.12 and 3.13 return None without counting it; Python before 3.12, which may load what they built,
+ * then loses its None. */
+#undef Py_RETURN_NONE
+#define Py_RETURN_NONE return Py_NewRef(Py_None)
+
 /* The process's heap, or NULL with pyalloc.errors.AllocatorError set. */
 struct pya_heap *pya_module_heap(void);
 /* Raises the named class of pyalloc.errors; always returns NULL. */

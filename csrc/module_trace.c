@@ -2,7 +2,6 @@
  *
  * A reader gives events in columns, one bytes object for each field: a hundred million of them as Python objects would
  * need more memory than the trace is about. */
-#define PY_SSIZE_T_CLEAN
 #include "module.h"
 
 #include "replay/trace.h"
@@ -131,11 +130,15 @@ writer_dealloc(PyObject *self) {
 
 static PyObject *
 writer_string(PyObject *self, PyObject *args) {
-    const char *text = NULL;
+    PyObject *given = NULL;
     Py_ssize_t bytes = 0;
     uint32_t id = 0;
     struct pya_trace_writer *writer = writer_open(self);
-    if (writer == NULL || !PyArg_ParseTuple(args, "s#", &text, &bytes)) {
+    if (writer == NULL || !PyArg_ParseTuple(args, "U", &given)) {
+        return NULL;
+    }
+    const char *text = PyUnicode_AsUTF8AndSize(given, &bytes);
+    if (text == NULL) {
         return NULL;
     }
     pya_status status = pya_trace_string(writer, text, (size_t)bytes, &id);
@@ -341,15 +344,25 @@ reader_fill(struct pya_trace_reader *reader, struct trace_columns *columns, size
     return status;
 }
 
+/* A tuple of bytes.  (Not by Py_BuildValue("y#"): built with the headers of 3.13 that fails on Python before it.) */
 static PyObject *
 reader_columns(const struct trace_columns *c, size_t n) {
-    const Py_ssize_t one = (Py_ssize_t)n;
-    return Py_BuildValue(
-        "(y#y#y#y#y#y#y#y#y#y#)", (const char *)c->kind, one, (const char *)c->device, one,
-        (const char *)c->wide[0], one * 8, (const char *)c->wide[1], one * 8,
-        (const char *)c->wide[2], one * 8, (const char *)c->wide[3], one * 8,
-        (const char *)c->wide[4], one * 8, (const char *)c->wide[5], one * 8,
-        (const char *)c->narrow[0], one * 4, (const char *)c->narrow[1], one * 4);
+    const struct {
+        const void *first;
+        size_t each;
+    } column[] = {{c->kind, 1},      {c->device, 1},   {c->wide[0], 8}, {c->wide[1], 8},
+                  {c->wide[2], 8},   {c->wide[3], 8},  {c->wide[4], 8}, {c->wide[5], 8},
+                  {c->narrow[0], 4}, {c->narrow[1], 4}};
+    const Py_ssize_t n_columns = (Py_ssize_t)(sizeof column / sizeof *column);
+    PyObject *tuple = PyTuple_New(n_columns);
+    for (Py_ssize_t i = 0; tuple != NULL && i < n_columns; i++) {
+        PyObject *bytes = PyBytes_FromStringAndSize(
+            (const char *)column[i].first, (Py_ssize_t)(n * column[i].each));
+        if (bytes == NULL || PyTuple_SetItem(tuple, i, bytes) != 0) {
+            Py_CLEAR(tuple);
+        }
+    }
+    return tuple;
 }
 
 static PyObject *

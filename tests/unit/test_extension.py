@@ -33,6 +33,12 @@ def test_is_built_for_the_stable_abi() -> None:
     assert _core.__file__.endswith(".abi3.so")
 
 
+def test_may_be_built_by_a_newer_python_than_it_runs_on() -> None:
+    # Headers of 3.13 call functions that refuse lengths ("s#") on the Pythons before it.
+    for path in (ROOT / "csrc").glob("module*.c"):
+        assert re.findall(r'"[^"\n]*[szyu]#[^"\n]*",', path.read_text()) == [], path.name
+
+
 @pytest.mark.parametrize("library", ["csrc/hostcuda", "csrc/ops"])
 def test_makes_the_libraries_in_a_folder_whose_name_has_spaces(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
