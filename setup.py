@@ -59,6 +59,10 @@ class BuildAll(build_ext):
 
     def run(self) -> None:
         config = sysconfig.get_config_var
+        if config("Py_GIL_DISABLED"):
+            raise SystemExit(
+                "pyalloc needs Python's stable ABI, which free-threaded Python does not have: use one with the GIL"
+            )
         tools = {"make", os.environ.get("CC", "cc")}
         tools |= {os.environ.get(name) or config(name) for name in ("CC", "CXX")}
         missing = sorted(name for name in tools if shutil.which(shlex.split(name)[0]) is None)

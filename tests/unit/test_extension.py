@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,17 @@ def test_may_be_built_by_a_newer_python_than_it_runs_on() -> None:
     # Headers of 3.13 call functions that refuse lengths ("s#") on the Pythons before it.
     for path in (ROOT / "csrc").glob("module*.c"):
         assert re.findall(r'"[^"\n]*[szyu]#[^"\n]*",', path.read_text()) == [], path.name
+
+
+def test_sources_that_are_not_built_say_so(tmp_path: Path) -> None:
+    # In a checkout, after `pip install .`.
+    (tmp_path / "pyalloc").mkdir()
+    shutil.copy(ROOT / "pyalloc" / "__init__.py", tmp_path / "pyalloc")
+    # -S: not what an environment knows of another pyalloc.
+    command = [sys.executable, "-S", "-c", "import pyalloc"]
+    done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: pyalloc's C part is not in ")
+    assert "start Python in another folder" in done.stderr
 
 
 @pytest.mark.parametrize("library", ["csrc/hostcuda", "csrc/ops"])
