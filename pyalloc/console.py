@@ -62,6 +62,14 @@ def check_output(path: Path | None, force: bool) -> None:
     check_folder(path)
 
 
+def keep_inputs(args: argparse.Namespace) -> None:
+    """Raises UsageError where the output would replace what it is made from, with --force too."""
+    output, given = getattr(args, "output", None), getattr(args, "file", [])
+    for path in given if isinstance(given, list) else [given]:
+        if output is not None and output.exists() and path.exists() and output.samefile(path):
+            raise UsageError(f"{output} is what is read; write to another file")
+
+
 def check_folder(path: Path) -> None:
     """Raises UsageError where no file can be made beside `path`."""
     folder = path.absolute().parent

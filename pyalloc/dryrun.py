@@ -77,6 +77,7 @@ class Result:
     """What a dry run found.
 
     fits: the program ended well and never died of memory.  ooms: out-of-memory errors raised, caught or not.
+    limited: it died of a limit that was set, less than the device has.
     memory_calls: calls that take, map or give device memory.  dtoh_copies: reads of values that no kernel computed.
     untold: processes whose torch had no figures; those asked to use pyalloc did not.  replaced: the program chose an
     allocator itself.
@@ -89,6 +90,7 @@ class Result:
     fits: bool
     ooms: int
     error: str
+    limited: bool
     memory: int
     n_devices: int
     devices: tuple[DeviceUse, ...]
@@ -255,6 +257,7 @@ def _sum_up(
         fits=code == 0 and not out_of_memory and bool(uses),
         ooms=max(ooms, int(out_of_memory)),
         error=errors[0] if errors else "",
+        limited=any(report["limited"] for report in reports.values()),
         memory=options.memory,
         n_devices=options.devices,
         devices=tuple(uses),
@@ -301,7 +304,8 @@ def _typed(size: int) -> str:
 def _verdict(result: Result) -> str:
     memory = _size(result.memory)
     if result.error == "OutOfMemoryError":
-        return f"does not fit {memory}: the program died of torch.OutOfMemoryError"
+        where = "the limit that was set" if result.limited else memory
+        return f"does not fit {where}: the program died of torch.OutOfMemoryError"
     if result.exit_code != 0:
         return f"not known: the program {_end(result.exit_code)}"
     if not result.devices:
@@ -334,6 +338,8 @@ def _next_command(result: Result) -> str:
         return again(result.memory, "pyalloc")
     if result.fits:
         return program if result.replaced else f"pyalloc run {program}"
+    if result.limited:
+        return f"{again(result.memory, result.allocator)}   (with a higher limit, or none)"
     return again(2 * result.memory, result.allocator)
 
 

@@ -22,11 +22,13 @@ def limit_of(text: str) -> int:
     """Bytes of a device's memory as a person writes them.
 
     Raises:
-        UsageError: no size, or less than a page: surely the unit was forgotten.
+        UsageError: no size, or less than a page: surely the unit was forgotten; or more than can be counted.
     """
     limit = parse_bytes(text)
     if limit < PAGE:
         raise UsageError(f"{text!r} is less than 2 MiB; did you mean {text.strip()}GB?")
+    if limit >= 2**63:
+        raise UsageError(f"{text!r} is more than any device has; write for example 24GB or 900MiB")
     return limit
 
 

@@ -32,6 +32,7 @@ class _Watch:
     pid: int
     peaks: dict[int, dict[str, int]] = field(default_factory=dict)
     error: str = ""
+    limited: bool = False  # it was out of memory of a limit, not of the device's
 
 
 def watch(folder: str) -> None:
@@ -73,6 +74,7 @@ def _note_uncaught(state: _Watch) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         state.error = kind.__name__
+        state.limited = " allowed; " in str(error)  # of both allocators' texts, where less than the device is
         shown(kind, error, trace)
 
     sys.excepthook = hook
@@ -154,6 +156,7 @@ def _write(state: _Watch) -> None:
         "torch": str(torch.__version__),
         "backend": str(cuda.get_allocator_backend()),
         "error": state.error,
+        "limited": state.limited,
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "devices": state.peaks,
     }

@@ -55,7 +55,7 @@ def _description(command: Subcommand) -> str:
 
 
 def _summary(command: Subcommand) -> str:
-    return (command.__doc__ or "").strip().splitlines()[0]
+    return (command.__doc__ or "").strip().partition("\n")[0]  # none under python -OO
 
 
 def _overview() -> str:
@@ -115,7 +115,9 @@ def _run(name: str, rest: list[str]) -> int:
     )
     command.prepare_parser(parser)
     try:
-        return command.run(parser.parse_args(rest))
+        args = parser.parse_args(rest)
+        console.keep_inputs(args)
+        return command.run(args)
     except PyallocError as error:
         print(f"pyalloc {name}: {error}", file=sys.stderr)
         return error.exit_code

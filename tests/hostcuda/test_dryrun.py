@@ -125,6 +125,21 @@ def test_out_of_memory_is_the_verdict_and_the_exit_code_the_programs(
     assert "next: pyalloc dryrun --memory" in err
 
 
+def test_out_of_memory_of_a_limit_asks_for_no_larger_device(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    source = """
+        import torch
+        torch.cuda.set_per_process_memory_fraction(0.1)
+        torch.empty(900 << 20, dtype=torch.uint8, device="cuda")
+    """
+    arguments = ["--memory", "2GB", "--allocator", "pyalloc"]
+    code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 1
+    assert "does not fit the limit that was set" in err
+    assert "next: pyalloc dryrun --memory 2GB" in err and "(with a higher limit, or none)" in err
+
+
 def test_exit_codes_and_errors_pass_through(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
     script = program(tmp_path, "import torch; torch.ones(1).cuda(); raise SystemExit(37)")
     code, _, err = finish(start([sys.executable, script], tmp_path))

@@ -291,6 +291,15 @@ def test_the_smallest_memory_is_rounded_up_and_an_error_while_recording_is_told(
     assert "ran out of memory while it was recorded" in shown
 
 
+def test_no_output_replaces_the_trace_it_is_made_from(plan: Plan, tmp_path: Path) -> None:
+    path, link = small_trace(plan), tmp_path / "link.html"
+    link.symlink_to(path)
+    content = path.read_bytes()
+    for words in (["report", path, path, "-o", path], ["export", path, "--to", "csv", "-o", link]):
+        assert "write to another file" in pyalloc(*words, "--force", expect=2)
+    assert path.read_bytes() == content
+
+
 @pytest.mark.parametrize("to", sorted(export.FORMATS))
 def test_exports_are_written_once(plan: Plan, tmp_path: Path, to: str) -> None:
     path, target = small_trace(plan), tmp_path / "out"

@@ -64,6 +64,8 @@ def test_top_at_any_moment(plan: Plan) -> None:
         out = pyalloc("top", path, f"--at={wrong}", expect=2)
         assert "up to 6" in out
     assert "did you mean 8GB?" in pyalloc("replay", path, "--limit", "8", expect=2)
+    huge = "99999999999999GB"
+    assert "more than any device has" in pyalloc("replay", path, "--limit", huge, expect=2)
 
 
 def test_phases_that_were_left_open_by_an_exception_end(plan: Plan) -> None:

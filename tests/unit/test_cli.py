@@ -22,6 +22,15 @@ def test_overview_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> 
         assert name in text
 
 
+def test_overview_without_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As under python -OO.
+    for name in cli.names():
+        monkeypatch.setattr(type(cli.load(name)), "__doc__", None)
+    assert cli.main(["--help"]) == 0
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["run", "--help"])
+
+
 def test_each_subcommand_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     for name in cli.names():
         with pytest.raises(SystemExit) as stopped:
