@@ -79,7 +79,11 @@ std::shared_ptr<void>
 pya_torch_ipc_open(void *self, std::string handle) {
     (void)self;
     const std::lock_guard<std::mutex> guard(open_lock);
-    std::shared_ptr<void> known = open_handles[handle].lock();
+    for (auto each = open_handles.begin(); each != open_handles.end();) {
+        each = each->second.expired() ? open_handles.erase(each) : std::next(each);
+    }
+    const auto found = open_handles.find(handle);
+    std::shared_ptr<void> known = found == open_handles.end() ? nullptr : found->second.lock();
     if (known != nullptr) {
         return known;
     }

@@ -318,7 +318,8 @@ class Recorder:
         import torch
 
         self._detach()
-        torch.cuda.memory._record_memory_history(enabled=None)
+        if torch._C._cuda_isHistoryEnabled():  # torch complains where the program switched it off itself
+            torch.cuda.memory._record_memory_history(enabled=None)
 
     def _detach(self) -> None:
         """No marks come any more."""
@@ -429,12 +430,16 @@ def record(
 def _check(path: Path, stacks: str, force: bool) -> None:
     if _active.recorder is not None:
         raise UsageError(f"already recording to {_active.recorder.path}")
-    if stacks not in STACK_CHOICES:
-        raise UsageError(f"stacks is one of {', '.join(STACK_CHOICES)}, not {stacks!r}")
+    _check_stacks(stacks)
     if path.exists():
         if not force:
             raise UsageError(f"{path} exists; force=True overwrites it")
         path.unlink()
+
+
+def _check_stacks(stacks: str) -> None:
+    if stacks not in STACK_CHOICES:
+        raise UsageError(f"stacks is one of {', '.join(STACK_CHOICES)}, not {stacks!r}")
 
 
 def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[str, str]:
@@ -519,9 +524,11 @@ def record_when_cuda_starts() -> None:
 def _start_from_environment() -> None:
     if _active.recorder is not None:
         return
-    path = _own_path(Path(os.environ[PATH]))
-    recorder = Recorder(path, os.environ.get(STACKS, "python"), os.environ.get(MARKS, "1") == "1")
     try:
+        path = _own_path(Path(os.environ[PATH]))
+        stacks, automatic = os.environ.get(STACKS, "python"), os.environ.get(MARKS, "1") == "1"
+        _check_stacks(stacks)
+        recorder = Recorder(path, stacks, automatic)
         recorder.start()
         leaving.before(recorder.stop)
     except Exception as error:
@@ -530,8 +537,8 @@ def _start_from_environment() -> None:
 
 def _own_path(path: Path) -> Path:
     """One file for each rank; a second process without a rank gets its process number."""
-    rank = os.environ.get("RANK")
-    if rank is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "")
+    if rank and size.isdecimal() and int(size) > 1:
         path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
     if path.exists() or path.with_name(path.name + ".part").exists():
         path = path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")

@@ -87,6 +87,26 @@ def test_a_program_at_work_is_not_interrupted_for_torchs_history(
     assert source.in_background()  # it rests
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [("WORLD_SIZE", "", ""), (recording.STACKS, "pyhton", "not recorded: stacks is one of python")],
+)
+def test_odd_variables_do_not_end_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
+) -> None:
+    out = tmp_path / "out.pya"
+    for name, text in (("RANK", "0"), (recording.PATH, str(out)), (variable, value)):
+        monkeypatch.setenv(name, text)
+    source = """import torch
+print("used", torch.ones(3).cuda().numel())
+torch.cuda.memory._record_memory_history()
+torch.cuda.memory._record_memory_history(enabled=None)"""
+    shown = pyalloc("dryrun", sys.executable, "-W", "ignore", "-c", source)
+    assert "used 3" in shown
+    assert "Requested callback is not found" not in shown  # torch, where history is switched off twice
+    assert told in shown and out.exists() == (told == "")
+
+
 @ALLOCATORS
 def test_a_killed_program_leaves_a_readable_trace(tmp_path: Path, allocator: str) -> None:
     script, out = tmp_path / "program.py", tmp_path / "out.pya"
