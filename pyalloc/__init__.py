@@ -3,15 +3,6 @@
 (For pytest, which would warn that under `pyalloc run` this is there before it: PYTEST_DONT_REWRITE.)
 """
 
-import importlib.util
-
-if importlib.util.find_spec("pyalloc._core") is None:
-    # In a checkout Python finds this folder before what `pip install .` put elsewhere.
-    raise ImportError(
-        f"pyalloc's C part is not in {__path__[0]}: to use an installed pyalloc, start Python in another folder; "
-        "to use this one, build it: pip install -e ."
-    )
-
 from pyalloc.config import Config
 from pyalloc.errors import AllocatorError, ConfigError, InstallError, PyallocError
 from pyalloc.figures import add_scalars, scalars, stats

@@ -5,10 +5,20 @@ The names, defaults and checks are the C table's (csrc/core/options.h); nothing 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass, field
 
-from pyalloc import _core
+try:
+    from pyalloc import _core
+except ImportError as error:
+    if importlib.util.find_spec("pyalloc._core") is not None:
+        raise
+    # In a checkout Python finds this folder before what `pip install .` put elsewhere.
+    raise ImportError(
+        f"pyalloc's C part is not in {os.path.dirname(__file__)}: to use an installed pyalloc, start Python in another "
+        "folder; to use this one, build it: pip install -e ."
+    ) from error
 
 ENVIRONMENT = "PYALLOC_CONF"
 

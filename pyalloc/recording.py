@@ -60,8 +60,11 @@ class _Source(Protocol):
     def begin(self) -> None:
         """Events are kept from now on."""
 
-    def drain(self, pending: list[Row]) -> None:
-        """Moves to the file what happened, with the marks up to then, which it takes from the list."""
+    def drain(self, pending: list[Row], at_mark: bool) -> None:
+        """Moves to the file what happened, with the marks up to then, which it takes from the list.
+
+        at_mark: in the thread that makes one, so that the program itself waits meanwhile.
+        """
 
     def is_due(self, at_step: bool) -> bool:
         """At a mark, in the thread that makes it: is it time to drain?"""
@@ -90,7 +93,7 @@ class _Ours:
         level = 0 if self.stacks == "none" else 2
         _core.history_start(level, True, _MAX_ENTRIES, 0, self.stacks == "all")
 
-    def drain(self, pending: list[Row]) -> None:
+    def drain(self, pending: list[Row], at_mark: bool) -> None:
         written, lost = self.history.drain(self.offset_ns, pending)
         self.writer.n_events += written
         if lost:
@@ -107,9 +110,10 @@ class _Ours:
 class _Torchs:
     """torch's history, by way of its snapshots.
 
-    What threads without the GIL do between a snapshot and the clearing after it is lost, so it is moved where the
-    program itself makes a mark; in the background only when it makes none and rests, or has made none for long.
-    What is lost is counted and told.
+    What is done between a snapshot and the clearing after it is lost, and torch lets threads run while it makes one.
+    So the history is cleared where the program itself makes a mark.  In the background, when it makes none and rests,
+    or has made none for long, what is new is moved and all of it stays, unless that is much.  What is lost is counted
+    and told.
     """
 
     has_record_stream = False
@@ -118,6 +122,7 @@ class _Torchs:
         self.writer = writer
         self.stacks = stacks
         self.n_seen = 0  # allocations
+        self.n_kept: list[int] = []  # entries that were moved and are still there, of each device
         self.n_before = 0
         self.n_moved = 0  # allocations and frees at the last move
         self.n_looked = 0  # and at the last look from the background
@@ -138,19 +143,22 @@ class _Torchs:
         self.n_before, self.n_moved = self._made()
         _torch_history(self.stacks)
 
-    def drain(self, pending: list[Row]) -> None:
+    def drain(self, pending: list[Row], at_mark: bool) -> None:
         import torch
 
         self.n_moved = self._made()[1]
-        snapshot = torch.cuda.memory._snapshot()
-        _torch_history(self.stacks, clear=True)
+        whole = torch.cuda.memory._snapshot()["device_traces"]
+        kept = self.n_kept or [0] * len(whole)
+        self.n_kept = [len(trace) for trace in whole]
+        if at_mark or sum(self.n_kept) > _TORCH_EVENTS:
+            _torch_history(self.stacks, clear=True)
+            self.n_kept = []
         self.last = time.monotonic()
         marks = sorted(pending)
         del pending[: len(marks)]
-        traces = [
-            [entry for entry in trace if entry["action"] != "snapshot"]
-            for trace in snapshot["device_traces"]
-        ]
+        # Fewer than before: the program cleared it.
+        new = [trace[n if n <= len(trace) else 0 :] for n, trace in zip(kept, whole, strict=True)]
+        traces = [[entry for entry in trace if entry["action"] != "snapshot"] for trace in new]
         self.writer.merged(traces, marks)
         self.n_seen += sum(entry["action"] == "alloc" for trace in traces for entry in trace)
 
@@ -222,7 +230,7 @@ class Recorder:
         self.n_marks += 1
         at_step = kind == "step"
         if (at_step or self.n_marks % _CHECK_MARKS == 0) and self.source.is_due(at_step):
-            self.drain()
+            self.drain(at_mark=True)
 
     def on_step(self, number: int) -> None:
         """A step begins."""
@@ -274,11 +282,11 @@ class Recorder:
                 self._end()
                 return
 
-    def drain(self) -> None:
-        """Moves what happened to the file and forgets it."""
+    def drain(self, *, at_mark: bool = False) -> None:
+        """Moves what happened to the file."""
         with self.lock:
             if self.writer is not None:
-                self.source.drain(self.pending)
+                self.source.drain(self.pending, at_mark)
 
     def flush(self) -> Path:
         """Everything so far is in the file, which is not whole yet: its name for the time being."""

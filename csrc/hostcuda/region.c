@@ -7,6 +7,7 @@
 #include "physical.h"
 #include "vmm.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -38,6 +39,14 @@ window_open(void) {
             window.limit = (uintptr_t)at + size - start;
             return CU_OK;
         }
+    }
+    static bool told;
+    if (!told) {
+        told = true;
+        (void)fprintf(
+            stderr,
+            "pyalloc hostcuda: this process may not have the addresses of a device's memory; lift "
+            "its limit: ulimit -v unlimited\n");
     }
     return CU_OUT_OF_MEMORY;
 }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -244,6 +247,23 @@ def test_many_pages_stay_within_the_limit_of_mappings(cuda: Cuda) -> None:
     for handle in handles:
         cuda.ok("cuMemRelease", handle)
     cuda.ok("cuMemAddressFree", start, n * PAGE)
+
+
+def test_too_few_addresses_are_told(libraries: Path) -> None:
+    """Under `ulimit -v` nothing can be allocated, and torch would only say that the device is full."""
+    source = f"""
+import ctypes, resource
+resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+driver = ctypes.CDLL("{libraries}/libcuda.so.1")
+driver.cuInit(0)
+start = ctypes.c_uint64()
+for _ in range(2):
+    print(driver.cuMemAddressReserve(ctypes.byref(start), *map(ctypes.c_uint64, (2 << 20, 0, 0, 0))))
+"""
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "2\n2\n"
+    assert done.stderr.count("ulimit -v unlimited") == 1
 
 
 def test_pointers_are_described(cuda: Cuda) -> None:

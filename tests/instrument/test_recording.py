@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +86,32 @@ def test_a_program_at_work_is_not_interrupted_for_torchs_history(
     assert not source.in_background()
     now[0] += 0.5
     assert source.in_background()  # it rests
+
+
+def test_what_a_thread_allocates_while_torchs_history_is_moved_is_not_lost(
+    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """torch lets other threads run while it makes a snapshot, for seconds on a loaded machine."""
+    done = dry_python(f"""
+        import threading, time, torch, pyalloc
+        torch.ones(1, device="cuda")
+        ended = threading.Event()
+        def work():
+            while not ended.is_set():
+                time.sleep(0.001)
+                kept = [torch.empty(100, device="cuda") for _ in range(10)]
+        with pyalloc.record({str(tmp_path / "out.pya")!r}) as recorder:
+            thread = threading.Thread(target=work)
+            thread.start()
+            for _ in range(5):
+                time.sleep(0.2)
+                recorder.drain()
+            ended.set()
+            thread.join()
+            recorder.drain()
+            print(recorder.source.n_seen > 0, recorder.source.n_lost())
+        """)
+    assert done.stdout == "True 0\n"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ def test_may_be_built_by_a_newer_python_than_it_runs_on() -> None:
 def test_sources_that_are_not_built_say_so(tmp_path: Path) -> None:
     # In a checkout, after `pip install .`.
     (tmp_path / "pyalloc").mkdir()
-    shutil.copy(ROOT / "pyalloc" / "__init__.py", tmp_path / "pyalloc")
+    for name in ("__init__.py", "config.py"):
+        shutil.copy(ROOT / "pyalloc" / name, tmp_path / "pyalloc")
     # -S: not what an environment knows of another pyalloc.
     command = [sys.executable, "-S", "-c", "import pyalloc"]
     done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
