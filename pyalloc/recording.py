@@ -224,13 +224,16 @@ class Recorder:
         writer = self.writer
         if writer is None:
             return
-        self.pending.append(
-            (self.source.clock(), KINDS[kind], writer.string(text), arg, addr, 0, device)
-        )
-        self.n_marks += 1
-        at_step = kind == "step"
-        if (at_step or self.n_marks % _CHECK_MARKS == 0) and self.source.is_due(at_step):
-            self.drain(at_mark=True)
+        try:
+            self.pending.append(
+                (self.source.clock(), KINDS[kind], writer.string(text), arg, addr, 0, device)
+            )
+            self.n_marks += 1
+            at_step = kind == "step"
+            if (at_step or self.n_marks % _CHECK_MARKS == 0) and self.source.is_due(at_step):
+                self.drain(at_mark=True)
+        except Exception as error:  # the program at work is not to suffer from it
+            self._give_up(error)
 
     def on_step(self, number: int) -> None:
         """A step begins."""
@@ -278,8 +281,7 @@ class Recorder:
                     self.drain()
                 self._write_out()
             except Exception as error:
-                print(f"pyalloc: the recording ends here: {error}", file=sys.stderr)
-                self._end()
+                self._give_up(error)
                 return
 
     def drain(self, *, at_mark: bool = False) -> None:
@@ -320,6 +322,12 @@ class Recorder:
             finally:
                 self._end()
                 writer.writer.close()
+
+    def _give_up(self, error: Exception) -> None:
+        """Most often the disk is full."""
+        if self.writer is not None:
+            print(f"pyalloc: the recording ends here: {error}", file=sys.stderr)
+            self._end()
 
     def _end(self) -> None:
         """Nothing is remembered any more, neither by us nor by torch."""

@@ -114,6 +114,34 @@ def test_what_a_thread_allocates_while_torchs_history_is_moved_is_not_lost(
     assert done.stdout == "True 0\n"
 
 
+@ALLOCATORS
+def test_a_full_disk_ends_the_recording_and_not_the_program(
+    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, allocator: str
+) -> None:
+    source = f"""
+        import resource, signal, torch, pyalloc
+        from pyalloc import recording
+        torch.ones(1, device="cuda")
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+        recording._TORCH_S = 0
+        try:
+            with pyalloc.record({str(tmp_path / "out.pya")!r}):
+                for step in range(300):
+                    kept = [torch.empty(100 * i, device="cuda") for i in range(100)]
+                    pyalloc.step()
+                    with pyalloc.phase(f"a phase of its own name, number {{step}} " * 20):
+                        pass
+                print("worked on")
+        except pyalloc.PyallocError as error:
+            print(error)
+        """
+    done = dry_python(source, install=allocator == "pyalloc")
+    assert done.stdout == "worked on\n"
+    assert done.stderr.count("the recording ends here") == 1
+    assert "File too large" in done.stderr or "is the disk full?" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [("WORLD_SIZE", "", ""), (recording.STACKS, "pyhton", "not recorded: stacks is one of python")],
