@@ -131,6 +131,46 @@ test_recorded_streams_while_routing(void) {
     }
 }
 
+/* What was freed under a capture is marked with an event when it ends, not at the next request, after later work. */
+static void
+test_freed_under_a_capture_is_marked_at_its_end(void) {
+    struct world world = {0};
+    pools_init(&world, "");
+    pya_dptr ptr = take(&world, 60 * MIB, 0);
+    CHECK_OK(pya_record_stream(world.heap, ptr, 5));
+    pool_begin(&world);
+    pya_sim_set_capturing(world.sim, 0, true);
+    give(&world, ptr);
+    CHECK_EQ(calls(&world, PYA_SIM_EVENT_RECORD), 0);
+    pya_sim_set_capturing(world.sim, 0, false);
+    pool_end(&world);
+    CHECK_EQ(calls(&world, PYA_SIM_EVENT_RECORD), 1);
+    world_fini(&world);
+}
+
+/* A dropped pool whose memory all went to others goes with its addresses, when the next dropped one is settled. */
+static void
+test_pool_without_memory_goes(void) {
+    static const struct pya_pool_id next = {5, 6};
+    struct world world = {0};
+    pools_init(&world, "");
+    pool_begin(&world);
+    CHECK_OK(pya_pool_begin(world.heap, 0, next, (struct pya_stream_filter){0}));
+    pya_dptr other = take(&world, 40 * MIB, 0);
+    CHECK_OK(pya_pool_end(world.heap, 0, next));
+    pya_dptr ptr = take(&world, 100 * MIB, 0);
+    pool_end(&world);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    give(&world, ptr);
+    (void)take(&world, 100 * MIB, 0);
+    CHECK_EQ(pya_pool_list(world.heap, 0, NULL, 0), 2);
+    CHECK_OK(pya_pool_release(world.heap, 0, next));
+    give(&world, other);
+    (void)take(&world, 20 * MIB, 0);
+    CHECK_EQ(pya_pool_list(world.heap, 0, NULL, 0), 1);
+    world_fini(&world);
+}
+
 /* The same where no event can be had: short of memory, the streams are waited for. */
 static void
 test_recorded_streams_without_events(void) {
@@ -376,6 +416,8 @@ static const struct check_case cases[] = {
     {"unsettled_pool_keeps_its_memory", test_unsettled_pool_keeps_its_memory},
     {"pools_come_and_go", test_pools_come_and_go},
     {"recorded_streams_while_routing", test_recorded_streams_while_routing},
+    {"marked_when_a_capture_ends", test_freed_under_a_capture_is_marked_at_its_end},
+    {"pool_without_memory_goes", test_pool_without_memory_goes},
     {"recorded_streams_without_events", test_recorded_streams_without_events},
     {"capture_that_asks_for_nothing", test_capture_that_asks_for_nothing},
     {"destroyed_stream_captures_nothing", test_destroyed_stream_captures_nothing},

@@ -153,6 +153,20 @@ test_growth_fills_the_lowest_hole(void) {
     world_fini(&world);
 }
 
+/* Growth is by more than what is needed, as every growth opens the range to the device once, but never by much. */
+static void
+test_growth_is_bounded(void) {
+    struct world world = {.config = {.capacity_bytes = 8192 * MIB}};
+    world_init(&world, "");
+    (void)take(&world, 4000 * MIB, 0);
+    size_t before = reserved(&world);
+    while (reserved(&world) == before) {
+        (void)take(&world, 2 * MIB, 0);
+    }
+    CHECK_EQ(reserved(&world) - before, 10 * 2 * MIB);
+    world_fini(&world);
+}
+
 /* The lowest free pages are stitched, whatever runs they are of: the others stay where they may become larger runs. */
 static void
 test_the_lowest_pages_are_stitched(void) {
@@ -214,6 +228,7 @@ static const struct check_case cases[] = {
     {"ends_in_the_smallest_start", test_a_shared_range_ends_in_the_smallest_start},
     {"careful_fit", test_careful_fit_breaks_no_page},
     {"lowest_hole", test_growth_fills_the_lowest_hole},
+    {"growth_is_bounded", test_growth_is_bounded},
     {"lowest_pages", test_the_lowest_pages_are_stitched},
     {"longest_is_extended", test_the_longest_short_range_is_extended},
     {"least_recently_used", test_the_least_recently_used_ranges_are_unmapped},

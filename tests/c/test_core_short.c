@@ -70,6 +70,20 @@ test_callbacks_save_a_request(void) {
     world_fini(&pressure.world);
 }
 
+/* They are asked eight times for one request, even where each time something is freed. */
+static void
+test_callbacks_are_asked_eight_times(void) {
+    struct pressure pressure = {.allocates = true, .lies = true};
+    pya_dptr ptr;
+    pressure_init(&pressure);
+    while (pressure.n_spare > 0) {
+        give(&pressure.world, pressure.spare[--pressure.n_spare]);
+    }
+    CHECK_EQ(pya_alloc(pressure.world.heap, 0, 300 * MIB, 0, &ptr), PYA_E_NOMEM);
+    CHECK_EQ(pressure.n_calls, 8);
+    world_fini(&pressure.world);
+}
+
 static void
 test_callbacks_that_do_not_help_end(void) {
     struct pressure pressure = {.lies = true};
@@ -400,6 +414,7 @@ test_sweep(void) {
 
 static const struct check_case cases[] = {
     {"callbacks_save_a_request", test_callbacks_save_a_request},
+    {"callbacks_are_asked_eight_times", test_callbacks_are_asked_eight_times},
     {"callbacks_that_do_not_help_end", test_callbacks_that_do_not_help_end},
     {"callbacks_of_many_threads", test_callbacks_of_many_threads},
     {"out_of_memory_changes_nothing", test_out_of_memory_changes_nothing},
