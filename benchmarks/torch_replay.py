@@ -161,7 +161,8 @@ def _replay_here(
     devices = range(max(1, n_devices.value))
     runtime = _open_cuda(allocator, capacity, len(devices), caller)
     side = [torch.cuda.Stream() for _ in range(max(0, n_streams.value - 1))]
-    streams = (ctypes.c_void_p * (len(side) + 1))(None, *(stream.cuda_stream for stream in side))
+    pairs = [(0, 0), *((stream.cuda_stream, stream.stream_id) for stream in side)]
+    streams = (ctypes.c_uint64 * (2 * len(pairs)))(*(number for pair in pairs for number in pair))
     runtime.pya_hostcuda_reset_calls()
     for device in devices:
         runtime.pya_hostcuda_reset_peak(device)

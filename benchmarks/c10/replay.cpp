@@ -13,18 +13,24 @@ extern "C" {
 #include "../../csrc/replay/program_internal.h"
 }
 
+/* A stream of torch's: its cudaStream_t and its number. */
+struct c10_stream {
+    void *handle;
+    uint64_t number;
+};
+
 namespace {
 
-/* c10::cuda::CUDAStream: device, then the stream's number, which for a raw stream is its address. */
+/* c10::cuda::CUDAStream: device, then torch's number of the stream; a handle there would make it another library's. */
 struct cuda_stream {
     uint64_t device;
     uint64_t number;
 };
 
 void
-record_stream(void *ptr, void *stream) {
+record_stream(void *ptr, const c10_stream &stream) {
     c10_data_ptr fake = {ptr, c10_it.deleter_is_third ? ptr : c10_it.deleter, c10_it.deleter_is_third ? c10_it.deleter : ptr, 1};
-    cuda_stream where = {1, reinterpret_cast<uint64_t>(stream)};
+    cuda_stream where = {1, stream.number};
     c10_method<void (*)(void *, const c10_data_ptr *, cuda_stream)>(c10_it.record_stream)(c10_it.object, &fake, where);
 }
 
@@ -71,11 +77,11 @@ c10_info(const pya_program *program, uint64_t *n_ops, uint64_t *live, uint64_t *
     *n_pools = info.n_pools;
 }
 
-/* One pass.  streams: raw cudaStream_t by number.  At half the operations half() is called.  What is alive at the end
+/* One pass.  streams: as the program numbers them.  At half the operations half() is called.  What is alive at the end
  * (or at a failure) is freed when tidy. */
 EXPORT void
 c10_run(
-    const pya_program *program, void *const *streams, int tidy, uint64_t (*half)(), c10_pool pool, c10_result *out) {
+    const pya_program *program, const c10_stream *streams, int tidy, uint64_t (*half)(), c10_pool pool, c10_result *out) {
     std::vector<void *> blocks(program->info.n_blocks + 1, nullptr);
     auto alloc = c10_method<c10_alloc_fn>(c10_it.raw_alloc_with_stream);
     auto free_block = c10_method<c10_delete_fn>(c10_it.raw_delete);
@@ -104,7 +110,7 @@ c10_run(
             }
             void *&block = blocks[op.block];
             if (op.kind == PROGRAM_ALLOC) {
-                block = alloc(c10_it.object, op.bytes, streams[op.stream]);
+                block = alloc(c10_it.object, op.bytes, streams[op.stream].handle);
             } else if (op.kind == PROGRAM_FREE) {
                 free_block(c10_it.object, block);
                 block = nullptr;
