@@ -1,8 +1,10 @@
 /* What errors say.  Floor 12. */
+#define _GNU_SOURCE /* uselocale under -std=c11 */
 #include <stdio.h>
 #include <string.h>
 
 #include "heap.h"
+#include "numerals.h"
 
 /* torch's format: the largest binary unit that gives at least 1, two decimals; bytes as they are. */
 static void
@@ -17,7 +19,9 @@ oom_size(size_t bytes, char *buffer, size_t buffer_bytes) {
     for (; unit + 1 < sizeof units / sizeof units[0] && value > 1024; unit++) {
         value /= 1024;
     }
+    struct pya_numerals numerals = pya_numerals_begin();
     (void)snprintf(buffer, buffer_bytes, "%.2f %s", value, units[unit]);
+    pya_numerals_end(numerals);
 }
 
 /* What of the device is neither free nor ours. */

@@ -1,4 +1,5 @@
 /* The options table: parsing, formatting, nearest names.  Floor 1. */
+#define _GNU_SOURCE /* uselocale under -std=c11 */
 #include "options.h"
 
 #include <ctype.h>
@@ -6,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+#include "numerals.h"
 
 enum option_kind { KIND_CHOICE, KIND_BOOL, KIND_BYTES, KIND_REAL, KIND_SECONDS, KIND_COUNT };
 
@@ -102,11 +105,20 @@ nearest_name(const char *key) {
     return best;
 }
 
+/* strtod() with a point in every locale. */
+static double
+parse_decimal(const char *text, char **end) {
+    struct pya_numerals numerals = pya_numerals_begin();
+    double value = strtod(text, end);
+    pya_numerals_end(numerals);
+    return value;
+}
+
 /* "4096", "512MB", "1.5GiB": K, M, G and T are powers of 1024, as everywhere in GPU memory. */
 static bool
 parse_bytes(const char *text, size_t *out) {
     char *end;
-    double value = strtod(text, &end);
+    double value = parse_decimal(text, &end);
     if (end == text || !(value >= 0)) {
         return false;
     }
@@ -158,7 +170,7 @@ parse_choice(const char *option, const char *text, int *out) {
 static bool
 parse_real(const char *text, double most, double *out) {
     char *end;
-    double value = strtod(text, &end);
+    double value = parse_decimal(text, &end);
     if (end == text || *end != '\0' || !(value >= 0 && value <= most)) {
         return false;
     }
@@ -333,6 +345,14 @@ choice_name(const char *option, int value) {
     return "?";
 }
 
+static int
+format_decimal(double value, char *buffer, size_t bytes) {
+    struct pya_numerals numerals = pya_numerals_begin();
+    int length = snprintf(buffer, bytes, "%g", value);
+    pya_numerals_end(numerals);
+    return length;
+}
+
 int
 pya_option_format(const struct pya_options *options, size_t index, char *buffer, size_t bytes) {
     if (index >= N_OPTIONS) {
@@ -353,7 +373,7 @@ pya_option_format(const struct pya_options *options, size_t index, char *buffer,
     case KIND_REAL:
     case KIND_SECONDS:
         memcpy(&real, field, sizeof real);
-        return snprintf(buffer, bytes, "%g", real);
+        return format_decimal(real, buffer, bytes);
     case KIND_BYTES:
     case KIND_COUNT:
         memcpy(&count, field, sizeof count);

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from pyalloc import Config, ConfigError
@@ -98,3 +104,42 @@ def test_same_settings_written_differently() -> None:
 def test_booleans_are_written_as_the_table_reads_them() -> None:
     assert option_text({"vmm": False, "memory": "tight"}) == "vmm:false,memory:tight"
     assert value(Config(option_text({"vmm": False})), "vmm") != value(Config(""), "vmm")
+
+
+IN_A_LOCALE = """
+import locale
+locale.setlocale(locale.LC_NUMERIC, "comma")
+assert locale.localeconv()["decimal_point"] == ","
+from pyalloc import Config
+options = {option.name: option.value for option in Config("limit:1.5GiB,trim_after:0.25").options}
+print(options["limit"], options["trim_after"])
+"""
+
+
+NUMERIC = """LC_CTYPE
+copy "POSIX"
+END LC_CTYPE
+LC_NUMERIC
+decimal_point ","
+thousands_sep ""
+grouping -1
+END LC_NUMERIC
+"""
+
+
+@pytest.mark.skipif(shutil.which("localedef") is None, reason="needs localedef to make a locale")
+def test_a_program_s_locale_changes_no_number(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_text(NUMERIC)
+    made = subprocess.run(
+        ["localedef", "-c", "-i", str(source), "-f", "UTF-8", str(tmp_path / "comma")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not (tmp_path / "comma" / "LC_NUMERIC").exists():
+        pytest.skip(f"localedef makes no locale here: {made.stderr}")
+    env = os.environ | {"LOCPATH": str(tmp_path)}
+    program = [sys.executable, "-c", IN_A_LOCALE]
+    run = subprocess.run(program, env=env, capture_output=True, text=True, check=False)
+    assert run.stdout.split() == [str(3 << 29), "0.25"], run.stderr
