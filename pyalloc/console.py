@@ -41,6 +41,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def index(text: str) -> int:
+    """The type of an argument that is a number from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
+
+
 def add_output(parser: argparse.ArgumentParser, *, default: str = "the terminal") -> None:
     """--json, -o, -q, --force."""
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
@@ -55,6 +62,8 @@ def check_output(path: Path | None, force: bool) -> None:
     """Raises UsageError where something would be overwritten, or cannot be written: told before the work is done."""
     if path is None:
         return
+    if str(path) == "-":
+        raise UsageError("- is no file here; leave -o out, or name a file")
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is no plain file; give the name of one that can be made")
     if path.exists() and not force:

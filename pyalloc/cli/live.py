@@ -24,11 +24,13 @@ class Command:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Which process, how often."""
-        parser.add_argument("pid", type=int, metavar="PID", help="number of the process")
+        parser.add_argument("pid", type=console.count, metavar="PID", help="number of the process")
         parser.add_argument(
             "--interval", type=_seconds, default=1.0, metavar="S", help="seconds (1)"
         )
-        parser.add_argument("--count", type=int, default=0, metavar="N", help="so often (for ever)")
+        parser.add_argument(
+            "--count", type=console.index, default=0, metavar="N", help="so often (for ever)"
+        )
         parser.add_argument("--json", action="store_true", help="one line of JSON each time")
 
     def run(self, args: argparse.Namespace) -> int:

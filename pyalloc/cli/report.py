@@ -27,7 +27,9 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Files and where the report goes."""
         parser.add_argument("file", type=Path, nargs="+", help="a trace, or a snapshot torch wrote")
-        parser.add_argument("--device", type=int, default=-1, metavar="N", help="only this device")
+        parser.add_argument(
+            "--device", type=console.index, default=-1, metavar="N", help="only this device"
+        )
         parser.add_argument(
             "--no-replay", action="store_true", help="do not compare with other allocators"
         )

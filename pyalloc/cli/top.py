@@ -29,7 +29,9 @@ class Command:
             "--at", default="peak", metavar="WHEN", help="peak, end, oom or an event (peak)"
         )
         parser.add_argument("-n", type=console.count, default=20, metavar="N", help="rows (20)")
-        parser.add_argument("--device", type=int, default=-1, metavar="N", help="only this device")
+        parser.add_argument(
+            "--device", type=console.index, default=-1, metavar="N", help="only this device"
+        )
         parser.add_argument(
             "--over-time", action="store_true", help="requests in all, and what grows by step"
         )

@@ -201,7 +201,10 @@ def test_devices_by_name_and_devices_that_are_not_there() -> None:
 
 
 @pyalloc_only
-def test_what_is_no_pool_and_no_callback_is_said_at_once() -> None:
+def test_what_is_no_size_no_pool_and_no_callback_is_said_at_once() -> None:
+    for wrong in ("many", "1GiB,memory:tight"):
+        with pytest.raises(pyalloc.ConfigError, match="is no size"):
+            pyalloc.set_limit(wrong)
     with pytest.raises(pyalloc.ConfigError, match="is no pool"):
         pyalloc.set_limit("1GiB", pool=3)
     with pytest.raises(TypeError, match="a function of"):

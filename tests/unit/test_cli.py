@@ -134,3 +134,30 @@ def test_pythons_that_pyalloc_cannot_get_into_are_refused() -> None:
     for words in (["x.py", "-I"], ["-Werror", "-OO", "x.py"], ["-m", "x", "-S"], ["-c", "-E"]):
         launching.check_reached(["/usr/bin/python", *words])
     launching.check_reached(["torchrun", "-I"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["top", "trace", "--device", "-1"],
+        ["report", "trace", "--device", "one"],
+        ["live", "--", "-5"],
+        ["live", "1", "--count", "-1"],
+    ],
+)
+def test_numbers_that_name_nothing_are_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments)
+    assert "is not a number from" in capsys.readouterr().err
+
+
+def test_the_terminal_is_not_named_by_a_dash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace = tmp_path / "trace.pya"
+    trace.touch()
+    assert cli.main(["top", str(trace), "-o", "-"]) == 2
+    assert "leave -o out" in capsys.readouterr().err
