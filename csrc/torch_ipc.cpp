@@ -102,9 +102,6 @@ pya_torch_ipc_open(void *self, std::string handle) {
             "pyalloc: opening another process's memory failed (cudaIpcOpenMemHandle gave " +
             std::to_string(error) + ")");
     }
-    for (auto each = open_handles.begin(); each != open_handles.end();) {
-        each = each->second.expired() ? open_handles.erase(each) : std::next(each);
-    }
     known = std::shared_ptr<void>(base, [](void *opened) { (void)functions().close(opened); });
     open_handles[handle] = known;
     return known;
