@@ -46,7 +46,8 @@ pya_fence_hear(struct pya_card *card, struct pya_fence *fence) {
  * nothing, and nobody captures it.  True also where a capture forbids asking, and while requests go to a pool
  * since something began on a foreign stream. */
 bool pya_fences_are_capturing(struct pya_card *card);
-/* Records all but the foreign ones, for which the caller has the device waited for.  False: not now (a stream is being captured, or the device refuses); none is open then.
+/* Records all but the foreign ones, for which the caller has the device waited for.  False: not now (a stream is being
+ * captured, or the device refuses); none is open then.
  * *waited: in: the device shall be waited for as well; out: it was, because of that or of a destroyed stream. */
 bool pya_fences_record(struct pya_card *card, bool *waited);
 /* From now on nothing is asked of the stream, if the card has heard of it. */
