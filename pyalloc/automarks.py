@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +24,10 @@ class AutoMarks:
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
         self.local = threading.local()
-        self.names: dict[int, str] = {}
-        self.roots: dict[int, Any] = {}
-        self.optimizers: dict[int, Any] = {}
+        # Weak, all of them: what the program drops has to go, or recording would change what it needs.
+        self.names: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self.roots: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.known: dict[int, str] = {}  # parameters and state already told, by address
         self.handles: list[Any] = []
         self.undo: list[Callable[[], None]] = []
@@ -98,7 +100,7 @@ class AutoMarks:
             self._learn(module)
             name = self._outermost(module)
         else:
-            name = MODULE + self.names.get(id(module), type(module).__name__)
+            name = MODULE + (self._name(module) or type(module).__name__)
         stack.append((id(module), name))
         self.recorder.on_phase(name, True)
 
@@ -118,12 +120,23 @@ class AutoMarks:
             return "inference"
         return "loss" if type(module).__name__.endswith("Loss") else "forward"
 
+    def _name(self, module: Any) -> str:
+        """The path of a module in the largest model seen around it, or ""."""
+        reference, name = self.names.get(id(module), (None, ""))
+        return name if reference is not None and reference() is module else ""
+
     def _learn(self, root: Any) -> None:
-        if id(root) in self.roots:
+        if self.roots.get(id(root)) is root:
             return
-        self.roots[id(root)] = root  # kept alive: its id must stay its own
+        self.roots[id(root)] = root
         for name, module in root.named_modules():
-            self.names[id(module)] = name or type(module).__name__
+            if name and name.count(".") >= self._name(module).count("."):
+                self.names[id(module)] = (weakref.ref(module), name)
+        found: dict[int, str] = {}
+        self._note_root(found, root)
+        for address, category in found.items():  # also where something else lay there before
+            self.recorder.add("category", category, addr=address)
+        self.known.update((a, c) for a, c in found.items() if c != "gradients")
 
     # ---- backward and optimizer ----
 
@@ -177,10 +190,10 @@ class AutoMarks:
         self.recorder.on_phase("optimizer", True)
 
     def after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Global step post-hook: the step of the first optimizer seen ends a step."""
+        """Global step post-hook: the step of the first optimizer that is alive ends a step."""
         self.recorder.on_phase("optimizer", False)
         self.categorise()
-        if next(iter(self.optimizers)) == id(optimizer):
+        if next(iter(self.optimizers.values())) is optimizer:
             self._auto_step()
 
     # ---- categories ----
@@ -197,14 +210,17 @@ class AutoMarks:
                 for value in values:
                     self._note(found, value, "optimizer state")
         for root in list(self.roots.values()):
-            for parameter in root.parameters():
-                self._note_parameter(found, parameter)
-            for buffer in root.buffers():
-                self._note(found, buffer, "buffers")
+            self._note_root(found, root)
         for address, category in found.items():
             if category == "gradients" or self.known.get(address) != category:
                 self.recorder.add("category", category, addr=address)
         self.known = {a: c for a, c in found.items() if c != "gradients"}
+
+    def _note_root(self, found: dict[int, str], root: Any) -> None:
+        for parameter in root.parameters():
+            self._note_parameter(found, parameter)
+        for buffer in root.buffers():
+            self._note(found, buffer, "buffers")
 
     def _note_parameter(self, found: dict[int, str], parameter: Any) -> None:
         self._note(found, parameter, "parameters")

@@ -158,7 +158,9 @@ torch.cuda.memory._record_memory_history()
 torch.cuda.memory._record_memory_history(enabled=None)"""
     shown = pyalloc("dryrun", sys.executable, "-W", "ignore", "-c", source)
     assert "used 3" in shown
-    assert "Requested callback is not found" not in shown  # torch, where history is switched off twice
+    assert (
+        "Requested callback is not found" not in shown
+    )  # torch, where history is switched off twice
     assert told in shown and out.exists() == (told == "")
 
 
@@ -283,3 +285,29 @@ def test_cpp_frames_begin_where_the_request_came_from(record: Record) -> None:
     assert any("at::" in name for name in names) and not any("_core" in file for file in files)
     assert names[-2:] == ["ask", "<module>"]
     assert str(found.place(block.stack)).endswith("program.py:4 ask")
+
+
+def test_what_the_program_drops_is_not_kept_alive(record: Record) -> None:
+    """A program that tries one model after the other needs the memory of one, recorded or not."""
+    path = record("""
+    import gc, torch
+    def train():
+        model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 1024)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(2):
+            model(torch.ones(16, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+    peaks = []
+    for _ in range(3):
+        train()
+        gc.collect()
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[0] == peaks[2], peaks
+    """)  # fmt: skip
+    found = trace.analyse(path)
+    names = {block.module for block in found.peak.blocks}
+    categories = {found.category(block) for block in found.peak.blocks}
+    assert {"parameters", "optimizer state", "gradients"} <= categories
+    assert names <= {"", "0", "1"}
+    assert sum(mark.name == "optimizer" for mark in found.phases) == 6
+    assert len(found.steps) >= 6  # every loop's steps count
