@@ -12,6 +12,7 @@ import importlib.abc
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
@@ -47,7 +48,8 @@ def watch(folder: str) -> None:
         _note_resets(torch, state)
         _take_every_step(torch)
 
-    _after_torch(prepare)
+    _after_import("torch", prepare)
+    _after_import("transformers.generation.utils", _generate_to_the_limit)
 
 
 def _begin_in_child(state: _Watch) -> None:
@@ -69,27 +71,54 @@ def _take_every_step(torch: Any) -> None:
     torch.amp.GradScaler._maybe_opt_step = step
 
 
+def _generate_to_the_limit(generation: Any) -> None:
+    """The generate() of transformers asks the device whether all sequences have ended; here it might never stop, or at once.
+
+    It goes on to its largest length instead, which is what has to fit.
+    """
+    criteria, mixin = generation.StoppingCriteriaList, generation.GenerationMixin
+    ask, goes_on = criteria.__call__, getattr(mixin, "_has_unfinished_sequences", None)
+    if goes_on is None:  # before 4.39
+        return
+    asked = threading.local()
+
+    def call(stopping: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if stopping.max_length is not None:
+            asked.is_full = input_ids.shape[-1] >= stopping.max_length
+        return ask(stopping, input_ids, *args, **kwargs)
+
+    def has_unfinished(model: Any, *args: Any, **kwargs: Any) -> Any:
+        is_full = asked.__dict__.pop("is_full", None)
+        return goes_on(model, *args, **kwargs) if is_full is None else not is_full
+
+    criteria.__call__ = call
+    mixin._has_unfinished_sequences = has_unfinished
+
+
 def _note_uncaught(state: _Watch) -> None:
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         state.error = kind.__name__
-        state.limited = " allowed; " in str(error)  # of both allocators' texts, where less than the device is
+        state.limited = " allowed; " in str(
+            error
+        )  # of both allocators' texts, where less than the device is
         shown(kind, error, trace)
 
     sys.excepthook = hook
 
 
-class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Finds torch as the other finders do, and adds a call after its import."""
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds a module as the other finders do, and adds a call after its import."""
 
-    def __init__(self, call: Callable[[Any], None]) -> None:
+    def __init__(self, name: str, call: Callable[[Any], None]) -> None:
+        self.name = name
         self.call = call
 
     def find_spec(
         self, fullname: str, path: Any, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "torch":
+        if fullname != self.name:
             return None
         sys.meta_path.remove(self)
         for finder in list(sys.meta_path):
@@ -111,11 +140,11 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         spec.loader.exec_module = execute_then_call  # type: ignore[method-assign]
 
 
-def _after_torch(call: Callable[[Any], None]) -> None:
-    if "torch" in sys.modules:
-        call(sys.modules["torch"])
+def _after_import(name: str, call: Callable[[Any], None]) -> None:
+    if name in sys.modules:
+        call(sys.modules[name])
     else:
-        sys.meta_path.insert(0, _TorchFinder(call))
+        sys.meta_path.insert(0, _Finder(name, call))
 
 
 def _note_peaks(torch: Any, state: _Watch) -> None:

@@ -248,6 +248,35 @@ def test_a_gradient_scaler_takes_every_step(torch_found: hostcuda.Torch, tmp_pat
     assert "optimizer state (SGD)" in kinds
 
 
+def test_generate_goes_on_to_its_largest_length(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """It asks the device whether all sequences have ended, and would never stop, or at once."""
+    pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
+    source = """
+        import torch
+        from transformers import GPT2Config, GPT2LMHeadModel
+        model = GPT2LMHeadModel(GPT2Config(
+            vocab_size=64, n_positions=64, n_embd=32, n_layer=1, n_head=2,
+            bos_token_id=None, eos_token_id=5, pad_token_id=0,
+        )).cuda().eval()
+        ones = [torch.ones(2, dtype=torch.int64).cuda() for _ in range(50)]  # lie where torch.ones(2) will
+        del ones
+        prompt = torch.ones(2, 8, dtype=torch.int64).cuda()
+        passes = []
+        model.register_forward_hook(lambda *_: passes.append(1))
+        with torch.no_grad():
+            for beams in (1, 3):
+                for n_new in (4, 9):
+                    passes.clear()
+                    model.generate(prompt, max_new_tokens=n_new, num_beams=beams, do_sample=False)
+                    print(beams, len(passes), flush=True)
+    """
+    code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    assert out.splitlines() == ["1 4", "1 9", "3 4", "3 9"], out
+
+
 def test_settings_that_would_leave_pyalloc_out_are_refused_first(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
