@@ -348,13 +348,18 @@ def summary(result: Result) -> str:
     allocator = "the program's own" if result.replaced else result.allocator
     asked, allocated = _size(result.peak_requested_bytes), _size(result.peak_allocated_bytes)
     rounding = f" ({asked} asked for, the rest is rounding)" * (asked != allocated)
-    lines = [
-        f"pyalloc dryrun: PyTorch {result.torch}, {allocator} allocator, {_size(result.memory)} per device",
+    figures = [
         f"  peak allocated   {allocated}{rounding}",
         f"  peak reserved    {_size(result.peak_reserved_bytes)}",
         f"  device bytes     {_size(result.peak_device_bytes)} at most, as the runtime counted",
         f"  device calls     {result.device_calls:,}, of them {result.memory_calls:,} for memory "
         f"and {result.launches:,} kernels (which computed nothing)",
+    ]
+    if result.exit_code > 128 and result.device_calls == 0:
+        figures = ["  figures          none, it could not tell them any more (after Ctrl-C, SIGINT, it can)"]
+    lines = [
+        f"pyalloc dryrun: PyTorch {result.torch}, {allocator} allocator, {_size(result.memory)} per device",
+        *figures,
         f"  verdict          {_verdict(result)}",
     ]
     if len(result.devices) > 1:

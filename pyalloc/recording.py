@@ -131,22 +131,14 @@ class _Torchs:
     def clock(self) -> int:
         return time.time_ns()
 
-    def _made(self) -> tuple[int, int]:
-        import torch
-
-        n_devices = torch.cuda.device_count()
-        stats = [torch.cuda.memory_stats(index) for index in range(n_devices)]
-        allocs = sum(s.get("allocation.all.allocated", 0) for s in stats)
-        return allocs, allocs + sum(s.get("allocation.all.freed", 0) for s in stats)
-
     def begin(self) -> None:
-        self.n_before, self.n_moved = self._made()
+        self.n_before, self.n_moved = _made()
         _torch_history(self.stacks)
 
     def drain(self, pending: list[Row], at_mark: bool) -> None:
         import torch
 
-        self.n_moved = self._made()[1]
+        self.n_moved = _made()[1]
         whole = torch.cuda.memory._snapshot()["device_traces"]
         kept = self.n_kept or [0] * len(whole)
         self.n_kept = [len(trace) for trace in whole]
@@ -164,21 +156,30 @@ class _Torchs:
 
     def n_lost(self) -> int:
         """Allocations that no snapshot had; to be asked after the last drain."""
-        return max(self._made()[0] - self.n_before - self.n_seen, 0)
+        return max(_made()[0] - self.n_before - self.n_seen, 0)
 
     def is_due(self, at_step: bool) -> bool:
         self.last_mark = time.monotonic()
         if at_step and self.last_mark - self.last > _TORCH_S:
             return True
-        return self._made()[1] - self.n_moved > _TORCH_EVENTS
+        return _made()[1] - self.n_moved > _TORCH_EVENTS
 
     def in_background(self) -> bool:
         idle = time.monotonic() - max(self.last_mark, self.last)
         if idle <= _TORCH_S:
             return False
-        before, self.n_looked = self.n_looked, self._made()[1]
+        before, self.n_looked = self.n_looked, _made()[1]
         rests = self.n_looked == before
         return self.n_looked > self.n_moved and (rests or idle > _TORCH_LONG_S)
+
+
+def _made() -> tuple[int, int]:
+    """Allocations of this process so far, and these with the frees."""
+    import torch
+
+    stats = [torch.cuda.memory_stats(index) for index in range(torch.cuda.device_count())]
+    allocs = sum(s.get("allocation.all.allocated", 0) for s in stats)
+    return allocs, allocs + sum(s.get("allocation.all.freed", 0) for s in stats)
 
 
 def _torch_history(stacks: str, *, clear: bool = False) -> None:
@@ -216,6 +217,7 @@ class Recorder:
     told_oom: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
+    is_extra: bool = False  # of a process beside the one that was meant: nobody misses it if it is empty
 
     # ---- marks ----
 
@@ -322,6 +324,8 @@ class Recorder:
             finally:
                 self._end()
                 writer.writer.close()
+            if self.is_extra and _made()[0] == 0:  # a compiler's, say, that looked at the device
+                self.path.unlink()
 
     def _give_up(self, error: Exception) -> None:
         """Most often the disk is full."""
@@ -542,9 +546,10 @@ def _start_from_environment() -> None:
         return
     try:
         path = _own_path(Path(os.environ[PATH]))
+        is_extra = path.stem.endswith(f".{os.getpid()}")
         stacks, automatic = os.environ.get(STACKS, "python"), os.environ.get(MARKS, "1") == "1"
         _check_stacks(stacks)
-        recorder = Recorder(path, stacks, automatic)
+        recorder = Recorder(path, stacks, automatic, is_extra=is_extra)
         recorder.start()
         leaving.before(recorder.stop)
     except Exception as error:

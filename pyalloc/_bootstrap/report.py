@@ -72,9 +72,9 @@ def _take_every_step(torch: Any) -> None:
 
 
 def _generate_to_the_limit(generation: Any) -> None:
-    """The generate() of transformers asks the device whether all sequences have ended; here it might never stop, or at once.
+    """The generate() of transformers asks the device whether all sequences have ended: it might stop at once, or never.
 
-    It goes on to its largest length instead, which is what has to fit.
+    Here it goes on to its largest length, which is what has to fit.
     """
     criteria, mixin = generation.StoppingCriteriaList, generation.GenerationMixin
     ask, goes_on = criteria.__call__, getattr(mixin, "_has_unfinished_sequences", None)

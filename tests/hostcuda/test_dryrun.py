@@ -171,10 +171,11 @@ def test_ctrl_c_reaches_the_program_and_the_summary_still_comes(
 def test_a_killed_program_gives_the_shells_exit_code(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
-    script = program(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    code, _, err = finish(start([sys.executable, script], tmp_path))
+    source = "import os, signal, torch; torch.ones(9).cuda(); os.kill(os.getpid(), signal.SIGKILL)"
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 128 + signal.SIGKILL
     assert "not known: the program was ended by SIGKILL" in err
+    assert "figures          none" in err and " 0 bytes" not in err
 
 
 def test_an_unhandled_ctrl_c_loses_no_figures(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -221,6 +222,22 @@ def test_processes_that_end_without_ceremony_are_counted_and_recorded(
     recording.prepare(tmp_path / "out.pya", stacks="none", automatic=False, force=True)
     assert (tmp_path / "out.1.pya").exists()
     assert not (tmp_path / "out.pya.part").exists()
+
+
+def test_a_process_that_only_looks_at_the_device_leaves_no_recording(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    source = """
+        import subprocess, sys, torch
+        x = torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
+        look = "import torch; torch.cuda.init(); torch.cuda.get_device_properties(0)"
+        subprocess.run([sys.executable, "-c", look], check=True)
+    """
+    command = [sys.executable, program(tmp_path, source)]
+    code, _, err = finish(start(["--record", "out.pya", *command], tmp_path))
+    assert code == 0, err
+    assert [path.name for path in tmp_path.glob("out*")] == ["out.pya"]
+    assert "recorded: pyalloc report out.pya\n" in err
 
 
 def test_a_gradient_scaler_takes_every_step(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
