@@ -21,4 +21,7 @@ def why_not() -> str | None:
 def environment(memory: str = "4096GB") -> dict[str, str]:
     """The environment of a child process whose CUDA is the host-memory runtime with that capacity."""
     found = hostcuda.find_torch(sys.executable)
-    return {**hostcuda.environment(_bootstrap.environment(dict(os.environ)), found), "PYALLOC_HOSTCUDA_MEMORY": memory}
+    return {
+        **hostcuda.environment(_bootstrap.environment(dict(os.environ)), found),
+        "PYALLOC_HOSTCUDA_MEMORY": memory,
+    }

@@ -6,8 +6,10 @@ Through c10's own interface on the host-memory CUDA runtime: raw_alloc + raw_del
 deleter ("DataPtr").  A number is nanoseconds for one allocate and one free together, the median of batches of 200
 pairs; p99 is of those batches.  Each pattern runs in a fresh process for each allocator, the allocators taking turns in
 every round; the table shows the median round and, as the spread, the fastest and the slowest.  The ratio is native's
-number over pyalloc's.  Before anything is timed, the traces' test (tests/benchmarks) has checked the answers; here the
-blocks of each pattern are only counted.
+number over pyalloc's.  Behind a pattern stands what pyalloc takes through torch's wrapper for foreign allocators, as
+where torch's own methods are not found (PYALLOC_FAST_PATH=0).  Then what a process pays besides: its start, and host
+memory (benchmarks/costs.py).  Before anything is timed, the traces' test (tests/benchmarks)
+has checked the answers; here the blocks of each pattern are only counted.
 
 --loops: the recorded loops too: nanoseconds for each operation once everything is cached, in the allocator itself; the
 time inside device calls, which on the host-memory runtime are system calls, is counted apart and printed behind it for
@@ -24,17 +26,19 @@ import statistics
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import hostcuda, plots
+from benchmarks import costs, hostcuda, plots
 from benchmarks.memory import ample_bytes, commit, geometric
 from benchmarks.suite import suite
 from benchmarks.torch_replay import ALLOCATORS, SpeedRequest, TorchReplay
 from pyalloc import _core
 
 KIB, MIB = 1 << 10, 1 << 20
+#: pyalloc as a pluggable allocator, without the methods of torch that it takes over
+WRAPPED = "pyalloc, wrapped"
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Pattern:
     name: str
     ask: SpeedRequest
     target: float | None = None
+    wrapped: bool = True  # through torch's wrapper as well
 
 
 def patterns(scaling: bool) -> list[Pattern]:
@@ -70,7 +75,7 @@ def patterns(scaling: bool) -> list[Pattern]:
         rows.append(Pattern(f"{threads} threads, 100 live each", ask, 1.0))
     for power in range(2, 7) if scaling else ():
         ask = SpeedRequest(10**power, 4 * KIB, n=max(200_000, 2 * 10**power), tail=True)
-        rows.append(Pattern(f"10^{power} live, random to 4 KiB", ask))
+        rows.append(Pattern(f"10^{power} live, random to 4 KiB", ask, wrapped=False))
     return rows
 
 
@@ -80,10 +85,11 @@ def measure(
     """One result for each pattern and allocator, the allocators taking turns in every round."""
     results = []
     for pattern in rows:
-        answers: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
+        names = [name for name in servers if pattern.wrapped or name != WRAPPED]
+        answers: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for number in range(rounds):
-            for name, server in servers.items():
-                answers[name].append(server.speed(replace(pattern.ask, seed=number + 1)))
+            for name in names:
+                answers[name].append(servers[name].speed(replace(pattern.ask, seed=number + 1)))
         for name, all_rounds in answers.items():
             ns = [answer["median_ns"] for answer in all_rounds]
             results.append(
@@ -122,7 +128,8 @@ def measure_loops(
             continue
         path = trace.write(folder)
         capacity = ample_bytes(_core.Program(path).info()["peak_live_bytes"])
-        for name, server in servers.items():
+        for name in ALLOCATORS:
+            server = servers[name]
             passes = [server.replay(path, capacity, passes=3) for _ in range(rounds)]
             ns = [answer["warm_ns_per_op"] for answer in passes]
             results.append(
@@ -163,6 +170,8 @@ def table(results: list[dict[str, Any]]) -> str:
         )
         if ours["target"] is not None:
             line += f" (want {ours['target']:.0f})" if ratio < ours["target"] else ""
+        if WRAPPED in part:
+            line += f"  wrapped {part[WRAPPED]['ns']:.0f}"
         if ours.get("least_share"):
             line += f"  slowest thread did {ours['least_share']:.0%} of the mean"
         if ours.get("p99999_ns"):
@@ -223,15 +232,22 @@ def main() -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = {name: stack.enter_context(TorchReplay(name)) for name in ALLOCATORS}
+        servers[WRAPPED] = stack.enter_context(TorchReplay("pyalloc", fast_path=False))
         results = measure(rows, servers, arguments.rounds, arguments.quiet)
         if arguments.loops:
             results += measure_loops(servers, min(3, arguments.rounds), folder)
+        begun = costs.start(arguments.rounds) if not arguments.only else None
+        memory = costs.host_memory() if not arguments.only else []
         about = {"torch": servers["native"].torch, "commit": commit()}
     if arguments.json:
-        for result in results:
+        besides = [{"pattern": "start", **asdict(begun)}] if begun is not None else []
+        besides += [{"pattern": "host memory", **asdict(row)} for row in memory]
+        for result in (*results, *besides):
             print(json.dumps({**result, **about}))
     else:
         print(table(results))
+        if begun is not None:
+            print("\n".join(costs.lines(begun, memory)))
         n = sorted({result["n"] for result in results if "threads" not in result["pattern"]})
         print(
             f"torch {about['torch']} on the host-memory runtime; n {n[0]}..{n[-1]}, {arguments.rounds} rounds with "

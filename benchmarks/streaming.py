@@ -120,7 +120,8 @@ def measure(words: list[str]) -> tuple[str, float, int]:
         [sys.executable, "-m", "pyalloc", *words], cwd=ROOT, stdout=subprocess.PIPE
     )
     assert child.stdout is not None
-    out = child.stdout.read().decode()
+    with child.stdout:
+        out = child.stdout.read().decode()
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode != 0:

@@ -286,11 +286,13 @@ class TorchReplay:
     Args:
         allocator: native, expandable or pyalloc.
         conf: settings of pyalloc, as in PYALLOC_CONF.
+        fast_path: False: through torch's wrapper for foreign allocators, as where torch's methods are not found.
     """
 
-    def __init__(self, allocator: str, conf: str = "") -> None:
+    def __init__(self, allocator: str, conf: str = "", *, fast_path: bool = True) -> None:
         env = {**hostcuda.environment("160GB"), "PYALLOC_CONF": conf}
         env["PYALLOC_HOSTCUDA_DEVICES"] = "2"
+        env["PYALLOC_FAST_PATH"] = str(int(fast_path))
         env["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # every refused mapping is a warning otherwise
         if allocator == "expandable":
             env["PYTORCH_ALLOC_CONF"] = env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"

@@ -330,7 +330,9 @@ def _next_command(result: Result) -> str:
 
     def again(memory: int, allocator: str) -> str:
         devices = f" --devices {result.n_devices}" if result.n_devices > 1 else ""
-        return f"pyalloc dryrun --memory {_typed(memory)}{devices} --allocator {allocator} {program}"
+        return (
+            f"pyalloc dryrun --memory {_typed(memory)}{devices} --allocator {allocator} {program}"
+        )
 
     if result.error != "OutOfMemoryError" and (result.exit_code != 0 or not result.devices):
         return f"{again(result.memory, result.allocator)}   (after a look at the messages above)"

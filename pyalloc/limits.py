@@ -48,7 +48,9 @@ def reserve(bytes: Size, device: Device = None) -> None:
     """
     index = index_of(device)
     wanted = _bytes(bytes)
-    _core.get_limit(index, False)  # raises where pyalloc is not installed, before _stream() starts CUDA
+    _core.get_limit(
+        index, False
+    )  # raises where pyalloc is not installed, before _stream() starts CUDA
     _core.reserve(index, wanted, _stream(index))
 
 

@@ -338,7 +338,9 @@ class Recorder:
         import torch
 
         self._detach()
-        if torch._C._cuda_isHistoryEnabled():  # torch complains where the program switched it off itself
+        if (
+            torch._C._cuda_isHistoryEnabled()
+        ):  # torch complains where the program switched it off itself
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def _detach(self) -> None:

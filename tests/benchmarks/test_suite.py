@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib.util
 import json
 import subprocess
@@ -99,10 +100,37 @@ def test_speed() -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) == 4 * 3
+    assert len(rows) == 4 * 4  # native, expandable, pyalloc, and pyalloc through torch's wrapper
     for row in rows:
         assert 0 < row["fastest_ns"] <= row["ns"] <= row["slowest_ns"]
         assert row["n"] > 0
+
+
+def commands() -> set[str]:
+    """The benchmarks there are: modules with a command line, or one that memory's opens."""
+    files = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "benchmarks" / "ops").glob("*.py")]
+    found = {path.stem for path in files if "``python -m benchmarks." in path.read_text()}
+    return found - {"suite", "torch_replay", "__init__", "__main__"} | {"ops"}
+
+
+def test_each_benchmark_has_a_quick_form() -> None:
+    tree = ast.parse((ROOT / "benchmarks" / "test_quick.py").read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert commands() >= {"memory", "speed", "policies", "faults", "dispatch"}
+    assert commands() - {"ops"} <= {each.name for node in imports for each in node.names}
+    assert "benchmarks.ops" in {node.module for node in imports}
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_quick_forms_run() -> None:
+    pytest.importorskip("pytest_benchmark")
+    done = run(
+        *("pytest", "benchmarks", "-q", "--benchmark-disable", "-p", "no:cacheprovider"),
+        *("-k", "not native and not expandable and not wrapped and not history"),
+    )
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout, done.stdout
 
 
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(

@@ -214,7 +214,9 @@ def test_the_line_of_a_program_given_as_text() -> None:
 def test_the_line_of_a_compiled_program_is_not_that_of_its_generated_code() -> None:
     name = "c4kuvi32oiqvhad5gq3lwv2pmgil6dfrl33lnanu7xi7ygjokyrm.py"
     for cache in ("/tmp/torchinductor_me/4k", "/my/cache/4k"):
-        found = source.place((("call", f"{cache}/{name}", 807), ("forward", "/home/me/train.py", 33)))
+        found = source.place(
+            (("call", f"{cache}/{name}", 807), ("forward", "/home/me/train.py", 33))
+        )
         assert found is not None and str(found) == "me/train.py:33 forward"
 
 
@@ -223,7 +225,9 @@ def test_of_ranks_those_without_memory_are_left_out(plan: Plan, tmp_path: Path) 
     path, worker = small_trace(plan), Plan(tmp_path / "out.123.pya").done()
     shown = pyalloc("report", worker, path)
     assert "left out, without any allocation: out.123.pya" in shown
-    assert "plan.pya: " in shown and "at the peak, by contributor" in shown and "odd one" not in shown
+    assert (
+        "plan.pya: " in shown and "at the peak, by contributor" in shown and "odd one" not in shown
+    )
 
 
 def snapshot_of(*blocks: tuple[str, list[tuple[str, str]]]) -> dict[str, Any]:
@@ -259,7 +263,9 @@ def test_the_programs_line_is_found_between_frames_of_cpp(tmp_path: Path) -> Non
         page = html.page(found, [found])
         frames = dict(json.loads(re.search(r'"frames": ?(\[\[.*?\]\])', page)[1]))  # type: ignore[index]
         assert frames["me/train:7 train"] == frames["backward (no Python stack)"] == 0
-        assert frames["modules/linear.py:7 forward"] == 1 and frames["x86_64/clone3.S:7 clone3"] == 2
+        assert (
+            frames["modules/linear.py:7 forward"] == 1 and frames["x86_64/clone3.S:7 clone3"] == 2
+        )
 
 
 def test_what_a_snapshots_history_does_not_have_is_said(tmp_path: Path) -> None:
@@ -269,7 +275,12 @@ def test_what_a_snapshots_history_does_not_have_is_said(tmp_path: Path) -> None:
     entry = {"action": "alloc", "size": MIB, "stream": 0, "frames": []}
     entries = [{**entry, "addr": (1 << 30) + 4 * i * MIB} for i in range(2)]
     freed = [{**entry, "addr": 3 << 30}, {**entry, "addr": 3 << 30, "action": "free_completed"}]
-    for name, history in (("none", []), ("state", entries[1:]), ("late", freed), ("whole", entries)):
+    for name, history in (
+        ("none", []),
+        ("state", entries[1:]),
+        ("late", freed),
+        ("whole", entries),
+    ):
         snapshot["device_traces"] = [history]
         path.write_bytes(pickle.dumps(snapshot, protocol=4))
         found = trace.analyse(path)

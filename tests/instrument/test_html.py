@@ -113,7 +113,9 @@ def browser() -> Iterator[Browser]:
                 assert time.monotonic() < deadline, "chromium did not start"
                 time.sleep(0.05)
             port = told.read_text().split()[0]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=PATIENCE_S) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{port}/json", timeout=PATIENCE_S
+            ) as answer:
                 pages = [page for page in json.load(answer) if page["type"] == "page"]
             page = Browser(pages[0]["webSocketDebuggerUrl"])
             try:

@@ -37,7 +37,9 @@ if ALLOCATOR is None:
                 self.name,
                 str(self.path),
             ]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+            )
             for number, outcome in re.findall(
                 r"(\d+) (passed|failed|skipped|xfailed|errors?)", done.stdout[-300:]
             ):

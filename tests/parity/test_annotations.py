@@ -170,9 +170,7 @@ def test_pinned_memory() -> None:
 def test_pinned_memory_only() -> None:
     if not takes("record_cuda"):
         pytest.skip("this torch records no pinned memory")
-    _record_memory_history(
-        "all", context=None, record_pinned_host_memory=True, record_cuda=False
-    )
+    _record_memory_history("all", context=None, record_pinned_host_memory=True, record_cuda=False)
     pinned = torch.empty(5000, dtype=torch.uint8, pin_memory=True)
     empty(1000)
     snapshot = _snapshot()

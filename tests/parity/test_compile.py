@@ -12,7 +12,9 @@ import torch
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_forward_and_backward(mode: str) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).cuda()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)
+    ).cuda()
     compiled = torch.compile(model, mode=mode)
     for _ in range(4):
         torch.compiler.cudagraph_mark_step_begin()
@@ -42,7 +44,9 @@ def test_graph_trees_return_to_earlier_states() -> None:
         pytest.skip("this torch has no CUDA-graph trees")
 
     def compiled(factor: int):
-        return torch.compile(lambda x: (x * factor + 1).relu() * 2, mode="reduce-overhead", dynamic=False)
+        return torch.compile(
+            lambda x: (x * factor + 1).relu() * 2, mode="reduce-overhead", dynamic=False
+        )
 
     with inductor.patch(
         {"triton.slow_path_cudagraph_asserts": True, "triton.fast_path_cudagraph_asserts": True}
@@ -101,7 +105,9 @@ def test_checkpoint_calls() -> None:
         assert later.data_ptr() == address
     torch._C._cuda_setCheckpointPoolState(device, state, [later.untyped_storage()._cdata], [])
     assert live() == addresses
-    storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cuda", device), size)
+    storage = torch._C._construct_storage_from_data_pointer(
+        address, torch.device("cuda", device), size
+    )
     assert storage.nbytes() == size
     del later, storage  # neither frees: their deleters are gone
     assert live() == addresses

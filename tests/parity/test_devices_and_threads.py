@@ -23,7 +23,10 @@ def test_devices_are_counted_apart() -> None:
     before = [torch.cuda.memory_allocated(device) for device in (0, 1)]
     tensor = empty(5 * MIB, 1)
     assert torch.cuda.memory_allocated(0) == before[0]
-    assert torch.cuda.memory_allocated(1) == before[1] + 5 * MIB or torch.cuda.memory_allocated(1) >= 5 * MIB
+    assert (
+        torch.cuda.memory_allocated(1) == before[1] + 5 * MIB
+        or torch.cuda.memory_allocated(1) >= 5 * MIB
+    )
     del tensor
     assert torch.cuda.memory_allocated(1) == before[1]
 
@@ -286,7 +289,9 @@ def test_profiler_shows_frees() -> None:
 
 @pytest.mark.parametrize("is_on", [False, True])
 def test_convolutions_in_benchmark_mode(is_on: bool) -> None:
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Conv2d(16, 4, 3)).cuda()
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Conv2d(16, 4, 3)
+    ).cuda()
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, is_on
     try:
         model(torch.zeros(4, 3, 32, 32, device="cuda")).sum().backward()

@@ -16,7 +16,9 @@ STATUSES = {"same", "differs", "torch's", "not"}
 
 
 def rows(section: str) -> dict[str, str]:
-    (part,) = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    (part,) = re.findall(
+        rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL
+    )
     found = dict(re.findall(r"^\| (.+?) \| ([a-z']+) \|", part, re.MULTILINE))
     return {name: status for name, status in found.items() if status != "status"}
 
@@ -25,12 +27,16 @@ def names_of(module: object) -> set[str]:
     private = {
         name
         for name, value in vars(module).items()
-        if name.startswith("_") and inspect.isfunction(value) and value.__module__ == module.__name__
+        if name.startswith("_")
+        and inspect.isfunction(value)
+        and value.__module__ == module.__name__
     }
     return set(module.__all__) | {name for name in private if not name.startswith("__")}
 
 
-@pytest.mark.parametrize("module", [torch.cuda.memory, torch.accelerator.memory], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module", [torch.cuda.memory, torch.accelerator.memory], ids=lambda m: m.__name__
+)
 def test_every_function_is_listed(module: object) -> None:
     section = module.__name__
     listed = {name.strip("`") for name in rows(section)}
@@ -38,7 +44,9 @@ def test_every_function_is_listed(module: object) -> None:
     assert public - listed == set()
 
 
-@pytest.mark.parametrize("section", ["torch.cuda.memory", "torch.accelerator.memory", "Everything else"])
+@pytest.mark.parametrize(
+    "section", ["torch.cuda.memory", "torch.accelerator.memory", "Everything else"]
+)
 def test_rows_have_a_status(section: str) -> None:
     found = rows(section)
     assert len(found) >= 10

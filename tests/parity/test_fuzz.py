@@ -71,7 +71,9 @@ def test_random_operations(seed: int, runtime) -> None:
             while live and total + size > MOST_LIVE:
                 total -= drop(live, rng)
             with torch.cuda.device(device), torch.cuda.stream(rng.choice(streams[device])):
-                block = Block(torch.empty(size, dtype=torch.uint8, device="cuda"), rng.randrange(256))
+                block = Block(
+                    torch.empty(size, dtype=torch.uint8, device="cuda"), rng.randrange(256)
+                )
             block.write()
             live.append(block)
             total += size
@@ -103,7 +105,9 @@ def check_statistics(live: list[Block], base: list[int], requested: list[int]) -
     for device in (0, 1):
         mine = [block.tensor for block in live if block.tensor.device.index == device]
         assert sum_of(device, "allocation.all.current") == base[device] + len(mine)
-        if sum_of(device, "active.all.current") == base[device] + len(mine):  # nothing waits for a stream
+        if sum_of(device, "active.all.current") == base[device] + len(
+            mine
+        ):  # nothing waits for a stream
             wanted = requested[device] + sum(tensor.numel() for tensor in mine)
             assert sum_of(device, "requested_bytes.all.current") == wanted
         spans = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.numel()) for tensor in mine)

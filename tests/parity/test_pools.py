@@ -437,4 +437,7 @@ def test_capture_inside_a_mem_pool() -> None:
         y = x + 1
     assert pool_of(y) == pool.id
     graph.replay()
-    del y, graph  # before the pool: torch 2.9 aborts when a MemPool goes while a graph still uses it
+    del (
+        y,
+        graph,
+    )  # before the pool: torch 2.9 aborts when a MemPool goes while a graph still uses it

@@ -275,7 +275,9 @@ def test_nothing_is_asked_of_a_destroyed_stream(runtime: Any, how: str) -> None:
     destroy(stream)
     for each in spare:  # streams that torch makes from here on get the handles of these
         destroy(each)
-    for step in range(1, 13):  # each more than any free block, so that other streams' memory is asked for
+    for step in range(
+        1, 13
+    ):  # each more than any free block, so that other streams' memory is asked for
         mine = empty((64 + 20 * step) * MIB)
         del mine
         with torch.cuda.stream(side):

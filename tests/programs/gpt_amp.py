@@ -11,11 +11,17 @@ class Block(nn.Module):
         self.heads = heads
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, t, d = x.shape
-        q, k, v = self.qkv(self.first(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.first(x))
+            .view(b, t, 3, self.heads, d // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(b, t, d))
         return x + self.mlp(self.second(x))
@@ -27,7 +33,9 @@ blocks = nn.ModuleList([Block(256, 4) for _ in range(4)]).cuda()
 head = nn.Linear(256, 2000).cuda()
 parameters = [*embedding.parameters(), *blocks.parameters(), *head.parameters()]
 optimizer = torch.optim.AdamW(parameters)
-scaler = torch.amp.GradScaler("cuda", enabled=False)  # it would branch on values that a dry run does not compute
+scaler = torch.amp.GradScaler(
+    "cuda", enabled=False
+)  # it would branch on values that a dry run does not compute
 for step in range(6):
     tokens = torch.randint(0, 2000, (8, 64 + 37 * (step % 3))).cuda()
     with torch.autocast("cuda", dtype=torch.bfloat16):

@@ -15,7 +15,9 @@ lightning.seed_everything(0)
 class Model(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8)
+        )
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         (x,) = batch
@@ -25,7 +27,9 @@ class Model(lightning.LightningModule):
         return torch.optim.Adam(self.parameters())
 
 
-data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(64, 256)), batch_size=16)
+data = torch.utils.data.DataLoader(
+    torch.utils.data.TensorDataset(torch.zeros(64, 256)), batch_size=16
+)
 with tempfile.TemporaryDirectory() as folder:
     trainer = lightning.Trainer(
         accelerator="gpu",
@@ -41,5 +45,10 @@ with tempfile.TemporaryDirectory() as folder:
     trainer.fit(Model(), data)
     (metrics,) = Path(folder).rglob("metrics.csv")
     rows = list(csv.DictReader(metrics.open()))
-seen = [float(value) for row in rows for key, value in row.items() if "allocated_bytes.all.peak" in key and value]
+seen = [
+    float(value)
+    for row in rows
+    for key, value in row.items()
+    if "allocated_bytes.all.peak" in key and value
+]
 assert seen and min(seen) > 0, rows[:1]

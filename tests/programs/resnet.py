@@ -11,7 +11,9 @@ for _ in range(2):
     model.train()
     for batch in (8, 8, 3):
         images = torch.zeros(batch, 3, 64, 64).cuda()
-        torch.nn.functional.cross_entropy(model(images), torch.zeros(batch, dtype=torch.long).cuda()).backward()
+        torch.nn.functional.cross_entropy(
+            model(images), torch.zeros(batch, dtype=torch.long).cuda()
+        ).backward()
         optimizer.step()
         optimizer.zero_grad()
     model.eval()

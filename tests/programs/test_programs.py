@@ -22,7 +22,14 @@ NEEDS = {
 
 
 def peaks(program: str, install: bool, output: Path) -> dict[str, Any]:
-    run = [sys.executable, "-W", "ignore", str(HERE / "measure.py"), str(output), str(HERE / f"{program}.py")]
+    run = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(HERE / "measure.py"),
+        str(output),
+        str(HERE / f"{program}.py"),
+    ]
     command = [sys.executable, "-m", "pyalloc", "run", *run] if install else run
     env = dry_environment()
     env["HF_HUB_OFFLINE"] = "1"

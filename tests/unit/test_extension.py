@@ -14,12 +14,25 @@ import pytest
 from pyalloc import _core
 
 ROOT = Path(__file__).parent.parent.parent
-ALLOWED = {"linux-vdso", "libc", "libm", "libdl", "libpthread", "ld-linux-x86-64", "libstdc++", "libgcc_s"}
+ALLOWED = {
+    "linux-vdso",
+    "libc",
+    "libm",
+    "libdl",
+    "libpthread",
+    "ld-linux-x86-64",
+    "libstdc++",
+    "libgcc_s",
+}
 
 
 def test_links_nothing_of_cuda_or_torch() -> None:
-    listed = subprocess.run(["ldd", _core.__file__], capture_output=True, text=True, check=True).stdout
-    names = {re.sub(r"\.so.*", "", line.split()[0].rsplit("/", 1)[-1]) for line in listed.splitlines()}
+    listed = subprocess.run(
+        ["ldd", _core.__file__], capture_output=True, text=True, check=True
+    ).stdout
+    names = {
+        re.sub(r"\.so.*", "", line.split()[0].rsplit("/", 1)[-1]) for line in listed.splitlines()
+    }
     assert names <= ALLOWED
 
 
@@ -48,7 +61,9 @@ def test_sources_that_are_not_built_say_so(tmp_path: Path) -> None:
         shutil.copy(ROOT / "pyalloc" / name, tmp_path / "pyalloc")
     # -S: not what an environment knows of another pyalloc.
     command = [sys.executable, "-S", "-c", "import pyalloc"]
-    done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False
+    )
     assert done.stderr.splitlines()[-1].startswith("ImportError: pyalloc's C part is not in ")
     assert "start Python in another folder" in done.stderr
 
