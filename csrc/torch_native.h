@@ -29,6 +29,7 @@ void pya_torch_observe_oom(void *self, pya_torch_observer observer);
 void pya_torch_observe_rejections(void *self, pya_torch_observer observer);
 void pya_torch_tell_observers(int device, size_t asked, size_t total, size_t free_bytes);
 
-/* These describe torch's own structures, which pyalloc cannot fill: one clear error each. */
+/* These describe torch's own structures, which pyalloc cannot fill: one clear error each.  NCCL's process groups, which
+ * work without, see an empty snapshot and a tracker that is never called. */
 void pya_torch_refuse_stats(void);
-void pya_torch_refuse_tracker(void);
+void pya_torch_drop_tracker(void);

@@ -172,8 +172,8 @@ slot slots[] = {
         "a clear error for C++ (slot getDeviceStats)", METHOD("14getDeviceStatsEa"),
         pya_torch_refuse_stats),
     exported(
-        "a clear error for C++ (slot attachAllocatorTraceTracker)",
-        TRACKER("22CachingDeviceAllocator"), pya_torch_refuse_tracker,
+        "NCCL process groups (slot attachAllocatorTraceTracker)",
+        TRACKER("22CachingDeviceAllocator"), pya_torch_drop_tracker,
         TRACKER("4cuda20CUDACachingAllocator")),
     silent("caching_allocator_enable (slot enable)", pya_torch_slot_enable),
     silent("caching_allocator_enable (slot isEnabled)", pya_torch_slot_is_enabled),

@@ -139,6 +139,44 @@ def test_torchrun_with_two_ranks(tmp_path: Path) -> None:
     assert said == ["pluggable" if IS_PYALLOC else "native"] * 2
 
 
+NCCL = """
+import os, sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group(
+    "nccl", init_method="file://" + sys.argv[1], rank=0, world_size=1, device_id=torch.device("cuda", 0)
+)
+x = torch.arange(4.0).cuda()
+dist.all_reduce(x)
+dist.barrier()
+assert x.cpu().tolist() == [0, 1, 2, 3]
+wrapped = DistributedDataParallel(torch.nn.Linear(300, 200).cuda(), device_ids=[0])
+wrapped(torch.zeros(16, 300, device="cuda")).sum().backward()
+other = dist.new_group([0])
+dist.all_reduce(x, group=other)
+pool = torch.cuda.MemPool()
+with torch.cuda.use_mem_pool(pool):
+    y = torch.zeros(1000, device="cuda")
+try:
+    dist.group.WORLD._get_backend(torch.device("cuda")).register_mem_pool(pool)
+    refused = ""
+except RuntimeError as error:
+    refused = str(error)
+assert ("register_mem_pool" in refused) == (torch.cuda.get_allocator_backend() != "native"), refused
+dist.all_reduce(y)
+dist.destroy_process_group()
+print("done", flush=True)
+os._exit(0)  # Python 3.11 may abort while it shuts down right after a backward pass
+"""
+
+
+@pytest.mark.parametrize("hook", ["0", "1"])
+def test_nccl_process_group(tmp_path: Path, hook: str) -> None:
+    """Its watcher of segments takes a snapshot through C++; hook: asked for by name too, which older torches need."""
+    variables = {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": hook, "TORCH_DIST_USE_NCCL2": str(1 - int(hook))}
+    assert run("-c", NCCL, str(tmp_path / "store"), **variables).split() == ["done"]
+
+
 @pytest.mark.parametrize("step", [1, 3])
 def test_copies_between_peers(step: int) -> None:
     """A strided copy is made by a kernel that reaches into the peer's memory."""
