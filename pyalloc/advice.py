@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyalloc import source
-from pyalloc.analysis import MIB, Advice, Analysis, Block, Phase
+from pyalloc.analysis import MIB, Advice, Analysis, Block, Phase, layers_of
 
 _FORWARDS = ("forward", "loss")
+_SWITCHES = {  # of libraries' models: checkpointing of all layers
+    "transformers": "gradient_checkpointing_enable",
+    "diffusers": "enable_gradient_checkpointing",
+    "timm": "set_grad_checkpointing",
+}
 
 
 def size(value: float) -> str:
@@ -139,15 +144,39 @@ def _stale(analysis: Analysis) -> Iterator[Advice]:
 
 def _checkpoint(analysis: Analysis) -> Iterator[Advice]:
     peak = analysis.peak
-    held = [b for b in peak.blocks if analysis.category(b) == "activations"]
+    held = [
+        b
+        for b in peak.blocks
+        if analysis.category(b) == "activations" and b.phase != "inference"  # which has no backward
+    ]
+    least = peak.allocated_bytes * 0.15
+    layers: dict[str, dict[str, list[Block]]] = {}
     functions: dict[str, list[Block]] = {}
+    for block in held:
+        family = layers_of(block.module)
+        if family:
+            layer = block.module.split(".")[family.count(".")]
+            layers.setdefault(family, {}).setdefault(layer, []).append(block)
+    for family, members in layers.items():
+        sizes = [sum(block.bytes for block in blocks) for blocks in members.values()]
+        inner = family.count(".")
+        has_inner = any(b.module.count(".") > inner for blocks in members.values() for b in blocks)
+        if len(sizes) > 1 and has_inner and sum(sizes) > least:
+            held = [block for block in held if layers_of(block.module) != family]
+            how = _checkpointing(analysis, next(iter(members.values())))
+            yield Advice(
+                "checkpoint",
+                f"activations in the {len(sizes)} modules {family} hold {size(sum(sizes))} at the peak, "
+                f"{size(max(sizes))} at most in one. {how} would make them again in backward, one module's at a time.",
+                sum(sizes) - max(sizes),
+            )
     for block in held:
         where = analysis.place(block.stack)
         if where is not None:
             functions.setdefault(where.function, []).append(block)
     for name, blocks in functions.items():
         total = sum(block.bytes for block in blocks)
-        if total > peak.allocated_bytes * 0.15 and len(blocks) >= 4:
+        if total > least and len(blocks) >= 4:
             fused = (
                 " pyalloc.ops has fused attention that keeps little for backward."
                 if "attention" in name.lower()
@@ -159,6 +188,16 @@ def _checkpoint(analysis: Analysis) -> Iterator[Advice]:
                 f"would make them again in backward instead of keeping them.{fused}",
                 total - max(block.bytes for block in blocks),
             )
+
+
+def _checkpointing(analysis: Analysis, blocks: list[Block]) -> str:
+    """The library's own switch, where the layers are a library's."""
+    for block in blocks:
+        for _, file, _ in analysis.frames(block.stack):
+            for library, switch in _SWITCHES.items():
+                if f"-packages/{library}/models/" in file:
+                    return f"model.{switch}()"
+    return "torch.utils.checkpoint around each"
 
 
 def _fragmentation(analysis: Analysis) -> Iterator[Advice]:

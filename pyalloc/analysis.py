@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -261,6 +262,11 @@ class Analysis:
         """The user's line of a stack."""
         return source.place(self.frames(stack))
 
+    def where(self, stack: int) -> str:
+        """The user's line of a stack, and of the library it led to the innermost one; "" without frames."""
+        own, further = self.place(stack), source.inside(self.frames(stack))
+        return f"{own} > {further}" if own and further and own != further else str(own or "")
+
     def phase_at(self, event: int) -> str:
         """The innermost phase at a moment, or ""."""
         inside = [p for p in self.phases if p.begin < event <= p.end]
@@ -324,9 +330,9 @@ class Analysis:
         return [self._line(block, guesses) for block in blocks]
 
     def _line(self, block: Block, guesses: dict[int, str]) -> str:
-        where = self.place(block.stack)
-        if where is not None:
-            return str(where)
+        where = self.where(block.stack)
+        if where:
+            return where
         if block.alloc_event in guesses:
             return f"gradient of what is made at {guesses[block.alloc_event]} (same size)"
         return self.nameless(block.stack, block.phase)
@@ -340,20 +346,36 @@ class Analysis:
         """Blocks of backward that have no stack are gradients of activations of their own size."""
         makers: dict[int, str] = {}
         for block in sorted(blocks, key=lambda b: b.alloc_event):
-            where = self.place(block.stack)
-            if where is not None and block.bytes >= MIB:
-                makers.setdefault(block.bytes, str(where))
+            where = self.where(block.stack)
+            if where and block.bytes >= MIB:
+                makers.setdefault(block.bytes, where)
         return {
             block.alloc_event: makers[block.bytes]
             for block in blocks
-            if self.place(block.stack) is None
+            if not self.where(block.stack)
             and block.phase in ("backward", "")
             and block.bytes in makers
         }
 
     def by_module(self, blocks: Iterable[Block]) -> list[Row]:
-        """Bytes of each module, largest first; modules are known where the recording marked them."""
-        return _rows((block.module or "(no module)", block) for block in blocks)
+        """Bytes of each module, or of the same one in all layers; modules are known where the recording marked them."""
+        held = list(blocks)
+        members: dict[str, set[str]] = defaultdict(set)
+        for block in held:
+            members[in_all_layers(block.module)].add(block.module)
+
+        def name(block: Block) -> str:
+            if not block.module:
+                return f"(no module: {self.category(block)})"
+            layer = in_all_layers(f"{block.module}.")  # a layer itself, if others have modules inside
+            family = in_all_layers(block.module)
+            if any(each.startswith(layer) for each in members):
+                family = layer[:-1]
+            elif len(members[family]) == 1:
+                family = block.module
+            return family
+
+        return _rows((name(block), block) for block in held)
 
     @staticmethod
     def by_size(blocks: Iterable[Block]) -> list[Row]:
@@ -377,15 +399,20 @@ class Analysis:
             elif block.bytes >= limit:
                 families[block.bytes].append(block)
             else:
-                where = self.place(block.stack)
-                name = f"{category}: " + (
-                    f"{where.function} ({source.short_file(where.file)})"
-                    if where
-                    else self._line(block, {})
-                )
-                rest.append((name, block))
+                rest.append((f"{category}: {self._maker(block)}", block))
         named = [(self._family(blocks), block) for blocks in families.values() for block in blocks]
         return _rows([*rest, *named])
+
+    def _maker(self, block: Block) -> str:
+        where = self.place(block.stack)
+        if where is None:
+            return self._line(block, {})
+        further = source.inside(self.frames(block.stack))
+        if further is None:
+            return f"{where.function} ({source.short_file(where.file)})"
+        # All of a library's model comes from one line of the user's: its layers tell more.
+        layer = layers_of(block.module) or block.module or further.function
+        return f"{layer}, in {where.function}"
 
     def _holder(self, category: str, block: Block) -> str:
         name = source.optimizer(self.frames(block.stack))
@@ -394,7 +421,7 @@ class Analysis:
     def _family(self, blocks: list[Block]) -> str:
         parts: list[str] = []
         for block in sorted(blocks, key=lambda b: b.alloc_event):
-            where = self.place(block.stack)
+            where = self.where(block.stack)
             module = f" ({block.module})" if block.module else ""
             text = f"{where}{module}" if where else self._nameless(block, blocks)
             if text not in parts:
@@ -443,6 +470,17 @@ class Analysis:
             return "no leak: nothing grows from step to step"
         total = sum(g.per_step for g in grown)
         return f"leak: {total / MIB:.2f} MiB more at each step, most at {grown[0].name}"
+
+
+def in_all_layers(module: str) -> str:
+    """`layers.*.mlp` of `layers.3.mlp`: a module in whichever of the numbered ones around it."""
+    return re.sub(r"(?<![^.])\d+(?=\.)", "*", module)
+
+
+def layers_of(module: str) -> str:
+    """`model.layers.*` of `model.layers.3.mlp`: the numbered modules it lies in, the outermost; "" where in none."""
+    found = re.match(r"((?:[^.]*[^.\d][^.]*\.)*)\d+(?=\.|$)", module)
+    return f"{found.group(1)}*" if found else ""
 
 
 def _is_autograd(frames: tuple[Frame, ...]) -> bool:

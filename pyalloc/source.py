@@ -12,9 +12,14 @@ from pathlib import PurePath
 Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
 _LIBRARY = re.compile(
     r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|recording|_bootstrap/\w+)\.py"
-    r"|/torchinductor_\w+/|/[a-z2-7]{2}/c[a-z2-7]{51}\.py$)"  # what torch.compile wrote, in its cache
+    r"|/torchinductor_\w+/|/[a-z2-7]{2}/c[a-z2-7]{51}\.py$"  # what torch.compile wrote, in its cache
+    r"|/torch_geometric\.[\w.]+\.py$)"  # and what torch_geometric wrote
 )
 _CPP = re.compile(r"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S)$|(^|/)python[\d.]*$)")
+# Of the libraries those whose lines tell more than the call of the user's own that led there: models, losses, trainers.
+_BUILT_ON_TORCH = re.compile(
+    r"/(?:site|dist)-packages/(?!(?:torch|functorch|triton|pyalloc)/).*\.py$"
+)
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
 _SPELLED = {  # classes that are not their file's name with a capital
     "adamw": "AdamW",
@@ -101,6 +106,16 @@ def place(frames: tuple[Frame, ...]) -> Place | None:
     for name, file, line in frames:
         if file.endswith(".py"):
             return Place(file, line, name)
+    return None
+
+
+def inside(frames: tuple[Frame, ...]) -> Place | None:
+    """The innermost line of a library built on torch that the user's own line led to; None if that is torch itself."""
+    for name, file, line in frames:
+        if not is_foreign(file):
+            return None
+        if _BUILT_ON_TORCH.search(file):
+            return Place(file, line, qualified(file, line, name))
     return None
 
 

@@ -11,7 +11,7 @@ from instrument.conftest import Record
 from instrument.tools import Plan, pyalloc
 from pyalloc import trace
 from pyalloc.advice import advise
-from pyalloc.analysis import Advice
+from pyalloc.analysis import Advice, in_all_layers, layers_of
 
 MIB = 2**20
 LOOP = """
@@ -188,3 +188,61 @@ def test_outputs_of_the_step_before(plan: Plan) -> None:
     found = kinds(plan.done())["stale"]
     assert found.text.startswith("100.0 MiB at the peak were made in an earlier step")
     assert "model.py:30 outputs" in found.text and found.saved_bytes == 100 * MIB
+
+
+@pytest.mark.parametrize("phase", ["forward", "inference"])
+def test_a_librarys_model_is_told_by_its_layers(plan: Plan, phase: str) -> None:
+    """One line of the user's own made all of it: that line alone tells nothing."""
+    library = "/venv/lib/python3.11/site-packages/transformers/models/bert/modeling_bert.py"
+    own = plan.stack(7, "main")
+    texts = [plan.writer.string(text) for text in ("Layer.forward", library)]
+    stacks = {line: plan.writer.stack(own, *texts, line) for line in (20, 30)}
+    plan.event("phase_begin", phase)
+    for layer in range(4):
+        for line, module in ((20, "attention"), (30, "output.0")):
+            name = f"module:encoder.layer.{layer}.{module}"
+            plan.event("phase_begin", name)
+            address = (layer + 1) << 32 | line << 24
+            plan.event("alloc", addr=address, bytes=line * MIB, stack=stacks[line])
+            plan.event("phase_end", name)
+    plan.event("phase_end", phase)
+    path = plan.done()
+    found = kinds(path).get("checkpoint")
+    assert (found is None) == (phase == "inference")  # which has no backward
+    if found is not None:
+        assert found.text.startswith(
+            "activations in the 4 modules encoder.layer.* hold 200.0 MiB at the peak, 50.0 MiB at most in one. "
+            "model.gradient_checkpointing_enable() would"
+        )
+        assert found.saved_bytes == 150 * MIB
+    analysis = trace.analyse(path)
+    rows = [(row.name, row.bytes >> 20) for row in analysis.by_module(analysis.peak.blocks)]
+    assert rows == [("encoder.layer.*.output.0", 120), ("encoder.layer.*.attention", 80)]
+    (line, _) = analysis.by_line(analysis.peak.blocks)
+    assert line.name == "me/model.py:7 main > bert/modeling_bert.py:30 Layer.forward"
+
+
+@pytest.mark.parametrize(
+    ("module", "everywhere", "layers"),
+    [
+        ("layers.3.mlp.fc1", "layers.*.mlp.fc1", "layers.*"),
+        ("up.1.blocks.20.norm", "up.*.blocks.*.norm", "up.*"),
+        ("0.conv", "*.conv", "*"),
+        ("net.0", "net.0", "net.*"),
+        ("layer1.fc", "layer1.fc", ""),
+        ("", "", ""),
+    ],
+)
+def test_names_of_numbered_modules(module: str, everywhere: str, layers: str) -> None:
+    assert (in_all_layers(module), layers_of(module)) == (everywhere, layers)
+
+
+def test_the_parts_of_one_sequence_stay_apart(plan: Plan) -> None:
+    for i, size in enumerate((30, 20, 10)):
+        plan.event("phase_begin", f"module:{i}")
+        plan.event("alloc", addr=(i + 1) << 30, bytes=size * MIB, stack=plan.stack(7))
+        plan.event("phase_end", f"module:{i}")
+    path = plan.done()
+    analysis = trace.analyse(path)
+    assert [row.name for row in analysis.by_module(analysis.peak.blocks)] == ["0", "1", "2"]
+    assert "checkpoint" not in kinds(path)
