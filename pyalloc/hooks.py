@@ -52,12 +52,16 @@ class Replacements:
 
 
 def replace_all(torch: Any, config: Config) -> Replacements:
-    """Replaces every function listed here that this torch has; config: what snapshots tell as the settings."""
+    """Replaces every function listed here that this torch has, or none; config: what snapshots tell as the settings."""
     done = Replacements()
-    for name, function in _cuda_functions(torch, config).items():
-        done.put(torch._C, "_cuda_" + name, function)
-    for name, function in _accelerator_functions(torch).items():
-        done.put(torch._C, "_accelerator_" + name, function)
+    try:
+        for name, function in _cuda_functions(torch, config).items():
+            done.put(torch._C, "_cuda_" + name, function)
+        for name, function in _accelerator_functions(torch).items():
+            done.put(torch._C, "_accelerator_" + name, function)
+    except BaseException:
+        done.undo()
+        raise
     return done
 
 

@@ -134,18 +134,19 @@ def install(**options: Value) -> Handle:
     _core.create(config.text)
     try:
         _register(torch)
+        _core.torch_take_slots()
+        _core.torch_set_cached("PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ)
+        _state.replacements = hooks.replace_all(torch, config)
+        _state.config = config
+        _state.installed = True
+        _state.reason = "active"
+        _state.by_run = False
+        _prepare_compiler()
+        _tell_of_settings(config)
     except BaseException:
-        _core.destroy()
+        _core.torch_detach()
+        _forget("install() failed")
         raise
-    _core.torch_take_slots()
-    _core.torch_set_cached("PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ)
-    _state.replacements = hooks.replace_all(torch, config)
-    _state.config = config
-    _state.installed = True
-    _state.reason = "active"
-    _state.by_run = False
-    _prepare_compiler()
-    _tell_of_settings(config)
     return Handle()
 
 
@@ -200,13 +201,18 @@ def uninstall() -> None:
         raise InstallError(
             "torch's own allocator was not found again. Start a new process without pyalloc instead."
         )
+    _forget("uninstalled")
+
+
+def _forget(reason: str) -> None:
+    """What an installation changed besides torch's choice of allocator."""
     if _state.replacements is not None:
         _state.replacements.undo()
     _core.destroy()
     _state.replacements = None
     _state.config = None
     _state.installed = False
-    _state.reason = "uninstalled"
+    _state.reason = reason
 
 
 def _is_in_use() -> bool:

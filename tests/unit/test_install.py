@@ -109,6 +109,56 @@ def test_too_late(dry_python) -> None:  # type: ignore[no-untyped-def]
     )
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [("hooks", "_cuda_functions"), ("hooks", "_accelerator_functions"), ("install", "_prepare_compiler")],
+)
+def test_a_failed_install_changes_nothing(dry_python, owner: str, name: str) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        f"""
+        import importlib, torch, pyalloc
+        before = dict(vars(torch._C))
+        module = importlib.import_module("pyalloc.{owner}")
+        original = module.{name}
+        def fail(*args):
+            raise RuntimeError("what we have never seen")
+        module.{name} = fail
+        try:
+            pyalloc.install()
+        except RuntimeError as error:
+            assert "never seen" in str(error), error
+        else:
+            raise AssertionError
+        module.{name} = original
+        assert not pyalloc._core.is_created() and not pyalloc.status().installed
+        assert vars(torch._C) == before
+        x = torch.empty(5, device="cuda")
+        assert torch.cuda.memory_allocated() == 512  # of torch's own allocator
+        assert pyalloc.status().allocations == 0
+        """
+    )
+
+
+def test_install_after_a_failed_one(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import importlib, torch, pyalloc
+        hooks = importlib.import_module("pyalloc.hooks")
+        original, hooks.replace_all = hooks.replace_all, None
+        try:
+            pyalloc.install()
+        except TypeError:
+            pass
+        else:
+            raise AssertionError
+        hooks.replace_all = original
+        pyalloc.install()
+        torch.empty(5, device="cuda")
+        assert pyalloc.status().allocations == 1
+        """
+    )
+
+
 def test_without_cuda_nothing_happens_and_is_said_once(run_python) -> None:  # type: ignore[no-untyped-def]
     run_python(
         """
