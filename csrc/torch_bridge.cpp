@@ -300,9 +300,9 @@ pya_torch_free(void *ptr, size_t bytes, int device, void *stream) {
 }
 
 void
-pya_torch_record(void *ptr, void *stream) {
+pya_torch_record(void *ptr, pya_stream stream) {
     check(
-        pya_record_stream(heap_or_throw(), address_of(ptr), stream_of(stream)),
+        pya_record_stream(heap_or_throw(), address_of(ptr), stream),
         "recording the use of a stream failed", -1);
 }
 
@@ -341,7 +341,7 @@ hook_base_alloc(void *ptr, size_t *bytes) {
 
 void
 hook_record_stream(void *ptr, void *stream) {
-    pya_torch_record(ptr, stream);
+    pya_torch_record(ptr, stream_of(stream));
 }
 
 void

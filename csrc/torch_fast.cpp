@@ -212,7 +212,8 @@ pya_torch_fast_record_stream(void *self, void *const *data, cuda_stream stream) 
         throw std::runtime_error("pyalloc: torch's streams were not found");
     }
     void *handle = handle_of(stream);
-    pya_torch_record(*data, handle);
+    const auto device = static_cast<int8_t>(stream.device >> 8U); /* after the kind of device */
+    pya_torch_record(*data, pya_stream_of_device(reinterpret_cast<uintptr_t>(handle), device));
     if (is_foreign(stream, handle)) {
         note_foreign(handle);
     }

@@ -22,7 +22,7 @@ pya_torch_free(void *ptr, size_t bytes, int device, void *stream);
 /* The free behind it, with what came of it; never throws. */
 pya_status pya_torch_give_back(void *ptr);
 /* The block is in use on the stream too; throws. */
-void pya_torch_record(void *ptr, void *stream);
+void pya_torch_record(void *ptr, pya_stream stream);
 /* Throws torch's out of memory, or a RuntimeError, with this text. */
 [[noreturn]] void pya_torch_throw_text(const char *text, bool is_oom);
 /* Remembers which allocator torch uses now, so that pya_torch_restore_allocator() can put it back. */

@@ -13,6 +13,8 @@ extern "C" {
 typedef uint64_t pya_dptr;
 /* A CUDA stream handle as an integer; 0 is the legacy default stream. */
 typedef uint64_t pya_stream;
+/* The handles up to this are default streams, the same numbers on all devices. */
+#define PYA_STREAM_DEFAULT 2
 
 #define PYA_MUST_CHECK __attribute__((warn_unused_result))
 #define PYA_LIKELY(x) __builtin_expect(!!(x), 1)
@@ -55,6 +57,23 @@ typedef enum {
     PYA_STATUS_TABLE(X)
 #undef X
 } pya_status;
+
+/* The default streams of different devices told apart: the device's number plus one in the top byte. */
+static inline pya_stream
+pya_stream_of_device(pya_stream handle, int device) {
+    return handle > PYA_STREAM_DEFAULT ? handle : handle | (pya_stream)(device + 1) << 56;
+}
+
+/* The device of such a number; -1: it is a plain handle. */
+static inline int
+pya_stream_device(pya_stream stream) {
+    return (stream << 8 >> 8) > PYA_STREAM_DEFAULT ? -1 : (int)(stream >> 56) - 1;
+}
+
+static inline pya_stream
+pya_stream_handle(pya_stream stream) {
+    return pya_stream_device(stream) < 0 ? stream : stream << 8 >> 8;
+}
 
 /* Never NULL; unknown codes give "unknown status". */
 const char *pya_status_text(pya_status status);

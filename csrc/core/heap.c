@@ -547,6 +547,9 @@ pya_record_stream(struct pya_heap *heap, pya_dptr ptr, pya_stream stream) {
     if (card == NULL) {
         return PYA_OK;
     }
+    if (pya_stream_device(stream) == card->dev->index) {
+        stream = pya_stream_handle(stream);
+    }
     struct pya_place place = pya_arena_place(block->arena);
     place.stream = stream;
     pya_history_note(card->history, PYA_ACTION_RECORD_STREAM, ptr, block->requested, place);

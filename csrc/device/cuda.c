@@ -97,7 +97,7 @@ cuda_gently(cuda_result result) {
 
 struct cuda_scope {
     struct cuda *cuda;
-    bool pushed;
+    unsigned n_pushed;
     bool exchanged;
     int mode; /* the thread's own capture mode while exchanged */
 };
@@ -127,21 +127,21 @@ cuda_enter_scope(struct cuda *cuda, struct cuda_scope *scope) {
         if (result != CUDA_OK) {
             return cuda_report("cuCtxPushCurrent", result, 0);
         }
-        scope->pushed = true;
+        scope->n_pushed++;
     }
     scope->exchanged = driver->cuThreadExchangeStreamCaptureMode != NULL &&
                        driver->cuThreadExchangeStreamCaptureMode(&scope->mode) == CUDA_OK;
     return PYA_OK;
 }
 
-/* Nothing for a scope within a visit. */
+/* For a scope within a visit only what cuda_enter_stream() added. */
 static void
 cuda_leave(struct cuda_scope *scope) {
     const struct cuda_driver *driver = scope->cuda->driver;
     if (scope->exchanged) {
         (void)driver->cuThreadExchangeStreamCaptureMode(&scope->mode);
     }
-    if (scope->pushed) {
+    for (; scope->n_pushed > 0; scope->n_pushed--) {
         cuda_context popped = NULL;
         (void)driver->cuCtxPopCurrent(&popped);
     }
@@ -162,6 +162,34 @@ cuda_enter(struct pya_device *dev, struct cuda_scope *scope) {
         cuda_visit.is_entered = true;
     }
     return PYA_OK;
+}
+
+/* As cuda_enter, into the context of another device where the stream is the default stream of that: it is of whatever
+ * context is current.  The context is torch's too, so nobody minds that it is retained until the process ends. */
+static pya_status
+cuda_enter_for(struct pya_device *dev, pya_stream stream, struct cuda_scope *scope) {
+    static cuda_context contexts[PYA_MAX_DEVICES]; /* atomic */
+    const struct cuda_driver *driver = cuda_from(dev)->driver;
+    int other = pya_stream_device(stream);
+    pya_status status = cuda_enter(dev, scope);
+    if (status != PYA_OK || other < 0 || other >= PYA_MAX_DEVICES) {
+        return status;
+    }
+    cuda_device handle = 0;
+    cuda_context context = __atomic_load_n(&contexts[other], __ATOMIC_ACQUIRE);
+    cuda_result result = context != NULL ? CUDA_OK : driver->cuDeviceGet(&handle, other);
+    if (result == CUDA_OK && context == NULL) {
+        result = driver->cuDevicePrimaryCtxRetain(&context, handle);
+        __atomic_store_n(&contexts[other], context, __ATOMIC_RELEASE);
+    }
+    if (result == CUDA_OK) {
+        result = driver->cuCtxPushCurrent(context);
+        scope->n_pushed += result == CUDA_OK;
+    }
+    if (result != CUDA_OK) {
+        cuda_leave(scope);
+    }
+    return cuda_report("cuCtxPushCurrent", result, 0);
 }
 
 /* Of two devices in turns only the first gains. */
@@ -256,7 +284,7 @@ cuda_mem_info(struct pya_device *dev, size_t *free_bytes, size_t *total_bytes) {
 
 static cuda_stream
 cuda_stream_from(pya_stream stream) {
-    return (cuda_stream)(uintptr_t)stream;
+    return (cuda_stream)(uintptr_t)pya_stream_handle(stream);
 }
 
 static cuda_event
@@ -264,11 +292,11 @@ cuda_event_from(pya_event event) {
     return (cuda_event)(uintptr_t)event;
 }
 
-/* The context of a stream; NULL: that of the device.  Default streams are of whatever context is current. */
+/* The context of a stream; NULL: the current one, which is that of the device or, for a default stream, of its own. */
 static cuda_context
 cuda_stream_context(const struct cuda *cuda, pya_stream stream) {
     cuda_context context = NULL;
-    if (stream <= CUDA_STREAM_PER_THREAD || cuda->driver->cuStreamGetCtx == NULL ||
+    if (pya_stream_handle(stream) <= PYA_STREAM_DEFAULT || cuda->driver->cuStreamGetCtx == NULL ||
         cuda->driver->cuStreamGetCtx(cuda_stream_from(stream), &context) != CUDA_OK) {
         return NULL;
     }
@@ -278,7 +306,7 @@ cuda_stream_context(const struct cuda *cuda, pya_stream stream) {
 static pya_status
 cuda_event_create(struct pya_device *dev, pya_stream stream, pya_event *out) {
     struct cuda_scope scope;
-    pya_status status = cuda_enter(dev, &scope);
+    pya_status status = cuda_enter_for(dev, stream, &scope);
     if (status != PYA_OK) {
         return status;
     }
@@ -300,8 +328,15 @@ cuda_event_create(struct pya_device *dev, pya_stream stream, pya_event *out) {
 
 static pya_status
 cuda_event_record(struct pya_device *dev, pya_event event, pya_stream stream) {
-    CUDA_CALL(dev, cuEventRecord, 0, cuda_event_from(event), cuda_stream_from(stream));
-    return status;
+    struct cuda_scope scope;
+    pya_status status = cuda_enter_for(dev, stream, &scope);
+    if (status != PYA_OK) {
+        return status;
+    }
+    cuda_result result =
+        scope.cuda->driver->cuEventRecord(cuda_event_from(event), cuda_stream_from(stream));
+    cuda_leave(&scope);
+    return cuda_report("cuEventRecord", result, 0);
 }
 
 static pya_status
@@ -335,7 +370,7 @@ cuda_event_destroy(struct pya_device *dev, pya_event event) {
 static pya_status
 cuda_stream_sync(struct pya_device *dev, pya_stream stream) {
     struct cuda_scope scope;
-    pya_status status = cuda_enter(dev, &scope);
+    pya_status status = cuda_enter_for(dev, stream, &scope);
     if (status != PYA_OK) {
         return status;
     }
@@ -353,7 +388,7 @@ cuda_device_sync(struct pya_device *dev) {
 static pya_status
 cuda_is_capturing(struct pya_device *dev, pya_stream stream, bool *out) {
     struct cuda_scope scope;
-    pya_status status = cuda_enter(dev, &scope);
+    pya_status status = cuda_enter_for(dev, stream, &scope);
     if (status != PYA_OK) {
         return status;
     }

@@ -40,7 +40,6 @@ enum {
     CUDA_CAPTURE_MODE_RELAXED = 2,
     CUDA_ALLOCATION_PINNED = 1,
     CUDA_LOCATION_DEVICE = 1,
-    CUDA_STREAM_PER_THREAD = 2, /* the handles up to here are default streams */
     CUDA_ACCESS_READ_WRITE = 3,
 };
 

@@ -374,7 +374,29 @@ test_the_smallest_stretch_changes_hands(void) {
     world_fini(&world);
 }
 
+/* One handle on all devices: of the block's own it is the block's stream, of another it is not. */
+static void
+test_default_streams_of_devices(void) {
+    struct world world = {.config = {.capacity_bytes = 64 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
+    world_init(&world, "");
+    pya_dptr ptr = take(&world, 4 * MIB, 0);
+    CHECK_OK(pya_record_stream(world.heap, ptr, pya_stream_of_device(0, 0)));
+    give(&world, ptr);
+    CHECK_EQ(take(&world, 4 * MIB, 0), ptr);
+    pya_stream other = pya_stream_of_device(0, 1);
+    CHECK(pya_stream_device(other) == 1 && pya_stream_handle(other) == 0);
+    CHECK_OK(pya_sim_use(world.sim, other, ptr, 4 * MIB));
+    CHECK_OK(pya_record_stream(world.heap, ptr, other));
+    give(&world, ptr);
+    pya_dptr next = take(&world, 4 * MIB, 0);
+    CHECK(next != ptr);
+    give(&world, next);
+    pya_sim_finish_all(world.sim);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"default_streams_of_devices", test_default_streams_of_devices},
     {"addresses_run_out", test_addresses_run_out},
     {"event_that_failed_once", test_event_that_failed_once},
     {"idle_memory_changes_hands", test_idle_memory_changes_hands},

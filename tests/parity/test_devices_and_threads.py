@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -69,6 +70,30 @@ def test_a_stream_of_another_device_is_recorded() -> None:
         side.wait_stream(torch.cuda.current_stream(0))
         del tensor
     assert torch.cuda.memory_reserved(0) <= before + 4 * 64 * MIB
+
+
+@pytest.mark.parametrize("of_default", [False, True])
+def test_the_default_stream_of_another_device_is_recorded(of_default: bool, runtime: Any) -> None:
+    """Default streams have one handle on all devices; this one is not the own device's."""
+    if of_default and os.environ["PYALLOC_PARITY"] == "native":
+        pytest.skip("torch takes it for the block's own stream")
+    runtime.pya_hostcuda_set_event_delay(1 << 40)
+    other = torch.cuda.default_stream(1)
+    with torch.cuda.stream(torch.cuda.default_stream(0) if of_default else torch.cuda.Stream()):
+        tensor = empty(4 * MIB)
+        address = tensor.data_ptr()
+        with torch.cuda.stream(other):
+            empty(4, 1).zero_()
+        tensor.record_stream(other)
+        del tensor
+        torch.cuda.synchronize(0)  # which says nothing of device 1
+        later = empty(4 * MIB)
+        assert later.data_ptr() != address
+        runtime.pya_hostcuda_set_event_delay(0)
+        del later
+        torch.cuda.synchronize(1)
+        empty(512)  # looks at finished events
+        assert torch.cuda.memory_stats(0)["active.all.current"] == 0
 
 
 def test_peer_access() -> None:
