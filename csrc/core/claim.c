@@ -166,10 +166,14 @@ pya_enable_peer(struct pya_heap *heap, int device, int peer) {
         return st; /* plain memory is opened by cudaDeviceEnablePeerAccess, which is the caller's */
     }
     pya_lock_acquire(&card->lock);
-    st = pya_device_enable_peer(card->dev, peer);
+    st = pya_device_set_peer(card->dev, peer, true);
+    bool is_set = st == PYA_OK;
     for (struct pya_arena *arena = card->arenas; arena != NULL && st == PYA_OK;
          arena = arena->next) {
         st = arena_set_access(card, arena);
+    }
+    if (is_set && st != PYA_OK) { /* else the device could not open its own new memory any more */
+        (void)!pya_device_set_peer(card->dev, peer, false);
     }
     pya_lock_release(&card->lock);
     return st;

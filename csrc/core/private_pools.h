@@ -57,7 +57,8 @@ struct pya_claim {
 PYA_MUST_CHECK pya_status pya_pool_claim(
     struct pya_heap *heap, int device, struct pya_pool_id id, const struct pya_claim *claim);
 
-/* Lets device `peer` reach the memory of `device`, what is mapped now and what will be.  PYA_E_NOTSUP: it cannot. */
+/* Lets device `peer` reach the memory of `device`, what is mapped now and what will be.  PYA_E_NOTSUP: it cannot.  After
+ * a failure it reaches no memory mapped later, and `device` goes on as before. */
 PYA_MUST_CHECK pya_status pya_enable_peer(struct pya_heap *heap, int device, int peer);
 
 #ifdef __cplusplus

@@ -471,10 +471,14 @@ cuda_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes) {
 }
 
 static pya_status
-cuda_enable_peer(struct pya_device *dev, int peer) {
+cuda_set_peer(struct pya_device *dev, int peer, bool on) {
     struct cuda *cuda = cuda_from(dev);
     if (peer < 0 || peer >= pya_cuda_count() || peer >= PYA_MAX_DEVICES || peer == dev->index) {
         return PYA_E_INVAL;
+    }
+    if (!on) {
+        __atomic_fetch_and(&cuda->peers, ~(UINT64_C(1) << peer), __ATOMIC_RELEASE);
+        return PYA_OK;
     }
     if (cuda->driver->cuDeviceCanAccessPeer == NULL) {
         return cuda_missing("cuDeviceCanAccessPeer");
@@ -533,7 +537,7 @@ static const struct pya_device_ops cuda_ops = {
     .map = cuda_map,
     .unmap = cuda_unmap,
     .set_access = cuda_set_access,
-    .enable_peer = cuda_enable_peer,
+    .set_peer = cuda_set_peer,
 };
 
 /* ---- opening ---- */

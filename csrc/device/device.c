@@ -106,8 +106,8 @@ pya_device_is_capturing(struct pya_device *dev, pya_stream stream, bool *out) {
 }
 
 pya_status
-pya_device_enable_peer(struct pya_device *dev, int peer) {
-    return dev->ops->enable_peer == NULL ? PYA_E_NOTSUP : dev->ops->enable_peer(dev, peer);
+pya_device_set_peer(struct pya_device *dev, int peer, bool on) {
+    return dev->ops->set_peer == NULL ? PYA_E_NOTSUP : dev->ops->set_peer(dev, peer, on);
 }
 
 void

@@ -70,9 +70,8 @@ struct pya_device_ops {
 
     /* optional; default in brackets */
     pya_status (*is_capturing)(struct pya_device *dev, pya_stream stream, bool *out); /* [false] */
-    /* Lets `peer` access memory mapped from now on and all of it mapped so far that the caller
-     * passes again to set_access.  [PYA_E_NOTSUP] */
-    pya_status (*enable_peer)(struct pya_device *dev, int peer);
+    /* Whether set_access lets `peer` access memory too, from now on.  [PYA_E_NOTSUP] */
+    pya_status (*set_peer)(struct pya_device *dev, int peer, bool on);
     /* Around calls that follow one another on one thread, with nobody else's code between them: what each would do
      * before and after itself is done once.  May be nested.  [nothing] */
     void (*begin)(struct pya_device *dev);
@@ -118,7 +117,7 @@ PYA_MUST_CHECK pya_status
 pya_device_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes);
 PYA_MUST_CHECK pya_status
 pya_device_is_capturing(struct pya_device *dev, pya_stream stream, bool *out);
-PYA_MUST_CHECK pya_status pya_device_enable_peer(struct pya_device *dev, int peer);
+PYA_MUST_CHECK pya_status pya_device_set_peer(struct pya_device *dev, int peer, bool on);
 void pya_device_begin(struct pya_device *dev);
 void pya_device_end(struct pya_device *dev);
 uint64_t pya_device_clock_ns(struct pya_device *dev);

@@ -109,14 +109,15 @@ sim_mem_info(struct pya_device *dev, size_t *free_bytes, size_t *total_bytes) {
 }
 
 static pya_status
-sim_enable_peer(struct pya_device *dev, int peer) {
+sim_set_peer(struct pya_device *dev, int peer, bool on) {
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_ENABLE_PEER);
     if (status == PYA_OK) {
         if (peer < 0 || peer >= PYA_MAX_DEVICES || peer == dev->index) {
             status = sim_misuse(sim, "not a peer device", (uint64_t)(int64_t)peer);
         } else {
-            sim->peers |= UINT64_C(1) << peer;
+            uint64_t bit = UINT64_C(1) << peer;
+            sim->peers = on ? sim->peers | bit : sim->peers & ~bit;
         }
     }
     return sim_leave(sim, PYA_SIM_ENABLE_PEER, 0, status);
@@ -163,7 +164,7 @@ sim_close(struct pya_device *dev) {
     .event_query = sim_event_query, .event_sync = sim_event_sync,                                  \
     .event_destroy = sim_event_destroy, .stream_sync = sim_stream_sync,                            \
     .device_sync = sim_device_sync, .mem_info = sim_mem_info, .is_capturing = sim_is_capturing,    \
-    .enable_peer = sim_enable_peer, .clock_ns = sim_clock_ns, .last_error = sim_last_error,        \
+    .set_peer = sim_set_peer, .clock_ns = sim_clock_ns, .last_error = sim_last_error,        \
     .close = sim_close
 
 static const struct pya_device_ops sim_ops_plain = {SIM_OPS_PLAIN};

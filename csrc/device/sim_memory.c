@@ -272,6 +272,9 @@ sim_set_access_locked(struct pya_sim *sim, uint32_t first, uint32_t n) {
                 sim, "access asked for an address that is not mapped", sim_address(sim, first + i));
         }
     }
+    if ((sim->peers & sim->config.refused_peers) != 0) {
+        return PYA_E_DEVICE;
+    }
     if (!sim_back_access(sim, first, n)) {
         return PYA_E_HOST_NOMEM;
     }

@@ -359,6 +359,20 @@ test_peers(void) {
     world_fini(&world);
 }
 
+/* The owner's later requests do not fail for a peer that cannot be let in; another peer still can. */
+static void
+test_refused_peer(void) {
+    struct world world = {.config = {.refused_peers = 2}};
+    pools_init(&world, "");
+    pya_dptr ptr = take(&world, 5 * MIB, 0);
+    CHECK_EQ(pya_enable_peer(world.heap, 0, 1), PYA_E_DEVICE);
+    pya_dptr more = take(&world, 300 * MIB, 0);
+    CHECK_OK(pya_enable_peer(world.heap, 0, 2));
+    give(&world, ptr);
+    give(&world, more);
+    world_fini(&world);
+}
+
 /* Found by fuzzing: what took the last of a pool's memory was a request of others, and then nobody removed the pool. */
 static void
 test_emptied_pool_goes(void) {
@@ -393,6 +407,7 @@ static const struct check_case cases[] = {
     {"counts_by_kind", test_counts_by_kind},
     {"trace_knows_the_pool", test_trace_knows_the_pool},
     {"peers", test_peers},
+    {"refused_peer", test_refused_peer},
 };
 
 int

@@ -190,7 +190,7 @@ suite_events(const struct subject *subject, struct pya_device *dev) {
     CHECK_OK(pya_device_event_destroy(dev, event));
     CHECK_OK(pya_device_is_capturing(dev, 0, &capturing));
     CHECK(!capturing);
-    pya_status status = pya_device_enable_peer(dev, dev->index);
+    pya_status status = pya_device_set_peer(dev, dev->index, true);
     CHECK(status != PYA_OK); /* oneself is no peer */
 }
 
