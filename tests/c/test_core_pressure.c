@@ -125,6 +125,44 @@ test_regret_makes_it_wait_longer(void) {
     world_fini(&world);
 }
 
+/* Needs everything once more, and then half of it: after how many halves of a window is the other half collected?
+ * Every miss is of *mib, which grows. */
+static size_t
+halves_until_collected(struct world *world, pya_dptr *held, size_t *mib) {
+    enum { HALVES_MOST = 20 };
+    give_all(world, held);
+    make_gaps(world, held, 0);
+    int64_t n_before = stat_of(world->heap, 0, "pyalloc_collections");
+    size_t n = 0;
+    while (n < HALVES_MOST && stat_of(world->heap, 0, "pyalloc_collections") == n_before) {
+        pass_time(world, WINDOW / 2);
+        miss(world, (*mib += 2) * MIB);
+        n++;
+    }
+    CHECK(n > 0 && n < HALVES_MOST);
+    return n;
+}
+
+/* The wait that regret doubled is halved after four such waits without, no sooner. */
+static void
+test_four_windows_without_regret(void) {
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    pya_dptr held[N_HELD];
+    size_t mib = 4;
+    world_init(&world, "soft_limit:300MiB");
+    make_gaps(&world, held, 0);
+    size_t first = halves_until_collected(&world, held, &mib);
+    size_t regretted = halves_until_collected(&world, held, &mib);
+    CHECK(stat_of(world.heap, 0, "pyalloc_pages_regretted") > 0);
+    CHECK(regretted > first);
+    pass_time(&world, 6 * WINDOW); /* three of the doubled waits */
+    CHECK(halves_until_collected(&world, held, &mib) > first);
+    pass_time(&world, 9 * WINDOW);
+    CHECK_EQ(halves_until_collected(&world, held, &mib), first);
+    give_all(&world, held);
+    world_fini(&world);
+}
+
 #endif
 
 static void
@@ -503,6 +541,7 @@ static const struct check_case cases[] = {
     {"keeps_what_was_needed_lately", test_keeps_what_was_needed_lately},
 #ifndef PYA_TEST_TINY /* there a window is over too soon to regret anything, and four pages are no shortage */
     {"regret_makes_it_wait_longer", test_regret_makes_it_wait_longer},
+    {"four_windows_without_regret", test_four_windows_without_regret},
     {"shortage_ends", test_shortage_ends},
 #endif
     {"busy_streams_keep_theirs", test_busy_streams_keep_theirs},
