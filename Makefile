@@ -84,7 +84,7 @@ style: build ## clang-format, clang-tidy, ruff, mypy
 
 .PHONY: cuda
 cuda: ## compile the CUDA kernels (needs nvcc; without it they are compiled at first use)
-	@if [ -f cuda/Makefile ]; then $(MAKE) -s -C cuda OUT=$(CURDIR)/pyalloc/lib; else echo "no kernels to compile yet"; fi
+	@if [ -f cuda/Makefile ]; then $(MAKE) -s -C cuda OUT=../pyalloc/lib; else echo "no kernels to compile yet"; fi
 
 .PHONY: wheel
 wheel: $(VENV)/.tools ## one abi3 wheel in dist/
