@@ -68,12 +68,10 @@ is_foreign(const cuda_stream &stream, const void *handle) {
     return stream.number != 0 && stream.number == reinterpret_cast<uintptr_t>(handle);
 }
 
-__attribute__((noinline, cold)) void
+__attribute__((noinline, cold)) bool
 note_foreign(const void *handle) {
     pya_heap *heap = pya_torch_heap();
-    if (heap != nullptr) {
-        pya_note_foreign_stream(heap, reinterpret_cast<uintptr_t>(handle));
-    }
+    return heap != nullptr && pya_note_foreign_stream(heap, reinterpret_cast<uintptr_t>(handle));
 }
 
 /* current_device() is get_device() and a check that costs as much again; only it knows how to complain. */
@@ -91,9 +89,11 @@ alloc_here(size_t bytes, int8_t *device) {
     *device = device_here();
     const cuda_stream stream = current_stream(*device);
     void *handle = handle_of(stream);
+    /* Before: the request may be the first of a capture, which must not be waited in. */
+    const bool is_new = PYA_UNLIKELY(is_foreign(stream, handle)) && !note_foreign(handle);
     void *ptr = pya_torch_alloc(bytes, *device, handle);
-    if (PYA_UNLIKELY(is_foreign(stream, handle))) {
-        note_foreign(handle);
+    if (PYA_UNLIKELY(is_new)) {
+        (void)note_foreign(handle);
     }
     return ptr;
 }
@@ -200,7 +200,7 @@ pya_torch_fast_note_stream(int8_t device) {
         const cuda_stream stream = current_stream(device);
         const void *handle = handle_of(stream);
         if (is_foreign(stream, handle)) {
-            note_foreign(handle);
+            (void)note_foreign(handle);
         }
     }
 }
@@ -215,7 +215,7 @@ pya_torch_fast_record_stream(void *self, void *const *data, cuda_stream stream) 
     const auto device = static_cast<int8_t>(stream.device >> 8U); /* after the kind of device */
     pya_torch_record(*data, pya_stream_of_device(reinterpret_cast<uintptr_t>(handle), device));
     if (is_foreign(stream, handle)) {
-        note_foreign(handle);
+        (void)note_foreign(handle);
     }
 }
 

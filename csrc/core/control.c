@@ -15,16 +15,18 @@ pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error
     }
 }
 
-void
+bool
 pya_note_foreign_stream(struct pya_heap *heap, pya_stream stream) {
+    bool is_known = false;
     for (int i = 0; i < PYA_MAX_DEVICES && !pya_heap_is_forked(heap); i++) {
         struct pya_card *card = pya_heap_open_card(heap, i);
         if (card != NULL) {
             pya_lock_acquire(&card->lock);
-            pya_fences_note_foreign(card, stream);
+            is_known = pya_fences_note_foreign(card, stream) || is_known;
             pya_lock_release(&card->lock);
         }
     }
+    return is_known;
 }
 
 pya_status

@@ -3,6 +3,9 @@
 
 #include <stdlib.h>
 
+/* A foreign stream that was capturing at its last request is taken to be for so long: its end may never be heard of. */
+#define FENCE_CAPTURE_NS (UINT64_C(10) * 1000 * 1000 * 1000)
+
 pya_status
 pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out) {
     struct pya_fence *fence = card->fences;
@@ -24,13 +27,22 @@ pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out)
     return PYA_OK;
 }
 
-void
+bool
 pya_fences_note_foreign(struct pya_card *card, pya_stream stream) {
-    for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
-        if (fence->stream == stream) {
-            fence->is_foreign = true;
-        }
+    struct pya_fence *fence = card->fences;
+    while (fence != NULL && fence->stream != stream) {
+        fence = fence->next;
     }
+    if (fence == NULL || fence->is_gone) {
+        return false;
+    }
+    fence->is_foreign = true;
+    fence->was_capturing = false;
+    (void)!pya_device_is_capturing(card->dev, stream, &fence->was_capturing);
+    if (fence->was_capturing) {
+        fence->captured_at = pya_device_clock_ns(card->dev);
+    }
+    return true;
 }
 
 struct pya_fence *
@@ -49,9 +61,17 @@ pya_fence_bury(struct pya_card *card, struct pya_fence *fence) {
     card->last_arena = NULL; /* may be of that stream: its next request is to be noticed */
 }
 
-/* A capture that began on a foreign stream routes requests to a pool; one that only includes it began on another. */
+/* Of a foreign stream.  torch's captures route requests to a pool; one that only includes the stream began on another.
+ * Captures begun by hand were seen in a request. */
 static bool
 fence_may_capture(const struct pya_card *card, const struct pya_fence *fence) {
+    if (fence->is_gone) {
+        return false;
+    }
+    if (fence->was_capturing &&
+        pya_device_clock_ns(card->dev) - fence->captured_at < FENCE_CAPTURE_NS) {
+        return true;
+    }
     const struct pya_pool *pool = card->pools;
     while (pool != NULL && !(pool->is_active && pool->filter.began_on == fence->stream)) {
         pool = pool->next;
@@ -64,7 +84,7 @@ pya_fences_are_capturing(struct pya_card *card) {
     for (const struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
         bool is_capturing = false;
         if (fence->is_foreign) {
-            if (!fence->is_gone && fence_may_capture(card, fence)) {
+            if (fence_may_capture(card, fence)) {
                 return true;
             }
             continue;
@@ -148,6 +168,9 @@ pya_fences_record(struct pya_card *card, bool *waited) {
     for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
         bool is_asked = !fence->is_gone && !fence->is_foreign;
         pya_status st = is_asked ? fence_record(card, fence) : PYA_OK;
+        if (fence->is_foreign && fence_may_capture(card, fence)) {
+            st = PYA_E_CAPTURE;
+        }
         fence->is_leaving = st == PYA_E_STREAM;
         n_leaving += fence->is_leaving;
         if (st != PYA_OK && st != PYA_E_STREAM) {

@@ -23,13 +23,15 @@ extern "C" {
 struct pya_fence {
     struct pya_fence *next;
     pya_stream stream;
-    pya_event event;   /* 0: never made */
-    bool is_open;      /* recorded, not yet seen complete */
-    bool is_leaving;   /* within a round: the device knows no such stream */
-    bool is_gone;      /* the same, and it was waited for: not asked any more */
-    bool is_foreign;   /* another library's: never asked */
-    bool holds_blocks; /* within a round: live blocks were asked for on it */
-    uint64_t n_failed; /* recordings that failed since the last good one */
+    pya_event event;      /* 0: never made */
+    bool is_open;         /* recorded, not yet seen complete */
+    bool is_leaving;      /* within a round: the device knows no such stream */
+    bool is_gone;         /* the same, and it was waited for: not asked any more */
+    bool is_foreign;      /* another library's: never asked */
+    bool holds_blocks;    /* within a round: live blocks were asked for on it */
+    bool was_capturing;   /* foreign: at its last request */
+    uint64_t n_failed;    /* recordings that failed since the last good one */
+    uint64_t captured_at; /* when it was capturing then, by the device's clock */
 };
 
 /* The card hears of a stream; knowing it changes nothing. */
@@ -43,15 +45,16 @@ pya_fence_hear(struct pya_card *card, struct pya_fence *fence) {
     fence->is_gone = false;
 }
 /* Is a graph being captured on any of them?  Then nothing may wait or be unmapped.  Of a destroyed stream the device knows
- * nothing, and nobody captures it.  True also where a capture forbids asking, and while requests go to a pool
- * since something began on a foreign stream. */
+ * nothing, and nobody captures it.  True also where a capture forbids asking, while requests go to a pool since something
+ * began on a foreign stream, and for a while after a foreign stream was seen capturing in a request. */
 bool pya_fences_are_capturing(struct pya_card *card);
 /* Records all but the foreign ones, for which the caller has the device waited for.  False: not now (a stream is being
  * captured, or the device refuses); none is open then.
  * *waited: in: the device shall be waited for as well; out: it was, because of that or of a destroyed stream. */
 bool pya_fences_record(struct pya_card *card, bool *waited);
-/* From now on nothing is asked of the stream, if the card has heard of it. */
-void pya_fences_note_foreign(struct pya_card *card, pya_stream stream);
+/* The stream is in use now: asks whether it captures.  From then on nothing is asked of it.  False: the card has not heard
+ * of it. */
+bool pya_fences_note_foreign(struct pya_card *card, pya_stream stream);
 /* One of those; NULL: none. */
 struct pya_fence *pya_fences_foreign(const struct pya_card *card);
 /* Forgets a stream whose work was waited for. */

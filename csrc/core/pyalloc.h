@@ -86,9 +86,10 @@ PYA_MUST_CHECK pya_status pya_free(struct pya_heap *heap, pya_dptr ptr);
 /* The block is in use on `stream` too: after its free it waits for the work queued there by then.
  * NULL and foreign pointers are ignored, as torch's callers expect. */
 PYA_MUST_CHECK pya_status pya_record_stream(struct pya_heap *heap, pya_dptr ptr, pya_stream stream);
-/* Said after a request or a record of the stream: another library made it and may destroy it at any time.  The driver is
- * asked nothing about it from then on, but for an event when a block recorded on it is freed. */
-void pya_note_foreign_stream(struct pya_heap *heap, pya_stream stream);
+/* Said with each request or record of the stream: another library made it and may destroy it at any time.  The driver is
+ * asked now whether it captures, and nothing about it from then on, but for an event when a block recorded on it is
+ * freed.  False: the heap has not heard of it; say it again after the request. */
+bool pya_note_foreign_stream(struct pya_heap *heap, pya_stream stream);
 
 /* What a caller may still get. */
 struct pya_memory_info {

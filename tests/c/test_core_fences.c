@@ -55,11 +55,11 @@ test_foreign_stream(void) {
     struct pya_sim_state state;
     streams_init(&world, PYA_SIM_WORK_AT_ONCE);
     pya_dptr third = get(&world, 64 * MIB, THREE);
-    pya_note_foreign_stream(world.heap, THREE);
+    CHECK(pya_note_foreign_stream(world.heap, THREE));
     put(&world, third, 64 * MIB);
     pya_dptr kept = get(&world, 2 * MIB, ONE);
     CHECK_OK(pya_record_stream(world.heap, kept, THREE));
-    pya_note_foreign_stream(world.heap, THREE); /* it may have been forgotten meanwhile */
+    CHECK(pya_note_foreign_stream(world.heap, THREE)); /* it may have been forgotten meanwhile */
     put(&world, kept, 2 * MIB);
     pya_sim_set_destroyed(world.sim, THREE, true);
     size_t n_exchanged = 0;
@@ -75,13 +75,36 @@ test_foreign_stream(void) {
     streams_fini(&world);
 }
 
+/* A capture begun by hand: its stream's requests tell of it, then nothing waits.  The last one may have been before its
+ * end: that is not believed for ever. */
+static void
+test_foreign_stream_captures(void) {
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
+    CHECK(!pya_note_foreign_stream(world.heap, THREE));
+    pya_dptr third = get(&world, 2 * MIB, THREE);
+    pya_sim_set_capturing(world.sim, THREE, true);
+    CHECK(pya_note_foreign_stream(world.heap, THREE));
+    CHECK(!exchange(&world));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+    pya_sim_set_capturing(world.sim, THREE, false);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK(reserved(&world) > 100 * MIB);
+    pya_sim_advance_clock(world.sim, UINT64_C(11) * 1000 * 1000 * 1000);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 2 * MIB);
+    put(&world, third, 2 * MIB);
+    streams_fini(&world);
+}
+
 /* While it holds blocks it counts, and is waited for ever more rarely; its work is respected. */
 static void
 test_foreign_stream_in_use(void) {
     struct world world;
     streams_init(&world, PYA_SIM_WORK_BY_HAND);
     pya_dptr third = get(&world, 2 * MIB, THREE);
-    pya_note_foreign_stream(world.heap, THREE);
+    CHECK(pya_note_foreign_stream(world.heap, THREE));
     for (int i = 0; i < 20; i++) {
         pya_dptr first = get(&world, 64 * MIB, ONE);
         pya_sim_finish(world.sim, ONE);
@@ -230,6 +253,7 @@ static const struct check_case cases[] = {
     {"destroyed_stream", test_destroyed_stream},
     {"foreign_stream", test_foreign_stream},
     {"foreign_stream_in_use", test_foreign_stream_in_use},
+    {"foreign_stream_captures", test_foreign_stream_captures},
     {"stream_is_reborn", test_stream_is_reborn},
     {"destroyed_stream_leaves_blocks", test_destroyed_stream_leaves_blocks},
     {"recorded_on_destroyed_stream", test_recorded_on_destroyed_stream},

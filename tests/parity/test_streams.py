@@ -288,6 +288,35 @@ def test_nothing_is_asked_of_a_destroyed_stream(runtime: Any, how: str) -> None:
     assert runtime.pya_hostcuda_live(b"stale_calls") == before
 
 
+@pytest.mark.parametrize("whose", ["torch's", "own"])
+@pytest.mark.parametrize("begins", ["after its first request", "before"])
+def test_a_capture_begun_by_hand_is_not_spoilt(whose: str, begins: str) -> None:
+    """Not by torch.cuda.graph, which tells the allocator: waiting for the device would end it with an error."""
+    cudart = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+    stream = torch.cuda.Stream() if whose == "torch's" else own_stream()
+    other = torch.cuda.Stream()
+    handle, graph = ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p()
+    held = [empty(30 * MIB) for _ in range(6)]
+    with torch.cuda.stream(other):
+        held += [empty(30 * MIB) for _ in range(6)]
+    if begins != "before":
+        with torch.cuda.stream(stream):
+            empty(30 * MIB)
+    torch.cuda.synchronize()
+    assert cudart.cudaStreamBeginCapture(handle, 2) == 0
+    held.clear()
+    for each in (stream, other):
+        with torch.cuda.stream(each):
+            for step in range(1, 20):
+                empty(step * 15 * MIB)
+    torch.cuda.empty_cache()
+    assert cudart.cudaStreamEndCapture(handle, ctypes.byref(graph)) == 0
+    with torch.cuda.stream(stream):  # the capture is over
+        empty(512)
+    if whose == "own":
+        destroy(stream)
+
+
 def free_after_a_recorded_stream_is_destroyed() -> None:
     side = own_stream()
     before = torch.cuda.memory_stats()["active_bytes.all.current"]
