@@ -4,8 +4,8 @@
  * those of `python -m benchmarks.speed`, through torch; this is for work on the core. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "clock.h"
 #include "core/pyalloc.h"
 #include "device/sim.h"
 
@@ -33,13 +33,6 @@ random_next(uint64_t *state) {
     *state ^= *state >> 7;
     *state ^= *state << 17;
     return *state;
-}
-
-static double
-now_ns(void) {
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
 static int

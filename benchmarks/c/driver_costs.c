@@ -6,15 +6,15 @@
  * host-memory runtime (LD_LIBRARY_PATH=pyalloc/lib/hostcuda) the figures say nothing about a card. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "clock.h"
 #include "device/cuda.h"
 #include "device/sim_cost.h"
 
 enum { ROUNDS = 21, MANY = 64 };
 
 static double times[PYA_SIM_N_CALLS][2][ROUNDS]; /* ns; of one page, of MANY */
-static uint64_t began_ns;
+static double began_ns;
 
 static void
 need(pya_status status, const char *what) {
@@ -28,13 +28,6 @@ need(pya_status status, const char *what) {
     }
 }
 
-static uint64_t
-now_ns(void) {
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
-
 static void
 start(void) {
     began_ns = now_ns();
@@ -42,7 +35,7 @@ start(void) {
 
 static void
 stop(enum pya_sim_call call, bool is_many, int round) {
-    times[call][is_many][round] = (double)(now_ns() - began_ns);
+    times[call][is_many][round] = now_ns() - began_ns;
 }
 
 /* All that happens to the pages of a range, home and second mapping, and a plain allocation of as many bytes. */

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "clock.h"
 #include "replay/replay.h"
 
 struct arguments {
@@ -13,14 +13,6 @@ struct arguments {
     int policy; /* -1: all */
     bool find_min;
 };
-
-static double
-now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static int
 replay_one(const char *path, const struct pya_program *program, const struct arguments *arguments,
@@ -31,9 +23,9 @@ replay_one(const char *path, const struct pya_program *program, const struct arg
     struct pya_replay_result result;
     settings.policy = policy;
     pya_program_query(program, &info);
-    double began = now_s();
+    double began = now_ns();
     pya_status status = pya_replay_run(program, &settings, &result);
-    double took = now_s() - began;
+    double took = (now_ns() - began) / 1e9;
     if (status != PYA_OK) {
         fprintf(stderr, "%s: %s\n", path, pya_status_text(status));
         return 1;

@@ -164,7 +164,7 @@ sim_close(struct pya_device *dev) {
     .event_query = sim_event_query, .event_sync = sim_event_sync,                                  \
     .event_destroy = sim_event_destroy, .stream_sync = sim_stream_sync,                            \
     .device_sync = sim_device_sync, .mem_info = sim_mem_info, .is_capturing = sim_is_capturing,    \
-    .set_peer = sim_set_peer, .clock_ns = sim_clock_ns, .last_error = sim_last_error,        \
+    .set_peer = sim_set_peer, .clock_ns = sim_clock_ns, .last_error = sim_last_error,              \
     .close = sim_close
 
 static const struct pya_device_ops sim_ops_plain = {SIM_OPS_PLAIN};

@@ -27,7 +27,7 @@ struct pya_sim_config {
     enum pya_sim_work work;
     uint64_t work_delay;
     uint64_t refused_peers; /* bit per device for which access is never given */
-    bool no_vmm; /* a driver without virtual memory calls */
+    bool no_vmm;            /* a driver without virtual memory calls */
     bool backed; /* addresses are real: pages come from a memfd, access is enforced by mprotect */
     bool quiet;  /* violations are counted, not printed */
 };
