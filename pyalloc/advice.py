@@ -9,9 +9,9 @@ from pyalloc.analysis import MIB, Advice, Analysis, Block, Phase, layers_of
 
 _FORWARDS = ("forward", "loss")
 _SWITCHES = {  # of libraries' models: checkpointing of all layers
-    "transformers": "gradient_checkpointing_enable",
-    "diffusers": "enable_gradient_checkpointing",
-    "timm": "set_grad_checkpointing",
+    "transformers": "model.gradient_checkpointing_enable()",
+    "diffusers": "model.enable_gradient_checkpointing()",
+    "timm": "model.set_grad_checkpointing()",
 }
 
 
@@ -163,7 +163,7 @@ def _checkpoint(analysis: Analysis) -> Iterator[Advice]:
         has_inner = any(b.module.count(".") > inner for blocks in members.values() for b in blocks)
         if len(sizes) > 1 and has_inner and sum(sizes) > least:
             held = [block for block in held if layers_of(block.module) != family]
-            how = _checkpointing(analysis, next(iter(members.values())))
+            how = _checkpointing(analysis, next(iter(members.values())), "each")
             yield Advice(
                 "checkpoint",
                 f"activations in the {len(sizes)} modules {family} hold {size(sum(sizes))} at the peak, "
@@ -171,33 +171,34 @@ def _checkpoint(analysis: Analysis) -> Iterator[Advice]:
                 sum(sizes) - max(sizes),
             )
     for block in held:
-        where = analysis.place(block.stack)
+        where = source.inside(analysis.frames(block.stack)) or analysis.place(block.stack)
         if where is not None:
             functions.setdefault(where.function, []).append(block)
     for name, blocks in functions.items():
         total = sum(block.bytes for block in blocks)
         if total > least and len(blocks) >= 4:
+            how = _checkpointing(analysis, blocks)
             fused = (
                 " pyalloc.ops has fused attention that keeps little for backward."
-                if "attention" in name.lower()
+                if "attention" in name.lower() and how not in _SWITCHES.values()
                 else ""
             )
             yield Advice(
                 "checkpoint",
-                f"{len(blocks)} activations of {name} hold {size(total)} at the peak. torch.utils.checkpoint around it "
-                f"would make them again in backward instead of keeping them.{fused}",
+                f"{len(blocks)} activations of {name} hold {size(total)} at the peak. {how} would make "
+                f"them again in backward instead of keeping them.{fused}",
                 total - max(block.bytes for block in blocks),
             )
 
 
-def _checkpointing(analysis: Analysis, blocks: list[Block]) -> str:
-    """The library's own switch, where the layers are a library's."""
+def _checkpointing(analysis: Analysis, blocks: list[Block], what: str = "it") -> str:
+    """The library's own switch, where the model is a library's."""
     for block in blocks:
         for _, file, _ in analysis.frames(block.stack):
             for library, switch in _SWITCHES.items():
                 if f"-packages/{library}/models/" in file:
-                    return f"model.{switch}()"
-    return "torch.utils.checkpoint around each"
+                    return switch
+    return f"torch.utils.checkpoint around {what}"
 
 
 def _fragmentation(analysis: Analysis) -> Iterator[Advice]:

@@ -307,7 +307,8 @@ class Analysis:
             return "optimizer state"
         if names & {"_engine_run_backward", "backward"} or _is_autograd(frames):
             return "gradients"
-        if names & {"_apply", "convert", "_load_from_state_dict"}:
+        is_layer = any("/torch/nn/modules/" in file and name == "__init__" for name, file, _ in frames)
+        if is_layer or names & {"_apply", "convert", "_load_from_state_dict"}:
             return "parameters"
         if names & {"forward", "_call_impl"}:
             return "activations"

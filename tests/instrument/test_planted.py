@@ -237,6 +237,32 @@ def test_names_of_numbered_modules(module: str, everywhere: str, layers: str) ->
     assert (in_all_layers(module), layers_of(module)) == (everywhere, layers)
 
 
+def test_a_librarys_model_of_a_snapshot_is_told_by_its_functions(plan: Plan) -> None:
+    """Without marks of modules, as torch's own history has none."""
+    packages = "/venv/lib/python3.11/site-packages"
+
+    def stack(*frames: tuple[str, str]) -> int:
+        number = plan.stack(7, "main")
+        for name, file in frames:
+            texts = [plan.writer.string(text) for text in (name, f"{packages}/{file}")]
+            number = plan.writer.stack(number, *texts, 20)
+        return number
+
+    model, linear = "timm/models/vision_transformer.py", "torch/nn/modules/linear.py"
+    made = stack(("VisionTransformer.__init__", model), ("__init__", linear))
+    kept = stack(("Mlp.forward", model), ("forward", linear))
+    plan.event("alloc", addr=1 << 32, bytes=10 * MIB, stack=made)
+    for i in range(5):
+        plan.event("alloc", addr=(i + 2) << 32, bytes=20 * MIB, stack=kept)
+    path = plan.done()
+    assert kinds(path)["checkpoint"].text.startswith(
+        "5 activations of Mlp.forward hold 100.0 MiB at the peak. model.set_grad_checkpointing() would make"
+    )
+    analysis = trace.analyse(path)
+    rows = {row.name: row.bytes >> 20 for row in analysis.by_category(analysis.peak.blocks)}
+    assert rows == {"activations": 100, "parameters": 10}
+
+
 def test_the_parts_of_one_sequence_stay_apart(plan: Plan) -> None:
     for i, size in enumerate((30, 20, 10)):
         plan.event("phase_begin", f"module:{i}")
