@@ -24,10 +24,10 @@ def bold(text: str, color: bool) -> str:
     return f"\x1b[1m{text}\x1b[0m" if color else text
 
 
-def wrapped(text: str, indent: str = "  ") -> str:
-    """A paragraph in 80 columns."""
+def wrapped(text: str, first: str = "  ", rest: str = "  ") -> str:
+    """A paragraph in 80 columns; first, rest: what its lines begin with."""
     return textwrap.fill(
-        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False
+        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False
     )
 
 
@@ -116,7 +116,7 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
     advice = advise(analysis)
     if advice:
         lines += ["", bold("advice", color)]
-        lines += [wrapped("- " + item.text) for item in advice[:8]]
+        lines += [wrapped(item.text, "  - ", "    ") for item in advice[:8]]
     for oom in analysis.ooms[:1]:
         moment = analysis.moments.get(oom[0])
         if moment is not None:

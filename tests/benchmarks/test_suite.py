@@ -6,6 +6,7 @@ import argparse
 import ast
 import importlib.util
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,39 @@ def test_settling() -> None:
         assert row["last_calls"] == 0 < row["first_calls"]
         assert row["first_peak_live"] <= row["peak_live"]
     assert rows["pyalloc"]["peak_live"] < rows["expandable"]["peak_live"]
+
+
+def test_memory_of_a_snapshot_begins_with_what_was_alive(tmp_path: Path) -> None:
+    """8 MiB are alive only before the history, 16 all the time, 4 come last: 24 at most."""
+    mib, base = 1 << 20, 1 << 40
+    common = {"stream": 0, "frames": []}
+    sizes = {0: 16 * mib, 16 * mib: 4 * mib}
+    blocks = [
+        {"address": base + at, "size": n, "requested_size": n, "state": "active_allocated"}
+        for at, n in sizes.items()
+    ]
+    segment = {
+        **common,
+        **{"device": 0, "address": base, "total_size": 20 * mib, "segment_type": "large"},
+        "blocks": [{**block, "frames": []} for block in blocks],
+    }
+    old = {**common, "addr": base + (1 << 30), "size": 8 * mib}
+    history = [
+        {**old, "action": "free_requested"},
+        {**old, "action": "free_completed"},
+        {**old, "action": "segment_free"},
+        {**common, "action": "alloc", "addr": base + 16 * mib, "size": 4 * mib},
+    ]
+    path = tmp_path / "theirs.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [history]}, protocol=4))
+    done = run("benchmarks.memory", str(path), "--no-torch", "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 3
+    for row in rows:
+        assert row["trace"] == "theirs" and row["kind"] == "file"
+        assert row["live_bytes"] == 24 * mib
+        assert row["min_bytes"] >= 24 * mib
 
 
 def test_memory_refuses() -> None:

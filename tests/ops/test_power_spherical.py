@@ -130,6 +130,21 @@ def test_mode_is_exact_up_to_large_kappa(dim, isa):
     torch.testing.assert_close(ours.double(), right, rtol=2e-7, atol=3.5e-5)
 
 
+@pytest.mark.parametrize("kappa", [0.0, 1e-3, 1e4, 1e7])
+@pytest.mark.parametrize("dim", [2, 64, 4096])
+def test_gradients_keep_their_digits_from_no_to_large_kappa(dim, kappa, isa):
+    loc = sphere(3, 2, dim)
+    across = torch.nn.functional.normalize(sphere(5, 2, dim) - loc[:1], dim=-1)
+    value = torch.nn.functional.normalize(loc[:1] + across, dim=-1)
+    inputs = [value, loc[:1], torch.full((1, 2), kappa)]
+    grad = torch.rand(5, 1, 2, dtype=torch.float64)
+    exact = results(pairwise, [x.double() for x in inputs], grad)
+    for mine, torchs, right in zip(
+        results(log_prob, inputs, grad), results(pairwise, inputs, grad), exact, strict=True
+    ):
+        within(mine, torchs, right)
+
+
 def test_antipode_is_minus_infinity_or_uniform(isa):
     loc = torch.zeros(40, 5)
     loc[:, 2] = 1
