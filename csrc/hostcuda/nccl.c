@@ -96,6 +96,25 @@ ncclCommUserRank(const struct nccl_comm *comm, int *out) {
     return NCCL_OK;
 }
 
+/* torch gathers into a list by one broadcast from each rank, as a group: what the others send is what this rank sends. */
+enum { MOST_BROADCASTS = 64 };
+
+struct nccl_broadcast {
+    void *receive;
+    size_t count;
+    unsigned type;
+    const void *stream;
+};
+
+static _Thread_local struct nccl_group {
+    int depth;
+    const void *send; /* of this rank's own broadcast; NULL: none yet */
+    size_t count;
+    unsigned type;
+    int n_others;
+    struct nccl_broadcast others[MOST_BROADCASTS];
+} group;
+
 /* Copies `count` elements, as work on the stream. */
 static int
 nccl_copy(void *to, const void *from, size_t count, unsigned type, const void *stream) {
@@ -120,12 +139,49 @@ ncclAllReduce(
 }
 
 int
+ncclGroupStart(void) {
+    COUNT();
+    if (group.depth++ == 0) {
+        group.send = NULL;
+        group.n_others = 0;
+    }
+    return NCCL_OK;
+}
+
+int
+ncclGroupEnd(void) {
+    COUNT();
+    int error = NCCL_OK;
+    if (group.depth == 0) {
+        return NCCL_INVALID;
+    }
+    if (--group.depth > 0 || group.send == NULL) {
+        return NCCL_OK;
+    }
+    for (int i = 0; i < group.n_others && error == NCCL_OK; i++) {
+        const struct nccl_broadcast *other = &group.others[i];
+        if (other->count == group.count && other->type == group.type) {
+            error = nccl_copy(other->receive, group.send, other->count, other->type, other->stream);
+        }
+    }
+    return error;
+}
+
+int
 ncclBroadcast(
     const void *send, void *receive, size_t count, unsigned type, int root,
     const struct nccl_comm *comm, void *stream) {
     COUNT();
-    /* Only the root's send buffer means anything. */
-    return nccl_copy(receive, root == comm->rank ? send : receive, count, type, stream);
+    if (root == comm->rank) { /* only the root's send buffer means anything */
+        group.send = send;
+        group.count = count;
+        group.type = type;
+        return nccl_copy(receive, send, count, type, stream);
+    }
+    if (group.depth > 0 && group.n_others < MOST_BROADCASTS) {
+        group.others[group.n_others++] = (struct nccl_broadcast){receive, count, type, stream};
+    }
+    return nccl_copy(receive, receive, count, type, stream);
 }
 
 int

@@ -471,8 +471,7 @@ def test_two_ranks_run_side_by_side(
         torch.cuda.set_device(rank)
         dist.init_process_group({backend!r})
         model = torch.nn.Linear(1000, 1000).cuda()
-        if {backend == "gloo"}:
-            model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
         model(torch.randn(8, 1000, device="cuda")).sum().backward()
         dist.all_reduce(next(model.parameters()).grad)
         mine = torch.arange(4.0).cuda()
