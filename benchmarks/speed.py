@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks import costs, hostcuda, plots
 from benchmarks.memory import ample_bytes, commit, geometric
 from benchmarks.suite import suite
-from benchmarks.torch_replay import ALLOCATORS, SpeedRequest, TorchReplay
+from benchmarks.torch_replay import ALLOCATORS, THROUGH_WRAPPER, SpeedRequest, TorchReplay
 from pyalloc import _core
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -232,7 +232,7 @@ def main() -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = {name: stack.enter_context(TorchReplay(name)) for name in ALLOCATORS}
-        servers[WRAPPED] = stack.enter_context(TorchReplay("pyalloc", fast_path=False))
+        servers[WRAPPED] = stack.enter_context(TorchReplay("pyalloc", environment=THROUGH_WRAPPER))
         results = measure(rows, servers, arguments.rounds, arguments.quiet)
         if arguments.loops:
             results += measure_loops(servers, min(3, arguments.rounds), folder)

@@ -26,8 +26,9 @@ from benchmarks import (
     speed,
     streaming,
 )
+from benchmarks.peers import building
 from benchmarks.suite import suite
-from benchmarks.torch_replay import ALLOCATORS, TorchReplay
+from benchmarks.torch_replay import ALLOCATORS, THROUGH_WRAPPER, TorchReplay
 from pyalloc import _core
 from pyalloc import hostcuda as runtime
 
@@ -122,7 +123,9 @@ def test_policies(benchmark: Any, tmp_path: Path) -> None:
 def server(request: pytest.FixtureRequest) -> Iterator[TorchReplay]:
     """Real torch in a process of its own."""
     wrapped = request.param == speed.WRAPPED
-    with TorchReplay("pyalloc" if wrapped else request.param, fast_path=not wrapped) as started:
+    with TorchReplay(
+        "pyalloc" if wrapped else request.param, environment=THROUGH_WRAPPER if wrapped else {}
+    ) as started:
         yield started
 
 
@@ -132,6 +135,17 @@ def server(request: pytest.FixtureRequest) -> Iterator[TorchReplay]:
 def test_speed(benchmark: Any, server: TorchReplay, pattern: speed.Pattern) -> None:
     """benchmarks.speed: one allocate and one free together."""
     told.run(benchmark, lambda: server.speed(pattern.ask)["median_ns"] / 1e9)
+
+
+@in_torch
+@told_by_child
+@pytest.mark.skipif(building.why_not(None) is not None, reason=str(building.why_not(None)))
+def test_peers(benchmark: Any, tmp_path: Path) -> None:
+    """benchmarks.peers: one operation of a warm pass on RMM's pool."""
+    peer = building.rmm()
+    path = suite(["gan"])[0].write(tmp_path)
+    with TorchReplay(str(peer.library), environment=peer.environment) as server:
+        told.run(benchmark, lambda: server.replay(path, passes=2)["warm_ns_per_op"] / 1e9, rounds=1)
 
 
 @in_torch

@@ -1,7 +1,8 @@
 """Replays a trace through real torch on the host-memory CUDA runtime, one allocator at a time.
 
 torch is loaded once, without touching CUDA; every replay is a fork of that process with a capacity of its own.
-Run as a server by :class:`TorchReplay`: ``python -m benchmarks.torch_replay --serve native|expandable|pyalloc``.
+Run as a server by :class:`TorchReplay`: ``python -m benchmarks.torch_replay --serve native|expandable|pyalloc``, or
+``--serve FILE.so`` for another library behind torch's pluggable allocator (foreign_alloc, foreign_free).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from benchmarks import hostcuda
 
 ROOT = Path(__file__).resolve().parent.parent
 ALLOCATORS = ("native", "expandable", "pyalloc")
+#: the environment in which pyalloc goes through torch's wrapper, as where torch's own methods are not found
+THROUGH_WRAPPER = {"PYALLOC_FAST_PATH": "0"}
 #: host-memory calls that are device calls of the allocator
 MEMORY_CALLS = (
     "cudaMalloc",
@@ -116,6 +119,11 @@ def _open_cuda(allocator: str, capacity: int, n_devices: int, caller: ctypes.CDL
         import pyalloc
 
         pyalloc.install()
+    elif allocator not in ALLOCATORS:
+        foreign = torch.cuda.memory.CUDAPluggableAllocator(
+            allocator, "foreign_alloc", "foreign_free"
+        )
+        torch.cuda.memory.change_current_allocator(foreign)
     torch._C._cuda_init()
     why = caller.c10_open()
     if why is not None:
@@ -230,6 +238,9 @@ def _serve(allocator: str) -> None:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), 1
+            )  # answers are read there; libraries may print
             try:
                 if "path" in request:
                     row = _replay_here(
@@ -284,15 +295,16 @@ class TorchReplay:
     """A process with torch loaded that replays on request; a context manager.
 
     Args:
-        allocator: native, expandable or pyalloc.
+        allocator: native, expandable or pyalloc, or the file of another library's (benchmarks/peers).
         conf: settings of pyalloc, as in PYALLOC_CONF.
-        fast_path: False: through torch's wrapper for foreign allocators, as where torch's methods are not found.
+        environment: variables beside those of the host-memory runtime.
     """
 
-    def __init__(self, allocator: str, conf: str = "", *, fast_path: bool = True) -> None:
-        env = {**hostcuda.environment("160GB"), "PYALLOC_CONF": conf}
+    def __init__(
+        self, allocator: str, conf: str = "", environment: dict[str, str] | None = None
+    ) -> None:
+        env = {**hostcuda.environment("160GB"), "PYALLOC_CONF": conf, **(environment or {})}
         env["PYALLOC_HOSTCUDA_DEVICES"] = "2"
-        env["PYALLOC_FAST_PATH"] = str(int(fast_path))
         env["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # every refused mapping is a warning otherwise
         if allocator == "expandable":
             env["PYTORCH_ALLOC_CONF"] = env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
@@ -349,5 +361,5 @@ class TorchReplay:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--serve", choices=ALLOCATORS, required=True)
+    parser.add_argument("--serve", metavar="ALLOCATOR", required=True)
     _serve(parser.parse_args().serve)

@@ -1,0 +1,1 @@
+"""Other libraries' allocators, built as torch's pluggable allocator wants them."""

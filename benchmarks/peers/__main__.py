@@ -1,0 +1,198 @@
+"""Memory and speed beside other libraries' allocators: RMM's pool, and GMLake where a clone of it is given.
+
+``python -m benchmarks.peers [--gmlake CLONE] [--only NAME ...] [--rounds N] [--json]``
+
+Needs what ``pip install librmm-cu12==24.12.1 nvidia-cuda-crt`` brings: headers, RMM is compiled here.  GMLake (a clone
+of github.com/antgroup/glake) is compiled from its own source.  Each runs as its users have it, behind torch's allocator
+interface, in real torch on the host-memory CUDA runtime.  Columns, for the recorded loops:
+
+* peak/live: peak device bytes over peak live bytes with ample memory; RMM's pool grows from 2 MiB by its own rule;
+* min/live: the smallest capacity that completes, by bisection in torch (one that completes by chance below it is not
+  looked for); RMM's pool is the whole card from the start there, where it does best;
+* ns: one allocation or free once everything is cached, time inside device calls apart (best of three passes).
+
+Then nanoseconds of one allocate and free in the patterns of benchmarks.speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import hostcuda
+from benchmarks.memory import Progress, ample_bytes, commit, geometric
+from benchmarks.peers import building
+from benchmarks.peers.building import Peer
+from benchmarks.speed import measure, patterns
+from benchmarks.suite import Trace, suite
+from benchmarks.torch_replay import ALLOCATORS, TorchReplay
+from pyalloc import _core
+from pyalloc.analysis import PAGE
+
+#: of each pattern: GMLake takes a millisecond for some
+PAIRS = 20_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One loop on one allocator: bytes, and nanoseconds of an operation."""
+
+    trace: str
+    allocator: str
+    live_bytes: int
+    peak_bytes: int
+    min_bytes: int
+    ns_per_op: float
+
+    @property
+    def peak_live(self) -> float:
+        """Peak device bytes over peak live bytes."""
+        return self.peak_bytes / self.live_bytes
+
+    @property
+    def min_live(self) -> float:
+        """Smallest sufficient capacity over peak live bytes."""
+        return self.min_bytes / self.live_bytes
+
+
+def least(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The smallest capacity in whole pages that fits, by bisection: low does not count, high must fit.
+
+    Raises:
+        ValueError: high does not fit.
+    """
+    if not fits(high):
+        raise ValueError(f"{high >> 20} MiB do not suffice")
+    while high - low > PAGE:
+        middle = (low + high) // 2 // PAGE * PAGE
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def row_of(trace: Trace, path: Path, name: str, ample: TorchReplay, short: TorchReplay) -> Row:
+    """Replays with ample memory, then for the smallest capacity."""
+    info = _core.Program(path).info()
+    live = info["peak_live_bytes"]
+    whole = ample.replay(path, ample_bytes(live), passes=4)
+
+    def fits(capacity: int) -> bool:
+        return bool(short.replay(path, capacity)["completed"])
+
+    smallest = least(fits, live // PAGE * PAGE - PAGE, ample_bytes(live))
+    return Row(trace.name, name, live, whole["peak_bytes"], smallest, whole["warm_ns_per_op"])
+
+
+def table(rows: list[Row], names: list[str]) -> str:
+    """The loops, one line each, and geometric means."""
+    lines = [f"{'':18}" + "".join(f"{name:>22}" for name in names)]
+    lines.append(f"{'':18}" + f"{'peak':>9}{'min':>6}{'ns':>7}" * len(names))
+
+    def cell(part: list[Row]) -> str:
+        peak, least, ns = (
+            geometric([getattr(row, name) for row in part])
+            for name in ("peak_live", "min_live", "ns_per_op")
+        )
+        return f"{peak:9.3f}{least:6.3f}{ns:7.0f}"
+
+    for trace in dict.fromkeys(row.trace for row in rows):
+        mine = {row.allocator: row for row in rows if row.trace == trace}
+        lines.append(f"{trace:18}" + "".join(cell([mine[name]]) for name in names))
+    means = [cell([row for row in rows if row.allocator == name]) for name in names]
+    lines.append(f"{'geometric mean':18}" + "".join(means))
+    return "\n".join(lines)
+
+
+def speed_table(results: list[dict[str, Any]], names: list[str]) -> str:
+    """The patterns, one line each; the ratio is of the fastest other allocator's nanoseconds to pyalloc's."""
+    head = "".join(f"{name:>11}" for name in names)
+    lines = [f"{'ns for one allocate + free':40}{head}{'spread':>12}{'ratio':>8}"]
+    for pattern in dict.fromkeys(result["pattern"] for result in results):
+        part = {r["allocator"]: r for r in results if r["pattern"] == pattern}
+        ours = part["pyalloc"]
+        fastest = min(part[name]["ns"] for name in names if name != "pyalloc")
+        spread = f"{ours['fastest_ns']:.0f}..{ours['slowest_ns']:.0f}"
+        numbers = "".join(f"{part[name]['ns']:11.0f}" for name in names)
+        lines.append(f"{pattern:40}{numbers}{spread:>12}{fastest / ours['ns']:7.1f}x")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--gmlake",
+        type=Path,
+        metavar="CLONE",
+        help="compare with GMLake too: a clone of its repository.  It maps so much that the kernel's limit must be "
+        "raised first: sysctl vm.max_map_count=1048576",
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these loops of the suite")
+    parser.add_argument("--rounds", type=int, default=3, help="of each pattern (default 3)")
+    parser.add_argument("--json", action="store_true", help="one JSON line for each result")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    return parser
+
+
+def main() -> int:
+    """The command line."""
+    parser = _parser()
+    arguments = parser.parse_args()
+    why = hostcuda.why_not() or building.why_not(arguments.gmlake)
+    if why:
+        print(f"benchmarks.peers: {why}", file=sys.stderr)
+        return 1
+    try:
+        chosen = [trace for trace in suite(arguments.only) if trace.kind != "generated"]
+    except ValueError as error:
+        parser.error(str(error))
+    peers = [Peer(name, Path(name)) for name in ALLOCATORS]
+    peers.append(building.rmm())
+    if arguments.gmlake is not None:
+        peers.append(building.gmlake(arguments.gmlake))
+    names = [peer.name for peer in peers]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+
+        def serve(peer: Peer, environment: dict[str, str]) -> TorchReplay:
+            server = TorchReplay(str(peer.library), environment=environment)
+            return stack.enter_context(server)
+
+        ample = {peer.name: serve(peer, peer.environment) for peer in peers}
+        short = {peer.name: serve(peer, peer.short_environment) for peer in peers}
+        asked = [replace(p, ask=replace(p.ask, n=PAIRS)) for p in patterns(scaling=False)]
+        results = measure(asked, ample, arguments.rounds, arguments.quiet)
+        progress = Progress(len(chosen) * len(names), arguments.quiet)
+        rows = []
+        for trace in chosen:
+            path = trace.write(folder)
+            for name in names:
+                rows.append(row_of(trace, path, name, ample[name], short[name]))
+                progress.step(f"{trace.name}, {name}")
+        about = {"torch": ample["pyalloc"].torch, "rmm": building.RMM_VERSION, "commit": commit()}
+    if arguments.json:
+        for result in [*map(asdict, rows), *results]:
+            print(json.dumps({**result, **about}))
+        return 0
+    print(table(rows, names))
+    print()
+    print(speed_table(results, names))
+    print(
+        f"torch {about['torch']} on the host-memory runtime, RMM {about['rmm']}; "
+        f"{arguments.rounds} rounds with seeds 1..{arguments.rounds}; commit {about['commit']}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except RuntimeError as error:
+        raise SystemExit(f"benchmarks.peers: {error}") from None

@@ -1,0 +1,92 @@
+"""The comparison with other libraries' allocators: what of it needs none of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import hostcuda
+from benchmarks.peers import building
+from benchmarks.peers.__main__ import Row, least, table
+from benchmarks.suite import suite
+from benchmarks.torch_replay import TorchReplay
+from pyalloc.analysis import PAGE
+
+ROOT = Path(__file__).parent.parent.parent
+MISSING = hostcuda.why_not()
+PLAIN = """
+#include <stddef.h>
+#include <sys/types.h>
+int cudaMalloc(void **block, size_t bytes);
+int cudaFree(void *block);
+void *foreign_alloc(ssize_t bytes, int device, void *stream) {
+    void *block = NULL;
+    return cudaMalloc(&block, (size_t)bytes) == 0 ? block : NULL;
+}
+void foreign_free(void *block, ssize_t bytes, int device, void *stream) { cudaFree(block); }
+"""
+
+
+def test_least_finds_the_smallest_page() -> None:
+    asked: list[int] = []
+
+    def fits(capacity: int) -> bool:
+        asked.append(capacity)
+        return capacity >= 37 * PAGE
+
+    assert least(fits, 3 * PAGE, 1000 * PAGE) == 37 * PAGE
+    assert all(capacity % PAGE == 0 for capacity in asked)
+    with pytest.raises(ValueError, match="do not suffice"):
+        least(lambda _: False, 0, 4 * PAGE)
+
+
+def test_table_means_are_geometric() -> None:
+    rows = [Row("a", "x", 100, 200, 100, 10.0), Row("b", "x", 100, 800, 400, 40.0)]
+    assert table(rows, ["x"]).splitlines()[-1].split() == [
+        "geometric",
+        "mean",
+        "4.000",
+        "2.000",
+        "20",
+    ]
+
+
+def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_rmm_headers", lambda: None)
+    assert building.INSTALL in str(building.why_not(None))
+    monkeypatch.setattr(building, "_rmm_headers", lambda: tmp_path)
+    monkeypatch.setattr(building, "_cuda_headers", lambda: [tmp_path])
+    assert building.why_not(None) is None
+    assert "no clone of GMLake" in str(building.why_not(tmp_path))
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_a_foreign_library_is_replayed_through_torch(tmp_path: Path) -> None:
+    """cudaMalloc for each block: its peak is what was live, and every request is a device call."""
+    source, library = tmp_path / "plain.c", tmp_path / "libplain.so"
+    source.write_text(PLAIN)
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    trace = suite(["two_phases"])[0]
+    with TorchReplay(str(library)) as server:
+        answer = server.replay(trace.write(tmp_path))
+    assert answer["completed"]
+    assert answer["peak_bytes"] >= answer["live_bytes"]
+    assert answer["calls_by_name"]["cudaMalloc"] == answer["ops"] // 2
+
+
+def test_without_rmm_the_command_says_what_to_install() -> None:
+    if building.why_not(None) is None:
+        pytest.skip("RMM's headers are installed here")
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.peers"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "pip install librmm" in done.stderr or "benchmarks.peers: " in done.stderr
