@@ -10,7 +10,8 @@ ample memory and then at the capacities around the smallest that suffices.  Colu
   tried in torch together with the 32 next smaller sizes; a size among them that completes becomes the smallest, and the
   failing ones above it are reported as holes;
 * calls: device calls in the whole run / in its second half, one for each 2 MiB page created or mapped;
-* ms: modelled device time (the one cost table, csrc/device/sim_cost.h), [low, high] with that table's ranges;
+* ms: modelled device time (the one cost table, csrc/device/sim_cost.h), [low, high] with that table's ranges; behind
+  the geometric means, the same over native's;
 * ns/op: torch's raw_alloc and raw_delete through the interface, once everything is cached (best of the later passes),
   and behind a plus the time inside device calls that were made nevertheless, which here are system calls.
 
@@ -206,6 +207,19 @@ def geometric(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
+def time_beside(rows: list[Row], allocator: str) -> str:
+    """Modelled device time over native's, geometric means: typical costs, and either end of their ranges."""
+    native = {row.trace: row.device_ns for row in rows if row.allocator == "native"}
+    mine = [row for row in rows if row.allocator == allocator and row.trace in native]
+    if allocator == "native" or not mine:
+        return ""
+    typical, low, high = (
+        geometric([max(1, row.device_ns[cost]) / max(1, native[row.trace][cost]) for row in mine])
+        for cost in ("typical", "low", "high")
+    )
+    return f"{'x native ms':>17}{typical:7.2f} [{low:.2f}, {high:.2f}]"
+
+
 def table(rows: list[Row], allocators: list[str]) -> str:
     """The comparison as text, parts apart, each with its geometric means."""
     lines: list[str] = []
@@ -234,7 +248,9 @@ def table(rows: list[Row], allocators: list[str]) -> str:
                 geometric([getattr(row, what) for row in mine])
                 for what in ("peak_live", "min_live")
             )
-            lines.append(f"{text:22}{allocator:12}{peak:10.3f}{least:9.3f}")
+            lines.append(
+                f"{text:22}{allocator:12}{peak:10.3f}{least:9.3f}{time_beside(part, allocator)}"
+            )
     notes = [f"{row.trace}, {row.allocator}: {note}" for row in rows for note in row.notes]
     holes = [
         f"{row.trace}, {row.allocator}: fails at {len(row.holes)} sizes above its smallest, up to "

@@ -7,6 +7,7 @@ import ast
 import importlib.util
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,7 @@ def test_memory_through_torch() -> None:
     assert done.returncode == 0, done.stderr
     assert "real torch" in done.stdout
     assert "geometric mean" in done.stdout
+    assert re.search(r"pyalloc .* x native ms +\d\.\d\d \[\d\.\d\d, \d\.\d\d\]", done.stdout)
 
 
 @pytest.mark.torch
