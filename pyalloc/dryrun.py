@@ -379,7 +379,7 @@ def summary(result: Result) -> str:
         copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"
         lines.append(
             f"  warning: the program read {_size(result.dtoh_bytes)} back from the device in {copies}; "
-            "no kernel ran, so if sizes depend on these values, the figures are wrong"
+            "no kernel ran, so sizes and errors that depend on these values are wrong"
         )
     if result.untold:
         lines.append(

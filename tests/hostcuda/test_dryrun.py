@@ -141,10 +141,11 @@ def test_out_of_memory_of_a_limit_asks_for_no_larger_device(
 
 
 def test_exit_codes_and_errors_pass_through(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    script = program(tmp_path, "import torch; torch.ones(1).cuda(); raise SystemExit(37)")
-    code, _, err = finish(start([sys.executable, script], tmp_path))
+    source = "import torch; torch.ones(1).cuda().item(); raise SystemExit(37)"
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 37
     assert "ended with exit code 37" in err
+    assert "in 1 copy; no kernel ran, so sizes and errors that depend on these values are wrong" in err
 
 
 def test_ctrl_c_reaches_the_program_and_the_summary_still_comes(
