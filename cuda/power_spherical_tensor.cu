@@ -66,36 +66,36 @@ pair_log_probs(float acc[4][4][4], const float *kappa, const float *h) {
     }
 }
 
+/* From the thread's first result on, whose place the others' are steps from: registers are scarce. */
 static __device__ inline void
 forward_store(
     const struct pya_ops_ps &a, const float acc[4][4][4], int l0, int m0, int t) {
     const struct place p = my_place();
     const bool packed = pairs_are_aligned(a.out, a.out_m, a.out_l, a.out_t);
-    const int n_l = a.n_l - l0 < BIG ? (int)(a.n_l - l0) : BIG;
-    const int n_m = a.n_m - m0 < BIG ? (int)(a.n_m - m0) : BIG;
-    float *tile = (float *)a.out + l0 * a.out_l + m0 * a.out_m + t * a.out_t;
-    const bool whole = packed && n_m == BIG;
+    const int l = l0 + tensor_row(p, 0, 0);
+    const int m = m0 + tensor_column(p, 0, 0);
+    const int n_l = a.n_l - l < BIG ? (int)(a.n_l - l) : BIG;
+    const int n_m = a.n_m - m < BIG ? (int)(a.n_m - m) : BIG;
+    float *out = (float *)a.out + l * a.out_l + m * a.out_m + t * a.out_t;
+    const bool whole = packed && a.n_m - m0 >= BIG;
 #pragma unroll
-    for (int r = 0; r < 8; r++) {
-        const int row = tensor_row(p, r / 2, r % 2 * 2);
-        float *out = tile + row * a.out_l;
-        if (row >= n_l) {
-            continue;
+    for (int r = 0; r < 8; r++, out += 8 * a.out_l) {
+        if (8 * r >= n_l) {
+            break;
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const int c = tensor_column(p, j, 0);
             const float *x = &acc[r / 2][j][r % 2 * 2];
             if (whole) {
                 const float2 both = {x[0], x[1]};
-                *(float2 *)(out + c) = both;
+                *(float2 *)(out + 8 * j) = both;
                 continue;
             }
-            if (c < n_m) {
-                out[c * a.out_m] = x[0];
+            if (8 * j < n_m) {
+                out[8 * j * a.out_m] = x[0];
             }
-            if (c + 1 < n_m) {
-                out[(c + 1) * a.out_m] = x[1];
+            if (8 * j + 1 < n_m) {
+                out[(8 * j + 1) * a.out_m] = x[1];
             }
         }
     }
