@@ -134,6 +134,10 @@ def install(**options: Value) -> Handle:
     _core.create(config.text)
     try:
         _register(torch)
+    except BaseException:
+        _core.destroy()
+        raise
+    try:
         _core.torch_take_slots()
         _core.torch_set_cached("PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ)
         _state.replacements = hooks.replace_all(torch, config)
