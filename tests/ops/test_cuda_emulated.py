@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import shutil
 import stat
 import subprocess
@@ -376,6 +377,19 @@ def test_nvrtc_compiles_without_warnings_or_spills(arch, text):
     if arch == "sm_120" and not nvrtc_knows(120):
         pytest.skip("this NVRTC is older than that")
     assert compiled_by_nvrtc(text, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.slow
+def test_tensor_core_kernels_do_not_spill_on_blackwell(text):
+    """They alone: NVRTC takes minutes for all."""
+    if not nvrtc_knows(100):
+        pytest.skip("this NVRTC is older than that")
+    kernel = re.compile(rb'extern "C" __global__ [^{]*\{.*?\n\}\n', flags=re.DOTALL)
+    alone = kernel.sub(lambda found: found[0] if b"_tensor(" in found[0] else b"", text)
+    names = _cuda.kernel_names(alone)
+    assert names and all(name.endswith(b"_tensor") for name in names)
+    _, log = _cuda.compile_with_log(alone, "sm_100", "--ptxas-options=-v")
+    require_no_spills(log, len(names))
 
 
 def nvrtc_knows(arch: int) -> bool:
