@@ -15,8 +15,8 @@ struct nvml_memory {
 /* Handles are the devices themselves. */
 static int
 nvml_ordinal(const void *handle) {
-    for (int i = 0; i < pya_hc_n_devices(); i++) {
-        if (handle == pya_hc_device(i)) {
+    for (int i = 0; i < pya_hc_n_physical(); i++) {
+        if (handle == pya_hc_physical(i)) {
             return i;
         }
     }
@@ -25,10 +25,10 @@ nvml_ordinal(const void *handle) {
 
 static int
 nvml_handle(void **out, int ordinal) {
-    if (out == NULL || pya_hc_device(ordinal) == NULL) {
+    if (out == NULL || pya_hc_physical(ordinal) == NULL) {
         return NVML_INVALID;
     }
-    *out = pya_hc_device(ordinal);
+    *out = pya_hc_physical(ordinal);
     return NVML_OK;
 }
 
@@ -73,7 +73,7 @@ nvmlSystemGetCudaDriverVersion_v2(int *out) {
 
 int
 nvmlDeviceGetCount_v2(unsigned *out) {
-    *out = (unsigned)pya_hc_n_devices();
+    *out = (unsigned)pya_hc_n_physical();
     return NVML_OK;
 }
 
@@ -144,7 +144,7 @@ nvmlDeviceGetMemoryInfo(void *handle, struct nvml_memory *out) {
     if (ordinal < 0) {
         return NVML_INVALID;
     }
-    const struct pya_hc_device *dev = pya_hc_device(ordinal);
+    const struct pya_hc_device *dev = pya_hc_physical(ordinal);
     pya_hc_lock();
     *out = (struct nvml_memory){dev->capacity, dev->capacity - dev->used, dev->used};
     pya_hc_unlock();

@@ -20,10 +20,12 @@
 
 static pthread_mutex_t state_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t state_once = PTHREAD_ONCE_INIT;
+static pthread_once_t visible_once = PTHREAD_ONCE_INIT;
 static atomic_bool state_used;    /* an entry point was called in this process */
 static atomic_bool state_foreign; /* a child forked after that */
 
 static struct pya_hc_device devices[PYA_HC_MAX_DEVICES];
+static int n_physical = 1;
 static int n_devices = 1;
 static _Atomic uint64_t event_delay;
 
@@ -97,10 +99,11 @@ state_read_memory(void) {
     }
 }
 
-/* CUDA_VISIBLE_DEVICES only lowers the number: all devices are alike. */
+/* CUDA_VISIBLE_DEVICES only lowers the number: all devices are alike.  It is read when CUDA is first used. */
 static void
 state_read_visible(void) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    n_devices = pya_hc_n_physical();
     if (visible == NULL) {
         return;
     }
@@ -133,8 +136,7 @@ state_init(void) {
     state_read_memory();
     uint64_t n = 1;
     state_read_number("PYALLOC_HOSTCUDA_DEVICES", PYA_HC_MAX_DEVICES, &n);
-    n_devices = (int)n;
-    state_read_visible();
+    n_physical = (int)n;
     uint64_t delay = 0;
     state_read_number("PYALLOC_HOSTCUDA_EVENT_DELAY", UINT64_MAX, &delay);
     atomic_store(&event_delay, delay);
@@ -165,9 +167,20 @@ pya_hc_state_is_foreign(void) {
 }
 
 int
-pya_hc_n_devices(void) {
+pya_hc_n_physical(void) {
     (void)pthread_once(&state_once, state_init);
+    return n_physical;
+}
+
+int
+pya_hc_n_devices(void) {
+    (void)pthread_once(&visible_once, state_read_visible);
     return n_devices;
+}
+
+struct pya_hc_device *
+pya_hc_physical(int ordinal) {
+    return ordinal >= 0 && ordinal < pya_hc_n_physical() ? &devices[ordinal] : NULL;
 }
 
 struct pya_hc_device *
@@ -222,7 +235,7 @@ pya_hc_uncharge_locked(struct pya_hc_device *dev, size_t bytes) {
 
 int
 pya_hostcuda_set_capacity(int device, size_t bytes) {
-    (void)pya_hc_n_devices();
+    (void)pya_hc_n_physical();
     if (device < 0 || device >= PYA_HC_MAX_DEVICES) {
         return CU_INVALID_DEVICE;
     }
@@ -234,6 +247,6 @@ pya_hostcuda_set_capacity(int device, size_t bytes) {
 
 void
 pya_hostcuda_set_event_delay(uint64_t n_launches) {
-    (void)pya_hc_n_devices();
+    (void)pya_hc_n_physical();
     atomic_store(&event_delay, n_launches);
 }

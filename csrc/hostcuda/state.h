@@ -33,6 +33,9 @@ void pya_hc_unlock(void);
 int pya_hc_state_use(void);
 bool pya_hc_state_is_foreign(void);
 
+/* All of the machine, as NVML counts; then those that CUDA_VISIBLE_DEVICES leaves to this process. */
+int pya_hc_n_physical(void);
+struct pya_hc_device *pya_hc_physical(int ordinal);
 int pya_hc_n_devices(void);
 struct pya_hc_device *pya_hc_device(int ordinal); /* NULL when there is none */
 

@@ -364,6 +364,24 @@ def test_children_are_counted_too(torch_found: hostcuda.Torch, tmp_path: Path) -
     assert "next: pyalloc dryrun --memory 150MiB --devices 2 --allocator pyalloc " in err
 
 
+def test_one_of_the_devices_may_be_chosen_by_the_program(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """As launchers do: NVML, which torch counts with, knows all devices of the machine."""
+    source = """
+        import os, torch
+        os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+        assert torch.cuda.device_count() == 1, torch.cuda.device_count()
+        torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+        print(torch.cuda.get_allocator_backend(), torch.cuda.device_count())
+    """
+    arguments = ["--devices", "2", "--allocator", "pyalloc", "env"]
+    command = [sys.executable, program(tmp_path, source)]
+    for chosen in ([], ["CUDA_VISIBLE_DEVICES=1"]):
+        code, out, err = finish(start([*arguments, *chosen, *command], tmp_path))
+        assert (code, out) == (0, "pluggable 1\n"), err
+
+
 def test_an_allocator_that_the_program_chose_is_not_called_native(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
