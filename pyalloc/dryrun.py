@@ -349,7 +349,8 @@ def summary(result: Result) -> str:
     """What to print at the end, for a person."""
     allocator = "the program's own" if result.replaced else result.allocator
     asked, allocated = _size(result.peak_requested_bytes), _size(result.peak_allocated_bytes)
-    rounding = f" ({asked} asked for, the rest is rounding)" * (asked != allocated)
+    is_told = bool(result.peak_requested_bytes)  # cudaMallocAsync's figures have no such
+    rounding = f" ({asked} asked for, the rest is rounding)" * (is_told and asked != allocated)
     figures = [
         f"  peak allocated   {allocated}{rounding}",
         f"  peak reserved    {_size(result.peak_reserved_bytes)}",

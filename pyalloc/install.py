@@ -22,13 +22,17 @@ NO_DEVICE = "torch sees no CUDA device"
 _TOO_LATE = (
     "CUDA was already used in this process, so torch's own allocator holds memory and cannot be replaced. "
     "Call pyalloc.install() before the first CUDA call (right after `import torch`), "
-    "or start the program with `pyalloc run python your_script.py`."
+    "or start the program with `pyalloc run python your_script.py`; in a notebook restart the kernel first."
+)
+_NOT_OURS = (
+    "another allocator was given to torch before (torch.cuda.memory.change_current_allocator, as RMM does), and there "
+    "is one per process. Leave that out, or do not install pyalloc."
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Status:
-    """What is installed; str() of it is what `pyalloc.status()` is meant to be printed as.
+    """What is installed; str() and repr() of it are a few lines for a person.
 
     features: (what, does it work, detail) of each thing looked up in torch.
     replaced: torch functions that pyalloc answers instead of torch.
@@ -65,6 +69,8 @@ class Status:
             asked = ", ".join(f"{name}={key}:{value}" for name, key, value in self.without_effect)
             lines.append(f"of torch's own allocator, so of no effect here: {asked}")
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 @dataclass
@@ -166,7 +172,8 @@ def _is_installed_as(config: Config) -> bool:
     differences = "; ".join(_state.config.differences(config))
     raise InstallError(
         f"pyalloc is already installed with other settings ({differences}). "
-        "Settings are chosen once per process: give them at the first install()."
+        "Settings are chosen once per process: give them at the first install() "
+        "(in a notebook restart the kernel)."
     )
 
 
@@ -335,7 +342,9 @@ def _register(torch: Any) -> None:
     try:
         memory.change_current_allocator(allocator)
     except RuntimeError as error:
-        raise InstallError(f"torch refused another allocator: {error}. {_TOO_LATE}") from error
+        is_theirs = torch.cuda.get_allocator_backend() == "pluggable"
+        why = _NOT_OURS if is_theirs else f"torch refused another allocator: {error}. {_TOO_LATE}"
+        raise InstallError(why) from error
 
 
 def _prepare_compiler() -> None:

@@ -101,10 +101,30 @@ def test_too_late(dry_python) -> None:  # type: ignore[no-untyped-def]
             pyalloc.install()
         except pyalloc.InstallError as error:
             assert "before the first CUDA call" in str(error) and "pyalloc run" in str(error), error
+            assert "notebook" in str(error), error
         else:
             raise AssertionError
         assert not pyalloc.status().installed
         assert torch.cuda.memory_allocated() == 512
+        """
+    )
+
+
+def test_another_librarys_allocator_is_not_called_use_of_cuda(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+        from pyalloc import _core
+        memory = torch.cuda.memory
+        theirs = memory.CUDAPluggableAllocator(_core.__file__, "pya_torch_alloc", "pya_torch_free")
+        memory.change_current_allocator(theirs)
+        try:
+            pyalloc.install()
+        except pyalloc.InstallError as error:
+            assert "another allocator" in str(error) and "already used" not in str(error), error
+        else:
+            raise AssertionError
+        assert repr(pyalloc.status()) == str(pyalloc.status())
         """
     )
 
