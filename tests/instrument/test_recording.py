@@ -73,7 +73,7 @@ def test_a_program_at_work_is_not_interrupted_for_torchs_history(
     """On a slow machine five seconds without a mark are nothing, and a gradient made meanwhile would be lost."""
     now, made = [100.0], [0]
     monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(recording._Torchs, "_made", lambda self: (made[0], made[0]))
+    monkeypatch.setattr(recording, "_made", lambda: (made[0], made[0]))
     source = recording._Torchs(None, "none")  # type: ignore[arg-type]
     asked = []
     for _ in range(140):
