@@ -63,17 +63,27 @@ class Row:
 
 
 def least(fits: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest capacity in whole pages that fits, by bisection: low does not count, high must fit.
+    """The smallest capacity in whole pages that fits: steps that double from low on, then bisection.
+
+    Args:
+        fits: does it complete with so many bytes?
+        low: whole pages that do not suffice.
+        high: the most to try.
 
     Raises:
         ValueError: high does not fit.
     """
-    if not fits(high):
-        raise ValueError(f"{high >> 20} MiB do not suffice")
-    while high - low > PAGE:
-        middle = (low + high) // 2 // PAGE * PAGE
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    step = max(PAGE, low // 64 // PAGE * PAGE)
+    top = min(low + step, high)
+    while not fits(top):
+        if top == high:
+            raise ValueError(f"{high >> 20} MiB do not suffice")
+        step *= 2
+        low, top = top, min(top + step, high)
+    while top - low > PAGE:
+        middle = (low + top) // 2 // PAGE * PAGE
+        low, top = (low, middle) if fits(middle) else (middle, top)
+    return top
 
 
 def row_of(trace: Trace, path: Path, name: str, ample: TorchReplay, short: TorchReplay) -> Row:
