@@ -213,17 +213,26 @@ pya_pending_poll(struct pya_card *card) {
     pya_device_end(card->dev);
 }
 
+/* The last event is of all that is queued, whichever device the stream is of.  Without one: a destroyed stream never
+ * answers again, and a foreign one may be. */
+static pya_status
+queue_wait(struct pya_card *card, const struct pya_pending *queue) {
+    pya_status st = PYA_E_STREAM;
+    if (queue->tail->event != 0) {
+        st = pya_device_event_sync(card->dev, queue->tail->event);
+    } else if (!queue->fence->is_foreign) {
+        st = pya_device_stream_sync(card->dev, queue->stream);
+    }
+    return st == PYA_E_DEVICE || st == PYA_E_STREAM ? pya_device_sync(card->dev) : st;
+}
+
 pya_status
 pya_pending_sync(struct pya_card *card) {
     for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
         if (queue->head == NULL) {
             continue;
         }
-        pya_status st = queue->fence->is_foreign ? pya_device_sync(card->dev)
-                                                 : pya_device_stream_sync(card->dev, queue->stream);
-        if (st == PYA_E_DEVICE || st == PYA_E_STREAM) {
-            st = pya_device_sync(card->dev); /* a destroyed stream never answers again */
-        }
+        pya_status st = queue_wait(card, queue);
         if (st != PYA_OK) {
             return st;
         }

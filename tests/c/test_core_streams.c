@@ -395,7 +395,26 @@ test_default_streams_of_devices(void) {
     world_fini(&world);
 }
 
+/* Waiting for a stream that another library may have destroyed, or of another device: its event tells, which waiting
+ * for the own device would not. */
+static void
+test_events_are_waited_for(void) {
+    struct world world = {.config = {.capacity_bytes = 64 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
+    world_init(&world, "");
+    pya_dptr ptr = take(&world, 4 * MIB, ONE);
+    CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
+    CHECK(pya_note_foreign_stream(world.heap, TWO));
+    CHECK_OK(pya_sim_use(world.sim, TWO, ptr, 4 * MIB));
+    give(&world, ptr);
+    pya_sim_set_destroyed(world.sim, TWO, true);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(calls(&world, PYA_SIM_EVENT_SYNC), 1);
+    CHECK_EQ(reserved(&world), 0);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"events_are_waited_for", test_events_are_waited_for},
     {"default_streams_of_devices", test_default_streams_of_devices},
     {"addresses_run_out", test_addresses_run_out},
     {"event_that_failed_once", test_event_that_failed_once},
