@@ -307,7 +307,9 @@ class Analysis:
             return "optimizer state"
         if names & {"_engine_run_backward", "backward"} or _is_autograd(frames):
             return "gradients"
-        is_layer = any("/torch/nn/modules/" in file and name == "__init__" for name, file, _ in frames)
+        is_layer = any(
+            "/torch/nn/modules/" in file and name == "__init__" for name, file, _ in frames
+        )
         if is_layer or names & {"_apply", "convert", "_load_from_state_dict"}:
             return "parameters"
         if names & {"forward", "_call_impl"}:
@@ -368,7 +370,8 @@ class Analysis:
         def name(block: Block) -> str:
             if not block.module:
                 return f"(no module: {self.category(block)})"
-            layer = in_all_layers(f"{block.module}.")  # a layer itself, if others have modules inside
+            # A layer itself, if others have modules inside.
+            layer = in_all_layers(f"{block.module}.")
             family = in_all_layers(block.module)
             if any(each.startswith(layer) for each in members):
                 family = layer[:-1]

@@ -359,7 +359,9 @@ def summary(result: Result) -> str:
         f"and {result.launches:,} kernels (which computed nothing)",
     ]
     if result.exit_code > 128 and result.device_calls == 0:
-        figures = ["  figures          none, it could not tell them any more (after Ctrl-C, SIGINT, it can)"]
+        figures = [
+            "  figures          none, it could not tell them any more (after Ctrl-C, SIGINT, it can)"
+        ]
     lines = [
         f"pyalloc dryrun: PyTorch {result.torch}, {allocator} allocator, {_size(result.memory)} per device",
         *figures,

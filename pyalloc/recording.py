@@ -217,7 +217,8 @@ class Recorder:
     told_oom: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
-    is_extra: bool = False  # of a process beside the one that was meant: nobody misses it if it is empty
+    # Of a process beside the one that was meant: nobody misses it if it is empty.
+    is_extra: bool = False
 
     # ---- marks ----
 

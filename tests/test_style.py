@@ -78,8 +78,9 @@ def test_clang_tidy() -> None:
 
 
 def test_ruff() -> None:
-    done = run(tool("ruff"), "check", ".")
-    assert done.returncode == 0, done.stdout[-4000:]
+    for command in (["check", "."], ["format", "--check", "."]):
+        done = run(tool("ruff"), *command)
+        assert done.returncode == 0, done.stdout[-4000:]
 
 
 def test_mypy() -> None:

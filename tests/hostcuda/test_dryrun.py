@@ -145,7 +145,9 @@ def test_exit_codes_and_errors_pass_through(torch_found: hostcuda.Torch, tmp_pat
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 37
     assert "ended with exit code 37" in err
-    assert "in 1 copy; no kernel ran, so sizes and errors that depend on these values are wrong" in err
+    assert (
+        "in 1 copy; no kernel ran, so sizes and errors that depend on these values are wrong" in err
+    )
 
 
 def test_ctrl_c_reaches_the_program_and_the_summary_still_comes(

@@ -173,7 +173,10 @@ os._exit(0)  # Python 3.11 may abort while it shuts down right after a backward 
 @pytest.mark.parametrize("hook", ["0", "1"])
 def test_nccl_process_group(tmp_path: Path, hook: str) -> None:
     """Its watcher of segments takes a snapshot through C++; hook: asked for by name too, which older torches need."""
-    variables = {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": hook, "TORCH_DIST_USE_NCCL2": str(1 - int(hook))}
+    variables = {
+        "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": hook,
+        "TORCH_DIST_USE_NCCL2": str(1 - int(hook)),
+    }
     assert run("-c", NCCL, str(tmp_path / "store"), **variables).split() == ["done"]
 
 

@@ -131,7 +131,11 @@ def test_another_librarys_allocator_is_not_called_use_of_cuda(dry_python) -> Non
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [("hooks", "_cuda_functions"), ("hooks", "_accelerator_functions"), ("install", "_prepare_compiler")],
+    [
+        ("hooks", "_cuda_functions"),
+        ("hooks", "_accelerator_functions"),
+        ("install", "_prepare_compiler"),
+    ],
 )
 def test_a_failed_install_changes_nothing(dry_python, owner: str, name: str) -> None:  # type: ignore[no-untyped-def]
     dry_python(
