@@ -256,10 +256,7 @@ def _serve(allocator: str) -> None:
         with os.fdopen(read, "rb") as pipe:
             data = pipe.read()
         _, status = os.waitpid(child, 0)
-        print(
-            data.decode() or json.dumps({"error": f"the replay died with status {status}"}),
-            flush=True,
-        )
+        print(data.decode() or json.dumps({"died": status}), flush=True)
 
 
 @dataclass(frozen=True)
@@ -291,6 +288,10 @@ class SpeedRequest:
     capacity: int = 128 << 30
 
 
+class Died(RuntimeError):
+    """The process of a replay ended without an answer."""
+
+
 class TorchReplay:
     """A process with torch loaded that replays on request; a context manager.
 
@@ -320,6 +321,8 @@ class TorchReplay:
         if not line:
             raise RuntimeError("the replay process ended; its messages are above")
         answer: dict[str, Any] = json.loads(line)
+        if "died" in answer:
+            raise Died(f"the replay died with status {answer['died']}")
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer

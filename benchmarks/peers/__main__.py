@@ -8,7 +8,8 @@ interface, in real torch on the host-memory CUDA runtime.  Columns, for the reco
 
 * peak/live: peak device bytes over peak live bytes with ample memory; RMM's pool grows from 2 MiB by its own rule;
 * min/live: the smallest capacity that completes, by bisection in torch (one that completes by chance below it is not
-  looked for); RMM's pool is the whole card from the start there, where it does best;
+  looked for; where a process dies it does not complete, and that is told); RMM's pool is the whole card from the start
+  there, where it does best;
 * ns: one allocation or free once everything is cached, time inside device calls apart (best of three passes).
 
 Then nanoseconds of one allocate and free in the patterns of benchmarks.speed.
@@ -32,7 +33,7 @@ from benchmarks.peers import building
 from benchmarks.peers.building import Peer
 from benchmarks.speed import measure, patterns
 from benchmarks.suite import Trace, suite
-from benchmarks.torch_replay import ALLOCATORS, TorchReplay
+from benchmarks.torch_replay import ALLOCATORS, Died, TorchReplay
 from pyalloc import _core
 from pyalloc.analysis import PAGE
 
@@ -50,6 +51,7 @@ class Row:
     peak_bytes: int
     min_bytes: int
     ns_per_op: float
+    n_died: int = 0
 
     @property
     def peak_live(self) -> float:
@@ -92,11 +94,19 @@ def row_of(trace: Trace, path: Path, name: str, ample: TorchReplay, short: Torch
     live = info["peak_live_bytes"]
     whole = ample.replay(path, ample_bytes(live), passes=4)
 
+    n_died = 0
+
     def fits(capacity: int) -> bool:
-        return bool(short.replay(path, capacity)["completed"])
+        nonlocal n_died
+        try:
+            return bool(short.replay(path, capacity)["completed"])
+        except Died:
+            n_died += 1
+            return False
 
     smallest = least(fits, live // PAGE * PAGE - PAGE, ample_bytes(live))
-    return Row(trace.name, name, live, whole["peak_bytes"], smallest, whole["warm_ns_per_op"])
+    ns = whole["warm_ns_per_op"]
+    return Row(trace.name, name, live, whole["peak_bytes"], smallest, ns, n_died)
 
 
 def table(rows: list[Row], names: list[str]) -> str:
@@ -116,6 +126,11 @@ def table(rows: list[Row], names: list[str]) -> str:
         lines.append(f"{trace:18}" + "".join(cell([mine[name]]) for name in names))
     means = [cell([row for row in rows if row.allocator == name]) for name in names]
     lines.append(f"{'geometric mean':18}" + "".join(means))
+    for row in rows:
+        if row.n_died:
+            lines.append(
+                f"{row.trace}, {row.allocator}: {row.n_died} of the smaller capacities ended the process"
+            )
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import hostcuda
 from benchmarks.peers import building
-from benchmarks.peers.__main__ import Row, least, table
+from benchmarks.peers.__main__ import Row, least, row_of, table
 from benchmarks.suite import suite
 from benchmarks.torch_replay import TorchReplay
 from pyalloc.analysis import PAGE
@@ -28,6 +28,8 @@ void *foreign_alloc(ssize_t bytes, int device, void *stream) {
 }
 void foreign_free(void *block, ssize_t bytes, int device, void *stream) { cudaFree(block); }
 """
+#: as a library that does not look at what the driver said
+CARELESS = "#include <stdlib.h>" + PLAIN.replace(": NULL", ": (abort(), NULL)")
 
 
 def test_least_finds_the_smallest_page() -> None:
@@ -63,13 +65,31 @@ def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "no clone of GMLake" in str(building.why_not(tmp_path))
 
 
+def built(text: str, folder: Path) -> Path:
+    """The library of that source."""
+    source, library = folder / "foreign.c", folder / "libforeign.so"
+    source.write_text(text)
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    return library
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_where_a_library_ends_the_process_it_does_not_fit(tmp_path: Path) -> None:
+    library = built(CARELESS, tmp_path)
+    trace = suite(["two_phases"])[0]
+    with TorchReplay(str(library)) as server:
+        row = row_of(trace, trace.write(tmp_path), "careless", server, server)
+    assert row.n_died > 0
+    assert row.min_bytes >= row.live_bytes
+    assert "ended the process" in table([row], ["careless"])
+
+
 @pytest.mark.torch
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_a_foreign_library_is_replayed_through_torch(tmp_path: Path) -> None:
     """cudaMalloc for each block: its peak is what was live, and every request is a device call."""
-    source, library = tmp_path / "plain.c", tmp_path / "libplain.so"
-    source.write_text(PLAIN)
-    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    library = built(PLAIN, tmp_path)
     trace = suite(["two_phases"])[0]
     with TorchReplay(str(library)) as server:
         answer = server.replay(trace.write(tmp_path))
