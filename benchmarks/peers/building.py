@@ -115,7 +115,7 @@ def rmm() -> Peer:
 
 
 def gmlake(clone: Path) -> Peer:
-    """GMLake, stitching from 2 MiB on; by default it would from 512 MiB on, more than any block here.
+    """GMLake, stitching from 2 MiB on; by default it would from 512 MiB on, more than nearly every block here.
 
     Raises:
         subprocess.CalledProcessError: the compiler's messages are on standard error.
