@@ -48,9 +48,8 @@ def reserve(bytes: Size, device: Device = None) -> None:
     """
     index = index_of(device)
     wanted = _bytes(bytes)
-    _core.get_limit(
-        index, False
-    )  # raises where pyalloc is not installed, before _stream() starts CUDA
+    # Raises where pyalloc is not installed, before _stream() starts CUDA.
+    _core.get_limit(index, False)
     _core.reserve(index, wanted, _stream(index))
 
 

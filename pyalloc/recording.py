@@ -339,9 +339,8 @@ class Recorder:
         import torch
 
         self._detach()
-        if (
-            torch._C._cuda_isHistoryEnabled()
-        ):  # torch complains where the program switched it off itself
+        # torch complains where the program switched it off itself.
+        if torch._C._cuda_isHistoryEnabled():
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def _detach(self) -> None:

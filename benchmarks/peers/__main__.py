@@ -191,7 +191,11 @@ def main() -> int:
             return stack.enter_context(server)
 
         ample = {peer.name: serve(peer, peer.environment) for peer in peers}
-        short = {peer.name: serve(peer, peer.short_environment) for peer in peers}
+        short = {
+            peer.name: serve(peer, {**peer.environment, **peer.short_environment})
+            for peer in peers
+            if peer.short_environment
+        }
         asked = [replace(p, ask=replace(p.ask, n=PAIRS)) for p in patterns(scaling=False)]
         results = measure(asked, ample, arguments.rounds, arguments.quiet)
         progress = Progress(len(chosen) * len(names), arguments.quiet)
@@ -199,7 +203,7 @@ def main() -> int:
         for trace in chosen:
             path = trace.write(folder)
             for name in names:
-                rows.append(row_of(trace, path, name, ample[name], short[name]))
+                rows.append(row_of(trace, path, name, ample[name], short.get(name, ample[name])))
                 progress.step(f"{trace.name}, {name}")
         about = {"torch": ample["pyalloc"].torch, "rmm": building.RMM_VERSION, "commit": commit()}
     if arguments.json:

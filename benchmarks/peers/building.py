@@ -42,7 +42,7 @@ class Peer:
         name: as the tables call it.
         library: with foreign_alloc and foreign_free.
         environment: variables it needs.
-        short_environment: those for a small device, where they differ.
+        short_environment: variables beside these on a small device.
     """
 
     name: str
@@ -111,7 +111,7 @@ def rmm() -> Peer:
     flags += ["-DFMT_HEADER_ONLY", "-DSPDLOG_FMT_EXTERNAL"]
     library = _compile(HERE / "rmm.cpp", [headers, *bundled, *_cuda_headers()], flags)
     quiet = {"RMM_DEBUG_LOG_FILE": os.devnull}  # in the current folder otherwise
-    return Peer("rmm", library, quiet, {**quiet, "PYALLOC_BENCH_WHOLE_CARD": "1"})
+    return Peer("rmm", library, quiet, {"PYALLOC_BENCH_WHOLE_CARD": "1"})
 
 
 def gmlake(clone: Path) -> Peer:
@@ -131,5 +131,4 @@ def gmlake(clone: Path) -> Peer:
         source = (clone / GMLAKE_SOURCE).resolve()
         flags = ["-w", "-Dc10=gmlake_c10", f'-DGMLAKE_SOURCE="{source}"']
         library = _compile(HERE / "gmlake.cpp", [headers, *torch, *_cuda_headers()], flags)
-    limit = {"fragLimit": str(2 << 20)}
-    return Peer("gmlake", library, limit, limit)
+    return Peer("gmlake", library, {"fragLimit": str(2 << 20)})

@@ -134,7 +134,7 @@ cuda_enter_scope(struct cuda *cuda, struct cuda_scope *scope) {
     return PYA_OK;
 }
 
-/* For a scope within a visit only what cuda_enter_stream() added. */
+/* For a scope within a visit only what cuda_enter_for() added. */
 static void
 cuda_leave(struct cuda_scope *scope) {
     const struct cuda_driver *driver = scope->cuda->driver;
