@@ -12,7 +12,7 @@ ample memory and then at the capacities around the smallest that suffices.  Colu
 * calls: device calls in the whole run / in its second half, one for each 2 MiB page created or mapped;
 * ms: modelled device time (the one cost table, csrc/device/sim_cost.h), [low, high] with that table's ranges; behind
   the geometric means, the same over native's;
-* ns/op: torch's raw_alloc and raw_delete through the interface, once everything is cached (best of the later passes),
+* ns/op: torch's raw_alloc and raw_delete through the interface, once everything is cached (best of three turns),
   and behind a plus the time inside device calls that were made nevertheless, which here are system calls.
 
 Where torch is missing, everything but ns/op comes from the policy models alone, and that is said.
@@ -297,7 +297,7 @@ def measure_all(
         paths = {trace.name: path for trace, path in traces}
         for row in rows:
             with servers.lend(row.allocator) as server:
-                answer = server.replay(paths[row.trace], ample_bytes(row.live_bytes), passes=4)
+                answer = server.replay(paths[row.trace], ample_bytes(row.live_bytes), turns=3)
                 row.ns_per_op = answer.get("warm_ns_per_op")
                 row.device_ns_per_op = answer.get("warm_device_ns_per_op")
     return rows

@@ -4,18 +4,18 @@
 
 Through c10's own interface on the host-memory CUDA runtime: raw_alloc + raw_delete ("raw"), or allocate + the DataPtr's
 deleter ("DataPtr").  A number is nanoseconds for one allocate and one free together, the median of batches of 200
-pairs; p99 is of those batches.  Each pattern runs in a fresh process for each allocator, the allocators taking turns in
-every round; the table shows the median round and, as the spread, the fastest and the slowest.  The ratio is native's
-number over pyalloc's.  Behind a pattern stands what pyalloc takes through torch's wrapper for foreign allocators, as
-where torch's own methods are not found (PYALLOC_FAST_PATH=0).  Then what a process pays besides: its start, and host
-memory (benchmarks/costs.py).  Before anything is timed, the traces' test (tests/benchmarks)
-has checked the answers; here the blocks of each pattern are only counted.
+pairs; p99 is of those batches.  In every round each pattern runs in a fresh process for each allocator, and these take
+turns of 1 to 100 ms, so that what disturbs a shared machine disturbs all of them: the table shows the median turn, and
+the median of native's turns over pyalloc's next to them, with its quartiles.  Behind a pattern stands what pyalloc
+takes through torch's wrapper for foreign allocators, as where torch's own methods are not found (PYALLOC_FAST_PATH=0).
+Then what a process pays besides: its start, and host memory (benchmarks/costs.py).  Before anything is timed, the
+traces' test (tests/benchmarks) has checked the answers; here the blocks of each pattern are only counted.
 
---loops: the recorded loops too: nanoseconds for each operation once everything is cached, in the allocator itself; the
-time inside device calls, which on the host-memory runtime are system calls, is counted apart and printed behind it for
-all three.  --scaling: 10^2 to 10^6 live blocks
-with the 99.999th percentile of single pairs in processor time, beside that of as many steps of the same length which
-ask no allocator: what interrupts and other processes add to any of them.
+--loops: the recorded loops too: nanoseconds for each operation once everything is cached (after a first pass; a turn is
+as many passes as make 50,000 operations), in the allocator itself; the time inside device calls, which on the
+host-memory runtime are system calls, is counted apart and printed behind it for all three, with the calls of a pass.
+--scaling: 10^2 to 10^6 live blocks with the 99.999th percentile of single pairs in processor time, beside that of as
+many steps of the same length which ask no allocator: what interrupts and other processes add to any of them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,19 @@ from typing import Any
 from benchmarks import costs, hostcuda, plots
 from benchmarks.memory import ample_bytes, commit, geometric
 from benchmarks.suite import suite
-from benchmarks.torch_replay import ALLOCATORS, THROUGH_WRAPPER, SpeedRequest, TorchReplay
+from benchmarks.torch_replay import (
+    ALLOCATORS,
+    THROUGH_WRAPPER,
+    ReplayRequest,
+    SpeedRequest,
+    TorchReplay,
+    in_turns,
+)
 from pyalloc import _core
 
 KIB, MIB = 1 << 10, 1 << 20
+#: turns of each round
+TURNS = 10
 #: pyalloc as a pluggable allocator, without the methods of torch that it takes over
 WRAPPED = "pyalloc, wrapped"
 
@@ -79,35 +88,54 @@ def patterns(scaling: bool) -> list[Pattern]:
     return rows
 
 
+def in_rounds(
+    servers: dict[str, TorchReplay], requests: list[SpeedRequest] | list[ReplayRequest]
+) -> dict[str, list[dict[str, Any]]]:
+    """The answers of each allocator, a round for each request."""
+    rounds = [in_turns(servers, request) for request in requests]
+    return {name: [answers[name] for answers in rounds] for name in servers}
+
+
+def figures(ns: list[float], native_ns: list[float]) -> dict[str, Any]:
+    """The median turn, the fastest and the slowest; native's turns over these, turn by turn."""
+    ratios = [theirs / own for theirs, own in zip(native_ns, ns, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {
+        "ns": statistics.median(ns),
+        "fastest_ns": min(ns),
+        "slowest_ns": max(ns),
+        "ratio": middle,
+        "ratio_quartiles": [low, high],
+    }
+
+
 def measure(
     rows: list[Pattern], servers: dict[str, TorchReplay], rounds: int, quiet: bool
 ) -> list[dict[str, Any]]:
-    """One result for each pattern and allocator, the allocators taking turns in every round."""
+    """One result for each pattern and allocator."""
     results = []
     for pattern in rows:
-        names = [name for name in servers if pattern.wrapped or name != WRAPPED]
-        answers: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        for number in range(rounds):
-            for name in names:
-                answers[name].append(servers[name].speed(replace(pattern.ask, seed=number + 1)))
+        asked = {name: one for name, one in servers.items() if pattern.wrapped or name != WRAPPED}
+        requests = [replace(pattern.ask, turns=TURNS, seed=n + 1) for n in range(rounds)]
+        answers = in_rounds(asked, requests)
+        turns = {
+            name: [ns for answer in mine for ns in answer["turn_ns"]]
+            for name, mine in answers.items()
+        }
         for name, all_rounds in answers.items():
-            ns = [answer["median_ns"] for answer in all_rounds]
+
+            def middle(key: str, of: list[dict[str, Any]] = all_rounds) -> float:
+                return statistics.median(answer[key] for answer in of)
+
             results.append(
                 {
                     "pattern": pattern.name,
                     "allocator": name,
-                    "ns": statistics.median(ns),
-                    "fastest_ns": min(ns),
-                    "slowest_ns": max(ns),
-                    "p99_ns": statistics.median(answer["p99_ns"] for answer in all_rounds),
-                    "p99999_ns": statistics.median(answer["worst_ns"] for answer in all_rounds)
-                    or None,
-                    "machine_p99999_ns": statistics.median(
-                        answer["machine_ns"] for answer in all_rounds
-                    )
-                    or None,
-                    "least_share": statistics.median(answer["least_share"] for answer in all_rounds)
-                    or None,
+                    **figures(turns[name], turns["native"]),
+                    "p99_ns": middle("p99_ns"),
+                    "p99999_ns": middle("worst_ns") or None,
+                    "machine_p99999_ns": middle("machine_ns") or None,
+                    "least_share": middle("least_share") or None,
                     "n": all_rounds[0]["n"],
                     "rounds": rounds,
                     "target": pattern.target,
@@ -123,27 +151,27 @@ def measure_loops(
 ) -> list[dict[str, Any]]:
     """Nanoseconds for each operation of the recorded loops once everything is cached, and the device calls left."""
     results = []
+    asked = {name: servers[name] for name in ALLOCATORS}
     for trace in suite():
         if trace.kind == "generated":
             continue
         path = trace.write(folder)
         capacity = ample_bytes(_core.Program(path).info()["peak_live_bytes"])
-        for name in ALLOCATORS:
-            server = servers[name]
-            passes = [server.replay(path, capacity, passes=3) for _ in range(rounds)]
-            ns = [answer["warm_ns_per_op"] for answer in passes]
+        answers = in_rounds(asked, [ReplayRequest(str(path), capacity, TURNS)] * rounds)
+        # each turn: nanoseconds outside of device calls, inside, calls of a pass
+        turns = {
+            name: [t for answer in mine for t in answer["turns"]] for name, mine in answers.items()
+        }
+        for name, mine in turns.items():
+            outside, inside, calls = zip(*mine, strict=True)
             results.append(
                 {
                     "pattern": f"loop {trace.name}",
                     "allocator": name,
-                    "ns": statistics.median(ns),
-                    "fastest_ns": min(ns),
-                    "slowest_ns": max(ns),
-                    "device_calls": passes[0]["warm_calls"],
-                    "device_ns": statistics.median(
-                        answer["warm_device_ns_per_op"] for answer in passes
-                    ),
-                    "n": passes[0]["ops"],
+                    **figures(outside, [ns for ns, _, _ in turns["native"]]),
+                    "device_calls": int(statistics.median(calls)),
+                    "device_ns": statistics.median(inside),
+                    "n": answers[name][0]["ops"],
                     "rounds": rounds,
                     "target": 3.0,
                 }
@@ -153,20 +181,20 @@ def measure_loops(
 
 def table(results: list[dict[str, Any]]) -> str:
     """The results as text."""
-    head = f"{'native':>8}{'expand.':>8}{'pyalloc':>8}{'spread':>12}{'p99':>6}{'ratio':>7}"
+    head = f"{'native':>8}{'expand.':>8}{'pyalloc':>8}{'p99':>6}{'ratio':>7}{'quartiles':>12}"
     lines = [f"{'ns for one allocate + free':36}{head}"]
     ratios = []
     for name in dict.fromkeys(result["pattern"] for result in results):
         part = {result["allocator"]: result for result in results if result["pattern"] == name}
         ours = part["pyalloc"]
-        ratio = part["native"]["ns"] / ours["ns"]
+        ratio = ours["ratio"]
         ratios.append(ratio)
-        spread = f"{ours['fastest_ns']:.0f}..{ours['slowest_ns']:.0f}"
+        low, high = ours["ratio_quartiles"]
         p99 = f"{ours['p99_ns']:.0f}" if ours.get("p99_ns") else "-"
         line = (
             f"{name:36}"
             + "".join(f"{part[a]['ns']:8.0f}" for a in ALLOCATORS)
-            + f"{spread:>12}{p99:>6}{ratio:6.1f}x"
+            + f"{p99:>6}{ratio:6.1f}x{f'{low:.1f}..{high:.1f}':>12}"
         )
         if ours["target"] is not None:
             line += f" (want {ours['target']:.0f})" if ratio < ours["target"] else ""
@@ -251,7 +279,7 @@ def main() -> int:
         n = sorted({result["n"] for result in results if "threads" not in result["pattern"]})
         print(
             f"torch {about['torch']} on the host-memory runtime; n {n[0]}..{n[-1]}, {arguments.rounds} rounds with "
-            f"seeds 1..{arguments.rounds}; commit {about['commit']}"
+            f"seeds 1..{arguments.rounds}, {TURNS} turns in each; commit {about['commit']}"
         )
     if arguments.plot is not None:
         plot(results, arguments.plot)

@@ -145,7 +145,7 @@ def test_peers(benchmark: Any, tmp_path: Path) -> None:
     peer = building.rmm()
     path = suite(["gan"])[0].write(tmp_path)
     with TorchReplay(str(peer.library), environment=peer.environment) as server:
-        told.run(benchmark, lambda: server.replay(path, passes=2)["warm_ns_per_op"] / 1e9, rounds=1)
+        told.run(benchmark, lambda: server.replay(path, turns=1)["warm_ns_per_op"] / 1e9, rounds=1)
 
 
 @in_torch
@@ -155,7 +155,7 @@ def test_loop(benchmark: Any, server: TorchReplay, tmp_path: Path) -> None:
     path = suite(["gan"])[0].write(tmp_path)
 
     def ask() -> float:
-        answer = server.replay(path, passes=2)
+        answer = server.replay(path, turns=1)
         assert answer["completed"]
         return float(answer["warm_ns_per_op"]) / 1e9
 

@@ -11,10 +11,13 @@ import argparse
 import ctypes
 import json
 import os
+import statistics
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ALLOCATORS = ("native", "expandable", "pyalloc")
 #: the environment in which pyalloc goes through torch's wrapper, as where torch's own methods are not found
 THROUGH_WRAPPER = {"PYALLOC_FAST_PATH": "0"}
+#: operations of a warm turn at least: what the turn before left cold is then a small part
+TURN_OPS = 50_000
 #: host-memory calls that are device calls of the allocator
 MEMORY_CALLS = (
     "cudaMalloc",
@@ -94,13 +99,31 @@ class _Result(ctypes.Structure):
 
 class _Speed(ctypes.Structure):
     _fields_ = (
-        ("median_ns", ctypes.c_double),
         ("p99_ns", ctypes.c_double),
         ("worst_ns", ctypes.c_double),
         ("machine_ns", ctypes.c_double),
         ("least_share", ctypes.c_double),
         ("n", ctypes.c_uint64),
     )
+
+
+class _Turns(ctypes.Structure):
+    _fields_ = (
+        ("n", ctypes.c_uint64),
+        ("wait", ctypes.CFUNCTYPE(None)),
+        ("ns", ctypes.POINTER(ctypes.c_double)),
+    )
+
+
+def _no_wait() -> None:
+    """For a process that measures alone."""
+
+
+def _wait_for_turn(out: int) -> None:
+    """In the fork: says on ``out`` that the next part could begin, returns when :func:`in_turns` wants it."""
+    os.write(out, b'{"turn": true}\n')
+    if not os.read(0, 1):
+        os._exit(1)  # nobody asks any more
 
 
 def _open_cuda(allocator: str, capacity: int, n_devices: int, caller: ctypes.CDLL) -> ctypes.CDLL:
@@ -132,32 +155,47 @@ def _open_cuda(allocator: str, capacity: int, n_devices: int, caller: ctypes.CDL
     return runtime
 
 
-def _speed_here(request: dict[str, Any], allocator: str, caller: ctypes.CDLL) -> dict[str, Any]:
+def _speed_here(
+    request: dict[str, Any], allocator: str, caller: ctypes.CDLL, wait: Callable[[], None]
+) -> dict[str, Any]:
     """In the fork: times one pattern (benchmarks/c10/speed.cpp)."""
     _open_cuda(allocator, request["capacity"], 1, caller)
     numbers = [request[name] for name in ("n_live", "max_bytes", "equal", "lifo", "data_ptr")]
     # struct workload: two 64-bit numbers, then three flags
     work = struct.pack("<QQiii4x", *map(int, numbers))
     out = _Speed()
+    ns = (ctypes.c_double * request["turns"])()
+    turns = _Turns(len(ns), ctypes.CFUNCTYPE(None)(wait), ns)
     if request["threads"]:
         caller.c10_threads(
             work,
             request["threads"],
             os.cpu_count() or 1,
             ctypes.c_double(request["seconds"]),
+            ctypes.byref(turns),
             ctypes.byref(out),
         )
     else:
         n, seed, tail = request["n"], request["seed"], int(request["tail"])
-        caller.c10_pairs(work, ctypes.c_uint64(n), ctypes.c_uint64(seed), tail, ctypes.byref(out))
-    return {name: getattr(out, name) for name, _ in _Speed._fields_}
+        caller.c10_pairs(
+            work,
+            ctypes.c_uint64(n),
+            ctypes.c_uint64(seed),
+            tail,
+            ctypes.byref(turns),
+            ctypes.byref(out),
+        )
+    answer = {name: getattr(out, name) for name, _ in _Speed._fields_}
+    return {**answer, "turn_ns": list(ns), "median_ns": statistics.median(ns)}
 
 
 def _replay_here(
-    path: str, capacity: int, allocator: str, passes: int, caller: ctypes.CDLL
+    request: dict[str, Any], allocator: str, caller: ctypes.CDLL, wait: Callable[[], None]
 ) -> dict[str, Any]:
     """In the fork: opens CUDA with the capacity and replays."""
     import torch
+
+    path, capacity, turns = (request[name] for name in ("path", "capacity", "turns"))
 
     message = ctypes.create_string_buffer(256)
     program = ctypes.c_void_p(caller.c10_load(os.fsencode(path), message, 256))
@@ -165,7 +203,7 @@ def _replay_here(
         raise RuntimeError(message.value.decode())
     n_ops, live, n_streams, n_devices, n_pools = (ctypes.c_uint64() for _ in range(5))
     caller.c10_info(program, *map(ctypes.byref, (n_ops, live, n_streams, n_devices, n_pools)))
-    passes = 1 if n_pools.value else passes  # a released pool cannot be begun again
+    turns = 0 if n_pools.value else turns  # a released pool cannot be begun again
     devices = range(max(1, n_devices.value))
     runtime = _open_cuda(allocator, capacity, len(devices), caller)
     side = [torch.cuda.Stream() for _ in range(max(0, n_streams.value - 1))]
@@ -192,7 +230,7 @@ def _replay_here(
     )(pool)
     result = _Result()
     callback = ctypes.CFUNCTYPE(ctypes.c_uint64)(lambda: sum(calls().values()))
-    caller.c10_run(program, streams, int(passes > 1), callback, pool_callback, ctypes.byref(result))
+    caller.c10_run(program, streams, int(turns > 0), callback, pool_callback, ctypes.byref(result))
     trouble = result.trouble.decode(errors="replace")
     completed = result.n_done == n_ops.value
     if not completed and " out of memory" not in trouble:
@@ -211,15 +249,19 @@ def _replay_here(
         "ns_per_op": result.ns / max(1, n_ops.value),
     }
     # Again, now with everything cached: what the allocator itself costs, and apart from it what device calls do.
-    warm = []
-    for _ in range(passes - 1 if completed else 0):
-        before = sum(calls().values())
-        caller.c10_run(program, streams, 1, callback, pool_callback, ctypes.byref(result))
-        inside = result.device_ns / max(1, n_ops.value)
-        outside = result.ns / max(1, n_ops.value) - inside
-        warm.append((outside, inside, sum(calls().values()) - before))
-    if warm:
-        row["warm_ns_per_op"], row["warm_device_ns_per_op"], row["warm_calls"] = min(warm)
+    row["turns"] = []
+    for _ in range(turns if completed else 0):
+        wait()
+        passes = []
+        for _ in range(max(1, TURN_OPS // max(1, n_ops.value))):
+            before = sum(calls().values())
+            caller.c10_run(program, streams, 1, None, pool_callback, ctypes.byref(result))
+            inside = result.device_ns / max(1, n_ops.value)
+            outside = result.ns / max(1, n_ops.value) - inside
+            passes.append((outside, inside, sum(calls().values()) - before))
+        row["turns"].append(sorted(passes)[len(passes) // 2])
+    if row["turns"]:
+        row["warm_ns_per_op"], row["warm_device_ns_per_op"], row["warm_calls"] = min(row["turns"])
     return row
 
 
@@ -238,16 +280,14 @@ def _serve(allocator: str) -> None:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
+            out = os.dup(1)
             os.dup2(
                 os.open(os.devnull, os.O_WRONLY), 1
             )  # answers are read there; libraries may print
+            wait = partial(_wait_for_turn, out) if request["together"] else _no_wait
             try:
-                if "path" in request:
-                    row = _replay_here(
-                        request["path"], request["capacity"], allocator, request["passes"], caller
-                    )
-                else:
-                    row = _speed_here(request, allocator, caller)
+                here = _replay_here if "path" in request else _speed_here
+                row = here(request, allocator, caller, wait)
             except Exception as error:  # the parent must get an answer, whatever it is
                 row = {"error": f"{type(error).__name__}: {error}"}
             os.write(write, json.dumps(row).encode())
@@ -269,6 +309,7 @@ class SpeedRequest:
         lifo: always the last block is replaced, else a random one.
         data_ptr: allocate() and the DataPtr's deleter instead of raw_alloc and raw_delete.
         n: pairs timed, after as many to settle.
+        turns: parts in which they are timed, each with a figure of its own.
         seed: of the random sizes and choices.
         tail: also the 99.999th percentile of single pairs.
         threads: as many threads for `seconds` instead of n pairs.
@@ -280,12 +321,29 @@ class SpeedRequest:
     equal: bool = False
     lifo: bool = False
     data_ptr: bool = False
-    n: int = 100_000
+    n: int = 200_000
+    turns: int = 1
     seed: int = 1
     tail: bool = False
     threads: int = 0
     seconds: float = 1.0
     capacity: int = 128 << 30
+
+
+@dataclass(frozen=True)
+class ReplayRequest:
+    """A trace to replay.
+
+    Attributes:
+        path: of the trace.
+        capacity: bytes of device memory; 0 is ample.
+        turns: the same operations again so many times with everything cached, for the time; in a turn as many passes
+            as make TURN_OPS operations, of which the median counts.
+    """
+
+    path: str
+    capacity: int = 0
+    turns: int = 0
 
 
 class Died(RuntimeError):
@@ -327,26 +385,37 @@ class TorchReplay:
             raise RuntimeError(answer["error"])
         return answer
 
-    def replay(self, path: Path, capacity: int = 0, passes: int = 1) -> dict[str, Any]:
-        """One replay in a fresh fork.
-
-        Args:
-            path: a trace.
-            capacity: bytes of device memory; 0 is ample.
-            passes: above 1, the same operations again with everything cached, for the time.
+    def replay(self, path: Path, capacity: int = 0, turns: int = 0) -> dict[str, Any]:
+        """One replay in a fresh fork; see :class:`ReplayRequest`.
 
         Raises:
             RuntimeError: it failed with something else than out of memory.
         """
-        return self._ask({"path": str(path), "capacity": capacity, "passes": passes})
+        return self.ask(ReplayRequest(str(path), capacity, turns))
 
     def speed(self, request: SpeedRequest) -> dict[str, Any]:
         """Nanoseconds of one allocate and one free together, in a fresh fork."""
-        return self._ask(asdict(request))
+        return self.ask(request)
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, request: SpeedRequest | ReplayRequest) -> dict[str, Any]:
+        """The answer of a fresh fork."""
+        self._send({**asdict(request), "together": False})
+        return self._answer()
+
+    def _send(self, request: dict[str, Any]) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+
+    def begin(self, request: SpeedRequest | ReplayRequest) -> dict[str, Any]:
+        """Starts a fresh fork up to its first turn; ``{"turn": True}``, or the answer if there is none."""
+        self._send({**asdict(request), "together": True})
+        return self._answer()
+
+    def turn(self) -> dict[str, Any]:
+        """Lets it have its turn, to the next one or to the answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
         self.process.stdin.flush()
         return self._answer()
 
@@ -360,6 +429,21 @@ class TorchReplay:
         self.process.stdin.close()
         self.process.wait(timeout=60)
         self.process.stdout.close()
+
+
+def in_turns(
+    servers: dict[str, TorchReplay], request: SpeedRequest | ReplayRequest
+) -> dict[str, dict[str, Any]]:
+    """The same of several allocators, a turn of one after a turn of the other.
+
+    What disturbs the machine for longer than a turn disturbs all of them.
+    """
+    answers = {name: server.begin(request) for name, server in servers.items()}
+    while any("turn" in answer for answer in answers.values()):
+        for name, server in servers.items():
+            if "turn" in answers[name]:
+                answers[name] = server.turn()
+    return answers
 
 
 if __name__ == "__main__":

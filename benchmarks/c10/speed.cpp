@@ -144,58 +144,13 @@ machine_ns(uint64_t n, double step_ns, const std::vector<held> &blocks, uint64_t
     return slowest;
 }
 
-} // namespace
-
-struct c10_speed {
-    double median_ns; /* of batches, for one allocate and one free together */
-    double p99_ns;
-    double worst_ns;      /* single pair, processor time: 99.999th percentile, only with tail */
-    double machine_ns;    /* the same of as long a step that asks no allocator */
-    double least_share;   /* threads: pairs of the slowest over the mean */
-    uint64_t n;
-};
-
-/* n pairs in batches, after as many to settle. */
-EXPORT void
-c10_pairs(const workload *work, uint64_t n, uint64_t seed, int tail, c10_speed *out) {
-    uint64_t rng = seed;
-    std::vector<held> blocks;
-    fill(*work, blocks, &rng);
-    for (uint64_t i = 0; i < n; i++) {
-        work->step(blocks, work->choose(&rng));
-    }
-    std::vector<double> batches;
-    std::vector<choice> chosen(BATCH);
-    for (uint64_t i = 0; i < n; i += BATCH) {
-        for (choice &one : chosen) {
-            one = work->choose(&rng);
-        }
-        auto began = clock_type::now();
-        for (const choice &one : chosen) {
-            work->step(blocks, one);
-        }
-        batches.push_back(since(began) / BATCH);
-    }
-    std::sort(batches.begin(), batches.end());
-    *out = {batches[batches.size() / 2], batches[batches.size() * 99 / 100], 0, 0, 0, n};
-    if (tail != 0) {
-        out->worst_ns = slowest_ns(n, [&] {
-            const choice one = work->choose(&rng);
-            double began = thread_ns();
-            work->step(blocks, one);
-            return thread_ns() - began;
-        });
-        out->machine_ns = machine_ns(n, out->median_ns, blocks, &rng);
-    }
-    empty(blocks);
-}
-
-/* Threads with a live set each, for a time; median_ns is wall time x cores in use over all pairs. */
-EXPORT void
-c10_threads(const workload *work, unsigned n_threads, unsigned n_cores, double seconds, c10_speed *out) {
+/* Threads with a live set each, for a time: adds what each has done to pairs; wall time x cores in use over all pairs. */
+double
+threads_turn(const workload *work, unsigned n_cores, double seconds, std::vector<uint64_t> &pairs) {
     std::atomic<bool> stop{false};
-    std::vector<uint64_t> pairs(n_threads);
+    std::atomic<uint64_t> all{0};
     std::vector<std::thread> threads;
+    auto n_threads = static_cast<unsigned>(pairs.size());
     auto began = clock_type::now();
     for (unsigned t = 0; t < n_threads; t++) {
         threads.emplace_back([&, t] {
@@ -208,7 +163,8 @@ c10_threads(const workload *work, unsigned n_threads, unsigned n_cores, double s
                 done++;
             }
             empty(blocks);
-            pairs[t] = done;
+            pairs[t] += done;
+            all += done;
         });
     }
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
@@ -216,12 +172,80 @@ c10_threads(const workload *work, unsigned n_threads, unsigned n_cores, double s
     for (std::thread &thread : threads) {
         thread.join();
     }
-    double took = since(began);
+    return since(began) * std::min(n_threads, n_cores) / static_cast<double>(all.load());
+}
+
+} // namespace
+
+/* Several allocators in processes of their own take turns: wait() returns when the next one is ours. */
+struct c10_turns {
+    uint64_t n;
+    void (*wait)();
+    double *ns; /* of each: one allocate and one free together */
+};
+
+struct c10_speed {
+    double p99_ns;        /* of batches */
+    double worst_ns;      /* single pair, processor time: 99.999th percentile, only with tail */
+    double machine_ns;    /* the same of as long a step that asks no allocator */
+    double least_share;   /* threads: pairs of the slowest over the mean */
+    uint64_t n;
+};
+
+/* n pairs in batches, after as many to settle; a turn's figure is the median of its batches. */
+EXPORT void
+c10_pairs(const workload *work, uint64_t n, uint64_t seed, int tail, const c10_turns *turns, c10_speed *out) {
+    uint64_t rng = seed;
+    std::vector<held> blocks;
+    fill(*work, blocks, &rng);
+    for (uint64_t i = 0; i < n; i++) {
+        work->step(blocks, work->choose(&rng));
+    }
+    std::vector<double> batches;
+    std::vector<choice> chosen(BATCH);
+    for (uint64_t turn = 0; turn < turns->n; turn++) {
+        turns->wait();
+        auto first = static_cast<std::ptrdiff_t>(batches.size());
+        for (uint64_t i = 0; i < n / turns->n; i += BATCH) {
+            for (choice &one : chosen) {
+                one = work->choose(&rng);
+            }
+            auto began = clock_type::now();
+            for (const choice &one : chosen) {
+                work->step(blocks, one);
+            }
+            batches.push_back(since(began) / BATCH);
+        }
+        std::sort(batches.begin() + first, batches.end());
+        turns->ns[turn] = batches[(static_cast<size_t>(first) + batches.size()) / 2];
+    }
+    std::sort(batches.begin(), batches.end());
+    *out = {batches[batches.size() * 99 / 100], 0, 0, 0, n};
+    if (tail != 0) {
+        out->worst_ns = slowest_ns(n, [&] {
+            const choice one = work->choose(&rng);
+            double began = thread_ns();
+            work->step(blocks, one);
+            return thread_ns() - began;
+        });
+        out->machine_ns = machine_ns(n, batches[batches.size() / 2], blocks, &rng);
+    }
+    empty(blocks);
+}
+
+EXPORT void
+c10_threads(
+    const workload *work, unsigned n_threads, unsigned n_cores, double seconds, const c10_turns *turns, c10_speed *out) {
+    std::vector<uint64_t> pairs(n_threads);
+    for (uint64_t turn = 0; turn < turns->n; turn++) {
+        turns->wait();
+        turns->ns[turn] = threads_turn(work, n_cores, seconds / static_cast<double>(turns->n), pairs);
+    }
     uint64_t all = 0;
     for (uint64_t n : pairs) {
         all += n;
     }
     double mean = static_cast<double>(all) / n_threads;
     double least = static_cast<double>(*std::min_element(pairs.begin(), pairs.end()));
-    *out = {took * std::min(n_threads, n_cores) / static_cast<double>(all), 0, 0, 0, least / mean, all};
+    *out = {0, 0, 0, least / mean, all};
 }

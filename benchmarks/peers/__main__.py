@@ -10,7 +10,7 @@ interface, in real torch on the host-memory CUDA runtime.  Columns, for the reco
 * min/live: the smallest capacity that completes, by bisection in torch (one that completes by chance below it is not
   looked for; where a process dies it does not complete, and that is told); RMM's pool is the whole card from the start
   there, where it does best;
-* ns: one allocation or free once everything is cached, time inside device calls apart (best of three passes).
+* ns: one allocation or free once everything is cached, time inside device calls apart (best of three turns).
 
 Then nanoseconds of one allocate and free in the patterns of benchmarks.speed.
 """
@@ -92,7 +92,7 @@ def row_of(trace: Trace, path: Path, name: str, ample: TorchReplay, short: Torch
     """Replays with ample memory, then for the smallest capacity."""
     info = _core.Program(path).info()
     live = info["peak_live_bytes"]
-    whole = ample.replay(path, ample_bytes(live), passes=4)
+    whole = ample.replay(path, ample_bytes(live), turns=3)
 
     n_died = 0
 

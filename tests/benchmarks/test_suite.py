@@ -11,11 +11,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import hostcuda, plots
+from benchmarks.speed import figures
 from benchmarks.suite import HELD_OUT, TRACES, suite
+from benchmarks.torch_replay import SpeedRequest, in_turns
 from pyalloc import _core
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,7 +142,41 @@ def test_speed() -> None:
     assert len(rows) == 4 * 4  # native, expandable, pyalloc, and pyalloc through torch's wrapper
     for row in rows:
         assert 0 < row["fastest_ns"] <= row["ns"] <= row["slowest_ns"]
+        low, high = row["ratio_quartiles"]
+        assert 0 < low <= row["ratio"] <= high
+        assert row["ratio"] == 1 or row["allocator"] != "native"
         assert row["n"] > 0
+
+
+class Counted:
+    """In place of a process with torch: says when it was asked."""
+
+    def __init__(self, name: str, n_turns: int, log: list[str]) -> None:
+        self.name, self.left, self.log = name, n_turns, log
+
+    def begin(self, _: SpeedRequest) -> dict[str, Any]:
+        self.log.append(f"{self.name} begins")
+        return {"turn": True} if self.left else {"of": self.name}
+
+    def turn(self) -> dict[str, Any]:
+        self.log.append(self.name)
+        self.left -= 1
+        return {"turn": True} if self.left else {"of": self.name}
+
+
+def test_allocators_take_turns() -> None:
+    log: list[str] = []
+    servers: Any = {name: Counted(name, n, log) for name, n in (("a", 2), ("b", 3), ("c", 0))}
+    assert in_turns(servers, SpeedRequest(1, 512)) == {name: {"of": name} for name in "abc"}
+    assert log == ["a begins", "b begins", "c begins", "a", "b", "a", "b", "b"]
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_slow_moment_does_not_change_the_ratio(moment: int) -> None:
+    slow = [5.0 if turn == moment else 1.0 for turn in range(4)]
+    row = figures([10 * factor for factor in slow], [40 * factor for factor in slow])
+    assert (row["ratio"], row["ratio_quartiles"]) == (4, [4, 4])
+    assert (row["fastest_ns"], row["ns"], row["slowest_ns"]) == (10, 10, 50)
 
 
 def commands() -> set[str]:
