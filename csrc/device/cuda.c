@@ -164,32 +164,46 @@ cuda_enter(struct pya_device *dev, struct cuda_scope *scope) {
     return PYA_OK;
 }
 
+/* The context of another device.  It is torch's too, so nobody minds that it is retained until the process ends. */
+static pya_status
+cuda_context_of(const struct cuda_driver *driver, int device, cuda_context *out) {
+    static cuda_context contexts[PYA_MAX_DEVICES]; /* atomic */
+    *out = __atomic_load_n(&contexts[device], __ATOMIC_ACQUIRE);
+    if (*out != NULL) {
+        return PYA_OK;
+    }
+    cuda_device handle = 0;
+    pya_status status = cuda_report("cuDeviceGet", driver->cuDeviceGet(&handle, device), 0);
+    if (status != PYA_OK) {
+        return status;
+    }
+    cuda_result result = driver->cuDevicePrimaryCtxRetain(out, handle);
+    if (result == CUDA_OK) {
+        __atomic_store_n(&contexts[device], *out, __ATOMIC_RELEASE);
+    }
+    return cuda_report("cuDevicePrimaryCtxRetain", result, 0);
+}
+
 /* As cuda_enter, into the context of another device where the stream is the default stream of that: it is of whatever
- * context is current.  The context is torch's too, so nobody minds that it is retained until the process ends. */
+ * context is current. */
 static pya_status
 cuda_enter_for(struct pya_device *dev, pya_stream stream, struct cuda_scope *scope) {
-    static cuda_context contexts[PYA_MAX_DEVICES]; /* atomic */
     const struct cuda_driver *driver = cuda_from(dev)->driver;
     int other = pya_stream_device(stream);
     pya_status status = cuda_enter(dev, scope);
     if (status != PYA_OK || other < 0 || other >= PYA_MAX_DEVICES) {
         return status;
     }
-    cuda_device handle = 0;
-    cuda_context context = __atomic_load_n(&contexts[other], __ATOMIC_ACQUIRE);
-    cuda_result result = context != NULL ? CUDA_OK : driver->cuDeviceGet(&handle, other);
-    if (result == CUDA_OK && context == NULL) {
-        result = driver->cuDevicePrimaryCtxRetain(&context, handle);
-        __atomic_store_n(&contexts[other], context, __ATOMIC_RELEASE);
+    cuda_context context;
+    status = cuda_context_of(driver, other, &context);
+    if (status == PYA_OK) {
+        status = cuda_report("cuCtxPushCurrent", driver->cuCtxPushCurrent(context), 0);
+        scope->n_pushed += status == PYA_OK;
     }
-    if (result == CUDA_OK) {
-        result = driver->cuCtxPushCurrent(context);
-        scope->n_pushed += result == CUDA_OK;
-    }
-    if (result != CUDA_OK) {
+    if (status != PYA_OK) {
         cuda_leave(scope);
     }
-    return cuda_report("cuCtxPushCurrent", result, 0);
+    return status;
 }
 
 /* Of two devices in turns only the first gains. */

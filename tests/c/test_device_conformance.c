@@ -502,23 +502,31 @@ test_open_refuses(void) {
     pya_device_close(NULL);
 }
 
+/* Calls of that name of the host-memory runtime shall fail.  False: no device, or a card, whose driver does not fail on
+ * request. */
+static bool
+fail_nth(uint64_t n, const char *call, int error) {
+    void (*fail)(uint64_t, const char *, int) = NULL;
+    void *symbol = cuda_symbol("pya_hostcuda_fail_nth");
+    memcpy(&fail, &symbol, sizeof fail);
+    if (fail != NULL) {
+        fail(n, call, error);
+    }
+    return fail != NULL;
+}
+
 /* Opens the card of the host-memory runtime while every call of that name, or only the first, gives the error. */
 static bool
 open_failing(uint64_t n, const char *call, int error, struct pya_device_caps *caps) {
-    void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-    void *symbol = library == NULL ? NULL : dlsym(library, "pya_hostcuda_fail_nth");
-    void *live_symbol = library == NULL ? NULL : dlsym(library, "pya_hostcuda_live");
-    void (*fail)(uint64_t, const char *, int) = NULL;
+    void *live_symbol = cuda_symbol("pya_hostcuda_live");
     uint64_t (*live)(const char *) = NULL;
     struct pya_device *dev = NULL;
-    if (symbol == NULL || live_symbol == NULL) {
-        return false; /* no device, or a card, whose driver does not fail on request */
+    if (!fail_nth(n, call, error)) {
+        return false;
     }
-    memcpy(&fail, &symbol, sizeof fail);
     memcpy(&live, &live_symbol, sizeof live);
-    fail(n, call, error);
     pya_status status = pya_cuda_open(0, &dev);
-    fail(0, NULL, 0);
+    (void)fail_nth(0, NULL, 0);
     CHECK_EQ(live("handles") + live("mappings") + live("reservations"), 0);
     if (CHECK_OK(status) && CHECK_OK(pya_device_caps(dev, caps))) {
         pya_dptr addr = 0;
@@ -559,7 +567,28 @@ test_vmm_is_tried_out(void) {
     }
 }
 
+/* The context of another device is fetched when its default stream is first met. */
+static void
+test_failed_call_is_named(void) {
+    static const char *const calls[] = {
+        "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuEventCreate"};
+    struct pya_device *dev = NULL;
+    if (!fail_nth(0, NULL, 0) || !CHECK_OK(pya_cuda_open(0, &dev))) {
+        return;
+    }
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        struct pya_device_error error;
+        pya_event event = 0;
+        CHECK(fail_nth(1, calls[i], 999));
+        CHECK(pya_device_event_create(dev, pya_stream_of_device(0, 0), &event) == PYA_E_DEVICE);
+        pya_device_error(dev, &error);
+        CHECK_EQ(strncmp(error.call, calls[i], strlen(error.call)), 0);
+    }
+    pya_device_close(dev);
+}
+
 static const struct check_case cases[] = {
+    {"failed_call_is_named", test_failed_call_is_named},
     {"all", test_all},
     {"vmm_is_tried_out", test_vmm_is_tried_out},
     {"open_refuses", test_open_refuses},
