@@ -69,9 +69,10 @@ is_foreign(const cuda_stream &stream, const void *handle) {
 }
 
 __attribute__((noinline, cold)) bool
-note_foreign(const void *handle) {
+note_foreign(const void *handle, int device) {
     pya_heap *heap = pya_torch_heap();
-    return heap != nullptr && pya_note_foreign_stream(heap, reinterpret_cast<uintptr_t>(handle));
+    return heap != nullptr &&
+           pya_note_foreign_stream(heap, reinterpret_cast<uintptr_t>(handle), device);
 }
 
 /* current_device() is get_device() and a check that costs as much again; only it knows how to complain. */
@@ -90,10 +91,10 @@ alloc_here(size_t bytes, int8_t *device) {
     const cuda_stream stream = current_stream(*device);
     void *handle = handle_of(stream);
     /* Before: the request may be the first of a capture, which must not be waited in. */
-    const bool is_new = PYA_UNLIKELY(is_foreign(stream, handle)) && !note_foreign(handle);
+    const bool is_new = PYA_UNLIKELY(is_foreign(stream, handle)) && !note_foreign(handle, *device);
     void *ptr = pya_torch_alloc(bytes, *device, handle);
     if (PYA_UNLIKELY(is_new)) {
-        (void)note_foreign(handle);
+        (void)note_foreign(handle, *device);
     }
     return ptr;
 }
@@ -200,7 +201,7 @@ pya_torch_fast_note_stream(int8_t device) {
         const cuda_stream stream = current_stream(device);
         const void *handle = handle_of(stream);
         if (is_foreign(stream, handle)) {
-            (void)note_foreign(handle);
+            (void)note_foreign(handle, device);
         }
     }
 }
@@ -215,7 +216,7 @@ pya_torch_fast_record_stream(void *self, void *const *data, cuda_stream stream) 
     const auto device = static_cast<int8_t>(stream.device >> 8U); /* after the kind of device */
     pya_torch_record(*data, pya_stream_of_device(reinterpret_cast<uintptr_t>(handle), device));
     if (is_foreign(stream, handle)) {
-        (void)note_foreign(handle);
+        (void)note_foreign(handle, device);
     }
 }
 

@@ -16,13 +16,16 @@ pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error
 }
 
 bool
-pya_note_foreign_stream(struct pya_heap *heap, pya_stream stream) {
+pya_note_foreign_stream(struct pya_heap *heap, pya_stream stream, int device) {
+    struct pya_card *own;
     bool is_known = false;
+    /* Opens it: it may have to be waited for. */
+    bool is_open = pya_heap_card(heap, device, &own) == PYA_OK;
     for (int i = 0; i < PYA_MAX_DEVICES && !pya_heap_is_forked(heap); i++) {
         struct pya_card *card = pya_heap_open_card(heap, i);
         if (card != NULL) {
             pya_lock_acquire(&card->lock);
-            is_known = pya_fences_note_foreign(card, stream) || is_known;
+            is_known = pya_fences_note_foreign(card, stream, is_open ? own->dev : NULL) || is_known;
             pya_lock_release(&card->lock);
         }
     }

@@ -28,7 +28,7 @@ pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out)
 }
 
 bool
-pya_fences_note_foreign(struct pya_card *card, pya_stream stream) {
+pya_fences_note_foreign(struct pya_card *card, pya_stream stream, struct pya_device *dev) {
     struct pya_fence *fence = card->fences;
     while (fence != NULL && fence->stream != stream) {
         fence = fence->next;
@@ -37,12 +37,38 @@ pya_fences_note_foreign(struct pya_card *card, pya_stream stream) {
         return false;
     }
     fence->is_foreign = true;
+    fence->dev = dev;
     fence->was_capturing = false;
     (void)!pya_device_is_capturing(card->dev, stream, &fence->was_capturing);
     if (fence->was_capturing) {
         fence->captured_at = pya_device_clock_ns(card->dev);
     }
     return true;
+}
+
+static pya_status
+fence_sync_other(const struct pya_card *card, const struct pya_fence *fence) {
+    if (!fence->is_foreign || fence->dev == card->dev) {
+        return PYA_OK;
+    }
+    return fence->dev != NULL ? pya_device_sync(fence->dev) : PYA_E_BUSY;
+}
+
+pya_status
+pya_fence_sync(struct pya_card *card, const struct pya_fence *fence) {
+    pya_status st = fence_sync_other(card, fence);
+    return st == PYA_OK ? pya_device_sync(card->dev) : st;
+}
+
+/* The same of all streams. */
+static pya_status
+fences_sync(struct pya_card *card) {
+    pya_status st = PYA_OK;
+    for (struct pya_fence *fence = card->fences; fence != NULL && st == PYA_OK;
+         fence = fence->next) {
+        st = fence->is_gone ? PYA_OK : fence_sync_other(card, fence);
+    }
+    return st == PYA_OK ? pya_device_sync(card->dev) : st;
 }
 
 struct pya_fence *
@@ -150,7 +176,7 @@ fences_bury(struct pya_card *card) {
         fence->n_failed += fence->is_leaving;
         is_due = is_due || (fence->is_leaving && pya_fence_is_due(fence->n_failed));
     }
-    bool is_done = is_due && pya_device_sync(card->dev) == PYA_OK;
+    bool is_done = is_due && fences_sync(card) == PYA_OK;
     for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
         if (fence->is_leaving && is_done) {
             pya_fence_bury(card, fence);
@@ -179,7 +205,7 @@ pya_fences_record(struct pya_card *card, bool *waited) {
     }
     /* One wait for all of them: each was destroyed before it. */
     if (n_leaving > 0 || waits) {
-        *waited = n_leaving > 0 ? fences_bury(card) : pya_device_sync(card->dev) == PYA_OK;
+        *waited = n_leaving > 0 ? fences_bury(card) : fences_sync(card) == PYA_OK;
     }
     return *waited || n_leaving == 0 || fences_fail(card);
 }

@@ -23,6 +23,8 @@ extern "C" {
 struct pya_fence {
     struct pya_fence *next;
     pya_stream stream;
+    struct pya_device *
+        dev; /* foreign: its own, which may be another than the card's; NULL: could not be opened */
     pya_event event;      /* 0: never made */
     bool is_open;         /* recorded, not yet seen complete */
     bool is_leaving;      /* within a round: the device knows no such stream */
@@ -54,7 +56,9 @@ bool pya_fences_are_capturing(struct pya_card *card);
 bool pya_fences_record(struct pya_card *card, bool *waited);
 /* The stream is in use now: asks whether it captures.  From then on nothing is asked of it.  False: the card has not heard
  * of it. */
-bool pya_fences_note_foreign(struct pya_card *card, pya_stream stream);
+bool pya_fences_note_foreign(struct pya_card *card, pya_stream stream, struct pya_device *dev);
+/* Waits for the card's device, and for that of the stream where it is foreign and of another. */
+PYA_MUST_CHECK pya_status pya_fence_sync(struct pya_card *card, const struct pya_fence *fence);
 /* One of those; NULL: none. */
 struct pya_fence *pya_fences_foreign(const struct pya_card *card);
 /* Forgets a stream whose work was waited for. */

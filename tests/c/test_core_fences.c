@@ -55,11 +55,11 @@ test_foreign_stream(void) {
     struct pya_sim_state state;
     streams_init(&world, PYA_SIM_WORK_AT_ONCE);
     pya_dptr third = get(&world, 64 * MIB, THREE);
-    CHECK(pya_note_foreign_stream(world.heap, THREE));
+    CHECK(pya_note_foreign_stream(world.heap, THREE, 0));
     put(&world, third, 64 * MIB);
     pya_dptr kept = get(&world, 2 * MIB, ONE);
     CHECK_OK(pya_record_stream(world.heap, kept, THREE));
-    CHECK(pya_note_foreign_stream(world.heap, THREE)); /* it may have been forgotten meanwhile */
+    CHECK(pya_note_foreign_stream(world.heap, THREE, 0)); /* it may have been forgotten meanwhile */
     put(&world, kept, 2 * MIB);
     pya_sim_set_destroyed(world.sim, THREE, true);
     size_t n_exchanged = 0;
@@ -81,10 +81,10 @@ static void
 test_foreign_stream_captures(void) {
     struct world world;
     streams_init(&world, PYA_SIM_WORK_AT_ONCE);
-    CHECK(!pya_note_foreign_stream(world.heap, THREE));
+    CHECK(!pya_note_foreign_stream(world.heap, THREE, 0));
     pya_dptr third = get(&world, 2 * MIB, THREE);
     pya_sim_set_capturing(world.sim, THREE, true);
-    CHECK(pya_note_foreign_stream(world.heap, THREE));
+    CHECK(pya_note_foreign_stream(world.heap, THREE, 0));
     CHECK(!exchange(&world));
     CHECK_OK(pya_empty_cache(world.heap, 0));
     CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
@@ -104,7 +104,7 @@ test_foreign_stream_in_use(void) {
     struct world world;
     streams_init(&world, PYA_SIM_WORK_BY_HAND);
     pya_dptr third = get(&world, 2 * MIB, THREE);
-    CHECK(pya_note_foreign_stream(world.heap, THREE));
+    CHECK(pya_note_foreign_stream(world.heap, THREE, 0));
     for (int i = 0; i < 20; i++) {
         pya_dptr first = get(&world, 64 * MIB, ONE);
         pya_sim_finish(world.sim, ONE);

@@ -403,7 +403,7 @@ test_events_are_waited_for(void) {
     world_init(&world, "");
     pya_dptr ptr = take(&world, 4 * MIB, ONE);
     CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
-    CHECK(pya_note_foreign_stream(world.heap, TWO));
+    CHECK(pya_note_foreign_stream(world.heap, TWO, 0));
     CHECK_OK(pya_sim_use(world.sim, TWO, ptr, 4 * MIB));
     give(&world, ptr);
     pya_sim_set_destroyed(world.sim, TWO, true);
@@ -413,7 +413,38 @@ test_events_are_waited_for(void) {
     world_fini(&world);
 }
 
+/* Nothing tells of a foreign stream but a wait for its device, which need not be that of the memory. */
+static void
+test_foreign_stream_of_another_device(void) {
+    struct world world = {.config = {.capacity_bytes = 64 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
+    world_init(&world, "");
+    pya_dptr ptr = take(&world, 4 * MIB, ONE);
+    struct pya_sim *first = world.sim;
+    CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
+    CHECK(pya_note_foreign_stream(world.heap, TWO, 1));
+    if (!CHECK(world.sim != first)) { /* the second device's now */
+        return;
+    }
+    pya_sim_fail(first, 1U << PYA_SIM_EVENT_CREATE, 1, PYA_E_DEVICE, false);
+    give(&world, ptr);
+    pya_sim_fail(world.sim, 1U << PYA_SIM_DEVICE_SYNC, 1, PYA_E_DEVICE, false);
+    CHECK_EQ(pya_empty_cache(world.heap, 0), PYA_E_DEVICE);
+    CHECK_EQ(reserved(&world), 4 * MIB);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 2);
+    CHECK_EQ(reserved(&world), 0);
+    ptr = take(&world, 4 * MIB, ONE);
+    give(&world, ptr);
+    CHECK_EQ(
+        take(&world, 4 * MIB, THREE),
+        ptr); /* every stream that had memory is asked, this one by its device */
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 3);
+    give(&world, ptr);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"foreign_stream_of_another_device", test_foreign_stream_of_another_device},
     {"events_are_waited_for", test_events_are_waited_for},
     {"default_streams_of_devices", test_default_streams_of_devices},
     {"addresses_run_out", test_addresses_run_out},
