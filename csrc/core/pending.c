@@ -197,32 +197,41 @@ head_is_marked(struct pya_card *card, struct pya_pending *queue) {
     return false;
 }
 
+/* An event recorded while somebody captured the stream by hand became part of the graph, and never tells anything. */
+static bool
+head_is_done(struct pya_card *card, struct pya_pending *queue) {
+    bool is_done = false;
+    pya_status st = pya_device_event_query(card->dev, queue->head->event, &is_done);
+    if (st == PYA_E_CAPTURE) {
+        (void)!pya_device_event_destroy(card->dev, queue->head->event);
+        queue->head->event = 0;
+    }
+    return st == PYA_OK && is_done;
+}
+
 void
 pya_pending_poll(struct pya_card *card) {
     card->stats.scalar[PYA_STAT_pyalloc_event_polls]++;
     pya_device_begin(card->dev);
     for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
-        while (queue->head != NULL && head_is_marked(card, queue)) {
-            bool is_done = false;
-            if (pya_device_event_query(card->dev, queue->head->event, &is_done) != PYA_OK ||
-                !is_done) {
-                break;
-            }
+        while (queue->head != NULL && head_is_marked(card, queue) && head_is_done(card, queue)) {
             queue_pop(card, queue);
         }
     }
     pya_device_end(card->dev);
 }
 
-/* The last event is of all that is queued, whichever device the stream is of.  Without one: a destroyed stream never
- * answers again, and a foreign one may be. */
+/* The last event is of all that is queued, whichever device the stream is of, unless it became part of a graph.  Without
+ * one: a destroyed stream never answers again, and a foreign one may be. */
 static pya_status
 queue_wait(struct pya_card *card, const struct pya_pending *queue) {
-    pya_status st = PYA_E_STREAM;
+    pya_status st = PYA_E_CAPTURE;
     if (queue->tail->event != 0) {
         st = pya_device_event_sync(card->dev, queue->tail->event);
-    } else if (!queue->fence->is_foreign) {
-        st = pya_device_stream_sync(card->dev, queue->stream);
+    }
+    if (st == PYA_E_CAPTURE) {
+        st = queue->fence->is_foreign ? PYA_E_STREAM
+                                      : pya_device_stream_sync(card->dev, queue->stream);
     }
     return st == PYA_E_DEVICE || st == PYA_E_STREAM ? pya_fence_sync(card, queue->fence) : st;
 }

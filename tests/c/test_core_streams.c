@@ -443,7 +443,35 @@ test_foreign_stream_of_another_device(void) {
     world_fini(&world);
 }
 
+/* An event recorded while the program captured the stream by hand tells nothing, also when the capture is over. */
+static void
+test_event_became_part_of_a_graph(void) {
+    struct world world = {.config = {.capacity_bytes = 64 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
+    world_init(&world, "");
+    for (int is_polled = 0; is_polled < 2; is_polled++) {
+        pya_dptr ptr = take(&world, 4 * MIB, ONE);
+        CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
+        CHECK_OK(pya_sim_use(world.sim, TWO, ptr, 4 * MIB));
+        give(&world, ptr);
+        uint32_t asked = is_polled ? PYA_SIM_EVENT_QUERY : PYA_SIM_EVENT_SYNC;
+        pya_sim_fail(world.sim, 1U << asked, 1, PYA_E_CAPTURE, false);
+        if (is_polled) {
+            pya_dptr other = take(&world, 8 * MIB, ONE);
+            pya_sim_finish(world.sim, TWO);
+            give(&world, other);
+            other = take(&world, 12 * MIB, ONE);
+            CHECK_EQ(stat_of(world.heap, 0, "pyalloc_event_frees"), 1);
+            give(&world, other);
+        }
+        CHECK_OK(
+            pya_empty_cache(world.heap, 0)); /* the sim complains where TWO was not waited for */
+        CHECK_EQ(reserved(&world), 0);
+    }
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"event_became_part_of_a_graph", test_event_became_part_of_a_graph},
     {"foreign_stream_of_another_device", test_foreign_stream_of_another_device},
     {"events_are_waited_for", test_events_are_waited_for},
     {"default_streams_of_devices", test_default_streams_of_devices},

@@ -317,6 +317,27 @@ def test_a_capture_begun_by_hand_is_not_spoilt(whose: str, begins: str) -> None:
         destroy(stream)
 
 
+@pytest.mark.parametrize("whose", ["torch's", "own"])
+@pytest.mark.skipif(
+    os.environ.get("PYALLOC_PARITY") != "pyalloc", reason="native's next request raises"
+)
+def test_freed_while_a_recorded_stream_is_captured_by_hand(whose: str) -> None:
+    """The event becomes part of the graph and never tells anything; the memory comes back all the same."""
+    cudart = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+    stream = torch.cuda.Stream() if whose == "torch's" else own_stream()
+    handle, graph = ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    tensor = empty(30 * MIB)
+    tensor.record_stream(stream)
+    assert cudart.cudaStreamBeginCapture(handle, 2) == 0
+    del tensor
+    assert cudart.cudaStreamEndCapture(handle, ctypes.byref(graph)) == 0
+    empty(MIB)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == before
+
+
 def free_after_a_recorded_stream_is_destroyed() -> None:
     side = own_stream()
     before = torch.cuda.memory_stats()["active_bytes.all.current"]
