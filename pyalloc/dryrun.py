@@ -296,9 +296,18 @@ def _size(value: int | None) -> str:
     return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
 
 
+def _apart(one: int, other: int) -> tuple[str, str]:
+    """Two sizes, to the byte where they would read the same."""
+    texts = _size(one), _size(other)
+    return texts if texts[0] != texts[1] else (f"{one:,} bytes", f"{other:,} bytes")
+
+
 def _typed(size: int) -> str:
     """A size as one would type it."""
-    return f"{size // 2**30}GB" if size % 2**30 == 0 else f"{size // 2**20}MiB"
+    for name, unit in (("GB", 2**30), ("MiB", 2**20)):
+        if size % unit == 0:
+            return f"{size // unit}{name}"
+    return str(size)
 
 
 def _verdict(result: Result) -> str:
@@ -350,7 +359,11 @@ def summary(result: Result) -> str:
     allocator = "the program's own" if result.replaced else result.allocator
     asked, allocated = _size(result.peak_requested_bytes), _size(result.peak_allocated_bytes)
     is_told = bool(result.peak_requested_bytes)  # cudaMallocAsync's figures have no such
-    rounding = f" ({asked} asked for, the rest is rounding)" * (is_told and asked != allocated)
+    # A freed block that another stream still uses counts as asked for, not as allocated.
+    is_less = (result.peak_requested_bytes or 0) < (result.peak_allocated_bytes or 0)
+    rounding = f" ({asked} asked for, the rest is rounding)" * (
+        is_told and is_less and asked != allocated
+    )
     figures = [
         f"  peak allocated   {allocated}{rounding}",
         f"  peak reserved    {_size(result.peak_reserved_bytes)}",
@@ -373,11 +386,12 @@ def summary(result: Result) -> str:
             f"reserved {_size(use.peak_reserved_bytes)}, device bytes {_size(use.peak_device_bytes)}"
             for use in result.devices
         ]
-    lines += [
-        f"  {'warning' if size > result.memory else 'note'}: {n} processes used device {device}, each with "
-        f"{_size(result.memory)} of its own here; on one card they need up to {_size(size)} together"
-        for device, (n, size) in result.shared().items()
-    ]
+    for device, (n, size) in result.shared().items():
+        memory, together = _apart(result.memory, size)
+        lines.append(
+            f"  {'warning' if size > result.memory else 'note'}: {n} processes used device {device}, each with "
+            f"{memory} of its own here; on one card they need up to {together} together"
+        )
     if result.dtoh_copies > 0:
         copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"
         lines.append(

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dry_support import PATIENCE_S
@@ -66,6 +68,38 @@ def test_sizes_are_read_as_a_card_names_them(text: str, expected: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size"):
         dryrun.parse_bytes(text)
+
+
+def result(memory: int, **changed: Any) -> dryrun.Result:
+    """Of a program whose two processes peak at half of that and a bit on one device."""
+    peak = memory // 2 + 500
+    use = dryrun.DeviceUse(1, 0, 0, memory, peak, None, None, None)
+    known: dict[str, Any] = {
+        "command": ("python", "train.py"), "allocator": "native", "torch": "2.15.0", "exit_code": 0,
+        "fits": True, "ooms": 0, "error": "", "limited": False, "memory": memory, "n_devices": 1,
+        "devices": (use, replace(use, pid=2)), "peak_requested_bytes": None, "peak_allocated_bytes": None,
+        "peak_reserved_bytes": None, "peak_device_bytes": peak, "memory_calls": 1, "device_calls": 1,
+        "launches": 1, "dtoh_copies": 0, "dtoh_bytes": 0, "missing": (),
+    }  # fmt: skip
+    return dryrun.Result(**{**known, **changed})
+
+
+def test_two_sizes_that_are_compared_read_differently() -> None:
+    text = dryrun.summary(result(8 << 30))
+    assert "each with 8,589,934,592 bytes of its own here" in text
+    assert "they need up to 8,589,935,592 bytes together" in text
+    assert "next: pyalloc dryrun --memory 8GB " in text
+    assert "each with 700,000 bytes" in dryrun.summary(result(700_000))
+    assert "next: pyalloc dryrun --memory 700000 " in dryrun.summary(result(700_000))
+
+
+def test_what_is_less_than_was_asked_for_is_no_rounding() -> None:
+    """A freed block that another stream still uses is asked for, not allocated."""
+    told = {"peak_allocated_bytes": 30 << 20, "peak_requested_bytes": 64 << 20}
+    assert "rounding" not in dryrun.summary(result(1 << 30, **told))
+    told["peak_allocated_bytes"] = 66 << 20
+    text = dryrun.summary(result(1 << 30, **told))
+    assert "66.0 MiB (64.0 MiB asked for, the rest is rounding)" in text
 
 
 def test_elf_reader_agrees_with_what_the_libraries_are_for(libraries: Path) -> None:
