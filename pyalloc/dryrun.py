@@ -227,7 +227,6 @@ def _sum_up(
     for process in counters:
         report = reports.get(process["pid"], {})
         told = report.get("devices", {})
-        visible = report.get("visible", "").split(",")
         for index, device in enumerate(process["devices"]):
             peaks = told.get(str(index), {})
             if device["peak_bytes"] > 0 or peaks.get("reserved", 0) > 0:
@@ -235,7 +234,7 @@ def _sum_up(
                     DeviceUse(
                         pid=process["pid"],
                         device=index,
-                        physical=_physical(index, visible),
+                        physical=device["physical"],
                         capacity=device["capacity"],
                         peak_device_bytes=device["peak_bytes"],
                         peak_requested_bytes=peaks.get("requested"),
@@ -275,12 +274,6 @@ def _sum_up(
         replaced=options.allocator != "pyalloc"
         and any(report["backend"] == "pluggable" for report in reports.values()),
     )
-
-
-def _physical(index: int, visible: list[str]) -> int:
-    """Which device a process means that sees those of CUDA_VISIBLE_DEVICES."""
-    named = visible[index] if index < len(visible) else ""
-    return int(named) if named.isdecimal() else index
 
 
 def _most(values: list[int | None]) -> int | None:

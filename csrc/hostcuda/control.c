@@ -142,9 +142,9 @@ control_write_json(FILE *file) {
         pya_hc_unlock();
         (void)fprintf(
             file,
-            "%s\n    {\"capacity\": %zu, \"used_bytes\": %zu, \"peak_bytes\": %zu, "
+            "%s\n    {\"physical\": %d, \"capacity\": %zu, \"used_bytes\": %zu, \"peak_bytes\": %zu, "
             "\"launches\": %llu}",
-            i == 0 ? "" : ",", dev.capacity, dev.used, dev.peak,
+            i == 0 ? "" : ",", dev.physical, dev.capacity, dev.used, dev.peak,
             (unsigned long long)dev.n_launches);
     }
     (void)fprintf(

@@ -95,20 +95,22 @@ cuDeviceGetAttribute(int *out, int attribute, int device) {
 int
 cuDeviceGetUuid_v2(struct cuda_uuid *out, int device) {
     HC_DRIVER();
-    if (pya_hc_device(device) == NULL) {
+    const struct pya_hc_device *dev = pya_hc_device(device);
+    if (dev == NULL) {
         return CU_INVALID_DEVICE;
     }
-    pya_hc_device_uuid(device, out);
+    pya_hc_device_uuid(dev, out);
     return CU_OK;
 }
 
 int
 cuDeviceGetPCIBusId(char *out, int length, int device) {
     HC_DRIVER();
-    if (pya_hc_device(device) == NULL) {
+    const struct pya_hc_device *dev = pya_hc_device(device);
+    if (dev == NULL) {
         return CU_INVALID_DEVICE;
     }
-    return pya_hc_pci_bus_id(device, out, length) ? CU_OK : CU_INVALID_VALUE;
+    return pya_hc_pci_bus_id(dev, out, length) ? CU_OK : CU_INVALID_VALUE;
 }
 
 int

@@ -12,23 +12,23 @@ struct nvml_memory {
     unsigned long long total, free, used;
 };
 
-/* Handles are the devices themselves. */
-static int
-nvml_ordinal(const void *handle) {
+/* Handles are the devices themselves, also those CUDA_VISIBLE_DEVICES leaves out.  NULL: not a handle. */
+static const struct pya_hc_device *
+nvml_device(const void *handle) {
     for (int i = 0; i < pya_hc_n_physical(); i++) {
         if (handle == pya_hc_physical(i)) {
-            return i;
+            return handle;
         }
     }
-    return -1;
+    return NULL;
 }
 
 static int
-nvml_handle(void **out, int ordinal) {
-    if (out == NULL || pya_hc_physical(ordinal) == NULL) {
+nvml_handle(void **out, struct pya_hc_device *dev) {
+    if (out == NULL || dev == NULL) {
         return NVML_INVALID;
     }
-    *out = pya_hc_physical(ordinal);
+    *out = dev;
     return NVML_OK;
 }
 
@@ -84,12 +84,12 @@ nvmlDeviceGetCount(unsigned *out) {
 
 int
 nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) {
-    return nvml_handle(out, (int)index);
+    return nvml_handle(out, pya_hc_physical((int)index));
 }
 
 int
 nvmlDeviceGetHandleByIndex(unsigned index, void **out) {
-    return nvml_handle(out, (int)index);
+    return nvml_handle(out, pya_hc_physical((int)index));
 }
 
 int
@@ -104,14 +104,14 @@ nvmlDeviceGetHandleByPciBusId(const char *text, void **out) {
 
 int
 nvmlDeviceGetIndex(void *handle, unsigned *out) {
-    int ordinal = nvml_ordinal(handle);
-    *out = ordinal < 0 ? 0 : (unsigned)ordinal;
-    return ordinal < 0 ? NVML_INVALID : NVML_OK;
+    const struct pya_hc_device *dev = nvml_device(handle);
+    *out = dev == NULL ? 0 : (unsigned)dev->physical;
+    return dev == NULL ? NVML_INVALID : NVML_OK;
 }
 
 int
 nvmlDeviceGetName(void *handle, char *out, unsigned length) {
-    if (nvml_ordinal(handle) < 0) {
+    if (nvml_device(handle) == NULL) {
         return NVML_INVALID;
     }
     return snprintf(out, length, "%s", pya_hc_device_name()) < (int)length ? NVML_OK
@@ -120,12 +120,12 @@ nvmlDeviceGetName(void *handle, char *out, unsigned length) {
 
 int
 nvmlDeviceGetUUID(void *handle, char *out, unsigned length) {
-    int ordinal = nvml_ordinal(handle);
-    if (ordinal < 0) {
+    const struct pya_hc_device *dev = nvml_device(handle);
+    if (dev == NULL) {
         return NVML_INVALID;
     }
     struct cuda_uuid uuid;
-    pya_hc_device_uuid(ordinal, &uuid);
+    pya_hc_device_uuid(dev, &uuid);
     static const char groups[] = {4, 6, 8, 10, 0};
     char text[48] = "GPU-";
     size_t at = 4;
@@ -140,11 +140,10 @@ nvmlDeviceGetUUID(void *handle, char *out, unsigned length) {
 
 int
 nvmlDeviceGetMemoryInfo(void *handle, struct nvml_memory *out) {
-    int ordinal = nvml_ordinal(handle);
-    if (ordinal < 0) {
+    const struct pya_hc_device *dev = nvml_device(handle);
+    if (dev == NULL) {
         return NVML_INVALID;
     }
-    const struct pya_hc_device *dev = pya_hc_physical(ordinal);
     pya_hc_lock();
     *out = (struct nvml_memory){dev->capacity, dev->capacity - dev->used, dev->used};
     pya_hc_unlock();
@@ -155,7 +154,7 @@ int
 nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, void *infos) {
     (void)infos;
     *count = 0;
-    return nvml_ordinal(handle) < 0 ? NVML_INVALID : NVML_OK;
+    return nvml_device(handle) == NULL ? NVML_INVALID : NVML_OK;
 }
 
 int
@@ -166,5 +165,5 @@ nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, void *inf
 /* No fabric: the caller's zeroed struct says so. */
 int
 nvmlDeviceGetGpuFabricInfoV(void *handle, void *info) {
-    return nvml_ordinal(handle) < 0 || info == NULL ? NVML_INVALID : NVML_OK;
+    return nvml_device(handle) == NULL || info == NULL ? NVML_INVALID : NVML_OK;
 }

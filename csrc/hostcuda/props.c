@@ -49,19 +49,20 @@ pya_hc_device_name(void) {
 }
 
 static int
-prop_pci_bus(int device) {
-    return device + 1;
+prop_pci_bus(const struct pya_hc_device *dev) {
+    return dev->physical + 1;
 }
 
 int
 pya_hc_attribute(int device, int attribute, int *value) {
-    if (pya_hc_device(device) == NULL) {
+    const struct pya_hc_device *dev = pya_hc_device(device);
+    if (dev == NULL) {
         return CU_INVALID_DEVICE;
     }
     if (value == NULL || attribute <= 0) {
         return CU_INVALID_VALUE;
     }
-    *value = attribute == ATTRIBUTE_PCI_BUS ? prop_pci_bus(device) : 0;
+    *value = attribute == ATTRIBUTE_PCI_BUS ? prop_pci_bus(dev) : 0;
     for (size_t i = 0; i < sizeof prop_fields / sizeof prop_fields[0]; i++) {
         if (prop_fields[i].attribute == attribute) {
             *value = prop_fields[i].value;
@@ -83,11 +84,11 @@ pya_hc_properties(int device, int major, void *out) {
     memset(bytes, 0, major >= 13 ? BYTES_13 : BYTES_12);
     (void)snprintf(bytes, AT_UUID, "%s", pya_hc_device_name());
     struct cuda_uuid uuid;
-    pya_hc_device_uuid(device, &uuid);
+    pya_hc_device_uuid(dev, &uuid);
     memcpy(bytes + AT_UUID, &uuid, sizeof uuid);
     size_t capacity = dev->capacity;
     memcpy(bytes + AT_MEMORY, &capacity, sizeof capacity);
-    int bus = prop_pci_bus(device);
+    int bus = prop_pci_bus(dev);
     memcpy(bytes + (major >= 13 ? AT_PCI_BUS_13 : AT_PCI_BUS_12), &bus, sizeof bus);
     for (size_t i = 0; i < sizeof prop_fields / sizeof prop_fields[0]; i++) {
         const struct prop_field *field = &prop_fields[i];
@@ -101,23 +102,23 @@ pya_hc_properties(int device, int major, void *out) {
 }
 
 bool
-pya_hc_pci_bus_id(int device, char *out, int length) {
-    int n = snprintf(out, (size_t)length, "0000:%02X:00.0", (unsigned)prop_pci_bus(device));
+pya_hc_pci_bus_id(const struct pya_hc_device *dev, char *out, int length) {
+    int n = snprintf(out, (size_t)length, "0000:%02X:00.0", (unsigned)prop_pci_bus(dev));
     return n < length;
 }
 
-int
+struct pya_hc_device *
 pya_hc_device_by_pci_bus_id(const char *text) {
     const char *colon = strchr(text, ':');
     unsigned bus = 0;
     if (colon == NULL || sscanf(colon + 1, "%x", &bus) != 1) {
-        return -1;
+        return NULL;
     }
-    return bus >= 1 && (int)bus <= pya_hc_n_devices() ? (int)bus - 1 : -1;
+    return pya_hc_physical((int)bus - 1);
 }
 
 void
-pya_hc_device_uuid(int device, struct cuda_uuid *out) {
+pya_hc_device_uuid(const struct pya_hc_device *dev, struct cuda_uuid *out) {
     *out = (struct cuda_uuid){"pyalloc-hostcud"};
-    out->bytes[15] = (char)device;
+    out->bytes[15] = (char)dev->physical;
 }

@@ -8,8 +8,8 @@ int pya_hc_attribute(int device, int attribute, int *value);
 /* Fills cudaDeviceProp as CUDA `major` (12 or 13) lays it out. */
 int pya_hc_properties(int device, int major, void *out);
 const char *pya_hc_device_name(void);
-/* "0000:01:00.0" of device 0; false when it does not fit. */
-bool pya_hc_pci_bus_id(int device, char *out, int length);
-/* The ordinal, or -1. */
-int pya_hc_device_by_pci_bus_id(const char *text);
-void pya_hc_device_uuid(int device, struct cuda_uuid *out);
+/* "0000:01:00.0" of the machine's first device; false when it does not fit. */
+bool pya_hc_pci_bus_id(const struct pya_hc_device *dev, char *out, int length);
+/* NULL: none of the machine. */
+struct pya_hc_device *pya_hc_device_by_pci_bus_id(const char *text);
+void pya_hc_device_uuid(const struct pya_hc_device *dev, struct cuda_uuid *out);

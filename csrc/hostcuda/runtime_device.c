@@ -80,20 +80,22 @@ cudaGetDeviceProperties_v2(void *out, int device) {
 int
 cudaDeviceGetPCIBusId(char *out, int length, int device) {
     HC_RUNTIME();
-    if (pya_hc_device(device) == NULL) {
+    const struct pya_hc_device *dev = pya_hc_device(device);
+    if (dev == NULL) {
         RT(CU_INVALID_DEVICE);
     }
-    RT(pya_hc_pci_bus_id(device, out, length) ? CU_OK : CU_INVALID_VALUE);
+    RT(pya_hc_pci_bus_id(dev, out, length) ? CU_OK : CU_INVALID_VALUE);
 }
 
 int
 cudaDeviceGetByPCIBusId(int *out, const char *text) {
     HC_RUNTIME();
-    int device = pya_hc_device_by_pci_bus_id(text);
-    if (device < 0) {
+    const int n_devices = pya_hc_n_devices(); /* which are visible is known from here */
+    const struct pya_hc_device *dev = pya_hc_device_by_pci_bus_id(text);
+    if (n_devices == 0 || dev == NULL || dev->ordinal < 0) {
         RT(CU_INVALID_DEVICE);
     }
-    *out = device;
+    *out = dev->ordinal;
     return CU_OK;
 }
 

@@ -27,6 +27,7 @@ static atomic_bool state_foreign; /* a child forked after that */
 static struct pya_hc_device devices[PYA_HC_MAX_DEVICES];
 static int n_physical = 1;
 static int n_devices = 1;
+static struct pya_hc_device *visible[PYA_HC_MAX_DEVICES]; /* by ordinal */
 static _Atomic uint64_t event_delay;
 
 static _Thread_local int current = -1;
@@ -92,27 +93,42 @@ state_read_memory(void) {
             capacity = bytes;
             at += at != NULL && *at == ',';
         }
-        devices[i].ordinal = i;
+        devices[i].ordinal = -1;
+        devices[i].physical = i;
         devices[i].capacity = capacity;
         devices[i].fd = -1;
         devices[i].file.limit = FILE_LIMIT;
     }
 }
 
-/* CUDA_VISIBLE_DEVICES only lowers the number: all devices are alike.  It is read when CUDA is first used. */
+/* Which device an entry of CUDA_VISIBLE_DEVICES means.  One by another name than its number, or that is not there, is the
+ * first not yet named: programs that expect a larger machine run too. */
+static struct pya_hc_device *
+state_named(const char *entry) {
+    char *end = NULL;
+    unsigned long n = strtoul(entry, &end, 10);
+    bool is_number = end != entry && (*end == ',' || *end == '\0');
+    if (!is_number || n >= (unsigned long)n_physical || devices[n].ordinal >= 0) {
+        for (n = 0; devices[n].ordinal >= 0; n++) {
+        }
+    }
+    return &devices[n];
+}
+
+/* CUDA_VISIBLE_DEVICES is read when CUDA is first used. */
 static void
 state_read_visible(void) {
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    n_devices = pya_hc_n_physical();
-    if (visible == NULL) {
-        return;
+    const char *at = getenv("CUDA_VISIBLE_DEVICES");
+    const int most = pya_hc_n_physical();
+    for (n_devices = 0; n_devices < most; n_devices++) {
+        if (at != NULL && (*at == '\0' || *at == '-')) {
+            return;
+        }
+        visible[n_devices] = at == NULL ? &devices[n_devices] : state_named(at);
+        visible[n_devices]->ordinal = n_devices;
+        at += at == NULL ? 0 : strcspn(at, ",");
+        at += at != NULL && *at == ',';
     }
-    int n = 0;
-    for (const char *at = visible; *at != '\0' && *at != '-'; n++) {
-        at += strcspn(at, ",");
-        at += *at == ',';
-    }
-    n_devices = n < n_devices ? n : n_devices;
 }
 
 /* A whole number from 0 to `most` into *out, which stays as it is where the variable is not set. */
@@ -179,13 +195,13 @@ pya_hc_n_devices(void) {
 }
 
 struct pya_hc_device *
-pya_hc_physical(int ordinal) {
-    return ordinal >= 0 && ordinal < pya_hc_n_physical() ? &devices[ordinal] : NULL;
+pya_hc_physical(int physical) {
+    return physical >= 0 && physical < pya_hc_n_physical() ? &devices[physical] : NULL;
 }
 
 struct pya_hc_device *
 pya_hc_device(int ordinal) {
-    return ordinal >= 0 && ordinal < pya_hc_n_devices() ? &devices[ordinal] : NULL;
+    return ordinal >= 0 && ordinal < pya_hc_n_devices() ? visible[ordinal] : NULL;
 }
 
 uint64_t
@@ -235,12 +251,12 @@ pya_hc_uncharge_locked(struct pya_hc_device *dev, size_t bytes) {
 
 int
 pya_hostcuda_set_capacity(int device, size_t bytes) {
-    (void)pya_hc_n_physical();
-    if (device < 0 || device >= PYA_HC_MAX_DEVICES) {
+    struct pya_hc_device *dev = pya_hc_device(device);
+    if (dev == NULL) {
         return CU_INVALID_DEVICE;
     }
     pya_hc_lock();
-    devices[device].capacity = bytes;
+    dev->capacity = bytes;
     pya_hc_unlock();
     return CU_OK;
 }

@@ -14,7 +14,8 @@
 #define PYA_HC_PAGE ((size_t)2 << 20)
 
 struct pya_hc_device {
-    int ordinal;
+    int ordinal;                      /* as CUDA counts in this process; -1: not visible to it */
+    int physical;                     /* as NVML counts */
     _Atomic size_t capacity;          /* bytes the device has */
     size_t used, peak;                /* physical bytes: plain allocations, VMM handles, pools */
     int fd;                           /* memfd that holds the device's bytes; -1 before first use */
@@ -33,9 +34,9 @@ void pya_hc_unlock(void);
 int pya_hc_state_use(void);
 bool pya_hc_state_is_foreign(void);
 
-/* All of the machine, as NVML counts; then those that CUDA_VISIBLE_DEVICES leaves to this process. */
+/* All of the machine, as NVML counts; then those that CUDA_VISIBLE_DEVICES leaves to this process, in its order. */
 int pya_hc_n_physical(void);
-struct pya_hc_device *pya_hc_physical(int ordinal);
+struct pya_hc_device *pya_hc_physical(int physical);
 int pya_hc_n_devices(void);
 struct pya_hc_device *pya_hc_device(int ordinal); /* NULL when there is none */
 

@@ -186,7 +186,6 @@ def _write(state: _Watch) -> None:
         "backend": str(cuda.get_allocator_backend()),
         "error": state.error,
         "limited": state.limited,
-        "visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "devices": state.peaks,
     }
     final = Path(state.folder) / f"torch.{state.pid}.json"

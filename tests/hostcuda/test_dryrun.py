@@ -405,11 +405,22 @@ def test_one_of_the_devices_may_be_chosen_by_the_program(
 ) -> None:
     """As launchers do: NVML, which torch counts with, knows all devices of the machine."""
     source = """
-        import os, torch
+        import ctypes, os, torch
         os.environ["CUDA_VISIBLE_DEVICES"] = "1"
         assert torch.cuda.device_count() == 1, torch.cuda.device_count()
-        torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+        kept = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
         print(torch.cuda.get_allocator_backend(), torch.cuda.device_count())
+        # as torch.cuda.device_memory_used() does
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        handle, bytes_of = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()  # total, free, used
+        for number in range(2):
+            assert nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle)) == 0
+            assert nvml.nvmlDeviceGetMemoryInfo(handle, bytes_of) == 0
+            is_used = number == torch.cuda._get_nvml_device_index(0)
+            assert (bytes_of[2] > 0) == is_used, (number, bytes_of[2])
+        bus = torch.cuda.get_device_properties(0).pci_bus_id
+        assert nvml.nvmlDeviceGetHandleByPciBusId_v2(b"0000:%02x:00.0" % bus, ctypes.byref(handle)) == 0
+        assert nvml.nvmlDeviceGetMemoryInfo(handle, bytes_of) == 0 and bytes_of[2] > 0
     """
     arguments = ["--devices", "2", "--allocator", "pyalloc", "env"]
     command = [sys.executable, program(tmp_path, source)]
