@@ -52,6 +52,11 @@ oom_advice(const struct pya_oom_info *info, char *text, size_t n) {
             "the device has room, the limit of %s has not: raise it (pyalloc.set_limit(), "
             "torch.cuda.set_per_process_memory_fraction()).",
             a);
+    } else if (info->lacks_addresses && info->free_bytes >= info->requested_bytes) {
+        (void)snprintf(
+            text, n, "%s",
+            "the device has room, this process has no addresses left to put more memory at: fewer "
+            "streams and private pools, `ulimit -v unlimited`, or in a dry run a smaller --memory.");
     } else if (
         oom_elsewhere(info) >= info->requested_bytes &&
         oom_elsewhere(info) > info->total_bytes / 16) {

@@ -67,7 +67,8 @@ struct pya_oom_info {
     size_t pool_bytes;         /* what that pool holds */
     size_t keep_bytes;         /* pya_reserve() */
     bool has_vmm;
-    int n_holders; /* largest first */
+    bool lacks_addresses; /* a range of addresses could not be had */
+    int n_holders;        /* largest first */
     struct pya_oom_holder holders[PYA_OOM_HOLDERS];
     struct pya_device_error error;
 };

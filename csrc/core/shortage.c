@@ -175,6 +175,7 @@ oom_note(struct pya_card *card, size_t bytes, pya_stream stream) {
         .largest_free_bytes = card_largest_free(card),
         .keep_bytes = card->keep_bytes,
         .has_vmm = pya_card_has_vmm(card),
+        .lacks_addresses = card->lacks_addresses,
     };
     if (pool != NULL && pool->limit_bytes > 0) {
         info->pool_limit_bytes = pool->limit_bytes;

@@ -535,7 +535,24 @@ test_the_oldest_segment_goes_first(void) {
     world_fini(&world);
 }
 
+/* Not memory is short, but addresses, and the advice is about them. */
+static void
+test_lack_of_addresses_is_told(void) {
+    struct world world = {
+        .config = {.capacity_bytes = 1024 * MIB, .address_bytes = 64 * MIB, .quiet = true}};
+    struct pya_oom_info info;
+    char text[PYA_OOM_TEXT_BYTES];
+    pya_dptr ptr = 0;
+    world_init(&world, "");
+    CHECK(pya_alloc(world.heap, 0, 80 * MIB, 16, &ptr) == PYA_E_NOMEM);
+    pya_heap_oom_info(world.heap, &info);
+    CHECK(pya_oom_text(&info, text, sizeof text) > 0);
+    CHECK(strstr(text, "no addresses left") != NULL);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"lack_of_addresses_is_told", test_lack_of_addresses_is_told},
     {"collects_to_the_level", test_collects_to_the_level},
     {"does_not_collect_below_the_level", test_does_not_collect_below_the_level},
     {"keeps_what_was_needed_lately", test_keeps_what_was_needed_lately},
