@@ -541,8 +541,9 @@ PyInit__core(void) {
     }
     if (pya_module_snapshot_add(module) != 0 || pya_module_torch_add(module) != 0 ||
         pya_module_trace_add(module) != 0 || pya_module_replay_add(module) != 0 ||
-        pya_module_scan_add(module) != 0 || pya_module_record_add(module) != 0 ||
-        pya_module_limits_add(module) != 0 || pya_module_attention_add(module) != 0) {
+        pya_module_scan_add(module) != 0 || pya_module_csv_add(module) != 0 ||
+        pya_module_record_add(module) != 0 || pya_module_limits_add(module) != 0 ||
+        pya_module_attention_add(module) != 0) {
         goto drop_module;
     }
     return module;

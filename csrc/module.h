@@ -24,6 +24,7 @@ int pya_module_torch_add(PyObject *module);
 int pya_module_trace_add(PyObject *module);
 int pya_module_replay_add(PyObject *module);
 int pya_module_scan_add(PyObject *module);
+int pya_module_csv_add(PyObject *module);
 int pya_module_record_add(PyObject *module);
 /* Of a _core.TraceWriter, borrowed; NULL with an exception set where it is closed or something else. */
 struct pya_trace_writer *pya_module_trace_writer(PyObject *object);

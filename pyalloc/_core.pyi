@@ -119,6 +119,11 @@ class TraceReader:
     def is_complete(self) -> bool: ...
     def rewind(self) -> None: ...
 
+def csv_lines(
+    first: int, columns: tuple[bytes, ...], stacks: dict[int, bytes], texts: dict[int, bytes], /
+) -> bytes:
+    """Lines of a CSV file for what TraceReader.read() gave; the cells of all its stacks and texts but 0 are there."""
+
 class Program:
     """A trace ready to be replayed (csrc/replay/program.h, replay.h); without a path an empty one to add to."""
 

@@ -40,19 +40,28 @@ Progress = Callable[[int, int], object]
 Convert = Callable[[Path, Analysis, BinaryIO, Progress | None], None]
 
 
-def rows(
-    file: Path, skip: int = 0, progress: Progress | None = None
-) -> Iterator[tuple[int, Iterator[tuple[int, ...]], _core.TraceReader]]:
-    """Pieces of a trace: number of the first event, rows in the order of _FIELDS, the reader that knows their texts."""
+def _pieces(
+    file: Path, progress: Progress | None
+) -> Iterator[tuple[int, tuple[bytes, ...], _core.TraceReader]]:
+    """Pieces of a trace: number of the first event, columns as in _FIELDS, the reader that knows their texts."""
     reader = _core.TraceReader(file)
     at = 0
     while True:
         columns = reader.read()
-        n = len(columns[0])
         if progress is not None:
             progress(*reader.position())
-        if n == 0:
+        if not columns[0]:
             return
+        yield at, columns, reader
+        at += len(columns[0])
+
+
+def rows(
+    file: Path, skip: int = 0, progress: Progress | None = None
+) -> Iterator[tuple[int, Iterator[tuple[int, ...]], _core.TraceReader]]:
+    """The same by rows, the first `skip` left out."""
+    for at, columns, reader in _pieces(file, progress):
+        n = len(columns[0])
         if at + n > skip:
             arrays = [
                 struct.unpack(f"<{n}{code}", column)
@@ -60,7 +69,6 @@ def rows(
             ]
             first = max(skip - at, 0)
             yield at + first, zip(*(array[first:] for array in arrays), strict=True), reader
-        at += n
 
 
 def events(file: Path) -> Iterator[tuple[Event, _core.TraceReader]]:
@@ -189,48 +197,31 @@ def _piece(address: int, size: int, state: str, frames: list[dict[str, Any]]) ->
 
 def to_csv(file: Path, analysis: Analysis, out: BinaryIO, progress: Progress | None = None) -> None:
     """One line for each event; kind and text in words, frames of a stack joined."""
-    stacks: dict[int, str] = {0: ""}
-    texts: dict[int, str] = {0: ""}
+    stacks: dict[int, bytes] = {0: b""}
+    texts: dict[int, bytes] = {0: b""}
     out.write(f"{','.join(('event', *_FIELDS))}\r\n".encode())
-
-    def text(reader: _core.TraceReader, number: int) -> str:
-        found = texts[number] = _quoted(reader.text(number) or "")
-        return found
-
-    def frames(reader: _core.TraceReader, number: int) -> str:
-        joined = " < ".join(
-            f"{f['filename']}:{f['line']} {f['name']}"
-            for f in _frames(reader, number)[:_CSV_FRAMES]
-        )
-        found = stacks[number] = _quoted(joined)
-        return found
-
-    for first, piece, reader in rows(file, progress=progress):
-        lines = [
-            f"{i},{_NAMES.get(kind, kind)},{device},{time_ns},{thread},{stream},{addr},{size},{arg},"
-            f"{stacks[stack] if stack in stacks else frames(reader, stack)},"
-            f"{texts[name] if name in texts else text(reader, name)}\r\n"
-            for i, (
-                kind,
-                device,
-                time_ns,
-                thread,
-                stream,
-                addr,
-                size,
-                arg,
-                stack,
-                name,
-            ) in enumerate(piece, first)
-        ]
-        out.write("".join(lines).encode())
+    for first, columns, reader in _pieces(file, progress):
+        for number in _numbers(columns[-2]) - stacks.keys():
+            stacks[number] = _quoted(
+                " < ".join(
+                    f"{f['filename']}:{f['line']} {f['name']}"
+                    for f in _frames(reader, number)[:_CSV_FRAMES]
+                )
+            )
+        for number in _numbers(columns[-1]) - texts.keys():
+            texts[number] = _quoted(reader.text(number) or "")
+        out.write(_core.csv_lines(first, columns, stacks, texts))
 
 
-def _quoted(text: str) -> str:
+def _numbers(column: bytes) -> set[int]:
+    return set(memoryview(column).cast("I"))
+
+
+def _quoted(text: str) -> bytes:
     """A cell of a CSV file."""
     if any(mark in text for mark in ',"\r\n'):
-        return '"' + text.replace('"', '""') + '"'
-    return text
+        text = '"' + text.replace('"', '""') + '"'
+    return text.encode()
 
 
 def _dump(value: Any, out: BinaryIO, **keywords: Any) -> None:

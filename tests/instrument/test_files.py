@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import pickle
@@ -321,6 +322,45 @@ def test_exports_are_written_once(plan: Plan, tmp_path: Path, to: str) -> None:
         json.loads(content)
     if to == "csv":
         assert content.count(b"\n") == 1 + trace.analyse(path).totals["n_events"]
+
+
+def test_csv_has_every_field_of_every_event(tmp_path: Path) -> None:
+    own = Plan(tmp_path / "odd.pya")
+    name, file = own.writer.string('a,"b"\n'), own.writer.string("größe.py")
+    most = 2**64 - 1
+    stacks = [0]
+    for line in range(12):
+        stacks.append(own.writer.stack(stacks[-1], name, file, line))
+    for kind in export.KINDS.values():
+        own.writer.event(
+            kind, addr=most, bytes=most, stream=most, arg=most, thread=most, device=63,
+            text=name, stack=stacks[kind % 13], time_ns=kind,
+        )  # fmt: skip
+    path, target = own.done(), tmp_path / "odd.csv"
+    pyalloc("export", path, "--to", "csv", "-o", target)
+    with target.open(newline="", encoding="utf-8") as lines:
+        header, *found = csv.reader(lines)
+    assert header[0] == "event" and len(found) == len(export.KINDS)
+    names = {number: text for text, number in export.KINDS.items()}
+    for i, (row, (event, reader)) in enumerate(zip(found, export.events(path), strict=True)):
+        frames = []
+        at = event["stack"]
+        while at and len(frames) < 8:
+            parent, *_, line = reader.frame(at) or (0, 0)
+            frames.append(f'größe.py:{line} a,"b"\n')
+            at = parent
+        cells = {**event, "kind": names[event["kind"]], "stack": " < ".join(frames)}
+        cells["text"] = reader.text(event["text"]) or ""
+        assert row == [str(i), *(str(cells[field]) for field in header[1:])]
+
+
+def test_lines_are_made_of_columns_and_cells_that_fit() -> None:
+    columns = (b"\1", b"\0", *[b"\0" * 8] * 6, *[b"\0" * 4] * 2)
+    assert _core.csv_lines(7, columns, {}, {}) == b"7,alloc,0,0,0,0,0,0,0,,\r\n"
+    assert _core.csv_lines(7, (b"\xff", *columns[1:]), {}, {}).startswith(b"7,255,0,")
+    for wrong in (columns[:9], (*columns[:9], b"\0"), (*columns[:9], b"\1\0\0\0"), (None,) * 10):
+        with pytest.raises((ValueError, KeyError, IndexError, TypeError)):
+            _core.csv_lines(0, wrong, {}, {})
 
 
 @pytest.mark.torch
