@@ -55,9 +55,10 @@ csv_kind(char *at, int kind) {
     if (name == NULL) {
         return csv_number(at, (uint64_t)kind);
     }
-    size_t n = strlen(name);
-    memcpy(at, name, n);
-    return at + n;
+    while (*name != '\0') {
+        *at++ = *name++;
+    }
+    return at;
 }
 
 /* The cell of that number, and what comes behind it.  False with an exception set. */
