@@ -29,13 +29,18 @@ static inline void
 v_nt(real *p, vr a) {
     _mm256_stream_ps(p, a);
 }
+/* n is at most VW; whole vectors without a mask, as Zen 3 stores one with a mask in 20 steps */
 static inline vr
 v_ld_n(const real *p, int n) {
-    return _mm256_maskload_ps(p, v_head_mask(n));
+    return n == VW ? v_ld(p) : _mm256_maskload_ps(p, v_head_mask(n));
 }
 static inline void
 v_st_n(real *p, vr a, int n) {
-    _mm256_maskstore_ps(p, v_head_mask(n), a);
+    if (n == VW) {
+        v_st(p, a);
+    } else {
+        _mm256_maskstore_ps(p, v_head_mask(n), a);
+    }
 }
 static inline vr
 v_add(vr a, vr b) {
