@@ -1,7 +1,8 @@
 #pragma once
 /* C[rows x lanes] (+)= A[rows x k] B[k x lanes] on small blocks that already lie in cache.
  * A is read one number at a time through two strides, so either factor may be transposed; B and C
- * have their lanes contiguous and padded to whole vectors.  Floor 1. */
+ * have their lanes contiguous and padded to whole vectors.  Floor 1.
+ * Long because the register tile has two shapes. */
 #include <stddef.h>
 
 #include "simd.h"
@@ -111,11 +112,84 @@ tile_panel(int rows, int nv, int k, struct pya_tile_a a, struct pya_tile_b b, st
     }
 }
 
+#if defined(PYA_ISA_avx2)
+enum { WIDE_ROWS = 3, WIDE_NV = 4 };
+
+/* Sixteen registers hold 3 rows of 4 vectors as well as MR rows of 2, with 7 loads for 12
+ * multiply-adds where those take 8: it matters where instructions come in slowly, as on a core that
+ * runs another thread too.  The factors of A stay, B passes through one register. */
+static inline __attribute__((always_inline)) void
+tile_wide(const int rows, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
+    vr acc[WIDE_ROWS][WIDE_NV];
+#pragma GCC unroll 3
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < WIDE_NV; j++) {
+            acc[i][j] = v_set(0);
+        }
+    }
+    const real *pa = a.p;
+    const real *pb = b.p;
+#pragma GCC unroll 4
+    for (int n = 0; n < k; n++) {
+        vr s[WIDE_ROWS];
+#pragma GCC unroll 3
+        for (int i = 0; i < rows; i++) {
+            s[i] = v_set(pa[i * a.row]);
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < WIDE_NV; j++) {
+            const vr x = v_ld(pb + j * VW);
+#pragma GCC unroll 3
+            for (int i = 0; i < rows; i++) {
+                acc[i][j] = v_fma(s[i], x, acc[i][j]);
+            }
+        }
+        pa += a.k;
+        pb += b.k;
+    }
+#pragma GCC unroll 3
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < WIDE_NV; j++) {
+            real *p = c.p + i * c.row + j * VW;
+            v_st(p, c.add ? v_add(v_ld(p), acc[i][j]) : acc[i][j]);
+        }
+    }
+}
+
+static inline void
+tile_panel_wide(int rows, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
+    while (rows > 0) {
+        /* two rows twice for the last four: one alone waits for its own sums */
+        const int step = rows == 3 || rows > 4 ? 3 : rows > 1 ? 2 : 1;
+        if (step == 3) {
+            tile_wide(3, k, a, b, c);
+        } else if (step == 2) {
+            tile_wide(2, k, a, b, c);
+        } else {
+            tile_wide(1, k, a, b, c);
+        }
+        a.p += step * a.row;
+        c.p += step * c.row;
+        rows -= step;
+    }
+}
+#endif
+
 /* lanes is rounded up to whole vectors; both B and C must hold that many. */
 static inline void
 tile_multiply(
     int rows, int lanes, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
-    for (int j = 0; j < lanes; j += 2 * VW) {
+    int j = 0;
+#if defined(PYA_ISA_avx2)
+    for (; j < lanes - (WIDE_NV - 1) * VW; j += WIDE_NV * VW) {
+        struct pya_tile_b bj = {b.p + j, b.k};
+        struct pya_tile_c cj = {c.p + j, c.row, c.add};
+        tile_panel_wide(rows, k, a, bj, cj);
+    }
+#endif
+    for (; j < lanes; j += 2 * VW) {
         struct pya_tile_b bj = {b.p + j, b.k};
         struct pya_tile_c cj = {c.p + j, c.row, c.add};
         tile_panel(rows, lanes - j > VW ? 2 : 1, k, a, bj, cj);
