@@ -20,29 +20,58 @@ forward_carve(struct forward_scratch *w, struct pya_scratch *s, const struct pya
     w->sum = scratch_take(s, ATT_Q);
 }
 
-/* Scores to unnormalised probabilities; earlier results are rescaled where a maximum grew. */
+/* Vectors of queries taken together: with 8 lanes, two fill a cache line. */
+enum { SOFTMAX_NV = VW == 8 ? 2 : 1 };
+
+/* Scores of nv vectors of queries from q on to unnormalised probabilities; earlier results are
+ * rescaled where a maximum grew. */
+static inline __attribute__((always_inline)) void
+forward_softmax_lanes(
+    struct forward_scratch *w, struct att_block x, ptrdiff_t dim_v, int q, const int nv) {
+    vr best[SOFTMAX_NV];
+    vr shrink[SOFTMAX_NV];
+    vr sum[SOFTMAX_NV]; /* of this block alone: sums of sums lose fewer digits */
+    for (int j = 0; j < nv; j++) {
+        best[j] = v_ld(w->top + q + j * VW);
+        sum[j] = v_set(0);
+    }
+    for (int k = 0; k < x.nk; k++) {
+        for (int j = 0; j < nv; j++) {
+            best[j] = v_max(best[j], v_ld(w->s + k * ATT_LD + q + j * VW));
+        }
+    }
+    for (int k = 0; k < x.nk; k++) {
+        for (int j = 0; j < nv; j++) {
+            real *s = w->s + k * ATT_LD + q + j * VW;
+            const vr e = v_exp2(v_sub(v_ld(s), best[j]));
+            v_st(s, e);
+            sum[j] = v_add(sum[j], e);
+        }
+    }
+    for (int j = 0; j < nv; j++) {
+        real *top = w->top + q + j * VW;
+        real *total = w->sum + q + j * VW;
+        shrink[j] = v_exp2(v_sub(v_ld(top), best[j]));
+        v_st(top, best[j]);
+        v_st(total, v_fma(v_ld(total), shrink[j], sum[j]));
+    }
+    /* the first block has nothing to rescale: the product overwrites */
+    for (ptrdiff_t d = 0; d < dim_v && x.k0 > 0; d++) {
+        for (int j = 0; j < nv; j++) {
+            real *o = w->ot + d * ATT_LD + q + j * VW;
+            v_st(o, v_mul(v_ld(o), shrink[j]));
+        }
+    }
+}
+
 static inline void
 forward_softmax(struct forward_scratch *w, struct att_block x, ptrdiff_t dim_v) {
-    for (int q = 0; q < x.nq; q += VW) {
-        real *s = w->s + q;
-        const vr old = v_ld(w->top + q);
-        vr best = old;
-        for (int k = 0; k < x.nk; k++) {
-            best = v_max(best, v_ld(s + k * ATT_LD));
-        }
-        const vr shrink = v_exp2(v_sub(old, best));
-        vr sum = v_set(0); /* of this block alone: sums of sums lose fewer digits */
-        for (int k = 0; k < x.nk; k++) {
-            vr e = v_exp2(v_sub(v_ld(s + k * ATT_LD), best));
-            v_st(s + k * ATT_LD, e);
-            sum = v_add(sum, e);
-        }
-        v_st(w->top + q, best);
-        v_st(w->sum + q, v_fma(v_ld(w->sum + q), shrink, sum));
-        /* the first block has nothing to rescale: the product overwrites */
-        for (ptrdiff_t d = 0; d < dim_v && x.k0 > 0; d++) {
-            v_st(w->ot + d * ATT_LD + q, v_mul(v_ld(w->ot + d * ATT_LD + q), shrink));
-        }
+    int q = 0;
+    for (; q < x.nq - (SOFTMAX_NV - 1) * VW; q += SOFTMAX_NV * VW) {
+        forward_softmax_lanes(w, x, dim_v, q, SOFTMAX_NV);
+    }
+    if (SOFTMAX_NV > 1 && q < x.nq) {
+        forward_softmax_lanes(w, x, dim_v, q, 1);
     }
 }
 

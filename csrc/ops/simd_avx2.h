@@ -92,23 +92,20 @@ v_hsum(vr a) {
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
+enum { LEAST_POWER2 = -127 }; /* as a factor it is 0 */
+/* n: the integer nearest to a, which is LEAST_POWER2 to 127; the result is 2^n as v_scale2() takes it.
+ * A number so large is added that the last bits of the sum count ones; moved up they are 2^n. */
 static inline vr
-v_round(vr a) {
-    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+v_power2(vr a, vr *n) {
+    const vr large = _mm256_set1_ps(12582912.0f - LEAST_POWER2); /* 1.5 * 2^23 and the bias */
+    const vr sum = _mm256_add_ps(a, large);
+    *n = _mm256_sub_ps(sum, large);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(sum), 23));
 }
-/* a * 2^n, n integral and a * 2^n normal */
+/* a * 2^n */
 static inline vr
-v_scale2(vr a, vr n) {
-    __m256i e = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
-    return _mm256_mul_ps(
-        a, _mm256_castsi256_ps(_mm256_add_epi32(e, _mm256_set1_epi32(0x3f800000))));
-}
-/* the same where the result may underflow: then 0; n >= -200 */
-static inline vr
-v_scale2_low(vr a, vr n) {
-    const vr least = _mm256_set1_ps(-126.0f);
-    const vr low = _mm256_cmp_ps(n, least, _CMP_LT_OQ); /* not of a NaN, which stays */
-    return _mm256_andnot_ps(low, v_scale2(a, _mm256_max_ps(n, least)));
+v_scale2(vr a, vr power) {
+    return _mm256_mul_ps(a, power);
 }
 /* 1/a; the 12-bit estimate of AVX2 would need two steps, a division is as fast */
 static inline vr

@@ -80,19 +80,17 @@ static inline real
 v_hsum(vr a) {
     return _mm512_reduce_add_ps(a);
 }
+enum { LEAST_POWER2 = -200 }; /* times a number near 1 it is 0 */
+/* n: the integer nearest to a; the result is 2^n as v_scale2() takes it: n itself */
 static inline vr
-v_round(vr a) {
-    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+v_power2(vr a, vr *n) {
+    *n = _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return *n;
 }
-/* a * 2^n, n integral */
+/* a * 2^n */
 static inline vr
-v_scale2(vr a, vr n) {
-    return _mm512_scalef_ps(a, n);
-}
-/* the same where the result may underflow: then 0 */
-static inline vr
-v_scale2_low(vr a, vr n) {
-    return _mm512_scalef_ps(a, n);
+v_scale2(vr a, vr power) {
+    return _mm512_scalef_ps(a, power);
 }
 /* 1/a, a normal: the 14-bit estimate and one Newton step */
 static inline vr
