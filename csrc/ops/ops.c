@@ -7,6 +7,7 @@
 #include "cpu.h"
 #include "hugepage.h"
 #include "kernels.h"
+#include "ps_small.h"
 
 #define OPS_TABLE(isa)                                                                             \
     {                                                                                              \
@@ -74,7 +75,8 @@ pya_ops_ps_forward(const struct pya_ops_ps *ps) {
     if (ps->out_m == 1 && ps->out_l == ps->n_m && ps->out_t == ps->n_l * ps->n_m) {
         pya_hugepage_advise(ps->out, (size_t)(ps->n_t * ps->out_t) * ops_item_bytes(ps->dtype));
     }
-    return ops_kernels(ps->dtype)->ps_forward(ps);
+    return pya_ps_is_small(ps) ? pya_ps_small_forward(ps, &ops_f64)
+                               : ops_kernels(ps->dtype)->ps_forward(ps);
 }
 
 int
@@ -83,7 +85,8 @@ pya_ops_ps_backward(const struct pya_ops_ps *ps) {
         return PYA_OPS_E_INVAL;
     }
     ops_advise_gradients(ps);
-    return ops_kernels(ps->dtype)->ps_backward(ps);
+    return pya_ps_is_small(ps) ? pya_ps_small_backward(ps, &ops_f64)
+                               : ops_kernels(ps->dtype)->ps_backward(ps);
 }
 
 int
@@ -91,7 +94,8 @@ pya_ops_ps_mixture_forward(const struct pya_ops_ps *ps) {
     if (!ops_is_valid_ps(ps) || ps->out == NULL || ps->log_weights.p == NULL) {
         return PYA_OPS_E_INVAL;
     }
-    return ops_kernels(ps->dtype)->ps_mixture_forward(ps);
+    return pya_ps_is_small(ps) ? pya_ps_small_forward(ps, &ops_f64)
+                               : ops_kernels(ps->dtype)->ps_mixture_forward(ps);
 }
 
 int
@@ -100,7 +104,8 @@ pya_ops_ps_mixture_backward(const struct pya_ops_ps *ps) {
         return PYA_OPS_E_INVAL;
     }
     ops_advise_gradients(ps);
-    return ops_kernels(ps->dtype)->ps_mixture_backward(ps);
+    return pya_ps_is_small(ps) ? pya_ps_small_backward(ps, &ops_f64)
+                               : ops_kernels(ps->dtype)->ps_mixture_backward(ps);
 }
 
 static bool

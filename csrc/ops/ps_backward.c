@@ -6,39 +6,32 @@
 #include "kernels.h"
 #include "ps_tile.h"
 
-/* Smallest 1 + u a gradient divides by, one rounding step above the antipode; log y follows. */
-#ifdef PYA_REAL_F64
-static const real least_one_plus_u = 1.1102230246251565e-16;
-static const real least_log_y = -37.429947750237048;
-#else
-static const real least_one_plus_u = (real)5.9604645e-8;
-static const real least_log_y = (real)-17.32868;
-#endif
-
 struct backward_range {
     ptrdiff_t l0, l1, m0, m1;
     bool want_value, want_loc;
 };
 
-/* One row (sample) of the block: cosines in, W out, the lanes' sums updated. */
-static inline void
-backward_row(const struct ps_tile *w, int l, int nm, const real *grad, bool mixture) {
+/* One row (sample) of the block: cosines or gaps in, W out, the lanes' sums updated. */
+static inline __attribute__((always_inline)) void
+backward_row(const struct ps_tile *w, int l, int nm, const real *grad, bool mixture, bool gaps) {
     real *u = w->u + l * w->lm;
     for (int j = 0; j < nm; j += VW) {
-        vr c = ps_clamp(v_ld(u + j));
-        vr ly = ps_log_y(c);
+        const vr x = v_ld(u + j);
+        const vr c = gaps ? ps_gap_one_plus_u(x) : v_add(ps_clamp(x), v_set(1));
+        const vr ly = gaps ? ps_gap_log_y(x) : ps_log_y(ps_clamp(x));
         vr kappa = v_ld(w->kappa + j);
         vr g;
         if (mixture) {
-            vr x = v_add(v_ld(w->a + j), ps_log_prob(ly, kappa, v_ld(w->h + j)));
-            g = v_mul(v_set(w->grad[l]), v_exp(v_sub(x, v_set(w->f[l]))));
+            vr joint = v_add(v_ld(w->a + j), ps_log_prob(ly, kappa, v_ld(w->h + j)));
+            g = v_mul(v_set(w->grad[l]), v_exp(v_sub(joint, v_set(w->f[l]))));
         } else {
             g = v_ld(grad + j);
         }
-        vr r = v_rcp(v_max(v_set(least_one_plus_u), v_add(c, v_set(1))));
+        const vm behind = m_eq(c, v_set(0));
+        vr r = v_rcp(v_sel(behind, v_set(w->least), c));
         v_st(u + j, v_mul(v_mul(g, kappa), r));
         v_st(w->sum_g + j, v_add(v_ld(w->sum_g + j), g));
-        vr gl = v_fma(g, v_max(v_set(least_log_y), ly), v_ld(w->sum_gl + j));
+        vr gl = v_fma(g, v_sel(behind, v_set(w->least_log_y), ly), v_ld(w->sum_gl + j));
         v_st(w->sum_gl + j, gl);
     }
 }
@@ -69,12 +62,24 @@ backward_weights(
             w->f[l] = isinf(fl) && fl < 0 ? (real)INFINITY : fl;
         }
     }
+    for (int i = 0; i < (int)pack_round(nm, VW); i++) {
+        w->sum_g[i] = w->sum_gl[i] = 0;
+    }
     for (int l = 0; l < nl; l++) {
         real row[128 + 16];
         if (!mixture) {
             backward_gather(row, grad + l * ps->grad_l + m0 * ps->grad_m, ps->grad_m, nm);
         }
-        backward_row(w, l, nm, row, mixture);
+        struct pya_tile_c c = {w->u + l * w->lm, w->lm, 0};
+        struct ps_limits limits = {w->has_high ? w->high : NULL, w->low, false, 1, nm};
+        if (ps_any_is_coarse(c.p, 0, limits)) {
+            struct pya_tile_a a = {w->value + l * w->ld, w->ld, 1};
+            struct pya_tile_b b = {w->loc_t, w->lm};
+            ps_refine_tile((int)ps->dim, a, b, c, limits);
+            backward_row(w, l, nm, row, mixture, true);
+        } else {
+            backward_row(w, l, nm, row, mixture, false);
+        }
     }
 }
 
@@ -129,6 +134,10 @@ backward_pair(
     struct pya_tile_c c = {w->u, w->lm, 0};
     tile_multiply(nl, nm, d, a, b, c);
     backward_weights(w, ps, t, l0, m0);
+    for (int i = 0; i < nm; i++) {
+        w->all_g[i] += (double)w->sum_g[i];
+        w->all_gl[i] += (double)w->sum_gl[i];
+    }
     if (r->want_loc) {
         struct pya_tile_a wt = {w->u, 1, w->lm};
         struct pya_tile_b val = {w->value, w->ld};
@@ -153,10 +162,11 @@ backward_finish(struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t t, ptr
     }
     for (int i = 0; i < nm; i++) {
         if (ps->d_scale.p != NULL) {
-            *ps_row_out(ps->d_scale, m0 + i, t) = w->sum_gl[i] + w->dh[i] * w->sum_g[i];
+            *ps_row_out(ps->d_scale, m0 + i, t) =
+                (real)(w->all_gl[i] + (double)w->dh[i] * w->all_g[i]);
         }
         if (ps->d_log_weights.p != NULL) {
-            *ps_row_out(ps->d_log_weights, m0 + i, t) = w->sum_g[i];
+            *ps_row_out(ps->d_log_weights, m0 + i, t) = (real)w->all_g[i];
         }
     }
 }
@@ -172,8 +182,8 @@ backward_unit(
         pack_prefetch(loc, ps->loc.i, nm, d);
         pack_transpose(w->loc_t, w->lm, w->loc, w->ld, nm, d, pack_round(nm, VW));
         ps_tile_components(w, ps, m0, nm, t);
-        for (int i = 0; i < (int)pack_round(nm, VW); i++) {
-            w->sum_g[i] = w->sum_gl[i] = 0;
+        for (int i = 0; i < nm; i++) {
+            w->all_g[i] = w->all_gl[i] = 0;
         }
         for (ptrdiff_t l0 = r->l0; l0 < r->l1; l0 += w->lb) {
             backward_pair(w, ps, t, l0, m0, r);
@@ -193,6 +203,14 @@ struct backward_plan {
     bool want_value, want_loc;
 };
 
+/* What a gradient divides by at the antipode and behind it: one rounding step of the caller's numbers. */
+static void
+backward_set_least(struct ps_tile *w, int32_t dtype) {
+    const double step = dtype == PYA_OPS_F64 ? 1.1102230246251565e-16 : 5.9604644775390625e-8;
+    w->least = (real)step;
+    w->least_log_y = (real)log(0.5 * step);
+}
+
 static int
 backward_run(const struct pya_ops_ps *ps, struct backward_plan plan) {
     const ptrdiff_t n_lb = ps_n_blocks(ps->n_l, plan.block_l);
@@ -203,6 +221,7 @@ backward_run(const struct pya_ops_ps *ps, struct backward_plan plan) {
     {
         struct ps_tile w;
         void *scratch = ps_tile_create(&w, ps, PS_BACKWARD);
+        backward_set_least(&w, ps->dtype);
         failed |= scratch == NULL;
 #pragma omp for schedule(dynamic, ps_chunk(units, ps->n_threads))
         for (ptrdiff_t k = 0; k < units; k++) {

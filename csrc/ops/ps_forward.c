@@ -9,15 +9,18 @@ struct ps_store {
     ptrdiff_t row, lane;
 };
 
-static inline void
+/* Of cosines, or of gaps. */
+static inline __attribute__((always_inline)) void
 forward_finish(
-    const struct ps_tile *w, const real *u, ptrdiff_t j, int rows, int lanes, struct ps_store out) {
-    for (int v = 0; v < lanes; v += VW) {
+    const struct ps_tile *w, const real *u, ptrdiff_t j, struct ps_limits of, struct ps_store out,
+    bool gaps) {
+    for (int v = 0; v < of.lanes; v += VW) {
         vr kappa = v_ld(w->kappa + j + v);
         vr h = v_ld(w->h + j + v);
-        int n = lanes - v < VW ? lanes - v : VW;
-        for (int i = 0; i < rows; i++) {
-            vr ly = ps_log_y(ps_clamp(v_ld(u + i * 2 * VW + v)));
+        int n = of.lanes - v < VW ? of.lanes - v : VW;
+        for (int i = 0; i < of.rows; i++) {
+            const vr c = v_ld(u + i * 2 * VW + v);
+            vr ly = gaps ? ps_gap_log_y(c) : ps_log_y(ps_clamp(c));
             vr x = ps_log_prob(ly, kappa, h);
             real *p = out.p + i * out.row + v * out.lane;
             if (out.lane == 1 && n == VW) {
@@ -55,9 +58,16 @@ forward_block(
             struct pya_tile_a a = {w->value + i * w->ld, w->ld, 1};
             struct pya_tile_b b = {w->loc_t + j, w->lm};
             struct pya_tile_c c = {u, 2 * VW, 0};
-            tile_panel(rows, lanes > VW ? 2 : 1, (int)d, a, b, c);
+            ps_cosines(rows, lanes > VW ? 2 : 1, (int)d, a, b, c);
             struct ps_store s = {out + i * ps->out_l + j * ps->out_m, ps->out_l, ps->out_m};
-            forward_finish(w, u, j, rows, lanes, s);
+            struct ps_limits limits = {
+                w->has_high ? w->high + j : NULL, w->low, false, rows, lanes};
+            if (ps_any_is_coarse(u, 2 * VW, limits)) {
+                ps_refine_tile((int)d, a, b, c, limits);
+                forward_finish(w, u, j, limits, s, true);
+            } else {
+                forward_finish(w, u, j, limits, s, false);
+            }
         }
     }
 }
@@ -78,10 +88,39 @@ forward_dot(const real *x, const real *y, ptrdiff_t d) {
     return v_hsum(v_add(s0, s1));
 }
 
+/* The same with all digits, as a gap. */
+static __attribute__((noinline)) real
+forward_sharp_gap(const real *x, const real *y, ptrdiff_t d) {
+    vwide sum;
+    memset(&sum, 0, sizeof sum);
+    for (ptrdiff_t k = 0; k < d; k += VW) {
+        int n = d - k < VW ? (int)(d - k) : VW;
+        sum = w_fma(v_ld_n(x + k, n), v_ld_n(y + k, n), sum);
+    }
+    double above[VW];
+    double below[VW];
+    w_st(above, sum, 1);
+    w_st(below, sum, -1);
+    for (int k = 1; k < VW; k++) {
+        above[0] += above[k] - 1;
+        below[0] += below[k] + 1;
+    }
+    return ps_gap(above[0], below[0]);
+}
+
+static inline real
+forward_gap(const real *x, const real *y, ptrdiff_t d, real low, real high) {
+    const real u = low > 1 ? low : forward_dot(x, y, d);
+    return u < low || u > high || low > 1 ? forward_sharp_gap(x, y, d) : u > 1 ? 0 : u - 1;
+}
+
 /* One sample or one component per t: a product of rows, bound by memory. Units run over (t, l, m)
  * flattened, VW results at a time. */
 static void
 forward_rows(const struct pya_ops_ps *ps, ptrdiff_t first, int n) {
+    const ptrdiff_t d = (ptrdiff_t)ps->dim;
+    const real low = ps_low(d);
+    const real coarseness = (real)ps_coarseness(d);
     real u[VW];
     real kappa[VW];
     real h[VW];
@@ -94,14 +133,16 @@ forward_rows(const struct pya_ops_ps *ps, ptrdiff_t first, int n) {
         ptrdiff_t lt = (first + k) / ps->n_m;
         ptrdiff_t l = lt % ps->n_l;
         ptrdiff_t t = lt / ps->n_l;
-        u[k] = forward_dot(ps_row(ps->value, l, t), ps_row(ps->loc, m, t), (ptrdiff_t)ps->dim);
         kappa[k] = *ps_row(ps->scale, m, t);
         bool same = k > 0 && ps->n_m == 1 && l > 0;
         h[k] = same ? h[k - 1] : (real)pya_special_normalizer((double)kappa[k], (double)ps->dim).h;
+        u[k] = forward_gap(
+            ps_row(ps->value, l, t), ps_row(ps->loc, m, t), d, low,
+            ps_high(coarseness, kappa[k], h[k]));
         out[k] = (real *)ps->out + l * ps->out_l + m * ps->out_m + t * ps->out_t;
     }
     real r[VW];
-    v_st(r, ps_log_prob(ps_log_y(ps_clamp(v_ld(u))), v_ld(kappa), v_ld(h)));
+    v_st(r, ps_log_prob(ps_gap_log_y(v_ld(u)), v_ld(kappa), v_ld(h)));
     for (int k = 0; k < n; k++) {
         *out[k] = r[k];
     }
@@ -144,15 +185,22 @@ PYA_FN(pya_ps_forward)(const struct pya_ops_ps *ps) {
     return failed ? PYA_OPS_E_NOMEM : PYA_OPS_OK;
 }
 
+struct mixture_sums {
+    real *top, *sum;
+    int rows;
+};
+
 /* Folds rows of one register tile (components) into the running maximum and sum of its lanes
  * (samples). The reference point is kept finite so that a lane of only -inf stays -inf. */
-static inline void
-mixture_fold(const struct ps_tile *w, int m, real *u, int rows, real *top, real *sum) {
+static inline __attribute__((always_inline)) void
+mixture_fold(const struct ps_tile *w, int m, real *u, struct mixture_sums to, bool gaps) {
+    const int rows = to.rows;
     for (int v = 0; v < 2 * VW; v += VW) {
-        vr old = v_ld(top + v);
+        vr old = v_ld(to.top + v);
         vr best = old;
         for (int i = 0; i < rows; i++) {
-            vr ly = ps_log_y(ps_clamp(v_ld(u + i * 2 * VW + v)));
+            const vr c = v_ld(u + i * 2 * VW + v);
+            vr ly = gaps ? ps_gap_log_y(c) : ps_log_y(ps_clamp(c));
             vr x = ps_log_prob(ly, v_set(w->kappa[m + i]), v_set(w->h[m + i]));
             x = v_add(x, v_set(w->a[m + i]));
             v_st(u + i * 2 * VW + v, x);
@@ -163,8 +211,8 @@ mixture_fold(const struct ps_tile *w, int m, real *u, int rows, real *top, real 
         for (int i = 0; i < rows; i++) {
             s = v_add(s, v_exp(v_sub(v_ld(u + i * 2 * VW + v), best)));
         }
-        v_st(top + v, best);
-        v_st(sum + v, v_fma(v_ld(sum + v), shrink, s));
+        v_st(to.top + v, best);
+        v_st(to.sum + v, v_fma(v_ld(to.sum + v), shrink, s));
     }
 }
 
@@ -184,8 +232,16 @@ mixture_components(
             struct pya_tile_a a = {w->loc + i * w->ld, w->ld, 1};
             struct pya_tile_b b = {w->value_t + j, w->lm};
             struct pya_tile_c c = {u, 2 * VW, 0};
-            tile_panel(rows, 2, (int)d, a, b, c);
-            mixture_fold(w, i, u, rows, w->f + j, w->grad + j);
+            ps_cosines(rows, 2, (int)d, a, b, c);
+            struct mixture_sums to = {w->f + j, w->grad + j, rows};
+            struct ps_limits limits = {
+                w->has_high ? w->high + i : NULL, w->low, true, rows, 2 * VW};
+            if (ps_any_is_coarse(u, 2 * VW, limits)) {
+                ps_refine_tile((int)d, a, b, c, limits);
+                mixture_fold(w, i, u, to, true);
+            } else {
+                mixture_fold(w, i, u, to, false);
+            }
         }
     }
 }

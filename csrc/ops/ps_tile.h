@@ -6,8 +6,8 @@
 
 #include "ops.h"
 #include "pack.h"
+#include "ps_gap.h"
 #include "special.h"
-#include "tile.h"
 
 /* The scratch of one thread.  Lanes run over components (lm apart), rows over samples. */
 struct ps_tile {
@@ -21,7 +21,12 @@ struct ps_tile {
     real *d_value;    /* [lb][ld] */
     real *d_loc;      /* [mb][ld] */
     real *kappa, *h, *dh, *a, *sum_g, *sum_gl; /* [mb] padded to whole vectors */
-    real *f, *grad;                            /* [lb] */
+    real *high;    /* [mb], the cosine above which float is too coarse for the component */
+    real low;      /* and the one below which it is for any */
+    bool has_high; /* high is finite for any component */
+    real least, least_log_y; /* 1 + u and log y of gradients at the antipode */
+    double *all_g, *all_gl;  /* [mb], sums over the blocks */
+    real *f, *grad;          /* [lb] */
 };
 
 enum ps_use { PS_FORWARD, PS_MIXTURE, PS_BACKWARD };
@@ -66,6 +71,7 @@ ps_tile_carve(
     w->h = scratch_take(s, n);
     w->dh = scratch_take(s, n);
     w->a = scratch_take(s, n);
+    w->high = scratch_take(s, n);
     if (use == PS_BACKWARD) {
         w->loc = scratch_take(s, rows);
         w->u = scratch_take(s, (size_t)(w->lb * w->lm));
@@ -73,6 +79,8 @@ ps_tile_carve(
         w->d_loc = scratch_take(s, rows);
         w->sum_g = scratch_take(s, n);
         w->sum_gl = scratch_take(s, n);
+        w->all_g = (double *)(void *)scratch_take(s, n * (sizeof(double) / sizeof(real)));
+        w->all_gl = (double *)(void *)scratch_take(s, n * (sizeof(double) / sizeof(real)));
         w->f = scratch_take(s, n);
         w->grad = scratch_take(s, n);
     }
@@ -169,17 +177,14 @@ ps_tile_components(
         w->kappa[i] = w->h[i] = w->dh[i] = 0;
         w->a[i] = (real)-INFINITY;
     }
-}
-
-static inline vr
-ps_clamp(vr u) {
-    return v_min(v_set(1), v_max(v_set(-1), u));
-}
-
-/* log((1 + u) / 2) of a clamped cosine; exact 0 at 1, -inf at -1 */
-static inline vr
-ps_log_y(vr u) {
-    return v_log1m(v_mul(v_sub(u, v_set(1)), v_set((real)0.5)));
+    w->low = ps_low(ps->dim);
+    const real coarseness = (real)ps_coarseness(ps->dim);
+    real least = 1;
+    for (int i = 0; i < (int)pack_round(n, VW); i++) {
+        w->high[i] = ps_high(coarseness, w->kappa[i], w->h[i]);
+        least = w->high[i] < least ? w->high[i] : least;
+    }
+    w->has_high = least < 1;
 }
 
 /* kappa = 0 is the uniform distribution also at the antipode, where log y is -inf; a NaN stays. */

@@ -2,6 +2,7 @@
 /* AVX2 + FMA backend of simd.h: 8 floats.  Floor 0.
  * Long because a backend is one list of small inline functions. */
 #include <immintrin.h>
+#include <stdbool.h>
 
 typedef float real;
 typedef __m256 vr;
@@ -85,6 +86,28 @@ m_eq(vr a, vr b) {
 static inline vr
 v_sel(vm m, vr yes, vr no) {
     return _mm256_blendv_ps(no, yes, m);
+}
+static inline bool
+m_any(vm m) {
+    return _mm256_movemask_ps(m) != 0;
+}
+/* Sums of products with more than twice the digits, each product exact. */
+typedef struct {
+    __m256d low, high;
+} vwide;
+static inline vwide
+w_fma(vr a, vr b, vwide c) {
+    const __m256d a0 = _mm256_cvtps_pd(_mm256_castps256_ps128(a));
+    const __m256d a1 = _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1));
+    const __m256d b0 = _mm256_cvtps_pd(_mm256_castps256_ps128(b));
+    const __m256d b1 = _mm256_cvtps_pd(_mm256_extractf128_ps(b, 1));
+    return (vwide){_mm256_fmadd_pd(a0, b0, c.low), _mm256_fmadd_pd(a1, b1, c.high)};
+}
+/* from + a, rounded once near -from */
+static inline void
+w_st(double *p, vwide a, double from) {
+    _mm256_storeu_pd(p, _mm256_add_pd(_mm256_set1_pd(from), a.low));
+    _mm256_storeu_pd(p + 4, _mm256_add_pd(_mm256_set1_pd(from), a.high));
 }
 static inline real
 v_hsum(vr a) {

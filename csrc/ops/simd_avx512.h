@@ -1,6 +1,8 @@
 #pragma once
-/* AVX-512 backend of simd.h: 16 floats.  Floor 0. */
+/* AVX-512 backend of simd.h: 16 floats.  Floor 0.
+ * Long because a backend is one list of small inline functions. */
 #include <immintrin.h>
+#include <stdbool.h>
 
 typedef float real;
 typedef __m512 vr;
@@ -75,6 +77,28 @@ m_eq(vr a, vr b) {
 static inline vr
 v_sel(vm m, vr yes, vr no) {
     return _mm512_mask_blend_ps(m, no, yes);
+}
+static inline bool
+m_any(vm m) {
+    return m != 0;
+}
+/* Sums of products with more than twice the digits, each product exact. */
+typedef struct {
+    __m512d low, high;
+} vwide;
+static inline vwide
+w_fma(vr a, vr b, vwide c) {
+    const __m512d a0 = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+    const __m512d a1 = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
+    const __m512d b0 = _mm512_cvtps_pd(_mm512_castps512_ps256(b));
+    const __m512d b1 = _mm512_cvtps_pd(_mm512_extractf32x8_ps(b, 1));
+    return (vwide){_mm512_fmadd_pd(a0, b0, c.low), _mm512_fmadd_pd(a1, b1, c.high)};
+}
+/* from + a, rounded once near -from */
+static inline void
+w_st(double *p, vwide a, double from) {
+    _mm512_storeu_pd(p, _mm512_add_pd(_mm512_set1_pd(from), a.low));
+    _mm512_storeu_pd(p + 8, _mm512_add_pd(_mm512_set1_pd(from), a.high));
 }
 static inline real
 v_hsum(vr a) {

@@ -84,6 +84,41 @@ static inline vr
 v_sel(vm m, vr yes, vr no) {
     return m ? yes : no;
 }
+static inline bool
+m_any(vm m) {
+    return m;
+}
+#ifdef PYA_REAL_F64
+/* Sums of products with twice the digits: what a product and a sum round off is summed as well. */
+typedef struct {
+    double sum, lost;
+} vwide;
+static inline vwide
+w_fma(vr a, vr b, vwide c) {
+    const double p = a * b;
+    const double s = c.sum + p;
+    const double back = s - c.sum;
+    return (vwide){s, c.lost + fma(a, b, -p) + ((c.sum - (s - back)) + (p - back))};
+}
+static inline void
+w_st(double *p, vwide a, double from) {
+    *p = (from + a.sum) + a.lost;
+}
+#else
+/* Sums of products with more than twice the digits, each product exact. */
+typedef struct {
+    double sum;
+} vwide;
+static inline vwide
+w_fma(vr a, vr b, vwide c) {
+    return (vwide){c.sum + (double)a * (double)b};
+}
+/* from + a, rounded once near -from */
+static inline void
+w_st(double *p, vwide a, double from) {
+    *p = from + a.sum;
+}
+#endif
 static inline real
 v_hsum(vr a) {
     return a;
@@ -136,6 +171,10 @@ v_log1m(vr d) {
     return log1p(d);
 }
 static inline vr
+v_log_either(vm is_small, vr x) {
+    return is_small ? log(x) : log1p(x);
+}
+static inline vr
 v_tanh(vr x) {
     return tanh(x);
 }
@@ -155,6 +194,10 @@ v_log(vr y) {
 static inline vr
 v_log1m(vr d) {
     return log1pf(d);
+}
+static inline vr
+v_log_either(vm is_small, vr x) {
+    return is_small ? logf(x) : log1pf(x);
 }
 static inline vr
 v_tanh(vr x) {

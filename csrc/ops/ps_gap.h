@@ -1,0 +1,156 @@
+#pragma once
+/* Cosines of PowerSpherical, and where they are too coarse.  A density depends on 1 + u, which a cosine near
+ * the antipode has lost in its rounding, and times a large kappa on 1 - u, lost near the mode.  There the sum of
+ * products is made again with more digits, and both ends kept.  Floor 1.
+ * Long because every kernel variant compiles this arithmetic inline. */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "tile.h"
+
+/* A cosine errs by a rounding step or, near +-1, by its own share of one that grows with the root of the
+ * dimension; a gradient errs by that over 1 + u of itself.  The ratio of such an error to what is allowed. */
+static inline double
+ps_coarseness(int64_t dim) {
+#ifdef PYA_REAL_F64
+    const double step = 1.1102230246251565e-16;
+#else
+    const double step = 5.9604645e-8;
+#endif
+    return step * fmax(1, 0.25 * sqrt((double)dim)) / 5e-7;
+}
+
+/* The cosine below which it is too coarse.  All are on the circle and the sphere, where many lie near -1. */
+static inline real
+ps_low(int64_t dim) {
+    return dim <= 3 && sizeof(real) == sizeof(float) ? (real)INFINITY
+                                                     : (real)(-1 / (1 + ps_coarseness(dim)));
+}
+
+/* And the one above, where kappa times its error is too much of the log-probability h + kappa log y. */
+static inline real
+ps_high(real coarseness, real kappa, real h) {
+    const real size = h < 0 ? -h : h;
+    const real high = (kappa + 2 * (size < 1 ? 1 : size)) / (kappa * (1 + coarseness));
+    return high < 1 ? high : (real)INFINITY;
+}
+
+/* Cosines of a tile.  Not inline: among other variables the sums would leave the registers. */
+static __attribute__((noinline, unused)) void
+ps_cosines(int rows, int nv, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
+    tile_panel(rows, nv, k, a, b, c);
+}
+
+static inline vr
+ps_clamp(vr u) {
+    return v_min(v_set(1), v_max(v_set(-1), u));
+}
+
+/* log((1 + u) / 2) of a clamped cosine; exact 0 at 1, -inf at -1 */
+static inline vr
+ps_log_y(vr u) {
+    return v_log1m(v_mul(v_sub(u, v_set(1)), v_set((real)0.5)));
+}
+
+/* A cosine with all digits at both ends, as one number: 1 + u below 0, u - 1 elsewhere.  This one says that
+ * 1 + u is 0 or less. */
+static const real ps_behind = (real)1e-37;
+
+static inline vr
+ps_gap_log_y(vr gap) {
+    const vr log_y = v_log_either(m_lt(v_set(0), gap), v_mul(v_set((real)0.5), gap));
+    return v_sel(m_eq(gap, v_set(ps_behind)), v_set((real)-INFINITY), log_y);
+}
+
+/* 1 + u; 0 behind the antipode */
+static inline vr
+ps_gap_one_plus_u(vr gap) {
+    const vr near = v_sel(m_eq(gap, v_set(ps_behind)), v_set(0), gap);
+    return v_sel(m_lt(v_set(0), gap), near, v_add(v_set(2), gap));
+}
+
+/* What a tile's cosines are judged by; those of one component may lie in a row or in a column. */
+struct ps_limits {
+    const real *high; /* NULL: none is too high */
+    real low;
+    bool of_rows;
+    int rows, lanes;
+};
+
+static inline vr
+ps_high_of(struct ps_limits x, int i, int v) {
+    return x.high == NULL ? v_set((real)INFINITY) : x.of_rows ? v_set(x.high[i]) : v_ld(x.high + v);
+}
+
+static inline bool
+ps_is_coarse(vr u, vr low, vr high) {
+    return m_any(m_lt(u, low)) || m_any(m_lt(high, u));
+}
+
+/* Whether any cosine of a tile is too coarse; mostly none is, and few instructions say so. */
+static inline bool
+ps_any_is_coarse(const real *u, ptrdiff_t row, struct ps_limits x) {
+    vr least = v_set(1);
+    for (int i = 0; i < x.rows; i++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < x.lanes; v += VW) {
+            least = v_min(least, v_ld(u + i * row + v));
+        }
+    }
+    bool found = m_any(m_lt(least, v_set(x.low)));
+    for (int i = 0; i < x.rows && x.high != NULL && !found; i++) {
+        for (int v = 0; v < x.lanes && !found; v += VW) {
+            found = m_any(m_lt(ps_high_of(x, i, v), v_ld(u + i * row + v)));
+        }
+    }
+    return found;
+}
+
+static inline real
+ps_gap(double one_plus_u, double u_minus_one) {
+    const double most = u_minus_one > 0 ? 0 : u_minus_one; /* NaN stays */
+    const double gap = one_plus_u < 1 ? one_plus_u : most;
+    return one_plus_u <= 0 ? ps_behind : (real)gap;
+}
+
+/* A vector of cosines to gaps: sharp ones where they are too coarse, and elsewhere what gives the same
+ * logarithm as the cosine does, so that forward and backward agree however their tiles lie. */
+static inline void
+ps_refine(real *u, vr high, int k, struct pya_tile_a a, struct pya_tile_b b, real low) {
+    vwide sum;
+    memset(&sum, 0, sizeof sum);
+    for (int i = 0; i < k; i++) {
+        sum = w_fma(v_set(a.p[i * a.k]), v_ld(b.p + i * b.k), sum);
+    }
+    double above[VW];
+    double below[VW];
+    real most[VW];
+    w_st(above, sum, 1);
+    w_st(below, sum, -1);
+    v_st(most, high);
+    for (int i = 0; i < VW; i++) { /* without branches: a compiler makes vectors of it */
+        const real as_it_is = u[i] > 1 ? 0 : u[i] - 1;
+        const real sharp = ps_gap(above[i], below[i]);
+        u[i] = (u[i] < low) | (u[i] > most[i]) ? sharp : as_it_is;
+    }
+}
+
+/* Makes cosines that are too coarse again, and all of the tile gaps. */
+static __attribute__((noinline)) void
+ps_refine_tile(
+    int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c, struct ps_limits x) {
+    for (int i = 0; i < x.rows; i++) {
+        for (int v = 0; v < x.lanes; v += VW) {
+            real *u = c.p + i * c.row + v;
+            const vr high = ps_high_of(x, i, v);
+            if (ps_is_coarse(v_ld(u), v_set(x.low), high)) {
+                struct pya_tile_a ai = {a.p + i * a.row, 0, a.k};
+                struct pya_tile_b bv = {b.p + v, b.k};
+                ps_refine(u, high, k, ai, bv, x.low);
+            } else {
+                v_st(u, v_sub(ps_clamp(v_ld(u)), v_set(1)));
+            }
+        }
+    }
+}
