@@ -14,6 +14,8 @@ Row = tuple[
     int, int, int, int, int, int, int
 ]  # a mark: time_ns, kind, text, arg, addr, bytes, device
 KINDS: dict[str, int] = {name: number for name, number, _, _ in _core.trace_kinds()}
+Pool = tuple[int, int]
+_NO_POOL = (0, 0)
 _SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _MAX_FRAMES = 256  # with C++ frames the program's own line comes late
 
@@ -42,6 +44,9 @@ class EventWriter:
     seen: dict[tuple[int, ...], int] = field(default_factory=dict)
     n_events: int = 0
     last_ns: int = 0
+    # By device: the private pool requests go to now, and those that have a user.
+    routed: dict[int, Pool] = field(default_factory=dict)
+    used: set[tuple[int, Pool]] = field(default_factory=set)
 
     def string(self, text: str) -> int:
         """Number of a text; 0 for none."""
@@ -82,6 +87,11 @@ class EventWriter:
         if kind is None:  # annotate and whatever newer versions add
             return
         is_oom = action == "oom"
+        time_ns = int(entry.get("time_us", 0)) * 1000
+        if action == "alloc":
+            self.route(device, _pool(entry.get("pool_id")), time_ns)
+        elif action in ("segment_free", "segment_unmap"):
+            self._unused(device, _pool(entry.get("pool_id")), time_ns)
         self.event(
             kind,
             addr=0 if is_oom else int(entry.get("addr", 0)),
@@ -90,8 +100,37 @@ class EventWriter:
             device=device,
             arg=int(entry.get("device_free", 0)) if is_oom else 0,
             stack=self.stack(entry.get("frames")),
-            time_ns=int(entry.get("time_us", 0)) * 1000,
+            time_ns=time_ns,
         )
+
+    def route(self, device: int, pool: Pool, time_ns: int) -> None:
+        """The device's requests go to that pool from here on, as torch's entries tell only by each block."""
+        before = self.routed.get(device, _NO_POOL)
+        if pool == before:
+            return
+        self.routed[device] = pool
+        if before != _NO_POOL:
+            self._pool_event("pool_end", device, before, time_ns)
+        if pool != _NO_POOL:
+            self._pool_event("pool_begin", device, pool, time_ns)
+            if (device, pool) in self.used:  # each begin is a user; the first stands for all
+                self._pool_event("pool_release", device, pool, time_ns)
+            self.used.add((device, pool))
+
+    def _unused(self, device: int, pool: Pool, time_ns: int) -> None:
+        """Memory of it was given back, which torch does once nobody uses the pool."""
+        if (device, pool) in self.used:
+            if self.routed.get(device) == pool:
+                self.route(device, _NO_POOL, time_ns)
+            self.used.remove((device, pool))
+            self._pool_event("pool_release", device, pool, time_ns)
+
+    def _pool_event(self, kind: str, device: int, pool: Pool, time_ns: int) -> None:
+        self.event(KINDS[kind], addr=pool[0], arg=pool[1], device=device, time_ns=time_ns)
+
+    def _route_back(self) -> None:
+        for device in list(self.routed):
+            self.route(device, _NO_POOL, self.last_ns)
 
     def row(self, mark: Mark) -> Row:
         """A mark in numbers, to be written later."""
@@ -132,6 +171,7 @@ class EventWriter:
             self.entry(entry, device)
         for mark in marks[at:]:
             self._write_row(mark)
+        self._route_back()
         self.seen.clear()
 
     def state(self, segments: list[Entry], time_ns: int) -> None:
@@ -150,6 +190,7 @@ class EventWriter:
             )
         for segment in segments:
             self._blocks(segment, time_ns)
+        self._route_back()
 
     def _blocks(self, segment: Entry, time_ns: int) -> None:
         at = int(segment["address"])
@@ -157,6 +198,8 @@ class EventWriter:
             address = int(block.get("address", at))
             at = address + int(block["size"])
             if block["state"] == "active_allocated":
+                pool = block.get("pool_id", segment.get("segment_pool_id"))
+                self.route(int(segment.get("device", 0)), _pool(pool), time_ns)
                 self.event(
                     KINDS["alloc"],
                     addr=address,
@@ -166,6 +209,14 @@ class EventWriter:
                     stack=self.stack(block.get("frames")),
                     time_ns=time_ns,
                 )
+
+
+def _pool(told: Sequence[int] | None) -> Pool:
+    """A private pool's number; older versions of torch tell none with their entries."""
+    if not told:
+        return _NO_POOL
+    first, second = told
+    return int(first), int(second)
 
 
 def _timed(device: int, trace: list[Entry]) -> Iterator[tuple[int, int, Entry]]:
@@ -189,7 +240,12 @@ def state_before(segments: list[Entry], traces: list[list[Entry]]) -> list[Entry
             address = int(block.get("address", at))
             at = address + int(block["size"])
             if block["state"] == "active_allocated":
-                live[device, address] = {**block, "address": address, "stream": segment["stream"]}
+                live[device, address] = {
+                    **block,
+                    "address": address,
+                    "stream": segment["stream"],
+                    "pool_id": segment.get("segment_pool_id"),
+                }
     ranges = {
         device: sorted([start, end] for d, start, end, _ in held if d == device)
         for device in {*range(len(traces)), *(d for d, *_ in held)}
@@ -231,6 +287,7 @@ def _undo(
                 "requested_size": size,
                 "state": "active_allocated",
                 "stream": entry.get("stream", 0),
+                "pool_id": entry.get("pool_id"),
             }
         elif action in ("segment_free", "segment_unmap"):
             ranges.append([address, address + size])

@@ -152,6 +152,55 @@ def test_to_torch_and_back(plan: Plan, tmp_path: Path) -> None:
     assert after.by_line(after.peak.blocks) == before.by_line(before.peak.blocks)
 
 
+def pool_entry(action: str, addr: int, pool: tuple[int, int]) -> dict[str, Any]:
+    return {"action": action, "addr": addr, "size": 64 * MIB, "stream": 0, "pool_id": pool}
+
+
+@pytest.mark.parametrize("began", ["before", "within"])
+@pytest.mark.parametrize("goes", [False, True])
+def test_private_pools_of_a_snapshot_are_replayed_as_such(
+    tmp_path: Path, began: str, goes: bool
+) -> None:
+    """What a pool left free is nobody else's as long as it has a user: until torch gives memory of it back."""
+    pool, other, none = (0, 1), (0, 2), (0, 0)
+    entries = [
+        pool_entry("alloc", 1, pool),
+        pool_entry("free_requested", 1, pool),
+        pool_entry("alloc", 2, none),
+        pool_entry("alloc", 3, pool),
+        pool_entry("free_requested", 3, pool),
+        pool_entry("free_requested", 2, none),
+    ][began == "before" :]
+    if goes:
+        entries += [pool_entry("segment_free", 1, pool), pool_entry("alloc", 4, other)]
+    path = tmp_path / "pools.pickle"
+    segment = {"address": 1, "total_size": 64 * MIB, "stream": 0, "device": 0, "blocks": []}
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries]}))
+    with trace.as_trace_file(path) as file:
+        kinds = [event["kind"] for event, _ in export.events(file)]
+    # of the second begin, and at the end
+    assert kinds.count(export.KINDS["pool_release"]) == 1 + goes
+    with trace.program(path) as program:
+        assert program.info()["n_pools"] == 1 + goes
+        assert program.replay("native", capacity=130 * MIB)["completed"]
+        assert not program.replay("native", capacity=126 * MIB)["completed"]
+
+
+def test_pools_of_live_blocks_are_known_without_history(tmp_path: Path) -> None:
+    block = {"size": MIB, "requested_size": MIB, "state": "active_allocated"}
+    segment = {
+        "address": 1 << 30,
+        "total_size": 2 * MIB,
+        "stream": 0,
+        "device": 1,
+        "blocks": [block],
+    }
+    path = tmp_path / "pools.pickle"
+    path.write_bytes(pickle.dumps({"segments": [{**segment, "segment_pool_id": (3, 0)}]}))
+    with trace.program(path) as program:
+        assert program.info()["n_pools"] == 1
+
+
 def test_state_before_a_trace_that_begins_late(tmp_path: Path) -> None:
     """The ring lost the beginning: two blocks were there before, one of them is freed in the trace."""
     block = {"size": MIB, "requested_size": MIB, "frames": []}
