@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:
         _drop_output()
-        print(f"pyalloc {words[0] if words else ''}: {error}", file=sys.stderr)
+        why = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or error
+        print(f"pyalloc {words[0] if words else ''}: {why}", file=sys.stderr)
         return 2
     return code
 

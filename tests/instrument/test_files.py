@@ -510,7 +510,7 @@ def test_output_that_cannot_be_written_or_spelled(plan: Plan) -> None:
                 [*command, *words], env=plain, stdout=full, stderr=subprocess.PIPE, check=False
             )
         assert done.returncode == 2, words
-        assert b"No space left" in done.stderr and done.stderr.count(b"\n") == 1, done.stderr
+        assert b": No space left" in done.stderr and done.stderr.count(b"\n") == 1, done.stderr
         reading, writing = os.pipe()
         os.close(reading)
         done = subprocess.run(
