@@ -130,10 +130,134 @@ test_uses_on_streams_are_in_the_trace_and_in_no_snapshot(void) {
     world_fini(&world);
 }
 
+static void
+test_a_bad_level_or_half_the_hooks_are_refused(void) {
+    struct world world = {0};
+    counted_world(&world);
+    CHECK_EQ(
+        pya_history_start(world.heap, (enum pya_record_level)(PYA_RECORD_ALL + 1), true, 9, 0),
+        PYA_E_INVAL);
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALL, true, 9, 0));
+    world_fini(&world);
+    for (int i = 0; i < 2; i++) { /* contexts that could not be kept, or never be given back */
+        struct world half = {.hooks = {.capture_context = count_capture}};
+        half.hooks.retain_context = i == 0 ? count_retain : NULL;
+        half.hooks.release_context = i == 0 ? NULL : count_release;
+        world_init(&half, "");
+        CHECK_EQ(pya_history_start(half.heap, PYA_RECORD_ALL, true, 9, 0), PYA_E_INVAL);
+        world_fini(&half);
+    }
+}
+
+static void
+test_recording_again_with_other_settings(void) {
+    struct world world = {0};
+    struct pya_history_part part;
+    uint64_t now_ns = 0;
+    counted_world(&world);
+    give(&world, take(&world, MIB, 0));
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALLOC, true, 4, 0));
+    give(&world, take(&world, MIB, 0));
+    uint32_t skip_mask = 1U << PYA_ACTION_FREE_REQUESTED | 1U << PYA_ACTION_FREE_COMPLETED;
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALLOC, true, 50, skip_mask));
+    for (int i = 0; i < 20; i++) {
+        give(&world, take(&world, MIB, 0));
+    }
+    CHECK(pya_history_take(world.heap, 0, &part, &now_ns));
+    CHECK_EQ(part.n, 20);
+    CHECK_EQ(part.n_lost, 0);
+    CHECK_EQ(part_count(&part, PYA_ACTION_ALLOC), 20);
+    CHECK_EQ(n_references, 0);
+    world_fini(&world);
+}
+
+/* What the trace says of memory and of blocks is what the statistics count, whatever was stitched, moved, taken over or
+ * given back: readers rebuild every moment from it. */
+struct ledger {
+    int64_t reserved;
+    int64_t allocated;
+    int64_t active;
+};
+
+static void
+ledger_add(struct ledger *ledger, const struct pya_entry *entry) {
+    static const struct ledger signs[PYA_N_ACTIONS] = {
+        [PYA_ACTION_SEGMENT_ALLOC] = {1, 0, 0}, [PYA_ACTION_SEGMENT_MAP] = {1, 0, 0},
+        [PYA_ACTION_SEGMENT_FREE] = {-1, 0, 0}, [PYA_ACTION_SEGMENT_UNMAP] = {-1, 0, 0},
+        [PYA_ACTION_ALLOC] = {0, 1, 1},         [PYA_ACTION_FREE_REQUESTED] = {0, -1, 0},
+        [PYA_ACTION_FREE_COMPLETED] = {0, 0, -1},
+    };
+    int64_t bytes = (int64_t)entry->bytes;
+    ledger->reserved += bytes * signs[entry->action].reserved;
+    ledger->allocated += bytes * signs[entry->action].allocated;
+    ledger->active += bytes * signs[entry->action].active;
+}
+
+static void
+ledger_check(struct ledger *ledger, struct pya_heap *heap) {
+    struct pya_history_part part;
+    uint64_t now_ns;
+    CHECK(pya_history_take(heap, 0, &part, &now_ns));
+    CHECK_EQ(part.n_lost, 0);
+    for (size_t i = 0; i < part.n; i++) {
+        ledger_add(ledger, &part.items[(part.first + i) % part.n]);
+    }
+    free(part.items);
+    CHECK_EQ(ledger->reserved, stat_of(heap, 0, "reserved_bytes.all.current"));
+    CHECK_EQ(ledger->allocated, stat_of(heap, 0, "requested_bytes.all.current"));
+    CHECK_EQ(ledger->active, stat_of(heap, 0, "requested_bytes.all.current"));
+}
+
+static void
+ledger_run(const char *options) {
+    enum { N = 24, STEPS = 2000 };
+    struct world world = {.config = {.capacity_bytes = 320 * MIB}};
+    struct ledger ledger = {0};
+    pya_dptr live[N] = {0};
+    uint64_t seed = check_seed();
+    world_init(&world, options);
+    give(&world, take(&world, 512, 0));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_NEVER, true, 100000, 0));
+    for (int i = 0; i < STEPS && check_failures < 20; i++) {
+        pya_dptr *slot = &live[check_below(&seed, N)];
+        CHECK_OK(pya_free(world.heap, *slot));
+        *slot = 0;
+        size_t bytes = check_log_size(&seed, 100, 60 * MIB);
+        pya_status st = pya_alloc(world.heap, 0, bytes, 16 * check_below(&seed, 2), slot);
+        CHECK(st == PYA_OK || st == PYA_E_NOMEM);
+        if (i % 100 == 99) {
+            CHECK_OK(pya_trim(world.heap, 0, check_below(&seed, 320) * MIB));
+        }
+        if (i % 10 == 9) {
+            ledger_check(&ledger, world.heap);
+        }
+    }
+    for (size_t i = 0; i < N; i++) {
+        give(&world, live[i]);
+    }
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    ledger_check(&ledger, world.heap);
+    CHECK_EQ(ledger.reserved, 0);
+    world_fini(&world);
+}
+
+static void
+test_the_trace_adds_up(void) {
+    static const char *const options[] = {
+        "", "memory:tight", "shared_pages:True", "vmm:False", "mappings_per_page:2"};
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        ledger_run(options[i]);
+    }
+}
+
 static const struct check_case cases[] = {
     {"taken_once", test_taken_once_and_in_order},
     {"lost", test_what_the_ring_lost_is_told},
     {"record_stream", test_uses_on_streams_are_in_the_trace_and_in_no_snapshot},
+    {"refused", test_a_bad_level_or_half_the_hooks_are_refused},
+    {"recording_again", test_recording_again_with_other_settings},
+    {"adds_up", test_the_trace_adds_up},
 };
 
 int

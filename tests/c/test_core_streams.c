@@ -1,5 +1,6 @@
 /* Streams that share a card: what one has finished with another takes over, addresses and all. */
 #include "core/snapshot.h"
+#include "fault.h"
 #include "streams.h"
 
 static uint64_t
@@ -470,6 +471,30 @@ test_event_became_part_of_a_graph(void) {
     world_fini(&world);
 }
 
+/* Without host memory for the note the caller is told: the block would be reused under the other stream's work. */
+static void
+test_record_without_host_memory(void) {
+    bool fired = true;
+    for (unsigned long n = 1; fired; n++) {
+        struct world world;
+        streams_init(&world, PYA_SIM_WORK_BY_HAND);
+        pya_dptr ptr = get(&world, 30 * MIB, ONE);
+        fault_arm(n);
+        pya_status st = pya_record_stream(world.heap, ptr, TWO);
+        fired = fault_disarm();
+        CHECK_EQ(st, fired ? PYA_E_HOST_NOMEM : PYA_OK);
+        CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
+        pya_sim_finish(world.sim, ONE);
+        CHECK_OK(pya_sim_use(world.sim, TWO, ptr, 30 * MIB));
+        put(&world, ptr, 30 * MIB);
+        pya_dptr next = get(&world, 30 * MIB, ONE); /* the sim complains if it is still used */
+        CHECK(next != ptr);
+        put(&world, next, 30 * MIB);
+        CHECK(!fired || n < 10);
+        streams_fini(&world);
+    }
+}
+
 static const struct check_case cases[] = {
     {"event_became_part_of_a_graph", test_event_became_part_of_a_graph},
     {"foreign_stream_of_another_device", test_foreign_stream_of_another_device},
@@ -490,6 +515,7 @@ static const struct check_case cases[] = {
     {"recorded_stream_is_destroyed", test_recorded_stream_is_destroyed},
     {"events_are_kept", test_events_are_kept},
     {"kept_event_fails", test_kept_event_fails},
+    {"record_without_host_memory", test_record_without_host_memory},
 };
 
 int
