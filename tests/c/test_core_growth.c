@@ -33,6 +33,7 @@ test_growing_tensor_is_extended(void) {
     uint64_t n_pages = calls(&world, PYA_SIM_PAGE_CREATE);
     CHECK(reserved(&world) <= peak_live + peak_live / 16);
     CHECK(calls(&world, PYA_SIM_MAP) <= 4 * n_pages);
+    CHECK(stat_of(world.heap, 0, "pyalloc_stitches") > STEPS / 8); /* a longer one is one more */
     give(&world, last);
     world_fini(&world);
 }

@@ -193,6 +193,12 @@ fuzz_check(struct fuzz *fuzz) {
             fuzz->world.config.no_vmm ? allocated >= fuzz->live_bytes[d]
                                       : allocated == fuzz->live_bytes[d]);
         CHECK_EQ(stat_of(fuzz->world.heap, d, "allocation.all.current"), fuzz->n_alloc[d]);
+        CHECK(
+            stat_of(fuzz->world.heap, d, "pyalloc_pages_regretted") <=
+            stat_of(fuzz->world.heap, d, "pyalloc_pages_collected"));
+        CHECK(
+            stat_of(fuzz->world.heap, d, "pyalloc_event_polls") > 0 ||
+            stat_of(fuzz->world.heap, d, "pyalloc_event_frees") == 0);
     }
 }
 

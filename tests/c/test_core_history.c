@@ -182,9 +182,9 @@ struct ledger {
 static void
 ledger_add(struct ledger *ledger, const struct pya_entry *entry) {
     static const struct ledger signs[PYA_N_ACTIONS] = {
-        [PYA_ACTION_SEGMENT_ALLOC] = {1, 0, 0}, [PYA_ACTION_SEGMENT_MAP] = {1, 0, 0},
-        [PYA_ACTION_SEGMENT_FREE] = {-1, 0, 0}, [PYA_ACTION_SEGMENT_UNMAP] = {-1, 0, 0},
-        [PYA_ACTION_ALLOC] = {0, 1, 1},         [PYA_ACTION_FREE_REQUESTED] = {0, -1, 0},
+        [PYA_ACTION_SEGMENT_ALLOC] = {1, 0, 0},   [PYA_ACTION_SEGMENT_MAP] = {1, 0, 0},
+        [PYA_ACTION_SEGMENT_FREE] = {-1, 0, 0},   [PYA_ACTION_SEGMENT_UNMAP] = {-1, 0, 0},
+        [PYA_ACTION_ALLOC] = {0, 1, 1},           [PYA_ACTION_FREE_REQUESTED] = {0, -1, 0},
         [PYA_ACTION_FREE_COMPLETED] = {0, 0, -1},
     };
     int64_t bytes = (int64_t)entry->bytes;

@@ -359,6 +359,120 @@ test_peers(void) {
     world_fini(&world);
 }
 
+/* A hole lies between the pages that are mapped: the peer is let into both parts. */
+static void
+test_peers_reach_every_part(void) {
+    struct world world = {0};
+    pya_dptr ptrs[3];
+    pools_init(&world, "");
+    for (size_t i = 0; i < 3; i++) {
+        ptrs[i] = take(&world, 32 * MIB, 0);
+    }
+    give(&world, ptrs[1]);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 64 * MIB);
+    uint64_t n_opened = calls(&world, PYA_SIM_SET_ACCESS);
+    CHECK_OK(pya_enable_peer(world.heap, 0, 1));
+    CHECK_EQ(calls(&world, PYA_SIM_SET_ACCESS), n_opened + 2);
+    give(&world, ptrs[0]);
+    give(&world, ptrs[2]);
+    world_fini(&world);
+}
+
+/* A claimed block counts as what it is, small or large, until it is freed. */
+static void
+test_claimed_blocks_are_counted(void) {
+    static const size_t sizes[] = {1024, 3 * MIB};
+    static const char *const keys[] = {
+        "allocated_bytes.small_pool.current", "allocated_bytes.large_pool.current"};
+    struct world world = {0};
+    pya_dptr ptrs[2];
+    pools_init(&world, "");
+    pool_begin(&world);
+    for (size_t i = 0; i < 2; i++) {
+        ptrs[i] = take(&world, sizes[i], 0);
+    }
+    pool_end(&world);
+    CHECK_OK(pya_pool_retain(world.heap, 0, POOL, false));
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_EQ(stat_of(world.heap, 0, keys[i]), sizes[i]);
+        give(&world, ptrs[i]);
+        CHECK_EQ(stat_of(world.heap, 0, keys[i]), 0);
+        CHECK_OK(claim(&world, ptrs[i], sizes[i]));
+        CHECK_EQ(stat_of(world.heap, 0, keys[i]), sizes[i]);
+        CHECK_EQ(stat_of(world.heap, 0, "allocated_bytes.all.current"), sizes[0] + sizes[1]);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        give(&world, ptrs[i]);
+        CHECK_EQ(stat_of(world.heap, 0, keys[i]), 0);
+    }
+    CHECK_OK(claim(&world, ptrs[1], sizes[0])); /* where a large one was */
+    CHECK_EQ(stat_of(world.heap, 0, keys[0]), sizes[0]);
+    CHECK_EQ(stat_of(world.heap, 0, keys[1]), 0);
+    give(&world, ptrs[1]);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    world_fini(&world);
+}
+
+static void
+filter_drop(void *arg) {
+    ++*(int *)arg;
+}
+
+/* A filter is dropped once, whether its pool ends before the heap or with it. */
+static void
+test_filters_are_dropped_once(void) {
+    static const struct pya_pool_id other = {5, 6};
+    struct world world = {0};
+    int n_ended = 0;
+    int n_open = 0;
+    pools_init(&world, "");
+    CHECK_OK(pya_pool_begin(
+        world.heap, 0, POOL, (struct pya_stream_filter){.drop = filter_drop, .arg = &n_ended}));
+    CHECK_OK(pya_pool_begin(
+        world.heap, 0, other, (struct pya_stream_filter){.drop = filter_drop, .arg = &n_open}));
+    pool_end(&world);
+    CHECK_EQ(n_ended, 1);
+    CHECK_EQ(n_open, 0);
+    world_fini(&world);
+    CHECK_EQ(n_ended, 1);
+    CHECK_EQ(n_open, 1);
+}
+
+/* One user who lets others have the pool's memory before out of memory is enough. */
+static void
+test_a_lending_user_is_enough(void) {
+    for (int i = 0; i < 2; i++) {
+        struct world world = {0};
+        pools_init(&world, "");
+        CHECK_OK(pya_pool_retain(world.heap, 0, POOL, i == 0));
+        CHECK_OK(pya_pool_retain(world.heap, 0, POOL, i != 0));
+        pool_begin(&world);
+        give(&world, take(&world, 900 * MIB, 0));
+        CHECK_OK(pya_pool_end(world.heap, 0, POOL));
+        give(&world, take(&world, 500 * MIB, 0));
+        world_fini(&world);
+    }
+}
+
+/* Two streams that take turns in a pool each have their memory again. */
+static void
+test_streams_of_a_pool_take_turns(void) {
+    struct world world = {0};
+    pools_init(&world, "");
+    pool_begin(&world);
+    pya_dptr ptrs[2];
+    for (int i = 0; i < 8; i++) {
+        pya_dptr ptr = take(&world, 20 * MIB, 16 * (pya_stream)(i % 2));
+        CHECK(i < 2 || ptr == ptrs[i % 2]);
+        ptrs[i % 2] = ptr;
+        give(&world, ptr);
+    }
+    CHECK_EQ(reserved(&world), 40 * MIB);
+    pool_end(&world);
+    world_fini(&world);
+}
+
 /* The owner's later requests do not fail for a peer that cannot be let in; another peer still can. */
 static void
 test_refused_peer(void) {
@@ -406,6 +520,11 @@ static const struct check_case cases[] = {
     {"no_split", test_no_split},
     {"counts_by_kind", test_counts_by_kind},
     {"trace_knows_the_pool", test_trace_knows_the_pool},
+    {"streams_take_turns", test_streams_of_a_pool_take_turns},
+    {"a_lending_user_is_enough", test_a_lending_user_is_enough},
+    {"filters_are_dropped_once", test_filters_are_dropped_once},
+    {"claimed_blocks_are_counted", test_claimed_blocks_are_counted},
+    {"peers_reach_every_part", test_peers_reach_every_part},
     {"peers", test_peers},
     {"refused_peer", test_refused_peer},
 };

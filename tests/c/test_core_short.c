@@ -255,6 +255,112 @@ test_holders(void) {
     world_fini(&world);
 }
 
+/* Freed, in use by a stream that cannot be waited for: nobody holds it, and it is named. */
+static void
+test_pending_memory_is_a_holder(void) {
+    enum { ONE = 16 };
+    struct world world = {.config = {.capacity_bytes = 256 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
+    struct pya_oom_info info;
+    pya_dptr ptr;
+    world_init(&world, "");
+    pya_dptr shared = take(&world, 100 * MIB, 0);
+    pya_dptr kept = take(&world, 30 * MIB, 0);
+    CHECK_OK(pya_record_stream(world.heap, shared, ONE));
+    CHECK_OK(pya_sim_use(world.sim, ONE, shared, 100 * MIB));
+    give(&world, shared);
+    pya_sim_set_capturing(world.sim, 0, true);
+    CHECK_EQ(pya_alloc(world.heap, 0, 200 * MIB, 0, &ptr), PYA_E_NOMEM);
+    pya_sim_set_capturing(world.sim, 0, false);
+    pya_heap_oom_info(world.heap, &info);
+    if (CHECK_EQ(info.n_holders, 2)) {
+        CHECK(strcmp(info.holders[0].what, "freed tensors that other streams still use") == 0);
+        CHECK_EQ(info.holders[0].bytes, 100 * MIB);
+        CHECK_EQ(info.holders[0].n_blocks, 1);
+    }
+    pya_sim_finish_all(world.sim);
+    give(&world, kept);
+    world_fini(&world);
+}
+
+/* Where stacks are recorded blocks of one place in the program are one holder, however many places there are. */
+enum { PLACES = 100 };
+
+static char place_contexts[PLACES];
+static size_t place_now;
+
+static void *
+place_capture(void *arg, bool with_stack) {
+    (void)arg;
+    (void)with_stack;
+    return &place_contexts[place_now];
+}
+
+static void
+place_ignore(void *arg, void *context) {
+    (void)arg;
+    (void)context;
+}
+
+static uint64_t
+place_key(void *arg, void *context) {
+    (void)arg;
+    return 1000 + (uint64_t)((char *)context - place_contexts);
+}
+
+static bool
+place_describe(void *arg, void *context, char *text, size_t text_bytes) {
+    (void)snprintf(text, text_bytes, "line %zu", (size_t)(place_key(arg, context) - 1000));
+    return true;
+}
+
+static void
+test_places_are_holders(void) {
+    struct world world = {
+        .config = {.capacity_bytes = 512 * MIB},
+        .hooks = {
+            .capture_context = place_capture,
+            .retain_context = place_ignore,
+            .release_context = place_ignore,
+            .context_key = place_key,
+            .describe_context = place_describe}};
+    struct pya_oom_info info;
+    pya_dptr ptrs[3 * PLACES];
+    pya_dptr ptr;
+    world_init(&world, "");
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALL, true, 10, 0));
+    for (size_t i = 0; i < 3 * PLACES; i++) {
+        place_now = i % PLACES;
+        ptrs[i] = take(&world, place_now == 42 ? 3 * MIB : MIB, 0);
+    }
+    CHECK_EQ(pya_alloc(world.heap, 0, 500 * MIB, 0, &ptr), PYA_E_NOMEM);
+    pya_heap_oom_info(world.heap, &info);
+    if (CHECK_EQ(info.n_holders, 3)) {
+        CHECK(strstr(info.holders[0].what, "line 42") != NULL);
+        CHECK_EQ(info.holders[0].bytes, 9 * MIB);
+        CHECK_EQ(info.holders[0].n_blocks, 3);
+        CHECK_EQ(info.holders[1].bytes, 3 * MIB);
+    }
+    for (size_t i = 0; i < 3 * PLACES; i++) {
+        give(&world, ptrs[i]);
+    }
+    world_fini(&world);
+}
+
+/* A request larger than the card is one retry and one out of memory, as torch counts them. */
+static void
+test_impossible_request_is_counted(void) {
+    static const char *const options[] = {"", "vmm:False"};
+    for (size_t i = 0; i < 2; i++) {
+        struct world world = {.config = {.capacity_bytes = 256 * MIB}};
+        pya_dptr ptr;
+        world_init(&world, options[i]);
+        CHECK_EQ(pya_alloc(world.heap, 0, 512 * MIB, 0, &ptr), PYA_E_NOMEM);
+        CHECK_EQ(stat_of(world.heap, 0, "num_alloc_retries"), 1);
+        CHECK_EQ(stat_of(world.heap, 0, "num_ooms"), 1);
+        world_fini(&world);
+    }
+}
+
 static void
 test_advice(void) {
     static const struct {
@@ -419,6 +525,9 @@ static const struct check_case cases[] = {
     {"callbacks_of_many_threads", test_callbacks_of_many_threads},
     {"out_of_memory_changes_nothing", test_out_of_memory_changes_nothing},
     {"holders", test_holders},
+    {"pending_memory_is_a_holder", test_pending_memory_is_a_holder},
+    {"places_are_holders", test_places_are_holders},
+    {"impossible_request_is_counted", test_impossible_request_is_counted},
     {"advice", test_advice},
     {"a_lost_device_is_explained_once", test_a_lost_device_is_explained_once},
     {"error_text_without_a_device", test_error_text_without_a_device},

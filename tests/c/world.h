@@ -15,14 +15,28 @@ struct world {
     struct pya_sim *sim;
     struct pya_sim_config config;
     struct pya_hooks hooks;
-    struct pya_device_ops ops; /* the sim's, with a close of our own */
+    struct pya_device_ops ops; /* the sim's, with a begin, end and close of our own */
 };
 
 static struct {
     const struct pya_device_ops *ops;
     pid_t pid;
     bool quiet;
+    int n_begun;
 } world_opened; /* the latest: tests have one at a time */
+
+/* A device that is begun and not ended keeps its context the thread's current one. */
+static inline void
+world_begin(struct pya_device *dev) {
+    (void)dev;
+    (void)__atomic_add_fetch(&world_opened.n_begun, 1, __ATOMIC_RELAXED);
+}
+
+static inline void
+world_end(struct pya_device *dev) {
+    (void)dev;
+    CHECK(__atomic_sub_fetch(&world_opened.n_begun, 1, __ATOMIC_RELAXED) >= 0);
+}
 
 /* By then the heap has given everything back, live blocks too.  Not in a forked child; and a call that failed may have
  * cost addresses. */
@@ -36,6 +50,7 @@ world_close(struct pya_device *dev) {
         CHECK_EQ(state.n_mappings, 0);
         CHECK(state.n_ranges == 0 || world_opened.quiet);
         CHECK_EQ(state.n_events, 0);
+        CHECK_EQ(world_opened.n_begun, 0);
     }
     pya_device_close(dev);
 }
@@ -50,6 +65,8 @@ world_open(void *arg, int index, struct pya_device **out) {
         world_opened.pid = getpid();
         world_opened.quiet = world->config.quiet;
         world->ops = *world_opened.ops;
+        world->ops.begin = world_begin;
+        world->ops.end = world_end;
         world->ops.close = world_close;
         (*out)->ops = &world->ops;
     }
@@ -63,6 +80,7 @@ world_init(struct world *world, const char *text) {
     pya_options_init(&options);
     CHECK_OK(pya_options_parse(&options, text, message, sizeof message));
     world->hooks.arg = world;
+    world_opened.n_begun = 0;
     world->hooks.open_device = world_open;
     CHECK_OK(pya_heap_create(&options, &world->hooks, &world->heap));
 }

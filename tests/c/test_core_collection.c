@@ -1,0 +1,111 @@
+/* Which of the idle memory is given back first: the order in which docs/limits.md has it. */
+#include "world.h"
+
+/* A card of 10 pages, full: 2, 4 and 2 MiB twice each, and two blocks in the last page. */
+static void
+world_full(struct world *world, pya_dptr *ptrs) {
+    static const size_t mib[] = {2, 4, 2, 4, 2, 4, 1, 1};
+    world->config.capacity_bytes = 20 * MIB;
+    world_init(world, "memory:tight");
+    for (size_t i = 0; i < sizeof mib / sizeof *mib; i++) {
+        ptrs[i] = take(world, mib[i] * MIB, 0);
+        CHECK_EQ(ptrs[i] - ptrs[0], i == 0 ? 0 : ptrs[i - 1] + mib[i - 1] * MIB - ptrs[0]);
+    }
+}
+
+/* What was freed by now becomes old enough that one free more or less makes no difference, the last block free. */
+static void
+grow_old(struct world *world, pya_dptr *ptrs) {
+    for (size_t i = 0; i < 40; i++) {
+        give(world, ptrs[7]);
+        ptrs[7] = take(world, MIB, 0);
+    }
+}
+
+/* Of two pieces free for as long the larger is given back: the order in which docs/limits.md has it. */
+static void
+test_the_largest_of_the_oldest_goes_first(void) {
+    struct world world = {0};
+    pya_dptr ptrs[8];
+    world_full(&world, ptrs);
+    give(&world, ptrs[4]);
+    give(&world, ptrs[1]); /* of equals the highest goes: not this one */
+    grow_old(&world, ptrs);
+    CHECK_OK(pya_trim(world.heap, 0, 18 * MIB));
+    CHECK_EQ(reserved(&world), 18 * MIB);
+    CHECK_EQ(take(&world, 2 * MIB, 0), ptrs[1]);
+    CHECK_EQ(take(&world, 2 * MIB, 0), ptrs[4]);
+    CHECK_EQ(reserved(&world), 18 * MIB);
+    world_fini(&world);
+}
+
+/* But what is mapped at a second address, which would have to be made again too, goes last. */
+static void
+test_what_has_a_second_address_goes_last(void) {
+    struct world world = {0};
+    pya_dptr ptrs[8];
+    world_full(&world, ptrs);
+    give(&world, ptrs[3]);
+    give(&world, ptrs[5]);
+    give(&world, take(&world, 8 * MIB, 0)); /* stitched of both */
+    give(&world, ptrs[1]);                  /* of equals the highest goes: not this one */
+    grow_old(&world, ptrs);
+    CHECK_OK(pya_trim(world.heap, 0, 18 * MIB));
+    int64_t n_hits = stat_of(world.heap, 0, "pyalloc_range_hits");
+    give(&world, take(&world, 8 * MIB, 0));
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_range_hits"), n_hits + 1);
+    world_fini(&world);
+}
+
+/* What was free for longest goes before all of that. */
+static void
+test_the_oldest_goes_first(void) {
+    struct world world = {0};
+    pya_dptr ptrs[8];
+    world_full(&world, ptrs);
+    give(&world, ptrs[0]);
+    /* Age counts what is freed for good, not what is asked for again at once. */
+    for (size_t i = 0; i < 200; i++) {
+        give(&world, ptrs[6 + i % 2]);
+        give(&world, ptrs[7 - i % 2]);
+        ptrs[6] = take(&world, MIB, 0);
+        ptrs[7] = take(&world, MIB, 0);
+    }
+    give(&world, ptrs[3]);
+    CHECK_OK(pya_trim(world.heap, 0, 18 * MIB));
+    CHECK_EQ(reserved(&world), 18 * MIB);
+    CHECK_EQ(take(&world, 4 * MIB, 0), ptrs[3]);
+    CHECK_EQ(reserved(&world), 18 * MIB);
+    world_fini(&world);
+}
+
+/* Segments are given back whole, the one that was free for longest first. */
+static void
+test_the_oldest_segment_goes_first(void) {
+    static const size_t mib[] = {22, 24, 20};
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    pya_dptr ptrs[3];
+    world_init(&world, "vmm:False");
+    for (size_t i = 0; i < 3; i++) {
+        ptrs[i] = take(&world, mib[i] * MIB, 0);
+    }
+    CHECK_EQ(reserved(&world), 66 * MIB);
+    for (size_t i = 0; i < 3; i++) {
+        give(&world, ptrs[i]);
+    }
+    CHECK_OK(pya_trim(world.heap, 0, 60 * MIB));
+    CHECK_EQ(reserved(&world), 44 * MIB);
+    world_fini(&world);
+}
+
+static const struct check_case cases[] = {
+    {"oldest_goes_first", test_the_oldest_goes_first},
+    {"largest_goes_first", test_the_largest_of_the_oldest_goes_first},
+    {"second_address_goes_last", test_what_has_a_second_address_goes_last},
+    {"oldest_segment_goes_first", test_the_oldest_segment_goes_first},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
