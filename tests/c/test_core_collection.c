@@ -98,10 +98,34 @@ test_the_oldest_segment_goes_first(void) {
     world_fini(&world);
 }
 
+/* No more is given back than was asked for, whichever streams had it; nor while it is not known what is idle. */
+static void
+test_segments_of_two_streams(void) {
+    static const struct pya_pool_id pool = {3, 4};
+    for (int i = 0; i < 2; i++) {
+        struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+        pya_dptr ptrs[6];
+        world_init(&world, "vmm:False");
+        for (size_t k = 0; k < 6; k++) {
+            ptrs[k] = take(&world, 20 * MIB, 16 * (k % 2));
+        }
+        for (size_t k = 0; k < 6; k++) {
+            give(&world, ptrs[k]);
+        }
+        if (i == 1) {
+            CHECK_OK(pya_pool_begin(world.heap, 0, pool, (struct pya_stream_filter){0}));
+        }
+        CHECK_OK(pya_trim(world.heap, 0, 40 * MIB));
+        CHECK_EQ(reserved(&world), 40 * MIB);
+        world_fini(&world);
+    }
+}
+
 static const struct check_case cases[] = {
     {"oldest_goes_first", test_the_oldest_goes_first},
     {"largest_goes_first", test_the_largest_of_the_oldest_goes_first},
     {"second_address_goes_last", test_what_has_a_second_address_goes_last},
+    {"segments_of_two_streams", test_segments_of_two_streams},
     {"oldest_segment_goes_first", test_the_oldest_segment_goes_first},
 };
 

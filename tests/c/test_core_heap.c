@@ -182,6 +182,27 @@ fuzz_check_snapshot(struct fuzz *fuzz) {
     pya_snapshot_fini(&snap);
 }
 
+/* No statistic is ever negative; with nothing alive and nothing cached none of something that is there is left. */
+static void
+fuzz_check_stats(struct fuzz *fuzz, int device, bool is_empty) {
+    int64_t values[PYA_N_STATS];
+    CHECK_OK(pya_stats_get(fuzz->world.heap, device, values));
+    for (size_t k = 0; k < PYA_N_STATS; k++) {
+        const char *key = pya_stat_key(k);
+        bool is_left = is_empty && values[k] != 0 && strstr(key, ".current") != NULL;
+        bool is_setting = strcmp(key, "max_split_size") == 0; /* -1: none */
+        if (!CHECK((values[k] >= 0 || is_setting) && !is_left)) {
+            fprintf(stderr, "    %s %lld\n", key, (long long)values[k]);
+        }
+    }
+    CHECK(
+        stat_of(fuzz->world.heap, device, "pyalloc_pages_regretted") <=
+        stat_of(fuzz->world.heap, device, "pyalloc_pages_collected"));
+    CHECK(
+        stat_of(fuzz->world.heap, device, "pyalloc_event_polls") > 0 ||
+        stat_of(fuzz->world.heap, device, "pyalloc_event_frees") == 0);
+}
+
 static void
 fuzz_check(struct fuzz *fuzz) {
     fuzz_check_snapshot(fuzz);
@@ -193,12 +214,7 @@ fuzz_check(struct fuzz *fuzz) {
             fuzz->world.config.no_vmm ? allocated >= fuzz->live_bytes[d]
                                       : allocated == fuzz->live_bytes[d]);
         CHECK_EQ(stat_of(fuzz->world.heap, d, "allocation.all.current"), fuzz->n_alloc[d]);
-        CHECK(
-            stat_of(fuzz->world.heap, d, "pyalloc_pages_regretted") <=
-            stat_of(fuzz->world.heap, d, "pyalloc_pages_collected"));
-        CHECK(
-            stat_of(fuzz->world.heap, d, "pyalloc_event_polls") > 0 ||
-            stat_of(fuzz->world.heap, d, "pyalloc_event_frees") == 0);
+        fuzz_check_stats(fuzz, d, false);
     }
 }
 
@@ -268,7 +284,7 @@ fuzz_run(const char *options, unsigned long n_steps, unsigned check_every, bool 
         struct pya_sim_state state;
         pya_sim_query(fuzz.world.sims[d], &state);
         CHECK_EQ(state.used_bytes, 0);
-        CHECK_EQ(stat_of(fuzz.world.heap, d, "reserved_bytes.all.current"), 0);
+        fuzz_check_stats(&fuzz, d, true);
     }
     world_fini(&fuzz.world);
     free(fuzz.live);
@@ -359,6 +375,10 @@ test_bad_calls(void) {
     char text[600];
     pya_dptr ptr = 1;
     world_init(&world, "");
+    uint64_t n_allocs = 7;
+    uint64_t n_frees = 9;
+    pya_heap_counts(world.heap, &n_allocs, &n_frees);
+    CHECK(n_allocs == 0 && n_frees == 0);
     CHECK_OK(pya_alloc(world.heap, 0, 0, 0, &ptr));
     CHECK_EQ(ptr, 0);
     CHECK_OK(pya_free(world.heap, 0));

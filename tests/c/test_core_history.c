@@ -4,6 +4,7 @@
 #include "core/snapshot.h"
 #include "world.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 /* Contexts are the counter itself: every reference is one. */
@@ -83,6 +84,9 @@ test_taken_once_and_in_order(void) {
     give(&world, kept);
     pya_history_stop(world.heap);
     CHECK_EQ(n_references, 0);
+    give(&world, take(&world, MIB, 0));
+    CHECK(!pya_history_take(world.heap, 0, &part, &now_ns));
+    CHECK_EQ(n_references, 0);
     world_fini(&world);
 }
 
@@ -147,6 +151,39 @@ test_a_bad_level_or_half_the_hooks_are_refused(void) {
         CHECK_EQ(pya_history_start(half.heap, PYA_RECORD_ALL, true, 9, 0), PYA_E_INVAL);
         world_fini(&half);
     }
+}
+
+enum { TURNS = 3000 };
+
+static void *
+turns_thread(void *arg) {
+    struct world *world = arg;
+    for (int i = 0; i < TURNS; i++) {
+        give(world, take(world, MIB, 0));
+    }
+    return NULL;
+}
+
+/* Nothing twice, nothing lost, while other threads go on. */
+static void
+test_taken_while_others_go_on(void) {
+    struct world world = {0};
+    struct pya_history_part part;
+    uint64_t now_ns = 0;
+    size_t n = 0;
+    pthread_t thread;
+    world_init(&world, "");
+    give(&world, take(&world, MIB, 0));
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_NEVER, true, 1000000, 0));
+    CHECK_EQ(pthread_create(&thread, NULL, turns_thread, &world), 0);
+    while (n < TURNS) {
+        CHECK(pya_history_take(world.heap, 0, &part, &now_ns));
+        CHECK_EQ(part.n_lost, 0);
+        n += part_count(&part, PYA_ACTION_ALLOC);
+    }
+    CHECK_EQ(n, TURNS);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    world_fini(&world);
 }
 
 static void
@@ -256,6 +293,7 @@ static const struct check_case cases[] = {
     {"lost", test_what_the_ring_lost_is_told},
     {"record_stream", test_uses_on_streams_are_in_the_trace_and_in_no_snapshot},
     {"refused", test_a_bad_level_or_half_the_hooks_are_refused},
+    {"taken_while_others_go_on", test_taken_while_others_go_on},
     {"recording_again", test_recording_again_with_other_settings},
     {"adds_up", test_the_trace_adds_up},
 };

@@ -45,6 +45,27 @@ test_small_max_split(void) {
     }
 }
 
+/* Blocks of max_split_size and more are counted, not cut, serve no smaller request, and waste less than a segment: torch's
+ * rules. */
+static void
+test_oversize_blocks(void) {
+    const size_t mib = (size_t)1 << 20;
+    struct world world;
+    pya_dptr ptr, other;
+    world_narrow(&world, "vmm:False,max_split_size:30MB", (size_t)1 << 30);
+    CHECK_OK(pya_alloc(world.heap, 0, 60 * mib, 0, &ptr));
+    CHECK_EQ(stat_of(world.heap, 0, "oversize_allocations.current"), 1);
+    CHECK_OK(pya_free(world.heap, ptr));
+    CHECK_EQ(stat_of(world.heap, 0, "oversize_allocations.current"), 0);
+    static const size_t sizes[] = {8, 40, 44};
+    for (size_t i = 0; i < 3; i++) {
+        CHECK_OK(pya_alloc(world.heap, 0, sizes[i] * mib, 0, &other));
+        CHECK_EQ(other == ptr, sizes[i] == 44);
+        CHECK_OK(pya_free(world.heap, other));
+    }
+    world_empty_fini(&world);
+}
+
 /* More than the card has: out of device memory, whatever else there is, and not one page is asked for. */
 static void
 test_impossible_sizes(void) {
@@ -504,6 +525,7 @@ static const struct check_case cases[] = {
     {"release_before_end", test_release_before_end},
     {"impossible_sizes", test_impossible_sizes},
     {"small_max_split", test_small_max_split},
+    {"oversize_blocks", test_oversize_blocks},
 };
 
 int

@@ -190,6 +190,8 @@ test_out_of_memory_changes_nothing(void) {
             give(&world, ptrs[i]);
         }
         CHECK_EQ(pya_alloc(world.heap, 0, 250 * MIB, 0, &ptr), PYA_E_NOMEM);
+        CHECK(stat_of(world.heap, 0, "num_sync_all_streams") > 0);
+        CHECK(stat_of(world.heap, 0, "num_alloc_retries") > 0);
         CHECK_OK(pya_stats_get(world.heap, 0, before));
         for (int i = 0; i < 3; i++) {
             CHECK_EQ(pya_alloc(world.heap, 0, 250 * MIB, 16 * (pya_stream)i, &ptr), PYA_E_NOMEM);
