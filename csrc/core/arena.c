@@ -563,5 +563,6 @@ pya_arena_destroy(struct pya_arena *arena) {
         free(range);
     }
     free(arena->small_fit);
+    free(arena->repeat);
     free(arena);
 }

@@ -14,6 +14,7 @@
 extern "C" {
 #endif
 
+struct pya_repeat;
 struct pya_stitches;
 
 /* free_bytes == sum of FREE runs; free_pages == sum of their wholly free pages.
@@ -29,6 +30,8 @@ struct pya_arena {
     struct pya_range *ranges;
     struct pya_block *holes; /* chain of HOLE blocks */
     struct pya_stitches *stitches;
+    struct pya_repeat *repeat; /* repeat.h; NULL before the first large request */
+    size_t repeat_pause;       /* large requests to let pass, since nothing repeats */
     struct pya_block
         *parked; /* freed last, not yet joined to its neighbours; state USED, in no index */
     size_t free_bytes;

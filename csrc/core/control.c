@@ -5,6 +5,7 @@
 
 #include "fence.h"
 #include "heap.h"
+#include "repeat.h"
 
 void
 pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error *out) {
@@ -292,7 +293,7 @@ card_host_bytes(const struct pya_card *card) {
                    pya_ptrmap_host_bytes(&card->live) +
                    card->pages.n_room * sizeof(struct pya_page);
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        bytes += sizeof *arena + pya_stitches_host_bytes(arena);
+        bytes += sizeof *arena + pya_stitches_host_bytes(arena) + pya_repeat_host_bytes(arena);
         for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
             bytes += sizeof *range + range->n_room * sizeof(struct pya_slot) + range->n_room / 8;
         }

@@ -8,6 +8,7 @@
 
 #include "debug.h"
 #include "fence.h"
+#include "repeat.h"
 
 pya_status
 pya_heap_create(
@@ -361,7 +362,9 @@ card_serve(
     if (PYA_UNLIKELY(card->n_pending + card->is_timed > 0)) {
         card_attend(card);
     }
-    struct pya_block *block = pya_ladder_fit(arena, bytes, is_small);
+    bool may_repeat = pya_repeat_is_on(arena, bytes);
+    struct pya_block *block = may_repeat ? pya_repeat_take(arena, bytes) : NULL;
+    block = block != NULL ? block : pya_ladder_fit(arena, bytes, is_small);
     if (PYA_UNLIKELY(block == NULL)) {
         st = pya_ladder_climb(arena, bytes, is_small, &block);
         if (st != PYA_OK) {
@@ -369,6 +372,9 @@ card_serve(
         }
     } else {
         card->stats.scalar[PYA_STAT_pyalloc_fit_hits]++;
+    }
+    if (may_repeat) {
+        pya_repeat_note(arena, block);
     }
     block->is_small = is_small;
     card_hand_out(card, block, requested, context);

@@ -35,6 +35,7 @@ extern "C" {
     X(num_device_free)                                                                             \
     X(max_split_size)                                                                              \
     X(pyalloc_fit_hits)                                                                            \
+    X(pyalloc_repeats)                                                                             \
     X(pyalloc_range_hits)                                                                          \
     X(pyalloc_stitches)                                                                            \
     X(pyalloc_shared_ranges)                                                                       \

@@ -1,0 +1,40 @@
+/* A program that repeats its requests gets the places of the last time again.  Floor 7.
+ *
+ * Best fit alone puts the blocks of a training step a little differently each time, because what lives beyond its end
+ * (gradients) lies elsewhere; other pages are free then, and others are stitched, for dozens of steps.  A step that finds
+ * its blocks where the one before had them is like it, and needs no device call. */
+#pragma once
+
+#include "arena.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Smaller requests fit in anywhere. */
+enum { PYA_REPEAT_FROM = 64 << 10 };
+
+/* For a large request in an arena of pages of the default pool: the free memory where its like lay one period ago.  NULL while the program is not known to repeat itself, or where somebody lies there now.
+ * The block is USED, as from pya_arena_take(). */
+struct pya_block *pya_repeat_take(struct pya_arena *arena, size_t bytes);
+/* That request was served by `block`, wherever it lies. */
+void pya_repeat_note(struct pya_arena *arena, const struct pya_block *block);
+
+/* Is this a request for the two? */
+static inline bool
+pya_repeat_is_on(struct pya_arena *arena, size_t bytes) {
+    if (bytes < PYA_REPEAT_FROM || arena->pool != NULL || arena->small_fit != NULL) {
+        return false;
+    }
+    if (PYA_LIKELY(arena->repeat_pause == 0)) {
+        return true;
+    }
+    arena->repeat_pause--;
+    return false;
+}
+
+size_t pya_repeat_host_bytes(const struct pya_arena *arena);
+
+#ifdef __cplusplus
+}
+#endif
