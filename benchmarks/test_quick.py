@@ -22,6 +22,7 @@ from benchmarks import (
     memory,
     policies,
     recording,
+    repeated,
     settling,
     speed,
     streaming,
@@ -193,6 +194,20 @@ def test_faults(benchmark: Any, allocator: str) -> None:
 def test_recording(benchmark: Any, tmp_path: Path, row: tuple[Any, ...]) -> None:
     """benchmarks.recording: one event with 16 frames, file included."""
     told.run(benchmark, lambda: recording.run(row, 2000, tmp_path)["total_ns"] / 1e9, rounds=1)
+
+
+@in_torch
+@told_by_child
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_repeated(benchmark: Any, allocator: str) -> None:
+    """benchmarks.repeated: four steps of one program."""
+
+    def ask() -> float:
+        row = repeated.train(repeated.PROGRAMS[0], allocator, 4)
+        assert len(row["calls"]) == 4 and row["peak_live"] > 1
+        return float(row["seconds"])
+
+    told.run(benchmark, ask, rounds=1)
 
 
 @pytest.mark.parametrize("command", ["stats", "top", "report"])

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import hostcuda, plots
+from benchmarks import hostcuda, plots, repeated
 from benchmarks.speed import figures
 from benchmarks.suite import HELD_OUT, TRACES, suite
 from benchmarks.torch_replay import SpeedRequest, in_turns
@@ -146,6 +146,16 @@ def test_speed() -> None:
         assert 0 < low <= row["ratio"] <= high
         assert row["ratio"] == 1 or row["allocator"] != "native"
         assert row["n"] > 0
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_fixed_shapes_end_without_device_calls() -> None:
+    program = repeated.PROGRAMS[0]
+    native, ours = (repeated.train(program, name, 9) for name in ("native", "pyalloc"))
+    assert native["quiet_from"] <= 4
+    assert ours["quiet_from"] <= 7  # without places found again: never
+    assert ours["peak_live"] < native["peak_live"]
 
 
 class Counted:

@@ -1,0 +1,212 @@
+"""Training with fixed shapes: device calls of each step under native, expandable segments and pyalloc.
+
+``python -m benchmarks.repeated [--only NAME ...] [--steps N] [--json]``
+
+Real torch on the host-memory CUDA runtime, which counts the calls that take, map or free memory; gradients are dropped
+before each backward pass (``zero_grad(set_to_none=True)``, torch's default).  Columns: live: most bytes allocated;
+peak/live: most device bytes over that; calls: of step 1, step 2, steps 3 to 6 and the rest; quiet from: the step after
+which none came.  Nothing here is drawn at random: the same commands give the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from benchmarks import hostcuda
+from benchmarks.memory import Progress, commit, geometric
+from benchmarks.torch_replay import ALLOCATORS, MEMORY_CALLS, ROOT
+
+IMAGES = ("resnet50", "vgg16", "vit_b_16", "convnext_tiny", "swin_t", "densenet121")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model of torchvision, ``mlp`` or ``gpt``, with its optimizer and, if asked, autocast to bfloat16."""
+
+    name: str
+    model: str
+    optimizer: str
+    autocast: bool = False
+
+
+PROGRAMS = [
+    Program("mlp, AdamW", "mlp", "AdamW"),
+    Program("gpt, AdamW", "gpt", "AdamW"),
+    Program("gpt, AdamW, bfloat16", "gpt", "AdamW", autocast=True),
+    *(Program(f"{model}, AdamW", model, "AdamW") for model in IMAGES if model != "vgg16"),
+    *(Program(f"{model}, SGD", model, "SGD") for model in ("resnet50", "vgg16", "densenet121")),
+    Program("vit_b_16, AdamW, bfloat16", "vit_b_16", "AdamW", autocast=True),
+]
+
+
+def _gpt() -> Any:
+    from benchmarks.workloads.common import Gpt
+
+    return Gpt(width=768, heads=12, layers=12, vocabulary=50304)
+
+
+def _parts(name: str) -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
+    """The model on the device, a batch and its labels."""
+    import torch
+    from torch import nn
+
+    if name == "mlp":
+        layers = [nn.Sequential(nn.Linear(4096, 4096), nn.ReLU()) for _ in range(8)]
+        model: nn.Module = nn.Sequential(*layers, nn.Linear(4096, 1000))
+        batch, n_labels, n_classes = partial(torch.randn, 4096, 4096, device="cuda"), 4096, 1000
+    elif name == "gpt":
+        model, n_labels, n_classes = _gpt(), 8 * 512, 50304
+        batch = partial(torch.randint, n_classes, (8, 512), device="cuda")
+    else:
+        import torchvision
+
+        model, n_labels, n_classes = getattr(torchvision.models, name)(), 32, 1000
+        batch = partial(torch.randn, 32, 3, 224, 224, device="cuda")
+    return model.cuda(), batch, partial(torch.randint, n_classes, (n_labels,), device="cuda")
+
+
+def _train_here(program: Program, allocator: str, n_steps: int) -> dict[str, Any]:
+    """In a child on the host-memory runtime: trains and counts."""
+    runtime = ctypes.CDLL("libcuda.so.1")
+    runtime.pya_hostcuda_peak_bytes.restype = ctypes.c_size_t
+    runtime.pya_hostcuda_calls.restype = ctypes.c_uint64
+    import torch
+
+    if allocator == "pyalloc":
+        import pyalloc
+
+        pyalloc.install()
+
+    def n_calls() -> int:
+        return sum(runtime.pya_hostcuda_calls(name.encode()) for name in MEMORY_CALLS)
+
+    model, batch, labels = _parts(program.model)
+    options = {"momentum": 0.9} if program.optimizer == "SGD" else {}
+    optimizer = getattr(torch.optim, program.optimizer)(model.parameters(), lr=1e-3, **options)
+    began = time.process_time()
+    calls = [n_calls()]
+    for _ in range(n_steps):
+        with torch.autocast("cuda", torch.bfloat16, enabled=program.autocast):
+            logits = model(batch())
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        del loss, logits
+        calls.append(n_calls())
+    live = torch.cuda.max_memory_allocated()
+    steps = [after - before for before, after in pairwise(calls)]
+    peak = runtime.pya_hostcuda_peak_bytes(0)
+    return {
+        "live_bytes": live,
+        "peak_bytes": peak,
+        "calls": steps,
+        "seconds": time.process_time() - began,
+        "torch": torch.__version__,
+    }
+
+
+def train(program: Program, allocator: str, n_steps: int) -> dict[str, Any]:
+    """What one program did under one allocator, in a process of its own.
+
+    Raises:
+        RuntimeError: the program failed; with its last words.
+    """
+    env = hostcuda.environment("80GB")
+    env["PYALLOC_CONF"] = ""
+    if allocator == "expandable":
+        env["PYTORCH_ALLOC_CONF"] = env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    command = [sys.executable, "-m", "benchmarks.repeated", "--here", program.name, allocator]
+    done = subprocess.run(
+        [*command, "--steps", str(n_steps)],
+        env=env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{program.name} on {allocator} failed: {done.stderr[-2000:]}")
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    row.update(program=program.name, allocator=allocator)
+    row["peak_live"] = row["peak_bytes"] / row["live_bytes"]
+    row["quiet_from"] = max((step for step, n in enumerate(row["calls"], 1) if n), default=0) + 1
+    return row
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as text."""
+    head = f"{'live MiB':>9}{'peak/live':>10}{'step 1':>8}{'step 2':>7}{'3 to 6':>7}{'later':>7}"
+    lines = [f"{'calls that take, map or free memory':38}{head}  quiet from"]
+    for row in rows:
+        calls = row["calls"]
+        quiet = f"step {row['quiet_from']}" if row["quiet_from"] <= len(calls) else "never"
+        name = row["program"] if row["allocator"] == ALLOCATORS[0] else ""
+        lines.append(
+            f"{name:27}{row['allocator']:11}{row['live_bytes'] / 2**20:9.0f}{row['peak_live']:10.3f}"
+            f"{calls[0]:8}{sum(calls[1:2]):7}{sum(calls[2:6]):7}{sum(calls[6:]):7}  {quiet}"
+        )
+    for allocator in ALLOCATORS:
+        mine = [row for row in rows if row["allocator"] == allocator]
+        mean = geometric([row["peak_live"] for row in mine])
+        n_quiet = sum(row["quiet_from"] <= len(row["calls"]) for row in mine)
+        last = f"{n_quiet} of {len(mine)} quiet in the end"
+        lines.append(f"{'geometric mean':27}{allocator:11}{'':9}{mean:10.3f}  {last}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="programs whose name has one of")
+    parser.add_argument("--steps", type=int, default=12, help="of training (default 12)")
+    parser.add_argument("--json", action="store_true", help="one JSON line for each result")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    parser.add_argument("--here", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error(f"--steps {arguments.steps}: a training has at least one")
+    if arguments.here:
+        name, allocator = arguments.here
+        program = next(program for program in PROGRAMS if program.name == name)
+        print(json.dumps(_train_here(program, allocator, arguments.steps)))
+        sys.stdout.flush()
+        os._exit(0)  # nothing is measured after this
+    why = hostcuda.why_not()
+    if why:
+        print(f"benchmarks.repeated trains with real torch: {why}", file=sys.stderr)
+        return 1
+    wanted = arguments.only or [""]
+    chosen = [program for program in PROGRAMS if any(text in program.name for text in wanted)]
+    if not chosen:
+        parser.error(f"--only {' '.join(wanted)}: none of {', '.join(p.name for p in PROGRAMS)}")
+    progress = Progress(len(chosen) * len(ALLOCATORS), arguments.quiet)
+    rows = []
+    for program in chosen:
+        for allocator in ALLOCATORS:
+            rows.append(train(program, allocator, arguments.steps))
+            progress.step(f"{program.name}, {allocator}")
+    if arguments.json:
+        for row in rows:
+            print(json.dumps({**row, "commit": commit()}))
+        return 0
+    print(table(rows))
+    print(f"real torch {rows[0]['torch']} on the host-memory runtime; commit {commit()}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
