@@ -138,8 +138,21 @@ small_problem(const struct pya_ops_ps *ps, const struct small_part x[N_PARTS]) {
     return wide;
 }
 
-int
-pya_ps_small_forward(const struct pya_ops_ps *ps, const struct pya_kernels *f64) {
+/* The mixture's backward needs its result in double too: probabilities are exp of differences to it. */
+static int
+small_solve(const struct pya_ops_ps *wide, const struct pya_kernels *f64, bool backward) {
+    if (wide->log_weights.p == NULL) {
+        return backward ? f64->ps_backward(wide) : f64->ps_forward(wide);
+    }
+    const int status = f64->ps_mixture_forward(wide);
+    return backward && status == PYA_OPS_OK ? f64->ps_mixture_backward(wide) : status;
+}
+
+/* Parts first to last are results. */
+static int
+small_run(
+    const struct pya_ops_ps *ps, const struct pya_kernels *f64, bool backward, int first,
+    int last) {
     struct small_part x[N_PARTS];
     small_describe(x, ps);
     double *memory = small_widen(x);
@@ -147,35 +160,20 @@ pya_ps_small_forward(const struct pya_ops_ps *ps, const struct pya_kernels *f64)
         return PYA_OPS_E_NOMEM;
     }
     const struct pya_ops_ps wide = small_problem(ps, x);
-    const int status =
-        ps->log_weights.p != NULL ? f64->ps_mixture_forward(&wide) : f64->ps_forward(&wide);
-    if (status == PYA_OPS_OK) {
-        small_copy(&x[OUT], false);
+    const int status = small_solve(&wide, f64, backward);
+    for (int k = first; k <= last && status == PYA_OPS_OK; k++) {
+        small_copy(&x[k], false);
     }
     free(memory);
     return status;
 }
 
 int
+pya_ps_small_forward(const struct pya_ops_ps *ps, const struct pya_kernels *f64) {
+    return small_run(ps, f64, false, OUT, OUT);
+}
+
+int
 pya_ps_small_backward(const struct pya_ops_ps *ps, const struct pya_kernels *f64) {
-    struct small_part x[N_PARTS];
-    small_describe(x, ps);
-    double *memory = small_widen(x);
-    if (memory == NULL) {
-        return PYA_OPS_E_NOMEM;
-    }
-    const struct pya_ops_ps wide = small_problem(ps, x);
-    int status = PYA_OPS_OK;
-    if (ps->log_weights.p !=
-        NULL) { /* the result's floats would not do: probabilities are exp of differences to it */
-        status = f64->ps_mixture_forward(&wide);
-        status = status == PYA_OPS_OK ? f64->ps_mixture_backward(&wide) : status;
-    } else {
-        status = f64->ps_backward(&wide);
-    }
-    for (int k = D_VALUE; k < N_PARTS && status == PYA_OPS_OK; k++) {
-        small_copy(&x[k], false);
-    }
-    free(memory);
-    return status;
+    return small_run(ps, f64, true, D_VALUE, N_PARTS - 1);
 }
