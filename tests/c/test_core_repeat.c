@@ -57,6 +57,14 @@ training_step(struct training *t, size_t extra) {
     give(&t->world, batch);
 }
 
+/* All alike. */
+static void
+training_steps(struct training *t, int n) {
+    for (int step = 0; step < n; step++) {
+        training_step(t, 0);
+    }
+}
+
 static void
 training_fini(struct training *t) {
     for (size_t i = 0; i < N_LAYERS; i++) {
@@ -86,9 +94,7 @@ test_a_step_finds_its_places_again(void) {
     struct training t = {0};
     pya_dptr before[4096];
     world_init(&t.world, "");
-    for (int step = 0; step < 8; step++) {
-        training_step(&t, 0);
-    }
+    training_steps(&t, 8);
     memcpy(before, t.places, sizeof before);
     uint64_t n = n_calls(&t);
     int64_t n_before = n_repeats(&t);
@@ -106,9 +112,7 @@ static void
 test_a_place_that_is_taken_is_left_alone(void) {
     struct training t = {0};
     world_init(&t.world, "");
-    for (int step = 0; step < 8; step++) {
-        training_step(&t, 0);
-    }
+    training_steps(&t, 8);
     pya_dptr first = t.places[0];
     pya_dptr guests[64];
     size_t n_guests = 0;
@@ -151,16 +155,12 @@ test_an_interruption_is_got_over(void) {
     struct training t = {0};
     pya_dptr before[4096];
     world_init(&t.world, "");
-    for (int step = 0; step < 30; step++) {
-        training_step(&t, 0);
-    }
+    training_steps(&t, 30);
     for (size_t i = 0; i < 100; i++) {
         give(&t.world, take(&t.world, (i % 9 + 1) * MIB + i * 512, 0));
     }
     int64_t n = n_repeats(&t);
-    for (int step = 0; step < 4; step++) {
-        training_step(&t, 0);
-    }
+    training_steps(&t, 4);
     memcpy(before, t.places, sizeof before);
     training_step(&t, 0);
     CHECK_EQ(memcmp(before, t.places, t.n_places * sizeof *before), 0);
@@ -192,9 +192,7 @@ static void
 test_plain_memory_takes_no_part(void) {
     struct training t = {0};
     world_init(&t.world, "vmm:false");
-    for (int step = 0; step < 12; step++) {
-        training_step(&t, 0);
-    }
+    training_steps(&t, 12);
     CHECK_EQ(n_repeats(&t), 0);
     training_fini(&t);
 }
