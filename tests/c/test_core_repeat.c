@@ -4,12 +4,21 @@
 #include <stdlib.h>
 
 #include "core/repeat.h"
+#include "fault.h"
 
 enum { N_LAYERS = 24, N_TEMPORARY = 3 };
+/* Large requests after which nobody looks any longer, if nothing repeated, steps that are let pass then, and requests of a
+ * step that is remembered still. */
+#ifdef PYA_TEST_TINY
+enum { N_AWAKE = 512, N_ASLEEP = 10, N_LONG = 200 };
+#else
+enum { N_AWAKE = 16384, N_ASLEEP = 100, N_LONG = 5000 };
+#endif
 
 /* What a training step keeps: a gradient of each layer lives until the next step's backward pass. */
 struct training {
     struct world world;
+    pya_stream stream;
     pya_dptr gradients[N_LAYERS];
     pya_dptr places[4096]; /* of one step's requests */
     size_t n_places;
@@ -22,7 +31,7 @@ layer_bytes(size_t layer, size_t kind) {
 
 static pya_dptr
 training_take(struct training *t, size_t bytes) {
-    pya_dptr ptr = take(&t->world, bytes, 0);
+    pya_dptr ptr = take(&t->world, bytes, t->stream);
     t->places[t->n_places++] = ptr;
     return ptr;
 }
@@ -66,11 +75,25 @@ training_steps(struct training *t, int n) {
 }
 
 static void
-training_fini(struct training *t) {
+training_end(struct training *t) {
     for (size_t i = 0; i < N_LAYERS; i++) {
         give(&t->world, t->gradients[i]);
+        t->gradients[i] = 0;
     }
+}
+
+static void
+training_fini(struct training *t) {
+    training_end(t);
     world_fini(&t->world);
+}
+
+/* n requests of which hardly two are alike. */
+static void
+never_alike(struct training *t, size_t n, uint64_t *rng) {
+    for (size_t i = 0; i < n; i++) {
+        give(&t->world, take(&t->world, PYA_REPEAT_FROM + (check_random(rng) >> 40), t->stream));
+    }
 }
 
 static int64_t
@@ -174,10 +197,7 @@ test_what_never_repeats_costs_nothing(void) {
     struct training t = {0};
     uint64_t rng = 1;
     world_init(&t.world, "");
-    for (size_t i = 0; i < 200000; i++) {
-        rng = rng * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        give(&t.world, take(&t.world, PYA_REPEAT_FROM + (rng >> 40), 0));
-    }
+    never_alike(&t, 200000, &rng);
     CHECK_EQ(n_repeats(&t), 0);
     /* asleep or not, by then it looks again */
     for (size_t step = 0; n_repeats(&t) == 0 && step < 4000; step++) {
@@ -185,6 +205,159 @@ test_what_never_repeats_costs_nothing(void) {
     }
     CHECK(n_repeats(&t) > 0);
     training_fini(&t);
+}
+
+/* After so many the program may repeat itself for a while, and nobody is there to see it; it may have done so before. */
+static void
+asleep(bool has_repeated) {
+    struct training t = {0};
+    uint64_t rng = 1;
+    world_init(&t.world, "");
+    training_steps(&t, has_repeated ? 30 : 0);
+    never_alike(&t, (size_t)N_AWAKE * (has_repeated ? 2 : 1), &rng);
+    int64_t n_before = n_repeats(&t);
+    CHECK_EQ(n_before > 0, has_repeated);
+    for (size_t step = 0; step < N_ASLEEP; step++) {
+        training_step(&t, 4096);
+    }
+    CHECK_EQ(n_repeats(&t), n_before);
+    for (size_t step = 0; n_repeats(&t) == n_before && step < 20 * (size_t)N_ASLEEP; step++) {
+        training_step(&t, 4096);
+    }
+    CHECK(n_repeats(&t) > n_before);
+    training_fini(&t);
+}
+
+static void
+test_what_never_repeats_is_left_alone_for_a_while(void) {
+    asleep(false);
+    asleep(true);
+}
+
+/* However long the process did something else before, it is enough that all that is remembered repeats. */
+static void
+test_a_long_past_does_not_count(void) {
+    struct training t = {0};
+    world_init(&t.world, "");
+    training_steps(&t, 2000);
+    int64_t n_before = n_repeats(&t);
+    for (size_t step = 0; step < 100; step++) {
+        training_step(&t, 4096);
+        give(&t.world, take(&t.world, 5 * MIB, 0)); /* steps are longer now */
+    }
+    CHECK(n_repeats(&t) - n_before > 10 * (int64_t)t.n_places);
+    training_fini(&t);
+}
+
+static void
+test_a_long_step_repeats(void) {
+    struct training t = {0};
+    world_init(&t.world, "");
+    for (size_t i = 0; i < 3 * (size_t)N_LONG; i++) {
+        give(&t.world, take(&t.world, PYA_REPEAT_FROM + i % N_LONG * 512, 0));
+    }
+    CHECK(n_repeats(&t) > N_LONG);
+    world_fini(&t.world);
+}
+
+/* A program asks for more than there is, gets an error and goes on, in every step. */
+static void
+test_a_request_that_fails_is_not_one(void) {
+    struct training t = {.world = {.config = {.capacity_bytes = 1024 * MIB}}};
+    pya_dptr before[4096];
+    pya_dptr ptr;
+    world_init(&t.world, "");
+    for (int step = 0; step < 12; step++) {
+        training_step(&t, 0);
+        CHECK_EQ(pya_alloc(t.world.heap, 0, 1024 * MIB, 0, &ptr), PYA_E_NOMEM);
+    }
+    memcpy(before, t.places, sizeof before);
+    int64_t n_before = n_repeats(&t);
+    for (int step = 0; step < 4; step++) {
+        CHECK_EQ(pya_alloc(t.world.heap, 0, 2048 * MIB, 0, &ptr), PYA_E_NOMEM);
+        training_step(&t, 0);
+        CHECK_EQ(memcmp(before, t.places, t.n_places * sizeof *before), 0);
+    }
+    CHECK(n_repeats(&t) - n_before > 3 * (int64_t)t.n_places);
+    training_fini(&t);
+}
+
+/* Where the places were is nothing any more. */
+static void
+test_places_that_went_back_to_the_device(void) {
+    struct training t = {0};
+    world_init(&t.world, "");
+    training_steps(&t, 8);
+    training_end(&t);
+    CHECK_OK(pya_empty_cache(t.world.heap, 0));
+    pya_dptr other = take(&t.world, MIB, 0);
+    training_steps(&t, 4);
+    CHECK_EQ(pya_heap_check(t.world.heap, 0), 0);
+    give(&t.world, other);
+    training_fini(&t);
+}
+
+/* Memory that came from another stream with its addresses. */
+static void
+test_places_of_another_stream(void) {
+    struct training t = {0};
+    world_init(&t.world, "");
+    give(&t.world, take(&t.world, 600 * MIB, 0));
+    t.stream = 1;
+    training_steps(&t, 8);
+    int64_t n_before = n_repeats(&t);
+    training_steps(&t, 4);
+    CHECK(n_repeats(&t) - n_before > 3 * (int64_t)t.n_places);
+    training_fini(&t);
+}
+
+/* A place in the middle of a free run takes two records, and at some time none is left. */
+static void
+test_records_run_out(void) {
+    struct training t = {0};
+    pya_dptr small[256];
+    world_init(&t.world, "");
+    training_steps(&t, 8);
+    for (size_t i = 0; i < 256; i++) {
+        small[i] = take(&t.world, 512, 0);
+        training_step(&t, 0);
+    }
+    CHECK_EQ(pya_heap_check(t.world.heap, 0), 0);
+    for (size_t i = 0; i < 256; i++) {
+        give(&t.world, small[i]);
+    }
+    training_fini(&t);
+}
+
+/* No host memory to remember requests: they are served all the same, and what is remembered stays as much as it was, also
+ * when there is memory again. */
+static void
+test_no_host_memory_to_remember(void) {
+    struct training t = {0};
+    world_init(&t.world, "");
+    pya_dptr small = take(&t.world, 512, 0);
+    for (size_t i = 0; i < 8; i++) { /* what else needs host memory has it then */
+        give(&t.world, take(&t.world, PYA_REPEAT_FROM / 2, 0));
+    }
+    int64_t n_none = stat_of(t.world.heap, 0, "pyalloc_host_bytes");
+    fault_arm(1);
+    give(&t.world, take(&t.world, PYA_REPEAT_FROM, 0));
+    CHECK(fault_disarm());
+    CHECK_EQ(stat_of(t.world.heap, 0, "pyalloc_host_bytes"), n_none);
+    give(&t.world, take(&t.world, PYA_REPEAT_FROM, 0));
+    int64_t n_first = stat_of(t.world.heap, 0, "pyalloc_host_bytes");
+    CHECK(n_first > n_none);
+    for (size_t i = 0; i < 4000; i++) {
+        if (i < 2000) {
+            fault_arm(1);
+        }
+        give(&t.world, take(&t.world, PYA_REPEAT_FROM + i % 5 * 512, 0));
+        (void)fault_disarm();
+    }
+    CHECK(n_repeats(&t) > 3000);
+    CHECK_EQ(stat_of(t.world.heap, 0, "pyalloc_host_bytes"), n_first);
+    give(&t.world, small);
+    world_fini(&t.world);
 }
 
 /* Pools of graphs, which keep their own order, and memory without pages take no part. */
@@ -203,6 +376,14 @@ static const struct check_case cases[] = {
     {"differ", test_steps_that_differ_do_not_repeat},
     {"interruption", test_an_interruption_is_got_over},
     {"never", test_what_never_repeats_costs_nothing},
+    {"asleep", test_what_never_repeats_is_left_alone_for_a_while},
+    {"long_past", test_a_long_past_does_not_count},
+    {"long_step", test_a_long_step_repeats},
+    {"fails", test_a_request_that_fails_is_not_one},
+    {"given_back", test_places_that_went_back_to_the_device},
+    {"other_stream", test_places_of_another_stream},
+    {"records", test_records_run_out},
+    {"no_host_memory", test_no_host_memory_to_remember},
     {"plain", test_plain_memory_takes_no_part},
 };
 
