@@ -171,6 +171,22 @@ test_steps_that_differ_do_not_repeat(void) {
     training_fini(&t);
 }
 
+/* A stretch that repeats does not make steps that differ alike. */
+static void
+test_a_stretch_that_repeats_is_not_enough(void) {
+    struct training t = {0};
+    uint64_t rng = 1;
+    world_init(&t.world, "");
+    for (int step = 0; step < 6; step++) {
+        never_alike(&t, 900, &rng);
+        for (size_t i = 0; i < 100; i++) {
+            give(&t.world, take(&t.world, PYA_REPEAT_FROM + i * 4096, 0));
+        }
+    }
+    CHECK_EQ(n_repeats(&t), 0);
+    world_fini(&t.world);
+}
+
 /* Something else between two steps (an evaluation): the fifth step after it has all places of the fourth, long before those
  * steps are a share of all again. */
 static void
@@ -311,22 +327,38 @@ test_places_of_another_stream(void) {
     training_fini(&t);
 }
 
-/* A place in the middle of a free run takes two records, and at some time none is left. */
+/* A few requests, each alone; the place of the first is in the middle of a free run where what lay below it is gone. */
+static void
+few_requests(struct world *world) {
+    for (size_t i = 0; i < 5; i++) {
+        give(world, take(world, 4 * MIB + i * 512, 0));
+    }
+}
+
+/* Such a place takes two records, and at some time none is left. */
 static void
 test_records_run_out(void) {
     struct training t = {0};
-    pya_dptr small[256];
+    pya_dptr small[600];
     world_init(&t.world, "");
-    training_steps(&t, 8);
-    for (size_t i = 0; i < 256; i++) {
-        small[i] = take(&t.world, 512, 0);
-        training_step(&t, 0);
+    pya_dptr below = take(&t.world, 8 * MIB, 0);
+    for (size_t i = 0; i < 100; i++) {
+        few_requests(&t.world);
     }
+    give(&t.world, below);
+    int64_t n_before = n_repeats(&t);
+    for (size_t i = 0; i < 600; i++) {
+        small[i] = take(&t.world, 512, 0);
+        if (i % 2 == 0 || i == 301) { /* first at odd numbers of records, then at even ones */
+            few_requests(&t.world);
+        }
+    }
+    CHECK_EQ(n_repeats(&t) - n_before, 301 * 5);
     CHECK_EQ(pya_heap_check(t.world.heap, 0), 0);
-    for (size_t i = 0; i < 256; i++) {
+    for (size_t i = 0; i < 600; i++) {
         give(&t.world, small[i]);
     }
-    training_fini(&t);
+    world_fini(&t.world);
 }
 
 /* No host memory to remember requests: they are served all the same, and what is remembered stays as much as it was, also
@@ -374,6 +406,7 @@ static const struct check_case cases[] = {
     {"places_again", test_a_step_finds_its_places_again},
     {"taken", test_a_place_that_is_taken_is_left_alone},
     {"differ", test_steps_that_differ_do_not_repeat},
+    {"stretch", test_a_stretch_that_repeats_is_not_enough},
     {"interruption", test_an_interruption_is_got_over},
     {"never", test_what_never_repeats_costs_nothing},
     {"asleep", test_what_never_repeats_is_left_alone_for_a_while},
