@@ -85,18 +85,23 @@ pya_hc_kernel_allow(const void *function, int shared_bytes) {
     return CU_OK;
 }
 
-int
-pya_hc_launch_check(
-    const void *function, const unsigned *grid, const unsigned *block, size_t shared_bytes) {
+bool
+pya_hc_launch_fits(const unsigned *grid, const unsigned *block) {
     static const unsigned grid_most[3] = {INT32_MAX, UINT16_MAX, UINT16_MAX};
     static const unsigned block_most[3] = {BLOCK_THREADS, BLOCK_THREADS, 64};
     uint64_t n_threads = 1;
     for (int i = 0; i < 3; i++) {
         if (grid[i] - 1 >= grid_most[i] || block[i] - 1 >= block_most[i]) {
-            return CU_INVALID_VALUE; /* 0 too */
+            return false; /* 0 too */
         }
         n_threads *= block[i];
     }
+    return n_threads <= BLOCK_THREADS;
+}
+
+int
+pya_hc_launch_check(
+    const void *function, const unsigned *grid, const unsigned *block, size_t shared_bytes) {
     size_t shared_most = BLOCK_SHARED;
     if (shared_bytes > BLOCK_SHARED) {
         pya_hc_lock();
@@ -104,8 +109,8 @@ pya_hc_launch_check(
         shared_most = kernel == NULL ? BLOCK_SHARED_MOST : kernel->shared_most;
         pya_hc_unlock();
     }
-    bool is_fit = function != NULL && n_threads <= BLOCK_THREADS && shared_bytes <= shared_most;
-    return is_fit ? CU_OK : CU_INVALID_VALUE;
+    bool is_fit = pya_hc_launch_fits(grid, block) && shared_bytes <= shared_most;
+    return function != NULL && is_fit ? CU_OK : CU_INVALID_VALUE;
 }
 
 enum {

@@ -11,7 +11,9 @@ void *pya_hc_function(const char *name);
 void *pya_hc_kernel(const void *module, const char *name);
 /* cuFuncSetAttribute of the largest dynamic shared memory. */
 int pya_hc_kernel_allow(const void *function, int shared_bytes);
-/* What a Hopper card takes: CU_INVALID_VALUE for a larger grid or block, or more shared memory than was allowed. */
+/* Are they no larger than a Hopper card takes, and not empty?  Three sizes each. */
+bool pya_hc_launch_fits(const unsigned *grid, const unsigned *block);
+/* CU_INVALID_VALUE where they do not fit, or for more shared memory than was allowed. */
 int pya_hc_launch_check(
     const void *function, const unsigned *grid, const unsigned *block, size_t shared_bytes);
 int pya_hc_function_attribute(int attribute, int *value);

@@ -286,17 +286,14 @@ __cudaGetKernel(const void **out, const void *function) {
     return CU_OK;
 }
 
-static bool
-launch_is_empty(struct cuda_dim3 grid, struct cuda_dim3 block) {
-    return grid.x == 0 || grid.y == 0 || grid.z == 0 || block.x == 0 || block.y == 0 ||
-           block.z == 0 || block.x * block.y * block.z > 1024;
-}
-
 enum { CU_INVALID_CONFIGURATION = 9 };
 
 static int
 launch(struct cuda_dim3 grid, struct cuda_dim3 block, const void *stream) {
-    return launch_is_empty(grid, block) ? CU_INVALID_CONFIGURATION : pya_hc_launch(stream);
+    const unsigned grid_sizes[] = {grid.x, grid.y, grid.z};
+    const unsigned block_sizes[] = {block.x, block.y, block.z};
+    return pya_hc_launch_fits(grid_sizes, block_sizes) ? pya_hc_launch(stream)
+                                                       : CU_INVALID_CONFIGURATION;
 }
 
 int

@@ -21,6 +21,7 @@ struct pya_hc_device {
     int fd;                           /* memfd that holds the device's bytes; -1 before first use */
     struct pya_hc_extents file;       /* used ranges of that file */
     uint64_t n_launches;              /* kernels launched so far: the clock of delayed events */
+    uint64_t n_syncs;                 /* how often all of its work was waited for */
     uint32_t peers;                   /* bit i: access to device i is enabled */
     atomic_bool active;               /* its primary context exists */
     struct pya_hc_stream *streams[2]; /* the legacy and the per-thread default stream */

@@ -133,6 +133,7 @@ pya_hc_device_sync(void) {
     }
     pya_hc_lock();
     int error = pya_hc_capture_unsafe_device_locked(dev->ordinal);
+    dev->n_syncs += error == CU_OK; /* destroyed streams have work left too */
     size_t cursor = 0;
     struct pya_hc_stream *stream = pya_hc_objects_next(&streams, &cursor);
     while (error == CU_OK && stream != NULL) {
@@ -207,6 +208,7 @@ pya_hc_event_record(void *handle, const void *stream_handle) {
         event->stream_id = stream->id;
         event->ticket = stream->ticket;
         event->launch = stream->last_launch;
+        event->n_syncs = pya_hc_device(event->device)->n_syncs;
         event->time_ns = event_now_ns();
     }
     pya_hc_unlock();
@@ -215,7 +217,8 @@ pya_hc_event_record(void *handle, const void *stream_handle) {
 
 static bool
 event_is_done(const struct pya_hc_event *event) {
-    if (!event->is_recorded || stream_delay_passed(event->device, event->launch)) {
+    if (!event->is_recorded || stream_delay_passed(event->device, event->launch) ||
+        event->n_syncs < pya_hc_device(event->device)->n_syncs) {
         return true;
     }
     /* The stream's slot may belong to another stream by now. */

@@ -31,7 +31,8 @@ struct pya_hc_event {
     bool is_recorded;
     struct pya_hc_stream *stream;
     uint64_t stream_id, ticket;
-    uint64_t launch; /* the device's launches at the record */
+    uint64_t launch;  /* the device's launches at the record */
+    uint64_t n_syncs; /* and how often it had been waited for */
     uint64_t time_ns;
     uint64_t capture_id; /* not 0: recorded in this capture, depends on deps */
     struct pya_hc_node **deps;

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from .conftest import PAGE, Cuda
 
+INVALID_CONFIGURATION, INVALID_HANDLE = 9, 400
 INVALID_CONTEXT, NOT_READY, UNSUPPORTED, INVALIDATED, IMPLICIT = 201, 600, 900, 901, 906
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 Dim3 = ctypes.c_uint32 * 3
@@ -90,6 +92,62 @@ def test_delayed_events_need_later_launches_or_a_synchronisation(cuda: Cuda) -> 
         cuda.ok("cudaEventDestroy", event)
     for each in (stream, other):
         cuda.ok("cudaStreamDestroy", each)
+
+
+def test_work_of_a_destroyed_stream_ends_with_the_devices(cuda: Cuda) -> None:
+    cuda.control("set_event_delay", ctypes.c_uint64(3))
+    stream, event = stream_new(cuda), cuda.out("cudaEventCreateWithFlags", 2)
+    cuda.ok("cudaEventRecord", event, stream)
+    cuda.ok("cudaStreamDestroy", stream)
+    assert cuda("cudaEventQuery", event) == NOT_READY
+    cuda.ok("cudaDeviceSynchronize")
+    cuda.ok("cudaEventQuery", event)
+    cuda.ok("cudaEventDestroy", event)
+
+
+def test_waiting_for_the_device_waits_for_every_stream(cuda: Cuda) -> None:
+    cuda.control("set_event_delay", ctypes.c_uint64(3))
+    streams = [stream_new(cuda) for _ in range(3)]
+    for stream in (*streams, 0):
+        assert launch(cuda, stream) == 0
+        assert cuda("cudaStreamQuery", stream) == NOT_READY
+    cuda.ok("cudaDeviceSynchronize")
+    for stream in (*streams, 0):
+        cuda.ok("cudaStreamQuery", stream)
+    for stream in streams:
+        cuda.ok("cudaStreamDestroy", stream)
+
+
+def test_time_between_events_is_in_milliseconds(cuda: Cuda) -> None:
+    start, end, plain = (cuda.out("cudaEventCreateWithFlags", flags) for flags in (0, 0, 2))
+    took = ctypes.c_float()
+    assert cuda("cudaEventElapsedTime", ctypes.byref(took), start, end) == INVALID_HANDLE
+    began = time.monotonic()
+    cuda.ok("cudaEventRecord", start, 0)
+    time.sleep(0.002)
+    cuda.ok("cudaEventRecord", end, 0)
+    most = (time.monotonic() - began) * 1000
+    cuda.ok("cudaEventElapsedTime", ctypes.byref(took), start, end)
+    assert 2 <= took.value <= most
+    cuda.ok("cudaEventElapsedTime", ctypes.byref(took), end, start)
+    assert took.value < 0
+    cuda.ok("cudaEventRecord", plain, 0)
+    assert cuda("cudaEventElapsedTime", ctypes.byref(took), start, plain) == INVALID_HANDLE
+    for event in (start, end, plain):
+        cuda.ok("cudaEventDestroy", event)
+
+
+def test_streams_are_described(cuda: Cuda) -> None:
+    stream = cuda.out("cudaStreamCreateWithPriority", 1, ctypes.c_int(-9))
+    flags, priority, device = ctypes.c_uint(), ctypes.c_int(), ctypes.c_int(7)
+    cuda.ok("cudaStreamGetFlags", stream, ctypes.byref(flags))
+    cuda.ok("cudaStreamGetPriority", stream, ctypes.byref(priority))
+    cuda.ok("cudaStreamGetDevice", stream, ctypes.byref(device))
+    assert (flags.value, priority.value, device.value) == (1, -5, 0)
+    cuda.ok("cudaStreamDestroy", stream)
+    for name, out in (("Flags", flags), ("Priority", priority), ("Device", device)):
+        assert cuda(f"cudaStreamGet{name}", stream, ctypes.byref(out)) == INVALID_HANDLE
+    assert (flags.value, priority.value, device.value) == (1, -5, 0)
 
 
 def test_stale_handles_are_refused(cuda: Cuda) -> None:
@@ -294,6 +352,28 @@ def test_launches_beyond_a_card_are_refused(cuda: Cuda) -> None:
     assert cuda("cuFuncSetAttribute", kernel, 8, 232449) == 1
     cuda.ok("cuFuncSetAttribute", kernel, 8, 100_000)
     assert [answer(1, 1, 1, 1, 1, 1, n) for n in (100_000, 100_001)] == [0, 1]
+
+
+class Sizes(ctypes.Structure):
+    """dim3, which is passed by value"""
+
+    _fields_ = [(name, ctypes.c_uint) for name in "xyz"]
+
+
+def test_launches_of_compiled_kernels_are_refused_too(cuda: Cuda) -> None:
+    def answer(grid: tuple[int, ...], block: tuple[int, ...]) -> int:
+        config = Config(Dim3(*grid), Dim3(*block), 0, None, None, 0)
+        code = cuda("cudaLaunchKernelExC", ctypes.byref(config), 1, 0)
+        assert cuda("cudaLaunchKernel", 1, Sizes(*grid), Sizes(*block), 0, 0, 0) == code
+        return code
+
+    assert answer((2**31 - 1, 65535, 65535), (16, 1, 64)) == 0
+    one = (1, 1, 1)
+    for wrong in ((2**31, 1, 1), (1, 65536, 1), (1, 1, 65536), (0, 1, 1), (1, 0, 1), (1, 1, 0)):
+        assert answer(wrong, one) == INVALID_CONFIGURATION, wrong
+    for wrong in ((2, 513, 1), (1, 1, 65), (65536, 65536, 1), (0, 1, 1), (1, 0, 1), (1, 1, 0)):
+        assert answer(one, wrong) == INVALID_CONFIGURATION, wrong
+    assert cuda("cudaGetLastError") == INVALID_CONFIGURATION
 
 
 def test_graphs_replay_copies_and_fills(cuda: Cuda) -> None:
