@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from .conftest import LIVE, PAGE, Cuda, Prop
+from .conftest import LIVE, PAGE, Access, Cuda, Prop
 
-INVALID, OUT_OF_MEMORY = 1, 2
+INVALID, OUT_OF_MEMORY, INVALID_DEVICE = 1, 2, 101
 
 
 def test_malloc_counts_whole_pages_and_is_aligned(cuda: Cuda) -> None:
@@ -105,6 +106,22 @@ def test_time_inside_device_calls_grows_in_them_and_nowhere_else(cuda: Cuda) -> 
     assert cuda.device_ns() == 0
 
 
+@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("value", [0, 0x21])
+def test_fills_write_what_they_are_asked_for_and_no_more(
+    cuda: Cuda, width: int, value: int
+) -> None:
+    start = cuda.malloc(PAGE)
+    assert cuda.put(start, b"\xff" * 100) == 0
+    cuda.ok(f"cuMemsetD{8 * width}_v2", start + 8, value, 5)
+    filled = value.to_bytes(width, "little") * 5
+    assert cuda.get(start, 100) == b"\xff" * 8 + filled + b"\xff" * (92 - len(filled))
+    assert cuda(f"cuMemsetD{8 * width}_v2", start + PAGE - width, value, 2) == INVALID
+    if width > 1:
+        assert cuda(f"cuMemsetD{8 * width}_v2", start + 1, value, 1) == INVALID
+    cuda.ok("cudaFree", start)
+
+
 def test_large_copies_keep_holes_and_data_apart(cuda: Cuda) -> None:
     size = 4 * PAGE
     a, b = cuda.malloc(size), cuda.malloc(size)
@@ -191,6 +208,65 @@ def test_mapped_memory_needs_access(cuda: Cuda) -> None:
     assert cuda.access(start, 2 * PAGE) == INVALID
     cuda.ok("cuMemRelease", handle)
     cuda.ok("cuMemAddressFree", start, 2 * PAGE)
+
+
+def test_who_has_access_is_told(cuda: Cuda) -> None:
+    start, handle = cuda.reserve(2 * PAGE), cuda.handle()
+    place, flags = Access(1, 0, 0), ctypes.c_ulonglong(7)
+
+    def access_at(address: int) -> int:
+        return cuda("cuMemGetAccess", ctypes.byref(flags), ctypes.byref(place), address)
+
+    assert access_at(start) == INVALID  # nothing is mapped
+    cuda.ok("cuMemMap", start, PAGE, 0, handle, 0)
+    for given in (0, 1, 3):
+        assert cuda.access(start, PAGE, flags=given) == 0
+        assert access_at(start + PAGE - 1) == 0
+        assert flags.value == given
+    assert access_at(start + PAGE) == INVALID
+    place.device = 1
+    assert access_at(start) == INVALID_DEVICE
+    place.device, place.location_type = 0, 2
+    assert access_at(start) == INVALID
+    assert flags.value == 3
+    cuda.ok("cuMemUnmap", start, PAGE)
+    cuda.ok("cuMemRelease", handle)
+    cuda.ok("cuMemAddressFree", start, 2 * PAGE)
+
+
+def test_pages_are_of_two_mebibytes(cuda: Cuda) -> None:
+    size, prop = ctypes.c_size_t(), Prop(1, 0, 1, 0)
+    for option in (0, 1):
+        cuda.ok("cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(prop), option)
+        assert size.value == PAGE
+    for option in (-1, 2):
+        code = cuda(
+            "cuMemGetAllocationGranularity",
+            ctypes.byref(size),
+            ctypes.byref(prop),
+            ctypes.c_int(option),
+        )
+        assert code == INVALID
+
+
+def test_addresses_can_be_asked_for_and_are_given_once(cuda: Cuda) -> None:
+    """Where they are taken, or are no addresses of pages, others are given."""
+    sizes = (2, 6, 2)
+    low, middle, high = (cuda.reserve(n * PAGE) for n in sizes)
+    cuda.ok("cuMemAddressFree", middle, 6 * PAGE)
+
+    def reserve_at(want: int, n: int) -> int:
+        return cuda.out("cuMemAddressReserve", n * PAGE, 0, want, 0)
+
+    inside = reserve_at(middle + 2 * PAGE, 2)
+    assert inside == middle + 2 * PAGE
+    before, after = reserve_at(middle, 2), reserve_at(middle + 4 * PAGE, 2)
+    assert (before, after) == (middle, middle + 4 * PAGE)
+    others = [reserve_at(want, 2) for want in (low, middle + PAGE, high, middle + 512, 12345)]
+    all_of_them = sorted([low, before, inside, after, high, *others])
+    assert all(b - a >= 2 * PAGE for a, b in pairwise(all_of_them))
+    for address in all_of_them:
+        cuda.ok("cuMemAddressFree", address, 2 * PAGE)
 
 
 def test_wrong_maps_and_unmaps_are_refused(cuda: Cuda) -> None:
@@ -372,9 +448,28 @@ def test_pool_memory_is_cut_and_given_back(cuda: Cuda) -> None:
     used = ctypes.c_uint64()
     cuda.ok("cudaMemPoolGetAttribute", pool, 7, ctypes.byref(used))
     assert used.value == 100 * 1024
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    for pointer in (pointers[0], pointers[60]):
+        inside = pointer + 700
+        cuda.ok("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), inside)
+        assert (base.value, size.value) == (pointer, 1024)
     for pointer in pointers[::2]:
         cuda.ok("cudaFreeAsync", pointer, 0)
     assert cuda("cudaFreeAsync", pointers[0], 0) == INVALID
     for pointer in pointers[1::2]:
         cuda.ok("cudaFreeAsync", pointer, 0)
     cuda.ok("cudaMemPoolTrimTo", pool, 0)
+
+
+def test_a_pool_of_ones_own_may_be_the_devices(cuda: Cuda) -> None:
+    location = ctypes.create_string_buffer(88)  # cudaMemPoolProps: pinned, of device 0
+    location[0], location[8] = 1, 1
+    first = cuda.out("cudaDeviceGetMemPool", 0)
+    own = cuda.out("cudaMemPoolCreate", location)
+    assert cuda("cudaDeviceSetMemPool", 0, own + 8) == INVALID
+    assert cuda.out("cudaDeviceGetMemPool", 0) == first
+    cuda.ok("cudaDeviceSetMemPool", 0, own)
+    assert cuda.out("cudaDeviceGetMemPool", 0) == own
+    cuda.ok("cudaMemPoolDestroy", own)
+    assert cuda.out("cudaDeviceGetMemPool", 0) == first
+    assert cuda("cudaMemPoolDestroy", first) == INVALID

@@ -428,6 +428,68 @@ def test_side_streams_join_a_capture_and_must_come_back(cuda: Cuda) -> None:
         cuda.ok("cudaStreamDestroy", stream)
 
 
+def test_a_capture_tells_what_the_next_node_depends_on(cuda: Cuda) -> None:
+    """Of two events of one stream the same node once; its edges are the graph's."""
+    main, side = stream_new(cuda), stream_new(cuda)
+    events = [cuda.out("cudaEventCreateWithFlags", 2) for _ in range(3)]
+    status, n = ctypes.c_int(), ctypes.c_size_t()
+    nodes, graph = ctypes.POINTER(ctypes.c_uint64)(), ctypes.c_uint64()
+
+    def tell() -> list[int]:
+        cuda.ok(
+            "cuStreamGetCaptureInfo_v2",
+            main,
+            ctypes.byref(status),
+            0,
+            ctypes.byref(graph),
+            ctypes.byref(nodes),
+            ctypes.byref(n),
+        )
+        return nodes[: n.value]
+
+    cuda.ok("cudaStreamBeginCapture", main, GLOBAL)
+    assert tell() == [] and status.value == 1
+    cuda.ok("cudaEventRecord", events[0], main)
+    cuda.ok("cudaStreamWaitEvent", side, events[0], 0)
+    assert launch(cuda, main) == 0
+    assert launch(cuda, side) == 0
+    for event in events[1:]:
+        cuda.ok("cudaEventRecord", event, side)
+        cuda.ok("cudaStreamWaitEvent", main, event, 0)
+    before = tell()
+    assert len(before) == len(set(before)) == 2
+    assert launch(cuda, main) == 0
+    (last,) = tell()
+    assert cuda_end(cuda, main) == graph.value
+    found = (ctypes.c_uint64 * 9)()
+    n.value = 9
+    cuda.ok("cudaGraphGetNodes", graph.value, found, ctypes.byref(n))
+    assert set(found[: n.value]) == {*before, last}
+    n.value = 1
+    cuda.ok("cudaGraphGetNodes", graph.value, found, ctypes.byref(n))
+    assert n.value == 1
+    cuda.ok("cudaGraphDestroy", graph.value)
+    for event in events:
+        cuda.ok("cudaEventDestroy", event)
+    for stream in (main, side):
+        cuda.ok("cudaStreamDestroy", stream)
+
+
+def test_the_drivers_own_calls_answer_alike(cuda: Cuda) -> None:
+    cuda.control("set_event_delay", ctypes.c_uint64(3))
+    event, stream = cuda.out("cuEventCreate", 2), cuda.out("cuStreamCreate", 1)
+    cuda.ok("cuEventRecord", event, stream)
+    assert cuda("cuEventQuery", event) == NOT_READY
+    assert cuda("cuStreamQuery", stream) == NOT_READY
+    cuda.ok("cuStreamSynchronize", stream)
+    cuda.ok("cuEventQuery", event)
+    cuda.ok("cuEventDestroy_v2", event)
+    cuda.ok("cuStreamDestroy_v2", stream)
+    assert cuda("cuEventQuery", event) == INVALID_HANDLE
+    assert cuda("cuStreamQuery", stream) == INVALID_HANDLE
+    assert cuda("cuMemFreeHost", 4096) == 1
+
+
 def test_memory_freed_in_a_graph_stays_its_own(cuda: Cuda) -> None:
     stream = stream_new(cuda)
     used = cuda.used()
