@@ -1,243 +1,12 @@
-/* Long because the device table is filled here, slot by slot. */
+/* The device table, slot by slot, and how a device is opened. */
 #include "cuda.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "cuda_driver.h"
+#include "cuda_context.h"
 
 /* The driver never says how much address space there is; 47 bits is what every x86-64 and arm64 host leaves. */
 #define CUDA_ADDRESS_BYTES (UINT64_C(1) << 47)
-
-struct cuda {
-    struct pya_device device; /* first */
-    const struct cuda_driver *driver;
-    cuda_device handle;
-    cuda_context context; /* the primary one, retained */
-    struct pya_device_caps caps;
-    struct cuda_allocation_prop prop;
-    uint64_t peers; /* atomic; bit per device that may access our pages */
-};
-
-static _Thread_local struct pya_device_error cuda_last;
-
-static struct cuda *
-cuda_from(struct pya_device *dev) {
-    return (struct cuda *)dev;
-}
-
-/* ---- results ---- */
-
-static pya_status
-cuda_status(cuda_result result) {
-    if (result == CUDA_OK) {
-        return PYA_OK;
-    }
-    /* "Not ready" is how WSL2 says that it could not make new memory resident; queries never come here with it. */
-    if (result == CUDA_NOMEM || result == CUDA_NOT_READY) {
-        return PYA_E_NOMEM;
-    }
-    if (result == CUDA_NOT_SUPPORTED) {
-        return PYA_E_NOTSUP;
-    }
-    return result >= CUDA_CAPTURE_FIRST && result <= CUDA_CAPTURE_LAST ? PYA_E_CAPTURE
-                                                                       : PYA_E_DEVICE;
-}
-
-/* After these the context answers every call with the same error. */
-static bool
-cuda_is_sticky(cuda_result result) {
-    return result == CUDA_ECC_ERROR || result == CUDA_NVLINK_ERROR ||
-           result == CUDA_ILLEGAL_ADDRESS || result == CUDA_LAUNCH_TIMEOUT ||
-           result == CUDA_DEVICE_ASSERT ||
-           (result >= CUDA_BROKEN_FIRST && result <= CUDA_BROKEN_LAST);
-}
-
-static pya_status
-cuda_report(const char *call, cuda_result result, uint64_t bytes) {
-    if (result == CUDA_OK) {
-        return PYA_OK;
-    }
-    const struct cuda_driver *driver = cuda_driver_get();
-    const char *text = NULL;
-    if (driver->cuGetErrorString == NULL || driver->cuGetErrorString(result, &text) != CUDA_OK) {
-        text = NULL;
-    }
-    cuda_last = (struct pya_device_error){
-        .code = result, .bytes = bytes, .is_sticky = cuda_is_sticky(result)};
-    snprintf(cuda_last.call, sizeof cuda_last.call, "%s", call);
-    snprintf(cuda_last.text, sizeof cuda_last.text, "%s", text != NULL ? text : "unknown error");
-    return cuda_status(result);
-}
-
-/* For calls whose only handle is the stream. */
-static pya_status
-cuda_report_stream(const char *call, cuda_result result) {
-    pya_status status = cuda_report(call, result, 0);
-    bool is_gone = result == CUDA_INVALID_HANDLE || result == CUDA_CONTEXT_IS_DESTROYED;
-    return is_gone ? PYA_E_STREAM : status;
-}
-
-static pya_status
-cuda_missing(const char *call) {
-    cuda_last = (struct pya_device_error){.code = 0};
-    snprintf(cuda_last.call, sizeof cuda_last.call, "%s", call);
-    snprintf(cuda_last.text, sizeof cuda_last.text, "libcuda.so.1 has no such function");
-    return PYA_E_NOTSUP;
-}
-
-/* Giving memory back while the process ends: the driver has already given all of it back. */
-static cuda_result
-cuda_gently(cuda_result result) {
-    return result == CUDA_DEINITIALIZED || result == CUDA_NOT_INITIALIZED ? CUDA_OK : result;
-}
-
-/* ---- entering: context and capture mode ---- */
-
-struct cuda_scope {
-    struct cuda *cuda;
-    unsigned n_pushed;
-    bool exchanged;
-    int mode; /* the thread's own capture mode while exchanged */
-};
-
-/* Between begin and end: the first call enters, the end leaves. */
-static _Thread_local struct {
-    struct cuda *cuda; /* NULL: not between them */
-    unsigned depth;
-    bool is_entered;
-    struct cuda_scope scope;
-} cuda_visit;
-
-static pya_status
-cuda_enter_scope(struct cuda *cuda, struct cuda_scope *scope) {
-    const struct cuda_driver *driver = cuda->driver;
-    *scope = (struct cuda_scope){.cuda = cuda, .mode = CUDA_CAPTURE_MODE_RELAXED};
-    if (driver->is_forked) {
-        return PYA_E_FORKED;
-    }
-    cuda_context current = NULL;
-    cuda_result result = driver->cuCtxGetCurrent(&current);
-    if (result != CUDA_OK) {
-        return cuda_report("cuCtxGetCurrent", result, 0);
-    }
-    if (current != cuda->context) {
-        result = driver->cuCtxPushCurrent(cuda->context);
-        if (result != CUDA_OK) {
-            return cuda_report("cuCtxPushCurrent", result, 0);
-        }
-        scope->n_pushed++;
-    }
-    scope->exchanged = driver->cuThreadExchangeStreamCaptureMode != NULL &&
-                       driver->cuThreadExchangeStreamCaptureMode(&scope->mode) == CUDA_OK;
-    return PYA_OK;
-}
-
-/* For a scope within a visit only what cuda_enter_for() added. */
-static void
-cuda_leave(struct cuda_scope *scope) {
-    const struct cuda_driver *driver = scope->cuda->driver;
-    if (scope->exchanged) {
-        (void)driver->cuThreadExchangeStreamCaptureMode(&scope->mode);
-    }
-    for (; scope->n_pushed > 0; scope->n_pushed--) {
-        cuda_context popped = NULL;
-        (void)driver->cuCtxPopCurrent(&popped);
-    }
-}
-
-static pya_status
-cuda_enter(struct pya_device *dev, struct cuda_scope *scope) {
-    struct cuda *cuda = cuda_from(dev);
-    if (cuda_visit.cuda != cuda) {
-        return cuda_enter_scope(cuda, scope);
-    }
-    *scope = (struct cuda_scope){.cuda = cuda};
-    if (!cuda_visit.is_entered) {
-        pya_status status = cuda_enter_scope(cuda, &cuda_visit.scope);
-        if (status != PYA_OK) {
-            return status;
-        }
-        cuda_visit.is_entered = true;
-    }
-    return PYA_OK;
-}
-
-/* The context of another device.  It is torch's too, so nobody minds that it is retained until the process ends. */
-static pya_status
-cuda_context_of(const struct cuda_driver *driver, int device, cuda_context *out) {
-    static cuda_context contexts[PYA_MAX_DEVICES]; /* atomic */
-    *out = __atomic_load_n(&contexts[device], __ATOMIC_ACQUIRE);
-    if (*out != NULL) {
-        return PYA_OK;
-    }
-    cuda_device handle = 0;
-    pya_status status = cuda_report("cuDeviceGet", driver->cuDeviceGet(&handle, device), 0);
-    if (status != PYA_OK) {
-        return status;
-    }
-    cuda_result result = driver->cuDevicePrimaryCtxRetain(out, handle);
-    if (result == CUDA_OK) {
-        __atomic_store_n(&contexts[device], *out, __ATOMIC_RELEASE);
-    }
-    return cuda_report("cuDevicePrimaryCtxRetain", result, 0);
-}
-
-/* As cuda_enter, into the context of another device where the stream is the default stream of that: it is of whatever
- * context is current. */
-static pya_status
-cuda_enter_for(struct pya_device *dev, pya_stream stream, struct cuda_scope *scope) {
-    const struct cuda_driver *driver = cuda_from(dev)->driver;
-    int other = pya_stream_device(stream);
-    pya_status status = cuda_enter(dev, scope);
-    if (status != PYA_OK || other < 0 || other >= PYA_MAX_DEVICES) {
-        return status;
-    }
-    cuda_context context;
-    status = cuda_context_of(driver, other, &context);
-    if (status == PYA_OK) {
-        status = cuda_report("cuCtxPushCurrent", driver->cuCtxPushCurrent(context), 0);
-        scope->n_pushed += status == PYA_OK;
-    }
-    if (status != PYA_OK) {
-        cuda_leave(scope);
-    }
-    return status;
-}
-
-/* Of two devices in turns only the first gains. */
-static void
-cuda_begin(struct pya_device *dev) {
-    struct cuda *cuda = cuda_from(dev);
-    if (cuda_visit.cuda == NULL) {
-        cuda_visit.cuda = cuda;
-    }
-    cuda_visit.depth += cuda_visit.cuda == cuda;
-}
-
-static void
-cuda_end(struct pya_device *dev) {
-    if (cuda_visit.cuda != cuda_from(dev) || --cuda_visit.depth > 0) {
-        return;
-    }
-    cuda_visit.cuda = NULL;
-    if (cuda_visit.is_entered) {
-        cuda_visit.is_entered = false;
-        cuda_leave(&cuda_visit.scope);
-    }
-}
-
-/* As cuda_enter, for calls that give something back: a driver that is shutting down has nothing to enter. */
-static bool
-cuda_enter_to_free(struct pya_device *dev, struct cuda_scope *scope, pya_status *status) {
-    *status = cuda_enter(dev, scope);
-    if (*status == PYA_E_DEVICE && cuda_gently(cuda_last.code) == CUDA_OK) {
-        *status = PYA_OK;
-        return false;
-    }
-    return *status == PYA_OK;
-}
 
 /* Most slots are one driver call between enter and leave. */
 #define CUDA_CALL(dev, name, bytes, ...)                                                           \
@@ -516,12 +285,6 @@ cuda_set_peer(struct pya_device *dev, int peer, bool on) {
 }
 
 static void
-cuda_last_error(struct pya_device *dev, struct pya_device_error *out) {
-    (void)dev;
-    *out = cuda_last;
-}
-
-static void
 cuda_close(struct pya_device *dev) {
     struct cuda *cuda = cuda_from(dev);
     if (!cuda->driver->is_forked) {
@@ -611,16 +374,14 @@ pya_cuda_why_not(void) {
 
 void
 pya_cuda_error(struct pya_device_error *out) {
-    *out = cuda_last;
+    cuda_last_error(NULL, out);
 }
 
 pya_status
 pya_cuda_open(int index, struct pya_device **out) {
     const struct cuda_driver *driver = cuda_driver_get();
     if (!driver->has_base) {
-        cuda_last = (struct pya_device_error){.call = "cuInit", .code = driver->init_result};
-        snprintf(cuda_last.text, sizeof cuda_last.text, "%s", driver->why_not);
-        return PYA_E_NOTSUP;
+        return cuda_report_no_driver(driver);
     }
     if (driver->is_forked) {
         return PYA_E_FORKED;
