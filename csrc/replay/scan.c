@@ -179,19 +179,17 @@ timeline_add(struct pya_scan *s, const struct pya_trace_event *e) {
         if (s->bins.n == 2 * settings->n_bins) {
             bins_halve(s);
         }
-        if (number % s->events_per_bin == 0) {
-            struct pya_scan_bin *bin = SCAN_ADD(s->bins, struct pya_scan_bin);
-            if (bin == NULL) {
-                return false;
-            }
-            *bin = (struct pya_scan_bin){
-                .event = s->totals.n_events,
-                .time_ns = e->time_ns,
-                .min_bytes = s->allocated,
-                .phase = scan_current_phase(s),
-                .step = s->step,
-            };
+        struct pya_scan_bin *bin = SCAN_ADD(s->bins, struct pya_scan_bin);
+        if (bin == NULL) {
+            return false;
         }
+        *bin = (struct pya_scan_bin){
+            .event = s->totals.n_events,
+            .time_ns = e->time_ns,
+            .min_bytes = s->allocated,
+            .phase = scan_current_phase(s),
+            .step = s->step,
+        };
     }
     struct pya_scan_bin *bin = SCAN_ITEM(s->bins, struct pya_scan_bin, s->bins.n - 1);
     bin->max_bytes = bin->max_bytes > s->allocated ? bin->max_bytes : s->allocated;

@@ -193,6 +193,189 @@ test_phases(void) {
     pya_scan_destroy(scan);
 }
 
+static uint32_t
+text(struct pya_trace_writer *writer, const char *name) {
+    uint32_t number = 0;
+    CHECK_OK(pya_trace_string(writer, name, strlen(name), &number));
+    return number;
+}
+
+/* The end of a phase or module that is not open ends nothing; that of an outer one ends those inside it. */
+static void
+test_ends_that_are_missing(void) {
+    struct pya_trace_writer *writer = begin();
+    const uint32_t outer[] = {text(writer, "outer"), text(writer, "module:a")};
+    const uint32_t inner[] = {text(writer, "inner"), text(writer, "module:a.b")};
+    for (uint64_t i = 0; i < 2; i++) {
+        put(writer, (struct pya_trace_event){.kind = PYA_TRACE_PHASE_BEGIN, .text = outer[i]});
+        put(writer, (struct pya_trace_event){.kind = PYA_TRACE_PHASE_END, .text = inner[i]});
+        put(writer, (struct pya_trace_event){.kind = PYA_TRACE_PHASE_BEGIN, .text = inner[i]});
+    }
+    put(writer, (struct pya_trace_event){.kind = PYA_TRACE_ALLOC, .addr = 512, .bytes = 1});
+    for (uint64_t i = 0; i < 2; i++) {
+        put(writer, (struct pya_trace_event){.kind = PYA_TRACE_PHASE_END, .text = outer[i]});
+    }
+    put(writer, (struct pya_trace_event){.kind = PYA_TRACE_ALLOC, .addr = 1024, .bytes = 1});
+    CHECK_OK(pya_trace_close(writer));
+    const uint64_t moments[] = {10};
+    const struct pya_scan_settings settings = {
+        .device = -1, .n_bins = 2, .moments = moments, .n_moments = 1};
+    struct pya_scan *scan = NULL;
+    CHECK_OK(pya_scan_run(path, &settings, &scan));
+    size_t n = 0;
+    const struct pya_scan_phase *phases = pya_scan_phases(scan, &n);
+    CHECK_EQ(n, 2);
+    CHECK_EQ(phases[0].end, 7);
+    CHECK_EQ(phases[1].begin, 2);
+    CHECK_EQ(phases[1].end, 7);
+    const struct pya_scan_moment *moment = pya_scan_moments(scan, &n);
+    CHECK_EQ(moment->n_blocks, 2);
+    for (size_t i = 0; i < moment->n_blocks; i++) {
+        const struct pya_scan_block *block = &moment->blocks[i];
+        CHECK_EQ(block->phase, block->addr == 512 ? inner[0] : 0);
+        CHECK_EQ(block->module, block->addr == 512 ? inner[1] : 0);
+    }
+    pya_scan_destroy(scan);
+}
+
+/* Blocks of one address each; the window is events 100 to 299. */
+static void
+test_window(void) {
+    static const struct {
+        uint64_t begin, end;
+        bool is_in;
+    } lives[] = {{0, 99, false}, {1, 100, false},  {2, 101, true},    {150, 160, true},
+                 {3, 301, true}, {299, 302, true}, {300, 310, false}, {250, 400, true}};
+    enum { N = sizeof lives / sizeof *lives };
+    struct pya_trace_writer *writer = begin();
+    for (uint64_t event = 0; event < 400; event++) {
+        struct pya_trace_event e = {.kind = PYA_TRACE_EMPTY_CACHE};
+        for (size_t i = 0; i < N; i++) {
+            if (event == lives[i].begin || event == lives[i].end) {
+                e = (struct pya_trace_event){
+                    .kind = event == lives[i].begin ? PYA_TRACE_ALLOC : PYA_TRACE_FREE,
+                    .addr = (i + 1) << 20,
+                    .bytes = 512};
+            }
+        }
+        put(writer, e);
+    }
+    CHECK_OK(pya_trace_close(writer));
+    const struct pya_scan_settings settings = {
+        .device = -1, .n_bins = 1000, .window_begin = 100, .window_end = 300};
+    struct pya_scan *scan = NULL;
+    CHECK_OK(pya_scan_run(path, &settings, &scan));
+    size_t n = 0;
+    const struct pya_scan_bin *bins = pya_scan_bins(scan, &n);
+    CHECK_EQ(n, 200);
+    CHECK_EQ(bins[0].event, 100);
+    CHECK_EQ(bins[199].event, 299);
+    bool found[N] = {false};
+    const struct pya_scan_block *spans = pya_scan_spans(scan, &n);
+    for (size_t i = 0; i < n; i++) {
+        const size_t at = (spans[i].addr >> 20) - 1;
+        found[at] = true;
+        CHECK_EQ(spans[i].alloc_event, lives[at].begin);
+        CHECK_EQ(spans[i].free_event, lives[at].end == 400 ? PYA_SCAN_NEVER : lives[at].end);
+    }
+    for (size_t i = 0; i < N; i++) {
+        CHECK_EQ(found[i], lives[i].is_in);
+    }
+    pya_scan_destroy(scan);
+}
+
+/* What is of one device is counted for that one; asked for one, the others are not there. */
+static void
+test_devices(void) {
+    struct pya_trace_writer *writer = begin();
+    for (int device = 0; device < 2; device++) {
+        const uint64_t n = device == 0 ? 1 : 3;
+        put(writer,
+            (struct pya_trace_event){.kind = PYA_TRACE_DEVICE, .device = device, .bytes = n << 30});
+        for (uint64_t i = 0; i < n; i++) {
+            put(writer, (struct pya_trace_event){
+                            .kind = PYA_TRACE_ALLOC,
+                            .device = device,
+                            .addr = (i + 1) << 20,
+                            .stream = i,
+                            .bytes = 512});
+            put(writer, (struct pya_trace_event){
+                            .kind = PYA_TRACE_RECORD_STREAM, .device = device, .addr = 1 << 20});
+        }
+        put(writer, (struct pya_trace_event){
+                        .kind = PYA_TRACE_OOM, .device = device, .bytes = 100 + n, .arg = n});
+    }
+    CHECK_OK(pya_trace_close(writer));
+    for (int device = -1; device < 2; device++) {
+        const uint64_t n = device < 0 ? 4 : device == 0 ? 1 : 3;
+        const struct pya_scan_settings settings = {.device = device, .n_bins = 2};
+        struct pya_scan *scan = NULL;
+        CHECK_OK(pya_scan_run(path, &settings, &scan));
+        const struct pya_scan_totals *totals = pya_scan_totals(scan);
+        CHECK_EQ(totals->n_allocs, n);
+        CHECK_EQ(totals->n_streams, n);
+        CHECK_EQ(totals->n_record_streams, n);
+        CHECK_EQ(totals->end_bytes, n * 512);
+        CHECK_EQ(totals->device_peak[0], device == 1 ? 0 : 512);
+        CHECK_EQ(totals->device_peak[1], device == 0 ? 0 : 3 * 512);
+        CHECK_EQ(totals->capacity[1], device == 0 ? 0 : UINT64_C(3) << 30);
+        size_t n_ooms = 0;
+        const struct pya_scan_oom *ooms = pya_scan_ooms(scan, &n_ooms);
+        CHECK_EQ(n_ooms, device < 0 ? 2 : 1);
+        CHECK_EQ(ooms[n_ooms - 1].bytes, device == 0 ? 101 : 103);
+        CHECK_EQ(ooms[n_ooms - 1].free_bytes, device == 0 ? 1 : 3);
+        pya_scan_destroy(scan);
+    }
+}
+
+/* Part of a mapping goes: from its end, from its middle, from its beginning, all of it. */
+static void
+test_parts_of_segments(void) {
+    static const struct {
+        int kind;
+        uint64_t page, n_pages, n_segments;
+    } steps[] = {
+        {PYA_TRACE_SEGMENT_MAP, 0, 10, 1},   {PYA_TRACE_SEGMENT_UNMAP, 9, 1, 1},
+        {PYA_TRACE_SEGMENT_UNMAP, 4, 1, 2},  {PYA_TRACE_SEGMENT_UNMAP, 0, 1, 2},
+        {PYA_TRACE_SEGMENT_MAP, 9, 1, 2},    {PYA_TRACE_SEGMENT_MAP, 4, 1, 1},
+        {PYA_TRACE_SEGMENT_MAP, 0, 1, 1},    {PYA_TRACE_SEGMENT_ALLOC, 10, 3, 2},
+        {PYA_TRACE_SEGMENT_FREE, 10, 3, 1},  {PYA_TRACE_SEGMENT_UNMAP, 2, 5, 2},
+        {PYA_TRACE_SEGMENT_UNMAP, 0, 10, 0},
+    };
+    enum { N = sizeof steps / sizeof *steps };
+    const uint64_t base = UINT64_C(1) << 40;
+    uint64_t moments[N];
+    struct pya_trace_writer *writer = begin();
+    for (size_t i = 0; i < N; i++) {
+        put(writer, (struct pya_trace_event){
+                        .kind = steps[i].kind,
+                        .addr = base + steps[i].page * PYA_PAGE,
+                        .bytes = steps[i].n_pages * PYA_PAGE});
+        moments[i] = i + 1;
+    }
+    CHECK_OK(pya_trace_close(writer));
+    const struct pya_scan_settings settings = {
+        .device = -1, .n_bins = 2, .moments = moments, .n_moments = N};
+    struct pya_scan *scan = NULL;
+    CHECK_OK(pya_scan_run(path, &settings, &scan));
+    size_t n = 0;
+    const struct pya_scan_moment *found = pya_scan_moments(scan, &n);
+    CHECK_EQ(n, N);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t bytes = 0;
+        for (size_t k = 0; k < found[i].n_segments; k++) {
+            const struct pya_scan_segment *segment = &found[i].segments[k];
+            CHECK(k == 0 || segment->addr >= segment[-1].addr + segment[-1].bytes);
+            bytes += segment->bytes;
+        }
+        CHECK_EQ(found[i].n_segments, steps[i].n_segments);
+        CHECK_EQ(found[i].reserved_bytes, bytes);
+    }
+    CHECK_EQ(pya_scan_totals(scan)->peak_reserved_bytes, 13 * PYA_PAGE);
+    CHECK_EQ(pya_scan_totals(scan)->n_segment_events, N);
+    pya_scan_destroy(scan);
+}
+
 /* Events that make no sense together. */
 static void
 test_nonsense(void) {
@@ -249,6 +432,10 @@ test_no_host_memory(void) {
 static const struct check_case cases[] = {
     {"against_model", test_against_model},
     {"phases", test_phases},
+    {"missing_ends", test_ends_that_are_missing},
+    {"window", test_window},
+    {"devices", test_devices},
+    {"parts_of_segments", test_parts_of_segments},
     {"nonsense", test_nonsense},
     {"no_host_memory", test_no_host_memory},
 };
