@@ -153,6 +153,27 @@ test_a_bad_level_or_half_the_hooks_are_refused(void) {
     }
 }
 
+/* A block that was freed and waits for another stream is nobody's to annotate; the heap goes on. */
+static void
+test_what_waits_is_not_annotated(void) {
+    struct world world = {.config = {.work = PYA_SIM_WORK_BY_HAND}};
+    struct pya_history_part part;
+    uint64_t now_ns = 0;
+    world_init(&world, "");
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_NEVER, true, 100, 0));
+    pya_dptr ptr = take(&world, MIB, 0);
+    CHECK_OK(pya_history_annotate(world.heap, ptr, NULL));
+    CHECK_OK(pya_record_stream(world.heap, ptr, 7));
+    CHECK_OK(pya_sim_use(world.sim, 7, ptr, MIB));
+    give(&world, ptr);
+    CHECK_EQ(pya_history_annotate(world.heap, ptr, NULL), PYA_E_FOREIGN);
+    give(&world, take(&world, MIB, 0));
+    CHECK(pya_history_take(world.heap, 0, &part, &now_ns));
+    CHECK_EQ(part_count(&part, PYA_ACTION_ANNOTATE), 1);
+    pya_sim_finish_all(world.sim);
+    world_fini(&world);
+}
+
 enum { TURNS = 3000 };
 
 static void *
@@ -289,6 +310,7 @@ test_the_trace_adds_up(void) {
 }
 
 static const struct check_case cases[] = {
+    {"what_waits", test_what_waits_is_not_annotated},
     {"taken_once", test_taken_once_and_in_order},
     {"lost", test_what_the_ring_lost_is_told},
     {"record_stream", test_uses_on_streams_are_in_the_trace_and_in_no_snapshot},

@@ -225,6 +225,32 @@ test_leaves_room_for_others(void) {
     world_fini(&world);
 }
 
+/* What the device says when all work is waited for, or a segment goes, reaches who asked; a page that cannot go stays.  The
+ * heap is sound, and the next time all goes. */
+static void
+failing_trim(const char *options, enum pya_sim_call call, pya_status told) {
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB, .quiet = true}};
+    world_init(&world, options);
+    give(&world, take(&world, 64 * MIB, 0));
+    pya_sim_fail(world.sim, 1U << call, 1, PYA_E_DEVICE, false);
+    CHECK_EQ(pya_empty_cache(world.heap, 0), told);
+    CHECK(pya_sim_fail_clear(world.sim));
+    CHECK(reserved(&world) > 0);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 0);
+    world_fini(&world);
+}
+
+static void
+test_failures_of_giving_back_are_told(void) {
+    failing_trim("", PYA_SIM_DEVICE_SYNC, PYA_E_DEVICE);
+    failing_trim("", PYA_SIM_UNMAP, PYA_OK);
+    failing_trim("", PYA_SIM_PAGE_RELEASE, PYA_OK);
+    failing_trim("vmm:false", PYA_SIM_DEVICE_SYNC, PYA_E_DEVICE);
+    failing_trim("vmm:false", PYA_SIM_PLAIN_FREE, PYA_E_DEVICE);
+}
+
 static void
 test_trims_what_was_idle_for_long(void) {
     struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
@@ -504,6 +530,7 @@ test_lack_of_addresses_is_told(void) {
 }
 
 static const struct check_case cases[] = {
+    {"failing_trim", test_failures_of_giving_back_are_told},
     {"lack_of_addresses_is_told", test_lack_of_addresses_is_told},
     {"collects_to_the_level", test_collects_to_the_level},
     {"does_not_collect_below_the_level", test_does_not_collect_below_the_level},

@@ -91,6 +91,19 @@ test_native_rules(void) {
     close_bench(b);
 }
 
+/* The smallest request that gets a segment of its own. */
+static void
+test_native_segments_of_ten_mebibytes(void) {
+    static const size_t bytes[][2] = {
+        {10 * MIB - 512, 20 * MIB}, {10 * MIB, 10 * MIB}, {10 * MIB + 1, 12 * MIB}};
+    for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++) {
+        struct bench b = open_bench(false, 256 * MIB, PYA_SIM_WORK_AT_ONCE);
+        give(b, take(b, bytes[i][0], 0));
+        CHECK_EQ(reserved(b), bytes[i][1]);
+        close_bench(b);
+    }
+}
+
 static void
 test_native_retries_before_oom(void) {
     struct bench b = open_bench(false, 40 * MIB, PYA_SIM_WORK_AT_ONCE);
@@ -495,6 +508,7 @@ test_device_sweep(void) {
 
 static const struct check_case cases[] = {
     {"native_rules", test_native_rules},
+    {"native_segments_of_ten_mebibytes", test_native_segments_of_ten_mebibytes},
     {"native_retries_before_oom", test_native_retries_before_oom},
     {"record_stream_waits", test_record_stream_waits},
     {"expandable_rules", test_expandable_rules},

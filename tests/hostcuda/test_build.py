@@ -177,7 +177,11 @@ def test_environment_sets_devices_memory_and_failures(built: Callable[[str], Pat
         ({"PYALLOC_HOSTCUDA_DEVICES": "3"}, "3 0 0"),
         ({"PYALLOC_HOSTCUDA_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "0,2"}, "2 0 0"),
         ({"CUDA_VISIBLE_DEVICES": ""}, "0 201 201"),
-        ({"PYALLOC_HOSTCUDA_MEMORY": "2MiB"}, "1 0 2"),
+        *(
+            ({"PYALLOC_HOSTCUDA_MEMORY": text}, "1 0 2")
+            for text in ("2MiB", "2m", "2048KB", "2097152", "0.002G", "2MB,80GB")
+        ),
+        ({"PYALLOC_HOSTCUDA_MEMORY": "4097K"}, "1 0 0"),
         ({"PYALLOC_HOSTCUDA_FAIL": "4"}, "1 0 2"),
         ({"PYALLOC_HOSTCUDA_FAIL": "1:cuMemAlloc_v2:719"}, "1 719 0"),
         ({"PYALLOC_HOSTCUDA_FAIL": "1:cuMemFree_v2"}, "1 0 0"),
