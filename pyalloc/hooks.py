@@ -149,7 +149,8 @@ def _cuda_functions(torch: Any, config: Config) -> dict[str, Callable[..., Any]]
 def _accelerator_functions(torch: Any) -> dict[str, Callable[..., Any]]:
     def stats(device: int) -> Nested:
         result = memory_stats(torch, device)
-        result.pop("num_oom_rejections", None)
+        for key in _NEWER_KEYS:
+            result.pop(key, None)
         return result
 
     return {

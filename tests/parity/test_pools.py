@@ -232,6 +232,7 @@ def test_statistics_by_pool() -> None:
     assert {pool.id for pool in many} <= set(nested["reserved_bytes_by_private_pools"])
     name = f"reserved_bytes_by_private_pools.{pool.id[0]}_{pool.id[1]}.all.current"
     assert torch.cuda.memory_stats()[name] >= 50 * MIB
+    assert not [key for key in torch.accelerator.memory_stats() if "private_pools" in key]
     del tensor
 
 
