@@ -21,6 +21,7 @@ from pyalloc import _bootstrap, hostcuda, launching
 from pyalloc.config import Config
 from pyalloc.errors import UsageError
 from pyalloc.install import check_torch_settings
+from pyalloc.report import text
 
 ALLOCATORS = ("native", "expandable", "pyalloc")
 # Driver and runtime calls that take or give device memory: what an allocator spends.
@@ -358,43 +359,60 @@ def summary(result: Result) -> str:
         is_told and is_less and asked != allocated
     )
     figures = [
-        f"  peak allocated   {allocated}{rounding}",
-        f"  peak reserved    {_size(result.peak_reserved_bytes)}",
-        f"  device bytes     {_size(result.peak_device_bytes)} at most, as the runtime counted",
-        f"  device calls     {result.device_calls:,}, of them {result.memory_calls:,} for memory "
-        f"and {result.launches:,} kernels (which computed nothing)",
+        ("peak allocated", f"{allocated}{rounding}"),
+        ("peak reserved", _size(result.peak_reserved_bytes)),
+        ("device bytes", f"{_size(result.peak_device_bytes)} at most, as the runtime counted"),
+        (
+            "device calls",
+            f"{result.device_calls:,}, of them {result.memory_calls:,} for memory and "
+            f"{result.launches:,} kernels (which computed nothing)",
+        ),
     ]
     if result.exit_code > 128 and result.device_calls == 0:
         figures = [
-            "  figures          none, it could not tell them any more (after Ctrl-C, SIGINT, it can)"
+            ("figures", "none, it could not tell them any more (after Ctrl-C, SIGINT, it can)")
         ]
+    figures.append(("verdict", _verdict(result)))
     lines = [
-        f"pyalloc dryrun: PyTorch {result.torch}, {allocator} allocator, {_size(result.memory)} per device",
-        *figures,
-        f"  verdict          {_verdict(result)}",
+        text.wrapped(
+            f"pyalloc dryrun: PyTorch {result.torch}, {allocator} allocator, {_size(result.memory)} per device",
+            first="",
+        ),
+        *(text.wrapped(value, f"  {name:<17}", " " * 19) for name, value in figures),
     ]
     if len(result.devices) > 1:
         lines += [
-            f"    process {use.pid} device {use.device}: allocated {_size(use.peak_allocated_bytes)}, "
-            f"reserved {_size(use.peak_reserved_bytes)}, device bytes {_size(use.peak_device_bytes)}"
+            text.wrapped(
+                f"process {use.pid} device {use.device}: allocated {_size(use.peak_allocated_bytes)}, "
+                f"reserved {_size(use.peak_reserved_bytes)}, device bytes {_size(use.peak_device_bytes)}",
+                "    ",
+                "      ",
+            )
             for use in result.devices
         ]
+    lines += [text.wrapped(remark, rest="    ") for remark in _remarks(result)]
+    lines.append(f"  next: {_next_command(result)}")  # in one line, to be copied
+    return "\n".join(lines)
+
+
+def _remarks(result: Result) -> list[str]:
+    """What is not as it would be on a card, or not known."""
+    found = []
     for device, (n, size) in result.shared().items():
         memory, together = _apart(result.memory, size)
-        lines.append(
-            f"  {'warning' if size > result.memory else 'note'}: {n} processes used device {device}, each with "
+        found.append(
+            f"{'warning' if size > result.memory else 'note'}: {n} processes used device {device}, each with "
             f"{memory} of its own here; on one card they need up to {together} together"
         )
     if result.dtoh_copies > 0:
         copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"
-        lines.append(
-            f"  warning: the program read {_size(result.dtoh_bytes)} back from the device in {copies}; "
+        found.append(
+            f"warning: the program read {_size(result.dtoh_bytes)} back from the device in {copies}; "
             "no kernel ran, so sizes and errors that depend on these values are wrong"
         )
     if result.untold:
-        lines.append(
-            f"  warning: torch's figures of process {', '.join(map(str, result.untold))} are missing"
+        found.append(
+            f"warning: torch's figures of process {', '.join(map(str, result.untold))} are missing"
             + ("; it may not have run on pyalloc" if result.allocator == "pyalloc" else "")
         )
-    lines.append(f"  next: {_next_command(result)}")
-    return "\n".join(lines)
+    return found

@@ -84,12 +84,52 @@ def result(memory: int, **changed: Any) -> dryrun.Result:
     return dryrun.Result(**{**known, **changed})
 
 
+def flat(text: str) -> str:
+    """A summary as if the terminal had one endless line."""
+    return " ".join(text.split())
+
+
+def test_summary_fits_80_columns() -> None:
+    """All but the next command, which is copied as it is."""
+    died = {"exit_code": 1, "error": "OutOfMemoryError", "limited": True}
+    for changed in (
+        {},
+        {"ooms": 12},
+        {"exit_code": 7},
+        {"exit_code": 137, "device_calls": 0},
+        died,
+    ):
+        wide = {
+            "devices": tuple(
+                dryrun.DeviceUse(
+                    2**22 + n, 15, 15, 8 << 30, 5 << 30, 5 << 30, (5 << 30) - 999, 5 << 30
+                )
+                for n in range(2)
+            ),
+            "dtoh_copies": 12_345,
+            "dtoh_bytes": 123_456,
+            "device_calls": 987_654_321,
+            "memory_calls": 12_345_678,
+            "launches": 12_345_678,
+            "peak_allocated_bytes": 1023 << 20,
+            "peak_requested_bytes": 1021 << 20,
+            "untold": tuple(range(2**22, 2**22 + 9)),
+            "torch": "2.15.0+cu132",
+            "allocator": "expandable",
+        }
+        text = dryrun.summary(result(8 << 30, **{**wide, **changed}))
+        *lines, last = text.splitlines()
+        assert last.startswith("  next: ")
+        assert [line for line in lines if len(line) > 80] == []
+        assert text.count("process 4194304 device 15: allocated 5.00 GiB") == 1
+
+
 def test_two_sizes_that_are_compared_read_differently() -> None:
-    text = dryrun.summary(result(8 << 30))
+    text = flat(dryrun.summary(result(8 << 30)))
     assert "each with 8,589,934,592 bytes of its own here" in text
     assert "they need up to 8,589,935,592 bytes together" in text
     assert "next: pyalloc dryrun --memory 8GB " in text
-    assert "each with 700,000 bytes" in dryrun.summary(result(700_000))
+    assert "each with 700,000 bytes" in flat(dryrun.summary(result(700_000)))
     assert "next: pyalloc dryrun --memory 700000 " in dryrun.summary(result(700_000))
 
 
@@ -180,7 +220,8 @@ def test_exit_codes_and_errors_pass_through(torch_found: hostcuda.Torch, tmp_pat
     assert code == 37
     assert "ended with exit code 37" in err
     assert (
-        "in 1 copy; no kernel ran, so sizes and errors that depend on these values are wrong" in err
+        "in 1 copy; no kernel ran, so sizes and errors that depend on these values are wrong"
+        in flat(err)
     )
 
 
@@ -395,8 +436,9 @@ def test_children_are_counted_too(torch_found: hostcuda.Torch, tmp_path: Path) -
     seen = {(use["device"], use["physical"]): use["peak_device_bytes"] >> 20 for use in devices}
     assert seen == {(0, 0): 10, (1, 1): 60, (0, 1): 100}
     # On a card both would be in the same memory.
-    assert "fits 150.0 MiB only if its processes do not peak at the same time" in err
-    assert "warning: 2 processes used device 1" in err and "up to 160.0 MiB together" in err
+    shown = flat(err)
+    assert "fits 150.0 MiB only if its processes do not peak at the same time" in shown
+    assert "warning: 2 processes used device 1" in shown and "up to 160.0 MiB together" in shown
     assert "next: pyalloc dryrun --memory 150MiB --devices 2 --allocator pyalloc " in err
 
 
