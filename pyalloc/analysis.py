@@ -207,13 +207,18 @@ class Analysis:
         return bool(self.totals["n_segment_events"])
 
     @property
+    def is_empty(self) -> bool:
+        """Does it tell of no memory at all?"""
+        return not self.totals["n_allocs"] and not self.ooms and not self.totals["peak_bytes"]
+
+    @property
     def caveats(self) -> list[str]:
         """What the trace cannot tell, in words, where that matters."""
         totals, found = self.totals, []
         history = self.notes.get("history")
         if not totals["is_complete"]:
             found.append("The file was cut off; what is there is shown.")
-        if not totals["n_allocs"] and not self.ooms and not totals["peak_bytes"]:
+        if self.is_empty:
             found.append(
                 "No allocation is in it: the program took no CUDA memory while it was recorded, or ended before any "
                 "was written."

@@ -17,6 +17,9 @@ from typing import Any, BinaryIO
 from pyalloc import files
 from pyalloc.errors import UsageError
 
+RECORD = (
+    "pyalloc run --record out.pya python train.py"  # what comes next where nothing was recorded
+)
 _AFTER_S = 1.0  # progress is shown from here on
 _EVERY_S = 0.2
 

@@ -43,8 +43,12 @@ class Command:
         _print_devices()
         for line in str(status()).splitlines():
             if not line.startswith("settings: "):  # they are above
-                print(textwrap.fill(line, 79, subsequent_indent="      ", drop_whitespace=True))
+                print(_folded(line))
         return 0 if _allocation_works() else 1
+
+
+def _folded(line: str) -> str:
+    return textwrap.fill(line, 79, subsequent_indent="      ", drop_whitespace=True)
 
 
 def _next(reason: str) -> str:
@@ -78,7 +82,9 @@ def _allocation_works() -> bool:
     print(f"an allocation of 1 MiB works (a block of {size} bytes)")
     if _core.stats(tensor.device.index)["pyalloc_pages"] == 0:
         print(
-            "it came from cudaMalloc: virtual memory calls are off (vmm:false), missing, or were refused when tried;"
-            "\n      pyalloc then joins no pages, and needs as much memory as torch's own allocator"
+            _folded(
+                "it came from cudaMalloc: virtual memory calls are off (vmm:false), missing, or were refused when "
+                "tried; pyalloc then joins no pages, and needs as much memory as torch's own allocator"
+            )
         )
     return True

@@ -98,6 +98,8 @@ def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 def _next(found: Analysis) -> str:
     path = console.quoted(found.path)
+    if found.is_empty:
+        return console.RECORD
     if not found.replays and found.totals["n_events"] > _REPLAY_OPERATIONS:
         return f"pyalloc replay {path}"  # left out here
     if found.growth():

@@ -481,7 +481,10 @@ def test_what_a_trace_does_not_tell_is_said(
         (["report", path, "--device", "7"], 2, "no memory of device 7, only of 0"),
         (["top", empty, "--device", "0"], 2, "nor of another"),
         (["report", empty], 0, "No allocation is in it"),
-        (["report", empty], 0, "it'\"'\"'s empty.pya'"),  # typed as it is, the next command works
+        (["report", empty], 0, "next: pyalloc run --record out.pya python train.py"),
+        (["top", empty], 0, "No allocation is in it"),
+        (["top", empty], 0, "next: pyalloc run --record out.pya python train.py"),
+        (["stats", empty], 0, "it'\"'\"'s empty.pya'"),  # typed as it is, the next command works
         (["replay", empty, "--find-min"], 2, "nothing to replay"),
         (["stats", nothing], 2, "the file is empty"),
         (["report", "."], 2, ".: Is a directory"),

@@ -538,3 +538,4 @@ def test_doctor(dry_python) -> None:  # type: ignore[no-untyped-def]
     )
     assert "an allocation of 1 MiB works" in done.stdout
     assert "it came from cudaMalloc" in done.stdout
+    assert [line for line in done.stdout.splitlines()[1:] if len(line) > 80] == []
