@@ -253,6 +253,7 @@ test_find_min(void) {
     struct pya_replay_result result;
     CHECK_OK(pya_replay_run(program, &settings, &result));
     CHECK_EQ(result.peak_bytes, 160 * MIB); /* 100 is split for one 60 */
+    CHECK_EQ(result.end_bytes, 160 * MIB);
     CHECK_EQ(result.n_calls, 2);
     struct pya_replay_min min;
     CHECK_OK(pya_replay_find_min(program, &settings, &min));
@@ -268,6 +269,75 @@ test_find_min(void) {
     CHECK_EQ(min.bytes, 120 * MIB);
     settings.capacity_bytes = 100 * MIB;
     CHECK_EQ(pya_replay_find_min(program, &settings, &min), PYA_E_NOMEM);
+    pya_program_destroy(program);
+}
+
+/* With a little less memory than is needed for all of them, the first segment has been given back before the 90 could be
+ * put into it: it does with 206, not with 210 to 214, and with 216 again. */
+static void
+test_find_min_tells_holes(void) {
+    struct pya_program *program = NULL;
+    CHECK_OK(pya_program_create(&program));
+    add(program, PYA_TRACE_ALLOC, 1, 100 * MIB);
+    add(program, PYA_TRACE_FREE, 1, 0);
+    add(program, PYA_TRACE_ALLOC, 2, 110 * MIB);
+    add(program, PYA_TRACE_ALLOC, 3, 90 * MIB);
+    add(program, PYA_TRACE_FREE, 2, 0);
+    add(program, PYA_TRACE_ALLOC, 4, 116 * MIB);
+    struct pya_replay_settings settings = {.policy = PYA_REPLAY_NATIVE};
+    pya_options_init(&settings.options);
+    struct pya_replay_min min;
+    CHECK_OK(pya_replay_find_min(program, &settings, &min));
+    CHECK_EQ(min.bytes, 206 * MIB);
+    CHECK_EQ(min.safe_bytes, 216 * MIB);
+    CHECK_EQ(min.n_holes, 3);
+    for (size_t i = 0; i < 3; i++) {
+        CHECK_EQ(min.holes[i], (214 - 2 * i) * MIB);
+    }
+    for (size_t mib = 206; mib <= 218; mib += 2) {
+        struct pya_replay_result result;
+        settings.capacity_bytes = mib * MIB;
+        CHECK_OK(pya_replay_run(program, &settings, &result));
+        CHECK_EQ(result.completed, mib < 210 || mib > 214);
+        CHECK_EQ(result.failed_bytes, result.completed ? 0 : 116 * MIB);
+        CHECK_EQ(result.failed_op, result.completed ? 0 : 5);
+    }
+    pya_program_destroy(program);
+}
+
+/* What a pass leaves alive, in a pool too, is gone before the next: it finds all memory it had. */
+static void
+test_passes(void) {
+    struct pya_program *program = NULL;
+    CHECK_OK(pya_program_create(&program));
+    add(program, PYA_TRACE_POOL_BEGIN, 7, 0);
+    add(program, PYA_TRACE_ALLOC, 1, 30 * MIB);
+    add(program, PYA_TRACE_POOL_END, 7, 0);
+    add(program, PYA_TRACE_ALLOC, 2, 60 * MIB);
+    add(program, PYA_TRACE_ALLOC, 3, 100 * MIB);
+    add(program, PYA_TRACE_FREE, 3, 0);
+    add(program, PYA_TRACE_EMPTY_CACHE, 0, 0);
+    for (int policy = 0; policy < PYA_REPLAY_N_POLICIES; policy++) {
+        struct pya_replay_settings settings = {.policy = (enum pya_replay_policy)policy};
+        struct pya_replay_result once;
+        struct pya_replay_result thrice;
+        pya_options_init(&settings.options);
+        CHECK_OK(pya_replay_run(program, &settings, &once));
+        settings.n_passes = 3;
+        CHECK_OK(pya_replay_run(program, &settings, &thrice));
+        CHECK(thrice.completed);
+        const size_t ahead =
+            policy == PYA_REPLAY_NATIVE ? 0 : 10 * MIB; /* they grow by more at a time */
+        CHECK(once.peak_bytes >= 190 * MIB && once.peak_bytes <= 190 * MIB + ahead);
+        CHECK_EQ(thrice.peak_bytes, once.peak_bytes);
+        CHECK(once.end_bytes >= 90 * MIB && once.end_bytes <= 90 * MIB + ahead);
+        CHECK_EQ(thrice.end_bytes, once.end_bytes);
+        CHECK_EQ(once.n_calls_last_pass, once.n_calls);
+        CHECK(thrice.n_calls_last_pass > 0); /* the 100 go back each time */
+        CHECK(thrice.n_calls_last_pass < once.n_calls);
+        CHECK(thrice.device_ns_last_pass < once.device_ns);
+        CHECK(thrice.n_calls_second_half >= thrice.n_calls_last_pass);
+    }
     pya_program_destroy(program);
 }
 
@@ -514,6 +584,8 @@ static const struct check_case cases[] = {
     {"expandable_rules", test_expandable_rules},
     {"random_programs", test_random_programs},
     {"find_min", test_find_min},
+    {"find_min_tells_holes", test_find_min_tells_holes},
+    {"passes", test_passes},
     {"program_corners", test_program_corners},
     {"private_pools", test_private_pools},
     {"pool_program", test_pool_program},

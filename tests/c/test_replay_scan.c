@@ -284,6 +284,48 @@ test_window(void) {
     pya_scan_destroy(scan);
 }
 
+/* More phases and steps than are kept are counted; the last step kept is over when the next begins. */
+static void
+test_more_than_is_kept(void) {
+    enum { N = 65536 + 3 };
+    struct pya_trace_writer *writer = begin();
+    const uint32_t name = text(writer, "phase");
+    for (uint64_t i = 0; i < N; i++) {
+        put(writer, (struct pya_trace_event){.kind = PYA_TRACE_STEP, .arg = i, .time_ns = 10 * i});
+        put(writer, (struct pya_trace_event){
+                        .kind = PYA_TRACE_PHASE_BEGIN, .text = name, .time_ns = 10 * i + 1});
+        if (i == 1 || i == 2) {
+            put(writer, (struct pya_trace_event){
+                            .kind = PYA_TRACE_ALLOC,
+                            .addr = i << 20,
+                            .bytes = 512 * i,
+                            .time_ns = 10 * i + 2});
+        }
+        put(writer, (struct pya_trace_event){
+                        .kind = PYA_TRACE_PHASE_END, .text = name, .time_ns = 10 * i + 3});
+    }
+    CHECK_OK(pya_trace_close(writer));
+    const struct pya_scan_settings settings = {.device = -1, .n_bins = 2};
+    struct pya_scan *scan = NULL;
+    CHECK_OK(pya_scan_run(path, &settings, &scan));
+    size_t n = 0;
+    const struct pya_scan_step *steps = pya_scan_steps(scan, &n);
+    CHECK_EQ(n, 65536);
+    CHECK_EQ(steps[2].number, 2);
+    CHECK_EQ(steps[2].time_ns, 20);
+    CHECK_EQ(steps[2].event, 7);
+    CHECK_EQ(steps[2].allocated_bytes, 512);
+    CHECK_EQ(steps[2].peak_bytes, 1536);
+    CHECK_EQ(steps[1].peak_bytes, 512);
+    const struct pya_scan_phase *phases = pya_scan_phases(scan, &n);
+    CHECK_EQ(n, 65536);
+    CHECK_EQ(phases[2].begin_ns, 21);
+    CHECK_EQ(phases[2].end_ns, 23);
+    CHECK_EQ(pya_scan_totals(scan)->n_lost, 6);
+    CHECK_EQ(pya_scan_totals(scan)->last_ns, 10 * (N - 1) + 3);
+    pya_scan_destroy(scan);
+}
+
 /* What is of one device is counted for that one; asked for one, the others are not there. */
 static void
 test_devices(void) {
@@ -430,13 +472,10 @@ test_no_host_memory(void) {
 }
 
 static const struct check_case cases[] = {
-    {"against_model", test_against_model},
-    {"phases", test_phases},
-    {"missing_ends", test_ends_that_are_missing},
-    {"window", test_window},
-    {"devices", test_devices},
-    {"parts_of_segments", test_parts_of_segments},
-    {"nonsense", test_nonsense},
+    {"against_model", test_against_model},         {"phases", test_phases},
+    {"missing_ends", test_ends_that_are_missing},  {"window", test_window},
+    {"more_than_is_kept", test_more_than_is_kept}, {"devices", test_devices},
+    {"parts_of_segments", test_parts_of_segments}, {"nonsense", test_nonsense},
     {"no_host_memory", test_no_host_memory},
 };
 
