@@ -211,10 +211,8 @@ pya_hc_memory_info(size_t *free_bytes, size_t *total_bytes) {
         return CU_INVALID_VALUE;
     }
     pya_hc_lock();
-    /* A capacity lowered below what is in use leaves nothing free. */
-    size_t capacity = dev->capacity;
-    *free_bytes = dev->used < capacity ? capacity - dev->used : 0;
-    *total_bytes = capacity;
+    *free_bytes = pya_hc_free_locked(dev);
+    *total_bytes = dev->capacity;
     pya_hc_unlock();
     return CU_OK;
 }

@@ -145,7 +145,7 @@ nvmlDeviceGetMemoryInfo(void *handle, struct nvml_memory *out) {
         return NVML_INVALID;
     }
     pya_hc_lock();
-    *out = (struct nvml_memory){dev->capacity, dev->capacity - dev->used, dev->used};
+    *out = (struct nvml_memory){dev->capacity, pya_hc_free_locked(dev), dev->used};
     pya_hc_unlock();
     return NVML_OK;
 }

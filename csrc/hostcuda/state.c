@@ -242,6 +242,12 @@ pya_hc_charge_locked(struct pya_hc_device *dev, size_t bytes) {
     return CU_OK;
 }
 
+size_t
+pya_hc_free_locked(const struct pya_hc_device *dev) {
+    size_t capacity = dev->capacity;
+    return dev->used < capacity ? capacity - dev->used : 0;
+}
+
 void
 pya_hc_uncharge_locked(struct pya_hc_device *dev, size_t bytes) {
     dev->used -= bytes;

@@ -52,3 +52,5 @@ struct pya_hc_device *pya_hc_current_device(void);
 /* Counts bytes in against the capacity (CU_OUT_OF_MEMORY when they do not fit), and out again. */
 int pya_hc_charge_locked(struct pya_hc_device *dev, size_t bytes);
 void pya_hc_uncharge_locked(struct pya_hc_device *dev, size_t bytes);
+/* A capacity lowered below what is in use leaves nothing free. */
+size_t pya_hc_free_locked(const struct pya_hc_device *dev);

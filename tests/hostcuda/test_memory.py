@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -54,6 +55,34 @@ def test_capacity_ends_memory_and_mem_get_info_is_true(cuda: Cuda) -> None:
     second = cuda.malloc(1)
     cuda.ok("cudaFree", first)
     cuda.ok("cudaFree", second)
+
+
+def test_nvml_says_the_same(cuda: Cuda, libraries: Path) -> None:
+    nvml = ctypes.CDLL(str(libraries / "libnvidia-ml.so.1"))
+    device, memory = ctypes.c_void_p(), (ctypes.c_uint64 * 3)()
+    text, uuid = ctypes.create_string_buffer(48), ctypes.create_string_buffer(16)
+    assert nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+    assert nvml.nvmlDeviceGetUUID(device, text, 48) == 0
+    cuda.ok("cuDeviceGetUuid_v2", uuid, 0)
+    assert text.value.decode() == f"GPU-{UUID(bytes=uuid.raw)}"
+    assert nvml.nvmlDeviceGetUUID(device, text, 40) == 7  # too short
+    pointer = cuda.malloc(3 * PAGE)
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    for more in (5 * PAGE, 0, -PAGE):  # the last one: less than is in use
+        cuda.control("set_capacity", 0, ctypes.c_size_t(cuda.used() + more))
+        cuda.ok("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        assert nvml.nvmlDeviceGetMemoryInfo(device, memory) == 0
+        assert list(memory) == [total.value, free.value, cuda.used()]
+        assert free.value == max(more, 0)
+    cuda.ok("cudaFree", pointer)
+
+
+def test_an_error_is_remembered_until_it_is_asked_for(cuda: Cuda) -> None:
+    assert cuda("cudaFree", 12345) == INVALID
+    cuda.ok("cudaFree", cuda.malloc(1))
+    assert cuda("cudaPeekAtLastError") == INVALID
+    assert cuda("cudaGetLastError") == INVALID
+    cuda.ok("cudaGetLastError")
 
 
 def test_copies_and_fills_are_real(cuda: Cuda) -> None:
