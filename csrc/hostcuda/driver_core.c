@@ -216,6 +216,9 @@ cuCtxPushCurrent_v2(void *context) {
 int
 cuCtxPopCurrent_v2(void **out) {
     HC_DRIVER_TIMED();
+    if (pya_hc_current() < 0) {
+        return CU_INVALID_CONTEXT;
+    }
     if (out != NULL) {
         *out = pya_hc_device(pya_hc_current());
     }

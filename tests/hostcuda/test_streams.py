@@ -248,6 +248,26 @@ def test_the_driver_chooses_no_context(cuda: Cuda) -> None:
     thread.start()
     thread.join()
     assert answers == [0, INVALID_CONTEXT, INVALID_CONTEXT, INVALID_CONTEXT, 0]
+    answers.clear()
+
+    def push_and_pop() -> None:
+        primary = cuda.out("cuDevicePrimaryCtxRetain", 0)
+        answers.append(cuda("cuCtxPopCurrent_v2", ctypes.byref(context)))
+        cuda.ok("cuCtxPushCurrent_v2", primary)
+        cuda.ok("cuCtxPushCurrent_v2", primary)
+        for left in (primary, 0):
+            cuda.ok("cuCtxPopCurrent_v2", ctypes.byref(context))
+            assert context.value == primary
+            cuda.ok("cuCtxGetCurrent", ctypes.byref(context))
+            assert (context.value or 0) == left
+        answers.append(cuda("cuCtxPopCurrent_v2", 0))
+        cuda.ok("cuCtxSetCurrent", primary)
+        answers.append(cuda("cuCtxPopCurrent_v2", 0))
+
+    thread = threading.Thread(target=push_and_pop)
+    thread.start()
+    thread.join()
+    assert answers == [INVALID_CONTEXT, INVALID_CONTEXT, 0]
     cuda.ok("cudaFree", address.value)
     cuda.ok("cuEventDestroy_v2", event)
 
