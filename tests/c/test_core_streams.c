@@ -352,6 +352,22 @@ addresses_run_out(const char *options, uint64_t address_bytes) {
     streams_fini(&world);
 }
 
+/* One stream took all addresses and has no page at them any more: another gets them. */
+static void
+test_addresses_of_nothing_go_to_others(void) {
+    struct world world = {.config = {.capacity_bytes = 256 * MIB, .address_bytes = 512 * MIB}};
+    world_init(&world, "");
+    give(&world, take(&world, 64 * MIB, ONE));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 0);
+    pya_dptr other = take(&world, 64 * MIB, TWO);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    pya_dptr again = take(&world, 64 * MIB, TWO);
+    give(&world, other);
+    give(&world, again);
+    streams_fini(&world);
+}
+
 static void
 test_addresses_run_out(void) {
     addresses_run_out("", 4800 * MIB);
@@ -500,6 +516,7 @@ static const struct check_case cases[] = {
     {"foreign_stream_of_another_device", test_foreign_stream_of_another_device},
     {"events_are_waited_for", test_events_are_waited_for},
     {"default_streams_of_devices", test_default_streams_of_devices},
+    {"addresses_of_nothing", test_addresses_of_nothing_go_to_others},
     {"addresses_run_out", test_addresses_run_out},
     {"event_that_failed_once", test_event_that_failed_once},
     {"idle_memory_changes_hands", test_idle_memory_changes_hands},
