@@ -1,13 +1,13 @@
 /* What every device promises (device.h), on each device there is: the simulated one, counting and backed, with and
  * without virtual memory, and the CUDA driver where libcuda.so.1 can be opened (a card, or the host-memory runtime:
  * LD_LIBRARY_PATH=<its folder>). */
-#include <dlfcn.h>
 #include <pthread.h>
 
 #include "check.h"
 
 #include "device/cuda.h"
 #include "device/sim.h"
+#include "driver.h"
 
 struct subject {
     const char *name;
@@ -66,14 +66,7 @@ host_out(void *to, pya_dptr from, size_t n) {
     memcpy(to, (const void *)(uintptr_t)from, n);
 }
 
-/* The copies are the test's own calls into the driver; the library never copies. */
-static void *
-cuda_symbol(const char *name) {
-    void *library = dlopen("libcuda.so.1", RTLD_LAZY);
-    return library == NULL ? NULL : dlsym(library, name);
-}
-
-/* The test's own thread has no current context; the library switches for its calls only. */
+/* The copies are the test's own calls into the driver; the library never copies.  The test's own thread has no current context; the library switches for its calls only. */
 static void
 cuda_copy(const char *name, pya_dptr a, const void *b, void *c, size_t n) {
     int (*retain)(void **, int) = NULL;
@@ -502,19 +495,6 @@ test_open_refuses(void) {
     pya_device_close(NULL);
 }
 
-/* Calls of that name of the host-memory runtime shall fail.  False: no device, or a card, whose driver does not fail on
- * request. */
-static bool
-fail_nth(uint64_t n, const char *call, int error) {
-    void (*fail)(uint64_t, const char *, int) = NULL;
-    void *symbol = cuda_symbol("pya_hostcuda_fail_nth");
-    memcpy(&fail, &symbol, sizeof fail);
-    if (fail != NULL) {
-        fail(n, call, error);
-    }
-    return fail != NULL;
-}
-
 /* Opens the card of the host-memory runtime while every call of that name, or only the first, gives the error. */
 static bool
 open_failing(uint64_t n, const char *call, int error, struct pya_device_caps *caps) {
@@ -567,28 +547,7 @@ test_vmm_is_tried_out(void) {
     }
 }
 
-/* The context of another device is fetched when its default stream is first met. */
-static void
-test_failed_call_is_named(void) {
-    static const char *const calls[] = {
-        "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuEventCreate"};
-    struct pya_device *dev = NULL;
-    if (!fail_nth(0, NULL, 0) || !CHECK_OK(pya_cuda_open(0, &dev))) {
-        return;
-    }
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        struct pya_device_error error;
-        pya_event event = 0;
-        CHECK(fail_nth(1, calls[i], 999));
-        CHECK(pya_device_event_create(dev, pya_stream_of_device(0, 0), &event) == PYA_E_DEVICE);
-        pya_device_error(dev, &error);
-        CHECK_EQ(strncmp(error.call, calls[i], strlen(error.call)), 0);
-    }
-    pya_device_close(dev);
-}
-
 static const struct check_case cases[] = {
-    {"failed_call_is_named", test_failed_call_is_named},
     {"all", test_all},
     {"vmm_is_tried_out", test_vmm_is_tried_out},
     {"open_refuses", test_open_refuses},
