@@ -369,6 +369,61 @@ test_shadow(void) {
     pya_device_close(dev);
 }
 
+/* Each step of 512 bytes has its owner, wherever the ranges of the owners begin and end. */
+static void
+test_shadow_by_the_step(void) {
+    struct pya_sim *sim = open_sim(small);
+    pya_dptr addr = 0;
+    pya_page_handle pages[2];
+    uint64_t n_wrong = 0;
+    map_pages(sim, 2, &addr, pages);
+    for (size_t first = 60; first < 70; first++) {
+        for (size_t last = first; last < first + 200; last += 33) {
+            const size_t bytes = (last - first + 1) * 512;
+            CHECK_OK(pya_sim_own(sim, addr + first * 512, bytes));
+            for (size_t step = first; step <= last; step++) {
+                CHECK_OK(pya_sim_own(sim, addr + step * 512, 512));
+                CHECK_EQ(state_of(sim).n_violations, ++n_wrong);
+            }
+            CHECK_OK(pya_sim_own(sim, addr + (first - 1) * 512, 512));
+            CHECK_OK(pya_sim_own(sim, addr + (last + 1) * 512, 512));
+            pya_sim_disown(sim, addr + (first - 1) * 512, bytes + 1024);
+            CHECK_EQ(state_of(sim).n_violations, n_wrong);
+        }
+    }
+    pya_device_close(pya_sim_device(sim));
+}
+
+/* Work that is finished as it is queued waits for nobody; what is known of a page's work goes with the page. */
+static void
+test_work_that_is_over(void) {
+    struct pya_sim_config config = small;
+    struct pya_sim *sim = open_sim(config);
+    pya_dptr addr = 0;
+    pya_page_handle page = 0;
+    map_pages(sim, 1, &addr, &page);
+    for (pya_stream stream = 1; stream < 4; stream++) {
+        CHECK_OK(pya_sim_use(sim, stream, addr, PYA_PAGE));
+    }
+    CHECK_EQ(state_of(sim).n_violations, 0);
+    pya_device_close(pya_sim_device(sim));
+
+    config.work = PYA_SIM_WORK_BY_HAND;
+    sim = open_sim(config);
+    struct pya_device *dev = pya_sim_device(sim);
+    map_pages(sim, 1, &addr, &page);
+    CHECK_OK(pya_sim_use(sim, 1, addr, PYA_PAGE));
+    CHECK_OK(pya_device_unmap(dev, addr, PYA_PAGE));
+    CHECK_EQ(state_of(sim).n_violations, 1); /* in use */
+    CHECK_OK(pya_device_page_release(dev, page));
+    map_pages(sim, 1, &addr, &page);
+    CHECK_OK(pya_sim_use(sim, 2, addr, PYA_PAGE));
+    CHECK_EQ(
+        state_of(sim).n_violations,
+        1); /* the next owner of those bytes has nothing to do with it */
+    pya_device_close(dev);
+}
+
 static void
 test_backed_aliasing(void) {
     struct pya_sim_config config = small;
@@ -491,6 +546,8 @@ static const struct check_case cases[] = {
     {"capturing", test_capturing},
     {"unfinished_work", test_unfinished_work},
     {"shadow", test_shadow},
+    {"shadow_by_the_step", test_shadow_by_the_step},
+    {"work_that_is_over", test_work_that_is_over},
     {"backed_aliasing", test_backed_aliasing},
     {"host_memory_sweep", test_host_memory_sweep},
 };
