@@ -9,10 +9,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Lies at the start of the 64 bytes of a handle. */
+/* Lies at the start of the 64 bytes of a handle.  The device by its number in the machine: CUDA_VISIBLE_DEVICES may differ
+ * between the processes. */
 struct ipc_name {
     char magic[8];
-    int32_t pid, fd, device, unused;
+    int32_t pid, fd, physical, unused;
     uint64_t offset, size;
 };
 
@@ -43,7 +44,7 @@ pya_hc_ipc_export(const void *ptr, struct cuda_ipc_handle *out) {
         struct ipc_name name = {
             .pid = (int32_t)getpid(),
             .fd = pya_hc_physical_fd(region->device),
-            .device = region->device,
+            .physical = pya_hc_device(region->device)->physical,
             .offset = region->offset,
             .size = region->mapped,
         };
@@ -66,7 +67,8 @@ pya_hc_ipc_open(const struct cuda_ipc_handle *handle, void **out) {
     if (name.pid == (int32_t)getpid()) {
         return CU_INVALID_CONTEXT; /* CUDA too refuses the process that made the handle */
     }
-    if (pya_hc_device(name.device) == NULL) {
+    const struct pya_hc_device *dev = pya_hc_physical(name.physical);
+    if (pya_hc_n_devices() == 0 || dev == NULL || dev->ordinal < 0) {
         return CU_INVALID_DEVICE;
     }
     char path[64];
@@ -75,7 +77,7 @@ pya_hc_ipc_open(const struct cuda_ipc_handle *handle, void **out) {
         .size = name.size,
         .mapped = name.size,
         .kind = REGION_IMPORT,
-        .device = name.device,
+        .device = dev->ordinal,
         .offset = name.offset,
         .fd = open(path, O_RDWR | O_CLOEXEC),
     };

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from uuid import UUID
 
 import pytest
@@ -502,3 +504,44 @@ def test_a_pool_of_ones_own_may_be_the_devices(cuda: Cuda) -> None:
     cuda.ok("cudaMemPoolDestroy", own)
     assert cuda.out("cudaDeviceGetMemPool", 0) == first
     assert cuda("cudaMemPoolDestroy", first) == INVALID
+
+
+def test_memory_of_another_process_is_of_the_same_device(libraries: Path) -> None:
+    """However either process numbers them; what is not visible cannot be opened."""
+    start = """
+        import ctypes, sys
+        class Handle(ctypes.Structure):
+            _fields_ = [("words", ctypes.c_uint64 * 8)]
+        cuda = ctypes.CDLL(sys.argv[1])
+        pointer, handle, found = ctypes.c_void_p(), Handle(), (ctypes.c_int * 40)()
+    """
+    giver = """
+        cuda.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(1))
+        cuda.cudaIpcGetMemHandle(ctypes.byref(handle), pointer)
+        print(*handle.words, flush=True)
+        input()
+    """
+    taker = """
+        handle.words[:] = [int(word) for word in sys.argv[2:]]
+        code = cuda.cudaIpcOpenMemHandle(ctypes.byref(pointer), handle, 0)
+        cuda.cudaPointerGetAttributes(ctypes.byref(found), pointer)
+        print(code, found[1])
+    """
+    library = str(libraries / "libcudart.so.13")
+    env = {**os.environ, "PYALLOC_HOSTCUDA_DEVICES": "3"}
+
+    def run(source: str, visible: str, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", dedent(start) + dedent(source), library, *words],
+            env={**env, "CUDA_VISIBLE_DEVICES": visible},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    with run(giver, "1") as first:
+        assert first.stdout is not None
+        words = first.stdout.readline().split()
+        answers = {each: run(taker, each, *words).communicate()[0] for each in ("0,1", "1", "2,0")}
+        first.communicate("\n")
+    assert answers == {"0,1": "0 1\n", "1": "0 0\n", "2,0": f"{INVALID_DEVICE} -2\n"}
