@@ -127,13 +127,22 @@ def install(**options: Value) -> Handle:
         raise InstallError(
             "pyalloc is installed from the main interpreter, for the whole process; this is a subinterpreter"
         )
-    config = Config.of(**options)
+    try:
+        _install(Config.of(**options))
+    except BaseException as error:
+        if not _state.installed:
+            _state.reason = f"install() failed: {error}"
+        raise
+    return Handle()
+
+
+def _install(config: Config) -> None:
     torch = _import_torch()  # under `pyalloc run` this may have installed it
     if _is_installed_as(config):
-        return Handle()
+        return
     if torch is None or not _has_cuda(torch):
         _say_once()
-        return Handle()
+        return
     check_torch_settings()
     if torch.cuda.is_initialized():
         raise InstallError(_TOO_LATE)
@@ -155,9 +164,8 @@ def install(**options: Value) -> Handle:
         _tell_of_settings(config)
     except BaseException:
         _core.torch_detach()
-        _forget("install() failed")
+        _forget()
         raise
-    return Handle()
 
 
 def _is_installed_as(config: Config) -> bool:
@@ -212,10 +220,11 @@ def uninstall() -> None:
         raise InstallError(
             "torch's own allocator was not found again. Start a new process without pyalloc instead."
         )
-    _forget("uninstalled")
+    _forget()
+    _state.reason = "uninstalled"
 
 
-def _forget(reason: str) -> None:
+def _forget() -> None:
     """What an installation changed besides torch's choice of allocator."""
     if _state.replacements is not None:
         _state.replacements.undo()
@@ -223,7 +232,6 @@ def _forget(reason: str) -> None:
     _state.replacements = None
     _state.config = None
     _state.installed = False
-    _state.reason = reason
 
 
 def _is_in_use() -> bool:
@@ -288,7 +296,7 @@ def _say_once() -> None:
         # No warning: the program's own filters may make an error of it, and its `import torch` would fail.
         print(f"pyalloc: not installed: {why}", file=sys.stderr)
     else:
-        warnings.warn(f"pyalloc.install() did nothing: {why}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"pyalloc.install() did nothing: {why}", RuntimeWarning, stacklevel=4)
 
 
 def _torch_settings() -> Iterator[tuple[str, str, str]]:

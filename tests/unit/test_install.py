@@ -110,6 +110,22 @@ def test_too_late(dry_python) -> None:  # type: ignore[no-untyped-def]
     )
 
 
+def test_status_says_why_install_failed(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import torch, pyalloc
+        torch.ones(3, device="cuda")
+        for options, why in (({}, "CUDA was already used"), ({"memory": "tigth"}, "cannot be 'tigth'")):
+            try:
+                pyalloc.install(**options)
+            except (pyalloc.InstallError, pyalloc.ConfigError):
+                pass
+            reason = pyalloc.status().reason
+            assert reason.startswith("install() failed: ") and why in reason, reason
+        """
+    )
+
+
 def test_another_librarys_allocator_is_not_called_use_of_cuda(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
@@ -191,8 +207,9 @@ def test_without_cuda_nothing_happens_and_is_said_once(run_python) -> None:  # t
             warnings.simplefilter("always")
             pyalloc.install()
             pyalloc.install()
-        ours = [str(each.message) for each in seen if "pyalloc" in str(each.message)]
-        assert len(ours) == 1 and "did nothing" in ours[0], ours
+        ours = [each for each in seen if "pyalloc" in str(each.message)]
+        assert [each.filename for each in ours] == ["<string>"], ours  # the program, not pyalloc
+        assert "did nothing" in str(ours[0].message), ours
         assert not pyalloc.status().installed
         assert "NO " not in str(pyalloc.status())  # nothing was looked up
         import torch
