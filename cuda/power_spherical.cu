@@ -3,35 +3,58 @@
 #include "spherical.cuh"
 #include "tile.cuh"
 
+/* Cosines to log-probabilities. */
+static __device__ inline void
+big_log_probs(float acc[8][8], const struct columns &of, const rows both[2], int dim) {
+#pragma unroll
+    for (int half = 0; half < 8; half += 4) {
+        unsigned coarse = 0;
+#pragma unroll
+        for (int n = 0; n < 32; n++) {
+            const int c = big_column(n % 8);
+            float *x = &acc[half + n / 8][n % 8];
+            coarse |= is_coarse(*x, of.low, of.high[c]) ? 1u << n : 0;
+            *x = log_prob(*x, of.kappa[c], of.h[c]);
+        }
+        while (coarse != 0) {
+            const int n = take_lowest(&coarse);
+            const int row = big_row(half + n / 8);
+            const int c = big_column(n % 8);
+            if (row >= both[0].n || c >= both[1].n) {
+                continue;
+            }
+            const float x = sharp_log_prob(of, both, row, c, dim);
+#pragma unroll
+            for (int k = 0; k < 32; k++) { /* by an unknown index acc would leave the registers */
+                float *to = &acc[half + k / 8][k % 8];
+                *to = k == n ? x : *to;
+            }
+        }
+    }
+}
+
 /* blocks: (components / 128 * samples / 128, t) */
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 pya_ps_forward(struct pya_ops_ps a) {
-    __shared__ float kappa[BIG];
-    __shared__ float h[BIG];
+    __shared__ struct columns of;
     const struct parted block = block_part((a.n_m + BIG - 1) / BIG);
     const long long l0 = (long long)block.rest * BIG;
     const long long m0 = (long long)block.part * BIG;
     for (long long t = blockIdx.y; t < a.n_t; t += gridDim.y) {
         __syncthreads();
-        if (threadIdx.x < BIG && m0 + threadIdx.x < a.n_m) {
-            float unused;
-            kappa[threadIdx.x] = view_at(a.scale, m0 + threadIdx.x, t);
-            norm(kappa[threadIdx.x], (double)a.dim, &h[threadIdx.x], &unused);
-        }
+        put_columns(&of, a, m0, t, false);
+        const rows both[2] = {
+            view_rows(a.value, l0, t, a.n_l - l0), view_rows(a.loc, m0, t, a.n_m - m0)};
         float acc[8][8];
-        big_multiply(
-            acc, view_rows(a.value, l0, t, a.n_l - l0), view_rows(a.loc, m0, t, a.n_m - m0),
-            (int)a.dim);
+        big_multiply(acc, both[0], both[1], (int)a.dim);
+        big_log_probs(acc, of, both, (int)a.dim);
+        float *out = (float *)a.out + l0 * a.out_l + m0 * a.out_m + t * a.out_t;
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const long long l = l0 + big_row(i);
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                const int c = big_column(j);
-                if (l < a.n_l && m0 + c < a.n_m) {
-                    ((float *)a.out)[l * a.out_l + (m0 + c) * a.out_m + t * a.out_t] =
-                        log_prob(acc[i][j], kappa[c], bottom_of(kappa[c]), h[c]);
-                }
+        for (int n = 0; n < 64; n++) {
+            const int row = big_row(n / 8);
+            const int c = big_column(n % 8);
+            if (row < both[0].n && c < both[1].n) {
+                out[row * a.out_l + c * a.out_m] = acc[n / 8][n % 8];
             }
         }
     }
@@ -40,8 +63,7 @@ pya_ps_forward(struct pya_ops_ps a) {
 /* blocks: (samples / 128, t); components pass by 128 at a time */
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 pya_ps_mixture_forward(struct pya_ops_ps a) {
-    __shared__ float kappa[BIG];
-    __shared__ float h[BIG];
+    __shared__ struct columns of;
     const long long l0 = (long long)blockIdx.x * BIG;
     for (long long t = blockIdx.y; t < a.n_t; t += gridDim.y) {
         float top[8];
@@ -53,27 +75,17 @@ pya_ps_mixture_forward(struct pya_ops_ps a) {
         }
         for (long long m0 = 0; m0 < a.n_m; m0 += BIG) {
             __syncthreads();
-            if (threadIdx.x < BIG) {
-                const bool real = m0 + threadIdx.x < a.n_m;
-                float unused;
-                kappa[threadIdx.x] = real ? view_at(a.scale, m0 + threadIdx.x, t) : 0.0f;
-                h[threadIdx.x] = -INFINITY;
-                if (real) {
-                    norm(kappa[threadIdx.x], (double)a.dim, &h[threadIdx.x], &unused);
-                    h[threadIdx.x] += view_at(a.log_weights, m0 + threadIdx.x, t);
-                }
-            }
+            put_columns(&of, a, m0, t, true);
+            const rows both[2] = {
+                view_rows(a.value, l0, t, a.n_l - l0), view_rows(a.loc, m0, t, a.n_m - m0)};
             float acc[8][8];
-            big_multiply(
-                acc, view_rows(a.value, l0, t, a.n_l - l0), view_rows(a.loc, m0, t, a.n_m - m0),
-                (int)a.dim);
+            big_multiply(acc, both[0], both[1], (int)a.dim);
+            big_log_probs(acc, of, both, (int)a.dim);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 float best = top[i];
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
-                    const int c = big_column(j);
-                    acc[i][j] = log_prob(acc[i][j], kappa[c], bottom_of(kappa[c]), h[c]);
                     best = fmaxf(best, acc[i][j]);
                 }
                 best = reduce16_max(best);
@@ -97,6 +109,34 @@ pya_ps_mixture_forward(struct pya_ops_ps a) {
     }
 }
 
+/* Cosines to gaps; the thread's own 16, rows from ty and columns from tx on, which are components or, of_loc,
+ * samples. */
+static __device__ inline void
+small_gaps(
+    float u[4][4], const struct component *comp, rows own, rows others, bool of_loc, int dim,
+    float low) {
+    const int ty = threadIdx.x / 16 * 4;
+    const int tx = threadIdx.x % 16 * 4;
+    unsigned coarse = 0;
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+        const float high = comp[of_loc ? ty + n / 4 : tx + n % 4].high;
+        coarse |= is_coarse(u[n / 4][n % 4], low, high) ? 1u << n : 0;
+        u[n / 4][n % 4] = gap_of(u[n / 4][n % 4]);
+    }
+    while (coarse != 0) {
+        const int n = take_lowest(&coarse);
+        if (ty + n / 4 >= own.n || tx + n % 4 >= others.n) {
+            continue;
+        }
+        const float gap = sharp_gap(own, others, ty + n / 4, tx + n % 4, dim);
+#pragma unroll
+        for (int k = 0; k < 16; k++) {
+            u[k / 4][k % 4] = k == n ? gap : u[k / 4][k % 4];
+        }
+    }
+}
+
 /* Gradients of one side's rows: 64 own rows a block, the other side passes by 64 at a time.
  * of_loc: own rows are components (d_loc, d_scale, d_log_weights), else samples (d_value).
  * blocks: (own / 64 * D / 64, t) */
@@ -109,6 +149,7 @@ backward_side(const struct pya_ops_ps &a, bool of_loc) {
     const int ty = threadIdx.x / 16 * 4;
     const int tx = threadIdx.x % 16 * 4;
     const int dim = (int)a.dim;
+    const float low = ps_low(a.dim);
     const long long n_own = of_loc ? a.n_m : a.n_l;
     const struct parted block = block_part((n_own + SMALL - 1) / SMALL);
     const int c0 = block.rest * WIDE;
@@ -132,8 +173,10 @@ backward_side(const struct pya_ops_ps &a, bool of_loc) {
                 samp[l] = load_sample(a, l0 + l, t, mixture);
             }
             const rows others = view_rows(other, o0, t, n_other - o0);
+            const rows owns = view_rows(own, own0, t, n_own - own0);
             float u[4][4];
-            small_multiply(u, view_rows(own, own0, t, n_own - own0), others, dim);
+            small_multiply(u, owns, others, dim);
+            small_gaps(u, comp, owns, others, of_loc, dim, low);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
 #pragma unroll

@@ -5,9 +5,9 @@
 
 #ifdef PYA_TENSOR
 
-static_assert(PAIR_ROOM * sizeof(float) == PYA_OPS_PAIR_BYTES, "the launcher knows the room");
+static_assert(W_ROOM * sizeof(float) == PYA_OPS_PAIR_BYTES, "the launcher knows the room");
 static_assert((W_ROOM + WEIGH_ROOM) * sizeof(float) == PYA_OPS_WEIGH_BYTES, "and this one");
-static_assert(PAIR_ROOM <= W_ROOM, "the weights take the place of the factors");
+static_assert(PAIR_ROOM <= W_ROOM, "gaps and weights take the place of the factors");
 
 static __device__ inline float
 reduce4_add(float x) {
@@ -47,23 +47,41 @@ stage_views(const struct pya_ops_ps &a, rows both[2], int l0, int m0, int t) {
     __syncthreads();
 }
 
-/* Cosines to log-probabilities. */
+/* Which of each thread's cosines were too coarse: bit 16 (j % 2) + 4 i + e of part j / 2 is acc[i][j][e].  In
+ * shared memory, where it holds no registers. */
+typedef unsigned marks[2][THREADS];
+
+/* Cosines to log-probabilities, and the marks; those marked are to be made again. */
 static __device__ inline void
-pair_log_probs(float acc[4][4][4], const float *kappa, const float *h) {
+pair_log_probs(float acc[4][4][4], const struct columns &of, marks coarse) {
     const struct place p = my_place();
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const int c = tensor_column(p, j, 0);
-        float k[2];
-        float n[2];
-        get_pair(kappa + c, &k[0], &k[1]);
-        get_pair(h + c, &n[0], &n[1]);
+    for (int part = 0; part < 2; part++) {
+        unsigned found = 0;
 #pragma unroll
-        for (int r = 0; r < 16; r++) {
-            float *x = &acc[r / 4][j][r % 4];
-            *x = log_prob(*x, k[r % 2], bottom_of(k[r % 2]), n[r % 2]);
+        for (int n = 0; n < 32; n++) {
+            const int c = tensor_column(p, 2 * part + n / 16, n % 2);
+            float *x = &acc[n / 4 % 4][2 * part + n / 16][n % 4];
+            found |= is_coarse(*x, of.low, of.high[c]) ? 1u << n : 0;
+            *x = log_prob(*x, of.kappa[c], of.h[c]);
+        }
+        coarse[part][threadIdx.x] = found;
+    }
+}
+
+/* Takes the next pair that exists out of the thread's marks of a part; whether there is one. */
+static __device__ inline bool
+take_marked(unsigned *left, int part, const rows both[2], int *n, int *row, int *column) {
+    const struct place p = my_place();
+    while (*left != 0) {
+        *n = take_lowest(left);
+        *row = tensor_row(p, *n / 4 % 4, *n % 4);
+        *column = tensor_column(p, 2 * part + *n / 16, *n % 2);
+        if (*row < both[0].n && *column < both[1].n) {
+            return true;
         }
     }
+    return false;
 }
 
 /* From the thread's first result on, whose place the others' are steps from: registers are scarce. */
@@ -105,8 +123,8 @@ forward_store(
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 pya_ps_forward_tensor(struct pya_ops_ps a) {
     PYA_DYNAMIC(room);
-    __shared__ float kappa[BIG];
-    __shared__ float h[BIG];
+    __shared__ struct columns of;
+    __shared__ marks coarse;
     __shared__ rows both[2];
     const int dim = (int)a.dim;
     __shared__ int first[2]; /* sample and component of the block; no registers either */
@@ -119,16 +137,57 @@ pya_ps_forward_tensor(struct pya_ops_ps a) {
     for (int t = blockIdx.y; t < (int)a.n_t; t += gridDim.y) {
         stage_views(a, both, first[0], first[1], t);
         pair_start(room, both[0], both[1], dim);
-        const long long m = first[1] + (long long)threadIdx.x;
-        if (threadIdx.x < BIG && m < a.n_m) {
-            float unused;
-            kappa[threadIdx.x] = view_at(a.scale, m, t);
-            norm(kappa[threadIdx.x], (double)a.dim, &h[threadIdx.x], &unused);
-        }
+        put_columns(&of, a, first[1], t, false);
         float acc[4][4][4];
         pair_finish(acc, room, both[0], both[1], dim);
-        pair_log_probs(acc, kappa, h);
+        pair_log_probs(acc, of, coarse);
         forward_store(a, acc, first[0], first[1], t);
+#pragma unroll 1
+        for (int part = 0; part < 2; part++) {
+            unsigned left = coarse[part][threadIdx.x];
+            int n;
+            int row;
+            int c;
+            while (take_marked(&left, part, both, &n, &row, &c)) {
+                float *out = (float *)a.out + t * a.out_t;
+                out[(first[0] + row) * a.out_l + (first[1] + c) * a.out_m] =
+                    sharp_log_prob(of, both, row, c, dim);
+            }
+        }
+    }
+}
+
+/* Cosines to gaps, in w, where the same thread finds them: loops after this need not be unrolled for it, and the
+ * registers are free.  The coarse ones are sharp. */
+static __device__ inline void
+put_gaps(
+    float *w, const float acc[4][4][4], const struct component *comp, float low, const rows both[2],
+    int dim) {
+    __shared__ marks coarse;
+    const struct place p = my_place();
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+        unsigned found = 0;
+#pragma unroll
+        for (int n = 0; n < 32; n += 2) {
+            const int c = tensor_column(p, 2 * part + n / 16, 0);
+            const float *u = &acc[n / 4 % 4][2 * part + n / 16][n % 4];
+            found |= is_coarse(u[0], low, comp[c].high) ? 1u << n : 0;
+            found |= is_coarse(u[1], low, comp[c + 1].high) ? 2u << n : 0;
+            const float2 gaps = {gap_of(u[0]), gap_of(u[1])};
+            *(float2 *)(w + tensor_row(p, n / 4 % 4, n % 4) * W_STRIDE + c) = gaps;
+        }
+        coarse[part][threadIdx.x] = found;
+    }
+#pragma unroll 1
+    for (int part = 0; part < 2; part++) {
+        unsigned left = coarse[part][threadIdx.x];
+        int n;
+        int row;
+        int c;
+        while (take_marked(&left, part, both, &n, &row, &c)) {
+            w[row * W_STRIDE + c] = sharp_gap(both[0], both[1], row, c, dim);
+        }
     }
 }
 
@@ -150,16 +209,50 @@ mixture_add(float terms[8], float *top, float *sum) {
     *top = best;
 }
 
+/* Adds 128 components to the running logsumexp of the rows. */
+static __device__ inline void
+mixture_tile(const float *gaps, const struct component *comp, float2 (*running)[BIG]) {
+    const struct place p = my_place();
+    float kappa[8];
+    float h[8];
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const int c = tensor_column(p, n / 2, n % 2);
+        kappa[n] = comp[c].kappa;
+        h[n] = comp[c].h;
+    }
+#pragma unroll 2
+    for (int r = 0; r < 8; r++) {
+        const int row = p.row + p.g + r * 8;
+        float terms[8];
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+            get_pair(gaps + row * W_STRIDE + tensor_column(p, n / 2, 0), terms + n, terms + n + 1);
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            terms[n] = fmaf(kappa[n], gap_log_half(terms[n], bottom_of(kappa[n])), h[n]);
+        }
+        float2 *at = &running[p.column / 32][row];
+        /* only the lane that writes reads: lanes are not ordered by a shuffle */
+        const float2 none = {-1e37f, 0.0f};
+        float2 value = p.t == 0 ? *at : none;
+        mixture_add(terms, &value.x, &value.y);
+        if (p.t == 0) {
+            *at = value;
+        }
+    }
+}
+
 /* blocks: (samples / 128, t); components pass by 128 at a time */
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
     PYA_DYNAMIC(room);
-    __shared__ float kappa[BIG];
-    __shared__ float h[BIG];
+    __shared__ struct component comp[BIG];
+    __shared__ float low;
     __shared__ float2
         running[4][BIG]; /* of each warp's columns: largest term, sum of the rest to it */
     __shared__ rows both[2];
-    const struct place p = my_place();
     const int dim = (int)a.dim;
     const int l0 = blockIdx.x * BIG;
     for (int t = blockIdx.y; t < (int)a.n_t; t += gridDim.y) {
@@ -171,28 +264,13 @@ pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
             stage_views(a, both, l0, m0, t);
             pair_start(room, both[0], both[1], dim);
             if (threadIdx.x < BIG) {
-                const struct component c = load_component(a, m0 + threadIdx.x, t, true);
-                kappa[threadIdx.x] = c.kappa;
-                h[threadIdx.x] = c.h + c.weight;
+                low = ps_low(a.dim); /* all write the same */
+                comp[threadIdx.x] = load_component(a, m0 + threadIdx.x, t, true);
             }
             float acc[4][4][4];
             pair_finish(acc, room, both[0], both[1], dim);
-            pair_log_probs(acc, kappa, h);
-#pragma unroll
-            for (int r = 0; r < 8; r++) {
-                float terms[8];
-#pragma unroll
-                for (int n = 0; n < 8; n++) {
-                    terms[n] = acc[r / 2][n / 2][r % 2 * 2 + n % 2];
-                }
-                float2 *at = &running[p.column / 32][tensor_row(p, r / 2, r % 2 * 2)];
-                /* only the lane that writes reads: lanes are not ordered by a shuffle */
-                float2 value = p.t == 0 ? *at : none;
-                mixture_add(terms, &value.x, &value.y);
-                if (p.t == 0) {
-                    *at = value;
-                }
-            }
+            put_gaps(room, acc, comp, low, both, dim);
+            mixture_tile(room, comp, running);
         }
         __syncthreads();
         const int l = l0 + threadIdx.x;
@@ -237,23 +315,15 @@ load_grad(const struct pya_ops_ps &a, int l, int m, int t, bool packed) {
     return g;
 }
 
-/* Turns cosines into weights W in w, and sums G and G log y over the samples of each component into
- * sums[half of the rows][which].  Each thread puts its cosines in w first: the loops below then need
- * not be unrolled to find them, and the registers are free. */
+/* Turns gaps into weights W in w, and sums G and G log y over the samples of each component into
+ * sums[half of the rows][which]. */
 static __device__ inline void
 backward_weights(
-    const struct pya_ops_ps &a, const float acc[4][4][4], float *w, const struct component *comp,
-    const struct sample *samp, float (*sums)[2][BIG], int l0, int m0, int t) {
+    const struct pya_ops_ps &a, float *w, const struct component *comp, const struct sample *samp,
+    float (*sums)[2][BIG], int l0, int m0, int t) {
     const struct place p = my_place();
     const bool mixture = a.log_weights.p != 0;
     const bool packed = !mixture && pairs_are_aligned(a.grad, a.grad_m, a.grad_l, a.grad_t);
-#pragma unroll
-    for (int n = 0; n < 32; n++) {
-        const float2 u = {acc[n / 8][n / 2 % 4][n % 2 * 2], acc[n / 8][n / 2 % 4][n % 2 * 2 + 1]};
-        *(float2
-              *)(w + tensor_row(p, n / 8, n % 2 * 2) * W_STRIDE + tensor_column(p, n / 2 % 4, 0)) =
-            u;
-    }
 #pragma unroll 1
     for (int j = 0; j < 4; j++) {
         const int c = tensor_column(p, j, 0);
@@ -269,11 +339,11 @@ backward_weights(
             if (!mixture) {
                 g = load_grad(a, l0 + row, m0 + c, t, packed);
             }
-            const float2 u = *x;
+            const float2 gaps = *x;
             float gl[2];
             const float2 weights = {
-                pair_weight(u.x, c0, samp[row], mixture, &g.x, &gl[0]),
-                pair_weight(u.y, c1, samp[row], mixture, &g.y, &gl[1])};
+                pair_weight(gaps.x, c0, samp[row], mixture, &g.x, &gl[0]),
+                pair_weight(gaps.y, c1, samp[row], mixture, &g.y, &gl[1])};
             *x = weights;
             g_sum[0] += g.x;
             g_sum[1] += g.y;
@@ -363,6 +433,7 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
     __shared__ float sums[2][2][BIG];
     __shared__ float totals[2][BIG];
     __shared__ rows both[2];
+    __shared__ float low;
     float *room = w + W_ROOM;
     const int dim = (int)a.dim;
     const bool mixture = a.log_weights.p != 0;
@@ -374,6 +445,7 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
                 samp[threadIdx.x] = load_sample(a, l0 + threadIdx.x, t, mixture);
             }
             if (threadIdx.x < BIG && l0 == k.l_begin) {
+                low = ps_low(a.dim); /* all write the same */
                 comp[threadIdx.x] = load_component(a, m0 + threadIdx.x, t, mixture);
                 totals[0][threadIdx.x] = 0.0f;
                 totals[1][threadIdx.x] = 0.0f;
@@ -381,7 +453,8 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
             float acc[4][4][4];
             pair_finish(acc, w, both[0], both[1], dim);
             product_start(k, room, both, 0, dim);
-            backward_weights(a, acc, w, comp, samp, sums, l0, m0, t);
+            put_gaps(w, acc, comp, low, both, dim);
+            backward_weights(a, w, comp, samp, sums, l0, m0, t);
             __syncthreads();
             if (threadIdx.x < BIG) {
                 totals[0][threadIdx.x] += sums[0][0][threadIdx.x] + sums[1][0][threadIdx.x];

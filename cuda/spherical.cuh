@@ -2,6 +2,7 @@
 /* What all PowerSpherical kernels need: the normaliser, one pair of a sample and a component; the
  * formulas and the names are those of csrc/ops/ps_forward.c and ps_backward.c. */
 #include "args.h"
+#include "ps_coarse.h"
 #include "tile.cuh"
 
 static __device__ inline double
@@ -41,16 +42,14 @@ norm(double kappa, double dim, float *h, float *dh) {
     *dh = (float)(l - norm_tail(a + b) + norm_tail(a) + shift);
 }
 
-/* log((1 + u) / 2) of a cosine, bottom from -1 down, 0 from 1 up, NaN stays.  As log1p of (u - 1) / 2,
- * which is exact where it is small, 1 + f with f in [-0.25, 0.5] once a power of two is split off; the
- * polynomial is that of csrc/ops/simd_math.h.  No branch: log1pf has one for arguments it cannot get. */
+/* log(d + rest), rest 0 or, for d from -1 to 0, 1: then exact where d is small.  1 + f with f in
+ * [-0.25, 0.5] once a power of two is split off; the polynomial is that of csrc/ops/simd_math.h.  No branch:
+ * log1pf has one for arguments it cannot get. */
 static __device__ inline float
-log_half(float u, float bottom) {
-    const float d = fmaf(0.5f, u > 1.0f ? 1.0f : u, -0.5f);
-    const float y = d + 1.0f;
-    const int e = (__float_as_int(y) - 0x3f400000) & (int)0xff800000;
+log_beside(float d, float rest) {
+    const int e = (__float_as_int(d + rest) - 0x3f400000) & (int)0xff800000;
     const float s = __int_as_float(0x3f800000 - e);
-    const float f = fmaf(d, s, s - 1.0f);
+    const float f = fmaf(d, s, fmaf(rest, s, -1.0f));
     float q = fmaf(0.05413254350423813f, f, -0.12067381292581558f);
     q = fmaf(q, f, 0.14983923733234406f);
     q = fmaf(q, f, -0.1682281196117401f);
@@ -59,22 +58,63 @@ log_half(float u, float bottom) {
     q = fmaf(q, f, 0.3333354890346527f);
     q = fmaf(q, f, -0.5000005960464478f);
     q = fmaf(f * f, q, f);
-    q = fmaf((float)e, 8.26295829e-8f, q); /* e counts powers of two by 2^23: times log 2 / 2^23 */
-    return y <= 0.0f ? bottom : q;
+    /* e counts powers of two by 2^23: times log 2 / 2^23 */
+    return fmaf((float)e, 8.26295829e-8f, q);
 }
 
-/* log_half one fp32 step away from the antipode, where gradients are taken. */
+/* A cosine to a gap (ps_coarse.h), as it is: for those that are not too coarse. */
+static __device__ inline float
+gap_of(float u) {
+    return (u > 1.0f ? 1.0f : u) - 1.0f;
+}
+
+/* log((1 + u) / 2) of a gap, bottom behind the antipode; NaN stays */
+static __device__ inline float
+gap_log_half(float gap, float bottom) {
+    const float log_y = log_beside(0.5f * gap, gap > 0.0f ? 0.0f : 1.0f);
+    return gap == PS_BEHIND ? bottom : log_y;
+}
+
+/* 1 + u one fp32 step away from the antipode, where gradients are taken, and log y there. */
+#define PYA_LEAST 5.9604645e-8f
 #define PYA_LEAST_LOG (-17.32868f)
 
-/* What log_half says at the antipode: finite for the uniform distribution, as 0 * inf is no number. */
+/* What log y is behind the antipode: finite for the uniform distribution, as 0 * inf is no number. */
 static __device__ inline float
 bottom_of(float kappa) {
     return kappa == 0.0f ? PYA_LEAST_LOG : -INFINITY;
 }
 
+/* Of a cosine that is not too coarse, the same bit for bit as of its gap; for others anything. */
 static __device__ inline float
-log_prob(float u, float kappa, float bottom, float h) {
-    return fmaf(kappa, log_half(u, bottom), h);
+log_prob(float u, float kappa, float h) {
+    return fmaf(kappa, log_beside(0.5f * gap_of(u), 1.0f), h);
+}
+
+static __device__ inline bool
+is_coarse(float u, float low, float high) {
+    return u < low || u > high;
+}
+
+/* The lowest number of a set of 0 to 31, which loses it. */
+static __device__ inline int
+take_lowest(unsigned *set) {
+    const int n = __ffs((int)*set) - 1;
+    *set &= *set - 1;
+    return n;
+}
+
+/* The gap of row i of a and row j of b, summed again in double. */
+static __device__ inline float
+sharp_gap(const rows &a, const rows &b, int i, int j, int dim) {
+    const float *x = a.p + i * a.stride;
+    const float *y = b.p + j * b.stride;
+    double sum = 0.0;
+#pragma unroll 4
+    for (int k = 0; k < dim; k++) {
+        sum += (double)x[k] * (double)y[k];
+    }
+    return ps_gap(1.0 + sum, sum - 1.0);
 }
 
 static __device__ inline rows
@@ -88,9 +128,11 @@ view_at(struct pya_ops_view v, long long i, long long t) {
     return ((const float *)v.p)[i * v.i + t * v.t];
 }
 
-/* What one side of the backward needs of a component and of a sample. */
+/* What a kernel needs of a component and, backward, of a sample. */
 struct component {
-    float kappa, h, dh, weight;
+    float kappa;
+    float h, dh; /* of the mixture, h has the weight */
+    float high;  /* the cosine above which fp32 is too coarse */
 };
 struct sample {
     float grad, f;
@@ -98,13 +140,41 @@ struct sample {
 
 static __device__ inline struct component
 load_component(const struct pya_ops_ps &a, long long m, long long t, bool mixture) {
-    struct component c = {0.0f, 0.0f, 0.0f, -INFINITY};
+    struct component c = {0.0f, -INFINITY, 0.0f, INFINITY};
     if (m < a.n_m) {
         c.kappa = view_at(a.scale, m, t);
         norm(c.kappa, (double)a.dim, &c.h, &c.dh);
-        c.weight = mixture ? view_at(a.log_weights, m, t) : 0.0f;
+        c.high = ps_high((float)ps_coarseness(a.dim), c.kappa, c.h);
+        c.h += mixture ? view_at(a.log_weights, m, t) : 0.0f;
     }
     return c;
+}
+
+/* 128 components in shared memory, for log-probabilities; and the cosine below which fp32 is too coarse. */
+struct columns {
+    float kappa[BIG], h[BIG], high[BIG];
+    float low;
+};
+
+/* By all threads, those from m0 on; before a barrier. */
+static __device__ inline void
+put_columns(
+    struct columns *of, const struct pya_ops_ps &a, long long m0, long long t, bool mixture) {
+    if (threadIdx.x < BIG) {
+        const struct component c = load_component(a, m0 + threadIdx.x, t, mixture);
+        of->kappa[threadIdx.x] = c.kappa;
+        of->h[threadIdx.x] = c.h;
+        of->high[threadIdx.x] = c.high;
+    } else if (threadIdx.x == BIG) {
+        of->low = ps_low(a.dim);
+    }
+}
+
+/* The log-probability of a coarse pair, row i of the samples and column j of the components. */
+static __device__ inline float
+sharp_log_prob(const struct columns &of, const rows both[2], int i, int j, int dim) {
+    const float gap = sharp_gap(both[0], both[1], i, j, dim);
+    return fmaf(of.kappa[j], gap_log_half(gap, bottom_of(of.kappa[j])), of.h[j]);
 }
 
 static __device__ inline struct sample
@@ -118,19 +188,15 @@ load_sample(const struct pya_ops_ps &a, long long l, long long t, bool mixture) 
     return s;
 }
 
-/* The larger one; a NaN in x stays, which fmaxf() would lose. */
-static __device__ inline float
-at_least(float least, float x) {
-    return x < least ? least : x;
-}
-
 /* G of one pair; *gl its product with log y.  Returns W. */
 static __device__ inline float
-pair_weight(float u, struct component c, struct sample s, bool mixture, float *g, float *gl) {
-    const float y = log_half(u, bottom_of(c.kappa));
+pair_weight(float gap, struct component c, struct sample s, bool mixture, float *g, float *gl) {
+    const bool is_behind = gap == PS_BEHIND;
+    const float y = gap_log_half(gap, bottom_of(c.kappa));
     if (mixture) {
-        *g = s.grad * expf(c.weight + fmaf(c.kappa, y, c.h) - s.f);
+        *g = s.grad * expf(fmaf(c.kappa, y, c.h) - s.f);
     }
-    *gl = *g * at_least(PYA_LEAST_LOG, y);
-    return __fdividef(*g * c.kappa, at_least(5.9604645e-8f, 1.0f + (u > 1.0f ? 1.0f : u)));
+    *gl = *g * (is_behind ? PYA_LEAST_LOG : y);
+    const float one_plus_u = gap > 0.0f ? gap : 2.0f + gap;
+    return __fdividef(*g * c.kappa, is_behind ? PYA_LEAST : one_plus_u);
 }

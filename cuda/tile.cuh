@@ -6,6 +6,9 @@
 #define PYA_SHUFFLE(x, mask) __shfl_xor_sync(0xffffffffu, x, mask)
 #endif
 
+typedef float real; /* and what the C kernels have in common with these */
+#define PYA_SHARED static __device__ inline
+
 enum { THREADS = 256, BIG = 128, SMALL = 64, DEPTH = 16 };
 
 struct rows {

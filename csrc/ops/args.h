@@ -12,7 +12,7 @@ typedef unsigned long long uint64_t;
 #endif
 
 /* Bytes of shared memory that the kernels for tensor cores are launched with. */
-enum { PYA_OPS_PAIR_BYTES = 66048, PYA_OPS_WEIGH_BYTES = 104448 };
+enum { PYA_OPS_PAIR_BYTES = 69632, PYA_OPS_WEIGH_BYTES = 104448 };
 
 /* A matrix of rows (or numbers) addressed by two batch indices; strides in elements, 0 = shared. */
 struct pya_ops_view {

@@ -1,40 +1,12 @@
 #pragma once
-/* Cosines of PowerSpherical, and where they are too coarse.  A density depends on 1 + u, which a cosine near
- * the antipode has lost in its rounding, and times a large kappa on 1 - u, lost near the mode.  There the sum of
- * products is made again with more digits, and both ends kept.  Floor 1.
+/* Cosines of PowerSpherical by vectors, the coarse ones (ps_coarse.h) made again.  Floor 1.
  * Long because every kernel variant compiles this arithmetic inline. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "ps_coarse.h"
 #include "tile.h"
-
-/* A cosine errs by a rounding step or, near +-1, by its own share of one that grows with the root of the
- * dimension; a gradient errs by that over 1 + u of itself.  The ratio of such an error to what is allowed. */
-static inline double
-ps_coarseness(int64_t dim) {
-#ifdef PYA_REAL_F64
-    const double step = 1.1102230246251565e-16;
-#else
-    const double step = 5.9604645e-8;
-#endif
-    return step * fmax(1, 0.25 * sqrt((double)dim)) / 5e-7;
-}
-
-/* The cosine below which it is too coarse.  All are on the circle and the sphere, where many lie near -1. */
-static inline real
-ps_low(int64_t dim) {
-    return dim <= 3 && sizeof(real) == sizeof(float) ? (real)INFINITY
-                                                     : (real)(-1 / (1 + ps_coarseness(dim)));
-}
-
-/* And the one above, where kappa times its error is too much of the log-probability h + kappa log y. */
-static inline real
-ps_high(real coarseness, real kappa, real h) {
-    const real size = h < 0 ? -h : h;
-    const real high = (kappa + 2 * (size < 1 ? 1 : size)) / (kappa * (1 + coarseness));
-    return high < 1 ? high : (real)INFINITY;
-}
 
 /* Cosines of a tile.  Not inline: among other variables the sums would leave the registers. */
 static __attribute__((noinline, unused)) void
@@ -53,20 +25,16 @@ ps_log_y(vr u) {
     return v_log1m(v_mul(v_sub(u, v_set(1)), v_set((real)0.5)));
 }
 
-/* A cosine with all digits at both ends, as one number: 1 + u below 0, u - 1 elsewhere.  This one says that
- * 1 + u is 0 or less. */
-static const real ps_behind = (real)1e-37;
-
 static inline vr
 ps_gap_log_y(vr gap) {
     const vr log_y = v_log_either(m_lt(v_set(0), gap), v_mul(v_set((real)0.5), gap));
-    return v_sel(m_eq(gap, v_set(ps_behind)), v_set((real)-INFINITY), log_y);
+    return v_sel(m_eq(gap, v_set(PS_BEHIND)), v_set((real)-INFINITY), log_y);
 }
 
 /* 1 + u; 0 behind the antipode */
 static inline vr
 ps_gap_one_plus_u(vr gap) {
-    const vr near = v_sel(m_eq(gap, v_set(ps_behind)), v_set(0), gap);
+    const vr near = v_sel(m_eq(gap, v_set(PS_BEHIND)), v_set(0), gap);
     return v_sel(m_lt(v_set(0), gap), near, v_add(v_set(2), gap));
 }
 
@@ -105,13 +73,6 @@ ps_any_is_coarse(const real *u, ptrdiff_t row, struct ps_limits x) {
         }
     }
     return found;
-}
-
-static inline real
-ps_gap(double one_plus_u, double u_minus_one) {
-    const double most = u_minus_one > 0 ? 0 : u_minus_one; /* NaN stays */
-    const double gap = one_plus_u < 1 ? one_plus_u : most;
-    return one_plus_u <= 0 ? ps_behind : (real)gap;
 }
 
 /* A vector of cosines to gaps: sharp ones where they are too coarse, and elsewhere what gives the same

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +9,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 torch = pytest.importorskip("torch")
-
-ROOT = Path(__file__).parents[2]
 
 # The same cases in every run, however slow the machine is; fuzz_ops.py is what looks for others.
 settings.register_profile(
@@ -52,21 +48,22 @@ def seed() -> None:
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The CUDA kernels compiled for the CPU, behind the driver's interface."""
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+    from .emulation import build
+
+    built = build(tmp_path_factory.mktemp("emulator"))
+    if built is None:
         pytest.skip("the emulation needs a C++ compiler")
-    out = tmp_path_factory.mktemp("emulator")
-    subprocess.run(["make", "-s", "-C", str(ROOT / "cuda"), "source", f"OUT={out}"], check=True)
-    command = [
-        compiler,
-        "-std=c++17",
-        "-O2",
-        "-shared",
-        "-fPIC",
-        "-w",
-        f'-DPYA_KERNELS="{out / "ops.cu"}"',
-    ]
-    subprocess.run(
-        [*command, str(ROOT / "tests/ops/emulate.cpp"), "-o", str(out / "cuda.so")], check=True
-    )
-    return out / "cuda.so"
+    return built
+
+
+@pytest.fixture
+def device(emulator: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """CPU tensors are launched on the emulation instead of called."""
+    from pyalloc.ops import _cuda
+
+    from .emulation import load
+
+    loaded = load(emulator)
+    monkeypatch.setattr(_cuda, "on_device", lambda x: True)
+    monkeypatch.setattr(_cuda, "target", lambda like: loaded)
+    return loaded

@@ -38,6 +38,7 @@ template <int N> static void async_wait();
 #define __fmul_rn(x, y) ((x) * (y))
 #define __fdividef(x, y) ((x) / (y))
 #define __expf(x) expf(x)
+#define __ffs(x) __builtin_ffs(x)
 static float __int_as_float(int x);
 static int __float_as_int(float x);
 #include PYA_KERNELS

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
-from .accuracy import BAR, check
+from .accuracy import BAR, check, draw_case
 
 N_CASES = int(os.environ.get("PYALLOC_ACCURACY_CASES", "60"))
 FIRST = 9_000_000
@@ -16,5 +17,14 @@ FIRST = 9_000_000
 def test_power_spherical_lies_within_the_bar(part, isa):
     for seed in range(FIRST + part, FIRST + N_CASES, 4):
         # sums over samples may cancel by chance; how far differs by instruction set, torch's too
+        case, missed = check(seed, 3 * BAR)
+        assert not missed, f"case {seed}: {case.kind}: {missed}"
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_cuda_kernels_lie_within_the_bar(part, device):
+    for seed in range(FIRST + part, FIRST + N_CASES // 6, 3):
+        if draw_case(seed).dtype == torch.float64:
+            continue  # plain torch on a device
         case, missed = check(seed, 3 * BAR)
         assert not missed, f"case {seed}: {case.kind}: {missed}"

@@ -34,17 +34,6 @@ from .reference import relative
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def device(emulator, monkeypatch):
-    """CPU tensors are launched on the emulation instead of called."""
-    assert library().pya_ops_cuda_open(str(emulator).encode()) == 0
-    loaded = _cuda.Target()
-    assert library().pya_ops_cuda_load(b"", ctypes.byref(loaded)) == 0
-    monkeypatch.setattr(_cuda, "on_device", lambda x: True)
-    monkeypatch.setattr(_cuda, "target", lambda like: loaded)
-    return loaded
-
-
 def gradients(function, tensors, seed=3):
     leaves = [x.clone().requires_grad_() for x in tensors]
     outs = function(*leaves)

@@ -1,0 +1,46 @@
+"""The CUDA kernels compiled for the CPU, behind the driver's interface."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+from pyalloc.ops import _cuda
+from pyalloc.ops._library import library
+
+ROOT = Path(__file__).parents[2]
+
+
+def build(out: Path) -> Path | None:
+    """A library in the folder out; None without a compiler."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        return None
+    subprocess.run(["make", "-s", "-C", str(ROOT / "cuda"), "source", f"OUT={out}"], check=True)
+    flags = ["-std=c++17", "-O2", "-shared", "-fPIC", "-w", f'-DPYA_KERNELS="{out / "ops.cu"}"']
+    source = str(ROOT / "tests/ops/emulate.cpp")
+    subprocess.run([compiler, *flags, source, "-o", str(out / "cuda.so")], check=True)
+    return out / "cuda.so"
+
+
+def load(path: Path) -> _cuda.Target:
+    assert library().pya_ops_cuda_open(str(path).encode()) == 0
+    loaded = _cuda.Target()
+    assert library().pya_ops_cuda_load(b"", ctypes.byref(loaded)) == 0
+    return loaded
+
+
+@contextmanager
+def launching(path: Path) -> Iterator[_cuda.Target]:
+    """CPU tensors are launched on the emulation instead of called."""
+    loaded = load(path)
+    with (
+        mock.patch.object(_cuda, "on_device", lambda x: True),
+        mock.patch.object(_cuda, "target", lambda like: loaded),
+    ):
+        yield loaded
