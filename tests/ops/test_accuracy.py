@@ -1,4 +1,4 @@
-"""A part of the sweep in accuracy.py; `python -m tests.ops.accuracy --cases 5000` is the long form."""
+"""A part of the sweeps in accuracy.py and accuracy_attention.py; run as modules they have a long form."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from . import accuracy_attention
 from .accuracy import BAR, check, draw_case
 
 N_CASES = int(os.environ.get("PYALLOC_ACCURACY_CASES", "60"))
@@ -28,3 +29,10 @@ def test_cuda_kernels_lie_within_the_bar(part, device):
             continue  # plain torch on a device
         case, missed = check(seed, 3 * BAR)
         assert not missed, f"case {seed}: {case.kind}: {missed}"
+
+
+@pytest.mark.parametrize("kind", accuracy_attention.NAMES)
+def test_attention_lies_within_the_bar(kind, isa):
+    for seed in range(FIRST, FIRST + N_CASES // 2):
+        p, missed = accuracy_attention.check(kind, seed)
+        assert not missed, f"case {seed}: {p}: {missed}"
