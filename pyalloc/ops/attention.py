@@ -120,7 +120,8 @@ def scaled_attention(
     """
     # Before all checks, since a call for a few queries is over in microseconds; what does not fit is
     # explained below.
-    is_bare = bias is None is mask and path == "auto" and not dropout
+    is_turned = causal and scale is not None and not scale > 0
+    is_bare = bias is None is mask and path == "auto" and not dropout and not is_turned
     if is_bare and not _is_compiling() and not _transforms() and _is_few(q, k, v):
         try:
             plain = scale is None and not causal
@@ -138,7 +139,7 @@ def scaled_attention(
     _check_shapes(q, k, v)
     bias, mask = _scores("bias", bias, q, k), _scores("mask", mask, q, k)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    taken, reason = _choose(q, k, v, (bias, mask, dropout), path)
+    taken, reason = _choose(q, k, v, (bias, mask, dropout, is_turned), path)
     if not torch.compiler.is_compiling():
         _log.debug("scaled_attention: %s (%s)", taken, reason)
     if taken == "sdpa":
@@ -227,13 +228,19 @@ def _in_compute_dtype(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *res
 
 
 def _choose(
-    q: Tensor, k: Tensor, v: Tensor, extras: tuple[Tensor | None, Tensor | None, float], path: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: tuple[Tensor | None, Tensor | None, float, bool],
+    path: str,
 ) -> tuple[str, str]:
     if 0 in q.shape or 0 in k.shape or 0 in v.shape:
         return "eager", "an empty input"
-    bias, mask, dropout = extras
+    bias, mask, dropout, is_turned = extras
     if path == "kernel":
         return "kernel", "asked for"
+    if is_turned:
+        return "kernel", "torch's kernels scale what causal hides by -inf"
     if bias is None is mask and dropout == 0 and q.dtype in (torch.float16, torch.bfloat16):
         if needs_more_than_once():
             return "kernel", "torch's kernels have one derivative, in reverse mode"

@@ -364,6 +364,17 @@ def test_empty_inputs_have_all_gradients_and_spread_nothing():
         scaled_attention(*problem(1, 1, 1, 2, 2, 0, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+def test_causal_with_a_scale_that_is_not_positive(scale, dtype):
+    """Torch's kernels hide by -inf first and scale then: NaN, or what is to come instead of what was."""
+    for n in (5, 40):
+        q, k, v = (torch.randn(1, 2, n, 8).to(dtype) for _ in range(3))
+        out, info = scaled_attention(q, k, v, causal=True, scale=scale, return_info=True)
+        right = eager(q.double(), k.double(), v.double(), causal=True, scale=scale)
+        assert info["path"] == "kernel" and relative(out, right) < torch.finfo(dtype).eps
+
+
 def test_path_is_reported():
     def path(*args, **options):
         return scaled_attention(*args, return_info=True, **options)[1]["path"]
