@@ -15,6 +15,7 @@ extern "C" {
 #endif
 
 struct pya_repeat;
+struct pya_stay;
 struct pya_stitches;
 
 /* free_bytes == sum of FREE runs; free_pages == sum of their wholly free pages.
@@ -31,6 +32,7 @@ struct pya_arena {
     struct pya_block *holes; /* chain of HOLE blocks */
     struct pya_stitches *stitches;
     struct pya_repeat *repeat; /* repeat.h; NULL before the first large request */
+    struct pya_stay *stays;    /* and how long its requests lived; NULL before a period is known */
     size_t repeat_pause;       /* large requests to let pass, since nothing repeats */
     struct pya_block
         *parked; /* freed last, not yet joined to its neighbours; state USED, in no index */

@@ -66,10 +66,13 @@ struct pya_block {
             struct pya_block *prev_gap, *next_gap;
         };
     };
-    uint32_t n_events; /* pending only: events that have not completed */
-    uint8_t state;     /* enum pya_block_state */
-    bool is_small;     /* USED, STITCHED: counted in torch's small pool */
-    bool is_pending;   /* freed by its user, waiting for recorded streams */
+    union {
+        uint32_t n_events;  /* pending: events that have not completed */
+        uint32_t n_request; /* USED, STITCHED: what repeat.c knows it by; 0: nothing */
+    };
+    uint8_t state;   /* enum pya_block_state */
+    bool is_small;   /* USED, STITCHED: counted in torch's small pool */
+    bool is_pending; /* freed by its user, waiting for recorded streams */
 };
 
 static inline pya_dptr

@@ -307,7 +307,7 @@ card_hand_out(struct pya_card *card, struct pya_block *block, size_t requested, 
     block->requested = requested;
     block->uses = NULL;
     block->context = context;
-    block->n_events = 0;
+    block->n_request = 0;
     block->is_pending = false;
     card->live_bytes += block->bytes;
     if (card->live_bytes > card->usage.recent_peak) {
@@ -373,11 +373,11 @@ card_serve(
     } else {
         card->stats.scalar[PYA_STAT_pyalloc_fit_hits]++;
     }
+    block->is_small = is_small;
+    card_hand_out(card, block, requested, context);
     if (may_repeat) {
         pya_repeat_note(arena, block);
     }
-    block->is_small = is_small;
-    card_hand_out(card, block, requested, context);
     *out = block;
     return PYA_OK;
 }
@@ -527,6 +527,9 @@ pya_free(struct pya_heap *heap, pya_dptr ptr) {
         card_trace_free(card, block, here);
     }
     block->context = NULL;
+    if (block->n_request != 0) {
+        pya_repeat_note_free(block);
+    }
     stats_drop(card, block);
     if (PYA_LIKELY(block->uses == NULL)) {
         pya_ptrmap_remove_at(&card->live, slot);

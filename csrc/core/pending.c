@@ -107,6 +107,7 @@ pya_pending_free(struct pya_card *card, struct pya_block *block) {
         return;
     }
     block->is_pending = true;
+    block->n_events = 0;
     pya_stats_park(&card->stats, block->is_small, block->bytes, block->requested, 1);
     pya_device_begin(card->dev);
     while (block->uses != NULL) {

@@ -1,10 +1,11 @@
 /* Requests are followed as a compressor follows a text: a pointer runs along the earlier requests while the new ones have
- * the same sizes; where they differ it looks for where the last few sizes came before.  Floor 7. */
+ * the same sizes; where they differ it looks for where the last few sizes came before.  Floor 8. */
 #include "repeat.h"
 
 #include <stdlib.h>
 
 #include "debug.h"
+#include "stitch.h"
 
 /* So many requests are remembered: a period (a training step) must fit in.  The program is known to repeat itself once
  * the last REPEAT_LEAST requests were as before and are this share of all, or all that is remembered: programs whose steps
@@ -18,9 +19,25 @@ enum { REPEAT_STEP = 256, REPEAT_LEAST = 64 };
 enum { REPEAT_KEPT = 32 * REPEAT_STEP, REPEAT_SHARE = 4 };
 /* Where nothing repeated within two times what is remembered, nobody looks for so many requests. */
 enum { REPEAT_PAUSE = 8 * REPEAT_KEPT };
+/* Where somebody lies in the place of the last time, the request moves to one that nobody wants while it lives: else it is in
+ * the way of another, and that one of the next, for dozens of periods.  That holds for periods proper of some length, once
+ * they are well known (what is short is a part of a step: ppo's peak again, super_resolution's 1.06 instead of 1.01), and
+ * for so many of them: then they are settled, or never will be.  So many free runs are looked at, the best fitting first. */
+#ifdef PYA_TEST_TINY
+enum { SETTLE_LEAST = 24, SETTLE_PERIOD = 4 };
+#else
+enum { SETTLE_LEAST = 384, SETTLE_PERIOD = 32 };
+#endif
+enum { SETTLE_PERIODS = 16, SETTLE_RUNS = 64 };
 /* Places are looked up by the last four sizes: one alone comes in every layer of a network. */
 enum { REPEAT_SIZE_BITS = 16, REPEAT_PLACE_BITS = 10 };
 #define REPEAT_MIX UINT64_C(0x9E3779B97F4A7C15)
+
+/* Of an earlier request, once there is a period to settle. */
+struct pya_stay {
+    uint32_t units; /* its size in units of PYA_ALIGN, at most UINT32_MAX */
+    uint32_t life;  /* with how many more requests it was given back; 0: it was not yet */
+};
 
 /* A request that fails changes nothing but `like`. */
 struct pya_repeat {
@@ -33,10 +50,11 @@ struct pya_repeat {
     size_t period;     /* at which the program was known to repeat itself; 0: never */
     size_t n_review;   /* when to see whether looking is worth it */
     uint64_t recent;   /* the last four sizes, mixed */
+    size_t n_stays;    /* requests before those whose stay is known */
     bool is_promising; /* something has repeated since the last review */
     /* by recent sizes: low bits of the number of the request that came then */
     uint32_t places[1 << REPEAT_PLACE_BITS];
-    uint64_t kept[]; /* address, in units of PYA_ALIGN (0: not at home), and size, mixed */
+    uint64_t kept[]; /* address, in units of PYA_ALIGN, and size, mixed */
 };
 
 static uint64_t
@@ -53,6 +71,11 @@ repeat_recent(const struct pya_repeat *repeat, uint64_t mixed) {
 static size_t
 repeat_place(uint64_t recent) {
     return (size_t)((recent * REPEAT_MIX) >> (64 - REPEAT_PLACE_BITS));
+}
+
+static pya_dptr
+repeat_addr(const struct pya_repeat *repeat, size_t i) {
+    return (repeat->kept[i % repeat->n_room] >> REPEAT_SIZE_BITS) * PYA_ALIGN;
 }
 
 static bool
@@ -142,6 +165,156 @@ repeat_of(struct pya_arena *arena) {
     return repeat;
 }
 
+/* The program is known to repeat itself.  Is it time to move blocks out of one another's way?  What is needed for that is
+ * remembered from now on. */
+static bool
+repeat_is_settling(struct pya_arena *arena) {
+    struct pya_repeat *repeat = arena->repeat;
+    size_t period = repeat->n - repeat->like;
+    if (arena->stays == NULL && period >= SETTLE_PERIOD) {
+        arena->stays = calloc(REPEAT_KEPT, sizeof *arena->stays);
+        repeat->n_stays = repeat->n;
+    }
+    size_t streak = repeat_streak(repeat);
+    size_t n = repeat->n < REPEAT_KEPT ? repeat->n : REPEAT_KEPT;
+    bool is_proper = period >= SETTLE_PERIOD && streak >= period && streak >= n / REPEAT_SHARE;
+    bool is_there = arena->stays != NULL && repeat->like >= repeat->n_stays;
+    return is_there && is_proper && streak >= SETTLE_LEAST && streak <= SETTLE_PERIODS * period;
+}
+
+struct span {
+    pya_dptr addr, end;
+};
+
+struct spans {
+    struct span *items;
+    size_t n, n_room;
+    bool is_whole; /* there was host memory for all */
+};
+
+static void
+spans_add(struct spans *spans, pya_dptr addr, size_t bytes) {
+    if (spans->n == spans->n_room) {
+        size_t n_room = 2 * spans->n_room + 64;
+        struct span *items = realloc(spans->items, n_room * sizeof *items);
+        if (items == NULL) {
+            spans->is_whole = false;
+            return;
+        }
+        spans->items = items;
+        spans->n_room = n_room;
+    }
+    spans->items[spans->n++] = (struct span){addr, addr + bytes};
+}
+
+/* Where the pages of a stitched range are at home. */
+static void
+spans_add_pages(struct spans *spans, const struct pya_card *card, const struct pya_stitch *stitch) {
+    for (size_t i = 0; i < stitch->n_pages; i++) {
+        const struct pya_page *page = &card->pages.items[stitch->pages[i]];
+        if (page->range != NULL) {
+            spans_add(spans, pya_range_addr(page->range, page->slot), PYA_PAGE);
+        }
+    }
+}
+
+static int
+span_compare(const void *a, const void *b) {
+    pya_dptr x = ((const struct span *)a)->addr;
+    pya_dptr y = ((const struct span *)b)->addr;
+    return (x > y) - (x < y);
+}
+
+/* In order, and none beside another. */
+static void
+spans_join(struct spans *spans) {
+    size_t n = 0;
+    if (spans->n > 0) {
+        qsort(spans->items, spans->n, sizeof *spans->items, span_compare);
+    }
+    for (size_t i = 0; i < spans->n; i++) {
+        struct span span = spans->items[i];
+        if (n == 0 || span.addr > spans->items[n - 1].end) {
+            spans->items[n++] = span;
+        } else if (span.end > spans->items[n - 1].end) {
+            spans->items[n - 1].end = span.end;
+        }
+    }
+    spans->n = n;
+}
+
+/* What will be wanted while the request that comes now lives, if all goes on as one period ago. */
+static struct spans
+spans_wanted(struct pya_arena *arena) {
+    const struct pya_repeat *repeat = arena->repeat;
+    struct spans spans = {.is_whole = true};
+    size_t period = repeat->n - repeat->like;
+    size_t life = arena->stays[repeat->like % repeat->n_room].life;
+    life = life == 0 || life > period ? period : life;
+    for (size_t i = repeat->like + 1; i < repeat->like + life; i++) {
+        pya_dptr addr = repeat_addr(repeat, i);
+        size_t bytes = (size_t)arena->stays[i % repeat->n_room].units * PYA_ALIGN;
+        const struct pya_stitch *stitch = pya_stitch_of(arena, addr, bytes);
+        if (stitch != NULL) {
+            spans_add_pages(&spans, arena->card, stitch);
+        } else {
+            spans_add(&spans, addr, bytes);
+        }
+    }
+    spans_join(&spans);
+    return spans;
+}
+
+/* The least part of the run that holds `bytes` and that nobody wants; its bytes are 0 if there is none. */
+static struct span
+spans_leave(const struct spans *spans, const struct pya_block *run, size_t bytes) {
+    struct span best = {0, 0};
+    size_t i = 0;
+    size_t n = spans->n;
+    while (i < n) {
+        size_t middle = i + (n - i) / 2;
+        if (spans->items[middle].end > run->addr) {
+            n = middle;
+        } else {
+            i = middle + 1;
+        }
+    }
+    pya_dptr run_end = pya_block_end(run);
+    for (pya_dptr addr = run->addr; addr < run_end; addr = spans->items[i++].end) {
+        bool is_last = i == spans->n || spans->items[i].addr >= run_end;
+        pya_dptr end = is_last ? run_end : spans->items[i].addr;
+        bool is_less = best.end == 0 || end - addr < best.end - best.addr;
+        if (end >= addr + bytes && is_less) {
+            best = (struct span){addr, end};
+        }
+        if (is_last) {
+            break;
+        }
+    }
+    return best;
+}
+
+/* The best fitting free memory that nobody else wants; two records are there. */
+static struct pya_block *
+repeat_settle(struct pya_arena *arena, size_t bytes) {
+    struct pya_block *run = pya_fit_find(&arena->fit, bytes);
+    if (run == NULL) {
+        return NULL;
+    }
+    struct spans spans = spans_wanted(arena);
+    struct pya_block *block = NULL;
+    for (int i = 0; i < SETTLE_RUNS && run != NULL && block == NULL && spans.is_whole; i++) {
+        struct span left = spans_leave(&spans, run, bytes);
+        if (left.end > 0) {
+            block = pya_arena_carve(arena, run, left.addr, bytes, PYA_BLOCK_USED);
+        } else {
+            run = pya_fit_next(&arena->fit, run);
+        }
+    }
+    free(spans.items);
+    return block;
+}
+
 struct pya_block *
 pya_repeat_take(struct pya_arena *arena, size_t bytes) {
     struct pya_repeat *repeat = repeat_of(arena);
@@ -152,14 +325,15 @@ pya_repeat_take(struct pya_arena *arena, size_t bytes) {
     if (!repeat_is_known(repeat)) {
         return NULL;
     }
-    pya_dptr addr = (repeat->kept[repeat->like % repeat->n_room] >> REPEAT_SIZE_BITS) * PYA_ALIGN;
     if (pya_slab_reserve(&arena->card->blocks, 2) != PYA_OK) {
         return NULL;
     }
     pya_arena_unpark(arena);
+    pya_dptr addr = repeat_addr(repeat, repeat->like);
+    bool is_settling = repeat_is_settling(arena);
     struct pya_block *run = repeat_run_at(arena, addr, bytes);
     if (run == NULL) {
-        return NULL;
+        return is_settling ? repeat_settle(arena, bytes) : NULL;
     }
     arena->card->stats.scalar[PYA_STAT_pyalloc_repeats]++;
     return pya_arena_carve(arena, run, addr, bytes, PYA_BLOCK_USED);
@@ -177,29 +351,43 @@ repeat_review(struct pya_arena *arena) {
 }
 
 void
-pya_repeat_note(struct pya_arena *arena, const struct pya_block *block) {
+pya_repeat_note(struct pya_arena *arena, struct pya_block *block) {
     struct pya_repeat *repeat = arena->repeat;
     if (repeat == NULL) {
         return;
     }
-    size_t i = repeat->n % repeat->n_room;
-    bool is_home = block->state == PYA_BLOCK_USED;
-    pya_dptr addr = is_home ? block->addr / PYA_ALIGN : 0;
     uint64_t mixed = repeat_mixed(block->bytes);
-    repeat->kept[i] = addr << REPEAT_SIZE_BITS | mixed;
+    repeat->kept[repeat->n % repeat->n_room] = block->addr / PYA_ALIGN << REPEAT_SIZE_BITS | mixed;
     repeat->recent = repeat_recent(repeat, mixed);
     repeat->places[repeat_place(repeat->recent)] = (uint32_t)repeat->n;
     repeat->streak = repeat_streak(repeat);
     repeat->follow =
         repeat->like + (repeat->like < repeat->n); /* the same size may come again at once */
+    if (arena->stays != NULL) {
+        size_t units = block->bytes / PYA_ALIGN;
+        arena->stays[repeat->n % repeat->n_room] =
+            (struct pya_stay){units < UINT32_MAX ? (uint32_t)units : UINT32_MAX, 0};
+        block->n_request = (uint32_t)repeat->n + 1;
+    }
     repeat->n++;
     if (repeat->n == repeat->n_review) {
         repeat_review(arena);
     }
 }
 
+void
+pya_repeat_note_free(const struct pya_block *block) {
+    const struct pya_arena *arena = block->arena;
+    const struct pya_repeat *repeat = arena->repeat;
+    uint32_t life = (uint32_t)repeat->n - block->n_request + 1;
+    if (life <= repeat->n && life < repeat->n_room) {
+        arena->stays[(repeat->n - life) % repeat->n_room].life = life;
+    }
+}
+
 size_t
 pya_repeat_host_bytes(const struct pya_arena *arena) {
     const struct pya_repeat *repeat = arena->repeat;
-    return repeat == NULL ? 0 : sizeof *repeat + repeat->n_room * sizeof *repeat->kept;
+    size_t bytes = repeat == NULL ? 0 : sizeof *repeat + repeat->n_room * sizeof *repeat->kept;
+    return bytes + (arena->stays == NULL ? 0 : REPEAT_KEPT * sizeof *arena->stays);
 }

@@ -1,4 +1,4 @@
-/* A program that repeats its requests gets the places of the last time again.  Floor 7.
+/* A program that repeats its requests gets the places of the last time again.  Floor 8.
  *
  * Best fit alone puts the blocks of a training step a little differently each time, because what lives beyond its end
  * (gradients) lies elsewhere; other pages are free then, and others are stitched, for dozens of steps.  A step that finds
@@ -14,11 +14,14 @@ extern "C" {
 /* Smaller requests fit in anywhere. */
 enum { PYA_REPEAT_FROM = 64 << 10 };
 
-/* For a large request in an arena of pages of the default pool: the free memory where its like lay one period ago.  NULL while the program is not known to repeat itself, or where somebody lies there now.
- * The block is USED, as from pya_arena_take(). */
+/* For a large request in an arena of pages of the default pool: the free memory where its like lay one period ago, or, where
+ * somebody lies there now, some that nobody will want before it is given back.  NULL while the program is not known to repeat
+ * itself, and where there is none.  The block is USED, as from pya_arena_take(). */
 struct pya_block *pya_repeat_take(struct pya_arena *arena, size_t bytes);
 /* That request was served by `block`, wherever it lies. */
-void pya_repeat_note(struct pya_arena *arena, const struct pya_block *block);
+void pya_repeat_note(struct pya_arena *arena, struct pya_block *block);
+/* Its user gives a block back that has an n_request. */
+void pya_repeat_note_free(const struct pya_block *block);
 
 /* Is this a request for the two? */
 static inline bool

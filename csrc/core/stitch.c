@@ -228,6 +228,16 @@ pya_stitch_find_short(struct pya_arena *arena, size_t bytes) {
     return best;
 }
 
+const struct pya_stitch *
+pya_stitch_of(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
+    const struct pya_stitch *stitch =
+        arena->stitches == NULL ? NULL : *stitch_bucket(arena->stitches, bytes);
+    while (stitch != NULL && stitch->base + stitch->offset != addr) {
+        stitch = stitch->next_same;
+    }
+    return stitch;
+}
+
 struct pya_stitch *
 pya_stitch_at(struct pya_arena *arena, pya_dptr addr) {
     struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->newest;
