@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,19 +28,32 @@ if ALLOCATOR is None:
     class ParityFailure(Exception):
         """The output of the inner pytest."""
 
+    # They take minutes: one after the other, beside the tests of other folders.
+    pool = ThreadPoolExecutor(max_workers=1)
+
     class ParityItem(pytest.Item):
         """One file on one allocator."""
 
-        def runtest(self) -> None:
+        run: Future[subprocess.CompletedProcess[str]]
+
+        def start(self) -> None:
             command = [
                 sys.executable,
                 str(Path(__file__).parent / "run.py"),
                 self.name,
                 str(self.path),
             ]
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+            self.run = pool.submit(
+                subprocess.run,
+                command,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=PATIENCE_S,
             )
+
+        def runtest(self) -> None:
+            done = self.run.result()
             for number, outcome in re.findall(
                 r"(\d+) (passed|failed|skipped|xfailed|errors?)", done.stdout[-300:]
             ):
@@ -69,6 +83,15 @@ if ALLOCATOR is None:
         module_path: Path, parent: pytest.Collector
     ) -> pytest.Collector:
         return ParityFile.from_parent(parent, path=module_path)
+
+    def pytest_collection_finish(session: pytest.Session) -> None:
+        if not session.config.option.collectonly:
+            for item in session.items:
+                if isinstance(item, ParityItem):
+                    item.start()
+
+    def pytest_sessionfinish() -> None:
+        pool.shutdown(wait=False, cancel_futures=True)
 
     def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, outcomes in counted.items():
