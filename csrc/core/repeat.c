@@ -171,6 +171,9 @@ static bool
 repeat_is_settling(struct pya_arena *arena) {
     struct pya_repeat *repeat = arena->repeat;
     size_t period = repeat->n - repeat->like;
+    if (arena->card->arenas->next != NULL) {
+        return false; /* streams that share memory take it from one another: nothing settles */
+    }
     if (arena->stays == NULL && period >= SETTLE_PERIOD) {
         arena->stays = calloc(REPEAT_KEPT, sizeof *arena->stays);
         repeat->n_stays = repeat->n;
