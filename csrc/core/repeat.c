@@ -49,8 +49,8 @@ struct pya_repeat {
     size_t like;       /* the earlier request that this one is like; n: none is known */
     size_t period;     /* at which the program was known to repeat itself; 0: never */
     size_t n_review;   /* when to see whether looking is worth it */
-    uint64_t recent;   /* the last four sizes, mixed */
     size_t n_stays;    /* requests before those whose stay is known */
+    uint64_t recent;   /* the last four sizes, mixed */
     bool is_promising; /* something has repeated since the last review */
     /* by recent sizes: low bits of the number of the request that came then */
     uint32_t places[1 << REPEAT_PLACE_BITS];
@@ -165,24 +165,31 @@ repeat_of(struct pya_arena *arena) {
     return repeat;
 }
 
-/* The program is known to repeat itself.  Is it time to move blocks out of one another's way?  What is needed for that is
- * remembered from now on. */
-static bool
-repeat_is_settling(struct pya_arena *arena) {
+/* The program is known to repeat itself: what it takes to move blocks out of one another's way is remembered from now on.
+ * Streams that share memory take it from one another: nothing settles. */
+static void
+repeat_watch(struct pya_arena *arena) {
     struct pya_repeat *repeat = arena->repeat;
-    size_t period = repeat->n - repeat->like;
-    if (arena->card->arenas->next != NULL) {
-        return false; /* streams that share memory take it from one another: nothing settles */
-    }
-    if (arena->stays == NULL && period >= SETTLE_PERIOD) {
+    bool is_alone = arena->card->arenas->next == NULL;
+    if (arena->stays == NULL && is_alone && repeat->n - repeat->like >= SETTLE_PERIOD) {
         arena->stays = calloc(REPEAT_KEPT, sizeof *arena->stays);
         repeat->n_stays = repeat->n;
     }
+}
+
+/* Is it time to move blocks out of one another's way? */
+static bool
+repeat_is_settling(const struct pya_arena *arena) {
+    const struct pya_repeat *repeat = arena->repeat;
+    bool is_alone = arena->card->arenas->next == NULL;
+    if (arena->stays == NULL || repeat->like < repeat->n_stays || !is_alone) {
+        return false;
+    }
+    size_t period = repeat->n - repeat->like;
     size_t streak = repeat_streak(repeat);
     size_t n = repeat->n < REPEAT_KEPT ? repeat->n : REPEAT_KEPT;
     bool is_proper = period >= SETTLE_PERIOD && streak >= period && streak >= n / REPEAT_SHARE;
-    bool is_there = arena->stays != NULL && repeat->like >= repeat->n_stays;
-    return is_there && is_proper && streak >= SETTLE_LEAST && streak <= SETTLE_PERIODS * period;
+    return is_proper && streak >= SETTLE_LEAST && streak <= SETTLE_PERIODS * period;
 }
 
 struct span {
@@ -268,7 +275,7 @@ spans_wanted(struct pya_arena *arena) {
     return spans;
 }
 
-/* The least part of the run that holds `bytes` and that nobody wants; its bytes are 0 if there is none. */
+/* The least part of the run that holds `bytes` and that nobody wants; its end is 0 if there is none. */
 static struct span
 spans_leave(const struct spans *spans, const struct pya_block *run, size_t bytes) {
     struct span best = {0, 0};
@@ -333,10 +340,10 @@ pya_repeat_take(struct pya_arena *arena, size_t bytes) {
     }
     pya_arena_unpark(arena);
     pya_dptr addr = repeat_addr(repeat, repeat->like);
-    bool is_settling = repeat_is_settling(arena);
+    repeat_watch(arena);
     struct pya_block *run = repeat_run_at(arena, addr, bytes);
     if (run == NULL) {
-        return is_settling ? repeat_settle(arena, bytes) : NULL;
+        return repeat_is_settling(arena) ? repeat_settle(arena, bytes) : NULL;
     }
     arena->card->stats.scalar[PYA_STAT_pyalloc_repeats]++;
     return pya_arena_carve(arena, run, addr, bytes, PYA_BLOCK_USED);
