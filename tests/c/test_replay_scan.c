@@ -11,6 +11,13 @@ enum { N_ADDRESSES = 300, N_PAGES = 64 };
 
 static char path[] = "/tmp/pya-scan-XXXXXX";
 
+static struct pya_scan *
+scanned(const struct pya_scan_settings *settings) {
+    struct pya_scan *scan = NULL;
+    CHECK_OK(pya_scan_run(path, settings, &scan));
+    return scan;
+}
+
 static struct pya_trace_writer *
 begin(void) {
     struct pya_trace_writer *writer = NULL;
@@ -105,8 +112,7 @@ test_against_model(void) {
         const uint64_t moments[] = {0, n / 2, n};
         const struct pya_scan_settings settings = {
             .device = -1, .n_bins = 100, .moments = moments, .n_moments = 3};
-        struct pya_scan *scan = NULL;
-        CHECK_OK(pya_scan_run(path, &settings, &scan));
+        struct pya_scan *scan = scanned(&settings);
         const struct pya_scan_totals *totals = pya_scan_totals(scan);
         CHECK_EQ(totals->n_events, n);
         CHECK_EQ(totals->peak_bytes, model.peak);
@@ -166,8 +172,7 @@ test_phases(void) {
     const uint64_t moments[] = {5};
     const struct pya_scan_settings settings = {
         .device = -1, .n_bins = 2, .moments = moments, .n_moments = 1};
-    struct pya_scan *scan = NULL;
-    CHECK_OK(pya_scan_run(path, &settings, &scan));
+    struct pya_scan *scan = scanned(&settings);
     size_t n = 0;
     const struct pya_scan_phase *phases = pya_scan_phases(scan, &n);
     CHECK_EQ(n, 2);
@@ -220,8 +225,7 @@ test_ends_that_are_missing(void) {
     const uint64_t moments[] = {10};
     const struct pya_scan_settings settings = {
         .device = -1, .n_bins = 2, .moments = moments, .n_moments = 1};
-    struct pya_scan *scan = NULL;
-    CHECK_OK(pya_scan_run(path, &settings, &scan));
+    struct pya_scan *scan = scanned(&settings);
     size_t n = 0;
     const struct pya_scan_phase *phases = pya_scan_phases(scan, &n);
     CHECK_EQ(n, 2);
@@ -263,8 +267,7 @@ test_window(void) {
     CHECK_OK(pya_trace_close(writer));
     const struct pya_scan_settings settings = {
         .device = -1, .n_bins = 1000, .window_begin = 100, .window_end = 300};
-    struct pya_scan *scan = NULL;
-    CHECK_OK(pya_scan_run(path, &settings, &scan));
+    struct pya_scan *scan = scanned(&settings);
     size_t n = 0;
     const struct pya_scan_bin *bins = pya_scan_bins(scan, &n);
     CHECK_EQ(n, 200);
@@ -306,8 +309,7 @@ test_more_than_is_kept(void) {
     }
     CHECK_OK(pya_trace_close(writer));
     const struct pya_scan_settings settings = {.device = -1, .n_bins = 2};
-    struct pya_scan *scan = NULL;
-    CHECK_OK(pya_scan_run(path, &settings, &scan));
+    struct pya_scan *scan = scanned(&settings);
     size_t n = 0;
     const struct pya_scan_step *steps = pya_scan_steps(scan, &n);
     CHECK_EQ(n, 65536);
@@ -351,8 +353,7 @@ test_devices(void) {
     for (int device = -1; device < 2; device++) {
         const uint64_t n = device < 0 ? 4 : device == 0 ? 1 : 3;
         const struct pya_scan_settings settings = {.device = device, .n_bins = 2};
-        struct pya_scan *scan = NULL;
-        CHECK_OK(pya_scan_run(path, &settings, &scan));
+        struct pya_scan *scan = scanned(&settings);
         const struct pya_scan_totals *totals = pya_scan_totals(scan);
         CHECK_EQ(totals->n_allocs, n);
         CHECK_EQ(totals->n_streams, n);
@@ -398,8 +399,7 @@ test_parts_of_segments(void) {
     CHECK_OK(pya_trace_close(writer));
     const struct pya_scan_settings settings = {
         .device = -1, .n_bins = 2, .moments = moments, .n_moments = N};
-    struct pya_scan *scan = NULL;
-    CHECK_OK(pya_scan_run(path, &settings, &scan));
+    struct pya_scan *scan = scanned(&settings);
     size_t n = 0;
     const struct pya_scan_moment *found = pya_scan_moments(scan, &n);
     CHECK_EQ(n, N);
@@ -439,8 +439,7 @@ test_nonsense(void) {
         const uint64_t moments[] = {100, 100, 2000, 1000000};
         const struct pya_scan_settings settings = {
             .device = seed % 2 == 0 ? -1 : 1, .n_bins = 2, .moments = moments, .n_moments = 4};
-        struct pya_scan *scan = NULL;
-        CHECK_OK(pya_scan_run(path, &settings, &scan));
+        struct pya_scan *scan = scanned(&settings);
         size_t n = 0;
         (void)pya_scan_moments(scan, &n);
         CHECK_EQ(n, 3); /* the last lies behind the end */
