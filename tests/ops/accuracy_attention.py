@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .accuracy import BAR
+from .accuracy import bar_of
 from .fuzz_inputs import Draw
 from .fuzz_problems import KINDS, SLACK, Problem
 from .reference import relative
@@ -55,8 +55,7 @@ def check(kind: str, seed: int) -> tuple[Problem, list[tuple[str, float, float]]
     for name, a, b, c, size in zip(names, mine, torchs, right, sizes(p, exact, wide), strict=True):
         floor = max(LEAST * size, 1e-300)
         error, best = relative(a, c, floor), relative(b, c, floor)
-        rounding = torch.finfo(a.dtype).eps / 2
-        if not error <= max(BAR, rounding if a.dtype.itemsize == 2 else 0, 2 * best):
+        if not error <= max(bar_of(a.dtype), 2 * best):
             missed.append((name, error, best))
     return p, missed
 
