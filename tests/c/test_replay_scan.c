@@ -27,6 +27,13 @@ begin(void) {
     return writer;
 }
 
+static uint32_t
+text(struct pya_trace_writer *writer, const char *name) {
+    uint32_t number = 0;
+    CHECK_OK(pya_trace_string(writer, name, strlen(name), &number));
+    return number;
+}
+
 static void
 put(struct pya_trace_writer *writer, struct pya_trace_event event) {
     CHECK_OK(pya_trace_write(writer, &event));
@@ -144,14 +151,10 @@ test_against_model(void) {
 static void
 write_phases(void) {
     struct pya_trace_writer *writer = begin();
-    uint32_t outer = 0;
-    uint32_t inner = 0;
-    uint32_t module = 0;
-    uint32_t kept = 0;
-    CHECK_OK(pya_trace_string(writer, "outer", 5, &outer));
-    CHECK_OK(pya_trace_string(writer, "inner", 5, &inner));
-    CHECK_OK(pya_trace_string(writer, "module:a.b", 10, &module));
-    CHECK_OK(pya_trace_string(writer, "parameters", 10, &kept));
+    uint32_t outer = text(writer, "outer");
+    uint32_t inner = text(writer, "inner");
+    uint32_t module = text(writer, "module:a.b");
+    uint32_t kept = text(writer, "parameters");
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_STEP, .arg = 7});
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_PHASE_BEGIN, .text = outer});
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_PHASE_BEGIN, .text = module});
@@ -196,13 +199,6 @@ test_phases(void) {
     CHECK(strcmp(pya_trace_text(reader, moment->blocks[0].module), "module:a.b") == 0);
     CHECK(strcmp(pya_trace_text(reader, moment->blocks[0].phase), "outer") == 0);
     pya_scan_destroy(scan);
-}
-
-static uint32_t
-text(struct pya_trace_writer *writer, const char *name) {
-    uint32_t number = 0;
-    CHECK_OK(pya_trace_string(writer, name, strlen(name), &number));
-    return number;
 }
 
 /* The end of a phase or module that is not open ends nothing; that of an outer one ends those inside it. */
