@@ -344,6 +344,7 @@ pya_arena_settle(
         struct pya_page *page = &card->pages.items[ids[i]];
         page->range = range;
         page->slot = (uint32_t)(first + i);
+        page->is_left = false; /* of the arena it comes from */
         pya_page_mapped(&card->pages, ids[i]);
         range->slots[first + i].page = ids[i];
     }

@@ -76,6 +76,35 @@ test_unsettled_pool_keeps_its_memory(void) {
     world_fini(&world);
 }
 
+/* What a pool took over of another's leavings is its own, the more so once it was dropped and has a user again: what was freed
+ * since the device was waited for may still be in use. */
+static void
+test_leavings_that_were_taken_are_left_no_more(void) {
+    static const struct pya_pool_id next = {5, 6};
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    give(&world, take(&world, 10 * MIB, 0)); /* settles it */
+    CHECK_OK(pya_pool_retain(world.heap, 0, POOL, false));
+    CHECK_OK(pya_pool_begin(world.heap, 0, next, (struct pya_stream_filter){0}));
+    pya_dptr late = take(&world, 30 * MIB, 0);
+    pya_dptr early = take(&world, 30 * MIB, 0);
+    CHECK_OK(pya_pool_end(world.heap, 0, next));
+    give(&world, early);
+    CHECK_OK(pya_pool_release(world.heap, 0, next));
+    uint64_t n_waits = calls(&world, PYA_SIM_DEVICE_SYNC);
+    pya_dptr others = take(&world, 80 * MIB, 0); /* settles the second */
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), n_waits + 1);
+    give(&world, late);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0); /* joins it to its neighbours */
+    CHECK_OK(pya_pool_retain(world.heap, 0, next, false));
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+    pya_dptr more = take(&world, 30 * MIB, 0);
+    CHECK(calls(&world, PYA_SIM_PAGE_CREATE) >= n_made + 15);
+    give(&world, others);
+    give(&world, more);
+    world_fini(&world);
+}
+
 /* A program that captures again and again: what others took the memory of leaves nothing behind, not even addresses. */
 static void
 test_pools_come_and_go(void) {
@@ -413,6 +442,7 @@ static const struct check_case cases[] = {
     {"freed_after_settling", test_freed_after_settling},
     {"dropped_pool_serves_others", test_dropped_pool_serves_others},
     {"dropped_pool_serves_the_next", test_dropped_pool_serves_the_next},
+    {"leavings_that_were_taken_are_left_no_more", test_leavings_that_were_taken_are_left_no_more},
     {"unsettled_pool_keeps_its_memory", test_unsettled_pool_keeps_its_memory},
     {"pools_come_and_go", test_pools_come_and_go},
     {"recorded_streams_while_routing", test_recorded_streams_while_routing},
