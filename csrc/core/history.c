@@ -105,6 +105,7 @@ pya_history_clear(struct pya_history *history) {
     }
     history->n_items = 0;
     history->first = 0;
+    history->n_lost = 0;
 }
 
 void

@@ -88,7 +88,7 @@ void pya_history_add(
     struct pya_place place, void *context);
 /* Moves all entries out; the ring goes on empty. */
 void pya_history_move(struct pya_history *history, struct pya_history_part *out);
-/* Drops all entries and their references. */
+/* Drops all entries and their references; nothing that was lost by then is missed. */
 void pya_history_clear(struct pya_history *history);
 void pya_history_fini(struct pya_history *history);
 
