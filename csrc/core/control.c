@@ -345,6 +345,7 @@ stats_reset(struct pya_heap *heap, int device, void (*reset)(struct pya_stats *)
     struct pya_card *card = pya_heap_open_card(heap, device);
     if (card != NULL) {
         pya_lock_acquire(&card->lock);
+        pya_card_unpark(card); /* what was freed before is counted before */
         reset(&card->stats);
         pya_lock_release(&card->lock);
     }

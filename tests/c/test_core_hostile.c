@@ -66,6 +66,35 @@ test_oversize_blocks(void) {
     world_empty_fini(&world);
 }
 
+/* What was freed before a reset is no peak and in no total after it. */
+static void
+test_resets_come_after_what_was_freed(void) {
+    static const char *const options[] = {"", "vmm:False"};
+    for (size_t i = 0; i < 2; i++) {
+        struct world world;
+        pya_dptr ptrs[5];
+        int64_t values[PYA_N_STATS];
+        world_narrow(&world, options[i], (size_t)1 << 30);
+        for (size_t k = 0; k < 5; k++) {
+            CHECK_OK(pya_alloc(world.heap, 0, 5000, 0, &ptrs[k]));
+        }
+        CHECK_OK(pya_free(world.heap, ptrs[1]));
+        CHECK_OK(pya_free(world.heap, ptrs[3]));
+        CHECK_OK(pya_free(world.heap, ptrs[2])); /* the three become one */
+        CHECK_OK(pya_stats_reset_peak(world.heap, 0));
+        CHECK_OK(pya_stats_reset_accumulated(world.heap, 0));
+        CHECK_OK(pya_stats_get(world.heap, 0, values));
+        for (size_t k = 0; k < PYA_N_STATS - PYA_N_SCALAR; k += 4) {
+            if (!CHECK(values[k + 1] == values[k] && values[k + 2] == 0 && values[k + 3] == 0)) {
+                fprintf(stderr, "    %s\n", pya_stat_key(k));
+            }
+        }
+        CHECK_OK(pya_free(world.heap, ptrs[0]));
+        CHECK_OK(pya_free(world.heap, ptrs[4]));
+        world_empty_fini(&world);
+    }
+}
+
 /* More than the card has: out of device memory, whatever else there is, and not one page is asked for. */
 static void
 test_impossible_sizes(void) {
@@ -525,6 +554,7 @@ static const struct check_case cases[] = {
     {"release_before_end", test_release_before_end},
     {"impossible_sizes", test_impossible_sizes},
     {"small_max_split", test_small_max_split},
+    {"resets_come_after_what_was_freed", test_resets_come_after_what_was_freed},
     {"oversize_blocks", test_oversize_blocks},
 };
 
