@@ -27,6 +27,25 @@ plain_max_split(const struct pya_arena *arena) {
     return max_split == 0 || max_split > PLAIN_LARGE_SEGMENT ? max_split : PLAIN_LARGE_SEGMENT + 1;
 }
 
+/* A segment came (sign 1) or goes (-1). */
+static void
+plain_count_segment(struct pya_arena *arena, const struct pya_range *range, int sign) {
+    struct pya_card *card = arena->card;
+    enum pya_stat_pool pool = pya_stat_pool_of(range->is_small);
+    struct pya_stat *oversize = &card->stats.single[PYA_STAT_oversize_segments];
+    size_t max_split = plain_max_split(arena);
+    bool is_oversize = max_split > 0 && range->bytes >= max_split;
+    pya_card_reserved(card, range->is_small, sign * (int64_t)range->bytes);
+    pya_arena_count_pool(arena, range->is_small, sign * (int64_t)range->bytes);
+    if (sign > 0) {
+        pya_stats_add(&card->stats, pool, PYA_STAT_segment, 1);
+        pya_stat_add(oversize, is_oversize);
+    } else {
+        pya_stats_sub(&card->stats, pool, PYA_STAT_segment, 1);
+        pya_stat_sub(oversize, is_oversize);
+    }
+}
+
 struct pya_block *
 pya_plain_find(struct pya_arena *arena, size_t bytes, bool is_small) {
     struct pya_block *run = pya_fit_find(is_small ? arena->small_fit : &arena->fit, bytes);
@@ -78,11 +97,9 @@ pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
     range->is_small = is_small;
     range->n_mapped = 1;
     (void)pya_arena_give(arena, pya_arena_link_range(arena, range));
-    pya_card_reserved(card, is_small, (int64_t)segment);
-    pya_arena_count_pool(arena, is_small, (int64_t)segment);
+    plain_count_segment(arena, range, 1);
     pya_history_note(
         card->history, PYA_ACTION_SEGMENT_ALLOC, range->base, segment, pya_arena_place(arena));
-    pya_stats_add(&card->stats, pya_stat_pool_of(is_small), PYA_STAT_segment, 1);
     card->stats.scalar[PYA_STAT_num_device_alloc]++;
     card->stats.scalar[PYA_STAT_pyalloc_growths]++;
     return PYA_OK;
@@ -100,11 +117,9 @@ plain_release(struct pya_arena *arena, struct pya_range **link) {
     struct pya_block *block = pya_arena_take(arena, run, run->bytes);
     pya_range_unlink(range, block);
     pya_slab_put(&card->blocks, block);
-    pya_card_reserved(card, range->is_small, -(int64_t)range->bytes);
-    pya_arena_count_pool(arena, range->is_small, -(int64_t)range->bytes);
+    plain_count_segment(arena, range, -1);
     pya_history_note(
         card->history, PYA_ACTION_SEGMENT_FREE, range->base, range->bytes, pya_arena_place(arena));
-    pya_stats_sub(&card->stats, pya_stat_pool_of(range->is_small), PYA_STAT_segment, 1);
     card->stats.scalar[PYA_STAT_num_device_free]++;
     card->stats.scalar[PYA_STAT_pyalloc_pages_released] += (int64_t)(range->bytes / PYA_PAGE);
     *link = range->next;

@@ -53,16 +53,23 @@ test_oversize_blocks(void) {
     struct world world;
     pya_dptr ptr, other;
     world_narrow(&world, "vmm:False,max_split_size:30MB", (size_t)1 << 30);
+    CHECK_OK(pya_alloc(world.heap, 0, 20 * mib, 0, &other));
     CHECK_OK(pya_alloc(world.heap, 0, 60 * mib, 0, &ptr));
     CHECK_EQ(stat_of(world.heap, 0, "oversize_allocations.current"), 1);
+    CHECK_EQ(stat_of(world.heap, 0, "oversize_segments.current"), 1);
+    CHECK_OK(pya_free(world.heap, other));
     CHECK_OK(pya_free(world.heap, ptr));
     CHECK_EQ(stat_of(world.heap, 0, "oversize_allocations.current"), 0);
+    CHECK_EQ(stat_of(world.heap, 0, "oversize_segments.current"), 1);
     static const size_t sizes[] = {8, 40, 44};
     for (size_t i = 0; i < 3; i++) {
         CHECK_OK(pya_alloc(world.heap, 0, sizes[i] * mib, 0, &other));
         CHECK_EQ(other == ptr, sizes[i] == 44);
         CHECK_OK(pya_free(world.heap, other));
     }
+    CHECK_EQ(stat_of(world.heap, 0, "oversize_segments.peak"), 2);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(stat_of(world.heap, 0, "oversize_segments.current"), 0);
     world_empty_fini(&world);
 }
 
