@@ -219,13 +219,14 @@ gc_level(struct pya_card *card) {
     return level == SIZE_MAX ? SIZE_MAX : larger(level, card->keep_bytes);
 }
 
-/* Bytes above the largest live total of the window, and some slack, that may go. */
+/* Of `reserved` bytes those above the largest live total of the window, and some slack, that may go. */
 static size_t
-gc_excess(const struct pya_card *card, const struct pya_window *window, size_t live) {
+gc_excess(
+    const struct pya_card *card, const struct pya_window *window, size_t live, size_t reserved) {
     size_t needed = larger(live, pya_window_peak(window));
     needed += larger(needed / GC_SLACK_SHARE, GC_SLACK_PAGES * PYA_PAGE);
     needed = larger(needed, card->keep_bytes);
-    return card->reserved_bytes > needed ? card->reserved_bytes - needed : 0;
+    return reserved > needed ? reserved - needed : 0;
 }
 
 /* The last collection took nothing that was needed: the next may come sooner again. */
@@ -257,7 +258,10 @@ pya_gc_before_growth(struct pya_arena *arena, size_t bytes, size_t n_pages) {
     }
     gc_forgive(usage, requests);
     size_t over = card->reserved_bytes + n_pages * PYA_PAGE - usage->level_bytes;
-    size_t excess = gc_excess(card, &usage->by_requests, card->live_bytes + bytes);
+    /* A segment comes whole, whatever lies free beside it. */
+    size_t coming = arena->small_fit != NULL ? n_pages * PYA_PAGE : 0;
+    size_t excess = gc_excess(
+        card, &usage->by_requests, card->live_bytes + bytes, card->reserved_bytes + coming);
     if (excess < PYA_PAGE) {
         return;
     }
@@ -332,7 +336,7 @@ pya_gc_note_request(struct pya_card *card) {
     } else if (!pya_window_roll(window, now, length, card->live_bytes)) {
         return;
     }
-    size_t excess = gc_excess(card, window, card->live_bytes);
+    size_t excess = gc_excess(card, window, card->live_bytes, card->reserved_bytes);
     if (excess >= PYA_PAGE && pya_gc_collect(card, excess, NULL, 0) > 0) {
         card->stats.scalar[PYA_STAT_pyalloc_idle_trims]++;
     }

@@ -523,7 +523,7 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
 static pya_status
 climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
-    pya_gc_before_growth(arena, bytes, pya_pages_for(bytes));
+    pya_gc_before_growth(arena, bytes, pya_pages_for(pya_plain_segment_bytes(bytes, is_small)));
     pya_status st = pya_plain_grow(arena, bytes, is_small);
     if (is_shortage(st) && !pya_fences_are_capturing(card)) {
         size_t n_freed;

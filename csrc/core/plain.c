@@ -12,8 +12,8 @@ enum {
     PLAIN_LARGE_FROM = 10 << 20, /* requests from here on get a segment of their own */
 };
 
-static size_t
-plain_segment_bytes(size_t bytes, bool is_small) {
+size_t
+pya_plain_segment_bytes(size_t bytes, bool is_small) {
     if (is_small) {
         return PLAIN_SMALL_SEGMENT;
     }
@@ -76,7 +76,7 @@ pya_plain_take(struct pya_arena *arena, struct pya_block *run, size_t bytes, boo
 pya_status
 pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
     struct pya_card *card = arena->card;
-    size_t segment = plain_segment_bytes(bytes, is_small);
+    size_t segment = pya_plain_segment_bytes(bytes, is_small);
     if (segment > pya_card_room(card) || segment > pya_arena_pool_room(arena)) {
         return PYA_E_LIMIT;
     }

@@ -13,6 +13,8 @@ struct pya_block *pya_plain_find(struct pya_arena *arena, size_t bytes, bool is_
 /* Takes the run, splitting it where torch would.  One record was reserved in card->blocks. */
 struct pya_block *
 pya_plain_take(struct pya_arena *arena, struct pya_block *run, size_t bytes, bool is_small);
+/* How large a segment for such a request is: a multiple of PYA_PAGE. */
+size_t pya_plain_segment_bytes(size_t bytes, bool is_small);
 /* One more segment that holds `bytes`. */
 PYA_MUST_CHECK pya_status pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small);
 /* Frees segments that are wholly free until n_bytes went back; returns what did.  Waits for the device.
