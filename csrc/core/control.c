@@ -435,7 +435,6 @@ pya_history_forget(struct pya_heap *heap) {
             if (card->history != NULL) {
                 pya_history_clear(card->history);
             }
-            pya_heap_forget_contexts(heap, card);
             pya_lock_release(&card->lock);
         }
     }
@@ -447,7 +446,6 @@ pya_history_stop(struct pya_heap *heap) {
     __atomic_store_n(&heap->record_level, -1, __ATOMIC_RELAXED);
     (void)!history_apply_all(heap);
     pya_lock_release(&heap->lock);
-    pya_history_forget(heap);
 }
 
 bool

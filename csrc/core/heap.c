@@ -132,11 +132,6 @@ context_release(void *arg, struct pya_block *block) {
     }
 }
 
-void
-pya_heap_forget_contexts(struct pya_heap *heap, struct pya_card *card) {
-    pya_ptrmap_each(&card->live, context_release, &heap->hooks);
-}
-
 /* Stands for the device in a forked child, where nothing may be asked of it: what is the parent's stays. */
 static pya_status
 gone_range(struct pya_device *dev, pya_dptr addr, size_t bytes) {
@@ -183,7 +178,7 @@ heap_close_card(struct pya_heap *heap, struct pya_card *card) {
     if (pya_heap_is_forked(heap)) {
         card_lose_device(card);
     }
-    pya_heap_forget_contexts(heap, card);
+    pya_ptrmap_each(&card->live, context_release, &heap->hooks);
     if (card->history != NULL) {
         pya_history_fini(card->history);
         card->history = NULL;

@@ -89,8 +89,6 @@ pya_heap_drop_context(struct pya_heap *heap, void *context) {
     }
 }
 
-/* Drops the contexts of the card's live blocks; the card is locked, or nobody uses it any more. */
-void pya_heap_forget_contexts(struct pya_heap *heap, struct pya_card *card);
 /* Gives a card that was just opened, or whose recording changes, the heap's history settings. */
 PYA_MUST_CHECK pya_status pya_heap_apply_history(struct pya_heap *heap, struct pya_card *card);
 

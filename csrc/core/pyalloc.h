@@ -161,8 +161,9 @@ PYA_MUST_CHECK pya_status pya_stats_reset_accumulated(struct pya_heap *heap, int
 PYA_MUST_CHECK pya_status pya_history_start(
     struct pya_heap *heap, enum pya_record_level level, bool trace, size_t max_entries,
     uint32_t skip_mask);
-/* Stops and forgets the traces and contexts. */
+/* Stops, and forgets the traces; live blocks keep their contexts, as torch's do. */
 void pya_history_stop(struct pya_heap *heap);
+/* Forgets the traces so far. */
 void pya_history_forget(struct pya_heap *heap);
 /* Moves one device's entries out, with the time of its clock; contexts of live blocks stay.  The caller frees items and
  * gives each context back through the hooks.  False: the device is not open, or nothing is recorded. */

@@ -80,9 +80,11 @@ test_taken_once_and_in_order(void) {
     CHECK(pya_history_take(world.heap, 0, &part, &now_ns));
     CHECK_EQ(part_count(&part, PYA_ACTION_ALLOC), 1);
     CHECK_EQ(n_references, 1); /* the live block keeps its own */
-    give(&world, live);
     give(&world, kept);
+    pya_history_forget(world.heap);
     pya_history_stop(world.heap);
+    CHECK_EQ(n_references, 1); /* after that too */
+    give(&world, live);
     CHECK_EQ(n_references, 0);
     give(&world, take(&world, MIB, 0));
     CHECK(!pya_history_take(world.heap, 0, &part, &now_ns));

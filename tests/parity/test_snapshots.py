@@ -290,6 +290,19 @@ def test_clear_history() -> None:
     assert trace() == []
 
 
+def test_live_blocks_keep_their_frames_when_the_history_goes() -> None:
+    _record_memory_history("all", stacks="python")
+    tensor = empty(1000)
+    for change in ({"clear_history": True}, {"enabled": None}):
+        try:
+            _record_memory_history(stacks="python", **change)
+        except TypeError:
+            continue  # this torch cannot clear it
+        blocks = [block for segment in _snapshot()["segments"] for block in segment["blocks"]]
+        (frames,) = [block["frames"] for block in blocks if block["address"] == tensor.data_ptr()]
+        assert frames, change
+
+
 @pytest.mark.parametrize(
     "bad", [{"enabled": "sometimes"}, {"context": "sometimes"}, {"stacks": "sometimes"}]
 )
