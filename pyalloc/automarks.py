@@ -232,7 +232,7 @@ class AutoMarks:
             return
         try:
             address = value.untyped_storage().data_ptr()
-        except (RuntimeError, NotImplementedError):  # sparse, fake and wrapped tensors have none
+        except Exception:  # sparse, fake, wrapped and uninitialized tensors have none, each in its way
             return
         if address:
             found.setdefault(address, category)

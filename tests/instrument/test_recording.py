@@ -232,6 +232,17 @@ def test_threads_that_allocate_without_the_gil_lose_nothing(record: Record) -> N
 
 
 @ALLOCATORS
+def test_modules_without_memory_yet_are_recorded(record: Record, allocator: str) -> None:
+    path = record("""
+    import torch
+    model = torch.nn.Sequential(torch.nn.LazyLinear(1000, device="cuda"), torch.nn.ReLU())
+    assert model(torch.ones(4, 500, device="cuda")).shape == (4, 1000)
+    """, "--allocator", allocator)  # fmt: skip
+    found = trace.analyse(path)
+    assert "parameters" in {row.name for row in found.by_category(found.peak.blocks)}
+
+
+@ALLOCATORS
 def test_uses_on_other_streams_are_recorded(record: Record, allocator: str) -> None:
     path = record("""
     import torch
