@@ -58,7 +58,7 @@ class _Source(Protocol):
         """Nanoseconds, comparable with the times of the events."""
 
     def begin(self) -> None:
-        """Events are kept from now on."""
+        """Events are kept from now on, and none from before."""
 
     def drain(self, pending: list[Row], at_mark: bool) -> None:
         """Moves to the file what happened, with the marks up to then, which it takes from the list.
@@ -89,7 +89,7 @@ class _Ours:
         return time.monotonic_ns() + self.offset_ns
 
     def begin(self) -> None:
-        _torch_history(self.stacks)  # torch's functions should know that history is on
+        _torch_history(self.stacks, clear=True)  # torch's functions should know that it is on
         level = 0 if self.stacks == "none" else 2
         _core.history_start(level, True, _MAX_ENTRIES, 0, self.stacks == "all")
 
@@ -133,7 +133,7 @@ class _Torchs:
 
     def begin(self) -> None:
         self.n_before, self.n_moved = _made()
-        _torch_history(self.stacks)
+        _torch_history(self.stacks, clear=True)
 
     def drain(self, pending: list[Row], at_mark: bool) -> None:
         import torch

@@ -243,6 +243,31 @@ def test_modules_without_memory_yet_are_recorded(record: Record, allocator: str)
 
 
 @ALLOCATORS
+def test_what_was_before_the_recording_is_not_in_it(
+    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, allocator: str
+) -> None:
+    """Where the program had torch's history on; what is alive when it begins is told as its state."""
+    dry_python(
+        f"""
+        import torch, pyalloc
+        def empty(mib):
+            return torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+        torch.cuda.memory._record_memory_history(stacks="python", max_entries=10_000_000)
+        kept = [empty(3) for _ in range(4)]
+        for _ in range(10):
+            empty(5)
+        with pyalloc.record({str(tmp_path / "out.pya")!r}):
+            for _ in range(6):
+                empty(7)
+        """,
+        install=allocator == "pyalloc",
+    )
+    totals = trace.analyse(tmp_path / "out.pya").totals
+    assert (totals["n_allocs"], totals["n_frees"], totals["n_unknown_frees"]) == (4 + 6, 6, 0)
+    assert totals["peak_bytes"] == (4 * 3 + 7) * MIB
+
+
+@ALLOCATORS
 def test_uses_on_other_streams_are_recorded(record: Record, allocator: str) -> None:
     path = record("""
     import torch
