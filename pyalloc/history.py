@@ -6,6 +6,7 @@ Levels, defaults and errors are torch's: torch.cuda.memory._record_memory_histor
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class _History:
     enabled: bool = False
     has_trace: bool = False
     level: int = 0
+    is_held: bool = False  # by a recording
+    has_told: bool = False
 
 
 _history = _History()
@@ -38,6 +41,21 @@ _history = _History()
 def is_enabled() -> bool:
     """Is history being recorded?"""
     return _history.enabled
+
+
+def hold(is_held: bool) -> None:
+    """While a recording holds it, the program's own calls do not change the history: it would lose what they drop."""
+    _history.is_held = is_held
+
+
+def _is_held() -> bool:
+    if _history.is_held and not _history.has_told:
+        _history.has_told = True
+        logging.getLogger("pyalloc").warning(
+            "torch.cuda.memory._record_memory_history() changes nothing while pyalloc records; the recording has all "
+            "events, and snapshots those of the last half second"
+        )
+    return _history.is_held
 
 
 def _ask(original: Callable[..., Any], *arguments: Any) -> Any:
@@ -51,6 +69,8 @@ def _ask(original: Callable[..., Any], *arguments: Any) -> Any:
 
 def record(original: Callable[..., Any], *given: Any) -> None:
     """torch._C._cuda_record_memory_history; torch checks the arguments and records what is not device memory."""
+    if _is_held():
+        return
     _ask(original, *given)
     values = given + _DEFAULTS[len(given) :]
     enabled, context, stacks, max_entries, clear, _, _, skip_actions, _, record_cuda = values[:10]
@@ -74,6 +94,8 @@ def record_legacy(
     *newer: Any,
 ) -> None:
     """torch._C._cuda_record_memory_history_legacy."""
+    if _is_held():
+        return
     _ask(
         original,
         enabled,

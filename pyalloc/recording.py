@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from pyalloc import _core, console, files, marks
+from pyalloc import _core, console, files, history, marks
 from pyalloc._bootstrap import leaving
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
@@ -271,6 +271,7 @@ class Recorder:
             self.hooks.install(torch)
         marks.listeners.append(self)
         _observe_oom(torch, self)
+        history.hold(isinstance(self.source, _Ours))
         _active.recorder = self
         atexit.register(self.stop)
         self.thread = threading.Thread(target=self._follow, daemon=True, name="pyalloc-record")
@@ -346,6 +347,7 @@ class Recorder:
     def _detach(self) -> None:
         """No marks come any more."""
         atexit.unregister(self.stop)
+        history.hold(False)
         if self.hooks is not None:
             self.hooks.remove()
         self.writer = None

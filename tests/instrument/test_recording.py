@@ -267,6 +267,26 @@ def test_what_was_before_the_recording_is_not_in_it(
     assert totals["peak_bytes"] == (4 * 3 + 7) * MIB
 
 
+def test_a_programs_own_history_takes_nothing_from_the_recording(record: Record) -> None:
+    """Programs switch torch's history on for some steps, and off: the recording goes on."""
+    path = record("""
+    import torch
+    def empty(mib):
+        return torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+    for ring in (5, 100_000):
+        torch.cuda.memory._record_memory_history(max_entries=ring)
+        for _ in range(30):
+            empty(3)
+        torch.cuda.memory._snapshot()
+        torch.cuda.memory._record_memory_history(enabled=None)
+        for _ in range(30):
+            empty(5)
+    """, "--allocator", "pyalloc")  # fmt: skip
+    found = trace.analyse(path)
+    assert found.totals["n_allocs"] == found.totals["n_frees"] == 120
+    assert found.totals["peak_bytes"] == 5 * MIB and not found.notes.get("lost_events")
+
+
 @ALLOCATORS
 def test_uses_on_other_streams_are_recorded(record: Record, allocator: str) -> None:
     path = record("""
