@@ -219,10 +219,17 @@ def _nvrtc() -> ctypes.CDLL:
     found += ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
     for name in sorted(found, key=lambda name: not name.endswith(f".so.{_cuda_major()}")):
         with contextlib.suppress(OSError):
+            _open_builtins(Path(name))
             return ctypes.CDLL(name)
     raise OpError(
         "libnvrtc is not found; install nvidia-cuda-nvrtc, or run make cuda where nvcc is"
     )
+
+
+def _open_builtins(nvrtc: Path) -> None:
+    """NVRTC asks for its other half by name alone, and 13.0's does not say that it lies beside it."""
+    for path in nvrtc.parent.glob("libnvrtc-builtins.so.*") if nvrtc.is_absolute() else ():
+        ctypes.CDLL(str(path))
 
 
 def compile_text(text: bytes, arch: str) -> bytes:

@@ -312,6 +312,24 @@ def test_nvrtc_is_of_torchs_own_cuda(tmp_path, monkeypatch, cuda, major):
     assert _cuda.image_for((9, 0)) == b"another"
 
 
+def test_nvrtc_finds_its_other_half(tmp_path, monkeypatch):
+    """It asks for that by name alone, so that must be open before; but never what lies in the current folder."""
+    folder = tmp_path / "cu13" / "lib"
+    folder.mkdir(parents=True)
+    halves = [str(folder / name) for name in ("libnvrtc-builtins.so.13.0", "libnvrtc.so.13")]
+    for half in halves:
+        Path(half).touch()
+    opened = []
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(_cuda.ctypes, "CDLL", opened.append)
+    monkeypatch.setattr(_cuda.torch.version, "cuda", "13.0")
+    for roots in ([str(tmp_path)], []):
+        spec = SimpleNamespace(submodule_search_locations=roots)
+        monkeypatch.setattr(_cuda.importlib.util, "find_spec", lambda name, spec=spec: spec)
+        _cuda._nvrtc()
+    assert opened == [*halves, "libnvrtc.so.13"]
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """The kernels as one text, where there is something that compiles it."""
