@@ -472,7 +472,6 @@ test_all(void) {
         suite_plain(&subjects[i], dev);
         suite_events(&subjects[i], dev);
         suite_visits(&subjects[i], dev);
-        suite_destroyed_stream(&subjects[i], dev);
         suite_blocking_capture(&subjects[i], dev);
         if (caps.has_vmm) {
             suite_aliases(&subjects[i], dev);
@@ -547,10 +546,27 @@ test_vmm_is_tried_out(void) {
     }
 }
 
+/* The last case: a card's driver may crash here.  torch destroys none of its streams, and other libraries' are asked
+ * nothing. */
+static void
+test_destroyed_streams(void) {
+    for (size_t i = 0; i < sizeof subjects / sizeof *subjects; i++) {
+        struct pya_device *dev = subjects[i].open();
+        if (dev != NULL) {
+            printf("device: %s\n", subjects[i].name);
+            (void)fflush(stdout);
+            suite_destroyed_stream(&subjects[i], dev);
+            check_sim_clean(dev);
+            pya_device_close(dev);
+        }
+    }
+}
+
 static const struct check_case cases[] = {
     {"all", test_all},
     {"vmm_is_tried_out", test_vmm_is_tried_out},
     {"open_refuses", test_open_refuses},
+    {"destroyed_streams", test_destroyed_streams},
 };
 
 int
