@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -125,12 +126,9 @@ def _module(device: int) -> tuple[int, int | None] | None:
         lib = library()
         if lib.pya_ops_cuda_open(None) != 0:
             raise OpError(_error(lib))
-        image = image_for(torch.cuda.get_device_capability(device))
-        loaded = Target()
         with torch.cuda.device(device):
             torch.cuda.current_stream().synchronize()  # the context exists and is current
-            if lib.pya_ops_cuda_load(image, ctypes.byref(loaded)) != 0:
-                raise OpError(_error(lib))
+            loaded = load(lib, torch.cuda.get_device_capability(device))
             for name in kernel_names(SOURCE.read_bytes()):  # none is left to load during a capture
                 lib.pya_ops_cuda_has(ctypes.byref(loaded), name)
         return int(loaded.module), loaded.context
@@ -142,20 +140,42 @@ def _module(device: int) -> tuple[int, int | None] | None:
         return None
 
 
+def load(lib: ctypes.CDLL, capability: tuple[int, int]) -> Target:
+    """The kernels in the thread's context: the first image that its driver takes.
+
+    Raises:
+        OpError: the driver takes none, or there is none.
+    """
+    loaded = Target()
+    for image in images_for(capability):
+        if lib.pya_ops_cuda_load(image, ctypes.byref(loaded)) == 0:
+            return loaded
+    raise OpError(_error(lib))
+
+
 def kernel_names(text: bytes) -> list[bytes]:
     """The kernels of a source; those that end in _tensor exist only where tensor cores pay."""
     return re.findall(rb"^(pya_\w+)\(struct \w+ \w+\) {", text, re.MULTILINE)
 
 
-def image_for(capability: tuple[int, int]) -> bytes:
-    """Machine code for a device: the built fatbin, a cached compilation, or a fresh one by NVRTC."""
+def images_for(capability: tuple[int, int]) -> Iterator[bytes]:
+    """Machine code for a device: the built fatbin, which may be of a CUDA that is too new for the driver; then NVRTC's.
+
+    Raises:
+        OpError: the source is missing, or NVRTC, or it refuses.
+    """
     if not SOURCE.exists():
         raise OpError(f"{SOURCE} is missing; install pyalloc again")
     text = SOURCE.read_bytes()
     digest = hashlib.sha256(text).hexdigest()
     fatbin = SOURCE.parent / f"ops-{digest[:16]}.fatbin"
     if fatbin.exists():
-        return fatbin.read_bytes()
+        yield fatbin.read_bytes()
+    yield _compiled(text, digest, capability)
+
+
+def _compiled(text: bytes, digest: str, capability: tuple[int, int]) -> bytes:
+    """A cached compilation, or a fresh one."""
     arch = f"sm_{capability[0]}{capability[1]}"
     directory = _cache_directory()
     if directory is None:

@@ -287,8 +287,26 @@ def test_no_home_means_no_cache(tmp_path, monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", home)
-    assert _cuda.image_for((9, 0)) == b"compiled"
+    assert next(_cuda.images_for((9, 0))) == b"compiled"
     assert list(tmp_path.iterdir()) == [tmp_path / "ops.cu"]
+
+
+def test_what_the_driver_refuses_is_compiled_again(tmp_path, monkeypatch):
+    """A fatbin of a newer CUDA than the driver's."""
+    (tmp_path / "ops.cu").write_bytes(b"text")
+    digest = hashlib.sha256(b"text").hexdigest()[:16]
+    (tmp_path / f"ops-{digest}.fatbin").write_bytes(b"built")
+    monkeypatch.setattr(_cuda, "SOURCE", tmp_path / "ops.cu")
+    monkeypatch.setattr(_cuda, "compile_text", lambda *_: b"compiled")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tried = []
+
+    def refuse(image, to):
+        tried.append(image)
+        return image == b"built"
+
+    _cuda.load(SimpleNamespace(pya_ops_cuda_load=refuse), (9, 0))
+    assert tried == [b"built", b"compiled"]
 
 
 @pytest.mark.parametrize(("cuda", "major"), [("12.8", "12"), ("13.2", "13")])
@@ -306,10 +324,10 @@ def test_nvrtc_is_of_torchs_own_cuda(tmp_path, monkeypatch, cuda, major):
     monkeypatch.setattr(_cuda, "compile_text", lambda *_: cuda.encode())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert _cuda._nvrtc().endswith(f"/libnvrtc.so.{major}")
-    assert _cuda.image_for((9, 0)) == cuda.encode()
+    assert next(_cuda.images_for((9, 0))) == cuda.encode()
     monkeypatch.setattr(_cuda.torch.version, "cuda", "11.8")
     monkeypatch.setattr(_cuda, "compile_text", lambda *_: b"another")
-    assert _cuda.image_for((9, 0)) == b"another"
+    assert next(_cuda.images_for((9, 0))) == b"another"
 
 
 def test_nvrtc_finds_its_other_half(tmp_path, monkeypatch):
@@ -366,13 +384,13 @@ def test_nvrtc_image_is_found_again(text, tmp_path, monkeypatch):
     monkeypatch.setattr(_cuda, "SOURCE", tmp_path / "ops.cu")
     monkeypatch.setattr(_cuda, "compile_text", compiled_by_nvrtc)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    image = _cuda.image_for((9, 0))
+    image = next(_cuda.images_for((9, 0)))
     assert image[:4] == b"\x7fELF" and b"pya_attention_backward_bias" in image
     monkeypatch.setattr(_cuda, "compile_text", lambda *_: pytest.fail("the cache was not used"))
-    assert _cuda.image_for((9, 0)) == image
+    assert next(_cuda.images_for((9, 0))) == image
     digest = hashlib.sha256((tmp_path / "ops.cu").read_bytes()).hexdigest()[:16]
     (tmp_path / f"ops-{digest}.fatbin").write_bytes(b"built")
-    assert _cuda.image_for((9, 0)) == b"built"
+    assert next(_cuda.images_for((9, 0))) == b"built"
 
 
 # The next test has nvcc do the generations up to 9.0, and the one before did 9.0 by NVRTC.
