@@ -232,9 +232,7 @@ class AutoMarks:
             return
         try:
             address = value.untyped_storage().data_ptr()
-        except (
-            Exception
-        ):  # sparse, fake, wrapped and uninitialized tensors have none, each in its way
+        except Exception:  # sparse, fake, wrapped and uninitialized tensors have none
             return
         if address:
             found.setdefault(address, category)

@@ -30,12 +30,12 @@ def socket_path(pid: int) -> Path:
 
 
 def figures() -> dict[str, Any]:
-    """What is told: torch's statistics of each device in use."""
+    """What is told: torch's statistics of each device in use; the others stay unused, for a context costs memory."""
     torch: Any = sys.modules.get("torch")
     result: dict[str, Any] = {"pid": os.getpid(), "argv": sys.argv, "devices": {}}
     if torch is None or not torch.cuda.is_initialized():
         return result
-    for index in range(torch.cuda.device_count()):
+    for index in filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count())):
         stats = dict(torch.cuda.memory_stats(index))
         free, total = torch.cuda.mem_get_info(index)
         stats.update({"device_free_bytes": free, "device_total_bytes": total})

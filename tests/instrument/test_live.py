@@ -29,7 +29,8 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path) -> None:
         "print('ready', __import__('os').getpid(), flush=True)\n"
         "sys.stdin.read()\n"
     )
-    words = [sys.executable, "-m", "pyalloc", "dryrun", sys.executable, "-W", "ignore", str(script)]
+    dryrun = [sys.executable, "-m", "pyalloc", "dryrun", "--devices", "2"]
+    words = [*dryrun, sys.executable, "-W", "ignore", str(script)]
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdin is not None
     try:
@@ -37,6 +38,7 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path) -> None:
         assert live.socket_path(pid).stat().st_mode & 0o77 == 0
         data = json.loads(pyalloc("stats", pid, "--json", "-q"))
         assert data["devices"]["0"]["allocated_bytes.all.current"] == 48 * MIB
+        assert list(data["devices"]) == ["0"]  # to look at the other would begin to use it
         out = pyalloc("live", pid, "--count", "2", "--interval", "0.01")
         assert out.count("allocated 48.0 MiB") == 2
         assert all(len(line) <= 80 for line in out.splitlines() if "argv" not in line)
