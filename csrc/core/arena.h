@@ -70,6 +70,12 @@ pya_arena_place(const struct pya_arena *arena) {
     return place;
 }
 
+/* Are there more arenas than one?  Streams and pools that share a card take memory from one another. */
+static inline bool
+pya_card_is_shared(const struct pya_card *card) {
+    return card->arenas->next != NULL;
+}
+
 /* For the fence's stream. */
 PYA_MUST_CHECK pya_status pya_arena_create(
     struct pya_card *card, struct pya_pool *pool, struct pya_fence *fence, struct pya_arena **out);

@@ -6,12 +6,18 @@
 /* A foreign stream that was capturing at its last request is taken to be for so long: its end may never be heard of. */
 #define FENCE_CAPTURE_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 
-pya_status
-pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out) {
+static struct pya_fence *
+fence_find(const struct pya_card *card, pya_stream stream) {
     struct pya_fence *fence = card->fences;
     while (fence != NULL && fence->stream != stream) {
         fence = fence->next;
     }
+    return fence;
+}
+
+pya_status
+pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out) {
+    struct pya_fence *fence = fence_find(card, stream);
     if (fence == NULL) {
         fence = calloc(1, sizeof *fence);
         if (fence == NULL) {
@@ -29,10 +35,7 @@ pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out)
 
 bool
 pya_fences_note_foreign(struct pya_card *card, pya_stream stream, struct pya_device *dev) {
-    struct pya_fence *fence = card->fences;
-    while (fence != NULL && fence->stream != stream) {
-        fence = fence->next;
-    }
+    struct pya_fence *fence = fence_find(card, stream);
     if (fence == NULL || fence->is_gone) {
         return false;
     }

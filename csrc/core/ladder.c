@@ -489,7 +489,7 @@ climb_at_ease(
     if (st != PYA_OK || *out != NULL) {
         return st;
     }
-    if (card->arenas->next != NULL) {
+    if (pya_card_is_shared(card)) {
         pya_trim_settle(card);
         /* Nobody wants what a pool left but who takes it: never put off, whatever transfers have cost. */
         st = ladder_borrow(arena, bytes, is_small, TRANSFER_LEFT, out);

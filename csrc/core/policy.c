@@ -122,11 +122,6 @@ pya_policy_pay_transfer(struct pya_arena *arena, size_t n_pages) {
     arena->card->stitch_ns += cost_ns;
 }
 
-static bool
-is_shared(const struct pya_card *card) {
-    return card->arenas->next != NULL;
-}
-
 /* Pages a stitch of `bytes` would still have to create. */
 static size_t
 pages_missing(const struct pya_arena *arena, size_t bytes) {
@@ -186,7 +181,8 @@ is_rising(struct pya_arena *arena, const struct plea *plea) {
 static enum pya_plan
 plan_how(struct pya_arena *arena, const struct plea *plea) {
     bool is_large = plea->bytes >= plea->peak_live / BALANCED_MOVE_SHARE;
-    bool moves = is_shared(arena->card) || (is_large && !is_worth_a_range(arena, plea->bytes));
+    bool moves =
+        pya_card_is_shared(arena->card) || (is_large && !is_worth_a_range(arena, plea->bytes));
     return moves && plea->n_there == 0 ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
 }
 
@@ -220,7 +216,7 @@ plan_balanced(struct pya_arena *arena, const struct plea *plea) {
     const struct pya_card *card = arena->card;
     bool is_early = card->stitch_ns < BALANCED_EARLY_SHARE * create_cost_ns(card->pages.n_live);
     double patience = is_early ? BALANCED_PATIENCE : patience_late(card);
-    if (is_shared(card)) {
+    if (pya_card_is_shared(card)) {
         patience = BALANCED_PATIENCE * thrift(card);
     } else if (is_rising(arena, plea)) {
         patience = 0;
@@ -231,7 +227,7 @@ plan_balanced(struct pya_arena *arena, const struct plea *plea) {
 /* Above the level: whatever saves pages, until it has cost far more than the pages would. */
 static enum pya_plan
 plan_pressed(struct pya_arena *arena, const struct plea *plea) {
-    double patience = is_shared(arena->card) ? BALANCED_PATIENCE : PRESSED_PATIENCE;
+    double patience = pya_card_is_shared(arena->card) ? BALANCED_PATIENCE : PRESSED_PATIENCE;
     return plan_save(arena, plea, patience);
 }
 

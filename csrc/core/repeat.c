@@ -170,7 +170,7 @@ repeat_of(struct pya_arena *arena) {
 static void
 repeat_watch(struct pya_arena *arena) {
     struct pya_repeat *repeat = arena->repeat;
-    bool is_alone = arena->card->arenas->next == NULL;
+    bool is_alone = !pya_card_is_shared(arena->card);
     if (arena->stays == NULL && is_alone && repeat->n - repeat->like >= SETTLE_PERIOD) {
         arena->stays = calloc(REPEAT_KEPT, sizeof *arena->stays);
         repeat->n_stays = repeat->n;
@@ -181,7 +181,7 @@ repeat_watch(struct pya_arena *arena) {
 static bool
 repeat_is_settling(const struct pya_arena *arena) {
     const struct pya_repeat *repeat = arena->repeat;
-    bool is_alone = arena->card->arenas->next == NULL;
+    bool is_alone = !pya_card_is_shared(arena->card);
     if (arena->stays == NULL || repeat->like < repeat->n_stays || !is_alone) {
         return false;
     }

@@ -21,13 +21,6 @@ arena_in_scope(
     return scope == PYA_TRIM_POOL ? arena->pool == pool : pya_pool_is_open(arena);
 }
 
-static void
-stitch_keep_pages(struct pya_card *card, const struct pya_stitch *stitch) {
-    for (size_t i = 0; i < stitch->n_pages; i++) {
-        card->pages.items[stitch->pages[i]].is_leaving = false;
-    }
-}
-
 static bool
 page_is_going(const struct pya_card *card, pya_page_id id) {
     const struct pya_page *page = &card->pages.items[id];
@@ -53,7 +46,7 @@ trim_stitches(struct pya_card *card, struct pya_arena *arena) {
             is_going = page_is_going(card, stitch->pages[i]);
         }
         if (is_going && stitch->block == NULL && pya_stitch_destroy(stitch) != PYA_OK) {
-            stitch_keep_pages(card, stitch);
+            pya_stitch_mark(stitch, false);
         }
         stitch = next;
     }
