@@ -1,6 +1,6 @@
 /* The heap: cards by device, requests in and out.  Floor 12.
  *
- * Lock order: heap->lock (opening a card) before card->lock.  Hooks run under no lock. */
+ * Lock order: heap->lock (opening a card) before card->lock.  pyalloc.h says which hooks run under a lock. */
 #include "heap.h"
 
 #include <stdlib.h>

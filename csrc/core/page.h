@@ -20,8 +20,8 @@ struct pya_page {
     uint32_t slot;           /* home: the page's number in the range */
     uint32_t n_mappings;     /* addresses at which it is mapped, home included */
     bool is_small;           /* created for a small request: torch's small pool owns it */
-    bool is_leaving;         /* scratch of the trimmer */
-    bool is_left;            /* see pya_arena_leave() */
+    bool is_leaving; /* scratch: chosen by the trimmer, or not to be picked (pya_stitch_mark()) */
+    bool is_left;    /* see pya_arena_leave() */
 };
 
 /* n_live == number of entries with a handle; n_mappings == sum of their n_mappings. */

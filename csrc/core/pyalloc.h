@@ -22,7 +22,7 @@ struct pya_heap;
 /* How the embedding program tells the heap about its world.  Every member may be NULL. */
 struct pya_hooks {
     void *arg;
-    /* Opens device `index` at its first use; the heap closes it.  Required. */
+    /* Opens device `index` at its first use, under the heap's lock; the heap closes it.  Required. */
     pya_status (*open_device)(void *arg, int index, struct pya_device **out);
     /* Why the calling thread's last open_device failed; a call of "" where that is not known. */
     void (*open_error)(void *arg, struct pya_device_error *out);
@@ -39,7 +39,7 @@ struct pya_hooks {
     /* Memory is short: free what you can.  Called without the lock, before out of memory, never from within itself
      * on one thread; it may allocate and free.  true: try again. */
     bool (*on_pressure)(void *arg, int device, size_t bytes);
-    /* Called without the lock before PYA_E_NOMEM is returned (torch's OOM observers). */
+    /* Called without the lock before PYA_E_NOMEM is returned. */
     void (*on_oom)(void *arg, int device, size_t bytes);
 };
 
