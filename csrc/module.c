@@ -166,11 +166,8 @@ core_options(PyObject *self, PyObject *args) {
     for (size_t i = 0; list != NULL && pya_option_name(i) != NULL; i++) {
         char value[128];
         (void)pya_option_format(&options, i, value, sizeof value);
-        PyObject *row = Py_BuildValue("(sss)", pya_option_name(i), value, pya_option_help(i));
-        if (row == NULL || PyList_Append(list, row) != 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(row);
+        pya_module_list_add(
+            &list, Py_BuildValue("(sss)", pya_option_name(i), value, pya_option_help(i)));
     }
     return list;
 }

@@ -136,15 +136,6 @@ scan_dealloc(PyObject *self) {
 
 /* ---- rows ---- */
 
-/* Takes row; drops the list on failure. */
-static void
-rows_add(PyObject **list, PyObject *row) {
-    if (row == NULL || *list == NULL || PyList_Append(*list, row) != 0) {
-        Py_CLEAR(*list);
-    }
-    Py_XDECREF(row);
-}
-
 /* PYA_SCAN_NEVER is None. */
 static PyObject *
 event_number(uint64_t event) {
@@ -197,7 +188,7 @@ scan_bins(PyObject *self, PyObject *unused) {
     const struct pya_scan_bin *b = pya_scan_bins(scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, b++) {
-        rows_add(
+        pya_module_list_add(
             &list,
             Py_BuildValue(
                 "(KKKKKKII)", (ull)b->event, (ull)b->time_ns, (ull)b->max_bytes, (ull)b->min_bytes,
@@ -213,7 +204,7 @@ scan_phases(PyObject *self, PyObject *unused) {
     const struct pya_scan_phase *p = pya_scan_phases(scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, p++) {
-        rows_add(
+        pya_module_list_add(
             &list, Py_BuildValue(
                        "(IIIKKKKKKKKKKK)", p->text, p->step, p->depth, (ull)p->begin, (ull)p->end,
                        (ull)p->begin_ns, (ull)p->end_ns, (ull)p->begin_bytes, (ull)p->end_bytes,
@@ -230,7 +221,7 @@ scan_steps(PyObject *self, PyObject *unused) {
     const struct pya_scan_step *p = pya_scan_steps(scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, p++) {
-        rows_add(
+        pya_module_list_add(
             &list, Py_BuildValue(
                        "(KKKKK)", (ull)p->number, (ull)p->event, (ull)p->time_ns,
                        (ull)p->allocated_bytes, (ull)p->peak_bytes));
@@ -245,7 +236,7 @@ scan_stacks(PyObject *self, PyObject *unused) {
     const struct pya_scan_stack *p = pya_scan_stacks(scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, p++) {
-        rows_add(
+        pya_module_list_add(
             &list,
             Py_BuildValue(
                 "(KKKK)", (ull)p->n_allocs, (ull)p->bytes, (ull)p->n_live, (ull)p->live_bytes));
@@ -260,7 +251,7 @@ scan_ooms(PyObject *self, PyObject *unused) {
     const struct pya_scan_oom *p = pya_scan_ooms(scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, p++) {
-        rows_add(
+        pya_module_list_add(
             &list, Py_BuildValue(
                        "(KKKKKIi)", (ull)p->event, (ull)p->bytes, (ull)p->free_bytes,
                        (ull)p->allocated_bytes, (ull)p->reserved_bytes, p->stack, p->device));
@@ -282,7 +273,7 @@ scan_notes(PyObject *self, PyObject *unused) {
     const uint32_t *notes = pya_scan_notes(scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++) {
-        rows_add(&list, text_object(scan_from(self), notes[i]));
+        pya_module_list_add(&list, text_object(scan_from(self), notes[i]));
     }
     return list;
 }
@@ -291,7 +282,7 @@ static PyObject *
 block_rows(const struct pya_scan_block *b, size_t n) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, b++) {
-        rows_add(
+        pya_module_list_add(
             &list, Py_BuildValue(
                        "(KKKKKNIIIIIIi)", (ull)b->addr, (ull)b->bytes, (ull)b->stream,
                        (ull)b->alloc_event, (ull)b->alloc_ns, event_number(b->free_event), b->stack,
@@ -305,7 +296,7 @@ moment_segments(const struct pya_scan_moment *moment) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < moment->n_segments; i++) {
         const struct pya_scan_segment *g = &moment->segments[i];
-        rows_add(
+        pya_module_list_add(
             &list, Py_BuildValue(
                        "(KKKiO)", (ull)g->addr, (ull)g->bytes, (ull)g->stream, g->device,
                        g->is_mapped ? Py_True : Py_False));
@@ -328,7 +319,7 @@ scan_moments(PyObject *self, PyObject *unused) {
             Py_CLEAR(list);
             break;
         }
-        rows_add(
+        pya_module_list_add(
             &list, Py_BuildValue(
                        "(KKKNN)", (ull)m->event, (ull)m->allocated_bytes, (ull)m->reserved_bytes,
                        blocks, segments));
@@ -364,7 +355,7 @@ scan_frames(PyObject *self, PyObject *args) {
     struct pya_trace_frame frame;
     PyObject *list = PyList_New(0);
     while (list != NULL && stack != 0 && pya_trace_frame(pya_scan_reader(scan), stack, &frame)) {
-        rows_add(
+        pya_module_list_add(
             &list,
             Py_BuildValue(
                 "(NNI)", text_object(scan, frame.name), text_object(scan, frame.file), frame.line));

@@ -164,11 +164,7 @@ static PyObject *
 all_traces(const struct pya_snapshot *snapshot, int n_devices, PyObject *cache) {
     PyObject *list = PyList_New(0);
     for (int device = 0; list != NULL && device < n_devices; device++) {
-        PyObject *trace = trace_list(snapshot, (size_t)device, cache);
-        if (trace == NULL || PyList_Append(list, trace) != 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(trace);
+        pya_module_list_add(&list, trace_list(snapshot, (size_t)device, cache));
     }
     return list;
 }
@@ -278,11 +274,7 @@ core_actions(PyObject *self, PyObject *args) {
     (void)args;
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && i < PYA_N_ACTIONS; i++) {
-        PyObject *name = PyUnicode_FromString(pya_action_name((enum pya_action)i));
-        if (name == NULL || PyList_Append(list, name) != 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(name);
+        pya_module_list_add(&list, PyUnicode_FromString(pya_action_name((enum pya_action)i)));
     }
     return list;
 }
@@ -357,15 +349,12 @@ core_pools(PyObject *self, PyObject *args) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n && i < n_room; i++) {
         const struct pya_stat *bytes = infos[i].reserved_bytes;
-        PyObject *row = Py_BuildValue(
-            "(NnN{sNsNsN})", pool_tuple(infos[i].id), (Py_ssize_t)infos[i].n_users,
-            PyBool_FromLong(infos[i].is_active), "all", stat_dict(&bytes[PYA_STAT_ALL]),
-            "small_pool", stat_dict(&bytes[PYA_STAT_SMALL]), "large_pool",
-            stat_dict(&bytes[PYA_STAT_LARGE]));
-        if (row == NULL || PyList_Append(list, row) != 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(row);
+        pya_module_list_add(
+            &list, Py_BuildValue(
+                       "(NnN{sNsNsN})", pool_tuple(infos[i].id), (Py_ssize_t)infos[i].n_users,
+                       PyBool_FromLong(infos[i].is_active), "all", stat_dict(&bytes[PYA_STAT_ALL]),
+                       "small_pool", stat_dict(&bytes[PYA_STAT_SMALL]), "large_pool",
+                       stat_dict(&bytes[PYA_STAT_LARGE])));
     }
     free(infos);
     return list;

@@ -82,11 +82,8 @@ core_torch_features(PyObject *self, PyObject *args) {
     const char *detail = NULL;
     bool works = false;
     for (size_t i = 0; list != NULL && pya_torch_feature(i, &name, &works, &detail); i++) {
-        PyObject *row = Py_BuildValue("(sOs)", name, works ? Py_True : Py_False, detail);
-        if (row == NULL || PyList_Append(list, row) != 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(row);
+        pya_module_list_add(
+            &list, Py_BuildValue("(sOs)", name, works ? Py_True : Py_False, detail));
     }
     return list;
 }

@@ -29,7 +29,7 @@ trace_raise(pya_status status, const char *path, const char *why) {
     return pya_module_raise(exists ? "UsageError" : "TraceError", text);
 }
 
-/* A path as UTF-8, new reference, or NULL with an exception set. */
+/* A path as the system has it, new reference, or NULL with an exception set. */
 static PyObject *
 trace_path(PyObject *path) {
     PyObject *bytes = NULL;
