@@ -12,8 +12,11 @@ extern "C" {
 /* kind, name, default, help.  Kinds: CHOICE (enum below), BOOL, BYTES (0 is "none"), REAL, SECONDS, COUNT. */
 #define PYA_OPTION_TABLE(X)                                                                        \
     X(CHOICE, memory, PYA_MEMORY_BALANCED,                                                         \
-      "tight|balanced|fast: how much work to spend on saving memory")                              \
-    X(BOOL, vmm, 1, "use the driver's virtual memory calls where it has them")                     \
+      "tight|balanced|fast: how much work to spend on saving memory; balanced for training, "      \
+      "tight where the last percent decides whether it fits, fast where memory is plenty")         \
+    X(BOOL, vmm, 1,                                                                                \
+      "use the driver's virtual memory calls where it has them; False for CUDA IPC, and for "      \
+      "libraries that want one allocation behind an address")                                      \
     X(REAL, per_process_memory_fraction, 1,                                                        \
       "share of each device's memory this process may reserve")                                    \
     X(BYTES, limit, 0, "most bytes to reserve on each device (0: the device's memory)")            \
@@ -25,13 +28,17 @@ extern "C" {
       "bytes of each device to leave to other programs: cached memory goes back below that")       \
     X(SECONDS, trim_after, 0,                                                                      \
       "seconds after which memory nothing needed is given back, at the next call (0: never)")      \
-    X(BYTES, max_split_size, 0, "without vmm: larger blocks are not split (0: no bound)")          \
+    X(BYTES, max_split_size, 0,                                                                    \
+      "without vmm: larger blocks are not split, which helps where pieces of them lie idle "       \
+      "(0: no bound)")                                                                             \
     X(COUNT, roundup_power2_divisions, 0,                                                          \
-      "round requests up to this many steps per power of two (0: off)")                            \
+      "round requests up to this many steps per power of two: fewer sizes, more memory (0: off)")  \
     X(BOOL, shared_pages, 0,                                                                       \
-      "short of memory: let two live blocks share a page under two addresses")                     \
+      "short of memory: let two live blocks share a page under two addresses (not yet run on a "   \
+      "card)")                                                                                     \
     X(COUNT, mappings_per_page, 64,                                                                \
-      "address mappings kept per physical page before old ones are unmapped")
+      "address mappings kept per physical page before old ones are unmapped: fewer take less of "  \
+      "the driver's memory and more of its time")
 
 enum { PYA_MEMORY_TIGHT, PYA_MEMORY_BALANCED, PYA_MEMORY_FAST };
 
