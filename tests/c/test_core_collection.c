@@ -139,7 +139,66 @@ test_segments_make_room_for_the_next(void) {
     }
 }
 
+/* keep_free: what is reserved now and what is free beyond that is the level, and nothing goes below it. */
+static void
+test_what_is_left_to_others_is_kept_free(void) {
+    static const char *const options[] = {
+        "vmm:False,keep_free:900MiB", "vmm:False,keep_free:880MiB"};
+    for (size_t i = 0; i < 2; i++) {
+        struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+        world_init(&world, options[i]);
+        (void)take(&world, 60 * MIB, 0);
+        give(&world, take(&world, 40 * MIB, 16));
+        (void)take(&world, 40 * MIB, 0);
+        CHECK_EQ(reserved(&world), (i == 0 ? 100 : 140) * MIB);
+        world_fini(&world);
+    }
+}
+
+/* Above the level too a little more than was needed stays. */
+static void
+test_a_little_stays(void) {
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    pya_dptr small[8];
+    world_init(&world, "vmm:False,soft_limit:80MiB");
+    (void)take(&world, 60 * MIB, 0);
+    for (size_t i = 0; i < 8; i++) {
+        small[i] = take(&world, MIB, 16);
+    }
+    for (size_t i = 0; i < 8; i++) {
+        give(&world, small[i]);
+    }
+    (void)take(&world, 20 * MIB, 0);
+    CHECK_EQ(reserved(&world), 88 * MIB);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_pressed"), 1);
+    world_fini(&world);
+}
+
+/* A range that was mapped half way, and could not be undone, goes at the next occasion, whatever its pages are used for. */
+static void
+test_half_a_range_goes(void) {
+    struct world world = {.config = {.quiet = true}};
+    pya_dptr ptrs[8], ptr;
+    world_full(&world, ptrs);
+    give(&world, ptrs[3]);
+    give(&world, ptrs[5]);
+    pya_sim_fail(world.sim, 1U << PYA_SIM_MAP | 1U << PYA_SIM_UNMAP, 2, PYA_E_DEVICE, true);
+    CHECK_EQ(pya_alloc(world.heap, 0, 8 * MIB, 0, &ptr), PYA_E_DEVICE);
+    CHECK(pya_sim_fail_clear(world.sim));
+    (void)take(&world, 4 * MIB, 0);
+    (void)take(&world, 4 * MIB, 0);
+    give(&world, ptrs[0]);
+    CHECK(stat_of(world.heap, 0, "pyalloc_mappings") > stat_of(world.heap, 0, "pyalloc_pages"));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_pages"), 9);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_mappings"), 9);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"what_is_left_to_others_is_kept_free", test_what_is_left_to_others_is_kept_free},
+    {"a_little_stays", test_a_little_stays},
+    {"half_a_range_goes", test_half_a_range_goes},
     {"oldest_goes_first", test_the_oldest_goes_first},
     {"largest_goes_first", test_the_largest_of_the_oldest_goes_first},
     {"second_address_goes_last", test_what_has_a_second_address_goes_last},
