@@ -1,5 +1,7 @@
 /* Where a request is placed, which ranges are stitched, shared, extended and unmapped, and what becomes of a mapping that
  * failed half-way. */
+#include "core/snapshot.h"
+#include "fault.h"
 #include "world.h"
 
 #define HALF_MIB (MIB / 2)
@@ -47,6 +49,92 @@ test_a_shared_range_ends_in_the_smallest_start(void) {
     static const size_t sizes[] = {HALF_MIB, 3 * HALF_MIB, 2 * MIB, 3 * HALF_MIB, HALF_MIB,
                                    2 * MIB,  2 * MIB,      2 * MIB, 2 * MIB,      2 * MIB};
     take_two_shared(sizes, 0, 3);
+}
+
+/* Where only the largest end of a page does, it is found, whichever free runs are larger. */
+static void
+test_the_largest_end_of_all_is_found(void) {
+    static const size_t sizes[] = {HALF_MIB, 3 * HALF_MIB, 3 * HALF_MIB, 5 * HALF_MIB, 4 * MIB};
+    struct world world = {.config = {.capacity_bytes = 10 * MIB}};
+    pya_dptr ptrs[5];
+    world_init(&world, "shared_pages:True");
+    fill(&world, sizes, 5, ptrs);
+    give(&world, ptrs[1]); /* an end of 1.5 MiB */
+    give(&world, ptrs[3]); /* one of 512 KiB, and a page */
+    (void)take(&world, 7 * HALF_MIB, 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_shared_ranges"), 1);
+    world_fini(&world);
+}
+
+/* The stream of the segment in which ptr lies. */
+static pya_stream
+stream_at(struct world *world, pya_dptr ptr) {
+    struct pya_snapshot snap;
+    pya_stream found = UINT64_MAX;
+    CHECK_OK(pya_snapshot_take(world->heap, NULL, false, &snap));
+    for (size_t i = 0; i < snap.n_segments; i++) {
+        const struct pya_snap_segment *segment = &snap.segments[i];
+        bool is_inside = ptr >= segment->addr && ptr - segment->addr < segment->total_bytes;
+        found = is_inside ? segment->stream : found;
+    }
+    pya_snapshot_fini(&snap);
+    return found;
+}
+
+/* A range changes streams whole or not at all, whatever host memory there is. */
+static void
+test_ranges_change_streams_whole(void) {
+    static const size_t sizes[] = {2 * MIB, 4 * MIB, 2 * MIB, 4 * MIB, 2 * MIB};
+    bool has_failed = true;
+    for (unsigned long nth = 1; has_failed && check_failures < 20; nth++) {
+        struct world world = {.config = {.capacity_bytes = 14 * MIB}};
+        pya_dptr ptrs[5], ptr = 0;
+        world_init(&world, "memory:tight");
+        fill(&world, sizes, 5, ptrs);
+        give(&world, ptrs[1]);
+        give(&world, ptrs[3]);
+        give(&world, take(&world, 8 * MIB, 0));
+        fault_arm(nth);
+        pya_status st = pya_alloc(world.heap, 0, 8 * MIB, 16, &ptr);
+        has_failed = fault_disarm();
+        CHECK(st == PYA_OK || (has_failed && st == PYA_E_HOST_NOMEM));
+        CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+        if (st == PYA_OK) {
+            CHECK(has_failed || stat_of(world.heap, 0, "pyalloc_range_hits") == 1);
+            CHECK_EQ(stream_at(&world, ptr), 16);
+        }
+        world_fini(&world);
+    }
+}
+
+/* What is reserved is there for whoever wants it, or it was told that host memory is short. */
+static void
+test_what_is_reserved_is_there(void) {
+#ifdef PYA_TEST_TINY
+    enum { N_MOST = 8 };
+#else
+    enum { N_MOST = 256 }; /* records of blocks come in so many */
+#endif
+    for (size_t n = N_MOST - 6; n < N_MOST; n++) {
+        bool has_failed = true;
+        for (unsigned long nth = 1; has_failed && check_failures < 20; nth++) {
+            struct world world = {.config = {.capacity_bytes = 64 * MIB}};
+            world_init(&world, "");
+            for (size_t i = 0; i < n; i++) {
+                (void)take(&world, 512, 0);
+            }
+            fault_arm(nth);
+            pya_status st = pya_reserve(world.heap, 0, reserved(&world) + 4 * MIB, 16);
+            has_failed = fault_disarm();
+            CHECK(st == PYA_OK || (has_failed && st == PYA_E_HOST_NOMEM));
+            if (st == PYA_OK) {
+                uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+                (void)take(&world, 4 * MIB, 16);
+                CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+            }
+            world_fini(&world);
+        }
+    }
 }
 
 enum { N_PAGES = 32 };
@@ -224,6 +312,9 @@ test_the_least_recently_used_ranges_are_unmapped(void) {
 }
 
 static const struct check_case cases[] = {
+    {"largest_end_of_all_is_found", test_the_largest_end_of_all_is_found},
+    {"ranges_change_streams_whole", test_ranges_change_streams_whole},
+    {"what_is_reserved_is_there", test_what_is_reserved_is_there},
     {"begins_in_the_smallest_end", test_a_shared_range_begins_in_the_smallest_end},
     {"ends_in_the_smallest_start", test_a_shared_range_ends_in_the_smallest_start},
     {"careful_fit", test_careful_fit_breaks_no_page},
