@@ -25,10 +25,16 @@ cuda_status(cuda_result result) {
 
 bool
 cuda_is_sticky(cuda_result result) {
-    return result == CUDA_ECC_ERROR || result == CUDA_NVLINK_ERROR ||
-           result == CUDA_ILLEGAL_ADDRESS || result == CUDA_LAUNCH_TIMEOUT ||
-           result == CUDA_DEVICE_ASSERT ||
-           (result >= CUDA_BROKEN_FIRST && result <= CUDA_BROKEN_LAST);
+    static const cuda_result each[] = {
+        CUDA_ECC_ERROR,          CUDA_NVLINK_ERROR,          CUDA_CONTAINED,
+        CUDA_ILLEGAL_ADDRESS,    CUDA_LAUNCH_TIMEOUT,        CUDA_DEVICE_ASSERT,
+        CUDA_TENSOR_MEMORY_LEAK, CUDA_MPS_CLIENT_TERMINATED,
+    };
+    bool is_one = result >= CUDA_BROKEN_FIRST && result <= CUDA_BROKEN_LAST;
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        is_one = is_one || result == each[i];
+    }
+    return is_one;
 }
 
 pya_status

@@ -21,6 +21,7 @@ enum {
     CUDA_NOT_SUPPORTED = 801,
     CUDA_ECC_ERROR = 214,
     CUDA_NVLINK_ERROR = 220,
+    CUDA_CONTAINED = 226, /* a hardware error that other processes do not feel */
     CUDA_ILLEGAL_ADDRESS = 700,
     CUDA_LAUNCH_TIMEOUT = 702,
     CUDA_CONTEXT_IS_DESTROYED = 709, /* what some drivers say of a destroyed stream */
@@ -28,6 +29,8 @@ enum {
     CUDA_BROKEN_FIRST =
         714, /* stack, instruction, alignment, address space, program counter, launch */
     CUDA_BROKEN_LAST = 719,
+    CUDA_TENSOR_MEMORY_LEAK = 721,
+    CUDA_MPS_CLIENT_TERMINATED = 810,
     CUDA_CAPTURE_FIRST = 900, /* stream capture errors are 900 .. 908 */
     CUDA_CAPTURE_IMPLICIT = 906,
     CUDA_CAPTURE_LAST = 908,

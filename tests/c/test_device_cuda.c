@@ -29,6 +29,7 @@ test_errors_are_told_apart(void) {
         {214, PYA_E_DEVICE, true},  {220, PYA_E_DEVICE, true},   {700, PYA_E_DEVICE, true},
         {702, PYA_E_DEVICE, true},  {710, PYA_E_DEVICE, true},   {713, PYA_E_DEVICE, false},
         {714, PYA_E_DEVICE, true},  {719, PYA_E_DEVICE, true},   {720, PYA_E_DEVICE, false},
+        {226, PYA_E_DEVICE, true},  {721, PYA_E_DEVICE, true},   {810, PYA_E_DEVICE, true},
     };
     struct pya_device *dev = open_card();
     for (size_t i = 0; dev != NULL && i < sizeof each / sizeof *each; i++) {
