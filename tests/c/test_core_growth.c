@@ -200,7 +200,8 @@ test_pools_come_and_go(void) {
 
 static bool
 sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
-    struct world world = {.config = {.capacity_bytes = 512 * MIB, .quiet = true}};
+    struct world world = {
+        .config = {.capacity_bytes = 512 * MIB, .address_bytes = (uint64_t)1 << 34, .quiet = true}};
     pya_dptr first;
     pya_dptr last = 0;
     size_t live_before = fault_live();
