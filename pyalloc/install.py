@@ -7,12 +7,13 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from pyalloc import _core, hooks
+from pyalloc._bootstrap.importing import after_import
 from pyalloc.config import ENVIRONMENT, Config, Value
 from pyalloc.errors import ConfigError, InstallError
 
@@ -191,16 +192,13 @@ def install_when_torch_is_imported(**options: Value) -> None:
     `pyalloc run` uses it in processes that may never need torch.
     """
 
-    def install_by_run() -> None:
+    def install_by_run(_torch: ModuleType) -> None:
         _state.by_run = True  # until a program's own install()
         install(**options)
         _state.by_run = True
 
-    if "torch" in sys.modules:
-        install_by_run()
-        return
     Config.of(**options)  # mistakes are reported now, not at some later import
-    _after_import("torch", install_by_run)
+    after_import("torch", install_by_run)
 
 
 def uninstall() -> None:
@@ -364,8 +362,7 @@ def _prepare_compiler() -> None:
     if _core.torch_has_slots("CUDA-graph trees"):
         return
 
-    def use_plain_graphs() -> None:
-        config: Any = sys.modules[name]
+    def use_plain_graphs(config: Any) -> None:
         if _state.installed and getattr(config.triton, "cudagraph_trees", False):
             config.triton.cudagraph_trees = False
             _state.plain_graphs = True
@@ -374,36 +371,4 @@ def _prepare_compiler() -> None:
                 "is off); set it again only without pyalloc"
             )
 
-    if name in sys.modules:
-        use_plain_graphs()
-    else:
-        _after_import(name, use_plain_graphs)
-
-
-def _after_import(name: str, call: Callable[[], object]) -> None:
-    """Calls once, right after the module of that name was executed for the first time."""
-    from importlib.abc import MetaPathFinder
-    from importlib.machinery import ModuleSpec
-
-    class Finder(MetaPathFinder):
-        def find_spec(
-            self, fullname: str, path: Any, target: ModuleType | None = None
-        ) -> ModuleSpec | None:
-            if fullname != name:
-                return None
-            sys.meta_path.remove(self)
-            # The other finders, not Python's alone: one of them may wait for the same module.
-            found = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path))
-            spec = next((spec for spec in found if spec is not None), None)
-            if spec is None or spec.loader is None:
-                return spec
-            execute = spec.loader.exec_module
-
-            def execute_then_call(module: ModuleType) -> None:
-                execute(module)
-                call()
-
-            spec.loader.exec_module = execute_then_call  # type: ignore[method-assign]
-            return spec
-
-    sys.meta_path.insert(0, Finder())
+    after_import(name, use_plain_graphs)

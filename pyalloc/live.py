@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pyalloc._bootstrap.importing import after_import
 from pyalloc.errors import UsageError
 
 ENABLE = "PYALLOC_LIVE"  # environment: "1": serve as soon as torch is imported
@@ -85,12 +86,7 @@ def _remove_left_behind(folder: Path) -> None:
 
 def serve_when_torch_is_imported() -> None:
     """What `pyalloc run` asks for: processes without torch have nothing to tell."""
-    from pyalloc.install import _after_import
-
-    if "torch" in sys.modules:
-        serve()
-    else:
-        _after_import("torch", serve)
+    after_import("torch", lambda _torch: serve())
 
 
 def _answer_all(listener: socket.socket) -> None:

@@ -18,11 +18,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 from pyalloc import _core, console, files, history, marks
 from pyalloc._bootstrap import leaving
+from pyalloc._bootstrap.importing import after_import
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
 
@@ -533,16 +533,7 @@ def from_arguments(args: argparse.Namespace) -> dict[str, str]:
 
 def record_when_cuda_starts() -> None:
     """What the environment asks for, once torch starts CUDA in this process: others are not recorded."""
-    from pyalloc.install import _after_import
-
-    def register(torch: ModuleType | None = None) -> None:
-        module: Any = sys.modules["torch"]
-        module.cuda._lazy_call(_start_from_environment)
-
-    if "torch" in sys.modules:
-        register()
-    else:
-        _after_import("torch", register)
+    after_import("torch", lambda torch: torch.cuda._lazy_call(_start_from_environment))
 
 
 def _start_from_environment() -> None:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import importlib.abc
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from pyalloc._bootstrap import leaving
+from pyalloc._bootstrap.importing import after_import
 
 _PEAKS = ("requested", "allocated", "reserved")  # of torch's figures, <name>_bytes.all.peak
 
@@ -48,8 +46,8 @@ def watch(folder: str) -> None:
         _note_resets(torch, state)
         _take_every_step(torch)
 
-    _after_import("torch", prepare)
-    _after_import("transformers.generation.utils", _generate_to_the_limit)
+    after_import("torch", prepare)
+    after_import("transformers.generation.utils", _generate_to_the_limit)
 
 
 def _begin_in_child(state: _Watch) -> None:
@@ -106,45 +104,6 @@ def _note_uncaught(state: _Watch) -> None:
         shown(kind, error, trace)
 
     sys.excepthook = hook
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds a module as the other finders do, and adds a call after its import."""
-
-    def __init__(self, name: str, call: Callable[[Any], None]) -> None:
-        self.name = name
-        self.call = call
-
-    def find_spec(
-        self, fullname: str, path: Any, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != self.name:
-            return None
-        sys.meta_path.remove(self)
-        for finder in list(sys.meta_path):
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                self._extend(spec)
-                return spec
-        return None
-
-    def _extend(self, spec: ModuleSpec) -> None:
-        if spec.loader is None:
-            return
-        execute = spec.loader.exec_module
-
-        def execute_then_call(module: ModuleType) -> None:
-            execute(module)
-            self.call(module)
-
-        spec.loader.exec_module = execute_then_call  # type: ignore[method-assign]
-
-
-def _after_import(name: str, call: Callable[[Any], None]) -> None:
-    if name in sys.modules:
-        call(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _Finder(name, call))
 
 
 def _note_peaks(torch: Any, state: _Watch) -> None:

@@ -492,6 +492,26 @@ def test_without_a_device_pyalloc_run_lets_strict_programs_live(run_python) -> N
     assert "no CUDA device" in told and "pyalloc dryrun python" in told
 
 
+def test_finders_of_modules_that_python_passes_over_do_no_harm(run_python) -> None:  # type: ignore[no-untyped-def]
+    """Old ones have find_module() only."""
+    done = run_python(
+        """
+        import sys, warnings
+        warnings.simplefilter("ignore")
+        class Old:
+            def find_module(self, name, path=None):
+                return None
+        sys.meta_path.insert(0, Old())
+        from pyalloc._bootstrap.importing import after_import
+        for wanted in (print, print):
+            after_import("colorsys", lambda module: wanted(module.__name__))
+        import colorsys
+        after_import("colorsys", lambda module: print("later", module is colorsys))
+        """
+    )
+    assert done.stdout.split() == ["colorsys", "colorsys", "later", "True"]
+
+
 def test_bad_pointers_change_nothing(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
