@@ -117,7 +117,10 @@ throw_oom(pya_heap *heap) {
     pya_heap_oom_info(heap, &info);
     (void)pya_oom_text(&info, text, sizeof text);
     const size_t most = info.limit_bytes < info.total_bytes ? info.limit_bytes : info.total_bytes;
-    pya_torch_tell_observers(info.device, info.requested_bytes, most, info.free_bytes);
+    /* torch refuses more before it looks for memory. */
+    if (info.requested_bytes <= PYA_REQUEST_MAX) {
+        pya_torch_tell_observers(info.device, info.requested_bytes, most, info.free_bytes);
+    }
     pya_torch_throw_text(text, true);
 }
 

@@ -29,8 +29,8 @@ typedef uint64_t pya_stream;
 #define PYA_PAGE ((size_t)1 << PYA_PAGE_SHIFT)
 /* Requests up to this are torch's "small pool", larger ones its "large pool". */
 #define PYA_SMALL_MAX ((size_t)1 << 20)
-/* Larger requests are refused before any arithmetic can overflow (1 EiB, as torch does). */
-#define PYA_REQUEST_MAX ((size_t)1 << 60)
+/* Larger requests are refused before any arithmetic can overflow (from 1 EiB on, as torch does). */
+#define PYA_REQUEST_MAX (((size_t)1 << 60) - 1)
 #define PYA_MAX_DEVICES 64
 
 /* name, value, text a user may read */
@@ -47,7 +47,7 @@ typedef uint64_t pya_stream;
     X(E_LIMIT, 9, "a limit set by the user is reached")                                            \
     X(E_IO, 10, "reading or writing a file failed")                                                \
     X(E_CORRUPT, 11, "the data is damaged or not in this format")                                  \
-    X(E_TOO_LARGE, 12, "more than 1 EiB was asked for")                                            \
+    X(E_TOO_LARGE, 12, "1 EiB or more was asked for")                                              \
     X(E_FOREIGN, 13, "the pointer was not handed out by this allocator")                           \
     X(E_DOUBLE_FREE, 14, "the pointer was already freed")                                          \
     X(E_STREAM, 15, "there is no such stream; it was destroyed, or never was one")

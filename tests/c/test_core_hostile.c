@@ -106,7 +106,7 @@ test_resets_come_after_what_was_freed(void) {
 static void
 test_impossible_sizes(void) {
     static const size_t sizes[] = {
-        ((size_t)1 << 30) + 1, (size_t)1 << 40, (size_t)1 << 50, (size_t)1 << 60};
+        ((size_t)1 << 30) + 1, (size_t)1 << 40, (size_t)1 << 50, PYA_REQUEST_MAX};
     struct world world;
     pya_dptr one, two, ptr = 7;
     world_narrow(&world, "", (size_t)1 << 30);
@@ -117,7 +117,7 @@ test_impossible_sizes(void) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         CHECK_EQ(pya_alloc(world.heap, 0, sizes[i], 16, &ptr), PYA_E_NOMEM);
     }
-    CHECK_EQ(pya_alloc(world.heap, 0, ((size_t)1 << 60) + 1, 0, &ptr), PYA_E_TOO_LARGE);
+    CHECK_EQ(pya_alloc(world.heap, 0, (size_t)1 << 60, 0, &ptr), PYA_E_TOO_LARGE);
     CHECK_EQ(pya_alloc(world.heap, 0, (size_t)1 << 63, 0, &ptr), PYA_E_TOO_LARGE);
     CHECK_EQ(pya_alloc(world.heap, 0, SIZE_MAX, 0, &ptr), PYA_E_TOO_LARGE);
     CHECK_EQ(ptr, 7);

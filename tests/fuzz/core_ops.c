@@ -288,7 +288,7 @@ op_steer(struct world *world) {
         break;
     case 2:
     case 3:
-        bytes = which == 255 ? (size_t)1 << 60 : bytes / 4;
+        bytes = which == 255 ? PYA_REQUEST_MAX : bytes / 4;
         st = pya_reserve(world->heap, device, bytes, stream_of(how >> 4));
         REQUIRE(
             st != PYA_OK ||

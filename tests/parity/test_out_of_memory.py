@@ -154,6 +154,8 @@ def test_observer() -> None:
     assert len(seen) == 1
     assert seen[0][0] == 0
     assert len(seen[0]) == 4
+    oom(2**60)  # refused before any memory is looked for
+    assert len(seen) == 1
 
 
 def test_batch_size_search_as_accelerate_does_it() -> None:
