@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -84,8 +85,8 @@ def set_limit(
     if soft:
         raise ConfigError("a pool has hard limits only: leave out soft=True")
     try:
-        first, second = getattr(pool, "id", pool)
-    except TypeError:
+        first, second = map(operator.index, getattr(pool, "id", pool))
+    except (TypeError, ValueError):
         raise ConfigError(f"{pool!r} is no pool: give a torch.cuda.MemPool or its id") from None
     _core.pool_set_limit(index, (first, second), wanted)
 

@@ -205,8 +205,9 @@ def test_what_is_no_size_no_pool_and_no_callback_is_said_at_once() -> None:
     for wrong in ("many", "1GiB,memory:tight"):
         with pytest.raises(pyalloc.ConfigError, match="is no size"):
             pyalloc.set_limit(wrong)
-    with pytest.raises(pyalloc.ConfigError, match="is no pool"):
-        pyalloc.set_limit("1GiB", pool=3)
+    for odd in (7, (1, 2, 3), ("a", "b")):
+        with pytest.raises(pyalloc.ConfigError, match="is no pool"):
+            pyalloc.set_limit("1GiB", pool=odd)
     with pytest.raises(TypeError, match="a function of"):
         pyalloc.on_pressure(3)
 
