@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pyalloc import _core, console, files, history, marks
+from pyalloc import _core, console, files, history, marks, snapshots
 from pyalloc._bootstrap import leaving
 from pyalloc._bootstrap.importing import after_import
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
@@ -136,10 +136,8 @@ class _Torchs:
         _torch_history(self.stacks, clear=True)
 
     def drain(self, pending: list[Row], at_mark: bool) -> None:
-        import torch
-
         self.n_moved = _made()[1]
-        whole = torch.cuda.memory._snapshot()["device_traces"]
+        whole = snapshots.take()["device_traces"]
         kept = self.n_kept or [0] * len(whole)
         self.n_kept = [len(trace) for trace in whole]
         if at_mark or sum(self.n_kept) > _TORCH_EVENTS:
@@ -262,7 +260,7 @@ class Recorder:
             writer.mark(
                 Mark(now, "device", properties.name, bytes=properties.total_memory, device=index)
             )
-        writer.state(torch.cuda.memory._snapshot()["segments"], now)
+        writer.state(snapshots.take()["segments"], now)
         self.source.begin()
         if self.automatic:
             from pyalloc.automarks import AutoMarks

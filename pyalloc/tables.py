@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyalloc import files, marks
+from pyalloc import files, marks, snapshots
 
 MIB = 2**20
 
@@ -172,6 +172,4 @@ class Snapshot:
 
 def snapshot() -> Snapshot:
     """What is where in this process's CUDA memory, on torch's allocator and on pyalloc."""
-    import torch
-
-    return Snapshot(torch.cuda.memory._snapshot())
+    return Snapshot(snapshots.take())

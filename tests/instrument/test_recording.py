@@ -115,6 +115,33 @@ def test_what_a_thread_allocates_while_torchs_history_is_moved_is_not_lost(
 
 
 @ALLOCATORS
+def test_no_compiler_is_loaded_for_stacks(
+    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, allocator: str
+) -> None:
+    """A snapshot of torch's own imports torch._inductor, for seconds; whoever else wants it has it, then and later."""
+    done = dry_python(
+        f"""
+        import sys, threading, torch, pyalloc
+        from pyalloc import snapshots
+        with pyalloc.record({str(tmp_path / "out.pya")!r}) as recorder:
+            kept = torch.ones(1, device="cuda")
+            recorder.drain()
+        pyalloc.snapshot()
+        print("torch._inductor" in sys.modules)
+        with snapshots._without_compiler(torch):
+            thread = threading.Thread(target=lambda: print(torch._inductor.__name__))
+            thread.start()
+            thread.join()
+        print(torch._export.__name__)
+        """,
+        install=allocator == "pyalloc",
+    )
+    assert done.stdout == "False\ntorch._inductor\ntorch._export\n"
+    stacks = [event["stack"] for event, _ in events(tmp_path / "out.pya")]
+    assert any(stacks)
+
+
+@ALLOCATORS
 def test_a_full_disk_ends_the_recording_and_not_the_program(
     dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, allocator: str
 ) -> None:

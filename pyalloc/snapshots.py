@@ -1,0 +1,43 @@
+"""The snapshot of this process's CUDA memory that torch.cuda.memory._snapshot() gives, on either allocator."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+_lock = threading.Lock()
+
+
+def take() -> dict[str, Any]:
+    """Segments, history and settings, as torch gives them."""
+    import torch
+
+    with _without_compiler(torch):
+        whole: dict[str, Any] = torch.cuda.memory._snapshot()
+    return whole
+
+
+@contextlib.contextmanager
+def _without_compiler(torch: Any) -> Iterator[None]:
+    """Keeps a snapshot from importing torch._inductor, which takes seconds in the middle of the program.
+
+    torch asks its compiler for the names of generated code there; before anything was compiled there are none.
+    """
+    me = threading.get_ident()
+
+    def look_up(name: str) -> Any:
+        if name == "_inductor" and threading.get_ident() == me:
+            raise AttributeError(name)
+        return loads(name)
+
+    with _lock:
+        loads = torch.__getattr__
+        if "torch._inductor" not in sys.modules:
+            torch.__getattr__ = look_up
+        try:
+            yield
+        finally:
+            torch.__getattr__ = loads
