@@ -86,8 +86,8 @@ trace_entry_is(
     if (entry->hash != hash || entry->bytes != bytes) {
         return false;
     }
-    return text != NULL ? memcmp(entry->key.text, text, bytes) == 0
-                        : memcmp(&entry->key.frame, frame, sizeof *frame) == 0;
+    return frame == NULL ? memcmp(entry->key.text, text, bytes) == 0
+                         : memcmp(&entry->key.frame, frame, sizeof *frame) == 0;
 }
 
 static bool

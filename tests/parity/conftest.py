@@ -28,7 +28,7 @@ if ALLOCATOR is None:
     class ParityFailure(Exception):
         """The output of the inner pytest."""
 
-    # They take minutes: one after the other, beside the tests of other folders.
+    # They take minutes: one after the other, beside the tests of other folders, and with what these leave idle.
     pool = ThreadPoolExecutor(max_workers=1)
 
     class ParityItem(pytest.Item):
@@ -38,6 +38,7 @@ if ALLOCATOR is None:
 
         def start(self) -> None:
             command = [
+                *("nice", "-n", "5"),
                 sys.executable,
                 str(Path(__file__).parent / "run.py"),
                 self.name,
