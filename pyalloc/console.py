@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import json
 import os
 import shlex
@@ -26,9 +25,11 @@ _EVERY_S = 0.2
 
 def version() -> str:
     """Of pyalloc; a tree that is used by PYTHONPATH tells none."""
+    from importlib import metadata  # late: it takes a third of what importing pyalloc does
+
     try:
-        return importlib.metadata.version("pyalloc")
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version("pyalloc")
+    except metadata.PackageNotFoundError:
         return f"of {Path(__file__).parent} (not installed)"
 
 
