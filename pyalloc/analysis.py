@@ -48,7 +48,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Phase:
-    """One occurrence of a phase.  Bytes; made and left count blocks."""
+    """One occurrence of a phase.  Bytes; made and left count blocks; step: -1 before the first."""
 
     name: str
     step: int
@@ -173,7 +173,8 @@ class Analysis:
         cls, path: Path, first: _core.Scan, second: _core.Scan, at: list[int], window_end: int
     ) -> Analysis:
         """From the pass that counted and the pass that looked at moments."""
-        phases = [Phase(first.text(row[0]), *row[1:]) for row in first.phases()]
+        # The scan counts steps from 1 on; 0 is before the first.
+        phases = [Phase(first.text(row[0]), row[1] - 1, *row[2:]) for row in first.phases()]
         notes = dict(note.split("=", 1) for note in first.notes() if "=" in note)
         moments = {
             wanted: moment(second, row) for wanted, row in zip(at, second.moments(), strict=True)

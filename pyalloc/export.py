@@ -262,7 +262,7 @@ def to_perfetto(
             "name": p.name,
             "ts": (p.begin_ns - origin) / 1000,
             "dur": max(p.end_ns - p.begin_ns, 0) / 1000,
-            "args": {"step": p.step - 1, "peak_bytes": p.peak_bytes},
+            "args": {"step": p.step, "peak_bytes": p.peak_bytes},
         }
         for p in analysis.phases
     ]

@@ -123,7 +123,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         ],
         "bins": [[b[0], b[1] - origin, b[2], b[3], b[5]] for b in analysis.bins],
         "phases": [
-            [p.name, p.step - 1, p.depth, p.begin, p.end, p.end_bytes, p.peak_bytes]
+            [p.name, p.step, p.depth, p.begin, p.end, p.end_bytes, p.peak_bytes]
             for p in _shown_phases(analysis)
         ],
         "phaseSums": _phase_sums(analysis),
@@ -178,7 +178,7 @@ def _phase_sums(analysis: Analysis) -> list[list[Any]]:
         row[1] += 1
         row[2] = max(row[2], phase.end_bytes)
         if phase.peak_bytes > row[3]:
-            row[3], row[4] = phase.peak_bytes, phase.step - 1
+            row[3], row[4] = phase.peak_bytes, phase.step
     return list(sums.values())[:_TOP]
 
 

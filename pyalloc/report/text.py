@@ -66,7 +66,7 @@ def phase_table(analysis: Analysis, limit: int = 16) -> list[str]:
     lines = [f"{'step':>5}  {'phase':<24}{'allocated':>11}{'peak':>11}{'reserved':>11}"]
     for phase in shown:
         lines.append(
-            f"{phase.step - 1:>5}  {clip(phase.name, 24):<24}{size(phase.end_bytes):>11}"
+            f"{phase.step:>5}  {clip(phase.name, 24):<24}{size(phase.end_bytes):>11}"
             f"{size(phase.peak_bytes):>11}{size(phase.peak_reserved_bytes):>11}"
         )
     return lines
@@ -82,7 +82,7 @@ def _phase_sums(phases: Sequence[Phase]) -> list[str]:
         top = max(own, key=lambda phase: phase.peak_bytes)
         lines.append(
             f"{clip(name, 23):<24}{len(own):>8,}{size(max(p.end_bytes for p in own)):>13}"
-            f"{size(top.peak_bytes):>12}{top.step - 1:>9,}{size(max(p.peak_reserved_bytes for p in own)):>12}"
+            f"{size(top.peak_bytes):>12}{top.step:>9,}{size(max(p.peak_reserved_bytes for p in own)):>12}"
         )
     return lines[:13]
 

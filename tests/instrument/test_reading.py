@@ -11,6 +11,7 @@ import pytest
 
 from instrument.tools import ROOT, Plan, pyalloc
 from pyalloc import trace
+from pyalloc.report.data import summary
 
 MIB = 2**20
 
@@ -128,3 +129,17 @@ print(peak_kib() - before)
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 100 * 1024  # KiB: for 24 states of 1000 blocks, whatever the length
+
+
+def test_phases_and_steps_have_the_same_numbers(plan: Plan) -> None:
+    plan.event("phase_begin", "load")
+    plan.event("phase_end", "load")
+    for step in (7, 8):
+        plan.event("step", "step", arg=step)
+        plan.event("phase_begin", "forward")
+        plan.event("alloc", addr=1 << 30, bytes=MIB)
+        plan.event("free_requested", addr=1 << 30)
+        plan.event("phase_end", "forward")
+    told = summary(trace.analyse(plan.done()))
+    assert [step["number"] for step in told["steps"]] == [7, 8]
+    assert [phase["step"] for phase in told["phases"]] == [-1, 7, 8]
