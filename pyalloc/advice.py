@@ -50,10 +50,10 @@ def _leak(analysis: Analysis) -> Iterator[Advice]:
         )
 
 
-def _runs(phases: list[Phase]) -> Iterator[tuple[list[Phase], int]]:
-    """Forward passes in a row without a backward between them, and how many backwards follow at once."""
+def _runs(phases: list[Phase]) -> Iterator[tuple[list[Phase], list[Phase]]]:
+    """Forward passes in a row without a backward between them, and the backwards that follow at once."""
     run: list[Phase] = []
-    backwards = 0
+    backwards: list[Phase] = []
     end = -1
     for phase in phases:
         # In phases of the program's own they count, in each other (a checkpoint's forward in backward) they do not.
@@ -61,23 +61,34 @@ def _runs(phases: list[Phase]) -> Iterator[tuple[list[Phase], int]]:
             continue
         end = phase.end
         if phase.name == "backward":
-            backwards += 1
+            backwards.append(phase)
         elif phase.name == "forward":
             if backwards:
                 yield run, backwards
-                run, backwards = [], 0
+                run, backwards = [], []
             run.append(phase)
         elif phase.name == "optimizer" and run:
             yield run, backwards
-            run, backwards = [], 0
+            run, backwards = [], []
     yield run, backwards
+
+
+def _is_freed(run: list[Phase], backwards: list[Phase]) -> bool:
+    """Do the backwards free what all passes keep: those of one loss, or the steps of a recurrent net?"""
+    if not backwards or not run:
+        return False
+    made = sum(phase.left_bytes for phase in backwards)  # gradients
+    freed = run[-1].end_bytes + made - backwards[-1].end_bytes
+    return freed > 0.75 * sum(phase.left_bytes for phase in run)
 
 
 def _no_grad(analysis: Analysis) -> Iterator[Advice]:
     worst: list[Phase] = []
     for run, backwards in _runs(analysis.phases):
+        if _is_freed(run, backwards):
+            continue
         # The last forward of a run may be that of a training step whose backward follows.
-        idle = run[: len(run) - backwards] if backwards else run
+        idle = run[: max(len(run) - len(backwards), 0)]
         kept = [phase for phase in idle if phase.n_left >= 3 and phase.left_bytes >= MIB]
         if len(idle) >= 2 and len(kept) > len(worst):
             worst = kept
@@ -106,7 +117,19 @@ def _reductions(analysis: Analysis) -> Iterator[Advice]:
         )
 
 
+def _is_accumulating(analysis: Analysis) -> bool:
+    """Are gradients at the peak still to be used: was the last thing done with them a backward, not a step?"""
+    ends = {"backward": -1, "optimizer": -1}
+    for phase in analysis.phases:
+        if phase.name in ends and phase.end <= analysis.totals["peak_event"]:
+            ends[phase.name] = phase.end
+    has_optimizer = any(phase.name == "optimizer" for phase in analysis.phases)
+    return has_optimizer and ends["backward"] > ends["optimizer"]
+
+
 def _gradients(analysis: Analysis) -> Iterator[Advice]:
+    if _is_accumulating(analysis):
+        return
     phase = analysis.phase_at(analysis.totals["peak_event"])
     held = sum(b.bytes for b in analysis.peak.blocks if analysis.category(b) == "gradients")
     if phase in _FORWARDS and held > analysis.totals["peak_bytes"] * 0.03:

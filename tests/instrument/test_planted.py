@@ -94,6 +94,41 @@ def test_forgotten_no_grad_in_a_phase_of_the_programs_own(plan: Plan) -> None:
     assert "2 forward passes" in kinds(plan.done())["no_grad"].text
 
 
+def test_passes_whose_backward_comes_at_the_end_are_not_called_idle(plan: Plan) -> None:
+    """As the steps of a recurrent net, or the three parts of one loss."""
+    for i in range(4):
+        plan.event("phase_begin", "forward")
+        for j in range(3):
+            plan.event("alloc", addr=(10 * i + j + 1) << 24, bytes=MIB, stack=plan.stack(7))
+        plan.event("phase_end", "forward")
+    plan.event("phase_begin", "backward")
+    plan.event("alloc", addr=1 << 40, bytes=20 * MIB)
+    for i in range(4):
+        for j in range(3):
+            plan.event("free_requested", addr=(10 * i + j + 1) << 24)
+    plan.event("phase_end", "backward")
+    assert "no_grad" not in kinds(plan.done())
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_gradients_that_are_being_accumulated_are_not_called_old(
+    plan: Plan, accumulates: bool
+) -> None:
+    for i in range(4):
+        plan.event("phase_begin", "forward")
+        plan.event("alloc", addr=1 << 30, bytes=(i + 1) * 8 * MIB, stack=plan.stack(7))
+        plan.event("phase_end", "forward")
+        plan.event("phase_begin", "backward")
+        if i == 0:
+            plan.event("alloc", addr=2 << 30, bytes=16 * MIB)
+        plan.event("free_requested", addr=1 << 30)
+        plan.event("phase_end", "backward")
+        if i == 3 or not accumulates:
+            plan.event("phase_begin", "optimizer")
+            plan.event("phase_end", "optimizer")
+    assert ("zero_grad" in kinds(plan.done())) != accumulates
+
+
 @pytest.mark.torch
 def test_broadcast_product(record: Record) -> None:
     program = """
