@@ -37,7 +37,8 @@ class Command:
     def run(self, args: argparse.Namespace) -> int:
         """Writes FILE, or the trace's name with the format's suffix."""
         suffix, convert = export.FORMATS[args.to]
-        target = args.output or args.file.with_name(args.file.stem + suffix)
+        target = args.output = args.output or args.file.with_name(args.file.stem + suffix)
+        console.keep_inputs(args)  # a snapshot has the suffix of one already
         console.check_output(target, args.force)
         progress = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
         with (
@@ -46,6 +47,7 @@ class Command:
         ):
             found = trace.analyse(file, n_bins=5000, progress=progress)
             progress.close()
+            found.path = args.file  # a snapshot was read from elsewhere
             writing = console.Progress(f"writing {target.name}", quiet=args.quiet)
             convert(file, found, out, writing)
             writing.close()

@@ -358,6 +358,13 @@ def test_no_output_replaces_the_trace_it_is_made_from(plan: Plan, tmp_path: Path
     for words in (["report", path, path, "-o", path], ["export", path, "--to", "csv", "-o", link]):
         assert "write to another file" in pyalloc(*words, "--force", expect=2)
     assert path.read_bytes() == content
+    snapshot = tmp_path / "snapshot.pickle"
+    snapshot.write_bytes(pickle.dumps({"segments": []}, protocol=4))
+    for words in (["--force"], []):
+        told = pyalloc("export", snapshot, "--to", "torch", *words, expect=2)
+        assert "write to another file" in told
+    pyalloc("export", snapshot, "--to", "json")
+    assert json.loads((tmp_path / "snapshot.json").read_text())["file"] == str(snapshot)
 
 
 @pytest.mark.parametrize("to", sorted(export.FORMATS))
