@@ -68,6 +68,7 @@ def _overview() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand; the exit code is the error's own where one is raised."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of few characters gets "?", no error
     try:
@@ -84,6 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pyalloc {words[0] if words else ''}: {why}", file=sys.stderr)
         return 2
     return code
+
+
+def _open_streams() -> None:
+    """Python has None for a stream that was closed before it began, as daemons do."""
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _drop_output() -> None:

@@ -531,6 +531,20 @@ def test_output_that_cannot_be_written_or_spelled(plan: Plan) -> None:
         assert b"rror" not in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("closed", [1, 2])
+def test_streams_that_are_closed(plan: Plan, closed: int) -> None:
+    path = small_trace(plan)
+    for words in (["report", path], ["--help"], ["run", "python", "-c", ""]):
+        done = subprocess.run(
+            [sys.executable, "-m", "pyalloc", *words],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            preexec_fn=lambda: os.close(closed),
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
+
+
 def test_of_two_ranks_the_larger_is_the_odd_one(tmp_path: Path) -> None:
     paths = []
     for name, size in (("a.pya", 1 << 20), ("b.pya", 3 << 20)):
