@@ -80,7 +80,7 @@ class Command:
         data = {"file": str(args.file), "limit": limit, "program": info, "policies": results}
         if args.find_min:
             data["find_min"] = least
-        console.deliver(args, _table(args, info, results, least), data, _next(args, least))
+        console.deliver(args, _table(args, info, results, least), data, _next(args, info, least))
         return 1 if limit and not any(r["completed"] for r in results.values()) else 0
 
 
@@ -139,10 +139,11 @@ def _mib(size: int) -> str:
     return f"{-(-size // 2**20):,} MiB"
 
 
-def _next(args: argparse.Namespace, least: dict[str, Any]) -> str:
+def _next(args: argparse.Namespace, info: dict[str, int], least: dict[str, Any]) -> str:
     if least:
         name = min((n for n in least if least[n]), key=lambda n: least[n]["bytes"], default="")
         if name:
             mib = -(-least[name]["safe_bytes"] // 2**20)
-            return f"pyalloc dryrun --memory {mib}MiB --allocator {name} python your_script.py"
+            devices = f" --devices {info['n_devices']}" if info["n_devices"] > 1 else ""
+            return f"pyalloc dryrun --memory {mib}MiB{devices} --allocator {name} python your_script.py"
     return f"pyalloc replay {console.quoted(args.file)} --find-min"

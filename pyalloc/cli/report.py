@@ -91,6 +91,8 @@ class Command:
 def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     progress = console.Progress("replaying", "M operations", quiet=args.quiet)
     with trace.program(path) as program:
+        if args.device >= 0 and program.info()["n_devices"] > 1:
+            return {}  # all devices are replayed: no figures to set beside those of one
         results = replaying.compare(program, replaying.policies(), progress=progress)
     progress.close()
     return results

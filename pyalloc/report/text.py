@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -50,8 +51,9 @@ def sparkline(analysis: Analysis, width: int = 60) -> str:
     bins = analysis.bins
     top = max(analysis.totals["peak_bytes"], 1)
     cells = []
-    for i in range(min(width, len(bins))):
-        part = bins[i * len(bins) // width : max((i + 1) * len(bins) // width, 0)] or [bins[i]]
+    n = min(width, len(bins))
+    for i in range(n):
+        part = bins[i * len(bins) // n : (i + 1) * len(bins) // n]
         cells.append(_BLOCKS[min(8, round(8 * max(row[2] for row in part) / top))])
     return "".join(cells)
 
@@ -197,7 +199,7 @@ def explain_oom(analysis: Analysis, device: int, asked: int, trace: Path) -> str
     place = analysis.place(oom[5]) if len(oom) > 5 else None
     if place is not None:
         lines.insert(1, f"asked for at {place}")
-    lines += ["", f"next: pyalloc report {trace}"]
+    lines += ["", f"next: pyalloc report {shlex.quote(str(trace))}"]
     return "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ from pyalloc import _core, cli, errors, export, pickles, source, trace
 from pyalloc.advice import advise
 from pyalloc.config import Config
 from pyalloc.report import html
+from pyalloc.report.text import explain_oom, sparkline
 
 MIB = 2**20
 
@@ -267,6 +268,28 @@ def test_the_line_of_a_compiled_program_is_not_that_of_its_generated_code() -> N
     for file in (*written, "/tmp/torch_geometric.nn.conv.gcn_conv_GCNConv_propagate_t9o0_hqh.py"):
         found = source.place((("call", file, 807), ("forward", "/home/me/train.py", 33)))
         assert found is not None and str(found) == "me/train.py:33 forward"
+
+
+def test_figures_of_one_device_are_not_beside_replays_of_all(plan: Plan) -> None:
+    for device in (0, 1):
+        plan.event("alloc", addr=(device + 1) << 30, bytes=8 * MIB, device=device)
+    path = plan.done()
+    assert json.loads(pyalloc("report", path, "--json", "-q"))["replay"]
+    assert not json.loads(pyalloc("report", path, "--json", "-q", "--device", "1"))["replay"]
+    assert " --devices 2 " in pyalloc("replay", path, "--find-min")
+
+
+def test_the_next_command_can_be_typed(plan: Plan) -> None:
+    found = trace.analyse(small_trace(plan))
+    told = explain_oom(found, 0, MIB, Path("/runs/one run/out.pya"))
+    assert told.endswith("next: pyalloc report '/runs/one run/out.pya'")
+
+
+def test_the_line_of_memory_shows_all_of_a_short_trace(plan: Plan) -> None:
+    for i in range(9):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=MIB)
+    cells = sparkline(trace.analyse(plan.done()))
+    assert cells == "".join(sorted(cells)) and cells[-1] == "\N{FULL BLOCK}"
 
 
 def test_of_ranks_those_without_memory_are_left_out(plan: Plan, tmp_path: Path) -> None:
