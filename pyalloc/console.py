@@ -106,7 +106,7 @@ def writing(path: Path, force: bool) -> Iterator[BinaryIO]:
 def write(path: Path, text: str | bytes, force: bool) -> None:
     """The same at once."""
     with writing(path, force) as file:
-        file.write(text.encode("utf-8") if isinstance(text, str) else text)
+        file.write(text.encode("utf-8", "backslashreplace") if isinstance(text, str) else text)
 
 
 def deliver(args: argparse.Namespace, text: str, data: Any, then: str) -> None:

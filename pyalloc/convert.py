@@ -54,7 +54,9 @@ class EventWriter:
             return 0
         number = self.strings.get(text)
         if number is None:
-            number = self.strings[text] = self.writer.string(text)
+            # Names of files and arguments need not be UTF-8; Python has surrogates for the rest.
+            plain = text.encode(errors="backslashreplace").decode()
+            number = self.strings[text] = self.writer.string(plain)
         return number
 
     def stack(self, frames: Sequence[Entry] | None) -> int:

@@ -554,6 +554,13 @@ def test_output_that_cannot_be_written_or_spelled(plan: Plan) -> None:
         assert b"rror" not in done.stderr, done.stderr
 
 
+def test_names_of_files_need_not_be_text(plan: Plan, tmp_path: Path) -> None:
+    path, page = tmp_path / "a\udcff.pya", tmp_path / "page.html"
+    small_trace(plan).rename(path)
+    pyalloc("report", path, "-o", page)
+    assert "<title>a\\udcff.pya" in page.read_text()
+
+
 @pytest.mark.parametrize("closed", [1, 2])
 def test_streams_that_are_closed(plan: Plan, closed: int) -> None:
     path = small_trace(plan)

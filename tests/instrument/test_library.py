@@ -202,3 +202,12 @@ def test_leak(keeps):
     assert "2 failed, 2 passed" in out, out + done.stderr
     assert "needed 70.0 MiB, the limit is 64.0 MiB" in out
     assert "the test left 8.0 MiB in use on device 0" in out
+
+
+def test_a_program_whose_argument_is_no_text_is_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "out.pya"
+    program = 'import torch; torch.empty(1 << 20, dtype=torch.uint8, device="cuda")'
+    pyalloc("dryrun", "--record", path, sys.executable, "-c", program, "a\udcff")
+    found = trace.analyse(path)
+    assert found.totals["n_allocs"] == 1
+    assert found.notes["command"].endswith("a\\udcff")
