@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -255,20 +256,18 @@ def state_before(segments: list[Entry], traces: list[list[Entry]]) -> list[Entry
     for device, trace in enumerate(traces):
         _undo(trace, device, live, ranges[device])
     result = []
+    keys = sorted(live)
     for device, pieces in ranges.items():
         for start, end in pieces:
-            blocks = [
-                block
-                for (d, address), block in live.items()
-                if d == device and start <= address < end
-            ]
+            inside = keys[bisect_left(keys, (device, start)) : bisect_left(keys, (device, end))]
+            blocks = [live[key] for key in inside]
             result.append(
                 {
                     "device": device,
                     "address": start,
                     "total_size": end - start,
                     "stream": blocks[0]["stream"] if blocks else 0,
-                    "blocks": sorted(blocks, key=lambda block: int(block["address"])),
+                    "blocks": blocks,
                 }
             )
     return result
@@ -292,17 +291,22 @@ def _undo(
                 "pool_id": entry.get("pool_id"),
             }
         elif action in ("segment_free", "segment_unmap"):
-            ranges.append([address, address + size])
+            insort(ranges, [address, address + size])
         elif action in ("segment_alloc", "segment_map"):
             _cut(ranges, address, address + size)
 
 
 def _cut(ranges: list[list[int]], start: int, end: int) -> None:
-    for piece in list(ranges):
-        if piece[1] <= start or piece[0] >= end:
-            continue
-        ranges.remove(piece)
-        if piece[0] < start:
-            ranges.append([piece[0], start])
-        if end < piece[1]:
-            ranges.append([end, piece[1]])
+    """Takes a range out of the others, which are sorted and stay so."""
+    first = last = bisect_left(ranges, [start])
+    if first > 0 and ranges[first - 1][1] > start:
+        first -= 1
+    while last < len(ranges) and ranges[last][0] < end:
+        last += 1
+    rest = []
+    for left, right in ranges[first:last]:
+        if left < start:
+            rest.append([left, start])
+        if end < right:
+            rest.append([end, right])
+    ranges[first:last] = rest
