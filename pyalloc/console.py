@@ -21,6 +21,7 @@ RECORD = (
 )
 _AFTER_S = 1.0  # progress is shown from here on
 _EVERY_S = 0.2
+_WIDTH = 79  # where the terminal does not tell
 
 
 def version() -> str:
@@ -153,12 +154,9 @@ class Progress:
             self.last = now
             rate = done / max(now - self.round, 1e-3)
             eta = (total - done) / rate if rate else 0
-            print(
-                f"\r{self.what}: {100 * done / max(total, 1):3.0f} %, "
-                f"{rate / self.scale:,.1f} {self.unit}/s, {eta:.0f} s left ",
-                end="",
-                file=sys.stderr,
-                flush=True,
+            self._show(
+                f"{self.what}: {100 * done / max(total, 1):3.0f} %, "
+                f"{rate / self.scale:,.1f} {self.unit}/s, {eta:.0f} s left"
             )
             self.shown = True
         return True
@@ -166,4 +164,13 @@ class Progress:
     def close(self) -> None:
         """Clears the line."""
         if self.shown:
-            print("\r" + " " * 70 + "\r", end="", file=sys.stderr, flush=True)
+            self._show("")
+
+    @staticmethod
+    def _show(text: str) -> None:
+        """In place of what is shown: a longer line would begin another, which stays."""
+        try:
+            width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+        except (OSError, ValueError):
+            width = _WIDTH
+        print(f"\r{text[:width]:<{width}}\r", end="", file=sys.stderr, flush=True)

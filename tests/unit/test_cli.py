@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import os
+import struct
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 
 import pyalloc
-from pyalloc import cli, launching
+from pyalloc import cli, console, launching
 from pyalloc.errors import UsageError
 
 
@@ -161,3 +164,19 @@ def test_the_terminal_is_not_named_by_a_dash(
     trace.touch()
     assert cli.main(["top", str(trace), "-o", "-"]) == 2
     assert "leave -o out" in capsys.readouterr().err
+
+
+def test_progress_stays_in_one_line_of_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 20, 40, 0, 0))
+    monkeypatch.setattr(console, "_AFTER_S", -1.0)
+    monkeypatch.setattr(console, "_EVERY_S", -1.0)
+    with os.fdopen(terminal, "w") as stream, os.fdopen(ours, "rb", buffering=0) as shown:
+        monkeypatch.setattr(sys, "stderr", stream)
+        progress = console.Progress("reading a.rather.long.name.of.a.trace.pya")
+        progress(5_000_000, 10_000_000)
+        progress.close()
+        monkeypatch.undo()
+        lines = shown.read(4096).split(b"\r")
+    assert b"reading a.rather.long" in lines[1]
+    assert max(map(len, lines)) < 40
