@@ -436,10 +436,10 @@ def record(
     """
     import torch
 
-    target = Path(path)
-    _check(target, stacks, force)
     if not torch.cuda.is_available():
         raise UsageError("there is no CUDA device to record; without one: pyalloc dryrun --record")
+    target = Path(path)
+    _check(target, stacks, force)  # last: it removes what is overwritten
     torch.cuda.init()
     recorder = Recorder(target, stacks, automatic)
     recorder.start()

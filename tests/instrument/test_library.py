@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from dry_support import PATIENCE_S
 
 from instrument.tools import ROOT, pyalloc
-from pyalloc import figures, trace
+from pyalloc import figures, pytest_plugin, recording, trace
+from pyalloc.errors import UsageError
 
 pytestmark = pytest.mark.torch
 MIB = 2**20
@@ -211,3 +213,36 @@ def test_a_program_whose_argument_is_no_text_is_recorded(tmp_path: Path) -> None
     found = trace.analyse(path)
     assert found.totals["n_allocs"] == 1
     assert found.notes["command"].endswith("a\\udcff")
+
+
+def test_a_recording_that_cannot_begin_takes_nothing_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path = tmp_path / "out.pya"
+    path.write_text("of yesterday")
+    with (
+        pytest.raises(UsageError, match="no CUDA device"),
+        recording.record(path, force=True),
+    ):
+        pass
+    assert path.read_text() == "of yesterday"
+
+
+def test_what_torch_keeps_for_cublas_is_no_leak() -> None:
+    """Older versions of torch keep a workspace from the first matrix product on."""
+    in_use = [40 * MIB]
+
+    def clear() -> None:
+        in_use[0] -= 32 * MIB
+
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(device_count=lambda: 1, memory_allocated=lambda index: in_use[index]),
+        _C=SimpleNamespace(_cuda_clearCublasWorkspaces=clear),
+    )
+    pytest_plugin._check_leak(torch, [8 * MIB])
+    in_use[0] = 44 * MIB
+    with pytest.raises(pytest.fail.Exception, match=r"left 4\.0 MiB in use"):
+        pytest_plugin._check_leak(torch, [8 * MIB])
