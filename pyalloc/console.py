@@ -48,7 +48,7 @@ def count(text: str) -> int:
 
 def index(text: str) -> int:
     """The type of an argument that is a number from 0 on."""
-    if not text.isdecimal():
+    if not text.isdecimal() or int(text) >= 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return int(text)
 

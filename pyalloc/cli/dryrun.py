@@ -41,6 +41,7 @@ class Command:
         words = args.command
         if args.module is not None:
             words = launching.command("dryrun", args.module, [])
+        launching.command("dryrun", None, words)  # told before a recording is overwritten
         options = dryrun.Options(
             command=tuple(words),
             memory=replaying.limit_of(args.memory),

@@ -26,7 +26,7 @@ class Command:
     def run(self, args: argparse.Namespace) -> int:
         """Prints name and value, a line each."""
         console.check_output(args.output, args.force)
-        if args.what.isdigit() and not Path(args.what).exists():
+        if args.what.isdecimal() and not Path(args.what).exists():
             content: dict[str, Any] = live.ask(int(args.what))
             rows = [
                 (f"device {index}: {key}", value)

@@ -85,7 +85,7 @@ def _moment(found: Analysis, at: str, device: int) -> tuple[Moment, str]:
         event = found.ooms[0][0]
         return _moment_at(found, event, device), "when memory ran out"
     n = found.totals["n_events"]
-    if not at.isdigit() or int(at) > n:
+    if not at.isdecimal() or int(at) > n:
         raise UsageError(
             f"--at takes peak, end, oom or the number of an event up to {n}, not {at!r}"
         )

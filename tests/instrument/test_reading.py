@@ -59,6 +59,7 @@ def test_top_at_any_moment(plan: Plan) -> None:
         plan.event("alloc", addr=(i + 1) << 30, bytes=MIB, stack=plan.stack(i))
     path = plan.done()
     assert "2.0 MiB" in pyalloc("top", path, "--by", "category", "--at", "2")
+    assert "--at takes peak" in pyalloc("top", path, "--at", "\N{SUPERSCRIPT TWO}", expect=2)
     assert "6.0 MiB" in pyalloc("top", path, "--by", "category", "--at", "end")
     assert "never ran out" in pyalloc("top", path, "--at", "oom", expect=2)
     for wrong in ("7", "later", "-1"):

@@ -144,6 +144,7 @@ def test_pythons_that_pyalloc_cannot_get_into_are_refused() -> None:
     [
         ["top", "trace", "--device", "-1"],
         ["report", "trace", "--device", "one"],
+        ["report", "trace", "--device", "4294967296"],
         ["live", "--", "-5"],
         ["live", "1", "--count", "-1"],
     ],
@@ -154,6 +155,16 @@ def test_numbers_that_name_nothing_are_refused(
     with pytest.raises(SystemExit, match="2"):
         cli.main(arguments)
     assert "is not a number from" in capsys.readouterr().err
+
+
+def test_a_program_that_is_not_found_overwrites_no_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.pya"
+    path.write_text("of yesterday")
+    assert cli.main(["dryrun", "--record", str(path), "--force", "pyhton", "train.py"]) == 2
+    assert "'pyhton' was not found" in capsys.readouterr().err
+    assert path.read_text() == "of yesterday"
 
 
 def test_the_terminal_is_not_named_by_a_dash(
