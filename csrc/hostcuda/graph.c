@@ -14,6 +14,7 @@ struct pya_hc_user_object {
     void *data;
     pya_hc_host_fn destroy;
     unsigned n_refs;
+    struct pya_hc_user_object *next_dead;
 };
 static struct pya_hc_objects graphs = {.object_bytes = sizeof(struct pya_hc_graph)};
 static struct pya_hc_objects nodes = {.object_bytes = sizeof(struct pya_hc_node)};
@@ -120,22 +121,23 @@ pya_hc_graph_create(struct pya_hc_graph **out) {
 }
 
 /* Destructors of user objects are the program's: they run after the lock is given back. */
-static struct pya_hc_user_object *dead_objects[64];
-static size_t n_dead_objects;
+static struct pya_hc_user_object *dead_objects;
 
 static void
 user_object_drop_locked(struct pya_hc_user_object *object) {
     object->n_refs--;
-    if (object->n_refs == 0 && n_dead_objects < sizeof dead_objects / sizeof dead_objects[0]) {
-        dead_objects[n_dead_objects++] = object;
+    if (object->n_refs == 0) {
+        object->next_dead = dead_objects;
+        dead_objects = object;
     }
 }
 
 static void
 user_objects_bury_and_unlock(void) {
-    while (n_dead_objects > 0) {
-        struct pya_hc_user_object dead = *dead_objects[--n_dead_objects];
-        pya_hc_objects_put(&user_objects, dead_objects[n_dead_objects]);
+    while (dead_objects != NULL) {
+        struct pya_hc_user_object dead = *dead_objects;
+        pya_hc_objects_put(&user_objects, dead_objects);
+        dead_objects = dead.next_dead;
         pya_hc_unlock();
         dead.destroy(dead.data);
         pya_hc_lock();
@@ -345,7 +347,7 @@ pya_hc_user_object_create(void *data, pya_hc_host_fn destroy, unsigned refs, voi
     pya_hc_lock();
     struct pya_hc_user_object *object = pya_hc_objects_get(&user_objects);
     if (object != NULL) {
-        *object = (struct pya_hc_user_object){data, destroy, refs};
+        *object = (struct pya_hc_user_object){data, destroy, refs, NULL};
         *out = object;
     }
     pya_hc_unlock();

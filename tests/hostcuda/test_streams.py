@@ -526,15 +526,17 @@ def test_memory_freed_in_a_graph_stays_its_own(cuda: Cuda) -> None:
     cuda.ok("cudaStreamDestroy", stream)
 
 
-def test_user_objects_die_with_the_graph(cuda: Cuda) -> None:
+@pytest.mark.parametrize("n", [1, 100])
+def test_user_objects_die_with_the_graph(cuda: Cuda, n: int) -> None:
     died: list[int] = []
     callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: died.append(data or 0))
     graph = cuda.out("cudaGraphCreate", 0)
-    thing = ctypes.c_uint64()
-    cuda.ok("cudaUserObjectCreate", ctypes.byref(thing), 42, callback, 1, 1)
-    cuda.ok("cudaGraphRetainUserObject", graph, thing.value, 1, 1)
+    for i in range(n):
+        thing = ctypes.c_uint64()
+        cuda.ok("cudaUserObjectCreate", ctypes.byref(thing), 42 + i, callback, 1, 1)
+        cuda.ok("cudaGraphRetainUserObject", graph, thing.value, 1, 1)
     runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
     cuda.ok("cudaGraphDestroy", graph)
     assert died == []
     cuda.ok("cudaGraphExecDestroy", runnable)
-    assert died == [42]
+    assert sorted(died) == [42 + i for i in range(n)]
