@@ -20,7 +20,7 @@ from typing import Any
 from pyalloc import _bootstrap, hostcuda, launching
 from pyalloc.config import Config
 from pyalloc.errors import UsageError
-from pyalloc.install import check_torch_settings
+from pyalloc.install import TORCH_CONF, check_torch_settings
 from pyalloc.report import text
 
 ALLOCATORS = ("native", "expandable", "pyalloc")
@@ -148,10 +148,13 @@ def child_environment(options: Options, torch: hostcuda.Torch, folder: str) -> d
         env[_bootstrap.INSTALL] = "1"
     if options.allocator == "expandable":
         numbers = tuple(int(part) for part in re.findall(r"\d+", torch.version)[:2])
-        # The name changed with 2.10; newer ones warn about the old name.
+        # The name changed with 2.10; newer ones warn about the old name, which wins where both are set.
         name = "PYTORCH_ALLOC_CONF" if numbers >= (2, 10) else "PYTORCH_CUDA_ALLOC_CONF"
-        before = env.get(name, "")
-        env[name] = f"{before},expandable_segments:True" if before else "expandable_segments:True"
+        for each in {name} | (env.keys() & TORCH_CONF):
+            before = env.get(each, "")
+            env[each] = (
+                f"{before},expandable_segments:True" if before else "expandable_segments:True"
+            )
     return env
 
 

@@ -18,7 +18,7 @@ from pyalloc.config import ENVIRONMENT, Config, Value
 from pyalloc.errors import ConfigError, InstallError
 
 # What torch reads its own allocator's settings from: the newer name and the older.
-_TORCH_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+TORCH_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 NO_DEVICE = "torch sees no CUDA device"
 _TOO_LATE = (
     "CUDA was already used in this process, so torch's own allocator holds memory and cannot be replaced. "
@@ -299,7 +299,7 @@ def _say_once() -> None:
 
 def _torch_settings() -> Iterator[tuple[str, str, str]]:
     """(variable, key, value) of what the environment asks of torch's own allocator."""
-    for name in _TORCH_CONF:
+    for name in TORCH_CONF:
         # A value may be a list in brackets, with commas and colons of its own.
         for part in re.findall(r"(?:\[[^]]*\]|[^,])+", os.environ.get(name, "")):
             key, _, value = part.partition(":")

@@ -372,6 +372,22 @@ def test_generate_goes_on_to_its_largest_length(
     assert out.splitlines() == ["1 4", "1 9", "3 4", "3 9"], out
 
 
+@pytest.mark.parametrize("given", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_expandable_segments_are_on_beside_other_settings(
+    torch_found: hostcuda.Torch, tmp_path: Path, given: str
+) -> None:
+    """Under either name: torch knows one or both, and which of them wins changed."""
+    source = """
+        import torch
+        x = torch.empty(1, device="cuda")
+        print(torch.cuda.memory_snapshot()[0]["is_expandable"])
+    """
+    command = ["--allocator", "expandable", sys.executable, program(tmp_path, source)]
+    settings = {given: "garbage_collection_threshold:0.5"}
+    code, out, err = finish(start(command, tmp_path, **settings))
+    assert (code, out) == (0, "True\n"), err
+
+
 def test_settings_that_would_leave_pyalloc_out_are_refused_first(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
