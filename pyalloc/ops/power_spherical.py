@@ -128,7 +128,7 @@ def _require_same_dim(op: str, value: Tensor, loc: Tensor) -> None:
 
 def _empty_result(batch: tuple[int, ...], *inputs: Tensor) -> Tensor:
     """Nothing, but connected to the inputs, so that their gradients are zeros."""
-    zero = sum((x[..., :0].sum() for x in inputs), start=inputs[0].new_zeros(()))
+    zero = sum((x[..., None][..., :0].sum() for x in inputs), start=inputs[0].new_zeros(()))
     return zero.expand(batch).clone()
 
 

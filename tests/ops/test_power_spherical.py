@@ -354,6 +354,15 @@ def test_empty_inputs_give_empty_results_and_zero_gradients(zero):
     assert mixture(*inputs).shape == (sizes[0], sizes[2])
 
 
+def test_no_samples_under_a_single_distribution():
+    value, loc, scale = torch.zeros(0, 3), torch.eye(3)[0], torch.tensor(2.0)
+    inputs = [x.requires_grad_() for x in (value, loc, scale)]
+    out = power_spherical_log_prob(*inputs)
+    assert out.shape == (0,)
+    for x, g in zip(inputs, torch.autograd.grad(out.sum(), inputs), strict=True):
+        assert g.shape == x.shape and not g.any()
+
+
 def test_errors_name_argument_expected_and_given():
     value, loc, scale, weights = problem(3, 4, 5, 6)
     with pytest.raises(
