@@ -16,6 +16,7 @@ Row = tuple[
 ]  # a mark: time_ns, kind, text, arg, addr, bytes, device
 KINDS: dict[str, int] = {name: number for name, number, _, _ in _core.trace_kinds()}
 Pool = tuple[int, int]
+_Range = tuple[int, int, int, bool]  # start, end, stream, is it an expandable segment's?
 _NO_POOL = (0, 0)
 _SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _MAX_FRAMES = 256  # with C++ frames the program's own line comes late
@@ -227,6 +228,17 @@ def _timed(device: int, trace: list[Entry]) -> Iterator[tuple[int, int, Entry]]:
         yield int(entry.get("time_us", 0)) * 1000 + 500, device, entry
 
 
+def with_frees(trace: list[Entry]) -> list[Entry]:
+    """The trace; where torch was told to skip free_requested, free_completed ends blocks in its place."""
+    actions = {entry["action"] for entry in trace}
+    if "free_requested" in actions or "free_completed" not in actions:
+        return trace
+    return [
+        {**entry, "action": "free_requested"} if entry["action"] == "free_completed" else entry
+        for entry in trace
+    ]
+
+
 def state_before(segments: list[Entry], traces: list[list[Entry]]) -> list[Entry]:
     """The segments and live blocks at the beginning of the traces, from those at their end.
 
@@ -234,47 +246,42 @@ def state_before(segments: list[Entry], traces: list[list[Entry]]) -> list[Entry
     without frames); segments likewise.
     """
     live: dict[tuple[int, int], Entry] = {}
-    held: list[tuple[int, int, int, Entry]] = []  # device, start, end
+    ranges: dict[int, list[_Range]] = {device: [] for device in range(len(traces))}
     for segment in segments:
-        device = int(segment.get("device", 0))
+        device, stream = int(segment.get("device", 0)), int(segment["stream"])
         start = at = int(segment["address"])
-        held.append((device, start, start + int(segment["total_size"]), segment))
+        end, is_expandable = start + int(segment["total_size"]), bool(segment.get("is_expandable"))
+        ranges.setdefault(device, []).append((start, end, stream, is_expandable))
         for block in segment["blocks"]:
             address = int(block.get("address", at))
             at = address + int(block["size"])
             if block["state"] == "active_allocated":
-                live[device, address] = {
-                    **block,
-                    "address": address,
-                    "stream": segment["stream"],
-                    "pool_id": segment.get("segment_pool_id"),
-                }
-    ranges = {
-        device: sorted([start, end] for d, start, end, _ in held if d == device)
-        for device in {*range(len(traces)), *(d for d, *_ in held)}
-    }
+                pool = segment.get("segment_pool_id")
+                live[device, address] = {**block, "address": address, "pool_id": pool}
+    for pieces in ranges.values():
+        pieces.sort()
     for device, trace in enumerate(traces):
         _undo(trace, device, live, ranges[device])
     result = []
     keys = sorted(live)
     for device, pieces in ranges.items():
-        for start, end in pieces:
+        for start, end, stream, is_expandable in pieces:
             inside = keys[bisect_left(keys, (device, start)) : bisect_left(keys, (device, end))]
-            blocks = [live[key] for key in inside]
             result.append(
                 {
                     "device": device,
                     "address": start,
                     "total_size": end - start,
-                    "stream": blocks[0]["stream"] if blocks else 0,
-                    "blocks": blocks,
+                    "stream": stream,
+                    "is_expandable": is_expandable,
+                    "blocks": [live[key] for key in inside],
                 }
             )
     return result
 
 
 def _undo(
-    trace: list[Entry], device: int, live: dict[tuple[int, int], Entry], ranges: list[list[int]]
+    trace: list[Entry], device: int, live: dict[tuple[int, int], Entry], ranges: list[_Range]
 ) -> None:
     for entry in reversed(trace):
         action, size = entry["action"], int(entry.get("size", 0))
@@ -287,26 +294,26 @@ def _undo(
                 "size": size,
                 "requested_size": size,
                 "state": "active_allocated",
-                "stream": entry.get("stream", 0),
                 "pool_id": entry.get("pool_id"),
             }
         elif action in ("segment_free", "segment_unmap"):
-            insort(ranges, [address, address + size])
+            stream = int(entry.get("stream", 0))
+            insort(ranges, (address, address + size, stream, action == "segment_unmap"))
         elif action in ("segment_alloc", "segment_map"):
             _cut(ranges, address, address + size)
 
 
-def _cut(ranges: list[list[int]], start: int, end: int) -> None:
+def _cut(ranges: list[_Range], start: int, end: int) -> None:
     """Takes a range out of the others, which are sorted and stay so."""
-    first = last = bisect_left(ranges, [start])
+    first = last = bisect_left(ranges, start, key=lambda piece: piece[0])
     if first > 0 and ranges[first - 1][1] > start:
         first -= 1
     while last < len(ranges) and ranges[last][0] < end:
         last += 1
-    rest = []
-    for left, right in ranges[first:last]:
+    rest: list[_Range] = []
+    for left, right, stream, is_expandable in ranges[first:last]:
         if left < start:
-            rest.append([left, start])
+            rest.append((left, start, stream, is_expandable))
         if end < right:
-            rest.append([end, right])
+            rest.append((end, right, stream, is_expandable))
     ranges[first:last] = rest

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyalloc import _core, pickles
 from pyalloc.analysis import Analysis, Block, Moment, moment, rounded
-from pyalloc.convert import EventWriter, Mark, state_before
+from pyalloc.convert import EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
 
 MAGIC = b"PYATRACE"
@@ -143,7 +143,7 @@ def write_snapshot(snapshot: dict[str, Any], target: Path) -> None:
         TraceError: the snapshot holds numbers no trace can.
     """
     writer = EventWriter(_core.TraceWriter(target))
-    traces = snapshot["device_traces"]
+    traces = [with_frees(trace) for trace in snapshot["device_traces"]]
     times = [int(trace[0].get("time_us", 0)) * 1000 for trace in traces if trace]
     first = min(times, default=0)
     try:

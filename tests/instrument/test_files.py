@@ -232,6 +232,42 @@ def test_state_before_a_trace_that_begins_late(tmp_path: Path) -> None:
     assert totals["peak_reserved_bytes"] == 20 * MIB and totals["n_unknown_frees"] == 0
 
 
+@pytest.mark.parametrize("undone", ["segment_map", "segment_unmap"])
+def test_an_expandable_segment_stays_one(tmp_path: Path, undone: str) -> None:
+    """Its parts are mapped and unmapped one by one; all are of the segment's stream."""
+    start, part = 1 << 30, 20 * MIB
+    segment = {
+        "address": start,
+        "total_size": 2 * part,
+        "stream": 7,
+        "is_expandable": True,
+        "blocks": [],
+    }
+    entry = {"action": "segment_map", "addr": start + part, "size": part, "stream": 7}
+    entries = [{**entry, "action": "segment_unmap"}, entry][undone == "segment_map" :]
+    path = tmp_path / "expandable.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries]}))
+    found = trace.analyse(path)
+    assert found.moments[max(found.moments)].segments == ((start, 2 * part, 7, 0, True),)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_frees_of_a_snapshot_that_skipped_those_requested(tmp_path: Path, before: bool) -> None:
+    """torch's own example, skip_actions=["free_requested"], leaves free_completed alone to tell of a free."""
+    entry = {"size": MIB, "stream": 0}
+    entries = [
+        {**entry, "action": action, "addr": (1 << 30) + i * MIB}
+        for i in range(3)
+        for action in ("alloc", "free_completed")
+    ][before:]
+    segment = {"address": 1 << 30, "total_size": 20 * MIB, "stream": 0, "blocks": []}
+    path = tmp_path / "skipped.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries]}))
+    totals = trace.analyse(path).totals
+    assert totals["peak_bytes"] == MIB and totals["end_bytes"] == 0
+    assert totals["n_frees"] == 3 and totals["n_unknown_frees"] == 0
+
+
 def frames_of(*frames: tuple[str, str]) -> list[dict[str, Any]]:
     return [{"name": name, "filename": file, "line": 7} for name, file in frames]
 
