@@ -7,6 +7,7 @@
 #include "call.h"
 #include "hostcuda.h"
 
+#include <ctype.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -66,7 +67,7 @@ state_parse_bytes(const char *text, const char **rest) {
     }
     double unit = 1;
     static const char letters[] = "KMGT";
-    const char *letter = *end == '\0' ? NULL : strchr(letters, *end & ~0x20);
+    const char *letter = *end == '\0' ? NULL : strchr(letters, toupper((unsigned char)*end));
     if (letter != NULL) {
         unit = (double)((uint64_t)1 << (10 * (letter - letters + 1)));
         end++;
