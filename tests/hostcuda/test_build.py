@@ -194,7 +194,7 @@ def test_environment_sets_devices_memory_and_failures(built: Callable[[str], Pat
         ("DEVICES", "17"),
         ("DEVICES", "two"),
         ("MEMORY", "much"),
-        ("MEMORY", "2097152 "),
+        ("MEMORY", "80 "),
         ("FAIL", "first"),
         ("EVENT_DELAY", "-1"),
     ):
