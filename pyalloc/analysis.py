@@ -392,7 +392,7 @@ class Analysis:
         """Bytes of each size class (powers of two), largest first."""
 
         def name(size: int) -> str:
-            top = 1 << max(size - 1, 1).bit_length()
+            top = max(1024, 1 << max(size - 1, 1).bit_length())
             return f"up to {top // 2**20} MiB" if top >= MIB else f"up to {top // 1024} KiB"
 
         return _rows((name(block.bytes), block) for block in blocks)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pyalloc.devices import index_of
 from pyalloc.limits import Size, set_limit
 
 if TYPE_CHECKING:
@@ -34,8 +35,10 @@ def pool(
     """
     import torch
 
-    created = torch.cuda.MemPool(use_on_oom=use_on_oom)
-    with torch.cuda.use_mem_pool(created, device=device):
+    index = index_of(device)
+    with torch.cuda.device(index):  # a MemPool is of the device that is current when it is made
+        created = torch.cuda.MemPool(use_on_oom=use_on_oom)
+    with torch.cuda.use_mem_pool(created, device=index):
         if limit is not None:
-            set_limit(limit, device, pool=created)
+            set_limit(limit, index, pool=created)
         yield created

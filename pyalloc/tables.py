@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,10 +101,14 @@ class MemoryTable:
 def memory_table(device: int | None = None) -> MemoryTable:
     """A table that gets a row at the end of each phase from now on: `print(table)` when done.
 
+    torch's peak statistics begin anew, as at each `pyalloc.step()`.
+
     Args:
         device: which device's figures; None: the current one.
     """
     table = MemoryTable(device)
+    if "torch" in sys.modules:
+        table.on_step(0)
     marks.listeners.append(table)
     return table
 

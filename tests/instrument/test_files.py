@@ -96,6 +96,15 @@ def small_trace(plan: Plan) -> Path:
     return plan.done()
 
 
+
+def test_scalars_are_of_the_smallest_size_class(plan: Plan) -> None:
+    plan.event("alloc", addr=1 << 24, bytes=512, stack=plan.stack(1))
+    plan.event("alloc", addr=1 << 25, bytes=1536, stack=plan.stack(1))
+    found = trace.analyse(plan.done())
+    names = [row.name for row in found.by_size(found.peak.blocks)]
+    assert names == ["up to 2 KiB", "up to 1 KiB"]
+
+
 def test_every_cut_of_a_trace_is_read_or_refused(plan: Plan, tmp_path: Path) -> None:
     whole = small_trace(plan).read_bytes()
     cut = tmp_path / "cut.pya"

@@ -98,11 +98,12 @@ with pyalloc.memory_table() as early:  # a program may make its first phases bef
 assert not torch.cuda.is_initialized()
 assert [(row.step, row.phase, row.peak_bytes) for row in early.rows] == [(3, "data", 0)]
 x = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
+torch.empty(100 << 20, dtype=torch.uint8, device="cuda")  # a peak before the table begins is not in it
 with pyalloc.memory_table() as table:
     with pyalloc.phase("load <1>"):
         y = torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
 print(table)
-assert table.rows[0].allocated_bytes == 36 << 20, table.rows
+assert table.rows[0].allocated_bytes == table.rows[0].peak_bytes == 36 << 20, table.rows
 assert "load &lt;1&gt;" in table._repr_html_()
 with pyalloc.phase("nobody listens"):
     pass

@@ -173,6 +173,15 @@ def test_limit_of_a_pool() -> None:
     del inside, more, outside
 
 
+def test_a_pool_of_another_device_is_that_devices() -> None:
+    with pyalloc.pool(device="cuda:1") as pool:
+        inside = torch.empty(MIB, dtype=torch.uint8, device="cuda:1")
+        assert pool.use_count() == 2  # its own and the block's
+    assert {segment["device"] for segment in pool.snapshot()} == {1}
+    assert pool.use_count() == 1
+    del inside, pool
+
+
 @pyalloc_only
 def test_limit_of_a_pool_nobody_uses() -> None:
     with pytest.raises(pyalloc.AllocatorError, match="not in use"):
