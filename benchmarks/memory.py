@@ -7,15 +7,16 @@ ample memory and then at the capacities around the smallest that suffices.  Colu
 
 * peak/live: peak device bytes over peak live bytes (requests rounded to 512) with ample memory;
 * min/live: the smallest capacity that completes over peak live bytes.  Found by bisection on the simulated device, then
-  tried in torch together with the 32 next smaller sizes; a size among them that completes becomes the smallest, and the
-  failing ones above it are reported as holes;
-* calls: device calls in the whole run / in its second half, one for each 2 MiB page created or mapped;
-* ms: modelled device time (the one cost table, csrc/device/sim_cost.h), [low, high] with that table's ranges; behind
-  the geometric means, the same over native's;
+  tried in torch together with the next smaller sizes until 32 in a row fail; the failing ones above the smallest that
+  completes are reported as holes;
+* calls: device calls that take, map, free or wait, in the whole run / in its second half, as the runtime counted them
+  (the models count one for each 2 MiB page created or mapped);
+* ms: device time by the policy models (the one cost table, csrc/device/sim_cost.h), [low, high] with that table's
+  ranges; behind the geometric means, the same over native's;
 * ns/op: torch's raw_alloc and raw_delete through the interface, once everything is cached (best of three turns),
   and behind a plus the time inside device calls that were made nevertheless, which here are system calls.
 
-Where torch is missing, everything but ns/op comes from the policy models alone, and that is said.
+Where torch is missing, all that is not about torch's own speed comes from the policy models, and that is said.
 """
 
 from __future__ import annotations
@@ -175,10 +176,11 @@ def torch_least(row: Row, path: Path, server: TorchReplay) -> None:
         row.notes.append(f"torch needs {(start - row.min_bytes) // PAGE} pages more than the model")
     floor = -(-row.device_live_bytes // PAGE) * PAGE
     tried = {start: True}
-    for i in range(1, NEIGHBOURS + 1):
-        if start - i * PAGE >= floor:
-            tried[start - i * PAGE] = fits(start - i * PAGE)
-    row.min_bytes = min(capacity for capacity, good in tried.items() if good)
+    row.min_bytes = capacity = start
+    while (capacity := capacity - PAGE) >= max(floor, row.min_bytes - NEIGHBOURS * PAGE):
+        tried[capacity] = fits(capacity)
+        if tried[capacity]:
+            row.min_bytes = capacity
     above = [hole for hole in row.holes if hole > start]
     row.holes = sorted(
         {*above, *(c for c, good in tried.items() if not good and c > row.min_bytes)}
@@ -195,6 +197,7 @@ def measure(
     with servers.lend(allocator) as server:
         ample = server.replay(path, ample_bytes(row.live_bytes))
         row.source, row.peak_bytes = "torch", ample["peak_bytes"]
+        row.calls, row.calls_second_half = ample["calls"], ample["calls_second_half"]
         if abs(row.model_peak_bytes / row.peak_bytes - 1) > TOLERANCE:
             row.notes.append(f"the model says {row.model_peak_bytes / row.live_bytes:.3f}")
         if not quick:

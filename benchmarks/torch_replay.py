@@ -33,8 +33,8 @@ TURN_OPS = 50_000
 MEMORY_CALLS = (
     "cudaMalloc",
     "cudaFree",
-    "cuMemAlloc",
-    "cuMemFree",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
     "cuMemCreate",
     "cuMemRelease",
     "cuMemAddressReserve",
@@ -222,8 +222,13 @@ def _replay_here(
         torch._C._cuda_releasePool,
     )
 
+    failures: list[Exception] = []
+
     def pool(kind: int, device: int, first: int, second: int) -> None:
-        pool_calls[kind](device, (first, second))
+        try:
+            pool_calls[kind](device, (first, second))
+        except Exception as error:  # C would go on with requests outside the pool
+            failures.append(error)
 
     pool_callback = ctypes.CFUNCTYPE(
         None, ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64
@@ -231,6 +236,8 @@ def _replay_here(
     result = _Result()
     callback = ctypes.CFUNCTYPE(ctypes.c_uint64)(lambda: sum(calls().values()))
     caller.c10_run(program, streams, int(turns > 0), callback, pool_callback, ctypes.byref(result))
+    if failures:
+        raise failures[0]
     trouble = result.trouble.decode(errors="replace")
     completed = result.n_done == n_ops.value
     if not completed and " out of memory" not in trouble:

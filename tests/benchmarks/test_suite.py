@@ -18,7 +18,7 @@ import pytest
 from benchmarks import hostcuda, plots, repeated
 from benchmarks.speed import figures
 from benchmarks.suite import HELD_OUT, TRACES, suite
-from benchmarks.torch_replay import SpeedRequest, in_turns
+from benchmarks.torch_replay import SpeedRequest, TorchReplay, in_turns
 from pyalloc import _core
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,6 +129,19 @@ def test_memory_through_torch() -> None:
     assert "real torch" in done.stdout
     assert "geometric mean" in done.stdout
     assert re.search(r"pyalloc .* x native ms +\d\.\d\d \[\d\.\d\d, \d\.\d\d\]", done.stdout)
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_calls_are_those_that_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain allocations too, and whatever the caller's environment asks of torch."""
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    path = suite(["gan"])[0].write(tmp_path)
+    with TorchReplay("pyalloc", "vmm:False") as server:
+        row = server.replay(path)
+    named = row["calls_by_name"]
+    assert 0 < named["cuMemAlloc_v2"] <= row["calls"] == sum(named.values())
+    assert "cuMemCreate" not in named and row["calls"] < row["ops"] / 10
 
 
 @pytest.mark.torch
