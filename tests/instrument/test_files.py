@@ -96,7 +96,6 @@ def small_trace(plan: Plan) -> Path:
     return plan.done()
 
 
-
 def test_scalars_are_of_the_smallest_size_class(plan: Plan) -> None:
     plan.event("alloc", addr=1 << 24, bytes=512, stack=plan.stack(1))
     plan.event("alloc", addr=1 << 25, bytes=1536, stack=plan.stack(1))
