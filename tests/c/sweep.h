@@ -38,26 +38,19 @@ sweep_check_empty(struct pya_heap *heap, struct pya_sim *sim) {
     CHECK_EQ(stat_of(heap, 0, "reserved_bytes.all.current"), 0);
 }
 
-/* What ThreadSanitizer looks for is not here, and it takes minutes: a part of them is enough. */
-#ifdef __SANITIZE_THREAD__
-enum { SWEEP_STEP = 5 };
-#else
-enum { SWEEP_STEP = 1 };
-#endif
-
 static inline void
 sweep_all(sweep_once_fn *once, const char *options) {
     unsigned long n = 1;
-    for (; once(options, n, false, PYA_E_DEVICE) && check_failures < 20; n += SWEEP_STEP) {
+    for (; once(options, n, false, PYA_E_DEVICE) && check_failures < 20; n += CHECK_ONE_IN) {
         (void)once(options, n, false, PYA_E_NOMEM);
     }
     CHECK(n > 20);
     unsigned long n_host = 1;
     while (once(options, n_host, true, PYA_OK) && check_failures < 20) {
-        n_host += SWEEP_STEP;
+        n_host += CHECK_ONE_IN;
     }
     CHECK(n_host > 5);
     printf(
         "%-48s %lu device calls, %lu host allocations; one in %d failed, each once\n", options,
-        n - 1, n_host - 1, SWEEP_STEP);
+        n - 1, n_host - 1, CHECK_ONE_IN);
 }

@@ -233,17 +233,10 @@ fuzz_step(struct fuzz *fuzz) {
     }
 }
 
-/* ThreadSanitizer finds nothing more in one thread, and takes ten times as long. */
-#ifdef __SANITIZE_THREAD__
-enum { FUZZ_SHARE = 4 };
-#else
-enum { FUZZ_SHARE = 1 };
-#endif
-
 static void
 fuzz_run(const char *options, unsigned long n_steps, unsigned check_every, bool faulty) {
     struct fuzz fuzz = {.seed = check_seed(), .faulty = faulty};
-    n_steps /= FUZZ_SHARE;
+    n_steps /= CHECK_ONE_IN;
     fuzz.world.config = (struct pya_sim_config){
         .capacity_bytes = (size_t)11 << 30,
         .address_bytes = (uint64_t)1 << 40,
