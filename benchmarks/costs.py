@@ -80,7 +80,7 @@ class HostMemory:
 
 
 def _child(source: str, *words: str) -> Any:
-    env = {**hostcuda.environment("64GB"), "PYALLOC_CONF": "", "PYALLOC_HOSTCUDA_DEVICES": "3"}
+    env = {**hostcuda.environment("64GB"), "PYALLOC_HOSTCUDA_DEVICES": "3"}
     command = [sys.executable, "-W", "ignore", "-c", source, *words]
     done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)

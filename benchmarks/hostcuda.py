@@ -6,17 +6,18 @@ import os
 import sys
 
 from pyalloc import _bootstrap, hostcuda
+from pyalloc.config import ENVIRONMENT, TORCH_CONF
 from pyalloc.errors import PyallocError
 
 #: what would make another allocator, or other settings, of the one that is measured
 OF_THE_CALLER = (
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
+    *TORCH_CONF,
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "PYALLOC_CONF",
-    "PYALLOC_INSTALL",
+    ENVIRONMENT,
+    _bootstrap.INSTALL,
     "PYALLOC_FAST_PATH",
 )
+EXPANDABLE = "expandable_segments:True"
 
 
 def why_not() -> str | None:
@@ -28,11 +29,16 @@ def why_not() -> str | None:
     return None
 
 
-def environment(memory: str = "4096GB") -> dict[str, str]:
-    """The environment of a child process whose CUDA is the host-memory runtime with that capacity."""
+def environment(memory: str = "4096GB", allocator: str = "native") -> dict[str, str]:
+    """The environment of a child process whose CUDA is the host-memory runtime with that capacity.
+
+    allocator: expandable switches torch's expandable segments on; pyalloc is for the child to install.
+    """
     found = hostcuda.find_torch(sys.executable)
     inherited = {name: text for name, text in os.environ.items() if name not in OF_THE_CALLER}
+    settings = dict.fromkeys(TORCH_CONF if allocator == "expandable" else (), EXPANDABLE)
     return {
         **hostcuda.environment(_bootstrap.environment(inherited), found),
+        **settings,
         "PYALLOC_HOSTCUDA_MEMORY": memory,
     }

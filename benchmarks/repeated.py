@@ -123,10 +123,7 @@ def train(program: Program, allocator: str, n_steps: int) -> dict[str, Any]:
     Raises:
         RuntimeError: the program failed; with its last words.
     """
-    env = hostcuda.environment("80GB")
-    env["PYALLOC_CONF"] = ""
-    if allocator == "expandable":
-        env["PYTORCH_ALLOC_CONF"] = env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    env = hostcuda.environment("80GB", allocator)
     command = [sys.executable, "-m", "benchmarks.repeated", "--here", program.name, allocator]
     done = subprocess.run(
         [*command, "--steps", str(n_steps)],

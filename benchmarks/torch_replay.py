@@ -369,11 +369,13 @@ class TorchReplay:
     def __init__(
         self, allocator: str, conf: str = "", environment: dict[str, str] | None = None
     ) -> None:
-        env = {**hostcuda.environment("160GB"), "PYALLOC_CONF": conf, **(environment or {})}
+        env = {
+            **hostcuda.environment("160GB", allocator),
+            "PYALLOC_CONF": conf,
+            **(environment or {}),
+        }
         env["PYALLOC_HOSTCUDA_DEVICES"] = "2"
         env["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # every refused mapping is a warning otherwise
-        if allocator == "expandable":
-            env["PYTORCH_ALLOC_CONF"] = env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
         command = [sys.executable, "-m", "benchmarks.torch_replay", "--serve", allocator]
         self.process = subprocess.Popen(
             command, env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

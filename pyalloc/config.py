@@ -21,6 +21,8 @@ except ImportError as error:
     ) from error
 
 ENVIRONMENT = "PYALLOC_CONF"
+# What torch reads its own allocator's settings from: the newer name and the older.
+TORCH_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 Value = str | int | float | bool
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _bootstrap, hostcuda, launching
-from pyalloc.config import Config
+from pyalloc.config import TORCH_CONF, Config
 from pyalloc.errors import UsageError
-from pyalloc.install import TORCH_CONF, check_torch_settings
+from pyalloc.install import check_torch_settings
 from pyalloc.report import text
 
 ALLOCATORS = ("native", "expandable", "pyalloc")

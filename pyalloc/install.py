@@ -14,11 +14,9 @@ from typing import Any
 
 from pyalloc import _core, hooks
 from pyalloc._bootstrap.importing import after_import
-from pyalloc.config import ENVIRONMENT, Config, Value
+from pyalloc.config import ENVIRONMENT, TORCH_CONF, Config, Value
 from pyalloc.errors import ConfigError, InstallError
 
-# What torch reads its own allocator's settings from: the newer name and the older.
-TORCH_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 NO_DEVICE = "torch sees no CUDA device"
 _TOO_LATE = (
     "CUDA was already used in this process, so torch's own allocator holds memory and cannot be replaced. "

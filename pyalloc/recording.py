@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from pyalloc import _core, console, files, history, marks, snapshots
 from pyalloc._bootstrap import leaving
 from pyalloc._bootstrap.importing import after_import
+from pyalloc.config import ENVIRONMENT, TORCH_CONF
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
 
@@ -368,7 +369,7 @@ if hasattr(os, "register_at_fork"):
 def _notes(torch: Any, *, with_command: bool) -> Iterator[str]:
     yield f"torch={torch.__version__}"
     yield f"allocator={'pyalloc' if _core.is_created() else torch.cuda.get_allocator_backend()}"
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYALLOC_CONF"):
+    for name in (*TORCH_CONF, ENVIRONMENT):
         if os.environ.get(name):
             yield f"{name}={os.environ[name]}"
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pyalloc import console
 from pyalloc.advice import advise, size
 from pyalloc.analysis import Analysis, Moment, Phase, Row
 
@@ -199,7 +199,7 @@ def explain_oom(analysis: Analysis, device: int, asked: int, trace: Path) -> str
     place = analysis.place(oom[5]) if len(oom) > 5 else None
     if place is not None:
         lines.insert(1, f"asked for at {place}")
-    lines += ["", f"next: pyalloc report {shlex.quote(str(trace))}"]
+    lines += ["", f"next: pyalloc report {console.quoted(trace)}"]
     return "\n".join(lines)
 
 
