@@ -10,11 +10,13 @@
 /* So many requests are remembered: a period (a training step) must fit in.  The program is known to repeat itself once
  * the last REPEAT_LEAST requests were as before and are this share of all, or all that is remembered: programs whose steps
  * differ have stretches that repeat too, and for them best fit is better (ppo's peak would be 1.07 of live memory instead
- * of 1.02).  Later, when something came between (an evaluation), one more period of the same length is enough. */
+ * of 1.02).  Later, when something came between (an evaluation), one more period of the same length is enough.  A streak
+ * goes on in another that begins within REPEAT_RESUME requests of its end and gets as long as that: once a step is shorter
+ * than the first, which made the optimizer's state. */
 #ifdef PYA_TEST_TINY
-enum { REPEAT_STEP = 8, REPEAT_LEAST = 8 };
+enum { REPEAT_STEP = 8, REPEAT_LEAST = 8, REPEAT_RESUME = 4 };
 #else
-enum { REPEAT_STEP = 256, REPEAT_LEAST = 64 };
+enum { REPEAT_STEP = 256, REPEAT_LEAST = 64, REPEAT_RESUME = 8 };
 #endif
 enum { REPEAT_KEPT = 32 * REPEAT_STEP, REPEAT_SHARE = 4 };
 /* Where nothing repeated within two times what is remembered, nobody looks for so many requests. */
@@ -26,7 +28,7 @@ enum { REPEAT_PAUSE = 8 * REPEAT_KEPT };
 #ifdef PYA_TEST_TINY
 enum { SETTLE_LEAST = 24, SETTLE_PERIOD = 4 };
 #else
-enum { SETTLE_LEAST = 384, SETTLE_PERIOD = 32 };
+enum { SETTLE_LEAST = 512, SETTLE_PERIOD = 32 };
 #endif
 enum { SETTLE_PERIODS = 16, SETTLE_RUNS = 64 };
 /* Places are looked up by the last four sizes: one alone comes in every layer of a network. */
@@ -46,6 +48,8 @@ struct pya_repeat {
     size_t n_most;     /* REPEAT_KEPT, or what there was host memory for */
     size_t follow;     /* the earlier request that the next one should be like, or the latest */
     size_t streak;     /* how many in a row were */
+    size_t broken;     /* how many in the last streak of REPEAT_LEAST and more that ended */
+    size_t n_broken;   /* requests before it did */
     size_t like;       /* the earlier request that this one is like; n: none is known */
     size_t period;     /* at which the program was known to repeat itself; 0: never */
     size_t n_review;   /* when to see whether looking is worth it */
@@ -102,9 +106,18 @@ repeat_streak(const struct pya_repeat *repeat) {
     return repeat->like < repeat->n && repeat->like == repeat->follow ? repeat->streak + 1 : 0;
 }
 
+/* The same, and those of the streak before where this one goes on from it. */
+static size_t
+repeat_stretch(const struct pya_repeat *repeat) {
+    size_t streak = repeat_streak(repeat);
+    bool goes_on =
+        streak >= REPEAT_RESUME && repeat->n - repeat->n_broken <= streak + REPEAT_RESUME;
+    return goes_on ? streak + repeat->broken : streak;
+}
+
 static bool
 repeat_is_known(struct pya_repeat *repeat) {
-    size_t streak = repeat_streak(repeat);
+    size_t streak = repeat_stretch(repeat);
     if (streak < REPEAT_LEAST) {
         return false;
     }
@@ -186,7 +199,7 @@ repeat_is_settling(const struct pya_arena *arena) {
         return false;
     }
     size_t period = repeat->n - repeat->like;
-    size_t streak = repeat_streak(repeat);
+    size_t streak = repeat_stretch(repeat);
     size_t n = repeat->n < REPEAT_KEPT ? repeat->n : REPEAT_KEPT;
     bool is_proper = period >= SETTLE_PERIOD && streak >= period && streak >= n / REPEAT_SHARE;
     return is_proper && streak >= SETTLE_LEAST && streak <= SETTLE_PERIODS * period;
@@ -370,7 +383,12 @@ pya_repeat_note(struct pya_arena *arena, struct pya_block *block) {
     repeat->kept[repeat->n % repeat->n_room] = block->addr / PYA_ALIGN << REPEAT_SIZE_BITS | mixed;
     repeat->recent = repeat_recent(repeat, mixed);
     repeat->places[repeat_place(repeat->recent)] = (uint32_t)repeat->n;
-    repeat->streak = repeat_streak(repeat);
+    size_t streak = repeat_streak(repeat);
+    if (streak == 0 && repeat->streak >= REPEAT_LEAST) {
+        repeat->broken = repeat->streak;
+        repeat->n_broken = repeat->n;
+    }
+    repeat->streak = streak;
     repeat->follow =
         repeat->like + (repeat->like < repeat->n); /* the same size may come again at once */
     if (arena->stays != NULL) {

@@ -143,11 +143,33 @@ test_places_settle_soon(void) {
     for (uint64_t seed = 1; seed <= 24; seed++) {
         struct training t = {.seed = seed};
         world_init(&t.world, "");
-        training_steps(&t, 5);
+        training_steps(&t, 6);
         uint64_t n = n_calls(&t);
         training_steps(&t, 5);
         CHECK_EQ(n_calls(&t), n);
         CHECK_EQ(pya_heap_check(t.world.heap, 0), 0);
+        training_fini(&t);
+    }
+}
+
+/* The optimizer's state comes in the first step: the steps are one another's like all the same. */
+static void
+test_a_step_that_was_longer_once(void) {
+    for (uint64_t seed = 1; seed <= 24; seed++) {
+        struct training t = {.seed = seed};
+        pya_dptr state[N_LAYERS];
+        world_init(&t.world, "");
+        training_steps(&t, 1);
+        for (size_t i = 0; i < N_LAYERS; i++) {
+            state[i] = take(&t.world, layer_bytes(&t, i, 5), 0);
+        }
+        training_steps(&t, 2);
+        int64_t n_before = n_repeats(&t);
+        training_steps(&t, 1);
+        CHECK(n_repeats(&t) - n_before > (int64_t)t.n_places / 4);
+        for (size_t i = 0; i < N_LAYERS; i++) {
+            give(&t.world, state[i]);
+        }
         training_fini(&t);
     }
 }
@@ -468,6 +490,7 @@ static const struct check_case cases[] = {
     {"places_again", test_a_step_finds_its_places_again},
     {"settle", test_places_settle_soon},
     {"settle_without_host_memory", test_no_host_memory_to_settle},
+    {"longer_once", test_a_step_that_was_longer_once},
     {"taken", test_a_place_that_is_taken_is_left_alone},
     {"differ", test_steps_that_differ_do_not_repeat},
     {"stretch", test_a_stretch_that_repeats_is_not_enough},
