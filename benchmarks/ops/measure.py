@@ -203,7 +203,7 @@ def over_floor(ours_ms: float, floor_ms: float | None) -> dict[str, Any]:
 
 
 def smi(query: str) -> str | None:
-    """What the driver's own tool says of the first device."""
+    """What the driver's own tool says of the first device; None where it does not know, as of virtual ones."""
     try:
         done = subprocess.run(
             ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0"],
@@ -213,7 +213,8 @@ def smi(query: str) -> str | None:
         )
     except OSError:
         return None
-    return done.stdout.strip() or None
+    answer = done.stdout.strip()
+    return answer if done.returncode == 0 and answer and not answer.startswith("[") else None
 
 
 def least_ratio(ours: Run, peer: Run) -> float:
