@@ -23,6 +23,8 @@ class _Sphere(Constraint):
     event_dim = 1
 
     def check(self, value: Tensor) -> Tensor:
+        if not value.is_floating_point():
+            value = value.double()  # log_prob says which dtypes it takes
         tolerance = max(1e-4, torch.finfo(value.dtype).eps ** 0.5)
         return (torch.linalg.vector_norm(value, dim=-1) - 1).abs() < tolerance
 
@@ -49,6 +51,8 @@ class PowerSpherical(Distribution):
     def __init__(
         self, loc: Tensor, scale: Tensor | float, validate_args: bool | None = None
     ) -> None:
+        if not isinstance(loc, Tensor):
+            raise ValueError(f"PowerSpherical: loc must be a tensor, got {type(loc).__name__}")
         scale = torch.as_tensor(
             scale, dtype=None if isinstance(scale, Tensor) else loc.dtype, device=loc.device
         )
@@ -183,7 +187,8 @@ class HypersphericalUniform(Distribution):
         if self._validate_args:
             self._validate_sample(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        return torch.full(shape, -self.log_area, dtype=value.dtype, device=value.device)
+        dtype = value.dtype if value.is_floating_point() else self._zero.dtype
+        return torch.full(shape, -self.log_area, dtype=dtype, device=value.device)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         shape = self._extended_shape(torch.Size(sample_shape))

@@ -139,6 +139,14 @@ def test_validation():
     for loc in (torch.tensor(1.0), torch.ones(4, 1)):
         with pytest.raises(ValueError, match=r"loc must be \(\.\.\., D\) with D >= 2, got \("):
             PowerSpherical(loc, torch.tensor(1.0))
+    with pytest.raises(ValueError, match="loc must be a tensor, got list"):
+        PowerSpherical([1.0, 0.0], 1.0)
     with pytest.raises(ValueError, match=r"scale must have a floating dtype, got torch.int64"):
         PowerSpherical(sphere(3), torch.tensor(1))
+    poles = torch.tensor([[1, 0, 0], [0, -1, 0]])
+    p = PowerSpherical(sphere(3), torch.tensor(1.0), validate_args=True)
+    with pytest.raises(ValueError, match=r"value must be float32, .* got torch.int64"):
+        p.log_prob(poles)
+    uniform = HypersphericalUniform(3, dtype=torch.float64, validate_args=True)
+    torch.testing.assert_close(uniform.log_prob(poles), -uniform.entropy().expand(2))
     assert PowerSpherical(sphere(3), 2).scale.dtype == torch.float32
