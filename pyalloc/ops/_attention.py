@@ -14,16 +14,12 @@ from torch import Tensor
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._composed import composable, is_batched, is_transformed
-from pyalloc.ops._library import AttentionArgs, call, dtype_code, packer, threads
+from pyalloc.ops._library import AttentionArgs, call, dense_rows, dtype_code, packer, threads
 from pyalloc.ops._vmap import fold, is_plain, unfold
 
 _pack = packer(AttentionArgs)
 _NO_HEADS = (0, 0, 0, 0)
 _NO_SCORES = (0, 0, 0, 0, 0)
-
-
-def _dense_rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def _heads(x: Tensor) -> tuple[int, ...]:
@@ -57,7 +53,8 @@ def _forward_kernel(
     dropout: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    q, k, v = _dense_rows(q), _dense_rows(k), _dense_rows(v)
+    q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
+    bias = None if bias is None else bias.resolve_neg()
     sizes = _sizes(q, k, v)
     n_b, n_h, _, n_q, n_k, dim, dim_v = sizes
     out = q.new_empty((n_b, n_h, n_q, dim_v))
@@ -105,9 +102,10 @@ def _backward_kernel(
     seed: Tensor | None,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, v, grad = _dense_rows(q), _dense_rows(k), _dense_rows(v), _dense_rows(grad)
+    q, k, v, grad = dense_rows(q), dense_rows(k), dense_rows(v), dense_rows(grad)
+    bias = None if bias is None else bias.resolve_neg()
     # These are as made, but for what vmap's folding does to them.
-    out, lse = _dense_rows(out), lse.contiguous()
+    out, lse = dense_rows(out), lse.contiguous()
     sizes = _sizes(q, k, v)
     n_b, n_h, _, n_q, n_k, dim, _ = sizes
     d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
@@ -176,7 +174,7 @@ def _attention(
     dropout: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    if q.is_cuda and not _cuda.serves(q):
+    if _cuda.declines(q):
         _cuda.refuse_dropout(dropout)
         out = _eager.attention(q, k, v, bias, mask, causal, scale).contiguous()
         return out, q.new_empty(q.shape[:3])
@@ -204,9 +202,9 @@ def _attention_backward(
     seed: Tensor | None,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if q.is_cuda and not _cuda.serves(q):
+    if _cuda.declines(q):
         found = _eager.attention_vjp((q, k, v, bias), grad, mask, (causal, scale), needs_bias)
-        d_q, d_k, d_v, d_bias = found
+        d_q, d_k, d_v, d_bias = (x.contiguous() for x in found)
         return d_q, d_k, d_v, d_bias
     return _backward_kernel(
         grad, out, lse, q, k, v, bias, mask, causal, scale, dropout, seed, needs_bias

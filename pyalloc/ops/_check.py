@@ -12,12 +12,19 @@ from pyalloc.errors import OpError
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
+def require_tensor(op: str, name: str, given: object) -> None:
+    if not isinstance(given, Tensor):
+        raise OpError(f"{op}: {name} must be a tensor, got {type(given).__name__}")
+
+
 def require_float(op: str, **tensors: Tensor) -> None:
     """Every argument is a floating tensor of a supported dtype, all on one device."""
     first: tuple[str, torch.device] | None = None
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise OpError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
+        require_tensor(op, name, tensor)
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            given = "a nested tensor" if tensor.is_nested else tensor.layout
+            raise OpError(f"{op}: {name} must be a dense tensor, got {given}")
         if tensor.dtype not in FLOATS:
             raise OpError(
                 f"{op}: {name} must be float32, float64, float16 or bfloat16, got {tensor.dtype}"

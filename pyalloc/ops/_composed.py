@@ -18,6 +18,8 @@ from torch.autograd import forward_ad
 
 Rule = Callable[..., tuple[Any, Any]]
 
+_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
 
 def is_transformed() -> bool:
     """Whether a torch.func transform or forward-mode differentiation looks at the calls now made."""
@@ -37,6 +39,12 @@ def needs_more_than_once() -> bool:
 def is_batched(grad: Tensor | None) -> bool:
     """Whether a backward runs for many at once: is_grads_batched, which is not of torch.func."""
     return grad is not None and bool(torch._C._functorch.is_legacy_batchedtensor(grad))
+
+
+def is_checkpointed() -> bool:
+    """Whether torch.utils.checkpoint saves what is saved now, or makes it again."""
+    hooks = _default_hooks(True)
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
 
 
 def composable(

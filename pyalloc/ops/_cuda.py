@@ -52,6 +52,11 @@ def serves(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.is_cuda and _module(x.device.index or 0) is not None
 
 
+def declines(x: Tensor) -> bool:
+    """Whether plain torch has to serve x, which is on a CUDA device."""
+    return x.is_cuda and not serves(x)
+
+
 def refuse_dropout(dropout: float) -> None:
     if dropout > 0:
         raise OpError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pyalloc.errors import OpError
 
@@ -136,6 +137,12 @@ def call(name: str, args: ctypes.Structure | bytes) -> None:
     status = getattr(library(), name)(as_pointer(args))
     if status != 0:
         raise OpError(f"{name}: {_STATUS.get(status, f'status {status}')}")
+
+
+def dense_rows(x: Tensor) -> Tensor:
+    """X as the kernels read it: rows without gaps, signs in the numbers (torch may keep a negation aside)."""
+    x = x.resolve_neg()
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def threads(work: int) -> int:

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyalloc.ops._composed import is_checkpointed
+
 _ONCE_DIFFERENTIABLE = frozenset(
     f"ScaledDotProduct{kind}AttentionBackward0"
     for kind in ("Flash", "Efficient", "Cudnn", "FusedAttentionOverrideable")
 ) | {"ScaledDotProductFlashAttentionForCpuBackward0"}
-
-
-_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class _Keep(torch.autograd.Function):
@@ -40,15 +39,18 @@ class _Keep(torch.autograd.Function):
 
 def offer(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Makes the gradients of an attention that torch computed differentiable, should they be asked for."""
-    hooks = _default_hooks(True)
-    if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint":
+    if is_checkpointed():
         # which hands out what a node saved once: torch's kernel has that, we save for ourselves
         before: Any = partial(_before, kept=_Keep.apply(q, k, v))
     else:
         before = _before
+    node: Any = out.grad_fn
+    if type(node).__name__ == "SliceBackward0":  # on CUDA head sizes are padded to eights, and cut
+        node.next_functions[0][0].register_prehook(lambda grads: before(grads[0]))
+        return
     # register_hook() in its parts, without the handle nobody needs: 4 microseconds where it takes 10
     out._backward_hooks = {-1: before}
-    out.grad_fn._register_hook_dict(out)
+    node._register_hook_dict(out)
     out._backward_hooks = None  # the node has it now; the user's own hooks start afresh
 
 
@@ -76,13 +78,17 @@ def _gradients(
     """Those of query, key and value by pyalloc's kernel, whose backward is differentiable."""
     dtype = inputs[0].dtype
     compute = torch.float64 if dtype == torch.float64 else torch.float32
-    q, k, v = (x.to(compute) for x in inputs)
+    missing = grad.shape[-1] - inputs[2].shape[-1]  # of the caller's own tensors, unpadded
+    q, k, v = (
+        torch.nn.functional.pad(x.to(compute), (0, missing)) if missing else x.to(compute)
+        for x in inputs
+    )
     scale = node._saved_scale
     options = (
         None,
         None,
         node._saved_is_causal,
-        q.shape[-1] ** -0.5 if scale is None else scale,
+        inputs[0].shape[-1] ** -0.5 if scale is None else scale,
         0.0,
         None,
     )

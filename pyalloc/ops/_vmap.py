@@ -10,9 +10,10 @@ from torch import Tensor
 
 
 def is_plain(args: Sequence[Any]) -> bool:
-    """No compiler, transform, dispatch mode or tensor subclass looks at this call."""
+    """No compiler, tracer, transform, dispatch mode or tensor subclass looks at this call."""
     return (
         not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
         and not torch._C._are_functorch_transforms_active()
         and torch._C._len_torch_dispatch_stack() == 0
         and all(type(x) in _PLAIN for x in args if isinstance(x, Tensor))

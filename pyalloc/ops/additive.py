@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
-from pyalloc.ops._check import compute_dtype, require_float
-from pyalloc.ops._composed import composable, is_batched, is_transformed
-from pyalloc.ops._library import AdditiveArgs, View, call, dtype_code, threads
+from pyalloc.ops._check import compute_dtype, require_float, require_tensor
+from pyalloc.ops._composed import composable, is_batched, is_checkpointed, is_transformed
+from pyalloc.ops._library import AdditiveArgs, View, call, dense_rows, dtype_code, threads
 from pyalloc.ops._vmap import fold, is_plain, unfold
 
 
@@ -160,15 +160,18 @@ class _Memory:
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
         self.is_served = keys.device.type == "cpu" or _cuda.serves(keys)
-        self.rows = _dense_rows(keys.detach()), _dense_rows(values.detach())
+        self.rows = dense_rows(keys.detach()), dense_rows(values.detach())
         self.token: Tensor = _Gate.apply(keys, values, self)
         # of each running backward: one that failed halfway must not add to the next
         self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def holds(self, keys: Tensor, values: Tensor, compute: torch.dtype) -> bool:
-        """Whether these are they and the sums are made in their dtype: a query of another may ask for more."""
+        """Whether these are they and the sums are made in their dtype: a query of another may ask for more.
+
+        Not in a checkpoint: its step is made again when this context is long over, and has to be the same then.
+        """
         is_ours = keys is self.keys and values is self.values
-        return is_ours and self.is_served and keys.dtype == compute
+        return is_ours and self.is_served and keys.dtype == compute and not is_checkpointed()
 
     def versions(self) -> tuple[int, ...]:
         """Changes when either is changed in place, as autograd's own check of what it saved sees it."""
@@ -250,16 +253,14 @@ def _check_shapes(
         raise OpError(f"{op}: values must be ({n_b}, {n_s}, E), got {tuple(values.shape)}")
     if v.shape != (n_h,):
         raise OpError(f"{op}: v must be ({n_h},), got {tuple(v.shape)}")
+    if mask is not None:
+        require_tensor(op, "mask", mask)
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (n_b, n_s)):
         raise OpError(
             f"{op}: mask must be bool ({n_b}, {n_s}), got {mask.dtype} {tuple(mask.shape)}"
         )
     if mask is not None and mask.device != keys.device:
         raise OpError(f"{op}: mask must be on {keys.device} as keys is, got {mask.device}")
-
-
-def _dense_rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _view(x: Tensor | None) -> View:
@@ -287,8 +288,8 @@ def _args(query: Tensor, keys: Tensor, values: Tensor, v: Tensor, probs: Tensor)
 def _forward_kernel(
     query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    query, keys, values = (_dense_rows(x) for x in (query, keys, values))
-    v = v.contiguous()
+    query, keys, values = (dense_rows(x) for x in (query, keys, values))
+    v = dense_rows(v)
     n_b, n_q, _ = query.shape
     context = values.new_empty(n_b, n_q, values.shape[2])
     probs = values.new_empty(n_b, n_q, keys.shape[1])
@@ -312,11 +313,11 @@ def _backward_kernel(
     accumulate: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of query and, for each batch entry, v; the keys' and values' go to the sinks there are."""
-    query, keys, values = (_dense_rows(x) for x in inputs[:3])
-    v = inputs[3].contiguous()
+    query, keys, values = (dense_rows(x) for x in inputs[:3])
+    v = dense_rows(inputs[3])
     probs = probs.contiguous()  # as made, but for what vmap's folding does to it
-    grad = _dense_rows(grads[0])
-    grad_probs = None if grads[1] is None else _dense_rows(grads[1])
+    grad = dense_rows(grads[0])
+    grad_probs = None if grads[1] is None else dense_rows(grads[1])
     d_query = query.new_empty(query.shape)
     d_v = v.new_empty(keys.shape[0], keys.shape[2])
     args = _args(query, keys, values, v, probs)
@@ -373,7 +374,7 @@ def _run(*args: Any) -> tuple[Tensor, Tensor]:
 def _additive(
     query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    if keys.is_cuda and not _cuda.serves(keys):
+    if _cuda.declines(keys):
         context, probs = _eager.additive(query, keys, values, v, mask)
         return context.contiguous(), probs.contiguous()
     return _forward_kernel(query, keys, values, v, mask)
@@ -399,11 +400,10 @@ def _additive_backward(
     mask: Tensor | None,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if keys.is_cuda and not _cuda.serves(keys):
+    if _cuda.declines(keys):
         inputs = (query, keys, values, v)
-        d_query, d_keys, d_values, d_v = _eager.additive_vjp(
-            inputs, mask, (grad, grad_probs), needs
-        )
+        found = _eager.additive_vjp(inputs, mask, (grad, grad_probs), needs)
+        d_query, d_keys, d_values, d_v = (x.contiguous() for x in found)
         return d_query, d_keys, d_values, d_v
     return _gradients(grad, grad_probs, probs, query, keys, values, v, mask, needs)
 

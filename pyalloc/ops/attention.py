@@ -14,7 +14,7 @@ from torch import Tensor
 from pyalloc._core import attention_rule
 from pyalloc.errors import OpError
 from pyalloc.ops import _attention, _second
-from pyalloc.ops._check import FLOATS, autocast_is_on, require_float
+from pyalloc.ops._check import FLOATS, autocast_is_on, require_float, require_tensor
 from pyalloc.ops._composed import needs_more_than_once
 
 _log = logging.getLogger("pyalloc.ops")
@@ -132,6 +132,8 @@ def scaled_attention(
         except (AttributeError, RuntimeError):
             pass
     _check_arguments(q, k, v, bias, path, dropout)
+    if mask is not None:
+        require_tensor(_OP, "mask", mask)
     q, k, v = _autocast(q, k, v)
     if not q.dim() == k.dim() == v.dim() == 4:
         options = (bias, mask, causal, scale, dropout)
@@ -151,7 +153,7 @@ def scaled_attention(
     elif taken == "eager":
         out = _no_keys(q, k, v, bias)
     else:
-        seed = torch.randint(1 << 62, (1,)) if dropout > 0 else None
+        seed = torch.randint(1 << 62, (1,), device="cpu") if dropout > 0 else None
         out = _in_compute_dtype(q, k, v, bias, mask, causal, scale, dropout, seed)
     return (out, {"path": taken, "reason": reason}) if return_info else out
 
@@ -197,7 +199,10 @@ def _check_arguments(
 def _are_alike(q: Tensor, k: Tensor, v: Tensor) -> bool:
     try:
         return (
-            q.dtype is k.dtype is v.dtype and q.dtype in FLOATS and q.device == k.device == v.device
+            q.dtype is k.dtype is v.dtype
+            and q.dtype in FLOATS
+            and q.device == k.device == v.device
+            and all(x.layout is torch.strided and not x.is_nested for x in (q, k, v))
         )
     except AttributeError:
         return False

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._check import broadcast, compute_dtype, require_float
 from pyalloc.ops._composed import composable, is_transformed
-from pyalloc.ops._library import PowerSphericalArgs, View, call, dtype_code, threads
+from pyalloc.ops._library import PowerSphericalArgs, View, call, dense_rows, dtype_code, threads
 from pyalloc.ops._shapes import classify
 from pyalloc.ops._vmap import fold, unfold
 
@@ -135,10 +135,6 @@ def _empty_result(batch: tuple[int, ...], *inputs: Tensor) -> Tensor:
 # --- kernels -------------------------------------------------------------------------------------
 
 
-def _dense_rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _view(x: Tensor | None) -> View:
     return View() if x is None else View(x.data_ptr(), x.stride(0), x.stride(1))
 
@@ -193,7 +189,7 @@ def _mixture_shape(value: Tensor, t_first: bool) -> tuple[int, int]:
 def _forward_kernel(
     value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor | None, t_first: bool
 ) -> Tensor:
-    value, loc = _dense_rows(value), _dense_rows(loc)
+    value, loc = dense_rows(value), dense_rows(loc)
     mixture = log_weights is not None
     shape = _mixture_shape(value, t_first) if mixture else _log_prob_shape(value, loc, t_first)
     out = value.new_empty(shape)
@@ -222,7 +218,7 @@ def _backward_kernel(
     needs: list[bool],
 ) -> list[Tensor]:
     value, loc, scale, log_weights = inputs
-    value, loc = _dense_rows(value), _dense_rows(loc)
+    value, loc = dense_rows(value), dense_rows(loc)
     args = _args(value, loc, scale, log_weights)
     _set_grad(args, grad, t_first)
     if out is not None:
@@ -240,12 +236,23 @@ def _backward_kernel(
     return grads
 
 
+def _plain_gradients(
+    inputs: Sequence[Tensor], grad: Tensor, needs: list[bool], formula: Callable[..., Tensor]
+) -> list[Tensor]:
+    """By plain torch, in the memory layout that the registered op promises."""
+    found = _eager.first_derivative(inputs, grad, needs, formula)
+    return [
+        _like(x, need).copy_(g) if need else g
+        for x, g, need in zip(inputs, found, needs, strict=True)
+    ]
+
+
 # --- registration --------------------------------------------------------------------------------
 
 
 @torch.library.custom_op("pyalloc::power_spherical_log_prob", mutates_args=())
 def _log_prob(value: Tensor, loc: Tensor, scale: Tensor, t_first: bool) -> Tensor:
-    if value.is_cuda and not _cuda.serves(value):
+    if _cuda.declines(value):
         out = _eager.power_spherical(value, loc, scale)
         return (out if t_first else out.permute(1, 2, 0)).contiguous()
     return _forward_kernel(value, loc, scale, None, t_first)
@@ -260,10 +267,10 @@ def _(value: Tensor, loc: Tensor, scale: Tensor, t_first: bool) -> Tensor:
 def _log_prob_backward(
     grad: Tensor, value: Tensor, loc: Tensor, scale: Tensor, t_first: bool, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if value.is_cuda and not _cuda.serves(value):
+    if _cuda.declines(value):
         g = grad if t_first else grad.permute(2, 0, 1)
         inputs = (value, loc, scale)
-        d_value, d_loc, d_scale = _eager.first_derivative(inputs, g, needs, _eager.power_spherical)
+        d_value, d_loc, d_scale = _plain_gradients(inputs, g, needs, _eager.power_spherical)
     else:
         inputs_of_either = (value, loc, scale, None)
         d_value, d_loc, d_scale = _backward_kernel(grad, None, inputs_of_either, t_first, needs)
@@ -281,7 +288,7 @@ def _(
 def _mixture(
     value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor, t_first: bool
 ) -> Tensor:
-    if value.is_cuda and not _cuda.serves(value):
+    if _cuda.declines(value):
         out = _eager.power_spherical_mixture(value, loc, scale, log_weights)
         return (out.t() if t_first else out).contiguous()
     return _forward_kernel(value, loc, scale, log_weights, t_first)
@@ -304,9 +311,9 @@ def _mixture_backward(
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inputs = (value, loc, scale, log_weights)
-    if value.is_cuda and not _cuda.serves(value):
+    if _cuda.declines(value):
         g = grad.t() if t_first else grad
-        grads = _eager.first_derivative(inputs, g, needs, _eager.power_spherical_mixture)
+        grads = _plain_gradients(inputs, g, needs, _eager.power_spherical_mixture)
     else:
         grads = _backward_kernel(grad, out, inputs, t_first, needs)
     d_value, d_loc, d_scale, d_log_weights = grads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 
 from pyalloc.errors import OpError
 from pyalloc.ops import AdditiveAttention, additive_attention, sequence_gradients
@@ -125,6 +126,30 @@ def test_sequence_gradients_are_those_of_the_steps():
     assert all(torch.equal(a, b) for a, b in zip(again, gathered, strict=True))
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_steps_of_a_sequence_in_checkpoints(use_reentrant):
+    """A step is made again in the backward, when the context is over."""
+    query, keys, values, v = (x.requires_grad_() for x in problem(2, 1, 5, 8, 8))
+
+    def step(state):
+        return torch.tanh(state + additive_attention(state, keys, values, v))
+
+    def run(call):
+        state = query[:, 0]
+        for _ in range(3):
+            state = call(state)
+        return state.square().sum()
+
+    run(step).backward()
+    plain = [x.grad for x in (query, keys, values, v)]
+    query.grad = keys.grad = values.grad = v.grad = None
+    with sequence_gradients(keys, values):
+        total = run(lambda state: checkpoint(step, state, use_reentrant=use_reentrant))
+    total.backward()
+    for x, right in zip((query, keys, values, v), plain, strict=True):
+        assert relative(x.grad, right) < 1e-6
+
+
 def test_sequence_gradients_only_for_its_own_tensors():
     tensors = [x.requires_grad_() for x in problem(2, 1, 5, 8, 8)]
     other = [x.requires_grad_() for x in problem(2, 1, 5, 8, 8)]
@@ -204,6 +229,8 @@ def test_errors():
         additive_attention(query, keys, values, v[:4])
     with pytest.raises(OpError, match=r"mask must be bool \(2, 4\), got torch.float32 \(2, 4\)"):
         additive_attention(query, keys, values, v, torch.ones(2, 4))
+    with pytest.raises(OpError, match="mask must be a tensor, got list"):
+        additive_attention(query, keys, values, v, [[True] * 4] * 2)
     with (
         pytest.raises(OpError, match="both be float32 or both float64"),
         sequence_gradients(keys.half(), values),

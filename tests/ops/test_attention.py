@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pyalloc._core import attention_rule
 from pyalloc.errors import OpError
+from pyalloc.ops import attention as attention_module
 from pyalloc.ops import scaled_attention
 
 from .reference import relative, within
@@ -278,6 +279,34 @@ def test_checkpoint_where_torchs_kernel_serves(dtype, early_stop):
     torch.testing.assert_close(found, plain, **bar)
 
 
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_second_derivatives_where_torch_pads_heads(is_checkpointed, monkeypatch):
+    """As on CUDA for head sizes that are no multiple of 8: the kernel's node is behind a slice."""
+    plain = torch.nn.functional.scaled_dot_product_attention
+    called = []
+
+    def padded(q, k, v, mask=None, dropout=0.0, causal=False, *, scale=None):
+        called.append(q.shape)
+        size = q.shape[-1]
+        q, k, v = (torch.nn.functional.pad(x, (0, -size % 8)) for x in (q, k, v))
+        scale = size**-0.5 if scale is None else scale
+        return plain(q, k, v, mask, dropout, causal, scale=scale)[..., :size]
+
+    def attend(*qkv):
+        if is_checkpointed:
+            return checkpoint(scaled_attention, *qkv, use_reentrant=False)
+        return scaled_attention(*qkv)
+
+    monkeypatch.setattr(attention_module, "_sdpa", padded)
+    inputs = problem(1, 2, 2, 4, 5, 5, 5)
+    grad, weights = torch.randn(1, 2, 4, 5), [torch.randn(x.shape) for x in inputs]
+    ours = second_order(attend, inputs, grad, weights)
+    assert called
+    exact = second_order(eager, [x.double() for x in inputs], grad, weights)
+    for a, b in zip(ours, exact, strict=True):
+        assert relative(a, b) < 2e-6
+
+
 def test_checkpoint_lets_go_of_its_tensors():
     """What is kept in case of a second derivative must not outlive a first."""
     q, k, v = problem(1, 2, 2, 4, 5, 4, 4)
@@ -319,6 +348,17 @@ def test_dropout_is_the_same_in_both_directions_and_fair():
     g = torch.randn_like(out)
     (dv,) = torch.autograd.grad(out, vs, g)
     torch.testing.assert_close((dv * v).sum(), (out * g).sum(), rtol=1e-4, atol=1e-3)
+
+
+def test_dropout_under_another_default_device():
+    """The seed is the host's, whatever torch.device() says of new tensors."""
+    inputs = problem(1, 1, 1, 4, 5, 3, 3)
+    torch.manual_seed(3)
+    right = kernel(*inputs, dropout=0.5)
+    torch.manual_seed(3)
+    with torch.device("meta"):
+        ours = kernel(*inputs, dropout=0.5)
+    assert torch.equal(ours, right)
 
 
 def test_dropout_gradients_by_differences():
@@ -465,6 +505,9 @@ def test_errors():
         scaled_attention(q, k, v, torch.ones(5, 6, dtype=torch.bool))  # torch's order of arguments
     with pytest.raises(OpError, match=r"mask must be bool.*float32"):
         scaled_attention(q, k, v, mask=torch.zeros(5, 6))
+    for few in ((q, k, v), (q[:, 0], k[:, 0], v[:, 0])):
+        with pytest.raises(OpError, match="mask must be a tensor, got list"):
+            scaled_attention(*few, mask=[[True] * 6] * 5)
     with pytest.raises(OpError, match=r"dropout must be in \[0, 1\), got 1"):
         scaled_attention(q, k, v, dropout=1.0)
     with pytest.raises(OpError, match="head sizes go from 1 up to 256, got 300"):

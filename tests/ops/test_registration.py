@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from pyalloc.errors import OpError
 from pyalloc.ops import (
+    _attention,
+    _cuda,
     additive_attention,
     power_spherical_log_prob,
     power_spherical_mixture_log_prob,
     scaled_attention,
 )
+from pyalloc.ops import additive as additive_module
 
 from .reference import sphere
+
+ops = torch.ops.pyalloc
 
 
 def spherical():
@@ -61,7 +67,6 @@ def test_shapes_without_data(name):
 @pytest.mark.parametrize("name", OPS)
 def test_schema_fake_kernel_and_autograd(name):
     inputs = [x.requires_grad_() for x in OPS[name][1]()]
-    ops = torch.ops.pyalloc
     if name == "log_prob":
         value, *rest = inputs
         cases = [
@@ -140,6 +145,124 @@ def test_autocast(name):
     assert out.dtype == (torch.bfloat16 if name == "attention" else torch.float32)
     right = function(*(x.float() for x in inputs))
     torch.testing.assert_close(out.float(), right, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # torch.jit is deprecated, and warns of shapes that become constants
+@pytest.mark.parametrize("name", OPS)
+def test_traces(name):
+    """A tracer that does not see the op keeps the memory of its result, without what is in it."""
+    function, make = OPS[name]
+    traced = torch.jit.trace(lambda *args: function(*args), make(), check_trace=False)
+    other = make()
+    torch.testing.assert_close(traced(*other), function(*other))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_numbers_whose_sign_torch_keeps_aside(name):
+    """As of the imaginary part of a conjugate, among inputs and among gradients."""
+    function, make = OPS[name]
+    inputs = [x.requires_grad_() for x in make()]
+    aside = [torch._neg_view(-x.detach()).requires_grad_() for x in inputs]
+    assert all(x.is_neg() for x in aside)
+    plain, ours = function(*inputs), function(*aside)
+    assert torch.equal(plain, ours)
+    grad = torch.randn_like(plain)
+    right = torch.autograd.grad(plain, inputs, grad)
+    found = torch.autograd.grad(ours, aside, torch._neg_view(-grad))
+    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+
+
+@pytest.fixture
+def declined(monkeypatch):
+    """CPU tensors get what CUDA tensors do that the kernels are not for."""
+    monkeypatch.setattr(_cuda, "declines", lambda x: True)
+    for module in (_attention, additive_module):  # no way past the dispatcher, as on CUDA
+        monkeypatch.setattr(module, "is_plain", lambda args: False)
+
+
+REGISTERED = {
+    "log_prob": lambda value, *rest: (
+        ops.power_spherical_log_prob_backward,
+        (torch.randn(4, 6, 3), value[:, 0], *rest, True, [True] * 3),
+    ),
+    "log_prob, some": lambda value, *rest: (
+        ops.power_spherical_log_prob_backward,
+        (torch.randn(6, 3, 4), value[:, 0], *rest, False, [True, False, True]),
+    ),
+    "mixture": lambda value, loc, scale, weights: (
+        ops.power_spherical_mixture_log_prob_backward,
+        (
+            torch.randn(6, 4),
+            torch.randn(6, 4),
+            value,
+            loc.transpose(0, 1),
+            scale.t(),
+            weights.t(),
+            False,
+            [True] * 4,
+        ),
+    ),
+    "additive": lambda *inputs: (
+        ops.additive_attention_backward,
+        (torch.randn(2, 3, 6), None, torch.rand(2, 3, 5), *inputs, None, [True] * 4),
+    ),
+    "attention": lambda q, k, v, bias: (
+        ops.scaled_attention_backward,
+        (
+            torch.randn(2, 2, 9, 8),
+            torch.randn(2, 2, 9, 8),
+            torch.randn(2, 2, 9),
+            q,
+            k,
+            v,
+            bias[None, None],
+            None,
+            False,
+            0.3,
+            0.0,
+            None,
+            True,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_plain_torch_gives_the_promised_layout(name, declined):
+    """What the compiler makes of an op trusts the strides that the op's fake form names."""
+    backward, args = REGISTERED[name](*OPS[name.partition(",")[0]][1]())
+    real = backward(*args)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = backward(*(mode.from_tensor(x) if torch.is_tensor(x) else x for x in args))
+    assert [(x.shape, x.stride()) for x in real] == [(x.shape, x.stride()) for x in fake]
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_plain_torch_serves_where_the_kernels_decline(name, declined, monkeypatch):
+    function, make = OPS[name]
+    inputs = [x.requires_grad_() for x in make()]
+
+    def run():
+        out = function(*inputs)
+        return [out, *torch.autograd.grad(out.sin().sum(), inputs)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_cuda, "declines", lambda x: False)
+        right = run()
+    torch.testing.assert_close(run(), right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's nested tensors are a prototype, and warn of it
+@pytest.mark.parametrize("name", OPS)
+def test_tensors_without_strides_are_refused(name):
+    function, make = OPS[name]
+    first, *rest = make()
+    nested = torch.nested.nested_tensor(list(first.flatten(0, -2)))
+    for given, what in ((first.to_sparse(), "torch.sparse_coo"), (nested, "a nested tensor")):
+        with pytest.raises(OpError, match=f"must be a dense tensor, got {what}"):
+            function(given, *rest)
 
 
 def test_missing_library_says_what_to_do(monkeypatch, tmp_path):
