@@ -1,0 +1,48 @@
+"""Running `pyalloc dryrun` as a user does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from dry_support import PATIENCE_S
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def start(arguments: list[str], folder: Path, **variables: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return subprocess.Popen(
+        # Tests run in the background inherit an ignored Ctrl-C: env undoes that.
+        ["env", "--default-signal=INT", sys.executable, "-m", "pyalloc", "dryrun", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # no terminal: a signal reaches the parent alone
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the children too
+        raise
+    return process.returncode, out, err
+
+
+def program(folder: Path, source: str) -> str:
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(source))
+    return str(path)
+
+
+def flat(text: str) -> str:
+    """A summary as if the terminal had one endless line."""
+    return " ".join(text.split())

@@ -1,0 +1,94 @@
+"""pyalloc dryrun: several devices, and processes that share them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyalloc import hostcuda
+
+from .dryrun_support import finish, flat, program, start
+
+
+def test_children_are_counted_too(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    source = """
+        import os, subprocess, sys, torch
+        torch.empty(10 << 20, dtype=torch.uint8, device="cuda")
+        here = torch.empty(60 << 20, dtype=torch.uint8, device="cuda:1")
+        child = "import torch; torch.empty(100 << 20, dtype=torch.uint8, device='cuda')"
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "1"}
+        subprocess.run([sys.executable, "-c", child], env=env, check=True)
+    """
+    arguments = ["--memory", "150MB", "--devices", "2", "--json", "figures.json"]
+    code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    devices = json.loads((tmp_path / "figures.json").read_text())["devices"]
+    seen = {(use["device"], use["physical"]): use["peak_device_bytes"] >> 20 for use in devices}
+    assert seen == {(0, 0): 10, (1, 1): 60, (0, 1): 100}
+    # On a card both would be in the same memory.
+    shown = flat(err)
+    assert "fits 150.0 MiB only if its processes do not peak at the same time" in shown
+    assert "warning: 2 processes used device 1" in shown and "up to 160.0 MiB together" in shown
+    assert "next: pyalloc dryrun --memory 150MiB --devices 2 --allocator pyalloc " in err
+
+
+def test_one_of_the_devices_may_be_chosen_by_the_program(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """As launchers do: NVML, which torch counts with, knows all devices of the machine."""
+    source = """
+        import ctypes, os, torch
+        os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+        assert torch.cuda.device_count() == 1, torch.cuda.device_count()
+        kept = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+        print(torch.cuda.get_allocator_backend(), torch.cuda.device_count())
+        # as torch.cuda.device_memory_used() does
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        handle, bytes_of = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()  # total, free, used
+        for number in range(2):
+            assert nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle)) == 0
+            assert nvml.nvmlDeviceGetMemoryInfo(handle, bytes_of) == 0
+            is_used = number == torch.cuda._get_nvml_device_index(0)
+            assert (bytes_of[2] > 0) == is_used, (number, bytes_of[2])
+        bus = torch.cuda.get_device_properties(0).pci_bus_id
+        assert nvml.nvmlDeviceGetHandleByPciBusId_v2(b"0000:%02x:00.0" % bus, ctypes.byref(handle)) == 0
+        assert nvml.nvmlDeviceGetMemoryInfo(handle, bytes_of) == 0 and bytes_of[2] > 0
+    """
+    arguments = ["--devices", "2", "--allocator", "pyalloc", "env"]
+    command = [sys.executable, program(tmp_path, source)]
+    for chosen in ([], ["CUDA_VISIBLE_DEVICES=1"]):
+        code, out, err = finish(start([*arguments, *chosen, *command], tmp_path))
+        assert (code, out) == (0, "pluggable 1\n"), err
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_two_ranks_run_side_by_side(
+    torch_found: hostcuda.Torch, tmp_path: Path, backend: str
+) -> None:
+    """Gloo moves real bytes; NCCL's calls are answered, as if all ranks held the same."""
+    source = f"""
+        import os, torch
+        import torch.distributed as dist
+        rank = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group({backend!r})
+        model = torch.nn.Linear(1000, 1000).cuda()
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+        model(torch.randn(8, 1000, device="cuda")).sum().backward()
+        dist.all_reduce(next(model.parameters()).grad)
+        mine = torch.arange(4.0).cuda()
+        everyone = torch.zeros(8, device="cuda")
+        dist.all_gather_into_tensor(everyone, mine)
+        assert everyone.cpu().tolist() == [0.0, 1.0, 2.0, 3.0] * 2
+        dist.destroy_process_group()
+    """
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    arguments = ["--memory", "2GB", "--devices", "2", "--json", "figures.json", sys.executable]
+    code, _, err = finish(start([*arguments, *command, program(tmp_path, source)], tmp_path))
+    assert code == 0, err[-4000:]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    used = [use for use in figures["devices"] if use["peak_device_bytes"] >= 4_000_000]
+    assert {use["device"] for use in used} == {0, 1}

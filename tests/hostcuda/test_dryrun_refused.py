@@ -1,0 +1,109 @@
+"""pyalloc dryrun: what it finds before the program starts, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyalloc import elf, hostcuda
+
+from .dryrun_support import ROOT, finish, start
+
+
+def test_settings_that_would_leave_pyalloc_out_are_refused_first(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    command = ["--allocator", "pyalloc", sys.executable, "-c", "print('ran')"]
+    for name, value, code in (
+        ("PYALLOC_CONF", "memroy:tight", 2),
+        ("PYTORCH_ALLOC_CONF", "backend:native", 3),
+    ):
+        ended, out, err = finish(start(command, tmp_path, **{name: value}))
+        assert (ended, out) == (code, ""), err
+    for options in (["--json", "no/where.json"], ["--record", "no/where.pya"], ["--memory", "24"]):
+        ended, out, err = finish(start([*options, *command[2:]], tmp_path))
+        assert (ended, out) == (2, ""), err
+        assert "Traceback" not in err
+
+
+def test_a_cpu_build_is_refused_with_the_reason(tmp_path: Path) -> None:
+    fake = tmp_path / "torch"
+    (fake / "lib").mkdir(parents=True)
+    (fake / "__init__.py").write_text("")
+    (fake / "version.py").write_text("__version__ = '9.9.9+cpu'\n")
+    code, _, err = finish(
+        start(
+            [sys.executable, "-c", "pass"],
+            tmp_path,
+            PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]),
+        )
+    )
+    assert code == 3
+    assert "9.9.9+cpu" in err
+    assert "built without CUDA" in err
+
+
+def test_where_no_library_can_be_preloaded_is_said(
+    torch_found: hostcuda.Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hostcuda, "preloads", lambda major: [Path("/my programs/libcuda.so.1")])
+    monkeypatch.setattr(hostcuda, "LIBRARIES", Path("/my programs"))
+    with pytest.raises(hostcuda.HostCudaError, match="space or a colon: /my programs"):
+        hostcuda.environment({}, torch_found)
+
+
+def test_a_python_without_torch_is_named_beside_the_one_that_has_it(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\necho '\"\"'\n")
+    other.chmod(0o755)
+    code, _, err = finish(start([str(other), "x.py"], tmp_path))
+    assert code == 3
+    assert f"{other} has no PyTorch" in err and sys.executable in err
+    other.write_text("#!/bin/sh\necho 'ImportError: no luck' >&2\nexit 1\n")
+    code, _, err = finish(start([str(other), "x.py"], tmp_path))
+    assert code == 3
+    assert f"{other} could not be asked for its PyTorch: ImportError: no luck" in err
+
+
+def test_a_python_that_does_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hostcuda, "_ANSWER_S", 0.01)
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\nexec sleep 60\n")
+    other.chmod(0o755)
+    with pytest.raises(hostcuda.HostCudaError, match="did not tell within"):
+        hostcuda.find_torch(str(other))
+
+
+def test_files_of_the_working_directory_do_not_hide_torch(
+    torch_found: hostcuda.Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -c` looks there first; the program itself, elsewhere, never would."""
+    (tmp_path / "json.py").write_text("raise RuntimeError('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    assert hostcuda.find_torch(sys.executable).folder == torch_found.folder
+
+
+def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    code, _, err = finish(start(["no-such-program"], tmp_path))
+    assert code == 2
+    assert "'no-such-program' was not found" in err
+    code, _, err = finish(start([], tmp_path))
+    assert code == 2
+    assert "which program?" in err
+
+
+def test_elf_reader_agrees_with_what_the_libraries_are_for(libraries: Path) -> None:
+    runtime = elf.read(libraries / "libcudart.so.13")
+    assert "libcuda.so.1" in runtime.needed
+    assert {"cudaMalloc", "__cudaRegisterFatBinary"} <= runtime.defined - runtime.weak
+    assert "cudaGraphicsMapResources" in runtime.weak
+    assert "pya_hc_memory_alloc" in runtime.undefined
+    with pytest.raises(elf.ElfError, match=r"test_dryrun\.py"):
+        elf.read(Path(__file__))

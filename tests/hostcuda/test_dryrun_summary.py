@@ -1,0 +1,100 @@
+"""pyalloc dryrun: sizes as they are typed, and the summary of given figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pyalloc import dryrun
+from pyalloc.errors import UsageError
+
+from .dryrun_support import flat
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("24GB", 24 << 30),
+        ("512MiB", 512 << 20),
+        ("1.5g", 3 << 29),
+        ("100", 100),
+        (" 2 tb ", 2 << 40),
+    ],
+)
+def test_sizes_are_read_as_a_card_names_them(text: str, expected: int) -> None:
+    assert dryrun.parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "12XB", "1e9"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        dryrun.parse_bytes(text)
+
+
+def result(memory: int, **changed: Any) -> dryrun.Result:
+    """Of a program whose two processes peak at half of that and a bit on one device."""
+    peak = memory // 2 + 500
+    use = dryrun.DeviceUse(1, 0, 0, memory, peak, None, None, None)
+    known: dict[str, Any] = {
+        "command": ("python", "train.py"), "allocator": "native", "torch": "2.15.0", "exit_code": 0,
+        "fits": True, "ooms": 0, "error": "", "limited": False, "memory": memory, "n_devices": 1,
+        "devices": (use, replace(use, pid=2)), "peak_requested_bytes": None, "peak_allocated_bytes": None,
+        "peak_reserved_bytes": None, "peak_device_bytes": peak, "memory_calls": 1, "device_calls": 1,
+        "launches": 1, "dtoh_copies": 0, "dtoh_bytes": 0, "missing": (),
+    }  # fmt: skip
+    return dryrun.Result(**{**known, **changed})
+
+
+def test_summary_fits_80_columns() -> None:
+    """All but the next command, which is copied as it is."""
+    died = {"exit_code": 1, "error": "OutOfMemoryError", "limited": True}
+    for changed in (
+        {},
+        {"ooms": 12},
+        {"exit_code": 7},
+        {"exit_code": 137, "device_calls": 0},
+        died,
+    ):
+        wide = {
+            "devices": tuple(
+                dryrun.DeviceUse(
+                    2**22 + n, 15, 15, 8 << 30, 5 << 30, 5 << 30, (5 << 30) - 999, 5 << 30
+                )
+                for n in range(2)
+            ),
+            "dtoh_copies": 12_345,
+            "dtoh_bytes": 123_456,
+            "device_calls": 987_654_321,
+            "memory_calls": 12_345_678,
+            "launches": 12_345_678,
+            "peak_allocated_bytes": 1023 << 20,
+            "peak_requested_bytes": 1021 << 20,
+            "untold": tuple(range(2**22, 2**22 + 9)),
+            "torch": "2.15.0+cu132",
+            "allocator": "expandable",
+        }
+        text = dryrun.summary(result(8 << 30, **{**wide, **changed}))
+        *lines, last = text.splitlines()
+        assert last.startswith("  next: ")
+        assert [line for line in lines if len(line) > 80] == []
+        assert text.count("process 4194304 device 15: allocated 5.00 GiB") == 1
+
+
+def test_two_sizes_that_are_compared_read_differently() -> None:
+    text = flat(dryrun.summary(result(8 << 30)))
+    assert "each with 8,589,934,592 bytes of its own here" in text
+    assert "they need up to 8,589,935,592 bytes together" in text
+    assert "next: pyalloc dryrun --memory 8GB " in text
+    assert "each with 700,000 bytes" in flat(dryrun.summary(result(700_000)))
+    assert "next: pyalloc dryrun --memory 700000 " in dryrun.summary(result(700_000))
+
+
+def test_what_is_less_than_was_asked_for_is_no_rounding() -> None:
+    """A freed block that another stream still uses is asked for, not allocated."""
+    told = {"peak_allocated_bytes": 30 << 20, "peak_requested_bytes": 64 << 20}
+    assert "rounding" not in dryrun.summary(result(1 << 30, **told))
+    told["peak_allocated_bytes"] = 66 << 20
+    text = dryrun.summary(result(1 << 30, **told))
+    assert "66.0 MiB (64.0 MiB asked for, the rest is rounding)" in text

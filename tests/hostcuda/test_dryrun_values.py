@@ -1,0 +1,66 @@
+"""pyalloc dryrun: programs that ask the device for values, which no kernel computed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyalloc import hostcuda, trace
+
+from .dryrun_support import finish, program, start
+
+
+def test_a_gradient_scaler_takes_every_step(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """It asks the device whether gradients overflowed, and would find there what lay there before."""
+    source = """
+        import torch
+        ones = [torch.ones(4).cuda() for _ in range(50)]
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+        scaler = torch.amp.GradScaler("cuda")
+        del ones
+        scaler.scale(model(torch.ones(2, 8).cuda()).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert optimizer.state[model.weight]["momentum_buffer"].shape == (8, 8)
+    """
+    script = program(tmp_path, source)
+    code, _, err = finish(start(["--record", "out.pya", sys.executable, script], tmp_path))
+    assert code == 0, err
+    found = trace.analyse(tmp_path / "out.pya")
+    lines = [row.name for row in found.by_line(found.moments[max(found.moments)].blocks)]
+    assert any(name.endswith("program.py:9 <module>") for name in lines), lines
+    assert not any("pyalloc" in name or "_bootstrap" in name for name in lines)
+    kinds = [row.name for row in found.contributors(found.moments[max(found.moments)])]
+    assert "optimizer state (SGD)" in kinds
+
+
+def test_generate_goes_on_to_its_largest_length(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """It asks the device whether all sequences have ended, and would never stop, or at once."""
+    pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
+    source = """
+        import torch
+        from transformers import GPT2Config, GPT2LMHeadModel
+        model = GPT2LMHeadModel(GPT2Config(
+            vocab_size=64, n_positions=64, n_embd=32, n_layer=1, n_head=2,
+            bos_token_id=None, eos_token_id=5, pad_token_id=0,
+        )).cuda().eval()
+        ones = [torch.ones(2, dtype=torch.int64).cuda() for _ in range(50)]  # lie where torch.ones(2) will
+        del ones
+        prompt = torch.ones(2, 8, dtype=torch.int64).cuda()
+        passes = []
+        model.register_forward_hook(lambda *_: passes.append(1))
+        with torch.no_grad():
+            for beams in (1, 3):
+                for n_new in (4, 9):
+                    passes.clear()
+                    model.generate(prompt, max_new_tokens=n_new, num_beams=beams, do_sample=False)
+                    print(beams, len(passes), flush=True)
+    """
+    code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    assert out.splitlines() == ["1 4", "1 9", "3 4", "3 9"], out
