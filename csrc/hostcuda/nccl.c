@@ -5,6 +5,7 @@
 #include "stubs.h"
 
 #include "copy.h"
+#include "memory.h"
 
 #include <stdlib.h>
 
@@ -56,6 +57,18 @@ ncclCommInitRankScalable(struct nccl_comm **out, int n_ranks, int rank) {
     return comm_new(out, n_ranks, rank);
 }
 
+/* One process with a communicator for each of its devices, as DataParallel has. */
+int
+ncclCommInitAll(struct nccl_comm **out, int n_devices, const int *devices) {
+    COUNT();
+    (void)devices;
+    int error = out == NULL || n_devices <= 0 ? NCCL_INVALID : NCCL_OK;
+    for (int rank = 0; rank < n_devices && error == NCCL_OK; rank++) {
+        error = comm_new(&out[rank], n_devices, rank);
+    }
+    return error;
+}
+
 int
 ncclCommSplit(const struct nccl_comm *comm, int color, int key, struct nccl_comm **out) {
     COUNT();
@@ -96,24 +109,48 @@ ncclCommUserRank(const struct nccl_comm *comm, int *out) {
     return NCCL_OK;
 }
 
-/* torch gathers into a list by one broadcast from each rank, as a group: what the others send is what this rank sends. */
-enum { MOST_BROADCASTS = 64 };
+/* What one group sends and what it still has to receive: torch gathers into a list by one broadcast from each rank and
+ * exchanges by one send and one receive for each, as a group.  What the others send is what this rank sends. */
+enum { MOST_TRANSFERS = 64 };
 
-struct nccl_broadcast {
-    void *receive;
+struct nccl_transfer {
+    void *at;
     size_t count;
     unsigned type;
+    bool is_own; /* sent to everybody or to this rank itself */
     const void *stream;
+};
+
+struct nccl_transfers {
+    int n;
+    struct nccl_transfer each[MOST_TRANSFERS];
 };
 
 static _Thread_local struct nccl_group {
     int depth;
-    const void *send; /* of this rank's own broadcast; NULL: none yet */
-    size_t count;
-    unsigned type;
-    int n_others;
-    struct nccl_broadcast others[MOST_BROADCASTS];
+    struct nccl_transfers sends, receives;
 } group;
+
+static void
+group_note(struct nccl_transfers *transfers, struct nccl_transfer one) {
+    if (group.depth > 0 && transfers->n < MOST_TRANSFERS) {
+        transfers->each[transfers->n++] = one;
+    }
+}
+
+/* What the peer of a receive sends: rather what goes to this rank than what goes to another.  NULL: not known. */
+static const struct nccl_transfer *
+group_match(const struct nccl_transfer *receive) {
+    const struct nccl_transfer *found = NULL;
+    for (int i = group.sends.n; i-- > 0;) {
+        const struct nccl_transfer *send = &group.sends.each[i];
+        bool is_alike = send->count == receive->count && send->type == receive->type;
+        if (is_alike && (send->is_own || found == NULL || !found->is_own)) {
+            found = send;
+        }
+    }
+    return found;
+}
 
 /* Copies `count` elements, as work on the stream. */
 static int
@@ -142,8 +179,8 @@ int
 ncclGroupStart(void) {
     COUNT();
     if (group.depth++ == 0) {
-        group.send = NULL;
-        group.n_others = 0;
+        group.sends.n = 0;
+        group.receives.n = 0;
     }
     return NCCL_OK;
 }
@@ -151,20 +188,40 @@ ncclGroupStart(void) {
 int
 ncclGroupEnd(void) {
     COUNT();
-    int error = NCCL_OK;
     if (group.depth == 0) {
         return NCCL_INVALID;
     }
-    if (--group.depth > 0 || group.send == NULL) {
-        return NCCL_OK;
-    }
-    for (int i = 0; i < group.n_others && error == NCCL_OK; i++) {
-        const struct nccl_broadcast *other = &group.others[i];
-        if (other->count == group.count && other->type == group.type) {
-            error = nccl_copy(other->receive, group.send, other->count, other->type, other->stream);
+    group.depth--;
+    int error = NCCL_OK;
+    for (int i = 0; group.depth == 0 && i < group.receives.n && error == NCCL_OK; i++) {
+        const struct nccl_transfer *to = &group.receives.each[i];
+        const struct nccl_transfer *from = group_match(to);
+        if (from != NULL) {
+            error = nccl_copy(to->at, from->at, to->count, to->type, to->stream);
         }
     }
     return error;
+}
+
+int
+ncclSend(
+    const void *send, size_t count, unsigned type, int peer, const struct nccl_comm *comm,
+    void *stream) {
+    COUNT();
+    void *at = (void *)(uintptr_t)send;
+    group_note(&group.sends, (struct nccl_transfer){at, count, type, peer == comm->rank, stream});
+    return nccl_copy(at, at, count, type, stream);
+}
+
+int
+ncclRecv(
+    void *receive, size_t count, unsigned type, int peer, const struct nccl_comm *comm,
+    void *stream) {
+    COUNT();
+    (void)peer;
+    (void)comm;
+    group_note(&group.receives, (struct nccl_transfer){receive, count, type, false, stream});
+    return nccl_copy(receive, receive, count, type, stream);
 }
 
 int
@@ -173,14 +230,11 @@ ncclBroadcast(
     const struct nccl_comm *comm, void *stream) {
     COUNT();
     if (root == comm->rank) { /* only the root's send buffer means anything */
-        group.send = send;
-        group.count = count;
-        group.type = type;
+        void *at = (void *)(uintptr_t)send;
+        group_note(&group.sends, (struct nccl_transfer){at, count, type, true, stream});
         return nccl_copy(receive, send, count, type, stream);
     }
-    if (group.depth > 0 && group.n_others < MOST_BROADCASTS) {
-        group.others[group.n_others++] = (struct nccl_broadcast){receive, count, type, stream};
-    }
+    group_note(&group.receives, (struct nccl_transfer){receive, count, type, false, stream});
     return nccl_copy(receive, receive, count, type, stream);
 }
 
@@ -194,17 +248,36 @@ ncclReduce(
     return nccl_copy(is_root ? receive : NULL, is_root ? send : NULL, count, type, stream);
 }
 
+/* Every slot of the receiver gets the same, which is what each rank is taken to send. */
+static int
+nccl_fill_slots(
+    char *receive, const void *send, size_t count, unsigned type, int n_slots, const void *stream) {
+    int error = type < sizeof nccl_bytes / sizeof nccl_bytes[0] ? NCCL_OK : NCCL_INVALID;
+    for (int slot = 0; slot < n_slots && error == NCCL_OK; slot++) {
+        char *at = receive + (size_t)slot * count * nccl_bytes[type];
+        error = nccl_copy(at, send, count, type, stream);
+    }
+    return error;
+}
+
 int
 ncclAllGather(
     const void *send, void *receive, size_t count, unsigned type, const struct nccl_comm *comm,
     void *stream) {
     COUNT();
-    int error = type < sizeof nccl_bytes / sizeof nccl_bytes[0] ? NCCL_OK : NCCL_INVALID;
-    for (int rank = 0; rank < comm->n_ranks && error == NCCL_OK; rank++) {
-        char *slot = (char *)receive + (size_t)rank * count * nccl_bytes[type];
-        error = nccl_copy(slot, send, count, type, stream);
+    return nccl_fill_slots(receive, send, count, type, comm->n_ranks, stream);
+}
+
+int
+ncclAlltoAll(
+    const void *send, void *receive, size_t count, unsigned type, const struct nccl_comm *comm,
+    void *stream) {
+    COUNT();
+    if (type >= sizeof nccl_bytes / sizeof nccl_bytes[0]) {
+        return NCCL_INVALID;
     }
-    return error;
+    const char *slot = (const char *)send + (size_t)comm->rank * count * nccl_bytes[type];
+    return nccl_fill_slots(receive, slot, count, type, comm->n_ranks, stream);
 }
 
 int
@@ -218,6 +291,20 @@ ncclReduceScatter(
     }
     const char *slot = (const char *)send + (size_t)comm->rank * count * nccl_bytes[type];
     return nccl_copy(receive, slot, count, type, stream);
+}
+
+/* Buffers that a program has NCCL allocate count like any other. */
+
+int
+ncclMemAlloc(void **out, size_t size) {
+    COUNT();
+    return pya_hc_memory_alloc(REGION_PLAIN, size, out) == CU_OK ? NCCL_OK : NCCL_UNHANDLED;
+}
+
+int
+ncclMemFree(void *ptr) {
+    COUNT();
+    return pya_hc_memory_free(ptr) == CU_OK ? NCCL_OK : NCCL_UNHANDLED;
 }
 
 /* NOLINTEND(readability-function-size,readability-non-const-parameter) */

@@ -92,3 +92,55 @@ def test_two_ranks_run_side_by_side(
     figures = json.loads((tmp_path / "figures.json").read_text())
     used = [use for use in figures["devices"] if use["peak_device_bytes"] >= 4_000_000]
     assert {use["device"] for use in used} == {0, 1}
+
+
+def test_what_ranks_exchange_is_what_this_one_sends(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Sizes travel this way before the data: with nothing received, all later sizes would be wrong."""
+    source = """
+        import os, torch
+        import torch.distributed as dist
+        rank = int(os.environ["RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+        sizes = torch.tensor([3, 5]).cuda()
+        got = torch.full((2,), 77).cuda()
+        dist.all_to_all_single(got, sizes)
+        assert got.cpu().tolist() == [sizes[rank].item()] * 2, got
+        apart = [torch.full((2,), 77).cuda() for _ in range(2)]
+        given = [torch.tensor([n, 9]).cuda() for n in (6, 7)]
+        dist.all_to_all(apart, given)
+        assert [one.cpu().tolist() for one in apart] == [[6 + rank, 9]] * 2, apart
+        shape = torch.full((2,), 77).cuda()
+        ops = [dist.P2POp(dist.isend, sizes, 1 - rank), dist.P2POp(dist.irecv, shape, 1 - rank)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        assert shape.cpu().tolist() == [3, 5], shape
+        backend = dist.group.WORLD._get_backend(torch.device("cuda", rank))
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool(backend.mem_allocator)):
+            assert torch.arange(3).cuda().cpu().tolist() == [0, 1, 2]
+        dist.destroy_process_group()
+    """
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    arguments = ["--memory", "2GB", "--devices", "2", sys.executable]
+    code, _, err = finish(start([*arguments, *command, program(tmp_path, source)], tmp_path))
+    assert code == 0, err[-4000:]
+
+
+def test_one_process_trains_on_two_devices(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """DataParallel has one communicator for each device, and adds gradients up on the first."""
+    source = """
+        import torch
+        model = torch.nn.DataParallel(torch.nn.Linear(1000, 1000).cuda())
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            model(torch.randn(8, 1000).cuda()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert min(torch.cuda.max_memory_allocated(n) for n in (0, 1)) > 4_000_000
+    """
+    arguments = ["--memory", "2GB", "--devices", "2"]
+    code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err[-4000:]
+    assert "fits 2.00 GiB" in err
