@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import json
 import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +47,7 @@ def watch(folder: str) -> None:
     def prepare(torch: Any) -> None:
         _note_resets(torch, state)
         _take_every_step(torch)
+        _take_arguments_as_valid(torch)
 
     after_import("torch", prepare)
     after_import("transformers.generation.utils", _generate_to_the_limit)
@@ -67,6 +70,19 @@ def _take_every_step(torch: Any) -> None:
         return optimizer.step(*args, **kwargs)
 
     torch.amp.GradScaler._maybe_opt_step = step
+
+
+def _take_arguments_as_valid(torch: Any) -> None:
+    """torch.distributions reads from the device whether its arguments are valid, and would find that they are not."""
+    ask = getattr(torch, "_is_all_true", None)
+    if ask is None:
+        return
+
+    def is_all_true(valid: Any) -> Any:
+        answer = ask(valid)
+        return torch.ones((), dtype=torch.bool) if answer.is_cuda else answer
+
+    torch._is_all_true = is_all_true
 
 
 def _generate_to_the_limit(generation: Any) -> None:
@@ -97,13 +113,24 @@ def _note_uncaught(state: _Watch) -> None:
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        state.error = kind.__name__
-        state.limited = " allowed; " in str(
-            error
-        )  # of both allocators' texts, where less than the device is
+        reason = _out_of_memory(error) or error
+        state.error = type(reason).__name__
+        # Of both allocators' texts, where less than the device is.
+        state.limited = " allowed; " in str(reason)
         shown(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _out_of_memory(error: BaseException | None) -> BaseException | None:
+    """The error or what it was raised from, where that is torch.OutOfMemoryError."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if type(error).__name__ == "OutOfMemoryError":
+            return error
+        seen.append(error)
+        error = error.__cause__
+    return None
 
 
 def _note_peaks(torch: Any, state: _Watch) -> None:
@@ -120,16 +147,22 @@ def _note_peaks(torch: Any, state: _Watch) -> None:
 
 
 def _note_resets(torch: Any, state: _Watch) -> None:
-    reset = torch.cuda.memory.reset_peak_memory_stats
+    """torch.cuda's and, where it has one, torch.accelerator's."""
+    for package in (torch.cuda, torch.accelerator):
+        reset = getattr(package, "reset_peak_memory_stats", None)
+        if reset is not None:
+            package.reset_peak_memory_stats = _noting(reset, torch, state)
+            package.memory.reset_peak_memory_stats = package.reset_peak_memory_stats
 
+
+def _noting(reset: Callable[..., None], torch: Any, state: _Watch) -> Callable[..., None]:
+    @functools.wraps(reset)
     def reset_peak_memory_stats(*args: Any, **kwargs: Any) -> None:
         if torch.cuda.is_initialized():
             _note_peaks(torch, state)
         reset(*args, **kwargs)
 
-    reset_peak_memory_stats.__doc__ = reset.__doc__
-    torch.cuda.memory.reset_peak_memory_stats = reset_peak_memory_stats
-    torch.cuda.reset_peak_memory_stats = reset_peak_memory_stats
+    return reset_peak_memory_stats
 
 
 def _write(state: _Watch) -> None:

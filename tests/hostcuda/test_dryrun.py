@@ -22,12 +22,13 @@ ALLOCATORS = ["native", "expandable", "pyalloc"]
 def test_summary_tells_peaks_even_when_the_program_resets_them(
     torch_found: hostcuda.Torch, tmp_path: Path, allocator: str
 ) -> None:
-    source = """
+    by = "cuda" if allocator == "native" else "accelerator"
+    source = f"""
         import sys, torch
         assert sys.argv[1:] == ["--flag", "a b"]
         big = torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
         del big
-        torch.cuda.reset_peak_memory_stats()
+        getattr(torch.{by}, "reset_peak_memory_stats", torch.cuda.reset_peak_memory_stats)()
         torch.ones(3, device="cuda").cpu()
         print("backend", torch.cuda.get_allocator_backend())
     """
@@ -60,6 +61,22 @@ def test_out_of_memory_is_the_verdict_and_the_exit_code_the_programs(
     assert "torch.OutOfMemoryError: CUDA out of memory" in err
     assert "does not fit 500.0 MiB" in err
     assert "next: pyalloc dryrun --memory" in err
+
+
+def test_out_of_memory_that_became_another_error_is_told(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    source = """
+        import torch
+        try:
+            torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError as error:
+            raise ValueError("no room for the cache") from error
+    """
+    command = [sys.executable, program(tmp_path, source)]
+    code, _, err = finish(start(["--memory", "500MiB", *command], tmp_path))
+    assert code == 1
+    assert "does not fit 500.0 MiB: the program died of torch.OutOfMemoryError" in flat(err)
 
 
 def test_out_of_memory_of_a_limit_asks_for_no_larger_device(

@@ -64,3 +64,22 @@ def test_generate_goes_on_to_its_largest_length(
     code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0, err
     assert out.splitlines() == ["1 4", "1 9", "3 4", "3 9"], out
+
+
+def test_distributions_take_arguments_as_valid(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Whether they are is read back from the device, where no kernel has found out."""
+    source = """
+        import torch
+        from torch.distributions import Categorical, Normal, kl_divergence
+        mean = torch.nn.Linear(20, 8).cuda()(torch.randn(16, 20).cuda())
+        posterior = Normal(mean, mean.exp(), validate_args=True)
+        kl_divergence(posterior, Normal(torch.zeros_like(mean), torch.ones_like(mean))).sum().backward()
+        policy = Categorical(logits=mean.detach())
+        policy.log_prob(policy.sample())
+        try:
+            Normal(torch.zeros(2), -torch.ones(2))
+        except ValueError as error:
+            print("on the host:", type(error).__name__)
+    """
+    code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert (code, out) == (0, "on the host: ValueError\n"), err
