@@ -29,6 +29,9 @@ _MEMORY_CALLS = re.compile(
     r"^(cudaMalloc|cudaFree|cudaMallocAsync|cudaFreeAsync|cudaMallocManaged|"
     r"cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess|AddressReserve|AddressFree)\w*)$"
 )
+_OUT_OF_MEMORY = "OutOfMemoryError"
+# A card that holds less than this besides the program may not hold its context and the libraries' own memory.
+_MARGIN = 2**30
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -247,10 +250,11 @@ def _sum_up(
                     )
                 )
     errors = [report["error"] for report in reports.values() if report["error"]]
+    errors.sort(key=lambda error: error != _OUT_OF_MEMORY)  # others may follow from it
     ooms = sum(
         peaks.get("ooms", 0) for report in reports.values() for peaks in report["devices"].values()
     )
-    out_of_memory = "OutOfMemoryError" in errors
+    out_of_memory = _OUT_OF_MEMORY in errors
     calls = [(name, n) for process in counters for name, n in process["calls"].items()]
     return Result(
         command=options.command,
@@ -307,17 +311,27 @@ def _typed(size: int) -> str:
     return str(size)
 
 
+def _gave_up(result: Result) -> bool:
+    """Whether it seems to have caught an out-of-memory error, and to have left for that: launchers and scripts do."""
+    return result.ooms > 0 and not result.error and 0 < result.exit_code < 128
+
+
 def _verdict(result: Result) -> str:
     memory = _size(result.memory)
-    if result.error == "OutOfMemoryError":
+    errors = f"{result.ooms} out-of-memory error{'s' * (result.ooms != 1)}"
+    if result.error == _OUT_OF_MEMORY:
         where = "the limit that was set" if result.limited else memory
         return f"does not fit {where}: the program died of torch.OutOfMemoryError"
     if result.exit_code != 0:
-        return f"not known: the program {_end(result.exit_code)}"
+        end = f"the program {_end(result.exit_code)}"
+        return (
+            f"probably does not fit {memory}: {end} after {errors}"
+            if _gave_up(result)
+            else f"not known: {end}"
+        )
     if not result.devices:
         return "the program used no device memory"
     if result.ooms > 0:
-        errors = f"{result.ooms} out-of-memory error{'s' * (result.ooms != 1)}"
         return f"fits {memory} after {errors} that the program caught"
     if any(size > result.memory for _, size in result.shared().values()):
         return f"fits {memory} only if its processes do not peak at the same time"
@@ -340,7 +354,8 @@ def _next_command(result: Result) -> str:
             f"pyalloc dryrun --memory {_typed(memory)}{devices} --allocator {allocator} {program}"
         )
 
-    if result.error != "OutOfMemoryError" and (result.exit_code != 0 or not result.devices):
+    is_short = result.error == _OUT_OF_MEMORY or _gave_up(result)
+    if not is_short and (result.exit_code != 0 or not result.devices):
         return f"{again(result.memory, result.allocator)}   (after a look at the messages above)"
     if result.allocator != "pyalloc" and not result.replaced:
         return again(result.memory, "pyalloc")
@@ -406,6 +421,12 @@ def _remarks(result: Result) -> list[str]:
         found.append(
             f"{'warning' if size > result.memory else 'note'}: {n} processes used device {device}, each with "
             f"{memory} of its own here; on one card they need up to {together} together"
+        )
+    left = result.memory - result.peak_device_bytes
+    if result.fits and left < _MARGIN:
+        found.append(
+            "note: a card also holds the CUDA context, usually some hundred MiB, NCCL's buffers and cuDNN's "
+            f"workspaces; they are not counted here, where {_size(left)} are left"
         )
     if result.dtoh_copies > 0:
         copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyalloc import dryrun
+from pyalloc import dryrun, hostcuda
 from pyalloc.errors import UsageError
 
 from .dryrun_support import flat
@@ -98,3 +100,39 @@ def test_what_is_less_than_was_asked_for_is_no_rounding() -> None:
     told["peak_allocated_bytes"] = 66 << 20
     text = dryrun.summary(result(1 << 30, **told))
     assert "66.0 MiB (64.0 MiB asked for, the rest is rounding)" in text
+
+
+def test_a_program_that_gives_up_after_an_out_of_memory_error_probably_does_not_fit() -> None:
+    """Launchers and scripts catch the error, print it and leave: no exception is left to see."""
+    text = flat(dryrun.summary(result(8 << 30, exit_code=1, fits=False, ooms=2)))
+    assert (
+        "probably does not fit 8.00 GiB: the program ended with exit code 1 after 2 out-of-memory errors"
+        in text
+    )
+    assert text.endswith("next: pyalloc dryrun --memory 8GB --allocator pyalloc python train.py")
+    for other in ({"error": "KeyError"}, {"exit_code": 137}, {"ooms": 0}):
+        changed = {"exit_code": 1, "fits": False, "ooms": 2, **other}
+        text = dryrun.summary(result(8 << 30, **changed))
+        assert "verdict          not known: the program" in text
+        assert text.endswith("(after a look at the messages above)")
+
+
+def test_what_a_card_holds_besides_is_told_where_little_is_left() -> None:
+    told = "note: a card also holds the CUDA context"
+    for left, is_told in ((1 << 29, True), (3 << 29, False)):
+        text = flat(dryrun.summary(result(8 << 30, peak_device_bytes=(8 << 30) - left)))
+        assert (told in text) == is_told
+    assert "not counted here, where 512.0 MiB are left" in flat(
+        dryrun.summary(result(8 << 30, peak_device_bytes=(8 << 30) - (1 << 29)))
+    )
+    assert told not in flat(dryrun.summary(result(8 << 30, fits=False, peak_device_bytes=8 << 30)))
+
+
+def test_one_rank_that_was_out_of_memory_is_the_reason(tmp_path: Path) -> None:
+    """The others die of its end, and may be listed first."""
+    for pid, error in ((1, "DistBackendError"), (2, "OutOfMemoryError")):
+        report = {"pid": pid, "backend": "native", "error": error, "limited": False, "devices": {}}
+        (tmp_path / f"torch.{pid}.json").write_text(json.dumps(report))
+    torch = hostcuda.Torch(tmp_path, "2.15.0", 13, frozenset())
+    found = dryrun._sum_up(dryrun.Options(("train.py",)), torch, (), 1, tmp_path)
+    assert (found.error, found.ooms) == ("OutOfMemoryError", 1)
