@@ -22,9 +22,9 @@ enum { REPEAT_KEPT = 32 * REPEAT_STEP, REPEAT_SHARE = 4 };
 /* Where nothing repeated within two times what is remembered, nobody looks for so many requests. */
 enum { REPEAT_PAUSE = 8 * REPEAT_KEPT };
 /* Where somebody lies in the place of the last time, the request moves to one that nobody wants while it lives: else it is in
- * the way of another, and that one of the next, for dozens of periods.  That holds for periods proper of some length, once
- * they are well known (what is short is a part of a step: ppo's peak again, super_resolution's 1.06 instead of 1.01), and
- * for so many of them: then they are settled, or never will be.  So many free runs are looked at, the best fitting first. */
+ * the way of another, and that one of the next, for dozens of periods.  That holds for periods of some length, once so many
+ * requests were as before (sooner, super_resolution's peak is 1.06 of live memory instead of 1.02), and for so many of
+ * them: then they are settled, or never will be.  So many free runs are looked at, the best fitting first. */
 #ifdef PYA_TEST_TINY
 enum { SETTLE_LEAST = 24, SETTLE_PERIOD = 4 };
 #else
@@ -178,13 +178,14 @@ repeat_of(struct pya_arena *arena) {
     return repeat;
 }
 
-/* The program is known to repeat itself: what it takes to move blocks out of one another's way is remembered from now on.
+/* The program may be about to repeat itself: what it takes to move blocks out of one another's way is remembered from now on.
  * Streams that share memory take it from one another: nothing settles. */
 static void
 repeat_watch(struct pya_arena *arena) {
     struct pya_repeat *repeat = arena->repeat;
     bool is_alone = !pya_card_is_shared(arena->card);
-    if (arena->stays == NULL && is_alone && repeat->n - repeat->like >= SETTLE_PERIOD) {
+    bool is_likely = repeat->streak >= REPEAT_LEAST && repeat->n - repeat->like >= SETTLE_PERIOD;
+    if (arena->stays == NULL && is_alone && is_likely) {
         arena->stays = calloc(REPEAT_KEPT, sizeof *arena->stays);
         repeat->n_stays = repeat->n;
     }
@@ -201,7 +202,7 @@ repeat_is_settling(const struct pya_arena *arena) {
     size_t period = repeat->n - repeat->like;
     size_t streak = repeat_stretch(repeat);
     size_t n = repeat->n < REPEAT_KEPT ? repeat->n : REPEAT_KEPT;
-    bool is_proper = period >= SETTLE_PERIOD && streak >= period && streak >= n / REPEAT_SHARE;
+    bool is_proper = period >= SETTLE_PERIOD && streak >= n / REPEAT_SHARE;
     return is_proper && streak >= SETTLE_LEAST && streak <= SETTLE_PERIODS * period;
 }
 
@@ -345,6 +346,7 @@ pya_repeat_take(struct pya_arena *arena, size_t bytes) {
         return NULL;
     }
     repeat->like = repeat_find(repeat, bytes);
+    repeat_watch(arena);
     if (!repeat_is_known(repeat)) {
         return NULL;
     }
@@ -353,7 +355,6 @@ pya_repeat_take(struct pya_arena *arena, size_t bytes) {
     }
     pya_arena_unpark(arena);
     pya_dptr addr = repeat_addr(repeat, repeat->like);
-    repeat_watch(arena);
     struct pya_block *run = repeat_run_at(arena, addr, bytes);
     if (run == NULL) {
         return repeat_is_settling(arena) ? repeat_settle(arena, bytes) : NULL;

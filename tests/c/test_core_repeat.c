@@ -7,12 +7,12 @@
 #include "fault.h"
 
 enum { N_LAYERS = 24, N_TEMPORARY = 3 };
-/* Large requests after which nobody looks any longer, if nothing repeated, steps that are let pass then, and requests of a
- * step that is remembered still. */
+/* Large requests after which nobody looks any longer, if nothing repeated, steps that are let pass then, requests of a
+ * step that is remembered still, and requests after which five steps are to be known. */
 #ifdef PYA_TEST_TINY
-enum { N_AWAKE = 512, N_ASLEEP = 10, N_LONG = 200 };
+enum { N_AWAKE = 512, N_ASLEEP = 10, N_LONG = 200, N_PAST = 150 };
 #else
-enum { N_AWAKE = 16384, N_ASLEEP = 100, N_LONG = 5000 };
+enum { N_AWAKE = 16384, N_ASLEEP = 100, N_LONG = 5000, N_PAST = 1200 };
 #endif
 
 /* What a training step keeps: a gradient of each layer lives until the next step's backward pass. */
@@ -172,6 +172,26 @@ test_a_step_that_was_longer_once(void) {
         }
         training_fini(&t);
     }
+}
+
+/* When the steps are known to be alike, late because of what came before, it is known too who is in whose way. */
+static void
+test_places_settle_at_once(void) {
+    int64_t n_again = 0;
+    size_t n_all = 0;
+    for (uint64_t seed = 1; seed <= 24; seed++) {
+        struct training t = {.seed = seed};
+        uint64_t rng = seed;
+        world_init(&t.world, "");
+        never_alike(&t, N_PAST, &rng);
+        training_steps(&t, 5);
+        int64_t n_before = n_repeats(&t);
+        training_steps(&t, 1);
+        n_again += n_repeats(&t) - n_before;
+        n_all += t.n_places;
+        training_fini(&t);
+    }
+    CHECK(n_again * 100 > (int64_t)n_all * 93);
 }
 
 /* The next host allocation fails.  Counts the requests that were served all the same; others get theirs then. */
@@ -491,6 +511,7 @@ static const struct check_case cases[] = {
     {"settle", test_places_settle_soon},
     {"settle_without_host_memory", test_no_host_memory_to_settle},
     {"longer_once", test_a_step_that_was_longer_once},
+    {"settle_at_once", test_places_settle_at_once},
     {"taken", test_a_place_that_is_taken_is_left_alone},
     {"differ", test_steps_that_differ_do_not_repeat},
     {"stretch", test_a_stretch_that_repeats_is_not_enough},
