@@ -12,7 +12,7 @@ struct pya_hc_action {
     int type; /* NODE_* */
     void *dst;
     const void *src;
-    size_t size;
+    size_t size; /* bytes; of NODE_GRAPH: how many of the child's nodes */
     int value;
     pya_hc_host_fn fn;
     void *data;

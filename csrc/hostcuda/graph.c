@@ -301,6 +301,42 @@ action_run(const struct pya_hc_action *action) {
     }
 }
 
+/* What a launch of the first n nodes does, the graphs within them included.  Bodies of conditional nodes are not: whether
+ * they run a kernel would have decided. */
+static size_t
+actions_count(const struct pya_hc_graph *graph, size_t n_nodes) {
+    size_t n = 0;
+    for (size_t i = 0; i < n_nodes; i++) {
+        const struct pya_hc_action *action = &graph->nodes[i]->action;
+        n += action->type == NODE_GRAPH ? actions_count(action->child, action->size) : 1;
+    }
+    return n;
+}
+
+static struct pya_hc_action *
+actions_copy(const struct pya_hc_graph *graph, size_t n_nodes, struct pya_hc_action *to) {
+    for (size_t i = 0; i < n_nodes; i++) {
+        const struct pya_hc_action *action = &graph->nodes[i]->action;
+        if (action->type == NODE_GRAPH) {
+            to = actions_copy(action->child, action->size, to);
+        } else {
+            *to++ = *action;
+        }
+    }
+    return to;
+}
+
+static int
+graph_capture_locked(struct pya_hc_graph *exec, struct pya_hc_stream *stream) {
+    struct pya_hc_graph *source = exec->source;
+    struct pya_hc_action child = {.type = NODE_GRAPH, .child = source, .size = exec->capacity};
+    bool captured = false;
+    int error = pya_hc_submit_locked(stream, &child, &captured);
+    source->n_refs +=
+        error != CU_CAPTURE_INVALIDATED; /* the new node's, which is there without its edges too */
+    return error;
+}
+
 int
 pya_hc_graph_launch(struct pya_hc_graph *exec, const void *stream_handle) {
     int error = CU_OK;
@@ -313,19 +349,18 @@ pya_hc_graph_launch(struct pya_hc_graph *exec, const void *stream_handle) {
         goto unlock;
     }
     if (stream->capture != NULL) {
-        struct pya_hc_action child = {.type = NODE_GRAPH};
-        bool captured = false;
-        error = pya_hc_submit_locked(stream, &child, &captured);
+        error = graph_capture_locked(exec, stream);
         goto unlock;
     }
-    actions = malloc((exec->capacity + 1) * sizeof *actions);
+    n_actions = actions_count(exec->source, exec->capacity);
+    actions = malloc((n_actions + 1) * sizeof *actions);
     if (actions == NULL) {
         error = CU_OUT_OF_MEMORY;
         goto unlock;
     }
-    for (; n_actions < exec->capacity; n_actions++) {
-        actions[n_actions] = exec->source->nodes[n_actions]->action;
-        pya_hc_stream_work_locked(stream, actions[n_actions].type == NODE_KERNEL);
+    (void)actions_copy(exec->source, exec->capacity, actions);
+    for (size_t i = 0; i < n_actions; i++) {
+        pya_hc_stream_work_locked(stream, actions[i].type == NODE_KERNEL);
     }
 
 unlock:

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -414,6 +415,47 @@ def test_graphs_replay_copies_and_fills(cuda: Cuda) -> None:
     assert cuda.get(b, 100) == b"a" * 50 + b"\t" * 10 + b"a" * 40
     assert cuda.control("launches", 0) == launches + 1
     cuda.ok("cudaGraphExecDestroy", runnable)
+    for pointer in (a, b):
+        cuda.ok("cudaFree", pointer)
+    cuda.ok("cudaStreamDestroy", stream)
+
+
+def test_a_graph_launched_in_a_capture_is_part_of_the_new_graph(cuda: Cuda) -> None:
+    """As it was then, and as long as the new one lives."""
+    a, b, stream = cuda.malloc(PAGE), cuda.malloc(PAGE), stream_new(cuda)
+
+    def captured(work: Callable[[], None]) -> int:
+        cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
+        work()
+        graph = cuda_end(cuda, stream)
+        runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
+        cuda.ok("cudaGraphDestroy", graph)
+        return runnable
+
+    def copy() -> None:
+        assert launch(cuda, stream) == 0
+        cuda.ok("cudaMemcpyAsync", b, a, 4, 3, stream)
+
+    def copy_twice() -> None:
+        for _ in range(2):
+            cuda.ok("cudaGraphLaunch", inner, stream)
+        cuda.ok("cudaMemsetAsync", b + 3, 9, 1, stream)
+
+    def all_of_it() -> None:
+        cuda.ok("cudaGraphLaunch", middle, stream)
+
+    inner = captured(copy)
+    middle = captured(copy_twice)
+    outer = captured(all_of_it)
+    for graph in (inner, middle):
+        cuda.ok("cudaGraphExecDestroy", graph)
+    assert cuda.put(a, b"abcd") == 0
+    assert cuda.get(b, 4) == bytes(4)
+    launches = cuda.control("launches", 0)
+    cuda.ok("cudaGraphLaunch", outer, stream)
+    assert cuda.get(b, 4) == b"abc\t"
+    assert cuda.control("launches", 0) == launches + 2
+    cuda.ok("cudaGraphExecDestroy", outer)
     for pointer in (a, b):
         cuda.ok("cudaFree", pointer)
     cuda.ok("cudaStreamDestroy", stream)
