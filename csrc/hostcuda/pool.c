@@ -8,11 +8,12 @@
 #define CHUNK_LEAST ((size_t)32 << 20)
 #define STEP ((size_t)512)
 
-/* Blocks of a chunk tile it, in order; no two free ones touch. */
+/* Blocks of a chunk tile it, in order; of two free ones that touch the frees were in different streams. */
 struct pool_block {
     uintptr_t start;
     size_t size;
     bool is_free;
+    struct pya_hc_mark freed; /* of stream 0: for every stream */
     struct pool_block *next;
 };
 
@@ -26,18 +27,34 @@ struct pya_hc_pool {
     int device;
     uint64_t threshold;
     uint64_t used, used_high, reserved, reserved_high;
-    int reuse[4]; /* switches 1 to 3, kept only to be read back */
+    int reuse[4];       /* by the attribute's number */
+    size_t n_unsettled; /* free blocks that are not for every stream */
     struct pool_chunk *chunks;
 };
 
+/* cudaMemPoolAttr */
+enum {
+    ATTRIBUTE_FOLLOW_EVENTS = 1,
+    ATTRIBUTE_OPPORTUNISTIC = 2,
+    ATTRIBUTE_INTERNAL = 3,
+    ATTRIBUTE_THRESHOLD = 4,
+    ATTRIBUTE_RESERVED_HIGH = 6,
+    ATTRIBUTE_USED_HIGH = 8,
+};
+
 static struct pya_hc_objects pools = {.object_bytes = sizeof(struct pya_hc_pool)};
+
+static void pools_trim_locked(void);
 
 static struct pya_hc_pool *
 pool_new_locked(int device) {
     struct pya_hc_pool *pool = pya_hc_objects_get(&pools);
     if (pool != NULL) {
         pool->device = device;
-        pool->reuse[1] = pool->reuse[2] = pool->reuse[3] = 1;
+        pool->reuse[ATTRIBUTE_FOLLOW_EVENTS] = 1;
+        pool->reuse[ATTRIBUTE_OPPORTUNISTIC] = 1;
+        pool->reuse[ATTRIBUTE_INTERNAL] = 1;
+        pya_hc_after_sync_locked(pools_trim_locked);
     }
     return pool;
 }
@@ -101,11 +118,75 @@ pya_hc_pool_create(int device, struct pya_hc_pool **out) {
     return *out == NULL ? CU_OUT_OF_MEMORY : CU_OK;
 }
 
+static bool
+block_is_settled(const struct pool_block *block) {
+    return block->is_free && block->freed.stream_id == 0;
+}
+
+/* Free blocks of one stream, or of all, become one where they touch: the later free counts. */
+static void
+block_join_next(struct pya_hc_pool *pool, struct pool_block *block) {
+    struct pool_block *next = block->next;
+    if (next == NULL || !block->is_free || !next->is_free ||
+        block->freed.stream_id != next->freed.stream_id) {
+        return;
+    }
+    if (next->freed.ticket > block->freed.ticket) {
+        block->freed = next->freed;
+    }
+    pool->n_unsettled -= !block_is_settled(block);
+    block->size += next->size;
+    block->next = next->next;
+    free(next);
+}
+
+static void
+chunk_join(struct pya_hc_pool *pool, const struct pool_chunk *chunk) {
+    struct pool_block *block = chunk->blocks;
+    while (block != NULL) {
+        struct pool_block *next = block->next;
+        block_join_next(pool, block);
+        block = block->next == next ? next : block;
+    }
+}
+
+/* Free blocks whose mark is one of those are from now on freed at `now` (NULL: for every stream). */
+static void
+pool_settle_locked(
+    struct pya_hc_pool *pool, bool (*is_one)(const struct pya_hc_mark *),
+    const struct pya_hc_mark *now) {
+    struct pool_chunk *chunk = pool->chunks;
+    for (; chunk != NULL && pool->n_unsettled > 0; chunk = chunk->next) {
+        for (struct pool_block *block = chunk->blocks; block != NULL; block = block->next) {
+            if (block->is_free && !block_is_settled(block) && is_one(&block->freed)) {
+                block->freed = now == NULL ? (struct pya_hc_mark){0} : *now;
+                pool->n_unsettled -= now == NULL;
+            }
+        }
+        chunk_join(pool, chunk);
+    }
+}
+
+static bool
+mark_any(const struct pya_hc_mark *mark) {
+    (void)mark;
+    return true;
+}
+
+/* What the pool may know to be over without being told. */
+static void
+pool_look_locked(struct pya_hc_pool *pool) {
+    bool looks = pool->reuse[ATTRIBUTE_OPPORTUNISTIC] != 0;
+    pool_settle_locked(
+        pool, looks ? pya_hc_mark_is_done_locked : pya_hc_mark_is_waited_locked, NULL);
+}
+
 static void
 pool_trim_locked(struct pya_hc_pool *pool, uint64_t keep) {
+    pool_look_locked(pool);
     for (struct pool_chunk **at = &pool->chunks; *at != NULL && pool->reserved > keep;) {
         struct pool_chunk *chunk = *at;
-        if (chunk->blocks->is_free && chunk->blocks->next == NULL) {
+        if (block_is_settled(chunk->blocks) && chunk->blocks->next == NULL) {
             *at = chunk->next;
             pool->reserved -= chunk->region->mapped;
             pya_hc_memory_free_locked(chunk->region);
@@ -114,6 +195,16 @@ pool_trim_locked(struct pya_hc_pool *pool, uint64_t keep) {
         } else {
             at = &chunk->next;
         }
+    }
+}
+
+static void
+pools_trim_locked(void) {
+    size_t cursor = 0;
+    struct pya_hc_pool *pool = pya_hc_objects_next(&pools, &cursor);
+    while (pool != NULL) {
+        pool_trim_locked(pool, pool->threshold);
+        pool = pya_hc_objects_next(&pools, &cursor);
     }
 }
 
@@ -139,25 +230,42 @@ pya_hc_pool_destroy(struct pya_hc_pool *pool) {
 }
 
 static bool
-block_split(struct pool_block *block, size_t size) {
+block_take(struct pya_hc_pool *pool, struct pool_block *block, size_t size) {
+    bool is_settled = block_is_settled(block);
     if (block->size > size) {
         struct pool_block *rest = malloc(sizeof *rest);
         if (rest == NULL) {
             return false;
         }
-        *rest = (struct pool_block){block->start + size, block->size - size, true, block->next};
+        *rest = *block;
+        rest->start += size;
+        rest->size -= size;
         block->next = rest;
         block->size = size;
+    } else {
+        pool->n_unsettled -= !is_settled;
     }
     block->is_free = false;
     return true;
 }
 
+static bool
+block_serves(
+    const struct pya_hc_pool *pool, const struct pool_block *block,
+    const struct pya_hc_stream *stream) {
+    if (!block->is_free) {
+        return false;
+    }
+    bool is_own = block_is_settled(block) || block->freed.stream_id == stream->id;
+    return is_own || (pool->reuse[ATTRIBUTE_FOLLOW_EVENTS] != 0 &&
+                      pya_hc_mark_is_before_locked(&block->freed, stream));
+}
+
 static struct pool_block *
-pool_find_free(const struct pya_hc_pool *pool, size_t size) {
+pool_find_free(const struct pya_hc_pool *pool, size_t size, const struct pya_hc_stream *stream) {
     for (struct pool_chunk *chunk = pool->chunks; chunk != NULL; chunk = chunk->next) {
         struct pool_block *block = chunk->blocks;
-        while (block != NULL && !(block->is_free && block->size >= size)) {
+        while (block != NULL && !(block->size >= size && block_serves(pool, block, stream))) {
             block = block->next;
         }
         if (block != NULL) {
@@ -187,7 +295,8 @@ pool_grow_locked(struct pya_hc_pool *pool, size_t size) {
         return error;
     }
     chunk->region->owner = pool;
-    *block = (struct pool_block){chunk->region->start, chunk->region->mapped, true, NULL};
+    *block = (struct pool_block){
+        .start = chunk->region->start, .size = chunk->region->mapped, .is_free = true};
     chunk->blocks = block;
     chunk->next = pool->chunks;
     pool->chunks = chunk;
@@ -198,21 +307,29 @@ pool_grow_locked(struct pya_hc_pool *pool, size_t size) {
     return CU_OK;
 }
 
+/* A block that the stream may use: free, new, or, where there is no more, other streams' for which it waits.  NULL: none. */
+static struct pool_block *
+pool_obtain_locked(struct pya_hc_pool *pool, size_t size, struct pya_hc_stream *stream) {
+    pool_look_locked(pool);
+    struct pool_block *block = pool_find_free(pool, size, stream);
+    if (block != NULL) {
+        return block;
+    }
+    if (pool_grow_locked(pool, size) != CU_OK && pool->reuse[ATTRIBUTE_INTERNAL] != 0) {
+        const struct pya_hc_mark now = pya_hc_mark_locked(stream);
+        pool_settle_locked(pool, mark_any, &now);
+    }
+    return pool_find_free(pool, size, stream);
+}
+
 static int
-pool_alloc_locked(struct pya_hc_pool *pool, size_t size, void **out) {
+pool_alloc_locked(struct pya_hc_pool *pool, size_t size, struct pya_hc_stream *stream, void **out) {
     size_t rounded = (size + STEP - 1) & ~(STEP - 1);
     if (rounded < size) {
         return CU_OUT_OF_MEMORY;
     }
-    struct pool_block *block = pool_find_free(pool, rounded);
-    if (block == NULL) {
-        int error = pool_grow_locked(pool, rounded);
-        if (error != CU_OK) {
-            return error;
-        }
-        block = pool_find_free(pool, rounded);
-    }
-    if (block == NULL || !block_split(block, rounded)) {
+    struct pool_block *block = pool_obtain_locked(pool, rounded, stream);
+    if (block == NULL || !block_take(pool, block, rounded)) {
         return CU_OUT_OF_MEMORY;
     }
     pool->used += rounded;
@@ -242,8 +359,8 @@ pya_hc_pool_alloc(struct pya_hc_pool *pool, size_t size, const void *stream_hand
         return error;
     }
     pya_hc_lock();
-    error =
-        pya_hc_objects_has(&pools, pool) ? pool_alloc_locked(pool, size, out) : CU_INVALID_VALUE;
+    error = pya_hc_objects_has(&pools, pool) ? pool_alloc_locked(pool, size, stream, out)
+                                             : CU_INVALID_VALUE;
     if (error == CU_OK) {
         struct pya_hc_action action = {.type = NODE_ALLOC, .dst = *out, .size = size};
         bool captured = false;
@@ -266,8 +383,9 @@ pool_chunk_of(const struct pya_hc_pool *pool, uintptr_t address) {
     return NULL;
 }
 
-int
-pya_hc_pool_free_locked(struct pya_hc_pool *pool, uintptr_t address) {
+/* freed: in which stream; NULL: for every stream. */
+static int
+pool_give_locked(struct pya_hc_pool *pool, uintptr_t address, const struct pya_hc_mark *freed) {
     struct pool_chunk *chunk = pool_chunk_of(pool, address);
     struct pool_block *before = NULL;
     struct pool_block *block = chunk == NULL ? NULL : chunk->blocks;
@@ -280,19 +398,20 @@ pya_hc_pool_free_locked(struct pya_hc_pool *pool, uintptr_t address) {
     }
     pool->used -= block->size;
     block->is_free = true;
-    struct pool_block *after = block->next;
-    if (after != NULL && after->is_free) {
-        block->size += after->size;
-        block->next = after->next;
-        free(after);
+    bool is_over = freed == NULL ||
+                   (pool->reuse[ATTRIBUTE_OPPORTUNISTIC] != 0 && pya_hc_mark_is_done_locked(freed));
+    block->freed = is_over ? (struct pya_hc_mark){0} : *freed;
+    pool->n_unsettled += !is_over;
+    block_join_next(pool, block);
+    if (before != NULL) {
+        block_join_next(pool, before);
     }
-    if (before != NULL && before->is_free) {
-        before->size += block->size;
-        before->next = block->next;
-        free(block);
-    }
-    pool_trim_locked(pool, pool->threshold);
     return CU_OK;
+}
+
+int
+pya_hc_pool_free_locked(struct pya_hc_pool *pool, uintptr_t address) {
+    return pool_give_locked(pool, address, NULL);
 }
 
 void
@@ -336,7 +455,8 @@ pya_hc_pool_free(void *ptr, const void *stream_handle) {
         bool captured = false;
         error = pya_hc_submit_locked(stream, &action, &captured);
         if (error == CU_OK && !captured) {
-            error = pya_hc_pool_free_locked(region->owner, (uintptr_t)ptr);
+            const struct pya_hc_mark freed = pya_hc_mark_locked(stream);
+            error = pool_give_locked(region->owner, (uintptr_t)ptr, &freed);
         }
     } else {
         is_plain = region != NULL;
@@ -356,21 +476,12 @@ pya_hc_pool_trim(struct pya_hc_pool *pool, size_t keep) {
     return known ? CU_OK : CU_INVALID_VALUE;
 }
 
-/* cudaMemPoolAttr */
-enum {
-    ATTRIBUTE_REUSE_FIRST = 1,
-    ATTRIBUTE_REUSE_LAST = 3,
-    ATTRIBUTE_THRESHOLD = 4,
-    ATTRIBUTE_RESERVED_HIGH = 6,
-    ATTRIBUTE_USED_HIGH = 8,
-};
-
 static int
 pool_get_locked(const struct pya_hc_pool *pool, int attribute, void *value) {
-    if (attribute < ATTRIBUTE_REUSE_FIRST || attribute > ATTRIBUTE_USED_HIGH) {
+    if (attribute < ATTRIBUTE_FOLLOW_EVENTS || attribute > ATTRIBUTE_USED_HIGH) {
         return CU_INVALID_VALUE;
     }
-    if (attribute <= ATTRIBUTE_REUSE_LAST) {
+    if (attribute <= ATTRIBUTE_INTERNAL) {
         *(int *)value = pool->reuse[attribute];
         return CU_OK;
     }
@@ -382,7 +493,7 @@ pool_get_locked(const struct pya_hc_pool *pool, int attribute, void *value) {
 
 static int
 pool_set_locked(struct pya_hc_pool *pool, int attribute, const void *value) {
-    if (attribute >= ATTRIBUTE_REUSE_FIRST && attribute <= ATTRIBUTE_REUSE_LAST) {
+    if (attribute >= ATTRIBUTE_FOLLOW_EVENTS && attribute <= ATTRIBUTE_INTERNAL) {
         pool->reuse[attribute] = *(const int *)value;
         return CU_OK;
     }

@@ -1,8 +1,9 @@
 #pragma once
-/* Memory pools of cudaMallocAsync.  Floor 4 (uses memory.h).
+/* Memory pools of cudaMallocAsync.  Floor 4 (uses memory.h, stream.h).
  *
- * Chunks of at least 32 MiB are cut first-fit in steps of 512 bytes; freed memory is reused at once,
- * whatever the stream, and wholly free chunks go back when more than the release threshold is held. */
+ * Chunks of at least 32 MiB are cut first-fit in steps of 512 bytes.  Freed memory serves the stream it was freed in at
+ * once; other streams once they waited for that by an event, once it is over, or where the device is full.  Wholly free
+ * chunks beyond the release threshold go back when the host waits for something. */
 
 #include "region.h"
 

@@ -10,6 +10,7 @@ static struct pya_hc_objects streams = {.object_bytes = sizeof(struct pya_hc_str
 static struct pya_hc_objects events = {.object_bytes = sizeof(struct pya_hc_event)};
 static uint64_t last_stream_id;
 static uint64_t n_stale;
+static void (*after_sync)(void);
 
 static struct pya_hc_stream *
 stream_new_locked(int device, unsigned flags, int priority) {
@@ -100,6 +101,51 @@ stream_delay_passed(int device, uint64_t launch) {
     return delay == 0 || dev == NULL || dev->n_launches - launch >= delay;
 }
 
+struct pya_hc_mark
+pya_hc_mark_locked(struct pya_hc_stream *stream) {
+    return (struct pya_hc_mark){
+        .stream = stream,
+        .stream_id = stream->id,
+        .ticket = stream->ticket,
+        .launch = stream->last_launch,
+        .n_syncs = pya_hc_device(stream->device)->n_syncs,
+        .device = stream->device,
+    };
+}
+
+bool
+pya_hc_mark_is_waited_locked(const struct pya_hc_mark *mark) {
+    return mark->n_syncs < pya_hc_device(mark->device)->n_syncs ||
+           (mark->stream->id == mark->stream_id && mark->stream->done >= mark->ticket);
+}
+
+bool
+pya_hc_mark_is_done_locked(const struct pya_hc_mark *mark) {
+    return stream_delay_passed(mark->device, mark->launch) || pya_hc_mark_is_waited_locked(mark);
+}
+
+bool
+pya_hc_mark_is_before_locked(const struct pya_hc_mark *mark, const struct pya_hc_stream *stream) {
+    bool is_before = mark->stream_id == stream->id;
+    for (int i = 0; i < PYA_HC_MOST_WAITED && !is_before; i++) {
+        const struct pya_hc_waited *waited = &stream->waited[i];
+        is_before = waited->stream_id == mark->stream_id && waited->ticket >= mark->ticket;
+    }
+    return is_before;
+}
+
+void
+pya_hc_after_sync_locked(void (*call)(void)) {
+    after_sync = call;
+}
+
+static void
+sync_note_locked(void) {
+    if (after_sync != NULL) {
+        after_sync();
+    }
+}
+
 int
 pya_hc_stream_sync(const void *handle) {
     pya_hc_lock();
@@ -107,6 +153,7 @@ pya_hc_stream_sync(const void *handle) {
     int error = stream == NULL ? CU_INVALID_HANDLE : pya_hc_capture_unsafe_stream_locked(stream);
     if (error == CU_OK) {
         stream->done = stream->ticket;
+        sync_note_locked();
     }
     pya_hc_unlock();
     return error;
@@ -141,6 +188,9 @@ pya_hc_device_sync(void) {
             stream->done = stream->ticket;
         }
         stream = pya_hc_objects_next(&streams, &cursor);
+    }
+    if (error == CU_OK) {
+        sync_note_locked();
     }
     pya_hc_unlock();
     return error;
@@ -204,11 +254,7 @@ pya_hc_event_record(void *handle, const void *stream_handle) {
         pya_hc_stream_work_locked(stream, false);
         event->is_recorded = true;
         event->capture_id = 0;
-        event->stream = stream;
-        event->stream_id = stream->id;
-        event->ticket = stream->ticket;
-        event->launch = stream->last_launch;
-        event->n_syncs = pya_hc_device(event->device)->n_syncs;
+        event->mark = pya_hc_mark_locked(stream);
         event->time_ns = event_now_ns();
     }
     pya_hc_unlock();
@@ -217,12 +263,7 @@ pya_hc_event_record(void *handle, const void *stream_handle) {
 
 static bool
 event_is_done(const struct pya_hc_event *event) {
-    if (!event->is_recorded || stream_delay_passed(event->device, event->launch) ||
-        event->n_syncs < pya_hc_device(event->device)->n_syncs) {
-        return true;
-    }
-    /* The stream's slot may belong to another stream by now. */
-    return event->stream->id == event->stream_id && event->stream->done >= event->ticket;
+    return !event->is_recorded || pya_hc_mark_is_done_locked(&event->mark);
 }
 
 /* The event, for the host to ask about or to wait for: none that became a graph's. */
@@ -261,11 +302,13 @@ pya_hc_event_sync(const void *handle) {
     struct pya_hc_event *event;
     error = event_for_host_locked(handle, &event);
     if (error == CU_OK && event->is_recorded) {
-        if (event->stream->id == event->stream_id && event->stream->done < event->ticket) {
-            event->stream->done = event->ticket;
+        struct pya_hc_mark *mark = &event->mark;
+        if (mark->stream->id == mark->stream_id && mark->stream->done < mark->ticket) {
+            mark->stream->done = mark->ticket;
         }
         /* Once waited for, it is complete whatever becomes of its stream. */
-        event->launch -= pya_hc_event_delay();
+        mark->launch -= pya_hc_event_delay();
+        sync_note_locked();
     }
     pya_hc_unlock();
     return error;
@@ -306,6 +349,8 @@ pya_hc_stream_wait(const void *stream_handle, const void *event_handle) {
         error = pya_hc_capture_wait_locked(stream, event);
     } else if (event->is_recorded) {
         pya_hc_stream_work_locked(stream, false);
+        stream->waited[stream->next_waited++ % PYA_HC_MOST_WAITED] =
+            (struct pya_hc_waited){event->mark.stream_id, event->mark.ticket};
     }
     pya_hc_unlock();
     return error;

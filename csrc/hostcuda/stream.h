@@ -11,8 +11,23 @@
 struct pya_hc_node;
 struct pya_hc_capture;
 
+/* A moment in a stream's work. */
+struct pya_hc_mark {
+    struct pya_hc_stream *stream; /* whose slot may belong to another stream by now */
+    uint64_t stream_id, ticket;
+    uint64_t launch;  /* the device's launches then */
+    uint64_t n_syncs; /* and how often it had been waited for */
+    int device;
+};
+
+/* Up to where another stream's work was waited for. */
+struct pya_hc_waited {
+    uint64_t stream_id, ticket;
+};
+enum { PYA_HC_MOST_WAITED = 16 };
+
 struct pya_hc_stream {
-    uint64_t id; /* never reused */
+    uint64_t id; /* from 1, never reused */
     int device;
     unsigned flags;
     int priority;
@@ -20,6 +35,8 @@ struct pya_hc_stream {
     uint64_t ticket;      /* work submitted */
     uint64_t done;        /* work known to be complete because somebody synchronised */
     uint64_t last_launch; /* the device's launches when the last work came in */
+    struct pya_hc_waited waited[PYA_HC_MOST_WAITED]; /* of other streams, the last ones */
+    unsigned next_waited;
     struct pya_hc_capture *capture;
     struct pya_hc_node **deps; /* while capturing: what the next node depends on */
     size_t n_deps;
@@ -29,10 +46,7 @@ struct pya_hc_event {
     unsigned flags;
     int device;
     bool is_recorded;
-    struct pya_hc_stream *stream;
-    uint64_t stream_id, ticket;
-    uint64_t launch;  /* the device's launches at the record */
-    uint64_t n_syncs; /* and how often it had been waited for */
+    struct pya_hc_mark mark;
     uint64_t time_ns;
     uint64_t capture_id; /* not 0: recorded in this capture, depends on deps */
     struct pya_hc_node **deps;
@@ -46,6 +60,16 @@ int pya_hc_stream_destroy(void *handle);
 struct pya_hc_stream *pya_hc_stream_find_locked(const void *handle);
 /* Notes work on the stream (kernels also move the device's clock). */
 void pya_hc_stream_work_locked(struct pya_hc_stream *stream, bool is_kernel);
+
+/* The stream's work so far. */
+struct pya_hc_mark pya_hc_mark_locked(struct pya_hc_stream *stream);
+/* Did somebody wait for it; or is it over without that?  Did the stream wait for it by an event? */
+bool pya_hc_mark_is_waited_locked(const struct pya_hc_mark *mark);
+bool pya_hc_mark_is_done_locked(const struct pya_hc_mark *mark);
+bool
+pya_hc_mark_is_before_locked(const struct pya_hc_mark *mark, const struct pya_hc_stream *stream);
+/* Called, with the lock held, whenever the host has waited for a stream, an event or a device. */
+void pya_hc_after_sync_locked(void (*call)(void));
 
 int pya_hc_stream_sync(const void *handle);
 int pya_hc_stream_query(const void *handle);

@@ -469,43 +469,6 @@ def test_unknown_entry_points_report_themselves(
     assert said.count("cudaGraphicsMapResources") == 1
 
 
-def test_pool_memory_is_cut_and_given_back(cuda: Cuda) -> None:
-    pool = cuda.out("cudaDeviceGetDefaultMemPool", 0)
-    keep = ctypes.c_uint64(2**64 - 1)
-    cuda.ok("cudaMemPoolSetAttribute", pool, 4, ctypes.byref(keep))
-    pointers = [cuda.out("cudaMallocAsync", 1000, 0) for _ in range(100)]
-    assert len(set(pointers)) == 100
-    assert cuda.control("used_bytes", 0) >= 32 << 20
-    used = ctypes.c_uint64()
-    cuda.ok("cudaMemPoolGetAttribute", pool, 7, ctypes.byref(used))
-    assert used.value == 100 * 1024
-    base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    for pointer in (pointers[0], pointers[60]):
-        inside = pointer + 700
-        cuda.ok("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), inside)
-        assert (base.value, size.value) == (pointer, 1024)
-    for pointer in pointers[::2]:
-        cuda.ok("cudaFreeAsync", pointer, 0)
-    assert cuda("cudaFreeAsync", pointers[0], 0) == INVALID
-    for pointer in pointers[1::2]:
-        cuda.ok("cudaFreeAsync", pointer, 0)
-    cuda.ok("cudaMemPoolTrimTo", pool, 0)
-
-
-def test_a_pool_of_ones_own_may_be_the_devices(cuda: Cuda) -> None:
-    location = ctypes.create_string_buffer(88)  # cudaMemPoolProps: pinned, of device 0
-    location[0], location[8] = 1, 1
-    first = cuda.out("cudaDeviceGetMemPool", 0)
-    own = cuda.out("cudaMemPoolCreate", location)
-    assert cuda("cudaDeviceSetMemPool", 0, own + 8) == INVALID
-    assert cuda.out("cudaDeviceGetMemPool", 0) == first
-    cuda.ok("cudaDeviceSetMemPool", 0, own)
-    assert cuda.out("cudaDeviceGetMemPool", 0) == own
-    cuda.ok("cudaMemPoolDestroy", own)
-    assert cuda.out("cudaDeviceGetMemPool", 0) == first
-    assert cuda("cudaMemPoolDestroy", first) == INVALID
-
-
 def test_memory_of_another_process_is_of_the_same_device(libraries: Path) -> None:
     """However either process numbers them; what is not visible cannot be opened."""
     start = """
