@@ -253,13 +253,12 @@ option_apply(
     struct pya_options *options, const char *key, const char *value, char *message,
     size_t message_bytes) {
     const struct option *option = option_find(key);
+    const char *meant = value;
+    char with_unit[TOKEN_BYTES + 4];
     if (option == NULL && strcmp(key, "max_split_size_mb") == 0) {
-        char with_unit[TOKEN_BYTES + 4];
         (void)snprintf(with_unit, sizeof with_unit, "%sMB", value);
         option = option_find("max_split_size");
-        if (option_set(options, option, with_unit)) {
-            return PYA_OK;
-        }
+        meant = with_unit;
     } else if (option == NULL && key_is_ignored(key)) {
         return PYA_OK;
     }
@@ -271,7 +270,7 @@ option_apply(
             nearest == NULL ? "" : "'?");
         return PYA_E_INVAL;
     }
-    if (!option_set(options, option, value)) {
+    if (!option_set(options, option, meant)) {
         (void)snprintf(
             message, message_bytes, "option '%s' cannot be '%s': it takes %s (%s)", key, value,
             kind_wants(option->kind), option->help);

@@ -54,6 +54,8 @@ def test_unknown_key_names_the_nearest() -> None:
         "trim_after:-1",
         "trim_after:soon",
         "garbage_collection_threshold:1.5",
+        "max_split_size_mb:64KB",
+        "max_split_size_mb:99999999999999",
         "soft_limit:nan",
     ],
 )
