@@ -146,39 +146,46 @@ event_number(uint64_t event) {
 }
 
 static PyObject *
+text_object(const struct pya_scan *scan, uint32_t text) {
+    const char *value = text == 0 ? "" : pya_trace_text(pya_scan_reader(scan), text);
+    value = value == NULL ? "" : value;
+    return PyUnicode_DecodeUTF8(value, (Py_ssize_t)strlen(value), "replace");
+}
+
+/* {device: bytes} of those that have any */
+static PyObject *
+by_device(const uint64_t *bytes) {
+    PyObject *dict = PyDict_New();
+    for (int i = 0; dict != NULL && i < PYA_MAX_DEVICES; i++) {
+        PyObject *key = bytes[i] == 0 ? NULL : PyLong_FromLong(i);
+        PyObject *value = bytes[i] == 0 ? NULL : PyLong_FromUnsignedLongLong(bytes[i]);
+        if (bytes[i] != 0 &&
+            (key == NULL || value == NULL || PyDict_SetItem(dict, key, value) != 0)) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(key);
+        Py_XDECREF(value);
+    }
+    return dict;
+}
+
+static PyObject *
 scan_totals(PyObject *self, PyObject *unused) {
     (void)unused;
     const struct pya_scan_totals *t = pya_scan_totals(scan_from(self));
-    PyObject *capacity = PyDict_New();
-    PyObject *peaks = PyDict_New();
-    for (int i = 0; capacity != NULL && peaks != NULL && i < PYA_MAX_DEVICES; i++) {
-        PyObject *key = PyLong_FromLong(i);
-        PyObject *total = PyLong_FromUnsignedLongLong(t->capacity[i]);
-        PyObject *peak = PyLong_FromUnsignedLongLong(t->device_peak[i]);
-        if (key == NULL || total == NULL || peak == NULL ||
-            (t->capacity[i] > 0 && PyDict_SetItem(capacity, key, total) != 0) ||
-            (t->device_peak[i] > 0 && PyDict_SetItem(peaks, key, peak) != 0)) {
-            Py_CLEAR(peaks);
-        }
-        Py_XDECREF(key);
-        Py_XDECREF(total);
-        Py_XDECREF(peak);
-    }
-    if (capacity == NULL || peaks == NULL) {
-        Py_XDECREF(capacity);
-        Py_XDECREF(peaks);
-        return NULL;
-    }
     return Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsOsNsN}", "n_events", (ull)t->n_events, "n_allocs",
-        (ull)t->n_allocs, "n_frees", (ull)t->n_frees, "n_unknown_frees", (ull)t->n_unknown_frees,
-        "first_ns", (ull)t->first_ns, "last_ns", (ull)t->last_ns, "peak_event", (ull)t->peak_event,
-        "peak_bytes", (ull)t->peak_bytes, "peak_reserved_bytes", (ull)t->peak_reserved_bytes,
-        "reserved_at_peak", (ull)t->reserved_at_peak, "end_bytes", (ull)t->end_bytes,
-        "end_reserved_bytes", (ull)t->end_reserved_bytes, "n_live", (ull)t->n_live,
-        "n_segment_events", (ull)t->n_segment_events, "n_lost", (ull)t->n_lost, "n_streams",
-        (ull)t->n_streams, "n_record_streams", (ull)t->n_record_streams, "is_complete",
-        t->is_complete ? Py_True : Py_False, "capacity", capacity, "device_peak", peaks);
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsNsOsNsNsN}", "n_events", (ull)t->n_events,
+        "n_allocs", (ull)t->n_allocs, "n_frees", (ull)t->n_frees, "n_unknown_frees",
+        (ull)t->n_unknown_frees, "first_ns", (ull)t->first_ns, "last_ns", (ull)t->last_ns,
+        "peak_event", (ull)t->peak_event, "peak_bytes", (ull)t->peak_bytes, "peak_reserved_bytes",
+        (ull)t->peak_reserved_bytes, "reserved_at_peak", (ull)t->reserved_at_peak, "end_bytes",
+        (ull)t->end_bytes, "end_reserved_bytes", (ull)t->end_reserved_bytes, "n_live",
+        (ull)t->n_live, "n_segment_events", (ull)t->n_segment_events, "n_lost", (ull)t->n_lost,
+        "n_streams", (ull)t->n_streams, "n_record_streams", (ull)t->n_record_streams, "peak_phase",
+        text_object(scan_from(self), t->peak_phase), "peak_step",
+        event_number(t->peak_step == 0 ? PYA_SCAN_NEVER : t->peak_step - 1), "is_complete",
+        t->is_complete ? Py_True : Py_False, "capacity", by_device(t->capacity), "device_peak",
+        by_device(t->device_peak), "device_peak_reserved", by_device(t->device_peak_reserved));
 }
 
 static PyObject *
@@ -257,13 +264,6 @@ scan_ooms(PyObject *self, PyObject *unused) {
                        (ull)p->allocated_bytes, (ull)p->reserved_bytes, p->stack, p->device));
     }
     return list;
-}
-
-static PyObject *
-text_object(const struct pya_scan *scan, uint32_t text) {
-    const char *value = text == 0 ? "" : pya_trace_text(pya_scan_reader(scan), text);
-    value = value == NULL ? "" : value;
-    return PyUnicode_DecodeUTF8(value, (Py_ssize_t)strlen(value), "replace");
 }
 
 static PyObject *

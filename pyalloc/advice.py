@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyalloc import source
-from pyalloc.analysis import MIB, Advice, Analysis, Block, Phase, layers_of
+from pyalloc.analysis import MIB, STATE_ONLY, Advice, Analysis, Block, Phase, layers_of
 
 _FORWARDS = ("forward", "loss")
 _SWITCHES = {  # of libraries' models: checkpointing of all layers
@@ -130,7 +130,7 @@ def _is_accumulating(analysis: Analysis) -> bool:
 def _gradients(analysis: Analysis) -> Iterator[Advice]:
     if _is_accumulating(analysis):
         return
-    phase = analysis.phase_at(analysis.totals["peak_event"])
+    phase = analysis.totals["peak_phase"]
     held = sum(b.bytes for b in analysis.peak.blocks if analysis.category(b) == "gradients")
     if phase in _FORWARDS and held > analysis.totals["peak_bytes"] * 0.03:
         yield Advice(
@@ -144,7 +144,7 @@ def _gradients(analysis: Analysis) -> Iterator[Advice]:
 def _stale(analysis: Analysis) -> Iterator[Advice]:
     """What the step before made and a variable still holds at the peak."""
     peak = analysis.peak
-    step = analysis.step_at(peak.event)
+    step = analysis.totals["peak_step"]
     held: dict[str, int] = {}
     for block in peak.blocks:
         is_made_before = step is not None and 0 <= block.step < step
@@ -225,16 +225,16 @@ def _checkpointing(analysis: Analysis, blocks: list[Block], what: str = "it") ->
 
 
 def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
-    for oom in analysis.ooms[:1]:
-        moment = analysis.moments.get(oom[0])
-        if moment is not None and moment.segments and moment.idle_bytes >= oom[1]:
-            yield Advice(
-                "fragmentation",
-                f"out of memory for {size(oom[1])} while {size(moment.idle_bytes)} were reserved but idle, in "
-                f"{len(moment.gaps)} pieces of at most {size(moment.largest_gap)}: fragmentation. "
-                f"{size(moment.idle_page_bytes)} of them were whole pages, which pyalloc joins.",
-                moment.idle_bytes,
-            )
+    oom = analysis.first_oom
+    if oom is not None and oom.moment.segments and oom.moment.idle_bytes >= oom.asked:
+        moment = oom.moment
+        yield Advice(
+            "fragmentation",
+            f"out of memory for {size(oom.asked)}{oom.where} while {size(moment.idle_bytes)} were reserved but "
+            f"idle, in {len(moment.gaps)} pieces of at most {size(moment.largest_gap)}: fragmentation. "
+            f"{size(moment.idle_page_bytes)} of them were whole pages, which pyalloc joins.",
+            moment.idle_bytes,
+        )
     totals = analysis.totals
     idle = totals["peak_reserved_bytes"] - totals["peak_bytes"]
     if analysis.has_segments and not analysis.ooms and idle > totals["peak_bytes"] * 0.1:
@@ -251,11 +251,11 @@ def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
 def _policies(analysis: Analysis) -> Iterator[Advice]:
     peaks = {name: r["peak_bytes"] for name, r in analysis.replays.items() if r["completed"]}
     history = analysis.notes.get("history")
-    if not peaks or history == "none":  # a few blocks at one moment are no program
+    if not peaks or history in STATE_ONLY:  # a few blocks at one moment are no program
         return
     # What was reserved before a late history began is no figure of what the history needed.
-    reserved = 0 if history == "late" else analysis.totals["peak_reserved_bytes"]
-    own = reserved or peaks.get("native", 0)
+    devices = {} if history == "late" else analysis.totals["device_peak_reserved"]
+    own = sum(devices.values()) or peaks.get("native", 0)  # as replays: of each device its own peak
     best = min(peaks, key=lambda name: peaks[name])
     saved = own - peaks[best]
     if saved > own * 0.02:
@@ -267,9 +267,10 @@ def _policies(analysis: Analysis) -> Iterator[Advice]:
         told = ", ".join(f"{name} {size(value)}" for name, value in peaks.items())
         refused = " What it was refused when out of memory, and would have done then, is not in the trace."
         rest = refused * bool(analysis.ooms)
+        several = f"the peaks of {len(devices)} devices, added up; " * (len(devices) > 1)
         yield Advice(
             "policy",
             f"{how} would have needed {size(peaks[best])} of device memory instead of {size(own)} "
-            f"(replayed: {told}).{rest}",
+            f"({several}replayed: {told}).{rest}",
             saved,
         )

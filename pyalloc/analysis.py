@@ -18,6 +18,7 @@ STEP = 512  # allocators round requests to this
 MIB = 2**20
 PAGE = 2 * MIB  # physical memory comes in these
 _FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
+STATE_ONLY = ("none", "torn")  # histories of a snapshot that tell of one moment
 _TORCHS = ("native", "cudaMallocAsync")  # allocators whose recordings come from torch's history
 _CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: Hopper and later, before
 _HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
@@ -76,6 +77,13 @@ class Moment:
     blocks: tuple[Block, ...]
     segments: tuple[tuple[int, int, int, int, bool], ...]
 
+    def of_device(self, device: int) -> Moment:
+        """What of it was on one device."""
+        blocks = tuple(block for block in self.blocks if block.device == device)
+        segments = tuple(segment for segment in self.segments if segment[3] == device)
+        allocated, reserved = sum(b.bytes for b in blocks), sum(s[1] for s in segments)
+        return Moment(self.event, allocated, reserved, blocks, segments)
+
     @cached_property
     def gaps(self) -> list[tuple[int, int]]:
         """(address, bytes) of the idle pieces of the segments."""
@@ -115,6 +123,16 @@ def _gaps(
         if position < end:
             found.append((position, end - position))
     return found
+
+
+@dataclass(frozen=True)
+class Oom:
+    """An out-of-memory error.  moment: of its device, which alone counts; where: " on device 1" of several."""
+
+    moment: Moment
+    asked: int
+    free: int
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -236,6 +254,12 @@ class Analysis:
                 "that moment, and earlier peaks are not known. torch.cuda.memory._record_memory_history() at the start "
                 "of the program keeps one, and so does `pyalloc run --record`."
             )
+        elif history == "torn":
+            found.append(
+                "The snapshot's history leaves out allocations or frees (skip_actions of "
+                "torch.cuda.memory._record_memory_history()), so that nothing can be told from it: what is called the "
+                "peak is the moment when it was written."
+            )
         elif history == "late":
             found.append(
                 "The snapshot's history begins when memory was in use already (it was switched on late, or had more "
@@ -246,8 +270,13 @@ class Analysis:
             found.append(
                 f"{lost} events were lost while recording: figures may be a little too low."
             )
+        if totals["n_lost"]:
+            found.append(
+                f"{totals['n_lost']:,} phases, steps or errors came after as many as are kept (65,536; 256 errors): "
+                "tables and the verdict on leaks are of those before; the peak and its phase are of all."
+            )
         from_torch = self.notes.get("allocator") in _TORCHS or "source" in self.notes
-        if totals["n_streams"] > 1 and from_torch and history != "none":
+        if totals["n_streams"] > 1 and from_torch and history not in STATE_ONLY:
             seen = totals["n_record_streams"]
             found.append(
                 f"Memory was asked for on {totals['n_streams']} streams, and torch's history does not tell of "
@@ -256,6 +285,16 @@ class Analysis:
                 "all calls."
             )
         return found
+
+    @property
+    def first_oom(self) -> Oom | None:
+        """The first out-of-memory error; None where there was none."""
+        for event, asked, free, _, _, _, device in self.ooms[:1]:
+            moment = self.moments.get(event)
+            if moment is not None:
+                where = f" on device {device}" if len(self.totals["device_peak"]) > 1 else ""
+                return Oom(moment.of_device(device), asked, free, where)
+        return None
 
     def frames(self, stack: int) -> tuple[Frame, ...]:
         """Of a stack, innermost first."""
@@ -272,15 +311,6 @@ class Analysis:
         """The user's line of a stack, and of the library it led to the innermost one; "" without frames."""
         own, further = self.place(stack), source.inside(self.frames(stack))
         return f"{own} > {further}" if own and further and own != further else str(own or "")
-
-    def phase_at(self, event: int) -> str:
-        """The innermost phase at a moment, or ""."""
-        inside = [p for p in self.phases if p.begin < event <= p.end]
-        return max(inside, key=lambda p: p.depth).name if inside else ""
-
-    def step_at(self, event: int) -> int | None:
-        """The step a moment belongs to; None before the first."""
-        return next((step[0] for step in reversed(self.steps) if step[1] < event), None)
 
     # ---- categories ----
 

@@ -79,7 +79,7 @@ def check_output(path: Path | None, force: bool) -> None:
 def keep_inputs(args: argparse.Namespace) -> None:
     """Raises UsageError where the output would replace what it is made from, with --force too."""
     output, given = getattr(args, "output", None), getattr(args, "file", [])
-    for path in given if isinstance(given, list) else [given]:
+    for path in map(Path, given if isinstance(given, list) else [given]):
         if output is not None and output.exists() and path.exists() and output.samefile(path):
             raise UsageError(f"{output} is what is read; write to another file")
 

@@ -38,11 +38,17 @@ phase_begin(struct pya_scan *s, const struct pya_trace_event *e) {
         }
         return true;
     }
-    if (s->n_open == SCAN_DEPTH || s->phases.n == MAX_PHASES) {
+    if (s->n_open == SCAN_DEPTH) {
         s->totals.n_lost++;
         return true;
     }
-    s->open[s->n_open] = (uint32_t)s->phases.n;
+    s->open[s->n_open] = (struct scan_open){e->text, SCAN_NONE};
+    if (s->phases.n == MAX_PHASES) { /* blocks go on to be told by it */
+        s->totals.n_lost++;
+        s->n_open++;
+        return true;
+    }
+    s->open[s->n_open].kept = (uint32_t)s->phases.n;
     struct pya_scan_phase *phase = SCAN_ADD(s->phases, struct pya_scan_phase);
     if (phase == NULL) {
         return false;
@@ -63,11 +69,12 @@ phase_begin(struct pya_scan *s, const struct pya_trace_event *e) {
 
 static void
 phase_close(struct pya_scan *s, uint64_t time_ns) {
-    struct pya_scan_phase *phase =
-        SCAN_ITEM(s->phases, struct pya_scan_phase, s->open[--s->n_open]);
-    phase->end = s->totals.n_events;
-    phase->end_ns = time_ns;
-    phase->end_bytes = s->allocated;
+    struct pya_scan_phase *phase = scan_open_phase(s, --s->n_open);
+    if (phase != NULL) {
+        phase->end = s->totals.n_events;
+        phase->end_ns = time_ns;
+        phase->end_bytes = s->allocated;
+    }
 }
 
 /* Phases inside the one that ends end with it: an exception may have left them open. */
@@ -82,7 +89,7 @@ phase_end(struct pya_scan *s, const struct pya_trace_event *e) {
         return;
     }
     size_t i = s->n_open;
-    while (i > 0 && SCAN_ITEM(s->phases, struct pya_scan_phase, s->open[i - 1])->text != e->text) {
+    while (i > 0 && s->open[i - 1].text != e->text) {
         i--;
     }
     while (i > 0 && s->n_open >= i) {
@@ -93,7 +100,8 @@ phase_end(struct pya_scan *s, const struct pya_trace_event *e) {
 static bool
 step_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     s->step = (uint32_t)e->arg + 1;
-    if (s->steps.n == MAX_STEPS) {
+    s->is_step_kept = s->steps.n < MAX_STEPS;
+    if (!s->is_step_kept) {
         s->totals.n_lost++;
         return true;
     }
@@ -205,16 +213,21 @@ peaks_update(struct pya_scan *s) {
         s->totals.peak_bytes = s->allocated;
         s->totals.peak_event = s->totals.n_events + 1;
         s->totals.reserved_at_peak = s->reserved;
+        s->totals.peak_phase = scan_current_phase(s);
+        s->totals.peak_step = s->step;
     }
     if (s->reserved > s->totals.peak_reserved_bytes) {
         s->totals.peak_reserved_bytes = s->reserved;
     }
-    if (s->steps.n > 0) {
+    if (s->is_step_kept) {
         struct pya_scan_step *step = SCAN_ITEM(s->steps, struct pya_scan_step, s->steps.n - 1);
         step->peak_bytes = step->peak_bytes > s->allocated ? step->peak_bytes : s->allocated;
     }
     for (size_t i = 0; i < s->n_open; i++) {
-        struct pya_scan_phase *phase = SCAN_ITEM(s->phases, struct pya_scan_phase, s->open[i]);
+        struct pya_scan_phase *phase = scan_open_phase(s, i);
+        if (phase == NULL) {
+            continue;
+        }
         phase->peak_bytes = phase->peak_bytes > s->allocated ? phase->peak_bytes : s->allocated;
         phase->peak_reserved_bytes =
             phase->peak_reserved_bytes > s->reserved ? phase->peak_reserved_bytes : s->reserved;

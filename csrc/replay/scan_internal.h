@@ -38,12 +38,17 @@ struct pya_scan {
     uint32_t *table; /* index into lives + 1; 0: empty */
     size_t table_size, n_live;
     uint32_t free_live;
-    uint64_t allocated, reserved, allocated_of[PYA_MAX_DEVICES];
-    uint32_t open[SCAN_DEPTH]; /* indices into phases */
+    uint64_t allocated, reserved;
+    uint64_t allocated_of[PYA_MAX_DEVICES], reserved_of[PYA_MAX_DEVICES];
+    struct scan_open {
+        uint32_t text;
+        uint32_t kept; /* index into phases; SCAN_NONE: one too many to be kept */
+    } open[SCAN_DEPTH];
     size_t n_open;
     uint32_t modules[SCAN_DEPTH];
     size_t n_modules;
     uint32_t step;
+    bool is_step_kept;
     struct scan_stream {
         uint64_t stream;
         int device;
@@ -60,9 +65,14 @@ void *scan_list_add(struct scan_list *list, size_t item_bytes);
 
 static inline uint32_t
 scan_current_phase(const struct pya_scan *s) {
-    return s->n_open == 0
-               ? 0
-               : SCAN_ITEM(s->phases, struct pya_scan_phase, s->open[s->n_open - 1])->text;
+    return s->n_open == 0 ? 0 : s->open[s->n_open - 1].text;
+}
+
+/* The i-th open phase; NULL: it is not kept. */
+static inline struct pya_scan_phase *
+scan_open_phase(const struct pya_scan *s, size_t i) {
+    const uint32_t kept = s->open[i].kept;
+    return kept == SCAN_NONE ? NULL : SCAN_ITEM(s->phases, struct pya_scan_phase, kept);
 }
 
 /* ---- scan_live.c: blocks, their stacks, and copies of what is alive.  False: no host memory. ---- */

@@ -168,8 +168,8 @@ block_end(struct pya_scan *s, size_t at) {
     stack->n_live--;
     stack->live_bytes -= bytes;
     for (size_t i = 0; i < s->n_open; i++) {
-        struct pya_scan_phase *phase = SCAN_ITEM(s->phases, struct pya_scan_phase, s->open[i]);
-        if (phase->begin <= row->alloc_event) {
+        struct pya_scan_phase *phase = scan_open_phase(s, i);
+        if (phase != NULL && phase->begin <= row->alloc_event) {
             phase->n_left--;
             phase->left_bytes -= bytes;
         }
@@ -218,10 +218,12 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     stack->n_live++;
     stack->live_bytes += bytes;
     for (size_t i = 0; i < s->n_open; i++) {
-        struct pya_scan_phase *phase = SCAN_ITEM(s->phases, struct pya_scan_phase, s->open[i]);
-        phase->n_made++;
-        phase->n_left++;
-        phase->left_bytes += bytes;
+        struct pya_scan_phase *phase = scan_open_phase(s, i);
+        if (phase != NULL) {
+            phase->n_made++;
+            phase->n_left++;
+            phase->left_bytes += bytes;
+        }
     }
     s->totals.n_allocs++;
     s->allocated += bytes;

@@ -39,10 +39,23 @@ segment_follows(const struct pya_scan *s, size_t at, uint64_t end, int device) {
     return g->is_mapped && g->device == device && g->addr == end;
 }
 
+static void
+segment_count(struct pya_scan *s, const struct pya_trace_event *e) {
+    uint64_t *own = &s->reserved_of[e->device];
+    uint64_t *peak = &s->totals.device_peak_reserved[e->device];
+    s->reserved += e->bytes;
+    *own += e->bytes;
+    *peak = *own > *peak ? *own : *peak;
+}
+
 /* Mapped neighbours become one. */
 bool
 scan_segment_add(struct pya_scan *s, const struct pya_trace_event *e) {
-    s->reserved += e->bytes;
+    /* What is there already was given back unseen. */
+    if (!scan_segment_remove(s, e)) {
+        return false;
+    }
+    segment_count(s, e);
     const size_t at = segment_search(s, e->addr, e->device);
     struct pya_scan_segment segment = {
         .addr = e->addr,
@@ -91,6 +104,7 @@ scan_segment_remove(struct pya_scan *s, const struct pya_trace_event *e) {
         const uint64_t from = old.addr > e->addr ? old.addr : e->addr;
         const uint64_t to = old.addr + old.bytes < end ? old.addr + old.bytes : end;
         s->reserved -= to - from;
+        s->reserved_of[e->device] -= to - from;
         if (from > old.addr) {
             g->bytes = from - old.addr;
             at++;

@@ -20,23 +20,23 @@ class Command:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """A file or a number."""
-        parser.add_argument("what", metavar="FILE|PID", help="a trace, a snapshot, or a process")
+        parser.add_argument("file", metavar="FILE|PID", help="a trace, a snapshot, or a process")
         console.add_output(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints name and value, a line each."""
         console.check_output(args.output, args.force)
-        if args.what.isdecimal() and not Path(args.what).exists():
-            content: dict[str, Any] = live.ask(int(args.what))
+        if args.file.isdecimal() and not Path(args.file).exists():
+            content: dict[str, Any] = live.ask(int(args.file))
             rows = [
                 (f"device {index}: {key}", value)
                 for index, stats in content["devices"].items()
                 for key, value in stats.items()
                 if key.count(".") == 0 or ".all." in key
             ] or [("CUDA", "not used yet")]
-            then = f"pyalloc live {args.what}"
+            then = f"pyalloc live {args.file}"
         else:
-            path = Path(args.what)
+            path = Path(args.file)
             if path.is_dir():
                 raise UsageError(f"{path} is a folder")
             progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
@@ -46,7 +46,9 @@ class Command:
             rows = [
                 (key, value)
                 for key, value in content.items()
-                if not isinstance(value, dict) and not key.endswith("_ns")
+                if not isinstance(value, dict)
+                and not key.endswith("_ns")
+                and value not in (None, "")
             ] + [("seconds", f"{seconds:,.3f}")]
             then = f"pyalloc report {console.quoted(path)}"
         lines = [

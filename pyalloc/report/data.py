@@ -23,7 +23,7 @@ def summary(analysis: Analysis) -> dict[str, Any]:
         "caveats": analysis.caveats,
         "totals": analysis.totals,
         "peak": {
-            "phase": analysis.phase_at(peak.event),
+            "phase": analysis.totals["peak_phase"],
             "contributors": table(analysis.contributors(peak)),
             "by_category": table(analysis.by_category(peak.blocks)),
             "by_line": table(analysis.by_line(peak.blocks)),

@@ -146,13 +146,11 @@ def _content(analysis: Analysis) -> dict[str, Any]:
 
 def _out_of_memory(analysis: Analysis) -> list[Advice]:
     """The first time it happened, as the terminal tells it."""
-    for event, asked, free, *_ in analysis.ooms[:1]:
-        moment = analysis.moments.get(event)
-        if moment is not None:
-            first, *more = out_of_memory(moment, asked, free)
-            words = " ".join([f"{first[0].upper()}{first[1:]}.", *more])
-            return [Advice("out_of_memory", words, None)]
-    return []
+    if analysis.first_oom is None:
+        return []
+    first, *more = out_of_memory(analysis.first_oom)
+    words = " ".join([f"{first[0].upper()}{first[1:]}.", *more])
+    return [Advice("out_of_memory", words, None)]
 
 
 def _evenly(items: list[T], n: int) -> list[T]:
@@ -251,6 +249,7 @@ def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: _Stacks) 
         "allocated": moment.allocated_bytes,
         "reserved": moment.reserved_bytes,
         "largest": moment.largest_gap,
+        "nSegments": len(segments),
         "segments": segments[:_MAX_SEGMENTS],
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyalloc import console
 from pyalloc.advice import advise, size
-from pyalloc.analysis import Analysis, Moment, Phase, Row
+from pyalloc.analysis import Analysis, Moment, Oom, Phase, Row
 
 WIDTH = 80
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -119,10 +119,8 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
     if advice:
         lines += ["", bold("advice", color)]
         lines += [wrapped(item.text, "  - ", "    ") for item in advice[:8]]
-    for oom in analysis.ooms[:1]:
-        moment = analysis.moments.get(oom[0])
-        if moment is not None:
-            lines += ["", *_oom(analysis, moment, oom[1], oom[2])]
+    if analysis.first_oom is not None:
+        lines += ["", *_oom(analysis, analysis.first_oom)]
     return "\n".join(lines)
 
 
@@ -139,15 +137,15 @@ def _settings(analysis: Analysis) -> list[str]:
 
 
 def _where(analysis: Analysis) -> str:
-    phase = analysis.phase_at(analysis.totals["peak_event"])
-    step = analysis.step_at(analysis.totals["peak_event"])
+    phase, step = analysis.totals["peak_phase"], analysis.totals["peak_step"]
     if step is None:
         return f", in {phase}" if phase else ""
     return f", in {phase} of step {step}" if phase else f", in step {step}"
 
 
-def out_of_memory(moment: Moment, asked: int, free: int) -> tuple[str, str, str]:
+def out_of_memory(oom: Oom) -> tuple[str, str, str]:
     """What was asked for, what there was, and the cause: a sentence each."""
+    moment = oom.moment
     there = f"{size(moment.allocated_bytes)} were in use"
     if moment.segments:
         there += (
@@ -155,16 +153,17 @@ def out_of_memory(moment: Moment, asked: int, free: int) -> tuple[str, str, str]
             f"{size(moment.largest_gap)}"
         )
     return (
-        f"out of memory: {size(asked)} were asked for, the device had {size(free)} free",
+        f"out of memory{oom.where}: {size(oom.asked)} were asked for, the device had {size(oom.free)} free",
         f"{there}.",
-        _cause(moment, asked),
+        _cause(moment, oom.asked),
     )
 
 
-def _oom(analysis: Analysis, moment: Moment, asked: int, free: int) -> list[str]:
-    first, *more = out_of_memory(moment, asked, free)
+def _oom(analysis: Analysis, oom: Oom) -> list[str]:
+    first, *more = out_of_memory(oom)
     lines = [first, *(wrapped(sentence) for sentence in more)]
-    return lines + rows("  who held it", analysis.contributors(moment), moment.allocated_bytes, 6)
+    held = oom.moment.allocated_bytes
+    return lines + rows("  who held it", analysis.contributors(oom.moment), held, 6)
 
 
 def _cause(moment: Moment, asked: int) -> str:
@@ -194,7 +193,7 @@ def explain_oom(analysis: Analysis, device: int, asked: int, trace: Path) -> str
     shown = analysis.moments.get(oom[0], moment)
     lines = [
         f"device {device}, {analysis.notes.get('command', '')}",
-        *_oom(analysis, shown, asked, oom[2]),
+        *_oom(analysis, Oom(shown, asked, oom[2])),
     ]
     place = analysis.place(oom[5]) if len(oom) > 5 else None
     if place is not None:

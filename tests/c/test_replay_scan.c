@@ -293,7 +293,7 @@ test_more_than_is_kept(void) {
         put(writer, (struct pya_trace_event){.kind = PYA_TRACE_STEP, .arg = i, .time_ns = 10 * i});
         put(writer, (struct pya_trace_event){
                         .kind = PYA_TRACE_PHASE_BEGIN, .text = name, .time_ns = 10 * i + 1});
-        if (i == 1 || i == 2) {
+        if (i == 1 || i == 2 || i == N - 1) {
             put(writer, (struct pya_trace_event){
                             .kind = PYA_TRACE_ALLOC,
                             .addr = i << 20,
@@ -304,11 +304,14 @@ test_more_than_is_kept(void) {
                         .kind = PYA_TRACE_PHASE_END, .text = name, .time_ns = 10 * i + 3});
     }
     CHECK_OK(pya_trace_close(writer));
-    const struct pya_scan_settings settings = {.device = -1, .n_bins = 2};
+    const uint64_t end = UINT64_MAX;
+    const struct pya_scan_settings settings = {
+        .device = -1, .n_bins = 2, .moments = &end, .n_moments = 1};
     struct pya_scan *scan = scanned(&settings);
     size_t n = 0;
     const struct pya_scan_step *steps = pya_scan_steps(scan, &n);
     CHECK_EQ(n, 65536);
+    CHECK_EQ(steps[n - 1].peak_bytes, 1536);
     CHECK_EQ(steps[2].number, 2);
     CHECK_EQ(steps[2].time_ns, 20);
     CHECK_EQ(steps[2].event, 7);
@@ -320,6 +323,9 @@ test_more_than_is_kept(void) {
     CHECK_EQ(phases[2].begin_ns, 21);
     CHECK_EQ(phases[2].end_ns, 23);
     CHECK_EQ(pya_scan_totals(scan)->n_lost, 6);
+    /* What comes later is told by its phase and step all the same. */
+    CHECK_EQ(pya_scan_totals(scan)->peak_phase, name);
+    CHECK_EQ(pya_scan_totals(scan)->peak_step, N);
     CHECK_EQ(pya_scan_totals(scan)->last_ns, 10 * (N - 1) + 3);
     pya_scan_destroy(scan);
 }
@@ -342,6 +348,10 @@ test_devices(void) {
             put(writer, (struct pya_trace_event){
                             .kind = PYA_TRACE_RECORD_STREAM, .device = device, .addr = 1 << 20});
         }
+        for (int kind = PYA_TRACE_SEGMENT_ALLOC; kind <= PYA_TRACE_SEGMENT_FREE; kind++) {
+            put(writer, (struct pya_trace_event){
+                            .kind = kind, .device = device, .addr = PYA_PAGE, .bytes = n << 21});
+        }
         put(writer, (struct pya_trace_event){
                         .kind = PYA_TRACE_OOM, .device = device, .bytes = 100 + n, .arg = n});
     }
@@ -356,6 +366,9 @@ test_devices(void) {
         CHECK_EQ(totals->n_record_streams, n);
         CHECK_EQ(totals->end_bytes, n * 512);
         CHECK_EQ(totals->device_peak[0], device == 1 ? 0 : 512);
+        CHECK_EQ(totals->device_peak_reserved[0], device == 1 ? 0 : PYA_PAGE);
+        CHECK_EQ(totals->device_peak_reserved[1], device == 0 ? 0 : 3 * PYA_PAGE);
+        CHECK_EQ(totals->peak_reserved_bytes, (device == 0 ? 1 : 3) * PYA_PAGE);
         CHECK_EQ(totals->device_peak[1], device == 0 ? 0 : 3 * 512);
         CHECK_EQ(totals->capacity[1], device == 0 ? 0 : UINT64_C(3) << 30);
         size_t n_ooms = 0;
@@ -374,12 +387,22 @@ test_parts_of_segments(void) {
         int kind;
         uint64_t page, n_pages, n_segments;
     } steps[] = {
-        {PYA_TRACE_SEGMENT_MAP, 0, 10, 1},   {PYA_TRACE_SEGMENT_UNMAP, 9, 1, 1},
-        {PYA_TRACE_SEGMENT_UNMAP, 4, 1, 2},  {PYA_TRACE_SEGMENT_UNMAP, 0, 1, 2},
-        {PYA_TRACE_SEGMENT_MAP, 9, 1, 2},    {PYA_TRACE_SEGMENT_MAP, 4, 1, 1},
-        {PYA_TRACE_SEGMENT_MAP, 0, 1, 1},    {PYA_TRACE_SEGMENT_ALLOC, 10, 3, 2},
-        {PYA_TRACE_SEGMENT_FREE, 10, 3, 1},  {PYA_TRACE_SEGMENT_UNMAP, 2, 5, 2},
+        {PYA_TRACE_SEGMENT_MAP, 0, 10, 1},
+        {PYA_TRACE_SEGMENT_UNMAP, 9, 1, 1},
+        {PYA_TRACE_SEGMENT_UNMAP, 4, 1, 2},
+        {PYA_TRACE_SEGMENT_UNMAP, 0, 1, 2},
+        {PYA_TRACE_SEGMENT_MAP, 9, 1, 2},
+        {PYA_TRACE_SEGMENT_MAP, 4, 1, 1},
+        {PYA_TRACE_SEGMENT_MAP, 0, 1, 1},
+        {PYA_TRACE_SEGMENT_ALLOC, 10, 3, 2},
+        {PYA_TRACE_SEGMENT_FREE, 10, 3, 1},
+        {PYA_TRACE_SEGMENT_UNMAP, 2, 5, 2},
         {PYA_TRACE_SEGMENT_UNMAP, 0, 10, 0},
+        {PYA_TRACE_SEGMENT_ALLOC, 0, 8, 1},
+        /* given back unseen, and taken again in other sizes */
+        {PYA_TRACE_SEGMENT_ALLOC, 0, 8, 1},
+        {PYA_TRACE_SEGMENT_ALLOC, 4, 2, 3},
+        {PYA_TRACE_SEGMENT_MAP, 3, 2, 4},
     };
     enum { N = sizeof steps / sizeof *steps };
     const uint64_t base = UINT64_C(1) << 40;

@@ -422,7 +422,11 @@ def test_no_output_replaces_the_trace_it_is_made_from(plan: Plan, tmp_path: Path
     path, link = small_trace(plan), tmp_path / "link.html"
     link.symlink_to(path)
     content = path.read_bytes()
-    for words in (["report", path, path, "-o", path], ["export", path, "--to", "csv", "-o", link]):
+    for words in (
+        ["stats", path, "-o", path],
+        ["report", path, path, "-o", path],
+        ["export", path, "--to", "csv", "-o", link],
+    ):
         assert "write to another file" in pyalloc(*words, "--force", expect=2)
     assert path.read_bytes() == content
     snapshot = tmp_path / "snapshot.pickle"

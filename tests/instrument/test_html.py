@@ -249,7 +249,10 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
             assert time.monotonic() < deadline
         assert page.value("document.documentElement.scrollWidth") == 390
         first = page.value("$('advice').firstChild.textContent")
-        assert first.startswith("Out of memory: 100.0 MiB were asked for") and "Cause:" in first
+        assert (
+            first.startswith("Out of memory on device 0: 100.0 MiB were asked for")
+            and "Cause:" in first
+        )
         assert page.value("$('stacks').children.length") == 2
         press = "(id, key) => $(id).dispatchEvent(new KeyboardEvent('keydown', {key, cancelable: true}))"
         for key, where in (

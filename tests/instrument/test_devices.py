@@ -1,0 +1,60 @@
+"""Several devices: what is of one is not taken for another's."""
+
+from __future__ import annotations
+
+import json
+
+from instrument.tools import Plan, pyalloc
+from pyalloc import trace
+from pyalloc.advice import advise
+from pyalloc.report import html
+
+MIB = 2**20
+
+
+def crowded(plan: Plan) -> Plan:
+    """Device 1 is full; device 0 has 256 MiB reserved, which are idle when memory runs out."""
+    plan.event("segment_alloc", addr=1 << 40, bytes=256 * MIB, device=0)
+    plan.event("alloc", addr=1 << 40, bytes=256 * MIB, device=0)
+    plan.event("free_requested", addr=1 << 40, device=0)
+    plan.event("segment_alloc", addr=1 << 41, bytes=64 * MIB, device=1)
+    plan.event("alloc", addr=1 << 41, bytes=64 * MIB, device=1, stack=plan.stack(7, "held"))
+    return plan
+
+
+def test_idle_memory_of_another_device_is_no_fragmentation(plan: Plan) -> None:
+    crowded(plan).event("oom", bytes=16 * MIB, arg=3 * MIB, device=1)
+    path = plan.done()
+    found = trace.analyse(path)
+    assert "fragmentation" not in {item.kind for item in advise(found)}
+    shown = " ".join(pyalloc("report", path, "--no-replay", "-q").split())
+    assert "out of memory on device 1: 16.0 MiB were asked for" in shown
+    assert "64.0 MiB were in use and 64.0 MiB reserved: 0 bytes idle" in shown
+    assert "Cause: the program really needs more" in shown
+    (first,) = html._out_of_memory(found)
+    assert "on device 1" in first.text and "really needs more" in first.text
+
+
+def test_an_error_of_the_only_device_looked_at_names_none(plan: Plan) -> None:
+    crowded(plan).event("oom", bytes=16 * MIB, arg=3 * MIB, device=1)
+    shown = pyalloc("report", plan.done(), "--device", "1", "-q")
+    assert "out of memory: 16.0 MiB were asked for" in shown
+
+
+def test_each_devices_own_peak_is_held_against_replays_of_each(plan: Plan) -> None:
+    """One device after the other: the peak of the sum is half of the sum of the peaks, which replays tell."""
+    for device in range(2):
+        where = {"addr": (device + 1) << 40, "bytes": 100 * MIB, "device": device}
+        plan.event("segment_alloc", **where)
+        plan.event("alloc", **where)
+        plan.event("free_requested", addr=where["addr"], device=device)
+        plan.event("segment_free", **where)
+    path = plan.done()
+    found = trace.analyse(path)
+    assert found.totals["peak_reserved_bytes"] == 100 * MIB
+    assert found.totals["device_peak_reserved"] == {0: 100 * MIB, 1: 100 * MIB}
+    found.replays = {"pyalloc": {"peak_bytes": 150 * MIB, "completed": True}}
+    policy = next(item.text for item in advise(found) if item.kind == "policy")
+    assert "150.0 MiB of device memory instead of 200.0 MiB" in policy
+    assert "the peaks of 2 devices, added up" in policy
+    assert json.loads(pyalloc("stats", path, "--json", "-q"))["device_peak_reserved"]
