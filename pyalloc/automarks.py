@@ -6,6 +6,7 @@ inside become marks of their own.  Backward: torch.autograd.backward.  Optimizer
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import threading
@@ -16,6 +17,10 @@ from typing import Any
 from pyalloc import marks
 
 MODULE = "module:"  # phases of modules carry this prefix
+_At = tuple[int, int]  # device, address
+_Told = tuple[str, Any]  # category, weak reference to the storage
+# What torch raises for tensors without an address: sparse, fake, wrapped and uninitialized ones.
+_NO_ADDRESS = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError)
 
 
 class AutoMarks:
@@ -28,7 +33,7 @@ class AutoMarks:
         self.names: dict[int, tuple[weakref.ref[Any], str]] = {}
         self.roots: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self.known: dict[int, str] = {}  # parameters and state already told, by address
+        self.known: dict[_At, _Told] = {}  # parameters and state already told
         self.handles: list[Any] = []
         self.undo: list[Callable[[], None]] = []
         self.explicit_steps = False
@@ -50,6 +55,7 @@ class AutoMarks:
             optimizers.register_optimizer_step_post_hook(self.after_optimizer),
         ]
         self._wrap_backward(torch)
+        self._wrap_empty_cache(torch)
         if not self.recorder.source.has_record_stream:
             self._wrap_record_stream(torch)
         marks.listeners.append(self)
@@ -132,11 +138,11 @@ class AutoMarks:
         for name, module in root.named_modules():
             if name and name.count(".") >= self._name(module).count("."):
                 self.names[id(module)] = (weakref.ref(module), name)
-        found: dict[int, str] = {}
+        found: dict[_At, _Told] = {}
         self._note_root(found, root)
-        for address, category in found.items():  # also where something else lay there before
-            self.recorder.add("category", category, addr=address)
-        self.known.update((a, c) for a, c in found.items() if c != "gradients")
+        for at, (category, _) in found.items():  # also where something else lay there before
+            self._tell(at, category)
+        self.known.update((at, told) for at, told in found.items() if told[0] != "gradients")
 
     # ---- backward and optimizer ----
 
@@ -154,11 +160,28 @@ class AutoMarks:
 
         backward.__doc__ = original.__doc__
         backward.__wrapped__ = original  # type: ignore[attr-defined]
-        torch.autograd.backward = backward
+        self._put(torch.autograd, "backward", backward)
+
+    def _wrap_empty_cache(self, torch: Any) -> None:
+        """Neither history tells of it, and without it replays keep what the program gave back."""
+        for name in ("_cuda_emptyCache", "_accelerator_emptyCache"):
+            original = getattr(torch._C, name, None)
+            if original is not None:
+                self._put(torch._C, name, functools.partial(self._empty_cache, torch, original))
+
+    def _empty_cache(self, torch: Any, original: Callable[[], None]) -> None:
+        for index in filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count())):
+            self.recorder.add("empty_cache", "", device=index)
+        original()
+
+    def _put(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        """In place of what is there, until the end of the recording."""
+        original = getattr(owner, name)
+        setattr(owner, name, function)
 
         def undo() -> None:
-            if torch.autograd.backward is backward:
-                torch.autograd.backward = original
+            if getattr(owner, name) is function:
+                setattr(owner, name, original)
 
         self.undo.append(undo)
 
@@ -167,11 +190,10 @@ class AutoMarks:
         original = torch.Tensor.record_stream
 
         def record_stream(tensor: Any, stream: Any) -> Any:
-            if tensor.is_cuda and not self._is_compiling():
-                address, index = tensor.untyped_storage().data_ptr(), tensor.device.index
-                self.recorder.add(
-                    "record_stream", "", addr=address, arg=stream.cuda_stream, device=index
-                )
+            at = _address(tensor) if tensor.is_cuda and not self._is_compiling() else 0
+            if at:
+                index, number = tensor.device.index, stream.cuda_stream
+                self.recorder.add("record_stream", "", addr=at, arg=number, device=index)
             return original(tensor, stream)
 
         record_stream.__doc__ = original.__doc__
@@ -200,7 +222,7 @@ class AutoMarks:
 
     def categorise(self) -> None:
         """Tells which live blocks hold parameters, buffers, gradients and optimizer state."""
-        found: dict[int, str] = {}
+        found: dict[_At, _Told] = {}
         for optimizer in list(self.optimizers.values()):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -211,28 +233,43 @@ class AutoMarks:
                     self._note(found, value, "optimizer state")
         for root in list(self.roots.values()):
             self._note_root(found, root)
-        for address, category in found.items():
-            if category == "gradients" or self.known.get(address) != category:
-                self.recorder.add("category", category, addr=address)
-        self.known = {a: c for a, c in found.items() if c != "gradients"}
+        for at, told in found.items():
+            if told[0] == "gradients" or not _is_same(self.known.get(at), told):
+                self._tell(at, told[0])
+        self.known = {at: told for at, told in found.items() if told[0] != "gradients"}
 
-    def _note_root(self, found: dict[int, str], root: Any) -> None:
+    def _tell(self, at: _At, category: str) -> None:
+        device, address = at
+        self.recorder.add("category", category, addr=address, device=device)
+
+    def _note_root(self, found: dict[_At, _Told], root: Any) -> None:
         for parameter in root.parameters():
             self._note_parameter(found, parameter)
         for buffer in root.buffers():
             self._note(found, buffer, "buffers")
 
-    def _note_parameter(self, found: dict[int, str], parameter: Any) -> None:
+    def _note_parameter(self, found: dict[_At, _Told], parameter: Any) -> None:
         self._note(found, parameter, "parameters")
         if parameter.grad is not None:
             self._note(found, parameter.grad, "gradients")
 
-    def _note(self, found: dict[int, str], value: Any, category: str) -> None:
+    def _note(self, found: dict[_At, _Told], value: Any, category: str) -> None:
         if not isinstance(value, self.torch.Tensor) or not value.is_cuda:
             return
-        try:
-            address = value.untyped_storage().data_ptr()
-        except Exception:  # sparse, fake, wrapped and uninitialized tensors have none
-            return
+        address = _address(value)
         if address:
-            found.setdefault(address, category)
+            told = category, weakref.ref(value.untyped_storage())
+            found.setdefault((value.device.index, address), told)
+
+
+def _address(tensor: Any) -> int:
+    """Where a tensor's memory begins; 0 where it has none of its own."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except _NO_ADDRESS:
+        return 0
+
+
+def _is_same(before: _Told | None, now: _Told) -> bool:
+    """Is it told already?  What left the device and came back may lie where it lay, in another block."""
+    return before is not None and before[0] == now[0] and before[1]() is now[1]()

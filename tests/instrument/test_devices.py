@@ -4,12 +4,39 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from instrument.conftest import Record
 from instrument.tools import Plan, pyalloc
 from pyalloc import trace
 from pyalloc.advice import advise
 from pyalloc.report import html
 
 MIB = 2**20
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("allocator", ["native", "pyalloc"])
+def test_categories_are_told_on_every_device(record: Record, allocator: str) -> None:
+    path = record("""
+    import torch
+    first = torch.nn.Linear(1024, 1024, device="cuda:0")
+    second = torch.nn.Linear(2048, 1024, device="cuda:1")
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1, momentum=0.9)
+    for _ in range(2):
+        hidden = first(torch.ones(4, 1024, device="cuda:0"))
+        second(torch.ones(4, 2048, device="cuda:1")).sum().backward()
+        hidden.sum().backward()
+        optimizer.step()
+    """, "--devices", "2", "--allocator", allocator)  # fmt: skip
+    for device, mib in ((0, 4), (1, 8)):
+        found = trace.analyse(path, device=device)
+        told = {
+            block.category
+            for block in found.moments[max(found.moments)].blocks
+            if block.bytes == mib * MIB
+        }
+        assert told == {"parameters", "gradients", "optimizer state"}, device
 
 
 def crowded(plan: Plan) -> Plan:

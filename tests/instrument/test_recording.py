@@ -394,3 +394,68 @@ def test_what_the_program_drops_is_not_kept_alive(record: Record) -> None:
     assert names <= {"", "0", "1"}
     assert sum(mark.name == "optimizer" for mark in found.phases) == 6
     assert len(found.steps) >= 6  # every loop's steps count
+@ALLOCATORS
+def test_what_left_the_device_and_came_back_keeps_its_category(
+    record: Record, allocator: str
+) -> None:
+    """Offloaded between steps, state comes back to the address it had, as another block."""
+    path = record("""
+    import torch
+    model = torch.nn.Linear(1024, 1024, device="cuda", bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(4, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+    step()
+    (state,) = optimizer.state.values()
+    before = state["momentum_buffer"].data_ptr()
+    state["momentum_buffer"] = state["momentum_buffer"].cpu()
+    state["momentum_buffer"] = state["momentum_buffer"].cuda()
+    assert state["momentum_buffer"].data_ptr() == before
+    step()
+    """, "--allocator", allocator)  # fmt: skip
+    found = trace.analyse(path)
+    end = found.moments[max(found.moments)].blocks
+    told = sorted(block.category for block in end if block.bytes == 4 * MIB)
+    assert told == ["gradients", "optimizer state", "parameters"]
+
+
+def test_tensors_without_memory_of_their_own_are_nobodys_error(record: Record) -> None:
+    """A fake tensor says that it lies on the device, and raises where it is asked at which address."""
+    path = record("""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    side = torch.cuda.Stream()
+    real = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    real.record_stream(side)
+    with FakeTensorMode():
+        fake = torch.empty(4, device="cuda")
+        assert fake.is_cuda
+    try:
+        fake.record_stream(side)
+    except RuntimeError as error:
+        assert "data pointer" not in str(error), error
+    """)  # fmt: skip
+    assert trace.analyse(path).totals["n_record_streams"] == 1
+
+
+@ALLOCATORS
+def test_what_the_program_gives_back_is_given_back_in_replays(
+    record: Record, allocator: str
+) -> None:
+    """300 MiB are cached and given back before 400 are asked for: 400 are enough, as they were."""
+    path = record("""
+    import torch
+    def take(mib):
+        torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+    take(300)
+    torch.cuda.empty_cache()
+    take(400)
+    """, "--allocator", allocator, "--devices", "2")  # fmt: skip
+    found = trace.analyse(path)
+    assert found.totals["peak_reserved_bytes"] == 400 * MIB
+    with trace.program(path) as program:
+        assert program.info()["n_devices"] == 1  # the other is not used
+        for policy in ("native", "expandable", "pyalloc"):
+            assert program.replay(policy)["peak_bytes"] == 400 * MIB, policy
