@@ -15,6 +15,7 @@
 enum {
     KEPT_FRAMES = 64, /* of a stack, the innermost */
     PIECE = 2048,     /* events */
+    MOST_AT_ONCE = 4, /* of one entry */
     FIRST_SLOTS = 1024,
 };
 /* As parent: what kind of native frame is this?  Its id is one of enum native_kind. */
@@ -33,6 +34,9 @@ struct history_writer {
     PyObject ob_base;
     PyObject *trace; /* _core.TraceWriter */
     PyObject *codes; /* list: keeps them alive */
+    PyObject *used;  /* set of (device, pool): private pools of the trace that have a user */
+    /* Where requests go in the trace, by device; (0, 0): no pool. */
+    struct pya_pool_id routed[PYA_MAX_DEVICES];
     struct frame_slot *slots;
     size_t n_slots; /* power of two, or 0 */
     size_t n_used;  /* <= n_slots / 2 */
@@ -274,11 +278,85 @@ drain_flush(struct drain *d) {
     return status;
 }
 
+/* ---- private pools: the history has them with each request, a trace when they change ---- */
+
+static bool
+is_pool(struct pya_pool_id a, struct pya_pool_id b) {
+    return a.first == b.first && a.second == b.second;
+}
+
+static void
+pool_event(struct drain *d, int kind, int device, struct pya_pool_id pool, uint64_t time_ns) {
+    d->piece[d->n_piece++] = (struct pya_trace_event){
+        .kind = kind, .device = device, .time_ns = time_ns, .addr = pool.first, .arg = pool.second};
+}
+
+/* Is the pool among those with a user?  It is no longer or from now on.  -1 with an exception set. */
+static int
+pool_use(const struct history_writer *h, int device, struct pya_pool_id pool, bool comes) {
+    PyObject *key = Py_BuildValue(
+        "(i(KK))", device, (unsigned long long)pool.first, (unsigned long long)pool.second);
+    int was = key == NULL ? -1 : PySet_Contains(h->used, key);
+    if (was >= 0 && (comes ? PySet_Add(h->used, key) : PySet_Discard(h->used, key)) < 0) {
+        was = -1;
+    }
+    Py_XDECREF(key);
+    return was;
+}
+
+/* Requests of the device go there from now on.  False with an exception set. */
+static bool
+pool_route(
+    struct history_writer *h, struct drain *d, int device, struct pya_pool_id pool,
+    uint64_t time_ns) {
+    const struct pya_pool_id none = {0, 0};
+    const struct pya_pool_id before = h->routed[device];
+    if (is_pool(pool, before)) {
+        return true;
+    }
+    h->routed[device] = pool;
+    if (!is_pool(before, none)) {
+        pool_event(d, PYA_TRACE_POOL_END, device, before, time_ns);
+    }
+    if (is_pool(pool, none)) {
+        return true;
+    }
+    const int was_used = pool_use(h, device, pool, true);
+    pool_event(d, PYA_TRACE_POOL_BEGIN, device, pool, time_ns);
+    if (was_used == 1) { /* each begin is a user; the first stands for all */
+        pool_event(d, PYA_TRACE_POOL_RELEASE, device, pool, time_ns);
+    }
+    return was_used >= 0;
+}
+
+/* Its last user has gone.  False with an exception set. */
+static bool
+pool_release(
+    struct history_writer *h, struct drain *d, int device, struct pya_pool_id pool,
+    uint64_t time_ns) {
+    const int was_used = pool_use(h, device, pool, false);
+    if (was_used != 1) {
+        return was_used == 0; /* nothing was asked of it */
+    }
+    const bool is_routed = !is_pool(h->routed[device], pool) ||
+                           pool_route(h, d, device, (struct pya_pool_id){0, 0}, time_ns);
+    pool_event(d, PYA_TRACE_POOL_RELEASE, device, pool, time_ns);
+    return is_routed;
+}
+
 static bool
 drain_entry(struct history_writer *h, struct drain *d, int device) {
     const struct pya_entry *entry = part_entry(&d->parts[device], d->at[device]);
     const int kind = kind_of[entry->action];
+    const uint64_t time_ns = (uint64_t)((int64_t)entry->time_ns + d->offset_ns);
     uint32_t stack = 0;
+    if (kind == PYA_TRACE_ALLOC && !pool_route(h, d, device, entry->place.pool, time_ns)) {
+        return false;
+    }
+    if (entry->action == PYA_ACTION_POOL_RELEASE &&
+        !pool_release(h, d, device, entry->place.pool, time_ns)) {
+        return false;
+    }
     /* A free has the stack of its allocation where it has none of its own: the trace need not repeat it. */
     const bool has_stack = kind != 0 && kind != PYA_TRACE_FREE && kind != PYA_TRACE_FREE_COMPLETED;
     if (has_stack && entry->has_stack && entry->context != NULL &&
@@ -291,7 +369,7 @@ drain_entry(struct history_writer *h, struct drain *d, int device) {
         d->piece[d->n_piece++] = (struct pya_trace_event){
             .kind = kind,
             .device = device,
-            .time_ns = (uint64_t)((int64_t)entry->time_ns + d->offset_ns),
+            .time_ns = time_ns,
             .stream = entry->place.stream,
             .addr = is_oom ? 0 : entry->addr,
             .bytes = entry->bytes,
@@ -351,7 +429,7 @@ static pya_status
 drain_all(struct history_writer *h, struct drain *d) {
     pya_status status = PYA_OK;
     for (;;) {
-        if (d->n_piece == PIECE) {
+        if (d->n_piece + MOST_AT_ONCE > PIECE) {
             status = drain_flush(d);
             if (status != PYA_OK) {
                 return status;
@@ -457,9 +535,10 @@ history_drain(PyObject *self, PyObject *args) {
 
 static PyObject *
 history_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"trace", NULL};
+    static char *names[] = {"trace", "used", NULL};
     PyObject *trace = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &trace) ||
+    PyObject *used = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!", names, &trace, &PySet_Type, &used) ||
         pya_module_trace_writer(trace) == NULL) {
         return NULL;
     }
@@ -473,6 +552,8 @@ history_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     Py_INCREF(trace);
     history_from(self)->trace = trace;
     history_from(self)->codes = codes;
+    Py_INCREF(used);
+    history_from(self)->used = used;
     return self;
 }
 
@@ -481,6 +562,7 @@ history_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     Py_XDECREF(history_from(self)->trace);
     Py_XDECREF(history_from(self)->codes);
+    Py_XDECREF(history_from(self)->used);
     free(history_from(self)->slots);
     freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
     free_object(self);

@@ -267,14 +267,17 @@ core_history_forget(PyObject *self, PyObject *args) {
     return history_call(pya_history_forget);
 }
 
-/* Names of trace actions; the place in the list is the bit of a skip mask. */
+/* Names of trace actions and whether torch has them too; the place in the list is the bit of a skip mask. */
 static PyObject *
 core_actions(PyObject *self, PyObject *args) {
     (void)self;
     (void)args;
     PyObject *list = PyList_New(0);
     for (int i = 0; list != NULL && i < PYA_N_ACTIONS; i++) {
-        pya_module_list_add(&list, PyUnicode_FromString(pya_action_name((enum pya_action)i)));
+        pya_module_list_add(
+            &list, Py_BuildValue(
+                       "(sO)", pya_action_name((enum pya_action)i),
+                       pya_action_is_torchs(i) ? Py_True : Py_False));
     }
     return list;
 }

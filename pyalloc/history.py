@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,11 @@ from pyalloc.errors import AllocatorError
 
 Entry = dict[str, Any]
 _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
-_ACTIONS = _core.actions()
-_OURS = 1 << _ACTIONS.index("record_stream")  # torch's traces do not have it
+_TORCHS = {name: 1 << bit for bit, (name, is_torchs) in enumerate(_core.actions()) if is_torchs}
+_OURS = sum(1 << bit for bit, (_, is_torchs) in enumerate(_core.actions()) if not is_torchs)
 # Of torch._C._cuda_record_memory_history; older versions have fewer arguments.
 _DEFAULTS = ("all", "all", "all", sys.maxsize, False, False, False, (), False, True)
+_NEWER_DEFAULTS = _DEFAULTS[5:]
 
 
 @dataclass
@@ -71,16 +72,28 @@ def record(original: Callable[..., Any], *given: Any) -> None:
     """torch._C._cuda_record_memory_history; torch checks the arguments and records what is not device memory."""
     if _is_held():
         return
-    _ask(original, *given)
     values = given + _DEFAULTS[len(given) :]
     enabled, context, stacks, max_entries, clear, _, _, skip_actions, _, record_cuda = values[:10]
+    skip_mask = _skip_mask(skip_actions or ())
+    _ask(original, *given)
     if not record_cuda:
         return
     if enabled is None:
         _stop()
         return
-    skip_mask = sum(1 << _ACTIONS.index(name) for name in skip_actions or ())
     _start(_LEVELS[context], enabled == "all", max_entries, skip_mask, stacks == "all", clear)
+
+
+def _skip_mask(names: Collection[str]) -> int:
+    """Of a history that leaves these actions out.
+
+    Raises:
+        AllocatorError: there is no such action, in torch's own words.
+    """
+    unknown = [name for name in names if name not in _TORCHS]
+    if unknown:
+        raise AllocatorError(f"Unknown TraceEntry action: {unknown[0]}")
+    return sum(_TORCHS[name] for name in set(names))
 
 
 def record_legacy(
@@ -96,6 +109,9 @@ def record_legacy(
     """torch._C._cuda_record_memory_history_legacy."""
     if _is_held():
         return
+    # compile_context, global_record_annotations, skip_actions, record_pinned_host_memory, record_cuda
+    _, _, skip_actions, _, record_cuda = (*newer, *_NEWER_DEFAULTS[len(newer) :])[:5]
+    skip_mask = _skip_mask(skip_actions or ())
     _ask(
         original,
         enabled,
@@ -106,11 +122,13 @@ def record_legacy(
         clear_history,
         *newer,
     )
+    if not record_cuda:
+        return
     if not enabled:
         _stop()
         return
     level = (2 if record_context_of_allocations else 1) if record_context else 0
-    _start(level, True, max_entries, 0, record_context_cpp, clear_history)
+    _start(level, True, max_entries, skip_mask, record_context_cpp, clear_history)
 
 
 def _start(

@@ -82,7 +82,7 @@ class _Ours:
     def __init__(self, writer: EventWriter, stacks: str) -> None:
         self.writer = writer
         self.stacks = stacks
-        self.history = _core.HistoryWriter(writer.writer)
+        self.history = _core.HistoryWriter(writer.writer, writer.used)
         self.offset_ns = time.time_ns() - time.monotonic_ns()  # events have the monotonic clock
         self.n_lost = 0
 

@@ -176,7 +176,10 @@ pya_pool_release(struct pya_heap *heap, int device, struct pya_pool_id id) {
     if (pool->n_users == 0) {
         st = PYA_E_INVAL;
     } else {
-        pool->n_users--;
+        if (--pool->n_users == 0) {
+            pya_history_note(
+                card->history, PYA_ACTION_POOL_RELEASE, 0, 0, (struct pya_place){.pool = id});
+        }
         pya_pools_sweep(card);
     }
     pya_lock_release(&card->lock);

@@ -23,8 +23,9 @@ extern "C" {
     X(SNAPSHOT, "snapshot")                                                                        \
     X(OOM, "oom")                                                                                  \
     X(ANNOTATE, "annotate")                                                                        \
-    X(RECORD_STREAM,                                                                               \
-      "record_stream") /* torch's traces have no such action: snapshots leave it out */
+    /* torch's traces have none of these: snapshots leave them out */                              \
+    X(RECORD_STREAM, "record_stream")                                                              \
+    X(POOL_RELEASE, "pool_release") /* its last user has gone */
 
 enum pya_action {
 #define X(name, text) PYA_ACTION_##name,
@@ -40,6 +41,11 @@ enum pya_record_level {
     PYA_RECORD_ALLOC, /* and of alloc entries in the trace */
     PYA_RECORD_ALL,   /* and of every other entry */
 };
+
+static inline bool
+pya_action_is_torchs(int action) {
+    return action < PYA_ACTION_RECORD_STREAM;
+}
 
 struct pya_entry {
     pya_dptr addr; /* OOM: bytes free on the device */

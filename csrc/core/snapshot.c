@@ -187,7 +187,7 @@ painter_trace(struct painter *painter, const struct pya_history *history) {
     snap->entries = entries;
     for (size_t i = 0; i < history->n_items; i++) {
         struct pya_entry entry = history->items[(history->first + i) % history->n_items];
-        if (entry.action == PYA_ACTION_RECORD_STREAM) {
+        if (!pya_action_is_torchs(entry.action)) {
             continue;
         }
         if (entry.context != NULL) {

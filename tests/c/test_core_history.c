@@ -125,12 +125,21 @@ test_uses_on_streams_are_in_the_trace_and_in_no_snapshot(void) {
     CHECK_OK(pya_history_start(world.heap, PYA_RECORD_NEVER, true, 100, 0));
     pya_dptr block = take(&world, MIB, 0);
     CHECK_OK(pya_record_stream(world.heap, block, 7));
+    const struct pya_pool_id pool = {3, 4};
+    CHECK_OK(pya_pool_retain(world.heap, 0, pool, false));
+    CHECK_OK(pya_pool_retain(world.heap, 0, pool, false));
+    CHECK_OK(pya_pool_release(world.heap, 0, pool)); /* it has another user */
+    CHECK_OK(pya_pool_release(world.heap, 0, pool));
     CHECK_OK(pya_snapshot_take(world.heap, NULL, true, &snap));
     for (size_t i = 0; i < snap.n_entries; i++) {
-        CHECK(snap.entries[i].action != PYA_ACTION_RECORD_STREAM);
+        CHECK(snap.entries[i].action < PYA_ACTION_RECORD_STREAM);
     }
     pya_snapshot_fini(&snap);
     CHECK(pya_history_take(world.heap, 0, &part, &now_ns));
+    const struct pya_entry *last = &part.items[part.n - 3]; /* before that of the snapshot */
+    CHECK_EQ(last[0].action, PYA_ACTION_RECORD_STREAM);
+    CHECK_EQ(last[1].action, PYA_ACTION_POOL_RELEASE);
+    CHECK_EQ(last[1].place.pool.second, 4);
     CHECK_EQ(part_count(&part, PYA_ACTION_RECORD_STREAM), 1);
     give(&world, block);
     world_fini(&world);

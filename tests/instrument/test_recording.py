@@ -459,3 +459,28 @@ def test_what_the_program_gives_back_is_given_back_in_replays(
         assert program.info()["n_devices"] == 1  # the other is not used
         for policy in ("native", "expandable", "pyalloc"):
             assert program.replay(policy)["peak_bytes"] == 400 * MIB, policy
+@ALLOCATORS
+def test_private_pools_are_recorded_and_replayed(record: Record, allocator: str) -> None:
+    """What a pool left free is nobody else's while it lives: 64 MiB of it, 64 beside it; then another's."""
+    path = record("""
+    import torch
+    def take(mib):
+        torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+    def within(pool):
+        with torch.cuda.use_mem_pool(pool):
+            take(64)
+    pool = torch.cuda.MemPool()
+    within(pool)
+    take(64)
+    within(pool)
+    del pool
+    other = torch.cuda.MemPool()
+    within(other)
+    """, "--allocator", allocator)  # fmt: skip
+    kinds = [event["kind"] for event, _ in events(path)]
+    assert kinds.count(KINDS["pool_begin"]) == 3
+    assert kinds.count(KINDS["pool_release"]) == 2  # of the second begin, and when the pool goes
+    with trace.program(path) as program:
+        assert program.info()["n_pools"] == 2
+        assert program.replay("native", capacity=130 * MIB)["completed"]
+        assert not program.replay("native", capacity=126 * MIB)["completed"]

@@ -283,6 +283,31 @@ def test_skip_actions() -> None:
     assert "free_requested" not in seen
 
 
+@pytest.mark.parametrize("form", [("all",), (True,)], ids=["new", "legacy"])
+def test_an_action_told_twice_is_skipped_once(form: tuple) -> None:
+    entries = {"trace_alloc_max_entries": 1000} if form == (True,) else {"stacks": "python"}
+    try:
+        _record_memory_history(*form, skip_actions=["segment_alloc"] * 2, **entries)
+    except TypeError:
+        pytest.skip("this torch has no skip_actions")
+    torch.cuda.empty_cache()
+    tensor = empty(100 * MIB)
+    del tensor
+    seen = set(actions())
+    assert "segment_alloc" not in seen and {"alloc", "free_requested", "free_completed"} <= seen
+
+
+@pytest.mark.parametrize("name", ["aloc", "record_stream", "pool_release"])
+def test_skipping_what_is_no_action_begins_nothing(name: str) -> None:
+    try:
+        with pytest.raises(RuntimeError, match=f"Unknown TraceEntry action: {name}"):
+            _record_memory_history("all", stacks="python", skip_actions=[name])
+    except TypeError:
+        pytest.skip("this torch has no skip_actions")
+    if torch.cuda.get_allocator_backend() == "pluggable":  # torch's own has begun by then
+        assert not torch._C._cuda_isHistoryEnabled()
+
+
 def test_clear_history() -> None:
     _record_memory_history("all", stacks="python")
     empty(1000)
