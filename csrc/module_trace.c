@@ -20,13 +20,16 @@ trace_raise(pya_status status, const char *path, const char *why) {
         return PyErr_NoMemory();
     }
     const bool exists = status == PYA_E_INVAL && why[0] == '\0';
+    const bool is_usage = exists || status == PYA_E_BUSY;
     PyOS_snprintf(
         text, sizeof text, "%s: %s", path,
-        exists               ? "the file exists; choose another name or ask to overwrite it"
+        exists ? "the file exists; choose another name or ask to overwrite it"
+        : status == PYA_E_BUSY
+            ? "it is being written already: each recording needs a name of its own"
         : status == PYA_E_IO ? strerror(errno)
         : why[0] != '\0'     ? why
                              : pya_status_text(status));
-    return pya_module_raise(exists ? "UsageError" : "TraceError", text);
+    return pya_module_raise(is_usage ? "UsageError" : "TraceError", text);
 }
 
 /* A path as the system has it, new reference, or NULL with an exception set. */

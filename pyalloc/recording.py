@@ -297,7 +297,7 @@ class Recorder:
         """Everything so far is in the file, which is not whole yet: its name for the time being."""
         self.drain()
         self._write_out()
-        return self.path.with_name(self.path.name + ".part")
+        return _part(self.path)
 
     def _write_out(self) -> None:
         with self.lock:
@@ -439,7 +439,7 @@ def record(
 
     if not torch.cuda.is_available():
         raise UsageError("there is no CUDA device to record; without one: pyalloc dryrun --record")
-    target = Path(path)
+    target = Path(path).absolute()  # the program may change its working directory
     _check(target, stacks, force)  # last: it removes what is overwritten
     torch.cuda.init()
     recorder = Recorder(target, stacks, automatic)
@@ -454,10 +454,18 @@ def _check(path: Path, stacks: str, force: bool) -> None:
     if _active.recorder is not None:
         raise UsageError(f"already recording to {_active.recorder.path}")
     _check_stacks(stacks)
-    if path.exists():
-        if not force:
-            raise UsageError(f"{path} exists; force=True overwrites it")
-        path.unlink()
+    for old in (path, _part(path)):
+        if old.exists() and not force:
+            raise UsageError(f"{old} exists{_cut(old)}; force=True overwrites it")
+    path.unlink(missing_ok=True)
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def _cut(path: Path) -> str:
+    return ", from a recording that was cut off or still runs" if path.suffix == ".part" else ""
 
 
 def _check_stacks(stacks: str) -> None:
@@ -480,10 +488,7 @@ def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[st
         ):
             continue
         if not force:
-            cut = (
-                ", from a recording that was cut off or still runs" if old.suffix == ".part" else ""
-            )
-            raise UsageError(f"{old} exists{cut}; --force overwrites it")
+            raise UsageError(f"{old} exists{_cut(old)}; --force overwrites it")
         if not old.is_file():
             raise UsageError(f"{old} is no file and is not overwritten")
         old.unlink()
@@ -540,11 +545,12 @@ def _start_from_environment() -> None:
         return
     try:
         path = _own_path(Path(os.environ[PATH]))
-        is_extra = path.stem.endswith(f".{os.getpid()}")
         stacks, automatic = os.environ.get(STACKS, "python"), os.environ.get(MARKS, "1") == "1"
         _check_stacks(stacks)
-        recorder = Recorder(path, stacks, automatic, is_extra=is_extra)
-        recorder.start()
+        try:
+            recorder = _started(path, stacks, automatic)
+        except UsageError:  # another process, begun at the same time, was the first
+            recorder = _started(_path_of_process(path), stacks, automatic)
         leaving.before(recorder.stop)
     except Exception as error:
         print(f"pyalloc: this process is not recorded: {error}", file=sys.stderr)
@@ -555,6 +561,15 @@ def _own_path(path: Path) -> Path:
     rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "")
     if rank and size.isdecimal() and int(size) > 1:
         path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
-    if path.exists() or path.with_name(path.name + ".part").exists():
-        path = path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
-    return path
+    return _path_of_process(path) if path.exists() or _part(path).exists() else path
+
+
+def _path_of_process(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
+
+
+def _started(path: Path, stacks: str, automatic: bool) -> Recorder:
+    is_extra = path.stem.endswith(f".{os.getpid()}")
+    recorder = Recorder(path, stacks, automatic, is_extra=is_extra)
+    recorder.start()
+    return recorder

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -391,13 +392,63 @@ pya_trace_close(struct pya_trace_writer *w) {
     if (status == PYA_OK) {
         status = trace_end_chunk(w); /* empty: the mark of a complete file */
     }
+    const int held = dup(w->fd); /* the lock stays until the file has its name */
     if (close(w->fd) != 0 && status == PYA_OK) {
         status = trace_fail_io(w);
     }
     if (status == PYA_OK && rename(w->part, w->path) != 0) {
         status = trace_fail_io(w);
     }
+    if (held >= 0) {
+        close(held);
+    }
     trace_writer_free(w);
+    return status;
+}
+
+/* The file is open elsewhere, in this process or another one. */
+static bool
+part_is_locked(int fd) {
+    return flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+}
+
+/* Removes what a killed process left.  PYA_E_BUSY: it still writes.  Who holds the lock of the file under this name, and
+ * nobody else, may take the name from it. */
+static pya_status
+part_remove(const char *part) {
+    struct stat info;
+    const int fd = open(part, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) {
+        return unlink(part) == 0 || errno == ENOENT ? PYA_OK
+                                                    : PYA_E_IO; /* a link is not followed */
+    }
+    pya_status status = part_is_locked(fd) ? PYA_E_BUSY : PYA_OK;
+    if (status == PYA_OK && fstat(fd, &info) == 0 && info.st_nlink > 0 && unlink(part) != 0) {
+        status = PYA_E_IO;
+    }
+    const int why = errno;
+    close(fd);
+    errno = why;
+    return status;
+}
+
+/* A new file that is ours.  PYA_E_BUSY: somebody else is making it. */
+static pya_status
+part_create(const char *part, int *out) {
+    struct stat info;
+    pya_status status = PYA_OK;
+    int fd = -1;
+    while (fd < 0 && status == PYA_OK) {
+        fd = open(part, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (fd < 0) {
+            status = errno == EEXIST ? part_remove(part) : PYA_E_IO;
+        }
+    }
+    if (fd >= 0 && (part_is_locked(fd) || (fstat(fd, &info) == 0 && info.st_nlink == 0))) {
+        close(fd);
+        status = PYA_E_BUSY;
+    }
+    *out = fd;
     return status;
 }
 
@@ -422,11 +473,8 @@ pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out
     }
     (void)snprintf(w->path, n + 1, "%s", path);
     (void)snprintf(w->part, n + sizeof ".part", "%s.part", path);
-    status = PYA_E_IO;
-    /* What a killed process left goes; a link somebody put there goes too, and is not followed. */
-    (void)unlink(w->part);
-    w->fd = open(w->part, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (w->fd < 0) {
+    status = part_create(w->part, &w->fd);
+    if (status != PYA_OK) {
         w->first_errno = errno;
         goto free_writer;
     }

@@ -338,6 +338,30 @@ test_writer_refuses(void) {
     free(large);
 }
 
+/* A file that is being written stays its writer's, asked to overwrite or not; what nobody writes any more goes. */
+static void
+test_one_writer_for_each_file(void) {
+    char path[128];
+    snprintf(path, sizeof path, "%s", in_folder("shared.pya"));
+    struct pya_trace_writer *first = NULL;
+    struct pya_trace_writer *second = NULL;
+    CHECK_OK(pya_trace_create(path, false, &first));
+    CHECK_EQ(pya_trace_create(path, false, &second), PYA_E_BUSY);
+    CHECK_EQ(pya_trace_create(path, true, &second), PYA_E_BUSY);
+    struct pya_trace_event event = {.kind = PYA_TRACE_SNAPSHOT};
+    CHECK_OK(pya_trace_write(first, &event));
+    CHECK_OK(pya_trace_close(first));
+    CHECK_OK(pya_trace_create(path, true, &second));
+    CHECK_OK(pya_trace_close(second));
+    char part[256];
+    snprintf(part, sizeof part, "%s.part", path);
+    FILE *left = fopen(part, "w");
+    CHECK(left != NULL && fclose(left) == 0);
+    CHECK_OK(pya_trace_create(path, true, &second));
+    CHECK_OK(pya_trace_close(second));
+    CHECK_EQ(access(part, F_OK), -1);
+}
+
 /* Whatever happened since: a file that could not grow is told as that, also by the calls that follow. */
 static void
 test_errno_of_the_first_failure_stays(void) {
@@ -495,6 +519,7 @@ static const struct check_case cases[] = {
     {"damage", test_damage},
     {"hostile", test_hostile},
     {"writer_refuses", test_writer_refuses},
+    {"one_writer", test_one_writer_for_each_file},
     {"errno_stays", test_errno_of_the_first_failure_stays},
     {"threads", test_threads},
     {"fork", test_fork},

@@ -394,6 +394,8 @@ def test_what_the_program_drops_is_not_kept_alive(record: Record) -> None:
     assert names <= {"", "0", "1"}
     assert sum(mark.name == "optimizer" for mark in found.phases) == 6
     assert len(found.steps) >= 6  # every loop's steps count
+
+
 @ALLOCATORS
 def test_what_left_the_device_and_came_back_keeps_its_category(
     record: Record, allocator: str
@@ -459,6 +461,8 @@ def test_what_the_program_gives_back_is_given_back_in_replays(
         assert program.info()["n_devices"] == 1  # the other is not used
         for policy in ("native", "expandable", "pyalloc"):
             assert program.replay(policy)["peak_bytes"] == 400 * MIB, policy
+
+
 @ALLOCATORS
 def test_private_pools_are_recorded_and_replayed(record: Record, allocator: str) -> None:
     """What a pool left free is nobody else's while it lives: 64 MiB of it, 64 beside it; then another's."""
@@ -484,3 +488,69 @@ def test_private_pools_are_recorded_and_replayed(record: Record, allocator: str)
         assert program.info()["n_pools"] == 2
         assert program.replay("native", capacity=130 * MIB)["completed"]
         assert not program.replay("native", capacity=126 * MIB)["completed"]
+
+
+def test_a_program_may_go_elsewhere_while_it_is_recorded(
+    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    dry_python(f"""
+        import os, torch, pyalloc
+        os.chdir({str(tmp_path)!r})
+        with pyalloc.record("out.pya"):
+            kept = torch.ones(1, device="cuda")
+            os.chdir("elsewhere")
+        """)
+    assert trace.analyse(tmp_path / "out.pya").totals["is_complete"]
+
+
+def test_processes_that_begin_at_once_have_a_recording_each(tmp_path: Path) -> None:
+    """One after the other sees that nothing is there, then both begin."""
+    out = tmp_path / "out.pya"
+    program = f"""
+import os, time, torch
+from pyalloc import recording
+own_path = recording._own_path
+def both(path):
+    chosen = own_path(path)
+    open({str(tmp_path)!r} + f"/ready{{os.getpid()}}", "w").close()
+    while sum(name.startswith("ready") for name in os.listdir({str(tmp_path)!r})) < 2:
+        time.sleep(0.01)
+    return chosen
+recording._own_path = both
+kept = torch.empty(int(os.environ["MIB"]) << 20, dtype=torch.uint8, device="cuda")
+"""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    python = f"{sys.executable} -W ignore {script}"
+    pyalloc("dryrun", "--record", out, "sh", "-c", f"MIB=3 {python} & MIB=5 {python}; wait")
+    files = sorted(tmp_path.glob("out*.pya"))
+    assert len(files) == 2 and out in files
+    assert {trace.analyse(file).totals["peak_bytes"] for file in files} == {3 * MIB, 5 * MIB}
+
+
+def test_a_recording_that_was_cut_off_is_not_lost_to_the_next(
+    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    out = str(tmp_path / "out.pya")
+    done = dry_python(f"""
+        import torch, pyalloc
+        from pyalloc import _core
+        torch.ones(1, device="cuda")
+        def record(force):
+            try:
+                with pyalloc.record({out!r}, force=force):
+                    pass
+            except pyalloc.PyallocError as error:
+                print(error)
+        part = {out!r} + ".part"
+        open(part, "w").close()
+        record(False)
+        record(True)
+        import os; print(os.path.exists(part))
+        writer = _core.TraceWriter({out!r}, overwrite=True)  # as another process has it
+        record(True)
+        """)
+    first, second, third = done.stdout.splitlines()
+    assert "out.pya.part exists, from a recording that was cut off" in first
+    assert second == "False" and "being written already" in third
