@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,10 @@ class EventWriter:
     # By device: the private pool requests go to now, and those that have a user.
     routed: dict[int, Pool] = field(default_factory=dict)
     used: set[tuple[int, Pool]] = field(default_factory=set)
+    # Of a snapshot of pyalloc, which joins pages of a pool by taking them out and putting them back as one: what pools
+    # that began in it hold.
+    joins_pages: bool = False
+    held: dict[tuple[int, Pool], int] = field(default_factory=dict)
 
     def string(self, text: str) -> int:
         """Number of a text; 0 for none."""
@@ -92,10 +97,13 @@ class EventWriter:
             return
         is_oom = action == "oom"
         time_ns = int(entry.get("time_us", 0)) * 1000
-        if action == "alloc":
-            self.route(device, _pool(entry.get("pool_id")), time_ns)
+        pool = _pool(entry.get("pool_id"))
+        if self.joins_pages:
+            self._hold(action, device, pool, int(entry.get("size", 0)), time_ns)
         elif action in ("segment_free", "segment_unmap"):
-            self._unused(device, _pool(entry.get("pool_id")), time_ns)
+            self._unused(device, pool, time_ns)
+        if action == "alloc":
+            self.route(device, pool, time_ns)
         self.event(
             kind,
             addr=0 if is_oom else int(entry.get("addr", 0)),
@@ -128,6 +136,16 @@ class EventWriter:
                 self.route(device, _NO_POOL, time_ns)
             self.used.remove((device, pool))
             self._pool_event("pool_release", device, pool, time_ns)
+
+    def _hold(self, action: str, device: int, pool: Pool, size: int, time_ns: int) -> None:
+        """A pool that holds nothing once its pages are where they go has no user."""
+        if not action.startswith("segment_"):
+            for key in [key for key, held in self.held.items() if held == 0 and key[0] == device]:
+                del self.held[key]
+                self._unused(*key, time_ns)
+        elif pool != _NO_POOL and ((device, pool) not in self.used or (device, pool) in self.held):
+            sign = 1 if action in ("segment_alloc", "segment_map") else -1
+            self.held[device, pool] = self.held.get((device, pool), 0) + sign * size
 
     def _pool_event(self, kind: str, device: int, pool: Pool, time_ns: int) -> None:
         self.event(KINDS[kind], addr=pool[0], arg=pool[1], device=device, time_ns=time_ns)
@@ -239,12 +257,16 @@ def with_frees(trace: list[Entry]) -> list[Entry]:
     ]
 
 
-def state_before(segments: list[Entry], traces: list[list[Entry]]) -> list[Entry]:
+def state_before(segments: list[Entry], traces: list[list[Entry]]) -> tuple[list[Entry], int]:
     """The segments and live blocks at the beginning of the traces, from those at their end.
 
     Blocks made within a trace are left out, blocks freed within it are put back (with the size their free tells and
     without frames); segments likewise.
+
+    Returns:
+        They, and how many entries say what cannot be: others are missing.
     """
+    n_wrong = 0
     live: dict[tuple[int, int], Entry] = {}
     ranges: dict[int, list[_Range]] = {device: [] for device in range(len(traces))}
     for segment in segments:
@@ -261,9 +283,11 @@ def state_before(segments: list[Entry], traces: list[list[Entry]]) -> list[Entry
     for pieces in ranges.values():
         pieces.sort()
     for device, trace in enumerate(traces):
-        _undo(trace, device, live, ranges[device])
+        n_wrong += _undo(trace, device, live, ranges[device])
     result = []
     keys = sorted(live)
+    for (device, address), after in itertools.pairwise(keys):
+        n_wrong += after[0] == device and address + int(live[device, address]["size"]) > after[1]
     for device, pieces in ranges.items():
         for start, end, stream, is_expandable in pieces:
             inside = keys[bisect_left(keys, (device, start)) : bisect_left(keys, (device, end))]
@@ -277,18 +301,20 @@ def state_before(segments: list[Entry], traces: list[list[Entry]]) -> list[Entry
                     "blocks": [live[key] for key in inside],
                 }
             )
-    return result
+    return result, n_wrong
 
 
 def _undo(
     trace: list[Entry], device: int, live: dict[tuple[int, int], Entry], ranges: list[_Range]
-) -> None:
+) -> int:
+    n_wrong = 0
     for entry in reversed(trace):
         action, size = entry["action"], int(entry.get("size", 0))
         address = int(entry.get("addr", 0))
         if action == "alloc":
-            live.pop((device, address), None)
+            n_wrong += live.pop((device, address), None) is None
         elif action == "free_requested":
+            n_wrong += (device, address) in live
             live[device, address] = {
                 "address": address,
                 "size": size,
@@ -301,6 +327,7 @@ def _undo(
             insort(ranges, (address, address + size, stream, action == "segment_unmap"))
         elif action in ("segment_alloc", "segment_map"):
             _cut(ranges, address, address + size)
+    return n_wrong
 
 
 def _cut(ranges: list[_Range], start: int, end: int) -> None:

@@ -99,19 +99,32 @@ def to_torch(
 ) -> None:
     """A snapshot pickle (protocol 4) for pytorch.org/memory_viz and torch.cuda._memory_viz."""
     n_devices = max((*analysis.totals["device_peak"], 0)) + 1
+    skip = max(0, analysis.totals["n_events"] - _MAX_TORCH_ENTRIES)
+    sizes = _sizes_at(file, skip)
     writer = SnapshotWriter(out)
     writer.begin()
     for device in range(n_devices):
-        writer.trace(_torch_entries(file, analysis, device, writer, progress))
+        writer.trace(_torch_entries(file, skip, device, sizes, writer, progress))
     writer.end({"segments": _segments(analysis), "allocator_settings": {}})
 
 
+def _sizes_at(file: Path, event: int) -> dict[tuple[int, int], int]:
+    """Bytes of what was alive then, by device and address: torch's frees carry their size, ours do not need it."""
+    if event == 0:
+        return {}
+    ((_, _, _, blocks, _),) = _core.Scan(file, n_bins=2, moments=[event]).moments()
+    return {(block[12], block[0]): block[1] for block in blocks}
+
+
 def _torch_entries(
-    file: Path, analysis: Analysis, device: int, writer: SnapshotWriter, progress: Progress | None
+    file: Path,
+    skip: int,
+    device: int,
+    sizes: dict[tuple[int, int], int],
+    writer: SnapshotWriter,
+    progress: Progress | None,
 ) -> Iterator[tuple[dict[str, Any], int]]:
     """Entries of a device with the numbers of their stacks; the newest, where there are more than a viewer opens."""
-    skip = max(0, analysis.totals["n_events"] - _MAX_TORCH_ENTRIES)
-    sizes: dict[int, int] = {}  # torch's frees carry their size, ours do not need it
     for _, piece, reader in rows(file, skip, progress):
         for kind, own, time_ns, _, stream, addr, size, arg, stack, _ in piece:
             action = _NAMES.get(kind, "")
@@ -119,11 +132,11 @@ def _torch_entries(
                 continue
             told = size
             if kind == KINDS["alloc"]:
-                sizes[addr] = size
+                sizes[device, addr] = size
             elif kind == KINDS["free_requested"]:
-                told = sizes.get(addr, size)
+                told = sizes.get((device, addr), size)
             elif kind == KINDS["free_completed"]:
-                told = sizes.pop(addr, size)
+                told = sizes.pop((device, addr), size)
             if not writer.knows(stack):
                 writer.define(stack, _frames(reader, stack))
             entry = {
@@ -242,7 +255,7 @@ def to_json(
 def to_perfetto(
     file: Path, analysis: Analysis, out: BinaryIO, progress: Progress | None = None
 ) -> None:
-    """Counters and phases in the trace event format that ui.perfetto.dev opens."""
+    """Counters, the most of each bin, and phases in the trace event format that ui.perfetto.dev opens."""
     origin = analysis.totals["first_ns"]
     found: list[dict[str, Any]] = [
         {
@@ -250,7 +263,7 @@ def to_perfetto(
             "pid": 1,
             "name": "GPU memory",
             "ts": (b[1] - origin) / 1000,
-            "args": {"allocated": b[4], "idle": max(b[5] - b[4], 0)},
+            "args": {"allocated": b[2], "idle": max(b[5] - b[2], 0)},
         }
         for b in analysis.bins
     ]

@@ -26,6 +26,7 @@ _MOST_UNPACKED = 500  # bytes a byte of .xz may become; recordings get to 20
 _MOST_UNPACKED_BESIDE = 64 << 20
 _WINDOW_BINS = 600
 _WINDOW_EVENTS = 100_000  # around the peak, where no step tells what belongs together
+_MOST_WRONG = 0.02  # of a history's entries: torch lets threads run between the state and the trace
 _SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 
 
@@ -59,6 +60,9 @@ def without_source(path: Path, target: Path) -> None:
             pass
     finally:
         writer.close()
+    if not reader.is_complete():  # neither is the copy
+        with target.open("rb+") as file:
+            file.truncate(target.stat().st_size - 1)
 
 
 def _copy_piece(
@@ -142,15 +146,19 @@ def write_snapshot(snapshot: dict[str, Any], target: Path) -> None:
     Raises:
         TraceError: the snapshot holds numbers no trace can.
     """
-    writer = EventWriter(_core.TraceWriter(target))
+    settings = snapshot.get("allocator_settings") or {}
+    writer = EventWriter(_core.TraceWriter(target), joins_pages="pyalloc" in settings)
     traces = [with_frees(trace) for trace in snapshot["device_traces"]]
     times = [int(trace[0].get("time_us", 0)) * 1000 for trace in traces if trace]
     first = min(times, default=0)
     try:
-        before = state_before(snapshot["segments"], traces)
+        before, n_wrong = state_before(snapshot["segments"], traces)
+        history = _history(traces, before)
+        if n_wrong > 1 + _MOST_WRONG * sum(map(len, traces)):
+            history, traces = "torn", []
+            before, _ = state_before(snapshot["segments"], traces)
         writer.mark(Mark(first, "user", "source=torch snapshot"))
-        writer.mark(Mark(first, "user", f"history={_history(traces, before)}"))
-        settings = snapshot.get("allocator_settings") or {}
+        writer.mark(Mark(first, "user", f"history={history}"))
         for name in _SETTINGS:
             if name in settings:
                 writer.mark(Mark(first, "user", f"{name}={settings[name]}"))
@@ -166,7 +174,10 @@ def write_snapshot(snapshot: dict[str, Any], target: Path) -> None:
 
 
 def _history(traces: list[list[dict[str, Any]]], before: list[dict[str, Any]]) -> str:
-    """How much of the program's history a snapshot has: "whole", "late" (blocks were alive before) or "none"."""
+    """How much of the program's history a snapshot has: "whole", "late" (blocks were alive before) or "none".
+
+    Where it leaves out what would be needed it is "torn", and not used.
+    """
     if sum(map(len, traces)) <= 1:  # enabled="state" keeps one
         return "none"
     return "late" if any(segment["blocks"] for segment in before) else "whole"

@@ -161,6 +161,52 @@ def test_to_torch_and_back(plan: Plan, tmp_path: Path) -> None:
     assert after.by_line(after.peak.blocks) == before.by_line(before.peak.blocks)
 
 
+@pytest.mark.parametrize("device", [0, 1])
+def test_frees_of_what_the_exported_part_does_not_show_have_a_size(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: int
+) -> None:
+    """torch's viewer takes what is freed and was never asked for as there from the beginning, by the free's size."""
+    plan.event("segment_alloc", addr=1 << 30, bytes=1 << 40, device=device)
+    for i in range(40):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=(i + 1) * MIB, device=device)
+    for i in range(40):
+        plan.event("free_requested", addr=(i + 1) << 30, device=device)
+        plan.event("free_completed", addr=(i + 1) << 30, device=device)
+    path, target = plan.done(), tmp_path / "late.pickle"
+    monkeypatch.setattr(export, "_MAX_TORCH_ENTRIES", 90)
+    with target.open("wb") as out:
+        export.to_torch(path, trace.analyse(path), out)
+    entries = pickle.loads(target.read_bytes())["device_traces"][device]
+    frees = [entry["size"] // MIB for entry in entries if entry["action"] == "free_requested"]
+    assert len(entries) == 90 and frees == list(range(1, 41))
+    assert trace.analyse(target).totals["peak_bytes"] == sum(range(1, 41)) * MIB
+
+
+def test_perfettos_counter_reaches_the_peak(tmp_path: Path) -> None:
+    """Also where its bin ends below it."""
+    own = Plan(tmp_path / "peaks.pya")
+    own.event("segment_alloc", addr=1 << 30, bytes=64 * MIB)
+    own.event("user", "note=bins end behind a free")
+    for i in range(50_000):
+        own.writer.event(1, addr=1 << 30, bytes=(i % 30_000) * 512 + 512, time_ns=3 * i)
+        own.writer.event(2, addr=1 << 30, time_ns=3 * i)
+    path, target = own.done(), tmp_path / "out.json"
+    pyalloc("export", path, "--to", "perfetto", "-o", target)
+    counters = [event["args"] for event in json.loads(target.read_text())["traceEvents"]]
+    assert max(each["allocated"] for each in counters) == trace.analyse(path).totals["peak_bytes"]
+    assert {each["allocated"] + each["idle"] for each in counters} == {64 * MIB}
+
+
+def test_a_copy_without_source_of_a_cut_file_is_cut(plan: Plan, tmp_path: Path) -> None:
+    path = small_trace(plan)
+    path.write_bytes(path.read_bytes()[:-1])
+    target = tmp_path / "out.json"
+    pyalloc("export", path, "--to", "json", "--no-source", "-o", target)
+    assert json.loads(target.read_text())["caveats"] == [
+        "The file was cut off; what is there is shown."
+    ]
+
+
 def pool_entry(action: str, addr: int, pool: tuple[int, int]) -> dict[str, Any]:
     return {"action": action, "addr": addr, "size": 64 * MIB, "stream": 0, "pool_id": pool}
 
@@ -274,6 +320,70 @@ def test_frees_of_a_snapshot_that_skipped_those_requested(tmp_path: Path, before
     totals = trace.analyse(path).totals
     assert totals["peak_bytes"] == MIB and totals["end_bytes"] == 0
     assert totals["n_frees"] == 3 and totals["n_unknown_frees"] == 0
+
+
+@pytest.mark.parametrize("skipped", [("alloc",), ("free_requested", "free_completed")])
+def test_a_history_that_leaves_out_what_is_needed_is_not_used(
+    tmp_path: Path, skipped: tuple[str, ...]
+) -> None:
+    """16 blocks, of 1 MiB each and never two at once: without their requests they would all be alive at first."""
+    start = 1 << 30
+    entries = [
+        {"action": action, "addr": start + i % 4 * MIB // 2, "size": MIB, "stream": 0}
+        for i in range(16)
+        for action in ("alloc", "free_requested", "free_completed")
+        if action not in skipped
+    ]
+    live = {"size": MIB, "requested_size": MIB, "state": "active_allocated", "address": start}
+    segment = {"address": start, "total_size": 20 * MIB, "stream": 0, "blocks": [live]}
+    path = tmp_path / "skipped.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries]}))
+    found = trace.analyse(path)
+    assert found.totals["peak_bytes"] == found.totals["end_bytes"] == MIB
+    assert "leaves out allocations or frees (skip_actions" in found.caveats[0]
+    found.replays = {"native": {"peak_bytes": 2 * MIB, "completed": True}}
+    assert not [item for item in advise(found) if item.kind == "policy"]
+
+
+def stitched(pool: tuple[int, int], start: int) -> list[dict[str, Any]]:
+    """pyalloc joins two free stretches for a request, and parts them after it."""
+    parts = [(start, 64 * MIB), (start + 128 * MIB, 64 * MIB)]
+    whole = [(start + (1 << 40), 128 * MIB)]
+    done = []
+    for action, ranges in (
+        ("segment_unmap", parts), ("segment_alloc", whole), ("alloc", whole), ("free_requested", whole),
+        ("segment_free", whole), ("segment_map", parts),
+    ):  # fmt: skip
+        done += [
+            {"action": action, "addr": at, "size": n, "stream": 0, "pool_id": pool}
+            for at, n in ranges
+        ]
+    return done
+
+
+@pytest.mark.parametrize("goes", [False, True])
+def test_a_pool_whose_pages_are_joined_keeps_its_user(tmp_path: Path, goes: bool) -> None:
+    pool, start = (0, 1), 1 << 30
+    first = {"action": "segment_map", "addr": start, "size": 192 * MIB, "stream": 0}
+    kept = {"action": "alloc", "addr": start + 64 * MIB, "size": 64 * MIB, "stream": 0}
+    entries = [{**first, "pool_id": pool}, {**kept, "pool_id": pool}, *stitched(pool, start)]
+    if goes:
+        entries += [
+            {**kept, "action": "free_requested", "pool_id": pool},
+            {**first, "action": "segment_unmap", "pool_id": pool},
+            {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "pool_id": (0, 0)},
+        ]
+    snapshot = {
+        "segments": [],
+        "device_traces": [entries],
+        "allocator_settings": {"pyalloc": {"vmm": "True"}},
+    }
+    path = tmp_path / "joined.pickle"
+    path.write_bytes(pickle.dumps(snapshot))
+    with trace.as_trace_file(path) as file:
+        kinds = [event["kind"] for event, _ in export.events(file)]
+    assert kinds.count(export.KINDS["pool_begin"]) == 1
+    assert kinds.count(export.KINDS["pool_release"]) == goes
 
 
 def frames_of(*frames: tuple[str, str]) -> list[dict[str, Any]]:
