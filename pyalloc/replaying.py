@@ -26,7 +26,12 @@ def limit_of(text: str) -> int:
     """
     limit = parse_bytes(text)
     if limit < PAGE:
-        raise UsageError(f"{text!r} is less than 2 MiB; did you mean {text.strip()}GB?")
+        hint = (
+            f"did you mean {text.strip()}GB?"
+            if text.strip().isdecimal()
+            else "write for example 24GB"
+        )
+        raise UsageError(f"{text!r} is less than 2 MiB; {hint}")
     if limit >= 2**63:
         raise UsageError(f"{text!r} is more than any device has; write for example 24GB or 900MiB")
     return limit

@@ -58,9 +58,13 @@ def on_cores(
     results: dict[Point, dict[str, Any]] = {}
     with ProcessPoolExecutor(workers or os.cpu_count() or 1) as pool:
         waiting = {pool.submit(run_point, point): point for point in todo}
-        for done, future in enumerate(as_completed(waiting), 1):
-            results[waiting[future]] = future.result()
-            progress(done, len(todo))
+        try:
+            for done, future in enumerate(as_completed(waiting), 1):
+                results[waiting[future]] = future.result()
+                progress(done, len(todo))
+        except BaseException:  # the others are for nothing then
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return (results[point] for point in todo)
 
 

@@ -45,7 +45,7 @@ class Command:
             except UsageError:
                 if shown == 0:
                     raise
-                print(f"process {args.pid} has ended")
+                print(f"process {args.pid} has ended", file=sys.stderr if args.json else sys.stdout)
                 return 0
             shown += 1
             if args.json:

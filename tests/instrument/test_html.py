@@ -304,6 +304,15 @@ def test_the_page_stays_small(plan: Plan) -> None:
     assert len(html.page(found).encode()) < 2_000_000
 
 
+def test_the_page_tells_of_all_segments_and_shows_the_largest(plan: Plan) -> None:
+    for i in range(500):
+        plan.event("segment_alloc", addr=(i + 1) << 32, bytes=(i + 1) * MIB)
+    content = html._content(trace.analyse(plan.done()))
+    state = content["moments"][-1]
+    assert state["nSegments"] == 500 and len(state["segments"]) == 400
+    assert state["segments"][0][0] == 500 * MIB
+
+
 def test_the_page_names_no_other_place(plan: Plan) -> None:
     text = html.page(trace.analyse(rich(plan), moments=4))
     assert not re.search(r"(https?:)?//[a-z0-9.-]+\.[a-z]{2,}", text)

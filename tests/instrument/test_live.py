@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from dry_support import PATIENCE_S
 
 from instrument.tools import ROOT, Plan, pyalloc
 from pyalloc import cli, live, sweeping
+from pyalloc.errors import TraceError, UsageError
 
 MIB = 2**20
 
@@ -79,6 +81,23 @@ def test_live_takes_no_odd_intervals(capsys: pytest.CaptureFixture[str]) -> None
         assert "number of seconds" in capsys.readouterr().err
 
 
+def test_the_end_of_a_process_is_no_line_among_its_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = [{"pid": 7, "devices": {}}]
+
+    def ask(pid: int) -> dict[str, object]:
+        if not answers:
+            raise UsageError("it has ended")
+        return answers.pop()
+
+    monkeypatch.setattr(live, "ask", ask)
+    assert cli.main(["live", "7", "--json", "--interval", "0"]) == 0
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["pid"] for line in out.splitlines()] == [7]
+    assert "process 7 has ended" in err
+
+
 def program(plan: Plan) -> Path:
     for i in range(8):
         plan.event("alloc", addr=(i + 1) << 30, bytes=30 * MIB)
@@ -99,6 +118,27 @@ def test_sweep_on_cores(plan: Plan) -> None:
         for mib in (100, 1024)
     }
     assert pyalloc("sweep", path, "-q").count("240.0 MiB") == 3
+
+
+def test_a_sweep_that_fails_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan
+) -> None:
+    """What would be replayed after it is for nothing: nobody is told of it."""
+    path, done = program(plan), []
+    run_point = sweeping.run_point
+
+    def counted(point: sweeping.Point) -> dict[str, object]:
+        done.append(point)
+        return run_point(point)
+
+    monkeypatch.setattr(sweeping, "run_point", counted)
+    monkeypatch.setattr(sweeping, "ProcessPoolExecutor", ThreadPoolExecutor)
+    limits = [i * MIB for i in range(300, 400)]
+    todo = sweeping.points([tmp_path / "absent.pya"], ["native"], [0], [""])
+    todo += sweeping.points([path], ["native"], limits, [""])
+    with pytest.raises(TraceError, match="absent"):
+        sweeping.on_cores(todo, 1, lambda done, total: None)
+    assert 1 <= len(done) < 100
 
 
 def test_settings_of_a_sweep_vary_pyalloc_only() -> None:

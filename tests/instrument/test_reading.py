@@ -66,6 +66,8 @@ def test_top_at_any_moment(plan: Plan) -> None:
         out = pyalloc("top", path, f"--at={wrong}", expect=2)
         assert "up to 6" in out
     assert "did you mean 8GB?" in pyalloc("replay", path, "--limit", "8", expect=2)
+    small = pyalloc("replay", path, "--limit", "100KB", expect=2)
+    assert "write for example 24GB" in small and "KBGB" not in small
     huge = "99999999999999GB"
     assert "more than any device has" in pyalloc("replay", path, "--limit", huge, expect=2)
 
