@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 
+from benchmarks import hostcuda
 from benchmarks.memory import commit
-from pyalloc import _bootstrap, hostcuda
+from pyalloc import _bootstrap
 
 ALLOCATORS = ("native", "expandable", "pyalloc")
 MIB = 1 << 20
@@ -115,18 +115,14 @@ print(json.dumps(dict(raised=raised, text=text, good=good, works=bool(works), lo
 """
 
 
-def run_fault(fault: Fault, allocator: str, torch: hostcuda.Torch) -> dict[str, object]:
+def run_fault(fault: Fault, allocator: str) -> dict[str, object]:
     """One process; its answer, or how it ended."""
     name = fault.calls[ALLOCATORS.index(allocator)]
     if not name:
         return {"skipped": True}
-    env = hostcuda.environment(_bootstrap.environment(dict(os.environ)), torch)
-    env["PYALLOC_HOSTCUDA_MEMORY"] = "2GB"
-    env.pop("PYALLOC_CONF", None)
+    env = hostcuda.environment("2GB", allocator)
     if allocator == "pyalloc":
-        env["PYALLOC_INSTALL"] = "1"
-    if allocator == "expandable":
-        env["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        env[_bootstrap.INSTALL] = "1"
     command = [sys.executable, "-W", "ignore", "-c", CHILD, name, str(fault.error), fault.step]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
@@ -167,7 +163,6 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="WORD", help="faults with one of these words")
     parser.add_argument("--json", action="store_true", help="one JSON line for each cell")
     arguments = parser.parse_args()
-    torch = hostcuda.find_torch(sys.executable)
     chosen = [
         fault
         for fault in FAULTS
@@ -176,7 +171,7 @@ def main() -> int:
     if not arguments.json:
         print("| fault | " + " | ".join(ALLOCATORS) + " |\n|---|---|---|---|")
     for fault in chosen:
-        answers = {allocator: run_fault(fault, allocator, torch) for allocator in ALLOCATORS}
+        answers = {allocator: run_fault(fault, allocator) for allocator in ALLOCATORS}
         if arguments.json:
             for allocator, answer in answers.items():
                 row = {"fault": fault.what, "allocator": allocator, **answer}

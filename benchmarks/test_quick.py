@@ -7,7 +7,6 @@ those the child told, not those of starting it.  Answers are checked first, as i
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from benchmarks.peers import building
 from benchmarks.suite import suite
 from benchmarks.torch_replay import ALLOCATORS, THROUGH_WRAPPER, TorchReplay
 from pyalloc import _core
-from pyalloc import hostcuda as runtime
 
 pytest.importorskip("pytest_benchmark")
 
@@ -183,8 +181,7 @@ def test_host_memory(benchmark: Any) -> None:
 def test_faults(benchmark: Any, allocator: str) -> None:
     """benchmarks.faults: one call that fails, in a process of its own."""
     fault = next(fault for fault in faults.FAULTS if fault.what.endswith("illegal address"))
-    torch = runtime.find_torch(sys.executable)
-    answer: Answer = benchmark.pedantic(faults.run_fault, (fault, allocator, torch), rounds=1)
+    answer: Answer = benchmark.pedantic(faults.run_fault, (fault, allocator), rounds=1)
     assert answer["raised"] and answer["good"] and answer["works"], answer
 
 

@@ -206,8 +206,10 @@ def _replay_here(
     turns = 0 if n_pools.value else turns  # a released pool cannot be begun again
     devices = range(max(1, n_devices.value))
     runtime = _open_cuda(allocator, capacity, len(devices), caller)
-    side = [torch.cuda.Stream() for _ in range(max(0, n_streams.value - 1))]
-    pairs = [(0, 0), *((stream.cuda_stream, stream.stream_id) for stream in side)]
+    pairs: list[tuple[int, int]] = []
+    for device in devices:
+        side = [torch.cuda.Stream(device) for _ in range(max(0, n_streams.value - 1))]
+        pairs += [(0, 0), *((stream.cuda_stream, stream.stream_id) for stream in side)]
     streams = (ctypes.c_uint64 * (2 * len(pairs)))(*(number for pair in pairs for number in pair))
     runtime.pya_hostcuda_reset_calls()
     for device in devices:

@@ -21,16 +21,19 @@ struct c10_stream {
 
 namespace {
 
-/* c10::cuda::CUDAStream: device, then torch's number of the stream; a handle there would make it another library's. */
+/* c10::cuda::CUDAStream: device (as a DataPtr has it), then torch's number of the stream; a handle there would make it
+ * another library's. */
 struct cuda_stream {
     uint64_t device;
     uint64_t number;
 };
 
 void
-record_stream(void *ptr, const c10_stream &stream) {
-    c10_data_ptr fake = {ptr, c10_it.deleter_is_third ? ptr : c10_it.deleter, c10_it.deleter_is_third ? c10_it.deleter : ptr, 1};
-    cuda_stream where = {1, stream.number};
+record_stream(void *ptr, const c10_stream &stream, int index) {
+    auto device = static_cast<uint16_t>(1 | index << 8);
+    c10_data_ptr fake = {
+        ptr, c10_it.deleter_is_third ? ptr : c10_it.deleter, c10_it.deleter_is_third ? c10_it.deleter : ptr, device};
+    cuda_stream where = {device, stream.number};
     c10_method<void (*)(void *, const c10_data_ptr *, cuda_stream)>(c10_it.record_stream)(c10_it.object, &fake, where);
 }
 
@@ -77,8 +80,8 @@ c10_info(const pya_program *program, uint64_t *n_ops, uint64_t *live, uint64_t *
     *n_pools = info.n_pools;
 }
 
-/* One pass.  streams: as the program numbers them.  At half the operations half() is called.  What is alive at the end
- * (or at a failure) is freed when tidy. */
+/* One pass.  streams: as the program numbers them, of each device after those of the one before.  At half the operations
+ * half() is called.  What is alive at the end (or at a failure) is freed when tidy. */
 EXPORT void
 c10_run(
     const pya_program *program, const c10_stream *streams, int tidy, uint64_t (*half)(), c10_pool pool, c10_result *out) {
@@ -109,13 +112,14 @@ c10_run(
                 set_device(device);
             }
             void *&block = blocks[op.block];
+            const c10_stream &stream = streams[op.device * program->info.n_streams + op.stream];
             if (op.kind == PROGRAM_ALLOC) {
-                block = alloc(c10_it.object, op.bytes, streams[op.stream].handle);
+                block = alloc(c10_it.object, op.bytes, stream.handle);
             } else if (op.kind == PROGRAM_FREE) {
                 free_block(c10_it.object, block);
                 block = nullptr;
             } else if (op.kind == PROGRAM_RECORD_STREAM) {
-                record_stream(block, streams[op.stream]);
+                record_stream(block, stream, op.device);
             } else if (op.kind == PROGRAM_EMPTY_CACHE) {
                 empty(c10_it.object, 0, 0);
             } else {

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import hostcuda, plots, repeated
+from benchmarks import faults, hostcuda, plots, repeated
 from benchmarks.speed import figures
 from benchmarks.suite import HELD_OUT, TRACES, suite
 from benchmarks.torch_replay import SpeedRequest, TorchReplay, in_turns
@@ -142,6 +142,15 @@ def test_calls_are_those_that_were_made(tmp_path: Path, monkeypatch: pytest.Monk
     named = row["calls_by_name"]
     assert 0 < named["cuMemAlloc_v2"] <= row["calls"] == sum(named.values())
     assert "cuMemCreate" not in named and row["calls"] < row["ops"] / 10
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_faults_meet_the_allocator_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the caller's environment asks of torch: native frees what it caches, and tries again."""
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    answer = faults.run_fault(faults.FAULTS[0], "native")
+    assert answer == {"raised": None, "text": "", "good": True, "works": True, "lost": 0}
 
 
 @pytest.mark.torch
