@@ -19,6 +19,7 @@ from benchmarks import (
     hostcuda,
     limits,
     memory,
+    perturbed,
     policies,
     recording,
     repeated,
@@ -116,6 +117,14 @@ def test_policies(benchmark: Any, tmp_path: Path) -> None:
     """benchmarks.policies."""
     points = benchmark.pedantic(policies.measure, (["two_phases"], tmp_path), rounds=1)
     assert [point.setting for point in points] == [setting for setting, _, _ in policies.SETTINGS]
+
+
+def test_perturbed(benchmark: Any, tmp_path: Path) -> None:
+    """benchmarks.perturbed."""
+    rows = benchmark.pedantic(
+        lambda: list(perturbed.measure(["two_phases"], 1, tmp_path)), rounds=1
+    )
+    assert [row.allocator for row in rows] == list(ALLOCATORS)
 
 
 @pytest.fixture(scope="module", params=[*ALLOCATORS, speed.WRAPPED])

@@ -54,15 +54,24 @@ def without_source(path: Path, target: Path) -> None:
         TraceError: the file is damaged, or target cannot be written.
     """
     reader, writer = _core.TraceReader(path), _core.TraceWriter(target)
-    texts: dict[int, int] = {0: 0}
     try:
-        while _copy_piece(reader, writer, texts):
-            pass
+        copy_without_source(reader, writer)
     finally:
         writer.close()
     if not reader.is_complete():  # neither is the copy
         with target.open("rb+") as file:
             file.truncate(target.stat().st_size - 1)
+
+
+def copy_without_source(reader: _core.TraceReader, writer: _core.TraceWriter) -> None:
+    """Appends every event but its stack, and the command line's.
+
+    Raises:
+        TraceError: what is read is damaged, or cannot be written.
+    """
+    texts: dict[int, int] = {0: 0}
+    while _copy_piece(reader, writer, texts):
+        pass
 
 
 def _copy_piece(

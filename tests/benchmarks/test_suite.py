@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import faults, hostcuda, plots, repeated
+from benchmarks import faults, hostcuda, perturbed, plots, repeated
 from benchmarks.speed import figures
 from benchmarks.suite import HELD_OUT, TRACES, suite
 from benchmarks.torch_replay import SpeedRequest, TorchReplay, in_turns
@@ -77,6 +77,32 @@ def test_settling() -> None:
         assert row["last_calls"] == 0 < row["first_calls"]
         assert row["first_peak_live"] <= row["peak_live"]
     assert rows["pyalloc"]["peak_live"] < rows["expandable"]["peak_live"]
+
+
+def test_perturbed_is_the_same_program_beside_blocks_that_stay(tmp_path: Path) -> None:
+    done = run("benchmarks.perturbed", "graph_pools", "two_devices", "--seeds", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    plain = {
+        name: _core.Program(suite([name])[0].write(tmp_path))
+        for name in ("graph_pools", "two_devices")
+    }
+    for row in rows:
+        program = plain[row["trace"]]
+        live, peak = (
+            program.info()["peak_live_bytes"],
+            program.replay(row["allocator"])["peak_bytes"],
+        )
+        assert row["plain"] == peak / live
+        assert row["plain"] * 0.97 < row["mean"] <= row["worst"] < row["plain"] * 1.05
+    perturbed.with_guests(tmp_path / "graph_pools.pya", tmp_path / "more.pya", 1)
+    more, less = _core.Program(tmp_path / "more.pya").info(), plain["graph_pools"].info()
+    assert more["n_ops"] == less["n_ops"] + perturbed.N_GUESTS
+    assert (
+        0
+        < more["peak_live_bytes"] - less["peak_live_bytes"]
+        <= perturbed.N_GUESTS * perturbed.MOST_GUEST
+    )
 
 
 def test_memory_of_a_snapshot_begins_with_what_was_alive(tmp_path: Path) -> None:

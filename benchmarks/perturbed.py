@@ -1,0 +1,141 @@
+"""How much of a result is luck: every trace again with a few small blocks in the way from the start.
+
+``python -m benchmarks.perturbed [TRACE ...] [--seeds N] [--json]``
+
+Where a block lies decides which later ones fit beside it, so a program a few bytes different may end with another peak.
+Each seed places six blocks of up to 1.5 MiB before the trace begins and keeps them; they count as live memory.  Policy
+models and the simulated device, as ``python -m benchmarks.policies``.  Columns: peak/live of the trace as it is, the
+geometric mean and the largest over the seeds, modelled device time over native's (geometric mean over the seeds).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.memory import commit, geometric
+from benchmarks.policies import PARTS
+from benchmarks.suite import KINDS, suite
+from benchmarks.torch_replay import ALLOCATORS
+from pyalloc import _core, trace
+
+N_GUESTS = 6
+MOST_GUEST = 3 << 19
+FIRST_ADDR = 1 << 62  # beyond what any recorded program had
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trace on one allocator."""
+
+    trace: str
+    kind: str
+    allocator: str
+    plain: float
+    mean: float
+    worst: float
+    time: float
+
+
+def with_guests(source: Path, target: Path, seed: int) -> None:
+    """Writes a trace again, behind blocks that stay."""
+    rng = random.Random(seed)
+    writer = _core.TraceWriter(target, overwrite=True)
+    for i in range(N_GUESTS):
+        writer.event(
+            KINDS["alloc"], addr=FIRST_ADDR + i * 2 * MOST_GUEST, bytes=rng.randint(1, MOST_GUEST)
+        )
+    trace.copy_without_source(_core.TraceReader(source), writer)
+    writer.close()
+
+
+def _replays(path: Path) -> dict[str, tuple[float, float]]:
+    """Peak over live and modelled nanoseconds by allocator."""
+    program = _core.Program(path)
+    live = program.info()["peak_live_bytes"]
+    found = {}
+    for allocator in ALLOCATORS:
+        result = program.replay(allocator)
+        assert result["completed"] and not result["n_violations"], f"{path.name} on {allocator}"
+        found[allocator] = (result["peak_bytes"] / live, result["device_ns"])
+    return found
+
+
+def measure(names: list[str], n_seeds: int, folder: Path) -> Iterator[Row]:
+    """Every trace, as it is and perturbed."""
+    traces = suite(names)
+    for number, one in enumerate(traces):
+        path = one.write(folder)
+        plain = _replays(path)
+        found = []
+        for seed in range(1, n_seeds + 1):
+            perturbed = folder / "perturbed.pya"
+            with_guests(path, perturbed, seed)
+            found.append(_replays(perturbed))
+        for allocator in ALLOCATORS:
+            peaks = [replay[allocator][0] for replay in found]
+            times = [replay[allocator][1] / replay[ALLOCATORS[0]][1] for replay in found]
+            yield Row(
+                trace=one.name,
+                kind=one.kind,
+                allocator=allocator,
+                plain=plain[allocator][0],
+                mean=geometric(peaks),
+                worst=max(peaks),
+                time=geometric(times),
+            )
+        print(f"[{number + 1}/{len(traces)}] {one.name}", file=sys.stderr, flush=True)
+
+
+def table(rows: list[Row]) -> str:
+    """One line a row, then the geometric means of each part."""
+    lines = [f"{'':34}{'as it is':>9}{'mean':>8}{'worst':>8}{'x native ms':>13}"]
+    for row in rows:
+        name = row.trace if row.allocator == ALLOCATORS[0] else ""
+        lines.append(
+            f"{name:22}{row.allocator:12}{row.plain:9.3f}{row.mean:8.3f}{row.worst:8.3f}{row.time:13.2f}"
+        )
+    for part, title in PARTS.items():
+        for allocator in ALLOCATORS:
+            mine = [row for row in rows if row.kind == part and row.allocator == allocator]
+            if mine:
+                name = title if allocator == ALLOCATORS[0] else ""
+                lines.append(
+                    f"{name:22}{allocator:12}{geometric([row.plain for row in mine]):9.3f}"
+                    f"{geometric([row.mean for row in mine]):8.3f}"
+                    f"{geometric([row.worst for row in mine]):8.3f}"
+                    f"{geometric([row.time for row in mine]):13.2f}"
+                )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="TRACE")
+    parser.add_argument("--seeds", type=int, default=8, help="perturbations of each (default 8)")
+    parser.add_argument("--json", action="store_true", help="one JSON line for each result")
+    arguments = parser.parse_args()
+    if arguments.seeds < 1:
+        parser.error(f"--seeds {arguments.seeds}: at least one is needed")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = list(measure(arguments.names, arguments.seeds, Path(folder)))
+    if arguments.json:
+        for row in rows:
+            print(json.dumps({**asdict(row), "seeds": arguments.seeds, "commit": commit()}))
+        return 0
+    print(table(rows))
+    print(f"simulated device, typical costs; seeds 1..{arguments.seeds}; commit {commit()}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
