@@ -17,6 +17,25 @@ memory_round(size_t size) {
     return (size + PYA_HC_PAGE - 1) & ~(PYA_HC_PAGE - 1);
 }
 
+/* Managed memory moves to the device page by page when a kernel touches it, and may be larger than the device: with
+ * kernels that touch nothing none of it is there. */
+static int
+memory_take(
+    struct pya_hc_device *dev, enum pya_hc_region_kind kind, size_t bytes, uint64_t *offset) {
+    return kind == REGION_MANAGED ? pya_hc_physical_place_locked(dev, bytes, offset)
+                                  : pya_hc_physical_take_locked(dev, bytes, offset);
+}
+
+static void
+memory_give(const struct pya_hc_region *region) {
+    struct pya_hc_device *dev = pya_hc_device(region->device);
+    if (region->kind == REGION_MANAGED) {
+        pya_hc_physical_drop_locked(dev, region->offset, region->mapped);
+    } else {
+        pya_hc_physical_give_locked(dev, region->offset, region->mapped);
+    }
+}
+
 int
 pya_hc_memory_alloc_locked(
     struct pya_hc_device *dev, enum pya_hc_region_kind kind, size_t size,
@@ -27,7 +46,7 @@ pya_hc_memory_alloc_locked(
     }
     struct pya_hc_region region = {
         .size = size, .mapped = mapped, .kind = kind, .device = dev->ordinal, .fd = -1};
-    int error = pya_hc_physical_take_locked(dev, mapped, &region.offset);
+    int error = memory_take(dev, kind, mapped, &region.offset);
     if (error != CU_OK) {
         return error;
     }
@@ -49,14 +68,14 @@ pya_hc_memory_alloc_locked(
 give_address:
     pya_hc_address_give_locked(region.start, mapped);
 give_physical:
-    pya_hc_physical_give_locked(dev, region.offset, mapped);
+    memory_give(&region);
     return error;
 }
 
 void
 pya_hc_memory_free_locked(struct pya_hc_region *region) {
     pya_hc_address_give_locked(region->start, region->mapped);
-    pya_hc_physical_give_locked(pya_hc_device(region->device), region->offset, region->mapped);
+    memory_give(region);
     pya_hc_region_remove_locked(region);
 }
 
@@ -106,6 +125,16 @@ pya_hc_memory_free(void *ptr) {
     }
     pya_hc_unlock();
     return error;
+}
+
+int
+pya_hc_memory_check_managed(const void *ptr, size_t size) {
+    pya_hc_lock();
+    const struct pya_hc_region *region = pya_hc_region_at_locked((uintptr_t)ptr);
+    bool is_managed = region != NULL && region->kind == REGION_MANAGED &&
+                      size <= region->start + region->mapped - (uintptr_t)ptr;
+    pya_hc_unlock();
+    return is_managed ? CU_OK : CU_INVALID_VALUE;
 }
 
 int

@@ -12,6 +12,9 @@ int pya_hc_memory_alloc_locked(
     struct pya_hc_region **out);
 void pya_hc_memory_free_locked(struct pya_hc_region *region);
 
+/* CU_INVALID_VALUE unless all of it is managed memory. */
+int pya_hc_memory_check_managed(const void *ptr, size_t size);
+
 int pya_hc_pinned_alloc(size_t size, void **out);
 int pya_hc_pinned_free(void *ptr);
 int pya_hc_host_register(void *ptr, size_t size);

@@ -31,27 +31,38 @@ physical_open(struct pya_hc_device *dev) {
 }
 
 int
-pya_hc_physical_take_locked(struct pya_hc_device *dev, size_t bytes, uint64_t *offset) {
+pya_hc_physical_place_locked(struct pya_hc_device *dev, size_t bytes, uint64_t *offset) {
     int error = physical_open(dev);
     if (error != CU_OK) {
         return error;
     }
-    error = pya_hc_charge_locked(dev, bytes);
+    bool is_taken = pya_hc_extents_take(&dev->file, bytes, PYA_HC_PAGE, offset);
+    return is_taken ? CU_OK : CU_OUT_OF_MEMORY;
+}
+
+int
+pya_hc_physical_take_locked(struct pya_hc_device *dev, size_t bytes, uint64_t *offset) {
+    int error = pya_hc_charge_locked(dev, bytes);
     if (error != CU_OK) {
         return error;
     }
-    if (!pya_hc_extents_take(&dev->file, bytes, PYA_HC_PAGE, offset)) {
+    error = pya_hc_physical_place_locked(dev, bytes, offset);
+    if (error != CU_OK) {
         pya_hc_uncharge_locked(dev, bytes);
-        return CU_OUT_OF_MEMORY;
     }
-    return CU_OK;
+    return error;
+}
+
+void
+pya_hc_physical_drop_locked(struct pya_hc_device *dev, uint64_t offset, size_t bytes) {
+    (void)fallocate(
+        dev->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
+    (void)pya_hc_extents_give(&dev->file, offset, bytes);
 }
 
 void
 pya_hc_physical_give_locked(struct pya_hc_device *dev, uint64_t offset, size_t bytes) {
-    (void)fallocate(
-        dev->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
-    (void)pya_hc_extents_give(&dev->file, offset, bytes);
+    pya_hc_physical_drop_locked(dev, offset, bytes);
     pya_hc_uncharge_locked(dev, bytes);
 }
 

@@ -7,6 +7,9 @@
 int pya_hc_physical_take_locked(struct pya_hc_device *dev, size_t bytes, uint64_t *offset);
 /* Drops the contents and gives the range back. */
 void pya_hc_physical_give_locked(struct pya_hc_device *dev, uint64_t offset, size_t bytes);
+/* The same without counting against the capacity. */
+int pya_hc_physical_place_locked(struct pya_hc_device *dev, size_t bytes, uint64_t *offset);
+void pya_hc_physical_drop_locked(struct pya_hc_device *dev, uint64_t offset, size_t bytes);
 /* Maps a range of a file over address space of the window. */
 int pya_hc_physical_map(int fd, uint64_t offset, uintptr_t address, size_t bytes, int protection);
 int pya_hc_physical_fd(int device);

@@ -92,6 +92,46 @@ cudaPointerGetAttributes(struct cuda_pointer_attributes *out, const void *ptr) {
     RT(pya_hc_memory_describe(ptr, out));
 }
 
+/* Where managed memory lies is of no consequence here.  CUDA 13 has the names for places that CUDA 12 had as second forms. */
+#if PYA_CUDART_MAJOR >= 13
+#define PLACE_NAME(name) name
+#else
+#define PLACE_NAME(name) name##_v2
+int
+cudaMemPrefetchAsync(const void *ptr, size_t size, int device, void *stream) {
+    HC_RUNTIME();
+    (void)device;
+    (void)stream;
+    RT(pya_hc_memory_check_managed(ptr, size));
+}
+
+int
+cudaMemAdvise(const void *ptr, size_t size, int advice, int device) {
+    HC_RUNTIME();
+    (void)advice;
+    (void)device;
+    RT(pya_hc_memory_check_managed(ptr, size));
+}
+#endif
+
+int
+PLACE_NAME(cudaMemPrefetchAsync)(
+    const void *ptr, size_t size, struct cuda_location place, unsigned flags, void *stream) {
+    HC_RUNTIME();
+    (void)place;
+    (void)flags;
+    (void)stream;
+    RT(pya_hc_memory_check_managed(ptr, size));
+}
+
+int
+PLACE_NAME(cudaMemAdvise)(const void *ptr, size_t size, int advice, struct cuda_location place) {
+    HC_RUNTIME();
+    (void)advice;
+    (void)place;
+    RT(pya_hc_memory_check_managed(ptr, size));
+}
+
 /* Copies and fills */
 
 int

@@ -15,6 +15,8 @@ from uuid import UUID
 
 import pytest
 
+from pyalloc import hostcuda
+
 from .conftest import LIVE, PAGE, Access, Cuda, Prop
 
 INVALID, OUT_OF_MEMORY, INVALID_DEVICE = 1, 2, 101
@@ -396,6 +398,38 @@ def test_pointers_are_described(cuda: Cuda) -> None:
     cuda.ok("cudaFreeHost", pinned)
     assert cuda("cudaFreeHost", pinned) == INVALID
     cuda.ok("cudaFree", plain)
+
+
+def test_managed_memory_may_be_larger_than_the_device(cuda: Cuda) -> None:
+    """It moves to the device page by page, when a kernel touches it: no kernel does."""
+    used = cuda.used()
+    cuda.control("set_capacity", 0, ctypes.c_size_t(used + PAGE))
+    for name, free in (("cudaMallocManaged", "cudaFree"), ("cuMemAllocManaged", "cuMemFree_v2")):
+        pointer = cuda.out(name, 4 * PAGE, 1)
+        assert cuda.used() == used
+        assert cuda.put(pointer + PAGE, b"seen by both") == 0
+        assert ctypes.string_at(pointer + PAGE, 12) == b"seen by both"
+        cuda.ok(free, pointer)
+    assert cuda.used() == used
+
+
+def test_paged_optimizers_may_move_their_memory(cuda: Cuda) -> None:
+    """bitsandbytes asks for it, and ends the process where it is refused."""
+    pointer, stream = cuda.out("cudaMallocManaged", 4 * PAGE, 1), 0
+    cuda12 = Cuda(hostcuda.LIBRARIES, 12)
+    cuda12.ok("cudaMemPrefetchAsync", pointer, PAGE, 0, stream)
+    cuda12.ok("cudaMemAdvise", pointer, PAGE, 3, 0)
+    location = Access(1, 0, 0)  # begins with a cudaMemLocation, which is passed by value
+    place = ctypes.c_uint64.from_buffer(location).value
+    for code in (
+        cuda("cudaMemPrefetchAsync", pointer, PAGE, place, 0, stream),
+        cuda("cudaMemAdvise", pointer, PAGE, 3, place),
+    ):
+        assert code == 0
+    plain = cuda.malloc(PAGE)
+    assert cuda("cudaMemPrefetchAsync", plain, PAGE, place, 0, stream) == INVALID
+    cuda.ok("cudaFree", plain)
+    cuda.ok("cudaFree", pointer)
 
 
 def test_every_failure_of_a_sequence_leaves_nothing(cuda: Cuda) -> None:
