@@ -286,8 +286,6 @@ __cudaGetKernel(const void **out, const void *function) {
     return CU_OK;
 }
 
-enum { CU_INVALID_CONFIGURATION = 9 };
-
 static int
 launch(struct cuda_dim3 grid, struct cuda_dim3 block, const void *stream) {
     const unsigned grid_sizes[] = {grid.x, grid.y, grid.z};

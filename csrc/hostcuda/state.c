@@ -102,6 +102,20 @@ state_read_memory(void) {
     }
 }
 
+/* torch counts devices with NVML, where one that is not there cannot be named. */
+static void
+state_tell_absent(unsigned long n) {
+    static bool told;
+    if (!told) {
+        told = true;
+        (void)fprintf(
+            stderr,
+            "pyalloc hostcuda: CUDA_VISIBLE_DEVICES names device %lu, but there are %d: another stands for it, and "
+            "torch.cuda.device_count() does not count it (pyalloc dryrun --devices %lu)\n",
+            n, n_physical, n + 1);
+    }
+}
+
 /* Which device an entry of CUDA_VISIBLE_DEVICES means.  One by another name than its number, or that is not there, is the
  * first not yet named: programs that expect a larger machine run too. */
 static struct pya_hc_device *
@@ -109,6 +123,9 @@ state_named(const char *entry) {
     char *end = NULL;
     unsigned long n = strtoul(entry, &end, 10);
     bool is_number = end != entry && (*end == ',' || *end == '\0');
+    if (is_number && n >= (unsigned long)n_physical) {
+        state_tell_absent(n);
+    }
     if (!is_number || n >= (unsigned long)n_physical || devices[n].ordinal >= 0) {
         for (n = 0; devices[n].ordinal >= 0; n++) {
         }

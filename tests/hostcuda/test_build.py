@@ -190,6 +190,10 @@ def test_environment_sets_devices_memory_and_failures(built: Callable[[str], Pat
     for variables, expected in cases:
         done = run(**variables)
         assert (done.stdout, done.stderr) == (expected, ""), variables
+    done = run(CUDA_VISIBLE_DEVICES="3,1", PYALLOC_HOSTCUDA_DEVICES="2")
+    assert done.stdout == "2 0 0"
+    assert "CUDA_VISIBLE_DEVICES names device 3, but there are 2" in done.stderr
+    assert "(pyalloc dryrun --devices 4)" in done.stderr
     for name, text in (
         ("DEVICES", "17"),
         ("DEVICES", "two"),

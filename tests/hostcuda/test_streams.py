@@ -395,6 +395,10 @@ def test_launches_of_compiled_kernels_are_refused_too(cuda: Cuda) -> None:
     for wrong in ((2, 513, 1), (1, 1, 65), (65536, 65536, 1), (0, 1, 1), (1, 0, 1), (1, 1, 0)):
         assert answer(one, wrong) == INVALID_CONFIGURATION, wrong
     assert cuda("cudaGetLastError") == INVALID_CONFIGURATION
+    # What torch's error says of it.
+    cuda.runtime.cudaGetErrorString.restype = ctypes.c_char_p
+    said = cuda.runtime.cudaGetErrorString(INVALID_CONFIGURATION)
+    assert said == b"invalid configuration argument"
 
 
 def test_graphs_replay_copies_and_fills(cuda: Cuda) -> None:
