@@ -1,4 +1,4 @@
-"""A process of `pyalloc dryrun`: its memory figures, written as JSON when it ends, and what it must not ask a device.
+"""A process of `pyalloc dryrun`: its memory figures, written as JSON when it ends.
 
 How it ends does not matter as long as Python hears of it: os._exit() and Ctrl-C run no destructor, so that the counters
 of the host-memory runtime are asked for here, too.
@@ -12,14 +12,13 @@ import functools
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pyalloc._bootstrap import leaving
+from pyalloc._bootstrap import answers, leaving
 from pyalloc._bootstrap.importing import after_import
 
 _PEAKS = ("requested", "allocated", "reserved")  # of torch's figures, <name>_bytes.all.peak
@@ -44,13 +43,8 @@ def watch(folder: str) -> None:
     os.register_at_fork(after_in_child=lambda: _begin_in_child(state))
     _note_uncaught(state)
 
-    def prepare(torch: Any) -> None:
-        _note_resets(torch, state)
-        _take_every_step(torch)
-        _take_arguments_as_valid(torch)
-
-    after_import("torch", prepare)
-    after_import("transformers.generation.utils", _generate_to_the_limit)
+    after_import("torch", lambda torch: _note_resets(torch, state))
+    answers.give()
 
 
 def _begin_in_child(state: _Watch) -> None:
@@ -58,55 +52,6 @@ def _begin_in_child(state: _Watch) -> None:
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():
         state.pid = os.getpid()
-
-
-def _take_every_step(torch: Any) -> None:
-    """A GradScaler reads from the device whether gradients overflowed; here that would be whatever lay there.
-
-    Skipping the steps would leave out the optimizer's state, often the largest part of the memory in question.
-    """
-
-    def step(_scaler: Any, optimizer: Any, _state: Any, *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)
-
-    torch.amp.GradScaler._maybe_opt_step = step
-
-
-def _take_arguments_as_valid(torch: Any) -> None:
-    """torch.distributions reads from the device whether its arguments are valid, and would find that they are not."""
-    ask = getattr(torch, "_is_all_true", None)
-    if ask is None:
-        return
-
-    def is_all_true(valid: Any) -> Any:
-        answer = ask(valid)
-        return torch.ones((), dtype=torch.bool) if answer.is_cuda else answer
-
-    torch._is_all_true = is_all_true
-
-
-def _generate_to_the_limit(generation: Any) -> None:
-    """The generate() of transformers asks the device whether all sequences have ended: it might stop at once, or never.
-
-    Here it goes on to its largest length, which is what has to fit.
-    """
-    criteria, mixin = generation.StoppingCriteriaList, generation.GenerationMixin
-    ask, goes_on = criteria.__call__, getattr(mixin, "_has_unfinished_sequences", None)
-    if goes_on is None:  # before 4.39
-        return
-    asked = threading.local()
-
-    def call(stopping: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if stopping.max_length is not None:
-            asked.is_full = input_ids.shape[-1] >= stopping.max_length
-        return ask(stopping, input_ids, *args, **kwargs)
-
-    def has_unfinished(model: Any, *args: Any, **kwargs: Any) -> Any:
-        is_full = asked.__dict__.pop("is_full", None)
-        return goes_on(model, *args, **kwargs) if is_full is None else not is_full
-
-    criteria.__call__ = call
-    mixin._has_unfinished_sequences = has_unfinished
 
 
 def _note_uncaught(state: _Watch) -> None:

@@ -83,3 +83,33 @@ def test_distributions_take_arguments_as_valid(torch_found: hostcuda.Torch, tmp_
     """
     code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert (code, out) == (0, "on the host: ValueError\n"), err
+
+
+def test_objects_travel_between_ranks(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """NCCL's sizes of them would be found by kernels."""
+    source = """
+        import os, torch
+        import torch.distributed as dist
+        from torch.distributed import broadcast_object_list
+        rank = int(os.environ["RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        for group in (None, dist.new_group([0, 1], backend="nccl")):
+            for _ in range(2):
+                everybodys = [None, None]
+                dist.all_gather_object(everybodys, {"rank": rank}, group=group)
+                assert everybodys == [{"rank": 0}, {"rank": 1}], everybodys
+            told = ["from 1", 7] if rank == 1 else [None, None]
+            broadcast_object_list(told, 1, group, torch.device("cuda", rank))
+            assert told == ["from 1", 7], told
+            mine, roots = [None], [None, None] if rank == 0 else None
+            dist.scatter_object_list(mine, ["a", "b"] if rank == 0 else None, src=0, group=group)
+            dist.gather_object(mine[0], roots, dst=0, group=group)
+            assert roots == (["a", "b"] if rank == 0 else None), roots
+        assert dist.get_backend() == "nccl"
+        dist.destroy_process_group()
+    """
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    arguments = ["--memory", "2GB", "--devices", "2", sys.executable]
+    code, _, err = finish(start([*arguments, *command, program(tmp_path, source)], tmp_path))
+    assert code == 0, err[-4000:]
