@@ -165,13 +165,28 @@ pya_pool_list(struct pya_heap *heap, int device, struct pya_pool_info *infos, si
     return n;
 }
 
+/* In a forked child, whose torch goes on counting; the memory is the parent's. */
+static pya_status
+pool_release_forked(struct pya_heap *heap, int device, struct pya_pool_id id) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    if (card != NULL) {
+        pya_lock_acquire(&card->lock);
+        struct pya_pool *pool = pya_pool_find(card, id);
+        if (pool != NULL && pool->n_users > 0) {
+            pool->n_users--;
+        }
+        pya_lock_release(&card->lock);
+    }
+    return PYA_E_FORKED;
+}
+
 pya_status
 pya_pool_release(struct pya_heap *heap, int device, struct pya_pool_id id) {
     struct pya_card *card;
     struct pya_pool *pool;
     pya_status st = pya_heap_lock_pool(heap, device, id, &card, &pool);
     if (st != PYA_OK) {
-        return st;
+        return st == PYA_E_FORKED ? pool_release_forked(heap, device, id) : st;
     }
     if (pool->n_users == 0) {
         st = PYA_E_INVAL;

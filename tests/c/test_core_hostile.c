@@ -504,8 +504,12 @@ static void
 test_fork(void) {
     struct world world;
     pya_dptr ptr, other = 0;
+    const struct pya_pool_id id = {7, 1};
+    struct pya_pool_info pool;
     world_narrow(&world, "", (size_t)1 << 30);
     CHECK_OK(pya_alloc(world.heap, 0, 5000, 0, &ptr));
+    CHECK_OK(pya_pool_retain(world.heap, 0, id, false));
+    CHECK_OK(pya_pool_retain(world.heap, 0, id, false));
     pid_t child = fork();
     if (child == 0) {
         struct pya_memory_info info;
@@ -514,10 +518,20 @@ test_fork(void) {
         good = good && pya_record_stream(world.heap, ptr, 16) == PYA_OK;
         good = good && pya_empty_cache(world.heap, -1) == PYA_E_FORKED;
         good = good && pya_memory_info(world.heap, 0, &info) == PYA_E_FORKED;
+        for (size_t n_users = 2; n_users > 0; n_users--) { /* torch asks how many are left */
+            good = good && pya_pool_list(world.heap, 0, &pool, 1) == 1 && pool.n_users == n_users;
+            good = good && pya_pool_release(world.heap, 0, id) == PYA_E_FORKED;
+        }
+        good = good && pya_pool_release(world.heap, 0, id) == PYA_E_FORKED;
+        good = good && pya_pool_list(world.heap, 0, &pool, 1) == 1 && pool.n_users == 0;
         pya_heap_destroy(world.heap);
         _exit(good ? 0 : 1);
     }
     child_passes(child);
+    CHECK_EQ(pya_pool_list(world.heap, 0, &pool, 1), 1);
+    CHECK_EQ(pool.n_users, 2);
+    CHECK_OK(pya_pool_release(world.heap, 0, id));
+    CHECK_OK(pya_pool_release(world.heap, 0, id));
     CHECK_OK(pya_free(world.heap, ptr));
     world_empty_fini(&world);
 }

@@ -85,6 +85,40 @@ def test_giving_memory_back(runtime: Any, fail: Fail, call: str) -> None:
     assert left_behind(runtime) == base
 
 
+@pytest.mark.parametrize("call", ["cuMemUnmap", "cuMemRelease", "cuCtxSynchronize"])
+def test_giving_a_pools_memory_back(runtime: Any, fail: Fail, call: str) -> None:
+    """The same as a MemPool goes, where an exception would end the process."""
+    base = left_behind(runtime)
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensor = empty(100 * MIB)
+    del tensor
+    fail(call, INVALID)
+    del pool
+    assert _core.check(0) == 0
+    assert left_behind(runtime) == base
+
+
+def test_a_forked_child_drops_its_parents_pool() -> None:
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.MemPool(use_on_oom=True)
+    x = torch.zeros(MIB, device="cuda")
+    with torch.cuda.graph(graph, pool=pool.id):
+        y = x + 1
+    child = os.fork()
+    if child == 0:
+        try:
+            del y, graph
+            count = pool.use_count()  # torch 2.9 ends the process where it is not 1 as a pool goes
+            del pool
+            os._exit(count)
+        finally:
+            os._exit(77)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert pool.use_count() == 2
+    graph.replay()
+    del y, graph
+
+
 @pytest.mark.parametrize("call", ["cuEventCreate", "cuEventRecord", "cuEventQuery"])
 def test_blocks_that_wait_for_a_stream(runtime: Any, fail: Fail, call: str) -> None:
     """A block whose event cannot be made or asked is not handed out early, and not lost either."""
