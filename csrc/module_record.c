@@ -183,8 +183,8 @@ frames_trim(
 static bool
 stack_number(
     struct history_writer *h, struct pya_trace_writer *trace, void *context, uint32_t *out) {
-    struct pya_stack_frame frames[2 * KEPT_FRAMES];
-    size_t n = pya_stack_read(context, frames, 2 * KEPT_FRAMES);
+    struct pya_stack_frame frames[PYA_STACK_ROOM];
+    size_t n = pya_stack_read(context, frames, PYA_STACK_ROOM);
     if (n > 0 && frames[0].at == PYA_STACK_NATIVE) {
         n = frames_trim(h, trace, frames, n);
     }

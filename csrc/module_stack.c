@@ -13,8 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_FRAMES 128
-
 struct frame {
     PyObject *code; /* owned */
     int at;         /* instruction, or the line where this Python cannot tell lines later */
@@ -117,10 +115,10 @@ capture_with_gil(void) {
     get_back_function get_back = find_get_back();
     PyFrameObject *frame = get_back == NULL ? NULL : PyEval_GetFrame(); /* borrowed */
     const struct line_functions *later = find_line_functions();
-    struct frame frames[MAX_FRAMES];
+    struct frame frames[PYA_STACK_MAX];
     size_t n = 0;
     Py_XINCREF(frame);
-    while (frame != NULL && n < MAX_FRAMES) {
+    while (frame != NULL && n < PYA_STACK_MAX) {
         frames[n].code = (PyObject *)PyFrame_GetCode(frame);
         const int at = later != NULL ? later->instruction(frame) : PyFrame_GetLineNumber(frame);
         frames[n].at = at < 0 ? 0 : at; /* a frame that has not begun */
@@ -140,8 +138,8 @@ capture_with_gil(void) {
 /* Without memory for the details the stack is kept without them. */
 static void
 add_native(struct stack *stack) {
-    void *addresses[MAX_FRAMES];
-    const int n = backtrace(addresses, MAX_FRAMES);
+    void *addresses[PYA_STACK_MAX];
+    const int n = backtrace(addresses, PYA_STACK_MAX);
     if (n <= 0) {
         return;
     }

@@ -31,6 +31,10 @@ struct pya_stack_frame {
     int at; /* place in the code object, opaque; PYA_STACK_NATIVE: a frame of C or C++ */
 };
 #define PYA_STACK_NATIVE (-1)
+enum {
+    PYA_STACK_MAX = 128,                /* frames kept of Python, and as many native ones */
+    PYA_STACK_ROOM = 2 * PYA_STACK_MAX, /* of one stack at most */
+};
 /* The innermost frames, native ones first, at most `room`; returns how many. */
 size_t pya_stack_read(void *context, struct pya_stack_frame *out, size_t room);
 /* {"name", "filename", "line"}, a new reference, or NULL with an exception set; the GIL is held. */

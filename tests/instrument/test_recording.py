@@ -370,6 +370,23 @@ def test_cpp_frames_begin_where_the_request_came_from(record: Record) -> None:
     assert str(found.place(block.stack)).endswith("program.py:4 ask")
 
 
+def test_cpp_frames_leave_room_for_the_programs_own(record: Record) -> None:
+    """Deep programs: each call of a module is one of Python and several of C."""
+    path = record("""
+    import torch
+    def ask(depth):
+        if depth == 0:
+            return torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+        return list(map(ask, [depth - 1]))[0]
+    x = ask(50)
+    """, "--allocator", "pyalloc", "--stacks", "all")  # fmt: skip
+    found = trace.analyse(path)
+    (block,) = found.peak.blocks
+    names = [name for name, _, _ in found.frames(block.stack)]
+    assert any("at::" in name for name in names) and names.count("ask") > 40, names
+    assert str(found.place(block.stack)).endswith("program.py:5 ask")
+
+
 def test_what_the_program_drops_is_not_kept_alive(record: Record) -> None:
     """A program that tries one model after the other needs the memory of one, recorded or not."""
     path = record("""
