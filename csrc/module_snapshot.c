@@ -250,6 +250,7 @@ history_call(void (*function)(struct pya_heap *heap)) {
     Py_BEGIN_ALLOW_THREADS
     function(heap);
     Py_END_ALLOW_THREADS
+    pya_stack_sweep(); /* there may be no capture that does it */
     Py_RETURN_NONE;
 }
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import pickle
+import weakref
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -240,6 +244,22 @@ def test_off_clears_the_trace() -> None:
     assert trace()
     _record_memory_history(None)
     assert trace() == []
+
+
+@pytest.mark.skipif(
+    os.environ.get("PYALLOC_PARITY") != "pyalloc", reason="native keeps them until it records again"
+)
+def test_a_history_that_was_stopped_keeps_no_stacks() -> None:
+    """Of a long history they are gigabytes."""
+    _record_memory_history(max_entries=1000)
+    scope: dict[str, Any] = {}
+    exec("def make():\n    import torch\n    torch.empty(1000, device='cuda')", scope)
+    scope["make"]()
+    code = weakref.ref(scope.pop("make").__code__)
+    gc.collect()
+    assert code() is not None
+    _record_memory_history(None)
+    assert code() is None
 
 
 def test_state_records_no_trace() -> None:
