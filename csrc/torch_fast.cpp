@@ -68,6 +68,27 @@ is_foreign(const cuda_stream &stream, const void *handle) {
     return stream.number != 0 && stream.number == reinterpret_cast<uintptr_t>(handle);
 }
 
+/* The latest handle that was the current stream's, and one of torch's own: those are asked for again and again, and live
+ * as long as the process. */
+std::atomic<const void *> known_own{nullptr};
+
+/* A handle alone does not tell whose stream it is.  Unless torch uses it now it may be anybody's. */
+__attribute__((noinline)) bool
+is_unknown_foreign(int8_t device, const void *handle) {
+    const cuda_stream stream = current_stream(device);
+    if (handle_of(stream) != handle || is_foreign(stream, handle)) {
+        return true;
+    }
+    known_own.store(handle, std::memory_order_relaxed);
+    return false;
+}
+
+inline bool
+is_handle_foreign(int8_t device, const void *handle) {
+    return handle != nullptr && handle != known_own.load(std::memory_order_relaxed) &&
+           is_unknown_foreign(device, handle);
+}
+
 __attribute__((noinline, cold)) bool
 note_foreign(const void *handle, int device) {
     pya_heap *heap = pya_torch_heap();
@@ -85,24 +106,53 @@ device_here() {
     return current_device();
 }
 
-void *
-alloc_here(size_t bytes, int8_t *device) {
-    *device = device_here();
-    const cuda_stream stream = current_stream(*device);
+/* Where a request is made. */
+struct place {
+    void *handle;
+    int8_t device;
+    bool is_new; /* the heap has not heard of this foreign stream */
+};
+
+/* Before the request, which may be the first of a capture: that must not be waited in. */
+inline place
+place_begin(int8_t device, void *handle, bool is_foreign) {
+    return {handle, device, PYA_UNLIKELY(is_foreign) && !note_foreign(handle, device)};
+}
+
+inline place
+place_here() {
+    const int8_t device = device_here();
+    const cuda_stream stream = current_stream(device);
     void *handle = handle_of(stream);
-    /* Before: the request may be the first of a capture, which must not be waited in. */
-    const bool is_new = PYA_UNLIKELY(is_foreign(stream, handle)) && !note_foreign(handle, *device);
-    void *ptr = pya_torch_alloc(bytes, *device, handle);
-    if (PYA_UNLIKELY(is_new)) {
-        (void)note_foreign(handle, *device);
+    return place_begin(device, handle, is_foreign(stream, handle));
+}
+
+inline void
+place_end(const place &where) {
+    if (PYA_UNLIKELY(where.is_new)) {
+        (void)note_foreign(where.handle, where.device);
     }
+}
+
+inline void *
+alloc_at(const place &where, size_t bytes) {
+    void *ptr = pya_torch_alloc(bytes, where.device, where.handle);
+    place_end(where);
     return ptr;
 }
 
-/* torch's own way once, to see where it puts what. */
+/* torch's own way. */
+void
+allocate_slowly(data_ptr *out, void *self, size_t bytes) {
+    const place where = place_here();
+    torch_allocate(out, self, bytes);
+    place_end(where);
+}
+
+/* The same once, to see where it puts what. */
 void
 allocate_and_look(data_ptr *out, void *self, size_t bytes) {
-    torch_allocate(out, self, bytes);
+    allocate_slowly(out, self, bytes);
     void *deleter = torch_deleter(self);
     int layout = LAYOUT_STRANGE;
     if (out->data != nullptr && out->second == deleter && out->third == out->data) {
@@ -146,15 +196,15 @@ pya_torch_fast_prepare(void) {
 
 void *
 pya_torch_fast_raw_alloc(void *self, size_t bytes) {
-    int8_t device;
     (void)self;
-    return alloc_here(bytes, &device);
+    return alloc_at(place_here(), bytes);
 }
 
 void *
 pya_torch_fast_raw_alloc_with_stream(void *self, size_t bytes, void *stream) {
     (void)self;
-    return pya_torch_alloc(bytes, device_here(), stream);
+    const int8_t device = device_here();
+    return alloc_at(place_begin(device, stream, is_handle_foreign(device, stream)), bytes);
 }
 
 void
@@ -180,11 +230,11 @@ pya_torch_fast_allocate(void *out, void *self, size_t bytes) {
         return out;
     }
     if (PYA_UNLIKELY(layout == LAYOUT_STRANGE)) {
-        return torch_allocate(made, self, bytes);
+        allocate_slowly(made, self, bytes);
+        return out;
     }
-    int8_t device;
-    void *ptr = alloc_here(bytes, &device);
-    fill(made, self, ptr, device, layout);
+    const place where = place_here();
+    fill(made, self, alloc_at(where, bytes), where.device, layout);
     return out;
 }
 

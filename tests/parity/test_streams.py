@@ -255,24 +255,41 @@ def test_block_waits_for_a_stream_destroyed_meanwhile(runtime) -> None:
     assert released(address, 3 * MIB, torch.cuda.current_stream())
 
 
-@pytest.mark.parametrize("how", ["allocated", "recorded"])
+@pytest.mark.parametrize("how", ["allocated", "recorded", "by number"])
 def test_nothing_is_asked_of_a_destroyed_stream(runtime: Any, how: str) -> None:
     """A card's driver may crash at it.  Torch's own streams live as long as the process, others do not."""
+    use_and_destroy(runtime, how)
+
+
+def test_nothing_is_asked_of_the_first_stream() -> None:
+    """The process's first request goes torch's own way, to see how it fills its pointers."""
+    program = """
+import ctypes, test_streams
+test_streams.use_and_destroy(ctypes.CDLL("libcuda.so.1"), "allocated")
+"""
+    subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parent, check=True, timeout=600
+    )
+
+
+def use_and_destroy(runtime: Any, how: str) -> None:
+    runtime.pya_hostcuda_live.restype = ctypes.c_uint64
     torch.cuda.empty_cache()
     side = torch.cuda.Stream()
-    busy(side)
     spare = [own_stream() for _ in range(200)]
     before = runtime.pya_hostcuda_live(b"stale_calls")
     stream = own_stream()
     if how == "allocated":
         with torch.cuda.stream(stream):
-            tensor = empty(64 * MIB)
+            empty(64 * MIB)
+    elif how == "by number":
+        address = torch.cuda.caching_allocator_alloc(64 * MIB, stream=stream.cuda_stream)
+        torch.cuda.caching_allocator_delete(address)
     else:
-        tensor = empty(64 * MIB)
-        tensor.record_stream(stream)
-    del tensor
+        empty(64 * MIB).record_stream(stream)
     torch.cuda.synchronize()
     destroy(stream)
+    busy(side)
     for each in spare:  # streams that torch makes from here on get the handles of these
         destroy(each)
     for step in range(
