@@ -219,6 +219,10 @@ class Recorder:
     # Of a process beside the one that was meant: nobody misses it if it is empty.
     is_extra: bool = False
 
+    def __post_init__(self) -> None:
+        """The file stays where it was asked for when the program goes to another folder."""
+        self.path = self.path.absolute()
+
     # ---- marks ----
 
     def add(self, kind: str, text: str, *, arg: int = 0, addr: int = 0, device: int = 0) -> None:

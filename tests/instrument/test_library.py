@@ -89,6 +89,21 @@ except pyalloc.PyallocError as error:
     assert any("program.py:10" in name for name in names)
 
 
+def test_a_program_that_goes_to_another_folder_is_recorded(tmp_path: Path) -> None:
+    program = """
+import os, sys, pyalloc, torch
+os.mkdir(sys.argv[1])
+os.chdir(sys.argv[1])
+with pyalloc.record("out.pya") as recorder:
+    os.chdir("/")
+    x = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+    assert recorder.flush().exists()
+"""
+    dry(tmp_path, program, tmp_path / "here", allocator="pyalloc")
+    found = trace.analyse(tmp_path / "here" / "out.pya")
+    assert found.totals["is_complete"] and found.totals["peak_bytes"] == 5 * MIB
+
+
 def test_table_snapshot_and_scalars(tmp_path: Path) -> None:
     program = """
 import pyalloc, torch
