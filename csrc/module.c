@@ -19,9 +19,13 @@ PyObject *
 pya_module_raise(const char *class_name, const char *text) {
     PyObject *errors = PyImport_ImportModule("pyalloc.errors");
     PyObject *class = errors == NULL ? NULL : PyObject_GetAttrString(errors, class_name);
-    if (class != NULL) {
-        PyErr_SetString(class, text);
+    /* Names of files need not be UTF-8. */
+    PyObject *decoded =
+        class == NULL ? NULL : PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+    if (decoded != NULL) {
+        PyErr_SetObject(class, decoded);
     }
+    Py_XDECREF(decoded);
     Py_XDECREF(class);
     Py_XDECREF(errors);
     return NULL;

@@ -13,6 +13,8 @@
 
 /* The process's heap, or NULL with pyalloc.errors.AllocatorError set. */
 struct pya_heap *pya_module_heap(void);
+/* Room for a text that begins with a path: Linux has none longer than 4096. */
+enum { PYA_MODULE_PATH_TEXT = 4096 + 512 };
 /* Raises the named class of pyalloc.errors; always returns NULL. */
 PyObject *pya_module_raise(const char *class_name, const char *text);
 /* None, or NULL with AllocatorError set: what failed, the status and what the device said. */
@@ -28,6 +30,8 @@ int pya_module_csv_add(PyObject *module);
 int pya_module_record_add(PyObject *module);
 /* Of a _core.TraceWriter, borrowed; NULL with an exception set where it is closed or something else. */
 struct pya_trace_writer *pya_module_trace_writer(PyObject *object);
+/* While it is held, by one or more, it cannot be closed. */
+void pya_module_trace_hold(PyObject *object, bool is_held);
 int pya_module_limits_add(PyObject *module);
 int pya_module_attention_add(PyObject *module);
 /* Makes the type and puts it into the module under that name; 0, or -1 with an exception set. */

@@ -516,12 +516,14 @@ history_drain(PyObject *self, PyObject *args) {
     d->offset_ns = offset_ns;
     d->marks = marks;
     h->is_busy = true;
+    pya_module_trace_hold(h->trace, true);
     Py_BEGIN_ALLOW_THREADS
     drain_take(d, heap);
     Py_END_ALLOW_THREADS
     const pya_status status = drain_all(h, d);
     drain_fini(d);
     pya_stack_sweep();
+    pya_module_trace_hold(h->trace, false);
     h->is_busy = false;
     PyObject *result = drain_result(d, status);
     if (result != NULL && PyList_SetSlice(marks, 0, d->next_mark, NULL) != 0) {

@@ -43,7 +43,7 @@ program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return NULL;
     }
     struct pya_program *program = NULL;
-    char message[512] = "";
+    char message[PYA_MODULE_PATH_TEXT] = "";
     pya_status status = PYA_OK;
     const char *name = bytes == NULL ? NULL : PyBytes_AsString(bytes);
     Py_BEGIN_ALLOW_THREADS

@@ -37,7 +37,7 @@ scan_raise(pya_status status, const char *path, const struct pya_scan *scan) {
     if (status == PYA_E_HOST_NOMEM) {
         return PyErr_NoMemory();
     }
-    char text[1024];
+    char text[PYA_MODULE_PATH_TEXT];
     const char *why = scan != NULL && pya_scan_error(scan)[0] != '\0' ? pya_scan_error(scan)
                       : status == PYA_E_IO                            ? strerror(errno)
                       : status == PYA_E_CORRUPT ? "not a trace file of this version"

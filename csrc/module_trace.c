@@ -15,7 +15,7 @@
 
 static PyObject *
 trace_raise(pya_status status, const char *path, const char *why) {
-    char text[512];
+    char text[PYA_MODULE_PATH_TEXT];
     if (status == PYA_E_HOST_NOMEM) {
         return PyErr_NoMemory();
     }
@@ -45,6 +45,7 @@ struct trace_writer_object {
     PyObject ob_base;
     struct pya_trace_writer *writer; /* NULL once closed */
     PyObject *path;                  /* bytes */
+    unsigned n_holders;              /* threads that use `writer`, perhaps without the GIL */
 };
 
 static struct trace_writer_object *
@@ -109,6 +110,10 @@ static PyObject *
 writer_close(PyObject *self, PyObject *unused) {
     (void)unused;
     struct pya_trace_writer *writer = writer_from(self)->writer;
+    if (writer_from(self)->n_holders > 0) {
+        PyErr_SetString(PyExc_RuntimeError, "a HistoryWriter is writing to this trace");
+        return NULL;
+    }
     writer_from(self)->writer = NULL;
     pya_status status = PYA_OK;
     if (writer != NULL) {
@@ -156,8 +161,12 @@ writer_stack(PyObject *self, PyObject *args) {
     unsigned file = 0;
     unsigned line = 0;
     uint32_t id = 0;
+    /* The arguments first: an __index__ of theirs may close it. */
+    if (!PyArg_ParseTuple(args, "IIII", &parent, &name, &file, &line)) {
+        return NULL;
+    }
     struct pya_trace_writer *writer = writer_open(self);
-    if (writer == NULL || !PyArg_ParseTuple(args, "IIII", &parent, &name, &file, &line)) {
+    if (writer == NULL) {
         return NULL;
     }
     frame = (struct pya_trace_frame){parent, name, file, line};
@@ -203,11 +212,11 @@ pya_module_parse_event(PyObject *args, PyObject *kwargs, struct pya_trace_event 
 static PyObject *
 writer_event(PyObject *self, PyObject *args, PyObject *kwargs) {
     struct pya_trace_event event;
-    struct pya_trace_writer *writer = writer_open(self);
-    if (writer == NULL || !pya_module_parse_event(args, kwargs, &event)) {
+    if (!pya_module_parse_event(args, kwargs, &event)) {
         return NULL;
     }
-    return writer_result(self, pya_trace_write(writer, &event));
+    struct pya_trace_writer *writer = writer_open(self);
+    return writer == NULL ? NULL : writer_result(self, pya_trace_write(writer, &event));
 }
 
 static PyObject *
@@ -249,6 +258,12 @@ pya_module_trace_writer(PyObject *object) {
         return NULL;
     }
     return writer_open(object);
+}
+
+void
+pya_module_trace_hold(PyObject *object, bool is_held) {
+    struct trace_writer_object *writer = writer_from(object);
+    writer->n_holders = is_held ? writer->n_holders + 1 : writer->n_holders - 1;
 }
 
 /* ---- the reader ---- */

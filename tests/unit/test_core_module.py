@@ -11,6 +11,8 @@ import pytest
 
 import pyalloc
 from pyalloc import AllocatorError, _core
+from pyalloc.convert import KINDS
+from pyalloc.errors import TraceError
 from pyalloc.hooks import nested
 
 CALLS: list[Callable[[], object]] = [
@@ -79,6 +81,46 @@ def test_allocating_without_a_driver_is_an_error_not_a_crash(
         _core.free(0)
         _core.destroy()
     """)
+
+
+@pytest.mark.parametrize("opens", [_core.TraceReader, _core.TraceWriter, _core.Scan, _core.Program])
+def test_errors_about_files_give_the_reason(opens: Callable[[object], object]) -> None:
+    """Whatever bytes the name has, and however long it is."""
+    for name in (b"/nowhere/\xff/x", "/nowhere" + 15 * ("/" + 250 * "x")):
+        with pytest.raises(TraceError, match=r"/nowhere.*x: No such file or directory"):
+            opens(name)
+
+
+class Closing:
+    """A number that closes a trace when it is read."""
+
+    def __init__(self, writer: _core.TraceWriter) -> None:
+        self.writer = writer
+        self.said = ""
+
+    def __index__(self) -> int:
+        try:
+            self.writer.close()
+        except RuntimeError as error:
+            self.said = str(error)
+        return 0
+
+
+def test_a_trace_is_not_closed_while_it_is_written(tmp_path: Path) -> None:
+    _core.create("")
+    try:
+        path = tmp_path / "out.pya"
+        writer = _core.TraceWriter(path)
+        number = Closing(writer)
+        mark = (1, KINDS["user"], number, 0, 0, 0, 0)
+        assert _core.HistoryWriter(writer).drain(0, [mark]) == (1, 0)
+        assert "is writing to this trace" in number.said
+        assert not path.exists()
+        with pytest.raises(ValueError, match="the trace is closed"):
+            writer.event(Closing(writer))  # type: ignore[arg-type]
+        assert path.exists()
+    finally:
+        _core.destroy()
 
 
 def test_figures_without_torch_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
