@@ -27,6 +27,8 @@ struct ipc_functions {
     int (*open)(void **base, ipc_handle handle, unsigned flags);
     int (*close)(void *base);
     int (*last_error)();
+    int (*get_device)(int *device);
+    int (*set_device)(int device);
 };
 
 const ipc_functions &
@@ -37,13 +39,30 @@ functions() {
         (void)pya_torch_find(each.open, "cudaIpcOpenMemHandle");
         (void)pya_torch_find(each.close, "cudaIpcCloseMemHandle");
         (void)pya_torch_find(each.last_error, "cudaGetLastError");
+        (void)pya_torch_find(each.get_device, "cudaGetDevice");
+        (void)pya_torch_find(each.set_device, "cudaSetDevice");
         return each;
     }();
     if (found.get == nullptr || found.open == nullptr || found.close == nullptr ||
-        found.last_error == nullptr) {
+        found.last_error == nullptr || found.get_device == nullptr || found.set_device == nullptr) {
         throw std::runtime_error("pyalloc: the CUDA runtime's IPC functions were not found");
     }
     return found;
+}
+
+/* On the device it was opened on; the caller's, who only drops a tensor, stays as it was, and so does what the runtime
+ * says went wrong last. */
+void
+close_on(int device, void *base) {
+    const ipc_functions &cuda = functions();
+    int current = device;
+    const bool moves = cuda.get_device(&current) == 0 && current != device;
+    const bool is_there = !moves || cuda.set_device(device) == 0;
+    const bool is_closed = is_there && cuda.close(base) == 0;
+    const bool is_back = !moves || cuda.set_device(current) == 0;
+    if (!is_closed || !is_back) {
+        (void)cuda.last_error();
+    }
 }
 
 std::mutex open_lock;
@@ -95,14 +114,16 @@ pya_torch_ipc_open(void *self, std::string handle) {
     memcpy(raw.bytes, handle.data(), sizeof raw.bytes);
     const ipc_functions &cuda = functions();
     void *base = nullptr;
-    const int error = cuda.open(&base, raw, LAZY_PEER_ACCESS);
+    int device = 0;
+    int error = cuda.get_device(&device);
+    error = error != 0 ? error : cuda.open(&base, raw, LAZY_PEER_ACCESS);
     if (error != 0) {
         (void)cuda.last_error();
         throw std::runtime_error(
             "pyalloc: opening another process's memory failed (cudaIpcOpenMemHandle gave " +
             std::to_string(error) + ")");
     }
-    known = std::shared_ptr<void>(base, [](void *opened) { (void)functions().close(opened); });
+    known = std::shared_ptr<void>(base, [device](void *opened) { close_on(device, opened); });
     open_handles[handle] = known;
     return known;
 }

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
+from dry_support import dry_environment
 
 pytestmark = pytest.mark.torch
 
@@ -54,3 +59,64 @@ def test_pages_of_the_virtual_memory_calls_cannot_be_shared(dry_python) -> None:
         """,
         install=True,
     )
+
+
+# What a tensor's last owner calls: which device is current, and what an error of it leaves behind.
+WATCH = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+
+int
+cudaIpcCloseMemHandle(void *base) {
+    int device = -1;
+    int (*get)(int *) = dlsym(RTLD_NEXT, "cudaGetDevice");
+    int (*close)(void *) = dlsym(RTLD_NEXT, "cudaIpcCloseMemHandle");
+    get(&device);
+    printf("closed on %d\n", device);
+    fflush(stdout);
+    close(base);
+    return close(base); /* fails: it is closed */
+}
+"""
+
+CLOSING = """
+import ctypes, gc, torch, torch.multiprocessing as mp
+def work(inbox):
+    runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+    tensor = inbox.get()
+    assert tensor.device.index == 1 and torch.cuda.current_device() == 0
+    torch.cuda.synchronize()
+    del tensor
+    gc.collect()
+    assert torch.cuda.current_device() == 0
+    assert runtime.cudaPeekAtLastError() == 0
+if __name__ == "__main__":
+    tensor = torch.arange(1000).cuda(1)
+    context = mp.get_context("spawn")
+    inbox = context.Queue()
+    child = context.Process(target=work, args=(inbox,))
+    child.start()
+    inbox.put(tensor)
+    child.join()
+    assert child.exitcode == 0
+"""
+
+
+def test_memory_is_closed_on_its_device(dry_python, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Wherever its last owner is; an error there is nobody else's."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no gcc")
+    library, script = tmp_path / "libwatch.so", tmp_path / "closing.py"
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-o", library, "-"]
+    subprocess.run(command, input=WATCH, text=True, check=True)
+    script.write_text(CLOSING)
+    before = dry_environment(install=True, devices=2)["LD_PRELOAD"]
+    done = dry_python(
+        f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')",
+        install=True,
+        devices=2,
+        env={"PYALLOC_CONF": "vmm:false", "LD_PRELOAD": f"{library}:{before}"},
+    )
+    assert done.stdout.split("\n")[0] == "closed on 1"
