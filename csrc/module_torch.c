@@ -67,6 +67,12 @@ core_torch_ask(PyObject *self, PyObject *args) {
 }
 
 static PyObject *
+core_torch_hold_history(PyObject *self, PyObject *args) {
+    (void)self;
+    return flag_call(args, pya_torch_hold_history);
+}
+
+static PyObject *
 core_torch_set_cached(PyObject *self, PyObject *args) {
     (void)self;
     return flag_call(args, pya_torch_set_cached);
@@ -101,6 +107,7 @@ static PyMethodDef torch_methods[] = {
     {"torch_take_slots", core_torch_take_slots, METH_NOARGS, NULL},
     {"torch_has_slots", core_torch_has_slots, METH_VARARGS, NULL},
     {"torch_ask", core_torch_ask, METH_VARARGS, NULL},
+    {"torch_hold_history", core_torch_hold_history, METH_VARARGS, NULL},
     {"torch_set_cached", core_torch_set_cached, METH_VARARGS, NULL},
     {"torch_features", core_torch_features, METH_NOARGS, NULL},
     {"torch_initialized", core_torch_initialized, METH_NOARGS, NULL},

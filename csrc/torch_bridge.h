@@ -30,6 +30,8 @@ void pya_torch_take_slots(void);
 bool pya_torch_has_slots(const char *feature);
 /* While set, this thread's calls of torch's history and snapshot functions come from pyalloc's own Python. */
 void pya_torch_ask(bool is_asking);
+/* While set, other threads' and C++'s calls of torch's history function change nothing: a recording would lose events. */
+void pya_torch_hold_history(bool is_held);
 /* false: every allocation goes to the device, and back to it when freed. */
 void pya_torch_set_cached(bool is_cached);
 

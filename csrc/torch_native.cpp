@@ -17,6 +17,7 @@ namespace {
 
 thread_local bool is_ours = false;
 std::atomic<bool> torch_has_skip{false};
+std::atomic<bool> is_history_held{false};
 
 std::mutex observers_lock;
 std::vector<pya_torch_observer> observers; /* guarded by observers_lock */
@@ -89,6 +90,11 @@ pya_torch_ask(bool is_asking) {
     is_ours = is_asking;
 }
 
+extern "C" void
+pya_torch_hold_history(bool is_held) {
+    is_history_held = is_held;
+}
+
 void
 pya_torch_record_history_has_skip(bool has_skip) {
     torch_has_skip = has_skip;
@@ -99,6 +105,9 @@ pya_torch_record_history(
     void *self, bool enabled, void *recorder, size_t max_entries, int when, bool clear,
     const std::vector<std::string> *skip) {
     (void)self;
+    if (is_history_held && !is_ours) {
+        return;
+    }
     void (*native)(void *, bool, void *, size_t, int, bool, const std::vector<std::string> *) =
         nullptr;
     if (native_method(native, pya_torch_record_history_name())) {

@@ -47,6 +47,7 @@ def is_enabled() -> bool:
 def hold(is_held: bool) -> None:
     """While a recording holds it, the program's own calls do not change the history: it would lose what they drop."""
     _history.is_held = is_held
+    _core.torch_hold_history(is_held)
 
 
 def _is_held() -> bool:

@@ -314,6 +314,28 @@ def test_a_programs_own_history_takes_nothing_from_the_recording(record: Record)
     assert found.totals["peak_bytes"] == 5 * MIB and not found.notes.get("lost_events")
 
 
+def test_history_calls_from_cpp_take_nothing_from_the_recording(record: Record) -> None:
+    """As the profiler's service makes them: past torch's functions in Python, of which pyalloc answers its own."""
+    path = record("""
+    import sys, torch
+    def empty(mib):
+        return torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+    empty(3)
+    (from_cpp,) = [
+        original for _, name, original in sys.modules["pyalloc.install"]._state.replacements.originals
+        if name == "_cuda_record_memory_history"
+    ]
+    torch._C._cuda_record_memory_history = from_cpp
+    for state in ("all", None):
+        torch.cuda.memory._record_memory_history(state, max_entries=5)
+        for _ in range(30):
+            empty(3)
+    """, "--allocator", "pyalloc")  # fmt: skip
+    found = trace.analyse(path)
+    assert found.totals["n_allocs"] == found.totals["n_frees"] == 61
+    assert not found.notes.get("lost_events")
+
+
 @ALLOCATORS
 def test_uses_on_other_streams_are_recorded(record: Record, allocator: str) -> None:
     path = record("""
