@@ -14,6 +14,7 @@ from pyalloc import _core
 from pyalloc.convert import KINDS
 
 ROOT = Path(__file__).parent.parent.parent
+MIB = 2**20
 
 
 def pyalloc(*words: object, expect: int | None = 0) -> str:
@@ -51,3 +52,20 @@ class Plan:
     def done(self) -> Path:
         self.writer.close()
         return self.path
+
+
+def small_trace(plan: Plan) -> Path:
+    line = plan.stack(3)
+    plan.event("segment_alloc", addr=1 << 30, bytes=20 * MIB, stack=line)
+    for step in range(6):
+        plan.event("step", "step", arg=step)
+        plan.event("phase_begin", "forward")
+        plan.event("alloc", addr=1 << 30, bytes=4 * MIB, stack=line)
+        plan.event("alloc", addr=(1 << 30) + 4 * MIB, bytes=3 * MIB, stack=plan.stack(4))
+        plan.event("phase_end", "forward")
+        plan.event("free_requested", addr=1 << 30)
+        plan.event("free_completed", addr=1 << 30)
+        plan.event("free_requested", addr=(1 << 30) + 4 * MIB)
+        plan.event("free_completed", addr=(1 << 30) + 4 * MIB)
+    plan.event("alloc", addr=(1 << 30) + 8 * MIB, bytes=MIB, stack=line)
+    return plan.done()

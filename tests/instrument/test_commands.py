@@ -1,0 +1,227 @@
+"""What commands say: names, the next command, 80 columns, streams that are closed, nothing overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
+from pyalloc import _core, cli, source, trace
+from pyalloc.config import Config
+from pyalloc.report.text import explain_oom, sparkline
+
+
+def test_scalars_are_of_the_smallest_size_class(plan: Plan) -> None:
+    plan.event("alloc", addr=1 << 24, bytes=512, stack=plan.stack(1))
+    plan.event("alloc", addr=1 << 25, bytes=1536, stack=plan.stack(1))
+    found = trace.analyse(plan.done())
+    names = [row.name for row in found.by_size(found.peak.blocks)]
+    assert names == ["up to 2 KiB", "up to 1 KiB"]
+
+
+def test_the_line_of_a_program_given_as_text() -> None:
+    made_by_a_library = ("__init__", "<string>", 3)
+    internal = ("forward", "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", 9)
+    found = source.place((internal, made_by_a_library, ("<module>", "<string>", 1)))
+    assert found is not None and (found.file, found.line) == ("<string>", 1)
+    found = source.place((made_by_a_library, internal, ("main", "<stdin>", 2)))
+    assert found is not None and (found.file, found.line) == ("<stdin>", 2)
+
+
+def test_the_line_of_a_compiled_program_is_not_that_of_its_generated_code() -> None:
+    name = "c4kuvi32oiqvhad5gq3lwv2pmgil6dfrl33lnanu7xi7ygjokyrm.py"
+    written = [f"{cache}/{name}" for cache in ("/tmp/torchinductor_me/4k", "/my/cache/4k")]
+    for file in (*written, "/tmp/torch_geometric.nn.conv.gcn_conv_GCNConv_propagate_t9o0_hqh.py"):
+        found = source.place((("call", file, 807), ("forward", "/home/me/train.py", 33)))
+        assert found is not None and str(found) == "me/train.py:33 forward"
+
+
+def test_figures_of_one_device_are_not_beside_replays_of_all(plan: Plan) -> None:
+    for device in (0, 1):
+        plan.event("alloc", addr=(device + 1) << 30, bytes=8 * MIB, device=device)
+    path = plan.done()
+    assert json.loads(pyalloc("report", path, "--json", "-q"))["replay"]
+    assert not json.loads(pyalloc("report", path, "--json", "-q", "--device", "1"))["replay"]
+    assert " --devices 2 " in pyalloc("replay", path, "--find-min")
+
+
+def test_the_next_command_can_be_typed(plan: Plan) -> None:
+    found = trace.analyse(small_trace(plan))
+    told = explain_oom(found, 0, MIB, Path("/runs/one run/out.pya"))
+    assert told.endswith("next: pyalloc report '/runs/one run/out.pya'")
+
+
+def test_the_line_of_memory_shows_all_of_a_short_trace(plan: Plan) -> None:
+    for i in range(9):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=MIB)
+    cells = sparkline(trace.analyse(plan.done()))
+    assert cells == "".join(sorted(cells)) and cells[-1] == "\N{FULL BLOCK}"
+
+
+def test_of_ranks_those_without_memory_are_left_out(plan: Plan, tmp_path: Path) -> None:
+    """A worker of torch.compile starts CUDA and allocates nothing."""
+    path, worker = small_trace(plan), Plan(tmp_path / "out.123.pya").done()
+    shown = pyalloc("report", worker, path)
+    assert "left out, without any allocation: out.123.pya" in shown
+    assert (
+        "plan.pya: " in shown and "at the peak, by contributor" in shown and "odd one" not in shown
+    )
+
+
+def test_the_smallest_memory_is_rounded_up_and_an_error_while_recording_is_told(plan: Plan) -> None:
+    for i in range(1500):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=MIB)
+    plan.event("oom", bytes=64 * MIB, arg=0)
+    shown = pyalloc("replay", plan.done(), "--find-min", "--policy", "pyalloc")
+    assert re.search(r"pyalloc +1,500 MiB +1,500 MiB", shown), shown  # 1.46 GiB would not be enough
+    assert "ran out of memory while it was recorded" in shown
+
+
+def test_no_output_replaces_the_trace_it_is_made_from(plan: Plan, tmp_path: Path) -> None:
+    path, link = small_trace(plan), tmp_path / "link.html"
+    link.symlink_to(path)
+    content = path.read_bytes()
+    for words in (
+        ["stats", path, "-o", path],
+        ["report", path, path, "-o", path],
+        ["export", path, "--to", "csv", "-o", link],
+    ):
+        assert "write to another file" in pyalloc(*words, "--force", expect=2)
+    assert path.read_bytes() == content
+    snapshot = tmp_path / "snapshot.pickle"
+    snapshot.write_bytes(pickle.dumps({"segments": []}, protocol=4))
+    for words in (["--force"], []):
+        told = pyalloc("export", snapshot, "--to", "torch", *words, expect=2)
+        assert "write to another file" in told
+    pyalloc("export", snapshot, "--to", "json")
+    assert json.loads((tmp_path / "snapshot.json").read_text())["file"] == str(snapshot)
+
+
+def test_replay_says_when_nothing_fits(plan: Plan) -> None:
+    path = small_trace(plan)
+    out = pyalloc("replay", path, "--limit", "4MB", "-q", expect=1)
+    assert "out of memory at operation" in out
+    data = json.loads(pyalloc("replay", path, "--find-min", "--json", "-q"))
+    assert {name for name, _ in _core.replay_policies()} == set(data["find_min"])
+    assert "last pass" in pyalloc("replay", path, "--passes", "2", "-q")
+    assert "passes from 1 to 1000" in pyalloc("replay", path, "--passes", "0", "-q", expect=2)
+    for name, least in data["find_min"].items():
+        again = json.loads(
+            pyalloc(
+                "replay", path, "--policy", name, "--limit", str(least["bytes"]), "--json", "-q"
+            )
+        )
+        assert again["policies"][name]["completed"]
+
+
+def test_examples_in_the_help_are_right() -> None:
+    """Each `--conf key:value` that a help text shows is a setting."""
+    shown = [
+        conf
+        for name in cli.names()
+        for conf in re.findall(r"--conf (\w+:\w+)", pyalloc(name, "--help"))
+    ]
+    assert "memory:tight" in shown
+    for conf in shown:
+        if conf.lower() != "key:value":
+            Config(conf)
+
+
+def test_what_a_trace_does_not_tell_is_said(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = small_trace(plan)
+    empty = Plan(tmp_path / "it's empty.pya").done()
+    nothing = tmp_path / "nothing"
+    nothing.touch()
+    for words, code, text in (
+        (["report", path, "--device", "7"], 2, "no memory of device 7, only of 0"),
+        (["top", empty, "--device", "0"], 2, "nor of another"),
+        (["report", empty], 0, "No allocation is in it"),
+        (["report", empty], 0, "next: pyalloc run --record out.pya python train.py"),
+        (["top", empty], 0, "No allocation is in it"),
+        (["top", empty], 0, "next: pyalloc run --record out.pya python train.py"),
+        (["stats", empty], 0, "it'\"'\"'s empty.pya'"),  # typed as it is, the next command works
+        (["replay", empty, "--find-min"], 2, "nothing to replay"),
+        (["stats", nothing], 2, "the file is empty"),
+        (["report", "."], 2, ".: Is a directory"),
+        (["report", path, "-o", tmp_path / "no" / "where.html"], 2, "there is no folder"),
+        (["report", path, "-o", tmp_path], 2, "no plain file"),
+        (["report", empty], 0, "no steps began"),
+    ):
+        assert cli.main([str(word) for word in words]) == code, words
+        shown = "".join(capsys.readouterr())
+        assert text in " ".join(shown.split()), shown
+    for words in (["top", path, "-n", "-3"], ["sweep", path, "--workers", "-4"]):
+        with pytest.raises(SystemExit):
+            cli.main([str(word) for word in words])
+        assert "is not a number from 1 on" in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_written_or_spelled(plan: Plan) -> None:
+    path = small_trace(plan)
+    command = [sys.executable, "-m", "pyalloc"]
+    plain = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([*command, "report", path], env=plain, capture_output=True, check=False)
+    assert done.returncode == 0 and done.stdout.isascii() and b"at the peak" in done.stdout
+    for words in (["report", path], ["--help"], ["doctor"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [*command, *words], env=plain, stdout=full, stderr=subprocess.PIPE, check=False
+            )
+        assert done.returncode == 2, words
+        assert b": No space left" in done.stderr and done.stderr.count(b"\n") == 1, done.stderr
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            [*command, *words], env=plain, stdout=writing, stderr=subprocess.PIPE, check=False
+        )
+        os.close(writing)
+        assert done.returncode == 141, words
+        assert b"rror" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_streams_that_are_closed(plan: Plan, closed: int) -> None:
+    path = small_trace(plan)
+    for words in (["report", path], ["--help"], ["run", "python", "-c", ""]):
+        done = subprocess.run(
+            [sys.executable, "-m", "pyalloc", *words],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            preexec_fn=lambda: os.close(closed),
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
+
+
+def test_of_two_ranks_the_larger_is_the_odd_one(tmp_path: Path) -> None:
+    paths = []
+    for name, size in (("a.pya", 1 << 20), ("b.pya", 3 << 20)):
+        own = Plan(tmp_path / name)
+        own.event("alloc", addr=1 << 20, bytes=size, stack=own.stack(1))
+        paths.append(own.done())
+    out = pyalloc("report", *paths, "-q")
+    assert "the odd one is b.pya; against a.pya" in out
+
+
+def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in ((), *((name, "--help") for name in cli.names())):
+        for line in pyalloc(*words).splitlines():
+            assert len(line) <= 80, line
+
+
+def test_output_fits_80_columns(plan: Plan) -> None:
+    path = small_trace(plan)
+    for words in (["report"], ["replay", "--find-min"], ["top"], ["top", "--over-time"], ["diff"]):
+        for line in pyalloc(words[0], path, *words[1:], "-q").splitlines():
+            assert len(line) <= 80, line
+    assert (ROOT / "pyalloc").is_dir()

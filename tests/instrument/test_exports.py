@@ -1,0 +1,153 @@
+"""Exports: round trips keep what matters, each format has the figures, memory is for what lives."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
+from pyalloc import _core, export, trace
+
+
+def test_to_torch_and_back(plan: Plan, tmp_path: Path) -> None:
+    path = small_trace(plan)
+    before = trace.analyse(path)
+    target = tmp_path / "snapshot.pickle"
+    with target.open("wb") as out:
+        export.to_torch(path, before, out)
+    after = trace.analyse(target)
+    for key in ("peak_bytes", "peak_reserved_bytes", "end_bytes", "n_allocs", "n_frees"):
+        assert after.totals[key] == before.totals[key], key
+    assert after.by_line(after.peak.blocks) == before.by_line(before.peak.blocks)
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_frees_of_what_the_exported_part_does_not_show_have_a_size(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: int
+) -> None:
+    """torch's viewer takes what is freed and was never asked for as there from the beginning, by the free's size."""
+    plan.event("segment_alloc", addr=1 << 30, bytes=1 << 40, device=device)
+    for i in range(40):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=(i + 1) * MIB, device=device)
+    for i in range(40):
+        plan.event("free_requested", addr=(i + 1) << 30, device=device)
+        plan.event("free_completed", addr=(i + 1) << 30, device=device)
+    path, target = plan.done(), tmp_path / "late.pickle"
+    monkeypatch.setattr(export, "_MAX_TORCH_ENTRIES", 90)
+    with target.open("wb") as out:
+        export.to_torch(path, trace.analyse(path), out)
+    entries = pickle.loads(target.read_bytes())["device_traces"][device]
+    frees = [entry["size"] // MIB for entry in entries if entry["action"] == "free_requested"]
+    assert len(entries) == 90 and frees == list(range(1, 41))
+    assert trace.analyse(target).totals["peak_bytes"] == sum(range(1, 41)) * MIB
+
+
+def test_perfettos_counter_reaches_the_peak(tmp_path: Path) -> None:
+    """Also where its bin ends below it."""
+    own = Plan(tmp_path / "peaks.pya")
+    own.event("segment_alloc", addr=1 << 30, bytes=64 * MIB)
+    own.event("user", "note=bins end behind a free")
+    for i in range(50_000):
+        own.writer.event(1, addr=1 << 30, bytes=(i % 30_000) * 512 + 512, time_ns=3 * i)
+        own.writer.event(2, addr=1 << 30, time_ns=3 * i)
+    path, target = own.done(), tmp_path / "out.json"
+    pyalloc("export", path, "--to", "perfetto", "-o", target)
+    counters = [event["args"] for event in json.loads(target.read_text())["traceEvents"]]
+    assert max(each["allocated"] for each in counters) == trace.analyse(path).totals["peak_bytes"]
+    assert {each["allocated"] + each["idle"] for each in counters} == {64 * MIB}
+
+
+def test_a_copy_without_source_of_a_cut_file_is_cut(plan: Plan, tmp_path: Path) -> None:
+    path = small_trace(plan)
+    path.write_bytes(path.read_bytes()[:-1])
+    target = tmp_path / "out.json"
+    pyalloc("export", path, "--to", "json", "--no-source", "-o", target)
+    assert json.loads(target.read_text())["caveats"] == [
+        "The file was cut off; what is there is shown."
+    ]
+
+
+@pytest.mark.parametrize("to", sorted(export.FORMATS))
+def test_exports_are_written_once(plan: Plan, tmp_path: Path, to: str) -> None:
+    path, target = small_trace(plan), tmp_path / "out"
+    pyalloc("export", path, "--to", to, "-o", target)
+    content = target.read_bytes()
+    assert content
+    assert "--force overwrites it" in pyalloc("export", path, "--to", to, "-o", target, expect=2)
+    if to in ("perfetto", "json", "speedscope"):
+        json.loads(content)
+    if to == "csv":
+        assert content.count(b"\n") == 1 + trace.analyse(path).totals["n_events"]
+
+
+def test_csv_has_every_field_of_every_event(tmp_path: Path) -> None:
+    own = Plan(tmp_path / "odd.pya")
+    name, file = own.writer.string('a,"b"\n'), own.writer.string("größe.py")
+    most = 2**64 - 1
+    stacks = [0]
+    for line in range(12):
+        stacks.append(own.writer.stack(stacks[-1], name, file, line))
+    for kind in export.KINDS.values():
+        own.writer.event(
+            kind, addr=most, bytes=most, stream=most, arg=most, thread=most, device=63,
+            text=name, stack=stacks[kind % 13], time_ns=kind,
+        )  # fmt: skip
+    path, target = own.done(), tmp_path / "odd.csv"
+    pyalloc("export", path, "--to", "csv", "-o", target)
+    with target.open(newline="", encoding="utf-8") as lines:
+        header, *found = csv.reader(lines)
+    assert header[0] == "event" and len(found) == len(export.KINDS)
+    names = {number: text for text, number in export.KINDS.items()}
+    for i, (row, (event, reader)) in enumerate(zip(found, export.events(path), strict=True)):
+        frames = []
+        at = event["stack"]
+        while at and len(frames) < 8:
+            parent, *_, line = reader.frame(at) or (0, 0)
+            frames.append(f'größe.py:{line} a,"b"\n')
+            at = parent
+        cells = {**event, "kind": names[event["kind"]], "stack": " < ".join(frames)}
+        cells["text"] = reader.text(event["text"]) or ""
+        assert row == [str(i), *(str(cells[field]) for field in header[1:])]
+
+
+def test_lines_are_made_of_columns_and_cells_that_fit() -> None:
+    columns = (b"\1", b"\0", *[b"\0" * 8] * 6, *[b"\0" * 4] * 2)
+    assert _core.csv_lines(7, columns, {}, {}) == b"7,alloc,0,0,0,0,0,0,0,,\r\n"
+    assert _core.csv_lines(7, (b"\xff", *columns[1:]), {}, {}).startswith(b"7,255,0,")
+    for wrong in (columns[:9], (*columns[:9], b"\0"), (*columns[:9], b"\1\0\0\0"), (None,) * 10):
+        with pytest.raises((ValueError, KeyError, IndexError, TypeError)):
+            _core.csv_lines(0, wrong, {}, {})
+
+
+def test_exports_need_memory_for_what_lives_not_for_how_long(tmp_path: Path) -> None:
+    """Events are taken in portions: twice as many need hardly more memory."""
+    code = """
+import sys
+sys.path.append("tests")
+from peak_memory import peak_kib
+from pyalloc import cli
+assert cli.main(["export", sys.argv[1], "--to", sys.argv[2], "-q", "--force", "-o", sys.argv[3]]) == 0
+print(peak_kib())
+"""
+    paths = []
+    for n in (200_000, 400_000):
+        own = Plan(tmp_path / f"{n}.pya")
+        for i in range(n // 2):
+            own.writer.event(1, addr=(i % 64 + 1) << 20, bytes=512, stack=0, time_ns=i)
+            own.writer.event(2, addr=(i % 64 + 1) << 20, time_ns=i)
+        paths.append(own.done())
+    for to in ("csv", "torch"):
+        resident = []
+        for path in paths:
+            done = subprocess.run(
+                [sys.executable, "-c", code, path, to, tmp_path / "out"],
+                cwd=ROOT, capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            resident.append(int(done.stdout))
+        assert resident[1] - resident[0] < 16 * 1024, (to, resident)  # KiB

@@ -1,0 +1,366 @@
+"""torch's snapshots: read without running anything, rebuilt as far as they tell, refused where they are malformed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument.tools import MIB, pyalloc
+from pyalloc import errors, export, pickles, trace
+from pyalloc.advice import advise
+from pyalloc.report import html
+
+
+class Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_with_code_is_refused_and_not_executed(tmp_path: Path, protocol: int) -> None:
+    touched, path = tmp_path / "touched", tmp_path / "evil.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "x": Bomb(touched)}, protocol=protocol))
+    with pytest.raises(errors.TraceError, match=r"nothing was executed|neither a trace"):
+        trace.analyse(path)
+    out = pyalloc("report", path, expect=2)
+    assert "refused" in out or "neither a trace" in out
+    assert "Traceback" not in out and not touched.exists()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        b"\x80\x04cos\nsystem\n(S'touch x'\ntR.",
+        b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.",
+        b"\x80\x02Ppersistent\n.",
+        b"\x80\x04\x82\x01.",
+    ],
+)
+def test_opcodes_that_reach_outside_are_refused(code: bytes) -> None:
+    with pytest.raises(errors.TraceError):
+        pickles.loads(code)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        5,
+        {"segments": 3},
+        {"segments": [{"address": 0}]},
+        {"segments": [{"address": -1, "total_size": 3, "blocks": []}]},
+        {"segments": [{"address": "a", "total_size": 3, "blocks": []}]},
+        {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1 << 80, "size": 4}]]},
+        {"segments": [], "device_traces": [[{"action": 4, "addr": 1, "size": 4}]]},
+        {"segments": [], "device_traces": [[{"addr": 1, "size": 4}]]},
+        {"segments": [], "device_traces": 7},
+    ],
+)
+def test_malformed_snapshots_are_refused(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "bad.pickle"
+    path.write_bytes(pickle.dumps(value, protocol=4))
+    with pytest.raises(errors.TraceError):
+        trace.analyse(path)
+
+
+def pool_entry(action: str, addr: int, pool: tuple[int, int]) -> dict[str, Any]:
+    return {"action": action, "addr": addr, "size": 64 * MIB, "stream": 0, "pool_id": pool}
+
+
+@pytest.mark.parametrize("began", ["before", "within"])
+@pytest.mark.parametrize("goes", [False, True])
+def test_private_pools_of_a_snapshot_are_replayed_as_such(
+    tmp_path: Path, began: str, goes: bool
+) -> None:
+    """What a pool left free is nobody else's as long as it has a user: until torch gives memory of it back."""
+    pool, other, none = (0, 1), (0, 2), (0, 0)
+    entries = [
+        pool_entry("alloc", 1, pool),
+        pool_entry("free_requested", 1, pool),
+        pool_entry("alloc", 2, none),
+        pool_entry("alloc", 3, pool),
+        pool_entry("free_requested", 3, pool),
+        pool_entry("free_requested", 2, none),
+    ][began == "before" :]
+    if goes:
+        entries += [pool_entry("segment_free", 1, pool), pool_entry("alloc", 4, other)]
+    path = tmp_path / "pools.pickle"
+    segment = {"address": 1, "total_size": 64 * MIB, "stream": 0, "device": 0, "blocks": []}
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries]}))
+    with trace.as_trace_file(path) as file:
+        kinds = [event["kind"] for event, _ in export.events(file)]
+    # of the second begin, and at the end
+    assert kinds.count(export.KINDS["pool_release"]) == 1 + goes
+    with trace.program(path) as program:
+        assert program.info()["n_pools"] == 1 + goes
+        assert program.replay("native", capacity=130 * MIB)["completed"]
+        assert not program.replay("native", capacity=126 * MIB)["completed"]
+
+
+def test_pools_of_live_blocks_are_known_without_history(tmp_path: Path) -> None:
+    block = {"size": MIB, "requested_size": MIB, "state": "active_allocated"}
+    segment = {
+        "address": 1 << 30,
+        "total_size": 2 * MIB,
+        "stream": 0,
+        "device": 1,
+        "blocks": [block],
+    }
+    path = tmp_path / "pools.pickle"
+    path.write_bytes(pickle.dumps({"segments": [{**segment, "segment_pool_id": (3, 0)}]}))
+    with trace.program(path) as program:
+        assert program.info()["n_pools"] == 1
+
+
+def test_state_before_a_trace_that_begins_late(tmp_path: Path) -> None:
+    """The ring lost the beginning: two blocks were there before, one of them is freed in the trace."""
+    block = {"size": MIB, "requested_size": MIB, "frames": []}
+    snapshot = {
+        "segments": [
+            {
+                "address": 1 << 30, "total_size": 20 * MIB, "stream": 0, "device": 0,
+                "blocks": [
+                    {**block, "address": 1 << 30, "state": "active_allocated"},
+                    {**block, "address": (1 << 30) + MIB, "size": 2 * MIB, "state": "inactive"},
+                    {**block, "address": (1 << 30) + 3 * MIB, "state": "active_allocated"},
+                    {**block, "address": (1 << 30) + 4 * MIB, "size": 16 * MIB, "state": "inactive"},
+                ],
+            }
+        ],
+        "device_traces": [
+            [
+                {"action": "free_requested", "addr": (1 << 30) + MIB, "size": 2 * MIB, "stream": 0},
+                {"action": "free_completed", "addr": (1 << 30) + MIB, "size": 2 * MIB, "stream": 0},
+                {"action": "alloc", "addr": (1 << 30) + 3 * MIB, "size": MIB, "stream": 0},
+            ]
+        ],
+    }  # fmt: skip
+    path = tmp_path / "late.pickle"
+    path.write_bytes(pickle.dumps(snapshot, protocol=4))
+    totals = trace.analyse(path).totals
+    assert totals["peak_bytes"] == 3 * MIB and totals["end_bytes"] == 2 * MIB
+    assert totals["peak_reserved_bytes"] == 20 * MIB and totals["n_unknown_frees"] == 0
+
+
+@pytest.mark.parametrize("undone", ["segment_map", "segment_unmap"])
+def test_an_expandable_segment_stays_one(tmp_path: Path, undone: str) -> None:
+    """Its parts are mapped and unmapped one by one; all are of the segment's stream."""
+    start, part = 1 << 30, 20 * MIB
+    segment = {
+        "address": start,
+        "total_size": 2 * part,
+        "stream": 7,
+        "is_expandable": True,
+        "blocks": [],
+    }
+    entry = {"action": "segment_map", "addr": start + part, "size": part, "stream": 7}
+    entries = [{**entry, "action": "segment_unmap"}, entry][undone == "segment_map" :]
+    path = tmp_path / "expandable.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries]}))
+    found = trace.analyse(path)
+    assert found.moments[max(found.moments)].segments == ((start, 2 * part, 7, 0, True),)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_frees_of_a_snapshot_that_skipped_those_requested(tmp_path: Path, before: bool) -> None:
+    """torch's own example, skip_actions=["free_requested"], leaves free_completed alone to tell of a free."""
+    entry = {"size": MIB, "stream": 0}
+    entries = [
+        {**entry, "action": action, "addr": (1 << 30) + i * MIB}
+        for i in range(3)
+        for action in ("alloc", "free_completed")
+    ][before:]
+    segment = {"address": 1 << 30, "total_size": 20 * MIB, "stream": 0, "blocks": []}
+    path = tmp_path / "skipped.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries]}))
+    totals = trace.analyse(path).totals
+    assert totals["peak_bytes"] == MIB and totals["end_bytes"] == 0
+    assert totals["n_frees"] == 3 and totals["n_unknown_frees"] == 0
+
+
+@pytest.mark.parametrize("skipped", [("alloc",), ("free_requested", "free_completed")])
+def test_a_history_that_leaves_out_what_is_needed_is_not_used(
+    tmp_path: Path, skipped: tuple[str, ...]
+) -> None:
+    """16 blocks, of 1 MiB each and never two at once: without their requests they would all be alive at first."""
+    start = 1 << 30
+    entries = [
+        {"action": action, "addr": start + i % 4 * MIB // 2, "size": MIB, "stream": 0}
+        for i in range(16)
+        for action in ("alloc", "free_requested", "free_completed")
+        if action not in skipped
+    ]
+    live = {"size": MIB, "requested_size": MIB, "state": "active_allocated", "address": start}
+    segment = {"address": start, "total_size": 20 * MIB, "stream": 0, "blocks": [live]}
+    path = tmp_path / "skipped.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries]}))
+    found = trace.analyse(path)
+    assert found.totals["peak_bytes"] == found.totals["end_bytes"] == MIB
+    assert "leaves out allocations or frees (skip_actions" in found.caveats[0]
+    found.replays = {"native": {"peak_bytes": 2 * MIB, "completed": True}}
+    assert not [item for item in advise(found) if item.kind == "policy"]
+
+
+def stitched(pool: tuple[int, int], start: int) -> list[dict[str, Any]]:
+    """pyalloc joins two free stretches for a request, and parts them after it."""
+    parts = [(start, 64 * MIB), (start + 128 * MIB, 64 * MIB)]
+    whole = [(start + (1 << 40), 128 * MIB)]
+    done = []
+    for action, ranges in (
+        ("segment_unmap", parts), ("segment_alloc", whole), ("alloc", whole), ("free_requested", whole),
+        ("segment_free", whole), ("segment_map", parts),
+    ):  # fmt: skip
+        done += [
+            {"action": action, "addr": at, "size": n, "stream": 0, "pool_id": pool}
+            for at, n in ranges
+        ]
+    return done
+
+
+@pytest.mark.parametrize("goes", [False, True])
+def test_a_pool_whose_pages_are_joined_keeps_its_user(tmp_path: Path, goes: bool) -> None:
+    pool, start = (0, 1), 1 << 30
+    first = {"action": "segment_map", "addr": start, "size": 192 * MIB, "stream": 0}
+    kept = {"action": "alloc", "addr": start + 64 * MIB, "size": 64 * MIB, "stream": 0}
+    entries = [{**first, "pool_id": pool}, {**kept, "pool_id": pool}, *stitched(pool, start)]
+    if goes:
+        entries += [
+            {**kept, "action": "free_requested", "pool_id": pool},
+            {**first, "action": "segment_unmap", "pool_id": pool},
+            {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "pool_id": (0, 0)},
+        ]
+    snapshot = {
+        "segments": [],
+        "device_traces": [entries],
+        "allocator_settings": {"pyalloc": {"vmm": "True"}},
+    }
+    path = tmp_path / "joined.pickle"
+    path.write_bytes(pickle.dumps(snapshot))
+    with trace.as_trace_file(path) as file:
+        kinds = [event["kind"] for event, _ in export.events(file)]
+    assert kinds.count(export.KINDS["pool_begin"]) == 1
+    assert kinds.count(export.KINDS["pool_release"]) == goes
+
+
+def frames_of(*frames: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"name": name, "filename": file, "line": 7} for name, file in frames]
+
+
+# What torch's history has by default, stacks="all": frames of C++ around and between those of Python.
+CPP = [
+    ("torch::unwind::unwind()", "??"),
+    ("c10::cuda::malloc()", ""),
+    ("??", "/env/lib/python3.11/site-packages/torch/lib/libtorch_cuda.so"),
+    ("at::_ops::mm::call()", "RegisterCUDA_0.cpp"),
+]
+
+
+PYTHON = [
+    ("forward", "/env/lib/python3.11/site-packages/torch/nn/modules/linear.py"),
+    ("_PyEval_EvalFrameDefault", "/opt/lib/libpython3.11.so.1.0"),
+    ("_start", "/opt/bin/python3.11"),
+    *[("_call_impl", "/env/lib/python3.11/site-packages/torch/nn/modules/module.py")] * 90,
+    ("train", "/home/me/train"),
+]
+
+
+AUTOGRAD = [("torch::autograd::Engine::thread_main()", "??"), ("clone3", "x86_64/clone3.S")]
+
+
+def snapshot_of(*blocks: tuple[str, list[tuple[str, str]]]) -> dict[str, Any]:
+    """Blocks of 1, 2, ... MiB, by state and stack, in one segment of 20 MiB."""
+    return {
+        "segments": [
+            {
+                "address": 1 << 30, "total_size": 20 * MIB, "stream": 0, "device": 0,
+                "blocks": [
+                    {"address": (1 << 30) + 4 * i * MIB, "size": 4 * MIB,
+                     "requested_size": (i + 1) * MIB, "state": state, "frames": frames_of(*stack)}
+                    for i, (state, stack) in enumerate(blocks)
+                ],
+            }
+        ],
+        "device_traces": [],
+    }  # fmt: skip
+
+
+def test_the_programs_line_is_found_between_frames_of_cpp(tmp_path: Path) -> None:
+    path = tmp_path / "all.pickle"
+    live = "active_allocated"
+    snapshot = snapshot_of((live, CPP + PYTHON), (live, CPP + AUTOGRAD), ("inactive", []))
+    for value in (snapshot, snapshot["segments"]):  # torch.cuda.memory_snapshot() is the bare list
+        path.write_bytes(pickle.dumps(value, protocol=4))
+        found = trace.analyse(path)
+        names = [row.name for row in found.by_line(found.peak.blocks)]
+        assert sorted(names) == ["backward (no Python stack)", "me/train:7 train"], names
+        assert sorted(row.name for row in found.by_category(found.peak.blocks)) == [
+            "activations",
+            "gradients",
+        ]
+        page = html.page(found, [found])
+        frames = dict(json.loads(re.search(r'"frames": ?(\[\[.*?\]\])', page)[1]))  # type: ignore[index]
+        assert frames["me/train:7 train"] == frames["backward (no Python stack)"] == 0
+        assert (
+            frames["modules/linear.py:7 forward"] == 1 and frames["x86_64/clone3.S:7 clone3"] == 2
+        )
+
+
+def test_what_a_snapshots_history_does_not_have_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    snapshot = snapshot_of(("active_allocated", PYTHON), ("active_allocated", PYTHON))
+    seen: dict[str, list[str]] = {}
+    entry = {"action": "alloc", "size": MIB, "stream": 0, "frames": []}
+    entries = [{**entry, "addr": (1 << 30) + 4 * i * MIB} for i in range(2)]
+    freed = [{**entry, "addr": 3 << 30}, {**entry, "addr": 3 << 30, "action": "free_completed"}]
+    for name, history in (
+        ("none", []),
+        ("state", entries[1:]),
+        ("late", freed),
+        ("whole", entries),
+    ):
+        snapshot["device_traces"] = [history]
+        path.write_bytes(pickle.dumps(snapshot, protocol=4))
+        found = trace.analyse(path)
+        seen[name] = found.caveats
+        found.replays = {"native": {"peak_bytes": 2 * MIB, "completed": True}}
+        # 20 MiB were reserved before: no merit of a replay that never saw what needed them
+        assert ("policy" in {each.kind for each in advise(found)}) == (name == "whole"), name
+    assert "no history" in seen["none"][0] and "no history" in seen["state"][0]
+    assert "begins when memory was in use already" in seen["late"][0]
+    assert seen["whole"] == []
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("allocator", ["native", "pyalloc"])
+def test_snapshots_of_torch_are_read_and_ours_by_its_viewer(tmp_path: Path, allocator: str) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import sys, torch\n"
+        "torch.cuda.memory._record_memory_history()\n"
+        "kept = [torch.empty(3 << 20, dtype=torch.uint8, device='cuda') for _ in range(5)]\n"
+        "del kept[1]\n"
+        "torch.cuda.memory._dump_snapshot(sys.argv[1])\n"
+    )
+    theirs, ours = tmp_path / "theirs.pickle", tmp_path / "ours.pickle"
+    pyalloc("dryrun", "--allocator", allocator, sys.executable, "-W", "ignore", script, theirs)
+    found = trace.analyse(theirs)
+    assert found.totals["peak_bytes"] == 15 * MIB and found.totals["end_bytes"] == 12 * MIB
+    assert found.by_line(found.peak.blocks)[0].name.endswith("program.py:3 <module>") or (
+        "<listcomp>" in found.by_line(found.peak.blocks)[0].name
+    )
+    pyalloc("export", theirs, "--to", "torch", "-o", ours)
+    from torch.cuda import _memory_viz
+
+    for path in (theirs, ours):
+        with path.open("rb") as file:
+            snapshot = pickle.load(file)
+        assert "12.0MiB" in _memory_viz.segsum(snapshot).replace(" ", "")
+        assert _memory_viz.trace(snapshot) and _memory_viz.trace_plot(snapshot)
