@@ -19,6 +19,17 @@ MIB = 2**20
 PAGE = 2 * MIB  # physical memory comes in these
 _FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
 STATE_ONLY = ("none", "torn")  # histories of a snapshot that tell of one moment
+_HISTORIES = {  # what a snapshot's does not tell
+    "none": "The snapshot has no history, only what was in use when it was written: what is called the peak is "
+    "that moment, and earlier peaks are not known. torch.cuda.memory._record_memory_history() at the start "
+    "of the program keeps one, and so does `pyalloc run --record`.",
+    "torn": "The snapshot's history leaves out allocations or frees (skip_actions of "
+    "torch.cuda.memory._record_memory_history()), so that nothing can be told from it: what is called the "
+    "peak is the moment when it was written.",
+    "late": "The snapshot's history begins when memory was in use already (it was switched on late, or had more "
+    "than max_entries events): what happened before, higher peaks too, is not in it.",
+}
+_CUT = "The file was cut off; what is there is shown."
 _TORCHS = ("native", "cudaMallocAsync")  # allocators whose recordings come from torch's history
 _CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: Hopper and later, before
 _HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
@@ -233,10 +244,8 @@ class Analysis:
     @property
     def caveats(self) -> list[str]:
         """What the trace cannot tell, in words, where that matters."""
-        totals, found = self.totals, []
-        history = self.notes.get("history")
-        if not totals["is_complete"]:
-            found.append("The file was cut off; what is there is shown.")
+        totals = self.totals
+        found = incomplete(self.notes, totals["is_complete"])
         if self.is_empty:
             found.append(
                 "No allocation is in it: the program took no CUDA memory while it was recorded, or ended before any "
@@ -247,23 +256,6 @@ class Analysis:
             each = ", ".join(f"{index}: {peak / MIB:.1f} MiB" for index, peak in peaks.items())
             found.append(
                 f"Memory of {len(peaks)} devices is added up; their own peaks are {each}. --device N looks at one."
-            )
-        if history == "none":
-            found.append(
-                "The snapshot has no history, only what was in use when it was written: what is called the peak is "
-                "that moment, and earlier peaks are not known. torch.cuda.memory._record_memory_history() at the start "
-                "of the program keeps one, and so does `pyalloc run --record`."
-            )
-        elif history == "torn":
-            found.append(
-                "The snapshot's history leaves out allocations or frees (skip_actions of "
-                "torch.cuda.memory._record_memory_history()), so that nothing can be told from it: what is called the "
-                "peak is the moment when it was written."
-            )
-        elif history == "late":
-            found.append(
-                "The snapshot's history begins when memory was in use already (it was switched on late, or had more "
-                "than max_entries events): what happened before, higher peaks too, is not in it."
             )
         lost = self.notes.get("lost_events")
         if lost:
@@ -276,7 +268,8 @@ class Analysis:
                 "tables and the verdict on leaks are of those before; the peak and its phase are of all."
             )
         from_torch = self.notes.get("allocator") in _TORCHS or "source" in self.notes
-        if totals["n_streams"] > 1 and from_torch and history not in STATE_ONLY:
+        has_history = self.notes.get("history") not in STATE_ONLY
+        if totals["n_streams"] > 1 and from_torch and has_history:
             seen = totals["n_record_streams"]
             found.append(
                 f"Memory was asked for on {totals['n_streams']} streams, and torch's history does not tell of "
@@ -510,6 +503,12 @@ class Analysis:
             return "no leak: nothing grows from step to step"
         total = sum(g.per_step for g in grown)
         return f"leak: {total / MIB:.2f} MiB more at each step, most at {grown[0].name}"
+
+
+def incomplete(notes: dict[str, str], is_complete: bool) -> list[str]:
+    """What a trace does not have, in words: its end, or what was before a snapshot."""
+    history = _HISTORIES.get(notes.get("history", ""))
+    return [text for text in (None if is_complete else _CUT, history) if text]
 
 
 def in_all_layers(module: str) -> str:

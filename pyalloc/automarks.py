@@ -190,7 +190,8 @@ class AutoMarks:
         original = torch.Tensor.record_stream
 
         def record_stream(tensor: Any, stream: Any) -> Any:
-            at = _address(tensor) if tensor.is_cuda and not self._is_compiling() else 0
+            is_seen = tensor.is_cuda and not self._is_compiling()
+            at = _memory(tensor)[1] if is_seen else 0
             if at:
                 index, number = tensor.device.index, stream.cuda_stream
                 self.recorder.add("record_stream", "", addr=at, arg=number, device=index)
@@ -256,18 +257,19 @@ class AutoMarks:
     def _note(self, found: dict[_At, _Told], value: Any, category: str) -> None:
         if not isinstance(value, self.torch.Tensor) or not value.is_cuda:
             return
-        address = _address(value)
+        storage, address = _memory(value)
         if address:
-            told = category, weakref.ref(value.untyped_storage())
-            found.setdefault((value.device.index, address), told)
+            at = value.device.index, address
+            found.setdefault(at, (category, weakref.ref(storage)))
 
 
-def _address(tensor: Any) -> int:
-    """Where a tensor's memory begins; 0 where it has none of its own."""
+def _memory(tensor: Any) -> tuple[Any, int]:
+    """A tensor's storage and where it begins: at 0 where it has none of its own."""
     try:
-        return int(tensor.untyped_storage().data_ptr())
+        storage = tensor.untyped_storage()
+        return storage, int(storage.data_ptr())
     except _NO_ADDRESS:
-        return 0
+        return None, 0
 
 
 def _is_same(before: _Told | None, now: _Told) -> bool:

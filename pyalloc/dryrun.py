@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shlex
@@ -42,10 +43,10 @@ def parse_bytes(text: str) -> int:
         UsageError: the text is no size above zero.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    size = int(float(match.group(1)) * _UNITS[match.group(2).upper()]) if match else 0
-    if size <= 0:
+    size = float(match.group(1)) * _UNITS[match.group(2).upper()] if match else 0.0
+    if not 1 <= size < math.inf:
         raise UsageError(f"{text!r} is not a size; write for example 24GB or 900MiB")
-    return size
+    return int(size)
 
 
 @dataclass(frozen=True)

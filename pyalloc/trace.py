@@ -14,13 +14,14 @@ from typing import Any
 
 from pyalloc import _core, pickles
 from pyalloc.analysis import Analysis, Block, Moment, moment, rounded
-from pyalloc.convert import EventWriter, Mark, state_before, with_frees
+from pyalloc.convert import KINDS, EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
 
 MAGIC = b"PYATRACE"
 Progress = Callable[[int, int], object]
 _LARGE_SHARE = 0.2  # of the peak: what a reduction of a product is looked for in
 _SHORT_LIFE = 12  # events
+_FIRST_EVENTS = 100
 _REDUCED = 8  # so many times smaller is what is left
 _MOST_UNPACKED = 500  # bytes a byte of .xz may become; recordings get to 20
 _MOST_UNPACKED_BESIDE = 64 << 20
@@ -116,8 +117,11 @@ def _as_trace_file(path: Path) -> Iterator[Path]:
     if magic == MAGIC:
         yield path
     elif magic[:6] == b"\xfd7zXZ\x00":
-        with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
-            yield _unpacked(path, Path(folder))
+        with (
+            tempfile.TemporaryDirectory(prefix="pyalloc-") as folder,
+            _as_trace_file(_unpacked(path, Path(folder))) as file,
+        ):
+            yield file
     elif magic[:1] == b"\x80" or magic[:1] in (b"(", b"]", b"}"):
         snapshot = pickles.load(path)
         with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
@@ -136,7 +140,7 @@ def _as_trace_file(path: Path) -> Iterator[Path]:
 def _unpacked(path: Path, folder: Path) -> Path:
     import lzma
 
-    target = folder / "trace.pya"
+    target = folder / "unpacked"
     most = _MOST_UNPACKED_BESIDE + path.stat().st_size * _MOST_UNPACKED
     try:
         with lzma.open(path, "rb") as source, target.open("wb") as file:
@@ -296,6 +300,15 @@ def _window(scan: _core.Scan, totals: dict[str, Any]) -> tuple[int, int]:
     if n <= _WINDOW_EVENTS:
         return 0, n
     return max(peak - _WINDOW_EVENTS // 2, 0), min(peak + _WINDOW_EVENTS // 2, n)
+
+
+def first_notes(file: Path) -> dict[str, str]:
+    """How a trace file came about, which stands at its beginning."""
+    reader = _core.TraceReader(file)
+    kinds, *_, texts = reader.read(_FIRST_EVENTS)
+    numbers = zip(kinds, memoryview(texts).cast("I"), strict=True)
+    found = [reader.text(text) or "" for kind, text in numbers if kind == KINDS["user"]]
+    return dict(note.split("=", 1) for note in found if "=" in note)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from pyalloc import console, dryrun, launching, recording, replaying
+from pyalloc.errors import UsageError
 
 
 class Command:
@@ -38,6 +39,8 @@ class Command:
     def run(self, args: argparse.Namespace) -> int:
         """The program's exit code is ours."""
         console.check_output(args.json, args.force)
+        if args.json is not None and args.json == args.record:
+            raise UsageError(f"{args.json} is what is recorded; write the figures to another file")
         words = args.command
         if args.module is not None:
             words = launching.command("dryrun", args.module, [])

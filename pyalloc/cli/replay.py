@@ -8,6 +8,7 @@ from typing import Any
 
 from pyalloc import console, replaying, trace
 from pyalloc.advice import size
+from pyalloc.analysis import incomplete
 from pyalloc.errors import TraceError
 from pyalloc.report import text
 
@@ -52,8 +53,9 @@ class Command:
         names = args.policy or replaying.policies()
         limit = replaying.limit_of(args.limit) if args.limit else 0
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
-        with trace.program(args.file) as program:
+        with trace.as_trace_file(args.file) as file, trace.program(file) as program:
             info = program.info()
+            caveats = incomplete(trace.first_notes(file), bool(info["is_complete"]))
             if info["n_allocs"] == 0:
                 raise TraceError(
                     f"{args.file}: no allocation is in it, so there is nothing to replay"
@@ -78,9 +80,13 @@ class Command:
                     search.close()
         progress.close()
         data = {"file": str(args.file), "limit": limit, "program": info, "policies": results}
+        data["caveats"] = caveats
         if args.find_min:
             data["find_min"] = least
-        console.deliver(args, _table(args, info, results, least), data, _next(args, info, least))
+        table = "\n".join(
+            [_table(args, info, results, least), *(text.wrapped(each, "") for each in caveats)]
+        )
+        console.deliver(args, table, data, _next(args, info, least))
         return 1 if limit and not any(r["completed"] for r in results.values()) else 0
 
 

@@ -29,7 +29,7 @@ def test_sizes_are_read_as_a_card_names_them(text: str, expected: int) -> None:
     assert dryrun.parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "12XB", "1e9"])
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "12XB", "1e9", "9" * 400 + "GB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size"):
         dryrun.parse_bytes(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import pickle
 import re
@@ -119,6 +120,29 @@ def test_replay_says_when_nothing_fits(plan: Plan) -> None:
             )
         )
         assert again["policies"][name]["completed"]
+
+
+def test_a_replay_says_what_its_trace_does_not_have(plan: Plan, tmp_path: Path) -> None:
+    block = {"size": MIB, "requested_size": MIB, "state": "active_allocated"}
+    segment = {"address": 1 << 30, "total_size": 2 * MIB, "stream": 0, "blocks": [block]}
+    snapshot = tmp_path / "snapshot.pickle"
+    snapshot.write_bytes(pickle.dumps({"segments": [segment]}, protocol=4))
+    packed = tmp_path / "snapshot.pickle.xz"
+    packed.write_bytes(lzma.compress(snapshot.read_bytes()))
+    for path in (snapshot, packed):
+        told = " ".join(pyalloc("replay", path, "--find-min").split())
+        assert "only what was in use when it was written" in told
+    cut = small_trace(plan)
+    assert json.loads(pyalloc("replay", cut, "--json", "-q"))["caveats"] == []
+    cut.write_bytes(cut.read_bytes()[:-1])
+    (caveat,) = json.loads(pyalloc("replay", cut, "--json", "-q"))["caveats"]
+    assert caveat.startswith("The file was cut off")
+
+
+def test_figures_of_a_dry_run_do_not_replace_its_recording(tmp_path: Path) -> None:
+    out = tmp_path / "out.pya"
+    words = ["dryrun", "--record", out, "--json", out, "--force", sys.executable, "-c", ""]
+    assert "write the figures to another file" in pyalloc(*words, expect=2)
 
 
 def test_examples_in_the_help_are_right() -> None:
