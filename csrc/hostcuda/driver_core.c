@@ -8,6 +8,7 @@
 #include "lookup.h"
 #include "module.h"
 #include "props.h"
+#include "reset.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -169,6 +170,12 @@ int
 cuDevicePrimaryCtxRelease_v2(int device) {
     HC_DRIVER();
     return pya_hc_device(device) == NULL ? CU_INVALID_DEVICE : CU_OK;
+}
+
+int
+cuDevicePrimaryCtxReset_v2(int device) {
+    HC_DRIVER();
+    return pya_hc_device_reset(device);
 }
 
 int

@@ -175,6 +175,14 @@ pya_hc_pinned_alloc(size_t size, void **out) {
     return CU_OK;
 }
 
+static void
+host_forget_locked(struct pya_hc_region *region) {
+    if (region->kind == REGION_PINNED) {
+        (void)munmap((void *)region->start, region->mapped);
+    }
+    pya_hc_region_remove_locked(region);
+}
+
 static int
 host_forget(void *ptr, enum pya_hc_region_kind kind, int error_if_unknown) {
     int error = pya_hc_capture_unsafe();
@@ -186,11 +194,7 @@ host_forget(void *ptr, enum pya_hc_region_kind kind, int error_if_unknown) {
     if (region == NULL || region->start != (uintptr_t)ptr || region->kind != kind) {
         error = error_if_unknown;
     } else {
-        size_t mapped = region->mapped;
-        pya_hc_region_remove_locked(region);
-        if (kind == REGION_PINNED) {
-            (void)munmap(ptr, mapped);
-        }
+        host_forget_locked(region);
     }
     pya_hc_unlock();
     return error;
@@ -228,6 +232,19 @@ pya_hc_host_register(void *ptr, size_t size) {
 int
 pya_hc_host_unregister(void *ptr) {
     return host_forget(ptr, REGION_REGISTERED, CU_HOST_NOT_REGISTERED);
+}
+
+void
+pya_hc_memory_reset_locked(int device) {
+    const unsigned on_device = 1u << REGION_PLAIN | 1u << REGION_MANAGED;
+    const unsigned on_host = 1u << REGION_PINNED | 1u << REGION_REGISTERED;
+    struct pya_hc_region *region;
+    while ((region = pya_hc_region_of_locked(device, on_device)) != NULL) {
+        pya_hc_memory_free_locked(region);
+    }
+    while ((region = pya_hc_region_of_locked(device, on_host)) != NULL) {
+        host_forget_locked(region);
+    }
 }
 
 int

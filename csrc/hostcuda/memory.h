@@ -20,6 +20,9 @@ int pya_hc_pinned_free(void *ptr);
 int pya_hc_host_register(void *ptr, size_t size);
 int pya_hc_host_unregister(void *ptr);
 
+/* Plain and managed memory of the device, pinned memory made with it and registrations end. */
+void pya_hc_memory_reset_locked(int device);
+
 int pya_hc_memory_info(size_t *free_bytes, size_t *total_bytes);
 /* Base and size of the allocation (for reservations: of the mapped handle) at the address. */
 int pya_hc_memory_range(uintptr_t address, uintptr_t *base, size_t *size);

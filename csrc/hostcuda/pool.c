@@ -198,6 +198,27 @@ pool_trim_locked(struct pya_hc_pool *pool, uint64_t keep) {
     }
 }
 
+void
+pya_hc_pool_reset_locked(int device) {
+    size_t cursor = 0;
+    struct pya_hc_pool *pool = pya_hc_objects_next(&pools, &cursor);
+    for (; pool != NULL; pool = pya_hc_objects_next(&pools, &cursor)) {
+        struct pool_chunk *chunk = pool->device == device ? pool->chunks : NULL;
+        for (; chunk != NULL; chunk = chunk->next) {
+            for (struct pool_block *block = chunk->blocks; block != NULL; block = block->next) {
+                pool->n_unsettled -= block->is_free && !block_is_settled(block);
+                pool->used -= block->is_free ? 0 : block->size;
+                block->is_free = true;
+                block->freed = (struct pya_hc_mark){0};
+            }
+            chunk_join(pool, chunk);
+        }
+        if (pool->device == device) {
+            pool_trim_locked(pool, 0);
+        }
+    }
+}
+
 static void
 pools_trim_locked(void) {
     size_t cursor = 0;

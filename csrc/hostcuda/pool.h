@@ -28,3 +28,5 @@ int pya_hc_pool_range_locked(
     struct pya_hc_pool *pool, uintptr_t address, uintptr_t *base, size_t *size);
 /* Frees an address of whatever pool holds it; nothing when none does. */
 void pya_hc_pool_release_locked(uintptr_t address);
+/* Every pool of the device is empty afterwards. */
+void pya_hc_pool_reset_locked(int device);

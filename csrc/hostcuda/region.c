@@ -157,6 +157,16 @@ pya_hc_region_at_locked(uintptr_t address) {
     return address - region->start < region->mapped ? region : NULL;
 }
 
+struct pya_hc_region *
+pya_hc_region_of_locked(int device, unsigned kinds) {
+    for (size_t i = n_regions; i-- > 0;) {
+        if (regions[i]->device == device && (kinds >> regions[i]->kind & 1) != 0) {
+            return regions[i];
+        }
+    }
+    return NULL;
+}
+
 uint64_t
 pya_hc_region_count_locked(enum pya_hc_region_kind kind) {
     return n_by_kind[kind];

@@ -7,6 +7,7 @@
 #include "lookup.h"
 #include "module.h"
 #include "props.h"
+#include "reset.h"
 
 #include <string.h>
 
@@ -49,7 +50,7 @@ cudaSetDevice(int device) {
 int
 cudaDeviceReset(void) {
     HC_RUNTIME();
-    RT(pya_hc_device_sync());
+    RT(pya_hc_device_reset(pya_hc_current() < 0 ? 0 : pya_hc_current()));
 }
 
 int

@@ -67,6 +67,12 @@ pya_hc_stream_find_locked(const void *handle) {
     return *slot;
 }
 
+static void
+stream_end_locked(struct pya_hc_stream *stream) {
+    stream->id = 0; /* events recorded in it must not take its successor for it */
+    pya_hc_objects_put(&streams, stream);
+}
+
 int
 pya_hc_stream_destroy(void *handle) {
     int error = CU_INVALID_HANDLE;
@@ -75,8 +81,7 @@ pya_hc_stream_destroy(void *handle) {
     if (stream != NULL && stream->capture != NULL) {
         error = pya_hc_capture_unsafe_stream_locked(stream);
     } else if (stream != NULL) {
-        stream->id = 0; /* events recorded in it must not take its successor for it */
-        pya_hc_objects_put(&streams, stream);
+        stream_end_locked(stream);
         error = CU_OK;
     }
     pya_hc_unlock();
@@ -221,13 +226,18 @@ pya_hc_event_create(unsigned flags, void **out) {
     return event == NULL ? CU_OUT_OF_MEMORY : CU_OK;
 }
 
+static void
+event_end_locked(struct pya_hc_event *event) {
+    free(event->deps);
+    pya_hc_objects_put(&events, event);
+}
+
 int
 pya_hc_event_destroy(void *handle) {
     pya_hc_lock();
     struct pya_hc_event *event = pya_hc_event_find_locked(handle);
     if (event != NULL) {
-        free(event->deps);
-        pya_hc_objects_put(&events, event);
+        event_end_locked(event);
     }
     pya_hc_unlock();
     return event == NULL ? CU_INVALID_HANDLE : CU_OK;
@@ -354,6 +364,26 @@ pya_hc_stream_wait(const void *stream_handle, const void *event_handle) {
     }
     pya_hc_unlock();
     return error;
+}
+
+void
+pya_hc_stream_reset_locked(int device) {
+    const struct pya_hc_device *dev = pya_hc_device(device);
+    size_t cursor = 0;
+    struct pya_hc_stream *stream = pya_hc_objects_next(&streams, &cursor);
+    for (; stream != NULL; stream = pya_hc_objects_next(&streams, &cursor)) {
+        bool is_default = stream == dev->streams[0] || stream == dev->streams[1];
+        if (stream->device == device && !is_default) {
+            stream_end_locked(stream);
+        }
+    }
+    cursor = 0;
+    struct pya_hc_event *event = pya_hc_objects_next(&events, &cursor);
+    for (; event != NULL; event = pya_hc_objects_next(&events, &cursor)) {
+        if (event->device == device) {
+            event_end_locked(event);
+        }
+    }
 }
 
 uint64_t

@@ -76,6 +76,9 @@ int pya_hc_stream_query(const void *handle);
 int pya_hc_stream_wait(const void *handle, const void *event);
 int pya_hc_device_sync(void);
 
+/* Streams and events of the device end, but for its default streams. */
+void pya_hc_stream_reset_locked(int device);
+
 int pya_hc_event_create(unsigned flags, void **out);
 int pya_hc_event_destroy(void *handle);
 int pya_hc_event_record(void *handle, const void *stream);

@@ -19,7 +19,7 @@ from pyalloc import hostcuda
 
 from .conftest import LIVE, PAGE, Access, Cuda, Prop
 
-INVALID, OUT_OF_MEMORY, INVALID_DEVICE = 1, 2, 101
+INVALID, OUT_OF_MEMORY, INVALID_DEVICE, INVALID_HANDLE = 1, 2, 101, 400
 
 
 def test_malloc_counts_whole_pages_and_is_aligned(cuda: Cuda) -> None:
@@ -430,6 +430,28 @@ def test_paged_optimizers_may_move_their_memory(cuda: Cuda) -> None:
     assert cuda("cudaMemPrefetchAsync", plain, PAGE, place, 0, stream) == INVALID
     cuda.ok("cudaFree", plain)
     cuda.ok("cudaFree", pointer)
+
+
+@pytest.mark.parametrize("name", ["cudaDeviceReset", "cuDevicePrimaryCtxReset_v2"])
+def test_a_reset_ends_what_the_program_has_on_the_device(cuda: Cuda, name: str) -> None:
+    """But not what is of no device's context: handles and addresses of virtual memory."""
+    handle, before = cuda.handle(), cuda.used()
+    plain, pinned = cuda.malloc(PAGE), cuda.out("cudaHostAlloc", 100, 0)
+    cuda.out("cudaMallocManaged", PAGE, 1)
+    pooled = cuda.out("cudaMallocAsync", 1000, 0)
+    stream = cuda.out("cudaStreamCreateWithFlags", 1)
+    event = cuda.out("cudaEventCreateWithFlags", 2)
+    cuda.ok(name, *([0] if name.startswith("cu") and not name.startswith("cuda") else []))
+    assert cuda.used() == before
+    left = [cuda.live(what) for what in ("plain", "pinned", "streams", "events", "handles")]
+    assert left == [0, 0, 0, 0, 1]
+    assert cuda("cudaFree", plain) == cuda("cudaFreeAsync", pooled, 0) == INVALID
+    assert cuda("cudaFreeHost", pinned) == INVALID
+    assert cuda("cudaStreamDestroy", stream) == cuda("cudaEventDestroy", event) == INVALID_HANDLE
+    cuda.ok("cuMemRelease", handle)
+    again = cuda.out("cudaMallocAsync", 1000, 0)  # everything begins anew
+    cuda.ok("cudaFreeAsync", again, 0)
+    cuda.ok("cudaDeviceSynchronize")
 
 
 def test_every_failure_of_a_sequence_leaves_nothing(cuda: Cuda) -> None:
