@@ -281,7 +281,7 @@ def _sum_up(
         missing=absent,
         untold=tuple(sorted({use.pid for use in uses if use.pid not in reports})),
         replaced=options.allocator != "pyalloc"
-        and any(report["backend"] == "pluggable" for report in reports.values()),
+        and any(report["backend"] != "native" for report in reports.values()),
     )
 
 

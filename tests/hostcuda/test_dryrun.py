@@ -264,6 +264,18 @@ def test_an_allocator_that_the_program_chose_is_not_called_native(
     assert "next: pyalloc dryrun --memory 80GB --allocator native " in err
 
 
+def test_the_drivers_allocator_is_not_called_native(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    source = "import torch; torch.empty(3 << 20, dtype=torch.uint8, device='cuda')"
+    command = [sys.executable, program(tmp_path, source)]
+    chosen = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+    code, _, err = finish(start(command, tmp_path, **chosen))
+    assert code == 0
+    assert "the program's own allocator" in err and "native allocator" not in err
+    assert "--allocator pyalloc" not in err  # would be refused beside that setting
+
+
 def test_what_is_rounding_is_told_apart(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
     """torch's allocator counts a whole block where less than 1 MiB would be left of it."""
     source = "import torch; torch.empty((20 << 20) - 700_000, dtype=torch.uint8, device='cuda')"
