@@ -1,15 +1,52 @@
 /* Gradients of the PowerSpherical log-probability and of its mixture.  With G the gradient of each
  * log-probability (for the mixture G = grad * exp(a + L - F), made on the fly) and
  * W = G kappa / (1 + u):
- *   d_loc = W^T value, d_value = W loc, d_kappa = sum G (log y + h'), d_a = sum G.
+ *   d_loc = W^T value, d_value = W loc, d_kappa = sum G s with s = log y + h', d_a = sum G.
  * Cosines are computed again block by block; nothing of the size of G is kept. */
 #include "kernels.h"
 #include "ps_tile.h"
+
+enum { FLUSHED_ROWS = 16 }; /* sums of more samples, in float, lose what cancels */
 
 struct backward_range {
     ptrdiff_t l0, l1, m0, m1;
     bool want_value, want_loc;
 };
+
+/* log y + h' of a cosine.  In many dimensions most are near 0: log y is then nearly -log 2 and h' nearly log 2,
+ * and what is left of the two has all its digits only as log(1 + u) + (h' - log 2). */
+static inline vr
+backward_slope(const struct ps_tile *w, int j, vr u) {
+    const vm is_near = m_lt(v_set((real)0.5), u);
+    const vr half = v_mul(v_sub(u, v_set(1)), v_set((real)0.5));
+    const vr dh = v_sel(is_near, v_ld(w->dh + j), v_ld(w->dh_far + j));
+    return v_add(v_log1m(v_sel(is_near, half, u)), dh);
+}
+
+/* G of the mixture. */
+static inline vr
+backward_share(const struct ps_tile *w, int l, int j, vr ly) {
+    const vr each = ps_log_prob(ly, v_ld(w->kappa + j), v_ld(w->h + j));
+    const vr joint = v_add(v_ld(w->a + j), each);
+    return v_mul(v_set(w->grad[l]), v_exp(v_sub(joint, v_set(w->f[l]))));
+}
+
+/* G and G s to their sums, in double: near the antipode s is large, and gradients cancel. */
+static inline void
+backward_add(const struct ps_tile *w, int j, vr g, vr slope) {
+    real gs[2][VW];
+    v_st(gs[0], g);
+    v_st(gs[1], slope);
+    double all[2][VW]; /* a compiler makes vectors of what cannot overlap */
+    memcpy(all[0], w->all_g + j, sizeof all[0]);
+    memcpy(all[1], w->all_gs + j, sizeof all[1]);
+    for (int i = 0; i < VW; i++) {
+        all[0][i] += (double)gs[0][i];
+        all[1][i] += (double)gs[0][i] * (double)gs[1][i];
+    }
+    memcpy(w->all_g + j, all[0], sizeof all[0]);
+    memcpy(w->all_gs + j, all[1], sizeof all[1]);
+}
 
 /* One row (sample) of the block: cosines or gaps in, W out, the lanes' sums updated. */
 static inline __attribute__((always_inline)) void
@@ -18,21 +55,38 @@ backward_row(const struct ps_tile *w, int l, int nm, const real *grad, bool mixt
     for (int j = 0; j < nm; j += VW) {
         const vr x = v_ld(u + j);
         const vr c = gaps ? ps_gap_one_plus_u(x) : v_add(ps_clamp(x), v_set(1));
-        const vr ly = gaps ? ps_gap_log_y(x) : ps_log_y(ps_clamp(x));
-        vr kappa = v_ld(w->kappa + j);
+        const vr kappa = v_ld(w->kappa + j);
+        const vr dh = v_ld(w->dh + j);
         vr g;
-        if (mixture) {
-            vr joint = v_add(v_ld(w->a + j), ps_log_prob(ly, kappa, v_ld(w->h + j)));
-            g = v_mul(v_set(w->grad[l]), v_exp(v_sub(joint, v_set(w->f[l]))));
+        vr slope;
+        if (mixture || gaps) {
+            const vr ly = gaps ? ps_gap_log_y(x) : ps_log_y(ps_clamp(x));
+            slope = v_add(ly, dh);
+            g = mixture ? backward_share(w, l, j, ly) : v_ld(grad + j);
         } else {
+            slope = backward_slope(w, j, ps_clamp(x));
             g = v_ld(grad + j);
         }
         const vm behind = m_eq(c, v_set(0));
-        vr r = v_rcp(v_sel(behind, v_set(w->least), c));
+        slope = v_sel(behind, v_add(v_set(w->least_log_y), dh), slope);
+        const vr r = v_rcp(v_sel(behind, v_set(w->least), c));
         v_st(u + j, v_mul(v_mul(g, kappa), r));
-        v_st(w->sum_g + j, v_add(v_ld(w->sum_g + j), g));
-        vr gl = v_fma(g, v_sel(behind, v_set(w->least_log_y), ly), v_ld(w->sum_gl + j));
-        v_st(w->sum_gl + j, gl);
+        if (gaps && w->low < 0) { /* few are coarse, and near the antipode */
+            backward_add(w, j, g, slope);
+        } else {
+            v_st(w->sum_g + j, v_add(v_ld(w->sum_g + j), g));
+            v_st(w->sum_gs + j, v_fma(g, slope, v_ld(w->sum_gs + j)));
+        }
+    }
+}
+
+/* The samples' sums so far to those of all, in double before they are long. */
+static void
+backward_flush(struct ps_tile *w, int nm) {
+    for (int i = 0; i < nm; i++) {
+        w->all_g[i] += (double)w->sum_g[i];
+        w->all_gs[i] += (double)w->sum_gs[i];
+        w->sum_g[i] = w->sum_gs[i] = 0;
     }
 }
 
@@ -63,7 +117,7 @@ backward_weights(
         }
     }
     for (int i = 0; i < (int)pack_round(nm, VW); i++) {
-        w->sum_g[i] = w->sum_gl[i] = 0;
+        w->sum_g[i] = w->sum_gs[i] = 0;
     }
     for (int l = 0; l < nl; l++) {
         real row[128 + 16];
@@ -79,6 +133,9 @@ backward_weights(
             backward_row(w, l, nm, row, mixture, true);
         } else {
             backward_row(w, l, nm, row, mixture, false);
+        }
+        if (l % FLUSHED_ROWS == FLUSHED_ROWS - 1 || l == nl - 1) {
+            backward_flush(w, nm);
         }
     }
 }
@@ -132,12 +189,12 @@ backward_pair(
     struct pya_tile_a a = {w->value, w->ld, 1};
     struct pya_tile_b b = {w->loc_t, w->lm};
     struct pya_tile_c c = {w->u, w->lm, 0};
-    tile_multiply(nl, nm, d, a, b, c);
-    backward_weights(w, ps, t, l0, m0);
-    for (int i = 0; i < nm; i++) {
-        w->all_g[i] += (double)w->sum_g[i];
-        w->all_gl[i] += (double)w->sum_gl[i];
+    for (int done = 0, n = 0; done < d; done += n, a.p += n * a.k, b.p += n * b.k) {
+        n = ps_terms(d, done);
+        c.add = done > 0;
+        tile_multiply(nl, nm, n, a, b, c);
     }
+    backward_weights(w, ps, t, l0, m0);
     if (r->want_loc) {
         struct pya_tile_a wt = {w->u, 1, w->lm};
         struct pya_tile_b val = {w->value, w->ld};
@@ -162,8 +219,7 @@ backward_finish(struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t t, ptr
     }
     for (int i = 0; i < nm; i++) {
         if (ps->d_scale.p != NULL) {
-            *ps_row_out(ps->d_scale, m0 + i, t) =
-                (real)(w->all_gl[i] + (double)w->dh[i] * w->all_g[i]);
+            *ps_row_out(ps->d_scale, m0 + i, t) = (real)w->all_gs[i];
         }
         if (ps->d_log_weights.p != NULL) {
             *ps_row_out(ps->d_log_weights, m0 + i, t) = (real)w->all_g[i];
@@ -182,8 +238,8 @@ backward_unit(
         pack_prefetch(loc, ps->loc.i, nm, d);
         pack_transpose(w->loc_t, w->lm, w->loc, w->ld, nm, d, pack_round(nm, VW));
         ps_tile_components(w, ps, m0, nm, t);
-        for (int i = 0; i < nm; i++) {
-            w->all_g[i] = w->all_gl[i] = 0;
+        for (int i = 0; i < (int)pack_round(nm, VW); i++) {
+            w->all_g[i] = w->all_gs[i] = 0;
         }
         for (ptrdiff_t l0 = r->l0; l0 < r->l1; l0 += w->lb) {
             backward_pair(w, ps, t, l0, m0, r);

@@ -8,10 +8,40 @@
 #include "ps_coarse.h"
 #include "tile.h"
 
-/* Cosines of a tile.  Not inline: among other variables the sums would leave the registers. */
-static __attribute__((noinline, unused)) void
-ps_cosines(int rows, int nv, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
+/* A tile's products, or what is added to them.  Not inline: among other variables the sums would leave the
+ * registers; two functions: one that may add is slower where it does not. */
+static __attribute__((noinline, flatten, unused)) void
+ps_panel(int rows, int nv, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
+    c.add = 0;
     tile_panel(rows, nv, k, a, b, c);
+}
+
+static __attribute__((noinline, flatten, unused)) void
+ps_panel_add(
+    int rows, int nv, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
+    c.add = 1;
+    tile_panel(rows, nv, k, a, b, c);
+}
+
+enum { LONG_SUM = 256 };
+
+/* Longer sums are sums of sums: their errors would show where a gradient's terms cancel.  How many terms from done
+ * on are summed together. */
+static inline int
+ps_terms(int k, int done) {
+    return k - done < LONG_SUM ? k - done : LONG_SUM;
+}
+
+static inline void
+ps_cosines(int rows, int nv, int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c) {
+    int n = ps_terms(k, 0);
+    ps_panel(rows, nv, n, a, b, c);
+    for (int done = n; done < k; done += n) {
+        a.p += n * a.k;
+        b.p += n * b.k;
+        n = ps_terms(k, done);
+        ps_panel_add(rows, nv, n, a, b, c);
+    }
 }
 
 static inline vr

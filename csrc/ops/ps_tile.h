@@ -20,12 +20,13 @@ struct ps_tile {
     real *u;          /* [lb][lm]: cosines, then W */
     real *d_value;    /* [lb][ld] */
     real *d_loc;      /* [mb][ld] */
-    real *kappa, *h, *dh, *a, *sum_g, *sum_gl; /* [mb] padded to whole vectors */
+    real *kappa, *h, *dh, *a, *sum_g, *sum_gs; /* [mb] padded to whole vectors */
+    real *dh_far;                              /* dh - log 2, rounded once */
     real *high;    /* [mb], the cosine above which float is too coarse for the component */
     real low;      /* and the one below which it is for any */
     bool has_high; /* high is finite for any component */
     real least, least_log_y; /* 1 + u and log y of gradients at the antipode */
-    double *all_g, *all_gl;  /* [mb], sums over the blocks */
+    double *all_g, *all_gs;  /* [mb], sums over the blocks */
     real *f, *grad;          /* [lb] */
 };
 
@@ -70,6 +71,7 @@ ps_tile_carve(
     w->kappa = scratch_take(s, n);
     w->h = scratch_take(s, n);
     w->dh = scratch_take(s, n);
+    w->dh_far = scratch_take(s, n);
     w->a = scratch_take(s, n);
     w->high = scratch_take(s, n);
     if (use == PS_BACKWARD) {
@@ -78,9 +80,9 @@ ps_tile_carve(
         w->d_value = scratch_take(s, rows);
         w->d_loc = scratch_take(s, rows);
         w->sum_g = scratch_take(s, n);
-        w->sum_gl = scratch_take(s, n);
+        w->sum_gs = scratch_take(s, n);
         w->all_g = (double *)(void *)scratch_take(s, n * (sizeof(double) / sizeof(real)));
-        w->all_gl = (double *)(void *)scratch_take(s, n * (sizeof(double) / sizeof(real)));
+        w->all_gs = (double *)(void *)scratch_take(s, n * (sizeof(double) / sizeof(real)));
         w->f = scratch_take(s, n);
         w->grad = scratch_take(s, n);
     }
@@ -123,7 +125,7 @@ ps_log_ratio(double z) {
 /* pya_special_normalizer() for many kappa at once where no shift is needed (beta >= 12), written
  * without calls or branches so that the compiler vectorizes it; 1e-11 relative. */
 static inline void
-ps_normalizers(real *h, real *dh, const real *kappa, int n, double dim) {
+ps_normalizers(real *h, real *dh, real *dh_far, const real *kappa, int n, double dim) {
     const double b = 0.5 * (dim - 1.0);
     for (int i = 0; i < n; i++) {
         double a = (double)kappa[i] + b;
@@ -150,6 +152,7 @@ ps_normalizers(real *h, real *dh, const real *kappa, int n, double dim) {
         double tc = 0.5 * rc + qc * (1.0 / 12 - qc * (1.0 / 120 - qc * (1.0 / 252)));
         h[i] = (real)((a - 0.5) * ratio + b * (log_c - 3.53102424696929079) + sc - sa);
         dh[i] = (real)(ratio - tc + ta);
+        dh_far[i] = (real)(ratio - tc + ta - 0.69314718055994531);
     }
 }
 
@@ -163,7 +166,7 @@ ps_tile_components(
     }
     const bool is_fast = VW > 1 && ps->dim >= 25;
     if (is_fast) {
-        ps_normalizers(w->h, w->dh, w->kappa, n, (double)ps->dim);
+        ps_normalizers(w->h, w->dh, w->dh_far, w->kappa, n, (double)ps->dim);
     }
     for (int i = 0; i < n; i++) {
         if (!is_fast || w->kappa[i] < 0) {
@@ -171,10 +174,11 @@ ps_tile_components(
                 pya_special_normalizer((double)w->kappa[i], (double)ps->dim);
             w->h[i] = (real)norm.h;
             w->dh[i] = (real)norm.dh;
+            w->dh_far[i] = (real)(norm.dh - 0.69314718055994531);
         }
     }
     for (int i = n; i < (int)pack_round(n, VW); i++) {
-        w->kappa[i] = w->h[i] = w->dh[i] = 0;
+        w->kappa[i] = w->h[i] = w->dh[i] = w->dh_far[i] = 0;
         w->a[i] = (real)-INFINITY;
     }
     w->low = ps_low(ps->dim);

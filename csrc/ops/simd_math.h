@@ -62,7 +62,7 @@ v_log(vr y) {
     return v_fma(v_set(0.0f), y, r);
 }
 
-/* log(y), y in [0, 1] and d = y - 1; -inf at 0.  Where no power of two was split off, f is d itself
+/* log(y), y in [0, 1.5] and d = y - 1; -inf at 0.  Where no power of two was split off, f is d itself
  * and not (1 + d) - 1, so that small d keep their relative accuracy. */
 static inline vr
 v_log_beside(vr y, vr d) {
@@ -74,7 +74,7 @@ v_log_beside(vr y, vr d) {
     return v_sel(m_eq(y, v_set(0.0f)), v_set(-INFINITY), r);
 }
 
-/* log(1 + d) for d in [-1, 0] */
+/* log(1 + d) for d in [-1, 0.5] */
 static inline vr
 v_log1m(vr d) {
     return v_log_beside(v_add(d, v_set(1.0f)), d);
