@@ -123,3 +123,5 @@ void pya_hc_calls_each(void (*fn)(const char *name, uint64_t n, void *data), voi
 
 const char *pya_hc_error_name(int error);
 const char *pya_hc_error_text(int error);
+/* The driver's; false and NULL for a number that it does not know. */
+bool pya_hc_driver_error(int error, const char **name, const char **text);

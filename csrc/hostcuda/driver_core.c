@@ -38,15 +38,15 @@ cuDriverGetVersion(int *out) {
 int
 cuGetErrorString(int error, const char **out) {
     HC_QUIET();
-    *out = pya_hc_error_text(error);
-    return CU_OK;
+    const char *name;
+    return pya_hc_driver_error(error, &name, out) ? CU_OK : CU_INVALID_VALUE;
 }
 
 int
 cuGetErrorName(int error, const char **out) {
     HC_QUIET();
-    *out = pya_hc_error_name(error);
-    return CU_OK;
+    const char *text;
+    return pya_hc_driver_error(error, out, &text) ? CU_OK : CU_INVALID_VALUE;
 }
 
 int

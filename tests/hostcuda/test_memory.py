@@ -89,6 +89,18 @@ def test_an_error_is_remembered_until_it_is_asked_for(cuda: Cuda) -> None:
     cuda.ok("cudaGetLastError")
 
 
+def test_errors_have_the_names_of_whoever_is_asked(cuda: Cuda) -> None:
+    cuda.runtime.cudaGetErrorName.restype = ctypes.c_char_p
+    assert cuda.runtime.cudaGetErrorName(OUT_OF_MEMORY) == b"cudaErrorMemoryAllocation"
+    assert cuda.runtime.cudaGetErrorName(54321) == b"unrecognized error code"
+    said = ctypes.c_char_p()
+    for name, expected in (("Name", b"CUDA_ERROR_OUT_OF_MEMORY"), ("String", b"out of memory")):
+        cuda.ok(f"cuGetError{name}", OUT_OF_MEMORY, ctypes.byref(said))
+        assert said.value == expected
+        assert cuda(f"cuGetError{name}", 54321, ctypes.byref(said)) == INVALID
+        assert said.value is None
+
+
 def test_copies_and_fills_are_real(cuda: Cuda) -> None:
     a, b = cuda.malloc(PAGE), cuda.malloc(PAGE)
     data = bytes(range(256)) * 4096
