@@ -69,19 +69,23 @@ pair_log_probs(float acc[4][4][4], const struct columns &of, marks coarse) {
     }
 }
 
-/* Takes the next pair that exists out of the thread's marks of a part; whether there is one. */
-static __device__ inline bool
-take_marked(unsigned *left, int part, const rows both[2], int *n, int *row, int *column) {
+/* Calls make(row, column) for each pair that the thread marked and that exists. */
+template <class Make>
+static __device__ inline void
+for_marked(const marks coarse, const rows both[2], const Make &make) {
     const struct place p = my_place();
-    while (*left != 0) {
-        *n = take_lowest(left);
-        *row = tensor_row(p, *n / 4 % 4, *n % 4);
-        *column = tensor_column(p, 2 * part + *n / 16, *n % 2);
-        if (*row < both[0].n && *column < both[1].n) {
-            return true;
+#pragma unroll 1
+    for (int part = 0; part < 2; part++) {
+        unsigned left = coarse[part][threadIdx.x];
+        while (left != 0) {
+            const int n = take_lowest(&left);
+            const int row = tensor_row(p, n / 4 % 4, n % 4);
+            const int column = tensor_column(p, 2 * part + n / 16, n % 2);
+            if (row < both[0].n && column < both[1].n) {
+                make(row, column);
+            }
         }
     }
-    return false;
 }
 
 /* From the thread's first result on, whose place the others' are steps from: registers are scarce. */
@@ -142,18 +146,11 @@ pya_ps_forward_tensor(struct pya_ops_ps a) {
         pair_finish(acc, room, both[0], both[1], dim);
         pair_log_probs(acc, of, coarse);
         forward_store(a, acc, first[0], first[1], t);
-#pragma unroll 1
-        for (int part = 0; part < 2; part++) {
-            unsigned left = coarse[part][threadIdx.x];
-            int n;
-            int row;
-            int c;
-            while (take_marked(&left, part, both, &n, &row, &c)) {
-                float *out = (float *)a.out + t * a.out_t;
-                out[(first[0] + row) * a.out_l + (first[1] + c) * a.out_m] =
-                    sharp_log_prob(of, both, row, c, dim);
-            }
-        }
+        for_marked(coarse, both, [&](int row, int c) {
+            float *out = (float *)a.out + t * a.out_t;
+            out[(first[0] + row) * a.out_l + (first[1] + c) * a.out_m] =
+                sharp_log_prob(of, both, row, c, dim);
+        });
     }
 }
 
@@ -179,16 +176,9 @@ put_gaps(
         }
         coarse[part][threadIdx.x] = found;
     }
-#pragma unroll 1
-    for (int part = 0; part < 2; part++) {
-        unsigned left = coarse[part][threadIdx.x];
-        int n;
-        int row;
-        int c;
-        while (take_marked(&left, part, both, &n, &row, &c)) {
-            w[row * W_STRIDE + c] = sharp_gap(both[0], both[1], row, c, dim);
-        }
-    }
+    for_marked(coarse, both, [&](int row, int c) {
+        w[row * W_STRIDE + c] = sharp_gap(both[0], both[1], row, c, dim);
+    });
 }
 
 /* Adds 8 components' terms to the running logsumexp of a row: of all columns of the warp. */
