@@ -28,7 +28,6 @@ _MOST_UNPACKED_BESIDE = 64 << 20
 _WINDOW_BINS = 600
 _WINDOW_EVENTS = 100_000  # around the peak, where no step tells what belongs together
 _MOST_WRONG = 0.02  # of a history's entries: torch lets threads run between the state and the trace
-_SETTINGS = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
 
 
 @contextlib.contextmanager
@@ -172,18 +171,30 @@ def write_snapshot(snapshot: dict[str, Any], target: Path) -> None:
             before, _ = state_before(snapshot["segments"], traces)
         writer.mark(Mark(first, "user", "source=torch snapshot"))
         writer.mark(Mark(first, "user", f"history={history}"))
-        for name in _SETTINGS:
-            if name in settings:
-                writer.mark(Mark(first, "user", f"{name}={settings[name]}"))
-        conf = settings.get("PYTORCH_CUDA_ALLOC_CONF")
-        if conf:
-            writer.mark(Mark(first, "user", f"PYTORCH_CUDA_ALLOC_CONF={conf}"))
+        for note in _settings(settings):
+            writer.mark(Mark(first, "user", note))
         writer.state(before, first)
         writer.merged(traces, [])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"the snapshot is malformed: {error!r}") from None
     finally:
         writer.writer.close()
+
+
+def _settings(told: dict[str, Any]) -> Iterator[str]:
+    """What of an allocator's settings is not as it would be without any, as one would ask for it."""
+    if "pyalloc" in told:
+        yield "allocator=pyalloc"
+        return  # torch's own have no effect there
+    if told.get("expandable_segments"):
+        yield "expandable_segments=True"
+    bound = told.get("max_split_size")
+    if isinstance(bound, int) and bound > 0:
+        yield f"max_split_size_mb={bound >> 20}"
+    if told.get("garbage_collection_threshold"):
+        yield f"garbage_collection_threshold={told['garbage_collection_threshold']}"
+    if told.get("PYTORCH_CUDA_ALLOC_CONF"):
+        yield f"PYTORCH_CUDA_ALLOC_CONF={told['PYTORCH_CUDA_ALLOC_CONF']}"
 
 
 def _history(traces: list[list[dict[str, Any]]], before: list[dict[str, Any]]) -> str:

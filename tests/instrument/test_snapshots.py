@@ -225,6 +225,27 @@ def stitched(pool: tuple[int, int], start: int) -> list[dict[str, Any]]:
     return done
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"expandable_segments": False, "max_split_size": -1}, {}),
+        (
+            {"max_split_size": 64 * MIB, "garbage_collection_threshold": 0.8},
+            {"max_split_size_mb": "64", "garbage_collection_threshold": "0.8"},
+        ),
+        ({"expandable_segments": True}, {"expandable_segments": "True"}),
+        ({"max_split_size": -1, "pyalloc": {"vmm": "True"}}, {"allocator": "pyalloc"}),
+    ],
+)
+def test_settings_are_told_as_one_asks_for_them(
+    tmp_path: Path, settings: dict[str, Any], told: dict[str, str]
+) -> None:
+    path = tmp_path / "settings.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "allocator_settings": settings}))
+    notes = trace.analyse(path).notes
+    assert {name: notes[name] for name in notes if name not in ("source", "history")} == told
+
+
 @pytest.mark.parametrize("goes", [False, True])
 def test_a_pool_whose_pages_are_joined_keeps_its_user(tmp_path: Path, goes: bool) -> None:
     pool, start = (0, 1), 1 << 30
