@@ -218,6 +218,7 @@ class Recorder:
     thread: threading.Thread | None = None
     # Of a process beside the one that was meant: nobody misses it if it is empty.
     is_extra: bool = False
+    overwrites: bool = False  # what has the name, once the recording is whole
 
     def __post_init__(self) -> None:
         """The file stays where it was asked for when the program goes to another folder."""
@@ -255,7 +256,7 @@ class Recorder:
         """Begins to record; CUDA must be up."""
         import torch
 
-        writer = self.writer = EventWriter(_core.TraceWriter(self.path))
+        writer = self.writer = EventWriter(_core.TraceWriter(self.path, self.overwrites))
         self.source = (_Ours if _core.is_created() else _Torchs)(writer, self.stacks)
         now = self.source.clock()
         for text in _notes(torch, with_command=self.stacks != "none"):
@@ -444,9 +445,9 @@ def record(
     if not torch.cuda.is_available():
         raise UsageError("there is no CUDA device to record; without one: pyalloc dryrun --record")
     target = Path(path).absolute()  # the program may change its working directory
-    _check(target, stacks, force)  # last: it removes what is overwritten
+    _check(target, stacks, force)
     torch.cuda.init()
-    recorder = Recorder(target, stacks, automatic)
+    recorder = Recorder(target, stacks, automatic, overwrites=force)
     recorder.start()
     try:
         yield recorder
@@ -461,7 +462,6 @@ def _check(path: Path, stacks: str, force: bool) -> None:
     for old in (path, _part(path)):
         if old.exists() and not force:
             raise UsageError(f"{old} exists{_cut(old)}; force=True overwrites it")
-    path.unlink(missing_ok=True)
 
 
 def _part(path: Path) -> Path:

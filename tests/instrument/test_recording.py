@@ -589,7 +589,9 @@ def test_a_recording_that_was_cut_off_is_not_lost_to_the_next(
         import os; print(os.path.exists(part))
         writer = _core.TraceWriter({out!r}, overwrite=True)  # as another process has it
         record(True)
+        print(os.path.exists({out!r}))
         """)
-    first, second, third = done.stdout.splitlines()
+    first, second, third, fourth = done.stdout.splitlines()
     assert "out.pya.part exists, from a recording that was cut off" in first
     assert second == "False" and "being written already" in third
+    assert fourth == "True"  # what was recorded before stays until another is whole
