@@ -369,9 +369,11 @@ hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter
 
 void
 hook_end_pool(int device, pya_pool_id pool) {
-    check(
-        pya_pool_end(heap_or_throw(), device, pool), "ending the allocation to a pool failed",
-        device);
+    const pya_status status = pya_pool_end(heap_or_throw(), device, pool);
+    /* A child that was forked off in between leaves the block too, perhaps to end. */
+    if (status != PYA_E_FORKED) {
+        check(status, "ending the allocation to a pool failed", device);
+    }
 }
 
 void

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import inspect
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -110,6 +111,18 @@ def test_tensors_outlive_their_pool() -> None:
     gc.collect()
     torch.cuda.empty_cache()
     assert torch.equal(tensor.cpu(), data)
+
+
+def test_a_child_forked_off_within_a_pool_leaves_it() -> None:
+    pool = torch.cuda.MemPool()
+    child = -1
+    try:
+        with torch.cuda.use_mem_pool(pool):
+            child = os.fork()
+    finally:
+        if child == 0:
+            os._exit(1 if sys.exc_info()[0] else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_use_count() -> None:
