@@ -28,13 +28,18 @@ struct cuda_stream {
     uint64_t number;
 };
 
+cuda_stream
+stream_of(const c10_stream &stream, int index) {
+    return {static_cast<uint16_t>(1 | index << 8), stream.number};
+}
+
 void
 record_stream(void *ptr, const c10_stream &stream, int index) {
     auto device = static_cast<uint16_t>(1 | index << 8);
     c10_data_ptr fake = {
         ptr, c10_it.deleter_is_third ? ptr : c10_it.deleter, c10_it.deleter_is_third ? c10_it.deleter : ptr, device};
-    cuda_stream where = {device, stream.number};
-    c10_method<void (*)(void *, const c10_data_ptr *, cuda_stream)>(c10_it.record_stream)(c10_it.object, &fake, where);
+    c10_method<void (*)(void *, const c10_data_ptr *, cuda_stream)>(c10_it.record_stream)(
+        c10_it.object, &fake, stream_of(stream, index));
 }
 
 } // namespace
@@ -90,8 +95,11 @@ c10_run(
     auto free_block = c10_method<c10_delete_fn>(c10_it.raw_delete);
     auto empty = c10_method<c10_empty_fn>(c10_it.empty_cache);
     auto set_device = find<int(int)>("cudaSetDevice");
+    auto set_stream = find<void(cuda_stream)>("_ZN3c104cuda20setCurrentCUDAStreamENS0_10CUDAStreamE");
     auto device_ns = find<uint64_t(const char *)>("pya_hostcuda_device_ns");
     int device = 0;
+    /* A stream that torch does not use where it is asked of may be another library's. */
+    std::vector<const c10_stream *> current(program->info.n_devices + 1, nullptr);
     *out = c10_result{};
     uint64_t i = 0;
     op_reader reader = {&program->ops, nullptr, 0};
@@ -114,6 +122,10 @@ c10_run(
             void *&block = blocks[op.block];
             const c10_stream &stream = streams[op.device * program->info.n_streams + op.stream];
             if (op.kind == PROGRAM_ALLOC) {
+                if (current[op.device] != &stream) {
+                    current[op.device] = &stream;
+                    set_stream(stream_of(stream, op.device));
+                }
                 block = alloc(c10_it.object, op.bytes, stream.handle);
             } else if (op.kind == PROGRAM_FREE) {
                 free_block(c10_it.object, block);
@@ -135,6 +147,11 @@ c10_run(
     op_reader_fini(&reader);
     out->ns = took.count();
     out->n_done = i;
+    for (uint32_t k = 0; k < program->info.n_devices; k++) {
+        if (current[k] != nullptr) {
+            set_stream(stream_of(streams[k * program->info.n_streams], static_cast<int>(k)));
+        }
+    }
     set_device(0);
     for (size_t k = 0; tidy != 0 && k < blocks.size(); k++) {
         if (blocks[k] != nullptr) {
