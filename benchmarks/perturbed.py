@@ -21,9 +21,10 @@ from pathlib import Path
 
 from benchmarks.memory import commit, geometric
 from benchmarks.policies import PARTS
-from benchmarks.suite import KINDS, suite
+from benchmarks.suite import suite
 from benchmarks.torch_replay import ALLOCATORS
 from pyalloc import _core, trace
+from pyalloc.convert import KINDS
 
 N_GUESTS = 6
 MOST_GUEST = 3 << 19
@@ -93,25 +94,25 @@ def measure(names: list[str], n_seeds: int, folder: Path) -> Iterator[Row]:
         print(f"[{number + 1}/{len(traces)}] {one.name}", file=sys.stderr, flush=True)
 
 
+def _line(title: str, rows: list[Row]) -> str:
+    """The geometric means of an allocator's rows."""
+    name = title if rows[0].allocator == ALLOCATORS[0] else ""
+    plain, mean, worst, time = (
+        geometric([getattr(row, column) for row in rows])
+        for column in ("plain", "mean", "worst", "time")
+    )
+    return f"{name:22}{rows[0].allocator:12}{plain:9.3f}{mean:8.3f}{worst:8.3f}{time:13.2f}"
+
+
 def table(rows: list[Row]) -> str:
     """One line a row, then the geometric means of each part."""
     lines = [f"{'':34}{'as it is':>9}{'mean':>8}{'worst':>8}{'x native ms':>13}"]
-    for row in rows:
-        name = row.trace if row.allocator == ALLOCATORS[0] else ""
-        lines.append(
-            f"{name:22}{row.allocator:12}{row.plain:9.3f}{row.mean:8.3f}{row.worst:8.3f}{row.time:13.2f}"
-        )
+    lines += [_line(row.trace, [row]) for row in rows]
     for part, title in PARTS.items():
         for allocator in ALLOCATORS:
             mine = [row for row in rows if row.kind == part and row.allocator == allocator]
             if mine:
-                name = title if allocator == ALLOCATORS[0] else ""
-                lines.append(
-                    f"{name:22}{allocator:12}{geometric([row.plain for row in mine]):9.3f}"
-                    f"{geometric([row.mean for row in mine]):8.3f}"
-                    f"{geometric([row.worst for row in mine]):8.3f}"
-                    f"{geometric([row.time for row in mine]):13.2f}"
-                )
+                lines.append(_line(title, mine))
     return "\n".join(lines)
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from benchmarks.workloads.generated import GENERATED
 from pyalloc import _core
+from pyalloc.convert import KINDS
 
 TRACES = Path(__file__).resolve().parent / "traces"
-KINDS = {name: number for name, number, _, _ in _core.trace_kinds()}
 
 #: recorded loops of kinds that no constant was chosen by; the last four were recorded after the constants were set
 HELD_OUT = (

@@ -444,7 +444,7 @@ def record(
 
     if not torch.cuda.is_available():
         raise UsageError("there is no CUDA device to record; without one: pyalloc dryrun --record")
-    target = Path(path).absolute()  # the program may change its working directory
+    target = Path(path)
     _check(target, stacks, force)
     torch.cuda.init()
     recorder = Recorder(target, stacks, automatic, overwrites=force)

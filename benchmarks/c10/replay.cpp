@@ -24,7 +24,7 @@ namespace {
 /* c10::cuda::CUDAStream: device (as a DataPtr has it), then torch's number of the stream; a handle there would make it
  * another library's. */
 struct cuda_stream {
-    uint64_t device;
+    uint16_t device;
     uint64_t number;
 };
 
@@ -35,11 +35,10 @@ stream_of(const c10_stream &stream, int index) {
 
 void
 record_stream(void *ptr, const c10_stream &stream, int index) {
-    auto device = static_cast<uint16_t>(1 | index << 8);
+    const cuda_stream where = stream_of(stream, index);
     c10_data_ptr fake = {
-        ptr, c10_it.deleter_is_third ? ptr : c10_it.deleter, c10_it.deleter_is_third ? c10_it.deleter : ptr, device};
-    c10_method<void (*)(void *, const c10_data_ptr *, cuda_stream)>(c10_it.record_stream)(
-        c10_it.object, &fake, stream_of(stream, index));
+        ptr, c10_it.deleter_is_third ? ptr : c10_it.deleter, c10_it.deleter_is_third ? c10_it.deleter : ptr, where.device};
+    c10_method<void (*)(void *, const c10_data_ptr *, cuda_stream)>(c10_it.record_stream)(c10_it.object, &fake, where);
 }
 
 } // namespace

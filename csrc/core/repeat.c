@@ -183,9 +183,8 @@ repeat_of(struct pya_arena *arena) {
 static void
 repeat_watch(struct pya_arena *arena) {
     struct pya_repeat *repeat = arena->repeat;
-    bool is_alone = !pya_card_is_shared(arena->card);
     bool is_likely = repeat->streak >= REPEAT_LEAST && repeat->n - repeat->like >= SETTLE_PERIOD;
-    if (arena->stays == NULL && is_alone && is_likely) {
+    if (arena->stays == NULL && is_likely && !pya_card_is_shared(arena->card)) {
         arena->stays = calloc(REPEAT_KEPT, sizeof *arena->stays);
         repeat->n_stays = repeat->n;
     }

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pyalloc import _core
+from pyalloc.convert import KINDS
 from pyalloc.errors import ConfigError, TraceError, UsageError
 
-KINDS = {name: number for name, number, _, _ in _core.trace_kinds()}
 MIB = 1 << 20
 
 
