@@ -348,7 +348,6 @@ pya_arena_settle(
         pya_page_mapped(&card->pages, ids[i]);
         range->slots[first + i].page = ids[i];
     }
-    pya_arena_note_mapped(arena, range, pya_range_addr(range, first), n_pages);
     (void)pya_arena_give(arena, block);
     return PYA_OK;
 
@@ -400,8 +399,11 @@ pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, 
         card->pages.items[ids[n_made]].is_small = is_small;
     }
     pya_card_reserved(card, is_small, (int64_t)(n_made * PYA_PAGE));
+    struct pya_range *range = hole->range;
+    pya_dptr addr = hole->addr;
     st = st == PYA_OK ? pya_arena_settle(arena, hole, ids, n_pages) : st;
     if (st == PYA_OK) {
+        pya_arena_note_mapped(arena, range, addr, n_pages);
         card->stats.scalar[PYA_STAT_num_device_alloc]++;
         card->stats.scalar[PYA_STAT_pyalloc_growths]++;
     } else {

@@ -148,7 +148,8 @@ void pya_card_unpark(struct pya_card *card);
  * PYA_E_LIMIT: reserved_bytes would pass the limit; nothing was asked of the device. */
 PYA_MUST_CHECK pya_status
 pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, bool is_small);
-/* Gives existing pages that have no home the first n_pages slots of a hole as their home; FREE. */
+/* Gives existing pages that have no home the first n_pages slots of a hole as their home; FREE.  pya_arena_note_mapped()
+ * is left to the caller. */
 PYA_MUST_CHECK pya_status pya_arena_settle(
     struct pya_arena *arena, struct pya_block *hole, const pya_page_id *ids, size_t n_pages);
 /* A hole of at least n_pages at the end of a range; makes a new range when there is none. */

@@ -98,9 +98,13 @@ pya_pages_move(
         const struct pya_page *page = &card->pages.items[ids[i]];
         old[i] = (struct old_home){page->range, page->slot};
     }
+    struct pya_range *range = hole->range;
+    pya_dptr addr = hole->addr;
     st = pya_arena_settle(arena, hole, ids, n_pages);
     if (st == PYA_OK) {
         pages_leave(old, n_pages);
+        /* Only now: counted at both homes, they would be a peak that never was. */
+        pya_arena_note_mapped(arena, range, addr, n_pages);
         card->stats.scalar[PYA_STAT_pyalloc_page_moves] += (int64_t)n_pages;
     }
     free(old);
