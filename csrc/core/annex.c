@@ -61,9 +61,8 @@ static struct stretch
 annex_find(struct pya_arena *arena, size_t bytes) {
     struct stretch best = {0};
     size_t most = SIZE_MAX; /* runs from here on make longer stretches than the best */
-    for (struct pya_arena *from = arena->card->arenas; from != NULL; from = from->next) {
-        if (from == arena || from->pool != NULL || from->small_fit != NULL ||
-            from->free_pages == 0) {
+    for (struct pya_arena *from = arena->card->common; from != NULL; from = from->next_common) {
+        if (from == arena || from->small_fit != NULL || from->free_pages == 0) {
             continue;
         }
         struct pya_block *run = pya_fit_find(&from->fit, PYA_PAGE);

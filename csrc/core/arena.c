@@ -524,6 +524,10 @@ pya_arena_create(
     arena->fence = fence;
     arena->next = card->arenas;
     card->arenas = arena;
+    if (pool == NULL) {
+        arena->next_common = card->common;
+        card->common = arena;
+    }
     *out = arena;
     return PYA_OK;
 }

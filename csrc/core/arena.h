@@ -22,6 +22,7 @@ struct pya_stitches;
  * Checked by pya_arena_check(). */
 struct pya_arena {
     struct pya_arena *next;
+    struct pya_arena *next_common; /* of the default pool */
     struct pya_card *card;
     struct pya_pool *pool; /* NULL: the default pool */
     pya_stream stream;

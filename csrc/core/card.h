@@ -30,6 +30,7 @@ struct pya_pool {
     struct pya_pool_id id;
     size_t n_users;
     bool is_settled; /* the device was waited for since the last user went: its graphs are done */
+    bool is_held;    /* within a sweep: it is in use, or has memory */
     bool on_oom;     /* others may use its idle memory before out of memory */
     bool is_active;  /* filter decides; among active pools the latest begun comes first */
     uint64_t order;  /* when it began */
@@ -46,6 +47,9 @@ pya_pool_is_plain(const struct pya_pool *pool) {
     return pool != NULL && (pool->source.alloc != NULL || pool->no_split);
 }
 
+/* Arenas found lately are found again at once, also where each of many graphs has one. */
+enum { PYA_RECENT_BITS = 8 };
+
 struct pya_card {
     struct pya_lock lock;
     int index;
@@ -61,7 +65,9 @@ struct pya_card {
     struct pya_pages pages;
 
     struct pya_arena *arenas;     /* all, most recently created first */
+    struct pya_arena *common;     /* those of the default pool, in the same order */
     struct pya_arena *last_arena; /* of the latest request */
+    struct pya_arena *recent[1 << PYA_RECENT_BITS]; /* by pool and stream */
     struct pya_pool *pools;
     size_t n_active; /* pools with a filter: a capture or a MemPool is under way; 0 almost always */
     struct pya_pending *pending;  /* queues of streams with recorded blocks; NULL: never used */

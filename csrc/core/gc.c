@@ -84,7 +84,7 @@ gc_compare(const void *a, const void *b) {
 
 static bool
 arena_may_give(struct pya_arena *arena) {
-    if (arena->pool != NULL || arena->free_bytes < PYA_PAGE) {
+    if (arena->free_bytes < PYA_PAGE) {
         return false;
     }
     pya_card_poll(arena->card, NULL);
@@ -104,15 +104,15 @@ static struct gc_run *
 gc_gather(struct pya_card *card, size_t *n_out) {
     size_t n_room = 0;
     size_t n = 0;
-    for (const struct pya_arena *a = card->arenas; a != NULL; a = a->next) {
-        n_room += a->pool == NULL ? smaller(a->fit.n_runs, a->free_pages) : 0;
+    for (const struct pya_arena *a = card->common; a != NULL; a = a->next_common) {
+        n_room += smaller(a->fit.n_runs, a->free_pages);
     }
     struct gc_run *runs = n_room == 0 ? NULL : malloc(n_room * sizeof *runs);
     if (runs == NULL) {
         return NULL;
     }
     uint64_t requests = pya_card_requests(card);
-    for (struct pya_arena *a = card->arenas; a != NULL; a = a->next) {
+    for (struct pya_arena *a = card->common; a != NULL; a = a->next_common) {
         if (!arena_may_give(a)) {
             continue;
         }
@@ -165,7 +165,8 @@ static size_t
 collect_plain(struct pya_card *card, size_t n_bytes) {
     size_t n_freed = 0;
     for (unsigned age = 65; age > 0 && n_freed < n_bytes; age--) {
-        for (struct pya_arena *a = card->arenas; a != NULL && n_freed < n_bytes; a = a->next) {
+        for (struct pya_arena *a = card->common; a != NULL && n_freed < n_bytes;
+             a = a->next_common) {
             uint64_t unused = pya_card_requests(card) - a->seen_requests;
             size_t n_here = 0;
             if (bits_of(unused) != age - 1 || !arena_may_give(a)) {

@@ -280,8 +280,9 @@ ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
 /* How far have the other streams come that may give? */
 static void
 ladder_poll(const struct pya_arena *arena) {
-    for (const struct pya_arena *from = arena->card->arenas; from != NULL; from = from->next) {
-        if (from != arena && from->pool == NULL && from->free_pages > 0) {
+    const struct pya_arena *from = arena->card->common;
+    for (; from != NULL; from = from->next_common) {
+        if (from != arena && from->free_pages > 0) {
             pya_card_poll(arena->card, arena);
             return;
         }

@@ -33,7 +33,10 @@ pya_pool_get(struct pya_card *card, struct pya_pool_id id, struct pya_pool **out
 struct pya_pool *
 pya_pool_route(struct pya_card *card, pya_stream stream) {
     struct pya_pool *best = NULL;
-    for (struct pya_pool *pool = card->pools; pool != NULL; pool = pool->next) {
+    size_t n_left = card->n_active;
+    for (struct pya_pool *pool = card->pools; n_left > 0; pool = pool->next) {
+        PYA_STEP();
+        n_left -= pool->is_active;
         if (!pool->is_active || (best != NULL && best->order > pool->order)) {
             continue;
         }
@@ -138,12 +141,28 @@ pool_new_arena(
     return st != PYA_OK || *out != NULL ? st : pya_arena_create(card, pool, fence, out);
 }
 
+static bool
+arena_is_of(const struct pya_arena *arena, const struct pya_pool *pool, pya_stream stream) {
+    return arena->pool == pool && arena->stream == stream;
+}
+
+static struct pya_arena **
+card_recent(struct pya_card *card, const struct pya_pool *pool, pya_stream stream) {
+    uint64_t key = (uint64_t)(uintptr_t)pool ^ (uint64_t)stream << 1;
+    return &card->recent[(key * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - PYA_RECENT_BITS)];
+}
+
 pya_status
 pya_pool_arena(
     struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
-    struct pya_arena *arena = card->arenas;
-    while (arena != NULL && (arena->pool != pool || arena->stream != stream)) {
-        arena = arena->next;
+    struct pya_arena **recent = card_recent(card, pool, stream);
+    struct pya_arena *arena = *recent;
+    if (arena == NULL || !arena_is_of(arena, pool, stream)) {
+        arena = card->arenas;
+        while (arena != NULL && !arena_is_of(arena, pool, stream)) {
+            PYA_STEP();
+            arena = arena->next;
+        }
     }
     if (arena == NULL) {
         pya_status st = pool_new_arena(card, pool, stream, &arena);
@@ -151,6 +170,7 @@ pya_pool_arena(
             return st;
         }
     }
+    *recent = arena;
     pya_fence_hear(card, arena->fence);
     card->last_arena = arena;
     *out = arena;
@@ -215,34 +235,57 @@ arena_is_empty(const struct pya_arena *arena) {
 }
 
 static bool
-pool_drop_arenas(struct pya_card *card, const struct pya_pool *pool) {
-    bool is_empty = true;
+pool_may_go(const struct pya_pool *pool) {
+    return pool != NULL && pool->n_users == 0 && !pool->is_active;
+}
+
+static void
+card_forget_arena(struct pya_card *card, const struct pya_arena *arena) {
+    card->last_arena = card->last_arena == arena ? NULL : card->last_arena;
+    for (size_t i = 0; i < sizeof card->recent / sizeof *card->recent; i++) {
+        card->recent[i] = card->recent[i] == arena ? NULL : card->recent[i];
+    }
+}
+
+/* Of the pools that may go; those that keep one are held by it. */
+static void
+sweep_arenas(struct pya_card *card) {
     struct pya_arena **link = &card->arenas;
     pya_card_unpark(card);
     while (*link != NULL) {
         struct pya_arena *arena = *link;
-        if (arena->pool != pool) {
-            link = &arena->next;
-        } else if (!arena_is_empty(arena)) {
-            is_empty = false;
-            link = &arena->next;
-        } else {
+        bool may_go = pool_may_go(arena->pool);
+        PYA_STEP();
+        if (may_go && arena_is_empty(arena)) {
             *link = arena->next;
-            if (card->last_arena == arena) {
-                card->last_arena = NULL;
-            }
+            card_forget_arena(card, arena);
             pya_arena_destroy(arena);
+            continue;
         }
+        if (may_go) {
+            arena->pool->is_held = true;
+        }
+        link = &arena->next;
     }
-    return is_empty;
 }
 
+/* All pools in one pass: a program may drop thousands of graphs one by one. */
 void
 pya_pools_sweep(struct pya_card *card) {
+    bool is_due = false;
+    for (struct pya_pool *pool = card->pools; pool != NULL; pool = pool->next) {
+        PYA_STEP();
+        pool->is_held = !pool_may_go(pool);
+        is_due = is_due || !pool->is_held;
+    }
+    if (!is_due) {
+        return;
+    }
+    sweep_arenas(card);
     struct pya_pool **link = &card->pools;
     while (*link != NULL) {
         struct pya_pool *pool = *link;
-        if (pool->n_users == 0 && !pool->is_active && pool_drop_arenas(card, pool)) {
+        if (!pool->is_held) {
             *link = pool->next;
             pya_pool_free(pool);
         } else {

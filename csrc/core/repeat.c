@@ -130,23 +130,31 @@ repeat_is_known(struct pya_repeat *repeat) {
     return period == repeat->period && streak >= period;
 }
 
-/* The range that has pages, of whatever stream, at the address. */
 static const struct pya_range *
-repeat_range_at(const struct pya_card *card, pya_dptr addr) {
-    for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
-            if (addr >= range->base && addr < pya_range_addr(range, range->n_slots)) {
-                return range;
-            }
-        }
+arena_range_at(const struct pya_arena *arena, pya_dptr addr) {
+    PYA_STEP();
+    const struct pya_range *range = arena->ranges;
+    while (range != NULL && (addr < range->base || addr >= pya_range_addr(range, range->n_slots))) {
+        range = range->next;
     }
-    return NULL;
+    return range;
+}
+
+/* The range that has pages at the address: the arena's own as a rule, or that of a stream it took memory of. */
+static const struct pya_range *
+repeat_range_at(const struct pya_arena *arena, pya_dptr addr) {
+    const struct pya_range *range = arena_range_at(arena, addr);
+    const struct pya_arena *other = arena->card->common;
+    for (; range == NULL && other != NULL; other = other->next_common) {
+        range = arena_range_at(other, addr);
+    }
+    return range;
 }
 
 /* The FREE run of the arena in which [addr, addr + bytes) lies. */
 static struct pya_block *
 repeat_run_at(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
-    const struct pya_range *range = repeat_range_at(arena->card, addr);
+    const struct pya_range *range = repeat_range_at(arena, addr);
     if (range == NULL) {
         return NULL;
     }

@@ -197,9 +197,9 @@ pya_stitch_find(struct pya_arena *arena, size_t bytes, struct pya_stitch **out) 
     if (arena->pool != NULL) {
         return PYA_OK;
     }
-    const struct pya_arena *from = arena->card->arenas;
-    for (; from != NULL && *out == NULL; from = from->next) {
-        if (from != arena && from->pool == NULL) {
+    const struct pya_arena *from = arena->card->common;
+    for (; from != NULL && *out == NULL; from = from->next_common) {
+        if (from != arena) {
             *out = stitch_find_in(from, arena, bytes);
         }
     }

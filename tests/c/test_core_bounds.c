@@ -22,7 +22,7 @@ static struct pya_sim *sim;
 static pya_status
 open_sim(void *arg, int index, struct pya_device **out) {
     const struct pya_sim_config config = {
-        .capacity_bytes = (size_t)1 << 40, .address_bytes = (uint64_t)1 << 45};
+        .capacity_bytes = (size_t)1 << 37, .address_bytes = (uint64_t)1 << 46};
     (void)arg;
     pya_status st = pya_sim_create(&config, index, &sim);
     if (st == PYA_OK) {
@@ -89,6 +89,73 @@ static void
 test_steps_are_bounded(void) {
     check_steps(check_budget(N_LIVE));
     check_steps(check_budget(N_LIVE) / 10);
+}
+
+enum { N_POOLS = 1000, N_SIZES = 100, POOL_STREAM = 64 };
+
+static struct pya_pool_id
+pool_id(size_t i) {
+    return (struct pya_pool_id){1, i};
+}
+
+/* The rounds of a request and its free. */
+static unsigned long
+steps_of_pair(struct pya_heap *heap, size_t bytes, pya_stream stream) {
+    pya_dptr ptr = 0;
+    unsigned long before = pya_debug_steps;
+    CHECK_OK(pya_alloc(heap, 0, bytes, stream, &ptr));
+    CHECK_OK(pya_free(heap, ptr));
+    return pya_debug_steps - before;
+}
+
+/* Each with some free memory, as a captured graph leaves it; returns the most rounds of a request while it was filled. */
+static unsigned long
+make_pools(struct pya_heap *heap, size_t n) {
+    unsigned long most = 0;
+    for (size_t i = 0; i < n; i++) {
+        const struct pya_stream_filter filter = {.began_on = POOL_STREAM};
+        CHECK_OK(pya_pool_begin(heap, 0, pool_id(i), filter));
+        (void)steps_of_pair(heap, (size_t)5 << 20, POOL_STREAM);
+        unsigned long steps = steps_of_pair(heap, (size_t)5 << 20, POOL_STREAM);
+        most = steps > most ? steps : most;
+        CHECK_OK(pya_pool_end(heap, 0, pool_id(i)));
+    }
+    return most;
+}
+
+/* A program with a graph for each of many shapes, which works on two streams in turns and repeats itself. */
+static void
+test_pools_cost_others_little(void) {
+    struct pya_heap *heap = heap_new("");
+    unsigned long by_turns = 0;
+    unsigned long repeated = 0;
+    unsigned long released = 0;
+    pya_dptr held[2];
+    CHECK_OK(pya_alloc(heap, 0, (size_t)1 << 28, 0, &held[0]));
+    CHECK_OK(pya_alloc(heap, 0, (size_t)1 << 28, 8, &held[1]));
+    CHECK_OK(pya_free(heap, held[0]));
+    CHECK_OK(pya_free(heap, held[1]));
+    unsigned long most = make_pools(heap, N_POOLS);
+    for (size_t i = 0; i < N_SIZES; i++) {
+        unsigned long steps = steps_of_pair(heap, 4096, 8 * (i % 2));
+        by_turns = i > 1 && steps > by_turns ? steps : by_turns;
+    }
+    for (size_t i = 0; i < 20 * (size_t)N_SIZES; i++) {
+        unsigned long steps = steps_of_pair(heap, ((size_t)1 << 17) + i % N_SIZES * 4096, 0);
+        repeated = i > 0 && steps > repeated ? steps : repeated;
+    }
+    CHECK(stat_of(heap, 0, "pyalloc_repeats") > N_SIZES);
+    for (size_t i = 0; i < N_POOLS; i++) {
+        unsigned long before = pya_debug_steps;
+        CHECK_OK(pya_pool_release(heap, 0, pool_id(i)));
+        released += pya_debug_steps - before;
+    }
+    printf(
+        "%d pools: at most %lu rounds in a request of one, %lu by turns, %lu repeated; %lu to release one\n",
+        N_POOLS, most, by_turns, repeated, released / N_POOLS);
+    CHECK(most <= MOST_STEPS && by_turns <= MOST_STEPS && repeated <= MOST_STEPS);
+    CHECK(released / N_POOLS <= 8 * (unsigned long)N_POOLS);
+    pya_heap_destroy(heap);
 }
 #endif
 
@@ -222,6 +289,7 @@ test_fast_path_asks_nobody(void) {
 static const struct check_case cases[] = {
 #if PYA_ASSERT_LEVEL >= 2
     {"steps_are_bounded", test_steps_are_bounded},
+    {"pools_cost_others_little", test_pools_cost_others_little},
 #endif
     {"host_memory_of_blocks", test_host_memory_of_blocks},
     {"host_memory_of_pages", test_host_memory_of_pages},
