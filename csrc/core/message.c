@@ -31,10 +31,16 @@ oom_elsewhere(const struct pya_oom_info *info) {
     return info->total_bytes > known ? info->total_bytes - known : 0;
 }
 
+/* What is free for the request: private pools keep theirs apart. */
+static size_t
+oom_idle(const struct pya_oom_info *info) {
+    size_t others = info->allocated_bytes + info->private_bytes;
+    return info->reserved_bytes > others ? info->reserved_bytes - others : 0;
+}
+
 /* The advice that fits best: what stopped this request, and what would have let it pass. */
 static void
 oom_advice(const struct pya_oom_info *info, char *text, size_t n) {
-    size_t idle = info->reserved_bytes - info->allocated_bytes;
     char a[32], b[32];
     if (info->pool_limit_bytes > 0 &&
         info->pool_bytes + info->requested_bytes > info->pool_limit_bytes) {
@@ -73,7 +79,7 @@ oom_advice(const struct pya_oom_info *info, char *text, size_t n) {
             "%s lie idle in private pools: delete CUDA graphs that are done with, or make the pool "
             "with use_on_oom=True.",
             a);
-    } else if (idle >= info->requested_bytes) {
+    } else if (oom_idle(info) >= info->requested_bytes) {
         (void)snprintf(
             text, n, "%s",
             info->has_vmm
@@ -109,7 +115,7 @@ oom_holders(const struct pya_oom_info *info, char *text, size_t n) {
 int
 pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes) {
     char wanted[32], total[32], free_now[32], limit[48] = "", allocated[32], idle[32], largest[32];
-    char private_text[80] = "", held[600], advice[320];
+    char private_text[100] = "", held[600], advice[320];
     if (info->requested_bytes > PYA_REQUEST_MAX) {
         return snprintf(
             buffer, buffer_bytes, "CUDA out of memory. Tried to allocate more than 1EB memory.");
@@ -117,8 +123,9 @@ pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes)
     oom_size(info->requested_bytes, wanted, sizeof wanted);
     oom_size(info->total_bytes, total, sizeof total);
     oom_size(info->free_bytes, free_now, sizeof free_now);
-    oom_size(info->allocated_bytes, allocated, sizeof allocated);
-    oom_size(info->reserved_bytes - info->allocated_bytes, idle, sizeof idle);
+    /* As torch counts: what is private is PyTorch's, and nothing that could be joined. */
+    oom_size(info->allocated_bytes + info->private_bytes, allocated, sizeof allocated);
+    oom_size(oom_idle(info), idle, sizeof idle);
     oom_size(info->largest_free_bytes, largest, sizeof largest);
     if (info->limit_bytes < info->total_bytes) {
         char allowed[32];
@@ -129,7 +136,8 @@ pya_oom_text(const struct pya_oom_info *info, char *buffer, size_t buffer_bytes)
         char amount[32];
         oom_size(info->private_bytes, amount, sizeof amount);
         (void)snprintf(
-            private_text, sizeof private_text, "with %s allocated in private pools, ", amount);
+            private_text, sizeof private_text,
+            "with %s allocated in private pools (e.g., CUDA Graphs), ", amount);
     }
     oom_holders(info, held, sizeof held);
     oom_advice(info, advice, sizeof advice);

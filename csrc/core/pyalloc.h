@@ -61,8 +61,8 @@ struct pya_oom_info {
     size_t limit_bytes; /* what the fraction or limit allows; SIZE_MAX when none is set */
     size_t allocated_bytes;
     size_t reserved_bytes;
-    size_t private_bytes;      /* idle in private pools */
-    size_t largest_free_bytes; /* largest free run */
+    size_t private_bytes;      /* idle in private pools, but for the one the request went to */
+    size_t largest_free_bytes; /* largest free run outside of those */
     size_t pool_limit_bytes;   /* of the private pool the request went to; 0: none */
     size_t pool_bytes;         /* what that pool holds */
     size_t keep_bytes;         /* pya_reserve() */

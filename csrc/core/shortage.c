@@ -152,13 +152,21 @@ oom_name_holders(
 /* ---- what there is ---- */
 
 static size_t
-card_largest_free(const struct pya_card *card) {
-    size_t largest = 0;
+larger_free(const struct pya_arena *arena, size_t bytes) {
+    const struct pya_block *run = pya_fit_largest(&arena->fit);
+    return run != NULL && run->bytes > bytes ? run->bytes : bytes;
+}
+
+/* Free for a request of that pool (NULL: of none), and apart from it. */
+static void
+oom_note_free(const struct pya_card *card, const struct pya_pool *pool, struct pya_oom_info *info) {
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        const struct pya_block *run = pya_fit_largest(&arena->fit);
-        largest = run != NULL && run->bytes > largest ? run->bytes : largest;
+        if (arena->pool != NULL && arena->pool != pool) {
+            info->private_bytes += arena->free_bytes;
+        } else {
+            info->largest_free_bytes = larger_free(arena, info->largest_free_bytes);
+        }
     }
-    return largest;
 }
 
 static void
@@ -172,7 +180,6 @@ oom_note(struct pya_card *card, size_t bytes, pya_stream stream) {
         .limit_bytes = card->limit_bytes,
         .allocated_bytes = (size_t)pya_stats_allocated_bytes(&card->stats),
         .reserved_bytes = card->reserved_bytes,
-        .largest_free_bytes = card_largest_free(card),
         .keep_bytes = card->keep_bytes,
         .has_vmm = pya_card_has_vmm(card),
         .lacks_addresses = card->lacks_addresses,
@@ -181,9 +188,7 @@ oom_note(struct pya_card *card, size_t bytes, pya_stream stream) {
         info->pool_limit_bytes = pool->limit_bytes;
         info->pool_bytes = (size_t)pool->reserved[PYA_STAT_ALL].current;
     }
-    for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        info->private_bytes += arena->pool != NULL ? arena->free_bytes : 0;
-    }
+    oom_note_free(card, pool, info);
     pya_device_error(card->dev, &info->error);
     if (pya_device_mem_info(card->dev, &info->free_bytes, &info->total_bytes) != PYA_OK) {
         info->free_bytes = 0;
@@ -218,9 +223,8 @@ pya_memory_info(struct pya_heap *heap, int device, struct pya_memory_info *out) 
         info.cached_bytes += arena->free_bytes;
         info.largest_free_bytes =
             stitchable > info.largest_free_bytes ? stitchable : info.largest_free_bytes;
+        info.largest_free_bytes = larger_free(arena, info.largest_free_bytes);
     }
-    size_t largest = card_largest_free(card);
-    info.largest_free_bytes = largest > info.largest_free_bytes ? largest : info.largest_free_bytes;
     pya_lock_release(&card->lock);
     if (st == PYA_OK) {
         *out = info;

@@ -37,6 +37,32 @@ def test_type_and_text(size: int) -> None:
     )
 
 
+def test_what_lies_in_private_pools_is_told_apart() -> None:
+    """It counts as PyTorch's: a request outside of them cannot have it, and it is not what fragments."""
+    torch.cuda.empty_cache()
+    kept = empty(32 << 20)
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        gone = empty(96 << 20)
+    del gone
+    text = oom(9 * GIB)
+    held, private, idle = (
+        float(number)
+        for number in re.findall(
+            r"memory (\S+) MiB is allocated by PyTorch, with (\S+) MiB allocated in private pools "
+            r"\(e.g., CUDA Graphs\), and (\S+) MiB is reserved",
+            text.replace("0 bytes", "0 MiB"),
+        )[0]
+    )
+    assert private == 96
+    assert held == private + torch.cuda.memory_allocated() / 2**20
+    assert idle == torch.cuda.memory_reserved() / 2**20 - held
+    # pyalloc's text alone has it
+    largest = re.search(r"largest free run (\S+) (\S+); pyalloc", text)
+    assert largest is None or largest[2] != "MiB" or float(largest[1]) <= idle
+    del kept
+
+
 def test_sizes_in_the_text_are_written_as_torch_does() -> None:
     assert "Tried to allocate 200.00 GiB." in oom(200 * GIB)
     assert "Tried to allocate 9.50 GiB." in oom(9 * GIB + GIB // 2)
