@@ -131,6 +131,8 @@ silent(const char *feature, F *function) {
 #define TRACKER(room)                                                                              \
     METHOD("27attachAllocatorTraceTrackerESt8functionIFvRKN3c10" room "10TraceEntryEEE")
 
+#define OBSERVER METHOD("25attachOutOfMemoryObserverESt8functionIFvlmmmEE")
+
 slot slots[] = {
     exported("cudnn.benchmark (slot cacheInfo)", METHOD("9cacheInfoEaPm"), slot_cache_info),
     exported("slot getMemoryFraction", METHOD("17getMemoryFractionEa"), slot_memory_fraction),
@@ -162,9 +164,7 @@ slot slots[] = {
     silent("compile_context (slot popCompileContext)", pya_torch_pop_compile_context),
     exported(
         "pinned memory in snapshots (slot snapshot)", SNAPSHOT, pya_torch_snapshot, SNAPSHOT_OLDER),
-    exported(
-        "observers (slot attachOutOfMemoryObserver)",
-        METHOD("25attachOutOfMemoryObserverESt8functionIFvlmmmEE"), pya_torch_observe_oom),
+    exported("observers (slot attachOutOfMemoryObserver)", OBSERVER, pya_torch_observe_oom),
     exported(
         "observers (slot attachOomRejectionObserver)",
         METHOD("26attachOomRejectionObserverESt8functionIFvlmmmEE"), pya_torch_observe_rejections),
@@ -371,8 +371,27 @@ put_silent(F *function, void **copy, size_t index) {
     }
 }
 
+/* How many methods that do nothing stand one after the other from first on. */
+size_t
+count_silent(void *const *copy, size_t words, size_t first) {
+    size_t n = 0;
+    while (first + n < words && does_nothing(copy[first + n])) {
+        n++;
+    }
+    return n;
+}
+
 /* Right behind recordHistory: recordAnnotation, pushCompileContext and popCompileContext, which do nothing, and then
- * something else.  Right before cacheInfo: enable, which does nothing, and isEnabled, which is true. */
+ * something else.  In 2.11 that is a setter of metadata, which does nothing either, its getter and
+ * attachOutOfMemoryObserver. */
+bool
+has_silent_history(void *const *copy, size_t words, size_t history) {
+    const size_t n = count_silent(copy, words, history + 1);
+    const size_t observer = slot_find(copy, words, pya_torch_symbol(OBSERVER));
+    return n == 3 || (n == 4 && observer == history + 6);
+}
+
+/* Right before cacheInfo: enable, which does nothing, and isEnabled, which is true. */
 void
 take_silent(void **copy, size_t words) {
     for (slot &each : slots) {
@@ -382,9 +401,7 @@ take_silent(void **copy, size_t words) {
     }
     const size_t history =
         slot_find(copy, words, pya_torch_symbol(pya_torch_record_history_name()));
-    if (history != 0 && history + 4 < words && does_nothing(copy[history + 1]) &&
-        does_nothing(copy[history + 2]) && does_nothing(copy[history + 3]) &&
-        !does_nothing(copy[history + 4])) {
+    if (history != 0 && has_silent_history(copy, words, history)) {
         put_silent(pya_torch_record_annotation, copy, history + 1);
         put_silent(pya_torch_push_compile_context, copy, history + 2);
         put_silent(pya_torch_pop_compile_context, copy, history + 3);
