@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -87,6 +88,16 @@ class _State:
 
 
 _state = _State()
+_lock = threading.RLock()  # one thread at a time changes _state, and torch
+
+
+def _forget_owner() -> None:
+    """In a forked child nobody holds the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_owner)
 
 
 class Handle:
@@ -136,7 +147,13 @@ def install(**options: Value) -> Handle:
 
 
 def _install(config: Config) -> None:
-    torch = _import_torch()  # under `pyalloc run` this may have installed it
+    # Not under the lock: under `pyalloc run` this may install it, while Python holds its own lock for the import.
+    torch = _import_torch()
+    with _lock:
+        _install_in(torch, config)
+
+
+def _install_in(torch: Any, config: Config) -> None:
     if _is_installed_as(config):
         return
     if torch is None or not _has_cuda(torch):
@@ -205,6 +222,11 @@ def uninstall() -> None:
     Raises:
         InstallError: CUDA memory was already handed out.
     """
+    with _lock:
+        _uninstall()
+
+
+def _uninstall() -> None:
     if not _state.installed:
         return
     if _is_in_use():
@@ -292,7 +314,7 @@ def _say_once() -> None:
         # No warning: the program's own filters may make an error of it, and its `import torch` would fail.
         print(f"pyalloc: not installed: {why}", file=sys.stderr)
     else:
-        warnings.warn(f"pyalloc.install() did nothing: {why}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"pyalloc.install() did nothing: {why}", RuntimeWarning, stacklevel=5)
 
 
 def _torch_settings() -> Iterator[tuple[str, str, str]]:

@@ -315,6 +315,36 @@ def test_uninstall_and_install_again(dry_python) -> None:  # type: ignore[no-unt
     )
 
 
+def test_threads_that_install_at_once(dry_python) -> None:  # type: ignore[no-untyped-def]
+    done = dry_python(
+        """
+        import sys, threading
+        import pyalloc, torch
+
+        sys.setswitchinterval(1e-6)
+        together = threading.Barrier(8)
+        failed = []
+
+        def install():
+            together.wait()
+            try:
+                pyalloc.install()
+            except Exception as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=install) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed, failed
+        x = torch.empty(1000, device="cuda")
+        assert torch.cuda.memory_allocated() == 4096
+        """
+    )
+    assert done.returncode == 0
+
+
 def test_uninstall_after_use_is_refused(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
