@@ -29,16 +29,22 @@ def why_not() -> str | None:
     return None
 
 
-def environment(memory: str = "4096GB", allocator: str = "native") -> dict[str, str]:
-    """The environment of a child process whose CUDA is the host-memory runtime with that capacity.
+def of_allocator(allocator: str) -> dict[str, str]:
+    """The caller's environment, with settings of torch's own allocators for that one alone.
 
     allocator: expandable switches torch's expandable segments on; pyalloc is for the child to install.
     """
-    found = hostcuda.find_torch(sys.executable)
     inherited = {name: text for name, text in os.environ.items() if name not in OF_THE_CALLER}
-    settings = dict.fromkeys(TORCH_CONF if allocator == "expandable" else (), EXPANDABLE)
     return {
-        **hostcuda.environment(_bootstrap.environment(inherited), found),
-        **settings,
+        **inherited,
+        **dict.fromkeys(TORCH_CONF if allocator == "expandable" else (), EXPANDABLE),
+    }
+
+
+def environment(memory: str = "4096GB", allocator: str = "native") -> dict[str, str]:
+    """The environment of a child process whose CUDA is the host-memory runtime with that capacity."""
+    found = hostcuda.find_torch(sys.executable)
+    return {
+        **hostcuda.environment(_bootstrap.environment(of_allocator(allocator)), found),
         "PYALLOC_HOSTCUDA_MEMORY": memory,
     }

@@ -1,11 +1,14 @@
 """Training with fixed shapes: device calls of each step under native, expandable segments and pyalloc.
 
-``python -m benchmarks.repeated [--only NAME ...] [--steps N] [--json]``
+``python -m benchmarks.repeated [--only NAME ...] [--steps N] [--json] [--device cuda]``
 
 Real torch on the host-memory CUDA runtime, which counts the calls that take, map or free memory; gradients are dropped
 before each backward pass (``zero_grad(set_to_none=True)``, torch's default).  Columns: live: most bytes allocated;
 peak/live: most device bytes over that; calls: of step 1, step 2, steps 3 to 6 and the rest; quiet from: the step after
 which none came.  Nothing here is drawn at random: the same commands give the same numbers.
+
+--device cuda trains on the card: calls and memory are then those torch's statistics tell (most bytes reserved, pages
+and segments made and given back), and the rows have the milliseconds of each step.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from benchmarks import hostcuda
 from benchmarks.memory import Progress, commit, geometric
 from benchmarks.torch_replay import ALLOCATORS, MEMORY_CALLS, ROOT
 
+HOST_MEMORY = "the host-memory runtime"
 IMAGES = ("resnet50", "vgg16", "vit_b_16", "convnext_tiny", "swin_t", "densenet121")
 
 
@@ -76,26 +80,51 @@ def _parts(name: str) -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     return model.cuda(), batch, partial(torch.randint, n_classes, (n_labels,), device="cuda")
 
 
-def _train_here(program: Program, allocator: str, n_steps: int) -> dict[str, Any]:
-    """In a child on the host-memory runtime: trains and counts."""
-    runtime = ctypes.CDLL("libcuda.so.1")
-    runtime.pya_hostcuda_peak_bytes.restype = ctypes.c_size_t
-    runtime.pya_hostcuda_calls.restype = ctypes.c_uint64
+class _HostRuntime:
+    """What the host-memory runtime counted."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+        self._library.pya_hostcuda_peak_bytes.restype = ctypes.c_size_t
+        self._library.pya_hostcuda_calls.restype = ctypes.c_uint64
+
+    def n_calls(self) -> int:
+        return sum(self._library.pya_hostcuda_calls(name.encode()) for name in MEMORY_CALLS)
+
+    def peak_bytes(self) -> int:
+        return int(self._library.pya_hostcuda_peak_bytes(0))
+
+
+class _Card:
+    """What torch's statistics tell of a card."""
+
+    def n_calls(self) -> int:
+        import torch
+
+        stats = torch.cuda.memory_stats()
+        return int(stats["num_device_alloc"] + stats["num_device_free"])
+
+    def peak_bytes(self) -> int:
+        import torch
+
+        return int(torch.cuda.max_memory_reserved())
+
+
+def _train_here(program: Program, allocator: str, n_steps: int, device: str) -> dict[str, Any]:
+    """In a child: trains and counts."""
+    counter = _Card() if device == "cuda" else _HostRuntime()
     import torch
 
     if allocator == "pyalloc":
         import pyalloc
 
         pyalloc.install()
-
-    def n_calls() -> int:
-        return sum(runtime.pya_hostcuda_calls(name.encode()) for name in MEMORY_CALLS)
-
     model, batch, labels = _parts(program.model)
     options = {"momentum": 0.9} if program.optimizer == "SGD" else {}
     optimizer = getattr(torch.optim, program.optimizer)(model.parameters(), lr=1e-3, **options)
     began = time.process_time()
-    calls = [n_calls()]
+    calls = [counter.n_calls()]
+    ends = [time.perf_counter()]
     for _ in range(n_steps):
         with torch.autocast("cuda", torch.bfloat16, enabled=program.autocast):
             logits = model(batch())
@@ -104,29 +133,35 @@ def _train_here(program: Program, allocator: str, n_steps: int) -> dict[str, Any
         loss.backward()
         optimizer.step()
         del loss, logits
-        calls.append(n_calls())
+        calls.append(counter.n_calls())
+        if device == "cuda":  # on the host-memory runtime it would count as a call
+            torch.cuda.synchronize()
+        ends.append(time.perf_counter())
     live = torch.cuda.max_memory_allocated()
-    steps = [after - before for before, after in pairwise(calls)]
-    peak = runtime.pya_hostcuda_peak_bytes(0)
-    return {
+    row = {
         "live_bytes": live,
-        "peak_bytes": peak,
-        "calls": steps,
+        "peak_bytes": counter.peak_bytes(),
+        "calls": [after - before for before, after in pairwise(calls)],
         "seconds": time.process_time() - began,
         "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device == "cuda" else HOST_MEMORY,
     }
+    if device == "cuda":
+        row["step_ms"] = [round(1e3 * (after - before), 2) for before, after in pairwise(ends)]
+    return row
 
 
-def train(program: Program, allocator: str, n_steps: int) -> dict[str, Any]:
+def train(program: Program, allocator: str, n_steps: int, device: str = "host") -> dict[str, Any]:
     """What one program did under one allocator, in a process of its own.
 
     Raises:
         RuntimeError: the program failed; with its last words.
     """
-    env = hostcuda.environment("80GB", allocator)
+    on_card = device == "cuda"
+    env = hostcuda.of_allocator(allocator) if on_card else hostcuda.environment("80GB", allocator)
     command = [sys.executable, "-m", "benchmarks.repeated", "--here", program.name, allocator]
     done = subprocess.run(
-        [*command, "--steps", str(n_steps)],
+        [*command, "--steps", str(n_steps), "--device", device],
         env=env,
         cwd=ROOT,
         capture_output=True,
@@ -170,6 +205,7 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="programs whose name has one of")
     parser.add_argument("--steps", type=int, default=12, help="of training (default 12)")
+    parser.add_argument("--device", choices=("host", "cuda"), default="host")
     parser.add_argument("--json", action="store_true", help="one JSON line for each result")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
     parser.add_argument("--here", nargs=2, help=argparse.SUPPRESS)
@@ -179,10 +215,10 @@ def main() -> int:
     if arguments.here:
         name, allocator = arguments.here
         program = next(program for program in PROGRAMS if program.name == name)
-        print(json.dumps(_train_here(program, allocator, arguments.steps)))
+        print(json.dumps(_train_here(program, allocator, arguments.steps, arguments.device)))
         sys.stdout.flush()
         os._exit(0)  # nothing is measured after this
-    why = hostcuda.why_not()
+    why = hostcuda.why_not() if arguments.device == "host" else None
     if why:
         print(f"benchmarks.repeated trains with real torch: {why}", file=sys.stderr)
         return 1
@@ -194,14 +230,14 @@ def main() -> int:
     rows = []
     for program in chosen:
         for allocator in ALLOCATORS:
-            rows.append(train(program, allocator, arguments.steps))
+            rows.append(train(program, allocator, arguments.steps, arguments.device))
             progress.step(f"{program.name}, {allocator}")
+            if arguments.json:
+                print(json.dumps({**rows[-1], "commit": commit()}), flush=True)
     if arguments.json:
-        for row in rows:
-            print(json.dumps({**row, "commit": commit()}))
         return 0
     print(table(rows))
-    print(f"real torch {rows[0]['torch']} on the host-memory runtime; commit {commit()}")
+    print(f"real torch {rows[0]['torch']} on {rows[0]['device']}; commit {commit()}")
     return 0
 
 

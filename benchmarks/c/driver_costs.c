@@ -133,7 +133,11 @@ main(void) {
     need(pya_cuda_open(0, &dev), "opening device 0");
     need(pya_device_caps(dev, &caps), "asking what it can");
     if (!caps.has_vmm) {
-        (void)fprintf(stderr, "device 0 has no virtual memory calls, or refused them when tried\n");
+        struct pya_device_error error;
+        pya_cuda_error(&error);
+        (void)fprintf(
+            stderr, "device 0 has no virtual memory calls, or refused them when tried: %s %d %s\n",
+            error.call, error.code, error.text);
         return 1;
     }
     for (int round = 0; round < ROUNDS; round++) {

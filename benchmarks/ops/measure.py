@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.memory import commit
 from pyalloc import ops
 
 # fp32 operations of a multiprocessor in a clock: multiply-adds, or a third of dense TF32 where that is more
@@ -261,17 +262,6 @@ def summary(taken: Sequence[float]) -> dict[str, float]:
         "p99": round(p99, 3),
         "least": round(ordered[0], 3),
     }
-
-
-def commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() or "unknown"
 
 
 def processor() -> str:

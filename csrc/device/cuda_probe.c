@@ -3,9 +3,16 @@
  * Drivers say of themselves that they can what they then refuse: on WSL2 before R615 memory that network cards may read
  * was created and mapped, and could not be opened.  So one page goes the whole way once: mapped twice, opened and
  * unmapped in one call each, as the allocator will. */
-#include "cuda_driver.h"
+#include "cuda_context.h"
 
 enum { PROBE_MAPPINGS = 2 };
+
+/* Which call was refused is what pya_cuda_error() tells. */
+static cuda_result
+probe_told(const char *call, cuda_result result) {
+    (void)!cuda_report(call, result, PYA_PAGE);
+    return result;
+}
 
 cuda_result
 cuda_probe_pages(const struct cuda_driver *driver, const struct cuda_allocation_prop *prop) {
@@ -14,23 +21,27 @@ cuda_probe_pages(const struct cuda_driver *driver, const struct cuda_allocation_
     uint64_t page = 0;
     pya_dptr base = 0;
     size_t n_mapped = 0;
-    cuda_result result = driver->cuMemCreate(&page, PYA_PAGE, prop, 0);
+    cuda_result result = probe_told("cuMemCreate", driver->cuMemCreate(&page, PYA_PAGE, prop, 0));
     if (result != CUDA_OK) {
         return result;
     }
     result = driver->cuMemAddressReserve(&base, PROBE_MAPPINGS * PYA_PAGE, PYA_PAGE, 0, 0);
+    result = probe_told("cuMemAddressReserve", result);
     if (result != CUDA_OK) {
         goto release;
     }
     while (n_mapped < PROBE_MAPPINGS && result == CUDA_OK) {
         result = driver->cuMemMap(base + n_mapped * PYA_PAGE, PYA_PAGE, 0, page, 0);
+        result = probe_told("cuMemMap", result);
         n_mapped += result == CUDA_OK;
     }
     if (result == CUDA_OK) {
         result = driver->cuMemSetAccess(base, n_mapped * PYA_PAGE, &desc, 1);
+        result = probe_told("cuMemSetAccess", result);
     }
     if (n_mapped > 0) {
         cuda_result undone = driver->cuMemUnmap(base, n_mapped * PYA_PAGE);
+        undone = probe_told("cuMemUnmap", undone);
         result = result == CUDA_OK ? undone : result;
     }
     (void)driver->cuMemAddressFree(base, PROBE_MAPPINGS * PYA_PAGE);

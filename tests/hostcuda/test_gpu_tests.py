@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 from dry_support import dry_environment, run_checked
@@ -18,3 +20,46 @@ def test_programs_for_a_card_run_on_either_allocator() -> None:
         [sys.executable, "-m", "pytest", *options, *tests], env=dry_environment(memory="4GB")
     )
     assert "2 passed" in done.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_first_run_goes_on_where_its_time_ended(tmp_path: Path) -> None:
+    """Its steps as on a card, but for those that need right results."""
+    env = {**dry_environment(memory="4GB"), "PYALLOC_HOSTCUDA_FAIL": "every:cuMemMap:801"}
+    command = [sys.executable, "tests/gpu/first.py", "--results", str(tmp_path / "results")]
+    command += ["--commit", "abc", "--only", "doctor", "costs"]
+    run_checked([*command, "--seconds", "1"], env=env, expect=3)
+    assert not json.loads((tmp_path / "results" / "first.json").read_text())["steps"]
+    run_checked([*command, "--out", str(tmp_path / "out")], env=env, expect=1)
+    found = json.loads((tmp_path / "out" / "first.json").read_text())
+    assert found["about"]["commit"] == "abc"
+    assert "host-memory device" in found["about"]["torch, its CUDA, device"]
+    assert found["steps"]["doctor"]["verdict"] == "failed: it came from cudaMalloc"
+    assert "refused them when tried: cuMemMap 801" in found["steps"]["costs"]["tail"]
+    assert "costs" in (tmp_path / "out" / "first.log").read_text()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_questions_for_a_card_are_answered() -> None:
+    found = {}
+    for name in ("unmapping", "addresses", "destroyed_streams", "full_card"):
+        command = [sys.executable, "-W", "ignore", "tests/gpu/questions.py", name, "pyalloc"]
+        found[name] = json.loads(run_checked(command, env=dry_environment(memory="8GB")).stdout)
+    assert found["addresses"]["different"]
+    assert found["destroyed_streams"]["reserved_mib_in_the_end"] == 0
+    assert found["full_card"]["blocks_of_37_mib"] > 0
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_training_on_a_card_is_measured() -> None:
+    command = [sys.executable, "-m", "benchmarks.repeated", "--device", "cuda", "--json", "-q"]
+    done = run_checked(
+        [*command, "--only", "mlp", "--steps", "3"], env=dry_environment(memory="8GB")
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["allocator"] for row in rows] == ["native", "expandable", "pyalloc"]
+    assert all(len(row["step_ms"]) == 3 and row["calls"][0] > 0 for row in rows)
+    assert all(row["peak_bytes"] >= row["live_bytes"] > 0 for row in rows)

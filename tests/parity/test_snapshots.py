@@ -403,7 +403,9 @@ def test_metadata_is_written_to_entries() -> None:
     memory = torch.cuda.memory
     if not hasattr(memory, "_set_memory_metadata"):
         pytest.skip("this torch has no memory metadata")
-    assert getattr(memory, "_memory_metadata_supported", lambda: True)()  # 2.11 has no such question
+    assert getattr(
+        memory, "_memory_metadata_supported", lambda: True
+    )()  # 2.11 has no such question
     _record_memory_history(stacks="python")
     memory._set_memory_metadata("phase one")
     tensor = empty(1000)
