@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MOST_FRAMES = 256 }; /* of a stack: recordings keep no more */
+
 typedef unsigned long long ull;
 
 struct scan_object {
@@ -174,14 +176,15 @@ scan_totals(PyObject *self, PyObject *unused) {
     (void)unused;
     const struct pya_scan_totals *t = pya_scan_totals(scan_from(self));
     return Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsNsOsNsNsN}", "n_events", (ull)t->n_events,
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsNsOsNsNsN}", "n_events", (ull)t->n_events,
         "n_allocs", (ull)t->n_allocs, "n_frees", (ull)t->n_frees, "n_unknown_frees",
         (ull)t->n_unknown_frees, "first_ns", (ull)t->first_ns, "last_ns", (ull)t->last_ns,
         "peak_event", (ull)t->peak_event, "peak_bytes", (ull)t->peak_bytes, "peak_reserved_bytes",
         (ull)t->peak_reserved_bytes, "reserved_at_peak", (ull)t->reserved_at_peak, "end_bytes",
         (ull)t->end_bytes, "end_reserved_bytes", (ull)t->end_reserved_bytes, "n_live",
-        (ull)t->n_live, "n_segment_events", (ull)t->n_segment_events, "n_lost", (ull)t->n_lost,
-        "n_streams", (ull)t->n_streams, "n_record_streams", (ull)t->n_record_streams, "peak_phase",
+        (ull)t->n_live, "n_live_at_most", (ull)t->n_live_at_most, "n_segment_events",
+        (ull)t->n_segment_events, "n_lost", (ull)t->n_lost, "n_streams", (ull)t->n_streams,
+        "n_record_streams", (ull)t->n_record_streams, "peak_phase",
         text_object(scan_from(self), t->peak_phase), "peak_step",
         event_number(t->peak_step == 0 ? PYA_SCAN_NEVER : t->peak_step - 1), "is_complete",
         t->is_complete ? Py_True : Py_False, "capacity", by_device(t->capacity), "device_peak",
@@ -344,7 +347,7 @@ scan_text(PyObject *self, PyObject *args) {
     return text_object(scan_from(self), text);
 }
 
-/* [(name, file, line)], innermost first */
+/* [(name, file, line)], innermost first; of damaged files' endless stacks the innermost */
 static PyObject *
 scan_frames(PyObject *self, PyObject *args) {
     unsigned stack = 0;
@@ -354,7 +357,9 @@ scan_frames(PyObject *self, PyObject *args) {
     const struct pya_scan *scan = scan_from(self);
     struct pya_trace_frame frame;
     PyObject *list = PyList_New(0);
-    while (list != NULL && stack != 0 && pya_trace_frame(pya_scan_reader(scan), stack, &frame)) {
+    int n_left = MOST_FRAMES;
+    while (list != NULL && stack != 0 && n_left-- > 0 &&
+           pya_trace_frame(pya_scan_reader(scan), stack, &frame)) {
         pya_module_list_add(
             &list,
             Py_BuildValue(

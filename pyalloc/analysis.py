@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyalloc import _core, source
 from pyalloc.source import Frame, Place
@@ -40,9 +40,11 @@ def rounded(size: int) -> int:
     return (size + STEP - 1) // STEP * STEP
 
 
-@dataclass(frozen=True)
-class Block:
-    """A live block.  bytes: rounded; phase, module: where it was asked for; free_event: None if alive at the end."""
+class Block(NamedTuple):
+    """A live block.  bytes: rounded; phase, module: where it was asked for; free_event: None if alive at the end.
+
+    A tuple, as there may be millions: dataclasses take three times as long to make, and as much memory again.
+    """
 
     address: int
     bytes: int
@@ -196,6 +198,8 @@ class Analysis:
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
     reductions: list[tuple[Block, int]] = field(default_factory=list)
     _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
+    _each_frame: dict[Frame, Frame] = field(default_factory=dict)
+    _wheres: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -204,7 +208,7 @@ class Analysis:
         """From the pass that counted and the pass that looked at moments."""
         # The scan counts steps from 1 on; 0 is before the first.
         phases = [Phase(first.text(row[0]), row[1] - 1, *row[2:]) for row in first.phases()]
-        notes = dict(note.split("=", 1) for note in first.notes() if "=" in note)
+        notes = notes_of(first)
         moments = {
             wanted: moment(second, row) for wanted, row in zip(at, second.moments(), strict=True)
         }
@@ -245,7 +249,7 @@ class Analysis:
     def caveats(self) -> list[str]:
         """What the trace cannot tell, in words, where that matters."""
         totals = self.totals
-        found = incomplete(self.notes, totals["is_complete"])
+        found = unseen(self.notes, totals)
         if self.is_empty:
             found.append(
                 "No allocation is in it: the program took no CUDA memory while it was recorded, or ended before any "
@@ -257,25 +261,10 @@ class Analysis:
             found.append(
                 f"Memory of {len(peaks)} devices is added up; their own peaks are {each}. --device N looks at one."
             )
-        lost = self.notes.get("lost_events")
-        if lost:
-            found.append(
-                f"{lost} events were lost while recording: figures may be a little too low."
-            )
         if totals["n_lost"]:
             found.append(
                 f"{totals['n_lost']:,} phases, steps or errors came after as many as are kept (65,536; 256 errors): "
                 "tables and the verdict on leaks are of those before; the peak and its phase are of all."
-            )
-        from_torch = self.notes.get("allocator") in _TORCHS or "source" in self.notes
-        has_history = self.notes.get("history") not in STATE_ONLY
-        if totals["n_streams"] > 1 and from_torch and has_history:
-            seen = totals["n_record_streams"]
-            found.append(
-                f"Memory was asked for on {totals['n_streams']} streams, and torch's history does not tell of "
-                f"record_stream() ({seen or 'no'} calls from Python are in the trace, those from C++ never are): "
-                "replays may reuse such memory too early and come out a little low. Recordings on pyalloc have "
-                "all calls."
             )
         return found
 
@@ -293,7 +282,10 @@ class Analysis:
         """Of a stack, innermost first."""
         known = self._frames.get(stack)
         if known is None:
-            known = self._frames[stack] = tuple(self.scan.frames(stack)) if stack else ()
+            # Stacks have most of their frames in common: each is kept once.
+            told = self.scan.frames(stack) if stack else []
+            known = tuple(self._each_frame.setdefault(frame, frame) for frame in told)
+            self._frames[stack] = known
         return known
 
     def place(self, stack: int) -> Place | None:
@@ -302,8 +294,12 @@ class Analysis:
 
     def where(self, stack: int) -> str:
         """The user's line of a stack, and of the library it led to the innermost one; "" without frames."""
-        own, further = self.place(stack), source.inside(self.frames(stack))
-        return f"{own} > {further}" if own and further and own != further else str(own or "")
+        known = self._wheres.get(stack)
+        if known is None:
+            own, further = self.place(stack), source.inside(self.frames(stack))
+            both = own is not None and further is not None and own != further
+            known = self._wheres[stack] = f"{own} > {further}" if both else str(own or "")
+        return known
 
     # ---- categories ----
 
@@ -448,8 +444,17 @@ class Analysis:
         return f"{layer}, in {where.function}"
 
     def _holder(self, category: str, block: Block) -> str:
-        name = source.optimizer(self.frames(block.stack))
-        return f"optimizer state ({name})" if name and "state" in category else category
+        name = self._optimizer(block.stack) if "state" in category else ""
+        return f"optimizer state ({name})" if name else category
+
+    def _optimizer(self, stack: int) -> str:
+        """The class of the optimizer whose code is in a stack; the recording knows which there were."""
+        name = source.optimizer(self.frames(stack))
+        known = self.notes.get("optimizers", "").split(", ")
+        if name == "Adam":  # its file has AdamW's steps too
+            name = " or ".join(each for each in ("Adam", "AdamW") if each in known or known == [""])
+        is_derived = bool(name) and name not in known and len(known) == 1
+        return known[0] or name if is_derived else name
 
     def _family(self, blocks: list[Block]) -> str:
         parts: list[str] = []
@@ -505,10 +510,29 @@ class Analysis:
         return f"leak: {total / MIB:.2f} MiB more at each step, most at {grown[0].name}"
 
 
-def incomplete(notes: dict[str, str], is_complete: bool) -> list[str]:
-    """What a trace does not have, in words: its end, or what was before a snapshot."""
+def notes_of(scan: _core.Scan) -> dict[str, str]:
+    """How a trace came about; of what was told again the last."""
+    return dict(note.split("=", 1) for note in scan.notes() if "=" in note)
+
+
+def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
+    """What of the program is not in the trace, in words: its end, what was before a snapshot, what got lost."""
     history = _HISTORIES.get(notes.get("history", ""))
-    return [text for text in (None if is_complete else _CUT, history) if text]
+    found = [text for text in (None if totals["is_complete"] else _CUT, history) if text]
+    lost = notes.get("lost_events")
+    if lost:
+        found.append(f"{lost} events were lost while recording: figures may be a little too low.")
+    from_torch = notes.get("allocator") in _TORCHS or "source" in notes
+    has_history = notes.get("history") not in STATE_ONLY
+    n_streams, n_devices = totals["n_streams"], len(totals["device_peak"])
+    if n_streams > max(n_devices, 1) and from_torch and has_history:  # on a device several
+        seen = totals["n_record_streams"]
+        found.append(
+            f"Memory was asked for on {n_streams} streams, and torch's history does not tell of record_stream() "
+            f"({seen or 'no'} calls from Python are in the trace, those from C++ never are): replays may reuse such "
+            "memory too early and come out a little low. Recordings on pyalloc have all calls."
+        )
+    return found
 
 
 def in_all_layers(module: str) -> str:
@@ -518,8 +542,11 @@ def in_all_layers(module: str) -> str:
 
 def layers_of(module: str) -> str:
     """`model.layers.*` of `model.layers.3.mlp`: the numbered modules it lies in, the outermost; "" where in none."""
-    found = re.match(r"((?:[^.]*[^.\d][^.]*\.)*)\d+(?=\.|$)", module)
-    return f"{found.group(1)}*" if found else ""
+    parts = module.split(".")
+    for i, part in enumerate(parts):
+        if part.isdecimal():
+            return ".".join([*parts[:i], "*"])
+    return ""
 
 
 def _is_autograd(frames: tuple[Frame, ...]) -> bool:

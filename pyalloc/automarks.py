@@ -33,6 +33,7 @@ class AutoMarks:
         self.names: dict[int, tuple[weakref.ref[Any], str]] = {}
         self.roots: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.classes: list[str] = []  # of the optimizers
         self.known: dict[_At, _Told] = {}  # parameters and state already told
         self.handles: list[Any] = []
         self.undo: list[Callable[[], None]] = []
@@ -209,6 +210,10 @@ class AutoMarks:
     def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Global step pre-hook: gradients are alive now."""
         self.optimizers.setdefault(id(optimizer), optimizer)
+        name = type(optimizer).__name__
+        if name not in self.classes:  # no stack tells Adam from AdamW
+            self.classes.append(name)
+            self.recorder.add("user", f"optimizers={', '.join(self.classes)}")
         self.categorise()
         self.recorder.on_phase("optimizer", True)
 

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -21,6 +22,8 @@ RECORD = (
 )
 _AFTER_S = 1.0  # progress is shown from here on
 _EVERY_S = 0.2
+# Controls but for the end of a line, and what turns the direction of writing.
+_OBEYED = re.compile("(\x1b\\[[01]m)|[\0-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _WIDTH = 79  # where the terminal does not tell
 
 
@@ -104,6 +107,11 @@ def writing(path: Path, force: bool) -> Iterator[BinaryIO]:
         raise UsageError(f"{path}: {error.strerror}") from None
 
 
+def printable(text: str) -> str:
+    """Without what a terminal obeys, for names come from files of others; bold stays."""
+    return _OBEYED.sub(lambda found: found[1] or "?", text)
+
+
 def write(path: Path, text: str | bytes, force: bool) -> None:
     """The same at once."""
     with writing(path, force) as file:
@@ -112,7 +120,7 @@ def write(path: Path, text: str | bytes, force: bool) -> None:
 
 def deliver(args: argparse.Namespace, text: str, data: Any, then: str) -> None:
     """Text, or data as JSON, to where the arguments say; then the next sensible command."""
-    content = json.dumps(data, indent=2, default=str) if args.json else text
+    content = json.dumps(data, indent=2, default=str) if args.json else printable(text)
     if args.output is not None:
         write(args.output, content + "\n", args.force)
         tell(args, f"wrote {args.output}")

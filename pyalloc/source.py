@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import os
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -17,11 +18,11 @@ _LIBRARY = re.compile(
 )
 _CPP = re.compile(r"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S)$|(^|/)python[\d.]*$)")
 # Of the libraries those whose lines tell more than the call of the user's own that led there: models, losses, trainers.
-_BUILT_ON_TORCH = re.compile(
-    r"/(?:site|dist)-packages/(?!(?:torch|functorch|triton|pyalloc)/).*\.py$"
-)
+_BUILT_ON_TORCH = re.compile(r"/(?:site|dist)-packages/(?!(?:torch|functorch|triton|pyalloc)/)")
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
 _SPELLED = {  # classes that are not their file's name with a capital
+    "_adafactor": "Adafactor",
+    "_muon": "Muon",
     "adamw": "AdamW",
     "asgd": "ASGD",
     "lbfgs": "LBFGS",
@@ -31,6 +32,7 @@ _SPELLED = {  # classes that are not their file's name with a capital
     "sgd": "SGD",
     "sparse_adam": "SparseAdam",
 }
+_NO_OPTIMIZER = ("optimizer", "lr_scheduler", "swa_utils", "_functional")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Place:
         return f"{short_file(self.file)}:{self.line} {self.function}"
 
 
+@functools.cache
 def short_file(file: str) -> str:
     """The last two parts of a path."""
     return "/".join(PurePath(file).parts[-2:])
@@ -61,14 +64,17 @@ def is_cpp(file: str) -> bool:
     return bool(_CPP.search(file))
 
 
+def _lines(file: str) -> list[str]:
+    """Of a source file.  Its name comes from a trace: a device or a pipe of that name is not to be read."""
+    is_source = file in linecache.cache or (file.endswith(".py") and os.path.isfile(file))
+    return linecache.getlines(file) if is_source else []
+
+
 @functools.cache
 def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
     """(first line, last line, qualified name) of each function of a file; nothing where it cannot be read."""
-    text = "".join(linecache.getlines(file))
-    if not text or not file.endswith(".py"):
-        return ()
     try:
-        tree = ast.parse(text)
+        tree = ast.parse("".join(_lines(file)))
     except (SyntaxError, ValueError, RecursionError):
         return ()
     found: list[tuple[int, int, str]] = []
@@ -114,7 +120,7 @@ def inside(frames: tuple[Frame, ...]) -> Place | None:
     for name, file, line in frames:
         if not is_foreign(file):
             return None
-        if _BUILT_ON_TORCH.search(file):
+        if file.endswith(".py") and _BUILT_ON_TORCH.search(file):
             return Place(file, line, qualified(file, line, name))
     return None
 
@@ -123,11 +129,12 @@ def optimizer(frames: tuple[Frame, ...]) -> str:
     """The optimizer whose code is in the stack ("Adam"), or ""."""
     for _, file, _ in frames:
         match = _OPTIMIZER.search(file)
-        if match and match.group(1) not in ("optimizer", "lr_scheduler"):
+        if match and match.group(1) not in _NO_OPTIMIZER:
             return _SPELLED.get(match.group(1), match.group(1).capitalize())
     return ""
 
 
 def text_of(where: Place) -> str:
     """The source line, where it can be read."""
-    return linecache.getline(where.file, where.line).strip()
+    lines = _lines(where.file)
+    return lines[where.line - 1].strip() if 0 < where.line <= len(lines) else ""

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, pickles
-from pyalloc.analysis import Analysis, Block, Moment, moment, rounded
-from pyalloc.convert import KINDS, EventWriter, Mark, state_before, with_frees
+from pyalloc.analysis import Analysis, Block, Moment, moment, notes_of, rounded
+from pyalloc.convert import EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
 
 MAGIC = b"PYATRACE"
 Progress = Callable[[int, int], object]
 _LARGE_SHARE = 0.2  # of the peak: what a reduction of a product is looked for in
 _SHORT_LIFE = 12  # events
-_FIRST_EVENTS = 100
 _REDUCED = 8  # so many times smaller is what is left
 _MOST_UNPACKED = 500  # bytes a byte of .xz may become; recordings get to 20
 _MOST_UNPACKED_BESIDE = 64 << 20
 _WINDOW_BINS = 600
 _WINDOW_EVENTS = 100_000  # around the peak, where no step tells what belongs together
+_MOST_BLOCKS = 500_000  # of all states that are only looked at if asked for
 _MOST_WRONG = 0.02  # of a history's entries: torch lets threads run between the state and the trace
 
 
@@ -220,7 +220,8 @@ def analyse(
     Args:
         path: a trace or a snapshot.
         device: only this one; -1: all, summed.
-        moments: so many more states evenly over the run, for a segment map that can be scrubbed.
+        moments: so many more states evenly over the run, for a segment map that can be scrubbed; fewer where very many
+            blocks are alive at once.
         n_bins: resolution of the timeline.
         progress: called with bytes done and bytes in all.
 
@@ -230,7 +231,8 @@ def analyse(
     with as_trace_file(path) as file:
         first = _core.Scan(file, device=device, n_bins=n_bins, progress=progress)
         totals = first.totals()
-        at = _interesting(first, totals, moments)
+        most = _MOST_BLOCKS // max(totals["n_live_at_most"], 1)
+        at = _interesting(first, totals, min(moments, most))
         window = _window(first, totals)
         second = _core.Scan(
             file,
@@ -313,13 +315,10 @@ def _window(scan: _core.Scan, totals: dict[str, Any]) -> tuple[int, int]:
     return max(peak - _WINDOW_EVENTS // 2, 0), min(peak + _WINDOW_EVENTS // 2, n)
 
 
-def first_notes(file: Path) -> dict[str, str]:
-    """How a trace file came about, which stands at its beginning."""
-    reader = _core.TraceReader(file)
-    kinds, *_, texts = reader.read(_FIRST_EVENTS)
-    numbers = zip(kinds, memoryview(texts).cast("I"), strict=True)
-    found = [reader.text(text) or "" for kind, text in numbers if kind == KINDS["user"]]
-    return dict(note.split("=", 1) for note in found if "=" in note)
+def notes_and_totals(file: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Of a trace file, in one pass."""
+    scan = _core.Scan(file, n_bins=2)
+    return notes_of(scan), scan.totals()
 
 
 @contextlib.contextmanager

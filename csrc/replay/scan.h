@@ -85,7 +85,7 @@ struct pya_scan_totals {
     uint64_t n_events, n_allocs, n_frees, n_unknown_frees;
     uint64_t first_ns, last_ns;
     uint64_t peak_event, peak_bytes, peak_reserved_bytes, reserved_at_peak;
-    uint64_t end_bytes, end_reserved_bytes, n_live;
+    uint64_t end_bytes, end_reserved_bytes, n_live, n_live_at_most;
     uint64_t n_segment_events, n_lost; /* phases, steps and so on beyond what is kept */
     uint32_t peak_phase, peak_step;    /* as a bin's */
     uint64_t n_record_streams;         /* blocks said to be used on another stream */

@@ -69,6 +69,9 @@ live_insert(struct pya_scan *s, uint64_t addr, int device) {
     };
     s->table[live_find(s, addr, device)] = index + 1;
     s->n_live++;
+    if (s->n_live > s->totals.n_live_at_most) {
+        s->totals.n_live_at_most = s->n_live;
+    }
     return live;
 }
 

@@ -127,5 +127,5 @@ def _run(name: str, rest: list[str]) -> int:
         console.keep_inputs(args)
         return command.run(args)
     except PyallocError as error:
-        print(f"pyalloc {name}: {error}", file=sys.stderr)
+        print(console.printable(f"pyalloc {name}: {error}"), file=sys.stderr)
         return error.exit_code

@@ -29,6 +29,9 @@ class Command:
         parser.add_argument("file", type=Path, nargs="+", help="one or two traces or snapshots")
         parser.add_argument("--steps", type=int, nargs=2, metavar=("A", "B"), help="two steps")
         parser.add_argument("-n", type=console.count, default=15, metavar="N", help="rows (15)")
+        parser.add_argument(
+            "--device", type=console.index, default=-1, metavar="N", help="only this device"
+        )
         console.add_output(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -36,16 +39,14 @@ class Command:
         console.check_output(args.output, args.force)
         if len(args.file) > 2 or (len(args.file) == 2 and args.steps):
             raise UsageError("two files, or one file (with --steps A B)")
-        progress = console.Progress("reading", quiet=args.quiet)
-        last = trace.analyse(args.file[-1], progress=progress)
-        if len(args.file) == 2:
-            first = trace.analyse(args.file[0], progress=progress)
-            pair = (first, first.peak), (last, last.peak)
+        found = [_analyse(args, path) for path in args.file]
+        last = found[-1]
+        if len(found) == 2:
+            pair = (found[0], found[0].peak), (last, last.peak)
             names = args.file[0].name, args.file[1].name
         else:
-            moments, names = _steps(last, args.steps)
+            moments, names = _steps(last, args.steps, args.device)
             pair = (last, moments[0]), (last, moments[1])
-        progress.close()
         changes = _changes(*pair)
         differing = [row for row in changes if row[1] != row[2]]
         growth = last.growth()
@@ -61,6 +62,7 @@ class Command:
             "",
             f"verdict: {last.leak_verdict}",
             *[f"  +{size(g.per_step)} a step  {text.clip(g.name, 56)}" for g in growth[: args.n]],
+            *[text.wrapped(caveat) for caveat in _caveats(found)],
         ]
         content: dict[str, Any] = {
             "changes": [
@@ -69,6 +71,7 @@ class Command:
             ],
             "verdict": last.leak_verdict,
             "leak": [{"name": g.name, "bytes_per_step": g.per_step} for g in growth],
+            "caveats": _caveats(found),
         }
         console.deliver(
             args,
@@ -79,7 +82,25 @@ class Command:
         return 1 if growth else 0
 
 
-def _steps(found: Analysis, wanted: list[int] | None) -> tuple[list[Moment], tuple[str, str]]:
+def _analyse(args: argparse.Namespace, path: Path) -> Analysis:
+    progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
+    found = trace.analyse(path, device=args.device, progress=progress)
+    progress.close()
+    trace.check_device(found, args.device)
+    return found
+
+
+def _caveats(found: list[Analysis]) -> list[str]:
+    """Of two files each told with its name."""
+    names = [f"{each.path.name}: " if len(found) > 1 else "" for each in found]
+    return [
+        name + caveat for name, each in zip(names, found, strict=True) for caveat in each.caveats
+    ]
+
+
+def _steps(
+    found: Analysis, wanted: list[int] | None, device: int
+) -> tuple[list[Moment], tuple[str, str]]:
     """The moments at the beginning of two steps; without a wish, of the third and the last looked at."""
     known = {step[0]: step[1] for step in found.steps}
     if wanted is None:
@@ -97,7 +118,7 @@ def _steps(found: Analysis, wanted: list[int] | None) -> tuple[list[Moment], tup
     events = [known[number] for number in wanted]
     absent = [event for event in events if event not in found.moments]
     if absent:
-        found.moments.update(trace.moments_at(found.path, sorted(absent)))
+        found.moments.update(trace.moments_at(found.path, sorted(absent), device))
     moments = [found.moments[event] for event in events]
     return moments, (f"step {wanted[0]}", f"step {wanted[1]}")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyalloc import console, replaying, trace
 from pyalloc.advice import size
-from pyalloc.analysis import incomplete
+from pyalloc.analysis import unseen
 from pyalloc.errors import TraceError
 from pyalloc.report import text
 
@@ -55,7 +55,7 @@ class Command:
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
         with trace.as_trace_file(args.file) as file, trace.program(file) as program:
             info = program.info()
-            caveats = incomplete(trace.first_notes(file), bool(info["is_complete"]))
+            caveats = unseen(*trace.notes_and_totals(file))
             if info["n_allocs"] == 0:
                 raise TraceError(
                     f"{args.file}: no allocation is in it, so there is nothing to replay"

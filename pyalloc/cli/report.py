@@ -46,11 +46,12 @@ class Command:
             console.write(args.output, html.page(one, found), args.force)
             if not args.quiet:
                 several = len(found) > 1
-                print(
+                told = (
                     ranks.compare(found)
                     if several
                     else text.summary(one, color=console.has_color())
                 )
+                print(console.printable(told))
             console.tell(args, f"wrote {args.output}")
             console.tell(args, f"next: {_next(one)}")
         elif len(found) > 1:

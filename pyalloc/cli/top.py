@@ -53,8 +53,9 @@ class Command:
             lines = text.rows(f"{title}, by {args.by}", rows, moment.allocated_bytes, args.n)
         other = "category" if args.by == "line" else "line"
         then = f"pyalloc top {console.quoted(args.file)} --by {other}"
+        content["caveats"] = found.caveats
+        lines += [text.wrapped(caveat) for caveat in found.caveats]
         if found.is_empty:
-            lines += [text.wrapped(caveat) for caveat in found.caveats]
             then = console.RECORD
         console.deliver(args, "\n".join(lines), content, then)
         return 0

@@ -43,7 +43,7 @@ struct model {
     uint64_t bytes[N_ADDRESSES]; /* 0: not alive */
     uint64_t born[N_ADDRESSES];
     bool page[N_PAGES];
-    uint64_t allocated, reserved, peak, peak_event, n_live, n_unknown;
+    uint64_t allocated, reserved, peak, peak_event, n_live, n_live_at_most, n_unknown;
 };
 
 static struct pya_trace_event
@@ -71,6 +71,7 @@ model_step(struct model *model, uint64_t *rng, uint64_t event) {
         model->born[i] = event;
         model->allocated += model->bytes[i];
         model->n_live++;
+        model->n_live_at_most += model->n_live > model->n_live_at_most;
     }
     if (model->allocated > model->peak) {
         model->peak = model->allocated;
@@ -126,6 +127,7 @@ test_against_model(void) {
         CHECK_EQ(totals->peak_event, model.peak_event);
         CHECK_EQ(totals->end_bytes, model.allocated);
         CHECK_EQ(totals->n_live, model.n_live);
+        CHECK_EQ(totals->n_live_at_most, model.n_live_at_most);
         CHECK_EQ(totals->n_unknown_frees, model.n_unknown);
         CHECK(totals->is_complete);
         size_t n_moments = 0;

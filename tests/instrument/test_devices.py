@@ -85,3 +85,48 @@ def test_each_devices_own_peak_is_held_against_replays_of_each(plan: Plan) -> No
     assert "150.0 MiB of device memory instead of 200.0 MiB" in policy
     assert "the peaks of 2 devices, added up" in policy
     assert json.loads(pyalloc("stats", path, "--json", "-q"))["device_peak_reserved"]
+
+
+@pytest.mark.parametrize(("n_streams", "is_told"), [(1, False), (2, True)])
+def test_the_default_streams_of_two_devices_are_not_several(
+    plan: Plan, n_streams: int, is_told: bool
+) -> None:
+    plan.event("user", "allocator=native")
+    for device in range(2):
+        for stream in range(n_streams):
+            plan.event(
+                "alloc", addr=(stream + 1) << 30, bytes=MIB, device=device, stream=16 * stream
+            )
+    path = plan.done()
+    for found in (trace.analyse(path), trace.analyse(path, device=1)):
+        assert ("record_stream()" in " ".join(found.caveats)) == is_told
+
+
+def test_what_a_trace_does_not_have_is_said_by_every_command(plan: Plan) -> None:
+    for text in ("allocator=native", "lost_events=7"):
+        plan.event("user", text)
+    for step in range(3):
+        plan.event("step", "step", arg=step)
+        for device in range(2):
+            plan.event("alloc", addr=(step + 1) << 30, bytes=MIB, device=device, stream=16 * step)
+    path = plan.done()
+    for words in (
+        ["report", path],
+        ["top", path],
+        ["diff", path],
+        ["diff", path, path],
+        ["replay", path],
+    ):
+        told = " ".join(json.loads(pyalloc(*words, "--json", "-q"))["caveats"])
+        shown = " ".join(pyalloc(*words, "-q").split())
+        for each in (told, shown):
+            assert "7 events were lost" in each and "does not tell of record_stream()" in each, (
+                words
+            )
+    content = json.loads(
+        pyalloc("diff", path, "--device", "1", "--steps", "1", "2", "--json", "-q")
+    )
+    assert [(row["before_bytes"], row["after_bytes"]) for row in content["changes"]] == [
+        (MIB, 2 * MIB)
+    ]
+    assert "tells of no memory of device 5" in pyalloc("diff", path, "--device", "5", expect=2)

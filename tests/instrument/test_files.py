@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from instrument.tools import Plan, pyalloc, small_trace
-from pyalloc import errors, trace
+from pyalloc import console, errors, source, trace
 
 
 def test_every_cut_of_a_trace_is_read_or_refused(plan: Plan, tmp_path: Path) -> None:
@@ -61,3 +61,58 @@ def test_names_of_files_need_not_be_text(plan: Plan, tmp_path: Path) -> None:
     small_trace(plan).rename(path)
     pyalloc("report", path, "-o", page)
     assert "<title>a\\udcff.pya" in page.read_text()
+
+
+def test_a_terminal_gets_nothing_that_it_obeys(plan: Plan) -> None:
+    evil = "\x1b[2J\x1b]0;title\x07\r\u202e\x9b2J name"
+    plan.event("user", f"allocator={evil}")
+    plan.event("step", "step")
+    plan.event("phase_begin", evil)
+    plan.event("alloc", addr=1 << 30, bytes=20 << 20, stack=plan.stack(3, evil, f"/home/{evil}.py"))
+    plan.event("category", evil, addr=1 << 30)
+    plan.event("oom", bytes=1 << 40, stack=plan.stack(4, evil))
+    plan.event("step", "step", arg=1)
+    path = plan.done()
+    for words in (
+        ["report"],
+        ["top"],
+        ["top", "--over-time"],
+        ["top", "--by", "category"],
+        ["diff"],
+    ):
+        shown = pyalloc(words[0], path, *words[1:], "-q")
+        assert "name" in shown and not set(shown) & set("\x1b\x07\r\u202e\x9b"), words
+    assert console.printable("\x1b[1mbold\x1b[0m\n\x1b[3m") == "\x1b[1mbold\x1b[0m\n?[3m"
+
+
+def test_only_sources_are_read(tmp_path: Path) -> None:
+    """Names of files come from the trace: /dev/zero has no end, and what is no source is nobody's to quote."""
+    for name, is_read in (("program.py", True), ("secret.txt", False)):
+        path = tmp_path / name
+        path.write_text("first\nsecond\n")
+        assert source.text_of(source.Place(str(path), 2, "f")) == ("second" if is_read else "")
+    assert source.text_of(source.Place(str(tmp_path / "program.py"), 3, "f")) == ""
+
+
+def test_endless_stacks_are_read_in_part(plan: Plan) -> None:
+    texts = [plan.writer.string(text) for text in ("work", "/home/me/model.py")]
+    stack = 0
+    for line in range(1, 1001):
+        stack = plan.writer.stack(stack, *texts, line)
+    plan.event("alloc", addr=1 << 30, bytes=1 << 20, stack=stack)
+    found = trace.analyse(plan.done())
+    assert [line for *_, line in found.frames(stack)] == list(range(1000, 744, -1))
+
+
+def test_fewer_states_are_kept_of_very_many_blocks(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(100):
+        plan.event("alloc", addr=(i + 1) << 20, bytes=1 << 20)
+    for i in range(50):
+        plan.event("free_requested", addr=(i + 1) << 20)
+    path = plan.done()
+    assert len(trace.analyse(path, moments=24).moments) == 24  # 23 and the end
+    monkeypatch.setattr(trace, "_MOST_BLOCKS", 1000)
+    found = trace.analyse(path, moments=24)
+    assert len(found.moments) == 11 and found.totals["n_live_at_most"] == 100

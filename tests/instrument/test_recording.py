@@ -595,3 +595,21 @@ def test_a_recording_that_was_cut_off_is_not_lost_to_the_next(
     assert "out.pya.part exists, from a recording that was cut off" in first
     assert second == "False" and "being written already" in third
     assert fourth == "True"  # what was recorded before stays until another is whole
+
+
+def test_adamw_is_not_called_adam(record: Record) -> None:
+    """Its steps are Adam's code."""
+    path = record("""
+    import torch
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    """)  # fmt: skip
+    found = trace.analyse(path)
+    rows = {row.name for row in found.contributors(found.moments[max(found.moments)])}
+    assert "optimizer state (AdamW)" in rows
+    found.notes["optimizers"] = "SGD, Adam"
+    assert "optimizer state (Adam)" in {row.name for row in found.contributors(found.peak)}
+    del found.notes["optimizers"]  # as of a snapshot
+    assert "optimizer state (Adam or AdamW)" in {row.name for row in found.contributors(found.peak)}
