@@ -9,10 +9,11 @@ import argparse
 import lzma
 import random
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.workloads.generated import GENERATED
+from benchmarks.workloads.generated import GENERATED, Operation
 from pyalloc import _core
 from pyalloc.convert import KINDS
 
@@ -59,10 +60,14 @@ def suite(only: list[str] | None = None) -> list[Trace]:
 
 def generate(name: str, path: Path, seed: int = 1) -> None:
     """Writes a generated program as a trace."""
+    write_operations(GENERATED[name](random.Random(zlib.crc32(name.encode()) + seed)), path)
+
+
+def write_operations(operations: Iterable[Operation], path: Path) -> None:
+    """Writes what a generator yields as a trace."""
     writer = _core.TraceWriter(path, overwrite=True)
-    rng = random.Random(zlib.crc32(name.encode()) + seed)
     device_of: dict[int, int] = {}
-    for clock, (what, *numbers) in enumerate(GENERATED[name](rng)):
+    for clock, (what, *numbers) in enumerate(operations):
         first = numbers[0]
         addr = 512 * (first + 1)
         if what == "alloc":

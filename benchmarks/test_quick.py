@@ -17,6 +17,7 @@ from benchmarks import (
     costs,
     faults,
     hostcuda,
+    invented,
     limits,
     memory,
     perturbed,
@@ -117,6 +118,13 @@ def test_policies(benchmark: Any, tmp_path: Path) -> None:
     """benchmarks.policies."""
     points = benchmark.pedantic(policies.measure, (["two_phases"], tmp_path), rounds=1)
     assert [point.setting for point in points] == [setting for setting, _, _ in policies.SETTINGS]
+
+
+def test_invented(benchmark: Any) -> None:
+    """benchmarks.invented."""
+    rows = benchmark.pedantic(lambda: invented.measure_one(7), rounds=1)
+    assert [row.allocator for row in rows] == list(ALLOCATORS)
+    assert all(row.min_live <= row.peak_live for row in rows)
 
 
 def test_perturbed(benchmark: Any, tmp_path: Path) -> None:
