@@ -85,7 +85,7 @@ class Result:
     limited: it died of a limit that was set, less than the device has.
     memory_calls: calls that take, map or give device memory.  dtoh_copies: reads of values that no kernel computed.
     untold: processes whose torch had no figures; those asked to use pyalloc did not.  replaced: the program chose an
-    allocator itself.
+    allocator itself.  masks: indices that were masks, taken as true everywhere.
     """
 
     command: tuple[str, ...]
@@ -111,6 +111,7 @@ class Result:
     missing: tuple[str, ...]
     untold: tuple[int, ...] = ()
     replaced: bool = False
+    masks: int = 0
 
     def shared(self) -> dict[int, tuple[int, int]]:
         """Devices that several processes used: how many, and their peaks together.
@@ -282,6 +283,7 @@ def _sum_up(
         untold=tuple(sorted({use.pid for use in uses if use.pid not in reports})),
         replaced=options.allocator != "pyalloc"
         and any(report["backend"] != "native" for report in reports.values()),
+        masks=sum(report.get("masks", 0) for report in reports.values()),
     )
 
 
@@ -428,6 +430,12 @@ def _remarks(result: Result) -> list[str]:
         found.append(
             "note: a card also holds the CUDA context, usually some hundred MiB, NCCL's buffers and cuDNN's "
             f"workspaces; they are not counted here, where {_size(left)} are left"
+        )
+    if result.masks > 0:
+        masks = "1 mask" if result.masks == 1 else f"{result.masks:,} masks"
+        found.append(
+            f"note: {masks} (as indices, or by nonzero()) chose all of their elements, the most they can; "
+            "on a card they choose fewer"
         )
     if result.dtoh_copies > 0:
         copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"

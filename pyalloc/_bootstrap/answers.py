@@ -1,7 +1,8 @@
 """Answers for what libraries ask a device and go by: in a dry run no kernel has computed them.
 
-The GradScaler asks whether gradients overflowed, torch.distributions whether its arguments are valid, generate() of
-transformers whether all sequences have ended, the object collectives of torch.distributed how large the objects are.
+The GradScaler asks whether gradients overflowed, torch.distributions whether its arguments are valid, a mask as index
+how much it chooses, generate() of transformers whether all sequences have ended, the object collectives of
+torch.distributed how large the objects are.
 """
 
 from __future__ import annotations
@@ -10,9 +11,21 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from pyalloc._bootstrap.importing import after_import
+
+
+@dataclass
+class Counted:
+    """How often an answer changed what the program allocates."""
+
+    masks: int = 0
+
+
+counted = Counted()
+_libraries: list[Any] = []  # of operators; they go with it
 
 
 def give() -> None:
@@ -25,6 +38,7 @@ def give() -> None:
 def _of_torch(torch: Any) -> None:
     _take_every_step(torch)
     _take_arguments_as_valid(torch)
+    _choose_everything(torch)
 
 
 def _take_every_step(torch: Any) -> None:
@@ -50,6 +64,24 @@ def _take_arguments_as_valid(torch: Any) -> None:
         return torch.ones((), dtype=torch.bool) if answer.is_cuda else answer
 
     torch._is_all_true = is_all_true
+
+
+def _choose_everything(torch: Any) -> None:
+    """A mask as index, torch.where(mask) and masked_select() ask nonzero() for the places, and it the device how many.
+
+    All is the most there can be, and two readers of one mask get the same; the summary says how often.
+    """
+    library = torch.library.Library("aten", "IMPL")
+
+    def nonzero(mask: Any) -> Any:
+        counted.masks += 1
+        torch.cuda.current_stream(mask.device).synchronize()  # as the count does: not in a capture
+        # Transposed, so that the places along one dimension lie together.
+        places = torch.empty((mask.dim(), mask.numel()), dtype=torch.int64, device=mask.device)
+        return places.t()
+
+    library.impl("nonzero", nonzero, "CUDA", allow_override=True)
+    _libraries.append(library)
 
 
 def _generate_to_the_limit(generation: Any) -> None:

@@ -123,6 +123,7 @@ def _write(state: _Watch) -> None:
         "backend": str(cuda.get_allocator_backend()),
         "error": state.error,
         "limited": state.limited,
+        "masks": answers.counted.masks,
         "devices": state.peaks,
     }
     final = Path(state.folder) / f"torch.{state.pid}.json"

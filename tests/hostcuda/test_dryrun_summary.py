@@ -67,6 +67,7 @@ def test_summary_fits_80_columns() -> None:
                 for n in range(2)
             ),
             "dtoh_copies": 12_345,
+            "masks": 12_345,
             "dtoh_bytes": 123_456,
             "device_calls": 987_654_321,
             "memory_calls": 12_345_678,

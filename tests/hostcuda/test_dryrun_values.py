@@ -85,6 +85,35 @@ def test_distributions_take_arguments_as_valid(torch_found: hostcuda.Torch, tmp_
     assert (code, out) == (0, "on the host: ValueError\n"), err
 
 
+def test_masks_choose_everything(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """How much they choose is counted by kernels; one mask read twice chose two shapes, mostly of gigabytes."""
+    source = """
+        import pytest, torch
+        ones = [torch.ones(64).cuda() for _ in range(50)]  # lie where the counts will
+        del ones
+        x = torch.randn(100, 20, requires_grad=True, device="cuda")
+        for chosen in (x[x > 0], torch.masked_select(x, x > 0), torch.where(x > 0)[1]):
+            assert chosen.shape == (2000,) and chosen.stride() == (1,), chosen.shape
+        assert (x > 0).nonzero().stride() == (1, 2000)
+        assert torch.nonzero(x[0, 0] > 0).shape == (1, 0)
+        assert torch.nonzero(x[:, :0]).shape == (0, 2)
+        rows = x[:, 0] > 0
+        x.detach()[rows] = x.detach()[rows] * 2
+        x[rows].sum().backward()
+        with pytest.raises(RuntimeError, match="during capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+                x.detach()[rows]
+        print(torch.tensor([0, 3, 0]).nonzero().tolist())
+    """
+    script = program(tmp_path, source)
+    code, out, err = finish(start(["--record", "out.pya", sys.executable, script], tmp_path))
+    assert (code, out) == (0, "[[1]]\n"), err
+    assert "masks (as indices, or by nonzero()) chose all of their elements" in err
+    found = trace.analyse(tmp_path / "out.pya")
+    lines = [row.name for row in found.by_line(found.moments[max(found.moments)].blocks)]
+    assert not any("pyalloc" in name or "_bootstrap" in name for name in lines), lines
+
+
 def test_objects_travel_between_ranks(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
     """NCCL's sizes of them would be found by kernels."""
     source = """
