@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
+# What torch.compile wrote, in its cache.
+_COMPILED = r"/[a-z2-7]{2}/(c[a-z2-7]{7})[a-z2-7]{44}\.py$"
 _LIBRARY = re.compile(
     r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|recording|_bootstrap/\w+)\.py"
-    r"|/torchinductor_\w+/|/[a-z2-7]{2}/c[a-z2-7]{51}\.py$"  # what torch.compile wrote, in its cache
+    rf"|/torchinductor_\w+/|{_COMPILED}"
     r"|/torch_geometric\.[\w.]+\.py$)"  # and what torch_geometric wrote
 )
 _CPP = re.compile(r"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S)$|(^|/)python[\d.]*$)")
@@ -50,7 +52,10 @@ class Place:
 
 @functools.cache
 def short_file(file: str) -> str:
-    """The last two parts of a path."""
+    """The last two parts of a path; of what torch.compile wrote as much as tells it from others."""
+    compiled = re.search(_COMPILED, file)
+    if compiled:
+        return f"torch.compile/{compiled[1]}.py"
     return "/".join(PurePath(file).parts[-2:])
 
 

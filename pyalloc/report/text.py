@@ -155,18 +155,25 @@ def out_of_memory(oom: Oom) -> tuple[str, str, str]:
     return (
         f"out of memory{oom.where}: {size(oom.asked)} were asked for, the device had {size(oom.free)} free",
         f"{there}.",
-        _cause(moment, oom.asked),
+        _cause(oom),
     )
 
 
 def _oom(analysis: Analysis, oom: Oom) -> list[str]:
     first, *more = out_of_memory(oom)
-    lines = [first, *(wrapped(sentence) for sentence in more)]
+    lines = [wrapped(first, first=""), *(wrapped(sentence) for sentence in more)]
     held = oom.moment.allocated_bytes
     return lines + rows("  who held it", analysis.contributors(oom.moment), held, 6)
 
 
-def _cause(moment: Moment, asked: int) -> str:
+def _cause(oom: Oom) -> str:
+    moment, asked = oom.moment, oom.asked
+    could_have = oom.free + moment.reserved_bytes
+    if moment.segments and asked > could_have:
+        return (
+            f"Cause: this request alone is larger than the {size(could_have)} that the program could have had at "
+            "all, with everything freed: look at the sizes it comes from, or make it in parts."
+        )
     if moment.segments and moment.idle_bytes >= asked:
         return (
             "Cause: fragmentation. The idle memory would have been enough, but no piece of it was large enough. "

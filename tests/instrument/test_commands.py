@@ -42,6 +42,9 @@ def test_the_line_of_a_compiled_program_is_not_that_of_its_generated_code() -> N
     for file in (*written, "/tmp/torch_geometric.nn.conv.gcn_conv_GCNConv_propagate_t9o0_hqh.py"):
         found = source.place((("call", file, 807), ("forward", "/home/me/train.py", 33)))
         assert found is not None and str(found) == "me/train.py:33 forward"
+    # backward() calls it without a line of the program's.
+    found = source.place((("call", written[0], 807),))
+    assert str(found) == "torch.compile/c4kuvi32.py:807 call"
 
 
 def test_figures_of_one_device_are_not_beside_replays_of_all(plan: Plan) -> None:

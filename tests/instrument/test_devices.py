@@ -62,6 +62,15 @@ def test_idle_memory_of_another_device_is_no_fragmentation(plan: Plan) -> None:
     assert "on device 1" in first.text and "really needs more" in first.text
 
 
+def test_a_request_larger_than_the_device_is_told_from_a_full_one(plan: Plan) -> None:
+    crowded(plan).event("oom", bytes=40 << 30, arg=3 * MIB, device=1)
+    text = pyalloc("report", plan.done(), "--no-replay", "-q")
+    shown = " ".join(text.split())
+    assert "Cause: this request alone is larger than the 67.0 MiB that the program could" in shown
+    assert "really needs more" not in shown
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
 def test_an_error_of_the_only_device_looked_at_names_none(plan: Plan) -> None:
     crowded(plan).event("oom", bytes=16 * MIB, arg=3 * MIB, device=1)
     shown = pyalloc("report", plan.done(), "--device", "1", "-q")
