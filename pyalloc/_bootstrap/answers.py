@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +81,9 @@ def _choose_everything(torch: Any) -> None:
         places = torch.empty((mask.dim(), mask.numel()), dtype=torch.int64, device=mask.device)
         return places.t()
 
-    library.impl("nonzero", nonzero, "CUDA", allow_override=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.9 says that it had one before
+        library.impl("nonzero", nonzero, "CUDA")
     _libraries.append(library)
 
 
