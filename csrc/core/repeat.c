@@ -31,6 +31,9 @@ enum { SETTLE_LEAST = 24, SETTLE_PERIOD = 4 };
 enum { SETTLE_LEAST = 512, SETTLE_PERIOD = 32 };
 #endif
 enum { SETTLE_PERIODS = 16, SETTLE_RUNS = 64 };
+/* What others will want is sorted anew each time; where that never helps (each step makes all tensors anew from those of the
+ * last), a step of thousands of blocks would take seconds.  So many places are sorted for each request, and at once. */
+enum { SETTLE_SPANS = 64, SETTLE_SPANS_MOST = SETTLE_SPANS * REPEAT_KEPT };
 /* Places are looked up by the last four sizes: one alone comes in every layer of a network. */
 enum { REPEAT_SIZE_BITS = 16, REPEAT_PLACE_BITS = 10 };
 #define REPEAT_MIX UINT64_C(0x9E3779B97F4A7C15)
@@ -54,6 +57,7 @@ struct pya_repeat {
     size_t period;     /* at which the program was known to repeat itself; 0: never */
     size_t n_review;   /* when to see whether looking is worth it */
     size_t n_stays;    /* requests before those whose stay is known */
+    size_t n_sorted;   /* places that were sorted to settle, and not made up for since */
     uint64_t recent;   /* the last four sizes, mixed */
     bool is_promising; /* something has repeated since the last review */
     /* by recent sizes: low bits of the number of the request that came then */
@@ -203,7 +207,8 @@ static bool
 repeat_is_settling(const struct pya_arena *arena) {
     const struct pya_repeat *repeat = arena->repeat;
     bool is_alone = !pya_card_is_shared(arena->card);
-    if (arena->stays == NULL || repeat->like < repeat->n_stays || !is_alone) {
+    if (arena->stays == NULL || repeat->like < repeat->n_stays || !is_alone ||
+        repeat->n_sorted > SETTLE_SPANS_MOST) {
         return false;
     }
     size_t period = repeat->n - repeat->like;
@@ -225,6 +230,7 @@ struct spans {
 
 static void
 spans_add(struct spans *spans, pya_dptr addr, size_t bytes) {
+    PYA_STEP();
     if (spans->n == spans->n_room) {
         size_t n_room = 2 * spans->n_room + 64;
         struct span *items = realloc(spans->items, n_room * sizeof *items);
@@ -277,7 +283,7 @@ spans_join(struct spans *spans) {
 /* What will be wanted while the request that comes now lives, if all goes on as one period ago. */
 static struct spans
 spans_wanted(struct pya_arena *arena) {
-    const struct pya_repeat *repeat = arena->repeat;
+    struct pya_repeat *repeat = arena->repeat;
     struct spans spans = {.is_whole = true};
     size_t period = repeat->n - repeat->like;
     size_t life = arena->stays[repeat->like % repeat->n_room].life;
@@ -292,6 +298,7 @@ spans_wanted(struct pya_arena *arena) {
             spans_add(&spans, addr, bytes);
         }
     }
+    repeat->n_sorted += spans.n;
     spans_join(&spans);
     return spans;
 }
@@ -404,6 +411,7 @@ pya_repeat_note(struct pya_arena *arena, struct pya_block *block) {
         arena->stays[repeat->n % repeat->n_room] =
             (struct pya_stay){units < UINT32_MAX ? (uint32_t)units : UINT32_MAX, 0};
         block->n_request = (uint32_t)repeat->n + 1;
+        repeat->n_sorted -= repeat->n_sorted < SETTLE_SPANS ? repeat->n_sorted : SETTLE_SPANS;
     }
     repeat->n++;
     if (repeat->n == repeat->n_review) {

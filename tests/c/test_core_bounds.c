@@ -157,6 +157,34 @@ test_pools_cost_others_little(void) {
     CHECK(released / N_POOLS <= 8 * (unsigned long)N_POOLS);
     pya_heap_destroy(heap);
 }
+
+enum { N_BUFFERS = 4000, N_ROUNDS = 8 };
+
+/* A program that makes everything anew from what it has, in every step: each request finds its like in its place. */
+static void
+test_places_that_are_never_free_cost_little(void) {
+    struct pya_heap *heap = heap_new("");
+    pya_dptr *held = calloc(N_BUFFERS, sizeof *held);
+    size_t *bytes = calloc(N_BUFFERS, sizeof *bytes);
+    uint64_t seed = check_seed();
+    for (size_t i = 0; i < N_BUFFERS; i++) {
+        bytes[i] = ((size_t)64 << 10) + check_random(&seed) % 4096 * 512;
+    }
+    unsigned long before = pya_debug_steps;
+    for (size_t i = 0; i < (size_t)N_ROUNDS * N_BUFFERS; i++) {
+        size_t k = i % N_BUFFERS;
+        pya_dptr fresh = 0;
+        CHECK_OK(pya_alloc(heap, 0, bytes[k], 0, &fresh));
+        CHECK_OK(pya_free(heap, held[k]));
+        held[k] = fresh;
+    }
+    unsigned long steps = (pya_debug_steps - before) / ((unsigned long)N_ROUNDS * N_BUFFERS);
+    printf("%d blocks made anew %d times: %lu rounds each\n", N_BUFFERS, N_ROUNDS, steps);
+    CHECK(steps > 0 && steps <= MOST_STEPS);
+    pya_heap_destroy(heap);
+    free(held);
+    free(bytes);
+}
 #endif
 
 static size_t
@@ -290,6 +318,7 @@ static const struct check_case cases[] = {
 #if PYA_ASSERT_LEVEL >= 2
     {"steps_are_bounded", test_steps_are_bounded},
     {"pools_cost_others_little", test_pools_cost_others_little},
+    {"places_that_are_never_free_cost_little", test_places_that_are_never_free_cost_little},
 #endif
     {"host_memory_of_blocks", test_host_memory_of_blocks},
     {"host_memory_of_pages", test_host_memory_of_pages},
