@@ -26,13 +26,14 @@ def size(value: float) -> str:
 
 def advise(analysis: Analysis) -> list[Advice]:
     """All findings, those that save most first."""
+    idle = _idle_passes(analysis)
     found = [
         *_leak(analysis),
-        *_no_grad(analysis),
+        *_no_grad(idle),
         *_reductions(analysis),
         *_gradients(analysis),
         *_stale(analysis),
-        *_checkpoint(analysis),
+        *([] if _is_in_one(idle, analysis) else _checkpoint(analysis)),  # which is for backward
         *_fragmentation(analysis),
         *_policies(analysis),
     ]
@@ -82,7 +83,8 @@ def _is_freed(run: list[Phase], backwards: list[Phase]) -> bool:
     return freed > 0.75 * sum(phase.left_bytes for phase in run)
 
 
-def _no_grad(analysis: Analysis) -> Iterator[Advice]:
+def _idle_passes(analysis: Analysis) -> list[Phase]:
+    """Most forward passes in a row that keep memory for a backward that never comes."""
     worst: list[Phase] = []
     for run, backwards in _runs(analysis.phases):
         if _is_freed(run, backwards):
@@ -92,11 +94,21 @@ def _no_grad(analysis: Analysis) -> Iterator[Advice]:
         kept = [phase for phase in idle if phase.n_left >= 3 and phase.left_bytes >= MIB]
         if len(idle) >= 2 and len(kept) > len(worst):
             worst = kept
-    if worst:
-        each = max(phase.left_bytes for phase in worst)
+    return worst
+
+
+def _is_in_one(phases: list[Phase], analysis: Analysis) -> bool:
+    """Does the peak lie in one of them?"""
+    peak = analysis.totals["peak_event"]
+    return any(phase.begin < peak <= phase.end for phase in phases)
+
+
+def _no_grad(idle: list[Phase]) -> Iterator[Advice]:
+    if idle:
+        each = max(phase.left_bytes for phase in idle)
         yield Advice(
             "no_grad",
-            f"{len(worst)} forward passes in a row keep {size(each)} each for a backward that never comes: put "
+            f"{len(idle)} forward passes in a row keep {size(each)} each for a backward that never comes: put "
             "`with torch.no_grad():` (or torch.inference_mode()) around evaluation.",
             each,
         )
@@ -184,14 +196,18 @@ def _checkpoint(analysis: Analysis) -> Iterator[Advice]:
         sizes = [sum(block.bytes for block in blocks) for blocks in members.values()]
         inner = family.count(".")
         has_inner = any(b.module.count(".") > inner for blocks in members.values() for b in blocks)
-        if len(sizes) > 1 and has_inner and sum(sizes) > least:
-            held = [block for block in held if layers_of(block.module) != family]
+        if len(sizes) == 1 or not has_inner or sum(sizes) <= least:
+            continue
+        held = [block for block in held if layers_of(block.module) != family]
+        saved = _saved_again(list(members.values()))
+        if saved > least:
             how = _checkpointing(analysis, next(iter(members.values())), "each")
             yield Advice(
                 "checkpoint",
                 f"activations in the {len(sizes)} modules {family} hold {size(sum(sizes))} at the peak, "
-                f"{size(max(sizes))} at most in one. {how} would make them again in backward, one module's at a time.",
-                sum(sizes) - max(sizes),
+                f"{size(max(sizes))} at most in one. {how} would make them again in backward, one module's at a time; "
+                "what goes from one to the next stays.",
+                saved,
             )
     for block in held:
         where = source.inside(analysis.frames(block.stack)) or analysis.place(block.stack)
@@ -212,6 +228,16 @@ def _checkpoint(analysis: Analysis) -> Iterator[Advice]:
                 f"them again in backward instead of keeping them.{fused}",
                 total - max(block.bytes for block in blocks),
             )
+
+
+def _saved_again(members: list[list[Block]]) -> int:
+    """What is kept of some modules less what is with a checkpoint around each: what goes into them, and one's own."""
+    in_order = sorted(members, key=lambda blocks: max(b.alloc_event for b in blocks))
+    sizes = [sum(block.bytes for block in blocks) for blocks in in_order]
+    # A module makes last what goes into the next one; of the last of them it may be gone.
+    results = [max(blocks, key=lambda b: b.alloc_event).bytes for blocks in in_order]
+    results[-1] = min(results[-2:])
+    return sum(sizes) - sum(results) - max(a - b for a, b in zip(sizes, results, strict=True))
 
 
 def _checkpointing(analysis: Analysis, blocks: list[Block], what: str = "it") -> str:
