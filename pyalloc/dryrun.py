@@ -432,10 +432,9 @@ def _remarks(result: Result) -> list[str]:
             f"workspaces; they are not counted here, where {_size(left)} are left"
         )
     if result.masks > 0:
-        masks = "1 mask" if result.masks == 1 else f"{result.masks:,} masks"
         found.append(
-            f"note: {masks} (as indices, or by nonzero()) chose all of their elements, the most they can; "
-            "on a card they choose fewer"
+            f"note: masks (as indices, or by nonzero()) taken as all true: {result.masks:,}; on a card they may "
+            "choose less"
         )
     if result.dtoh_copies > 0:
         copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"
