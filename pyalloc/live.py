@@ -1,6 +1,7 @@
 """Figures of a running process, asked for from outside: a Unix socket that answers with JSON.
 
-Processes started by `pyalloc run` answer; others after `pyalloc.live.serve()`.  The socket is its owner's alone.
+Processes started by `pyalloc run` answer; others after `import pyalloc.live; pyalloc.live.serve()`.
+The socket is its owner's alone.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ def ask(pid: int) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(b"".join(parts))
     except (OSError, ValueError):
         raise UsageError(
-            f"process {pid} does not answer: start it with `pyalloc run`, or call pyalloc.live.serve() in it"
+            f"process {pid} does not answer: start it with `pyalloc run`, or run in it "
+            "`import pyalloc.live; pyalloc.live.serve()`"
         ) from None
     return result

@@ -15,7 +15,7 @@ from pyalloc.report.live import screen
 class Command:
     """Watch the memory of a running process.
 
-    The process is one that `pyalloc run` started, or that called pyalloc.live.serve().
+    The process is one that `pyalloc run` started, or in which `import pyalloc.live; pyalloc.live.serve()` ran.
 
     pyalloc live PID [--interval 1] [--count N]
 

@@ -96,7 +96,7 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
     seconds = (totals["last_ns"] - totals["first_ns"]) / 1e9
     lines = [
         bold(f"{analysis.path.name}", color)
-        + f": {totals['n_events']:,} events, {totals['n_allocs']:,} allocations"
+        + f": {totals['n_events']:,} events, {totals['n_allocs']:,} allocation{'s' * (totals['n_allocs'] != 1)}"
         + (f", {seconds:.1f} s" if analysis.notes.get("clock") != "events" else ""),
         *(wrapped(caveat) for caveat in analysis.caveats),
         *_settings(analysis),
