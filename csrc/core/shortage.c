@@ -281,7 +281,7 @@ pya_heap_run_short(
     }
     struct tally top[TALLY_TOP];
     struct pya_oom_holder holders[TALLY_TOP];
-    void *context = pya_heap_capture(heap, PYA_RECORD_ALL);
+    void *context = pya_heap_capture(heap, PYA_RECORD_STATE); /* as for a block that is made */
     pya_lock_acquire(&card->lock);
     card->stats.scalar[PYA_STAT_num_ooms]++;
     oom_note(card, bytes, stream);

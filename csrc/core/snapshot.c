@@ -207,6 +207,16 @@ segment_compare(const void *a, const void *b) {
     return (left->addr > right->addr) - (left->addr < right->addr);
 }
 
+/* The entry tells the bytes in use, as torch's. */
+static void
+note_snapshot(struct pya_card *card, const struct pya_snapshot *snap, size_t first_segment) {
+    size_t active_bytes = 0;
+    for (size_t i = first_segment; i < snap->n_segments; i++) {
+        active_bytes += snap->segments[i].active_bytes;
+    }
+    pya_history_note(card->history, PYA_ACTION_SNAPSHOT, 0, active_bytes, (struct pya_place){0});
+}
+
 pya_status
 pya_snapshot_take(
     struct pya_heap *heap, const struct pya_pool_id *pool, bool with_trace,
@@ -222,10 +232,11 @@ pya_snapshot_take(
         if (card != NULL) {
             pya_lock_acquire(&card->lock);
             pya_card_unpark(card);
+            const size_t first_segment = snap.n_segments;
             painter_card(&painter, card, pool);
             if (with_trace) {
                 painter_trace(&painter, card->history);
-                pya_history_note(card->history, PYA_ACTION_SNAPSHOT, 0, 0, (struct pya_place){0});
+                note_snapshot(card, &snap, first_segment);
             }
             snap.now_ns[i] = pya_device_clock_ns(card->dev);
             pya_lock_release(&card->lock);

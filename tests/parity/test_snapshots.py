@@ -292,6 +292,27 @@ def test_levels_of_context(context: str, on_alloc: bool, on_free: bool) -> None:
     assert ("frames" in entries["free_requested"]) is on_free
 
 
+@pytest.mark.parametrize(
+    ("context", "has_frames"), [("state", False), ("alloc", True), ("all", True)]
+)
+def test_levels_of_context_of_out_of_memory(context: str, has_frames: bool) -> None:
+    _record_memory_history("all", context=context, stacks="python")
+    with pytest.raises(torch.OutOfMemoryError):
+        empty(1 << 40)
+    (entry,) = [entry for entry in _snapshot()["device_traces"][0] if entry["action"] == "oom"]
+    assert ("frames" in entry) is has_frames
+
+
+def test_a_snapshot_entry_tells_active_bytes() -> None:
+    _record_memory_history("all", stacks="python")
+    kept = [empty(1000), empty(3 * 2**20)]
+    active = torch.cuda.memory_stats()["active_bytes.all.current"]
+    _snapshot()
+    del kept
+    (entry,) = [each for each in _snapshot()["device_traces"][0] if each["action"] == "snapshot"]
+    assert entry["size"] == active
+
+
 def test_skip_actions() -> None:
     try:
         _record_memory_history("all", stacks="python", skip_actions=["free_requested"])
