@@ -242,7 +242,7 @@ pool_may_go(const struct pya_pool *pool) {
 static void
 card_forget_arena(struct pya_card *card, const struct pya_arena *arena) {
     card->last_arena = card->last_arena == arena ? NULL : card->last_arena;
-    for (size_t i = 0; i < sizeof card->recent / sizeof *card->recent; i++) {
+    for (size_t i = 0; i < (size_t)1 << PYA_RECENT_BITS; i++) {
         card->recent[i] = card->recent[i] == arena ? NULL : card->recent[i];
     }
 }
