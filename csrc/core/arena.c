@@ -8,8 +8,9 @@
 #include "segment.h"
 
 /* Address space of a range, in times the card's memory: pages that move to the end leave dead addresses
- * behind, so more than once; a private pool rarely holds much and may get further ranges. */
-enum { RANGE_TIMES_DEFAULT = 2, RANGE_SHARE_PRIVATE = 4 };
+ * behind, so more than once; a private pool rarely holds much and may get further ranges.  With every RANGE_ARENAS arenas
+ * that there are a new range is smaller: streams and graphs may be many, addresses are not. */
+enum { RANGE_TIMES_DEFAULT = 2, RANGE_SHARE_PRIVATE = 4, RANGE_ARENAS = 16 };
 
 static struct pya_fit *
 arena_fit(struct pya_arena *arena, const struct pya_range *range) {
@@ -416,8 +417,12 @@ pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, 
 static size_t
 arena_range_bytes(const struct pya_arena *arena, size_t n_pages) {
     size_t total = pya_round_up(arena->card->caps.total_bytes, PYA_PAGE);
-    size_t bytes = arena->pool == NULL ? total * RANGE_TIMES_DEFAULT
-                                       : pya_round_up(total / RANGE_SHARE_PRIVATE, PYA_PAGE);
+    size_t bytes = arena->pool == NULL ? total * RANGE_TIMES_DEFAULT : total / RANGE_SHARE_PRIVATE;
+    size_t n_arenas = 0;
+    for (const struct pya_arena *a = arena->card->arenas; a != NULL; a = a->next) {
+        n_arenas++;
+    }
+    bytes = pya_round_up(bytes / (1 + n_arenas / RANGE_ARENAS), PYA_PAGE);
     size_t least = (n_pages + 1) * PYA_PAGE;
     return bytes > least ? bytes : least;
 }

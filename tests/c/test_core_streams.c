@@ -352,6 +352,25 @@ addresses_run_out(const char *options, uint64_t address_bytes) {
     streams_fini(&world);
 }
 
+/* Each of many streams, and each of many graphs, gets its memory: those that came first do not hold all addresses. */
+static void
+test_addresses_are_there_for_many(void) {
+    enum { N_STREAMS = 400, N_POOLS = 2000 };
+    struct world world = {
+        .config = {.capacity_bytes = 65536 * MIB, .address_bytes = (uint64_t)1 << 44}};
+    world_init(&world, "");
+    for (size_t i = 0; i < N_STREAMS; i++) {
+        (void)take(&world, 4 * MIB, 8 * i);
+    }
+    for (size_t i = 1; i <= N_POOLS; i++) {
+        const struct pya_pool_id id = {0, i};
+        CHECK_OK(pya_pool_begin(world.heap, 0, id, (struct pya_stream_filter){0}));
+        (void)take(&world, 4 * MIB, 0);
+        CHECK_OK(pya_pool_end(world.heap, 0, id));
+    }
+    world_fini(&world);
+}
+
 /* One stream took all addresses and has no page at them any more: another gets them. */
 static void
 test_addresses_of_nothing_go_to_others(void) {
@@ -518,6 +537,7 @@ static const struct check_case cases[] = {
     {"default_streams_of_devices", test_default_streams_of_devices},
     {"addresses_of_nothing", test_addresses_of_nothing_go_to_others},
     {"addresses_run_out", test_addresses_run_out},
+    {"addresses_are_there_for_many", test_addresses_are_there_for_many},
     {"event_that_failed_once", test_event_that_failed_once},
     {"idle_memory_changes_hands", test_idle_memory_changes_hands},
     {"busy_memory_does_not", test_busy_memory_does_not},
