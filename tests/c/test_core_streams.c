@@ -355,7 +355,7 @@ addresses_run_out(const char *options, uint64_t address_bytes) {
 /* Each of many streams, and each of many graphs, gets its memory: those that came first do not hold all addresses. */
 static void
 test_addresses_are_there_for_many(void) {
-    enum { N_STREAMS = 400, N_POOLS = 2000 };
+    enum { N_STREAMS = 400 / CHECK_ONE_IN, N_POOLS = 2000 / CHECK_ONE_IN };
     struct world world = {
         .config = {.capacity_bytes = 65536 * MIB, .address_bytes = (uint64_t)1 << 44}};
     world_init(&world, "");
