@@ -29,6 +29,10 @@ $(VENV)/.tools: $(VENV)/.made pyproject.toml
 torch: $(VENV)/.made ## the CUDA build of PyTorch, where there is none yet
 	@.ci/ensure-torch $(VENV)
 
+.PHONY: programs
+programs: torch # libraries whose programs the tests run on pyalloc
+	@.ci/ensure-torch $(VENV) --programs
+
 $(VENV)/.built: $(VENV)/.tools $(SOURCES)
 	@echo "== building pyalloc"
 	@$(PIP) install -q --no-build-isolation --no-deps -e .
@@ -43,7 +47,7 @@ demo: build torch ## train the example under native, expandable and pyalloc; one
 	@$(PY) examples/demo.py
 
 .PHONY: test
-test: build torch ## everything: C tests (plain, ASan+UBSan, TSan), pytest, style
+test: build programs ## everything: C tests (plain, ASan+UBSan, TSan), pytest, style
 	@.ci/test $(VENV)
 
 .PHONY: test-core
@@ -71,7 +75,7 @@ valgrind: ## the C tests under memcheck
 	@$(MAKE) -s -C tests/c valgrind
 
 .PHONY: coverage
-coverage: build torch ## lines of csrc/ that the whole test suite runs
+coverage: build programs ## lines of csrc/ that the whole test suite runs
 	@.ci/coverage $(VENV)
 
 .PHONY: test-versions
