@@ -257,6 +257,9 @@ def main() -> int:
         for row in patterns(arguments.scaling)
         if not arguments.only or any(text in row.name for text in arguments.only)
     ]
+    if not rows and not arguments.loops:
+        names = " or ".join(repr(text) for text in arguments.only)
+        parser.error(f"no pattern has {names} in its name; the loops are --loops")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = {name: stack.enter_context(TorchReplay(name)) for name in ALLOCATORS}
