@@ -10,11 +10,10 @@ import random
 from dataclasses import dataclass, field
 
 from benchmarks.workloads.generated import MIB, Operation, log_size
+from pyalloc.analysis import rounded
 
 #: streams by number: where the model runs, where inputs arrive, where gradients are exchanged
 MODEL, INPUT, EXCHANGE = range(3)
-#: what sizes are rounded up to where live bytes are counted
-GRAIN = 512
 LEAST_PEAK, MOST_PEAK = 100 * MIB, 40 * 1024 * MIB
 MOST_OPERATIONS = 60_000
 
@@ -146,11 +145,16 @@ class Training:
     gradients: dict[int, list[int]] = field(default_factory=dict)
     queue: list[int] = field(default_factory=list)
 
+    @property
+    def weights(self) -> list[int]:
+        """Bytes of each, layer by layer."""
+        return [size for layer in self.layers for size in layer.weights]
+
     def alloc(self, size: int, stream: int = MODEL) -> int:
         """A block."""
         block = self.n_blocks
         self.n_blocks += 1
-        self.live[block] = -(-size // GRAIN) * GRAIN
+        self.live[block] = rounded(size)
         self.live_bytes += self.live[block]
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         self.operations.append(("alloc", block, size, stream))
@@ -254,7 +258,7 @@ class Training:
 
     def update(self, is_first: bool) -> None:
         """The optimizer's step; its state appears with the first."""
-        weights = [size for layer in self.layers for size in layer.weights]
+        weights = self.weights
         n_states = {"momentum": 1, "adam": 2}.get(self.habits.optimizer, 0)
         if is_first:
             for size in weights * n_states:
@@ -292,10 +296,8 @@ class Training:
     def run(self) -> None:
         """The whole program."""
         habits = self.habits
-        for _ in range(1 + habits.has_second_copy):
-            for layer in self.layers:
-                for size in layer.weights:
-                    self.alloc(size)
+        for size in self.weights * (1 + habits.has_second_copy):
+            self.alloc(size)
         for step in range(habits.n_steps):
             for _ in range(habits.n_accumulated):
                 self.learn(*self.shape(step))
@@ -304,7 +306,7 @@ class Training:
             if habits.evaluates_every and step % habits.evaluates_every == 4:
                 self.evaluate()
             if habits.saves_every and step % habits.saves_every == 6:
-                self.passing([size for layer in self.layers for size in layer.weights])
+                self.passing(self.weights)
 
 
 def invent(seed: int) -> Training | None:
