@@ -97,15 +97,30 @@ program_info(PyObject *self, PyObject *unused) {
     struct pya_program_info info;
     pya_program_query(program_from(self), &info);
     return Py_BuildValue(
-        "{sKsKsKsKsKsKsIsIsIsKsKsKsO}", "n_ops", (unsigned long long)info.n_ops, "n_allocs",
+        "{sKsKsKsKsKsKsKsKsIsIsKsKsKsNsO}", "n_ops", (unsigned long long)info.n_ops, "n_allocs",
         (unsigned long long)info.n_allocs, "n_events", (unsigned long long)info.n_events,
         "n_ignored_frees", (unsigned long long)info.n_ignored_frees, "n_missing_frees",
         (unsigned long long)info.n_missing_frees, "n_ooms", (unsigned long long)info.n_ooms,
-        "n_devices", info.n_devices, "n_streams", info.n_streams, "n_pools", info.n_pools,
-        "n_blocks", (unsigned long long)info.n_blocks, "peak_live_bytes",
+        "n_streams", (unsigned long long)info.n_asked_streams, "n_record_streams",
+        (unsigned long long)info.n_record_streams, "n_devices", info.n_devices, "n_pools",
+        info.n_pools, "n_blocks", (unsigned long long)info.n_blocks, "peak_live_bytes",
         (unsigned long long)info.peak_live_bytes, "device_live_bytes",
-        (unsigned long long)info.device_live_bytes, "is_complete",
+        (unsigned long long)info.device_live_bytes, "device_peak",
+        pya_module_by_device(info.device_peak), "is_complete",
         info.is_complete ? Py_True : Py_False);
+}
+
+static PyObject *
+program_notes(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    char *const *notes = pya_program_notes(program_from(self), &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++) {
+        pya_module_list_add(
+            &list, PyUnicode_DecodeUTF8(notes[i], (Py_ssize_t)strlen(notes[i]), "replace"));
+    }
+    return list;
 }
 
 /* ---- replaying ---- */
@@ -270,6 +285,7 @@ program_find_min(PyObject *self, PyObject *args, PyObject *kwargs) {
 static PyMethodDef program_methods[] = {
     {"add", (PyCFunction)(void (*)(void))program_add, METH_VARARGS | METH_KEYWORDS, NULL},
     {"info", program_info, METH_NOARGS, NULL},
+    {"notes", program_notes, METH_NOARGS, NULL},
     {"replay", (PyCFunction)(void (*)(void))program_replay, METH_VARARGS | METH_KEYWORDS, NULL},
     {"find_min", (PyCFunction)(void (*)(void))program_find_min, METH_VARARGS | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},

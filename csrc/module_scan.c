@@ -154,23 +154,6 @@ text_object(const struct pya_scan *scan, uint32_t text) {
     return PyUnicode_DecodeUTF8(value, (Py_ssize_t)strlen(value), "replace");
 }
 
-/* {device: bytes} of those that have any */
-static PyObject *
-by_device(const uint64_t *bytes) {
-    PyObject *dict = PyDict_New();
-    for (int i = 0; dict != NULL && i < PYA_MAX_DEVICES; i++) {
-        PyObject *key = bytes[i] == 0 ? NULL : PyLong_FromLong(i);
-        PyObject *value = bytes[i] == 0 ? NULL : PyLong_FromUnsignedLongLong(bytes[i]);
-        if (bytes[i] != 0 &&
-            (key == NULL || value == NULL || PyDict_SetItem(dict, key, value) != 0)) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(key);
-        Py_XDECREF(value);
-    }
-    return dict;
-}
-
 static PyObject *
 scan_totals(PyObject *self, PyObject *unused) {
     (void)unused;
@@ -187,8 +170,9 @@ scan_totals(PyObject *self, PyObject *unused) {
         "n_record_streams", (ull)t->n_record_streams, "peak_phase",
         text_object(scan_from(self), t->peak_phase), "peak_step",
         event_number(t->peak_step == 0 ? PYA_SCAN_NEVER : t->peak_step - 1), "is_complete",
-        t->is_complete ? Py_True : Py_False, "capacity", by_device(t->capacity), "device_peak",
-        by_device(t->device_peak), "device_peak_reserved", by_device(t->device_peak_reserved));
+        t->is_complete ? Py_True : Py_False, "capacity", pya_module_by_device(t->capacity),
+        "device_peak", pya_module_by_device(t->device_peak), "device_peak_reserved",
+        pya_module_by_device(t->device_peak_reserved));
 }
 
 static PyObject *

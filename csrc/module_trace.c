@@ -521,6 +521,22 @@ static PyMethodDef trace_functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
+PyObject *
+pya_module_by_device(const uint64_t *bytes) {
+    PyObject *dict = PyDict_New();
+    for (int i = 0; dict != NULL && i < PYA_MAX_DEVICES; i++) {
+        PyObject *key = bytes[i] == 0 ? NULL : PyLong_FromLong(i);
+        PyObject *value = bytes[i] == 0 ? NULL : PyLong_FromUnsignedLongLong(bytes[i]);
+        if (bytes[i] != 0 &&
+            (key == NULL || value == NULL || PyDict_SetItem(dict, key, value) != 0)) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(key);
+        Py_XDECREF(value);
+    }
+    return dict;
+}
+
 void
 pya_module_list_add(PyObject **list, PyObject *row) {
     const bool added = row != NULL && *list != NULL && PyList_Append(*list, row) == 0;

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyalloc import source
-from pyalloc.analysis import MIB, STATE_ONLY, Advice, Analysis, Block, Phase, layers_of
+from pyalloc.analysis import MIB, Advice, Analysis, Block, Phase, layers_of
+from pyalloc.caveats import STATE_ONLY
 
 _FORWARDS = ("forward", "loss")
 _SWITCHES = {  # of libraries' models: checkpointing of all layers

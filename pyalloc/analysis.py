@@ -11,26 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyalloc import _core, source
+from pyalloc import _core, caveats, source
 from pyalloc.source import Frame, Place
 
 STEP = 512  # allocators round requests to this
 MIB = 2**20
 PAGE = 2 * MIB  # physical memory comes in these
 _FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
-STATE_ONLY = ("none", "torn")  # histories of a snapshot that tell of one moment
-_HISTORIES = {  # what a snapshot's does not tell
-    "none": "The snapshot has no history, only what was in use when it was written: what is called the peak is "
-    "that moment, and earlier peaks are not known. torch.cuda.memory._record_memory_history() at the start "
-    "of the program keeps one, and so does `pyalloc run --record`.",
-    "torn": "The snapshot's history leaves out allocations or frees (skip_actions of "
-    "torch.cuda.memory._record_memory_history()), so that nothing can be told from it: what is called the "
-    "peak is the moment when it was written.",
-    "late": "The snapshot's history begins when memory was in use already (it was switched on late, or had more "
-    "than max_entries events): what happened before, higher peaks too, is not in it.",
-}
-_CUT = "The file was cut off; what is there is shown."
-_TORCHS = ("native", "cudaMallocAsync")  # allocators whose recordings come from torch's history
 _CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: Hopper and later, before
 _HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
 
@@ -208,7 +195,7 @@ class Analysis:
         """From the pass that counted and the pass that looked at moments."""
         # The scan counts steps from 1 on; 0 is before the first.
         phases = [Phase(first.text(row[0]), row[1] - 1, *row[2:]) for row in first.phases()]
-        notes = notes_of(first)
+        notes = caveats.notes_of(first.notes())
         moments = {
             wanted: moment(second, row) for wanted, row in zip(at, second.moments(), strict=True)
         }
@@ -248,25 +235,7 @@ class Analysis:
     @property
     def caveats(self) -> list[str]:
         """What the trace cannot tell, in words, where that matters."""
-        totals = self.totals
-        found = unseen(self.notes, totals)
-        if self.is_empty:
-            found.append(
-                "No allocation is in it: the program took no CUDA memory while it was recorded, or ended before any "
-                "was written."
-            )
-        peaks = totals["device_peak"]
-        if len(peaks) > 1:
-            each = ", ".join(f"{index}: {peak / MIB:.1f} MiB" for index, peak in peaks.items())
-            found.append(
-                f"Memory of {len(peaks)} devices is added up; their own peaks are {each}. --device N looks at one."
-            )
-        if totals["n_lost"]:
-            found.append(
-                f"{totals['n_lost']:,} phases, steps or errors came after as many as are kept (65,536; 256 errors): "
-                "tables and the verdict on leaks are of those before; the peak and its phase are of all."
-            )
-        return found
+        return caveats.of(self.notes, self.totals, is_empty=self.is_empty)
 
     @property
     def first_oom(self) -> Oom | None:
@@ -508,31 +477,6 @@ class Analysis:
             return "no leak: nothing grows from step to step"
         total = sum(g.per_step for g in grown)
         return f"leak: {total / MIB:.2f} MiB more at each step, most at {grown[0].name}"
-
-
-def notes_of(scan: _core.Scan) -> dict[str, str]:
-    """How a trace came about; of what was told again the last."""
-    return dict(note.split("=", 1) for note in scan.notes() if "=" in note)
-
-
-def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
-    """What of the program is not in the trace, in words: its end, what was before a snapshot, what got lost."""
-    history = _HISTORIES.get(notes.get("history", ""))
-    found = [text for text in (None if totals["is_complete"] else _CUT, history) if text]
-    lost = notes.get("lost_events")
-    if lost:
-        found.append(f"{lost} events were lost while recording: figures may be a little too low.")
-    from_torch = notes.get("allocator") in _TORCHS or "source" in notes
-    has_history = notes.get("history") not in STATE_ONLY
-    n_streams, n_devices = totals["n_streams"], len(totals["device_peak"])
-    if n_streams > max(n_devices, 1) and from_torch and has_history:  # on a device several
-        seen = totals["n_record_streams"]
-        found.append(
-            f"Memory was asked for on {n_streams} streams, and torch's history does not tell of record_stream() "
-            f"({seen or 'no'} calls from Python are in the trace, those from C++ never are): replays may reuse such "
-            "memory too early and come out a little low. Recordings on pyalloc have all calls."
-        )
-    return found
 
 
 def in_all_layers(module: str) -> str:

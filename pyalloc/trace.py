@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, pickles
-from pyalloc.analysis import Analysis, Block, Moment, moment, notes_of, rounded
+from pyalloc.analysis import Analysis, Block, Moment, moment, rounded
 from pyalloc.convert import EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
 
@@ -251,8 +251,7 @@ def check_device(found: Analysis, device: int) -> None:
     """Raises UsageError where an analysis of one device found nothing of it."""
     if device < 0 or found.totals["device_peak"] or found.ooms:
         return
-    with as_trace_file(found.path) as file:
-        peaks = _core.Scan(file, n_bins=2).totals()["device_peak"]
+    peaks = totals(found.path)["device_peak"]
     have = f"only of {', '.join(map(str, peaks))}" if peaks else "nor of another"
     raise UsageError(f"{found.path} tells of no memory of device {device}, {have}")
 
@@ -315,10 +314,10 @@ def _window(scan: _core.Scan, totals: dict[str, Any]) -> tuple[int, int]:
     return max(peak - _WINDOW_EVENTS // 2, 0), min(peak + _WINDOW_EVENTS // 2, n)
 
 
-def notes_and_totals(file: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """Of a trace file, in one pass."""
-    scan = _core.Scan(file, n_bins=2)
-    return notes_of(scan), scan.totals()
+def totals(path: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Its figures, in one pass."""
+    with as_trace_file(path) as file:
+        return _core.Scan(file, n_bins=2, progress=progress).totals()
 
 
 @contextlib.contextmanager

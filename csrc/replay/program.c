@@ -156,10 +156,13 @@ program_add_alloc(struct pya_program *program, const struct pya_trace_event *e) 
         .addr = e->addr, .bytes = rounded, .device = (uint8_t)device, .next = *link};
     *link = index + 1;
     program->live_bytes[device] += rounded;
-    if (program->live_bytes[device] > program->peak_bytes[device]) {
-        program->peak_bytes[device] = program->live_bytes[device];
-    }
     struct pya_program_info *info = &program->info;
+    if (program->live_bytes[device] > info->device_peak[device]) {
+        info->device_peak[device] = program->live_bytes[device];
+    }
+    const uint64_t asked = UINT64_C(1) << device;
+    info->n_asked_streams += (program->asked[op.stream] & asked) == 0;
+    program->asked[op.stream] |= asked;
     info->n_allocs++;
     info->n_blocks = index + 1 > info->n_blocks ? index + 1 : info->n_blocks;
     return PYA_OK;
@@ -167,6 +170,7 @@ program_add_alloc(struct pya_program *program, const struct pya_trace_event *e) 
 
 static pya_status
 program_add_record(struct pya_program *program, const struct pya_trace_event *e) {
+    program->info.n_record_streams++;
     uint32_t at = *program_find(program, e->addr, e->device);
     if (at == 0) {
         return PYA_OK; /* as torch: a foreign pointer is ignored */
@@ -235,10 +239,16 @@ pya_program_query(const struct pya_program *program, struct pya_program_info *ou
     out->peak_live_bytes = 0;
     out->device_live_bytes = 0;
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
-        const uint64_t peak = program->peak_bytes[i];
+        const uint64_t peak = program->info.device_peak[i];
         out->peak_live_bytes += peak;
         out->device_live_bytes = peak > out->device_live_bytes ? peak : out->device_live_bytes;
     }
+}
+
+char *const *
+pya_program_notes(const struct pya_program *program, size_t *n) {
+    *n = program->n_notes;
+    return program->notes;
 }
 
 pya_status
@@ -271,8 +281,32 @@ pya_program_destroy(struct pya_program *program) {
         op_store_fini(&program->ops);
         free(program->blocks);
         free(program->chains);
+        for (size_t i = 0; i < program->n_notes; i++) {
+            free(program->notes[i]);
+        }
+        free(program->notes);
         free(program);
     }
+}
+
+static pya_status
+program_add_note(struct pya_program *program, const char *text) {
+    if (text == NULL || program->n_notes == PYA_TRACE_NOTES) {
+        return PYA_OK;
+    }
+    char **notes = realloc(program->notes, (program->n_notes + 1) * sizeof *notes);
+    if (notes == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    program->notes = notes;
+    const size_t bytes = strlen(text) + 1;
+    char *copy = malloc(bytes);
+    if (copy == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    memcpy(copy, text, bytes);
+    notes[program->n_notes++] = copy;
+    return PYA_OK;
 }
 
 static pya_status
@@ -283,6 +317,9 @@ program_read(struct pya_program *program, struct pya_trace_reader *reader) {
         pya_status status = pya_trace_next(reader, &event, &more);
         if (status == PYA_OK && more) {
             status = pya_program_add(program, &event);
+        }
+        if (status == PYA_OK && more && event.kind == PYA_TRACE_USER) {
+            status = program_add_note(program, pya_trace_text(reader, event.text));
         }
         if (status != PYA_OK) {
             return status;

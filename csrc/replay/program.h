@@ -12,10 +12,12 @@ struct pya_program;
 struct pya_program_info {
     uint64_t n_ops;
     uint64_t n_allocs;
-    uint64_t n_events;        /* fed, of which ops are those that matter to an allocator */
-    uint64_t n_ignored_frees; /* of addresses not alive */
-    uint64_t n_missing_frees; /* an address was handed out again while alive: freed first */
-    uint64_t n_ooms;          /* errors while it was recorded: what was refused is in no op */
+    uint64_t n_events;         /* fed, of which ops are those that matter to an allocator */
+    uint64_t n_ignored_frees;  /* of addresses not alive */
+    uint64_t n_missing_frees;  /* an address was handed out again while alive: freed first */
+    uint64_t n_ooms;           /* errors while it was recorded: what was refused is in no op */
+    uint64_t n_record_streams; /* fed, of blocks alive or not */
+    uint64_t n_asked_streams;  /* of each device those that were asked for memory, added up */
     unsigned n_devices;
     unsigned n_streams;
     unsigned n_pools;  /* private ones */
@@ -24,7 +26,8 @@ struct pya_program_info {
         peak_live_bytes; /* each request rounded to 512; summed over devices, each at its own peak */
     uint64_t
         device_live_bytes; /* the largest live peak of one device: capacities are of one device */
-    bool is_complete;      /* false: the file was cut off */
+    uint64_t device_peak[PYA_MAX_DEVICES];
+    bool is_complete; /* false: the file was cut off */
 };
 
 PYA_MUST_CHECK pya_status pya_program_create(struct pya_program **out);
@@ -37,6 +40,8 @@ const char *pya_program_limits(void);
 PYA_MUST_CHECK pya_status
 pya_program_load(const char *path, struct pya_program **out, char *message, size_t message_bytes);
 void pya_program_query(const struct pya_program *program, struct pya_program_info *out);
+/* Texts of a file's notes (USER events), the first PYA_TRACE_NOTES of them; n of them, owned by the program. */
+char *const *pya_program_notes(const struct pya_program *program, size_t *n);
 void pya_program_destroy(struct pya_program *program);
 
 #ifdef __cplusplus

@@ -31,7 +31,10 @@ struct pya_program {
         uint64_t first;
         uint64_t second;
     } pools[PROGRAM_POOLS]; /* by number; 0 is the default pool */
+    uint64_t
+        asked[PROGRAM_STREAMS]; /* by stream: bit d is set once device d was asked for memory */
     uint64_t live_bytes[PYA_MAX_DEVICES];
-    uint64_t peak_bytes[PYA_MAX_DEVICES];
+    char **notes;
+    size_t n_notes;
     struct pya_program_info info;
 };

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-enum { MAX_PHASES = 65536, MAX_STEPS = 65536, MAX_NOTES = 4096, MAX_OOMS = 256 };
+enum { MAX_PHASES = 65536, MAX_STEPS = 65536, MAX_OOMS = 256 };
 #define PROGRESS_EVENTS (UINT64_C(1) << 18)
 
 void *
@@ -143,7 +143,7 @@ oom_add(struct pya_scan *s, const struct pya_trace_event *e) {
 
 static bool
 note_add(struct pya_scan *s, const struct pya_trace_event *e) {
-    if (s->notes.n == MAX_NOTES) {
+    if (s->notes.n == PYA_TRACE_NOTES) {
         s->totals.n_lost++;
         return true;
     }

@@ -66,6 +66,8 @@ enum pya_trace_kind {
 #undef X
 };
 
+#define PYA_TRACE_NOTES 4096 /* USER events of one file that readers keep */
+
 /* Fields the kind does not carry are ignored by the writer and 0 from the reader. */
 struct pya_trace_event {
     int kind;

@@ -50,6 +50,7 @@ class Command:
         changes = _changes(*pair)
         differing = [row for row in changes if row[1] != row[2]]
         growth = last.growth()
+        caveats = _caveats(found)
         lines = [
             f"{names[0]}: {size(pair[0][1].allocated_bytes)}; "
             f"{names[1]}: {size(pair[1][1].allocated_bytes)}",
@@ -62,7 +63,7 @@ class Command:
             "",
             f"verdict: {last.leak_verdict}",
             *[f"  +{size(g.per_step)} a step  {text.clip(g.name, 56)}" for g in growth[: args.n]],
-            *[text.wrapped(caveat) for caveat in _caveats(found)],
+            *[text.wrapped(caveat) for caveat in caveats],
         ]
         content: dict[str, Any] = {
             "changes": [
@@ -71,7 +72,7 @@ class Command:
             ],
             "verdict": last.leak_verdict,
             "leak": [{"name": g.name, "bytes_per_step": g.per_step} for g in growth],
-            "caveats": _caveats(found),
+            "caveats": caveats,
         }
         console.deliver(
             args,

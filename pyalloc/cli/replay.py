@@ -8,7 +8,7 @@ from typing import Any
 
 from pyalloc import console, replaying, trace
 from pyalloc.advice import size
-from pyalloc.analysis import unseen
+from pyalloc.caveats import notes_of, unseen
 from pyalloc.errors import TraceError
 from pyalloc.report import text
 
@@ -53,9 +53,9 @@ class Command:
         names = args.policy or replaying.policies()
         limit = replaying.limit_of(args.limit) if args.limit else 0
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
-        with trace.as_trace_file(args.file) as file, trace.program(file) as program:
+        with trace.program(args.file) as program:
             info = program.info()
-            caveats = unseen(*trace.notes_and_totals(file))
+            caveats = unseen(notes_of(program.notes()), info)
             if info["n_allocs"] == 0:
                 raise TraceError(
                     f"{args.file}: no allocation is in it, so there is nothing to replay"
@@ -97,7 +97,7 @@ def _passes(text: str) -> int:
 
 
 def _table(
-    args: argparse.Namespace, info: dict[str, int], results: dict[str, Any], least: dict[str, Any]
+    args: argparse.Namespace, info: dict[str, Any], results: dict[str, Any], least: dict[str, Any]
 ) -> str:
     memory = f"{args.limit} of memory" if args.limit else "ample memory"
     memory += f", {args.passes} times over" if args.passes > 1 else ""
@@ -145,7 +145,7 @@ def _mib(size: int) -> str:
     return f"{-(-size // 2**20):,} MiB"
 
 
-def _next(args: argparse.Namespace, info: dict[str, int], least: dict[str, Any]) -> str:
+def _next(args: argparse.Namespace, info: dict[str, Any], least: dict[str, Any]) -> str:
     if least:
         name = min((n for n in least if least[n]), key=lambda n: least[n]["bytes"], default="")
         if name:

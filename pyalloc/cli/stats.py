@@ -40,7 +40,7 @@ class Command:
             if path.is_dir():
                 raise UsageError(f"{path} is a folder")
             progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
-            content = dict(trace.analyse(path, progress=progress).totals)
+            content = trace.totals(path, progress)
             progress.close()
             seconds = (content["last_ns"] - content["first_ns"]) / 1e9
             rows = [

@@ -192,6 +192,25 @@ def test_no_use_by_two_threads() -> None:
     assert len(caught) == 1
 
 
+def test_a_program_knows_what_a_pass_over_the_trace_does(tmp_path: Path) -> None:
+    """Replays say what a trace lacks without reading it again."""
+    writer = _core.TraceWriter(tmp_path / "a.pya")
+    for text in ("allocator=native", "größe=1", "größe=2"):
+        writer.event(KINDS["user"], text=writer.string(text))
+    for device, stream in ((0, 16), (0, 32), (2, 16), (2, 16)):
+        at = {"device": device, "addr": (stream + 1) << 20}
+        writer.event(KINDS["alloc"], stream=stream, bytes=1000, **at)
+        writer.event(KINDS["record_stream"], arg=64, **at)
+    writer.close()
+    program, scan = _core.Program(tmp_path / "a.pya"), _core.Scan(tmp_path / "a.pya", n_bins=2)
+    info, totals = program.info(), scan.totals()
+    for key in ("n_streams", "n_record_streams", "device_peak", "n_events", "is_complete"):
+        assert info[key] == totals[key], key
+    assert (info["n_streams"], info["n_record_streams"]) == (3, 4)
+    assert info["device_peak"] == {0: 2048, 2: 1024}
+    assert program.notes() == scan.notes() == ["allocator=native", "größe=1", "größe=2"]
+
+
 def test_nothing_leaks(tmp_path: Path) -> None:
     write(tmp_path / "a.pya", 10)
     kinds = (_core.TraceReader, _core.Program)

@@ -1,0 +1,67 @@
+"""What a trace cannot tell, in words: each report says it beside its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+STATE_ONLY = ("none", "torn")  # histories of a snapshot that tell of one moment
+_HISTORIES = {  # what a snapshot's does not tell
+    "none": "The snapshot has no history, only what was in use when it was written: what is called the peak is "
+    "that moment, and earlier peaks are not known. torch.cuda.memory._record_memory_history() at the start "
+    "of the program keeps one, and so does `pyalloc run --record`.",
+    "torn": "The snapshot's history leaves out allocations or frees (skip_actions of "
+    "torch.cuda.memory._record_memory_history()), so that nothing can be told from it: what is called the "
+    "peak is the moment when it was written.",
+    "late": "The snapshot's history begins when memory was in use already (it was switched on late, or had more "
+    "than max_entries events): what happened before, higher peaks too, is not in it.",
+}
+_CUT = "The file was cut off; what is there is shown."
+_TORCHS = ("native", "cudaMallocAsync")  # allocators whose recordings come from torch's history
+
+
+def notes_of(texts: Iterable[str]) -> dict[str, str]:
+    """How a trace came about; of what was told again the last."""
+    return dict(text.split("=", 1) for text in texts if "=" in text)
+
+
+def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
+    """What of the program is not in the trace, in words: its end, what was before a snapshot, what got lost."""
+    history = _HISTORIES.get(notes.get("history", ""))
+    found = [text for text in (None if totals["is_complete"] else _CUT, history) if text]
+    lost = notes.get("lost_events")
+    if lost:
+        found.append(f"{lost} events were lost while recording: figures may be a little too low.")
+    from_torch = notes.get("allocator") in _TORCHS or "source" in notes
+    has_history = notes.get("history") not in STATE_ONLY
+    n_streams, n_devices = totals["n_streams"], len(totals["device_peak"])
+    if n_streams > max(n_devices, 1) and from_torch and has_history:  # on a device several
+        seen = totals["n_record_streams"]
+        found.append(
+            f"Memory was asked for on {n_streams} streams, and torch's history does not tell of record_stream() "
+            f"({seen or 'no'} calls from Python are in the trace, those from C++ never are): replays may reuse such "
+            "memory too early and come out a little low. Recordings on pyalloc have all calls."
+        )
+    return found
+
+
+def of(notes: dict[str, str], totals: dict[str, Any], *, is_empty: bool) -> list[str]:
+    """The same, and what its figures are not: of one device, of all phases."""
+    found = unseen(notes, totals)
+    if is_empty:
+        found.append(
+            "No allocation is in it: the program took no CUDA memory while it was recorded, or ended before any "
+            "was written."
+        )
+    peaks = totals["device_peak"]
+    if len(peaks) > 1:
+        each = ", ".join(f"{index}: {peak / 2**20:.1f} MiB" for index, peak in peaks.items())
+        found.append(
+            f"Memory of {len(peaks)} devices is added up; their own peaks are {each}. --device N looks at one."
+        )
+    if totals["n_lost"]:
+        found.append(
+            f"{totals['n_lost']:,} phases, steps or errors came after as many as are kept (65,536; 256 errors): "
+            "tables and the verdict on leaks are of those before; the peak and its phase are of all."
+        )
+    return found
