@@ -20,6 +20,9 @@ from pyalloc.errors import UsageError
 RECORD = (
     "pyalloc run --record out.pya python train.py"  # what comes next where nothing was recorded
 )
+_TEXTS = ("", ".txt", ".md", ".log")  # what -o may end in, each kind of output its own
+_JSON = ".json"
+_PAGES = (".html", ".htm")
 _AFTER_S = 1.0  # progress is shown from here on
 _EVERY_S = 0.2
 # Controls but for the end of a line, and what turns the direction of writing.
@@ -64,6 +67,28 @@ def add_output(parser: argparse.ArgumentParser, *, default: str = "the terminal"
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="only what is asked for")
     parser.add_argument("--force", action="store_true", help="overwrite files")
+
+
+def prepare_output(args: argparse.Namespace, *, has_page: bool = False) -> None:
+    """check_output() of -o, whose suffix says what is written; .json asks for JSON as --json does."""
+    if args.output is None:
+        return
+    suffix, wants_page = args.output.suffix.lower(), is_page(args.output)
+    pages = ", a page (.html)" if has_page else ""
+    if suffix not in (*_TEXTS, _JSON) and not (has_page and wants_page):
+        raise UsageError(
+            f"{args.output}: no {suffix} is written here, only text ({', '.join(_TEXTS[1:])} or no suffix), "
+            f"JSON ({_JSON}){pages}"
+        )
+    if wants_page and args.json:
+        raise UsageError(f"{args.output} is a page, --json asks for JSON: one of the two")
+    args.json = args.json or suffix == _JSON
+    check_output(args.output, args.force)
+
+
+def is_page(path: Path | None) -> bool:
+    """Does its name ask for an HTML page?"""
+    return path is not None and path.suffix.lower() in _PAGES
 
 
 def check_output(path: Path | None, force: bool) -> None:

@@ -36,7 +36,7 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints what differs, then the verdict."""
-        console.check_output(args.output, args.force)
+        console.prepare_output(args)
         if len(args.file) > 2 or (len(args.file) == 2 and args.steps):
             raise UsageError("two files, or one file (with --steps A B)")
         found = [_analyse(args, path) for path in args.file]

@@ -65,7 +65,7 @@ class Command:
 
 def _recorded(paths: set[Path]) -> str:
     if not paths:
-        return "recorded: nothing, no process used CUDA through torch or could write there"
+        return f"recorded: {recording.NOTHING}"
     names = " ".join(shlex.quote(str(path)) for path in sorted(paths))
     cut = any(path.suffix == ".part" for path in paths)
     return f"recorded{' (cut off)' if cut else ''}: pyalloc report {names}"

@@ -49,7 +49,7 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints one table."""
-        console.check_output(args.output, args.force)
+        console.prepare_output(args)
         names = args.policy or replaying.policies()
         limit = replaying.limit_of(args.limit) if args.limit else 0
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)

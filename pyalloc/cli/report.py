@@ -37,12 +37,12 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints the summary; writes the page where -o names one."""
-        console.check_output(args.output, args.force)
+        console.prepare_output(args, has_page=True)
         found = self._with_memory(args, [self._analyse(args, path) for path in args.file])
         one = ranks.odd_one(found)
         if len(found) == 1:  # of ranks only the memory is compared
             self._replay(args, one)
-        if args.output is not None and args.output.suffix == ".html":
+        if console.is_page(args.output):
             console.write(args.output, html.page(one, found), args.force)
             if not args.quiet:
                 several = len(found) > 1

@@ -43,6 +43,8 @@ class Command:
         env["PYALLOC_INSTALL"] = "1"
         env[live.ENABLE] = "1"
         env.update(recording.from_arguments(args))
+        if args.record is not None:
+            env[recording.TELLER] = str(os.getpid())
         env[ENVIRONMENT] = text
         sys.stdout.flush()
         os.execvpe(command[0], command, env)

@@ -25,7 +25,7 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints name and value, a line each."""
-        console.check_output(args.output, args.force)
+        console.prepare_output(args)
         if args.file.isdecimal() and not Path(args.file).exists():
             content: dict[str, Any] = live.ask(int(args.file))
             rows = [

@@ -35,7 +35,7 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         """One row for each combination."""
-        console.check_output(args.output, args.force)
+        console.prepare_output(args)
         limits = [replaying.limit_of(text) for text in args.limit] if args.limit else [0]
         todo = sweeping.points(
             args.file, args.policy or replaying.policies(), limits, args.conf or [""]

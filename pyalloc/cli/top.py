@@ -39,7 +39,7 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints the table."""
-        console.check_output(args.output, args.force)
+        console.prepare_output(args)
         progress = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
         found = trace.analyse(args.file, device=args.device, progress=progress)
         progress.close()

@@ -148,6 +148,16 @@ def test_figures_of_a_dry_run_do_not_replace_its_recording(tmp_path: Path) -> No
     assert "write the figures to another file" in pyalloc(*words, expect=2)
 
 
+def test_a_run_that_records_nothing_says_so(tmp_path: Path) -> None:
+    """And only the process that was asked to record: others of the program may have."""
+    out = tmp_path / "out.pya"
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', '']); {}"
+    told = pyalloc("run", "--record", out, sys.executable, "-c", child.format(""))
+    assert told.count("recorded: nothing, no process used CUDA") == 1 and str(out) in told
+    made = child.format(f"open({str(tmp_path / 'out.rank1.pya')!r}, 'w')")
+    assert "nothing" not in pyalloc("run", "--record", out, sys.executable, "-c", made)
+
+
 def test_examples_in_the_help_are_right() -> None:
     """Each `--conf key:value` that a help text shows is a setting."""
     shown = [
@@ -190,6 +200,25 @@ def test_what_a_trace_does_not_tell_is_said(
         with pytest.raises(SystemExit):
             cli.main([str(word) for word in words])
         assert "is not a number from 1 on" in capsys.readouterr().err
+
+
+def test_what_is_written_is_what_the_name_says(plan: Plan, tmp_path: Path) -> None:
+    path = small_trace(plan)
+    told = pyalloc("report", path, "-o", tmp_path / "r.pdf", expect=2)
+    assert "no .pdf is written here, only text (.txt" in told and "a page (.html)" in told
+    for command in ("top", "diff", "stats", "replay"):
+        told = pyalloc(command, path, "-o", tmp_path / "r.html", expect=2)
+        assert "no .html is written here" in told and "page" not in told
+    assert "one of the two" in pyalloc(
+        "report", path, "--json", "-o", tmp_path / "r.html", expect=2
+    )
+    assert not list(tmp_path.glob("r.*"))
+    pyalloc("report", path, "-o", tmp_path / "r.HTM", "-q")
+    assert (tmp_path / "r.HTM").read_text().startswith("<!doctype html>")
+    pyalloc("top", path, "-o", tmp_path / "r.json", "-q")
+    assert json.loads((tmp_path / "r.json").read_text())["at"] == "peak"
+    pyalloc("top", path, "-o", tmp_path / "r", "-q")
+    assert (tmp_path / "r").read_text().startswith("at the peak")
 
 
 def test_output_that_cannot_be_written_or_spelled(plan: Plan) -> None:
