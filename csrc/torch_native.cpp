@@ -4,13 +4,13 @@
 #include "core/pyalloc.h"
 #include "thread_labels.h"
 #include "torch_bridge.h"
+#include "torch_guarded.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"
 
 #include <atomic>
 #include <cstring>
 #include <dlfcn.h>
-#include <mutex>
 #include <stdexcept>
 
 namespace {
@@ -19,8 +19,8 @@ thread_local bool is_ours = false;
 std::atomic<bool> torch_has_skip{false};
 std::atomic<bool> is_history_held{false};
 
-std::mutex observers_lock;
-std::vector<pya_torch_observer> observers; /* guarded by observers_lock */
+using observer_list = std::vector<pya_torch_observer>;
+pya_torch_guarded<observer_list> observers;
 
 template <typename F>
 bool
@@ -178,8 +178,7 @@ pya_torch_snapshot(void *out, void *self, pya_pool_id id, bool with_traces) {
 void
 pya_torch_observe_oom(void *self, pya_torch_observer observer) {
     (void)self;
-    const std::lock_guard<std::mutex> guard(observers_lock);
-    observers.push_back(std::move(observer));
+    observers.with([&observer](observer_list &all) { all.push_back(std::move(observer)); });
 }
 
 void
@@ -191,11 +190,7 @@ pya_torch_observe_rejections(void *self, pya_torch_observer observer) {
 /* Without the lock: an observer may allocate, or take the GIL. */
 void
 pya_torch_tell_observers(int device, size_t asked, size_t total, size_t free_bytes) {
-    std::vector<pya_torch_observer> all;
-    {
-        const std::lock_guard<std::mutex> guard(observers_lock);
-        all = observers;
-    }
+    const observer_list all = observers.with([](const observer_list &known) { return known; });
     for (const pya_torch_observer &observer : all) {
         observer(device, asked, total, free_bytes);
     }

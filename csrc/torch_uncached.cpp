@@ -4,11 +4,11 @@
 
 #include "core/base.h"
 #include "torch_bridge.h"
+#include "torch_guarded.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"
 
 #include <atomic>
-#include <mutex>
 #include <string>
 #include <unordered_set>
 
@@ -24,8 +24,7 @@ struct runtime_functions {
 
 std::atomic<bool> cached{true};
 std::atomic<size_t> n_uncached{0};
-std::mutex uncached_lock;
-std::unordered_set<void *> uncached; /* guarded by uncached_lock */
+pya_torch_guarded<std::unordered_set<void *>> uncached;
 
 const runtime_functions &
 functions() {
@@ -72,9 +71,10 @@ pya_torch_uncached_alloc(size_t bytes) {
                                      : "pyalloc: cudaMalloc gave " + std::to_string(error);
         pya_torch_throw_text(text.c_str(), error == OUT_OF_MEMORY);
     }
-    const std::lock_guard<std::mutex> guard(uncached_lock);
-    uncached.insert(ptr);
-    n_uncached.store(uncached.size(), std::memory_order_release);
+    uncached.with([ptr](std::unordered_set<void *> &blocks) {
+        blocks.insert(ptr);
+        n_uncached.store(blocks.size(), std::memory_order_release);
+    });
     return ptr;
 }
 
@@ -83,16 +83,18 @@ pya_torch_uncached_free(void *ptr) {
     if (PYA_LIKELY(n_uncached.load(std::memory_order_acquire) == 0)) {
         return false;
     }
-    {
-        const std::lock_guard<std::mutex> guard(uncached_lock);
-        if (uncached.erase(ptr) == 0) {
-            return false;
+    const bool is_ours = uncached.with([ptr](std::unordered_set<void *> &blocks) {
+        const bool is_there = blocks.erase(ptr) != 0;
+        if (is_there) {
+            n_uncached.store(blocks.size(), std::memory_order_release);
         }
-        n_uncached.store(uncached.size(), std::memory_order_release);
+        return is_there;
+    });
+    if (is_ours) {
+        /* An error here is an earlier kernel's, and will be found by its caller. */
+        (void)functions().release(ptr);
     }
-    (void)functions().release(
-        ptr); /* an error here is an earlier kernel's, and will be found by its caller */
-    return true;
+    return is_ours || uncached.is_lost(); /* all that such a child can free is its parent's */
 }
 
 void

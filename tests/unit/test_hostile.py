@@ -186,6 +186,47 @@ print("good")
 """
 
 
+# Children that drop their parent's tensors, forked off while its threads are within pyalloc.
+FORKS = """
+import os, signal, threading, torch
+
+torch.cuda.init()
+torch.cuda.memory.caching_allocator_enable(False)
+kept = [torch.ones(10, device="cuda") for _ in range(20)]
+is_over = threading.Event()
+has_begun = threading.Barrier(3)
+
+def work():
+    each = [torch.ones(1, device="cuda") for _ in range(1000)]
+    has_begun.wait()
+    while not is_over.is_set():
+        torch._foreach_neg(each)  # a thousand tensors without Python
+
+threads = [threading.Thread(target=work) for _ in range(2)]
+[thread.start() for thread in threads]
+has_begun.wait()
+ends = []
+for _ in range(60):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # one that hangs is killed, which the parent sees
+        kept.clear()
+        os._exit(0)
+    ends.append(os.waitpid(child, 0)[1])
+is_over.set()
+[thread.join() for thread in threads]
+assert ends == [0] * 60, ends
+print("good")
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(dry_torch() is None, reason="no CUDA build of torch")
+def test_children_forked_off_under_load() -> None:
+    done = run_checked([sys.executable, "-c", FORKS], env=dry_environment(install=True))
+    assert done.stdout.strip() == "good" and "refused" not in done.stderr, done.stderr
+
+
 @pytest.mark.torch
 @pytest.mark.skipif(dry_torch() is None, reason="no CUDA build of torch")
 def test_signals_observers_threads_children_and_the_end() -> None:

@@ -1,0 +1,80 @@
+/* What threads of the bridge share, each under a lock of its own.
+ *
+ * A child of fork() has one thread.  A lock that another thread of the parent held is never released there, and the value is
+ * half changed: such a value begins anew in the child, and what there was stays where it is. */
+#pragma once
+
+#include "core/lock.h"
+
+#include <new>
+#include <pthread.h>
+
+/* Lives as long as the process: made before there are threads, never destroyed. */
+class pya_torch_fork_watch {
+  public:
+    pya_torch_fork_watch(const pya_torch_fork_watch &) = delete;
+    pya_torch_fork_watch &operator=(const pya_torch_fork_watch &) = delete;
+
+  protected:
+    pya_torch_fork_watch() : next(all) {
+        if (all == nullptr) {
+            (void)pthread_atfork(nullptr, nullptr, after_fork);
+        }
+        all = this;
+    }
+    ~pya_torch_fork_watch() = default;
+
+    virtual void begin_anew() = 0;
+
+    struct pya_lock lock = {};
+    bool is_torn = false; /* this process is a child that began anew */
+
+  private:
+    static void after_fork() {
+        for (pya_torch_fork_watch *each = all; each != nullptr; each = each->next) {
+            if (pya_lock_is_held(&each->lock)) {
+                each->lock = {};
+                each->is_torn = true;
+                each->begin_anew();
+            }
+        }
+    }
+
+    static inline pya_torch_fork_watch *all = nullptr;
+    pya_torch_fork_watch *next;
+};
+
+template <typename T> class pya_torch_guarded final : pya_torch_fork_watch {
+  public:
+    pya_torch_guarded() {
+        new (&value) T();
+    }
+    ~pya_torch_guarded() {} // NOLINT(modernize-use-equals-default): the value stays
+
+    /* What `use` makes of the value, which nobody else has meanwhile. */
+    template <typename F> auto with(F use) {
+        struct hold {
+            struct pya_lock *lock;
+            ~hold() {
+                pya_lock_release(lock);
+            }
+        };
+        pya_lock_acquire(&lock);
+        const hold held = {&lock};
+        return use(value);
+    }
+
+    /* Was what the parent had lost? */
+    bool is_lost() const {
+        return is_torn;
+    }
+
+  private:
+    void begin_anew() override {
+        new (&value) T();
+    }
+
+    union {
+        T value;
+    };
+};
