@@ -331,15 +331,14 @@ hook_memory_fraction(double fraction, int device) {
 
 void *
 hook_base_alloc(void *ptr, size_t *bytes) {
-    pya_dptr base = 0;
-    size_t segment_bytes = 0;
+    struct pya_segment_info segment = {};
     check(
-        pya_segment_info(heap_or_throw(), address_of(ptr), &base, &segment_bytes),
+        pya_segment_info(heap_or_throw(), address_of(ptr), &segment),
         "finding a base allocation failed", -1);
     if (bytes != nullptr) {
-        *bytes = segment_bytes;
+        *bytes = segment.bytes;
     }
-    return pointer_of(base);
+    return pointer_of(segment.base);
 }
 
 void

@@ -4,13 +4,13 @@
 
 #include "core/pyalloc.h"
 #include "torch_bridge.h"
+#include "torch_guarded.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"
 
 #include <cstdint>
 #include <cstring>
 #include <iterator>
-#include <mutex>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -65,47 +65,12 @@ close_on(int device, void *base) {
     }
 }
 
-std::mutex open_lock;
-std::unordered_map<std::string, std::weak_ptr<void>> open_handles; /* guarded by open_lock */
-
-} // namespace
-
-pya_torch_share
-pya_torch_ipc_share(void *self, void *ptr) {
-    (void)self;
-    pya_heap *heap = pya_torch_heap();
-    pya_dptr base = 0;
-    size_t bytes = 0;
-    const auto address = static_cast<pya_dptr>(reinterpret_cast<uintptr_t>(ptr));
-    if (heap == nullptr || pya_segment_info(heap, address, &base, &bytes) != PYA_OK) {
-        throw std::runtime_error("pyalloc: only memory that pyalloc handed out can be shared");
-    }
-    ipc_handle handle = {};
-    const ipc_functions &cuda = functions();
-    const int error = cuda.get(&handle, reinterpret_cast<void *>(static_cast<uintptr_t>(base)));
-    if (error != 0) {
-        (void)cuda.last_error(); /* ours, not to be found by whoever asks next */
-        throw std::runtime_error(
-            "pyalloc: this memory cannot be shared with another process by CUDA IPC (cudaIpcGetMemHandle gave " +
-            std::to_string(error) +
-            "): memory from the driver's virtual memory calls has no such handle. Start the program with "
-            "PYALLOC_CONF=vmm:false, or send a CPU copy of the tensor.");
-    }
-    return {static_cast<ptrdiff_t>(address - base), std::string(handle.bytes, sizeof handle.bytes)};
-}
+/* By what the sender's cudaIpcGetMemHandle gave. */
+using handle_map = std::unordered_map<std::string, std::weak_ptr<void>>;
+pya_torch_guarded<handle_map> open_handles;
 
 std::shared_ptr<void>
-pya_torch_ipc_open(void *self, std::string handle) {
-    (void)self;
-    const std::lock_guard<std::mutex> guard(open_lock);
-    for (auto each = open_handles.begin(); each != open_handles.end();) {
-        each = each->second.expired() ? open_handles.erase(each) : std::next(each);
-    }
-    const auto found = open_handles.find(handle);
-    std::shared_ptr<void> known = found == open_handles.end() ? nullptr : found->second.lock();
-    if (known != nullptr) {
-        return known;
-    }
+open_here(const std::string &handle) {
     ipc_handle raw = {};
     if (handle.size() != sizeof raw.bytes) {
         throw std::runtime_error(
@@ -123,7 +88,57 @@ pya_torch_ipc_open(void *self, std::string handle) {
             "pyalloc: opening another process's memory failed (cudaIpcOpenMemHandle gave " +
             std::to_string(error) + ")");
     }
-    known = std::shared_ptr<void>(base, [device](void *opened) { close_on(device, opened); });
-    open_handles[handle] = known;
-    return known;
+    return {base, [device](void *opened) { close_on(device, opened); }};
+}
+
+/* Under the map's lock: it may be open once. */
+std::shared_ptr<void>
+open_once(handle_map &known, const std::string &handle) {
+    for (auto each = known.begin(); each != known.end();) {
+        each = each->second.expired() ? known.erase(each) : std::next(each);
+    }
+    const auto found = known.find(handle);
+    std::shared_ptr<void> opened = found == known.end() ? nullptr : found->second.lock();
+    if (opened == nullptr) {
+        opened = open_here(handle);
+        known[handle] = opened;
+    }
+    return opened;
+}
+
+} // namespace
+
+pya_torch_share
+pya_torch_ipc_share(void *self, void *ptr) {
+    (void)self;
+    pya_heap *heap = pya_torch_heap();
+    struct pya_segment_info segment = {};
+    const auto address = static_cast<pya_dptr>(reinterpret_cast<uintptr_t>(ptr));
+    if (heap == nullptr || pya_segment_info(heap, address, &segment) != PYA_OK) {
+        throw std::runtime_error("pyalloc: only memory that pyalloc handed out can be shared");
+    }
+    ipc_handle handle = {};
+    const ipc_functions &cuda = functions();
+    const int error =
+        cuda.get(&handle, reinterpret_cast<void *>(static_cast<uintptr_t>(segment.base)));
+    if (error != 0) {
+        (void)cuda.last_error(); /* ours, not to be found by whoever asks next */
+        throw std::runtime_error(
+            "pyalloc: this memory cannot be shared with another process by CUDA IPC (cudaIpcGetMemHandle gave " +
+            std::to_string(error) + "): " +
+            (segment.is_plain
+                 ? "the driver has no such handle for it. Send"
+                 : "memory from the driver's virtual memory calls has no such handle. Start the program with "
+                   "PYALLOC_CONF=vmm:false, or send") +
+            " a CPU copy of the tensor.");
+    }
+    return {
+        static_cast<ptrdiff_t>(address - segment.base),
+        std::string(handle.bytes, sizeof handle.bytes)};
+}
+
+std::shared_ptr<void>
+pya_torch_ipc_open(void *self, std::string handle) {
+    (void)self;
+    return open_handles.with([&handle](handle_map &known) { return open_once(known, handle); });
 }

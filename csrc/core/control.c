@@ -48,15 +48,16 @@ pya_block_info(struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *byte
 }
 
 pya_status
-pya_segment_info(struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *bytes) {
+pya_segment_info(struct pya_heap *heap, pya_dptr ptr, struct pya_segment_info *out) {
     struct pya_block *block;
     struct pya_card *card = pya_heap_find(heap, ptr, &block);
     if (card == NULL) {
         return PYA_E_FOREIGN;
     }
     bool is_plain = block->state == PYA_BLOCK_USED && block->range->slots == NULL;
-    *base = is_plain ? block->range->base : block->addr;
-    *bytes = is_plain ? block->range->bytes : block->bytes;
+    out->base = is_plain ? block->range->base : block->addr;
+    out->bytes = is_plain ? block->range->bytes : block->bytes;
+    out->is_plain = is_plain;
     pya_lock_release(&card->lock);
     return PYA_OK;
 }

@@ -118,11 +118,20 @@ int pya_heap_error_text(
     struct pya_heap *heap, pya_status status, const char *what, int device, char *buffer,
     size_t buffer_bytes);
 
-/* Where the block holding ptr starts and how large it is; its segment for torch's getBaseAllocation. */
+/* Where the block holding ptr starts and how large it is. */
 PYA_MUST_CHECK pya_status
 pya_block_info(struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *bytes, int *device);
+
+/* What torch's getBaseAllocation asks for. */
+struct pya_segment_info {
+    pya_dptr base;
+    size_t bytes;
+    bool
+        is_plain; /* one allocation, which others can open; else pages, told as if the block were all */
+};
+
 PYA_MUST_CHECK pya_status
-pya_segment_info(struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *bytes);
+pya_segment_info(struct pya_heap *heap, pya_dptr ptr, struct pya_segment_info *out);
 
 /* Waits for pending blocks, then gives back every page that is wholly free.  device -1: all. */
 PYA_MUST_CHECK pya_status pya_empty_cache(struct pya_heap *heap, int device);

@@ -453,6 +453,7 @@ torn_child_looks(struct world *world, pya_dptr ptr) {
     uint64_t n_allocs, n_frees;
     struct pya_snapshot snap;
     struct pya_history_part part;
+    struct pya_segment_info segment;
     uint64_t now;
     (void)alarm(60); /* a child that hangs is killed, which the parent sees */
     bool good = pya_stats_get(heap, 0, values) == PYA_E_FORKED;
@@ -462,7 +463,7 @@ torn_child_looks(struct world *world, pya_dptr ptr) {
     good = good && pya_free(heap, ptr) == PYA_E_FORKED;
     good = good && pya_alloc(heap, 0, 1, 0, &base) == PYA_E_FORKED;
     good = good && pya_block_info(heap, ptr, &base, &bytes, &device) == PYA_E_FOREIGN;
-    good = good && pya_segment_info(heap, ptr, &base, &bytes) == PYA_E_FOREIGN;
+    good = good && pya_segment_info(heap, ptr, &segment) == PYA_E_FOREIGN;
     good = good && pya_pool_list(heap, 0, NULL, 0) == 0;
     good = good && pya_history_start(heap, PYA_RECORD_STATE, true, 10, 0) == PYA_OK;
     good = good && pya_history_annotate(heap, ptr, NULL) == PYA_E_FOREIGN;

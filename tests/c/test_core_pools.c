@@ -275,10 +275,17 @@ test_no_split(void) {
     for (int i = 0; i < 2; i++) {
         CHECK_OK(pya_block_info(world.heap, i == 0 ? first : second, &base, &bytes, &device));
         CHECK_EQ(bytes, 20 * MIB);
-        CHECK_OK(pya_segment_info(world.heap, base, &base, &bytes));
-        CHECK_EQ(base, i == 0 ? first : second);
-        CHECK_EQ(bytes, 20 * MIB);
+        struct pya_segment_info segment;
+        CHECK_OK(pya_segment_info(world.heap, base, &segment));
+        CHECK_EQ(segment.base, i == 0 ? first : second);
+        CHECK_EQ(segment.bytes, 20 * MIB);
+        CHECK(segment.is_plain);
     }
+    struct pya_segment_info pages;
+    pya_dptr outside = take(&world, 3 * MIB, 0);
+    CHECK_OK(pya_segment_info(world.heap, outside, &pages));
+    CHECK(pages.base == outside && pages.bytes == 3 * MIB && !pages.is_plain);
+    CHECK_OK(pya_free(world.heap, outside));
     CHECK_EQ(pya_pool_set_no_split(world.heap, 0, POOL), PYA_E_INVAL); /* too late */
     CHECK_OK(pya_free(world.heap, first));
     CHECK_OK(pya_free(world.heap, second));

@@ -245,8 +245,6 @@ op_query(struct world *world) {
     int device = how % N_DEVICES;
     struct pya_memory_info info;
     struct pya_device_error error;
-    pya_dptr base;
-    size_t bytes;
     if ((how & 2) != 0) {
         REQUIRE_EQ(pya_stats_reset_peak(world->heap, device), PYA_OK);
     }
@@ -255,8 +253,10 @@ op_query(struct world *world) {
     }
     if (world->n_live > 0) {
         const struct live *live = &world->live[how % world->n_live];
-        REQUIRE_EQ(pya_segment_info(world->heap, live->ptr, &base, &bytes), PYA_OK);
-        REQUIRE(base <= live->ptr && live->ptr + live->bytes <= base + bytes);
+        struct pya_segment_info segment;
+        REQUIRE_EQ(pya_segment_info(world->heap, live->ptr, &segment), PYA_OK);
+        REQUIRE(
+            segment.base <= live->ptr && live->ptr + live->bytes <= segment.base + segment.bytes);
     }
     if (world->sims[device] != NULL) {
         pya_status st = pya_memory_info(world->heap, device, &info);

@@ -44,21 +44,41 @@ def test_tensor_through_a_queue(install, dry_python, tmp_path) -> None:  # type:
     )
 
 
+SHARE = """
+import torch
+tensor = torch.arange(1000).cuda()
+try:
+    tensor.untyped_storage()._share_cuda_()
+except RuntimeError as error:
+    print(error)
+assert torch.equal(tensor.cpu(), torch.arange(1000))
+"""
+
+
 def test_pages_of_the_virtual_memory_calls_cannot_be_shared(dry_python) -> None:  # type: ignore[no-untyped-def]
-    dry_python(
-        """
-        import torch
-        tensor = torch.arange(1000).cuda()
-        try:
-            tensor.untyped_storage()._share_cuda_()
-        except RuntimeError as error:
-            assert "PYALLOC_CONF=vmm:false" in str(error), error
-        else:
-            raise AssertionError
-        assert torch.equal(tensor.cpu(), torch.arange(1000))
-        """,
-        install=True,
+    assert "PYALLOC_CONF=vmm:false" in dry_python(SHARE, install=True).stdout
+
+
+def preloaded(source: str, folder: Path, devices: int = 1) -> str:
+    """LD_PRELOAD with these functions before the runtime's own."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no gcc")
+    library = folder / "libwatch.so"
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-o", library, "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    return f"{library}:{dry_environment(install=True, devices=devices)['LD_PRELOAD']}"
+
+
+def test_what_does_not_help_is_not_advised(dry_python, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A driver without IPC."""
+    refusing = preloaded(
+        "int cudaIpcGetMemHandle(void *handle, void *base) { return 801; }", tmp_path
     )
+    said = dry_python(
+        SHARE, install=True, env={"PYALLOC_CONF": "vmm:false", "LD_PRELOAD": refusing}
+    ).stdout
+    assert "gave 801" in said and "Send a CPU copy" in said and "vmm" not in said
 
 
 # What a tensor's last owner calls: which device is current, and what an error of it leaves behind.
@@ -105,18 +125,12 @@ if __name__ == "__main__":
 
 def test_memory_is_closed_on_its_device(dry_python, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """Wherever its last owner is; an error there is nobody else's."""
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no gcc")
-    library, script = tmp_path / "libwatch.so", tmp_path / "closing.py"
-    command = [compiler, "-shared", "-fPIC", "-x", "c", "-o", library, "-"]
-    subprocess.run(command, input=WATCH, text=True, check=True)
+    script = tmp_path / "closing.py"
     script.write_text(CLOSING)
-    before = dry_environment(install=True, devices=2)["LD_PRELOAD"]
     done = dry_python(
         f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')",
         install=True,
         devices=2,
-        env={"PYALLOC_CONF": "vmm:false", "LD_PRELOAD": f"{library}:{before}"},
+        env={"PYALLOC_CONF": "vmm:false", "LD_PRELOAD": preloaded(WATCH, tmp_path, devices=2)},
     )
     assert done.stdout.split("\n")[0] == "closed on 1"
