@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -281,7 +282,7 @@ class Recorder:
         _observe_oom(torch, self)
         history.hold(isinstance(self.source, _Ours))
         _active.recorder = self
-        atexit.register(self.stop)
+        atexit.register(self.stop_at_exit)
         self.thread = threading.Thread(target=self._follow, daemon=True, name="pyalloc-record")
         self.thread.start()
 
@@ -313,10 +314,22 @@ class Recorder:
             if self.writer is not None:
                 self.writer.writer.flush()
 
+    def stop_at_exit(self) -> None:
+        """The same where nobody could catch what goes wrong, and an interrupt has nothing left to end."""
+        try:
+            self.stop()
+        except KeyboardInterrupt:
+            return
+        except Exception as error:
+            self._tell(error)
+
     def stop(self) -> None:
         """Ends the recording; the file gets its name."""
-        if _active.recorder is not self:
-            return
+        if _active.recorder is self:
+            with _interrupts_wait():
+                self._stop()
+
+    def _stop(self) -> None:
         if self.hooks is not None:
             self.hooks.categorise()
         self.ended.set()
@@ -339,9 +352,14 @@ class Recorder:
 
     def _give_up(self, error: Exception) -> None:
         """Most often the disk is full."""
-        if self.writer is not None:
-            print(f"pyalloc: the recording ends here: {error}", file=sys.stderr)
-            self._end()
+        with self.lock:  # two threads may find out at once
+            if self.writer is not None:
+                self._tell(error)
+                self._end()
+
+    def _tell(self, error: Exception) -> None:
+        kept = f"; what there was room for: {_part(self.path)}" * _part(self.path).exists()
+        print(f"pyalloc: the recording ends here: {error}{kept}", file=sys.stderr)
 
     def _end(self) -> None:
         """Nothing is remembered any more, neither by us nor by torch."""
@@ -354,7 +372,7 @@ class Recorder:
 
     def _detach(self) -> None:
         """No marks come any more."""
-        atexit.unregister(self.stop)
+        atexit.unregister(self.stop_at_exit)
         history.hold(False)
         if self.hooks is not None:
             self.hooks.remove()
@@ -363,6 +381,30 @@ class Recorder:
             marks.listeners.remove(self)
         if _active.recorder is self:
             _active.recorder = None
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C while the last of a recording is written counts once that is done; a second time it counts at once."""
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or before in (None, signal.SIG_IGN):
+        yield
+        return
+    caught: list[int] = []
+
+    def wait(number: int, _frame: object) -> None:
+        caught.append(number)
+        signal.signal(signal.SIGINT, before)
+        print("pyalloc: the recording is being written; Ctrl-C again leaves it", file=sys.stderr)
+
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _forget_in_child() -> None:
@@ -567,7 +609,7 @@ def _start_from_environment() -> None:
             recorder = _started(path, stacks, automatic)
         except UsageError:  # another process, begun at the same time, was the first
             recorder = _started(_path_of_process(path), stacks, automatic)
-        leaving.before(recorder.stop)
+        leaving.before(recorder.stop_at_exit)
     except Exception as error:
         print(f"pyalloc: this process is not recorded: {error}", file=sys.stderr)
 

@@ -169,6 +169,54 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(
     assert "File too large" in done.stderr or "is the disk full?" in done.stderr
 
 
+@ALLOCATORS
+def test_a_disk_that_is_full_at_the_end_is_told_in_a_line(tmp_path: Path, allocator: str) -> None:
+    script, out = tmp_path / "program.py", tmp_path / "out.pya"
+    script.write_text(
+        "import resource, signal, torch\n"
+        "torch.ones(1, device='cuda')\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))\n"
+        "kept = [torch.empty(100 + i % 977, device='cuda') for i in range(5000)]\n"
+    )
+    shown = pyalloc(
+        "dryrun", "--allocator", allocator, "--record", out, sys.executable, "-W", "ignore", script
+    )
+    assert "Traceback" not in shown and "Exception ignored" not in shown
+    assert shown.count("the recording ends here") == 1 and f"room for: {out}.part" in shown
+
+
+@pytest.mark.parametrize("at_exit", [False, True])
+def test_an_interrupt_at_the_end_loses_nothing(
+    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, at_exit: bool
+) -> None:
+    """Somebody who waits for a program to end after Ctrl-C presses it again."""
+    out = tmp_path / "out.pya"
+    done = dry_python(f"""
+        import os, signal, torch, pyalloc
+        from pyalloc import recording
+        drain = recording._Torchs.drain
+        def drain_and_interrupt(*arguments):
+            os.kill(os.getpid(), signal.SIGINT)
+            drain(*arguments)
+        recording._Torchs.drain = drain_and_interrupt
+        recording._TORCH_S = 1e9
+        recorded = pyalloc.record({str(out)!r})
+        recorded.__enter__()
+        kept = [torch.empty(1 << 20, dtype=torch.uint8, device="cuda") for i in range(9)]
+        if {at_exit}:
+            raise SystemExit
+        try:
+            recorded.__exit__(None, None, None)
+        except KeyboardInterrupt:
+            print("interrupted")
+        """)
+    assert done.stdout == ("" if at_exit else "interrupted\n")
+    assert done.stderr == "pyalloc: the recording is being written; Ctrl-C again leaves it\n"
+    found = trace.analyse(out)
+    assert found.totals["is_complete"] and found.totals["n_allocs"] == 9
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [("WORLD_SIZE", "", ""), (recording.STACKS, "pyhton", "not recorded: stacks is one of python")],
