@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -51,12 +53,25 @@ def run_point(point: Point) -> dict[str, Any]:
     }
 
 
+def _end_with_parent() -> None:
+    """A worker of a process that was killed would wait for work for ever."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def on_cores(
     todo: list[Point], workers: int | None, progress: Callable[[int, int], object]
 ) -> Iterator[dict[str, Any]]:
     """Results in the order of the points."""
     results: dict[Point, dict[str, Any]] = {}
-    with ProcessPoolExecutor(workers or os.cpu_count() or 1) as pool:
+    n_workers = workers or os.cpu_count() or 1
+    with ProcessPoolExecutor(n_workers, initializer=_end_with_parent) as pool:
         waiting = {pool.submit(run_point, point): point for point in todo}
         try:
             for done, future in enumerate(as_completed(waiting), 1):

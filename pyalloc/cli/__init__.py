@@ -14,9 +14,11 @@ import inspect
 import io
 import os
 import pkgutil
+import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from pyalloc import console
@@ -72,8 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of few characters gets "?", no error
     try:
-        code = _dispatch(words)
-        sys.stdout.flush()
+        with _ended_in_order():
+            code = _dispatch(words)
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -85,6 +88,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pyalloc {words[0] if words else ''}: {why}", file=sys.stderr)
         return 2
     return code
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind as Ctrl-C does: temporary files and processes would stay otherwise."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) == signal.SIG_DFL
+    ]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    try:
+        for number in numbers:
+            signal.signal(number, leave)
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _open_streams() -> None:

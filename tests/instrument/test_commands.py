@@ -7,11 +7,14 @@ import lzma
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from dry_support import PATIENCE_S
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import _core, cli, source, trace
@@ -219,6 +222,39 @@ def test_what_is_written_is_what_the_name_says(plan: Plan, tmp_path: Path) -> No
     assert json.loads((tmp_path / "r.json").read_text())["at"] == "peak"
     pyalloc("top", path, "-o", tmp_path / "r", "-q")
     assert (tmp_path / "r").read_text().startswith("at the peak")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_sweep_that_is_ended_leaves_no_worker_behind(
+    plan: Plan, tmp_path: Path, number: signal.Signals
+) -> None:
+    path = small_trace(plan)
+    worker = tmp_path / "worker"
+    program = f"""
+import os, sys, time
+from pyalloc import cli, sweeping
+def stay(point):
+    with open({str(worker)!r}, "w") as file:
+        file.write("here")
+    time.sleep(0.5)
+    return {{}}
+sweeping.run_point = stay
+sys.exit(cli.main(["sweep", {str(path)!r}, *["--conf", "memory:tight"] * 40, "--workers", "2"]))
+"""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    child = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+    )
+    while not worker.exists() or not worker.read_text():
+        time.sleep(0.05)
+    child.send_signal(number)
+    _, told = child.communicate(timeout=PATIENCE_S)  # until the last one that writes there is gone
+    assert child.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert b"Traceback" not in told, told
+    assert not list(temporary.iterdir())
 
 
 def test_output_that_cannot_be_written_or_spelled(plan: Plan) -> None:
