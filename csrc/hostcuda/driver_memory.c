@@ -144,6 +144,18 @@ cuMemRelease(uint64_t handle) {
 }
 
 int
+cuMemExportToShareableHandle(void *out, uint64_t handle, int type, unsigned long long flags) {
+    HC_DRIVER();
+    return flags != 0 ? CU_INVALID_VALUE : pya_hc_vmm_export(handle, type, out);
+}
+
+int
+cuMemImportFromShareableHandle(uint64_t *out, void *shared, int type) {
+    HC_DRIVER();
+    return pya_hc_vmm_import((int)(intptr_t)shared, type, out);
+}
+
+int
 cuMemRetainAllocationHandle(uint64_t *out, void *address) {
     HC_DRIVER_TIMED();
     return out == NULL ? CU_INVALID_VALUE : pya_hc_vmm_retain((uintptr_t)address, out);

@@ -11,13 +11,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* Of the device by its number in the machine: CUDA_VISIBLE_DEVICES may differ between the processes. */
+#define FILE_NAME "pyalloc-hostcuda-"
+
 static int
 physical_open(struct pya_hc_device *dev) {
     if (dev->fd >= 0) {
         return CU_OK;
     }
     char name[32];
-    (void)snprintf(name, sizeof name, "pyalloc-hostcuda-%d", dev->ordinal);
+    (void)snprintf(name, sizeof name, FILE_NAME "%d", dev->physical);
     int fd = memfd_create(name, MFD_CLOEXEC);
     if (fd < 0) {
         return CU_OUT_OF_MEMORY;
@@ -88,4 +91,61 @@ int
 pya_hc_physical_fd(int device) {
     struct pya_hc_device *dev = pya_hc_device(device);
     return dev == NULL ? -1 : dev->fd;
+}
+
+/* A descriptor has no other place of its own for which range it stands: offset, and below 2 MiB the number of pages. */
+int
+pya_hc_physical_export(int device, uint64_t offset, size_t bytes, int *out) {
+    size_t n_pages = bytes / PYA_HC_PAGE;
+    char path[64];
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", pya_hc_physical_fd(device));
+    int fd = n_pages < PYA_HC_PAGE ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0) {
+        return CU_OUT_OF_MEMORY;
+    }
+    if (lseek(fd, (off_t)(offset | n_pages), SEEK_SET) < 0) {
+        (void)close(fd);
+        return CU_OUT_OF_MEMORY;
+    }
+    *out = fd;
+    return CU_OK;
+}
+
+/* The device that a file of ours belongs to, -1 for any other file. */
+static int
+physical_of(int fd) {
+    char path[64];
+    char name[128] = "";
+    int physical = -1;
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (readlink(path, name, sizeof name - 1) < 0 ||
+        sscanf(name, "/memfd:" FILE_NAME "%d", &physical) != 1) {
+        return -1;
+    }
+    return physical;
+}
+
+int
+pya_hc_physical_import(int fd, struct pya_hc_import *out) {
+    int physical = physical_of(fd);
+    off_t place = lseek(fd, 0, SEEK_CUR);
+    if (physical < 0 || place <= 0) {
+        return CU_INVALID_VALUE;
+    }
+    const struct pya_hc_device *dev = pya_hc_physical(physical);
+    if (dev == NULL || dev->ordinal < 0) {
+        return CU_INVALID_DEVICE;
+    }
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0) {
+        return CU_OUT_OF_MEMORY;
+    }
+    size_t n_pages = (uint64_t)place % PYA_HC_PAGE;
+    *out = (struct pya_hc_import){
+        .fd = own,
+        .device = dev->ordinal,
+        .offset = (uint64_t)place - n_pages,
+        .bytes = n_pages * PYA_HC_PAGE,
+    };
+    return CU_OK;
 }

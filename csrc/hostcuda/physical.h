@@ -13,3 +13,15 @@ void pya_hc_physical_drop_locked(struct pya_hc_device *dev, uint64_t offset, siz
 /* Maps a range of a file over address space of the window. */
 int pya_hc_physical_map(int fd, uint64_t offset, uintptr_t address, size_t bytes, int protection);
 int pya_hc_physical_fd(int device);
+
+/* A range of another process's file, or of one's own. */
+struct pya_hc_import {
+    int fd; /* the importer's to close */
+    int device;
+    uint64_t offset;
+    size_t bytes;
+};
+
+/* A descriptor that stands for the range, in other processes too and beyond this one's end. */
+int pya_hc_physical_export(int device, uint64_t offset, size_t bytes, int *out);
+int pya_hc_physical_import(int fd, struct pya_hc_import *out);

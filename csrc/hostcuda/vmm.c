@@ -8,15 +8,20 @@
 
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
+
+enum { HANDLE_POSIX_FD = 1 }; /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
 
 /* Live while n_owners + n_mappings > 0; the slot is reused after that, with the next generation. */
 struct pya_hc_handle {
     uint32_t index, generation;
     int device;
-    unsigned n_owners; /* creates and retains not yet released */
+    unsigned n_owners; /* creates, retains and imports not yet released */
     unsigned n_mappings;
     size_t size;
-    uint64_t offset; /* in the device's file */
+    int fd;           /* imported: the other process's file; -1: the device's own */
+    bool is_exported; /* who holds the descriptor, nobody knows: its bytes are never another's */
+    uint64_t offset;  /* in the file */
     struct cuda_vmm_prop prop;
     struct pya_hc_handle *next_free;
 };
@@ -71,7 +76,14 @@ handle_drop(struct pya_hc_handle *handle) {
     if (handle->n_owners > 0 || handle->n_mappings > 0) {
         return;
     }
-    pya_hc_physical_give_locked(pya_hc_device(handle->device), handle->offset, handle->size);
+    struct pya_hc_device *dev = pya_hc_device(handle->device);
+    if (handle->fd >= 0) {
+        (void)close(handle->fd);
+    } else if (handle->is_exported) {
+        pya_hc_uncharge_locked(dev, handle->size);
+    } else {
+        pya_hc_physical_give_locked(dev, handle->offset, handle->size);
+    }
     handle->generation++;
     handle->next_free = free_slots;
     free_slots = handle;
@@ -80,7 +92,7 @@ handle_drop(struct pya_hc_handle *handle) {
 
 int
 pya_hc_handle_fd(const struct pya_hc_handle *handle) {
-    return pya_hc_physical_fd(handle->device);
+    return handle->fd >= 0 ? handle->fd : pya_hc_physical_fd(handle->device);
 }
 
 uint64_t
@@ -163,6 +175,18 @@ pya_hc_vmm_unreserve(uintptr_t start, size_t size) {
     return error;
 }
 
+static void
+handle_fill(struct pya_hc_handle *handle, int device, int fd, uint64_t offset, size_t size) {
+    handle->device = device;
+    handle->n_owners = 1;
+    handle->n_mappings = 0;
+    handle->size = size;
+    handle->fd = fd;
+    handle->is_exported = false;
+    handle->offset = offset;
+    n_handles++;
+}
+
 int
 pya_hc_vmm_create(size_t size, const struct cuda_vmm_prop *prop, uint64_t *out) {
     if (out == NULL || prop == NULL || size == 0 || size % PYA_HC_PAGE != 0 || prop->type != 1) {
@@ -184,13 +208,8 @@ pya_hc_vmm_create(size_t size, const struct cuda_vmm_prop *prop, uint64_t *out) 
             pya_hc_physical_give_locked(dev, offset, size);
             error = CU_OUT_OF_MEMORY;
         } else {
-            handle->device = dev->ordinal;
-            handle->n_owners = 1;
-            handle->n_mappings = 0;
-            handle->size = size;
-            handle->offset = offset;
+            handle_fill(handle, dev->ordinal, -1, offset, size);
             handle->prop = *prop;
-            n_handles++;
             *out = handle_id(handle);
         }
     }
@@ -249,7 +268,7 @@ pya_hc_vmm_map(uintptr_t start, size_t size, size_t offset, uint64_t id) {
             goto done;
         }
     }
-    int fd = pya_hc_physical_fd(handle->device);
+    int fd = pya_hc_handle_fd(handle);
     error = pya_hc_physical_map(fd, handle->offset, start, size, PROT_NONE);
     if (error != CU_OK) {
         goto done;
@@ -425,6 +444,47 @@ pya_hc_vmm_prop(uint64_t id, struct cuda_vmm_prop *out) {
     }
     pya_hc_unlock();
     return handle == NULL ? CU_INVALID_VALUE : CU_OK;
+}
+
+int
+pya_hc_vmm_export(uint64_t id, int type, int *out) {
+    int error = CU_INVALID_VALUE;
+    if (out == NULL || type != HANDLE_POSIX_FD) {
+        return CU_NOT_SUPPORTED;
+    }
+    pya_hc_lock();
+    struct pya_hc_handle *handle = handle_find(id);
+    if (handle != NULL && handle->fd < 0 && (handle->prop.handle_types & type) != 0) {
+        error = pya_hc_physical_export(handle->device, handle->offset, handle->size, out);
+        handle->is_exported = handle->is_exported || error == CU_OK;
+    }
+    pya_hc_unlock();
+    return error;
+}
+
+int
+pya_hc_vmm_import(int fd, int type, uint64_t *out) {
+    struct pya_hc_import found;
+    if (out == NULL || type != HANDLE_POSIX_FD) {
+        return CU_NOT_SUPPORTED;
+    }
+    int error = pya_hc_physical_import(fd, &found);
+    if (error != CU_OK) {
+        return error;
+    }
+    pya_hc_lock();
+    struct pya_hc_handle *handle = handle_new();
+    if (handle == NULL) {
+        (void)close(found.fd);
+        error = CU_OUT_OF_MEMORY;
+    } else {
+        handle_fill(handle, found.device, found.fd, found.offset, found.bytes);
+        handle->prop = (struct cuda_vmm_prop){
+            .type = 1, .handle_types = type, .location = {.type = 1, .id = found.device}};
+        *out = handle_id(handle);
+    }
+    pya_hc_unlock();
+    return error;
 }
 
 int

@@ -18,6 +18,9 @@ int pya_hc_vmm_set_access(
     uintptr_t start, size_t size, const struct cuda_access_desc *descs, size_t n_descs);
 int pya_hc_vmm_get_access(uintptr_t address, const struct cuda_location *location, uint64_t *flags);
 int pya_hc_vmm_prop(uint64_t id, struct cuda_vmm_prop *out);
+/* A POSIX file descriptor for a handle that was made to be exported. */
+int pya_hc_vmm_export(uint64_t id, int type, int *out);
+int pya_hc_vmm_import(int fd, int type, uint64_t *out);
 
 int pya_hc_vmm_range_locked(
     const struct pya_hc_region *region, uintptr_t address, uintptr_t *base, size_t *size);
