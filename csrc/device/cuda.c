@@ -254,6 +254,37 @@ cuda_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes) {
 }
 
 static pya_status
+cuda_page_export(struct pya_device *dev, pya_page_handle page, int *fd) {
+    struct cuda *cuda = cuda_from(dev);
+    int exported = -1;
+    if (cuda->prop.requested_handle_types == 0) {
+        return PYA_E_NOTSUP;
+    }
+    CUDA_CALL(
+        dev, cuMemExportToShareableHandle, PYA_PAGE, &exported, page, CUDA_HANDLE_POSIX_FD, 0);
+    if (status == PYA_OK) {
+        *fd = exported;
+    }
+    return status;
+}
+
+static pya_status
+cuda_page_import(struct pya_device *dev, int fd, pya_page_handle *out) {
+    uint64_t page = 0;
+    if (cuda_from(dev)->driver->cuMemImportFromShareableHandle == NULL) {
+        return PYA_E_NOTSUP;
+    }
+    /* NOLINTNEXTLINE(performance-no-int-to-ptr): how the driver wants it */
+    void *shared = (void *)(intptr_t)fd;
+    CUDA_CALL(
+        dev, cuMemImportFromShareableHandle, PYA_PAGE, &page, shared, CUDA_HANDLE_POSIX_FD);
+    if (status == PYA_OK) {
+        *out = page;
+    }
+    return status;
+}
+
+static pya_status
 cuda_set_peer(struct pya_device *dev, int peer, bool on) {
     struct cuda *cuda = cuda_from(dev);
     if (peer < 0 || peer >= pya_cuda_count() || peer >= PYA_MAX_DEVICES || peer == dev->index) {
@@ -314,6 +345,8 @@ static const struct pya_device_ops cuda_ops = {
     .map = cuda_map,
     .unmap = cuda_unmap,
     .set_access = cuda_set_access,
+    .page_export = cuda_page_export,
+    .page_import = cuda_page_import,
     .set_peer = cuda_set_peer,
 };
 
@@ -324,6 +357,13 @@ cuda_attribute(const struct cuda *cuda, int attribute) {
     int value = 0;
     cuda_result result = cuda->driver->cuDeviceGetAttribute(&value, attribute, cuda->handle);
     return result == CUDA_OK ? value : 0;
+}
+
+static bool
+cuda_can_export(const struct cuda *cuda) {
+    return cuda_attribute(cuda, CUDA_ATTRIBUTE_POSIX_FD) != 0 &&
+           cuda->driver->cuMemExportToShareableHandle != NULL &&
+           cuda->driver->cuMemImportFromShareableHandle != NULL;
 }
 
 /* Nothing that another way of making pages would change: a full card refuses any, a broken one everything. */
@@ -341,8 +381,9 @@ cuda_probe_vmm(struct cuda *cuda) {
     cuda->prop = (struct cuda_allocation_prop){
         .type = CUDA_ALLOCATION_PINNED,
         .location = {.type = CUDA_LOCATION_DEVICE, .id = cuda->device.index},
-        /* network cards read the memory directly where the device allows it, as torch asks */
+        /* network cards read the memory directly where the device allows it, and other processes map it, as torch asks */
         .gpu_direct_rdma_capable = cuda_attribute(cuda, CUDA_ATTRIBUTE_RDMA_WITH_VMM) != 0,
+        .requested_handle_types = cuda_can_export(cuda) ? CUDA_HANDLE_POSIX_FD : 0,
     };
     size_t unit = 0;
     cuda_result result = cuda->driver->cuMemGetAllocationGranularity(&unit, &cuda->prop, 0);
@@ -354,6 +395,10 @@ cuda_probe_vmm(struct cuda *cuda) {
     result = cuda_probe_pages(cuda->driver, &cuda->prop);
     if (!cuda_is_no_refusal(result) && cuda->prop.gpu_direct_rdma_capable != 0) {
         cuda->prop.gpu_direct_rdma_capable = 0;
+        result = cuda_probe_pages(cuda->driver, &cuda->prop);
+    }
+    if (!cuda_is_no_refusal(result) && cuda->prop.requested_handle_types != 0) {
+        cuda->prop.requested_handle_types = 0;
         result = cuda_probe_pages(cuda->driver, &cuda->prop);
     }
     cuda_leave(&scope);

@@ -38,10 +38,12 @@ enum {
 
 enum {
     CUDA_ATTRIBUTE_VMM = 102,
+    CUDA_ATTRIBUTE_POSIX_FD = 103,
     CUDA_ATTRIBUTE_RDMA_WITH_VMM = 110,
     CUDA_EVENT_DISABLE_TIMING = 2,
     CUDA_CAPTURE_MODE_RELAXED = 2,
     CUDA_ALLOCATION_PINNED = 1,
+    CUDA_HANDLE_POSIX_FD = 1,
     CUDA_LOCATION_DEVICE = 1,
     CUDA_ACCESS_READ_WRITE = 3,
 };
@@ -102,6 +104,10 @@ struct cuda_access_desc {
       (pya_dptr, size_t, const struct cuda_access_desc *, size_t))                                 \
     X(VMM, cuMemGetAllocationGranularity, cuMemGetAllocationGranularity,                           \
       (size_t *, const struct cuda_allocation_prop *, int))                                        \
+    X(EXTRA, cuMemExportToShareableHandle, cuMemExportToShareableHandle,                           \
+      (void *, uint64_t, int, unsigned long long))                                                 \
+    X(EXTRA, cuMemImportFromShareableHandle, cuMemImportFromShareableHandle,                       \
+      (uint64_t *, void *, int))                                                                   \
     X(EXTRA, cuStreamGetCtx, cuStreamGetCtx, (cuda_stream, cuda_context *))                        \
     X(EXTRA, cuStreamIsCapturing, cuStreamIsCapturing, (cuda_stream, int *))                       \
     X(EXTRA, cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *))        \

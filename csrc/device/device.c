@@ -106,6 +106,16 @@ pya_device_is_capturing(struct pya_device *dev, pya_stream stream, bool *out) {
 }
 
 pya_status
+pya_device_page_export(struct pya_device *dev, pya_page_handle page, int *fd) {
+    return dev->ops->page_export == NULL ? PYA_E_NOTSUP : dev->ops->page_export(dev, page, fd);
+}
+
+pya_status
+pya_device_page_import(struct pya_device *dev, int fd, pya_page_handle *out) {
+    return dev->ops->page_import == NULL ? PYA_E_NOTSUP : dev->ops->page_import(dev, fd, out);
+}
+
+pya_status
 pya_device_set_peer(struct pya_device *dev, int peer, bool on) {
     return dev->ops->set_peer == NULL ? PYA_E_NOTSUP : dev->ops->set_peer(dev, peer, on);
 }

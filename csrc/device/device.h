@@ -70,6 +70,10 @@ struct pya_device_ops {
 
     /* optional; default in brackets */
     pya_status (*is_capturing)(struct pya_device *dev, pya_stream stream, bool *out); /* [false] */
+    /* A file descriptor, the caller's, by which another process may have the page too; and the page of such a
+     * descriptor, which stays the caller's to close.  A page lives until all processes have released it.  [PYA_E_NOTSUP] */
+    pya_status (*page_export)(struct pya_device *dev, pya_page_handle page, int *fd);
+    pya_status (*page_import)(struct pya_device *dev, int fd, pya_page_handle *out);
     /* Whether set_access lets `peer` access memory too, from now on.  [PYA_E_NOTSUP] */
     pya_status (*set_peer)(struct pya_device *dev, int peer, bool on);
     /* Around calls that follow one another on one thread, with nobody else's code between them: what each would do
@@ -117,6 +121,10 @@ PYA_MUST_CHECK pya_status
 pya_device_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes);
 PYA_MUST_CHECK pya_status
 pya_device_is_capturing(struct pya_device *dev, pya_stream stream, bool *out);
+PYA_MUST_CHECK pya_status
+pya_device_page_export(struct pya_device *dev, pya_page_handle page, int *fd);
+PYA_MUST_CHECK pya_status
+pya_device_page_import(struct pya_device *dev, int fd, pya_page_handle *out);
 PYA_MUST_CHECK pya_status pya_device_set_peer(struct pya_device *dev, int peer, bool on);
 void pya_device_begin(struct pya_device *dev);
 void pya_device_end(struct pya_device *dev);

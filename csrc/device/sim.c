@@ -173,6 +173,8 @@ static const struct pya_device_ops sim_ops_vmm = {
     SIM_OPS_PLAIN,
     .page_create = sim_page_create,
     .page_release = sim_page_release,
+    .page_export = sim_page_export,
+    .page_import = sim_page_import,
     .range_reserve = sim_range_reserve,
     .range_release = sim_range_release,
     .map = sim_map,
@@ -316,7 +318,7 @@ pya_sim_check(struct pya_sim *sim) {
         }
     }
     for (uint32_t i = 0; seen != NULL && i < sim->n_page_slots; i++) {
-        n_alive += sim->pages[i].has_handle || seen[i] > 0;
+        n_alive += sim->pages[i].n_handles > 0 || seen[i] > 0;
         if (seen[i] != sim->pages[i].n_mappings) {
             fprintf(
                 stderr, "sim: page %u has %u mappings, counted %u\n", i, seen[i],

@@ -39,6 +39,8 @@ enum pya_sim_cost { PYA_SIM_TYPICAL, PYA_SIM_LOW, PYA_SIM_HIGH, PYA_SIM_N_COSTS 
     X(MEM_INFO, 0, "cuMemGetInfo", 0, 0, 0, 0, 0, 0, "no source")                                       \
     X(IS_CAPTURING, 0, "cuStreamIsCapturing", 0, 0, 0, 0, 0, 0, "no source")                            \
     X(ENABLE_PEER, 0, "cuCtxEnablePeerAccess", 0, 0, 0, 0, 0, 0, "no source")                           \
+    X(PAGE_EXPORT, 0, "cuMemExportToShareableHandle", 0, 0, 0, 0, 0, 0, "no source")                    \
+    X(PAGE_IMPORT, 0, "cuMemImportFromShareableHandle", 0, 0, 0, 0, 0, 0, "no source")                  \
     X(CAPS, 0, "cuDeviceGetAttribute", 0, 0, 0, 0, 0, 0, "no source")
 
 enum pya_sim_call {

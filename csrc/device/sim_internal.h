@@ -16,14 +16,14 @@
 #define SIM_STEPS ((uint32_t)(PYA_PAGE / PYA_ALIGN)) /* 512-byte steps of a page */
 #define SIM_OWNER_WORDS (SIM_STEPS / 64)
 
-/* A physical page is alive while has_handle or n_mappings > 0. */
+/* A physical page is alive while n_handles or n_mappings > 0. */
 struct sim_page {
     uint32_t generation; /* distinguishes handles of the same slot */
     uint32_t n_mappings;
     uint32_t next_free; /* plus 1 */
     uint32_t first_use; /* plus 1: unfinished work that touches it */
     uint32_t n_owned;   /* bits set in owner */
-    bool has_handle;
+    uint32_t n_handles; /* created or imported and not released */
     uint64_t *owner; /* SIM_OWNER_WORDS; NULL until a block owned part of it */
 };
 
@@ -120,6 +120,8 @@ bool sim_back_drop(struct pya_sim *sim, uint32_t page);
 /* sim_memory.c */
 pya_status sim_page_create(struct pya_device *dev, pya_page_handle *out);
 pya_status sim_page_release(struct pya_device *dev, pya_page_handle handle);
+/* The number of a page with that handle, or SIM_SPACE_NONE; caller holds the lock. */
+uint32_t sim_page_find(const struct pya_sim *sim, pya_page_handle handle);
 pya_status sim_range_reserve(struct pya_device *dev, size_t bytes, pya_dptr *out);
 pya_status sim_range_release(struct pya_device *dev, pya_dptr addr, size_t bytes);
 pya_status sim_map(struct pya_device *dev, pya_dptr addr, pya_page_handle handle);
@@ -127,6 +129,10 @@ pya_status sim_unmap(struct pya_device *dev, pya_dptr addr, size_t bytes);
 pya_status sim_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes);
 pya_status sim_plain_alloc(struct pya_device *dev, size_t bytes, pya_dptr *out);
 pya_status sim_plain_free(struct pya_device *dev, pya_dptr addr);
+
+/* sim_export.c */
+pya_status sim_page_export(struct pya_device *dev, pya_page_handle handle, int *fd);
+pya_status sim_page_import(struct pya_device *dev, int fd, pya_page_handle *out);
 
 /* sim_work.c, caller holds the lock */
 void sim_finish_all_locked(struct pya_sim *sim);

@@ -36,7 +36,7 @@ sim_page_take(struct pya_sim *sim, uint32_t *out) {
     }
     uint32_t page = sim->free_page - 1;
     sim->free_page = sim->pages[page].next_free;
-    sim->pages[page].has_handle = true;
+    sim->pages[page].n_handles = 1;
     sim->state.n_pages++;
     sim->state.used_bytes += PYA_PAGE;
     if (sim->state.used_bytes > sim->state.peak_bytes) {
@@ -50,7 +50,7 @@ sim_page_take(struct pya_sim *sim, uint32_t *out) {
 static void
 sim_page_settle(struct pya_sim *sim, uint32_t index) {
     struct sim_page *page = &sim->pages[index];
-    if (page->has_handle || page->n_mappings > 0) {
+    if (page->n_handles > 0 || page->n_mappings > 0) {
         return;
     }
     if (page->n_owned > 0) {
@@ -74,10 +74,10 @@ sim_page_handle(const struct pya_sim *sim, uint32_t page) {
     return ((uint64_t)sim->pages[page].generation << 32) | (page + 1);
 }
 
-static uint32_t
+uint32_t
 sim_page_find(const struct pya_sim *sim, pya_page_handle handle) {
     uint32_t page = (uint32_t)handle - 1;
-    if ((uint32_t)handle == 0 || page >= sim->n_page_slots || !sim->pages[page].has_handle ||
+    if ((uint32_t)handle == 0 || page >= sim->n_page_slots || sim->pages[page].n_handles == 0 ||
         sim->pages[page].generation != (uint32_t)(handle >> 32)) {
         return SIM_SPACE_NONE;
     }
@@ -108,7 +108,7 @@ sim_page_release(struct pya_device *dev, pya_page_handle handle) {
             status =
                 sim_misuse(sim, "release of a handle that is not one (released twice?)", handle);
         } else {
-            sim->pages[page].has_handle = false;
+            sim->pages[page].n_handles--;
             sim_page_settle(sim, page);
         }
     }
@@ -330,7 +330,7 @@ sim_plain_alloc_locked(struct pya_sim *sim, uint32_t n, uint32_t *out) {
             sim_plain_undo(sim, first, i, n);
             return status;
         }
-        sim->pages[page].has_handle = false;
+        sim->pages[page].n_handles = 0;
         sim->pages[page].n_mappings = 1;
         sim->pte[first + i] |= page + 1;
         if (!sim_back_map(sim, first + i, page)) {

@@ -2,6 +2,7 @@
  * without virtual memory, and the CUDA driver where libcuda.so.1 can be opened (a card, or the host-memory runtime:
  * LD_LIBRARY_PATH=<its folder>). */
 #include <pthread.h>
+#include <unistd.h>
 
 #include "check.h"
 
@@ -352,6 +353,41 @@ suite_aliases(const struct subject *subject, struct pya_device *dev) {
     CHECK_OK(pya_device_range_release(dev, view, 2 * PYA_PAGE));
 }
 
+/* A page as a descriptor: the same bytes under a second handle, which outlives the first. */
+static void
+suite_export(const struct subject *subject, struct pya_device *dev) {
+    pya_page_handle page = 0;
+    pya_page_handle again = 0;
+    pya_dptr addr = 0;
+    int fd = -1;
+    CHECK_OK(pya_device_page_create(dev, &page));
+    CHECK_OK(pya_device_range_reserve(dev, 2 * PYA_PAGE, &addr));
+    CHECK_OK(pya_device_map(dev, addr, page));
+    CHECK_OK(pya_device_set_access(dev, addr, PYA_PAGE));
+    CHECK_OK(pya_device_page_export(dev, page, &fd));
+    CHECK_OK(pya_device_page_import(dev, fd, &again));
+    CHECK_EQ(close(fd), 0);
+    CHECK_OK(pya_device_map(dev, addr + PYA_PAGE, again));
+    CHECK_OK(pya_device_set_access(dev, addr + PYA_PAGE, PYA_PAGE));
+    if (subject->copy_in != NULL) {
+        subject->copy_in(addr + 100, "page 0!", 8);
+    }
+    CHECK_OK(pya_device_page_release(dev, page));
+    CHECK_OK(pya_device_sync(dev));
+    CHECK_OK(pya_device_unmap(dev, addr, PYA_PAGE));
+    if (subject->copy_out != NULL) {
+        char text[8] = "";
+        subject->copy_out(text, addr + PYA_PAGE + 100, 8);
+        CHECK(memcmp(text, "page 0!", 8) == 0);
+    }
+    CHECK_OK(pya_device_unmap(dev, addr + PYA_PAGE, PYA_PAGE));
+    CHECK_OK(pya_device_page_release(dev, again));
+    CHECK_OK(pya_device_range_release(dev, addr, 2 * PYA_PAGE));
+    again = 5;
+    CHECK(pya_device_page_import(dev, STDIN_FILENO, &again) != PYA_OK);
+    CHECK(pya_device_page_import(dev, -1, &again) != PYA_OK && again == 5);
+}
+
 static void
 suite_refusals(const struct subject *subject, struct pya_device *dev) {
     (void)subject;
@@ -381,7 +417,10 @@ suite_no_vmm(const struct subject *subject, struct pya_device *dev) {
     CHECK_EQ(pya_device_map(dev, 5, 5), PYA_E_NOTSUP);
     CHECK_EQ(pya_device_unmap(dev, 5, PYA_PAGE), PYA_E_NOTSUP);
     CHECK_EQ(pya_device_set_access(dev, 5, PYA_PAGE), PYA_E_NOTSUP);
-    CHECK(addr == 5 && page == 5);
+    int fd = 5;
+    CHECK_EQ(pya_device_page_export(dev, 5, &fd), PYA_E_NOTSUP);
+    CHECK_EQ(pya_device_page_import(dev, 5, &page), PYA_E_NOTSUP);
+    CHECK(addr == 5 && page == 5 && fd == 5);
 }
 
 struct worker {
@@ -475,6 +514,7 @@ test_all(void) {
         suite_blocking_capture(&subjects[i], dev);
         if (caps.has_vmm) {
             suite_aliases(&subjects[i], dev);
+            suite_export(&subjects[i], dev);
             suite_refusals(&subjects[i], dev);
         } else {
             suite_no_vmm(&subjects[i], dev);
