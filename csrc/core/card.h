@@ -20,6 +20,7 @@ extern "C" {
 
 struct pya_arena;
 struct pya_fence;
+struct pya_import;
 struct pya_pending;
 
 /* A private pool: memory of CUDA graphs or of torch.cuda.MemPool, kept apart.  n_users counts graphs and
@@ -79,6 +80,7 @@ struct pya_card {
     bool are_fences_open;         /* recorded, not yet seen to have passed */
     struct pya_fence *late_fence; /* the latest to be the only one still open */
     struct pya_history *history;  /* NULL: not recording */
+    struct pya_import *imports;   /* other processes' memory (import.h) */
 
     size_t
         reserved_bytes; /* physical: pages and plain segments; == stats reserved_bytes.all.current */

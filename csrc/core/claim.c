@@ -1,5 +1,6 @@
 /* Pools of a special kind: their own source of memory, blocks claimed at their addresses, peers.  Floor 12. */
 #include "heap.h"
+#include "import.h"
 #include "pool.h"
 
 static bool
@@ -172,6 +173,7 @@ pya_enable_peer(struct pya_heap *heap, int device, int peer) {
          arena = arena->next) {
         st = arena_set_access(card, arena);
     }
+    st = st == PYA_OK ? pya_imports_set_access(card) : st;
     if (is_set && st != PYA_OK) { /* else the device could not open its own new memory any more */
         (void)!pya_device_set_peer(card->dev, peer, false);
     }

@@ -8,6 +8,7 @@
 
 #include "debug.h"
 #include "fence.h"
+#include "import.h"
 #include "repeat.h"
 
 pya_status
@@ -186,6 +187,7 @@ heap_close_card(struct pya_heap *heap, struct pya_card *card) {
     (void)!pya_device_sync(card->dev);
     pya_pending_fini(card);
     pya_fences_fini(card);
+    pya_imports_destroy(card);
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         pya_stitches_destroy(arena);
     }

@@ -133,6 +133,36 @@ struct pya_segment_info {
 PYA_MUST_CHECK pya_status
 pya_segment_info(struct pya_heap *heap, pya_dptr ptr, struct pya_segment_info *out);
 
+/* The pages under a live block, for another process.  They are the same for as long as the block lives. */
+struct pya_shared {
+    pya_dptr ptr;
+    size_t offset; /* of the block in the first of them */
+    size_t n_pages;
+    uint64_t key; /* another once another block lies there */
+};
+
+/* PYA_E_FOREIGN: ptr is no live block.  PYA_E_NOTSUP: a plain segment, or a device that does not share pages. */
+PYA_MUST_CHECK pya_status pya_share(struct pya_heap *heap, pya_dptr ptr, struct pya_shared *out);
+/* Descriptors of pages first .. first + n - 1, the caller's to close, all or none.  The device's lock is held meanwhile.
+ * PYA_E_FOREIGN: the block is gone. */
+PYA_MUST_CHECK pya_status pya_share_export(
+    struct pya_heap *heap, const struct pya_shared *shared, size_t first, size_t n, int *fds);
+
+/* Where an import's pages come from, first to last: a descriptor, the callee's to close. */
+struct pya_import_source {
+    void *arg;
+    pya_status (*next)(void *arg, int *fd);
+};
+
+/* Maps another process's pages side by side, for the device and its peers.  They are not counted as reserved.  No lock is
+ * held while the source is asked. */
+PYA_MUST_CHECK pya_status pya_import_open(
+    struct pya_heap *heap, int device, size_t n_pages, const struct pya_import_source *source,
+    pya_dptr *out);
+/* Waits for all devices and unmaps them; while a stream captures, or where it fails, with one of the next calls of this or
+ * pya_import_open().  PYA_E_FOREIGN: no such import. */
+PYA_MUST_CHECK pya_status pya_import_close(struct pya_heap *heap, pya_dptr base);
+
 /* Waits for pending blocks, then gives back every page that is wholly free.  device -1: all. */
 PYA_MUST_CHECK pya_status pya_empty_cache(struct pya_heap *heap, int device);
 /* Gives back free pages until reserved_bytes <= bytes or nothing is left to give. */

@@ -276,8 +276,7 @@ cuda_page_import(struct pya_device *dev, int fd, pya_page_handle *out) {
     }
     /* NOLINTNEXTLINE(performance-no-int-to-ptr): how the driver wants it */
     void *shared = (void *)(intptr_t)fd;
-    CUDA_CALL(
-        dev, cuMemImportFromShareableHandle, PYA_PAGE, &page, shared, CUDA_HANDLE_POSIX_FD);
+    CUDA_CALL(dev, cuMemImportFromShareableHandle, PYA_PAGE, &page, shared, CUDA_HANDLE_POSIX_FD);
     if (status == PYA_OK) {
         *out = page;
     }

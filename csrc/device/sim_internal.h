@@ -24,7 +24,7 @@ struct sim_page {
     uint32_t first_use; /* plus 1: unfinished work that touches it */
     uint32_t n_owned;   /* bits set in owner */
     uint32_t n_handles; /* created or imported and not released */
-    uint64_t *owner; /* SIM_OWNER_WORDS; NULL until a block owned part of it */
+    uint64_t *owner;    /* SIM_OWNER_WORDS; NULL until a block owned part of it */
 };
 
 struct sim_stream {

@@ -1,0 +1,102 @@
+#include "import.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "pyalloc.h"
+
+static pya_status
+import_map_next(
+    struct pya_card *card, struct pya_import *import, const struct pya_import_source *source) {
+    int fd = -1;
+    pya_page_handle page;
+    pya_status st = source->next(source->arg, &fd);
+    if (st != PYA_OK) {
+        return st;
+    }
+    st = pya_device_page_import(card->dev, fd, &page);
+    (void)close(fd);
+    if (st != PYA_OK) {
+        return st;
+    }
+    st = pya_device_map(card->dev, import->base + import->n_mapped * PYA_PAGE, page);
+    import->n_mapped += st == PYA_OK;
+    /* The mapping keeps the page; one that is not mapped goes with this. */
+    pya_status released = pya_device_page_release(card->dev, page);
+    import->held = released == PYA_OK ? 0 : page;
+    return st == PYA_OK ? released : st;
+}
+
+pya_status
+pya_import_map(
+    struct pya_card *card, size_t n_pages, const struct pya_import_source *source,
+    struct pya_import **out) {
+    size_t bytes;
+    *out = NULL;
+    if (!pya_card_has_vmm(card)) {
+        return PYA_E_NOTSUP;
+    }
+    if (n_pages == 0 || __builtin_mul_overflow(n_pages, (size_t)PYA_PAGE, &bytes)) {
+        return PYA_E_INVAL;
+    }
+    struct pya_import *import = calloc(1, sizeof *import);
+    if (import == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    import->n_pages = n_pages;
+    pya_status st = pya_device_range_reserve(card->dev, bytes, &import->base);
+    if (st != PYA_OK) {
+        free(import);
+        return st;
+    }
+    while (st == PYA_OK && import->n_mapped < n_pages) {
+        st = import_map_next(card, import, source);
+    }
+    if (st == PYA_OK || pya_import_unmap(card, import) != PYA_OK) {
+        *out = import;
+    }
+    return st;
+}
+
+pya_status
+pya_import_unmap(struct pya_card *card, struct pya_import *import) {
+    pya_status st = PYA_OK;
+    if (import->held != 0) {
+        st = pya_device_page_release(card->dev, import->held);
+        import->held = st == PYA_OK ? 0 : import->held;
+    }
+    if (st == PYA_OK && import->n_mapped > 0) {
+        st = pya_device_unmap(card->dev, import->base, import->n_mapped * PYA_PAGE);
+        import->n_mapped = st == PYA_OK ? 0 : import->n_mapped;
+    }
+    if (st != PYA_OK) {
+        return st;
+    }
+    st = pya_device_range_release(card->dev, import->base, import->n_pages * PYA_PAGE);
+    if (st == PYA_OK) {
+        free(import);
+    }
+    return st;
+}
+
+pya_status
+pya_imports_set_access(struct pya_card *card) {
+    pya_status st = PYA_OK;
+    for (const struct pya_import *i = card->imports; i != NULL && st == PYA_OK; i = i->next) {
+        if (i->n_mapped == i->n_pages) { /* else it is on its way out */
+            st = pya_device_set_access(card->dev, i->base, i->n_pages * PYA_PAGE);
+        }
+    }
+    return st;
+}
+
+void
+pya_imports_destroy(struct pya_card *card) {
+    while (card->imports != NULL) {
+        struct pya_import *import = card->imports;
+        card->imports = import->next;
+        if (pya_import_unmap(card, import) != PYA_OK) {
+            free(import);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+/* Memory shared between processes: the pages under a live block leave as descriptors, and come in as an import. */
+#include <unistd.h>
+
+#include "fence.h"
+#include "heap.h"
+#include "import.h"
+#include "stitch.h"
+
+/* The pages under a block; whose card is locked. */
+struct extent {
+    const struct pya_slot *slots; /* at home, else NULL */
+    const pya_page_id *ids;       /* stitched */
+    size_t offset;
+    size_t n_pages;
+};
+
+static pya_status
+extent_of(const struct pya_block *block, struct extent *out) {
+    size_t first;
+    if (block->is_pending) {
+        return PYA_E_FOREIGN; /* its user has freed it */
+    }
+    if (block->state == PYA_BLOCK_STITCHED) {
+        const struct pya_stitch *stitch = block->stitch;
+        first = (size_t)((block->addr - stitch->base) >> PYA_PAGE_SHIFT);
+        *out = (struct extent){.ids = stitch->pages + first};
+    } else if (block->range->slots == NULL) {
+        return PYA_E_NOTSUP; /* a plain segment */
+    } else {
+        first = pya_range_slot(block->range, block->addr);
+        *out = (struct extent){.slots = block->range->slots + first};
+    }
+    out->offset = (size_t)(block->addr & (PYA_PAGE - 1));
+    out->n_pages = pya_pages_for(out->offset + block->bytes);
+    return PYA_OK;
+}
+
+static pya_page_handle
+extent_page(const struct pya_card *card, const struct extent *extent, size_t i) {
+    pya_page_id id = extent->slots != NULL ? extent->slots[i].page : extent->ids[i];
+    return card->pages.items[id].handle;
+}
+
+/* FNV-1a of their handles (http://www.isthe.com/chongo/tech/comp/fnv). */
+static uint64_t
+extent_key(const struct pya_card *card, const struct extent *extent) {
+    uint64_t key = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < extent->n_pages; i++) {
+        pya_page_handle handle = extent_page(card, extent, i);
+        for (int byte = 0; byte < 8; byte++) {
+            key = (key ^ (handle >> (8 * byte) & 0xff)) * UINT64_C(0x100000001b3);
+        }
+    }
+    return key;
+}
+
+/* The card of the block at ptr, LOCKED where it succeeds. */
+static pya_status
+extent_find(struct pya_heap *heap, pya_dptr ptr, struct pya_card **out, struct extent *extent) {
+    struct pya_block *block;
+    if (pya_heap_is_forked(heap)) {
+        return PYA_E_FORKED;
+    }
+    struct pya_card *card = pya_heap_find(heap, ptr, &block);
+    if (card == NULL) {
+        return PYA_E_FOREIGN;
+    }
+    pya_status st = extent_of(block, extent);
+    if (st != PYA_OK) {
+        pya_lock_release(&card->lock);
+        return st;
+    }
+    *out = card;
+    return PYA_OK;
+}
+
+static pya_status
+extent_export(
+    const struct pya_card *card, const struct extent *extent, size_t first, size_t n, int *fds) {
+    size_t done = 0;
+    pya_status st = PYA_OK;
+    pya_device_begin(card->dev);
+    while (st == PYA_OK && done < n) {
+        pya_page_handle page = extent_page(card, extent, first + done);
+        st = pya_device_page_export(card->dev, page, &fds[done]);
+        done += st == PYA_OK;
+    }
+    pya_device_end(card->dev);
+    while (st != PYA_OK && done > 0) {
+        (void)close(fds[--done]);
+    }
+    return st;
+}
+
+pya_status
+pya_share(struct pya_heap *heap, pya_dptr ptr, struct pya_shared *out) {
+    struct pya_card *card;
+    struct extent extent;
+    int fd;
+    pya_status st = extent_find(heap, ptr, &card, &extent);
+    if (st != PYA_OK) {
+        return st;
+    }
+    st = extent_export(card, &extent, 0, 1, &fd); /* can it be done at all? */
+    if (st == PYA_OK) {
+        (void)close(fd);
+        *out = (struct pya_shared){
+            .ptr = ptr,
+            .offset = extent.offset,
+            .n_pages = extent.n_pages,
+            .key = extent_key(card, &extent),
+        };
+    }
+    pya_lock_release(&card->lock);
+    return st;
+}
+
+pya_status
+pya_share_export(
+    struct pya_heap *heap, const struct pya_shared *shared, size_t first, size_t n, int *fds) {
+    struct pya_card *card;
+    struct extent extent;
+    pya_status st = extent_find(heap, shared->ptr, &card, &extent);
+    if (st != PYA_OK) {
+        return st;
+    }
+    if (extent.n_pages != shared->n_pages || first > extent.n_pages || n > extent.n_pages - first ||
+        extent_key(card, &extent) != shared->key) {
+        st = PYA_E_FOREIGN; /* another block lies there now */
+    } else {
+        st = extent_export(card, &extent, first, n, fds);
+    }
+    pya_lock_release(&card->lock);
+    return st;
+}
+
+/* Waits for all work of all devices: any of them may be reading an import.  False: a capture forbids it, or it failed. */
+static bool
+heap_is_idle(struct pya_heap *heap) {
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        struct pya_card *card = pya_heap_open_card(heap, i);
+        if (card != NULL) {
+            pya_lock_acquire(&card->lock);
+            bool is_idle = !pya_fences_are_capturing(card) && pya_device_sync(card->dev) == PYA_OK;
+            pya_lock_release(&card->lock);
+            if (!is_idle) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static void
+card_unmap_over(struct pya_card *card) {
+    struct pya_import **link = &card->imports;
+    while (*link != NULL) {
+        struct pya_import *import = *link;
+        struct pya_import *next = import->next;
+        if (import->is_over && pya_import_unmap(card, import) == PYA_OK) {
+            *link = next;
+        } else {
+            link = &import->next;
+        }
+    }
+}
+
+/* What could not go when its user was done with it goes now, if it can. */
+static void
+heap_unmap_over(struct pya_heap *heap) {
+    bool is_any = false;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+            struct pya_card *card = pya_heap_open_card(heap, i);
+            if (card == NULL) {
+                continue;
+            }
+            pya_lock_acquire(&card->lock);
+            for (const struct pya_import *each = card->imports; each != NULL; each = each->next) {
+                is_any = is_any || each->is_over;
+            }
+            if (pass == 1) {
+                card_unmap_over(card);
+            }
+            pya_lock_release(&card->lock);
+        }
+        if (pass == 0 && (!is_any || !heap_is_idle(heap))) {
+            return;
+        }
+    }
+}
+
+pya_status
+pya_import_open(
+    struct pya_heap *heap, int device, size_t n_pages, const struct pya_import_source *source,
+    pya_dptr *out) {
+    struct pya_card *card;
+    struct pya_import *import;
+    pya_status st = pya_heap_card(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    heap_unmap_over(heap);
+    st = pya_import_map(card, n_pages, source, &import);
+    pya_lock_acquire(&card->lock); /* from here on new peers are let in too */
+    if (st == PYA_OK) {
+        st = pya_device_set_access(card->dev, import->base, n_pages * PYA_PAGE);
+        if (st != PYA_OK && pya_import_unmap(card, import) == PYA_OK) {
+            import = NULL;
+        }
+    }
+    if (import != NULL) {
+        import->is_over = st != PYA_OK;
+        import->next = card->imports;
+        card->imports = import;
+        *out = st == PYA_OK ? import->base : *out;
+    }
+    pya_lock_release(&card->lock);
+    return st;
+}
+
+pya_status
+pya_import_close(struct pya_heap *heap, pya_dptr base) {
+    bool is_found = false;
+    if (pya_heap_is_forked(heap)) {
+        return PYA_E_FORKED;
+    }
+    for (int i = 0; i < PYA_MAX_DEVICES && !is_found; i++) {
+        struct pya_card *card = pya_heap_open_card(heap, i);
+        if (card == NULL) {
+            continue;
+        }
+        pya_lock_acquire(&card->lock);
+        for (struct pya_import *each = card->imports; each != NULL; each = each->next) {
+            if (each->base == base && !each->is_over) {
+                each->is_over = is_found = true;
+            }
+        }
+        pya_lock_release(&card->lock);
+    }
+    heap_unmap_over(heap);
+    return is_found ? PYA_OK : PYA_E_FOREIGN;
+}

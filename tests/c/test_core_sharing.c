@@ -1,0 +1,251 @@
+/* Memory shared between processes: what of a block leaves, what comes in, and that nothing is lost by a failure. */
+#include <unistd.h>
+
+#include "fault.h"
+#include "sweep.h"
+#include "world.h"
+
+/* Descriptors of the pages of one block, as a connection to its process hands them out. */
+struct sender {
+    struct pya_heap *heap;
+    struct pya_shared shared;
+    size_t next;
+};
+
+static pya_status
+sender_next(void *arg, int *fd) {
+    struct sender *sender = arg;
+    pya_status st = pya_share_export(sender->heap, &sender->shared, sender->next, 1, fd);
+    sender->next += st == PYA_OK;
+    return st;
+}
+
+static pya_status
+import_all(struct pya_heap *heap, const struct pya_shared *shared, pya_dptr *out) {
+    struct sender sender = {.heap = heap, .shared = *shared};
+    const struct pya_import_source source = {.arg = &sender, .next = sender_next};
+    return pya_import_open(heap, 0, shared->n_pages, &source, out);
+}
+
+static void
+world_backed(struct world *world, const char *options) {
+    *world = (struct world){
+        .config = {
+            .capacity_bytes = 512 * MIB, .address_bytes = (uint64_t)1 << 34, .backed = true}};
+    world_init(world, options);
+}
+
+/* The first and the last byte of a block are seen under its import, and what is written there under the block. */
+static void
+check_shared(struct world *world, pya_dptr ptr, size_t bytes) {
+    struct pya_shared shared;
+    pya_dptr base;
+    size_t reserved_before = reserved(world);
+    CHECK_OK(pya_share(world->heap, ptr, &shared));
+    CHECK_EQ(shared.ptr, ptr);
+    CHECK_EQ(shared.n_pages, (shared.offset + bytes + PYA_PAGE - 1) / PYA_PAGE);
+    if (!CHECK_OK(import_all(world->heap, &shared, &base))) {
+        return;
+    }
+    volatile char *here = (volatile char *)(uintptr_t)ptr;
+    volatile char *there = (volatile char *)(uintptr_t)(base + shared.offset);
+    for (size_t at = 0; at<bytes; at += bytes> PYA_PAGE ? PYA_PAGE / 2 : 256) {
+        here[at] = (char)(at / 256 + 1);
+        CHECK_EQ(there[at], (char)(at / 256 + 1));
+    }
+    there[bytes - 1] = 77;
+    CHECK_EQ(here[bytes - 1], 77);
+    CHECK_EQ(reserved(world), reserved_before); /* it is memory that was there */
+    CHECK_OK(pya_import_close(world->heap, base));
+    CHECK_EQ(pya_import_close(world->heap, base), PYA_E_FOREIGN);
+}
+
+/* At home, within a page and over several; stitched from pages that are not neighbours; stitched and only partly used. */
+static void
+test_bytes_are_the_same(void) {
+    struct world world;
+    world_backed(&world, "");
+    pya_dptr small[3], row[16];
+    for (int i = 0; i < 3; i++) {
+        small[i] = take(&world, 700, 0);
+    }
+    for (int i = 0; i < 16; i++) {
+        row[i] = take(&world, 20 * MIB, 0);
+    }
+    check_shared(&world, small[1], 700);
+    check_shared(&world, row[2], 20 * MIB);
+    for (int i = 1; i < 16; i += 2) {
+        give(&world, row[i]);
+    }
+    pya_dptr stitched = take(&world, 60 * MIB, 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_stitches"), 1);
+    check_shared(&world, stitched, 60 * MIB);
+    give(&world, stitched);
+    stitched = take(&world, 60 * MIB - 3 * 512, 0);
+    check_shared(&world, stitched, 60 * MIB - 3 * 512);
+    give(&world, stitched);
+    for (int i = 0; i < 16; i += 2) {
+        give(&world, row[i]);
+    }
+    for (int i = 0; i < 3; i++) {
+        give(&world, small[i]);
+    }
+    world_fini(&world);
+}
+
+static void
+test_what_cannot_be_shared(void) {
+    struct world world;
+    struct pya_shared shared;
+    int fd;
+    world_backed(&world, "");
+    pya_dptr ptr = take(&world, 3 * MIB, 0);
+    CHECK_EQ(pya_share(world.heap, ptr + 512, &shared), PYA_E_FOREIGN);
+    CHECK_EQ(pya_share(world.heap, 12345, &shared), PYA_E_FOREIGN);
+    CHECK_OK(pya_share(world.heap, ptr, &shared));
+    CHECK_EQ(pya_share_export(world.heap, &shared, shared.n_pages, 1, &fd), PYA_E_FOREIGN);
+    CHECK_EQ(pya_share_export(world.heap, &shared, SIZE_MAX, 1, &fd), PYA_E_FOREIGN);
+    give(&world, ptr);
+    CHECK_EQ(pya_share_export(world.heap, &shared, 0, 1, &fd), PYA_E_FOREIGN);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    ptr = take(&world, 3 * MIB, 0); /* at the same address, of other pages */
+    CHECK_EQ(ptr, shared.ptr);
+    CHECK_EQ(pya_share_export(world.heap, &shared, 0, 1, &fd), PYA_E_FOREIGN);
+    give(&world, ptr);
+    world_fini(&world);
+
+    world_backed(&world, "vmm:False");
+    ptr = take(&world, 3 * MIB, 0);
+    CHECK_EQ(pya_share(world.heap, ptr, &shared), PYA_E_NOTSUP);
+    CHECK_EQ(import_all(world.heap, &shared, &ptr), PYA_E_NOTSUP);
+    world_fini(&world);
+}
+
+/* Freed and still in use on another stream: nobody's any more. */
+static void
+test_pending_blocks_are_gone(void) {
+    struct world world = {.config = {.work = PYA_SIM_WORK_BY_HAND}};
+    struct pya_shared shared;
+    world_init(&world, "");
+    pya_dptr ptr = take(&world, 3 * MIB, 0);
+    CHECK_OK(pya_sim_use(world.sim, 7, ptr, 512));
+    CHECK_OK(pya_record_stream(world.heap, ptr, 7));
+    give(&world, ptr);
+    CHECK_EQ(pya_share(world.heap, ptr, &shared), PYA_E_FOREIGN);
+    world_fini(&world);
+}
+
+/* Unfinished work reads an import: it goes when that is done, and while a graph is captured not yet. */
+static void
+test_closing_waits(void) {
+    struct world world = {.config = {.work = PYA_SIM_WORK_BY_HAND}};
+    struct pya_shared shared;
+    struct pya_sim_state state;
+    pya_dptr first, second;
+    world_init(&world, "");
+    pya_dptr ptr = take(&world, 5 * MIB, 7);
+    CHECK_OK(pya_share(world.heap, ptr, &shared));
+    CHECK_OK(import_all(world.heap, &shared, &first));
+    CHECK_OK(import_all(world.heap, &shared, &second));
+    CHECK(first != second);
+    pya_sim_query(world.sim, &state);
+    size_t n_mapped = state.n_mappings;
+    CHECK_OK(pya_sim_use(world.sim, 7, first, 5 * MIB));
+    CHECK_OK(pya_import_close(
+        world.heap, first)); /* a violation of the simulated device where it does not wait */
+    pya_sim_query(world.sim, &state);
+    CHECK_EQ(state.n_mappings, n_mapped - shared.n_pages);
+
+    pya_sim_set_capturing(world.sim, 7, true);
+    CHECK_OK(pya_import_close(world.heap, second));
+    pya_sim_query(world.sim, &state);
+    CHECK_EQ(state.n_mappings, n_mapped - shared.n_pages);
+    CHECK_EQ(pya_import_close(world.heap, second), PYA_E_FOREIGN); /* it is on its way */
+    pya_sim_set_capturing(world.sim, 7, false);
+    CHECK_OK(import_all(world.heap, &shared, &first));
+    pya_sim_query(world.sim, &state);
+    CHECK_EQ(state.n_mappings, n_mapped - shared.n_pages);
+    give(&world, ptr);
+    world_fini(&world); /* the open one goes with the heap */
+}
+
+/* A new peer may use imports too. */
+static void
+test_peers_are_let_in(void) {
+    struct world world = {.config = {.refused_peers = 1 << 2}};
+    struct pya_shared shared;
+    pya_dptr base;
+    world_init(&world, "");
+    pya_dptr ptr = take(&world, 5 * MIB, 0);
+    CHECK_OK(pya_share(world.heap, ptr, &shared));
+    CHECK_OK(import_all(world.heap, &shared, &base));
+    uint64_t before = calls(&world, PYA_SIM_SET_ACCESS);
+    CHECK_OK(pya_enable_peer(world.heap, 0, 1));
+    CHECK_EQ(calls(&world, PYA_SIM_SET_ACCESS), before + 2); /* the arena's range and the import */
+    CHECK(pya_enable_peer(world.heap, 0, 2) != PYA_OK);
+    CHECK_OK(pya_import_close(world.heap, base));
+    give(&world, ptr);
+    world_fini(&world);
+}
+
+static void
+share_and_close(struct world *world, pya_dptr ptr) {
+    struct pya_shared shared;
+    pya_dptr base;
+    CHECK_OK(pya_share(world->heap, ptr, &shared));
+    CHECK_OK(import_all(world->heap, &shared, &base));
+    CHECK_OK(pya_import_close(world->heap, base));
+}
+
+/* Every call and host allocation of a share, an import and its end fails once. */
+static bool
+share_once(const char *options, unsigned long nth, bool host, pya_status with) {
+    struct world world = {.config = {.quiet = true}};
+    struct pya_shared shared;
+    pya_dptr base = 0;
+    world_init(&world, options);
+    pya_dptr ptr = take(&world, 31 * MIB, 0);
+    share_and_close(&world, ptr); /* the simulated device's own tables have grown by then */
+    size_t live = fault_live();
+    sweep_arm(world.sim, nth, host, with);
+    pya_status st = pya_share(world.heap, ptr, &shared);
+    if (st == PYA_OK) {
+        st = import_all(world.heap, &shared, &base);
+    }
+    if (st == PYA_OK) {
+        (void)!pya_import_close(world.heap, base);
+    }
+    bool fired = sweep_disarm(world.sim, host);
+    CHECK(st == PYA_OK || fired);
+    share_and_close(&world, ptr); /* what could not go then goes with the next */
+    CHECK_EQ(fault_live(), live);
+    give(&world, ptr);
+    sweep_check_empty(world.heap, world.sim);
+    world_fini(&world);
+    return fired;
+}
+
+static void
+test_failures_lose_nothing(void) {
+    unsigned long n = 1;
+    for (; share_once("", n, false, PYA_E_DEVICE) && check_failures < 20; n += CHECK_ONE_IN) {
+        (void)share_once("", n, false, PYA_E_NOMEM);
+    }
+    CHECK(n > 50);
+    CHECK(share_once("", 1, true, PYA_OK));
+    CHECK(!share_once("", 2, true, PYA_OK));
+}
+
+static const struct check_case cases[] = {
+    {"bytes_are_the_same", test_bytes_are_the_same},
+    {"what_cannot_be_shared", test_what_cannot_be_shared},
+    {"pending_blocks_are_gone", test_pending_blocks_are_gone},
+    {"closing_waits", test_closing_waits},
+    {"peers_are_let_in", test_peers_are_let_in},
+    {"failures_lose_nothing", test_failures_lose_nothing},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
