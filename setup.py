@@ -20,7 +20,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
-DIRECTORIES = ("csrc/core", "csrc/device", "csrc/replay")
+DIRECTORIES = ("csrc/core", "csrc/device", "csrc/ipc", "csrc/replay")
 # Optional so that a partial checkout still builds: each is a makefile taking OUT and CC.
 LIBRARIES = {"csrc/hostcuda": "pyalloc/lib/hostcuda", "csrc/ops": "pyalloc/lib"}
 # -fexceptions: torch's exceptions pass through our C frames when a device callback raises.

@@ -1,8 +1,9 @@
-/* The driver gives legacy IPC handles only for plain allocations, so sharing works with vmm:false, and says so where it
- * does not.  A handle may be open once per process: it is kept while any tensor uses it. */
+/* Two kinds of handle, both 64 bytes: pages go by csrc/ipc, plain segments by the runtime's own.  A handle may be open
+ * once per process: it is kept while any tensor uses it. */
 #include "torch_ipc.h"
 
 #include "core/pyalloc.h"
+#include "ipc/ipc.h"
 #include "torch_bridge.h"
 #include "torch_guarded.h"
 #include "torch_slots.h"
@@ -65,17 +66,54 @@ close_on(int device, void *base) {
     }
 }
 
-/* By what the sender's cudaIpcGetMemHandle gave. */
-using handle_map = std::unordered_map<std::string, std::weak_ptr<void>>;
-pya_torch_guarded<handle_map> open_handles;
+void *
+pointer_to(pya_dptr address) {
+    return reinterpret_cast<void *>(static_cast<uintptr_t>(address));
+}
+
+pya_dptr
+address_of(const void *pointer) {
+    return static_cast<pya_dptr>(reinterpret_cast<uintptr_t>(pointer));
+}
+
+pya_torch_share
+share_plain(pya_heap *heap, pya_dptr address) {
+    struct pya_segment_info segment = {};
+    if (pya_segment_info(heap, address, &segment) != PYA_OK) {
+        throw std::runtime_error("pyalloc: only memory that pyalloc handed out can be shared");
+    }
+    ipc_handle handle = {};
+    const ipc_functions &cuda = functions();
+    const int error = cuda.get(&handle, pointer_to(segment.base));
+    if (error != 0) {
+        (void)cuda.last_error(); /* ours, not to be found by whoever asks next */
+        throw std::runtime_error(
+            "pyalloc: this memory cannot be shared with another process by CUDA IPC (cudaIpcGetMemHandle gave " +
+            std::to_string(error) + "): " +
+            (segment.is_plain
+                 ? "the driver has no such handle for it. Send"
+                 : "the driver has no descriptors for memory of its virtual memory calls. Start the program with "
+                   "PYALLOC_CONF=vmm:false, or send") +
+            " a CPU copy of the tensor.");
+    }
+    return {
+        static_cast<ptrdiff_t>(address - segment.base),
+        std::string(handle.bytes, sizeof handle.bytes)};
+}
+
+[[noreturn]] void
+fail(pya_heap *heap, pya_status status, const char *what, int device, const char *why) {
+    char text[PYA_IPC_WHY_BYTES + 128] = "";
+    if (why[0] == '\0') {
+        (void)pya_heap_error_text(heap, status, what, device, text, sizeof text);
+        throw std::runtime_error(std::string("pyalloc: ") + text);
+    }
+    throw std::runtime_error(std::string("pyalloc: ") + what + " failed: " + why);
+}
 
 std::shared_ptr<void>
-open_here(const std::string &handle) {
+open_plain(const std::string &handle) {
     ipc_handle raw = {};
-    if (handle.size() != sizeof raw.bytes) {
-        throw std::runtime_error(
-            "pyalloc: the sender of this tensor does not use pyalloc; install it in both processes (pyalloc run)");
-    }
     memcpy(raw.bytes, handle.data(), sizeof raw.bytes);
     const ipc_functions &cuda = functions();
     void *base = nullptr;
@@ -90,6 +128,43 @@ open_here(const std::string &handle) {
     }
     return {base, [device](void *opened) { close_on(device, opened); }};
 }
+
+std::shared_ptr<void>
+open_pages(pya_heap *heap, const std::string &handle) {
+    pya_ipc_name name = {};
+    memcpy(&name, handle.data(), sizeof name);
+    char why[PYA_IPC_WHY_BYTES];
+    pya_dptr base = 0;
+    int device = 0;
+    if (functions().get_device(&device) != 0) {
+        device = 0;
+    }
+    const pya_status status = pya_ipc_open(heap, device, &name, &base, why);
+    if (status != PYA_OK) {
+        fail(heap, status, "opening another process's memory", device, why);
+    }
+    /* A device that fails here fails whoever calls it next. */
+    return {pointer_to(base), [heap](void *opened) {
+                (void)!pya_import_close(heap, address_of(opened));
+            }};
+}
+
+std::shared_ptr<void>
+open_here(const std::string &handle) {
+    pya_heap *heap = pya_torch_heap();
+    if (heap != nullptr && pya_ipc_is_name(handle.data(), handle.size())) {
+        return open_pages(heap, handle);
+    }
+    if (handle.size() != sizeof(ipc_handle)) {
+        throw std::runtime_error(
+            "pyalloc: the sender of this tensor does not use pyalloc; install it in both processes (pyalloc run)");
+    }
+    return open_plain(handle);
+}
+
+/* By what the sender handed out. */
+using handle_map = std::unordered_map<std::string, std::weak_ptr<void>>;
+pya_torch_guarded<handle_map> open_handles;
 
 /* Under the map's lock: it may be open once. */
 std::shared_ptr<void>
@@ -112,29 +187,23 @@ pya_torch_share
 pya_torch_ipc_share(void *self, void *ptr) {
     (void)self;
     pya_heap *heap = pya_torch_heap();
-    struct pya_segment_info segment = {};
-    const auto address = static_cast<pya_dptr>(reinterpret_cast<uintptr_t>(ptr));
-    if (heap == nullptr || pya_segment_info(heap, address, &segment) != PYA_OK) {
+    pya_ipc_name name = {};
+    char why[PYA_IPC_WHY_BYTES];
+    size_t offset = 0;
+    if (heap == nullptr) {
         throw std::runtime_error("pyalloc: only memory that pyalloc handed out can be shared");
     }
-    ipc_handle handle = {};
-    const ipc_functions &cuda = functions();
-    const int error =
-        cuda.get(&handle, reinterpret_cast<void *>(static_cast<uintptr_t>(segment.base)));
-    if (error != 0) {
-        (void)cuda.last_error(); /* ours, not to be found by whoever asks next */
-        throw std::runtime_error(
-            "pyalloc: this memory cannot be shared with another process by CUDA IPC (cudaIpcGetMemHandle gave " +
-            std::to_string(error) + "): " +
-            (segment.is_plain
-                 ? "the driver has no such handle for it. Send"
-                 : "memory from the driver's virtual memory calls has no such handle. Start the program with "
-                   "PYALLOC_CONF=vmm:false, or send") +
-            " a CPU copy of the tensor.");
+    const pya_status status = pya_ipc_share(heap, address_of(ptr), &name, &offset, why);
+    if (status == PYA_E_NOTSUP || status == PYA_E_FOREIGN) {
+        return share_plain(heap, address_of(ptr));
     }
+    if (status != PYA_OK) {
+        fail(heap, status, "sharing memory with another process", -1, why);
+    }
+    static_assert(sizeof name == sizeof(ipc_handle), "as long as what torch knows");
     return {
-        static_cast<ptrdiff_t>(address - segment.base),
-        std::string(handle.bytes, sizeof handle.bytes)};
+        static_cast<ptrdiff_t>(offset),
+        std::string(reinterpret_cast<const char *>(&name), sizeof name)};
 }
 
 std::shared_ptr<void>

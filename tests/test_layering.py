@@ -16,11 +16,12 @@ PACKAGE = ROOT / "pyalloc"
 ROOMS = {
     "core": {"device"},
     "device": {"core"},
+    "ipc": {"core"},
     "replay": {"core", "device"},
     "ops": set(),
     "hostcuda": set(),
     "module": {"core", "device", "replay", "torch", "thread"},
-    "torch": {"core", "device", "thread"},
+    "torch": {"core", "device", "ipc", "thread"},
     "thread": set(),
 }
 # The device room stands on floor 0 of the core: it knows types, no policy.

@@ -33,7 +33,7 @@ pya_import_map(
     struct pya_import **out) {
     size_t bytes;
     *out = NULL;
-    if (!pya_card_has_vmm(card)) {
+    if (!card->caps.has_vmm) {
         return PYA_E_NOTSUP;
     }
     if (n_pages == 0 || __builtin_mul_overflow(n_pages, (size_t)PYA_PAGE, &bytes)) {

@@ -117,6 +117,11 @@ test_what_cannot_be_shared(void) {
     world_backed(&world, "vmm:False");
     ptr = take(&world, 3 * MIB, 0);
     CHECK_EQ(pya_share(world.heap, ptr, &shared), PYA_E_NOTSUP);
+    give(&world, ptr);
+    world_fini(&world);
+
+    world = (struct world){.config = {.no_vmm = true}};
+    world_init(&world, "");
     CHECK_EQ(import_all(world.heap, &shared, &ptr), PYA_E_NOTSUP);
     world_fini(&world);
 }

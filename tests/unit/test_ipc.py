@@ -1,4 +1,4 @@
-"""CUDA IPC: works for plain allocations; otherwise the error says what to do."""
+"""CUDA IPC: tensors sent to other processes, on torch's own allocator and on pyalloc; what is in the way is said."""
 
 from __future__ import annotations
 
@@ -11,36 +11,81 @@ from dry_support import dry_environment
 
 pytestmark = pytest.mark.torch
 
+# Parts of a page, whole pages, pages that are not neighbours (on pyalloc), another device.
 SHARING = """
 import gc, torch, torch.multiprocessing as mp
+SIZES = [10, 700, 3 << 20, 15 << 20]
 def work(inbox, outbox):
-    tensor = inbox.get()
-    outbox.put(tensor.cpu().tolist())
-    del tensor
+    tensors = inbox.get()
+    for n, tensor in enumerate(tensors):
+        assert tensor.device.index == (1 if n == len(SIZES) else 0)
+        assert tensor[0].item() == n and tensor[-1].item() == n + 100
+        tensor.copy_(torch.full(tensor.shape, float(n + 50)))
+    del tensors, tensor
     gc.collect()
+    torch.cuda.synchronize()
+    outbox.put("seen")
     inbox.get()
 if __name__ == "__main__":
-    tensor = torch.arange(1000).cuda()[100:110]
+    row = [torch.empty(5 << 20, device="cuda") for _ in range(16)]
+    del row[::2]
+    cpu = [torch.zeros(size) for size in SIZES] + [torch.zeros(1000)]
+    for n, tensor in enumerate(cpu):
+        tensor[0], tensor[-1] = n, n + 100
+    tensors = [tensor.cuda() for tensor in cpu[:-1]] + [cpu[-1].cuda(1)]
     context = mp.get_context("spawn")
     inbox, outbox = context.Queue(), context.Queue()
     child = context.Process(target=work, args=(inbox, outbox))
     child.start()
-    inbox.put(tensor)
-    assert outbox.get(timeout=600) == list(range(100, 110))
+    inbox.put(tensors)
+    assert outbox.get(timeout=600) == "seen"
+    for n, tensor in enumerate(tensors):
+        assert tensor.cpu().eq(n + 50).all()
+    del tensors, tensor, row
+    torch.cuda.ipc_collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(0) == torch.cuda.memory_reserved(1) == 0
     inbox.put(None)
     child.join()
     assert child.exitcode == 0
 """
 
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
-@pytest.mark.parametrize("install", [False, True])
-def test_tensor_through_a_queue(install, dry_python, tmp_path) -> None:  # type: ignore[no-untyped-def]
+
+@pytest.mark.parametrize(
+    ("install", "env"),
+    [(False, {}), (False, EXPANDABLE), (True, {}), (True, {"PYALLOC_CONF": "vmm:false"})],
+    ids=["native", "expandable", "pyalloc", "pyalloc vmm:false"],
+)
+def test_tensors_through_a_queue(install, env, dry_python, tmp_path) -> None:  # type: ignore[no-untyped-def]
     script = tmp_path / "sharing.py"
     script.write_text(SHARING)
     dry_python(
         f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')",
         install=install,
-        env={"PYALLOC_CONF": "vmm:false"},
+        devices=2,
+        env=env,
+    )
+
+
+def test_the_sender_has_ended(dry_python) -> None:  # type: ignore[no-untyped-def]
+    sent = dry_python(
+        "import torch; print(torch.arange(9).cuda().untyped_storage()._share_cuda_())",
+        install=True,
+    )
+    dry_python(
+        f"""
+        import torch
+        torch.cuda.init()
+        try:
+            torch.UntypedStorage._new_shared_cuda(*{sent.stdout.strip()})
+        except RuntimeError as error:
+            assert "the process that sent it" in str(error) and "has ended" in str(error), error
+        else:
+            raise AssertionError
+        """,
+        install=True,
     )
 
 
@@ -55,8 +100,11 @@ assert torch.equal(tensor.cpu(), torch.arange(1000))
 """
 
 
-def test_pages_of_the_virtual_memory_calls_cannot_be_shared(dry_python) -> None:  # type: ignore[no-untyped-def]
-    assert "PYALLOC_CONF=vmm:false" in dry_python(SHARE, install=True).stdout
+def test_pages_that_the_driver_does_not_share(dry_python) -> None:  # type: ignore[no-untyped-def]
+    """The error says what to do, and the tensor is what it was."""
+    refused = {"PYALLOC_HOSTCUDA_FAIL": "every:cuMemExportToShareableHandle:801"}
+    said = dry_python(SHARE, install=True, env=refused).stdout
+    assert "PYALLOC_CONF=vmm:false" in said
 
 
 def preloaded(source: str, folder: Path, devices: int = 1) -> str:

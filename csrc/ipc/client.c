@@ -1,0 +1,154 @@
+/* The side that opens a name: asks the process that made it for the pages, some at a time. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "ipc.h"
+#include "protocol.h"
+
+/* A process that does not answer for so long is stopped or stuck. */
+enum { CLIENT_PATIENCE_S = 60 };
+
+struct client {
+    const struct pya_ipc_name *name;
+    int socket;
+    size_t n_asked; /* pages so far */
+    int fds[IPC_BATCH];
+    size_t n_fds, next;
+    char *why;
+};
+
+__attribute__((format(printf, 3, 4))) static pya_status
+client_fail(const struct client *client, pya_status status, const char *format, ...) {
+    __builtin_va_list arguments;
+    __builtin_va_start(arguments, format);
+    (void)vsnprintf(client->why, PYA_IPC_WHY_BYTES, format, arguments);
+    __builtin_va_end(arguments);
+    return status;
+}
+
+/* Descriptors that came with a packet. */
+static size_t
+packet_take_fds(struct ipc_packet *packet, int *fds) {
+    size_t n = 0;
+    for (struct cmsghdr *each = CMSG_FIRSTHDR(&packet->header); each != NULL;
+         each = CMSG_NXTHDR(&packet->header, each)) {
+        if (each->cmsg_level == SOL_SOCKET && each->cmsg_type == SCM_RIGHTS) {
+            n = (each->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+            memcpy(fds, CMSG_DATA(each), n * sizeof(int));
+        }
+    }
+    return n;
+}
+
+static pya_status
+client_receive(struct client *client, size_t n) {
+    struct ipc_packet packet;
+    ipc_packet_init(&packet);
+    ssize_t got = recvmsg(client->socket, &packet.header, MSG_CMSG_CLOEXEC);
+    if (got != (ssize_t)sizeof packet.reply) {
+        bool is_slow = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+        return client_fail(
+            client, PYA_E_DEVICE, "the process that sent it (%d) %s", (int)client->name->pid,
+            is_slow ? "does not answer" : "ended while it was asked for the memory");
+    }
+    client->n_fds = packet_take_fds(&packet, client->fds);
+    client->next = 0;
+    if (packet.reply.status == (int32_t)PYA_E_FOREIGN) {
+        return client_fail(
+            client, PYA_E_FOREIGN, "the process that sent it (%d) has freed it since",
+            (int)client->name->pid);
+    }
+    if (packet.reply.status != PYA_OK) {
+        return client_fail(
+            client, PYA_E_DEVICE, "the process that sent it (%d) could not hand it over: %s",
+            (int)client->name->pid, pya_status_text((pya_status)packet.reply.status));
+    }
+    if (client->n_fds != n || (packet.header.msg_flags & MSG_CTRUNC) != 0) {
+        return client_fail(
+            client, PYA_E_HOST_NOMEM,
+            "this process may have no more open files (ulimit -n), and needs one for each 2 MiB for a "
+            "moment");
+    }
+    return PYA_OK;
+}
+
+static pya_status
+client_ask(struct client *client) {
+    struct ipc_request request = {
+        .ptr = client->name->ptr,
+        .key = client->name->key,
+        .n_pages = client->name->n_pages,
+        .first = client->n_asked,
+    };
+    size_t left = (size_t)client->name->n_pages - client->n_asked;
+    request.n = (uint32_t)(left < IPC_BATCH ? left : IPC_BATCH);
+    memcpy(request.secret, client->name->secret, sizeof request.secret);
+    if (send(client->socket, &request, sizeof request, MSG_NOSIGNAL) != (ssize_t)sizeof request) {
+        return client_fail(
+            client, PYA_E_DEVICE, "the process that sent it (%d) has ended",
+            (int)client->name->pid);
+    }
+    client->n_asked += request.n;
+    return client_receive(client, request.n);
+}
+
+static pya_status
+client_next(void *arg, int *fd) {
+    struct client *client = arg;
+    if (client->next == client->n_fds) {
+        pya_status st = client_ask(client);
+        if (st != PYA_OK) {
+            return st;
+        }
+    }
+    *fd = client->fds[client->next++];
+    return PYA_OK;
+}
+
+static pya_status
+client_connect(struct client *client) {
+    struct sockaddr_un address;
+    const struct timeval patience = {.tv_sec = CLIENT_PATIENCE_S};
+    socklen_t n = ipc_address(client->name->pid, client->name->secret, &address);
+    client->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (client->socket < 0) {
+        return client_fail(client, PYA_E_HOST_NOMEM, "no socket could be made");
+    }
+    (void)setsockopt(client->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    (void)setsockopt(client->socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    if (connect(client->socket, (const struct sockaddr *)&address, n) != 0) {
+        return client_fail(
+            client, PYA_E_DEVICE,
+            "the process that sent it (%d) has ended, or is in a container with a network of its own",
+            (int)client->name->pid);
+    }
+    if (!ipc_is_ours(client->socket)) {
+        return client_fail(
+            client, PYA_E_DEVICE, "the process that sent it (%d) is another user's",
+            (int)client->name->pid);
+    }
+    return PYA_OK;
+}
+
+pya_status
+pya_ipc_open(
+    struct pya_heap *heap, int device, const struct pya_ipc_name *name, pya_dptr *out, char *why) {
+    struct client client = {.name = name, .socket = -1, .why = why};
+    const struct pya_import_source source = {.arg = &client, .next = client_next};
+    why[0] = '\0';
+    pya_status st = client_connect(&client);
+    if (st == PYA_OK) {
+        st = pya_import_open(heap, device, (size_t)name->n_pages, &source, out);
+    }
+    while (client.next < client.n_fds) {
+        (void)close(client.fds[client.next++]);
+    }
+    if (client.socket >= 0) {
+        (void)close(client.socket);
+    }
+    return st;
+}

@@ -1,0 +1,198 @@
+/* Names for blocks, and the socket over which their pages come: here both sides are one process. */
+#include <dirent.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ipc/ipc.h"
+#include "ipc/protocol.h"
+#include "world.h"
+
+/* One for all cases: the thread that hands out pages serves one heap for the life of a process. */
+static struct world the_world;
+
+static void
+world_share(pya_dptr ptr, struct pya_ipc_name *name, size_t *offset) {
+    char why[PYA_IPC_WHY_BYTES];
+    CHECK_OK(pya_ipc_share(the_world.heap, ptr, name, offset, why));
+    CHECK(pya_ipc_is_name(name, sizeof *name));
+    CHECK(why[0] == '\0');
+}
+
+static size_t
+n_open_files(void) {
+    DIR *folder = opendir("/proc/self/fd");
+    size_t n = 0;
+    while (CHECK(folder != NULL) && readdir(folder) != NULL) {
+        n++;
+    }
+    (void)closedir(folder);
+    return n;
+}
+
+/* More pages than one packet brings. */
+static void
+test_bytes_are_the_same(void) {
+    struct pya_ipc_name name;
+    char why[PYA_IPC_WHY_BYTES];
+    size_t offset;
+    pya_dptr base;
+    pya_dptr small = take(&the_world, 700, 0);
+    pya_dptr ptr = take(&the_world, (2 * IPC_BATCH + 1) * PYA_PAGE + 512, 0);
+    world_share(ptr, &name, &offset);
+    size_t n_files = n_open_files();
+    CHECK_OK(pya_ipc_open(the_world.heap, 0, &name, &base, why));
+    volatile char *here = (volatile char *)(uintptr_t)ptr;
+    volatile char *there = (volatile char *)(uintptr_t)(base + offset);
+    for (size_t i = 0; i <= 2 * IPC_BATCH; i++) {
+        here[i * PYA_PAGE] = (char)(i + 1);
+        CHECK_EQ(there[i * PYA_PAGE], (char)(i + 1));
+    }
+    CHECK_OK(pya_import_close(the_world.heap, base));
+    for (int i = 0; i < 5000 && n_open_files() != n_files; i++) {
+        (void)usleep(1000); /* until the server hears that the client has gone */
+    }
+    CHECK_EQ(n_open_files(), n_files);
+    give(&the_world, ptr);
+    give(&the_world, small);
+}
+
+static void
+test_what_cannot_be_opened(void) {
+    struct pya_ipc_name name;
+    char why[PYA_IPC_WHY_BYTES];
+    size_t offset;
+    pya_dptr base = 5;
+    pya_dptr ptr = take(&the_world, 3 * MIB, 0);
+    CHECK_EQ(pya_ipc_share(the_world.heap, ptr + 512, &name, &offset, why), PYA_E_FOREIGN);
+    world_share(ptr, &name, &offset);
+    struct pya_ipc_name wrong = name;
+    wrong.secret[15] ^= 1;
+    CHECK(pya_ipc_open(the_world.heap, 0, &wrong, &base, why) != PYA_OK);
+    CHECK(strstr(why, "ended") != NULL);
+    wrong = name;
+    wrong.secret[0] ^= 1;
+    CHECK(pya_ipc_open(the_world.heap, 0, &wrong, &base, why) != PYA_OK);
+    CHECK(strstr(why, "has ended, or is in a container") != NULL);
+    wrong = name;
+    wrong.n_pages = UINT64_MAX / PYA_PAGE;
+    CHECK(pya_ipc_open(the_world.heap, 0, &wrong, &base, why) != PYA_OK);
+    wrong.n_pages = name.n_pages + 1;
+    CHECK_EQ(pya_ipc_open(the_world.heap, 0, &wrong, &base, why), PYA_E_FOREIGN);
+    wrong.n_pages = 0;
+    CHECK_EQ(pya_ipc_open(the_world.heap, 0, &wrong, &base, why), PYA_E_INVAL);
+    give(&the_world, ptr);
+    CHECK_EQ(pya_ipc_open(the_world.heap, 0, &name, &base, why), PYA_E_FOREIGN);
+    CHECK(strstr(why, "has freed it since") != NULL);
+    CHECK_EQ(base, 5);
+    CHECK(!pya_ipc_is_name("pyalloc1", 8));
+    memset(&name, 'x', sizeof name);
+    CHECK(!pya_ipc_is_name(&name, sizeof name));
+}
+
+/* Whoever connects and talks nonsense is put off; others are served meanwhile. */
+static void
+test_strangers_are_put_off(void) {
+    struct pya_ipc_name name;
+    struct sockaddr_un address;
+    char why[PYA_IPC_WHY_BYTES];
+    size_t offset;
+    pya_dptr base;
+    pya_dptr ptr = take(&the_world, 3 * MIB, 0);
+    int fds[3];
+    world_share(ptr, &name, &offset);
+    socklen_t n = ipc_address(name.pid, name.secret, &address);
+    for (int i = 0; i < 3; i++) {
+        fds[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        CHECK_EQ(connect(fds[i], (const struct sockaddr *)&address, n), 0);
+    }
+    struct ipc_request request = {.ptr = name.ptr, .key = name.key, .n_pages = 2, .n = 1};
+    struct ipc_request many = {.n = IPC_BATCH + 1};
+    memcpy(many.secret, name.secret, sizeof many.secret);
+    CHECK_EQ(send(fds[0], &request, sizeof request, 0), (ssize_t)sizeof request); /* no secret */
+    CHECK_EQ(send(fds[1], &many, sizeof many, 0), (ssize_t)sizeof many);
+    CHECK_OK(pya_ipc_open(the_world.heap, 0, &name, &base, why));
+    CHECK_OK(pya_import_close(the_world.heap, base));
+    char byte;
+    CHECK_EQ(recv(fds[0], &byte, 1, 0), 0); /* closed */
+    CHECK_EQ(recv(fds[1], &byte, 1, 0), 0);
+    CHECK_EQ(recv(fds[2], &byte, 1, MSG_DONTWAIT), -1); /* says nothing, and may */
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(close(fds[i]), 0);
+    }
+    give(&the_world, ptr);
+}
+
+static void *
+open_often(void *arg) {
+    const struct pya_ipc_name *name = arg;
+    char why[PYA_IPC_WHY_BYTES];
+    for (int i = 0; i < 20; i++) {
+        pya_dptr base;
+        if (CHECK_OK(pya_ipc_open(the_world.heap, 0, name, &base, why))) {
+            CHECK_OK(pya_import_close(the_world.heap, base));
+        }
+    }
+    return NULL;
+}
+
+static void
+test_several_at_once(void) {
+    enum { N_THREADS = 4 };
+    pthread_t threads[N_THREADS];
+    struct pya_ipc_name name;
+    size_t offset;
+    pya_dptr ptr = take(&the_world, 9 * MIB, 0);
+    world_share(ptr, &name, &offset);
+    for (int i = 0; i < N_THREADS; i++) {
+        CHECK_EQ(pthread_create(&threads[i], NULL, open_often, &name), 0);
+    }
+    for (int i = 0; i < N_THREADS; i++) {
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    }
+    give(&the_world, ptr);
+}
+
+/* A forked child owns nothing, neither to share nor to map at; and it does not keep the parent's socket. */
+static void
+test_forked_children(void) {
+    struct pya_ipc_name name;
+    struct pya_ipc_name other;
+    char why[PYA_IPC_WHY_BYTES];
+    size_t offset;
+    pya_dptr base;
+    pya_dptr ptr = take(&the_world, 3 * MIB, 0);
+    world_share(ptr, &name, &offset);
+    size_t n_files = n_open_files();
+    pid_t child = fork();
+    if (child == 0) {
+        bool is_right = pya_ipc_share(the_world.heap, ptr, &other, &offset, why) == PYA_E_FORKED &&
+                        pya_ipc_open(the_world.heap, 0, &name, &base, why) == PYA_E_FORKED &&
+                        n_open_files() == n_files - 1;
+        _exit(is_right ? 0 : 1);
+    }
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK_OK(pya_ipc_open(the_world.heap, 0, &name, &base, why));
+    CHECK_OK(pya_import_close(the_world.heap, base));
+    give(&the_world, ptr);
+}
+
+static const struct check_case cases[] = {
+    {"bytes_are_the_same", test_bytes_are_the_same},
+    {"what_cannot_be_opened", test_what_cannot_be_opened},
+    {"strangers_are_put_off", test_strangers_are_put_off},
+    {"several_at_once", test_several_at_once},
+    {"forked_children", test_forked_children},
+};
+
+int
+main(int argc, char **argv) {
+    the_world = (struct world){
+        .config = {
+            .capacity_bytes = 512 * MIB, .address_bytes = (uint64_t)1 << 34, .backed = true}};
+    world_init(&the_world, "");
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
