@@ -15,8 +15,8 @@ extern "C" {
       "tight|balanced|fast: how much work to spend on saving memory; balanced for training, "      \
       "tight where the last percent decides whether it fits, fast where memory is plenty")         \
     X(BOOL, vmm, 1,                                                                                \
-      "use the driver's virtual memory calls where it has them; False for CUDA IPC, and for "      \
-      "libraries that want one allocation behind an address")                                      \
+      "use the driver's virtual memory calls where it has them; False for libraries that want "    \
+      "one allocation behind an address")                                                          \
     X(REAL, per_process_memory_fraction, 1,                                                        \
       "share of each device's memory this process may reserve")                                    \
     X(BYTES, limit, 0, "most bytes to reserve on each device (0: the device's memory)")            \

@@ -1,6 +1,6 @@
 /* What every device promises (device.h), on each device there is: the simulated one, counting and backed, with and
  * without virtual memory, and the CUDA driver where libcuda.so.1 can be opened (a card, or the host-memory runtime:
- * LD_LIBRARY_PATH=<its folder>). */
+ * LD_LIBRARY_PATH=<its folder>).  Long because it is all they promise. */
 #include <pthread.h>
 #include <unistd.h>
 

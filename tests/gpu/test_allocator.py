@@ -1,4 +1,4 @@
-"""The allocator on a card: results as on torch's own, bytes in shared pages, streams, graphs, out of memory."""
+"""The allocator on a card: results as on native, bytes in shared pages, streams, graphs, processes, out of memory."""
 
 from __future__ import annotations
 
@@ -151,3 +151,8 @@ def test_work_goes_on_after_out_of_memory() -> None:
         print([int(x) for k in kept for x in k.aminmax()])
         """
     )
+
+
+def test_tensors_go_to_another_process() -> None:
+    program = str(PROGRAMS / "share_tensors.py")
+    assert python(program) == python(program, "--pyalloc") == "shared\n"

@@ -4,52 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from dry_support import dry_environment
+from dry_support import dry_environment, run_checked
 
 pytestmark = pytest.mark.torch
 
-# Parts of a page, whole pages, pages that are not neighbours (on pyalloc), another device.
-SHARING = """
-import gc, torch, torch.multiprocessing as mp
-SIZES = [10, 700, 3 << 20, 15 << 20]
-def work(inbox, outbox):
-    tensors = inbox.get()
-    for n, tensor in enumerate(tensors):
-        assert tensor.device.index == (1 if n == len(SIZES) else 0)
-        assert tensor[0].item() == n and tensor[-1].item() == n + 100
-        tensor.copy_(torch.full(tensor.shape, float(n + 50)))
-    del tensors, tensor
-    gc.collect()
-    torch.cuda.synchronize()
-    outbox.put("seen")
-    inbox.get()
-if __name__ == "__main__":
-    row = [torch.empty(5 << 20, device="cuda") for _ in range(16)]
-    del row[::2]
-    cpu = [torch.zeros(size) for size in SIZES] + [torch.zeros(1000)]
-    for n, tensor in enumerate(cpu):
-        tensor[0], tensor[-1] = n, n + 100
-    tensors = [tensor.cuda() for tensor in cpu[:-1]] + [cpu[-1].cuda(1)]
-    context = mp.get_context("spawn")
-    inbox, outbox = context.Queue(), context.Queue()
-    child = context.Process(target=work, args=(inbox, outbox))
-    child.start()
-    inbox.put(tensors)
-    assert outbox.get(timeout=600) == "seen"
-    for n, tensor in enumerate(tensors):
-        assert tensor.cpu().eq(n + 50).all()
-    del tensors, tensor, row
-    torch.cuda.ipc_collect()
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved(0) == torch.cuda.memory_reserved(1) == 0
-    inbox.put(None)
-    child.join()
-    assert child.exitcode == 0
-"""
-
+SHARING = Path(__file__).parent.parent / "programs" / "share_tensors.py"
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
@@ -58,15 +21,10 @@ EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     [(False, {}), (False, EXPANDABLE), (True, {}), (True, {"PYALLOC_CONF": "vmm:false"})],
     ids=["native", "expandable", "pyalloc", "pyalloc vmm:false"],
 )
-def test_tensors_through_a_queue(install, env, dry_python, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    script = tmp_path / "sharing.py"
-    script.write_text(SHARING)
-    dry_python(
-        f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')",
-        install=install,
-        devices=2,
-        env=env,
-    )
+def test_tensors_through_a_queue(install, env) -> None:  # type: ignore[no-untyped-def]
+    command = [sys.executable, "-W", "ignore:nvml", str(SHARING), *["--pyalloc"] * install]
+    done = run_checked(command, env={**dry_environment(install=install, devices=2), **env})
+    assert done.stdout == "shared\n"
 
 
 def test_the_sender_has_ended(dry_python) -> None:  # type: ignore[no-untyped-def]

@@ -1,0 +1,66 @@
+"""Tensors for another process by CUDA IPC: share_tensors.py [--pyalloc].
+
+Parts of a page, whole pages, pages that are not neighbours (on pyalloc), another device where there is one.  The other
+process reads them and writes into them; once it has let go of them, all memory can go back to the device.
+"""
+
+import gc
+import sys
+
+import torch
+import torch.multiprocessing as mp
+
+if "--pyalloc" in sys.argv:  # in the other process too, which runs this as well
+    import pyalloc
+
+    pyalloc.install()
+
+SIZES = [10, 700, 3 << 20, 15 << 20, 1000]
+LAST = len(SIZES) - 1
+
+
+def device_of(n: int) -> int:
+    return 1 if n == LAST and torch.cuda.device_count() > 1 else 0
+
+
+def work(inbox: mp.Queue, outbox: mp.Queue) -> None:
+    tensors = inbox.get()
+    for n, tensor in enumerate(tensors):
+        assert tensor.device.index == device_of(n)
+        assert tensor[0].item() == n
+        assert tensor[-1].item() == n + 100
+        tensor.copy_(torch.full(tensor.shape, float(n + 50)))
+    del tensors, tensor
+    gc.collect()
+    torch.cuda.synchronize()
+    outbox.put("written")
+    inbox.get()
+
+
+def main() -> None:
+    row = [torch.empty(5 << 20, device="cuda") for _ in range(16)]
+    del row[::2]
+    sent = [torch.zeros(size) for size in SIZES]
+    for n, tensor in enumerate(sent):
+        tensor[0], tensor[-1] = n, n + 100
+    tensors = [tensor.cuda(device_of(n)) for n, tensor in enumerate(sent)]
+    context = mp.get_context("spawn")
+    inbox, outbox = context.Queue(), context.Queue()
+    child = context.Process(target=work, args=(inbox, outbox))
+    child.start()
+    inbox.put(tensors)
+    assert outbox.get(timeout=600) == "written"
+    for n, tensor in enumerate(tensors):
+        assert tensor.cpu().eq(n + 50).all()
+    del tensors, tensor, row
+    torch.cuda.ipc_collect()
+    torch.cuda.empty_cache()
+    assert sum(torch.cuda.memory_reserved(each) for each in range(torch.cuda.device_count())) == 0
+    inbox.put(None)
+    child.join()
+    assert child.exitcode == 0
+    print("shared")
+
+
+if __name__ == "__main__":
+    main()
