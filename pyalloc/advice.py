@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 
 from pyalloc import source
@@ -30,7 +31,7 @@ def advise(analysis: Analysis) -> list[Advice]:
     idle = _idle_passes(analysis)
     found = [
         *_leak(analysis),
-        *_no_grad(idle),
+        *_no_grad(idle, analysis),
         *_reductions(analysis),
         *_gradients(analysis),
         *_stale(analysis),
@@ -104,15 +105,51 @@ def _is_in_one(phases: list[Phase], analysis: Analysis) -> bool:
     return any(phase.begin < peak <= phase.end for phase in phases)
 
 
-def _no_grad(idle: list[Phase]) -> Iterator[Advice]:
+def _in_pass(passes: list[Phase], begin: int, end: int) -> Phase | None:
+    """The first of some passes, in their order, that lies in these events at least in part."""
+    at = bisect.bisect_right(passes, begin, key=lambda phase: phase.end)
+    return passes[at] if at < len(passes) and passes[at].begin < end else None
+
+
+def _falls_without(idle: list[Phase], analysis: Analysis) -> int:
+    """How far the peak falls if these passes keep nothing: to what is still needed, or to another pass's peak."""
+    kept = []
+    for block in analysis.peak.blocks:
+        made = _in_pass(idle, block.alloc_event - 1, block.alloc_event)
+        if made is not None and (block.free_event is None or block.free_event > made.end):
+            kept.append(block)
+    if not kept:
+        return 0
+    elsewhere = 0
+    for phase in sorted(analysis.phases, key=lambda phase: -phase.peak_bytes):
+        if phase.peak_bytes <= elsewhere:
+            break
+        if _in_pass(idle, phase.begin, phase.end) is None:
+            held = (b for b in kept if b.alloc_event <= phase.begin)
+            through = (b for b in held if b.free_event is None or b.free_event >= phase.end)
+            elsewhere = max(elsewhere, phase.peak_bytes - sum(b.bytes for b in through))
+    needed = max(block.bytes for block in kept)  # by the operation at work
+    peak: int = analysis.totals["peak_bytes"]
+    return max(min(sum(b.bytes for b in kept) - needed, peak - elsewhere), 0)
+
+
+def _no_grad(idle: list[Phase], analysis: Analysis) -> Iterator[Advice]:
     if idle:
         each = max(phase.left_bytes for phase in idle)
+        saved = _falls_without(idle, analysis)
+        falls = f"falls by about {size(saved)} then" if saved else "lies elsewhere and stays"
         yield Advice(
             "no_grad",
             f"{len(idle)} forward passes in a row keep {size(each)} each for a backward that never comes: put "
-            "`with torch.no_grad():` (or torch.inference_mode()) around evaluation.",
-            each,
+            f"`with torch.no_grad():` (or torch.inference_mode()) around evaluation. The peak {falls}.",
+            saved,
         )
+
+
+def _is_dropped_with(temporary: Block, other: Block) -> bool:
+    """Of the same line and gone when the temporary is: an expression of several makes one after the other."""
+    is_short = other.free_event is not None and other.free_event <= (temporary.free_event or 0)
+    return other.stack == temporary.stack and is_short
 
 
 def _reductions(analysis: Analysis) -> Iterator[Advice]:
@@ -125,8 +162,9 @@ def _reductions(analysis: Analysis) -> Iterator[Advice]:
         yield Advice(
             "broadcast_product",
             f"{where}{shown} makes a temporary of {size(block.bytes)} and at once reduces it to {size(result)}. "
-            "torch.einsum, a matrix product or torch.cdist give the same without the temporary.",
-            block.bytes - result,
+            "torch.einsum, a matrix product or torch.cdist give the same without it, at most "
+            "with a workspace of cuBLAS (32 MiB) meanwhile.",
+            sum(b.bytes for b in analysis.peak.blocks if _is_dropped_with(block, b)) - result,
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -263,18 +263,13 @@ def moments_at(path: Path, at: list[int], device: int = -1) -> dict[int, Moment]
     return dict(zip(at, (moment(scan, row) for row in scan.moments()), strict=True))
 
 
-def _largest_of_stacks(moment: Moment) -> Iterable[Block]:
-    by_size = sorted(moment.blocks, key=lambda block: block.bytes)
-    return {block.stack: block for block in by_size}.values()
-
-
 def _find_reductions(analysis: Analysis, file: Path, device: int) -> None:
     """Large blocks of the peak that die at once, leaving something much smaller made from them."""
     peak = analysis.peak
     limit = peak.allocated_bytes * _LARGE_SHARE
     short = [
         (block.free_event, block)
-        for block in _largest_of_stacks(peak)
+        for block in peak.blocks
         if block.bytes > limit
         and block.free_event is not None
         and block.free_event - block.alloc_event <= _SHORT_LIFE
@@ -283,10 +278,14 @@ def _find_reductions(analysis: Analysis, file: Path, device: int) -> None:
     if not short:
         return
     after = _core.Scan(file, device=device, n_bins=2, moments=[at for at, _ in short]).moments()
+    found: dict[
+        int, tuple[Block, int]
+    ] = {}  # of a line's temporaries the last one, which is reduced
     for (_, block), row in zip(short, after, strict=True):
         made = [rounded(b[1]) for b in row[3] if b[3] > block.alloc_event]
         if made and max(made) <= block.bytes // _REDUCED:
-            analysis.reductions.append((block, max(made)))
+            found[block.stack] = block, max(made)
+    analysis.reductions.extend(found.values())
 
 
 def _interesting(scan: _core.Scan, totals: dict[str, Any], moments: int) -> list[int]:
