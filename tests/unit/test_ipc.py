@@ -27,6 +27,15 @@ def test_tensors_through_a_queue(install, env) -> None:  # type: ignore[no-untyp
     assert done.stdout == "shared\n"
 
 
+def test_nobody_need_inspect_anybody() -> None:
+    """What expandable segments need, and many systems refuse."""
+    command = [sys.executable, "-W", "ignore:nvml", str(SHARING), "--private"]
+    native = {**dry_environment(devices=2), **EXPANDABLE}
+    assert "pidfd_getfd" in run_checked(command, env=native, expect=1).stderr
+    ours = dry_environment(install=True, devices=2)
+    assert run_checked([*command, "--pyalloc"], env=ours).stdout == "shared\n"
+
+
 def test_the_sender_has_ended(dry_python) -> None:  # type: ignore[no-untyped-def]
     sent = dry_python(
         "import torch; print(torch.arange(9).cuda().untyped_storage()._share_cuda_())",
