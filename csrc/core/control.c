@@ -220,15 +220,20 @@ card_trim(
 pya_status
 pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id) {
     struct pya_card *card;
+    void *here = pya_heap_capture(heap, PYA_RECORD_ALL);
     pya_status st = pya_heap_lock_card(heap, device, &card);
     if (st != PYA_OK) {
+        pya_heap_drop_context(heap, here);
         return st;
     }
     const struct pya_pool *pool = pya_pool_find(card, id);
     if (pool != NULL) {
+        pya_history_set_current(card->history, here);
         st = card_trim(card, PYA_TRIM_POOL, pool, SIZE_MAX);
+        pya_history_set_current(card->history, NULL);
     }
     pya_lock_release(&card->lock);
+    pya_heap_drop_context(heap, here);
     return st;
 }
 
@@ -262,9 +267,13 @@ heap_trim_device(struct pya_heap *heap, int device, size_t bytes_left) {
     if (card == NULL) {
         return PYA_OK;
     }
+    void *here = pya_heap_capture(heap, PYA_RECORD_ALL);
     pya_lock_acquire(&card->lock);
+    pya_history_set_current(card->history, here);
     pya_status st = pya_heap_trim_card(card, bytes_left);
+    pya_history_set_current(card->history, NULL);
     pya_lock_release(&card->lock);
+    pya_heap_drop_context(heap, here);
     return st;
 }
 

@@ -98,6 +98,14 @@ void pya_history_move(struct pya_history *history, struct pya_history_part *out)
 void pya_history_clear(struct pya_history *history);
 void pya_history_fini(struct pya_history *history);
 
+/* Entries that follow, those of memory given back too, are traced with this; NULL: with nothing any more. */
+static inline void
+pya_history_set_current(struct pya_history *history, void *context) {
+    if (history != NULL) {
+        history->current = context;
+    }
+}
+
 /* The call that is on every path: nothing when nobody records. */
 static inline void
 pya_history_note(

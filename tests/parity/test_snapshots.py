@@ -292,6 +292,26 @@ def test_levels_of_context(context: str, on_alloc: bool, on_free: bool) -> None:
     assert ("frames" in entries["free_requested"]) is on_free
 
 
+@pytest.mark.parametrize(("context", "has_frames"), [("state", False), ("all", True)])
+def test_levels_of_context_of_memory_given_back(context: str, has_frames: bool) -> None:
+    torch.cuda.memory._set_memory_metadata("shrinking")
+    _record_memory_history("all", context=context, stacks="python")
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        empty(MIB)
+    del pool
+    empty(64 * MIB)
+    torch.cuda.empty_cache()
+    torch.cuda.memory._set_memory_metadata("")
+    given_back = [e for e in trace() if e["action"] in ("segment_free", "segment_unmap")]
+    assert len(given_back) == 2
+    assert {e["user_metadata"] for e in given_back} == {"shrinking"}
+    callers = [{frame["name"] for frame in e.get("frames", [])} for e in given_back]
+    here = "test_levels_of_context_of_memory_given_back"
+    assert [here in names for names in callers] == [has_frames] * 2
+    assert ("empty_cache" in callers[1]) is has_frames
+
+
 @pytest.mark.parametrize(
     ("context", "has_frames"), [("state", False), ("alloc", True), ("all", True)]
 )
