@@ -367,6 +367,7 @@ card_serve(
         if (st != PYA_OK) {
             return st;
         }
+        may_repeat = may_repeat && block->arena == arena;
     } else {
         card->stats.scalar[PYA_STAT_pyalloc_fit_hits]++;
     }

@@ -571,9 +571,10 @@ pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct py
     if (st == PYA_OK && block == NULL) {
         st = arena->small_fit != NULL ? climb_plain(arena, bytes, is_small, &block)
                                       : climb_pages(arena, bytes, is_small, &block);
+        st = is_shortage(st) ? pya_plain_borrow(arena, bytes, is_small, &block) : st;
     }
     if (st != PYA_OK) {
-        return st == PYA_E_LIMIT ? PYA_E_NOMEM : st;
+        return st;
     }
     /* A growth always makes a run that fits; NULL here would be a broken promise of a lower floor. */
     PYA_ASSERT(block != NULL);

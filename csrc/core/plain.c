@@ -105,6 +105,36 @@ pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
     return PYA_OK;
 }
 
+static bool
+plain_lends(const struct pya_arena *from, const struct pya_arena *to) {
+    const struct pya_pool *pool = from->pool;
+    return from->small_fit != NULL && pool != NULL && pool->on_oom && from->stream == to->stream;
+}
+
+pya_status
+pya_plain_borrow(
+    const struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_card *card = arena->card;
+    struct pya_arena *from = arena->pool == NULL ? card->arenas : NULL;
+    for (; from != NULL; from = from->next) {
+        if (!plain_lends(from, arena)) {
+            continue;
+        }
+        pya_arena_unpark(from);
+        struct pya_block *run = pya_plain_find(from, bytes, is_small);
+        pya_status st = run == NULL ? PYA_OK : pya_slab_reserve(&card->blocks, 1);
+        if (st != PYA_OK) {
+            return st;
+        }
+        if (run != NULL) {
+            *out = pya_plain_take(from, run, bytes, is_small);
+            card->stats.scalar[PYA_STAT_pyalloc_saved_by_transfer]++;
+            return PYA_OK;
+        }
+    }
+    return PYA_E_NOMEM;
+}
+
 static pya_status
 plain_release(struct pya_arena *arena, struct pya_range **link) {
     struct pya_card *card = arena->card;

@@ -247,6 +247,44 @@ test_source(void) {
     run_source("vmm:False");
 }
 
+/* Such memory is lent by the block, on its stream, and only by a pool that was made to. */
+static void
+run_lent_source(const char *options) {
+    struct world world = {0};
+    struct source source = {0};
+    pya_dptr none = 0;
+    pools_init(&world, options);
+    CHECK_OK(pya_pool_set_source(world.heap, 0, POOL, source_of(&source)));
+    pool_begin(&world);
+    pya_dptr inside = take(&world, 700 * MIB, 0);
+    pya_dptr little = take(&world, 1000, 0);
+    give(&world, inside);
+    give(&world, little);
+    pool_end(&world);
+    CHECK_EQ(pya_alloc(world.heap, 0, 600 * MIB, 0, &none), PYA_E_NOMEM);
+    CHECK_OK(pya_pool_set_on_oom(world.heap, 0, POOL, true));
+    CHECK_EQ(pya_alloc(world.heap, 0, 600 * MIB, 7, &none), PYA_E_NOMEM);
+    CHECK_EQ(pya_alloc(world.heap, 0, 800 * MIB, 0, &none), PYA_E_NOMEM);
+    CHECK_EQ(take(&world, 600 * MIB, 0), inside);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_saved_by_transfer"), 1);
+    CHECK_EQ(source.n_segments, 2);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(source.n_segments, 1); /* a lent block outlives the pool */
+    CHECK(!source.is_dropped);
+    give(&world, inside);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK(source.is_dropped);
+    world_fini(&world);
+}
+
+static void
+test_source_lends_on_oom(void) {
+    run_lent_source("limit:1GiB");
+    run_lent_source("limit:1GiB,vmm:False");
+}
+
 static void
 test_source_dies_with_the_heap(void) {
     struct world world = {0};
@@ -521,6 +559,7 @@ static const struct check_case cases[] = {
     {"addresses_stay_mapped", test_addresses_of_a_pool_in_use_stay_mapped},
     {"mappings_cost_no_wait", test_mappings_of_a_pool_in_use_cost_others_no_wait},
     {"lends_on_oom", test_a_pool_lends_on_oom},
+    {"source_lends_on_oom", test_source_lends_on_oom},
     {"trim_leaves_the_low_end", test_trim_leaves_the_low_end},
     {"source", test_source},
     {"source_dies_with_the_heap", test_source_dies_with_the_heap},

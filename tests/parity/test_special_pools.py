@@ -18,7 +18,7 @@ import torch
 
 import pyalloc
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 IS_PYALLOC = os.environ["PYALLOC_PARITY"] == "pyalloc"
 
 
@@ -130,6 +130,37 @@ def test_the_own_allocator_runs_out(own: OwnAllocator) -> None:
             empty(5 * MIB)
         own.is_empty = False
         assert empty(5 * MIB).numel() == 5 * MIB
+
+
+@pytest.mark.skipif(
+    "use_on_oom" not in inspect.signature(torch.cuda.MemPool.__init__).parameters,
+    reason="this torch has no use_on_oom",
+)
+@pytest.mark.parametrize("has_own", [True, False])
+@pytest.mark.parametrize("flag", [False, True])
+def test_segments_of_special_pools_are_lent_before_out_of_memory(
+    own: OwnAllocator, has_own: bool, flag: bool
+) -> None:
+    if not has_own and "no_split" not in inspect.signature(torch.cuda.MemPool.__init__).parameters:
+        pytest.skip("this torch has no no_split")
+    kind = {"allocator": own.allocator} if has_own else {"no_split": True}
+    pool = torch.cuda.MemPool(use_on_oom=flag, **kind)
+    with torch.cuda.use_mem_pool(pool):
+        inside = empty(5 * GIB)
+    address = inside.data_ptr()
+    del inside
+    if not flag:
+        with pytest.raises(torch.OutOfMemoryError):
+            empty(4 * GIB)
+        return
+    lent = empty(4 * GIB)
+    assert lent.data_ptr() == address
+    assert torch.cuda.memory_allocated() >= 4 * GIB
+    with torch.cuda.stream(torch.cuda.Stream()), pytest.raises(torch.OutOfMemoryError):
+        empty(5 * GIB)  # of the stream that made it
+    del lent
+    with torch.cuda.use_mem_pool(pool):
+        assert empty(5 * GIB).data_ptr() == address
 
 
 @pytest.mark.parametrize("size", [100, 5 * MIB, 30 * MIB])
