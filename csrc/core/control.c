@@ -239,6 +239,8 @@ pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id) {
 
 pya_status
 pya_heap_trim_card(struct pya_card *card, size_t bytes_left) {
+    const bool is_all = bytes_left == 0 && !pya_fences_are_capturing(card);
+    card->stats.scalar[PYA_STAT_num_sync_all_streams] += is_all; /* as torch counts empty_cache() */
     bytes_left = bytes_left > card->keep_bytes ? bytes_left : card->keep_bytes;
     if (card->reserved_bytes <= bytes_left) {
         if (!pya_fences_are_capturing(card)) {

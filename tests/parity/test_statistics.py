@@ -183,6 +183,15 @@ def test_empty_cache_gives_memory_back() -> None:
     assert torch.cuda.mem_get_info()[0] == free
 
 
+def test_empty_cache_counts_as_a_wait_for_all_streams() -> None:
+    kept = empty(MIB)
+    before = torch.cuda.memory_stats()["num_sync_all_streams"]
+    torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_stats()["num_sync_all_streams"] == before + 2
+    del kept
+
+
 def test_empty_cache_keeps_live_memory() -> None:
     tensor = empty(8 * MIB)
     tensor.copy_(torch.arange(8 * MIB) % 251)
