@@ -150,6 +150,21 @@ nvmlDeviceGetMemoryInfo(void *handle, struct nvml_memory *out) {
     return NVML_OK;
 }
 
+struct nvml_memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+
+int
+nvmlDeviceGetMemoryInfo_v2(void *handle, struct nvml_memory_v2 *inout) {
+    struct nvml_memory memory = {0};
+    const int status = nvmlDeviceGetMemoryInfo(handle, &memory);
+    if (status == NVML_OK) {
+        *inout = (struct nvml_memory_v2){inout->version, memory.total, 0, memory.free, memory.used};
+    }
+    return status;
+}
+
 int
 nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, void *infos) {
     (void)infos;
@@ -160,6 +175,51 @@ nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, void *infos)
 int
 nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, void *infos) {
     return nvmlDeviceGetComputeRunningProcesses(handle, count, infos);
+}
+
+/* What programs log of a card: this one is idle.  Where nothing is said, the caller's error ends a program that would run
+ * on a card. */
+static int
+nvml_idle(const void *handle, unsigned *out, size_t n) {
+    if (nvml_device(handle) == NULL || out == NULL) {
+        return NVML_INVALID;
+    }
+    memset(out, 0, n * sizeof *out);
+    return NVML_OK;
+}
+
+/* Of the card, of its memory. */
+int
+nvmlDeviceGetUtilizationRates(void *handle, unsigned out[2]) {
+    return nvml_idle(handle, out, 2);
+}
+
+int
+nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *out) {
+    (void)sensor;
+    return nvml_idle(handle, out, 1);
+}
+
+/* {version, sensor, degrees} */
+int
+nvmlDeviceGetTemperatureV(void *handle, unsigned inout[3]) {
+    return nvml_idle(handle, inout == NULL ? NULL : &inout[2], 1);
+}
+
+int
+nvmlDeviceGetPowerUsage(void *handle, unsigned *out) {
+    return nvml_idle(handle, out, 1);
+}
+
+int
+nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned out[2]) {
+    return nvml_idle(handle, out, 2);
+}
+
+int
+nvmlDeviceGetClockInfo(void *handle, int type, unsigned *out) {
+    (void)type;
+    return nvml_idle(handle, out, 1);
 }
 
 /* No fabric: the caller's zeroed struct says so. */

@@ -81,6 +81,30 @@ def test_nvml_says_the_same(cuda: Cuda, libraries: Path) -> None:
     cuda.ok("cudaFree", pointer)
 
 
+def test_nvml_shows_an_idle_card(cuda: Cuda, libraries: Path) -> None:
+    """What programs log, torch.cuda.utilization() and its like among them."""
+    nvml = ctypes.CDLL(str(libraries / "libnvidia-ml.so.1"))
+    device, values = ctypes.c_void_p(), (ctypes.c_uint * 3)()
+    assert nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+    for name, arguments, zeros in (
+        ("UtilizationRates", (), [0, 1]),
+        ("Temperature", (0,), [0]),
+        ("TemperatureV", (), [2]),
+        ("PowerUsage", (), [0]),
+        ("TotalEnergyConsumption", (), [0, 1]),
+        ("ClockInfo", (1,), [0]),
+    ):
+        values[:] = [7, 7, 7]
+        get = getattr(nvml, f"nvmlDeviceGet{name}")
+        assert get(device, *arguments, values) == 0
+        assert list(values) == [0 if i in zeros else 7 for i in range(3)], name
+        assert get(None, *arguments, values) == 2
+    memory, longer = (ctypes.c_uint64 * 3)(), (ctypes.c_uint64 * 5)(2)
+    assert nvml.nvmlDeviceGetMemoryInfo(device, memory) == 0
+    assert nvml.nvmlDeviceGetMemoryInfo_v2(device, longer) == 0
+    assert list(longer) == [2, memory[0], 0, memory[1], memory[2]]
+
+
 def test_an_error_is_remembered_until_it_is_asked_for(cuda: Cuda) -> None:
     assert cuda("cudaFree", 12345) == INVALID
     cuda.ok("cudaFree", cuda.malloc(1))
