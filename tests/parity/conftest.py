@@ -107,6 +107,10 @@ else:
 
     import torch
 
+    # clean_device() collects twice a test: without looking at all of torch's own objects each time.
+    gc.collect()
+    gc.freeze()
+
     def is_pyalloc() -> bool:
         return ALLOCATOR == "pyalloc"
 
