@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 
 import pytest
-from dry_support import dry_environment, dry_torch, run_checked
+from dry_support import dry_environment, dry_torch, python_for, run_checked
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -25,7 +25,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def dry_python() -> RunPython:
-    """Runs source text in a fresh interpreter with torch on the host-memory runtime."""
+    """Runs source text with torch on the host-memory runtime, in a process of its own.
+
+    cold: in a fresh interpreter, even where it imports torch first.
+    """
 
     def run(
         source: str,
@@ -33,12 +36,16 @@ def dry_python() -> RunPython:
         install: bool = False,
         memory: str = "8GB",
         devices: int = 1,
+        cold: bool = False,
+        env: dict[str, str] | None = None,
         **options: object,
     ) -> subprocess.CompletedProcess[str]:
-        env = dry_environment(install=install, memory=memory, devices=devices)
-        env.update(options.pop("env", None) or {})  # type: ignore[call-overload]
-        command = [sys.executable, "-W", "ignore:nvml", "-c", textwrap.dedent(source)]
-        return run_checked(command, env=env, **options)  # type: ignore[arg-type]
+        variables = dry_environment(install=install, memory=memory, devices=devices)
+        variables.update(env or {})
+        source = textwrap.dedent(source)
+        python = sys.executable if cold else python_for(source, env or ())
+        command = [python, "-W", "ignore:nvml", "-c", source]
+        return run_checked(command, env=variables, **options)  # type: ignore[arg-type]
 
     return run
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import atexit
 import os
 import subprocess
 import sys
+import tempfile
+import textwrap
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import pytest
+import warm
 
 from pyalloc import _bootstrap, hostcuda
 
@@ -64,3 +70,55 @@ def dry_environment(
     if install:
         env[_bootstrap.INSTALL] = "1"
     return env
+
+
+def warm_python(source: str) -> str:
+    """What stands in for Python where torch has been imported already: see warm.py.
+
+    An optimizer imports torch's compiler, which takes as long again: programs with one have that as well.
+    """
+    return _warm_python("torch._dynamo" if "torch.optim" in source else "torch")
+
+
+@cache
+def _warm_python(module: str) -> str:
+    folder = tempfile.TemporaryDirectory(prefix="pyalloc-warm-")
+    env = {
+        name: value for name, value in dry_environment().items() if not name.startswith("PYALLOC_")
+    }
+    program, server = warm.start(folder.name, module, env)
+
+    def end() -> None:
+        server.communicate()
+        folder.cleanup()
+
+    atexit.register(end)
+    return program
+
+
+def python_for(source: str, variables: Iterable[str] = ()) -> str:
+    """The Python to run a program with: one that has imported torch already, where the program does that first.
+
+    Not where variables of the environment are set that torch may read while it is imported.
+    """
+    is_warm = _imports_torch_first(source) and all(
+        name.startswith("PYALLOC_") for name in variables
+    )
+    return warm_python(source) if is_warm else sys.executable
+
+
+def _imports_torch_first(source: str) -> bool:
+    """Before anything of pyalloc, whose own import may wait for torch's, and before it does anything else."""
+    for statement in ast.parse(textwrap.dedent(source)).body:
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            names = [statement.module or ""]
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue  # what the program says of itself
+        else:
+            return False
+        ours = [name for name in names if name.split(".")[0] in ("torch", "pyalloc")]
+        if ours:
+            return ours[0].startswith("torch")
+    return False

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dry_support import PATIENCE_S
+from dry_support import PATIENCE_S, python_for
 
 from pyalloc import _bootstrap, hostcuda
 
@@ -153,7 +153,7 @@ def run_torch(torch_found: hostcuda.Torch, libraries: Path, tmp_path: Path) -> R
         program = tmp_path / "program.py"
         program.write_text(textwrap.dedent(source))
         done = subprocess.run(
-            [sys.executable, str(program)],
+            [python_for(source, variables), str(program)],
             env=env,
             capture_output=True,
             text=True,

@@ -8,23 +8,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dry_support import python_for
 
-from instrument.tools import Plan, pyalloc
+from instrument.tools import SEQ2SEQ, Plan, pyalloc
 
 Record = Callable[..., Path]
 
 
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
-    """Records a program given as source text; returns the trace."""
+    """Records a program given as source text; returns the trace.
 
-    def run(source: str, *options: str, expect: int | None = 0) -> Path:
+    cold: in a fresh interpreter, even where it imports torch first.
+    """
+
+    def run(source: str, *options: str, expect: int | None = 0, cold: bool = False) -> Path:
         script = tmp_path / "program.py"
         script.write_text(textwrap.dedent(source))
+        python = sys.executable if cold else python_for(source)
         out = tmp_path / "out.pya"
         pyalloc(
             "dryrun", "--memory", "4GB", "--record", out, "--force", *options,
-            sys.executable, "-W", "ignore", script, expect=expect,
+            python, "-W", "ignore", script, expect=expect,
         )  # fmt: skip
         return out
 
@@ -35,7 +40,8 @@ def record(tmp_path: Path) -> Record:
 def forum(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example of the forum thread, recorded with torch's own allocator."""
     out = tmp_path_factory.mktemp("forum") / "seq.pya"
-    pyalloc("dryrun", "--memory", "24GB", "--record", out, sys.executable, "examples/seq2seq.py")
+    python = python_for(SEQ2SEQ.read_text())
+    pyalloc("dryrun", "--memory", "24GB", "--record", out, python, SEQ2SEQ)
     return out
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from dry_support import python_for
 
-from instrument.tools import ROOT, pyalloc
+from instrument.tools import SEQ2SEQ, pyalloc
 from pyalloc import trace
 
 MIB = 2**20
@@ -36,7 +36,7 @@ def test_the_peak_is_the_one_torch_told(forum: Path) -> None:
 def verdict(allocator: str, mib: int) -> str:
     out = pyalloc(
         "dryrun", "--memory", f"{mib}MiB", "--allocator", allocator,
-        sys.executable, ROOT / "examples/seq2seq.py", expect=None,
+        python_for(SEQ2SEQ.read_text()), SEQ2SEQ, expect=None,
     )  # fmt: skip
     return next(line for line in out.splitlines() if "verdict" in line)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from dry_support import PATIENCE_S
+from dry_support import PATIENCE_S, python_for
 
 from instrument.tools import ROOT, pyalloc
 from pyalloc import figures, pytest_plugin, recording, trace
@@ -26,7 +26,7 @@ def dry(
     script.write_text(source)
     return pyalloc(
         "dryrun", "--memory", "4GB", "--allocator", allocator,
-        sys.executable, "-W", "ignore", script, *words, expect=expect,
+        python_for(source), "-W", "ignore", script, *words, expect=expect,
     )  # fmt: skip
 
 

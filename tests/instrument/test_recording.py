@@ -430,7 +430,7 @@ def test_cpp_frames_begin_where_the_request_came_from(record: Record) -> None:
     def ask():
         return torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
     x = ask()
-    """, "--allocator", "pyalloc", "--stacks", "all")  # fmt: skip
+    """, "--allocator", "pyalloc", "--stacks", "all", cold=True)  # fmt: skip
     found = trace.analyse(path)
     (block,) = found.peak.blocks
     names = [name for name, _, _ in found.frames(block.stack)]

@@ -14,6 +14,7 @@ from pyalloc import _core
 from pyalloc.convert import KINDS
 
 ROOT = Path(__file__).parent.parent.parent
+SEQ2SEQ = ROOT / "examples" / "seq2seq.py"
 MIB = 2**20
 
 

@@ -11,19 +11,19 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from dry_support import PATIENCE_S
+from dry_support import PATIENCE_S, warm_python
 
 ALLOCATOR = os.environ.get("PYALLOC_PARITY")
 ALLOCATORS = ("native", "pyalloc")
 counted: dict[str, dict[str, int]] = {name: {} for name in ALLOCATORS}
 
 if ALLOCATOR is None:
+    from parity.run import OPTIONS, environment
 
     class ParityFailure(Exception):
         """The output of the inner pytest."""
@@ -37,16 +37,11 @@ if ALLOCATOR is None:
         run: Future[subprocess.CompletedProcess[str]]
 
         def start(self) -> None:
-            command = [
-                *("nice", "-n", "5"),
-                sys.executable,
-                str(Path(__file__).parent / "run.py"),
-                self.name,
-                str(self.path),
-            ]
+            python = warm_python(self.path.read_text())
             self.run = pool.submit(
                 subprocess.run,
-                command,
+                ["nice", "-n", "5", python, *OPTIONS, str(self.path)],
+                env=environment(self.name),
                 capture_output=True,
                 text=True,
                 check=False,

@@ -9,17 +9,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from dry_support import dry_environment
 
-allocator, *rest = sys.argv[1:]
-env = dry_environment(install=allocator == "pyalloc", memory="8GB", devices=2)
-env["PYALLOC_PARITY"] = allocator
-options = [
-    "-q",
-    "--tb=short",
-    "-p",
-    "no:cacheprovider",
-    "-o",
-    "filterwarnings=default",
-    "-W",
-    "ignore",
-]
-os.execve(sys.executable, [sys.executable, "-m", "pytest", *options, *rest], env)
+OPTIONS = (
+    *("-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"),
+    *("-o", "filterwarnings=default", "-W", "ignore"),
+)
+
+
+def environment(allocator: str) -> dict[str, str]:
+    env = dry_environment(install=allocator == "pyalloc", memory="8GB", devices=2)
+    env["PYALLOC_PARITY"] = allocator
+    return env
+
+
+if __name__ == "__main__":
+    command = [sys.executable, *OPTIONS, *sys.argv[2:]]
+    os.execve(sys.executable, command, environment(sys.argv[1]))
