@@ -264,7 +264,11 @@ pya_arena_unpark(struct pya_arena *arena) {
 
 void
 pya_card_unpark(struct pya_card *card) {
-    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+    while (card->parking != NULL) {
+        struct pya_arena *arena = card->parking;
+        PYA_STEP();
+        card->parking = arena->next_parking;
+        arena->is_parking = false;
         pya_arena_unpark(arena);
     }
 }

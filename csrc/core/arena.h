@@ -37,6 +37,8 @@ struct pya_arena {
     size_t repeat_pause;       /* large requests to let pass, since nothing repeats */
     struct pya_block
         *parked; /* freed last, not yet joined to its neighbours; state USED, in no index */
+    struct pya_arena *next_parking; /* of the card's list */
+    bool is_parking;                /* in that list; parked implies it */
     size_t free_bytes;
     size_t free_pages;
     uint64_t seq; /* grows with every block that becomes free */
@@ -75,6 +77,16 @@ pya_arena_place(const struct pya_arena *arena) {
 static inline bool
 pya_card_is_shared(const struct pya_card *card) {
     return card->arenas->next != NULL;
+}
+
+/* All arenas that may give to others.  There may be thousands of pools: while all are in use, those of the default pool. */
+static inline struct pya_arena *
+pya_arenas_open(const struct pya_card *card) {
+    return card->n_unused > 0 ? card->arenas : card->common;
+}
+static inline struct pya_arena *
+pya_arenas_open_next(const struct pya_arena *arena) {
+    return arena->card->n_unused > 0 ? arena->next : arena->next_common;
 }
 
 /* For the fence's stream. */
@@ -140,6 +152,10 @@ pya_arena_park(struct pya_arena *arena, struct pya_block *block) {
     arena->parked = block;
     if (before != NULL) {
         (void)pya_arena_give(arena, before);
+    } else if (PYA_UNLIKELY(!arena->is_parking)) {
+        arena->is_parking = true;
+        arena->next_parking = arena->card->parking;
+        arena->card->parking = arena;
     }
 }
 void pya_arena_unpark(struct pya_arena *arena);

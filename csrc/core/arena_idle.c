@@ -1,6 +1,8 @@
 /* What of an arena other streams are done with.  Floor 6. */
 #include "arena.h"
 
+#include "debug.h"
+
 /* Up to so many streams are asked whenever there is something to learn. */
 #ifdef PYA_TEST_TINY
 enum { IDLE_FENCES_PER_REQUEST = 4 };
@@ -17,7 +19,9 @@ card_pass_fences(struct pya_card *card) {
     if (n_open > 1) {
         return NULL;
     }
-    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+    for (struct pya_arena *arena = pya_arenas_open(card); arena != NULL;
+         arena = pya_arenas_open_next(arena)) {
+        PYA_STEP();
         if (n_open == 0) { /* more may be known since the device was waited for */
             arena->idle_seq =
                 arena->fence_seq > arena->idle_seq ? arena->fence_seq : arena->idle_seq;
@@ -40,7 +44,9 @@ static bool
 card_has_news(struct pya_card *card, bool *waits) {
     bool has_news = false;
     bool has_late_news = false;
-    for (const struct pya_arena *a = card->arenas; a != NULL; a = a->next) {
+    for (const struct pya_arena *a = pya_arenas_open(card); a != NULL;
+         a = pya_arenas_open_next(a)) {
+        PYA_STEP();
         has_news = has_news || (!a->fence->is_gone && arena_has_news(a));
         has_late_news = has_late_news || (a->fence->is_gone && arena_has_news(a));
     }
@@ -101,7 +107,9 @@ pya_card_poll(struct pya_card *card, const struct pya_arena *taker) {
     if (foreign != NULL) {
         card_bury_foreign(card);
     }
-    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+    for (struct pya_arena *arena = pya_arenas_open(card); arena != NULL;
+         arena = pya_arenas_open_next(arena)) {
+        PYA_STEP();
         arena->fence_seq = arena->fence->is_gone && !waits ? arena->fence_seq : arena->seq;
     }
     (void)card_pass_fences(card);
@@ -120,4 +128,5 @@ pya_arena_leave(struct pya_arena *arena) {
         }
     }
     arena->has_left = true;
+    arena->card->has_left = true;
 }

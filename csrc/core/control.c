@@ -174,7 +174,7 @@ pool_release_forked(struct pya_heap *heap, int device, struct pya_pool_id id) {
         pya_lock_acquire(&card->lock);
         struct pya_pool *pool = pya_pool_find(card, id);
         if (pool != NULL && pool->n_users > 0) {
-            pool->n_users--;
+            pya_pool_drop_user(card, pool);
         }
         pya_lock_release(&card->lock);
     }
@@ -192,7 +192,8 @@ pya_pool_release(struct pya_heap *heap, int device, struct pya_pool_id id) {
     if (pool->n_users == 0) {
         st = PYA_E_INVAL;
     } else {
-        if (--pool->n_users == 0) {
+        pya_pool_drop_user(card, pool);
+        if (pool->n_users == 0) {
             pya_history_note(
                 card->history, PYA_ACTION_POOL_RELEASE, 0, 0, (struct pya_place){.pool = id});
         }
@@ -572,6 +573,11 @@ card_check(const struct pya_card *card) {
         n_fences += !fence->is_gone;
     }
     n_wrong += card_violation(card, "fences", n_fences, card->n_fences);
+    size_t n_unused = 0;
+    for (const struct pya_pool *pool = card->pools; pool != NULL; pool = pool->next) {
+        n_unused += pool->n_users == 0;
+    }
+    n_wrong += card_violation(card, "pools without users", n_unused, card->n_unused);
     n_wrong += card_violation(card, "live bytes", live.bytes, card->live_bytes);
     n_wrong += card_violation(card, "mappings", n_mappings, card->pages.n_mappings);
     n_wrong += card_violation(

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "debug.h"
+
 #ifdef PYA_TEST_TINY
 enum { GC_WAIT_LEAST = 32, GC_WAIT_MOST = 1 << 10, GC_RECOVERY_PAGES = 4 };
 #else
@@ -244,7 +246,8 @@ pya_gc_before_growth(struct pya_arena *arena, size_t bytes, size_t n_pages) {
     struct pya_card *card = arena->card;
     struct pya_usage *usage = &card->usage;
     uint64_t requests = pya_card_requests(card);
-    for (struct pya_arena *a = card->arenas; a != NULL; a = a->next) {
+    for (struct pya_arena *a = card->common; a != NULL; a = a->next_common) {
+        PYA_STEP();
         arena_see(a, requests);
     }
     pya_usage_fold(usage, card->live_bytes);

@@ -308,6 +308,12 @@ enum transfer_from {
     TRANSFER_LAST, /* and pools that lend before out of memory */
 };
 
+/* There may be thousands of pools: may any of them give? */
+static bool
+pools_may_give(const struct pya_card *card, enum transfer_from kind) {
+    return card->n_unused > 0 || kind == TRANSFER_LAST || (kind == TRANSFER_LEFT && card->has_left);
+}
+
 static bool
 transfer_allowed(const struct pya_arena *from, enum transfer_from kind) {
     if (kind == TRANSFER_LEFT) {
@@ -324,7 +330,10 @@ ladder_transfer(struct pya_arena *arena, size_t n_want, enum transfer_from kind)
     pya_status st = PYA_OK;
     size_t n_room = pya_arena_pool_room(arena) / PYA_PAGE;
     n_want = n_want < n_room ? n_want : n_room;
-    for (struct pya_arena *from = card->arenas; from != NULL && n < n_want; from = from->next) {
+    bool is_all = pools_may_give(card, kind);
+    for (struct pya_arena *from = is_all ? card->arenas : card->common; from != NULL && n < n_want;
+         from = is_all ? from->next : from->next_common) {
+        PYA_STEP();
         if (from == arena || from->free_pages == 0 || !transfer_allowed(from, kind)) {
             continue;
         }

@@ -25,6 +25,7 @@ pya_pool_get(struct pya_card *card, struct pya_pool_id id, struct pya_pool **out
         pool->id = id;
         pool->next = card->pools;
         card->pools = pool;
+        card->n_unused++;
     }
     *out = pool;
     return PYA_OK;
@@ -100,6 +101,19 @@ arena_count_all(struct pya_arena *arena, bool comes) {
     }
 }
 
+static struct pya_arena **
+card_recent(struct pya_card *card, const struct pya_pool *pool, pya_stream stream) {
+    uint64_t key = (uint64_t)(uintptr_t)pool ^ (uint64_t)stream << 1;
+    return &card->recent[(key * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - PYA_RECENT_BITS)];
+}
+
+static void
+card_forget_arena(struct pya_card *card, const struct pya_arena *arena) {
+    struct pya_arena **recent = card_recent(card, arena->pool, arena->stream);
+    card->last_arena = card->last_arena == arena ? NULL : card->last_arena;
+    *recent = *recent == arena ? NULL : *recent;
+}
+
 /* What a dropped pool left, addresses and all, becomes the arena of the next: no device call.  Of several the largest. */
 static struct pya_arena *
 pool_inherit(struct pya_card *card, struct pya_pool *pool, struct pya_fence *fence) {
@@ -115,6 +129,7 @@ pool_inherit(struct pya_card *card, struct pya_pool *pool, struct pya_fence *fen
         }
     }
     if (best != NULL) {
+        card_forget_arena(card, best);
         arena_count_all(best, false);
         best->pool = pool;
         best->stream = fence->stream;
@@ -144,12 +159,6 @@ pool_new_arena(
 static bool
 arena_is_of(const struct pya_arena *arena, const struct pya_pool *pool, pya_stream stream) {
     return arena->pool == pool && arena->stream == stream;
-}
-
-static struct pya_arena **
-card_recent(struct pya_card *card, const struct pya_pool *pool, pya_stream stream) {
-    uint64_t key = (uint64_t)(uintptr_t)pool ^ (uint64_t)stream << 1;
-    return &card->recent[(key * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - PYA_RECENT_BITS)];
 }
 
 pya_status
@@ -184,13 +193,21 @@ pya_pool_is_open(const struct pya_arena *arena) {
 
 void
 pya_pool_add_user(struct pya_card *card, struct pya_pool *pool) {
-    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        if (pool->is_settled && arena->pool == pool && arena->small_fit == NULL) {
+    for (struct pya_arena *arena = pool->is_settled ? card->arenas : NULL; arena != NULL;
+         arena = arena->next) {
+        if (arena->pool == pool && arena->small_fit == NULL) {
             pya_arena_leave(arena);
         }
     }
+    card->n_unused -= pool->n_users == 0;
     pool->n_users++;
     pool->is_settled = false;
+}
+
+void
+pya_pool_drop_user(struct pya_card *card, struct pya_pool *pool) {
+    pool->n_users--;
+    card->n_unused += pool->n_users == 0;
 }
 
 static bool
@@ -201,8 +218,9 @@ is_unsettled(const struct pya_arena *arena) {
 
 bool
 pya_pools_settle(struct pya_card *card) {
-    struct pya_arena *arena = card->arenas;
+    struct pya_arena *arena = card->n_unused > 0 ? card->arenas : NULL;
     while (arena != NULL && !is_unsettled(arena)) {
+        PYA_STEP();
         arena = arena->next;
     }
     if (arena == NULL || card->n_active > 0) {
@@ -237,14 +255,6 @@ arena_is_empty(const struct pya_arena *arena) {
 static bool
 pool_may_go(const struct pya_pool *pool) {
     return pool != NULL && pool->n_users == 0 && !pool->is_active;
-}
-
-static void
-card_forget_arena(struct pya_card *card, const struct pya_arena *arena) {
-    card->last_arena = card->last_arena == arena ? NULL : card->last_arena;
-    for (size_t i = 0; i < (size_t)1 << PYA_RECENT_BITS; i++) {
-        card->recent[i] = card->recent[i] == arena ? NULL : card->recent[i];
-    }
 }
 
 /* Of the pools that may go; those that keep one are held by it. */
@@ -287,6 +297,7 @@ pya_pools_sweep(struct pya_card *card) {
         struct pya_pool *pool = *link;
         if (!pool->is_held) {
             *link = pool->next;
+            card->n_unused--;
             pya_pool_free(pool);
         } else {
             link = &pool->next;

@@ -23,6 +23,8 @@ struct pya_place pya_pool_place(struct pya_card *card, pya_stream stream);
 bool pya_arena_is_vacant(const struct pya_arena *arena);
 /* One more graph or MemPool uses it. */
 void pya_pool_add_user(struct pya_card *card, struct pya_pool *pool);
+/* One less; there was one. */
+void pya_pool_drop_user(struct pya_card *card, struct pya_pool *pool);
 /* Waits for the device when there are pools that lost their last user since: their memory is open to all others then.
  * Not while a capture may be under way.  True: it did wait. */
 bool pya_pools_settle(struct pya_card *card);

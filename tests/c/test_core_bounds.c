@@ -145,15 +145,27 @@ test_pools_cost_others_little(void) {
         repeated = i > 0 && steps > repeated ? steps : repeated;
     }
     CHECK(stat_of(heap, 0, "pyalloc_repeats") > N_SIZES);
+    unsigned long grown = 0;
+    int64_t n_pages = stat_of(heap, 0, "pyalloc_pages");
+    for (size_t i = 0; i < N_SIZES; i++) {
+        pya_dptr kept = 0;
+        unsigned long before = pya_debug_steps;
+        CHECK_OK(pya_alloc(heap, 0, (size_t)20 << 20, 8 * (i % 2), &kept));
+        unsigned long steps = pya_debug_steps - before;
+        grown = steps > grown ? steps : grown;
+    }
+    CHECK(stat_of(heap, 0, "pyalloc_pages") > n_pages);
     for (size_t i = 0; i < N_POOLS; i++) {
         unsigned long before = pya_debug_steps;
         CHECK_OK(pya_pool_release(heap, 0, pool_id(i)));
         released += pya_debug_steps - before;
     }
     printf(
-        "%d pools: at most %lu rounds in a request of one, %lu by turns, %lu repeated; %lu to release one\n",
-        N_POOLS, most, by_turns, repeated, released / N_POOLS);
+        "%d pools: at most %lu rounds in a request of one, %lu by turns, %lu repeated, %lu grown; %lu to release "
+        "one\n",
+        N_POOLS, most, by_turns, repeated, grown, released / N_POOLS);
     CHECK(most <= MOST_STEPS && by_turns <= MOST_STEPS && repeated <= MOST_STEPS);
+    CHECK(grown <= MOST_STEPS);
     CHECK(released / N_POOLS <= 8 * (unsigned long)N_POOLS);
     pya_heap_destroy(heap);
 }
