@@ -29,13 +29,16 @@ def size(value: float) -> str:
 def advise(analysis: Analysis) -> list[Advice]:
     """All findings, those that save most first."""
     idle = _idle_passes(analysis)
+    kept = _kept_by(idle, analysis)
     found = [
         *_leak(analysis),
-        *_no_grad(idle, analysis),
+        *_no_grad(idle, kept, analysis),
         *_reductions(analysis),
         *_gradients(analysis),
         *_stale(analysis),
-        *([] if _is_in_one(idle, analysis) else _checkpoint(analysis)),  # which is for backward
+        *(
+            [] if _is_in_one(idle, analysis) else _checkpoint(analysis, kept)
+        ),  # which is for backward
         *_fragmentation(analysis),
         *_policies(analysis),
     ]
@@ -111,13 +114,18 @@ def _in_pass(passes: list[Phase], begin: int, end: int) -> Phase | None:
     return passes[at] if at < len(passes) and passes[at].begin < end else None
 
 
-def _falls_without(idle: list[Phase], analysis: Analysis) -> int:
-    """How far the peak falls if these passes keep nothing: to what is still needed, or to another pass's peak."""
-    kept = []
+def _kept_by(passes: list[Phase], analysis: Analysis) -> set[Block]:
+    """What they made that is alive at the peak, and after their end."""
+    kept = set()
     for block in analysis.peak.blocks:
-        made = _in_pass(idle, block.alloc_event - 1, block.alloc_event)
+        made = _in_pass(passes, block.alloc_event - 1, block.alloc_event)
         if made is not None and (block.free_event is None or block.free_event > made.end):
-            kept.append(block)
+            kept.add(block)
+    return kept
+
+
+def _falls_without(kept: set[Block], idle: list[Phase], analysis: Analysis) -> int:
+    """How far the peak falls if these passes keep nothing: to what is still needed, or to another pass's peak."""
     if not kept:
         return 0
     elsewhere = 0
@@ -133,10 +141,10 @@ def _falls_without(idle: list[Phase], analysis: Analysis) -> int:
     return max(min(sum(b.bytes for b in kept) - needed, peak - elsewhere), 0)
 
 
-def _no_grad(idle: list[Phase], analysis: Analysis) -> Iterator[Advice]:
+def _no_grad(idle: list[Phase], kept: set[Block], analysis: Analysis) -> Iterator[Advice]:
     if idle:
         each = max(phase.left_bytes for phase in idle)
-        saved = _falls_without(idle, analysis)
+        saved = _falls_without(kept, idle, analysis)
         falls = f"falls by about {size(saved)} then" if saved else "lies elsewhere and stays"
         yield Advice(
             "no_grad",
@@ -216,12 +224,14 @@ def _stale(analysis: Analysis) -> Iterator[Advice]:
         )
 
 
-def _checkpoint(analysis: Analysis) -> Iterator[Advice]:
+def _checkpoint(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
     peak = analysis.peak
     held = [
         b
         for b in peak.blocks
-        if analysis.category(b) == "activations" and b.phase != "inference"  # which has no backward
+        if analysis.category(b) == "activations"
+        and b.phase != "inference"  # which has no backward
+        and b not in idle
     ]
     least = peak.allocated_bytes * 0.15
     layers: dict[str, dict[str, list[Block]]] = {}

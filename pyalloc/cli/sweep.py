@@ -50,12 +50,13 @@ class Command:
             f"{'trace':<22}{'policy':<12}{'limit':>10}{'fits':>5}{'peak':>12}{'/live':>8}{'calls':>10}"
         ]
         for row in results:
-            ratio = row["peak_bytes"] / max(row["peak_live_bytes"], 1)
+            ratio = f"{row['peak_bytes'] / max(row['peak_live_bytes'], 1):.3f}"
             lines.append(
                 f"{clip(Path(row['path']).name, 21):<22}{row['policy']:<12}"
                 f"{size(row['limit']) if row['limit'] else 'ample':>10}"
                 f"{'yes' if row['completed'] else 'no':>5}{size(row['peak_bytes']):>12}"
-                f"{ratio:>8.3f}{row['n_calls']:>10,}" + (f" {row['conf']}" if row["conf"] else "")
+                f"{ratio if row['completed'] else '':>8}{row['n_calls']:>10,}"
+                + (f" {row['conf']}" if row["conf"] else "")
             )
         console.deliver(
             args,

@@ -84,6 +84,7 @@ def test_forgotten_no_grad(record: Record, batch: int, keep: str) -> None:
     before = record(program.replace("GUARD", "if True:"))
     found, peak = kinds(before)["no_grad"], trace.analyse(before).totals["peak_bytes"]
     assert "4 forward passes" in found.text and "no_grad" in found.text
+    assert batch == 1024 or "checkpoint" not in kinds(before)
     after = record(program.replace("GUARD", "with torch.no_grad():"))
     assert "no_grad" not in kinds(after)
     fell = peak - trace.analyse(after).totals["peak_bytes"]
