@@ -104,7 +104,7 @@ def _table(
     lines = [
         f"{args.file.name}: {info['n_allocs']:,} requests, at most "
         f"{size(info['peak_live_bytes'])} alive; {memory}",
-        *text.compare(results.items(), args.passes),
+        *text.compare(list(results.items()), args.passes),
     ]
     for name, result in results.items():
         if not result["completed"]:

@@ -12,7 +12,7 @@ from pyalloc import source
 from pyalloc.advice import advise, size
 from pyalloc.analysis import Advice, Analysis, Block, Moment, Phase
 from pyalloc.report import data, ranks
-from pyalloc.report.text import out_of_memory
+from pyalloc.report.text import PAGEWISE, out_of_memory
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _MAX_PIECES = 1200  # of one state of the segment map
@@ -36,7 +36,11 @@ def page(analysis: Analysis, compared: Sequence[Analysis] = ()) -> str:
     content = content.replace("</", "<\\/").replace("\u2028", "\\u2028").replace("<!--", "<\\!--")
     title = html.escape(analysis.path.name)
     template = _TEMPLATE.read_text(encoding="utf-8")
-    return template.replace("__TITLE__", title).replace("__DATA__", content)
+    return (
+        template.replace("__TITLE__", title)
+        .replace("__PAGEWISE__", PAGEWISE)
+        .replace("__DATA__", content)
+    )
 
 
 class _Stacks:
