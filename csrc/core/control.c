@@ -449,7 +449,7 @@ pya_history_start(
     }
     pya_lock_acquire(&heap->lock);
     heap->record_trace = trace;
-    heap->record_entries = max_entries;
+    heap->record_entries = max_entries > 0 ? max_entries : 1;
     heap->record_skip = skip_mask;
     __atomic_store_n(&heap->record_level, (int)level, __ATOMIC_RELAXED);
     pya_status st = history_apply_all(heap);

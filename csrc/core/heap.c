@@ -238,13 +238,18 @@ round_to_division(size_t bytes, size_t divisions) {
     return pya_round_up((bytes + step - 1) / step * step, PYA_ALIGN);
 }
 
-static inline size_t
+static inline __attribute__((always_inline)) size_t
 card_round(const struct pya_card *card, size_t bytes) {
     size_t divisions = card->options.roundup_power2_divisions;
     if (PYA_UNLIKELY(divisions > 1)) {
         return round_to_division(bytes, divisions);
     }
     return (bytes + PYA_ALIGN - 1) & ~(PYA_ALIGN - 1);
+}
+
+size_t
+pya_card_round(const struct pya_card *card, size_t bytes) {
+    return card_round(card, bytes);
 }
 
 static bool

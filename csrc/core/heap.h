@@ -64,6 +64,8 @@ struct pya_card *pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_b
  * more), statistics, trace.  Takes over the caller's reference to context. */
 void
 pya_card_hand_out(struct pya_card *card, struct pya_block *block, size_t requested, void *context);
+/* What a request takes. */
+size_t pya_card_round(const struct pya_card *card, size_t bytes);
 /* One request on a card that is locked; the block takes over the reference to context where it succeeds. */
 PYA_MUST_CHECK pya_status
 pya_heap_try(struct pya_card *card, size_t bytes, pya_stream stream, void *context, pya_dptr *out);

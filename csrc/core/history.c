@@ -52,7 +52,7 @@ void
 pya_history_add(
     struct pya_history *history, enum pya_action action, pya_dptr addr, size_t bytes,
     struct pya_place place, void *context) {
-    if ((history->skip_mask >> action) & 1 || history->max_entries == 0) {
+    if ((history->skip_mask >> action) & 1) {
         return;
     }
     struct pya_entry *entry;

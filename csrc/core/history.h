@@ -77,7 +77,7 @@ struct pya_history {
     size_t n_items;
     size_t n_room;
     size_t first;
-    size_t max_entries;
+    size_t max_entries; /* at least 1 */
     void *current; /* borrowed; context of the request in progress, for entries without their own */
     uint64_t
         n_lost; /* entries overwritten, or without host memory, since the last were moved out */

@@ -195,7 +195,7 @@ PYA_MUST_CHECK pya_status pya_stats_get(struct pya_heap *heap, int device, int64
 PYA_MUST_CHECK pya_status pya_stats_reset_peak(struct pya_heap *heap, int device);
 PYA_MUST_CHECK pya_status pya_stats_reset_accumulated(struct pya_heap *heap, int device);
 
-/* History: level and max_entries as in history.h; skip_mask: bit (1 << action) for actions to leave out.
+/* History: level and max_entries (0: 1) as in history.h; skip_mask: bit (1 << action) for actions to leave out.
  * Applies to all devices, also to those opened later.  trace false: contexts of live blocks only. */
 PYA_MUST_CHECK pya_status pya_history_start(
     struct pya_heap *heap, enum pya_record_level level, bool trace, size_t max_entries,

@@ -291,8 +291,8 @@ pya_heap_run_short(
     }
     if (card->history != NULL) {
         pya_history_add(
-            card->history, PYA_ACTION_OOM, last_oom.free_bytes, bytes, pya_pool_place(card, stream),
-            context);
+            card->history, PYA_ACTION_OOM, last_oom.free_bytes, pya_card_round(card, bytes),
+            pya_pool_place(card, stream), context);
     }
     pya_lock_release(&card->lock);
     pya_heap_drop_context(heap, context);

@@ -211,11 +211,17 @@ def test_times_ascend_and_are_now() -> None:
 def test_oom_entry() -> None:
     _record_memory_history(stacks="python")
     with pytest.raises(torch.OutOfMemoryError):
-        empty(100 * GIB)
+        empty(100 * GIB + 1)
     (entry,) = [entry for entry in trace() if entry["action"] == "oom"]
-    assert entry["size"] == 100 * GIB
+    assert entry["size"] == 100 * GIB + 512
     assert 0 < entry["device_free"] <= 8 * GIB
     assert "addr" not in entry
+
+
+def test_a_trace_has_one_entry_at_least() -> None:
+    _record_memory_history(max_entries=0, stacks="python")
+    empty(1)
+    assert len(trace()) == 1
 
 
 def test_snapshot_entry_is_seen_by_the_next() -> None:
