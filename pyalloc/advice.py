@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pyalloc import source
 from pyalloc.analysis import MIB, Advice, Analysis, Block, Phase, layers_of
-from pyalloc.caveats import STATE_ONLY
+from pyalloc.caveats import STATE_ONLY, of_replays
 
 _FORWARDS = ("forward", "loss")
 _SWITCHES = {  # of libraries' models: checkpointing of all layers
@@ -342,10 +342,11 @@ def _policies(analysis: Analysis) -> Iterator[Advice]:
         told = ", ".join(f"{name} {size(value)}" for name, value in peaks.items())
         refused = " What it was refused when out of memory, and would have done then, is not in the trace."
         rest = refused * bool(analysis.ooms)
+        other = "".join(f" {caveat}" for caveat in of_replays(analysis.notes))
         several = f"the peaks of {len(devices)} devices, added up; " * (len(devices) > 1)
         yield Advice(
             "policy",
             f"{how} would have needed {size(peaks[best])} of device memory instead of {size(own)} "
-            f"({several}replayed: {told}).{rest}",
+            f"({several}replayed: {told}).{rest}{other}",
             saved,
         )

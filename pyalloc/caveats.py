@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
+
+from pyalloc.config import TORCH_CONF
 
 STATE_ONLY = ("none", "torn")  # histories of a snapshot that tell of one moment
 _HISTORIES = {  # what a snapshot's does not tell
@@ -17,6 +20,7 @@ _HISTORIES = {  # what a snapshot's does not tell
     "than max_entries events): what happened before, higher peaks too, is not in it.",
 }
 _CUT = "The file was cut off; what is there is shown."
+_UNMODELLED = ("max_split_size_mb", "roundup_power2_divisions", "garbage_collection_threshold")
 _TORCHS = ("native", "cudaMallocAsync")  # allocators whose recordings come from torch's history
 
 
@@ -43,6 +47,17 @@ def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
             "memory too early and come out a little low. Recordings on pyalloc have all calls."
         )
     return found
+
+
+def of_replays(notes: dict[str, str]) -> list[str]:
+    """What a replay on torch's allocators is not: with the settings the program was recorded with."""
+    told = " ".join(notes.get(name, "") for name in TORCH_CONF)
+    own = [name for name in _UNMODELLED if name in notes or re.search(rf"\b{name}\s*:", told)]
+    if not own:
+        return []
+    return [
+        f"Recorded with {', '.join(own)}; replays on native and expandable segments are without."
+    ]
 
 
 def of(notes: dict[str, str], totals: dict[str, Any], *, is_empty: bool) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyalloc import console, replaying, trace
 from pyalloc.advice import size
-from pyalloc.caveats import notes_of, unseen
+from pyalloc.caveats import notes_of, of_replays, unseen
 from pyalloc.errors import TraceError
 from pyalloc.report import text
 
@@ -55,7 +55,8 @@ class Command:
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
         with trace.program(args.file) as program:
             info = program.info()
-            caveats = unseen(notes_of(program.notes()), info)
+            notes = notes_of(program.notes())
+            caveats = unseen(notes, info) + of_replays(notes)
             if info["n_allocs"] == 0:
                 raise TraceError(
                     f"{args.file}: no allocation is in it, so there is nothing to replay"

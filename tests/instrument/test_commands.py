@@ -148,6 +148,18 @@ def test_a_replay_says_what_its_trace_does_not_have(plan: Plan, tmp_path: Path) 
     assert caveat.startswith("The file was cut off")
 
 
+def test_settings_that_a_replay_does_not_have_are_said(plan: Plan) -> None:
+    plan.event(
+        "user", "PYTORCH_ALLOC_CONF=expandable_segments:True,roundup_power2_divisions:[256:1,>:4]"
+    )
+    plan.event("user", "garbage_collection_threshold=0.8")  # as of a snapshot
+    path = small_trace(plan)
+    (caveat,) = json.loads(pyalloc("replay", path, "--json", "-q"))["caveats"]
+    settings = "Recorded with roundup_power2_divisions, garbage_collection_threshold;"
+    assert caveat.startswith(settings) and "expandable segments are without" in caveat
+    assert settings in " ".join(pyalloc("report", path, "-q").split())  # beside what was replayed
+
+
 def test_figures_of_a_dry_run_do_not_replace_its_recording(tmp_path: Path) -> None:
     out = tmp_path / "out.pya"
     words = ["dryrun", "--record", out, "--json", out, "--force", sys.executable, "-c", ""]
