@@ -441,12 +441,14 @@ extern "C" void
 pya_torch_find_symbols(void) {
     pya_torch_remember_allocator();
     oom_prepare();
-    profiler.report = reinterpret_cast<decltype(profiler.report)>(
-        pya_torch_symbol("_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"));
-    profiler.enabled =
-        profiler.report == nullptr
-            ? nullptr
-            : reinterpret_cast<bool (*)()>(pya_torch_symbol("_ZN3c1022memoryProfilingEnabledEv"));
+    /* A dry run has a library preloaded that takes these reports, and wants all of them. */
+    if (!pya_torch_find(profiler.report, "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE") ||
+        !pya_torch_find(profiler.enabled, "pya_hostcuda_wants_reports")) {
+        profiler.enabled = profiler.report == nullptr
+                               ? nullptr
+                               : reinterpret_cast<bool (*)()>(
+                                     pya_torch_symbol("_ZN3c1022memoryProfilingEnabledEv"));
+    }
 }
 
 extern "C" bool

@@ -85,7 +85,8 @@ class Result:
     limited: it died of a limit that was set, less than the device has.
     memory_calls: calls that take, map or give device memory.  dtoh_copies: reads of values that no kernel computed.
     untold: processes whose torch had no figures; those asked to use pyalloc did not.  replaced: the program chose an
-    allocator itself.  masks: indices that were masks, taken as true everywhere.
+    allocator itself.  masks: indices that were masks, taken as true everywhere.  distinct: elements asked which of
+    them differ, taken as all different.  guessed: labels, counts and lengths that made no sense, made up.
     """
 
     command: tuple[str, ...]
@@ -112,6 +113,8 @@ class Result:
     untold: tuple[int, ...] = ()
     replaced: bool = False
     masks: int = 0
+    distinct: int = 0
+    guessed: int = 0
 
     def shared(self) -> dict[int, tuple[int, int]]:
         """Devices that several processes used: how many, and their peaks together.
@@ -142,7 +145,7 @@ def _interpreter(command: list[str]) -> str:
 
 def child_environment(options: Options, torch: hostcuda.Torch, folder: str) -> dict[str, str]:
     """The environment that makes the program's CUDA a dry run whose figures end up in the folder."""
-    env = hostcuda.environment(_bootstrap.environment(dict(os.environ)), torch)
+    env = hostcuda.environment(_bootstrap.environment(dict(os.environ)), torch, zeros=True)
     env["PYALLOC_HOSTCUDA_MEMORY"] = str(options.memory)
     env["PYALLOC_HOSTCUDA_DEVICES"] = str(options.devices)
     env["PYALLOC_HOSTCUDA_COUNTERS"] = f"{folder}/device.%p.json"
@@ -283,7 +286,10 @@ def _sum_up(
         untold=tuple(sorted({use.pid for use in uses if use.pid not in reports})),
         replaced=options.allocator != "pyalloc"
         and any(report["backend"] != "native" for report in reports.values()),
-        masks=sum(report.get("masks", 0) for report in reports.values()),
+        **{
+            name: sum(report.get(name, 0) for report in reports.values())
+            for name in ("masks", "distinct", "guessed")
+        },
     )
 
 
@@ -435,6 +441,17 @@ def _remarks(result: Result) -> list[str]:
         found.append(
             f"note: masks (as indices, or by nonzero()) taken as all true: {result.masks:,}; on a card they may "
             "choose less"
+        )
+    if result.distinct > 0:
+        found.append(
+            f"note: elements of unique() and coalesce() taken as all different: {result.distinct:,}; on a card "
+            "there may be fewer"
+        )
+    if result.guessed > 0:
+        found.append(
+            f"warning: numbers that no kernel computed: {result.guessed:,}, for one_hot(), bincount() (taken as one "
+            "class), repeat_interleave() (taken as once each) or pack_padded_sequence() (taken as the full length); "
+            "memory on a card may be more or less"
         )
     if result.dtoh_copies > 0:
         copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"

@@ -137,9 +137,10 @@ def missing(torch: Torch) -> list[str]:
     return sorted(name for name in torch.imports - provided if not _NOT_OURS.match(name))
 
 
-def environment(env: dict[str, str], torch: Torch) -> dict[str, str]:
-    """A copy of env in which that PyTorch runs on host memory."""
+def environment(env: dict[str, str], torch: Torch, *, zeros: bool = False) -> dict[str, str]:
+    """A copy of env in which that PyTorch runs on host memory; zeros: what its allocators hand out begins with them."""
     paths = [str(path) for path in preloads(torch.cuda_major)]
+    paths += [str(LIBRARIES / "libpya_zeros.so")] * zeros
     if re.search(r"[\s:]", str(LIBRARIES)):
         raise HostCudaError(
             f"the dynamic loader cannot preload libraries from a path with a space or a colon: {LIBRARIES}; "

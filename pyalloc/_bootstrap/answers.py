@@ -1,32 +1,22 @@
 """Answers for what libraries ask a device and go by: in a dry run no kernel has computed them.
 
-The GradScaler asks whether gradients overflowed, torch.distributions whether its arguments are valid, a mask as index
-how much it chooses, generate() of transformers whether all sequences have ended, the object collectives of
-torch.distributed how large the objects are.
+The GradScaler asks whether gradients overflowed, L-BFGS whether a direction is of use, torch.distributions whether its
+arguments are valid, operators how much there is (sizes.py), generate() of transformers whether all sequences have
+ended, torch.distributed how large the objects are that ranks exchange.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import pickle
 import threading
-import warnings
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from pyalloc._bootstrap import sizes
 from pyalloc._bootstrap.importing import after_import
-
-
-@dataclass
-class Counted:
-    """How often an answer changed what the program allocates."""
-
-    masks: int = 0
-
-
-counted = Counted()
-_libraries: list[Any] = []  # of operators; they go with it
 
 
 def give() -> None:
@@ -38,8 +28,9 @@ def give() -> None:
 
 def _of_torch(torch: Any) -> None:
     _take_every_step(torch)
+    _remember_directions(torch)
     _take_arguments_as_valid(torch)
-    _choose_everything(torch)
+    sizes.answer(torch)
 
 
 def _take_every_step(torch: Any) -> None:
@@ -54,6 +45,27 @@ def _take_every_step(torch: Any) -> None:
     torch.amp.GradScaler._maybe_opt_step = step
 
 
+def _remember_directions(torch: Any) -> None:
+    """L-BFGS asks the device whether a direction is worth keeping, and would keep none: most of its memory."""
+    step = torch.optim.LBFGS.step
+
+    @functools.wraps(step)
+    def remember(optimizer: Any, closure: Any) -> Any:
+        loss = step(optimizer, closure)
+        state = optimizer.state[optimizer._params[0]] if optimizer._params else {}
+        latest, group = state.get("d"), optimizer.param_groups[0]
+        kept = state.get("old_dirs")
+        if latest is not None and latest.is_cuda and kept is not None:
+            # One for each iteration of a step, which would go on to its last.
+            for _ in range(min(group["history_size"] - len(kept), group["max_iter"])):
+                kept.append(torch.empty_like(latest))
+                state["old_stps"].append(torch.empty_like(latest))
+                state["ro"].append(latest.new_empty(()))
+        return loss
+
+    torch.optim.LBFGS.step = remember
+
+
 def _take_arguments_as_valid(torch: Any) -> None:
     """torch.distributions reads from the device whether its arguments are valid, and would find that they are not."""
     ask = getattr(torch, "_is_all_true", None)
@@ -65,26 +77,6 @@ def _take_arguments_as_valid(torch: Any) -> None:
         return torch.ones((), dtype=torch.bool) if answer.is_cuda else answer
 
     torch._is_all_true = is_all_true
-
-
-def _choose_everything(torch: Any) -> None:
-    """A mask as index, torch.where(mask) and masked_select() ask nonzero() for the places, and it the device how many.
-
-    All is the most there can be, and two readers of one mask get the same; the summary says how often.
-    """
-    library = torch.library.Library("aten", "IMPL")
-
-    def nonzero(mask: Any) -> Any:
-        counted.masks += 1
-        torch.cuda.current_stream(mask.device).synchronize()  # as the count does: not in a capture
-        # Transposed, so that the places along one dimension lie together.
-        places = torch.empty((mask.dim(), mask.numel()), dtype=torch.int64, device=mask.device)
-        return places.t()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.9 says that it had one before
-        library.impl("nonzero", nonzero, "CUDA")
-    _libraries.append(library)
 
 
 def _generate_to_the_limit(generation: Any) -> None:
@@ -113,7 +105,7 @@ def _generate_to_the_limit(generation: Any) -> None:
 
 def _exchange_objects_on_the_host(c10d: Any) -> None:
     """Over NCCL they are sent as tensors, and kernels find the largest of their sizes.  They take next to no memory."""
-    if not hasattr(c10d, "_get_object_coll_device"):  # before 2.5
+    if not hasattr(c10d, "_canonicalize_group_rank"):  # before 2.6
         return
     hosts: dict[Any, Any] = {}
 
@@ -137,6 +129,61 @@ def _exchange_objects_on_the_host(c10d: Any) -> None:
         "scatter_object_list",
     ):
         setattr(c10d, name, _in_group(getattr(c10d, name), on_host))
+    _send_objects_by_the_store(c10d)
+
+
+def _send_objects_by_the_store(c10d: Any) -> None:
+    """From one rank to another; the stages of a pipeline tell each other the shapes of what is to come in this way."""
+    send, receive = c10d.send_object_list, c10d.recv_object_list
+    n_sent: Counter[tuple[Any, ...]] = Counter()
+
+    def place(given: Any, peer: Any, in_group: Any, is_sender: bool) -> tuple[Any, str, int] | None:
+        """Store, key and the peer's global rank; None where the objects travel as they would have."""
+        group = c10d._group_or_default_group(given)
+        if c10d._rank_not_in_group(group) or c10d._get_object_coll_device(group) != "cuda":
+            return None
+        if peer is None and in_group is None:  # from anybody
+            return None
+        other = c10d._canonicalize_group_rank(group, peer, in_group, return_global=True)
+        ends = (c10d.get_rank(), other) if is_sender else (other, c10d.get_rank())
+        way = (group.group_name, *ends)
+        n_sent[way] += 1
+        key = f"pyalloc/objects/{ends[0]}/{ends[1]}/{n_sent[way]}"
+        return c10d._get_process_group_store(group), key, other
+
+    @functools.wraps(send)
+    def send_object_list(
+        object_list: Any,
+        dst: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_dst: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        found = place(group, dst, group_dst, True)
+        if found is None:
+            return send(object_list, dst, group, device, group_dst, **kwargs)
+        found[0].set(found[1], pickle.dumps(list(object_list)))
+        return None
+
+    @functools.wraps(receive)
+    def recv_object_list(
+        object_list: Any,
+        src: Any = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        found = place(group, src, group_src, False)
+        if found is None:
+            return receive(object_list, src, group, device, group_src, **kwargs)
+        store, key, sender = found
+        object_list[:] = pickle.loads(store.get(key))
+        store.delete_key(key)
+        return sender
+
+    c10d.send_object_list, c10d.recv_object_list = send_object_list, recv_object_list
 
 
 def _in_group(collective: Callable[..., Any], choose: Callable[[Any], Any]) -> Callable[..., Any]:

@@ -13,12 +13,12 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pyalloc._bootstrap import answers, leaving
+from pyalloc._bootstrap import answers, leaving, sizes
 from pyalloc._bootstrap.importing import after_import
 
 _PEAKS = ("requested", "allocated", "reserved")  # of torch's figures, <name>_bytes.all.peak
@@ -123,7 +123,7 @@ def _write(state: _Watch) -> None:
         "backend": str(cuda.get_allocator_backend()),
         "error": state.error,
         "limited": state.limited,
-        "masks": answers.counted.masks,
+        **asdict(sizes.counted),
         "devices": state.peaks,
     }
     final = Path(state.folder) / f"torch.{state.pid}.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyalloc import hostcuda, trace
+from pyalloc import dryrun, hostcuda, trace
 
 from .dryrun_support import finish, program, start
 
@@ -35,6 +35,27 @@ def test_a_gradient_scaler_takes_every_step(torch_found: hostcuda.Torch, tmp_pat
     assert not any("pyalloc" in name or "_bootstrap" in name for name in lines)
     kinds = [row.name for row in found.contributors(found.moments[max(found.moments)])]
     assert "optimizer state (SGD)" in kinds
+
+
+def test_lbfgs_keeps_its_directions(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Whether one is of use it asks the device: it kept none, which is most of its memory."""
+    source = """
+        import torch
+        model = torch.nn.Linear(1000, 1000, bias=False).cuda()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=6, history_size=10, line_search_fn="strong_wolfe")
+        def closure():
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 1000, device="cuda")).sum()
+            loss.backward()
+            return loss
+        for _ in range(3):
+            optimizer.step(closure)
+        kept = optimizer.state[model.weight]
+        assert [len(kept[name]) for name in ("old_dirs", "old_stps", "ro")] == [10, 10, 10]
+        assert torch.cuda.memory_allocated() > 20 * 4_000_000
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
 
 
 def test_generate_goes_on_to_its_largest_length(
@@ -135,7 +156,133 @@ def test_objects_travel_between_ranks(torch_found: hostcuda.Torch, tmp_path: Pat
             dist.scatter_object_list(mine, ["a", "b"] if rank == 0 else None, src=0, group=group)
             dist.gather_object(mine[0], roots, dst=0, group=group)
             assert roots == (["a", "b"] if rank == 0 else None), roots
+            told = [None, None]
+            if rank == 0:
+                dist.send_object_list(["to 1", 7], 1, group)
+                assert dist.recv_object_list(told, 1, group) == 1 and told == ["to 0", 8], told
+            else:
+                assert dist.recv_object_list(told, group=group, group_src=0) == 0
+                assert told == ["to 1", 7], told
+                dist.send_object_list(["to 0", 8], group=group, group_dst=0)
         assert dist.get_backend() == "nccl"
+        dist.destroy_process_group()
+    """
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    arguments = ["--memory", "2GB", "--devices", "2", sys.executable]
+    code, _, err = finish(start([*arguments, *command, program(tmp_path, source)], tmp_path))
+    assert code == 0, err[-4000:]
+
+
+def test_what_is_counted_on_the_device_has_its_largest_size(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """unique() and coalesce() found nothing; the sizes of the others were whatever lay there, or far too large."""
+    source = """
+        import torch
+        from torch.nn.functional import one_hot
+        told = torch.tensor([3, 0, 2]).cuda()
+        unknown = torch.randint(1, 9, (100,), device="cuda")
+        x = torch.randn(100, 20, device="cuda")
+        for made in (
+            torch.unique(unknown, return_inverse=True, return_counts=True),
+            torch.unique_consecutive(unknown, return_inverse=True, return_counts=True),
+            torch.unique(x, dim=0, return_inverse=True, return_counts=True),
+            torch.unique_consecutive(x, dim=0, return_inverse=True, return_counts=True),
+        ):
+            assert [len(each) for each in made] == [100, 100, 100], made
+        assert torch.unique(x).shape == (2000,)
+        sparse = torch.sparse_coo_tensor(torch.stack([unknown, unknown]), x, (9, 9, 20)).coalesce()
+        assert sparse.is_coalesced() and sparse.values().shape == (100, 20)
+        assert one_hot(told).shape == (3, 4) and one_hot(told, 7).shape == (3, 7)
+        assert torch.bincount(told).shape == (4,) and torch.bincount(unknown, minlength=9).shape == (9,)
+        assert torch.bincount(told, torch.ones(3, device="cuda")).dtype == torch.float32
+        for counts in (torch.bincount(unknown, minlength=9), torch.histc(unknown.float(), 9, 0, 9)):
+            assert len(x.split(counts.cpu().long().tolist())) == 9
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            assert torch.histc(x, 9, 0, 9).shape == (9,)
+        assert torch.bincount(told).tolist() == torch.histc(told, 4, 0, 3).tolist() == [1, 0, 1, 1]
+        assert torch.repeat_interleave(x[:3], told, 0).shape == (5, 20)
+        column = torch.tensor([[3, 7], [0, 7], [2, 7]]).cuda()[:, 0]
+        assert torch.repeat_interleave(x[:3], column, 0).shape == (5, 20)
+        assert one_hot(unknown).shape == (100, 1)
+        assert torch.repeat_interleave(x, unknown, 0).shape == (100, 20)
+        torch._logging.set_logs(graph_breaks=True)
+        compiled = torch.compile(lambda labels: torch.bincount(labels, minlength=9) + 1, backend="eager")
+        assert compiled(told).tolist()[4:] == [0] * 5
+        average = torch.nn.BatchNorm1d(20, momentum=None).cuda()
+        average(x)
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    words = " ".join(err.split())
+    assert "unique() and coalesce() taken as all different: 6;" in words, err
+    assert "numbers that no kernel computed: 4," in words, err
+    assert "sizes.py" not in err, err
+
+
+def test_sequences_of_unknown_lengths_are_as_long_as_can_be(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """The order of the sequences is read back from the device, and was no order."""
+    source = """
+        import torch
+        from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+        ones = [torch.ones(64).cuda() for _ in range(50)]  # lie where the order will
+        del ones
+        x = torch.randn(3, 30, 20, requires_grad=True, device="cuda")
+        recurrent = torch.nn.GRU(20, 16, batch_first=True).cuda()
+        for lengths, n in ((torch.tensor([5, 30, 7]), 42), ((x > 0).sum((1, 2)).cpu(), 90)):
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            assert packed.data.shape == (n, 20), packed.data.shape
+            padded, found = pad_packed_sequence(recurrent(packed)[0], batch_first=True)
+            assert padded.shape == (3, 30, 16) and int(found.sum()) == n, found
+            padded.sum().backward()
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    assert "numbers that no kernel computed: 1," in " ".join(err.split()), err
+
+
+@pytest.mark.parametrize("allocator", dryrun.ALLOCATORS)
+def test_what_nobody_computed_reads_as_zero(
+    torch_found: hostcuda.Torch, tmp_path: Path, allocator: str
+) -> None:
+    """And not as what lay there before, by which two allocators could not be compared."""
+    source = """
+        import torch
+        for size in (1, 3000, 300_000):
+            before = [torch.ones(size).cuda() for _ in range(50)]
+            del before
+            ones = torch.ones(size).cuda()
+            found = [torch.randn(size, device="cuda") for _ in range(50)]
+            assert all(not each.cpu().any() for each in found)
+            assert sum((each > 0).sum().item() for each in found) == 0
+            assert ones.cpu().all()
+    """
+    command = ["--allocator", allocator, sys.executable, program(tmp_path, source)]
+    code, _, err = finish(start(command, tmp_path))
+    assert code == 0, err
+
+
+def test_stages_of_a_pipeline_tell_each_other_their_shapes(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """As objects, from one rank to the next."""
+    source = """
+        import os, torch
+        import torch.distributed as dist
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+        rank = int(os.environ["RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        device = torch.device("cuda", rank)
+        model = torch.nn.Linear(64, 64).to(device)
+        stage = PipelineStage(model, rank, 2, device)
+        schedule = Schedule1F1B(stage, 4, loss_fn=torch.nn.functional.mse_loss)
+        for _ in range(2):
+            x = torch.randn(16, 64, device=device)
+            schedule.step(x) if rank == 0 else schedule.step(target=x, losses=[])
+        assert model.weight.grad.shape == (64, 64)
         dist.destroy_process_group()
     """
     command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]

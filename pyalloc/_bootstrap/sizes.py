@@ -1,0 +1,210 @@
+"""Sizes that torch's operators ask a device for: in a dry run no kernel has computed them.
+
+Where there is a largest size it is taken.  Where there is none, what lies on the device is looked at: labels, counts
+and lengths that a program copied there are as good as on a card, and anything else is told by being no such number.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_LARGEST = 2**24  # of a label or count; above it they are what lay there before
+
+
+@dataclass
+class Counted:
+    """How often an answer changed what the program allocates.
+
+    masks: taken as true everywhere; distinct: elements taken as all different; guessed: numbers that made no sense.
+    """
+
+    masks: int = 0
+    distinct: int = 0
+    guessed: int = 0
+
+
+counted = Counted()
+_libraries: list[Any] = []  # of operators; they go with it
+
+
+def answer(torch: Any) -> None:
+    """From now on."""
+    _implement(torch, "CUDA", "nonzero", _choose_everything(torch))
+    for name, implementation in {**_all_different(torch), **_from_what_lies_there(torch)}.items():
+        _implement(torch, "CUDA", name, implementation)
+    _implement(torch, "SparseCUDA", "_coalesce", _coalesce_nothing(torch))
+    torch.nn.utils.rnn.invert_permutation = _inverted_on_the_host(torch)
+    torch.nn.modules.batchnorm.float = _batches
+
+
+def _implement(torch: Any, key: str, name: str, implementation: Callable[..., Any]) -> None:
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.9 says that it had one before
+        library.impl(name, implementation, key)
+    _libraries.append(library)
+    _hide_from_compiler(torch, implementation)
+
+
+def _hide_from_compiler(torch: Any, function: Any) -> None:
+    """torch.compile looks at all Python that runs below a compiled program, and warns about what it finds in here."""
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "_FrameExecStrategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+def _wait(torch: Any, device: Any) -> None:
+    """As whatever reads a size does: not in a capture."""
+    torch.cuda.current_stream(device).synchronize()
+
+
+def _choose_everything(torch: Any) -> Callable[..., Any]:
+    """A mask as index, torch.where(mask) and masked_select() ask for the places, and it the device how many.
+
+    All is the most there can be, and two readers of one mask get the same.
+    """
+
+    def nonzero(mask: Any) -> Any:
+        counted.masks += 1
+        _wait(torch, mask.device)
+        # Transposed, so that the places along one dimension lie together.
+        places = torch.empty((mask.dim(), mask.numel()), dtype=torch.int64, device=mask.device)
+        return places.t()
+
+    return nonzero
+
+
+def _all_different(torch: Any) -> dict[str, Callable[..., Any]]:
+    """unique() and its like: as many as there are, for which torch makes room in any case.  What it sorts in goes."""
+
+    def found(x: Any, n: int, kept: Any, needs_inverse: bool, needs_counts: bool) -> Any:
+        counted.distinct += 1
+        _wait(torch, x.device)
+        shapes = (kept if needs_inverse else 0, n if needs_counts else 0)
+        return tuple(torch.empty(each, dtype=torch.int64, device=x.device) for each in shapes)
+
+    def flat(x: Any, needs_inverse: bool, needs_counts: bool, is_sorted: bool) -> Any:
+        work = [torch.empty_like(x)] if is_sorted else []
+        if is_sorted and needs_inverse:
+            work += [torch.empty(x.shape, dtype=torch.int64, device=x.device) for _ in range(2)]
+        values = torch.empty(x.numel(), dtype=x.dtype, device=x.device)
+        return (values, *found(x, x.numel(), x.shape, needs_inverse, needs_counts))
+
+    def along(x: Any, dim: int, needs_inverse: bool, needs_counts: bool) -> Any:
+        n = x.shape[dim]
+        work = torch.empty(n, dtype=torch.int64, device=x.device)
+        values = torch.empty_like(x, memory_format=torch.contiguous_format)
+        del work
+        return (values, *found(x, n, n, needs_inverse, needs_counts))
+
+    def consecutive(x: Any, inverse: bool = False, counts: bool = False, dim: Any = None) -> Any:
+        return flat(x, inverse, counts, False) if dim is None else along(x, dim, inverse, counts)
+
+    return {
+        "_unique": lambda x, _sorted=True, inverse=False: flat(x, inverse, False, True)[:2],
+        "_unique2": lambda x, _sorted=True, inverse=False, counts=False: flat(
+            x, inverse, counts, True
+        ),
+        "unique_dim": lambda x, dim, _sorted=True, inverse=False, counts=False: along(
+            x, dim, inverse, counts
+        ),
+        "unique_consecutive": consecutive,
+        "unique_dim_consecutive": lambda x, dim, inverse=False, counts=False: along(
+            x, dim, inverse, counts
+        ),
+    }
+
+
+def _coalesce_nothing(torch: Any) -> Callable[..., Any]:
+    """Of a sparse tensor: no two of its elements lie at one place.  The sorted places are made anew, and the values."""
+
+    def coalesce(x: Any) -> Any:
+        counted.distinct += 1
+        _wait(torch, x.device)
+        indices, values = x._indices(), x._values()
+        work = torch.empty((3, x._nnz()), dtype=torch.int64, device=x.device)
+        made = torch.empty_like(indices), torch.empty_like(values)
+        del work
+        return torch.sparse_coo_tensor(*made, x.shape, is_coalesced=True, check_invariants=False)
+
+    return coalesce
+
+
+def _read(torch: Any, numbers: Any) -> Any:
+    """On the host, as they lie: a kernel would bring numbers with others in between together first."""
+    if numbers.is_contiguous() or not numbers.is_cuda:
+        return numbers.cpu()
+    there = torch.empty(0, dtype=numbers.dtype)
+    storage = numbers.untyped_storage().cpu()
+    return there.set_(storage, numbers.storage_offset(), numbers.shape, numbers.stride())
+
+
+def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
+    """Operators whose size is a number in their argument."""
+    aten = torch.ops.aten
+    generic = torch._C.DispatchKey.CompositeExplicitAutograd
+
+    def sensible(numbers: Any, least: int, most: int, otherwise: int) -> Any:
+        """On the host; all of them `otherwise` where one of them cannot be, or where there are only zeros."""
+        there = _read(torch, numbers).to(torch.int64)
+        ends = (int(there.min()), int(there.max())) if there.numel() > 0 else (1, 1)
+        if ends == (0, 0) or not least <= ends[0] <= ends[1] <= most:
+            counted.guessed += 1
+            there = torch.full_like(there, otherwise)
+        return there
+
+    def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
+        """Counts that add up to all there are: programs split by them."""
+        counts = torch.bincount(sensible(x, 0, _LARGEST, 0), minlength=minlength)
+        kind = torch.int64
+        if weights is not None:
+            kind = torch.float32 if weights.dtype == torch.float32 else torch.float64
+        return counts.to(kind).to(x.device)
+
+    def histc(x: Any, bins: int = 100, least: Any = 0, most: Any = 0) -> Any:
+        if torch.cuda.is_current_stream_capturing():  # which it may be
+            return torch.empty(bins, dtype=x.dtype, device=x.device)
+        counts = torch.histc(_read(torch, x).double(), bins, float(least), float(most))
+        return counts.to(x.dtype).to(x.device)
+
+    def one_hot(labels: Any, classes: int = -1) -> Any:
+        if classes == -1 and labels.numel() > 0:
+            classes = int(sensible(labels, 0, _LARGEST, 0).max()) + 1
+        return aten.one_hot.default.decompose(labels, classes)
+
+    def repeat_interleave(repeats: Any, *, output_size: Any = None) -> Any:
+        if output_size is None:
+            output_size = int(sensible(repeats, 0, _LARGEST, 1).sum())
+        return torch.empty(output_size, dtype=torch.int64, device=repeats.device)
+
+    def pack(x: Any, lengths: Any, batch_first: bool) -> Any:
+        """All as long as the longest there can be: they were counted on the device."""
+        longest = x.shape[1 if batch_first else 0]
+        fit = sensible(lengths, 1, longest, longest)
+        return aten._pack_padded_sequence.default._op_dk(generic, x, fit, batch_first)
+
+    return {
+        "bincount": bincount,
+        "histc": histc,
+        "one_hot": one_hot,
+        "repeat_interleave.Tensor": repeat_interleave,
+        "_pack_padded_sequence": pack,
+    }
+
+
+def _inverted_on_the_host(torch: Any) -> Callable[[Any], Any]:
+    """Of packed sequences: the order is copied to the device, and what undoes it is read from there as indices."""
+
+    def invert_permutation(permutation: Any) -> Any:
+        return None if permutation is None else permutation.cpu().argsort().to(permutation.device)
+
+    return invert_permutation
+
+
+def _batches(seen: Any) -> float:
+    """Batch normalization without momentum divides by how many batches it counted on the device: one at least."""
+    return float(seen) or 1.0
