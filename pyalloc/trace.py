@@ -149,6 +149,10 @@ def _unpacked(path: Path, folder: Path) -> Path:
                 raise TraceError(f"{path}: it unpacks to far more than a trace would; refused")
     except (lzma.LZMAError, EOFError) as error:
         raise TraceError(f"{path}: {error}") from None
+    except OSError as error:
+        raise TraceError(
+            f"{path}: unpacked in {folder.parent}: {error.strerror}; TMPDIR names another folder"
+        ) from None
     return target
 
 

@@ -7,6 +7,7 @@ import lzma
 import os
 import pickle
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -270,6 +271,21 @@ sys.exit(cli.main(["sweep", {str(path)!r}, *["--conf", "memory:tight"] * 40, "--
     assert child.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert b"Traceback" not in told, told
     assert not list(temporary.iterdir())
+
+
+def test_a_full_disk_while_unpacking_is_told_with_where_that_is(plan: Plan, tmp_path: Path) -> None:
+    packed = tmp_path / "plan.pya.xz"
+    packed.write_bytes(lzma.compress(small_trace(plan).read_bytes()))
+    done = subprocess.run(
+        [sys.executable, "-m", "pyalloc", "stats", packed],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    told = f"plan.pya.xz: unpacked in {tmp_path}: File too large; TMPDIR names another"
+    assert done.returncode == 2 and told in done.stderr
 
 
 def test_output_that_cannot_be_written_or_spelled(plan: Plan) -> None:
