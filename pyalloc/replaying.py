@@ -60,15 +60,25 @@ def compare(
 
 
 def find_min(
-    program: _core.Program, name: str, *, options: str = "", progress: Progress | None = None
+    program: _core.Program,
+    name: str,
+    *,
+    options: str = "",
+    progress: Progress | None = None,
+    passes: int = 1,
 ) -> dict[str, Any] | None:
-    """The smallest capacity that completes, and the margin: completion is not quite monotone.
+    """The smallest capacity that completes, and the margin: completion is not quite monotone.  passes: as compare().
 
     Returns:
         bytes (smallest seen to complete), safe_bytes (all tried from here up completed), margin_bytes, holes,
         n_replays; None where it does not complete even with ample memory.
     """
-    found = program.find_min(name, options=options if name == "pyalloc" else "", progress=progress)
+    found = program.find_min(
+        name,
+        options=options if name == "pyalloc" else "",
+        progress=progress,
+        passes=passes,
+    )
     if found is not None:
         found["margin_bytes"] = found["safe_bytes"] - found["bytes"]
     return found

@@ -76,7 +76,7 @@ class Command:
                         f"{name}: searching", "M operations", quiet=args.quiet
                     )
                     least[name] = replaying.find_min(
-                        program, name, options=args.conf, progress=search
+                        program, name, options=args.conf, progress=search, passes=args.passes
                     )
                     search.close()
         progress.close()

@@ -149,6 +149,24 @@ def test_a_replay_says_what_its_trace_does_not_have(plan: Plan, tmp_path: Path) 
     assert caveat.startswith("The file was cut off")
 
 
+def test_what_is_enough_for_several_passes(plan: Plan) -> None:
+    """What the first one left cached is in the way of the second."""
+    made = [(1, 6), (2, 6), (0, 2), (0, 1), (3, 3), (4, 1), (0, 4), (5, 14), (6, 1), (7, 11)]
+    for number, size in made:
+        if number:
+            plan.event("alloc", addr=number << 32, bytes=size * MIB)
+        else:  # the number of the one to free
+            plan.event("free_requested", addr=size << 32)
+    path = plan.done()
+    words = ["replay", path, "--policy", "native", "--json", "-q"]
+    least = [
+        json.loads(pyalloc(*words, "--find-min", *passes))["find_min"]["native"]["safe_bytes"]
+        for passes in ([], ["--passes", "2"])
+    ]
+    for size, code in zip(least, (1, 0), strict=True):
+        pyalloc(*words, "--passes", "2", "--limit", size, expect=code)
+
+
 def test_settings_that_a_replay_does_not_have_are_said(plan: Plan) -> None:
     plan.event(
         "user", "PYTORCH_ALLOC_CONF=expandable_segments:True,roundup_power2_divisions:[256:1,>:4]"
