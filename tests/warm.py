@@ -130,6 +130,7 @@ if __name__ == "__main__":
         sys.argv, sys.path[0] = others, ""
         runpy.run_module(others[0], run_name="__main__", alter_sys=True)
     else:
+        # Nothing here may keep the program's module: what it holds is finalized when a program's own is.
         main = type(sys)("__main__")
         if first == "-c":
             name, source = "<string>", others.pop(0)
@@ -140,4 +141,5 @@ if __name__ == "__main__":
                 source = file.read()
             sys.argv, sys.path[0] = [first, *others], os.path.dirname(os.path.abspath(first))
         sys.modules["__main__"] = main
-        exec(compile(source, name, "exec"), main.__dict__)
+        del main
+        exec(compile(source, name, "exec"), sys.modules["__main__"].__dict__)
