@@ -3,6 +3,34 @@
 
 #include "torch_bridge.h"
 
+/* The callbacks are kept in Python.  Memory is freed while exceptions are in flight, too. */
+static void
+trace_memory(bool is_allocation, uint64_t address) {
+    if (!Py_IsInitialized()) {
+        return;
+    }
+    const char *name = is_allocation ? "MemoryAllocationCallbacks" : "MemoryDeallocationCallbacks";
+    PyGILState_STATE held = PyGILState_Ensure();
+    PyObject *type = NULL;
+    PyObject *value = NULL;
+    PyObject *traceback = NULL;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *module = PyImport_ImportModule("torch.cuda._gpu_trace");
+    PyObject *registry = module == NULL ? NULL : PyObject_GetAttrString(module, name);
+    PyObject *done =
+        registry == NULL
+            ? NULL
+            : PyObject_CallMethod(registry, "fire_callbacks", "K", (unsigned long long)address);
+    if (done == NULL) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    Py_XDECREF(done);
+    Py_XDECREF(registry);
+    Py_XDECREF(module);
+    PyErr_Restore(type, value, traceback);
+    PyGILState_Release(held);
+}
+
 /* Lets torch's calls reach the heap: {setter of CUDAPluggableAllocator: address}. */
 static PyObject *
 core_torch_attach(PyObject *self, PyObject *args) {
@@ -14,6 +42,7 @@ core_torch_attach(PyObject *self, PyObject *args) {
     }
     pya_torch_attach(heap);
     pya_torch_find_symbols();
+    pya_torch_set_tracer(trace_memory);
     PyObject *dict = PyDict_New();
     for (size_t i = 0; dict != NULL && pya_torch_hook_setter(i) != NULL; i++) {
         PyObject *address = PyLong_FromSize_t(pya_torch_hook_address(i));

@@ -199,6 +199,25 @@ is_profiling() {
     return profiler.enabled != nullptr && PYA_UNLIKELY(profiler.enabled());
 }
 
+/* libc10's flag, which torch.cuda._sanitizer sets for good: native tells torch's Python, its wrapper for others does not. */
+const bool is_never = false;
+std::atomic<const bool *> gpu_trace{&is_never};
+std::atomic<pya_torch_tracer> gpu_tracer{nullptr};
+
+bool
+is_traced() {
+    return PYA_UNLIKELY(
+        __atomic_load_n(gpu_trace.load(std::memory_order_relaxed), __ATOMIC_RELAXED));
+}
+
+__attribute__((noinline, cold)) void
+trace_memory(bool is_allocation, pya_dptr address) {
+    const pya_torch_tracer tell = gpu_tracer.load(std::memory_order_relaxed);
+    if (tell != nullptr && address != 0) {
+        tell(is_allocation, address);
+    }
+}
+
 int64_t
 block_bytes(pya_heap *heap, pya_dptr address, int *device) {
     pya_dptr base = 0;
@@ -268,6 +287,9 @@ pya_torch_alloc(size_t bytes, int device, void *stream) {
         const int64_t delta = block_bytes(heap, address, &owner);
         profiler_report(heap, pointer_of(address), delta, owner);
     }
+    if (is_traced()) {
+        trace_memory(true, address);
+    }
     return pointer_of(address);
 }
 
@@ -280,6 +302,9 @@ pya_torch_give_back(void *ptr) {
     int device = 0;
     const bool report = is_profiling();
     const int64_t delta = report ? block_bytes(heap, address_of(ptr), &device) : 0;
+    if (is_traced() && block_bytes(heap, address_of(ptr), &device) > 0) {
+        trace_memory(false, address_of(ptr)); /* the address is nobody else's yet */
+    }
     const pya_status status = pya_free(heap, address_of(ptr));
     if (PYA_UNLIKELY(status != PYA_OK)) {
         n_refused_frees.fetch_add(1, std::memory_order_relaxed);
@@ -449,6 +474,13 @@ pya_torch_find_symbols(void) {
                                : reinterpret_cast<bool (*)()>(
                                      pya_torch_symbol("_ZN3c1022memoryProfilingEnabledEv"));
     }
+    const void *flag = pya_torch_symbol("_ZN3c104impl8GPUTrace9haveStateE");
+    gpu_trace.store(flag == nullptr ? &is_never : static_cast<const bool *>(flag));
+}
+
+extern "C" void
+pya_torch_set_tracer(pya_torch_tracer tracer) {
+    gpu_tracer.store(tracer);
 }
 
 extern "C" bool

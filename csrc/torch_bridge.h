@@ -35,6 +35,10 @@ void pya_torch_hold_history(bool is_held);
 /* false: every allocation goes to the device, and back to it when freed. */
 void pya_torch_set_cached(bool is_cached);
 
+/* Told of every cached allocation, and before every free, while torch's GPU trace is on; called with no lock held. */
+typedef void (*pya_torch_tracer)(bool is_allocation, uint64_t address);
+void pya_torch_set_tracer(pya_torch_tracer tracer);
+
 /* What was found and what was not: index from 0, false past the end.  Both texts are static. */
 bool pya_torch_feature(size_t index, const char **name, bool *works, const char **detail);
 /* Frees torch asked for that were refused. */

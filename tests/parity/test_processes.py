@@ -180,6 +180,38 @@ def test_nccl_process_group(tmp_path: Path, hook: str) -> None:
     assert run("-c", NCCL, str(tmp_path / "store"), **variables).split() == ["done"]
 
 
+TRACED = """
+import torch
+from torch.cuda import _gpu_trace, _sanitizer
+
+torch._C._activate_gpu_trace()
+made, gone = [], []
+_gpu_trace.register_callback_for_memory_allocation(made.append)
+_gpu_trace.register_callback_for_memory_deallocation(gone.append)
+tensors = [torch.empty(size, device="cuda") for size in (1, 0, 1 << 20)]
+addresses = [tensors[0].data_ptr(), tensors[2].data_ptr()]
+assert (made, gone) == (addresses, []), (made, gone)
+try:
+    raise KeyError
+except KeyError:
+    del tensors
+assert sorted(gone) == sorted(addresses), gone
+
+_sanitizer.enable_cuda_sanitizer()
+with torch.cuda.stream(torch.cuda.Stream()):
+    earlier = torch.zeros(1 << 20, device="cuda")
+del earlier
+torch.cuda.empty_cache()
+later = [torch.zeros(1 << 20, device="cuda") for _ in range(4)]
+print("traced")
+"""
+
+
+def test_the_gpu_trace_is_told() -> None:
+    """And so the sanitizer takes no memory that came back for a race."""
+    assert run("-c", TRACED).split() == ["traced"]
+
+
 @pytest.mark.parametrize("step", [1, 3])
 def test_copies_between_peers(step: int) -> None:
     """A strided copy is made by a kernel that reaches into the peer's memory."""
