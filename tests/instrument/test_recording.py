@@ -1,29 +1,22 @@
-"""Recording while a program runs: killed programs, threads, streams; nothing lost, nothing invented."""
+"""Recording while a program runs: threads, streams, pools; nothing lost, nothing invented."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dry_support import PATIENCE_S
 
 from instrument.conftest import Record
-from instrument.tools import ROOT, pyalloc
+from instrument.tools import ALLOCATORS, MIB, pyalloc
 from pyalloc import recording, trace
 from pyalloc.convert import KINDS
 from pyalloc.export import events
 
 pytestmark = pytest.mark.torch
-MIB = 2**20
-ALLOCATORS = pytest.mark.parametrize("allocator", ["native", "pyalloc"])
 
 
 def test_programs_that_run_out_of_memory_all_the_time_are_not_held_up(
@@ -51,20 +44,6 @@ def test_programs_that_run_out_of_memory_all_the_time_are_not_held_up(
     assert explained[0] == 100.0
     assert 2 <= len(explained) <= 3
     assert explained[1] >= 121.0
-
-
-@pytest.mark.parametrize("there", ["out.pya", "out.pya.part"])
-def test_a_process_never_writes_over_anothers_recording(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
-) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    path = tmp_path / "out.pya"
-    assert recording._own_path(path) == path
-    (tmp_path / there).touch()
-    assert recording._own_path(path) == tmp_path / f"out.{os.getpid()}.pya"
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert recording._own_path(path) == tmp_path / "out.rank1.pya"
 
 
 def test_a_program_at_work_is_not_interrupted_for_torchs_history(
@@ -139,143 +118,6 @@ def test_no_compiler_is_loaded_for_stacks(
     assert done.stdout == "False\ntorch._inductor\ntorch._export\n"
     stacks = [event["stack"] for event, _ in events(tmp_path / "out.pya")]
     assert any(stacks)
-
-
-@ALLOCATORS
-def test_a_full_disk_ends_the_recording_and_not_the_program(
-    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, allocator: str
-) -> None:
-    source = f"""
-        import resource, signal, torch, pyalloc
-        from pyalloc import recording
-        torch.ones(1, device="cuda")
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-        recording._TORCH_S = 0
-        try:
-            with pyalloc.record({str(tmp_path / "out.pya")!r}):
-                for step in range(300):
-                    kept = [torch.empty(100 * i, device="cuda") for i in range(100)]
-                    pyalloc.step()
-                    with pyalloc.phase(f"a phase of its own name, number {{step}} " * 20):
-                        pass
-                print("worked on")
-        except pyalloc.PyallocError as error:
-            print(error)
-        """
-    done = dry_python(source, install=allocator == "pyalloc")
-    assert done.stdout == "worked on\n"
-    assert done.stderr.count("the recording ends here") == 1
-    assert "File too large" in done.stderr or "is the disk full?" in done.stderr
-
-
-@ALLOCATORS
-def test_a_disk_that_is_full_at_the_end_is_told_in_a_line(tmp_path: Path, allocator: str) -> None:
-    script, out = tmp_path / "program.py", tmp_path / "out.pya"
-    script.write_text(
-        "import resource, signal, torch\n"
-        "torch.ones(1, device='cuda')\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))\n"
-        "kept = [torch.empty(100 + i % 977, device='cuda') for i in range(5000)]\n"
-    )
-    shown = pyalloc(
-        "dryrun", "--allocator", allocator, "--record", out, sys.executable, "-W", "ignore", script
-    )
-    assert "Traceback" not in shown and "Exception ignored" not in shown
-    assert shown.count("the recording ends here") == 1 and f"room for: {out}.part" in shown
-
-
-@pytest.mark.parametrize("at_exit", [False, True])
-def test_an_interrupt_at_the_end_loses_nothing(
-    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, at_exit: bool
-) -> None:
-    """Somebody who waits for a program to end after Ctrl-C presses it again."""
-    out = tmp_path / "out.pya"
-    done = dry_python(f"""
-        import os, signal, torch, pyalloc
-        from pyalloc import recording
-        drain = recording._Torchs.drain
-        def drain_and_interrupt(*arguments):
-            os.kill(os.getpid(), signal.SIGINT)
-            drain(*arguments)
-        recording._Torchs.drain = drain_and_interrupt
-        recording._TORCH_S = 1e9
-        recorded = pyalloc.record({str(out)!r})
-        recorded.__enter__()
-        kept = [torch.empty(1 << 20, dtype=torch.uint8, device="cuda") for i in range(9)]
-        if {at_exit}:
-            raise SystemExit
-        try:
-            recorded.__exit__(None, None, None)
-        except KeyboardInterrupt:
-            print("interrupted")
-        """)
-    assert done.stdout == ("" if at_exit else "interrupted\n")
-    assert done.stderr == "pyalloc: the recording is being written; Ctrl-C again leaves it\n"
-    found = trace.analyse(out)
-    assert found.totals["is_complete"] and found.totals["n_allocs"] == 9
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "told"),
-    [("WORLD_SIZE", "", ""), (recording.STACKS, "pyhton", "not recorded: stacks is one of python")],
-)
-def test_odd_variables_do_not_end_the_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
-) -> None:
-    out = tmp_path / "out.pya"
-    for name, text in (("RANK", "0"), (recording.PATH, str(out)), (variable, value)):
-        monkeypatch.setenv(name, text)
-    source = """import torch
-print("used", torch.ones(3).cuda().numel())
-torch.cuda.memory._record_memory_history()
-torch.cuda.memory._record_memory_history(enabled=None)"""
-    shown = pyalloc("dryrun", sys.executable, "-W", "ignore", "-c", source)
-    assert "used 3" in shown
-    assert (
-        "Requested callback is not found" not in shown
-    )  # torch, where history is switched off twice
-    assert told in shown and out.exists() == (told == "")
-
-
-@ALLOCATORS
-def test_a_killed_program_leaves_a_readable_trace(tmp_path: Path, allocator: str) -> None:
-    script, out = tmp_path / "program.py", tmp_path / "out.pya"
-    script.write_text(
-        "import sys, time, torch\n"
-        "kept = [torch.empty(7 << 20, dtype=torch.uint8, device='cuda') for _ in range(9)]\n"
-        "print('ready', flush=True)\n"
-        "while True:\n"
-        "    time.sleep(0.01)\n"
-    )
-    words = [sys.executable, "-m", "pyalloc", "dryrun", "--allocator", allocator, "--record", out,
-             sys.executable, "-W", "ignore", script]  # fmt: skip
-    child = subprocess.Popen(
-        [str(word) for word in words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert child.stdout is not None and child.stdout.readline() == "ready\n"
-        part = out.with_name("out.pya.part")
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            if trace.analyse(part).totals["end_bytes"] == 63 * MIB:
-                break
-            time.sleep(0.2)
-    finally:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait(timeout=PATIENCE_S)
-        child.stdout.close()  # type: ignore[union-attr]
-    found = trace.analyse(part)
-    assert found.totals["end_bytes"] == 63 * MIB and not found.totals["is_complete"]
-    assert "program.py:2" in found.by_line(found.peak.blocks)[0].name
-    assert "The file was cut off" in pyalloc("report", part, "--no-replay")
-    assert "was cut off: " in pyalloc("report", out, expect=2)  # the name it would have got
 
 
 def test_threads_that_allocate_without_the_gil_lose_nothing(record: Record) -> None:
@@ -575,74 +417,6 @@ def test_private_pools_are_recorded_and_replayed(record: Record, allocator: str)
         assert program.info()["n_pools"] == 2
         assert program.replay("native", capacity=130 * MIB)["completed"]
         assert not program.replay("native", capacity=126 * MIB)["completed"]
-
-
-def test_a_program_may_go_elsewhere_while_it_is_recorded(
-    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    dry_python(f"""
-        import os, torch, pyalloc
-        os.chdir({str(tmp_path)!r})
-        with pyalloc.record("out.pya"):
-            kept = torch.ones(1, device="cuda")
-            os.chdir("elsewhere")
-        """)
-    assert trace.analyse(tmp_path / "out.pya").totals["is_complete"]
-
-
-def test_processes_that_begin_at_once_have_a_recording_each(tmp_path: Path) -> None:
-    """One after the other sees that nothing is there, then both begin."""
-    out = tmp_path / "out.pya"
-    program = f"""
-import os, time, torch
-from pyalloc import recording
-own_path = recording._own_path
-def both(path):
-    chosen = own_path(path)
-    open({str(tmp_path)!r} + f"/ready{{os.getpid()}}", "w").close()
-    while sum(name.startswith("ready") for name in os.listdir({str(tmp_path)!r})) < 2:
-        time.sleep(0.01)
-    return chosen
-recording._own_path = both
-kept = torch.empty(int(os.environ["MIB"]) << 20, dtype=torch.uint8, device="cuda")
-"""
-    script = tmp_path / "program.py"
-    script.write_text(program)
-    python = f"{sys.executable} -W ignore {script}"
-    pyalloc("dryrun", "--record", out, "sh", "-c", f"MIB=3 {python} & MIB=5 {python}; wait")
-    files = sorted(tmp_path.glob("out*.pya"))
-    assert len(files) == 2 and out in files
-    assert {trace.analyse(file).totals["peak_bytes"] for file in files} == {3 * MIB, 5 * MIB}
-
-
-def test_a_recording_that_was_cut_off_is_not_lost_to_the_next(
-    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    out = str(tmp_path / "out.pya")
-    done = dry_python(f"""
-        import torch, pyalloc
-        from pyalloc import _core
-        torch.ones(1, device="cuda")
-        def record(force):
-            try:
-                with pyalloc.record({out!r}, force=force):
-                    pass
-            except pyalloc.PyallocError as error:
-                print(error)
-        part = {out!r} + ".part"
-        open(part, "w").close()
-        record(False)
-        record(True)
-        import os; print(os.path.exists(part))
-        writer = _core.TraceWriter({out!r}, overwrite=True)  # as another process has it
-        record(True)
-        print(os.path.exists({out!r}))
-        """)
-    first, second, third, fourth = done.stdout.splitlines()
-    assert "out.pya.part exists, from a recording that was cut off" in first
-    assert second == "False" and "being written already" in third
-    assert fourth == "True"  # what was recorded before stays until another is whole
 
 
 def test_adamw_is_not_called_adam(record: Record) -> None:

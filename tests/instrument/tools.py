@@ -16,6 +16,7 @@ from pyalloc.convert import KINDS
 ROOT = Path(__file__).parent.parent.parent
 SEQ2SEQ = ROOT / "examples" / "seq2seq.py"
 MIB = 2**20
+ALLOCATORS = pytest.mark.parametrize("allocator", ["native", "pyalloc"])
 
 
 def pyalloc(*words: object, expect: int | None = 0) -> str:
