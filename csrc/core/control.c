@@ -409,10 +409,7 @@ pya_heap_apply_history(struct pya_heap *heap, struct pya_card *card) {
             return PYA_E_HOST_NOMEM;
         }
     } else if (card->history->max_entries != heap->record_entries) {
-        pya_history_clear(card->history);
-        free(card->history->items);
-        card->history->items = NULL;
-        card->history->n_room = 0;
+        pya_history_resize(card->history, heap->record_entries);
     }
     card->history->dev = card->dev;
     card->history->level = level;

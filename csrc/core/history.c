@@ -108,6 +108,29 @@ pya_history_clear(struct pya_history *history) {
     history->n_lost = 0;
 }
 
+/* In order from 0 again: only then it may grow. */
+void
+pya_history_resize(struct pya_history *history, size_t max_entries) {
+    size_t n = history->n_items < max_entries ? history->n_items : max_entries;
+    struct pya_entry *items = n == 0 ? NULL : malloc(n * sizeof *items);
+    size_t n_old = history->n_items - (items == NULL ? 0 : n);
+    for (size_t i = 0; i < history->n_items; i++) {
+        struct pya_entry *entry = &history->items[(history->first + i) % history->n_items];
+        if (i < n_old) {
+            history_drop(history, entry);
+        } else {
+            items[i - n_old] = *entry;
+        }
+    }
+    free(history->items);
+    history->items = items;
+    history->n_items -= n_old;
+    history->n_room = history->n_items;
+    history->first = 0;
+    history->n_lost += n_old;
+    history->max_entries = max_entries;
+}
+
 void
 pya_history_fini(struct pya_history *history) {
     pya_history_clear(history);

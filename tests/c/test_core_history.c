@@ -115,6 +115,36 @@ test_what_the_ring_lost_is_told(void) {
     world_fini(&world);
 }
 
+/* Of the oldest entries as many go as have no room any more. */
+static void
+test_the_newest_stay_in_a_ring_of_another_size(void) {
+    static const size_t sizes[] = {8, 20, 5, 1000};
+    struct world world = {0};
+    struct pya_history_part part;
+    uint64_t now_ns = 0;
+    counted_world(&world);
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALLOC, true, 10, 0));
+    for (int i = 0; i < 7; i++) {
+        give(
+            &world,
+            take(&world, MIB + (size_t)i * 512, 0)); /* three entries each, but for a segment */
+    }
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALLOC, true, sizes[i], 0));
+    }
+    give(&world, take(&world, MIB, 0));
+    CHECK(pya_history_take(world.heap, 0, &part, &now_ns));
+    CHECK_EQ(part.n, 5 + 3);
+    CHECK_EQ(part.first, 0);
+    for (size_t i = 0; i < part.n; i++) {
+        size_t bytes = i < 2 ? MIB + 5 * 512 : i < 5 ? MIB + 6 * 512 : MIB;
+        CHECK_EQ(part.items[i].bytes, bytes);
+    }
+    part_count(&part, PYA_ACTION_ALLOC);
+    CHECK_EQ(n_references, 0);
+    world_fini(&world);
+}
+
 static void
 test_uses_on_streams_are_in_the_trace_and_in_no_snapshot(void) {
     struct world world = {0};
@@ -227,16 +257,16 @@ test_recording_again_with_other_settings(void) {
     give(&world, take(&world, MIB, 0));
     CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALLOC, true, 4, 0));
     give(&world, take(&world, MIB, 0));
-    give(&world, take(&world, MIB, 0)); /* more than the ring of then holds: nobody misses it */
+    give(&world, take(&world, MIB, 0)); /* two entries more than the ring holds */
     uint32_t skip_mask = 1U << PYA_ACTION_FREE_REQUESTED | 1U << PYA_ACTION_FREE_COMPLETED;
     CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALLOC, true, 50, skip_mask));
     for (int i = 0; i < 20; i++) {
         give(&world, take(&world, MIB, 0));
     }
     CHECK(pya_history_take(world.heap, 0, &part, &now_ns));
-    CHECK_EQ(part.n, 20);
-    CHECK_EQ(part.n_lost, 0);
-    CHECK_EQ(part_count(&part, PYA_ACTION_ALLOC), 20);
+    CHECK_EQ(part.n, 4 + 20);
+    CHECK_EQ(part.n_lost, 2);
+    CHECK_EQ(part_count(&part, PYA_ACTION_ALLOC), 1 + 20);
     CHECK_EQ(n_references, 0);
     world_fini(&world);
 }
@@ -334,6 +364,7 @@ static const struct check_case cases[] = {
     {"what_waits", test_what_waits_is_not_annotated},
     {"taken_once", test_taken_once_and_in_order},
     {"lost", test_what_the_ring_lost_is_told},
+    {"the_newest_stay_in_a_ring_of_another_size", test_the_newest_stay_in_a_ring_of_another_size},
     {"record_stream", test_uses_on_streams_are_in_the_trace_and_in_no_snapshot},
     {"refused", test_a_bad_level_or_half_the_hooks_are_refused},
     {"taken_while_others_go_on", test_taken_while_others_go_on},

@@ -224,6 +224,17 @@ def test_a_trace_has_one_entry_at_least() -> None:
     assert len(trace()) == 1
 
 
+def test_a_longer_trace_goes_on() -> None:
+    empty(1000)
+    _record_memory_history(max_entries=6, stacks="python")
+    for i in range(10):
+        empty(1000 + i)  # three entries each
+    _record_memory_history(max_entries=1000, stacks="python")
+    empty(5000)
+    sizes = sorted(entry["size"] for entry in trace())
+    assert sizes == [1008] * 3 + [1009] * 3 + [5000] * 3
+
+
 def test_snapshot_entry_is_seen_by_the_next() -> None:
     _record_memory_history(stacks="python")
     empty(1)
