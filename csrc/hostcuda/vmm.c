@@ -192,8 +192,8 @@ pya_hc_vmm_create(size_t size, const struct cuda_vmm_prop *prop, uint64_t *out) 
     if (out == NULL || prop == NULL || size == 0 || size % PYA_HC_PAGE != 0 || prop->type != 1) {
         return CU_INVALID_VALUE;
     }
-    if (prop->location.type != 1) {
-        return CU_NOT_SUPPORTED;
+    if (prop->location.type != 1 || (prop->handle_types & ~HANDLE_POSIX_FD) != 0) {
+        return CU_NOT_SUPPORTED; /* handles for other machines (fabric) too, which few devices have */
     }
     struct pya_hc_device *dev = pya_hc_device(prop->location.id);
     if (dev == NULL) {

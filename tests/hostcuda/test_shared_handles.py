@@ -108,6 +108,8 @@ def test_another_process_maps_it_and_keeps_it(cuda: Cuda, libraries: Path) -> No
 def test_what_cannot_be_exported_or_imported(cuda: Cuda, handle: int, tmp_path: Path) -> None:
     out, fd = ctypes.c_uint64(), ctypes.c_int()
     plain = cuda.handle()
+    prop = Prop(1, FABRIC, 1, 0)  # torch asks for these first, and takes no for an answer
+    assert cuda("cuMemCreate", ctypes.byref(out), BYTES, ctypes.byref(prop), 0) == NOT_SUPPORTED
     calls = [
         (plain, POSIX_FD, 0, INVALID),  # not made for it
         (handle, FABRIC, 0, NOT_SUPPORTED),
