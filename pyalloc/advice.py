@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 
 from pyalloc import source
 from pyalloc.analysis import MIB, Advice, Analysis, Block, Phase, layers_of
@@ -124,18 +125,41 @@ def _kept_by(passes: list[Phase], analysis: Analysis) -> set[Block]:
     return kept
 
 
+def _bytes_through(kept: set[Block], analysis: Analysis) -> Callable[[Phase], int]:
+    """How much of what is alive at the peak was so all through a phase: there may be thousands of either."""
+    peak = analysis.totals["peak_event"]
+    made = sorted((block.alloc_event, block.bytes) for block in kept)
+    freed = sorted((block.free_event, block.bytes) for block in kept if block.free_event)
+    by_made = list(itertools.accumulate((n for _, n in made), initial=0))
+    by_freed = list(itertools.accumulate((n for _, n in freed), initial=0))
+
+    def through(phase: Phase) -> int:
+        if phase.end <= peak:  # freed later, all of them
+            return by_made[bisect.bisect_right(made, phase.begin, key=lambda each: each[0])]
+        if phase.begin >= peak:  # made before
+            gone = bisect.bisect_left(freed, phase.end, key=lambda each: each[0])
+            return by_made[-1] - by_freed[gone]
+        return sum(
+            block.bytes
+            for block in kept
+            if block.alloc_event <= phase.begin
+            and (block.free_event is None or block.free_event >= phase.end)
+        )
+
+    return through
+
+
 def _falls_without(kept: set[Block], idle: list[Phase], analysis: Analysis) -> int:
     """How far the peak falls if these passes keep nothing: to what is still needed, or to another pass's peak."""
     if not kept:
         return 0
     elsewhere = 0
+    through = _bytes_through(kept, analysis)
     for phase in sorted(analysis.phases, key=lambda phase: -phase.peak_bytes):
         if phase.peak_bytes <= elsewhere:
             break
         if _in_pass(idle, phase.begin, phase.end) is None:
-            held = (b for b in kept if b.alloc_event <= phase.begin)
-            through = (b for b in held if b.free_event is None or b.free_event >= phase.end)
-            elsewhere = max(elsewhere, phase.peak_bytes - sum(b.bytes for b in through))
+            elsewhere = max(elsewhere, phase.peak_bytes - through(phase))
     needed = max(block.bytes for block in kept)  # by the operation at work
     peak: int = analysis.totals["peak_bytes"]
     return max(min(sum(b.bytes for b in kept) - needed, peak - elsewhere), 0)

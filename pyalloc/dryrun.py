@@ -85,8 +85,8 @@ class Result:
     limited: it died of a limit that was set, less than the device has.
     memory_calls: calls that take, map or give device memory.  dtoh_copies: reads of values that no kernel computed.
     untold: processes whose torch had no figures; those asked to use pyalloc did not.  replaced: the program chose an
-    allocator itself.  masks: indices that were masks, taken as true everywhere.  distinct: elements asked which of
-    them differ, taken as all different.  guessed: labels, counts and lengths that made no sense, made up.
+    allocator itself.  masks: indices that were masks, taken as true everywhere.  distinct: calls that ask which
+    elements differ, answered with all.  guessed: tensors of labels, counts or lengths that made no sense, made up.
     """
 
     command: tuple[str, ...]
@@ -444,14 +444,14 @@ def _remarks(result: Result) -> list[str]:
         )
     if result.distinct > 0:
         found.append(
-            f"note: elements of unique() and coalesce() taken as all different: {result.distinct:,}; on a card "
-            "there may be fewer"
+            f"note: calls of unique() and coalesce() for which all elements were different: {result.distinct:,}; "
+            "on a card fewer may be"
         )
     if result.guessed > 0:
         found.append(
-            f"warning: numbers that no kernel computed: {result.guessed:,}, for one_hot(), bincount() (taken as one "
-            "class), repeat_interleave() (taken as once each) or pack_padded_sequence() (taken as the full length); "
-            "memory on a card may be more or less"
+            f"warning: tensors of sizes that no kernel computed: {result.guessed:,}, for one_hot(), bincount() (taken "
+            "as one class), repeat_interleave() (taken as once each) or pack_padded_sequence() (taken as the full "
+            "length); memory on a card may be more or less"
         )
     if result.dtoh_copies > 0:
         copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"

@@ -106,7 +106,7 @@ def _describe(folder: Path) -> Torch:
     return Torch(folder, version, major, frozenset(imports - defined))
 
 
-def preloads(major: int) -> list[Path]:
+def preloads(major: int, *, zeros: bool = False) -> list[Path]:
     """The libraries to preload, in order, for a PyTorch of that CUDA major.
 
     Raises:
@@ -122,6 +122,12 @@ def preloads(major: int) -> list[Path]:
         raise HostCudaError(
             f"this PyTorch needs libcudart.so.{major}; the runtime has {', '.join(have)}. "
             "Try a PyTorch built for one of these."
+        )
+    names += ["libpya_zeros.so"] * zeros
+    absent = [name for name in names if not (LIBRARIES / name).exists()]
+    if absent:
+        raise HostCudaError(
+            f"{' and '.join(absent)} is not in {LIBRARIES}; build it with: pip install ."
         )
     return [LIBRARIES / name for name in names]
 
@@ -139,8 +145,7 @@ def missing(torch: Torch) -> list[str]:
 
 def environment(env: dict[str, str], torch: Torch, *, zeros: bool = False) -> dict[str, str]:
     """A copy of env in which that PyTorch runs on host memory; zeros: what its allocators hand out begins with them."""
-    paths = [str(path) for path in preloads(torch.cuda_major)]
-    paths += [str(LIBRARIES / "libpya_zeros.so")] * zeros
+    paths = [str(path) for path in preloads(torch.cuda_major, zeros=zeros)]
     if re.search(r"[\s:]", str(LIBRARIES)):
         raise HostCudaError(
             f"the dynamic loader cannot preload libraries from a path with a space or a colon: {LIBRARIES}; "

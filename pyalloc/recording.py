@@ -403,8 +403,8 @@ def _interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if caught:
-        signal.raise_signal(signal.SIGINT)
+        if caught:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _forget_in_child() -> None:
@@ -594,7 +594,8 @@ def record_when_cuda_starts() -> None:
 
 
 def _tell_if_nothing(path: Path, before: set[Path]) -> None:
-    if written(path) <= before:
+    is_teller = os.environ.get(TELLER) == str(os.getpid())  # and not a child forked off
+    if is_teller and written(path) <= before:
         print(f"pyalloc: recorded: {NOTHING} ({path})", file=sys.stderr)
 
 

@@ -58,12 +58,13 @@ def dry_torch() -> hostcuda.Torch | None:
 
 
 def dry_environment(
-    *, install: bool = False, memory: str = "8GB", devices: int = 1
+    *, install: bool = False, memory: str = "8GB", devices: int = 1, zeros: bool = False
 ) -> dict[str, str]:
-    """An environment in which torch runs on the host-memory runtime; install: on pyalloc, as `pyalloc run` does."""
+    """An environment in which torch runs on the host-memory runtime; install: on pyalloc, as `pyalloc run` does; zeros:
+    as under `pyalloc dryrun`."""
     torch = dry_torch()
     assert torch is not None
-    env = hostcuda.environment(_bootstrap.environment(dict(os.environ)), torch)
+    env = hostcuda.environment(_bootstrap.environment(dict(os.environ)), torch, zeros=zeros)
     env["PYALLOC_HOSTCUDA_MEMORY"] = memory
     env["PYALLOC_HOSTCUDA_DEVICES"] = str(devices)
     env.pop(_bootstrap.INSTALL, None)
@@ -72,19 +73,22 @@ def dry_environment(
     return env
 
 
-def warm_python(source: str) -> str:
+def warm_python(source: str, *, dryrun: bool = False) -> str:
     """What stands in for Python where torch has been imported already: see warm.py.
 
     An optimizer imports torch's compiler, which takes as long again: programs with one have that as well.
+    dryrun: for programs that `pyalloc dryrun` begins.
     """
-    return _warm_python("torch._dynamo" if "torch.optim" in source else "torch")
+    return _warm_python("torch._dynamo" if "torch.optim" in source else "torch", dryrun)
 
 
 @cache
-def _warm_python(module: str) -> str:
+def _warm_python(module: str, zeros: bool) -> str:
     folder = tempfile.TemporaryDirectory(prefix="pyalloc-warm-")
     env = {
-        name: value for name, value in dry_environment().items() if not name.startswith("PYALLOC_")
+        name: value
+        for name, value in dry_environment(zeros=zeros).items()
+        if not name.startswith("PYALLOC_")
     }
     program, server = warm.start(folder.name, module, env)
 
@@ -96,7 +100,7 @@ def _warm_python(module: str) -> str:
     return program
 
 
-def python_for(source: str, variables: Iterable[str] = ()) -> str:
+def python_for(source: str, variables: Iterable[str] = (), *, dryrun: bool = False) -> str:
     """The Python to run a program with: one that has imported torch already, where the program does that first.
 
     Not where variables of the environment are set that torch may read while it is imported.
@@ -104,7 +108,7 @@ def python_for(source: str, variables: Iterable[str] = ()) -> str:
     is_warm = _imports_torch_first(source) and all(
         name.startswith("PYALLOC_") for name in variables
     )
-    return warm_python(source) if is_warm else sys.executable
+    return warm_python(source, dryrun=dryrun) if is_warm else sys.executable
 
 
 def _imports_torch_first(source: str) -> bool:

@@ -39,9 +39,14 @@ def start(folder: str, module: str, env: dict[str, str]) -> tuple[str, Any]:
     if server.stdout.readline() != b"ready\n":
         raise RuntimeError(f"{module} could not be imported")
     program = os.path.join(folder, "warm-python")
+    cold = shlex.quote(sys.executable)
     words = shlex.join([sys.executable, "-IS", __file__, address])
     with open(program, "w") as file:
-        file.write(f'#!/bin/sh\nexec {words} "$@"\n')
+        # What is preloaded is the server's: with anything else there, a process of its own.
+        file.write(
+            f'#!/bin/sh\n[ "$LD_PRELOAD" = {shlex.quote(env["LD_PRELOAD"])} ] || exec {cold} "$@"\n'
+        )
+        file.write(f'exec {words} "$@"\n')
     os.chmod(program, 0o755)
     return program, server
 
@@ -93,6 +98,7 @@ def _attend(connection: socket.socket) -> dict[str, Any]:
         end = os.pidfd_open(program)
         if end not in select.select([end, connection], [], [])[0]:
             os.kill(program, signal.SIGKILL)
+            os.waitpid(program, 0)
             os._exit(1)
         _, status = os.waitpid(program, 0)
         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
@@ -136,10 +142,10 @@ if __name__ == "__main__":
             name, source = "<string>", others.pop(0)
             sys.argv, sys.path[0] = ["-c", *others], ""
         else:
-            name = main.__file__ = first
+            name = main.__file__ = os.path.abspath(first)
             with open(first) as file:
                 source = file.read()
-            sys.argv, sys.path[0] = [first, *others], os.path.dirname(os.path.abspath(first))
+            sys.argv, sys.path[0] = [first, *others], os.path.dirname(name)
         sys.modules["__main__"] = main
         del main
-        exec(compile(source, name, "exec"), sys.modules["__main__"].__dict__)
+        exec(compile(source, name, "exec", dont_inherit=True), sys.modules["__main__"].__dict__)

@@ -17,7 +17,8 @@ struct pya_heap {
     struct pya_hooks hooks;
     struct pya_cards cards;
     uint64_t pool_order;
-    int record_level; /* enum pya_record_level, -1: no history; atomic */
+    uint64_t import_round; /* of waits before imports go (sharing.c); atomic */
+    int record_level;      /* enum pya_record_level, -1: no history; atomic */
     bool record_trace;
     size_t record_entries;
     uint32_t record_skip;

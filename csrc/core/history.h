@@ -94,9 +94,9 @@ void pya_history_add(
     struct pya_place place, void *context);
 /* Moves all entries out; the ring goes on empty. */
 void pya_history_move(struct pya_history *history, struct pya_history_part *out);
-/* Drops all entries and their references; nothing that was lost by then is missed. */
 /* The newest max_entries stay; none, where host memory is short. */
 void pya_history_resize(struct pya_history *history, size_t max_entries);
+/* Drops all entries and their references; nothing that was lost by then is missed. */
 void pya_history_clear(struct pya_history *history);
 void pya_history_fini(struct pya_history *history);
 

@@ -15,8 +15,8 @@ struct pya_import {
     size_t n_pages;
     size_t n_mapped;
     pya_page_handle held; /* releasing it failed; 0: none */
-    bool
-        is_over; /* its user is done with it; a capture was under way, during which nothing can be waited for */
+    bool is_over;         /* its user is done with it; work that reads it may not be */
+    uint64_t waited;      /* round of waits that began after that */
 };
 
 /* Maps n_pages, not yet accessible; *out is in no list.  The lock is not held: the source may take its time.  On failure

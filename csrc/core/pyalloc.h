@@ -138,13 +138,13 @@ struct pya_shared {
     pya_dptr ptr;
     size_t offset; /* of the block in the first of them */
     size_t n_pages;
-    uint64_t key; /* another once another block lies there */
+    uint64_t key; /* of the pages */
 };
 
 /* PYA_E_FOREIGN: ptr is no live block.  PYA_E_NOTSUP: a plain segment, or a device that does not share pages. */
 PYA_MUST_CHECK pya_status pya_share(struct pya_heap *heap, pya_dptr ptr, struct pya_shared *out);
 /* Descriptors of pages first .. first + n - 1, the caller's to close, all or none.  The device's lock is held meanwhile.
- * PYA_E_FOREIGN: the block is gone. */
+ * PYA_E_FOREIGN: the block is gone, and what lies there now, if anything, has other pages. */
 PYA_MUST_CHECK pya_status pya_share_export(
     struct pya_heap *heap, const struct pya_shared *shared, size_t first, size_t n, int *fds);
 

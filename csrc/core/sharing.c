@@ -96,14 +96,12 @@ pya_status
 pya_share(struct pya_heap *heap, pya_dptr ptr, struct pya_shared *out) {
     struct pya_card *card;
     struct extent extent;
-    int fd;
     pya_status st = extent_find(heap, ptr, &card, &extent);
     if (st != PYA_OK) {
         return st;
     }
-    st = extent_export(card, &extent, 0, 1, &fd); /* can it be done at all? */
+    st = card->caps.has_export ? PYA_OK : PYA_E_NOTSUP;
     if (st == PYA_OK) {
-        (void)close(fd);
         *out = (struct pya_shared){
             .ptr = ptr,
             .offset = extent.offset,
@@ -126,7 +124,7 @@ pya_share_export(
     }
     if (extent.n_pages != shared->n_pages || first > extent.n_pages || n > extent.n_pages - first ||
         extent_key(card, &extent) != shared->key) {
-        st = PYA_E_FOREIGN; /* another block lies there now */
+        st = PYA_E_FOREIGN; /* a block of other pages lies there now */
     } else {
         st = extent_export(card, &extent, first, n, fds);
     }
@@ -134,16 +132,17 @@ pya_share_export(
     return st;
 }
 
-/* Waits for all work of all devices: any of them may be reading an import.  False: a capture forbids it, or it failed. */
+/* Waits for all work of all devices: any of them may be reading an import.  False: a capture forbids it, or it failed.  No
+ * lock is held meanwhile: the work may wait for another process, and that for what pya_share_export() gives. */
 static bool
 heap_is_idle(struct pya_heap *heap) {
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
         struct pya_card *card = pya_heap_open_card(heap, i);
         if (card != NULL) {
             pya_lock_acquire(&card->lock);
-            bool is_idle = !pya_fences_are_capturing(card) && pya_device_sync(card->dev) == PYA_OK;
+            bool is_capturing = pya_fences_are_capturing(card);
             pya_lock_release(&card->lock);
-            if (!is_idle) {
+            if (is_capturing || pya_device_sync(card->dev) != PYA_OK) {
                 return false;
             }
         }
@@ -151,41 +150,51 @@ heap_is_idle(struct pya_heap *heap) {
     return true;
 }
 
+/* A wait of this round begins after their users were done with them.  False: there are none. */
+static bool
+card_begin_wait(struct pya_card *card, uint64_t round) {
+    bool is_any = false;
+    pya_lock_acquire(&card->lock);
+    for (struct pya_import *each = card->imports; each != NULL; each = each->next) {
+        each->waited = each->is_over ? round : 0;
+        is_any = is_any || each->is_over;
+    }
+    pya_lock_release(&card->lock);
+    return is_any;
+}
+
 static void
-card_unmap_over(struct pya_card *card) {
+card_end_wait(struct pya_card *card, uint64_t round) {
+    pya_lock_acquire(&card->lock);
     struct pya_import **link = &card->imports;
     while (*link != NULL) {
         struct pya_import *import = *link;
         struct pya_import *next = import->next;
-        if (import->is_over && pya_import_unmap(card, import) == PYA_OK) {
+        if (import->waited == round && pya_import_unmap(card, import) == PYA_OK) {
             *link = next;
         } else {
             link = &import->next;
         }
     }
+    pya_lock_release(&card->lock);
 }
 
-/* What could not go when its user was done with it goes now, if it can. */
+/* What its user is done with goes, with what could not go before.  What another thread waits for is that thread's. */
 static void
 heap_unmap_over(struct pya_heap *heap) {
+    uint64_t round = __atomic_add_fetch(&heap->import_round, 1, __ATOMIC_RELAXED);
     bool is_any = false;
-    for (int pass = 0; pass < 2; pass++) {
-        for (int i = 0; i < PYA_MAX_DEVICES; i++) {
-            struct pya_card *card = pya_heap_open_card(heap, i);
-            if (card == NULL) {
-                continue;
-            }
-            pya_lock_acquire(&card->lock);
-            for (const struct pya_import *each = card->imports; each != NULL; each = each->next) {
-                is_any = is_any || each->is_over;
-            }
-            if (pass == 1) {
-                card_unmap_over(card);
-            }
-            pya_lock_release(&card->lock);
-        }
-        if (pass == 0 && (!is_any || !heap_is_idle(heap))) {
-            return;
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        struct pya_card *card = pya_heap_open_card(heap, i);
+        is_any = (card != NULL && card_begin_wait(card, round)) || is_any;
+    }
+    if (!is_any || !heap_is_idle(heap)) {
+        return;
+    }
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        struct pya_card *card = pya_heap_open_card(heap, i);
+        if (card != NULL) {
+            card_end_wait(card, round);
         }
     }
 }

@@ -2,6 +2,7 @@
 #include "cuda.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "cuda_context.h"
 
@@ -257,7 +258,7 @@ static pya_status
 cuda_page_export(struct pya_device *dev, pya_page_handle page, int *fd) {
     struct cuda *cuda = cuda_from(dev);
     int exported = -1;
-    if (cuda->prop.requested_handle_types == 0) {
+    if (!cuda->caps.has_export) {
         return PYA_E_NOTSUP;
     }
     CUDA_CALL(
@@ -371,6 +372,26 @@ cuda_is_no_refusal(cuda_result result) {
     return result == CUDA_OK || result == CUDA_NOMEM || cuda_is_sticky(result);
 }
 
+/* What a driver refuses is one of two things, seldom both, or all. */
+static cuda_result
+cuda_probe_each(struct cuda *cuda) {
+    const struct cuda_allocation_prop full = cuda->prop;
+    cuda_result result = cuda_probe_pages(cuda->driver, &cuda->prop);
+    for (int without = 1; without <= 3 && !cuda_is_no_refusal(result); without++) {
+        cuda->prop = full;
+        if ((without & 1) != 0) {
+            cuda->prop.gpu_direct_rdma_capable = 0;
+        }
+        if ((without & 2) != 0) {
+            cuda->prop.requested_handle_types = 0;
+        }
+        if (memcmp(&cuda->prop, &full, sizeof full) != 0) {
+            result = cuda_probe_pages(cuda->driver, &cuda->prop);
+        }
+    }
+    return result;
+}
+
 /* Does the device have virtual memory in pages of ours?  Fills prop. */
 static bool
 cuda_probe_vmm(struct cuda *cuda) {
@@ -391,15 +412,7 @@ cuda_probe_vmm(struct cuda *cuda) {
         cuda_enter_scope(cuda, &scope) != PYA_OK) {
         return false;
     }
-    result = cuda_probe_pages(cuda->driver, &cuda->prop);
-    if (!cuda_is_no_refusal(result) && cuda->prop.gpu_direct_rdma_capable != 0) {
-        cuda->prop.gpu_direct_rdma_capable = 0;
-        result = cuda_probe_pages(cuda->driver, &cuda->prop);
-    }
-    if (!cuda_is_no_refusal(result) && cuda->prop.requested_handle_types != 0) {
-        cuda->prop.requested_handle_types = 0;
-        result = cuda_probe_pages(cuda->driver, &cuda->prop);
-    }
+    result = cuda_probe_each(cuda);
     cuda_leave(&scope);
     return cuda_is_no_refusal(result);
 }
@@ -458,6 +471,7 @@ pya_cuda_open(int index, struct pya_device **out) {
         .total_bytes = total,
         .address_bytes = CUDA_ADDRESS_BYTES,
     };
+    cuda->caps.has_export = cuda->caps.has_vmm && cuda->prop.requested_handle_types != 0;
     cuda->device.ops = cuda->caps.has_vmm ? &cuda_ops : &cuda_ops_plain;
     *out = &cuda->device;
     return PYA_OK;

@@ -1,8 +1,10 @@
 /* Virtual memory tried out before it is trusted.  Floor 2.
  *
  * Drivers say of themselves that they can what they then refuse: on WSL2 before R615 memory that network cards may read
- * was created and mapped, and could not be opened.  So one page goes the whole way once: mapped twice, opened and
- * unmapped in one call each, as the allocator will. */
+ * was created and mapped, and could not be opened.  So one page goes the whole way once: mapped twice, opened,
+ * exported and unmapped, as the allocator will. */
+#include <unistd.h>
+
 #include "cuda_context.h"
 
 enum { PROBE_MAPPINGS = 2 };
@@ -38,6 +40,14 @@ cuda_probe_pages(const struct cuda_driver *driver, const struct cuda_allocation_
     if (result == CUDA_OK) {
         result = driver->cuMemSetAccess(base, n_mapped * PYA_PAGE, &desc, 1);
         result = probe_told("cuMemSetAccess", result);
+    }
+    if (result == CUDA_OK && prop->requested_handle_types != 0) {
+        int fd = -1;
+        result = driver->cuMemExportToShareableHandle(&fd, page, CUDA_HANDLE_POSIX_FD, 0);
+        result = probe_told("cuMemExportToShareableHandle", result);
+        if (result == CUDA_OK) {
+            (void)close(fd);
+        }
     }
     if (n_mapped > 0) {
         cuda_result undone = driver->cuMemUnmap(base, n_mapped * PYA_PAGE);

@@ -31,6 +31,7 @@ struct pya_device_error {
 
 struct pya_device_caps {
     bool has_vmm;           /* the page_ and range_ functions work */
+    bool has_export;        /* page_export and page_import too */
     size_t total_bytes;     /* memory of the card */
     uint64_t address_bytes; /* how much address space one device may reserve in all */
 };

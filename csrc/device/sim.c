@@ -90,6 +90,7 @@ sim_caps(struct pya_device *dev, struct pya_device_caps *out) {
     pya_status status = sim_enter(sim, PYA_SIM_CAPS);
     if (status == PYA_OK) {
         out->has_vmm = !sim->config.no_vmm;
+        out->has_export = out->has_vmm;
         out->total_bytes = sim->config.capacity_bytes;
         out->address_bytes = sim->config.address_bytes;
     }

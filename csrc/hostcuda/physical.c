@@ -8,7 +8,9 @@
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Of the device by its number in the machine: CUDA_VISIBLE_DEVICES may differ between the processes. */
@@ -125,8 +127,65 @@ physical_of(int fd) {
     return physical;
 }
 
+/* Other processes' files: one open file each, however many of their ranges there are, and none that shares its position with
+ * the descriptor, which stands for a range by that. */
+struct import_file {
+    dev_t device;
+    ino_t number;
+    int fd;
+    unsigned n_users;
+    struct import_file *next;
+};
+
+static struct import_file *import_files;
+
+static int
+import_open_locked(int fd) {
+    struct stat found;
+    if (fstat(fd, &found) != 0) {
+        return -1;
+    }
+    for (struct import_file *each = import_files; each != NULL; each = each->next) {
+        if (each->device == found.st_dev && each->number == found.st_ino) {
+            each->n_users++;
+            return each->fd;
+        }
+    }
+    char path[64];
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    struct import_file *file = calloc(1, sizeof *file);
+    int own = file == NULL ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    if (own < 0) {
+        free(file);
+        return -1;
+    }
+    *file = (struct import_file){
+        .device = found.st_dev,
+        .number = found.st_ino,
+        .fd = own,
+        .n_users = 1,
+        .next = import_files};
+    import_files = file;
+    return own;
+}
+
+void
+pya_hc_physical_forget_locked(int fd) {
+    for (struct import_file **link = &import_files; *link != NULL; link = &(*link)->next) {
+        struct import_file *file = *link;
+        if (file->fd == fd) {
+            if (--file->n_users == 0) {
+                *link = file->next;
+                (void)close(fd);
+                free(file);
+            }
+            return;
+        }
+    }
+}
+
 int
-pya_hc_physical_import(int fd, struct pya_hc_import *out) {
+pya_hc_physical_import_locked(int fd, struct pya_hc_import *out) {
     int physical = physical_of(fd);
     off_t place = lseek(fd, 0, SEEK_CUR);
     if (physical < 0 || place <= 0) {
@@ -136,11 +195,11 @@ pya_hc_physical_import(int fd, struct pya_hc_import *out) {
     if (dev == NULL || dev->ordinal < 0) {
         return CU_INVALID_DEVICE;
     }
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (own < 0) {
-        return CU_OUT_OF_MEMORY;
-    }
     size_t n_pages = (uint64_t)place % PYA_HC_PAGE;
+    int own = n_pages == 0 ? -1 : import_open_locked(fd);
+    if (own < 0) {
+        return n_pages == 0 ? CU_INVALID_VALUE : CU_OUT_OF_MEMORY;
+    }
     *out = (struct pya_hc_import){
         .fd = own,
         .device = dev->ordinal,

@@ -16,7 +16,7 @@ int pya_hc_physical_fd(int device);
 
 /* A range of another process's file, or of one's own. */
 struct pya_hc_import {
-    int fd; /* the importer's to close */
+    int fd; /* of all ranges of that file */
     int device;
     uint64_t offset;
     size_t bytes;
@@ -24,4 +24,6 @@ struct pya_hc_import {
 
 /* A descriptor that stands for the range, in other processes too and beyond this one's end. */
 int pya_hc_physical_export(int device, uint64_t offset, size_t bytes, int *out);
-int pya_hc_physical_import(int fd, struct pya_hc_import *out);
+int pya_hc_physical_import_locked(int fd, struct pya_hc_import *out);
+/* One range fewer. */
+void pya_hc_physical_forget_locked(int fd);

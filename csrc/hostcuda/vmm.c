@@ -8,7 +8,6 @@
 
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 enum { HANDLE_POSIX_FD = 1 }; /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
 
@@ -78,7 +77,7 @@ handle_drop(struct pya_hc_handle *handle) {
     }
     struct pya_hc_device *dev = pya_hc_device(handle->device);
     if (handle->fd >= 0) {
-        (void)close(handle->fd);
+        pya_hc_physical_forget_locked(handle->fd);
     } else if (handle->is_exported) {
         pya_hc_uncharge_locked(dev, handle->size);
     } else {
@@ -468,16 +467,13 @@ pya_hc_vmm_import(int fd, int type, uint64_t *out) {
     if (out == NULL || type != HANDLE_POSIX_FD) {
         return CU_NOT_SUPPORTED;
     }
-    int error = pya_hc_physical_import(fd, &found);
-    if (error != CU_OK) {
-        return error;
-    }
     pya_hc_lock();
-    struct pya_hc_handle *handle = handle_new();
-    if (handle == NULL) {
-        (void)close(found.fd);
+    int error = pya_hc_physical_import_locked(fd, &found);
+    struct pya_hc_handle *handle = error == CU_OK ? handle_new() : NULL;
+    if (error == CU_OK && handle == NULL) {
+        pya_hc_physical_forget_locked(found.fd);
         error = CU_OUT_OF_MEMORY;
-    } else {
+    } else if (error == CU_OK) {
         handle_fill(handle, found.device, found.fd, found.offset, found.bytes);
         handle->prop = (struct cuda_vmm_prop){
             .type = 1, .handle_types = type, .location = {.type = 1, .id = found.device}};

@@ -48,7 +48,10 @@ static pya_status
 client_receive(struct client *client, size_t n) {
     struct ipc_packet packet;
     ipc_packet_init(&packet);
-    ssize_t got = recvmsg(client->socket, &packet.header, MSG_CMSG_CLOEXEC);
+    ssize_t got;
+    do {
+        got = recvmsg(client->socket, &packet.header, MSG_CMSG_CLOEXEC);
+    } while (got < 0 && errno == EINTR);
     if (got != (ssize_t)sizeof packet.reply) {
         bool is_slow = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
         return client_fail(
@@ -87,7 +90,11 @@ client_ask(struct client *client) {
     size_t left = (size_t)client->name->n_pages - client->n_asked;
     request.n = (uint32_t)(left < IPC_BATCH ? left : IPC_BATCH);
     memcpy(request.secret, client->name->secret, sizeof request.secret);
-    if (send(client->socket, &request, sizeof request, MSG_NOSIGNAL) != (ssize_t)sizeof request) {
+    ssize_t sent;
+    do {
+        sent = send(client->socket, &request, sizeof request, MSG_NOSIGNAL);
+    } while (sent < 0 && errno == EINTR);
+    if (sent != (ssize_t)sizeof request) {
         return client_fail(
             client, PYA_E_DEVICE, "the process that sent it (%d) has ended",
             (int)client->name->pid);
@@ -120,11 +127,15 @@ client_connect(struct client *client) {
     }
     (void)setsockopt(client->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     (void)setsockopt(client->socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    if (connect(client->socket, (const struct sockaddr *)&address, n) != 0) {
+    int done;
+    do {
+        done = connect(client->socket, (const struct sockaddr *)&address, n);
+    } while (done != 0 && errno == EINTR);
+    if (done != 0) {
         return client_fail(
-            client, PYA_E_DEVICE,
-            "the process that sent it (%d) has ended, or is in a container with a network of its own",
-            (int)client->name->pid);
+            client, PYA_E_DEVICE, "the process that sent it (%d) %s", (int)client->name->pid,
+            errno == EAGAIN ? "does not answer"
+                            : "has ended, or is in a container with a network of its own");
     }
     if (!ipc_is_ours(client->socket)) {
         return client_fail(

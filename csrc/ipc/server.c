@@ -26,6 +26,11 @@ static struct {
     bool watches_forks;
     unsigned char secret[IPC_SECRET_BYTES];
     struct pya_heap *heap;
+    /* The thread's own; a forked child closes what there is. */
+    struct pollfd clients[1 + SERVER_CLIENTS]; /* the first listens */
+    nfds_t n_clients;
+    int fds[IPC_BATCH];
+    size_t n_fds;
 } server = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 
 /* ---- the thread ---- */
@@ -38,11 +43,29 @@ packet_put_fds(struct ipc_packet *packet, const int *fds, size_t n) {
         return;
     }
     packet->header.msg_controllen = CMSG_SPACE(n * sizeof(int));
-    struct cmsghdr *control = CMSG_FIRSTHDR(&packet->header);
+    struct cmsghdr *control = &packet->control.align; /* CMSG_FIRSTHDR() */
     control->cmsg_level = SOL_SOCKET;
     control->cmsg_type = SCM_RIGHTS;
     control->cmsg_len = CMSG_LEN(n * sizeof(int));
     memcpy(CMSG_DATA(control), fds, n * sizeof(int));
+}
+
+/* The status, with what is in server.fds. */
+static bool
+server_send(int client, pya_status status) {
+    struct ipc_packet packet;
+    ipc_packet_init(&packet);
+    packet.reply = (struct ipc_reply){.status = (int32_t)status, .n = (uint32_t)server.n_fds};
+    packet_put_fds(&packet, server.fds, server.n_fds);
+    return sendmsg(client, &packet.header, MSG_NOSIGNAL | MSG_DONTWAIT) ==
+           (ssize_t)sizeof packet.reply;
+}
+
+static void
+server_drop_fds(void) {
+    while (server.n_fds > 0) {
+        (void)close(server.fds[--server.n_fds]);
+    }
 }
 
 /* False: the connection is of no more use. */
@@ -50,22 +73,19 @@ static bool
 server_answer(int client, const struct ipc_request *request) {
     const struct pya_shared shared = {
         .ptr = request->ptr, .n_pages = request->n_pages, .key = request->key};
-    int fds[IPC_BATCH];
-    struct ipc_packet packet;
     if (memcmp(request->secret, server.secret, IPC_SECRET_BYTES) != 0 || request->n == 0 ||
         request->n > IPC_BATCH) {
         return false;
     }
-    pya_status st = pya_share_export(server.heap, &shared, request->first, request->n, fds);
-    size_t n = st == PYA_OK ? request->n : 0;
-    ipc_packet_init(&packet);
-    packet.reply = (struct ipc_reply){.status = (int32_t)st, .n = (uint32_t)n};
-    packet_put_fds(&packet, fds, n);
-    ssize_t sent = sendmsg(client, &packet.header, MSG_NOSIGNAL | MSG_DONTWAIT);
-    while (n > 0) {
-        (void)close(fds[--n]);
+    pya_status st = pya_share_export(server.heap, &shared, request->first, request->n, server.fds);
+    server.n_fds = st == PYA_OK ? request->n : 0;
+    bool is_sent = server_send(client, st);
+    if (!is_sent && server.n_fds > 0) { /* the user has too many files on their way */
+        server_drop_fds();
+        is_sent = server_send(client, PYA_E_HOST_NOMEM);
     }
-    return sent == (ssize_t)sizeof packet.reply;
+    server_drop_fds();
+    return is_sent;
 }
 
 /* False: it has gone, or says what no client of ours does. */
@@ -80,8 +100,8 @@ server_hear(int client) {
 }
 
 static void
-server_accept(struct pollfd *clients, nfds_t *n) {
-    int client = accept4(clients[0].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+server_accept(void) {
+    int client = accept4(server.clients[0].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (client < 0) { /* no more open files: the client is still there in a while */
         (void)nanosleep(&(struct timespec){.tv_nsec = SERVER_PAUSE_NS}, NULL);
         return;
@@ -90,27 +110,26 @@ server_accept(struct pollfd *clients, nfds_t *n) {
         (void)close(client);
         return;
     }
-    clients[(*n)++] = (struct pollfd){.fd = client, .events = POLLIN};
+    server.clients[server.n_clients++] = (struct pollfd){.fd = client, .events = POLLIN};
 }
 
 static void *
 server_run(void *arg) {
-    struct pollfd clients[1 + SERVER_CLIENTS] = {{.fd = server.fd}};
-    nfds_t n = 1;
+    struct pollfd *clients = server.clients;
     (void)arg;
     for (;;) {
-        clients[0].events = n <= SERVER_CLIENTS ? POLLIN : 0;
-        if (poll(clients, n, -1) < 0) {
+        clients[0].events = server.n_clients <= SERVER_CLIENTS ? POLLIN : 0;
+        if (poll(clients, server.n_clients, -1) < 0) {
             continue;
         }
-        for (nfds_t i = n; i-- > 1;) {
+        for (nfds_t i = server.n_clients; i-- > 1;) {
             if (clients[i].revents != 0 && !server_hear(clients[i].fd)) {
                 (void)close(clients[i].fd);
-                clients[i] = clients[--n];
+                clients[i] = clients[--server.n_clients];
             }
         }
         if ((clients[0].revents & POLLIN) != 0) {
-            server_accept(clients, &n);
+            server_accept();
         }
     }
     return NULL;
@@ -121,10 +140,11 @@ server_run(void *arg) {
 /* The thread is the parent's, and so is its memory. */
 static void
 server_after_fork(void) {
-    if (server.fd >= 0) {
-        (void)close(server.fd);
-        server.fd = -1;
+    while (server.n_clients > 0) {
+        (void)close(server.clients[--server.n_clients].fd);
     }
+    server_drop_fds();
+    server.fd = -1;
     (void)pthread_mutex_init(&server.lock, NULL);
 }
 
@@ -149,6 +169,8 @@ server_listen(int *out) {
 /* Signals are for the program's own threads. */
 static bool
 server_begin_thread(void) {
+    server.clients[0] = (struct pollfd){.fd = server.fd};
+    server.n_clients = 1;
     sigset_t all;
     sigset_t before;
     pthread_t thread;

@@ -18,7 +18,8 @@ _LARGEST = 2**24  # of a label or count; above it they are what lay there before
 class Counted:
     """How often an answer changed what the program allocates.
 
-    masks: taken as true everywhere; distinct: elements taken as all different; guessed: numbers that made no sense.
+    masks: taken as true everywhere; distinct: calls whose elements were taken as all different; guessed: tensors of
+    numbers that made no sense.
     """
 
     masks: int = 0

@@ -1,7 +1,9 @@
 /* Names for blocks, and the socket over which their pages come: here both sides are one process. */
 #include <dirent.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -154,6 +156,28 @@ test_several_at_once(void) {
     give(&the_world, ptr);
 }
 
+static void
+on_alarm(int number) {
+    (void)number;
+}
+
+/* Signals whose handlers restart nothing. */
+static void
+test_signals_in_between(void) {
+    struct sigaction action = {.sa_handler = on_alarm};
+    const struct itimerval often = {.it_interval = {.tv_usec = 50}, .it_value = {.tv_usec = 50}};
+    const struct itimerval never = {.it_value = {.tv_usec = 0}};
+    struct pya_ipc_name name;
+    size_t offset;
+    pya_dptr ptr = take(&the_world, 9 * MIB, 0);
+    world_share(ptr, &name, &offset);
+    CHECK_EQ(sigaction(SIGALRM, &action, NULL), 0);
+    CHECK_EQ(setitimer(ITIMER_REAL, &often, NULL), 0);
+    (void)open_often(&name);
+    CHECK_EQ(setitimer(ITIMER_REAL, &never, NULL), 0);
+    give(&the_world, ptr);
+}
+
 /* A forked child owns nothing, neither to share nor to map at; and it does not keep the parent's socket. */
 static void
 test_forked_children(void) {
@@ -185,6 +209,7 @@ static const struct check_case cases[] = {
     {"what_cannot_be_opened", test_what_cannot_be_opened},
     {"strangers_are_put_off", test_strangers_are_put_off},
     {"several_at_once", test_several_at_once},
+    {"signals_in_between", test_signals_in_between},
     {"forked_children", test_forked_children},
 };
 

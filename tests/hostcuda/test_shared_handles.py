@@ -49,14 +49,33 @@ def test_the_same_bytes_under_a_second_handle(cuda: Cuda, handle: int) -> None:
     used = cuda.used()
     fd = export(cuda, handle)
     again = cuda.out("cuMemImportFromShareableHandle", fd, POSIX_FD)
-    os.close(fd)  # the handle does not need it any more
     first, second = mapped(cuda, handle), mapped(cuda, again)
     assert cuda.put(first + PAGE, b"there") == 0
-    assert cuda.get(second + PAGE, 5) == b"there"
+    assert cuda.get(second + PAGE, PAGE)[:5] == b"there"
+    third = cuda.out("cuMemImportFromShareableHandle", fd, POSIX_FD)  # reading has not changed it
+    os.close(fd)  # the handles do not need it any more
+    cuda.ok("cuMemRelease", third)
     assert cuda.used() == used  # it is memory that was there
     unmap(cuda, first)
     unmap(cuda, second)
     cuda.ok("cuMemRelease", again)
+
+
+def test_imports_need_no_open_file_each(cuda: Cuda) -> None:
+    files = len(os.listdir("/proc/self/fd"))
+    handles = [
+        cuda.out("cuMemCreate", PAGE, ctypes.byref(Prop(1, POSIX_FD, 1, 0)), 0) for _ in range(50)
+    ]
+    for handle in list(handles):
+        fd = export(cuda, handle)
+        handles.append(cuda.out("cuMemImportFromShareableHandle", fd, POSIX_FD))
+        os.close(fd)
+    assert (
+        len(os.listdir("/proc/self/fd")) <= files + 2
+    )  # the device's own, and one for all imports
+    for handle in handles:
+        cuda.ok("cuMemRelease", handle)
+    assert len(os.listdir("/proc/self/fd")) <= files + 1
 
 
 OTHER = """

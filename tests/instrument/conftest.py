@@ -25,7 +25,7 @@ def record(tmp_path: Path) -> Record:
     def run(source: str, *options: str, expect: int | None = 0, cold: bool = False) -> Path:
         script = tmp_path / "program.py"
         script.write_text(textwrap.dedent(source))
-        python = sys.executable if cold else python_for(source)
+        python = sys.executable if cold else python_for(source, dryrun=True)
         out = tmp_path / "out.pya"
         pyalloc(
             "dryrun", "--memory", "4GB", "--record", out, "--force", *options,
@@ -40,7 +40,7 @@ def record(tmp_path: Path) -> Record:
 def forum(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example of the forum thread, recorded with torch's own allocator."""
     out = tmp_path_factory.mktemp("forum") / "seq.pya"
-    python = python_for(SEQ2SEQ.read_text())
+    python = python_for(SEQ2SEQ.read_text(), dryrun=True)
     pyalloc("dryrun", "--memory", "24GB", "--record", out, python, SEQ2SEQ)
     return out
 

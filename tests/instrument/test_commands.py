@@ -188,9 +188,11 @@ def test_figures_of_a_dry_run_do_not_replace_its_recording(tmp_path: Path) -> No
 def test_a_run_that_records_nothing_says_so(tmp_path: Path) -> None:
     """And only the process that was asked to record: others of the program may have."""
     out = tmp_path / "out.pya"
-    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', '']); {}"
+    child = "import os, subprocess, sys; subprocess.run([sys.executable, '-c', '']); {}"
     told = pyalloc("run", "--record", out, sys.executable, "-c", child.format(""))
     assert told.count("recorded: nothing, no process used CUDA") == 1 and str(out) in told
+    forked = child.format("os.fork() or sys.exit(); os.wait()")  # both leave in order
+    assert pyalloc("run", "--record", out, sys.executable, "-c", forked).count("nothing") == 1
     made = child.format(f"open({str(tmp_path / 'out.rank1.pya')!r}, 'w')")
     assert "nothing" not in pyalloc("run", "--record", out, sys.executable, "-c", made)
 
@@ -283,6 +285,7 @@ sys.exit(cli.main(["sweep", {str(path)!r}, *["--conf", "memory:tight"] * 40, "--
         stderr=subprocess.PIPE,
     )
     while not worker.exists() or not worker.read_text():
+        assert child.poll() is None, child.communicate()[1]
         time.sleep(0.05)
     child.send_signal(number)
     _, told = child.communicate(timeout=PATIENCE_S)  # until the last one that writes there is gone

@@ -36,7 +36,7 @@ def test_the_peak_is_the_one_torch_told(forum: Path) -> None:
 def verdict(allocator: str, mib: int) -> str:
     out = pyalloc(
         "dryrun", "--memory", f"{mib}MiB", "--allocator", allocator,
-        python_for(SEQ2SEQ.read_text()), SEQ2SEQ, expect=None,
+        python_for(SEQ2SEQ.read_text(), dryrun=True), SEQ2SEQ, expect=None,
     )  # fmt: skip
     return next(line for line in out.splitlines() if "verdict" in line)
 

@@ -37,9 +37,11 @@ if ALLOCATOR is None:
         run: Future[subprocess.CompletedProcess[str]]
 
         def start(self) -> None:
+            self.run = pool.submit(self.run_inner)
+
+        def run_inner(self) -> subprocess.CompletedProcess[str]:
             python = warm_python(self.path.read_text())
-            self.run = pool.submit(
-                subprocess.run,
+            return subprocess.run(
                 ["nice", "-n", "5", python, *OPTIONS, str(self.path)],
                 env=environment(self.name),
                 capture_output=True,
@@ -83,7 +85,7 @@ if ALLOCATOR is None:
     def pytest_collection_finish(session: pytest.Session) -> None:
         if not session.config.option.collectonly:
             for item in session.items:
-                if isinstance(item, ParityItem):
+                if isinstance(item, ParityItem) and item.get_closest_marker("skip") is None:
                     item.start()
 
     def pytest_sessionfinish() -> None:
