@@ -201,6 +201,7 @@ server_begin(struct pya_heap *heap) {
         int error = errno;
         (void)close(server.fd);
         server.fd = -1;
+        server.n_clients = 0;
         errno = error;
         return false;
     }
