@@ -49,7 +49,7 @@ def test_a_cpu_build_is_refused_with_the_reason(tmp_path: Path) -> None:
 def test_where_no_library_can_be_preloaded_is_said(
     torch_found: hostcuda.Torch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hostcuda, "preloads", lambda major: [Path("/my programs/libcuda.so.1")])
+    monkeypatch.setattr(hostcuda, "preloads", lambda *_, **__: [Path("/my programs/libcuda.so.1")])
     monkeypatch.setattr(hostcuda, "LIBRARIES", Path("/my programs"))
     with pytest.raises(hostcuda.HostCudaError, match="space or a colon: /my programs"):
         hostcuda.environment({}, torch_found)
