@@ -31,9 +31,7 @@ from pyalloc.errors import UsageError
 PATH = "PYALLOC_RECORD"  # environment: record every process that uses CUDA to this file
 STACKS = "PYALLOC_RECORD_STACKS"  # python, all (C++ too) or none
 MARKS = "PYALLOC_RECORD_MARKS"  # "0": no automatic phases, steps and categories
-TELLER = (
-    "PYALLOC_RECORD_TELLER"  # number of the process that says at its end if nothing was recorded
-)
+TELLER = "PYALLOC_RECORD_TELLER"  # number of the process that says if nothing was recorded
 STACK_CHOICES = ("python", "all", "none")
 NOTHING = "nothing, no process used CUDA through torch or could write there"
 _MAX_ENTRIES = 10_000_000
@@ -588,14 +586,17 @@ def from_arguments(args: argparse.Namespace) -> dict[str, str]:
 def record_when_cuda_starts() -> None:
     """What the environment asks for, once torch starts CUDA in this process: others are not recorded."""
     after_import("torch", lambda torch: torch.cuda._lazy_call(_start_from_environment))
-    if os.environ.get(TELLER) == str(os.getpid()):
+    if _is_teller():
         path = Path(os.environ[PATH])
         atexit.register(_tell_if_nothing, path, written(path))
 
 
+def _is_teller() -> bool:
+    return os.environ.get(TELLER) == str(os.getpid())
+
+
 def _tell_if_nothing(path: Path, before: set[Path]) -> None:
-    is_teller = os.environ.get(TELLER) == str(os.getpid())  # and not a child forked off
-    if is_teller and written(path) <= before:
+    if _is_teller() and written(path) <= before:  # a child forked off has this to do at its end too
         print(f"pyalloc: recorded: {NOTHING} ({path})", file=sys.stderr)
 
 

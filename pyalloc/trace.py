@@ -282,9 +282,8 @@ def _find_reductions(analysis: Analysis, file: Path, device: int) -> None:
     if not short:
         return
     after = _core.Scan(file, device=device, n_bins=2, moments=[at for at, _ in short]).moments()
-    found: dict[
-        int, tuple[Block, int]
-    ] = {}  # of a line's temporaries the last one, which is reduced
+    # Of a line's temporaries the last one, which is reduced.
+    found: dict[int, tuple[Block, int]] = {}
     for (_, block), row in zip(short, after, strict=True):
         made = [rounded(b[1]) for b in row[3] if b[3] > block.alloc_event]
         if made and max(made) <= block.bytes // _REDUCED:
