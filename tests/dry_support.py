@@ -20,6 +20,9 @@ from pyalloc import _bootstrap, hostcuda
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 900  # what takes longer hangs; a loaded machine needs a tenth of it
+# As it was before any test changed it for itself: the parity suite starts programs beside other tests, and a Python
+# that is forked for many tests is started in one of them.
+FOUND_ENVIRONMENT = dict(os.environ)
 
 
 def run_checked(
@@ -64,7 +67,7 @@ def dry_environment(
     as under `pyalloc dryrun`."""
     torch = dry_torch()
     assert torch is not None
-    env = hostcuda.environment(_bootstrap.environment(dict(os.environ)), torch, zeros=zeros)
+    env = hostcuda.environment(_bootstrap.environment(FOUND_ENVIRONMENT), torch, zeros=zeros)
     env["PYALLOC_HOSTCUDA_MEMORY"] = memory
     env["PYALLOC_HOSTCUDA_DEVICES"] = str(devices)
     env.pop(_bootstrap.INSTALL, None)

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from dry_support import PATIENCE_S, warm_python
+from dry_support import PATIENCE_S, ROOT, warm_python
 
 ALLOCATOR = os.environ.get("PYALLOC_PARITY")
 ALLOCATORS = ("native", "pyalloc")
@@ -43,6 +43,7 @@ if ALLOCATOR is None:
             python = warm_python(self.path.read_text())
             return subprocess.run(
                 ["nice", "-n", "5", python, *OPTIONS, str(self.path)],
+                cwd=ROOT,  # whatever folder another test is in meanwhile
                 env=environment(self.name),
                 capture_output=True,
                 text=True,
