@@ -199,11 +199,12 @@ scan_phases(PyObject *self, PyObject *unused) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, p++) {
         pya_module_list_add(
-            &list, Py_BuildValue(
-                       "(IIIKKKKKKKKKKK)", p->text, p->step, p->depth, (ull)p->begin, (ull)p->end,
-                       (ull)p->begin_ns, (ull)p->end_ns, (ull)p->begin_bytes, (ull)p->end_bytes,
-                       (ull)p->peak_bytes, (ull)p->peak_reserved_bytes, (ull)p->n_made,
-                       (ull)p->n_left, (ull)p->left_bytes));
+            &list,
+            Py_BuildValue(
+                "(IIIKKKKKKKKKKKKK)", p->text, p->step, p->depth, (ull)p->begin, (ull)p->end,
+                (ull)p->begin_ns, (ull)p->end_ns, (ull)p->begin_bytes, (ull)p->end_bytes,
+                (ull)p->peak_bytes, (ull)p->peak_reserved_bytes, (ull)p->n_made, (ull)p->n_left,
+                (ull)p->left_bytes, (ull)p->n_live_begin, (ull)p->n_live_end));
     }
     return list;
 }

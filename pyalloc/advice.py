@@ -29,11 +29,12 @@ def size(value: float) -> str:
 
 def advise(analysis: Analysis) -> list[Advice]:
     """All findings, those that save most first."""
-    idle = _idle_passes(analysis)
+    runs = _idle_runs(analysis)
+    idle = [phase for run in runs for phase in run]
     kept = _kept_by(idle, analysis)
     found = [
         *_leak(analysis),
-        *_no_grad(idle, kept, analysis),
+        *_no_grad(runs, kept, analysis),
         *_reductions(analysis),
         *_gradients(analysis),
         *_stale(analysis),
@@ -81,26 +82,29 @@ def _runs(phases: list[Phase]) -> Iterator[tuple[list[Phase], list[Phase]]]:
 
 
 def _is_freed(run: list[Phase], backwards: list[Phase]) -> bool:
-    """Do the backwards free what all passes keep: those of one loss, or the steps of a recurrent net?"""
+    """Do the backwards free what all passes keep: those of one loss, or the steps of a recurrent net?
+
+    Blocks are counted, not bytes: one large output that a variable holds stays.
+    """
     if not backwards or not run:
         return False
-    made = sum(phase.left_bytes for phase in backwards)  # gradients
-    freed = run[-1].end_bytes + made - backwards[-1].end_bytes
-    return freed > 0.75 * sum(phase.left_bytes for phase in run)
+    made = sum(phase.n_left for phase in backwards)  # gradients
+    freed = backwards[0].n_live_begin + made - backwards[-1].n_live_end
+    return freed > 0.75 * sum(phase.n_left for phase in run)
 
 
-def _idle_passes(analysis: Analysis) -> list[Phase]:
-    """Most forward passes in a row that keep memory for a backward that never comes."""
-    worst: list[Phase] = []
+def _idle_runs(analysis: Analysis) -> list[list[Phase]]:
+    """Forward passes in a row that keep memory for a backward that never comes: an evaluation each."""
+    found = []
     for run, backwards in _runs(analysis.phases):
         if _is_freed(run, backwards):
             continue
         # The last forward of a run may be that of a training step whose backward follows.
         idle = run[: max(len(run) - len(backwards), 0)]
         kept = [phase for phase in idle if phase.n_left >= 3 and phase.left_bytes >= MIB]
-        if len(idle) >= 2 and len(kept) > len(worst):
-            worst = kept
-    return worst
+        if len(idle) >= 2 and kept:
+            found.append(kept)
+    return found
 
 
 def _is_in_one(phases: list[Phase], analysis: Analysis) -> bool:
@@ -165,14 +169,15 @@ def _falls_without(kept: set[Block], idle: list[Phase], analysis: Analysis) -> i
     return max(min(sum(b.bytes for b in kept) - needed, peak - elsewhere), 0)
 
 
-def _no_grad(idle: list[Phase], kept: set[Block], analysis: Analysis) -> Iterator[Advice]:
-    if idle:
-        each = max(phase.left_bytes for phase in idle)
-        saved = _falls_without(kept, idle, analysis)
+def _no_grad(runs: list[list[Phase]], kept: set[Block], analysis: Analysis) -> Iterator[Advice]:
+    if runs:
+        most = max(runs, key=len)
+        each = max(phase.left_bytes for phase in most)
+        saved = _falls_without(kept, [phase for run in runs for phase in run], analysis)
         falls = f"falls by about {size(saved)} then" if saved else "lies elsewhere and stays"
         yield Advice(
             "no_grad",
-            f"{len(idle)} forward passes in a row keep {size(each)} each for a backward that never comes: put "
+            f"{len(most)} forward passes in a row keep {size(each)} each for a backward that never comes: put "
             f"`with torch.no_grad():` (or torch.inference_mode()) around evaluation. The peak {falls}.",
             saved,
         )

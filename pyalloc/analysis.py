@@ -49,7 +49,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """One occurrence of a phase.  Bytes; made and left count blocks; step: -1 before the first."""
+    """One occurrence of a phase.  n_: blocks, made in it, of these left at its end, alive; step: -1 before the first."""
 
     name: str
     step: int
@@ -65,6 +65,8 @@ class Phase:
     n_made: int
     n_left: int
     left_bytes: int
+    n_live_begin: int
+    n_live_end: int
 
 
 @dataclass(frozen=True)

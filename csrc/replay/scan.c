@@ -61,6 +61,7 @@ phase_begin(struct pya_scan *s, const struct pya_trace_event *e) {
         .end = PYA_SCAN_NEVER,
         .begin_ns = e->time_ns,
         .begin_bytes = s->allocated,
+        .n_live_begin = s->n_live,
         .peak_bytes = s->allocated,
         .peak_reserved_bytes = s->reserved,
     };
@@ -74,6 +75,7 @@ phase_close(struct pya_scan *s, uint64_t time_ns) {
         phase->end = s->totals.n_events;
         phase->end_ns = time_ns;
         phase->end_bytes = s->allocated;
+        phase->n_live_end = s->n_live;
     }
 }
 

@@ -36,12 +36,12 @@ struct pya_scan_bin {
     uint32_t step;  /* number + 1; 0: before the first */
 };
 
-/* Of a phase that is no module.  made and left: blocks asked for within it, and those alive at its end. */
+/* Of a phase that is no module.  made and left: blocks asked for within it, and those alive at its end; live: of all. */
 struct pya_scan_phase {
     uint32_t text, step, depth;
     uint64_t begin, end, begin_ns, end_ns;
     uint64_t begin_bytes, end_bytes, peak_bytes, peak_reserved_bytes;
-    uint64_t n_made, n_left, left_bytes;
+    uint64_t n_made, n_left, left_bytes, n_live_begin, n_live_end;
 };
 
 struct pya_scan_step {

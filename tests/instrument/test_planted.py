@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,52 @@ def test_forgotten_no_grad_in_a_phase_of_the_programs_own(plan: Plan) -> None:
             plan.event("phase_end", name)
     # The last of a run may be that of the step whose backward follows.
     assert "2 forward passes" in kinds(plan.done())["no_grad"].text
+
+
+def forward(plan: Plan, number: int, sizes: Sequence[int]) -> None:
+    """A pass that keeps blocks of so many MiB."""
+    plan.event("phase_begin", "forward")
+    for i, size in enumerate(sizes):
+        address = (10 * number + i + 1) << 30
+        plan.event("alloc", addr=address, bytes=size * MIB, stack=plan.stack(7))
+    plan.event("phase_end", "forward")
+
+
+def dropped(plan: Plan, number: int, places: Sequence[int]) -> None:
+    """Of what that pass kept, what lies at these places."""
+    for i in places:
+        plan.event("free_requested", addr=(10 * number + i + 1) << 30)
+
+
+def test_every_evaluation_without_no_grad_counts(plan: Plan) -> None:
+    """One after each epoch: the peak falls only if all of them keep nothing."""
+    for _ in range(3):
+        for number in range(4):
+            forward(plan, number, [4, 4, 4])
+        for number in range(4):
+            dropped(plan, number, range(3))
+        forward(plan, 4, [1])
+        plan.event("phase_begin", "backward")
+        dropped(plan, 4, [0])
+        plan.event("phase_end", "backward")
+    found = kinds(plan.done())["no_grad"]
+    assert found.text.startswith("4 forward passes in a row keep 12.0 MiB each")
+    assert found.saved_bytes == 44 * MIB  # what the operation at work needs stays
+
+
+def test_an_output_that_a_variable_holds_is_not_kept_for_backward(plan: Plan) -> None:
+    """As of a generator, large beside the activations of a discriminator."""
+    for _ in range(3):
+        forward(plan, 0, [40, 1, 1])
+        forward(plan, 1, [2, 2, 2])
+        forward(plan, 2, [2, 2, 2])
+        plan.event("phase_begin", "backward")
+        dropped(plan, 0, [1, 2])
+        for number in (1, 2):
+            dropped(plan, number, range(3))
+        plan.event("phase_end", "backward")
+        dropped(plan, 0, [0])
+    assert "no_grad" not in kinds(plan.done())
 
 
 def test_nothing_is_made_again_for_a_backward_that_never_comes(plan: Plan) -> None:
