@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -161,6 +162,17 @@ def test_attention_gru_and_linear_algebra_run(run_torch: RunTorch) -> None:
         gru = torch.nn.GRU(64, 64, bidirectional=True).cuda()
         gru(torch.randn(5, 3, 64, device="cuda"))[0].sum().backward()
     """)
+
+
+def test_batched_solvers_tell_that_their_arguments_were_right(libraries: Path) -> None:
+    """In a number of the caller's, which torch leaves as it lay there: it asserts that this is zero."""
+    library = ctypes.CDLL(str(libraries / "libpya_cudalibs.so"))
+    for name, n_before in (("geqrf", 6), ("gels", 9), ("getrs", 9)):
+        for kind in "SDCZ":
+            info = ctypes.c_int(-7)
+            words = [ctypes.c_uint64(0)] * n_before
+            assert library[f"cublas{kind}{name}Batched"](*words, ctypes.byref(info), 2) == 0
+            assert info.value == 0, name
 
 
 def test_threads_of_autograd_are_known_by_name(run_torch: RunTorch) -> None:
