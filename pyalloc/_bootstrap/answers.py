@@ -1,8 +1,8 @@
 """Answers for what libraries ask a device and go by: in a dry run no kernel has computed them.
 
-The GradScaler asks whether gradients overflowed, L-BFGS whether a direction is of use, torch.distributions whether its
-arguments are valid, operators how much there is (sizes.py), generate() of transformers whether all sequences have
-ended, torch.distributed how large the objects are that ranks exchange.
+The GradScaler asks whether gradients overflowed, L-BFGS whether a direction is of use, operators how much there is
+(sizes.py) and assertions whether all is well (truths.py), generate() of transformers whether all sequences have ended,
+torch.distributed how large the objects are that ranks exchange.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from pyalloc._bootstrap import sizes
+from pyalloc._bootstrap import sizes, truths
 from pyalloc._bootstrap.importing import after_import
 
 
@@ -29,8 +29,8 @@ def give() -> None:
 def _of_torch(torch: Any) -> None:
     _take_every_step(torch)
     _remember_directions(torch)
-    _take_arguments_as_valid(torch)
     sizes.answer(torch)
+    truths.answer(torch)
 
 
 def _take_every_step(torch: Any) -> None:
@@ -64,19 +64,6 @@ def _remember_directions(torch: Any) -> None:
         return loss
 
     torch.optim.LBFGS.step = remember
-
-
-def _take_arguments_as_valid(torch: Any) -> None:
-    """torch.distributions reads from the device whether its arguments are valid, and would find that they are not."""
-    ask = getattr(torch, "_is_all_true", None)
-    if ask is None:
-        return
-
-    def is_all_true(valid: Any) -> Any:
-        answer = ask(valid)
-        return torch.ones((), dtype=torch.bool) if answer.is_cuda else answer
-
-    torch._is_all_true = is_all_true
 
 
 def _generate_to_the_limit(generation: Any) -> None:

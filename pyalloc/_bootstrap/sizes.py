@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pyalloc._bootstrap import contents
+
 _LARGEST = 2**24  # of a label or count; above it they are what lay there before
 
 
@@ -33,15 +35,16 @@ _libraries: list[Any] = []  # of operators; they go with it
 
 def answer(torch: Any) -> None:
     """From now on."""
-    _implement(torch, "CUDA", "nonzero", _choose_everything(torch))
+    implement(torch, "CUDA", "nonzero", _choose_everything(torch))
     for name, implementation in {**_all_different(torch), **_from_what_lies_there(torch)}.items():
-        _implement(torch, "CUDA", name, implementation)
-    _implement(torch, "SparseCUDA", "_coalesce", _coalesce_nothing(torch))
+        implement(torch, "CUDA", name, implementation)
+    implement(torch, "SparseCUDA", "_coalesce", _coalesce_nothing(torch))
     torch.nn.utils.rnn.invert_permutation = _inverted_on_the_host(torch)
     torch.nn.modules.batchnorm.float = _batches
 
 
-def _implement(torch: Any, key: str, name: str, implementation: Callable[..., Any]) -> None:
+def implement(torch: Any, key: str, name: str, implementation: Callable[..., Any]) -> None:
+    """Of the operator, for tensors on a device."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch 2.9 says that it had one before
@@ -66,14 +69,18 @@ def _wait(torch: Any, device: Any) -> None:
 def _choose_everything(torch: Any) -> Callable[..., Any]:
     """A mask as index, torch.where(mask) and masked_select() ask for the places, and it the device how many.
 
-    All is the most there can be, and two readers of one mask get the same.
+    All is the most there can be, and two readers of one mask get the same.  A mask of the program's is as it is.
     """
 
     def nonzero(mask: Any) -> Any:
-        counted.masks += 1
         _wait(torch, mask.device)
+        known = contents.told(torch, mask) if mask.dtype == torch.bool else None
+        counted.masks += known is None
+        n = mask.numel() if known is None else int(known.sum())
         # Transposed, so that the places along one dimension lie together.
-        places = torch.empty((mask.dim(), mask.numel()), dtype=torch.int64, device=mask.device)
+        places = torch.empty((mask.dim(), n), dtype=torch.int64, device=mask.device)
+        if known is not None:
+            contents.write(torch, places, known.nonzero().t())
         return places.t()
 
     return nonzero

@@ -87,8 +87,10 @@ def test_generate_goes_on_to_its_largest_length(
     assert out.splitlines() == ["1 4", "1 9", "3 4", "3 9"], out
 
 
-def test_distributions_take_arguments_as_valid(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """Whether they are is read back from the device, where no kernel has found out."""
+def test_all_is_well_where_nothing_else_is_known(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Assertions failed, operators found their arguments invalid, loops until all are done never ended."""
     source = """
         import torch
         from torch.distributions import Categorical, Normal, kl_divergence
@@ -101,13 +103,34 @@ def test_distributions_take_arguments_as_valid(torch_found: hostcuda.Torch, tmp_
             Normal(torch.zeros(2), -torch.ones(2))
         except ValueError as error:
             print("on the host:", type(error).__name__)
+        x = torch.randn(6, 6, device="cuda")
+        assert torch.isfinite(x).all() and torch.equal(x, x) and torch.allclose(x, x)
+        assert not torch.isnan(x).any()
+        torch.linalg.eig(x)
+        torch.cov(x, fweights=torch.ones(6, dtype=torch.int64, device="cuda"))
+        torch.segment_reduce(x[0], "sum", lengths=torch.randint(3, 4, (2,), device="cuda"))
+        done, n = torch.zeros(4, dtype=torch.bool, device="cuda"), 0
+        while not done.all():
+            done, n = done | (x[:4, 0] > 0), n + 1
+            assert n < 100
+        told = torch.tensor([[1, 0], [1, 1]]).cuda()
+        assert not told.all() and told.all(1).tolist() == [False, True]
+        assert told.all((0,), keepdim=True).tolist() == [[True, False]]
+        assert (x > 0).all((0, 1)).shape == () and told.byte().all().dtype == torch.uint8
+        assert torch.ones(3 << 20, device="cuda").all()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            finite = torch.isfinite(x).all()
+        assert finite
     """
     code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert (code, out) == (0, "on the host: ValueError\n"), err
 
 
 def test_masks_choose_everything(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """How much they choose is counted by kernels; one mask read twice chose two shapes, mostly of gigabytes."""
+    """How much they choose is counted by kernels; one mask read twice chose two shapes, mostly of gigabytes.
+
+    But not masks that the program made on the host.
+    """
     source = """
         import pytest, torch
         ones = [torch.ones(64).cuda() for _ in range(50)]  # lie where the counts will
@@ -125,11 +148,14 @@ def test_masks_choose_everything(torch_found: hostcuda.Torch, tmp_path: Path) ->
             with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
                 x.detach()[rows]
         print(torch.tensor([0, 3, 0]).nonzero().tolist())
+        told = torch.tensor([[True, False], [True, True]]).cuda()
+        assert told.nonzero().tolist() == [[0, 0], [1, 0], [1, 1]] and told.nonzero().stride() == (1, 3)
+        assert torch.randn(2, 2, 3, device="cuda")[told].shape == (3, 3)
     """
     script = program(tmp_path, source)
     code, out, err = finish(start(["--record", "out.pya", sys.executable, script], tmp_path))
     assert (code, out) == (0, "[[1]]\n"), err
-    assert "masks (as indices, or by nonzero()) taken as all true: 11;" in err
+    assert "masks (as indices, or by nonzero()) taken as all true: 10;" in err
     found = trace.analyse(tmp_path / "out.pya")
     lines = [row.name for row in found.by_line(found.moments[max(found.moments)].blocks)]
     assert not any("pyalloc" in name or "_bootstrap" in name for name in lines), lines

@@ -1,0 +1,35 @@
+"""What lies on a device in a dry run, read and written where it is: no copy of the program's, so none is counted."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+_MOST_BYTES = 2**20  # larger ones would be many pages that nobody else touches
+
+
+def _on_host(torch: Any, x: Any) -> Any:
+    """The same memory as a tensor of the host; None where there is nothing or too much of it."""
+    if x.numel() == 0:
+        return None
+    reach = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    n_bytes = reach * x.element_size()
+    if n_bytes > _MOST_BYTES:
+        return None
+    there = (ctypes.c_char * n_bytes).from_address(x.data_ptr())
+    return torch.frombuffer(there, dtype=x.dtype).as_strided(x.shape, x.stride())
+
+
+def told(torch: Any, x: Any) -> Any:
+    """What the program put there, on the host; None where it is zeros: no kernel computes anything else."""
+    there = _on_host(torch, x)
+    if there is None or (x.dtype == torch.bool and int(there.view(torch.uint8).max()) > 1):
+        return None
+    return there.clone() if bool(there.any()) else None
+
+
+def write(torch: Any, x: Any, values: Any) -> None:
+    """As if a kernel had computed them."""
+    there = _on_host(torch, x)
+    if there is not None:
+        there.copy_(values)
