@@ -264,43 +264,6 @@ pya_heap_trim_card(struct pya_card *card, size_t bytes_left) {
     return card_trim(card, PYA_TRIM_OPEN, NULL, excess);
 }
 
-static pya_status
-heap_trim_device(struct pya_heap *heap, int device, size_t bytes_left) {
-    struct pya_card *card = pya_heap_open_card(heap, device);
-    if (card == NULL) {
-        return PYA_OK;
-    }
-    void *here = pya_heap_capture(heap, PYA_RECORD_ALL);
-    pya_lock_acquire(&card->lock);
-    pya_history_set_current(card->history, here);
-    pya_status st = pya_heap_trim_card(card, bytes_left);
-    pya_history_set_current(card->history, NULL);
-    pya_lock_release(&card->lock);
-    pya_heap_drop_context(heap, here);
-    return st;
-}
-
-pya_status
-pya_trim(struct pya_heap *heap, int device, size_t bytes) {
-    if (pya_heap_is_forked(heap)) {
-        return PYA_E_FORKED;
-    }
-    if (device >= 0) {
-        return heap_trim_device(heap, device, bytes);
-    }
-    pya_status st = PYA_OK;
-    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
-        pya_status one = heap_trim_device(heap, i, bytes);
-        st = st == PYA_OK ? one : st;
-    }
-    return st;
-}
-
-pya_status
-pya_empty_cache(struct pya_heap *heap, int device) {
-    return pya_trim(heap, device, 0);
-}
-
 void
 pya_heap_counts(struct pya_heap *heap, uint64_t *allocs, uint64_t *frees) {
     *allocs = 0;

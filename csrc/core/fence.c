@@ -128,6 +128,14 @@ pya_fences_are_capturing(struct pya_card *card) {
     return false;
 }
 
+pya_status
+pya_fences_wait_unlocked(struct pya_card *card) {
+    pya_lock_acquire(&card->lock);
+    bool is_capturing = pya_fences_are_capturing(card);
+    pya_lock_release(&card->lock);
+    return is_capturing ? PYA_E_CAPTURE : pya_device_sync(card->dev);
+}
+
 /* No event tells of the stream, so it is waited for, with all others where it cannot be alone; ever more rarely. */
 static pya_status
 fence_wait(struct pya_card *card, struct pya_fence *fence) {

@@ -50,6 +50,9 @@ pya_fence_hear(struct pya_card *card, struct pya_fence *fence) {
  * nothing, and nobody captures it.  True also where a capture forbids asking, while requests go to a pool since something
  * began on a foreign stream, and for a while after a foreign stream was seen capturing in a request. */
 bool pya_fences_are_capturing(struct pya_card *card);
+/* Waits for all work of the device.  No lock is held meanwhile: the work may wait for another process, and that for what
+ * pya_share_export() gives.  PYA_E_CAPTURE: not now. */
+PYA_MUST_CHECK pya_status pya_fences_wait_unlocked(struct pya_card *card);
 /* Records all but the foreign ones, for which the caller has the device waited for.  False: not now (a stream is being
  * captured, or the device refuses); none is open then.
  * *waited: in: the device shall be waited for as well; out: it was, because of that or of a destroyed stream. */

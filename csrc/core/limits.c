@@ -1,4 +1,5 @@
 /* How much memory a device or a pool may hold, and how much it keeps.  Floor 12. */
+#include "fence.h"
 #include "heap.h"
 
 pya_status
@@ -108,4 +109,55 @@ pya_get_fraction(struct pya_heap *heap, int device) {
     double fraction = card->options.per_process_memory_fraction;
     pya_lock_release(&card->lock);
     return fraction;
+}
+
+/* What is to be waited for under the lock is then short. */
+static pya_status
+card_wait_for_trim(struct pya_card *card, size_t bytes_left) {
+    pya_lock_acquire(&card->lock);
+    bool waits = card->reserved_bytes > bytes_left;
+    pya_lock_release(&card->lock);
+    pya_status st = waits ? pya_fences_wait_unlocked(card) : PYA_OK;
+    return st == PYA_E_CAPTURE ? PYA_OK : st;
+}
+
+static pya_status
+heap_trim_device(struct pya_heap *heap, int device, size_t bytes_left) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    if (card == NULL) {
+        return PYA_OK;
+    }
+    pya_status st = card_wait_for_trim(card, bytes_left);
+    if (st != PYA_OK) {
+        return st;
+    }
+    void *here = pya_heap_capture(heap, PYA_RECORD_ALL);
+    pya_lock_acquire(&card->lock);
+    pya_history_set_current(card->history, here);
+    st = pya_heap_trim_card(card, bytes_left);
+    pya_history_set_current(card->history, NULL);
+    pya_lock_release(&card->lock);
+    pya_heap_drop_context(heap, here);
+    return st;
+}
+
+pya_status
+pya_trim(struct pya_heap *heap, int device, size_t bytes) {
+    if (pya_heap_is_forked(heap)) {
+        return PYA_E_FORKED;
+    }
+    if (device >= 0) {
+        return heap_trim_device(heap, device, bytes);
+    }
+    pya_status st = PYA_OK;
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        pya_status one = heap_trim_device(heap, i, bytes);
+        st = st == PYA_OK ? one : st;
+    }
+    return st;
+}
+
+pya_status
+pya_empty_cache(struct pya_heap *heap, int device) {
+    return pya_trim(heap, device, 0);
 }

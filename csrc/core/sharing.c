@@ -132,19 +132,13 @@ pya_share_export(
     return st;
 }
 
-/* Waits for all work of all devices: any of them may be reading an import.  False: a capture forbids it, or it failed.  No
- * lock is held meanwhile: the work may wait for another process, and that for what pya_share_export() gives. */
+/* Waits for all work of all devices: any of them may be reading an import.  False: a capture forbids it, or it failed. */
 static bool
 heap_is_idle(struct pya_heap *heap) {
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
         struct pya_card *card = pya_heap_open_card(heap, i);
-        if (card != NULL) {
-            pya_lock_acquire(&card->lock);
-            bool is_capturing = pya_fences_are_capturing(card);
-            pya_lock_release(&card->lock);
-            if (is_capturing || pya_device_sync(card->dev) != PYA_OK) {
-                return false;
-            }
+        if (card != NULL && pya_fences_wait_unlocked(card) != PYA_OK) {
+            return false;
         }
     }
     return true;

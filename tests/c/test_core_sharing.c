@@ -174,6 +174,41 @@ test_closing_waits(void) {
     world_fini(&world); /* the open one goes with the heap */
 }
 
+static struct {
+    struct world *world;
+    struct pya_shared shared;
+    bool is_asked;
+} asking;
+
+/* Work that goes on only when another process has what it asks this one for. */
+static pya_status
+sync_when_asked(struct pya_device *dev) {
+    const struct pya_card *card = pya_heap_open_card(asking.world->heap, 0);
+    if (!asking.is_asked && CHECK(!pya_lock_is_held(&card->lock))) {
+        int fd = -1;
+        CHECK_OK(pya_share_export(asking.world->heap, &asking.shared, 0, 1, &fd));
+        CHECK_EQ(close(fd), 0);
+    }
+    asking.is_asked = true;
+    return world_opened.ops->device_sync(dev);
+}
+
+static void
+test_shared_memory_is_had_while_the_cache_is_emptied(void) {
+    struct world world;
+    world_backed(&world, "");
+    pya_dptr ptr = take(&world, 5 * MIB, 0);
+    give(&world, take(&world, 7 * MIB, 0));
+    world.ops.device_sync = sync_when_asked;
+    asking.world = &world;
+    CHECK_OK(pya_share(world.heap, ptr, &asking.shared));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK(asking.is_asked);
+    CHECK_EQ(reserved(&world), asking.shared.n_pages * PYA_PAGE);
+    give(&world, ptr);
+    world_fini(&world);
+}
+
 /* A new peer may use imports too. */
 static void
 test_peers_are_let_in(void) {
@@ -246,6 +281,8 @@ static const struct check_case cases[] = {
     {"what_cannot_be_shared", test_what_cannot_be_shared},
     {"pending_blocks_are_gone", test_pending_blocks_are_gone},
     {"closing_waits", test_closing_waits},
+    {"shared_memory_is_had_while_the_cache_is_emptied",
+     test_shared_memory_is_had_while_the_cache_is_emptied},
     {"peers_are_let_in", test_peers_are_let_in},
     {"failures_lose_nothing", test_failures_lose_nothing},
 };
