@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <iterator>
 #include <stdexcept>
 #include <unordered_map>
@@ -181,6 +182,33 @@ open_once(handle_map &known, const std::string &handle) {
     return opened;
 }
 
+/* torch comes with Python's lock, which other threads need meanwhile: the sender may be a while, and may wait for them. */
+struct python_functions {
+    int (*is_held)();
+    void *(*leave)();
+    void (*enter)(void *thread);
+};
+
+const python_functions &
+python() {
+    static const python_functions found = [] {
+        python_functions each = {};
+        (void)pya_torch_find(each.is_held, "PyGILState_Check");
+        (void)pya_torch_find(each.leave, "PyEval_SaveThread");
+        (void)pya_torch_find(each.enter, "PyEval_RestoreThread");
+        return each;
+    }();
+    return found;
+}
+
+void *
+leave_python() {
+    const python_functions &known = python();
+    const bool is_known =
+        known.is_held != nullptr && known.leave != nullptr && known.enter != nullptr;
+    return is_known && known.is_held() != 0 ? known.leave() : nullptr;
+}
+
 } // namespace
 
 pya_torch_share
@@ -209,5 +237,21 @@ pya_torch_ipc_share(void *self, void *ptr) {
 std::shared_ptr<void>
 pya_torch_ipc_open(void *self, std::string handle) {
     (void)self;
-    return open_handles.with([&handle](handle_map &known) { return open_once(known, handle); });
+    std::shared_ptr<void> opened;
+    std::exception_ptr failed;
+    void *thread = leave_python();
+    try {
+        opened =
+            open_handles.with([&handle](handle_map &known) { return open_once(known, handle); });
+    } catch (...) {
+        failed = std::current_exception();
+    }
+    /* In no destructor: a process that ends ends the thread here, which those do not let through. */
+    if (thread != nullptr) {
+        python().enter(thread);
+    }
+    if (failed != nullptr) {
+        std::rethrow_exception(failed);
+    }
+    return opened;
 }

@@ -149,3 +149,34 @@ def test_memory_is_closed_on_its_device(dry_python, tmp_path: Path) -> None:  # 
         env={"PYALLOC_CONF": "vmm:false", "LD_PRELOAD": preloaded(WATCH, tmp_path, devices=2)},
     )
     assert done.stdout.split("\n")[0] == "closed on 1"
+
+
+def test_other_threads_go_on_while_memory_is_fetched(dry_python) -> None:  # type: ignore[no-untyped-def]
+    """From a sender that does not answer until one of them sees to it."""
+    dry_python(
+        """
+        import os, signal, sys, threading, torch
+        reader, writer = os.pipe()
+        sender = os.fork()
+        if sender == 0:
+            tensor = torch.arange(9).cuda()
+            os.write(writer, repr(tensor.untyped_storage()._share_cuda_()).encode())
+            signal.pause()
+        handle = eval(os.read(reader, 4096))
+        torch.cuda.init()
+        begun = threading.Event()
+        def wake():
+            begun.wait()
+            os.kill(sender, signal.SIGCONT)
+        threading.Thread(target=wake).start()
+        os.kill(sender, signal.SIGSTOP)
+        os.waitpid(sender, os.WUNTRACED)
+        sys.setswitchinterval(1000)
+        begun.set()
+        try:
+            torch.UntypedStorage._new_shared_cuda(*handle)
+        finally:
+            os.kill(sender, signal.SIGKILL)
+        """,
+        install=True,
+    )
