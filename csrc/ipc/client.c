@@ -48,10 +48,7 @@ static pya_status
 client_receive(struct client *client, size_t n) {
     struct ipc_packet packet;
     ipc_packet_init(&packet);
-    ssize_t got;
-    do {
-        got = recvmsg(client->socket, &packet.header, MSG_CMSG_CLOEXEC);
-    } while (got < 0 && errno == EINTR);
+    ssize_t got = TEMP_FAILURE_RETRY(recvmsg(client->socket, &packet.header, MSG_CMSG_CLOEXEC));
     if (got != (ssize_t)sizeof packet.reply) {
         bool is_slow = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
         return client_fail(
@@ -90,10 +87,7 @@ client_ask(struct client *client) {
     size_t left = (size_t)client->name->n_pages - client->n_asked;
     request.n = (uint32_t)(left < IPC_BATCH ? left : IPC_BATCH);
     memcpy(request.secret, client->name->secret, sizeof request.secret);
-    ssize_t sent;
-    do {
-        sent = send(client->socket, &request, sizeof request, MSG_NOSIGNAL);
-    } while (sent < 0 && errno == EINTR);
+    ssize_t sent = TEMP_FAILURE_RETRY(send(client->socket, &request, sizeof request, MSG_NOSIGNAL));
     if (sent != (ssize_t)sizeof request) {
         return client_fail(
             client, PYA_E_DEVICE, "the process that sent it (%d) has ended",
@@ -127,11 +121,7 @@ client_connect(struct client *client) {
     }
     (void)setsockopt(client->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     (void)setsockopt(client->socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    int done;
-    do {
-        done = connect(client->socket, (const struct sockaddr *)&address, n);
-    } while (done != 0 && errno == EINTR);
-    if (done != 0) {
+    if (TEMP_FAILURE_RETRY(connect(client->socket, (const struct sockaddr *)&address, n)) != 0) {
         return client_fail(
             client, PYA_E_DEVICE, "the process that sent it (%d) %s", (int)client->name->pid,
             errno == EAGAIN ? "does not answer"

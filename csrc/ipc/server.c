@@ -21,17 +21,16 @@ static const char name_magic[8] = "pyalloc1";
 /* Written under the lock, before the thread begins, and never again but in a forked child. */
 static struct {
     pthread_mutex_t lock;
-    int fd; /* listens; -1: not yet */
     int32_t pid;
     bool watches_forks;
     unsigned char secret[IPC_SECRET_BYTES];
     struct pya_heap *heap;
-    /* The thread's own; a forked child closes what there is. */
-    struct pollfd clients[1 + SERVER_CLIENTS]; /* the first listens */
+    /* The thread's own, but for the first's descriptor; a forked child closes what there is. */
+    struct pollfd clients[1 + SERVER_CLIENTS]; /* the first listens; -1: not yet */
     nfds_t n_clients;
     int fds[IPC_BATCH];
     size_t n_fds;
-} server = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
+} server = {.lock = PTHREAD_MUTEX_INITIALIZER, .clients = {{.fd = -1}}};
 
 /* ---- the thread ---- */
 
@@ -144,7 +143,7 @@ server_after_fork(void) {
         (void)close(server.clients[--server.n_clients].fd);
     }
     server_drop_fds();
-    server.fd = -1;
+    server.clients[0].fd = -1;
     (void)pthread_mutex_init(&server.lock, NULL);
 }
 
@@ -169,8 +168,6 @@ server_listen(int *out) {
 /* Signals are for the program's own threads. */
 static bool
 server_begin_thread(void) {
-    server.clients[0] = (struct pollfd){.fd = server.fd};
-    server.n_clients = 1;
     sigset_t all;
     sigset_t before;
     pthread_t thread;
@@ -194,13 +191,14 @@ server_begin(struct pya_heap *heap) {
         server.watches_forks = pthread_atfork(NULL, NULL, server_after_fork) == 0;
     }
     if (getrandom(server.secret, sizeof server.secret, 0) != (ssize_t)sizeof server.secret ||
-        !server_listen(&server.fd)) {
+        !server_listen(&server.clients[0].fd)) {
         return false;
     }
+    server.n_clients = 1;
     if (!server_begin_thread()) {
         int error = errno;
-        (void)close(server.fd);
-        server.fd = -1;
+        (void)close(server.clients[0].fd);
+        server.clients[0].fd = -1;
         server.n_clients = 0;
         errno = error;
         return false;
@@ -218,7 +216,7 @@ pya_ipc_share(
         return st;
     }
     (void)pthread_mutex_lock(&server.lock);
-    bool is_served = server.fd >= 0 || server_begin(heap);
+    bool is_served = server.clients[0].fd >= 0 || server_begin(heap);
     int error = errno;
     (void)pthread_mutex_unlock(&server.lock);
     if (!is_served) {
