@@ -1,8 +1,8 @@
 """Answers for what libraries ask a device and go by: in a dry run no kernel has computed them.
 
 The GradScaler asks whether gradients overflowed, L-BFGS whether a direction is of use, operators how much there is
-(sizes.py) and assertions whether all is well (truths.py), generate() of transformers whether all sequences have ended,
-torch.distributed how large the objects are that ranks exchange.
+(sizes.py, detection.py), assertions whether all is well (truths.py), generate() of transformers whether all sequences
+have ended (generation.py), torch.distributed how large the objects are that ranks exchange.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import functools
 import inspect
 import pickle
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from pyalloc._bootstrap import sizes, truths
+from pyalloc._bootstrap import detection, generation, sizes, truths
 from pyalloc._bootstrap.importing import after_import
 
 
@@ -23,7 +22,8 @@ def give() -> None:
     """Each as soon as its library is imported."""
     after_import("torch", _of_torch)
     after_import("torch.distributed.distributed_c10d", _exchange_objects_on_the_host)
-    after_import("transformers.generation.utils", _generate_to_the_limit)
+    detection.answer()
+    generation.answer()
 
 
 def _of_torch(torch: Any) -> None:
@@ -64,30 +64,6 @@ def _remember_directions(torch: Any) -> None:
         return loss
 
     torch.optim.LBFGS.step = remember
-
-
-def _generate_to_the_limit(generation: Any) -> None:
-    """The generate() of transformers asks the device whether all sequences have ended: it might stop at once, or never.
-
-    Here it goes on to its largest length, which is what has to fit.
-    """
-    criteria, mixin = generation.StoppingCriteriaList, generation.GenerationMixin
-    ask, goes_on = criteria.__call__, getattr(mixin, "_has_unfinished_sequences", None)
-    if goes_on is None:  # before 4.39
-        return
-    asked = threading.local()
-
-    def call(stopping: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if stopping.max_length is not None:
-            asked.is_full = input_ids.shape[-1] >= stopping.max_length
-        return ask(stopping, input_ids, *args, **kwargs)
-
-    def has_unfinished(model: Any, *args: Any, **kwargs: Any) -> Any:
-        is_full = asked.__dict__.pop("is_full", None)
-        return goes_on(model, *args, **kwargs) if is_full is None else not is_full
-
-    criteria.__call__ = call
-    mixin._has_unfinished_sequences = has_unfinished
 
 
 def _exchange_objects_on_the_host(c10d: Any) -> None:

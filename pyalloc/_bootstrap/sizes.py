@@ -6,8 +6,10 @@ and lengths that a program copied there are as good as on a card, and anything e
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,7 @@ class Counted:
 
 counted = Counted()
 _libraries: list[Any] = []  # of operators; they go with it
+_caller = threading.local()
 
 
 def answer(torch: Any) -> None:
@@ -66,6 +69,31 @@ def _wait(torch: Any, device: Any) -> None:
     torch.cuda.current_stream(device).synchronize()
 
 
+def expected() -> dict[int, int]:
+    """How many elements of masks with so many this thread's caller knows to be true."""
+    if not hasattr(_caller, "expected"):
+        _caller.expected = {}
+    found: dict[int, int] = _caller.expected
+    return found
+
+
+@contextlib.contextmanager
+def expecting(of_masks: dict[int, int]) -> Iterator[None]:
+    """Until left, in place of what was expected before."""
+    before, _caller.expected = expected(), of_masks
+    try:
+        yield
+    finally:
+        _caller.expected = before
+
+
+def _chosen(n: int) -> int:
+    """How many of so many elements of a mask of which nothing is known."""
+    found = expected().get(n)
+    counted.masks += found is None
+    return n if found is None else found
+
+
 def _choose_everything(torch: Any) -> Callable[..., Any]:
     """A mask as index, torch.where(mask) and masked_select() ask for the places, and it the device how many.
 
@@ -75,8 +103,7 @@ def _choose_everything(torch: Any) -> Callable[..., Any]:
     def nonzero(mask: Any) -> Any:
         _wait(torch, mask.device)
         known = contents.told(torch, mask) if mask.dtype == torch.bool else None
-        counted.masks += known is None
-        n = mask.numel() if known is None else int(known.sum())
+        n = _chosen(mask.numel()) if known is None else int(known.sum())
         # Transposed, so that the places along one dimension lie together.
         places = torch.empty((mask.dim(), n), dtype=torch.int64, device=mask.device)
         if known is not None:

@@ -1,0 +1,81 @@
+"""How many boxes torchvision's detectors choose: a few of very many, so that the most there can be says nothing.
+
+Training samples a fixed number; detection keeps what scores well, here one class of each proposal.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from pyalloc._bootstrap import sizes
+from pyalloc._bootstrap.importing import after_import
+
+
+def answer() -> None:
+    """As soon as the detectors are imported."""
+    after_import("torchvision.models.detection._utils", _matches)
+    after_import("torchvision.models.detection.rpn", _proposals)
+    after_import("torchvision.models.detection.roi_heads", _regions)
+
+
+def _expecting(kind: Any, name: str, expect: Callable[..., dict[int, int]]) -> None:
+    """The method finds out of so many elements so many."""
+    method = getattr(kind, name)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with sizes.expecting(expect(*args)):
+            return method(*args, **kwargs)
+
+    setattr(kind, name, call)
+
+
+def _n_positive(sampler: Any) -> int:
+    return int(sampler.batch_size_per_image * sampler.positive_fraction)
+
+
+def _matches(utils: Any) -> None:
+    """An anchor for each box."""
+    _expecting(
+        utils.Matcher,
+        "set_low_quality_matches_",
+        lambda _matcher, _matches, _all_matches, quality: {quality.numel(): quality.shape[0]},
+    )
+
+
+def _proposals(rpn: Any) -> None:
+    def expect(network: Any, _objectness: Any, _deltas: Any, labels: Any, _targets: Any) -> Any:
+        found = _n_positive(network.fg_bg_sampler)
+        return {sum(len(each) for each in labels): found * len(labels)}
+
+    _expecting(rpn.RegionProposalNetwork, "compute_loss", expect)
+
+
+def _regions(roi_heads: Any) -> None:
+    heads = roi_heads.RoIHeads
+
+    def subsample(self: Any, labels: Any) -> Any:
+        """Full samples, with as many boxes in each that hold something as there can be."""
+        n = [min(self.fg_bg_sampler.batch_size_per_image, len(each)) for each in labels]
+        most = [min(_n_positive(self.fg_bg_sampler), each) for each in n]
+        sizes.expected().update(zip(n, most, strict=True))
+        sizes.expected().setdefault(sum(n), sum(most))
+        return [
+            each.new_empty(size, dtype=roi_heads.torch.int64)
+            for each, size in zip(labels, n, strict=True)
+        ]
+
+    def score(_heads: Any, logits: Any, _boxes: Any, proposals: Any, _shapes: Any) -> Any:
+        n_classes = logits.shape[-1] - 1  # without the background
+        return {len(each) * n_classes: len(each) for each in proposals}
+
+    def heatmaps_to_keypoints(maps: Any, rois: Any) -> Any:
+        """Without making each map as large as its box, of which the device knows how large that is."""
+        return maps.new_empty((len(rois), maps.shape[1], 3)), maps.new_empty(maps.shape[:2])
+
+    heads.subsample = subsample
+    _expecting(heads, "forward", lambda *_args: {})
+    _expecting(heads, "postprocess_detections", score)
+    roi_heads.heatmaps_to_keypoints = heatmaps_to_keypoints

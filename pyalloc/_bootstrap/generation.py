@@ -1,0 +1,89 @@
+"""How long generated sequences become: as long as they may be, which is what has to fit."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pyalloc._bootstrap.importing import after_import
+
+
+def answer() -> None:
+    """As soon as the libraries are imported."""
+    after_import("transformers.generation.utils", _go_on_to_the_limit)
+    for name, kind in (("grpo", "GRPOTrainer"), ("rloo", "RLOOTrainer")):
+        after_import(f"trl.trainer.{name}_trainer", functools.partial(_complete_to_the_limit, kind))
+
+
+def _go_on_to_the_limit(generation: Any) -> None:
+    """The generate() of transformers asks the device whether all sequences have ended: it might stop at once, or never.
+
+    Here it goes on to its largest length, which is what has to fit.
+    """
+    criteria, mixin = generation.StoppingCriteriaList, generation.GenerationMixin
+    ask, goes_on = criteria.__call__, getattr(mixin, "_has_unfinished_sequences", None)
+    if goes_on is None:  # before 4.39
+        return
+    asked = threading.local()
+
+    def call(stopping: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if stopping.max_length is not None:
+            asked.is_full = input_ids.shape[-1] >= stopping.max_length
+        return ask(stopping, input_ids, *args, **kwargs)
+
+    def has_unfinished(model: Any, *args: Any, **kwargs: Any) -> Any:
+        is_full = asked.__dict__.pop("is_full", None)
+        return goes_on(model, *args, **kwargs) if is_full is None else not is_full
+
+    criteria.__call__ = call
+    mixin._has_unfinished_sequences = has_unfinished
+    if hasattr(mixin, "_assisted_decoding"):
+        mixin._assisted_decoding = _accepting_no_draft(mixin._assisted_decoding)
+
+
+def _accepting_no_draft(decode: Callable[..., Any]) -> Callable[..., Any]:
+    """Of an assistant's tokens: how many are right is counted on the device, and one added to that there: it made none.
+
+    The fewest is no token of the assistant's and one of the model's, so that it drafts at every length.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class CountOnTheHost(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if function is torch.Tensor.sum and len(args) == 1 and not kwargs:
+                (x,) = args
+                if x.is_cuda and x.dtype == torch.bool:
+                    return torch.zeros((), dtype=torch.int64)
+            return function(*args, **(kwargs or {}))
+
+    @functools.wraps(decode)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with CountOnTheHost():
+            return decode(*args, **kwargs)
+
+    return call
+
+
+def _complete_to_the_limit(kind: str, module: Any) -> None:
+    """Trainers of TRL cut completions where the device finds their end: before their first token."""
+    trainer = getattr(module, kind)
+    generate = getattr(trainer, "_generate_single_turn", None)
+    if generate is None:  # before 0.24
+        return
+
+    def complete(self: Any, found: Any) -> Any:
+        return [ids or [0] * self.max_completion_length for ids in found]
+
+    @functools.wraps(generate)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = generate(self, *args, **kwargs)
+        if not isinstance(found, tuple):
+            return complete(self, found)
+        return tuple(complete(self, each) if isinstance(each, list) else each for each in found)
+
+    trainer._generate_single_turn = call

@@ -1,0 +1,98 @@
+"""pyalloc dryrun: libraries whose next step is a number from the device."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyalloc import hostcuda
+
+from .dryrun_support import finish, program, start
+
+
+def test_detectors_choose_as_many_boxes_as_they_sample(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """They took all proposals, ten times the memory; detection of many classes looked at each box by itself."""
+    pytest.importorskip("torchvision", reason="needs torchvision: pip install torchvision")
+    source = """
+        import torch
+        from torchvision.models.detection import KeypointRCNN, MaskRCNN
+        from torchvision.models.detection.rpn import AnchorGenerator
+        sizes = dict(min_size=128, max_size=128, box_batch_size_per_image=64, rpn_pre_nms_top_n_train=500)
+        n = {}
+        def see(name):
+            return lambda _module, inputs, _output: n.update({name: len(inputs[0])})
+        def target():
+            boxes = torch.tensor([[4.0, 4, 60, 60], [10, 20, 90, 90]])
+            return {
+                "boxes": boxes.cuda(), "labels": torch.tensor([1, 2]).cuda(),
+                "masks": torch.ones(2, 128, 128, dtype=torch.uint8).cuda(), "keypoints": torch.ones(2, 17, 3).cuda(),
+            }
+        for kind, head in ((MaskRCNN, "mask_head"), (KeypointRCNN, "keypoint_head")):
+            backbone = torch.nn.Conv2d(3, 16, 4, stride=4)
+            backbone.out_channels = 16
+            anchors = AnchorGenerator(((32,),), ((0.5, 1.0, 2.0),))
+            detector = kind(backbone, 91, rpn_anchor_generator=anchors, **sizes).cuda()
+            detector.roi_heads.box_head.register_forward_hook(see("boxes"))
+            getattr(detector.roi_heads, head).register_forward_hook(see("masks"))
+            images = [torch.rand(3, 128, 128).cuda() for _ in range(2)]
+            sum(detector(images, [target(), target()]).values()).backward()
+            assert n == {"boxes": 128, "masks": 32}, n
+            detector.eval()
+            with torch.no_grad():
+                found = detector(images)
+            assert n == {"boxes": 2000, "masks": 200}, n
+            assert [len(each["boxes"]) for each in found] == [100, 100]
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
+def test_assistants_draft_at_every_length(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """How many of their tokens are right is counted on the device: none was added, and generate() never ended."""
+    pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
+    source = """
+        import torch
+        from transformers import GPT2Config, GPT2LMHeadModel
+        def model(n_layer):
+            sizes = dict(vocab_size=64, n_positions=64, n_embd=32, n_head=2, pad_token_id=0, eos_token_id=5)
+            return GPT2LMHeadModel(GPT2Config(n_layer=n_layer, **sizes)).cuda().eval()
+        target, assistant = model(2), model(1)
+        prompt = torch.ones(1, 8, dtype=torch.int64).cuda()
+        passes = []
+        def see(*_):
+            passes.append(1)
+            assert len(passes) < 20
+        target.register_forward_hook(see)
+        for drafts in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 2}):
+            for is_random in (False, True):
+                passes.clear()
+                made = target.generate(prompt, max_new_tokens=4, do_sample=is_random, **drafts)
+                print(*made.shape, len(passes))
+    """
+    code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    assert out.splitlines() == ["1 12 4"] * 4, out
+
+
+def test_completions_of_trl_have_their_largest_length(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """They were cut at an end that the device had found in no token, and the trainers looked at the last one."""
+    source = """
+        from trl.trainer import grpo_trainer, rloo_trainer
+        for module, kind in ((grpo_trainer, "GRPOTrainer"), (rloo_trainer, "RLOOTrainer")):
+            trainer = getattr(module, kind)()
+            trainer.max_completion_length = 3
+            print(trainer._generate_single_turn([[1], [2]]))
+    """
+    folder = tmp_path / "trl" / "trainer"
+    folder.mkdir(parents=True)
+    for name, kind, made in (("grpo", "GRPO", "[[], [7]], None"), ("rloo", "RLOO", "[[], []]")):
+        text = f"class {kind}Trainer:\n    def _generate_single_turn(self, prompts):\n        return {made}\n"
+        (folder / f"{name}_trainer.py").write_text(text)
+    code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert (code, out) == (0, "([[0, 0, 0], [7]], None)\n[[0, 0, 0], [0, 0, 0]]\n"), err
