@@ -136,6 +136,20 @@ pya_fences_wait_unlocked(struct pya_card *card) {
     return is_capturing ? PYA_E_CAPTURE : pya_device_sync(card->dev);
 }
 
+pya_status
+pya_event_mark(struct pya_device *dev, pya_stream stream, pya_event *event) {
+    if (*event != 0) {
+        pya_status st = pya_device_event_record(dev, *event, stream);
+        if (st != PYA_E_DEVICE) {
+            return st;
+        }
+        (void)!pya_device_event_destroy(dev, *event);
+        *event = 0;
+    }
+    pya_status st = pya_device_event_create(dev, stream, event);
+    return st == PYA_OK ? pya_device_event_record(dev, *event, stream) : st;
+}
+
 /* No event tells of the stream, so it is waited for, with all others where it cannot be alone; ever more rarely. */
 static pya_status
 fence_wait(struct pya_card *card, struct pya_fence *fence) {
@@ -154,14 +168,8 @@ fence_record(struct pya_card *card, struct pya_fence *fence) {
     if (st == PYA_E_CAPTURE || is_capturing) {
         return PYA_E_CAPTURE; /* it would become part of the graph, or end the capture */
     }
-    if (st != PYA_E_STREAM && fence->event == 0) {
-        pya_status made = pya_device_event_create(card->dev, fence->stream, &fence->event);
-        if (made != PYA_OK) {
-            return made;
-        }
-    }
     if (st != PYA_E_STREAM) {
-        st = pya_device_event_record(card->dev, fence->event, fence->stream);
+        st = pya_event_mark(card->dev, fence->stream, &fence->event);
     }
     if (st == PYA_OK) {
         fence->is_open = true;

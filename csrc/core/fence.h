@@ -62,6 +62,10 @@ bool pya_fences_record(struct pya_card *card, bool *waited);
 bool pya_fences_note_foreign(struct pya_card *card, pya_stream stream, struct pya_device *dev);
 /* Waits for the card's device, and for that of the stream where it is foreign and of another. */
 PYA_MUST_CHECK pya_status pya_fence_sync(struct pya_card *card, const struct pya_fence *fence);
+/* Records an event on a stream; 0: it is made first.  One made for an earlier stream of the same handle may be another
+ * device's: then *event is a new one.  On failure it may be one that was never recorded, or 0. */
+PYA_MUST_CHECK pya_status
+pya_event_mark(struct pya_device *dev, pya_stream stream, pya_event *event);
 /* One of those; NULL: none. */
 struct pya_fence *pya_fences_foreign(const struct pya_card *card);
 /* Forgets a stream whose work was waited for. */

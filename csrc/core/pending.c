@@ -64,19 +64,15 @@ static void
 use_mark(struct pya_card *card, struct pya_use *use) {
     struct pya_pending *queue = use->queue;
     struct pya_use *spare = queue->spare;
-    pya_event event = 0;
-    if (spare != NULL) {
-        event = spare->event;
-    } else if (pya_device_event_create(card->dev, queue->stream, &event) != PYA_OK) {
-        return;
-    }
-    if (pya_device_event_record(card->dev, event, queue->stream) != PYA_OK) {
-        if (spare == NULL) {
-            (void)!pya_device_event_destroy(card->dev, event);
+    pya_event fresh = 0;
+    pya_event *event = spare != NULL ? &spare->event : &fresh;
+    if (pya_event_mark(card->dev, queue->stream, event) != PYA_OK) {
+        if (fresh != 0) {
+            (void)!pya_device_event_destroy(card->dev, fresh);
         }
         return;
     }
-    use->event = event;
+    use->event = *event;
     if (spare != NULL) {
         queue->spare = spare->next;
         queue->n_spare--;

@@ -70,6 +70,8 @@ bool pya_sim_fail_clear(struct pya_sim *sim);
 
 /* on: the program destroyed the stream; the device still works off what is queued.  off: a new one has its handle. */
 void pya_sim_set_destroyed(struct pya_sim *sim, pya_stream stream, bool on);
+/* The stream's handle belongs to another device's context now (0: the first): events made before cannot be recorded on it. */
+void pya_sim_set_context(struct pya_sim *sim, pya_stream stream, uint32_t context);
 void pya_sim_set_capturing(struct pya_sim *sim, pya_stream stream, bool on);
 void pya_sim_advance_clock(struct pya_sim *sim, uint64_t ns);
 

@@ -10,8 +10,7 @@
 #define SIM_PTE_PAGE UINT64_C(0xFFFFFFFF)
 #define SIM_PTE_RESERVED (UINT64_C(1) << 32)
 #define SIM_PTE_ACCESS (UINT64_C(1) << 33)
-#define SIM_PTE_PLAIN                                                                              \
-    (UINT64_C(1) << 34) /* belongs to plain_alloc: the virtual memory calls may not touch it */
+#define SIM_PTE_PLAIN (UINT64_C(1) << 34) /* of plain_alloc: no virtual memory call may touch it */
 
 #define SIM_STEPS ((uint32_t)(PYA_PAGE / PYA_ALIGN)) /* 512-byte steps of a page */
 #define SIM_OWNER_WORDS (SIM_STEPS / 64)
@@ -31,14 +30,15 @@ struct sim_stream {
     pya_stream id;
     uint64_t n_queued;
     uint64_t n_finished; /* <= n_queued */
-    bool is_capturing;
-    bool is_destroyed;
+    bool is_capturing, is_destroyed;
+    uint32_t context; /* of which device it is, as events see it */
 };
 
 struct sim_event {
     uint32_t generation;
     uint32_t next_free; /* plus 1 */
     uint32_t stream;    /* plus 1; 0: never recorded */
+    uint32_t context;   /* of the stream it was made for */
     bool is_alive;
     uint64_t work;   /* n_queued of the stream at the record */
     uint64_t record; /* number of the record on this device */

@@ -73,6 +73,16 @@ pya_sim_set_destroyed(struct pya_sim *sim, pya_stream stream, bool on) {
     pthread_mutex_unlock(&sim->lock);
 }
 
+void
+pya_sim_set_context(struct pya_sim *sim, pya_stream stream, uint32_t context) {
+    pthread_mutex_lock(&sim->lock);
+    uint32_t i = work_stream(sim, stream);
+    if (i != UINT32_MAX) {
+        sim->streams[i].context = context;
+    }
+    pthread_mutex_unlock(&sim->lock);
+}
+
 static bool
 work_any_capturing(const struct pya_sim *sim) {
     for (uint32_t i = 0; i < sim->n_streams; i++) {
@@ -169,17 +179,20 @@ work_event_done(struct pya_sim *sim, const struct sim_event *event) {
 
 pya_status
 sim_event_create(struct pya_device *dev, pya_stream stream, pya_event *out) {
-    (void)stream;
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_EVENT_CREATE);
+    uint32_t i = status == PYA_OK ? work_stream(sim, stream) : 0;
+    if (i == UINT32_MAX) {
+        status = PYA_E_HOST_NOMEM;
+    }
     if (status == PYA_OK && sim->free_event == 0) {
         uint32_t old = sim->n_event_slots;
         if (!sim_grow((void **)&sim->events, &sim->n_event_slots, sizeof *sim->events)) {
             status = PYA_E_HOST_NOMEM;
         }
-        for (uint32_t i = sim->n_event_slots; i-- > old;) {
-            sim->events[i].next_free = sim->free_event;
-            sim->free_event = i + 1;
+        for (uint32_t slot = sim->n_event_slots; slot-- > old;) {
+            sim->events[slot].next_free = sim->free_event;
+            sim->free_event = slot + 1;
         }
     }
     if (status == PYA_OK) {
@@ -188,6 +201,7 @@ sim_event_create(struct pya_device *dev, pya_stream stream, pya_event *out) {
         sim->free_event = event->next_free;
         event->is_alive = true;
         event->stream = 0;
+        event->context = sim->streams[i].context;
         sim->state.n_events++;
         *out = ((uint64_t)event->generation << 32) | (slot + 1);
     }
@@ -209,6 +223,9 @@ work_record_locked(struct pya_sim *sim, pya_event handle, pya_stream id) {
     if (stream->is_capturing || stream->is_destroyed) {
         return stream->is_capturing ? PYA_E_CAPTURE
                                     : PYA_E_DEVICE; /* the event may be the culprit */
+    }
+    if (event->context != stream->context) {
+        return PYA_E_DEVICE;
     }
     event->stream = i + 1;
     /* The record is work too, else an event on an idle stream would be done before its time. */

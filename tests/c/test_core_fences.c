@@ -256,7 +256,29 @@ test_many_streams(void) {
     streams_fini(&world);
 }
 
+/* A destroyed stream's handle may come back as another device's stream, where events made before are of no use. */
+static void
+test_handle_comes_back_elsewhere(void) {
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
+    CHECK(exchange(&world));
+    for (uint32_t context = 0; context < 3; context++) {
+        pya_sim_set_context(world.sim, TWO, context);
+        for (int i = 0; i < 2; i++) {
+            pya_dptr ptr = take(&world, 4 * MIB, ONE);
+            CHECK_OK(pya_record_stream(world.heap, ptr, TWO));
+            give(&world, ptr);
+            give(&world, take(&world, (64 + 64 * context) * MIB, ONE)); /* looks at what waits */
+            CHECK_EQ(stat_of(world.heap, 0, "active_bytes.all.current"), 0);
+        }
+        CHECK(exchange(&world));
+    }
+    CHECK_EQ(calls(&world, PYA_SIM_STREAM_SYNC) + calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+    streams_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"handle_comes_back_elsewhere", test_handle_comes_back_elsewhere},
     {"stream_without_events", test_stream_without_events},
     {"destroyed_stream", test_destroyed_stream},
     {"foreign_stream", test_foreign_stream},
