@@ -270,6 +270,7 @@ pya_card_unpark(struct pya_card *card) {
         card->parking = arena->next_parking;
         arena->is_parking = false;
         pya_arena_unpark(arena);
+        pya_arena_offer(arena);
     }
 }
 

@@ -39,6 +39,8 @@ struct pya_arena {
         *parked; /* freed last, not yet joined to its neighbours; state USED, in no index */
     struct pya_arena *next_parking; /* of the card's list */
     bool is_parking;                /* in that list; parked implies it */
+    struct pya_arena *next_giving;  /* of the card's list */
+    bool is_giving;                 /* in that list; see pya_arena_offer() */
     size_t free_bytes;
     size_t free_pages;
     uint64_t seq; /* grows with every block that becomes free */
@@ -79,15 +81,30 @@ pya_card_is_shared(const struct pya_card *card) {
     return card->arenas->next != NULL;
 }
 
-/* All arenas that may give to others.  There may be thousands of pools: while all are in use, those of the default pool. */
+/* Has an arena of a private pool pages for others?  Where nobody uses the pool, and what its users did not touch yet. */
+static inline bool
+pya_arena_gives(const struct pya_arena *arena) {
+    const struct pya_pool *pool = arena->pool;
+    return pool != NULL && arena->free_pages > 0 && (pool->n_users == 0 || arena->has_left);
+}
+/* All arenas that may give to others: of the pools those that were offered, then the default pool's.  There may be
+ * thousands of pools. */
 static inline struct pya_arena *
-pya_arenas_open(const struct pya_card *card) {
-    return card->n_unused > 0 ? card->arenas : card->common;
+pya_givers(const struct pya_card *card) {
+    return card->giving != NULL ? card->giving : card->common;
 }
 static inline struct pya_arena *
-pya_arenas_open_next(const struct pya_arena *arena) {
-    return arena->card->n_unused > 0 ? arena->next : arena->next_common;
+pya_givers_next(const struct pya_arena *arena) {
+    if (arena->pool == NULL) {
+        return arena->next_common;
+    }
+    return arena->next_giving != NULL ? arena->next_giving : arena->card->common;
 }
+/* Puts the arena into the card's list if it gives: whenever pages of it may have become free, or its pool lost its last
+ * user. */
+void pya_arena_offer(struct pya_arena *arena);
+/* Drops those from the list that do not give any more. */
+void pya_givers_review(struct pya_card *card);
 
 /* For the fence's stream. */
 PYA_MUST_CHECK pya_status pya_arena_create(

@@ -62,6 +62,11 @@ pya_arena_check(const struct pya_arena *arena) {
         n_wrong += pya_range_check(range);
         n_wrong += range->slots == NULL ? 0 : arena_check_pages(arena, range);
     }
+    bool is_quiet = arena->parked == NULL && (arena->pool == NULL || !arena->pool->is_active);
+    if (is_quiet && !arena->is_giving && pya_arena_gives(arena)) {
+        (void)fprintf(stderr, "arena: its pages are offered to nobody\n");
+        n_wrong++;
+    }
     if (arena->fence->stream != arena->stream) {
         (void)fprintf(stderr, "arena: its fence is another stream's\n");
         n_wrong++;

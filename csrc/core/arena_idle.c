@@ -10,6 +10,31 @@ enum { IDLE_FENCES_PER_REQUEST = 4 };
 enum { IDLE_FENCES_PER_REQUEST = 16 };
 #endif
 
+void
+pya_arena_offer(struct pya_arena *arena) {
+    struct pya_card *card = arena->card;
+    if (!arena->is_giving && pya_arena_gives(arena)) {
+        arena->is_giving = true;
+        arena->next_giving = card->giving;
+        card->giving = arena;
+    }
+}
+
+void
+pya_givers_review(struct pya_card *card) {
+    struct pya_arena **link = &card->giving;
+    while (*link != NULL) {
+        struct pya_arena *arena = *link;
+        PYA_STEP();
+        if (pya_arena_gives(arena)) {
+            link = &arena->next_giving;
+        } else {
+            arena->is_giving = false;
+            *link = arena->next_giving;
+        }
+    }
+}
+
 /* Returns the stream that still has to pass, when it is the only one. */
 static const struct pya_fence *
 card_pass_fences(struct pya_card *card) {
@@ -19,8 +44,8 @@ card_pass_fences(struct pya_card *card) {
     if (n_open > 1) {
         return NULL;
     }
-    for (struct pya_arena *arena = pya_arenas_open(card); arena != NULL;
-         arena = pya_arenas_open_next(arena)) {
+    for (struct pya_arena *arena = pya_givers(card); arena != NULL;
+         arena = pya_givers_next(arena)) {
         PYA_STEP();
         if (n_open == 0) { /* more may be known since the device was waited for */
             arena->idle_seq =
@@ -35,6 +60,9 @@ card_pass_fences(struct pya_card *card) {
 
 static bool
 arena_has_news(const struct pya_arena *arena) {
+    if (arena->pool != NULL && arena->pool->n_users > 0) {
+        return false; /* what others may have of it was waited for */
+    }
     return (arena->card->are_fences_open ? arena->fence_seq : arena->idle_seq) != arena->seq;
 }
 
@@ -44,8 +72,7 @@ static bool
 card_has_news(struct pya_card *card, bool *waits) {
     bool has_news = false;
     bool has_late_news = false;
-    for (const struct pya_arena *a = pya_arenas_open(card); a != NULL;
-         a = pya_arenas_open_next(a)) {
+    for (const struct pya_arena *a = pya_givers(card); a != NULL; a = pya_givers_next(a)) {
         PYA_STEP();
         has_news = has_news || (!a->fence->is_gone && arena_has_news(a));
         has_late_news = has_late_news || (a->fence->is_gone && arena_has_news(a));
@@ -107,8 +134,8 @@ pya_card_poll(struct pya_card *card, const struct pya_arena *taker) {
     if (foreign != NULL) {
         card_bury_foreign(card);
     }
-    for (struct pya_arena *arena = pya_arenas_open(card); arena != NULL;
-         arena = pya_arenas_open_next(arena)) {
+    for (struct pya_arena *arena = pya_givers(card); arena != NULL;
+         arena = pya_givers_next(arena)) {
         PYA_STEP();
         arena->fence_seq = arena->fence->is_gone && !waits ? arena->fence_seq : arena->seq;
     }
@@ -128,5 +155,4 @@ pya_arena_leave(struct pya_arena *arena) {
         }
     }
     arena->has_left = true;
-    arena->card->has_left = true;
 }

@@ -68,11 +68,10 @@ struct pya_card {
     struct pya_arena *arenas;     /* all, most recently created first */
     struct pya_arena *common;     /* those of the default pool, in the same order */
     struct pya_arena *parking;    /* those that may have a parked block */
+    struct pya_arena *giving;     /* those of pools that have pages for others */
     struct pya_arena *last_arena; /* of the latest request */
     struct pya_arena *recent[1 << PYA_RECENT_BITS]; /* by pool and stream */
     struct pya_pool *pools;
-    size_t n_unused; /* pools without users */
-    bool has_left;   /* of some arena, ever */
     size_t n_active; /* pools with a filter: a capture or a MemPool is under way; 0 almost always */
     struct pya_pending *pending;  /* queues of streams with recorded blocks; NULL: never used */
     size_t n_pending;             /* uses waiting in them */

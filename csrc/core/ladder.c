@@ -308,12 +308,6 @@ enum transfer_from {
     TRANSFER_LAST, /* and pools that lend before out of memory */
 };
 
-/* There may be thousands of pools: may any of them give? */
-static bool
-pools_may_give(const struct pya_card *card, enum transfer_from kind) {
-    return card->n_unused > 0 || kind == TRANSFER_LAST || (kind == TRANSFER_LEFT && card->has_left);
-}
-
 static bool
 transfer_allowed(const struct pya_arena *from, enum transfer_from kind) {
     if (kind == TRANSFER_LEFT) {
@@ -330,9 +324,9 @@ ladder_transfer(struct pya_arena *arena, size_t n_want, enum transfer_from kind)
     pya_status st = PYA_OK;
     size_t n_room = pya_arena_pool_room(arena) / PYA_PAGE;
     n_want = n_want < n_room ? n_want : n_room;
-    bool is_all = pools_may_give(card, kind);
-    for (struct pya_arena *from = is_all ? card->arenas : card->common; from != NULL && n < n_want;
-         from = is_all ? from->next : from->next_common) {
+    bool is_all = kind == TRANSFER_LAST;
+    for (struct pya_arena *from = is_all ? card->arenas : pya_givers(card);
+         from != NULL && n < n_want; from = is_all ? from->next : pya_givers_next(from)) {
         PYA_STEP();
         if (from == arena || from->free_pages == 0 || !transfer_allowed(from, kind)) {
             continue;

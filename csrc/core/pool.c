@@ -25,7 +25,6 @@ pya_pool_get(struct pya_card *card, struct pya_pool_id id, struct pya_pool **out
         pool->id = id;
         pool->next = card->pools;
         card->pools = pool;
-        card->n_unused++;
     }
     *out = pool;
     return PYA_OK;
@@ -199,29 +198,40 @@ pya_pool_add_user(struct pya_card *card, struct pya_pool *pool) {
             pya_arena_leave(arena);
         }
     }
-    card->n_unused -= pool->n_users == 0;
     pool->n_users++;
     pool->is_settled = false;
 }
 
 void
 pya_pool_drop_user(struct pya_card *card, struct pya_pool *pool) {
-    pool->n_users--;
-    card->n_unused += pool->n_users == 0;
+    if (--pool->n_users == 0) {
+        pya_pool_offer(card, pool);
+    }
+}
+
+void
+pya_pool_offer(struct pya_card *card, const struct pya_pool *pool) {
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        PYA_STEP();
+        if (arena->pool == pool) {
+            pya_arena_offer(arena);
+        }
+    }
 }
 
 static bool
 is_unsettled(const struct pya_arena *arena) {
     const struct pya_pool *pool = arena->pool;
-    return pool != NULL && pool->n_users == 0 && !pool->is_settled && arena->free_pages > 0;
+    return pool->n_users == 0 && !pool->is_settled && arena->free_pages > 0;
 }
 
 bool
 pya_pools_settle(struct pya_card *card) {
-    struct pya_arena *arena = card->n_unused > 0 ? card->arenas : NULL;
+    pya_givers_review(card);
+    struct pya_arena *arena = card->giving;
     while (arena != NULL && !is_unsettled(arena)) {
         PYA_STEP();
-        arena = arena->next;
+        arena = arena->next_giving;
     }
     if (arena == NULL || card->n_active > 0) {
         return false;
@@ -262,6 +272,7 @@ static void
 sweep_arenas(struct pya_card *card) {
     struct pya_arena **link = &card->arenas;
     pya_card_unpark(card);
+    pya_givers_review(card); /* who gives has memory, and stays */
     while (*link != NULL) {
         struct pya_arena *arena = *link;
         bool may_go = pool_may_go(arena->pool);
@@ -297,7 +308,6 @@ pya_pools_sweep(struct pya_card *card) {
         struct pya_pool *pool = *link;
         if (!pool->is_held) {
             *link = pool->next;
-            card->n_unused--;
             pya_pool_free(pool);
         } else {
             link = &pool->next;

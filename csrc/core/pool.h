@@ -25,6 +25,8 @@ bool pya_arena_is_vacant(const struct pya_arena *arena);
 void pya_pool_add_user(struct pya_card *card, struct pya_pool *pool);
 /* One less; there was one. */
 void pya_pool_drop_user(struct pya_card *card, struct pya_pool *pool);
+/* Its memory is for others, as far as it is in use by nobody; said when its last user went, or requests stop going there. */
+void pya_pool_offer(struct pya_card *card, const struct pya_pool *pool);
 /* Waits for the device when there are pools that lost their last user since: their memory is open to all others then.
  * Not while a capture may be under way.  True: it did wait. */
 bool pya_pools_settle(struct pya_card *card);

@@ -451,6 +451,7 @@ pya_stitch_give(struct pya_block *block) {
     arena->wasted_bytes -= stitch->bytes - block->bytes;
     pya_slab_put(&arena->card->blocks, block);
     pya_stats_sub(&arena->card->stats, PYA_STAT_LARGE, PYA_STAT_segment, 1);
+    pya_arena_offer(arena);
 }
 
 static void

@@ -170,6 +170,32 @@ test_pools_cost_others_little(void) {
     pya_heap_destroy(heap);
 }
 
+/* The graphs are gone, what each of them returned is kept: their pools stay, and once others have what was free in them
+ * nobody looks at them any more. */
+static void
+test_dropped_pools_cost_others_little(void) {
+    struct pya_heap *heap = heap_new("");
+    pya_dptr kept = 0;
+    CHECK_OK(pya_alloc(heap, 0, 512, 8, &kept));
+    for (size_t i = 0; i < N_POOLS; i++) {
+        const struct pya_stream_filter filter = {.began_on = POOL_STREAM};
+        CHECK_OK(pya_pool_begin(heap, 0, pool_id(i), filter));
+        CHECK_OK(pya_alloc(heap, 0, 512, POOL_STREAM, &kept));
+        CHECK_OK(pya_pool_end(heap, 0, pool_id(i)));
+        CHECK_OK(pya_pool_release(heap, 0, pool_id(i)));
+    }
+    CHECK_EQ(pya_pool_list(heap, 0, NULL, 0), N_POOLS);
+    unsigned long before = pya_debug_steps;
+    for (size_t i = 0; i < N_SIZES; i++) {
+        CHECK_OK(pya_alloc(heap, 0, (size_t)20 << 20, 8 * (i % 2), &kept));
+    }
+    unsigned long steps = (pya_debug_steps - before) / N_SIZES;
+    printf("%d dropped pools: %lu rounds in a request that grows\n", N_POOLS, steps);
+    CHECK(stat_of(heap, 0, "pyalloc_page_transfers") > 0);
+    CHECK(steps > 0 && steps <= MOST_STEPS);
+    pya_heap_destroy(heap);
+}
+
 enum { N_BUFFERS = 4000, N_ROUNDS = 8 };
 
 /* A program that makes everything anew from what it has, in every step: each request finds its like in its place. */
@@ -330,6 +356,7 @@ static const struct check_case cases[] = {
 #if PYA_ASSERT_LEVEL >= 2
     {"steps_are_bounded", test_steps_are_bounded},
     {"pools_cost_others_little", test_pools_cost_others_little},
+    {"dropped_pools_cost_others_little", test_dropped_pools_cost_others_little},
     {"places_that_are_never_free_cost_little", test_places_that_are_never_free_cost_little},
 #endif
     {"host_memory_of_blocks", test_host_memory_of_blocks},
