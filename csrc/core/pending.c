@@ -122,6 +122,9 @@ pya_pending_free(struct pya_card *card, struct pya_block *block) {
         if (card->n_active == 0) {
             use_mark(card, use);
         }
+        if (use->event == 0 && queue->unmarked == NULL) {
+            queue->unmarked = use;
+        }
     }
     pya_device_end(card->dev);
 }
@@ -130,9 +133,18 @@ void
 pya_pending_resume(struct pya_card *card) {
     pya_device_begin(card->dev);
     for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
-        for (struct pya_use *use = queue->head; use != NULL; use = use->next) {
-            if (use->event == 0 && !queue->fence->is_foreign) {
+        if (queue->fence->is_foreign) {
+            continue;
+        }
+        struct pya_use *use = queue->unmarked;
+        queue->unmarked = NULL;
+        for (; use != NULL; use = use->next) {
+            PYA_STEP();
+            if (use->event == 0) {
                 use_mark(card, use);
+            }
+            if (use->event == 0 && queue->unmarked == NULL) {
+                queue->unmarked = use;
             }
         }
     }
@@ -144,6 +156,7 @@ queue_pop(struct pya_card *card, struct pya_pending *queue) {
     struct pya_use *use = queue->head;
     struct pya_block *block = use->block;
     queue->head = use->next;
+    queue->unmarked = queue->unmarked == use ? use->next : queue->unmarked;
     use_retire(card, use);
     card->n_pending--;
     if (--block->n_events == 0) {
@@ -202,6 +215,7 @@ head_is_done(struct pya_card *card, struct pya_pending *queue) {
     if (st == PYA_E_CAPTURE) {
         (void)!pya_device_event_destroy(card->dev, queue->head->event);
         queue->head->event = 0;
+        queue->unmarked = queue->head;
     }
     return st == PYA_OK && is_done;
 }

@@ -23,8 +23,9 @@ struct pya_pending {
     pya_stream stream;
     struct pya_fence *fence; /* the stream's */
     struct pya_use *head, *tail;
-    uint64_t n_failed;     /* polls at which the head had no event */
-    struct pya_use *spare; /* done: their events are recorded again for the next */
+    struct pya_use *unmarked; /* none before it lacks an event; NULL: none does */
+    uint64_t n_failed;        /* polls at which the head had no event */
+    struct pya_use *spare;    /* done: their events are recorded again for the next */
     size_t n_spare;
 };
 

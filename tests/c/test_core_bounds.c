@@ -196,6 +196,35 @@ test_dropped_pools_cost_others_little(void) {
     pya_heap_destroy(heap);
 }
 
+enum { N_PENDING = 4000 };
+
+/* Much waits for a stream's work while requests go to a pool: what has its event is not looked at by each that grows. */
+static void
+test_what_waits_costs_a_pool_little(void) {
+    const struct pya_stream_filter filter = {.began_on = POOL_STREAM};
+    struct pya_heap *heap = heap_new("");
+    pya_dptr ptrs[N_PENDING];
+    for (size_t i = 0; i < N_PENDING; i++) {
+        CHECK_OK(pya_alloc(heap, 0, 512, 0, &ptrs[i]));
+        CHECK_OK(pya_record_stream(heap, ptrs[i], 8));
+    }
+    pya_sim_fail(sim, UINT32_C(1) << PYA_SIM_EVENT_QUERY, 1, PYA_E_DEVICE, true); /* never done */
+    CHECK_OK(pya_pool_begin(heap, 0, pool_id(0), filter));
+    for (size_t i = 0; i < N_PENDING; i++) {
+        CHECK_OK(pya_free(heap, ptrs[i]));
+    }
+    unsigned long before = pya_debug_steps;
+    for (size_t i = 0; i < N_SIZES; i++) {
+        CHECK_OK(pya_alloc(heap, 0, (size_t)20 << 20, 0, &ptrs[i]));
+    }
+    unsigned long steps = (pya_debug_steps - before) / N_SIZES;
+    printf("%d blocks that wait: %lu rounds in a request that grows\n", N_PENDING, steps);
+    CHECK_EQ(stat_of(heap, 0, "active.all.current"), N_PENDING + N_SIZES);
+    CHECK(steps >= N_PENDING / N_SIZES && steps <= MOST_STEPS);
+    (void)pya_sim_fail_clear(sim);
+    pya_heap_destroy(heap);
+}
+
 enum { N_BUFFERS = 4000, N_ROUNDS = 8 };
 
 /* A program that makes everything anew from what it has, in every step: each request finds its like in its place. */
@@ -357,6 +386,7 @@ static const struct check_case cases[] = {
     {"steps_are_bounded", test_steps_are_bounded},
     {"pools_cost_others_little", test_pools_cost_others_little},
     {"dropped_pools_cost_others_little", test_dropped_pools_cost_others_little},
+    {"what_waits_costs_a_pool_little", test_what_waits_costs_a_pool_little},
     {"places_that_are_never_free_cost_little", test_places_that_are_never_free_cost_little},
 #endif
     {"host_memory_of_blocks", test_host_memory_of_blocks},
