@@ -450,8 +450,8 @@ def _remarks(result: Result) -> list[str]:
     if result.guessed > 0:
         found.append(
             f"warning: tensors of sizes that no kernel computed: {result.guessed:,}, for one_hot(), bincount() (taken "
-            "as one class), repeat_interleave() (taken as once each) or pack_padded_sequence() (taken as the full "
-            "length); memory on a card may be more or less"
+            "as one class), repeat_interleave() (taken as once each), pack_padded_sequence() or ctc_loss() (taken as "
+            "the full length); memory on a card may be more or less"
         )
     if result.dtoh_copies > 0:
         copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"

@@ -7,6 +7,7 @@ and lengths that a program copied there are as good as on a card, and anything e
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -41,6 +42,8 @@ def answer(torch: Any) -> None:
     implement(torch, "CUDA", "nonzero", _choose_everything(torch))
     for name, implementation in {**_all_different(torch), **_from_what_lies_there(torch)}.items():
         implement(torch, "CUDA", name, implementation)
+    for key in ("AutogradCUDA", "CUDA"):
+        implement(torch, key, "ctc_loss.Tensor", _lengths_of_targets(torch))
     implement(torch, "SparseCUDA", "_coalesce", _coalesce_nothing(torch))
     torch.nn.utils.rnn.invert_permutation = _inverted_on_the_host(torch)
     torch.nn.modules.batchnorm.float = _batches
@@ -229,6 +232,26 @@ def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
         "repeat_interleave.Tensor": repeat_interleave,
         "_pack_padded_sequence": pack,
     }
+
+
+def _lengths_of_targets(torch: Any) -> Callable[..., Any]:
+    """ctc_loss(): what it hears is as long as can be; targets that lie one after the other are shared out evenly."""
+    by_lists = torch.ops.aten.ctc_loss.IntList
+
+    def known(lengths: Any, otherwise: list[int]) -> Any:
+        there = _read(torch, lengths).to(torch.int64)
+        if not lengths.is_cuda or (bool(there.any()) and not bool((there < 0).any())):
+            return there.tolist()
+        counted.guessed += 1
+        return otherwise
+
+    def ctc_loss(x: Any, targets: Any, inputs: Any, lengths: Any, *rest: Any) -> Any:
+        n = lengths.numel()
+        ends = [each * targets.numel() // max(n, 1) for each in range(n + 1)]
+        even = [end - start for start, end in itertools.pairwise(ends)]
+        return by_lists(x, targets, known(inputs, [x.shape[0]] * n), known(lengths, even), *rest)
+
+    return ctc_loss
 
 
 def _inverted_on_the_host(torch: Any) -> Callable[[Any], Any]:
