@@ -170,9 +170,9 @@ fence_record(struct pya_card *card, struct pya_fence *fence) {
     }
     if (st != PYA_E_STREAM) {
         st = pya_event_mark(card->dev, fence->stream, &fence->event);
+        fence->is_open = st == PYA_OK;
     }
     if (st == PYA_OK) {
-        fence->is_open = true;
         fence->n_failed = 0;
         return PYA_OK;
     }

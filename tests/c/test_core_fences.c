@@ -277,7 +277,32 @@ test_handle_comes_back_elsewhere(void) {
     streams_fini(&world);
 }
 
+/* The event of a stream that has not passed yet is lost, and there is no other: the stream is waited for instead. */
+static void
+test_event_is_lost_while_open(void) {
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_BY_HAND);
+    pya_dptr first = get(&world, 64 * MIB, ONE);
+    put(&world, first, 64 * MIB);
+    pya_dptr second = get(&world, 48 * MIB, TWO);
+    pya_sim_finish(world.sim, ONE);
+    pya_dptr third = get(&world, 48 * MIB, TWO); /* which is the only one that has not passed */
+    CHECK(third >= first && third + 48 * MIB <= first + 64 * MIB);
+    put(&world, get(&world, 64 * MIB, ONE), 64 * MIB);
+    pya_sim_finish(world.sim, ONE);
+    uint32_t events = 1U << PYA_SIM_EVENT_RECORD | 1U << PYA_SIM_EVENT_CREATE;
+    pya_sim_fail(world.sim, events, 1, PYA_E_DEVICE, true);
+    pya_dptr fourth = get(&world, 200 * MIB, TWO);
+    CHECK(pya_sim_fail_clear(world.sim));
+    CHECK_EQ(calls(&world, PYA_SIM_STREAM_SYNC), 2);
+    put(&world, second, 48 * MIB);
+    put(&world, third, 48 * MIB);
+    put(&world, fourth, 200 * MIB);
+    streams_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"event_is_lost_while_open", test_event_is_lost_while_open},
     {"handle_comes_back_elsewhere", test_handle_comes_back_elsewhere},
     {"stream_without_events", test_stream_without_events},
     {"destroyed_stream", test_destroyed_stream},
