@@ -49,7 +49,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """One occurrence of a phase.  n_: blocks, made in it, of these left at its end, alive; step: -1 before the first."""
+    """One occurrence of a phase.  n_: blocks made in it, of these left at its end, alive; step: -1 before the first."""
 
     name: str
     step: int

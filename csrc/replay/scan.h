@@ -36,7 +36,7 @@ struct pya_scan_bin {
     uint32_t step;  /* number + 1; 0: before the first */
 };
 
-/* Of a phase that is no module.  made and left: blocks asked for within it, and those alive at its end; live: of all. */
+/* Of a phase that is no module.  made and left: blocks asked for within it, and alive at its end; live: of all. */
 struct pya_scan_phase {
     uint32_t text, step, depth;
     uint64_t begin, end, begin_ns, end_ns;
