@@ -208,7 +208,7 @@ def _piece(address: int, size: int, state: str, frames: list[dict[str, Any]]) ->
     }
 
 
-def to_csv(file: Path, analysis: Analysis, out: BinaryIO, progress: Progress | None = None) -> None:
+def to_csv(file: Path, out: BinaryIO, progress: Progress | None = None) -> None:
     """One line for each event; kind and text in words, frames of a stack joined."""
     stacks: dict[int, bytes] = {0: b""}
     texts: dict[int, bytes] = {0: b""}
@@ -343,11 +343,13 @@ def to_tensorboard(
     out.write(event_file(scalars))
 
 
-FORMATS: dict[str, tuple[str, Convert]] = {
+FORMATS: dict[
+    str, tuple[str, Convert | None]
+] = {  # None: the events as they are, no analysis is made
     "torch": (".pickle", to_torch),
     "perfetto": (".perfetto.json", to_perfetto),
     "tensorboard": (".tfevents", to_tensorboard),
-    "csv": (".csv", to_csv),
+    "csv": (".csv", None),
     "json": (".json", to_json),
     "speedscope": (".speedscope.json", to_speedscope),
 }

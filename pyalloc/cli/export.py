@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from pyalloc import console, export, trace
@@ -45,11 +47,16 @@ class Command:
             trace.as_trace_file(args.file, no_source=args.no_source) as file,
             console.writing(target, args.force) as out,
         ):
-            found = trace.analyse(file, n_bins=5000, progress=progress)
+            writes: Callable[[console.Progress], None]
+            if convert is None:
+                writes = functools.partial(export.to_csv, file, out)
+            else:
+                found = trace.analyse(file, n_bins=5000, progress=progress)
+                found.path = args.file  # a snapshot was read from elsewhere
+                writes = functools.partial(convert, file, found, out)
             progress.close()
-            found.path = args.file  # a snapshot was read from elsewhere
             writing = console.Progress(f"writing {target.name}", quiet=args.quiet)
-            convert(file, found, out, writing)
+            writes(writing)
             writing.close()
         console.tell(args, f"wrote {target}")
         console.tell(

@@ -13,6 +13,7 @@ import pytest
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import _core, export, trace
+from pyalloc.cli import main
 
 
 def test_to_torch_and_back(plan: Plan, tmp_path: Path) -> None:
@@ -84,6 +85,18 @@ def test_exports_are_written_once(plan: Plan, tmp_path: Path, to: str) -> None:
         json.loads(content)
     if to == "csv":
         assert content.count(b"\n") == 1 + trace.analyse(path).totals["n_events"]
+
+
+def test_csv_reads_a_trace_once(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def analyse(*_: object, **__: object) -> None:
+        raise AssertionError("the whole trace is looked at for nothing")
+
+    monkeypatch.setattr(trace, "analyse", analyse)
+    path, target = small_trace(plan), tmp_path / "out.csv"
+    assert main(["export", str(path), "--to", "csv", "-o", str(target), "-q"]) == 0
+    assert target.read_bytes().startswith(b"event,kind")
 
 
 def test_csv_has_every_field_of_every_event(tmp_path: Path) -> None:
