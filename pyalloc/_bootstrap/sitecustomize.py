@@ -53,7 +53,7 @@ def _start() -> None:
 
         serve_when_torch_is_imported()
     if os.environ.get("PYALLOC_RECORD"):
-        from pyalloc.recording import record_when_cuda_starts
+        from pyalloc.autorecord import record_when_cuda_starts
 
         record_when_cuda_starts()
     folder = os.environ.get("PYALLOC_DRYRUN_REPORT")

@@ -8,7 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from pyalloc import console, dryrun, launching, recording, replaying
+from pyalloc import autorecord, console, dryrun, launching, replaying
 from pyalloc.errors import UsageError
 
 
@@ -33,7 +33,7 @@ class Command:
             "--allocator", choices=dryrun.ALLOCATORS, default="native", help="whose memory (native)"
         )
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-        recording.prepare_parser(parser)
+        autorecord.prepare_parser(parser)
         launching.prepare_parser(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -52,12 +52,12 @@ class Command:
             allocator=args.allocator,
             reaches_python=args.record is not None,
         )
-        os.environ.update(recording.from_arguments(args))
-        before = recording.written(args.record)
+        os.environ.update(autorecord.from_arguments(args))
+        before = autorecord.written(args.record)
         result = dryrun.run(options)
         print(dryrun.summary(result), file=sys.stderr)
         if args.record is not None:
-            print(f"  {_recorded(recording.written(args.record) - before)}", file=sys.stderr)
+            print(f"  {_recorded(autorecord.written(args.record) - before)}", file=sys.stderr)
         if args.json is not None:
             console.write(args.json, result.to_json() + "\n", args.force)
         return result.exit_code
@@ -65,7 +65,7 @@ class Command:
 
 def _recorded(paths: set[Path]) -> str:
     if not paths:
-        return f"recorded: {recording.NOTHING}"
+        return f"recorded: {autorecord.NOTHING}"
     names = " ".join(shlex.quote(str(path)) for path in sorted(paths))
     cut = any(path.suffix == ".part" for path in paths)
     return f"recorded{' (cut off)' if cut else ''}: pyalloc report {names}"

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from pyalloc import launching, live, recording
+from pyalloc import autorecord, launching, live
 from pyalloc._bootstrap import environment
 from pyalloc.config import ENVIRONMENT, Config
 from pyalloc.install import check_torch_settings
@@ -29,7 +29,7 @@ class Command:
         parser.add_argument(
             "--conf", default="", metavar="KEY:VALUE,...", help="settings, as in PYALLOC_CONF"
         )
-        recording.prepare_parser(parser)
+        autorecord.prepare_parser(parser)
         launching.prepare_parser(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -42,9 +42,9 @@ class Command:
         env = environment(dict(os.environ))
         env["PYALLOC_INSTALL"] = "1"
         env[live.ENABLE] = "1"
-        env.update(recording.from_arguments(args))
+        env.update(autorecord.from_arguments(args))
         if args.record is not None:
-            env[recording.TELLER] = str(os.getpid())
+            env[autorecord.TELLER] = str(os.getpid())
         env[ENVIRONMENT] = text
         sys.stdout.flush()
         os.execvpe(command[0], command, env)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pyalloc import _bootstrap, hostcuda, recording, trace
+from pyalloc import _bootstrap, autorecord, hostcuda, trace
 
 from .dryrun_support import ROOT, finish, flat, program, start
 
@@ -177,7 +177,7 @@ def test_processes_that_end_without_ceremony_are_counted_and_recorded(
     # Nothing of it is overwritten, and --force takes only what is surely of an earlier recording.
     (tmp_path / "out.pya").rename(tmp_path / "out.pya.part")
     assert finish(start(["--record", "out.pya", *command], tmp_path))[0] == 2
-    recording.prepare(tmp_path / "out.pya", stacks="none", automatic=False, force=True)
+    autorecord.prepare(tmp_path / "out.pya", stacks="none", automatic=False, force=True)
     assert (tmp_path / "out.1.pya").exists()
     assert not (tmp_path / "out.pya.part").exists()
 

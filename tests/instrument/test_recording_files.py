@@ -14,7 +14,7 @@ import pytest
 from dry_support import PATIENCE_S
 
 from instrument.tools import ALLOCATORS, MIB, ROOT, pyalloc
-from pyalloc import recording, trace
+from pyalloc import autorecord, trace
 
 pytestmark = pytest.mark.torch
 
@@ -25,12 +25,12 @@ def test_a_process_never_writes_over_anothers_recording(
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     path = tmp_path / "out.pya"
-    assert recording._own_path(path) == path
+    assert autorecord._own_path(path) == path
     (tmp_path / there).touch()
-    assert recording._own_path(path) == tmp_path / f"out.{os.getpid()}.pya"
+    assert autorecord._own_path(path) == tmp_path / f"out.{os.getpid()}.pya"
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert recording._own_path(path) == tmp_path / "out.rank1.pya"
+    assert autorecord._own_path(path) == tmp_path / "out.rank1.pya"
 
 
 @ALLOCATORS
@@ -111,13 +111,16 @@ def test_an_interrupt_at_the_end_loses_nothing(
 
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
-    [("WORLD_SIZE", "", ""), (recording.STACKS, "pyhton", "not recorded: stacks is one of python")],
+    [
+        ("WORLD_SIZE", "", ""),
+        (autorecord.STACKS, "pyhton", "not recorded: stacks is one of python"),
+    ],
 )
 def test_odd_variables_do_not_end_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
 ) -> None:
     out = tmp_path / "out.pya"
-    for name, text in (("RANK", "0"), (recording.PATH, str(out)), (variable, value)):
+    for name, text in (("RANK", "0"), (autorecord.PATH, str(out)), (variable, value)):
         monkeypatch.setenv(name, text)
     source = """import torch
 print("used", torch.ones(3).cuda().numel())
@@ -189,15 +192,15 @@ def test_processes_that_begin_at_once_have_a_recording_each(tmp_path: Path) -> N
     out = tmp_path / "out.pya"
     program = f"""
 import os, time, torch
-from pyalloc import recording
-own_path = recording._own_path
+from pyalloc import autorecord
+own_path = autorecord._own_path
 def both(path):
     chosen = own_path(path)
     open({str(tmp_path)!r} + f"/ready{{os.getpid()}}", "w").close()
     while sum(name.startswith("ready") for name in os.listdir({str(tmp_path)!r})) < 2:
         time.sleep(0.01)
     return chosen
-recording._own_path = both
+autorecord._own_path = both
 kept = torch.empty(int(os.environ["MIB"]) << 20, dtype=torch.uint8, device="cuda")
 """
     script = tmp_path / "program.py"

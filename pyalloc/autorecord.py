@@ -1,0 +1,138 @@
+"""Recording without an edit: `pyalloc run` and `pyalloc dryrun` ask for it in the environment, each process answers."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import re
+import sys
+from pathlib import Path
+
+from pyalloc import console, recording
+from pyalloc._bootstrap import leaving
+from pyalloc._bootstrap.importing import after_import
+from pyalloc.errors import UsageError
+
+PATH = "PYALLOC_RECORD"  # environment: record every process that uses CUDA to this file
+STACKS = "PYALLOC_RECORD_STACKS"  # python, all (C++ too) or none
+MARKS = "PYALLOC_RECORD_MARKS"  # "0": no automatic phases, steps and categories
+TELLER = "PYALLOC_RECORD_TELLER"  # number of the process that says if nothing was recorded
+NOTHING = "nothing, no process used CUDA through torch or could write there"
+
+
+def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[str, str]:
+    """Environment for processes that are to be recorded, for `pyalloc run` and `pyalloc dryrun`.
+
+    Raises:
+        UsageError: the file or that of a rank exists and force is not given, or none can be made there.
+    """
+    console.check_folder(path)
+    for old in sorted(written(path)):
+        # A second process's file has its number in its name, but `out.7.pya` may as well be a person's own.
+        if re.fullmatch(
+            r"\.\d+",
+            old.name.removeprefix(path.stem).removesuffix(".part").removesuffix(path.suffix),
+        ):
+            continue
+        if not force:
+            raise UsageError(f"{old} exists{recording.cut_off(old)}; --force overwrites it")
+        if not old.is_file():
+            raise UsageError(f"{old} is no file and is not overwritten")
+        old.unlink()
+    return {PATH: str(path.absolute()), STACKS: stacks, MARKS: "1" if automatic else "0"}
+
+
+def written(path: Path | None) -> set[Path]:
+    """The files that recording to `path` has made, now or earlier: one for each process, `.part` where cut off."""
+    if path is None:
+        return set()
+    name = re.compile(
+        rf"{re.escape(path.stem)}(\.rank\d+)?(\.\d+)?{re.escape(path.suffix)}(\.part)?"
+    )
+    try:
+        return {each for each in path.parent.iterdir() if name.fullmatch(each.name)}
+    except OSError:
+        return set()
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """The arguments `pyalloc run` and `pyalloc dryrun` share."""
+    parser.add_argument(
+        "--record", type=Path, metavar="OUT.pya", help="record memory to this trace file"
+    )
+    parser.add_argument(
+        "--stacks",
+        choices=recording.STACK_CHOICES,
+        default="python",
+        help="stacks to record (python)",
+    )
+    parser.add_argument(
+        "--no-source",
+        action="store_true",
+        help="nothing of the program's own: no stacks, no command line (for files that others will see)",
+    )
+    parser.add_argument(
+        "--no-marks", action="store_true", help="no automatic phases, steps and categories"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files")
+
+
+def from_arguments(args: argparse.Namespace) -> dict[str, str]:
+    """The environment that these arguments ask for."""
+    if args.record is None:
+        return {}
+    stacks = "none" if args.no_source else args.stacks
+    return prepare(args.record, stacks=stacks, automatic=not args.no_marks, force=args.force)
+
+
+def record_when_cuda_starts() -> None:
+    """What the environment asks for, once torch starts CUDA in this process: others are not recorded."""
+    after_import("torch", lambda torch: torch.cuda._lazy_call(_start_from_environment))
+    if _is_teller():
+        path = Path(os.environ[PATH])
+        atexit.register(_tell_if_nothing, path, written(path))
+
+
+def _is_teller() -> bool:
+    return os.environ.get(TELLER) == str(os.getpid())
+
+
+def _tell_if_nothing(path: Path, before: set[Path]) -> None:
+    if _is_teller() and written(path) <= before:  # a child forked off has this to do at its end too
+        print(f"pyalloc: recorded: {NOTHING} ({path})", file=sys.stderr)
+
+
+def _start_from_environment() -> None:
+    if recording.is_active():
+        return
+    try:
+        path = _own_path(Path(os.environ[PATH]))
+        stacks, automatic = os.environ.get(STACKS, "python"), os.environ.get(MARKS, "1") == "1"
+        recording.check_stacks(stacks)
+        try:
+            recorder = _started(path, stacks, automatic)
+        except UsageError:  # another process, begun at the same time, was the first
+            recorder = _started(_path_of_process(path), stacks, automatic)
+        leaving.before(recorder.stop_at_exit)
+    except Exception as error:
+        print(f"pyalloc: this process is not recorded: {error}", file=sys.stderr)
+
+
+def _own_path(path: Path) -> Path:
+    """One file for each rank; a second process without a rank gets its process number."""
+    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "")
+    if rank and size.isdecimal() and int(size) > 1:
+        path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+    return _path_of_process(path) if path.exists() or recording.part(path).exists() else path
+
+
+def _path_of_process(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
+
+
+def _started(path: Path, stacks: str, automatic: bool) -> recording.Recorder:
+    is_extra = path.stem.endswith(f".{os.getpid()}")
+    recorder = recording.Recorder(path, stacks, automatic, is_extra=is_extra)
+    recorder.start()
+    return recorder
