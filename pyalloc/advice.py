@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pyalloc import source
 from pyalloc.analysis import MIB, Advice, Analysis, Block, Phase, layers_of
-from pyalloc.caveats import STATE_ONLY, of_replays
+from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
 
 _FORWARDS = ("forward", "loss")
 _SWITCHES = {  # of libraries' models: checkpointing of all layers
@@ -347,9 +348,34 @@ def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
             "fragmentation",
             f"{size(totals['peak_reserved_bytes'])} were reserved for a peak of {size(totals['peak_bytes'])}: "
             f"{size(idle)} lay idle (at the peak in {len(gaps)} piece{'s' * (len(gaps) != 1)}, the largest "
-            f"{size(analysis.peak.largest_gap)}).",
+            f"{size(analysis.peak.largest_gap)}).{_of_other_streams(analysis)}",
             idle,
         )
+
+
+def _of_other_streams(analysis: Analysis) -> str:
+    """How much of what lay idle when most was reserved only another stream could have had, where that is much."""
+    if not is_from_torch(analysis.notes):
+        return ""  # pyalloc's pages move from one to the other
+    moments = analysis.moments.values()
+    moment = max(moments, key=lambda each: (each.reserved_bytes, each.allocated_bytes))
+    used: Counter[tuple[int, int]] = Counter()
+    idle: Counter[tuple[int, int]] = Counter()
+    for _, n, stream, device, _ in moment.segments:
+        idle[device, stream] += n
+    for block in moment.blocks:
+        used[block.device, block.stream] += block.bytes
+    idle.subtract(used)
+    for device in {device for device, _ in used}:  # each has a stream of its own that holds most
+        del idle[max((key for key in used if key[0] == device), key=lambda key: used[key])]
+    apart = [n for n in idle.values() if n > 0]
+    if sum(apart) <= moment.idle_bytes / 4:
+        return ""
+    streams = "another stream" if len(apart) == 1 else f"{len(apart)} other streams"
+    return (
+        f" When most was reserved, {size(sum(apart))} of the idle memory belonged to {streams}: torch's allocator "
+        "keeps memory for the stream that asked for it (CUDA graphs have streams of their own)."
+    )
 
 
 def _policies(analysis: Analysis) -> Iterator[Advice]:

@@ -29,6 +29,11 @@ def notes_of(texts: Iterable[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in texts if "=" in text)
 
 
+def is_from_torch(notes: dict[str, str]) -> bool:
+    """Was it made by torch's own allocator?"""
+    return notes.get("allocator") in _TORCHS or "source" in notes
+
+
 def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
     """What of the program is not in the trace, in words: its end, what was before a snapshot, what got lost."""
     history = _HISTORIES.get(notes.get("history", ""))
@@ -36,7 +41,7 @@ def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
     lost = notes.get("lost_events")
     if lost:
         found.append(f"{lost} events were lost while recording: figures may be a little too low.")
-    from_torch = notes.get("allocator") in _TORCHS or "source" in notes
+    from_torch = is_from_torch(notes)
     has_history = notes.get("history") not in STATE_ONLY
     n_streams, n_devices = totals["n_streams"], len(totals["device_peak"])
     if n_streams > max(n_devices, 1) and from_torch and has_history:  # on a device several

@@ -298,6 +298,21 @@ def test_fragmentation(plan: Plan) -> None:
     assert "Cause: fragmentation" in pyalloc("report", path)
 
 
+@pytest.mark.parametrize("allocator", ["native", "pyalloc"])
+def test_idle_memory_of_other_streams_is_told(plan: Plan, allocator: str) -> None:
+    """As of a CUDA graph, or of a warm-up beside the main stream: torch's allocator keeps it for that stream."""
+    plan.event("user", f"allocator={allocator}")
+    for stream, n in ((0, 10), (7, 4), (9, 1)):
+        at = (stream + 1) << 40
+        plan.event("segment_alloc", addr=at, bytes=20 * MIB, stream=stream)
+        plan.event("alloc", addr=at, bytes=n * MIB, stream=stream, stack=plan.stack(7))
+        plan.event("free_requested", addr=at)
+    plan.event("alloc", addr=1 << 40, bytes=2 * MIB, stack=plan.stack(7))  # the peak was before
+    text = kinds(plan.done())["fragmentation"].text
+    told = "When most was reserved, 40.0 MiB of the idle memory belonged to 2 other streams"
+    assert (told in text) == (allocator == "native")  # pages move between streams
+
+
 @pytest.mark.torch
 def test_fragmentation_of_the_real_allocator(record: Record) -> None:
     path = record("""
