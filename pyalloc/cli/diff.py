@@ -61,7 +61,7 @@ class Command:
                 for name, before, after in differing[: args.n]
             ],
             "",
-            f"verdict: {last.leak_verdict}",
+            text.wrapped(f"verdict: {last.leak_verdict}", ""),
             *[f"  +{size(g.per_step)} a step  {text.clip(g.name, 56)}" for g in growth[: args.n]],
             *[text.wrapped(caveat) for caveat in caveats],
         ]

@@ -111,7 +111,7 @@ def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
         f"{size(total):>12}{count:>10,}{size(live):>12}  {text.clip(name, 44)}"
         for name, (total, count, live) in ordered
     ]
-    lines += ["", found.leak_verdict]
+    lines += ["", text.wrapped(found.leak_verdict, "")]
     lines += [f"  +{size(g.per_step)} a step  {text.clip(g.name, 56)}" for g in found.growth()[:n]]
     content = {
         "lines": [

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyalloc.advice import size
 from pyalloc.analysis import Analysis
-from pyalloc.report.text import clip
+from pyalloc.report.text import clip, wrapped
 
 _ODD = 0.01  # of the median: less is no difference
 
@@ -75,5 +75,5 @@ def compare(found: list[Analysis]) -> str:
     for change, name in differing[:8]:
         lines.append(f"  {'+' if change > 0 else '-'}{size(abs(change)):>10}  {clip(name, 64)}")
     if odd.growth():
-        lines.append(f"{odd.path.name}: {odd.leak_verdict}")
+        lines.append(wrapped(f"{odd.path.name}: {odd.leak_verdict}", ""))
     return "\n".join(lines)

@@ -119,7 +119,7 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
     table = phase_table(analysis)
     if table:
         lines += ["", *table]
-    lines += ["", analysis.leak_verdict]
+    lines += ["", wrapped(analysis.leak_verdict, "")]
     advice = advise(analysis)
     if advice:
         lines += ["", bold("advice", color)]

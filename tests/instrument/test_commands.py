@@ -369,3 +369,16 @@ def test_output_fits_80_columns(plan: Plan) -> None:
         for line in pyalloc(words[0], path, *words[1:], "-q").splitlines():
             assert len(line) <= 80, line
     assert (ROOT / "pyalloc").is_dir()
+
+
+def test_a_leak_in_a_function_of_a_long_name_fits_80_columns(plan: Plan) -> None:
+    stack = plan.stack(
+        7, "TextClassificationTrainer.train_for_one_epoch", "/me/finetuning/trainer.py"
+    )
+    for step in range(8):
+        plan.event("step", "step", arg=step)
+        plan.event("alloc", addr=(step + 1) << 30, bytes=1 << 20, stack=stack)
+    path = plan.done()
+    for words in (["report"], ["top", "--over-time"], ["diff"]):
+        out = pyalloc(words[0], path, *words[1:], "-q", expect=words == ["diff"])
+        assert "leak: 1.00 MiB more" in out and all(len(line) <= 80 for line in out.splitlines())

@@ -248,6 +248,11 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
         while page.value("typeof draw") != "function":
             assert time.monotonic() < deadline
         assert page.value("document.documentElement.scrollWidth") == 390
+        page.value(
+            "for (const id of ['advice', 'blocks-legend']) add($(id), 'span', 'x'.repeat(300));"
+        )
+        fits = "s => $(s).parentElement.scrollWidth == $(s).parentElement.clientWidth"
+        assert page.value(f"['advice', 'blocks-legend'].map({fits})") == [True, True]
         first = page.value("$('advice').firstChild.textContent")
         assert (
             first.startswith("Out of memory on device 0: 100.0 MiB were asked for")
