@@ -419,13 +419,47 @@ pya_repeat_note(struct pya_arena *arena, struct pya_block *block) {
     }
 }
 
+/* Of request i, if it is known by now. */
+static const struct pya_stay *
+repeat_stay(const struct pya_arena *arena, size_t i) {
+    const struct pya_repeat *repeat = arena->repeat;
+    bool is_known = i < repeat->n && i >= repeat->n_stays && repeat->n - i < repeat->n_room;
+    return is_known ? &arena->stays[i % repeat->n_room] : NULL;
+}
+
+/* A step may be made of parts that ask for the same (batches whose gradients are added up).  What is followed then is the
+ * part before, and what outlives a part is in the way of the next.  Its life tells: where the like of it one part ago
+ * lived otherwise, the program repeats itself after as many parts as there are to one that lived as long. */
+static void
+repeat_lengthen(const struct pya_arena *arena, size_t i) {
+    struct pya_repeat *repeat = arena->repeat;
+    const struct pya_stay *stay = &arena->stays[i % repeat->n_room];
+    size_t part = repeat->n - repeat->follow;
+    if (repeat->streak < REPEAT_LEAST || part < SETTLE_PERIOD || stay->life <= part) {
+        return;
+    }
+    size_t period = part;
+    const struct pya_stay *like = repeat_stay(arena, i - period);
+    while (like != NULL && (like->life != stay->life || like->units != stay->units)) {
+        PYA_STEP();
+        period += part;
+        like = repeat_stay(arena, i - period);
+    }
+    uint16_t latest = (uint16_t)repeat->kept[(repeat->n - 1) % repeat->n_room];
+    if (like != NULL && repeat_is_like(repeat, repeat->n - 1 - period, latest)) {
+        repeat->follow = repeat->n - period;
+    }
+}
+
 void
 pya_repeat_note_free(const struct pya_block *block) {
     const struct pya_arena *arena = block->arena;
     const struct pya_repeat *repeat = arena->repeat;
     uint32_t life = (uint32_t)repeat->n - block->n_request + 1;
     if (life <= repeat->n && life < repeat->n_room) {
-        arena->stays[(repeat->n - life) % repeat->n_room].life = life;
+        size_t i = repeat->n - life;
+        arena->stays[i % repeat->n_room].life = life;
+        repeat_lengthen(arena, i);
     }
 }
 

@@ -23,6 +23,7 @@ struct training {
     pya_dptr places[4096]; /* of one step's requests */
     size_t n_places;
     uint64_t seed; /* other sizes; 0: those that were there first */
+    bool adds;     /* gradients are added to those there are */
 };
 
 static size_t
@@ -55,7 +56,7 @@ training_step(struct training *t, size_t extra) {
         give(&t->world, training_take(t, layer_bytes(t, i, 1)));
     }
     for (size_t i = 0; i < N_LAYERS; i++) {
-        if (t->gradients[i] != 0) {
+        if (t->gradients[i] != 0 && !t->adds) {
             give(&t->world, t->gradients[i]);
         }
     }
@@ -64,9 +65,14 @@ training_step(struct training *t, size_t extra) {
         for (size_t k = 0; k < N_TEMPORARY; k++) {
             temporary[k] = training_take(t, layer_bytes(t, i, k + 2) + extra);
         }
-        t->gradients[i] = training_take(t, layer_bytes(t, i, 5));
+        pya_dptr gradient = training_take(t, layer_bytes(t, i, 5));
         for (size_t k = 0; k < N_TEMPORARY; k++) {
             give(&t->world, temporary[k]);
+        }
+        if (t->adds) {
+            give(&t->world, gradient);
+        } else {
+            t->gradients[i] = gradient;
         }
         give(&t->world, kept[i]);
     }
@@ -151,6 +157,31 @@ test_places_settle_soon(void) {
         training_fini(&t);
     }
 }
+
+#ifndef PYA_TEST_TINY /* which remembers less than such a step */
+/* Gradients of several batches are added up, and no request tells the first of them: only its gradients live longer. */
+static void
+accumulating_steps(struct training *t, int n) {
+    for (int batch = 0; batch < 4 * n; batch++) {
+        t->adds = batch % 4 > 0;
+        training_step(t, 0);
+    }
+}
+
+static void
+test_steps_made_of_batches_settle(void) {
+    for (uint64_t seed = 1; seed <= 24; seed++) {
+        struct training t = {.seed = seed};
+        world_init(&t.world, "");
+        accumulating_steps(&t, 8);
+        uint64_t n = n_calls(&t);
+        accumulating_steps(&t, 4);
+        CHECK_EQ(n_calls(&t), n);
+        CHECK_EQ(pya_heap_check(t.world.heap, 0), 0);
+        training_fini(&t);
+    }
+}
+#endif
 
 /* The optimizer's state comes in the first step: the steps are one another's like all the same. */
 static void
@@ -509,6 +540,9 @@ test_plain_memory_takes_no_part(void) {
 static const struct check_case cases[] = {
     {"places_again", test_a_step_finds_its_places_again},
     {"settle", test_places_settle_soon},
+#ifndef PYA_TEST_TINY
+    {"settle_batches", test_steps_made_of_batches_settle},
+#endif
     {"settle_without_host_memory", test_no_host_memory_to_settle},
     {"longer_once", test_a_step_that_was_longer_once},
     {"settle_at_once", test_places_settle_at_once},
