@@ -7,20 +7,21 @@
 #include "debug.h"
 #include "stitch.h"
 
-/* So many requests are remembered: a period (a training step) must fit in.  The program is known to repeat itself once
- * the last REPEAT_LEAST requests were as before and are this share of all, or all that is remembered: programs whose steps
- * differ have stretches that repeat too, and for them best fit is better (ppo's peak would be 1.07 of live memory instead
- * of 1.02).  Later, when something came between (an evaluation), one more period of the same length is enough.  A streak
- * goes on in another that begins within REPEAT_RESUME requests of its end and gets as long as that: once a step is shorter
- * than the first, which made the optimizer's state. */
+/* So many requests are remembered: a period (a training step) must fit in, and two of them where what outlives a part of it
+ * is to tell how long it is (repeat_lengthen()).  The program is known to repeat itself once the last REPEAT_LEAST
+ * requests were as before and are this share of all, or REPEAT_ENOUGH: programs whose steps differ have stretches that
+ * repeat too, and for them best fit is better (ppo's peak would be 1.07 of live memory instead of 1.02).  Later, when
+ * something came between (an evaluation), one more period of the same length is enough.  A streak goes on in another
+ * that begins within REPEAT_RESUME requests of its end and gets as long as that: once a step is shorter than the first,
+ * which made the optimizer's state. */
 #ifdef PYA_TEST_TINY
 enum { REPEAT_STEP = 8, REPEAT_LEAST = 8, REPEAT_RESUME = 4 };
 #else
 enum { REPEAT_STEP = 256, REPEAT_LEAST = 64, REPEAT_RESUME = 8 };
 #endif
-enum { REPEAT_KEPT = 32 * REPEAT_STEP, REPEAT_SHARE = 4 };
-/* Where nothing repeated within two times what is remembered, nobody looks for so many requests. */
-enum { REPEAT_PAUSE = 8 * REPEAT_KEPT };
+enum { REPEAT_ENOUGH = 32 * REPEAT_STEP, REPEAT_KEPT = 2 * REPEAT_ENOUGH, REPEAT_SHARE = 4 };
+/* Where nothing repeated within two times as many, nobody looks for so many requests. */
+enum { REPEAT_PAUSE = 8 * REPEAT_ENOUGH };
 /* Where somebody lies in the place of the last time, the request moves to one that nobody wants while it lives: else it is in
  * the way of another, and that one of the next, for dozens of periods.  That holds for periods of some length, once so many
  * requests were as before (sooner, super_resolution's peak is 1.06 of live memory instead of 1.02), and for so many of
@@ -33,7 +34,7 @@ enum { SETTLE_LEAST = 512, SETTLE_PERIOD = 32 };
 enum { SETTLE_PERIODS = 16, SETTLE_RUNS = 64 };
 /* What others will want is sorted anew each time; where that never helps (each step makes all tensors anew from those of the
  * last), a step of thousands of blocks would take seconds.  So many places are sorted for each request, and at once. */
-enum { SETTLE_SPANS = 64, SETTLE_SPANS_MOST = SETTLE_SPANS * REPEAT_KEPT };
+enum { SETTLE_SPANS = 64, SETTLE_SPANS_MOST = SETTLE_SPANS * REPEAT_ENOUGH };
 /* Places are looked up by the last four sizes: one alone comes in every layer of a network. */
 enum { REPEAT_SIZE_BITS = 16, REPEAT_PLACE_BITS = 10 };
 #define REPEAT_MIX UINT64_C(0x9E3779B97F4A7C15)
@@ -127,7 +128,7 @@ repeat_is_known(struct pya_repeat *repeat) {
     }
     repeat->is_promising = true;
     size_t period = repeat->n - repeat->like;
-    if (streak >= repeat->n / REPEAT_SHARE || streak >= REPEAT_KEPT) {
+    if (streak >= repeat->n / REPEAT_SHARE || streak >= REPEAT_ENOUGH) {
         repeat->period = period;
         return true;
     }
@@ -183,7 +184,7 @@ repeat_of(struct pya_arena *arena) {
         return old;
     }
     if (old == NULL) {
-        *repeat = (struct pya_repeat){.n_most = REPEAT_KEPT, .n_review = (size_t)2 * REPEAT_KEPT};
+        *repeat = (struct pya_repeat){.n_most = REPEAT_KEPT, .n_review = (size_t)2 * REPEAT_ENOUGH};
     }
     repeat->n_room = n_room;
     arena->repeat = repeat;
@@ -213,7 +214,7 @@ repeat_is_settling(const struct pya_arena *arena) {
     }
     size_t period = repeat->n - repeat->like;
     size_t streak = repeat_stretch(repeat);
-    size_t n = repeat->n < REPEAT_KEPT ? repeat->n : REPEAT_KEPT;
+    size_t n = repeat->n < REPEAT_ENOUGH ? repeat->n : REPEAT_ENOUGH;
     bool is_proper = period >= SETTLE_PERIOD && streak >= n / REPEAT_SHARE;
     return is_proper && streak >= SETTLE_LEAST && streak <= SETTLE_PERIODS * period;
 }
@@ -385,7 +386,7 @@ repeat_review(struct pya_arena *arena) {
         arena->repeat_pause = REPEAT_PAUSE;
     }
     repeat->is_promising = false;
-    repeat->n_review = repeat->n + (size_t)2 * REPEAT_KEPT;
+    repeat->n_review = repeat->n + (size_t)2 * REPEAT_ENOUGH;
 }
 
 void

@@ -161,24 +161,32 @@ test_places_settle_soon(void) {
 #ifndef PYA_TEST_TINY /* which remembers less than such a step */
 /* Gradients of several batches are added up, and no request tells the first of them: only its gradients live longer. */
 static void
-accumulating_steps(struct training *t, int n) {
-    for (int batch = 0; batch < 4 * n; batch++) {
-        t->adds = batch % 4 > 0;
+accumulating_steps(struct training *t, int n, int n_batches) {
+    for (int batch = 0; batch < n * n_batches; batch++) {
+        t->adds = batch % n_batches > 0;
         training_step(t, 0);
     }
 }
 
 static void
+steps_made_of_batches(uint64_t seed, int n_batches) {
+    struct training t = {.seed = seed};
+    world_init(&t.world, "");
+    accumulating_steps(&t, 8, n_batches);
+    uint64_t n = n_calls(&t);
+    accumulating_steps(&t, 4, n_batches);
+    CHECK_EQ(n_calls(&t), n);
+    CHECK_EQ(pya_heap_check(t.world.heap, 0), 0);
+    training_fini(&t);
+}
+
+static void
 test_steps_made_of_batches_settle(void) {
     for (uint64_t seed = 1; seed <= 24; seed++) {
-        struct training t = {.seed = seed};
-        world_init(&t.world, "");
-        accumulating_steps(&t, 8);
-        uint64_t n = n_calls(&t);
-        accumulating_steps(&t, 4);
-        CHECK_EQ(n_calls(&t), n);
-        CHECK_EQ(pya_heap_check(t.world.heap, 0), 0);
-        training_fini(&t);
+        steps_made_of_batches(seed, 4);
+    }
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        steps_made_of_batches(seed, 40);
     }
 }
 #endif
