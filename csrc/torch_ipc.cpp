@@ -2,6 +2,7 @@
  * once per process: it is kept while any tensor uses it. */
 #include "torch_ipc.h"
 
+#include "core/base.h"
 #include "core/pyalloc.h"
 #include "ipc/ipc.h"
 #include "torch_bridge.h"
@@ -163,7 +164,19 @@ open_here(const std::string &handle) {
     return open_plain(handle);
 }
 
-/* By what the sender handed out. */
+/* Blocks of the same pages need them once: of where the block begins only the page counts. */
+std::string
+pages_of(const std::string &handle) {
+    if (!pya_ipc_is_name(handle.data(), handle.size())) {
+        return handle;
+    }
+    pya_ipc_name name = {};
+    memcpy(&name, handle.data(), sizeof name);
+    name.ptr -= name.ptr % PYA_PAGE;
+    return {reinterpret_cast<const char *>(&name), sizeof name};
+}
+
+/* By what the sender handed out, pages_of() it. */
 using handle_map = std::unordered_map<std::string, std::weak_ptr<void>>;
 pya_torch_guarded<handle_map> open_handles;
 
@@ -173,11 +186,12 @@ open_once(handle_map &known, const std::string &handle) {
     for (auto each = known.begin(); each != known.end();) {
         each = each->second.expired() ? known.erase(each) : std::next(each);
     }
-    const auto found = known.find(handle);
+    const std::string pages = pages_of(handle);
+    const auto found = known.find(pages);
     std::shared_ptr<void> opened = found == known.end() ? nullptr : found->second.lock();
     if (opened == nullptr) {
         opened = open_here(handle);
-        known[handle] = opened;
+        known[pages] = opened;
     }
     return opened;
 }

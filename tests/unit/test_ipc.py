@@ -180,3 +180,32 @@ def test_other_threads_go_on_while_memory_is_fetched(dry_python) -> None:  # typ
         """,
         install=True,
     )
+
+
+def test_tensors_of_one_page_are_fetched_once(dry_python) -> None:  # type: ignore[no-untyped-def]
+    """And so lie as far apart as at the sender, as those of one segment do on torch's own allocator."""
+    dry_python(
+        """
+        import os, signal, torch
+        reader, writer = os.pipe()
+        sender = os.fork()
+        if sender == 0:
+            tensors = [torch.full((999,), float(n)).cuda() for n in range(3)]
+            away = tensors[2].data_ptr() - tensors[0].data_ptr()
+            handles = [each.untyped_storage()._share_cuda_() for each in tensors]
+            os.write(writer, repr((away, handles)).encode())
+            signal.pause()
+        away, handles = eval(os.read(reader, 4096))
+        torch.cuda.init()
+        try:
+            storages = [torch.UntypedStorage._new_shared_cuda(*each) for each in handles]
+            assert storages[2].data_ptr() - storages[0].data_ptr() == away
+            del storages[0]
+            for n, storage in enumerate(storages, 1):
+                tensor = torch.empty(0, device="cuda").set_(storage, 0, (999,))
+                assert torch.equal(tensor.cpu(), torch.full((999,), float(n)))
+        finally:
+            os.kill(sender, signal.SIGKILL)
+        """,
+        install=True,
+    )
