@@ -5,10 +5,12 @@ It is, where nothing else is known: assertions hold, loops end.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from pyalloc._bootstrap import contents, sizes
+from pyalloc._bootstrap.importing import after_import
 
 
 def answer(torch: Any) -> None:
@@ -20,6 +22,11 @@ def answer(torch: Any) -> None:
         ("all.dims", aten.all.dims_out),
     ):
         sizes.implement(torch, "CUDA", name, _all(torch, kernel))
+    # Whether padding lies at the end only, and how much, nn.TransformerEncoder asks: it goes on with padding as it is.
+    padded = "_nested_tensor_from_mask_left_aligned"
+    sizes.implement(torch, "CUDA", padded, lambda _x, _mask: False)
+    for name in ("stat_scores", "confusion_matrix", "precision_recall_curve"):
+        after_import(f"torchmetrics.functional.classification.{name}", _take_classes_as_valid)
 
 
 def _all(torch: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,3 +39,18 @@ def _all(torch: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return is_all_true
+
+
+def _take_classes_as_valid(module: Any) -> None:
+    """Metrics ask the device whether it found more classes than there are: as many as elements, taken as different."""
+
+    def on_host(validate: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(validate)
+        def call(preds: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            return None if target.is_cuda else validate(preds, target, *args, **kwargs)
+
+        return call
+
+    for name in dir(module):
+        if name.endswith("_tensor_validation"):
+            setattr(module, name, on_host(getattr(module, name)))

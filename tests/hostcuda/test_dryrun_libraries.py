@@ -96,3 +96,33 @@ def test_completions_of_trl_have_their_largest_length(
         (folder / f"{name}_trainer.py").write_text(text)
     code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert (code, out) == (0, "([[0, 0, 0], [7]], None)\n[[0, 0, 0], [0, 0, 0]]\n"), err
+
+
+def test_metrics_and_padded_encoders_find_their_arguments_valid(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Labels were as many classes as there are labels, and sequences without a last token all empty."""
+    source = """
+        import torch
+        mask = torch.zeros(4, 10, dtype=torch.bool)
+        mask[:, 7:] = True
+        layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        encoder = torch.nn.TransformerEncoder(layer, 1).cuda().eval()
+        x = torch.randn(4, 10, 64, device="cuda")
+        with torch.no_grad():
+            assert encoder(x, src_key_padding_mask=mask.cuda()).shape == (4, 10, 64)
+        try:
+            from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
+        except ImportError:
+            raise SystemExit
+        labels, scores = torch.randint(0, 5, (64,)), torch.randn(64, 5).softmax(-1)
+        for metric in (MulticlassAccuracy(5), MulticlassAUROC(5)):
+            metric.cuda().update(scores.cuda(), (labels.cuda() + 0))
+        try:
+            MulticlassAccuracy(5).update(scores, labels + 7)
+        except RuntimeError as error:
+            print("on the host:", type(error).__name__)
+    """
+    code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    assert out in ("", "on the host: RuntimeError\n"), out
