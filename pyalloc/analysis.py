@@ -92,6 +92,15 @@ class Moment:
         return _gaps(self.segments, self.blocks)
 
     @property
+    def unsplit_bytes(self) -> int:
+        """Rests of at most 1 MiB behind large blocks, which torch's allocator does not split off."""
+        if any(mapped for *_, mapped in self.segments):
+            return 0  # expandable segments: all are
+        large = {b.address + b.bytes for b in self.blocks if b.bytes > MIB}
+        rests = large.difference(segment[0] for segment in self.segments)
+        return sum(n for at, n in self.gaps if n <= MIB and at in rests)
+
+    @property
     def idle_bytes(self) -> int:
         """Reserved and not in use."""
         return max(self.reserved_bytes - self.allocated_bytes, 0)
@@ -237,7 +246,8 @@ class Analysis:
     @property
     def caveats(self) -> list[str]:
         """What the trace cannot tell, in words, where that matters."""
-        return caveats.of(self.notes, self.totals, is_empty=self.is_empty)
+        unsplit = self.peak.unsplit_bytes if caveats.is_from_torch(self.notes) else 0
+        return caveats.of(self.notes, self.totals, is_empty=self.is_empty, unsplit=unsplit)
 
     @property
     def first_oom(self) -> Oom | None:

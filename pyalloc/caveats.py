@@ -65,13 +65,18 @@ def of_replays(notes: dict[str, str]) -> list[str]:
     ]
 
 
-def of(notes: dict[str, str], totals: dict[str, Any], *, is_empty: bool) -> list[str]:
+def of(notes: dict[str, str], totals: dict[str, Any], *, is_empty: bool, unsplit: int) -> list[str]:
     """The same, and what its figures are not: of one device, of all phases."""
     found = unseen(notes, totals)
     if is_empty:
         found.append(
             "No allocation is in it: the program took no CUDA memory while it was recorded, or ended before any "
             "was written."
+        )
+    if unsplit > totals["peak_bytes"] / 200:
+        found.append(
+            f"torch.cuda.max_memory_allocated() is higher, by {unsplit / 2**20:.1f} MiB at the peak: torch's allocator "
+            "counts with a large block what it does not split off behind it (up to 1 MiB)."
         )
     peaks = totals["device_peak"]
     if len(peaks) > 1:

@@ -298,6 +298,24 @@ def test_fragmentation(plan: Plan) -> None:
     assert "Cause: fragmentation" in pyalloc("report", path)
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_torch_counts_with_a_block_is_told(plan: Plan, mapped: bool) -> None:
+    """A rest of at most 1 MiB behind a large block; what begins with a segment is none."""
+    plan.event("user", "allocator=native")
+    kind = "segment_map" if mapped else "segment_alloc"
+    plan.event(kind, addr=1 << 30, bytes=20 * MIB)
+    plan.event(kind, addr=(1 << 30) + 20 * MIB, bytes=20 * MIB)
+    for at, n in (
+        (0, 2 * MIB),
+        (3 * MIB, 9 * MIB + MIB // 2),
+        (13 * MIB, 7 * MIB),
+        (21 * MIB, MIB),
+    ):
+        plan.event("alloc", addr=(1 << 30) + at, bytes=n, stack=plan.stack(7))
+    told = [text for text in trace.analyse(plan.done()).caveats if "max_memory_allocated" in text]
+    assert [("by 1.5 MiB" in text) for text in told] == ([] if mapped else [True])
+
+
 @pytest.mark.parametrize("allocator", ["native", "pyalloc"])
 def test_idle_memory_of_other_streams_is_told(plan: Plan, allocator: str) -> None:
     """As of a CUDA graph, or of a warm-up beside the main stream: torch's allocator keeps it for that stream."""
