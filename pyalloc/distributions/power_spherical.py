@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Size, Tensor
+from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, constraints, register_kl
 from torch.distributions.constraints import Constraint
-from torch.distributions.dirichlet import _Dirichlet
 
 from pyalloc.ops import power_spherical_log_prob
 from pyalloc.ops._eager import normalizer, normalizer_slope
@@ -30,6 +30,34 @@ class _Sphere(Constraint):
 
 
 _sphere = _Sphere()
+
+
+class _Beta(torch.autograd.Function):
+    """Samples z of Beta(alpha, beta) and 1 - z, so that neither end of the interval loses its digits.
+
+    Differentiated implicitly in alpha, as torch's are. Where alpha is large the derivative that torch's have is 0 or
+    NaN in float32; there -log z falls as 1 / (alpha + (beta - 1) / 2), to a millionth.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, alpha: Tensor, beta: float) -> Tensor:
+        pair = torch.stack([alpha, torch.full_like(alpha, beta)], -1)
+        parts = torch._sample_dirichlet(pair).clamp_min(torch.finfo(alpha.dtype).tiny)
+        ctx.save_for_backward(parts, pair)
+        ctx.beta = beta
+        return parts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        parts, pair = ctx.saved_tensors
+        z, rest = parts.unbind(-1)
+        alpha = pair[..., 0]
+        of_torch = torch._dirichlet_grad(parts, pair, pair.sum(-1, keepdim=True).expand_as(pair))
+        of_large = -z * torch.log1p(-rest) / (alpha + (ctx.beta - 1) / 2)
+        is_large = alpha > 1000 * max(ctx.beta, 1)
+        slope = torch.where(is_large, of_large, of_torch[..., 0] * rest)
+        return slope * (grad[..., 0] - grad[..., 1]), None
 
 
 class PowerSpherical(Distribution):
@@ -104,9 +132,7 @@ class PowerSpherical(Distribution):
         compute = torch.float64 if dtype == torch.float64 else torch.float32
         loc = self.loc.to(compute).expand(shape)
         scale = self.scale.to(compute).expand(shape[:-1])
-        pair = torch.stack([self._beta + scale, torch.full_like(scale, self._beta)], -1)
-        # both z and 1 - z, so that neither end of the interval loses its digits
-        z, rest = _Dirichlet.apply(pair).clamp_min(torch.finfo(scale.dtype).tiny).unbind(-1)
+        z, rest = _Beta.apply(self._beta + scale, self._beta).unbind(-1)
         cosine = (z - rest).unsqueeze(-1)
         tangent = torch.randn((*shape[:-1], self.dim - 1), dtype=loc.dtype, device=loc.device)
         tangent = torch.nn.functional.normalize(tangent, dim=-1)
@@ -164,6 +190,8 @@ class HypersphericalUniform(Distribution):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
+        if dim < 1:
+            raise ValueError(f"HypersphericalUniform: dim must be at least 1, got {dim}")
         self.dim = dim
         self._zero = torch.zeros((), dtype=dtype, device=device)
         super().__init__(Size(batch_shape), Size((dim,)), validate_args=validate_args)

@@ -49,6 +49,18 @@ def test_gradient_of_samples_matches_the_gradient_of_the_mean():
     assert abs(float(sampled[1] - exact[1])) < 0.005
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dim", [2, 3, 10, 64])
+def test_gradients_of_samples_around_a_large_concentration(dim, dtype):
+    """What is off the mode goes with 1 / kappa. Of torch's Beta, 0, twice that, or NaN in float32."""
+    kappa = torch.tensor([1e5, 1e7, 1e10], dtype=dtype).repeat(500).requires_grad_()
+    p = PowerSpherical(torch.eye(dim, dtype=dtype)[0], kappa)
+    across = p.rsample()[:, 1:].square().sum(-1)
+    (found,) = torch.autograd.grad(across.sum(), kappa)
+    share = (found * kappa / across).detach()
+    torch.testing.assert_close(share, torch.full_like(share, -1), rtol=2e-3, atol=0.0)
+
+
 def test_entropy_and_kl():
     loc = sphere(6, 5, dtype=torch.float64)
     kappa = torch.tensor([0.0, 1e-3, 1.0, 10.0, 1e4, 1e7], dtype=torch.float64)
@@ -115,6 +127,12 @@ def test_in_a_mixture_same_family():
     right = torch.logsumexp(each + torch.log_softmax(logits.double(), -1), -1)
     torch.testing.assert_close(mixture.log_prob(x).double(), right, rtol=1e-5, atol=1e-5)
     assert mixture.mean.shape == (3, 6) and mixture.variance.shape == (3, 6)
+
+
+@pytest.mark.parametrize("dim", [0, -3])
+def test_a_sphere_has_dimensions(dim):
+    with pytest.raises(ValueError, match=f"dim must be at least 1, got {dim}"):
+        HypersphericalUniform(dim)
 
 
 def test_shapes_expand_and_mode():
