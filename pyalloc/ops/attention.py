@@ -118,6 +118,8 @@ def scaled_attention(
         OpError: shapes, dtypes or devices that do not fit together, head sizes over 256, dropout
             outside [0, 1).
     """
+    if scale is not None and type(scale) is not float:
+        scale = _as_number(scale)
     # Before all checks, since a call for a few queries is over in microseconds; what does not fit is
     # explained below.
     is_turned = causal and scale is not None and not scale > 0
@@ -140,7 +142,7 @@ def scaled_attention(
         return _with_fewer_dimensions((q, k, v), options, path, return_info)
     _check_shapes(q, k, v)
     bias, mask = _scores("bias", bias, q, k), _scores("mask", mask, q, k)
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     taken, reason = _choose(q, k, v, (bias, mask, dropout, is_turned), path)
     if not torch.compiler.is_compiling():
         _log.debug("scaled_attention: %s (%s)", taken, reason)
@@ -156,6 +158,18 @@ def scaled_attention(
         seed = torch.randint(1 << 62, (1,), device="cpu") if dropout > 0 else None
         out = _in_compute_dtype(q, k, v, bias, mask, causal, scale, dropout, seed)
     return (out, {"path": taken, "reason": reason}) if return_info else out
+
+
+def _as_number(scale: Any) -> float:
+    """A tensor's too, but one that is learned would never get its gradient."""
+    if isinstance(scale, Tensor) and scale.requires_grad:
+        raise OpError(
+            f"{_OP}: scale must be a number, got a tensor that requires a gradient; multiply q by it"
+        )
+    try:
+        return float(scale)
+    except (TypeError, ValueError, RuntimeError):
+        raise OpError(f"{_OP}: scale must be a number, got {type(scale).__name__}") from None
 
 
 def _no_keys(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:

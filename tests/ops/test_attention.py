@@ -472,6 +472,21 @@ def test_rule_for_torchs_kernel(mark):
         attention_rule(torch.Tensor, torch.float32, 1, 2, 3, 4)
 
 
+@pytest.mark.parametrize("n", [3, 50])
+def test_scale_is_a_number(n):
+    """Of a tensor with many queries the gradient was dropped without an error, with few it was a TypeError."""
+    q = torch.randn(1, 2, n, 8)
+    right = scaled_attention(q, q, q, causal=True, scale=0.5)
+    assert torch.equal(scaled_attention(q, q, q, causal=True, scale=torch.tensor(0.5)), right)
+    for scale, what in (
+        (torch.tensor(0.5, requires_grad=True), "a tensor that requires a gradient; multiply q"),
+        (torch.ones(2), "Tensor"),
+        ("half", "str"),
+    ):
+        with pytest.raises(OpError, match=f"scale must be a number, got {what}"):
+            scaled_attention(q, q, q, causal=True, scale=scale)
+
+
 def test_fewer_dimensions():
     q, k, v = (x[0] for x in problem(1, 3, 3, 20, 30, 8, 8))
     right = eager(q[None].transpose(0, 1), k[None].transpose(0, 1), v[None].transpose(0, 1))[:, 0]
