@@ -71,7 +71,9 @@ pya_additive_forward(struct pya_ops_additive a) {
     for (long long e = threadIdx.x; e < a.n_e; e += THREADS) {
         float c = 0.0f;
         for (long long s = 0; s < a.n_s; s++) {
-            c = fmaf(p[s], seq_row(a.values, s, b)[e], c);
+            if (!(p[s] <= 0.0f)) { /* what is hidden may hold anything; a NaN counts */
+                c = fmaf(p[s], seq_row(a.values, s, b)[e], c);
+            }
         }
         out[e] = c;
     }

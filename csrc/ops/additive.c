@@ -165,10 +165,15 @@ additive_forward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q)
     }
     additive_softmax(a, b, p);
     real *out = additive_row_out(a->context, q, b);
+    bool add = false;
     for (ptrdiff_t s = 0; s < a->n_s; s++) {
-        if (s == 0 || !(p[s] <= 0)) {
-            additive_axpy(out, additive_row(a->values, s, b), p[s], n_e, s > 0, false);
+        if (!(p[s] <= 0)) { /* what is hidden may hold anything; a NaN counts */
+            additive_axpy(out, additive_row(a->values, s, b), p[s], n_e, add, false);
+            add = true;
         }
+    }
+    if (!add) {
+        memset(out, 0, (size_t)n_e * sizeof(real));
     }
 }
 

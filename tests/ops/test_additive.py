@@ -33,6 +33,10 @@ def check_nan_stays():
     for g in grads[:3]:
         assert g[0].isnan().all() and not g[1].isnan().any()
     assert grads[3].isnan().all()
+    query, *rest = (x.detach() for x in problem(2, 3, 4, 5, 6))
+    query[0, 1, 2] = torch.nan  # of which no score is a number
+    out = additive_attention(query, *rest)
+    assert out[0, 1].isnan().all() and out.isnan().sum() == out[0, 1].numel()
 
 
 def test_nan_stays(isa):
@@ -78,6 +82,23 @@ def test_forward_and_gradients(shape, masked, isa):
         within(mine, other, right, floor=right.numel() ** 0.5 if is_zero else 1e-300)
     if masked:
         assert not ours[0][0].any() and not torch.isnan(ours[0]).any()
+
+
+@pytest.mark.parametrize("hidden", [slice(0, 2), slice(-2, None)], ids=["left", "right"])
+def test_what_padding_holds_is_nobodys_business(hidden, isa):
+    """A NaN in the first row of values came through the mask, in others it did not."""
+    pads_may_hold_nan(hidden)
+
+
+def pads_may_hold_nan(hidden):
+    tensors = problem(3, 2, 5, 7, 20)
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    mask[:, hidden] = False
+    mask[0] = False
+    right = additive_attention(*tensors, mask)
+    tensors[2][~mask] = torch.nan
+    found = additive_attention(*tensors, mask)
+    assert torch.equal(found, right) and not found[0].any()
 
 
 def test_saturated_and_tiny_arguments(isa):

@@ -128,6 +128,11 @@ def test_additive(shape, device, monkeypatch):
         )
 
 
+def test_what_padding_holds_is_nobodys_business(device):
+    for hidden in (slice(0, 2), slice(-2, None)):
+        additive_cases.pads_may_hold_nan(hidden)
+
+
 def test_additive_in_a_sequence(device, monkeypatch):
     """Later steps add to the gradients of keys and values that the first one wrote."""
     tensors = additive_cases.problem(2, 3, 9, 50, 70)
