@@ -66,11 +66,19 @@ def refuse_dropout(dropout: float) -> None:
 
 def refuse_captured_dropout(dropout: float, like: Tensor) -> None:
     """The seed is a number of the launch: every replay would drop what the capture did."""
-    if dropout > 0 and like.is_cuda and torch.cuda.is_current_stream_capturing():
+    if dropout > 0 and like.is_cuda and _is_captured(like.device):
         raise OpError(
             "scaled_attention: a captured graph would drop the same probabilities at every replay; "
             "set dropout=0, or leave this call out of the graph"
         )
+
+
+def _is_captured(device: torch.device) -> bool:
+    """Whether a graph records what goes to the device, or to the current one, for which alone torch answers."""
+    if torch.cuda.is_current_stream_capturing():
+        return True
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_current_stream_capturing())
 
 
 def power_spherical_forward(args: PowerSphericalArgs, like: Tensor) -> None:
@@ -122,7 +130,7 @@ def _error(lib: ctypes.CDLL) -> str:
 @functools.cache
 def _module(device: int) -> tuple[int, int | None] | None:
     """The kernels loaded in a device's primary context, and that; None, with one warning, if that fails."""
-    if torch.cuda.is_current_stream_capturing():
+    if _is_captured(torch.device("cuda", device)):
         raise OpError(
             "pyalloc.ops: the CUDA kernels cannot be loaded while a graph is captured; "
             f"call the op once on device {device} before"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import re
@@ -181,9 +182,18 @@ def test_other_devices_are_refused():
 
 
 def test_dropout_is_not_captured(monkeypatch):
-    """A graph's replays would all drop the same."""
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    on_device = SimpleNamespace(is_cuda=True)
+    """A graph's replays would all drop the same; asked of the tensors' device, once of the current one."""
+    current = [0]
+
+    @contextlib.contextmanager
+    def device_is(device):
+        current.append(device.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device_is)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == 1)
+    on_device = SimpleNamespace(is_cuda=True, device=torch.device("cuda:1"))
     _cuda.refuse_captured_dropout(0.0, on_device)
     with pytest.raises(OpError, match="at every replay; set dropout=0"):
         _cuda.refuse_captured_dropout(0.1, on_device)
