@@ -63,9 +63,15 @@ def power_spherical(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     """(l, t, D), (m, t, D), (m, t) to (t, l, m)."""
     u = value.transpose(0, 1) @ loc.permute(1, 2, 0)
     # a cosine that rounding put above 1 has the gradient of its neighbours, as in the kernels
-    u = u + (u.clamp(-1, 1) - u).detach()
+    # and one at the antipode or behind it those that are one rounding step away
+    behind, is_far = u <= -1, u < 0
+    u = u + (u.clamp(torch.finfo(u.dtype).eps / 2 - 1, 1) - u).detach()
     kappa = scale.t()[:, None]
-    return normalizer(kappa, value.shape[-1]) + torch.special.xlog1py(kappa, (u - 1) * 0.5)
+    lost = torch.where(behind & (kappa != 0), -torch.inf * kappa.detach(), 0.0)
+    # kappa log((1 + u) / 2) with all digits at both ends
+    powered = torch.special.xlog1py(kappa, torch.where(is_far, u, (u - 1) * 0.5))
+    powered = powered - kappa * torch.where(is_far, u.new_full((), math.log(2)), 0.0)
+    return normalizer(kappa, value.shape[-1]) + powered + lost
 
 
 def power_spherical_mixture(

@@ -296,3 +296,19 @@ def test_forward_mode_at_the_mode_and_for_large_kappa(kappa):
 
     right = curvature(loc[0].double(), scale[0].double())
     torch.testing.assert_close(curvature(loc[0], scale[0]).double(), right, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_derivatives_at_the_antipode(dtype):
+    """Those one rounding step beside it, whichever way they are asked for; forward mode's and second ones were not."""
+    loc = torch.eye(5, dtype=dtype)[2]
+    inputs = (-loc, loc, torch.tensor(3.0, dtype=dtype))
+    given = torch.func.grad(power_spherical_log_prob, (0, 1, 2))(*inputs)
+    for i, g in enumerate(given):
+        tangents = tuple(torch.ones_like(x) * (i == k) for k, x in enumerate(inputs))
+        out, pushed = torch.func.jvp(power_spherical_log_prob, inputs, tangents)
+        assert torch.isneginf(out)
+        torch.testing.assert_close(pushed, g.sum(), rtol=1e-5, atol=0.0)
+    second = torch.func.hessian(power_spherical_log_prob)(*inputs)
+    step = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(second, -3 / step**2 * torch.outer(loc, loc), rtol=1e-5, atol=0.0)
