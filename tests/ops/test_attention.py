@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from pyalloc._core import attention_rule
 from pyalloc.errors import OpError
 from pyalloc.ops import attention as attention_module
-from pyalloc.ops import scaled_attention
+from pyalloc.ops import scaled_attention, set_cpu_isa
 
 from .reference import relative, within
 
@@ -119,6 +119,21 @@ def test_gradient_of_a_bias_that_all_queries_of_one_head_share(shape, isa):
         compare(tensors)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 150, 160), (4, 1, 150, 160), (150, 160)], ids=str)
+def test_gradient_of_a_bias_that_heads_share_has_one_order(shape):
+    """Heads that add to the same numbers at once would lose some, or sum them in another order."""
+    bias = torch.randn(shape, requires_grad=True)
+    out = kernel(*problem(4, 8, 8, 150, 160, 16, 16), bias).square().sum()
+    before, found = torch.get_num_threads(), []
+    try:
+        for n in (1, 4, 4, 4):
+            torch.set_num_threads(n)
+            found += torch.autograd.grad(out, bias, retain_graph=True)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(x, found[0]) for x in found)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -348,6 +363,27 @@ def test_dropout_is_the_same_in_both_directions_and_fair():
     g = torch.randn_like(out)
     (dv,) = torch.autograd.grad(out, vs, g)
     torch.testing.assert_close((dv * v).sum(), (out * g).sum(), rtol=1e-4, atol=1e-3)
+
+
+def kept(n_b, n_h, n_q, n_k):
+    """Which of equal probabilities dropout leaves: every key has a value of its own."""
+    q, k = torch.zeros(n_b, n_h, n_q, 1), torch.zeros(n_b, n_h, n_k, 1)
+    return kernel(q, k, torch.eye(n_k).expand(n_b, n_h, n_k, n_k), dropout=0.4) > 0
+
+
+def test_dropout_draws_for_each_head_query_and_key(isa):
+    torch.manual_seed(4)
+    found = kept(2, 3, 70, 150)
+    for others in ((2, 3), (0, 1, 3), (0, 1, 2)):  # the share of each head, query, key
+        share = found.double().mean(others)
+        spread = (0.24 * share.numel() / found.numel()) ** 0.5
+        assert (share - 0.6).abs().max() < 5 * spread
+    strangers = [found.roll(1, dim) for dim in range(4)] + [kept(2, 3, 70, 150)]
+    for other in strangers:  # independent ones agree in 0.6^2 + 0.4^2
+        assert abs(float((found == other).double().mean()) - 0.52) < 0.01
+    torch.manual_seed(4)
+    set_cpu_isa("scalar")
+    assert torch.equal(found, kept(2, 3, 70, 150))
 
 
 def test_dropout_under_another_default_device():

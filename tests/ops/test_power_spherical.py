@@ -17,7 +17,7 @@ from pyalloc.errors import OpError
 from pyalloc.ops import power_spherical_log_prob, power_spherical_mixture_log_prob
 from pyalloc.ops._eager import normalizer_slope
 
-from .reference import pairwise, sphere, textbook, textbook_from_cosine, within
+from .reference import pairwise, relative, sphere, textbook, textbook_from_cosine, within
 
 # L, M, T, D: tails in every dimension, one sample, one component, one t, tiny and large D
 SHAPES = [
@@ -143,6 +143,20 @@ def test_gradients_keep_their_digits_from_no_to_large_kappa(dim, kappa, isa):
         results(log_prob, inputs, grad), results(pairwise, inputs, grad), exact, strict=True
     ):
         within(mine, torchs, right)
+
+
+def test_near_the_mode_each_component_is_judged_by_its_own_kappa(isa):
+    """Beyond a vector of components with a small one, and where there is one component alone."""
+    loc = sphere(40, 64)
+    kappa = torch.ones(40).index_fill(0, torch.arange(16, 40), 1e6)
+    unit = torch.nn.functional.normalize
+    near = unit(loc + 1e-3 * torch.randn(40, 64), dim=-1)
+    pairs = power_spherical_log_prob(near[:, None], loc, kappa).diagonal()
+    right = textbook(near.double(), loc.double(), kappa.double())
+    assert relative(pairs, right) < 1e-6
+    near = unit(loc[20] + 1e-3 * torch.randn(2000, 64), dim=-1)  # too many for doubles
+    alone = power_spherical_log_prob(near, loc[20], kappa[20])
+    assert relative(alone, textbook(near.double(), loc[20].double(), kappa[20].double())) < 1e-6
 
 
 def test_antipode_is_minus_infinity_or_uniform(isa):
