@@ -58,7 +58,7 @@ struct pya_repeat {
     size_t period;     /* at which the program was known to repeat itself; 0: never */
     size_t n_review;   /* when to see whether looking is worth it */
     size_t n_stays;    /* requests before those whose stay is known */
-    size_t n_sorted;   /* places that were sorted to settle, and not made up for since */
+    size_t n_sorted;   /* places that were looked at to settle, and not made up for since */
     uint64_t recent;   /* the last four sizes, mixed */
     bool is_promising; /* something has repeated since the last review */
     /* by recent sizes: low bits of the number of the request that came then */
@@ -226,12 +226,18 @@ struct span {
 struct spans {
     struct span *items;
     size_t n, n_room;
+    size_t n_added; /* before those beside the latest were joined with it */
     bool is_whole; /* there was host memory for all */
 };
 
 static void
 spans_add(struct spans *spans, pya_dptr addr, size_t bytes) {
     PYA_STEP();
+    spans->n_added++;
+    if (spans->n > 0 && spans->items[spans->n - 1].end == addr) { /* pages in a row, as a rule */
+        spans->items[spans->n - 1].end += bytes;
+        return;
+    }
     if (spans->n == spans->n_room) {
         size_t n_room = 2 * spans->n_room + 64;
         struct span *items = realloc(spans->items, n_room * sizeof *items);
@@ -299,7 +305,7 @@ spans_wanted(struct pya_arena *arena) {
             spans_add(&spans, addr, bytes);
         }
     }
-    repeat->n_sorted += spans.n;
+    repeat->n_sorted += spans.n_added;
     spans_join(&spans);
     return spans;
 }
