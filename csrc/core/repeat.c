@@ -227,7 +227,7 @@ struct spans {
     struct span *items;
     size_t n, n_room;
     size_t n_added; /* before those beside the latest were joined with it */
-    bool is_whole; /* there was host memory for all */
+    bool is_whole;  /* there was host memory for all */
 };
 
 static void
