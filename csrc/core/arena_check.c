@@ -62,8 +62,9 @@ pya_arena_check(const struct pya_arena *arena) {
         n_wrong += pya_range_check(range);
         n_wrong += range->slots == NULL ? 0 : arena_check_pages(arena, range);
     }
-    bool is_quiet = arena->parked == NULL && (arena->pool == NULL || !arena->pool->is_active);
-    if (is_quiet && !arena->is_giving && pya_arena_gives(arena)) {
+    const struct pya_pool *pool = arena->pool;
+    bool is_dropped = pool != NULL && pool->n_users == 0 && !pool->is_active;
+    if (is_dropped && arena->parked == NULL && !arena->is_giving && pya_arena_gives(arena)) {
         (void)fprintf(stderr, "arena: its pages are offered to nobody\n");
         n_wrong++;
     }

@@ -1,4 +1,5 @@
-/* What the parts of fuzz_core share: the heap under test and the naive model of it. */
+/* What the parts of fuzz_core share: the heap under test and the naive model of
+ * it. */
 #pragma once
 
 #include "core/heap.h"
@@ -14,7 +15,8 @@ enum {
     MAX_LIVE = 192,
     N_GONE = 8,
     MAX_OPS = 2000,
-    HOOK_DEPTH = 3
+    HOOK_DEPTH = 3,
+    MAX_IMPORTS = 4
 };
 
 struct live {
@@ -22,7 +24,8 @@ struct live {
     size_t requested, bytes; /* bytes: of the block, as the heap tells */
     int device;
     pya_stream stream;
-    bool is_used; /* by work of one stream: another's beside it would be the program's own race */
+    bool is_used; /* by work of one stream: another's beside it would be the
+                   program's own race */
 };
 
 struct pool {
@@ -39,10 +42,16 @@ struct world {
     struct pya_options options;
     struct live live[MAX_LIVE + 2 * HOOK_DEPTH]; /* hooks allocate beyond */
     size_t n_live;
-    pya_dptr gone[N_GONE]; /* freed lately */
+    pya_dptr gone[N_GONE];     /* freed lately */
+    struct live freed[N_GONE]; /* the same, and where it lay */
+    pya_dptr imports[MAX_IMPORTS];
+    size_t n_imports;
     struct pool pools[N_DEVICES][N_POOLS];
     size_t n_filters; /* not dropped yet */
     size_t n_contexts;
+    bool has_foreign;    /* streams that are not asked, and taken to be capturing for
+                       a while after they were */
+    bool has_imported;   /* at some time: the pages live as long as their imports */
     bool no_split;       /* a pool was told so: blocks may be larger than asked for */
     bool may_fail;       /* device calls were made to fail, at some time */
     bool has_host_fault; /* now */
@@ -66,12 +75,14 @@ bool is_capturing(const struct world *world, int device);
 bool stream_is_capturing(const struct world *world, int device, pya_stream stream);
 /* Is this answer one that something gave a reason for? */
 void require_status(struct world *world, int device, pya_status st);
-/* is_whole: every structure too, which takes as long as hundreds of operations. */
+/* is_whole: every structure too, which takes as long as hundreds of operations.
+ */
 void check_all(struct world *world, bool is_whole);
 /* A block was handed out. */
 void live_add(struct world *world, struct live live);
-/* Work is queued that touches the block, on another stream only once its own is done with what it had before, as a
- * program sees to by an event; what is captured runs later. */
+/* Work is queued that touches the block, on another stream only once its own is
+ * done with what it had before, as a program sees to by an event; what is
+ * captured runs later. */
 void live_use(struct world *world, struct live *live, pya_stream stream);
 /* Contexts as the heap's hooks, counted. */
 void *context_capture(void *arg, bool with_stack);
@@ -86,9 +97,15 @@ void pool_release(struct world *world, int device, int i);
 void op_pool(struct world *world);
 extern struct world *filter_world; /* whose filters are dropped */
 
+/* ---- core_calls.c ---- */
+
+void import_close(struct world *world, size_t i);
+void op_rare(struct world *world);
+
 /* ---- core_ops.c: each takes what it needs off the input ---- */
 
-/* Many of few sizes, as real programs have, so that exact fits and cached ranges occur; some of any. */
+/* Many of few sizes, as real programs have, so that exact fits and cached
+ * ranges occur; some of any. */
 size_t size_of(struct fuzz_input *in);
 void op_alloc(struct world *world);
 void op_free(struct world *world);

@@ -62,6 +62,7 @@ op_free(struct world *world) {
     pya_sim_disown(world->sims[live.device], live.ptr, live.bytes);
     world->live[i] = world->live[--world->n_live];
     world->gone[live.ptr / PYA_ALIGN % N_GONE] = live.ptr;
+    world->freed[live.ptr / PYA_ALIGN % N_GONE] = live;
     REQUIRE_EQ(pya_free(world->heap, live.ptr), PYA_OK);
 }
 
@@ -129,7 +130,7 @@ op_give_back(struct world *world) {
                                      : pya_empty_cache(world->heap, device);
     SAY("give back %s device %d -> %d\n", (how & 4) != 0 ? "some" : "all", device, st);
     if (st == PYA_E_CAPTURE) { /* -1: any device's */
-        REQUIRE(is_capturing(world, 0) || is_capturing(world, 1));
+        REQUIRE(is_capturing(world, 0) || is_capturing(world, 1) || world->has_foreign);
     } else {
         require_status(world, device, st);
     }

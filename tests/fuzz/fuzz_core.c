@@ -1,10 +1,12 @@
-/* The allocator on the simulated device: the input is a settings byte or two, then operations, held against a naive
- * model after each.
+/* The allocator on the simulated device: the input is a settings byte or two,
+ * then operations, held against a naive model after each.
  *
- * What must hold: no two live blocks share a byte, through whatever addresses (the sim's shadow); work of two streams
- * never meets in one block, nothing is unmapped under unfinished work (the sim's races); addresses are aligned; a call
- * fails only where something was made to fail; a failed call changes nothing; statistics are exact; after the last free
- * nothing is left, on the device or in host memory. */
+ * What must hold: no two live blocks share a byte, through whatever addresses
+ * (the sim's shadow); work of two streams never meets in one block, nothing is
+ * unmapped under unfinished work (the sim's races); addresses are aligned; a
+ * call fails only where something was made to fail; a failed call changes
+ * nothing; statistics are exact; after the last free nothing is left, on the
+ * device or in host memory. */
 #include "core_model.h"
 
 /* ---- hooks ---- */
@@ -99,7 +101,7 @@ op_next(struct world *world, unsigned kind) {
     } ops[] = {{20, op_alloc},     {16, op_free},    {6, op_record},  {3, op_finish},
                {1, op_give_back},  {1, op_steer},    {2, op_limit},   {4, op_pool},
                {2, op_fault},      {1, op_query},    {1, op_history}, {1, op_snapshot},
-               {2, op_host_fault}, {2, op_bad_free}, {2, op_check}};
+               {2, op_host_fault}, {1, op_bad_free}, {1, op_rare},    {2, op_check}};
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         if (kind < ops[i].n) {
             ops[i].run(world);
@@ -162,7 +164,8 @@ world_init(struct world *world) {
     REQUIRE_EQ(pya_heap_create(&world->options, &hooks, &world->heap), PYA_OK);
 }
 
-/* Everything ends well, however it went before: all is given back, and the device was used by its rules. */
+/* Everything ends well, however it went before: all is given back, and the
+ * device was used by its rules. */
 static void
 world_end(struct world *world) {
     world->open_fails = 0;
@@ -180,7 +183,16 @@ world_end(struct world *world) {
             }
         }
     }
+    for (int d = 0; d < N_DEVICES; d++) {
+        if (world->sims[d] != NULL) { /* nobody is taken to be capturing any more */
+            pya_sim_advance_clock(world->sims[d], UINT64_C(20000000000));
+        }
+    }
     check_all(world, false);
+    while (world->n_imports > 0) {
+        import_close(world, 0);
+    }
+    REQUIRE_EQ(pya_import_close(world->heap, 1), PYA_E_FOREIGN); /* those that could not go then */
     while (world->n_live > 0) {
         op_free(world);
     }
@@ -213,7 +225,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     for (unsigned i = 0; i < MAX_OPS && fuzz_left(&world.in) > 0; i++) {
         op_next(&world, fuzz_byte(&world.in) % 64);
     }
-    /* Half of the runs leave it to destroy; then only host memory can be looked at. */
+    /* Half of the runs leave it to destroy; then only host memory can be looked
+   * at. */
     if (n % 2 == 0) {
         world_end(&world);
     }

@@ -1,0 +1,133 @@
+/* Operations of the rarer calls: other libraries' streams, peers, memory shared
+ * between processes, blocks claimed again. */
+#include <unistd.h>
+
+#include "core_model.h"
+
+static void
+op_foreign(struct world *world) {
+    uint8_t how = fuzz_byte(&world->in);
+    pya_stream stream = stream_of(how >> 1);
+    bool is_known = pya_note_foreign_stream(world->heap, stream, how % N_DEVICES);
+    SAY("foreign stream %d of device %d%s\n", (int)stream, how % N_DEVICES,
+        is_known ? "" : ", unknown");
+    world->has_foreign = world->has_foreign || is_known;
+}
+
+static void
+op_peer(struct world *world) {
+    uint8_t how = fuzz_byte(&world->in);
+    unsigned open_fails = world->open_fails;
+    int peer = (how / 2 & 1) != 0 ? N_DEVICES : 1 - how % N_DEVICES;
+    pya_status st = pya_enable_peer(world->heap, how % N_DEVICES, peer);
+    SAY("device %d: peer %d -> %d\n", how % N_DEVICES, peer, st);
+    if (st != PYA_E_NOTSUP && world->open_fails == open_fails) {
+        require_status(world, how % N_DEVICES, st);
+    }
+}
+
+struct sender {
+    struct pya_heap *heap;
+    struct pya_shared shared;
+    size_t next;
+};
+
+static pya_status
+sender_next(void *arg, int *fd) {
+    struct sender *sender = arg;
+    pya_status st = pya_share_export(sender->heap, &sender->shared, sender->next, 1, fd);
+    sender->next += st == PYA_OK;
+    return st;
+}
+
+/* A block goes to another process, which here is this one. */
+static void
+op_import(struct world *world) {
+    uint8_t how = fuzz_byte(&world->in);
+    if (world->n_live == 0 || world->n_imports == MAX_IMPORTS) {
+        return;
+    }
+    const struct live *live = &world->live[how % world->n_live];
+    struct sender sender = {.heap = world->heap};
+    const struct pya_import_source source = {.arg = &sender, .next = sender_next};
+    pya_status st = pya_share(world->heap, live->ptr, &sender.shared);
+    if (st != PYA_OK) {
+        REQUIRE_EQ(st, PYA_E_NOTSUP);
+        return;
+    }
+    REQUIRE(sender.shared.ptr == live->ptr && sender.shared.n_pages > 0);
+    if ((how & 0x80) != 0) { /* what the receiver asks for has changed meanwhile */
+        sender.shared.key++;
+    }
+    pya_dptr base;
+    st = pya_import_open(world->heap, live->device, sender.shared.n_pages, &source, &base);
+    SAY("import 0x%llx: %zu pages -> %d\n", (unsigned long long)live->ptr, sender.shared.n_pages,
+        st);
+    world->has_imported = true;
+    if (st == PYA_OK) {
+        world->imports[world->n_imports++] = base;
+    }
+    if ((how & 0x80) != 0) {
+        REQUIRE(st == PYA_E_FOREIGN || world->may_fail);
+    } else if (st != PYA_E_NOMEM) { /* of addresses */
+        require_status(world, live->device, st);
+    }
+}
+
+static void
+op_import_close(struct world *world) {
+    uint8_t how = fuzz_byte(&world->in);
+    if (world->n_imports == 0 || how == 255) {
+        REQUIRE_EQ(pya_import_close(world->heap, (pya_dptr)how + 1), PYA_E_FOREIGN);
+    } else {
+        import_close(world, how % world->n_imports);
+    }
+}
+
+void
+import_close(struct world *world, size_t i) {
+    pya_dptr base = world->imports[i];
+    world->imports[i] = world->imports[--world->n_imports];
+    REQUIRE_EQ(pya_import_close(world->heap, base), PYA_OK);
+}
+
+/* A block that was freed lately comes back where it lay, or cannot. */
+static void
+op_claim(struct world *world) {
+    uint8_t how = fuzz_byte(&world->in);
+    struct live live = world->freed[how % N_GONE];
+    int i = how / N_GONE % N_POOLS;
+    if (live.ptr == 0 || world->n_live == MAX_LIVE || world->pools[live.device][i].n_users == 0) {
+        return;
+    }
+    const struct pya_claim claim = {live.ptr, live.bytes, live.requested, live.stream};
+    pya_status st = pya_pool_claim(world->heap, live.device, pool_id(i), &claim);
+    SAY("claim 0x%llx of pool %d -> %d\n", (unsigned long long)live.ptr, i, st);
+    if (st == PYA_OK) {
+        live.is_used = false;
+        live_add(world, live);
+    } else if (st != PYA_E_INVAL) {
+        require_status(world, live.device, st);
+    }
+}
+
+static void
+op_tell(struct world *world) {
+    uint8_t how = fuzz_byte(&world->in);
+    char text[300];
+    uint64_t allocs, frees;
+    pya_heap_counts(world->heap, &allocs, &frees);
+    REQUIRE_EQ(allocs - frees, world->n_live);
+    int n = pya_heap_error_text(
+        world->heap, (pya_status)(how % 18), "fuzz", how / 64 - 1, text, how % 3 * 100);
+    REQUIRE(n > 0);
+    pya_dptr ptr = world->n_live == 0 ? 1 : world->live[how % world->n_live].ptr;
+    REQUIRE_EQ(pya_history_annotate(world->heap, ptr, NULL), ptr == 1 ? PYA_E_FOREIGN : PYA_OK);
+}
+
+void
+op_rare(struct world *world) {
+    static void (*const ops[])(struct world *) = {op_foreign,      op_peer,  op_import, op_import,
+                                                  op_import_close, op_claim, op_claim,  op_tell};
+    ops[fuzz_byte(&world->in) % (sizeof ops / sizeof *ops)](world);
+}
