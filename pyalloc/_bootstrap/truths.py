@@ -22,6 +22,7 @@ def answer(torch: Any) -> None:
         ("all.dims", aten.all.dims_out),
     ):
         sizes.implement(torch, "CUDA", name, _all(torch, kernel))
+    sizes.implement(torch, "CUDA", "isfinite", _finite(torch))
     # Whether padding lies at the end only, and how much, nn.TransformerEncoder asks: it goes on with padding as it is.
     padded = "_nested_tensor_from_mask_left_aligned"
     sizes.implement(torch, "CUDA", padded, lambda _x, _mask: False)
@@ -39,6 +40,18 @@ def _all(torch: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return is_all_true
+
+
+def _finite(torch: Any) -> Callable[..., Any]:
+    """A loss that is not ends programs, and the training of Lightning's EarlyStopping."""
+
+    def isfinite(x: Any) -> Any:
+        found = torch.ops.aten.isfinite.default.decompose(x)
+        known = contents.told(torch, x)
+        contents.write(torch, found, True if known is None else torch.isfinite(known))
+        return found
+
+    return isfinite
 
 
 def _take_classes_as_valid(module: Any) -> None:

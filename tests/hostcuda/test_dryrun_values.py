@@ -106,6 +106,12 @@ def test_all_is_well_where_nothing_else_is_known(
         x = torch.randn(6, 6, device="cuda")
         assert torch.isfinite(x).all() and torch.equal(x, x) and torch.allclose(x, x)
         assert not torch.isnan(x).any()
+        loss = torch.nn.functional.mse_loss(mean, torch.ones_like(mean))
+        if not torch.isfinite(loss):
+            raise ValueError("not finite")
+        assert torch.isfinite(torch.tensor([1.0, float("inf")]).cuda()).tolist() == [True, False]
+        compiled = torch.compile(lambda x: torch.isfinite(x).all(-1), backend="eager", fullgraph=True)
+        assert compiled(x.detach().requires_grad_()).tolist() == [True] * 6
         torch.linalg.eig(x)
         torch.cov(x, fweights=torch.ones(6, dtype=torch.int64, device="cuda"))
         torch.segment_reduce(x[0], "sum", lengths=torch.randint(3, 4, (2,), device="cuda"))
