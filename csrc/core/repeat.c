@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "debug.h"
+#include "spans.h"
 #include "stitch.h"
 
 /* So many requests are remembered: a period (a training step) must fit in, and two of them where what outlives a part of it
@@ -219,79 +220,23 @@ repeat_is_settling(const struct pya_arena *arena) {
     return is_proper && streak >= SETTLE_LEAST && streak <= SETTLE_PERIODS * period;
 }
 
-struct span {
-    pya_dptr addr, end;
-};
-
-struct spans {
-    struct span *items;
-    size_t n, n_room;
-    size_t n_added; /* before those beside the latest were joined with it */
-    bool is_whole;  /* there was host memory for all */
-};
-
-static void
-spans_add(struct spans *spans, pya_dptr addr, size_t bytes) {
-    PYA_STEP();
-    spans->n_added++;
-    if (spans->n > 0 && spans->items[spans->n - 1].end == addr) { /* pages in a row, as a rule */
-        spans->items[spans->n - 1].end += bytes;
-        return;
-    }
-    if (spans->n == spans->n_room) {
-        size_t n_room = 2 * spans->n_room + 64;
-        struct span *items = realloc(spans->items, n_room * sizeof *items);
-        if (items == NULL) {
-            spans->is_whole = false;
-            return;
-        }
-        spans->items = items;
-        spans->n_room = n_room;
-    }
-    spans->items[spans->n++] = (struct span){addr, addr + bytes};
-}
-
 /* Where the pages of a stitched range are at home. */
 static void
-spans_add_pages(struct spans *spans, const struct pya_card *card, const struct pya_stitch *stitch) {
+spans_add_pages(
+    struct pya_spans *spans, const struct pya_card *card, const struct pya_stitch *stitch) {
     for (size_t i = 0; i < stitch->n_pages; i++) {
         const struct pya_page *page = &card->pages.items[stitch->pages[i]];
         if (page->range != NULL) {
-            spans_add(spans, pya_range_addr(page->range, page->slot), PYA_PAGE);
+            pya_spans_add(spans, pya_range_addr(page->range, page->slot), PYA_PAGE);
         }
     }
-}
-
-static int
-span_compare(const void *a, const void *b) {
-    pya_dptr x = ((const struct span *)a)->addr;
-    pya_dptr y = ((const struct span *)b)->addr;
-    return (x > y) - (x < y);
-}
-
-/* In order, and none beside another. */
-static void
-spans_join(struct spans *spans) {
-    size_t n = 0;
-    if (spans->n > 0) {
-        qsort(spans->items, spans->n, sizeof *spans->items, span_compare);
-    }
-    for (size_t i = 0; i < spans->n; i++) {
-        struct span span = spans->items[i];
-        if (n == 0 || span.addr > spans->items[n - 1].end) {
-            spans->items[n++] = span;
-        } else if (span.end > spans->items[n - 1].end) {
-            spans->items[n - 1].end = span.end;
-        }
-    }
-    spans->n = n;
 }
 
 /* What will be wanted while the request that comes now lives, if all goes on as one period ago. */
-static struct spans
+static struct pya_spans
 spans_wanted(struct pya_arena *arena) {
     struct pya_repeat *repeat = arena->repeat;
-    struct spans spans = {.is_whole = true};
+    struct pya_spans spans = {.is_whole = true};
     size_t period = repeat->n - repeat->like;
     size_t life = arena->stays[repeat->like % repeat->n_room].life;
     life = life == 0 || life > period ? period : life;
@@ -302,41 +247,12 @@ spans_wanted(struct pya_arena *arena) {
         if (stitch != NULL) {
             spans_add_pages(&spans, arena->card, stitch);
         } else {
-            spans_add(&spans, addr, bytes);
+            pya_spans_add(&spans, addr, bytes);
         }
     }
     repeat->n_sorted += spans.n_added;
-    spans_join(&spans);
+    pya_spans_join(&spans);
     return spans;
-}
-
-/* The least part of the run that holds `bytes` and that nobody wants; its end is 0 if there is none. */
-static struct span
-spans_leave(const struct spans *spans, const struct pya_block *run, size_t bytes) {
-    struct span best = {0, 0};
-    size_t i = 0;
-    size_t n = spans->n;
-    while (i < n) {
-        size_t middle = i + (n - i) / 2;
-        if (spans->items[middle].end > run->addr) {
-            n = middle;
-        } else {
-            i = middle + 1;
-        }
-    }
-    pya_dptr run_end = pya_block_end(run);
-    for (pya_dptr addr = run->addr; addr < run_end; addr = spans->items[i++].end) {
-        bool is_last = i == spans->n || spans->items[i].addr >= run_end;
-        pya_dptr end = is_last ? run_end : spans->items[i].addr;
-        bool is_less = best.end == 0 || end - addr < best.end - best.addr;
-        if (end >= addr + bytes && is_less) {
-            best = (struct span){addr, end};
-        }
-        if (is_last) {
-            break;
-        }
-    }
-    return best;
 }
 
 /* The best fitting free memory that nobody else wants; two records are there. */
@@ -346,10 +262,11 @@ repeat_settle(struct pya_arena *arena, size_t bytes) {
     if (run == NULL) {
         return NULL;
     }
-    struct spans spans = spans_wanted(arena);
+    struct pya_spans spans = spans_wanted(arena);
     struct pya_block *block = NULL;
     for (int i = 0; i < SETTLE_RUNS && run != NULL && block == NULL && spans.is_whole; i++) {
-        struct span left = spans_leave(&spans, run, bytes);
+        const struct pya_span all = {run->addr, pya_block_end(run)};
+        struct pya_span left = pya_spans_leave(&spans, all, bytes);
         if (left.end > 0) {
             block = pya_arena_carve(arena, run, left.addr, bytes, PYA_BLOCK_USED);
         } else {
@@ -463,7 +380,7 @@ pya_repeat_note_free(const struct pya_block *block) {
     const struct pya_arena *arena = block->arena;
     const struct pya_repeat *repeat = arena->repeat;
     uint32_t life = (uint32_t)repeat->n - block->n_request + 1;
-    if (life <= repeat->n && life < repeat->n_room) {
+    if (life < repeat->n_room) {
         size_t i = repeat->n - life;
         arena->stays[i % repeat->n_room].life = life;
         repeat_lengthen(arena, i);

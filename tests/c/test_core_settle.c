@@ -1,0 +1,67 @@
+/* Where a block goes that cannot lie where its like lay one period ago (core/repeat.h). */
+#include "core/repeat.h"
+#include "world.h"
+
+enum { N_HOLES = 20, HOLE_BYTES = 4 << 20, N_FILLERS = 38, N_ALIKE = 14 };
+
+/* Small ones, one that fits in any hole, and one stitched of all the others but one.  Returns the second. */
+static pya_dptr
+period_of_holes(struct world *world, pya_dptr *stitched) {
+    for (size_t i = 0; i < N_FILLERS; i++) {
+        give(world, take(world, PYA_REPEAT_FROM + i * 4096, 0));
+    }
+    pya_dptr single = take(world, HOLE_BYTES, 0);
+    *stitched = take(world, (size_t)(N_HOLES - 2) * HOLE_BYTES, 0);
+    give(world, *stitched);
+    return single;
+}
+
+/* A block that cannot lie where it lay is not put into the pages of a stitched one that will come while it lives, however
+ * long the last one lived (is_kept: it still does). */
+static void
+test_pages_of_stitched_ranges_are_left_alone(void) {
+    for (int is_kept = 0; is_kept < 2; is_kept++) {
+        struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+        pya_dptr held[2 * N_HOLES];
+        pya_dptr before, after;
+        world_init(&world, "");
+        (void)take(&world, 400 * MIB, 0); /* what is large beside all that lives is not stitched */
+        for (size_t i = 0; i < 2 * (size_t)N_HOLES; i++) {
+            held[i] = take(&world, HOLE_BYTES, 0);
+        }
+        pya_dptr room = take(&world, MIB / 2, 0);
+        pya_dptr guard = take(&world, 512, 0);
+        give(&world, room);
+        for (size_t i = 0; i < 2 * (size_t)N_HOLES; i += 2) {
+            give(&world, held[i]);
+        }
+        pya_dptr kept = 0;
+        for (size_t i = 0; i < N_ALIKE; i++) {
+            kept = period_of_holes(&world, &before);
+            if (!is_kept || i + 1 < N_ALIKE) {
+                give(&world, kept);
+            }
+        }
+        CHECK_EQ(stat_of(world.heap, 0, "pyalloc_stitches"), 1);
+        if (!is_kept) {
+            CHECK_EQ(take(&world, HOLE_BYTES, 0), kept); /* somebody else lies there now */
+        }
+        uint64_t n_calls = calls(&world, PYA_SIM_MAP);
+        pya_dptr single = period_of_holes(&world, &after);
+        CHECK(single != kept);
+        CHECK_EQ(after, before);
+        CHECK_EQ(calls(&world, PYA_SIM_MAP), n_calls);
+        give(&world, single);
+        give(&world, guard);
+        world_fini(&world);
+    }
+}
+
+static const struct check_case cases[] = {
+    {"pages_of_stitched_ranges_are_left_alone", test_pages_of_stitched_ranges_are_left_alone},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
