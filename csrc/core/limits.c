@@ -111,11 +111,12 @@ pya_get_fraction(struct pya_heap *heap, int device) {
     return fraction;
 }
 
-/* What is to be waited for under the lock is then short. */
+/* What is to be waited for under the lock is then what other threads queue meanwhile. */
 static pya_status
 card_wait_for_trim(struct pya_card *card, size_t bytes_left) {
     pya_lock_acquire(&card->lock);
-    bool waits = card->reserved_bytes > bytes_left;
+    bool waits =
+        card->reserved_bytes > (bytes_left > card->keep_bytes ? bytes_left : card->keep_bytes);
     pya_lock_release(&card->lock);
     pya_status st = waits ? pya_fences_wait_unlocked(card) : PYA_OK;
     return st == PYA_E_CAPTURE ? PYA_OK : st;

@@ -36,6 +36,9 @@ enum { SETTLE_PERIODS = 16, SETTLE_RUNS = 64 };
 /* What others will want is sorted anew each time; where that never helps (each step makes all tensors anew from those of the
  * last), a step of thousands of blocks would take seconds.  So many places are sorted for each request, and at once. */
 enum { SETTLE_SPANS = 64, SETTLE_SPANS_MOST = SETTLE_SPANS * REPEAT_ENOUGH };
+/* So many parts may make a period, and so many lives in a row have to tell the same: one alone is chance where some blocks
+ * live for some steps (a replay buffer, a memory bank). */
+enum { LENGTHEN_PARTS = 64, LENGTHEN_LEAST = 5 };
 /* Places are looked up by the last four sizes: one alone comes in every layer of a network. */
 enum { REPEAT_SIZE_BITS = 16, REPEAT_PLACE_BITS = 10 };
 #define REPEAT_MIX UINT64_C(0x9E3779B97F4A7C15)
@@ -61,6 +64,8 @@ struct pya_repeat {
     size_t n_stays;    /* requests before those whose stay is known */
     size_t n_sorted;   /* places that were looked at to settle, and not made up for since */
     uint64_t recent;   /* the last four sizes, mixed */
+    size_t longer;     /* the latest longer period that a life told */
+    size_t n_longer;   /* how many told it in a row */
     bool is_promising; /* something has repeated since the last review */
     /* by recent sizes: low bits of the number of the request that came then */
     uint32_t places[1 << REPEAT_PLACE_BITS];
@@ -367,10 +372,14 @@ repeat_lengthen(const struct pya_arena *arena, size_t i) {
     while (like != NULL && (like->life != stay->life || like->units != stay->units)) {
         PYA_STEP();
         period += part;
-        like = repeat_stay(arena, i - period);
+        like = period <= LENGTHEN_PARTS * part ? repeat_stay(arena, i - period) : NULL;
     }
+    bool is_told = like != NULL && period == repeat->longer;
+    repeat->n_longer = is_told ? repeat->n_longer + 1 : like != NULL;
+    repeat->longer = period;
     uint16_t latest = (uint16_t)repeat->kept[(repeat->n - 1) % repeat->n_room];
-    if (like != NULL && repeat_is_like(repeat, repeat->n - 1 - period, latest)) {
+    if (repeat->n_longer >= LENGTHEN_LEAST &&
+        repeat_is_like(repeat, repeat->n - 1 - period, latest)) {
         repeat->follow = repeat->n - period;
     }
 }

@@ -195,6 +195,19 @@ test_half_a_range_goes(void) {
     world_fini(&world);
 }
 
+/* What is reserved for the program stays, so nothing is waited for. */
+static void
+test_reserved_memory_costs_no_wait(void) {
+    struct world world = {0};
+    world_init(&world, "");
+    CHECK_OK(pya_reserve(world.heap, 0, 64 * MIB, 0));
+    give(&world, take(&world, 5 * MIB, 0));
+    uint64_t n = calls(&world, PYA_SIM_DEVICE_SYNC);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), n);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"what_is_left_to_others_is_kept_free", test_what_is_left_to_others_is_kept_free},
     {"a_little_stays", test_a_little_stays},
@@ -205,6 +218,7 @@ static const struct check_case cases[] = {
     {"segments_of_two_streams", test_segments_of_two_streams},
     {"segments_make_room_for_the_next", test_segments_make_room_for_the_next},
     {"oldest_segment_goes_first", test_the_oldest_segment_goes_first},
+    {"reserved_memory_costs_no_wait", test_reserved_memory_costs_no_wait},
 };
 
 int

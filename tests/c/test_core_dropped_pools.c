@@ -438,6 +438,70 @@ test_the_pool_begun_last_serves(void) {
     world_fini(&world);
 }
 
+/* What a dropped pool has is offered to the others whatever frees it last: here a stitched block. */
+static void
+test_stitched_block_of_a_dropped_pool(void) {
+    struct world world = {0};
+    pya_dptr pieces[16];
+    world_init(&world, "memory:tight");
+    pya_dptr guard = take(&world, 512, 0);
+    CHECK_OK(pya_pool_begin(world.heap, 0, POOL, (struct pya_stream_filter){.began_on = 64}));
+    for (size_t i = 0; i < 16; i++) {
+        pieces[i] = take(&world, 2 * MIB, 64);
+    }
+    for (size_t i = 0; i < 16; i += 2) {
+        give(&world, pieces[i]);
+    }
+    pya_dptr stitched = take(&world, 16 * MIB, 64);
+    CHECK_OK(pya_pool_end(world.heap, 0, POOL));
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    pya_dptr other = take(&world, 100 * MIB, 8);
+    give(&world, stitched);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    for (size_t i = 1; i < 16; i += 2) {
+        give(&world, pieces[i]);
+    }
+    give(&world, other);
+    give(&world, guard);
+    world_fini(&world);
+}
+
+static void
+test_pool_that_is_dropped_while_routed_to(void) {
+    struct world world = {0};
+    world_init(&world, "");
+    give(&world, take(&world, 512, 0));
+    CHECK_OK(pya_pool_begin(world.heap, 0, POOL, (struct pya_stream_filter){.began_on = 64}));
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    pya_dptr ptr = take(&world, 512, 64);
+    CHECK_OK(pya_pool_end(world.heap, 0, POOL));
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    give(&world, ptr);
+    world_fini(&world);
+}
+
+/* Nobody looks for what it had afterwards. */
+static void
+test_pool_that_goes_with_the_cache(void) {
+    struct world world = {0};
+    world_init(&world, "");
+    pya_dptr guard = take(&world, 512, 0);
+    CHECK_OK(pya_pool_begin(world.heap, 0, POOL, (struct pya_stream_filter){.began_on = 64}));
+    pya_dptr ptr = take(&world, 9 * MIB, 64);
+    CHECK_OK(pya_pool_end(world.heap, 0, POOL));
+    give(&world, ptr);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(pya_pool_list(world.heap, 0, NULL, 0), 0);
+    pya_dptr first = take(&world, 50 * MIB, 8);
+    pya_dptr second = take(&world, 50 * MIB, 0);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    give(&world, guard);
+    give(&world, first);
+    give(&world, second);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"freed_after_settling", test_freed_after_settling},
     {"dropped_pool_serves_others", test_dropped_pool_serves_others},
@@ -456,6 +520,9 @@ static const struct check_case cases[] = {
     {"same_pool_again", test_same_pool_again},
     {"next_takes_over_the_largest", test_the_next_pool_takes_over_the_largest},
     {"begun_last_serves", test_the_pool_begun_last_serves},
+    {"stitched_block_of_a_dropped_pool", test_stitched_block_of_a_dropped_pool},
+    {"dropped_while_routed_to", test_pool_that_is_dropped_while_routed_to},
+    {"goes_with_the_cache", test_pool_that_goes_with_the_cache},
 };
 
 int

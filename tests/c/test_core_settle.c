@@ -1,4 +1,4 @@
-/* Where a block goes that cannot lie where its like lay one period ago (core/repeat.h). */
+/* Where a block goes that cannot lie where its like lay one period ago, and what a period is (core/repeat.h). */
 #include "core/repeat.h"
 #include "world.h"
 
@@ -57,8 +57,47 @@ test_pages_of_stitched_ranges_are_left_alone(void) {
     }
 }
 
+#ifndef PYA_TEST_TINY
+enum { BANK_STEP = 64, BANK_KEPT = 4, BANK_STEPS = 300, BANK_MOST = 24 };
+
+/* Some blocks of each step live for some steps (a memory bank): that two of them lived alike says nothing of the step. */
+static void
+test_lives_by_chance_make_no_period(void) {
+    struct world world = {0};
+    static pya_dptr held[(BANK_MOST + 1) * BANK_STEP];
+    static size_t until[(BANK_MOST + 1) * BANK_STEP];
+    uint64_t seed = 1;
+    world_init(&world, "");
+    for (size_t i = 0; i < (size_t)BANK_STEPS * BANK_STEP; i++) {
+        size_t at = 0;
+        for (size_t k = 0; k < sizeof held / sizeof *held; k++) {
+            if (held[k] != 0 && until[k] == i) {
+                give(&world, held[k]);
+                held[k] = 0;
+            }
+            at = held[k] == 0 ? k : at;
+        }
+        size_t k = i % BANK_STEP;
+        bool is_kept = k >= BANK_STEP - BANK_KEPT;
+        held[at] = take(&world, MIB + k * 37 % BANK_STEP * (MIB / 8), 0);
+        until[at] =
+            i + (is_kept ? (2 + check_random(&seed) % (BANK_MOST - 2)) * BANK_STEP : 1 + k % 7);
+    }
+    CHECK(stat_of(world.heap, 0, "pyalloc_repeats") > BANK_STEPS * BANK_STEP * 3 / 4);
+    for (size_t k = 0; k < sizeof held / sizeof *held; k++) {
+        if (held[k] != 0) {
+            give(&world, held[k]);
+        }
+    }
+    world_fini(&world);
+}
+#endif
+
 static const struct check_case cases[] = {
     {"pages_of_stitched_ranges_are_left_alone", test_pages_of_stitched_ranges_are_left_alone},
+#ifndef PYA_TEST_TINY
+    {"lives_by_chance_make_no_period", test_lives_by_chance_make_no_period},
+#endif
 };
 
 int
