@@ -2,7 +2,7 @@
 
 The GradScaler asks whether gradients overflowed, L-BFGS whether a direction is of use, operators how much there is
 (sizes.py, detection.py), assertions whether all is well (truths.py), generate() of transformers whether all sequences
-have ended (generation.py), torch.distributed how large the objects are that ranks exchange (numbers: ranks.py).
+have ended (generation.py), torch.distributed how large the objects are that ranks exchange.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from pyalloc._bootstrap import detection, generation, ranks, sizes, truths
+from pyalloc._bootstrap import detection, generation, sizes, truths
 from pyalloc._bootstrap.importing import after_import
 
 
@@ -24,7 +24,6 @@ def give() -> None:
     after_import("torch.distributed.distributed_c10d", _exchange_objects_on_the_host)
     detection.answer()
     generation.answer()
-    ranks.answer()
 
 
 def _of_torch(torch: Any) -> None:

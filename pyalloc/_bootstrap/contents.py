@@ -8,7 +8,7 @@ from typing import Any
 _MOST_BYTES = 2**20  # larger ones would be many pages that nobody else touches
 
 
-def on_host(torch: Any, x: Any) -> Any:
+def _on_host(torch: Any, x: Any) -> Any:
     """The same memory as a tensor of the host; None where there is nothing or too much of it."""
     if x.numel() == 0:
         return None
@@ -22,7 +22,7 @@ def on_host(torch: Any, x: Any) -> Any:
 
 def told(torch: Any, x: Any) -> Any:
     """What the program put there, on the host; None where it is zeros: no kernel computes anything else."""
-    there = on_host(torch, x)
+    there = _on_host(torch, x)
     if there is None or (x.dtype == torch.bool and int(there.view(torch.uint8).max()) > 1):
         return None
     return there.clone() if bool(there.any()) else None
@@ -30,6 +30,6 @@ def told(torch: Any, x: Any) -> Any:
 
 def write(torch: Any, x: Any, values: Any) -> None:
     """As if a kernel had computed them."""
-    there = on_host(torch, x)
+    there = _on_host(torch, x)
     if there is not None:
         there.copy_(values)

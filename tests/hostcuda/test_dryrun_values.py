@@ -167,10 +167,8 @@ def test_masks_choose_everything(torch_found: hostcuda.Torch, tmp_path: Path) ->
     assert not any("pyalloc" in name or "_bootstrap" in name for name in lines), lines
 
 
-def test_objects_and_sizes_travel_between_ranks(
-    torch_found: hostcuda.Torch, tmp_path: Path
-) -> None:
-    """NCCL's sizes of objects would be found by kernels; of what it brings itself nothing was known."""
+def test_objects_travel_between_ranks(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """NCCL's sizes of them would be found by kernels."""
     source = """
         import os, torch
         import torch.distributed as dist
@@ -198,12 +196,6 @@ def test_objects_and_sizes_travel_between_ranks(
                 assert dist.recv_object_list(told, group=group, group_src=0) == 0
                 assert told == ["to 1", 7], told
                 dist.send_object_list(["to 0", 8], group=group, group_dst=0)
-            sizes = torch.tensor([5 + rank, 6]).cuda()
-            dist.broadcast(sizes, 1, group)
-            assert sizes.tolist() == [6, 6], sizes
-            sizes = torch.tensor([5 + rank, 6]).cuda()
-            dist.send(sizes, 1, group) if rank == 0 else dist.recv(sizes, group=group, group_src=0)
-            assert sizes.tolist() == [5, 6], sizes
         assert dist.get_backend() == "nccl"
         dist.destroy_process_group()
     """
