@@ -85,13 +85,17 @@ def _runs(phases: list[Phase]) -> Iterator[tuple[list[Phase], list[Phase]]]:
 def _is_freed(run: list[Phase], backwards: list[Phase]) -> bool:
     """Do the backwards free what all passes keep: those of one loss, or the steps of a recurrent net?
 
-    Blocks are counted, not bytes: one large output that a variable holds stays.
+    Most of the blocks, or most of the bytes: an output that a variable holds is a large one of many, or one of a few.
     """
     if not backwards or not run:
         return False
     made = sum(phase.n_left for phase in backwards)  # gradients
     freed = backwards[0].n_live_begin + made - backwards[-1].n_live_end
-    return freed > 0.75 * sum(phase.n_left for phase in run)
+    made_bytes = sum(phase.left_bytes for phase in backwards)
+    freed_bytes = run[-1].end_bytes + made_bytes - backwards[-1].end_bytes
+    return freed > 0.75 * sum(phase.n_left for phase in run) or freed_bytes > 0.75 * sum(
+        phase.left_bytes for phase in run
+    )
 
 
 def _idle_runs(analysis: Analysis) -> list[list[Phase]]:

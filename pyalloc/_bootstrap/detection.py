@@ -55,9 +55,12 @@ def _proposals(rpn: Any) -> None:
 
 def _regions(roi_heads: Any) -> None:
     heads = roi_heads.RoIHeads
+    sample, to_keypoints = heads.subsample, roi_heads.heatmaps_to_keypoints
 
     def subsample(self: Any, labels: Any) -> Any:
         """Full samples, with as many boxes in each that hold something as there can be."""
+        if not all(each.is_cuda for each in labels):
+            return sample(self, labels)
         n = [min(self.fg_bg_sampler.batch_size_per_image, len(each)) for each in labels]
         most = [min(_n_positive(self.fg_bg_sampler), each) for each in n]
         sizes.expected().update(zip(n, most, strict=True))
@@ -73,6 +76,8 @@ def _regions(roi_heads: Any) -> None:
 
     def heatmaps_to_keypoints(maps: Any, rois: Any) -> Any:
         """Without making each map as large as its box, of which the device knows how large that is."""
+        if not maps.is_cuda:
+            return to_keypoints(maps, rois)
         return maps.new_empty((len(rois), maps.shape[1], 3)), maps.new_empty(maps.shape[:2])
 
     heads.subsample = subsample

@@ -58,7 +58,7 @@ def _accepting_no_draft(decode: Callable[..., Any]) -> Callable[..., Any]:
             if function is torch.Tensor.sum and len(args) == 1 and not kwargs:
                 (x,) = args
                 if x.is_cuda and x.dtype == torch.bool:
-                    return torch.zeros((), dtype=torch.int64)
+                    return torch.zeros((), dtype=torch.int64, device="cpu")
             return function(*args, **(kwargs or {}))
 
     @functools.wraps(decode)

@@ -239,7 +239,7 @@ def _lengths_of_targets(torch: Any) -> Callable[..., Any]:
     by_lists = torch.ops.aten.ctc_loss.IntList
 
     def known(lengths: Any, otherwise: list[int]) -> Any:
-        there = _read(torch, lengths).to(torch.int64)
+        there = _read(torch, lengths).to(torch.int64).reshape(-1)
         if not lengths.is_cuda or (bool(there.any()) and not bool((there < 0).any())):
             return there.tolist()
         counted.guessed += 1

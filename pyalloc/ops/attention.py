@@ -162,7 +162,7 @@ def scaled_attention(
 
 def _as_number(scale: Any) -> float:
     """A tensor's too, but one that is learned would never get its gradient."""
-    if isinstance(scale, Tensor) and scale.requires_grad:
+    if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled():
         raise OpError(
             f"{_OP}: scale must be a number, got a tensor that requires a gradient; multiply q by it"
         )

@@ -276,6 +276,8 @@ def test_sequences_of_unknown_lengths_are_as_long_as_can_be(
             (torch.tensor([9, 30, 2]).cuda(), torch.ones(6, dtype=torch.int64).cuda(), torch.tensor([3, 2, 1]).cuda()),
         ):
             torch.nn.functional.ctc_loss(x.transpose(0, 1), targets, inputs, lengths).backward()
+        one = (torch.ones(7, dtype=torch.int64), torch.tensor(30), torch.tensor(7))
+        torch.nn.functional.ctc_loss(x[0], *(each.cuda() for each in one)).backward()
     """
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0, err

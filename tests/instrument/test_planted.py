@@ -152,6 +152,20 @@ def test_an_output_that_a_variable_holds_is_not_kept_for_backward(plan: Plan) ->
     assert "no_grad" not in kinds(plan.done())
 
 
+def test_outputs_that_a_list_holds_are_not_kept_for_backward(plan: Plan) -> None:
+    """A small net has few other blocks beside each."""
+    for _ in range(3):
+        for number in range(4):
+            forward(plan, number, [4, 4, 1])
+        plan.event("phase_begin", "backward")
+        for number in range(4):
+            dropped(plan, number, [0, 1])
+        plan.event("phase_end", "backward")
+        for number in range(4):
+            dropped(plan, number, [2])
+    assert "no_grad" not in kinds(plan.done())
+
+
 def test_nothing_is_made_again_for_a_backward_that_never_comes(plan: Plan) -> None:
     for i in range(6):
         plan.event("phase_begin", "forward")

@@ -521,6 +521,9 @@ def test_scale_is_a_number(n):
     ):
         with pytest.raises(OpError, match=f"scale must be a number, got {what}"):
             scaled_attention(q, q, q, causal=True, scale=scale)
+    with torch.no_grad():
+        learned = torch.nn.Parameter(torch.tensor(0.5))
+        assert torch.equal(scaled_attention(q, q, q, causal=True, scale=learned), right)
 
 
 def test_fewer_dimensions():
