@@ -42,6 +42,8 @@ class Program:
     model: str
     optimizer: str
     autocast: bool = False
+    fused: bool = False
+    n_batches: int = 1  # of a step: their gradients are added up
 
 
 PROGRAMS = [
@@ -51,6 +53,9 @@ PROGRAMS = [
     *(Program(f"{model}, AdamW", model, "AdamW") for model in IMAGES if model != "vgg16"),
     *(Program(f"{model}, SGD", model, "SGD") for model in ("resnet50", "vgg16", "densenet121")),
     Program("vit_b_16, AdamW, bfloat16", "vit_b_16", "AdamW", autocast=True),
+    # No request tells the first batch of a step from the others.
+    Program("gpt, fused, 4 batches", "gpt", "AdamW", fused=True, n_batches=4),
+    Program("resnet50, SGD, 4 batches", "resnet50", "SGD", n_batches=4),
 ]
 
 
@@ -120,17 +125,20 @@ def _train_here(program: Program, allocator: str, n_steps: int, device: str) -> 
 
         pyalloc.install()
     model, batch, labels = _parts(program.model)
-    options = {"momentum": 0.9} if program.optimizer == "SGD" else {}
+    options: dict[str, Any] = {"momentum": 0.9} if program.optimizer == "SGD" else {}
+    options |= {"fused": True} if program.fused else {}
     optimizer = getattr(torch.optim, program.optimizer)(model.parameters(), lr=1e-3, **options)
     began = time.process_time()
     calls = [counter.n_calls()]
     ends = [time.perf_counter()]
     for _ in range(n_steps):
-        with torch.autocast("cuda", torch.bfloat16, enabled=program.autocast):
-            logits = model(batch())
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels())
-        optimizer.zero_grad()
-        loss.backward()
+        for i in range(program.n_batches):
+            with torch.autocast("cuda", torch.bfloat16, enabled=program.autocast):
+                logits = model(batch())
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels())
+            if i == 0:
+                optimizer.zero_grad()
+            loss.backward()
         optimizer.step()
         del loss, logits
         calls.append(counter.n_calls())
