@@ -2,23 +2,9 @@
 #include <unistd.h>
 
 #include "fault.h"
+#include "sender.h"
 #include "sweep.h"
 #include "world.h"
-
-/* Descriptors of the pages of one block, as a connection to its process hands them out. */
-struct sender {
-    struct pya_heap *heap;
-    struct pya_shared shared;
-    size_t next;
-};
-
-static pya_status
-sender_next(void *arg, int *fd) {
-    struct sender *sender = arg;
-    pya_status st = pya_share_export(sender->heap, &sender->shared, sender->next, 1, fd);
-    sender->next += st == PYA_OK;
-    return st;
-}
 
 static pya_status
 import_all(struct pya_heap *heap, const struct pya_shared *shared, pya_dptr *out) {

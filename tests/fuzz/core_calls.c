@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "core_model.h"
+#include "sender.h"
 
 static void
 op_foreign(struct world *world) {
@@ -24,20 +25,6 @@ op_peer(struct world *world) {
     if (st != PYA_E_NOTSUP && world->open_fails == open_fails) {
         require_status(world, how % N_DEVICES, st);
     }
-}
-
-struct sender {
-    struct pya_heap *heap;
-    struct pya_shared shared;
-    size_t next;
-};
-
-static pya_status
-sender_next(void *arg, int *fd) {
-    struct sender *sender = arg;
-    pya_status st = pya_share_export(sender->heap, &sender->shared, sender->next, 1, fd);
-    sender->next += st == PYA_OK;
-    return st;
 }
 
 /* A block goes to another process, which here is this one. */
