@@ -352,6 +352,9 @@ card_serve(
             return st;
         }
     }
+    if (PYA_UNLIKELY(card->n_pending + card->is_timed > 0)) {
+        card_attend(card); /* before the reserve below: giving back cuts runs too */
+    }
     /* The map first: after it nothing that follows a successful cut can fail. */
     st = pya_ptrmap_reserve(&card->live);
     if (PYA_UNLIKELY(st != PYA_OK)) {
@@ -360,9 +363,6 @@ card_serve(
     st = pya_slab_reserve(&card->blocks, 1);
     if (PYA_UNLIKELY(st != PYA_OK)) {
         return st;
-    }
-    if (PYA_UNLIKELY(card->n_pending + card->is_timed > 0)) {
-        card_attend(card);
     }
     bool may_repeat = pya_repeat_is_on(arena, bytes);
     struct pya_block *block = may_repeat ? pya_repeat_take(arena, bytes) : NULL;
