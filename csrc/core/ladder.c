@@ -147,14 +147,6 @@ ladder_add_pages(struct pya_arena *arena, size_t n_pages, bool is_small) {
     return st == PYA_OK ? pya_arena_grow(arena, hole, n_pages, is_small) : st;
 }
 
-/* The block in hand is live and so safe; failing to tidy up is not its problem. */
-static void
-ladder_tidy(struct pya_card *card) {
-    if (pya_card_is_crowded(card) && !pya_fences_are_capturing(card)) {
-        (void)!pya_trim_mappings(card);
-    }
-}
-
 /* m free pages side by side, those of `shorter` in front unless that is NULL. */
 static pya_status
 stitch_free_pages(
@@ -205,13 +197,7 @@ ladder_stitch(
     }
     struct pya_stitch *stitch = NULL;
     pya_status st = stitch_free_pages(arena, m, shorter, &stitch);
-    if (st == PYA_OK) {
-        st = pya_stitch_take(stitch, bytes, out);
-    }
-    if (st == PYA_OK) {
-        ladder_tidy(arena->card);
-    }
-    return st;
+    return st == PYA_OK ? pya_stitch_take(stitch, bytes, out) : st;
 }
 
 /* The same with pages that other live blocks may sit in, where the user allows it. */
@@ -231,7 +217,6 @@ ladder_share(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
     pya_status st = pya_share_take(arena, bytes, &plan, out);
     if (st == PYA_OK) {
         pya_policy_pay(arena, (*out)->stitch->n_pages);
-        ladder_tidy(arena->card);
     }
     return st;
 }
@@ -565,6 +550,17 @@ ladder_reclaim(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     return ladder_refit(arena, bytes, is_small, out);
 }
 
+/* Stitching made new mappings, moving left old ones behind.  The block in hand is live and so safe; failing to tidy up is
+ * not its problem. */
+static void
+ladder_tidy(struct pya_card *card) {
+    if (pya_card_is_crowded(card) && !pya_fences_are_capturing(card)) {
+        pya_device_begin(card->dev);
+        (void)!pya_trim_mappings(card);
+        pya_device_end(card->dev);
+    }
+}
+
 pya_status
 pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_block *block = NULL;
@@ -585,6 +581,7 @@ pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct py
         return PYA_E_NOMEM;
     }
     pya_gc_after_growth(arena->card, n_pages);
+    ladder_tidy(arena->card);
     *out = block;
     return PYA_OK;
 }

@@ -394,6 +394,39 @@ test_addresses_run_out(void) {
     addresses_run_out("memory:fast", 4800 * MIB);
 }
 
+/* Streams that share memory move pages and hardly ever stitch them: the addresses that those leave behind go, too. */
+static void
+test_moved_pages_leave_few_addresses(void) {
+    enum { N_BLOCKS = 200, N_STEPS = 8000, MOST = 4 };
+    struct world world = {.config = {.capacity_bytes = 256 * MIB}};
+    pya_dptr ptrs[N_BLOCKS] = {0};
+    uint64_t seed = check_seed();
+    int64_t worst = 0;
+    world_init(&world, "mappings_per_page:4");
+    for (int i = 0; i < N_STEPS; i++) {
+        size_t k = check_below(&seed, N_BLOCKS);
+        if (ptrs[k] != 0) {
+            give(&world, ptrs[k]);
+            ptrs[k] = 0;
+        } else if (stat_of(world.heap, 0, "allocated_bytes.all.current") < (int64_t)(70 * MIB)) {
+            size_t bytes = check_log_size(&seed, 512, 32 * MIB);
+            ptrs[k] = take(&world, bytes, ONE * (1 + check_below(&seed, 4)));
+        }
+        int64_t n_pages = stat_of(world.heap, 0, "pyalloc_pages");
+        int64_t over = stat_of(world.heap, 0, "pyalloc_mappings") - MOST * n_pages;
+        worst = over > worst ? over : worst;
+    }
+    CHECK(
+        stat_of(world.heap, 0, "pyalloc_page_moves") > 4 * stat_of(world.heap, 0, "pyalloc_pages"));
+    CHECK_EQ(worst, 0);
+    for (size_t k = 0; k < N_BLOCKS; k++) {
+        if (ptrs[k] != 0) {
+            give(&world, ptrs[k]);
+        }
+    }
+    streams_fini(&world);
+}
+
 /* Of the idle memory of another stream that is large enough the smallest stretch changes hands. */
 static void
 test_the_smallest_stretch_changes_hands(void) {
@@ -537,6 +570,7 @@ static const struct check_case cases[] = {
     {"default_streams_of_devices", test_default_streams_of_devices},
     {"addresses_of_nothing", test_addresses_of_nothing_go_to_others},
     {"addresses_run_out", test_addresses_run_out},
+    {"moved_pages_leave_few_addresses", test_moved_pages_leave_few_addresses},
     {"addresses_are_there_for_many", test_addresses_are_there_for_many},
     {"event_that_failed_once", test_event_that_failed_once},
     {"idle_memory_changes_hands", test_idle_memory_changes_hands},
