@@ -119,6 +119,9 @@ def _check_parts(value: dict[str, Any]) -> None:
     for trace in traces:
         for entry in _list(trace):
             _check_entry(_dict(entry))
+    for each in _list(value.get("external_annotations") or []):
+        _natural(_dict(each)["time_us"], 2**53)
+        _text(each["name"], each["stage"])
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -137,6 +140,11 @@ def _natural(value: Any, below: int = 2**63) -> int:
     if not isinstance(value, int) or not 0 <= value < below:
         raise ValueError("a number that is no address, size or time")
     return value
+
+
+def _text(*values: Any) -> None:
+    if not all(isinstance(value, str) for value in values):
+        raise TypeError("a name that is no text")
 
 
 def _check_segment(segment: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _core, pickles
+from pyalloc import _core, pickles, ranges
 from pyalloc.analysis import Analysis, Block, Moment, moment, rounded
 from pyalloc.convert import EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
@@ -178,7 +178,9 @@ def write_snapshot(snapshot: dict[str, Any], target: Path) -> None:
         for note in _settings(settings):
             writer.mark(Mark(first, "user", note))
         writer.state(before, first)
-        writer.merged(traces, [])
+        told = snapshot.get("external_annotations") or []
+        marks = ranges.marks(told, first) if any(traces) else []
+        writer.merged(traces, [writer.row(mark) for mark in marks])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"the snapshot is malformed: {error!r}") from None
     finally:

@@ -1,0 +1,100 @@
+"""Phases and steps of torch's snapshots: the ranges of torch.profiler.record_function that a program went through.
+
+torch's optimizers and profiler make ranges of their own, so that most programs have steps without an edit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pyalloc.convert import Mark
+
+_STEP = re.compile(r"ProfilerStep#(\d{1,9})")
+_OPTIMIZER = re.compile(r"Optimizer\.step#(\w+)\.step")
+_ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#\w+\.zero_grad$")
+_PHASES = ("forward", "backward", "optimizer", "loss", "inference")  # what the reports know
+_MOST_NAME = 200  # characters
+_ORDER = ("phase_end", "user", "step", "phase_begin")  # at one time
+_Edge = tuple[int, str, bool]  # time_ns, name, does the range begin?
+
+
+def marks(told: Sequence[dict[str, Any]], first_ns: int) -> list[Mark]:
+    """Of a snapshot's external_annotations, in order of time; of what was before first_ns only what still held then.
+
+    Steps are those of torch.profiler; where it did not run one ends with the step of the first optimizer, as in
+    recordings.
+    """
+    edges = list(_edges(sorted(told, key=lambda each: int(each["time_us"]))))
+    steps = list(_profiled(edges)) or list(_optimized(edges, first_ns))
+    found = [*_phases(edges), *steps]
+    found.sort(key=lambda mark: (mark.time_ns, _ORDER.index(mark.kind)))
+    n_before = sum(mark.time_ns < first_ns for mark in found)
+    held = [replace(mark, time_ns=first_ns) for mark in _held(found[:n_before])]
+    return [*held, *found[n_before:]]
+
+
+def _edges(told: Sequence[dict[str, Any]]) -> Iterator[_Edge]:
+    """In order, each at a time of its own: torch has whole microseconds, and what ends comes after all in its last."""
+    n = 0
+    for each, after in itertools.zip_longest(told, told[1:]):
+        begins, time_us = each["stage"] == "START", int(each["time_us"])
+        is_last = after is None or time_us < int(after["time_us"])
+        yield (
+            time_us * 1000 + (999 if is_last and not begins else min(n, 499)),
+            each["name"],
+            begins,
+        )
+        n = 0 if is_last else n + 1
+
+
+def _phases(edges: Sequence[_Edge]) -> Iterator[Mark]:
+    optimizers: list[str] = []
+    for time_ns, name, begins in edges:
+        if _STEP.fullmatch(name):
+            continue
+        optimizer = _OPTIMIZER.fullmatch(name)
+        if optimizer and optimizer[1] not in optimizers:  # no stack tells Adam from AdamW
+            optimizers.append(optimizer[1])
+            yield Mark(time_ns, "user", f"optimizers={', '.join(optimizers)}")
+        plain = "optimizer" if optimizer else name.strip("#=-* ").lower()  # "## forward ##"
+        shown = plain if plain in _PHASES else _ZERO_GRAD.sub("zero_grad", name)[:_MOST_NAME]
+        yield Mark(time_ns, "phase_begin" if begins else "phase_end", shown)
+
+
+def _profiled(edges: Sequence[_Edge]) -> Iterator[Mark]:
+    for time_ns, name, begins in edges:
+        step = _STEP.fullmatch(name)
+        if step and begins:
+            yield Mark(time_ns, "step", "step", arg=int(step[1]))
+
+
+def _optimized(edges: Sequence[_Edge], first_ns: int) -> Iterator[Mark]:
+    ends = [
+        (time_ns, name) for time_ns, name, begins in edges if not begins and time_ns >= first_ns
+    ]
+    ends = [(time_ns, name) for time_ns, name in ends if _OPTIMIZER.fullmatch(name)]
+    begins = [first_ns, *(time_ns for time_ns, name in ends if name == ends[0][1])]
+    for number, time_ns in enumerate(begins if ends else []):
+        yield Mark(time_ns, "step", "step", arg=number)
+
+
+def _held(past: Sequence[Mark]) -> list[Mark]:
+    """What of these marks still holds after them: notes, phases that are not over, the last step."""
+    notes: list[Mark] = []
+    phases: list[Mark] = []
+    steps: list[Mark] = []
+    for mark in past:
+        if mark.kind == "phase_begin":
+            phases.append(mark)
+        elif mark.kind == "phase_end":  # what is within ends with it
+            same = [i for i, phase in enumerate(phases) if phase.text == mark.text]
+            del phases[same[-1] if same else len(phases) :]
+        elif mark.kind == "step":
+            steps = [mark]
+        else:
+            notes.append(mark)
+    return [*notes, *steps, *phases]

@@ -1,0 +1,106 @@
+"""What a program marked in torch's own ways is in the reports on its snapshots."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument.tools import MIB
+from pyalloc import errors, trace
+
+SECOND = 1_000_000  # in torch's times
+
+
+def history(n_steps: int, optimizer: str = "AdamW") -> tuple[list[Any], list[Any]]:
+    """Entries and ranges of steps that make 4 MiB in forward, 2 in backward and 1 in the optimizer, which is kept."""
+    entries: list[dict[str, Any]] = []
+    ranges: list[dict[str, Any]] = []
+    for step in range(n_steps):
+        now = (step + 1) * SECOND
+        parts = (("## forward ##", 4), ("Backward", 2), (f"Optimizer.step#{optimizer}.step", 1))
+        for i, (name, size) in enumerate(parts):
+            address = (step * 8 + i + 1) << 30
+            at = now + i * 1000
+            made = {"action": "alloc", "addr": address, "size": size * MIB, "stream": 0}
+            ranges.append({"name": name, "stage": "START", "device": 0, "time_us": at})
+            entries.append({**made, "time_us": at})  # in the first and the last microsecond
+            ranges.append({"name": name, "stage": "END", "device": 0, "time_us": at})
+            if size > 1:
+                entries.append({**made, "action": "free_requested", "time_us": now + 5000 + i})
+    return entries, ranges
+
+
+def written(path: Path, entries: list[Any], ranges: list[Any]) -> Path:
+    """A snapshot; what its entries do not free is alive at its end."""
+    entries = sorted(entries, key=lambda entry: int(entry["time_us"]))
+    freed = {each["addr"] for each in entries if each["action"] == "free_requested"}
+    segments = [
+        {
+            "address": each["addr"],
+            "total_size": MIB,
+            "stream": 0,
+            "blocks": [{"size": MIB, "state": "active_allocated"}],
+        }
+        for each in entries
+        if each["action"] == "alloc" and each["addr"] not in freed
+    ]
+    snapshot = {"segments": segments, "device_traces": [entries], "external_annotations": ranges}
+    path.write_bytes(pickle.dumps(snapshot))
+    return path
+
+
+def test_ranges_are_phases_and_those_of_optimizers_end_steps(tmp_path: Path) -> None:
+    found = trace.analyse(written(tmp_path / "s.pickle", *history(6)))
+    names = ["forward", "backward", "optimizer"]
+    assert [(phase.name, phase.step) for phase in found.phases] == [
+        (name, step) for step in range(6) for name in names
+    ]
+    assert [phase.n_made for phase in found.phases] == [1] * 18
+    assert [step[0] for step in found.steps] == list(range(7))
+    assert found.notes["optimizers"] == "AdamW"
+    assert (found.totals["peak_phase"], found.totals["peak_step"]) == ("optimizer", 5)
+    assert found.leak_verdict.startswith("leak: 1.00 MiB more at each step")
+
+
+def test_steps_of_the_profiler_count(tmp_path: Path) -> None:
+    entries, ranges = history(3)
+    for step in range(3):
+        for stage, seconds in (("START", 0.9), ("END", 1.8)):
+            at = int((step + seconds) * SECOND)
+            ranges.append({"name": f"ProfilerStep#{step + 40}", "stage": stage, "time_us": at})
+    found = trace.analyse(written(tmp_path / "s.pickle", entries, ranges))
+    assert [step[0] for step in found.steps] == [40, 41, 42]
+    assert {phase.name for phase in found.phases} == {"forward", "backward", "optimizer"}
+
+
+def test_of_what_was_before_the_history_only_what_still_holds_is_told(tmp_path: Path) -> None:
+    entries, ranges = history(5)
+    whole = {"name": "train", "device": 0}
+    ranges += [
+        {**whole, "stage": "START", "time_us": 1},
+        {**whole, "stage": "END", "time_us": 9 * SECOND},
+    ]
+    late = [entry for entry in entries if entry["time_us"] > 3 * SECOND]
+    found = trace.analyse(written(tmp_path / "s.pickle", late, ranges))
+    assert [(p.name, p.depth) for p in found.phases] == [("train", 0)] + [
+        (name, 1) for name in ["backward", "optimizer", *["forward", "backward", "optimizer"] * 2]
+    ]
+    assert [step[0] for step in found.steps] == [0, 1, 2, 3]
+
+
+def test_a_range_may_begin_in_the_microsecond_in_which_another_ends(tmp_path: Path) -> None:
+    edges = [("a", "START"), ("a", "END"), ("b", "START"), ("b", "END")]
+    ranges = [{"name": name, "stage": stage, "time_us": SECOND} for name, stage in edges]
+    found = trace.analyse(written(tmp_path / "s.pickle", history(1)[0], ranges))
+    assert [(phase.name, phase.depth) for phase in found.phases] == [("a", 0), ("b", 0)]
+
+
+@pytest.mark.parametrize(
+    "bad", [7, [3], [{"name": "x", "stage": "START"}], [{"name": 1, "stage": "END", "time_us": 1}]]
+)
+def test_malformed_ranges_are_refused(tmp_path: Path, bad: Any) -> None:
+    with pytest.raises(errors.TraceError, match="malformed"):
+        trace.analyse(written(tmp_path / "s.pickle", history(1)[0], bad))
