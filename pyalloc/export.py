@@ -105,7 +105,22 @@ def to_torch(
     writer.begin()
     for device in range(n_devices):
         writer.trace(_torch_entries(file, skip, device, sizes, writer, progress))
-    writer.end({"segments": _segments(analysis), "allocator_settings": {}})
+    rest = {"segments": _segments(analysis), "allocator_settings": {}}
+    writer.end({**rest, "external_annotations": _ranges(analysis)})
+
+
+def _ranges(analysis: Analysis) -> list[dict[str, Any]]:
+    """Phases, and steps as torch.profiler names them, as ranges of torch.profiler.record_function."""
+    begins = [(f"ProfilerStep#{step[0]}", step[2]) for step in analysis.steps]
+    ends = [time_ns for _, time_ns in begins[1:]] + [analysis.totals["last_ns"]]
+    found = [(name, begin, end) for (name, begin), end in zip(begins, ends, strict=False)]
+    found += [(phase.name, phase.begin_ns, phase.end_ns) for phase in analysis.phases]
+    edges = [(begin, 1, name, "START") for name, begin, _ in found]
+    edges += [(end, 0, name, "END") for name, _, end in found]
+    return [
+        {"stage": stage, "name": name, "device": 0, "time_us": time_ns // 1000}
+        for time_ns, _, name, stage in sorted(edges, key=lambda edge: edge[:2])
+    ]
 
 
 def _sizes_at(file: Path, event: int) -> dict[tuple[int, int], int]:

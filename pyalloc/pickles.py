@@ -299,6 +299,4 @@ class SnapshotWriter:
         for key, value in rest.items():
             self._text(key)
             self._value(value)
-        self._text("external_annotations")
-        self._value([])
         self.out.write(pickle.SETITEMS + pickle.STOP)

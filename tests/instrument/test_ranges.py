@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from instrument.tools import MIB
+from instrument.tools import MIB, Plan, pyalloc, small_trace
 from pyalloc import errors, trace
 
 SECOND = 1_000_000  # in torch's times
@@ -104,3 +104,14 @@ def test_a_range_may_begin_in_the_microsecond_in_which_another_ends(tmp_path: Pa
 def test_malformed_ranges_are_refused(tmp_path: Path, bad: Any) -> None:
     with pytest.raises(errors.TraceError, match="malformed"):
         trace.analyse(written(tmp_path / "s.pickle", history(1)[0], bad))
+
+
+def test_phases_and_steps_are_exported_as_ranges(tmp_path: Path) -> None:
+    path = small_trace(Plan(tmp_path / "out.pya"))
+    pyalloc("export", path, "--to", "torch", "-o", tmp_path / "s.pickle")
+    before, after = trace.analyse(path), trace.analyse(tmp_path / "s.pickle")
+    for each in (before, after):
+        assert [(p.name, p.step, p.n_made) for p in each.phases] == [
+            ("forward", i, 2) for i in range(6)
+        ]
+        assert [step[0] for step in each.steps] == list(range(6))
