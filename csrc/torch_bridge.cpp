@@ -227,6 +227,14 @@ block_bytes(pya_heap *heap, pya_dptr address, int *device) {
                : 0;
 }
 
+/* The address is nobody else's yet. */
+void
+trace_uncached_free(const void *ptr) {
+    if (is_traced()) {
+        trace_memory(false, address_of(ptr));
+    }
+}
+
 /* What a filter of torch's threw: the heap that called it is C and holds a lock, so it waits here until the heap has
  * returned.  The flag says whether there ever was one: it costs less to read than what belongs to a thread. */
 thread_local std::exception_ptr filter_error;
@@ -272,7 +280,11 @@ PYA_EXPORT void *
 pya_torch_alloc(size_t bytes, int device, void *stream) {
     pya_heap *heap = heap_or_throw();
     if (PYA_UNLIKELY(!pya_torch_is_cached())) {
-        return pya_torch_uncached_alloc(bytes);
+        void *ptr = pya_torch_uncached_alloc(bytes);
+        if (is_traced()) {
+            trace_memory(true, address_of(ptr));
+        }
+        return ptr;
     }
     pya_dptr address = 0;
     const pya_status status = pya_alloc(heap, device, bytes, stream_of(stream), &address);
@@ -296,7 +308,7 @@ pya_torch_alloc(size_t bytes, int device, void *stream) {
 pya_status
 pya_torch_give_back(void *ptr) {
     pya_heap *heap = attached.load(std::memory_order_acquire);
-    if (heap == nullptr || ptr == nullptr || pya_torch_uncached_free(ptr)) {
+    if (heap == nullptr || ptr == nullptr || pya_torch_uncached_free(ptr, trace_uncached_free)) {
         return PYA_OK;
     }
     int device = 0;

@@ -79,7 +79,7 @@ pya_torch_uncached_alloc(size_t bytes) {
 }
 
 bool
-pya_torch_uncached_free(void *ptr) {
+pya_torch_uncached_free(void *ptr, void (*before)(const void *ptr)) {
     if (PYA_LIKELY(n_uncached.load(std::memory_order_acquire) == 0)) {
         return false;
     }
@@ -91,6 +91,7 @@ pya_torch_uncached_free(void *ptr) {
         return is_there;
     });
     if (is_ours) {
+        before(ptr);
         /* An error here is an earlier kernel's, and will be found by its caller. */
         (void)functions().release(ptr);
     }

@@ -11,8 +11,8 @@ extern "C" {
 bool pya_torch_is_cached(void);
 /* Straight from the device; throws when it has none.  NULL for 0 bytes. */
 void *pya_torch_uncached_alloc(size_t bytes);
-/* Frees ptr if it came from there; false: it did not. */
-bool pya_torch_uncached_free(void *ptr);
+/* Frees ptr if it came from there, and calls `before` first; false: it did not. */
+bool pya_torch_uncached_free(void *ptr, void (*before)(const void *ptr));
 
 /* The virtual methods. */
 void pya_torch_slot_enable(void *self, bool is_cached);

@@ -207,6 +207,28 @@ print("traced")
 """
 
 
+TRACED_UNCACHED = """
+import torch
+from torch.cuda import _gpu_trace
+
+torch._C._activate_gpu_trace()
+made, gone = [], []
+_gpu_trace.register_callback_for_memory_allocation(made.append)
+_gpu_trace.register_callback_for_memory_deallocation(gone.append)
+tensor = torch.empty(1000, device="cuda")
+address = tensor.data_ptr()
+assert (made, gone) == ([address], []), (made, gone)
+del tensor
+assert (made, gone) == ([address], [address]), (made, gone)
+print("traced")
+"""
+
+
+def test_the_gpu_trace_is_told_of_uncached_memory() -> None:
+    """The sanitizer is told that an address is another tensor's from now on."""
+    assert run("-c", TRACED_UNCACHED, PYTORCH_NO_CUDA_MEMORY_CACHING="1").split() == ["traced"]
+
+
 def test_the_gpu_trace_is_told() -> None:
     """And so the sanitizer takes no memory that came back for a race."""
     assert run("-c", TRACED).split() == ["traced"]
