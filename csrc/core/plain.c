@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "debug.h"
 #include "segment.h"
 
 /* torch's sizes (shared facts of its allocator, so that nobody needs more here than there). */
@@ -46,9 +47,32 @@ plain_count_segment(struct pya_arena *arena, const struct pya_range *range, int 
     }
 }
 
+static bool
+plain_is_older(const struct pya_block *a, const struct pya_block *b) {
+    return a->range->order < b->range->order || (a->range == b->range && a->addr < b->addr);
+}
+
+/* As torch: of runs of one size that of the oldest segment, not the lowest.  Ranks of a job that ask for the same take the
+ * same segments then, wherever each one's own allocator put them; symmetric memory relies on it. */
+static struct pya_block *
+plain_oldest(const struct pya_fit *fit, struct pya_block *run) {
+    struct pya_block *oldest = run;
+    struct pya_block *next = pya_fit_next(fit, run);
+    while (next != NULL && next->bytes == run->bytes) {
+        PYA_STEP();
+        oldest = plain_is_older(next, oldest) ? next : oldest;
+        next = pya_fit_next(fit, next);
+    }
+    return oldest;
+}
+
 struct pya_block *
 pya_plain_find(struct pya_arena *arena, size_t bytes, bool is_small) {
-    struct pya_block *run = pya_fit_find(is_small ? arena->small_fit : &arena->fit, bytes);
+    const struct pya_fit *fit = is_small ? arena->small_fit : &arena->fit;
+    struct pya_block *run = pya_fit_find(fit, bytes);
+    if (run != NULL && arena->pool != NULL && arena->pool->source.alloc != NULL) {
+        run = plain_oldest(fit, run);
+    }
     size_t max_split = plain_max_split(arena);
     if (run == NULL || max_split == 0) {
         return run;
@@ -96,6 +120,7 @@ pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small) {
     range->bytes = segment;
     range->is_small = is_small;
     range->n_mapped = 1;
+    range->order = arena->seq;
     (void)pya_arena_give(arena, pya_arena_link_range(arena, range));
     plain_count_segment(arena, range, 1);
     pya_history_note(

@@ -31,6 +31,7 @@ struct pya_range {
     size_t n_room;
     size_t n_mapped; /* slots with a page, dead ones not counted; 1 for a plain segment */
     bool is_small;   /* plain segment of the small pool */
+    uint64_t order;  /* plain segment: the arena's seq when it came */
 };
 
 /* Slots 0 .. n - 1 can be used; host memory only. */

@@ -171,6 +171,7 @@ struct source {
     size_t n_calls;
     bool is_dropped;
     bool is_empty;
+    bool goes_down;
 };
 
 static pya_dptr
@@ -181,13 +182,14 @@ source_alloc(void *arg, size_t bytes) {
     }
     source->n_segments++;
     source->n_calls++;
-    return ((pya_dptr)source->n_calls << 40) + bytes % 2;
+    pya_dptr place = source->goes_down ? 999 - source->n_calls : source->n_calls;
+    return (place << 40) + bytes % 2;
 }
 
 static void
 source_free(void *arg, pya_dptr addr) {
     struct source *source = arg;
-    CHECK(addr >> 40 <= source->n_calls);
+    CHECK(source->goes_down || addr >> 40 <= source->n_calls);
     CHECK(!source->is_dropped);
     source->n_segments--;
 }
@@ -238,6 +240,22 @@ run_source(const char *options) {
     CHECK_OK(pya_free(world.heap, other));
     CHECK_OK(pya_empty_cache(world.heap, 0));
     CHECK(source.is_dropped);
+    world_fini(&world);
+}
+
+/* Of several like segments the oldest is used again, wherever they lie: the ranks of a job take the same ones. */
+static void
+test_source_order(void) {
+    struct world world = {0};
+    struct source source = {.goes_down = true};
+    pools_init(&world, "");
+    CHECK_OK(pya_pool_set_source(world.heap, 0, POOL, source_of(&source)));
+    pool_begin(&world);
+    pya_dptr first = take(&world, 30 * MIB, 0);
+    give(&world, take(&world, 30 * MIB, 0));
+    give(&world, first);
+    give(&world, take(&world, 100, 0)); /* what was freed last is taken again first */
+    CHECK_EQ(take(&world, 30 * MIB, 0), first);
     world_fini(&world);
 }
 
@@ -562,6 +580,7 @@ static const struct check_case cases[] = {
     {"source_lends_on_oom", test_source_lends_on_oom},
     {"trim_leaves_the_low_end", test_trim_leaves_the_low_end},
     {"source", test_source},
+    {"source_order", test_source_order},
     {"source_dies_with_the_heap", test_source_dies_with_the_heap},
     {"no_split", test_no_split},
     {"counts_by_kind", test_counts_by_kind},

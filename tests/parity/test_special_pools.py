@@ -43,26 +43,32 @@ class OwnAllocator:
 
     sizes: dict[int, int] = field(default_factory=dict)
     is_empty: bool = False
+    ready: list[int] = field(
+        default_factory=list
+    )  # these are handed out first, the last before the others
     on_alloc: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
-        runtime = cuda_runtime()
-
         def alloc(size: int, device: int, stream: int | None) -> int | None:
-            address = ctypes.c_void_p()
             self.on_alloc()
-            if self.is_empty or runtime.cudaMalloc(ctypes.byref(address), size) != 0:
-                return None
-            self.sizes[address.value] = size
-            return address.value
+            address = (
+                None if self.is_empty else self.ready.pop() if self.ready else self.reserve(size)
+            )
+            if address is not None:
+                self.sizes[address] = size
+            return address
 
         def free(address: int, size: int, device: int, stream: int | None) -> None:
             del self.sizes[address]
-            runtime.cudaFree(address)
+            cuda_runtime().cudaFree(address)
 
         self.functions = ALLOC(alloc), FREE(free)
         addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in self.functions]
         self.allocator = torch._C._cuda_customAllocator(*addresses)
+
+    def reserve(self, size: int) -> int | None:
+        address = ctypes.c_void_p()
+        return None if cuda_runtime().cudaMalloc(ctypes.byref(address), size) else address.value
 
 
 @pytest.fixture
@@ -130,6 +136,28 @@ def test_the_own_allocator_runs_out(own: OwnAllocator) -> None:
             empty(5 * MIB)
         own.is_empty = False
         assert empty(5 * MIB).numel() == 5 * MIB
+
+
+@pytest.mark.skipif(
+    not IS_PYALLOC and torch.__version__ < (2, 13), reason="this torch goes by addresses"
+)
+@pytest.mark.parametrize(("size", "segment", "in_one"), [(MIB, 2 * MIB, 2), (30 * MIB,) * 2 + (1,)])
+def test_of_like_segments_the_oldest_is_used_again(
+    own: OwnAllocator, size: int, segment: int, in_one: int
+) -> None:
+    """Wherever they lie: the ranks of a job take the same ones, which symmetric memory relies on."""
+    own.ready = sorted(own.reserve(segment) for _ in range(4))
+    pool = torch.cuda.MemPool(own.allocator)
+    with torch.cuda.use_mem_pool(pool):
+        tensors = [empty(size) for _ in range(4 * in_one)]
+        addresses = [tensor.data_ptr() for tensor in tensors[::in_one]]
+        other = empty(1000)
+        assert addresses == sorted(addresses, reverse=True)
+        for i in (2, 0, 3, 1):
+            tensors[i * in_one] = None
+        del other  # pyalloc takes what was freed last, where it has the very size
+        again = [empty(size) for _ in range(4)]
+        assert [tensor.data_ptr() for tensor in again] == addresses
 
 
 @pytest.mark.skipif(
