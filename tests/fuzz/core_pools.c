@@ -16,6 +16,55 @@ filter_drop(void *arg) {
     filter_world->n_filters--;
 }
 
+/* A pool's own allocator.  It never fails to free, as the caller of one has no way to tell. */
+struct source {
+    struct world *world;
+    int device;
+    size_t n_segments;
+};
+
+static pya_dptr
+source_alloc(void *arg, size_t bytes) {
+    struct source *source = arg;
+    struct pya_device *dev = pya_sim_device(source->world->sims[source->device]);
+    pya_dptr addr = 0;
+    if (pya_device_plain_alloc(dev, bytes, &addr) != PYA_OK) {
+        return 0;
+    }
+    SAY("source of device %d: %zu at 0x%llx\n", source->device, bytes, (unsigned long long)addr);
+    source->n_segments++;
+    return addr;
+}
+
+static void
+source_free(void *arg, pya_dptr addr) {
+    struct source *source = arg;
+    struct pya_sim *sim = source->world->sims[source->device];
+    REQUIRE(source->n_segments > 0);
+    source->n_segments--;
+    while (pya_device_plain_free(pya_sim_device(sim), addr) != PYA_OK) {
+        REQUIRE(pya_sim_fail_clear(sim));
+    }
+}
+
+static void
+source_drop(void *arg) {
+    REQUIRE_EQ(((struct source *)arg)->n_segments, 0);
+    free(arg); /* once: what is left over at the end of a run is found */
+}
+
+static void
+pool_set_source(struct world *world, int device, int i) {
+    (void)fault_disarm();
+    struct source *source = malloc(sizeof *source);
+    *source = (struct source){world, device, 0};
+    const struct pya_segment_source calls = {source_alloc, source_free, source_drop, source};
+    pya_status st = pya_pool_set_source(world->heap, device, pool_id(i), calls);
+    SAY("pool %d of device %d: source -> %d\n", i, device, st);
+    REQUIRE(st == PYA_OK || st == PYA_E_INVAL);
+    world->no_split = world->no_split || st == PYA_OK;
+}
+
 struct pya_pool_id
 pool_id(int i) {
     return (struct pya_pool_id){7, (uint64_t)i + 1};
@@ -110,6 +159,9 @@ op_pool(struct world *world) {
     default:
         (void)pya_pool_list(world->heap, device, infos, how % 3);
         (void)!pya_pool_set_on_oom(world->heap, device, pool_id(i), (how & 8) != 0);
+        if ((how & 0x30) == 0x30) {
+            pool_set_source(world, device, i);
+        }
         return;
     }
     if (world->sims[device] != NULL) {
