@@ -47,7 +47,7 @@ struct pya_ops_additive {
     struct pya_ops_view grad, grad_probs; /* grad_probs.p may be NULL */
     struct pya_ops_view d_query, d_keys, d_values;
     void *d_v;          /* [n_b][n_h], one partial sum per batch entry */
-    void *workspace;    /* [n_b][n_q][n_s], CUDA's backward only */
+    void *workspace;    /* [n_b][n_q][n_s], CUDA only */
     int32_t accumulate; /* nonzero: d_keys and d_values are added to */
     int32_t dtype;
     int32_t n_threads;

@@ -8,7 +8,9 @@
 
 enum {
     THREADS = 256,
+    KEY_THREADS = 128,
     WARP = 32,
+    SPAN = 8, /* keys */
     BIG = 128,
     SMALL = 64,
     WIDE = 64,
@@ -85,24 +87,37 @@ pya_ops_cuda_ps_backward(const struct pya_ops_ps *ps, const struct pya_ops_targe
     return status;
 }
 
+/* n_parts for each query of each batch entry */
+static struct pya_driver_grid
+launch_grid_queries(const struct pya_ops_additive *a, int64_t n, int64_t step) {
+    const uint64_t queries = (uint64_t)a->n_q * (uint64_t)a->n_b;
+    struct pya_driver_grid g = {launch_parts(n, step) * queries, 1, THREADS, 0};
+    return g;
+}
+
 int
 pya_ops_cuda_additive_forward(const struct pya_ops_additive *a, const struct pya_ops_target *to) {
-    struct pya_driver_grid g = {(uint64_t)a->n_q * (uint64_t)a->n_b, 1, THREADS, 0};
-    return pya_driver_launch(to, "pya_additive_forward", g, a);
+    struct pya_driver_grid scores = launch_grid_queries(a, a->n_s, THREADS / WARP);
+    struct pya_driver_grid context = launch_grid_queries(a, a->n_e, THREADS);
+    int status = pya_driver_launch(to, "pya_additive_scores", scores, a);
+    if (status == PYA_OPS_OK) {
+        status = pya_driver_launch(to, "pya_additive_context", context, a);
+    }
+    return status;
 }
 
 int
 pya_ops_cuda_additive_backward(const struct pya_ops_additive *a, const struct pya_ops_target *to) {
     const uint64_t n_b = (uint64_t)a->n_b;
-    struct pya_driver_grid scores = {(uint64_t)a->n_q * n_b, 1, THREADS, 0};
-    int status = pya_driver_launch(to, "pya_additive_backward_scores", scores, a);
+    struct pya_driver_grid probs = launch_grid_queries(a, a->n_s, THREADS / WARP);
+    int status = pya_driver_launch(to, "pya_additive_backward_probs", probs, a);
     if (status == PYA_OPS_OK) {
-        struct pya_driver_grid keys = {launch_parts(a->n_h, THREADS) * n_b, 1, THREADS, 0};
+        struct pya_driver_grid keys = {launch_parts(a->n_h, KEY_THREADS) * n_b, 1, KEY_THREADS, 0};
         status = pya_driver_launch(to, "pya_additive_backward_keys", keys, a);
     }
     if (status == PYA_OPS_OK && a->d_values.p != NULL) {
         struct pya_driver_grid values = {
-            launch_parts(a->n_e, THREADS) * (uint64_t)a->n_s * n_b, 1, THREADS, 0};
+            launch_parts(a->n_e, THREADS) * launch_parts(a->n_s, SPAN) * n_b, 1, THREADS, 0};
         status = pya_driver_launch(to, "pya_additive_backward_values", values, a);
     }
     return status;

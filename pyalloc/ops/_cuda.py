@@ -90,13 +90,17 @@ def power_spherical_backward(args: PowerSphericalArgs, like: Tensor) -> None:
 
 
 def additive_forward(args: AdditiveArgs, like: Tensor) -> None:
-    _launch("additive_forward", args, like)
+    _launch_additive("additive_forward", args, like)
 
 
 def additive_backward(args: AdditiveArgs, like: Tensor) -> None:
+    _launch_additive("additive_backward", args, like)
+
+
+def _launch_additive(name: str, args: AdditiveArgs, like: Tensor) -> None:
     workspace = like.new_empty(args.n_b * args.n_q * args.n_s)
     args.workspace = workspace.data_ptr()
-    _launch("additive_backward", args, like)
+    _launch(name, args, like)
 
 
 def attention_forward(args: bytes, like: Tensor) -> None:

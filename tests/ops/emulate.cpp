@@ -404,8 +404,9 @@ static const kernel kernels[] = {
     EMU_KERNEL(test_weigh_transposed, pya_ops_ps),
     EMU_KERNEL(test_big, pya_ops_ps),
 #endif
-    EMU_KERNEL(pya_additive_forward, pya_ops_additive),
-    EMU_KERNEL(pya_additive_backward_scores, pya_ops_additive),
+    EMU_KERNEL(pya_additive_scores, pya_ops_additive),
+    EMU_KERNEL(pya_additive_context, pya_ops_additive),
+    EMU_KERNEL(pya_additive_backward_probs, pya_ops_additive),
     EMU_KERNEL(pya_additive_backward_keys, pya_ops_additive),
     EMU_KERNEL(pya_additive_backward_values, pya_ops_additive),
     EMU_KERNEL(pya_attention_forward, pya_ops_attention),

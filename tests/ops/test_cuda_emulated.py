@@ -213,7 +213,7 @@ def test_nan_stays_in_gradients(device):
 
 
 def test_launch_too_large_says_so(device):
-    args = AdditiveArgs(n_b=1 << 20, n_q=1 << 20)
+    args = AdditiveArgs(n_b=1 << 20, n_q=1 << 20, n_e=1)
     with pytest.raises(OpError, match="split the batch"):
         _cuda.additive_forward(args, torch.zeros(1))
 
@@ -231,7 +231,8 @@ def test_no_dimension_ends_at_65535_blocks(device, emulator):
         many = leaf.expand(n, 1, 1)
         launched(additive_attention(many[:, 0], many, many, leaf))
         assert calls.emu_blocks(0) >= n
-        launched(additive_attention(leaf[None], leaf.expand(1, n, 1), leaf.expand(1, n, 1), leaf))
+        rows = leaf.expand(1, 8 * n, 1)  # eight to a block
+        launched(additive_attention(leaf[None], rows, rows, leaf))
         assert calls.emu_blocks(0) >= n
         four = leaf.expand(n, 1, 1, 1)
         launched(scaled_attention(four, four, four, bias=four, path="kernel"))
