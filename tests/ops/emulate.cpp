@@ -1,6 +1,8 @@
 // The CUDA kernels on the CPU, behind the driver's own interface: blocks run one after another, the
 // threads of a block are fibers that switch at barriers and warp shuffles.  A barrier that not all
-// threads of a block reach, or a shuffle that not all lanes of a warp reach, aborts.
+// threads of a block reach, or a shuffle that not all lanes of a warp reach, aborts.  So that what
+// hardware does not promise shows: warps and blocks take turns in an order that changes, shared memory
+// begins as NaN and ends at a page that nobody may touch, pairs have to be aligned.
 #include <climits>
 #include <cmath>
 #include <csetjmp>
@@ -9,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <sys/mman.h>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
@@ -17,7 +20,7 @@ struct emu_dim {
     unsigned x, y, z;
 };
 static emu_dim threadIdx, blockIdx, gridDim;
-struct float2 {
+struct alignas(8) float2 {
     float x, y;
 };
 static float emu_shuffle(float x, int mask);
@@ -32,7 +35,7 @@ template <int N> static void async_wait();
 #define PYA_SHUFFLE(x, mask) emu_shuffle(x, mask)
 #define __global__
 #define __device__
-#define __shared__ static
+#define __shared__ static __attribute__((section("emu_shared")))
 #define __launch_bounds__(...)
 #define __syncthreads() emu_barrier()
 #define __fmul_rn(x, y) ((x) * (y))
@@ -66,7 +69,9 @@ struct lane {
     float a[4], b[2];
 };
 static lane lanes[1024 / LANES][2][LANES];
-static std::vector<float> dynamic;
+static float *dynamic;
+extern "C" char __start_emu_shared[] __attribute__((visibility("hidden")));
+extern "C" char __stop_emu_shared[] __attribute__((visibility("hidden")));
 static void (*entry)(const void *);
 static const void *argument;
 
@@ -102,7 +107,7 @@ emu_shuffle(float x, int mask) {
 
 static float *
 emu_dynamic() {
-    return dynamic.data();
+    return dynamic;
 }
 
 // Copies arrive as late as they may: at the wait.  Until then the place holds NaN, so that who reads
@@ -254,14 +259,31 @@ emu_resume(unsigned n) {
     setcontext(&fibers[n].context);
 }
 
+// Begins anywhere and goes either way, another one each time.
+struct order {
+    unsigned first, step, n;
+    explicit order(unsigned n_all) {
+        static uint32_t state = 1;
+        state = state * 1664525u + 1013904223u;
+        n = n_all;
+        first = (state >> 8) % n;
+        step = state >> 31 != 0 ? 1 : n - 1;
+    }
+    unsigned operator[](unsigned i) const {
+        return (unsigned)((first + (uint64_t)i * step) % n);
+    }
+};
+
 // Runs a warp as far as it gets without passing a barrier; whether any thread moved.
 static bool
 emu_warp(unsigned first, unsigned barriers) {
+    const order lane(LANES);
     bool moved = false;
     for (bool again = true; again;) {
         again = false;
-        for (unsigned n = first; n < first + LANES && n < fibers.size(); n++) {
-            if (!fibers[n].done && fibers[n].barriers == barriers && emu_may_run(n)) {
+        for (unsigned i = 0; i < LANES; i++) {
+            const unsigned n = first + lane[i];
+            if (n < fibers.size() && !fibers[n].done && fibers[n].barriers == barriers && emu_may_run(n)) {
                 emu_resume(n);
                 again = moved = true;
             }
@@ -293,8 +315,9 @@ emu_block(unsigned n_threads) {
             return;
         }
         bool moved = false;
-        for (unsigned n = 0; n < n_threads; n += LANES) {
-            moved |= emu_warp(n, least);
+        const order warp((n_threads + LANES - 1) / LANES);
+        for (unsigned i = 0; i < warp.n; i++) {
+            moved |= emu_warp(warp[i] * LANES, least);
         }
         if (!moved) {
             fprintf(stderr, "emulation: a barrier or shuffle that not all threads reach\n");
@@ -377,6 +400,17 @@ test_big(struct pya_ops_ps o) {
     }
 }
 
+// out = what a thread of the next warp wrote, as a kernel that forgot its barrier reads it
+static void
+test_forgotten_barrier(struct pya_ops_ps o) {
+    __shared__ float x[THREADS];
+    for (int n = 0; n < 2; n++) { // the second time the first one's numbers are there
+        x[threadIdx.x] = (float)n;
+        ((float *)o.out)[n * THREADS + threadIdx.x] = x[(threadIdx.x + 32) % THREADS];
+        __syncthreads();
+    }
+}
+
 static const auto test_weigh_plain = test_weigh<false>;
 static const auto test_weigh_transposed = test_weigh<true>;
 #endif
@@ -403,6 +437,7 @@ static const kernel kernels[] = {
     EMU_KERNEL(test_weigh_plain, pya_ops_ps),
     EMU_KERNEL(test_weigh_transposed, pya_ops_ps),
     EMU_KERNEL(test_big, pya_ops_ps),
+    EMU_KERNEL(test_forgotten_barrier, pya_ops_ps),
 #endif
     EMU_KERNEL(pya_additive_scores, pya_ops_additive),
     EMU_KERNEL(pya_additive_context, pya_ops_additive),
@@ -473,6 +508,21 @@ cuFuncSetAttribute(void *function, int attribute, int value) {
     return 0;
 }
 
+// What a block finds there is whatever the one before left, so nothing that a kernel could use.
+static void
+emu_fill_shared(unsigned shared) {
+    enum { MOST = 256 << 10, PAGE = 4096 };
+    static char *const room =
+        (char *)mmap(nullptr, MOST + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    static const int guarded = mprotect(room + MOST, PAGE, PROT_NONE);
+    if (room == MAP_FAILED || guarded != 0 || shared > MOST || shared % 16 != 0) {
+        abort();
+    }
+    dynamic = (float *)(room + MOST - shared);
+    memset(dynamic, 0xff, shared);
+    memset(__start_emu_shared, 0xff, (size_t)(__stop_emu_shared - __start_emu_shared));
+}
+
 // The blocks of the latest launch, and whether launches are only looked at.
 static emu_dim latest;
 static bool is_idle;
@@ -504,14 +554,12 @@ cuLaunchKernel(
     entry = ((const kernel *)function)->run;
     argument = arguments[0];
     gridDim = {x, y, z};
-    for (unsigned k = 0; k < z; k++) {
-        for (unsigned j = 0; j < y; j++) {
-            for (unsigned i = 0; i < x; i++) {
-                blockIdx = {i, j, k};
-                dynamic.assign(shared / sizeof(float) + 1, NAN); // + 1: never empty
-                emu_block(threads);
-            }
-        }
+    const order block(x * y * z);
+    for (unsigned n = 0; n < block.n; n++) {
+        const unsigned i = block[n];
+        blockIdx = {i % x, i / x % y, i / x / y};
+        emu_fill_shared(shared);
+        emu_block(threads);
     }
     return 0;
 }

@@ -23,6 +23,8 @@ def build(out: Path) -> Path | None:
         return None
     subprocess.run(["make", "-s", "-C", str(ROOT / "cuda"), "source", f"OUT={out}"], check=True)
     flags = ["-std=c++17", "-O2", "-shared", "-fPIC", "-w", f'-DPYA_KERNELS="{out / "ops.cu"}"']
+    # where a card would read something else, or refuse
+    flags += ["-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"]
     source = str(ROOT / "tests/ops/emulate.cpp")
     subprocess.run([compiler, *flags, source, "-o", str(out / "cuda.so")], check=True)
     return out / "cuda.so"
