@@ -6,6 +6,7 @@
 #include "debug.h"
 
 _Static_assert(PYA_FIT_WORDS <= 64, "one summary word covers the bitmap");
+_Static_assert((PYA_PAGE / PYA_ALIGN & (PYA_PAGE / PYA_ALIGN - 1)) == 0, "a page begins a bin");
 _Static_assert(1 << PYA_FIT_LIST_BITS == PYA_FIT_LISTS, "the lists are a power of two");
 
 void
@@ -311,6 +312,29 @@ pya_fit_next(const struct pya_fit *fit, const struct pya_block *run) {
     struct pya_block *next =
         fit_lower_bound(fit->trees[bin - PYA_FIT_LISTS], run->bytes, run->addr + 1);
     return next != NULL ? next : fit_from_bin(fit, bin + 1);
+}
+
+/* As deep as a treap is: twice the logarithm of its runs, as a rule. */
+static struct pya_block **
+fit_list_tree(struct pya_block *node, struct pya_block **runs) {
+    for (; node != NULL; node = node->right) {
+        PYA_STEP();
+        runs = fit_list_tree(node->left, runs);
+        *runs++ = node;
+    }
+    return runs;
+}
+
+size_t
+pya_fit_list_pages(const struct pya_fit *fit, struct pya_block **runs) {
+    struct pya_block **end = runs;
+    const struct pya_block *run = fit_from_bin(fit, fit_bin(PYA_PAGE));
+    while (run != NULL) {
+        unsigned bin = fit_bin(run->bytes);
+        end = fit_list_tree(fit->trees[bin - PYA_FIT_LISTS], end);
+        run = fit_from_bin(fit, bin + 1);
+    }
+    return (size_t)(end - runs);
 }
 
 struct pya_block *

@@ -5,47 +5,70 @@
 
 #include "debug.h"
 
-static int
-run_compare(const void *a, const void *b) {
-    const struct pya_block *const *left = a;
-    const struct pya_block *const *right = b;
-    return ((*left)->addr > (*right)->addr) - ((*left)->addr < (*right)->addr);
+/* runs[i] down to its place in a binary heap, the lowest address on top: only as many are put in order as pages are
+ * wanted of. */
+static void
+runs_sift(struct pya_block **runs, size_t n, size_t i) {
+    struct pya_block *run = runs[i];
+    for (size_t child = 2 * i + 1; child < n; child = 2 * i + 1) {
+        PYA_STEP();
+        child += child + 1 < n && runs[child + 1]->addr < runs[child]->addr;
+        if (run->addr < runs[child]->addr) {
+            break;
+        }
+        runs[i] = runs[child];
+        i = child;
+    }
+    runs[i] = run;
+}
+
+/* Its whole pages, lowest first, that are not marked as leaving. */
+static size_t
+run_pick(const struct pya_block *run, bool only_left, size_t n_most, pya_page_id *ids) {
+    const struct pya_page *items = run->arena->card->pages.items;
+    const struct pya_range *range = run->range;
+    size_t slot = pya_range_slot(range, pya_round_up(run->addr, PYA_PAGE));
+    size_t end = slot + pya_run_pages(run->addr, run->bytes);
+    size_t n = 0;
+    for (; slot < end && n < n_most; slot++) {
+        pya_page_id id = range->slots[slot].page;
+        ids[n] = id;
+        n += !items[id].is_leaving && (!only_left || items[id].is_left);
+    }
+    return n;
 }
 
 pya_status
 pya_pages_pick(
     struct pya_arena *arena, size_t n_most, const struct pya_arena *taker,
     const struct pya_block *except, pya_page_id *ids, size_t *n_out) {
-    size_t n_room = arena->fit.n_runs;
     *n_out = 0;
     bool only_left = taker != NULL && arena->pool != NULL && !arena->pool->is_settled;
     if (arena->free_pages == 0 || n_most == 0 || (only_left && !arena->has_left)) {
         return PYA_OK;
     }
-    struct pya_block **runs = malloc(n_room * sizeof(struct pya_block *));
+    struct pya_block **runs = malloc(arena->fit.n_runs * sizeof(struct pya_block *));
     if (runs == NULL) {
         return PYA_E_HOST_NOMEM;
     }
+    bool is_any = taker == NULL || only_left;
+    uint64_t idle_seq = is_any ? UINT64_MAX : pya_arena_idle_for(arena, taker);
+    size_t n_all = pya_fit_list_pages(&arena->fit, runs);
     size_t n_runs = 0;
-    struct pya_block *run = pya_fit_find(&arena->fit, PYA_PAGE);
-    for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {
-        bool is_free = taker == NULL || only_left || run->seq <= pya_arena_idle_for(arena, taker);
-        if (is_free && run != except && pya_run_pages(run->addr, run->bytes) > 0) {
-            runs[n_runs++] = run;
-        }
+    for (size_t i = 0; i < n_all; i++) {
+        struct pya_block *run = runs[i];
+        bool is_free = run->seq <= idle_seq && run != except;
+        runs[n_runs] = run;
+        n_runs += is_free && pya_run_pages(run->addr, run->bytes) > 0;
     }
-    qsort(runs, n_runs, sizeof(struct pya_block *), run_compare);
+    for (size_t i = n_runs / 2; i-- > 0;) {
+        runs_sift(runs, n_runs, i);
+    }
     size_t n = 0;
-    for (size_t i = 0; i < n_runs && n < n_most; i++) {
-        struct pya_range *range = runs[i]->range;
-        size_t slot = pya_range_slot(range, pya_round_up(runs[i]->addr, PYA_PAGE));
-        size_t n_here = pya_run_pages(runs[i]->addr, runs[i]->bytes);
-        for (size_t k = 0; k < n_here && n < n_most; k++) {
-            pya_page_id id = range->slots[slot + k].page;
-            ids[n] = id;
-            const struct pya_page *page = &arena->card->pages.items[id];
-            n += !page->is_leaving && (!only_left || page->is_left);
-        }
+    while (n_runs > 0 && n < n_most) {
+        n += run_pick(runs[0], only_left, n_most - n, ids + n);
+        runs[0] = runs[--n_runs];
+        runs_sift(runs, n_runs, 0);
     }
     free(runs);
     *n_out = n;

@@ -225,6 +225,30 @@ test_what_waits_costs_a_pool_little(void) {
     pya_heap_destroy(heap);
 }
 
+enum { N_HOLES = 16000 };
+
+/* Pages between live blocks, of which a request takes the lowest: the others are neither searched for nor sorted. */
+static void
+test_holes_cost_a_stitched_request_little(void) {
+    struct pya_heap *heap = heap_new("");
+    pya_dptr *held = calloc(2 * (size_t)N_HOLES, sizeof *held);
+    pya_dptr ptr = 0;
+    for (size_t i = 0; i < 2 * (size_t)N_HOLES; i++) {
+        CHECK_OK(pya_alloc(heap, 0, (size_t)2 << 20, 0, &held[i]));
+    }
+    for (size_t i = 0; i < 2 * (size_t)N_HOLES; i += 2) {
+        CHECK_OK(pya_free(heap, held[i * 7 % (2 * (size_t)N_HOLES)]));
+    }
+    unsigned long before = pya_debug_steps;
+    CHECK_OK(pya_alloc(heap, 0, (size_t)64 << 20, 0, &ptr));
+    unsigned long steps = (pya_debug_steps - before) / (N_HOLES / 10);
+    CHECK_EQ(stat_of(heap, 0, "pyalloc_stitches"), 1);
+    printf("%d holes: %lu rounds for ten of them in a stitched request\n", N_HOLES, steps);
+    CHECK(steps > 0 && steps <= 40);
+    pya_heap_destroy(heap);
+    free(held);
+}
+
 enum { N_BUFFERS = 4000, N_ROUNDS = 8 };
 
 /* A program that makes everything anew from what it has, in every step: each request finds its like in its place. */
@@ -387,6 +411,7 @@ static const struct check_case cases[] = {
     {"pools_cost_others_little", test_pools_cost_others_little},
     {"dropped_pools_cost_others_little", test_dropped_pools_cost_others_little},
     {"what_waits_costs_a_pool_little", test_what_waits_costs_a_pool_little},
+    {"holes_cost_a_stitched_request_little", test_holes_cost_a_stitched_request_little},
     {"places_that_are_never_free_cost_little", test_places_that_are_never_free_cost_little},
 #endif
     {"host_memory_of_blocks", test_host_memory_of_blocks},

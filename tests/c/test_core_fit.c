@@ -1,4 +1,5 @@
 /* Which free run a request gets: the smallest that is large enough, of every size a card can have. */
+#include "core/move.h"
 #include "world.h"
 
 #define KIB ((size_t)1 << 10)
@@ -84,9 +85,53 @@ test_lowest_of_equals(void) {
     world_fini(&world);
 }
 
+/* Of all free pages the lowest, however many are asked for and in whatever order they became free. */
+static void
+test_lowest_pages_are_picked(void) {
+    enum { N = 60, N_EACH = 9 };
+    struct world world = {.config = {.capacity_bytes = 2 * GIB}};
+    pya_dptr ptrs[2 * N];
+    pya_page_id ids[N * N_EACH];
+    pya_dptr pages[N * N_EACH];
+    size_t n_pages = 0;
+    size_t n;
+    uint64_t seed = check_seed();
+    world_init(&world, "");
+    for (size_t i = 0; i < 2 * (size_t)N; i++) {
+        ptrs[i] = take(&world, i % 2 != 0 ? 512 : MIB + check_below(&seed, 32) * (MIB / 2), 0);
+    }
+    for (size_t i = 0; i < N; i++) {
+        give(&world, ptrs[2 * (i * 7 % N)]);
+    }
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0); /* none is put aside */
+    struct pya_arena *arena = pya_heap_open_card(world.heap, 0)->common;
+    const struct pya_range *range = arena->ranges;
+    struct pya_block *except = NULL;
+    for (struct pya_block *run = range->first; run != NULL; run = run->next) {
+        size_t n_here = pya_run_pages(run->addr, run->bytes);
+        if (run->state == PYA_BLOCK_FREE && n_here > 1 && except == NULL) {
+            except = run;
+        } else if (run->state == PYA_BLOCK_FREE) {
+            for (size_t i = 0; i < n_here; i++) {
+                pages[n_pages++] = pya_round_up(run->addr, PYA_PAGE) + i * PYA_PAGE;
+            }
+        }
+    }
+    CHECK(n_pages > N && except != NULL);
+    for (size_t n_most = 0; n_most <= n_pages + 1; n_most++) {
+        CHECK_OK(pya_pages_pick(arena, n_most, NULL, except, ids, &n));
+        CHECK_EQ(n, n_most < n_pages ? n_most : n_pages);
+        for (size_t i = 0; i < n; i++) {
+            CHECK_EQ(pya_range_addr(range, arena->card->pages.items[ids[i]].slot), pages[i]);
+        }
+    }
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"smallest_run_is_taken", test_smallest_run_is_taken},
     {"lowest_of_equals", test_lowest_of_equals},
+    {"lowest_pages_are_picked", test_lowest_pages_are_picked},
 };
 
 int
