@@ -8,7 +8,6 @@ fresh outputs; one JSON line per row on stdout, with the ratio to the fastest pe
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import sys
 from collections.abc import Callable
@@ -47,7 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="also write all rows to this file")
+    parser.add_argument("--json", type=Path, help="also write all rows to this file, after each")
     parser.add_argument("--force", action="store_true", help="overwrite that file")
     args = parser.parse_args()
     if args.json is not None and args.json.exists() and not args.force:
@@ -57,12 +56,10 @@ def main() -> None:
     if args.isa is not None:
         ops.set_cpu_isa(args.isa)
     torch.manual_seed(args.seed)
-    bench = Bench(args.device, args.rounds, not args.no_compile, args.seed)
+    bench = Bench(args.device, args.rounds, not args.no_compile, args.seed, args.json)
     for part in args.only:
         if args.device == "cpu" or part not in CPU_ONLY:
             PARTS[part](bench)
-    if args.json is not None:
-        args.json.write_text(json.dumps(bench.rows, indent=1) + "\n")
     print(
         f"peak resident {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB",
         file=sys.stderr,

@@ -43,6 +43,7 @@ class Bench:
     rounds: int
     compile: bool
     seed: int
+    path: Path | None = None  # of a file that has all rows after each
     rows: list[dict[str, Any]] = field(default_factory=list)
     copied_bytes_per_ms: float | None = None
 
@@ -119,6 +120,10 @@ class Bench:
         floor_ms: float | None = None,
         **extra: Any,
     ) -> float:
+        failed = {key: why for key, run in peers.items() if (why := failure(run)) is not None}
+        if failed:
+            extra["failed_peers"] = failed
+            peers = {key: run for key, run in peers.items() if key not in failed}
         taken = self.times({"ours": ours, **peers})
         medians = {key: statistics.median(values) for key, values in taken.items()}
         best = min(peers, key=lambda key: medians[key])
@@ -162,6 +167,8 @@ class Bench:
         }
         self.rows.append(row)
         print(json.dumps(row), flush=True)
+        if self.path is not None:
+            self.path.write_text(json.dumps(self.rows, indent=1) + "\n")
 
     def compiled(self, functions: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
         """The functions and, unless switched off, each of them through torch.compile."""
@@ -188,6 +195,15 @@ def captured(run: Run) -> Run:
         torch.cuda.synchronize()
         return run
     return graph.replay
+
+
+def failure(run: Run) -> str | None:
+    """Why a peer cannot be run: a compiler of torch's that is missing, or not up to this card."""
+    try:
+        run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300]
+    return None
 
 
 def over_floor(ours_ms: float, floor_ms: float | None) -> dict[str, Any]:

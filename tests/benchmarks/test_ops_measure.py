@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.ops.measure import smi
+from benchmarks.ops.measure import Bench, smi
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,17 @@ def test_what_a_card_does_not_say(
     tool.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert smi("clocks.max.sm") == known
+
+
+def test_a_peer_that_cannot_be_run_is_left_out(tmp_path: Path) -> None:
+    """As a compiled one where its compiler is missing; what is known is in the file at once."""
+
+    def compiled() -> None:
+        raise RuntimeError("no C compiler")
+
+    bench = Bench("cpu", rounds=1, compile=False, seed=0, path=tmp_path / "rows.json")
+    ours = peer = lambda: sum(range(1000))
+    bench.compare("first", ours, {"compiled": compiled, "eager": peer}, target=None)
+    (row,) = json.loads((tmp_path / "rows.json").read_text())
+    assert row["fastest_peer"] == "eager" and list(row["peers_ms"]) == ["eager"]
+    assert row["failed_peers"] == {"compiled": "RuntimeError: no C compiler"}

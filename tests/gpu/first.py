@@ -1,10 +1,11 @@
 """The first half hour with a card, as one command: first.py [--seconds N] [--out FOLDER] [--only STEP ...].
 
-Runs the steps of README.md in order, each in processes of its own with a limit of its own, and goes on after one that
-fails.  After every step what is known so far is in build/gpu (--results) and copied to --out: first.json has device,
-driver, versions, commit and for each step its command, verdict, seconds and last lines; first.log has all they printed;
-ops.json the rows of the ops.  A step that was run is not run again: where --seconds ended the first call, the same
-command goes on.
+Runs the steps of README.md, what matters most first, each in processes of its own with a limit of its own, and goes on
+after one that fails.  After every step what is known so far is in build/gpu (--results) and copied to --out:
+first.json has device, driver, versions, commit and for each step its command, verdict, seconds and last lines;
+first.log has all that they print, as they print it; ops.json and attention.json have the rows of the ops.  A step that
+was run is not run again: where --seconds ended the first call, the same command goes on.  A step is not begun with less
+than half of its limit left.
 
 Exit code 0: all passed; 1: a step failed or was beyond its limit; 3: steps are left, call again.
 """
@@ -12,6 +13,7 @@ Exit code 0: all passed; 1: a step failed or was beyond its limit; 3: steps are 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -27,8 +29,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 TAIL = 16000
 BEYOND = "beyond its limit"
-LEAST_S = 20  # with less than this left nothing is begun
 PYTEST = "-m pytest -q -rA --tb=short -p no:cacheprovider -o filterwarnings=default"
+OPS = "-m benchmarks.ops --device cuda --force"
+TRAINING = "-m benchmarks.repeated --device cuda --json -q --steps 8"
 DRIVER_BUILD = "make -s -j8 -C tests/c WARN= WARN_C= VARIANT=debug ONLY=test_device_conformance"
 
 
@@ -40,9 +43,13 @@ class Step:
     command: str
     limit_s: int
     tool: str = ""  # without which the step is skipped
+    module: str = ""  # of Python, likewise
     bad: str = ""  # what a passing command must not print
     after_failed: str = ""  # only where that step failed
     env: dict[str, str] = field(default_factory=dict)
+
+    def may_begin(self, left_s: float) -> bool:
+        return left_s >= self.limit_s / 2
 
 
 STEPS = (
@@ -54,12 +61,6 @@ STEPS = (
     ),
     Step("doctor", "$PY -m pyalloc doctor", 90, bad="it came from cudaMalloc"),
     Step("driver", f"{DRIVER_BUILD} build && {DRIVER_BUILD} run", 180, tool="make"),
-    Step(
-        "costs",
-        "make -s -j8 -C tests/c ubench WARN= WARN_C= && build/c/release/bench/driver_costs",
-        120,
-        tool="make",
-    ),
     Step("allocator", f"$PY {PYTEST} tests/gpu/test_allocator.py", 240),
     Step(
         "allocator without virtual memory",
@@ -69,13 +70,19 @@ STEPS = (
         env={"PYALLOC_CONF": "vmm:false"},
     ),
     Step("ops", f"$PY {PYTEST} tests/gpu/test_ops.py", 300),
+    Step("ops' speed", f"$PY {OPS} --only spherical additive --json $RESULTS/ops.json", 360),
+    Step(
+        "costs",
+        "make -s -j8 -C tests/c ubench WARN= WARN_C= && build/c/release/bench/driver_costs",
+        120,
+        tool="make",
+    ),
+    Step("training", f"$PY {TRAINING} --only mlp gpt", 240),
     Step("questions", "$PY tests/gpu/questions.py", 240),
     Step(
-        "training",
-        "$PY -m benchmarks.repeated --device cuda --json -q --steps 8 --only mlp gpt resnet50 swin",
-        420,
+        "attention's speed", f"$PY {OPS} --only attention sweep --json $RESULTS/attention.json", 240
     ),
-    Step("ops' speed", "$PY -m benchmarks.ops --device cuda --force --json $RESULTS/ops.json", 420),
+    Step("training on images", f"$PY {TRAINING} --only resnet50 swin", 300, module="torchvision"),
     Step("shared pages", "$PY tests/programs/shared_pages.py 4000 --kernels", 150),
     Step(
         "sanitizer",
@@ -116,24 +123,28 @@ def about(commit: str) -> dict[str, str]:
     }
 
 
-def run_limited(command: str, env: dict[str, str], limit_s: float) -> tuple[int | None, str]:
-    """Exit code (None: stopped at the limit) and output; what it started ends with it."""
-    process = subprocess.Popen(
-        ["bash", "-c", command],
-        cwd=ROOT,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-        code: int | None = process.returncode
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        code = None
-    return code, output.decode(errors="replace")
+def run_limited(
+    command: str, env: dict[str, str], limit_s: float, log: Path
+) -> tuple[int | None, str]:
+    """Exit code (None: stopped at the limit) and output, which goes to the log; what it started ends with it."""
+    with log.open("a+b") as out:
+        begin = out.seek(0, os.SEEK_END)
+        process = subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=ROOT,
+            env=env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = None
+        out.seek(begin)
+        return code, out.read().decode(errors="replace")
 
 
 def verdict(step: Step, code: int | None, output: str) -> str:
@@ -144,18 +155,29 @@ def verdict(step: Step, code: int | None, output: str) -> str:
     return "passed" if code == 0 else f"failed: exit code {code}"
 
 
-def perform(step: Step, env: dict[str, str], left_s: float) -> dict[str, Any]:
+def missing(step: Step) -> str:
+    """What the step cannot do without and is not here."""
     if step.tool and shutil.which(step.tool) is None:
-        return {"command": step.command, "verdict": f"skipped: no {step.tool}"}
+        return step.tool
+    if step.module and importlib.util.find_spec(step.module) is None:
+        return step.module
+    return ""
+
+
+def perform(step: Step, env: dict[str, str], left_s: float) -> dict[str, Any]:
+    if lacks := missing(step):
+        return {"command": step.command, "verdict": f"skipped: no {lacks}"}
     began = time.monotonic()
-    code, output = run_limited(step.command, {**env, **step.env}, min(step.limit_s, left_s))
-    with (Path(env["RESULTS"]) / "first.log").open("a") as log:
-        log.write(f"==== {step.name}: {step.command}\n{output}\n")
+    log = Path(env["RESULTS"]) / "first.log"
+    with log.open("a") as title:
+        title.write(f"\n==== {step.name}: {step.command}\n")
+    limit_s = min(step.limit_s, left_s)
+    code, output = run_limited(step.command, {**env, **step.env}, limit_s, log)
     return {
         "command": step.command,
         "verdict": verdict(step, code, output),
         "seconds": round(time.monotonic() - began, 1),
-        "limit_s": round(min(step.limit_s, left_s)),
+        "limit_s": round(limit_s),
         "tail": output[-TAIL:],
     }
 
@@ -196,18 +218,20 @@ def main() -> int:
     done = found["steps"]
     for step in STEPS:
         left_s = end - time.monotonic()
-        if left_s < LEAST_S:
-            break
-        if is_wanted(step, done, args.only):
+        if not is_wanted(step, done, args.only):
+            continue
+        if step.may_begin(left_s):
             row = perform(step, env, left_s)
             print(f"{step.name}: {row['verdict']}", flush=True)
-            if row["verdict"] == BEYOND and left_s < step.limit_s:
-                break  # it had less than its due
-            done[step.name] = row
-            save(found, results, args.out)
+            if row["verdict"] != BEYOND or left_s >= step.limit_s:  # it had its due
+                done[step.name] = row
+                save(found, results, args.out)
+        if step.name == "build" and step.name not in done:
+            break
     save(found, results, args.out)
-    if any(is_wanted(step, done, args.only) for step in STEPS):
-        print("steps are left: the same command goes on with them")
+    if left := [step for step in STEPS if is_wanted(step, done, args.only)]:
+        least = max(step.limit_s for step in left) // 2
+        print(f"{len(left)} steps are left: the same command goes on, of at least {least} seconds")
         return 3
     return (
         0 if all(row["verdict"].startswith(("passed", "skipped")) for row in done.values()) else 1

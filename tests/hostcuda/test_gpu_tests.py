@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -38,6 +39,20 @@ def test_the_first_run_goes_on_where_its_time_ended(tmp_path: Path) -> None:
     assert found["steps"]["doctor"]["verdict"] == "failed: it came from cudaMalloc"
     assert "refused them when tried: cuMemMap 801" in found["steps"]["costs"]["tail"]
     assert "costs" in (tmp_path / "out" / "first.log").read_text()
+
+
+def test_what_a_stopped_step_printed_is_kept(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("first", "tests/gpu/first.py")
+    assert spec is not None and spec.loader is not None
+    first = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "first", first)
+        spec.loader.exec_module(first)
+    log = tmp_path / "first.log"
+    log.write_text("before\n")
+    assert first.run_limited("echo begun; sleep 600", {}, 0.5, log) == (None, "begun\n")
+    assert first.run_limited("echo done; exit 7", {}, 60, log) == (7, "done\n")
+    assert log.read_text() == "before\nbegun\ndone\n"
 
 
 @pytest.mark.torch
