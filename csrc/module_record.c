@@ -15,13 +15,11 @@
 enum {
     KEPT_FRAMES = 64, /* of a stack, the innermost */
     PIECE = 2048,     /* events */
-    MOST_AT_ONCE = 4, /* of one entry */
+    MOST_AT_ONCE = 5, /* of one entry */
     FIRST_SLOTS = 1024,
 };
-/* As parent: what kind of native frame is this?  Its id is one of enum native_kind. */
-#define ASK_KIND UINT32_MAX
-
-enum native_kind { NATIVE_OTHER = 1, NATIVE_INTERPRETER, NATIVE_OWN };
+/* As parent: whose native frame is this?  Its id is the enum pya_stack_owner. */
+#define ASK_OWNER UINT32_MAX
 
 struct frame_slot {
     void *key;
@@ -126,13 +124,6 @@ frame_define(
     return id;
 }
 
-static enum native_kind
-native_kind(void *address) {
-    return pya_stack_is_interpreter(address) ? NATIVE_INTERPRETER
-           : pya_stack_is_own(address)       ? NATIVE_OWN
-                                             : NATIVE_OTHER;
-}
-
 /* 0 as frame_define(). */
 static uint32_t
 frame_number(
@@ -144,8 +135,8 @@ frame_number(
     }
     size_t at = slot_of(h, frame, parent);
     if (h->slots[at].id == 0) {
-        uint32_t id = parent == ASK_KIND ? (uint32_t)native_kind(frame->key)
-                                         : frame_define(h, trace, frame, parent);
+        uint32_t id = parent == ASK_OWNER ? (uint32_t)pya_stack_owner(frame->key)
+                                          : frame_define(h, trace, frame, parent);
         if (id == 0) {
             return 0;
         }
@@ -167,9 +158,9 @@ frames_trim(
         const bool is_native = frames[i].at == PYA_STACK_NATIVE;
         bool is_ours = false;
         if (is_native && !is_outside) {
-            const uint32_t kind = frame_number(h, trace, &frames[i], ASK_KIND);
-            is_outside = kind == NATIVE_INTERPRETER;
-            is_ours = kind == NATIVE_OWN;
+            const uint32_t owner = frame_number(h, trace, &frames[i], ASK_OWNER);
+            is_outside = owner == PYA_STACK_INTERPRETER;
+            is_ours = owner == PYA_STACK_OWN;
             kept = is_ours ? 0 : kept;
         }
         if (!is_native || (!is_outside && !is_ours)) {
@@ -213,6 +204,7 @@ static const uint8_t kind_of[PYA_N_ACTIONS] = {
     [PYA_ACTION_SEGMENT_UNMAP] = PYA_TRACE_SEGMENT_UNMAP,
     [PYA_ACTION_OOM] = PYA_TRACE_OOM,
     [PYA_ACTION_RECORD_STREAM] = PYA_TRACE_RECORD_STREAM,
+    [PYA_ACTION_ANNOTATE] = PYA_TRACE_LABEL,
 };
 
 /* What is being written: the devices' entries and the marks, merged by time. */
@@ -344,6 +336,21 @@ pool_release(
     return is_routed;
 }
 
+/* What the program calls the block.  False when the trace cannot be written. */
+static bool
+drain_label(struct drain *d, int device, const struct pya_entry *entry, uint64_t time_ns) {
+    struct pya_trace_event label = {
+        .kind = PYA_TRACE_LABEL, .device = device, .time_ns = time_ns, .addr = entry->addr};
+    const char *text = pya_stack_label(entry->context);
+    if (text != NULL) {
+        if (pya_trace_string(d->trace, text, strlen(text), &label.text) != PYA_OK) {
+            return false;
+        }
+        d->piece[d->n_piece++] = label;
+    }
+    return true;
+}
+
 static bool
 drain_entry(struct history_writer *h, struct drain *d, int device) {
     const struct pya_entry *entry = part_entry(&d->parts[device], d->at[device]);
@@ -365,7 +372,7 @@ drain_entry(struct history_writer *h, struct drain *d, int device) {
     }
     const bool is_oom = kind == PYA_TRACE_OOM;
     const bool is_use = kind == PYA_TRACE_RECORD_STREAM;
-    if (kind != 0) {
+    if (kind != 0 && kind != PYA_TRACE_LABEL) {
         d->piece[d->n_piece++] = (struct pya_trace_event){
             .kind = kind,
             .device = device,
@@ -380,7 +387,8 @@ drain_entry(struct history_writer *h, struct drain *d, int device) {
         };
     }
     d->at[device]++;
-    return true;
+    return (kind != PYA_TRACE_ALLOC && kind != PYA_TRACE_LABEL) ||
+           drain_label(d, device, entry, time_ns);
 }
 
 /* Marks are tuples (time_ns, kind, text, arg, addr, bytes, device). */
@@ -467,15 +475,6 @@ drain_fini(struct drain *d) {
     }
 }
 
-static uint64_t
-drain_lost(const struct drain *d) {
-    uint64_t n = 0;
-    for (int i = 0; i < d->n_devices; i++) {
-        n += d->parts[i].n_lost;
-    }
-    return n;
-}
-
 static PyObject *
 drain_result(const struct drain *d, pya_status status) {
     if (PyErr_Occurred()) {
@@ -484,8 +483,11 @@ drain_result(const struct drain *d, pya_status status) {
     if (status != PYA_OK) {
         return pya_module_raise("TraceError", "the trace cannot be written: is the disk full?");
     }
-    return Py_BuildValue(
-        "(KK)", (unsigned long long)d->n_written, (unsigned long long)drain_lost(d));
+    unsigned long long lost = 0;
+    for (int i = 0; i < d->n_devices; i++) {
+        lost += d->parts[i].n_lost;
+    }
+    return Py_BuildValue("(KK)", (unsigned long long)d->n_written, lost);
 }
 
 /* (offset_ns, marks) -> (events written, events lost); takes from the list the marks it wrote. */

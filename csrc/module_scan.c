@@ -271,10 +271,11 @@ block_rows(const struct pya_scan_block *b, size_t n) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, b++) {
         pya_module_list_add(
-            &list, Py_BuildValue(
-                       "(KKKKKNIIIIIIi)", (ull)b->addr, (ull)b->bytes, (ull)b->stream,
-                       (ull)b->alloc_event, (ull)b->alloc_ns, event_number(b->free_event), b->stack,
-                       b->category, b->phase, b->module, b->step, b->free_phase, b->device));
+            &list,
+            Py_BuildValue(
+                "(KKKKKNIIIIIIiI)", (ull)b->addr, (ull)b->bytes, (ull)b->stream,
+                (ull)b->alloc_event, (ull)b->alloc_ns, event_number(b->free_event), b->stack,
+                b->category, b->phase, b->module, b->step, b->free_phase, b->device, b->label));
     }
     return list;
 }

@@ -373,15 +373,15 @@ append(PyObject *list, PyObject *value) {
     return done;
 }
 
-bool
-pya_stack_is_interpreter(void *address) {
+static bool
+is_interpreter(void *address) {
     Dl_info where;
     return dladdr(address, &where) != 0 && where.dli_sname != NULL &&
            strncmp(where.dli_sname, "_PyEval_", strlen("_PyEval_")) == 0;
 }
 
-bool
-pya_stack_is_own(void *address) {
+static bool
+is_own(void *address) {
     Dl_info own;
     Dl_info where;
     void *here = NULL;
@@ -391,13 +391,20 @@ pya_stack_is_own(void *address) {
            where.dli_fbase == own.dli_fbase;
 }
 
+enum pya_stack_owner
+pya_stack_owner(void *address) {
+    return is_interpreter(address) ? PYA_STACK_INTERPRETER
+           : is_own(address)       ? PYA_STACK_OWN
+                                   : PYA_STACK_OTHER;
+}
+
 PyObject *
 pya_stack_frames(PyObject *cache, void *context) {
     const struct stack *stack = context;
     PyObject *list = PyList_New(0);
     bool done = list != NULL;
     for (size_t i = 0; done && stack != NULL && i < stack->n_native; i++) {
-        if (pya_stack_is_interpreter(stack->native[i])) {
+        if (is_interpreter(stack->native[i])) {
             break;
         }
         PyObject *key = Py_BuildValue("(N)", PyLong_FromVoidPtr(stack->native[i]));
@@ -447,6 +454,14 @@ pya_stack_compile_context(void *context) {
     const struct stack *stack = context;
     return PyUnicode_FromString(
         stack == NULL || stack->compile_context == NULL ? "N/A" : stack->compile_context);
+}
+
+const char *
+pya_stack_label(void *context) {
+    const struct stack *stack = context;
+    return stack == NULL             ? NULL
+           : stack->metadata != NULL ? stack->metadata
+                                     : stack->compile_context;
 }
 
 bool

@@ -39,10 +39,10 @@ enum {
 size_t pya_stack_read(void *context, struct pya_stack_frame *out, size_t room);
 /* {"name", "filename", "line"}, a new reference, or NULL with an exception set; the GIL is held. */
 PyObject *pya_stack_describe(const struct pya_stack_frame *frame);
-/* Is this native frame the interpreter's?  From there outwards the Python frames say more. */
-bool pya_stack_is_interpreter(void *address);
-/* Is it in this library?  Those frames are how the stack was captured. */
-bool pya_stack_is_own(void *address);
+/* Whose is this native frame?  From the interpreter's outwards the Python frames say more; those in this library are how
+ * the stack was captured. */
+enum pya_stack_owner { PYA_STACK_OTHER = 1, PYA_STACK_INTERPRETER, PYA_STACK_OWN };
+enum pya_stack_owner pya_stack_owner(void *address);
 /* Frees what was released without the GIL; the GIL is held. */
 void pya_stack_sweep(void);
 
@@ -51,4 +51,6 @@ void pya_stack_sweep(void);
 PyObject *pya_stack_frames(PyObject *cache, void *context);
 PyObject *pya_stack_metadata(void *context);
 PyObject *pya_stack_compile_context(void *context);
+/* What the program calls what was asked for: its metadata, else the region torch.compile made; NULL: neither. */
+const char *pya_stack_label(void *context);
 bool pya_stack_has_frames(void *context);

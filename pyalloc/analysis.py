@@ -30,6 +30,7 @@ def rounded(size: int) -> int:
 class Block(NamedTuple):
     """A live block.  bytes: rounded; phase, module: where it was asked for; free_event: None if alive at the end.
 
+    label: what the program calls it.
     A tuple, as there may be millions: dataclasses take three times as long to make, and as much memory again.
     """
 
@@ -45,6 +46,7 @@ class Block(NamedTuple):
     step: int
     free_phase: str
     device: int
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -388,6 +390,14 @@ class Analysis:
         return _rows((name(block), block) for block in held)
 
     @staticmethod
+    def by_label(blocks: Iterable[Block]) -> list[Row]:
+        """Bytes of each label that the program gave by torch's memory metadata; nothing where it gave none."""
+        held = list(blocks)
+        if not any(block.label for block in held):
+            return []
+        return _rows((block.label or "(no label)", block) for block in held)
+
+    @staticmethod
     def by_size(blocks: Iterable[Block]) -> list[Row]:
         """Bytes of each size class (powers of two), largest first."""
 
@@ -538,6 +548,7 @@ def _blocks(scan: _core.Scan, rows: Iterable[tuple[Any, ...]]) -> list[Block]:
             step=b[10] - 1,
             free_phase=text(b[11]),
             device=b[12],
+            label=text(b[13]),
         )
         for b in rows
     ]

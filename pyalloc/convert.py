@@ -20,6 +20,7 @@ Pool = tuple[int, int]
 _Range = tuple[int, int, int, bool]  # start, end, stream, is it an expandable segment's?
 _NO_POOL = (0, 0)
 _SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
+_MOST_LABEL = 500  # characters
 _MAX_FRAMES = 256  # with C++ frames the program's own line comes late
 
 
@@ -92,8 +93,8 @@ class EventWriter:
     def entry(self, entry: Entry, device: int) -> None:
         """One entry of torch's device_traces."""
         action = str(entry["action"])
-        kind = KINDS.get(action)
-        if kind is None:  # annotate and whatever newer versions add
+        kind = KINDS["label"] if action == "annotate" else KINDS.get(action)
+        if kind is None:  # whatever newer versions add
             return
         is_oom = action == "oom"
         time_ns = int(entry.get("time_us", 0)) * 1000
@@ -112,8 +113,18 @@ class EventWriter:
             device=device,
             arg=int(entry.get("device_free", 0)) if is_oom else 0,
             stack=self.stack(entry.get("frames")),
+            text=self.string(_label(entry)) if action == "annotate" else 0,
             time_ns=time_ns,
         )
+        label = _label(entry) if action == "alloc" else ""
+        if label:
+            self.event(
+                KINDS["label"],
+                addr=int(entry["addr"]),
+                device=device,
+                text=self.string(label),
+                time_ns=time_ns,
+            )
 
     def route(self, device: int, pool: Pool, time_ns: int) -> None:
         """The device's requests go to that pool from here on, as torch's entries tell only by each block."""
@@ -231,6 +242,13 @@ class EventWriter:
                     stack=self.stack(block.get("frames")),
                     time_ns=time_ns,
                 )
+
+
+def _label(entry: Entry) -> str:
+    """What the program calls what it asked for: its metadata, else the region torch.compile made."""
+    region = str(entry.get("compile_context") or "N/A")
+    text = str(entry.get("user_metadata") or "") or (region if region != "N/A" else "")
+    return text[:_MOST_LABEL]
 
 
 def _pool(told: Sequence[int] | None) -> Pool:

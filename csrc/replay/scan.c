@@ -283,7 +283,8 @@ scan_apply(struct pya_scan *s, const struct pya_trace_event *e) {
         phase_end(s, e);
         return true;
     case PYA_TRACE_CATEGORY:
-        scan_categorise(s, e);
+    case PYA_TRACE_LABEL:
+        scan_tell(s, e);
         return true;
     case PYA_TRACE_USER:
         return note_add(s, e);

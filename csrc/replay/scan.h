@@ -63,6 +63,7 @@ struct pya_scan_block {
     uint64_t addr, bytes, stream, alloc_event, alloc_ns, free_event;
     uint32_t stack, category, phase, module, step, free_phase;
     int device;
+    uint32_t label; /* text; 0: the program gave it none */
 };
 
 struct pya_scan_segment {

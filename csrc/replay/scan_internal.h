@@ -79,7 +79,8 @@ scan_open_phase(const struct pya_scan *s, size_t i) {
 
 bool scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e);
 bool scan_block_free(struct pya_scan *s, const struct pya_trace_event *e);
-void scan_categorise(struct pya_scan *s, const struct pya_trace_event *e);
+/* Category or label of a block. */
+void scan_tell(struct pya_scan *s, const struct pya_trace_event *e);
 /* Those that are due. */
 bool scan_moments_take(struct pya_scan *s);
 /* What is still alive at the end becomes spans too. */

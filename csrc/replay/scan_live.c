@@ -1,7 +1,7 @@
 /* What is alive.
  *
  * Live blocks lie in an array with a free list; a hash table with linear probing finds them by address.  A block that
- * was copied for a moment remembers the copies, so that its end and its category can be written into them. */
+ * was copied for a moment remembers the copies, so that its end, category and label can be written into them. */
 #include "scan_internal.h"
 
 #include <stdlib.h>
@@ -248,19 +248,24 @@ scan_block_free(struct pya_scan *s, const struct pya_trace_event *e) {
     return block_end(s, at);
 }
 
+static void
+row_tell(struct pya_scan_block *row, const struct pya_trace_event *e) {
+    *(e->kind == PYA_TRACE_LABEL ? &row->label : &row->category) = e->text;
+}
+
 void
-scan_categorise(struct pya_scan *s, const struct pya_trace_event *e) {
+scan_tell(struct pya_scan *s, const struct pya_trace_event *e) {
     size_t at = s->table_size == 0 ? 0 : live_find(s, e->addr, e->device);
     if (s->table_size == 0 || s->table[at] == 0) {
         return;
     }
     struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, s->table[at] - 1);
-    live->row.category = e->text;
+    row_tell(&live->row, e);
     for (uint32_t i = live->copy; i != SCAN_NONE;
          i = SCAN_ITEM(s->copies, struct scan_copy, i)->next) {
         const struct scan_copy *copy = SCAN_ITEM(s->copies, struct scan_copy, i);
-        SCAN_ITEM(s->moments, struct pya_scan_moment, copy->moment)->blocks[copy->index].category =
-            e->text;
+        row_tell(
+            &SCAN_ITEM(s->moments, struct pya_scan_moment, copy->moment)->blocks[copy->index], e);
     }
 }
 

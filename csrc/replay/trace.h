@@ -57,7 +57,9 @@ enum {
     X(PHASE_END, 19, "phase_end", PYA_TRACE_TEXT, "the innermost phase of this name ends")         \
     X(CATEGORY, 20, "category", PYA_TRACE_ADDR | PYA_TRACE_TEXT, "what the block at addr holds")   \
     X(USER, 21, "user", PYA_TRACE_ARG | PYA_TRACE_TEXT, "a note; key=value describes the run")     \
-    X(SYNC, 22, "sync", 0, "all work queued on stream so far is known to be done")
+    X(SYNC, 22, "sync", 0, "all work queued on stream so far is known to be done")                 \
+    X(LABEL, 23, "label", PYA_TRACE_ADDR | PYA_TRACE_TEXT,                                         \
+      "what the program calls the block at addr")
 
 enum pya_trace_kind {
     PYA_TRACE_NONE = 0,

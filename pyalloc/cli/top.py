@@ -12,7 +12,7 @@ from pyalloc.analysis import Analysis, Moment, Row
 from pyalloc.errors import UsageError
 from pyalloc.report import data, text
 
-_GROUPS = ("contributor", "line", "module", "category", "size")
+_GROUPS = ("contributor", "line", "module", "category", "size", "label")
 
 
 class Command:
@@ -49,6 +49,11 @@ class Command:
         else:
             moment, title = _moment(found, args.at, args.device)
             rows = grouped(found, moment, args.by)
+            if args.by == "label" and not rows:
+                raise UsageError(
+                    f"{args.file}: nothing alive {title} has a label; "
+                    'torch.cuda.memory._set_memory_metadata("...") gives what is made after it one'
+                )
             content = {"at": args.at, "by": args.by, "rows": data.table(rows, args.n)}
             lines = text.rows(f"{title}, by {args.by}", rows, moment.allocated_bytes, args.n)
         other = "category" if args.by == "line" else "line"
@@ -70,6 +75,7 @@ def grouped(found: Analysis, moment: Moment, by: str) -> list[Row]:
         "module": found.by_module,
         "category": found.by_category,
         "size": found.by_size,
+        "label": found.by_label,
     }
     rows: list[Row] = groups[by](moment.blocks)
     return rows

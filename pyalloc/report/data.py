@@ -29,6 +29,7 @@ def summary(analysis: Analysis) -> dict[str, Any]:
             "by_line": table(analysis.by_line(peak.blocks)),
             "by_module": table(analysis.by_module(peak.blocks)),
             "by_size": table(analysis.by_size(peak.blocks)),
+            "by_label": table(analysis.by_label(peak.blocks)),
             "idle_bytes": peak.idle_bytes,
             "largest_idle_bytes": peak.largest_gap,
         },

@@ -112,7 +112,9 @@ def _content(analysis: Analysis) -> dict[str, Any]:
             ("line", "by_line"),
             ("module", "by_module"),
             ("size", "by_size"),
+            ("label", "by_label"),
         )
+        if summary["peak"][field] or key != "label"  # which few programs give
     }
     return {
         "file": analysis.path.name,
@@ -201,17 +203,19 @@ def _flame(moment: Moment, labels: list[str], stacks: _Stacks, limit: int) -> li
 
 
 def _window(analysis: Analysis, names: list[str], stacks: _Stacks) -> dict[str, Any]:
-    """The step of the peak: bins, and its largest blocks as [bytes, begin, end, category, stack, phase]."""
+    """The step of the peak: bins, and its largest blocks as [bytes, begin, end, category, stack, phase, label]."""
     bins = analysis.window_bins
     lines = analysis.labels(analysis.spans)
     spans = []
     phases: dict[str, int] = {}
+    labels: dict[str, int] = {"": 0}
     for block, line in zip(analysis.spans, lines, strict=True):
         end = -1 if block.free_event is None else block.free_event
         category = _index(names, analysis.category(block))
         stack = stacks.number(block.stack, line)
         phase = phases.setdefault(block.phase, len(phases))
-        spans.append([block.bytes, block.alloc_event, end, category, stack, phase])
+        label = labels.setdefault(block.label, len(labels))
+        spans.append([block.bytes, block.alloc_event, end, category, stack, phase, label])
     spans.sort(key=lambda span: span[1])
     return {
         "step": next((s[0] for s in reversed(analysis.steps) if bins and s[1] <= bins[0][0]), None),
@@ -219,6 +223,7 @@ def _window(analysis: Analysis, names: list[str], stacks: _Stacks) -> dict[str, 
         "bins": [[b[0], b[2], b[5]] for b in bins],
         "spans": spans,
         "phases": list(phases),
+        "labels": list(labels),
     }
 
 

@@ -116,6 +116,9 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
         "",
         "\n".join(rows("by line", analysis.by_line(peak.blocks), peak.allocated_bytes, 6)),
     ]
+    labels = analysis.by_label(peak.blocks)
+    if labels:
+        lines += ["", *rows("by label", labels, peak.allocated_bytes, 6)]
     table = phase_table(analysis)
     if table:
         lines += ["", *table]

@@ -167,6 +167,7 @@ write_phases(void) {
     /* inner is left open, as by an exception */
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_PHASE_END, .text = outer});
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_CATEGORY, .addr = 512, .text = kept});
+    put(writer, (struct pya_trace_event){.kind = PYA_TRACE_LABEL, .addr = 512, .text = inner});
     put(writer, (struct pya_trace_event){.kind = PYA_TRACE_FREE, .addr = 512});
     CHECK_OK(pya_trace_close(writer));
 }
@@ -196,7 +197,8 @@ test_phases(void) {
     const struct pya_scan_moment *moment = pya_scan_moments(scan, &n);
     const struct pya_trace_reader *reader = pya_scan_reader(scan);
     CHECK_EQ(moment->n_blocks, 1);
-    CHECK_EQ(moment->blocks[0].free_event, 9);
+    CHECK_EQ(moment->blocks[0].free_event, 10);
+    CHECK(strcmp(pya_trace_text(reader, moment->blocks[0].label), "inner") == 0);
     CHECK(strcmp(pya_trace_text(reader, moment->blocks[0].category), "parameters") == 0);
     CHECK(strcmp(pya_trace_text(reader, moment->blocks[0].module), "module:a.b") == 0);
     CHECK(strcmp(pya_trace_text(reader, moment->blocks[0].phase), "outer") == 0);
@@ -449,7 +451,7 @@ test_nonsense(void) {
         CHECK_OK(pya_trace_string(writer, "text", 4, &text));
         for (int i = 0; i < 3000; i++) {
             put(writer, (struct pya_trace_event){
-                            .kind = 1 + (int)check_below(&rng, PYA_TRACE_SYNC),
+                            .kind = 1 + (int)check_below(&rng, PYA_TRACE_LABEL),
                             .device = (int)check_below(&rng, 3),
                             .addr = check_below(&rng, 40) << (check_below(&rng, 2) * 54),
                             .bytes = check_log_size(&rng, 1, UINT64_C(1) << 50),

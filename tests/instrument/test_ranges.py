@@ -1,4 +1,4 @@
-"""What a program marked in torch's own ways is in the reports on its snapshots."""
+"""What a program marked in torch's own ways is in the reports: ranges of record_function, metadata of blocks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from instrument.tools import MIB, Plan, pyalloc, small_trace
+from instrument.conftest import Record
+from instrument.tools import ALLOCATORS, MIB, Plan, pyalloc, small_trace
 from pyalloc import errors, trace
+from pyalloc.report import html
 
 SECOND = 1_000_000  # in torch's times
 
@@ -96,6 +98,57 @@ def test_a_range_may_begin_in_the_microsecond_in_which_another_ends(tmp_path: Pa
     ranges = [{"name": name, "stage": stage, "time_us": SECOND} for name, stage in edges]
     found = trace.analyse(written(tmp_path / "s.pickle", history(1)[0], ranges))
     assert [(phase.name, phase.depth) for phase in found.phases] == [("a", 0), ("b", 0)]
+
+
+def test_labels_of_blocks(tmp_path: Path) -> None:
+    told = [
+        {"user_metadata": "batch", "compile_context": "N/A"},
+        {"user_metadata": "", "compile_context": "Torch-Compiled Region: 0/0"},
+        {"user_metadata": "batch", "compile_context": "Torch-Compiled Region: 0/1"},
+        {"user_metadata": "", "compile_context": "N/A"},
+    ]
+    entries = [
+        {"action": "alloc", "addr": (i + 1) << 30, "size": (i + 1) * MIB, "stream": 0, **each}
+        for i, each in enumerate(told)
+    ]
+    entries += [{**entries[2], "action": "annotate", "user_metadata": "kept"}]
+    path = written(tmp_path / "s.pickle", [{**each, "time_us": 5} for each in entries], [])
+    found = trace.analyse(path)
+    labels = [(row.name, row.bytes // MIB) for row in found.by_label(found.peak.blocks)]
+    expected = [("(no label)", 4), ("kept", 3), ("Torch-Compiled Region: 0/0", 2), ("batch", 1)]
+    assert labels == expected
+    assert "by label" in pyalloc("report", path)
+    assert "kept" in pyalloc("top", path, "--by", "label")
+    data = html.page(found)
+    assert '"labels":["","batch","Torch-Compiled Region: 0/0","kept"]' in data
+    none = written(tmp_path / "none.pickle", *history(1))
+    assert "by label" not in pyalloc("report", none)
+    assert "_set_memory_metadata" in pyalloc("top", none, "--by", "label", expect=2)
+
+
+@pytest.mark.torch
+@ALLOCATORS
+def test_recordings_have_labels(record: Record, allocator: str) -> None:
+    if not hasattr(pytest.importorskip("torch").cuda.memory, "_annotate_tensor"):
+        pytest.skip("this torch has no labels")
+    path = record(
+        """
+    import torch
+    memory = torch.cuda.memory
+    memory._set_memory_metadata("first")
+    a = torch.empty(1 << 20, device="cuda")
+    memory._set_memory_metadata("")
+    b = torch.empty(1 << 21, device="cuda")
+    c = torch.empty(1 << 22, device="cuda")
+    memory._annotate_tensor(c, "third")
+    torch.cuda.synchronize()
+    """,
+        "--allocator",
+        allocator,
+    )
+    found = trace.analyse(path)
+    rows = {(row.name, row.bytes >> 20) for row in found.by_label(found.peak.blocks)}
+    assert rows == {("first", 4), ("(no label)", 8), ("third", 16)}
 
 
 @pytest.mark.parametrize(
