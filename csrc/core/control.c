@@ -214,6 +214,10 @@ card_trim(
     pya_status st = pya_pending_sync(card);
     if (st == PYA_OK) {
         st = pya_trim_card(card, scope, pool, bytes, &n_freed);
+        for (struct pya_arena *arena = card->arenas; arena != NULL && n_freed > 0;
+             arena = arena->next) {
+            pya_repeat_note_trim(arena);
+        }
         pya_pools_sweep(card);
     }
     return st;

@@ -62,6 +62,7 @@ struct pya_repeat {
     size_t period;     /* at which the program was known to repeat itself; 0: never */
     size_t n_review;   /* when to see whether looking is worth it */
     size_t n_stays;    /* requests before those whose stay is known */
+    size_t n_given;    /* requests before pages of the arena were given back */
     size_t n_sorted;   /* places that were looked at to settle, and not made up for since */
     uint64_t recent;   /* the last four sizes, mixed */
     size_t longer;     /* the latest longer period that a life told */
@@ -214,8 +215,8 @@ static bool
 repeat_is_settling(const struct pya_arena *arena) {
     const struct pya_repeat *repeat = arena->repeat;
     bool is_alone = !pya_card_is_shared(arena->card);
-    if (arena->stays == NULL || repeat->like < repeat->n_stays || !is_alone ||
-        repeat->n_sorted > SETTLE_SPANS_MOST) {
+    if (arena->stays == NULL || repeat->like < repeat->n_stays || repeat->like < repeat->n_given ||
+        !is_alone || repeat->n_sorted > SETTLE_SPANS_MOST) {
         return false;
     }
     size_t period = repeat->n - repeat->like;
@@ -237,11 +238,11 @@ spans_add_pages(
     }
 }
 
-/* What will be wanted while the request that comes now lives, if all goes on as one period ago. */
+/* What will be wanted of `runs` while the request that comes now lives, if all goes on as one period ago. */
 static struct pya_spans
-spans_wanted(struct pya_arena *arena) {
+spans_wanted(struct pya_arena *arena, const struct pya_spans *runs) {
     struct pya_repeat *repeat = arena->repeat;
-    struct pya_spans spans = {.is_whole = true};
+    struct pya_spans spans = {.is_whole = true, .within = runs};
     size_t period = repeat->n - repeat->like;
     size_t life = arena->stays[repeat->like % repeat->n_room].life;
     life = life == 0 || life > period ? period : life;
@@ -263,13 +264,23 @@ spans_wanted(struct pya_arena *arena) {
 /* The best fitting free memory that nobody else wants; two records are there. */
 static struct pya_block *
 repeat_settle(struct pya_arena *arena, size_t bytes) {
-    struct pya_block *run = pya_fit_find(&arena->fit, bytes);
-    if (run == NULL) {
+    struct pya_block *best = pya_fit_find(&arena->fit, bytes);
+    if (best == NULL) {
         return NULL;
     }
-    struct pya_spans spans = spans_wanted(arena);
+    /* most of what is wanted lies elsewhere, and need not be sorted */
+    struct pya_spans runs = {.is_whole = true};
+    struct pya_block *run = best;
+    for (int i = 0; i < SETTLE_RUNS && run != NULL; i++) {
+        pya_spans_add(&runs, run->addr, run->bytes);
+        run = pya_fit_next(&arena->fit, run);
+    }
+    pya_spans_join(&runs);
+    struct pya_spans spans = spans_wanted(arena, &runs);
     struct pya_block *block = NULL;
-    for (int i = 0; i < SETTLE_RUNS && run != NULL && block == NULL && spans.is_whole; i++) {
+    bool is_whole = runs.is_whole && spans.is_whole;
+    run = best;
+    for (int i = 0; i < SETTLE_RUNS && run != NULL && block == NULL && is_whole; i++) {
         const struct pya_span all = {run->addr, pya_block_end(run)};
         struct pya_span left = pya_spans_leave(&spans, all, bytes);
         if (left.end > 0) {
@@ -279,6 +290,7 @@ repeat_settle(struct pya_arena *arena, size_t bytes) {
         }
     }
     free(spans.items);
+    free(runs.items);
     return block;
 }
 
@@ -393,6 +405,13 @@ pya_repeat_note_free(const struct pya_block *block) {
         size_t i = repeat->n - life;
         arena->stays[i % repeat->n_room].life = life;
         repeat_lengthen(arena, i);
+    }
+}
+
+void
+pya_repeat_note_trim(struct pya_arena *arena) {
+    if (arena->repeat != NULL) {
+        arena->repeat->n_given = arena->repeat->n;
     }
 }
 

@@ -22,6 +22,8 @@ struct pya_block *pya_repeat_take(struct pya_arena *arena, size_t bytes);
 void pya_repeat_note(struct pya_arena *arena, struct pya_block *block);
 /* Its user gives a block back that has an n_request. */
 void pya_repeat_note_free(const struct pya_block *block);
+/* The user had free pages given back: what lay there will lie elsewhere, and nothing settles before all came once more. */
+void pya_repeat_note_trim(struct pya_arena *arena);
 
 /* Is this a request for the two? */
 static inline bool

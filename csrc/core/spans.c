@@ -5,10 +5,35 @@
 
 #include "debug.h"
 
+/* The first of the joined spans that ends behind the address; n: none. */
+static size_t
+spans_first(const struct pya_spans *spans, pya_dptr addr) {
+    size_t i = 0;
+    size_t n = spans->n;
+    while (i < n) {
+        size_t middle = i + (n - i) / 2;
+        if (spans->items[middle].end > addr) {
+            n = middle;
+        } else {
+            i = middle + 1;
+        }
+    }
+    return i;
+}
+
+static bool
+spans_meet(const struct pya_spans *spans, pya_dptr addr, pya_dptr end) {
+    size_t i = spans_first(spans, addr);
+    return i < spans->n && spans->items[i].addr < end;
+}
+
 void
 pya_spans_add(struct pya_spans *spans, pya_dptr addr, size_t bytes) {
     PYA_STEP();
     spans->n_added++;
+    if (spans->within != NULL && !spans_meet(spans->within, addr, addr + bytes)) {
+        return;
+    }
     if (spans->n > 0 && spans->items[spans->n - 1].end == addr) { /* pages in a row, as a rule */
         spans->items[spans->n - 1].end += bytes;
         return;
@@ -53,16 +78,7 @@ pya_spans_join(struct pya_spans *spans) {
 struct pya_span
 pya_spans_leave(const struct pya_spans *spans, struct pya_span all, size_t bytes) {
     struct pya_span best = {0, 0};
-    size_t i = 0;
-    size_t n = spans->n;
-    while (i < n) {
-        size_t middle = i + (n - i) / 2;
-        if (spans->items[middle].end > all.addr) {
-            n = middle;
-        } else {
-            i = middle + 1;
-        }
-    }
+    size_t i = spans_first(spans, all.addr);
     for (pya_dptr addr = all.addr; addr < all.end; addr = spans->items[i++].end) {
         bool is_last = i == spans->n || spans->items[i].addr >= all.end;
         pya_dptr end = is_last ? all.end : spans->items[i].addr;

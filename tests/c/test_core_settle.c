@@ -57,6 +57,24 @@ test_pages_of_stitched_ranges_are_left_alone(void) {
     }
 }
 
+/* Requests of a step that is remembered still. */
+#ifdef PYA_TEST_TINY
+enum { N_LONG = 200 };
+#else
+enum { N_LONG = 5000 };
+#endif
+
+static void
+test_a_long_step_repeats(void) {
+    struct world world = {0};
+    world_init(&world, "");
+    for (size_t i = 0; i < 3 * (size_t)N_LONG; i++) {
+        give(&world, take(&world, PYA_REPEAT_FROM + i % N_LONG * 512, 0));
+    }
+    CHECK(stat_of(world.heap, 0, "pyalloc_repeats") > N_LONG);
+    world_fini(&world);
+}
+
 #ifndef PYA_TEST_TINY
 enum { BANK_STEP = 64, BANK_KEPT = 4, BANK_STEPS = 300, BANK_MOST = 24 };
 
@@ -95,6 +113,7 @@ test_lives_by_chance_make_no_period(void) {
 
 static const struct check_case cases[] = {
     {"pages_of_stitched_ranges_are_left_alone", test_pages_of_stitched_ranges_are_left_alone},
+    {"a_long_step_repeats", test_a_long_step_repeats},
 #ifndef PYA_TEST_TINY
     {"lives_by_chance_make_no_period", test_lives_by_chance_make_no_period},
 #endif

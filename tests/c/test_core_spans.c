@@ -71,6 +71,35 @@ test_as_a_map_says(void) {
     }
 }
 
+/* Only what meets one of some others is kept, and that whole. */
+static void
+test_within_others(void) {
+    uint64_t seed = check_seed();
+    for (size_t round = 0; round < check_budget(N_ROUNDS); round++) {
+        struct pya_spans others = {.is_whole = true};
+        struct pya_spans spans = {.is_whole = true, .within = &others};
+        bool is_other[N_ADDRESSES] = {false};
+        bool is_wanted[N_ADDRESSES] = {false};
+        for (size_t i = 0; i < 4; i++) {
+            size_t addr = check_random(&seed) % (N_ADDRESSES - 8);
+            memset(is_other + addr, true, 8);
+            pya_spans_add(&others, addr, 8);
+        }
+        pya_spans_join(&others);
+        for (size_t i = 0; i < N_MOST; i++) {
+            size_t addr = check_random(&seed) % (N_ADDRESSES - 4);
+            bool meets = memchr(is_other + addr, true, 4) != NULL;
+            memset(is_wanted + addr, true, meets ? 4 : 0);
+            pya_spans_add(&spans, addr, 4);
+        }
+        CHECK_EQ(spans.n_added, N_MOST);
+        pya_spans_join(&spans);
+        check_joined(&spans, is_wanted);
+        free(spans.items);
+        free(others.items);
+    }
+}
+
 /* What there was no host memory for is not forgotten silently. */
 static void
 test_no_host_memory(void) {
@@ -92,6 +121,7 @@ test_no_host_memory(void) {
 
 static const struct check_case cases[] = {
     {"as_a_map_says", test_as_a_map_says},
+    {"within_others", test_within_others},
     {"no_host_memory", test_no_host_memory},
 };
 
