@@ -16,18 +16,15 @@ struct extent {
 
 static pya_status
 extent_of(const struct pya_block *block, struct extent *out) {
-    size_t first;
     if (block->is_pending) {
         return PYA_E_FOREIGN; /* its user has freed it */
     }
     if (block->state == PYA_BLOCK_STITCHED) {
-        const struct pya_stitch *stitch = block->stitch;
-        first = (size_t)((block->addr - stitch->base) >> PYA_PAGE_SHIFT);
-        *out = (struct extent){.ids = stitch->pages + first};
+        *out = (struct extent){.ids = block->stitch->pages}; /* it begins in the first */
     } else if (block->range->slots == NULL) {
         return PYA_E_NOTSUP; /* a plain segment */
     } else {
-        first = pya_range_slot(block->range, block->addr);
+        size_t first = pya_range_slot(block->range, block->addr);
         *out = (struct extent){.slots = block->range->slots + first};
     }
     out->offset = (size_t)(block->addr & (PYA_PAGE - 1));

@@ -93,10 +93,19 @@ test_what_cannot_be_shared(void) {
     CHECK_EQ(pya_share_export(world.heap, &shared, SIZE_MAX, 1, &fd), PYA_E_FOREIGN);
     give(&world, ptr);
     CHECK_EQ(pya_share_export(world.heap, &shared, 0, 1, &fd), PYA_E_FOREIGN);
-    CHECK_OK(pya_empty_cache(world.heap, 0));
-    ptr = take(&world, 3 * MIB, 0); /* at the same address, of other pages */
-    CHECK_EQ(ptr, shared.ptr);
-    CHECK_EQ(pya_share_export(world.heap, &shared, 0, 1, &fd), PYA_E_FOREIGN);
+    for (size_t bytes = 3 * MIB; bytes > 0; bytes -= bytes > 2 * MIB ? MIB : bytes) {
+        ptr = take(&world, bytes, 0);
+        CHECK_OK(pya_share(world.heap, ptr, &shared));
+        give(&world, ptr);
+        CHECK_OK(pya_empty_cache(world.heap, 0));
+        ptr = take(&world, bytes, 0); /* at the same address, of other pages */
+        CHECK_EQ(ptr, shared.ptr);
+        CHECK_EQ(pya_share_export(world.heap, &shared, 0, 1, &fd), PYA_E_FOREIGN);
+        give(&world, ptr);
+    }
+    ptr = take(&world, 3 * MIB, 0);
+    pya_heap_open_card(world.heap, 0)->caps.has_export = false;
+    CHECK_EQ(pya_share(world.heap, ptr, &shared), PYA_E_NOTSUP);
     give(&world, ptr);
     world_fini(&world);
 
@@ -214,6 +223,33 @@ test_peers_are_let_in(void) {
     world_fini(&world);
 }
 
+/* Which number the next file gets: lower ones are all open. */
+static int
+next_file(void) {
+    int fd = dup(0);
+    CHECK(fd >= 0 && close(fd) == 0);
+    return fd;
+}
+
+/* Where a page's descriptor cannot be had, those before it are closed. */
+static void
+test_descriptors_come_all_or_none(void) {
+    struct world world = {0};
+    struct pya_shared shared;
+    int fds[4];
+    world_backed(&world, "");
+    pya_dptr ptr = take(&world, 7 * MIB, 0);
+    CHECK_OK(pya_share(world.heap, ptr, &shared));
+    int before = next_file();
+    for (uint64_t nth = 1; nth <= 4; nth++) {
+        pya_sim_fail(world.sim, 1U << PYA_SIM_PAGE_EXPORT, nth, PYA_E_DEVICE, false);
+        CHECK_EQ(pya_share_export(world.heap, &shared, 0, 4, fds), PYA_E_DEVICE);
+        CHECK_EQ(next_file(), before);
+    }
+    give(&world, ptr);
+    world_fini(&world);
+}
+
 static void
 share_and_close(struct world *world, pya_dptr ptr) {
     struct pya_shared shared;
@@ -262,6 +298,25 @@ test_failures_lose_nothing(void) {
     CHECK(!share_once("", 2, true, PYA_OK));
 }
 
+/* A handle that cannot be given back is kept until it can. */
+static void
+test_held_page_goes_later(void) {
+    struct world world = {0};
+    struct pya_shared shared;
+    pya_dptr base;
+    world_init(&world, "");
+    pya_dptr ptr = take(&world, 5 * MIB, 0);
+    CHECK_OK(pya_share(world.heap, ptr, &shared));
+    pya_sim_fail(world.sim, 1U << PYA_SIM_PAGE_RELEASE, 1, PYA_E_DEVICE, true);
+    CHECK_EQ(import_all(world.heap, &shared, &base), PYA_E_DEVICE);
+    CHECK_EQ(pya_import_close(world.heap, 1), PYA_E_FOREIGN); /* tries again, in vain */
+    CHECK(pya_sim_fail_clear(world.sim));
+    share_and_close(&world, ptr);
+    give(&world, ptr);
+    sweep_check_empty(world.heap, world.sim);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"bytes_are_the_same", test_bytes_are_the_same},
     {"what_cannot_be_shared", test_what_cannot_be_shared},
@@ -271,6 +326,8 @@ static const struct check_case cases[] = {
      test_shared_memory_is_had_while_the_cache_is_emptied},
     {"peers_are_let_in", test_peers_are_let_in},
     {"failures_lose_nothing", test_failures_lose_nothing},
+    {"descriptors_come_all_or_none", test_descriptors_come_all_or_none},
+    {"held_page_goes_later", test_held_page_goes_later},
 };
 
 int
