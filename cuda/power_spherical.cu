@@ -232,3 +232,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 pya_ps_backward_value(struct pya_ops_ps a) {
     backward_side(a, false);
 }
+
+/* One number of a component: what n chunks of samples make of it. */
+static __device__ inline void
+add_chunks(struct pya_ops_view to, struct pya_ops_view from, long long n, long long m, long long k) {
+    if (to.p == 0) {
+        return;
+    }
+    float sum = 0.0f;
+#pragma unroll 8
+    for (long long c = 0; c < n; c++) {
+        sum += ((const float *)from.p)[m * from.i + c * from.t + k];
+    }
+    ((float *)to.p)[m * to.i + k] = sum;
+}
+
+/* Adds up n_t chunks, in loc, scale and log_weights.  blocks: components * D / 256 */
+extern "C" __global__ void __launch_bounds__(THREADS)
+pya_ps_backward_sum(struct pya_ops_ps a) {
+    const long long n = (long long)blockIdx.x * THREADS + threadIdx.x;
+    const long long m = n / a.dim;
+    const long long k = n % a.dim;
+    if (m >= a.n_m) {
+        return;
+    }
+    add_chunks(a.d_loc, a.loc, a.n_t, m, k);
+    if (k == 0) {
+        add_chunks(a.d_scale, a.scale, a.n_t, m, 0);
+        add_chunks(a.d_log_weights, a.log_weights, a.n_t, m, 0);
+    }
+}

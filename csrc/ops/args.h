@@ -30,6 +30,7 @@ struct pya_ops_ps {
     const void *grad; /* of out, its own strides */
     int64_t grad_l, grad_m, grad_t;
     struct pya_ops_view d_value, d_loc, d_scale, d_log_weights;
+    void *workspace;   /* pya_ops_cuda_ps_room() numbers, CUDA's backward only */
     int32_t dtype;     /* pya_ops_dtype */
     int32_t n_threads; /* at least 1 */
 };

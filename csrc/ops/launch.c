@@ -17,6 +17,8 @@ enum {
     MAX_WALKED = 65535,
     TENSOR_DIM = 64, /* the least D */
     FULL_CARD = 96,  /* blocks */
+    CUT_TILES = 8,   /* the least of samples that are cut */
+    CUT_T = 16,      /* the most t */
 };
 
 static uint64_t
@@ -55,13 +57,16 @@ pya_ops_cuda_ps_forward(const struct pya_ops_ps *ps, const struct pya_ops_target
     return pya_driver_launch(to, is_tensor ? tensor : plain, g, ps);
 }
 
+static bool
+launch_is_of_components(const struct pya_ops_ps *ps) {
+    return ps->d_loc.p != NULL || ps->d_scale.p != NULL || ps->d_log_weights.p != NULL;
+}
+
 /* One block for each t makes all gradients from one set of weights where that leaves no card idle or
  * loses no work; else blocks for components and blocks for samples make the weights twice. */
 static int
 launch_ps_backward_tensor(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
-    const bool of_components =
-        ps->d_loc.p != NULL || ps->d_scale.p != NULL || ps->d_log_weights.p != NULL;
-    const uint64_t parts = (of_components ? launch_parts(ps->n_m, BIG) : 0) +
+    const uint64_t parts = (launch_is_of_components(ps) ? launch_parts(ps->n_m, BIG) : 0) +
                            (ps->d_value.p != NULL ? launch_parts(ps->n_l, BIG) : 0);
     const bool is_whole = ps->n_t >= FULL_CARD || (ps->n_l <= BIG && ps->n_m <= BIG);
     struct pya_driver_grid g =
@@ -69,20 +74,150 @@ launch_ps_backward_tensor(const struct pya_ops_ps *ps, const struct pya_ops_targ
     return pya_driver_launch(to, "pya_ps_backward_tensor", g, ps);
 }
 
-int
-pya_ops_cuda_ps_backward(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
+static int
+launch_ps_backward(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
     if (launch_takes_tensor(ps, to, "pya_ps_backward_tensor", PYA_OPS_WEIGH_BYTES)) {
         return launch_ps_backward_tensor(ps, to);
     }
     const uint64_t columns = launch_parts(ps->dim, WIDE);
     int status = PYA_OPS_OK;
-    if (ps->d_loc.p != NULL || ps->d_scale.p != NULL || ps->d_log_weights.p != NULL) {
+    if (launch_is_of_components(ps)) {
         const uint64_t parts = launch_parts(ps->n_m, SMALL) * (ps->d_loc.p != NULL ? columns : 1);
         status = pya_driver_launch(to, "pya_ps_backward_loc", launch_grid_ps(ps, parts, 0), ps);
     }
     if (status == PYA_OPS_OK && ps->d_value.p != NULL) {
         const uint64_t parts = launch_parts(ps->n_l, SMALL) * columns;
         status = pya_driver_launch(to, "pya_ps_backward_value", launch_grid_ps(ps, parts, 0), ps);
+    }
+    return status;
+}
+
+/* With few t and many samples a block would go through all samples of its components alone.  To the kernels, chunks
+ * of samples are then what t is otherwise; what each of them gives a component is added up afterwards. */
+struct launch_cut {
+    int64_t rows; /* of a chunk; the last may have fewer */
+    int64_t n;    /* chunks; 1: nothing is cut */
+};
+
+static struct launch_cut
+launch_cut(const struct pya_ops_ps *ps) {
+    const int64_t tiles = (int64_t)launch_parts(ps->n_l, BIG);
+    const int64_t blocks = (int64_t)launch_parts(ps->n_m, BIG) * ps->n_t;
+    struct launch_cut cut = {ps->n_l, 1};
+    if (!launch_is_of_components(ps) || blocks >= FULL_CARD || ps->n_t > CUT_T ||
+        tiles < CUT_TILES || tiles < 4 * ps->n_t) {
+        return cut;
+    }
+    const int64_t wanted = (int64_t)launch_parts(3 * FULL_CARD, blocks);
+    cut.rows = (int64_t)launch_parts(tiles, wanted < tiles ? wanted : tiles) * BIG;
+    cut.n = (int64_t)launch_parts(ps->n_l, cut.rows);
+    return cut;
+}
+
+int64_t
+pya_ops_cuda_ps_room(const struct pya_ops_ps *ps) {
+    const int64_t n = launch_cut(ps).n;
+    const int64_t numbers = (ps->d_loc.p != NULL ? ps->dim : 0) + (ps->d_scale.p != NULL) +
+                            (ps->d_log_weights.p != NULL);
+    return n == 1 ? 0 : n * ps->n_m * numbers;
+}
+
+static struct pya_ops_view
+launch_view_at(struct pya_ops_view v, int64_t i, int64_t t) {
+    if (v.p != NULL) {
+        v.p = (float *)v.p + i * v.i + t * v.t;
+    }
+    return v;
+}
+
+/* What chunk c makes of component m is at (m, c). */
+struct launch_sums {
+    struct pya_ops_view loc, scale, log_weights;
+};
+
+static struct launch_sums
+launch_sums(const struct pya_ops_ps *ps, int64_t n) {
+    const int64_t n_m = ps->n_m;
+    float *next = (float *)ps->workspace;
+    struct launch_sums sums = {0};
+    if (ps->d_loc.p != NULL) {
+        sums.loc = (struct pya_ops_view){next, ps->dim, n_m * ps->dim};
+        next += n * n_m * ps->dim;
+    }
+    if (ps->d_scale.p != NULL) {
+        sums.scale = (struct pya_ops_view){next, 1, n_m};
+        next += n * n_m;
+    }
+    if (ps->d_log_weights.p != NULL) {
+        sums.log_weights = (struct pya_ops_view){next, 1, n_m};
+    }
+    return sums;
+}
+
+/* The n chunks from c on of one t as a problem of n t's. */
+static struct pya_ops_ps
+launch_chunks(const struct pya_ops_ps *ps, struct launch_cut cut, int64_t t, int64_t c, int64_t n) {
+    const struct launch_sums sums = launch_sums(ps, cut.n);
+    const int64_t l = c * cut.rows;
+    struct pya_ops_ps x = *ps;
+    x.n_t = n;
+    x.n_l = ps->n_l - l < cut.rows ? ps->n_l - l : cut.rows;
+    x.value = launch_view_at(ps->value, l, t);
+    x.d_value = launch_view_at(ps->d_value, l, t);
+    x.value.t = cut.rows * x.value.i;
+    x.d_value.t = cut.rows * x.d_value.i;
+    x.loc = launch_view_at(ps->loc, 0, t);
+    x.scale = launch_view_at(ps->scale, 0, t);
+    x.log_weights = launch_view_at(ps->log_weights, 0, t);
+    x.loc.t = x.scale.t = x.log_weights.t = 0;
+    x.d_loc = launch_view_at(sums.loc, 0, c);
+    x.d_scale = launch_view_at(sums.scale, 0, c);
+    x.d_log_weights = launch_view_at(sums.log_weights, 0, c);
+    x.grad = (const float *)ps->grad + l * ps->grad_l + t * ps->grad_t;
+    x.grad_t = cut.rows * ps->grad_l;
+    if (ps->out != NULL) {
+        x.out = (float *)ps->out + l * ps->out_l + t * ps->out_t;
+        x.out_t = cut.rows * ps->out_l;
+    }
+    return x;
+}
+
+static int
+launch_ps_backward_cut(
+    const struct pya_ops_ps *ps, struct launch_cut cut, int64_t t,
+    const struct pya_ops_target *to) {
+    const int64_t whole = ps->n_l / cut.rows;
+    const struct pya_ops_ps most = launch_chunks(ps, cut, t, 0, whole);
+    int status = launch_ps_backward(&most, to);
+    if (status == PYA_OPS_OK && whole < cut.n) {
+        const struct pya_ops_ps rest = launch_chunks(ps, cut, t, whole, 1);
+        status = launch_ps_backward(&rest, to);
+    }
+    if (status != PYA_OPS_OK) {
+        return status;
+    }
+    const struct launch_sums sums = launch_sums(ps, cut.n);
+    struct pya_ops_ps all = *ps;
+    all.n_t = cut.n;
+    all.loc = sums.loc;
+    all.scale = sums.scale;
+    all.log_weights = sums.log_weights;
+    all.d_loc = launch_view_at(ps->d_loc, 0, t);
+    all.d_scale = launch_view_at(ps->d_scale, 0, t);
+    all.d_log_weights = launch_view_at(ps->d_log_weights, 0, t);
+    struct pya_driver_grid g = {launch_parts(ps->n_m * ps->dim, THREADS), 1, THREADS, 0};
+    return pya_driver_launch(to, "pya_ps_backward_sum", g, &all);
+}
+
+int
+pya_ops_cuda_ps_backward(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
+    const struct launch_cut cut = launch_cut(ps);
+    if (cut.n == 1 || ps->workspace == NULL) {
+        return launch_ps_backward(ps, to);
+    }
+    int status = PYA_OPS_OK;
+    for (int64_t t = 0; t < ps->n_t && status == PYA_OPS_OK; t++) {
+        status = launch_ps_backward_cut(ps, cut, t, to);
     }
     return status;
 }

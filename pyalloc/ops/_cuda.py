@@ -86,6 +86,10 @@ def power_spherical_forward(args: PowerSphericalArgs, like: Tensor) -> None:
 
 
 def power_spherical_backward(args: PowerSphericalArgs, like: Tensor) -> None:
+    room = library().pya_ops_cuda_ps_room
+    room.restype = ctypes.c_int64
+    workspace = like.new_empty(room(ctypes.byref(args)))
+    args.workspace = workspace.data_ptr()
     _launch("ps_backward", args, like)
 
 

@@ -38,6 +38,7 @@ class PowerSphericalArgs(ctypes.Structure):
         ("grad", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("grad_l", "grad_m", "grad_t")),
         *((name, View) for name in ("d_value", "d_loc", "d_scale", "d_log_weights")),
+        ("workspace", ctypes.c_void_p),
         ("dtype", ctypes.c_int32),
         ("n_threads", ctypes.c_int32),
     ]

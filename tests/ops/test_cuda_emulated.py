@@ -25,7 +25,7 @@ from pyalloc.ops import (
     scaled_attention,
     sequence_gradients,
 )
-from pyalloc.ops._library import AdditiveArgs, library
+from pyalloc.ops._library import AdditiveArgs, PowerSphericalArgs, View, library
 
 from . import test_additive as additive_cases
 from . import test_attention as attention_cases
@@ -71,6 +71,31 @@ def test_power_spherical(shape, device, monkeypatch):
     agree(spherical_cases.log_prob, (value, loc, scale), monkeypatch)
     monkeypatch.setattr(_cuda, "on_device", lambda x: True)
     agree(spherical_cases.mixture, (value, loc, scale, weights), monkeypatch, bar=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(900, 3, 2, 5), (1030, 2, 1, 70)], ids=str)
+def test_many_samples_and_few_t_are_cut(shape, device, monkeypatch):
+    """One block went through all samples of a component."""
+    value, loc, scale, weights = spherical_cases.problem(*shape)
+    agree(spherical_cases.log_prob, (value, loc, scale), monkeypatch)
+    monkeypatch.setattr(_cuda, "on_device", lambda x: True)
+    agree(spherical_cases.mixture, (value, loc, scale, weights), monkeypatch, bar=2e-5)
+
+
+def test_which_problems_are_cut():
+    room = library().pya_ops_cuda_ps_room
+    room.restype = ctypes.c_int64
+    wanted = {name: View(1, 0, 0) for name in ("d_loc", "d_scale")}
+
+    def numbers(n_l, n_m, n_t, **of):
+        return room(ctypes.byref(PowerSphericalArgs(n_l=n_l, n_m=n_m, n_t=n_t, dim=10, **of)))
+
+    assert numbers(1025, 3, 1, **wanted) == 9 * 3 * 11  # chunks of 128 samples
+    assert numbers(1025, 3, 1, d_scale=View(1, 0, 0)) == 9 * 3
+    assert numbers(100_000, 3, 1, **wanted) == 261 * 3 * 11
+    assert numbers(896, 3, 1, **wanted) == numbers(1025, 3, 3, **wanted) == 0  # fewer launches
+    assert numbers(100_000, 96 * 128, 1, **wanted) == 0  # blocks enough
+    assert numbers(1025, 3, 1, d_value=View(1, 0, 0)) == 0
 
 
 def test_less_shared_memory_than_the_tensor_kernels_want(device, emulator, monkeypatch):
