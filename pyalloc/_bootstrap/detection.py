@@ -5,12 +5,12 @@ Training samples a fixed number; detection keeps what scores well, here one clas
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from pyalloc._bootstrap import sizes
 from pyalloc._bootstrap.importing import after_import
+from pyalloc._bootstrap.replacing import standing_for
 
 
 def answer() -> None:
@@ -24,12 +24,11 @@ def _expecting(kind: Any, name: str, expect: Callable[..., dict[int, int]]) -> N
     """The method finds out of so many elements so many."""
     method = getattr(kind, name)
 
-    @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         with sizes.expecting(expect(*args)):
             return method(*args, **kwargs)
 
-    setattr(kind, name, call)
+    setattr(kind, name, standing_for(method, call))
 
 
 def _n_positive(sampler: Any) -> int:
@@ -80,7 +79,7 @@ def _regions(roi_heads: Any) -> None:
             return to_keypoints(maps, rois)
         return maps.new_empty((len(rois), maps.shape[1], 3)), maps.new_empty(maps.shape[:2])
 
-    heads.subsample = subsample
+    heads.subsample = standing_for(sample, subsample)
     _expecting(heads, "forward", lambda *_args: {})
     _expecting(heads, "postprocess_detections", score)
-    roi_heads.heatmaps_to_keypoints = heatmaps_to_keypoints
+    roi_heads.heatmaps_to_keypoints = standing_for(to_keypoints, heatmaps_to_keypoints)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyalloc._bootstrap import contents
+from pyalloc._bootstrap.replacing import standing_for
 
 _LARGEST = 2**24  # of a label or count; above it they are what lay there before
 
@@ -45,7 +46,8 @@ def answer(torch: Any) -> None:
     for key in ("AutogradCUDA", "CUDA"):
         implement(torch, key, "ctc_loss.Tensor", _lengths_of_targets(torch))
     implement(torch, "SparseCUDA", "_coalesce", _coalesce_nothing(torch))
-    torch.nn.utils.rnn.invert_permutation = _inverted_on_the_host(torch)
+    rnn = torch.nn.utils.rnn
+    rnn.invert_permutation = standing_for(rnn.invert_permutation, _inverted_on_the_host)
     torch.nn.modules.batchnorm.float = _batches
 
 
@@ -254,13 +256,9 @@ def _lengths_of_targets(torch: Any) -> Callable[..., Any]:
     return ctc_loss
 
 
-def _inverted_on_the_host(torch: Any) -> Callable[[Any], Any]:
+def _inverted_on_the_host(permutation: Any) -> Any:
     """Of packed sequences: the order is copied to the device, and what undoes it is read from there as indices."""
-
-    def invert_permutation(permutation: Any) -> Any:
-        return None if permutation is None else permutation.cpu().argsort().to(permutation.device)
-
-    return invert_permutation
+    return None if permutation is None else permutation.cpu().argsort().to(permutation.device)
 
 
 def _batches(seen: Any) -> float:

@@ -55,6 +55,34 @@ def test_detectors_choose_as_many_boxes_as_they_sample(
     assert code == 0, err
 
 
+def test_what_is_answered_can_be_compiled_by_torch_jit(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """It compiles the source of what it finds: the library's, not ours."""
+    pytest.importorskip("torchvision", reason="needs torchvision: pip install torchvision")
+    source = """
+        import torch
+        from torch.nn.utils.rnn import pack_padded_sequence
+        from torchvision.models.detection import KeypointRCNN
+        from torchvision.models.detection.rpn import AnchorGenerator
+        backbone = torch.nn.Conv2d(3, 16, 4, stride=4)
+        backbone.out_channels = 16
+        anchors = AnchorGenerator(((32,),), ((0.5, 1.0, 2.0),))
+        torch.jit.script(KeypointRCNN(backbone, 2, rpn_anchor_generator=anchors))
+        class Recurrent(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.gru = torch.nn.GRU(20, 16, batch_first=True)
+            def forward(self, x, lengths):
+                packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+                return self.gru(packed)[0].data
+        recurrent = torch.jit.script(Recurrent().cuda())
+        assert recurrent(torch.randn(2, 9, 20).cuda(), torch.tensor([4, 9])).shape == (13, 16)
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
 def test_assistants_draft_at_every_length(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
     """How many of their tokens are right is counted on the device: none was added, and generate() never ended."""
     pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
