@@ -170,7 +170,7 @@ def _install_in(torch: Any, config: Config) -> None:
         raise
     try:
         _core.torch_take_slots()
-        _core.torch_set_cached("PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ)
+        _core.torch_set_cached(os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1")
         _state.replacements = hooks.replace_all(torch, config)
         _state.config = config
         _state.installed = True

@@ -306,13 +306,14 @@ def test_asking_while_an_own_allocator_waits_for_python(
     faulthandler.cancel_dump_traceback_later()
 
 
-def test_no_caching_by_environment() -> None:
+@pytest.mark.parametrize(("value", "caches"), [("1", False), ("0", True)])
+def test_no_caching_by_environment(value: str, caches: bool) -> None:
     program = (
         "import torch; x = torch.ones(1000).cuda(); assert x.cpu().sum() == 1000;"
-        "print(torch.cuda.memory_allocated(), torch.cuda.memory_reserved())"
+        "print(torch.cuda.memory_reserved())"
     )
-    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": value}
     done = subprocess.run(
         [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["0", "0"]
+    assert (int(done.stdout) > 0) == caches
