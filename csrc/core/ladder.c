@@ -114,19 +114,28 @@ ladder_refit(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
     return st;
 }
 
-static pya_status
-ladder_grow(struct pya_arena *arena, size_t bytes, size_t n_least, bool is_small) {
-    struct pya_block *hole;
-    size_t n;
-    pya_status st = ladder_best_hole(arena, bytes, &hole, &n);
-    if (st != PYA_OK) {
-        return st;
+/* How many pages a growth should make at least. */
+static size_t
+ladder_step(const struct pya_card *card, size_t n) {
+    if (card->options.memory == PYA_MEMORY_TIGHT || pya_gc_is_pressed(card, n)) {
+        return 1;
     }
+    size_t n_share = card->pages.n_live / LADDER_GROW_SHARE;
+    n_share = n_share < LADDER_GROW_MOST ? n_share : LADDER_GROW_MOST;
+    size_t n_least = card->pages.n_live < LADDER_FEW ? LADDER_GROW_FEW : LADDER_GROW_PAGES;
+    return n_share > n_least ? n_share : n_least;
+}
+
+/* The n pages that `bytes` need of their best hole, and more where there is room. */
+static pya_status
+ladder_grow(
+    struct pya_arena *arena, size_t bytes, struct pya_block *hole, size_t n, bool is_small) {
+    size_t n_least = ladder_step(arena->card, n);
     size_t n_padded = n > n_least ? n : n_least;
     size_t n_room = hole->bytes / PYA_PAGE;
     n_padded = n_padded < n_room ? n_padded : n_room;
     if (n_padded > n) {
-        st = pya_arena_grow(arena, hole, n_padded, is_small);
+        pya_status st = pya_arena_grow(arena, hole, n_padded, is_small);
         if (st != PYA_E_NOMEM && st != PYA_E_LIMIT) {
             return st;
         }
@@ -365,18 +374,6 @@ ladder_borrow(
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
-/* How many pages a growth should make at least. */
-static size_t
-ladder_step(const struct pya_card *card, size_t n) {
-    if (card->options.memory == PYA_MEMORY_TIGHT || pya_gc_is_pressed(card, n)) {
-        return 1;
-    }
-    size_t n_share = card->pages.n_live / LADDER_GROW_SHARE;
-    n_share = n_share < LADDER_GROW_MOST ? n_share : LADDER_GROW_MOST;
-    size_t n_least = card->pages.n_live < LADDER_FEW ? LADDER_GROW_FEW : LADDER_GROW_PAGES;
-    return n_share > n_least ? n_share : n_least;
-}
-
 /* What the policy likes best while memory is there. */
 static pya_status
 ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
@@ -398,14 +395,16 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
         if (st != PYA_E_NOMEM || arena->free_pages < pya_pages_for(bytes)) {
             return st;
         }
-        break; /* it was not pages that ran out, but addresses */
+        /* It was not pages that ran out, but addresses. */
+        st = ladder_best_hole(arena, bytes, &hole, &n);
+        break;
     case PYA_PLAN_MOVE:
         return ladder_move(arena, bytes, is_small, out);
     case PYA_PLAN_GROW:
     default:
         break;
     }
-    st = ladder_grow(arena, bytes, ladder_step(arena->card, n), is_small);
+    st = st == PYA_OK ? ladder_grow(arena, bytes, hole, n, is_small) : st;
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
