@@ -298,23 +298,27 @@ test_failures_lose_nothing(void) {
     CHECK(!share_once("", 2, true, PYA_OK));
 }
 
-/* A handle that cannot be given back is kept until it can. */
+/* What cannot be given back or unmapped is kept until it can. */
 static void
-test_held_page_goes_later(void) {
-    struct world world = {0};
-    struct pya_shared shared;
-    pya_dptr base;
-    world_init(&world, "");
-    pya_dptr ptr = take(&world, 5 * MIB, 0);
-    CHECK_OK(pya_share(world.heap, ptr, &shared));
-    pya_sim_fail(world.sim, 1U << PYA_SIM_PAGE_RELEASE, 1, PYA_E_DEVICE, true);
-    CHECK_EQ(import_all(world.heap, &shared, &base), PYA_E_DEVICE);
-    CHECK_EQ(pya_import_close(world.heap, 1), PYA_E_FOREIGN); /* tries again, in vain */
-    CHECK(pya_sim_fail_clear(world.sim));
-    share_and_close(&world, ptr);
-    give(&world, ptr);
-    sweep_check_empty(world.heap, world.sim);
-    world_fini(&world);
+test_failed_imports_go_later(void) {
+    static const uint32_t kinds[] = {
+        1U << PYA_SIM_PAGE_RELEASE, 1U << PYA_SIM_SET_ACCESS | 1U << PYA_SIM_UNMAP};
+    for (size_t i = 0; i < 2; i++) {
+        struct world world = {0};
+        struct pya_shared shared;
+        pya_dptr base;
+        world_init(&world, "");
+        pya_dptr ptr = take(&world, 5 * MIB, 0);
+        CHECK_OK(pya_share(world.heap, ptr, &shared));
+        pya_sim_fail(world.sim, kinds[i], 1, PYA_E_DEVICE, true);
+        CHECK_EQ(import_all(world.heap, &shared, &base), PYA_E_DEVICE);
+        CHECK_EQ(pya_import_close(world.heap, 1), PYA_E_FOREIGN); /* tries again, in vain */
+        CHECK(pya_sim_fail_clear(world.sim));
+        share_and_close(&world, ptr);
+        give(&world, ptr);
+        sweep_check_empty(world.heap, world.sim);
+        world_fini(&world);
+    }
 }
 
 static const struct check_case cases[] = {
@@ -327,7 +331,7 @@ static const struct check_case cases[] = {
     {"peers_are_let_in", test_peers_are_let_in},
     {"failures_lose_nothing", test_failures_lose_nothing},
     {"descriptors_come_all_or_none", test_descriptors_come_all_or_none},
-    {"held_page_goes_later", test_held_page_goes_later},
+    {"failed_imports_go_later", test_failed_imports_go_later},
 };
 
 int
