@@ -18,11 +18,12 @@ import torch
 from benchmarks.ops.additive import additive, seq2seq
 from benchmarks.ops.attention import attention, sweep
 from benchmarks.ops.measure import Bench
-from benchmarks.ops.spherical import spherical, spherical_memory
+from benchmarks.ops.spherical import spherical, spherical_memory, spherical_shapes
 from pyalloc import ops
 
 PARTS: dict[str, Callable[[Bench], None]] = {
     "spherical": spherical,
+    "shapes": spherical_shapes,
     "memory": spherical_memory,
     "additive": additive,
     "seq2seq": seq2seq,

@@ -139,6 +139,36 @@ def spherical(b: Bench) -> None:
     )
 
 
+def spherical_shapes(b: Bench) -> None:
+    """What a card does with shapes that fill no tile: latents of a batch, and a data set under few components."""
+    latents = spherical_inputs(1, 1, 4096, 64, b.device)
+    lean = latents[:3]
+    peers = b.compiled({"einsum": by_einsum})
+    grad = torch.randn(1, 1, 4096, device=b.device)
+    error = check("latents", *checked(our_log_prob, by_einsum, lean, tuple(grad.shape)))
+    b.compare(
+        "power_spherical forward+backward, latents",
+        both(our_log_prob, lean, grad),
+        {k: both(f, lean, grad) for k, f in peers.items()},
+        target=None,
+        case="L1 M1 T4096 D64 fp32",
+        error=error,
+    )
+    data = spherical_inputs(100_000, 16, 1, 64, b.device)
+    mixtures = b.compiled({"einsum": mixture_einsum})
+    few = [data[0][:3000], *data[1:]]
+    error = check("data", *checked(our_mixture, mixture_einsum, few, (3000, 1)))
+    grad = torch.randn(100_000, 1, device=b.device)
+    b.compare(
+        "mixture forward+backward, a data set",
+        both(our_mixture, data, grad),
+        {k: both(f, data, grad) for k, f in mixtures.items()},
+        target=None,
+        case="L100000 M16 T1 D64 fp32",
+        error=error,
+    )
+
+
 def spherical_memory(b: Bench) -> None:
     """Growth of the resident set in a fresh process, against the size of the result."""
     for op, n_t in (("log_prob", 512), ("mixture", 512), ("log_prob", 8192), ("mixture", 8192)):

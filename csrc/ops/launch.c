@@ -19,6 +19,7 @@ enum {
     FULL_CARD = 96,  /* blocks */
     CUT_TILES = 8,   /* the least of samples that are cut */
     CUT_T = 16,      /* the most t */
+    MOST_PAIRS = 32, /* that a warp takes */
 };
 
 static uint64_t
@@ -46,8 +47,23 @@ launch_takes_tensor(
            ps->n_t <= INT32_MAX - MAX_WALKED && pya_driver_allow(to, name, shared);
 }
 
+static bool
+launch_is_thin(const struct pya_ops_ps *ps) {
+    return ps->n_l <= MOST_PAIRS && ps->n_m <= MOST_PAIRS && ps->n_l * ps->n_m <= MOST_PAIRS;
+}
+
+/* a warp for each t */
+static int
+launch_ps_thin(const struct pya_ops_ps *ps, const char *kernel, const struct pya_ops_target *to) {
+    struct pya_driver_grid g = {launch_parts(ps->n_t, THREADS / WARP), 1, THREADS, 0};
+    return pya_driver_launch(to, kernel, g, ps);
+}
+
 int
 pya_ops_cuda_ps_forward(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
+    if (launch_is_thin(ps)) {
+        return launch_ps_thin(ps, "pya_ps_forward_thin", to);
+    }
     const bool mixture = ps->log_weights.p != NULL;
     const char *tensor = mixture ? "pya_ps_mixture_forward_tensor" : "pya_ps_forward_tensor";
     const char *plain = mixture ? "pya_ps_mixture_forward" : "pya_ps_forward";
@@ -211,6 +227,9 @@ launch_ps_backward_cut(
 
 int
 pya_ops_cuda_ps_backward(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
+    if (launch_is_thin(ps)) {
+        return launch_ps_thin(ps, "pya_ps_backward_thin", to);
+    }
     const struct launch_cut cut = launch_cut(ps);
     if (cut.n == 1 || ps->workspace == NULL) {
         return launch_ps_backward(ps, to);

@@ -70,7 +70,7 @@ STEPS = (
         env={"PYALLOC_CONF": "vmm:false"},
     ),
     Step("ops", f"$PY {PYTEST} tests/gpu/test_ops.py", 300),
-    Step("ops' speed", f"$PY {OPS} --only spherical additive --json $RESULTS/ops.json", 360),
+    Step("ops' speed", f"$PY {OPS} --only spherical additive shapes --json $RESULTS/ops.json", 360),
     Step(
         "costs",
         "make -s -j8 -C tests/c ubench WARN= WARN_C= && build/c/release/bench/driver_costs",

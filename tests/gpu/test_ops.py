@@ -49,7 +49,11 @@ CASES = {
     "log_prob": (power_spherical_log_prob, spherical(130, 140, 33, 128)),
     "log_prob, blocks for both sides": (power_spherical_log_prob, spherical(300, 200, 3, 131)),
     "log_prob, one t": (power_spherical_log_prob, spherical(300, 70, 1, 17)),
+    "log_prob, a pair for each t": (power_spherical_log_prob, spherical(1, 1, 3000, 64)),
+    "log_prob, many samples": (power_spherical_log_prob, spherical(5000, 6, 1, 64)),
     "mixture": (power_spherical_mixture_log_prob, mixture(130, 140, 33, 128)),
+    "mixture of few": (power_spherical_mixture_log_prob, mixture(2, 10, 300, 20)),
+    "mixture, many samples": (power_spherical_mixture_log_prob, mixture(3000, 40, 2, 33)),
     "additive": (additive_attention, additive(80, 50, 1000, 2000)),
     "attention": (scaled_attention, attention(2, 3, 200, 333, 80)),
 }

@@ -55,14 +55,17 @@ def agree(function, tensors, monkeypatch, *, bar=2e-6, floor=1e-300):
 
 @pytest.mark.parametrize(
     "shape",
-    # the last three take the tensor cores: blocks for both sides, one block a t, tails everywhere
+    # the first three have few pairs, the last three take the tensor cores: blocks for both sides, one block a t,
+    # tails everywhere
     [
         (5, 3, 2, 4),
+        (1, 9, 20, 10),
+        (1, 1, 9, 300),
         (130, 140, 2, 33),
-        (1, 9, 2, 10),
+        (33, 1, 2, 10),
         (130, 140, 2, 64),
         (70, 65, 3, 131),
-        (1, 2, 1, 300),
+        (2, 17, 1, 300),
     ],
     ids=str,
 )
@@ -119,18 +122,23 @@ def test_half_precision_is_computed_in_float32(dtype, device, monkeypatch):
     assert relative(launched, exact) < torch.finfo(dtype).eps
 
 
-def test_power_spherical_corners(device):
+@pytest.mark.parametrize("n", [5, 40])
+def test_power_spherical_corners(n, device):
+    """Of few pairs, and of a tile."""
     loc = torch.zeros(5, 6)
     loc[:, 1] = 1
+    value = torch.zeros(n, 1, 6)
+    value[..., 1] = 1
     kappa = torch.tensor([0.0, 1.0, 1e3, 1e7, float("nan")])
-    at_mode = power_spherical_log_prob(loc, loc, kappa)
+    at_mode = power_spherical_log_prob(value, loc, kappa)[-1]
     right = spherical_cases.textbook(loc.double(), loc.double(), kappa.double())
     torch.testing.assert_close(at_mode[:4].double(), right[:4], rtol=2e-7, atol=3.5e-5)
-    opposite = power_spherical_log_prob(-loc, loc, kappa)
+    opposite = power_spherical_log_prob(-value, loc, kappa)[-1]
     assert torch.isfinite(opposite[0]) and torch.isneginf(opposite[1:4]).all()
     assert torch.isnan(at_mode[4]) and torch.isnan(opposite[4])
-    assert torch.isnan(power_spherical_log_prob(loc, loc, torch.tensor(-1e30))).all()
-    mixed = [x.clone().requires_grad_() for x in (-loc, loc[1:4], kappa[1:4], torch.zeros(3))]
+    assert torch.isnan(power_spherical_log_prob(value, loc, torch.tensor(-1e30))).all()
+    of_three = (-value[:, 0], loc[1:4], kappa[1:4], torch.zeros(3))
+    mixed = [x.clone().requires_grad_() for x in of_three]
     out = power_spherical_mixture_log_prob(*mixed)
     assert torch.isneginf(out).all()
     assert all(torch.isfinite(g).all() for g in torch.autograd.grad(out.sum(), mixed))
@@ -226,8 +234,8 @@ def test_dropout_is_not_captured(monkeypatch):
 
 def test_nan_stays_in_gradients(device):
     """They tell a loss scaler that the step is to be left out."""
-    for dim in (5, 64):
-        value, loc, scale, weights = spherical_cases.problem(6, 4, 1, dim)
+    for n, dim in ((6, 5), (12, 5), (12, 64)):
+        value, loc, scale, weights = spherical_cases.problem(n, 4, 1, dim)
         value[2, 0, 1] = torch.nan
         _, d_value, d_loc, d_scale = gradients(spherical_cases.log_prob, (value, loc, scale))
         assert d_value[2].isnan().all() and not d_value[:2].isnan().any()
