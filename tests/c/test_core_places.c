@@ -66,6 +66,24 @@ test_the_largest_end_of_all_is_found(void) {
     world_fini(&world);
 }
 
+/* Free bytes within a page, with live ones on both sides, are no end to begin in and no start to end in. */
+static void
+test_the_middle_of_a_page_is_not_shared(void) {
+    static const size_t sizes[] = {MIB / 4, 3 * HALF_MIB, MIB / 4, 2 * MIB, 2 * MIB};
+    struct world world = {.config = {.capacity_bytes = 6 * MIB}};
+    pya_dptr ptrs[5];
+    pya_dptr ptr;
+    world_init(&world, "shared_pages:True");
+    fill(&world, sizes, 5, ptrs);
+    give(&world, ptrs[1]);
+    give(&world, ptrs[3]);
+    CHECK_EQ(pya_alloc(world.heap, 0, 5 * HALF_MIB, 0, &ptr), PYA_E_NOMEM);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    CHECK_EQ(take(&world, 2 * MIB, 0), ptrs[3]);
+    CHECK_EQ(take(&world, 3 * HALF_MIB, 0), ptrs[1]);
+    world_fini(&world);
+}
+
 /* The stream of the segment in which ptr lies. */
 static pya_stream
 stream_at(struct world *world, pya_dptr ptr) {
@@ -312,6 +330,7 @@ test_the_least_recently_used_ranges_are_unmapped(void) {
 }
 
 static const struct check_case cases[] = {
+    {"the_middle_of_a_page_is_not_shared", test_the_middle_of_a_page_is_not_shared},
     {"largest_end_of_all_is_found", test_the_largest_end_of_all_is_found},
     {"ranges_change_streams_whole", test_ranges_change_streams_whole},
     {"what_is_reserved_is_there", test_what_is_reserved_is_there},
