@@ -66,6 +66,25 @@ test_the_largest_end_of_all_is_found(void) {
     world_fini(&world);
 }
 
+/* One page's end and another's start, and nothing else: each byte of the three pages is one block's. */
+static void
+test_two_halves_are_shared(void) {
+    static const size_t sizes[] = {MIB, MIB, 2 * MIB, MIB, MIB};
+    struct world world = {.config = {.capacity_bytes = 6 * MIB}};
+    pya_dptr ptrs[5];
+    world_init(&world, "shared_pages:True");
+    fill(&world, sizes, 5, ptrs);
+    give(&world, ptrs[1]);
+    give(&world, ptrs[3]);
+    ptrs[1] = take(&world, 2 * MIB, 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_shared_ranges"), 1);
+    CHECK_OK(pya_sim_own(world.sim, ptrs[0], MIB));
+    CHECK_OK(pya_sim_own(world.sim, ptrs[1], 2 * MIB));
+    CHECK_OK(pya_sim_own(world.sim, ptrs[2], 2 * MIB));
+    CHECK_OK(pya_sim_own(world.sim, ptrs[4], MIB));
+    world_fini(&world);
+}
+
 /* Free bytes within a page, with live ones on both sides, are no end to begin in and no start to end in. */
 static void
 test_the_middle_of_a_page_is_not_shared(void) {
@@ -330,6 +349,7 @@ test_the_least_recently_used_ranges_are_unmapped(void) {
 }
 
 static const struct check_case cases[] = {
+    {"two_halves_are_shared", test_two_halves_are_shared},
     {"the_middle_of_a_page_is_not_shared", test_the_middle_of_a_page_is_not_shared},
     {"largest_end_of_all_is_found", test_the_largest_end_of_all_is_found},
     {"ranges_change_streams_whole", test_ranges_change_streams_whole},
