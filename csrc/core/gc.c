@@ -299,11 +299,14 @@ gc_recover(struct pya_card *card, uint64_t requests) {
 }
 
 void
-pya_gc_after_growth(struct pya_card *card, size_t n_pages) {
+pya_gc_after_growth(struct pya_card *card, size_t reserved_before) {
     struct pya_usage *usage = &card->usage;
     uint64_t requests = pya_card_requests(card);
-    size_t n_made = card->pages.n_live > n_pages ? card->pages.n_live - n_pages : 0;
-    bool was_lately = requests - usage->collected_at < 2 * usage->wait;
+    size_t reserved = card->reserved_bytes;
+    size_t n_made = reserved > reserved_before ? (reserved - reserved_before) / PYA_PAGE : 0;
+    /* Not by the very request it was collected for. */
+    bool was_lately =
+        requests > usage->collected_at && requests - usage->collected_at < 2 * usage->wait;
     if (PYA_UNLIKELY(usage->owed_pages > 0 && n_made > 0 && was_lately)) {
         size_t n = smaller(n_made, usage->owed_pages);
         if (usage->owed_pages == usage->collected_pages) {

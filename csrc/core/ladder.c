@@ -563,7 +563,7 @@ ladder_tidy(struct pya_card *card) {
 pya_status
 pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_block *block = NULL;
-    size_t n_pages = arena->card->pages.n_live;
+    size_t reserved_before = arena->card->reserved_bytes;
     pya_card_unpark(arena->card);
     pya_status st = ladder_reclaim(arena, bytes, is_small, &block);
     if (st == PYA_OK && block == NULL) {
@@ -579,7 +579,7 @@ pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct py
     if (block == NULL) {
         return PYA_E_NOMEM;
     }
-    pya_gc_after_growth(arena->card, n_pages);
+    pya_gc_after_growth(arena->card, reserved_before);
     ladder_tidy(arena->card);
     *out = block;
     return PYA_OK;

@@ -125,6 +125,27 @@ test_regret_makes_it_wait_longer(void) {
     world_fini(&world);
 }
 
+/* Segments too. */
+static void
+test_segments_are_regretted(void) {
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    world_init(&world, "vmm:False,soft_limit:100MiB");
+    pya_dptr held = take(&world, 60 * MIB, 0);
+    give(&world, take(&world, 40 * MIB, 0));
+    for (size_t i = 1; i < 4; i++) {
+        pass_time(&world, WINDOW);
+        miss(&world, (40 + 2 * i) * MIB);
+    }
+    CHECK(stat_of(world.heap, 0, "pyalloc_collections") > 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_pages_regretted"), 0);
+    pya_dptr kept = take(&world, 46 * MIB, 0);
+    give(&world, take(&world, 40 * MIB, 0));
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_pages_regretted"), 20);
+    give(&world, kept);
+    give(&world, held);
+    world_fini(&world);
+}
+
 /* Needs everything once more, and then half of it: after how many halves of a window is the other half collected?
  * Every miss is of *mib, which grows. */
 static size_t
@@ -557,6 +578,7 @@ static const struct check_case cases[] = {
     {"keeps_what_was_needed_lately", test_keeps_what_was_needed_lately},
 #ifndef PYA_TEST_TINY /* there a window is over too soon to regret anything, and four pages are no shortage */
     {"regret_makes_it_wait_longer", test_regret_makes_it_wait_longer},
+    {"segments_are_regretted", test_segments_are_regretted},
     {"four_windows_without_regret", test_four_windows_without_regret},
     {"shortage_ends", test_shortage_ends},
 #endif
