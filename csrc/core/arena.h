@@ -223,6 +223,9 @@ void pya_arena_note_unmapped(
 /* Learns how far the streams' work has finished (fence.h); never waits, never errs on the side of idle.  taker: the arena
  * that would like memory of others; NULL: it is to go back to the device. */
 void pya_card_poll(struct pya_card *card, const struct pya_arena *taker);
+/* The device was waited for since anything was freed, so no event has to tell of it: one that was recorded just now may
+ * not have passed yet. */
+void pya_card_note_wait(struct pya_card *card);
 
 size_t pya_arena_check(const struct pya_arena *arena);
 

@@ -143,6 +143,18 @@ pya_card_poll(struct pya_card *card, const struct pya_arena *taker) {
 }
 
 void
+pya_card_note_wait(struct pya_card *card) {
+    struct pya_arena *arena = card->common;
+    if (pya_fences_foreign(card) != NULL) {
+        return; /* it may be another device's */
+    }
+    pya_card_unpark(card);
+    for (; arena != NULL; arena = arena->next_common) {
+        arena->idle_seq = arena->seq;
+    }
+}
+
+void
 pya_arena_leave(struct pya_arena *arena) {
     struct pya_block *run = pya_fit_find(&arena->fit, PYA_PAGE);
     for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {

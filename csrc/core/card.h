@@ -72,6 +72,7 @@ struct pya_card {
     struct pya_arena *last_arena; /* of the latest request */
     struct pya_arena *recent[1 << PYA_RECENT_BITS]; /* by pool and stream */
     struct pya_pool *pools;
+    uint64_t n_pool_drops; /* times one of them lost its last user */
     size_t n_active; /* pools with a filter: a capture or a MemPool is under way; 0 almost always */
     struct pya_pending *pending;  /* queues of streams with recorded blocks; NULL: never used */
     size_t n_pending;             /* uses waiting in them */
@@ -120,6 +121,13 @@ static inline uint64_t
 pya_card_requests(const struct pya_card *card) {
     const struct pya_live_pool *live = card->stats.live;
     return (uint64_t)(live[0].in[PYA_LIVE_COUNT] + live[1].in[PYA_LIVE_COUNT]);
+}
+
+/* Blocks given back so far. */
+static inline uint64_t
+pya_card_frees(const struct pya_card *card) {
+    const struct pya_live_pool *live = card->stats.live;
+    return (uint64_t)(live[0].out[PYA_LIVE_COUNT] + live[1].out[PYA_LIVE_COUNT]);
 }
 
 /* live_bytes passed the largest value since usage was last looked at. */

@@ -1,4 +1,4 @@
-/* What steers a heap besides requests: pools, trimming, statistics, checks.  Floor 12. */
+/* What steers a heap besides requests: pools, statistics, checks.  Floor 12. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -204,71 +204,6 @@ pya_pool_release(struct pya_heap *heap, int device, struct pya_pool_id id) {
     return st;
 }
 
-static pya_status
-card_trim(
-    struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t bytes) {
-    size_t n_freed;
-    if (pya_fences_are_capturing(card)) {
-        return PYA_OK;
-    }
-    pya_status st = pya_pending_sync(card);
-    if (st == PYA_OK) {
-        st = pya_trim_card(card, scope, pool, bytes, &n_freed);
-        for (struct pya_arena *arena = card->arenas; arena != NULL && n_freed > 0;
-             arena = arena->next) {
-            pya_repeat_note_trim(arena);
-        }
-        pya_pools_sweep(card);
-    }
-    return st;
-}
-
-pya_status
-pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id) {
-    struct pya_card *card;
-    void *here = pya_heap_capture(heap, PYA_RECORD_ALL);
-    pya_status st = pya_heap_lock_card(heap, device, &card);
-    if (st != PYA_OK) {
-        pya_heap_drop_context(heap, here);
-        return st;
-    }
-    const struct pya_pool *pool = pya_pool_find(card, id);
-    if (pool != NULL) {
-        pya_history_set_current(card->history, here);
-        st = card_trim(card, PYA_TRIM_POOL, pool, SIZE_MAX);
-        pya_history_set_current(card->history, NULL);
-    }
-    pya_lock_release(&card->lock);
-    pya_heap_drop_context(heap, here);
-    return st;
-}
-
-pya_status
-pya_heap_trim_card(struct pya_card *card, size_t bytes_left) {
-    const bool is_all = bytes_left == 0 && !pya_fences_are_capturing(card);
-    card->stats.scalar[PYA_STAT_num_sync_all_streams] += is_all; /* as torch counts empty_cache() */
-    bytes_left = bytes_left > card->keep_bytes ? bytes_left : card->keep_bytes;
-    if (card->reserved_bytes <= bytes_left) {
-        if (!pya_fences_are_capturing(card)) {
-            pya_pools_sweep(card); /* requests of others may have taken the last of their memory */
-        }
-        return PYA_OK;
-    }
-    if (bytes_left > 0 && !pya_fences_are_capturing(card)) {
-        pya_status st = pya_pending_sync(card);
-        st = st == PYA_OK ? pya_device_sync(card->dev) : st;
-        if (st != PYA_OK) {
-            return st;
-        }
-        (void)pya_gc_collect(card, card->reserved_bytes - bytes_left, NULL, 0);
-        if (card->reserved_bytes <= bytes_left) {
-            return PYA_OK;
-        }
-    }
-    size_t excess = bytes_left == 0 ? SIZE_MAX : card->reserved_bytes - bytes_left;
-    return card_trim(card, PYA_TRIM_OPEN, NULL, excess);
-}
-
 void
 pya_heap_counts(struct pya_heap *heap, uint64_t *allocs, uint64_t *frees) {
     *allocs = 0;
@@ -277,9 +212,8 @@ pya_heap_counts(struct pya_heap *heap, uint64_t *allocs, uint64_t *frees) {
         struct pya_card *card = pya_heap_open_card(heap, i);
         if (card != NULL) {
             pya_lock_acquire(&card->lock);
-            const struct pya_live_pool *live = card->stats.live;
             *allocs += pya_card_requests(card);
-            *frees += (uint64_t)(live[0].out[PYA_LIVE_COUNT] + live[1].out[PYA_LIVE_COUNT]);
+            *frees += pya_card_frees(card);
             pya_lock_release(&card->lock);
         }
     }

@@ -55,9 +55,6 @@ PYA_MUST_CHECK pya_status pya_heap_lock_pool(
     struct pya_heap *heap, int device, struct pya_pool_id id, struct pya_card **card,
     struct pya_pool **pool);
 
-/* Gives memory of a locked card back until bytes_left are reserved.  Everything, or part of it: then what is least
- * likely to be needed again goes first. */
-PYA_MUST_CHECK pya_status pya_heap_trim_card(struct pya_card *card, size_t bytes_left);
 /* The card that knows ptr as a live block, LOCKED, and the block; NULL and no lock when none does. */
 struct pya_card *pya_heap_find(struct pya_heap *heap, pya_dptr ptr, struct pya_block **out);
 

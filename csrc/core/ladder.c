@@ -522,7 +522,8 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
             st = ladder_refit(arena, bytes, is_small, out);
         }
         if (st == PYA_OK && *out == NULL) {
-            st = pya_trim_card(card, PYA_TRIM_OPEN, NULL, SIZE_MAX, &n_freed);
+            st = pya_device_sync(card->dev);
+            st = st == PYA_OK ? pya_trim_card(card, PYA_TRIM_OPEN, NULL, SIZE_MAX, &n_freed) : st;
         } else {
             card->stats.scalar[PYA_STAT_pyalloc_saved_by_wait] += st == PYA_OK;
         }

@@ -1,6 +1,7 @@
 /* How much memory a device or a pool may hold, and how much it keeps.  Floor 12. */
 #include "fence.h"
 #include "heap.h"
+#include "repeat.h"
 
 pya_status
 pya_pool_set_limit(struct pya_heap *heap, int device, struct pya_pool_id id, size_t bytes) {
@@ -66,6 +67,97 @@ pya_reserve(struct pya_heap *heap, int device, size_t bytes, pya_stream stream) 
     return st == PYA_E_LIMIT ? PYA_E_NOMEM : st;
 }
 
+/* ---- giving back ---- */
+
+/* Of what is to be left and what is kept for good the larger. */
+static size_t
+card_left(const struct pya_card *card, size_t bytes_left) {
+    return bytes_left > card->keep_bytes ? bytes_left : card->keep_bytes;
+}
+
+/* As long as it stays the same, what is free was free before. */
+static uint64_t
+card_n_given(const struct pya_card *card) {
+    return pya_card_frees(card) + card->n_pool_drops;
+}
+
+/* Everything that is free is idle then.  is_idle: it was waited for without the lock, and is the same since. */
+static pya_status
+card_wait(struct pya_card *card, bool is_idle) {
+    pya_status st = pya_pending_sync(card);
+    if (st == PYA_OK && !is_idle) {
+        st = pya_device_sync(card->dev);
+    }
+    if (st == PYA_OK) {
+        pya_card_note_wait(card);
+    }
+    return st;
+}
+
+static pya_status
+card_give_back(
+    struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t bytes) {
+    size_t n_freed;
+    pya_status st = pya_trim_card(card, scope, pool, bytes, &n_freed);
+    for (struct pya_arena *arena = card->arenas; arena != NULL && n_freed > 0;
+         arena = arena->next) {
+        pya_repeat_note_trim(arena);
+    }
+    pya_pools_sweep(card);
+    return st;
+}
+
+/* Everything, or part of it: then what is least likely to be needed again goes first. */
+static pya_status
+card_trim(struct pya_card *card, size_t bytes_left, bool is_idle) {
+    const size_t left = card_left(card, bytes_left);
+    if (pya_fences_are_capturing(card)) {
+        return PYA_OK;
+    }
+    card->stats.scalar[PYA_STAT_num_sync_all_streams] +=
+        bytes_left == 0; /* as torch's empty_cache() */
+    if (card->reserved_bytes > left) {
+        pya_status st = card_wait(card, is_idle);
+        if (st != PYA_OK) {
+            return st;
+        }
+        if (left > 0) {
+            (void)pya_gc_collect(card, card->reserved_bytes - left, NULL, 0);
+        }
+    }
+    if (card->reserved_bytes <= left) {
+        pya_pools_sweep(card); /* requests of others may have taken the last of their memory */
+        return PYA_OK;
+    }
+    const size_t excess = left == 0 ? SIZE_MAX : card->reserved_bytes - left;
+    return card_give_back(card, PYA_TRIM_OPEN, NULL, excess);
+}
+
+static pya_status
+heap_trim_device(struct pya_heap *heap, int device, size_t bytes_left) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    if (card == NULL) {
+        return PYA_OK;
+    }
+    pya_lock_acquire(&card->lock);
+    const bool waits = card->reserved_bytes > card_left(card, bytes_left);
+    const uint64_t n_given = card_n_given(card);
+    pya_lock_release(&card->lock);
+    pya_status st = waits ? pya_fences_wait_unlocked(card) : PYA_OK;
+    const bool has_waited = waits && st == PYA_OK;
+    if (st != PYA_OK && st != PYA_E_CAPTURE) {
+        return st;
+    }
+    void *here = pya_heap_capture(heap, PYA_RECORD_ALL);
+    pya_lock_acquire(&card->lock);
+    pya_history_set_current(card->history, here);
+    st = card_trim(card, bytes_left, has_waited && card_n_given(card) == n_given);
+    pya_history_set_current(card->history, NULL);
+    pya_lock_release(&card->lock);
+    pya_heap_drop_context(heap, here);
+    return st;
+}
+
 pya_status
 pya_set_limit(struct pya_heap *heap, int device, enum pya_limit_kind kind, size_t bytes) {
     struct pya_card *card;
@@ -78,12 +170,11 @@ pya_set_limit(struct pya_heap *heap, int device, enum pya_limit_kind kind, size_
     } else {
         card->options.limit = bytes;
         pya_card_set_fraction(card, card->options.per_process_memory_fraction);
-        if (card->reserved_bytes > card->limit_bytes) {
-            st = pya_heap_trim_card(card, card->limit_bytes);
-        }
     }
+    const size_t most = card->limit_bytes;
+    const bool is_over = kind == PYA_LIMIT_HARD && card->reserved_bytes > most;
     pya_lock_release(&card->lock);
-    return st;
+    return is_over ? heap_trim_device(heap, device, most) : PYA_OK;
 }
 
 size_t
@@ -111,37 +202,6 @@ pya_get_fraction(struct pya_heap *heap, int device) {
     return fraction;
 }
 
-/* What is to be waited for under the lock is then what other threads queue meanwhile. */
-static pya_status
-card_wait_for_trim(struct pya_card *card, size_t bytes_left) {
-    pya_lock_acquire(&card->lock);
-    bool waits =
-        card->reserved_bytes > (bytes_left > card->keep_bytes ? bytes_left : card->keep_bytes);
-    pya_lock_release(&card->lock);
-    pya_status st = waits ? pya_fences_wait_unlocked(card) : PYA_OK;
-    return st == PYA_E_CAPTURE ? PYA_OK : st;
-}
-
-static pya_status
-heap_trim_device(struct pya_heap *heap, int device, size_t bytes_left) {
-    struct pya_card *card = pya_heap_open_card(heap, device);
-    if (card == NULL) {
-        return PYA_OK;
-    }
-    pya_status st = card_wait_for_trim(card, bytes_left);
-    if (st != PYA_OK) {
-        return st;
-    }
-    void *here = pya_heap_capture(heap, PYA_RECORD_ALL);
-    pya_lock_acquire(&card->lock);
-    pya_history_set_current(card->history, here);
-    st = pya_heap_trim_card(card, bytes_left);
-    pya_history_set_current(card->history, NULL);
-    pya_lock_release(&card->lock);
-    pya_heap_drop_context(heap, here);
-    return st;
-}
-
 pya_status
 pya_trim(struct pya_heap *heap, int device, size_t bytes) {
     if (pya_heap_is_forked(heap)) {
@@ -161,4 +221,36 @@ pya_trim(struct pya_heap *heap, int device, size_t bytes) {
 pya_status
 pya_empty_cache(struct pya_heap *heap, int device) {
     return pya_trim(heap, device, 0);
+}
+
+static pya_status
+card_trim_pool(struct pya_card *card, const struct pya_pool *pool) {
+    if (pool == NULL || pya_fences_are_capturing(card)) {
+        return PYA_OK;
+    }
+    pya_status st = card_wait(card, false); /* its graphs may have been launched meanwhile */
+    return st == PYA_OK ? card_give_back(card, PYA_TRIM_POOL, pool, SIZE_MAX) : st;
+}
+
+pya_status
+pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id) {
+    struct pya_card *card;
+    pya_status st = pya_heap_lock_card(heap, device, &card);
+    if (st != PYA_OK) {
+        return st;
+    }
+    const bool waits = pya_pool_find(card, id) != NULL;
+    pya_lock_release(&card->lock);
+    st = waits ? pya_fences_wait_unlocked(card) : PYA_OK;
+    if (st != PYA_OK && st != PYA_E_CAPTURE) {
+        return st;
+    }
+    void *here = pya_heap_capture(heap, PYA_RECORD_ALL);
+    pya_lock_acquire(&card->lock);
+    pya_history_set_current(card->history, here);
+    st = card_trim_pool(card, pya_pool_find(card, id));
+    pya_history_set_current(card->history, NULL);
+    pya_lock_release(&card->lock);
+    pya_heap_drop_context(heap, here);
+    return st;
 }

@@ -205,6 +205,7 @@ pya_pool_add_user(struct pya_card *card, struct pya_pool *pool) {
 void
 pya_pool_drop_user(struct pya_card *card, struct pya_pool *pool) {
     if (--pool->n_users == 0) {
+        card->n_pool_drops++;
         pya_pool_offer(card, pool);
     }
 }

@@ -234,12 +234,6 @@ pya_memory_info(struct pya_heap *heap, int device, struct pya_memory_info *out) 
 
 /* ---- running short ---- */
 
-static int64_t
-card_frees(const struct pya_card *card) {
-    const struct pya_live_pool *live = card->stats.live;
-    return live[0].out[PYA_LIVE_COUNT] + live[1].out[PYA_LIVE_COUNT];
-}
-
 /* Callbacks and another try, while they help.  No lock is held while they run. */
 static pya_status
 run_callbacks(
@@ -249,7 +243,7 @@ run_callbacks(
     bool has_helped = true;
     for (int round = 0; st == PYA_E_NOMEM && has_helped && round < PRESSURE_ROUNDS; round++) {
         pya_lock_acquire(&card->lock);
-        int64_t n_frees = card_frees(card);
+        uint64_t n_frees = pya_card_frees(card);
         pya_lock_release(&card->lock);
         is_pressing = true;
         bool tries_again = hooks->on_pressure(hooks->arg, card->index, bytes);
@@ -260,7 +254,7 @@ run_callbacks(
         void *context = pya_heap_capture(heap, PYA_RECORD_STATE);
         pya_lock_acquire(&card->lock);
         card->stats.scalar[PYA_STAT_pyalloc_pressure_calls]++;
-        has_helped = card_frees(card) != n_frees;
+        has_helped = pya_card_frees(card) != n_frees;
         st = pya_heap_try(card, bytes, stream, context, out);
         card->stats.scalar[PYA_STAT_pyalloc_saved_by_callback] += st == PYA_OK;
         pya_lock_release(&card->lock);

@@ -223,15 +223,9 @@ pya_status
 pya_trim_card(
     struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t n_bytes,
     size_t *n_freed) {
+    pya_status st = PYA_OK;
     *n_freed = 0;
     pya_card_unpark(card);
-    if (card->reserved_bytes == 0) {
-        return PYA_OK;
-    }
-    pya_status st = pya_device_sync(card->dev);
-    if (st != PYA_OK) {
-        return st;
-    }
     if (pya_card_has_vmm(card)) {
         st = trim_pages(card, scope, pool, n_bytes, n_freed);
         if (st != PYA_OK) {

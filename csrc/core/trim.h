@@ -14,9 +14,9 @@ enum pya_trim_scope {
     PYA_TRIM_POOL, /* one pool, in use or not */
 };
 
-/* Waits for the device, then gives back wholly free pages (highest address first) and idle segments until
- * n_bytes went back.  *n_freed is true also on failure; memory whose mapping could not be undone stays
- * counted and is tried again next time. */
+/* Gives back wholly free pages (highest address first) and idle segments until n_bytes went back; the device was waited
+ * for.  *n_freed is true also on failure; memory whose mapping could not be undone stays counted and is tried again next
+ * time. */
 PYA_MUST_CHECK pya_status pya_trim_card(
     struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t n_bytes,
     size_t *n_freed);

@@ -1,5 +1,5 @@
 /* Which of the idle memory is given back first: the order in which docs/limits.md has it. */
-#include "world.h"
+#include "pools.h"
 
 /* A card of 10 pages, full: 2, 4 and 2 MiB twice each, and two blocks in the last page. */
 static void
@@ -59,7 +59,7 @@ test_what_has_a_second_address_goes_last(void) {
 
 /* What was free for longest goes before all of that. */
 static void
-test_the_oldest_goes_first(void) {
+the_oldest_goes_first(bool have_events_passed) {
     struct world world = {0};
     pya_dptr ptrs[8];
     world_full(&world, ptrs);
@@ -72,11 +72,22 @@ test_the_oldest_goes_first(void) {
         ptrs[7] = take(&world, MIB, 0);
     }
     give(&world, ptrs[3]);
+    if (!have_events_passed) {
+        pya_sim_fail(world.sim, 1U << PYA_SIM_EVENT_QUERY, 1, PYA_E_DEVICE, true);
+    }
     CHECK_OK(pya_trim(world.heap, 0, 18 * MIB));
+    (void)pya_sim_fail_clear(world.sim);
     CHECK_EQ(reserved(&world), 18 * MIB);
     CHECK_EQ(take(&world, 4 * MIB, 0), ptrs[3]);
     CHECK_EQ(reserved(&world), 18 * MIB);
     world_fini(&world);
+}
+
+/* Also where an event that was recorded just now has not passed yet: the device was waited for. */
+static void
+test_the_oldest_goes_first(void) {
+    the_oldest_goes_first(true);
+    the_oldest_goes_first(false);
 }
 
 /* Segments are given back whole, the one that was free for longest first. */
@@ -174,6 +185,26 @@ test_a_little_stays(void) {
     world_fini(&world);
 }
 
+/* What goes back before a request leaves the request the record it was promised. */
+static void
+test_what_goes_takes_no_record_of_the_request(void) {
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    world_init(&world, "trim_after:10");
+    (void)take(&world, 512, 0);
+    pya_sim_advance_clock(world.sim, 1);
+    pya_dptr large = take(&world, 100 * MIB, 0);
+    (void)take(&world, 512, 0);
+    give(&world, large); /* its pages leave a piece of a page on both sides */
+    const struct pya_slab *blocks = &world.heap->cards.open[0]->blocks;
+    do {
+        (void)take(&world, 512, 0);
+    } while (blocks->n_free != 2);
+    pya_sim_advance_clock(world.sim, UINT64_C(11000000000));
+    (void)take(&world, 1024, 0); /* of a larger piece */
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_idle_trims"), 1);
+    world_fini(&world);
+}
+
 /* A range that was mapped half way, and could not be undone, goes at the next occasion, whatever its pages are used for. */
 static void
 test_half_a_range_goes(void) {
@@ -208,9 +239,67 @@ test_reserved_memory_costs_no_wait(void) {
     world_fini(&world);
 }
 
+/* What another thread does while the device is waited for: its stream uses some memory, and then that is free. */
+static struct {
+    struct world *world;
+    pya_dptr ptr;
+    bool is_graph;
+} meanwhile;
+
+static pya_status
+sync_meanwhile(struct pya_device *dev) {
+    pya_status st = world_opened.ops->device_sync(dev);
+    struct world *world = meanwhile.world;
+    meanwhile.world = NULL;
+    if (world != NULL) {
+        CHECK_OK(pya_sim_use(world->sim, 16, meanwhile.ptr, 20 * MIB));
+        if (meanwhile.is_graph) {
+            CHECK_OK(pya_pool_release(world->heap, 0, POOL));
+        } else {
+            give(world, meanwhile.ptr);
+        }
+    }
+    return st;
+}
+
+enum during { NOTHING, A_FREE, A_GRAPH_GOES, N_DURING };
+
+static void
+check_waits(const char *options, enum during during, size_t left) {
+    struct world world = {.config = {.work = PYA_SIM_WORK_BY_HAND}};
+    pools_init(&world, options);
+    pool_begin(&world);
+    pya_dptr captured = take(&world, 20 * MIB, 16);
+    give(&world, captured);
+    CHECK_OK(pya_pool_end(world.heap, 0, POOL));
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL)); /* one user stays: the graph */
+    pya_dptr eager = take(&world, 20 * MIB, 16);
+    give(&world, take(&world, 40 * MIB, 0));
+    world.ops.device_sync = sync_meanwhile;
+    meanwhile.world = during == NOTHING ? NULL : &world;
+    meanwhile.is_graph = during == A_GRAPH_GOES;
+    meanwhile.ptr = meanwhile.is_graph ? captured : eager;
+    uint64_t n = calls(&world, PYA_SIM_DEVICE_SYNC);
+    CHECK_OK(pya_trim(world.heap, 0, left));
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), n + (during == NOTHING ? 1 : 2));
+    CHECK(reserved(&world) <= left + 40 * MIB);
+    world_fini(&world);
+}
+
+/* Once, without the lock; and once more under it where something came free meanwhile: a block, or the memory of a graph. */
+static void
+test_waits_once(void) {
+    for (enum during during = NOTHING; during < N_DURING; during++) {
+        check_waits("", during, 0);
+        check_waits("", during, 10 * MIB);
+        check_waits("vmm:False", during, 0);
+    }
+}
+
 static const struct check_case cases[] = {
     {"what_is_left_to_others_is_kept_free", test_what_is_left_to_others_is_kept_free},
     {"a_little_stays", test_a_little_stays},
+    {"what_goes_takes_no_record", test_what_goes_takes_no_record_of_the_request},
     {"half_a_range_goes", test_half_a_range_goes},
     {"oldest_goes_first", test_the_oldest_goes_first},
     {"largest_goes_first", test_the_largest_of_the_oldest_goes_first},
@@ -218,6 +307,7 @@ static const struct check_case cases[] = {
     {"segments_of_two_streams", test_segments_of_two_streams},
     {"segments_make_room_for_the_next", test_segments_make_room_for_the_next},
     {"oldest_segment_goes_first", test_the_oldest_segment_goes_first},
+    {"waits_once", test_waits_once},
     {"reserved_memory_costs_no_wait", test_reserved_memory_costs_no_wait},
 };
 

@@ -302,26 +302,6 @@ test_trims_what_was_idle_for_long(void) {
     world_fini(&world);
 }
 
-/* What goes back before a request leaves the request the record it was promised. */
-static void
-test_what_goes_takes_no_record_of_the_request(void) {
-    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
-    world_init(&world, "trim_after:10");
-    (void)take(&world, 512, 0);
-    pya_sim_advance_clock(world.sim, 1);
-    pya_dptr large = take(&world, 100 * MIB, 0);
-    (void)take(&world, 512, 0);
-    give(&world, large); /* its pages leave a piece of a page on both sides */
-    const struct pya_slab *blocks = &world.heap->cards.open[0]->blocks;
-    do {
-        (void)take(&world, 512, 0);
-    } while (blocks->n_free != 2);
-    pya_sim_advance_clock(world.sim, UINT64_C(11000000000));
-    (void)take(&world, 1024, 0); /* of a larger piece */
-    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_idle_trims"), 1);
-    world_fini(&world);
-}
-
 #ifndef PYA_TEST_TINY
 static void
 test_shortage_ends(void) {
@@ -586,7 +566,6 @@ static const struct check_case cases[] = {
     {"collects_plain_segments", test_collects_plain_segments},
     {"leaves_room_for_others", test_leaves_room_for_others},
     {"trims_what_was_idle_for_long", test_trims_what_was_idle_for_long},
-    {"what_goes_takes_no_record", test_what_goes_takes_no_record_of_the_request},
     {"soft_limit_prefers_reuse", test_soft_limit_prefers_reuse},
     {"hard_limit", test_hard_limit},
     {"pool_limit", test_pool_limit},
