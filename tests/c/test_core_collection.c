@@ -205,6 +205,80 @@ test_what_goes_takes_no_record_of_the_request(void) {
     world_fini(&world);
 }
 
+/* The direct call, for what a program gets at only in the course of much else. */
+static size_t
+collect(struct world *world, size_t bytes) {
+    struct pya_card *card = world->heap->cards.open[0];
+    pya_lock_acquire(&card->lock);
+    size_t n_freed = pya_gc_collect(card, bytes, NULL, 0);
+    pya_lock_release(&card->lock);
+    return n_freed;
+}
+
+/* What a stream is done with may go, what it freed since and still works on may not. */
+static void
+test_busy_memory_stays(void) {
+    static const char *const options[] = {"", "vmm:False"};
+    for (size_t i = 0; i < 2; i++) {
+        struct world world = {
+            .config = {.capacity_bytes = 1024 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
+        world_init(&world, options[i]);
+        pya_dptr idle = take(&world, 20 * MIB, 0);
+        pya_dptr between = take(&world, 20 * MIB, 0);
+        pya_dptr busy = take(&world, 20 * MIB, 0);
+        give(&world, idle);
+        CHECK_EQ(collect(&world, 100 * MIB), 0); /* the event has not passed */
+        CHECK_OK(pya_sim_use(world.sim, 0, busy, 20 * MIB));
+        give(&world, busy);
+        pya_sim_finish(world.sim, 0);
+        CHECK_OK(pya_sim_use(world.sim, 0, busy, 20 * MIB));
+        CHECK_EQ(collect(&world, 100 * MIB), 20 * MIB);
+        give(&world, between);
+        pya_sim_finish_all(world.sim);
+        world_fini(&world);
+    }
+}
+
+/* Nor does what a pool in use has, also where it was dropped once and left some to others: a graph's kernels have its
+ * addresses. */
+static void
+test_a_pool_in_use_keeps_its_memory(void) {
+    struct world world = {0};
+    pools_init(&world, "");
+    pya_dptr eager = take(&world, 30 * MIB, 0);
+    pool_begin(&world);
+    pya_dptr captured = take(&world, 40 * MIB, 0);
+    pool_end(&world);
+    give(&world, captured);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    (void)take(&world, 2 * MIB, 16); /* waits for the device */
+    CHECK_OK(pya_pool_retain(world.heap, 0, POOL, false));
+    pool_begin(&world);
+    give(&world, take(&world, 20 * MIB, 0));
+    pool_end(&world);
+    give(&world, eager);
+    CHECK_EQ(collect(&world, 100 * MIB), 30 * MIB);
+    world_fini(&world);
+}
+
+/* Nor does what the request it is done for can use. */
+static void
+test_what_is_wanted_stays(void) {
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    pya_dptr ptrs[4];
+    world_init(&world, "");
+    for (size_t i = 0; i < 4; i++) {
+        ptrs[i] = take(&world, 20 * MIB, 0);
+    }
+    give(&world, ptrs[0]);
+    give(&world, ptrs[2]);
+    struct pya_card *card = world.heap->cards.open[0];
+    CHECK_EQ(pya_gc_collect(card, 100 * MIB, card->common, 14), 12 * MIB);
+    CHECK_EQ(pya_gc_collect(card, 100 * MIB, card->common, 14), 0);
+    CHECK_EQ(reserved(&world), 68 * MIB);
+    world_fini(&world);
+}
+
 /* A range that was mapped half way, and could not be undone, goes at the next occasion, whatever its pages are used for. */
 static void
 test_half_a_range_goes(void) {
@@ -301,6 +375,9 @@ static const struct check_case cases[] = {
     {"a_little_stays", test_a_little_stays},
     {"what_goes_takes_no_record", test_what_goes_takes_no_record_of_the_request},
     {"half_a_range_goes", test_half_a_range_goes},
+    {"busy_memory_stays", test_busy_memory_stays},
+    {"a_pool_in_use_keeps_its_memory", test_a_pool_in_use_keeps_its_memory},
+    {"what_is_wanted_stays", test_what_is_wanted_stays},
     {"oldest_goes_first", test_the_oldest_goes_first},
     {"largest_goes_first", test_the_largest_of_the_oldest_goes_first},
     {"second_address_goes_last", test_what_has_a_second_address_goes_last},
