@@ -154,8 +154,25 @@ pya_card_note_wait(struct pya_card *card) {
     }
 }
 
+/* While nothing was left marks are not kept up to date. */
+static void
+arena_unmark(struct pya_arena *arena) {
+    struct pya_page *items = arena->card->pages.items;
+    for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
+        for (size_t s = 0; s < range->n_slots; s++) {
+            pya_page_id id = range->slots[s].page;
+            if (id != PYA_NO_PAGE && items[id].range == range) {
+                items[id].is_left = false;
+            }
+        }
+    }
+}
+
 void
 pya_arena_leave(struct pya_arena *arena) {
+    if (!arena->has_left) {
+        arena_unmark(arena);
+    }
     struct pya_block *run = pya_fit_find(&arena->fit, PYA_PAGE);
     for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {
         const struct pya_slot *slots = run->range->slots;

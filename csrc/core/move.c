@@ -70,6 +70,9 @@ pya_pages_pick(
         runs[0] = runs[--n_runs];
         runs_sift(runs, n_runs, 0);
     }
+    if (only_left && n == 0) {
+        arena->has_left = false; /* nobody need look again */
+    }
     free(runs);
     *n_out = n;
     return PYA_OK;

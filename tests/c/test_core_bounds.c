@@ -196,6 +196,37 @@ test_dropped_pools_cost_others_little(void) {
     pya_heap_destroy(heap);
 }
 
+/* Graphs that were captured anew: their pools took over what those before them left, and nothing of it is left any more. */
+static void
+test_heirs_cost_others_little(void) {
+    const struct pya_stream_filter filter = {.began_on = POOL_STREAM};
+    struct pya_heap *heap = heap_new("");
+    pya_dptr kept = 0;
+    CHECK_OK(pya_alloc(heap, 0, 512, 8, &kept));
+    (void)make_pools(heap, N_POOLS);
+    for (size_t i = 0; i < N_POOLS; i++) {
+        CHECK_OK(pya_pool_release(heap, 0, pool_id(i)));
+    }
+    for (size_t i = 0; i < N_POOLS; i++) {
+        CHECK_OK(pya_pool_begin(heap, 0, pool_id(N_POOLS + i), filter));
+        (void)steps_of_pair(heap, (size_t)5 << 20, POOL_STREAM);
+        CHECK_OK(pya_pool_end(heap, 0, pool_id(N_POOLS + i)));
+    }
+    CHECK_OK(pya_empty_cache(heap, 0)); /* what they did not touch */
+    CHECK_EQ(pya_pool_list(heap, 0, NULL, 0), N_POOLS);
+    (void)steps_of_pair(heap, (size_t)20 << 20, 8);
+    unsigned long before = pya_debug_steps;
+    for (size_t i = 0; i < N_SIZES; i++) {
+        CHECK_OK(pya_alloc(heap, 0, (size_t)20 << 20, 8 * (i % 2), &kept));
+    }
+    unsigned long steps = (pya_debug_steps - before) / N_SIZES;
+    printf(
+        "%d pools that took over from others: %lu rounds in a request that grows\n", N_POOLS,
+        steps);
+    CHECK(steps > 0 && steps <= MOST_STEPS);
+    pya_heap_destroy(heap);
+}
+
 enum { N_PENDING = 4000 };
 
 /* Much waits for a stream's work while requests go to a pool: what has its event is not looked at by each that grows. */
@@ -410,6 +441,7 @@ static const struct check_case cases[] = {
     {"steps_are_bounded", test_steps_are_bounded},
     {"pools_cost_others_little", test_pools_cost_others_little},
     {"dropped_pools_cost_others_little", test_dropped_pools_cost_others_little},
+    {"heirs_cost_others_little", test_heirs_cost_others_little},
     {"what_waits_costs_a_pool_little", test_what_waits_costs_a_pool_little},
     {"holes_cost_a_stitched_request_little", test_holes_cost_a_stitched_request_little},
     {"places_that_are_never_free_cost_little", test_places_that_are_never_free_cost_little},

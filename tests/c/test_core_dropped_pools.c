@@ -105,6 +105,33 @@ test_leavings_that_were_taken_are_left_no_more(void) {
     world_fini(&world);
 }
 
+/* Nor is what was in use while nobody found anything left: freed since the device was waited for, it may be in use still. */
+static void
+test_what_was_in_use_meanwhile_is_not_left(void) {
+    struct world world = {0};
+    world_with_dropped_pool(&world);
+    give(&world, take(&world, 512, 16)); /* settles it */
+    pool_begin(&world);
+    pya_dptr ptr = take(&world, 90 * MIB, 0);
+    give(&world, take(&world, 8 * MIB, 0));
+    CHECK_OK(pya_pool_end(world.heap, 0, POOL));
+    pya_dptr others = take(&world, 20 * MIB, 16);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    uint64_t n_waits = calls(&world, PYA_SIM_DEVICE_SYNC);
+    pya_dptr more = take(&world, 40 * MIB, 16); /* settles it again */
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), n_waits + 1);
+    give(&world, ptr);
+    CHECK_EQ(pya_heap_check(world.heap, 0), 0); /* joins it to its neighbours */
+    CHECK_OK(pya_pool_retain(world.heap, 0, POOL, false));
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+    pya_dptr last = take(&world, 60 * MIB, 16);
+    CHECK(calls(&world, PYA_SIM_PAGE_CREATE) >= n_made + 25);
+    give(&world, others);
+    give(&world, more);
+    give(&world, last);
+    world_fini(&world);
+}
+
 /* A program that captures again and again: what others took the memory of leaves nothing behind, not even addresses. */
 static void
 test_pools_come_and_go(void) {
@@ -507,6 +534,7 @@ static const struct check_case cases[] = {
     {"dropped_pool_serves_others", test_dropped_pool_serves_others},
     {"dropped_pool_serves_the_next", test_dropped_pool_serves_the_next},
     {"leavings_that_were_taken_are_left_no_more", test_leavings_that_were_taken_are_left_no_more},
+    {"in_use_meanwhile_is_not_left", test_what_was_in_use_meanwhile_is_not_left},
     {"unsettled_pool_keeps_its_memory", test_unsettled_pool_keeps_its_memory},
     {"pools_come_and_go", test_pools_come_and_go},
     {"recorded_streams_while_routing", test_recorded_streams_while_routing},
