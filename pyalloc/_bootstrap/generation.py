@@ -41,6 +41,30 @@ def _go_on_to_the_limit(generation: Any) -> None:
     mixin._has_unfinished_sequences = has_unfinished
     if hasattr(mixin, "_assisted_decoding"):
         mixin._assisted_decoding = _accepting_no_draft(mixin._assisted_decoding)
+    if hasattr(mixin, "_beam_search"):
+        mixin._beam_search = _returning_everything(mixin._beam_search)
+
+
+def _returning_everything(search: Callable[..., Any]) -> Callable[..., Any]:
+    """Beams as long as they may become: they are cut where the device found their ends, before the prompt."""
+
+    def whole(rows: Any, length: int) -> Any:
+        return rows.new_zeros((len(rows), length)) if rows.is_cuda else rows
+
+    @functools.wraps(search)
+    def call(model: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        found = search(model, input_ids, *args, **kwargs)
+        if "generation_config" not in kwargs:
+            return found
+        length = kwargs["generation_config"].max_length
+        if not hasattr(found, "sequences"):
+            return whole(found, length)
+        found.sequences = whole(found.sequences, length)
+        if found.beam_indices is not None:
+            found.beam_indices = whole(found.beam_indices, length - input_ids.shape[-1])
+        return found
+
+    return call
 
 
 def _accepting_no_draft(decode: Callable[..., Any]) -> Callable[..., Any]:

@@ -79,12 +79,15 @@ def test_generate_goes_on_to_its_largest_length(
             for beams in (1, 3):
                 for n_new in (4, 9):
                     passes.clear()
-                    model.generate(prompt, max_new_tokens=n_new, num_beams=beams, do_sample=False)
-                    print(beams, len(passes), flush=True)
+                    made = model.generate(prompt, max_new_tokens=n_new, num_beams=beams, do_sample=False)
+                    print(beams, len(passes), *made.shape, flush=True)
+            names = dict(return_dict_in_generate=True, output_scores=True, num_return_sequences=2)
+            made = model.generate(prompt, max_new_tokens=4, num_beams=3, **names)
+            assert made.sequences.shape == (4, 12) and made.beam_indices.shape == (4, 4), made
     """
     code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0, err
-    assert out.splitlines() == ["1 4", "1 9", "3 4", "3 9"], out
+    assert out.splitlines() == ["1 4 2 12", "1 9 2 17", "3 4 2 12", "3 9 2 17"], out
 
 
 def test_all_is_well_where_nothing_else_is_known(
