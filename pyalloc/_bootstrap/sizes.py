@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -45,6 +46,8 @@ def answer(torch: Any) -> None:
         implement(torch, "CUDA", name, implementation)
     for key in ("AutogradCUDA", "CUDA"):
         implement(torch, key, "ctc_loss.Tensor", _lengths_of_targets(torch))
+    for name, implementation in _as_many_as_are_put(torch).items():
+        implement(torch, "CUDA", name, implementation)
     implement(torch, "SparseCUDA", "_coalesce", _coalesce_nothing(torch))
     rnn = torch.nn.utils.rnn
     rnn.invert_permutation = standing_for(rnn.invert_permutation, _inverted_on_the_host)
@@ -116,6 +119,28 @@ def _choose_everything(torch: Any) -> Callable[..., Any]:
         return places.t()
 
     return nonzero
+
+
+def _as_many_as_are_put(torch: Any) -> dict[str, Callable[..., Any]]:
+    """x[mask] = values and masked_scatter() as multimodal models use them: the mask chooses a place for each value."""
+    aten = torch.ops.aten
+    generic = torch._C.DispatchKey.CompositeExplicitAutograd
+
+    def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+        if len(indices) == 1 and indices[0].dtype == torch.bool:
+            (mask,), n = indices, len(values) if values.dim() > 0 else 1
+            has_row_for_each = values.dim() == 1 + x.dim() - mask.dim() and 1 < n < mask.numel()
+            if has_row_for_each and 0 not in mask.stride() and contents.told(torch, mask) is None:
+                # Backward looks at the mask again.
+                contents.write(torch, mask, torch.arange(mask.numel()).view(mask.shape) < n)
+        return aten.index_put_.default._op_dk(generic, x, indices, values, accumulate)
+
+    def masked_scatter_backward(grad: Any, mask: Any, sizes: Any) -> Any:
+        n = min(math.prod(sizes), grad.numel())
+        with expecting({**expected(), grad.numel(): n}):
+            return aten.masked_scatter_backward.default._op_dk(generic, grad, mask, sizes)
+
+    return {"index_put_": index_put, "masked_scatter_backward": masked_scatter_backward}
 
 
 def _all_different(torch: Any) -> dict[str, Callable[..., Any]]:

@@ -170,6 +170,37 @@ def test_masks_choose_everything(torch_found: hostcuda.Torch, tmp_path: Path) ->
     assert not any("pyalloc" in name or "_bootstrap" in name for name in lines), lines
 
 
+def test_masks_choose_a_place_for_each_value_that_is_put(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """As models of images and text put pictures among their tokens: all places were more than there are values."""
+    source = """
+        import pytest, torch
+        tokens = torch.randn(2, 30, 8, requires_grad=True, device="cuda")
+        image = torch.randn(6, 8, requires_grad=True, device="cuda")
+        mask = torch.randint(0, 9, (2, 30), device="cuda") == 7
+        tokens.masked_scatter(mask.unsqueeze(-1).expand_as(tokens), image).sum().backward()
+        assert image.grad.shape == (6, 8)
+        x = tokens.clone()
+        x[mask] = image
+        assert x[mask].shape == (6, 8)
+        x.sum().backward()
+        x = x.detach()
+        x[mask] = 0
+        x[:, mask[0]] = 1
+        x[x[..., 0] > 0] = image[0].detach()
+        x[torch.tensor([1]).cuda()] = 1
+        told = (torch.arange(60) < 5).view(2, 30).cuda()
+        for wrong in (told, x[..., 0] > 0):
+            with pytest.raises(RuntimeError, match="shape mismatch"):
+                x[wrong] = torch.randn(61, 8, device="cuda")
+        put = torch.compile(lambda x, mask, values: x.index_put((mask,), values), backend="eager")
+        assert put(x, x[..., 0] > 0, image.detach()).shape == (2, 30, 8)
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
 def test_objects_travel_between_ranks(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
     """NCCL's sizes of them would be found by kernels."""
     source = """
