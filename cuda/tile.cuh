@@ -89,12 +89,22 @@ big_row(int i) {
     return threadIdx.x / 16 * 8 + i;
 }
 
+/* Four numbers side by side in shared memory, by one load: left to the compiler they were four on 9.0. */
+static __device__ inline void
+get_four(float x[4], const float *p) {
+    const float4 all = *(const float4 *)p;
+    x[0] = all.x;
+    x[1] = all.y;
+    x[2] = all.z;
+    x[3] = all.w;
+}
+
 /* acc[i][j] = a row big_row(i) . b row big_column(j); the next slice is on its way while this one
  * is multiplied */
 static __device__ inline void
 big_multiply(float acc[8][8], rows a, rows b, int dim) {
-    __shared__ float sa[DEPTH][BIG + 4];
-    __shared__ float sb[DEPTH][BIG + 4];
+    __shared__ __align__(16) float sa[DEPTH][BIG + 4];
+    __shared__ __align__(16) float sb[DEPTH][BIG + 4];
     float xa[8];
     float xb[8];
 #pragma unroll
@@ -120,9 +130,9 @@ big_multiply(float acc[8][8], rows a, rows b, int dim) {
             float fa[8];
             float fb[8];
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                fa[i] = sa[k][big_row(i)];
-                fb[i] = sb[k][big_column(i)];
+            for (int i = 0; i < 8; i += 4) {
+                get_four(fa + i, &sa[k][big_row(i)]);
+                get_four(fb + i, &sb[k][big_column(i)]);
             }
 #pragma unroll
             for (int i = 0; i < 8; i++) {

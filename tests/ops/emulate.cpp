@@ -23,6 +23,9 @@ static emu_dim threadIdx, blockIdx, gridDim;
 struct alignas(8) float2 {
     float x, y;
 };
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
 static float emu_shuffle(float x, int mask);
 static void emu_barrier();
 static float *emu_dynamic();
@@ -36,6 +39,7 @@ template <int N> static void async_wait();
 #define __global__
 #define __device__
 #define __shared__ static __attribute__((section("emu_shared")))
+#define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __syncthreads() emu_barrier()
 #define __fmul_rn(x, y) ((x) * (y))
