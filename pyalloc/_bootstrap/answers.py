@@ -1,8 +1,8 @@
 """Answers for what libraries ask a device and go by: in a dry run no kernel has computed them.
 
 The GradScaler asks whether gradients overflowed, L-BFGS whether a direction is of use, operators how much there is
-(sizes.py, detection.py), assertions whether all is well (truths.py), generate() of transformers whether all sequences
-have ended (generation.py), torch.distributed how large the objects are that ranks exchange.
+(sizes.py, detection.py, graphs.py), assertions whether all is well (truths.py), generate() of transformers whether all
+sequences have ended (generation.py), torch.distributed how large the objects are that ranks exchange.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from pyalloc._bootstrap import detection, generation, sizes, truths
+from pyalloc._bootstrap import detection, generation, graphs, sizes, truths
 from pyalloc._bootstrap.importing import after_import
 
 
@@ -24,6 +24,7 @@ def give() -> None:
     after_import("torch.distributed.distributed_c10d", _exchange_objects_on_the_host)
     detection.answer()
     generation.answer()
+    graphs.answer()
 
 
 def _of_torch(torch: Any) -> None:

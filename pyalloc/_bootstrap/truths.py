@@ -1,6 +1,7 @@
 """Whether all of something is true: asserted, or waited for in a loop.  In a dry run no kernel has found out.
 
-It is, where nothing else is known: assertions hold, loops end.
+It is, where nothing else is known: assertions hold, loops end.  The largest, the smallest and the sum of whole numbers
+are those of what the program put there: how many classes, graphs and steps there are.
 """
 
 from __future__ import annotations
@@ -22,6 +23,16 @@ def answer(torch: Any) -> None:
         ("all.dims", aten.all.dims_out),
     ):
         sizes.implement(torch, "CUDA", name, _all(torch, kernel))
+
+    def one(x: Any) -> Any:
+        return torch.empty(0, dtype=x.dtype, device=x.device)
+
+    for name, kernel in (
+        ("max", lambda x: aten.max.unary_out(x, out=one(x))),
+        ("min", lambda x: aten.min.unary_out(x, out=one(x))),
+        ("sum", lambda x, dtype=None: aten.sum.dim_IntList(x, [], dtype=dtype)),
+    ):
+        sizes.implement(torch, "CUDA", name, _reduced(torch, getattr(torch, name), kernel))
     sizes.implement(torch, "CUDA", "isfinite", _finite(torch))
     # Whether padding lies at the end only, and how much, nn.TransformerEncoder asks: it goes on with padding as it is.
     padded = "_nested_tensor_from_mask_left_aligned"
@@ -40,6 +51,18 @@ def _all(torch: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
         return found
 
     return is_all_true
+
+
+def _reduced(torch: Any, on_host: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce(x: Any, **kind: Any) -> Any:
+        found = kernel(x, **kind)
+        is_whole = not (x.is_floating_point() or x.is_complex())
+        known = contents.told(torch, x) if is_whole else None
+        if known is not None:
+            contents.write(torch, found, on_host(known, **kind))
+        return found
+
+    return reduce
 
 
 def _finite(torch: Any) -> Callable[..., Any]:

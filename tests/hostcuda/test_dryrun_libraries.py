@@ -131,6 +131,29 @@ def test_completions_of_trl_have_their_largest_length(
     assert (code, out) == (0, "([[0, 0, 0], [7]], None)\n[[0, 0, 0], [0, 0, 0]]\n"), err
 
 
+def test_graphs_are_padded_to_the_largest(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """It was counted on the device: dense batches held no nodes, dense adjacency matrices raised."""
+    source = """
+        import torch
+        from torch_geometric.utils import to_dense_batch
+        batch, x = torch.tensor([0, 0, 1, 1, 1, 2]), torch.randn(6, 4)
+        for each in (batch.cuda(), batch.cuda() + 0, batch):
+            print(to_dense_batch(x, each), to_dense_batch(x, batch=each, max_num_nodes=2))
+        print(to_dense_batch(x))
+    """
+    folder = tmp_path / "torch_geometric" / "utils"
+    folder.mkdir(parents=True)
+    for name in ("batch", "adj"):
+        text = (
+            f"import torch\ndef to_dense_{name}(x, batch=None, max_num_nodes=None):\n"
+            "    return max_num_nodes\n"
+        )
+        (folder / f"_to_dense_{name}.py").write_text(text)
+    (folder / "__init__.py").write_text("from ._to_dense_batch import to_dense_batch\n")
+    code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert (code, out) == (0, "3 2\n6 2\nNone 2\nNone\n"), err
+
+
 def test_metrics_and_padded_encoders_find_their_arguments_valid(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:

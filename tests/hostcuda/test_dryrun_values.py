@@ -286,6 +286,30 @@ def test_what_is_counted_on_the_device_has_its_largest_size(
     assert "sizes.py" not in err, err
 
 
+def test_largest_smallest_and_sum_of_what_the_program_put_there(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """They were 0, so that padding to the longest left nothing, and a division by their sum raised."""
+    source = """
+        import torch
+        lengths = torch.tensor([3, 7, 2]).cuda()
+        x = torch.randn(3, 9, requires_grad=True, device="cuda")
+        assert x[:, : lengths.max()].shape == (3, 7)
+        assert [int(each) for each in (lengths.max(), lengths.min(), lengths.sum())] == [7, 2, 12]
+        assert lengths.sum(dtype=torch.float32).tolist() == 12.0
+        assert torch.tensor([True, False, True]).cuda().sum().item() == 2
+        x.sum().backward()
+        (x * 2).max().backward()
+        assert x.sum(dtype=torch.float64).dtype == torch.float64 and (x > 0).sum().item() == 0
+        compiled = torch.compile(lambda x: x.sum() + lengths.max(), backend="eager", fullgraph=True)
+        assert compiled(x).shape == torch.func.grad(torch.sum)(x[0, 0].detach()).shape == ()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            lengths.max(), lengths.sum()
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
 def test_sequences_of_unknown_lengths_are_as_long_as_can_be(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:

@@ -1,0 +1,33 @@
+"""How many nodes the largest graph of a batch has, by which torch_geometric pads all of them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from pyalloc._bootstrap import contents
+from pyalloc._bootstrap.importing import after_import
+from pyalloc._bootstrap.replacing import standing_for
+
+
+def answer() -> None:
+    """As soon as the library is imported."""
+    for name in ("to_dense_batch", "to_dense_adj"):
+        after_import(f"torch_geometric.utils._{name}", lambda module, name=name: _pad(module, name))
+
+
+def _pad(module: Any, name: str) -> None:
+    pad, torch = getattr(module, name), module.torch
+    signature = inspect.signature(pad)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        batch = bound.arguments.get("batch")
+        if batch is not None and batch.is_cuda and bound.arguments.get("max_num_nodes") is None:
+            known = contents.told(torch, batch)
+            # Of one graph only, where nothing is known.
+            n = len(batch) if known is None else int(known.bincount().max())
+            bound.arguments["max_num_nodes"] = n
+        return pad(*bound.args, **bound.kwargs)
+
+    setattr(module, name, standing_for(pad, call))
