@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -13,10 +14,10 @@ from pyalloc._bootstrap.replacing import standing_for
 def answer() -> None:
     """As soon as the library is imported."""
     for name in ("to_dense_batch", "to_dense_adj"):
-        after_import(f"torch_geometric.utils._{name}", lambda module, name=name: _pad(module, name))
+        after_import(f"torch_geometric.utils._{name}", functools.partial(_pad, name))
 
 
-def _pad(module: Any, name: str) -> None:
+def _pad(name: str, module: Any) -> None:
     pad, torch = getattr(module, name), module.torch
     signature = inspect.signature(pad)
 
