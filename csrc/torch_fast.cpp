@@ -19,19 +19,11 @@ namespace {
 
 using cuda_stream = struct pya_torch_stream;
 
-/* c10::DataPtr: the pointer, then context and deleter in an order that the first one made by torch tells. */
-struct data_ptr {
-    void *data;
-    void *second;
-    void *third;
-    uint64_t device;
-};
-
 int8_t (*current_device)() = nullptr;
 int (*get_device)(int8_t *device) = nullptr; /* may be missing */
 cuda_stream (*current_stream)(int8_t device) = nullptr;
 void *(*stream_handle)(const cuda_stream *stream) = nullptr;
-void *(*torch_allocate)(data_ptr *out, void *self, size_t bytes) = nullptr;
+pya_torch_made (*torch_allocate)(void *self, size_t bytes) = nullptr;
 void *(*torch_deleter)(const void *self) = nullptr;
 
 /* What one look at torch's own DataPtr told. */
@@ -142,42 +134,41 @@ alloc_at(const place &where, size_t bytes) {
 }
 
 /* torch's own way. */
-void
-allocate_slowly(data_ptr *out, void *self, size_t bytes) {
+pya_torch_made
+allocate_slowly(void *self, size_t bytes) {
     const place where = place_here();
-    torch_allocate(out, self, bytes);
+    pya_torch_made made = torch_allocate(self, bytes);
     place_end(where);
+    return made;
 }
 
 /* The same once, to see where it puts what. */
-void
-allocate_and_look(data_ptr *out, void *self, size_t bytes) {
-    allocate_slowly(out, self, bytes);
+pya_torch_made
+allocate_and_look(void *self, size_t bytes) {
+    pya_torch_made made = allocate_slowly(self, bytes);
     void *deleter = torch_deleter(self);
     int layout = LAYOUT_STRANGE;
-    if (out->data != nullptr && out->second == deleter && out->third == out->data) {
+    if (made.data != nullptr && made.second == deleter && made.third == made.data) {
         layout = LAYOUT_DELETER_FIRST;
-    } else if (out->data != nullptr && out->third == deleter && out->second == out->data) {
+    } else if (made.data != nullptr && made.third == deleter && made.second == made.data) {
         layout = LAYOUT_CONTEXT_FIRST;
-    } else if (out->data == nullptr) {
+    } else if (made.data == nullptr) {
         layout = LAYOUT_UNKNOWN;
     }
-    const uint16_t device = static_cast<uint16_t>(out->device);
+    const uint16_t device = static_cast<uint16_t>(made.device);
     const bool is_cuda =
         (device & 0xff) == 1 && (device >> 8) == static_cast<uint8_t>(current_device());
     known_layout.store(
         is_cuda || layout == LAYOUT_UNKNOWN ? layout : static_cast<int>(LAYOUT_STRANGE));
+    return made;
 }
 
-void
-fill(data_ptr *made, const void *self, void *ptr, int8_t device, int layout) {
+pya_torch_made
+make(const void *self, void *ptr, int8_t device, int layout) {
     void *deleter = torch_deleter(self);
-    made->data = ptr;
-    made->second = layout == LAYOUT_DELETER_FIRST ? deleter : ptr;
-    made->third = layout == LAYOUT_DELETER_FIRST ? ptr : deleter;
-    const uint16_t where =
-        static_cast<uint16_t>(1 | static_cast<unsigned>(static_cast<uint8_t>(device)) << 8);
-    memcpy(&made->device, &where, sizeof where);
+    const bool is_first = layout == LAYOUT_DELETER_FIRST;
+    const uint64_t where = 1 | static_cast<uint64_t>(static_cast<uint8_t>(device)) << 8;
+    return {ptr, is_first ? deleter : ptr, is_first ? ptr : deleter, where};
 }
 
 } // namespace
@@ -221,21 +212,17 @@ pya_torch_fast_raw_delete(void *self, void *ptr) {
     }
 }
 
-void *
-pya_torch_fast_allocate(void *out, void *self, size_t bytes) {
-    data_ptr *made = static_cast<data_ptr *>(out);
+pya_torch_made
+pya_torch_fast_allocate(void *self, size_t bytes) {
     const int layout = known_layout.load(std::memory_order_relaxed);
     if (PYA_UNLIKELY(layout == LAYOUT_UNKNOWN)) {
-        allocate_and_look(made, self, bytes);
-        return out;
+        return allocate_and_look(self, bytes);
     }
     if (PYA_UNLIKELY(layout == LAYOUT_STRANGE)) {
-        allocate_slowly(made, self, bytes);
-        return out;
+        return allocate_slowly(self, bytes);
     }
     const place where = place_here();
-    fill(made, self, alloc_at(where, bytes), where.device, layout);
-    return out;
+    return make(self, alloc_at(where, bytes), where.device, layout);
 }
 
 void *
@@ -273,16 +260,16 @@ pya_torch_fast_record_stream(void *self, void *const *data, cuda_stream stream) 
 bool
 pya_torch_fast_data_ptr(void **out, void *self, void *ptr, int8_t device) {
     if (known_layout.load() == LAYOUT_UNKNOWN && pya_torch_fast_prepare()) {
-        data_ptr made = {};
-        allocate_and_look(&made, self, 1);
-        (void)!pya_torch_give_back(made.data);
+        (void)!pya_torch_give_back(allocate_and_look(self, 1).data);
     }
     const int layout = known_layout.load();
     if (layout != LAYOUT_CONTEXT_FIRST && layout != LAYOUT_DELETER_FIRST) {
         return false;
     }
-    data_ptr made = {};
-    fill(&made, self, ptr, device, layout);
-    memcpy(out, &made, sizeof made);
+    const pya_torch_made made = make(self, ptr, device, layout);
+    out[0] = made.data;
+    out[1] = made.second;
+    out[2] = made.third;
+    memcpy(&out[3], &made.device, sizeof made.device);
     return true;
 }

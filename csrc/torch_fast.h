@@ -23,5 +23,17 @@ struct pya_torch_stream {
 void pya_torch_fast_record_stream(void *self, void *const *data, struct pya_torch_stream stream);
 /* To be called after the heap has heard of the thread's current stream: is it one that torch did not make? */
 void pya_torch_fast_note_stream(int8_t device);
-/* Returns a c10::DataPtr, which the ABI puts where `out` points. */
-void *pya_torch_fast_allocate(void *out, void *self, size_t bytes);
+/* c10::DataPtr: the pointer, then context and deleter in an order that the first one made by torch tells.  Neither copied
+ * nor destroyed bit by bit, as torch's: then every ABI returns it in the same place. */
+struct pya_torch_made {
+    void *data;
+    void *second;
+    void *third;
+    uint64_t device;
+    pya_torch_made(void *data, void *second, void *third, uint64_t device)
+        : data(data), second(second), third(third), device(device) {}
+    pya_torch_made(const pya_torch_made &other)
+        : pya_torch_made(other.data, other.second, other.third, other.device) {}
+    ~pya_torch_made() {} // NOLINT(modernize-use-equals-default): not a trivial one
+};
+pya_torch_made pya_torch_fast_allocate(void *self, size_t bytes);

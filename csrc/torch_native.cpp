@@ -156,10 +156,10 @@ pya_torch_pop_compile_context(void *self) {
     pya_thread_pop_compile_context();
 }
 
-void *
-pya_torch_snapshot(void *out, void *self, pya_pool_id id, bool with_traces) {
+pya_torch_snapshot_info
+pya_torch_snapshot(void *self, pya_pool_id id, bool with_traces) {
     (void)self;
-    void *(*native)(void *, void *, pya_pool_id, bool) = nullptr;
+    pya_torch_snapshot_info (*native)(void *, pya_pool_id, bool) = nullptr;
     const bool is_every_pool = id.first == 0 && id.second == 0;
     if (!is_ours && !(is_every_pool && is_of_nccl(__builtin_return_address(0)))) {
         throw std::runtime_error(
@@ -172,7 +172,7 @@ pya_torch_snapshot(void *out, void *self, pya_pool_id id, bool with_traces) {
     if (!native_method(native, pya_torch_snapshot_name())) {
         throw std::runtime_error("pyalloc: torch's own snapshot was not found");
     }
-    return native(out, pya_torch_native_allocator(), id, with_traces);
+    return native(pya_torch_native_allocator(), id, with_traces);
 }
 
 void

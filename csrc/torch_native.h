@@ -21,7 +21,12 @@ void pya_torch_record_history_has_skip(bool has_skip);
 void pya_torch_record_annotation(void *self, const void *pairs);
 void pya_torch_push_compile_context(void *self, std::string &text);
 void pya_torch_pop_compile_context(void *self);
-void *pya_torch_snapshot(void *out, void *self, pya_pool_id id, bool with_traces);
+/* torch's SnapshotInfo, made by torch itself where its caller wants it: it is neither looked at nor copied. */
+struct pya_torch_snapshot_info {
+    pya_torch_snapshot_info(const pya_torch_snapshot_info &) = delete;
+    ~pya_torch_snapshot_info() {} // NOLINT(modernize-use-equals-default): not a trivial one
+};
+pya_torch_snapshot_info pya_torch_snapshot(void *self, pya_pool_id id, bool with_traces);
 
 using pya_torch_observer = std::function<void(int64_t, size_t, size_t, size_t)>;
 void pya_torch_observe_oom(void *self, pya_torch_observer observer);

@@ -339,26 +339,33 @@ take_inherited(void *object, void **copy, size_t words) {
 }
 
 /* The code of a method that only returns, or only returns true, perhaps behind a landing pad for indirect calls. */
+#if defined(__aarch64__)
+constexpr unsigned char LANDING[] = {0x5f, 0x24, 0x03, 0xd5}; /* bti c */
+constexpr unsigned char RETURN[] = {0xc0, 0x03, 0x5f, 0xd6};  /* ret */
+constexpr unsigned char RETURN_TRUE[] = {0x20, 0x00, 0x80, 0x52, 0xc0, 0x03, 0x5f, 0xd6}; /* mov */
+#else
+constexpr unsigned char LANDING[] = {0xf3, 0x0f, 0x1e, 0xfa}; /* endbr64 */
+constexpr unsigned char RETURN[] = {0xc3};
+constexpr unsigned char RETURN_TRUE[] = {0xb8, 1, 0, 0, 0, 0xc3};
+#endif
+
 bool
 has_code(const void *method, const unsigned char *code, size_t bytes) {
-    static const unsigned char landing[] = {0xf3, 0x0f, 0x1e, 0xfa};
     const auto *at = static_cast<const unsigned char *>(method);
-    if (memcmp(at, landing, sizeof landing) == 0) {
-        at += sizeof landing;
+    if (memcmp(at, LANDING, sizeof LANDING) == 0) {
+        at += sizeof LANDING;
     }
     return memcmp(at, code, bytes) == 0;
 }
 
 bool
 does_nothing(const void *method) {
-    static const unsigned char code[] = {0xc3};
-    return has_code(method, code, sizeof code);
+    return has_code(method, RETURN, sizeof RETURN);
 }
 
 bool
 returns_true(const void *method) {
-    static const unsigned char code[] = {0xb8, 1, 0, 0, 0, 0xc3};
-    return has_code(method, code, sizeof code);
+    return has_code(method, RETURN_TRUE, sizeof RETURN_TRUE);
 }
 
 template <typename F>
