@@ -200,6 +200,7 @@ class Analysis:
     _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
     _each_frame: dict[Frame, Frame] = field(default_factory=dict)
     _wheres: dict[int, str] = field(default_factory=dict)
+    _categories: dict[int, str] = field(default_factory=dict)  # by stack
 
     @classmethod
     def of(
@@ -290,11 +291,13 @@ class Analysis:
         """What a block holds: told by the recording, else inferred from where and how long it lived."""
         if block.category:
             return block.category
-        frames = self.frames(block.stack)
-        if any("workspace" in name.lower() or "cublas" in name.lower() for name, _, _ in frames):
-            return "workspace"
-        by_phase = self._category_by_phase(block)
-        return by_phase or self._category_by_frames(block, frames)
+        by_frames = self._categories.get(block.stack)
+        if by_frames is None:  # there are far more blocks than stacks
+            frames = self.frames(block.stack)
+            by_frames = self._categories[block.stack] = self._category_by_frames(frames)
+        return (
+            by_frames if by_frames == "workspace" else self._category_by_phase(block) or by_frames
+        )
 
     def _category_by_phase(self, block: Block) -> str:
         if block.phase == "backward":
@@ -309,7 +312,9 @@ class Analysis:
         return ""
 
     @staticmethod
-    def _category_by_frames(block: Block, frames: tuple[Frame, ...]) -> str:
+    def _category_by_frames(frames: tuple[Frame, ...]) -> str:
+        if any("workspace" in name.lower() or "cublas" in name.lower() for name, _, _ in frames):
+            return "workspace"
         names = {name for name, _, _ in frames}
         if source.optimizer(frames):
             return "optimizer state"
