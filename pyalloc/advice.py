@@ -232,6 +232,23 @@ def _gradients(analysis: Analysis) -> Iterator[Advice]:
             "optimizer.zero_grad(set_to_none=True) before the forward pass gives them back.",
             held,
         )
+    begin = min(
+        (p.begin for p in analysis.phases if _is_peak_in(p, "backward", analysis)), default=0
+    )
+    old = sum(
+        b.bytes for b in analysis.peak.blocks if b.category == "gradients" and b.alloc_event < begin
+    )
+    if old > analysis.totals["peak_bytes"] * 0.03:
+        yield Advice(
+            "zero_grad",
+            f"{size(old)} of old gradients are alive at the peak, which lies in backward: after "
+            "optimizer.zero_grad(set_to_none=True) each is made only where backward gets to it, and the peak falls by "
+            "up to as much.",
+        )
+
+
+def _is_peak_in(phase: Phase, name: str, analysis: Analysis) -> bool:
+    return phase.name == name and phase.begin < analysis.totals["peak_event"] <= phase.end
 
 
 def _stale(analysis: Analysis) -> Iterator[Advice]:

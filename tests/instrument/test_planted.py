@@ -254,6 +254,31 @@ def test_gradients_that_are_being_accumulated_are_not_called_old(
     assert ("zero_grad" in kinds(plan.done())) != accumulates
 
 
+@pytest.mark.parametrize("planted", ["kept", "given back", "accumulated"])
+def test_old_gradients_at_a_peak_in_backward(plan: Plan, planted: str) -> None:
+    for i in range(2):
+        plan.event("phase_begin", "forward")
+        plan.event("alloc", addr=1 << 30, bytes=8 * MIB, stack=plan.stack(7))
+        plan.event("phase_end", "forward")
+        plan.event("phase_begin", "backward")
+        if i == 0 or planted == "given back":
+            plan.event("alloc", addr=(i + 2) << 30, bytes=16 * MIB)
+        plan.event("alloc", addr=9 << 30, bytes=(i + 1) * 16 * MIB)  # of the parameter's own size
+        plan.event("free_requested", addr=9 << 30)
+        plan.event("free_requested", addr=1 << 30)
+        plan.event("phase_end", "backward")
+        plan.event("category", "gradients", addr=(i + 2) << 30)
+        if i == 1 or planted != "accumulated":
+            plan.event("phase_begin", "optimizer")
+            plan.event("phase_end", "optimizer")
+        if planted == "given back":
+            plan.event("free_requested", addr=(i + 2) << 30)
+    found = kinds(plan.done())
+    assert ("zero_grad" in found) == (planted == "kept")
+    if planted == "kept":
+        assert found["zero_grad"].text.startswith("16.0 MiB of old gradients")
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("planted", "instead", "n"),
