@@ -45,6 +45,21 @@ def quoted(path: Path | str) -> str:
     return shlex.quote(str(path))
 
 
+def program(notes: dict[str, str]) -> str:
+    """The program that a trace was recorded of, to be typed again; only scripts, for traces come from others too."""
+    try:
+        words = shlex.split(printable(notes.get("command", "")))
+    except ValueError:
+        words = []
+    first = next(
+        (word for word in words[1:] if not word.startswith("-") or word in ("-c", "-m")), ""
+    )
+    is_script = first.endswith(".py") and "rank" not in notes  # torchrun starts the others
+    if is_script and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+        return shlex.join(words)
+    return "python your_script.py"
+
+
 def count(text: str) -> int:
     """The type of an argument that is a number from 1 on."""
     if not text.isdecimal() or int(text) < 1:

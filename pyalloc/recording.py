@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import inspect
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -422,7 +423,7 @@ def _notes(torch: Any, *, with_command: bool) -> Iterator[str]:
             yield f"{name.lower()}={os.environ[name]}"
     yield f"pid={os.getpid()}"
     if with_command:
-        yield f"command={' '.join(getattr(sys, 'orig_argv', sys.argv))}"
+        yield f"command={shlex.join(getattr(sys, 'orig_argv', sys.argv))}"
 
 
 def _observe_oom(torch: Any, recorder: Recorder) -> None:

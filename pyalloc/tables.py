@@ -77,9 +77,11 @@ class MemoryTable:
 
     def __str__(self) -> str:
         """In MiB, a line for each row."""
+        from pyalloc.report.text import column
+
         lines = [f"{'step':>4}  {'phase':<20}{'allocated':>10}{'peak':>9}{'reserved':>10}  MiB"]
         lines += [
-            f"{row.step:>4}  {row.phase:<20}{row.allocated_bytes / MIB:>10.0f}"
+            f"{row.step:>4}  {column(row.phase, 20)}{row.allocated_bytes / MIB:>10.0f}"
             f"{row.peak_bytes / MIB:>9.0f}{row.reserved_bytes / MIB:>10.0f}"
             for row in self.rows
         ]

@@ -87,7 +87,7 @@ class Command:
         table = "\n".join(
             [_table(args, info, results, least), *(text.wrapped(each, "") for each in caveats)]
         )
-        console.deliver(args, table, data, _next(args, info, least))
+        console.deliver(args, table, data, _next(args, info, least, console.program(notes)))
         return 1 if limit and not any(r["completed"] for r in results.values()) else 0
 
 
@@ -146,11 +146,13 @@ def _mib(size: int) -> str:
     return f"{-(-size // 2**20):,} MiB"
 
 
-def _next(args: argparse.Namespace, info: dict[str, Any], least: dict[str, Any]) -> str:
+def _next(
+    args: argparse.Namespace, info: dict[str, Any], least: dict[str, Any], command: str
+) -> str:
     if least:
         name = min((n for n in least if least[n]), key=lambda n: least[n]["bytes"], default="")
         if name:
             mib = -(-least[name]["safe_bytes"] // 2**20)
             devices = f" --devices {info['n_devices']}" if info["n_devices"] > 1 else ""
-            return f"pyalloc dryrun --memory {mib}MiB{devices} --allocator {name} python your_script.py"
+            return f"pyalloc dryrun --memory {mib}MiB{devices} --allocator {name} {command}"
     return f"pyalloc replay {console.quoted(args.file)} --find-min"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyalloc import console, replaying, sweeping
 from pyalloc.advice import size
-from pyalloc.report.text import clip
+from pyalloc.report.text import column
 
 
 class Command:
@@ -52,7 +52,7 @@ class Command:
         for row in results:
             ratio = f"{row['peak_bytes'] / max(row['peak_live_bytes'], 1):.3f}"
             lines.append(
-                f"{clip(Path(row['path']).name, 21):<22}{row['policy']:<12}"
+                f"{column(Path(row['path']).name, 22)}{row['policy']:<12}"
                 f"{size(row['limit']) if row['limit'] else 'ample':>10}"
                 f"{'yes' if row['completed'] else 'no':>5}{size(row['peak_bytes']):>12}"
                 f"{ratio if row['completed'] else '':>8}{row['n_calls']:>10,}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyalloc.advice import size
 from pyalloc.analysis import Analysis
-from pyalloc.report.text import clip, wrapped
+from pyalloc.report.text import clip, column, wrapped
 
 _ODD = 0.01  # of the median: less is no difference
 
@@ -63,7 +63,7 @@ def compare(found: list[Analysis]) -> str:
     table = rows(found)
     for row in table:
         lines.append(
-            f"{clip(row['file'], 28):<29}{size(row['peak_bytes']):>12}{100 * row['to_median']:>+10.1f}%"
+            f"{column(row['file'], 29)}{size(row['peak_bytes']):>12}{100 * row['to_median']:>+10.1f}%"
             f"{size(row['peak_reserved_bytes']):>12}{row['events']:>11,}"
             + (" <odd" if row["is_odd"] else "")
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,31 @@ PAGEWISE = (
     "Calls of expandable segments are those for pieces of 2 MiB; torch takes 20 MiB at once for requests above 1 MiB, "
     "with up to ten times fewer calls."
 )
+_FILLER = "\0"  # in no name
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
+def _by_column(text: str) -> str:
+    """With a filler behind each character that takes two columns of a terminal, so that len() counts columns."""
+    if text.isascii():
+        return text
+    return "".join(c + _FILLER * (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+
 def clip(name: str, width: int) -> str:
-    """A name in so many columns."""
-    return name if len(name) <= width else name[: width - 1] + "…"
+    """A name in at most so many columns."""
+    wide = _by_column(name)
+    if len(wide) <= width:
+        return name
+    end = width - 1
+    end -= wide[end] == _FILLER  # no half of a character
+    return wide[:end].replace(_FILLER, "") + "…"
+
+
+def column(name: str, width: int) -> str:
+    """The same, and blanks up to the next one."""
+    shown = clip(name, width - 1)
+    return shown + " " * (width - len(_by_column(shown)))
 
 
 def bold(text: str, color: bool) -> str:
@@ -33,8 +53,12 @@ def bold(text: str, color: bool) -> str:
 def wrapped(text: str, first: str = "  ", rest: str = "  ") -> str:
     """A paragraph in 80 columns; first, rest: what its lines begin with."""
     return textwrap.fill(
-        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False
-    )
+        _by_column(text),
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+    ).replace(_FILLER, "")
 
 
 def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[str]:
@@ -42,9 +66,11 @@ def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[s
     lines = [title]
     for row in found[:limit]:
         share = 100 * row.bytes / total if total else 0
-        first, *more = textwrap.wrap(row.name, WIDTH - 34, max_lines=4, placeholder=" …") or [""]
-        lines.append(f"  {size(row.bytes):>10} {share:5.1f} % {row.blocks:>6} x  {first}")
-        lines += [" " * 33 + part for part in more]
+        name = _by_column(row.name)
+        first, *more = textwrap.wrap(name, WIDTH - 34, max_lines=4, placeholder=" …") or [""]
+        shown = [f"  {size(row.bytes):>10} {share:5.1f} % {row.blocks:>6} x  {first}"]
+        shown += [" " * 33 + part for part in more]
+        lines += [line.replace(_FILLER, "") for line in shown]
     rest = found[limit:]
     if rest:
         lines.append(f"  {size(sum(r.bytes for r in rest)):>10}  and {len(rest)} more")
@@ -73,7 +99,7 @@ def phase_table(analysis: Analysis, limit: int = 16) -> list[str]:
     lines = [f"{'step':>5}  {'phase':<24}{'allocated':>11}{'peak':>11}{'reserved':>11}"]
     for phase in shown:
         lines.append(
-            f"{phase.step:>5}  {clip(phase.name, 24):<24}{size(phase.end_bytes):>11}"
+            f"{phase.step:>5}  {column(phase.name, 24)}{size(phase.end_bytes):>11}"
             f"{size(phase.peak_bytes):>11}{size(phase.peak_reserved_bytes):>11}"
         )
     return lines
@@ -88,7 +114,7 @@ def _phase_sums(phases: Sequence[Phase]) -> list[str]:
         own = [phase for phase in phases if phase.name == name]
         top = max(own, key=lambda phase: phase.peak_bytes)
         lines.append(
-            f"{clip(name, 23):<24}{len(own):>8,}{size(max(p.end_bytes for p in own)):>13}"
+            f"{column(name, 24)}{len(own):>8,}{size(max(p.end_bytes for p in own)):>13}"
             f"{size(top.peak_bytes):>12}{top.step:>9,}{size(max(p.peak_reserved_bytes for p in own)):>12}"
         )
     return lines[:13]
@@ -105,9 +131,12 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
         + (f", {seconds:.1f} s" if analysis.notes.get("clock") != "events" else ""),
         *(wrapped(caveat) for caveat in analysis.caveats),
         *_settings(analysis),
-        f"  peak allocated {size(totals['peak_bytes'])}"
-        + (f", peak reserved {size(totals['peak_reserved_bytes'])}" * analysis.has_segments)
-        + _where(analysis),
+        wrapped(
+            f"peak allocated {size(totals['peak_bytes'])}"
+            + (f", peak reserved {size(totals['peak_reserved_bytes'])}" * analysis.has_segments)
+            + _where(analysis),
+            rest="    ",
+        ),
         f"  [{sparkline(analysis)}]",
         "",
         *rows("at the peak, by contributor", analysis.contributors(peak), peak.allocated_bytes),
@@ -145,7 +174,7 @@ def _settings(analysis: Analysis) -> list[str]:
 
 
 def _where(analysis: Analysis) -> str:
-    phase, step = analysis.totals["peak_phase"], analysis.totals["peak_step"]
+    phase, step = clip(analysis.totals["peak_phase"], 40), analysis.totals["peak_step"]
     if step is None:
         return f", in {phase}" if phase else ""
     return f", in {phase} of step {step}" if phase else f", in step {step}"

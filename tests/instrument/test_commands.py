@@ -12,15 +12,16 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
 from pathlib import Path
 
 import pytest
 from dry_support import PATIENCE_S
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
-from pyalloc import _core, cli, source, trace
+from pyalloc import _core, cli, console, source, trace
 from pyalloc.config import Config
-from pyalloc.report.text import explain_oom, sparkline
+from pyalloc.report.text import explain_oom, sparkline, summary
 
 
 def test_scalars_are_of_the_smallest_size_class(plan: Plan) -> None:
@@ -64,6 +65,39 @@ def test_the_next_command_can_be_typed(plan: Plan) -> None:
     found = trace.analyse(small_trace(plan))
     told = explain_oom(found, 0, MIB, Path("/runs/one run/out.pya"))
     assert told.endswith("next: pyalloc report '/runs/one run/out.pya'")
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("python -u /my/train.py --name 'a b'", "python -u /my/train.py --name 'a b'"),
+        ("python train.py ; reboot", "python train.py ';' reboot"),
+        ("python train.py; reboot", "python your_script.py"),
+        ("reboot train.py", "python your_script.py"),
+        ("python -m train.py", "python your_script.py"),
+        ("python train.py 'a", "python your_script.py"),
+        ("", "python your_script.py"),
+    ],
+)
+def test_the_program_of_a_recording_is_named_in_the_next_command(command: str, told: str) -> None:
+    """Nothing but a script of the person's own: recordings come from others too."""
+    assert console.program({"command": command}) == told
+    assert console.program({"command": command, "rank": "1"}) == "python your_script.py"
+
+
+def test_tables_of_names_in_wide_characters(plan: Plan) -> None:
+    def columns(line: str) -> int:
+        return sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in line)
+
+    names = ["forward", "\u524d\u5411\u4f20\u64ad", "\u8bad\u7ec3" * 20, "x" + "\u8bad\u7ec3" * 20]
+    for i, name in enumerate(names):
+        plan.event("phase_begin", name)
+        plan.event("alloc", addr=(i + 1) << 30, bytes=MIB, stack=plan.stack(i, name=name))
+        plan.event("phase_end", name)
+    shown = summary(trace.analyse(plan.done()))
+    assert max(map(columns, shown.splitlines())) <= 80 and "\0" not in shown
+    rows = [line for line in shown.splitlines() if re.match(r" +-1  ", line)]
+    assert len(rows) == 4 and len({columns(line) for line in rows}) == 1
 
 
 def test_the_line_of_memory_shows_all_of_a_short_trace(plan: Plan) -> None:
