@@ -30,6 +30,7 @@ _MAX_ENTRIES = 10_000_000
 _FLUSH_S = 0.5  # what happened longer ago is in the file
 _TORCH_EVENTS = 200_000  # of torch's own history: moved to the file when this many wait
 _TORCH_S = 5.0  # or at the first step after so long
+_TORCH_MARK_S = 10.0  # or at any of the marks that are looked at
 _TORCH_LONG_S = 60.0  # or whatever the program is doing
 _CHECK_MARKS = 256  # how often that is looked at
 _EXPLAIN_REST = 20  # after out of memory was explained, times as long as that took: some programs search for a size
@@ -159,7 +160,8 @@ class _Torchs:
 
     def is_due(self, at_step: bool) -> bool:
         self.last_mark = time.monotonic()
-        if at_step and self.last_mark - self.last > _TORCH_S:
+        # What makes no steps (generation, a server) would be lost for minutes if it was killed.
+        if self.last_mark - self.last > (_TORCH_S if at_step else _TORCH_MARK_S):
             return True
         return _made()[1] - self.n_moved > _TORCH_EVENTS
 

@@ -67,6 +67,19 @@ def test_a_program_at_work_is_not_interrupted_for_torchs_history(
     assert source.in_background()  # it rests
 
 
+def test_torchs_history_is_moved_at_marks_where_there_are_no_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that answers and answers, and is killed, would lose what it did in the minutes before."""
+    now = [100.0]
+    monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(recording, "_made", lambda: (0, 0))
+    source = recording._Torchs(None, "none")  # type: ignore[arg-type]
+    for at, due_at_mark, due_at_step in ((4, False, False), (6, False, True), (11, True, True)):
+        now[0] = 100.0 + at
+        assert (source.is_due(False), source.is_due(True)) == (due_at_mark, due_at_step)
+
+
 def test_what_a_thread_allocates_while_torchs_history_is_moved_is_not_lost(
     dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
