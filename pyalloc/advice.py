@@ -98,9 +98,16 @@ def _is_freed(run: list[Phase], backwards: list[Phase]) -> bool:
     )
 
 
+def _knows_backwards(analysis: Analysis) -> bool:
+    """Recordings do; a snapshot has those phases that the program marked."""
+    return "source" not in analysis.notes or any(p.name == "backward" for p in analysis.phases)
+
+
 def _idle_runs(analysis: Analysis) -> list[list[Phase]]:
     """Forward passes in a row that keep memory for a backward that never comes: an evaluation each."""
     found = []
+    if not _knows_backwards(analysis):
+        return []
     for run, backwards in _runs(analysis.phases):
         if _is_freed(run, backwards):
             continue
@@ -221,7 +228,7 @@ def _is_accumulating(analysis: Analysis) -> bool:
 
 
 def _gradients(analysis: Analysis) -> Iterator[Advice]:
-    if _is_accumulating(analysis):
+    if _is_accumulating(analysis) or not _knows_backwards(analysis):
         return
     phase = analysis.totals["peak_phase"]
     held = sum(b.bytes for b in analysis.peak.blocks if analysis.category(b) == "gradients")

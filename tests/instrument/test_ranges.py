@@ -11,6 +11,7 @@ import pytest
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, Plan, pyalloc, small_trace
 from pyalloc import errors, trace
+from pyalloc.advice import advise
 from pyalloc.report import html
 
 SECOND = 1_000_000  # in torch's times
@@ -98,6 +99,38 @@ def test_a_range_may_begin_in_the_microsecond_in_which_another_ends(tmp_path: Pa
     ranges = [{"name": name, "stage": stage, "time_us": SECOND} for name, stage in edges]
     found = trace.analyse(written(tmp_path / "s.pickle", history(1)[0], ranges))
     assert [(phase.name, phase.depth) for phase in found.phases] == [("a", 0), ("b", 0)]
+
+
+@pytest.mark.parametrize("marks_backward", [False, True])
+def test_forward_passes_of_a_snapshot_have_backwards_that_nobody_marked(
+    tmp_path: Path, marks_backward: bool
+) -> None:
+    entries: list[dict[str, Any]] = []
+    ranges: list[dict[str, Any]] = []
+    for i in range(4):  # accumulated: what each keeps is freed at once
+        at = (i + 1) * SECOND
+        ranges += [
+            {"name": "forward", "stage": s, "time_us": at + n}
+            for n, s in enumerate(("START", "END"))
+        ]
+        made = [
+            {
+                "action": "alloc",
+                "addr": (4 * i + j + 1) << 30,
+                "size": MIB,
+                "stream": 0,
+                "time_us": at,
+            }
+            for j in range(3)
+        ]
+        entries += made
+        entries += [{**each, "action": "free_requested", "time_us": at + 10} for each in made]
+    if marks_backward:  # one, after passes that are an evaluation then
+        ranges += [
+            {"name": "backward", "stage": s, "time_us": 9 * SECOND} for s in ("START", "END")
+        ]
+    found = trace.analyse(written(tmp_path / "s.pickle", entries, ranges))
+    assert ("no_grad" in {each.kind for each in advise(found)}) == marks_backward
 
 
 def test_labels_of_blocks(tmp_path: Path) -> None:
