@@ -218,6 +218,7 @@ def analyse(
     *,
     device: int = -1,
     moments: int = 0,
+    step: int | None = None,
     n_bins: int = 1000,
     progress: Progress | None = None,
 ) -> Analysis:
@@ -228,6 +229,7 @@ def analyse(
         device: only this one; -1: all, summed.
         moments: so many more states evenly over the run, for a segment map that can be scrubbed; fewer where very many
             blocks are alive at once.
+        step: the one to be looked at block by block; None: that of the peak.
         n_bins: resolution of the timeline.
         progress: called with bytes done and bytes in all.
 
@@ -239,7 +241,7 @@ def analyse(
         totals = first.totals()
         most = _MOST_BLOCKS // max(totals["n_live_at_most"], 1)
         at = _interesting(first, totals, min(moments, most))
-        window = _window(first, totals)
+        window = _window(first, totals) if step is None else _step(first, totals, step)
         second = _core.Scan(
             file,
             device=device,
@@ -304,6 +306,16 @@ def _interesting(scan: _core.Scan, totals: dict[str, Any], moments: int) -> list
     if moments > 0:
         wanted.update(i * n // moments for i in range(1, moments))
     return sorted(wanted)
+
+
+def _step(scan: _core.Scan, totals: dict[str, Any], number: int) -> tuple[int, int]:
+    """Where a step begins and ends."""
+    begins = {step[0]: step[1] for step in scan.steps()}
+    if number not in begins:
+        have = f"; steps go from {min(begins)} to {max(begins)}" if begins else ""
+        raise UsageError(f"there is no step {number}{have}")
+    later = [begin for begin in begins.values() if begin > begins[number]]
+    return begins[number], min(later, default=max(totals["n_events"], 1))
 
 
 def _window(scan: _core.Scan, totals: dict[str, Any]) -> tuple[int, int]:

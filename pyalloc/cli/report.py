@@ -8,6 +8,7 @@ from typing import Any
 
 from pyalloc import advice, console, replaying, trace
 from pyalloc.analysis import Analysis
+from pyalloc.errors import UsageError
 from pyalloc.report import data, html, ranks, text
 
 _REPLAY_OPERATIONS = 2_000_000  # longer traces are replayed only when asked
@@ -31,6 +32,12 @@ class Command:
             "--device", type=console.index, default=-1, metavar="N", help="only this device"
         )
         parser.add_argument(
+            "--step",
+            type=console.index,
+            metavar="N",
+            help="the step that the page shows block by block (that of the peak)",
+        )
+        parser.add_argument(
             "--no-replay", action="store_true", help="do not compare with other allocators"
         )
         console.add_output(parser, default="the terminal (.html: a page)")
@@ -38,6 +45,8 @@ class Command:
     def run(self, args: argparse.Namespace) -> int:
         """Prints the summary; writes the page where -o names one."""
         console.prepare_output(args, has_page=True)
+        if args.step is not None and not console.is_page(args.output):
+            raise UsageError("--step is for the page: -o report.html")
         found = self._with_memory(args, [self._analyse(args, path) for path in args.file])
         one = ranks.odd_one(found)
         if len(found) == 1:  # of ranks only the memory is compared
@@ -69,7 +78,9 @@ class Command:
     @staticmethod
     def _analyse(args: argparse.Namespace, path: Path) -> Analysis:
         progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
-        found = trace.analyse(path, device=args.device, moments=_SCRUB_MOMENTS, progress=progress)
+        found = trace.analyse(
+            path, device=args.device, moments=_SCRUB_MOMENTS, step=args.step, progress=progress
+        )
         progress.close()
         trace.check_device(found, args.device)
         return found

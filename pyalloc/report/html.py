@@ -203,7 +203,7 @@ def _flame(moment: Moment, labels: list[str], stacks: _Stacks, limit: int) -> li
 
 
 def _window(analysis: Analysis, names: list[str], stacks: _Stacks) -> dict[str, Any]:
-    """The step of the peak: bins, and its largest blocks as [bytes, begin, end, category, stack, phase, label]."""
+    """The step that is looked at: bins, largest blocks as [bytes, begin, end, category, stack, phase, label]."""
     bins = analysis.window_bins
     lines = analysis.labels(analysis.spans)
     spans = []

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from dry_support import PATIENCE_S
 
-from instrument.tools import Plan, pyalloc
+from instrument.tools import Plan, pyalloc, small_trace
 from pyalloc import trace
 from pyalloc.report import html
 
@@ -293,6 +293,25 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
                 paper = page.value("getComputedStyle(document.body).backgroundColor")
                 assert paper == "rgb(255, 255, 255)"
         assert "Runtime.exceptionThrown" not in [event["method"] for event in page.events]
+
+
+def test_any_step_is_shown_block_by_block(plan: Plan, tmp_path: Path) -> None:
+    path, page = small_trace(plan), tmp_path / "page.html"
+    events = [step[1] for step in trace.analyse(path).steps]
+    for step in (0, 4, 5):
+        found = trace.analyse(path, step=step)
+        last = found.totals["n_events"]
+        assert (found.window_bins[0][0], found.window_end) == (
+            events[step],
+            [*events, last][step + 1],
+        )
+        assert len(found.spans) == 2 + (step == 5)
+        assert f'"window":{{"step":{step},' in html.page(found)
+    out = pyalloc("report", path, "-o", page, "--step", 6, expect=2)
+    assert "there is no step 6; steps go from 0 to 5" in out and not page.exists()
+    pyalloc("report", path, "-o", page, "--step", 1)
+    assert '"window":{"step":1,' in page.read_text()
+    assert "-o report.html" in pyalloc("report", path, "--step", 1, expect=2)
 
 
 def test_the_page_stays_small(plan: Plan) -> None:
