@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 _MOST_BYTES = 2**20  # larger ones would be many pages that nobody else touches
 
 
-def _on_host(torch: Any, x: Any) -> Any:
+def _on_host(torch: Any, x: Any, most_bytes: int = _MOST_BYTES) -> Any:
     """The same memory as a tensor of the host; None where there is nothing or too much of it."""
     if x.numel() == 0:
         return None
     reach = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
     n_bytes = reach * x.element_size()
-    if n_bytes > _MOST_BYTES:
+    if n_bytes > most_bytes:
         return None
     there = (ctypes.c_char * n_bytes).from_address(x.data_ptr())
     return torch.frombuffer(there, dtype=x.dtype).as_strided(x.shape, x.stride())
+
+
+def read(torch: Any, x: Any) -> Any:
+    """All of it on the host, whatever it is and however much; the device is waited for, as operators that read do."""
+    if not x.is_cuda:
+        return x
+    torch.cuda.current_stream(x.device).synchronize()
+    there = _on_host(torch, x, sys.maxsize)
+    return torch.empty(x.shape, dtype=x.dtype) if there is None else there.clone()
 
 
 def told(torch: Any, x: Any) -> Any:

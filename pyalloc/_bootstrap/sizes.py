@@ -49,6 +49,8 @@ def answer(torch: Any) -> None:
     for name, implementation in _as_many_as_are_put(torch).items():
         implement(torch, "CUDA", name, implementation)
     implement(torch, "SparseCUDA", "_coalesce", _coalesce_nothing(torch))
+    adaptive = torch.nn.AdaptiveLogSoftmaxWithLoss
+    adaptive.forward = standing_for(adaptive.forward, _shares_of_clusters(torch, adaptive.forward))
     rnn = torch.nn.utils.rnn
     rnn.invert_permutation = standing_for(rnn.invert_permutation, _inverted_on_the_host)
     torch.nn.modules.batchnorm.float = _batches
@@ -77,16 +79,16 @@ def _wait(torch: Any, device: Any) -> None:
     torch.cuda.current_stream(device).synchronize()
 
 
-def expected() -> dict[int, int]:
-    """How many elements of masks with so many this thread's caller knows to be true."""
+def expected() -> dict[int, int | list[int]]:
+    """How many elements of masks with so many this thread's caller knows to be true; a list: of the next in turn."""
     if not hasattr(_caller, "expected"):
         _caller.expected = {}
-    found: dict[int, int] = _caller.expected
+    found: dict[int, int | list[int]] = _caller.expected
     return found
 
 
 @contextlib.contextmanager
-def expecting(of_masks: dict[int, int]) -> Iterator[None]:
+def expecting(of_masks: dict[int, Any]) -> Iterator[None]:
     """Until left, in place of what was expected before."""
     before, _caller.expected = expected(), of_masks
     try:
@@ -98,6 +100,8 @@ def expecting(of_masks: dict[int, int]) -> Iterator[None]:
 def _chosen(n: int) -> int:
     """How many of so many elements of a mask of which nothing is known."""
     found = expected().get(n)
+    if isinstance(found, list):  # of one mask after the other
+        found = found.pop(0) if found else None
     counted.masks += found is None
     return n if found is None else found
 
@@ -199,15 +203,6 @@ def _coalesce_nothing(torch: Any) -> Callable[..., Any]:
     return coalesce
 
 
-def _read(torch: Any, numbers: Any) -> Any:
-    """On the host, as they lie: a kernel would bring numbers with others in between together first."""
-    if numbers.is_contiguous() or not numbers.is_cuda:
-        return numbers.cpu()
-    there = torch.empty(0, dtype=numbers.dtype)
-    storage = numbers.untyped_storage().cpu()
-    return there.set_(storage, numbers.storage_offset(), numbers.shape, numbers.stride())
-
-
 def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
     """Operators whose size is a number in their argument."""
     aten = torch.ops.aten
@@ -215,7 +210,7 @@ def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
 
     def sensible(numbers: Any, least: int, most: int, otherwise: int) -> Any:
         """On the host; all of them `otherwise` where one of them cannot be, or where there are only zeros."""
-        there = _read(torch, numbers).to(torch.int64)
+        there = contents.read(torch, numbers).to(torch.int64)
         ends = (int(there.min()), int(there.max())) if there.numel() > 0 else (1, 1)
         if ends == (0, 0) or not least <= ends[0] <= ends[1] <= most:
             counted.guessed += 1
@@ -233,7 +228,7 @@ def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
     def histc(x: Any, bins: int = 100, least: Any = 0, most: Any = 0) -> Any:
         if torch.cuda.is_current_stream_capturing():  # which it may be
             return torch.empty(bins, dtype=x.dtype, device=x.device)
-        counts = torch.histc(_read(torch, x).double(), bins, float(least), float(most))
+        counts = torch.histc(contents.read(torch, x).double(), bins, float(least), float(most))
         return counts.to(x.dtype).to(x.device)
 
     def one_hot(labels: Any, classes: int = -1) -> Any:
@@ -266,7 +261,9 @@ def _lengths_of_targets(torch: Any) -> Callable[..., Any]:
     by_lists = torch.ops.aten.ctc_loss.IntList
 
     def known(lengths: Any, otherwise: list[int]) -> Any:
-        there = _read(torch, lengths).to(torch.int64).reshape(-1)
+        if lengths.is_floating_point():
+            raise RuntimeError("input_lengths and target_lengths must be integral")
+        there = contents.read(torch, lengths).to(torch.int64).reshape(-1)
         if not lengths.is_cuda or (bool(there.any()) and not bool((there < 0).any())):
             return there.tolist()
         counted.guessed += 1
@@ -279,6 +276,23 @@ def _lengths_of_targets(torch: Any) -> Callable[..., Any]:
         return by_lists(x, targets, known(inputs, [x.shape[0]] * n), known(lengths, even), *rest)
 
     return ctc_loss
+
+
+def _shares_of_clusters(torch: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """AdaptiveLogSoftmaxWithLoss: targets that are not known are shared out evenly; together they are all there are."""
+
+    def call(self: Any, x: Any, target: Any) -> Any:
+        n, n_clusters = target.numel(), len(self.cutoffs)
+        ends = [each * n // n_clusters for each in range(n_clusters + 1)]
+        known = contents.told(torch, target) if target.is_cuda else None
+        if known is not None:
+            ends = [int((known < each).sum()) for each in (0, *self.cutoffs)]
+        shares = [end - start for start, end in itertools.pairwise(ends)]
+        # Each is looked at twice, where there are any.
+        with expecting({n: [share for share in shares for _ in range(1 + (share > 0))]}):
+            return forward(self, x, target)
+
+    return call
 
 
 def _inverted_on_the_host(permutation: Any) -> Any:

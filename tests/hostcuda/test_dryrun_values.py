@@ -286,6 +286,32 @@ def test_what_is_counted_on_the_device_has_its_largest_size(
     assert "sizes.py" not in err, err
 
 
+def test_losses_share_out_their_targets(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Each cluster took all, and their sum was too much; operators that look at numbers were told as the program."""
+    source = """
+        import pytest, torch
+        loss = torch.nn.AdaptiveLogSoftmaxWithLoss(16, 100, [10, 30]).cuda()
+        n = []
+        for tail in loss.tail:
+            tail.register_forward_hook(lambda _module, inputs, _output: n.append(len(inputs[0])))
+        told = torch.tensor([5, 20, 40, 99, 41, 9]).cuda()
+        for targets, shares in ((told, [1, 3]), (torch.randint(0, 100, (6,), device="cuda"), [2, 2])):
+            n.clear()
+            loss(torch.randn(6, 16, device="cuda"), targets).loss.backward()
+            assert n == shares, n
+        column = torch.tensor([[3, 7], [0, 7], [2, 7]]).cuda()[:, 0]
+        assert torch.repeat_interleave(torch.randn(3, 4, device="cuda"), column, 0).shape == (5, 4)
+        assert torch.bincount(column).shape == (4,)
+        speech = torch.randn(30, 1, 5, device="cuda")
+        with pytest.raises(RuntimeError, match="must be integral"):
+            lengths = torch.tensor([30.0]), torch.tensor([2])
+            torch.nn.functional.ctc_loss(speech, torch.tensor([[1, 2]]).cuda(), *lengths)
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    assert "back from the device" not in " ".join(err.split()), err
+
+
 def test_largest_smallest_and_sum_of_what_the_program_put_there(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
