@@ -33,6 +33,16 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 CPU_ONLY = {"memory", "seq2seq"}
 
 
+def measured(bench: Bench, part: str) -> bool:
+    """Whether a part came to its end; a wrong answer or an error in it leaves the others be."""
+    try:
+        PARTS[part](bench)
+    except (Exception, SystemExit) as error:
+        bench.row(part, failed=f"{type(error).__name__}: {error}"[:600])
+        return False
+    return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -58,13 +68,14 @@ def main() -> None:
         ops.set_cpu_isa(args.isa)
     torch.manual_seed(args.seed)
     bench = Bench(args.device, args.rounds, not args.no_compile, args.seed, args.json)
-    for part in args.only:
-        if args.device == "cpu" or part not in CPU_ONLY:
-            PARTS[part](bench)
+    parts = [part for part in args.only if args.device == "cpu" or part not in CPU_ONLY]
+    failed = [part for part in parts if not measured(bench, part)]
     print(
         f"peak resident {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB",
         file=sys.stderr,
     )
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

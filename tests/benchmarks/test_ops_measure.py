@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from benchmarks.ops import __main__ as program
 from benchmarks.ops.measure import Bench, smi
 
 
@@ -44,3 +45,19 @@ def test_a_peer_that_cannot_be_run_is_left_out(tmp_path: Path) -> None:
     (row,) = json.loads((tmp_path / "rows.json").read_text())
     assert row["fastest_peer"] == "eager" and list(row["peers_ms"]) == ["eager"]
     assert row["failed_peers"] == {"compiled": "RuntimeError: no C compiler"}
+
+
+def test_a_wrong_answer_leaves_the_other_parts_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(bench: Bench) -> None:
+        raise SystemExit("spherical: wrong answer")
+
+    parts = {"spherical": wrong, "additive": lambda bench: bench.row("additive", ratio=2)}
+    monkeypatch.setattr(program, "PARTS", parts)
+    path = tmp_path / "rows.json"
+    monkeypatch.setattr("sys.argv", ["ops", "--json", str(path), "--only", *parts])
+    with pytest.raises(SystemExit, match="failed: spherical"):
+        program.main()
+    first, second = json.loads(path.read_text())
+    assert first["failed"] == "SystemExit: spherical: wrong answer" and second["ratio"] == 2
