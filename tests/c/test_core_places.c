@@ -348,7 +348,26 @@ test_the_least_recently_used_ranges_are_unmapped(void) {
     world_fini(&world);
 }
 
+/* Free pages side by side that are two streams' leave for a third together, each out of its own run. */
+static void
+test_pages_of_neighbours_move(void) {
+    enum { ONE = 16, TWO = 32, THREE = 48 };
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    world_init(&world, "");
+    pya_dptr first = take(&world, 300 * MIB, ONE);
+    (void)take(&world, 2 * MIB, ONE);
+    give(&world, first);
+    pya_dptr second = take(&world, 280 * MIB, TWO);
+    CHECK_EQ(second, first);
+    give(&world, second);
+    int64_t n_moved = stat_of(world.heap, 0, "pyalloc_page_moves");
+    (void)take(&world, 304 * MIB, THREE); /* more than there is in one piece */
+    CHECK(stat_of(world.heap, 0, "pyalloc_page_moves") >= n_moved + 150);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"pages_of_neighbours_move", test_pages_of_neighbours_move},
     {"two_halves_are_shared", test_two_halves_are_shared},
     {"the_middle_of_a_page_is_not_shared", test_the_middle_of_a_page_is_not_shared},
     {"largest_end_of_all_is_found", test_the_largest_end_of_all_is_found},

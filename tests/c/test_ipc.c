@@ -93,6 +93,30 @@ test_what_cannot_be_opened(void) {
     CHECK(!pya_ipc_is_name(&name, sizeof name));
 }
 
+/* A page that cannot be handed out, and one that cannot be mapped: no descriptor stays open on either side. */
+static void
+test_failures_leave_no_files_open(void) {
+    static const enum pya_sim_call kinds[] = {PYA_SIM_PAGE_EXPORT, PYA_SIM_PAGE_IMPORT};
+    struct pya_ipc_name name;
+    char why[PYA_IPC_WHY_BYTES];
+    size_t offset;
+    pya_dptr base;
+    pya_dptr ptr = take(&the_world, 7 * MIB, 0);
+    world_share(ptr, &name, &offset);
+    size_t n_files = n_open_files();
+    for (size_t i = 0; i < 2; i++) {
+        pya_sim_fail(the_world.sim, 1U << kinds[i], 2, PYA_E_DEVICE, false);
+        CHECK_EQ(pya_ipc_open(the_world.heap, 0, &name, &base, why), PYA_E_DEVICE);
+        CHECK(pya_sim_fail_clear(the_world.sim));
+        CHECK_EQ(strstr(why, "could not hand it over") != NULL, i == 0);
+        for (int k = 0; k < 5000 && n_open_files() != n_files; k++) {
+            (void)usleep(1000); /* until the server hears that the client has gone */
+        }
+        CHECK_EQ(n_open_files(), n_files);
+    }
+    give(&the_world, ptr);
+}
+
 /* Whoever connects and talks nonsense is put off; others are served meanwhile. */
 static void
 test_strangers_are_put_off(void) {
@@ -207,6 +231,7 @@ test_forked_children(void) {
 static const struct check_case cases[] = {
     {"bytes_are_the_same", test_bytes_are_the_same},
     {"what_cannot_be_opened", test_what_cannot_be_opened},
+    {"failures_leave_no_files_open", test_failures_leave_no_files_open},
     {"strangers_are_put_off", test_strangers_are_put_off},
     {"several_at_once", test_several_at_once},
     {"signals_in_between", test_signals_in_between},
