@@ -534,6 +534,14 @@ emu_fill_shared(unsigned shared) {
 static emu_dim latest;
 static bool is_idle;
 
+// As if a grid's second index ended there: what is beyond, blocks walk.
+static unsigned most_y = 65535;
+
+extern "C" void
+emu_limit_y(unsigned blocks) {
+    most_y = blocks;
+}
+
 extern "C" void
 emu_only_look(bool is_on) {
     is_idle = is_on;
@@ -554,6 +562,7 @@ cuLaunchKernel(
     if ((shared > 48 << 10 && shared > allowed[function]) || x > INT_MAX || y > 65535 || z > 65535) {
         return 1;
     }
+    y = y < most_y ? y : most_y;
     latest = {x, y, z};
     if (is_idle) {
         return 0;

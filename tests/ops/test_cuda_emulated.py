@@ -85,6 +85,20 @@ def test_many_samples_and_few_t_are_cut(shape, device, monkeypatch):
     agree(spherical_cases.mixture, (value, loc, scale, weights), monkeypatch, bar=2e-5)
 
 
+@pytest.mark.parametrize("dim", [5, 64])
+def test_blocks_that_walk(dim, device, emulator, monkeypatch):
+    """More t than a grid's second index counts."""
+    value, loc, scale, weights = spherical_cases.problem(3, 130, 3, dim)
+    calls = ctypes.CDLL(str(emulator))
+    calls.emu_limit_y(1)
+    try:
+        agree(spherical_cases.log_prob, (value, loc, scale), monkeypatch)
+        monkeypatch.setattr(_cuda, "on_device", lambda x: True)
+        agree(spherical_cases.mixture, (value, loc, scale, weights), monkeypatch, bar=2e-5)
+    finally:
+        calls.emu_limit_y(65535)
+
+
 def test_which_problems_are_cut():
     room = library().pya_ops_cuda_ps_room
     room.restype = ctypes.c_int64
