@@ -46,6 +46,7 @@ def answer(torch: Any) -> None:
         implement(torch, "CUDA", name, implementation)
     for key in ("AutogradCUDA", "CUDA"):
         implement(torch, key, "ctc_loss.Tensor", _lengths_of_targets(torch))
+        implement(torch, key, "istft", _waves)
     for name, implementation in _as_many_as_are_put(torch).items():
         implement(torch, "CUDA", name, implementation)
     implement(torch, "SparseCUDA", "_coalesce", _coalesce_nothing(torch))
@@ -276,6 +277,13 @@ def _lengths_of_targets(torch: Any) -> Callable[..., Any]:
         return by_lists(x, targets, known(inputs, [x.shape[0]] * n), known(lengths, even), *rest)
 
     return ctc_loss
+
+
+def _waves(*args: Any, **kwargs: Any) -> Any:
+    """istft() as torch has it in Python, which does not refuse windows that add up to nothing."""
+    import torch._refs
+
+    return torch._refs.istft(*args, **kwargs)
 
 
 def _shares_of_clusters(torch: Any, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,10 +24,11 @@ def answer(torch: Any) -> None:
     ):
         sizes.implement(torch, "CUDA", name, _all(torch, kernel))
 
-    def one(x: Any) -> Any:
-        return torch.empty(0, dtype=x.dtype, device=x.device)
+    def one(x: Any, dtype: Any = None) -> Any:
+        return torch.empty(0, dtype=dtype or x.dtype, device=x.device)
 
     for name, kernel in (
+        ("any", lambda x: aten.any.all_out(x, out=one(x, _kind(torch, x)))),
         ("max", lambda x: aten.max.unary_out(x, out=one(x))),
         ("min", lambda x: aten.min.unary_out(x, out=one(x))),
         ("sum", lambda x, dtype=None: aten.sum.dim_IntList(x, [], dtype=dtype)),
@@ -41,10 +42,13 @@ def answer(torch: Any) -> None:
         after_import(f"torchmetrics.functional.classification.{name}", _take_classes_as_valid)
 
 
+def _kind(torch: Any, x: Any) -> Any:
+    return torch.uint8 if x.dtype == torch.uint8 else torch.bool
+
+
 def _all(torch: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
     def is_all_true(x: Any, *dim: Any, **keepdim: Any) -> Any:
-        kind = torch.uint8 if x.dtype == torch.uint8 else torch.bool
-        found = torch.empty(0, dtype=kind, device=x.device)
+        found = torch.empty(0, dtype=_kind(torch, x), device=x.device)
         kernel(x, *dim, **keepdim, out=found)  # for the memory it works in
         known = contents.told(torch, x)
         contents.write(torch, found, True if known is None else torch.all(known, *dim, **keepdim))
@@ -54,10 +58,14 @@ def _all(torch: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reduced(torch: Any, on_host: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """But not of what was changed in place since: loops that count down in it would never end."""
+
+    def is_as_it_was_put(x: Any) -> bool:
+        return not (x.is_floating_point() or x.is_complex() or x.is_inference() or x._version > 0)
+
     def reduce(x: Any, **kind: Any) -> Any:
         found = kernel(x, **kind)
-        is_whole = not (x.is_floating_point() or x.is_complex())
-        known = contents.told(torch, x) if is_whole else None
+        known = contents.told(torch, x) if is_as_it_was_put(x) else None
         if known is not None:
             contents.write(torch, found, on_host(known, **kind))
         return found

@@ -331,6 +331,13 @@ def test_largest_smallest_and_sum_of_what_the_program_put_there(
         assert compiled(x).shape == torch.func.grad(torch.sum)(x[0, 0].detach()).shape == ()
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             lengths.max(), lengths.sum()
+        assert lengths.any() and not (lengths > 0).any() and lengths.byte().any().dtype == torch.uint8
+        while lengths.max().item() > 0:
+            lengths -= 1
+        window = torch.hann_window(64).cuda()
+        sound = torch.stft(x[:1].repeat(1, 50), 64, window=window, return_complex=True)
+        torch.istft(sound, 64, window=window, length=450).sum().backward()
+        assert torch.istft(sound.detach(), 64, window=window).shape == (1, 448)
     """
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0, err
