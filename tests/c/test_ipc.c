@@ -33,6 +33,15 @@ n_open_files(void) {
     return n;
 }
 
+/* Until the server has accepted or closed what it will. */
+static bool
+wait_for_files(size_t n) {
+    for (int i = 0; i < 5000 && n_open_files() != n; i++) {
+        (void)usleep(1000);
+    }
+    return n_open_files() == n;
+}
+
 /* More pages than one packet brings. */
 static void
 test_bytes_are_the_same(void) {
@@ -52,10 +61,7 @@ test_bytes_are_the_same(void) {
         CHECK_EQ(there[i * PYA_PAGE], (char)(i + 1));
     }
     CHECK_OK(pya_import_close(the_world.heap, base));
-    for (int i = 0; i < 5000 && n_open_files() != n_files; i++) {
-        (void)usleep(1000); /* until the server hears that the client has gone */
-    }
-    CHECK_EQ(n_open_files(), n_files);
+    CHECK(wait_for_files(n_files));
     give(&the_world, ptr);
     give(&the_world, small);
 }
@@ -109,10 +115,7 @@ test_failures_leave_no_files_open(void) {
         CHECK_EQ(pya_ipc_open(the_world.heap, 0, &name, &base, why), PYA_E_DEVICE);
         CHECK(pya_sim_fail_clear(the_world.sim));
         CHECK_EQ(strstr(why, "could not hand it over") != NULL, i == 0);
-        for (int k = 0; k < 5000 && n_open_files() != n_files; k++) {
-            (void)usleep(1000); /* until the server hears that the client has gone */
-        }
-        CHECK_EQ(n_open_files(), n_files);
+        CHECK(wait_for_files(n_files));
     }
     give(&the_world, ptr);
 }
@@ -147,6 +150,34 @@ test_strangers_are_put_off(void) {
     for (int i = 0; i < 3; i++) {
         CHECK_EQ(close(fds[i]), 0);
     }
+    give(&the_world, ptr);
+}
+
+/* So many are served at once, the others when those have gone. */
+static void
+test_too_many_wait_their_turn(void) {
+    enum { N_SERVED = 64, N = N_SERVED + 6 };
+    struct pya_ipc_name name;
+    struct sockaddr_un address;
+    char why[PYA_IPC_WHY_BYTES];
+    size_t offset;
+    pya_dptr base;
+    int fds[N];
+    pya_dptr ptr = take(&the_world, 3 * MIB, 0);
+    world_share(ptr, &name, &offset);
+    socklen_t n = ipc_address(name.pid, name.secret, &address);
+    size_t n_files = n_open_files();
+    for (int i = 0; i < N; i++) {
+        fds[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        CHECK_EQ(connect(fds[i], (const struct sockaddr *)&address, n), 0);
+    }
+    CHECK(wait_for_files(n_files + N + N_SERVED));
+    for (int i = 0; i < N; i++) {
+        CHECK_EQ(close(fds[i]), 0);
+    }
+    CHECK(wait_for_files(n_files));
+    CHECK_OK(pya_ipc_open(the_world.heap, 0, &name, &base, why));
+    CHECK_OK(pya_import_close(the_world.heap, base));
     give(&the_world, ptr);
 }
 
@@ -233,6 +264,7 @@ static const struct check_case cases[] = {
     {"what_cannot_be_opened", test_what_cannot_be_opened},
     {"failures_leave_no_files_open", test_failures_leave_no_files_open},
     {"strangers_are_put_off", test_strangers_are_put_off},
+    {"too_many_wait_their_turn", test_too_many_wait_their_turn},
     {"several_at_once", test_several_at_once},
     {"signals_in_between", test_signals_in_between},
     {"forked_children", test_forked_children},
