@@ -276,6 +276,9 @@ test_what_is_wanted_stays(void) {
     CHECK_EQ(pya_gc_collect(card, 100 * MIB, card->common, 14), 12 * MIB);
     CHECK_EQ(pya_gc_collect(card, 100 * MIB, card->common, 14), 0);
     CHECK_EQ(reserved(&world), 68 * MIB);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_pages_collected"), 6);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_pages_released"), 6);
+    CHECK_EQ(stat_of(world.heap, 0, "num_device_free"), 1);
     world_fini(&world);
 }
 
@@ -297,6 +300,51 @@ test_half_a_range_goes(void) {
     CHECK_OK(pya_empty_cache(world.heap, 0));
     CHECK_EQ(stat_of(world.heap, 0, "pyalloc_pages"), 9);
     CHECK_EQ(stat_of(world.heap, 0, "pyalloc_mappings"), 9);
+    world_fini(&world);
+}
+
+/* What is still seen at another address after unmapping failed stays where it is, and serves on. */
+static void
+test_memory_that_cannot_go_serves_on(void) {
+    struct world world = {.config = {.quiet = true}};
+    pya_dptr ptrs[8];
+    world_full(&world, ptrs);
+    give(&world, ptrs[3]);
+    give(&world, ptrs[5]);
+    give(&world, take(&world, 8 * MIB, 0)); /* stitched of both */
+    pya_sim_fail(world.sim, 1U << PYA_SIM_UNMAP, 1, PYA_E_DEVICE, false);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK(pya_sim_fail_clear(world.sim));
+    CHECK_EQ(take(&world, 4 * MIB, 0), ptrs[3]);
+    CHECK_EQ(take(&world, 4 * MIB, 0), ptrs[5]);
+    world_fini(&world);
+}
+
+/* The same of the addresses that pages had at another stream. */
+static void
+test_memory_that_moved_and_cannot_go_serves_on(void) {
+    struct world world = {.config = {.capacity_bytes = 40 * MIB, .quiet = true}};
+    pya_dptr ptrs[10];
+    world_init(&world, "");
+    for (size_t i = 0; i < 10; i++) {
+        ptrs[i] = take(&world, 4 * MIB, 16);
+    }
+    for (size_t i = 0; i < 10; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    pya_dptr moved = take(&world, 12 * MIB, 32);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_page_moves"), 6);
+    give(&world, moved);
+    int64_t n_unmaps = stat_of(world.heap, 0, "pyalloc_unmaps");
+    pya_sim_fail(world.sim, 1U << PYA_SIM_UNMAP, 1, PYA_E_DEVICE, false);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK(pya_sim_fail_clear(world.sim));
+    CHECK(reserved(&world) < 40 * MIB); /* all but what lay there */
+    CHECK(stat_of(world.heap, 0, "pyalloc_unmaps") > n_unmaps);
+    uint64_t n_made = calls(&world, PYA_SIM_PAGE_CREATE);
+    CHECK_EQ(take(&world, 4 * MIB, 32), moved);
+    CHECK_EQ(calls(&world, PYA_SIM_PAGE_CREATE), n_made);
+    CHECK_EQ(reserved(&world), 24 * MIB);
     world_fini(&world);
 }
 
@@ -385,6 +433,8 @@ static const struct check_case cases[] = {
     {"segments_make_room_for_the_next", test_segments_make_room_for_the_next},
     {"oldest_segment_goes_first", test_the_oldest_segment_goes_first},
     {"waits_once", test_waits_once},
+    {"memory_that_cannot_go_serves_on", test_memory_that_cannot_go_serves_on},
+    {"memory_that_moved_serves_on", test_memory_that_moved_and_cannot_go_serves_on},
     {"reserved_memory_costs_no_wait", test_reserved_memory_costs_no_wait},
 };
 

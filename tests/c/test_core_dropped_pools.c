@@ -204,6 +204,24 @@ test_freed_under_a_capture_is_marked_at_its_end(void) {
     world_fini(&world);
 }
 
+/* Nor what became part of a graph that was captured by hand, and was given up. */
+static void
+test_event_of_a_graph_is_made_anew_when_a_capture_ends(void) {
+    struct world world = {0};
+    pools_init(&world, "");
+    pya_dptr ptr = take(&world, 60 * MIB, 0);
+    CHECK_OK(pya_record_stream(world.heap, ptr, 5));
+    give(&world, ptr);
+    pya_sim_fail(world.sim, UINT32_C(1) << PYA_SIM_EVENT_QUERY, 1, PYA_E_CAPTURE, false);
+    (void)take(&world, 512, 0);
+    CHECK(pya_sim_fail_clear(world.sim));
+    pool_begin(&world);
+    uint64_t n_records = calls(&world, PYA_SIM_EVENT_RECORD);
+    pool_end(&world);
+    CHECK_EQ(calls(&world, PYA_SIM_EVENT_RECORD), n_records + 1);
+    world_fini(&world);
+}
+
 /* A dropped pool whose memory all went to others goes with its addresses, when the next dropped one is settled. */
 static void
 test_pool_without_memory_goes(void) {
@@ -539,6 +557,7 @@ static const struct check_case cases[] = {
     {"pools_come_and_go", test_pools_come_and_go},
     {"recorded_streams_while_routing", test_recorded_streams_while_routing},
     {"marked_when_a_capture_ends", test_freed_under_a_capture_is_marked_at_its_end},
+    {"made_anew_when_a_capture_ends", test_event_of_a_graph_is_made_anew_when_a_capture_ends},
     {"pool_without_memory_goes", test_pool_without_memory_goes},
     {"recorded_streams_without_events", test_recorded_streams_without_events},
     {"capture_that_asks_for_nothing", test_capture_that_asks_for_nothing},
