@@ -223,12 +223,18 @@ pya_empty_cache(struct pya_heap *heap, int device) {
     return pya_trim(heap, device, 0);
 }
 
+/* A graph has the addresses of its pool in its kernels, whatever is free at them. */
+static bool
+pool_may_be_trimmed(const struct pya_pool *pool) {
+    return pool != NULL && pool->n_users == 0;
+}
+
 static pya_status
-card_trim_pool(struct pya_card *card, const struct pya_pool *pool) {
-    if (pool == NULL || pya_fences_are_capturing(card)) {
+card_trim_pool(struct pya_card *card, const struct pya_pool *pool, bool is_idle) {
+    if (!pool_may_be_trimmed(pool) || pya_fences_are_capturing(card)) {
         return PYA_OK;
     }
-    pya_status st = card_wait(card, false); /* its graphs may have been launched meanwhile */
+    pya_status st = card_wait(card, is_idle);
     return st == PYA_OK ? card_give_back(card, PYA_TRIM_POOL, pool, SIZE_MAX) : st;
 }
 
@@ -239,16 +245,18 @@ pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id) {
     if (st != PYA_OK) {
         return st;
     }
-    const bool waits = pya_pool_find(card, id) != NULL;
+    const bool waits = pool_may_be_trimmed(pya_pool_find(card, id));
+    const uint64_t n_given = card_n_given(card);
     pya_lock_release(&card->lock);
     st = waits ? pya_fences_wait_unlocked(card) : PYA_OK;
+    const bool has_waited = waits && st == PYA_OK;
     if (st != PYA_OK && st != PYA_E_CAPTURE) {
         return st;
     }
     void *here = pya_heap_capture(heap, PYA_RECORD_ALL);
     pya_lock_acquire(&card->lock);
     pya_history_set_current(card->history, here);
-    st = card_trim_pool(card, pya_pool_find(card, id));
+    st = card_trim_pool(card, pya_pool_find(card, id), has_waited && card_n_given(card) == n_given);
     pya_history_set_current(card->history, NULL);
     pya_lock_release(&card->lock);
     pya_heap_drop_context(heap, here);

@@ -30,7 +30,7 @@ struct pya_pool_info {
 
 /* Fills at most n_room entries; returns how many pools the device has. */
 size_t pya_pool_list(struct pya_heap *heap, int device, struct pya_pool_info *infos, size_t n_room);
-/* Gives back the idle memory of one pool now, in use or not; waits for the device. */
+/* Gives back the idle memory of one pool now, unless it has a user still; waits for the device. */
 PYA_MUST_CHECK pya_status pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id);
 /* Counts a user without routing anything (torch.cuda.MemPool); on_oom: others may take from it before OOM. */
 PYA_MUST_CHECK pya_status

@@ -11,7 +11,7 @@ extern "C" {
 
 enum pya_trim_scope {
     PYA_TRIM_OPEN, /* the default pool and pools without users */
-    PYA_TRIM_POOL, /* one pool, in use or not */
+    PYA_TRIM_POOL, /* one pool */
 };
 
 /* Gives back wholly free pages (highest address first) and idle segments until n_bytes went back; the device was waited

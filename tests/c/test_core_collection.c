@@ -261,6 +261,22 @@ test_a_pool_in_use_keeps_its_memory(void) {
     world_fini(&world);
 }
 
+/* A graph that still uses the pool when its MemPool is dropped has the addresses of what is free in it. */
+static void
+test_a_pool_in_use_is_not_trimmed(void) {
+    struct world world = {0};
+    pools_init(&world, "");
+    pool_begin(&world);
+    give(&world, take(&world, 20 * MIB, 0));
+    pool_end(&world); /* its user stays */
+    CHECK_OK(pya_pool_trim(world.heap, 0, POOL));
+    CHECK_EQ(reserved(&world), 20 * MIB);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    CHECK_OK(pya_pool_trim(world.heap, 0, POOL));
+    CHECK_EQ(reserved(&world), 0);
+    world_fini(&world);
+}
+
 /* Nor does what the request it is done for can use. */
 static void
 test_what_is_wanted_stays(void) {
@@ -425,6 +441,7 @@ static const struct check_case cases[] = {
     {"half_a_range_goes", test_half_a_range_goes},
     {"busy_memory_stays", test_busy_memory_stays},
     {"a_pool_in_use_keeps_its_memory", test_a_pool_in_use_keeps_its_memory},
+    {"a_pool_in_use_is_not_trimmed", test_a_pool_in_use_is_not_trimmed},
     {"what_is_wanted_stays", test_what_is_wanted_stays},
     {"oldest_goes_first", test_the_oldest_goes_first},
     {"largest_goes_first", test_the_largest_of_the_oldest_goes_first},

@@ -485,8 +485,8 @@ sweep_program(struct world *world, pya_dptr *ptrs) {
         CHECK_OK(pya_pool_end(world->heap, 0, id));
         (void)!pya_free(world->heap, ptrs[16]);
         ptrs[16] = 0;
-        (void)!pya_pool_trim(world->heap, 0, id);
         CHECK_OK(pya_pool_release(world->heap, 0, id));
+        (void)!pya_pool_trim(world->heap, 0, id);
     }
     for (size_t i = 17; i < SWEEP_LARGE; i++) {
         (void)!pya_alloc(world->heap, 0, 30 * mib, 0, &ptrs[i]);

@@ -138,9 +138,9 @@ test_release_before_end(void) {
     CHECK_OK(pya_pool_begin(world.heap, 0, id, (struct pya_stream_filter){0}));
     CHECK_OK(pya_alloc(world.heap, 0, 5000, 0, &ptr));
     CHECK_OK(pya_free(world.heap, ptr));
-    CHECK_OK(pya_pool_trim(world.heap, 0, id));
     CHECK_OK(pya_pool_release(world.heap, 0, id));
     CHECK_EQ(pya_pool_release(world.heap, 0, id), PYA_E_INVAL);
+    CHECK_OK(pya_pool_trim(world.heap, 0, id));
     CHECK_OK(pya_pool_end(world.heap, 0, id));
     CHECK_EQ(pya_pool_list(world.heap, 0, NULL, 0), 0);
     CHECK_EQ(pya_pool_end(world.heap, 0, id), PYA_E_INVAL);

@@ -223,6 +223,27 @@ def test_statistics_by_pool_and_kind() -> None:
     del small, large
 
 
+@pytest.mark.skipif(
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 15),
+    reason="older ones end the process where somebody else still uses the pool",
+)
+def test_graph_outlives_its_mempool() -> None:
+    """Its kernels have the addresses of what is free in the pool."""
+    pool = torch.cuda.MemPool()
+    graph = torch.cuda.CUDAGraph()
+    given = empty(30 * MIB)
+    with torch.cuda.graph(graph, pool=pool.id):
+        between = given.clone()
+        result = between.clone()
+        del between
+    before = torch.cuda.memory_reserved()
+    del pool
+    gc.collect()
+    assert torch.cuda.memory_reserved() == before
+    graph.replay()
+    del graph, result
+
+
 # ---- past the cache ----
 
 
