@@ -26,6 +26,11 @@ def is_transformed() -> bool:
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 
+def has_tangent(x: Tensor) -> bool:
+    """Whether the innermost forward-mode differentiation goes along x."""
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
 def needs_more_than_once() -> bool:
     """Whether a transform will ask for other than one reverse-mode derivative, as far as can be seen."""
     if torch.compiler.is_compiling():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
+from pyalloc.errors import OpError
 from pyalloc.ops import (
     additive_attention,
     power_spherical_log_prob,
@@ -281,6 +282,25 @@ def test_compiles_in_one_graph(name, transform):
     torch._dynamo.reset()
     compiled = torch.compile(derivatives, fullgraph=True, backend="aot_eager", dynamic=False)
     torch.testing.assert_close(compiled(*inputs), derivatives(*inputs), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [3, 50])
+def test_scale_of_attention_has_no_tangent(n):
+    """That of a tensor was dropped: the derivative along it was 0."""
+    q, scale = torch.randn(1, 2, n, 8), torch.tensor(0.5)
+    for along_scale in (
+        lambda: jvp(lambda s: scaled_attention(q, q, q, scale=s), (scale,), (scale,)),
+        lambda: jacfwd(lambda s: scaled_attention(q, q, q, scale=s))(scale),
+    ):
+        with pytest.raises(OpError, match="scale must be a number, got a tensor with a tangent"):
+            along_scale()
+    right = jvp(lambda x: scaled_attention(x, q, q, scale=0.5), (q,), (q,))
+    fixed = jvp(lambda x: scaled_attention(x, q, q, scale=scale), (q,), (q,))
+    detached = jvp(
+        lambda x: scaled_attention(x, q, q, scale=0 * x.detach().sum() + 0.5), (q,), (q,)
+    )
+    for found in (fixed, detached):
+        assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
 
 
 @pytest.mark.parametrize("kappa", [10.0, 1e6])
