@@ -14,7 +14,6 @@ struct backward_scratch {
     real *qt, *dot;    /* [dim][ATT_LD], [dim_v][ATT_LD]: scaled queries and dO in lanes */
     real *q, *grad;    /* [ATT_Q][ld], [ATT_Q][ldv]: the same in rows */
     real *s, *dp;      /* [ATT_K][ATT_LD] */
-    real *tmp;         /* [ATT_K][ATT_LD] */
     real *dqt;         /* [dim][ATT_LD] */
     real *lse, *delta; /* [ATT_Q] */
     real *dk, *dv;     /* [n_k of the unit][ld], [..][ldv] */
@@ -35,7 +34,6 @@ backward_carve(
     w->grad = scratch_take(s, (size_t)(ATT_Q * w->ldv));
     w->s = scratch_take(s, att_tile_size(a));
     w->dp = scratch_take(s, att_tile_size(a));
-    w->tmp = scratch_take(s, a->bias.p != NULL ? att_tile_size(a) : 0);
     w->dqt = scratch_take(s, d * ATT_LD);
     w->lse = scratch_take(s, ATT_Q);
     w->delta = scratch_take(s, ATT_Q);
@@ -121,7 +119,7 @@ backward_block(
     const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
     const int d = (int)a->dim;
     const int dv = (int)a->dim_v;
-    att_scores(a, x, w->qt, w->s, w->tmp);
+    att_scores(a, x, w->qt, w->s);
     struct pya_tile_a values = {att_row(a->v, x.b, kv, x.k0), a->v.s, 1};
     struct pya_tile_b dot = {w->dot, ATT_LD};
     struct pya_tile_c dp = {w->dp, ATT_LD, 0};

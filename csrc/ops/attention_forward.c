@@ -5,7 +5,7 @@
 
 struct forward_scratch {
     real *qt;        /* [dim][ATT_LD] */
-    real *s, *tmp;   /* [ATT_K][ATT_LD] */
+    real *s;         /* [ATT_K][ATT_LD] */
     real *ot;        /* [dim_v][ATT_LD] */
     real *top, *sum; /* [ATT_Q] */
 };
@@ -14,14 +14,14 @@ static void
 forward_carve(struct forward_scratch *w, struct pya_scratch *s, const struct pya_ops_attention *a) {
     w->qt = scratch_take(s, (size_t)a->dim * ATT_LD);
     w->s = scratch_take(s, att_tile_size(a));
-    w->tmp = scratch_take(s, a->bias.p != NULL ? att_tile_size(a) : 0);
     w->ot = scratch_take(s, (size_t)a->dim_v * ATT_LD);
     w->top = scratch_take(s, ATT_Q);
     w->sum = scratch_take(s, ATT_Q);
 }
 
-/* Vectors of queries taken together: with 8 lanes, two fill a cache line. */
-enum { SOFTMAX_NV = VW == 8 ? 2 : 1 };
+/* Vectors of queries taken together: with 8 lanes, two fill a cache line; with 16, one's maxima would wait for
+ * one another. */
+enum { SOFTMAX_NV = VW == 8 ? 2 : VW == 16 ? 4 : 1 };
 
 /* Scores of nv vectors of queries from q on to unnormalised probabilities; earlier results are
  * rescaled where a maximum grew. */
@@ -70,7 +70,7 @@ forward_softmax(struct forward_scratch *w, struct att_block x, ptrdiff_t dim_v) 
     for (; q < x.nq - (SOFTMAX_NV - 1) * VW; q += SOFTMAX_NV * VW) {
         forward_softmax_lanes(w, x, dim_v, q, SOFTMAX_NV);
     }
-    if (SOFTMAX_NV > 1 && q < x.nq) {
+    for (; SOFTMAX_NV > 1 && q < x.nq; q += VW) {
         forward_softmax_lanes(w, x, dim_v, q, 1);
     }
 }
@@ -122,7 +122,7 @@ forward_queries(const struct pya_ops_attention *a, struct forward_scratch *w, st
     const ptrdiff_t end = att_visible(a, x.q0, x.nq);
     for (x.k0 = 0; x.k0 < end; x.k0 += ATT_K) {
         x.nk = (int)(end - x.k0 < ATT_K ? end - x.k0 : ATT_K);
-        att_scores(a, x, w->qt, w->s, w->tmp);
+        att_scores(a, x, w->qt, w->s);
         forward_softmax(w, x, (ptrdiff_t)a->dim_v);
         if (a->dropout > 0) {
             forward_drop(a, x, w->s);

@@ -6,6 +6,7 @@
 
 #include "kernels.h"
 #include "pack.h"
+#include "pack_transpose.h"
 #include "tile.h"
 
 enum {
@@ -46,7 +47,7 @@ att_visible(const struct pya_ops_attention *a, ptrdiff_t q0, int nq) {
 }
 
 static inline void
-att_add_bias(const struct pya_ops_attention *a, struct att_block x, real *s, real *tmp) {
+att_add_bias(const struct pya_ops_attention *a, struct att_block x, real *s) {
     const struct pya_ops_scores w = a->bias;
     const real *p = (const real *)w.p + x.b * w.b + x.h * w.h + x.q0 * w.q + x.k0 * w.k;
     if (w.q == 0) {
@@ -60,19 +61,14 @@ att_add_bias(const struct pya_ops_attention *a, struct att_block x, real *s, rea
         return;
     }
     if (w.k == 1) {
-        pack_transpose(tmp, ATT_LD, p, w.q, x.nq, x.nk, pack_round(x.nq, VW));
+        pack_add_transposed(s, ATT_LD, p, w.q, x.nq, x.nk, (real)att_log2e);
         pack_prefetch(p, w.q, x.nq, x.nk); /* the next block of keys */
-    } else {
-        for (int k = 0; k < x.nk; k++) {
-            for (int q = 0; q < ATT_Q; q++) {
-                tmp[k * ATT_LD + q] = q < x.nq ? p[q * w.q + k * w.k] : 0;
-            }
-        }
+        return;
     }
     for (int k = 0; k < x.nk; k++) {
-        for (int q = 0; q < x.nq; q += VW) {
+        for (int q = 0; q < x.nq; q++) {
             real *dst = s + k * ATT_LD + q;
-            v_st(dst, v_fma(v_set((real)att_log2e), v_ld(tmp + k * ATT_LD + q), v_ld(dst)));
+            *dst = r_fma((real)att_log2e, p[q * w.q + k * w.k], *dst);
         }
     }
 }
@@ -93,15 +89,14 @@ att_apply_mask(const struct pya_ops_attention *a, struct att_block x, real *s) {
 /* The transposed scores of one block, bias and masks applied. qt: [dim][ATT_LD], scaled by
  * scale / log 2. */
 static inline void
-att_scores(
-    const struct pya_ops_attention *a, struct att_block x, const real *qt, real *s, real *tmp) {
+att_scores(const struct pya_ops_attention *a, struct att_block x, const real *qt, real *s) {
     const ptrdiff_t kv = x.h / (ptrdiff_t)(a->n_h / a->n_kv);
     struct pya_tile_a keys = {att_row(a->k, x.b, kv, x.k0), a->k.s, 1};
     struct pya_tile_b queries = {qt, ATT_LD};
     struct pya_tile_c dst = {s, ATT_LD, 0};
     tile_multiply(x.nk, x.nq, (int)a->dim, keys, queries, dst);
     if (a->bias.p != NULL) {
-        att_add_bias(a, x, s, tmp);
+        att_add_bias(a, x, s);
     }
     if (a->mask.p != NULL) {
         att_apply_mask(a, x, s);

@@ -4,6 +4,7 @@
  *   d_loc = W^T value, d_value = W loc, d_kappa = sum G s with s = log y + h', d_a = sum G.
  * Cosines are computed again block by block; nothing of the size of G is kept. */
 #include "kernels.h"
+#include "pack_transpose.h"
 #include "ps_tile.h"
 
 enum { FLUSHED_ROWS = 16 }; /* sums of more samples, in float, lose what cancels */

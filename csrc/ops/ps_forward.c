@@ -1,6 +1,7 @@
 /* PowerSpherical log-probability of every sample under every component, and the mixture's
  * log-sum-exp over components, from blocks of cosines that never leave the cache. */
 #include "kernels.h"
+#include "pack_transpose.h"
 #include "ps_tile.h"
 
 /* Where the results of a register tile go: rows x lanes at out. */

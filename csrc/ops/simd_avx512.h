@@ -54,6 +54,11 @@ static inline vr
 v_fma(vr a, vr b, vr c) {
     return _mm512_fmadd_ps(a, b, c);
 }
+/* one lane of it */
+static inline real
+r_fma(real a, real b, real c) {
+    return _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a), _mm_set_ss(b), _mm_set_ss(c)));
+}
 static inline vr
 v_fnma(vr a, vr b, vr c) {
     return _mm512_fnmadd_ps(a, b, c);

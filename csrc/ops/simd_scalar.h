@@ -59,6 +59,11 @@ static inline vr
 v_fma(vr a, vr b, vr c) {
     return a * b + c;
 }
+/* one lane of it */
+static inline real
+r_fma(real a, real b, real c) {
+    return a * b + c;
+}
 static inline vr
 v_fnma(vr a, vr b, vr c) {
     return c - a * b;

@@ -1,0 +1,112 @@
+#pragma once
+/* Rows to columns, between the caller's memory and scratch.  Floor 1. */
+#include <stddef.h>
+
+#include "simd.h"
+
+#if defined(PYA_ISA_avx512) || defined(PYA_ISA_avx2)
+/* Eight numbers of each of eight rows, as the columns. */
+static inline __attribute__((always_inline)) void
+pack_columns_8x8(__m256 out[8], const real *src, ptrdiff_t src_row) {
+    __m256 r[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        const real *lo = src + i * src_row;
+        const real *hi = src + (i + 4) * src_row;
+        r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(lo)), _mm_loadu_ps(hi), 1);
+        r[i + 4] = _mm256_insertf128_ps(
+            _mm256_castps128_ps256(_mm_loadu_ps(lo + 4)), _mm_loadu_ps(hi + 4), 1);
+    }
+#pragma GCC unroll 2
+    for (int h = 0; h < 8; h += 4) {
+        const __m256 t0 = _mm256_unpacklo_ps(r[h], r[h + 1]);
+        const __m256 t1 = _mm256_unpackhi_ps(r[h], r[h + 1]);
+        const __m256 t2 = _mm256_unpacklo_ps(r[h + 2], r[h + 3]);
+        const __m256 t3 = _mm256_unpackhi_ps(r[h + 2], r[h + 3]);
+        out[h] = _mm256_shuffle_ps(t0, t2, 0x44);
+        out[h + 1] = _mm256_shuffle_ps(t0, t2, 0xee);
+        out[h + 2] = _mm256_shuffle_ps(t1, t3, 0x44);
+        out[h + 3] = _mm256_shuffle_ps(t1, t3, 0xee);
+    }
+}
+
+static inline void
+pack_transpose_8x8(real *dst, ptrdiff_t dst_row, const real *src, ptrdiff_t src_row) {
+    __m256 x[8];
+    pack_columns_8x8(x, src, src_row);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        _mm256_storeu_ps(dst + i * dst_row, x[i]);
+    }
+}
+
+/* dst[j][i] += scale * src[i][j] */
+static inline void
+pack_add_8x8(real *dst, ptrdiff_t dst_row, const real *src, ptrdiff_t src_row, real scale) {
+    __m256 x[8];
+    pack_columns_8x8(x, src, src_row);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        real *p = dst + i * dst_row;
+        _mm256_storeu_ps(p, _mm256_fmadd_ps(_mm256_set1_ps(scale), x[i], _mm256_loadu_ps(p)));
+    }
+}
+#endif
+
+/* dst[j][i] = src[i][j] for rows x n; lanes rows..padded of dst are zero */
+static inline void
+pack_transpose(
+    real *dst, ptrdiff_t dst_row, const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n,
+    ptrdiff_t padded) {
+    ptrdiff_t j0 = 0;
+    ptrdiff_t i8 = 0;
+#if defined(PYA_ISA_avx512) || defined(PYA_ISA_avx2)
+    i8 = rows / 8 * 8;
+    j0 = n / 8 * 8;
+    /* whole rows of the side whose rows lie further apart: fewer lines in flight for each cache set */
+    if (dst_row > src_row) {
+        for (ptrdiff_t j = 0; j < j0; j += 8) {
+            for (ptrdiff_t i = 0; i < i8; i += 8) {
+                pack_transpose_8x8(dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row);
+            }
+        }
+    } else {
+        for (ptrdiff_t i = 0; i < i8; i += 8) {
+            for (ptrdiff_t j = 0; j < j0; j += 8) {
+                pack_transpose_8x8(dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row);
+            }
+        }
+    }
+#endif
+    for (ptrdiff_t j = 0; j < n; j++) {
+        for (ptrdiff_t i = j < j0 ? i8 : 0; i < rows; i++) {
+            dst[j * dst_row + i] = src[i * src_row + j];
+        }
+        for (ptrdiff_t i = rows; i < padded; i++) {
+            dst[j * dst_row + i] = 0;
+        }
+    }
+}
+
+/* dst[j][i] += scale * src[i][j] for rows x n, rounded once where the processor can */
+static inline void
+pack_add_transposed(
+    real *dst, ptrdiff_t dst_row, const real *src, ptrdiff_t src_row, ptrdiff_t rows, ptrdiff_t n,
+    real scale) {
+    ptrdiff_t j0 = 0;
+    ptrdiff_t i8 = 0;
+#if defined(PYA_ISA_avx512) || defined(PYA_ISA_avx2)
+    i8 = rows / 8 * 8;
+    j0 = n / 8 * 8;
+    for (ptrdiff_t i = 0; i < i8; i += 8) {
+        for (ptrdiff_t j = 0; j < j0; j += 8) {
+            pack_add_8x8(dst + j * dst_row + i, dst_row, src + i * src_row + j, src_row, scale);
+        }
+    }
+#endif
+    for (ptrdiff_t j = 0; j < n; j++) {
+        for (ptrdiff_t i = j < j0 ? i8 : 0; i < rows; i++) {
+            dst[j * dst_row + i] = r_fma(scale, src[i * src_row + j], dst[j * dst_row + i]);
+        }
+    }
+}
