@@ -88,7 +88,7 @@ def test_many_samples_and_few_t_are_cut(shape, device, monkeypatch):
 @pytest.mark.parametrize("dim", [5, 64])
 def test_blocks_that_walk(dim, device, emulator, monkeypatch):
     """More t than a grid's second index counts."""
-    value, loc, scale, weights = spherical_cases.problem(3, 130, 3, dim)
+    value, loc, scale, weights = spherical_cases.problem(70, 130, 3, dim)
     calls = ctypes.CDLL(str(emulator))
     calls.emu_limit_y(1)
     try:
