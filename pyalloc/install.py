@@ -357,6 +357,8 @@ def _tell_of_settings(config: Config) -> None:
 
 
 def _register(torch: Any) -> None:
+    import ctypes  # torch has imported it
+
     memory = torch.cuda.memory
     allocator = memory.CUDAPluggableAllocator(_core.__file__, "pya_torch_alloc", "pya_torch_free")
     inner = allocator.allocator()
@@ -371,6 +373,8 @@ def _register(torch: Any) -> None:
         is_theirs = torch.cuda.get_allocator_backend() == "pluggable"
         why = _NOT_OURS if is_theirs else f"torch refused another allocator: {error}. {_TOO_LATE}"
         raise InstallError(why) from error
+    # Never let go of: older torch forgets the allocator at exit, and then frees what no other process received by it.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
 
 
 def _prepare_compiler() -> None:
