@@ -22,6 +22,12 @@ def _run_shadowed() -> None:
     spec.loader.exec_module(module)
 
 
+def _leave_path() -> None:
+    """The other modules of this folder would hide the program's of the same names.  PYTHONPATH has it for children."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
+
+
 def _make_importable() -> None:
     """The program's Python need not have pyalloc: then it is found last, after everything of the program's."""
     if importlib.util.find_spec("pyalloc") is None:
@@ -66,3 +72,4 @@ def _start() -> None:
 _wait_at_exit()
 _run_shadowed()
 _start()
+_leave_path()

@@ -233,7 +233,10 @@ def test_only_the_bootstrap_folder_is_put_before_the_programs_path(tmp_path: Pat
     assert (Path(folder) / "sitecustomize.py").exists()
     assert env["OTHER"] == "1"
     # -S leaves site-packages out, so that only the bootstrap can find pyalloc.
-    source = "import sitecustomize, sys, pyalloc; print(pyalloc.__file__)"
+    source = (
+        "import importlib.util, sitecustomize, sys, pyalloc; print(pyalloc.__file__)\n"
+        "assert importlib.util.find_spec('report') is None, 'hides what the program calls so'"
+    )
     done = subprocess.run(
         [sys.executable, "-S", "-c", source],
         cwd=tmp_path,
