@@ -343,6 +343,23 @@ def test_largest_smallest_and_sum_of_what_the_program_put_there(
     assert code == 0, err
 
 
+def test_a_weight_of_which_half_is_left_out(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Half the elements and a bit for each: cuSPARSELt says how many bytes that are."""
+    source = """
+        import torch
+        from torch.sparse import SparseSemiStructuredTensorCUSPARSELT as Sparse
+        for dtype in (torch.float16, torch.bfloat16, torch.int8):
+            weight = torch.zeros(256, 512, dtype=dtype).cuda()
+            before = torch.cuda.memory_allocated()
+            sparse = Sparse.from_dense(weight)
+            made = torch.cuda.memory_allocated() - before
+            assert made == weight.nbytes // 2 + weight.numel() // 8, made
+            del sparse
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
 def test_sequences_of_unknown_lengths_are_as_long_as_can_be(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
