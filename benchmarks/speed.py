@@ -32,7 +32,7 @@ from typing import Any
 
 from benchmarks import costs, hostcuda, plots
 from benchmarks.memory import ample_bytes, commit, geometric
-from benchmarks.suite import suite
+from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import (
     ALLOCATORS,
     THROUGH_WRAPPER,
@@ -147,14 +147,12 @@ def measure(
 
 
 def measure_loops(
-    servers: dict[str, TorchReplay], rounds: int, folder: Path
+    traces: list[Trace], servers: dict[str, TorchReplay], rounds: int, folder: Path, quiet: bool
 ) -> list[dict[str, Any]]:
     """Nanoseconds for each operation of the recorded loops once everything is cached, and the device calls left."""
     results = []
     asked = {name: servers[name] for name in ALLOCATORS}
-    for trace in suite():
-        if trace.kind == "generated":
-            continue
+    for trace in traces:
         path = trace.write(folder)
         capacity = ample_bytes(_core.Program(path).info()["peak_live_bytes"])
         answers = in_rounds(asked, [ReplayRequest(str(path), capacity, TURNS)] * rounds)
@@ -166,7 +164,7 @@ def measure_loops(
             outside, inside, calls = zip(*mine, strict=True)
             results.append(
                 {
-                    "pattern": f"loop {trace.name}",
+                    "pattern": _loop(trace),
                     "allocator": name,
                     **figures(outside, [ns for ns, _, _ in turns["native"]]),
                     "device_calls": int(statistics.median(calls)),
@@ -176,7 +174,13 @@ def measure_loops(
                     "target": 3.0,
                 }
             )
+        if not quiet:
+            print(f"{_loop(trace)}: done", file=sys.stderr, flush=True)
     return results
+
+
+def _loop(trace: Trace) -> str:
+    return f"loop {trace.name}"
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -239,7 +243,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--only", nargs="+", metavar="TEXT", help="patterns whose name contains one of these"
+        "--only",
+        nargs="+",
+        metavar="TEXT",
+        help="patterns, and loops, whose name contains one of these",
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scaling", action="store_true")
@@ -252,12 +259,17 @@ def main() -> int:
     if why:
         print(f"benchmarks.speed compares inside real torch: {why}", file=sys.stderr)
         return 1
-    rows = [
-        row
-        for row in patterns(arguments.scaling)
-        if not arguments.only or any(text in row.name for text in arguments.only)
+
+    def is_wanted(name: str) -> bool:
+        return not arguments.only or any(text in name for text in arguments.only)
+
+    rows = [row for row in patterns(arguments.scaling) if is_wanted(row.name)]
+    loops = [
+        trace
+        for trace in (suite() if arguments.loops else [])
+        if trace.kind != "generated" and is_wanted(_loop(trace))
     ]
-    if not rows and not arguments.loops:
+    if not rows and not loops:
         names = " or ".join(repr(text) for text in arguments.only)
         parser.error(f"no pattern has {names} in its name; the loops are --loops")
     with ExitStack() as stack:
@@ -265,8 +277,7 @@ def main() -> int:
         servers = {name: stack.enter_context(TorchReplay(name)) for name in ALLOCATORS}
         servers[WRAPPED] = stack.enter_context(TorchReplay("pyalloc", environment=THROUGH_WRAPPER))
         results = measure(rows, servers, arguments.rounds, arguments.quiet)
-        if arguments.loops:
-            results += measure_loops(servers, min(3, arguments.rounds), folder)
+        results += measure_loops(loops, servers, min(3, arguments.rounds), folder, arguments.quiet)
         begun = costs.start(arguments.rounds) if not arguments.only else None
         memory = costs.host_memory() if not arguments.only else []
         about = {"torch": servers["native"].torch, "commit": commit()}

@@ -181,8 +181,9 @@ def test_faults_meet_the_allocator_that_is_named(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.torch
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-def test_speed_of_a_pattern_that_is_none_is_refused() -> None:
-    done = run("benchmarks.speed", "--only", "nothing", "--rounds", "1")
+@pytest.mark.parametrize("besides", [[], ["--loops"]])
+def test_speed_of_a_pattern_that_is_none_is_refused(besides: list[str]) -> None:
+    done = run("benchmarks.speed", "--only", "nothing", "--rounds", "1", *besides)
     assert done.returncode == 2 and "no pattern has 'nothing' in its name" in done.stderr
 
 
