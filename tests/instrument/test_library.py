@@ -228,7 +228,7 @@ def test_a_program_whose_argument_is_no_text_is_recorded(tmp_path: Path) -> None
     pyalloc("dryrun", "--record", path, sys.executable, "-c", program, "a\udcff")
     found = trace.analyse(path)
     assert found.totals["n_allocs"] == 1
-    assert found.notes["command"].endswith("a\\udcff")
+    assert found.notes["command"].endswith("'a\\udcff'")
 
 
 def test_a_recording_that_cannot_begin_takes_nothing_away(
