@@ -94,15 +94,20 @@ card_wait(struct pya_card *card, bool is_idle) {
     return st;
 }
 
+static void
+card_note_trim(struct pya_card *card, size_t n_freed) {
+    for (struct pya_arena *arena = card->arenas; arena != NULL && n_freed > 0;
+         arena = arena->next) {
+        pya_repeat_note_trim(arena);
+    }
+}
+
 static pya_status
 card_give_back(
     struct pya_card *card, enum pya_trim_scope scope, const struct pya_pool *pool, size_t bytes) {
     size_t n_freed;
     pya_status st = pya_trim_card(card, scope, pool, bytes, &n_freed);
-    for (struct pya_arena *arena = card->arenas; arena != NULL && n_freed > 0;
-         arena = arena->next) {
-        pya_repeat_note_trim(arena);
-    }
+    card_note_trim(card, n_freed);
     pya_pools_sweep(card);
     return st;
 }
@@ -122,7 +127,7 @@ card_trim(struct pya_card *card, size_t bytes_left, bool is_idle) {
             return st;
         }
         if (left > 0) {
-            (void)pya_gc_collect(card, card->reserved_bytes - left, NULL, 0);
+            card_note_trim(card, pya_gc_collect(card, card->reserved_bytes - left, NULL, 0));
         }
     }
     if (card->reserved_bytes <= left) {

@@ -52,13 +52,16 @@ plain_is_older(const struct pya_block *a, const struct pya_block *b) {
     return a->range->order < b->range->order || (a->range == b->range && a->addr < b->addr);
 }
 
+/* Among so many, the lowest: buffers for collectives are few, crumbs between small blocks may be many thousands. */
+enum { PLAIN_LIKE = 64 };
+
 /* As torch: of runs of one size that of the oldest segment, not the lowest.  Ranks of a job that ask for the same take the
  * same segments then, wherever each one's own allocator put them; symmetric memory relies on it. */
 static struct pya_block *
 plain_oldest(const struct pya_fit *fit, struct pya_block *run) {
     struct pya_block *oldest = run;
     struct pya_block *next = pya_fit_next(fit, run);
-    while (next != NULL && next->bytes == run->bytes) {
+    for (int i = 1; i < PLAIN_LIKE && next != NULL && next->bytes == run->bytes; i++) {
         PYA_STEP();
         oldest = plain_is_older(next, oldest) ? next : oldest;
         next = pya_fit_next(fit, next);

@@ -307,6 +307,73 @@ test_places_that_are_never_free_cost_little(void) {
     free(held);
     free(bytes);
 }
+
+/* Memory of an allocator of the program's own: any addresses will do. */
+static pya_dptr
+own_alloc(void *arg, size_t bytes) {
+    pya_dptr *next = arg;
+    pya_dptr addr = *next;
+    *next += pya_round_up(bytes, PYA_PAGE);
+    return addr;
+}
+
+static void
+own_free(void *arg, pya_dptr addr) {
+    (void)arg;
+    (void)addr;
+}
+
+/* Which of like runs is the oldest is not asked of thousands. */
+static void
+test_crumbs_of_a_pool_cost_little(void) {
+    enum { N = 20000, MOST_ROUNDS = 150 };
+    static pya_dptr held[N];
+    struct pya_heap *heap = heap_new("");
+    pya_dptr next = (pya_dptr)1 << 40;
+    const struct pya_segment_source source = {own_alloc, own_free, NULL, &next};
+    const struct pya_stream_filter filter = {.began_on = POOL_STREAM};
+    CHECK_OK(pya_pool_retain(heap, 0, pool_id(0), false));
+    CHECK_OK(pya_pool_set_source(heap, 0, pool_id(0), source));
+    CHECK_OK(pya_pool_begin(heap, 0, pool_id(0), filter));
+    for (size_t i = 0; i < N; i++) {
+        CHECK_OK(pya_alloc(heap, 0, 512, POOL_STREAM, &held[i]));
+    }
+    for (size_t i = 0; i < N; i += 2) {
+        CHECK_OK(pya_free(heap, held[i]));
+    }
+    unsigned long before = pya_debug_steps;
+    for (size_t i = 0; i < N; i += 2) {
+        CHECK_OK(pya_alloc(heap, 0, 512, POOL_STREAM, &held[i]));
+    }
+    CHECK(pya_debug_steps - before < N / 2 * (unsigned long)MOST_ROUNDS);
+    CHECK_OK(pya_pool_end(heap, 0, pool_id(0)));
+    pya_heap_destroy(heap);
+}
+
+/* Free runs of one size at equal distances are as deep in their tree as any others. */
+static void
+test_equal_distances_cost_little(void) {
+    static const size_t between[] = {24576, 43520};
+    enum { N = 4000, MOST_ROUNDS = 60 };
+    static pya_dptr held[N];
+    for (size_t k = 0; k < sizeof between / sizeof *between; k++) {
+        struct pya_heap *heap = heap_new("");
+        for (size_t i = 0; i < N; i++) {
+            pya_dptr guard;
+            CHECK_OK(pya_alloc(heap, 0, PYA_PAGE, 0, &held[i]));
+            CHECK_OK(pya_alloc(heap, 0, between[k], 0, &guard));
+        }
+        unsigned long before = pya_debug_steps;
+        for (size_t i = 0; i < N; i++) {
+            CHECK_OK(pya_free(heap, held[i * 7919 % N]));
+        }
+        for (size_t i = 0; i < N; i++) {
+            CHECK_OK(pya_alloc(heap, 0, PYA_PAGE, 0, &held[i]));
+        }
+        CHECK(pya_debug_steps - before < 2UL * N * MOST_ROUNDS);
+        pya_heap_destroy(heap);
+    }
+}
 #endif
 
 static size_t
@@ -445,6 +512,8 @@ static const struct check_case cases[] = {
     {"what_waits_costs_a_pool_little", test_what_waits_costs_a_pool_little},
     {"holes_cost_a_stitched_request_little", test_holes_cost_a_stitched_request_little},
     {"places_that_are_never_free_cost_little", test_places_that_are_never_free_cost_little},
+    {"equal_distances_cost_little", test_equal_distances_cost_little},
+    {"crumbs_of_a_pool_cost_little", test_crumbs_of_a_pool_cost_little},
 #endif
     {"host_memory_of_blocks", test_host_memory_of_blocks},
     {"host_memory_of_pages", test_host_memory_of_pages},

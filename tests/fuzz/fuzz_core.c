@@ -185,7 +185,7 @@ world_end(struct world *world) {
     }
     for (int d = 0; d < N_DEVICES; d++) {
         if (world->sims[d] != NULL) { /* nobody is taken to be capturing any more */
-            pya_sim_advance_clock(world->sims[d], UINT64_C(20000000000));
+            pya_sim_advance_clock(world->sims[d], UINT64_C(20000000000000));
         }
     }
     check_all(world, false);
