@@ -227,11 +227,36 @@ def _is_accumulating(analysis: Analysis) -> bool:
     return has_optimizer and ends["backward"] > ends["optimizer"]
 
 
-def _gradients(analysis: Analysis) -> Iterator[Advice]:
+def _has_optimizers(analysis: Analysis) -> bool:
+    """Do several optimizers take turns, so that one's step says nothing of the gradients of another?"""
+    end, step, has_backward = -1, -1, True
+    for phase in analysis.phases:
+        if phase.name == "backward":
+            has_backward = True
+        elif phase.name == "optimizer" and phase.begin >= end:  # not one within another
+            if not has_backward or 0 <= phase.step == step:
+                return True
+            end, step, has_backward = phase.end, phase.step, False
+    return False
+
+
+def _old_gradients(analysis: Analysis) -> list[Block]:
+    """Those at the peak that nothing uses any more, as far as is sure."""
     if _is_accumulating(analysis) or not _knows_backwards(analysis):
-        return
+        return []
+    found = [b for b in analysis.peak.blocks if analysis.category(b) == "gradients"]
+    if not _has_optimizers(analysis):
+        return found
+    peak = analysis.totals["peak_event"]
+    users = [p for p in analysis.phases if p.name in ("backward", "optimizer") and p.end >= peak]
+    used = min((phase.begin for phase in users), default=analysis.totals["n_events"])
+    return [b for b in found if b.free_event is not None and b.free_event <= used]
+
+
+def _gradients(analysis: Analysis) -> Iterator[Advice]:
+    gradients = _old_gradients(analysis)
     phase = analysis.totals["peak_phase"]
-    held = sum(b.bytes for b in analysis.peak.blocks if analysis.category(b) == "gradients")
+    held = sum(block.bytes for block in gradients)
     if phase in _FORWARDS and held > analysis.totals["peak_bytes"] * 0.03:
         yield Advice(
             "zero_grad",
@@ -242,9 +267,7 @@ def _gradients(analysis: Analysis) -> Iterator[Advice]:
     begin = min(
         (p.begin for p in analysis.phases if _is_peak_in(p, "backward", analysis)), default=0
     )
-    old = sum(
-        b.bytes for b in analysis.peak.blocks if b.category == "gradients" and b.alloc_event < begin
-    )
+    old = sum(b.bytes for b in gradients if b.category == "gradients" and b.alloc_event < begin)
     if old > analysis.totals["peak_bytes"] * 0.03:
         yield Advice(
             "zero_grad",

@@ -254,6 +254,41 @@ def test_gradients_that_are_being_accumulated_are_not_called_old(
     assert ("zero_grad" in kinds(plan.done())) != accumulates
 
 
+@pytest.mark.parametrize("peak", ["forward", "backward"])
+@pytest.mark.parametrize("order", ["together", "in turns", "zeroed late"])
+def test_gradients_that_one_optimizer_adds_up_while_another_steps(
+    plan: Plan, order: str, peak: str
+) -> None:
+    def phase(name: str, n_bytes: int = 0) -> None:
+        plan.event("phase_begin", name)
+        if n_bytes:
+            plan.event("alloc", addr=9 << 30, bytes=n_bytes, stack=plan.stack(7))
+            plan.event("free_requested", addr=9 << 30)
+        plan.event("phase_end", name)
+
+    for i in range(8):
+        if i % 4 == 0 and order == "in turns":
+            plan.event("step", "step", arg=i // 4)
+        phase("forward", (i + 1) * 16 * MIB if peak == "forward" else 0)
+        if i % 4 == 0:
+            if i and order == "zeroed late":
+                plan.event("free_requested", addr=1 << 30)
+            plan.event("alloc", addr=1 << 30, bytes=16 * MIB)
+            plan.event("category", "gradients", addr=1 << 30)
+        phase("backward", (i + 1) * 16 * MIB if peak == "backward" else 0)
+        if i % 4 == 3:
+            phase("optimizer")  # of these gradients
+            if order != "zeroed late":
+                plan.event("free_requested", addr=1 << 30)
+        if order == "in turns":
+            phase("backward")
+        phase("optimizer")
+        if order == "zeroed late" and i == 4:
+            break
+    is_sure = order == "zeroed late" and peak == "forward"
+    assert ("zero_grad" in kinds(plan.done())) == is_sure
+
+
 @pytest.mark.parametrize("planted", ["kept", "given back", "accumulated"])
 def test_old_gradients_at_a_peak_in_backward(plan: Plan, planted: str) -> None:
     for i in range(2):
