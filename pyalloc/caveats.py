@@ -73,6 +73,11 @@ def of(notes: dict[str, str], totals: dict[str, Any], *, is_empty: bool, unsplit
             "No allocation is in it: the program took no CUDA memory while it was recorded, or ended before any "
             "was written."
         )
+    if "steps_end_with" in notes:
+        found.append(
+            f"Steps end with each step() of {notes['steps_end_with']}. A snapshot does not tell two of a class apart: "
+            "with several each iteration has as many steps, unless torch.profiler's step() marks them."
+        )
     if unsplit > totals["peak_bytes"] / 200:
         found.append(
             f"torch.cuda.max_memory_allocated() is higher, by {unsplit / 2**20:.1f} MiB at the peak: torch's allocator "

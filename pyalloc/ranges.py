@@ -73,12 +73,29 @@ def _profiled(edges: Sequence[_Edge]) -> Iterator[Mark]:
 
 
 def _optimized(edges: Sequence[_Edge], first_ns: int) -> Iterator[Mark]:
-    ends = [
-        (time_ns, name) for time_ns, name, begins in edges if not begins and time_ns >= first_ns
+    """Optimizers of a class have one name: all their zero_grads, then all their steps, time and again tell how many."""
+    ends = [(time_ns, name) for time_ns, name, begins in edges if not begins]
+    ends = [(time_ns, name) for time_ns, name in ends if time_ns >= first_ns]
+    first = next((name for _, name in ends if _OPTIMIZER.fullmatch(name)), None)
+    if first is None:
+        return
+    zeroed = first.replace(".step", ".zero_grad")
+    runs = [
+        (name == first, [time_ns for time_ns, _ in run])
+        for name, run in itertools.groupby(
+            (end for end in ends if end[1] in (first, zeroed)), key=lambda end: end[1]
+        )
     ]
-    ends = [(time_ns, name) for time_ns, name in ends if _OPTIMIZER.fullmatch(name)]
-    begins = [first_ns, *(time_ns for time_ns, name in ends if name == ends[0][1])]
-    for number, time_ns in enumerate(begins if ends else []):
+    inner = {len(times) for _, times in runs[1:-1]}
+    n = max(inner, default=1) if len(runs) > 3 and len(inner) == 1 else 1
+    if n > 1 and max(len(runs[0][1]), len(runs[-1][1])) <= n:
+        if len(runs[0][1]) < n:  # the first one's was before
+            del runs[0]
+        times = [times[0] for is_step, times in runs if is_step]
+    else:
+        times = [time_ns for time_ns, name in ends if name == first]
+        yield Mark(first_ns, "user", f"steps_end_with={first.split('#')[1].removesuffix('.step')}")
+    for number, time_ns in enumerate([first_ns, *times]):
         yield Mark(time_ns, "step", "step", arg=number)
 
 

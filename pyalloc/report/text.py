@@ -165,7 +165,7 @@ def _settings(analysis: Analysis) -> list[str]:
     shown = [
         f"{name}={value}"
         for name, value in analysis.notes.items()
-        if name not in ("command", "pid", "about", "workload", "clock", "history")
+        if name not in ("command", "pid", "about", "workload", "clock", "history", "steps_end_with")
     ]
     lines = [wrapped(", ".join(shown))] if shown else []
     if "command" in analysis.notes:

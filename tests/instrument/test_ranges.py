@@ -68,6 +68,31 @@ def test_ranges_are_phases_and_those_of_optimizers_end_steps(tmp_path: Path) -> 
     assert found.leak_verdict.startswith("leak: 1.00 MiB more at each step")
 
 
+@pytest.mark.parametrize(
+    ("order", "n_steps", "is_sure"),
+    [
+        ("zzss" * 5, 5, True),
+        ("s" + "zzss" * 4 + "zzs", 5, True),  # cut off on both sides
+        ("sszz" * 3 + "ss", 4, True),
+        ("zs" * 6, 6, False),  # of one, or of two in turns
+        ("zss" * 4, 8, False),
+        ("s" * 6, 6, False),
+        ("zzss" * 2 + "zs" * 2, 6, False),
+    ],
+)
+def test_optimizers_of_one_class(tmp_path: Path, order: str, n_steps: int, is_sure: bool) -> None:
+    entries, ranges = history(1)
+    names = {"z": "Optimizer.zero_grad#AdamW.zero_grad", "s": "Optimizer.step#AdamW.step"}
+    ranges = [
+        {"name": names[each], "stage": stage, "device": 0, "time_us": 2 * SECOND + 10 * i + j}
+        for i, each in enumerate(order)
+        for j, stage in enumerate(("START", "END"))
+    ]
+    found = trace.analyse(written(tmp_path / "s.pickle", entries, ranges))
+    assert [step[0] for step in found.steps] == list(range(n_steps + 1))
+    assert ("each step() of AdamW" in " ".join(found.caveats)) != is_sure
+
+
 def test_steps_of_the_profiler_count(tmp_path: Path) -> None:
     entries, ranges = history(3)
     for step in range(3):
