@@ -116,10 +116,6 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.nice(request["nice"] - os.nice(0))
     sys.modules.pop("sitecustomize", None)
-    tests = os.path.dirname(os.path.abspath(__file__))
-    sys.path.insert(
-        0, os.path.join(os.path.dirname(tests), "pyalloc", "_bootstrap")
-    )  # which leaves it again
     import sitecustomize  # noqa: F401
 
 

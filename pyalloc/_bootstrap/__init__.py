@@ -1,6 +1,6 @@
 """What `pyalloc run` and `pyalloc dryrun` put into the Python processes they start, without editing the program.
 
-This folder goes first on PYTHONPATH, so that Python imports its sitecustomize.py at start, in children too.
+Its folder path goes first on PYTHONPATH, so that Python imports the sitecustomize.py there at start, in children too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ REPORT = "PYALLOC_DRYRUN_REPORT"  # a folder: torch's own figures are written th
 
 
 def environment(env: dict[str, str]) -> dict[str, str]:
-    """A copy of env in which Python processes run sitecustomize.py of this folder.
+    """A copy of env in which Python processes run sitecustomize.py of the folder path.
 
-    Only this folder is added: the one that holds pyalloc may be another environment's site-packages.
+    Only that folder is added: the one that holds pyalloc may be another environment's site-packages.
     """
-    parts = [str(Path(__file__).resolve().parent)]
+    parts = [str(Path(__file__).resolve().parent / "path")]
     before = env.get("PYTHONPATH", "")
     parts += [part for part in before.split(os.pathsep) if part and part not in parts]
     return {**env, "PYTHONPATH": os.pathsep.join(parts)}

@@ -234,8 +234,10 @@ def test_only_the_bootstrap_folder_is_put_before_the_programs_path(tmp_path: Pat
     assert env["OTHER"] == "1"
     # -S leaves site-packages out, so that only the bootstrap can find pyalloc.
     source = (
-        "import importlib.util, sitecustomize, sys, pyalloc; print(pyalloc.__file__)\n"
-        "assert importlib.util.find_spec('report') is None, 'hides what the program calls so'"
+        "import importlib.util, os, sitecustomize, subprocess, sys, pyalloc; print(pyalloc.__file__)\n"
+        "assert importlib.util.find_spec('report') is None, 'hides what the program calls so'\n"
+        "env = {'PYTHONPATH': os.pathsep.join(sys.path)}\n"  # as torch makes it for children
+        "subprocess.run([sys.executable, '-S', '-c', 'import sitecustomize'], env=env, check=True)"
     )
     done = subprocess.run(
         [sys.executable, "-S", "-c", source],

@@ -190,7 +190,7 @@ except (SystemExit, PyallocError):
 """
     for value in (str(library), str(module), "evil", f"backend:{library}", "__import__('evil')"):
         env = {name: value for name in variables()} | {
-            "PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/pyalloc/_bootstrap:{ROOT}", "HOME": str(tmp_path),
+            "PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}/pyalloc/_bootstrap/path:{ROOT}", "HOME": str(tmp_path),
         }  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-c", code],

@@ -10,10 +10,12 @@ import os
 import sys
 from importlib.machinery import PathFinder
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_OTHERS = os.path.dirname(_HERE)
+
 
 def _run_shadowed() -> None:
-    here = os.path.dirname(os.path.abspath(__file__))
-    rest = [path for path in sys.path if os.path.abspath(path) != here]
+    rest = [path for path in sys.path if os.path.abspath(path) != _HERE]
     spec = PathFinder.find_spec("sitecustomize", rest)
     if spec is None or spec.loader is None:
         return
@@ -22,23 +24,15 @@ def _run_shadowed() -> None:
     spec.loader.exec_module(module)
 
 
-def _leave_path() -> None:
-    """The other modules of this folder would hide the program's of the same names.  PYTHONPATH has it for children."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
-
-
 def _make_importable() -> None:
     """The program's Python need not have pyalloc: then it is found last, after everything of the program's."""
     if importlib.util.find_spec("pyalloc") is None:
-        here = os.path.dirname(os.path.abspath(__file__))
-        sys.path.append(os.path.dirname(os.path.dirname(here)))
+        sys.path.append(os.path.dirname(os.path.dirname(_OTHERS)))
 
 
 def _wait_at_exit() -> None:
-    here = os.path.dirname(os.path.abspath(__file__))
     spec = importlib.util.spec_from_file_location(
-        "_pyalloc_settling", os.path.join(here, "settling.py")
+        "_pyalloc_settling", os.path.join(_OTHERS, "settling.py")
     )
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
@@ -72,4 +66,3 @@ def _start() -> None:
 _wait_at_exit()
 _run_shadowed()
 _start()
-_leave_path()
