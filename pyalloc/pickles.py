@@ -119,9 +119,12 @@ def _check_parts(value: dict[str, Any]) -> None:
     for trace in traces:
         for entry in _list(trace):
             _check_entry(_dict(entry))
-    for each in _list(value.get("external_annotations") or []):
-        _natural(_dict(each)["time_us"], 2**53)
+    told = [_dict(each) for each in _list(value.get("external_annotations") or [])]
+    told = [each for each in told if each.keys() >= {"name", "stage"}]
+    for each in told:
+        _natural(each["time_us"], 2**53)
         _text(each["name"], each["stage"])
+    value["external_annotations"] = told
 
 
 def _dict(value: Any) -> dict[str, Any]:

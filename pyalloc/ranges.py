@@ -62,7 +62,7 @@ def _phases(edges: Sequence[_Edge]) -> Iterator[Mark]:
             yield Mark(time_ns, "user", f"optimizers={', '.join(optimizers)}")
         plain = "optimizer" if optimizer else name.strip("#=-* ").lower()  # "## forward ##"
         shown = plain if plain in _PHASES else _ZERO_GRAD.sub("zero_grad", name)[:_MOST_NAME]
-        yield Mark(time_ns, "phase_begin" if begins else "phase_end", shown)
+        yield Mark(time_ns, "phase_begin" if begins else "phase_end", shown or "(no name)")
 
 
 def _profiled(edges: Sequence[_Edge]) -> Iterator[Mark]:

@@ -12,6 +12,7 @@ from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, Plan, pyalloc, small_trace
 from pyalloc import errors, trace
 from pyalloc.advice import advise
+from pyalloc.convert import KINDS
 from pyalloc.report import html
 
 SECOND = 1_000_000  # in torch's times
@@ -217,6 +218,20 @@ def test_malformed_ranges_are_refused(tmp_path: Path, bad: Any) -> None:
         trace.analyse(written(tmp_path / "s.pickle", history(1)[0], bad))
 
 
+def test_ranges_that_lack_something_are_left_out_and_those_without_a_name_have_one(
+    tmp_path: Path,
+) -> None:
+    entries, _ = history(1)
+    whole = [{"name": "", "stage": stage, "time_us": SECOND} for stage in ("START", "END")]
+    torn = [
+        {key: each[key] for key in each if key != gone}
+        for each in whole
+        for gone in ("name", "stage")
+    ]
+    found = trace.analyse(written(tmp_path / "s.pickle", entries, torn + whole))
+    assert [phase.name for phase in found.phases] == ["(no name)"]
+
+
 def test_phases_and_steps_are_exported_as_ranges(tmp_path: Path) -> None:
     path = small_trace(Plan(tmp_path / "out.pya"))
     pyalloc("export", path, "--to", "torch", "-o", tmp_path / "s.pickle")
@@ -226,3 +241,18 @@ def test_phases_and_steps_are_exported_as_ranges(tmp_path: Path) -> None:
             ("forward", i, 2) for i in range(6)
         ]
         assert [step[0] for step in each.steps] == list(range(6))
+
+
+def test_phases_in_no_time_do_not_stay_open_when_exported(tmp_path: Path) -> None:
+    plan = Plan(tmp_path / "out.pya")
+    plan.event("phase_begin", "work")
+    plan.event("alloc", addr=1 << 30, bytes=MIB)
+    plan.writer.event(KINDS["phase_begin"], text=plan.writer.string("none"), time_ns=plan.time)
+    plan.writer.event(KINDS["phase_end"], text=plan.writer.string("none"), time_ns=plan.time)
+    plan.event("phase_end", "work")
+    plan.event("alloc", addr=2 << 30, bytes=MIB)
+    plan.event("step", "step", arg=3)  # the last step may take none
+    pyalloc("export", plan.done(), "--to", "torch", "-o", tmp_path / "s.pickle")
+    found = trace.analyse(tmp_path / "s.pickle")
+    assert [(phase.name, phase.depth) for phase in found.phases] == [("work", 0)]
+    assert [step[0] for step in found.steps] == [3]
