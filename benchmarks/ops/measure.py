@@ -119,20 +119,20 @@ class Bench:
         target: float | None,
         floor_ms: float | None = None,
         **extra: Any,
-    ) -> float:
+    ) -> float | None:
         failed = {key: why for key, run in peers.items() if (why := failure(run)) is not None}
         if failed:
             extra["failed_peers"] = failed
             peers = {key: run for key, run in peers.items() if key not in failed}
         taken = self.times({"ours": ours, **peers})
         medians = {key: statistics.median(values) for key, values in taken.items()}
-        best = min(peers, key=lambda key: medians[key])
-        ratio = medians[best] / medians["ours"]
+        best = min(peers, key=lambda key: medians[key], default=None)
+        ratio = None if best is None else medians[best] / medians["ours"]
         self.row(
             name,
-            ratio=round(ratio, 3),
+            ratio=None if ratio is None else round(ratio, 3),
             target=target,
-            met=None if target is None else ratio >= target,
+            met=None if target is None or ratio is None else ratio >= target,
             ours_ms=summary(taken["ours"]),
             peers_ms={key: summary(taken[key]) for key in peers},
             fastest_peer=best,
@@ -145,9 +145,9 @@ class Bench:
     def one_thread(self, ours: Run, peers: dict[str, Run]) -> dict[str, Any]:
         """The same by processor time of one thread, which others' work on the machine hardly changes."""
         least = least_seconds({"ours": ours, **peers}, rounds=5, seconds=0.5)
-        fastest = min(least[key] for key in peers)
+        fastest = min((least[key] for key in peers), default=None)
         return {
-            "one_thread_ratio": round(fastest / least["ours"], 3),
+            "one_thread_ratio": None if fastest is None else round(fastest / least["ours"], 3),
             "one_thread_ms": {key: round(1e3 * value, 3) for key, value in least.items()},
         }
 

@@ -45,6 +45,9 @@ def test_a_peer_that_cannot_be_run_is_left_out(tmp_path: Path) -> None:
     (row,) = json.loads((tmp_path / "rows.json").read_text())
     assert row["fastest_peer"] == "eager" and list(row["peers_ms"]) == ["eager"]
     assert row["failed_peers"] == {"compiled": "RuntimeError: no C compiler"}
+    assert bench.compare("second", ours, {"compiled": compiled}, target=1) is None
+    row = json.loads((tmp_path / "rows.json").read_text())[1]
+    assert row["ours_ms"] and row["ratio"] is row["met"] is row["fastest_peer"] is None
 
 
 def test_a_wrong_answer_leaves_the_other_parts_be(
