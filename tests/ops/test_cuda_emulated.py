@@ -528,6 +528,11 @@ def test_a_build_has_the_generations_that_nvcc_knows(tmp_path):
     ]
     older = what_make_would_run(tmp_path, 75, 80, 86)
     assert re.findall(r"code=(\w+)", older) == ["sm_75", "sm_80", "sm_86", "compute_86"]
+    silent = what_make_would_run(tmp_path)  # an nvcc that cannot list them
+    assert re.findall(r"code=(\w+)", silent) == [
+        *(f"sm_{n}" for n in (75, 80, 86, 89, 90)),
+        "compute_90",
+    ]
 
 
 @pytest.mark.slow
