@@ -49,12 +49,12 @@ fit_less(const struct pya_block *a, size_t bytes, pya_dptr addr) {
     return a->bytes < bytes || (a->bytes == bytes && a->addr < addr);
 }
 
-/* A treap's priority must look random but stay the same for a node: the address, mixed twice, since products of addresses at
- * equal distances are at equal distances too, and the tree would be as deep as a list. */
+/* A treap's priority must look random but stay the same for a node: the address, mixed.  Folded first, since products of
+ * addresses at equal distances are at equal distances too, and the tree would be as deep as a list. */
 static inline uint64_t
 fit_priority(const struct pya_block *run) {
-    uint64_t x = (run->addr / PYA_ALIGN) * 0x9E3779B97F4A7C15U;
-    return (x ^ (x >> 32)) * 0xD6E8FEB86659FD93U;
+    uint64_t x = run->addr / PYA_ALIGN;
+    return (x ^ (x >> 9)) * 0x9E3779B97F4A7C15U;
 }
 
 static inline void
