@@ -289,16 +289,16 @@ def _waves(*args: Any, **kwargs: Any) -> Any:
 def _shares_of_clusters(torch: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
     """AdaptiveLogSoftmaxWithLoss: targets that are not known are shared out evenly; together they are all there are."""
 
-    def call(self: Any, x: Any, target: Any) -> Any:
-        n, n_clusters = target.numel(), len(self.cutoffs)
+    def call(self: Any, input_: Any, target_: Any) -> Any:
+        n, n_clusters = target_.numel(), len(self.cutoffs)
         ends = [each * n // n_clusters for each in range(n_clusters + 1)]
-        known = contents.told(torch, target) if target.is_cuda else None
+        known = contents.told(torch, target_) if target_.is_cuda else None
         if known is not None:
             ends = [int((known < each).sum()) for each in (0, *self.cutoffs)]
         shares = [end - start for start, end in itertools.pairwise(ends)]
         # Each is looked at twice, where there are any.
         with expecting({n: [share for share in shares for _ in range(1 + (share > 0))]}):
-            return forward(self, x, target)
+            return forward(self, input_, target_)
 
     return call
 

@@ -297,7 +297,7 @@ def test_losses_share_out_their_targets(torch_found: hostcuda.Torch, tmp_path: P
         told = torch.tensor([5, 20, 40, 99, 41, 9]).cuda()
         for targets, shares in ((told, [1, 3]), (torch.randint(0, 100, (6,), device="cuda"), [2, 2])):
             n.clear()
-            loss(torch.randn(6, 16, device="cuda"), targets).loss.backward()
+            loss(input_=torch.randn(6, 16, device="cuda"), target_=targets).loss.backward()
             assert n == shares, n
         column = torch.tensor([[3, 7], [0, 7], [2, 7]]).cuda()[:, 0]
         assert torch.repeat_interleave(torch.randn(3, 4, device="cuda"), column, 0).shape == (5, 4)
