@@ -132,7 +132,7 @@ def _as_many_as_are_put(torch: Any) -> dict[str, Callable[..., Any]]:
     generic = torch._C.DispatchKey.CompositeExplicitAutograd
 
     def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
-        if len(indices) == 1 and indices[0].dtype == torch.bool:
+        if len(indices) == 1 and indices[0].dtype == torch.bool and indices[0].is_cuda:
             (mask,), n = indices, len(values) if values.dim() > 0 else 1
             has_row_for_each = values.dim() == 1 + x.dim() - mask.dim() and 1 < n < mask.numel()
             if has_row_for_each and 0 not in mask.stride() and contents.told(torch, mask) is None:

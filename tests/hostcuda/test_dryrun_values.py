@@ -194,6 +194,10 @@ def test_masks_choose_a_place_for_each_value_that_is_put(
         for wrong in (told, x[..., 0] > 0):
             with pytest.raises(RuntimeError, match="shape mismatch"):
                 x[wrong] = torch.randn(61, 8, device="cuda")
+        of_host = torch.zeros(2, 30, dtype=torch.bool)
+        with pytest.raises(RuntimeError, match="shape mismatch"):
+            x[of_host] = torch.randn(10, 8, device="cuda")
+        assert not of_host.any()
         put = torch.compile(lambda x, mask, values: x.index_put((mask,), values), backend="eager")
         assert put(x, x[..., 0] > 0, image.detach()).shape == (2, 30, 8)
     """
