@@ -30,12 +30,17 @@ def read(torch: Any, x: Any) -> Any:
     return torch.empty(x.shape, dtype=x.dtype) if there is None else there.clone()
 
 
+def there(torch: Any, x: Any) -> Any:
+    """Not a copy of it; None where nothing can be told by it, but zeros where no kernel computed anything else."""
+    found = _on_host(torch, x)
+    is_none = found is not None and x.dtype == torch.bool and int(found.view(torch.uint8).max()) > 1
+    return None if is_none else found
+
+
 def told(torch: Any, x: Any) -> Any:
     """What the program put there, on the host; None where it is zeros: no kernel computes anything else."""
-    there = _on_host(torch, x)
-    if there is None or (x.dtype == torch.bool and int(there.view(torch.uint8).max()) > 1):
-        return None
-    return there.clone() if bool(there.any()) else None
+    found = there(torch, x)
+    return found.clone() if found is not None and bool(found.any()) else None
 
 
 def write(torch: Any, x: Any, values: Any) -> None:

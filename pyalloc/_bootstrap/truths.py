@@ -64,8 +64,10 @@ def _reduced(torch: Any, on_host: Any, kernel: Callable[..., Any]) -> Callable[.
         return not (x.is_floating_point() or x.is_complex() or x.is_inference() or x._version > 0)
 
     def reduce(x: Any, **kind: Any) -> Any:
+        if x.numel() == 0:
+            on_host(torch.empty(0))  # torch tells what it refuses
         found = kernel(x, **kind)
-        known = contents.told(torch, x) if is_as_it_was_put(x) else None
+        known = contents.there(torch, x) if is_as_it_was_put(x) else None
         if known is not None:
             contents.write(torch, found, on_host(known, **kind))
         return found

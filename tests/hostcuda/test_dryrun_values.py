@@ -321,13 +321,18 @@ def test_largest_smallest_and_sum_of_what_the_program_put_there(
 ) -> None:
     """They were 0, so that padding to the longest left nothing, and a division by their sum raised."""
     source = """
-        import torch
+        import pytest, torch
         lengths = torch.tensor([3, 7, 2]).cuda()
         x = torch.randn(3, 9, requires_grad=True, device="cuda")
         assert x[:, : lengths.max()].shape == (3, 7)
         assert [int(each) for each in (lengths.max(), lengths.min(), lengths.sum())] == [7, 2, 12]
         assert lengths.sum(dtype=torch.float32).tolist() == 12.0
         assert torch.tensor([True, False, True]).cuda().sum().item() == 2
+        for kind in (torch.int64, torch.float32):
+            none = torch.empty(0, dtype=kind, device="cuda")
+            with pytest.raises(RuntimeError, match="Expected reduction dim to be specified"):
+                none.max()
+            assert none.sum().shape == none.any().shape == ()
         x.sum().backward()
         (x * 2).max().backward()
         assert x.sum(dtype=torch.float64).dtype == torch.float64 and (x > 0).sum().item() == 0
