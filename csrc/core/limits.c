@@ -138,14 +138,29 @@ card_trim(struct pya_card *card, size_t bytes_left, bool is_idle) {
     return card_give_back(card, PYA_TRIM_OPEN, NULL, excess);
 }
 
+/* A graph has the addresses of its pool in its kernels, whatever is free at them. */
+static bool
+pool_may_be_trimmed(const struct pya_pool *pool) {
+    return pool != NULL && pool->n_users == 0;
+}
+
 static pya_status
-heap_trim_device(struct pya_heap *heap, int device, size_t bytes_left) {
-    struct pya_card *card = pya_heap_open_card(heap, device);
-    if (card == NULL) {
+card_trim_pool(struct pya_card *card, const struct pya_pool *pool, bool is_idle) {
+    if (!pool_may_be_trimmed(pool) || pya_fences_are_capturing(card)) {
         return PYA_OK;
     }
-    pya_lock_acquire(&card->lock);
-    const bool waits = card->reserved_bytes > card_left(card, bytes_left);
+    pya_status st = card_wait(card, is_idle);
+    return st == PYA_OK ? card_give_back(card, PYA_TRIM_POOL, pool, SIZE_MAX) : st;
+}
+
+/* Of the locked card's memory what lies in one pool, or (NULL) what is open until bytes_left are reserved.  Waits for the
+ * device without the lock, which it gives up, and looks again at what there is. */
+static pya_status
+card_trim_and_release(
+    struct pya_heap *heap, struct pya_card *card, const struct pya_pool_id *pool,
+    size_t bytes_left) {
+    const bool waits = pool != NULL ? pool_may_be_trimmed(pya_pool_find(card, *pool))
+                                    : card->reserved_bytes > card_left(card, bytes_left);
     const uint64_t n_given = card_n_given(card);
     pya_lock_release(&card->lock);
     pya_status st = waits ? pya_fences_wait_unlocked(card) : PYA_OK;
@@ -155,12 +170,24 @@ heap_trim_device(struct pya_heap *heap, int device, size_t bytes_left) {
     }
     void *here = pya_heap_capture(heap, PYA_RECORD_ALL);
     pya_lock_acquire(&card->lock);
+    const bool is_idle = has_waited && card_n_given(card) == n_given;
     pya_history_set_current(card->history, here);
-    st = card_trim(card, bytes_left, has_waited && card_n_given(card) == n_given);
+    st = pool != NULL ? card_trim_pool(card, pya_pool_find(card, *pool), is_idle)
+                      : card_trim(card, bytes_left, is_idle);
     pya_history_set_current(card->history, NULL);
     pya_lock_release(&card->lock);
     pya_heap_drop_context(heap, here);
     return st;
+}
+
+static pya_status
+heap_trim_device(struct pya_heap *heap, int device, size_t bytes_left) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    if (card == NULL) {
+        return PYA_OK;
+    }
+    pya_lock_acquire(&card->lock);
+    return card_trim_and_release(heap, card, NULL, bytes_left);
 }
 
 pya_status
@@ -228,42 +255,9 @@ pya_empty_cache(struct pya_heap *heap, int device) {
     return pya_trim(heap, device, 0);
 }
 
-/* A graph has the addresses of its pool in its kernels, whatever is free at them. */
-static bool
-pool_may_be_trimmed(const struct pya_pool *pool) {
-    return pool != NULL && pool->n_users == 0;
-}
-
-static pya_status
-card_trim_pool(struct pya_card *card, const struct pya_pool *pool, bool is_idle) {
-    if (!pool_may_be_trimmed(pool) || pya_fences_are_capturing(card)) {
-        return PYA_OK;
-    }
-    pya_status st = card_wait(card, is_idle);
-    return st == PYA_OK ? card_give_back(card, PYA_TRIM_POOL, pool, SIZE_MAX) : st;
-}
-
 pya_status
 pya_pool_trim(struct pya_heap *heap, int device, struct pya_pool_id id) {
     struct pya_card *card;
     pya_status st = pya_heap_lock_card(heap, device, &card);
-    if (st != PYA_OK) {
-        return st;
-    }
-    const bool waits = pool_may_be_trimmed(pya_pool_find(card, id));
-    const uint64_t n_given = card_n_given(card);
-    pya_lock_release(&card->lock);
-    st = waits ? pya_fences_wait_unlocked(card) : PYA_OK;
-    const bool has_waited = waits && st == PYA_OK;
-    if (st != PYA_OK && st != PYA_E_CAPTURE) {
-        return st;
-    }
-    void *here = pya_heap_capture(heap, PYA_RECORD_ALL);
-    pya_lock_acquire(&card->lock);
-    pya_history_set_current(card->history, here);
-    st = card_trim_pool(card, pya_pool_find(card, id), has_waited && card_n_given(card) == n_given);
-    pya_history_set_current(card->history, NULL);
-    pya_lock_release(&card->lock);
-    pya_heap_drop_context(heap, here);
-    return st;
+    return st == PYA_OK ? card_trim_and_release(heap, card, &id, 0) : st;
 }
