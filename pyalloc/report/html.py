@@ -32,8 +32,8 @@ def page(analysis: Analysis, compared: Sequence[Analysis] = ()) -> str:
     """The page's text.  compared: all ranks, where it is one of several."""
     found = {**_content(analysis), "ranks": ranks.rows(list(compared)) if len(compared) > 1 else []}
     content = json.dumps(found, separators=(",", ":"), default=str)
-    # A script element ends at "</", wherever it stands; U+2028 ends a line in old engines.
-    content = content.replace("</", "<\\/").replace("\u2028", "\\u2028").replace("<!--", "<\\!--")
+    # "</" ends a script element wherever it stands, and "<!--" with "<script" keeps one from ending.
+    content = content.replace("<", "\\u003c")
     title = html.escape(analysis.path.name)
     template = _TEMPLATE.read_text(encoding="utf-8")
     return (

@@ -337,6 +337,18 @@ def test_the_page_tells_of_all_segments_and_shows_the_largest(plan: Plan) -> Non
     assert state["segments"][0][0] == 500 * MIB
 
 
+def test_names_with_marks_of_html_reach_the_page_as_they_are(plan: Plan) -> None:
+    name = "<!-- <script> </script> \u2028 \\"
+    plan.event("user", f"note={name}")
+    plan.event("alloc", addr=1 << 30, bytes=MIB, stack=plan.stack(5, name))
+    text = html.page(trace.analyse(plan.done()))
+    (found,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', text)
+    assert "<" not in found
+    content = json.loads(found)
+    assert content["settings"]["note"] == name
+    assert any(frame[0].endswith(name) for frame in content["frames"])
+
+
 def test_the_page_names_no_other_place(plan: Plan) -> None:
     text = html.page(trace.analyse(rich(plan), moments=4))
     assert not re.search(r"(https?:)?//[a-z0-9.-]+\.[a-z]{2,}", text)
