@@ -1,4 +1,4 @@
-/* What threads of the bridge share, each under a lock of its own.
+/* What threads of the bridge share, each under a lock of its own.  Floor 5.
  *
  * A child of fork() has one thread.  A lock that another thread of the parent held is never released there, and the value is
  * half changed: such a value begins anew in the child, and what there was stays where it is. */

@@ -1,4 +1,4 @@
-/* The body of the simulated device, shared by its two halves: memory (sim.c) and work (sim_work.c).  Floor 3. */
+/* The body of the simulated device, shared by sim*.c.  Floor 2. */
 #pragma once
 
 #include <pthread.h>

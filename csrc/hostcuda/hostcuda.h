@@ -1,5 +1,5 @@
 #pragma once
-/* Floor 6.  Control of the host-memory CUDA runtime: settings and counters, for C and for ctypes (load
+/* Floor 1.  Control of the host-memory CUDA runtime: settings and counters, for C and for ctypes (load
  * "libcuda.so.1").  The same settings as environment variables:
  *
  *   PYALLOC_HOSTCUDA_MEMORY=24GB         capacity of each device (24GB,80GB: one per device)

@@ -1,5 +1,5 @@
 #pragma once
-/* Which instruction sets this build and this machine have.  Floor 2. */
+/* Which instruction sets this build and this machine have.  Floor 1. */
 #include "ops.h"
 
 /* The set in use: the widest common to build and machine, unless a narrower one was selected. */

@@ -1,6 +1,6 @@
 #pragma once
 /* Asks for large pages under a result that is about to be written for the first time: faulting in a
- * fresh 32 MiB result 4 KiB at a time costs as much as computing it.  Floor 2. */
+ * fresh 32 MiB result 4 KiB at a time costs as much as computing it.  Floor 1. */
 #include <stddef.h>
 
 /* Small ranges are left alone; so is a machine that has no such call. */

@@ -1,7 +1,7 @@
 #pragma once
 /* The C interface of libpyalloc_ops: fused CPU ops.  Callers pass pointers and element strides; no
  * framework type appears here.  Every function is thread-safe, allocates only scratch of a size
- * independent of the batch, and gives bitwise equal results for equal inputs.  Floor 2. */
+ * independent of the batch, and gives bitwise equal results for equal inputs.  Floor 1. */
 #include <stdbool.h>
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-/* Bodies shared by the two models of torch's allocator.  Floor 3, private. */
+/* Bodies shared by the two models of torch's allocator.  Floor 2, private. */
 #pragma once
 
 #include "model.h"

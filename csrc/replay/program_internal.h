@@ -1,4 +1,4 @@
-/* Body of a program, for the driver.  Floor 3, private. */
+/* Body of a program, for the driver.  Floor 2, private. */
 #pragma once
 
 #include "model.h"
