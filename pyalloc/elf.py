@@ -22,6 +22,8 @@ _DYNAMIC = struct.Struct("<QQ")
 class ElfError(PyallocError):
     """The file is not a 64-bit little-endian ELF library."""
 
+    exit_code = 3  # no dry run is possible with it
+
 
 @dataclass(frozen=True)
 class Symbols:

@@ -46,6 +46,19 @@ def test_a_cpu_build_is_refused_with_the_reason(tmp_path: Path) -> None:
     assert "built without CUDA" in err
 
 
+def test_a_torch_that_was_copied_in_part_is_no_end_of_the_program(tmp_path: Path) -> None:
+    """1 would be the program's own exit code."""
+    fake = tmp_path / "torch"
+    (fake / "lib").mkdir(parents=True)
+    (fake / "__init__.py").write_text("")
+    (fake / "version.py").write_text("__version__ = '9.9.9'\n")
+    (fake / "lib/libc10_cuda.so").write_bytes(b"\x7fELF\x02\x01")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    code, _, err = finish(start([sys.executable, "-c", "pass"], tmp_path, PYTHONPATH=path))
+    assert code == 3, err
+    assert "libc10_cuda.so cannot be read" in err
+
+
 def test_where_no_library_can_be_preloaded_is_said(
     torch_found: hostcuda.Torch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
