@@ -27,8 +27,33 @@ def is_transformed() -> bool:
 
 
 def has_tangent(x: Tensor) -> bool:
-    """Whether the innermost forward-mode differentiation goes along x."""
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+    """Whether a forward-mode differentiation goes along x."""
+    return forward_ad._current_level >= 0 and _at_any_level(x, _has_own_tangent)
+
+
+def has_gradient(x: Tensor) -> bool:
+    """Whether a reverse-mode differentiation asks for x's gradient."""
+    return torch.is_grad_enabled() and _at_any_level(x, lambda x: bool(x.requires_grad))
+
+
+def _has_own_tangent(x: Tensor) -> bool:
+    return forward_ad.unpack_dual(x).tangent is not None
+
+
+def _at_any_level(x: Tensor, holds: Callable[[Tensor], bool]) -> bool:
+    """Whether it holds for x as any transform at work sees it: to an inner one, an outer's variable is a constant."""
+    if holds(x):
+        return True
+    functorch = torch._C._functorch
+    innermost = None if torch.compiler.is_compiling() else functorch.peek_interpreter_stack()
+    if innermost is None:
+        return False
+    outside = functorch.get_unwrapped(x) if functorch.maybe_get_level(x) == innermost.level() else x
+    popped = functorch.pop_dynamic_layer_stack()
+    try:
+        return _at_any_level(outside, holds)
+    finally:
+        functorch.push_dynamic_layer_stack(popped)
 
 
 def needs_more_than_once() -> bool:

@@ -15,7 +15,7 @@ from pyalloc._core import attention_rule
 from pyalloc.errors import OpError
 from pyalloc.ops import _attention, _second
 from pyalloc.ops._check import FLOATS, autocast_is_on, require_float, require_tensor
-from pyalloc.ops._composed import has_tangent, needs_more_than_once
+from pyalloc.ops._composed import has_gradient, has_tangent, needs_more_than_once
 
 _log = logging.getLogger("pyalloc.ops")
 
@@ -162,7 +162,7 @@ def scaled_attention(
 
 def _as_number(scale: Any) -> float:
     """A tensor's too, but one that is learned would never get its gradient, nor pass on its tangent."""
-    if isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled():
+    if isinstance(scale, Tensor) and has_gradient(scale):
         raise OpError(
             f"{_OP}: scale must be a number, got a tensor that requires a gradient; multiply q by it"
         )

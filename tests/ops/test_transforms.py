@@ -303,6 +303,34 @@ def test_scale_of_attention_has_no_tangent(n):
         assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
 
 
+@pytest.mark.parametrize("n", [3, 50])
+def test_scale_of_attention_is_no_outer_transforms_variable(n):
+    """To an inner transform it is a constant: the outer one's derivative along it was 0."""
+    q, scale = torch.randn(1, 2, n, 8), torch.tensor(0.5)
+
+    def inner(q, scale):
+        return grad(lambda k: scaled_attention(k, q, q, scale=scale).sin().sum())(q).sum()
+
+    def pushed(q, scale):
+        return jvp(lambda k: scaled_attention(k, q, q, scale=scale), (q,), (q,))[1]
+
+    def mixed(scale):  # made of the inner one's variable too
+        return grad(lambda k: scaled_attention(k, q, q, scale=scale + 0 * k.detach().sum()).sum())(
+            q
+        )
+
+    for function in (lambda s: inner(q, s), lambda s: pushed(q, s), mixed):
+        with pytest.raises(OpError, match="scale must be a number, got a tensor with a tangent"):
+            jvp(function, (scale,), (scale,))
+    for function in (lambda s: inner(q, s), lambda s: mixed(s).sum()):
+        with pytest.raises(OpError, match="got a tensor that requires a gradient"):
+            grad(function)(scale)
+    right = jvp(lambda x: inner(x, 0.5), (q,), (q,))
+    for constant in (lambda x: scale, lambda x: 0 * x.detach().sum() + 0.5):
+        found = jvp(lambda x, c=constant: inner(x, c(x)), (q,), (q,))
+        assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+
+
 @pytest.mark.parametrize("kappa", [10.0, 1e6])
 def test_forward_mode_at_the_mode_and_for_large_kappa(kappa):
     """Cosines that rounding puts above 1 once had no derivative, and lgamma in float32 no digits."""
