@@ -7,7 +7,6 @@ own with their own makefiles.
 
 from __future__ import annotations
 
-import glob
 import os
 import shlex
 import shutil
@@ -21,7 +20,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 DIRECTORIES = ("csrc/core", "csrc/device", "csrc/ipc", "csrc/replay")
-# Optional so that a partial checkout still builds: each is a makefile taking OUT and CC.
+# Each is a makefile taking OUT and CC.
 LIBRARIES = {"csrc/hostcuda": "pyalloc/lib/hostcuda", "csrc/ops": "pyalloc/lib"}
 # -fexceptions: torch's exceptions pass through our C frames when a device callback raises.
 FLAGS = [
@@ -36,22 +35,10 @@ CXX_FLAGS = ["-std=c++17", "-fvisibility-inlines-hidden"]
 
 
 def sources() -> list[str]:
-    found = [name for name in ("csrc/module.c",) if (ROOT / name).exists()]
-    found += [
-        str(Path(name).relative_to(ROOT))
-        for name in sorted(glob.glob(str(ROOT / "csrc/module_*.c")))
+    patterns = ("csrc/*.c", "csrc/*.cpp", *(f"{directory}/*.c" for directory in DIRECTORIES))
+    return [
+        str(path.relative_to(ROOT)) for pattern in patterns for path in sorted(ROOT.glob(pattern))
     ]
-    found += [
-        str(Path(name).relative_to(ROOT))
-        for name in sorted(glob.glob(str(ROOT / "csrc/torch_*.c*")))
-    ]
-    found += ["csrc/thread_labels.c"]
-    for directory in DIRECTORIES:
-        found += [
-            str(Path(name).relative_to(ROOT))
-            for name in sorted(glob.glob(str(ROOT / directory / "*.c")))
-        ]
-    return found
 
 
 class BuildAll(build_ext):
@@ -76,9 +63,7 @@ class BuildAll(build_ext):
             else Path(self.build_lib).absolute()
         )
         makes = [
-            self.spawn_make(ROOT / directory, base / out)
-            for directory, out in LIBRARIES.items()
-            if (ROOT / directory / "Makefile").exists()
+            self.spawn_make(ROOT / directory, base / out) for directory, out in LIBRARIES.items()
         ]
         super().run()
         for make in makes:
@@ -118,10 +103,7 @@ setup(
         Extension(
             "pyalloc._core",
             sources=sources(),
-            depends=[
-                str(Path(name).relative_to(ROOT))
-                for name in glob.glob(str(ROOT / "csrc/**/*.h"), recursive=True)
-            ],
+            depends=[str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/**/*.h")],
             define_macros=[("Py_LIMITED_API", "0x030A0000")],
             extra_compile_args=FLAGS,
             libraries=["dl", "pthread", "m"],

@@ -68,6 +68,20 @@ def test_sources_that_are_not_built_say_so(tmp_path: Path) -> None:
     assert "start Python in another folder" in done.stderr
 
 
+def test_a_source_distribution_has_all_that_is_built(tmp_path: Path) -> None:
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    listed = set((tmp_path / "pyalloc.egg-info/SOURCES.txt").read_text().splitlines())
+    needed = {
+        str(path.relative_to(ROOT))
+        for top in ("csrc", "cuda")
+        for path in (ROOT / top).rglob("*")
+        if path.is_file()
+    }
+    assert needed <= listed, sorted(needed - listed)[:20]
+    assert not [name for name in listed if name.startswith("tests")]
+
+
 @pytest.mark.parametrize("library", ["csrc/hostcuda", "csrc/ops"])
 def test_makes_the_libraries_in_a_folder_whose_name_has_spaces(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
