@@ -16,7 +16,7 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.made:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "pyalloc needs Python 3.10 or newer; try make PYTHON=/path/to/python3.11"; exit 1; }
+	@{ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))'; } || { echo "pyalloc needs Python 3.10 or newer; try make PYTHON=/path/to/python3.11"; exit 1; }
 	@.ci/make-venv $(PYTHON) $(VENV)
 	@touch $@
 
