@@ -26,9 +26,16 @@ _YOUNG_S = 60.0
 
 
 def socket_path(pid: int) -> Path:
-    """Where the process of that number listens."""
-    folder = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return Path(folder) / f"pyalloc-{os.getuid()}-{pid}.sock"
+    """Where the process of that number listens, or would.
+
+    Batch systems hand XDG_RUNTIME_DIR on to machines that have no such folder, and not everybody who asks has it set.
+    """
+    folders = [tempfile.gettempdir()]
+    of_login = os.environ.get("XDG_RUNTIME_DIR")
+    if of_login and os.access(of_login, os.W_OK | os.X_OK):
+        folders.insert(0, of_login)
+    paths = [Path(folder) / f"pyalloc-{os.getuid()}-{pid}.sock" for folder in folders]
+    return next((path for path in paths if path.exists()), paths[0])
 
 
 def figures() -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -74,6 +75,19 @@ def test_sockets_of_killed_processes_go_and_others_stay(
     assert not left.exists() and young.exists() and alive.exists()
     assert len(list(tmp_path.iterdir())) == 2  # its own went with it
     listener.close()
+
+
+def test_processes_answer_where_the_folder_of_the_login_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    served = live.serve()
+    assert served is not None and served.parent == tmp_path
+    (tmp_path / "login").mkdir()
+    for folder in ("gone", "login", ""):  # who asks may have one
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / folder) if folder else "")
+        assert live.ask(os.getpid())["pid"] == os.getpid()
 
 
 def test_live_takes_no_odd_intervals(capsys: pytest.CaptureFixture[str]) -> None:
