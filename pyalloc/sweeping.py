@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,15 +69,25 @@ def _end_with_parent() -> None:
 def on_cores(
     todo: list[Point], workers: int | None, progress: Callable[[int, int], object]
 ) -> Iterator[dict[str, Any]]:
-    """Results in the order of the points."""
+    """Results in the order of the points.
+
+    Raises:
+        UsageError: a worker was killed.
+    """
     results: dict[Point, dict[str, Any]] = {}
-    n_workers = workers or os.cpu_count() or 1
+    # Of more the rest would be begun for nothing.
+    n_workers = min(workers or len(os.sched_getaffinity(0)), len(todo))
     with ProcessPoolExecutor(n_workers, initializer=_end_with_parent) as pool:
         waiting = {pool.submit(run_point, point): point for point in todo}
         try:
             for done, future in enumerate(as_completed(waiting), 1):
                 results[waiting[future]] = future.result()
                 progress(done, len(todo))
+        except BrokenProcessPool:
+            raise UsageError(
+                "a worker was killed, most often because memory ran out: give --workers fewer than "
+                f"{n_workers}"
+            ) from None
         except BaseException:  # the others are for nothing then
             pool.shutdown(wait=False, cancel_futures=True)
             raise

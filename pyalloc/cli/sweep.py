@@ -22,7 +22,12 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Traces, and what to vary; each may be given again."""
         parser.add_argument("file", type=Path, nargs="+", help="traces or snapshots")
-        parser.add_argument("--policy", action="append", choices=replaying.policies())
+        parser.add_argument(
+            "--policy",
+            action="append",
+            choices=replaying.policies(),
+            help="only this one (may be given again)",
+        )
         parser.add_argument("--limit", action="append", metavar="SIZE", help="e.g. 8GB (ample)")
         parser.add_argument(
             "--conf", action="append", metavar="KEY:VALUE", help="of policy pyalloc"

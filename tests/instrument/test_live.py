@@ -11,6 +11,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dry_support import PATIENCE_S
@@ -155,6 +156,34 @@ def test_a_sweep_that_fails_ends_at_once(
     with pytest.raises(TraceError, match="absent"):
         sweeping.on_cores(todo, 1, lambda done, total: None)
     assert 1 <= len(done) < 100
+
+
+def test_a_sweep_begins_no_idle_workers(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
+    begun = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, n_workers: int, **options: Any) -> None:
+            begun.append(n_workers)
+            super().__init__(n_workers, **options)
+
+    monkeypatch.setattr(sweeping, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {3, 5})  # of many cores
+    todo = sweeping.points([program(plan)], ["native"], [1 << 30, 2 << 30, 3 << 30], [""])
+    for n_points, asked, expected in ((1, None, 1), (3, None, 2), (3, 64, 3)):
+        assert len(list(sweeping.on_cores(todo[:n_points], asked, lambda *_: None))) == n_points
+        assert begun.pop() == expected
+
+
+def killed(point: sweeping.Point) -> None:
+    os._exit(9)
+
+
+def test_a_worker_that_is_killed_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plan: Plan
+) -> None:
+    monkeypatch.setattr(sweeping, "run_point", killed)
+    assert cli.main(["sweep", str(program(plan)), "--workers", "2"]) == 2
+    assert "a worker was killed" in capsys.readouterr().err
 
 
 def test_settings_of_a_sweep_vary_pyalloc_only() -> None:
