@@ -79,6 +79,8 @@ def test_ranges_are_phases_and_those_of_optimizers_end_steps(tmp_path: Path) -> 
         ("zss" * 4, 8, False),
         ("s" * 6, 6, False),
         ("zzss" * 2 + "zs" * 2, 6, False),
+        ("zzsszz", 2, False),  # once tells nothing
+        ("z" + "zzss" * 3, 6, False),
     ],
 )
 def test_optimizers_of_one_class(tmp_path: Path, order: str, n_steps: int, is_sure: bool) -> None:
@@ -118,6 +120,26 @@ def test_of_what_was_before_the_history_only_what_still_holds_is_told(tmp_path: 
         (name, 1) for name in ["backward", "optimizer", *["forward", "backward", "optimizer"] * 2]
     ]
     assert [step[0] for step in found.steps] == [0, 1, 2, 3]
+
+
+def test_the_step_that_began_before_the_history_is_its_first(tmp_path: Path) -> None:
+    entries, ranges = history(3)
+    for step in range(3):
+        at = (step + 1) * SECOND - 1
+        ranges.append({"name": f"ProfilerStep#{step + 40}", "stage": "START", "time_us": at})
+    late = [entry for entry in entries if entry["time_us"] > 2 * SECOND]
+    found = trace.analyse(written(tmp_path / "s.pickle", late, ranges))
+    assert [step[0] for step in found.steps] == [41, 42]
+    assert found.notes["optimizers"] == "AdamW"  # in which a step before went
+
+
+def test_a_range_that_ended_before_the_history_took_along_what_was_within(tmp_path: Path) -> None:
+    order = (("outer", "START"), ("a", "START"), ("b", "START"), ("a", "END"), ("c", "START"))
+    ranges = [
+        {"name": name, "stage": stage, "time_us": at} for at, (name, stage) in enumerate(order)
+    ]
+    found = trace.analyse(written(tmp_path / "s.pickle", history(1)[0], ranges))
+    assert [(phase.name, phase.depth) for phase in found.phases] == [("outer", 0), ("c", 1)]
 
 
 def test_a_range_may_begin_in_the_microsecond_in_which_another_ends(tmp_path: Path) -> None:
