@@ -318,31 +318,8 @@ replay_policies(PyObject *module, PyObject *unused) {
     return list;
 }
 
-static PyObject *
-replay_costs(PyObject *module, PyObject *unused) {
-    (void)module;
-    (void)unused;
-    PyObject *list = PyList_New(0);
-    for (int i = 0; i < PYA_SIM_N_CALLS; i++) {
-        const struct pya_sim_call_info *call = &pya_sim_calls[i];
-        if (call->is_memory) {
-            pya_module_list_add(
-                &list, Py_BuildValue(
-                           "(s(KKK)(KKK)s)", call->name,
-                           (unsigned long long)call->fixed_ns[PYA_SIM_TYPICAL],
-                           (unsigned long long)call->fixed_ns[PYA_SIM_LOW],
-                           (unsigned long long)call->fixed_ns[PYA_SIM_HIGH],
-                           (unsigned long long)call->page_ns[PYA_SIM_TYPICAL],
-                           (unsigned long long)call->page_ns[PYA_SIM_LOW],
-                           (unsigned long long)call->page_ns[PYA_SIM_HIGH], call->source));
-        }
-    }
-    return list;
-}
-
 static PyMethodDef replay_functions[] = {
     {"replay_policies", replay_policies, METH_NOARGS, NULL},
-    {"replay_costs", replay_costs, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

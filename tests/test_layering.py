@@ -77,7 +77,7 @@ def floor(path: Path) -> int | None:
 @pytest.mark.parametrize("path", C_FILES, ids=name)
 def test_rooms_keep_to_themselves(path: Path) -> None:
     here = room(path)
-    assert here in ROOMS, f"{name(path)}: no such room in DESIGN"
+    assert here in ROOMS, f"{name(path)}: no such room in ROOMS"
     for target in own_includes(path):
         there = room(target)
         assert there == here or there in ROOMS[here], f"{name(path)} may not include {name(target)}"

@@ -1,8 +1,8 @@
 /* What each device call costs, in modelled nanoseconds: the one cost table of the project.  Floor 1.
  *
- * cost = fixed + per_page x pages of 2 MiB.  `typical` is the table of DESIGN section 3, which its published
- * figures were made with; `low` and `high` are the ends of the ranges measured on an A100 (FACTS section 4).
- * Calls whose cost no source gives are counted and cost nothing here. */
+ * cost = fixed + per_page x pages of 2 MiB.  `low` and `high` are the ends of the ranges that were published for an A100
+ * and 2 MiB; `typical`, with which all published figures of this project were made, is chosen within or near them.
+ * Calls whose cost nobody published are counted and cost nothing here. */
 #pragma once
 
 #include "../core/base.h"
@@ -15,32 +15,31 @@ enum pya_sim_cost { PYA_SIM_TYPICAL, PYA_SIM_LOW, PYA_SIM_HIGH, PYA_SIM_N_COSTS 
 
 /* kind, is it a memory call (counted as "device calls" in every report), CUDA's name,
  * fixed ns {typical, low, high}, ns per page {typical, low, high}, source */
-#define PYA_SIM_CALL_TABLE(X)                                                                           \
-    X(PLAIN_ALLOC, 1, "cudaMalloc", 20000, 32500, 966500, 33500, 33500, 33500,                          \
-      "DESIGN 3: 20 us + 33.5 per page; FACTS 4: 66-1000 us for 2 MiB, the spread taken as fixed cost") \
-    X(PLAIN_FREE, 1, "cudaFree", 50000, 50000, 50000, 12000, 12000, 26000,                              \
-      "DESIGN 3: 12 us per page + 50 for the wait; high end as cuMemUnmap")                             \
-    X(PAGE_CREATE, 1, "cuMemCreate", 0, 0, 0, 30000, 8000, 190000,                                      \
-      "DESIGN 3: 30 us; FACTS 4: 8-190")                                                                \
-    X(PAGE_RELEASE, 1, "cuMemRelease", 0, 0, 0, 0, 0, 0, "no source")                                   \
-    X(RANGE_RESERVE, 1, "cuMemAddressReserve", 0, 0, 0, 0, 0, 0, "no source")                           \
-    X(RANGE_RELEASE, 1, "cuMemAddressFree", 0, 0, 0, 0, 0, 0, "no source")                              \
-    X(MAP, 1, "cuMemMap", 0, 0, 0, 1500, 1100, 1500, "DESIGN 3: 1.5 us; FACTS 4: 1.1-1.5")              \
-    X(UNMAP, 1, "cuMemUnmap", 0, 0, 0, 12000, 12000, 26000, "DESIGN 3: 12 us; FACTS 4: 12-26")          \
-    X(SET_ACCESS, 1, "cuMemSetAccess", 20000, 19000, 34000, 2000, 2000, 2000,                           \
-      "DESIGN 3: 20 us + 2 per page; FACTS 4: 21-36 us for 2 MiB")                                      \
-    X(STREAM_SYNC, 1, "cuStreamSynchronize", 50000, 50000, 50000, 0, 0, 0, "DESIGN 3: 50 us")           \
-    X(DEVICE_SYNC, 1, "cuCtxSynchronize", 50000, 50000, 50000, 0, 0, 0, "DESIGN 3: 50 us")              \
-    X(EVENT_SYNC, 1, "cuEventSynchronize", 50000, 50000, 50000, 0, 0, 0, "DESIGN 3: 50 us")             \
-    X(EVENT_CREATE, 0, "cuEventCreate", 0, 0, 0, 0, 0, 0, "no source")                                  \
-    X(EVENT_RECORD, 0, "cuEventRecord", 0, 0, 0, 0, 0, 0, "no source")                                  \
-    X(EVENT_QUERY, 0, "cuEventQuery", 0, 0, 0, 0, 0, 0, "no source")                                    \
-    X(EVENT_DESTROY, 0, "cuEventDestroy", 0, 0, 0, 0, 0, 0, "no source")                                \
-    X(MEM_INFO, 0, "cuMemGetInfo", 0, 0, 0, 0, 0, 0, "no source")                                       \
-    X(IS_CAPTURING, 0, "cuStreamIsCapturing", 0, 0, 0, 0, 0, 0, "no source")                            \
-    X(ENABLE_PEER, 0, "cuCtxEnablePeerAccess", 0, 0, 0, 0, 0, 0, "no source")                           \
-    X(PAGE_EXPORT, 0, "cuMemExportToShareableHandle", 0, 0, 0, 0, 0, 0, "no source")                    \
-    X(PAGE_IMPORT, 0, "cuMemImportFromShareableHandle", 0, 0, 0, 0, 0, 0, "no source")                  \
+#define PYA_SIM_CALL_TABLE(X)                                                                      \
+    X(PLAIN_ALLOC, 1, "cudaMalloc", 20000, 32500, 966500, 33500, 33500, 33500,                     \
+      "20 us + 33.5 per page; A100: 66-1000 us, the spread taken as fixed cost")                   \
+    X(PLAIN_FREE, 1, "cudaFree", 50000, 50000, 50000, 12000, 12000, 26000,                         \
+      "12 us per page + 50 for the wait; high end as cuMemUnmap")                                  \
+    X(PAGE_CREATE, 1, "cuMemCreate", 0, 0, 0, 30000, 8000, 190000, "30 us; A100: 8-190")           \
+    X(PAGE_RELEASE, 1, "cuMemRelease", 0, 0, 0, 0, 0, 0, "no source")                              \
+    X(RANGE_RESERVE, 1, "cuMemAddressReserve", 0, 0, 0, 0, 0, 0, "no source")                      \
+    X(RANGE_RELEASE, 1, "cuMemAddressFree", 0, 0, 0, 0, 0, 0, "no source")                         \
+    X(MAP, 1, "cuMemMap", 0, 0, 0, 1500, 1100, 1500, "1.5 us; A100: 1.1-1.5")                      \
+    X(UNMAP, 1, "cuMemUnmap", 0, 0, 0, 12000, 12000, 26000, "12 us; A100: 12-26")                  \
+    X(SET_ACCESS, 1, "cuMemSetAccess", 20000, 19000, 34000, 2000, 2000, 2000,                      \
+      "20 us + 2 per page; A100: 21-36")                                                           \
+    X(STREAM_SYNC, 1, "cuStreamSynchronize", 50000, 50000, 50000, 0, 0, 0, "50 us, chosen")        \
+    X(DEVICE_SYNC, 1, "cuCtxSynchronize", 50000, 50000, 50000, 0, 0, 0, "50 us, chosen")           \
+    X(EVENT_SYNC, 1, "cuEventSynchronize", 50000, 50000, 50000, 0, 0, 0, "50 us, chosen")          \
+    X(EVENT_CREATE, 0, "cuEventCreate", 0, 0, 0, 0, 0, 0, "no source")                             \
+    X(EVENT_RECORD, 0, "cuEventRecord", 0, 0, 0, 0, 0, 0, "no source")                             \
+    X(EVENT_QUERY, 0, "cuEventQuery", 0, 0, 0, 0, 0, 0, "no source")                               \
+    X(EVENT_DESTROY, 0, "cuEventDestroy", 0, 0, 0, 0, 0, 0, "no source")                           \
+    X(MEM_INFO, 0, "cuMemGetInfo", 0, 0, 0, 0, 0, 0, "no source")                                  \
+    X(IS_CAPTURING, 0, "cuStreamIsCapturing", 0, 0, 0, 0, 0, 0, "no source")                       \
+    X(ENABLE_PEER, 0, "cuCtxEnablePeerAccess", 0, 0, 0, 0, 0, 0, "no source")                      \
+    X(PAGE_EXPORT, 0, "cuMemExportToShareableHandle", 0, 0, 0, 0, 0, 0, "no source")               \
+    X(PAGE_IMPORT, 0, "cuMemImportFromShareableHandle", 0, 0, 0, 0, 0, 0, "no source")             \
     X(CAPS, 0, "cuDeviceGetAttribute", 0, 0, 0, 0, 0, 0, "no source")
 
 enum pya_sim_call {

@@ -48,7 +48,7 @@ test_counts_and_cost(void) {
     CHECK_EQ(state.n_calls[PYA_SIM_SET_ACCESS], 1);
     CHECK_EQ(state.n_calls[PYA_SIM_RANGE_RESERVE], 1);
     CHECK_EQ(state.n_memory_calls, 10);
-    /* the figures of DESIGN section 3, by hand */
+    /* the typical figures, by hand */
     CHECK_EQ(state.device_ns, 4 * 30000 + 4 * 1500 + 20000 + 4 * 2000);
     CHECK_EQ(state.used_bytes, 4 * PYA_PAGE);
     pya_sim_reset_counts(sim);
@@ -84,7 +84,7 @@ test_cost_ranges(void) {
         CHECK(pya_sim_calls[call].name[0] != '\0');
         CHECK(typical == 0 || strcmp(pya_sim_calls[call].source, "no source") != 0);
     }
-    /* the ranges as FACTS section 4 gives them, for 2 MiB */
+    /* the ranges as published, for 2 MiB */
     CHECK_EQ(pya_sim_call_ns(PYA_SIM_LOW, PYA_SIM_PLAIN_ALLOC, 1), 66000);
     CHECK_EQ(pya_sim_call_ns(PYA_SIM_HIGH, PYA_SIM_PLAIN_ALLOC, 1), 1000000);
     CHECK_EQ(pya_sim_call_ns(PYA_SIM_LOW, PYA_SIM_SET_ACCESS, 1), 21000);
