@@ -85,12 +85,20 @@ gc_compare(const void *a, const void *b) {
 }
 
 static bool
-arena_may_give(struct pya_arena *arena) {
-    if (arena->free_bytes < PYA_PAGE) {
-        return false;
+arena_may_give(const struct pya_arena *arena) {
+    return arena->free_bytes >= PYA_PAGE && arena->idle_seq > 0;
+}
+
+/* Once for all of them: each time every stream is asked. */
+static void
+card_ask(struct pya_card *card) {
+    const struct pya_arena *arena = card->common;
+    while (arena != NULL && arena->free_bytes < PYA_PAGE) {
+        arena = arena->next_common;
     }
-    pya_card_poll(arena->card, NULL);
-    return arena->idle_seq > 0;
+    if (arena != NULL) {
+        pya_card_poll(card, NULL);
+    }
 }
 
 static void
@@ -190,6 +198,7 @@ pya_gc_collect(struct pya_card *card, size_t n_bytes, const struct pya_arena *ke
         return 0;
     }
     pya_card_unpark(card);
+    card_ask(card);
     size_t n_pages = n_bytes / PYA_PAGE + (n_bytes % PYA_PAGE != 0);
     size_t n_freed = pya_card_has_vmm(card) ? collect_pages(card, n_pages, keep, n_keep)
                                             : collect_plain(card, n_bytes);

@@ -280,6 +280,29 @@ test_holes_cost_a_stitched_request_little(void) {
     free(held);
 }
 
+/* Memory of many streams goes back: how far they are is asked once, not once for each. */
+static void
+test_streams_cost_a_collection_little(void) {
+    static const char *const options[] = {"", "vmm:False"};
+    for (size_t k = 0; k < 2; k++) {
+        struct pya_heap *heap = heap_new(options[k]);
+        pya_dptr ptrs[N_POOLS];
+        for (size_t i = 0; i < N_POOLS; i++) {
+            CHECK_OK(pya_alloc(heap, 0, (size_t)20 << 20, 8 * (i + 1), &ptrs[i]));
+        }
+        for (size_t i = 0; i < N_POOLS; i++) {
+            CHECK_OK(pya_free(heap, ptrs[i]));
+        }
+        unsigned long before = pya_debug_steps;
+        CHECK_OK(pya_trim(heap, 0, (size_t)10 << 20));
+        unsigned long steps = (pya_debug_steps - before) / N_POOLS;
+        printf("%d streams: %lu rounds for each in a collection\n", N_POOLS, steps);
+        CHECK(steps > 0 && steps <= 40);
+        CHECK(stat_of(heap, 0, "pyalloc_collections") > 0);
+        pya_heap_destroy(heap);
+    }
+}
+
 enum { N_BUFFERS = 4000, N_ROUNDS = 8 };
 
 /* A program that makes everything anew from what it has, in every step: each request finds its like in its place. */
@@ -511,6 +534,7 @@ static const struct check_case cases[] = {
     {"heirs_cost_others_little", test_heirs_cost_others_little},
     {"what_waits_costs_a_pool_little", test_what_waits_costs_a_pool_little},
     {"holes_cost_a_stitched_request_little", test_holes_cost_a_stitched_request_little},
+    {"streams_cost_a_collection_little", test_streams_cost_a_collection_little},
     {"places_that_are_never_free_cost_little", test_places_that_are_never_free_cost_little},
     {"equal_distances_cost_little", test_equal_distances_cost_little},
     {"crumbs_of_a_pool_cost_little", test_crumbs_of_a_pool_cost_little},
