@@ -93,6 +93,9 @@ static pya_status
 card_claim(struct pya_card *card, struct pya_pool_id id, const struct pya_claim *claim) {
     struct pya_pool *pool = pya_pool_find(card, id);
     struct pya_arena *arena = card->arenas;
+    if (claim->bytes == 0 || (claim->addr | claim->bytes) % PYA_ALIGN != 0) {
+        return PYA_E_INVAL; /* never was a block */
+    }
     while (arena != NULL && (arena->pool != pool || arena->stream != claim->stream)) {
         arena = arena->next;
     }
