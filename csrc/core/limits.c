@@ -144,13 +144,22 @@ pool_may_be_trimmed(const struct pya_pool *pool) {
     return pool != NULL && pool->n_users == 0;
 }
 
+/* What of a pool nobody uses may go: where others may have its pages, not what is kept for good. */
+static size_t
+card_spare(const struct pya_card *card, const struct pya_pool *pool) {
+    if (card->keep_bytes == 0 || pya_pool_is_plain(pool) || !pya_card_has_vmm(card)) {
+        return SIZE_MAX;
+    }
+    return card->reserved_bytes > card->keep_bytes ? card->reserved_bytes - card->keep_bytes : 0;
+}
+
 static pya_status
 card_trim_pool(struct pya_card *card, const struct pya_pool *pool, bool is_idle) {
     if (!pool_may_be_trimmed(pool) || pya_fences_are_capturing(card)) {
         return PYA_OK;
     }
     pya_status st = card_wait(card, is_idle);
-    return st == PYA_OK ? card_give_back(card, PYA_TRIM_POOL, pool, SIZE_MAX) : st;
+    return st == PYA_OK ? card_give_back(card, PYA_TRIM_POOL, pool, card_spare(card, pool)) : st;
 }
 
 /* Of the locked card's memory what lies in one pool, or (NULL) what is open until bytes_left are reserved.  Waits for the

@@ -377,6 +377,23 @@ test_reserved_memory_costs_no_wait(void) {
     world_fini(&world);
 }
 
+/* Nor does a pool's: what of it is kept is for everybody. */
+static void
+test_what_is_reserved_outlives_a_pool(void) {
+    struct world world = {0};
+    pools_init(&world, "");
+    pool_begin(&world);
+    give(&world, take(&world, 20 * MIB, 0));
+    pool_end(&world);
+    CHECK_OK(pya_reserve(world.heap, 0, 12 * MIB, 0));
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    CHECK_OK(pya_pool_trim(world.heap, 0, POOL));
+    CHECK_EQ(reserved(&world), 12 * MIB);
+    (void)take(&world, 12 * MIB, 16);
+    CHECK_EQ(reserved(&world), 12 * MIB);
+    world_fini(&world);
+}
+
 /* What another thread does while the device is waited for: its stream uses some memory, and then that is free. */
 static struct {
     struct world *world;
@@ -453,6 +470,7 @@ static const struct check_case cases[] = {
     {"memory_that_cannot_go_serves_on", test_memory_that_cannot_go_serves_on},
     {"memory_that_moved_serves_on", test_memory_that_moved_and_cannot_go_serves_on},
     {"reserved_memory_costs_no_wait", test_reserved_memory_costs_no_wait},
+    {"what_is_reserved_outlives_a_pool", test_what_is_reserved_outlives_a_pool},
 };
 
 int
