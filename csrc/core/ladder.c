@@ -496,11 +496,6 @@ climb_at_ease(
 static pya_status
 climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
-    if (bytes > card->caps.total_bytes) {
-        /* Nothing could make room: no page is asked for, no host memory taken, no policy changed. */
-        card->stats.scalar[PYA_STAT_num_alloc_retries]++;
-        return PYA_E_NOMEM;
-    }
     bool is_last = false;
     pya_device_begin(card->dev);
     pya_status st = climb_at_ease(arena, bytes, is_small, out, &is_last);
@@ -561,6 +556,17 @@ ladder_tidy(struct pya_card *card) {
     }
 }
 
+/* Could nothing make room?  Then no page is asked for, no host memory taken, nothing given back, no policy changed.  A pool's
+ * own allocator may have more than the card. */
+static bool
+climb_is_hopeless(const struct pya_arena *arena, size_t bytes) {
+    const struct pya_card *card = arena->card;
+    const struct pya_pool *pool = arena->pool;
+    bool is_of_card = pool == NULL || pool->source.alloc == NULL;
+    return (is_of_card && bytes > card->caps.total_bytes) ||
+           (bytes > card->limit_bytes && bytes > card->reserved_bytes);
+}
+
 pya_status
 pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_block *block = NULL;
@@ -568,8 +574,13 @@ pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct py
     pya_card_unpark(arena->card);
     pya_status st = ladder_reclaim(arena, bytes, is_small, &block);
     if (st == PYA_OK && block == NULL) {
-        st = arena->small_fit != NULL ? climb_plain(arena, bytes, is_small, &block)
-                                      : climb_pages(arena, bytes, is_small, &block);
+        st = PYA_E_NOMEM;
+        if (climb_is_hopeless(arena, bytes)) {
+            arena->card->stats.scalar[PYA_STAT_num_alloc_retries]++;
+        } else {
+            st = arena->small_fit != NULL ? climb_plain(arena, bytes, is_small, &block)
+                                          : climb_pages(arena, bytes, is_small, &block);
+        }
         st = is_shortage(st) ? pya_plain_borrow(arena, bytes, is_small, &block) : st;
     }
     if (st != PYA_OK) {

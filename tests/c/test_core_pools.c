@@ -223,7 +223,7 @@ run_source(const char *options) {
     pool_begin(&world);
     pya_dptr small = take(&world, 100, 0);
     pya_dptr large = take(&world, 3 * MIB, 0);
-    pya_dptr other = take(&world, 30 * MIB, 0);
+    pya_dptr other = take(&world, 3000 * MIB, 0); /* more than the card has */
     CHECK_EQ(source.n_segments, 3);
     CHECK_EQ(pya_heap_check(world.heap, 0), 0);
     source.is_empty = true;
@@ -415,10 +415,8 @@ test_peers(void) {
     pya_dptr ptr = take(&world, 5 * MIB, 0);
     pool_end(&world);
     uint64_t n_let_in = calls(&world, PYA_SIM_ENABLE_PEER);
-    uint64_t n_opened = calls(&world, PYA_SIM_SET_ACCESS);
     CHECK_OK(pya_enable_peer(world.heap, 0, 1));
     CHECK_EQ(calls(&world, PYA_SIM_ENABLE_PEER), n_let_in + 1);
-    CHECK(calls(&world, PYA_SIM_SET_ACCESS) > n_opened);
     CHECK_OK(pya_free(world.heap, ptr));
     world_fini(&world);
 }

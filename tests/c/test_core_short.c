@@ -363,6 +363,46 @@ test_impossible_request_is_counted(void) {
     }
 }
 
+/* What the card or its limit could never hold costs nobody a wait or cached memory. */
+static void
+test_impossible_request_changes_nothing(void) {
+    static const char *const options[] = {
+        "", "vmm:False", "limit:100MiB", "limit:100MiB,vmm:False"};
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        struct world world = {.config = {.capacity_bytes = 128 * MIB}};
+        pya_dptr ptr;
+        world_init(&world, options[i]);
+        (void)take(&world, 20 * MIB, 0);
+        give(&world, take(&world, 40 * MIB, 0));
+        give(&world, take(&world, 20 * MIB, 16));
+        uint64_t n_waits = calls(&world, PYA_SIM_DEVICE_SYNC);
+        int64_t n_taken = stat_of(world.heap, 0, "pyalloc_page_transfers");
+        size_t most = reserved(&world);
+        CHECK_EQ(pya_alloc(world.heap, 0, (i < 2 ? 130 : 102) * MIB, 0, &ptr), PYA_E_NOMEM);
+        CHECK_EQ(stat_of(world.heap, 0, "num_sync_all_streams"), 0);
+        CHECK_EQ(stat_of(world.heap, 0, "pyalloc_page_transfers"), n_taken);
+        CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), n_waits);
+        CHECK_EQ(reserved(&world), most);
+        world_fini(&world);
+    }
+}
+
+/* But what is cached may be more than a limit that was lowered since. */
+static void
+test_more_than_the_limit_is_cached(void) {
+    struct world world = {.config = {.capacity_bytes = 128 * MIB}};
+    world_init(&world, "memory:tight");
+    pya_dptr low = take(&world, 30 * MIB, 0);
+    pya_dptr between = take(&world, 2 * MIB, 0);
+    pya_dptr high = take(&world, 30 * MIB, 0);
+    CHECK_OK(pya_set_limit(world.heap, 0, PYA_LIMIT_HARD, 40 * MIB));
+    give(&world, low);
+    give(&world, high);
+    (void)take(&world, 50 * MIB, 0);
+    give(&world, between);
+    world_fini(&world);
+}
+
 static void
 test_advice(void) {
     static const struct {
@@ -530,6 +570,8 @@ static const struct check_case cases[] = {
     {"pending_memory_is_a_holder", test_pending_memory_is_a_holder},
     {"places_are_holders", test_places_are_holders},
     {"impossible_request_is_counted", test_impossible_request_is_counted},
+    {"impossible_request_changes_nothing", test_impossible_request_changes_nothing},
+    {"more_than_the_limit_is_cached", test_more_than_the_limit_is_cached},
     {"advice", test_advice},
     {"a_lost_device_is_explained_once", test_a_lost_device_is_explained_once},
     {"error_text_without_a_device", test_error_text_without_a_device},
