@@ -130,6 +130,12 @@ pya_card_frees(const struct pya_card *card) {
     return (uint64_t)(live[0].out[PYA_LIVE_COUNT] + live[1].out[PYA_LIVE_COUNT]);
 }
 
+/* As long as it stays the same, what is free was free before. */
+static inline uint64_t
+pya_card_n_given(const struct pya_card *card) {
+    return pya_card_frees(card) + card->n_pool_drops;
+}
+
 /* live_bytes passed the largest value since usage was last looked at. */
 static inline void
 pya_card_note_peak(struct pya_card *card) {

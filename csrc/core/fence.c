@@ -137,6 +137,21 @@ pya_fences_wait_unlocked(struct pya_card *card) {
 }
 
 pya_status
+pya_fences_wait_meanwhile(struct pya_card *card, bool *is_idle) {
+    const uint64_t n_given = pya_card_n_given(card);
+    void *current = card->history == NULL ? NULL : card->history->current;
+    pya_lock_release(&card->lock);
+    pya_status st = pya_device_sync(card->dev);
+    pya_lock_acquire(&card->lock);
+    pya_history_set_current(card->history, current);
+    if (st == PYA_OK && pya_fences_are_capturing(card)) {
+        st = PYA_E_CAPTURE;
+    }
+    *is_idle = pya_card_n_given(card) == n_given;
+    return st;
+}
+
+pya_status
 pya_event_mark(struct pya_device *dev, pya_stream stream, pya_event *event) {
     if (*event != 0) {
         pya_status st = pya_device_event_record(dev, *event, stream);

@@ -53,6 +53,9 @@ bool pya_fences_are_capturing(struct pya_card *card);
 /* Waits for all work of the device.  No lock is held meanwhile: the work may wait for another process, and that for what
  * pya_share_export() gives.  PYA_E_CAPTURE: not now. */
 PYA_MUST_CHECK pya_status pya_fences_wait_unlocked(struct pya_card *card);
+/* The same for a caller that has the lock, and knows that nobody captures.  The lock is given up meanwhile: requests of other
+ * threads may have used up what was reserved, a private pool may be gone.  *is_idle: what is free now was free before. */
+PYA_MUST_CHECK pya_status pya_fences_wait_meanwhile(struct pya_card *card, bool *is_idle);
 /* Records all but the foreign ones, for which the caller has the device waited for.  False: not now (a stream is being
  * captured, or the device refuses); none is open then.
  * *waited: in: the device shall be waited for as well; out: it was, because of that or of a destroyed stream. */

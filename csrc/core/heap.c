@@ -338,6 +338,36 @@ card_attend(struct pya_card *card) {
     }
 }
 
+struct request {
+    size_t requested, bytes;
+    void *context;
+    bool is_small, may_repeat;
+};
+
+/* No free run fits.  Apart, as the others need nothing of it. */
+__attribute__((noinline)) static pya_status
+card_climb(
+    struct pya_card *card, struct pya_arena *arena, const struct request *request,
+    struct pya_block **out) {
+    struct pya_block *block;
+    const uint64_t n_before = pya_card_requests(card);
+    pya_status st = pya_ladder_climb(arena, request->bytes, request->is_small, &block);
+    if (st != PYA_OK) {
+        return st;
+    }
+    /* Where the lock was given up, those of other threads came in between. */
+    bool repeats =
+        request->may_repeat && block->arena == arena && n_before == pya_card_requests(card);
+    block->is_small = request->is_small;
+    card_hand_out(card, block, request->requested, request->context);
+    if (repeats) {
+        pya_repeat_note(arena, block);
+    }
+    *out = block;
+    pya_trim_mappings(card);
+    return PYA_OK;
+}
+
 static pya_status
 card_serve(
     struct pya_card *card, size_t requested, pya_stream stream, void *context,
@@ -368,14 +398,10 @@ card_serve(
     struct pya_block *block = may_repeat ? pya_repeat_take(arena, bytes) : NULL;
     block = block != NULL ? block : pya_ladder_fit(arena, bytes, is_small);
     if (PYA_UNLIKELY(block == NULL)) {
-        st = pya_ladder_climb(arena, bytes, is_small, &block);
-        if (st != PYA_OK) {
-            return st;
-        }
-        may_repeat = may_repeat && block->arena == arena;
-    } else {
-        card->stats.scalar[PYA_STAT_pyalloc_fit_hits]++;
+        const struct request request = {requested, bytes, context, is_small, may_repeat};
+        return card_climb(card, arena, &request, out);
     }
+    card->stats.scalar[PYA_STAT_pyalloc_fit_hits]++;
     block->is_small = is_small;
     card_hand_out(card, block, requested, context);
     if (may_repeat) {
@@ -395,7 +421,7 @@ card_alloc(
     }
     card->history->current = context;
     pya_status st = card_serve(card, requested, stream, context, out);
-    card->history->current = NULL;
+    pya_history_set_current(card->history, NULL); /* recording may have ended meanwhile */
     return st;
 }
 

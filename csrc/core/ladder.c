@@ -408,6 +408,21 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
+/* All that is free is idle then.  The work may wait for another process, and that for what pya_share_export() gives, so the
+ * lock is given up, unless the request is a private pool's, which might be gone after it. */
+static pya_status
+squeeze_wait(const struct pya_arena *arena) {
+    struct pya_card *card = arena->card;
+    bool is_idle = false;
+    pya_status st = PYA_OK;
+    if (arena->pool == NULL) {
+        st = pya_fences_wait_meanwhile(card, &is_idle);
+        st = st == PYA_OK ? pya_ptrmap_reserve(&card->live) : st;
+    }
+    st = st == PYA_OK ? pya_pending_sync(card) : st;
+    return st == PYA_OK && !is_idle ? pya_device_sync(card->dev) : st;
+}
+
 /* The capacity is reached: first what needs no waiting, then waiting, then other pools. */
 static pya_status
 ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
@@ -425,8 +440,7 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
         return st;
     }
     card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
-    pya_status wait = pya_pending_sync(card);
-    wait = wait == PYA_OK ? pya_device_sync(card->dev) : wait;
+    pya_status wait = squeeze_wait(arena);
     if (wait != PYA_OK) {
         return wait == PYA_E_CAPTURE ? st : wait; /* a capture on a stream nobody told us of */
     }
@@ -545,17 +559,6 @@ ladder_reclaim(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     return ladder_refit(arena, bytes, is_small, out);
 }
 
-/* Stitching made new mappings, moving left old ones behind.  The block in hand is live and so safe; failing to tidy up is
- * not its problem. */
-static void
-ladder_tidy(struct pya_card *card) {
-    if (pya_card_is_crowded(card) && !pya_fences_are_capturing(card)) {
-        pya_device_begin(card->dev);
-        (void)!pya_trim_mappings(card);
-        pya_device_end(card->dev);
-    }
-}
-
 /* Could nothing make room?  Then no page is asked for, no host memory taken, nothing given back, no policy changed.  A pool's
  * own allocator may have more than the card. */
 static bool
@@ -592,7 +595,6 @@ pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct py
         return PYA_E_NOMEM;
     }
     pya_gc_after_growth(arena->card, reserved_before);
-    ladder_tidy(arena->card);
     *out = block;
     return PYA_OK;
 }

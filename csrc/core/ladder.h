@@ -19,7 +19,7 @@ pya_ladder_fit(struct pya_arena *arena, size_t bytes, bool is_small) {
     return pya_ladder_fit_run(arena, bytes, is_small);
 }
 /* Everything below it.  bytes: rounded.  PYA_E_NOMEM after every step that may be taken was taken;
- * the block's user fields are unset, and it may be another arena's. */
+ * the block's user fields are unset, and it may be another arena's.  The card's lock may be given up meanwhile. */
 PYA_MUST_CHECK pya_status
 pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out);
 

@@ -75,12 +75,6 @@ card_left(const struct pya_card *card, size_t bytes_left) {
     return bytes_left > card->keep_bytes ? bytes_left : card->keep_bytes;
 }
 
-/* As long as it stays the same, what is free was free before. */
-static uint64_t
-card_n_given(const struct pya_card *card) {
-    return pya_card_frees(card) + card->n_pool_drops;
-}
-
 /* Everything that is free is idle then.  is_idle: it was waited for without the lock, and is the same since. */
 static pya_status
 card_wait(struct pya_card *card, bool is_idle) {
@@ -170,7 +164,7 @@ card_trim_and_release(
     size_t bytes_left) {
     const bool waits = pool != NULL ? pool_may_be_trimmed(pya_pool_find(card, *pool))
                                     : card->reserved_bytes > card_left(card, bytes_left);
-    const uint64_t n_given = card_n_given(card);
+    const uint64_t n_given = pya_card_n_given(card);
     pya_lock_release(&card->lock);
     pya_status st = waits ? pya_fences_wait_unlocked(card) : PYA_OK;
     const bool has_waited = waits && st == PYA_OK;
@@ -179,7 +173,7 @@ card_trim_and_release(
     }
     void *here = pya_heap_capture(heap, PYA_RECORD_ALL);
     pya_lock_acquire(&card->lock);
-    const bool is_idle = has_waited && card_n_given(card) == n_given;
+    const bool is_idle = has_waited && pya_card_n_given(card) == n_given;
     pya_history_set_current(card->history, here);
     st = pool != NULL ? card_trim_pool(card, pya_pool_find(card, *pool), is_idle)
                       : card_trim(card, bytes_left, is_idle);

@@ -9,12 +9,6 @@
 
 #include "move.h"
 
-bool
-pya_card_is_crowded(const struct pya_card *card) {
-    size_t most = card->pages.n_live * card->options.mappings_per_page;
-    return card->pages.n_mappings > most + card->n_held_mappings;
-}
-
 static bool
 arena_in_scope(
     const struct pya_arena *arena, enum pya_trim_scope scope, const struct pya_pool *pool) {
@@ -304,16 +298,29 @@ pya_trim_addresses(struct pya_card *card) {
     return is_due;
 }
 
-pya_status
+/* Has it more mappings than its options allow, those that cannot go not counted? */
+static bool
+card_is_crowded(const struct pya_card *card) {
+    size_t most = card->pages.n_live * card->options.mappings_per_page;
+    return card->pages.n_mappings > most + card->n_held_mappings;
+}
+
+void
 pya_trim_mappings(struct pya_card *card) {
-    pya_status st = pya_device_sync(card->dev);
-    if (st != PYA_OK) {
-        return st;
+    bool is_idle;
+    if (!card_is_crowded(card) || pya_fences_are_capturing(card)) {
+        return;
+    }
+    pya_status st = pya_fences_wait_meanwhile(card, &is_idle);
+    st = st == PYA_OK && !is_idle ? pya_device_sync(card->dev) : st;
+    if (st != PYA_OK || !card_is_crowded(card)) {
+        return;
     }
     size_t n_keep = card->pages.n_live * card->options.mappings_per_page / 2;
-    st = card_drop_addresses(card, n_keep);
+    pya_device_begin(card->dev);
+    (void)!card_drop_addresses(card, n_keep);
+    pya_device_end(card->dev);
     /* What cannot go is not waited for again until as many new ones have come. */
     size_t n_left = card->pages.n_mappings;
     card->n_held_mappings = n_left > n_keep ? n_left - n_keep : 0;
-    return st;
 }

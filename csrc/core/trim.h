@@ -23,15 +23,14 @@ PYA_MUST_CHECK pya_status pya_trim_card(
 /* Gives back the wholly free pages ids[0..n), those side by side one after another; nothing queued on any stream
  * uses them any more.  Returns the bytes that went back.  Never waits. */
 size_t pya_trim_pages(struct pya_card *card, const pya_page_id *ids, size_t n);
-/* Unmaps the least recently used stitched ranges and dead addresses until the card has few mappings again.
- * Waits for the device, so it is done rarely and in bulk. */
-PYA_MUST_CHECK pya_status pya_trim_mappings(struct pya_card *card);
+/* Stitching made new mappings, moving left old ones behind: where the card has more than its options allow, unmaps dead
+ * addresses and the least recently used stitched ranges until it has few again.  Waits for the device, so that is rare and
+ * in bulk, and gives up the lock meanwhile.  Failing is nobody's problem. */
+void pya_trim_mappings(struct pya_card *card);
 /* pya_pools_settle(), and pools that others took all memory of go, with their addresses. */
 void pya_trim_settle(struct pya_card *card);
 /* The same for all of them, where addresses ran out since the last time; the device was waited for.  True: they did. */
 bool pya_trim_addresses(struct pya_card *card);
-/* Has the card more mappings than its options allow, those that cannot go not counted? */
-bool pya_card_is_crowded(const struct pya_card *card);
 
 #ifdef __cplusplus
 }

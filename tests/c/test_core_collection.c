@@ -417,6 +417,49 @@ sync_meanwhile(struct pya_device *dev) {
     return st;
 }
 
+/* While memory is short another thread takes small blocks, as many as there are records for, ends the recording, and
+ * gives back what the request needs. */
+static pya_status
+sync_while_short(struct pya_device *dev) {
+    pya_status st = world_opened.ops->device_sync(dev);
+    struct world *world = meanwhile.world;
+    const struct pya_card *card = world == NULL ? NULL : world->heap->cards.open[0];
+    meanwhile.world = NULL;
+    if (card != NULL && CHECK(!pya_lock_is_held(&card->lock))) {
+        const struct pya_slab *blocks = &card->blocks;
+        do {
+            (void)take(world, 512, 0);
+        } while (blocks->n_free > 0);
+        pya_history_stop(world->heap);
+        CHECK_OK(pya_sim_use(world->sim, 16, meanwhile.ptr, 20 * MIB));
+        give(world, meanwhile.ptr);
+    }
+    return st;
+}
+
+static void
+test_others_go_on_while_memory_is_short(void) {
+    struct world world = {.config = {.capacity_bytes = 40 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
+    world_init(&world, "");
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALL, true, 100, 0));
+    (void)take(&world, 512, 0);
+    meanwhile.ptr = take(&world, 20 * MIB, 16);
+    pya_dptr low = take(&world, 10 * MIB, 0);
+    (void)take(&world, 512, 0);
+    give(&world, low);
+    world.ops.device_sync = sync_while_short;
+    meanwhile.world = &world;
+    uint64_t n_waits = calls(&world, PYA_SIM_DEVICE_SYNC);
+    pya_dptr ptr = take(&world, 24 * MIB, 0);
+    CHECK_OK(pya_sim_use(world.sim, 0, ptr, 24 * MIB));
+    CHECK_EQ(
+        calls(&world, PYA_SIM_DEVICE_SYNC),
+        n_waits + 2); /* for what was given back meanwhile too */
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_saved_by_transfer"), 1);
+    pya_sim_finish_all(world.sim);
+    world_fini(&world);
+}
+
 enum during { NOTHING, A_FREE, A_GRAPH_GOES, N_DURING };
 
 static void
@@ -467,6 +510,7 @@ static const struct check_case cases[] = {
     {"segments_make_room_for_the_next", test_segments_make_room_for_the_next},
     {"oldest_segment_goes_first", test_the_oldest_segment_goes_first},
     {"waits_once", test_waits_once},
+    {"others_go_on_while_memory_is_short", test_others_go_on_while_memory_is_short},
     {"memory_that_cannot_go_serves_on", test_memory_that_cannot_go_serves_on},
     {"memory_that_moved_serves_on", test_memory_that_moved_and_cannot_go_serves_on},
     {"reserved_memory_costs_no_wait", test_reserved_memory_costs_no_wait},

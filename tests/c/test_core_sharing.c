@@ -204,6 +204,38 @@ test_shared_memory_is_had_while_the_cache_is_emptied(void) {
     world_fini(&world);
 }
 
+/* Every other page is free. */
+static void
+make_gaps(struct world *world, pya_dptr *ptrs, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        ptrs[i] = take(world, 2 * MIB, 0);
+    }
+    for (size_t i = 0; i < n; i += 2) {
+        give(world, ptrs[i]);
+    }
+}
+
+/* The same where memory is short, and where second addresses have become too many. */
+static void
+test_shared_memory_is_had_while_a_request_waits(void) {
+    static const char *const options[] = {"limit:32MiB", "memory:tight,mappings_per_page:1"};
+    for (size_t i = 0; i < 2; i++) {
+        struct world world;
+        pya_dptr ptrs[16], ptr;
+        world_backed(&world, options[i]);
+        make_gaps(&world, ptrs, 16);
+        world.ops.device_sync = sync_when_asked;
+        asking.world = &world;
+        asking.is_asked = false;
+        CHECK_OK(pya_share(world.heap, ptrs[1], &asking.shared));
+        CHECK_EQ(
+            pya_alloc(world.heap, 0, (i == 0 ? 20 : 8) * MIB, 0, &ptr),
+            i == 0 ? PYA_E_NOMEM : PYA_OK);
+        CHECK(asking.is_asked);
+        world_fini(&world);
+    }
+}
+
 /* A new peer may use imports too. */
 static void
 test_peers_are_let_in(void) {
@@ -328,6 +360,7 @@ static const struct check_case cases[] = {
     {"closing_waits", test_closing_waits},
     {"shared_memory_is_had_while_the_cache_is_emptied",
      test_shared_memory_is_had_while_the_cache_is_emptied},
+    {"shared_memory_is_had_while_a_request_waits", test_shared_memory_is_had_while_a_request_waits},
     {"peers_are_let_in", test_peers_are_let_in},
     {"failures_lose_nothing", test_failures_lose_nothing},
     {"descriptors_come_all_or_none", test_descriptors_come_all_or_none},
