@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -119,36 +120,77 @@ test_failures_leave_no_files_open(void) {
     give(&the_world, ptr);
 }
 
-/* Whoever connects and talks nonsense is put off; others are served meanwhile. */
+/* Whoever connects and talks nonsense is put off; others are served meanwhile, one that said nothing so far among them. */
 static void
 test_strangers_are_put_off(void) {
+    enum { NO_SECRET, MANY, NONE, SHORT, QUIET, N };
     struct pya_ipc_name name;
     struct sockaddr_un address;
     char why[PYA_IPC_WHY_BYTES];
     size_t offset;
     pya_dptr base;
     pya_dptr ptr = take(&the_world, 3 * MIB, 0);
-    int fds[3];
+    int fds[N];
     world_share(ptr, &name, &offset);
     socklen_t n = ipc_address(name.pid, name.secret, &address);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < N; i++) {
         fds[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         CHECK_EQ(connect(fds[i], (const struct sockaddr *)&address, n), 0);
     }
-    struct ipc_request request = {.ptr = name.ptr, .key = name.key, .n_pages = 2, .n = 1};
-    struct ipc_request many = {.n = IPC_BATCH + 1};
-    memcpy(many.secret, name.secret, sizeof many.secret);
-    CHECK_EQ(send(fds[0], &request, sizeof request, 0), (ssize_t)sizeof request); /* no secret */
-    CHECK_EQ(send(fds[1], &many, sizeof many, 0), (ssize_t)sizeof many);
+    struct ipc_request said = {.ptr = name.ptr, .key = name.key, .n_pages = 2, .n = 1};
+    size_t bytes = sizeof said;
+    CHECK_EQ(send(fds[NO_SECRET], &said, bytes, 0), (ssize_t)bytes);
+    memcpy(said.secret, name.secret, sizeof said.secret);
+    CHECK_EQ(send(fds[SHORT], &said, bytes - 4, 0), (ssize_t)bytes - 4);
+    said.n = IPC_BATCH + 1;
+    CHECK_EQ(send(fds[MANY], &said, bytes, 0), (ssize_t)bytes);
+    said.n = 0;
+    CHECK_EQ(send(fds[NONE], &said, bytes, 0), (ssize_t)bytes);
     CHECK_OK(pya_ipc_open(the_world.heap, 0, &name, &base, why));
     CHECK_OK(pya_import_close(the_world.heap, base));
-    char byte;
-    CHECK_EQ(recv(fds[0], &byte, 1, 0), 0); /* closed */
-    CHECK_EQ(recv(fds[1], &byte, 1, 0), 0);
-    CHECK_EQ(recv(fds[2], &byte, 1, MSG_DONTWAIT), -1); /* says nothing, and may */
-    for (int i = 0; i < 3; i++) {
+    struct ipc_reply reply;
+    for (int i = 0; i < QUIET; i++) {
+        CHECK_EQ(recv(fds[i], &reply, sizeof reply, 0), 0); /* closed */
+    }
+    CHECK_EQ(recv(fds[QUIET], &reply, sizeof reply, MSG_DONTWAIT), -1); /* says nothing, and may */
+    said.n = 2;
+    CHECK_EQ(send(fds[QUIET], &said, bytes, 0), (ssize_t)bytes);
+    CHECK_EQ(recv(fds[QUIET], &reply, sizeof reply, 0), (ssize_t)sizeof reply);
+    CHECK(reply.status == PYA_OK && reply.n == 2);
+    for (int i = 0; i < N; i++) {
         CHECK_EQ(close(fds[i]), 0);
     }
+    CHECK(wait_for_files(0)); /* those that were handed out too */
+    give(&the_world, ptr);
+}
+
+/* Another user who has come to know the secret. */
+static void
+test_other_users_are_put_off(void) {
+    enum { NOBODY = 65534 };
+    struct pya_ipc_name name;
+    struct sockaddr_un address;
+    size_t offset;
+    int status = -1;
+    pya_dptr ptr = take(&the_world, 3 * MIB, 0);
+    world_share(ptr, &name, &offset);
+    struct ipc_request request = {.ptr = name.ptr, .key = name.key, .n_pages = 2, .n = 1};
+    memcpy(request.secret, name.secret, sizeof request.secret);
+    socklen_t n = ipc_address(name.pid, name.secret, &address);
+    pid_t child = fork();
+    if (child == 0) {
+        struct ipc_reply reply;
+        int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        if (setuid(NOBODY) != 0) { /* it takes root */
+            _exit(0);
+        }
+        bool is_in = connect(fd, (const struct sockaddr *)&address, n) == 0;
+        (void)!send(fd, &request, sizeof request, MSG_NOSIGNAL);
+        _exit(is_in && recv(fd, &reply, sizeof reply, 0) <= 0 ? 0 : 1);
+    }
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(wait_for_files(0));
     give(&the_world, ptr);
 }
 
@@ -258,11 +300,30 @@ test_forked_children(void) {
     give(&the_world, ptr);
 }
 
+/* A process that may open no more files says so, and shares once it may again: then the server begins. */
+static void
+server_begin_late(void) {
+    struct rlimit files;
+    struct pya_ipc_name name;
+    char why[PYA_IPC_WHY_BYTES];
+    size_t offset;
+    pya_dptr ptr = take(&the_world, 3 * MIB, 0);
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+    const struct rlimit none = {.rlim_cur = 0, .rlim_max = files.rlim_max};
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+    CHECK_EQ(pya_ipc_share(the_world.heap, ptr, &name, &offset, why), PYA_E_HOST_NOMEM);
+    CHECK(strstr(why, "Too many open files") != NULL);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+    world_share(ptr, &name, &offset);
+    give(&the_world, ptr);
+}
+
 static const struct check_case cases[] = {
     {"bytes_are_the_same", test_bytes_are_the_same},
     {"what_cannot_be_opened", test_what_cannot_be_opened},
     {"failures_leave_no_files_open", test_failures_leave_no_files_open},
     {"strangers_are_put_off", test_strangers_are_put_off},
+    {"other_users_are_put_off", test_other_users_are_put_off},
     {"too_many_wait_their_turn", test_too_many_wait_their_turn},
     {"several_at_once", test_several_at_once},
     {"signals_in_between", test_signals_in_between},
@@ -275,11 +336,7 @@ main(int argc, char **argv) {
         .config = {
             .capacity_bytes = 512 * MIB, .address_bytes = (uint64_t)1 << 34, .backed = true}};
     world_init(&the_world, "");
-    struct pya_ipc_name name;
-    size_t offset;
-    pya_dptr ptr = take(&the_world, 3 * MIB, 0);
-    world_share(ptr, &name, &offset); /* the server begins */
-    give(&the_world, ptr);
+    server_begin_late();
     n_at_rest = n_open_files();
     return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
 }
