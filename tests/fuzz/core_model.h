@@ -39,6 +39,10 @@ struct world {
     struct pya_heap *heap;
     struct pya_sim *sims[N_DEVICES];
     struct pya_sim_config config;
+    struct pya_device_ops device_ops; /* the sims', but for waiting */
+    pya_status (*device_sync)(struct pya_device *dev);
+    bool has_meanwhile; /* others go on while somebody waits */
+    bool is_meanwhile;  /* they do: a block may be live that its taker does not know of yet */
     struct pya_options options;
     struct live live[MAX_LIVE + 2 * HOOK_DEPTH]; /* hooks allocate beyond */
     size_t n_live;

@@ -22,7 +22,7 @@ op_alloc(struct world *world) {
     uint8_t where = fuzz_byte(&world->in);
     struct live live = {.requested = size_of(&world->in), .device = where % N_DEVICES};
     pya_stream stream = live.stream = stream_of(where >> 1);
-    if (world->n_live == MAX_LIVE) {
+    if (world->n_live >= MAX_LIVE) {
         return;
     }
     unsigned open_fails = world->open_fails;

@@ -11,6 +11,37 @@
 
 /* ---- hooks ---- */
 
+static void op_next(struct world *world, unsigned kind);
+
+static bool
+is_locked(const struct world *world) {
+    bool is_any = false;
+    for (int d = 0; d < N_DEVICES; d++) {
+        const struct pya_card *card = pya_heap_open_card(world->heap, d);
+        is_any = is_any || (card != NULL && pya_lock_is_held(&card->lock));
+    }
+    return is_any;
+}
+
+/* Where no lock is held while the device is waited for, other threads go on. */
+static pya_status
+world_sync(struct pya_device *dev) {
+    struct world *world = filter_world;
+    pya_status st = world->device_sync(dev);
+    if (world->has_meanwhile && world->depth == 0 && !world->has_host_fault &&
+        world->open_fails == 0 && !is_locked(world)) {
+        world->depth = HOOK_DEPTH;
+        world->is_meanwhile = true;
+        for (unsigned n = fuzz_byte(&world->in) % 8; n > 0; n--) {
+            SAY("meanwhile: ");
+            op_next(world, fuzz_byte(&world->in) % 64);
+        }
+        world->is_meanwhile = false;
+        world->depth = 0;
+    }
+    return st;
+}
+
 static pya_status
 world_open(void *arg, int index, struct pya_device **out) {
     struct world *world = arg;
@@ -21,6 +52,10 @@ world_open(void *arg, int index, struct pya_device **out) {
     pya_status st = pya_sim_create(&world->config, index, &world->sims[index]);
     if (st == PYA_OK) {
         *out = pya_sim_device(world->sims[index]);
+        world->device_sync = (*out)->ops->device_sync;
+        world->device_ops = *(*out)->ops;
+        world->device_ops.device_sync = world_sync;
+        (*out)->ops = &world->device_ops;
     }
     return st;
 }
@@ -151,6 +186,7 @@ world_init(struct world *world) {
         .no_vmm = (device & 12) == 12,
         .quiet = !is_verbose,
     };
+    world->has_meanwhile = (settings & 0x20) != 0;
     world->open_fails = settings >= 0xF0 ? settings & 3U : 0;
     struct pya_hooks hooks = {
         .arg = world,
@@ -225,6 +261,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     for (unsigned i = 0; i < MAX_OPS && fuzz_left(&world.in) > 0; i++) {
         op_next(&world, fuzz_byte(&world.in) % 64);
     }
+    world.has_meanwhile = false;
     /* Half of the runs leave it to destroy; then only host memory can be looked
    * at. */
     if (n % 2 == 0) {
