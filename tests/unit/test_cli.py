@@ -126,6 +126,8 @@ def test_program_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in (("gone.py",), ("gone",), ()):
         with pytest.raises(UsageError, match=r"was not found|which program"):
             form(*wrong)
+    with pytest.raises(UsageError, match="for a module: pyalloc run -m gone"):
+        form("gone")
     with pytest.raises(UsageError, match="which module"):
         form(module=[])
 

@@ -1,0 +1,82 @@
+"""What advice is reckoned from, by hand; test_planted.py has whole programs."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyalloc import advice
+from pyalloc.analysis import Block, Phase
+
+
+def phase(name: str, begin: int, end: int, step: int = 0) -> Phase:
+    values = dict.fromkeys(Phase.__dataclass_fields__, 0)
+    return Phase(**{**values, "name": name, "begin": begin, "end": end, "step": step})  # type: ignore[arg-type]
+
+
+def block(size: int, made: int, freed: int | None) -> Block:
+    return Block(0, size, 0, made, freed, 0, "", "", "", 0, "", 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 bytes"),
+        (512, "0.5 KiB"),
+        (2**20 - 512, "1023.5 KiB"),
+        (2**20, "1.0 MiB"),
+        (2**30 - 2**19, "1023.5 MiB"),
+        (2**30, "1.00 GiB"),
+    ],
+)
+def test_sizes_are_told_in_the_unit_a_person_would_take(value: int, text: str) -> None:
+    assert advice.size(value) == text
+
+
+def test_what_lives_all_through_a_phase_is_as_if_each_block_were_asked() -> None:
+    dice, peak = random.Random(1), 50
+    for _ in range(300):
+        kept = {
+            block(1 << i, dice.randint(1, peak), dice.choice([None, dice.randint(peak + 1, 100)]))
+            for i in range(dice.randint(1, 8))
+        }
+        analysis: Any = SimpleNamespace(totals={"peak_event": peak})
+        through = advice._bytes_through(kept, analysis)
+        begin = dice.randint(0, 100)
+        one = phase("forward", begin, dice.randint(begin, 100))
+        assert through(one) == sum(
+            each.bytes
+            for each in kept
+            if each.alloc_event <= one.begin
+            and (each.free_event is None or each.free_event >= one.end)
+        ), (kept, one)
+
+
+@pytest.mark.parametrize(
+    ("steps", "several"),
+    [
+        (["b o", "b o"], False),
+        (["b b o", "b b o"], False),  # gradients are added up
+        (["b o o"], True),  # without a backward between them
+        (["b o b o"], True),
+        (["b o", "o b"], True),
+        (["o", "b o"], False),  # recorded from the middle of a step on
+        (["b O o", "b O o"], False),  # one that calls another
+    ],
+)
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_optimizers_that_take_turns(steps: list[str], several: bool, is_counted: bool) -> None:
+    """b: backward; o: optimizer; O: one within which the next lies."""
+    phases = []
+    marks = [(mark, step) for step, text in enumerate(steps) for mark in text.split()]
+    for at, (mark, step) in enumerate(marks):
+        name = "backward" if mark == "b" else "optimizer"
+        end = 2 * at + (4 if mark == "O" else 2)
+        phases.append(phase(name, 2 * at, end, step if is_counted else -1))
+    analysis: Any = SimpleNamespace(phases=phases)
+    # Where no steps are counted, one that comes after each backward may be the only one.
+    expected = several and (is_counted or steps != ["b o b o"])
+    assert advice._has_optimizers(analysis) == expected
