@@ -15,9 +15,9 @@ struct arguments {
 };
 
 static int
-replay_one(const char *path, const struct pya_program *program, const struct arguments *arguments,
-           enum pya_replay_policy policy)
-{
+replay_one(
+    const char *path, const struct pya_program *program, const struct arguments *arguments,
+    enum pya_replay_policy policy) {
     struct pya_replay_settings settings = arguments->settings;
     struct pya_program_info info;
     struct pya_replay_result result;
@@ -31,15 +31,16 @@ replay_one(const char *path, const struct pya_program *program, const struct arg
         return 1;
     }
     double live = (double)info.peak_live_bytes;
-    printf("{\"trace\": \"%s\", \"policy\": \"%s\", \"ops\": %llu, \"live_mib\": %.0f, \"completed\": %s, "
-           "\"peak_bytes\": %llu, \"peak_live\": %.4f, \"calls\": %llu, \"calls_second_half\": %llu, "
-           "\"device_ms\": %.2f, \"calls_last_pass\": %llu, \"ms_last_pass\": %.2f, \"violations\": %llu, \"replay_ns_per_op\": %.0f",
-           path, pya_replay_policy_name(policy), (unsigned long long)info.n_ops, live / 1048576,
-           result.completed ? "true" : "false", (unsigned long long)result.peak_bytes,
-           (double)result.peak_bytes / live, (unsigned long long)result.n_calls,
-           (unsigned long long)result.n_calls_second_half, (double)result.device_ns * 1e-6,
-           (unsigned long long)result.n_calls_last_pass, (double)result.device_ns_last_pass * 1e-6,
-           (unsigned long long)result.n_violations, took * 1e9 / (double)(info.n_ops + 1));
+    printf(
+        "{\"trace\": \"%s\", \"policy\": \"%s\", \"ops\": %llu, \"live_mib\": %.0f, \"completed\": %s, "
+        "\"peak_bytes\": %llu, \"peak_live\": %.4f, \"calls\": %llu, \"calls_second_half\": %llu, "
+        "\"device_ms\": %.2f, \"calls_last_pass\": %llu, \"ms_last_pass\": %.2f, \"violations\": %llu, \"replay_ns_per_op\": %.0f",
+        path, pya_replay_policy_name(policy), (unsigned long long)info.n_ops, live / 1048576,
+        result.completed ? "true" : "false", (unsigned long long)result.peak_bytes,
+        (double)result.peak_bytes / live, (unsigned long long)result.n_calls,
+        (unsigned long long)result.n_calls_second_half, (double)result.device_ns * 1e-6,
+        (unsigned long long)result.n_calls_last_pass, (double)result.device_ns_last_pass * 1e-6,
+        (unsigned long long)result.n_violations, took * 1e9 / (double)(info.n_ops + 1));
     struct pya_replay_min min;
     if (arguments->find_min) {
         status = pya_replay_find_min(program, &settings, &min);
@@ -47,10 +48,11 @@ replay_one(const char *path, const struct pya_program *program, const struct arg
             fprintf(stderr, "%s: %s\n", path, pya_status_text(status));
             return 1;
         }
-        printf(", \"min_bytes\": %llu, \"safe_bytes\": %llu, \"min_live\": %.4f, \"holes\": %u, "
-               "\"replays\": %u",
-               (unsigned long long)min.bytes, (unsigned long long)min.safe_bytes,
-               (double)min.bytes / live, min.n_holes, min.n_replays);
+        printf(
+            ", \"min_bytes\": %llu, \"safe_bytes\": %llu, \"min_live\": %.4f, \"holes\": %u, "
+            "\"replays\": %u",
+            (unsigned long long)min.bytes, (unsigned long long)min.safe_bytes,
+            (double)min.bytes / live, min.n_holes, min.n_replays);
     }
     printf("}\n");
     fflush(stdout);
@@ -58,8 +60,7 @@ replay_one(const char *path, const struct pya_program *program, const struct arg
 }
 
 static int
-replay_file(const char *path, const struct arguments *arguments)
-{
+replay_file(const char *path, const struct arguments *arguments) {
     char message[256] = "";
     struct pya_program *program = NULL;
     if (pya_program_load(path, &program, message, sizeof message) != PYA_OK) {
@@ -77,8 +78,7 @@ replay_file(const char *path, const struct arguments *arguments)
 }
 
 int
-main(int argc, char **argv)
-{
+main(int argc, char **argv) {
     struct arguments arguments = {.policy = -1};
     pya_options_init(&arguments.settings.options);
     int failed = 0;
@@ -93,8 +93,8 @@ main(int argc, char **argv)
             arguments.settings.n_passes = (unsigned)strtoul(argv[++i], NULL, 0);
         } else if (strcmp(argv[i], "--options") == 0 && i + 1 < argc) {
             char message[256];
-            if (pya_options_parse(&arguments.settings.options, argv[++i], message, sizeof message)
-                != PYA_OK) {
+            if (pya_options_parse(
+                    &arguments.settings.options, argv[++i], message, sizeof message) != PYA_OK) {
                 fprintf(stderr, "%s\n", message);
                 return 2;
             }

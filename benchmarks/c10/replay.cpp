@@ -37,8 +37,10 @@ void
 record_stream(void *ptr, const c10_stream &stream, int index) {
     const cuda_stream where = stream_of(stream, index);
     c10_data_ptr fake = {
-        ptr, c10_it.deleter_is_third ? ptr : c10_it.deleter, c10_it.deleter_is_third ? c10_it.deleter : ptr, where.device};
-    c10_method<void (*)(void *, const c10_data_ptr *, cuda_stream)>(c10_it.record_stream)(c10_it.object, &fake, where);
+        ptr, c10_it.deleter_is_third ? ptr : c10_it.deleter,
+        c10_it.deleter_is_third ? c10_it.deleter : ptr, where.device};
+    c10_method<void (*)(void *, const c10_data_ptr *, cuda_stream)>(c10_it.record_stream)(
+        c10_it.object, &fake, where);
 }
 
 } // namespace
@@ -50,7 +52,7 @@ struct c10_result {
     uint64_t n_done; /* operations; n_ops when it completed */
     uint64_t half_calls;
     double ns;
-    double device_ns; /* of those, inside calls of the host-memory runtime */
+    double device_ns;  /* of those, inside calls of the host-memory runtime */
     char trouble[256]; /* "" or the text of the exception */
 };
 
@@ -74,7 +76,9 @@ c10_load(const char *path, char *message, size_t bytes) {
 }
 
 EXPORT void
-c10_info(const pya_program *program, uint64_t *n_ops, uint64_t *live, uint64_t *n_streams, uint64_t *n_devices, uint64_t *n_pools) {
+c10_info(
+    const pya_program *program, uint64_t *n_ops, uint64_t *live, uint64_t *n_streams,
+    uint64_t *n_devices, uint64_t *n_pools) {
     pya_program_info info;
     pya_program_query(program, &info);
     *n_ops = info.n_ops;
@@ -88,13 +92,15 @@ c10_info(const pya_program *program, uint64_t *n_ops, uint64_t *live, uint64_t *
  * half() is called.  What is alive at the end (or at a failure) is freed when tidy. */
 EXPORT void
 c10_run(
-    const pya_program *program, const c10_stream *streams, int tidy, uint64_t (*half)(), c10_pool pool, c10_result *out) {
+    const pya_program *program, const c10_stream *streams, int tidy, uint64_t (*half)(),
+    c10_pool pool, c10_result *out) {
     std::vector<void *> blocks(program->info.n_blocks + 1, nullptr);
     auto alloc = c10_method<c10_alloc_fn>(c10_it.raw_alloc_with_stream);
     auto free_block = c10_method<c10_delete_fn>(c10_it.raw_delete);
     auto empty = c10_method<c10_empty_fn>(c10_it.empty_cache);
     auto set_device = find<int(int)>("cudaSetDevice");
-    auto set_stream = find<void(cuda_stream)>("_ZN3c104cuda20setCurrentCUDAStreamENS0_10CUDAStreamE");
+    auto set_stream =
+        find<void(cuda_stream)>("_ZN3c104cuda20setCurrentCUDAStreamENS0_10CUDAStreamE");
     auto device_ns = find<uint64_t(const char *)>("pya_hostcuda_device_ns");
     int device = 0;
     /* A stream that torch does not use where it is asked of may be another library's. */
@@ -134,8 +140,9 @@ c10_run(
             } else if (op.kind == PROGRAM_EMPTY_CACHE) {
                 empty(c10_it.object, 0, 0);
             } else {
-                pool(op.kind - PROGRAM_POOL_BEGIN, op.device, program->pools[op.block].first,
-                     program->pools[op.block].second);
+                pool(
+                    op.kind - PROGRAM_POOL_BEGIN, op.device, program->pools[op.block].first,
+                    program->pools[op.block].second);
             }
         }
     } catch (const std::exception &error) {

@@ -45,7 +45,9 @@ struct held {
 held
 take(size_t bytes, bool data_ptr) {
     if (!data_ptr) {
-        return {c10_method<c10_alloc_fn>(c10_it.raw_alloc_with_stream)(c10_it.object, bytes, nullptr), nullptr};
+        return {
+            c10_method<c10_alloc_fn>(c10_it.raw_alloc_with_stream)(c10_it.object, bytes, nullptr),
+            nullptr};
     }
     c10_data_ptr made;
     c10_method<c10_allocate_fn>(c10_it.allocate)(&made, c10_it.object, bytes);
@@ -79,19 +81,16 @@ struct workload {
     int lifo;
     int data_ptr;
 
-    size_t
-    size(uint64_t *rng) const {
+    size_t size(uint64_t *rng) const {
         return equal != 0 ? max_bytes : 1 + random_next(rng) % max_bytes;
     }
 
-    choice
-    choose(uint64_t *rng) const {
+    choice choose(uint64_t *rng) const {
         size_t index = lifo != 0 ? n_live - 1 : random_next(rng) % n_live;
         return {index, size(rng)};
     }
 
-    void
-    step(std::vector<held> &blocks, const choice &chosen) const {
+    void step(std::vector<held> &blocks, const choice &chosen) const {
         held &block = blocks[chosen.index];
         give(block);
         block = take(chosen.bytes, data_ptr != 0);
@@ -185,16 +184,18 @@ struct c10_turns {
 };
 
 struct c10_speed {
-    double p99_ns;        /* of batches */
-    double worst_ns;      /* single pair, processor time: 99.999th percentile, only with tail */
-    double machine_ns;    /* the same of as long a step that asks no allocator */
-    double least_share;   /* threads: pairs of the slowest over the mean */
+    double p99_ns;      /* of batches */
+    double worst_ns;    /* single pair, processor time: 99.999th percentile, only with tail */
+    double machine_ns;  /* the same of as long a step that asks no allocator */
+    double least_share; /* threads: pairs of the slowest over the mean */
     uint64_t n;
 };
 
 /* n pairs in batches, after as many to settle; a turn's figure is the median of its batches. */
 EXPORT void
-c10_pairs(const workload *work, uint64_t n, uint64_t seed, int tail, const c10_turns *turns, c10_speed *out) {
+c10_pairs(
+    const workload *work, uint64_t n, uint64_t seed, int tail, const c10_turns *turns,
+    c10_speed *out) {
     uint64_t rng = seed;
     std::vector<held> blocks;
     fill(*work, blocks, &rng);
@@ -235,11 +236,13 @@ c10_pairs(const workload *work, uint64_t n, uint64_t seed, int tail, const c10_t
 
 EXPORT void
 c10_threads(
-    const workload *work, unsigned n_threads, unsigned n_cores, double seconds, const c10_turns *turns, c10_speed *out) {
+    const workload *work, unsigned n_threads, unsigned n_cores, double seconds,
+    const c10_turns *turns, c10_speed *out) {
     std::vector<uint64_t> pairs(n_threads);
     for (uint64_t turn = 0; turn < turns->n; turn++) {
         turns->wait();
-        turns->ns[turn] = threads_turn(work, n_cores, seconds / static_cast<double>(turns->n), pairs);
+        turns->ns[turn] =
+            threads_turn(work, n_cores, seconds / static_cast<double>(turns->n), pairs);
     }
     uint64_t all = 0;
     for (uint64_t n : pairs) {

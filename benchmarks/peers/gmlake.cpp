@@ -54,18 +54,18 @@ check_cuda(cudaError_t code, const char *call) {
 #define AT_ASSERT(good, ...) TORCH_INTERNAL_ASSERT(good)
 #define TORCH_WARN(...)
 #define TORCH_WARN_ONCE(...)
-#define TORCH_CHECK(good, ...)                                                                                         \
-    do {                                                                                                               \
-        if (!(good)) {                                                                                                 \
-            throw std::runtime_error(peer::text(__VA_ARGS__));                                                         \
-        }                                                                                                              \
+#define TORCH_CHECK(good, ...)                                                                     \
+    do {                                                                                           \
+        if (!(good)) {                                                                             \
+            throw std::runtime_error(peer::text(__VA_ARGS__));                                     \
+        }                                                                                          \
     } while (0)
 #define TORCH_CHECK_WITH(kind, good, ...) TORCH_CHECK(good, __VA_ARGS__)
-#define TORCH_INTERNAL_ASSERT(good, ...)                                                                               \
-    do {                                                                                                               \
-        if (!(good)) {                                                                                                 \
-            throw std::logic_error("GMLake: " #good);                                                                  \
-        }                                                                                                              \
+#define TORCH_INTERNAL_ASSERT(good, ...)                                                           \
+    do {                                                                                           \
+        if (!(good)) {                                                                             \
+            throw std::logic_error("GMLake: " #good);                                              \
+        }                                                                                          \
     } while (0)
 #define TORCH_INTERNAL_ASSERT_DEBUG_ONLY(good, ...) assert(good)
 
@@ -76,8 +76,7 @@ using DeviceIndex = int8_t;
 
 struct Device {
     Device(DeviceType, DeviceIndex index) : index_(index) {}
-    DeviceIndex
-    index() const {
+    DeviceIndex index() const {
         return index_;
     }
     DeviceIndex index_;
@@ -87,12 +86,10 @@ using DeleterFnPtr = void (*)(void *);
 
 struct DataPtr {
     DataPtr(void *data, void *, DeleterFnPtr deleter, Device) : data_(data), deleter_(deleter) {}
-    void *
-    get() const {
+    void *get() const {
         return data_;
     }
-    DeleterFnPtr
-    get_deleter() const {
+    DeleterFnPtr get_deleter() const {
         return deleter_;
     }
     void *data_;
@@ -119,20 +116,14 @@ get_backtrace(...) {
 
 namespace impl {
 struct PyInterpreter {
-    const PyInterpreter *
-    operator->() const {
+    const PyInterpreter *operator->() const {
         return this;
     }
-    template <typename... Ignored>
-    void
-    trace_gpu_memory_allocation(Ignored &&...) const {}
-    template <typename... Ignored>
-    void
-    trace_gpu_memory_deallocation(Ignored &&...) const {}
+    template <typename... Ignored> void trace_gpu_memory_allocation(Ignored &&...) const {}
+    template <typename... Ignored> void trace_gpu_memory_deallocation(Ignored &&...) const {}
 };
 struct GPUTrace {
-    static PyInterpreter *
-    get_trace() {
+    static PyInterpreter *get_trace() {
         return nullptr;
     }
 };
@@ -152,21 +143,18 @@ device_count() {
 
 struct CUDAStream {
     CUDAStream(cudaStream_t stream = nullptr) : handle(stream) {}
-    cudaStream_t
-    stream() const {
+    cudaStream_t stream() const {
         return handle;
     }
     operator cudaStream_t() const {
         return handle;
     }
-    DeviceIndex
-    device_index() const {
+    DeviceIndex device_index() const {
         int device = 0;
         peer::check_cuda(cudaGetDevice(&device), "cudaGetDevice");
         return static_cast<DeviceIndex>(device);
     }
-    bool
-    operator==(const CUDAStream &other) const {
+    bool operator==(const CUDAStream &other) const {
         return handle == other.handle;
     }
     cudaStream_t handle;
@@ -231,14 +219,23 @@ struct BlockInfo {
 };
 
 struct SegmentInfo {
-    int64_t device = 0, address = 0, total_size = 0, requested_size = 0, allocated_size = 0, active_size = 0;
+    int64_t device = 0, address = 0, total_size = 0, requested_size = 0, allocated_size = 0,
+            active_size = 0;
     cudaStream_t stream = nullptr;
     bool is_large = false;
     std::vector<BlockInfo> blocks;
 };
 
 struct TraceEntry {
-    enum Action { ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SNAPSHOT, OOM };
+    enum Action {
+        ALLOC,
+        FREE_REQUESTED,
+        FREE_COMPLETED,
+        SEGMENT_ALLOC,
+        SEGMENT_FREE,
+        SNAPSHOT,
+        OOM
+    };
     TraceEntry(Action, int64_t, size_t, cudaStream_t, std::shared_ptr<Context> = nullptr) {}
 };
 
@@ -279,16 +276,13 @@ struct FreeMemoryCallback {
     virtual bool Execute() = 0;
 };
 struct no_callbacks {
-    no_callbacks *
-    operator->() {
+    no_callbacks *operator->() {
         return this;
     }
-    std::vector<std::string>
-    Keys() {
+    std::vector<std::string> Keys() {
         return {};
     }
-    std::unique_ptr<FreeMemoryCallback>
-    Create(const std::string &) {
+    std::unique_ptr<FreeMemoryCallback> Create(const std::string &) {
         return nullptr;
     }
 };
@@ -315,10 +309,8 @@ std::string format_size(uint64_t bytes);
 } // namespace cuda
 } // namespace c10
 
-template <>
-struct std::hash<c10::cuda::CUDAStream> {
-    size_t
-    operator()(const c10::cuda::CUDAStream &stream) const {
+template <> struct std::hash<c10::cuda::CUDAStream> {
+    size_t operator()(const c10::cuda::CUDAStream &stream) const {
         return std::hash<void *>()(stream.handle);
     }
 };

@@ -29,10 +29,12 @@ pool_resource &
 pool_of(int device) {
     if (pools[device] == nullptr) {
         std::size_t free_bytes = LEAST_POOL, total = 0;
-        if (std::getenv("PYALLOC_BENCH_WHOLE_CARD") != nullptr && cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) {
+        if (std::getenv("PYALLOC_BENCH_WHOLE_CARD") != nullptr &&
+            cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) {
             throw std::runtime_error("the device does not tell its memory");
         }
-        pools[device] = std::make_unique<pool_resource>(&upstream, rmm::align_down(free_bytes, LEAST_POOL));
+        pools[device] =
+            std::make_unique<pool_resource>(&upstream, rmm::align_down(free_bytes, LEAST_POOL));
     }
     return *pools[device];
 }
@@ -42,7 +44,8 @@ pool_of(int device) {
 EXPORT void *
 foreign_alloc(ssize_t bytes, int device, cudaStream_t stream) {
     try {
-        return pool_of(device).allocate(static_cast<std::size_t>(bytes), rmm::cuda_stream_view{stream});
+        return pool_of(device).allocate(
+            static_cast<std::size_t>(bytes), rmm::cuda_stream_view{stream});
     } catch (const rmm::bad_alloc &error) {
         throw std::runtime_error(std::string("RMM: out of memory: ") + error.what());
     }
@@ -50,5 +53,6 @@ foreign_alloc(ssize_t bytes, int device, cudaStream_t stream) {
 
 EXPORT void
 foreign_free(void *block, ssize_t bytes, int device, cudaStream_t stream) {
-    pool_of(device).deallocate(block, static_cast<std::size_t>(bytes), rmm::cuda_stream_view{stream});
+    pool_of(device).deallocate(
+        block, static_cast<std::size_t>(bytes), rmm::cuda_stream_view{stream});
 }

@@ -46,15 +46,13 @@ EXPORT void recorder_record_stream(void *ptr, void *stream);
 EXPORT void recorder_reset(void);
 
 static struct recorder_block **
-recorder_chain(struct recorder_block **table, uint64_t key)
-{
+recorder_chain(struct recorder_block **table, uint64_t key) {
     return &table[(key * UINT64_C(0x9E3779B97F4A7C15)) >> 48];
 }
 
 /* Streams by order of appearance, the default one first: addresses of stream objects differ from run to run. */
 static uint64_t
-recorder_stream(void *stream)
-{
+recorder_stream(void *stream) {
     for (uint64_t i = 1; stream != NULL && i < STREAMS; i++) {
         if (recorder_streams[i] == NULL || recorder_streams[i] == stream) {
             recorder_streams[i] = stream;
@@ -65,8 +63,7 @@ recorder_stream(void *stream)
 }
 
 static void
-recorder_put(struct pya_trace_event event)
-{
+recorder_put(struct pya_trace_event event) {
     event.time_ns = ++recorder_clock;
     if (recorder_writer != NULL && pya_trace_write(recorder_writer, &event) != PYA_OK) {
         fprintf(stderr, "recorder: the trace could not be written\n");
@@ -76,8 +73,7 @@ recorder_put(struct pya_trace_event event)
 }
 
 int
-recorder_open(const char *path, size_t bytes)
-{
+recorder_open(const char *path, size_t bytes) {
     int (*cuda_malloc)(void **, size_t) = NULL;
     void *symbol = dlsym(RTLD_DEFAULT, "cudaMalloc");
     memcpy(&cuda_malloc, &symbol, sizeof symbol);
@@ -91,22 +87,19 @@ recorder_open(const char *path, size_t bytes)
 }
 
 int
-recorder_close(void)
-{
+recorder_close(void) {
     int status = (int)pya_trace_close(recorder_writer);
     recorder_writer = NULL;
     return status;
 }
 
 uint64_t
-recorder_count(void)
-{
+recorder_count(void) {
     return recorder_n_events;
 }
 
 int
-recorder_mark(int kind, uint64_t arg, const char *text)
-{
+recorder_mark(int kind, uint64_t arg, const char *text) {
     pthread_mutex_lock(&recorder_lock);
     struct pya_trace_event event = {.kind = kind, .arg = arg};
     int status = (int)pya_trace_string(recorder_writer, text, strlen(text), &event.text);
@@ -118,8 +111,7 @@ recorder_mark(int kind, uint64_t arg, const char *text)
 }
 
 static struct recorder_block *
-recorder_take(size_t bytes)
-{
+recorder_take(size_t bytes) {
     struct recorder_block **link = recorder_chain(recorder_free, bytes);
     while (*link != NULL && (*link)->bytes != bytes) {
         link = &(*link)->next;
@@ -142,8 +134,7 @@ recorder_take(size_t bytes)
 }
 
 void *
-recorder_alloc(size_t bytes, int device, void *stream)
-{
+recorder_alloc(size_t bytes, int device, void *stream) {
     if (bytes == 0) {
         return NULL;
     }
@@ -153,22 +144,23 @@ recorder_alloc(size_t bytes, int device, void *stream)
         fprintf(stderr, "recorder: the block of memory to record in is used up\n");
         abort();
     }
-    block->number = recorder_n_spare > 0 ? recorder_spare[--recorder_n_spare] : ++recorder_n_numbers;
+    block->number =
+        recorder_n_spare > 0 ? recorder_spare[--recorder_n_spare] : ++recorder_n_numbers;
     struct recorder_block **link = recorder_chain(recorder_live, (uint64_t)(uintptr_t)block->addr);
     block->next = *link;
     *link = block;
-    recorder_put((struct pya_trace_event){.kind = PYA_TRACE_ALLOC,
-                                          .device = device,
-                                          .stream = recorder_stream(stream),
-                                          .addr = (uint64_t)block->number * 512,
-                                          .bytes = bytes});
+    recorder_put((struct pya_trace_event){
+        .kind = PYA_TRACE_ALLOC,
+        .device = device,
+        .stream = recorder_stream(stream),
+        .addr = (uint64_t)block->number * 512,
+        .bytes = bytes});
     pthread_mutex_unlock(&recorder_lock);
     return block->addr;
 }
 
 static struct recorder_block **
-recorder_find(const void *ptr)
-{
+recorder_find(const void *ptr) {
     struct recorder_block **link = recorder_chain(recorder_live, (uint64_t)(uintptr_t)ptr);
     while (*link != NULL && (*link)->addr != ptr) {
         link = &(*link)->next;
@@ -177,8 +169,7 @@ recorder_find(const void *ptr)
 }
 
 void
-recorder_release(void *ptr, size_t bytes, int device, void *stream)
-{
+recorder_release(void *ptr, size_t bytes, int device, void *stream) {
     (void)bytes;
     pthread_mutex_lock(&recorder_lock);
     struct recorder_block **link = recorder_find(ptr);
@@ -189,30 +180,30 @@ recorder_release(void *ptr, size_t bytes, int device, void *stream)
         block->next = *list;
         *list = block;
         recorder_spare[recorder_n_spare++] = block->number;
-        recorder_put((struct pya_trace_event){.kind = PYA_TRACE_FREE,
-                                              .device = device,
-                                              .stream = recorder_stream(stream),
-                                              .addr = (uint64_t)block->number * 512});
+        recorder_put((struct pya_trace_event){
+            .kind = PYA_TRACE_FREE,
+            .device = device,
+            .stream = recorder_stream(stream),
+            .addr = (uint64_t)block->number * 512});
     }
     pthread_mutex_unlock(&recorder_lock);
 }
 
 void
-recorder_record_stream(void *ptr, void *stream)
-{
+recorder_record_stream(void *ptr, void *stream) {
     pthread_mutex_lock(&recorder_lock);
     struct recorder_block *block = *recorder_find(ptr);
     if (block != NULL) {
-        recorder_put((struct pya_trace_event){.kind = PYA_TRACE_RECORD_STREAM,
-                                              .addr = (uint64_t)block->number * 512,
-                                              .arg = recorder_stream(stream)});
+        recorder_put((struct pya_trace_event){
+            .kind = PYA_TRACE_RECORD_STREAM,
+            .addr = (uint64_t)block->number * 512,
+            .arg = recorder_stream(stream)});
     }
     pthread_mutex_unlock(&recorder_lock);
 }
 
 void
-recorder_reset(void)
-{
+recorder_reset(void) {
     pthread_mutex_lock(&recorder_lock);
     recorder_put((struct pya_trace_event){.kind = PYA_TRACE_EMPTY_CACHE});
     pthread_mutex_unlock(&recorder_lock);

@@ -287,7 +287,8 @@ emu_warp(unsigned first, unsigned barriers) {
         again = false;
         for (unsigned i = 0; i < LANES; i++) {
             const unsigned n = first + lane[i];
-            if (n < fibers.size() && !fibers[n].done && fibers[n].barriers == barriers && emu_may_run(n)) {
+            if (n < fibers.size() && !fibers[n].done && fibers[n].barriers == barriers &&
+                emu_may_run(n)) {
                 emu_resume(n);
                 again = moved = true;
             }
@@ -519,8 +520,8 @@ cuFuncSetAttribute(void *function, int attribute, int value) {
 static void
 emu_fill_shared(unsigned shared) {
     enum { MOST = 256 << 10, PAGE = 4096 };
-    static char *const room =
-        (char *)mmap(nullptr, MOST + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    static char *const room = (char *)mmap(
+        nullptr, MOST + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     static const int guarded = mprotect(room + MOST, PAGE, PROT_NONE);
     if (room == MAP_FAILED || guarded != 0 || shared > MOST || shared % 16 != 0) {
         abort();
@@ -559,7 +560,8 @@ cuLaunchKernel(
     if (context == nullptr) {
         return INVALID_CONTEXT;
     }
-    if ((shared > 48 << 10 && shared > allowed[function]) || x > INT_MAX || y > 65535 || z > 65535) {
+    if ((shared > 48 << 10 && shared > allowed[function]) || x > INT_MAX || y > 65535 ||
+        z > 65535) {
         return 1;
     }
     y = y < most_y ? y : most_y;

@@ -26,7 +26,8 @@ typedef struct {
 } atomic_flag;
 
 #define ATOMIC_VAR_INIT(value) (value)
-#define ATOMIC_FLAG_INIT {false}
+#define ATOMIC_FLAG_INIT                                                                           \
+    { false }
 #define atomic_init(object, value) __c11_atomic_init(object, value)
 #define atomic_load_explicit(object, order) __c11_atomic_load(object, order)
 #define atomic_load(object) atomic_load_explicit(object, memory_order_seq_cst)
@@ -35,19 +36,23 @@ typedef struct {
 #define atomic_exchange_explicit(object, value, order) __c11_atomic_exchange(object, value, order)
 #define atomic_exchange(object, value) atomic_exchange_explicit(object, value, memory_order_seq_cst)
 #define atomic_fetch_add_explicit(object, value, order) __c11_atomic_fetch_add(object, value, order)
-#define atomic_fetch_add(object, value) atomic_fetch_add_explicit(object, value, memory_order_seq_cst)
+#define atomic_fetch_add(object, value)                                                            \
+    atomic_fetch_add_explicit(object, value, memory_order_seq_cst)
 #define atomic_fetch_sub_explicit(object, value, order) __c11_atomic_fetch_sub(object, value, order)
-#define atomic_fetch_sub(object, value) atomic_fetch_sub_explicit(object, value, memory_order_seq_cst)
+#define atomic_fetch_sub(object, value)                                                            \
+    atomic_fetch_sub_explicit(object, value, memory_order_seq_cst)
 #define atomic_fetch_or_explicit(object, value, order) __c11_atomic_fetch_or(object, value, order)
 #define atomic_fetch_or(object, value) atomic_fetch_or_explicit(object, value, memory_order_seq_cst)
-#define atomic_compare_exchange_strong_explicit(object, expected, value, good, bad) \
+#define atomic_compare_exchange_strong_explicit(object, expected, value, good, bad)                \
     __c11_atomic_compare_exchange_strong(object, expected, value, good, bad)
-#define atomic_compare_exchange_strong(object, expected, value) \
-    atomic_compare_exchange_strong_explicit(object, expected, value, memory_order_seq_cst, memory_order_seq_cst)
-#define atomic_compare_exchange_weak_explicit(object, expected, value, good, bad) \
+#define atomic_compare_exchange_strong(object, expected, value)                                    \
+    atomic_compare_exchange_strong_explicit(                                                       \
+        object, expected, value, memory_order_seq_cst, memory_order_seq_cst)
+#define atomic_compare_exchange_weak_explicit(object, expected, value, good, bad)                  \
     __c11_atomic_compare_exchange_weak(object, expected, value, good, bad)
-#define atomic_compare_exchange_weak(object, expected, value) \
-    atomic_compare_exchange_weak_explicit(object, expected, value, memory_order_seq_cst, memory_order_seq_cst)
+#define atomic_compare_exchange_weak(object, expected, value)                                      \
+    atomic_compare_exchange_weak_explicit(                                                         \
+        object, expected, value, memory_order_seq_cst, memory_order_seq_cst)
 #define atomic_thread_fence(order) __c11_atomic_thread_fence(order)
 #define atomic_flag_test_and_set(flag) atomic_exchange(&(flag)->value, true)
 #define atomic_flag_clear(flag) atomic_store(&(flag)->value, false)
