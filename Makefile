@@ -97,7 +97,7 @@ wheel: $(VENV)/.tools ## one abi3 wheel in dist/
 
 .PHONY: format
 format: $(VENV)/.tools ## rewrite C and Python sources in the house style
-	@find csrc tests -name '*.[ch]' -o -name '*.cpp' | xargs $(VENV)/bin/clang-format --style=file:csrc/.clang-format -i
+	@find csrc tests benchmarks -name '*.[ch]' -o -name '*.[ch]pp' | xargs $(VENV)/bin/clang-format --style=file:csrc/.clang-format -i
 	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
 
 .PHONY: clean

@@ -13,12 +13,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 C_FILES = sorted(
     path
-    for folder in ("csrc", "tests/c", "tests/fuzz")
+    for folder in ("csrc", "tests", "benchmarks")
     for path in (ROOT / folder).rglob("*")
-    if path.suffix in {".c", ".h", ".cpp"} and "build" not in path.parts
+    if path.suffix in {".c", ".h", ".cpp", ".hpp"} and "build" not in path.parts
 )
 # clang-tidy reads what ships; test programs are held to the compiler's warnings and the sanitizers.
-COMPILED = [path for path in C_FILES if path.suffix != ".h" and path.is_relative_to(ROOT / "csrc")]
+COMPILED = [
+    path for path in C_FILES if path.suffix in {".c", ".cpp"} and path.is_relative_to(ROOT / "csrc")
+]
 
 
 def tool(name: str) -> str:
