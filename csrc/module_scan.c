@@ -266,18 +266,167 @@ scan_notes(PyObject *self, PyObject *unused) {
     return list;
 }
 
-static PyObject *
-block_rows(const struct pya_scan_block *b, size_t n) {
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < n; i++, b++) {
-        pya_module_list_add(
-            &list,
-            Py_BuildValue(
-                "(KKKKKNIIIIIIiI)", (ull)b->addr, (ull)b->bytes, (ull)b->stream,
-                (ull)b->alloc_event, (ull)b->alloc_ns, event_number(b->free_event), b->stack,
-                b->category, b->phase, b->module, b->step, b->free_phase, b->device, b->label));
+/* ---- blocks: there may be millions, so their rows are what pyalloc.analysis.Block holds ---- */
+
+enum { BLOCK_FIELDS = 13 };
+
+/* The texts that rows have named so far, each one object; NULL: not yet. */
+struct block_texts {
+    const struct pya_scan *scan;
+    PyObject **plain;
+    PyObject **modules; /* without their prefix */
+    size_t n;
+};
+
+static size_t
+highest_text(const struct pya_scan_block *b, size_t n) {
+    uint32_t highest = 0;
+    for (size_t i = 0; i < n; i++, b++) {
+        const uint32_t texts[] = {b->category, b->phase, b->module, b->free_phase, b->label};
+        for (size_t k = 0; k < sizeof texts / sizeof texts[0]; k++) {
+            highest = texts[k] > highest ? texts[k] : highest;
+        }
     }
+    return highest;
+}
+
+/* A new reference; NULL with an exception set. */
+static PyObject *
+block_text(struct block_texts *texts, uint32_t text) {
+    if (texts->plain[text] == NULL) {
+        texts->plain[text] = text_object(texts->scan, text);
+    }
+    return Py_XNewRef(texts->plain[text]);
+}
+
+static PyObject *
+block_module(struct block_texts *texts, uint32_t text) {
+    const size_t prefix = sizeof PYA_SCAN_MODULE - 1;
+    if (texts->modules[text] == NULL) {
+        const char *name = pya_trace_text(pya_scan_reader(texts->scan), text);
+        const bool is_module = name != NULL && strncmp(name, PYA_SCAN_MODULE, prefix) == 0;
+        texts->modules[text] =
+            is_module
+                ? PyUnicode_DecodeUTF8(name + prefix, (Py_ssize_t)strlen(name + prefix), "replace")
+                : block_text(texts, text);
+    }
+    return Py_XNewRef(texts->modules[text]);
+}
+
+static PyObject *
+block_row(struct block_texts *texts, const struct pya_scan_block *b, uint64_t bytes) {
+    PyObject *fields[BLOCK_FIELDS] = {
+        PyLong_FromUnsignedLongLong(b->addr),
+        PyLong_FromUnsignedLongLong(bytes),
+        PyLong_FromUnsignedLongLong(b->stream),
+        PyLong_FromUnsignedLongLong(b->alloc_event),
+        event_number(b->free_event),
+        PyLong_FromUnsignedLong(b->stack),
+        block_text(texts, b->category),
+        block_text(texts, b->phase),
+        block_module(texts, b->module),
+        PyLong_FromLongLong((long long)b->step - 1),
+        block_text(texts, b->free_phase),
+        PyLong_FromLong(b->device),
+        block_text(texts, b->label),
+    };
+    PyObject *row = PyTuple_New(BLOCK_FIELDS);
+    for (Py_ssize_t i = 0; i < BLOCK_FIELDS; i++) {
+        if (row == NULL || fields[i] == NULL) {
+            Py_XDECREF(fields[i]);
+            Py_CLEAR(row);
+        } else if (PyTuple_SetItem(row, i, fields[i]) != 0) { /* it took the field in any case */
+            Py_CLEAR(row);
+        }
+    }
+    return row;
+}
+
+static PyObject *
+block_rows(
+    const struct pya_scan *scan, const struct pya_scan_block *b, size_t n, bool as_requested) {
+    struct block_texts texts = {.scan = scan, .n = highest_text(b, n) + 1};
+    texts.plain = calloc(texts.n, sizeof *texts.plain);
+    texts.modules = calloc(texts.n, sizeof *texts.modules);
+    PyObject *list = NULL;
+    if (texts.plain == NULL || texts.modules == NULL) {
+        PyErr_NoMemory();
+        goto free_texts;
+    }
+    list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++, b++) {
+        const uint64_t bytes = as_requested ? b->bytes : pya_round_up(b->bytes, PYA_ALIGN);
+        pya_module_list_add(&list, block_row(&texts, b, bytes));
+    }
+    for (size_t i = 0; i < texts.n; i++) {
+        Py_XDECREF(texts.plain[i]);
+        Py_XDECREF(texts.modules[i]);
+    }
+
+free_texts:
+    free(texts.plain);
+    free(texts.modules);
     return list;
+}
+
+/* NULL with an exception set: there are not so many. */
+static const struct pya_scan_moment *
+moment_of(PyObject *self, unsigned number) {
+    size_t n = 0;
+    const struct pya_scan_moment *moments = pya_scan_moments(scan_from(self), &n);
+    if (number >= n) {
+        PyErr_SetString(PyExc_IndexError, "no such moment");
+        return NULL;
+    }
+    return &moments[number];
+}
+
+static PyObject *
+scan_blocks(PyObject *self, PyObject *args) {
+    unsigned number = 0;
+    int as_requested = 0;
+    if (!PyArg_ParseTuple(args, "I|p", &number, &as_requested)) {
+        return NULL;
+    }
+    const struct pya_scan_moment *moment = moment_of(self, number);
+    return moment == NULL
+               ? NULL
+               : block_rows(scan_from(self), moment->blocks, moment->n_blocks, as_requested != 0);
+}
+
+/* {stack: bytes} */
+static PyObject *
+scan_stack_bytes(PyObject *self, PyObject *args) {
+    unsigned number = 0;
+    size_t n = 0;
+    if (!PyArg_ParseTuple(args, "I", &number)) {
+        return NULL;
+    }
+    const struct pya_scan_moment *moment = moment_of(self, number);
+    if (moment == NULL) {
+        return NULL;
+    }
+    (void)pya_scan_stacks(scan_from(self), &n);
+    uint64_t *sums = calloc(n + 1, sizeof *sums);
+    if (sums == NULL) {
+        return PyErr_NoMemory();
+    }
+    for (size_t i = 0; i < moment->n_blocks; i++) {
+        sums[moment->blocks[i].stack] += pya_round_up(moment->blocks[i].bytes, PYA_ALIGN);
+    }
+    PyObject *dict = PyDict_New();
+    for (size_t i = 0; dict != NULL && i < n; i++) {
+        PyObject *key = sums[i] == 0 ? NULL : PyLong_FromSize_t(i);
+        PyObject *value = sums[i] == 0 ? NULL : PyLong_FromUnsignedLongLong(sums[i]);
+        if (sums[i] != 0 &&
+            (key == NULL || value == NULL || PyDict_SetItem(dict, key, value) != 0)) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(key);
+        Py_XDECREF(value);
+    }
+    free(sums);
+    return dict;
 }
 
 static PyObject *
@@ -301,17 +450,10 @@ scan_moments(PyObject *self, PyObject *unused) {
     const struct pya_scan_moment *m = pya_scan_moments(scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, m++) {
-        PyObject *blocks = block_rows(m->blocks, m->n_blocks);
-        PyObject *segments = blocks == NULL ? NULL : moment_segments(m);
-        if (segments == NULL) {
-            Py_XDECREF(blocks);
-            Py_CLEAR(list);
-            break;
-        }
         pya_module_list_add(
             &list, Py_BuildValue(
-                       "(KKKNN)", (ull)m->event, (ull)m->allocated_bytes, (ull)m->reserved_bytes,
-                       blocks, segments));
+                       "(KKKN)", (ull)m->event, (ull)m->allocated_bytes, (ull)m->reserved_bytes,
+                       moment_segments(m)));
     }
     return list;
 }
@@ -321,7 +463,7 @@ scan_spans(PyObject *self, PyObject *unused) {
     (void)unused;
     size_t n = 0;
     const struct pya_scan_block *b = pya_scan_spans(scan_from(self), &n);
-    return block_rows(b, n);
+    return block_rows(scan_from(self), b, n, false);
 }
 
 static PyObject *
@@ -359,12 +501,20 @@ scan_frames(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef scan_methods[] = {
-    {"totals", scan_totals, METH_NOARGS, NULL},  {"bins", scan_bins, METH_NOARGS, NULL},
-    {"phases", scan_phases, METH_NOARGS, NULL},  {"steps", scan_steps, METH_NOARGS, NULL},
-    {"stacks", scan_stacks, METH_NOARGS, NULL},  {"ooms", scan_ooms, METH_NOARGS, NULL},
-    {"notes", scan_notes, METH_NOARGS, NULL},    {"moments", scan_moments, METH_NOARGS, NULL},
-    {"spans", scan_spans, METH_NOARGS, NULL},    {"text", scan_text, METH_VARARGS, NULL},
-    {"frames", scan_frames, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
+    {"totals", scan_totals, METH_NOARGS, NULL},
+    {"bins", scan_bins, METH_NOARGS, NULL},
+    {"phases", scan_phases, METH_NOARGS, NULL},
+    {"steps", scan_steps, METH_NOARGS, NULL},
+    {"stacks", scan_stacks, METH_NOARGS, NULL},
+    {"ooms", scan_ooms, METH_NOARGS, NULL},
+    {"notes", scan_notes, METH_NOARGS, NULL},
+    {"moments", scan_moments, METH_NOARGS, NULL},
+    {"blocks", scan_blocks, METH_VARARGS, NULL},
+    {"stack_bytes", scan_stack_bytes, METH_VARARGS, NULL},
+    {"spans", scan_spans, METH_NOARGS, NULL},
+    {"text", scan_text, METH_VARARGS, NULL},
+    {"frames", scan_frames, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot scan_slots[] = {

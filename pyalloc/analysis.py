@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -73,20 +74,36 @@ class Phase:
 
 @dataclass(frozen=True)
 class Moment:
-    """What was alive after so many events.  segments: (address, bytes, stream, device, mapped)."""
+    """What was alive after so many events.  segments: (address, bytes, stream, device, mapped).
+
+    load, sums: give `blocks` and `by_stack`, of which most moments need one at most.
+    """
 
     event: int
     allocated_bytes: int
     reserved_bytes: int
-    blocks: tuple[Block, ...]
     segments: tuple[tuple[int, int, int, int, bool], ...]
+    load: Callable[[], Iterable[Block]] = field(repr=False, compare=False)
+    sums: Callable[[], dict[int, int]] = field(repr=False, compare=False)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The live blocks, by device and address."""
+        return tuple(self.load())
+
+    @cached_property
+    def by_stack(self) -> dict[int, int]:
+        """Bytes of each stack."""
+        return self.sums()
 
     def of_device(self, device: int) -> Moment:
         """What of it was on one device."""
         blocks = tuple(block for block in self.blocks if block.device == device)
         segments = tuple(segment for segment in self.segments if segment[3] == device)
         allocated, reserved = sum(b.bytes for b in blocks), sum(s[1] for s in segments)
-        return Moment(self.event, allocated, reserved, blocks, segments)
+        return Moment(
+            self.event, allocated, reserved, segments, lambda: blocks, lambda: _by_stack(blocks)
+        )
 
     @cached_property
     def gaps(self) -> list[tuple[int, int]]:
@@ -120,18 +137,18 @@ class Moment:
 
 
 def _gaps(
-    segments: Iterable[tuple[int, int, int, int, bool]], blocks: Iterable[Block]
+    segments: Iterable[tuple[int, int, int, int, bool]], blocks: Sequence[Block]
 ) -> list[tuple[int, int]]:
-    taken = sorted((b.device, b.address, b.bytes) for b in blocks)
-    found, at = [], 0
+    found, at, n = [], 0, len(blocks)
     for address, size, _, device, _ in sorted(segments, key=lambda s: (s[3], s[0])):
         end, position = address + size, address
-        while at < len(taken) and taken[at][:2] < (device, address):
+        while at < n and (blocks[at].device, blocks[at].address) < (device, address):
             at += 1
-        while at < len(taken) and taken[at][0] == device and taken[at][1] < end:
-            if taken[at][1] > position:
-                found.append((position, taken[at][1] - position))
-            position = max(position, taken[at][1] + taken[at][2])
+        while at < n and blocks[at].address < end and blocks[at].device == device:
+            start, bytes_ = blocks[at][:2]
+            if start > position:
+                found.append((position, start - position))
+            position = max(position, start + bytes_)
             at += 1
         if position < end:
             found.append((position, end - position))
@@ -140,12 +157,28 @@ def _gaps(
 
 @dataclass(frozen=True)
 class Oom:
-    """An out-of-memory error.  moment: of its device, which alone counts; where: " on device 1" of several."""
+    """An out-of-memory error.  moment: of its device, which alone counts; where: " on device 1" of several.
+
+    capacity: of the device; 0: not known.
+    """
 
     moment: Moment
     asked: int
     free: int
     where: str = ""
+    capacity: int = 0
+
+    @property
+    def is_reserved_known(self) -> bool:
+        """Does the trace tell of device memory, or was there nothing to hold any?"""
+        return bool(self.moment.segments) or not self.moment.blocks
+
+    @property
+    def outside_bytes(self) -> int:
+        """Of the device, what neither is free nor this allocator's."""
+        if not self.capacity or not self.is_reserved_known:
+            return 0
+        return max(self.capacity - self.free - self.moment.reserved_bytes, 0)
 
 
 @dataclass(frozen=True)
@@ -200,6 +233,8 @@ class Analysis:
     _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
     _each_frame: dict[Frame, Frame] = field(default_factory=dict)
     _wheres: dict[int, str] = field(default_factory=dict)
+    _places: dict[int, Place | None] = field(default_factory=dict)
+    _makers: dict[tuple[int, str], str] = field(default_factory=dict)  # by stack and module
     _categories: dict[int, str] = field(default_factory=dict)  # by stack
 
     @classmethod
@@ -210,9 +245,7 @@ class Analysis:
         # The scan counts steps from 1 on; 0 is before the first.
         phases = [Phase(first.text(row[0]), row[1] - 1, *row[2:]) for row in first.phases()]
         notes = caveats.notes_of(first.notes())
-        moments = {
-            wanted: moment(second, row) for wanted, row in zip(at, second.moments(), strict=True)
-        }
+        moments = {wanted: found for wanted, found in zip(at, moments_of(second), strict=True)}
         return cls(
             path=path,
             totals=first.totals(),
@@ -226,7 +259,7 @@ class Analysis:
             scan=second,
             window_end=window_end,
             window_bins=list(second.bins()),
-            spans=_blocks(second, second.spans()),
+            spans=list(map(Block._make, second.spans())),
         )
 
     # ---- looking things up ----
@@ -259,7 +292,8 @@ class Analysis:
             moment = self.moments.get(event)
             if moment is not None:
                 where = f" on device {device}" if len(self.totals["device_peak"]) > 1 else ""
-                return Oom(moment.of_device(device), asked, free, where)
+                capacity = self.totals["capacity"].get(device, 0)
+                return Oom(moment.of_device(device), asked, free, where, capacity)
         return None
 
     def frames(self, stack: int) -> tuple[Frame, ...]:
@@ -274,7 +308,9 @@ class Analysis:
 
     def place(self, stack: int) -> Place | None:
         """The user's line of a stack."""
-        return source.place(self.frames(stack))
+        if stack not in self._places:
+            self._places[stack] = source.place(self.frames(stack))
+        return self._places[stack]
 
     def where(self, stack: int) -> str:
         """The user's line of a stack, and of the library it led to the innermost one; "" without frames."""
@@ -429,9 +465,15 @@ class Analysis:
         return _rows([*rest, *named])
 
     def _maker(self, block: Block) -> str:
+        key = block.stack, block.module
+        if key not in self._makers:
+            self._makers[key] = self._maker_in_python(block)
+        return self._makers[key] or self._line(block, {})
+
+    def _maker_in_python(self, block: Block) -> str:
         where = self.place(block.stack)
         if where is None:
-            return self._line(block, {})
+            return ""
         further = source.inside(self.frames(block.stack))
         if further is None:
             return f"{where.function} ({source.short_file(where.file)})"
@@ -480,7 +522,7 @@ class Analysis:
         at = [self.moments[events[i]] for i in looked_at]
         if len(at) < 3:
             return []
-        tables = [_by_stack(moment.blocks) for moment in at]
+        tables = [moment.by_stack for moment in at]
         found = []
         n_steps = looked_at[-1] - looked_at[0]
         for stack in tables[-1]:
@@ -525,37 +567,18 @@ def _is_autograd(frames: tuple[Frame, ...]) -> bool:
     return any(name.startswith("torch::autograd::Engine::") for name, _, _ in frames)
 
 
-def moment(scan: _core.Scan, row: tuple[Any, ...]) -> Moment:
-    """A row of Scan.moments()."""
-    event, allocated, reserved, blocks, segments = row
-    return Moment(event, allocated, reserved, tuple(_blocks(scan, blocks)), tuple(segments))
-
-
-def _blocks(scan: _core.Scan, rows: Iterable[tuple[Any, ...]]) -> list[Block]:
-    texts: dict[int, str] = {0: ""}
-
-    def text(number: int) -> str:
-        if number not in texts:
-            texts[number] = scan.text(number)
-        return texts[number]
-
+def moments_of(scan: _core.Scan) -> list[Moment]:
+    """Those a scan kept."""
     return [
-        Block(
-            address=b[0],
-            bytes=rounded(b[1]),
-            stream=b[2],
-            alloc_event=b[3],
-            free_event=b[5],
-            stack=b[6],
-            category=text(b[7]),
-            phase=text(b[8]),
-            module=text(b[9]).removeprefix("module:"),
-            step=b[10] - 1,
-            free_phase=text(b[11]),
-            device=b[12],
-            label=text(b[13]),
+        Moment(
+            event,
+            allocated,
+            reserved,
+            tuple(segments),
+            lambda i=i: map(Block._make, scan.blocks(i)),  # type: ignore[misc]
+            functools.partial(scan.stack_bytes, i),
         )
-        for b in rows
+        for i, (event, allocated, reserved, segments) in enumerate(scan.moments())
     ]
 
 

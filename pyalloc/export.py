@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pyalloc import _core
-from pyalloc.analysis import Analysis
+from pyalloc.analysis import Analysis, Block
 from pyalloc.convert import KINDS
 from pyalloc.pickles import SnapshotWriter
 
@@ -131,8 +131,8 @@ def _sizes_at(file: Path, event: int) -> dict[tuple[int, int], int]:
     """Bytes of what was alive then, by device and address: torch's frees carry their size, ours do not need it."""
     if event == 0:
         return {}
-    ((_, _, _, blocks, _),) = _core.Scan(file, n_bins=2, moments=[event]).moments()
-    return {(block[12], block[0]): block[1] for block in blocks}
+    blocks = map(Block._make, _core.Scan(file, n_bins=2, moments=[event]).blocks(0, True))
+    return {(block.device, block.address): block.bytes for block in blocks}
 
 
 def _torch_entries(
@@ -174,7 +174,7 @@ def _torch_entries(
 def _segments(analysis: Analysis) -> list[dict[str, Any]]:
     """Segments and blocks at the end.  A trace without device memory gets one segment for each block."""
     end = analysis.moments[max(analysis.moments)]
-    blocks = sorted(end.blocks, key=lambda b: (b.device, b.address))
+    blocks = end.blocks
     ranges = sorted(end.segments, key=lambda s: (s[3], s[0])) or [
         (b.address, b.bytes, b.stream, b.device, False) for b in blocks
     ]

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, pickles, ranges
-from pyalloc.analysis import Analysis, Block, Moment, moment, rounded
+from pyalloc.analysis import Analysis, Block, Moment, moments_of
 from pyalloc.convert import EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
 
 MAGIC = b"PYATRACE"
+_XZ = b"\xfd7zXZ\x00"
+_GZIP = b"\x1f\x8b"
 Progress = Callable[[int, int], object]
 _LARGE_SHARE = 0.2  # of the peak: what a reduction of a product is looked for in
 _SHORT_LIFE = 12  # events
 _REDUCED = 8  # so many times smaller is what is left
-_MOST_UNPACKED = 500  # bytes a byte of .xz may become; recordings get to 20
+_MOST_UNPACKED = 500  # bytes a byte of .xz or .gz may become; recordings get to 20
 _MOST_UNPACKED_BESIDE = 64 << 20
 _WINDOW_BINS = 600
 _WINDOW_EVENTS = 100_000  # around the peak, where no step tells what belongs together
@@ -105,7 +107,7 @@ def _copy_piece(
 
 
 @contextlib.contextmanager
-def _as_trace_file(path: Path) -> Iterator[Path]:
+def _as_trace_file(path: Path, *, is_unpacked: bool = False) -> Iterator[Path]:
     try:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
@@ -115,12 +117,14 @@ def _as_trace_file(path: Path) -> Iterator[Path]:
         raise TraceError(f"{path}: {error.strerror}{hint}") from None
     if magic == MAGIC:
         yield path
-    elif magic[:6] == b"\xfd7zXZ\x00":
-        with (
-            tempfile.TemporaryDirectory(prefix="pyalloc-") as folder,
-            _as_trace_file(_unpacked(path, Path(folder))) as file,
-        ):
-            yield file
+    elif (magic[:6] == _XZ or magic[:2] == _GZIP) and not is_unpacked:  # some unpack to themselves
+        with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
+            unpacked = _unpacked(path, Path(folder))
+            try:
+                with _as_trace_file(unpacked, is_unpacked=True) as file:
+                    yield file
+            except TraceError as error:
+                raise TraceError(str(error).replace(str(unpacked), str(path))) from None
     elif magic[:1] == b"\x80" or magic[:1] in (b"(", b"]", b"}"):
         snapshot = pickles.load(path)
         with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
@@ -137,17 +141,22 @@ def _as_trace_file(path: Path) -> Iterator[Path]:
 
 
 def _unpacked(path: Path, folder: Path) -> Path:
+    """Of .xz and .gz."""
+    import gzip
     import lzma
+    import zlib
 
+    with path.open("rb") as file:
+        module: Any = gzip if file.read(2) == _GZIP else lzma
     target = folder / "unpacked"
     most = _MOST_UNPACKED_BESIDE + path.stat().st_size * _MOST_UNPACKED
     try:
-        with lzma.open(path, "rb") as source, target.open("wb") as file:
+        with module.open(path, "rb") as source, target.open("wb") as file:
             while file.tell() <= most and (piece := source.read(1 << 20)):
                 file.write(piece)
             if file.tell() > most:
                 raise TraceError(f"{path}: it unpacks to far more than a trace would; refused")
-    except (lzma.LZMAError, EOFError) as error:
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise TraceError(f"{path}: {error}") from None
     except OSError as error:
         raise TraceError(
@@ -268,7 +277,7 @@ def moments_at(path: Path, at: list[int], device: int = -1) -> dict[int, Moment]
     """What was alive at these moments (ascending)."""
     with as_trace_file(path) as file:
         scan = _core.Scan(file, device=device, n_bins=2, moments=at)
-    return dict(zip(at, (moment(scan, row) for row in scan.moments()), strict=True))
+    return dict(zip(at, moments_of(scan), strict=True))
 
 
 def _find_reductions(analysis: Analysis, file: Path, device: int) -> None:
@@ -285,11 +294,11 @@ def _find_reductions(analysis: Analysis, file: Path, device: int) -> None:
     short.sort(key=lambda pair: pair[0])
     if not short:
         return
-    after = _core.Scan(file, device=device, n_bins=2, moments=[at for at, _ in short]).moments()
+    after = moments_of(_core.Scan(file, device=device, n_bins=2, moments=[at for at, _ in short]))
     # Of a line's temporaries the last one, which is reduced.
     found: dict[int, tuple[Block, int]] = {}
-    for (_, block), row in zip(short, after, strict=True):
-        made = [rounded(b[1]) for b in row[3] if b[3] > block.alloc_event]
+    for (_, block), moment in zip(short, after, strict=True):
+        made = [b.bytes for b in moment.blocks if b.alloc_event > block.alloc_event]
         if made and max(made) <= block.bytes // _REDUCED:
             found[block.stack] = block, max(made)
     analysis.reductions.extend(found.values())

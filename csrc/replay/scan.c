@@ -373,6 +373,9 @@ pya_scan_run(const char *path, const struct pya_scan_settings *settings, struct 
     s->events_per_bin = 1;
     s->free_live = SCAN_NONE;
     status = scan_all(s);
+    if (status == PYA_OK) {
+        scan_moments_sort(s);
+    }
     s->settings = NULL;
     *out = s;
     return status;

@@ -74,7 +74,7 @@ struct pya_scan_segment {
 
 struct pya_scan_moment {
     uint64_t event, allocated_bytes, reserved_bytes;
-    struct pya_scan_block *blocks;
+    struct pya_scan_block *blocks; /* by device and address */
     size_t n_blocks;
     struct pya_scan_segment *segments; /* by address */
     size_t n_segments;

@@ -83,6 +83,8 @@ bool scan_block_free(struct pya_scan *s, const struct pya_trace_event *e);
 void scan_tell(struct pya_scan *s, const struct pya_trace_event *e);
 /* Those that are due. */
 bool scan_moments_take(struct pya_scan *s);
+/* At the end: the copies of what was alive no longer find their blocks. */
+void scan_moments_sort(struct pya_scan *s);
 /* What is still alive at the end becomes spans too. */
 bool scan_spans_end(struct pya_scan *s);
 

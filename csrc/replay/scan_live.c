@@ -307,6 +307,24 @@ moment_take(struct pya_scan *s) {
     return true;
 }
 
+static int
+compare_places(const void *a, const void *b) {
+    const struct pya_scan_block *x = a;
+    const struct pya_scan_block *y = b;
+    if (x->device != y->device) {
+        return x->device < y->device ? -1 : 1;
+    }
+    return x->addr < y->addr ? -1 : x->addr > y->addr;
+}
+
+void
+scan_moments_sort(struct pya_scan *s) {
+    for (size_t i = 0; i < s->moments.n; i++) {
+        const struct pya_scan_moment *moment = SCAN_ITEM(s->moments, struct pya_scan_moment, i);
+        qsort(moment->blocks, moment->n_blocks, sizeof *moment->blocks, compare_places);
+    }
+}
+
 bool
 scan_moments_take(struct pya_scan *s) {
     const struct pya_scan_settings *settings = s->settings;

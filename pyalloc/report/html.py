@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,13 +97,13 @@ def _content(analysis: Analysis) -> dict[str, Any]:
     window = _window(analysis, names, stacks)
     moments = []
     for _, moment in sorted(analysis.moments.items()):
-        state = _map(analysis, moment, names, stacks)
         if moment is analysis.peak:
-            state["flame"] = peak_flame
-        else:
-            labels = [f"{block.phase} (no stack)".lstrip() for block in moment.blocks]
-            state["flame"] = _flame(moment, labels, stacks, _MAX_FLAME_BESIDE)
-        moments.append(state)
+            moments.append({**_map(analysis, moment, names, stacks), "flame": peak_flame})
+            continue
+        passing = replace(moment)  # its blocks are not kept
+        labels = [_nameless(block) for block in passing.blocks]
+        flame = _flame(passing, labels, stacks, _MAX_FLAME_BESIDE)
+        moments.append({**_map(analysis, passing, names, stacks), "flame": flame})
     origin = analysis.totals["first_ns"]
     tables = {
         key: [[row["name"], row["bytes"], row["blocks"]] for row in summary["peak"][field][:_TOP]]
@@ -186,6 +187,10 @@ def _phase_sums(analysis: Analysis) -> list[list[Any]]:
     return list(sums.values())[:_TOP]
 
 
+def _nameless(block: Block) -> str:
+    return "" if block.stack else f"{block.phase} (no stack)".lstrip()
+
+
 def _flame(moment: Moment, labels: list[str], stacks: _Stacks, limit: int) -> list[list[int]]:
     """[stack, bytes, blocks] of a moment, largest first; what is beyond the limit is the last one's."""
     sums: dict[tuple[int, str], list[int]] = {}
@@ -235,7 +240,7 @@ def _index(names: list[str], name: str) -> int:
 
 def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: _Stacks) -> dict[str, Any]:
     """Segments as [bytes, [piece bytes, name, stack, ...]]: small neighbours are joined."""
-    blocks = sorted(moment.blocks, key=lambda block: (block.device, block.address))
+    blocks = moment.blocks
     smallest = moment.reserved_bytes // _MAX_PIECES
     segments: list[tuple[int, list[int]]] = []
     at = 0
@@ -266,7 +271,7 @@ def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: _Stacks) 
 def _pieces(
     analysis: Analysis,
     segment: tuple[int, int],
-    blocks: list[Block],
+    blocks: Sequence[Block],
     known: tuple[list[str], _Stacks],
     smallest: int,
 ) -> list[int]:

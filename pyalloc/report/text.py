@@ -10,7 +10,7 @@ from typing import Any
 
 from pyalloc import console
 from pyalloc.advice import advise, size
-from pyalloc.analysis import Analysis, Moment, Oom, Phase, Row
+from pyalloc.analysis import MIB, Analysis, Moment, Oom, Phase, Row
 
 WIDTH = 80
 # The cost table has no measurement of pieces of 20 MiB, so that the model makes none.
@@ -18,6 +18,8 @@ PAGEWISE = (
     "Calls of expandable segments are those for pieces of 2 MiB; torch takes 20 MiB at once for requests above 1 MiB, "
     "with up to ten times fewer calls."
 )
+_LARGEST_STEP = 64 * MIB  # that an allocator grows by for a smaller request
+_MUCH_OUTSIDE = 0.05  # of a device: a context alone is less on most
 _FILLER = "\0"  # in no name
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -180,8 +182,8 @@ def _where(analysis: Analysis) -> str:
     return f", in {phase} of step {step}" if phase else f", in step {step}"
 
 
-def out_of_memory(oom: Oom) -> tuple[str, str, str]:
-    """What was asked for, what there was, and the cause: a sentence each."""
+def out_of_memory(oom: Oom) -> list[str]:
+    """What was asked for, what there was, who else had some, and the cause: a sentence each."""
     moment = oom.moment
     there = f"{size(moment.allocated_bytes)} were in use"
     if moment.segments:
@@ -189,11 +191,21 @@ def out_of_memory(oom: Oom) -> tuple[str, str, str]:
             f" and {size(moment.reserved_bytes)} reserved: {size(moment.idle_bytes)} idle, the largest piece "
             f"{size(moment.largest_gap)}"
         )
-    return (
+    return [
         f"out of memory{oom.where}: {size(oom.asked)} were asked for, the device had {size(oom.free)} free",
         f"{there}.",
+        *_outside(oom),
         _cause(oom),
-    )
+    ]
+
+
+def _outside(oom: Oom) -> list[str]:
+    if oom.outside_bytes < oom.capacity * _MUCH_OUTSIDE or not oom.outside_bytes:
+        return []
+    return [
+        f"{size(oom.outside_bytes)} of the device's {size(oom.capacity)} were held by others than this allocator: "
+        "other processes (nvidia-smi lists them), CUDA's context, NCCL and libraries that take memory themselves."
+    ]
 
 
 def _oom(analysis: Analysis, oom: Oom) -> list[str]:
@@ -206,7 +218,7 @@ def _oom(analysis: Analysis, oom: Oom) -> list[str]:
 def _cause(oom: Oom) -> str:
     moment, asked = oom.moment, oom.asked
     could_have = oom.free + moment.reserved_bytes
-    if moment.segments and asked > could_have:
+    if oom.is_reserved_known and asked > could_have:
         return (
             f"Cause: this request alone is larger than the {size(could_have)} that the program could have had at "
             "all, with everything freed: look at the sizes it comes from, or make it in parts."
@@ -215,6 +227,11 @@ def _cause(oom: Oom) -> str:
         return (
             "Cause: fragmentation. The idle memory would have been enough, but no piece of it was large enough. "
             + joined(moment, asked)
+        )
+    if oom.free - asked >= _LARGEST_STEP:
+        return (
+            "Cause: a limit. The device had enough free, but the program may not have it: "
+            "torch.cuda.set_per_process_memory_fraction(), pyalloc.set_limit() or an option sets how much."
         )
     return (
         "Cause: the program really needs more than there is at this point, even with nothing wasted: "
@@ -237,7 +254,7 @@ def explain_oom(analysis: Analysis, device: int, asked: int, trace: Path) -> str
     shown = analysis.moments.get(oom[0], moment)
     lines = [
         f"device {device}, {analysis.notes.get('command', '')}",
-        *_oom(analysis, Oom(shown, asked, oom[2])),
+        *_oom(analysis, Oom(shown, asked, oom[2], "", analysis.totals["capacity"].get(device, 0))),
     ]
     place = analysis.place(oom[5]) if len(oom) > 5 else None
     if place is not None:

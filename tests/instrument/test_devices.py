@@ -139,3 +139,37 @@ def test_what_a_trace_does_not_have_is_said_by_every_command(plan: Plan) -> None
         (MIB, 2 * MIB)
     ]
     assert "tells of no memory of device 5" in pyalloc("diff", path, "--device", "5", expect=2)
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_memory_that_others_hold_is_told_when_it_ran_out(plan: Plan, has_own: bool) -> None:
+    plan.event("device", "a card", bytes=100 * MIB)
+    if has_own:
+        plan.event("segment_alloc", addr=1 << 40, bytes=64 * MIB)
+        plan.event("alloc", addr=1 << 40, bytes=64 * MIB)
+    plan.event("oom", bytes=16 * MIB, arg=3 * MIB)
+    plan.event("oom", bytes=16 * MIB, arg=3 * MIB)
+    path = plan.done()
+    shown = " ".join(pyalloc("report", path, "--no-replay", "-q").split())
+    held = "33.0 MiB" if has_own else "97.0 MiB"
+    assert f"{held} of the device's 100.0 MiB were held by others than this allocator" in shown
+    (told,) = html._out_of_memory(trace.analyse(path))
+    assert held in told.text
+
+
+@pytest.mark.parametrize("capacity", [67 * MIB, 70 * MIB, 0])
+def test_a_context_or_an_unknown_capacity_is_not_told(plan: Plan, capacity: int) -> None:
+    if capacity:
+        plan.event("device", "a card", bytes=capacity)
+    plan.event("segment_alloc", addr=1 << 40, bytes=64 * MIB)
+    plan.event("alloc", addr=1 << 40, bytes=64 * MIB)
+    plan.event("oom", bytes=16 * MIB, arg=3 * MIB)
+    assert "held by others" not in pyalloc("report", plan.done(), "--no-replay", "-q")
+
+
+def test_a_limit_is_told_from_a_full_device(plan: Plan) -> None:
+    plan.event("segment_alloc", addr=1 << 40, bytes=64 * MIB)
+    plan.event("alloc", addr=1 << 40, bytes=64 * MIB)
+    plan.event("oom", bytes=16 * MIB, arg=500 * MIB)
+    shown = " ".join(pyalloc("report", plan.done(), "--no-replay", "-q").split())
+    assert "Cause: a limit. The device had enough free" in shown and "really needs" not in shown

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import lzma
+import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from instrument.tools import Plan, pyalloc, small_trace
-from pyalloc import console, errors, source, trace
+from pyalloc import _core, console, errors, source, trace
 
 
 def test_every_cut_of_a_trace_is_read_or_refused(plan: Plan, tmp_path: Path) -> None:
@@ -116,3 +120,49 @@ def test_fewer_states_are_kept_of_very_many_blocks(
     monkeypatch.setattr(trace, "_MOST_BLOCKS", 1000)
     found = trace.analyse(path, moments=24)
     assert len(found.moments) == 11 and found.totals["n_live_at_most"] == 100
+
+
+def test_compressed_files_are_read_and_told_by_their_own_name(plan: Plan, tmp_path: Path) -> None:
+    whole = small_trace(plan).read_bytes()
+    packed = gzip.compress(whole)
+    path = tmp_path / "plan.pya.gz"
+    path.write_bytes(packed)
+    assert trace.totals(path) == trace.totals(plan.path)
+    for data, why in (
+        (packed[:-20], "ended before"),
+        (packed[:60] + b"\xff" * 500, ""),
+        (gzip.compress(packed), "neither a trace"),  # some archives unpack to themselves
+        (gzip.compress(b"PYATRACE" + bytes(200 << 20), 9), "unpacks to far more"),
+        (lzma.compress(b"nothing of ours"), "neither a trace"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(errors.TraceError, match=f"^{re.escape(str(path))}: .*{why}"):
+            trace.totals(path)
+
+
+def test_only_moments_that_are_looked_at_become_rows(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 400,000 live blocks each state is a hundred megabytes; what grows is told without."""
+    asked: list[int] = []
+
+    class Scan:
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            self.scan = made(*args, **keywords)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.scan, name)
+
+        def blocks(self, moment: int) -> list[tuple[Any, ...]]:
+            asked.append(moment)
+            return self.scan.blocks(moment)
+
+    path, made = small_trace(plan), _core.Scan
+    monkeypatch.setattr(_core, "Scan", Scan)
+    found = trace.analyse(path)
+    assert found.leak_verdict.startswith("no leak") and len(found.moments) == 8
+    assert len(asked) == 3  # the peak, and what two large blocks of it were made into
+    assert found.peak.allocated_bytes == sum(found.peak.by_stack.values()) == 7 << 20
+    for moment in found.moments.values():
+        assert list(moment.blocks) == sorted(moment.blocks, key=lambda b: (b.device, b.address))
+        assert sum(block.bytes for block in moment.blocks) == moment.allocated_bytes
