@@ -322,7 +322,8 @@ def _typed(size: int) -> str:
 
 def _gave_up(result: Result) -> bool:
     """Whether it seems to have caught an out-of-memory error, and to have left for that: launchers and scripts do."""
-    return result.ooms > 0 and not result.error and 0 < result.exit_code < 128
+    has_failed = 0 < result.exit_code < 128 or (result.exit_code == 0 and not result.devices)
+    return result.ooms > 0 and not result.error and has_failed
 
 
 def _verdict(result: Result) -> str:
@@ -331,7 +332,7 @@ def _verdict(result: Result) -> str:
     if result.error == _OUT_OF_MEMORY:
         where = "the limit that was set" if result.limited else memory
         return f"does not fit {where}: the program died of torch.OutOfMemoryError"
-    if result.exit_code != 0:
+    if result.exit_code != 0 or _gave_up(result):
         end = f"the program {_end(result.exit_code)}"
         return (
             f"probably does not fit {memory}: {end} after {errors}"

@@ -144,3 +144,25 @@ def test_one_process_trains_on_two_devices(torch_found: hostcuda.Torch, tmp_path
     code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0, err[-4000:]
     assert "fits 2.00 GiB" in err
+
+
+def test_a_process_that_nobody_waited_for_ends_without_a_word(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """It complained twice that there is no folder for its figures."""
+    source = """
+        import subprocess, sys, torch
+        torch.ones(1, device="cuda")
+        child = '''
+        import os, time, torch
+        torch.ones(1, device="cuda")
+        print("runs", flush=True)
+        while os.path.exists(os.environ["PYALLOC_DRYRUN_REPORT"]):
+            time.sleep(0.01)
+        '''
+        left = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
+        assert left.stdout.readline() == "runs\\n"
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0
+    assert "atexit" not in err and "counters" not in err, err

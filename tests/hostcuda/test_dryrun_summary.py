@@ -111,6 +111,14 @@ def test_a_program_that_gives_up_after_an_out_of_memory_error_probably_does_not_
         in text
     )
     assert text.endswith("next: pyalloc dryrun --memory 8GB --allocator pyalloc python train.py")
+    nothing = {
+        "exit_code": 0,
+        "fits": False,
+        "ooms": 1,
+        "devices": (),
+    }  # a child of it had the error
+    text = flat(dryrun.summary(result(8 << 30, **nothing)))
+    assert "probably does not fit 8.00 GiB: the program ended with exit code 0 after 1 out" in text
     for other in ({"error": "KeyError"}, {"exit_code": 137}, {"ooms": 0}):
         changed = {"exit_code": 1, "fits": False, "ooms": 2, **other}
         text = dryrun.summary(result(8 << 30, **changed))
