@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import pickle
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from pyalloc._bootstrap import detection, generation, graphs, sizes, truths
+from pyalloc._bootstrap import (
+    contents,
+    detection,
+    following,
+    generation,
+    graphs,
+    jagged,
+    sizes,
+    truths,
+)
 from pyalloc._bootstrap.importing import after_import
 
 
@@ -22,9 +32,11 @@ def give() -> None:
     """Each as soon as its library is imported."""
     after_import("torch", _of_torch)
     after_import("torch.distributed.distributed_c10d", _exchange_objects_on_the_host)
+    after_import("torch.distributed.optim.zero_redundancy_optimizer", _collect_states_on_the_host)
     detection.answer()
     generation.answer()
     graphs.answer()
+    jagged.answer()
 
 
 def _of_torch(torch: Any) -> None:
@@ -32,10 +44,11 @@ def _of_torch(torch: Any) -> None:
     _remember_directions(torch)
     sizes.answer(torch)
     truths.answer(torch)
+    following.answer(torch)
 
 
 def _take_every_step(torch: Any) -> None:
-    """A GradScaler reads from the device whether gradients overflowed; here that would be whatever lay there.
+    """A GradScaler reads from the device whether gradients overflowed, and its scale: here whatever lay there.
 
     Skipping the steps would leave out the optimizer's state, often the largest part of the memory in question.
     """
@@ -43,7 +56,16 @@ def _take_every_step(torch: Any) -> None:
     def step(_scaler: Any, optimizer: Any, _state: Any, *args: Any, **kwargs: Any) -> Any:
         return optimizer.step(*args, **kwargs)
 
-    torch.amp.GradScaler._maybe_opt_step = step
+    scaler = torch.amp.GradScaler
+    scaler._maybe_opt_step = step
+    begin = scaler._lazy_init_scale_growth_tracker
+
+    @functools.wraps(begin)
+    def begin_with_the_scale(self: Any, device: Any) -> None:
+        begin(self, device)
+        contents.write(torch, self._scale, self._init_scale)
+
+    scaler._lazy_init_scale_growth_tracker = begin_with_the_scale
 
 
 def _remember_directions(torch: Any) -> None:
@@ -148,6 +170,28 @@ def _send_objects_by_the_store(c10d: Any) -> None:
         return sender
 
     c10d.send_object_list, c10d.recv_object_list = send_object_list, recv_object_list
+
+
+def _collect_states_on_the_host(zero: Any) -> None:
+    """A ZeroRedundancyOptimizer has their sizes from the device.  For a moment they lie on it on both sides."""
+    send, dist, torch = zero._broadcast_object, zero.dist, zero.torch
+
+    @functools.wraps(send)
+    def _broadcast_object(obj: Any, src_rank: int, group: Any, device: Any) -> Any:
+        if torch.device(device).type != "cuda":
+            return send(obj, src_rank, group, device)
+        is_sender = dist.get_rank() == src_rank
+        buffer = io.BytesIO()
+        if is_sender:
+            torch.save(obj, buffer)
+        told = [buffer.getvalue()]
+        dist.broadcast_object_list(told, src_rank, group)
+        torch.empty(len(told[0]), dtype=torch.uint8, device=device)
+        if is_sender:
+            return obj
+        return torch.load(io.BytesIO(told[0]), map_location=device, weights_only=False)
+
+    zero._broadcast_object = _broadcast_object
 
 
 def _in_group(collective: Callable[..., Any], choose: Callable[[Any], Any]) -> Callable[..., Any]:

@@ -58,16 +58,11 @@ def _all(torch: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reduced(torch: Any, on_host: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """But not of what was changed in place since: loops that count down in it would never end."""
-
-    def is_as_it_was_put(x: Any) -> bool:
-        return not (x.is_floating_point() or x.is_complex() or x.is_inference() or x._version > 0)
-
     def reduce(x: Any, **kind: Any) -> Any:
         if x.numel() == 0:
             on_host(torch.empty(0))  # torch tells what it refuses
         found = kernel(x, **kind)
-        known = contents.there(torch, x) if is_as_it_was_put(x) else None
+        known = contents.put(torch, x)
         if known is not None:
             contents.write(torch, found, on_host(known, **kind))
         return found

@@ -24,6 +24,7 @@ def test_a_gradient_scaler_takes_every_step(torch_found: hostcuda.Torch, tmp_pat
         scaler.scale(model(torch.ones(2, 8).cuda()).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
+        assert scaler.get_scale() == 2.0**16
         assert optimizer.state[model.weight]["momentum_buffer"].shape == (8, 8)
     """
     script = program(tmp_path, source)
@@ -234,6 +235,13 @@ def test_objects_travel_between_ranks(torch_found: hostcuda.Torch, tmp_path: Pat
                 assert dist.recv_object_list(told, group=group, group_src=0) == 0
                 assert told == ["to 1", 7], told
                 dist.send_object_list(["to 0", 8], group=group, group_dst=0)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        weight = torch.nn.Parameter(torch.ones(8, 8, device="cuda"))
+        optimizer = ZeroRedundancyOptimizer([weight], torch.optim.Adam)
+        weight.sum().backward()
+        optimizer.step()
+        optimizer.consolidate_state_dict(1)
+        assert rank == 0 or optimizer.state_dict()["state"][0]["exp_avg"].shape == (8, 8)
         assert dist.get_backend() == "nccl"
         dist.destroy_process_group()
     """
@@ -340,13 +348,66 @@ def test_largest_smallest_and_sum_of_what_the_program_put_there(
         assert compiled(x).shape == torch.func.grad(torch.sum)(x[0, 0].detach()).shape == ()
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             lengths.max(), lengths.sum()
-        assert lengths.any() and not (lengths > 0).any() and lengths.byte().any().dtype == torch.uint8
+        assert lengths.any() and (lengths > 2).sum().item() == 2 and lengths.byte().any().dtype == torch.uint8
         while lengths.max().item() > 0:
             lengths -= 1
         window = torch.hann_window(64).cuda()
         sound = torch.stft(x[:1].repeat(1, 50), 64, window=window, return_complex=True)
         torch.istft(sound, 64, window=window, length=450).sum().backward()
         assert torch.istft(sound.detach(), 64, window=window).shape == (1, 448)
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
+def test_numbers_that_follow_from_what_the_program_put_there(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Along dimensions they were 0, and a comparison of the program's own labels chose all of them."""
+    source = """
+        import torch
+        mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).cuda()
+        lengths = mask.sum(-1, dtype=torch.int32)
+        assert lengths.tolist() == [3, 2] and lengths.dtype == torch.int32 and int(lengths.max()) == 3
+        assert torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int().tolist() == [0, 3, 5]
+        assert mask.argmin(-1).tolist() == [3, 2] and mask.amax(0).tolist() == [1, 1, 1, 0]
+        assert [each.tolist() for each in mask.min(1)] == [[0, 0], [3, 2]]
+        assert [each.tolist() for each in mask.max(0, keepdim=True)][0] == [[1, 1, 1, 0]]
+        assert mask.nonzero().shape == mask.bool().nonzero().shape == (5, 2)
+        labels = torch.tensor([[1, -100, 3]]).cuda()
+        is_counted, unknown = labels != -100, torch.randn(1, 3, device="cuda") > 0
+        assert labels[is_counted].shape == (2,) and labels[~is_counted].shape == (1,)
+        assert labels[is_counted & (labels > torch.tensor(1))].shape == (1,) and (labels & 1).sum() == 2
+        assert labels[unknown].shape == labels[unknown & is_counted].shape == (3,)
+        x, n = torch.randn(4, 5, requires_grad=True, device="cuda"), 0
+        (x.sum(0).max(0).values + x.amax() + x.cumsum(1).half().sum()).backward()
+        assert (x == x).nonzero().shape == (20, 2) and x.max(1).indices.tolist() == [0] * 4
+        known = lambda x, labels: x.sum(0) + (labels != 3).sum(1).amax()
+        assert torch.compile(known, backend="aot_eager", fullgraph=True)(x, labels).shape == (5,)
+        torch.vmap(lambda x: x.max(0).values + x.sum(0) + (x > 1))(x.detach())
+        while (lengths > n).any():
+            n += 1
+        lengths -= 1
+        assert n == 3 and not (lengths > 0).any()
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    assert "taken as all true: 3;" in " ".join(err.split()), err
+
+
+def test_jagged_tensors_are_taken_apart(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Where their parts begin was read from the device, and they had no length."""
+    source = """
+        import torch
+        parts = [torch.randn(n, 8, device="cuda", requires_grad=True) for n in (5, 9, 3)]
+        made = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+        assert [len(each) for each in (made * 2).unbind()] == [5, 9, 3]
+        sum(each.sum() for each in made.unbind()).backward()
+        assert parts[1].grad.shape == (9, 8)
+        values = torch.randn(17, 8, device="cuda")
+        for ends, lengths in (([0, 4, 17], [4, 13]), ([0, 0, 0], [8, 9])):
+            told = torch.nested.nested_tensor_from_jagged(values, torch.tensor(ends).cuda())
+            assert [len(each) for each in told.unbind()] == lengths
     """
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0, err
