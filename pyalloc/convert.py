@@ -54,6 +54,7 @@ class EventWriter:
     # Of a snapshot of pyalloc, which joins pages of a pool by taking them out and putting them back as one: what pools
     # that began in it hold.
     joins_pages: bool = False
+    emptying: set[int] = field(default_factory=set)  # devices whose cache is being emptied
     held: dict[tuple[int, Pool], int] = field(default_factory=dict)
 
     def string(self, text: str) -> int:
@@ -98,6 +99,7 @@ class EventWriter:
             return
         is_oom = action == "oom"
         time_ns = int(entry.get("time_us", 0)) * 1000
+        self._empty_cache(action, entry.get("frames"), device, time_ns)
         pool = _pool(entry.get("pool_id"))
         if self.joins_pages:
             self._hold(action, device, pool, int(entry.get("size", 0)), time_ns)
@@ -125,6 +127,19 @@ class EventWriter:
                 text=self.string(label),
                 time_ns=time_ns,
             )
+
+    def _empty_cache(
+        self, action: str, frames: Sequence[Entry] | None, device: int, time_ns: int
+    ) -> None:
+        """The program gave the cache back, which no entry says; without it replays would keep it."""
+        if action not in ("segment_free", "segment_unmap"):
+            self.emptying.discard(device)
+        elif device not in self.emptying and any(
+            frame["name"] == "empty_cache" and "/torch/" in frame["filename"]
+            for frame in frames or ()
+        ):
+            self.emptying.add(device)
+            self.event(KINDS["empty_cache"], device=device, time_ns=time_ns)
 
     def route(self, device: int, pool: Pool, time_ns: int) -> None:
         """The device's requests go to that pool from here on, as torch's entries tell only by each block."""

@@ -385,3 +385,32 @@ def test_snapshots_of_torch_are_read_and_ours_by_its_viewer(tmp_path: Path, allo
             snapshot = pickle.load(file)
         assert "12.0MiB" in _memory_viz.segsum(snapshot).replace(" ", "")
         assert _memory_viz.trace(snapshot) and _memory_viz.trace_plot(snapshot)
+
+
+@pytest.mark.parametrize(
+    ("file", "peak"), [("/x/torch/cuda/memory.py", 30), ("/home/me/a.py", 42), ("", 42)]
+)
+def test_an_emptied_cache_is_emptied_in_replays_too(tmp_path: Path, file: str, peak: int) -> None:
+    """No entry says so, but the stacks of what went back do; an allocator short of memory has others."""
+    frames = [
+        {"name": "(anonymous)", "filename": "libtorch.so", "line": 0},
+        {"name": "empty_cache", "filename": file, "line": 1},
+    ]
+    entries = [
+        {"action": action, "addr": addr, "size": n * MIB, "stream": 0, "frames": frames * bool(file)}
+        for action, addr, n in (
+            ("segment_alloc", 1 << 30, 12), ("alloc", 1 << 30, 12), ("free_requested", 1 << 30, 12),
+            ("free_completed", 1 << 30, 12), ("segment_free", 1 << 30, 12),
+            ("segment_alloc", 1 << 31, 30), ("alloc", 1 << 31, 30),
+        )
+    ]  # fmt: skip
+    segment = {
+        "address": 1 << 31,
+        "total_size": 30 * MIB,
+        "stream": 0,
+        "blocks": [{"size": 30 * MIB, "state": "active_allocated"}],
+    }
+    path = tmp_path / "emptied.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries]}))
+    with trace.program(path) as program:
+        assert program.replay("native")["peak_bytes"] == peak * MIB
