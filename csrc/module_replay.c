@@ -163,26 +163,22 @@ replay_choose_cost(const char *name, struct pya_replay_settings *out) {
 /* False with an exception set. */
 static bool
 replay_settings(PyObject *args, PyObject *kwargs, struct pya_replay_settings *out) {
-    static char *names[] = {"policy", "capacity", "cost",     "options", "work_delay",
-                            "no_vmm", "check",    "progress", "passes",  NULL};
+    static char *names[] = {"policy", "capacity", "cost",   "options",
+                            "check",  "progress", "passes", NULL};
     const char *policy = NULL;
     const char *cost = "typical";
     const char *options = "";
     unsigned long long capacity = 0;
-    unsigned long long work_delay = 0;
-    int no_vmm = 0;
     int check = 0;
     PyObject *progress = Py_None;
     unsigned int passes = 1;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "s|$KssKppOI", names, &policy, &capacity, &cost, &options, &work_delay,
-            &no_vmm, &check, &progress, &passes)) {
+            args, kwargs, "s|$KsspOI", names, &policy, &capacity, &cost, &options, &check,
+            &progress, &passes)) {
         return false;
     }
     *out = (struct pya_replay_settings){
         .capacity_bytes = (size_t)capacity,
-        .work_delay = work_delay,
-        .no_vmm = no_vmm != 0,
         .check = check != 0,
         .n_passes = passes,
         .progress = progress == Py_None ? NULL : replay_progress,
