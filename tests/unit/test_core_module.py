@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Callable
@@ -145,3 +146,17 @@ def test_every_counter_of_ours_is_explained() -> None:
     counters = re.findall(r"X\((pyalloc_\w+)\)", (root / "csrc/core/stats.h").read_text())
     told = set(re.findall(r"`(pyalloc_\w+)`", (root / "docs/limits.md").read_text()))
     assert len(counters) > 20 and set(counters) == told
+
+
+def names(body: list[ast.stmt]) -> set[str]:
+    told = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    told |= {ast.unparse(node.target) for node in body if isinstance(node, ast.AnnAssign)}
+    return {name for name in told if not name.startswith("__")}
+
+
+def test_the_stub_tells_of_all_there_is_and_of_nothing_else() -> None:
+    stub = ast.parse(Path(_core.__file__).with_name("_core.pyi").read_text()).body
+    assert names(stub) == {name for name in dir(_core) if not name.startswith("__")}
+    for kind in (node for node in stub if isinstance(node, ast.ClassDef)):
+        methods = {name for name in vars(getattr(_core, kind.name)) if not name.startswith("__")}
+        assert names(kind.body) == methods, kind.name
