@@ -46,10 +46,33 @@ struct own_allocator {
     void (*raw_delete)(void *self, void *ptr);
 };
 
+/* What a thread that captures is forbidden, such as cudaMalloc, it may do within this, as in torch's own allocator. */
+class relaxed_capture {
+  public:
+    relaxed_capture() {
+        if (!pya_torch_find(exchange, "cudaThreadExchangeStreamCaptureMode") ||
+            exchange(&mode) != 0) {
+            exchange = nullptr;
+        }
+    }
+    ~relaxed_capture() {
+        if (exchange != nullptr) {
+            (void)exchange(&mode);
+        }
+    }
+    relaxed_capture(const relaxed_capture &) = delete;
+    relaxed_capture &operator=(const relaxed_capture &) = delete;
+
+  private:
+    int (*exchange)(int *mode) = nullptr;
+    int mode = 2; /* cudaStreamCaptureModeRelaxed; then the thread's own */
+};
+
 /* The heap is C and holds a lock: an exception means no memory. */
 pya_dptr
 own_alloc(void *arg, size_t bytes) {
     const auto *own = static_cast<own_allocator *>(arg);
+    const relaxed_capture scope;
     try {
         return static_cast<pya_dptr>(
             reinterpret_cast<uintptr_t>(own->raw_alloc(own->object, bytes)));
@@ -61,6 +84,7 @@ own_alloc(void *arg, size_t bytes) {
 void
 own_free(void *arg, pya_dptr address) {
     const auto *own = static_cast<own_allocator *>(arg);
+    const relaxed_capture scope;
     try {
         own->raw_delete(own->object, pointer_of(address));
     } catch (...) {

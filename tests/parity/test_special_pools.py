@@ -128,6 +128,18 @@ def test_tensors_outlive_their_pool(own: OwnAllocator) -> None:
     assert len(own.sizes) == 1
 
 
+def test_it_is_asked_while_a_graph_is_captured(own: OwnAllocator) -> None:
+    """What it calls may be forbidden to a thread that captures (cudaMalloc), were the thread not let off meanwhile."""
+    given, graph = torch.zeros(1000, device="cuda"), torch.cuda.CUDAGraph()
+    pool = torch.cuda.MemPool(own.allocator)
+    with torch.cuda.graph(graph, pool=pool.id):
+        result = given + 1
+    assert result.data_ptr() in own.sizes
+    graph.replay()
+    torch.cuda.synchronize()
+    graph.reset()
+
+
 def test_the_own_allocator_runs_out(own: OwnAllocator) -> None:
     pool = torch.cuda.MemPool(own.allocator)
     with torch.cuda.use_mem_pool(pool):
