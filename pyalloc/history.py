@@ -162,7 +162,7 @@ def snapshot(
     )
     with_trace = wanted is None or len(wanted) < 3 or bool(wanted[2])
     result: dict[str, Any] = {"allocator_settings": {}, "external_annotations": []}
-    if torch.cuda.is_initialized() and _core.torch_has_slots("pinned memory in snapshots"):
+    if _core.torch_has_slots("pinned memory in snapshots"):
         result = _ask(original, wanted)
     segments, traces = _core.snapshot(torch.cuda.device_count(), with_trace, pool)
     result |= {"segments": segments, "device_traces": traces}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -176,6 +178,21 @@ def test_pinned_memory_only() -> None:
     snapshot = _snapshot()
     assert pinned.data_ptr() in [entry["addr"] for entry in snapshot["host_traces"]]
     assert snapshot["device_traces"][0] == []
+
+
+def test_before_cuda_is_used_a_snapshot_has_the_same_keys() -> None:
+    """And asking does not start CUDA."""
+    program = """
+import torch
+from torch.cuda.memory import _snapshot
+before = _snapshot()
+assert not torch.cuda.is_initialized() and before["segments"] == []
+torch.empty(1, device="cuda")
+after = _snapshot()
+assert before.keys() == after.keys(), (before.keys(), after.keys())
+assert before["allocator_settings"] == after["allocator_settings"], (before, after)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
 
 
 def test_settings_are_torchs() -> None:
