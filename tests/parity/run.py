@@ -1,7 +1,8 @@
-"""Runs pytest on files of this folder under one allocator: run.py native|pyalloc FILE [pytest options]."""
+"""Runs pytest on files of this folder under one allocator."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -22,5 +23,13 @@ def environment(allocator: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    command = [sys.executable, *OPTIONS, *sys.argv[2:]]
-    os.execve(sys.executable, command, environment(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("allocator", choices=("native", "pyalloc"))
+    parser.add_argument(
+        "tests", nargs=argparse.REMAINDER, help="tests/parity/test_x.py, and pytest's options"
+    )
+    asked = parser.parse_args()
+    if not asked.tests:
+        parser.error("which tests?")  # not those of other folders
+    command = [sys.executable, *OPTIONS, *asked.tests]
+    os.execve(sys.executable, command, environment(asked.allocator))

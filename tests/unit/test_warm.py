@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from dry_support import PATIENCE_S, dry_environment, python_for, run_checked, warm_python
+from dry_support import PATIENCE_S, ROOT, dry_environment, python_for, run_checked, warm_python
 
 pytestmark = pytest.mark.torch
 
@@ -87,3 +87,12 @@ def test_programs_that_import_torch_first_are_forked(source: str, is_warm: bool)
     assert (python_for(source) != sys.executable) == is_warm
     assert (python_for(source, ["PYALLOC_CONF"]) != sys.executable) == is_warm
     assert python_for(source, ["PYTORCH_ALLOC_CONF"]) == sys.executable
+
+
+@pytest.mark.parametrize("given", [["--help"], ["native"], ["nativ", "tests/parity/test_pools.py"]])
+def test_the_runner_of_parity_says_how_it_is_called(given: list[str]) -> None:
+    done = run_checked(
+        [sys.executable, str(ROOT / "tests/parity/run.py"), *given],
+        expect=0 if given == ["--help"] else 2,
+    )
+    assert "{native,pyalloc}" in done.stdout + done.stderr
