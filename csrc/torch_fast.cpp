@@ -174,11 +174,16 @@ make(const void *self, void *ptr, int8_t device, int layout) {
 } // namespace
 
 bool
+pya_torch_fast_knows_streams(void) {
+    return find(stream_handle, "_ZNK3c104cuda10CUDAStream6streamEv");
+}
+
+bool
 pya_torch_fast_prepare(void) {
     (void)find(get_device, "_ZN3c104cuda9GetDeviceEPa");
     return find(current_device, "_ZN3c104cuda14current_deviceEv") &&
            find(current_stream, "_ZN3c104cuda20getCurrentCUDAStreamEa") &&
-           find(stream_handle, "_ZNK3c104cuda10CUDAStream6streamEv") &&
+           pya_torch_fast_knows_streams() &&
            find(torch_allocate, PYA_TORCH_METHOD("8allocateEm")) &&
            find(
                torch_deleter,
@@ -246,9 +251,6 @@ pya_torch_fast_note_stream(int8_t device) {
 void
 pya_torch_fast_record_stream(void *self, void *const *data, cuda_stream stream) {
     (void)self;
-    if (stream_handle == nullptr && !pya_torch_fast_prepare()) {
-        throw std::runtime_error("pyalloc: torch's streams were not found");
-    }
     void *handle = handle_of(stream);
     const auto device = static_cast<int8_t>(stream.device >> 8U); /* after the kind of device */
     pya_torch_record(*data, pya_stream_of_device(reinterpret_cast<uintptr_t>(handle), device));

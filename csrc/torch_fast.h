@@ -19,6 +19,8 @@ struct pya_torch_stream {
     uint64_t device;
     uint64_t number;
 };
+/* Can a stream's handle be asked for?  The next function needs it. */
+bool pya_torch_fast_knows_streams(void);
 /* The hook for it gets the handle alone, which does not say whose stream it is.  data: a c10::DataPtr. */
 void pya_torch_fast_record_stream(void *self, void *const *data, struct pya_torch_stream stream);
 /* To be called after the heap has heard of the thread's current stream: is it one that torch did not make? */

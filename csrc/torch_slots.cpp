@@ -302,6 +302,12 @@ needs_fast(const slot &each) {
            each.replacement == as_any(pya_torch_checkpoint_set);
 }
 
+/* Without this torch's own method is as good: it calls the hook. */
+bool
+needs_streams(const slot &each) {
+    return each.replacement == as_any(pya_torch_fast_record_stream);
+}
+
 slot *
 slot_named_in(const std::string &text) {
     for (slot &each : slots) {
@@ -509,8 +515,10 @@ pya_torch_take_slots(void) {
     take_silent(copy, words);
     pya_torch_record_history_has_skip(pya_torch_symbol(HISTORY) != nullptr);
     const bool is_fast = fast_slots_are_there(copy, words);
+    const bool knows_streams = pya_torch_fast_knows_streams();
     for (size_t i = 0; i < N_SLOTS; i++) {
-        if (!is_fast && (i >= N_SLOTS - N_FAST || needs_fast(slots[i]))) {
+        const bool is_of_fast = i >= N_SLOTS - N_FAST || needs_fast(slots[i]);
+        if ((!is_fast && is_of_fast) || (!knows_streams && needs_streams(slots[i]))) {
             slots[i].detail = "off, or torch lacks one of the methods and functions it needs";
         } else if (slots[i].symbol != nullptr) {
             take_exported(slots[i], copy, words);

@@ -1,0 +1,108 @@
+"""A torch that lacks what the bridge looks up: the rest works, and status() says what does not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from dry_support import dry_environment
+
+# Finds everything for everybody, but for pyalloc not what HIDDEN names.  Its last call is a jump, so that RTLD_NEXT means
+# what comes after the caller's library.
+SHIM = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void *
+dlsym(void *library, const char *name) {
+    static void *(*next)(void *, const char *);
+    const char *hidden = getenv("HIDDEN");
+    char key[600];
+    Dl_info caller;
+    if (next == NULL) {
+        next = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    }
+    snprintf(key, sizeof key, ",%s,", name);
+    if (hidden != NULL && strstr(hidden, key) != NULL &&
+        dladdr(__builtin_return_address(0), &caller) != 0 &&
+        strstr(caller.dli_fname, "/_core") != NULL) {
+        return NULL;
+    }
+    return next(library, name);
+}
+"""
+WRAPPER = "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator"
+STREAM = "_ZNK3c104cuda10CUDAStream6streamEv"
+LOCATION = "ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+PROGRAM = """
+import torch, pyalloc
+from pyalloc import _core
+
+lost = [detail for _, works, detail in pyalloc.install().status().features if not works]
+assert lost and lost[0] in str(pyalloc.status()), pyalloc.status()
+data = torch.arange(2**18)
+tensor = data.cuda()
+side = torch.cuda.Stream()
+tensor.record_stream(side)
+with torch.cuda.stream(side):
+    other = torch.empty(2**22, device="cuda")
+assert torch.equal(tensor.cpu(), data)
+assert torch.cuda.memory_allocated() == data.nbytes + 2**24
+del tensor
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    result = other + 1
+graph.replay()
+try:
+    torch.empty(2**40, device="cuda")
+    raise SystemExit("a terabyte was there")
+except RuntimeError as error:
+    assert "out of memory" in str(error), error
+assert torch.cuda.memory_snapshot() and torch.cuda.memory_summary()
+del other, result, graph
+torch.cuda.empty_cache()
+assert torch.cuda.memory_allocated() == 0 and _core.check(0) == 0
+print("done")
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        [f"_ZTV{WRAPPER}E"],
+        [STREAM],
+        ["_ZN3c104cuda14current_deviceEv", f"_Z{WRAPPER}14shareIpcHandleEPv"],
+        [f"_ZN3c10{name}C1{LOCATION}" for name in ("16OutOfMemoryError", "5Error")],
+    ],
+    ids=["vtable", "streams", "device", "errors"],
+)
+def test_symbols_of_torch(tmp_path: Path, hidden: list[str]) -> None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no gcc")
+    shim = tmp_path / "hide.so"
+    command = [compiler, "-O2", "-shared", "-fPIC", "-x", "c", "-o", shim, "-"]
+    subprocess.run(command, input=SHIM, text=True, check=True)
+    env = dry_environment()
+    env |= {
+        "LD_PRELOAD": f"{shim}{os.pathsep}{env['LD_PRELOAD']}",
+        "HIDDEN": f",{','.join(hidden)},",
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PROGRAM)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.stdout.split() == ["done"], done
