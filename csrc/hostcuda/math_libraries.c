@@ -7,6 +7,7 @@
 #include "stubs.h"
 
 #include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* cuBLAS */
@@ -62,6 +63,84 @@ cublasGetStatusString(int status) {
 const char *
 cublasGetStatusName(int status) {
     return cublasGetStatusString(status);
+}
+
+/* cuSPARSE: what sums and products of sparse matrices hold is counted by kernels. */
+struct sparse {
+    int64_t rows, columns, n_elements;
+};
+
+static int
+sparse_create(struct sparse **out, int64_t rows, int64_t columns, int64_t n_elements) {
+    enum { ALLOC_FAILED = 2 };
+    *out = malloc(sizeof **out);
+    if (*out == NULL) {
+        return ALLOC_FAILED;
+    }
+    **out = (struct sparse){rows, columns, n_elements};
+    return 0;
+}
+
+/* The arguments behind the third are not looked at: which arrays hold the elements, and how. */
+int
+cusparseCreateCsr(struct sparse **out, int64_t rows, int64_t columns, int64_t n_elements) {
+    COUNT();
+    return sparse_create(out, rows, columns, n_elements);
+}
+
+int
+cusparseCreateCoo(struct sparse **out, int64_t rows, int64_t columns, int64_t n_elements) {
+    COUNT();
+    return sparse_create(out, rows, columns, n_elements);
+}
+
+int
+cusparseDestroySpMat(struct sparse *matrix) {
+    COUNT();
+    free(matrix);
+    return 0;
+}
+
+int
+cusparseSpMatGetSize(
+    const struct sparse *matrix, int64_t *rows, int64_t *columns, int64_t *n_elements) {
+    COUNT();
+    *rows = matrix->rows;
+    *columns = matrix->columns;
+    *n_elements = matrix->n_elements;
+    return 0;
+}
+
+/* As many elements as there are products, were the elements spread evenly and no two products for one place. */
+int
+cusparseSpGEMM_compute(
+    void *handle, int a_operation, int b_operation, const void *alpha, const struct sparse *a,
+    const struct sparse *b, const void *beta, struct sparse *c, int type, int algorithm,
+    void *description, size_t *workspace) {
+    COUNT();
+    (void)handle, (void)a_operation, (void)b_operation, (void)alpha, (void)beta;
+    (void)type, (void)algorithm, (void)description;
+    *workspace = 0;
+    int64_t inner = a->columns > 0 ? a->columns : 1;
+    int64_t most = c->rows * c->columns;
+    int64_t n_products = a->n_elements * b->n_elements / inner;
+    c->n_elements = n_products < most ? n_products : most;
+    return 0;
+}
+
+/* No two of them at one place. */
+int
+cusparseXcsrgeam2Nnz(
+    void *handle, int rows, int columns, const void *a, int n_a, const void *a_rows,
+    const void *a_columns, const void *b, int n_b, const void *b_rows, const void *b_columns,
+    const void *c, void *c_rows, int *out) {
+    COUNT();
+    (void)handle, (void)a, (void)a_rows, (void)a_columns, (void)b, (void)b_rows, (void)b_columns;
+    (void)c, (void)c_rows;
+    int64_t n = (int64_t)n_a + n_b;
+    int64_t most = (int64_t)rows * columns;
+    *out = (int)(n < most ? n : most);
+    return 0;
 }
 
 /* cuSPARSELt: of a matrix of which half the elements go; ours begins its 512 bytes with these. */

@@ -430,6 +430,26 @@ def test_a_weight_of_which_half_is_left_out(torch_found: hostcuda.Torch, tmp_pat
     assert code == 0, err
 
 
+def test_sums_and_products_of_sparse_matrices(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Nobody told how many elements they have: none, or more than there are addresses."""
+    source = """
+        import torch
+        a, b = (torch.rand(200, 300) > 0.98 for _ in range(2))
+        n_a, n_b = int(a.sum()), int(b.sum())
+        host = a.float().to_sparse_csr(), b.float().t().to_sparse_csr()
+        a, b = (each.cuda() for each in host)
+        other = (torch.rand(200, 300) > 0.98).float().to_sparse_csr()
+        assert (a + other.cuda())._nnz() == n_a + other._nnz()
+        product = torch.sparse.mm(*(each.to_sparse().cuda() for each in host))
+        assert product._nnz() == (a @ b)._nnz() == n_a * n_b // 300, product
+        full = torch.ones(20, 30).to_sparse_csr().cuda()
+        assert (full + full)._nnz() == 600
+        assert torch.sparse.mm(full, torch.ones(30, 20).to_sparse_csr().cuda())._nnz() == 400
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
 def test_sequences_of_unknown_lengths_are_as_long_as_can_be(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
