@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,8 +113,8 @@ def _as_trace_file(path: Path, *, is_unpacked: bool = False) -> Iterator[Path]:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
     except OSError as error:
-        part = Path(f"{path}.part")
-        hint = f"; its recording still runs or was cut off: {part}" if part.exists() else ""
+        part = f"{path}.part"
+        hint = f"; its recording still runs or was cut off: {part}" if os.path.exists(part) else ""
         raise TraceError(f"{path}: {error.strerror}{hint}") from None
     if magic == MAGIC:
         yield path

@@ -60,6 +60,12 @@ def test_other_files_are_refused_in_words(tmp_path: Path, content: bytes) -> Non
     assert "No such file" in pyalloc("report", tmp_path / "absent", expect=2)
 
 
+def test_what_cannot_be_read_is_named_not_what_might_be_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / f"{'x' * 300}.pya"  # as in a folder that is not to be looked into
+    with pytest.raises(errors.TraceError, match=r"\.pya: File name too long$"):
+        trace.analyse(path)
+
+
 def test_names_of_files_need_not_be_text(plan: Plan, tmp_path: Path) -> None:
     path, page = tmp_path / "a\udcff.pya", tmp_path / "page.html"
     small_trace(plan).rename(path)
