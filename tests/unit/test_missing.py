@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from dry_support import dry_environment
 
-# Finds everything for everybody, but for pyalloc not what HIDDEN names.  Its last call is a jump, so that RTLD_NEXT means
-# what comes after the caller's library.
+# Finds everything for everybody, but for pyalloc not what HIDDEN names.  Its last call is a jump: RTLD_NEXT means what
+# comes after the caller's library.
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
