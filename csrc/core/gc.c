@@ -246,7 +246,6 @@ static void
 gc_forgive(struct pya_usage *usage, uint64_t requests) {
     if (usage->collected_at > 0 && requests - usage->collected_at >= 4 * usage->wait) {
         usage->wait = usage->wait / 2 > GC_WAIT_LEAST ? usage->wait / 2 : GC_WAIT_LEAST;
-        usage->owed_pages = 0;
     }
 }
 
