@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from instrument.tools import MIB, pyalloc
-from pyalloc import errors, export, pickles, trace
+from pyalloc import convert, errors, export, pickles, trace
 from pyalloc.advice import advise
 from pyalloc.report import html
 
@@ -414,3 +414,28 @@ def test_an_emptied_cache_is_emptied_in_replays_too(tmp_path: Path, file: str, p
     path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries]}))
     with trace.program(path) as program:
         assert program.replay("native")["peak_bytes"] == peak * MIB
+
+
+def test_segments_are_as_they_were_before_the_history() -> None:
+    def entry(action: str, addr: int, mib: int, stream: int = 0) -> dict[str, object]:
+        return {"action": action, "addr": addr << 30, "size": mib * MIB, "stream": stream}
+
+    trace_of_device = [
+        entry("segment_free", 2, 2, stream=3),
+        entry("segment_unmap", 3, 4, stream=5),
+        entry("segment_alloc", 4, 20),
+        entry("segment_free", 4, 20),
+        {**entry("segment_map", 1, 4), "addr": (1 << 30) + 2 * MIB},  # in the middle of it
+    ]
+    at_end = {"address": 1 << 30, "total_size": 8 * MIB, "stream": 7, "is_expandable": True}
+    before, n_wrong = convert.state_before([{**at_end, "blocks": []}], [trace_of_device])
+    assert [
+        (each["address"], each["total_size"] // MIB, each["stream"], each["is_expandable"])
+        for each in before
+    ] == [
+        (1 << 30, 2, 7, True),
+        ((1 << 30) + 6 * MIB, 2, 7, True),
+        (2 << 30, 2, 3, False),
+        (3 << 30, 4, 5, True),
+    ]
+    assert n_wrong == 0
