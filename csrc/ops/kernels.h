@@ -1,5 +1,6 @@
 #pragma once
-/* The table of kernels each backend fills; ops.c picks one.  Floor 1. */
+/* The table of kernels each backend fills; ops.c picks one, but for the thin ones, which PowerSpherical's others call.
+ * Floor 1. */
 #include "ops.h"
 
 struct pya_kernels {
@@ -18,6 +19,8 @@ struct pya_kernels {
     int pya_ps_backward_##isa(const struct pya_ops_ps *a);                                         \
     int pya_ps_mixture_forward_##isa(const struct pya_ops_ps *a);                                  \
     int pya_ps_mixture_backward_##isa(const struct pya_ops_ps *a);                                 \
+    int pya_ps_thin_forward_##isa(const struct pya_ops_ps *a);                                     \
+    int pya_ps_thin_backward_##isa(const struct pya_ops_ps *a);                                    \
     int pya_additive_forward_##isa(const struct pya_ops_additive *a);                              \
     int pya_additive_backward_##isa(const struct pya_ops_additive *a);                             \
     int pya_attention_forward_##isa(const struct pya_ops_attention *a);                            \

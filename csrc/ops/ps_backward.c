@@ -14,16 +14,6 @@ struct backward_range {
     bool want_value, want_loc;
 };
 
-/* log y + h' of a cosine.  In many dimensions most are near 0: log y is then nearly -log 2 and h' nearly log 2,
- * and what is left of the two has all its digits only as log(1 + u) + (h' - log 2). */
-static inline vr
-backward_slope(const struct ps_tile *w, int j, vr u) {
-    const vm is_near = m_lt(v_set((real)0.5), u);
-    const vr half = v_mul(v_sub(u, v_set(1)), v_set((real)0.5));
-    const vr dh = v_sel(is_near, v_ld(w->dh + j), v_ld(w->dh_far + j));
-    return v_add(v_log1m(v_sel(is_near, half, u)), dh);
-}
-
 /* G of the mixture. */
 static inline vr
 backward_share(const struct ps_tile *w, int l, int j, vr ly) {
@@ -65,7 +55,7 @@ backward_row(const struct ps_tile *w, int l, int nm, const real *grad, bool mixt
             slope = v_add(ly, dh);
             g = mixture ? backward_share(w, l, j, ly) : v_ld(grad + j);
         } else {
-            slope = backward_slope(w, j, ps_clamp(x));
+            slope = ps_slope(w, j, ps_clamp(x));
             g = v_ld(grad + j);
         }
         const vm behind = m_eq(c, v_set(0));
@@ -260,14 +250,6 @@ struct backward_plan {
     bool want_value, want_loc;
 };
 
-/* What a gradient divides by at the antipode and behind it: one rounding step of the caller's numbers. */
-static void
-backward_set_least(struct ps_tile *w, int32_t dtype) {
-    const double step = dtype == PYA_OPS_F64 ? 1.1102230246251565e-16 : 5.9604644775390625e-8;
-    w->least = (real)step;
-    w->least_log_y = (real)log(0.5 * step);
-}
-
 static int
 backward_run(const struct pya_ops_ps *ps, struct backward_plan plan) {
     const ptrdiff_t n_lb = ps_n_blocks(ps->n_l, plan.block_l);
@@ -278,7 +260,7 @@ backward_run(const struct pya_ops_ps *ps, struct backward_plan plan) {
     {
         struct ps_tile w;
         void *scratch = ps_tile_create(&w, ps, PS_BACKWARD);
-        backward_set_least(&w, ps->dtype);
+        ps_set_least(&w, ps->dtype);
         failed |= scratch == NULL;
 #pragma omp for schedule(dynamic, ps_chunk(units, ps->n_threads))
         for (ptrdiff_t k = 0; k < units; k++) {
@@ -302,6 +284,9 @@ backward_run(const struct pya_ops_ps *ps, struct backward_plan plan) {
 
 static int
 backward_all(const struct pya_ops_ps *ps) {
+    if (ps_is_thin(ps)) {
+        return PYA_FN(pya_ps_thin_backward)(ps);
+    }
     const ptrdiff_t block = ps_block(ps->dim);
     const bool want_value = ps->d_value.p != NULL;
     const bool want_loc = ps->d_loc.p != NULL;

@@ -73,97 +73,10 @@ forward_block(
     }
 }
 
-static inline real
-forward_dot(const real *x, const real *y, ptrdiff_t d) {
-    vr s0 = v_set(0);
-    vr s1 = v_set(0);
-    ptrdiff_t k = 0;
-    for (; k + 2 * VW <= d; k += 2 * VW) {
-        s0 = v_fma(v_ld(x + k), v_ld(y + k), s0);
-        s1 = v_fma(v_ld(x + k + VW), v_ld(y + k + VW), s1);
-    }
-    for (; k < d; k += VW) {
-        int n = d - k < VW ? (int)(d - k) : VW;
-        s1 = v_fma(v_ld_n(x + k, n), v_ld_n(y + k, n), s1);
-    }
-    return v_hsum(v_add(s0, s1));
-}
-
-/* The same with all digits, as a gap. */
-static __attribute__((noinline)) real
-forward_sharp_gap(const real *x, const real *y, ptrdiff_t d) {
-    vwide sum;
-    memset(&sum, 0, sizeof sum);
-    for (ptrdiff_t k = 0; k < d; k += VW) {
-        int n = d - k < VW ? (int)(d - k) : VW;
-        sum = w_fma(v_ld_n(x + k, n), v_ld_n(y + k, n), sum);
-    }
-    double above[VW];
-    double below[VW];
-    w_st(above, sum, 1);
-    w_st(below, sum, -1);
-    for (int k = 1; k < VW; k++) {
-        above[0] += above[k] - 1;
-        below[0] += below[k] + 1;
-    }
-    return ps_gap(above[0], below[0]);
-}
-
-static inline real
-forward_gap(const real *x, const real *y, ptrdiff_t d, real low, real high) {
-    const real u = low > 1 ? low : forward_dot(x, y, d);
-    return u < low || u > high || low > 1 ? forward_sharp_gap(x, y, d) : u > 1 ? 0 : u - 1;
-}
-
-/* One sample or one component per t: a product of rows, bound by memory. Units run over (t, l, m)
- * flattened, VW results at a time. */
-static void
-forward_rows(const struct pya_ops_ps *ps, ptrdiff_t first, int n) {
-    const ptrdiff_t d = (ptrdiff_t)ps->dim;
-    const real low = ps_low(d);
-    const real coarseness = (real)ps_coarseness(d);
-    real u[VW];
-    real kappa[VW];
-    real h[VW];
-    real *out[VW] = {NULL};
-    for (int k = 0; k < VW; k++) {
-        u[k] = kappa[k] = h[k] = 0;
-    }
-    for (int k = 0; k < n; k++) {
-        ptrdiff_t m = (first + k) % ps->n_m;
-        ptrdiff_t lt = (first + k) / ps->n_m;
-        ptrdiff_t l = lt % ps->n_l;
-        ptrdiff_t t = lt / ps->n_l;
-        kappa[k] = *ps_row(ps->scale, m, t);
-        bool same = k > 0 && ps->n_m == 1 && l > 0;
-        h[k] = same ? h[k - 1] : (real)pya_special_normalizer((double)kappa[k], (double)ps->dim).h;
-        u[k] = forward_gap(
-            ps_row(ps->value, l, t), ps_row(ps->loc, m, t), d, low,
-            ps_high(coarseness, kappa[k], h[k]));
-        out[k] = (real *)ps->out + l * ps->out_l + m * ps->out_m + t * ps->out_t;
-    }
-    real r[VW];
-    v_st(r, ps_log_prob(ps_gap_log_y(v_ld(u)), v_ld(kappa), v_ld(h)));
-    for (int k = 0; k < n; k++) {
-        *out[k] = r[k];
-    }
-}
-
-static void
-forward_all_rows(const struct pya_ops_ps *ps) {
-    const ptrdiff_t n = (ptrdiff_t)(ps->n_l * ps->n_m * ps->n_t);
-    const ptrdiff_t units = ps_n_blocks(n, VW);
-#pragma omp parallel for num_threads(ps->n_threads) schedule(dynamic, 64)
-    for (ptrdiff_t k = 0; k < units; k++) {
-        forward_rows(ps, k * VW, ps_count(n, k * VW, VW));
-    }
-}
-
 int
 PYA_FN(pya_ps_forward)(const struct pya_ops_ps *ps) {
-    if (ps->n_l == 1 || ps->n_m == 1) {
-        forward_all_rows(ps);
-        return PYA_OPS_OK;
+    if (ps_is_thin(ps) || ps->n_l == 1 || ps->n_m == 1) {
+        return PYA_FN(pya_ps_thin_forward)(ps);
     }
     const ptrdiff_t block = ps_block(ps->dim);
     const ptrdiff_t n_lb = ps_n_blocks(ps->n_l, block);
@@ -274,6 +187,9 @@ mixture_block(struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t t, ptrdi
 
 int
 PYA_FN(pya_ps_mixture_forward)(const struct pya_ops_ps *ps) {
+    if (ps_is_thin(ps)) {
+        return PYA_FN(pya_ps_thin_forward)(ps);
+    }
     const ptrdiff_t block = ps_block(ps->dim);
     const ptrdiff_t n_lb = ps_n_blocks(ps->n_l, block);
     const ptrdiff_t units = (ptrdiff_t)ps->n_t * n_lb;

@@ -128,7 +128,7 @@ ps_refine(real *u, vr high, int k, struct pya_tile_a a, struct pya_tile_b b, rea
 }
 
 /* Makes cosines that are too coarse again, and all of the tile gaps. */
-static __attribute__((noinline)) void
+static __attribute__((noinline, unused)) void
 ps_refine_tile(
     int k, struct pya_tile_a a, struct pya_tile_b b, struct pya_tile_c c, struct ps_limits x) {
     for (int i = 0; i < x.rows; i++) {

@@ -21,7 +21,7 @@ struct ps_tile {
     real *d_value;    /* [lb][ld] */
     real *d_loc;      /* [mb][ld] */
     real *kappa, *h, *dh, *a, *sum_g, *sum_gs; /* [mb] padded to whole vectors */
-    real *dh_far;                              /* dh - log 2, rounded once */
+    real *dh_far;  /* dh - log 2, rounded once; both NULL where no gradient is made */
     real *high;    /* [mb], the cosine above which float is too coarse for the component */
     real low;      /* and the one below which it is for any */
     bool has_high; /* high is finite for any component */
@@ -31,6 +31,14 @@ struct ps_tile {
 };
 
 enum ps_use { PS_FORWARD, PS_MIXTURE, PS_BACKWARD };
+
+/* Few pairs of a sample and a component for each t: a tile would be empty but for those. */
+enum { THIN_PAIRS = 32 };
+
+static inline bool
+ps_is_thin(const struct pya_ops_ps *ps) {
+    return ps->n_l <= THIN_PAIRS && ps->n_m <= THIN_PAIRS && ps->n_l * ps->n_m <= THIN_PAIRS;
+}
 
 static inline ptrdiff_t
 ps_block(int64_t dim) {
@@ -70,11 +78,11 @@ ps_tile_carve(
     }
     w->kappa = scratch_take(s, n);
     w->h = scratch_take(s, n);
-    w->dh = scratch_take(s, n);
-    w->dh_far = scratch_take(s, n);
     w->a = scratch_take(s, n);
     w->high = scratch_take(s, n);
     if (use == PS_BACKWARD) {
+        w->dh = scratch_take(s, n);
+        w->dh_far = scratch_take(s, n);
         w->loc = scratch_take(s, rows);
         w->u = scratch_take(s, (size_t)(w->lb * w->lm));
         w->d_value = scratch_take(s, rows);
@@ -122,25 +130,55 @@ ps_log_ratio(double z) {
     return 2 * z * p;
 }
 
-/* pya_special_normalizer() for many kappa at once where no shift is needed (beta >= 12), written
- * without calls or branches so that the compiler vectorizes it; 1e-11 relative. */
-static inline void
-ps_normalizers(real *h, real *dh, real *dh_far, const real *kappa, int n, double dim) {
+/* log c of a c from 0.75 on */
+static inline double
+ps_log_above(double c) {
+    uint64_t bits;
+    memcpy(&bits, &c, sizeof bits);
+    uint64_t e = (bits - UINT64_C(0x3fe8000000000000)) >> 52; /* c = m 2^e, m in [.75, 1.5) */
+    bits -= e << 52;
+    e += UINT64_C(0x4338000000000000); /* the integer e in the low bits of a double */
+    double m;
+    double exponent;
+    memcpy(&m, &bits, sizeof m);
+    memcpy(&exponent, &e, sizeof exponent);
+    const double f = (m - 1.0) / (m + 1.0);
+    return (exponent - 6755399441055744.0) * 0.69314718055994531 + ps_log_ratio(f);
+}
+
+enum { PS_SHIFT = 12, PS_SHIFT_PART = 3 };
+
+/* pya_special_normalizer() for many kappa >= 0 at once, written without calls or branches so that the compiler
+ * vectorizes it; 1e-11 relative.  shift: PS_SHIFT, or 0 where beta is at least that; in parts, whose products fit in
+ * a double for any float.  slope: dh is wanted. */
+static inline __attribute__((always_inline)) void
+ps_normalizers(struct ps_tile *w, int n, double dim, const int shift, const bool slope) {
     const double b = 0.5 * (dim - 1.0);
+    real *restrict h = w->h;
+    real *restrict slopes = w->dh;
+    real *restrict far = w->dh_far;
+    const real *restrict kappa = w->kappa;
     for (int i = 0; i < n; i++) {
         double a = (double)kappa[i] + b;
+        double inverse = 1.0; /* of what the shift takes from the normalizer */
+        double steps = 0.0;
+#pragma GCC unroll 4
+        for (int part = 0; part < shift; part += PS_SHIFT_PART) {
+            double low = 1.0; /* products of a and a + b */
+            double high = 1.0;
+            double sum = 0.0; /* over low high: the sum of 1 / (a (a + b)) */
+#pragma GCC unroll 3
+            for (int k = 0; k < PS_SHIFT_PART; k++) {
+                sum = sum * (a * (a + b)) + low * high;
+                low *= a;
+                high *= a + b;
+                a += 1.0;
+            }
+            inverse *= high / low;
+            steps += slope ? sum / (low * high) : 0;
+        }
         double c = a + b;
-        uint64_t bits;
-        memcpy(&bits, &c, sizeof bits);
-        uint64_t e = (bits - UINT64_C(0x3fe8000000000000)) >> 52; /* c = m 2^e, m in [.75, 1.5) */
-        bits -= e << 52;
-        e += UINT64_C(0x4338000000000000); /* the integer e in the low bits of a double */
-        double m;
-        double exponent;
-        memcpy(&m, &bits, sizeof m);
-        memcpy(&exponent, &e, sizeof exponent);
-        double f = (m - 1.0) / (m + 1.0);
-        double log_c = (exponent - 6755399441055744.0) * 0.69314718055994531 + ps_log_ratio(f);
+        double log_c = ps_log_above(c);
         double ratio = ps_log_ratio(b / (a + c));
         double ra = 1.0 / a;
         double rc = 1.0 / c;
@@ -148,41 +186,57 @@ ps_normalizers(real *h, real *dh, real *dh_far, const real *kappa, int n, double
         double qc = rc * rc;
         double sa = ra * (1.0 / 12 - qa * (1.0 / 360 - qa * (1.0 / 1260)));
         double sc = rc * (1.0 / 12 - qc * (1.0 / 360 - qc * (1.0 / 1260)));
-        double ta = 0.5 * ra + qa * (1.0 / 12 - qa * (1.0 / 120 - qa * (1.0 / 252)));
-        double tc = 0.5 * rc + qc * (1.0 / 12 - qc * (1.0 / 120 - qc * (1.0 / 252)));
-        h[i] = (real)((a - 0.5) * ratio + b * (log_c - 3.53102424696929079) + sc - sa);
-        dh[i] = (real)(ratio - tc + ta);
-        dh_far[i] = (real)(ratio - tc + ta - 0.69314718055994531);
+        double all = (a - 0.5) * ratio + b * (log_c - 3.53102424696929079) + sc - sa;
+        h[i] = (real)(shift > 0 ? all - ps_log_above(inverse) : all);
+        if (slope) {
+            double ta = 0.5 * ra + qa * (1.0 / 12 - qa * (1.0 / 120 - qa * (1.0 / 252)));
+            double tc = 0.5 * rc + qc * (1.0 / 12 - qc * (1.0 / 120 - qc * (1.0 / 252)));
+            double dh = ratio - tc + ta + b * steps;
+            slopes[i] = (real)dh;
+            far[i] = (real)(dh - 0.69314718055994531);
+        }
     }
 }
 
-/* kappa, h, dh and the log-weights of n components; the padding has no weight. */
+/* By vectors where there are any; a kappa below 0 needs more care. */
 static inline void
-ps_tile_components(
-    struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t m0, int n, ptrdiff_t t) {
-    for (int i = 0; i < n; i++) {
-        w->kappa[i] = *ps_row(ps->scale, m0 + i, t);
-        w->a[i] = ps->log_weights.p != NULL ? *ps_row(ps->log_weights, m0 + i, t) : 0;
+ps_normalize(struct ps_tile *w, int n, int64_t dim) {
+    const bool slope = w->dh != NULL;
+    if (VW > 1 && dim <= 2 * PS_SHIFT && slope) {
+        ps_normalizers(w, n, (double)dim, PS_SHIFT, true);
+    } else if (VW > 1 && dim <= 2 * PS_SHIFT) {
+        ps_normalizers(w, n, (double)dim, PS_SHIFT, false);
+    } else if (VW > 1 && slope) {
+        ps_normalizers(w, n, (double)dim, 0, true);
+    } else if (VW > 1) {
+        ps_normalizers(w, n, (double)dim, 0, false);
     }
-    const bool is_fast = VW > 1 && ps->dim >= 25;
-    if (is_fast) {
-        ps_normalizers(w->h, w->dh, w->dh_far, w->kappa, n, (double)ps->dim);
-    }
     for (int i = 0; i < n; i++) {
-        if (!is_fast || w->kappa[i] < 0) {
-            struct pya_special_norm norm =
-                pya_special_normalizer((double)w->kappa[i], (double)ps->dim);
-            w->h[i] = (real)norm.h;
+        if (VW > 1 && !(w->kappa[i] < 0)) {
+            continue;
+        }
+        struct pya_special_norm norm = pya_special_normalizer((double)w->kappa[i], (double)dim);
+        w->h[i] = (real)norm.h;
+        if (slope) {
             w->dh[i] = (real)norm.dh;
             w->dh_far[i] = (real)(norm.dh - 0.69314718055994531);
         }
     }
+}
+
+/* What follows from kappa, and the padding, which has no weight. */
+static inline void
+ps_tile_finish(struct ps_tile *w, int64_t dim, int n) {
+    ps_normalize(w, n, dim);
     for (int i = n; i < (int)pack_round(n, VW); i++) {
-        w->kappa[i] = w->h[i] = w->dh[i] = w->dh_far[i] = 0;
+        w->kappa[i] = w->h[i] = 0;
         w->a[i] = (real)-INFINITY;
+        if (w->dh != NULL) {
+            w->dh[i] = w->dh_far[i] = 0;
+        }
     }
-    w->low = ps_low(ps->dim);
-    const real coarseness = (real)ps_coarseness(ps->dim);
+    w->low = ps_low(dim);
+    const real coarseness = (real)ps_coarseness(dim);
     real least = 1;
     for (int i = 0; i < (int)pack_round(n, VW); i++) {
         w->high[i] = ps_high(coarseness, w->kappa[i], w->h[i]);
@@ -191,11 +245,40 @@ ps_tile_components(
     w->has_high = least < 1;
 }
 
+/* kappa, h, dh and the log-weights of n components. */
+static inline void
+ps_tile_components(
+    struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t m0, int n, ptrdiff_t t) {
+    for (int i = 0; i < n; i++) {
+        w->kappa[i] = *ps_row(ps->scale, m0 + i, t);
+        w->a[i] = ps->log_weights.p != NULL ? *ps_row(ps->log_weights, m0 + i, t) : 0;
+    }
+    ps_tile_finish(w, ps->dim, n);
+}
+
 /* kappa = 0 is the uniform distribution also at the antipode, where log y is -inf; a NaN stays. */
 static inline vr
 ps_log_prob(vr log_y, vr kappa, vr h) {
     const vr finite = v_max(v_set(-100), log_y);
     return v_fma(kappa, v_sel(m_eq(kappa, v_set(0)), finite, log_y), h);
+}
+
+/* log y + h' of a cosine.  In many dimensions most are near 0: log y is then nearly -log 2 and h' nearly log 2,
+ * and what is left of the two has all its digits only as log(1 + u) + (h' - log 2). */
+static inline vr
+ps_slope(const struct ps_tile *w, int j, vr u) {
+    const vm is_near = m_lt(v_set((real)0.5), u);
+    const vr half = v_mul(v_sub(u, v_set(1)), v_set((real)0.5));
+    const vr dh = v_sel(is_near, v_ld(w->dh + j), v_ld(w->dh_far + j));
+    return v_add(v_log1m(v_sel(is_near, half, u)), dh);
+}
+
+/* What a gradient divides by at the antipode and behind it: one rounding step of the caller's numbers. */
+static inline void
+ps_set_least(struct ps_tile *w, int32_t dtype) {
+    const double step = dtype == PYA_OPS_F64 ? 1.1102230246251565e-16 : 5.9604644775390625e-8;
+    w->least = (real)step;
+    w->least_log_y = (real)log(0.5 * step);
 }
 
 /* Units of work a thread takes at a time: few for heavy units, many for tiny ones. */
