@@ -189,12 +189,43 @@ def _speed_here(
     return {**answer, "turn_ns": list(ns), "median_ns": statistics.median(ns)}
 
 
+def _make_streams(devices: range, n: int) -> ctypes.Array[ctypes.c_uint64]:
+    """So many of each device, its own first: the runtime's number and torch's of each."""
+    import torch
+
+    numbers: list[int] = []
+    for device in devices:
+        numbers += (0, 0)
+        for _ in range(n - 1):
+            stream = torch.cuda.Stream(device)
+            numbers += (stream.cuda_stream, stream.stream_id)
+    return (ctypes.c_uint64 * len(numbers))(*numbers)
+
+
+def _pool_callback(failures: list[Exception]) -> Any:
+    """For C: pools begin, end, are released.  What went wrong is kept: C goes on with requests outside of them."""
+    import torch
+
+    calls = (
+        torch._C._cuda_beginAllocateCurrentThreadToPool,
+        torch._C._cuda_endAllocateToPool,
+        torch._C._cuda_releasePool,
+    )
+
+    def pool(kind: int, device: int, first: int, second: int) -> None:
+        try:
+            calls[kind](device, (first, second))
+        except Exception as error:
+            failures.append(error)
+
+    numbers = (ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64)
+    return ctypes.CFUNCTYPE(None, *numbers)(pool)
+
+
 def _replay_here(
     request: dict[str, Any], allocator: str, caller: ctypes.CDLL, wait: Callable[[], None]
 ) -> dict[str, Any]:
     """In the fork: opens CUDA with the capacity and replays."""
-    import torch
-
     path, capacity, turns = (request[name] for name in ("path", "capacity", "turns"))
 
     message = ctypes.create_string_buffer(256)
@@ -206,11 +237,7 @@ def _replay_here(
     turns = 0 if n_pools.value else turns  # a released pool cannot be begun again
     devices = range(max(1, n_devices.value))
     runtime = _open_cuda(allocator, capacity, len(devices), caller)
-    pairs: list[tuple[int, int]] = []
-    for device in devices:
-        side = [torch.cuda.Stream(device) for _ in range(max(0, n_streams.value - 1))]
-        pairs += [(0, 0), *((stream.cuda_stream, stream.stream_id) for stream in side)]
-    streams = (ctypes.c_uint64 * (2 * len(pairs)))(*(number for pair in pairs for number in pair))
+    streams = _make_streams(devices, n_streams.value)
     runtime.pya_hostcuda_reset_calls()
     for device in devices:
         runtime.pya_hostcuda_reset_peak(device)
@@ -218,23 +245,8 @@ def _replay_here(
     def calls() -> dict[str, int]:
         return {name: runtime.pya_hostcuda_calls(name.encode()) for name in MEMORY_CALLS}
 
-    pool_calls = (
-        torch._C._cuda_beginAllocateCurrentThreadToPool,
-        torch._C._cuda_endAllocateToPool,
-        torch._C._cuda_releasePool,
-    )
-
     failures: list[Exception] = []
-
-    def pool(kind: int, device: int, first: int, second: int) -> None:
-        try:
-            pool_calls[kind](device, (first, second))
-        except Exception as error:  # C would go on with requests outside the pool
-            failures.append(error)
-
-    pool_callback = ctypes.CFUNCTYPE(
-        None, ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64
-    )(pool)
+    pool_callback = _pool_callback(failures)
     result = _Result()
     callback = ctypes.CFUNCTYPE(ctypes.c_uint64)(lambda: sum(calls().values()))
     caller.c10_run(program, streams, int(turns > 0), callback, pool_callback, ctypes.byref(result))
@@ -257,18 +269,20 @@ def _replay_here(
         "mappings_left": runtime.pya_hostcuda_live(b"mappings"),
         "ns_per_op": result.ns / max(1, n_ops.value),
     }
-    # Again, now with everything cached: what the allocator itself costs, and apart from it what device calls do.
     row["turns"] = []
+
+    def run_again() -> tuple[float, float, int]:
+        """Nanoseconds an operation outside and inside of device calls, and how many of these."""
+        before = sum(calls().values())
+        caller.c10_run(program, streams, 1, None, pool_callback, ctypes.byref(result))
+        inside = result.device_ns / max(1, n_ops.value)
+        return result.ns / max(1, n_ops.value) - inside, inside, sum(calls().values()) - before
+
+    # Now with everything cached: what the allocator itself costs, and apart from it what device calls do.
     for _ in range(turns if completed else 0):
         wait()
-        passes = []
-        for _ in range(max(1, TURN_OPS // max(1, n_ops.value))):
-            before = sum(calls().values())
-            caller.c10_run(program, streams, 1, None, pool_callback, ctypes.byref(result))
-            inside = result.device_ns / max(1, n_ops.value)
-            outside = result.ns / max(1, n_ops.value) - inside
-            passes.append((outside, inside, sum(calls().values()) - before))
-        row["turns"].append(sorted(passes)[len(passes) // 2])
+        passes = sorted(run_again() for _ in range(max(1, TURN_OPS // max(1, n_ops.value))))
+        row["turns"].append(passes[len(passes) // 2])
     if row["turns"]:
         row["warm_ns_per_op"], row["warm_device_ns_per_op"], row["warm_calls"] = min(row["turns"])
     return row
