@@ -37,13 +37,13 @@ def phase(name: str) -> Iterator[None]:
 
 def begin_phase(name: str) -> None:
     """Where a `with` block does not fit; every begin needs its end_phase()."""
-    for listener in listeners:
+    for listener in tuple(listeners):  # one that gives up leaves
         listener.on_phase(name, True)
 
 
 def end_phase(name: str) -> None:
     """Ends what begin_phase() of the same name began."""
-    for listener in listeners:
+    for listener in tuple(listeners):
         listener.on_phase(name, False)
 
 
@@ -51,6 +51,6 @@ def step(number: int | None = None) -> int:
     """A training step begins; numbered on from the last one unless a number is given.  Returns the number."""
     current = _steps[0] if number is None else number
     _steps[0] = current + 1
-    for listener in listeners:
+    for listener in tuple(listeners):
         listener.on_step(current)
     return current

@@ -1,0 +1,40 @@
+"""Who is told of phases and steps."""
+
+from __future__ import annotations
+
+import pytest
+
+import pyalloc
+from pyalloc import marks
+
+
+class Heard:
+    def __init__(self, leaves_at: str = "") -> None:
+        self.told: list[object] = []
+        self.leaves_at = leaves_at
+
+    def on_step(self, number: int) -> None:
+        self._hear("step", number)
+
+    def on_phase(self, name: str, begins: bool) -> None:
+        self._hear("begin" if begins else "end", name)
+
+    def _hear(self, what: str, told: object) -> None:
+        self.told.append((what, told))
+        if what == self.leaves_at:
+            marks.listeners.remove(self)
+
+
+@pytest.mark.parametrize("at", ["begin", "end", "step"])
+def test_a_listener_that_leaves_takes_no_mark_from_the_next(
+    monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    leaving, staying = Heard(leaves_at=at), Heard()
+    monkeypatch.setattr(marks, "listeners", [leaving, staying])
+    monkeypatch.setattr(marks, "_steps", [0])
+    assert pyalloc.step(3) == 3 and pyalloc.step() == 4
+    with pytest.raises(ZeroDivisionError), pyalloc.phase("forward"):
+        raise ZeroDivisionError
+    assert staying.told == [("step", 3), ("step", 4), ("begin", "forward"), ("end", "forward")]
+    assert leaving.told[-1][0] == at  # type: ignore[index]
+    assert marks.listeners == [staying]
