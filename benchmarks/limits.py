@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core
-from pyalloc.analysis import PAGE
+from pyalloc.moments import PAGE
 
 LIMITS = (1.0, 1.02, 1.05, 1.1, 1.3)
 

@@ -40,8 +40,8 @@ from benchmarks import hostcuda, limits, settling
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import ALLOCATORS, ROOT, TorchReplay
 from pyalloc import _core
-from pyalloc.analysis import PAGE
 from pyalloc.errors import PyallocError
+from pyalloc.moments import PAGE
 from pyalloc.trace import as_trace_file
 
 NEIGHBOURS = 32

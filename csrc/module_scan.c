@@ -268,7 +268,7 @@ scan_notes(PyObject *self, PyObject *unused) {
 
 /* ---- blocks: there may be millions, so their rows are what pyalloc.analysis.Block holds ---- */
 
-enum { BLOCK_FIELDS = 13 };
+enum { BLOCK_FIELDS = 14 };
 
 /* The texts that rows have named so far, each one object; NULL: not yet. */
 struct block_texts {
@@ -329,6 +329,7 @@ block_row(struct block_texts *texts, const struct pya_scan_block *b, uint64_t by
         block_text(texts, b->free_phase),
         PyLong_FromLong(b->device),
         block_text(texts, b->label),
+        PyLong_FromUnsignedLong(b->pool),
     };
     PyObject *row = PyTuple_New(BLOCK_FIELDS);
     for (Py_ssize_t i = 0; i < BLOCK_FIELDS; i++) {
@@ -458,6 +459,43 @@ scan_moments(PyObject *self, PyObject *unused) {
     return list;
 }
 
+/* {(device, address): pool} of a moment's segments that are private pools' */
+static PyObject *
+scan_segment_pools(PyObject *self, PyObject *args) {
+    unsigned number = 0;
+    if (!PyArg_ParseTuple(args, "I", &number)) {
+        return NULL;
+    }
+    const struct pya_scan_moment *moment = moment_of(self, number);
+    PyObject *dict = moment == NULL ? NULL : PyDict_New();
+    for (size_t i = 0; dict != NULL && i < moment->n_segments; i++) {
+        const struct pya_scan_segment *g = &moment->segments[i];
+        if (g->pool == 0) {
+            continue;
+        }
+        PyObject *key = Py_BuildValue("(iK)", g->device, (ull)g->addr);
+        PyObject *value = PyLong_FromUnsignedLong(g->pool);
+        if (key == NULL || value == NULL || PyDict_SetItem(dict, key, value) != 0) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(key);
+        Py_XDECREF(value);
+    }
+    return dict;
+}
+
+static PyObject *
+scan_pools(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan_pool *p = pya_scan_pools(scan_from(self), &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++, p++) {
+        pya_module_list_add(&list, Py_BuildValue("(KK)", (ull)p->first, (ull)p->second));
+    }
+    return list;
+}
+
 static PyObject *
 scan_spans(PyObject *self, PyObject *unused) {
     (void)unused;
@@ -512,6 +550,8 @@ static PyMethodDef scan_methods[] = {
     {"blocks", scan_blocks, METH_VARARGS, NULL},
     {"stack_bytes", scan_stack_bytes, METH_VARARGS, NULL},
     {"spans", scan_spans, METH_NOARGS, NULL},
+    {"pools", scan_pools, METH_NOARGS, NULL},
+    {"segment_pools", scan_segment_pools, METH_VARARGS, NULL},
     {"text", scan_text, METH_VARARGS, NULL},
     {"frames", scan_frames, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

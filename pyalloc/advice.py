@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pyalloc import source
-from pyalloc.analysis import MIB, Advice, Analysis, Block, Phase, layers_of
+from pyalloc.analysis import Advice, Analysis, Phase, layers_of
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
+from pyalloc.moments import MIB, Block
 
 _FORWARDS = ("forward", "loss")
 _SWITCHES = {  # of libraries' models: checkpointing of all layers

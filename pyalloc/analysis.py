@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyalloc import _core, caveats, source
+from pyalloc.moments import MIB, Block, Moment, moments_of
 from pyalloc.source import Frame, Place
 
-STEP = 512  # allocators round requests to this
-MIB = 2**20
-PAGE = 2 * MIB  # physical memory comes in these
 _FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
 _CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: Hopper and later, before
 _HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
-
-
-def rounded(size: int) -> int:
-    """Bytes a request takes."""
-    return (size + STEP - 1) // STEP * STEP
-
-
-class Block(NamedTuple):
-    """A live block.  bytes: rounded; phase, module: where it was asked for; free_event: None if alive at the end.
-
-    label: what the program calls it.
-    A tuple, as there may be millions: dataclasses take three times as long to make, and as much memory again.
-    """
-
-    address: int
-    bytes: int
-    stream: int
-    alloc_event: int
-    free_event: int | None
-    stack: int
-    category: str
-    phase: str
-    module: str
-    step: int
-    free_phase: str
-    device: int
-    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,89 +40,6 @@ class Phase:
     left_bytes: int
     n_live_begin: int
     n_live_end: int
-
-
-@dataclass(frozen=True)
-class Moment:
-    """What was alive after so many events.  segments: (address, bytes, stream, device, mapped).
-
-    load, sums: give `blocks` and `by_stack`, of which most moments need one at most.
-    """
-
-    event: int
-    allocated_bytes: int
-    reserved_bytes: int
-    segments: tuple[tuple[int, int, int, int, bool], ...]
-    load: Callable[[], Iterable[Block]] = field(repr=False, compare=False)
-    sums: Callable[[], dict[int, int]] = field(repr=False, compare=False)
-
-    @cached_property
-    def blocks(self) -> tuple[Block, ...]:
-        """The live blocks, by device and address."""
-        return tuple(self.load())
-
-    @cached_property
-    def by_stack(self) -> dict[int, int]:
-        """Bytes of each stack."""
-        return self.sums()
-
-    def of_device(self, device: int) -> Moment:
-        """What of it was on one device."""
-        blocks = tuple(block for block in self.blocks if block.device == device)
-        segments = tuple(segment for segment in self.segments if segment[3] == device)
-        allocated, reserved = sum(b.bytes for b in blocks), sum(s[1] for s in segments)
-        return Moment(
-            self.event, allocated, reserved, segments, lambda: blocks, lambda: _by_stack(blocks)
-        )
-
-    @cached_property
-    def gaps(self) -> list[tuple[int, int]]:
-        """(address, bytes) of the idle pieces of the segments."""
-        return _gaps(self.segments, self.blocks)
-
-    @property
-    def unsplit_bytes(self) -> int:
-        """Rests of at most 1 MiB behind large blocks, which torch's allocator does not split off."""
-        if any(mapped for *_, mapped in self.segments):
-            return 0  # expandable segments: all are
-        large = {b.address + b.bytes for b in self.blocks if b.bytes > MIB}
-        rests = large.difference(segment[0] for segment in self.segments)
-        return sum(n for at, n in self.gaps if n <= MIB and at in rests)
-
-    @property
-    def idle_bytes(self) -> int:
-        """Reserved and not in use."""
-        return max(self.reserved_bytes - self.allocated_bytes, 0)
-
-    @property
-    def idle_page_bytes(self) -> int:
-        """Of the idle pieces, what covers whole pages: those can be mapped elsewhere."""
-        pages = sum(max((at + n) // PAGE - -(-at // PAGE), 0) for at, n in self.gaps)
-        return pages * PAGE
-
-    @property
-    def largest_gap(self) -> int:
-        """Largest piece that a request could get."""
-        return max((size for _, size in self.gaps), default=0)
-
-
-def _gaps(
-    segments: Iterable[tuple[int, int, int, int, bool]], blocks: Sequence[Block]
-) -> list[tuple[int, int]]:
-    found, at, n = [], 0, len(blocks)
-    for address, size, _, device, _ in sorted(segments, key=lambda s: (s[3], s[0])):
-        end, position = address + size, address
-        while at < n and (blocks[at].device, blocks[at].address) < (device, address):
-            at += 1
-        while at < n and blocks[at].address < end and blocks[at].device == device:
-            start, bytes_ = blocks[at][:2]
-            if start > position:
-                found.append((position, start - position))
-            position = max(position, start + bytes_)
-            at += 1
-        if position < end:
-            found.append((position, end - position))
-    return found
 
 
 @dataclass(frozen=True)
@@ -438,6 +325,36 @@ class Analysis:
             return []
         return _rows((block.label or "(no label)", block) for block in held)
 
+    def by_pool(self, moment: Moment) -> list[Row]:
+        """Bytes in use of each private pool and of what is in none; nothing where there is no private pool."""
+        reserved = moment.reserved_by_pool()
+        if not reserved and not any(block.pool for block in moment.blocks):
+            return []
+        rows = _rows((self.pool_name(block.pool), block) for block in moment.blocks)
+        empty = {self.pool_name(pool) for pool in reserved} - {row.name for row in rows}
+        return [*rows, *(Row(name, 0, 0) for name in sorted(empty))]
+
+    def idle_pools(self, moment: Moment) -> list[Row]:
+        """Device memory of each private pool that nothing lies in, largest first."""
+        idle = moment.reserved_by_pool()
+        for block in moment.blocks:
+            if block.pool in idle:
+                idle[block.pool] -= block.bytes
+        rows = [Row(self.pool_name(pool), n, 0) for pool, n in idle.items() if n > 0]
+        return sorted(rows, key=lambda row: (-row.bytes, row.name))
+
+    def pool_name(self, pool: int) -> str:
+        """As torch numbers it."""
+        return f"private pool {self.pool_id(pool)}" if pool else "(no private pool)"
+
+    def pool_id(self, pool: int) -> tuple[int, int]:
+        """Of a private pool; (0, 0): none."""
+        return self._pools[pool - 1] if pool else (0, 0)
+
+    @cached_property
+    def _pools(self) -> list[tuple[int, int]]:
+        return self.scan.pools()
+
     @staticmethod
     def by_size(blocks: Iterable[Block]) -> list[Row]:
         """Bytes of each size class (powers of two), largest first."""
@@ -567,21 +484,6 @@ def _is_autograd(frames: tuple[Frame, ...]) -> bool:
     return any(name.startswith("torch::autograd::Engine::") for name, _, _ in frames)
 
 
-def moments_of(scan: _core.Scan) -> list[Moment]:
-    """Those a scan kept."""
-    return [
-        Moment(
-            event,
-            allocated,
-            reserved,
-            tuple(segments),
-            lambda i=i: map(Block._make, scan.blocks(i)),  # type: ignore[misc]
-            functools.partial(scan.stack_bytes, i),
-        )
-        for i, (event, allocated, reserved, segments) in enumerate(scan.moments())
-    ]
-
-
 def _rows(named: Iterable[tuple[str, Block]]) -> list[Row]:
     sums: dict[str, list[int]] = {}
     for name, block in named:
@@ -590,10 +492,3 @@ def _rows(named: Iterable[tuple[str, Block]]) -> list[Row]:
         pair[1] += 1
     rows = [Row(name, size, n) for name, (size, n) in sums.items()]
     return sorted(rows, key=lambda row: (-row.bytes, row.name))
-
-
-def _by_stack(blocks: Iterable[Block]) -> dict[int, int]:
-    table: dict[int, int] = defaultdict(int)
-    for block in blocks:
-        table[block.stack] += block.bytes
-    return table

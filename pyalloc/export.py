@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pyalloc import _core
-from pyalloc.analysis import Analysis, Block
+from pyalloc.analysis import Analysis
 from pyalloc.convert import KINDS
+from pyalloc.moments import Block
 from pyalloc.pickles import SnapshotWriter
 
 _NAMES = {number: name for name, number in KINDS.items()}
@@ -208,7 +209,7 @@ def _segments(analysis: Analysis) -> list[dict[str, Any]]:
                 "requested_size": live,
                 "stream": stream,
                 "segment_type": "large" if length > 2 * 2**20 else "small",
-                "segment_pool_id": (0, 0),
+                "segment_pool_id": analysis.pool_id(end.pools.get((device, address), 0)),
                 "is_expandable": mapped,
                 "frames": [],
                 "blocks": pieces,

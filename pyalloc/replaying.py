@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pyalloc import _core
-from pyalloc.analysis import PAGE
 from pyalloc.dryrun import parse_bytes
 from pyalloc.errors import UsageError
+from pyalloc.moments import PAGE
 
 Progress = Callable[[int, int], object]
 

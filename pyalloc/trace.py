@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, pickles, ranges
-from pyalloc.analysis import Analysis, Block, Moment, moments_of
+from pyalloc.analysis import Analysis
 from pyalloc.convert import EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
+from pyalloc.moments import Block, Moment, moments_of
 
 MAGIC = b"PYATRACE"
 _XZ = b"\xfd7zXZ\x00"

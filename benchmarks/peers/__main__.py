@@ -35,7 +35,7 @@ from benchmarks.speed import measure, patterns
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import ALLOCATORS, Died, TorchReplay
 from pyalloc import _core
-from pyalloc.analysis import PAGE
+from pyalloc.moments import PAGE
 
 #: of each pattern: GMLake takes a millisecond for some
 PAIRS = 20_000

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-enum { MAX_PHASES = 65536, MAX_STEPS = 65536, MAX_OOMS = 256 };
+enum { MAX_PHASES = 65536, MAX_STEPS = 65536, MAX_OOMS = 256, MAX_POOLS = 4096 };
 #define PROGRESS_EVENTS (UINT64_C(1) << 18)
 
 void *
@@ -157,6 +157,28 @@ note_add(struct pya_scan *s, const struct pya_trace_event *e) {
     return true;
 }
 
+/* Private pools by number of appearance, from 1. */
+static bool
+pool_begin(struct pya_scan *s, const struct pya_trace_event *e) {
+    size_t i = s->pools.n; /* the latest ones are asked most */
+    while (i > 0 && (SCAN_ITEM(s->pools, struct pya_scan_pool, i - 1)->first != e->addr ||
+                     SCAN_ITEM(s->pools, struct pya_scan_pool, i - 1)->second != e->arg)) {
+        i--;
+    }
+    if (i == 0 && s->pools.n == MAX_POOLS) {
+        s->totals.n_lost++;
+    } else if (i == 0) {
+        struct pya_scan_pool *pool = SCAN_ADD(s->pools, struct pya_scan_pool);
+        if (pool == NULL) {
+            return false;
+        }
+        *pool = (struct pya_scan_pool){e->addr, e->arg};
+        i = s->pools.n;
+    }
+    s->routed[e->device] = (uint32_t)i;
+    return true;
+}
+
 /* ---- the timeline ---- */
 
 static void
@@ -288,6 +310,11 @@ scan_apply(struct pya_scan *s, const struct pya_trace_event *e) {
         return true;
     case PYA_TRACE_USER:
         return note_add(s, e);
+    case PYA_TRACE_POOL_BEGIN:
+        return pool_begin(s, e);
+    case PYA_TRACE_POOL_END:
+        s->routed[e->device] = 0;
+        return true;
     default:
         return true;
     }
@@ -399,6 +426,7 @@ GETTER(ooms, struct pya_scan_oom)
 GETTER(notes, uint32_t)
 GETTER(moments, struct pya_scan_moment)
 GETTER(spans, struct pya_scan_block)
+GETTER(pools, struct pya_scan_pool)
 
 const struct pya_trace_reader *
 pya_scan_reader(const struct pya_scan *scan) {
@@ -422,7 +450,7 @@ pya_scan_destroy(struct pya_scan *scan) {
     }
     const struct scan_list *lists[] = {&scan->bins,  &scan->phases,   &scan->steps,   &scan->stacks,
                                        &scan->ooms,  &scan->notes,    &scan->moments, &scan->copies,
-                                       &scan->lives, &scan->segments, &scan->spans};
+                                       &scan->lives, &scan->segments, &scan->spans,   &scan->pools};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         free(lists[i]->items);
     }

@@ -64,12 +64,20 @@ struct pya_scan_block {
     uint32_t stack, category, phase, module, step, free_phase;
     int device;
     uint32_t label; /* text; 0: the program gave it none */
+    uint32_t pool;  /* private pool, from 1; 0: none */
 };
 
 struct pya_scan_segment {
     uint64_t addr, bytes, stream;
     int device;
     bool is_mapped; /* by pages, of a larger range */
+    bool is_used;   /* a block was asked for in it */
+    uint32_t pool;  /* of the last one that was; as a block's */
+};
+
+/* As torch numbers it. */
+struct pya_scan_pool {
+    uint64_t first, second;
 };
 
 struct pya_scan_moment {
@@ -106,6 +114,8 @@ const struct pya_scan_step *pya_scan_steps(const struct pya_scan *scan, size_t *
 /* By number of the stack. */
 const struct pya_scan_stack *pya_scan_stacks(const struct pya_scan *scan, size_t *n);
 const struct pya_scan_oom *pya_scan_ooms(const struct pya_scan *scan, size_t *n);
+/* Private pools by number - 1. */
+const struct pya_scan_pool *pya_scan_pools(const struct pya_scan *scan, size_t *n);
 /* Texts of the notes (USER events). */
 const uint32_t *pya_scan_notes(const struct pya_scan *scan, size_t *n);
 const struct pya_scan_moment *pya_scan_moments(const struct pya_scan *scan, size_t *n);

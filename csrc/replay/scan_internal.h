@@ -32,13 +32,14 @@ struct pya_scan {
     const struct pya_scan_settings *settings;
     struct pya_scan_totals totals;
     struct scan_list bins, phases, steps, stacks, ooms, notes, moments, copies, lives, segments,
-        spans;
+        spans, pools;
     uint64_t span_bytes; /* smaller ones are no longer kept */
     uint64_t events_per_bin;
     uint32_t *table; /* index into lives + 1; 0: empty */
     size_t table_size, n_live;
     uint32_t free_live;
     uint64_t allocated, reserved;
+    uint32_t routed[PYA_MAX_DEVICES]; /* where requests go now: a block's pool */
     uint64_t allocated_of[PYA_MAX_DEVICES], reserved_of[PYA_MAX_DEVICES];
     struct scan_open {
         uint32_t text;
@@ -92,3 +93,6 @@ bool scan_spans_end(struct pya_scan *s);
 
 bool scan_segment_add(struct pya_scan *s, const struct pya_trace_event *e);
 bool scan_segment_remove(struct pya_scan *s, const struct pya_trace_event *e);
+/* Memory of e was asked for where e->addr lies, of the pool that requests go to: its segment, or what it covers of
+ * one of pages, is of that pool from now on. */
+bool scan_segment_use(struct pya_scan *s, const struct pya_trace_event *e);

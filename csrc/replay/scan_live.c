@@ -216,6 +216,7 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     live->row.phase = scan_current_phase(s);
     live->row.module = s->n_modules == 0 ? 0 : s->modules[s->n_modules - 1];
     live->row.step = s->step;
+    live->row.pool = s->routed[e->device];
     stack->n_allocs++;
     stack->bytes += bytes;
     stack->n_live++;
@@ -234,7 +235,7 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     if (s->allocated_of[e->device] > s->totals.device_peak[e->device]) {
         s->totals.device_peak[e->device] = s->allocated_of[e->device];
     }
-    return true;
+    return s->pools.n == 0 || scan_segment_use(s, e);
 }
 
 bool

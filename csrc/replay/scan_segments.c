@@ -79,7 +79,7 @@ scan_segment_add(struct pya_scan *s, const struct pya_trace_event *e) {
     }
     struct pya_scan_segment *before = at > 0 ? next - 1 : NULL;
     if (before != NULL && before->is_mapped && before->device == e->device &&
-        before->addr + before->bytes == e->addr) {
+        before->addr + before->bytes == e->addr && (!joins_next || before->pool == segment.pool)) {
         before->bytes += segment.bytes;
         if (joins_next) {
             memmove(next, next + 1, (s->segments.n - at - 1) * sizeof *next);
@@ -123,5 +123,45 @@ scan_segment_remove(struct pya_scan *s, const struct pya_trace_event *e) {
             s->segments.n--;
         }
     }
+    return true;
+}
+
+/* Cuts a segment at an address within it. */
+static bool
+segment_cut(struct pya_scan *s, size_t at, uint64_t addr) {
+    struct pya_scan_segment *g = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
+    struct pya_scan_segment rest = *g;
+    rest.addr = addr;
+    rest.bytes = g->addr + g->bytes - addr;
+    g->bytes = addr - g->addr;
+    return segment_insert(s, at + 1, rest);
+}
+
+bool
+scan_segment_use(struct pya_scan *s, const struct pya_trace_event *e) {
+    const uint32_t pool = s->routed[e->device];
+    size_t at = segment_search(s, e->addr, e->device);
+    if (at == s->segments.n) {
+        return true; /* the trace does not tell of it */
+    }
+    struct pya_scan_segment *g = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
+    if (g->device != e->device || g->addr > e->addr) {
+        return true;
+    }
+    const uint64_t end = g->addr + g->bytes;
+    if (g->is_mapped && g->is_used && g->pool != pool) { /* pages that went from one to the other */
+        const uint64_t first = pya_round_down(e->addr, PYA_PAGE);
+        const uint64_t last = pya_round_up(e->addr + e->bytes, PYA_PAGE);
+        if (last > e->addr && last < end && !segment_cut(s, at, last)) {
+            return false;
+        }
+        if (first > SCAN_ITEM(s->segments, struct pya_scan_segment, at)->addr &&
+            !segment_cut(s, at++, first)) {
+            return false;
+        }
+        g = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
+    }
+    g->is_used = true;
+    g->pool = pool;
     return true;
 }

@@ -8,8 +8,9 @@ from typing import Any
 
 from pyalloc import console, trace
 from pyalloc.advice import size
-from pyalloc.analysis import Analysis, Moment, Row
+from pyalloc.analysis import Analysis, Row
 from pyalloc.errors import UsageError
+from pyalloc.moments import Moment
 from pyalloc.report import text
 
 _NOTHING = ["every line holds as much as before"]

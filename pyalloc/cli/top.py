@@ -8,11 +8,12 @@ from typing import Any
 
 from pyalloc import console, trace
 from pyalloc.advice import size
-from pyalloc.analysis import Analysis, Moment, Row
+from pyalloc.analysis import Analysis, Row
 from pyalloc.errors import UsageError
+from pyalloc.moments import Moment
 from pyalloc.report import data, text
 
-_GROUPS = ("contributor", "line", "module", "category", "size", "label")
+_GROUPS = ("contributor", "line", "module", "category", "size", "label", "pool")
 
 
 class Command:
@@ -54,8 +55,13 @@ class Command:
                     f"{args.file}: nothing alive {title} has a label; "
                     'torch.cuda.memory._set_memory_metadata("...") gives what is made after it one'
                 )
+            if args.by == "pool" and not rows:
+                raise UsageError(f"{args.file}: there is no private pool {title}")
             content = {"at": args.at, "by": args.by, "rows": data.table(rows, args.n)}
             lines = text.rows(f"{title}, by {args.by}", rows, moment.allocated_bytes, args.n)
+            if args.by == "pool":
+                content["idle"] = data.table(found.idle_pools(moment), args.n)
+                lines += text.idle_pools(found, moment)
         other = "category" if args.by == "line" else "line"
         then = f"pyalloc top {console.quoted(args.file)} --by {other}"
         content["caveats"] = found.caveats
@@ -70,6 +76,8 @@ def grouped(found: Analysis, moment: Moment, by: str) -> list[Row]:
     """Rows of one moment."""
     if by == "contributor":
         return found.contributors(moment)
+    if by == "pool":
+        return found.by_pool(moment)
     groups: dict[str, Any] = {
         "line": found.by_line,
         "module": found.by_module,

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from pyalloc import source
 from pyalloc.advice import advise, size
-from pyalloc.analysis import Advice, Analysis, Block, Moment, Phase
+from pyalloc.analysis import Advice, Analysis, Phase
+from pyalloc.moments import Block, Moment
 from pyalloc.report import data, ranks
 from pyalloc.report.text import PAGEWISE, out_of_memory
 
@@ -27,6 +28,7 @@ _MAX_PHASES = 400
 _MAX_STEPS = 400
 T = TypeVar("T")
 IDLE = 0  # index of idle memory in the palette
+IDLE_IN_POOL = "idle in private pools"
 
 
 def page(analysis: Analysis, compared: Sequence[Analysis] = ()) -> str:
@@ -114,8 +116,9 @@ def _content(analysis: Analysis) -> dict[str, Any]:
             ("module", "by_module"),
             ("size", "by_size"),
             ("label", "by_label"),
+            ("pool", "by_pool"),
         )
-        if summary["peak"][field] or key != "label"  # which few programs give
+        if summary["peak"][field] or key not in ("label", "pool")  # which few programs have
     }
     return {
         "file": analysis.path.name,
@@ -239,10 +242,10 @@ def _index(names: list[str], name: str) -> int:
 
 
 def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: _Stacks) -> dict[str, Any]:
-    """Segments as [bytes, [piece bytes, name, stack, ...]]: small neighbours are joined."""
+    """Segments as [bytes, [piece bytes, name, stack, ...], pool]: small neighbours are joined."""
     blocks = moment.blocks
     smallest = moment.reserved_bytes // _MAX_PIECES
-    segments: list[tuple[int, list[int]]] = []
+    segments: list[tuple[int, list[int], str]] = []
     at = 0
     for address, length, _, device, _ in sorted(moment.segments, key=lambda s: (s[3], s[0])):
         while at < len(blocks) and (blocks[at].device, blocks[at].address) < (device, address):
@@ -255,8 +258,10 @@ def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: _Stacks) 
         ):
             inside.append(blocks[at])
             at += 1
-        pieces = _pieces(analysis, (address, length), inside, (names, stacks), smallest)
-        segments.append((length, pieces))
+        pool = moment.pools.get((device, address), 0)
+        idle = _index(names, IDLE_IN_POOL) if pool else IDLE
+        pieces = _pieces(analysis, (address, length, idle), inside, (names, stacks), smallest)
+        segments.append((length, pieces, analysis.pool_name(pool) if pool else ""))
     segments.sort(key=lambda segment: -segment[0])
     return {
         "event": moment.event,
@@ -270,7 +275,7 @@ def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: _Stacks) 
 
 def _pieces(
     analysis: Analysis,
-    segment: tuple[int, int],
+    segment: tuple[int, int, int],
     blocks: Sequence[Block],
     known: tuple[list[str], _Stacks],
     smallest: int,
@@ -286,12 +291,12 @@ def _pieces(
         else:
             found.append([size, name, stack])
 
-    position, end = segment[0], segment[0] + segment[1]
+    position, end, idle = segment[0], segment[0] + segment[1], segment[2]
     for block in blocks:
-        add(block.address - position, IDLE, -1)
+        add(block.address - position, idle, -1)
         stack = stacks.number(block.stack, block.phase or "(no stack)")
         category = _index(names, analysis.category(block))
         add(min(block.bytes, end - block.address), category, stack)
         position = max(position, block.address + block.bytes)
-    add(end - position, IDLE, -1)
+    add(end - position, idle, -1)
     return [number for piece in found for number in piece]

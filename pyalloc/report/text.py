@@ -10,7 +10,8 @@ from typing import Any
 
 from pyalloc import console
 from pyalloc.advice import advise, size
-from pyalloc.analysis import MIB, Analysis, Moment, Oom, Phase, Row
+from pyalloc.analysis import Analysis, Oom, Phase, Row
+from pyalloc.moments import MIB, Moment
 
 WIDTH = 80
 # The cost table has no measurement of pieces of 20 MiB, so that the model makes none.
@@ -150,6 +151,7 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
     labels = analysis.by_label(peak.blocks)
     if labels:
         lines += ["", *rows("by label", labels, peak.allocated_bytes, 6)]
+    lines += _pools(analysis)
     table = phase_table(analysis)
     if table:
         lines += ["", *table]
@@ -161,6 +163,24 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
     if analysis.first_oom is not None:
         lines += ["", *_oom(analysis, analysis.first_oom)]
     return "\n".join(lines)
+
+
+def _pools(analysis: Analysis) -> list[str]:
+    found = analysis.by_pool(analysis.peak)
+    lines = ["", *rows("by private pool", found, analysis.peak.allocated_bytes, 6)] if found else []
+    return lines + idle_pools(analysis, analysis.peak)
+
+
+def idle_pools(analysis: Analysis, moment: Moment) -> list[str]:
+    """What private pools hold beside what is in use there: nobody else gets it."""
+    found = analysis.idle_pools(moment)
+    if not found:
+        return []
+    told = ", ".join(f"{size(row.bytes)} in {row.name}" for row in found[:4])
+    told += f" and {size(sum(row.bytes for row in found[4:]))} in {len(found) - 4} more" * (
+        len(found) > 4
+    )
+    return [wrapped(f"idle, and kept for a CUDA graph or a MemPool: {told}")]
 
 
 def _settings(analysis: Analysis) -> list[str]:

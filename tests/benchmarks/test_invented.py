@@ -14,7 +14,7 @@ import pytest
 from benchmarks.invented import BAR, Row, table
 from benchmarks.torch_replay import ALLOCATORS
 from benchmarks.workloads.invented import Training, invent
-from pyalloc.analysis import STEP
+from pyalloc.moments import STEP
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = range(1, 20)

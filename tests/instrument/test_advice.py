@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pyalloc import advice
-from pyalloc.analysis import Block, Phase
+from pyalloc.analysis import Phase
+from pyalloc.moments import Block
 
 
 def phase(name: str, begin: int, end: int, step: int = 0) -> Phase:

@@ -1,0 +1,166 @@
+"""What was alive at a moment of a trace, and in which device memory."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from pyalloc import _core
+
+STEP = 512  # allocators round requests to this
+MIB = 2**20
+PAGE = 2 * MIB  # physical memory comes in these
+
+
+def rounded(size: int) -> int:
+    """Bytes a request takes."""
+    return (size + STEP - 1) // STEP * STEP
+
+
+class Block(NamedTuple):
+    """A live block.  bytes: rounded; phase, module: where it was asked for; free_event: None if alive at the end.
+
+    label: what the program calls it; pool: the private one it is of, 0: of none.
+    A tuple, as there may be millions: dataclasses take three times as long to make, and as much memory again.
+    """
+
+    address: int
+    bytes: int
+    stream: int
+    alloc_event: int
+    free_event: int | None
+    stack: int
+    category: str
+    phase: str
+    module: str
+    step: int
+    free_phase: str
+    device: int
+    label: str = ""
+    pool: int = 0
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What was alive after so many events.  segments: (address, bytes, stream, device, mapped).
+
+    load, sums: give `blocks` and `by_stack`, of which most moments need one at most.
+    """
+
+    event: int
+    allocated_bytes: int
+    reserved_bytes: int
+    segments: tuple[tuple[int, int, int, int, bool], ...]
+    # By (device, address) of segments of private pools: which.
+    pools: dict[tuple[int, int], int] = field(repr=False)
+    load: Callable[[], Iterable[Block]] = field(repr=False, compare=False)
+    sums: Callable[[], dict[int, int]] = field(repr=False, compare=False)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The live blocks, by device and address."""
+        return tuple(self.load())
+
+    @cached_property
+    def by_stack(self) -> dict[int, int]:
+        """Bytes of each stack."""
+        return self.sums()
+
+    def of_device(self, device: int) -> Moment:
+        """What of it was on one device."""
+        blocks = tuple(block for block in self.blocks if block.device == device)
+        segments = tuple(segment for segment in self.segments if segment[3] == device)
+        allocated, reserved = sum(b.bytes for b in blocks), sum(s[1] for s in segments)
+        return Moment(
+            self.event,
+            allocated,
+            reserved,
+            segments,
+            {key: pool for key, pool in self.pools.items() if key[0] == device},
+            lambda: blocks,
+            lambda: _by_stack(blocks),
+        )
+
+    def reserved_by_pool(self) -> dict[int, int]:
+        """Device memory of each private pool."""
+        sums: dict[int, int] = defaultdict(int)
+        for address, size, _, device, _ in self.segments:
+            sums[self.pools.get((device, address), 0)] += size
+        sums.pop(0, None)
+        return sums
+
+    @cached_property
+    def gaps(self) -> list[tuple[int, int]]:
+        """(address, bytes) of the idle pieces of the segments."""
+        return _gaps(self.segments, self.blocks)
+
+    @property
+    def unsplit_bytes(self) -> int:
+        """Rests of at most 1 MiB behind large blocks, which torch's allocator does not split off."""
+        if any(mapped for *_, mapped in self.segments):
+            return 0  # expandable segments: all are
+        large = {b.address + b.bytes for b in self.blocks if b.bytes > MIB}
+        rests = large.difference(segment[0] for segment in self.segments)
+        return sum(n for at, n in self.gaps if n <= MIB and at in rests)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Reserved and not in use."""
+        return max(self.reserved_bytes - self.allocated_bytes, 0)
+
+    @property
+    def idle_page_bytes(self) -> int:
+        """Of the idle pieces, what covers whole pages: those can be mapped elsewhere."""
+        pages = sum(max((at + n) // PAGE - -(-at // PAGE), 0) for at, n in self.gaps)
+        return pages * PAGE
+
+    @property
+    def largest_gap(self) -> int:
+        """Largest piece that a request could get."""
+        return max((size for _, size in self.gaps), default=0)
+
+
+def _gaps(
+    segments: Iterable[tuple[int, int, int, int, bool]], blocks: Sequence[Block]
+) -> list[tuple[int, int]]:
+    found, at, n = [], 0, len(blocks)
+    for address, size, _, device, _ in sorted(segments, key=lambda s: (s[3], s[0])):
+        end, position = address + size, address
+        while at < n and (blocks[at].device, blocks[at].address) < (device, address):
+            at += 1
+        while at < n and blocks[at].address < end and blocks[at].device == device:
+            start, bytes_ = blocks[at][:2]
+            if start > position:
+                found.append((position, start - position))
+            position = max(position, start + bytes_)
+            at += 1
+        if position < end:
+            found.append((position, end - position))
+    return found
+
+
+def moments_of(scan: _core.Scan) -> list[Moment]:
+    """Those a scan kept."""
+    return [
+        Moment(
+            event,
+            allocated,
+            reserved,
+            tuple(segments),
+            scan.segment_pools(i),
+            lambda i=i: map(Block._make, scan.blocks(i)),  # type: ignore[misc]
+            functools.partial(scan.stack_bytes, i),
+        )
+        for i, (event, allocated, reserved, segments) in enumerate(scan.moments())
+    ]
+
+
+def _by_stack(blocks: Iterable[Block]) -> dict[int, int]:
+    table: dict[int, int] = defaultdict(int)
+    for block in blocks:
+        table[block.stack] += block.bytes
+    return table

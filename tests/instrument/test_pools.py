@@ -1,0 +1,87 @@
+"""Private pools (CUDA graphs, MemPool) beside the rest: what is in use there, and what they keep."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+from instrument.tools import Plan, pyalloc
+from pyalloc import trace
+from pyalloc.report import html, text
+
+MIB = 2**20
+AT = 1 << 40
+
+
+def graphs(plan: Plan) -> Path:
+    """8 MiB in no pool; a graph's pool of 22 MiB with 2 in use and an idle one of 6; a pool on device 1 of pages."""
+    plan.event("segment_alloc", addr=AT, bytes=20 * MIB)
+    plan.event("alloc", addr=AT, bytes=8 * MIB, stack=plan.stack(3))
+    plan.event("pool_begin", addr=1, arg=0)
+    for at, size in ((AT + 64 * MIB, 20), (AT + 128 * MIB, 2)):
+        plan.event("segment_alloc", addr=at, bytes=size * MIB)
+        plan.event("alloc", addr=at, bytes=2 * MIB, stack=plan.stack(4))
+    plan.event("free_requested", addr=AT + 64 * MIB)
+    plan.event("pool_end", addr=1, arg=0)
+    plan.event("pool_begin", addr=2, arg=0)
+    plan.event("segment_alloc", addr=AT + 256 * MIB, bytes=6 * MIB)
+    plan.event("alloc", addr=AT + 256 * MIB, bytes=6 * MIB, stack=plan.stack(5))
+    plan.event("free_requested", addr=AT + 256 * MIB)
+    plan.event("pool_end", addr=2, arg=0)
+    plan.event("alloc", addr=AT + 10 * MIB, bytes=10 * MIB, stack=plan.stack(3))
+    return plan.done()
+
+
+def test_what_a_pool_keeps_is_told(plan: Plan, tmp_path: Path) -> None:
+    path = graphs(plan)
+    found = trace.analyse(path)
+    peak = found.peak
+    rows = [(row.name, row.bytes, row.blocks) for row in found.by_pool(peak)]
+    assert rows == [
+        ("(no private pool)", 18 * MIB, 2),
+        ("private pool (1, 0)", 2 * MIB, 1),
+        ("private pool (2, 0)", 0, 0),
+    ]
+    idle = [(row.name, row.bytes) for row in found.idle_pools(peak)]
+    assert idle == [("private pool (1, 0)", 20 * MIB), ("private pool (2, 0)", 6 * MIB)]
+    for words in (("report", "--no-replay"), ("top", "--by", "pool")):
+        shown = pyalloc(*words, path, "-q")
+        told = " ".join(shown.split())
+        assert "2.0 MiB 10.0 % 1 x private pool (1, 0)" in told
+        assert "20.0 MiB in private pool (1, 0), 6.0 MiB in private pool (2, 0)" in told
+        assert all(len(line) <= 80 for line in shown.splitlines())
+    data = json.loads(pyalloc("top", path, "--by", "pool", "--json", "-q"))
+    assert [row["bytes"] for row in data["idle"]] == [20 * MIB, 6 * MIB]
+    page = html.page(found)
+    assert '"idle in private pools"' in page and '"private pool (2, 0)"' in page
+    target = tmp_path / "torch.pickle"
+    pyalloc("export", path, "--to", "torch", "-o", target)
+    segments = pickle.loads(target.read_bytes())["segments"]
+    assert [s["segment_pool_id"] for s in segments] == [(0, 0), (1, 0), (1, 0), (2, 0)]
+
+
+def test_a_program_without_pools_is_told_of_none(plan: Plan) -> None:
+    plan.event("segment_alloc", addr=AT, bytes=20 * MIB)
+    plan.event("alloc", addr=AT, bytes=8 * MIB)
+    path = plan.done()
+    found = trace.analyse(path)
+    assert found.by_pool(found.peak) == found.idle_pools(found.peak) == []
+    assert "pool" not in text.summary(found) and '"pool":[[' not in html.page(found)
+    assert "there is no private pool" in pyalloc("top", path, "--by", "pool", expect=2)
+
+
+def test_pages_go_from_one_pool_to_another(plan: Plan) -> None:
+    """Of a segment that is mapped by pages each page is of the pool that used it last."""
+    plan.event("segment_map", addr=AT, bytes=8 * MIB)
+    plan.event("pool_begin", addr=0, arg=3)
+    plan.event("alloc", addr=AT, bytes=8 * MIB)
+    plan.event("free_requested", addr=AT)
+    plan.event("pool_end", addr=0, arg=3)
+    plan.event("alloc", addr=AT + 3 * MIB, bytes=2 * MIB)  # of two pages
+    plan.event("segment_unmap", addr=AT, bytes=2 * MIB)
+    found = trace.analyse(plan.done())
+    end = found.moments[max(found.moments)]
+    assert [s[:2] for s in end.segments] == [(AT + 2 * MIB, 4 * MIB), (AT + 6 * MIB, 2 * MIB)]
+    assert end.pools == {(0, AT + 6 * MIB): 1} and found.pool_id(1) == (0, 3)
+    assert end.of_device(1).pools == {} and end.of_device(0).reserved_by_pool() == {1: 2 * MIB}
