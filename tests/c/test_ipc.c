@@ -21,6 +21,7 @@ world_share(pya_dptr ptr, struct pya_ipc_name *name, size_t *offset) {
     char why[PYA_IPC_WHY_BYTES];
     CHECK_OK(pya_ipc_share(the_world.heap, ptr, name, offset, why));
     CHECK(pya_ipc_is_name(name, sizeof *name));
+    CHECK_EQ(name->pid, getpid());
     CHECK(why[0] == '\0');
 }
 
@@ -300,7 +301,8 @@ test_forked_children(void) {
     give(&the_world, ptr);
 }
 
-/* A process that may open no more files says so, and shares once it may again: then the server begins. */
+/* A process that may open no more files says so, and shares once it may again: then the server begins, and keeps none of the
+ * signals from the program. */
 static void
 server_begin_late(void) {
     struct rlimit files;
@@ -315,6 +317,9 @@ server_begin_late(void) {
     CHECK(strstr(why, "Too many open files") != NULL);
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
     world_share(ptr, &name, &offset);
+    sigset_t blocked;
+    CHECK_EQ(pthread_sigmask(SIG_BLOCK, NULL, &blocked), 0);
+    CHECK_EQ(sigismember(&blocked, SIGINT), 0);
     give(&the_world, ptr);
 }
 
