@@ -1,5 +1,6 @@
 /* cudaMalloc takes whole pages of 2 MiB, as the real driver does for its own bookkeeping: the capacity
- * therefore bites where a card's would. */
+ * therefore bites where a card's would.  Small allocations share pages there; here each has one of its own, which costs
+ * addresses only, and they are counted as if they lay side by side. */
 
 #define _GNU_SOURCE
 #include "memory.h"
@@ -12,24 +13,67 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define SMALL_STEP ((size_t)512)
+#define SMALL_END (PYA_HC_PAGE / 2)
+
 static size_t
 memory_round(size_t size) {
     return (size + PYA_HC_PAGE - 1) & ~(PYA_HC_PAGE - 1);
 }
 
+static size_t
+memory_step(size_t size) {
+    return (size + SMALL_STEP - 1) & ~(SMALL_STEP - 1);
+}
+
+static bool
+memory_is_small(const struct pya_hc_region *region) {
+    return region->kind == REGION_PLAIN && region->size < SMALL_END;
+}
+
+static int
+memory_take_small(struct pya_hc_device *dev, struct pya_hc_region *region) {
+    size_t small = dev->small + memory_step(region->size);
+    size_t added = memory_round(small) - memory_round(dev->small);
+    int error = pya_hc_charge_locked(dev, added);
+    if (error != CU_OK) {
+        return error;
+    }
+    error = pya_hc_physical_place_locked(dev, region->mapped, &region->offset);
+    if (error != CU_OK) {
+        pya_hc_uncharge_locked(dev, added);
+        return error;
+    }
+    dev->small = small;
+    return CU_OK;
+}
+
+static void
+memory_give_small(struct pya_hc_device *dev, const struct pya_hc_region *region) {
+    size_t small = dev->small - memory_step(region->size);
+    pya_hc_physical_drop_locked(dev, region->offset, region->mapped);
+    pya_hc_uncharge_locked(dev, memory_round(dev->small) - memory_round(small));
+    dev->small = small;
+}
+
 /* Managed memory moves to the device page by page when a kernel touches it, and may be larger than the device: with
  * kernels that touch nothing none of it is there. */
 static int
-memory_take(
-    struct pya_hc_device *dev, enum pya_hc_region_kind kind, size_t bytes, uint64_t *offset) {
-    return kind == REGION_MANAGED ? pya_hc_physical_place_locked(dev, bytes, offset)
-                                  : pya_hc_physical_take_locked(dev, bytes, offset);
+memory_take(struct pya_hc_device *dev, struct pya_hc_region *region) {
+    if (memory_is_small(region)) {
+        return memory_take_small(dev, region);
+    }
+    return region->kind == REGION_MANAGED
+               ? pya_hc_physical_place_locked(dev, region->mapped, &region->offset)
+               : pya_hc_physical_take_locked(dev, region->mapped, &region->offset);
 }
 
 static void
 memory_give(const struct pya_hc_region *region) {
     struct pya_hc_device *dev = pya_hc_device(region->device);
-    if (region->kind == REGION_MANAGED) {
+    if (memory_is_small(region)) {
+        memory_give_small(dev, region);
+    } else if (region->kind == REGION_MANAGED) {
         pya_hc_physical_drop_locked(dev, region->offset, region->mapped);
     } else {
         pya_hc_physical_give_locked(dev, region->offset, region->mapped);
@@ -46,7 +90,7 @@ pya_hc_memory_alloc_locked(
     }
     struct pya_hc_region region = {
         .size = size, .mapped = mapped, .kind = kind, .device = dev->ordinal, .fd = -1};
-    int error = memory_take(dev, kind, mapped, &region.offset);
+    int error = memory_take(dev, &region);
     if (error != CU_OK) {
         return error;
     }

@@ -18,6 +18,7 @@ struct pya_hc_device {
     int physical;                     /* as NVML counts */
     _Atomic size_t capacity;          /* bytes the device has */
     size_t used, peak;                /* physical bytes: plain allocations, VMM handles, pools */
+    size_t small;                     /* bytes of those that share pages; whole pages in used */
     int fd;                           /* memfd that holds the device's bytes; -1 before first use */
     struct pya_hc_extents file;       /* used ranges of that file */
     uint64_t n_launches;              /* kernels launched so far: the clock of delayed events */

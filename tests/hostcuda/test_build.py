@@ -138,8 +138,8 @@ def settings_program(folder: Path) -> Callable[..., subprocess.CompletedProcess[
             int n = 0;
             (void)cuDevicePrimaryCtxRetain(&context, 0);
             (void)cuCtxSetCurrent(context);
-            int first = cuMemAlloc_v2(&at, 1);
-            int second = cuMemAlloc_v2(&at, 1);
+            int first = cuMemAlloc_v2(&at, 2 << 20);
+            int second = cuMemAlloc_v2(&at, 2 << 20);
             (void)cuDeviceGetCount(&n);
             printf("%d %d %d", n, first, second);
             return 0;

@@ -23,11 +23,28 @@ INVALID, OUT_OF_MEMORY, INVALID_DEVICE, INVALID_HANDLE = 1, 2, 101, 400
 
 def test_malloc_counts_whole_pages_and_is_aligned(cuda: Cuda) -> None:
     before = cuda.used()
-    pointers = [cuda.malloc(size) for size in (1, 513, PAGE, PAGE + 1)]
+    pointers = [cuda.malloc(size) for size in (1, PAGE // 2, PAGE, PAGE + 1)]
     assert cuda.used() - before == 5 * PAGE
     assert all(pointer % 512 == 0 for pointer in pointers)
     for pointer in pointers:
         cuda.ok("cudaFree", pointer)
+
+
+def test_small_mallocs_share_pages(cuda: Cuda) -> None:
+    before = cuda.used()
+    pointers = [cuda.malloc(size) for size in (1, 512, 513)]
+    pointers += [cuda.malloc(1) for _ in range(PAGE // 512 - len(pointers) - 1)]
+    assert cuda.used() - before == PAGE
+    cuda.control("set_capacity", 0, ctypes.c_size_t(cuda.used()))
+    assert cuda("cudaMalloc", ctypes.byref(ctypes.c_uint64()), 1) == OUT_OF_MEMORY
+    cuda.ok("cudaFree", pointers.pop())
+    pointers.append(cuda.malloc(1))
+    cuda.control("set_capacity", 0, ctypes.c_size_t(80 << 30))
+    pointers.append(cuda.malloc(1))
+    assert cuda.used() - before == 2 * PAGE
+    while pointers:
+        assert cuda.used() - before == (1 + (len(pointers) >= PAGE // 512)) * PAGE
+        cuda.ok("cudaFree", pointers.pop())
 
 
 def test_malloc_of_nothing_is_null_and_freeing_null_is_fine(cuda: Cuda) -> None:
