@@ -347,8 +347,8 @@ static PyObject *
 block_rows(
     const struct pya_scan *scan, const struct pya_scan_block *b, size_t n, bool as_requested) {
     struct block_texts texts = {.scan = scan, .n = highest_text(b, n) + 1};
-    texts.plain = calloc(texts.n, sizeof *texts.plain);
-    texts.modules = calloc(texts.n, sizeof *texts.modules);
+    texts.plain = calloc(texts.n, sizeof(PyObject *));
+    texts.modules = calloc(texts.n, sizeof(PyObject *));
     PyObject *list = NULL;
     if (texts.plain == NULL || texts.modules == NULL) {
         PyErr_NoMemory();

@@ -21,6 +21,7 @@ _LIBRARY = re.compile(
 _CPP = re.compile(r"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S)$|(^|/)python[\d.]*$)")
 # Of the libraries those whose lines tell more than the call of the user's own that led there: models, losses, trainers.
 _BUILT_ON_TORCH = re.compile(r"/(?:site|dist)-packages/(?!(?:torch|functorch|triton|pyalloc)/)")
+_GRAPH = "<eval_with_key>"
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
 _SPELLED = {  # classes that are not their file's name with a capital
     "_adafactor": "Adafactor",
@@ -109,11 +110,18 @@ def qualified(file: str, line: int, name: str) -> str:
 
 
 def place(frames: tuple[Frame, ...]) -> Place | None:
-    """The innermost line of the user's own code; else the innermost Python line; None without frames."""
+    """The innermost line of the user's own code; else of a graph of torch.compile, or of Python; None without frames."""
     for name, file, line in frames:
         # "<string>" is code that libraries make, too; but its <module> is the program of `python -c`
         if not is_foreign(file) or (file, name) == ("<string>", "<module>"):
             return Place(file, line, qualified(file, line, name))
+    for _, file, line in frames:
+        if file.startswith(
+            _GRAPH
+        ):  # run as it is: autograd's threads do so, where nothing of the user's is
+            is_backward = any(n == "backward" and "/_aot_autograd/" in f for n, f, _ in frames)
+            graph = f"torch.compile/graph{file.removeprefix(_GRAPH)}"
+            return Place(graph, line, "backward" if is_backward else "forward")
     for name, file, line in frames:
         if file.endswith(".py"):
             return Place(file, line, name)

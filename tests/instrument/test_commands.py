@@ -50,6 +50,14 @@ def test_the_line_of_a_compiled_program_is_not_that_of_its_generated_code() -> N
     # backward() calls it without a line of the program's.
     found = source.place((("call", written[0], 807),))
     assert str(found) == "torch.compile/c4kuvi32.py:807 call"
+    torch = "/env/lib/python3.11/site-packages/torch"
+    run = (("__call__", f"{torch}/_ops.py", 916), ("forward", "<eval_with_key>.5", 16))
+    wrapper = f"{torch}/_functorch/_aot_autograd/runtime_wrappers.py"
+    found = source.place((*run, ("backward", wrapper, 3552)))  # backend="aot_eager"
+    assert str(found) == "torch.compile/graph.5:16 backward"
+    assert str(source.place(run)) == "torch.compile/graph.5:16 forward"
+    found = source.place((*run, ("main", "/home/me/train.py", 3)))
+    assert str(found) == "me/train.py:3 main"
 
 
 def test_figures_of_one_device_are_not_beside_replays_of_all(plan: Plan) -> None:
