@@ -269,8 +269,9 @@ fit_from_bin(const struct pya_fit *fit, unsigned bin) {
     /* Both are loaded and one is chosen: whether the first word will do is a guess that fails half of the time. */
     unsigned next = (unsigned)__builtin_ctzll(words | (uint64_t)1 << 63);
     uint64_t next_bits = fit->filled[next < PYA_FIT_WORDS ? next : 0];
-    word = bits != 0 ? word : next;
-    bits = bits != 0 ? bits : next_bits;
+    unsigned is_next = bits == 0;
+    word ^= (word ^ next) & (0U - is_next);
+    bits |= next_bits & (0U - (uint64_t)is_next);
     return fit_first(fit, word * 64 + (unsigned)__builtin_ctzll(bits));
 }
 
