@@ -5,8 +5,6 @@
 
 #include <sys/mman.h>
 
-#include "debug.h"
-
 /* The emptied part of a table is given back by at least PTRMAP_PIECE buckets: whole pages, and few at once. */
 #ifdef PYA_TEST_TINY
 enum { PTRMAP_FIRST_BUCKETS = 2, PTRMAP_PIECE = 64 };
@@ -19,40 +17,13 @@ enum { PTRMAP_STEP = 2 };
 
 _Static_assert(sizeof(struct pya_ptrmap_bucket) == 64, "a bucket is a cache line");
 
-enum { WAY_BITS = 8, COUNT_SHIFT = 56 };
-#define WAYS_LOW UINT64_C(0x01010101010101) /* the lowest bit of each way's byte */
+enum { COUNT_SHIFT = PYA_PTRMAP_WAYS * PYA_PTRMAP_WAY_BITS };
 #define COUNT_ONE (UINT64_C(1) << COUNT_SHIFT)
 #define COUNT_MANY (UINT64_C(255) << COUNT_SHIFT)
 
-struct place {
-    size_t bucket;
-    uint64_t tag; /* with bit 1 set: no tag that a match may confuse it with is 0, an unused way */
-};
-
-/* The bucket by the hash's highest bits, the tag by those after them. */
-static inline struct place
-table_place(const struct pya_ptrmap_table *table, pya_dptr addr) {
-    uint64_t hash = (addr / PYA_ALIGN) * 0x9E3779B97F4A7C15U;
-    uint64_t tag = (hash >> (table->shift - WAY_BITS)) & ((1U << WAY_BITS) - 1);
-    return (struct place){(size_t)(hash >> table->shift), tag | 2};
-}
-
-/* The top bit of each byte whose way has this tag; perhaps of one above it whose tag differs by 1, so a match is to
- * be verified.  The lowest is always right. */
-static inline uint64_t
-tags_match(uint64_t tags, uint64_t tag) {
-    uint64_t x = tags ^ (WAYS_LOW * tag);
-    return (x - WAYS_LOW) & ~x & (WAYS_LOW << (WAY_BITS - 1));
-}
-
-static inline unsigned
-match_way(uint64_t match) {
-    return (unsigned)__builtin_ctzll(match) / WAY_BITS;
-}
-
 static inline bool
 tags_has(uint64_t tags, unsigned way) {
-    return ((tags >> (way * WAY_BITS)) & ((1U << WAY_BITS) - 1)) != 0;
+    return ((tags >> (way * PYA_PTRMAP_WAY_BITS)) & ((1U << PYA_PTRMAP_WAY_BITS) - 1)) != 0;
 }
 
 static pya_status
@@ -67,6 +38,7 @@ table_init(struct pya_ptrmap_table *table, size_t n_buckets) {
     *table = (struct pya_ptrmap_table){
         .buckets = memory,
         .n_buckets = n_buckets,
+        .n_most = n_buckets * PYA_PTRMAP_WAYS / 8 * 5,
         .shift = 64U - (unsigned)__builtin_ctzll(n_buckets),
     };
     return PYA_OK;
@@ -99,18 +71,18 @@ table_give_back(struct pya_ptrmap_table *table, size_t end) {
 
 static inline void
 table_insert(struct pya_ptrmap_table *table, struct pya_block *block) {
-    struct place place = table_place(table, block->addr);
+    struct pya_ptrmap_place place = pya_ptrmap_place(table, block->addr);
     struct pya_ptrmap_bucket *bucket = &table->buckets[place.bucket];
-    uint64_t unused = tags_match(bucket->tags, 0);
+    uint64_t unused = pya_ptrmap_match(bucket->tags, 0);
     while (PYA_UNLIKELY(unused == 0)) {
         PYA_STEP();
         bucket->tags += bucket->tags < COUNT_MANY ? COUNT_ONE : 0;
         place.bucket = (place.bucket + 1) & (table->n_buckets - 1);
         bucket = &table->buckets[place.bucket];
-        unused = tags_match(bucket->tags, 0);
+        unused = pya_ptrmap_match(bucket->tags, 0);
     }
-    unsigned way = match_way(unused);
-    bucket->tags |= place.tag << (way * WAY_BITS);
+    unsigned way = pya_ptrmap_way(unused);
+    bucket->tags |= place.tag << (way * PYA_PTRMAP_WAY_BITS);
     bucket->blocks[way] = block;
     table->n_used++;
 }
@@ -118,9 +90,9 @@ table_insert(struct pya_ptrmap_table *table, struct pya_block *block) {
 static inline struct pya_block *
 bucket_find(
     struct pya_ptrmap_bucket *bucket, uint64_t tag, pya_dptr addr, struct pya_ptrmap_slot *slot) {
-    for (uint64_t match = tags_match(bucket->tags, tag); match != 0; match &= match - 1) {
+    for (uint64_t match = pya_ptrmap_match(bucket->tags, tag); match != 0; match &= match - 1) {
         PYA_STEP();
-        unsigned way = match_way(match);
+        unsigned way = pya_ptrmap_way(match);
         struct pya_block *block = bucket->blocks[way];
         if (PYA_LIKELY(block->addr == addr)) {
             *slot = (struct pya_ptrmap_slot){bucket, way};
@@ -132,7 +104,7 @@ bucket_find(
 
 static struct pya_block *
 table_find(const struct pya_ptrmap_table *table, pya_dptr addr, struct pya_ptrmap_slot *slot) {
-    struct place place = table_place(table, addr);
+    struct pya_ptrmap_place place = pya_ptrmap_place(table, addr);
     size_t mask = table->n_buckets - 1;
     for (size_t i = 0; i <= mask; i++) {
         PYA_STEP();
@@ -142,6 +114,9 @@ table_find(const struct pya_ptrmap_table *table, pya_dptr addr, struct pya_ptrma
         }
         struct pya_ptrmap_bucket *bucket = &table->buckets[at];
         struct pya_block *block = bucket_find(bucket, place.tag, addr, slot);
+        if (block != NULL && i > 0) {
+            slot->way += PYA_PTRMAP_AWAY;
+        }
         if (block != NULL || bucket->tags < COUNT_ONE) {
             return block;
         }
@@ -152,14 +127,14 @@ table_find(const struct pya_ptrmap_table *table, pya_dptr addr, struct pya_ptrma
 static inline void
 table_remove_at(struct pya_ptrmap_table *table, struct pya_ptrmap_bucket *bucket, unsigned way) {
     size_t at = (size_t)(bucket - table->buckets);
-    size_t passed = table_place(table, bucket->blocks[way]->addr).bucket;
+    size_t passed = pya_ptrmap_place(table, bucket->blocks[way]->addr).bucket;
     while (PYA_UNLIKELY(passed != at)) {
         PYA_STEP();
         uint64_t *tags = &table->buckets[passed].tags;
         *tags -= *tags < COUNT_MANY ? COUNT_ONE : 0;
         passed = (passed + 1) & (table->n_buckets - 1);
     }
-    bucket->tags &= ~(UINT64_C(255) << (way * WAY_BITS));
+    bucket->tags &= ~(UINT64_C(255) << (way * PYA_PTRMAP_WAY_BITS));
     table->n_used--;
 }
 
@@ -225,22 +200,14 @@ pya_ptrmap_reserve_slow(struct pya_ptrmap *map) {
 }
 
 void
-pya_ptrmap_insert_table(struct pya_ptrmap *map, struct pya_block *block) {
+pya_ptrmap_insert_away(struct pya_ptrmap *map, struct pya_block *block) {
     PYA_ASSERT(map->current.n_used < map->current.n_buckets * PYA_PTRMAP_WAYS);
     table_insert(&map->current, block);
 }
 
 struct pya_block *
-pya_ptrmap_find_table(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *slot) {
-    struct pya_block *block = NULL;
-    if (PYA_LIKELY(map->current.n_buckets > 0)) {
-        struct place place = table_place(&map->current, addr);
-        block = bucket_find(&map->current.buckets[place.bucket], place.tag, addr, slot);
-        if (PYA_LIKELY(block != NULL)) {
-            return block;
-        }
-        block = table_find(&map->current, addr, slot);
-    }
+pya_ptrmap_find_away(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *slot) {
+    struct pya_block *block = table_find(&map->current, addr, slot);
     if (block == NULL && map->old.n_used > 0) {
         block = table_find(&map->old, addr, slot);
         if (block != NULL) {
@@ -251,8 +218,8 @@ pya_ptrmap_find_table(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_s
 }
 
 void
-pya_ptrmap_remove_table(struct pya_ptrmap *map, struct pya_ptrmap_slot slot) {
-    bool is_old = slot.way >= PYA_PTRMAP_OLD;
+pya_ptrmap_remove_away(struct pya_ptrmap *map, struct pya_ptrmap_slot slot) {
+    bool is_old = (slot.way & PYA_PTRMAP_OLD) != 0;
     table_remove_at(
         is_old ? &map->old : &map->current, slot.bucket, (unsigned)slot.way % PYA_PTRMAP_OLD);
 }

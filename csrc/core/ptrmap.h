@@ -5,16 +5,20 @@
  * for the same reason: all of it at once takes a millisecond, too.
  *
  * A bucket is one cache line: seven blocks and a byte of each one's hash, compared all at once.  Probing
- * entry by entry would cost less memory traffic but several decisions that no processor can guess. */
+ * entry by entry would cost less memory traffic but several decisions that no processor can guess.
+ * Long because what every request passes through is inline. */
 #pragma once
 
 #include "block.h"
+#include "debug.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { PYA_PTRMAP_WAYS = 7, PYA_PTRMAP_OLD = 8 };
+/* PYA_PTRMAP_OLD and PYA_PTRMAP_AWAY: see struct pya_ptrmap_slot. */
+enum { PYA_PTRMAP_WAYS = 7, PYA_PTRMAP_OLD = 8, PYA_PTRMAP_AWAY = 16, PYA_PTRMAP_WAY_BITS = 8 };
+#define PYA_PTRMAP_LOW UINT64_C(0x01010101010101) /* the lowest bit of each way's byte */
 
 /* tags: a byte for each way, lowest first, 0: blocks[i] is unused; in the top byte how many entries belong here but
  * sit in a later bucket, because this one was full when they came (at 255 it is no longer counted, and stays).
@@ -29,6 +33,7 @@ struct pya_ptrmap_table {
     size_t n_buckets;                  /* a power of two, at least 2; or 0 */
     size_t n_gone;                     /* so many in front were given back: nothing belongs there */
     size_t n_used;
+    size_t n_most;  /* entries it should have at most: five eighths of its ways */
     unsigned shift; /* 64 - log2(n_buckets) */
 };
 
@@ -44,26 +49,28 @@ struct pya_ptrmap {
  * registers: what was just written in parts is slow to read as a whole. */
 struct pya_ptrmap_slot {
     struct pya_ptrmap_bucket *bucket; /* NULL: it is the latest */
-    size_t way;                       /* PYA_PTRMAP_OLD and more: in the old table */
+    size_t
+        way; /* + PYA_PTRMAP_OLD: in the old table; + PYA_PTRMAP_AWAY: not in the bucket where it belongs */
 };
 
 void pya_ptrmap_init(struct pya_ptrmap *map);
 void pya_ptrmap_fini(struct pya_ptrmap *map);
 /* After this, one insert cannot fail. */
 PYA_MUST_CHECK pya_status pya_ptrmap_reserve_slow(struct pya_ptrmap *map);
-void pya_ptrmap_insert_table(struct pya_ptrmap *map, struct pya_block *block);
+/* The other ways of insert, find and remove. */
+void pya_ptrmap_insert_away(struct pya_ptrmap *map, struct pya_block *block);
 struct pya_block *
-pya_ptrmap_find_table(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *slot);
-void pya_ptrmap_remove_table(struct pya_ptrmap *map, struct pya_ptrmap_slot slot);
+pya_ptrmap_find_away(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *slot);
+void pya_ptrmap_remove_away(struct pya_ptrmap *map, struct pya_ptrmap_slot slot);
 size_t pya_ptrmap_host_bytes(const struct pya_ptrmap *map);
 /* Visits all in no order. */
 void pya_ptrmap_each(
     const struct pya_ptrmap *map, void (*visit)(void *arg, struct pya_block *block), void *arg);
 
-/* Up to five eighths full: a bucket then rarely overflows, and a block costs 15 to 29 bytes here. */
+/* Five eighths full a bucket rarely overflows, and a block costs 15 to 29 bytes here. */
 static inline bool
 pya_ptrmap_is_roomy(const struct pya_ptrmap_table *table) {
-    return table->n_used < table->n_buckets * PYA_PTRMAP_WAYS / 8 * 5;
+    return table->n_used < table->n_most;
 }
 
 static inline pya_status PYA_MUST_CHECK
@@ -72,13 +79,52 @@ pya_ptrmap_reserve(struct pya_ptrmap *map) {
     return PYA_LIKELY(is_roomy) ? PYA_OK : pya_ptrmap_reserve_slow(map);
 }
 
+struct pya_ptrmap_place {
+    size_t bucket;
+    uint64_t tag; /* with bit 1 set: no tag that a match may confuse it with is 0, an unused way */
+};
+
+/* The bucket by the hash's highest bits, the tag by those after them. */
+static inline struct pya_ptrmap_place
+pya_ptrmap_place(const struct pya_ptrmap_table *table, pya_dptr addr) {
+    uint64_t hash = (addr / PYA_ALIGN) * 0x9E3779B97F4A7C15U;
+    uint64_t tag =
+        (hash >> (table->shift - PYA_PTRMAP_WAY_BITS)) & ((1U << PYA_PTRMAP_WAY_BITS) - 1);
+    return (struct pya_ptrmap_place){(size_t)(hash >> table->shift), tag | 2};
+}
+
+/* The top bit of each byte whose way has this tag; perhaps of one above it whose tag differs by 1, so a match is to
+ * be verified.  The lowest is always right. */
+static inline uint64_t
+pya_ptrmap_match(uint64_t tags, uint64_t tag) {
+    uint64_t x = tags ^ (PYA_PTRMAP_LOW * tag);
+    return (x - PYA_PTRMAP_LOW) & ~x & (PYA_PTRMAP_LOW << (PYA_PTRMAP_WAY_BITS - 1));
+}
+
+static inline unsigned
+pya_ptrmap_way(uint64_t match) {
+    return (unsigned)__builtin_ctzll(match) / PYA_PTRMAP_WAY_BITS;
+}
+
+/* There is room for one. */
 static inline void
 pya_ptrmap_insert(struct pya_ptrmap *map, struct pya_block *block) {
     struct pya_block *before = map->latest;
     map->latest = block;
-    if (before != NULL) {
-        pya_ptrmap_insert_table(map, before);
+    if (before == NULL) {
+        return;
     }
+    struct pya_ptrmap_place place = pya_ptrmap_place(&map->current, before->addr);
+    struct pya_ptrmap_bucket *bucket = &map->current.buckets[place.bucket];
+    uint64_t unused = pya_ptrmap_match(bucket->tags, 0);
+    if (PYA_UNLIKELY(unused == 0)) {
+        pya_ptrmap_insert_away(map, before);
+        return;
+    }
+    unsigned way = pya_ptrmap_way(unused);
+    bucket->tags |= place.tag << (way * PYA_PTRMAP_WAY_BITS);
+    bucket->blocks[way] = before;
+    map->current.n_used++;
 }
 
 /* NULL when the address is unknown.  *slot is good until the map changes. */
@@ -89,16 +135,34 @@ pya_ptrmap_find(struct pya_ptrmap *map, pya_dptr addr, struct pya_ptrmap_slot *s
         slot->bucket = NULL;
         return block;
     }
-    return pya_ptrmap_find_table(map, addr, slot);
+    if (PYA_UNLIKELY(map->current.n_buckets == 0)) {
+        return NULL;
+    }
+    struct pya_ptrmap_place place = pya_ptrmap_place(&map->current, addr);
+    struct pya_ptrmap_bucket *bucket = &map->current.buckets[place.bucket];
+    uint64_t match = pya_ptrmap_match(bucket->tags, place.tag);
+    PYA_STEP();
+    if (PYA_LIKELY(match != 0)) {
+        unsigned way = pya_ptrmap_way(match);
+        block = bucket->blocks[way];
+        if (PYA_LIKELY(block->addr == addr)) {
+            *slot = (struct pya_ptrmap_slot){bucket, way};
+            return block;
+        }
+    }
+    return pya_ptrmap_find_away(map, addr, slot);
 }
 
 static inline void
 pya_ptrmap_remove_at(struct pya_ptrmap *map, struct pya_ptrmap_slot slot) {
     if (slot.bucket == NULL) {
         map->latest = NULL;
-        return;
+    } else if (PYA_LIKELY(slot.way < PYA_PTRMAP_WAYS)) {
+        slot.bucket->tags &= ~(UINT64_C(255) << (slot.way * PYA_PTRMAP_WAY_BITS));
+        map->current.n_used--;
+    } else {
+        pya_ptrmap_remove_away(map, slot);
     }
-    pya_ptrmap_remove_table(map, slot);
 }
 
 #ifdef __cplusplus
