@@ -78,6 +78,10 @@ pya_cards_forget(struct pya_cards *cards, int device) {
 /* Were the cards opened by a process that this one is a fork of? */
 static inline bool
 pya_cards_are_forked(const struct pya_cards *cards, uint32_t fork_count) {
+    /* No fork, as a rule: one look will do. */
+    if (PYA_LIKELY(__atomic_load_n(&cards->fork_count, __ATOMIC_RELAXED) == fork_count)) {
+        return false;
+    }
     return __atomic_load_n(&cards->n_open, __ATOMIC_ACQUIRE) > 0 &&
            __atomic_load_n(&cards->fork_count, __ATOMIC_RELAXED) != fork_count;
 }

@@ -6,7 +6,7 @@
 
 #include "heap.h"
 
-static uint32_t n_forks; /* times this process is a fork's child; read without a lock */
+uint32_t pya_n_forks;
 static pthread_once_t watch_once = PTHREAD_ONCE_INIT;
 static struct pya_lock heaps_lock;
 static struct pya_heap *heaps; /* all; one store links or unlinks, so a child finds it whole */
@@ -32,7 +32,7 @@ heap_forget_torn(struct pya_heap *heap) {
 
 static void
 after_fork(void) {
-    n_forks++;
+    pya_n_forks++;
     (void)lock_was_held(&heaps_lock);
     for (struct pya_heap *heap = heaps; heap != NULL; heap = heap->next) {
         heap_forget_torn(heap);
@@ -62,14 +62,4 @@ pya_heap_unwatch_forks(struct pya_heap *heap) {
     }
     __atomic_store_n(link, heap->next, __ATOMIC_RELEASE);
     pya_lock_release(&heaps_lock);
-}
-
-uint32_t
-pya_n_forks(void) {
-    return n_forks;
-}
-
-bool
-pya_heap_is_forked(const struct pya_heap *heap) {
-    return pya_cards_are_forked(&heap->cards, n_forks);
 }

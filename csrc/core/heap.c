@@ -77,26 +77,10 @@ pya_heap_open_card(const struct pya_heap *heap, int device) {
     return pya_cards_get(&heap->cards, device);
 }
 
-static inline pya_status
-heap_card(struct pya_heap *heap, int device, struct pya_card **out) {
-    if (PYA_UNLIKELY(device < 0 || device >= PYA_MAX_DEVICES)) {
-        return PYA_E_INVAL;
-    }
-    if (PYA_UNLIKELY(pya_heap_is_forked(heap))) {
-        return PYA_E_FORKED;
-    }
-    struct pya_card *card = pya_cards_get(&heap->cards, device);
-    if (PYA_UNLIKELY(card == NULL)) {
-        struct pya_card_opener opener = {heap, heap_open_card, pya_n_forks()};
-        return pya_cards_open(&heap->cards, &heap->lock, device, opener, out);
-    }
-    *out = card;
-    return PYA_OK;
-}
-
 pya_status
-pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out) {
-    return heap_card(heap, device, out);
+pya_heap_first_use(struct pya_heap *heap, int device, struct pya_card **out) {
+    struct pya_card_opener opener = {heap, heap_open_card, pya_n_forks};
+    return pya_cards_open(&heap->cards, &heap->lock, device, opener, out);
 }
 
 pya_status
@@ -442,7 +426,7 @@ pya_alloc(struct pya_heap *heap, int device, size_t bytes, pya_stream stream, py
         *out = 0;
         return PYA_OK;
     }
-    pya_status st = heap_card(heap, device, &card);
+    pya_status st = pya_heap_card(heap, device, &card);
     if (PYA_UNLIKELY(st != PYA_OK)) {
         return st;
     }

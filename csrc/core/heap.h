@@ -24,17 +24,37 @@ struct pya_heap {
     uint32_t record_skip;
 };
 
-/* The card, opened if need be, unlocked. */
-PYA_MUST_CHECK pya_status pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out);
 /* NULL when the device was never used. */
 struct pya_card *pya_heap_open_card(const struct pya_heap *heap, int device);
+/* Times this process is a fork's child; changes only while it has one thread. */
+extern __attribute__((visibility("hidden"))) uint32_t pya_n_forks;
 /* Is this process a fork of the one that made the heap? */
-bool pya_heap_is_forked(const struct pya_heap *heap);
+static inline bool
+pya_heap_is_forked(const struct pya_heap *heap) {
+    return pya_cards_are_forked(&heap->cards, pya_n_forks);
+}
+/* The card that is not open yet. */
+PYA_MUST_CHECK pya_status
+pya_heap_first_use(struct pya_heap *heap, int device, struct pya_card **out);
+/* The card, opened if need be, unlocked. */
+PYA_MUST_CHECK static inline pya_status
+pya_heap_card(struct pya_heap *heap, int device, struct pya_card **out) {
+    if (PYA_UNLIKELY(device < 0 || device >= PYA_MAX_DEVICES)) {
+        return PYA_E_INVAL;
+    }
+    if (PYA_UNLIKELY(pya_heap_is_forked(heap))) {
+        return PYA_E_FORKED;
+    }
+    struct pya_card *card = pya_cards_get(&heap->cards, device);
+    if (PYA_UNLIKELY(card == NULL)) {
+        return pya_heap_first_use(heap, device, out);
+    }
+    *out = card;
+    return PYA_OK;
+}
 /* From creation to destruction: a child forked off meanwhile notices (forks.c). */
 void pya_heap_watch_forks(struct pya_heap *heap);
 void pya_heap_unwatch_forks(struct pya_heap *heap);
-/* Times this process is a fork's child. */
-uint32_t pya_n_forks(void);
 /* Was another thread at work on the device's card when this process was forked off? */
 static inline bool
 pya_heap_is_torn(const struct pya_heap *heap, int device) {

@@ -13,6 +13,14 @@ enum { PENDING_SPARE = 2 };
 enum { PENDING_SPARE = 256 };
 #endif
 
+__attribute__((noinline, cold)) void
+pya_block_trace_release(const struct pya_block *block) {
+    struct pya_arena *arena = block->arena;
+    pya_history_add(
+        arena->card->history, PYA_ACTION_FREE_COMPLETED, block->addr, block->requested,
+        pya_arena_place(arena), NULL);
+}
+
 static struct pya_pending *
 pending_queue(struct pya_card *card, pya_stream stream) {
     struct pya_pending *queue = card->pending;

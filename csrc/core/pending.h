@@ -29,6 +29,8 @@ struct pya_pending {
     size_t n_spare;
 };
 
+/* Apart, so that what a trace needs is not looked up where there is none. */
+void pya_block_trace_release(const struct pya_block *block);
 /* The bytes of a USED or STITCHED block return to their arena, its record goes. */
 static inline void
 pya_block_release(struct pya_block *block) {
@@ -38,9 +40,9 @@ pya_block_release(struct pya_block *block) {
         pya_stats_park(&card->stats, block->is_small, block->bytes, block->requested, -1);
     }
     card->live_bytes -= block->bytes;
-    pya_history_note(
-        card->history, PYA_ACTION_FREE_COMPLETED, block->addr, block->requested,
-        pya_arena_place(arena));
+    if (PYA_UNLIKELY(card->history != NULL)) {
+        pya_block_trace_release(block);
+    }
     if (PYA_UNLIKELY(block->state == PYA_BLOCK_STITCHED)) {
         pya_stitch_give(block);
     } else {
