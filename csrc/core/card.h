@@ -119,15 +119,15 @@ pya_card_has_vmm(const struct pya_card *card) {
 /* Requests served so far: what ages are counted in. */
 static inline uint64_t
 pya_card_requests(const struct pya_card *card) {
-    const struct pya_live_pool *live = card->stats.live;
-    return (uint64_t)(live[0].in[PYA_LIVE_COUNT] + live[1].in[PYA_LIVE_COUNT]);
+    const int64_t *n = card->stats.live.in[PYA_LIVE_COUNT];
+    return (uint64_t)(n[PYA_LIVE_LARGE] + n[PYA_LIVE_SMALL]);
 }
 
 /* Blocks given back so far. */
 static inline uint64_t
 pya_card_frees(const struct pya_card *card) {
-    const struct pya_live_pool *live = card->stats.live;
-    return (uint64_t)(live[0].out[PYA_LIVE_COUNT] + live[1].out[PYA_LIVE_COUNT]);
+    const int64_t *n = card->stats.live.out[PYA_LIVE_COUNT];
+    return (uint64_t)(n[PYA_LIVE_LARGE] + n[PYA_LIVE_SMALL]);
 }
 
 /* As long as it stays the same, what is free was free before. */

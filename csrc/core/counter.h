@@ -18,19 +18,24 @@ struct pya_stat {
 /* The three measures of one block. */
 enum { PYA_LIVE_COUNT, PYA_LIVE_BYTES, PYA_LIVE_REQUESTED, PYA_N_LIVE };
 
+/* torch's pools, and the sum of the two. */
+enum { PYA_LIVE_LARGE, PYA_LIVE_SMALL, PYA_LIVE_BOTH, PYA_N_LIVE_POOLS };
+
 /* What every request updates, kept to what cannot be derived: five of torch's statistics come from it.
  * handed out now = in - out; active now = in - out + parked (freed, but waiting for other streams).
- * Peaks of "active" can only pass those of "handed out" while something is parked. */
-struct pya_live_pool {
-    int64_t in[PYA_N_LIVE];
-    int64_t out[PYA_N_LIVE];
-    int64_t peak[PYA_N_LIVE];
-    int64_t parked[PYA_N_LIVE];
-    int64_t peak_active[PYA_N_LIVE];
+ * Peaks of "active" can only pass those of "handed out" while something is parked.
+ * By measure, then by pool, so that no address has to be worked out for a pool; of PYA_LIVE_BOTH only the peaks are
+ * kept, the rest is summed up where it is asked for. */
+struct pya_live {
+    int64_t in[PYA_N_LIVE][PYA_N_LIVE_POOLS];
+    int64_t out[PYA_N_LIVE][PYA_N_LIVE_POOLS];
+    int64_t peak[PYA_N_LIVE][PYA_N_LIVE_POOLS];
+    int64_t parked[PYA_N_LIVE][PYA_N_LIVE_POOLS];
+    int64_t peak_active[PYA_N_LIVE][PYA_N_LIVE_POOLS];
     /* in, out and out - parked when the totals were last reset */
-    int64_t base_in[PYA_N_LIVE];
-    int64_t base_out[PYA_N_LIVE];
-    int64_t base_done[PYA_N_LIVE];
+    int64_t base_in[PYA_N_LIVE][PYA_N_LIVE_POOLS];
+    int64_t base_out[PYA_N_LIVE][PYA_N_LIVE_POOLS];
+    int64_t base_done[PYA_N_LIVE][PYA_N_LIVE_POOLS];
 };
 
 static inline void
@@ -56,8 +61,8 @@ pya_stat_replace(struct pya_stat *stat, int64_t before, int64_t amount) {
 }
 
 static inline int64_t
-pya_live_now(const struct pya_live_pool *live, int measure) {
-    return live->in[measure] - live->out[measure];
+pya_live_now(const struct pya_live *live, int measure, int pool) {
+    return live->in[measure][pool] - live->out[measure][pool];
 }
 
 #ifdef __cplusplus

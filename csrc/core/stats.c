@@ -46,52 +46,62 @@ larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-/* What torch would have counted at the user's free (is_active false) or when the last stream was done. */
-static struct pya_stat
-live_stat(const struct pya_live_pool *live, int measure, bool is_active) {
-    int64_t parked = is_active ? live->parked[measure] : 0;
-    int64_t base = is_active ? live->base_done[measure] : live->base_out[measure];
-    return (struct pya_stat){
-        .current = pya_live_now(live, measure) + parked,
-        .peak = is_active ? larger(live->peak[measure], live->peak_active[measure])
-                          : live->peak[measure],
-        .allocated = live->in[measure] - live->base_in[measure],
-        .freed = live->out[measure] - parked - base,
-    };
+static void
+live_sum_up(int64_t of[PYA_N_LIVE][PYA_N_LIVE_POOLS]) {
+    for (int i = 0; i < PYA_N_LIVE; i++) {
+        of[i][PYA_LIVE_BOTH] = of[i][PYA_LIVE_LARGE] + of[i][PYA_LIVE_SMALL];
+    }
 }
 
-/* The two pools as one, with the peaks that were kept for it. */
-static struct pya_live_pool
+/* With the sums of both pools. */
+static struct pya_live
 live_sum(const struct pya_stats *stats) {
-    struct pya_live_pool sum = stats->live_all;
-    for (int i = 0; i < PYA_N_LIVE; i++) {
-        const struct pya_live_pool *a = &stats->live[0];
-        const struct pya_live_pool *b = &stats->live[1];
-        sum.in[i] = a->in[i] + b->in[i];
-        sum.out[i] = a->out[i] + b->out[i];
-        sum.parked[i] = a->parked[i] + b->parked[i];
-        sum.base_in[i] = a->base_in[i] + b->base_in[i];
-        sum.base_out[i] = a->base_out[i] + b->base_out[i];
-        sum.base_done[i] = a->base_done[i] + b->base_done[i];
-    }
+    struct pya_live sum = stats->live;
+    live_sum_up(sum.in);
+    live_sum_up(sum.out);
+    live_sum_up(sum.parked);
+    live_sum_up(sum.base_in);
+    live_sum_up(sum.base_out);
+    live_sum_up(sum.base_done);
     return sum;
 }
 
+/* What torch would have counted at the user's free (is_active false) or when the last stream was done. */
 static struct pya_stat
-stats_pooled(const struct pya_stats *stats, enum pya_stat_pool pool, enum pya_pooled_stat which) {
-    struct pya_live_pool live =
-        pool == PYA_STAT_ALL ? live_sum(stats) : stats->live[pool == PYA_STAT_SMALL];
+live_stat(const struct pya_live *live, enum pya_stat_pool which, int measure, bool is_active) {
+    static const int pools[PYA_N_STAT_POOLS] = {
+        [PYA_STAT_ALL] = PYA_LIVE_BOTH,
+        [PYA_STAT_LARGE] = PYA_LIVE_LARGE,
+        [PYA_STAT_SMALL] = PYA_LIVE_SMALL,
+    };
+    int pool = pools[which];
+    int64_t parked = is_active ? live->parked[measure][pool] : 0;
+    int64_t base = is_active ? live->base_done[measure][pool] : live->base_out[measure][pool];
+    int64_t peak = live->peak[measure][pool];
+    return (struct pya_stat){
+        .current = pya_live_now(live, measure, pool) + parked,
+        .peak = is_active ? larger(peak, live->peak_active[measure][pool]) : peak,
+        .allocated = live->in[measure][pool] - live->base_in[measure][pool],
+        .freed = live->out[measure][pool] - parked - base,
+    };
+}
+
+/* live: live_sum() of them. */
+static struct pya_stat
+stats_pooled(
+    const struct pya_stats *stats, const struct pya_live *live, enum pya_stat_pool pool,
+    enum pya_pooled_stat which) {
     switch (which) {
     case PYA_STAT_allocation:
-        return live_stat(&live, PYA_LIVE_COUNT, false);
+        return live_stat(live, pool, PYA_LIVE_COUNT, false);
     case PYA_STAT_allocated_bytes:
-        return live_stat(&live, PYA_LIVE_BYTES, false);
+        return live_stat(live, pool, PYA_LIVE_BYTES, false);
     case PYA_STAT_active:
-        return live_stat(&live, PYA_LIVE_COUNT, true);
+        return live_stat(live, pool, PYA_LIVE_COUNT, true);
     case PYA_STAT_active_bytes:
-        return live_stat(&live, PYA_LIVE_BYTES, true);
+        return live_stat(live, pool, PYA_LIVE_BYTES, true);
     case PYA_STAT_requested_bytes:
-        return live_stat(&live, PYA_LIVE_REQUESTED, true);
+        return live_stat(live, pool, PYA_LIVE_REQUESTED, true);
     case PYA_STAT_inactive_split:
     case PYA_STAT_inactive_split_bytes:
         if (pool == PYA_STAT_ALL && stats->has_one_split_pool) {
@@ -108,41 +118,43 @@ stats_pooled(const struct pya_stats *stats, enum pya_stat_pool pool, enum pya_po
 
 void
 pya_stats_note_active(struct pya_stats *stats, bool is_small) {
-    struct pya_live_pool *live = &stats->live[is_small];
-    const struct pya_live_pool *other = &stats->live[!is_small];
-    struct pya_live_pool *all = &stats->live_all;
+    struct pya_live *live = &stats->live;
     for (int i = 0; i < PYA_N_LIVE; i++) {
-        int64_t now = pya_live_now(live, i) + live->parked[i];
-        int64_t now_all = now + pya_live_now(other, i) + other->parked[i];
-        live->peak_active[i] = larger(live->peak_active[i], now);
-        all->peak_active[i] = larger(all->peak_active[i], now_all);
+        int64_t *peaks = live->peak_active[i];
+        int64_t now = pya_live_now(live, i, is_small) + live->parked[i][is_small];
+        int64_t other = pya_live_now(live, i, !is_small) + live->parked[i][!is_small];
+        peaks[is_small] = larger(peaks[is_small], now);
+        peaks[PYA_LIVE_BOTH] = larger(peaks[PYA_LIVE_BOTH], now + other);
     }
 }
 
 void
 pya_stats_park(struct pya_stats *stats, bool is_small, size_t bytes, size_t requested, int sign) {
-    int64_t *parked = stats->live[is_small].parked;
-    parked[PYA_LIVE_COUNT] += sign;
-    parked[PYA_LIVE_BYTES] += sign * (int64_t)bytes;
-    parked[PYA_LIVE_REQUESTED] += sign * (int64_t)requested;
+    struct pya_live *live = &stats->live;
+    live->parked[PYA_LIVE_COUNT][is_small] += sign;
+    live->parked[PYA_LIVE_BYTES][is_small] += sign * (int64_t)bytes;
+    live->parked[PYA_LIVE_REQUESTED][is_small] += sign * (int64_t)requested;
 }
 
 int64_t
 pya_stats_allocated_bytes(const struct pya_stats *stats) {
-    return stats_pooled(stats, PYA_STAT_ALL, PYA_STAT_allocated_bytes).current;
+    const struct pya_live live = live_sum(stats);
+    return stats_pooled(stats, &live, PYA_STAT_ALL, PYA_STAT_allocated_bytes).current;
 }
 
 int64_t
 pya_stats_active(const struct pya_stats *stats) {
-    return stats_pooled(stats, PYA_STAT_ALL, PYA_STAT_active).current;
+    const struct pya_live live = live_sum(stats);
+    return stats_pooled(stats, &live, PYA_STAT_ALL, PYA_STAT_active).current;
 }
 
 void
 pya_stats_flatten(const struct pya_stats *stats, int64_t *values) {
+    const struct pya_live live = live_sum(stats);
     for (int pool = 0; pool < PYA_N_STAT_POOLS; pool++) {
         for (int i = 0; i < PYA_N_POOLED; i++) {
             struct pya_stat stat =
-                stats_pooled(stats, (enum pya_stat_pool)pool, (enum pya_pooled_stat)i);
+                stats_pooled(stats, &live, (enum pya_stat_pool)pool, (enum pya_pooled_stat)i);
             values = stats_put(values, &stat);
         }
     }
@@ -178,31 +190,27 @@ stat_reset_total(struct pya_stat *stat) {
     stat->freed = 0;
 }
 
-static void
-live_reset_peak(struct pya_live_pool *live, const struct pya_live_pool *now) {
-    for (int i = 0; i < PYA_N_LIVE; i++) {
-        live->peak[i] = pya_live_now(now, i);
-        live->peak_active[i] = pya_live_now(now, i) + now->parked[i];
-    }
-}
-
 void
 pya_stats_reset_peaks(struct pya_stats *stats) {
-    struct pya_live_pool sum = live_sum(stats);
-    live_reset_peak(&stats->live[0], &stats->live[0]);
-    live_reset_peak(&stats->live[1], &stats->live[1]);
-    live_reset_peak(&stats->live_all, &sum);
+    const struct pya_live now = live_sum(stats);
+    for (int i = 0; i < PYA_N_LIVE; i++) {
+        for (int pool = 0; pool < PYA_N_LIVE_POOLS; pool++) {
+            int64_t current = pya_live_now(&now, i, pool);
+            stats->live.peak[i][pool] = current;
+            stats->live.peak_active[i][pool] = current + now.parked[i][pool];
+        }
+    }
     stats_each(stats, stat_reset_peak);
 }
 
 void
 pya_stats_reset_totals(struct pya_stats *stats) {
-    for (int pool = 0; pool < 2; pool++) {
-        struct pya_live_pool *live = &stats->live[pool];
-        for (int i = 0; i < PYA_N_LIVE; i++) {
-            live->base_in[i] = live->in[i];
-            live->base_out[i] = live->out[i];
-            live->base_done[i] = live->out[i] - live->parked[i];
+    struct pya_live *live = &stats->live;
+    for (int i = 0; i < PYA_N_LIVE; i++) {
+        for (int pool = 0; pool < PYA_LIVE_BOTH; pool++) {
+            live->base_in[i][pool] = live->in[i][pool];
+            live->base_out[i][pool] = live->out[i][pool];
+            live->base_done[i][pool] = live->out[i][pool] - live->parked[i][pool];
         }
     }
     stats_each(stats, stat_reset_total);
@@ -217,11 +225,12 @@ pya_stats_reset_totals(struct pya_stats *stats) {
 size_t
 pya_stats_check(const struct pya_stats *stats) {
     size_t n_wrong = 0;
+    const struct pya_live live = live_sum(stats);
     for (int i = 0; i < PYA_N_POOLED; i++) {
         enum pya_pooled_stat which = (enum pya_pooled_stat)i;
-        struct pya_stat all = stats_pooled(stats, PYA_STAT_ALL, which);
-        struct pya_stat large = stats_pooled(stats, PYA_STAT_LARGE, which);
-        struct pya_stat small = stats_pooled(stats, PYA_STAT_SMALL, which);
+        struct pya_stat all = stats_pooled(stats, &live, PYA_STAT_ALL, which);
+        struct pya_stat large = stats_pooled(stats, &live, PYA_STAT_LARGE, which);
+        struct pya_stat small = stats_pooled(stats, &live, PYA_STAT_SMALL, which);
         if (all.current != large.current + small.current || all.current < 0 || large.current < 0 ||
             small.current < 0 || all.peak < all.current) {
             (void)fprintf(

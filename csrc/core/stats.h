@@ -87,13 +87,11 @@ enum pya_stat_pool { PYA_STAT_ALL, PYA_STAT_LARGE, PYA_STAT_SMALL, PYA_N_STAT_PO
 
 #define PYA_N_STATS (PYA_N_POOLED * PYA_N_STAT_POOLS * 4 + PYA_N_SINGLE * 4 + PYA_N_SCALAR)
 
-/* live[0]: large, live[1]: small; of live_all only the peaks are used.
- * pooled[] holds only the statistics that live does not.  The pools add up to "all".
+/* pooled[] holds only the statistics that live does not.  The pools add up to "all".
  * Checked by pya_stats_check(). */
 struct pya_stats {
     bool has_one_split_pool; /* virtual memory: "all" of inactive_split* is its large pool */
-    struct pya_live_pool live[2];
-    struct pya_live_pool live_all;
+    struct pya_live live;
     struct pya_stat pooled[PYA_N_STAT_POOLS][PYA_N_POOLED];
     struct pya_stat single[PYA_N_SINGLE];
     int64_t scalar[PYA_N_SCALAR];
@@ -119,20 +117,18 @@ void pya_stats_note_active(struct pya_stats *stats, bool is_small);
 /* A block was handed out. */
 static inline void
 pya_stats_take(struct pya_stats *stats, bool is_small, size_t bytes, size_t requested) {
-    struct pya_live_pool *live = &stats->live[is_small];
-    const struct pya_live_pool *other = &stats->live[!is_small];
-    struct pya_live_pool *all = &stats->live_all;
+    struct pya_live *live = &stats->live;
     const int64_t amount[PYA_N_LIVE] = {1, (int64_t)bytes, (int64_t)requested};
 #pragma GCC unroll 3
     for (int i = 0; i < PYA_N_LIVE; i++) {
-        live->in[i] += amount[i];
-        int64_t now = pya_live_now(live, i);
-        int64_t now_all = now + pya_live_now(other, i);
-        if (now > live->peak[i]) {
-            live->peak[i] = now;
+        live->in[i][is_small] += amount[i];
+        int64_t now = pya_live_now(live, i, is_small);
+        int64_t now_both = now + pya_live_now(live, i, !is_small);
+        if (now > live->peak[i][is_small]) {
+            live->peak[i][is_small] = now;
         }
-        if (now_all > all->peak[i]) {
-            all->peak[i] = now_all;
+        if (now_both > live->peak[i][PYA_LIVE_BOTH]) {
+            live->peak[i][PYA_LIVE_BOTH] = now_both;
         }
     }
 }
@@ -140,10 +136,10 @@ pya_stats_take(struct pya_stats *stats, bool is_small, size_t bytes, size_t requ
 /* Its user gave it back. */
 static inline void
 pya_stats_drop(struct pya_stats *stats, bool is_small, size_t bytes, size_t requested) {
-    struct pya_live_pool *live = &stats->live[is_small];
-    live->out[PYA_LIVE_COUNT] += 1;
-    live->out[PYA_LIVE_BYTES] += (int64_t)bytes;
-    live->out[PYA_LIVE_REQUESTED] += (int64_t)requested;
+    struct pya_live *live = &stats->live;
+    live->out[PYA_LIVE_COUNT][is_small] += 1;
+    live->out[PYA_LIVE_BYTES][is_small] += (int64_t)bytes;
+    live->out[PYA_LIVE_REQUESTED][is_small] += (int64_t)requested;
 }
 
 /* Dropped, but other streams may use it still: sign 1; they are done: sign -1. */
