@@ -24,7 +24,7 @@
 #include <typeinfo>
 #include <utility>
 
-#define PYA_EXPORT extern "C" __attribute__((visibility("default")))
+#define PYA_EXPORT extern "C" PYA_TORCH_EXPORT
 
 namespace {
 
@@ -141,12 +141,17 @@ check(pya_status status, const char *what, int device) {
     }
 }
 
-pya_heap *
+[[noreturn]] __attribute__((noinline, cold)) void
+throw_not_installed() {
+    throw std::runtime_error(
+        "pyalloc: torch asked for memory, but pyalloc is not installed in this process");
+}
+
+inline pya_heap *
 heap_or_throw() {
     pya_heap *heap = attached.load(std::memory_order_acquire);
     if (PYA_UNLIKELY(heap == nullptr)) {
-        throw std::runtime_error(
-            "pyalloc: torch asked for memory, but pyalloc is not installed in this process");
+        throw_not_installed();
     }
     return heap;
 }
@@ -279,7 +284,7 @@ pya_torch_throw_text(const char *text, bool is_oom) {
 PYA_EXPORT void *
 pya_torch_alloc(size_t bytes, int device, void *stream) {
     pya_heap *heap = heap_or_throw();
-    if (PYA_UNLIKELY(!pya_torch_is_cached())) {
+    if (PYA_UNLIKELY(!pya_torch_is_cached.load(std::memory_order_relaxed))) {
         void *ptr = pya_torch_uncached_alloc(bytes);
         if (is_traced()) {
             trace_memory(true, address_of(ptr));
@@ -308,7 +313,11 @@ pya_torch_alloc(size_t bytes, int device, void *stream) {
 pya_status
 pya_torch_give_back(void *ptr) {
     pya_heap *heap = attached.load(std::memory_order_acquire);
-    if (heap == nullptr || ptr == nullptr || pya_torch_uncached_free(ptr, trace_uncached_free)) {
+    if (heap == nullptr || ptr == nullptr) {
+        return PYA_OK;
+    }
+    if (PYA_UNLIKELY(pya_torch_n_uncached.load(std::memory_order_acquire) > 0) &&
+        pya_torch_uncached_free(ptr, trace_uncached_free)) {
         return PYA_OK;
     }
     int device = 0;

@@ -29,6 +29,7 @@ void *(*torch_deleter)(const void *self) = nullptr;
 /* What one look at torch's own DataPtr told. */
 enum layout { LAYOUT_UNKNOWN, LAYOUT_CONTEXT_FIRST, LAYOUT_DELETER_FIRST, LAYOUT_STRANGE };
 std::atomic<int> known_layout{LAYOUT_UNKNOWN};
+std::atomic<void *> known_deleter{nullptr}; /* the same for all; written before the layout */
 
 template <typename F>
 bool
@@ -42,16 +43,19 @@ find(F *&function, const char *symbol) {
  * it was seen to be NULL once, and does not change. */
 std::atomic<bool> default_is_null{false};
 
-void *
-handle_of(const cuda_stream &stream) {
-    if (stream.number == 0 && default_is_null.load(std::memory_order_relaxed)) {
-        return nullptr;
-    }
+__attribute__((noinline)) void *
+look_handle_up(cuda_stream stream) {
     void *handle = stream_handle(&stream);
     if (stream.number == 0 && handle == nullptr) {
         default_is_null.store(true, std::memory_order_relaxed);
     }
     return handle;
+}
+
+inline void *
+handle_of(const cuda_stream &stream) {
+    const bool is_null = stream.number == 0 && default_is_null.load(std::memory_order_relaxed);
+    return PYA_LIKELY(is_null) ? nullptr : look_handle_up(stream);
 }
 
 /* torch.cuda.ExternalStream: torch numbers its own streams, and takes the handle of any other for its number. */
@@ -89,7 +93,7 @@ note_foreign(const void *handle, int device) {
 }
 
 /* current_device() is get_device() and a check that costs as much again; only it knows how to complain. */
-int8_t
+inline __attribute__((always_inline)) int8_t
 device_here() {
     int8_t device = -1;
     if (PYA_LIKELY(get_device != nullptr && get_device(&device) == 0)) {
@@ -111,14 +115,6 @@ place_begin(int8_t device, void *handle, bool is_foreign) {
     return {handle, device, PYA_UNLIKELY(is_foreign) && !note_foreign(handle, device)};
 }
 
-inline place
-place_here() {
-    const int8_t device = device_here();
-    const cuda_stream stream = current_stream(device);
-    void *handle = handle_of(stream);
-    return place_begin(device, handle, is_foreign(stream, handle));
-}
-
 inline void
 place_end(const place &where) {
     if (PYA_UNLIKELY(where.is_new)) {
@@ -126,17 +122,35 @@ place_end(const place &where) {
     }
 }
 
-inline void *
-alloc_at(const place &where, size_t bytes) {
-    void *ptr = pya_torch_alloc(bytes, where.device, where.handle);
+/* Apart, so that other requests need not save registers for it. */
+__attribute__((noinline, cold)) void *
+alloc_on_foreign(int8_t device, void *handle, size_t bytes) {
+    const place where = place_begin(device, handle, true);
+    void *ptr = pya_torch_alloc(bytes, device, handle);
     place_end(where);
     return ptr;
+}
+
+inline void *
+alloc_at(int8_t device, void *handle, bool is_foreign, size_t bytes) {
+    return PYA_UNLIKELY(is_foreign) ? alloc_on_foreign(device, handle, bytes)
+                                    : pya_torch_alloc(bytes, device, handle);
+}
+
+inline void *
+alloc_here(int8_t device, size_t bytes) {
+    const cuda_stream stream = current_stream(device);
+    void *handle = handle_of(stream);
+    return alloc_at(device, handle, is_foreign(stream, handle), bytes);
 }
 
 /* torch's own way. */
 pya_torch_made
 allocate_slowly(void *self, size_t bytes) {
-    const place where = place_here();
+    const int8_t device = device_here();
+    const cuda_stream stream = current_stream(device);
+    void *handle = handle_of(stream);
+    const place where = place_begin(device, handle, is_foreign(stream, handle));
     pya_torch_made made = torch_allocate(self, bytes);
     place_end(where);
     return made;
@@ -158,14 +172,15 @@ allocate_and_look(void *self, size_t bytes) {
     const uint16_t device = static_cast<uint16_t>(made.device);
     const bool is_cuda =
         (device & 0xff) == 1 && (device >> 8) == static_cast<uint8_t>(current_device());
+    known_deleter.store(deleter, std::memory_order_relaxed);
     known_layout.store(
         is_cuda || layout == LAYOUT_UNKNOWN ? layout : static_cast<int>(LAYOUT_STRANGE));
     return made;
 }
 
 pya_torch_made
-make(const void *self, void *ptr, int8_t device, int layout) {
-    void *deleter = torch_deleter(self);
+make(void *ptr, int8_t device, int layout) {
+    void *deleter = known_deleter.load(std::memory_order_relaxed);
     const bool is_first = layout == LAYOUT_DELETER_FIRST;
     const uint64_t where = 1 | static_cast<uint64_t>(static_cast<uint8_t>(device)) << 8;
     return {ptr, is_first ? deleter : ptr, is_first ? ptr : deleter, where};
@@ -193,14 +208,14 @@ pya_torch_fast_prepare(void) {
 void *
 pya_torch_fast_raw_alloc(void *self, size_t bytes) {
     (void)self;
-    return alloc_at(place_here(), bytes);
+    return alloc_here(device_here(), bytes);
 }
 
 void *
 pya_torch_fast_raw_alloc_with_stream(void *self, size_t bytes, void *stream) {
     (void)self;
     const int8_t device = device_here();
-    return alloc_at(place_begin(device, stream, is_handle_foreign(device, stream)), bytes);
+    return alloc_at(device, stream, is_handle_foreign(device, stream), bytes);
 }
 
 void
@@ -219,15 +234,15 @@ pya_torch_fast_raw_delete(void *self, void *ptr) {
 
 pya_torch_made
 pya_torch_fast_allocate(void *self, size_t bytes) {
-    const int layout = known_layout.load(std::memory_order_relaxed);
+    const int layout = known_layout.load(std::memory_order_acquire);
     if (PYA_UNLIKELY(layout == LAYOUT_UNKNOWN)) {
         return allocate_and_look(self, bytes);
     }
     if (PYA_UNLIKELY(layout == LAYOUT_STRANGE)) {
         return allocate_slowly(self, bytes);
     }
-    const place where = place_here();
-    return make(self, alloc_at(where, bytes), where.device, layout);
+    const int8_t device = device_here();
+    return make(alloc_here(device, bytes), device, layout);
 }
 
 void *
@@ -268,7 +283,7 @@ pya_torch_fast_data_ptr(void **out, void *self, void *ptr, int8_t device) {
     if (layout != LAYOUT_CONTEXT_FIRST && layout != LAYOUT_DELETER_FIRST) {
         return false;
     }
-    const pya_torch_made made = make(self, ptr, device, layout);
+    const pya_torch_made made = make(ptr, device, layout);
     out[0] = made.data;
     out[1] = made.second;
     out[2] = made.third;

@@ -14,11 +14,11 @@ struct pya_heap;
 
 /* The heap set by pya_torch_attach(), or NULL. */
 struct pya_heap *pya_torch_heap(void);
-/* What torch calls for memory (exported; torch finds them by name).  alloc throws torch's own exceptions. */
-__attribute__((visibility("default"))) void *
-pya_torch_alloc(size_t bytes, int device, void *stream);
-__attribute__((visibility("default"))) void
-pya_torch_free(void *ptr, size_t bytes, int device, void *stream);
+/* Exported, and yet called directly from here. */
+#define PYA_TORCH_EXPORT __attribute__((visibility("protected")))
+/* What torch calls for memory; it finds them by name.  alloc throws torch's own exceptions. */
+PYA_TORCH_EXPORT void *pya_torch_alloc(size_t bytes, int device, void *stream);
+PYA_TORCH_EXPORT void pya_torch_free(void *ptr, size_t bytes, int device, void *stream);
 /* The free behind it, with what came of it; never throws. */
 pya_status pya_torch_give_back(void *ptr);
 /* The block is in use on the stream too; throws. */

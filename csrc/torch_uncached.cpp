@@ -22,8 +22,6 @@ struct runtime_functions {
     int (*last_error)();
 };
 
-std::atomic<bool> cached{true};
-std::atomic<size_t> n_uncached{0};
 pya_torch_guarded<std::unordered_set<void *>> uncached;
 
 const runtime_functions &
@@ -40,14 +38,12 @@ functions() {
 
 } // namespace
 
-bool
-pya_torch_is_cached(void) {
-    return cached.load(std::memory_order_relaxed);
-}
+std::atomic<bool> pya_torch_is_cached{true};
+std::atomic<size_t> pya_torch_n_uncached{0};
 
 extern "C" void
 pya_torch_set_cached(bool is_cached) {
-    cached.store(is_cached);
+    pya_torch_is_cached.store(is_cached);
 }
 
 void *
@@ -73,20 +69,17 @@ pya_torch_uncached_alloc(size_t bytes) {
     }
     uncached.with([ptr](std::unordered_set<void *> &blocks) {
         blocks.insert(ptr);
-        n_uncached.store(blocks.size(), std::memory_order_release);
+        pya_torch_n_uncached.store(blocks.size(), std::memory_order_release);
     });
     return ptr;
 }
 
 bool
 pya_torch_uncached_free(void *ptr, void (*before)(const void *ptr)) {
-    if (PYA_LIKELY(n_uncached.load(std::memory_order_acquire) == 0)) {
-        return false;
-    }
     const bool is_ours = uncached.with([ptr](std::unordered_set<void *> &blocks) {
         const bool is_there = blocks.erase(ptr) != 0;
         if (is_there) {
-            n_uncached.store(blocks.size(), std::memory_order_release);
+            pya_torch_n_uncached.store(blocks.size(), std::memory_order_release);
         }
         return is_there;
     });
@@ -107,5 +100,5 @@ pya_torch_slot_enable(void *self, bool is_cached) {
 bool
 pya_torch_slot_is_enabled(const void *self) {
     (void)self;
-    return pya_torch_is_cached();
+    return pya_torch_is_cached.load(std::memory_order_relaxed);
 }
