@@ -7,6 +7,7 @@ own code above them (signatures, docstrings, key order, texts) stays in use, wha
 from __future__ import annotations
 
 import functools
+import itertools
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,21 +66,38 @@ def replace_all(torch: Any, config: Config) -> Replacements:
     return done
 
 
+@functools.lru_cache(maxsize=8)
+def _groups(keys: tuple[str, ...]) -> tuple[tuple[list[str], tuple[str, ...], slice], ...]:
+    """Neighbours under one path: the path, their names under it, where they stand."""
+    groups: list[tuple[list[str], tuple[str, ...], slice]] = []
+    for parent, some in itertools.groupby(enumerate(keys), lambda each: each[1].rpartition(".")[0]):
+        places, names = zip(*some, strict=True)
+        groups.append(
+            (
+                parent.split(".") if parent else [],
+                tuple(name.rpartition(".")[2] for name in names),
+                slice(places[0], places[-1] + 1),
+            )
+        )
+    return tuple(groups)
+
+
 def nested(flat: dict[str, int]) -> Nested:
-    """{"a.b.c": 1} as {"a": {"b": {"c": 1}}}."""
+    """{"a.b.c": 1} as {"a": {"b": {"c": 1}}}.  The same keys come each time, and are taken apart once."""
     result: Nested = {}
-    for key, value in flat.items():
-        *path, last = key.split(".")
+    values = tuple(flat.values())
+    for path, names, where in _groups(tuple(flat)):
         inner = result
         for part in path:
             inner = inner.setdefault(part, {})
-        inner[last] = value
+        inner.update(zip(names, values[where], strict=True))
     return result
 
 
 @functools.cache
-def _newer_keys(library: Path) -> frozenset[str]:
+def _newer_keys(torch_file: str) -> frozenset[str]:
     """Which keys of newer versions this torch's own memory_stats has: their names stand in its library or not."""
+    library = Path(torch_file).parent / "lib" / "libtorch_python.so"
     if not library.exists():
         return frozenset()
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
@@ -99,15 +117,13 @@ def _existing(torch: Any, device: int) -> int:
 def memory_stats(torch: Any, device: int) -> Nested:
     """Statistics of a device under exactly the keys torch's own allocator has in this version."""
     _existing(torch, device)
-    library = Path(torch.__file__).parent / "lib" / "libtorch_python.so"
-    known = _newer_keys(library)
-    flat = {
-        key: value for key, value in _core.stats(device).items() if not key.startswith(_OWN_PREFIX)
-    }
+    known = _newer_keys(torch.__file__)
+    result = nested(_core.stats(device))
+    for key in [key for key in result if key.startswith(_OWN_PREFIX)]:
+        del result[key]
     for key in _NEWER_KEYS:
         if key not in known:
-            flat.pop(key, None)
-    result = nested(flat)
+            result.pop(key, None)
     if "reserved_bytes_by_private_pools" in known:
         result["reserved_bytes_by_private_pools"] = _private_pools(device)
     return result
