@@ -201,8 +201,8 @@ pya_hc_device_sync(void) {
     return error;
 }
 
-struct pya_hc_event *
-pya_hc_event_find_locked(const void *handle) {
+static struct pya_hc_event *
+event_find_locked(const void *handle) {
     return pya_hc_objects_has(&events, handle) ? (struct pya_hc_event *)(uintptr_t)handle : NULL;
 }
 
@@ -235,7 +235,7 @@ event_end_locked(struct pya_hc_event *event) {
 int
 pya_hc_event_destroy(void *handle) {
     pya_hc_lock();
-    struct pya_hc_event *event = pya_hc_event_find_locked(handle);
+    struct pya_hc_event *event = event_find_locked(handle);
     if (event != NULL) {
         event_end_locked(event);
     }
@@ -254,7 +254,7 @@ int
 pya_hc_event_record(void *handle, const void *stream_handle) {
     int error = CU_OK;
     pya_hc_lock();
-    struct pya_hc_event *event = pya_hc_event_find_locked(handle);
+    struct pya_hc_event *event = event_find_locked(handle);
     struct pya_hc_stream *stream = pya_hc_stream_find_locked(stream_handle);
     if (event == NULL || stream == NULL || event->device != stream->device) {
         error = CU_INVALID_HANDLE;
@@ -279,7 +279,7 @@ event_is_done(const struct pya_hc_event *event) {
 /* The event, for the host to ask about or to wait for: none that became a graph's. */
 static int
 event_for_host_locked(const void *handle, struct pya_hc_event **out) {
-    *out = pya_hc_event_find_locked(handle);
+    *out = event_find_locked(handle);
     if (*out == NULL) {
         return CU_INVALID_HANDLE;
     }
@@ -328,8 +328,8 @@ int
 pya_hc_event_elapsed(float *ms, const void *start_handle, const void *end_handle) {
     int error = CU_OK;
     pya_hc_lock();
-    struct pya_hc_event *start = pya_hc_event_find_locked(start_handle);
-    struct pya_hc_event *end = pya_hc_event_find_locked(end_handle);
+    struct pya_hc_event *start = event_find_locked(start_handle);
+    struct pya_hc_event *end = event_find_locked(end_handle);
     if (ms == NULL) {
         error = CU_INVALID_VALUE;
     } else if (
@@ -352,7 +352,7 @@ pya_hc_stream_wait(const void *stream_handle, const void *event_handle) {
     int error = CU_OK;
     pya_hc_lock();
     struct pya_hc_stream *stream = pya_hc_stream_find_locked(stream_handle);
-    struct pya_hc_event *event = pya_hc_event_find_locked(event_handle);
+    struct pya_hc_event *event = event_find_locked(event_handle);
     if (stream == NULL || event == NULL) {
         error = CU_INVALID_HANDLE;
     } else if (event->capture_id != 0 || stream->capture != NULL) {

@@ -85,7 +85,6 @@ int pya_hc_event_record(void *handle, const void *stream);
 int pya_hc_event_query(const void *handle);
 int pya_hc_event_sync(const void *handle);
 int pya_hc_event_elapsed(float *ms, const void *start, const void *end);
-struct pya_hc_event *pya_hc_event_find_locked(const void *handle);
 
 uint64_t pya_hc_stream_count_locked(void);
 /* Calls about streams that do not exist (any more), which may crash a driver. */
