@@ -32,6 +32,7 @@ _TORCH_EVENTS = 200_000  # of torch's own history: moved to the file when this m
 _TORCH_S = 5.0  # or at the first step after so long
 _TORCH_MARK_S = 10.0  # or at any of the marks that are looked at
 _TORCH_LONG_S = 60.0  # or whatever the program is doing
+_TORCH_REST = 20  # earlier after so many times as long as it took
 _CHECK_MARKS = 256  # how often that is looked at
 _EXPLAIN_REST = 20  # after out of memory was explained, times as long as that took: some programs search for a size
 
@@ -128,7 +129,8 @@ class _Torchs:
         self.n_before = 0
         self.n_moved = 0  # allocations and frees at the last move
         self.n_looked = 0  # and at the last look from the background
-        self.last = self.last_mark = time.monotonic()
+        self.last = self.last_mark = self.last_clear = time.monotonic()
+        self.cost = 0.0  # seconds that the last move took
 
     def clock(self) -> int:
         return time.time_ns()
@@ -138,14 +140,18 @@ class _Torchs:
         _torch_history(self.stacks, clear=True)
 
     def drain(self, pending: list[Row], at_mark: bool) -> None:
+        begin = time.monotonic()
         self.n_moved = _made()[1]
         whole = snapshots.take()["device_traces"]
         kept = self.n_kept or [0] * len(whole)
         self.n_kept = [len(trace) for trace in whole]
-        if at_mark or sum(self.n_kept) > _TORCH_EVENTS:
+        is_long = begin - self.last_clear > _TORCH_LONG_S - self._interval()
+        if at_mark or (is_long and sum(self.n_kept) > _TORCH_EVENTS):
             _torch_history(self.stacks, clear=True)
             self.n_kept = []
+            self.last_clear = begin
         self.last = time.monotonic()
+        self.cost = self.last - begin
         marks = sorted(pending)
         del pending[: len(marks)]
         # Fewer than before: the program cleared it.
@@ -171,7 +177,11 @@ class _Torchs:
             return False
         before, self.n_looked = self.n_looked, _made()[1]
         rests = self.n_looked == before
-        return self.n_looked > self.n_moved and (rests or idle > _TORCH_LONG_S)
+        return self.n_looked > self.n_moved and (rests or idle > self._interval())
+
+    def _interval(self) -> float:
+        """Between moves from the background while the program works: the more there is, the longer a move takes."""
+        return min(max(_TORCH_MARK_S, _TORCH_REST * self.cost), _TORCH_LONG_S)
 
 
 def _made() -> tuple[int, int]:

@@ -110,7 +110,7 @@ def qualified(file: str, line: int, name: str) -> str:
 
 
 def place(frames: tuple[Frame, ...]) -> Place | None:
-    """The innermost line of the user's own code; else of a graph of torch.compile, or of Python; None without frames."""
+    """The innermost line of the user's own code; else of torch.compile's graph, or of Python; None without frames."""
     for name, file, line in frames:
         # "<string>" is code that libraries make, too; but its <module> is the program of `python -c`
         if not is_foreign(file) or (file, name) == ("<string>", "<module>"):

@@ -49,22 +49,49 @@ def test_programs_that_run_out_of_memory_all_the_time_are_not_held_up(
 def test_a_program_at_work_is_not_interrupted_for_torchs_history(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a slow machine five seconds without a mark are nothing, and a gradient made meanwhile would be lost."""
+    """On a slow machine five seconds without a mark are nothing; where a move takes long it waits for longer."""
     now, made = [100.0], [0]
     monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(recording, "_made", lambda: (made[0], made[0]))
-    source = recording._Torchs(None, "none")  # type: ignore[arg-type]
-    asked = []
-    for _ in range(140):
-        now[0] += 0.5
-        made[0] += 1
-        asked.append(source.in_background())
-    assert not any(asked[:119]) and asked[-1]
+    for cost, wait in ((0.0, 10), (1.0, 20), (9.0, 60)):
+        source = recording._Torchs(None, "none")  # type: ignore[arg-type]
+        source.cost = cost
+        asked = []
+        for _ in range(140):
+            now[0] += 0.5
+            made[0] += 1
+            asked.append(source.in_background())
+        assert not any(asked[: 2 * wait]) and all(asked[2 * wait :])
     source = recording._Torchs(None, "none")  # type: ignore[arg-type]
     now[0] += 6
     assert not source.in_background()
     now[0] += 0.5
     assert source.in_background()  # it rests
+
+
+def test_torchs_history_is_cleared_at_work_no_oftener_than_has_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is done between a snapshot and the clearing after it is lost."""
+    now, cleared = [100.0], []
+    whole = {"device_traces": [[{"action": "alloc"}] * 10]}
+    monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(recording, "_made", lambda: (0, 0))
+    monkeypatch.setattr(recording.snapshots, "take", lambda: whole)
+    monkeypatch.setattr(recording, "_torch_history", lambda *_, **__: cleared.append(now[0]))
+    monkeypatch.setattr(recording, "_TORCH_EVENTS", 5)
+
+    class Writer:
+        def merged(self, traces: list[list[object]], marks: list[object]) -> None:
+            pass
+
+    source = recording._Torchs(Writer(), "none")  # type: ignore[arg-type]
+    for _ in range(13):
+        now[0] += 10
+        source.drain([], at_mark=False)
+    assert [at - 100 for at in cleared] == [60, 120] and source.n_seen == 30
+    source.drain([], at_mark=True)
+    assert len(cleared) == 3
 
 
 def test_torchs_history_is_moved_at_marks_where_there_are_no_steps(
