@@ -385,7 +385,7 @@ card_serve(
         const struct request request = {requested, bytes, context, is_small, may_repeat};
         return card_climb(card, arena, &request, out);
     }
-    card->stats.scalar[PYA_STAT_pyalloc_fit_hits]++;
+    card->stats.scalar[PYA_STAT_pyalloc_fit_hits] += block->state == PYA_BLOCK_USED;
     block->is_small = is_small;
     card_hand_out(card, block, requested, context);
     if (may_repeat) {

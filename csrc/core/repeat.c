@@ -294,6 +294,20 @@ repeat_settle(struct pya_arena *arena, size_t bytes) {
     return block;
 }
 
+/* The stitched range its like had: another of that size may be free too, but somebody else had that one. */
+static struct pya_block *
+repeat_restitch(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
+    struct pya_block *block = NULL;
+    pya_card_unpark(arena->card); /* its pages may be at home with other streams */
+    struct pya_stitch *stitch = pya_stitch_again(arena, addr, bytes);
+    if (stitch == NULL || pya_stitch_take(stitch, bytes, &block) != PYA_OK) {
+        return NULL;
+    }
+    arena->card->stats.scalar[PYA_STAT_pyalloc_range_hits]++;
+    arena->card->n_reused++;
+    return block;
+}
+
 struct pya_block *
 pya_repeat_take(struct pya_arena *arena, size_t bytes) {
     struct pya_repeat *repeat = repeat_of(arena);
@@ -311,11 +325,13 @@ pya_repeat_take(struct pya_arena *arena, size_t bytes) {
     pya_arena_unpark(arena);
     pya_dptr addr = repeat_addr(repeat, repeat->like);
     struct pya_block *run = repeat_run_at(arena, addr, bytes);
-    if (run == NULL) {
+    struct pya_block *block = run != NULL ? pya_arena_carve(arena, run, addr, bytes, PYA_BLOCK_USED)
+                                          : repeat_restitch(arena, addr, bytes);
+    if (block == NULL) {
         return repeat_is_settling(arena) ? repeat_settle(arena, bytes) : NULL;
     }
     arena->card->stats.scalar[PYA_STAT_pyalloc_repeats]++;
-    return pya_arena_carve(arena, run, addr, bytes, PYA_BLOCK_USED);
+    return block;
 }
 
 /* Random sizes never repeat: then it is not worth what it costs. */

@@ -14,9 +14,9 @@ extern "C" {
 /* Smaller requests fit in anywhere. */
 enum { PYA_REPEAT_FROM = 64 << 10 };
 
-/* For a large request in an arena of pages of the default pool: the free memory where its like lay one period ago, or, where
- * somebody lies there now, some that nobody will want before it is given back.  NULL while the program is not known to repeat
- * itself, and where there is none.  The block is USED, as from pya_arena_take(). */
+/* For a large request in an arena of pages of the default pool: the free memory, or the stitched range, where its like lay one
+ * period ago, or, where somebody lies there now, some that nobody will want before it is given back.  NULL while the program is
+ * not known to repeat itself, and where there is none.  The block is USED or STITCHED. */
 struct pya_block *pya_repeat_take(struct pya_arena *arena, size_t bytes);
 /* That request was served by `block`, wherever it lies. */
 void pya_repeat_note(struct pya_arena *arena, struct pya_block *block);

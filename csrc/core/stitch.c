@@ -228,14 +228,34 @@ pya_stitch_find_short(struct pya_arena *arena, size_t bytes) {
     return best;
 }
 
-const struct pya_stitch *
-pya_stitch_of(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
-    const struct pya_stitch *stitch =
+static struct pya_stitch *
+stitch_of(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
+    struct pya_stitch *stitch =
         arena->stitches == NULL ? NULL : *stitch_bucket(arena->stitches, bytes);
     while (stitch != NULL && stitch->base + stitch->offset != addr) {
         stitch = stitch->next_same;
     }
     return stitch;
+}
+
+const struct pya_stitch *
+pya_stitch_of(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
+    return stitch_of(arena, addr, bytes);
+}
+
+static bool
+stitch_is_usable(const struct pya_stitch *stitch) {
+    size_t n_records;
+    bool is_idle = stitch->block == NULL && !stitch->is_broken;
+    return is_idle && stitch_is_free(stitch, stitch->arena, &n_records);
+}
+
+struct pya_stitch *
+pya_stitch_again(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
+    struct pya_stitch *stitch = stitch_of(arena, addr, bytes);
+    bool is_fit = stitch != NULL &&
+                  pya_round_up(bytes, stitch->is_shared ? PYA_ALIGN : PYA_PAGE) == stitch->bytes;
+    return is_fit && stitch_is_usable(stitch) ? stitch : NULL;
 }
 
 struct pya_stitch *
@@ -244,9 +264,7 @@ pya_stitch_at(struct pya_arena *arena, pya_dptr addr) {
     while (stitch != NULL && stitch->base + stitch->offset != addr) {
         stitch = stitch->older;
     }
-    bool is_idle = stitch != NULL && stitch->block == NULL && !stitch->is_broken;
-    size_t n_records;
-    return is_idle && stitch_is_free(stitch, arena, &n_records) ? stitch : NULL;
+    return stitch != NULL && stitch_is_usable(stitch) ? stitch : NULL;
 }
 
 /* Maps the pages from n_old on.  On failure none of them is mapped, or the range is broken. */
