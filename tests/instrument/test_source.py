@@ -1,0 +1,74 @@
+"""From stacks to names a person knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyalloc import source
+
+PROGRAM = """\
+class Model:
+    def forward(self, x):
+        def attend(y):
+            return y @ y
+        return attend(x)
+
+def train():
+    return [Model().forward(i) for i in range(3)]
+"""
+LIBRARIES = "/usr/lib/python3/dist-packages"
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "qualified"),
+    [
+        (2, "forward", "Model.forward"),
+        (4, "attend", "Model.forward.attend"),
+        (5, "forward", "Model.forward"),
+        (8, "train", "train"),
+        (8, "<listcomp>", "train"),
+        (4, "other", "other"),  # the file is not what it was
+        (99, "forward", "forward"),
+    ],
+)
+def test_functions_have_the_names_of_what_they_are_in(
+    tmp_path: Path, line: int, name: str, qualified: str
+) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    assert source.qualified(str(path), line, name) == qualified
+
+
+def test_a_line_is_the_innermost_of_the_program_and_of_the_library_below_it() -> None:
+    frames = (
+        ("allocate", "/torch/csrc/cuda.cpp", 1),
+        ("empty", f"{LIBRARIES}/torch/functional.py", 2),
+        ("forward", f"{LIBRARIES}/diffusers/unet.py", 3),
+        ("call", f"{LIBRARIES}/diffusers/pipeline.py", 4),
+        ("step", "/home/me/run/train.py", 5),
+        ("main", "/home/me/run/train.py", 6),
+    )
+    assert str(source.place(frames)) == "run/train.py:5 step"
+    assert str(source.inside(frames)) == "diffusers/unet.py:3 forward"
+    assert source.inside(frames[:2]) is None
+    assert str(source.place(frames[:2])) == "torch/functional.py:2 empty"  # no line of the user's
+    assert source.place(frames[:1]) is None
+    assert source.place((("<module>", "<string>", 1),)) is not None  # python -c
+    assert source.place((("made", "<string>", 1),)) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("adamw", "AdamW"),
+        ("_muon", "Muon"),
+        ("rprop", "Rprop"),
+        ("optimizer", ""),
+        ("lr_scheduler", ""),
+    ],
+)
+def test_optimizers_are_named_as_their_classes(file: str, name: str) -> None:
+    frames = (("step", f"{LIBRARIES}/torch/optim/{file}.py", 1), ("main", "/home/me/x.py", 2))
+    assert source.optimizer(frames) == name
