@@ -32,6 +32,40 @@ class _Sphere(Constraint):
 _sphere = _Sphere()
 
 
+def _draw_beta(alpha: Tensor, beta: float) -> Tensor:
+    pair = torch.stack([alpha, torch.full_like(alpha, beta)], -1)
+    return torch._sample_dirichlet(pair).clamp_min(torch.finfo(alpha.dtype).tiny)
+
+
+def _slope_of_beta(parts: Tensor, alpha: Tensor, beta: float) -> Tensor:
+    pair = torch.stack([alpha, torch.full_like(alpha, beta)], -1)
+    of_both = torch._dirichlet_grad(parts, pair, pair.sum(-1, keepdim=True).expand_as(pair))
+    return of_both[..., 0].contiguous()
+
+
+# What draws, and its derivative, as torch's compiler needs them: torch's own have no shapes to tell unless those are
+# numbers. Two draws that look alike are not one.
+_compiled = "CompositeExplicitAutograd"
+torch.library.define(
+    "pyalloc::draw_beta",
+    "(Tensor alpha, float beta) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+torch.library.impl("pyalloc::draw_beta", _compiled, _draw_beta)
+torch.library.define("pyalloc::slope_of_beta", "(Tensor parts, Tensor alpha, float beta) -> Tensor")
+torch.library.impl("pyalloc::slope_of_beta", _compiled, _slope_of_beta)
+
+
+@torch.library.register_fake("pyalloc::draw_beta")
+def _(alpha: Tensor, beta: float) -> Tensor:
+    return alpha.new_empty((*alpha.shape, 2))
+
+
+@torch.library.register_fake("pyalloc::slope_of_beta")
+def _(parts: Tensor, alpha: Tensor, beta: float) -> Tensor:
+    return alpha.new_empty(alpha.shape)
+
+
 class _Beta(torch.autograd.Function):
     """Samples z of Beta(alpha, beta) and 1 - z, so that neither end of the interval loses its digits.
 
@@ -41,22 +75,24 @@ class _Beta(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, alpha: Tensor, beta: float) -> Tensor:
-        pair = torch.stack([alpha, torch.full_like(alpha, beta)], -1)
-        parts = torch._sample_dirichlet(pair).clamp_min(torch.finfo(alpha.dtype).tiny)
-        ctx.save_for_backward(parts, pair)
+        is_compiled = torch.compiler.is_compiling()
+        draw = torch.ops.pyalloc.draw_beta if is_compiled else _draw_beta
+        parts: Tensor = draw(alpha, beta)
+        ctx.save_for_backward(parts, alpha)
         ctx.beta = beta
         return parts
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        parts, pair = ctx.saved_tensors
+        parts, alpha = ctx.saved_tensors
         z, rest = parts.unbind(-1)
-        alpha = pair[..., 0]
-        of_torch = torch._dirichlet_grad(parts, pair, pair.sum(-1, keepdim=True).expand_as(pair))
+        is_compiled = torch.compiler.is_compiling()
+        slope_of = torch.ops.pyalloc.slope_of_beta if is_compiled else _slope_of_beta
+        of_torch = slope_of(parts, alpha, ctx.beta)
         of_large = -z * torch.log1p(-rest) / (alpha + (ctx.beta - 1) / 2)
         is_large = alpha > 1000 * max(ctx.beta, 1)
-        slope = torch.where(is_large, of_large, of_torch[..., 0] * rest)
+        slope = torch.where(is_large, of_large, of_torch * rest)
         return slope * (grad[..., 0] - grad[..., 1]), None
 
 

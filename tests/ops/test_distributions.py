@@ -168,3 +168,37 @@ def test_validation():
     uniform = HypersphericalUniform(3, dtype=torch.float64, validate_args=True)
     torch.testing.assert_close(uniform.log_prob(poles), -uniform.entropy().expand(2))
     assert PowerSpherical(sphere(3), 2).scale.dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_samples_compile_whatever_the_size():
+    """Torch's own draw had no fake form for sizes that are not numbers, as from the second batch size on."""
+
+    def draw_twice(loc, scale):
+        p = PowerSpherical(loc, scale, validate_args=False)
+        return p.rsample(), p.rsample()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(draw_twice, fullgraph=True, backend="aot_eager")
+    for n in (5, 7, 8):
+        leaves = sphere(n, 4).requires_grad_(), torch.full((n,), 30.0, requires_grad=True)
+        found = []
+        for function in (draw_twice, compiled):
+            torch.manual_seed(n)
+            samples = function(*leaves)
+            assert not torch.equal(*samples)
+            weighed = sum((x * x.detach().cos()).sum() for x in samples)
+            found.append((*samples, *torch.autograd.grad(weighed, leaves)))
+        torch.testing.assert_close(*found)
+
+
+def test_fake_forms_of_draws():
+    alpha = torch.rand(3, 2).t() * 9 + 1
+    parts = torch.ops.pyalloc.draw_beta(alpha, 1.5)
+    slope = torch.ops.pyalloc.slope_of_beta(parts, alpha, 1.5)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = mode.from_tensor(alpha)
+        fake_parts = torch.ops.pyalloc.draw_beta(fake, 1.5)
+        fake_slope = torch.ops.pyalloc.slope_of_beta(fake_parts, fake, 1.5)
+    for real, told in ((parts, fake_parts), (slope, fake_slope)):
+        assert real.shape == told.shape and real.stride() == told.stride()
