@@ -36,6 +36,9 @@ struct pool {
 
 struct world {
     struct fuzz_input in;
+    const uint8_t *begin;    /* of the input */
+    const uint8_t *again_at; /* where the latest op_again() stands */
+    unsigned n_again;        /* and how often it still goes back */
     struct pya_heap *heap;
     struct pya_sim *sims[N_DEVICES];
     struct pya_sim_config config;

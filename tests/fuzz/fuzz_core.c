@@ -127,6 +127,26 @@ op_host_fault(struct world *world) {
     }
 }
 
+/* Programs repeat themselves: what the bytes before say is done again, some times. */
+static void
+op_again(struct world *world) {
+    const uint8_t *at = world->in.at;
+    size_t n_back = 8 + fuzz_byte(&world->in) % 128;
+    unsigned n_times = 4 + fuzz_byte(&world->in) % 4 * 16;
+    size_t most = (size_t)(at - world->begin);
+    if (world->depth > 0 || (world->again_at != NULL && at < world->again_at)) {
+        return; /* one at a time */
+    }
+    if (at != world->again_at) {
+        world->again_at = at;
+        world->n_again = n_times;
+    }
+    if (world->n_again > 0) {
+        world->n_again--;
+        world->in.at = at - (n_back < most ? n_back : most);
+    }
+}
+
 static void
 op_next(struct world *world, unsigned kind) {
     /* So many of 64. */
@@ -136,7 +156,8 @@ op_next(struct world *world, unsigned kind) {
     } ops[] = {{20, op_alloc},     {16, op_free},    {6, op_record},  {3, op_finish},
                {1, op_give_back},  {1, op_steer},    {2, op_limit},   {4, op_pool},
                {2, op_fault},      {1, op_query},    {1, op_history}, {1, op_snapshot},
-               {2, op_host_fault}, {1, op_bad_free}, {1, op_rare},    {2, op_check}};
+               {2, op_host_fault}, {1, op_bad_free}, {1, op_rare},    {1, op_again},
+               {1, op_check}};
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         if (kind < ops[i].n) {
             ops[i].run(world);
@@ -257,6 +278,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     memset(&world, 0, sizeof world);
     filter_world = &world;
     world.in = (struct fuzz_input){data, data + n};
+    world.begin = data;
     world_init(&world);
     for (unsigned i = 0; i < MAX_OPS && fuzz_left(&world.in) > 0; i++) {
         op_next(&world, fuzz_byte(&world.in) % 64);
