@@ -101,11 +101,8 @@ def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
 @functools.cache
 def qualified(file: str, line: int, name: str) -> str:
     """The qualified name of the function around a line, or the plain name."""
-    best = name
-    width = 1 << 60
-    for first, last, full in _functions(file):
-        if first <= line <= last and last - first < width:
-            best, width = full, last - first
+    around = (full for first, last, full in _functions(file) if first <= line <= last)
+    *_, best = (name, *around)  # the outer ones come first
     return best if best.split(".")[-1] == name or name.startswith("<") else name
 
 
