@@ -90,7 +90,10 @@ def _remember_directions(torch: Any) -> None:
 
 
 def _exchange_objects_on_the_host(c10d: Any) -> None:
-    """Over NCCL they are sent as tensors, and kernels find the largest of their sizes.  They take next to no memory."""
+    """Over NCCL they are sent as tensors, and kernels find the largest of their sizes.  They take next to no memory.
+
+    And barriers wait there, behind which one rank reads the files of another: NCCL's calls wait for nobody.
+    """
     if not hasattr(c10d, "_canonicalize_group_rank"):  # before 2.6
         return
     hosts: dict[Any, Any] = {}
@@ -115,6 +118,17 @@ def _exchange_objects_on_the_host(c10d: Any) -> None:
         "scatter_object_list",
     ):
         setattr(c10d, name, _in_group(getattr(c10d, name), on_host))
+    wait = c10d.barrier
+
+    @functools.wraps(wait)
+    def barrier(group: Any = None, async_op: bool = False, *args: Any, **kwargs: Any) -> Any:
+        found = wait(group, async_op, *args, **kwargs)
+        host = group if async_op else on_host(group)
+        if host is not group:
+            wait(host)
+        return found
+
+    c10d.barrier = barrier
     _send_objects_by_the_store(c10d)
 
 

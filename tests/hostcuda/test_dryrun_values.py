@@ -207,14 +207,23 @@ def test_masks_choose_a_place_for_each_value_that_is_put(
 
 
 def test_objects_travel_between_ranks(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """NCCL's sizes of them would be found by kernels."""
+    """NCCL's sizes of them would be found by kernels; and barriers waited for nobody."""
     source = """
-        import os, torch
+        import os, time, torch
         import torch.distributed as dist
         from torch.distributed import broadcast_object_list
         rank = int(os.environ["RANK"])
         torch.cuda.set_device(rank)
         dist.init_process_group("nccl")
+        for number in range(9):
+            if rank == 0:
+                while not os.path.exists(f"arrived{number}"):
+                    time.sleep(0.01)
+                open(f"written{number}", "w").close()
+            else:
+                open(f"arrived{number}", "w").close()
+            dist.barrier()
+            assert os.path.exists(f"written{number}"), number
         for group in (None, dist.new_group([0, 1], backend="nccl")):
             for _ in range(2):
                 everybodys = [None, None]
