@@ -49,8 +49,9 @@ def load(path: Path) -> dict[str, Any]:
             "`pyalloc run --record` instead, whose files stream"
         )
     with path.open("rb") as file:
-        value = _load(path, file, path.stat().st_size)
-    return check(path, value)
+        n_bytes = path.stat().st_size
+        value = _load(path, file, n_bytes)
+    return check(path, value, n_bytes)
 
 
 @contextlib.contextmanager
@@ -80,8 +81,8 @@ def _load(path: Path, file: BinaryIO, n_bytes: int) -> Any:
         raise TraceError(f"{path}: not a readable pickle ({error})") from None
 
 
-def check(path: Path | str, value: Any) -> dict[str, Any]:
-    """The value, if it has the shape of a snapshot; older ones are a bare list of segments.
+def check(path: Path | str, value: Any, n_bytes: int) -> dict[str, Any]:
+    """The value of so many bytes, if it has the shape of a snapshot; older ones are a bare list of segments.
 
     Raises:
         TraceError: it has not.
@@ -91,10 +92,23 @@ def check(path: Path | str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get("segments"), list):
         raise TraceError(f"{path}: no memory snapshot (a dict with the key 'segments')")
     try:
+        _check_size(value, n_bytes)
         _check_parts(value)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise TraceError(f"{path}: the snapshot is malformed: {_clip(error)}") from None
     return value
+
+
+def _check_size(value: dict[str, Any], n_bytes: int) -> None:
+    """A pickle can name one list of blocks again and again, and would keep us busy for days."""
+    n = 0
+    for parts in (
+        *(_dict(segment)["blocks"] for segment in value["segments"]),
+        *_list(value.get("device_traces", [])),
+    ):
+        n += len(parts)
+        if n > n_bytes:
+            raise ValueError("more blocks and entries than it has bytes")
 
 
 def _clip(error: Exception) -> str:
@@ -114,11 +128,12 @@ def _check_parts(value: dict[str, Any]) -> None:
         raise TypeError("allocator_settings is no dict")
     if len(_list(traces)) > MAX_DEVICES:
         raise ValueError(f"traces of more than {MAX_DEVICES} devices")
+    checked: set[int] = set()  # lists of frames and frames: torch has one object for many of either
     for segment in value["segments"]:
-        _check_segment(_dict(segment))
+        _check_segment(_dict(segment), checked)
     for trace in traces:
         for entry in _list(trace):
-            _check_entry(_dict(entry))
+            _check_entry(_dict(entry), checked)
     told = [_dict(each) for each in _list(value.get("external_annotations") or [])]
     told = [each for each in told if each.keys() >= {"name", "stage"}]
     for each in told:
@@ -150,22 +165,22 @@ def _text(*values: Any) -> None:
         raise TypeError("a name that is no text")
 
 
-def _check_segment(segment: dict[str, Any]) -> None:
+def _check_segment(segment: dict[str, Any], checked: set[int]) -> None:
     at = _natural(segment["address"])
     _natural(segment["total_size"])
     _natural(segment.get("stream", 0), 2**64)
     _natural(segment.get("device", 0), MAX_DEVICES)
     segment.setdefault("stream", 0)
-    _check_frames(segment.get("frames"))
+    _check_frames(segment.get("frames"), checked)
     for block in _list(segment["blocks"]):
         at = _natural(_dict(block).get("address", at)) + _natural(block["size"])
         _natural(block.get("requested_size", 0))
-        _check_frames(block.get("frames"))
+        _check_frames(block.get("frames"), checked)
         if not isinstance(block["state"], str):
             raise TypeError("a state that is no text")
 
 
-def _check_entry(entry: dict[str, Any]) -> None:
+def _check_entry(entry: dict[str, Any], checked: set[int]) -> None:
     _natural(entry.get("addr", 0), 2**64)
     _natural(entry.get("size", 0))
     _natural(entry.get("device_free", 0), 2**64)
@@ -175,11 +190,17 @@ def _check_entry(entry: dict[str, Any]) -> None:
         raise TypeError("an action that is no text")
     if entry["action"] in NEEDS_SIZE:
         _natural(entry["size"])
-    _check_frames(entry.get("frames"))
+    _check_frames(entry.get("frames"), checked)
 
 
-def _check_frames(frames: Any) -> None:
-    for frame in _list(frames or []):
+def _check_frames(frames: Any, checked: set[int]) -> None:
+    if not frames or id(frames) in checked:
+        return
+    checked.add(id(frames))
+    for frame in _list(frames):
+        if id(frame) in checked:
+            continue
+        checked.add(id(frame))
         _natural(max(_dict(frame)["line"], 0), 2**32)
         if not isinstance(frame["name"], str) or not isinstance(frame["filename"], str):
             raise TypeError("a frame without name or file")
@@ -187,7 +208,7 @@ def _check_frames(frames: Any) -> None:
 
 def loads(data: bytes) -> dict[str, Any]:
     """As load(), from memory."""
-    return check("snapshot", _load(Path("snapshot"), io.BytesIO(data), len(data)))
+    return check("snapshot", _load(Path("snapshot"), io.BytesIO(data), len(data)), len(data))
 
 
 class SnapshotWriter:

@@ -55,6 +55,16 @@ print(peak_kib())
     assert int(done.stdout) < 2**18  # KiB
 
 
+def test_a_small_pickle_cannot_name_one_list_for_days() -> None:
+    blocks = [{"size": 512, "state": "inactive"}] * 2000
+    segment = {"address": 1 << 30, "total_size": 1 << 20, "stream": 0, "blocks": blocks}
+    for snapshot in ({"segments": [segment] * 2000}, [segment] * 2000):
+        data = pickle.dumps(snapshot, protocol=4)
+        assert len(data) < 1 << 14
+        with pytest.raises(TraceError, match="more blocks and entries than it has bytes"):
+            pickles.loads(data)
+
+
 def test_a_small_archive_cannot_fill_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "bomb.pya.xz"
     path.write_bytes(lzma.compress(b"PYATRACE" + bytes(200 << 20), preset=1))
