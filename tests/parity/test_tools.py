@@ -1,0 +1,242 @@
+"""torch's tools that look at memory, and calls with arguments that are odd: the same on both."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+MIB, GIB = 2**20, 2**30
+
+
+def empty(size: int, device: int = 0) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+@pytest.fixture
+def cached() -> Iterator[None]:
+    yield
+    torch.cuda.memory.caching_allocator_enable(True)
+    torch.cuda.memory._record_memory_history(None)
+
+
+# ---- raw allocation, streams ----
+
+
+def test_nothing_is_freed_and_made() -> None:
+    before = torch.cuda.memory_allocated()
+    torch.cuda.caching_allocator_delete(0)
+    assert torch.cuda.caching_allocator_alloc(0) == 0
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_a_stream_must_be_one() -> None:
+    with pytest.raises(TypeError, match="stream"):
+        torch.cuda.caching_allocator_alloc(100, stream="main")
+
+
+def test_memory_of_others_may_be_recorded_on_streams(cached: None) -> None:
+    """Memory past the cache, and a library's own: nothing is kept for them, and nothing raises."""
+    side = torch.cuda.Stream()
+    torch.cuda.memory.caching_allocator_enable(False)
+    tensor = empty(MIB)
+    tensor.record_stream(side)
+    torch.cuda.memory.caching_allocator_enable(True)
+    tensor.record_stream(side)
+    runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+    place = ctypes.c_void_p()
+    assert runtime.cudaMalloc(ctypes.byref(place), ctypes.c_size_t(4096)) == 0
+
+    interface = {"shape": (4096,), "typestr": "|u1", "data": (place.value, False), "version": 3}
+    theirs = torch.as_tensor(
+        type("Theirs", (), {"__cuda_array_interface__": interface})(), device="cuda"
+    )
+    theirs.record_stream(side)
+    assert theirs.data_ptr() == place.value
+    del theirs
+    assert runtime.cudaFree(place) == 0
+
+
+def test_using_one_device_touches_no_other() -> None:
+    """A context takes hundreds of MiB of a card that somebody else may use."""
+    program = """
+import torch
+from torch.cuda import memory
+x = torch.zeros(1000, device="cuda:1")
+for call in (
+    torch.cuda.memory_stats, lambda: torch.cuda.memory_stats(1), torch.cuda.memory_snapshot, memory._snapshot,
+    memory._record_memory_history, lambda: memory._record_memory_history(None), torch.cuda.memory_summary,
+    lambda: torch.cuda.reset_peak_memory_stats(0), lambda: torch.cuda.get_per_process_memory_fraction(1),
+    lambda: torch.cuda.set_per_process_memory_fraction(0.5, 1), x.cpu, torch.cuda.empty_cache,
+    torch.accelerator.empty_cache, torch.cuda.ipc_collect,
+):
+    call()
+    assert not torch._C._cuda_hasPrimaryContext(0), call
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
+
+
+# ---- statistics and settings ----
+
+
+def test_free_memory_by_way_of_the_accelerator() -> None:
+    ask = getattr(torch.accelerator, "get_memory_info", None)
+    if ask is None:
+        pytest.skip("this torch cannot be asked")
+    kept = empty(100 * MIB)
+    assert ask() == torch.cuda.mem_get_info()
+    assert ask(1) == torch.cuda.mem_get_info(1)
+    del kept
+
+
+def test_statistics_of_the_host_are_reset() -> None:
+    pinned = torch.empty(MIB, dtype=torch.uint8, pin_memory=True)
+    del pinned
+    torch.cuda.reset_peak_host_memory_stats()
+    torch.cuda.reset_accumulated_host_memory_stats()
+    stats = torch.cuda.host_memory_stats()
+    assert (
+        stats[
+            "active_requests.allocated"
+            if "active_requests.allocated" in stats
+            else "allocation.allocated"
+        ]
+        == 0
+    )
+    assert torch.cuda.host_memory_stats_as_nested_dict()
+
+
+@pytest.mark.parametrize(
+    "text", ["expandable_segments:False", "pinned_use_background_threads:False", "no_such_key:1"]
+)
+def test_settings_while_the_program_runs(text: str) -> None:
+    """Libraries switch expandable segments off for a while; what torch does not know is an error."""
+    choose = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if choose is None:
+        pytest.skip("this torch has another function for it")
+    if text.startswith("no"):
+        with pytest.raises((RuntimeError, ValueError), match="no_such_key"):
+            choose(text)
+    else:
+        choose(text)
+    assert empty(MIB).numel() == MIB
+
+
+def test_an_observer_of_out_of_memory_that_raises() -> None:
+    program = """
+import torch
+def complain(*_):
+    raise KeyError("mine")
+torch.cuda.init()
+torch._C._cuda_attach_out_of_memory_observer(complain)
+try:
+    torch.empty(2**40, device="cuda")
+except KeyError:
+    print(torch.empty(1000, device="cuda").numel())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, timeout=600, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["1000"]
+
+
+# ---- snapshots and tools ----
+
+
+def test_snapshots_without_traces(cached: None) -> None:
+    pool = torch.cuda.MemPool()
+    try:
+        pool.snapshot(include_traces=False)
+    except TypeError:
+        pytest.skip("this torch's snapshots have all traces")
+    torch.cuda.memory._record_memory_history(stacks="python")
+    with torch.cuda.use_mem_pool(pool):
+        inside = empty(MIB)
+    outside = empty(MIB)
+    assert pool.snapshot() == pool.snapshot(include_traces=False)
+    whole = torch.cuda.memory_snapshot()
+    assert whole == torch.cuda.memory_snapshot((0, 0), include_traces=False)
+    assert [
+        segment for segment in whole if tuple(segment["segment_pool_id"]) == pool.id
+    ] == pool.snapshot()
+    assert not any(torch._C._cuda_memorySnapshot((*pool.id, False))["device_traces"])
+    assert any(torch._C._cuda_memorySnapshot((*pool.id, True))["device_traces"])
+    del inside, outside
+
+
+def test_memory_in_the_profilers_timeline(tmp_path: Path) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    layer = torch.nn.Linear(256, 256).cuda()
+    with profile(
+        activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA],
+        profile_memory=True,
+        record_shapes=True,
+        with_stack=True,
+    ) as recorded:
+        layer(torch.zeros(64, 256, device="cuda")).sum().backward()
+    recorded.export_memory_timeline(str(tmp_path / "timeline.json"), device="cuda:0")
+    times, sizes = json.loads((tmp_path / "timeline.json").read_text())
+    assert len(times) == len(sizes) > 4
+    assert max(sum(size) for size in sizes) >= 2 * 4 * 256 * 256
+    recorded.export_chrome_trace(str(tmp_path / "trace.json"))
+    told = [
+        event["args"]
+        for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        if event["name"] == "[memory]" and event["args"]["Device Type"] == 1
+    ]
+    assert told
+    assert all(0 < each["Total Allocated"] <= each["Total Reserved"] for each in told)
+
+
+def test_cycles_that_hold_memory_are_found(cached: None) -> None:
+    from torch.utils.viz._cycles import observe_tensor_cycles
+
+    gc.collect()
+    found: list[str] = []
+    stop = observe_tensor_cycles(found.append)
+    cycle: list[object] = [torch.zeros(100_000, device="cuda")]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    stop()
+    assert len(found) == 1 and Path(__file__).name in found[0]
+
+
+def test_memory_tracker() -> None:
+    tracking = pytest.importorskip("torch.distributed._tools.memory_tracker")
+    model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.ReLU()).cuda()
+    tracker = tracking.MemoryTracker()
+    tracker.start_monitor(model)
+    model(torch.zeros(8, 100, device="cuda")).sum().backward()
+    tracker.stop()
+    assert tracker.memories_allocated and tracker.memories_reserved
+
+
+def test_a_pool_within_compiled_code() -> None:
+    if not hasattr(torch.cuda.CUDAGraph, "pools"):
+        pytest.skip("this torch's compiler knows no pools")
+    pool = torch.cuda.MemPool()
+
+    @torch.compile(backend="aot_eager")
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.cuda.use_mem_pool(pool):
+            inside = x + 1
+        return inside, inside * 2
+
+    for _ in range(2):
+        results = function(torch.zeros(MIB, device="cuda"))
+        inside = {segment["address"]: segment["total_size"] for segment in pool.snapshot()}
+        is_inside = [
+            any(0 <= result.data_ptr() - at < size for at, size in inside.items())
+            for result in results
+        ]
+        assert is_inside == [True, False]
+    torch._dynamo.reset()
