@@ -16,15 +16,16 @@ struct thin {
     bool any_coarse;
     real numbers[12][THIN_LANES] __attribute__((aligned(64)));
     real *coarse, *gap; /* where coarse is 1, gap says what u does not */
-    real *top;          /* the largest of a mixture's terms */
     double sums[2][THIN_LANES];
+    double terms
+        [THIN_LANES]; /* of a mixture, from which large numbers cancel; then each sample's largest */
 };
 
 static void
 thin_carve(struct thin *x, const struct pya_ops_ps *ps, bool backward) {
     struct ps_tile *w = &x->w;
-    real **const places[] = {&w->kappa, &w->h,      &w->a,   &w->high, &w->u,  &w->f,
-                             &w->grad,  &x->coarse, &x->gap, &x->top,  &w->dh, &w->dh_far};
+    real **const places[] = {&w->kappa, &w->h,    &w->h_low,  &w->a,   &w->high, &w->u,
+                             &w->f,     &w->grad, &x->coarse, &x->gap, &w->dh,   &w->dh_far};
     memset(w, 0, sizeof *w);
     for (int i = 0; i < (backward ? 12 : 10); i++) {
         *places[i] = x->numbers[i];
@@ -111,8 +112,8 @@ thin_place(struct thin *x, const struct pya_ops_ps *ps, ptrdiff_t first, int n) 
 static void
 thin_spread(struct thin *x) {
     struct ps_tile *w = &x->w;
-    real *const each[] = {w->kappa, w->h, w->a, w->high, w->dh, w->dh_far};
-    for (int i = 0; i < (w->dh == NULL ? 4 : 6); i++) {
+    real *const each[] = {w->kappa, w->h, w->h_low, w->a, w->high, w->dh, w->dh_far};
+    for (int i = 0; i < (w->dh == NULL ? 5 : 7); i++) {
         for (int k = x->n - 1; k >= 0; k--) {
             each[i][k] = each[i][x->component[k]];
         }
@@ -173,32 +174,40 @@ thin_log_y(const struct thin *x, int j) {
                          : log_y;
 }
 
-/* Log-probabilities or, of the mixture, its terms; to may be where the cosines are. */
+/* Log-probabilities in place of the cosines. */
 static inline void
-thin_log_probs(const struct thin *x, real *to) {
+thin_log_probs(struct thin *x) {
     for (int j = 0; j < x->n; j += VW) {
-        const vr each = ps_log_prob(thin_log_y(x, j), v_ld(x->w.kappa + j), v_ld(x->w.h + j));
-        v_st(to + j, v_add(each, v_ld(x->w.a + j)));
+        v_st(x->w.u + j, ps_log_prob(thin_log_y(x, j), v_ld(x->w.kappa + j), v_ld(x->w.h + j)));
     }
 }
 
-/* Terms, of which n_m that follow one another are a sample's, to their exp beside the largest; that stays finite. */
+/* The exp of a mixture's terms, of which n_m that follow one another are a sample's, beside the largest; that stays
+ * finite.  Normalizers are large in many dimensions and close to one another, so that their low digits count. */
 static void
-thin_exp(const struct thin *x, int n_m, real *terms) {
+thin_exp(struct thin *x, int n_m, real *to) {
+    const struct ps_tile *w = &x->w;
+    for (int j = 0; j < x->n; j += VW) {
+        v_st(to + j, ps_log_prob(thin_log_y(x, j), v_ld(w->kappa + j), v_set(0)));
+    }
+    for (int k = 0; k < x->n; k++) {
+        x->terms[k] = (double)w->h[k] + (double)to[k] + ((double)w->a[k] + (double)w->h_low[k]);
+    }
     for (int k = 0; k < x->n; k += n_m) {
-        real top = (real)-1e37;
+        double top = -1e37;
         for (int i = 0; i < n_m; i++) {
-            top = terms[k + i] > top ? terms[k + i] : top;
+            top = x->terms[k + i] > top ? x->terms[k + i] : top;
         }
         for (int i = 0; i < n_m; i++) {
-            x->top[k + i] = top;
+            to[k + i] = (real)(x->terms[k + i] - top);
         }
+        x->terms[k] = top;
     }
     for (int k = x->n; k < (int)pack_round(x->n, VW); k++) {
-        terms[k] = x->top[k] = 0;
+        to[k] = 0;
     }
     for (int j = 0; j < x->n; j += VW) {
-        v_st(terms + j, v_exp(v_sub(v_ld(terms + j), v_ld(x->top + j))));
+        v_st(to + j, v_exp(v_ld(to + j)));
     }
 }
 
@@ -211,11 +220,10 @@ thin_sum(const real *terms, int n) {
     return sum;
 }
 
-/* The mixture's results, from its terms in place of the cosines. */
 static void
 thin_mixture(struct thin *x, const struct pya_ops_ps *ps) {
     const int n_m = (int)ps->n_m;
-    real *sums = x->gap; /* of the first lane of each sample */
+    real *sums = x->gap; /* in the first lane of each sample */
     thin_exp(x, n_m, x->w.u);
     for (int k = 0; k < (int)pack_round(x->n, VW); k++) {
         sums[k] = 1;
@@ -225,22 +233,22 @@ thin_mixture(struct thin *x, const struct pya_ops_ps *ps) {
     }
     for (int j = 0; j < x->n; j += VW) {
         const vr sum = v_ld(sums + j);
-        const vr f = v_add(v_ld(x->top + j), v_log(sum));
-        v_st(sums + j, v_sel(m_eq(sum, v_set(0)), v_set((real)-INFINITY), f));
+        v_st(sums + j, v_sel(m_eq(sum, v_set(0)), v_set((real)-INFINITY), v_log(sum)));
     }
     for (int k = 0; k < x->n; k += n_m) {
-        ((real *)ps->out)[x->l[k] * ps->out_l + x->t[k] * ps->out_t] = sums[k];
+        ((real *)ps->out)[x->l[k] * ps->out_l + x->t[k] * ps->out_t] =
+            (real)(x->terms[k] + (double)sums[k]);
     }
 }
 
 static void
 thin_forward(struct thin *x, const struct pya_ops_ps *ps, ptrdiff_t first, int n) {
     thin_gather(x, ps, first, n);
-    thin_log_probs(x, x->w.u);
     if (ps->log_weights.p != NULL) {
         thin_mixture(x, ps);
         return;
     }
+    thin_log_probs(x);
     for (int k = 0; k < n; k++) {
         ((real *)ps->out)[x->l[k] * ps->out_l + x->m[k] * ps->out_m + x->t[k] * ps->out_t] =
             x->w.u[k];
@@ -292,7 +300,6 @@ thin_load_gradients(struct thin *x, const struct pya_ops_ps *ps) {
         return;
     }
     real *terms = x->w.f;
-    thin_log_probs(x, terms);
     thin_exp(x, n_m, terms);
     for (int k = 0; k < x->n; k += n_m) {
         const double sum = thin_sum(terms + k, n_m);

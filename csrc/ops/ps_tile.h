@@ -22,6 +22,7 @@ struct ps_tile {
     real *d_loc;      /* [mb][ld] */
     real *kappa, *h, *dh, *a, *sum_g, *sum_gs; /* [mb] padded to whole vectors */
     real *dh_far;  /* dh - log 2, rounded once; both NULL where no gradient is made */
+    real *h_low;   /* what h lost when it was rounded */
     real *high;    /* [mb], the cosine above which float is too coarse for the component */
     real low;      /* and the one below which it is for any */
     bool has_high; /* high is finite for any component */
@@ -78,6 +79,7 @@ ps_tile_carve(
     }
     w->kappa = scratch_take(s, n);
     w->h = scratch_take(s, n);
+    w->h_low = scratch_take(s, n);
     w->a = scratch_take(s, n);
     w->high = scratch_take(s, n);
     if (use == PS_BACKWARD) {
@@ -155,6 +157,7 @@ static inline __attribute__((always_inline)) void
 ps_normalizers(struct ps_tile *w, int n, double dim, const int shift, const bool slope) {
     const double b = 0.5 * (dim - 1.0);
     real *restrict h = w->h;
+    real *restrict h_low = w->h_low;
     real *restrict slopes = w->dh;
     real *restrict far = w->dh_far;
     const real *restrict kappa = w->kappa;
@@ -187,7 +190,9 @@ ps_normalizers(struct ps_tile *w, int n, double dim, const int shift, const bool
         double sa = ra * (1.0 / 12 - qa * (1.0 / 360 - qa * (1.0 / 1260)));
         double sc = rc * (1.0 / 12 - qc * (1.0 / 360 - qc * (1.0 / 1260)));
         double all = (a - 0.5) * ratio + b * (log_c - 3.53102424696929079) + sc - sa;
-        h[i] = (real)(shift > 0 ? all - ps_log_above(inverse) : all);
+        all -= shift > 0 ? ps_log_above(inverse) : 0;
+        h[i] = (real)all;
+        h_low[i] = (real)(all - (double)h[i]);
         if (slope) {
             double ta = 0.5 * ra + qa * (1.0 / 12 - qa * (1.0 / 120 - qa * (1.0 / 252)));
             double tc = 0.5 * rc + qc * (1.0 / 12 - qc * (1.0 / 120 - qc * (1.0 / 252)));
@@ -217,6 +222,7 @@ ps_normalize(struct ps_tile *w, int n, int64_t dim) {
         }
         struct pya_special_norm norm = pya_special_normalizer((double)w->kappa[i], (double)dim);
         w->h[i] = (real)norm.h;
+        w->h_low[i] = (real)(norm.h - (double)w->h[i]);
         if (slope) {
             w->dh[i] = (real)norm.dh;
             w->dh_far[i] = (real)(norm.dh - 0.69314718055994531);
@@ -229,7 +235,7 @@ static inline void
 ps_tile_finish(struct ps_tile *w, int64_t dim, int n) {
     ps_normalize(w, n, dim);
     for (int i = n; i < (int)pack_round(n, VW); i++) {
-        w->kappa[i] = w->h[i] = 0;
+        w->kappa[i] = w->h[i] = w->h_low[i] = 0;
         w->a[i] = (real)-INFINITY;
         if (w->dh != NULL) {
             w->dh[i] = w->dh_far[i] = 0;

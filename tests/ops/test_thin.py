@@ -7,7 +7,7 @@ import torch
 
 from pyalloc.ops._eager import normalizer, normalizer_slope
 
-from .reference import pairwise, within
+from .reference import pairwise, relative, within
 from .test_power_spherical import log_prob, mixture, mixture_reference, problem, results
 
 # L, M, T, D
@@ -64,6 +64,16 @@ def test_a_pair_does_not_depend_on_its_neighbours(shape, isa):
         for x, y, z, k in zip(whole, part, again, at, strict=True):
             assert torch.equal(x, z)
             assert torch.equal(x.narrow(k, begin, n_t - begin), y)
+
+
+def test_shares_of_components_in_many_dimensions(isa):
+    """Normalizers of thousands, rounded by 1e-4, once passed that on to every gradient of a mixture."""
+    inputs = problem(2, 9, 40, 1000)
+    grad = torch.randn(1, 40, dtype=torch.float64) * torch.tensor([[1.0], [-1.0]])
+    mine = results(mixture, inputs, grad)
+    exact = results(mixture_reference, [x.double() for x in inputs], grad)
+    for found, right in zip(mine, exact, strict=True):
+        assert relative(found, right) < 5e-6
 
 
 @pytest.mark.parametrize("dim", [*range(2, 9), 15, 23, 24, 25, 40])
