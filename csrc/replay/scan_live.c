@@ -235,7 +235,7 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     if (s->allocated_of[e->device] > s->totals.device_peak[e->device]) {
         s->totals.device_peak[e->device] = s->allocated_of[e->device];
     }
-    return s->pools.n == 0 || scan_segment_use(s, e);
+    return scan_segment_use(s, e);
 }
 
 bool

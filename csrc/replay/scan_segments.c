@@ -137,6 +137,20 @@ segment_cut(struct pya_scan *s, size_t at, uint64_t addr) {
     return segment_insert(s, at + 1, rest);
 }
 
+/* Takes the next one in, if they are of one mapping and of one pool. */
+static void
+segment_join_next(struct pya_scan *s, size_t at) {
+    struct pya_scan_segment *g = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
+    if (g->is_mapped && segment_follows(s, at + 1, g->addr + g->bytes, g->device) &&
+        g[1].pool == g->pool) {
+        g->bytes += g[1].bytes;
+        g->is_used = g->is_used || g[1].is_used;
+        memmove(g + 1, g + 2, (s->segments.n - at - 2) * sizeof *g);
+        s->segments.n--;
+    }
+}
+
+/* Pages go from one pool to another; a block can lie on pages of several. */
 bool
 scan_segment_use(struct pya_scan *s, const struct pya_trace_event *e) {
     const uint32_t pool = s->routed[e->device];
@@ -144,24 +158,36 @@ scan_segment_use(struct pya_scan *s, const struct pya_trace_event *e) {
     if (at == s->segments.n) {
         return true; /* the trace does not tell of it */
     }
-    struct pya_scan_segment *g = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
+    const struct pya_scan_segment *g = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
     if (g->device != e->device || g->addr > e->addr) {
         return true;
     }
-    const uint64_t end = g->addr + g->bytes;
-    if (g->is_mapped && g->is_used && g->pool != pool) { /* pages that went from one to the other */
-        const uint64_t first = pya_round_down(e->addr, PYA_PAGE);
-        const uint64_t last = pya_round_up(e->addr + e->bytes, PYA_PAGE);
-        if (last > e->addr && last < end && !segment_cut(s, at, last)) {
-            return false;
+    const uint64_t block_end = e->addr + e->bytes;
+    const uint64_t first = pya_round_down(e->addr, PYA_PAGE);
+    const uint64_t last = pya_round_up(block_end, PYA_PAGE);
+    const size_t from = at;
+    for (;; at++) {
+        struct pya_scan_segment *piece = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
+        const uint64_t end = piece->addr + piece->bytes;
+        if (piece->is_mapped && piece->is_used && piece->pool != pool) {
+            if (last > e->addr && last < end && !segment_cut(s, at, last)) {
+                return false;
+            }
+            if (first > SCAN_ITEM(s->segments, struct pya_scan_segment, at)->addr &&
+                !segment_cut(s, at++, first)) {
+                return false;
+            }
+            piece = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
         }
-        if (first > SCAN_ITEM(s->segments, struct pya_scan_segment, at)->addr &&
-            !segment_cut(s, at++, first)) {
-            return false;
+        piece->is_used = true;
+        piece->pool = pool;
+        if (end >= block_end || !piece->is_mapped || !segment_follows(s, at + 1, end, e->device)) {
+            break;
         }
-        g = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
     }
-    g->is_used = true;
-    g->pool = pool;
+    /* From the last on: where there is nothing to join, this moves nothing. */
+    for (size_t left = from == 0 ? 0 : from - 1, i = at + 1; i-- > left;) {
+        segment_join_next(s, i);
+    }
     return true;
 }

@@ -85,3 +85,38 @@ def test_pages_go_from_one_pool_to_another(plan: Plan) -> None:
     assert [s[:2] for s in end.segments] == [(AT + 2 * MIB, 4 * MIB), (AT + 6 * MIB, 2 * MIB)]
     assert end.pools == {(0, AT + 6 * MIB): 1} and found.pool_id(1) == (0, 3)
     assert end.of_device(1).pools == {} and end.of_device(0).reserved_by_pool() == {1: 2 * MIB}
+
+
+def test_pages_used_before_the_first_pool_stay_what_they_were(plan: Plan) -> None:
+    """A warm-up without pools comes before most captures."""
+    plan.event("segment_map", addr=AT, bytes=8 * MIB)
+    plan.event("alloc", addr=AT, bytes=MIB)
+    plan.event("pool_begin", addr=1, arg=0)
+    plan.event("alloc", addr=AT + 2 * MIB, bytes=4 * MIB)
+    peak = trace.analyse(plan.done()).peak
+    assert peak.reserved_by_pool() == {1: 4 * MIB}
+
+
+def test_a_block_over_pages_of_several_pools_takes_all_of_them(plan: Plan) -> None:
+    plan.event("segment_map", addr=AT, bytes=12 * MIB)
+    plan.event("alloc", addr=AT, bytes=12 * MIB)
+    plan.event("free_requested", addr=AT)
+    plan.event("pool_begin", addr=1, arg=0)
+    for at in (2, 6):
+        plan.event("alloc", addr=AT + at * MIB, bytes=2 * MIB)
+        plan.event("free_requested", addr=AT + at * MIB)
+    plan.event("alloc", addr=AT + 3 * MIB, bytes=6 * MIB)
+    found = trace.analyse(plan.done())
+    end = found.moments[max(found.moments)]
+    assert [((at - AT) // MIB, size // MIB) for at, size, *_ in end.segments] == [
+        (0, 2),
+        (2, 8),
+        (10, 2),
+    ]
+    assert end.pools == {(0, AT + 2 * MIB): 1}
+    assert end.gaps == [
+        (AT, 2 * MIB),
+        (AT + 2 * MIB, MIB),
+        (AT + 9 * MIB, MIB),
+        (AT + 10 * MIB, 2 * MIB),
+    ]
