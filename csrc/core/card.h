@@ -109,6 +109,8 @@ struct pya_card {
     bool lacks_addresses; /* a range could not be reserved since addresses were last given back */
     bool told_lost;       /* the error after which the device is lost was explained; atomic */
     bool is_timed;        /* requests look at the clock (option trim_after) */
+    struct pya_lock gate; /* held while n_waiting is not 0 */
+    unsigned n_waiting;   /* threads that wait for the device without the lock */
 };
 
 static inline bool

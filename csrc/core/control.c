@@ -72,6 +72,7 @@ pya_pool_begin(
     if (st != PYA_OK) {
         return st;
     }
+    pya_fences_pass(card);
     st = pya_pool_get(card, id, &pool);
     if (st == PYA_OK && pool->is_active) {
         st = PYA_E_INVAL;

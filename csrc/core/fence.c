@@ -5,6 +5,8 @@
 
 /* A foreign stream that was capturing at its last request is taken to be for so long: its end may never be heard of. */
 #define FENCE_CAPTURE_NS (UINT64_C(10) * 1000 * 1000 * 1000)
+/* Somebody who frees all the time is not waited for for ever. */
+enum { FENCE_WAITS_MOST = 3 };
 
 static struct pya_fence *
 fence_find(const struct pya_card *card, pya_stream stream) {
@@ -128,27 +130,59 @@ pya_fences_are_capturing(struct pya_card *card) {
     return false;
 }
 
+/* Without the lock, which is given up meanwhile. */
+static pya_status
+fences_wait(struct pya_card *card) {
+    if (pya_fences_are_capturing(card)) {
+        return PYA_E_CAPTURE;
+    }
+    if (card->n_waiting++ == 0) {
+        pya_lock_acquire(&card->gate);
+    }
+    pya_lock_release(&card->lock);
+    pya_status st = pya_device_sync(card->dev);
+    pya_lock_acquire(&card->lock);
+    if (--card->n_waiting == 0) {
+        pya_lock_release(&card->gate);
+    }
+    return st;
+}
+
 pya_status
 pya_fences_wait_unlocked(struct pya_card *card) {
     pya_lock_acquire(&card->lock);
-    bool is_capturing = pya_fences_are_capturing(card);
+    pya_status st = fences_wait(card);
     pya_lock_release(&card->lock);
-    return is_capturing ? PYA_E_CAPTURE : pya_device_sync(card->dev);
+    return st;
 }
 
 pya_status
 pya_fences_wait_meanwhile(struct pya_card *card, bool *is_idle) {
-    const uint64_t n_given = pya_card_n_given(card);
     void *current = card->history == NULL ? NULL : card->history->current;
-    pya_lock_release(&card->lock);
-    pya_status st = pya_device_sync(card->dev);
-    pya_lock_acquire(&card->lock);
-    pya_history_set_current(card->history, current);
-    if (st == PYA_OK && pya_fences_are_capturing(card)) {
-        st = PYA_E_CAPTURE;
+    pya_status st = PYA_OK;
+    *is_idle = false;
+    for (int i = 0; i < FENCE_WAITS_MOST && st == PYA_OK && !*is_idle; i++) {
+        const uint64_t n_given = pya_card_n_given(card);
+        pya_history_set_current(card->history, NULL);
+        st = fences_wait(card);
+        pya_history_set_current(card->history, current);
+        *is_idle = st == PYA_OK && pya_card_n_given(card) == n_given;
     }
-    *is_idle = pya_card_n_given(card) == n_given;
-    return st;
+    pya_status reserved = pya_ptrmap_reserve(&card->live);
+    if (reserved != PYA_OK) {
+        return reserved;
+    }
+    return st == PYA_OK && pya_fences_are_capturing(card) ? PYA_E_CAPTURE : st;
+}
+
+void
+pya_fences_pass(struct pya_card *card) {
+    while (card->n_waiting > 0) {
+        pya_lock_release(&card->lock);
+        pya_lock_acquire(&card->gate);
+        pya_lock_release(&card->gate);
+        pya_lock_acquire(&card->lock);
+    }
 }
 
 pya_status

@@ -23,7 +23,12 @@ heap_forget_torn(struct pya_heap *heap) {
     (void)lock_was_held(&heap->lock); /* a card that was being opened is not there yet */
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
         struct pya_card *card = pya_cards_get(&heap->cards, i);
-        if (card != NULL && lock_was_held(&card->lock)) {
+        if (card == NULL) {
+            continue;
+        }
+        (void)lock_was_held(&card->gate);
+        card->n_waiting = 0;
+        if (lock_was_held(&card->lock)) {
             heap->torn_cards |= UINT64_C(1) << i;
             pya_cards_forget(&heap->cards, i);
         }

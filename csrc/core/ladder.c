@@ -414,11 +414,8 @@ static pya_status
 squeeze_wait(const struct pya_arena *arena) {
     struct pya_card *card = arena->card;
     bool is_idle = false;
-    pya_status st = PYA_OK;
-    if (arena->pool == NULL) {
-        st = pya_fences_wait_meanwhile(card, &is_idle);
-        st = st == PYA_OK ? pya_ptrmap_reserve(&card->live) : st;
-    }
+    pya_status st = arena->pool == NULL ? pya_fences_wait_meanwhile(card, &is_idle) : PYA_OK;
+    pya_card_unpark(card);
     st = st == PYA_OK ? pya_pending_sync(card) : st;
     return st == PYA_OK && !is_idle ? pya_device_sync(card->dev) : st;
 }
@@ -441,13 +438,16 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     }
     card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
     pya_status wait = squeeze_wait(arena);
-    if (wait != PYA_OK) {
-        return wait == PYA_E_CAPTURE ? st : wait; /* a capture on a stream nobody told us of */
+    if (wait != PYA_OK && wait != PYA_E_CAPTURE) {
+        return wait;
     }
+    /* A capture began meanwhile, or on a stream nobody told us of: what others gave back serves, nothing else may be asked. */
+    const bool is_open = wait == PYA_OK;
+    const int last = is_open ? TRANSFER_LAST : TRANSFER_LEFT;
     int64_t n_transferred = scalar[PYA_STAT_pyalloc_page_transfers];
-    for (int kind = TRANSFER_LEFT; kind <= TRANSFER_LAST && is_shortage(st); kind++) {
+    for (int kind = TRANSFER_LEFT; kind <= last && is_shortage(st); kind++) {
         st = ladder_refit(arena, bytes, is_small, out);
-        if (st == PYA_OK && *out == NULL && arena->free_pages < m) {
+        if (st == PYA_OK && *out == NULL && is_open && arena->free_pages < m) {
             st = ladder_transfer(arena, m - arena->free_pages, (enum transfer_from)kind);
             if (st == PYA_OK || is_shortage(st)) {
                 st = ladder_refit(arena, bytes, is_small, out);
@@ -457,7 +457,7 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
             st = ladder_save(arena, bytes, is_small, out);
         }
     }
-    if (is_shortage(st) && pya_trim_addresses(card)) {
+    if (is_shortage(st) && is_open && pya_trim_addresses(card)) {
         st = ladder_refit(arena, bytes, is_small, out);
         st = st == PYA_OK && *out == NULL
                  ? ladder_borrow(arena, bytes, is_small, TRANSFER_OPEN, out)

@@ -308,7 +308,7 @@ card_is_crowded(const struct pya_card *card) {
 void
 pya_trim_mappings(struct pya_card *card) {
     bool is_idle;
-    if (!card_is_crowded(card) || pya_fences_are_capturing(card)) {
+    if (!card_is_crowded(card)) {
         return;
     }
     pya_status st = pya_fences_wait_meanwhile(card, &is_idle);

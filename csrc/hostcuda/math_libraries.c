@@ -7,6 +7,7 @@
 #include "stubs.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -121,10 +122,11 @@ cusparseSpGEMM_compute(
     (void)handle, (void)a_operation, (void)b_operation, (void)alpha, (void)beta;
     (void)type, (void)algorithm, (void)description;
     *workspace = 0;
-    int64_t inner = a->columns > 0 ? a->columns : 1;
-    int64_t most = c->rows * c->columns;
-    int64_t n_products = a->n_elements * b->n_elements / inner;
-    c->n_elements = n_products < most ? n_products : most;
+    double inner = a->columns > 0 ? (double)a->columns : 1.0;
+    double most = (double)c->rows * (double)c->columns;
+    double n_products = (double)a->n_elements * (double)b->n_elements / inner;
+    double n = n_products < most ? n_products : most;
+    c->n_elements = n < (double)(INT64_MAX / 2) ? (int64_t)n : INT64_MAX / 2;
     return 0;
 }
 
@@ -139,7 +141,8 @@ cusparseXcsrgeam2Nnz(
     (void)c, (void)c_rows;
     int64_t n = (int64_t)n_a + n_b;
     int64_t most = (int64_t)rows * columns;
-    *out = (int)(n < most ? n : most);
+    n = n < most ? n : most;
+    *out = n < INT_MAX ? (int)n : INT_MAX;
     return 0;
 }
 

@@ -1,4 +1,7 @@
 /* Which of the idle memory is given back first: the order in which docs/limits.md has it. */
+#include <pthread.h>
+#include <sched.h>
+
 #include "pools.h"
 
 /* A card of 10 pages, full: 2, 4 and 2 MiB twice each, and two blocks in the last page. */
@@ -460,6 +463,75 @@ test_others_go_on_while_memory_is_short(void) {
     world_fini(&world);
 }
 
+/* While memory is short another thread gives back what is needed, and begins to capture. */
+static pya_status
+sync_before_capture(struct pya_device *dev) {
+    pya_status st = world_opened.ops->device_sync(dev);
+    struct world *world = meanwhile.world;
+    meanwhile.world = NULL;
+    if (world != NULL) {
+        give(world, meanwhile.ptr);
+        pya_sim_set_capturing(world->sim, 16, true);
+    }
+    return st;
+}
+
+static void
+test_what_is_freed_before_a_capture_serves(void) {
+    struct world world = {.config = {.capacity_bytes = 40 * MIB}};
+    world_init(&world, "");
+    (void)take(&world, 512, 16);
+    meanwhile.ptr = take(&world, 20 * MIB, 0);
+    (void)take(&world, 10 * MIB, 0);
+    world.ops.device_sync = sync_before_capture;
+    meanwhile.world = &world;
+    CHECK(take(&world, 20 * MIB, 0) != 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_saved_by_wait"), 1);
+    pya_sim_set_capturing(world.sim, 16, false);
+    world_fini(&world);
+}
+
+static bool has_begun; /* atomic */
+
+static void *
+begin_pool(void *arg) {
+    pool_begin(arg);
+    __atomic_store_n(&has_begun, true, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static pthread_t beginner;
+
+/* Another thread is about to capture; waits until it has got so far, or stands at the gate. */
+static pya_status
+sync_while_beginning(struct pya_device *dev) {
+    struct world *world = meanwhile.world;
+    meanwhile.world = NULL;
+    if (world != NULL && CHECK_EQ(pthread_create(&beginner, NULL, begin_pool, world), 0)) {
+        const struct pya_lock *gate = &world->heap->cards.open[0]->gate;
+        while (__atomic_load_n(&gate->state, __ATOMIC_ACQUIRE) != 2 &&
+               !__atomic_load_n(&has_begun, __ATOMIC_ACQUIRE)) {
+            sched_yield();
+        }
+        CHECK(!__atomic_load_n(&has_begun, __ATOMIC_ACQUIRE));
+    }
+    return world_opened.ops->device_sync(dev);
+}
+
+static void
+test_no_capture_begins_while_the_device_is_waited_for(void) {
+    struct world world = {0};
+    pools_init(&world, "");
+    (void)take(&world, 900 * MIB, 0);
+    world.ops.device_sync = sync_while_beginning;
+    meanwhile.world = &world;
+    CHECK_EQ(pya_alloc(world.heap, 0, 200 * MIB, 0, &(pya_dptr){0}), PYA_E_NOMEM);
+    CHECK_EQ(pthread_join(beginner, NULL), 0);
+    CHECK(has_begun);
+    CHECK_OK(pya_pool_end(world.heap, 0, POOL));
+    world_fini(&world);
+}
+
 enum during { NOTHING, A_FREE, A_GRAPH_GOES, N_DURING };
 
 static void
@@ -509,6 +581,9 @@ static const struct check_case cases[] = {
     {"segments_of_two_streams", test_segments_of_two_streams},
     {"segments_make_room_for_the_next", test_segments_make_room_for_the_next},
     {"oldest_segment_goes_first", test_the_oldest_segment_goes_first},
+    {"what_is_freed_before_a_capture_serves", test_what_is_freed_before_a_capture_serves},
+    {"no_capture_begins_while_the_device_is_waited_for",
+     test_no_capture_begins_while_the_device_is_waited_for},
     {"waits_once", test_waits_once},
     {"others_go_on_while_memory_is_short", test_others_go_on_while_memory_is_short},
     {"memory_that_cannot_go_serves_on", test_memory_that_cannot_go_serves_on},

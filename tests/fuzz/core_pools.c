@@ -73,6 +73,9 @@ pool_id(int i) {
 static void
 pool_begin(struct world *world, int device, int i, uint8_t how) {
     struct pool *pool = &world->pools[device][i];
+    if (world->is_meanwhile) {
+        return; /* stands still until nobody waits for the device */
+    }
     pya_stream stream = (how & 0x80) != 0 ? UINT64_MAX : stream_of(how >> 3);
     if (!pool->is_active) {
         pool->stream = stream;
