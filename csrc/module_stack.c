@@ -249,7 +249,14 @@ frame_line(const struct frame *frame) {
     return later != NULL ? later->line(frame->code, frame->at) : frame->at;
 }
 
-/* The frame as "file.py:12 in function"; false for one of torch's own, or on an error, which is cleared. */
+/* Is the frame there for a kernel that a dry run has in Python? */
+static bool
+is_of_dry_run(const char *path) {
+    return strstr(path, "/pyalloc/_bootstrap/") != NULL || strstr(path, "/torch/_ops.py") != NULL;
+}
+
+/* The frame as "file.py:12 in function"; false for a dry run's, for one of torch's own unless asked for too, or on an
+   error, which is cleared. */
 static bool
 frame_describe(const struct frame *frame, bool of_torch_too, char *text, size_t text_bytes) {
     PyObject *name = PyObject_GetAttrString(frame->code, "co_name");
@@ -262,7 +269,7 @@ frame_describe(const struct frame *frame, bool of_torch_too, char *text, size_t 
     if (name_bytes != NULL && file_bytes != NULL) {
         const char *path = PyBytes_AsString(file_bytes);
         const char *slash = strrchr(path, '/');
-        is_told = of_torch_too || strstr(path, "/torch/") == NULL;
+        is_told = !is_of_dry_run(path) && (of_torch_too || strstr(path, "/torch/") == NULL);
         if (is_told) {
             PyOS_snprintf(
                 text, text_bytes, "%s:%d in %s", slash == NULL ? path : slash + 1,
@@ -293,7 +300,9 @@ pya_stack_where(void *arg, void *context, char *text, size_t text_bytes) {
     for (size_t i = 0; i < stack->n_frames && !is_told; i++) {
         is_told = frame_describe(&stack->frames[i], false, text, text_bytes);
     }
-    is_told = is_told || frame_describe(&stack->frames[0], true, text, text_bytes);
+    for (size_t i = 0; i < stack->n_frames && !is_told; i++) {
+        is_told = frame_describe(&stack->frames[i], true, text, text_bytes);
+    }
     PyErr_Restore(type, value, traceback);
     PyGILState_Release(held);
     return is_told;

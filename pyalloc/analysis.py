@@ -188,7 +188,7 @@ class Analysis:
         known = self._frames.get(stack)
         if known is None:
             # Stacks have most of their frames in common: each is kept once.
-            told = self.scan.frames(stack) if stack else []
+            told = source.without_bootstrap(self.scan.frames(stack)) if stack else []
             known = tuple(self._each_frame.setdefault(frame, frame) for frame in told)
             self._frames[stack] = known
         return known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import linecache
 import os
 import re
@@ -21,6 +22,8 @@ _LIBRARY = re.compile(
 _CPP = re.compile(r"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S)$|(^|/)python[\d.]*$)")
 # Of the libraries those whose lines tell more than the call of the user's own that led there: models, losses, trainers.
 _BUILT_ON_TORCH = re.compile(r"/(?:site|dist)-packages/(?!(?:torch|functorch|triton|pyalloc)/)")
+_BOOTSTRAP = "/pyalloc/_bootstrap/"
+_OWN_CALL = re.compile(rf"{_BOOTSTRAP}|/torch/_ops\.py$")  # and torch's, between them
 _GRAPH = "<eval_with_key>"
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
 _SPELLED = {  # classes that are not their file's name with a capital
@@ -104,6 +107,16 @@ def qualified(file: str, line: int, name: str) -> str:
     around = (full for first, last, full in _functions(file) if first <= line <= last)
     *_, best = (name, *around)  # the outer ones come first
     return best if best.split(".")[-1] == name or name.startswith("<") else name
+
+
+def without_bootstrap(frames: list[Frame]) -> list[Frame]:
+    """Those of the program: a dry run has kernels in Python, also on autograd's threads, where nothing else is."""
+    kept: list[Frame] = []
+    for _, group in itertools.groupby(frames, lambda frame: bool(_OWN_CALL.search(frame[1]))):
+        calls = list(group)
+        if not any(_BOOTSTRAP in file for _, file, _ in calls):
+            kept += calls
+    return kept
 
 
 def place(frames: tuple[Frame, ...]) -> Place | None:

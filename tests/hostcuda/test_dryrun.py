@@ -287,3 +287,34 @@ def test_what_is_rounding_is_told_apart(torch_found: hostcuda.Torch, tmp_path: P
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0
     assert "peak allocated   20.0 MiB (19.3 MiB asked for, the rest is rounding)" in err
+
+
+def test_kernels_that_are_in_python_are_no_place_of_the_program(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Autocast's conversions and sums, also on autograd's threads, where no line of the program is."""
+    source = """
+        import torch
+
+        torch.cuda.memory._record_memory_history()
+        model = torch.nn.Linear(1024, 1024).cuda()
+        half = torch.ones(64 << 20, device="cuda").half()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(torch.ones(512, 1024, device="cuda")).square().sum()
+        loss.backward()
+        try:
+            torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError as error:
+            print(error)
+    """
+    arguments = ["--memory", "1GB", "--allocator", "pyalloc", "--record", "out.pya"]
+    code, out, err = finish(start([*arguments, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    assert "Held: 128.00 MiB in 1 block by program.py:6 in <module>; " in out
+    assert "following.py" not in out and "_ops.py" not in out
+    found = trace.analyse(tmp_path / "out.pya")
+    end = found.moments[max(found.moments)]
+    labels = {name for moment in (found.peak, end) for name in found.labels(moment.blocks)}
+    assert any("program.py:6 " in name for name in labels), labels
+    assert any("backward" in name or "gradient of" in name for name in labels), labels
+    assert not any("_bootstrap" in name or "torch/_ops.py" in name for name in labels), labels
