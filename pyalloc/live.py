@@ -25,8 +25,8 @@ _TIMEOUT_S = 5.0
 _YOUNG_S = 60.0
 
 
-def socket_path(pid: int) -> Path:
-    """Where the process of that number listens, or would.
+def _socket_paths(pid: int) -> list[Path]:
+    """Where the process of that number may listen; the first is where it would from here.
 
     Batch systems hand XDG_RUNTIME_DIR on to machines that have no such folder, and not everybody who asks has it set.
     """
@@ -34,7 +34,12 @@ def socket_path(pid: int) -> Path:
     of_login = os.environ.get("XDG_RUNTIME_DIR")
     if of_login and os.access(of_login, os.W_OK | os.X_OK):
         folders.insert(0, of_login)
-    paths = [Path(folder) / f"pyalloc-{os.getuid()}-{pid}.sock" for folder in folders]
+    return [Path(folder) / f"pyalloc-{os.getuid()}-{pid}.sock" for folder in folders]
+
+
+def socket_path(pid: int) -> Path:
+    """Where the process of that number listens, or would."""
+    paths = _socket_paths(pid)
     return next((path for path in paths if path.exists()), paths[0])
 
 
@@ -54,7 +59,7 @@ def figures() -> dict[str, Any]:
 
 def serve() -> Path | None:
     """Answers from a thread until the process ends.  None where it cannot (no Unix sockets, no folder)."""
-    path = socket_path(os.getpid())
+    path = _socket_paths(os.getpid())[0]  # what is elsewhere may be another user's
     _remove_left_behind(path.parent)
     try:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -22,6 +22,7 @@ NEEDS_SIZE = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_
 _MAX_QUOTED = 300
 _MOST_PER_BYTE = 100  # memory a byte of a pickle can fairly ask for: an empty dict takes 64
 _MOST_BESIDE = 2**30
+_Checked = tuple[set[int], set[int]]
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -128,7 +129,8 @@ def _check_parts(value: dict[str, Any]) -> None:
         raise TypeError("allocator_settings is no dict")
     if len(_list(traces)) > MAX_DEVICES:
         raise ValueError(f"traces of more than {MAX_DEVICES} devices")
-    checked: set[int] = set()  # lists of frames and frames: torch has one object for many of either
+    # Lists of frames, and frames: torch has one object for many of either.
+    checked: _Checked = set(), set()
     for segment in value["segments"]:
         _check_segment(_dict(segment), checked)
     for trace in traces:
@@ -165,7 +167,7 @@ def _text(*values: Any) -> None:
         raise TypeError("a name that is no text")
 
 
-def _check_segment(segment: dict[str, Any], checked: set[int]) -> None:
+def _check_segment(segment: dict[str, Any], checked: _Checked) -> None:
     at = _natural(segment["address"])
     _natural(segment["total_size"])
     _natural(segment.get("stream", 0), 2**64)
@@ -180,7 +182,7 @@ def _check_segment(segment: dict[str, Any], checked: set[int]) -> None:
             raise TypeError("a state that is no text")
 
 
-def _check_entry(entry: dict[str, Any], checked: set[int]) -> None:
+def _check_entry(entry: dict[str, Any], checked: _Checked) -> None:
     _natural(entry.get("addr", 0), 2**64)
     _natural(entry.get("size", 0))
     _natural(entry.get("device_free", 0), 2**64)
@@ -193,14 +195,15 @@ def _check_entry(entry: dict[str, Any], checked: set[int]) -> None:
     _check_frames(entry.get("frames"), checked)
 
 
-def _check_frames(frames: Any, checked: set[int]) -> None:
-    if not frames or id(frames) in checked:
+def _check_frames(frames: Any, checked: _Checked) -> None:
+    lists, single = checked
+    if not frames or id(frames) in lists:
         return
-    checked.add(id(frames))
+    lists.add(id(frames))
     for frame in _list(frames):
-        if id(frame) in checked:
+        if id(frame) in single:
             continue
-        checked.add(id(frame))
+        single.add(id(frame))
         _natural(max(_dict(frame)["line"], 0), 2**32)
         if not isinstance(frame["name"], str) or not isinstance(frame["filename"], str):
             raise TypeError("a frame without name or file")

@@ -76,7 +76,7 @@ def on_cores(
     """
     results: dict[Point, dict[str, Any]] = {}
     # Of more the rest would be begun for nothing.
-    n_workers = min(workers or len(os.sched_getaffinity(0)), len(todo))
+    n_workers = min(workers or len(os.sched_getaffinity(0)), max(len(todo), 1))
     with ProcessPoolExecutor(n_workers, initializer=_end_with_parent) as pool:
         waiting = {pool.submit(run_point, point): point for point in todo}
         try:

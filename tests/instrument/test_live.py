@@ -137,6 +137,25 @@ def test_sweep_on_cores(plan: Plan) -> None:
     assert pyalloc("sweep", path, "-q").count("240.0 MiB") == 3
 
 
+def test_the_service_listens_in_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies elsewhere by its name may be another user's, who alone can remove it."""
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    for folder in (shared, own):
+        folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
+    there = shared / f"pyalloc-{os.getuid()}-{os.getpid()}.sock"
+    (there / "cannot be unlinked").mkdir(parents=True)
+    assert live.serve() == own / there.name
+    assert there.exists()
+
+
+def test_a_sweep_of_nothing_is_empty() -> None:
+    assert list(sweeping.on_cores([], None, lambda done, total: None)) == []
+
+
 def test_a_sweep_that_fails_ends_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan
 ) -> None:

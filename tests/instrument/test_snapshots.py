@@ -71,6 +71,18 @@ def test_malformed_snapshots_are_refused(tmp_path: Path, value: Any) -> None:
         trace.analyse(path)
 
 
+def test_a_frame_is_no_list_of_frames() -> None:
+    """Each is checked once, as what it stands for."""
+    (frame,) = frames_of(("train", "/home/me/train.py"))
+    frames: list[Any] = [frame]
+    frames.append(frames)
+    for first, second in ((frames, []), ([frame], frame)):
+        entries = [{"action": "free", "frames": told} for told in (first, second)]
+        data = pickle.dumps({"segments": [], "device_traces": [entries]}, protocol=4)
+        with pytest.raises(errors.TraceError, match="malformed"):
+            pickles.loads(data)
+
+
 def pool_entry(action: str, addr: int, pool: tuple[int, int]) -> dict[str, Any]:
     return {"action": action, "addr": addr, "size": 64 * MIB, "stream": 0, "pool_id": pool}
 
