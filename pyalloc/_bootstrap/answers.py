@@ -108,7 +108,12 @@ def _exchange_objects_on_the_host(c10d: Any) -> None:
             return given
         name = group.group_name
         if hosts.get(name) not in c10d._world.pg_map:
-            hosts[name] = c10d.new_group(ranks, backend="gloo", use_local_synchronization=True)
+            # Who waits long enough on a card does so here, where all takes longer.
+            least = c10d.default_pg_timeout
+            backend = group._get_backend(c10d.torch.device("cuda"))
+            options = getattr(backend, "options", None)
+            timeout = max(least, getattr(options, "_timeout", least))
+            hosts[name] = c10d.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         return hosts[name]
 
     for name in (
@@ -119,13 +124,24 @@ def _exchange_objects_on_the_host(c10d: Any) -> None:
     ):
         setattr(c10d, name, _in_group(getattr(c10d, name), on_host))
     wait = c10d.barrier
+    bind = inspect.signature(wait).bind
 
     @functools.wraps(wait)
     def barrier(group: Any = None, async_op: bool = False, *args: Any, **kwargs: Any) -> Any:
         found = wait(group, async_op, *args, **kwargs)
-        host = group if async_op else on_host(group)
-        if host is not group:
-            wait(host)
+        if async_op or c10d._rank_not_in_group(group):
+            return found
+        chosen = on_host(group)
+        host = chosen or c10d._get_default_group()
+        # Given a device, those with both wait on the device only.
+        has_both = {"cpu:gloo", "cuda:nccl"} <= set(c10d.get_backend_config(host).split(","))
+        if has_both or chosen is not group:
+            options = c10d.BarrierOptions()
+            options.device = c10d.torch.device("cpu")
+            timeout = bind(group, async_op, *args, **kwargs).arguments.get("timeout")
+            if timeout is not None:
+                options.timeout = timeout
+            host.barrier(opts=options).wait()
         return found
 
     c10d.barrier = barrier

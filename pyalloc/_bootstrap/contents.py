@@ -6,16 +6,21 @@ import ctypes
 import sys
 from typing import Any
 
-_MOST_BYTES = 2**20  # larger ones would be many pages that nobody else touches
+MOST_BYTES = 2**20  # larger ones would be many pages that nobody else touches
 
 
-def _on_host(torch: Any, x: Any, most_bytes: int = _MOST_BYTES) -> Any:
+def is_plain(torch: Any, x: Any) -> bool:
+    """Not one that only stands for others, as fake tensors do: those lie nowhere."""
+    return type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def _on_host(torch: Any, x: Any, most_bytes: int = MOST_BYTES) -> Any:
     """The same memory as a tensor of the host; None where there is nothing or too much of it."""
-    if x.numel() == 0:
+    if x.numel() == 0 or not is_plain(torch, x) or x.data_ptr() == 0:
         return None
     reach = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
     n_bytes = reach * x.element_size()
-    if n_bytes > most_bytes:
+    if max(n_bytes, x.nbytes) > most_bytes:  # expanded ones reach less far than they are large
         return None
     there = (ctypes.c_char * n_bytes).from_address(x.data_ptr())
     return torch.frombuffer(there, dtype=x.dtype).as_strided(x.shape, x.stride())

@@ -24,6 +24,8 @@ def answer(torch: Any) -> None:
         operator = getattr(aten, name)
 
         def call(x: Any, other: Any, *, out: Any) -> Any:
+            if not torch.is_tensor(x):  # of torch.bitwise_and() and bitwise_or() only
+                x, other = other, x
             by = operator.Tensor_out if torch.is_tensor(other) else operator.Scalar_out
             return by(x, other, out=out)
 
@@ -73,6 +75,8 @@ def _followed(
             for name, kind in zip(into, kinds, strict=True)
         }
         made = kernel(*args, **kwargs, **found)
+        if any(each.nbytes > contents.MOST_BYTES for each in found.values()):
+            return made
         known = []
         for each in args:
             if torch.is_tensor(each):
@@ -82,7 +86,10 @@ def _followed(
                 known.append(there)
             else:
                 known.append(each)
-        told = on_host(*known, **kwargs)
+        try:
+            told = on_host(*known, **kwargs)
+        except NotImplementedError:  # there, of unsigned ones
+            return made
         for each, value in zip(found.values(), told if len(into) > 1 else (told,), strict=True):
             contents.write(torch, each, value)
         return made

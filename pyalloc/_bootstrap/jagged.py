@@ -41,7 +41,7 @@ def _apart(ops: Any) -> None:
     def call(x: Any, dim: int = 0) -> Any:
         values, offsets = x._values, x._offsets
         if (
-            type(values) is not torch.Tensor
+            not contents.is_plain(torch, values)
             or not values.is_cuda
             or dim != 0
             or x._lengths is not None
@@ -50,7 +50,7 @@ def _apart(ops: Any) -> None:
         along = x._ragged_idx - 1
         n, ends = values.shape[along], contents.read(torch, offsets).tolist()
         if ends != sorted(ends) or (ends[0], ends[-1]) != (0, n):
-            ends = [each * n // (len(ends) - 1) for each in range(len(ends))]
+            ends = [each * n // max(len(ends) - 1, 1) for each in range(len(ends))]
         lengths = [end - start for start, end in itertools.pairwise(ends)]
         return torch.split(values, lengths, dim=along)
 

@@ -116,6 +116,8 @@ def _choose_everything(torch: Any) -> Callable[..., Any]:
     def nonzero(mask: Any) -> Any:
         _wait(torch, mask.device)
         known = (contents.told if mask.dtype == torch.bool else contents.put)(torch, mask)
+        if known is not None:
+            known = known != 0  # the host counts no unsigned ones as they are
         n = _chosen(mask.numel()) if known is None else int(known.count_nonzero())
         # Transposed, so that the places along one dimension lie together.
         places = torch.empty((mask.dim(), n), dtype=torch.int64, device=mask.device)

@@ -25,6 +25,10 @@ def test_a_gradient_scaler_takes_every_step(torch_found: hostcuda.Torch, tmp_pat
         scaler.step(optimizer)
         scaler.update()
         assert scaler.get_scale() == 2.0**16
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        with FakeTensorMode():
+            scaled = torch.amp.GradScaler("cuda").scale(torch.ones((), device="cuda"))
+        assert scaled.shape == ()
         assert optimizer.state[model.weight]["momentum_buffer"].shape == (8, 8)
     """
     script = program(tmp_path, source)
@@ -209,12 +213,16 @@ def test_masks_choose_a_place_for_each_value_that_is_put(
 def test_objects_travel_between_ranks(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
     """NCCL's sizes of them would be found by kernels; and barriers waited for nobody."""
     source = """
-        import os, time, torch
+        import datetime, os, time, torch
         import torch.distributed as dist
         from torch.distributed import broadcast_object_list
         rank = int(os.environ["RANK"])
         torch.cuda.set_device(rank)
         dist.init_process_group("nccl")
+        both = dist.new_group([0, 1], backend="cpu:gloo,cuda:nccl")
+        long = datetime.timedelta(hours=2)
+        slow = dist.new_group([0, 1], backend="nccl", timeout=long)
+        groups = (None, {}), (both, {"device_ids": [rank]}), (slow, {"device_ids": [rank]})
         for number in range(9):
             if rank == 0:
                 while not os.path.exists(f"arrived{number}"):
@@ -222,8 +230,12 @@ def test_objects_travel_between_ranks(torch_found: hostcuda.Torch, tmp_path: Pat
                 open(f"written{number}", "w").close()
             else:
                 open(f"arrived{number}", "w").close()
-            dist.barrier()
+            group, names = groups[number % 3]
+            dist.barrier(group, **names)
             assert os.path.exists(f"written{number}"), number
+        hosts = [each for each in dist.distributed_c10d._world.pg_map if dist.get_backend(each) == "gloo"]
+        waits = sorted(each._get_backend(torch.device("cpu")).options._timeout for each in hosts)
+        assert waits == [long / 4, long], waits
         for group in (None, dist.new_group([0, 1], backend="nccl")):
             for _ in range(2):
                 everybodys = [None, None]
@@ -387,6 +399,10 @@ def test_numbers_that_follow_from_what_the_program_put_there(
         is_counted, unknown = labels != -100, torch.randn(1, 3, device="cuda") > 0
         assert labels[is_counted].shape == (2,) and labels[~is_counted].shape == (1,)
         assert labels[is_counted & (labels > torch.tensor(1))].shape == (1,) and (labels & 1).sum() == 2
+        assert torch.bitwise_or(8, labels).tolist() == [[9, -100, 11]]
+        assert torch.bitwise_and(True, is_counted).tolist() == [[True, False, True]]
+        unsigned = torch.tensor([0, 5, 7], dtype=torch.uint16).cuda()
+        assert unsigned.nonzero().tolist() == [[1], [2]] and (unsigned == 5).tolist() == [False, True, False]
         assert labels[unknown].shape == labels[unknown & is_counted].shape == (3,)
         x, n = torch.randn(4, 5, requires_grad=True, device="cuda"), 0
         (x.sum(0).max(0).values + x.amax() + x.cumsum(1).half().sum()).backward()
@@ -404,10 +420,31 @@ def test_numbers_that_follow_from_what_the_program_put_there(
     assert "taken as all true: 3;" in " ".join(err.split()), err
 
 
+def test_large_results_are_not_worked_out_on_the_host(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """A causal mask of few positions took gigabytes there, of which nothing was kept."""
+    source = """
+        import resource, torch
+        def most_kib():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        few = torch.arange(1, 20).cuda()
+        (few[:, None] >= few).nonzero()
+        places = torch.tensor(range(1, 32769)).cuda()
+        before = most_kib()
+        is_seen = places[:, None] >= places
+        places.expand(32768, -1).amax(1)
+        assert is_seen.shape == (32768, 32768) and most_kib() - before < 2**18, most_kib() - before
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
 def test_jagged_tensors_are_taken_apart(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
     """Where their parts begin was read from the device, and they had no length."""
     source = """
-        import torch
+        import pytest, torch
+        from torch.nested._internal.nested_tensor import NestedTensor
         parts = [torch.randn(n, 8, device="cuda", requires_grad=True) for n in (5, 9, 3)]
         made = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
         assert [len(each) for each in (made * 2).unbind()] == [5, 9, 3]
@@ -417,6 +454,13 @@ def test_jagged_tensors_are_taken_apart(torch_found: hostcuda.Torch, tmp_path: P
         for ends, lengths in (([0, 4, 17], [4, 13]), ([0, 0, 0], [8, 9])):
             told = torch.nested.nested_tensor_from_jagged(values, torch.tensor(ends).cuda())
             assert [len(each) for each in told.unbind()] == lengths
+        ends, weight = torch.tensor([0, 4, 17]).cuda(), torch.nn.Parameter(values)
+        held = NestedTensor(weight, ends)
+        assert [len(each) for each in held.unbind()] == [4, 13]
+        none = torch.zeros(1, dtype=torch.int64, device="cuda")
+        assert NestedTensor(values[:0], none).unbind() == ()
+        with pytest.raises(RuntimeError, match="split_sizes"):
+            NestedTensor(values, none).unbind()
     """
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0, err
