@@ -16,6 +16,7 @@ import multiprocessing
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -77,14 +78,18 @@ def measure_one(seed: int) -> list[Row]:
 def measure(first: int, n_programs: int) -> Iterator[Row]:
     """The first n programs whose seeds are ``first`` or above, by seed."""
     n_found = 0
-    with multiprocessing.get_context("spawn").Pool() as pool:
-        for rows in pool.imap(measure_one, range(first, first + 10 * n_programs)):
-            n_found += bool(rows)
-            yield from rows
-            if rows and n_found % 50 == 0:
-                print(f"[{n_found}/{n_programs}]", file=sys.stderr, flush=True)
-            if n_found == n_programs:
-                return
+    # not a Pool: it ends its workers wherever they are, and then waits for ever for a lock that one of them held
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            for rows in pool.map(measure_one, range(first, first + 10 * n_programs)):
+                n_found += bool(rows)
+                yield from rows
+                if rows and n_found % 50 == 0:
+                    print(f"[{n_found}/{n_programs}]", file=sys.stderr, flush=True)
+                if n_found == n_programs:
+                    return
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def by_allocator(rows: list[Row]) -> dict[str, list[Row]]:
