@@ -67,22 +67,6 @@ additive_score(
     return v_hsum(sum);
 }
 
-static inline real
-additive_dot(const real *x, const real *y, ptrdiff_t n) {
-    vr s0 = v_set(0);
-    vr s1 = v_set(0);
-    ptrdiff_t k = 0;
-    for (; k + 2 * VW <= n; k += 2 * VW) {
-        s0 = v_fma(v_ld(x + k), v_ld(y + k), s0);
-        s1 = v_fma(v_ld(x + k + VW), v_ld(y + k + VW), s1);
-    }
-    for (; k < n; k += VW) {
-        int rest = n - k < VW ? (int)(n - k) : VW;
-        s1 = v_fma(v_ld_n(x + k, rest), v_ld_n(y + k, rest), s1);
-    }
-    return v_hsum(v_add(s0, s1));
-}
-
 /* How many of n numbers come before the first whole vector's boundary. */
 static inline ptrdiff_t
 additive_lead(const real *p, ptrdiff_t n) {
@@ -243,7 +227,7 @@ additive_backward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q
     const real *grad = additive_row(a->grad, q, b);
     double mean = 0;
     for (ptrdiff_t s = 0; s < a->n_s; s++) {
-        dp[s] = additive_dot(grad, additive_row(a->values, s, b), n_e);
+        dp[s] = v_dot(grad, additive_row(a->values, s, b), n_e);
         if (a->grad_probs.p != NULL) {
             dp[s] += additive_row(a->grad_probs, q, b)[s];
         }

@@ -35,23 +35,7 @@ thin_carve(struct thin *x, const struct pya_ops_ps *ps, bool backward) {
     ps_set_least(w, ps->dtype);
 }
 
-static inline real
-thin_dot(const real *x, const real *y, ptrdiff_t d) {
-    vr s0 = v_set(0);
-    vr s1 = v_set(0);
-    ptrdiff_t k = 0;
-    for (; k + 2 * VW <= d; k += 2 * VW) {
-        s0 = v_fma(v_ld(x + k), v_ld(y + k), s0);
-        s1 = v_fma(v_ld(x + k + VW), v_ld(y + k + VW), s1);
-    }
-    for (; k < d; k += VW) {
-        int n = d - k < VW ? (int)(d - k) : VW;
-        s1 = v_fma(v_ld_n(x + k, n), v_ld_n(y + k, n), s1);
-    }
-    return v_hsum(v_add(s0, s1));
-}
-
-/* The same with all digits, as a gap. */
+/* v_dot() of unit vectors with all digits, as a gap. */
 static __attribute__((noinline)) real
 thin_sharp_gap(const real *x, const real *y, ptrdiff_t d) {
     if (VW > 1 && d <= 3) { /* all are sharp there, and a vector would be nearly empty */
@@ -149,7 +133,7 @@ thin_gather(struct thin *x, const struct pya_ops_ps *ps, ptrdiff_t first, int n)
     x->any_coarse = false;
     for (int k = 0; k < n; k++) {
         thin_ask(x, k + ahead, d);
-        const real u = is_known ? 0 : thin_dot(x->value[k], x->loc[k], d);
+        const real u = is_known ? 0 : v_dot(x->value[k], x->loc[k], d);
         const bool is_coarse = is_known || u < w->low || u > w->high[k];
         w->u[k] = u;
         x->coarse[k] = is_coarse;

@@ -25,6 +25,24 @@
 #include "simd_math.h"
 #endif
 
+#include <stddef.h>
+
 #define PYA_CAT_(a, b) a##_##b
 #define PYA_CAT(a, b) PYA_CAT_(a, b)
 #define PYA_FN(name) PYA_CAT(name, PYA_SUFFIX)
+
+static inline real
+v_dot(const real *x, const real *y, ptrdiff_t n) {
+    vr s0 = v_set(0);
+    vr s1 = v_set(0);
+    ptrdiff_t k = 0;
+    for (; k + 2 * VW <= n; k += 2 * VW) {
+        s0 = v_fma(v_ld(x + k), v_ld(y + k), s0);
+        s1 = v_fma(v_ld(x + k + VW), v_ld(y + k + VW), s1);
+    }
+    for (; k < n; k += VW) {
+        int rest = n - k < VW ? (int)(n - k) : VW;
+        s1 = v_fma(v_ld_n(x + k, rest), v_ld_n(y + k, rest), s1);
+    }
+    return v_hsum(v_add(s0, s1));
+}
