@@ -38,7 +38,7 @@ int pya_module_attention_add(PyObject *module);
 int pya_module_add_type(PyObject *module, const char *name, PyType_Spec *spec);
 /* Appends row, which it steals, to *list; where either is NULL or it cannot be done, *list becomes NULL. */
 void pya_module_list_add(PyObject **list, PyObject *row);
-/* {device: bytes} of those that have any, from PYA_MAX_DEVICES numbers; NULL with an exception set. */
-PyObject *pya_module_by_device(const uint64_t *bytes);
+/* {index: number} of those that are not 0; NULL with an exception set. */
+PyObject *pya_module_by_index(const uint64_t *numbers, size_t n);
 /* An event from a kind and keyword arguments; false with an exception set. */
 bool pya_module_parse_event(PyObject *args, PyObject *kwargs, struct pya_trace_event *out);

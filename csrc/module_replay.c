@@ -106,7 +106,7 @@ program_info(PyObject *self, PyObject *unused) {
         info.n_pools, "n_blocks", (unsigned long long)info.n_blocks, "peak_live_bytes",
         (unsigned long long)info.peak_live_bytes, "device_live_bytes",
         (unsigned long long)info.device_live_bytes, "device_peak",
-        pya_module_by_device(info.device_peak), "is_complete",
+        pya_module_by_index(info.device_peak, PYA_MAX_DEVICES), "is_complete",
         info.is_complete ? Py_True : Py_False);
 }
 

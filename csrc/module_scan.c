@@ -170,9 +170,10 @@ scan_totals(PyObject *self, PyObject *unused) {
         "n_record_streams", (ull)t->n_record_streams, "peak_phase",
         text_object(scan_from(self), t->peak_phase), "peak_step",
         event_number(t->peak_step == 0 ? PYA_SCAN_NEVER : t->peak_step - 1), "is_complete",
-        t->is_complete ? Py_True : Py_False, "capacity", pya_module_by_device(t->capacity),
-        "device_peak", pya_module_by_device(t->device_peak), "device_peak_reserved",
-        pya_module_by_device(t->device_peak_reserved));
+        t->is_complete ? Py_True : Py_False, "capacity",
+        pya_module_by_index(t->capacity, PYA_MAX_DEVICES), "device_peak",
+        pya_module_by_index(t->device_peak, PYA_MAX_DEVICES), "device_peak_reserved",
+        pya_module_by_index(t->device_peak_reserved, PYA_MAX_DEVICES));
 }
 
 static PyObject *
@@ -415,17 +416,7 @@ scan_stack_bytes(PyObject *self, PyObject *args) {
     for (size_t i = 0; i < moment->n_blocks; i++) {
         sums[moment->blocks[i].stack] += pya_round_up(moment->blocks[i].bytes, PYA_ALIGN);
     }
-    PyObject *dict = PyDict_New();
-    for (size_t i = 0; dict != NULL && i < n; i++) {
-        PyObject *key = sums[i] == 0 ? NULL : PyLong_FromSize_t(i);
-        PyObject *value = sums[i] == 0 ? NULL : PyLong_FromUnsignedLongLong(sums[i]);
-        if (sums[i] != 0 &&
-            (key == NULL || value == NULL || PyDict_SetItem(dict, key, value) != 0)) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(key);
-        Py_XDECREF(value);
-    }
+    PyObject *dict = pya_module_by_index(sums, n);
     free(sums);
     return dict;
 }

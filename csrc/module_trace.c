@@ -522,12 +522,12 @@ static PyMethodDef trace_functions[] = {
 };
 
 PyObject *
-pya_module_by_device(const uint64_t *bytes) {
+pya_module_by_index(const uint64_t *numbers, size_t n) {
     PyObject *dict = PyDict_New();
-    for (int i = 0; dict != NULL && i < PYA_MAX_DEVICES; i++) {
-        PyObject *key = bytes[i] == 0 ? NULL : PyLong_FromLong(i);
-        PyObject *value = bytes[i] == 0 ? NULL : PyLong_FromUnsignedLongLong(bytes[i]);
-        if (bytes[i] != 0 &&
+    for (size_t i = 0; dict != NULL && i < n; i++) {
+        PyObject *key = numbers[i] == 0 ? NULL : PyLong_FromSize_t(i);
+        PyObject *value = numbers[i] == 0 ? NULL : PyLong_FromUnsignedLongLong(numbers[i]);
+        if (numbers[i] != 0 &&
             (key == NULL || value == NULL || PyDict_SetItem(dict, key, value) != 0)) {
             Py_CLEAR(dict);
         }

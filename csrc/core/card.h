@@ -132,6 +132,13 @@ pya_card_frees(const struct pya_card *card) {
     return (uint64_t)(n[PYA_LIVE_LARGE] + n[PYA_LIVE_SMALL]);
 }
 
+/* A stitched range serves again. */
+static inline void
+pya_card_note_reuse(struct pya_card *card) {
+    card->stats.scalar[PYA_STAT_pyalloc_range_hits]++;
+    card->n_reused++;
+}
+
 /* As long as it stays the same, what is free was free before. */
 static inline uint64_t
 pya_card_n_given(const struct pya_card *card) {

@@ -53,9 +53,10 @@ bool pya_fences_are_capturing(struct pya_card *card);
 /* Waits for all work of the device.  No lock is held meanwhile: the work may wait for another process, and that for what
  * pya_share_export() gives.  PYA_E_CAPTURE: not now. */
 PYA_MUST_CHECK pya_status pya_fences_wait_unlocked(struct pya_card *card);
-/* The same for a caller that has the lock.  It is given up meanwhile: of what requests of other threads may have used up the
- * map of live blocks has room for one again, a private pool may be gone, a capture may have begun (PYA_E_CAPTURE).  While others free memory it is waited once
- * more, a few times at most.  *is_idle: what is free now was free before. */
+/* The same for a caller that has the lock, which is given up meanwhile.  Requests of other threads may have used up what was
+ * reserved, but the map of live blocks has room for one again; a private pool may be gone, a capture may have begun
+ * (PYA_E_CAPTURE).  While others free memory it is waited once more, a few times at most.  *is_idle: what is free now was free
+ * before. */
 PYA_MUST_CHECK pya_status pya_fences_wait_meanwhile(struct pya_card *card, bool *is_idle);
 /* Gives up the lock until nobody waits without it: a capture that begins while the device is waited for would end. */
 void pya_fences_pass(struct pya_card *card);

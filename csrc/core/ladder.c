@@ -483,8 +483,7 @@ climb_at_ease(
         return st;
     }
     if (stitch != NULL) {
-        card->stats.scalar[PYA_STAT_pyalloc_range_hits]++;
-        card->n_reused++;
+        pya_card_note_reuse(card);
         return pya_stitch_take(stitch, bytes, out);
     }
     st = ladder_annex(arena, bytes, is_small, out);
@@ -537,7 +536,7 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
             card->stats.scalar[PYA_STAT_pyalloc_saved_by_wait] += st == PYA_OK;
         }
         if (st != PYA_OK || *out != NULL) {
-            return st == PYA_E_CAPTURE ? PYA_E_NOMEM : st; /* as in ladder_squeeze() */
+            return st == PYA_E_CAPTURE ? PYA_E_NOMEM : st; /* a capture nobody told us of */
         }
         st = pya_plain_grow(arena, bytes, is_small);
         card->stats.scalar[PYA_STAT_pyalloc_saved_by_release] += st == PYA_OK;

@@ -81,10 +81,7 @@ table_insert(struct pya_ptrmap_table *table, struct pya_block *block) {
         bucket = &table->buckets[place.bucket];
         unused = pya_ptrmap_match(bucket->tags, 0);
     }
-    unsigned way = pya_ptrmap_way(unused);
-    bucket->tags |= place.tag << (way * PYA_PTRMAP_WAY_BITS);
-    bucket->blocks[way] = block;
-    table->n_used++;
+    pya_ptrmap_put(table, bucket, unused, place.tag, block);
 }
 
 static inline struct pya_block *
@@ -134,8 +131,7 @@ table_remove_at(struct pya_ptrmap_table *table, struct pya_ptrmap_bucket *bucket
         *tags -= *tags < COUNT_MANY ? COUNT_ONE : 0;
         passed = (passed + 1) & (table->n_buckets - 1);
     }
-    bucket->tags &= ~(UINT64_C(255) << (way * PYA_PTRMAP_WAY_BITS));
-    table->n_used--;
+    pya_ptrmap_clear(table, bucket, way);
 }
 
 void

@@ -106,6 +106,23 @@ pya_ptrmap_way(uint64_t match) {
     return (unsigned)__builtin_ctzll(match) / PYA_PTRMAP_WAY_BITS;
 }
 
+/* Into the lowest of the ways that are unused, as a match tells them. */
+static inline void
+pya_ptrmap_put(
+    struct pya_ptrmap_table *table, struct pya_ptrmap_bucket *bucket, uint64_t unused, uint64_t tag,
+    struct pya_block *block) {
+    unsigned way = pya_ptrmap_way(unused);
+    bucket->tags |= tag << (way * PYA_PTRMAP_WAY_BITS);
+    bucket->blocks[way] = block;
+    table->n_used++;
+}
+
+static inline void
+pya_ptrmap_clear(struct pya_ptrmap_table *table, struct pya_ptrmap_bucket *bucket, size_t way) {
+    bucket->tags &= ~(UINT64_C(255) << (way * PYA_PTRMAP_WAY_BITS));
+    table->n_used--;
+}
+
 /* There is room for one. */
 static inline void
 pya_ptrmap_insert(struct pya_ptrmap *map, struct pya_block *block) {
@@ -121,10 +138,7 @@ pya_ptrmap_insert(struct pya_ptrmap *map, struct pya_block *block) {
         pya_ptrmap_insert_away(map, before);
         return;
     }
-    unsigned way = pya_ptrmap_way(unused);
-    bucket->tags |= place.tag << (way * PYA_PTRMAP_WAY_BITS);
-    bucket->blocks[way] = before;
-    map->current.n_used++;
+    pya_ptrmap_put(&map->current, bucket, unused, place.tag, before);
 }
 
 /* NULL when the address is unknown.  *slot is good until the map changes. */
@@ -158,8 +172,7 @@ pya_ptrmap_remove_at(struct pya_ptrmap *map, struct pya_ptrmap_slot slot) {
     if (slot.bucket == NULL) {
         map->latest = NULL;
     } else if (PYA_LIKELY(slot.way < PYA_PTRMAP_WAYS)) {
-        slot.bucket->tags &= ~(UINT64_C(255) << (slot.way * PYA_PTRMAP_WAY_BITS));
-        map->current.n_used--;
+        pya_ptrmap_clear(&map->current, slot.bucket, slot.way);
     } else {
         pya_ptrmap_remove_away(map, slot);
     }

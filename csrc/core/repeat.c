@@ -303,8 +303,7 @@ repeat_restitch(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
     if (stitch == NULL || pya_stitch_take(stitch, bytes, &block) != PYA_OK) {
         return NULL;
     }
-    arena->card->stats.scalar[PYA_STAT_pyalloc_range_hits]++;
-    arena->card->n_reused++;
+    pya_card_note_reuse(arena->card);
     return block;
 }
 

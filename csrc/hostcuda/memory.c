@@ -16,14 +16,10 @@
 #define SMALL_STEP ((size_t)512)
 #define SMALL_END (PYA_HC_PAGE / 2)
 
+/* step: a power of two. */
 static size_t
-memory_round(size_t size) {
-    return (size + PYA_HC_PAGE - 1) & ~(PYA_HC_PAGE - 1);
-}
-
-static size_t
-memory_step(size_t size) {
-    return (size + SMALL_STEP - 1) & ~(SMALL_STEP - 1);
+memory_round(size_t size, size_t step) {
+    return (size + step - 1) & ~(step - 1);
 }
 
 static bool
@@ -33,8 +29,8 @@ memory_is_small(const struct pya_hc_region *region) {
 
 static int
 memory_take_small(struct pya_hc_device *dev, struct pya_hc_region *region) {
-    size_t small = dev->small + memory_step(region->size);
-    size_t added = memory_round(small) - memory_round(dev->small);
+    size_t small = dev->small + memory_round(region->size, SMALL_STEP);
+    size_t added = memory_round(small, PYA_HC_PAGE) - memory_round(dev->small, PYA_HC_PAGE);
     int error = pya_hc_charge_locked(dev, added);
     if (error != CU_OK) {
         return error;
@@ -50,9 +46,10 @@ memory_take_small(struct pya_hc_device *dev, struct pya_hc_region *region) {
 
 static void
 memory_give_small(struct pya_hc_device *dev, const struct pya_hc_region *region) {
-    size_t small = dev->small - memory_step(region->size);
+    size_t small = dev->small - memory_round(region->size, SMALL_STEP);
     pya_hc_physical_drop_locked(dev, region->offset, region->mapped);
-    pya_hc_uncharge_locked(dev, memory_round(dev->small) - memory_round(small));
+    pya_hc_uncharge_locked(
+        dev, memory_round(dev->small, PYA_HC_PAGE) - memory_round(small, PYA_HC_PAGE));
     dev->small = small;
 }
 
@@ -84,7 +81,7 @@ int
 pya_hc_memory_alloc_locked(
     struct pya_hc_device *dev, enum pya_hc_region_kind kind, size_t size,
     struct pya_hc_region **out) {
-    size_t mapped = memory_round(size);
+    size_t mapped = memory_round(size, PYA_HC_PAGE);
     if (mapped < size) {
         return CU_OUT_OF_MEMORY;
     }

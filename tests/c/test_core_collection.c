@@ -208,16 +208,6 @@ test_what_goes_takes_no_record_of_the_request(void) {
     world_fini(&world);
 }
 
-/* The direct call, for what a program gets at only in the course of much else. */
-static size_t
-collect(struct world *world, size_t bytes) {
-    struct pya_card *card = world->heap->cards.open[0];
-    pya_lock_acquire(&card->lock);
-    size_t n_freed = pya_gc_collect(card, bytes, NULL, 0);
-    pya_lock_release(&card->lock);
-    return n_freed;
-}
-
 /* What a stream is done with may go, what it freed since and still works on may not. */
 static void
 test_busy_memory_stays(void) {

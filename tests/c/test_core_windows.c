@@ -20,16 +20,6 @@ pass_seconds(struct world *world, uint64_t n) {
     pass_requests(world, 1);
 }
 
-/* The direct call, for what a program gets at only in the course of much else. */
-static size_t
-collect(struct world *world, size_t bytes) {
-    struct pya_card *card = world->heap->cards.open[0];
-    pya_lock_acquire(&card->lock);
-    size_t n_freed = pya_gc_collect(card, bytes, NULL, 0);
-    pya_lock_release(&card->lock);
-    return n_freed;
-}
-
 /* Segments of the stream that needed none of its for longest go first. */
 static void
 test_streams_age(void) {

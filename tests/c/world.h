@@ -122,3 +122,13 @@ static inline void
 give(struct world *world, pya_dptr ptr) {
     CHECK_OK(pya_free(world->heap, ptr));
 }
+
+/* The direct call, for what a program gets at only in the course of much else. */
+static inline size_t
+collect(struct world *world, size_t bytes) {
+    struct pya_card *card = world->heap->cards.open[0];
+    pya_lock_acquire(&card->lock);
+    size_t n_freed = pya_gc_collect(card, bytes, NULL, 0);
+    pya_lock_release(&card->lock);
+    return n_freed;
+}
