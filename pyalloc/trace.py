@@ -111,6 +111,10 @@ def _copy_piece(
 @contextlib.contextmanager
 def _as_trace_file(path: Path, *, is_unpacked: bool = False) -> Iterator[Path]:
     try:
+        if path.is_fifo():  # opening one waits for a writer
+            raise TraceError(
+                f"{path} is a pipe, and what is read here is read more than once: write it to a file first"
+            )
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
     except OSError as error:

@@ -14,6 +14,7 @@ from pyalloc.moments import Moment
 from pyalloc.report import data, text
 
 _GROUPS = ("contributor", "line", "module", "category", "size", "label", "pool")
+_MOST_DIGITS = 20  # of an event's number; of more than 4300 Python makes none
 
 
 class Command:
@@ -100,9 +101,9 @@ def _moment(found: Analysis, at: str, device: int) -> tuple[Moment, str]:
         event = found.ooms[0][0]
         return _moment_at(found, event, device), "when memory ran out"
     n = found.totals["n_events"]
-    if not at.isdecimal() or int(at) > n:
+    if not at.isdecimal() or len(at) > _MOST_DIGITS or int(at) > n:
         raise UsageError(
-            f"--at takes peak, end, oom or the number of an event up to {n}, not {at!r}"
+            f"--at takes peak, end, oom or the number of an event up to {n}, not {text.clip(at, 40)!r}"
         )
     return _moment_at(found, int(at), device), f"after event {int(at):,}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import os
 import re
 import struct
 from pathlib import Path
@@ -58,6 +59,17 @@ def test_other_files_are_refused_in_words(tmp_path: Path, content: bytes) -> Non
     out = pyalloc("report", path, expect=2)
     assert "other" in out and "Traceback" not in out
     assert "No such file" in pyalloc("report", tmp_path / "absent", expect=2)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """Opening one waits for somebody who writes."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with path.open("rb+", 0) as writer:
+        writer.write(trace.MAGIC)
+        assert "write it to a file first" in pyalloc("stats", path, expect=2)
+        with pytest.raises(errors.TraceError, match="is a pipe"):  # as the shell's <(...)
+            trace.totals(Path(f"/dev/fd/{writer.fileno()}"))
 
 
 def test_what_cannot_be_read_is_named_not_what_might_be_beside_it(tmp_path: Path) -> None:
