@@ -24,6 +24,7 @@ _TOO_LATE = (
     "Call pyalloc.install() before the first CUDA call (right after `import torch`), "
     "or start the program with `pyalloc run python your_script.py`; in a notebook restart the kernel first."
 )
+_NCCL_GRAPHS = "NCCL_GRAPH_REGISTER"  # read when a collective is captured first
 _NOT_OURS = (
     "another allocator was given to torch before (torch.cuda.memory.change_current_allocator, as RMM does), and there "
     "is one per process. Leave that out, or do not install pyalloc."
@@ -85,6 +86,7 @@ class _State:
     told: bool = False
     plain_graphs: bool = False
     by_run: bool = False  # `pyalloc run` installed it, not the program
+    keeps_nccl: bool = False  # from registering: the variable is ours
 
 
 _state = _State()
@@ -177,6 +179,7 @@ def _install_in(torch: Any, config: Config) -> None:
         _state.reason = "active"
         _state.by_run = False
         _prepare_compiler()
+        _keep_nccl_from_registering(config)
         _tell_of_settings(config)
     except BaseException:
         _core.torch_detach()
@@ -247,6 +250,9 @@ def _forget() -> None:
     if _state.replacements is not None:
         _state.replacements.undo()
     _core.destroy()
+    if _state.keeps_nccl:
+        os.environ.pop(_NCCL_GRAPHS, None)
+        _state.keeps_nccl = False
     _state.replacements = None
     _state.config = None
     _state.installed = False
@@ -269,6 +275,8 @@ def status() -> Status:
         features += (
             ("torch.compile(mode='reduce-overhead')", True, "plain CUDA graphs, no trees"),
         )
+    if _state.keeps_nccl:
+        features += (("NCCL in CUDA graphs", True, f"copies buffers ({_NCCL_GRAPHS}=0)"),)
     return Status(
         installed=_state.installed,
         reason=_state.reason,
@@ -339,6 +347,18 @@ def check_torch_settings() -> None:
 def _without_effect() -> Iterator[tuple[str, str, str]]:
     """Settings of torch's allocator of device memory; those of pinned host memory stay torch's business."""
     return (each for each in _torch_settings() if not each[1].startswith("pinned"))
+
+
+def _keep_nccl_from_registering(config: Config) -> None:
+    """Unless the environment says otherwise.
+
+    What a captured collective reads and writes NCCL opens to the other ranks if it lies in one allocation of the
+    driver. Where memory is made of pages that may differ between ranks, which then wait for each other.
+    """
+    has_pages = any(option.name == "vmm" and option.value == "True" for option in config.options)
+    if has_pages and _NCCL_GRAPHS not in os.environ:
+        os.environ[_NCCL_GRAPHS] = "0"
+        _state.keeps_nccl = True
 
 
 def _tell_of_settings(config: Config) -> None:

@@ -275,6 +275,26 @@ def test_torchs_own_settings_that_have_no_effect_are_named(dry_python) -> None: 
     assert "expandable_segments" not in done.stderr
 
 
+def test_nccl_registers_no_pages_in_graphs(dry_python) -> None:  # type: ignore[no-untyped-def]
+    dry_python(
+        """
+        import ctypes, os, pyalloc
+        name = "NCCL_GRAPH_REGISTER"
+        getenv = ctypes.CDLL(None).getenv
+        getenv.restype = ctypes.c_char_p
+        for theirs, options, seen in ((None, {}, b"0"), ("1", {}, b"1"), (None, {"vmm": False}, None)):
+            os.environ.pop(name, None)
+            if theirs is not None:
+                os.environ[name] = theirs
+            pyalloc.install(**options)
+            assert getenv(name.encode()) == seen, (theirs, options, getenv(name.encode()))
+            assert (name in str(pyalloc.status())) == (seen == b"0")
+            pyalloc.uninstall()
+            assert os.environ.get(name) == theirs
+        """
+    )
+
+
 def test_uninstall_before_first_use(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
