@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from dry_support import dry_environment, run_checked
@@ -41,13 +43,25 @@ def test_the_first_run_goes_on_where_its_time_ended(tmp_path: Path) -> None:
     assert "costs" in (tmp_path / "out" / "first.log").read_text()
 
 
-def test_what_a_stopped_step_printed_is_kept(tmp_path: Path) -> None:
+@pytest.fixture
+def first() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("first", "tests/gpu/first.py")
     assert spec is not None and spec.loader is not None
-    first = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "first", first)
-        spec.loader.exec_module(first)
+        patch.setitem(sys.modules, "first", module)
+        spec.loader.exec_module(module)
+        yield module
+
+
+def test_no_driver_is_no_driver_that_passed(first: ModuleType) -> None:
+    (step,) = (step for step in first.STEPS if step.name == "driver")
+    assert step.bad and f'"{step.bad}: ' in Path("tests/c/test_device_conformance.c").read_text()
+    assert first.verdict(step, 0, f"{step.bad}: libcuda.so.1 could not be opened") != "passed"
+    assert first.verdict(step, 0, "device: cuda") == "passed"
+
+
+def test_what_a_stopped_step_printed_is_kept(first: ModuleType, tmp_path: Path) -> None:
     log = tmp_path / "first.log"
     log.write_text("before\n")
     assert first.run_limited("echo begun; sleep 600", {}, 0.5, log) == (None, "begun\n")
