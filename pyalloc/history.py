@@ -30,7 +30,6 @@ class _History:
     """What of the recording lives in Python."""
 
     enabled: bool = False
-    has_trace: bool = False
     level: int = 0
     is_held: bool = False  # by a recording
     has_told: bool = False
@@ -82,7 +81,8 @@ def record(original: Callable[..., Any], *given: Any) -> None:
     if enabled is None:
         _stop()
         return
-    _start(_LEVELS[context], enabled == "all", max_entries, skip_mask, stacks == "all", clear)
+    entries = max_entries if enabled == "all" else 1  # with "state" torch keeps the latest
+    _start(_LEVELS[context], entries, skip_mask, stacks == "all", clear)
 
 
 def _skip_mask(names: Collection[str]) -> int:
@@ -129,16 +129,14 @@ def record_legacy(
         _stop()
         return
     level = (2 if record_context_of_allocations else 1) if record_context else 0
-    _start(level, True, max_entries, skip_mask, record_context_cpp, clear_history)
+    _start(level, max_entries, skip_mask, record_context_cpp, clear_history)
 
 
-def _start(
-    level: int, trace: bool, max_entries: int, skip_mask: int, native: bool, clear: bool
-) -> None:
+def _start(level: int, max_entries: int, skip_mask: int, native: bool, clear: bool) -> None:
     if clear:
         _forget()
-    _core.history_start(level, trace, max_entries, skip_mask | _OURS, native)
-    _history.enabled, _history.has_trace, _history.level = True, trace, level
+    _core.history_start(level, True, max_entries, skip_mask | _OURS, native)
+    _history.enabled, _history.level = True, level
 
 
 def _stop() -> None:
@@ -174,7 +172,7 @@ def snapshot(
 
 def annotate(address: int, text: str) -> None:
     """torch._C._cuda_annotateMemory: an "annotate" entry for a live block; nothing where history is off."""
-    if _history.enabled and _history.has_trace:
+    if _history.enabled:
         with contextlib.suppress(AllocatorError):  # torch ignores pointers that are not live
             _core.annotate(address, text)
 
