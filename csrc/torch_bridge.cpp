@@ -418,6 +418,7 @@ hook_end_pool(int device, pya_pool_id pool) {
     /* A child that was forked off in between leaves the block too, perhaps to end. */
     if (status != PYA_E_FORKED) {
         check(status, "ending the allocation to a pool failed", device);
+        pya_torch_fast_note_stream(static_cast<int8_t>(device)); /* it captures no more */
     }
 }
 

@@ -90,10 +90,12 @@ card_may_ask(const struct pya_card *card) {
 static void
 live_mark(void *arg, struct pya_block *block) {
     (void)arg;
-    block->arena->fence->holds_blocks = true;
+    struct pya_arena *arena = block->arena;
+    arena->fence->holds_blocks = arena->fence->holds_blocks || arena->pool == NULL;
 }
 
-/* All was waited for: foreign streams without live blocks have nothing left that others could want. */
+/* All was waited for: foreign streams without live blocks have nothing left that others could want.  Those of a pool stay
+ * the pool's, until all is waited for. */
 static void
 card_bury_foreign(struct pya_card *card) {
     for (struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {

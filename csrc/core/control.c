@@ -16,6 +16,13 @@ pya_heap_device_error(struct pya_heap *heap, int device, struct pya_device_error
     }
 }
 
+/* Of two streams that capture for one pool, that on which the pool began tells how long. */
+static pya_stream
+card_origin(struct pya_card *card, pya_stream stream) {
+    const struct pya_pool *pool = card->n_active > 0 ? pya_pool_route(card, stream) : NULL;
+    return pool == NULL ? stream : pool->filter.began_on;
+}
+
 bool
 pya_note_foreign_stream(struct pya_heap *heap, pya_stream stream, int device) {
     struct pya_card *own;
@@ -26,7 +33,9 @@ pya_note_foreign_stream(struct pya_heap *heap, pya_stream stream, int device) {
         struct pya_card *card = pya_heap_open_card(heap, i);
         if (card != NULL) {
             pya_lock_acquire(&card->lock);
-            is_known = pya_fences_note_foreign(card, stream, is_open ? own->dev : NULL) || is_known;
+            pya_stream origin = i == device ? card_origin(card, stream) : stream;
+            is_known = pya_fences_note_foreign(card, stream, is_open ? own->dev : NULL, origin) ||
+                       is_known;
             pya_lock_release(&card->lock);
         }
     }

@@ -35,22 +35,6 @@ pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out)
     return PYA_OK;
 }
 
-bool
-pya_fences_note_foreign(struct pya_card *card, pya_stream stream, struct pya_device *dev) {
-    struct pya_fence *fence = fence_find(card, stream);
-    if (fence == NULL || fence->is_gone) {
-        return false;
-    }
-    fence->is_foreign = true;
-    fence->dev = dev;
-    fence->was_capturing = false;
-    (void)!pya_device_is_capturing(card->dev, stream, &fence->was_capturing);
-    if (fence->was_capturing) {
-        fence->captured_at = pya_device_clock_ns(card->dev);
-    }
-    return true;
-}
-
 static pya_status
 fence_sync_other(const struct pya_card *card, const struct pya_fence *fence) {
     if (!fence->is_foreign || fence->dev == card->dev) {
@@ -110,24 +94,45 @@ fence_may_capture(const struct pya_card *card, const struct pya_fence *fence) {
     return pool != NULL;
 }
 
+/* As far as is known. */
+static bool
+fence_is_capturing(const struct pya_card *card, const struct pya_fence *fence) {
+    bool is_capturing = false;
+    if (fence->is_foreign) {
+        return fence_may_capture(card, fence);
+    }
+    pya_status st = fence->is_gone
+                        ? PYA_E_STREAM
+                        : pya_device_is_capturing(card->dev, fence->stream, &is_capturing);
+    return (st != PYA_OK && st != PYA_E_DEVICE && st != PYA_E_STREAM) || is_capturing;
+}
+
+bool
+pya_fences_note_foreign(
+    struct pya_card *card, pya_stream stream, struct pya_device *dev, pya_stream origin) {
+    struct pya_fence *fence = fence_find(card, stream);
+    if (fence == NULL || fence->is_gone) {
+        return false;
+    }
+    bool is_capturing = false;
+    (void)!pya_device_is_capturing(card->dev, stream, &is_capturing);
+    const struct pya_fence *from = origin == stream ? NULL : fence_find(card, origin);
+    fence->is_foreign = true;
+    fence->dev = dev;
+    fence->was_capturing = is_capturing && (from == NULL || !fence_is_capturing(card, from));
+    if (fence->was_capturing) {
+        fence->captured_at = pya_device_clock_ns(card->dev);
+    }
+    return true;
+}
+
 bool
 pya_fences_are_capturing(struct pya_card *card) {
-    for (const struct pya_fence *fence = card->fences; fence != NULL; fence = fence->next) {
-        bool is_capturing = false;
-        if (fence->is_foreign) {
-            if (fence_may_capture(card, fence)) {
-                return true;
-            }
-            continue;
-        }
-        pya_status st = fence->is_gone
-                            ? PYA_E_STREAM
-                            : pya_device_is_capturing(card->dev, fence->stream, &is_capturing);
-        if ((st != PYA_OK && st != PYA_E_DEVICE && st != PYA_E_STREAM) || is_capturing) {
-            return true;
-        }
+    const struct pya_fence *fence = card->fences;
+    while (fence != NULL && !fence_is_capturing(card, fence)) {
+        fence = fence->next;
     }
-    return false;
+    return fence != NULL;
 }
 
 /* Without the lock, which is given up meanwhile. */

@@ -31,7 +31,7 @@ struct pya_fence {
     bool is_gone;         /* the same, and it was waited for: not asked any more */
     bool is_foreign;      /* another library's: never asked */
     bool holds_blocks;    /* within a round: live blocks were asked for on it */
-    bool was_capturing;   /* foreign: at its last request */
+    bool was_capturing;   /* foreign: at its last request, and no other stream tells how long */
     uint64_t n_failed;    /* recordings that failed since the last good one */
     uint64_t captured_at; /* when it was capturing then, by the device's clock */
 };
@@ -64,9 +64,11 @@ void pya_fences_pass(struct pya_card *card);
  * captured, or the device refuses); none is open then.
  * *waited: in: the device shall be waited for as well; out: it was, because of that or of a destroyed stream. */
 bool pya_fences_record(struct pya_card *card, bool *waited);
-/* The stream is in use now: asks whether it captures.  From then on nothing is asked of it.  False: the card has not heard
- * of it. */
-bool pya_fences_note_foreign(struct pya_card *card, pya_stream stream, struct pya_device *dev);
+/* The stream is in use now: asks whether it captures.  From then on nothing is asked of it.  origin: where that began which
+ * its requests go to a pool for, or the stream itself: while that one captures too, it tells for both.  False: the card has
+ * not heard of the stream. */
+bool pya_fences_note_foreign(
+    struct pya_card *card, pya_stream stream, struct pya_device *dev, pya_stream origin);
 /* Waits for the card's device, and for that of the stream where it is foreign and of another. */
 PYA_MUST_CHECK pya_status pya_fence_sync(struct pya_card *card, const struct pya_fence *fence);
 /* Records an event on a stream; 0: it is made first.  One made for an earlier stream of the same handle may be another

@@ -98,6 +98,71 @@ test_foreign_stream_captures(void) {
     streams_fini(&world);
 }
 
+static const struct pya_pool_id POOL = {3, 4};
+
+/* As torch's: those of one stream, while it is captured. */
+struct capture {
+    pya_stream stream;
+    bool is_on;
+};
+
+static bool
+capture_match(void *arg, pya_stream stream) {
+    const struct capture *capture = arg;
+    return capture->is_on && capture->stream == stream;
+}
+
+static void
+capture_begin(struct world *world, struct capture *capture, pya_stream began_on) {
+    CHECK_OK(pya_pool_begin(
+        world->heap, 0, POOL,
+        (struct pya_stream_filter){.match = capture_match, .arg = capture, .began_on = began_on}));
+    pya_sim_set_capturing(world->sim, capture->stream, true);
+    capture->is_on = true;
+}
+
+static void
+capture_end(struct world *world, struct capture *capture) {
+    pya_sim_set_capturing(world->sim, capture->stream, false);
+    capture->is_on = false;
+    CHECK_OK(pya_pool_end(world->heap, 0, POOL));
+}
+
+/* A conditional node's body is captured on a stream of its own, of which nobody says when it ends; but it ends before the
+ * graph, whose stream tells.  Nor does the body's stream hold up the others afterwards. */
+static void
+test_foreign_stream_of_a_conditional_node(void) {
+    struct world world;
+    struct capture graph = {.stream = ONE};
+    struct capture body = {.stream = THREE};
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
+    pya_dptr kept = get(&world, 2 * MIB, TWO);
+    capture_begin(&world, &graph, ONE);
+    CHECK_OK(pya_pool_end(world.heap, 0, POOL));
+    capture_begin(&world, &body, ONE);
+    pya_dptr third = get(&world, 2 * MIB, THREE);
+    CHECK(pya_note_foreign_stream(world.heap, THREE, 0));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+    capture_end(&world, &body);
+    pya_sim_set_destroyed(world.sim, THREE, true);
+    CHECK_OK(pya_empty_cache(world.heap, 0)); /* the graph goes on */
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+    pya_sim_set_capturing(world.sim, ONE, false);
+    put(&world, get(&world, 64 * MIB, TWO), 64 * MIB);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK(reserved(&world) < 16 * MIB);
+    for (int i = 0; i < 20; i++) {
+        CHECK(exchange(&world));
+    }
+    CHECK(calls(&world, PYA_SIM_DEVICE_SYNC) <= 2);
+    put(&world, kept, 2 * MIB);
+    put(&world, third, 2 * MIB);
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+    streams_fini(&world);
+}
+
 /* While it holds blocks it counts, and is waited for ever more rarely; its work is respected. */
 static void
 test_foreign_stream_in_use(void) {
@@ -309,6 +374,7 @@ static const struct check_case cases[] = {
     {"foreign_stream", test_foreign_stream},
     {"foreign_stream_in_use", test_foreign_stream_in_use},
     {"foreign_stream_captures", test_foreign_stream_captures},
+    {"foreign_stream_of_a_conditional_node", test_foreign_stream_of_a_conditional_node},
     {"stream_is_reborn", test_stream_is_reborn},
     {"destroyed_stream_leaves_blocks", test_destroyed_stream_leaves_blocks},
     {"recorded_on_destroyed_stream", test_recorded_on_destroyed_stream},
