@@ -30,11 +30,13 @@ struct pya_pool {
     struct pya_pool *next; /* of the card */
     struct pya_pool_id id;
     size_t n_users;
-    bool is_settled; /* the device was waited for since the last user went: its graphs are done */
-    bool is_held;    /* within a sweep: it is in use, or has memory */
-    bool on_oom;     /* others may use its idle memory before out of memory */
-    bool is_active;  /* filter decides; among active pools the latest begun comes first */
-    uint64_t order;  /* when it began */
+    bool is_settled;   /* the device was waited for since the last user went: its graphs are done */
+    bool is_held;      /* within a sweep: it is in use, or has memory */
+    bool on_oom;       /* others may use its idle memory before out of memory */
+    bool is_active;    /* filter decides; among active pools the latest begun comes first */
+    bool is_announced; /* it began for a capture that had not begun, and was not seen since */
+    uint64_t order;    /* when it began */
+    uint64_t began_at; /* the same, by the device's clock */
     struct pya_stream_filter filter;
     struct pya_stat reserved[PYA_N_STAT_POOLS]; /* bytes at home in its arenas */
     struct pya_segment_source source;

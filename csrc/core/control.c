@@ -93,6 +93,8 @@ pya_pool_begin(
         pool->is_active = true;
         pool->order = __atomic_add_fetch(&heap->pool_order, 1, __ATOMIC_RELAXED);
         pool->filter = filter;
+        pool->is_announced = filter.match != NULL && !filter.match(filter.arg, filter.began_on);
+        pool->began_at = pya_device_clock_ns(card->dev);
         card->n_active++;
     }
     pya_lock_release(&card->lock);

@@ -5,6 +5,8 @@
 
 /* A foreign stream that was capturing at its last request is taken to be for so long: its end may never be heard of. */
 #define FENCE_CAPTURE_NS (UINT64_C(10) * 1000 * 1000 * 1000)
+/* A capture that was announced begins at once, or failed to. */
+#define FENCE_ANNOUNCED_NS (UINT64_C(1) * 1000 * 1000 * 1000)
 /* Somebody who frees all the time is not waited for for ever. */
 enum { FENCE_WAITS_MOST = 3 };
 
@@ -126,13 +128,25 @@ pya_fences_note_foreign(
     return true;
 }
 
+/* Was a capture announced that may not have begun yet? */
+static bool
+fences_are_warned(const struct pya_card *card) {
+    const struct pya_pool *pool = card->n_active == 0 ? NULL : card->pools;
+    while (pool != NULL &&
+           !(pool->is_active && pool->is_announced &&
+             pya_device_clock_ns(card->dev) - pool->began_at < FENCE_ANNOUNCED_NS)) {
+        pool = pool->next;
+    }
+    return pool != NULL;
+}
+
 bool
 pya_fences_are_capturing(struct pya_card *card) {
     const struct pya_fence *fence = card->fences;
     while (fence != NULL && !fence_is_capturing(card, fence)) {
         fence = fence->next;
     }
-    return fence != NULL;
+    return fence != NULL || fences_are_warned(card);
 }
 
 /* Without the lock, which is given up meanwhile. */

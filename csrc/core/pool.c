@@ -42,6 +42,7 @@ pya_pool_route(struct pya_card *card, pya_stream stream) {
         }
         if (pool->filter.match == NULL || pool->filter.match(pool->filter.arg, stream)) {
             best = pool;
+            pool->is_announced = false;
         }
     }
     return best;

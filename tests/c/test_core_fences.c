@@ -163,6 +163,36 @@ test_foreign_stream_of_a_conditional_node(void) {
     streams_fini(&world);
 }
 
+/* Between the word that a capture is to come and its beginning nothing is waited for either, which might end it; but one
+ * that failed to begin, or has failed since, is not waited for. */
+static void
+test_announced_capture(void) {
+    struct world world;
+    struct capture graph = {.stream = ONE};
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
+    for (int has_requests = 0; has_requests < 2; has_requests++) {
+        put(&world, get(&world, 64 * MIB, TWO), 64 * MIB);
+        CHECK_OK(pya_pool_begin(
+            world.heap, 0, POOL,
+            (struct pya_stream_filter){.match = capture_match, .arg = &graph, .began_on = ONE}));
+        CHECK_OK(pya_empty_cache(world.heap, 0));
+        CHECK_EQ(reserved(&world), 64 * MIB);
+        if (has_requests == 1) {
+            graph.is_on = true;
+            put(&world, get(&world, 2 * MIB, ONE), 2 * MIB);
+            graph.is_on = false;
+        } else {
+            pya_sim_advance_clock(world.sim, UINT64_C(2) * 1000 * 1000 * 1000);
+        }
+        CHECK_OK(pya_empty_cache(world.heap, 0));
+        CHECK(reserved(&world) < 16 * MIB);
+        CHECK_OK(pya_pool_end(world.heap, 0, POOL));
+        CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+        CHECK_OK(pya_empty_cache(world.heap, 0));
+    }
+    streams_fini(&world);
+}
+
 /* While it holds blocks it counts, and is waited for ever more rarely; its work is respected. */
 static void
 test_foreign_stream_in_use(void) {
@@ -375,6 +405,7 @@ static const struct check_case cases[] = {
     {"foreign_stream_in_use", test_foreign_stream_in_use},
     {"foreign_stream_captures", test_foreign_stream_captures},
     {"foreign_stream_of_a_conditional_node", test_foreign_stream_of_a_conditional_node},
+    {"announced_capture", test_announced_capture},
     {"stream_is_reborn", test_stream_is_reborn},
     {"destroyed_stream_leaves_blocks", test_destroyed_stream_leaves_blocks},
     {"recorded_on_destroyed_stream", test_recorded_on_destroyed_stream},
