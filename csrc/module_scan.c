@@ -1,7 +1,5 @@
 /* One pass over a trace for Python: _core.Scan.  Rows come back as tuples, in the order of the structs of scan.h. */
-#include "module.h"
-
-#include "replay/scan.h"
+#include "module_scan.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -16,8 +14,8 @@ struct scan_object {
     struct pya_scan *scan;
 };
 
-static const struct pya_scan *
-scan_from(PyObject *self) {
+const struct pya_scan *
+pya_module_scan_from(PyObject *self) {
     return ((struct scan_object *)self)->scan;
 }
 
@@ -138,17 +136,16 @@ scan_dealloc(PyObject *self) {
 
 /* ---- rows ---- */
 
-/* PYA_SCAN_NEVER is None. */
-static PyObject *
-event_number(uint64_t event) {
+PyObject *
+pya_module_scan_event(uint64_t event) {
     if (event == PYA_SCAN_NEVER) {
         Py_RETURN_NONE;
     }
     return PyLong_FromUnsignedLongLong(event);
 }
 
-static PyObject *
-text_object(const struct pya_scan *scan, uint32_t text) {
+PyObject *
+pya_module_scan_text(const struct pya_scan *scan, uint32_t text) {
     const char *value = text == 0 ? "" : pya_trace_text(pya_scan_reader(scan), text);
     value = value == NULL ? "" : value;
     return PyUnicode_DecodeUTF8(value, (Py_ssize_t)strlen(value), "replace");
@@ -157,7 +154,7 @@ text_object(const struct pya_scan *scan, uint32_t text) {
 static PyObject *
 scan_totals(PyObject *self, PyObject *unused) {
     (void)unused;
-    const struct pya_scan_totals *t = pya_scan_totals(scan_from(self));
+    const struct pya_scan_totals *t = pya_scan_totals(pya_module_scan_from(self));
     return Py_BuildValue(
         "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsNsOsNsNsN}", "n_events", (ull)t->n_events,
         "n_allocs", (ull)t->n_allocs, "n_frees", (ull)t->n_frees, "n_unknown_frees",
@@ -168,8 +165,8 @@ scan_totals(PyObject *self, PyObject *unused) {
         (ull)t->n_live, "n_live_at_most", (ull)t->n_live_at_most, "n_segment_events",
         (ull)t->n_segment_events, "n_lost", (ull)t->n_lost, "n_streams", (ull)t->n_streams,
         "n_record_streams", (ull)t->n_record_streams, "peak_phase",
-        text_object(scan_from(self), t->peak_phase), "peak_step",
-        event_number(t->peak_step == 0 ? PYA_SCAN_NEVER : t->peak_step - 1), "is_complete",
+        pya_module_scan_text(pya_module_scan_from(self), t->peak_phase), "peak_step",
+        pya_module_scan_event(t->peak_step == 0 ? PYA_SCAN_NEVER : t->peak_step - 1), "is_complete",
         t->is_complete ? Py_True : Py_False, "capacity",
         pya_module_by_index(t->capacity, PYA_MAX_DEVICES), "device_peak",
         pya_module_by_index(t->device_peak, PYA_MAX_DEVICES), "device_peak_reserved",
@@ -180,7 +177,7 @@ static PyObject *
 scan_bins(PyObject *self, PyObject *unused) {
     (void)unused;
     size_t n = 0;
-    const struct pya_scan_bin *b = pya_scan_bins(scan_from(self), &n);
+    const struct pya_scan_bin *b = pya_scan_bins(pya_module_scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, b++) {
         pya_module_list_add(
@@ -196,7 +193,7 @@ static PyObject *
 scan_phases(PyObject *self, PyObject *unused) {
     (void)unused;
     size_t n = 0;
-    const struct pya_scan_phase *p = pya_scan_phases(scan_from(self), &n);
+    const struct pya_scan_phase *p = pya_scan_phases(pya_module_scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, p++) {
         pya_module_list_add(
@@ -214,7 +211,7 @@ static PyObject *
 scan_steps(PyObject *self, PyObject *unused) {
     (void)unused;
     size_t n = 0;
-    const struct pya_scan_step *p = pya_scan_steps(scan_from(self), &n);
+    const struct pya_scan_step *p = pya_scan_steps(pya_module_scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, p++) {
         pya_module_list_add(
@@ -229,7 +226,7 @@ static PyObject *
 scan_stacks(PyObject *self, PyObject *unused) {
     (void)unused;
     size_t n = 0;
-    const struct pya_scan_stack *p = pya_scan_stacks(scan_from(self), &n);
+    const struct pya_scan_stack *p = pya_scan_stacks(pya_module_scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, p++) {
         pya_module_list_add(
@@ -244,7 +241,7 @@ static PyObject *
 scan_ooms(PyObject *self, PyObject *unused) {
     (void)unused;
     size_t n = 0;
-    const struct pya_scan_oom *p = pya_scan_ooms(scan_from(self), &n);
+    const struct pya_scan_oom *p = pya_scan_ooms(pya_module_scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, p++) {
         pya_module_list_add(
@@ -259,227 +256,19 @@ static PyObject *
 scan_notes(PyObject *self, PyObject *unused) {
     (void)unused;
     size_t n = 0;
-    const uint32_t *notes = pya_scan_notes(scan_from(self), &n);
+    const uint32_t *notes = pya_scan_notes(pya_module_scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++) {
-        pya_module_list_add(&list, text_object(scan_from(self), notes[i]));
+        pya_module_list_add(&list, pya_module_scan_text(pya_module_scan_from(self), notes[i]));
     }
     return list;
-}
-
-/* ---- blocks: there may be millions, so their rows are what pyalloc.analysis.Block holds ---- */
-
-enum { BLOCK_FIELDS = 14 };
-
-/* The texts that rows have named so far, each one object; NULL: not yet. */
-struct block_texts {
-    const struct pya_scan *scan;
-    PyObject **plain;
-    PyObject **modules; /* without their prefix */
-    size_t n;
-};
-
-static size_t
-highest_text(const struct pya_scan_block *b, size_t n) {
-    uint32_t highest = 0;
-    for (size_t i = 0; i < n; i++, b++) {
-        const uint32_t texts[] = {b->category, b->phase, b->module, b->free_phase, b->label};
-        for (size_t k = 0; k < sizeof texts / sizeof texts[0]; k++) {
-            highest = texts[k] > highest ? texts[k] : highest;
-        }
-    }
-    return highest;
-}
-
-/* A new reference; NULL with an exception set. */
-static PyObject *
-block_text(struct block_texts *texts, uint32_t text) {
-    if (texts->plain[text] == NULL) {
-        texts->plain[text] = text_object(texts->scan, text);
-    }
-    return Py_XNewRef(texts->plain[text]);
-}
-
-static PyObject *
-block_module(struct block_texts *texts, uint32_t text) {
-    const size_t prefix = sizeof PYA_SCAN_MODULE - 1;
-    if (texts->modules[text] == NULL) {
-        const char *name = pya_trace_text(pya_scan_reader(texts->scan), text);
-        const bool is_module = name != NULL && strncmp(name, PYA_SCAN_MODULE, prefix) == 0;
-        texts->modules[text] =
-            is_module
-                ? PyUnicode_DecodeUTF8(name + prefix, (Py_ssize_t)strlen(name + prefix), "replace")
-                : block_text(texts, text);
-    }
-    return Py_XNewRef(texts->modules[text]);
-}
-
-static PyObject *
-block_row(struct block_texts *texts, const struct pya_scan_block *b, uint64_t bytes) {
-    PyObject *fields[BLOCK_FIELDS] = {
-        PyLong_FromUnsignedLongLong(b->addr),
-        PyLong_FromUnsignedLongLong(bytes),
-        PyLong_FromUnsignedLongLong(b->stream),
-        PyLong_FromUnsignedLongLong(b->alloc_event),
-        event_number(b->free_event),
-        PyLong_FromUnsignedLong(b->stack),
-        block_text(texts, b->category),
-        block_text(texts, b->phase),
-        block_module(texts, b->module),
-        PyLong_FromLongLong((long long)b->step - 1),
-        block_text(texts, b->free_phase),
-        PyLong_FromLong(b->device),
-        block_text(texts, b->label),
-        PyLong_FromUnsignedLong(b->pool),
-    };
-    PyObject *row = PyTuple_New(BLOCK_FIELDS);
-    for (Py_ssize_t i = 0; i < BLOCK_FIELDS; i++) {
-        if (row == NULL || fields[i] == NULL) {
-            Py_XDECREF(fields[i]);
-            Py_CLEAR(row);
-        } else if (PyTuple_SetItem(row, i, fields[i]) != 0) { /* it took the field in any case */
-            Py_CLEAR(row);
-        }
-    }
-    return row;
-}
-
-static PyObject *
-block_rows(
-    const struct pya_scan *scan, const struct pya_scan_block *b, size_t n, bool as_requested) {
-    struct block_texts texts = {.scan = scan, .n = highest_text(b, n) + 1};
-    texts.plain = calloc(texts.n, sizeof(PyObject *));
-    texts.modules = calloc(texts.n, sizeof(PyObject *));
-    PyObject *list = NULL;
-    if (texts.plain == NULL || texts.modules == NULL) {
-        PyErr_NoMemory();
-        goto free_texts;
-    }
-    list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < n; i++, b++) {
-        const uint64_t bytes = as_requested ? b->bytes : pya_round_up(b->bytes, PYA_ALIGN);
-        pya_module_list_add(&list, block_row(&texts, b, bytes));
-    }
-    for (size_t i = 0; i < texts.n; i++) {
-        Py_XDECREF(texts.plain[i]);
-        Py_XDECREF(texts.modules[i]);
-    }
-
-free_texts:
-    free(texts.plain);
-    free(texts.modules);
-    return list;
-}
-
-/* NULL with an exception set: there are not so many. */
-static const struct pya_scan_moment *
-moment_of(PyObject *self, unsigned number) {
-    size_t n = 0;
-    const struct pya_scan_moment *moments = pya_scan_moments(scan_from(self), &n);
-    if (number >= n) {
-        PyErr_SetString(PyExc_IndexError, "no such moment");
-        return NULL;
-    }
-    return &moments[number];
-}
-
-static PyObject *
-scan_blocks(PyObject *self, PyObject *args) {
-    unsigned number = 0;
-    int as_requested = 0;
-    if (!PyArg_ParseTuple(args, "I|p", &number, &as_requested)) {
-        return NULL;
-    }
-    const struct pya_scan_moment *moment = moment_of(self, number);
-    return moment == NULL
-               ? NULL
-               : block_rows(scan_from(self), moment->blocks, moment->n_blocks, as_requested != 0);
-}
-
-/* {stack: bytes} */
-static PyObject *
-scan_stack_bytes(PyObject *self, PyObject *args) {
-    unsigned number = 0;
-    size_t n = 0;
-    if (!PyArg_ParseTuple(args, "I", &number)) {
-        return NULL;
-    }
-    const struct pya_scan_moment *moment = moment_of(self, number);
-    if (moment == NULL) {
-        return NULL;
-    }
-    (void)pya_scan_stacks(scan_from(self), &n);
-    uint64_t *sums = calloc(n + 1, sizeof *sums);
-    if (sums == NULL) {
-        return PyErr_NoMemory();
-    }
-    for (size_t i = 0; i < moment->n_blocks; i++) {
-        sums[moment->blocks[i].stack] += pya_round_up(moment->blocks[i].bytes, PYA_ALIGN);
-    }
-    PyObject *dict = pya_module_by_index(sums, n);
-    free(sums);
-    return dict;
-}
-
-static PyObject *
-moment_segments(const struct pya_scan_moment *moment) {
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < moment->n_segments; i++) {
-        const struct pya_scan_segment *g = &moment->segments[i];
-        pya_module_list_add(
-            &list, Py_BuildValue(
-                       "(KKKiO)", (ull)g->addr, (ull)g->bytes, (ull)g->stream, g->device,
-                       g->is_mapped ? Py_True : Py_False));
-    }
-    return list;
-}
-
-/* [(event, allocated, reserved, blocks, segments)] */
-static PyObject *
-scan_moments(PyObject *self, PyObject *unused) {
-    (void)unused;
-    size_t n = 0;
-    const struct pya_scan_moment *m = pya_scan_moments(scan_from(self), &n);
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < n; i++, m++) {
-        pya_module_list_add(
-            &list, Py_BuildValue(
-                       "(KKKN)", (ull)m->event, (ull)m->allocated_bytes, (ull)m->reserved_bytes,
-                       moment_segments(m)));
-    }
-    return list;
-}
-
-/* {(device, address): pool} of a moment's segments that are private pools' */
-static PyObject *
-scan_segment_pools(PyObject *self, PyObject *args) {
-    unsigned number = 0;
-    if (!PyArg_ParseTuple(args, "I", &number)) {
-        return NULL;
-    }
-    const struct pya_scan_moment *moment = moment_of(self, number);
-    PyObject *dict = moment == NULL ? NULL : PyDict_New();
-    for (size_t i = 0; dict != NULL && i < moment->n_segments; i++) {
-        const struct pya_scan_segment *g = &moment->segments[i];
-        if (g->pool == 0) {
-            continue;
-        }
-        PyObject *key = Py_BuildValue("(iK)", g->device, (ull)g->addr);
-        PyObject *value = PyLong_FromUnsignedLong(g->pool);
-        if (key == NULL || value == NULL || PyDict_SetItem(dict, key, value) != 0) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(key);
-        Py_XDECREF(value);
-    }
-    return dict;
 }
 
 static PyObject *
 scan_pools(PyObject *self, PyObject *unused) {
     (void)unused;
     size_t n = 0;
-    const struct pya_scan_pool *p = pya_scan_pools(scan_from(self), &n);
+    const struct pya_scan_pool *p = pya_scan_pools(pya_module_scan_from(self), &n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, p++) {
         pya_module_list_add(&list, Py_BuildValue("(KK)", (ull)p->first, (ull)p->second));
@@ -488,20 +277,12 @@ scan_pools(PyObject *self, PyObject *unused) {
 }
 
 static PyObject *
-scan_spans(PyObject *self, PyObject *unused) {
-    (void)unused;
-    size_t n = 0;
-    const struct pya_scan_block *b = pya_scan_spans(scan_from(self), &n);
-    return block_rows(scan_from(self), b, n, false);
-}
-
-static PyObject *
 scan_text(PyObject *self, PyObject *args) {
     unsigned text = 0;
     if (!PyArg_ParseTuple(args, "I", &text)) {
         return NULL;
     }
-    return text_object(scan_from(self), text);
+    return pya_module_scan_text(pya_module_scan_from(self), text);
 }
 
 /* [(name, file, line)], innermost first; of damaged files' endless stacks the innermost */
@@ -511,16 +292,16 @@ scan_frames(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "I", &stack)) {
         return NULL;
     }
-    const struct pya_scan *scan = scan_from(self);
+    const struct pya_scan *scan = pya_module_scan_from(self);
     struct pya_trace_frame frame;
     PyObject *list = PyList_New(0);
     int n_left = MOST_FRAMES;
     while (list != NULL && stack != 0 && n_left-- > 0 &&
            pya_trace_frame(pya_scan_reader(scan), stack, &frame)) {
         pya_module_list_add(
-            &list,
-            Py_BuildValue(
-                "(NNI)", text_object(scan, frame.name), text_object(scan, frame.file), frame.line));
+            &list, Py_BuildValue(
+                       "(NNI)", pya_module_scan_text(scan, frame.name),
+                       pya_module_scan_text(scan, frame.file), frame.line));
         if (frame.parent >= stack) {
             break; /* a caller is always defined before: this file is damaged */
         }
@@ -537,12 +318,13 @@ static PyMethodDef scan_methods[] = {
     {"stacks", scan_stacks, METH_NOARGS, NULL},
     {"ooms", scan_ooms, METH_NOARGS, NULL},
     {"notes", scan_notes, METH_NOARGS, NULL},
-    {"moments", scan_moments, METH_NOARGS, NULL},
-    {"blocks", scan_blocks, METH_VARARGS, NULL},
-    {"stack_bytes", scan_stack_bytes, METH_VARARGS, NULL},
-    {"spans", scan_spans, METH_NOARGS, NULL},
+    {"moments", pya_module_scan_moments, METH_NOARGS, NULL},
+    {"blocks", pya_module_scan_blocks, METH_VARARGS, NULL},
+    {"pieces", pya_module_scan_pieces, METH_VARARGS, NULL},
+    {"stack_sums", pya_module_scan_stack_sums, METH_VARARGS, NULL},
+    {"spans", pya_module_scan_spans, METH_NOARGS, NULL},
     {"pools", scan_pools, METH_NOARGS, NULL},
-    {"segment_pools", scan_segment_pools, METH_VARARGS, NULL},
+    {"segment_pools", pya_module_scan_segment_pools, METH_VARARGS, NULL},
     {"text", scan_text, METH_VARARGS, NULL},
     {"frames", scan_frames, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

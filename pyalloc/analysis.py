@@ -300,22 +300,24 @@ class Analysis:
         """Bytes of each module, or of the same one in all layers; modules are known where the recording marked them."""
         held = list(blocks)
         members: dict[str, set[str]] = defaultdict(set)
-        for block in held:
-            members[in_all_layers(block.module)].add(block.module)
+        modules = {block.module for block in held}
+        for module in modules:
+            members[in_all_layers(module)].add(module)
 
-        def name(block: Block) -> str:
-            if not block.module:
-                return f"(no module: {self.category(block)})"
+        def name(module: str) -> str:
             # A layer itself, if others have modules inside.
-            layer = in_all_layers(f"{block.module}.")
-            family = in_all_layers(block.module)
+            layer = in_all_layers(f"{module}.")
+            family = in_all_layers(module)
             if any(each.startswith(layer) for each in members):
                 family = layer[:-1]
             elif len(members[family]) == 1:
-                family = block.module
+                family = module
             return family
 
-        return _rows((name(block), block) for block in held)
+        names = {module: name(module) for module in modules}
+        return _rows(
+            (names[b.module] if b.module else f"(no module: {self.category(b)})", b) for b in held
+        )
 
     @staticmethod
     def by_label(blocks: Iterable[Block]) -> list[Row]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -48,7 +47,7 @@ class Block(NamedTuple):
 class Moment:
     """What was alive after so many events.  segments: (address, bytes, stream, device, mapped).
 
-    load, sums: give `blocks` and `by_stack`, of which most moments need one at most.
+    scan, number: where it is from; blocks are not read before they are asked for, which most moments never are.
     """
 
     event: int
@@ -57,33 +56,48 @@ class Moment:
     segments: tuple[tuple[int, int, int, int, bool], ...]
     # By (device, address) of segments of private pools: which.
     pools: dict[tuple[int, int], int] = field(repr=False)
-    load: Callable[[], Iterable[Block]] = field(repr=False, compare=False)
-    sums: Callable[[], dict[int, int]] = field(repr=False, compare=False)
+    scan: _core.Scan = field(repr=False, compare=False)
+    number: int = field(repr=False, compare=False)
+    device: int = -1  # only this one
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """The live blocks, by device and address."""
-        return tuple(self.load())
+        blocks = map(Block._make, self.scan.blocks(self.number))
+        return tuple(block for block in blocks if self.device in (-1, block.device))
+
+    def stack_sums(self) -> list[tuple[int, str, int, int]]:
+        """(stack, phase of what has none, bytes, blocks), of all devices."""
+        return self.scan.stack_sums(self.number)
 
     @cached_property
     def by_stack(self) -> dict[int, int]:
-        """Bytes of each stack."""
-        return self.sums()
+        """Bytes of each stack, of all devices."""
+        table: dict[int, int] = defaultdict(int)
+        for stack, _, size, _ in self.stack_sums():
+            table[stack] += size
+        return table
+
+    def pieces(self, smallest: int) -> tuple[list[Block], list[list[int]], int]:
+        """A picture of all segments, in their order, in which what is smaller is part of what is before it.
+
+        Returns:
+            Blocks; of each segment bytes and a block's place in these (-1: idle), in turns; the largest idle piece.
+        """
+        rows, segments, largest = self.scan.pieces(self.number, smallest)
+        return list(map(Block._make, rows)), segments, largest
 
     def of_device(self, device: int) -> Moment:
         """What of it was on one device."""
-        blocks = tuple(block for block in self.blocks if block.device == device)
         segments = tuple(segment for segment in self.segments if segment[3] == device)
-        allocated, reserved = sum(b.bytes for b in blocks), sum(s[1] for s in segments)
-        return Moment(
-            self.event,
-            allocated,
-            reserved,
-            segments,
-            {key: pool for key, pool in self.pools.items() if key[0] == device},
-            lambda: blocks,
-            lambda: _by_stack(blocks),
+        part = replace(
+            self,
+            segments=segments,
+            reserved_bytes=sum(segment[1] for segment in segments),
+            pools={key: pool for key, pool in self.pools.items() if key[0] == device},
+            device=device,
         )
+        return replace(part, allocated_bytes=sum(block.bytes for block in part.blocks))
 
     def reserved_by_pool(self) -> dict[int, int]:
         """Device memory of each private pool."""
@@ -146,21 +160,6 @@ def _gaps(
 def moments_of(scan: _core.Scan) -> list[Moment]:
     """Those a scan kept."""
     return [
-        Moment(
-            event,
-            allocated,
-            reserved,
-            tuple(segments),
-            scan.segment_pools(i),
-            lambda i=i: map(Block._make, scan.blocks(i)),  # type: ignore[misc]
-            functools.partial(scan.stack_bytes, i),
-        )
+        Moment(event, allocated, reserved, tuple(segments), scan.segment_pools(i), scan, i)
         for i, (event, allocated, reserved, segments) in enumerate(scan.moments())
     ]
-
-
-def _by_stack(blocks: Iterable[Block]) -> dict[int, int]:
-    table: dict[int, int] = defaultdict(int)
-    for block in blocks:
-        table[block.stack] += block.bytes
-    return table

@@ -5,14 +5,14 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pyalloc import source
-from pyalloc.advice import advise, size
+from pyalloc.advice import size
 from pyalloc.analysis import Advice, Analysis, Phase
-from pyalloc.moments import Block, Moment
+from pyalloc.moments import Moment
 from pyalloc.report import data, ranks
 from pyalloc.report.text import PAGEWISE, out_of_memory
 
@@ -27,6 +27,7 @@ _MAX_FLAME_BESIDE = 150  # of each other moment
 _MAX_PHASES = 400
 _MAX_STEPS = 400
 T = TypeVar("T")
+Sums = dict[tuple[int, str], tuple[int, int]]  # bytes and blocks by stack, or what it is without
 IDLE = 0  # index of idle memory in the palette
 IDLE_IN_POOL = "idle in private pools"
 
@@ -95,17 +96,13 @@ def _content(analysis: Analysis) -> dict[str, Any]:
     summary = data.summary(analysis)
     names: list[str] = ["idle"]
     stacks = _Stacks(analysis)
-    peak_flame = _flame(analysis.peak, analysis.labels(analysis.peak.blocks), stacks, _MAX_FLAME)
+    peak_flame = _flame(_peak_sums(analysis), stacks, _MAX_FLAME)
     window = _window(analysis, names, stacks)
     moments = []
     for _, moment in sorted(analysis.moments.items()):
-        if moment is analysis.peak:
-            moments.append({**_map(analysis, moment, names, stacks), "flame": peak_flame})
-            continue
-        passing = replace(moment)  # its blocks are not kept
-        labels = [_nameless(block) for block in passing.blocks]
-        flame = _flame(passing, labels, stacks, _MAX_FLAME_BESIDE)
-        moments.append({**_map(analysis, passing, names, stacks), "flame": flame})
+        is_peak = moment is analysis.peak
+        flame = peak_flame if is_peak else _flame(_sums(moment), stacks, _MAX_FLAME_BESIDE)
+        moments.append({**_map(analysis, moment, names, stacks), "flame": flame})
     origin = analysis.totals["first_ns"]
     tables = {
         key: [[row["name"], row["bytes"], row["blocks"]] for row in summary["peak"][field][:_TOP]]
@@ -128,8 +125,8 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         "peakPhase": summary["peak"]["phase"],
         "leak": summary["leak"],
         "advice": [
-            {"kind": item.kind, "text": item.text, "saved": size(item.saved_bytes or 0)}
-            for item in [*_out_of_memory(analysis), *advise(analysis)]
+            {"kind": item["kind"], "text": item["text"], "saved": size(item["saved_bytes"] or 0)}
+            for item in [*map(asdict, _out_of_memory(analysis)), *summary["advice"]]
         ],
         "bins": [[b[0], b[1] - origin, b[2], b[3], b[5]] for b in analysis.bins],
         "phases": [
@@ -190,17 +187,26 @@ def _phase_sums(analysis: Analysis) -> list[list[Any]]:
     return list(sums.values())[:_TOP]
 
 
-def _nameless(block: Block) -> str:
-    return "" if block.stack else f"{block.phase} (no stack)".lstrip()
+def _sums(moment: Moment) -> Sums:
+    return {
+        (stack, "" if stack else f"{phase} (no stack)".lstrip()): (size, n)
+        for stack, phase, size, n in moment.stack_sums()
+    }
 
 
-def _flame(moment: Moment, labels: list[str], stacks: _Stacks, limit: int) -> list[list[int]]:
+def _peak_sums(analysis: Analysis) -> Sums:
+    """The same, with all that is known of blocks without a stack."""
+    blocks = analysis.peak.blocks
+    sums: Sums = {}
+    for block, label in zip(blocks, analysis.labels(blocks), strict=True):
+        key = (block.stack, "" if block.stack else label)
+        size, n = sums.get(key, (0, 0))
+        sums[key] = size + block.bytes, n + 1
+    return sums
+
+
+def _flame(sums: Sums, stacks: _Stacks, limit: int) -> list[list[int]]:
     """[stack, bytes, blocks] of a moment, largest first; what is beyond the limit is the last one's."""
-    sums: dict[tuple[int, str], list[int]] = {}
-    for block, label in zip(moment.blocks, labels, strict=True):
-        row = sums.setdefault((block.stack, "" if block.stack else label), [0, 0])
-        row[0] += block.bytes
-        row[1] += 1
     ordered = sorted(sums.items(), key=lambda item: -item[1][0])
     found = [[stacks.number(*key), *row] for key, row in ordered[:limit]]
     rest = [row for _, row in ordered[limit:]]
@@ -243,60 +249,40 @@ def _index(names: list[str], name: str) -> int:
 
 def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: _Stacks) -> dict[str, Any]:
     """Segments as [bytes, [piece bytes, name, stack, ...], pool]: small neighbours are joined."""
-    blocks = moment.blocks
-    smallest = moment.reserved_bytes // _MAX_PIECES
+    blocks, pieces, largest = moment.pieces(moment.reserved_bytes // _MAX_PIECES)
+    known = [
+        (
+            _index(names, analysis.category(block)),
+            stacks.number(block.stack, block.phase or "(no stack)"),
+        )
+        for block in blocks
+    ]
     segments: list[tuple[int, list[int], str]] = []
-    at = 0
-    for address, length, _, device, _ in sorted(moment.segments, key=lambda s: (s[3], s[0])):
-        while at < len(blocks) and (blocks[at].device, blocks[at].address) < (device, address):
-            at += 1
-        inside = []
-        while (
-            at < len(blocks)
-            and blocks[at].device == device
-            and blocks[at].address < address + length
-        ):
-            inside.append(blocks[at])
-            at += 1
+    for (address, length, _, device, _), numbers in zip(moment.segments, pieces, strict=True):
         pool = moment.pools.get((device, address), 0)
-        idle = _index(names, IDLE_IN_POOL) if pool else IDLE
-        pieces = _pieces(analysis, (address, length, idle), inside, (names, stacks), smallest)
-        segments.append((length, pieces, analysis.pool_name(pool) if pool else ""))
+        idle = (_index(names, IDLE_IN_POOL) if pool else IDLE, -1)
+        shown = _joined(numbers, known, idle)
+        segments.append((length, shown, analysis.pool_name(pool) if pool else ""))
     segments.sort(key=lambda segment: -segment[0])
     return {
         "event": moment.event,
         "allocated": moment.allocated_bytes,
         "reserved": moment.reserved_bytes,
-        "largest": moment.largest_gap,
+        "largest": largest,
         "nSegments": len(segments),
         "segments": segments[:_MAX_SEGMENTS],
     }
 
 
-def _pieces(
-    analysis: Analysis,
-    segment: tuple[int, int, int],
-    blocks: Sequence[Block],
-    known: tuple[list[str], _Stacks],
-    smallest: int,
+def _joined(
+    numbers: Sequence[int], known: Sequence[tuple[int, int]], idle: tuple[int, int]
 ) -> list[int]:
+    """Pieces as [bytes, name, stack, ...]; neighbours alike are one."""
     found: list[list[int]] = []
-    names, stacks = known
-
-    def add(size: int, name: int, stack: int) -> None:
-        if size <= 0:
-            return
-        if found and (found[-1][1:] == [name, stack] or size < smallest):
-            found[-1][0] += size
+    for length, which in zip(numbers[::2], numbers[1::2], strict=True):
+        what = [*(idle if which < 0 else known[which])]
+        if found and found[-1][1:] == what:
+            found[-1][0] += length
         else:
-            found.append([size, name, stack])
-
-    position, end, idle = segment[0], segment[0] + segment[1], segment[2]
-    for block in blocks:
-        add(block.address - position, idle, -1)
-        stack = stacks.number(block.stack, block.phase or "(no stack)")
-        category = _index(names, analysis.category(block))
-        add(min(block.bytes, end - block.address), category, stack)
-        position = max(position, block.address + block.bytes)
-    add(end - position, idle, -1)
+            found.append([length, *what])
     return [number for piece in found for number in piece]

@@ -14,6 +14,7 @@ import pytest
 
 from instrument.tools import Plan, pyalloc, small_trace
 from pyalloc import _core, console, errors, source, trace
+from pyalloc.report import html
 
 
 def test_every_cut_of_a_trace_is_read_or_refused(plan: Plan, tmp_path: Path) -> None:
@@ -180,6 +181,8 @@ def test_only_moments_that_are_looked_at_become_rows(
     found = trace.analyse(path)
     assert found.leak_verdict.startswith("no leak") and len(found.moments) == 8
     assert len(asked) == 3  # the peak, and what two large blocks of it were made into
+    html.page(found)
+    assert len(asked) == 3  # though it shows all of them
     assert found.peak.allocated_bytes == sum(found.peak.by_stack.values()) == 7 << 20
     for moment in found.moments.values():
         assert list(moment.blocks) == sorted(moment.blocks, key=lambda b: (b.device, b.address))

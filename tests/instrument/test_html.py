@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -312,6 +313,52 @@ def test_any_step_is_shown_block_by_block(plan: Plan, tmp_path: Path) -> None:
     pyalloc("report", path, "-o", page, "--step", 1)
     assert '"window":{"step":1,' in page.read_text()
     assert "-o report.html" in pyalloc("report", path, "--step", 1, expect=2)
+
+
+@pytest.mark.parametrize("smallest", [0, 3 * MIB])
+def test_a_picture_of_the_segments_has_all_bytes(plan: Plan, smallest: int) -> None:
+    """Against the same done block by block; blocks lie outside of segments, over their ends and in each other too."""
+    rng = random.Random(smallest)
+    for i in range(12):
+        at = ((i // 2) << 30) + 40 * MIB * (i % 2 + 1)
+        plan.event("segment_alloc", addr=at, bytes=36 * MIB, device=i % 3)
+    for _ in range(300):
+        at = (rng.randrange(6) << 30) + rng.randrange(36, 120) * MIB
+        size, line, device = rng.randrange(1, 9) * MIB - 700, rng.randrange(4), rng.randrange(3)
+        plan.event("phase_begin", f"phase{device}")
+        plan.event("alloc", addr=at, bytes=size, device=device, stack=line and plan.stack(line))
+    found = trace.analyse(plan.done())
+    moment = found.moments[max(found.moments)]
+    blocks, segments, largest = moment.pieces(smallest)
+    told = [
+        [(n, blocks[at] if at >= 0 else None) for n, at in zip(each[::2], each[1::2], strict=True)]
+        for each in segments
+    ]
+    assert len(told) == 12 and largest == moment.largest_gap > 0
+    for (start, length, _, device, _), pieces in zip(moment.segments, told, strict=True):
+        naive: list[tuple[int, object]] = []
+        at = start
+        inside = [
+            b for b in moment.blocks if b.device == device and start <= b.address < start + length
+        ]
+        for end, block in [*((b.address, b) for b in inside), (start + length, None)]:
+            added = [(end - at, None)]
+            if block is not None:
+                added.append((min(block.bytes, start + length - end), block))
+                at = max(at, end + block.bytes)
+            for n, what in added:
+                if n > 0 and naive and n < smallest:
+                    naive[-1] = naive[-1][0] + n, naive[-1][1]
+                elif n > 0:
+                    naive.append((n, what))
+        assert pieces == naive
+    sums = {(stack, phase): (size, n) for stack, phase, size, n in moment.stack_sums()}
+    wanted: dict[tuple[int, str], tuple[int, int]] = {}
+    for block in moment.blocks:
+        key = block.stack, "" if block.stack else block.phase
+        size, n = wanted.get(key, (0, 0))
+        wanted[key] = size + block.bytes, n + 1
+    assert sums == wanted and len(sums) > 4
 
 
 def test_the_page_stays_small(plan: Plan) -> None:
