@@ -386,61 +386,6 @@ core_counts(PyObject *self, PyObject *args) {
         (unsigned long long)pya_torch_refused_frees());
 }
 
-static PyObject *
-core_stats(PyObject *self, PyObject *args) {
-    (void)self;
-    int device = 0;
-    struct pya_heap *heap = pya_module_heap();
-    if (heap == NULL || !PyArg_ParseTuple(args, "i", &device)) {
-        return NULL;
-    }
-    int64_t values[PYA_N_STATS];
-    pya_status status = PYA_OK;
-    Py_BEGIN_ALLOW_THREADS
-    status = pya_stats_get(heap, device, values);
-    Py_END_ALLOW_THREADS
-    if (status != PYA_OK) {
-        return pya_module_result(status, "reading statistics failed", device);
-    }
-    PyObject *dict = PyDict_New();
-    for (size_t i = 0; dict != NULL && i < PYA_N_STATS; i++) {
-        PyObject *value = PyLong_FromLongLong(values[i]);
-        if (value == NULL || PyDict_SetItemString(dict, pya_stat_key(i), value) != 0) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(value);
-    }
-    return dict;
-}
-
-typedef pya_status (*device_function)(struct pya_heap *heap, int device);
-
-static PyObject *
-device_call(PyObject *args, device_function function, const char *what) {
-    int device = 0;
-    struct pya_heap *heap = pya_module_heap();
-    if (heap == NULL || !PyArg_ParseTuple(args, "i", &device)) {
-        return NULL;
-    }
-    pya_status status = PYA_OK;
-    Py_BEGIN_ALLOW_THREADS
-    status = function(heap, device);
-    Py_END_ALLOW_THREADS
-    return pya_module_result(status, what, device);
-}
-
-static PyObject *
-core_reset_peak(PyObject *self, PyObject *args) {
-    (void)self;
-    return device_call(args, pya_stats_reset_peak, "resetting peaks failed");
-}
-
-static PyObject *
-core_reset_accumulated(PyObject *self, PyObject *args) {
-    (void)self;
-    return device_call(args, pya_stats_reset_accumulated, "resetting totals failed");
-}
-
 /* Number of violated invariants; each is printed to stderr. */
 static PyObject *
 core_check(PyObject *self, PyObject *args) {
@@ -504,10 +449,7 @@ static PyMethodDef core_methods[] = {
     {"pool_retain", core_pool_retain, METH_VARARGS, NULL},
     {"pool_end", core_pool_end, METH_VARARGS, NULL},
     {"pool_release", core_pool_release, METH_VARARGS, NULL},
-    {"stats", core_stats, METH_VARARGS, NULL},
     {"counts", core_counts, METH_NOARGS, NULL},
-    {"reset_peak", core_reset_peak, METH_VARARGS, NULL},
-    {"reset_accumulated", core_reset_accumulated, METH_VARARGS, NULL},
     {"check", core_check, METH_VARARGS, NULL},
     {"oom_text", core_oom_text, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -540,11 +482,11 @@ PyInit__core(void) {
     if (PyModule_AddObjectRef(module, "pressure_callbacks", pressure_callbacks) != 0) {
         goto drop_module;
     }
-    if (pya_module_snapshot_add(module) != 0 || pya_module_torch_add(module) != 0 ||
-        pya_module_trace_add(module) != 0 || pya_module_replay_add(module) != 0 ||
-        pya_module_scan_add(module) != 0 || pya_module_csv_add(module) != 0 ||
-        pya_module_record_add(module) != 0 || pya_module_limits_add(module) != 0 ||
-        pya_module_attention_add(module) != 0) {
+    if (pya_module_stats_add(module) != 0 || pya_module_snapshot_add(module) != 0 ||
+        pya_module_torch_add(module) != 0 || pya_module_trace_add(module) != 0 ||
+        pya_module_replay_add(module) != 0 || pya_module_scan_add(module) != 0 ||
+        pya_module_csv_add(module) != 0 || pya_module_record_add(module) != 0 ||
+        pya_module_limits_add(module) != 0 || pya_module_attention_add(module) != 0) {
         goto drop_module;
     }
     return module;

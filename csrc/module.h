@@ -21,6 +21,7 @@ PyObject *pya_module_raise(const char *class_name, const char *text);
 PyObject *pya_module_result(pya_status status, const char *what, int device);
 
 /* Each file of the module adds its own functions; 0, or -1 with an exception set. */
+int pya_module_stats_add(PyObject *module);
 int pya_module_snapshot_add(PyObject *module);
 int pya_module_torch_add(PyObject *module);
 int pya_module_trace_add(PyObject *module);

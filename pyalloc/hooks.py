@@ -7,7 +7,6 @@ own code above them (signatures, docstrings, key order, texts) stays in use, wha
 from __future__ import annotations
 
 import functools
-import itertools
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,8 +18,8 @@ from pyalloc.config import Config
 from pyalloc.errors import AllocatorError
 
 Nested = dict[Any, Any]
-_OWN_PREFIX = "pyalloc_"
-_NEWER_KEYS = ("num_oom_rejections", "reserved_bytes_by_private_pools")
+_POOLS_KEY = "reserved_bytes_by_private_pools"
+_NEWER_KEYS = frozenset(("num_oom_rejections", _POOLS_KEY))
 
 
 @dataclass
@@ -66,66 +65,39 @@ def replace_all(torch: Any, config: Config) -> Replacements:
     return done
 
 
-@functools.lru_cache(maxsize=8)
-def _groups(keys: tuple[str, ...]) -> tuple[tuple[list[str], tuple[str, ...], slice], ...]:
-    """Neighbours under one path: the path, their names under it, where they stand."""
-    groups: list[tuple[list[str], tuple[str, ...], slice]] = []
-    for parent, some in itertools.groupby(enumerate(keys), lambda each: each[1].rpartition(".")[0]):
-        places, names = zip(*some, strict=True)
-        groups.append(
-            (
-                parent.split(".") if parent else [],
-                tuple(name.rpartition(".")[2] for name in names),
-                slice(places[0], places[-1] + 1),
-            )
-        )
-    return tuple(groups)
-
-
-def nested(flat: dict[str, int]) -> Nested:
-    """{"a.b.c": 1} as {"a": {"b": {"c": 1}}}.  The same keys come each time, and are taken apart once."""
-    result: Nested = {}
-    values = tuple(flat.values())
-    for path, names, where in _groups(tuple(flat)):
-        inner = result
-        for part in path:
-            inner = inner.setdefault(part, {})
-        inner.update(zip(names, values[where], strict=True))
-    return result
-
-
 @functools.cache
-def _newer_keys(torch_file: str) -> frozenset[str]:
-    """Which keys of newer versions this torch's own memory_stats has: their names stand in its library or not."""
+def _lacking_keys(torch_file: str) -> frozenset[str]:
+    """Which keys of newer versions this torch's own memory_stats lacks: their names stand in its library or not."""
     library = Path(torch_file).parent / "lib" / "libtorch_python.so"
     if not library.exists():
-        return frozenset()
+        return frozenset(_NEWER_KEYS)
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        return frozenset(key for key in _NEWER_KEYS if text.find(b"\0" + key.encode() + b"\0") >= 0)
+        return frozenset(key for key in _NEWER_KEYS if text.find(b"\0" + key.encode() + b"\0") < 0)
+
+
+_found: set[int] = set()  # devices CUDA has: it does not lose them
 
 
 def _existing(torch: Any, device: int) -> int:
     """The device's number; a wrong one raises, as torch's own does, where the heap knows nothing of unused devices."""
+    if device in _found:
+        return device
     count = int(torch.cuda.device_count())
     if not 0 <= device < count:
         raise AllocatorError(
             f"there is no CUDA device {device}: this process sees {count}, numbered from 0"
         )
+    if torch.cuda.is_initialized():
+        _found.add(device)
     return device
 
 
 def memory_stats(torch: Any, device: int) -> Nested:
     """Statistics of a device under exactly the keys torch's own allocator has in this version."""
-    _existing(torch, device)
-    known = _newer_keys(torch.__file__)
-    result = nested(_core.stats(device))
-    for key in [key for key in result if key.startswith(_OWN_PREFIX)]:
-        del result[key]
-    for key in _NEWER_KEYS:
-        if key not in known:
-            result.pop(key, None)
-    if "reserved_bytes_by_private_pools" in known:
-        result["reserved_bytes_by_private_pools"] = _private_pools(device)
+    lacking = _lacking_keys(torch.__file__)
+    result = _core.nested_stats(_existing(torch, device), lacking)
+    if _POOLS_KEY not in lacking:
+        result[_POOLS_KEY] = _private_pools(device)
     return result
 
 
@@ -163,16 +135,10 @@ def _cuda_functions(torch: Any, config: Config) -> dict[str, Callable[..., Any]]
 
 
 def _accelerator_functions(torch: Any) -> dict[str, Callable[..., Any]]:
-    def stats(device: int) -> Nested:
-        result = memory_stats(torch, device)
-        for key in _NEWER_KEYS:
-            result.pop(key, None)
-        return result
-
     return {
         "isAllocatorInitialized": lambda: bool(torch.cuda.is_initialized()),
         "emptyCache": lambda: _core.empty_cache(),
-        "getDeviceStats": stats,
+        "getDeviceStats": lambda device: _core.nested_stats(_existing(torch, device), _NEWER_KEYS),
         "resetPeakStats": lambda device: _core.reset_peak(_existing(torch, device)),
         "resetAccumulatedStats": lambda device: _core.reset_accumulated(_existing(torch, device)),
     }

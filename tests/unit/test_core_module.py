@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,6 @@ import pyalloc
 from pyalloc import AllocatorError, _core
 from pyalloc.convert import KINDS
 from pyalloc.errors import TraceError
-from pyalloc.hooks import nested
 
 CALLS: list[Callable[[], object]] = [
     lambda: _core.alloc(0, 512, 0),
@@ -33,6 +33,7 @@ CALLS: list[Callable[[], object]] = [
     lambda: _core.pool_end(0, (0, 1)),
     lambda: _core.pool_release(0, (0, 1)),
     lambda: _core.stats(0),
+    lambda: _core.nested_stats(0, ()),
     lambda: _core.reset_peak(0),
     lambda: _core.reset_accumulated(0),
     lambda: _core.check(0),
@@ -137,8 +138,30 @@ def test_features_are_reported_without_torch() -> None:
         assert works is False
 
 
-def test_nested_keys() -> None:
-    assert nested({"a.b.c": 1, "a.b.d": 2, "e": 3}) == {"a": {"b": {"c": 1, "d": 2}}, "e": 3}
+def test_nested_statistics_are_torchs_and_sorted() -> None:
+    """torch's memory_stats() flattens and sorts them anew each time."""
+
+    def flat(inner: dict[str, Any], before: str = "") -> Iterator[tuple[str, int]]:
+        for key, value in inner.items():
+            if isinstance(value, dict):
+                yield from flat(value, f"{before}{key}.")
+            else:
+                yield before + key, value
+
+    _core.create("max_split_size:32MiB")
+    try:
+        all_of_them = _core.stats(0)
+        found = list(flat(_core.nested_stats(0, {"num_ooms"})))
+        with pytest.raises(TypeError):
+            _core.nested_stats(0, 1)  # type: ignore[arg-type]
+    finally:
+        _core.destroy()
+    assert found == sorted(
+        (key, value)
+        for key, value in all_of_them.items()
+        if not key.startswith("pyalloc_") and key != "num_ooms"
+    )
+    assert ("max_split_size", 32 << 20) in found
 
 
 def test_every_counter_of_ours_is_explained() -> None:

@@ -1,0 +1,205 @@
+/* Statistics for Python, flat or nested as torch has them.
+ *
+ * Programs ask in every step, also for one number (torch.cuda.memory_allocated()): torch's Python makes a flat and sorted
+ * dictionary of the nested one each time.  So keys are made once, and nested ones come sorted, which leaves it less to do. */
+#include "module.h"
+
+#include "core/stats.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* "a.b.c" has a dictionary below "a" and one below "b". */
+enum { DEPTH_MOST = 3 };
+
+/* Of the number with the same index.  Names belong to the process, one object for each text. */
+struct key {
+    const char *text;
+    PyObject *whole;
+    PyObject *names[DEPTH_MOST]; /* the rest is NULL */
+    size_t depth;
+};
+
+/* Made once, under the GIL. */
+static struct key keys[PYA_N_STATS];
+static size_t in_order[PYA_N_STATS]; /* of their texts */
+static bool has_keys;
+
+static int
+key_compare(const void *a, const void *b) {
+    const size_t *left = a;
+    const size_t *right = b;
+    return strcmp(pya_stat_key(*left), pya_stat_key(*right));
+}
+
+static PyObject *
+interned(const char *text, size_t bytes) {
+    PyObject *name = PyUnicode_FromStringAndSize(text, (Py_ssize_t)bytes);
+    if (name != NULL) {
+        PyUnicode_InternInPlace(&name);
+    }
+    return name;
+}
+
+/* What was made before a failure is made again, which is the same object. */
+static bool
+key_name(struct key *key, const char *text) {
+    key->text = text;
+    key->depth = 0;
+    key->whole = interned(text, strlen(text));
+    for (bool is_last = key->whole == NULL; !is_last; key->depth++) {
+        const char *dot = key->depth + 1 < DEPTH_MOST ? strchr(text, '.') : NULL;
+        const size_t bytes = dot == NULL ? strlen(text) : (size_t)(dot - text);
+        key->names[key->depth] = interned(text, bytes);
+        is_last = dot == NULL || key->names[key->depth] == NULL;
+        text += bytes + 1;
+    }
+    return key->whole != NULL && key->names[key->depth - 1] != NULL;
+}
+
+static bool
+keys_make(void) {
+    for (size_t i = 0; i < PYA_N_STATS && !has_keys; i++) {
+        if (!key_name(&keys[i], pya_stat_key(i))) {
+            return false;
+        }
+        in_order[i] = i;
+    }
+    if (!has_keys) {
+        qsort(in_order, PYA_N_STATS, sizeof in_order[0], key_compare);
+        has_keys = true;
+    }
+    return true;
+}
+
+/* False with an exception set. */
+static bool
+stats_read(int device, int64_t values[PYA_N_STATS]) {
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !keys_make()) {
+        return false;
+    }
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_stats_get(heap, device, values);
+    Py_END_ALLOW_THREADS
+    if (status != PYA_OK) {
+        (void)pya_module_result(status, "reading statistics failed", device);
+    }
+    return status == PYA_OK;
+}
+
+/* Steals value, which may be NULL. */
+static bool
+put(PyObject *dict, PyObject *name, PyObject *value) {
+    const bool done = value != NULL && PyDict_SetItem(dict, name, value) == 0;
+    Py_XDECREF(value);
+    return done;
+}
+
+/* {"allocated_bytes.all.current": 512, ...} */
+static PyObject *
+core_stats(PyObject *self, PyObject *args) {
+    (void)self;
+    int device = 0;
+    int64_t values[PYA_N_STATS];
+    if (!PyArg_ParseTuple(args, "i", &device) || !stats_read(device, values)) {
+        return NULL;
+    }
+    PyObject *dict = PyDict_New();
+    for (size_t i = 0; dict != NULL && i < PYA_N_STATS; i++) {
+        if (!put(dict, keys[i].whole, PyLong_FromLongLong(values[i]))) {
+            Py_CLEAR(dict);
+        }
+    }
+    return dict;
+}
+
+/* open[d]: the dictionary at depth d of the key before; open[0] holds all of them. */
+static bool
+nest(PyObject *open[DEPTH_MOST], const struct key *before, const struct key *key, int64_t value) {
+    size_t depth = 0;
+    while (depth + 1 < key->depth && before != NULL && before->names[depth] == key->names[depth]) {
+        depth++;
+    }
+    for (; depth + 1 < key->depth; depth++) {
+        open[depth + 1] = PyDict_New();
+        if (!put(open[depth], key->names[depth], open[depth + 1])) {
+            return false;
+        }
+    }
+    return put(open[depth], key->names[depth], PyLong_FromLongLong(value));
+}
+
+static bool
+is_torchs(const struct key *key) {
+    static const char own[] = "pyalloc_";
+    return strncmp(key->text, own, sizeof own - 1) != 0;
+}
+
+/* (device, without): {"allocated_bytes": {"all": {"current": 512, ...}, ...}, ...}, torch's but for those without. */
+static PyObject *
+core_nested_stats(PyObject *self, PyObject *args) {
+    (void)self;
+    int device = 0;
+    PyObject *without = NULL;
+    int64_t values[PYA_N_STATS];
+    if (!PyArg_ParseTuple(args, "iO", &device, &without) || !stats_read(device, values)) {
+        return NULL;
+    }
+    PyObject *open[DEPTH_MOST] = {PyDict_New()};
+    const struct key *before = NULL;
+    for (size_t i = 0; open[0] != NULL && i < PYA_N_STATS; i++) {
+        const struct key *key = &keys[in_order[i]];
+        if (!is_torchs(key)) {
+            continue;
+        }
+        const int is_without = key->depth > 1 ? 0 : PySequence_Contains(without, key->whole);
+        if (is_without < 0 || (is_without == 0 && !nest(open, before, key, values[in_order[i]]))) {
+            Py_CLEAR(open[0]);
+        }
+        before = is_without == 0 ? key : before;
+    }
+    return open[0];
+}
+
+typedef pya_status (*device_function)(struct pya_heap *heap, int device);
+
+static PyObject *
+device_call(PyObject *args, device_function function, const char *what) {
+    int device = 0;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "i", &device)) {
+        return NULL;
+    }
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = function(heap, device);
+    Py_END_ALLOW_THREADS
+    return pya_module_result(status, what, device);
+}
+
+static PyObject *
+core_reset_peak(PyObject *self, PyObject *args) {
+    (void)self;
+    return device_call(args, pya_stats_reset_peak, "resetting peaks failed");
+}
+
+static PyObject *
+core_reset_accumulated(PyObject *self, PyObject *args) {
+    (void)self;
+    return device_call(args, pya_stats_reset_accumulated, "resetting totals failed");
+}
+
+static PyMethodDef stats_methods[] = {
+    {"stats", core_stats, METH_VARARGS, NULL},
+    {"nested_stats", core_nested_stats, METH_VARARGS, NULL},
+    {"reset_peak", core_reset_peak, METH_VARARGS, NULL},
+    {"reset_accumulated", core_reset_accumulated, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+pya_module_stats_add(PyObject *module) {
+    return PyModule_AddFunctions(module, stats_methods);
+}
