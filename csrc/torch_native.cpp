@@ -22,11 +22,19 @@ std::atomic<bool> is_history_held{false};
 using observer_list = std::vector<pya_torch_observer>;
 pya_torch_guarded<observer_list> observers;
 
+using method_name = const char *(*)();
+
+/* Of torch's own allocator, of which there is one.  The loader takes longer to find a method than the rest of a call: `known`
+ * keeps what it found. */
 template <typename F>
 bool
-native_method(F *&function, const char *name, size_t after = 0) {
+native_method(std::atomic<void *> &known, F *&function, method_name name, size_t after = 0) {
+    void *found = known.load(std::memory_order_relaxed);
     void *native = pya_torch_native_allocator();
-    void *found = native == nullptr ? nullptr : pya_torch_virtual(native, name, after);
+    if (found == nullptr && native != nullptr) {
+        found = pya_torch_virtual(native, name(), after);
+        known.store(found, std::memory_order_relaxed);
+    }
     memcpy(&function, &found, sizeof function);
     return found != nullptr;
 }
@@ -71,8 +79,9 @@ constexpr int8_t CUDA_DEVICE = 1; /* c10::DeviceType */
 
 void
 pya_torch_native_init(int n_devices) {
+    static std::atomic<void *> known{nullptr};
     void (*init)(void *self, int n) = nullptr;
-    if (native_method(init, PYA_TORCH_METHOD("4initEi"))) {
+    if (native_method(known, init, [] { return PYA_TORCH_METHOD("4initEi"); })) {
         init(pya_torch_native_allocator(), n_devices);
     }
     /* C++ that asks for "the CUDA allocator" (at::accelerator, c10::GetAllocator) would still get torch's own, which holds
@@ -108,9 +117,10 @@ pya_torch_record_history(
     if (is_history_held && !is_ours) {
         return;
     }
+    static std::atomic<void *> known{nullptr};
     void (*native)(void *, bool, void *, size_t, int, bool, const std::vector<std::string> *) =
         nullptr;
-    if (native_method(native, pya_torch_record_history_name())) {
+    if (native_method(known, native, pya_torch_record_history_name)) {
         native(pya_torch_native_allocator(), enabled, recorder, max_entries, when, clear, skip);
     }
     pya_heap *heap = pya_torch_heap();
@@ -138,8 +148,9 @@ pya_torch_record_history(
 void
 pya_torch_record_annotation(void *self, const void *pairs) {
     (void)self;
+    static std::atomic<void *> known{nullptr};
     void (*native)(void *, const void *) = nullptr;
-    if (looks_like_pairs(pairs) && native_method(native, pya_torch_record_history_name(), 1)) {
+    if (looks_like_pairs(pairs) && native_method(known, native, pya_torch_record_history_name, 1)) {
         native(pya_torch_native_allocator(), pairs);
     }
 }
@@ -159,6 +170,7 @@ pya_torch_pop_compile_context(void *self) {
 pya_torch_snapshot_info
 pya_torch_snapshot(void *self, pya_pool_id id, bool with_traces) {
     (void)self;
+    static std::atomic<void *> known{nullptr};
     pya_torch_snapshot_info (*native)(void *, pya_pool_id, bool) = nullptr;
     const bool is_every_pool = id.first == 0 && id.second == 0;
     if (!is_ours && !(is_every_pool && is_of_nccl(__builtin_return_address(0)))) {
@@ -169,7 +181,7 @@ pya_torch_snapshot(void *self, pya_pool_id id, bool with_traces) {
                 : "pyalloc: what a pool holds cannot be told to C++, so a pool cannot be registered with NCCL "
                   "(register_mem_pool); leave that out, NCCL then copies through buffers of its own");
     }
-    if (!native_method(native, pya_torch_snapshot_name())) {
+    if (!native_method(known, native, pya_torch_snapshot_name)) {
         throw std::runtime_error("pyalloc: torch's own snapshot was not found");
     }
     return native(pya_torch_native_allocator(), id, with_traces);

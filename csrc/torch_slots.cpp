@@ -216,16 +216,20 @@ say_all(const char *detail) {
     }
 }
 
-/* Words in the vtable by the symbol's own size; 0 when unknown. */
+/* Words in the vtable by the symbol's own size; 0 when unknown.  The loader looks through all symbols of the library for it,
+ * which takes as long as a hundred requests: once. */
 size_t
 vtable_words(void **vtable) {
+    static std::atomic<size_t> known{0};
     Dl_info where;
     void *entry = nullptr;
-    if (dladdr1(vtable, &where, &entry, RTLD_DL_SYMENT) == 0 || entry == nullptr) {
-        return 0;
+    size_t words = known.load(std::memory_order_relaxed);
+    if (words == 0 && dladdr1(vtable, &where, &entry, RTLD_DL_SYMENT) != 0 && entry != nullptr) {
+        words = static_cast<const ElfW(Sym) *>(entry)->st_size / sizeof(void *);
+        words = words > HEADER_WORDS && words <= MAX_WORDS ? words : 0;
+        known.store(words, std::memory_order_relaxed);
     }
-    const size_t words = static_cast<const ElfW(Sym) *>(entry)->st_size / sizeof(void *);
-    return words > HEADER_WORDS && words <= MAX_WORDS ? words : 0;
+    return words;
 }
 
 /* The only slot that holds address, or 0 (a header word) when there is none or more than one. */
