@@ -97,6 +97,76 @@ additive_axpy(real *y, const real *x, real p, ptrdiff_t n, bool add, bool past_c
     }
 }
 
+/* Memory that will be wanted; empty: none. */
+struct additive_stretch {
+    const char *p, *end;
+};
+
+/* Rows of values that are added together, so that their sum is loaded and stored once for all of them. */
+enum { GROUP_ROWS = 4 };
+struct additive_group {
+    const real *rows[GROUP_ROWS];
+    real weights[GROUP_ROWS];
+    int n;
+};
+
+/* n lanes of y and the group's sum, in the order of the rows */
+static inline __attribute__((always_inline)) vr
+additive_group_vector(
+    const real *const rows[GROUP_ROWS], const vr weights[GROUP_ROWS], ptrdiff_t k, vr y, int n) {
+#pragma GCC unroll 4
+    for (int i = 0; i < GROUP_ROWS; i++) {
+        y = v_fma(weights[i], v_ld_n(rows[i] + k, n), y);
+    }
+    return y;
+}
+
+/* y += the group's sum, n numbers; meanwhile memory that will be wanted is asked for. */
+static inline void
+additive_group_add(
+    const struct additive_group *x, real *y, ptrdiff_t n, struct additive_stretch ask) {
+    if (x->n < GROUP_ROWS) {
+        for (int i = 0; i < x->n; i++) {
+            additive_axpy(y, x->rows[i], x->weights[i], n, true, false);
+        }
+        return;
+    }
+    const real *rows[GROUP_ROWS];
+    vr weights[GROUP_ROWS];
+#pragma GCC unroll 4
+    for (int i = 0; i < GROUP_ROWS; i++) {
+        rows[i] = x->rows[i];
+        weights[i] = v_set(x->weights[i]);
+    }
+    const ptrdiff_t lines = (ask.end - ask.p) / 64;
+    const ptrdiff_t step = lines / (n / VW + 1) + 1; /* for each vector */
+    ptrdiff_t k = 0;
+    for (; k + VW <= n; k += VW) {
+        for (ptrdiff_t i = 0; i < step && ask.p < ask.end; i++, ask.p += 64) {
+            __builtin_prefetch(ask.p, 0, 3);
+        }
+        v_st(y + k, additive_group_vector(rows, weights, k, v_ld(y + k), VW));
+    }
+    if (k < n) {
+        const int rest = (int)(n - k);
+        v_st_n(y + k, additive_group_vector(rows, weights, k, v_ld_n(y + k, rest), rest), rest);
+    }
+}
+
+/* exp(score - top) of n scores, and their sum. */
+static inline double
+additive_weights(real *weights, const real *p, ptrdiff_t n, real top) {
+    double sum = 0;
+    for (ptrdiff_t s = 0; s < n; s += VW) {
+        const int lanes = n - s < VW ? (int)(n - s) : VW;
+        v_st_n(weights + s, v_exp(v_sub(v_ld_n(p + s, lanes), v_set(top))), lanes);
+        for (int i = 0; i < lanes; i++) {
+            sum += (double)weights[s + i];
+        }
+    }
+    return sum;
+}
+
 /* Scores to probabilities in place; a row without any s that takes part becomes zeros. */
 static inline void
 additive_softmax(const struct pya_ops_additive *a, ptrdiff_t b, real *p) {
@@ -113,14 +183,7 @@ additive_softmax(const struct pya_ops_additive *a, ptrdiff_t b, real *p) {
         memset(p, 0, (size_t)n * sizeof(real));
         return;
     }
-    double sum = 0;
-    for (ptrdiff_t s = 0; s < n; s += VW) {
-        const int rest = n - s < VW ? (int)(n - s) : VW;
-        v_st_n(p + s, v_exp(v_sub(v_ld_n(p + s, rest), v_set(top))), rest);
-        for (int i = 0; i < rest; i++) {
-            sum += (double)p[s + i];
-        }
-    }
+    const double sum = additive_weights(p, p, n, top);
     const real scale = (real)(1 / sum);
     for (ptrdiff_t s = 0; s < n; s++) {
         p[s] *= scale;
@@ -134,31 +197,136 @@ additive_run(ptrdiff_t units, int n_threads) {
     return units >= 16 * (ptrdiff_t)n_threads ? 4 : 1;
 }
 
+enum {
+    BLOCK_ROWS = 256,
+    BLOCK_BYTES = 256 << 10, /* well below a second cache, which the keys that come next share */
+    STREAMED_BYTES = 32 << 20,
+};
+
+/* Keys that are scored before their rows of values are added: few enough for those to be still near. By an entry's
+ * own sizes alone, so that its sums do not depend on the batch. */
+static inline ptrdiff_t
+additive_block(const struct pya_ops_additive *a) {
+    const int64_t fit = BLOCK_BYTES / ((a->n_h + a->n_e) * (int64_t)sizeof(real));
+    const ptrdiff_t rows = fit < BLOCK_ROWS ? (ptrdiff_t)fit / GROUP_ROWS * GROUP_ROWS : BLOCK_ROWS;
+    return rows < GROUP_ROWS ? GROUP_ROWS : rows;
+}
+
+/* More than caches hold, so that keys come from memory, which rests while rows of values are added, and no hardware
+ * prefetcher knows of the next block. */
+static inline bool
+additive_is_streamed(const struct pya_ops_additive *a) {
+    return VW > 1 && a->keys.i == a->n_h &&
+           a->n_b * a->n_s * (a->n_h + a->n_e) * (int64_t)sizeof(real) > STREAMED_BYTES;
+}
+
+/* Part of the keys that are scored next: rows of the entry's next block, or of the next entry. */
+static inline struct additive_stretch
+additive_next_keys(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t s) {
+    struct additive_stretch next = {NULL, NULL};
+    if (b < a->n_b && s < a->n_s && additive_is_on(a, b, s)) {
+        const ptrdiff_t n = a->n_s - s < GROUP_ROWS ? (ptrdiff_t)a->n_s - s : GROUP_ROWS;
+        next.p = (const char *)(const void *)additive_row(a->keys, s, b);
+        next.end = next.p + n * (ptrdiff_t)a->n_h * (ptrdiff_t)sizeof(real);
+    }
+    return next;
+}
+
+static inline void
+additive_scale(real *y, ptrdiff_t n, real factor) {
+    for (ptrdiff_t k = 0; k < n; k += VW) {
+        const int lanes = n - k < VW ? (int)(n - k) : VW;
+        v_st_n(y + k, v_mul(v_set(factor), v_ld_n(y + k, lanes)), lanes);
+    }
+}
+
+/* One query's keys from begin to end. */
+struct additive_span {
+    ptrdiff_t b, q, begin, end;
+};
+
+/* Scores, -inf where hidden, and the largest; of NaN nothing is said. */
+static inline real
+additive_scores(const struct pya_ops_additive *a, struct additive_span x, real *p) {
+    const real *query = additive_row(a->query, x.q, x.b);
+    real best = (real)-INFINITY;
+    for (ptrdiff_t s = x.begin; s < x.end; s++) {
+        p[s] = (real)-INFINITY;
+        if (additive_is_on(a, x.b, s)) {
+            p[s] = additive_score(
+                additive_row(a->keys, s, x.b), query, (const real *)a->v, (ptrdiff_t)a->n_h,
+                additive_ahead_row(a, s, x.b));
+            best = p[s] > best ? p[s] : best;
+        }
+    }
+    return best;
+}
+
+/* y += the weighted rows of values; weights are those of the span. */
+static inline void
+additive_add_rows(
+    const struct pya_ops_additive *a, struct additive_span x, const real *weights, real *y) {
+    const struct additive_stretch none = {NULL, NULL};
+    const bool ask = additive_is_streamed(a);
+    const bool is_last = x.end == a->n_s;
+    const ptrdiff_t next_b = !is_last ? x.b : x.q + 1 < a->n_q ? (ptrdiff_t)a->n_b : x.b + 1;
+    ptrdiff_t next = is_last ? 0 : x.end;
+    struct additive_group group = {.n = 0};
+    for (ptrdiff_t s = x.begin; s < x.end; s++) {
+        const real weight = weights[s - x.begin];
+        if (!(weight <= 0)) { /* what is hidden may hold anything; a NaN counts */
+            group.rows[group.n] = additive_row(a->values, s, x.b);
+            group.weights[group.n++] = weight;
+        }
+        if (group.n == GROUP_ROWS || s == x.end - 1) {
+            const struct additive_stretch keys = ask ? additive_next_keys(a, next_b, next) : none;
+            additive_group_add(&group, y, (ptrdiff_t)a->n_e, keys);
+            next += GROUP_ROWS;
+            group.n = 0;
+        }
+    }
+}
+
+/* Many keys, in blocks: y is the sum of exp(score - top) values, top the largest score so far. */
+static void
+additive_forward_blocks(
+    const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q, real *p, real *y) {
+    const ptrdiff_t n_s = (ptrdiff_t)a->n_s;
+    const ptrdiff_t n_e = (ptrdiff_t)a->n_e;
+    const ptrdiff_t block = additive_block(a);
+    real weights[BLOCK_ROWS];
+    real top = (real)-1e37;
+    double sum = 0;
+    for (ptrdiff_t s = 0; s < n_s; s += block) {
+        const struct additive_span x = {b, q, s, n_s - s < block ? n_s : s + block};
+        const real best = additive_scores(a, x, p);
+        if (best > top) {
+            const real before = top - best;
+            additive_weights(weights, &before, 1, 0);
+            additive_scale(y, n_e, weights[0]);
+            sum *= (double)weights[0];
+            top = best;
+        }
+        sum += additive_weights(weights, p + s, x.end - s, top);
+        additive_add_rows(a, x, weights, y);
+    }
+    additive_scale(y, n_e, sum == 0 ? 0 : (real)(1 / sum));
+    additive_softmax(a, b, p);
+}
+
 static void
 additive_forward_row(const struct pya_ops_additive *a, ptrdiff_t b, ptrdiff_t q) {
-    const ptrdiff_t n_e = (ptrdiff_t)a->n_e;
     real *p = (real *)a->probs + (b * (ptrdiff_t)a->n_q + q) * (ptrdiff_t)a->n_s;
-    const real *query = additive_row(a->query, q, b);
-    for (ptrdiff_t s = 0; s < a->n_s; s++) {
-        p[s] = 0;
-        if (additive_is_on(a, b, s)) {
-            p[s] = additive_score(
-                additive_row(a->keys, s, b), query, (const real *)a->v, (ptrdiff_t)a->n_h,
-                additive_ahead_row(a, s, b));
-        }
+    real *y = additive_row_out(a->context, q, b);
+    memset(y, 0, (size_t)a->n_e * sizeof(real));
+    if (a->n_s > additive_block(a)) {
+        additive_forward_blocks(a, b, q, p, y);
+        return;
     }
+    const struct additive_span all = {b, q, 0, (ptrdiff_t)a->n_s};
+    (void)additive_scores(a, all, p);
     additive_softmax(a, b, p);
-    real *out = additive_row_out(a->context, q, b);
-    bool add = false;
-    for (ptrdiff_t s = 0; s < a->n_s; s++) {
-        if (!(p[s] <= 0)) { /* what is hidden may hold anything; a NaN counts */
-            additive_axpy(out, additive_row(a->values, s, b), p[s], n_e, add, false);
-            add = true;
-        }
-    }
-    if (!add) {
-        memset(out, 0, (size_t)n_e * sizeof(real));
-    }
+    additive_add_rows(a, all, p, y);
 }
 
 int

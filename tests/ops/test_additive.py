@@ -84,6 +84,28 @@ def test_forward_and_gradients(shape, masked, isa):
         assert not ours[0][0].any() and not torch.isnan(ours[0]).any()
 
 
+@pytest.mark.parametrize("order", ["rising", "falling", "random"])
+def test_long_rows_of_values(order, isa):
+    """Four keys at a time here, whose values are added before the largest score is known; more than caches hold."""
+    n_b, n_s = 45, 11
+    query, keys, values, v = problem(n_b, 1, n_s, 8, 20_000)
+    if order != "random":
+        step = torch.linspace(-1.5, 1.5, n_s) * (1 if order == "rising" else -1)
+        keys = keys / 4 + step[:, None] * v.sign()
+        query = query / 4
+    v = 30 * v
+    mask = torch.rand(n_b, n_s) > 0.3
+    mask[0], mask[1, :5], mask[2, 5:] = False, False, False
+    values[~mask] = torch.nan
+    tensors = [query, keys, values, v]
+    context, probs = fused(*tensors, mask)
+    exact, right = eager(*(x.double() for x in (query, keys, values.nan_to_num(), v)), mask)
+    assert relative(context, exact) < 1e-6 and relative(probs, right) < 1e-6
+    assert not context[0].any()
+    alone = fused(*(x[3:4] for x in tensors[:3]), v, mask[3:4])
+    assert torch.equal(alone[0], context[3:4]) and torch.equal(alone[1], probs[3:4])
+
+
 @pytest.mark.parametrize("hidden", [slice(0, 2), slice(-2, None)], ids=["left", "right"])
 def test_what_padding_holds_is_nobodys_business(hidden, isa):
     """A NaN in the first row of values came through the mask, in others it did not."""
