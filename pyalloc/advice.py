@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pyalloc import source
 from pyalloc.analysis import Advice, Analysis, Phase, layers_of
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
-from pyalloc.moments import MIB, Block
+from pyalloc.moments import MIB, Block, page_bytes
 
 _FORWARDS = ("forward", "loss")
 _SWITCHES = {  # of libraries' models: checkpointing of all layers
@@ -383,14 +383,19 @@ def _checkpointing(analysis: Analysis, blocks: list[Block], what: str = "it") ->
 
 def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
     oom = analysis.first_oom
-    if oom is not None and oom.moment.segments and oom.moment.idle_bytes >= oom.asked:
-        moment = oom.moment
+    if oom is not None and oom.is_fragmented:
+        gaps = oom.moment.common_gaps
+        free = f", and {size(oom.free)} free" * (oom.idle_bytes < oom.asked)
+        why = (
+            f"fragmentation. {size(page_bytes(gaps))} of them were whole pages, which pyalloc joins."
+            if oom.largest_gap < oom.asked
+            else "they were kept for another stream, or for requests up to 1 MiB or above."
+        )
         yield Advice(
             "fragmentation",
-            f"out of memory for {size(oom.asked)}{oom.where} while {size(moment.idle_bytes)} were reserved but "
-            f"idle, in {len(moment.gaps)} pieces of at most {size(moment.largest_gap)}: fragmentation. "
-            f"{size(moment.idle_page_bytes)} of them were whole pages, which pyalloc joins.",
-            moment.idle_bytes,
+            f"out of memory for {size(oom.asked)}{oom.where} while {size(oom.idle_bytes)} were reserved but "
+            f"idle, in {len(gaps)} piece{'s' * (len(gaps) != 1)} of at most {size(oom.largest_gap)}{free}: {why}",
+            oom.idle_bytes,
         )
     totals = analysis.totals
     idle = totals["peak_reserved_bytes"] - totals["peak_bytes"]

@@ -60,6 +60,26 @@ class Oom:
         """Does the trace tell of device memory, or was there nothing to hold any?"""
         return bool(self.moment.segments) or not self.moment.blocks
 
+    @cached_property
+    def idle_bytes(self) -> int:
+        """Outside of private pools."""
+        return sum(n for _, n in self.moment.common_gaps)
+
+    @cached_property
+    def largest_gap(self) -> int:
+        """Of these the largest piece."""
+        return max((n for _, n in self.moment.common_gaps), default=0)
+
+    @property
+    def usable_free(self) -> int:
+        """What the device had free; where it alone was enough a limit forbade it."""
+        return self.free if self.free < self.asked else 0
+
+    @property
+    def is_fragmented(self) -> bool:
+        """Would what was idle and free have been enough in one piece?"""
+        return bool(self.moment.segments) and self.idle_bytes + self.usable_free >= self.asked
+
     @property
     def outside_bytes(self) -> int:
         """Of the device, what neither is free nor this allocator's."""

@@ -112,6 +112,12 @@ class Moment:
         """(address, bytes) of the idle pieces of the segments."""
         return _gaps(self.segments, self.blocks)
 
+    @cached_property
+    def common_gaps(self) -> list[tuple[int, int]]:
+        """Those outside of private pools, whose memory nobody else gets."""
+        common = [each for each in self.segments if (each[3], each[0]) not in self.pools]
+        return _gaps(common, self.blocks) if self.pools else self.gaps
+
     @property
     def unsplit_bytes(self) -> int:
         """Rests of at most 1 MiB behind large blocks, which torch's allocator does not split off."""
@@ -127,15 +133,14 @@ class Moment:
         return max(self.reserved_bytes - self.allocated_bytes, 0)
 
     @property
-    def idle_page_bytes(self) -> int:
-        """Of the idle pieces, what covers whole pages: those can be mapped elsewhere."""
-        pages = sum(max((at + n) // PAGE - -(-at // PAGE), 0) for at, n in self.gaps)
-        return pages * PAGE
-
-    @property
     def largest_gap(self) -> int:
         """Largest piece that a request could get."""
         return max((size for _, size in self.gaps), default=0)
+
+
+def page_bytes(gaps: Iterable[tuple[int, int]]) -> int:
+    """Of idle pieces, what covers whole pages: those can be mapped elsewhere."""
+    return PAGE * sum(max((at + n) // PAGE - -(-at // PAGE), 0) for at, n in gaps)
 
 
 def _gaps(

@@ -11,7 +11,7 @@ from typing import Any
 from pyalloc import console
 from pyalloc.advice import advise, size
 from pyalloc.analysis import Analysis, Oom, Phase, Row
-from pyalloc.moments import MIB, Moment
+from pyalloc.moments import MIB, Moment, page_bytes
 
 WIDTH = 80
 # The cost table has no measurement of pieces of 20 MiB, so that the model makes none.
@@ -243,10 +243,14 @@ def _cause(oom: Oom) -> str:
             f"Cause: this request alone is larger than the {size(could_have)} that the program could have had at "
             "all, with everything freed: look at the sizes it comes from, or make it in parts."
         )
-    if moment.segments and moment.idle_bytes >= asked:
+    if oom.is_fragmented:
+        return _fragmentation(oom)
+    kept = moment.idle_bytes - oom.idle_bytes
+    if moment.pools and oom.idle_bytes + oom.usable_free + kept >= asked:
         return (
-            "Cause: fragmentation. The idle memory would have been enough, but no piece of it was large enough. "
-            + joined(moment, asked)
+            f"Cause: {size(kept)} of the idle memory are kept for private pools (CUDA graphs, MemPool), and nobody "
+            "else gets them; they would have been enough. Graphs may share one pool, and a pool that nobody needs any "
+            "more gives its memory back."
         )
     if oom.free - asked >= _LARGEST_STEP:
         return (
@@ -259,12 +263,23 @@ def _cause(oom: Oom) -> str:
     )
 
 
-def joined(moment: Moment, asked: int) -> str:
-    """Would whole pages, joined, have been enough?"""
-    pages = moment.idle_page_bytes
-    if pages >= asked:
-        return f"{size(pages)} of it were whole pages, which pyalloc joins: it would have served this request."
-    return f"Only {size(pages)} of it were whole pages, which pyalloc could have joined."
+def _fragmentation(oom: Oom) -> str:
+    if oom.largest_gap >= oom.asked:
+        return (
+            "Cause: a piece of the idle memory was large enough, but kept for others: torch's allocator keeps memory "
+            "for the stream that asked for it, and apart for requests up to 1 MiB and above."
+        )
+    free = ", together with what the device had free," * (oom.idle_bytes < oom.asked)
+    pages = page_bytes(oom.moment.common_gaps)
+    joined = (
+        f"{size(pages)} of it were whole pages, which pyalloc joins: it would have served this request."
+        if pages + oom.usable_free >= oom.asked
+        else f"Only {size(pages)} of it were whole pages, which pyalloc could have joined."
+    )
+    return (
+        f"Cause: fragmentation. The idle memory{free} would have been enough, but no piece of it was large enough. "
+        f"{joined}"
+    )
 
 
 def explain_oom(analysis: Analysis, device: int, asked: int, trace: Path) -> str:

@@ -372,6 +372,49 @@ def test_fragmentation(plan: Plan) -> None:
     assert "Cause: fragmentation" in pyalloc("report", path)
 
 
+@pytest.mark.parametrize(("free", "cause"), [(8, "fragmentation"), (7, "really needs more")])
+def test_what_was_free_counts_beside_what_was_idle(plan: Plan, free: int, cause: str) -> None:
+    plan.event("segment_alloc", addr=1 << 30, bytes=16 * MIB)
+    for i in range(8):
+        plan.event("alloc", addr=(1 << 30) + 2 * i * MIB, bytes=2 * MIB)
+    for i in range(0, 8, 2):
+        plan.event("free_requested", addr=(1 << 30) + 2 * i * MIB)
+    plan.event("oom", bytes=16 * MIB, arg=free * MIB)
+    path = plan.done()
+    told = " ".join(pyalloc("report", path).split())
+    assert cause in told and ("Cause: fragmentation" in told) == (free == 8)
+    if free == 8:
+        assert "4 pieces of at most 2.0 MiB, and 8.0 MiB free: fragmentation" in told
+        assert "8.0 MiB of it were whole pages, which pyalloc joins: it would have" in told
+    else:
+        assert "fragmentation" not in kinds(path)
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_idle_memory_that_is_kept_for_others_is_no_fragmentation(plan: Plan, pool: bool) -> None:
+    """For a CUDA graph, or another stream: the piece is large enough."""
+    if pool:
+        plan.event("pool_begin", addr=1, arg=0)
+    plan.event("segment_alloc", addr=1 << 30, bytes=64 * MIB, stream=7)
+    for at, size in ((0, 2), (2, 60)):
+        plan.event("alloc", addr=(1 << 30) + at * MIB, bytes=size * MIB, stream=7)
+    plan.event("free_requested", addr=(1 << 30) + 2 * MIB)
+    if pool:
+        plan.event("pool_end", addr=1, arg=0)
+    plan.event("segment_alloc", addr=1 << 31, bytes=32 * MIB)
+    plan.event("alloc", addr=1 << 31, bytes=32 * MIB)
+    plan.event("oom", bytes=32 * MIB, arg=0)
+    path = plan.done()
+    told = " ".join(pyalloc("report", path).split())
+    assert "Cause: fragmentation" not in told and "really needs more" not in told
+    if pool:
+        assert "Cause: 62.0 MiB of the idle memory are kept for private pools" in told
+        assert "fragmentation" not in kinds(path)
+    else:
+        assert "Cause: a piece of the idle memory was large enough, but kept for others" in told
+        assert "at most 62.0 MiB: they were kept for another stream" in told
+
+
 @pytest.mark.parametrize("mapped", [False, True])
 def test_what_torch_counts_with_a_block_is_told(plan: Plan, mapped: bool) -> None:
     """A rest of at most 1 MiB behind a large block; what begins with a segment is none."""
