@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+ROOT = Path(__file__).parents[2]
 MIB, GIB = 2**20, 2**30
 LIMIT_S = 60
 ALLOCATORS = ("native", "pyalloc")
@@ -203,6 +204,8 @@ def ask(name: str, allocator: str) -> Answer:
 def main() -> int:
     if len(sys.argv) == 3:
         if sys.argv[2] == "pyalloc":
+            if (ROOT / "pyalloc" / "_core.abi3.so").exists():  # else an installed one
+                sys.path.insert(0, str(ROOT))
             import pyalloc
 
             pyalloc.install()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -16,14 +17,18 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-PROGRAMS = Path(__file__).parent.parent / "programs"
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / "tests" / "programs"
 
 
 def python(*command: str) -> str:
     # In a folder without pyalloc's sources: an installed pyalloc is found where that of the checkout is not built.
+    built = [str(ROOT)] if (ROOT / "pyalloc" / "_core.abi3.so").exists() else []
+    found = os.pathsep.join(filter(None, [*built, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *command],
         cwd=PROGRAMS,
+        env={**os.environ, "PYTHONPATH": found},
         capture_output=True,
         text=True,
         check=False,
