@@ -17,7 +17,8 @@ Row = tuple[
 ]  # a mark: time_ns, kind, text, arg, addr, bytes, device
 KINDS: dict[str, int] = {name: number for name, number, _, _ in _core.trace_kinds()}
 Pool = tuple[int, int]
-_Range = tuple[int, int, int, bool]  # start, end, stream, is it an expandable segment's?
+# start, end, stream, is it an expandable segment's?, the private pool
+_Range = tuple[int, int, int, bool, Pool]
 _NO_POOL = (0, 0)
 _SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _MOST_LABEL = 500  # characters
@@ -225,6 +226,7 @@ class EventWriter:
     def state(self, segments: list[Entry], time_ns: int) -> None:
         """Segments and live blocks as if they were made now."""
         self.seen.clear()
+        has_pools = any(_pool(each.get("segment_pool_id")) != _NO_POOL for each in segments)
         for segment in segments:
             mapped = segment.get("is_expandable", False)
             self.event(
@@ -236,6 +238,16 @@ class EventWriter:
                 stack=self.stack(segment.get("frames")),
                 time_ns=time_ns,
             )
+            pool = _pool(segment.get("segment_pool_id"))
+            if has_pools:  # nothing of it need be in use; neighbours may be of another
+                self.route(int(segment.get("device", 0)), pool, time_ns)
+                self.event(
+                    KINDS["segment_pool"],
+                    addr=int(segment["address"]),
+                    bytes=int(segment["total_size"]),
+                    device=int(segment.get("device", 0)),
+                    time_ns=time_ns,
+                )
         for segment in segments:
             self._blocks(segment, time_ns)
         self._route_back()
@@ -306,12 +318,12 @@ def state_before(segments: list[Entry], traces: list[list[Entry]]) -> tuple[list
         device, stream = int(segment.get("device", 0)), int(segment["stream"])
         start = at = int(segment["address"])
         end, is_expandable = start + int(segment["total_size"]), bool(segment.get("is_expandable"))
-        ranges.setdefault(device, []).append((start, end, stream, is_expandable))
+        pool = segment.get("segment_pool_id")
+        ranges.setdefault(device, []).append((start, end, stream, is_expandable, _pool(pool)))
         for block in segment["blocks"]:
             address = int(block.get("address", at))
             at = address + int(block["size"])
             if block["state"] == "active_allocated":
-                pool = segment.get("segment_pool_id")
                 live[device, address] = {**block, "address": address, "pool_id": pool}
     for pieces in ranges.values():
         pieces.sort()
@@ -322,7 +334,7 @@ def state_before(segments: list[Entry], traces: list[list[Entry]]) -> tuple[list
     for (device, address), after in itertools.pairwise(keys):
         n_wrong += after[0] == device and address + int(live[device, address]["size"]) > after[1]
     for device, pieces in ranges.items():
-        for start, end, stream, is_expandable in pieces:
+        for start, end, stream, is_expandable, owner in pieces:
             inside = keys[bisect_left(keys, (device, start)) : bisect_left(keys, (device, end))]
             result.append(
                 {
@@ -331,6 +343,7 @@ def state_before(segments: list[Entry], traces: list[list[Entry]]) -> tuple[list
                     "total_size": end - start,
                     "stream": stream,
                     "is_expandable": is_expandable,
+                    "segment_pool_id": owner,
                     "blocks": [live[key] for key in inside],
                 }
             )
@@ -357,7 +370,8 @@ def _undo(
             }
         elif action in ("segment_free", "segment_unmap"):
             stream = int(entry.get("stream", 0))
-            insort(ranges, (address, address + size, stream, action == "segment_unmap"))
+            is_expandable = action == "segment_unmap"
+            insort(ranges, (address, address + size, stream, is_expandable, _NO_POOL))
         elif action in ("segment_alloc", "segment_map"):
             _cut(ranges, address, address + size)
     return n_wrong
@@ -371,9 +385,9 @@ def _cut(ranges: list[_Range], start: int, end: int) -> None:
     while last < len(ranges) and ranges[last][0] < end:
         last += 1
     rest: list[_Range] = []
-    for left, right, stream, is_expandable in ranges[first:last]:
+    for left, right, stream, is_expandable, pool in ranges[first:last]:
         if left < start:
-            rest.append((left, start, stream, is_expandable))
+            rest.append((left, start, stream, is_expandable, pool))
         if end < right:
-            rest.append((end, right, stream, is_expandable))
+            rest.append((end, right, stream, is_expandable, pool))
     ranges[first:last] = rest

@@ -292,6 +292,8 @@ scan_apply(struct pya_scan *s, const struct pya_trace_event *e) {
     case PYA_TRACE_SEGMENT_UNMAP:
         s->totals.n_segment_events++;
         return scan_segment_remove(s, e);
+    case PYA_TRACE_SEGMENT_POOL:
+        return scan_segment_use(s, e);
     case PYA_TRACE_OOM:
         return oom_add(s, e);
     case PYA_TRACE_DEVICE:

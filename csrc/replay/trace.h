@@ -59,7 +59,9 @@ enum {
     X(USER, 21, "user", PYA_TRACE_ARG | PYA_TRACE_TEXT, "a note; key=value describes the run")     \
     X(SYNC, 22, "sync", 0, "all work queued on stream so far is known to be done")                 \
     X(LABEL, 23, "label", PYA_TRACE_ADDR | PYA_TRACE_TEXT,                                         \
-      "what the program calls the block at addr")
+      "what the program calls the block at addr")                                                  \
+    X(SEGMENT_POOL, 24, "segment_pool", PYA_TRACE_ADDR | PYA_TRACE_BYTES,                          \
+      "device memory of the private pool that requests go to")
 
 enum pya_trace_kind {
     PYA_TRACE_NONE = 0,

@@ -451,7 +451,7 @@ test_nonsense(void) {
         CHECK_OK(pya_trace_string(writer, "text", 4, &text));
         for (int i = 0; i < 3000; i++) {
             put(writer, (struct pya_trace_event){
-                            .kind = 1 + (int)check_below(&rng, PYA_TRACE_LABEL),
+                            .kind = 1 + (int)check_below(&rng, PYA_TRACE_SEGMENT_POOL),
                             .device = (int)check_below(&rng, 3),
                             .addr = check_below(&rng, 40) << (check_below(&rng, 2) * 54),
                             .bytes = check_log_size(&rng, 1, UINT64_C(1) << 50),

@@ -132,6 +132,41 @@ def test_pools_of_live_blocks_are_known_without_history(tmp_path: Path) -> None:
         assert program.info()["n_pools"] == 1
 
 
+@pytest.mark.parametrize("has_history", [False, True])
+@pytest.mark.parametrize("expandable", [False, True])
+def test_what_private_pools_keep_idle_is_known_from_their_segments(
+    tmp_path: Path, has_history: bool, expandable: bool
+) -> None:
+    """A graph that was captured and rests has nothing in use but its memory."""
+    live = {"size": 2 * MIB, "requested_size": 2 * MIB, "state": "active_allocated"}
+    pools = ((3, 0), (0, 0), (3, 0), (0, 1), (0, 0))
+    segments = [
+        {
+            "address": (i + 1) << 24,
+            "total_size": 16 * MIB,  # one behind the other
+            "stream": 0,
+            "is_expandable": expandable,
+            "segment_pool_id": pool,
+            "blocks": [live] if i == 2 else [],
+        }
+        for i, pool in enumerate(pools)
+    ]
+    entries = [pool_entry("alloc", 5 << 24, (0, 0)), pool_entry("free_requested", 5 << 24, (0, 0))]
+    path = tmp_path / "pools.pickle"
+    told = {"segments": segments, "device_traces": [entries * has_history]}
+    path.write_bytes(pickle.dumps(told))
+    found = trace.analyse(path)
+    end = found.moments[max(found.moments)]
+    assert {found.pool_id(n): size for n, size in end.reserved_by_pool().items()} == {
+        (3, 0): 32 * MIB,
+        (0, 1): 16 * MIB,
+    }
+    assert [(row.name, row.bytes) for row in found.idle_pools(end)] == [
+        ("private pool (3, 0)", 30 * MIB),
+        ("private pool (0, 1)", 16 * MIB),
+    ]
+
+
 def test_state_before_a_trace_that_begins_late(tmp_path: Path) -> None:
     """The ring lost the beginning: two blocks were there before, one of them is freed in the trace."""
     block = {"size": MIB, "requested_size": MIB, "frames": []}
