@@ -212,7 +212,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=1500, help="for this call (1500)")
     parser.add_argument("--out", type=Path, help="a folder that gets a copy of the results")
-    parser.add_argument("--only", nargs="+", default=[], choices=[step.name for step in STEPS])
+    names = [step.name for step in STEPS]
+    parser.add_argument(
+        "--only", nargs="+", default=[], choices=names, metavar="STEP", help="; ".join(names)
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "gpu", help="build/gpu")
     parser.add_argument("--commit", help="where the copy of the repository has no .git")
     return parser.parse_args()
