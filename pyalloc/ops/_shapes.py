@@ -42,18 +42,22 @@ class Axes:
 
         x broadcasts to the batch shape; dimensions not in outer or t have size 1 in x.
         """
-        rank = len(self.batch)
-        tail = tuple(x.shape[x.dim() - n_tail :])
-        x = x.reshape((1,) * (rank + n_tail - x.dim()) + tuple(x.shape))
-        kept = (*outer, *self.t)
-        x = x.expand([self.batch[k] if k in kept else 1 for k in range(rank)] + list(tail))
-        others = [k for k in range(rank) if k not in kept]
-        x = x.permute((*others, *outer, *self.t, *range(rank, rank + n_tail)))
-        return x.reshape((self.size(outer), self.size(self.t), *tail))
+        rank, kept = len(self.batch), (*outer, *self.t)
+        sizes = [self.batch[k] if k in kept else 1 for k in range(rank)]
+        tail = list(x.shape[x.dim() - n_tail :])
+        given = [1] * (rank + n_tail - x.dim()) + list(x.shape)
+        if given != sizes + tail:
+            x = x.reshape(given).expand(sizes + tail)
+        if list(kept) != sorted(kept):  # the others are 1, wherever they stand
+            others = [k for k in range(rank) if k not in kept]
+            x = x.reshape(sizes + tail).permute((*others, *kept, *range(rank, rank + n_tail)))
+        return x.reshape([self.size(outer), self.size(self.t), *tail])
 
     def scatter(self, out: Tensor) -> Tensor:
         """The kernel's result, (t, l, m) or (l, m, t), as a view of the batch shape."""
         order = (*self.t, *self.l, *self.m) if self.t_first else (*self.l, *self.m, *self.t)
+        if list(order) == sorted(order):
+            return out.reshape(self.batch)
         out = out.reshape([self.batch[k] for k in order])
         others = [k for k in range(len(self.batch)) if k not in order]
         for _ in others:

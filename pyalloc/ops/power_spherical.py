@@ -15,10 +15,10 @@ from torch import Tensor
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._check import broadcast, compute_dtype, require_float
-from pyalloc.ops._composed import composable, is_transformed
+from pyalloc.ops._composed import composable, is_batched, is_transformed
 from pyalloc.ops._library import PowerSphericalArgs, View, call, dense_rows, dtype_code, threads
 from pyalloc.ops._shapes import classify
-from pyalloc.ops._vmap import fold, unfold
+from pyalloc.ops._vmap import fold, is_plain, unfold
 
 # The kernels' view of the problem, here and in csrc/ops: value (l, t, D), loc (m, t, D),
 # scale and log_weights (m, t); the log-probability is (t, l, m) if t_first, else (l, m, t).
@@ -56,11 +56,12 @@ def power_spherical_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tenso
     axes = classify(batch, value.shape[:-1], params, components=True)
     if math.prod(batch) == 0:
         return _empty_result(batch, value, loc, scale).to(result)
-    run = _transformable if is_transformed() else torch.ops.pyalloc.power_spherical_log_prob
-    out = run(
-        axes.gather(value, axes.l, 1),
-        axes.gather(loc, axes.m, 1),
-        axes.gather(scale, axes.m, 0),
+    out = _run(
+        (
+            axes.gather(value, axes.l, 1),
+            axes.gather(loc, axes.m, 1),
+            axes.gather(scale, axes.m, 0),
+        ),
         axes.t_first,
     )
     return axes.scatter(out).to(result)
@@ -104,13 +105,13 @@ def power_spherical_mixture_log_prob(
     if math.prod(batch) == 0 or n_components == 0:
         empty = _empty_result(batch, value, loc, scale, log_weights)
         return (empty - math.inf if n_components == 0 else empty).to(result)
-    mixture = torch.ops.pyalloc.power_spherical_mixture_log_prob
-    run = _transformable_mixture if is_transformed() else mixture
-    out = run(
-        axes.gather(value, axes.l, 1),
-        axes.gather(loc, (), 2).squeeze(0).transpose(0, 1),
-        axes.gather(scale, (), 1).squeeze(0).t(),
-        axes.gather(log_weights, (), 1).squeeze(0).t(),
+    out = _run(
+        (
+            axes.gather(value, axes.l, 1),
+            axes.gather(loc, (), 2).squeeze(0).transpose(0, 1),
+            axes.gather(scale, (), 1).squeeze(0).t(),
+            axes.gather(log_weights, (), 1).squeeze(0).t(),
+        ),
         axes.t_first,
     )
     return axes.scatter(out).to(result)
@@ -189,7 +190,8 @@ def _mixture_shape(value: Tensor, t_first: bool) -> tuple[int, int]:
 def _forward_kernel(
     value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor | None, t_first: bool
 ) -> Tensor:
-    value, loc = dense_rows(value), dense_rows(loc)
+    value, loc, scale = dense_rows(value), dense_rows(loc), scale.resolve_neg()
+    log_weights = None if log_weights is None else log_weights.resolve_neg()
     mixture = log_weights is not None
     shape = _mixture_shape(value, t_first) if mixture else _log_prob_shape(value, loc, t_first)
     out = value.new_empty(shape)
@@ -218,7 +220,9 @@ def _backward_kernel(
     needs: list[bool],
 ) -> list[Tensor]:
     value, loc, scale, log_weights = inputs
-    value, loc = dense_rows(value), dense_rows(loc)
+    value, loc, scale = dense_rows(value), dense_rows(loc), scale.resolve_neg()
+    log_weights = None if log_weights is None else log_weights.resolve_neg()
+    grad = grad.resolve_neg()
     args = _args(value, loc, scale, log_weights)
     _set_grad(args, grad, t_first)
     if out is not None:
@@ -245,6 +249,26 @@ def _plain_gradients(
         _like(x, need).copy_(g) if need else g
         for x, g, need in zip(inputs, found, needs, strict=True)
     ]
+
+
+def _run(tensors: tuple[Tensor, ...], t_first: bool) -> Tensor:
+    """The registered op, or in plain eager mode on the CPU the same without the dispatcher's cost.
+
+    value, loc, scale and, of a mixture, log_weights.
+    """
+    is_mixture = len(tensors) == 4
+    run = torch.ops.pyalloc.power_spherical_log_prob
+    if is_transformed():
+        run = _transformable_mixture if is_mixture else _transformable
+    elif is_plain(tensors) and tensors[0].is_cpu:
+        run = _forward_kernel
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            run = _Direct.apply
+        return run(*tensors[:3], tensors[3] if is_mixture else None, t_first)
+    elif is_mixture:
+        run = torch.ops.pyalloc.power_spherical_mixture_log_prob
+    out: Tensor = run(*tensors, t_first)
+    return out
 
 
 # --- registration --------------------------------------------------------------------------------
@@ -397,6 +421,37 @@ def _mixture_backward_vjp(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 
 
 _mixture_backward.register_autograd(_mixture_backward_vjp, setup_context=_mixture_backward_setup)
+
+
+class _Direct(torch.autograd.Function):
+    """Either registered op, called without the dispatcher."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: Tensor,
+        loc: Tensor,
+        scale: Tensor,
+        log_weights: Tensor | None,
+        t_first: bool,
+    ) -> Tensor:
+        out = _forward_kernel(value, loc, scale, log_weights, t_first)
+        ctx.t_first = t_first
+        ctx.save_for_backward(None if log_weights is None else out, value, loc, scale, log_weights)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        out, *inputs = ctx.saved_tensors
+        # the mixture's result and weights, or neither
+        needs = list(ctx.needs_input_grad[: 3 if out is None else 4])
+        if not (torch.is_grad_enabled() or is_transformed() or is_batched(grad)):
+            grads = _backward_kernel(grad, out, tuple(inputs), ctx.t_first, needs)
+        elif out is None:  # a second derivative may be asked for, or many at once
+            grads = _transformable_backward(grad, *inputs[:3], ctx.t_first, needs)
+        else:
+            grads = _transformable_mixture_backward(grad, out, *inputs, ctx.t_first, needs)
+        return (*_optional(grads, needs), *(None,) * (5 - len(needs)))
 
 
 # --- transforms ----------------------------------------------------------------------------------

@@ -317,7 +317,8 @@ class Copies(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         viewed = any(a.alias_info is not None for a in func._schema.arguments)
-        if isinstance(out, torch.Tensor) and func.namespace == "aten" and not viewed:
+        is_new = isinstance(out, torch.Tensor) and not viewed and "empty" not in func.name()
+        if is_new and func.namespace == "aten":
             self.written[func.name()] = max(self.written.get(func.name(), 0), out.numel())
         return out
 

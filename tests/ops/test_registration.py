@@ -16,6 +16,7 @@ from pyalloc.ops import (
     scaled_attention,
 )
 from pyalloc.ops import additive as additive_module
+from pyalloc.ops import power_spherical as spherical_module
 
 from .reference import sphere
 
@@ -178,7 +179,11 @@ def test_numbers_whose_sign_torch_keeps_aside(name):
 def declined(monkeypatch):
     """CPU tensors get what CUDA tensors do that the kernels are not for."""
     monkeypatch.setattr(_cuda, "declines", lambda x: True)
-    for module in (_attention, additive_module):  # no way past the dispatcher, as on CUDA
+    for module in (
+        _attention,
+        additive_module,
+        spherical_module,
+    ):  # no way past the dispatcher, as on CUDA
         monkeypatch.setattr(module, "is_plain", lambda args: False)
 
 
