@@ -33,12 +33,24 @@ replay_raise(pya_status status) {
 
 /* ---- making one ---- */
 
+static bool
+replay_progress(void *arg, uint64_t n_done, uint64_t n_all) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *answer =
+        PyObject_CallFunction(arg, "KK", (unsigned long long)n_done, (unsigned long long)n_all);
+    const bool going = answer != NULL;
+    Py_XDECREF(answer);
+    PyGILState_Release(state);
+    return going;
+}
+
 static PyObject *
 program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"path", NULL};
+    static char *names[] = {"path", "progress", NULL};
     PyObject *path = Py_None;
+    PyObject *progress = Py_None;
     PyObject *bytes = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O", names, &path) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O$O", names, &path, &progress) ||
         (path != Py_None && PyUnicode_FSConverter(path, &bytes) == 0)) {
         return NULL;
     }
@@ -46,11 +58,16 @@ program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     char message[PYA_MODULE_PATH_TEXT] = "";
     pya_status status = PYA_OK;
     const char *name = bytes == NULL ? NULL : PyBytes_AsString(bytes);
+    const struct pya_program_watch watch = {replay_progress, progress};
+    const struct pya_program_watch *watched = progress == Py_None ? NULL : &watch;
     Py_BEGIN_ALLOW_THREADS
     status = name == NULL ? pya_program_create(&program)
-                          : pya_program_load(name, &program, message, sizeof message);
+                          : pya_program_load(name, watched, &program, message, sizeof message);
     Py_END_ALLOW_THREADS
     Py_XDECREF(bytes);
+    if (PyErr_Occurred()) {
+        return NULL; /* raised by the progress function */
+    }
     if (status != PYA_OK) {
         return status == PYA_E_HOST_NOMEM ? PyErr_NoMemory()
                                           : pya_module_raise("TraceError", message);
@@ -124,17 +141,6 @@ program_notes(PyObject *self, PyObject *unused) {
 }
 
 /* ---- replaying ---- */
-
-static bool
-replay_progress(void *arg, uint64_t n_done, uint64_t n_all) {
-    PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *answer =
-        PyObject_CallFunction(arg, "KK", (unsigned long long)n_done, (unsigned long long)n_all);
-    const bool going = answer != NULL;
-    Py_XDECREF(answer);
-    PyGILState_Release(state);
-    return going;
-}
 
 static bool
 replay_choose_policy(const char *name, struct pya_replay_settings *out) {

@@ -129,7 +129,12 @@ def csv_lines(
 class Program:
     """A trace ready to be replayed (csrc/replay/program.h, replay.h); without a path an empty one to add to."""
 
-    def __init__(self, path: str | PathLike[str] | None = None) -> None: ...
+    def __init__(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None: ...
     def add(
         self,
         kind: int,

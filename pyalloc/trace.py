@@ -266,7 +266,7 @@ def analyse(
             window=window,
         )
         result = Analysis.of(path, first, second, at, window[1])
-        _find_reductions(result, file, device)
+        _find_reductions(result, file, device, progress)
         return result
 
 
@@ -279,14 +279,18 @@ def check_device(found: Analysis, device: int) -> None:
     raise UsageError(f"{found.path} tells of no memory of device {device}, {have}")
 
 
-def moments_at(path: Path, at: list[int], device: int = -1) -> dict[int, Moment]:
+def moments_at(
+    path: Path, at: list[int], device: int = -1, progress: Progress | None = None
+) -> dict[int, Moment]:
     """What was alive at these moments (ascending)."""
     with as_trace_file(path) as file:
-        scan = _core.Scan(file, device=device, n_bins=2, moments=at)
+        scan = _core.Scan(file, device=device, n_bins=2, moments=at, progress=progress)
     return dict(zip(at, moments_of(scan), strict=True))
 
 
-def _find_reductions(analysis: Analysis, file: Path, device: int) -> None:
+def _find_reductions(
+    analysis: Analysis, file: Path, device: int, progress: Progress | None
+) -> None:
     """Large blocks of the peak that die at once, leaving something much smaller made from them."""
     peak = analysis.peak
     limit = peak.allocated_bytes * _LARGE_SHARE
@@ -300,7 +304,8 @@ def _find_reductions(analysis: Analysis, file: Path, device: int) -> None:
     short.sort(key=lambda pair: pair[0])
     if not short:
         return
-    after = moments_of(_core.Scan(file, device=device, n_bins=2, moments=[at for at, _ in short]))
+    at = [event for event, _ in short]
+    after = moments_of(_core.Scan(file, device=device, n_bins=2, moments=at, progress=progress))
     # Of a line's temporaries the last one, which is reduced.
     found: dict[int, tuple[Block, int]] = {}
     for (_, block), moment in zip(short, after, strict=True):
@@ -352,7 +357,7 @@ def totals(path: Path, progress: Progress | None = None) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def program(path: Path) -> Iterator[_core.Program]:
+def program(path: Path, progress: Progress | None = None) -> Iterator[_core.Program]:
     """The file made ready for replay."""
     with as_trace_file(path) as file:
-        yield _core.Program(file)
+        yield _core.Program(file, progress=progress)

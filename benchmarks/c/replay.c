@@ -63,7 +63,7 @@ static int
 replay_file(const char *path, const struct arguments *arguments) {
     char message[256] = "";
     struct pya_program *program = NULL;
-    if (pya_program_load(path, &program, message, sizeof message) != PYA_OK) {
+    if (pya_program_load(path, NULL, &program, message, sizeof message) != PYA_OK) {
         fprintf(stderr, "%s\n", message);
         return 1;
     }

@@ -72,7 +72,7 @@ find(const char *name) {
 EXPORT pya_program *
 c10_load(const char *path, char *message, size_t bytes) {
     pya_program *program = nullptr;
-    return pya_program_load(path, &program, message, bytes) == PYA_OK ? program : nullptr;
+    return pya_program_load(path, nullptr, &program, message, bytes) == PYA_OK ? program : nullptr;
 }
 
 EXPORT void

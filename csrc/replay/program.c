@@ -7,6 +7,8 @@
 
 #include "program_internal.h"
 
+#define PROGRESS_EVENTS (UINT64_C(1) << 18)
+
 static uint32_t *
 program_chain(const struct pya_program *program, uint64_t addr, int device) {
     uint64_t hash = (addr + (uint64_t)device) * UINT64_C(0x9E3779B97F4A7C15);
@@ -309,8 +311,23 @@ program_add_note(struct pya_program *program, const char *text) {
     return PYA_OK;
 }
 
+static bool
+program_goes_on(
+    const struct pya_program *program, const struct pya_trace_reader *reader,
+    const struct pya_program_watch *watch) {
+    if (watch == NULL || program->info.n_events % PROGRESS_EVENTS != 0) {
+        return true;
+    }
+    uint64_t at = 0;
+    uint64_t total = 0;
+    pya_trace_position(reader, &at, &total);
+    return watch->progress(watch->arg, at, total);
+}
+
 static pya_status
-program_read(struct pya_program *program, struct pya_trace_reader *reader) {
+program_read(
+    struct pya_program *program, struct pya_trace_reader *reader,
+    const struct pya_program_watch *watch) {
     bool more = true;
     while (more) {
         struct pya_trace_event event;
@@ -320,6 +337,9 @@ program_read(struct pya_program *program, struct pya_trace_reader *reader) {
         }
         if (status == PYA_OK && more && event.kind == PYA_TRACE_USER) {
             status = program_add_note(program, pya_trace_text(reader, event.text));
+        }
+        if (status == PYA_OK && more && !program_goes_on(program, reader, watch)) {
+            status = PYA_E_BUSY;
         }
         if (status != PYA_OK) {
             return status;
@@ -339,7 +359,9 @@ pya_program_limits(void) {
 }
 
 pya_status
-pya_program_load(const char *path, struct pya_program **out, char *message, size_t message_bytes) {
+pya_program_load(
+    const char *path, const struct pya_program_watch *watch, struct pya_program **out,
+    char *message, size_t message_bytes) {
     struct pya_trace_reader *reader = NULL;
     struct pya_program *program = NULL;
     pya_status status = pya_trace_open(path, &reader);
@@ -356,7 +378,7 @@ pya_program_load(const char *path, struct pya_program **out, char *message, size
         snprintf(message, message_bytes, "%s", pya_status_text(status));
         goto destroy_reader;
     }
-    status = program_read(program, reader);
+    status = program_read(program, reader, watch);
     if (status != PYA_OK) {
         const char *why = pya_trace_error(reader);
         const char *text = status == PYA_E_LIMIT ? pya_program_limits()

@@ -36,9 +36,16 @@ PYA_MUST_CHECK pya_status
 pya_program_add(struct pya_program *program, const struct pya_trace_event *event);
 /* What PYA_E_LIMIT means, of a program or of its replay. */
 const char *pya_program_limits(void);
-/* Create and add all of a file.  message: why not, when it fails; damage in the middle is a failure. */
-PYA_MUST_CHECK pya_status
-pya_program_load(const char *path, struct pya_program **out, char *message, size_t message_bytes);
+/* Called now and then while a file is read; false stops (PYA_E_BUSY). */
+struct pya_program_watch {
+    bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_all);
+    void *arg;
+};
+
+/* Create and add all of a file.  watch: may be NULL.  message: why not, when it fails; damage in the middle is a failure. */
+PYA_MUST_CHECK pya_status pya_program_load(
+    const char *path, const struct pya_program_watch *watch, struct pya_program **out,
+    char *message, size_t message_bytes);
 void pya_program_query(const struct pya_program *program, struct pya_program_info *out);
 /* Texts of a file's notes (USER events), the first PYA_TRACE_NOTES of them; n of them, owned by the program. */
 char *const *pya_program_notes(const struct pya_program *program, size_t *n);

@@ -46,7 +46,7 @@ class Command:
             pair = (found[0], found[0].peak), (last, last.peak)
             names = args.file[0].name, args.file[1].name
         else:
-            moments, names = _steps(last, args.steps, args.device)
+            moments, names = _steps(last, args)
             pair = (last, moments[0]), (last, moments[1])
         changes = _changes(*pair)
         differing = [row for row in changes if row[1] != row[2]]
@@ -100,10 +100,9 @@ def _caveats(found: list[Analysis]) -> list[str]:
     ]
 
 
-def _steps(
-    found: Analysis, wanted: list[int] | None, device: int
-) -> tuple[list[Moment], tuple[str, str]]:
+def _steps(found: Analysis, args: argparse.Namespace) -> tuple[list[Moment], tuple[str, str]]:
     """The moments at the beginning of two steps; without a wish, of the third and the last looked at."""
+    wanted: list[int] | None = args.steps
     known = {step[0]: step[1] for step in found.steps}
     if wanted is None:
         usable = [number for number, event in known.items() if event in found.moments]
@@ -120,7 +119,9 @@ def _steps(
     events = [known[number] for number in wanted]
     absent = [event for event in events if event not in found.moments]
     if absent:
-        found.moments.update(trace.moments_at(found.path, sorted(absent), device))
+        progress = console.Progress(f"reading {found.path.name} again", quiet=args.quiet)
+        found.moments.update(trace.moments_at(found.path, sorted(absent), args.device, progress))
+        progress.close()
     moments = [found.moments[event] for event in events]
     return moments, (f"step {wanted[0]}", f"step {wanted[1]}")
 

@@ -53,7 +53,9 @@ class Command:
         names = args.policy or replaying.policies()
         limit = replaying.limit_of(args.limit) if args.limit else 0
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
-        with trace.program(args.file) as program:
+        reading = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
+        with trace.program(args.file, reading) as program:
+            reading.close()
             info = program.info()
             notes = notes_of(program.notes())
             caveats = unseen(notes, info) + of_replays(notes)

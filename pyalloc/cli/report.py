@@ -101,8 +101,10 @@ class Command:
 
 
 def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    reading = console.Progress(f"reading {path.name}", quiet=args.quiet)
     progress = console.Progress("replaying", "M operations", quiet=args.quiet)
-    with trace.program(path) as program:
+    with trace.program(path, reading) as program:
+        reading.close()
         if args.device >= 0 and program.info()["n_devices"] > 1:
             return {}  # all devices are replayed: no figures to set beside those of one
         results = replaying.compare(program, replaying.policies(), progress=progress)

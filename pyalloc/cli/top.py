@@ -49,7 +49,7 @@ class Command:
         if args.over_time:
             content, lines = _over_time(found, args.n)
         else:
-            moment, title = _moment(found, args.at, args.device)
+            moment, title = _moment(found, args)
             rows = grouped(found, moment, args.by)
             if args.by == "label" and not rows:
                 raise UsageError(
@@ -90,7 +90,8 @@ def grouped(found: Analysis, moment: Moment, by: str) -> list[Row]:
     return rows
 
 
-def _moment(found: Analysis, at: str, device: int) -> tuple[Moment, str]:
+def _moment(found: Analysis, args: argparse.Namespace) -> tuple[Moment, str]:
+    at: str = args.at
     if at == "peak":
         return found.peak, f"at the peak ({size(found.totals['peak_bytes'])})"
     if at == "end":
@@ -99,17 +100,22 @@ def _moment(found: Analysis, at: str, device: int) -> tuple[Moment, str]:
         if not found.ooms:
             raise UsageError("memory never ran out in this trace; try --at peak")
         event = found.ooms[0][0]
-        return _moment_at(found, event, device), "when memory ran out"
+        return _moment_at(found, event, args), "when memory ran out"
     n = found.totals["n_events"]
     if not at.isdecimal() or len(at) > _MOST_DIGITS or int(at) > n:
         raise UsageError(
             f"--at takes peak, end, oom or the number of an event up to {n}, not {text.clip(at, 40)!r}"
         )
-    return _moment_at(found, int(at), device), f"after event {int(at):,}"
+    return _moment_at(found, int(at), args), f"after event {int(at):,}"
 
 
-def _moment_at(found: Analysis, event: int, device: int) -> Moment:
-    return found.moments.get(event) or trace.moments_at(found.path, [event], device)[event]
+def _moment_at(found: Analysis, event: int, args: argparse.Namespace) -> Moment:
+    if event in found.moments:
+        return found.moments[event]
+    progress = console.Progress(f"reading {found.path.name} again", quiet=args.quiet)
+    moments = trace.moments_at(found.path, [event], args.device, progress)
+    progress.close()
+    return moments[event]
 
 
 def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:

@@ -209,7 +209,7 @@ static void
 replay(const char *path, uint8_t how) {
     char message[200] = "";
     struct pya_program *program;
-    pya_status st = pya_program_load(path, &program, message, sizeof message);
+    pya_status st = pya_program_load(path, NULL, &program, message, sizeof message);
     if (st != PYA_OK) {
         REQUIRE(message[0] != '\0');
         return;

@@ -163,6 +163,22 @@ def test_replay_refuses() -> None:
         program.add(KINDS["alloc"], bytes=1 << 62)
 
 
+def test_reading_tells_how_far_it_is_and_may_be_stopped(tmp_path: Path) -> None:
+    """Of a hundred million events it takes ten seconds, in which Ctrl-C is to be heard."""
+    path = tmp_path / "a.pya"
+    write(path, 200_000)
+    seen: list[tuple[int, int]] = []
+    program = _core.Program(path, progress=lambda *at: seen.append(at))
+    assert program.info()["n_allocs"] == 200_000
+    assert [0 < done <= of == path.stat().st_size for done, of in seen] == [True]
+
+    def stop(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _core.Program(path, progress=stop)
+
+
 def test_progress_may_raise() -> None:
     def stop(done: int, of: int) -> None:
         raise KeyboardInterrupt
