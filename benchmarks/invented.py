@@ -20,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.helping import HelpFormatter
 from benchmarks.memory import commit, geometric
 from benchmarks.suite import write_operations
 from benchmarks.torch_replay import ALLOCATORS
@@ -153,9 +154,7 @@ def table(rows: list[Row]) -> str:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--programs", type=int, default=1000, metavar="N", help="how many (1000)")
     parser.add_argument("--first", type=int, default=1, metavar="SEED", help="first seed (1)")
     parser.add_argument(

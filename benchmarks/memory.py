@@ -37,6 +37,7 @@ from pathlib import Path
 from queue import Queue
 
 from benchmarks import hostcuda, limits, settling
+from benchmarks.helping import HelpFormatter
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import ALLOCATORS, ROOT, TorchReplay
 from pyalloc import _core
@@ -320,9 +321,7 @@ def commit() -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument(
         "files",
         nargs="*",
@@ -331,7 +330,14 @@ def _parser() -> argparse.ArgumentParser:
         help="trace files or torch snapshots to compare on",
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these traces of the suite")
-    parser.add_argument("--allocators", nargs="+", choices=ALLOCATORS, default=list(ALLOCATORS))
+    parser.add_argument(
+        "--allocators",
+        nargs="+",
+        choices=ALLOCATORS,
+        default=list(ALLOCATORS),
+        metavar="NAME",
+        help=", ".join(ALLOCATORS),
+    )
     parser.add_argument(
         "--conf", default="", help="settings of pyalloc, as in PYALLOC_CONF (memory:tight,...)"
     )

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.helping import HelpFormatter
 from benchmarks.memory import commit, geometric
 from benchmarks.policies import PARTS
 from benchmarks.suite import suite
@@ -118,9 +119,7 @@ def table(rows: list[Row]) -> str:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("names", nargs="*", metavar="TRACE")
     parser.add_argument("--seeds", type=int, default=8, help="perturbations of each (default 8)")
     parser.add_argument("--json", action="store_true", help="one JSON line for each result")

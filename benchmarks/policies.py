@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import plots
+from benchmarks.helping import HelpFormatter
 from benchmarks.memory import commit, geometric
 from benchmarks.suite import suite
 from pyalloc import _core
@@ -170,9 +171,7 @@ def plot(found: list[Mean], path: Path) -> None:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("names", nargs="*", metavar="TRACE")
     plots.option(parser, "write a plot too")
     parser.add_argument(

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import hostcuda
+from benchmarks.helping import HelpFormatter
 from benchmarks.memory import ROOT, commit
 
 DEPTH = 16
@@ -188,9 +189,7 @@ def run(row: tuple[Any, ...], n: int, folder: Path) -> dict[str, float]:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=50_000)
     parser.add_argument("--json", action="store_true", help="one JSON line for each row")

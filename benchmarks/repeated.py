@@ -27,6 +27,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks import hostcuda
+from benchmarks.helping import HelpFormatter
 from benchmarks.memory import Progress, commit, geometric
 from benchmarks.torch_replay import ALLOCATORS, MEMORY_CALLS, ROOT
 
@@ -208,9 +209,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="programs whose name has one of")
     parser.add_argument("--steps", type=int, default=12, help="of training (default 12)")
     parser.add_argument("--device", choices=("host", "cuda"), default="host")

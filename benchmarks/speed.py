@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import costs, hostcuda, plots
+from benchmarks.helping import HelpFormatter
 from benchmarks.memory import ample_bytes, commit, geometric
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import (
@@ -239,9 +240,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument(
         "--only",
         nargs="+",

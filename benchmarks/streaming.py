@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.helping import HelpFormatter
 from benchmarks.memory import ROOT, commit
 from pyalloc import _core
 from pyalloc.convert import KINDS
@@ -143,9 +144,7 @@ def peak_of(command: str, out: str) -> int | None:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--events", type=float, default=1e8)
     parser.add_argument("--file", type=Path)
     parser.add_argument("--only", nargs="+", choices=sorted(COMMANDS), metavar="COMMAND")

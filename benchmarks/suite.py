@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.helping import HelpFormatter
 from benchmarks.workloads.generated import GENERATED, Operation
 from pyalloc import _core
 from pyalloc.convert import KINDS
@@ -94,9 +95,7 @@ def write_operations(operations: Iterable[Operation], path: Path) -> None:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args()

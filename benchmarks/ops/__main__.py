@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.helping import HelpFormatter
 from benchmarks.ops.additive import additive, seq2seq
 from benchmarks.ops.attention import attention, sweep
 from benchmarks.ops.measure import Bench
@@ -44,11 +45,16 @@ def measured(bench: Bench, part: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", nargs="+", choices=sorted(PARTS), default=list(PARTS))
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=sorted(PARTS),
+        default=list(PARTS),
+        metavar="PART",
+        help=", ".join(sorted(PARTS)),
+    )
     parser.add_argument(
         "--isa",
         choices=("scalar", "avx2", "avx512"),

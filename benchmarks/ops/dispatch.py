@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.helping import HelpFormatter
 from benchmarks.ops.attention import sdpa, sweep_shape
 from benchmarks.ops.measure import both, forward, least_ratio
 from pyalloc import ops
@@ -75,9 +76,7 @@ def judge(shapes: list[Shape], scores: int, queries: int, keys: int) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--shapes", type=int, default=300)
     parser.add_argument("--seed", type=int, default=100)
     args = parser.parse_args()

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import hostcuda
+from benchmarks.helping import HelpFormatter
 from benchmarks.memory import Progress, ample_bytes, commit, geometric
 from benchmarks.peers import building
 from benchmarks.peers.building import Peer
@@ -149,9 +150,7 @@ def speed_table(results: list[dict[str, Any]], names: list[str]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument(
         "--gmlake",
         type=Path,

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from benchmarks import hostcuda
+from benchmarks.helping import HelpFormatter
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -132,9 +133,7 @@ def record(name: str, target: Path) -> None:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="workloads to record (default: all)"
     )
