@@ -12,15 +12,12 @@
 #include "policy.h"
 #include "share.h"
 
-/* Growth is by at least LADDER_GROW_PAGES and, up to LADDER_GROW_MOST, by 1/128 of what there is: every growth opens its
- * range to the device once.  While there are fewer than LADDER_FEW pages, each is a good part of the whole: by LADDER_GROW_FEW.
- * From LADDER_LARGE on, the end of a run is chosen with care. */
+/* From LADDER_LARGE on, the end of a run is chosen with care. */
 #ifdef PYA_TEST_TINY
-enum { LADDER_FIT_TRIES = 2, LADDER_GROW_PAGES = 2, LADDER_LARGE = 4 << 20 };
+enum { LADDER_FIT_TRIES = 2, LADDER_LARGE = 4 << 20 };
 #else
-enum { LADDER_FIT_TRIES = 8, LADDER_GROW_PAGES = 4, LADDER_LARGE = 64 << 20 };
+enum { LADDER_FIT_TRIES = 8, LADDER_LARGE = 64 << 20 };
 #endif
-enum { LADDER_GROW_MOST = 10, LADDER_GROW_SHARE = 128, LADDER_FEW = 32, LADDER_GROW_FEW = 2 };
 
 /* Wholly free pages a run loses when `bytes` leave its low or high end. */
 static size_t
@@ -114,23 +111,11 @@ ladder_refit(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
     return st;
 }
 
-/* How many pages a growth should make at least. */
-static size_t
-ladder_step(const struct pya_card *card, size_t n) {
-    if (card->options.memory == PYA_MEMORY_TIGHT || pya_gc_is_pressed(card, n)) {
-        return 1;
-    }
-    size_t n_share = card->pages.n_live / LADDER_GROW_SHARE;
-    n_share = n_share < LADDER_GROW_MOST ? n_share : LADDER_GROW_MOST;
-    size_t n_least = card->pages.n_live < LADDER_FEW ? LADDER_GROW_FEW : LADDER_GROW_PAGES;
-    return n_share > n_least ? n_share : n_least;
-}
-
 /* The n pages that `bytes` need of their best hole, and more where there is room. */
 static pya_status
 ladder_grow(
     struct pya_arena *arena, size_t bytes, struct pya_block *hole, size_t n, bool is_small) {
-    size_t n_least = ladder_step(arena->card, n);
+    size_t n_least = pya_policy_step(arena, n);
     size_t n_padded = n > n_least ? n : n_least;
     size_t n_room = hole->bytes / PYA_PAGE;
     n_padded = n_padded < n_room ? n_padded : n_room;

@@ -12,6 +12,16 @@ enum {
     COST_ACCESS_PAGE_NS = 2000,
 };
 
+/* Growth is by at least GROW_PAGES and, up to GROW_MOST, by 1/128 of what there is: every growth opens its range to the
+ * device once.  While there are fewer than GROW_EARLY pages, each is a good part of the whole: by GROW_FEW.  Nobody else may
+ * use what a private pool has too much, and each of many graphs may have one: it grows by no more than it has. */
+#ifdef PYA_TEST_TINY
+enum { GROW_PAGES = 2 };
+#else
+enum { GROW_PAGES = 4 };
+#endif
+enum { GROW_MOST = 10, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2 };
+
 /* balanced: below this a request is not worth stitching for. */
 #define BALANCED_STITCH_FROM ((size_t)3 << 20)
 /* balanced: since the last growth, stitching may cost this many times what growing would have; but once it
@@ -84,6 +94,21 @@ policy_fill_bucket(struct pya_card *card, double cost_ns) {
         card->slack += TIGHT_SLACK_STEP;
         card->fits_carefully = card->is_short;
     }
+}
+
+size_t
+pya_policy_step(const struct pya_arena *arena, size_t n_pages) {
+    const struct pya_card *card = arena->card;
+    if (card->options.memory == PYA_MEMORY_TIGHT || pya_gc_is_pressed(card, n_pages)) {
+        return 1;
+    }
+    size_t n_share = card->pages.n_live / GROW_SHARE;
+    n_share = n_share < GROW_MOST ? n_share : GROW_MOST;
+    size_t n_least = card->pages.n_live < GROW_EARLY ? GROW_FEW : GROW_PAGES;
+    size_t n = n_share > n_least ? n_share : n_least;
+    const struct pya_pool *pool = arena->pool;
+    size_t n_own = pool == NULL ? n : (size_t)pool->reserved[PYA_STAT_ALL].current / PYA_PAGE;
+    return n_own < n ? n_own : n;
 }
 
 void

@@ -443,6 +443,17 @@ def test_many_graphs_come_and_go() -> None:
     assert torch.cuda.memory_reserved() == reserved
 
 
+def test_a_graph_with_a_small_result_takes_little() -> None:
+    """Its pool is its own: what it has too much of, nobody else can use, and a program may have many such graphs."""
+    others = empty(200 * MIB)
+    x = torch.zeros(1000, device="cuda")
+    warm = capture(lambda: (x + 1) * 2)
+    reserved = torch.cuda.memory_reserved()
+    graphs = [capture(lambda: (x + 1) * 2) for _ in range(4)]
+    assert torch.cuda.memory_reserved() <= reserved + 4 * 2 * MIB
+    del graphs, warm, others
+
+
 def test_capture_inside_a_mem_pool() -> None:
     pool = torch.cuda.MemPool()
     x = torch.zeros(MIB, device="cuda")
