@@ -29,7 +29,7 @@
 namespace {
 
 std::atomic<pya_heap *> attached{nullptr};
-std::atomic<bool> initialized{false};
+std::atomic<int> n_devices_of_torch{0}; /* 0: it has not begun to use CUDA */
 std::atomic<uint64_t> n_refused_frees{0};
 
 /* By value in c10's signatures; three words, so it travels in memory whatever the compiler. */
@@ -360,7 +360,7 @@ namespace {
 void
 hook_init(int n_devices) {
     pya_torch_native_init(n_devices);
-    initialized.store(true, std::memory_order_release);
+    n_devices_of_torch.store(n_devices, std::memory_order_release);
 }
 
 void
@@ -370,9 +370,11 @@ hook_reset() {
 
 void
 hook_memory_fraction(double fraction, int device) {
+    /* The heap, which has not looked at devices without use, would believe in any. */
+    const bool is_there = device < n_devices_of_torch.load(std::memory_order_acquire);
     check(
-        pya_set_fraction(heap_or_throw(), device, fraction), "setting the memory fraction failed",
-        device);
+        is_there ? pya_set_fraction(heap_or_throw(), device, fraction) : PYA_E_INVAL,
+        "setting the memory fraction failed", device);
 }
 
 void *
@@ -530,5 +532,5 @@ pya_torch_refused_frees(void) {
 
 extern "C" bool
 pya_torch_is_initialized(void) {
-    return initialized.load(std::memory_order_acquire);
+    return n_devices_of_torch.load(std::memory_order_acquire) > 0;
 }

@@ -22,6 +22,9 @@ pya_heap_create(
         return PYA_E_HOST_NOMEM;
     }
     heap->options = *options;
+    for (int i = 0; i < PYA_MAX_DEVICES; i++) {
+        heap->fractions[i] = options->per_process_memory_fraction;
+    }
     heap->hooks = *hooks;
     heap->record_level = -1;
     pya_heap_watch_forks(heap);
@@ -53,7 +56,7 @@ heap_open_card(void *arg, int device, struct pya_card **out) {
     pya_ptrmap_init(&card->live);
     pya_pages_init(&card->pages);
     card->stats.has_one_split_pool = pya_card_has_vmm(card);
-    pya_card_set_fraction(card, card->options.per_process_memory_fraction);
+    pya_card_set_fraction(card, heap->fractions[device]);
     pya_gc_init(card);
     st = pya_heap_apply_history(heap, card);
     if (st != PYA_OK) {

@@ -14,6 +14,7 @@ struct pya_heap {
     uint64_t
         torn_cards; /* bit per device: a forked child may not look at it, nor at all knows the card (forks.c) */
     struct pya_options options;
+    double fractions[PYA_MAX_DEVICES]; /* of cards that are not open yet; lock */
     struct pya_hooks hooks;
     struct pya_cards cards;
     uint64_t pool_order;

@@ -26,8 +26,21 @@ reserve_pages(struct pya_arena *arena, size_t bytes) {
 pya_status
 pya_set_fraction(struct pya_heap *heap, int device, double fraction) {
     struct pya_card *card;
-    if (!(fraction >= 0 && fraction <= 1)) {
+    if (!(fraction >= 0 && fraction <= 1) || device < 0 || device >= PYA_MAX_DEVICES) {
         return PYA_E_INVAL;
+    }
+    if (pya_heap_is_forked(heap)) {
+        return PYA_E_FORKED;
+    }
+    /* To open the card would make the device's context, which a program that never uses the device does without. */
+    pya_lock_acquire(&heap->lock);
+    const bool is_open = pya_cards_get(&heap->cards, device) != NULL;
+    if (!is_open) {
+        heap->fractions[device] = fraction;
+    }
+    pya_lock_release(&heap->lock);
+    if (!is_open) {
+        return PYA_OK;
     }
     pya_status st = pya_heap_lock_card(heap, device, &card);
     if (st != PYA_OK) {
@@ -227,13 +240,18 @@ pya_get_limit(struct pya_heap *heap, int device, enum pya_limit_kind kind) {
 
 double
 pya_get_fraction(struct pya_heap *heap, int device) {
-    struct pya_card *card = pya_heap_open_card(heap, device);
-    if (card == NULL) {
+    if (device < 0 || device >= PYA_MAX_DEVICES) {
         return heap->options.per_process_memory_fraction;
     }
-    pya_lock_acquire(&card->lock);
-    double fraction = card->options.per_process_memory_fraction;
-    pya_lock_release(&card->lock);
+    pya_lock_acquire(&heap->lock);
+    struct pya_card *card = pya_cards_get(&heap->cards, device);
+    double fraction = heap->fractions[device];
+    pya_lock_release(&heap->lock);
+    if (card != NULL) {
+        pya_lock_acquire(&card->lock);
+        fraction = card->options.per_process_memory_fraction;
+        pya_lock_release(&card->lock);
+    }
     return fraction;
 }
 

@@ -517,7 +517,11 @@ test_limits_before_first_use(void) {
     CHECK_EQ(pya_get_limit(world.heap, 0, PYA_LIMIT_HARD), 700 * MIB);
     CHECK_EQ(pya_get_limit(world.heap, 0, PYA_LIMIT_SOFT), 300 * MIB);
     CHECK(pya_get_fraction(world.heap, 0) == 0.5);
+    CHECK_OK(pya_set_fraction(world.heap, 0, 0.25));
+    CHECK(pya_get_fraction(world.heap, 0) == 0.25);
     CHECK(world.sim == NULL);
+    CHECK_EQ(pya_alloc(world.heap, 0, 300 * MIB, 0, &ptr), PYA_E_NOMEM);
+    CHECK_OK(pya_set_fraction(world.heap, 0, 0.5));
     CHECK_EQ(pya_alloc(world.heap, 0, 600 * MIB, 0, &ptr), PYA_E_NOMEM);
     CHECK_OK(pya_set_fraction(world.heap, 0, 0.625));
     CHECK(pya_get_fraction(world.heap, 0) == 0.625);

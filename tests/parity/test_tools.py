@@ -75,6 +75,7 @@ for call in (
     memory._record_memory_history, lambda: memory._record_memory_history(None), torch.cuda.memory_summary,
     lambda: torch.cuda.reset_peak_memory_stats(0), lambda: torch.cuda.get_per_process_memory_fraction(1),
     lambda: torch.cuda.set_per_process_memory_fraction(0.5, 1), x.cpu, torch.cuda.empty_cache,
+    lambda: torch.cuda.set_per_process_memory_fraction(0.5, 0), lambda: torch.cuda.get_per_process_memory_fraction(0),
     torch.accelerator.empty_cache, torch.cuda.ipc_collect,
 ):
     call()
