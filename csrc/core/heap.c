@@ -338,13 +338,15 @@ card_climb(
     struct pya_block **out) {
     struct pya_block *block;
     const uint64_t n_before = pya_card_requests(card);
+    const size_t reserved_before = card->reserved_bytes;
     pya_status st = pya_ladder_climb(arena, request->bytes, request->is_small, &block);
     if (st != PYA_OK) {
         return st;
     }
     /* Where the lock was given up, those of other threads came in between. */
-    bool repeats =
-        request->may_repeat && block->arena == arena && n_before == pya_card_requests(card);
+    bool is_alone = n_before == pya_card_requests(card);
+    bool repeats = request->may_repeat && block->arena == arena && is_alone;
+    pya_gc_after_growth(card, is_alone ? reserved_before : card->reserved_bytes);
     block->is_small = request->is_small;
     card_hand_out(card, block, request->requested, request->context);
     if (repeats) {

@@ -394,12 +394,14 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
 }
 
 /* All that is free is idle then.  The work may wait for another process, and that for what pya_share_export() gives, so the
- * lock is given up, unless the request is a private pool's, which might be gone after it. */
+ * lock is given up. */
 static pya_status
-squeeze_wait(const struct pya_arena *arena) {
+squeeze_wait(struct pya_arena *arena) {
     struct pya_card *card = arena->card;
-    bool is_idle = false;
-    pya_status st = arena->pool == NULL ? pya_fences_wait_meanwhile(card, &is_idle) : PYA_OK;
+    bool is_idle;
+    arena->n_waiting++;
+    pya_status st = pya_fences_wait_meanwhile(card, &is_idle);
+    arena->n_waiting--;
     pya_card_unpark(card);
     st = st == PYA_OK ? pya_pending_sync(card) : st;
     return st == PYA_OK && !is_idle ? pya_device_sync(card->dev) : st;
@@ -476,9 +478,9 @@ climb_at_ease(
         return st;
     }
     if (pya_card_is_shared(card)) {
-        pya_trim_settle(card);
+        st = pya_trim_settle_meanwhile(card);
         /* Nobody wants what a pool left but who takes it: never put off, whatever transfers have cost. */
-        st = ladder_borrow(arena, bytes, is_small, TRANSFER_LEFT, out);
+        st = st == PYA_OK ? ladder_borrow(arena, bytes, is_small, TRANSFER_LEFT, out) : st;
         if (st == PYA_OK && *out == NULL && pya_policy_may_transfer(arena, m)) {
             st = ladder_borrow(arena, bytes, is_small, TRANSFER_IDLE, out);
         }
@@ -504,27 +506,28 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
 static pya_status
 climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
+    int64_t *scalar = card->stats.scalar;
     pya_gc_before_growth(arena, bytes, pya_pages_for(pya_plain_segment_bytes(bytes, is_small)));
     pya_status st = pya_plain_grow(arena, bytes, is_small);
     if (is_shortage(st) && !pya_fences_are_capturing(card)) {
         size_t n_freed;
-        card->stats.scalar[PYA_STAT_num_alloc_retries]++;
-        card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
-        st = pya_pending_sync(card);
-        if (st == PYA_OK) {
-            st = ladder_refit(arena, bytes, is_small, out);
+        scalar[PYA_STAT_num_alloc_retries]++;
+        scalar[PYA_STAT_num_sync_all_streams]++;
+        pya_status wait = squeeze_wait(arena);
+        if (wait != PYA_OK && wait != PYA_E_CAPTURE) {
+            return wait;
         }
-        if (st == PYA_OK && *out == NULL) {
-            st = pya_device_sync(card->dev);
-            st = st == PYA_OK ? pya_trim_card(card, PYA_TRIM_OPEN, NULL, SIZE_MAX, &n_freed) : st;
-        } else {
-            card->stats.scalar[PYA_STAT_pyalloc_saved_by_wait] += st == PYA_OK;
-        }
+        st = ladder_refit(arena, bytes, is_small, out);
         if (st != PYA_OK || *out != NULL) {
+            scalar[PYA_STAT_pyalloc_saved_by_wait] += st == PYA_OK;
+            return st;
+        }
+        st = wait == PYA_OK ? pya_trim_card(card, PYA_TRIM_OPEN, NULL, SIZE_MAX, &n_freed) : wait;
+        if (st != PYA_OK) {
             return st == PYA_E_CAPTURE ? PYA_E_NOMEM : st; /* a capture nobody told us of */
         }
         st = pya_plain_grow(arena, bytes, is_small);
-        card->stats.scalar[PYA_STAT_pyalloc_saved_by_release] += st == PYA_OK;
+        scalar[PYA_STAT_pyalloc_saved_by_release] += st == PYA_OK;
     }
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
@@ -557,7 +560,6 @@ climb_is_hopeless(const struct pya_arena *arena, size_t bytes) {
 pya_status
 pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_block *block = NULL;
-    size_t reserved_before = arena->card->reserved_bytes;
     pya_card_unpark(arena->card);
     pya_status st = ladder_reclaim(arena, bytes, is_small, &block);
     if (st == PYA_OK && block == NULL) {
@@ -578,7 +580,6 @@ pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct py
     if (block == NULL) {
         return PYA_E_NOMEM;
     }
-    pya_gc_after_growth(arena->card, reserved_before);
     *out = block;
     return PYA_OK;
 }

@@ -228,32 +228,27 @@ is_unsettled(const struct pya_arena *arena) {
 }
 
 bool
-pya_pools_settle(struct pya_card *card) {
+pya_pools_are_unsettled(struct pya_card *card) {
     pya_givers_review(card);
-    struct pya_arena *arena = card->giving;
+    const struct pya_arena *arena = card->giving;
     while (arena != NULL && !is_unsettled(arena)) {
         PYA_STEP();
         arena = arena->next_giving;
     }
-    if (arena == NULL || card->n_active > 0) {
-        return false;
-    }
-    if (pya_fences_are_capturing(card)) {
-        return false; /* a capture nobody announced */
-    }
-    if (pya_device_sync(card->dev) != PYA_OK) {
-        return false; /* they stay closed, and whoever needs the device next says why */
-    }
-    for (arena = card->arenas; arena != NULL; arena = arena->next) {
+    return arena != NULL && card->n_active == 0;
+}
+
+void
+pya_pools_note_wait(struct pya_card *card) {
+    for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         if (arena->pool != NULL && arena->pool->n_users == 0) {
             arena->pool->is_settled = true;
             arena->idle_seq = arena->seq;
         }
     }
-    return true;
 }
 
-/* Nothing mapped, nothing handed out: only address space is left. */
+/* Nothing mapped, nothing handed out or about to be: only address space is left. */
 static bool
 arena_is_empty(const struct pya_arena *arena) {
     for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
@@ -261,7 +256,7 @@ arena_is_empty(const struct pya_arena *arena) {
             return false;
         }
     }
-    return arena->stitches == NULL;
+    return arena->stitches == NULL && arena->n_waiting == 0;
 }
 
 static bool

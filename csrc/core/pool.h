@@ -27,9 +27,11 @@ void pya_pool_add_user(struct pya_card *card, struct pya_pool *pool);
 void pya_pool_drop_user(struct pya_card *card, struct pya_pool *pool);
 /* Its memory is for others, as far as it is in use by nobody; said when its last user went, or requests stop going there. */
 void pya_pool_offer(struct pya_card *card, const struct pya_pool *pool);
-/* Waits for the device when there are pools that lost their last user since: their memory is open to all others then.
- * Not while a capture may be under way.  True: it did wait. */
-bool pya_pools_settle(struct pya_card *card);
+/* Has a pool memory that lost its last user since the device was waited for?  Then it is worth a wait, unless a capture may be
+ * under way. */
+bool pya_pools_are_unsettled(struct pya_card *card);
+/* The device was waited for since anything was freed: the memory of such pools is open to all others. */
+void pya_pools_note_wait(struct pya_card *card);
 /* Drops what the pool holds of its caller's, and the pool; its arenas are gone. */
 void pya_pool_free(struct pya_pool *pool);
 /* Drops pools without users whose arenas hold nothing any more. */

@@ -257,11 +257,9 @@ arena_drop_addresses(struct pya_card *card, struct pya_arena *arena, size_t n_ke
     return st;
 }
 
-void
-pya_trim_settle(struct pya_card *card) {
-    if (!pya_pools_settle(card)) {
-        return;
-    }
+static void
+settle(struct pya_card *card) {
+    pya_pools_note_wait(card);
     for (struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         const struct pya_pool *pool = arena->pool;
         /* Others took all of its memory; old addresses may be left. */
@@ -271,6 +269,29 @@ pya_trim_settle(struct pya_card *card) {
         }
     }
     pya_pools_sweep(card);
+}
+
+/* Where it fails they stay closed, and whoever needs the device next says why. */
+void
+pya_trim_settle(struct pya_card *card) {
+    if (pya_pools_are_unsettled(card) && !pya_fences_are_capturing(card) &&
+        pya_device_sync(card->dev) == PYA_OK) {
+        settle(card);
+    }
+}
+
+pya_status
+pya_trim_settle_meanwhile(struct pya_card *card) {
+    bool is_idle;
+    if (!pya_pools_are_unsettled(card)) {
+        return PYA_OK;
+    }
+    pya_status st = pya_fences_wait_meanwhile(card, &is_idle);
+    pya_card_unpark(card);
+    if (st == PYA_OK && (is_idle || pya_device_sync(card->dev) == PYA_OK)) {
+        settle(card);
+    }
+    return st == PYA_E_HOST_NOMEM ? st : PYA_OK;
 }
 
 /* A graph may have addresses of a pool in use in its kernels, whatever is free at them now. */

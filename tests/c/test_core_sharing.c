@@ -2,9 +2,9 @@
 #include <unistd.h>
 
 #include "fault.h"
+#include "pools.h"
 #include "sender.h"
 #include "sweep.h"
-#include "world.h"
 
 static pya_status
 import_all(struct pya_heap *heap, const struct pya_shared *shared, pya_dptr *out) {
@@ -236,6 +236,87 @@ test_shared_memory_is_had_while_a_request_waits(void) {
     }
 }
 
+/* So can everything else be: whatever makes a request wait, the first wait, which is the long one, holds up nobody. */
+static struct {
+    const struct pya_lock *lock;
+    int n_waits;
+} waiting;
+
+static pya_status
+sync_alone(struct pya_device *dev) {
+    CHECK(waiting.n_waits++ > 0 || !pya_lock_is_held(waiting.lock));
+    return world_opened.ops->device_sync(dev);
+}
+
+static void
+test_requests_wait_without_the_lock(void) {
+    static const struct {
+        const char *options;
+        bool is_of_the_pool, is_dropped;
+    } rows[] = {
+        {"", false, true},
+        {"", true, false},
+        {"vmm:False", false, false},
+        {"vmm:False", true, false}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct world world = {0};
+        pools_init(&world, rows[i].options);
+        pya_dptr held = take(&world, 600 * MIB, 0);
+        pool_begin(&world);
+        give(&world, take(&world, 300 * MIB, 16));
+        if (!rows[i].is_of_the_pool) {
+            pool_end(&world);
+        }
+        if (rows[i].is_dropped) {
+            CHECK_OK(pya_pool_release(world.heap, 0, POOL));
+        }
+        waiting.lock = &world.heap->cards.open[0]->lock;
+        waiting.n_waits = 0;
+        world.ops.device_sync = sync_alone;
+        pya_dptr ptr = 0;
+        pya_status st = pya_alloc(world.heap, 0, 350 * MIB, 0, &ptr);
+        CHECK_EQ(st, rows[i].is_dropped ? PYA_OK : PYA_E_NOMEM);
+        CHECK(waiting.n_waits > 0);
+        CHECK_OK(pya_free(world.heap, ptr));
+        give(&world, held);
+        if (rows[i].is_of_the_pool) {
+            pool_end(&world);
+        }
+        world_fini(&world);
+    }
+}
+
+/* A pool may go while a request of its waits: what the request works on stays until it has its answer. */
+static struct world *going;
+
+static pya_status
+sync_while_a_pool_goes(struct pya_device *dev) {
+    struct world *world = going;
+    going = NULL;
+    if (world != NULL && CHECK(!pya_lock_is_held(&world->heap->cards.open[0]->lock))) {
+        pool_end(world);
+        CHECK_OK(pya_pool_release(world->heap, 0, POOL));
+        CHECK_EQ(pya_pool_list(world->heap, 0, NULL, 0), 1);
+    }
+    return world_opened.ops->device_sync(dev);
+}
+
+static void
+test_pool_that_goes_while_a_request_waits(void) {
+    struct world world = {0};
+    pya_dptr ptr;
+    pools_init(&world, "");
+    (void)take(&world, 960 * MIB, 0);
+    pool_begin(&world);
+    going = &world;
+    world.ops.device_sync = sync_while_a_pool_goes;
+    CHECK_EQ(pya_alloc(world.heap, 0, 80 * MIB, 0, &ptr), PYA_E_NOMEM);
+    CHECK(going == NULL);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(pya_pool_list(world.heap, 0, NULL, 0), 0);
+    world_fini(&world);
+}
+
 /* A new peer may use imports too. */
 static void
 test_peers_are_let_in(void) {
@@ -361,6 +442,8 @@ static const struct check_case cases[] = {
     {"shared_memory_is_had_while_the_cache_is_emptied",
      test_shared_memory_is_had_while_the_cache_is_emptied},
     {"shared_memory_is_had_while_a_request_waits", test_shared_memory_is_had_while_a_request_waits},
+    {"requests_wait_without_the_lock", test_requests_wait_without_the_lock},
+    {"pool_that_goes_while_a_request_waits", test_pool_that_goes_while_a_request_waits},
     {"peers_are_let_in", test_peers_are_let_in},
     {"failures_lose_nothing", test_failures_lose_nothing},
     {"descriptors_come_all_or_none", test_descriptors_come_all_or_none},

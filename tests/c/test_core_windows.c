@@ -178,6 +178,40 @@ test_a_limit_is_a_shortage(void) {
 }
 #endif
 
+/* While a request waits another thread's memory grows. */
+static struct world *growing;
+static pya_dptr given;
+
+static pya_status
+sync_while_others_grow(struct pya_device *dev) {
+    struct world *world = growing;
+    growing = NULL;
+    if (world != NULL) {
+        CHECK_OK(pya_set_limit(world->heap, 0, PYA_LIMIT_HARD, 0));
+        (void)take(world, 40 * MIB, 16);
+        give(world, given);
+    }
+    return world_opened.ops->device_sync(dev);
+}
+
+/* What others made is regretted once, by their own requests. */
+static void
+test_what_others_made_meanwhile_is_theirs(void) {
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    world_init(&world, "limit:100MiB,memory:tight");
+    given = take(&world, 60 * MIB, 0);
+    (void)take(&world, 40 * MIB, 0);
+    struct pya_usage *usage = &world.heap->cards.open[0]->usage;
+    usage->collected_at = 1; /* as after a collection */
+    usage->collected_pages = usage->owed_pages = 100;
+    growing = &world;
+    world.ops.device_sync = sync_while_others_grow;
+    (void)take(&world, 60 * MIB, 0);
+    CHECK(growing == NULL);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_pages_regretted"), 20);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"streams_age", test_streams_age},
     {"nothing_goes_under_a_capture", test_nothing_goes_under_a_capture},
@@ -185,6 +219,7 @@ static const struct check_case cases[] = {
     {"what_is_needed_does_not_go", test_what_is_needed_does_not_go},
     {"what_is_reserved_does_not_go", test_what_is_reserved_does_not_go},
     {"a_pause_ends_all_windows", test_a_pause_ends_all_windows},
+    {"what_others_made_meanwhile_is_theirs", test_what_others_made_meanwhile_is_theirs},
 #ifndef PYA_TEST_TINY
     {"a_limit_is_a_shortage", test_a_limit_is_a_shortage},
 #endif
