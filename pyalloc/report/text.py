@@ -267,7 +267,8 @@ def _fragmentation(oom: Oom) -> str:
     if oom.largest_gap >= oom.asked:
         return (
             "Cause: a piece of the idle memory was large enough, but kept for others: torch's allocator keeps memory "
-            "for the stream that asked for it, and apart for requests up to 1 MiB and above."
+            "for the stream that asked for it, apart for requests up to 1 MiB and above, and CUDA graphs and MemPools "
+            "get none of it."
         )
     free = ", together with what the device had free," * (oom.idle_bytes < oom.asked)
     pages = page_bytes(oom.moment.common_gaps)
