@@ -31,19 +31,25 @@ small_count(const struct small_part *x) {
     return x->view.p == NULL ? 0 : x->n[0] * x->n[1] * x->n[2] * x->dim;
 }
 
+static inline void
+small_copy_row(float *p, double *wide, int64_t n, bool widen) {
+    for (int64_t k = 0; k < n; k++) {
+        if (widen) {
+            wide[k] = (double)p[k];
+        } else {
+            p[k] = (float)wide[k];
+        }
+    }
+}
+
 static void
 small_copy(const struct small_part *x, bool widen) {
     double *wide = x->wide;
-    for (int64_t row = 0; row * x->dim < small_count(x); row++) {
-        const int64_t t = row % x->n[2];
-        const int64_t i = row / x->n[2] % x->n[1];
-        const int64_t o = row / x->n[2] / x->n[1];
-        float *p = (float *)x->view.p + o * x->outer + i * x->view.i + t * x->view.t;
-        for (int64_t k = 0; k < x->dim; k++, wide++) {
-            if (widen) {
-                *wide = (double)p[k];
-            } else {
-                p[k] = (float)*wide;
+    for (int64_t o = 0; o < x->n[0] && x->view.p != NULL; o++) {
+        for (int64_t i = 0; i < x->n[1]; i++) {
+            float *p = (float *)x->view.p + o * x->outer + i * x->view.i;
+            for (int64_t t = 0; t < x->n[2]; t++, wide += x->dim) {
+                small_copy_row(p + t * x->view.t, wide, x->dim, widen);
             }
         }
     }

@@ -35,13 +35,18 @@ pya_special_normalizer(double kappa, double dim) {
     if (a <= 0) { /* no density: also what keeps the shift below from walking up from -1e30 */
         return (struct pya_special_norm){(double)NAN, (double)NAN};
     }
-    double ratio = 1.0;
-    double shift = 0.0;
-    while (a < stirling_from) {
-        ratio *= a / (a + b);
-        shift += 1.0 / a - 1.0 / (a + b);
-        a += 1.0;
+    /* The shift's factors a / (a + b) and terms b / (a (a + b)), each over one denominator: a division takes as long as
+     * the rest of a step. At most 12 factors, none large but where D is, whose a is. */
+    double above = 1.0;
+    double below = 1.0;
+    double terms = 0.0; /* over above below */
+    for (; a < stirling_from; a += 1.0) {
+        terms = terms * (a * (a + b)) + above * below;
+        above *= a;
+        below *= a + b;
     }
+    const double ratio = above / below;
+    const double shift = b * terms / (above * below);
     struct pya_special_norm out;
     double l1 = log1p(b / a);
     out.h = (a - 0.5) * l1 + b * (log(a + b) - 1.0) + special_series(a + b) - special_series(a) -
