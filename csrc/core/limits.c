@@ -88,6 +88,32 @@ card_left(const struct pya_card *card, size_t bytes_left) {
     return bytes_left > card->keep_bytes ? bytes_left : card->keep_bytes;
 }
 
+static bool
+arena_has_spare(const struct pya_arena *arena) {
+    const bool is_plain = arena->small_fit != NULL;
+    const struct pya_stitch *s = arena->stitches == NULL ? NULL : arena->stitches->newest;
+    while (s != NULL && !s->is_broken) {
+        s = s->older;
+    }
+    return s != NULL || arena->free_pages > 0 || (is_plain && arena->free_bytes > 0);
+}
+
+/* Is there anything that could go, now or once the device was waited for?  What the device refused to take is tried again. */
+static bool
+card_has_spare(struct pya_card *card) {
+    size_t n_at_home = 0;
+    pya_card_unpark(card);
+    for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        if (arena_has_spare(arena)) {
+            return true;
+        }
+        for (const struct pya_range *r = arena->ranges; r != NULL; r = r->next) {
+            n_at_home += r->slots == NULL ? 0 : r->n_mapped;
+        }
+    }
+    return card->n_pending > 0 || n_at_home < card->pages.n_live;
+}
+
 /* Everything that is free is idle then.  is_idle: it was waited for without the lock, and is the same since. */
 static pya_status
 card_wait(struct pya_card *card, bool is_idle) {
@@ -119,16 +145,17 @@ card_give_back(
     return st;
 }
 
-/* Everything, or part of it: then what is least likely to be needed again goes first. */
+/* Everything, or part of it: then what is least likely to be needed again goes first.  !has_spare: there was nothing that
+ * could go, and nobody waits. */
 static pya_status
-card_trim(struct pya_card *card, size_t bytes_left, bool is_idle) {
+card_trim(struct pya_card *card, size_t bytes_left, bool has_spare, bool is_idle) {
     const size_t left = card_left(card, bytes_left);
     if (pya_fences_are_capturing(card)) {
         return PYA_OK;
     }
     card->stats.scalar[PYA_STAT_num_sync_all_streams] +=
         bytes_left == 0; /* as torch's empty_cache() */
-    if (card->reserved_bytes > left) {
+    if (card->reserved_bytes > left && has_spare) {
         pya_status st = card_wait(card, is_idle);
         if (st != PYA_OK) {
             return st;
@@ -137,7 +164,7 @@ card_trim(struct pya_card *card, size_t bytes_left, bool is_idle) {
             card_note_trim(card, pya_gc_collect(card, card->reserved_bytes - left, NULL, 0));
         }
     }
-    if (card->reserved_bytes <= left) {
+    if (card->reserved_bytes <= left || !has_spare) {
         pya_pools_sweep(card); /* requests of others may have taken the last of their memory */
         return PYA_OK;
     }
@@ -175,8 +202,9 @@ static pya_status
 card_trim_and_release(
     struct pya_heap *heap, struct pya_card *card, const struct pya_pool_id *pool,
     size_t bytes_left) {
-    const bool waits = pool != NULL ? pool_may_be_trimmed(pya_pool_find(card, *pool))
-                                    : card->reserved_bytes > card_left(card, bytes_left);
+    const bool waits =
+        pool != NULL ? pool_may_be_trimmed(pya_pool_find(card, *pool))
+                     : card->reserved_bytes > card_left(card, bytes_left) && card_has_spare(card);
     const uint64_t n_given = pya_card_n_given(card);
     pya_lock_release(&card->lock);
     pya_status st = waits ? pya_fences_wait_unlocked(card) : PYA_OK;
@@ -189,7 +217,7 @@ card_trim_and_release(
     const bool is_idle = has_waited && pya_card_n_given(card) == n_given;
     pya_history_set_current(card->history, here);
     st = pool != NULL ? card_trim_pool(card, pya_pool_find(card, *pool), is_idle)
-                      : card_trim(card, bytes_left, is_idle);
+                      : card_trim(card, bytes_left, waits, is_idle);
     pya_history_set_current(card->history, NULL);
     pya_lock_release(&card->lock);
     pya_heap_drop_context(heap, here);

@@ -396,7 +396,37 @@ test_event_is_lost_while_open(void) {
     streams_fini(&world);
 }
 
+/* Programs empty the cache in every step, also where nothing is free. */
+static void
+test_nothing_to_give_back_is_not_waited_for(void) {
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_DELAYED);
+    pya_dptr kept = get(&world, MIB, ONE);
+    pya_dptr used = get(&world, 8 * MIB, ONE);
+    CHECK_OK(pya_empty_cache(world.heap, 0)); /* of what was made with them */
+    const uint64_t n_waits = calls(&world, PYA_SIM_DEVICE_SYNC);
+    const size_t n_reserved = reserved(&world);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_OK(pya_trim(world.heap, 0, MIB));
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), n_waits);
+    pya_sim_finish(world.sim, ONE);
+    CHECK_OK(pya_record_stream(world.heap, used, TWO));
+    CHECK_OK(pya_sim_use(world.sim, TWO, used, 8 * MIB));
+    put(&world, used, 8 * MIB); /* free once TWO is done */
+    pya_sim_fail(world.sim, 1U << PYA_SIM_PAGE_RELEASE, 1, PYA_E_DEVICE, false);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK(pya_sim_fail_clear(world.sim));
+    CHECK(calls(&world, PYA_SIM_DEVICE_SYNC) > n_waits);
+    const size_t n_left = reserved(&world);
+    CHECK(n_left < n_reserved);
+    CHECK_OK(pya_empty_cache(world.heap, 0)); /* the page that was refused */
+    CHECK(reserved(&world) < n_left);
+    put(&world, kept, MIB);
+    streams_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"nothing_to_give_back_is_not_waited_for", test_nothing_to_give_back_is_not_waited_for},
     {"event_is_lost_while_open", test_event_is_lost_while_open},
     {"handle_comes_back_elsewhere", test_handle_comes_back_elsewhere},
     {"stream_without_events", test_stream_without_events},
