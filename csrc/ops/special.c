@@ -40,10 +40,11 @@ pya_special_normalizer(double kappa, double dim) {
     double above = 1.0;
     double below = 1.0;
     double terms = 0.0; /* over above below */
-    for (; a < stirling_from; a += 1.0) {
+    while (a < stirling_from) {
         terms = terms * (a * (a + b)) + above * below;
         above *= a;
         below *= a + b;
+        a += 1.0;
     }
     const double ratio = above / below;
     const double shift = b * terms / (above * below);
