@@ -347,6 +347,24 @@ class Analysis:
             return []
         return _rows((block.label or "(no label)", block) for block in held)
 
+    def by_block(self, blocks: Iterable[Block]) -> list[Row]:
+        """Each by itself, largest first: who made it, where it lies and since when."""
+        held = list(blocks)
+        several = len(self.totals["device_peak"]) > 1
+        rows = [
+            Row(
+                f"{label}, at {block.address:#x}"
+                + f" of device {block.device}" * several
+                + (f", made in {block.phase}" if block.phase else "")
+                + (f", step {block.step}" if block.step >= 0 else "")
+                + f", event {block.alloc_event:,}",
+                block.bytes,
+                1,
+            )
+            for block, label in zip(held, self.labels(held), strict=True)
+        ]
+        return sorted(rows, key=lambda row: -row.bytes)
+
     def by_pool(self, moment: Moment) -> list[Row]:
         """Bytes in use of each private pool and of what is in none; nothing where there is no private pool."""
         reserved = moment.reserved_by_pool()

@@ -13,12 +13,12 @@ from pyalloc.errors import UsageError
 from pyalloc.moments import Moment
 from pyalloc.report import data, text
 
-_GROUPS = ("contributor", "line", "module", "category", "size", "label", "pool")
+_GROUPS = ("contributor", "line", "module", "category", "size", "label", "pool", "block")
 _MOST_DIGITS = 20  # of an event's number; of more than 4300 Python makes none
 
 
 class Command:
-    """Who holds the memory, by line, module, category or size.
+    """Who holds the memory, by line, module, category, size or block.
 
     pyalloc top out.pya [--by line] [--at peak|end|oom|EVENT] [--over-time]
     """
@@ -85,6 +85,7 @@ def grouped(found: Analysis, moment: Moment, by: str) -> list[Row]:
         "category": found.by_category,
         "size": found.by_size,
         "label": found.by_label,
+        "block": found.by_block,
     }
     rows: list[Row] = groups[by](moment.blocks)
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,20 @@ def test_top_at_any_moment(plan: Plan) -> None:
     assert "write for example 24GB" in small and "KBGB" not in small
     huge = "99999999999999GB"
     assert "more than any device has" in pyalloc("replay", path, "--limit", huge, expect=2)
+
+
+def test_top_names_each_block(plan: Plan) -> None:
+    plan.event("step", "step", arg=3)
+    plan.event("phase_begin", "forward")
+    plan.event("alloc", addr=0x7F0000, bytes=MIB, stack=plan.stack(5))
+    plan.event("phase_end", "forward")
+    plan.event("alloc", addr=0x9F0000, bytes=2 * MIB, device=1)
+    shown = pyalloc("top", plan.done(), "--by", "block", "-q")
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    _, first, second, *_ = re.split(r"\n +(?=\d+\.\d MiB)", shown)
+    assert "(no stack), at 0x9f0000 of device 1, step 3, event 4" in " ".join(first.split())
+    told = "me/model.py:5 work, at 0x7f0000 of device 0, made in forward, step 3, event 2"
+    assert told in " ".join(second.split())
 
 
 def test_phases_that_were_left_open_by_an_exception_end(plan: Plan) -> None:
