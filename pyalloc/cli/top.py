@@ -26,7 +26,13 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The trace, the moment and the grouping."""
         parser.add_argument("file", type=Path, help="a trace, or a snapshot torch wrote")
-        parser.add_argument("--by", choices=_GROUPS, default="line", help="group by (line)")
+        parser.add_argument(
+            "--by",
+            choices=_GROUPS,
+            default="line",
+            metavar="WHAT",
+            help=f"{', '.join(_GROUPS)} (line)",
+        )
         parser.add_argument(
             "--at", default="peak", metavar="WHEN", help="peak, end, oom or an event (peak)"
         )
