@@ -118,7 +118,10 @@ def scaled_attention(
         OpError: shapes, dtypes or devices that do not fit together, head sizes over 256, dropout
             outside [0, 1).
     """
-    if scale is not None and type(scale) is not float:
+    factor = None  # of the queries
+    if isinstance(scale, Tensor) and _is_compiling():  # a number that is not known until it runs
+        factor, scale = _as_factor(scale), 1.0
+    elif scale is not None and type(scale) is not float:
         scale = _as_number(scale)
     # Before all checks, since a call for a few queries is over in microseconds; what does not fit is
     # explained below.
@@ -137,6 +140,7 @@ def scaled_attention(
     if mask is not None:
         require_tensor(_OP, "mask", mask)
     q, k, v = _autocast(q, k, v)
+    q = q if factor is None else q * factor.to(q.device)
     if not q.dim() == k.dim() == v.dim() == 4:
         options = (bias, mask, causal, scale, dropout)
         return _with_fewer_dimensions((q, k, v), options, path, return_info)
@@ -161,19 +165,33 @@ def scaled_attention(
 
 
 def _as_number(scale: Any) -> float:
-    """A tensor's too, but one that is learned would never get its gradient, nor pass on its tangent."""
-    if isinstance(scale, Tensor) and has_gradient(scale):
-        raise OpError(
-            f"{_OP}: scale must be a number, got a tensor that requires a gradient; multiply q by it"
-        )
-    if isinstance(scale, Tensor) and has_tangent(scale):
-        raise OpError(
-            f"{_OP}: scale must be a number, got a tensor with a tangent; multiply q by it"
-        )
+    """A tensor's too, if it is not to have a derivative."""
+    if isinstance(scale, Tensor):
+        _refuse_derivative(scale)
     try:
         return float(scale)
     except (TypeError, ValueError, RuntimeError):
         raise OpError(f"{_OP}: scale must be a number, got {type(scale).__name__}") from None
+
+
+def _as_factor(scale: Tensor) -> Tensor:
+    """A tensor of one number without dimensions, as which it does not change a dtype."""
+    _refuse_derivative(scale)
+    if scale.numel() != 1:
+        raise OpError(f"{_OP}: scale must be a number, got a tensor {tuple(scale.shape)}")
+    return scale.reshape(())
+
+
+def _refuse_derivative(scale: Tensor) -> None:
+    """Read as a number, one that is learned would never get its gradient, nor pass on its tangent."""
+    if has_gradient(scale):
+        raise OpError(
+            f"{_OP}: scale must be a number, got a tensor that requires a gradient; multiply q by it"
+        )
+    if has_tangent(scale):
+        raise OpError(
+            f"{_OP}: scale must be a number, got a tensor with a tangent; multiply q by it"
+        )
 
 
 def _no_keys(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:

@@ -293,3 +293,19 @@ def test_grouped_queries_in_half_precision_compile_with_dynamic_shapes():
     torch._dynamo.reset()
     compiled = torch.compile(scaled_attention, fullgraph=True, dynamic=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q, k, v), scaled_attention(q, k, v))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scale", [0.3, -0.4, [0.3], 2], ids=str)
+def test_a_tensor_as_scale_compiles_in_one_graph(scale):
+    """Its number is not known then, nor whether it is above 0."""
+    inputs = [*attention()[:3], torch.tensor(scale)]
+
+    def function(q, k, v, scale):
+        return scaled_attention(q, k, v, causal=True, scale=scale)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), function(*inputs))
+    inputs[3] = inputs[3] * 3
+    torch.testing.assert_close(compiled(*inputs), function(*inputs))
