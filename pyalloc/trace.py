@@ -45,8 +45,7 @@ def as_trace_file(path: Path, *, no_source: bool = False) -> Iterator[Path]:
         if not no_source:
             yield file
             return
-        with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
-            target = Path(folder) / path.with_suffix(".pya").name
+        with _written_again(path) as target:
             without_source(file, target)
             yield target
 
@@ -133,8 +132,7 @@ def _as_trace_file(path: Path, *, is_unpacked: bool = False) -> Iterator[Path]:
                 raise TraceError(str(error).replace(str(unpacked), str(path))) from None
     elif magic[:1] == b"\x80" or magic[:1] in (b"(", b"]", b"}"):
         snapshot = pickles.load(path)
-        with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
-            target = Path(folder) / "snapshot.pya"
+        with _written_again(path) as target:
             write_snapshot(snapshot, target)
             yield target
     elif not magic:
@@ -144,6 +142,22 @@ def _as_trace_file(path: Path, *, is_unpacked: bool = False) -> Iterator[Path]:
             f"{path}: neither a trace of `pyalloc run --record` nor a snapshot of "
             "torch.cuda.memory._dump_snapshot()"
         )
+
+
+@contextlib.contextmanager
+def _written_again(path: Path) -> Iterator[Path]:
+    """A temporary file for what is made of `path`, which errors are told of: nobody knows the other's name."""
+    with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
+        target = Path(folder) / "trace.pya"
+        try:
+            yield target
+        except TraceError as error:
+            text = str(error).replace(str(target), str(path))
+            if (
+                str(target) in str(error) and not target.exists()
+            ):  # it has its name once it is whole
+                text += f" (written again in {tempfile.gettempdir()}; TMPDIR names another folder)"
+            raise TraceError(text if str(path) in text else f"{path}: {text}") from None
 
 
 def _unpacked(path: Path, folder: Path) -> Path:

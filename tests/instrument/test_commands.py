@@ -351,6 +351,30 @@ def test_a_full_disk_while_unpacking_is_told_with_where_that_is(plan: Plan, tmp_
     assert done.returncode == 2 and told in done.stderr
 
 
+def test_a_full_disk_while_a_file_is_written_again_is_told_of_that_file(
+    plan: Plan, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "snapshot.pickle"
+    pyalloc("export", small_trace(plan), "--to", "torch", "-o", snapshot)
+    for path, words in ((snapshot, ["stats"]), (plan.path, ["export", "--to=csv", "--no-source"])):
+        done = subprocess.run(
+            [sys.executable, "-m", "pyalloc", *words, path],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        told = f"{path}: File too large (written again in {tmp_path}; TMPDIR names another folder)"
+        assert done.returncode == 2 and done.stderr == f"pyalloc {words[0]}: {told}\n"
+    snapshot.write_bytes(
+        pickle.dumps(
+            {"segments": [{"address": 1, "total_size": 1, "blocks": [], "segment_pool_id": 7}]}
+        )
+    )
+    assert f"{snapshot}: the snapshot is malformed" in pyalloc("stats", snapshot, expect=2)
+
+
 def test_output_that_cannot_be_written_or_spelled(plan: Plan) -> None:
     path = small_trace(plan)
     command = [sys.executable, "-m", "pyalloc"]
