@@ -65,6 +65,13 @@ pya_hc_capture_unsafe_stream_locked(struct pya_hc_stream *stream) {
     return error == CU_OK ? pya_hc_capture_implicit_locked(stream) : error;
 }
 
+void
+pya_hc_capture_spoil_locked(uint64_t id) {
+    for (struct pya_hc_capture *c = captures; c != NULL; c = c->next) {
+        c->status = c->id == id ? CAPTURE_INVALID : c->status;
+    }
+}
+
 static bool
 capture_is_on(const struct pya_hc_capture *capture, int device) {
     size_t i = 0;

@@ -30,6 +30,9 @@ int pya_hc_capture_unsafe_stream_locked(struct pya_hc_stream *stream);
 /* Waiting for a whole device ends every capture on it, whatever its mode and the thread's; those on others go on. */
 int pya_hc_capture_unsafe_device_locked(int device);
 
+/* What asks about a captured event, or waits for one, ends its capture, if that is still under way. */
+void pya_hc_capture_spoil_locked(uint64_t id);
+
 /* Work on a stream: *captured tells that it became a node and must not be done now.  Takes no lock. */
 int pya_hc_submit_locked(
     struct pya_hc_stream *stream, const struct pya_hc_action *action, bool *captured);

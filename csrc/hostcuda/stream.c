@@ -276,14 +276,18 @@ event_is_done(const struct pya_hc_event *event) {
     return !event->is_recorded || pya_hc_mark_is_done_locked(&event->mark);
 }
 
-/* The event, for the host to ask about or to wait for: none that became a graph's. */
+/* The event, for the host to ask about or to wait for: none that became a graph's, whose capture that ends in any mode. */
 static int
 event_for_host_locked(const void *handle, struct pya_hc_event **out) {
     *out = event_find_locked(handle);
     if (*out == NULL) {
         return CU_INVALID_HANDLE;
     }
-    return (*out)->capture_id != 0 ? CU_CAPTURED_EVENT : CU_OK;
+    if ((*out)->capture_id != 0) {
+        pya_hc_capture_spoil_locked((*out)->capture_id);
+        return CU_CAPTURED_EVENT;
+    }
+    return CU_OK;
 }
 
 int

@@ -322,6 +322,18 @@ def test_waiting_for_the_device_ends_captures_on_it_in_every_mode(
     cuda.ok("cudaStreamDestroy", stream)
 
 
+@pytest.mark.parametrize("call", ["cudaEventQuery", "cudaEventSynchronize"])
+def test_asking_about_a_captured_event_ends_its_capture(cuda: Cuda, call: str) -> None:
+    stream, event = stream_new(cuda), cuda.out("cudaEventCreateWithFlags", 2)
+    cuda.ok("cudaStreamBeginCapture", stream, RELAXED)
+    cuda.ok("cudaEventRecord", event, stream)
+    assert cuda(call, event) == 907  # cudaErrorCapturedEvent
+    assert capture_status(cuda, stream) == 2
+    end_invalid(cuda, stream)
+    cuda.ok("cudaEventDestroy", event)
+    cuda.ok("cudaStreamDestroy", stream)
+
+
 def test_waiting_for_another_device_leaves_captures_alone(libraries: Path) -> None:
     program = """
         import ctypes, sys
