@@ -14,7 +14,7 @@ enum {
 
 /* Growth is by at least GROW_PAGES and, up to GROW_MOST, by 1/128 of what there is: every growth opens its range to the
  * device once.  While there are fewer than GROW_EARLY pages, each is a good part of the whole: by GROW_FEW.  Nobody else may
- * use what a private pool has too much, and each of many graphs may have one: it grows by no more than it has. */
+ * use what a private pool has too much, and each of many graphs may have one: it grows by a quarter of what it has. */
 #ifdef PYA_TEST_TINY
 enum { GROW_PAGES = 2 };
 #else
@@ -107,7 +107,7 @@ pya_policy_step(const struct pya_arena *arena, size_t n_pages) {
     size_t n_least = card->pages.n_live < GROW_EARLY ? GROW_FEW : GROW_PAGES;
     size_t n = n_share > n_least ? n_share : n_least;
     const struct pya_pool *pool = arena->pool;
-    size_t n_own = pool == NULL ? n : (size_t)pool->reserved[PYA_STAT_ALL].current / PYA_PAGE;
+    size_t n_own = pool == NULL ? n : (size_t)pool->reserved[PYA_STAT_ALL].current / (4 * PYA_PAGE);
     return n_own < n ? n_own : n;
 }
 
