@@ -5,7 +5,8 @@
 Real torch on the host-memory CUDA runtime, which counts the calls that take, map or free memory; gradients are dropped
 before each backward pass (``zero_grad(set_to_none=True)``, torch's default).  Columns: live: most bytes allocated;
 peak/live: most device bytes over that; calls: of step 1, step 2, steps 3 to 6 and the rest; quiet from: the step after
-which none came.  Nothing here is drawn at random: the same commands give the same numbers.
+which none came.  Nothing here is drawn at random; but torch.autocast frees its casts in the order of a table of their
+addresses, another one in each process, and rows of bfloat16 may differ a little from run to run.
 
 --device cuda trains on the card: calls and memory are then those torch's statistics tell (most bytes reserved, pages
 and segments made and given back), and the rows have the milliseconds of each step.

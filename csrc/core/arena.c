@@ -582,5 +582,6 @@ pya_arena_destroy(struct pya_arena *arena) {
     free(arena->small_fit);
     free(arena->repeat);
     free(arena->stays);
+    free(arena->littles);
     free(arena);
 }

@@ -34,7 +34,8 @@ struct pya_arena {
     struct pya_stitches *stitches;
     struct pya_repeat *repeat; /* repeat.h; NULL before the first large request */
     struct pya_stay *stays;    /* and how long its requests lived; NULL before a period is known */
-    size_t repeat_pause;       /* large requests to let pass, since nothing repeats */
+    struct pya_littles *littles; /* and where smaller ones between them lay; NULL likewise */
+    size_t repeat_pause;         /* large requests to let pass, since nothing repeats */
     struct pya_block
         *parked; /* freed last, not yet joined to its neighbours; state USED, in no index */
     struct pya_arena *next_parking; /* of the card's list */

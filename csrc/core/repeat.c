@@ -49,7 +49,19 @@ struct pya_stay {
     uint32_t life;  /* with how many more requests it was given back; 0: it was not yet */
 };
 
-/* A request that fails changes nothing but `like`. */
+/* Requests below PYA_REPEAT_FROM, in the order they came: those between two large ones are found by the number of the large one
+ * before them.  Best fit puts them a little differently in each step, and one of a kilobyte is enough to be in the way of
+ * 32 MiB; but where a program is they do not tell, so that the large ones are followed without them. */
+struct pya_littles {
+    uint32_t n;       /* so far, the latest REPEAT_KEPT are remembered */
+    bool is_followed; /* the latest large request was one of a program that has settled */
+    uint32_t first[REPEAT_KEPT]; /* by large request: n when it was served */
+    uint64_t kept[REPEAT_KEPT];  /* address and size, in units of PYA_ALIGN */
+};
+enum { LITTLE_SIZE_BITS = 8 };
+_Static_assert(PYA_REPEAT_FROM / PYA_ALIGN < 1 << LITTLE_SIZE_BITS, "a size fits in");
+
+/* A request that fails changes nothing but `like` and whether littles are followed. */
 struct pya_repeat {
     size_t n;          /* requests so far; the latest n_room of them are remembered */
     size_t n_room;     /* grows to n_most */
@@ -206,24 +218,30 @@ repeat_watch(struct pya_arena *arena) {
     bool is_likely = repeat->streak >= REPEAT_LEAST && repeat->n - repeat->like >= SETTLE_PERIOD;
     if (arena->stays == NULL && is_likely && !pya_card_is_shared(arena->card)) {
         arena->stays = calloc(REPEAT_KEPT, sizeof *arena->stays);
+        arena->littles = arena->stays == NULL ? NULL : calloc(1, sizeof *arena->littles);
         repeat->n_stays = repeat->n;
     }
+}
+
+/* Do blocks come to lie where they lay, but for those in one another's way? */
+static bool
+repeat_is_steady(const struct pya_arena *arena) {
+    const struct pya_repeat *repeat = arena->repeat;
+    bool is_known = arena->stays != NULL && repeat->like >= repeat->n_stays &&
+                    repeat->like >= repeat->n_given && !pya_card_is_shared(arena->card);
+    return is_known && repeat->n - repeat->like >= SETTLE_PERIOD &&
+           repeat_stretch(repeat) >= SETTLE_LEAST;
 }
 
 /* Is it time to move blocks out of one another's way? */
 static bool
 repeat_is_settling(const struct pya_arena *arena) {
     const struct pya_repeat *repeat = arena->repeat;
-    bool is_alone = !pya_card_is_shared(arena->card);
-    if (arena->stays == NULL || repeat->like < repeat->n_stays || repeat->like < repeat->n_given ||
-        !is_alone || repeat->n_sorted > SETTLE_SPANS_MOST) {
-        return false;
-    }
     size_t period = repeat->n - repeat->like;
     size_t streak = repeat_stretch(repeat);
     size_t n = repeat->n < REPEAT_ENOUGH ? repeat->n : REPEAT_ENOUGH;
-    bool is_proper = period >= SETTLE_PERIOD && streak >= n / REPEAT_SHARE;
-    return is_proper && streak >= SETTLE_LEAST && streak <= SETTLE_PERIODS * period;
+    return repeat_is_steady(arena) && repeat->n_sorted <= SETTLE_SPANS_MOST &&
+           streak >= n / REPEAT_SHARE && streak <= SETTLE_PERIODS * period;
 }
 
 /* Where the pages of a stitched range are at home. */
@@ -307,15 +325,67 @@ repeat_restitch(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
     return block;
 }
 
+/* Where the like of a request below PYA_REPEAT_FROM lay: as many behind the large request before it; 0: there was none. */
+static pya_dptr
+littles_place(const struct pya_arena *arena, size_t bytes) {
+    const struct pya_littles *littles = arena->littles;
+    const struct pya_repeat *repeat = arena->repeat;
+    size_t next = repeat->follow; /* what the next large request should be like */
+    if (!littles->is_followed || next <= repeat->n_stays || next >= repeat->n) {
+        return 0;
+    }
+    uint32_t i = littles->first[(next - 1) % REPEAT_KEPT] + littles->n -
+                 littles->first[(repeat->n - 1) % REPEAT_KEPT];
+    uint32_t n_left = littles->first[next % REPEAT_KEPT] - i;
+    bool is_kept = n_left - 1 < REPEAT_KEPT && littles->n - i < REPEAT_KEPT;
+    uint64_t kept = littles->kept[i % REPEAT_KEPT];
+    bool is_like = kept % (1 << LITTLE_SIZE_BITS) == bytes / PYA_ALIGN;
+    return is_kept && is_like ? (kept >> LITTLE_SIZE_BITS) * PYA_ALIGN : 0;
+}
+
+static struct pya_block *
+littles_take(struct pya_arena *arena, size_t bytes) {
+    pya_dptr addr = littles_place(arena, bytes);
+    struct pya_block *parked = arena->parked;
+    if (addr == 0) {
+        return NULL;
+    }
+    if (parked != NULL && parked->addr == addr && parked->bytes == bytes) {
+        arena->parked = NULL;
+        return parked;
+    }
+    if (pya_slab_reserve(&arena->card->blocks, 2) != PYA_OK) {
+        return NULL;
+    }
+    pya_arena_unpark(arena);
+    struct pya_block *run = repeat_run_at(arena, addr, bytes);
+    return run == NULL ? NULL : pya_arena_carve(arena, run, addr, bytes, PYA_BLOCK_USED);
+}
+
+static void
+littles_note(struct pya_littles *littles, const struct pya_block *block) {
+    littles->kept[littles->n++ % REPEAT_KEPT] =
+        block->addr / PYA_ALIGN << LITTLE_SIZE_BITS | block->bytes / PYA_ALIGN;
+}
+
 struct pya_block *
 pya_repeat_take(struct pya_arena *arena, size_t bytes) {
+    if (bytes < PYA_REPEAT_FROM) {
+        return littles_take(arena, bytes);
+    }
     struct pya_repeat *repeat = repeat_of(arena);
     if (repeat == NULL) {
         return NULL;
     }
     repeat->like = repeat_find(repeat, bytes);
     repeat_watch(arena);
-    if (!repeat_is_known(repeat)) {
+    bool is_known = repeat_is_known(repeat);
+    if (arena->littles != NULL) {
+        size_t period = repeat->n - repeat->like;
+        arena->littles->is_followed =
+            is_known && repeat_is_steady(arena) && repeat_stretch(repeat) >= period;
+    }
+    if (!is_known) {
         return NULL;
     }
     if (pya_slab_reserve(&arena->card->blocks, 2) != PYA_OK) {
@@ -347,6 +417,10 @@ repeat_review(struct pya_arena *arena) {
 void
 pya_repeat_note(struct pya_arena *arena, struct pya_block *block) {
     struct pya_repeat *repeat = arena->repeat;
+    if (block->bytes < PYA_REPEAT_FROM) {
+        littles_note(arena->littles, block);
+        return;
+    }
     if (repeat == NULL) {
         return;
     }
@@ -362,6 +436,9 @@ pya_repeat_note(struct pya_arena *arena, struct pya_block *block) {
     repeat->streak = streak;
     repeat->follow =
         repeat->like + (repeat->like < repeat->n); /* the same size may come again at once */
+    if (arena->littles != NULL) {
+        arena->littles->first[repeat->n % REPEAT_KEPT] = arena->littles->n;
+    }
     if (arena->stays != NULL) {
         size_t units = block->bytes / PYA_ALIGN;
         arena->stays[repeat->n % repeat->n_room] =
@@ -434,5 +511,6 @@ size_t
 pya_repeat_host_bytes(const struct pya_arena *arena) {
     const struct pya_repeat *repeat = arena->repeat;
     size_t bytes = repeat == NULL ? 0 : sizeof *repeat + repeat->n_room * sizeof *repeat->kept;
+    bytes += arena->littles == NULL ? 0 : sizeof *arena->littles;
     return bytes + (arena->stays == NULL ? 0 : REPEAT_KEPT * sizeof *arena->stays);
 }

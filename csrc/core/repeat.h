@@ -11,12 +11,13 @@
 extern "C" {
 #endif
 
-/* Smaller requests fit in anywhere. */
+/* Smaller requests fit in anywhere, and tell little about where the program is. */
 enum { PYA_REPEAT_FROM = 64 << 10 };
 
-/* For a large request in an arena of pages of the default pool: the free memory, or the stitched range, where its like lay one
+/* For a request in an arena of pages of the default pool: the free memory, or the stitched range, where its like lay one
  * period ago, or, where somebody lies there now, some that nobody will want before it is given back.  NULL while the program is
- * not known to repeat itself, and where there is none.  The block is USED or STITCHED. */
+ * not known to repeat itself, and where there is none; for one below PYA_REPEAT_FROM also before a whole period has settled.
+ * The block is USED or STITCHED. */
 struct pya_block *pya_repeat_take(struct pya_arena *arena, size_t bytes);
 /* That request was served by `block`, wherever it lies. */
 void pya_repeat_note(struct pya_arena *arena, struct pya_block *block);
@@ -28,7 +29,10 @@ void pya_repeat_note_trim(struct pya_arena *arena);
 /* Is this a request for the two? */
 static inline bool
 pya_repeat_is_on(struct pya_arena *arena, size_t bytes) {
-    if (bytes < PYA_REPEAT_FROM || arena->pool != NULL || arena->small_fit != NULL) {
+    if (bytes < PYA_REPEAT_FROM) {
+        return PYA_UNLIKELY(arena->littles != NULL);
+    }
+    if (arena->pool != NULL || arena->small_fit != NULL) {
         return false;
     }
     if (PYA_LIKELY(arena->repeat_pause == 0)) {

@@ -104,6 +104,65 @@ test_ranges_are_not_swapped(void) {
     world_fini(&world);
 }
 
+enum { N_LITTLE = 4 };
+
+/* Among large ones four little ones: two of one size, one that lives for a whole period. */
+static void
+period_with_littles(struct world *world, pya_dptr little[N_LITTLE], size_t unlike) {
+    pya_dptr batch = take(world, MIB, 0);
+    give(world, take(world, unlike, 0));
+    little[0] = take(world, 1024, 0);
+    little[1] = take(world, 1024, 0);
+    take_fillers(world);
+    little[2] = take(world, 1536, 0);
+    give(world, take(world, 2 * MIB, 0));
+    if (little[3] != 0) {
+        give(world, little[3]);
+    }
+    little[3] = take(world, 2048, 0);
+    give(world, little[0]);
+    give(world, little[1]);
+    give(world, little[2]);
+    give(world, batch);
+}
+
+/* Small requests lie where they lay too, once the large ones around them have settled: whatever else came free meanwhile, and
+ * whatever is best. */
+static void
+test_little_ones_find_their_places_again(void) {
+    struct world world = {0};
+    world_init(&world, "");
+    pya_dptr guests[2 * N_LITTLE];
+    for (size_t i = 0; i < 2 * (size_t)N_LITTLE; i++) {
+        guests[i] = take(&world, 1024 + i / 4 * 512, 0);
+    }
+    pya_dptr little[N_LITTLE] = {0}, before[N_LITTLE];
+    for (size_t i = 0; i < N_ALIKE + 4; i++) {
+        period_with_littles(&world, little, 512);
+    }
+    memcpy(before, little, sizeof before);
+    for (size_t i = 0; i < 2 * (size_t)N_LITTLE; i += 2) {
+        give(&world, guests[i]); /* best fit would take these */
+    }
+    period_with_littles(&world, little, 512);
+    CHECK(memcmp(before, little, sizeof before) == 0);
+    /* one of another size: the others lie where they lay */
+    period_with_littles(&world, little, 3072);
+    CHECK(memcmp(before, little, sizeof before) == 0);
+    /* a place that somebody has is left alone, and the next one is that of the last time */
+    pya_dptr thief = take(&world, 1024, 0);
+    while (thief != before[0]) {
+        thief = take(&world, 1024, 0);
+    }
+    period_with_littles(&world, little, 512);
+    CHECK(little[0] != before[0]);
+    memcpy(before, little, sizeof before);
+    give(&world, thief);
+    period_with_littles(&world, little, 512);
+    CHECK(memcmp(before, little, sizeof before) == 0);
+    world_fini(&world);
+}
+
 /* Requests of a step that is remembered still. */
 #ifdef PYA_TEST_TINY
 enum { N_LONG = 200 };
@@ -161,6 +220,7 @@ test_lives_by_chance_make_no_period(void) {
 static const struct check_case cases[] = {
     {"pages_of_stitched_ranges_are_left_alone", test_pages_of_stitched_ranges_are_left_alone},
     {"ranges_are_not_swapped", test_ranges_are_not_swapped},
+    {"little_ones_find_their_places_again", test_little_ones_find_their_places_again},
     {"a_long_step_repeats", test_a_long_step_repeats},
 #ifndef PYA_TEST_TINY
     {"lives_by_chance_make_no_period", test_lives_by_chance_make_no_period},
