@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Size, Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, constraints, register_kl
 from torch.distributions.constraints import Constraint
 
@@ -69,31 +68,49 @@ def _(parts: Tensor, alpha: Tensor, beta: float) -> Tensor:
 class _Beta(torch.autograd.Function):
     """Samples z of Beta(alpha, beta) and 1 - z, so that neither end of the interval loses its digits.
 
-    Differentiated implicitly in alpha, as torch's are. Where alpha is large the derivative that torch's have is 0 or
-    NaN in float32; there -log z falls as 1 / (alpha + (beta - 1) / 2), to a millionth.
+    Differentiated implicitly in alpha, once, as torch's are, and by torch.func. Where alpha is large the derivative
+    that torch's have is 0 or NaN in float32; there -log z falls as 1 / (alpha + (beta - 1) / 2), to a millionth.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, alpha: Tensor, beta: float) -> Tensor:
+    def forward(alpha: Tensor, beta: float) -> Tensor:
         is_compiled = torch.compiler.is_compiling()
         draw = torch.ops.pyalloc.draw_beta if is_compiled else _draw_beta
         parts: Tensor = draw(alpha, beta)
-        ctx.save_for_backward(parts, alpha)
-        ctx.beta = beta
         return parts
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        alpha, ctx.beta = inputs
+        ctx.save_for_backward(output, alpha)
+        ctx.save_for_forward(output, alpha)
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         parts, alpha = ctx.saved_tensors
-        z, rest = parts.unbind(-1)
-        is_compiled = torch.compiler.is_compiling()
-        slope_of = torch.ops.pyalloc.slope_of_beta if is_compiled else _slope_of_beta
-        of_torch = slope_of(parts, alpha, ctx.beta)
-        of_large = -z * torch.log1p(-rest) / (alpha + (ctx.beta - 1) / 2)
-        is_large = alpha > 1000 * max(ctx.beta, 1)
-        slope = torch.where(is_large, of_large, of_torch * rest)
-        return slope * (grad[..., 0] - grad[..., 1]), None
+        return _slope(parts, alpha, ctx.beta) * (grad[..., 0] - grad[..., 1]), None
+
+
+class _BetaOfTangents(_Beta):
+    """In forward mode too, which keeps torch's compiler from following it."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        parts, alpha = ctx.saved_tensors
+        step = _slope(parts, alpha, ctx.beta) * tangent
+        return torch.stack([step, -step], -1)
+
+
+def _slope(parts: Tensor, alpha: Tensor, beta: float) -> Tensor:
+    """Of z by alpha."""
+    z, rest = parts.unbind(-1)
+    is_compiled = torch.compiler.is_compiling()
+    slope_of = torch.ops.pyalloc.slope_of_beta if is_compiled else _slope_of_beta
+    of_large = -z * torch.log1p(-rest) / (alpha + (beta - 1) / 2)
+    is_large = alpha > 1000 * max(beta, 1)
+    return torch.where(is_large, of_large, slope_of(parts, alpha, beta) * rest)
 
 
 class PowerSpherical(Distribution):
@@ -168,7 +185,8 @@ class PowerSpherical(Distribution):
         compute = torch.float64 if dtype == torch.float64 else torch.float32
         loc = self.loc.to(compute).expand(shape)
         scale = self.scale.to(compute).expand(shape[:-1])
-        z, rest = _Beta.apply(self._beta + scale, self._beta).unbind(-1)
+        beta = _Beta if torch.compiler.is_compiling() else _BetaOfTangents
+        z, rest = beta.apply(self._beta + scale, self._beta).unbind(-1)
         cosine = (z - rest).unsqueeze(-1)
         tangent = torch.randn((*shape[:-1], self.dim - 1), dtype=loc.dtype, device=loc.device)
         tangent = torch.nn.functional.normalize(tangent, dim=-1)

@@ -202,3 +202,40 @@ def test_fake_forms_of_draws():
         fake_slope = torch.ops.pyalloc.slope_of_beta(fake_parts, fake, 1.5)
     for real, told in ((parts, fake_parts), (slope, fake_slope)):
         assert real.shape == told.shape and real.stride() == told.stride()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_samples_under_transforms():
+    """Reverse mode, forward mode and plain autograd say the same of the same draw; what there is not says so."""
+    inputs = torch.tensor([1.0, 5.0, 3e4], dtype=torch.float64), sphere(3, 4, dtype=torch.float64)
+    weights = torch.randn(5, 3, 4, dtype=torch.float64)
+    along = tuple(torch.randn_like(x) for x in inputs)
+
+    def total(scale, loc):
+        torch.manual_seed(7)
+        return (PowerSpherical(loc, scale, validate_args=False).rsample((5,)) * weights).sum()
+
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    right = torch.autograd.grad(total(*leaves), leaves)
+    torch.testing.assert_close(torch.func.grad(total, argnums=(0, 1))(*inputs), right)
+    _, slope = torch.func.jvp(total, inputs, along)
+    torch.testing.assert_close(slope, sum((g * a).sum() for g, a in zip(right, along, strict=True)))
+    again = torch.func.grad(lambda scale: torch.func.grad(total)(scale, inputs[1]).sum())
+    with pytest.raises(
+        RuntimeError, match="derivative for aten::_dirichlet_grad is not implemented"
+    ):
+        again(inputs[0])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_samples_under_vmap():
+    """Each gradient is that of its own draw: what is off the mode goes with 1 / kappa."""
+    loc, kappa = torch.eye(6, dtype=torch.float64)[0], torch.full((40,), 1e5, dtype=torch.float64)
+
+    def across(kappa):
+        x = PowerSpherical(loc, kappa, validate_args=False).rsample()[1:].square().sum()
+        return x, x
+
+    found, value = torch.vmap(torch.func.grad(across, has_aux=True), randomness="different")(kappa)
+    assert value.unique().numel() == 40
+    torch.testing.assert_close(found * kappa / value, -torch.ones_like(kappa), rtol=2e-3, atol=0.0)
