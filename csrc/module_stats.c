@@ -72,16 +72,18 @@ keys_make(void) {
     return true;
 }
 
+typedef pya_status (*stats_function)(struct pya_heap *heap, int device, int64_t *values);
+
 /* False with an exception set. */
 static bool
-stats_read(int device, int64_t values[PYA_N_STATS]) {
+stats_read(stats_function get, int device, int64_t values[PYA_N_STATS]) {
     struct pya_heap *heap = pya_module_heap();
     if (heap == NULL || !keys_make()) {
         return false;
     }
     pya_status status = PYA_OK;
     Py_BEGIN_ALLOW_THREADS
-    status = pya_stats_get(heap, device, values);
+    status = get(heap, device, values);
     Py_END_ALLOW_THREADS
     if (status != PYA_OK) {
         (void)pya_module_result(status, "reading statistics failed", device);
@@ -103,7 +105,7 @@ core_stats(PyObject *self, PyObject *args) {
     (void)self;
     int device = 0;
     int64_t values[PYA_N_STATS];
-    if (!PyArg_ParseTuple(args, "i", &device) || !stats_read(device, values)) {
+    if (!PyArg_ParseTuple(args, "i", &device) || !stats_read(pya_stats_get, device, values)) {
         return NULL;
     }
     PyObject *dict = PyDict_New();
@@ -144,7 +146,8 @@ core_nested_stats(PyObject *self, PyObject *args) {
     int device = 0;
     PyObject *without = NULL;
     int64_t values[PYA_N_STATS];
-    if (!PyArg_ParseTuple(args, "iO", &device, &without) || !stats_read(device, values)) {
+    if (!PyArg_ParseTuple(args, "iO", &device, &without) ||
+        !stats_read(pya_stats_get_quickly, device, values)) {
         return NULL;
     }
     PyObject *open[DEPTH_MOST] = {PyDict_New()};

@@ -187,15 +187,12 @@ profiler_symbols profiler = {};
 /* Off the fast path: only while torch.profiler records memory. */
 __attribute__((noinline, cold)) void
 profiler_report(pya_heap *heap, void *ptr, int64_t delta, int device) {
-    int64_t values[PYA_N_STATS];
-    if (pya_stats_get(heap, device, values) != PYA_OK) {
+    size_t allocated = 0;
+    size_t reserved = 0;
+    if (pya_stats_bytes(heap, device, &allocated, &reserved) != PYA_OK) {
         return;
     }
     const c10_device where = {1, static_cast<int8_t>(device)};
-    const auto allocated =
-        static_cast<size_t>(values[pya_torch_stat_index("allocated_bytes.all.current")]);
-    const auto reserved =
-        static_cast<size_t>(values[pya_torch_stat_index("reserved_bytes.all.current")]);
     profiler.report(ptr, delta, allocated, reserved, where);
 }
 

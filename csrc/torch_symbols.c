@@ -1,9 +1,6 @@
 #include "torch_symbols.h"
 
-#include "core/stats.h"
-
 #include <dlfcn.h>
-#include <string.h>
 
 /* RTLD_NOLOAD finds a library by the name it was linked under, so these are found wherever torch is installed. */
 static const char *const LIBRARIES[] = {"libc10.so", "libc10_cuda.so", "libtorch_cuda.so"};
@@ -28,13 +25,4 @@ void *
 pya_torch_runtime_symbol(const char *name) {
     void *symbol = dlsym(RTLD_DEFAULT, name);
     return symbol != NULL ? symbol : pya_torch_symbol(name);
-}
-
-size_t
-pya_torch_stat_index(const char *key) {
-    size_t index = 0;
-    while (index + 1 < PYA_N_STATS && strcmp(pya_stat_key(index), key) != 0) {
-        index++;
-    }
-    return index;
 }

@@ -12,8 +12,6 @@ extern "C" {
 void *pya_torch_symbol(const char *name);
 /* The same, but first what the whole process would find, as calls of the CUDA runtime do: another may be preloaded. */
 void *pya_torch_runtime_symbol(const char *name);
-/* Place of a key of core/stats.h among the values of pya_stats_get(); the key must exist. */
-size_t pya_torch_stat_index(const char *key);
 
 #ifdef __cplusplus
 }

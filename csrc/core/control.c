@@ -254,8 +254,8 @@ stats_may_be_read(const struct pya_heap *heap, int device) {
     return pya_heap_is_torn(heap, device) ? PYA_E_FORKED : PYA_OK;
 }
 
-pya_status
-pya_stats_get(struct pya_heap *heap, int device, int64_t *values) {
+static pya_status
+stats_get(struct pya_heap *heap, int device, bool with_host_bytes, int64_t *values) {
     struct pya_stats none = {0};
     struct pya_card *card = pya_heap_open_card(heap, device);
     int64_t no_bound =
@@ -275,9 +275,37 @@ pya_stats_get(struct pya_heap *heap, int device, int64_t *values) {
     scalar[PYA_STAT_max_split_size] = no_bound;
     scalar[PYA_STAT_pyalloc_pages] = (int64_t)card->pages.n_live;
     scalar[PYA_STAT_pyalloc_mappings] = (int64_t)card->pages.n_mappings;
-    scalar[PYA_STAT_pyalloc_host_bytes] = (int64_t)card_host_bytes(card);
+    scalar[PYA_STAT_pyalloc_host_bytes] = with_host_bytes ? (int64_t)card_host_bytes(card) : 0;
     pya_stats_flatten(&card->stats, values);
     pya_lock_release(&card->lock);
+    return PYA_OK;
+}
+
+pya_status
+pya_stats_get(struct pya_heap *heap, int device, int64_t *values) {
+    return stats_get(heap, device, true, values);
+}
+
+pya_status
+pya_stats_get_quickly(struct pya_heap *heap, int device, int64_t *values) {
+    return stats_get(heap, device, false, values);
+}
+
+pya_status
+pya_stats_bytes(struct pya_heap *heap, int device, size_t *allocated, size_t *reserved) {
+    struct pya_card *card = pya_heap_open_card(heap, device);
+    pya_status st = stats_may_be_read(heap, device);
+    if (st != PYA_OK) {
+        return st;
+    }
+    *allocated = 0;
+    *reserved = 0;
+    if (card != NULL) {
+        pya_lock_acquire(&card->lock);
+        *allocated = (size_t)pya_stats_allocated_bytes(&card->stats);
+        *reserved = card->reserved_bytes;
+        pya_lock_release(&card->lock);
+    }
     return PYA_OK;
 }
 

@@ -192,6 +192,11 @@ double pya_get_fraction(struct pya_heap *heap, int device);
 
 /* values: PYA_N_STATS numbers in the order of pya_stat_key(). */
 PYA_MUST_CHECK pya_status pya_stats_get(struct pya_heap *heap, int device, int64_t *values);
+/* The same but for pyalloc_host_bytes, which is 0: for it every range and every stitched one is looked at. */
+PYA_MUST_CHECK pya_status pya_stats_get_quickly(struct pya_heap *heap, int device, int64_t *values);
+/* allocated_bytes.all.current and reserved_bytes.all.current. */
+PYA_MUST_CHECK pya_status
+pya_stats_bytes(struct pya_heap *heap, int device, size_t *allocated, size_t *reserved);
 PYA_MUST_CHECK pya_status pya_stats_reset_peak(struct pya_heap *heap, int device);
 PYA_MUST_CHECK pya_status pya_stats_reset_accumulated(struct pya_heap *heap, int device);
 

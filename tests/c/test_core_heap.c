@@ -182,11 +182,30 @@ fuzz_check_snapshot(struct fuzz *fuzz) {
     pya_snapshot_fini(&snap);
 }
 
+/* The quick ways to some of them tell the same. */
+static void
+fuzz_check_quick_stats(struct fuzz *fuzz, int device, const int64_t values[PYA_N_STATS]) {
+    struct pya_heap *heap = fuzz->world.heap;
+    int64_t quick[PYA_N_STATS];
+    size_t n_differ = 0;
+    size_t allocated = 0;
+    size_t total = 0;
+    CHECK_OK(pya_stats_get_quickly(heap, device, quick));
+    for (size_t k = 0; k < PYA_N_STATS; k++) {
+        n_differ += quick[k] != values[k];
+    }
+    CHECK_EQ(n_differ, stat_of(heap, device, "pyalloc_host_bytes") != 0);
+    CHECK_OK(pya_stats_bytes(heap, device, &allocated, &total));
+    CHECK_EQ(allocated, stat_of(heap, device, "allocated_bytes.all.current"));
+    CHECK_EQ(total, stat_of(heap, device, "reserved_bytes.all.current"));
+}
+
 /* No statistic is ever negative; with nothing alive and nothing cached none of something that is there is left. */
 static void
 fuzz_check_stats(struct fuzz *fuzz, int device, bool is_empty) {
     int64_t values[PYA_N_STATS];
     CHECK_OK(pya_stats_get(fuzz->world.heap, device, values));
+    fuzz_check_quick_stats(fuzz, device, values);
     for (size_t k = 0; k < PYA_N_STATS; k++) {
         const char *key = pya_stat_key(k);
         bool is_left = is_empty && values[k] != 0 && strstr(key, ".current") != NULL;
