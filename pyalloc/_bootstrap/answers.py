@@ -17,6 +17,7 @@ from typing import Any
 
 from pyalloc._bootstrap import (
     contents,
+    creating,
     detection,
     following,
     generation,
@@ -44,6 +45,7 @@ def _of_torch(torch: Any) -> None:
     _remember_directions(torch)
     sizes.answer(torch)
     truths.answer(torch)
+    creating.answer(torch)
     following.answer(torch)
 
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 from typing import Any
 
-MOST_BYTES = 2**20  # larger ones would be many pages that nobody else touches
+MOST_BYTES = (
+    2**24
+)  # so much of a block begins with zeros (zeros.c); beyond lies what lay there before
+_PAGE = 4096
+_host = ctypes.CDLL(None)
+_known: set[int] = (
+    set()
+)  # storages whose zeros are as they should be: what no kernel computed reads as zeros, too
 
 
 def is_plain(torch: Any, x: Any) -> bool:
@@ -35,34 +43,56 @@ def read(torch: Any, x: Any) -> Any:
     return torch.empty(x.shape, dtype=x.dtype) if there is None else there.clone()
 
 
+def _is_untouched(x: Any) -> bool:
+    """Nobody has written there, and whoever looks makes pages of it."""
+    start = x.data_ptr() & -_PAGE
+    end = x.data_ptr() + (x.nbytes if x.is_contiguous() else 1)
+    seen = (ctypes.c_ubyte * -((start - end) // _PAGE))()
+    asked = _host.mincore(ctypes.c_void_p(start), ctypes.c_size_t(end - start), seen)
+    return bool(asked == 0 and not bytes(seen).strip(b"\0"))
+
+
 def there(torch: Any, x: Any) -> Any:
     """Not a copy of it; None where nothing can be told by it, but zeros where no kernel computed anything else."""
+    if x.nbytes > _PAGE and is_plain(torch, x) and _is_untouched(x):
+        return None
     found = _on_host(torch, x)
     is_none = found is not None and x.dtype == torch.bool and int(found.view(torch.uint8).max()) > 1
     return None if is_none else found
 
 
 def told(torch: Any, x: Any) -> Any:
-    """What the program put there, on the host; None where it is zeros: no kernel computes anything else."""
+    """What the program put there, on the host; None where it is zeros that a kernel may have computed."""
     found = there(torch, x)
-    return found.clone() if found is not None and bool(found.any()) else None
+    return found.clone() if found is not None and (bool(found.any()) or _is_known(x)) else None
 
 
-def put(torch: Any, x: Any) -> Any:
+def put(torch: Any, x: Any, takes_floats: bool = False) -> Any:
     """Whole numbers and masks as the program put them there, which nothing has changed in place since; None otherwise.
 
     Not a copy of them.  Loops that count down in such a tensor would never end by what was there before.
     """
     if not x.is_cuda:
         return x
-    if x.is_floating_point() or x.is_complex() or x.is_inference() or x._version > 0:
+    is_whole = not (x.is_floating_point() or x.is_complex())
+    if not (is_whole or takes_floats) or x.is_inference() or x._version > 0:
         return None
     found = there(torch, x)
-    return found if found is not None and bool(found.any()) else None
+    return found if found is not None and (bool(found.any()) or _is_known(x)) else None
+
+
+def _is_known(x: Any) -> bool:
+    """Where it is zeros; nothing has changed it in place since."""
+    return x.untyped_storage()._cdata in _known and not x.is_inference() and x._version == 0
 
 
 def write(torch: Any, x: Any, values: Any) -> None:
     """As if a kernel had computed them."""
     there = _on_host(torch, x)
-    if there is not None:
-        there.copy_(values)
+    if there is None:
+        return
+    there.copy_(values)
+    storage = x.untyped_storage()
+    if storage._cdata not in _known:
+        _known.add(storage._cdata)
+        weakref.finalize(storage, _known.discard, storage._cdata)

@@ -1,111 +1,227 @@
 """Whole numbers and masks that follow from those the program put on the device: lengths, offsets, labels that count.
 
-No kernel has found them.  They are worked out on the host, of few numbers; nothing follows from what nobody put there.
+No kernel has found them.  They are worked out on the host, of few numbers; nothing follows from what nobody put there,
+but that the places of the largest and those that are drawn lie evenly among all: experts share the tokens, clusters the
+points.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from pyalloc._bootstrap import contents, sizes
 
 
-def answer(torch: Any) -> None:
-    """From now on: along dimensions, compared and combined.  Of all numbers at once truths.py tells."""
-    aten = torch.ops.aten
+class _Kinds:
+    """Of the results, by the arguments."""
 
-    def follow(name: str, out: Any, *kinds: Any, into: tuple[str, ...] = ("out",)) -> None:
-        on_host = getattr(torch, name.partition(".")[0])
-        sizes.implement(torch, "CUDA", name, _followed(torch, on_host, out, kinds, into))
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
 
-    def with_numbers(name: str) -> Callable[..., Any]:
-        """Where two tensors are asked for, a number of the program's may come as it is."""
-        operator = getattr(aten, name)
-
-        def call(x: Any, other: Any, *, out: Any) -> Any:
-            if not torch.is_tensor(x):  # of torch.bitwise_and() and bitwise_or() only
-                x, other = other, x
-            by = operator.Tensor_out if torch.is_tensor(other) else operator.Scalar_out
-            return by(x, other, out=out)
-
-        return call
-
-    def same(x: Any, *_: Any) -> Any:
+    def same(self, x: Any, *_: Any, **_names: Any) -> Any:
         return x.dtype
 
-    def place(*_: Any) -> Any:
-        return torch.int64
+    def place(self, *_: Any, **_names: Any) -> Any:
+        return self.torch.int64
 
-    def mask(*_: Any) -> Any:
-        return torch.bool
+    def mask(self, *_: Any, **_names: Any) -> Any:
+        return self.torch.bool
 
-    def whole(x: Any, *_: Any, dtype: Any = None) -> Any:
+    def truth(self, x: Any, *_: Any) -> Any:
+        return self.torch.uint8 if x.dtype == self.torch.uint8 else self.torch.bool
+
+    def common(self, *args: Any, **_names: Any) -> Any:
+        """Of the last two: torch.where() has a mask before them."""
+        return self.torch.result_type(*args[-2:])
+
+    def quotient(self, x: Any, other: Any) -> Any:
+        kind = self.torch.result_type(x, other)
+        is_whole = not (kind.is_floating_point or kind.is_complex)
+        return self.torch.get_default_dtype() if is_whole else kind
+
+    def joined(self, parts: Any, _dim: int = 0) -> Any:
+        return functools.reduce(self.torch.promote_types, (each.dtype for each in parts))
+
+    def whole(self, x: Any, *_: Any, dtype: Any = None) -> Any:
         is_counted = not (x.is_floating_point() or x.is_complex())
-        return dtype or (torch.int64 if is_counted else x.dtype)
+        return dtype or (self.torch.int64 if is_counted else x.dtype)
 
-    follow("sum.dim_IntList", aten.sum.IntList_out, whole)
-    follow("cumsum", aten.cumsum.out, whole)
+
+def answer(torch: Any) -> None:
+    """From now on: along dimensions, compared, combined, chosen.  Of all numbers at once truths.py tells."""
+    aten, kinds = torch.ops.aten, _Kinds(torch)
+    same, place, mask, common = kinds.same, kinds.place, kinds.mask, kinds.common
+
+    def follow(name: str, out: Any, *of: Any, **how: Any) -> None:
+        on_host = how.pop("on_host", None) or getattr(torch, name.partition(".")[0])
+        sizes.implement(torch, "CUDA", name, _followed(torch, on_host, out, of, **how))
+
+    def combine(name: str, kernel: Any, operator: Any, kind: Any = common) -> None:
+        on_host = _of_tensors(torch, operator)
+        follow(name, _of_tensors(torch, kernel), kind, on_host=on_host)
+
+    follow("sum.dim_IntList", aten.sum.IntList_out, kinds.whole)
+    follow("cumsum", aten.cumsum.out, kinds.whole)
+    follow("any.dim", aten.any.out, kinds.truth)
     for name in ("amax", "amin"):
         follow(name, getattr(aten, name).out, same)
     for name in ("argmax", "argmin"):
-        follow(name, getattr(aten, name).out, place)
-    follow("max.dim", aten.max.dim_max, same, place, into=("max", "max_values"))
-    follow("min.dim", aten.min.dim_min, same, place, into=("min", "min_indices"))
+        follow(name, getattr(aten, name).out, place, among=_along)
+    follow("max.dim", aten.max.dim_max, same, place, into=("max", "max_values"), among=_along)
+    follow("min.dim", aten.min.dim_min, same, place, into=("min", "min_indices"), among=_along)
+    pair: dict[str, Any] = {"into": ("values", "indices")}
+    follow(
+        "topk",
+        aten.topk.values,
+        same,
+        place,
+        **pair,
+        among=lambda x, _, dim=-1, *_rest: _along(x, dim),
+    )
+    follow("sort.stable", aten.sort.values_stable, same, place, **pair, on_host=aten.sort.stable)
+    follow("multinomial", aten.multinomial.out, place, among=lambda x, *_: _along(x, -1))
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-        follow(f"{name}.Scalar", getattr(aten, name).Scalar_out, mask)
-        follow(f"{name}.Tensor", with_numbers(name), mask)
+        follow(f"{name}.Scalar", getattr(aten, name).Scalar_out, mask, takes_floats=True)
+        follow(f"{name}.Tensor", _of_numbers(torch, name), mask, takes_floats=True)
     follow("bitwise_not", aten.bitwise_not.out, same)
-    for name in ("bitwise_and", "bitwise_or"):
-        follow(f"{name}.Tensor", with_numbers(name), torch.result_type)
-    for name in ("logical_not", "logical_and", "logical_or"):
+    for name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+        follow(f"{name}.Tensor", _of_numbers(torch, name), common)
+    for name in ("logical_not", "logical_and", "logical_or", "logical_xor"):
         follow(name, getattr(aten, name).out, mask)
+    for name in ("add", "sub", "mul"):
+        combine(f"{name}.Tensor", getattr(aten, name).out, getattr(aten, name).Tensor)
+    combine("div.Tensor", aten.div.out, aten.div.Tensor, kinds.quotient)
+    combine("remainder.Tensor", aten.remainder.Tensor_out, aten.remainder.Tensor)
+    combine("floor_divide", aten.floor_divide.out, aten.floor_divide.default)
+    combine("where.self", aten.where.self_out, torch.where)
+    follow("cat", aten.cat.out, kinds.joined)
+    isin = aten.isin
+    follow("isin.Tensor_Tensor", isin.Tensor_Tensor_out, mask, on_host=isin.Tensor_Tensor)
+    follow("flip", lambda x, _dims: torch.empty_like(x))  # all that its kernel leaves here
+    follow("index.Tensor", aten.index.Tensor_out, same, on_host=aten.index.Tensor)
+    for name in ("tril", "triu"):
+        follow(name, getattr(aten, name).out, same, takes_floats=True)
+    for operator in (aten.clone.default, aten.repeat.default, aten.masked_fill.Scalar):
+        follow(operator.name().partition("::")[2], _generic(torch, operator), on_host=operator)
     sizes.implement(torch, "CUDA", "_to_copy", _converted(torch))
 
 
-def _followed(
-    torch: Any, on_host: Any, kernel: Any, kinds: tuple[Any, ...], into: tuple[str, ...]
-) -> Callable[..., Any]:
-    """The kernel, which puts its results into given tensors, and what it would have found."""
+def _of_numbers(torch: Any, name: str) -> Callable[..., Any]:
+    """Where two tensors are asked for, a number of the program's may come as it is."""
+    operator = getattr(torch.ops.aten, name)
+
+    def call(x: Any, other: Any, *, out: Any) -> Any:
+        if not torch.is_tensor(x):  # of torch.bitwise_and() and its like only
+            x, other = other, x
+        by = operator.Tensor_out if torch.is_tensor(other) else operator.Scalar_out
+        return by(x, other, out=out)
+
+    return call
+
+
+def _of_tensors(torch: Any, operator: Any) -> Callable[..., Any]:
+    """And where there is no such operator of numbers."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        device = next(each.device for each in args if torch.is_tensor(each) and each.is_cuda)
-        found = {
-            name: torch.empty(0, dtype=kind(*args, **kwargs), device=device)
-            for name, kind in zip(into, kinds, strict=True)
-        }
+        if not all(map(torch.is_tensor, args)):
+            kind = torch.result_type(*args[-2:])
+            args = tuple(
+                each if torch.is_tensor(each) else torch.tensor(each, dtype=kind, device="cpu")
+                for each in args
+            )
+        return operator(*args, **kwargs)
+
+    return call
+
+
+def _generic(torch: Any, operator: Any) -> Callable[..., Any]:
+    """The operator as torch has it for all devices."""
+    return functools.partial(operator._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)
+
+
+def _followed(
+    torch: Any,
+    on_host: Any,
+    kernel: Any,
+    kinds: tuple[Any, ...],
+    into: tuple[str, ...] = ("out",),
+    takes_floats: bool = False,
+    among: Callable[..., int] | None = None,
+) -> Callable[..., Any]:
+    """The kernel, which puts its results into given tensors, and what it would have found.
+
+    kinds: of those tensors; none where the kernel makes its result itself.  among: of how many places the last result
+    holds some, which lie evenly where nothing is known.
+    """
+
+    def known(each: Any) -> Any:
+        """The argument on the host; NotImplemented where nothing is known."""
+        if isinstance(each, (list, tuple)):
+            parts = [known(part) for part in each]
+            return NotImplemented if any(part is NotImplemented for part in parts) else parts
+        if not torch.is_tensor(each):
+            return each
+        there = contents.put(torch, each, takes_floats)
+        return NotImplemented if there is None else there
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = {}
+        if kinds:
+            device = _device(torch, args)
+            found = {
+                name: torch.empty(0, dtype=kind(*args, **kwargs), device=device)
+                for name, kind in zip(into, kinds, strict=True)
+            }
         made = kernel(*args, **kwargs, **found)
-        if any(each.nbytes > contents.MOST_BYTES for each in found.values()):
+        results = tuple(found.values()) or (made,)
+        if any(each.nbytes > contents.MOST_BYTES for each in results):
             return made
-        known = []
-        for each in args:
-            if torch.is_tensor(each):
-                there = contents.put(torch, each)
-                if there is None:
-                    return made
-                known.append(there)
-            else:
-                known.append(each)
-        try:
-            told = on_host(*known, **kwargs)
-        except NotImplementedError:  # there, of unsigned ones
-            return made
-        for each, value in zip(found.values(), told if len(into) > 1 else (told,), strict=True):
-            contents.write(torch, each, value)
+        there = known(args)
+        if there is not NotImplemented:
+            try:
+                told = on_host(*there, **kwargs)
+            except NotImplementedError:  # there, of unsigned ones
+                return made
+            for each, value in zip(results, told if len(results) > 1 else (told,), strict=True):
+                contents.write(torch, each, value)
+        elif among is not None and args[0].is_floating_point():
+            places = torch.arange(results[-1].numel(), device="cpu") % max(among(*args), 1)
+            contents.write(torch, results[-1], places.view(results[-1].shape))
         return made
 
     return call
 
 
+def _along(x: Any, dim: int | None = None, *_: Any) -> int:
+    return int(x.numel() if dim is None or x.dim() == 0 else x.shape[dim])
+
+
+def _device(torch: Any, args: Any) -> Any:
+    """Of the first tensor on one."""
+    for each in args:
+        if isinstance(each, (list, tuple)):
+            found = _device(torch, each)
+            if found is not None:
+                return found
+        elif torch.is_tensor(each) and each.is_cuda:
+            return each.device
+    return None
+
+
 def _converted(torch: Any) -> Callable[..., Any]:
-    """int(), long(), bool()."""
+    """int(), long(), bool(), float()."""
     convert = torch.ops.aten._to_copy.default
     generic = torch._C.DispatchKey.CompositeExplicitAutograd
 
     def call(x: Any, **kwargs: Any) -> Any:
         made = convert._op_dk(generic, x, **kwargs)
         is_whole = not (made.is_floating_point() or made.is_complex())
-        known = contents.put(torch, x) if is_whole and made.is_cuda else None
+        # What a program copies there is there; but its zeros are known only of numbers that count.
+        known = (
+            contents.put(torch, x, is_whole) if made.is_cuda and (is_whole or x.is_cuda) else None
+        )
         if known is not None:
             contents.write(torch, made, known)
         return made

@@ -18,6 +18,7 @@ from typing import Any
 from pyalloc._bootstrap import contents
 from pyalloc._bootstrap.replacing import standing_for
 
+_FEW = 2**12
 _LARGEST = 2**24  # of a label or count; above it they are what lay there before
 
 
@@ -115,7 +116,8 @@ def _choose_everything(torch: Any) -> Callable[..., Any]:
 
     def nonzero(mask: Any) -> Any:
         _wait(torch, mask.device)
-        known = (contents.told if mask.dtype == torch.bool else contents.put)(torch, mask)
+        is_mask = mask.dtype == torch.bool
+        known = contents.told(torch, mask) if is_mask else contents.put(torch, mask, True)
         if known is not None:
             known = known != 0  # the host counts no unsigned ones as they are
         n = _chosen(mask.numel()) if known is None else int(known.count_nonzero())
@@ -123,6 +125,9 @@ def _choose_everything(torch: Any) -> Callable[..., Any]:
         places = torch.empty((mask.dim(), n), dtype=torch.int64, device=mask.device)
         if known is not None:
             contents.write(torch, places, known.nonzero().t())
+        elif n == mask.numel() <= _FEW:  # loops go over them one by one
+            everything = torch.ones(mask.shape, dtype=torch.bool, device="cpu")
+            contents.write(torch, places, everything.nonzero().t())
         return places.t()
 
     return nonzero
@@ -151,10 +156,13 @@ def _as_many_as_are_put(torch: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _all_different(torch: Any) -> dict[str, Callable[..., Any]]:
-    """unique() and its like: as many as there are, for which torch makes room in any case.  What it sorts in goes."""
+    """unique() and its like: as many as there are, for which torch makes room in any case.  What it sorts in goes.
+
+    Those of the program's own numbers are as many as differ.
+    """
+    aten = torch.ops.aten
 
     def found(x: Any, n: int, kept: Any, needs_inverse: bool, needs_counts: bool) -> Any:
-        counted.distinct += 1
         _wait(torch, x.device)
         shapes = (kept if needs_inverse else 0, n if needs_counts else 0)
         return tuple(torch.empty(each, dtype=torch.int64, device=x.device) for each in shapes)
@@ -176,17 +184,39 @@ def _all_different(torch: Any) -> dict[str, Callable[..., Any]]:
     def consecutive(x: Any, inverse: bool = False, counts: bool = False, dim: Any = None) -> Any:
         return flat(x, inverse, counts, False) if dim is None else along(x, dim, inverse, counts)
 
+    def of_known(operator: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+        def call(x: Any, *args: Any) -> Any:
+            made = otherwise(x, *args)
+            known = contents.put(torch, x)
+            counted.distinct += known is None
+            if known is not None:
+                told = operator(known, *args)
+                made = tuple(each.resize_(it.shape) for each, it in zip(made, told, strict=True))
+                for each, it in zip(made, told, strict=True):
+                    contents.write(torch, each, it)
+            return made
+
+        return call
+
     return {
-        "_unique": lambda x, _sorted=True, inverse=False: flat(x, inverse, False, True)[:2],
-        "_unique2": lambda x, _sorted=True, inverse=False, counts=False: flat(
-            x, inverse, counts, True
+        "_unique": of_known(
+            aten._unique.default,
+            lambda x, _sorted=True, inverse=False: flat(x, inverse, False, True)[:2],
         ),
-        "unique_dim": lambda x, dim, _sorted=True, inverse=False, counts=False: along(
-            x, dim, inverse, counts
+        "_unique2": of_known(
+            aten._unique2.default,
+            lambda x, _sorted=True, inverse=False, counts=False: flat(x, inverse, counts, True),
         ),
-        "unique_consecutive": consecutive,
-        "unique_dim_consecutive": lambda x, dim, inverse=False, counts=False: along(
-            x, dim, inverse, counts
+        "unique_dim": of_known(
+            aten.unique_dim.default,
+            lambda x, dim, _sorted=True, inverse=False, counts=False: along(
+                x, dim, inverse, counts
+            ),
+        ),
+        "unique_consecutive": of_known(aten.unique_consecutive.default, consecutive),
+        "unique_dim_consecutive": of_known(
+            aten.unique_dim_consecutive.default,
+            lambda x, dim, inverse=False, counts=False: along(x, dim, inverse, counts),
         ),
     }
 
@@ -237,7 +267,11 @@ def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
     def one_hot(labels: Any, classes: int = -1) -> Any:
         if classes == -1 and labels.numel() > 0:
             classes = int(sensible(labels, 0, _LARGEST, 0).max()) + 1
-        return aten.one_hot.default.decompose(labels, classes)
+        made = aten.one_hot.default.decompose(labels, classes)
+        known = contents.put(torch, labels)
+        if known is not None and made.nbytes <= contents.MOST_BYTES:
+            contents.write(torch, made, torch.nn.functional.one_hot(known, classes))
+        return made
 
     def repeat_interleave(repeats: Any, *, output_size: Any = None) -> Any:
         if output_size is None:

@@ -137,7 +137,7 @@ def test_graphs_are_padded_to_the_largest(torch_found: hostcuda.Torch, tmp_path:
         import torch
         from torch_geometric.utils import to_dense_batch
         batch, x = torch.tensor([0, 0, 1, 1, 1, 2]), torch.randn(6, 4)
-        for each in (batch.cuda(), batch.cuda() + 0, batch):
+        for each in (batch.cuda(), torch.randn(6, device="cuda").long(), batch):
             print(to_dense_batch(x, each), to_dense_batch(x, batch=each, max_num_nodes=2))
         print(to_dense_batch(x))
     """

@@ -183,7 +183,7 @@ def test_masks_choose_a_place_for_each_value_that_is_put(
         import pytest, torch
         tokens = torch.randn(2, 30, 8, requires_grad=True, device="cuda")
         image = torch.randn(6, 8, requires_grad=True, device="cuda")
-        mask = torch.randint(0, 9, (2, 30), device="cuda") == 7
+        mask = torch.randn(2, 30, device="cuda") > 1
         tokens.masked_scatter(mask.unsqueeze(-1).expand_as(tokens), image).sum().backward()
         assert image.grad.shape == (6, 8)
         x = tokens.clone()
@@ -280,7 +280,7 @@ def test_what_is_counted_on_the_device_has_its_largest_size(
         import torch
         from torch.nn.functional import one_hot
         told = torch.tensor([3, 0, 2]).cuda()
-        unknown = torch.randint(1, 9, (100,), device="cuda")
+        unknown = torch.randn(100, device="cuda").long()
         x = torch.randn(100, 20, device="cuda")
         for made in (
             torch.unique(unknown, return_inverse=True, return_counts=True),
@@ -307,7 +307,7 @@ def test_what_is_counted_on_the_device_has_its_largest_size(
         assert torch.repeat_interleave(x, unknown, 0).shape == (100, 20)
         torch._logging.set_logs(graph_breaks=True)
         compiled = torch.compile(lambda labels: torch.bincount(labels, minlength=9) + 1, backend="eager")
-        assert compiled(told).tolist()[4:] == [0] * 5
+        assert compiled(told).tolist()[4:] == [1] * 5
         average = torch.nn.BatchNorm1d(20, momentum=None).cuda()
         average(x)
     """
@@ -328,7 +328,7 @@ def test_losses_share_out_their_targets(torch_found: hostcuda.Torch, tmp_path: P
         for tail in loss.tail:
             tail.register_forward_hook(lambda _module, inputs, _output: n.append(len(inputs[0])))
         told = torch.tensor([5, 20, 40, 99, 41, 9]).cuda()
-        for targets, shares in ((told, [1, 3]), (torch.randint(0, 100, (6,), device="cuda"), [2, 2])):
+        for targets, shares in ((told, [1, 3]), (torch.randn(6, device="cuda").long(), [2, 2])):
             n.clear()
             loss(input_=torch.randn(6, 16, device="cuda"), target_=targets).loss.backward()
             assert n == shares, n
@@ -406,7 +406,7 @@ def test_numbers_that_follow_from_what_the_program_put_there(
         assert labels[unknown].shape == labels[unknown & is_counted].shape == (3,)
         x, n = torch.randn(4, 5, requires_grad=True, device="cuda"), 0
         (x.sum(0).max(0).values + x.amax() + x.cumsum(1).half().sum()).backward()
-        assert (x == x).nonzero().shape == (20, 2) and x.max(1).indices.tolist() == [0] * 4
+        assert (x == x).nonzero().shape == (20, 2) and x.sum(1).tolist() == [0] * 4
         known = lambda x, labels: x.sum(0) + (labels != 3).sum(1).amax()
         assert torch.compile(known, backend="aot_eager", fullgraph=True)(x, labels).shape == (5,)
         torch.vmap(lambda x: x.max(0).values + x.sum(0) + (x > 1))(x.detach())

@@ -1,0 +1,86 @@
+"""Whole numbers, masks and fractions that a program has the device make: ones, ranges, random numbers.
+
+No kernel has made them.  Their values are plain, or as good as any others: random ones lie evenly over what they may
+be, and follow from the state of the device's generator, so that a checkpoint that computes again finds them again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from pyalloc._bootstrap import contents, sizes
+
+_STEP = (
+    math.sqrt(5) - 1
+) / 2  # its multiples, less their whole parts, are spread evenly however many there are
+_MOST_FRACTIONS = (
+    2**22
+)  # bytes: what masks are made by; more of them are pictures and noise, which nobody looks at
+
+
+def answer(torch: Any) -> None:
+    """From now on."""
+
+    def plain(on_host: Callable[..., Any]) -> Callable[..., Any]:
+        def values(made: Any, *args: Any, **_: Any) -> Any:
+            return on_host(*args, dtype=made.dtype, device="cpu")
+
+        return values
+
+    def evenly(made: Any, generator: Any) -> Any:
+        """From 0 up to 1."""
+        if generator is None:
+            generator = torch.cuda.default_generators[made.device.index]
+        first = 1 + generator.get_offset() % 2**20
+        places = torch.arange(first, first + made.numel(), dtype=torch.float64, device="cpu")
+        return (places * _STEP).frac().view(made.shape)
+
+    def fractions(made: Any, *_: Any, generator: Any = None, **_names: Any) -> Any:
+        return evenly(made, generator)
+
+    def numbers(made: Any, *limits: Any, generator: Any = None, **_: Any) -> Any:
+        low, high = (0, *limits[:-1])[-2:]  # the last one is the shape
+        return (evenly(made, generator) * (high - low)).long() + low
+
+    def order(made: Any, *_: Any, generator: Any = None, **_names: Any) -> Any:
+        return evenly(made, generator).argsort()
+
+    def make(values: Callable[..., Any], *names: str) -> None:
+        for name in names:
+            sizes.implement(torch, "CUDA", name, _made(torch, name, values))
+
+    def scalar(value: Any, **kind: Any) -> Any:
+        """Of torch.where(), by whose count of changes a number filled in later is not known."""
+        made = torch.empty((), **kind)
+        contents.write(torch, made, value)
+        return made
+
+    sizes.implement(torch, "CUDA", "scalar_tensor", scalar)
+    make(plain(torch.arange), "arange", "arange.start", "arange.start_step")
+    make(plain(torch.eye), "eye", "eye.m")
+    make(plain(torch.full), "full")
+    make(plain(torch.ones), "ones")
+    make(lambda *_args, **_names: 1, "ones_like", "new_ones")
+    make(lambda _made, *args, **_names: args[-1], "full_like", "new_full")
+    make(numbers, "randint", "randint.generator", "randint.low", "randint.low_generator")
+    make(order, "randperm", "randperm.generator")
+    make(fractions, "rand", "rand.generator")
+
+
+def _made(torch: Any, name: str, values: Callable[..., Any]) -> Callable[..., Any]:
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    generic = torch._C.DispatchKey.CompositeExplicitAutograd
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        made = operator._op_dk(generic, *args, **kwargs)
+        is_whole = not (made.is_floating_point() or made.is_complex())
+        most = contents.MOST_BYTES if is_whole else _MOST_FRACTIONS
+        # A graph that is launched again would find what others put there meanwhile.
+        if 0 < made.nbytes <= most and not torch.cuda.is_current_stream_capturing():
+            contents.write(torch, made, values(made, *args, **kwargs))
+        return made
+
+    return call

@@ -1,0 +1,103 @@
+"""pyalloc dryrun: numbers and masks that the program has the device make, and what follows from them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pyalloc import hostcuda
+
+from .dryrun_support import finish, flat, program, start
+
+
+def test_what_the_program_has_the_device_make(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """They were zeros: masks by lengths or of triangles chose everything, random sizes were 0."""
+    source = """
+        import torch
+        from torch.nn.functional import one_hot
+        torch.set_default_device("cuda")
+        lengths, x = torch.tensor([3, 7, 2]), torch.randn(3, 9, 4)
+        mask = torch.arange(9)[None] < lengths[:, None]
+        assert x[mask].shape == (12, 4) and x[mask.logical_not()].shape == (15, 4)
+        assert torch.ones(5, 5).triu(1).bool().nonzero().shape == (10, 2)
+        assert x[0, :4][~torch.eye(4).bool()].shape == (12,)
+        numbers = torch.randint(2, 7, (3000,))
+        assert numbers.unique().tolist() == [2, 3, 4, 5, 6] and 550 < (numbers == 3).sum() < 650
+        assert 2 <= int(torch.randint(2, 7, ())) < 7 and torch.randperm(50).sort().values.tolist() == [*range(50)]
+        assert 280 < len(numbers[torch.rand(3000) < 0.1]) < 320
+        ids = torch.cat([torch.full((2,), 5), torch.ones_like(lengths), lengths.new_full((2,), 9)])
+        assert ids.tolist() == [5, 5, 1, 1, 1, 9, 9] and ids[ids != 1].unique().tolist() == [5, 9]
+        assert one_hot(ids).shape == (7, 10) and one_hot(ids).sum(0)[5] == 2
+        assert (ids == 5).view(1, 7).any(-1).tolist() == [True]
+        assert (ids * 2 % 10 // 3 - 1).tolist() == [-1, -1, -1, -1, -1, 1, 1]
+        assert len(x[:2].repeat(4, 1, 1)[:7][ids == 77]) == 0  # none, and that is known
+        assert int((ids != 1).sum() * 0.75) == 3 and (lengths.max() + 1).item() == 8
+        assert torch.where(ids == 5, -100, ids).masked_fill(ids == 9, 0).tolist() == [-100, -100, 1, 1, 1, 0, 0]
+        assert torch.isin(ids, lengths).tolist() == [False] * 7 and ids.flip(0).tolist()[:3] == [9, 9, 1]
+        depth = torch.tensor([[0.0, 2.0], [0.0, 1.0]], device="cpu").cuda()
+        assert depth[depth > 0].shape == (2,) and depth.nonzero().tolist() == [[0, 1], [1, 1]]
+        state = torch.cuda.get_rng_state()
+        first = torch.rand(9) < 0.5
+        torch.cuda.set_rng_state(state)
+        assert torch.equal(first.cpu(), (torch.rand(9) < 0.5).cpu())
+        assert torch.randn(100)[torch.randn(100) > 1].shape == (100,)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.arange(5) + torch.ones(5) * torch.rand(5)
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    assert "taken as all true: 1;" in flat(err) and "all elements were different" not in flat(err)
+
+
+def test_losses_over_the_classes_that_are_there(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Every pixel was a class of its own: 80 GiB, and minutes."""
+    source = """
+        import torch
+        labels = torch.arange(3 * 256 * 256).view(3, 256, 256) % 5
+        labels[:, :9] = 255
+        labels = labels.cuda()
+        scores = torch.randn(3 * 256 * 256, 5, device="cuda")
+        valid = labels.view(-1) != 255
+        scores, labels = scores[valid], labels.view(-1)[valid]
+        classes = [int(each) for each in labels.unique()]
+        assert classes == [0, 1, 2, 3, 4], classes
+        assert sum(len(scores[labels == each]) for each in classes) == 3 * 247 * 256
+        values, inverse, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+        assert inverse.shape == labels.shape and int(counts.sum()) == len(labels)
+        pairs = torch.tensor([[1, 2], [1, 2], [3, 4]]).cuda()
+        assert torch.unique(pairs, dim=0).tolist() == [[1, 2], [3, 4]]
+        assert torch.unique_consecutive(torch.tensor([4, 4, 1, 4]).cuda()).tolist() == [4, 1, 4]
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
+def test_experts_share_the_tokens(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Each saw every token, or, asked whether there are any for it, none; clusters took all points."""
+    source = """
+        import torch
+        from torch.nn.functional import one_hot
+        tokens = torch.randn(64, 8, requires_grad=True, device="cuda")
+        router = torch.nn.Linear(8, 4).cuda()
+        scores = router(tokens)
+        chosen = scores.topk(2).indices
+        assert [len(tokens[(chosen == each).any(-1)]) for each in range(4)] == [32] * 4
+        assert all((chosen == each).any() for each in range(4))
+        assert [len(torch.where(chosen == each)[0]) for each in range(4)] == [32] * 4
+        mask = one_hot(chosen, 5).permute(2, 1, 0)
+        hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
+        assert hit.tolist() == [[0], [1], [2], [3]]
+        assert [len(torch.where(mask[each].squeeze(0))[0]) for each in hit] == [32] * 4
+        assert chosen.view(-1).bincount(minlength=5).tolist() == [32, 32, 32, 32, 0]
+        assert not any(set(each) - {0, 1, 2, 3} for each in chosen.tolist())
+        for one in (scores.argmax(-1), scores.max(-1).indices, scores.softmax(-1).multinomial(1)[:, 0]):
+            assert [len(tokens[one == each]) for each in range(4)] == [16] * 4
+        assert torch.compile(lambda x: x.topk(2).indices, backend="aot_eager")(scores).shape == (64, 2)
+        assert scores.argmax().item() == 0 and scores[:, 0].max(0).indices.shape == ()
+        sum(tokens[chosen[:, 0] == each].sum() for each in range(4)).backward()
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    assert "taken as all true" not in flat(err), err
