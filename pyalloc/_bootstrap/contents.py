@@ -10,6 +10,7 @@ from typing import Any
 MOST_BYTES = (
     2**24
 )  # so much of a block begins with zeros (zeros.c); beyond lies what lay there before
+_shares: dict[int, float] = {}
 _PAGE = 4096
 _host = ctypes.CDLL(None)
 _known: set[int] = (
@@ -84,6 +85,21 @@ def put(torch: Any, x: Any, takes_floats: bool = False) -> Any:
 def _is_known(x: Any) -> bool:
     """Where it is zeros; nothing has changed it in place since."""
     return x.untyped_storage()._cdata in _known and not x.is_inference() and x._version == 0
+
+
+def note_share(x: Any, share: float | None) -> None:
+    """So much of it is true, which of it nobody knows."""
+    if share is None:
+        return
+    storage = x.untyped_storage()
+    _shares[storage._cdata] = share
+    weakref.finalize(storage, _shares.pop, storage._cdata, None)
+
+
+def share(x: Any) -> float | None:
+    """What was noted of it, or of what it is a part of."""
+    is_changed = not _shares or x.is_inference() or x._version > 0
+    return None if is_changed else _shares.get(x.untyped_storage()._cdata)
 
 
 def write(torch: Any, x: Any, values: Any) -> None:

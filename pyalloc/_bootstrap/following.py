@@ -100,7 +100,8 @@ def answer(torch: Any) -> None:
     isin = aten.isin
     follow("isin.Tensor_Tensor", isin.Tensor_Tensor_out, mask, on_host=isin.Tensor_Tensor)
     follow("flip", lambda x, _dims: torch.empty_like(x))  # all that its kernel leaves here
-    follow("index.Tensor", aten.index.Tensor_out, same, on_host=aten.index.Tensor)
+    index = {"on_host": aten.index.Tensor, "is_part": True}
+    follow("index.Tensor", aten.index.Tensor_out, same, **index)
     for name in ("tril", "triu"):
         follow(name, getattr(aten, name).out, same, takes_floats=True)
     for operator in (aten.clone.default, aten.repeat.default, aten.masked_fill.Scalar):
@@ -149,11 +150,12 @@ def _followed(
     into: tuple[str, ...] = ("out",),
     takes_floats: bool = False,
     among: Callable[..., int] | None = None,
+    is_part: bool = False,
 ) -> Callable[..., Any]:
     """The kernel, which puts its results into given tensors, and what it would have found.
 
     kinds: of those tensors; none where the kernel makes its result itself.  among: of how many places the last result
-    holds some, which lie evenly where nothing is known.
+    holds some, which lie evenly where nothing is known.  is_part: the result is one of the first argument.
     """
 
     def known(each: Any) -> Any:
@@ -189,6 +191,8 @@ def _followed(
         elif among is not None and args[0].is_floating_point():
             places = torch.arange(results[-1].numel(), device="cpu") % max(among(*args), 1)
             contents.write(torch, results[-1], places.view(results[-1].shape))
+        elif is_part:
+            contents.note_share(made, contents.share(args[0]))
         return made
 
     return call
@@ -218,10 +222,9 @@ def _converted(torch: Any) -> Callable[..., Any]:
     def call(x: Any, **kwargs: Any) -> Any:
         made = convert._op_dk(generic, x, **kwargs)
         is_whole = not (made.is_floating_point() or made.is_complex())
-        # What a program copies there is there; but its zeros are known only of numbers that count.
-        known = (
-            contents.put(torch, x, is_whole) if made.is_cuda and (is_whole or x.is_cuda) else None
-        )
+        # What a program copies there is there; but of its zeros only those are known that count.
+        is_of_use = made.is_cuda and (is_whole or x.is_cuda or x.numel() == 1)
+        known = contents.put(torch, x, is_whole) if is_of_use else None
         if known is not None:
             contents.write(torch, made, known)
         return made

@@ -120,7 +120,13 @@ def _choose_everything(torch: Any) -> Callable[..., Any]:
         known = contents.told(torch, mask) if is_mask else contents.put(torch, mask, True)
         if known is not None:
             known = known != 0  # the host counts no unsigned ones as they are
-        n = _chosen(mask.numel()) if known is None else int(known.count_nonzero())
+        share = contents.share(mask)
+        if known is not None:
+            n = int(known.count_nonzero())
+        elif share is not None:
+            n = math.ceil(mask.numel() * share)
+        else:
+            n = _chosen(mask.numel())
         # Transposed, so that the places along one dimension lie together.
         places = torch.empty((mask.dim(), n), dtype=torch.int64, device=mask.device)
         if known is not None:
@@ -269,7 +275,11 @@ def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
             classes = int(sensible(labels, 0, _LARGEST, 0).max()) + 1
         made = aten.one_hot.default.decompose(labels, classes)
         known = contents.put(torch, labels)
-        if known is not None and made.nbytes <= contents.MOST_BYTES:
+        if (
+            made.nbytes > contents.MOST_BYTES
+        ):  # which is much to work out, and experts look at parts of it
+            contents.note_share(made, 1 / made.shape[-1])
+        elif known is not None:
             contents.write(torch, made, torch.nn.functional.one_hot(known, classes))
         return made
 

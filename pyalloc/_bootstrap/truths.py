@@ -13,6 +13,8 @@ from typing import Any
 from pyalloc._bootstrap import contents, sizes
 from pyalloc._bootstrap.importing import after_import
 
+_NEXT_TO_NOTHING = 1e-30  # less than whatever a loop waits for
+
 
 def answer(torch: Any) -> None:
     """From now on.  torch.equal(), allclose(), torch.distributions and some operators' own checks ask in this way."""
@@ -35,6 +37,7 @@ def answer(torch: Any) -> None:
     ):
         sizes.implement(torch, "CUDA", name, _reduced(torch, getattr(torch, name), kernel))
     sizes.implement(torch, "CUDA", "isfinite", _finite(torch))
+    sizes.implement(torch, "CUDA", "_local_scalar_dense", _one_number(torch))
     # Whether padding lies at the end only, and how much, nn.TransformerEncoder asks: it goes on with padding as it is.
     padded = "_nested_tensor_from_mask_left_aligned"
     sizes.implement(torch, "CUDA", padded, lambda _x, _mask: False)
@@ -68,6 +71,17 @@ def _reduced(torch: Any, on_host: Any, kernel: Callable[..., Any]) -> Callable[.
         return found
 
     return reduce
+
+
+def _one_number(torch: Any) -> Callable[..., Any]:
+    """item(): programs divide by a loss and take its logarithm, so that one nobody computed is not quite 0."""
+
+    def item(x: Any) -> Any:
+        found = x.cpu().item()
+        is_unknown = found == 0 and x.is_floating_point() and contents.told(torch, x) is None
+        return _NEXT_TO_NOTHING if is_unknown else found
+
+    return item
 
 
 def _finite(torch: Any) -> Callable[..., Any]:

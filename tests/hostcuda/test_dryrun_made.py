@@ -91,6 +91,10 @@ def test_experts_share_the_tokens(torch_found: hostcuda.Torch, tmp_path: Path) -
         assert hit.tolist() == [[0], [1], [2], [3]]
         assert [len(torch.where(mask[each].squeeze(0))[0]) for each in hit] == [32] * 4
         assert chosen.view(-1).bincount(minlength=5).tolist() == [32, 32, 32, 32, 0]
+        many = one_hot(torch.randn(4096, 8, device="cuda").topk(8).indices, 257).permute(2, 1, 0)
+        hit = torch.greater(many.sum(dim=(-1, -2)), 0).nonzero()
+        seen = [len(torch.where(many[each].squeeze(0))[0]) for each in hit]
+        assert len(seen) == 257 and set(seen) == {128}, seen
         assert not any(set(each) - {0, 1, 2, 3} for each in chosen.tolist())
         for one in (scores.argmax(-1), scores.max(-1).indices, scores.softmax(-1).multinomial(1)[:, 0]):
             assert [len(tokens[one == each]) for each in range(4)] == [16] * 4
@@ -100,4 +104,25 @@ def test_experts_share_the_tokens(torch_found: hostcuda.Torch, tmp_path: Path) -
     """
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0, err
-    assert "taken as all true" not in flat(err), err
+    assert "taken as all true: 1;" in flat(err), err  # of the large mask, which experts there are
+
+
+def test_numbers_to_divide_by(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """A loss was 0: examples that tell the ratio of signal to noise raised."""
+    source = """
+        import math, torch
+        loss = torch.nn.functional.mse_loss(torch.randn(9, device="cuda"), torch.randn(9, device="cuda"))
+        assert 10 * math.log10(1 / loss.item()) > 0 and 0 < float(loss) < 1e-20
+        assert f"{loss:.4f}" == "0.0000" and int(loss) == 0 and not loss > 0
+        assert torch.tensor(0.0).cuda().item() == 0 and torch.tensor(1.5).cuda().item() == 1.5
+        assert torch.randn(1, device="cuda").long().item() == 0 and torch.tensor(True).cuda().item() is True
+        assert torch.zeros((), dtype=torch.complex64, device="cuda").item() == 0
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                loss.item()
+        except RuntimeError:
+            print("not in a capture")
+    """
+    code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert (code, out) == (0, "not in a capture\n"), err
+    assert "back from the device in 1" in flat(err), err
