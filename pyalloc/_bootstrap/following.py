@@ -63,6 +63,7 @@ def answer(torch: Any) -> None:
         follow(name, _of_tensors(torch, kernel), kind, on_host=on_host)
 
     follow("sum.dim_IntList", aten.sum.IntList_out, kinds.whole)
+    follow("prod.dim_int", aten.prod.int_out, kinds.whole)
     follow("cumsum", aten.cumsum.out, kinds.whole)
     follow("any.dim", aten.any.out, kinds.truth)
     for name in ("amax", "amin"):
@@ -102,9 +103,11 @@ def answer(torch: Any) -> None:
     follow("flip", lambda x, _dims: torch.empty_like(x))  # all that its kernel leaves here
     index = {"on_host": aten.index.Tensor, "is_part": True}
     follow("index.Tensor", aten.index.Tensor_out, same, **index)
+    follow("index_select", aten.index_select.out, same)
     for name in ("tril", "triu"):
         follow(name, getattr(aten, name).out, same, takes_floats=True)
-    for operator in (aten.clone.default, aten.repeat.default, aten.masked_fill.Scalar):
+    copies = aten.clone.default, aten.repeat.default, aten.constant_pad_nd.default
+    for operator in (*copies, aten.masked_fill.Scalar):
         follow(operator.name().partition("::")[2], _generic(torch, operator), on_host=operator)
     sizes.implement(torch, "CUDA", "_to_copy", _converted(torch))
 

@@ -286,7 +286,11 @@ def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
     def repeat_interleave(repeats: Any, *, output_size: Any = None) -> Any:
         if output_size is None:
             output_size = int(sensible(repeats, 0, _LARGEST, 1).sum())
-        return torch.empty(output_size, dtype=torch.int64, device=repeats.device)
+        made = torch.empty(output_size, dtype=torch.int64, device=repeats.device)
+        known = contents.put(torch, repeats)
+        if known is not None and int(known.sum()) == output_size:
+            contents.write(torch, made, torch.repeat_interleave(known))
+        return made
 
     def pack(x: Any, lengths: Any, batch_first: bool) -> Any:
         """All as long as the longest there can be: they were counted on the device."""

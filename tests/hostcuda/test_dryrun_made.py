@@ -34,6 +34,13 @@ def test_what_the_program_has_the_device_make(torch_found: hostcuda.Torch, tmp_p
         assert int((ids != 1).sum() * 0.75) == 3 and (lengths.max() + 1).item() == 8
         assert torch.where(ids == 5, -100, ids).masked_fill(ids == 9, 0).tolist() == [-100, -100, 1, 1, 1, 0, 0]
         assert torch.isin(ids, lengths).tolist() == [False] * 7 and ids.flip(0).tolist()[:3] == [9, 9, 1]
+        grid = torch.tensor([[2, 4, 4], [1, 2, 6]])  # of pictures, as models of the Qwen family are told
+        ends = torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0]).cumsum(0, dtype=torch.int32)
+        ends = torch.nn.functional.pad(ends, (1, 0))
+        assert [len(each) for each in torch.randn(44, 2).split((ends[1:] - ends[:-1]).tolist())] == [16, 16, 12]
+        end = torch.nn.functional.pad(torch.tensor([16]).cumsum(0), (1, 0))
+        assert (end[1:] - end[:-1]).tolist() == [16]
+        assert (grid.prod(-1) // 4).tolist() == [8, 3]
         depth = torch.tensor([[0.0, 2.0], [0.0, 1.0]], device="cpu").cuda()
         assert depth[depth > 0].shape == (2,) and depth.nonzero().tolist() == [[0, 1], [1, 1]]
         state = torch.cuda.get_rng_state()
