@@ -40,6 +40,7 @@ struct pya_scan {
     uint32_t free_live;
     uint64_t allocated, reserved;
     uint32_t routed[PYA_MAX_DEVICES]; /* where requests go now: a block's pool */
+    size_t last_used;                 /* index into segments: where the next block may lie too */
     uint64_t allocated_of[PYA_MAX_DEVICES], reserved_of[PYA_MAX_DEVICES];
     struct scan_open {
         uint32_t text;

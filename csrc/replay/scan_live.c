@@ -8,8 +8,9 @@
 
 static size_t
 live_slot(const struct pya_scan *s, uint64_t addr, int device) {
-    uint64_t key = (addr ^ ((uint64_t)device << 56)) * UINT64_C(0x9E3779B97F4A7C15);
-    return (size_t)(key >> 20) & (s->table_size - 1);
+    /* The low half of a product has the zeros of addr's alignment. */
+    uint64_t key = (addr + (uint64_t)device) * UINT64_C(0x9E3779B97F4A7C15);
+    return (size_t)(key >> 32) & (s->table_size - 1);
 }
 
 static size_t

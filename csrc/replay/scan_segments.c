@@ -150,11 +150,27 @@ segment_join_next(struct pya_scan *s, size_t at) {
     }
 }
 
+/* Does the block lie in that segment, which is of its pool already? */
+static bool
+segment_is_used(
+    const struct pya_scan *s, size_t at, const struct pya_trace_event *e, uint32_t pool) {
+    if (at >= s->segments.n) {
+        return false;
+    }
+    const struct pya_scan_segment *g = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
+    return g->is_used && g->pool == pool && g->device == e->device && g->addr <= e->addr &&
+           e->bytes <= g->bytes && e->addr - g->addr <= g->bytes - e->bytes;
+}
+
 /* Pages go from one pool to another; a block can lie on pages of several. */
 bool
 scan_segment_use(struct pya_scan *s, const struct pya_trace_event *e) {
     const uint32_t pool = s->routed[e->device];
+    if (segment_is_used(s, s->last_used, e, pool)) {
+        return true; /* mostly: nothing changes */
+    }
     size_t at = segment_search(s, e->addr, e->device);
+    s->last_used = at;
     if (at == s->segments.n) {
         return true; /* the trace does not tell of it */
     }
