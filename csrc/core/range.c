@@ -114,12 +114,14 @@ range_last_start(const struct pya_range *range, size_t slot) {
 }
 
 struct pya_block *
-pya_range_block_at(const struct pya_range *range, pya_dptr addr) {
+pya_range_block_at(const struct pya_range *range, pya_dptr addr, size_t n_most) {
     struct pya_block *block = range_last_start(range, pya_range_slot(range, addr));
-    while (block->addr > addr) {
+    while (block->addr > addr && n_most > 0) {
+        PYA_STEP();
         block = block->prev;
+        n_most--;
     }
-    return block;
+    return block->addr > addr ? NULL : block;
 }
 
 struct pya_block *

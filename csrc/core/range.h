@@ -88,8 +88,8 @@ pya_range_link_below(struct pya_range *range, struct pya_block *above, struct py
 void
 pya_range_link_above(struct pya_range *range, struct pya_block *below, struct pya_block *block);
 void pya_range_unlink(struct pya_range *range, struct pya_block *block);
-/* The home block that covers an address of a slot in use. */
-struct pya_block *pya_range_block_at(const struct pya_range *range, pya_dptr addr);
+/* The home block that covers an address of a slot in use; NULL: more than n_most start above it in the slot. */
+struct pya_block *pya_range_block_at(const struct pya_range *range, pya_dptr addr, size_t n_most);
 /* The FREE run that covers the whole slot; NULL when any byte of it is not free. */
 struct pya_block *pya_range_free_run(const struct pya_range *range, size_t slot);
 /* Structure only: tiling, links, slots.  Prints each violation and returns their number. */

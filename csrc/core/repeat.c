@@ -59,6 +59,8 @@ struct pya_littles {
     uint64_t kept[REPEAT_KEPT];  /* address and size, in units of PYA_ALIGN */
 };
 enum { LITTLE_SIZE_BITS = 8 };
+/* Blocks passed on the way to a little one's place: a page may hold thousands, and best fit costs less than that. */
+enum { LITTLE_STEPS = 128 };
 _Static_assert(PYA_REPEAT_FROM / PYA_ALIGN < 1 << LITTLE_SIZE_BITS, "a size fits in");
 
 /* A request that fails changes nothing but `like` and whether littles are followed. */
@@ -175,15 +177,15 @@ repeat_range_at(const struct pya_arena *arena, pya_dptr addr) {
     return range;
 }
 
-/* The FREE run of the arena in which [addr, addr + bytes) lies. */
+/* The FREE run of the arena in which [addr, addr + bytes) lies, if no more than n_most blocks are passed on the way. */
 static struct pya_block *
-repeat_run_at(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
+repeat_run_at(const struct pya_arena *arena, pya_dptr addr, size_t bytes, size_t n_most) {
     const struct pya_range *range = repeat_range_at(arena, addr);
     if (range == NULL) {
         return NULL;
     }
-    struct pya_block *run = pya_range_block_at(range, addr);
-    bool fits = pya_arena_has_run(arena, run) && addr + bytes <= pya_block_end(run);
+    struct pya_block *run = pya_range_block_at(range, addr, n_most);
+    bool fits = run != NULL && pya_arena_has_run(arena, run) && addr + bytes <= pya_block_end(run);
     return fits ? run : NULL;
 }
 
@@ -358,7 +360,7 @@ littles_take(struct pya_arena *arena, size_t bytes) {
         return NULL;
     }
     pya_arena_unpark(arena);
-    struct pya_block *run = repeat_run_at(arena, addr, bytes);
+    struct pya_block *run = repeat_run_at(arena, addr, bytes, LITTLE_STEPS);
     return run == NULL ? NULL : pya_arena_carve(arena, run, addr, bytes, PYA_BLOCK_USED);
 }
 
@@ -393,7 +395,7 @@ pya_repeat_take(struct pya_arena *arena, size_t bytes) {
     }
     pya_arena_unpark(arena);
     pya_dptr addr = repeat_addr(repeat, repeat->like);
-    struct pya_block *run = repeat_run_at(arena, addr, bytes);
+    struct pya_block *run = repeat_run_at(arena, addr, bytes, SIZE_MAX);
     struct pya_block *block = run != NULL ? pya_arena_carve(arena, run, addr, bytes, PYA_BLOCK_USED)
                                           : repeat_restitch(arena, addr, bytes);
     if (block == NULL) {

@@ -112,7 +112,7 @@ stitch_piece(const struct pya_stitch *stitch, const struct pya_arena *arena, siz
     stitch_part(stitch, i, &first, &end);
     piece.addr = pya_range_addr(range, page->slot) + first;
     piece.run = end - first == PYA_PAGE ? pya_range_free_run(range, page->slot)
-                                        : pya_range_block_at(range, piece.addr);
+                                        : pya_range_block_at(range, piece.addr, SIZE_MAX);
     bool is_usable = stitch->is_shared ? pya_arena_has_run(arena, piece.run)
                                        : pya_arena_may_use(arena, piece.run);
     if (!is_usable) {

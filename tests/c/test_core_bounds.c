@@ -280,6 +280,37 @@ test_holes_cost_a_stitched_request_little(void) {
     free(held);
 }
 
+enum { N_CROWD = 3500, CROWD_PERIODS = 40, CROWD_LARGE = 40 };
+
+/* A small request of a program that repeats itself lay below thousands of others in its page: it is not looked for that far. */
+static void
+test_places_in_a_crowd_cost_little(void) {
+    struct pya_heap *heap = heap_new("");
+    pya_dptr first = 0, ptr = 0;
+    unsigned long most = 0;
+    CHECK_OK(pya_alloc(heap, 0, 512, 0, &first));
+    for (size_t i = 0; i < N_CROWD; i++) {
+        CHECK_OK(pya_alloc(heap, 0, 512, 0, &ptr));
+    }
+    CHECK_OK(pya_free(heap, first));
+    for (size_t k = 0; k < CROWD_PERIODS; k++) {
+        for (size_t i = 0; i < CROWD_LARGE; i++) {
+            CHECK_OK(pya_alloc(heap, 0, ((size_t)4 << 20) + i * 4096, 0, &ptr));
+            CHECK_OK(pya_free(heap, ptr));
+            unsigned long before = pya_debug_steps;
+            CHECK_OK(pya_alloc(heap, 0, 512, 0, &ptr));
+            unsigned long steps = pya_debug_steps - before;
+            most = steps > most ? steps : most;
+            CHECK_EQ(ptr, first);
+            CHECK_OK(pya_free(heap, ptr));
+        }
+    }
+    printf("%d small blocks: at most %lu rounds in a request below them\n", N_CROWD, most);
+    CHECK(stat_of(heap, 0, "pyalloc_repeats") > CROWD_LARGE);
+    CHECK(most > 0 && most <= MOST_STEPS);
+    pya_heap_destroy(heap);
+}
+
 /* Memory of many streams goes back: how far they are is asked once, not once for each. */
 static void
 test_streams_cost_a_collection_little(void) {
@@ -534,6 +565,7 @@ static const struct check_case cases[] = {
     {"heirs_cost_others_little", test_heirs_cost_others_little},
     {"what_waits_costs_a_pool_little", test_what_waits_costs_a_pool_little},
     {"holes_cost_a_stitched_request_little", test_holes_cost_a_stitched_request_little},
+    {"places_in_a_crowd_cost_little", test_places_in_a_crowd_cost_little},
     {"streams_cost_a_collection_little", test_streams_cost_a_collection_little},
     {"places_that_are_never_free_cost_little", test_places_that_are_never_free_cost_little},
     {"equal_distances_cost_little", test_equal_distances_cost_little},
