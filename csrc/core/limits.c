@@ -88,14 +88,18 @@ card_left(const struct pya_card *card, size_t bytes_left) {
     return bytes_left > card->keep_bytes ? bytes_left : card->keep_bytes;
 }
 
+/* What is free in a pool in use stays there, but for what it has not touched since a wait. */
 static bool
 arena_has_spare(const struct pya_arena *arena) {
-    const bool is_plain = arena->small_fit != NULL;
+    const bool may_go = pya_pool_is_open(arena) || arena->has_left;
+    if (may_go && (arena->free_pages > 0 || (arena->small_fit != NULL && arena->free_bytes > 0))) {
+        return true;
+    }
     const struct pya_stitch *s = arena->stitches == NULL ? NULL : arena->stitches->newest;
     while (s != NULL && !s->is_broken) {
         s = s->older;
     }
-    return s != NULL || arena->free_pages > 0 || (is_plain && arena->free_bytes > 0);
+    return s != NULL;
 }
 
 /* Is there anything that could go, now or once the device was waited for?  What the device refused to take is tried again. */

@@ -425,8 +425,31 @@ test_nothing_to_give_back_is_not_waited_for(void) {
     streams_fini(&world);
 }
 
+/* What is free in a pool in use stays there: waiting would make no difference. */
+static void
+test_a_pool_in_use_gives_nothing_back(void) {
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_DELAYED);
+    const struct pya_pool_id pool = {3, 4};
+    CHECK_OK(pya_pool_begin(world.heap, 0, pool, (struct pya_stream_filter){0}));
+    put(&world, get(&world, 8 * MIB, ONE), 8 * MIB);
+    CHECK_OK(pya_pool_end(world.heap, 0, pool));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    const uint64_t n_waits = calls(&world, PYA_SIM_DEVICE_SYNC);
+    const size_t n_reserved = reserved(&world);
+    CHECK(n_reserved > 0);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), n_waits);
+    CHECK_EQ(reserved(&world), n_reserved);
+    CHECK_OK(pya_pool_release(world.heap, 0, pool));
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 0);
+    streams_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"nothing_to_give_back_is_not_waited_for", test_nothing_to_give_back_is_not_waited_for},
+    {"a_pool_in_use_gives_nothing_back", test_a_pool_in_use_gives_nothing_back},
     {"event_is_lost_while_open", test_event_is_lost_while_open},
     {"handle_comes_back_elsewhere", test_handle_comes_back_elsewhere},
     {"stream_without_events", test_stream_without_events},
