@@ -65,7 +65,7 @@ def there(torch: Any, x: Any) -> Any:
 def told(torch: Any, x: Any) -> Any:
     """What the program put there, on the host; None where it is zeros that a kernel may have computed."""
     found = there(torch, x)
-    return found.clone() if found is not None and (bool(found.any()) or _is_known(x)) else None
+    return found.clone() if _is_told(x, found) else None
 
 
 def put(torch: Any, x: Any, takes_floats: bool = False) -> Any:
@@ -79,12 +79,19 @@ def put(torch: Any, x: Any, takes_floats: bool = False) -> Any:
     if not (is_whole or takes_floats) or x.is_inference() or x._version > 0:
         return None
     found = there(torch, x)
-    return found if found is not None and (bool(found.any()) or _is_known(x)) else None
+    return found if _is_told(x, found) else None
 
 
-def _is_known(x: Any) -> bool:
-    """Where it is zeros; nothing has changed it in place since."""
-    return x.untyped_storage()._cdata in _known and not x.is_inference() and x._version == 0
+def is_known(x: Any) -> bool:
+    """Where it is zeros, unless something has changed it in place since."""
+    return x.untyped_storage()._cdata in _known
+
+
+def _is_told(x: Any, found: Any) -> bool:
+    """What lies there is what the program put there."""
+    if found is None:
+        return False
+    return bool(found.any()) or (is_known(x) and not x.is_inference() and x._version == 0)
 
 
 def note_share(x: Any, share: float | None) -> None:

@@ -67,9 +67,14 @@ def answer(torch: Any) -> None:
     make(numbers, "randint", "randint.generator", "randint.low", "randint.low_generator")
     make(order, "randperm", "randperm.generator")
     make(fractions, "rand", "rand.generator")
+    for name in ("zeros", "zeros_like", "new_zeros"):
+        sizes.implement(torch, "CUDA", name, _made(torch, name, lambda *_, **_names: 0, True))
 
 
-def _made(torch: Any, name: str, values: Callable[..., Any]) -> Callable[..., Any]:
+def _made(
+    torch: Any, name: str, values: Callable[..., Any], is_one_fraction: bool = False
+) -> Callable[..., Any]:
+    """is_one_fraction: only then is it known, as item() asks.  Other zeros are there to be filled in by kernels."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     generic = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -78,6 +83,8 @@ def _made(torch: Any, name: str, values: Callable[..., Any]) -> Callable[..., An
         made = operator._op_dk(generic, *args, **kwargs)
         is_whole = not (made.is_floating_point() or made.is_complex())
         most = contents.MOST_BYTES if is_whole else _MOST_FRACTIONS
+        if is_one_fraction:
+            most = 0 if is_whole else made.element_size()
         # A graph that is launched again would find what others put there meanwhile.
         if 0 < made.nbytes <= most and not torch.cuda.is_current_stream_capturing():
             contents.write(torch, made, values(made, *args, **kwargs))

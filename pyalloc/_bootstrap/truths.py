@@ -6,7 +6,9 @@ are those of what the program put there: how many classes, graphs and steps ther
 
 from __future__ import annotations
 
+import collections
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from pyalloc._bootstrap import contents, sizes
 from pyalloc._bootstrap.importing import after_import
 
 _NEXT_TO_NOTHING = 1e-30  # less than whatever a loop waits for
+_MOST_READS = 1000  # at one place of the program: a loop that waits for 0 ends
 
 
 def answer(torch: Any) -> None:
@@ -38,6 +41,7 @@ def answer(torch: Any) -> None:
         sizes.implement(torch, "CUDA", name, _reduced(torch, getattr(torch, name), kernel))
     sizes.implement(torch, "CUDA", "isfinite", _finite(torch))
     sizes.implement(torch, "CUDA", "_local_scalar_dense", _one_number(torch))
+    sizes.implement(torch, "CUDA", "is_nonzero", _is_nonzero)
     # Whether padding lies at the end only, and how much, nn.TransformerEncoder asks: it goes on with padding as it is.
     padded = "_nested_tensor_from_mask_left_aligned"
     sizes.implement(torch, "CUDA", padded, lambda _x, _mask: False)
@@ -74,14 +78,36 @@ def _reduced(torch: Any, on_host: Any, kernel: Callable[..., Any]) -> Callable[.
 
 
 def _one_number(torch: Any) -> Callable[..., Any]:
-    """item(): programs divide by a loss and take its logarithm, so that one nobody computed is not quite 0."""
+    """item(): programs divide by a loss and take its logarithm, so that one nobody computed is not quite 0.
+
+    What was written in place is: flags that tell of infinite gradients.
+    """
+    reads: collections.Counter[tuple[Any, int]] = collections.Counter()
 
     def item(x: Any) -> Any:
         found = x.cpu().item()
-        is_unknown = found == 0 and x.is_floating_point() and contents.told(torch, x) is None
-        return _NEXT_TO_NOTHING if is_unknown else found
+        if found != 0 or not x.is_floating_point() or not _is_result(x):
+            return found
+        caller = sys._getframe(1)
+        place = caller.f_code, caller.f_lineno
+        reads[place] += 1
+        return found if reads[place] > _MOST_READS else _NEXT_TO_NOTHING
 
     return item
+
+
+def _is_result(x: Any) -> bool:
+    """Of an operator that nobody knows the result of: a number by itself, not one of many."""
+    is_alone = x._base is None or x._base.numel() == 1
+    is_changed = not x.is_inference() and x._version > 0
+    return is_alone and not is_changed and not contents.is_known(x)
+
+
+def _is_nonzero(x: Any) -> bool:
+    """bool()."""
+    if x.numel() != 1:
+        return bool(x.new_empty(x.shape, device="cpu"))  # torch tells what it refuses
+    return bool(x.cpu())
 
 
 def _finite(torch: Any) -> Callable[..., Any]:

@@ -124,6 +124,21 @@ def test_numbers_to_divide_by(torch_found: hostcuda.Torch, tmp_path: Path) -> No
         assert torch.tensor(0.0).cuda().item() == 0 and torch.tensor(1.5).cuda().item() == 1.5
         assert torch.randn(1, device="cuda").long().item() == 0 and torch.tensor(True).cuda().item() is True
         assert torch.zeros((), dtype=torch.complex64, device="cuda").item() == 0
+        assert not loss and not torch.is_nonzero(loss)
+        assert loss.detach().item() > 0 and (loss / 2).view(1).item() > 0
+        zeros = torch.zeros((), device="cuda"), torch.zeros_like(loss), loss.new_zeros(1)
+        assert [each.item() for each in (*zeros, torch.tensor([0.0, 1.0]).cuda()[0])] == [0, 0, 0, 0]
+        found_inf = torch.tensor([0.0]).cuda().fill_(0.0)
+        torch._amp_foreach_non_finite_check_and_unscale_([torch.randn(3).cuda()], found_inf, torch.ones(()).cuda())
+        assert found_inf.item() == 0
+        n = 0
+        while loss.mean().item() > 0 and n < 9999:
+            n += 1
+        assert 9 < n < 9999
+        try:
+            bool(torch.randn(2, device="cuda"))
+        except RuntimeError as error:
+            assert "more than one value" in str(error)
         try:
             with torch.cuda.graph(torch.cuda.CUDAGraph()):
                 loss.item()
