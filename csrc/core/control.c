@@ -81,6 +81,7 @@ pya_pool_begin(
     if (st != PYA_OK) {
         return st;
     }
+    (void)!pya_trim_settle_meanwhile(card); /* while asking is allowed; needs no room itself */
     pya_fences_pass(card);
     st = pya_pool_get(card, id, &pool);
     if (st == PYA_OK && pool->is_active) {
@@ -89,7 +90,6 @@ pya_pool_begin(
     st = st == PYA_OK ? pya_fences_add(card, filter.began_on, &fence) : st;
     if (st == PYA_OK) {
         pya_pool_add_user(card, pool);
-        pya_trim_settle(card); /* while asking is allowed */
         pool->is_active = true;
         pool->order = __atomic_add_fetch(&heap->pool_order, 1, __ATOMIC_RELAXED);
         pool->filter = filter;

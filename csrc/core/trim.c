@@ -272,14 +272,6 @@ settle(struct pya_card *card) {
 }
 
 /* Where it fails they stay closed, and whoever needs the device next says why. */
-void
-pya_trim_settle(struct pya_card *card) {
-    if (pya_pools_are_unsettled(card) && !pya_fences_are_capturing(card) &&
-        pya_device_sync(card->dev) == PYA_OK) {
-        settle(card);
-    }
-}
-
 pya_status
 pya_trim_settle_meanwhile(struct pya_card *card) {
     bool is_idle;

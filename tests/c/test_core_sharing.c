@@ -252,12 +252,13 @@ static void
 test_requests_wait_without_the_lock(void) {
     static const struct {
         const char *options;
-        bool is_of_the_pool, is_dropped;
+        bool is_of_the_pool, is_dropped, begins_another;
     } rows[] = {
-        {"", false, true},
-        {"", true, false},
-        {"vmm:False", false, false},
-        {"vmm:False", true, false}};
+        {"", false, true, false},
+        {"", false, true, true},
+        {"", true, false, false},
+        {"vmm:False", false, false, false},
+        {"vmm:False", true, false, false}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct world world = {0};
         pools_init(&world, rows[i].options);
@@ -273,6 +274,12 @@ test_requests_wait_without_the_lock(void) {
         waiting.lock = &world.heap->cards.open[0]->lock;
         waiting.n_waits = 0;
         world.ops.device_sync = sync_alone;
+        if (rows[i].begins_another) {
+            const struct pya_pool_id other = {5, 6};
+            CHECK_OK(pya_pool_begin(world.heap, 0, other, (struct pya_stream_filter){0}));
+            CHECK_OK(pya_pool_end(world.heap, 0, other));
+            CHECK(waiting.n_waits > 0);
+        }
         pya_dptr ptr = 0;
         pya_status st = pya_alloc(world.heap, 0, 350 * MIB, 0, &ptr);
         CHECK_EQ(st, rows[i].is_dropped ? PYA_OK : PYA_E_NOMEM);
