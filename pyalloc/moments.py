@@ -67,12 +67,13 @@ class Moment:
         return tuple(block for block in blocks if self.device in (-1, block.device))
 
     def stack_sums(self) -> list[tuple[int, str, int, int]]:
-        """(stack, phase of what has none, bytes, blocks), of all devices."""
+        """(stack, phase of what has none, bytes, blocks); not of one device."""
+        self._refuse_device()
         return self.scan.stack_sums(self.number)
 
     @cached_property
     def by_stack(self) -> dict[int, int]:
-        """Bytes of each stack, of all devices."""
+        """Bytes of each stack; not of one device."""
         table: dict[int, int] = defaultdict(int)
         for stack, _, size, _ in self.stack_sums():
             table[stack] += size
@@ -81,23 +82,33 @@ class Moment:
     def pieces(self, smallest: int) -> tuple[list[Block], list[list[int]], int]:
         """A picture of all segments, in their order, in which what is smaller is part of what is before it.
 
+        Not of one device.
+
         Returns:
             Blocks; of each segment bytes and a block's place in these (-1: idle), in turns; the largest idle piece.
         """
+        self._refuse_device()
         rows, segments, largest = self.scan.pieces(self.number, smallest)
         return list(map(Block._make, rows)), segments, largest
 
     def of_device(self, device: int) -> Moment:
         """What of it was on one device."""
         segments = tuple(segment for segment in self.segments if segment[3] == device)
+        blocks = tuple(block for block in self.blocks if block.device == device)
         part = replace(
             self,
+            allocated_bytes=sum(block.bytes for block in blocks),
             segments=segments,
             reserved_bytes=sum(segment[1] for segment in segments),
             pools={key: pool for key, pool in self.pools.items() if key[0] == device},
             device=device,
         )
-        return replace(part, allocated_bytes=sum(block.bytes for block in part.blocks))
+        vars(part)["blocks"] = blocks  # or they would be made once more
+        return part
+
+    def _refuse_device(self) -> None:
+        if self.device != -1:
+            raise ValueError("a scan sums over all devices")
 
     def reserved_by_pool(self) -> dict[int, int]:
         """Device memory of each private pool."""

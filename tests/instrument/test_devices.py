@@ -11,6 +11,7 @@ from instrument.tools import Plan, pyalloc
 from pyalloc import trace
 from pyalloc.advice import advise
 from pyalloc.report import html
+from pyalloc.report.text import summary
 
 MIB = 2**20
 
@@ -173,3 +174,39 @@ def test_a_limit_is_told_from_a_full_device(plan: Plan) -> None:
     plan.event("oom", bytes=16 * MIB, arg=500 * MIB)
     shown = " ".join(pyalloc("report", plan.done(), "--no-replay", "-q").split())
     assert "Cause: a limit. The device had enough free" in shown and "really needs" not in shown
+
+
+def test_blocks_of_an_errors_moment_are_made_once(plan: Plan) -> None:
+    crowded(plan).event("oom", bytes=16 * MIB, arg=3 * MIB, device=1)
+    found = trace.analyse(plan.done())
+    asked = []
+
+    class Scan:
+        """Passes all on, and writes down whose blocks were asked for."""
+
+        def __init__(self, scan: object) -> None:
+            self.scan = scan
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.scan, name)
+
+        def blocks(self, number: int) -> object:
+            asked.append(number)
+            return found.scan.blocks(number)
+
+    for moment in found.moments.values():
+        vars(moment).pop("blocks", None)
+        vars(moment)["scan"] = Scan(moment.scan)
+    assert "on device 1" in summary(found) and "on device 1" in html.page(found)
+    assert found.first_oom is not None
+    assert asked.count(found.moments[found.ooms[0][0]].number) == 1
+    assert {block.device for block in found.first_oom.moment.blocks} == {1}
+
+
+def test_sums_over_all_devices_are_not_given_for_one(plan: Plan) -> None:
+    whole = trace.analyse(crowded(plan).done()).peak
+    part = whole.of_device(1)
+    assert whole.stack_sums() and whole.by_stack
+    for ask in (part.stack_sums, lambda: part.by_stack, lambda: part.pieces(0)):
+        with pytest.raises(ValueError, match="over all devices"):
+            ask()
