@@ -46,7 +46,7 @@ class Phase:
 class Oom:
     """An out-of-memory error.  moment: of its device, which alone counts; where: " on device 1" of several.
 
-    capacity: of the device; 0: not known.
+    capacity: of the device; 0: not known; is_from_torch: by its own allocator.
     """
 
     moment: Moment
@@ -54,6 +54,7 @@ class Oom:
     free: int
     where: str = ""
     capacity: int = 0
+    is_from_torch: bool = False
 
     @property
     def is_reserved_known(self) -> bool:
@@ -192,7 +193,7 @@ class Analysis:
         unsplit = self.peak.unsplit_bytes if caveats.is_from_torch(self.notes) else 0
         return caveats.of(self.notes, self.totals, is_empty=self.is_empty, unsplit=unsplit)
 
-    @property
+    @cached_property
     def first_oom(self) -> Oom | None:
         """The first out-of-memory error; None where there was none."""
         for event, asked, free, _, _, _, device in self.ooms[:1]:
@@ -200,7 +201,8 @@ class Analysis:
             if moment is not None:
                 where = f" on device {device}" if len(self.totals["device_peak"]) > 1 else ""
                 capacity = self.totals["capacity"].get(device, 0)
-                return Oom(moment.of_device(device), asked, free, where, capacity)
+                from_torch = caveats.is_from_torch(self.notes)
+                return Oom(moment.of_device(device), asked, free, where, capacity, from_torch)
         return None
 
     def frames(self, stack: int) -> tuple[Frame, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 from pyalloc import console
 from pyalloc.advice import advise, size
 from pyalloc.analysis import Analysis, Oom, Phase, Row
+from pyalloc.caveats import is_from_torch
 from pyalloc.moments import MIB, Moment, page_bytes
 
 WIDTH = 80
@@ -265,10 +266,15 @@ def _cause(oom: Oom) -> str:
 
 def _fragmentation(oom: Oom) -> str:
     if oom.largest_gap >= oom.asked:
+        keeps = (
+            "torch's allocator keeps memory for the stream that asked for it, apart for requests up to 1 MiB and above"
+            if oom.is_from_torch
+            else "pyalloc keeps memory for the stream that asked for it while work there may use it, and in plain "
+            "segments (vmm:False) apart for requests up to 1 MiB and above"
+        )
         return (
-            "Cause: a piece of the idle memory was large enough, but kept for others: torch's allocator keeps memory "
-            "for the stream that asked for it, apart for requests up to 1 MiB and above, and CUDA graphs and MemPools "
-            "get none of it."
+            f"Cause: a piece of the idle memory was large enough, but kept for others: {keeps}, and CUDA graphs and "
+            "MemPools get none of it."
         )
     free = ", together with what the device had free," * (oom.idle_bytes < oom.asked)
     pages = page_bytes(oom.moment.common_gaps)
@@ -288,9 +294,10 @@ def explain_oom(analysis: Analysis, device: int, asked: int, trace: Path) -> str
     moment = analysis.moments[max(analysis.moments)]
     oom = analysis.ooms[-1] if analysis.ooms else (0, asked, 0)
     shown = analysis.moments.get(oom[0], moment)
+    capacity = analysis.totals["capacity"].get(device, 0)
     lines = [
         f"device {device}, {analysis.notes.get('command', '')}",
-        *_oom(analysis, Oom(shown, asked, oom[2], "", analysis.totals["capacity"].get(device, 0))),
+        *_oom(analysis, Oom(shown, asked, oom[2], "", capacity, is_from_torch(analysis.notes))),
     ]
     place = analysis.place(oom[5]) if len(oom) > 5 else None
     if place is not None:

@@ -390,9 +390,13 @@ def test_what_was_free_counts_beside_what_was_idle(plan: Plan, free: int, cause:
         assert "fragmentation" not in kinds(path)
 
 
+@pytest.mark.parametrize("allocator", ["native", "pyalloc"])
 @pytest.mark.parametrize("pool", [False, True])
-def test_idle_memory_that_is_kept_for_others_is_no_fragmentation(plan: Plan, pool: bool) -> None:
+def test_idle_memory_that_is_kept_for_others_is_no_fragmentation(
+    plan: Plan, pool: bool, allocator: str
+) -> None:
     """For a CUDA graph, or another stream: the piece is large enough."""
+    plan.event("user", f"allocator={allocator}")
     if pool:
         plan.event("pool_begin", addr=1, arg=0)
     plan.event("segment_alloc", addr=1 << 30, bytes=64 * MIB, stream=7)
@@ -411,7 +415,9 @@ def test_idle_memory_that_is_kept_for_others_is_no_fragmentation(plan: Plan, poo
         assert "Cause: 62.0 MiB of the idle memory are kept for private pools" in told
         assert "fragmentation" not in kinds(path)
     else:
-        assert "Cause: a piece of the idle memory was large enough, but kept for others" in told
+        own = {"native": "torch's allocator", "pyalloc": "pyalloc"}[allocator]
+        told_of = "Cause: a piece of the idle memory was large enough, but kept for others:"
+        assert f"{told_of} {own} keeps memory for the stream" in told
         assert "at most 62.0 MiB: they were kept for another stream" in told
 
 
