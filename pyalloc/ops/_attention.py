@@ -255,8 +255,13 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
         # where a second derivative may be asked for, or many at once, that form has it
-        second = torch.is_grad_enabled() or is_transformed() or is_batched(grad)
-        return _gradients(ctx, _transformable_backward if second else _backward_kernel, grad)
+        if torch.is_grad_enabled() or is_transformed() or is_batched(grad):
+            backward = _transformable_backward
+        elif is_plain((grad,)):
+            backward = _backward_kernel
+        else:  # a mode may be around this call only
+            backward = torch.ops.pyalloc.scaled_attention_backward
+        return _gradients(ctx, backward, grad)
 
 
 def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

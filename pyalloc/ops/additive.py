@@ -452,8 +452,13 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_probs: Tensor) -> tuple[Any, ...]:
         # where a second derivative may be asked for, or many at once, that form has it
-        second = torch.is_grad_enabled() or is_transformed() or is_batched(grad)
-        return _vjp(ctx, grad, grad_probs, _transformable_backward if second else _gradients)
+        if torch.is_grad_enabled() or is_transformed() or is_batched(grad):
+            backward = _transformable_backward
+        elif is_plain((grad, grad_probs)):
+            backward = _gradients
+        else:  # a mode may be around this call only
+            backward = torch.ops.pyalloc.additive_attention_backward
+        return _vjp(ctx, grad, grad_probs, backward)
 
 
 _additive.register_autograd(_vjp, setup_context=_setup)

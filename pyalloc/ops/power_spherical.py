@@ -445,12 +445,18 @@ class _Direct(torch.autograd.Function):
         out, *inputs = ctx.saved_tensors
         # the mixture's result and weights, or neither
         needs = list(ctx.needs_input_grad[: 3 if out is None else 4])
-        if not (torch.is_grad_enabled() or is_transformed() or is_batched(grad)):
+        # a second derivative may be asked for, or many at once
+        second = torch.is_grad_enabled() or is_transformed() or is_batched(grad)
+        if not second and is_plain((grad,)):  # a mode may be around this call only
             grads = _backward_kernel(grad, out, tuple(inputs), ctx.t_first, needs)
-        elif out is None:  # a second derivative may be asked for, or many at once
-            grads = _transformable_backward(grad, *inputs[:3], ctx.t_first, needs)
+        elif out is None:
+            registered = torch.ops.pyalloc.power_spherical_log_prob_backward
+            backward = _transformable_backward if second else registered
+            grads = backward(grad, *inputs[:3], ctx.t_first, needs)
         else:
-            grads = _transformable_mixture_backward(grad, out, *inputs, ctx.t_first, needs)
+            registered = torch.ops.pyalloc.power_spherical_mixture_log_prob_backward
+            backward = _transformable_mixture_backward if second else registered
+            grads = backward(grad, out, *inputs, ctx.t_first, needs)
         return (*_optional(grads, needs), *(None,) * (5 - len(needs)))
 
 

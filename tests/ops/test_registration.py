@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyalloc.errors import OpError
 from pyalloc.ops import (
@@ -172,6 +173,28 @@ def test_numbers_whose_sign_torch_keeps_aside(name):
     grad = torch.randn_like(plain)
     right = torch.autograd.grad(plain, inputs, grad)
     found = torch.autograd.grad(ours, aside, torch._neg_view(-grad))
+    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_mode_around_the_backward_alone_sees_the_registered_op(name):
+    """As FakeTensorMode or compiled autograd: the forward went past the dispatcher."""
+    function, make = OPS[name]
+    called = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            called.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    inputs = [x.requires_grad_() for x in make()]
+    out = function(*inputs).sum()
+    right = torch.autograd.grad(out, inputs, retain_graph=True)
+    with Names():
+        found = torch.autograd.grad(out, inputs)
+    assert any(each.startswith("pyalloc::") and each.endswith("_backward") for each in called), (
+        called
+    )
     assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
 
 
