@@ -250,9 +250,9 @@ def _forget() -> None:
     if _state.replacements is not None:
         _state.replacements.undo()
     _core.destroy()
-    if _state.keeps_nccl:
-        os.environ.pop(_NCCL_GRAPHS, None)
-        _state.keeps_nccl = False
+    if _state.keeps_nccl and os.environ.get(_NCCL_GRAPHS) == "0":  # not since set by the program
+        del os.environ[_NCCL_GRAPHS]
+    _state.keeps_nccl = False
     _state.replacements = None
     _state.config = None
     _state.installed = False
@@ -275,7 +275,7 @@ def status() -> Status:
         features += (
             ("torch.compile(mode='reduce-overhead')", True, "plain CUDA graphs, no trees"),
         )
-    if _state.keeps_nccl:
+    if _state.config and _has_pages(_state.config) and os.environ.get(_NCCL_GRAPHS) == "0":
         features += (("NCCL in CUDA graphs", True, f"copies buffers ({_NCCL_GRAPHS}=0)"),)
     return Status(
         installed=_state.installed,
@@ -349,14 +349,17 @@ def _without_effect() -> Iterator[tuple[str, str, str]]:
     return (each for each in _torch_settings() if not each[1].startswith("pinned"))
 
 
+def _has_pages(config: Config) -> bool:
+    return any(option.name == "vmm" and option.value == "True" for option in config.options)
+
+
 def _keep_nccl_from_registering(config: Config) -> None:
     """Unless the environment says otherwise.
 
     What a captured collective reads and writes NCCL opens to the other ranks if it lies in one allocation of the
     driver. Where memory is made of pages that may differ between ranks, which then wait for each other.
     """
-    has_pages = any(option.name == "vmm" and option.value == "True" for option in config.options)
-    if has_pages and _NCCL_GRAPHS not in os.environ:
+    if _has_pages(config) and _NCCL_GRAPHS not in os.environ:
         os.environ[_NCCL_GRAPHS] = "0"
         _state.keeps_nccl = True
 

@@ -291,6 +291,16 @@ def test_nccl_registers_no_pages_in_graphs(dry_python) -> None:  # type: ignore[
             assert (name in str(pyalloc.status())) == (seen == b"0")
             pyalloc.uninstall()
             assert os.environ.get(name) == theirs
+        pyalloc.install()
+        os.environ[name] = "1"
+        assert name not in str(pyalloc.status())
+        pyalloc.uninstall()
+        assert os.environ.pop(name) == "1"  # the program's own
+        os.environ[name] = "0"  # as a child inherits it
+        pyalloc.install()
+        assert name in str(pyalloc.status())
+        pyalloc.uninstall()
+        assert os.environ[name] == "0"
         """
     )
 
