@@ -10,6 +10,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,7 @@ def as_trace_file(path: Path, *, no_source: bool = False) -> Iterator[Path]:
         if not no_source:
             yield file
             return
-        with _written_again(path) as target:
-            without_source(file, target)
+        with _written_again(path, partial(without_source, file)) as target:
             yield target
 
 
@@ -132,8 +132,7 @@ def _as_trace_file(path: Path, *, is_unpacked: bool = False) -> Iterator[Path]:
                 raise TraceError(str(error).replace(str(unpacked), str(path))) from None
     elif magic[:1] == b"\x80" or magic[:1] in (b"(", b"]", b"}"):
         snapshot = pickles.load(path)
-        with _written_again(path) as target:
-            write_snapshot(snapshot, target)
+        with _written_again(path, partial(write_snapshot, snapshot)) as target:
             yield target
     elif not magic:
         raise TraceError(f"{path}: the file is empty")
@@ -145,12 +144,12 @@ def _as_trace_file(path: Path, *, is_unpacked: bool = False) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _written_again(path: Path) -> Iterator[Path]:
-    """A temporary file for what is made of `path`, which errors are told of: nobody knows the other's name."""
+def _written_again(path: Path, write: Callable[[Path], None]) -> Iterator[Path]:
+    """A temporary file with what is made of `path`, which errors are told of: nobody knows the other's name."""
     with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
         target = Path(folder) / "trace.pya"
         try:
-            yield target
+            write(target)
         except TraceError as error:
             text = str(error).replace(str(target), str(path))
             if (
@@ -158,6 +157,7 @@ def _written_again(path: Path) -> Iterator[Path]:
             ):  # it has its name once it is whole
                 text += f" (written again in {tempfile.gettempdir()}; TMPDIR names another folder)"
             raise TraceError(text if str(path) in text else f"{path}: {text}") from None
+        yield target
 
 
 def _unpacked(path: Path, folder: Path) -> Path:

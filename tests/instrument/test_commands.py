@@ -336,19 +336,25 @@ sys.exit(cli.main(["sweep", {str(path)!r}, *["--conf", "memory:tight"] * 40, "--
     assert not list(temporary.iterdir())
 
 
-def test_a_full_disk_while_unpacking_is_told_with_where_that_is(plan: Plan, tmp_path: Path) -> None:
-    packed = tmp_path / "plan.pya.xz"
-    packed.write_bytes(lzma.compress(small_trace(plan).read_bytes()))
+def with_a_full_disk(temporary: Path, *words: object) -> str:
+    """What `pyalloc ...` says of it."""
     done = subprocess.run(
-        [sys.executable, "-m", "pyalloc", "stats", packed],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        [sys.executable, "-m", "pyalloc", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
         stderr=subprocess.PIPE,
         text=True,
         check=False,
     )
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+def test_a_full_disk_while_unpacking_is_told_with_where_that_is(plan: Plan, tmp_path: Path) -> None:
+    packed = tmp_path / "plan.pya.xz"
+    packed.write_bytes(lzma.compress(small_trace(plan).read_bytes()))
     told = f"plan.pya.xz: unpacked in {tmp_path}: File too large; TMPDIR names another"
-    assert done.returncode == 2 and told in done.stderr
+    assert told in with_a_full_disk(tmp_path, "stats", packed)
 
 
 def test_a_full_disk_while_a_file_is_written_again_is_told_of_that_file(
@@ -357,16 +363,8 @@ def test_a_full_disk_while_a_file_is_written_again_is_told_of_that_file(
     snapshot = tmp_path / "snapshot.pickle"
     pyalloc("export", small_trace(plan), "--to", "torch", "-o", snapshot)
     for path, words in ((snapshot, ["stats"]), (plan.path, ["export", "--to=csv", "--no-source"])):
-        done = subprocess.run(
-            [sys.executable, "-m", "pyalloc", *words, path],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
         told = f"{path}: File too large (written again in {tmp_path}; TMPDIR names another folder)"
-        assert done.returncode == 2 and done.stderr == f"pyalloc {words[0]}: {told}\n"
+        assert with_a_full_disk(tmp_path, *words, path) == f"pyalloc {words[0]}: {told}\n"
     snapshot.write_bytes(
         pickle.dumps(
             {"segments": [{"address": 1, "total_size": 1, "blocks": [], "segment_pool_id": 7}]}
