@@ -196,6 +196,11 @@ static pya_status
 reader_event(struct pya_trace_reader *r, uint8_t head, struct pya_trace_event *out) {
     int kind = head & TRACE_KIND_MASK;
     int fields = trace_fields(kind);
+    if (fields < 0 && kind > 0 && kind < TRACE_DEFINE_STRING) { /* kinds follow each other */
+        char why[64];
+        snprintf(why, sizeof why, "made by a newer pyalloc (event kind %d): update this one", kind);
+        return reader_fail(r, PYA_E_CORRUPT, why);
+    }
     if (fields < 0 || r->n_left == 0) {
         return reader_fail(r, PYA_E_CORRUPT, "an event of unknown kind");
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 import threading
+import zlib
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,28 @@ def test_a_program_knows_what_a_pass_over_the_trace_does(tmp_path: Path) -> None
     assert (info["n_streams"], info["n_record_streams"]) == (3, 4)
     assert info["device_peak"] == {0: 2048, 2: 1024}
     assert program.notes() == scan.notes() == ["allocator=native", "größe=1", "größe=2"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (len(KINDS) + 1, r"made by a newer pyalloc \(event kind {}\): update this one \(near byte"),
+        (0, "an event of unknown kind"),
+    ],
+)
+def test_a_kind_of_event_that_is_not_known_yet_is_no_damage(
+    tmp_path: Path, kind: int, told: str
+) -> None:
+    path = tmp_path / "a.pya"
+    payload = bytes([kind, 0])
+    head = struct.pack("<4sII", b"PYAC", len(payload), 1)
+    rest = bytes(16)  # the time, and events before
+    checksum = struct.pack("<I", zlib.crc32(head + rest + payload))
+    path.write_bytes(b"PYATRACE\1".ljust(16, b"\0") + head + checksum + rest + payload)
+    with pytest.raises(TraceError, match=told.format(kind)):
+        _core.TraceReader(path).read()
+    with pytest.raises(TraceError, match=told.format(kind)):
+        _core.Program(path)
 
 
 def test_nothing_leaks(tmp_path: Path) -> None:
