@@ -81,6 +81,7 @@ class HostMemory:
 
 def _child(source: str, *words: str) -> Any:
     env = {**hostcuda.environment("64GB"), "PYALLOC_HOSTCUDA_DEVICES": "3"}
+    env["PYTHONDONTWRITEBYTECODE"] = ""  # the second start on finds modules compiled, as users' do
     command = [sys.executable, "-W", "ignore", "-c", source, *words]
     done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
