@@ -196,10 +196,10 @@ def _no_grad(runs: list[list[Phase]], kept: set[Block], analysis: Analysis) -> I
         )
 
 
-def _is_dropped_with(temporary: Block, other: Block) -> bool:
+def _is_dropped_with(analysis: Analysis, temporary: Block, other: Block) -> bool:
     """Of the same line and gone when the temporary is: an expression of several makes one after the other."""
     is_short = other.free_event is not None and other.free_event <= (temporary.free_event or 0)
-    return other.stack == temporary.stack and is_short
+    return is_short and analysis.frames(other.stack) == analysis.frames(temporary.stack)
 
 
 def _reductions(analysis: Analysis) -> Iterator[Advice]:
@@ -214,7 +214,8 @@ def _reductions(analysis: Analysis) -> Iterator[Advice]:
             f"{where}{shown} makes a temporary of {size(block.bytes)} and at once reduces it to {size(result)}. "
             "torch.einsum, a matrix product or torch.cdist give the same without it, at most "
             "with a workspace of cuBLAS (32 MiB) meanwhile.",
-            sum(b.bytes for b in analysis.peak.blocks if _is_dropped_with(block, b)) - result,
+            sum(b.bytes for b in analysis.peak.blocks if _is_dropped_with(analysis, block, b))
+            - result,
         )
 
 

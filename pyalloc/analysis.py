@@ -167,7 +167,7 @@ class Analysis:
             scan=second,
             window_end=window_end,
             window_bins=list(second.bins()),
-            spans=list(map(Block._make, second.spans())),
+            spans=sorted(map(Block._make, second.spans()), key=lambda b: b.alloc_event),
         )
 
     # ---- looking things up ----

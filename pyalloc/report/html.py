@@ -230,7 +230,6 @@ def _window(analysis: Analysis, names: list[str], stacks: _Stacks) -> dict[str, 
         phase = phases.setdefault(block.phase, len(phases))
         label = labels.setdefault(block.label, len(labels))
         spans.append([block.bytes, block.alloc_event, end, category, stack, phase, label])
-    spans.sort(key=lambda span: span[1])
     return {
         "step": next((s[0] for s in reversed(analysis.steps) if bins and s[1] <= bins[0][0]), None),
         "end": analysis.window_end,
