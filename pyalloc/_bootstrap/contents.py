@@ -53,8 +53,15 @@ def _is_untouched(x: Any) -> bool:
     return bool(asked == 0 and not bytes(seen).strip(b"\0"))
 
 
+def is_repeated(torch: Any) -> bool:
+    """What is done now will be again, with other numbers: a graph is captured."""
+    return bool(torch.cuda.is_current_stream_capturing())
+
+
 def there(torch: Any, x: Any) -> Any:
     """Not a copy of it; None where nothing can be told by it, but zeros where no kernel computed anything else."""
+    if x.nbytes > MOST_BYTES or is_repeated(torch):
+        return None
     if x.nbytes > _PAGE and is_plain(torch, x) and _is_untouched(x):
         return None
     found = _on_host(torch, x)
@@ -109,13 +116,13 @@ def share(x: Any) -> float | None:
     return None if is_changed else _shares.get(x.untyped_storage()._cdata)
 
 
-def write(torch: Any, x: Any, values: Any) -> None:
-    """As if a kernel had computed them."""
+def write(torch: Any, x: Any, values: Any, is_new: bool = True) -> None:
+    """As if a kernel had computed them.  is_new: they are all that lies in its storage, zeros too."""
     there = _on_host(torch, x)
     if there is None:
         return
     there.copy_(values)
     storage = x.untyped_storage()
-    if storage._cdata not in _known:
+    if is_new and storage._cdata not in _known and not is_repeated(torch):
         _known.add(storage._cdata)
         weakref.finalize(storage, _known.discard, storage._cdata)

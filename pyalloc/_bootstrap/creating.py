@@ -54,7 +54,8 @@ def answer(torch: Any) -> None:
     def scalar(value: Any, **kind: Any) -> Any:
         """Of torch.where(), by whose count of changes a number filled in later is not known."""
         made = torch.empty((), **kind)
-        contents.write(torch, made, value)
+        if not contents.is_repeated(torch):
+            contents.write(torch, made, value)
         return made
 
     sizes.implement(torch, "CUDA", "scalar_tensor", scalar)
@@ -86,7 +87,7 @@ def _made(
         if is_one_fraction:
             most = 0 if is_whole else made.element_size()
         # A graph that is launched again would find what others put there meanwhile.
-        if 0 < made.nbytes <= most and not torch.cuda.is_current_stream_capturing():
+        if 0 < made.nbytes <= most and not contents.is_repeated(torch):
             contents.write(torch, made, values(made, *args, **kwargs))
         return made
 

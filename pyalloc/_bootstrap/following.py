@@ -79,7 +79,7 @@ def answer(torch: Any) -> None:
         same,
         place,
         **pair,
-        among=lambda x, _, dim=-1, *_rest: _along(x, dim),
+        among=lambda x, _, dim=-1, *_rest: (_along(x, dim)[0], dim),
     )
     follow("sort.stable", aten.sort.values_stable, same, place, **pair, on_host=aten.sort.stable)
     follow("multinomial", aten.multinomial.out, place, among=lambda x, *_: _along(x, -1))
@@ -94,8 +94,8 @@ def answer(torch: Any) -> None:
     for name in ("add", "sub", "mul"):
         combine(f"{name}.Tensor", getattr(aten, name).out, getattr(aten, name).Tensor)
     combine("div.Tensor", aten.div.out, aten.div.Tensor, kinds.quotient)
-    combine("remainder.Tensor", aten.remainder.Tensor_out, aten.remainder.Tensor)
-    combine("floor_divide", aten.floor_divide.out, aten.floor_divide.default)
+    combine("remainder.Tensor", aten.remainder.Tensor_out, _of_divisors(aten.remainder.Tensor))
+    combine("floor_divide", aten.floor_divide.out, _of_divisors(aten.floor_divide.default))
     combine("where.self", aten.where.self_out, torch.where)
     follow("cat", aten.cat.out, kinds.joined)
     isin = aten.isin
@@ -132,10 +132,21 @@ def _of_tensors(torch: Any, operator: Any) -> Callable[..., Any]:
         if not all(map(torch.is_tensor, args)):
             kind = torch.result_type(*args[-2:])
             args = tuple(
-                each if torch.is_tensor(each) else torch.tensor(each, dtype=kind, device="cpu")
+                each if torch.is_tensor(each) else torch.tensor(each, device="cpu").to(kind)
                 for each in args
             )
         return operator(*args, **kwargs)
+
+    return call
+
+
+def _of_divisors(operator: Any) -> Callable[..., Any]:
+    """By 0 a device divides whole numbers too; what it finds nobody knows."""
+
+    def call(x: Any, by: Any) -> Any:
+        if not (by != 0).all():
+            raise NotImplementedError
+        return operator(x, by)
 
     return call
 
@@ -152,13 +163,14 @@ def _followed(
     kinds: tuple[Any, ...],
     into: tuple[str, ...] = ("out",),
     takes_floats: bool = False,
-    among: Callable[..., int] | None = None,
+    among: Callable[..., tuple[int, int]] | None = None,
     is_part: bool = False,
 ) -> Callable[..., Any]:
     """The kernel, which puts its results into given tensors, and what it would have found.
 
     kinds: of those tensors; none where the kernel makes its result itself.  among: of how many places the last result
-    holds some, which lie evenly where nothing is known.  is_part: the result is one of the first argument.
+    holds some, which lie evenly where nothing is known, and its dimension along which they differ.  is_part: the
+    result is one of the first argument.
     """
 
     def known(each: Any) -> Any:
@@ -187,13 +199,15 @@ def _followed(
         if there is not NotImplemented:
             try:
                 told = on_host(*there, **kwargs)
-            except NotImplementedError:  # there, of unsigned ones
+            except NotImplementedError:  # there, of unsigned ones, or by 0
                 return made
             for each, value in zip(results, told if len(results) > 1 else (told,), strict=True):
                 contents.write(torch, each, value)
         elif among is not None and args[0].is_floating_point():
-            places = torch.arange(results[-1].numel(), device="cpu") % max(among(*args), 1)
-            contents.write(torch, results[-1], places.view(results[-1].shape))
+            n, dim = among(*args)
+            last = results[-1].movedim(dim, -1) if results[-1].dim() > 0 else results[-1]
+            places = torch.arange(last.numel(), device="cpu") % max(n, 1)
+            contents.write(torch, last, places.view(last.shape))
         elif is_part:
             contents.note_share(made, contents.share(args[0]))
         return made
@@ -201,8 +215,9 @@ def _followed(
     return call
 
 
-def _along(x: Any, dim: int | None = None, *_: Any) -> int:
-    return int(x.numel() if dim is None or x.dim() == 0 else x.shape[dim])
+def _along(x: Any, dim: int | None = None, *_: Any) -> tuple[int, int]:
+    """How many there are, and where the results lie of which one has several."""
+    return int(x.numel() if dim is None or x.dim() == 0 else x.shape[dim]), -1
 
 
 def _device(torch: Any, args: Any) -> Any:

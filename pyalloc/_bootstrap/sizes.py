@@ -150,7 +150,8 @@ def _as_many_as_are_put(torch: Any) -> dict[str, Callable[..., Any]]:
             has_row_for_each = values.dim() == 1 + x.dim() - mask.dim() and 1 < n < mask.numel()
             if has_row_for_each and 0 not in mask.stride() and contents.told(torch, mask) is None:
                 # Backward looks at the mask again.
-                contents.write(torch, mask, torch.arange(mask.numel()).view(mask.shape) < n)
+                chosen = torch.arange(mask.numel(), device="cpu").view(mask.shape) < n
+                contents.write(torch, mask, chosen, is_new=False)
         return aten.index_put_.default._op_dk(generic, x, indices, values, accumulate)
 
     def masked_scatter_backward(grad: Any, mask: Any, sizes: Any) -> Any:

@@ -48,6 +48,17 @@ def test_what_the_program_has_the_device_make(torch_found: hostcuda.Torch, tmp_p
         torch.cuda.set_rng_state(state)
         assert torch.equal(first.cpu(), (torch.rand(9) < 0.5).cpu())
         assert torch.randn(100)[torch.randn(100) > 1].shape == (100,)
+        places, several = torch.zeros(2, 30, 4), torch.randn(2, 30) > 1
+        for i in range(2):
+            places[i][several[i]] = torch.randn(5, 4)
+        assert (torch.zeros(3, dtype=torch.int8) + 128).shape == (3,)
+        assert (torch.ones(3, dtype=torch.int32) * 2654435761).tolist() == [-1640531535] * 3
+        by = torch.tensor([2, 0])
+        assert (torch.tensor([4, 6]) // by).shape == (torch.tensor([4, 6]) % by).shape == (2,)
+        ids = torch.tensor([3, 4], device="cpu").cuda()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            later = ids + 1, torch.nn.functional.one_hot(ids, 9), ids == 3
+        assert not any(each.any() for each in later)
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             torch.arange(5) + torch.ones(5) * torch.rand(5)
     """
@@ -106,6 +117,7 @@ def test_experts_share_the_tokens(torch_found: hostcuda.Torch, tmp_path: Path) -
         for one in (scores.argmax(-1), scores.max(-1).indices, scores.softmax(-1).multinomial(1)[:, 0]):
             assert [len(tokens[one == each]) for each in range(4)] == [16] * 4
         assert torch.compile(lambda x: x.topk(2).indices, backend="aot_eager")(scores).shape == (64, 2)
+        assert all(len({*each}) == 2 for each in scores.T.topk(2, dim=0).indices.T.tolist())
         assert scores.argmax().item() == 0 and scores[:, 0].max(0).indices.shape == ()
         sum(tokens[chosen[:, 0] == each].sum() for each in range(4)).backward()
     """
