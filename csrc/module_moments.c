@@ -164,7 +164,7 @@ moment_segments(const struct pya_scan_moment *moment) {
     return list;
 }
 
-/* [(event, allocated, reserved, blocks, segments)] */
+/* [(event, allocated, reserved, segments)] */
 PyObject *
 pya_module_scan_moments(PyObject *self, PyObject *unused) {
     (void)unused;

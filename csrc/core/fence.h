@@ -49,7 +49,7 @@ pya_fence_hear(struct pya_card *card, struct pya_fence *fence) {
 /* Is a graph being captured on any of them?  Then nothing may wait or be unmapped.  Of a destroyed stream the device knows
  * nothing, and nobody captures it.  True also where a capture forbids asking, while requests go to a pool since something
  * began on a foreign stream, and for a while after a foreign stream was seen capturing in a request or a capture was
- * announced. */
+ * announced (one second, if nothing goes to its pool before). */
 bool pya_fences_are_capturing(struct pya_card *card);
 /* Waits for all work of the device.  No lock is held meanwhile: the work may wait for another process, and that for what
  * pya_share_export() gives.  PYA_E_CAPTURE: not now. */

@@ -122,7 +122,7 @@ pool_inherit(struct pya_card *card, struct pya_pool *pool, struct pya_fence *fen
         const struct pya_pool *dropped = arena->pool;
         /* What was freed since the device was waited for may still be in use. */
         bool is_left = dropped != NULL && dropped->n_users == 0 && dropped->is_settled &&
-                       arena->seq <= arena->idle_seq;
+                       arena->n_waiting == 0 && arena->seq <= arena->idle_seq;
         if (is_left && arena->small_fit == NULL && arena->free_pages > 0 &&
             (best == NULL || arena->free_pages > best->free_pages) && pya_arena_is_vacant(arena)) {
             best = arena;

@@ -10,7 +10,8 @@ extern "C" {
 struct pya_pool *pya_pool_find(struct pya_card *card, struct pya_pool_id id);
 PYA_MUST_CHECK pya_status
 pya_pool_get(struct pya_card *card, struct pya_pool_id id, struct pya_pool **out);
-/* The pool an allocation on this stream goes to; NULL: the default pool. */
+/* The pool an allocation on this stream goes to; NULL: the default pool.  A filter that accepts it ends its pool's announcement:
+ * the capture has begun. */
 struct pya_pool *pya_pool_route(struct pya_card *card, pya_stream stream);
 /* Arena of (pool, stream), made at the first request. */
 PYA_MUST_CHECK pya_status pya_pool_arena(
