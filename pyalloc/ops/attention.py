@@ -99,7 +99,8 @@ def scaled_attention(
         mask: boolean, broadcastable likewise, True where a key takes part; a query that sees no key
             gets zeros.
         causal: query i sees keys 0 to i (from the top left, as torch's is_causal).
-        scale: by default 1 / sqrt(d).
+        scale: by default 1 / sqrt(d).  Under torch.compile a tensor's number multiplies the queries, and where
+            torch's kernels serve rounds them to their dtype.
         dropout: probability of dropping a probability; drawn from torch's generator.
         path: "auto", or "kernel" for pyalloc's own kernel whatever the size.
         return_info: also return {"path": "kernel" | "sdpa" | "eager", "reason": ...}.
@@ -140,9 +141,9 @@ def scaled_attention(
     if mask is not None:
         require_tensor(_OP, "mask", mask)
     q, k, v = _autocast(q, k, v)
-    q = q if factor is None else q * factor.to(q.device)
+    factor = None if factor is None else factor.to(q.device)
     if not q.dim() == k.dim() == v.dim() == 4:
-        options = (bias, mask, causal, scale, dropout)
+        options = (bias, mask, causal, scale if factor is None else factor, dropout)
         return _with_fewer_dimensions((q, k, v), options, path, return_info)
     _check_shapes(q, k, v)
     bias, mask = _scores("bias", bias, q, k), _scores("mask", mask, q, k)
@@ -153,6 +154,7 @@ def scaled_attention(
     if taken == "sdpa":
         # a branch, for under dynamic shapes the comparison itself is symbolic and torch takes only a bool
         groups = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+        q = q if factor is None else q * factor
         out = _sdpa(q, k, v, None, 0.0, causal, scale=scale, **groups)
         if out.requires_grad and not _transforms() and not _is_compiling():
             _second.offer(out, q, k, v)
@@ -160,7 +162,8 @@ def scaled_attention(
         out = _no_keys(q, k, v, bias)
     else:
         seed = torch.randint(1 << 62, (1,), device="cpu") if dropout > 0 else None
-        out = _in_compute_dtype(q, k, v, bias, mask, causal, scale, dropout, seed)
+        rest = (mask, causal, scale, dropout, seed)
+        out = _in_compute_dtype(q, k, v, bias, *rest, factor=factor)
     return (out, {"path": taken, "reason": reason}) if return_info else out
 
 
@@ -256,12 +259,16 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def _in_compute_dtype(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """Half precision is computed in float32 and given back as it came."""
+def _in_compute_dtype(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *rest: Any, factor: Tensor | None
+) -> Tensor:
+    """Half precision is computed in float32 and given back as it came; factor: of the queries."""
     dtype = q.dtype
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     if dtype != compute:
         q, k, v = q.to(compute), k.to(compute), v.to(compute)
+    if factor is not None:
+        q = q * factor
     if bias is not None and bias.dtype != compute:
         bias = bias.to(compute)
     out = _attention.run(q, k, v, bias, *rest)

@@ -526,6 +526,22 @@ def test_scale_is_a_number(n):
         assert torch.equal(scaled_attention(q, q, q, causal=True, scale=learned), right)
 
 
+@pytest.mark.parametrize("dim", [4, 3])
+def test_a_compiled_scale_is_not_rounded_to_bfloat16_with_the_queries(dim):
+    """Scores of up to a thousand, of which a rounding of the queries changes the largest."""
+    q, k, v = ((torch.randn(1, 2, 40, 16) * 8).bfloat16() for _ in range(3))
+    q, k, v = (x if dim == 4 else x[0] for x in (q, k, v))
+    bias = torch.randn(40, 40)
+
+    def function(scale):
+        return scaled_attention(q, k, v, bias, scale=scale)
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    # one step of bfloat16, into which sums in another order may fall
+    found, right = compiled(torch.tensor(0.3)), function(0.3)
+    torch.testing.assert_close(found, right, rtol=2**-7, atol=1e-3)
+
+
 def test_fewer_dimensions():
     q, k, v = (x[0] for x in problem(1, 3, 3, 20, 30, 8, 8))
     right = eager(q[None].transpose(0, 1), k[None].transpose(0, 1), v[None].transpose(0, 1))[:, 0]
