@@ -271,6 +271,13 @@ filter_drop(void *arg) {
 } // namespace
 
 void
+pya_torch_forget_filter_error() {
+    if (PYA_UNLIKELY(has_filter_failed.load(std::memory_order_relaxed))) {
+        filter_error = nullptr;
+    }
+}
+
+void
 pya_torch_throw_text(const char *text, bool is_oom) {
     if (is_oom && oom_known.construct != nullptr) {
         oom_throw_as(oom_known, text);
@@ -398,6 +405,7 @@ hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter
     const pya_stream current = stream_of(pya_torch_fast_stream(static_cast<int8_t>(device)));
     const pya_status status =
         pya_pool_begin(heap, device, pool, {filter_match, filter_drop, own.get(), current});
+    pya_torch_forget_filter_error();
     if (status == PYA_E_INVAL) {
         throw std::runtime_error(
             "pyalloc: requests already go to pool (" + std::to_string(pool.first) + ", " +

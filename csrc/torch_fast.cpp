@@ -88,8 +88,10 @@ is_handle_foreign(int8_t device, const void *handle) {
 __attribute__((noinline, cold)) bool
 note_foreign(const void *handle, int device) {
     pya_heap *heap = pya_torch_heap();
-    return heap != nullptr &&
-           pya_note_foreign_stream(heap, reinterpret_cast<uintptr_t>(handle), device);
+    const bool is_known = heap != nullptr && pya_note_foreign_stream(
+                                                 heap, reinterpret_cast<uintptr_t>(handle), device);
+    pya_torch_forget_filter_error();
+    return is_known;
 }
 
 /* current_device() is get_device() and a check that costs as much again; only it knows how to complain. */

@@ -21,6 +21,8 @@ PYA_TORCH_EXPORT void *pya_torch_alloc(size_t bytes, int device, void *stream);
 PYA_TORCH_EXPORT void pya_torch_free(void *ptr, size_t bytes, int device, void *stream);
 /* The free behind it, with what came of it; never throws. */
 pya_status pya_torch_give_back(void *ptr);
+/* What a filter threw when no request asked it is nobody's: the thread's next request would raise it. */
+void pya_torch_forget_filter_error(void);
 /* The block is in use on the stream too; throws. */
 void pya_torch_record(void *ptr, pya_stream stream);
 /* Throws torch's out of memory, or a RuntimeError, with this text. */
