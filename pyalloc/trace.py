@@ -157,7 +157,12 @@ def _written_again(path: Path, write: Callable[[Path], None]) -> Iterator[Path]:
             ):  # it has its name once it is whole
                 text += f" (written again in {tempfile.gettempdir()}; TMPDIR names another folder)"
             raise TraceError(text if str(path) in text else f"{path}: {text}") from None
-        yield target
+        try:
+            yield target
+        except TraceError as error:
+            if str(target) not in str(error):
+                raise
+            raise TraceError(str(error).replace(str(target), str(path))) from None
 
 
 def _unpacked(path: Path, folder: Path) -> Path:

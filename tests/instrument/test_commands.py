@@ -21,6 +21,7 @@ from dry_support import PATIENCE_S
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import _core, cli, console, source, trace
 from pyalloc.config import Config
+from pyalloc.errors import TraceError
 from pyalloc.report.text import explain_oom, sparkline, summary
 
 
@@ -365,6 +366,10 @@ def test_a_full_disk_while_a_file_is_written_again_is_told_of_that_file(
     for path, words in ((snapshot, ["stats"]), (plan.path, ["export", "--to=csv", "--no-source"])):
         told = f"{path}: File too large (written again in {tmp_path}; TMPDIR names another folder)"
         assert with_a_full_disk(tmp_path, *words, path) == f"pyalloc {words[0]}: {told}\n"
+    for told in ("elsewhere: no room", f"{snapshot}: more than there is"):  # by what reads it
+        with pytest.raises(TraceError) as caught, trace.as_trace_file(snapshot) as written:
+            raise TraceError(told.replace(str(snapshot), str(written)))
+        assert str(caught.value) == told
     snapshot.write_bytes(
         pickle.dumps(
             {"segments": [{"address": 1, "total_size": 1, "blocks": [], "segment_pool_id": 7}]}
