@@ -70,23 +70,26 @@ def there(torch: Any, x: Any) -> Any:
 
 
 def told(torch: Any, x: Any) -> Any:
-    """What the program put there, on the host; None where it is zeros that a kernel may have computed."""
-    found = there(torch, x)
-    return found.clone() if _is_told(x, found) else None
+    """A copy on the host of what the program put there or what follows from it, changed in place or not.
+
+    None where it is zeros that a kernel may have computed.
+    """
+    found = _told(torch, x)
+    return None if found is None else found.clone()
 
 
 def put(torch: Any, x: Any, takes_floats: bool = False) -> Any:
-    """Whole numbers and masks as the program put them there, which nothing has changed in place since; None otherwise.
+    """What the program put there or what follows from it, which nothing has changed in place since; None otherwise.
 
-    Not a copy of them.  Loops that count down in such a tensor would never end by what was there before.
+    Fractions only where they are asked for.  Not a copy.  Loops that count down in such a tensor would never end by
+    what was there before.
     """
     if not x.is_cuda:
         return x
     is_whole = not (x.is_floating_point() or x.is_complex())
     if not (is_whole or takes_floats) or x.is_inference() or x._version > 0:
         return None
-    found = there(torch, x)
-    return found if _is_told(x, found) else None
+    return _told(torch, x)
 
 
 def is_known(x: Any) -> bool:
@@ -94,11 +97,12 @@ def is_known(x: Any) -> bool:
     return x.untyped_storage()._cdata in _known
 
 
-def _is_told(x: Any, found: Any) -> bool:
-    """What lies there is what the program put there."""
-    if found is None:
-        return False
-    return bool(found.any()) or (is_known(x) and not x.is_inference() and x._version == 0)
+def _told(torch: Any, x: Any) -> Any:
+    """What lies there, unless it is zeros that a kernel may have computed."""
+    found = there(torch, x)
+    if found is None or found.any():
+        return found
+    return found if is_known(x) and not x.is_inference() and x._version == 0 else None
 
 
 def note_share(x: Any, share: float | None) -> None:

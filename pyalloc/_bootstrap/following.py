@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from pyalloc._bootstrap import contents, sizes
+from pyalloc._bootstrap import contents, sizes, truths
 
 
 class _Kinds:
@@ -28,9 +28,6 @@ class _Kinds:
 
     def mask(self, *_: Any, **_names: Any) -> Any:
         return self.torch.bool
-
-    def truth(self, x: Any, *_: Any) -> Any:
-        return self.torch.uint8 if x.dtype == self.torch.uint8 else self.torch.bool
 
     def common(self, *args: Any, **_names: Any) -> Any:
         """Of the last two: torch.where() has a mask before them."""
@@ -65,7 +62,7 @@ def answer(torch: Any) -> None:
     follow("sum.dim_IntList", aten.sum.IntList_out, kinds.whole)
     follow("prod.dim_int", aten.prod.int_out, kinds.whole)
     follow("cumsum", aten.cumsum.out, kinds.whole)
-    follow("any.dim", aten.any.out, kinds.truth)
+    follow("any.dim", aten.any.out, functools.partial(truths.kind, torch))
     for name in ("amax", "amin"):
         follow(name, getattr(aten, name).out, same)
     for name in ("argmax", "argmin"):
@@ -183,6 +180,8 @@ def _followed(
         there = contents.put(torch, each, takes_floats)
         return NotImplemented if there is None else there
 
+    follows_floats = takes_floats or is_part or among is not None
+
     def call(*args: Any, **kwargs: Any) -> Any:
         found = {}
         if kinds:
@@ -192,6 +191,8 @@ def _followed(
                 for name, kind in zip(into, kinds, strict=True)
             }
         made = kernel(*args, **kwargs, **found)
+        if not follows_floats and _has_fractions(torch, args):
+            return made
         results = tuple(found.values()) or (made,)
         if any(each.nbytes > contents.MOST_BYTES for each in results):
             return made
@@ -213,6 +214,15 @@ def _followed(
         return made
 
     return call
+
+
+def _has_fractions(torch: Any, args: Any) -> bool:
+    """Of which nothing follows; the first part of a list stands for the others."""
+    for each in args:
+        one = each[0] if isinstance(each, (list, tuple)) and each else each
+        if torch.is_tensor(one) and one.is_cuda and one.is_floating_point():
+            return True
+    return False
 
 
 def _along(x: Any, dim: int | None = None, *_: Any) -> tuple[int, int]:

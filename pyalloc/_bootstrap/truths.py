@@ -33,7 +33,7 @@ def answer(torch: Any) -> None:
         return torch.empty(0, dtype=dtype or x.dtype, device=x.device)
 
     for name, kernel in (
-        ("any", lambda x: aten.any.all_out(x, out=one(x, _kind(torch, x)))),
+        ("any", lambda x: aten.any.all_out(x, out=one(x, kind(torch, x)))),
         ("max", lambda x: aten.max.unary_out(x, out=one(x))),
         ("min", lambda x: aten.min.unary_out(x, out=one(x))),
         ("sum", lambda x, dtype=None: aten.sum.dim_IntList(x, [], dtype=dtype)),
@@ -49,13 +49,14 @@ def answer(torch: Any) -> None:
         after_import(f"torchmetrics.functional.classification.{name}", _take_classes_as_valid)
 
 
-def _kind(torch: Any, x: Any) -> Any:
+def kind(torch: Any, x: Any, *_: Any) -> Any:
+    """Of the result."""
     return torch.uint8 if x.dtype == torch.uint8 else torch.bool
 
 
 def _all(torch: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
     def is_all_true(x: Any, *dim: Any, **keepdim: Any) -> Any:
-        found = torch.empty(0, dtype=_kind(torch, x), device=x.device)
+        found = torch.empty(0, dtype=kind(torch, x), device=x.device)
         kernel(x, *dim, **keepdim, out=found)  # for the memory it works in
         known = contents.told(torch, x)
         contents.write(torch, found, True if known is None else torch.all(known, *dim, **keepdim))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 from pyalloc import hostcuda
+from pyalloc._bootstrap import contents
 
-from .dryrun_support import finish, flat, program, start
+from .dryrun_support import ROOT, finish, flat, program, start
 
 
 def test_what_the_program_has_the_device_make(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -160,3 +162,10 @@ def test_numbers_to_divide_by(torch_found: hostcuda.Torch, tmp_path: Path) -> No
     code, out, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert (code, out) == (0, "not in a capture\n"), err
     assert "back from the device in 1" in flat(err), err
+
+
+def test_values_are_believed_as_far_as_blocks_begin_with_zeros() -> None:
+    text = (ROOT / "csrc" / "hostcuda" / "zeros.c").read_text()
+    found = re.search(r"#define MOST \(\(int64_t\)(\d+) << (\d+)\)", text)
+    assert found is not None
+    assert int(found[1]) << int(found[2]) == contents.MOST_BYTES
