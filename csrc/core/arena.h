@@ -42,8 +42,7 @@ struct pya_arena {
     bool is_parking;                /* in that list; parked implies it */
     struct pya_arena *next_giving;  /* of the card's list */
     bool is_giving;                 /* in that list; see pya_arena_offer() */
-    unsigned
-        n_waiting; /* requests that gave up the lock meanwhile: it stays, and stays its pool's */
+    unsigned n_waiting;             /* requests without the lock: it stays, and stays its pool's */
     size_t free_bytes;
     size_t free_pages;
     uint64_t seq; /* grows with every block that becomes free */

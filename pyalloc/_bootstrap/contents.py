@@ -7,15 +7,13 @@ import sys
 import weakref
 from typing import Any
 
-MOST_BYTES = (
-    2**24
-)  # so much of a block begins with zeros (zeros.c); beyond lies what lay there before
+# So much of a block begins with zeros (zeros.c); beyond lies what lay there before.
+MOST_BYTES = 2**24
 _shares: dict[int, float] = {}
 _PAGE = 4096
 _host = ctypes.CDLL(None)
-_known: set[int] = (
-    set()
-)  # storages whose zeros are as they should be: what no kernel computed reads as zeros, too
+# Storages whose zeros are as they should be: what no kernel computed reads as zeros, too.
+_known: set[int] = set()
 
 
 def is_plain(torch: Any, x: Any) -> bool:

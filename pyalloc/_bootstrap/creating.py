@@ -12,12 +12,10 @@ from typing import Any
 
 from pyalloc._bootstrap import contents, sizes
 
-_STEP = (
-    math.sqrt(5) - 1
-) / 2  # its multiples, less their whole parts, are spread evenly however many there are
-_MOST_FRACTIONS = (
-    2**22
-)  # bytes: what masks are made by; more of them are pictures and noise, which nobody looks at
+# Its multiples, less their whole parts, are spread evenly however many there are.
+_STEP = (math.sqrt(5) - 1) / 2
+# Bytes: what masks are made by; more of them are pictures and noise, which nobody looks at.
+_MOST_FRACTIONS = 2**22
 
 
 def answer(torch: Any) -> None:

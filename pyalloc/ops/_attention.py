@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
-from pyalloc.ops._composed import composable, is_batched, is_transformed
+from pyalloc.ops._composed import composable, is_transformed
 from pyalloc.ops._library import AttentionArgs, call, dense_rows, dtype_code, packer, threads
-from pyalloc.ops._vmap import fold, is_plain, unfold
+from pyalloc.ops._vmap import choose_backward, fold, is_plain, unfold
 
 _pack = packer(AttentionArgs)
 _NO_HEADS = (0, 0, 0, 0)
@@ -254,13 +254,8 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-        # where a second derivative may be asked for, or many at once, that form has it
-        if torch.is_grad_enabled() or is_transformed() or is_batched(grad):
-            backward = _transformable_backward
-        elif is_plain((grad,)):
-            backward = _backward_kernel
-        else:  # a mode may be around this call only
-            backward = torch.ops.pyalloc.scaled_attention_backward
+        forms = _transformable_backward, _backward_kernel, "scaled_attention_backward"
+        backward = choose_backward((grad,), *forms)
         return _gradients(ctx, backward, grad)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from pyalloc.ops._composed import is_batched, is_transformed
 
 
 def is_plain(args: Sequence[Any]) -> bool:
@@ -21,6 +23,20 @@ def is_plain(args: Sequence[Any]) -> bool:
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def choose_backward(
+    grads: Sequence[Tensor | None],
+    transformable: Callable[..., Any],
+    kernel: Callable[..., Any],
+    registered: str,
+) -> Callable[..., Any]:
+    """Of an op whose forward went past the dispatcher; registered: the name of its backward there."""
+    # where a second derivative may be asked for, or many at once, that form has it
+    if torch.is_grad_enabled() or is_transformed() or is_batched(grads[0]):
+        return transformable
+    # a mode may be around the backward only
+    return kernel if is_plain(grads) else getattr(torch.ops.pyalloc, registered)
 
 
 def fold(x: Tensor, in_dim: int | None, size: int, at: int) -> Tensor:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._check import compute_dtype, require_float, require_tensor
-from pyalloc.ops._composed import composable, is_batched, is_checkpointed, is_transformed
+from pyalloc.ops._composed import composable, is_checkpointed, is_transformed
 from pyalloc.ops._library import AdditiveArgs, View, call, dense_rows, dtype_code, threads
-from pyalloc.ops._vmap import fold, is_plain, unfold
+from pyalloc.ops._vmap import choose_backward, fold, is_plain, unfold
 
 
 @overload
@@ -451,13 +451,8 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_probs: Tensor) -> tuple[Any, ...]:
-        # where a second derivative may be asked for, or many at once, that form has it
-        if torch.is_grad_enabled() or is_transformed() or is_batched(grad):
-            backward = _transformable_backward
-        elif is_plain((grad, grad_probs)):
-            backward = _gradients
-        else:  # a mode may be around this call only
-            backward = torch.ops.pyalloc.additive_attention_backward
+        forms = _transformable_backward, _gradients, "additive_attention_backward"
+        backward = choose_backward((grad, grad_probs), *forms)
         return _vjp(ctx, grad, grad_probs, backward)
 
 

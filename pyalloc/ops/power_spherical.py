@@ -15,10 +15,10 @@ from torch import Tensor
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._check import broadcast, compute_dtype, require_float
-from pyalloc.ops._composed import composable, is_batched, is_transformed
+from pyalloc.ops._composed import composable, is_transformed
 from pyalloc.ops._library import PowerSphericalArgs, View, call, dense_rows, dtype_code, threads
 from pyalloc.ops._shapes import classify
-from pyalloc.ops._vmap import fold, is_plain, unfold
+from pyalloc.ops._vmap import choose_backward, fold, is_plain, unfold
 
 # The kernels' view of the problem, here and in csrc/ops: value (l, t, D), loc (m, t, D),
 # scale and log_weights (m, t); the log-probability is (t, l, m) if t_first, else (l, m, t).
@@ -445,17 +445,16 @@ class _Direct(torch.autograd.Function):
         out, *inputs = ctx.saved_tensors
         # the mixture's result and weights, or neither
         needs = list(ctx.needs_input_grad[: 3 if out is None else 4])
-        # a second derivative may be asked for, or many at once
-        second = torch.is_grad_enabled() or is_transformed() or is_batched(grad)
-        if not second and is_plain((grad,)):  # a mode may be around this call only
-            grads = _backward_kernel(grad, out, tuple(inputs), ctx.t_first, needs)
+        transformable = _transformable_mixture_backward
+        name = "power_spherical_mixture_log_prob_backward"
+        if out is None:
+            transformable, name = _transformable_backward, "power_spherical_log_prob_backward"
+        backward = choose_backward((grad,), transformable, _backward_kernel, name)
+        if backward is _backward_kernel:
+            grads = backward(grad, out, tuple(inputs), ctx.t_first, needs)
         elif out is None:
-            registered = torch.ops.pyalloc.power_spherical_log_prob_backward
-            backward = _transformable_backward if second else registered
             grads = backward(grad, *inputs[:3], ctx.t_first, needs)
         else:
-            registered = torch.ops.pyalloc.power_spherical_mixture_log_prob_backward
-            backward = _transformable_mixture_backward if second else registered
             grads = backward(grad, out, *inputs, ctx.t_first, needs)
         return (*_optional(grads, needs), *(None,) * (5 - len(needs)))
 
