@@ -49,14 +49,14 @@ client_receive(struct client *client, size_t n) {
     struct ipc_packet packet;
     ipc_packet_init(&packet);
     ssize_t got = TEMP_FAILURE_RETRY(recvmsg(client->socket, &packet.header, MSG_CMSG_CLOEXEC));
+    client->n_fds = got < 0 ? 0 : packet_take_fds(&packet, client->fds);
+    client->next = 0;
     if (got != (ssize_t)sizeof packet.reply) {
         bool is_slow = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
         return client_fail(
             client, PYA_E_DEVICE, "the process that sent it (%d) %s", (int)client->name->pid,
             is_slow ? "does not answer" : "ended while it was asked for the memory");
     }
-    client->n_fds = packet_take_fds(&packet, client->fds);
-    client->next = 0;
     if (packet.reply.status == (int32_t)PYA_E_FOREIGN) {
         return client_fail(
             client, PYA_E_FOREIGN, "the process that sent it (%d) has freed it since",

@@ -122,9 +122,11 @@ server_run(void *arg) {
             continue;
         }
         for (nfds_t i = server.n_clients; i-- > 1;) {
-            if (clients[i].revents != 0 && !server_hear(clients[i].fd)) {
-                (void)close(clients[i].fd);
-                clients[i] = clients[--server.n_clients];
+            int fd = clients[i].fd;
+            if (clients[i].revents != 0 && !server_hear(fd)) {
+                clients[i] =
+                    clients[--server.n_clients]; /* first: a forked child closes the rest */
+                (void)close(fd);
             }
         }
         if ((clients[0].revents & POLLIN) != 0) {

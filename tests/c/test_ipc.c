@@ -165,6 +165,49 @@ test_strangers_are_put_off(void) {
     give(&the_world, ptr);
 }
 
+/* Says less than a reply to whoever asks first, with an open file of its own. */
+static void *
+answer_short(void *arg) {
+    struct ipc_packet packet;
+    struct ipc_request request;
+    int listening = *(int *)arg;
+    int client = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
+    CHECK_EQ(recv(client, &request, sizeof request, 0), (ssize_t)sizeof request);
+    ipc_packet_init(&packet);
+    packet.body.iov_len = 1;
+    packet.header.msg_controllen = CMSG_SPACE(sizeof listening);
+    packet.control.align = (struct cmsghdr){
+        .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof listening)};
+    memcpy(CMSG_DATA(&packet.control.align), &listening, sizeof listening);
+    CHECK_EQ(sendmsg(client, &packet.header, 0), 1);
+    CHECK_EQ(close(client), 0);
+    return NULL;
+}
+
+/* A reply of another length is none; what came with it does not stay open. */
+static void
+test_short_reply(void) {
+    struct pya_ipc_name name;
+    struct sockaddr_un address;
+    char why[PYA_IPC_WHY_BYTES];
+    size_t offset;
+    pya_dptr base;
+    pthread_t thread;
+    pya_dptr ptr = take(&the_world, 3 * MIB, 0);
+    world_share(ptr, &name, &offset);
+    name.secret[0] ^= 1; /* another socket than the server's */
+    socklen_t n = ipc_address(name.pid, name.secret, &address);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    CHECK_EQ(bind(fd, (const struct sockaddr *)&address, n), 0);
+    CHECK_EQ(listen(fd, 1), 0);
+    CHECK_EQ(pthread_create(&thread, NULL, answer_short, &fd), 0);
+    CHECK_EQ(pya_ipc_open(the_world.heap, 0, &name, &base, why), PYA_E_DEVICE);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK_EQ(close(fd), 0);
+    CHECK(wait_for_files(0));
+    give(&the_world, ptr);
+}
+
 /* Another user who has come to know the secret. */
 static void
 test_other_users_are_put_off(void) {
@@ -328,6 +371,7 @@ static const struct check_case cases[] = {
     {"what_cannot_be_opened", test_what_cannot_be_opened},
     {"failures_leave_no_files_open", test_failures_leave_no_files_open},
     {"strangers_are_put_off", test_strangers_are_put_off},
+    {"short_reply", test_short_reply},
     {"other_users_are_put_off", test_other_users_are_put_off},
     {"too_many_wait_their_turn", test_too_many_wait_their_turn},
     {"several_at_once", test_several_at_once},
