@@ -109,6 +109,12 @@ fence_is_capturing(const struct pya_card *card, const struct pya_fence *fence) {
     return (st != PYA_OK && st != PYA_E_DEVICE && st != PYA_E_STREAM) || is_capturing;
 }
 
+static void
+fence_note_capture(const struct pya_card *card, struct pya_fence *fence) {
+    fence->was_capturing = true;
+    fence->captured_at = pya_device_clock_ns(card->dev);
+}
+
 bool
 pya_fences_note_foreign(
     struct pya_card *card, pya_stream stream, struct pya_device *dev, pya_stream origin) {
@@ -121,11 +127,24 @@ pya_fences_note_foreign(
     const struct pya_fence *from = origin == stream ? NULL : fence_find(card, origin);
     fence->is_foreign = true;
     fence->dev = dev;
-    fence->was_capturing = is_capturing && (from == NULL || !fence_is_capturing(card, from));
-    if (fence->was_capturing) {
-        fence->captured_at = pya_device_clock_ns(card->dev);
+    fence->was_capturing = false;
+    if (is_capturing && (from == NULL || !fence_is_capturing(card, from))) {
+        fence_note_capture(card, fence);
     }
     return true;
+}
+
+bool
+pya_fence_is_captured(struct pya_card *card, struct pya_fence *fence) {
+    bool is_capturing = false;
+    pya_status st = pya_device_is_capturing(card->dev, fence->stream, &is_capturing);
+    is_capturing = is_capturing || st == PYA_E_CAPTURE;
+    if (is_capturing && fence->is_foreign) {
+        card->n_fences += fence->is_gone; /* it is not */
+        fence->is_gone = false;
+        fence_note_capture(card, fence);
+    }
+    return is_capturing;
 }
 
 /* Was a capture announced that may not have begun yet? */

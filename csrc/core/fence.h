@@ -9,7 +9,7 @@
  * and waited for it is forgotten, until it is heard of again: then another stream has its handle.
  *
  * A stream that another library made may be destroyed at any time, and a driver may crash when asked about a destroyed
- * stream.  Such a foreign stream is never asked: who has to know how far it is waits for the device, ever more rarely.
+ * stream.  Such a foreign stream is not asked how far it is: who has to know waits for the device, ever more rarely.
  * After that it is forgotten too, unless it holds blocks. */
 #pragma once
 
@@ -29,9 +29,9 @@ struct pya_fence {
     bool is_open;         /* recorded, not yet seen complete */
     bool is_leaving;      /* within a round: the device knows no such stream */
     bool is_gone;         /* the same, and it was waited for: not asked any more */
-    bool is_foreign;      /* another library's: never asked */
+    bool is_foreign;      /* another library's: asked only while it is known to be in use */
     bool holds_blocks;    /* within a round: live blocks were asked for on it */
-    bool was_capturing;   /* foreign: at its last request, and no other stream tells how long */
+    bool was_capturing;   /* foreign: when it was last asked, and no other stream tells how long */
     uint64_t n_failed;    /* recordings that failed since the last good one */
     uint64_t captured_at; /* when it was capturing then, by the device's clock */
 };
@@ -70,6 +70,9 @@ bool pya_fences_record(struct pya_card *card, bool *waited);
  * not heard of the stream. */
 bool pya_fences_note_foreign(
     struct pya_card *card, pya_stream stream, struct pya_device *dev, pya_stream origin);
+/* Would an event recorded on the stream now become part of a graph?  Of a foreign one it is remembered as after
+ * pya_fences_note_foreign(). */
+bool pya_fence_is_captured(struct pya_card *card, struct pya_fence *fence);
 /* Waits for the card's device, and for that of the stream where it is foreign and of another. */
 PYA_MUST_CHECK pya_status pya_fence_sync(struct pya_card *card, const struct pya_fence *fence);
 /* Records an event on a stream; 0: it is made first.  One made for an earlier stream of the same handle may be another

@@ -67,22 +67,12 @@ pya_pending_record(struct pya_card *card, struct pya_block *block, pya_stream st
     return PYA_OK;
 }
 
-/* An event recorded on a captured stream becomes part of the graph, and whoever asks about it ends the capture.  Streams of other
- * libraries, which may be gone, are asked nothing more than an event takes. */
-static bool
-queue_is_captured(struct pya_card *card, const struct pya_pending *queue) {
-    bool is_captured = false;
-    pya_status st = queue->fence->is_foreign
-                        ? PYA_OK
-                        : pya_device_is_capturing(card->dev, queue->stream, &is_captured);
-    return is_captured || st == PYA_E_CAPTURE;
-}
-
-/* On failure the use stays without an event, which reads as "busy". */
+/* On failure the use stays without an event, which reads as "busy".  An event recorded on a captured stream becomes part of
+ * the graph, and whoever asks about it ends the capture. */
 static void
 use_mark(struct pya_card *card, struct pya_use *use) {
     struct pya_pending *queue = use->queue;
-    if (queue_is_captured(card, queue)) {
+    if (pya_fence_is_captured(card, queue->fence)) {
         return;
     }
     struct pya_use *spare = queue->spare;

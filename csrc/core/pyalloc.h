@@ -88,8 +88,8 @@ PYA_MUST_CHECK pya_status pya_free(struct pya_heap *heap, pya_dptr ptr);
  * NULL and foreign pointers are ignored, as torch's callers expect. */
 PYA_MUST_CHECK pya_status pya_record_stream(struct pya_heap *heap, pya_dptr ptr, pya_stream stream);
 /* Said with each request or record of the stream, which is of that device: another library made it and may destroy it
- * at any time.  The driver is asked now whether it captures, and nothing about it from then on, but for an event when a block recorded on it is
- * freed.  False: the heap has not heard of it; say it again after the request. */
+ * at any time.  The driver is asked now whether it captures, and nothing about it from then on, but for the same and an event
+ * when a block recorded on it is freed.  False: the heap has not heard of it; say it again after the request. */
 bool pya_note_foreign_stream(struct pya_heap *heap, pya_stream stream, int device);
 
 /* What a caller may still get. */

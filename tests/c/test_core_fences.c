@@ -98,6 +98,42 @@ test_foreign_stream_captures(void) {
     streams_fini(&world);
 }
 
+/* The same where it began after the last request, and a block recorded on the stream is freed: an event would end the
+ * capture once it is asked about, and so would a wait.  Also where the stream was forgotten, as one without memory is. */
+static void
+foreign_stream_captures_at_a_free(bool is_forgotten) {
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
+    pya_dptr third = get(&world, 2 * MIB, is_forgotten ? ONE : THREE);
+    pya_dptr block = get(&world, 64 * MIB, ONE);
+    CHECK_OK(pya_record_stream(world.heap, block, THREE));
+    CHECK(pya_note_foreign_stream(world.heap, THREE, 0));
+    (void)exchange(&world);
+    while (is_forgotten && world.heap->cards.open[0]->n_fences == 3) {
+        (void)exchange(&world);
+    }
+    pya_sim_set_capturing(world.sim, THREE, true);
+    pya_sim_reset_counts(world.sim);
+    put(&world, block, 64 * MIB);
+    for (int i = 0; i < 9; i++) {
+        put(&world, get(&world, 2 * MIB, ONE), 2 * MIB);
+    }
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+    pya_sim_set_capturing(world.sim, THREE, false);
+    CHECK(pya_note_foreign_stream(world.heap, THREE, 0)); /* its next request */
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(reserved(&world), 2 * MIB);
+    put(&world, third, 2 * MIB);
+    streams_fini(&world);
+}
+
+static void
+test_foreign_stream_captures_at_a_free(void) {
+    foreign_stream_captures_at_a_free(false);
+    foreign_stream_captures_at_a_free(true);
+}
+
 static const struct pya_pool_id POOL = {3, 4};
 
 /* As torch's: those of one stream, while it is captured. */
@@ -457,6 +493,7 @@ static const struct check_case cases[] = {
     {"foreign_stream", test_foreign_stream},
     {"foreign_stream_in_use", test_foreign_stream_in_use},
     {"foreign_stream_captures", test_foreign_stream_captures},
+    {"foreign_stream_captures_at_a_free", test_foreign_stream_captures_at_a_free},
     {"foreign_stream_of_a_conditional_node", test_foreign_stream_of_a_conditional_node},
     {"announced_capture", test_announced_capture},
     {"stream_is_reborn", test_stream_is_reborn},

@@ -350,11 +350,11 @@ def test_freed_while_a_recorded_stream_is_captured_by_hand(whose: str) -> None:
     tensor.record_stream(stream)
     assert cudart.cudaStreamBeginCapture(handle, 2) == 0
     del tensor
-    if whose == "torch's":  # of another library's stream nothing is asked before the event
-        held = [empty(30 * MIB) for _ in range(5)]
-        del held
+    held = [empty(30 * MIB) for _ in range(5)]
+    del held
     assert cudart.cudaStreamEndCapture(handle, ctypes.byref(graph)) == 0
-    empty(MIB)
+    with torch.cuda.stream(stream):  # the capture is over
+        empty(512)
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() == before
 
