@@ -81,7 +81,7 @@ def additive_attention(
     _check_shapes(op, query, keys, values, v, mask)
     compute, result = compute_dtype(query, keys, values, v)
     memory = None if torch.compiler.is_compiling() else _memory.get()
-    shared = memory is not None and not is_transformed() and memory.holds(keys, values, compute)
+    shared = memory is not None and memory.serves((query, keys, values, v, mask), compute)
     query, v = query.to(compute), v.to(compute)
     if single:
         query = query.unsqueeze(1)
@@ -165,13 +165,15 @@ class _Memory:
         # of each running backward: one that failed halfway must not add to the next
         self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def holds(self, keys: Tensor, values: Tensor, compute: torch.dtype) -> bool:
-        """Whether these are they and the sums are made in their dtype: a query of another may ask for more.
+    def serves(self, args: tuple[Any, ...], compute: torch.dtype) -> bool:
+        """Whether a step is over these keys and values, in their dtype, and seen by nobody but autograd.
 
-        Not in a checkpoint: its step is made again when this context is long over, and has to be the same then.
+        A query of another dtype may ask for more.  Not in a checkpoint: its step is made again when this context is
+        long over, and has to be the same then.
         """
-        is_ours = keys is self.keys and values is self.values
-        return is_ours and self.is_served and keys.dtype == compute and not is_checkpointed()
+        is_ours = args[1] is self.keys and args[2] is self.values and args[1].dtype == compute
+        is_alone = is_plain(args) and not is_transformed() and not is_checkpointed()
+        return is_ours and self.is_served and is_alone
 
     def versions(self) -> tuple[int, ...]:
         """Changes when either is changed in place, as autograd's own check of what it saved sees it."""

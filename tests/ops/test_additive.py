@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from pyalloc.errors import OpError
@@ -215,6 +217,41 @@ def test_sequence_gradients_where_the_query_is_wider_than_the_keys(wider):
     torch.testing.assert_close(out, right)
     found = torch.autograd.grad(out.sum(), tensors)
     torch.testing.assert_close(found, torch.autograd.grad(right.sum(), tensors))
+
+
+def traced_real(step, given):
+    return make_fx(step)(*given)
+
+
+def traced_fake(step, given):
+    return make_fx(step, tracing_mode="symbolic")(*given)
+
+
+def traced_jit(step, given):
+    return torch.jit.trace(step, tuple(given), check_trace=False)  # which compares addresses
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, about its own tracer
+@pytest.mark.parametrize("trace", [traced_real, traced_fake, traced_jit])
+def test_sequence_gradients_where_calls_are_traced(trace):
+    """The kernel was called past the tracer, which kept what it had written, or what was there before."""
+
+    def step(query, keys, values, v):
+        with sequence_gradients(keys, values):
+            return additive_attention(query, keys, values, v)
+
+    traced = trace(step, problem(2, 1, 5, 8, 6))
+    given = problem(2, 1, 5, 8, 6)
+    torch.testing.assert_close(traced(*given), eager(*given)[0])
+
+
+def test_sequence_gradients_of_tensors_without_data():
+    with FakeTensorMode():
+        tensors = [torch.empty_like(x).requires_grad_() for x in problem(2, 1, 5, 8, 8)]
+        with sequence_gradients(tensors[1], tensors[2]):
+            total = decode(*tensors, steps=2)
+        grads = torch.autograd.grad(total, tensors)
+    assert [g.shape for g in grads] == [x.shape for x in tensors]
 
 
 def test_saved_for_backward_does_not_grow_with_the_keys():
