@@ -56,6 +56,14 @@ def _at_any_level(x: Tensor, holds: Callable[[Tensor], bool]) -> bool:
         functorch.push_dynamic_layer_stack(popped)
 
 
+def _is_functionalized() -> bool:
+    """Whether the innermost transform is torch.func.functionalize."""
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    return (
+        innermost is not None and innermost.key() == torch._C._functorch.TransformType.Functionalize
+    )
+
+
 def needs_more_than_once() -> bool:
     """Whether a transform will ask for other than one reverse-mode derivative, as far as can be seen."""
     if torch.compiler.is_compiling():
@@ -125,7 +133,10 @@ def composable(
     def call(*args: Any) -> Any:
         # torch's compiler cannot follow a Function through transforms (2.15 gives wrong second
         # derivatives, before it none at all), but plain torch it can
-        return plain(*args) if torch.compiler.is_compiling() else Composed.apply(*args)
+        if torch.compiler.is_compiling():
+            return plain(*args)
+        # nor has functionalize(), which derives nothing, a rule for it
+        return op(*args) if _is_functionalized() else Composed.apply(*args)
 
     return call
 

@@ -13,16 +13,20 @@ from pyalloc.ops._composed import is_batched, is_transformed
 
 def is_plain(args: Sequence[Any]) -> bool:
     """No compiler, tracer, transform, dispatch mode or tensor subclass looks at this call."""
-    return (
-        not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and all(type(x) in _PLAIN for x in args if isinstance(x, Tensor))
+    if _is_compiling() or _tracing_state() is not None or _transforms() or _n_modes() > 0:
+        return False
+    return not _is_included(_BEFORE_DISPATCH) and all(
+        type(x) in _PLAIN for x in args if isinstance(x, Tensor)
     )
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_BEFORE_DISPATCH = torch._C.DispatchKey.PreDispatch  # modes of its own
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
+_is_compiling = torch.compiler.is_compiling
+_tracing_state = torch._C._get_tracing_state
+_transforms = torch._C._are_functorch_transforms_active
+_n_modes = torch._C._len_torch_dispatch_stack
 
 
 def choose_backward(
@@ -32,6 +36,8 @@ def choose_backward(
     registered: str,
 ) -> Callable[..., Any]:
     """Of an op whose forward went past the dispatcher; registered: the name of its backward there."""
+    if _is_compiling():  # the backward alone, as compiled autograd does
+        return getattr(torch.ops.pyalloc, registered)  # type: ignore[no-any-return]
     # where a second derivative may be asked for, or many at once, that form has it
     if torch.is_grad_enabled() or is_transformed() or is_batched(grads[0]):
         return transformable

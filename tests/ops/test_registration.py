@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyalloc.errors import OpError
@@ -162,6 +166,15 @@ def test_traces(name):
 
 
 @pytest.mark.parametrize("name", OPS)
+def test_traces_before_dispatch(name):
+    """As an exporter does for training; its mode is on another stack than all others are."""
+    function, make = OPS[name]
+    traced = make_fx(lambda *args: function(*args), pre_dispatch=True)(*make())
+    other = make()
+    torch.testing.assert_close(traced(*other), function(*other))
+
+
+@pytest.mark.parametrize("name", OPS)
 def test_numbers_whose_sign_torch_keeps_aside(name):
     """As of the imaginary part of a conjugate, among inputs and among gradients."""
     function, make = OPS[name]
@@ -196,6 +209,21 @@ def test_a_mode_around_the_backward_alone_sees_the_registered_op(name):
         called
     )
     assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OPS)
+def test_a_backward_alone_compiles_in_one_graph(name):
+    function, make = OPS[name]
+    inputs = [x.requires_grad_() for x in make()]
+    out = function(*inputs).sum()
+    right = torch.autograd.grad(out, inputs, retain_graph=True)
+    torch._dynamo.reset()
+    whole = partial(torch.compile, backend="eager", fullgraph=True)
+    with compiled_autograd._enable(whole):
+        out.backward()
+    assert all(torch.equal(x.grad, g) for x, g in zip(inputs, right, strict=True))
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from pyalloc.errors import OpError
 from pyalloc.ops import (
@@ -172,6 +172,10 @@ TRANSFORMS = {
     "is_grads_batched": batched_backward,
     "backward of vmap": backward_of_vmap,
     "third": third_derivatives,
+    "functionalize": lambda f, inputs: functionalize(f)(*inputs),
+    "vmap(functionalize)": lambda f, inputs: vmap(functionalize(f), in_dims=dims(inputs))(
+        *many(inputs)
+    ),
 }
 
 
