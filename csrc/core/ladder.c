@@ -10,6 +10,7 @@
 #include "debug.h"
 #include "move.h"
 #include "policy.h"
+#include "repeat.h"
 #include "share.h"
 
 /* From LADDER_LARGE on, the end of a run is chosen with care. */
@@ -359,6 +360,14 @@ ladder_borrow(
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
+/* A stitched range that may be extended.  In a program that repeats itself whoever had it comes again, and would find it too
+ * long and have another made, unless it is a tensor that grows. */
+static struct pya_stitch *
+ladder_short(struct pya_arena *arena, size_t bytes) {
+    bool is_wanted = pya_repeat_is_known(arena) && !pya_policy_is_growing(arena);
+    return is_wanted ? NULL : pya_stitch_find_short(arena, bytes);
+}
+
 /* What the policy likes best while memory is there. */
 static pya_status
 ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
@@ -371,7 +380,7 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     enum pya_plan plan = PYA_PLAN_GROW;
     struct pya_stitch *shorter = NULL;
     if (pya_policy_may_save(arena, bytes, n)) {
-        shorter = pya_stitch_find_short(arena, bytes);
+        shorter = ladder_short(arena, bytes);
         plan = pya_policy_plan(arena, bytes, n, shorter == NULL ? 0 : shorter->n_pages);
     }
     switch (plan) {

@@ -175,6 +175,11 @@ struct plea {
     size_t peak_live;
 };
 
+bool
+pya_policy_is_growing(const struct pya_arena *arena) {
+    return arena->n_grown >= GROWING_FROM;
+}
+
 /* Is this one tensor that grows, each large request a little larger than the one before?  A stitched range is extended by
  * what it lacks, but the end of the arena, where pages are moved, is there for one tensor only.  Or one that comes again, and
  * finds its range? */
@@ -189,7 +194,7 @@ is_worth_a_range(struct pya_arena *arena, size_t bytes) {
     }
     arena->n_repeated = n == n_before ? arena->n_repeated + 1 : 0;
     arena->large_pages = n;
-    return arena->n_grown >= GROWING_FROM || arena->n_repeated >= REPEATED_FROM;
+    return pya_policy_is_growing(arena) || arena->n_repeated >= REPEATED_FROM;
 }
 
 /* Did live memory take what was spared before, time and again? */

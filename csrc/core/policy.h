@@ -21,6 +21,8 @@ bool pya_policy_may_save(const struct pya_arena *arena, size_t bytes, size_t n_p
  * extend.  May reset the arena's account. */
 enum pya_plan
 pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n_pages, size_t n_there);
+/* Was each of the last large requests a little larger than the one before, as when one tensor grows? */
+bool pya_policy_is_growing(const struct pya_arena *arena);
 /* How many pages a growth that needs n_pages should make at least; may be 0 for a pool that has little. */
 size_t pya_policy_step(const struct pya_arena *arena, size_t n_pages);
 /* n_pages were stitched or moved. */

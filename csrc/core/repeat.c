@@ -63,7 +63,7 @@ enum { LITTLE_SIZE_BITS = 8 };
 enum { LITTLE_STEPS = 128 };
 _Static_assert(PYA_REPEAT_FROM / PYA_ALIGN < 1 << LITTLE_SIZE_BITS, "a size fits in");
 
-/* A request that fails changes nothing but `like` and whether littles are followed. */
+/* A request that fails changes nothing but `like`, is_known and whether littles are followed. */
 struct pya_repeat {
     size_t n;          /* requests so far; the latest n_room of them are remembered */
     size_t n_room;     /* grows to n_most */
@@ -81,6 +81,7 @@ struct pya_repeat {
     uint64_t recent;   /* the last four sizes, mixed */
     size_t longer;     /* the latest longer period that a life told */
     size_t n_longer;   /* how many told it in a row */
+    bool is_known;     /* this request is one of a program that repeats itself */
     bool is_promising; /* something has repeated since the last review */
     /* by recent sizes: low bits of the number of the request that came then */
     uint32_t places[1 << REPEAT_PLACE_BITS];
@@ -382,6 +383,7 @@ pya_repeat_take(struct pya_arena *arena, size_t bytes) {
     repeat->like = repeat_find(repeat, bytes);
     repeat_watch(arena);
     bool is_known = repeat_is_known(repeat);
+    repeat->is_known = is_known;
     if (arena->littles != NULL) {
         size_t period = repeat->n - repeat->like;
         arena->littles->is_followed =
@@ -403,6 +405,11 @@ pya_repeat_take(struct pya_arena *arena, size_t bytes) {
     }
     arena->card->stats.scalar[PYA_STAT_pyalloc_repeats]++;
     return block;
+}
+
+bool
+pya_repeat_is_known(const struct pya_arena *arena) {
+    return arena->repeat != NULL && arena->repeat->is_known;
 }
 
 /* Random sizes never repeat: then it is not worth what it costs. */

@@ -19,6 +19,8 @@ enum { PYA_REPEAT_FROM = 64 << 10 };
  * not known to repeat itself, and where there is none; for one below PYA_REPEAT_FROM also before a whole period has settled.
  * The block is USED or STITCHED. */
 struct pya_block *pya_repeat_take(struct pya_arena *arena, size_t bytes);
+/* Was the latest large request one of a program that is known to repeat itself? */
+bool pya_repeat_is_known(const struct pya_arena *arena);
 /* That request was served by `block`, wherever it lies. */
 void pya_repeat_note(struct pya_arena *arena, struct pya_block *block);
 /* Its user gives a block back that has an n_request. */

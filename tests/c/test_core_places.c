@@ -1,5 +1,6 @@
 /* Where a request is placed, which ranges are stitched, shared, extended and unmapped, and what becomes of a mapping that
  * failed half-way. */
+#include "core/repeat.h"
 #include "core/snapshot.h"
 #include "fault.h"
 #include "world.h"
@@ -327,6 +328,46 @@ test_the_longest_short_range_is_extended(void) {
     }
 }
 
+/* One step: what tells where the program is, then two requests that no hole fits.  in_the_way, if any, lies where the second
+ * would. */
+static void
+step_beside_holes(struct world *world, pya_dptr in_the_way) {
+    for (size_t i = 0; i < 80; i++) {
+        give(world, take(world, PYA_REPEAT_FROM + i * PYA_ALIGN, 0));
+    }
+    give(world, take(world, 20 * MIB, 0));
+    if (in_the_way != 0) {
+        give(world, in_the_way);
+    }
+    give(world, take(world, 22 * MIB, 0));
+}
+
+/* A stitched range that comes again in each step is left as long as it is: another is made for what is a little larger. */
+static void
+test_what_comes_again_is_not_extended(void) {
+    enum { N_HOLES = 40 };
+    struct world world = {0};
+    pya_dptr holes[N_HOLES];
+    world_init(&world, "");
+    for (size_t i = 0; i < N_HOLES; i++) {
+        holes[i] = take(&world, 4 * MIB, 0);
+        (void)take(&world, 4 * MIB, 0);
+    }
+    pya_dptr end = take(&world, 22 * MIB, 0);
+    (void)take(&world, 4 * MIB, 0);
+    for (size_t i = 0; i < N_HOLES; i++) {
+        give(&world, holes[i]);
+    }
+    give(&world, end);
+    step_beside_holes(&world, take(&world, 8 * MIB, 0));
+    (void)take(&world, 22 * MIB, 0); /* the optimizer's state */
+    step_beside_holes(&world, 0);
+    int64_t n = stat_of(world.heap, 0, "pyalloc_mappings");
+    step_beside_holes(&world, 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_mappings"), n);
+    world_fini(&world);
+}
+
 /* Ranges that were not used for longest are unmapped when there are too many; at most half of what is allowed stays. */
 static void
 test_the_least_recently_used_ranges_are_unmapped(void) {
@@ -380,6 +421,7 @@ static const struct check_case cases[] = {
     {"growth_is_bounded", test_growth_is_bounded},
     {"lowest_pages", test_the_lowest_pages_are_stitched},
     {"longest_is_extended", test_the_longest_short_range_is_extended},
+    {"what_comes_again", test_what_comes_again_is_not_extended},
     {"least_recently_used", test_the_least_recently_used_ranges_are_unmapped},
     {"broken_range_is_unmapped", test_a_broken_range_is_unmapped},
     {"broken_addresses_stay_broken", test_broken_addresses_stay_broken_in_a_trim},
