@@ -164,7 +164,8 @@ def test_masks_choose_everything(torch_found: hostcuda.Torch, tmp_path: Path) ->
         print(torch.tensor([0, 3, 0]).nonzero().tolist())
         told = torch.tensor([[True, False], [True, True]]).cuda()
         assert told.nonzero().tolist() == [[0, 0], [1, 0], [1, 1]] and told.nonzero().stride() == (1, 3)
-        assert torch.randn(2, 2, 3, device="cuda")[told].shape == (3, 3)
+        x = torch.empty(2, 2, 3, device="cuda")  # older torch draws no random numbers after a capture that failed
+        assert x[told].shape == (3, 3)
     """
     script = program(tmp_path, source)
     code, out, err = finish(start(["--record", "out.pya", sys.executable, script], tmp_path))
