@@ -109,9 +109,11 @@ texts_init(
     return true;
 }
 
+/* Of those alive, or of those pending. */
 static PyObject *
 block_rows(
-    const struct pya_scan *scan, const struct pya_scan_block *b, size_t n, bool as_requested) {
+    const struct pya_scan *scan, const struct pya_scan_block *b, size_t n, bool as_requested,
+    bool pending) {
     struct block_texts texts;
     if (!texts_init(&texts, scan, b, n)) {
         return NULL;
@@ -119,7 +121,9 @@ block_rows(
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, b++) {
         const uint64_t bytes = as_requested ? b->bytes : pya_round_up(b->bytes, PYA_ALIGN);
-        pya_module_list_add(&list, block_row(&texts, b, bytes));
+        if (b->is_pending == pending) {
+            pya_module_list_add(&list, block_row(&texts, b, bytes));
+        }
     }
     texts_fini(&texts);
     return list;
@@ -148,7 +152,20 @@ pya_module_scan_blocks(PyObject *self, PyObject *args) {
     return moment == NULL ? NULL
                           : block_rows(
                                 pya_module_scan_from(self), moment->blocks, moment->n_blocks,
-                                as_requested != 0);
+                                as_requested != 0, false);
+}
+
+PyObject *
+pya_module_scan_pending(PyObject *self, PyObject *args) {
+    unsigned number = 0;
+    if (!PyArg_ParseTuple(args, "I", &number)) {
+        return NULL;
+    }
+    const struct pya_scan_moment *moment = moment_of(self, number);
+    return moment == NULL
+               ? NULL
+               : block_rows(
+                     pya_module_scan_from(self), moment->blocks, moment->n_blocks, false, true);
 }
 
 static PyObject *
@@ -210,7 +227,7 @@ pya_module_scan_spans(PyObject *self, PyObject *unused) {
     (void)unused;
     size_t n = 0;
     const struct pya_scan_block *b = pya_scan_spans(pya_module_scan_from(self), &n);
-    return block_rows(pya_module_scan_from(self), b, n, false);
+    return block_rows(pya_module_scan_from(self), b, n, false, false);
 }
 
 /* ---- a moment in short: a picture shows a thousand pieces, however many blocks there are ---- */
@@ -241,8 +258,8 @@ pya_module_scan_stack_sums(PyObject *self, PyObject *args) {
     for (size_t i = 0; i < moment->n_blocks; i++) {
         const struct pya_scan_block *b = &moment->blocks[i];
         const size_t at = b->stack != 0 ? b->stack : n_stacks + b->phase;
-        sums[at].bytes += pya_round_up(b->bytes, PYA_ALIGN);
-        sums[at].n_blocks++;
+        sums[at].bytes += b->is_pending ? 0 : pya_round_up(b->bytes, PYA_ALIGN);
+        sums[at].n_blocks += !b->is_pending;
     }
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++) {
@@ -264,7 +281,7 @@ struct pieces {
     uint64_t smallest;
     uint64_t largest_gap;
     uint64_t bytes;    /* of the last piece, */
-    Py_ssize_t which;  /* which is a block's (its place in rows) or idle (-1), */
+    Py_ssize_t which;  /* which is a block's (its place in rows), idle (-1) or pending (-2), */
     bool is_open;      /* and not in numbers yet */
     PyObject *numbers; /* bytes and which, in turns; NULL: an exception is set; so is rows */
     PyObject *rows;
@@ -317,8 +334,10 @@ segment_pieces(
         const uint64_t bytes = pya_round_up(b[i].bytes, PYA_ALIGN);
         piece_idle(p, at, b[i].addr);
         if (piece_begins(p, bytes < end - b[i].addr ? bytes : end - b[i].addr) && p->rows != NULL) {
-            p->which = PyList_Size(p->rows);
-            pya_module_list_add(&p->rows, block_row(&p->texts, &b[i], bytes));
+            p->which = b[i].is_pending ? -2 : PyList_Size(p->rows);
+            if (!b[i].is_pending) {
+                pya_module_list_add(&p->rows, block_row(&p->texts, &b[i], bytes));
+            }
         }
         at = b[i].addr + bytes > at ? b[i].addr + bytes : at;
     }

@@ -13,6 +13,7 @@ PyObject *pya_module_scan_text(const struct pya_scan *scan, uint32_t text);
 
 /* Methods of _core.Scan. */
 PyObject *pya_module_scan_blocks(PyObject *self, PyObject *args);
+PyObject *pya_module_scan_pending(PyObject *self, PyObject *args);
 PyObject *pya_module_scan_spans(PyObject *self, PyObject *unused);
 PyObject *pya_module_scan_moments(PyObject *self, PyObject *unused);
 PyObject *pya_module_scan_pieces(PyObject *self, PyObject *args);

@@ -400,7 +400,18 @@ def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
         )
     totals = analysis.totals
     idle = totals["peak_reserved_bytes"] - totals["peak_bytes"]
-    if analysis.has_segments and not analysis.ooms and idle > totals["peak_bytes"] * 0.1:
+    at_most = analysis.moments.get(totals["peak_reserved_event"])
+    pending = at_most.pending_bytes if at_most is not None else 0
+    if pending > idle / 2 and idle > totals["peak_bytes"] * 0.1:
+        yield Advice(
+            "record_stream",
+            f"{size(pending)} of freed tensors could not be used again when most was reserved: record_stream() had "
+            "said that other streams work on them, and those were not done. Fewer of them under way (less prefetching, "
+            "an earlier wait_stream()) need less, and so does an event that is waited for before the last "
+            "reference goes, instead of record_stream().",
+            min(pending, idle),
+        )
+    elif analysis.has_segments and not analysis.ooms and idle > totals["peak_bytes"] * 0.1:
         gaps = analysis.peak.gaps
         yield Advice(
             "fragmentation",
@@ -421,7 +432,7 @@ def _of_other_streams(analysis: Analysis) -> str:
     idle: Counter[tuple[int, int]] = Counter()
     for _, n, stream, device, _ in moment.segments:
         idle[device, stream] += n
-    for block in moment.blocks:
+    for block in (*moment.blocks, *moment.pending):
         used[block.device, block.stream] += block.bytes
     idle.subtract(used)
     for device in {device for device, _ in used}:  # each has a stream of its own that holds most

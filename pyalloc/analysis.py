@@ -379,7 +379,7 @@ class Analysis:
     def idle_pools(self, moment: Moment) -> list[Row]:
         """Device memory of each private pool that nothing lies in, largest first."""
         idle = moment.reserved_by_pool()
-        for block in moment.blocks:
+        for block in (*moment.blocks, *moment.pending):
             if block.pool in idle:
                 idle[block.pool] -= block.bytes
         rows = [Row(self.pool_name(pool), n, 0) for pool, n in idle.items() if n > 0]
@@ -461,7 +461,8 @@ class Analysis:
             text = f"{where}{module}" if where else self._nameless(block, blocks)
             if text not in parts:
                 parts.append(text)
-        return f"{blocks[0].bytes / MIB:.1f} MiB each: " + "; ".join(parts)
+        each = " each" * (len(blocks) > 1)
+        return f"{blocks[0].bytes / MIB:.1f} MiB{each}: " + "; ".join(parts)
 
     def _nameless(self, block: Block, family: list[Block]) -> str:
         """What a block without a stack is, as far as its size and phase tell."""

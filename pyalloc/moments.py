@@ -13,6 +13,7 @@ from pyalloc import _core
 STEP = 512  # allocators round requests to this
 MIB = 2**20
 PAGE = 2 * MIB  # physical memory comes in these
+Segment = tuple[int, int, int, int, bool]  # address, bytes, stream, device, is it mapped by pages?
 
 
 def rounded(size: int) -> int:
@@ -45,7 +46,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Moment:
-    """What was alive after so many events.  segments: (address, bytes, stream, device, mapped).
+    """What was alive after so many events.
 
     scan, number: where it is from; blocks are not read before they are asked for, which most moments never are.
     """
@@ -53,7 +54,7 @@ class Moment:
     event: int
     allocated_bytes: int
     reserved_bytes: int
-    segments: tuple[tuple[int, int, int, int, bool], ...]
+    segments: tuple[Segment, ...]
     # By (device, address) of segments of private pools: which.
     pools: dict[tuple[int, int], int] = field(repr=False)
     scan: _core.Scan = field(repr=False, compare=False)
@@ -65,6 +66,17 @@ class Moment:
         """The live blocks, by device and address."""
         blocks = map(Block._make, self.scan.blocks(self.number))
         return tuple(block for block in blocks if self.device in (-1, block.device))
+
+    @cached_property
+    def pending(self) -> tuple[Block, ...]:
+        """What was freed, but may not be handed out yet: other streams had work on it."""
+        blocks = map(Block._make, self.scan.pending(self.number))
+        return tuple(block for block in blocks if self.device in (-1, block.device))
+
+    @property
+    def pending_bytes(self) -> int:
+        """Of these."""
+        return sum(block.bytes for block in self.pending)
 
     def stack_sums(self) -> list[tuple[int, str, int, int]]:
         """(stack, phase of what has none, bytes, blocks); not of one device."""
@@ -85,7 +97,8 @@ class Moment:
         Not of one device.
 
         Returns:
-            Blocks; of each segment bytes and a block's place in these (-1: idle), in turns; the largest idle piece.
+            Blocks; of each segment bytes and a block's place in these (-1: idle, -2: pending), in turns; the largest
+            idle piece.
         """
         self._refuse_device()
         rows, segments, largest = self.scan.pieces(self.number, smallest)
@@ -119,29 +132,47 @@ class Moment:
         return sums
 
     @cached_property
-    def gaps(self) -> list[tuple[int, int]]:
-        """(address, bytes) of the idle pieces of the segments."""
-        return _gaps(self.segments, self.blocks)
+    def idle_pieces(self) -> list[tuple[Segment, int, int]]:
+        """(segment, address, bytes) of the idle pieces of the segments, by device and address."""
+        blocks = self.blocks
+        if self.pending:
+            both = (*blocks, *self.pending)
+            blocks = tuple(sorted(both, key=lambda block: (block.device, block.address)))
+        return _idle_pieces(self.segments, blocks)
 
     @cached_property
-    def common_gaps(self) -> list[tuple[int, int]]:
+    def common_pieces(self) -> list[tuple[Segment, int, int]]:
         """Those outside of private pools, whose memory nobody else gets."""
-        common = [each for each in self.segments if (each[3], each[0]) not in self.pools]
-        return _gaps(common, self.blocks) if self.pools else self.gaps
+        return [each for each in self.idle_pieces if (each[0][3], each[0][0]) not in self.pools]
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """(address, bytes) of the idle pieces of the segments."""
+        return [piece[1:] for piece in self.idle_pieces]
+
+    @property
+    def common_gaps(self) -> list[tuple[int, int]]:
+        """Those outside of private pools."""
+        return [piece[1:] for piece in self.common_pieces]
+
+    @cached_property
+    def unsplit(self) -> list[tuple[Segment, int, int]]:
+        """Rests of at most 1 MiB behind large blocks, which torch's allocator does not split off."""
+        if any(mapped for *_, mapped in self.segments):
+            return []  # expandable segments: all are
+        large = {b.address + b.bytes for b in self.blocks if b.bytes > MIB}
+        rests = large.difference(segment[0] for segment in self.segments)
+        return [piece for piece in self.idle_pieces if piece[2] <= MIB and piece[1] in rests]
 
     @property
     def unsplit_bytes(self) -> int:
-        """Rests of at most 1 MiB behind large blocks, which torch's allocator does not split off."""
-        if any(mapped for *_, mapped in self.segments):
-            return 0  # expandable segments: all are
-        large = {b.address + b.bytes for b in self.blocks if b.bytes > MIB}
-        rests = large.difference(segment[0] for segment in self.segments)
-        return sum(n for at, n in self.gaps if n <= MIB and at in rests)
+        """Of these."""
+        return sum(n for *_, n in self.unsplit)
 
     @property
     def idle_bytes(self) -> int:
-        """Reserved and not in use."""
-        return max(self.reserved_bytes - self.allocated_bytes, 0)
+        """Reserved, and neither in use nor pending."""
+        return max(self.reserved_bytes - self.allocated_bytes - self.pending_bytes, 0)
 
     @property
     def largest_gap(self) -> int:
@@ -154,22 +185,23 @@ def page_bytes(gaps: Iterable[tuple[int, int]]) -> int:
     return PAGE * sum(max((at + n) // PAGE - -(-at // PAGE), 0) for at, n in gaps)
 
 
-def _gaps(
-    segments: Iterable[tuple[int, int, int, int, bool]], blocks: Sequence[Block]
-) -> list[tuple[int, int]]:
+def _idle_pieces(
+    segments: Iterable[Segment], blocks: Sequence[Block]
+) -> list[tuple[Segment, int, int]]:
     found, at, n = [], 0, len(blocks)
-    for address, size, _, device, _ in sorted(segments, key=lambda s: (s[3], s[0])):
+    for segment in sorted(segments, key=lambda s: (s[3], s[0])):
+        address, size, _, device, _ = segment
         end, position = address + size, address
         while at < n and (blocks[at].device, blocks[at].address) < (device, address):
             at += 1
         while at < n and blocks[at].address < end and blocks[at].device == device:
             start, bytes_ = blocks[at][:2]
             if start > position:
-                found.append((position, start - position))
+                found.append((segment, position, start - position))
             position = max(position, start + bytes_)
             at += 1
         if position < end:
-            found.append((position, end - position))
+            found.append((segment, position, end - position))
     return found
 
 

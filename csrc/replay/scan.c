@@ -231,8 +231,26 @@ timeline_add(struct pya_scan *s, const struct pya_trace_event *e) {
     return true;
 }
 
+/* What was there when the trace began is told at its first time, all segments and then all blocks: that is one growth,
+ * for no request. */
 static void
-peaks_update(struct pya_scan *s) {
+growth_follow(struct pya_scan *s, const struct pya_trace_event *e, bool is_wanted) {
+    const bool is_alloc = is_wanted && e->kind == PYA_TRACE_ALLOC;
+    const bool is_first = e->time_ns == s->totals.first_ns;
+    s->is_growing = s->is_growing && (is_first || !s->is_state);
+    if (!s->is_growing) {
+        return;
+    }
+    s->totals.peak_reserved_event = s->totals.n_events + 1;
+    s->is_state = s->is_state || (is_alloc && is_first);
+    if (is_alloc && !is_first) {
+        s->totals.peak_reserved_alloc = s->totals.n_events;
+        s->is_growing = false;
+    }
+}
+
+static void
+peaks_update(struct pya_scan *s, const struct pya_trace_event *e, bool is_wanted) {
     if (s->allocated > s->totals.peak_bytes) {
         s->totals.peak_bytes = s->allocated;
         s->totals.peak_event = s->totals.n_events + 1;
@@ -242,7 +260,11 @@ peaks_update(struct pya_scan *s) {
     }
     if (s->reserved > s->totals.peak_reserved_bytes) {
         s->totals.peak_reserved_bytes = s->reserved;
+        s->is_growing = true;
+        s->is_state = false;
+        s->totals.peak_reserved_alloc = PYA_SCAN_NEVER;
     }
+    growth_follow(s, e, is_wanted);
     if (s->is_step_kept) {
         struct pya_scan_step *step = SCAN_ITEM(s->steps, struct pya_scan_step, s->steps.n - 1);
         step->peak_bytes = step->peak_bytes > s->allocated ? step->peak_bytes : s->allocated;
@@ -284,6 +306,9 @@ scan_apply(struct pya_scan *s, const struct pya_trace_event *e) {
         return true;
     case PYA_TRACE_FREE:
         return scan_block_free(s, e);
+    case PYA_TRACE_FREE_COMPLETED:
+        scan_block_complete(s, e);
+        return true;
     case PYA_TRACE_SEGMENT_ALLOC:
     case PYA_TRACE_SEGMENT_MAP:
         s->totals.n_segment_events++;
@@ -335,13 +360,13 @@ scan_event(struct pya_scan *s, const struct pya_trace_event *e) {
         s->error = "an event of a device beyond 63";
         return PYA_E_CORRUPT;
     }
+    s->totals.first_ns = s->totals.n_events == 0 ? e->time_ns : s->totals.first_ns;
     const bool is_wanted =
         settings->device < 0 || settings->device == e->device || is_mark(e->kind);
     if (!scan_moments_take(s) || (is_wanted && !scan_apply(s, e)) || !timeline_add(s, e)) {
         return PYA_E_HOST_NOMEM;
     }
-    peaks_update(s);
-    s->totals.first_ns = s->totals.n_events == 0 ? e->time_ns : s->totals.first_ns;
+    peaks_update(s, e, is_wanted);
     s->totals.last_ns = e->time_ns;
     s->totals.n_events++;
     if (settings->progress != NULL && s->totals.n_events % PROGRESS_EVENTS == 0) {
@@ -401,6 +426,7 @@ pya_scan_run(const char *path, const struct pya_scan_settings *settings, struct 
     s->settings = settings;
     s->events_per_bin = 1;
     s->free_live = SCAN_NONE;
+    s->totals.peak_reserved_alloc = PYA_SCAN_NEVER;
     status = scan_all(s);
     if (status == PYA_OK) {
         scan_moments_sort(s);

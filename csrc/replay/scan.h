@@ -65,6 +65,8 @@ struct pya_scan_block {
     int device;
     uint32_t label; /* text; 0: the program gave it none */
     uint32_t pool;  /* private pool, from 1; 0: none */
+    /* Freed by the program, at free_event, and not to be handed out yet: other streams have work on it. */
+    bool is_pending;
 };
 
 struct pya_scan_segment {
@@ -82,7 +84,7 @@ struct pya_scan_pool {
 
 struct pya_scan_moment {
     uint64_t event, allocated_bytes, reserved_bytes;
-    struct pya_scan_block *blocks; /* by device and address */
+    struct pya_scan_block *blocks; /* by device and address; those pending too */
     size_t n_blocks;
     struct pya_scan_segment *segments; /* by address */
     size_t n_segments;
@@ -94,6 +96,8 @@ struct pya_scan_totals {
     uint64_t n_events, n_allocs, n_frees, n_unknown_frees;
     uint64_t first_ns, last_ns;
     uint64_t peak_event, peak_bytes, peak_reserved_bytes, reserved_at_peak;
+    uint64_t peak_reserved_event; /* when the request that most was reserved for had been served */
+    uint64_t peak_reserved_alloc; /* that request; PYA_SCAN_NEVER: not known */
     uint64_t end_bytes, end_reserved_bytes, n_live, n_live_at_most;
     uint64_t n_segment_events, n_lost; /* phases, steps and so on beyond what is kept */
     uint32_t peak_phase, peak_step;    /* as a bin's */

@@ -36,7 +36,8 @@ struct pya_scan {
     uint64_t span_bytes; /* smaller ones are no longer kept */
     uint64_t events_per_bin;
     uint32_t *table; /* index into lives + 1; 0: empty */
-    size_t table_size, n_live;
+    size_t table_size, n_live, n_pending;
+    uint64_t n_completed; /* frees */
     uint32_t free_live;
     uint64_t allocated, reserved;
     uint32_t routed[PYA_MAX_DEVICES]; /* where requests go now: a block's pool */
@@ -51,6 +52,8 @@ struct pya_scan {
     size_t n_modules;
     uint32_t step;
     bool is_step_kept;
+    bool is_growing; /* most is reserved, for a request that comes */
+    bool is_state;   /* for blocks that were there when the trace began */
     struct scan_stream {
         uint64_t stream;
         int device;
@@ -81,11 +84,14 @@ scan_open_phase(const struct pya_scan *s, size_t i) {
 
 bool scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e);
 bool scan_block_free(struct pya_scan *s, const struct pya_trace_event *e);
+/* What was freed may be handed out again. */
+void scan_block_complete(struct pya_scan *s, const struct pya_trace_event *e);
 /* Category or label of a block. */
 void scan_tell(struct pya_scan *s, const struct pya_trace_event *e);
 /* Those that are due. */
 bool scan_moments_take(struct pya_scan *s);
-/* At the end: the copies of what was alive no longer find their blocks. */
+/* At the end: the copies of what was alive no longer find their blocks.  Of what was pending only that stays whose place
+ * nothing else had. */
 void scan_moments_sort(struct pya_scan *s);
 /* What is still alive at the end becomes spans too. */
 bool scan_spans_end(struct pya_scan *s);

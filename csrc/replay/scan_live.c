@@ -1,10 +1,15 @@
 /* What is alive.
  *
  * Live blocks lie in an array with a free list; a hash table with linear probing finds them by address.  A block that
- * was copied for a moment remembers the copies, so that its end, category and label can be written into them. */
+ * was copied for a moment remembers the copies, so that its end, category and label can be written into them.  What is
+ * freed stays where it was, as pending, until its memory may be handed out again. */
 #include "scan_internal.h"
 
 #include <stdlib.h>
+
+enum {
+    MOST_PENDING = 4096
+}; /* frees without an end before it is clear that the trace tells of none */
 
 static size_t
 live_slot(const struct pya_scan *s, uint64_t addr, int device) {
@@ -51,7 +56,7 @@ table_grow(struct pya_scan *s) {
 
 static struct scan_live *
 live_insert(struct pya_scan *s, uint64_t addr, int device) {
-    if (s->n_live * 2 >= s->table_size && !table_grow(s)) {
+    if ((s->n_live + s->n_pending) * 2 >= s->table_size && !table_grow(s)) {
         return NULL;
     }
     uint32_t index = s->free_live;
@@ -80,9 +85,10 @@ live_insert(struct pya_scan *s, uint64_t addr, int device) {
 static void
 live_remove(struct pya_scan *s, size_t at) {
     const uint32_t index = s->table[at] - 1;
-    SCAN_ITEM(s->lives, struct scan_live, index)->next = s->free_live;
+    struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, index);
+    live->next = s->free_live;
     s->free_live = index;
-    s->n_live--;
+    *(live->row.is_pending ? &s->n_pending : &s->n_live) -= 1;
     const size_t mask = s->table_size - 1;
     s->table[at] = 0;
     for (size_t next = (at + 1) & mask; s->table[next] != 0; next = (next + 1) & mask) {
@@ -152,19 +158,20 @@ span_add(struct pya_scan *s, const struct pya_scan_block *row, uint64_t end, uin
 bool
 scan_spans_end(struct pya_scan *s) {
     for (size_t i = 0; i < s->table_size; i++) {
-        if (s->table[i] != 0 && !span_add(
-                                    s, &SCAN_ITEM(s->lives, struct scan_live, s->table[i] - 1)->row,
-                                    PYA_SCAN_NEVER, 0)) {
+        const struct pya_scan_block *row =
+            s->table[i] == 0 ? NULL : &SCAN_ITEM(s->lives, struct scan_live, s->table[i] - 1)->row;
+        if (row != NULL && !row->is_pending && !span_add(s, row, PYA_SCAN_NEVER, 0)) {
             return false;
         }
     }
     return true;
 }
 
+/* It is no longer alive, but where it was. */
 static bool
 block_end(struct pya_scan *s, size_t at) {
-    const struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, s->table[at] - 1);
-    const struct pya_scan_block *row = &live->row;
+    struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, s->table[at] - 1);
+    struct pya_scan_block *row = &live->row;
     const uint64_t bytes = pya_round_up(row->bytes, PYA_ALIGN);
     s->allocated -= bytes;
     s->allocated_of[row->device] -= bytes;
@@ -187,19 +194,31 @@ block_end(struct pya_scan *s, size_t at) {
         kept->free_phase = scan_current_phase(s);
     }
     const bool is_kept = span_add(s, row, s->totals.n_events, scan_current_phase(s));
-    live_remove(s, at);
+    row->free_event = s->totals.n_events;
+    row->free_phase = scan_current_phase(s);
+    row->is_pending = true;
+    s->n_live--;
+    s->n_pending++;
     return is_kept;
+}
+
+static bool
+is_pending_at(const struct pya_scan *s, size_t at) {
+    return SCAN_ITEM(s->lives, struct scan_live, s->table[at] - 1)->row.is_pending;
 }
 
 bool
 scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     if (s->table_size != 0) {
         size_t at = live_find(s, e->addr, e->device);
-        if (s->table[at] != 0) {
+        if (s->table[at] != 0 && !is_pending_at(s, at)) {
             s->totals.n_unknown_frees++; /* its free is missing */
             if (!block_end(s, at)) {
                 return false;
             }
+        }
+        if (s->table[at] != 0) {
+            live_remove(s, at);
         }
     }
     uint32_t number = e->stack;
@@ -242,12 +261,28 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
 bool
 scan_block_free(struct pya_scan *s, const struct pya_trace_event *e) {
     size_t at = s->table_size == 0 ? 0 : live_find(s, e->addr, e->device);
-    if (s->table_size == 0 || s->table[at] == 0) {
+    if (s->table_size == 0 || s->table[at] == 0 || is_pending_at(s, at)) {
         s->totals.n_unknown_frees++;
         return true;
     }
     s->totals.n_frees++;
-    return block_end(s, at);
+    if (!block_end(s, at)) {
+        return false;
+    }
+    if (s->n_completed == 0 &&
+        s->n_pending > MOST_PENDING) { /* nothing tells of the ends of frees */
+        live_remove(s, at);
+    }
+    return true;
+}
+
+void
+scan_block_complete(struct pya_scan *s, const struct pya_trace_event *e) {
+    s->n_completed++;
+    size_t at = s->table_size == 0 ? 0 : live_find(s, e->addr, e->device);
+    if (s->table_size != 0 && s->table[at] != 0 && is_pending_at(s, at)) {
+        live_remove(s, at);
+    }
 }
 
 static void
@@ -258,7 +293,7 @@ row_tell(struct pya_scan_block *row, const struct pya_trace_event *e) {
 void
 scan_tell(struct pya_scan *s, const struct pya_trace_event *e) {
     size_t at = s->table_size == 0 ? 0 : live_find(s, e->addr, e->device);
-    if (s->table_size == 0 || s->table[at] == 0) {
+    if (s->table_size == 0 || s->table[at] == 0 || is_pending_at(s, at)) {
         return;
     }
     struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, s->table[at] - 1);
@@ -283,7 +318,7 @@ moment_take(struct pya_scan *s) {
     moment->event = s->totals.n_events;
     moment->allocated_bytes = s->allocated;
     moment->reserved_bytes = s->reserved;
-    moment->blocks = malloc((s->n_live + 1) * sizeof *moment->blocks);
+    moment->blocks = malloc((s->n_live + s->n_pending + 1) * sizeof *moment->blocks);
     moment->segments = malloc((s->segments.n + 1) * sizeof *moment->segments);
     if (moment->blocks == NULL || moment->segments == NULL) {
         return false;
@@ -297,6 +332,9 @@ moment_take(struct pya_scan *s) {
             continue;
         }
         struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, s->table[i] - 1);
+        if (live->row.is_pending && live->row.free_event + 1 >= s->totals.n_events) {
+            continue; /* mostly its end is the next event */
+        }
         const uint32_t index = (uint32_t)s->copies.n;
         struct scan_copy *copy = SCAN_ADD(s->copies, struct scan_copy);
         if (copy == NULL) {
@@ -319,11 +357,35 @@ compare_places(const void *a, const void *b) {
     return x->addr < y->addr ? -1 : x->addr > y->addr;
 }
 
+/* Without those whose end is missing: something else is where they were. */
+static void
+pending_sift(const struct pya_scan *s, struct pya_scan_moment *moment) {
+    size_t n = 0;
+    uint64_t end = 0;
+    int device = -1;
+    for (size_t i = 0; i < moment->n_blocks; i++) {
+        const struct pya_scan_block b = moment->blocks[i];
+        const struct pya_scan_block *next =
+            i + 1 < moment->n_blocks ? &moment->blocks[i + 1] : NULL;
+        const uint64_t own_end = b.addr + pya_round_up(b.bytes, PYA_ALIGN);
+        const bool is_covered = (b.device == device && b.addr < end) ||
+                                (next != NULL && next->device == b.device && next->addr < own_end);
+        if (b.is_pending && (is_covered || s->n_completed == 0)) {
+            continue;
+        }
+        moment->blocks[n++] = b;
+        end = b.device == device && end > own_end ? end : own_end;
+        device = b.device;
+    }
+    moment->n_blocks = n;
+}
+
 void
 scan_moments_sort(struct pya_scan *s) {
     for (size_t i = 0; i < s->moments.n; i++) {
-        const struct pya_scan_moment *moment = SCAN_ITEM(s->moments, struct pya_scan_moment, i);
+        struct pya_scan_moment *moment = SCAN_ITEM(s->moments, struct pya_scan_moment, i);
         qsort(moment->blocks, moment->n_blocks, sizeof *moment->blocks, compare_places);
+        pending_sift(s, moment);
     }
 }
 

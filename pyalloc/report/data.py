@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from pyalloc import reserved
 from pyalloc.advice import advise
 from pyalloc.analysis import Analysis, Row
 
@@ -12,6 +13,20 @@ from pyalloc.analysis import Analysis, Row
 def table(rows: list[Row], limit: int = 50) -> list[dict[str, Any]]:
     """Rows as dicts."""
     return [asdict(row) for row in rows[:limit]]
+
+
+def _reserved(analysis: Analysis) -> dict[str, Any] | None:
+    """When most was reserved; None where that was mostly in use."""
+    found = reserved.at_most(analysis)
+    if found is None:
+        return None
+    request = found.request
+    return {
+        "event": found.moment.event,
+        "request_bytes": request.bytes if request else None,
+        "request": analysis.labels([request])[0] if request else None,
+        "rows": table(found.rows),
+    }
 
 
 def summary(analysis: Analysis) -> dict[str, Any]:
@@ -33,8 +48,10 @@ def summary(analysis: Analysis) -> dict[str, Any]:
             "by_pool": table(analysis.by_pool(peak)),
             "idle_pools": table(analysis.idle_pools(peak)),
             "idle_bytes": peak.idle_bytes,
+            "pending_bytes": peak.pending_bytes,
             "largest_idle_bytes": peak.largest_gap,
         },
+        "reserved": _reserved(analysis),
         "phases": [asdict(phase) for phase in analysis.phases[:1000]],
         "steps": [
             dict(

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyalloc import source
+from pyalloc import reserved, source
 from pyalloc.advice import size
 from pyalloc.analysis import Advice, Analysis, Phase
 from pyalloc.moments import Moment
 from pyalloc.report import data, ranks
-from pyalloc.report.text import PAGEWISE, out_of_memory
+from pyalloc.report.text import PAGEWISE, out_of_memory, reserved_title
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _MAX_PIECES = 1200  # of one state of the segment map
@@ -30,6 +30,7 @@ T = TypeVar("T")
 Sums = dict[tuple[int, str], tuple[int, int]]  # bytes and blocks by stack, or what it is without
 IDLE = 0  # index of idle memory in the palette
 IDLE_IN_POOL = "idle in private pools"
+PENDING = "freed, other streams work on it"
 
 
 def page(analysis: Analysis, compared: Sequence[Analysis] = ()) -> str:
@@ -138,6 +139,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         "steps": [[s[0], s[1], s[3], s[4]] for s in _evenly(analysis.steps, _MAX_STEPS)],
         "ooms": [oom[:2] for oom in analysis.ooms[:8]],
         "tables": tables,
+        "reserved": _reserved(analysis),
         "hasStacks": any(block.stack for block in analysis.peak.blocks),
         "window": window,
         "moments": moments,
@@ -158,6 +160,18 @@ def _out_of_memory(analysis: Analysis) -> list[Advice]:
     first, *more = out_of_memory(analysis.first_oom)
     words = " ".join([f"{first[0].upper()}{first[1:]}.", *more])
     return [Advice("out_of_memory", words, None)]
+
+
+def _reserved(analysis: Analysis) -> dict[str, Any] | None:
+    """What device memory was when most of it was reserved."""
+    found = reserved.at_most(analysis)
+    if found is None:
+        return None
+    title = reserved_title(analysis, found)
+    return {
+        "title": f"{title[0].upper()}{title[1:]}.",
+        "rows": [[row.name, row.bytes, row.blocks] for row in found.rows],
+    }
 
 
 def _evenly(items: list[T], n: int) -> list[T]:
@@ -260,7 +274,8 @@ def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: _Stacks) 
     for (address, length, _, device, _), numbers in zip(moment.segments, pieces, strict=True):
         pool = moment.pools.get((device, address), 0)
         idle = (_index(names, IDLE_IN_POOL) if pool else IDLE, -1)
-        shown = _joined(numbers, known, idle)
+        pending = (_index(names, PENDING) if -2 in numbers[1::2] else IDLE, -1)
+        shown = _joined(numbers, [*known, pending, idle])  # which are -2 and -1
         segments.append((length, shown, analysis.pool_name(pool) if pool else ""))
     segments.sort(key=lambda segment: -segment[0])
     return {
@@ -273,13 +288,11 @@ def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: _Stacks) 
     }
 
 
-def _joined(
-    numbers: Sequence[int], known: Sequence[tuple[int, int]], idle: tuple[int, int]
-) -> list[int]:
+def _joined(numbers: Sequence[int], known: Sequence[tuple[int, int]]) -> list[int]:
     """Pieces as [bytes, name, stack, ...]; neighbours alike are one."""
     found: list[list[int]] = []
     for length, which in zip(numbers[::2], numbers[1::2], strict=True):
-        what = [*(idle if which < 0 else known[which])]
+        what = [*known[which]]
         if found and found[-1][1:] == what:
             found[-1][0] += length
         else:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyalloc import console
+from pyalloc import console, reserved
 from pyalloc.advice import advise, size
 from pyalloc.analysis import Analysis, Oom, Phase, Row
 from pyalloc.caveats import is_from_torch
 from pyalloc.moments import MIB, Moment, page_bytes
+from pyalloc.reserved import Reserved
 
 WIDTH = 80
 # The cost table has no measurement of pieces of 20 MiB, so that the model makes none.
@@ -153,6 +154,7 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
     if labels:
         lines += ["", *rows("by label", labels, peak.allocated_bytes, 6)]
     lines += _pools(analysis)
+    lines += _reserved(analysis)
     table = phase_table(analysis)
     if table:
         lines += ["", *table]
@@ -184,6 +186,23 @@ def idle_pools(analysis: Analysis, moment: Moment) -> list[str]:
     return [wrapped(f"idle, and kept for a CUDA graph or a MemPool: {told}")]
 
 
+def reserved_title(analysis: Analysis, found: Reserved) -> str:
+    """When most was reserved, and for what."""
+    title = f"when most was reserved ({size(found.moment.reserved_bytes)}, after event {found.moment.event:,})"
+    if found.request is None:
+        return title
+    where = analysis.labels([found.request])[0]
+    return f"{title}, for a request of {size(found.request.bytes)}: {where}"
+
+
+def _reserved(analysis: Analysis) -> list[str]:
+    found = reserved.at_most(analysis)
+    if found is None:
+        return []
+    title = wrapped(reserved_title(analysis, found), "")
+    return ["", *rows(title, found.rows, found.moment.reserved_bytes)]
+
+
 def _settings(analysis: Analysis) -> list[str]:
     shown = [
         f"{name}={value}"
@@ -211,6 +230,8 @@ def out_of_memory(oom: Oom) -> list[str]:
         there += (
             f" and {size(moment.reserved_bytes)} reserved: {size(moment.idle_bytes)} idle, the largest piece "
             f"{size(moment.largest_gap)}"
+            + f"; {size(moment.pending_bytes)} freed, but other streams still work on it (record_stream)"
+            * bool(moment.pending)
         )
     return [
         f"out of memory{oom.where}: {size(oom.asked)} were asked for, the device had {size(oom.free)} free",

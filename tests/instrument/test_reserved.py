@@ -1,0 +1,145 @@
+"""Why more is reserved than in use: what the memory was when most was reserved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from instrument.tools import MIB, Plan, pyalloc
+from pyalloc import reserved, trace
+from pyalloc.advice import advise
+from pyalloc.convert import KINDS
+from pyalloc.report import html
+
+AT = 1 << 40
+
+
+def freed(plan: Plan, addr: int, *, completes: bool = True) -> None:
+    plan.event("free_requested", addr=addr)
+    if completes:
+        plan.event("free_completed", addr=addr)
+
+
+def program(plan: Plan, allocator: str) -> Path:
+    """All that can lie idle, then a request of 40 MiB that nothing of it serves."""
+    plan.event("user", f"allocator={allocator}")
+    plan.event("segment_alloc", addr=AT, bytes=64 * MIB)
+    for at, n in ((0, 30), (30, 10), (40, 24)):
+        plan.event("alloc", addr=AT + at * MIB, bytes=n * MIB, stack=plan.stack(3))
+    freed(plan, AT)
+    freed(plan, AT + 40 * MIB, completes=False)
+    for stream, at, n in ((0, 100, 2), (7, 200, 8)):
+        plan.event("segment_alloc", addr=AT + at * MIB, bytes=n * MIB, stream=stream)
+        plan.event("alloc", addr=AT + at * MIB, bytes=MIB, stream=stream)
+        freed(plan, AT + at * MIB)
+    plan.event("pool_begin", addr=1, arg=0)
+    plan.event("segment_alloc", addr=AT + 300 * MIB, bytes=6 * MIB)
+    plan.event("alloc", addr=AT + 300 * MIB, bytes=6 * MIB)
+    plan.event("pool_end", addr=1, arg=0)
+    freed(plan, AT + 300 * MIB)
+    plan.event("segment_alloc", addr=AT + 400 * MIB, bytes=41 * MIB)
+    plan.event("alloc", addr=AT + 400 * MIB, bytes=40 * MIB, stack=plan.stack(9, "train"))
+    freed(plan, AT + 400 * MIB)
+    freed(plan, AT + 30 * MIB)
+    return plan.done()
+
+
+def test_what_is_reserved_and_not_in_use_is_told_apart(plan: Plan, tmp_path: Path) -> None:
+    path = program(plan, "native")
+    shown = pyalloc("report", path, "--no-replay", "-q")
+    told = " ".join(shown.split())
+    for line in (
+        "for a request of 40.0 MiB: me/model.py:9 train",
+        "24.0 MiB 19.8 % 1 x freed, but other streams still work on it (record_stream)",
+        "30.0 MiB 24.8 % 1 x idle, in pieces of at most 30.0 MiB",
+        "8.0 MiB 6.6 % 1 x idle, kept for other streams, which asked for it",
+        "2.0 MiB 1.7 % 1 x idle, kept for requests up to 1 MiB",
+        "6.0 MiB 5.0 % 1 x idle, kept for CUDA graphs and MemPools",
+        "1.0 MiB 0.8 % 1 x behind blocks above 1 MiB, too little to be split off",
+    ):
+        assert line in told, (line, shown)
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    data = json.loads(pyalloc("report", path, "--no-replay", "--json", "-q"))["reserved"]
+    assert data["request_bytes"] == 40 * MIB
+    assert sum(row["bytes"] for row in data["rows"]) == 121 * MIB
+    assert '"freed, other streams work on it"' in html.page(trace.analyse(path))
+
+
+def test_pyallocs_memory_is_not_kept_by_stream_or_size(plan: Plan) -> None:
+    found = reserved.at_most(trace.analyse(program(plan, "pyalloc")))
+    assert found is not None and [row.bytes // MIB for row in found.rows] == [50, 24, 6, 41]
+
+
+def test_nothing_is_said_where_all_is_in_use(plan: Plan) -> None:
+    plan.event("segment_alloc", addr=AT, bytes=64 * MIB)
+    plan.event("alloc", addr=AT, bytes=64 * MIB)
+    freed(plan, AT)
+    path = plan.done()
+    assert reserved.at_most(trace.analyse(path)) is None
+    assert "when most was reserved" not in pyalloc("report", path)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_memory_that_waits_for_other_streams_is_no_fragmentation(plan: Plan, waits: bool) -> None:
+    for at in range(5):
+        plan.event("segment_alloc", addr=AT + 64 * at * MIB, bytes=20 * MIB, stream=7)
+        plan.event("alloc", addr=AT + 64 * at * MIB, bytes=20 * MIB, stream=7)
+        freed(plan, AT + 64 * at * MIB, completes=not waits or at == 4)
+    kinds = {advice.kind: advice for advice in advise(trace.analyse(plan.done()))}
+    assert ("fragmentation" in kinds, "record_stream" in kinds) == (not waits, waits)
+    if waits:
+        assert "80.0 MiB of freed tensors" in kinds["record_stream"].text
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_is_freed_waits_only_where_the_ends_of_frees_are_told(plan: Plan, told: bool) -> None:
+    """Histories may leave them out (skip_actions), or lose one: what lies there since shows that it came."""
+    plan.event("segment_alloc", addr=AT, bytes=64 * MIB)
+    for at in (0, 10, 20, 30):
+        plan.event("alloc", addr=AT + at * MIB, bytes=8 * MIB, stack=plan.stack(4))
+    freed(plan, AT, completes=told)
+    freed(plan, AT + 10 * MIB, completes=False)  # waits
+    freed(plan, AT + 20 * MIB, completes=False)  # lost: another block begins within
+    plan.event("alloc", addr=AT + 22 * MIB, bytes=2 * MIB)
+    freed(plan, AT + 30 * MIB, completes=False)  # lost: the same place
+    plan.event("alloc", addr=AT + 30 * MIB, bytes=4 * MIB)
+    found = trace.analyse(plan.done())
+    end = found.moments[max(found.moments)]
+    assert [block.address for block in end.pending] == [AT + 10 * MIB] * told
+    assert end.allocated_bytes == sum(block.bytes for block in end.blocks) == 6 * MIB
+    assert end.idle_bytes == sum(n for _, n in end.gaps) == (58 - 8 * told) * MIB
+    assert found.totals["n_unknown_frees"] == 0
+
+
+def test_what_was_there_before_is_no_growth_for_a_request(plan: Plan) -> None:
+    """A recording that begins late tells it at its first time: all segments, then all blocks."""
+    for at in (0, 100):
+        plan.writer.event(KINDS["segment_alloc"], addr=AT + at * MIB, bytes=40 * MIB, time_ns=1)
+    for at in (0, 100):
+        plan.writer.event(KINDS["alloc"], addr=AT + at * MIB, bytes=20 * MIB, time_ns=1)
+    plan.time = 1
+    plan.event("alloc", addr=AT + 20 * MIB, bytes=2 * MIB)
+    freed(plan, AT + 20 * MIB)
+    found = reserved.at_most(trace.analyse(plan.done()))
+    assert found is not None and found.request is None
+    assert [row.bytes // MIB for row in found.rows] == [40, 40]
+
+
+def test_between_the_two_events_of_a_free_nothing_waits(plan: Plan) -> None:
+    plan.event("segment_alloc", addr=AT, bytes=64 * MIB)
+    for at in (0, 10):
+        plan.event("alloc", addr=AT + at * MIB, bytes=8 * MIB)
+    freed(plan, AT, completes=False)  # waits
+    freed(plan, AT + 10 * MIB)
+    moments = trace.moments_at(plan.done(), [5, 6])
+    assert [len(moment.pending) for moment in moments.values()] == [1, 1]
+
+
+def test_what_was_freed_is_still_among_the_blocks_of_its_step(plan: Plan) -> None:
+    found = trace.analyse(program(plan, "native"))
+    assert [(span.bytes // MIB, span.free_event is None) for span in found.spans][:2] == [
+        (30, False),
+        (10, False),
+    ]
