@@ -45,6 +45,8 @@ def command(name: str, module: Sequence[str] | None, words: Sequence[str]) -> li
         return words
     if program in ("python", "python3"):  # not every system has both
         return [sys.executable, *words[1:]]
+    if program == "torchrun":  # an environment that has another's torch lacks it
+        return [sys.executable, "-m", "torch.distributed.run", *words[1:]]
     if not program.endswith(".py"):
         raise UsageError(f"{program!r} was not found; for a module: pyalloc {name} -m {program}")
     if not Path(program).is_file():

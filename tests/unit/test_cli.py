@@ -123,6 +123,7 @@ def test_program_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert form("--", python, "x.py") == [python, "x.py"]
     monkeypatch.setenv("PATH", str(tmp_path))
     assert form("python", "x.py") == form("python3", "x.py") == [python, "x.py"]
+    assert form("torchrun", "x.py") == [python, "-m", "torch.distributed.run", "x.py"]
     for wrong in (("gone.py",), ("gone",), ()):
         with pytest.raises(UsageError, match=r"was not found|which program"):
             form(*wrong)
