@@ -118,8 +118,9 @@ def test_what_ranks_exchange_is_what_this_one_sends(
             work.wait()
         assert shape.cpu().tolist() == [3, 5], shape
         backend = dist.group.WORLD._get_backend(torch.device("cuda", rank))
-        with torch.cuda.use_mem_pool(torch.cuda.MemPool(backend.mem_allocator)):
-            assert torch.arange(3).cuda().cpu().tolist() == [0, 1, 2]
+        if torch.__version__ >= (2, 15):  # before, on cards with multicast only
+            with torch.cuda.use_mem_pool(torch.cuda.MemPool(backend.mem_allocator)):
+                assert torch.arange(3).cuda().cpu().tolist() == [0, 1, 2]
         dist.destroy_process_group()
     """
     command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,6 +65,10 @@ def test_memory_of_others_may_be_recorded_on_streams(cached: None) -> None:
     assert runtime.cudaFree(place) == 0
 
 
+@pytest.mark.skipif(
+    os.environ["PYALLOC_PARITY"] == "native" and torch.__version__ < (2, 11),
+    reason="to torch 2.9's own a memory fraction is worth a context",
+)
 def test_using_one_device_touches_no_other() -> None:
     """A context takes hundreds of MiB of a card that somebody else may use."""
     program = """
