@@ -36,6 +36,7 @@ _MAX_TORCH_ENTRIES = 2_000_000  # a pickle of more no viewer opens
 _FIELDS = ("kind", "device", "time_ns", "thread", "stream", "addr", "bytes", "arg", "stack", "text")
 _FORMATS = ("B", "B", "Q", "Q", "Q", "Q", "Q", "Q", "I", "I")
 _CSV_FRAMES = 8
+_NO_POOL = (0, 0)
 Event = dict[str, Any]
 Progress = Callable[[int, int], object]
 Convert = Callable[[Path, Analysis, BinaryIO, Progress | None], None]
@@ -145,18 +146,29 @@ def _torch_entries(
     progress: Progress | None,
 ) -> Iterator[tuple[dict[str, Any], int]]:
     """Entries of a device with the numbers of their stacks; the newest, where there are more than a viewer opens."""
+    routed = _NO_POOL  # where requests go now
+    pools: dict[int, tuple[int, int]] = {}  # of the blocks of private ones, by address
     for _, piece, reader in rows(file, skip, progress):
         for kind, own, time_ns, _, stream, addr, size, arg, stack, _ in piece:
             action = _NAMES.get(kind, "")
             if own != device or action not in _TORCH:
+                if own == device and action in ("pool_begin", "pool_end"):
+                    routed = (addr, arg) if action == "pool_begin" else _NO_POOL
                 continue
-            told = size
+            told, pool = size, _NO_POOL
             if kind == KINDS["alloc"]:
                 sizes[device, addr] = size
+                pool = routed
+                if pool != _NO_POOL:
+                    pools[addr] = pool
+                else:
+                    pools.pop(addr, None)
             elif kind == KINDS["free_requested"]:
                 told = sizes.get((device, addr), size)
+                pool = pools.get(addr, _NO_POOL)
             elif kind == KINDS["free_completed"]:
                 told = sizes.pop((device, addr), size)
+                pool = pools.pop(addr, _NO_POOL)
             if not writer.knows(stack):
                 writer.define(stack, _frames(reader, stack))
             entry = {
@@ -164,6 +176,7 @@ def _torch_entries(
                 "size": told,
                 "stream": stream,
                 "time_us": time_ns // 1000,
+                "pool_id": pool,
             }
             if action == "oom":
                 entry["device_free"] = arg

@@ -226,6 +226,7 @@ class SnapshotWriter:
     def __init__(self, out: BinaryIO) -> None:
         self.out = out
         self.texts: dict[str, bytes] = {}  # how to refer to them
+        self.pairs: dict[tuple[int, int], bytes] = {}
         self.stacks: dict[int, bytes] = {}
         self.n_kept = 0
 
@@ -251,6 +252,20 @@ class SnapshotWriter:
             self._text(text)
             self.out.write(pickle.POP)
         return self.texts[text]
+
+    def _known_pair(self, pair: tuple[int, int]) -> bytes:
+        """The same of two numbers."""
+        if pair not in self.pairs:
+            self._value(pair)
+            self.pairs[pair] = self._keep()
+            self.out.write(pickle.POP)
+        return self.pairs[pair]
+
+    def _item(self, value: Any) -> bytes:
+        """A text, two numbers or one."""
+        if isinstance(value, str):
+            return self._known(value)
+        return self._known_pair(value) if isinstance(value, tuple) else self._number(value)
 
     @staticmethod
     def _number(value: int) -> bytes:
@@ -307,14 +322,14 @@ class SnapshotWriter:
         self.out.write(pickle.POP)
 
     def trace(self, entries: Iterable[tuple[dict[str, Any], int]]) -> None:
-        """One device's entries, of numbers and texts, each with the number of a stack that is known by then."""
+        """One device's entries, of numbers, pairs of them and texts; each with the number of a stack known by then."""
 
         def write(row: tuple[dict[str, Any], int]) -> None:
             entry, stack = row
             parts = [pickle.EMPTY_DICT, pickle.MARK]
             for key, value in entry.items():
                 parts.append(self._known(key))
-                parts.append(self._known(value) if isinstance(value, str) else self._number(value))
+                parts.append(self._item(value))
             parts += (self._known("frames"), self.stacks[stack], pickle.SETITEMS)
             self.out.write(b"".join(parts))
 

@@ -59,6 +59,10 @@ def test_what_a_pool_keeps_is_told(plan: Plan, tmp_path: Path) -> None:
     pyalloc("export", path, "--to", "torch", "-o", target)
     segments = pickle.loads(target.read_bytes())["segments"]
     assert [s["segment_pool_id"] for s in segments] == [(0, 0), (1, 0), (1, 0), (2, 0)]
+    again = trace.analyse(target)
+    assert [again.pool_id(block.pool) for block in again.peak.blocks] == [(0, 0), (0, 0), (1, 0)]
+    with trace.program(path) as ours, trace.program(target) as theirs:
+        assert theirs.replay("native")["peak_bytes"] == ours.replay("native")["peak_bytes"]
 
 
 def test_a_program_without_pools_is_told_of_none(plan: Plan) -> None:
