@@ -132,6 +132,14 @@ def _table(
                 "",
             )
         )
+    if least:
+        lines.append(
+            text.wrapped(
+                "A card also holds what is no tensor: the CUDA context, usually some hundred MiB, NCCL's buffers and "
+                "cuDNN's workspaces. Leave room for them.",
+                "",
+            )
+        )
     if info["n_ooms"]:
         lines.append(
             text.wrapped(

@@ -133,6 +133,7 @@ def test_the_smallest_memory_is_rounded_up_and_an_error_while_recording_is_told(
     shown = pyalloc("replay", plan.done(), "--find-min", "--policy", "pyalloc")
     assert re.search(r"pyalloc +1,500 MiB +1,500 MiB", shown), shown  # 1.46 GiB would not be enough
     assert "ran out of memory while it was recorded" in shown
+    assert "A card also holds what is no tensor" in shown
 
 
 def test_no_output_replaces_the_trace_it_is_made_from(plan: Plan, tmp_path: Path) -> None:
