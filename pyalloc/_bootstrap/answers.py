@@ -124,7 +124,7 @@ def _exchange_objects_on_the_host(c10d: Any) -> None:
         "broadcast_object_list",
         "scatter_object_list",
     ):
-        setattr(c10d, name, _in_group(getattr(c10d, name), on_host))
+        setattr(c10d, name, _in_group(c10d, getattr(c10d, name), on_host))
     wait = c10d.barrier
     bind = inspect.signature(wait).bind
 
@@ -155,10 +155,14 @@ def _send_objects_by_the_store(c10d: Any) -> None:
     send, receive = c10d.send_object_list, c10d.recv_object_list
     n_sent: Counter[tuple[Any, ...]] = Counter()
 
-    def place(given: Any, peer: Any, in_group: Any, is_sender: bool) -> tuple[Any, str, int] | None:
+    def place(
+        given: Any, peer: Any, in_group: Any, device: Any, is_sender: bool
+    ) -> tuple[Any, str, int] | None:
         """Store, key and the peer's global rank; None where the objects travel as they would have."""
         group = c10d._group_or_default_group(given)
-        if c10d._rank_not_in_group(group) or c10d._get_object_coll_device(group) != "cuda":
+        if c10d._rank_not_in_group(group):
+            return None
+        if not _is_device(c10d, device or c10d._get_object_coll_device(group)):
             return None
         if peer is None and in_group is None:  # from anybody
             return None
@@ -178,7 +182,7 @@ def _send_objects_by_the_store(c10d: Any) -> None:
         group_dst: Any = None,
         **kwargs: Any,
     ) -> Any:
-        found = place(group, dst, group_dst, True)
+        found = place(group, dst, group_dst, device, True)
         if found is None:
             return send(object_list, dst, group, device, group_dst, **kwargs)
         found[0].set(found[1], pickle.dumps(list(object_list)))
@@ -193,7 +197,7 @@ def _send_objects_by_the_store(c10d: Any) -> None:
         group_src: Any = None,
         **kwargs: Any,
     ) -> Any:
-        found = place(group, src, group_src, False)
+        found = place(group, src, group_src, device, False)
         if found is None:
             return receive(object_list, src, group, device, group_src, **kwargs)
         store, key, sender = found
@@ -226,17 +230,28 @@ def _collect_states_on_the_host(zero: Any) -> None:
     zero._broadcast_object = _broadcast_object
 
 
-def _in_group(collective: Callable[..., Any], choose: Callable[[Any], Any]) -> Callable[..., Any]:
-    """The collective in the group that is chosen in place of the given one."""
+def _is_device(c10d: Any, device: Any) -> bool:
+    return bool(c10d.torch.device(device).type == "cuda")
+
+
+def _in_group(
+    c10d: Any, collective: Callable[..., Any], choose: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """The collective on the host, in the group that is chosen in place of the given one.
+
+    One with both backends is chosen as it is: there the given device decides.
+    """
     signature = inspect.signature(collective)
 
     @functools.wraps(collective)
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         given = bound.arguments.get("group")
+        device = bound.arguments.get("device")
         chosen = choose(given)
         if chosen is not given:
             bound.arguments["group"] = chosen
+        if chosen is not given or (device is not None and _is_device(c10d, device)):
             bound.arguments.pop("device", None)
         return collective(*bound.args, **bound.kwargs)
 

@@ -237,13 +237,14 @@ def test_objects_travel_between_ranks(torch_found: hostcuda.Torch, tmp_path: Pat
         hosts = [each for each in dist.distributed_c10d._world.pg_map if dist.get_backend(each) == "gloo"]
         waits = sorted(each._get_backend(torch.device("cpu")).options._timeout for each in hosts)
         assert waits == [long / 4, long], waits
-        for group in (None, dist.new_group([0, 1], backend="nccl")):
+        device = torch.device("cuda", rank)
+        for group in (None, dist.new_group([0, 1], backend="nccl"), both):
             for _ in range(2):
                 everybodys = [None, None]
                 dist.all_gather_object(everybodys, {"rank": rank}, group=group)
                 assert everybodys == [{"rank": 0}, {"rank": 1}], everybodys
             told = ["from 1", 7] if rank == 1 else [None, None]
-            broadcast_object_list(told, 1, group, torch.device("cuda", rank))
+            broadcast_object_list(told, 1, group, device)
             assert told == ["from 1", 7], told
             mine, roots = [None], [None, None] if rank == 0 else None
             dist.scatter_object_list(mine, ["a", "b"] if rank == 0 else None, src=0, group=group)
@@ -251,10 +252,11 @@ def test_objects_travel_between_ranks(torch_found: hostcuda.Torch, tmp_path: Pat
             assert roots == (["a", "b"] if rank == 0 else None), roots
             told = [None, None]
             if rank == 0:
-                dist.send_object_list(["to 1", 7], 1, group)
+                dist.send_object_list(["to 1", 7], 1, group, device)
                 assert dist.recv_object_list(told, 1, group) == 1 and told == ["to 0", 8], told
             else:
-                assert dist.recv_object_list(told, group=group, group_src=0) == 0
+                found = dist.recv_object_list(told, group=group, device=device, group_src=0)
+                assert found == 0
                 assert told == ["to 1", 7], told
                 dist.send_object_list(["to 0", 8], group=group, group_dst=0)
         from torch.distributed.optim import ZeroRedundancyOptimizer
