@@ -267,6 +267,12 @@ def _cause(oom: Oom) -> str:
         )
     if oom.is_fragmented:
         return _fragmentation(oom)
+    if moment.pending and oom.idle_bytes + oom.usable_free + moment.pending_bytes >= asked:
+        return (
+            f"Cause: {size(moment.pending_bytes)} had been freed and could not be used again, because other streams "
+            "still work on them (record_stream); they would have been enough. A CUDA graph's capture keeps such memory "
+            "until it ends; elsewhere the other stream is far behind: wait for it earlier."
+        )
     kept = moment.idle_bytes - oom.idle_bytes
     if moment.pools and oom.idle_bytes + oom.usable_free + kept >= asked:
         return (

@@ -93,6 +93,20 @@ def test_memory_that_waits_for_other_streams_is_no_fragmentation(plan: Plan, wai
         assert "80.0 MiB of freed tensors" in kinds["record_stream"].text
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_out_of_memory_while_freed_memory_waits(plan: Plan, waits: bool) -> None:
+    plan.event("segment_alloc", addr=AT, bytes=64 * MIB)
+    for at in (0, 20, 40):
+        plan.event("alloc", addr=AT + at * MIB, bytes=20 * MIB, stream=7)
+    freed(plan, AT, completes=not waits)
+    freed(plan, AT + 40 * MIB)
+    plan.event("oom", bytes=40 * MIB)
+    told = " ".join(pyalloc("report", plan.done(), "--no-replay").split())
+    assert ("Cause: 20.0 MiB had been freed" in told) == waits
+    assert ("64.0 MiB reserved: 24.0 MiB idle" in told) == waits
+    assert ("Cause: fragmentation" in told) == (not waits)
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_what_is_freed_waits_only_where_the_ends_of_frees_are_told(plan: Plan, told: bool) -> None:
     """Histories may leave them out (skip_actions), or lose one: what lies there since shows that it came."""
