@@ -415,6 +415,30 @@ def test_error_while_asking_whether_a_stream_is_captured(runtime: Any) -> None:
     assert pool_of(inside) == graph.pool()
 
 
+@pytest.mark.skipif(not IS_PYALLOC, reason="native asks for requests only")
+@pytest.mark.parametrize("asks", ["a capture that begins", "another library's stream"])
+def test_error_of_that_question_without_a_request(runtime: Any, asks: str) -> None:
+    """It is nobody's: not the next request's, which asks again."""
+    call = "cudaStreamGetCaptureInfo" + ("" if CUDA >= 13 else "_v2")
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    handle = ctypes.c_void_p()
+    assert int(torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))) == 0
+    assert handle.value is not None
+    other = torch.cuda.ExternalStream(handle.value) if "library" in asks else stream
+    with torch.cuda.stream(stream):
+        if other is stream:
+            runtime.pya_hostcuda_fail_nth(ctypes.c_uint64(1), call.encode(), 700)
+        graph.capture_begin()
+        if other is not stream:
+            runtime.pya_hostcuda_fail_nth(ctypes.c_uint64(1), call.encode(), 700)
+        with torch.cuda.stream(other):
+            block = empty(MIB)
+        graph.capture_end()
+    assert (pool_of(block) == graph.pool()) == (other is stream)
+    del block
+    assert int(torch.cuda.cudart().cudaStreamDestroy(handle.value)) == 0
+
+
 def test_make_graphed_callables() -> None:
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)
