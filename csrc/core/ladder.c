@@ -562,8 +562,10 @@ climb_is_hopeless(const struct pya_arena *arena, size_t bytes) {
     const struct pya_card *card = arena->card;
     const struct pya_pool *pool = arena->pool;
     bool is_of_card = pool == NULL || pool->source.alloc == NULL;
+    size_t held = pool == NULL ? 0 : (size_t)pool->reserved[PYA_STAT_ALL].current;
     return (is_of_card && bytes > card->caps.total_bytes) ||
-           (bytes > card->limit_bytes && bytes > card->reserved_bytes);
+           (bytes > card->limit_bytes && bytes > card->reserved_bytes) ||
+           (bytes > held && bytes - held > pya_arena_pool_room(arena));
 }
 
 pya_status
