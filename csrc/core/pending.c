@@ -85,6 +85,9 @@ use_mark(struct pya_card *card, struct pya_use *use) {
         return;
     }
     use->event = *event;
+    if (!queue->fence->is_foreign) { /* which is waited for instead, and that costs */
+        queue->n_failed = 0;
+    }
     if (spare != NULL) {
         queue->spare = spare->next;
         queue->n_spare--;
@@ -210,7 +213,6 @@ head_is_marked(struct pya_card *card, struct pya_pending *queue) {
         use_mark(card, queue->head);
     }
     if (queue->head->event != 0) {
-        queue->n_failed = 0;
         return true;
     }
     if (queue_is_over(card, queue)) {

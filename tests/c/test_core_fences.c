@@ -483,6 +483,33 @@ test_a_pool_in_use_gives_nothing_back(void) {
     streams_fini(&world);
 }
 
+/* A block that was freed while its recorded stream is captured is asked about ever more rarely, but not the more rarely for what
+ * there was before an event told again. */
+static void
+test_captured_again(void) {
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_AT_ONCE);
+    put(&world, get(&world, MIB, ONE), MIB);
+    for (int i = 0; i < 3; i++) {
+        pya_sim_set_capturing(world.sim, TWO, i % 2 == 0);
+        pya_dptr block = get(&world, 2 * MIB, ONE);
+        CHECK_OK(pya_record_stream(world.heap, block, TWO));
+        put(&world, block, 2 * MIB);
+        for (int k = i == 0 ? 33 : 2; k > 0; k--) {
+            put(&world, get(&world, MIB, ONE), MIB);
+        }
+        CHECK_EQ(stat_of(world.heap, 0, "active.all.current"), i % 2 == 0);
+        pya_sim_set_capturing(world.sim, TWO, false);
+        if (i == 0) {
+            CHECK_OK(pya_empty_cache(world.heap, 0));
+        }
+        put(&world, get(&world, MIB, ONE), MIB);
+        put(&world, get(&world, MIB, ONE), MIB);
+        CHECK_EQ(stat_of(world.heap, 0, "active.all.current"), 0);
+    }
+    streams_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"nothing_to_give_back_is_not_waited_for", test_nothing_to_give_back_is_not_waited_for},
     {"a_pool_in_use_gives_nothing_back", test_a_pool_in_use_gives_nothing_back},
@@ -494,6 +521,7 @@ static const struct check_case cases[] = {
     {"foreign_stream_in_use", test_foreign_stream_in_use},
     {"foreign_stream_captures", test_foreign_stream_captures},
     {"foreign_stream_captures_at_a_free", test_foreign_stream_captures_at_a_free},
+    {"captured_again", test_captured_again},
     {"foreign_stream_of_a_conditional_node", test_foreign_stream_of_a_conditional_node},
     {"announced_capture", test_announced_capture},
     {"stream_is_reborn", test_stream_is_reborn},
