@@ -75,7 +75,13 @@ op_record(struct world *world) {
     struct live *live = &world->live[fuzz_byte(&world->in) % world->n_live];
     uint8_t how = fuzz_byte(&world->in);
     pya_stream stream = stream_of(how);
-    pya_status st = pya_record_stream(world->heap, live->ptr, stream);
+    pya_stream said = stream;
+    if ((how & 0x20) != 0) { /* a default stream, of this device or another */
+        said = pya_stream_of_device(0, how >> 7);
+        stream = how >> 7 == live->device ? 0 : said;
+    }
+    pya_status st = pya_record_stream(world->heap, live->ptr, said);
+    (void)fault_disarm(); /* see op_host_fault() */
     SAY("record 0x%llx on %d -> %d\n", (unsigned long long)live->ptr, (int)stream, st);
     if (st != PYA_OK) {
         require_status(world, live->device, st);

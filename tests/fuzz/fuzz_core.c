@@ -116,8 +116,14 @@ op_host_fault(struct world *world) {
         op_pool(world);
     } else if (kind < 20) {
         op_history(world);
-    } else {
+    } else if (kind < 22) {
         op_give_back(world);
+    } else if (kind < 24) {
+        op_record(world);
+    } else if (kind < 26) {
+        op_steer(world);
+    } else {
+        op_rare(world);
     }
     (void)fault_disarm();
     world->has_host_fault = false;
