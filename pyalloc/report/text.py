@@ -23,6 +23,7 @@ PAGEWISE = (
 )
 _LARGEST_STEP = 64 * MIB  # that an allocator grows by for a smaller request
 _MUCH_OUTSIDE = 0.05  # of a device: a context alone is less on most
+_LONGEST = 400  # of a command or a setting: some are given a whole configuration
 _FILLER = "\0"  # in no name
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -205,13 +206,13 @@ def _reserved(analysis: Analysis) -> list[str]:
 
 def _settings(analysis: Analysis) -> list[str]:
     shown = [
-        f"{name}={value}"
+        f"{name}={clip(value, _LONGEST)}"
         for name, value in analysis.notes.items()
         if name not in ("command", "pid", "about", "workload", "clock", "history", "steps_end_with")
     ]
     lines = [wrapped(", ".join(shown))] if shown else []
     if "command" in analysis.notes:
-        lines.append(wrapped(analysis.notes["command"]))
+        lines.append(wrapped(clip(analysis.notes["command"], _LONGEST)))
     return lines
 
 

@@ -433,6 +433,12 @@ def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
             assert len(line) <= 80, line
 
 
+def test_a_command_with_a_configuration_in_it_is_cut(plan: Plan) -> None:
+    plan.event("user", f"command=python train.py --config {'x' * 4000}")
+    shown = pyalloc("report", small_trace(plan), "--no-replay", "-q")
+    assert "python train.py --config" in shown and "…" in shown and "x" * 400 not in shown
+
+
 def test_output_fits_80_columns(plan: Plan) -> None:
     path = small_trace(plan)
     for words in (["report"], ["replay", "--find-min"], ["top"], ["top", "--over-time"], ["diff"]):
