@@ -79,7 +79,7 @@ coverage: build programs ## lines of csrc/ that the whole test suite runs
 	@.ci/coverage $(VENV)
 
 .PHONY: test-versions
-test-versions: build ## the parity suite on the newest torch and on older ones, each in an environment of its own
+test-versions: build ## parity and dry runs on the newest torch and older ones, each in its own environment (25 GB)
 	@.ci/test-versions $(PYTHON)
 
 .PHONY: style
