@@ -19,6 +19,8 @@ def require_tensor(op: str, name: str, given: object) -> None:
 
 def require_float(op: str, **tensors: Tensor) -> None:
     """Every argument is a floating tensor of a supported dtype, all on one device."""
+    if _are_alike(*tensors.values()):
+        return
     first: tuple[str, torch.device] | None = None
     for name, tensor in tensors.items():
         require_tensor(op, name, tensor)
@@ -35,6 +37,21 @@ def require_float(op: str, **tensors: Tensor) -> None:
             raise OpError(
                 f"{op}: {name} must be on {first[1]} as {first[0]} is, got {tensor.device}"
             )
+
+
+def _are_alike(*tensors: Tensor) -> bool:
+    """The usual case, for a call may be over in microseconds: all is well, and of one dtype."""
+    try:
+        dtype, device = tensors[0].dtype, tensors[0].device
+        return dtype in FLOATS and all(
+            x.dtype is dtype
+            and x.device == device
+            and x.layout is torch.strided
+            and not x.is_nested
+            for x in tensors
+        )
+    except AttributeError:
+        return False
 
 
 def broadcast(op: str, **shapes: Sequence[int]) -> tuple[int, ...]:
@@ -58,6 +75,11 @@ def autocast_is_on(device: str) -> bool:
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype), without the call where there is nothing to do."""
+    return x if x.dtype is dtype else x.to(dtype)
+
+
 def compute_dtype(*tensors: Tensor) -> tuple[torch.dtype, torch.dtype]:
     """(dtype to compute in, dtype of the result) by torch's promotion.
 
@@ -66,7 +88,8 @@ def compute_dtype(*tensors: Tensor) -> tuple[torch.dtype, torch.dtype]:
     """
     result = tensors[0].dtype
     for tensor in tensors[1:]:
-        result = torch.promote_types(result, tensor.dtype)
+        if tensor.dtype is not result:
+            result = torch.promote_types(result, tensor.dtype)
     if autocast_is_on(tensors[0].device.type) and result != torch.float64:
         result = torch.float32
     return (torch.float64 if result == torch.float64 else torch.float32), result

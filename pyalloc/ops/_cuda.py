@@ -93,15 +93,16 @@ def power_spherical_backward(args: PowerSphericalArgs, like: Tensor) -> None:
     _launch("ps_backward", args, like)
 
 
-def additive_forward(args: AdditiveArgs, like: Tensor) -> None:
+def additive_forward(args: bytes, like: Tensor) -> None:
     _launch_additive("additive_forward", args, like)
 
 
-def additive_backward(args: AdditiveArgs, like: Tensor) -> None:
+def additive_backward(args: bytes, like: Tensor) -> None:
     _launch_additive("additive_backward", args, like)
 
 
-def _launch_additive(name: str, args: AdditiveArgs, like: Tensor) -> None:
+def _launch_additive(name: str, packed: bytes, like: Tensor) -> None:
+    args = AdditiveArgs.from_buffer_copy(packed)
     workspace = like.new_empty(args.n_b * args.n_q * args.n_s)
     args.workspace = workspace.data_ptr()
     _launch(name, args, like)

@@ -112,7 +112,7 @@ def packer(structure: type[ctypes.Structure]) -> Callable[..., bytes]:
 
     A tenth of the time that ctypes takes to fill the structure field by field.
     """
-    packed = struct.Struct(_codes(structure))
+    packed = struct.Struct(f"{_codes(structure)}0q")  # as long as the structure in an array
     assert packed.size == ctypes.sizeof(structure)
     return packed.pack
 

@@ -39,7 +39,7 @@ def choose_backward(
     if _is_compiling():  # the backward alone, as compiled autograd does
         return getattr(torch.ops.pyalloc, registered)  # type: ignore[no-any-return]
     # where a second derivative may be asked for, or many at once, that form has it
-    if torch.is_grad_enabled() or is_transformed() or is_batched(grads[0]):
+    if torch.is_grad_enabled() or is_transformed() or any(map(is_batched, grads)):
         return transformable
     # a mode may be around the backward only
     return kernel if is_plain(grads) else getattr(torch.ops.pyalloc, registered)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
-from pyalloc.ops._check import compute_dtype, require_float, require_tensor
+from pyalloc.ops._check import cast, compute_dtype, require_float, require_tensor
 from pyalloc.ops._composed import composable, is_checkpointed, is_transformed
-from pyalloc.ops._library import AdditiveArgs, View, call, dense_rows, dtype_code, threads
+from pyalloc.ops._library import AdditiveArgs, call, dense_rows, dtype_code, packer, threads
 from pyalloc.ops._vmap import choose_backward, fold, is_plain, unfold
 
 
@@ -77,24 +77,17 @@ def additive_attention(
     """
     op = "additive_attention"
     require_float(op, query=query, keys=keys, values=values, v=v)
-    single = query.dim() == 2
     _check_shapes(op, query, keys, values, v, mask)
     compute, result = compute_dtype(query, keys, values, v)
     memory = None if torch.compiler.is_compiling() else _memory.get()
     shared = memory is not None and memory.serves((query, keys, values, v, mask), compute)
-    query, v = query.to(compute), v.to(compute)
-    if single:
-        query = query.unsqueeze(1)
-    if 0 in (*query.shape, *keys.shape, *values.shape):
-        context, probs = _eager.additive(query, keys.to(compute), values.to(compute), v, mask)
-    elif shared and memory is not None:
+    query, v = cast(query, compute), cast(v, compute)
+    if shared and memory is not None:
         context, probs = memory.attend(query, v, mask)
     else:
-        context, probs = _run(query, keys.to(compute), values.to(compute), v, mask)
-    if single:
-        context, probs = context.squeeze(1), probs.squeeze(1)
-    context, probs = context.to(result), probs.to(result)
-    return (context, probs) if return_weights else context
+        context, probs = _run(query, cast(keys, compute), cast(values, compute), v, mask)
+    context = cast(context, result)
+    return (context, cast(probs, result)) if return_weights else context
 
 
 class AdditiveAttention(nn.Module):
@@ -173,7 +166,7 @@ class _Memory:
         """
         is_ours = args[1] is self.keys and args[2] is self.values and args[1].dtype == compute
         is_alone = is_plain(args) and not is_transformed() and not is_checkpointed()
-        return is_ours and self.is_served and is_alone
+        return is_ours and self.is_served and is_alone and not _is_empty(*args[:3])
 
     def versions(self) -> tuple[int, ...]:
         """Changes when either is changed in place, as autograd's own check of what it saved sees it."""
@@ -265,40 +258,57 @@ def _check_shapes(
         raise OpError(f"{op}: mask must be on {keys.device} as keys is, got {mask.device}")
 
 
-def _view(x: Tensor | None) -> View:
-    """The library's (row, batch) view of a (B, rows, n) tensor."""
-    return View() if x is None else View(x.data_ptr(), x.stride(1), x.stride(0))
+_pack = packer(AdditiveArgs)
+_NO_ROWS = (0, 0, 0)
 
 
-def _args(query: Tensor, keys: Tensor, values: Tensor, v: Tensor, probs: Tensor) -> AdditiveArgs:
-    return AdditiveArgs(
-        n_b=keys.shape[0],
-        n_q=query.shape[1],
-        n_s=keys.shape[1],
-        n_h=keys.shape[2],
-        n_e=values.shape[2],
-        query=_view(query),
-        keys=_view(keys),
-        values=_view(values),
-        v=v.data_ptr(),
-        probs=probs.data_ptr(),
-        dtype=dtype_code(keys.dtype),
-        n_threads=threads(16 * query.shape[1] * (keys.numel() + values.numel())),
-    )
+def _rows(x: Tensor | None) -> tuple[int, int, int]:
+    """Struct pya_ops_view of the rows of a (B, rows, n) tensor, or of a (B, n) with one each."""
+    if x is None:
+        return _NO_ROWS
+    stride = x.stride()
+    return x.data_ptr(), stride[1] if len(stride) == 3 else 0, stride[0]
+
+
+def _mask(mask: Tensor | None) -> tuple[int, int, int]:
+    return _NO_ROWS if mask is None else (mask.data_ptr(), *mask.stride())
+
+
+def _sizes(query: Tensor, keys: Tensor, values: Tensor) -> tuple[int, int, int, int, int]:
+    n_b, n_s, n_h = keys.shape
+    return n_b, query.shape[1] if query.dim() == 3 else 1, n_s, n_h, values.shape[2]
+
+
+def _threads(sizes: tuple[int, int, int, int, int]) -> int:
+    n_b, n_q, n_s, n_h, n_e = sizes
+    return threads(16 * n_b * n_q * n_s * (n_h + n_e))
 
 
 def _forward_kernel(
     query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    query, keys, values = (dense_rows(x) for x in (query, keys, values))
-    v = dense_rows(v)
-    n_b, n_q, _ = query.shape
-    context = values.new_empty(n_b, n_q, values.shape[2])
-    probs = values.new_empty(n_b, n_q, keys.shape[1])
-    args = _args(query, keys, values, v, probs)
-    args.context = _view(context)
-    if mask is not None:
-        args.mask, args.mask_b, args.mask_s = mask.data_ptr(), mask.stride(0), mask.stride(1)
+    """Also of a query (B, H), with results of as many dimensions."""
+    query, keys, values, v = dense_rows(query), dense_rows(keys), dense_rows(values), dense_rows(v)
+    sizes = _sizes(query, keys, values)
+    queries = query.shape[:-1]
+    context = values.new_empty((*queries, sizes[4]))
+    probs = values.new_empty((*queries, sizes[2]))
+    args = _pack(
+        *sizes,
+        *_rows(query),
+        *_rows(keys),
+        *_rows(values),
+        v.data_ptr(),
+        *_mask(mask),
+        probs.data_ptr(),
+        *_rows(context),
+        *(5 * _NO_ROWS),  # no gradients
+        0,
+        0,
+        0,
+        dtype_code(keys.dtype),
+        _threads(sizes),
+    )
     if _cuda.on_device(keys):
         _cuda.additive_forward(args, keys)
     else:
@@ -315,18 +325,33 @@ def _backward_kernel(
     accumulate: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of query and, for each batch entry, v; the keys' and values' go to the sinks there are."""
-    query, keys, values = (dense_rows(x) for x in inputs[:3])
-    v = dense_rows(inputs[3])
+    query, keys, values, v = (dense_rows(x) for x in inputs)
     probs = probs.contiguous()  # as made, but for what vmap's folding does to it
     grad = dense_rows(grads[0])
     grad_probs = None if grads[1] is None else dense_rows(grads[1])
+    sizes = _sizes(query, keys, values)
     d_query = query.new_empty(query.shape)
-    d_v = v.new_empty(keys.shape[0], keys.shape[2])
-    args = _args(query, keys, values, v, probs)
-    args.grad, args.grad_probs, args.d_query = _view(grad), _view(grad_probs), _view(d_query)
-    args.d_keys, args.d_values = _view(sinks[0]), _view(sinks[1])
-    args.d_v = d_v.data_ptr()
-    args.accumulate = int(accumulate)
+    d_v = v.new_empty((sizes[0], sizes[3]))
+    args = _pack(
+        *sizes,
+        *_rows(query),
+        *_rows(keys),
+        *_rows(values),
+        v.data_ptr(),
+        *_NO_ROWS,  # what the mask hides has no probability
+        probs.data_ptr(),
+        *_NO_ROWS,  # no context
+        *_rows(grad),
+        *_rows(grad_probs),
+        *_rows(d_query),
+        *_rows(sinks[0]),
+        *_rows(sinks[1]),
+        d_v.data_ptr(),
+        0,
+        accumulate,
+        dtype_code(keys.dtype),
+        _threads(sizes),
+    )
     if _cuda.on_device(keys):
         _cuda.additive_backward(args, keys)
     else:
@@ -356,20 +381,31 @@ def _gradients(
     return d_query, d_keys, d_values, d_v
 
 
+def _is_empty(query: Tensor, keys: Tensor, values: Tensor) -> bool:
+    return 0 in query.shape or 0 in keys.shape or 0 in values.shape
+
+
 def _run(*args: Any) -> tuple[Tensor, Tensor]:
     """The registered op, or in plain eager mode on the CPU the same without the dispatcher's cost.
 
     query, keys, values, v, mask.
     """
-    if is_transformed():
-        context, probs = _transformable(*args)
-    elif not (is_plain(args) and args[1].is_cpu):
-        context, probs = torch.ops.pyalloc.additive_attention(*args)
-    elif torch.is_grad_enabled() and any(x.requires_grad for x in args[:4]):
-        context, probs = _Direct.apply(*args)
-    else:
-        context, probs = _forward_kernel(*args)
-    return context, probs
+    run = torch.ops.pyalloc.additive_attention
+    if _is_empty(*args[:3]):
+        run = _eager.additive
+    elif is_transformed():
+        run = _transformable
+    elif is_plain(args) and args[1].is_cpu:
+        run = _forward_kernel
+        if torch.is_grad_enabled() and any(x.requires_grad for x in args[:4]):
+            run = _Direct.apply
+        context, probs = run(*args)
+        return context, probs
+    if args[0].dim() == 3:
+        context, probs = run(*args)
+        return context, probs
+    context, probs = run(args[0].unsqueeze(1), *args[1:])
+    return context.squeeze(1), probs.squeeze(1)
 
 
 @torch.library.custom_op("pyalloc::additive_attention", mutates_args=())
@@ -449,13 +485,26 @@ class _Direct(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
         outputs = _forward_kernel(*args)
         _setup(ctx, args, outputs)
+        ctx.set_materialize_grads(False)
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_probs: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor | None, grad_probs: Tensor | None) -> tuple[Any, ...]:
         forms = _transformable_backward, _gradients, "additive_attention_backward"
         backward = choose_backward((grad, grad_probs), *forms)
+        if grad is None:
+            _, query, _, values, _, _ = ctx.saved_tensors
+            grad = values.new_zeros((*query.shape[:-1], values.shape[2]))
+        if backward is not _gradients and grad.dim() == 2:
+            backward = partial(_of_one_query, backward)
         return _vjp(ctx, grad, grad_probs, backward)
+
+
+def _of_one_query(backward: Any, *args: Any) -> tuple[Tensor, ...]:
+    """The gradients of a query (B, H) by a form that takes (B, 1, H): grad, grad_probs, probs, query and the rest."""
+    four = (None if x is None else x.unsqueeze(1) for x in args[:4])
+    d_query, *others = backward(*four, *args[4:])
+    return (d_query.squeeze(1), *others)
 
 
 _additive.register_autograd(_vjp, setup_context=_setup)

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyalloc._core import attention_rule
 from pyalloc.errors import OpError
 from pyalloc.ops import _attention, _second
-from pyalloc.ops._check import FLOATS, autocast_is_on, require_float, require_tensor
+from pyalloc.ops._check import autocast_is_on, require_float, require_tensor
 from pyalloc.ops._composed import has_gradient, has_tangent, needs_more_than_once
 
 _log = logging.getLogger("pyalloc.ops")
@@ -231,20 +231,8 @@ def _check_arguments(
                 f"{_OP}: bias must be floating, got torch.bool; a boolean mask is given as mask="
             )
         require_float(_OP, q=q, k=k, v=v, bias=bias)
-    elif not _are_alike(q, k, v):
+    else:
         require_float(_OP, q=q, k=k, v=v)
-
-
-def _are_alike(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    try:
-        return (
-            q.dtype is k.dtype is v.dtype
-            and q.dtype in FLOATS
-            and q.device == k.device == v.device
-            and all(x.layout is torch.strided and not x.is_nested for x in (q, k, v))
-        )
-    except AttributeError:
-        return False
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
