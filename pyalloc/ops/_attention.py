@@ -20,6 +20,7 @@ from pyalloc.ops._vmap import choose_backward, fold, is_plain, unfold
 _pack = packer(AttentionArgs)
 _NO_HEADS = (0, 0, 0, 0)
 _NO_SCORES = (0, 0, 0, 0, 0)
+_DIMS = range(4)
 
 
 def _heads(x: Tensor) -> tuple[int, ...]:
@@ -32,8 +33,9 @@ def _scores(x: Tensor | None) -> tuple[int, ...]:
     """Struct pya_ops_scores: a dimension of size 1 is shared."""
     if x is None:
         return _NO_SCORES
-    strides = (0 if n == 1 else s for n, s in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), *strides
+    n, s = x.shape, x.stride()
+    b, h, q, k = (s[i] if n[i] != 1 else 0 for i in _DIMS) if 1 in n else s
+    return x.data_ptr(), b, h, q, k
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:

@@ -43,15 +43,14 @@ def _are_alike(*tensors: Tensor) -> bool:
     """The usual case, for a call may be over in microseconds: all is well, and of one dtype."""
     try:
         dtype, device = tensors[0].dtype, tensors[0].device
-        return dtype in FLOATS and all(
-            x.dtype is dtype
-            and x.device == device
-            and x.layout is torch.strided
-            and not x.is_nested
-            for x in tensors
-        )
+        for x in tensors:
+            if x.dtype is not dtype or x.device != device:
+                return False
+            if x.layout is not torch.strided or x.is_nested:
+                return False
     except AttributeError:
         return False
+    return dtype in FLOATS
 
 
 def broadcast(op: str, **shapes: Sequence[int]) -> tuple[int, ...]:
@@ -90,6 +89,7 @@ def compute_dtype(*tensors: Tensor) -> tuple[torch.dtype, torch.dtype]:
     for tensor in tensors[1:]:
         if tensor.dtype is not result:
             result = torch.promote_types(result, tensor.dtype)
-    if autocast_is_on(tensors[0].device.type) and result != torch.float64:
+    device = "cpu" if tensors[0].is_cpu else tensors[0].device.type
+    if autocast_is_on(device) and result != torch.float64:
         result = torch.float32
     return (torch.float64 if result == torch.float64 else torch.float32), result

@@ -81,11 +81,12 @@ def _is_captured(device: torch.device) -> bool:
         return bool(torch.cuda.is_current_stream_capturing())
 
 
-def power_spherical_forward(args: PowerSphericalArgs, like: Tensor) -> None:
+def power_spherical_forward(args: bytes, like: Tensor) -> None:
     _launch("ps_forward", args, like)
 
 
-def power_spherical_backward(args: PowerSphericalArgs, like: Tensor) -> None:
+def power_spherical_backward(packed: bytes, like: Tensor) -> None:
+    args = PowerSphericalArgs.from_buffer_copy(packed)
     room = library().pya_ops_cuda_ps_room
     room.restype = ctypes.c_int64
     workspace = like.new_empty(room(ctypes.byref(args)))

@@ -140,9 +140,14 @@ def call(name: str, args: ctypes.Structure | bytes) -> None:
         raise OpError(f"{name}: {_STATUS.get(status, f'status {status}')}")
 
 
+def resolved(x: Tensor) -> Tensor:
+    """x.resolve_neg(), without the call where there is nothing to do."""
+    return x.resolve_neg() if x.is_neg() else x
+
+
 def dense_rows(x: Tensor) -> Tensor:
     """X as the kernels read it: rows without gaps, signs in the numbers (torch may keep a negation aside)."""
-    x = x.resolve_neg()
+    x = resolved(x)
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 

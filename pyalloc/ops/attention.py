@@ -293,19 +293,18 @@ def _four(name: str, x: Tensor) -> Tensor:
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if k.shape[0] != q.shape[0] or v.shape[:3] != k.shape[:3] or k.shape[-1] != q.shape[-1]:
+    (n_b, n_h, _, d), of_k, of_v = q.shape, k.shape, v.shape
+    if of_k[0] != n_b or of_v[:3] != of_k[:3] or of_k[3] != d:
         raise OpError(
             f"{_OP}: k must be (B, Hkv, Lk, d) and v (B, Hkv, Lk, dv) with B and d of q, "
             f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
-    if q.shape[1] % k.shape[1] if k.shape[1] else q.shape[1]:
+    if n_h % of_k[1] if of_k[1] else n_h:
         raise OpError(
-            f"{_OP}: heads of q must be a multiple of those of k, got {q.shape[1]} and {k.shape[1]}"
+            f"{_OP}: heads of q must be a multiple of those of k, got {n_h} and {of_k[1]}"
         )
-    if not 1 <= q.shape[-1] <= _LARGEST_HEAD or v.shape[-1] > _LARGEST_HEAD:
-        raise OpError(
-            f"{_OP}: head sizes go from 1 up to {_LARGEST_HEAD}, got {q.shape[-1]} and {v.shape[-1]}"
-        )
+    if not 1 <= d <= _LARGEST_HEAD or of_v[3] > _LARGEST_HEAD:
+        raise OpError(f"{_OP}: head sizes go from 1 up to {_LARGEST_HEAD}, got {d} and {of_v[3]}")
 
 
 def _scores(name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
@@ -317,6 +316,8 @@ def _scores(name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
         raise OpError(f"{_OP}: mask must be bool (an additive mask is a bias), got {x.dtype}")
     if x.device != q.device:
         raise OpError(f"{_OP}: {name} must be on {q.device} as q is, got {x.device}")
+    if x.shape == full:
+        return x
     four = x.reshape((1,) * (4 - x.dim()) + tuple(x.shape)) if x.dim() < 4 else x
     if four.dim() != 4 or any(n not in (1, m) for n, m in zip(four.shape, full, strict=True)):
         raise OpError(f"{_OP}: {name} must broadcast to {full}, got {tuple(x.shape)}")

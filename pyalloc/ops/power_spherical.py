@@ -14,9 +14,17 @@ from torch import Tensor
 
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
-from pyalloc.ops._check import broadcast, compute_dtype, require_float
+from pyalloc.ops._check import broadcast, cast, compute_dtype, require_float
 from pyalloc.ops._composed import composable, is_transformed
-from pyalloc.ops._library import PowerSphericalArgs, View, call, dense_rows, dtype_code, threads
+from pyalloc.ops._library import (
+    PowerSphericalArgs,
+    call,
+    dense_rows,
+    dtype_code,
+    packer,
+    resolved,
+    threads,
+)
 from pyalloc.ops._shapes import classify
 from pyalloc.ops._vmap import choose_backward, fold, is_plain, unfold
 
@@ -52,7 +60,7 @@ def power_spherical_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tenso
     params = broadcast(op, loc=loc.shape[:-1], scale=scale.shape)
     batch = broadcast(op, **{"loc with scale": params, "value": value.shape[:-1]})
     compute, result = compute_dtype(value, loc, scale)
-    value, loc, scale = (x.to(compute) for x in (value, loc, scale))
+    value, loc, scale = cast(value, compute), cast(loc, compute), cast(scale, compute)
     axes = classify(batch, value.shape[:-1], params, components=True)
     if math.prod(batch) == 0:
         return _empty_result(batch, value, loc, scale).to(result)
@@ -136,44 +144,57 @@ def _empty_result(batch: tuple[int, ...], *inputs: Tensor) -> Tensor:
 # --- kernels -------------------------------------------------------------------------------------
 
 
-def _view(x: Tensor | None) -> View:
-    return View() if x is None else View(x.data_ptr(), x.stride(0), x.stride(1))
+_pack = packer(PowerSphericalArgs)
+_NO_VIEW = (0, 0, 0)
+_NO_RESULT = (0, 0, 0, 0)
+
+
+def _view(x: Tensor | None) -> tuple[int, int, int]:
+    """Struct pya_ops_view."""
+    if x is None:
+        return _NO_VIEW
+    stride = x.stride()
+    return x.data_ptr(), stride[0], stride[1]
+
+
+def _result(x: Tensor | None, t_first: bool) -> tuple[int, int, int, int]:
+    """Where a result, or its gradient, is, and its strides of l, m and t."""
+    if x is None:
+        return _NO_RESULT
+    stride = x.stride()
+    if len(stride) == 3:
+        a, b, c = stride
+        return (x.data_ptr(), b, c, a) if t_first else (x.data_ptr(), a, b, c)
+    a, b = stride
+    return (x.data_ptr(), b, 0, a) if t_first else (x.data_ptr(), a, 0, b)
 
 
 def _args(
-    value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor | None
-) -> PowerSphericalArgs:
+    sources: Sequence[Tensor | None],
+    out: Tensor | None,
+    grad: Tensor | None,
+    gradients: Sequence[Tensor | None],
+    t_first: bool,
+) -> bytes:
+    """Sources and gradients: of value, loc, scale and log_weights."""
+    value, loc, *_ = sources
+    assert value is not None
+    assert loc is not None
     n_l, n_t, dim = value.shape
-    return PowerSphericalArgs(
-        n_l=n_l,
-        n_m=loc.shape[0],
-        n_t=n_t,
-        dim=dim,
-        value=_view(value),
-        loc=_view(loc),
-        scale=_view(scale),
-        log_weights=_view(log_weights),
-        dtype=dtype_code(value.dtype),
-        n_threads=threads(value.numel() * loc.shape[0]),
+    n_m = loc.shape[0]
+    return _pack(
+        n_l,
+        n_m,
+        n_t,
+        dim,
+        *(number for x in sources for number in _view(x)),
+        *_result(out, t_first),
+        *_result(grad, t_first),
+        *(number for x in gradients for number in _view(x)),
+        0,
+        dtype_code(value.dtype),
+        threads(n_l * n_t * dim * n_m),
     )
-
-
-def _set_result(args: PowerSphericalArgs, out: Tensor, t_first: bool) -> None:
-    args.out = out.data_ptr()
-    if out.dim() == 3:
-        order = (1, 2, 0) if t_first else (0, 1, 2)
-        args.out_l, args.out_m, args.out_t = (out.stride(k) for k in order)
-    else:
-        args.out_l, args.out_t = (out.stride(k) for k in ((1, 0) if t_first else (0, 1)))
-
-
-def _set_grad(args: PowerSphericalArgs, grad: Tensor, t_first: bool) -> None:
-    args.grad = grad.data_ptr()
-    if grad.dim() == 3:
-        order = (1, 2, 0) if t_first else (0, 1, 2)
-        args.grad_l, args.grad_m, args.grad_t = (grad.stride(k) for k in order)
-    else:
-        args.grad_l, args.grad_t = (grad.stride(k) for k in ((1, 0) if t_first else (0, 1)))
 
 
 def _log_prob_shape(value: Tensor, loc: Tensor, t_first: bool) -> tuple[int, int, int]:
@@ -190,13 +211,12 @@ def _mixture_shape(value: Tensor, t_first: bool) -> tuple[int, int]:
 def _forward_kernel(
     value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor | None, t_first: bool
 ) -> Tensor:
-    value, loc, scale = dense_rows(value), dense_rows(loc), scale.resolve_neg()
-    log_weights = None if log_weights is None else log_weights.resolve_neg()
+    value, loc, scale = dense_rows(value), dense_rows(loc), resolved(scale)
+    log_weights = None if log_weights is None else resolved(log_weights)
     mixture = log_weights is not None
     shape = _mixture_shape(value, t_first) if mixture else _log_prob_shape(value, loc, t_first)
     out = value.new_empty(shape)
-    args = _args(value, loc, scale, log_weights)
-    _set_result(args, out, t_first)
+    args = _args((value, loc, scale, log_weights), out, None, (None,) * 4, t_first)
     if _cuda.on_device(value):
         _cuda.power_spherical_forward(args, value)
     else:
@@ -220,19 +240,14 @@ def _backward_kernel(
     needs: list[bool],
 ) -> list[Tensor]:
     value, loc, scale, log_weights = inputs
-    value, loc, scale = dense_rows(value), dense_rows(loc), scale.resolve_neg()
-    log_weights = None if log_weights is None else log_weights.resolve_neg()
-    grad = grad.resolve_neg()
-    args = _args(value, loc, scale, log_weights)
-    _set_grad(args, grad, t_first)
-    if out is not None:
-        _set_result(args, out, t_first)
+    value, loc, scale = dense_rows(value), dense_rows(loc), resolved(scale)
+    log_weights = None if log_weights is None else resolved(log_weights)
+    grad = resolved(grad)
     sources = [x for x in (value, loc, scale, log_weights) if x is not None]
     grads = [_like(x, need) for x, need in zip(sources, needs, strict=True)]
-    fields = ("d_value", "d_loc", "d_scale", "d_log_weights")
-    for field, g, need in zip(fields, grads, needs, strict=False):
-        if need:
-            setattr(args, field, _view(g))
+    wanted = [g if need else None for g, need in zip(grads, needs, strict=True)]
+    missing = (None,) * (4 - len(wanted))
+    args = _args((value, loc, scale, log_weights), out, grad, (*wanted, *missing), t_first)
     if _cuda.on_device(value):
         _cuda.power_spherical_backward(args, value)
     else:
