@@ -51,7 +51,9 @@ forward_softmax_lanes(
     for (int j = 0; j < nv; j++) {
         real *top = w->top + q + j * VW;
         real *total = w->sum + q + j * VW;
-        shrink[j] = v_exp2(v_sub(v_ld(top), best[j]));
+        /* v_exp2(0) is a rounding step above 1, which many blocks would multiply */
+        const vr before = v_ld(top);
+        shrink[j] = v_sel(m_eq(before, best[j]), v_set(1), v_exp2(v_sub(before, best[j])));
         v_st(top, best[j]);
         v_st(total, v_fma(v_ld(total), shrink[j], sum[j]));
     }
