@@ -25,10 +25,6 @@ enum pya_block_state {
     PYA_BLOCK_STITCHED, /* handed out at a stitched address; not in any range */
 };
 
-struct pya_link {
-    struct pya_link *next, *prev;
-};
-
 struct pya_block {
     pya_dptr addr;
     size_t bytes;
@@ -46,8 +42,10 @@ struct pya_block {
     union {
         struct { /* FREE */
             union {
-                struct pya_link link; /* in a list of runs of one size */
-                struct {              /* in a tree of runs of similar sizes */
+                struct { /* in a ring of runs of one size; NULL: alone */
+                    struct pya_block *before, *after;
+                };
+                struct { /* in a tree of runs of similar sizes */
                     struct pya_block *left, *right;
                 };
             };

@@ -1,4 +1,4 @@
-/* Bins of treaps.  Floor 3. */
+/* Bins of rings and treaps.  Floor 3. */
 #include "fit.h"
 
 #include <stdio.h>
@@ -7,41 +7,26 @@
 
 _Static_assert(PYA_FIT_WORDS <= 64, "one summary word covers the bitmap");
 _Static_assert((PYA_PAGE / PYA_ALIGN & (PYA_PAGE / PYA_ALIGN - 1)) == 0, "a page begins a bin");
-_Static_assert(1 << PYA_FIT_LIST_BITS == PYA_FIT_LISTS, "the lists are a power of two");
+_Static_assert(1 << PYA_FIT_RING_BITS == PYA_FIT_RINGS, "the rings are a power of two");
 
 void
 pya_fit_init(struct pya_fit *fit) {
     *fit = (struct pya_fit){0};
-    for (int i = 0; i < PYA_FIT_LISTS; i++) {
-        fit->lists[i].next = &fit->lists[i];
-        fit->lists[i].prev = &fit->lists[i];
-    }
-}
-
-static inline struct pya_block *
-fit_block(const struct pya_link *link) {
-    return (struct pya_block *)((uintptr_t)link - offsetof(struct pya_block, link));
-}
-
-/* Of a size up to PYA_SMALL_MAX. */
-static inline unsigned
-fit_list(size_t bytes) {
-    return (unsigned)(bytes / PYA_ALIGN) - 1;
 }
 
 static inline unsigned
 fit_bin(size_t bytes) {
     uint64_t units = bytes / PYA_ALIGN;
     PYA_ASSERT(units > 0);
-    if (units <= PYA_FIT_LISTS) {
-        return fit_list(bytes);
+    if (units <= PYA_FIT_RINGS) {
+        return (unsigned)units - 1;
     }
     unsigned top = 63U ^ (unsigned)__builtin_clzll(units);
     if (PYA_UNLIKELY(top >= PYA_FIT_MAX_BITS)) {
         return PYA_FIT_BINS - 1;
     }
     unsigned sub = (unsigned)(units >> (top - PYA_FIT_SUB_BITS)) & ((1U << PYA_FIT_SUB_BITS) - 1);
-    return PYA_FIT_LISTS + ((top - PYA_FIT_LIST_BITS) << PYA_FIT_SUB_BITS) + sub;
+    return PYA_FIT_RINGS + ((top - PYA_FIT_RING_BITS) << PYA_FIT_SUB_BITS) + sub;
 }
 
 static inline bool
@@ -63,10 +48,9 @@ fit_mark(struct pya_fit *fit, unsigned bin) {
     fit->summary |= (uint64_t)1 << (bin / 64);
 }
 
-/* Clears the bits when the bin is empty now, without a branch on it. */
 static inline void
-fit_unmark(struct pya_fit *fit, unsigned bin, bool is_empty) {
-    uint64_t word = fit->filled[bin / 64] & ~((uint64_t)is_empty << (bin % 64));
+fit_unmark(struct pya_fit *fit, unsigned bin) {
+    uint64_t word = fit->filled[bin / 64] & ~((uint64_t)1 << (bin % 64));
     fit->filled[bin / 64] = word;
     fit->summary &= ~((uint64_t)(word == 0) << (bin / 64));
 }
@@ -122,69 +106,65 @@ fit_remove_below(struct pya_block **link, struct pya_block *run) {
     *link = left != NULL ? left : right;
 }
 
+/* A run alone in its bin has no links, in a ring as in a treap. */
 static inline void
-fit_link_list(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
-    /* The lowest address in front, the others in any order: best fit packs low, and sorting the rest
-     * would cost more than it gives. */
-    struct pya_link *head = &fit->lists[bin];
-    const struct pya_block *first = head->next == head ? run : fit_block(head->next);
-    struct pya_link *below = run->addr <= first->addr ? head : head->prev;
-    fit_mark(fit, bin);
-    run->link.prev = below;
-    run->link.next = below->next;
-    below->next->prev = &run->link;
-    below->next = &run->link;
-}
-
-static inline void
-fit_unlink_list(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
-    struct pya_link *next = run->link.next;
-    struct pya_link *prev = run->link.prev;
-    next->prev = prev;
-    prev->next = next;
-    fit_unmark(fit, bin, next == prev); /* the sentinel on both sides: it was alone */
-}
-
-/* Nearly all trees are empty or hold one run, which takes no search and no call. */
-static inline void
-fit_link_tree(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
-    struct pya_block **root = &fit->trees[bin - PYA_FIT_LISTS];
-    if (*root != NULL) {
-        fit_insert_below(root, run);
-        return;
-    }
-    fit_mark(fit, bin);
-    *root = run;
+fit_link_alone(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
     run->left = NULL;
     run->right = NULL;
+    fit->heads[bin] = run;
+}
+
+static inline bool
+fit_is_alone(const struct pya_fit *fit, unsigned bin, const struct pya_block *run) {
+    return fit->heads[bin] == run && run->left == NULL && run->right == NULL;
 }
 
 static inline void
-fit_unlink_tree(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
-    struct pya_block **root = &fit->trees[bin - PYA_FIT_LISTS];
-    if (*root != run || run->left != NULL || run->right != NULL) {
-        fit_remove_below(root, run); /* and another stays */
-        return;
-    }
-    *root = NULL;
-    fit_unmark(fit, bin, true);
+fit_enter_ring(struct pya_block **head, struct pya_block *run) {
+    /* The lowest address in front, the others in any order: best fit packs low, and sorting the rest
+     * would cost more than it gives. */
+    struct pya_block *first = *head;
+    struct pya_block *last = PYA_RANDOM(first->before != NULL) ? first->before : first;
+    run->before = last;
+    run->after = first;
+    last->after = run;
+    first->before = run;
+    *head = PYA_RANDOM(run->addr <= first->addr) ? run : first;
+}
+
+static inline void
+fit_leave_ring(struct pya_block **head, struct pya_block *run) {
+    struct pya_block *before = run->before;
+    struct pya_block *after = run->after;
+    bool leaves_one = before == after;
+    before->after = PYA_RANDOM(leaves_one) ? NULL : after;
+    after->before = PYA_RANDOM(leaves_one) ? NULL : before;
+    *head = PYA_RANDOM(*head == run) ? after : *head;
 }
 
 static inline void
 fit_link(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
-    if (bin < PYA_FIT_LISTS) {
-        fit_link_list(fit, bin, run);
+    struct pya_block **head = &fit->heads[bin];
+    if (*head == NULL) {
+        fit_mark(fit, bin);
+        fit_link_alone(fit, bin, run);
+    } else if (bin < PYA_FIT_RINGS) {
+        fit_enter_ring(head, run);
     } else {
-        fit_link_tree(fit, bin, run);
+        fit_insert_below(head, run);
     }
 }
 
 static inline void
 fit_unlink(struct pya_fit *fit, unsigned bin, struct pya_block *run) {
-    if (bin < PYA_FIT_LISTS) {
-        fit_unlink_list(fit, bin, run);
+    struct pya_block **head = &fit->heads[bin];
+    if (fit_is_alone(fit, bin, run)) {
+        *head = NULL;
+        fit_unmark(fit, bin);
+    } else if (bin < PYA_FIT_RINGS) {
+        fit_leave_ring(head, run);
     } else {
-        fit_unlink_tree(fit, bin, run);
+        fit_remove_below(head, run);
     }
 }
 
@@ -200,58 +180,38 @@ pya_fit_remove(struct pya_fit *fit, struct pya_block *run) {
     fit_unlink(fit, fit_bin(run->bytes), run);
 }
 
-/* Out of one bin and into another, one of them a tree at least. */
-__attribute__((noinline)) static void
-fit_replace_tree(
-    struct pya_fit *fit, struct pya_block *run, struct pya_block *heir, pya_dptr addr,
-    size_t bytes) {
-    unsigned before = fit_bin(run->bytes);
-    unsigned bin = fit_bin(bytes);
-    if (bin == before) {
-        struct pya_block **root = &fit->trees[bin - PYA_FIT_LISTS];
-        if (*root == run && run->left == NULL && run->right == NULL) {
-            *root = heir;
-            heir->addr = addr;
-            heir->bytes = bytes;
-            heir->left = NULL;
-            heir->right = NULL;
-            return;
-        }
-    }
-    fit_unlink(fit, before, run);
-    heir->addr = addr;
-    heir->bytes = bytes;
-    fit_link(fit, bin, heir);
-}
-
 void
 pya_fit_replace(
     struct pya_fit *fit, struct pya_block *run, struct pya_block *heir, pya_dptr addr,
     size_t bytes) {
-    size_t larger = run->bytes > bytes ? run->bytes : bytes;
-    if (larger > PYA_SMALL_MAX) {
-        fit_replace_tree(fit, run, heir, addr, bytes);
-        return;
+    unsigned before = fit_bin(run->bytes);
+    unsigned bin = fit_bin(bytes);
+    bool stays = bin == before && fit_is_alone(fit, bin, run);
+    if (!stays) {
+        fit_unlink(fit, before, run);
     }
-    fit_unlink_list(fit, fit_list(run->bytes), run);
     heir->addr = addr;
     heir->bytes = bytes;
-    fit_link_list(fit, fit_list(bytes), heir);
+    if (stays) {
+        fit_link_alone(fit, bin, heir);
+    } else {
+        fit_link(fit, bin, heir);
+    }
 }
 
 static struct pya_block *
 fit_leftmost(struct pya_block *node) {
-    while (node != NULL && node->left != NULL) {
+    while (node->left != NULL) {
         PYA_STEP();
         node = node->left;
     }
     return node;
 }
 
+/* Of a bin that has a run. */
 static struct pya_block *
 fit_first(const struct pya_fit *fit, unsigned bin) {
-    return bin < PYA_FIT_LISTS ? fit_block(fit->lists[bin].next)
-                               : fit_leftmost(fit->trees[bin - PYA_FIT_LISTS]);
+    return bin < PYA_FIT_RINGS ? fit->heads[bin] : fit_leftmost(fit->heads[bin]);
 }
 
 /* The first of the first filled bin at or above `bin`. */
@@ -294,8 +254,8 @@ fit_lower_bound(struct pya_block *node, size_t bytes, pya_dptr addr) {
 struct pya_block *
 pya_fit_find(const struct pya_fit *fit, size_t bytes) {
     unsigned bin = fit_bin(bytes);
-    if (bin >= PYA_FIT_LISTS && bin < PYA_FIT_BINS) {
-        struct pya_block *best = fit_lower_bound(fit->trees[bin - PYA_FIT_LISTS], bytes, 0);
+    if (bin >= PYA_FIT_RINGS) {
+        struct pya_block *best = fit_lower_bound(fit->heads[bin], bytes, 0);
         if (best != NULL) {
             return best;
         }
@@ -307,12 +267,12 @@ pya_fit_find(const struct pya_fit *fit, size_t bytes) {
 struct pya_block *
 pya_fit_next(const struct pya_fit *fit, const struct pya_block *run) {
     unsigned bin = fit_bin(run->bytes);
-    if (bin < PYA_FIT_LISTS) {
-        const struct pya_link *next = run->link.next;
-        return next != &fit->lists[bin] ? fit_block(next) : fit_from_bin(fit, bin + 1);
+    struct pya_block *next;
+    if (bin < PYA_FIT_RINGS) {
+        next = run->after != fit->heads[bin] ? run->after : NULL; /* alone: NULL too */
+    } else {
+        next = fit_lower_bound(fit->heads[bin], run->bytes, run->addr + 1);
     }
-    struct pya_block *next =
-        fit_lower_bound(fit->trees[bin - PYA_FIT_LISTS], run->bytes, run->addr + 1);
     return next != NULL ? next : fit_from_bin(fit, bin + 1);
 }
 
@@ -333,7 +293,7 @@ pya_fit_list_pages(const struct pya_fit *fit, struct pya_block **runs) {
     const struct pya_block *run = fit_from_bin(fit, fit_bin(PYA_PAGE));
     while (run != NULL) {
         unsigned bin = fit_bin(run->bytes);
-        end = fit_list_tree(fit->trees[bin - PYA_FIT_LISTS], end);
+        end = fit_list_tree(fit->heads[bin], end);
         run = fit_from_bin(fit, bin + 1);
     }
     return (size_t)(end - runs);
@@ -346,11 +306,8 @@ pya_fit_largest(const struct pya_fit *fit) {
     }
     unsigned word = 63U - (unsigned)__builtin_clzll(fit->summary);
     unsigned bin = word * 64 + 63U - (unsigned)__builtin_clzll(fit->filled[word]);
-    if (bin < PYA_FIT_LISTS) {
-        return fit_first(fit, bin);
-    }
-    struct pya_block *node = fit->trees[bin - PYA_FIT_LISTS];
-    while (node->right != NULL) {
+    struct pya_block *node = fit->heads[bin];
+    while (bin >= PYA_FIT_RINGS && node->right != NULL) {
         PYA_STEP();
         node = node->right;
     }
@@ -360,10 +317,9 @@ pya_fit_largest(const struct pya_fit *fit) {
 static size_t
 fit_check_bin(const struct pya_fit *fit, unsigned bin, size_t *n_runs) {
     size_t n_wrong = 0;
-    bool is_tree = bin >= PYA_FIT_LISTS;
+    bool is_tree = bin >= PYA_FIT_RINGS;
     bool is_filled = (fit->filled[bin / 64] >> (bin % 64)) & 1;
-    bool has_run = is_tree ? fit->trees[bin - PYA_FIT_LISTS] != NULL
-                           : fit->lists[bin].next != &fit->lists[bin];
+    bool has_run = fit->heads[bin] != NULL;
     if (is_filled != has_run) {
         (void)fprintf(stderr, "fit: bin %u: bitmap says %d\n", bin, is_filled);
         return 1;
@@ -373,7 +329,8 @@ fit_check_bin(const struct pya_fit *fit, unsigned bin, size_t *n_runs) {
     for (; run != NULL && fit_bin(run->bytes) == bin; run = pya_fit_next(fit, run)) {
         ++*n_runs;
         bool is_ordered = before == NULL || !is_tree || fit_less(before, run->bytes, run->addr);
-        if (run->state != PYA_BLOCK_FREE || !is_ordered) {
+        bool is_linked = is_tree || run->after == NULL || run->after->before == run;
+        if (run->state != PYA_BLOCK_FREE || !is_ordered || !is_linked) {
             (void)fprintf(
                 stderr, "fit: bin %u: run %#llx of %zu bytes is out of place\n", bin,
                 (unsigned long long)run->addr, run->bytes);

@@ -1,9 +1,9 @@
 /* The fit index: an arena's free runs by size.  Floor 3.
  *
- * Up to 1 MiB a list for every size, the latest freed first: entering and leaving one takes no decision that a
- * processor could guess wrong.  Above, 128 treaps per power of two, ordered by (bytes, addr): best fit costs
- * the logarithm of one treap's population, and nearly all hold a run or none.  A bitmap says which are filled.
- * Nothing here allocates: the links are in the blocks. */
+ * Up to 1 MiB a ring for every size, the lowest address in front.  Above, 128 treaps per power of two, ordered by
+ * (bytes, addr): best fit costs the logarithm of one treap's population.  Nearly all hold a run or none, and entering or
+ * leaving is then the same for both: which of the two it is, is as random as the sizes, and no processor guesses it.
+ * A bitmap says which are filled.  Nothing here allocates: the links are in the blocks. */
 #pragma once
 
 #include "block.h"
@@ -13,12 +13,12 @@ extern "C" {
 #endif
 
 enum {
-    PYA_FIT_LISTS = (int)(PYA_SMALL_MAX / PYA_ALIGN),
+    PYA_FIT_RINGS = (int)(PYA_SMALL_MAX / PYA_ALIGN),
     PYA_FIT_SUB_BITS = 7,
-    PYA_FIT_LIST_BITS = 11, /* log2(PYA_FIT_LISTS) */
+    PYA_FIT_RING_BITS = 11, /* log2(PYA_FIT_RINGS) */
     PYA_FIT_MAX_BITS = 27,  /* from 2^27 units on, 64 GiB, all are in the last treap */
-    PYA_FIT_TREES = (PYA_FIT_MAX_BITS - PYA_FIT_LIST_BITS) << PYA_FIT_SUB_BITS,
-    PYA_FIT_BINS = PYA_FIT_LISTS + PYA_FIT_TREES, /* lists first */
+    PYA_FIT_TREES = (PYA_FIT_MAX_BITS - PYA_FIT_RING_BITS) << PYA_FIT_SUB_BITS,
+    PYA_FIT_BINS = PYA_FIT_RINGS + PYA_FIT_TREES, /* rings first */
     PYA_FIT_WORDS = (PYA_FIT_BINS + 63) / 64,
 };
 
@@ -27,8 +27,7 @@ struct pya_fit {
     uint64_t summary;
     size_t n_runs;
     uint64_t filled[PYA_FIT_WORDS];
-    struct pya_link lists[PYA_FIT_LISTS]; /* circular, each its own sentinel */
-    struct pya_block *trees[PYA_FIT_TREES];
+    struct pya_block *heads[PYA_FIT_BINS]; /* a ring's first run or a treap's root; NULL: none */
 };
 
 void pya_fit_init(struct pya_fit *fit);
