@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyalloc._bootstrap import (
+    changing,
     contents,
     creating,
     detection,
@@ -47,6 +48,7 @@ def _of_torch(torch: Any) -> None:
     truths.answer(torch)
     creating.answer(torch)
     following.answer(torch)
+    changing.answer(torch)
 
 
 def _take_every_step(torch: Any) -> None:

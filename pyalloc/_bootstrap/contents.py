@@ -5,23 +5,48 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 # So much of a block begins with zeros (zeros.c); beyond lies what lay there before.
 MOST_BYTES = 2**24
-_shares: dict[int, float] = {}
+# Operators: of what follows from a guess by more nothing is known, so that loops that wait for it end.
+MOST_DEPTH = 2**12
+_MOST_ASKED = 1000
 _PAGE = 4096
 _host = ctypes.CDLL(None)
-# Storages whose zeros are as they should be: what no kernel computed reads as zeros, too.
-_known: set[int] = set()
+
+
+@dataclass
+class _Note:
+    """What is known of a storage.
+
+    version: torch's count of its changes in place, up to which all were followed; -1 where graphs change it.
+    has_zeros: its zeros are as they should be; what no kernel computed reads as zeros, too.
+    is_blank: the program asked for zeros to fill them in, and kernels that nobody tells of may have.
+    depth: by so many operators it follows from places that were spread evenly; 0: it is no guess.
+    share: so much of it is true, which of it nobody knows.
+    n_asked: so often was it asked of such zeros whether all is true.
+    """
+
+    version: int = 0
+    has_zeros: bool = False
+    is_blank: bool = False
+    depth: int = 0
+    share: float | None = None
+    n_asked: int = 0
+
+
+_notes: dict[int, _Note] = {}  # of storages, which take theirs with them
 
 
 def is_plain(torch: Any, x: Any) -> bool:
     """Not one that only stands for others, as fake tensors do: those lie nowhere."""
-    return type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return not is_wrapped and type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
-def _on_host(torch: Any, x: Any, most_bytes: int = MOST_BYTES) -> Any:
+def on_host(torch: Any, x: Any, most_bytes: int = MOST_BYTES) -> Any:
     """The same memory as a tensor of the host; None where there is nothing or too much of it."""
     if x.numel() == 0 or not is_plain(torch, x) or x.data_ptr() == 0:
         return None
@@ -38,7 +63,7 @@ def read(torch: Any, x: Any) -> Any:
     if not x.is_cuda:
         return x
     torch.cuda.current_stream(x.device).synchronize()
-    there = _on_host(torch, x, sys.maxsize)
+    there = on_host(torch, x, sys.maxsize)
     return torch.empty(x.shape, dtype=x.dtype) if there is None else there.clone()
 
 
@@ -60,9 +85,9 @@ def there(torch: Any, x: Any) -> Any:
     """Not a copy of it; None where nothing can be told by it, but zeros where no kernel computed anything else."""
     if x.nbytes > MOST_BYTES or is_repeated(torch):
         return None
-    if x.nbytes > _PAGE and is_plain(torch, x) and _is_untouched(x):
+    if x.nbytes > _PAGE and is_plain(torch, x) and not is_known(x) and _is_untouched(x):
         return None
-    found = _on_host(torch, x)
+    found = on_host(torch, x)
     is_none = found is not None and x.dtype == torch.bool and int(found.view(torch.uint8).max()) > 1
     return None if is_none else found
 
@@ -77,22 +102,94 @@ def told(torch: Any, x: Any) -> Any:
 
 
 def put(torch: Any, x: Any, takes_floats: bool = False) -> Any:
-    """What the program put there or what follows from it, which nothing has changed in place since; None otherwise.
+    """What the program put there or what follows from it, unless something changed it in place that nobody followed.
 
-    Fractions only where they are asked for.  Not a copy.  Loops that count down in such a tensor would never end by
-    what was there before.
+    None otherwise, and of fractions unless they are asked for.  Not a copy.  Loops that count down in such a tensor
+    would never end by what was there before.
     """
     if not x.is_cuda:
         return x
     is_whole = not (x.is_floating_point() or x.is_complex())
-    if not (is_whole or takes_floats) or x.is_inference() or x._version > 0:
+    if not (is_whole or takes_floats) or not is_current(x):
         return None
     return _told(torch, x)
 
 
+def blank(torch: Any, x: Any) -> Any:
+    """Zeros that the program asked for, if nothing tells that they have been filled in; None otherwise."""
+    note = _note(x)
+    return on_host(torch, x) if note is not None and note.is_blank and is_current(x) else None
+
+
+def is_still_false(x: Any) -> bool:
+    """As blank() has it, but not forever: a loop may wait for kernels that nobody tells of."""
+    note = _note(x)
+    if note is None or not note.is_blank or not is_current(x):
+        return False
+    note.n_asked += 1
+    return note.n_asked <= _MOST_ASKED
+
+
+def operands(torch: Any, args: Any, takes_floats: bool, knows_other: bool = False) -> Any:
+    """All of them on the host; None where one is not known.
+
+    Zeros that the program asked for to fill them in are as they were beside others that are known.
+    """
+    kinds = {"known": knows_other, "blank": False}
+    found = [_operand(torch, each, takes_floats, kinds) for each in args]
+    is_sure = kinds["known"] or not kinds["blank"]
+    return found if is_sure and all(each is not NotImplemented for each in found) else None
+
+
+def _operand(torch: Any, each: Any, takes_floats: bool, kinds: dict[str, bool]) -> Any:
+    """NotImplemented where it is not known; of which kinds there are is noted."""
+    if isinstance(each, (list, tuple)):
+        parts = [_operand(torch, part, takes_floats, kinds) for part in each]
+        return NotImplemented if any(part is NotImplemented for part in parts) else parts
+    if not torch.is_tensor(each):
+        return each
+    if not is_plain(torch, each):
+        return NotImplemented
+    found = put(torch, each, takes_floats)
+    if found is not None:
+        kinds["known"] |= each.is_cuda
+        return found
+    is_whole = not (each.is_floating_point() or each.is_complex())
+    found = blank(torch, each) if is_whole or takes_floats else None
+    kinds["blank"] |= found is not None
+    return NotImplemented if found is None else found
+
+
 def is_known(x: Any) -> bool:
     """Where it is zeros, unless something has changed it in place since."""
-    return x.untyped_storage()._cdata in _known
+    note = _note(x)
+    return note is not None and note.has_zeros
+
+
+def is_current(x: Any) -> bool:
+    """Nothing has changed it in place but what was followed; views that operators make have no count of their own."""
+    if x.is_inference():
+        return False
+    note = _note(x)
+    last = 0 if note is None else note.version
+    return last >= 0 and x._version in (0, last)
+
+
+def depth(torch: Any, args: Any) -> int:
+    """Of what follows from these."""
+    deepest = _deepest(torch, args)
+    return deepest + (deepest > 0)
+
+
+def _deepest(torch: Any, args: Any) -> int:
+    deepest = 0
+    for each in args:
+        if isinstance(each, (list, tuple)):
+            deepest = max(deepest, _deepest(torch, each))
+        elif torch.is_tensor(each) and each.is_cuda:
+            note = _note(each)
+            deepest = max(deepest, 0 if note is None else note.depth)
+    return deepest
 
 
 def _told(torch: Any, x: Any) -> Any:
@@ -100,31 +197,70 @@ def _told(torch: Any, x: Any) -> Any:
     found = there(torch, x)
     if found is None or found.any():
         return found
-    return found if is_known(x) and not x.is_inference() and x._version == 0 else None
+    return found if is_known(x) and is_current(x) else None
+
+
+def _note(x: Any) -> _Note | None:
+    return _notes.get(x.untyped_storage()._cdata)
+
+
+def _noted(x: Any) -> _Note:
+    storage = x.untyped_storage()
+    place = storage._cdata
+    if place not in _notes:
+        _notes[place] = _Note()
+        weakref.finalize(storage, _notes.pop, place, None)
+    return _notes[place]
 
 
 def note_share(x: Any, share: float | None) -> None:
     """So much of it is true, which of it nobody knows."""
-    if share is None:
-        return
-    storage = x.untyped_storage()
-    _shares[storage._cdata] = share
-    weakref.finalize(storage, _shares.pop, storage._cdata, None)
+    if share is not None:
+        _noted(x).share = share
 
 
 def share(x: Any) -> float | None:
     """What was noted of it, or of what it is a part of."""
-    is_changed = not _shares or x.is_inference() or x._version > 0
-    return None if is_changed else _shares.get(x.untyped_storage()._cdata)
+    note = _note(x)
+    return note.share if note is not None and is_current(x) else None
 
 
-def write(torch: Any, x: Any, values: Any, is_new: bool = True) -> None:
+def note_blank(x: Any, version: int) -> None:
+    """The program asked for zeros, which lie in all of its storage."""
+    note = _noted(x)
+    if note.version >= 0:
+        note.version, note.is_blank, note.has_zeros, note.depth = version, True, False, 0
+
+
+def note_change(x: Any, version: int, is_all: bool, depth: int) -> None:
+    """It is changed in place, and what lies there is what should; is_all: in all of its storage."""
+    note = _noted(x)
+    if note.version >= 0:
+        note.has_zeros |= note.is_blank or is_all
+        note.version, note.is_blank, note.depth, note.share = version, False, depth, None
+
+
+def note_repeated(x: Any) -> None:
+    """A graph changes it in place, whenever it is launched."""
+    _noted(x).version = -1
+
+
+def forget(x: Any) -> None:
+    """What was followed is over: there lies what nobody computed, by which loops end."""
+    note, storage = _note(x), x.untyped_storage()
+    if note is None or note.version <= 0 or not is_current(x) or x.is_floating_point():
+        return
+    if storage.nbytes() <= MOST_BYTES:
+        ctypes.memset(storage.data_ptr(), 0, storage.nbytes())
+        note.has_zeros = note.is_blank = False
+
+
+def write(torch: Any, x: Any, values: Any, is_new: bool = True, depth: int = 0) -> None:
     """As if a kernel had computed them.  is_new: they are all that lies in its storage, zeros too."""
-    there = _on_host(torch, x)
+    there = None if depth > MOST_DEPTH else on_host(torch, x)
     if there is None:
         return
     there.copy_(values)
-    storage = x.untyped_storage()
-    if is_new and storage._cdata not in _known and not is_repeated(torch):
-        _known.add(storage._cdata)
-        weakref.finalize(storage, _known.discard, storage._cdata)
+    if is_new and not is_repeated(torch):
+        note = _noted(x)
+        note.has_zeros, note.is_blank, note.depth = True, False, depth

@@ -71,21 +71,22 @@ def answer(torch: Any) -> None:
 
 
 def _made(
-    torch: Any, name: str, values: Callable[..., Any], is_one_fraction: bool = False
+    torch: Any, name: str, values: Callable[..., Any], is_zero: bool = False
 ) -> Callable[..., Any]:
-    """is_one_fraction: only then is it known, as item() asks.  Other zeros are there to be filled in by kernels."""
-    packet, _, overload = name.partition(".")
-    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    """is_zero: known of one fraction only, as item() asks.  Others are there to be filled in."""
+    operator = sizes.operator(torch, name)
     generic = torch._C.DispatchKey.CompositeExplicitAutograd
 
     def call(*args: Any, **kwargs: Any) -> Any:
         made = operator._op_dk(generic, *args, **kwargs)
         is_whole = not (made.is_floating_point() or made.is_complex())
         most = contents.MOST_BYTES if is_whole else _MOST_FRACTIONS
-        if is_one_fraction:
-            most = 0 if is_whole else made.element_size()
         # A graph that is launched again would find what others put there meanwhile.
-        if 0 < made.nbytes <= most and not contents.is_repeated(torch):
+        if not 0 < made.nbytes <= most or contents.is_repeated(torch):
+            return made
+        if is_zero and (is_whole or made.numel() > 1):
+            contents.note_blank(made, 0)
+        else:
             contents.write(torch, made, values(made, *args, **kwargs))
         return made
 

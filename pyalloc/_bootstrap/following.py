@@ -13,6 +13,9 @@ from typing import Any
 
 from pyalloc._bootstrap import contents, sizes, truths
 
+# Bytes of fractions that are added up or sorted on the host: scores and noise, not pictures and parameters.
+_FEW = 2**20
+
 
 class _Kinds:
     """Of the results, by the arguments."""
@@ -45,6 +48,13 @@ class _Kinds:
         is_counted = not (x.is_floating_point() or x.is_complex())
         return dtype or (self.torch.int64 if is_counted else x.dtype)
 
+    def given(self, x: Any, *_: Any, dtype: Any = None) -> Any:
+        return dtype or x.dtype
+
+    def limited(self, x: Any, *limits: Any) -> Any:
+        kinds = [self.torch.result_type(x, each) for each in limits if each is not None]
+        return functools.reduce(self.torch.promote_types, kinds, x.dtype)
+
 
 def answer(torch: Any) -> None:
     """From now on: along dimensions, compared, combined, chosen.  Of all numbers at once truths.py tells."""
@@ -59,17 +69,20 @@ def answer(torch: Any) -> None:
         on_host = _of_tensors(torch, operator)
         follow(name, _of_tensors(torch, kernel), kind, on_host=on_host)
 
-    follow("sum.dim_IntList", aten.sum.IntList_out, kinds.whole)
+    few: dict[str, Any] = {"takes_floats": _FEW}
+    follow("sum.dim_IntList", aten.sum.IntList_out, kinds.whole, **few)
+    follow("mean.dim", aten.mean.out, kinds.given, **few)
     follow("prod.dim_int", aten.prod.int_out, kinds.whole)
-    follow("cumsum", aten.cumsum.out, kinds.whole)
+    follow("cumsum", aten.cumsum.out, kinds.whole, **few)
     follow("any.dim", aten.any.out, functools.partial(truths.kind, torch))
     for name in ("amax", "amin"):
-        follow(name, getattr(aten, name).out, same)
+        follow(name, getattr(aten, name).out, same, **few)
+    choose: dict[str, Any] = {"among": _along, **few}
     for name in ("argmax", "argmin"):
-        follow(name, getattr(aten, name).out, place, among=_along)
-    follow("max.dim", aten.max.dim_max, same, place, into=("max", "max_values"), among=_along)
-    follow("min.dim", aten.min.dim_min, same, place, into=("min", "min_indices"), among=_along)
-    pair: dict[str, Any] = {"into": ("values", "indices")}
+        follow(name, getattr(aten, name).out, place, **choose)
+    follow("max.dim", aten.max.dim_max, same, place, into=("max", "max_values"), **choose)
+    follow("min.dim", aten.min.dim_min, same, place, into=("min", "min_indices"), **choose)
+    pair: dict[str, Any] = {"into": ("values", "indices"), **few}
     follow(
         "topk",
         aten.topk.values,
@@ -78,12 +91,20 @@ def answer(torch: Any) -> None:
         **pair,
         among=lambda x, _, dim=-1, *_rest: (_along(x, dim)[0], dim),
     )
-    follow("sort.stable", aten.sort.values_stable, same, place, **pair, on_host=aten.sort.stable)
-    follow("multinomial", aten.multinomial.out, place, among=lambda x, *_: _along(x, -1))
+    follow(
+        "sort.stable",
+        aten.sort.values_stable,
+        same,
+        place,
+        **pair,
+        on_host=aten.sort.stable,
+        among=lambda x, dim=-1, **_: (_along(x, dim)[0], dim),
+    )
+    follow("multinomial", aten.multinomial.out, place, among=lambda x, *_, **_names: _along(x, -1))
+    all_of: dict[str, Any] = {"takes_floats": contents.MOST_BYTES}
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-        follow(f"{name}.Scalar", getattr(aten, name).Scalar_out, mask, takes_floats=True)
-        follow(f"{name}.Tensor", _of_numbers(torch, name), mask, takes_floats=True)
-    follow("bitwise_not", aten.bitwise_not.out, same)
+        follow(f"{name}.Scalar", getattr(aten, name).Scalar_out, mask, **all_of)
+        follow(f"{name}.Tensor", _of_numbers(torch, name), mask, **all_of)
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
         follow(f"{name}.Tensor", _of_numbers(torch, name), common)
     for name in ("logical_not", "logical_and", "logical_or", "logical_xor"):
@@ -94,6 +115,14 @@ def answer(torch: Any) -> None:
     combine("remainder.Tensor", aten.remainder.Tensor_out, _of_divisors(aten.remainder.Tensor))
     combine("floor_divide", aten.floor_divide.out, _of_divisors(aten.floor_divide.default))
     combine("where.self", aten.where.self_out, torch.where)
+    for name in ("maximum", "minimum"):
+        combine(name, getattr(aten, name).out, getattr(aten, name).default)
+    follow("clamp", aten.clamp.out, kinds.limited)
+    for name in ("abs", "neg", "bitwise_not"):
+        follow(name, getattr(aten, name).out, same)
+    follow("gather", aten.gather.out, same, **few)
+    for name in ("src", "value"):
+        follow(f"scatter.{name}", getattr(aten.scatter, f"{name}_out"), same, **few)
     follow("cat", aten.cat.out, kinds.joined)
     isin = aten.isin
     follow("isin.Tensor_Tensor", isin.Tensor_Tensor_out, mask, on_host=isin.Tensor_Tensor)
@@ -102,10 +131,10 @@ def answer(torch: Any) -> None:
     follow("index.Tensor", aten.index.Tensor_out, same, **index)
     follow("index_select", aten.index_select.out, same)
     for name in ("tril", "triu"):
-        follow(name, getattr(aten, name).out, same, takes_floats=True)
+        follow(name, getattr(aten, name).out, same, **all_of)
     copies = aten.clone.default, aten.repeat.default, aten.constant_pad_nd.default
     for operator in (*copies, aten.masked_fill.Scalar):
-        follow(operator.name().partition("::")[2], _generic(torch, operator), on_host=operator)
+        follow(operator.name().partition("::")[2], sizes.generic(torch, operator), on_host=operator)
     sizes.implement(torch, "CUDA", "_to_copy", _converted(torch))
 
 
@@ -148,39 +177,23 @@ def _of_divisors(operator: Any) -> Callable[..., Any]:
     return call
 
 
-def _generic(torch: Any, operator: Any) -> Callable[..., Any]:
-    """The operator as torch has it for all devices."""
-    return functools.partial(operator._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)
-
-
 def _followed(
     torch: Any,
     on_host: Any,
     kernel: Any,
     kinds: tuple[Any, ...],
     into: tuple[str, ...] = ("out",),
-    takes_floats: bool = False,
+    takes_floats: int = 0,
     among: Callable[..., tuple[int, int]] | None = None,
     is_part: bool = False,
 ) -> Callable[..., Any]:
     """The kernel, which puts its results into given tensors, and what it would have found.
 
-    kinds: of those tensors; none where the kernel makes its result itself.  among: of how many places the last result
-    holds some, which lie evenly where nothing is known, and its dimension along which they differ.  is_part: the
-    result is one of the first argument.
+    kinds: of those tensors; none where the kernel makes its result itself.  takes_floats: bytes of the first argument,
+    where that is of fractions.  among: of how many places the last result holds some, which lie evenly where nothing is
+    known, and its dimension along which they differ.  is_part: the result is one of the first argument.
     """
-
-    def known(each: Any) -> Any:
-        """The argument on the host; NotImplemented where nothing is known."""
-        if isinstance(each, (list, tuple)):
-            parts = [known(part) for part in each]
-            return NotImplemented if any(part is NotImplemented for part in parts) else parts
-        if not torch.is_tensor(each):
-            return each
-        there = contents.put(torch, each, takes_floats)
-        return NotImplemented if there is None else there
-
-    follows_floats = takes_floats or is_part or among is not None
+    follows_floats = takes_floats > 0 or is_part or among is not None
 
     def call(*args: Any, **kwargs: Any) -> Any:
         found = {}
@@ -196,19 +209,20 @@ def _followed(
         results = tuple(found.values()) or (made,)
         if any(each.nbytes > contents.MOST_BYTES for each in results):
             return made
-        there = known(args)
-        if there is not NotImplemented:
+        there = contents.operands(torch, args, takes_floats > 0 and args[0].nbytes <= takes_floats)
+        if there is not None:
             try:
                 told = on_host(*there, **kwargs)
             except NotImplementedError:  # there, of unsigned ones, or by 0
                 return made
+            depth = contents.depth(torch, args)
             for each, value in zip(results, told if len(results) > 1 else (told,), strict=True):
-                contents.write(torch, each, value)
+                contents.write(torch, each, value, depth=depth)
         elif among is not None and args[0].is_floating_point():
-            n, dim = among(*args)
+            n, dim = among(*args, **kwargs)
             last = results[-1].movedim(dim, -1) if results[-1].dim() > 0 else results[-1]
             places = torch.arange(last.numel(), device="cpu") % max(n, 1)
-            contents.write(torch, last, places.view(last.shape))
+            contents.write(torch, last, places.view(last.shape), depth=1)
         elif is_part:
             contents.note_share(made, contents.share(args[0]))
         return made
@@ -225,7 +239,7 @@ def _has_fractions(torch: Any, args: Any) -> bool:
     return False
 
 
-def _along(x: Any, dim: int | None = None, *_: Any) -> tuple[int, int]:
+def _along(x: Any, dim: int | None = None, *_: Any, **_names: Any) -> tuple[int, int]:
     """How many there are, and where the results lie of which one has several."""
     return int(x.numel() if dim is None or x.dim() == 0 else x.shape[dim]), -1
 
@@ -254,7 +268,7 @@ def _converted(torch: Any) -> Callable[..., Any]:
         is_of_use = made.is_cuda and (is_whole or x.is_cuda or x.numel() == 1)
         known = contents.put(torch, x, is_whole) if is_of_use else None
         if known is not None:
-            contents.write(torch, made, known)
+            contents.write(torch, made, known, depth=contents.depth(torch, (x,)))
         return made
 
     return call

@@ -7,6 +7,7 @@ and lengths that a program copied there are as good as on a card, and anything e
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import threading
@@ -58,12 +59,25 @@ def answer(torch: Any) -> None:
     torch.nn.modules.batchnorm.float = _batches
 
 
-def implement(torch: Any, key: str, name: str, implementation: Callable[..., Any]) -> None:
+def operator(torch: Any, name: str) -> Any:
+    """torch's, by its name and overload."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def generic(torch: Any, operator: Any) -> Callable[..., Any]:
+    """The operator as torch has it for all devices."""
+    return functools.partial(operator._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)
+
+
+def implement(
+    torch: Any, key: str, name: str, implementation: Callable[..., Any], **how: Any
+) -> None:
     """Of the operator, for tensors on a device."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch 2.9 says that it had one before
-        library.impl(name, implementation, key)
+        library.impl(name, implementation, key, **how)
     _libraries.append(library)
     _hide_from_compiler(torch, implementation)
 

@@ -17,6 +17,7 @@ from pyalloc._bootstrap.importing import after_import
 
 _NEXT_TO_NOTHING = 1e-30  # less than whatever a loop waits for
 _MOST_READS = 1000  # at one place of the program: a loop that waits for 0 ends
+_FEW = 2**20  # bytes of fractions that are added up on the host
 
 
 def answer(torch: Any) -> None:
@@ -39,7 +40,14 @@ def answer(torch: Any) -> None:
         ("sum", lambda x, dtype=None: aten.sum.dim_IntList(x, [], dtype=dtype)),
     ):
         sizes.implement(torch, "CUDA", name, _reduced(torch, getattr(torch, name), kernel))
-    sizes.implement(torch, "CUDA", "isfinite", _finite(torch))
+    isfinite, isinf = aten.isfinite.default.decompose, sizes.generic(torch, aten.isinf.default)
+    for name, kernel, is_so in (
+        ("isfinite", isfinite, True),
+        ("isinf", isinf, False),
+        ("isnan", lambda x: aten.ne.Tensor(x, x), False),
+    ):
+        on_host = getattr(torch, name)
+        sizes.implement(torch, "CUDA", name, _finite(torch, on_host, kernel, is_so))
     sizes.implement(torch, "CUDA", "_local_scalar_dense", _one_number(torch))
     sizes.implement(torch, "CUDA", "is_nonzero", _is_nonzero)
     # Whether padding lies at the end only, and how much, nn.TransformerEncoder asks: it goes on with padding as it is.
@@ -59,7 +67,11 @@ def _all(torch: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
         found = torch.empty(0, dtype=kind(torch, x), device=x.device)
         kernel(x, *dim, **keepdim, out=found)  # for the memory it works in
         known = contents.told(torch, x)
-        contents.write(torch, found, True if known is None else torch.all(known, *dim, **keepdim))
+        if known is None:
+            contents.write(torch, found, not contents.is_still_false(x))
+        else:
+            depth = contents.depth(torch, (x,))
+            contents.write(torch, found, torch.all(known, *dim, **keepdim), depth=depth)
         return found
 
     return is_all_true
@@ -70,9 +82,9 @@ def _reduced(torch: Any, on_host: Any, kernel: Callable[..., Any]) -> Callable[.
         if x.numel() == 0:
             on_host(torch.empty(0))  # torch tells what it refuses
         found = kernel(x, **kind)
-        known = contents.put(torch, x)
+        known = contents.put(torch, x, x.nbytes <= _FEW)
         if known is not None:
-            contents.write(torch, found, on_host(known, **kind))
+            contents.write(torch, found, on_host(known, **kind), depth=contents.depth(torch, (x,)))
         return found
 
     return reduce
@@ -111,16 +123,16 @@ def _is_nonzero(x: Any) -> bool:
     return bool(x.cpu())
 
 
-def _finite(torch: Any) -> Callable[..., Any]:
+def _finite(torch: Any, on_host: Any, kernel: Any, is_so: bool) -> Callable[..., Any]:
     """A loss that is not ends programs, and the training of Lightning's EarlyStopping."""
 
-    def isfinite(x: Any) -> Any:
-        found = torch.ops.aten.isfinite.default.decompose(x)
+    def ask(x: Any) -> Any:
+        found = kernel(x)
         known = contents.told(torch, x)
-        contents.write(torch, found, True if known is None else torch.isfinite(known))
+        contents.write(torch, found, is_so if known is None else on_host(known))
         return found
 
-    return isfinite
+    return ask
 
 
 def _take_classes_as_valid(module: Any) -> None:

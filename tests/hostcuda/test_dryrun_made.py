@@ -164,6 +164,33 @@ def test_numbers_to_divide_by(torch_found: hostcuda.Torch, tmp_path: Path) -> No
     assert "back from the device in 1" in flat(err), err
 
 
+def test_what_follows_from_fractions(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """The largest of the program's own was that of places spread evenly; one in a sum that is 0 was not."""
+    source = """
+        import torch
+        torch.set_default_device("cuda")
+        scores, unknown = torch.tensor([0.5, 3.0, 1.0]), torch.randn(5, 5)
+        assert scores.argmax().item() == 1 and scores.topk(2).indices.tolist() == [1, 2]
+        assert [each.item() for each in (scores.sum(), scores.mean(), *scores.max(0))] == [4.5, 1.5, 3, 1]
+        assert scores.cumsum(0).tolist() == [0.5, 3.5, 4.5] and scores.argsort().tolist() == [0, 2, 1]
+        assert torch.isnan(unknown).float().sum().item() == torch.isinf(unknown).float().mean().item() == 0
+        assert unknown[~unknown.isnan()].shape == (25,) and not unknown.isnan().any()
+        assert torch.tensor([float("nan"), 1.0, float("inf")]).isnan().tolist() == [True, False, False]
+        order = torch.rand(2, 10).argsort(1)
+        kept = torch.ones(2, 10)
+        kept[:, :4] = 0
+        kept = kept.gather(1, order.argsort(1))
+        assert kept.sum(1).tolist() == [6, 6] and torch.randn(2, 10, 3)[kept.bool()].shape == (12, 3)
+        assert all(sorted(each) == [*range(5)] for each in unknown.sort(0).indices.T.tolist())
+        lengths = torch.tensor([3, 0, 9])
+        ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.clamp(min=1).cumsum(0)])
+        assert ends.tolist() == [0, 3, 4, 13] and torch.maximum(lengths, torch.tensor(4)).tolist() == [4, 4, 9]
+        assert torch.zeros(3, 4).scatter(1, torch.tensor([[2], [0], [1]]), 1).bool().nonzero().shape == (3, 2)
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
 def test_values_are_believed_as_far_as_blocks_begin_with_zeros() -> None:
     text = (ROOT / "csrc" / "hostcuda" / "zeros.c").read_text()
     found = re.search(r"#define MOST \(\(int64_t\)(\d+) << (\d+)\)", text)

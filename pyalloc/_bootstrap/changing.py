@@ -1,0 +1,137 @@
+"""Numbers that a program changes in place on the device: filled in, assigned, counted up; masks that are joined.
+
+The operator runs on the device as ever, and again on the host, on what lies there, if all that it takes is known.
+Where not, torch's count of changes in place tells that nothing is known any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyalloc._bootstrap import contents, sizes
+
+_FILLING = ("fill_.Scalar", "fill_.Tensor", "copy_", "zero_")  # whatever was there before
+_MOVING = (
+    *("masked_fill_.Scalar", "masked_fill_.Tensor", "masked_scatter_", "index_put_", "index_copy_"),
+    *("index_fill_.int_Scalar", "index_fill_.int_Tensor", "scatter_.src", "scatter_.value"),
+    *("tril_", "triu_"),
+)
+_COUNTING = (
+    *(f"logical_{name}_" for name in ("and", "or", "xor", "not")),
+    *("bitwise_not_", "clamp_", "clamp_min_", "clamp_max_", "cumsum_", "neg_"),
+    *("index_add_", "scatter_add_"),
+)
+_COMBINING = tuple(
+    f"{name}_.Tensor"
+    for name in ("add", "sub", "mul", "div", "bitwise_and", "bitwise_or", "bitwise_xor")
+)
+# Bytes of fractions: of masks that are added to others, and of one number that is counted up.
+_MOST_MOVED, _MOST_COUNTED = 2**22, 8
+
+
+def answer(torch: Any) -> None:
+    """From now on.  Not of tensors made in torch.inference_mode(), whose changes nobody counts."""
+    for names, most in (
+        (_FILLING, _MOST_MOVED),
+        (_MOVING, _MOST_MOVED),
+        (_COUNTING, _MOST_COUNTED),
+    ):
+        for name in names:
+            performed = _performed(torch, name, most)
+            sizes.implement(torch, "ADInplaceOrView", name, performed, with_keyset=True)
+    for name in _COMBINING:
+        sizes.implement(torch, "CUDA", name, _combined(torch, name))
+
+
+def _performed(torch: Any, name: str, most_fractions: int) -> Callable[..., Any]:
+    """In place of what torch has at its key, which counts the change."""
+    operator = sizes.operator(torch, name)
+    follow = _following(torch, operator, most_fractions, name in _FILLING)
+    below, deeper = (
+        torch._C._AutoDispatchBelowADInplaceOrView,
+        torch._C._after_ADInplaceOrView_keyset,
+    )
+    count, without_modes = torch._C._increment_version, torch._C._DisableTorchDispatch
+    takes_tensor = [str(each.type) for each in operator._schema.arguments[1:2]] == ["Tensor"]
+
+    def call(keyset: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if takes_tensor and not torch.is_tensor(args[0]):  # a number comes as it is
+            args = torch.tensor(args[0], device="cpu"), *args[1:]
+        finish = None
+        if x.is_cuda and x.numel() <= contents.MOST_BYTES:
+            with without_modes():
+                finish = follow(x, args)
+        with below():
+            operator.redispatch(keyset & deeper, x, *args, **kwargs)
+        count((x,))
+        if finish is not None:
+            with without_modes():
+                finish(x._version, kwargs)
+        return x
+
+    return call
+
+
+def _combined(torch: Any, name: str) -> Callable[..., Any]:
+    """At the device's key: above it numbers that torch.func differentiates by are none that Python could be given."""
+    operator = sizes.operator(torch, name)
+    follow = _following(torch, operator, _MOST_COUNTED, False)
+    generic = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
+
+    def call(x: Any, other: Any, **kwargs: Any) -> Any:
+        if not torch.is_tensor(other):
+            other = torch.tensor(other, device="cpu").to(torch.result_type(x, other))
+        finish = follow(x, (other,))
+        operator._op_dk(generic, x, other, **kwargs)
+        if finish is not None:
+            finish(x._version + 1, kwargs)  # which is counted above
+        return x
+
+    return call
+
+
+def _following(
+    torch: Any, operator: Any, most_fractions: int, is_fill: bool
+) -> Callable[[Any, Any], Callable[[int, Any], None] | None]:
+    """What tells before the change whether it can be followed: by what is called after it."""
+    is_zero = operator is torch.ops.aten.zero_.default
+
+    def is_small(x: Any) -> bool:
+        if not x.is_cuda or x.layout is not torch.strided or not contents.is_plain(torch, x):
+            return False
+        if torch._C._get_tracing_state() is not None:  # jit.trace() would take it for the program's
+            return False
+        is_whole = not (x.is_floating_point() or x.is_complex())
+        most = contents.MOST_BYTES if is_whole else most_fractions
+        return not x.is_inference() and 0 < x.nbytes <= most
+
+    def follow(x: Any, args: Any) -> Any:
+        if not is_small(x):
+            return None
+        if contents.is_repeated(torch):
+            contents.note_repeated(x)
+            return None
+        is_all = is_fill and x.is_contiguous() and x.nbytes == x.untyped_storage().nbytes()
+        there = contents.on_host(torch, x) if is_all else contents.put(torch, x, True)
+        is_sure = there is not None
+        there = there if is_sure else contents.blank(torch, x)
+        given = None if there is None else contents.operands(torch, args, True, is_sure)
+        depth = contents.depth(torch, args if is_all else (x, *args))
+        if given is None or depth > contents.MOST_DEPTH:
+            contents.forget(x)
+            return None
+
+        def finish(version: int, kwargs: Any) -> None:
+            if is_zero and is_all:  # the device has cleared it
+                contents.note_blank(x, version)
+                return
+            try:
+                operator(there, *given, **kwargs)
+            except (IndexError, RuntimeError):  # which a device finds out later
+                return
+            contents.note_change(x, version, is_all, depth)
+
+        return finish
+
+    return follow

@@ -1,0 +1,191 @@
+"""pyalloc dryrun: numbers and masks that a program changes in place on the device."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pyalloc import hostcuda
+
+from .dryrun_support import finish, flat, program, start
+
+
+def test_what_a_program_changes_in_place(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Nothing was known of it any more: masks chose everything, counters were 0."""
+    source = """
+        import torch
+        torch.set_default_device("cuda")
+        mask = torch.zeros(2, 5000, dtype=torch.bool)
+        mask[:, :140] = True
+        assert torch.randn(2, 5000)[mask].shape == (280,) and torch.randn(2, 60)[mask[:, 120:180]].shape == (40,)
+        assert torch.randn(2, 60)[mask[:, 4000:4060]].shape == (0,)
+        mask.fill_diagonal_(False)
+        mask |= torch.arange(5000) > 4998
+        assert int(mask.sum()) == 280
+        ids = torch.tensor([4, 2, 0])
+        ids[ids == 2] = -100
+        ids += 1
+        ids.masked_fill_(ids == 1, 7)[0] -= 2
+        assert ids.tolist() == [3, -99, 7]
+        table = torch.zeros(3, 5, dtype=torch.int64).scatter_(1, torch.tensor([[1], [0], [4]]), 1)
+        table[1], table[[0, 2], 3] = torch.tensor([1, 2, 3, 4, 5]), -1
+        assert table.tolist() == [[0, 1, 0, -1, 0], [1, 2, 3, 4, 5], [0, 0, 0, -1, 1]]
+        ends = torch.zeros(4, dtype=torch.int32)
+        ends[1:] = torch.tensor([3, 4, 5]).cumsum(0)
+        assert ends.diff().tolist() == [3, 4, 5]
+        count = torch.zeros(())
+        for _ in range(3):
+            count += 1
+        assert count.item() == 3 and torch.ones(1).fill_(0.0).item() == 0
+        left, n = torch.tensor([3, 7]), 0
+        while left.max().item() > 0:
+            left, n = left.sub_(1), n + 1
+        assert n == 7 and left.tolist() == [-4, 0]
+        kept = torch.empty(6, dtype=torch.int64).copy_(torch.arange(6, device="cpu"))
+        kept.mul_((kept != 3).long())
+        assert kept.tolist() == [0, 1, 2, 0, 4, 5]
+        assert (torch.full((4, 4), 1.0).triu_(1) == 0).sum() == 10
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+    assert "taken as all true" not in flat(err), err
+
+
+def test_changes_in_place_that_nobody_can_follow(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Nothing old is believed: loops end, masks choose everything; and operators refuse what they did."""
+    source = """
+        import pytest, torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        torch.set_default_device("cuda")
+        unknown = torch.randn(4) > 0
+        for flags in (torch.zeros(4, dtype=torch.bool), torch.tensor([True, False, True, False])):
+            flags[1], n = True, 0
+            while not flags.all():
+                flags |= unknown
+                n += 1
+                assert n < 9
+            assert torch.randn(4)[flags].shape == (4,)
+        left = torch.ones(4, dtype=torch.int64)
+        left += 1
+        while left.max() > 0:
+            left *= unknown
+        flags.fill_(False)
+        assert torch.randn(4)[flags].shape == (0,)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            flags |= unknown
+        flags.fill_(False)
+        while not flags.all():
+            graph.replay()
+        left.zero_()
+        assert torch.randn(4)[left == 0].shape == (4,)  # kernels nobody tells of may have counted
+        x = torch.ones(3, requires_grad=True)
+        squares = x.exp()
+        squares += 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            squares.sum().backward()
+        with pytest.raises(RuntimeError, match="leaf Variable"):
+            x += 1
+        with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+            left.add_(torch.zeros(2, 4, dtype=torch.int64))
+        with pytest.raises(RuntimeError, match="can't be cast"):
+            left += 1.5
+        left[torch.tensor([9])] = 1
+        with FakeTensorMode():
+            fake = torch.zeros(4, dtype=torch.int64, device="cuda")
+            fake[1:] += 1
+        def change(x):
+            x = x.clone()
+            x[0], x[x > 1] = 5, 0
+            return (x.mul_(2) * x).add_(1).sum()
+        x = x.detach()
+        assert torch.func.grad(change)(x).shape == (3,) and torch.vmap(change)(x.expand(2, 3)).shape == (2,)
+        for backend in ("eager", "aot_eager"):
+            assert torch.compile(change, backend=backend)(x).shape == ()
+        assert torch.jit.trace(lambda x: x.clone().copy_(x), x)(x).shape == (3,)
+        with torch.inference_mode():
+            made = torch.zeros(3, dtype=torch.bool)
+            made[1] = True
+            assert torch.randn(3)[made].shape == (3,)
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
+def test_loops_over_tokens_go_on_to_their_limit(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Whether all had ended nobody knew, so that they had after one token; loops without a limit end all the same."""
+    source = """
+        import torch
+        torch.set_default_device("cuda")
+        head = torch.nn.Linear(8, 500).requires_grad_(False)
+        def few(scores):
+            values, places = scores.topk(5)
+            return places.gather(1, values.softmax(-1).multinomial(1))[:, 0]
+        def likely(scores):
+            values, places = scores.sort(descending=True)
+            values = values.masked_fill(values.softmax(-1).cumsum(-1) > 0.9, float("-inf"))
+            scores = torch.full_like(scores, float("-inf")).scatter(1, places, values)
+            return scores.softmax(-1).multinomial(1)[:, 0]
+        def joined(done, hit):
+            done |= hit
+            return done
+        def marked(done, hit):
+            done[hit] = True
+            return done
+        for choose in (lambda scores: scores.argmax(-1), few, likely):
+            for update in (joined, marked, torch.logical_or):
+                ids, done, n = torch.ones(3, 4, dtype=torch.int64), torch.zeros(3, dtype=torch.bool), 0
+                while n < 20 and not done.all():
+                    chosen = choose(head(torch.randn(3, 8)))
+                    ids, done, n = torch.cat([ids, chosen[:, None]], 1), update(done, chosen == 2), n + 1
+                assert n == 20 and ids.shape == (3, 24)
+        tokens = torch.full((3, 12), -1)
+        for row, n in enumerate((4, 7, 5)):
+            tokens[row, :n] = torch.arange(1, n + 1)
+        is_told, ended = tokens != -1, torch.tensor([False] * 3)
+        for place in range(4, 12):
+            chosen = head(torch.randn(3, 8)).argmax(-1)
+            tokens[:, place] = torch.where(is_told[:, place], tokens[:, place], chosen)
+            ended |= ~is_told[:, place] & torch.isin(tokens[:, place], torch.tensor([1, 2]))
+            assert not all(ended)
+        assert tokens[:, 3:9].tolist() == [[4, 0, 0, 0, 0, 0], [4, 5, 6, 7, 1, 1], [4, 5, 2, 2, 2, 2]]
+        left = torch.ones(3, dtype=torch.int64)
+        while left.max() > 0:
+            left *= head(torch.randn(3, 8)).argmax(-1) != 500
+        done = torch.zeros(3, dtype=torch.bool)
+        while not done.all():  # a kernel that nobody tells of may change it
+            head(torch.randn(3, 8))
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
+def test_nothing_that_is_followed_is_kept(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Tensors live as long as on a card, whether Python collects its cycles or not."""
+    source = """
+        import gc, torch
+        gc.disable()
+        torch.set_default_device("cuda")
+        blank, places = torch.zeros(1000, dtype=torch.bool), torch.arange(1000)
+        def step():
+            mask = torch.zeros(1000, dtype=torch.bool)
+            mask[:5] = True
+            mask |= places > 5
+            mask = mask | blank
+            mask &= torch.randn(1000) > 0
+            x = torch.zeros(1000).scatter_(0, places, 1.0)
+            x[mask] = 0
+            x += 1
+            torch.cat([torch.zeros(1, dtype=torch.int32), places[:4].int()]), x.sort(), x.isnan().any(), mask.all()
+        before = []
+        for _ in range(5):
+            step()
+            before.append(torch.cuda.memory_allocated())
+        assert len({*before[1:]}) == 1, before
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
