@@ -473,8 +473,8 @@ def _vjp(
     probs, query, keys, values, v, mask = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:4])
     backward = backward or torch.ops.pyalloc.additive_attention_backward
-    *grads, d_v = backward(grad, grad_probs, probs, query, keys, values, v, mask, needs)
-    grads.append(d_v.sum(0))
+    *of_each, d_v = backward(grad, grad_probs, probs, query, keys, values, v, mask, needs)
+    grads = (*of_each, d_v.sum(0))
     return (*(g if need else None for g, need in zip(grads, needs, strict=True)), None)
 
 
