@@ -335,9 +335,11 @@ def _find_reductions(
 
 
 def _interesting(scan: _core.Scan, totals: dict[str, Any], moments: int) -> list[int]:
-    """Moments to look at closely: the peak, out of memory, some beginnings of steps, the end."""
+    """Moments to look at closely: the peaks, out of memory, some beginnings of steps, the end."""
     n = totals["n_events"]
-    wanted = {totals["peak_event"], totals["peak_reserved_event"], n}
+    wanted = {totals["peak_event"], n}
+    if totals["peak_reserved_bytes"] > 0:
+        wanted.add(totals["peak_reserved_event"])
     wanted.update(oom[0] for oom in scan.ooms()[:4])
     steps = [step[1] for step in scan.steps()]
     stride = max(1, len(steps) // 8)
