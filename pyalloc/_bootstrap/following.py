@@ -118,7 +118,8 @@ def answer(torch: Any) -> None:
     for name in ("maximum", "minimum"):
         combine(name, getattr(aten, name).out, getattr(aten, name).default)
     follow("clamp", aten.clamp.out, kinds.limited)
-    for name in ("abs", "neg", "bitwise_not"):
+    follow("abs", aten.abs.out, lambda x: x.dtype.to_real())
+    for name in ("neg", "bitwise_not"):
         follow(name, getattr(aten, name).out, same)
     follow("gather", aten.gather.out, same, **few)
     for name in ("src", "value"):

@@ -191,6 +191,27 @@ def test_what_follows_from_fractions(torch_found: hostcuda.Torch, tmp_path: Path
     assert code == 0, err
 
 
+def test_the_absolute_of_complex_numbers_is_real(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """It was complex, and so large: spectrograms raised where they were multiplied or compared."""
+    source = """
+        import torch
+        torch.set_default_device("cuda")
+        found = torch.stft(torch.randn(1, 640), 64, window=torch.ones(64), return_complex=True).abs()
+        assert (torch.randn(20, 33) @ found).dtype == found.dtype == torch.float32
+        x = torch.randn(1024, dtype=torch.complex128, requires_grad=True)
+        before = torch.cuda.memory_allocated()
+        sizes = x.abs()
+        assert torch.cuda.memory_allocated() - before == sizes.nbytes == 8192 and sizes.dtype == torch.float64
+        assert (sizes >= 0).shape == (1024,) and (-x).dtype == torch.complex128
+        sizes.sum().backward()
+        assert x.grad.dtype == torch.complex128 and torch.tensor([-3, 2]).abs().tolist() == [3, 2]
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
 def test_values_are_believed_as_far_as_blocks_begin_with_zeros() -> None:
     text = (ROOT / "csrc" / "hostcuda" / "zeros.c").read_text()
     found = re.search(r"#define MOST \(\(int64_t\)(\d+) << (\d+)\)", text)
