@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-/* A foreign stream that was capturing at its last request is taken to be for so long: its end may never be heard of. */
+/* A foreign stream that was capturing when it was last asked is taken to be for so long: its end may never be heard of. */
 #define FENCE_CAPTURE_NS (UINT64_C(10) * 1000 * 1000 * 1000)
 /* A capture that was announced begins at once, or failed to. */
 #define FENCE_ANNOUNCED_NS (UINT64_C(1) * 1000 * 1000 * 1000)
@@ -78,15 +78,20 @@ pya_fence_bury(struct pya_card *card, struct pya_fence *fence) {
     card->last_arena = NULL; /* may be of that stream: its next request is to be noticed */
 }
 
-/* Of a foreign stream.  torch's captures route requests to a pool; one that only includes the stream began on another.
- * Captures begun by hand were seen in a request. */
+/* Of a foreign stream: a capture begun by hand, seen in a request or a free. */
+static bool
+fence_remembers(const struct pya_card *card, const struct pya_fence *fence) {
+    return fence->was_capturing &&
+           pya_device_clock_ns(card->dev) - fence->captured_at < FENCE_CAPTURE_NS;
+}
+
+/* The same, and torch's captures, which route requests to a pool; one that only includes the stream began on another. */
 static bool
 fence_may_capture(const struct pya_card *card, const struct pya_fence *fence) {
     if (fence->is_gone) {
         return false;
     }
-    if (fence->was_capturing &&
-        pya_device_clock_ns(card->dev) - fence->captured_at < FENCE_CAPTURE_NS) {
+    if (fence_remembers(card, fence)) {
         return true;
     }
     const struct pya_pool *pool = card->pools;
@@ -145,6 +150,13 @@ pya_fence_is_captured(struct pya_card *card, struct pya_fence *fence) {
         fence_note_capture(card, fence);
     }
     return is_capturing;
+}
+
+void
+pya_fence_ask_again(struct pya_card *card, struct pya_fence *fence) {
+    if (fence->is_foreign && !fence->is_gone && fence_remembers(card, fence)) {
+        fence->was_capturing = pya_fence_is_captured(card, fence);
+    }
 }
 
 /* Was a capture announced that may not have begun yet? */

@@ -48,8 +48,8 @@ pya_fence_hear(struct pya_card *card, struct pya_fence *fence) {
 }
 /* Is a graph being captured on any of them?  Then nothing may wait or be unmapped.  Of a destroyed stream the device knows
  * nothing, and nobody captures it.  True also where a capture forbids asking, while requests go to a pool since something
- * began on a foreign stream, and for a while after a foreign stream was seen capturing in a request or a capture was
- * announced (one second, if nothing goes to its pool before). */
+ * began on a foreign stream, and for a while after a foreign stream was seen capturing in a request or a free, or a
+ * capture was announced (one second, if nothing goes to its pool before). */
 bool pya_fences_are_capturing(struct pya_card *card);
 /* Waits for all work of the device.  No lock is held meanwhile: the work may wait for another process, and that for what
  * pya_share_export() gives.  PYA_E_CAPTURE: not now. */
@@ -65,14 +65,16 @@ void pya_fences_pass(struct pya_card *card);
  * captured, or the device refuses); none is open then.
  * *waited: in: the device shall be waited for as well; out: it was, because of that or of a destroyed stream. */
 bool pya_fences_record(struct pya_card *card, bool *waited);
-/* The stream is in use now: asks whether it captures.  From then on nothing is asked of it.  origin: where that began which
- * its requests go to a pool for, or the stream itself: while that one captures too, it tells for both.  False: the card has
- * not heard of the stream. */
+/* The stream is in use now: asks whether it captures.  From then on nothing is asked of it but by the two below.  origin: where
+ * that began which its requests go to a pool for, or the stream itself: while that one captures too, it tells for both.
+ * False: the card has not heard of the stream. */
 bool pya_fences_note_foreign(
     struct pya_card *card, pya_stream stream, struct pya_device *dev, pya_stream origin);
 /* Would an event recorded on the stream now become part of a graph?  Of a foreign one it is remembered as after
  * pya_fences_note_foreign(). */
 bool pya_fence_is_captured(struct pya_card *card, struct pya_fence *fence);
+/* Does what is remembered of a foreign stream's capture still hold?  Asks the stream. */
+void pya_fence_ask_again(struct pya_card *card, struct pya_fence *fence);
 /* Waits for the card's device, and for that of the stream where it is foreign and of another. */
 PYA_MUST_CHECK pya_status pya_fence_sync(struct pya_card *card, const struct pya_fence *fence);
 /* Records an event on a stream; 0: it is made first.  One made for an earlier stream of the same handle may be another

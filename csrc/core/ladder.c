@@ -429,7 +429,7 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     scalar[PYA_STAT_num_alloc_retries]++;
     pya_status st = ladder_save(arena, bytes, is_small, out);
     scalar[PYA_STAT_pyalloc_saved_by_stitch] += st == PYA_OK;
-    if (!is_shortage(st) || pya_fences_are_capturing(card)) {
+    if (!is_shortage(st) || pya_pending_must_not_wait(card)) {
         return st;
     }
     card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
@@ -518,7 +518,7 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     int64_t *scalar = card->stats.scalar;
     pya_gc_before_growth(arena, bytes, pya_pages_for(pya_plain_segment_bytes(bytes, is_small)));
     pya_status st = pya_plain_grow(arena, bytes, is_small);
-    if (is_shortage(st) && !pya_fences_are_capturing(card)) {
+    if (is_shortage(st) && !pya_pending_must_not_wait(card)) {
         size_t n_freed;
         scalar[PYA_STAT_num_alloc_retries]++;
         scalar[PYA_STAT_num_sync_all_streams]++;

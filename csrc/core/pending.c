@@ -246,6 +246,19 @@ pya_pending_poll(struct pya_card *card) {
     pya_device_end(card->dev);
 }
 
+bool
+pya_pending_must_not_wait(struct pya_card *card) {
+    if (!pya_fences_are_capturing(card)) {
+        return false;
+    }
+    for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
+        if (queue->unmarked != NULL) {
+            pya_fence_ask_again(card, queue->fence);
+        }
+    }
+    return pya_fences_are_capturing(card);
+}
+
 /* The last event is of all that is queued, whichever device the stream is of, unless it became part of a graph.  Without
  * one: a destroyed stream never answers again, and a foreign one may be. */
 static pya_status

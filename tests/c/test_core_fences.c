@@ -134,6 +134,31 @@ test_foreign_stream_captures_at_a_free(void) {
     foreign_stream_captures_at_a_free(true);
 }
 
+/* Nor need anybody say when it has ended: before a request fails, the stream is asked whether what was freed meanwhile can
+ * be waited for. */
+static void
+foreign_stream_captured_before_a_large_request(bool no_vmm) {
+    pya_dptr failed;
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB, .no_vmm = no_vmm}};
+    world_init(&world, "");
+    pya_dptr block = get(&world, 700 * MIB, ONE);
+    CHECK_OK(pya_record_stream(world.heap, block, THREE));
+    CHECK(pya_note_foreign_stream(world.heap, THREE, 0));
+    pya_sim_set_capturing(world.sim, THREE, true);
+    put(&world, block, 700 * MIB);
+    CHECK_EQ(pya_alloc(world.heap, 0, 600 * MIB, ONE, &failed), PYA_E_NOMEM);
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+    pya_sim_set_capturing(world.sim, THREE, false);
+    put(&world, get(&world, 600 * MIB, ONE), 600 * MIB);
+    streams_fini(&world);
+}
+
+static void
+test_foreign_stream_captured_before_a_large_request(void) {
+    foreign_stream_captured_before_a_large_request(false);
+    foreign_stream_captured_before_a_large_request(true);
+}
+
 static const struct pya_pool_id POOL = {3, 4};
 
 /* As torch's: those of one stream, while it is captured. */
@@ -521,6 +546,8 @@ static const struct check_case cases[] = {
     {"foreign_stream_in_use", test_foreign_stream_in_use},
     {"foreign_stream_captures", test_foreign_stream_captures},
     {"foreign_stream_captures_at_a_free", test_foreign_stream_captures_at_a_free},
+    {"foreign_stream_captured_before_a_large_request",
+     test_foreign_stream_captured_before_a_large_request},
     {"captured_again", test_captured_again},
     {"foreign_stream_of_a_conditional_node", test_foreign_stream_of_a_conditional_node},
     {"announced_capture", test_announced_capture},
