@@ -121,7 +121,7 @@ fit_is_alone(const struct pya_fit *fit, unsigned bin, const struct pya_block *ru
 
 static inline void
 fit_enter_ring(struct pya_block **head, struct pya_block *run) {
-    /* The lowest address in front, the others in any order: best fit packs low, and sorting the rest
+    /* The lowest address in front as a rule, the others in any order: best fit packs low, and sorting the rest
      * would cost more than it gives. */
     struct pya_block *first = *head;
     struct pya_block *last = PYA_RANDOM(first->before != NULL) ? first->before : first;
@@ -314,6 +314,15 @@ pya_fit_largest(const struct pya_fit *fit) {
     return node;
 }
 
+/* In a ring.  Nothing but the lack of links tells that a run is alone. */
+static bool
+fit_is_linked(const struct pya_block *head, const struct pya_block *run) {
+    if (run->after == NULL) {
+        return run->before == NULL && run == head;
+    }
+    return run->after != run && run->after->before == run;
+}
+
 static size_t
 fit_check_bin(const struct pya_fit *fit, unsigned bin, size_t *n_runs) {
     size_t n_wrong = 0;
@@ -329,7 +338,7 @@ fit_check_bin(const struct pya_fit *fit, unsigned bin, size_t *n_runs) {
     for (; run != NULL && fit_bin(run->bytes) == bin; run = pya_fit_next(fit, run)) {
         ++*n_runs;
         bool is_ordered = before == NULL || !is_tree || fit_less(before, run->bytes, run->addr);
-        bool is_linked = is_tree || run->after == NULL || run->after->before == run;
+        bool is_linked = is_tree || fit_is_linked(fit->heads[bin], run);
         if (run->state != PYA_BLOCK_FREE || !is_ordered || !is_linked) {
             (void)fprintf(
                 stderr, "fit: bin %u: run %#llx of %zu bytes is out of place\n", bin,

@@ -1,6 +1,6 @@
 /* The fit index: an arena's free runs by size.  Floor 3.
  *
- * Up to 1 MiB a ring for every size, the lowest address in front.  Above, 128 treaps per power of two, ordered by
+ * Up to 1 MiB a ring for every size, the lowest address in front as a rule.  Above, 128 treaps per power of two, ordered by
  * (bytes, addr): best fit costs the logarithm of one treap's population.  Nearly all hold a run or none, and entering or
  * leaving is then the same for both: which of the two it is, is as random as the sizes, and no processor guesses it.
  * A bitmap says which are filled.  Nothing here allocates: the links are in the blocks. */

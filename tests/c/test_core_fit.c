@@ -128,10 +128,25 @@ test_lowest_pages_are_picked(void) {
     world_fini(&world);
 }
 
+/* A run alone that has links would leave its ring as one of two would. */
+static void
+test_links_of_one_alone_are_noticed(void) {
+    static struct pya_fit fit;
+    struct pya_block run = {.addr = PYA_PAGE, .bytes = 512, .state = PYA_BLOCK_FREE};
+    pya_fit_init(&fit);
+    pya_fit_insert(&fit, &run);
+    CHECK_EQ(pya_fit_check(&fit), 0);
+    run.before = &run;
+    CHECK_EQ(pya_fit_check(&fit), 1);
+    run.after = &run;
+    CHECK_EQ(pya_fit_check(&fit), 1);
+}
+
 static const struct check_case cases[] = {
     {"smallest_run_is_taken", test_smallest_run_is_taken},
     {"lowest_of_equals", test_lowest_of_equals},
     {"lowest_pages_are_picked", test_lowest_pages_are_picked},
+    {"links_of_one_alone_are_noticed", test_links_of_one_alone_are_noticed},
 };
 
 int
