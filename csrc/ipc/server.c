@@ -98,6 +98,14 @@ server_hear(int client) {
     return n == (ssize_t)sizeof request && server_answer(client, &request);
 }
 
+/* Another thread may fork at any moment, and the child closes those that are counted: each is among them, at worst twice,
+ * from when it was entered until it is about to be closed.  Once closed, its number may be another file's, which the child
+ * is to keep: of the two, one that is to be closed may rather stay open there. */
+static void
+server_count(nfds_t n) {
+    __atomic_store_n(&server.n_clients, n, __ATOMIC_RELEASE);
+}
+
 static void
 server_accept(void) {
     int client = accept4(server.clients[0].fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -109,7 +117,8 @@ server_accept(void) {
         (void)close(client);
         return;
     }
-    server.clients[server.n_clients++] = (struct pollfd){.fd = client, .events = POLLIN};
+    server.clients[server.n_clients] = (struct pollfd){.fd = client, .events = POLLIN};
+    server_count(server.n_clients + 1);
 }
 
 static void *
@@ -124,8 +133,8 @@ server_run(void *arg) {
         for (nfds_t i = server.n_clients; i-- > 1;) {
             int fd = clients[i].fd;
             if (clients[i].revents != 0 && !server_hear(fd)) {
-                clients[i] =
-                    clients[--server.n_clients]; /* first: a forked child closes the rest */
+                clients[i] = clients[server.n_clients - 1];
+                server_count(server.n_clients - 1);
                 (void)close(fd);
             }
         }
