@@ -212,6 +212,23 @@ def test_the_absolute_of_complex_numbers_is_real(
     assert code == 0, err
 
 
+def test_places_that_are_guessed_may_be_none(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """A device finds out later, if ever; here the program ended."""
+    source = """
+        import torch
+        torch.set_default_device("cuda")
+        head, ids = torch.nn.Linear(8, 50).requires_grad_(False), torch.ones(3, 2, dtype=torch.int64)
+        for _ in range(4):
+            ids = torch.cat([ids, head(torch.randn(3, 8)).argmax(-1, True)], 1)
+        last = (ids == 49).int().argmax(1, True) - 1
+        assert ids.gather(1, last).shape == (3, 1) and ids[:, last[0]].shape == (3, 1)
+        assert ids.index_select(1, last[:1, 0] + 9).shape == (3, 1)
+        assert torch.zeros(3, 2).scatter(1, ids + 7, 1.0).shape == (3, 2)
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
 def test_values_are_believed_as_far_as_blocks_begin_with_zeros() -> None:
     text = (ROOT / "csrc" / "hostcuda" / "zeros.c").read_text()
     found = re.search(r"#define MOST \(\(int64_t\)(\d+) << (\d+)\)", text)
