@@ -406,9 +406,9 @@ def _fragmentation(analysis: Analysis) -> Iterator[Advice]:
         yield Advice(
             "record_stream",
             f"{size(pending)} of freed tensors could not be used again when most was reserved: record_stream() had "
-            "said that other streams work on them, and those were not done. Fewer of them under way (less prefetching, "
-            "an earlier wait_stream()) need less, and so does an event that is waited for before the last "
-            "reference goes, instead of record_stream().",
+            "said that other streams work on them, and that work had not finished. Fewer of them under way (less "
+            "prefetching, an earlier wait_stream()) need less, and so does an event that is waited for before the "
+            "last reference goes, instead of record_stream().",
             min(pending, idle),
         )
     elif analysis.has_segments and not analysis.ooms and idle > totals["peak_bytes"] * 0.1:

@@ -155,19 +155,19 @@ class Moment:
         """Those outside of private pools."""
         return [piece[1:] for piece in self.common_pieces]
 
-    @cached_property
-    def unsplit(self) -> list[tuple[Segment, int, int]]:
-        """Rests of at most 1 MiB behind large blocks, which torch's allocator does not split off."""
+    def unsplit(self, blocks: Iterable[Block]) -> list[tuple[Segment, int, int]]:
+        """Rests of at most 1 MiB behind large ones of these blocks, which torch's allocator does not split off."""
         if any(mapped for *_, mapped in self.segments):
             return []  # expandable segments: all are
-        large = {b.address + b.bytes for b in self.blocks if b.bytes > MIB}
-        rests = large.difference(segment[0] for segment in self.segments)
-        return [piece for piece in self.idle_pieces if piece[2] <= MIB and piece[1] in rests]
+        ends = {(b.device, b.address + b.bytes) for b in blocks if b.bytes > MIB}
+        ends.difference_update((segment[3], segment[0]) for segment in self.segments)
+        small = (piece for piece in self.idle_pieces if piece[2] <= MIB)
+        return [piece for piece in small if (piece[0][3], piece[1]) in ends]
 
     @property
     def unsplit_bytes(self) -> int:
-        """Of these."""
-        return sum(n for *_, n in self.unsplit)
+        """Of these, of what is in use."""
+        return sum(n for *_, n in self.unsplit(self.blocks))
 
     @property
     def idle_bytes(self) -> int:

@@ -33,7 +33,7 @@ def at_most(analysis: Analysis) -> Reserved | None:
         return None
     event = analysis.totals["peak_reserved_alloc"]
     request = next((block for block in moment.blocks if block.alloc_event == event), None)
-    in_pools = analysis.idle_pools(moment)
+    in_pools = [n for each, _, n in moment.idle_pieces if (each[3], each[0]) in moment.pools]
     rows = [
         Row("in use", moment.allocated_bytes, len(moment.blocks)),
         Row(
@@ -41,11 +41,7 @@ def at_most(analysis: Analysis) -> Reserved | None:
             moment.pending_bytes,
             len(moment.pending),
         ),
-        Row(
-            "idle, kept for CUDA graphs and MemPools",
-            sum(row.bytes for row in in_pools),
-            len(in_pools),
-        ),
+        Row("idle, kept for CUDA graphs and MemPools", sum(in_pools), len(in_pools)),
         *_idle(moment, request, is_split=is_from_torch(analysis.notes)),
     ]
     return Reserved(moment, request, [row for row in rows if row.bytes])
@@ -54,13 +50,13 @@ def at_most(analysis: Analysis) -> Reserved | None:
 def _idle(moment: Moment, request: Block | None, *, is_split: bool) -> Iterator[Row]:
     """Outside of private pools.  is_split: by stream and size of request, as torch's allocator does it."""
     streams = _streams(moment, request)
-    unsplit = set(moment.unsplit)
+    unsplit = set(moment.unsplit((*moment.blocks, *moment.pending)))
     found: dict[str, list[int]] = {}
     for piece in moment.common_pieces:
         _, n_segment, stream, device, is_mapped = piece[0]
         name = ""
         if is_split and stream != streams.get(device, stream):
-            name = "idle, kept for other streams, which asked for it"
+            name = "idle, in segments that other streams asked for"
         elif is_split and n_segment == _SMALL_SEGMENT and not is_mapped:
             name = "idle, kept for requests up to 1 MiB"
         elif is_split and piece in unsplit:
@@ -71,9 +67,11 @@ def _idle(moment: Moment, request: Block | None, *, is_split: bool) -> Iterator[
 
 
 def _streams(moment: Moment, request: Block | None) -> dict[int, int]:
-    """By device the stream that the request was of, or that most is used by."""
+    """By device the stream that the request was of, or that most outside of private pools is used by."""
     used: Counter[tuple[int, int]] = Counter()
     for block in moment.blocks:
+        if block.pool:
+            continue  # a graph's stream gets nothing else
         used[block.device, block.stream] += block.bytes
     found = {device: stream for (device, stream), _ in reversed(used.most_common())}
     return found | ({request.device: request.stream} if request is not None else {})

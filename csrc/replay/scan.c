@@ -232,25 +232,35 @@ timeline_add(struct pya_scan *s, const struct pya_trace_event *e) {
 }
 
 /* What was there when the trace began is told at its first time, all segments and then all blocks: that is one growth,
- * for no request. */
+ * for no request.  Where all is of one time nothing tells it from what came after. */
 static void
-growth_follow(struct pya_scan *s, const struct pya_trace_event *e, bool is_wanted) {
-    const bool is_alloc = is_wanted && e->kind == PYA_TRACE_ALLOC;
-    const bool is_first = e->time_ns == s->totals.first_ns;
-    s->is_growing = s->is_growing && (is_first || !s->is_state);
-    if (!s->is_growing) {
+state_end(struct pya_scan *s, const struct pya_trace_event *e) {
+    if (!s->is_state || e->time_ns == s->totals.first_ns) {
         return;
     }
-    s->totals.peak_reserved_event = s->totals.n_events + 1;
-    s->is_state = s->is_state || (is_alloc && is_first);
-    if (is_alloc && !is_first) {
-        s->totals.peak_reserved_alloc = s->totals.n_events;
-        s->is_growing = false;
+    s->is_state = false;
+    if (s->totals.n_allocs > 0 && s->reserved == s->totals.peak_reserved_bytes) {
+        s->totals.peak_reserved_event = s->totals.n_events;
+        s->totals.peak_reserved_alloc = PYA_SCAN_NEVER;
+        s->growing = -1;
     }
 }
 
+/* The device's next request is what it grew for, unless some of it was given back before. */
 static void
-peaks_update(struct pya_scan *s, const struct pya_trace_event *e, bool is_wanted) {
+growth_follow(struct pya_scan *s, const struct pya_trace_event *e) {
+    if (e->device != s->growing || (e->kind != PYA_TRACE_ALLOC && e->kind != PYA_TRACE_OOM)) {
+        return;
+    }
+    if (e->kind == PYA_TRACE_ALLOC && s->reserved == s->totals.peak_reserved_bytes) {
+        s->totals.peak_reserved_event = s->totals.n_events + 1;
+        s->totals.peak_reserved_alloc = s->totals.n_events;
+    }
+    s->growing = -1;
+}
+
+static void
+peaks_update(struct pya_scan *s, const struct pya_trace_event *e) {
     if (s->allocated > s->totals.peak_bytes) {
         s->totals.peak_bytes = s->allocated;
         s->totals.peak_event = s->totals.n_events + 1;
@@ -260,11 +270,11 @@ peaks_update(struct pya_scan *s, const struct pya_trace_event *e, bool is_wanted
     }
     if (s->reserved > s->totals.peak_reserved_bytes) {
         s->totals.peak_reserved_bytes = s->reserved;
-        s->is_growing = true;
-        s->is_state = false;
+        s->growing = e->device;
+        s->totals.peak_reserved_event = s->totals.n_events + 1;
         s->totals.peak_reserved_alloc = PYA_SCAN_NEVER;
     }
-    growth_follow(s, e, is_wanted);
+    growth_follow(s, e);
     if (s->is_step_kept) {
         struct pya_scan_step *step = SCAN_ITEM(s->steps, struct pya_scan_step, s->steps.n - 1);
         step->peak_bytes = step->peak_bytes > s->allocated ? step->peak_bytes : s->allocated;
@@ -361,12 +371,13 @@ scan_event(struct pya_scan *s, const struct pya_trace_event *e) {
         return PYA_E_CORRUPT;
     }
     s->totals.first_ns = s->totals.n_events == 0 ? e->time_ns : s->totals.first_ns;
+    state_end(s, e);
     const bool is_wanted =
         settings->device < 0 || settings->device == e->device || is_mark(e->kind);
     if (!scan_moments_take(s) || (is_wanted && !scan_apply(s, e)) || !timeline_add(s, e)) {
         return PYA_E_HOST_NOMEM;
     }
-    peaks_update(s, e, is_wanted);
+    peaks_update(s, e);
     s->totals.last_ns = e->time_ns;
     s->totals.n_events++;
     if (settings->progress != NULL && s->totals.n_events % PROGRESS_EVENTS == 0) {
@@ -427,6 +438,8 @@ pya_scan_run(const char *path, const struct pya_scan_settings *settings, struct 
     s->events_per_bin = 1;
     s->free_live = SCAN_NONE;
     s->totals.peak_reserved_alloc = PYA_SCAN_NEVER;
+    s->growing = -1;
+    s->is_state = true;
     status = scan_all(s);
     if (status == PYA_OK) {
         scan_moments_sort(s);

@@ -96,7 +96,7 @@ struct pya_scan_totals {
     uint64_t n_events, n_allocs, n_frees, n_unknown_frees;
     uint64_t first_ns, last_ns;
     uint64_t peak_event, peak_bytes, peak_reserved_bytes, reserved_at_peak;
-    uint64_t peak_reserved_event; /* when the request that most was reserved for had been served */
+    uint64_t peak_reserved_event; /* most was reserved, and the request served that it was for */
     uint64_t peak_reserved_alloc; /* that request; PYA_SCAN_NEVER: not known */
     uint64_t end_bytes, end_reserved_bytes, n_live, n_live_at_most;
     uint64_t n_segment_events, n_lost; /* phases, steps and so on beyond what is kept */

@@ -52,8 +52,8 @@ struct pya_scan {
     size_t n_modules;
     uint32_t step;
     bool is_step_kept;
-    bool is_growing; /* most is reserved, for a request that comes */
-    bool is_state;   /* for blocks that were there when the trace began */
+    int growing;   /* device that most is reserved on, for a request that comes; -1: none */
+    bool is_state; /* all so far is of the first event's time */
     struct scan_stream {
         uint64_t stream;
         int device;

@@ -357,9 +357,11 @@ compare_places(const void *a, const void *b) {
     return x->addr < y->addr ? -1 : x->addr > y->addr;
 }
 
-/* Without those whose end is missing: something else is where they were. */
+/* Without those whose end is missing: something else is where they were, or no device memory is. */
 static void
 pending_sift(const struct pya_scan *s, struct pya_scan_moment *moment) {
+    const struct pya_scan_segment *g = moment->segments;
+    const struct pya_scan_segment *const segments_end = g + moment->n_segments;
     size_t n = 0;
     uint64_t end = 0;
     int device = -1;
@@ -370,7 +372,13 @@ pending_sift(const struct pya_scan *s, struct pya_scan_moment *moment) {
         const uint64_t own_end = b.addr + pya_round_up(b.bytes, PYA_ALIGN);
         const bool is_covered = (b.device == device && b.addr < end) ||
                                 (next != NULL && next->device == b.device && next->addr < own_end);
-        if (b.is_pending && (is_covered || s->n_completed == 0)) {
+        while (g < segments_end &&
+               (g->device < b.device || (g->device == b.device && g->addr + g->bytes <= b.addr))) {
+            g++;
+        }
+        const bool is_reserved = s->totals.n_segment_events == 0 ||
+                                 (g < segments_end && g->device == b.device && g->addr <= b.addr);
+        if (b.is_pending && (is_covered || !is_reserved || s->n_completed == 0)) {
             continue;
         }
         moment->blocks[n++] = b;

@@ -54,7 +54,7 @@ def test_what_is_reserved_and_not_in_use_is_told_apart(plan: Plan, tmp_path: Pat
         "for a request of 40.0 MiB: me/model.py:9 train",
         "24.0 MiB 19.8 % 1 x freed, but other streams still work on it (record_stream)",
         "30.0 MiB 24.8 % 1 x idle, in pieces of at most 30.0 MiB",
-        "8.0 MiB 6.6 % 1 x idle, kept for other streams, which asked for it",
+        "8.0 MiB 6.6 % 1 x idle, in segments that other streams asked for",
         "2.0 MiB 1.7 % 1 x idle, kept for requests up to 1 MiB",
         "6.0 MiB 5.0 % 1 x idle, kept for CUDA graphs and MemPools",
         "1.0 MiB 0.8 % 1 x behind blocks above 1 MiB, too little to be split off",
@@ -139,6 +139,81 @@ def test_what_was_there_before_is_no_growth_for_a_request(plan: Plan) -> None:
     found = reserved.at_most(trace.analyse(plan.done()))
     assert found is not None and found.request is None
     assert [row.bytes // MIB for row in found.rows] == [40, 40]
+
+
+def test_a_growth_is_for_a_request_on_its_own_device(plan: Plan) -> None:
+    plan.event("segment_alloc", addr=AT, bytes=20 * MIB, device=1)
+    plan.event("segment_alloc", addr=AT, bytes=40 * MIB)
+    plan.event("alloc", addr=AT, bytes=5 * MIB, device=1)  # by another thread meanwhile
+    plan.event("alloc", addr=AT, bytes=30 * MIB)
+    found = reserved.at_most(trace.analyse(plan.done()))
+    assert found is not None and found.request is not None
+    assert (found.request.bytes // MIB, found.moment.event) == (30, 4)
+
+
+@pytest.mark.parametrize("end", ["oom", "segment_free", ""])
+def test_a_growth_that_no_request_follows_is_for_none(plan: Plan, end: str) -> None:
+    plan.event("segment_alloc", addr=AT, bytes=20 * MIB)
+    plan.event("alloc", addr=AT, bytes=10 * MIB)
+    plan.event("segment_alloc", addr=AT + 100 * MIB, bytes=40 * MIB)
+    plan.event(end or "user", "note=1", addr=AT + 100 * MIB, bytes=40 * MIB)
+    if end:
+        plan.event("alloc", addr=AT + 10 * MIB, bytes=5 * MIB)
+    found = reserved.at_most(trace.analyse(plan.done()))
+    assert found is not None and found.request is None
+    assert (found.moment.event, found.moment.reserved_bytes) == (3, 60 * MIB)
+
+
+def test_times_that_are_all_equal_tell_nothing_apart(plan: Plan) -> None:
+    for kind, at, n in (("segment_alloc", 0, 40), ("alloc", 0, 30), ("alloc", 30, 5)):
+        plan.writer.event(KINDS[kind], addr=AT + at * MIB, bytes=n * MIB, time_ns=1)
+    found = reserved.at_most(trace.analyse(plan.done()))
+    assert found is not None and found.request is not None
+    assert (found.request.bytes // MIB, found.moment.event) == (30, 2)
+
+
+def test_what_was_given_back_waits_for_nobody(plan: Plan) -> None:
+    """Though the end of its free is lost."""
+    for at in (0, 100):
+        plan.event("segment_alloc", addr=AT + at * MIB, bytes=40 * MIB)
+        plan.event("alloc", addr=AT + at * MIB, bytes=40 * MIB)
+        freed(plan, AT + at * MIB, completes=at > 0)
+    plan.event("segment_free", addr=AT, bytes=40 * MIB)
+    found = trace.analyse(plan.done())
+    end = found.moments[max(found.moments)]
+    assert end.pending == () and end.idle_bytes == 40 * MIB
+
+
+def test_rests_are_behind_large_blocks_of_their_device(plan: Plan) -> None:
+    """Those behind freed blocks that wait count too, though not as torch's allocated_bytes."""
+    for device, at, start, n in ((0, 0, 0, 40), (1, 0, 39, 1), (0, 100, 0, 40)):
+        plan.event("segment_alloc", addr=AT + at * MIB, bytes=41 * MIB, device=device)
+        plan.event("alloc", addr=AT + (at + start) * MIB, bytes=n * MIB, device=device)
+    freed(plan, AT, completes=True)
+    plan.event("alloc", addr=AT, bytes=40 * MIB)
+    freed(plan, AT + 100 * MIB, completes=False)
+    plan.event("step")
+    found = trace.analyse(plan.done())
+    end = found.moments[max(found.moments)]
+    behind = end.unsplit((*end.blocks, *end.pending))
+    assert [((at - AT) // MIB, piece[3]) for piece, at, _ in behind] == [(40, 0), (140, 0)]
+    assert end.unsplit_bytes == MIB
+
+
+@pytest.mark.parametrize("pool", [0, 1])
+def test_a_graphs_stream_is_not_the_one_that_asks(plan: Plan, pool: int) -> None:
+    plan.event("user", "allocator=native")
+    plan.event("segment_alloc", addr=AT, bytes=20 * MIB)
+    plan.event("alloc", addr=AT, bytes=5 * MIB)
+    if pool:
+        plan.event("pool_begin", addr=1, arg=0)
+    plan.event("segment_alloc", addr=AT + 100 * MIB, bytes=40 * MIB, stream=7)
+    plan.event("alloc", addr=AT + 100 * MIB, bytes=40 * MIB, stream=7)
+    plan.event("segment_alloc", addr=AT + 200 * MIB, bytes=20 * MIB)
+    found = reserved.at_most(trace.analyse(plan.done()))
+    assert found is not None and found.request is None
+    names = [row.name for row in found.rows]
+    assert ("idle, in segments that other streams asked for" in names) == (pool == 0)
 
 
 def test_between_the_two_events_of_a_free_nothing_waits(plan: Plan) -> None:
