@@ -18,7 +18,7 @@ Row = tuple[
 KINDS: dict[str, int] = {name: number for name, number, _, _ in _core.trace_kinds()}
 Pool = tuple[int, int]
 # start, end, stream, is it an expandable segment's?, the private pool
-_Range = tuple[int, int, int, bool, Pool]
+Range = tuple[int, int, int, bool, Pool]
 _NO_POOL = (0, 0)
 _SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _MOST_LABEL = 500  # characters
@@ -313,7 +313,7 @@ def state_before(segments: list[Entry], traces: list[list[Entry]]) -> tuple[list
     """
     n_wrong = 0
     live: dict[tuple[int, int], Entry] = {}
-    ranges: dict[int, list[_Range]] = {device: [] for device in range(len(traces))}
+    ranges: dict[int, list[Range]] = {device: [] for device in range(len(traces))}
     for segment in segments:
         device, stream = int(segment.get("device", 0)), int(segment["stream"])
         start = at = int(segment["address"])
@@ -351,7 +351,7 @@ def state_before(segments: list[Entry], traces: list[list[Entry]]) -> tuple[list
 
 
 def _undo(
-    trace: list[Entry], device: int, live: dict[tuple[int, int], Entry], ranges: list[_Range]
+    trace: list[Entry], device: int, live: dict[tuple[int, int], Entry], ranges: list[Range]
 ) -> int:
     n_wrong = 0
     for entry in reversed(trace):
@@ -373,18 +373,18 @@ def _undo(
             is_expandable = action == "segment_unmap"
             insort(ranges, (address, address + size, stream, is_expandable, _NO_POOL))
         elif action in ("segment_alloc", "segment_map"):
-            _cut(ranges, address, address + size)
+            cut(ranges, address, address + size)
     return n_wrong
 
 
-def _cut(ranges: list[_Range], start: int, end: int) -> None:
+def cut(ranges: list[Range], start: int, end: int) -> None:
     """Takes a range out of the others, which are sorted and stay so."""
     first = last = bisect_left(ranges, start, key=lambda piece: piece[0])
     if first > 0 and ranges[first - 1][1] > start:
         first -= 1
     while last < len(ranges) and ranges[last][0] < end:
         last += 1
-    rest: list[_Range] = []
+    rest: list[Range] = []
     for left, right, stream, is_expandable, pool in ranges[first:last]:
         if left < start:
             rest.append((left, start, stream, is_expandable, pool))

@@ -6,16 +6,19 @@ Each writes to an open file as it reads: memory is bounded by what is alive, not
 from __future__ import annotations
 
 import json
+import re
 import struct
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pyalloc import _core
 from pyalloc.analysis import Analysis
-from pyalloc.convert import KINDS
-from pyalloc.moments import Block
+from pyalloc.convert import KINDS, Pool, Range, cut
+from pyalloc.moments import Block, moments_of
 from pyalloc.pickles import SnapshotWriter
 
 _NAMES = {number: name for name, number in KINDS.items()}
@@ -32,6 +35,8 @@ _TORCH = frozenset(
         "oom",
     )
 )
+_GROWTHS = ("segment_alloc", "segment_map")
+_ROUTES = re.compile(b"[%s]" % re.escape(bytes((KINDS["pool_begin"], KINDS["pool_end"]))))
 _MAX_TORCH_ENTRIES = 2_000_000  # a pickle of more no viewer opens
 _FIELDS = ("kind", "device", "time_ns", "thread", "stream", "addr", "bytes", "arg", "stack", "text")
 _FORMATS = ("B", "B", "Q", "Q", "Q", "Q", "Q", "Q", "I", "I")
@@ -102,11 +107,12 @@ def to_torch(
     """A snapshot pickle (protocol 4) for pytorch.org/memory_viz and torch.cuda._memory_viz."""
     n_devices = max((*analysis.totals["device_peak"], 0)) + 1
     skip = max(0, analysis.totals["n_events"] - _MAX_TORCH_ENTRIES)
-    sizes = _sizes_at(file, skip)
+    # pyalloc's pages go from one pool to another
+    states = _states_at(file, skip, has_owners=analysis.notes.get("allocator") != "pyalloc")
     writer = SnapshotWriter(out)
     writer.begin()
     for device in range(n_devices):
-        writer.trace(_torch_entries(file, skip, device, sizes, writer, progress))
+        writer.trace(_torch_entries(file, skip, device, states[device], writer, progress))
     rest = {"segments": _segments(analysis), "allocator_settings": {}}
     writer.end({**rest, "external_annotations": _ranges(analysis)})
 
@@ -129,46 +135,101 @@ def _ranges(analysis: Analysis) -> list[dict[str, Any]]:
     ]
 
 
-def _sizes_at(file: Path, event: int) -> dict[tuple[int, int], int]:
-    """Bytes of what was alive then, by device and address: torch's frees carry their size, ours do not need it."""
+@dataclass
+class _State:
+    """What is where on one device, as far as a trace was read.  Blocks by address."""
+
+    has_owners: bool  # segments are of one pool each
+    sizes: dict[int, int] = field(default_factory=dict)  # torch's frees have them, ours do not
+    pools: dict[int, Pool] = field(default_factory=dict)  # those in private ones
+    owned: list[Range] = field(default_factory=list)  # segments of private pools
+    routed: Pool = _NO_POOL  # where requests go now
+
+    def follow(self, action: str, addr: int, size: int) -> tuple[int, Pool]:
+        """One event of it; its size and pool."""
+        if action == "alloc":
+            self.sizes[addr] = size
+            if self.routed != _NO_POOL:
+                self.pools[addr] = self.routed
+            else:
+                self.pools.pop(addr, None)
+            return size, self.routed
+        if action == "free_requested":
+            return self.sizes.get(addr, size), self.pools.get(addr, _NO_POOL)
+        if action == "free_completed":
+            return self.sizes.pop(addr, size), self.pools.pop(addr, _NO_POOL)
+        if action.startswith("segment_"):
+            owner = self._cut(addr, size)
+            return size, _NO_POOL if action in _GROWTHS else owner
+        return size, _NO_POOL
+
+    def _cut(self, addr: int, size: int) -> Pool:
+        """Takes device memory out; the pool it was of."""
+        at = bisect_right(self.owned, addr, key=lambda piece: piece[0]) - 1
+        is_owned = at >= 0 and addr < self.owned[at][1]
+        pool = self.owned[at][4] if is_owned else _NO_POOL
+        cut(self.owned, addr, addr + size)
+        return pool
+
+    def own(self, addr: int, size: int, pool: Pool) -> None:
+        """That device memory is of the pool."""
+        if pool != _NO_POOL and self.has_owners:
+            cut(self.owned, addr, addr + size)
+            insort(self.owned, (addr, addr + size, 0, False, pool))
+
+
+def _states_at(file: Path, event: int, *, has_owners: bool) -> dict[int, _State]:
+    """By device what was where then."""
+    states: dict[int, _State] = defaultdict(lambda: _State(has_owners))
     if event == 0:
-        return {}
-    blocks = map(Block._make, _core.Scan(file, n_bins=2, moments=[event]).blocks(0, True))
-    return {(block.device, block.address): block.bytes for block in blocks}
+        return states
+    scan = _core.Scan(file, n_bins=2, moments=[event])
+    pools = [_NO_POOL, *scan.pools()]
+    for block in map(Block._make, scan.blocks(0, True)):
+        states[block.device].sizes[block.address] = block.bytes
+        if block.pool:
+            states[block.device].pools[block.address] = pools[block.pool]
+    [moment] = moments_of(scan)
+    for address, size, _, device, _ in moment.segments:
+        states[device].own(address, size, pools[moment.pools.get((device, address), 0)])
+    for at, columns, _ in _pieces(file, None):
+        if at >= event:
+            break
+        kinds = columns[0][: event - at]
+        for i in (each.start() for each in _ROUTES.finditer(kinds)):
+            begins = kinds[i] == KINDS["pool_begin"]
+            addr, arg = (columns[place][8 * i : 8 * i + 8] for place in (5, 7))
+            pool = int.from_bytes(addr, "little"), int.from_bytes(arg, "little")
+            states[columns[1][i]].routed = pool if begins else _NO_POOL
+    return states
 
 
 def _torch_entries(
     file: Path,
     skip: int,
     device: int,
-    sizes: dict[tuple[int, int], int],
+    state: _State,
     writer: SnapshotWriter,
     progress: Progress | None,
 ) -> Iterator[tuple[dict[str, Any], int]]:
-    """Entries of a device with the numbers of their stacks; the newest, where there are more than a viewer opens."""
-    routed = _NO_POOL  # where requests go now
-    pools: dict[int, tuple[int, int]] = {}  # of the blocks of private ones, by address
+    """Entries of a device with the numbers of their stacks; the newest, where there are more than a viewer opens.
+
+    Only the next request tells which pool device memory was taken for: entries wait for it.
+    """
+    waiting: list[tuple[dict[str, Any], int]] = []
     for _, piece, reader in rows(file, skip, progress):
         for kind, own, time_ns, _, stream, addr, size, arg, stack, _ in piece:
             action = _NAMES.get(kind, "")
-            if own != device or action not in _TORCH:
-                if own == device and action in ("pool_begin", "pool_end"):
-                    routed = (addr, arg) if action == "pool_begin" else _NO_POOL
+            if own != device:
                 continue
-            told, pool = size, _NO_POOL
-            if kind == KINDS["alloc"]:
-                sizes[device, addr] = size
-                pool = routed
-                if pool != _NO_POOL:
-                    pools[addr] = pool
-                else:
-                    pools.pop(addr, None)
-            elif kind == KINDS["free_requested"]:
-                told = sizes.get((device, addr), size)
-                pool = pools.get(addr, _NO_POOL)
-            elif kind == KINDS["free_completed"]:
-                told = sizes.pop((device, addr), size)
-                pool = pools.pop(addr, _NO_POOL)
+            if action in ("pool_begin", "pool_end"):
+                state.routed = (addr, arg) if action == "pool_begin" else _NO_POOL
+            if waiting and action in ("alloc", "segment_pool"):
+                yield from _with_pools(waiting, state)
+                waiting.clear()
+            if action not in _TORCH:
+                continue
+            told, pool = state.follow(action, addr, size)
             if not writer.knows(stack):
                 writer.define(stack, _frames(reader, stack))
             entry = {
@@ -182,7 +243,22 @@ def _torch_entries(
                 entry["device_free"] = arg
             else:
                 entry["addr"] = addr
-            yield entry, stack
+            if waiting or (state.has_owners and action in _GROWTHS):
+                waiting.append((entry, stack))
+            else:
+                yield entry, stack
+    yield from waiting
+
+
+def _with_pools(
+    entries: list[tuple[dict[str, Any], int]], state: _State
+) -> list[tuple[dict[str, Any], int]]:
+    """These, now that the pool is known that device memory was taken for."""
+    for entry, _ in entries:
+        if entry["action"] in _GROWTHS:
+            entry["pool_id"] = state.routed
+            state.own(entry["addr"], entry["size"], state.routed)
+    return entries
 
 
 def _segments(analysis: Analysis) -> list[dict[str, Any]]:

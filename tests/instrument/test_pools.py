@@ -6,8 +6,11 @@ import json
 import pickle
 from pathlib import Path
 
+import pytest
+
 from instrument.tools import Plan, pyalloc
-from pyalloc import trace
+from pyalloc import export, pickles, trace
+from pyalloc.convert import KINDS
 from pyalloc.report import html, text
 
 MIB = 2**20
@@ -63,6 +66,29 @@ def test_what_a_pool_keeps_is_told(plan: Plan, tmp_path: Path) -> None:
     assert [again.pool_id(block.pool) for block in again.peak.blocks] == [(0, 0), (0, 0), (1, 0)]
     with trace.program(path) as ours, trace.program(target) as theirs:
         assert theirs.replay("native")["peak_bytes"] == ours.replay("native")["peak_bytes"]
+
+
+@pytest.mark.parametrize(("most", "n"), [(2, 2), (4, 3), (100, 5)])
+def test_exports_tell_the_pools_of_segments_and_their_ends(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, n: int
+) -> None:
+    """Also where only the newest entries are exported.  Requests go to a pool after its memory came, as from torch."""
+    plan.event("user", "allocator=native")
+    plan.event("segment_alloc", addr=AT, bytes=20 * MIB)
+    plan.event("pool_begin", addr=1, arg=2)
+    plan.event("alloc", addr=AT, bytes=8 * MIB)
+    plan.event("alloc", addr=AT + 8 * MIB, bytes=8 * MIB)
+    plan.event("pool_end", addr=1, arg=2)
+    plan.event("free_requested", addr=AT)
+    plan.event("segment_free", addr=AT, bytes=20 * MIB)
+    path, target, again = plan.done(), tmp_path / "torch.pickle", tmp_path / "again.pya"
+    monkeypatch.setattr(export, "_MAX_TORCH_ENTRIES", most)
+    with target.open("wb") as out:
+        export.to_torch(path, trace.analyse(path), out)
+    snapshot = pickles.load(target)
+    assert [entry["pool_id"] for entry in snapshot["device_traces"][0]] == [(1, 2)] * n
+    trace.write_snapshot(snapshot, again)
+    assert KINDS["pool_release"] in [event["kind"] for event, _ in export.events(again)]
 
 
 def test_a_program_without_pools_is_told_of_none(plan: Plan) -> None:
