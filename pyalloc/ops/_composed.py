@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 Rule = Callable[..., tuple[Any, Any]]
 
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_Kind = torch._C._functorch.TransformType
 
 
 def is_transformed() -> bool:
@@ -56,22 +57,17 @@ def _at_any_level(x: Tensor, holds: Callable[[Tensor], bool]) -> bool:
         functorch.push_dynamic_layer_stack(popped)
 
 
-def _is_functionalized() -> bool:
-    """Whether the innermost transform is torch.func.functionalize."""
-    innermost = torch._C._functorch.peek_interpreter_stack()
-    return (
-        innermost is not None and innermost.key() == torch._C._functorch.TransformType.Functionalize
-    )
+def _kinds_at_work() -> list[Any]:
+    """Of the torch.func transforms around this call, the innermost last."""
+    return [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
 
 
 def needs_more_than_once() -> bool:
     """Whether a transform will ask for other than one reverse-mode derivative, as far as can be seen."""
     if torch.compiler.is_compiling():
         return False
-    stack = torch._C._functorch.get_interpreter_stack() or ()
-    kinds = [level.key() for level in stack]
-    kind = torch._C._functorch.TransformType
-    return forward_ad._current_level >= 0 or kind.Jvp in kinds or kinds.count(kind.Grad) > 1
+    kinds = _kinds_at_work()
+    return forward_ad._current_level >= 0 or _Kind.Jvp in kinds or kinds.count(_Kind.Grad) > 1
 
 
 def is_batched(grad: Tensor | None) -> bool:
@@ -135,8 +131,12 @@ def composable(
         # derivatives, before it none at all), but plain torch it can
         if torch.compiler.is_compiling():
             return plain(*args)
-        # nor has functionalize(), which derives nothing, a rule for it
-        return op(*args) if _is_functionalized() else Composed.apply(*args)
+        kinds = _kinds_at_work()
+        if _Kind.Functionalize not in kinds:
+            return Composed.apply(*args)
+        # functionalize() has no rule for a Function, and the registered op drops what transforms derive
+        derives = forward_ad._current_level >= 0 or _Kind.Jvp in kinds or _Kind.Grad in kinds
+        return plain(*args) if derives else op(*args)
 
     return call
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyalloc.errors import OpError
 from pyalloc.ops import (
@@ -148,6 +149,14 @@ def backward_of_vmap(f, inputs):
     return torch.autograd.grad(out.sin().sum(), leaves)
 
 
+def gradients(f, inputs):
+    return grad(energy(f), argnums=everything(f, inputs))(*inputs)
+
+
+def functionalized_gradients(f, inputs):
+    return functionalize(lambda *args: gradients(f, args))(*inputs)
+
+
 def third_derivatives(f, inputs):
     def along(t):
         return f(inputs[0] + t * 0.1, *inputs[1:]).sin().sum()
@@ -156,7 +165,7 @@ def third_derivatives(f, inputs):
 
 
 TRANSFORMS = {
-    "grad": lambda f, inputs: grad(energy(f), argnums=everything(f, inputs))(*inputs),
+    "grad": gradients,
     "vjp": transformed_vjp,
     "jacrev": lambda f, inputs: jacrev(f, argnums=everything(f, inputs))(*inputs),
     "vmap(grad)": vmapped_gradients,
@@ -176,6 +185,13 @@ TRANSFORMS = {
     "vmap(functionalize)": lambda f, inputs: vmap(functionalize(f), in_dims=dims(inputs))(
         *many(inputs)
     ),
+    "grad(functionalize)": lambda f, inputs: gradients(functionalize(f), inputs),
+    "functionalize(grad)": functionalized_gradients,
+    "make_fx(functionalize(grad))": lambda f, inputs: make_fx(
+        lambda *args: functionalized_gradients(f, args)
+    )(*inputs)(*inputs),
+    "jvp(functionalize)": lambda f, inputs: transformed_jvp(functionalize(f), inputs),
+    "dual numbers of functionalize": lambda f, inputs: dual_numbers(functionalize(f), inputs),
 }
 
 
