@@ -32,6 +32,10 @@ def plain_additive(query, keys, values, v):
     return torch.softmax(score, -1) @ values
 
 
+def plain_step(query, *rest):
+    return plain_additive(query[:, None], *rest)[:, 0]
+
+
 def plain_attention(q, k, v, bias=None):
     score = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     return torch.softmax(score if bias is None else score + bias, -1) @ v
@@ -50,6 +54,11 @@ def additive():
     return torch.randn(2, 2, 4), torch.randn(2, 3, 4), torch.randn(2, 3, 5), torch.randn(4)
 
 
+def one_step():
+    query, *rest = additive()
+    return query[:, 0], *rest
+
+
 def attention():
     return torch.randn(2, 2, 4, 3), torch.randn(2, 2, 5, 3), torch.randn(2, 2, 5, 3)
 
@@ -63,6 +72,7 @@ OPS = {
     "log_prob": (lambda x, *rest: power_spherical_log_prob(x[:, None], *rest), pairwise, spherical),
     "mixture": (power_spherical_mixture_log_prob, plain_mixture, mixture),
     "additive": (additive_attention, plain_additive, additive),
+    "one step": (additive_attention, plain_step, one_step),
     "attention": (scaled_attention, plain_attention, attention),
     "attention_bias": (scaled_attention, plain_attention, attention_with_bias),
 }
@@ -212,6 +222,22 @@ def test_batch_of_one(name, transform):
     inputs = tuple(x[:1].double() if x.dim() > 2 else x.double() for x in make())
     found = TRANSFORMS[transform](ours, inputs)
     torch.testing.assert_close(found, TRANSFORMS[transform](plain, inputs), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["additive", "one step"])
+def test_batched_gradients_of_the_weights_alone(name):
+    """The context has no gradient then, and says nothing of how many there are."""
+    _, plain, make = OPS[name]
+    query, keys, values, v = (x.double() for x in make())
+    each = torch.eye(3, dtype=torch.float64).expand(2, 3, 3)
+    found, right = (
+        batched_backward(f, (query, keys, v))
+        for f in (
+            lambda q, k, v: additive_attention(q, k, values, v, return_weights=True)[1],
+            lambda q, k, v: plain(q, k, each, v),
+        )
+    )
+    torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("transform", ["grad", "vmap(grad)", "hessian"])
