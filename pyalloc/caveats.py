@@ -31,7 +31,8 @@ def notes_of(texts: Iterable[str]) -> dict[str, str]:
 
 def is_from_torch(notes: dict[str, str]) -> bool:
     """Was it made by torch's own allocator?"""
-    return notes.get("allocator") in _TORCHS or "source" in notes
+    allocator = notes.get("allocator")
+    return allocator in _TORCHS or ("source" in notes and allocator != "pyalloc")
 
 
 def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
@@ -41,7 +42,7 @@ def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
     lost = notes.get("lost_events")
     if lost:
         found.append(f"{lost} events were lost while recording: figures may be a little too low.")
-    from_torch = is_from_torch(notes)
+    from_torch = is_from_torch(notes) or "source" in notes  # what snapshots tell is torch's choice
     has_history = notes.get("history") not in STATE_ONLY
     n_streams, n_devices = totals["n_streams"], len(totals["device_peak"])
     if n_streams > max(n_devices, 1) and from_torch and has_history:  # on a device several
