@@ -146,6 +146,12 @@ test_against_model(void) {
             top = bins[i].max_bytes > top ? bins[i].max_bytes : top;
         }
         CHECK_EQ(top, model.peak);
+        const uint64_t most = totals->peak_reserved_bytes;
+        const uint64_t when[] = {totals->peak_reserved_event};
+        pya_scan_destroy(scan);
+        scan = scanned(&(struct pya_scan_settings){
+            .device = -1, .n_bins = 2, .moments = when, .n_moments = 1});
+        CHECK_EQ(pya_scan_moments(scan, &n_moments)->reserved_bytes, most);
         pya_scan_destroy(scan);
     }
 }
