@@ -18,39 +18,26 @@ def require_tensor(op: str, name: str, given: object) -> None:
 
 
 def require_float(op: str, **tensors: Tensor) -> None:
-    """Every argument is a floating tensor of a supported dtype, all on one device."""
-    if _are_alike(*tensors.values()):
-        return
-    first: tuple[str, torch.device] | None = None
-    for name, tensor in tensors.items():
-        require_tensor(op, name, tensor)
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            given = "a nested tensor" if tensor.is_nested else tensor.layout
+    """Every argument is a floating tensor of a supported dtype, all on one device.
+
+    Calls nothing where all is well, for an op's call may be over in microseconds.
+    """
+    device = None
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            require_tensor(op, name, x)
+        if x.layout is not torch.strided or x.is_nested:
+            given = "a nested tensor" if x.is_nested else x.layout
             raise OpError(f"{op}: {name} must be a dense tensor, got {given}")
-        if tensor.dtype not in FLOATS:
+        if x.dtype not in FLOATS:
             raise OpError(
-                f"{op}: {name} must be float32, float64, float16 or bfloat16, got {tensor.dtype}"
+                f"{op}: {name} must be float32, float64, float16 or bfloat16, got {x.dtype}"
             )
-        if first is None:
-            first = (name, tensor.device)
-        elif tensor.device != first[1]:
-            raise OpError(
-                f"{op}: {name} must be on {first[1]} as {first[0]} is, got {tensor.device}"
-            )
-
-
-def _are_alike(*tensors: Tensor) -> bool:
-    """The usual case, for a call may be over in microseconds: all is well, and of one dtype."""
-    try:
-        dtype, device = tensors[0].dtype, tensors[0].device
-        for x in tensors:
-            if x.dtype is not dtype or x.device != device:
-                return False
-            if x.layout is not torch.strided or x.is_nested:
-                return False
-    except AttributeError:
-        return False
-    return dtype in FLOATS
+        if device is None:
+            device = x.device
+        elif x.device != device:
+            first = next(iter(tensors))
+            raise OpError(f"{op}: {name} must be on {device} as {first} is, got {x.device}")
 
 
 def broadcast(op: str, **shapes: Sequence[int]) -> tuple[int, ...]:
