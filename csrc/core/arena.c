@@ -360,7 +360,7 @@ pya_arena_settle(
 unmap:
     if (n_done > 0 && pya_device_unmap(card->dev, hole->addr, n_done * PYA_PAGE) != PYA_OK) {
         /* They stay mapped at addresses nobody may use again: a dead block keeps both facts. */
-        hole_cut(arena, hole, n_done)->state = PYA_BLOCK_DEAD;
+        pya_range_kill(range, hole_cut(arena, hole, n_done));
         for (size_t i = 0; i < n_done; i++) {
             pya_page_mapped(&card->pages, ids[i]);
             range->slots[first + i].page = ids[i];

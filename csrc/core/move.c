@@ -99,7 +99,7 @@ pages_leave(const struct old_home *old, size_t n_pages) {
         }
         struct pya_block *left = pya_arena_carve(
             arena, run, pya_range_addr(range, old[i].slot), k * PYA_PAGE, PYA_BLOCK_USED);
-        left->state = PYA_BLOCK_DEAD;
+        pya_range_kill(range, left);
         pya_dptr addr = pya_range_addr(range, old[i].slot);
         size_t n_small = pya_arena_small_pages(arena, range, addr, k);
         pya_arena_note_unmapped(arena, range, addr, k, n_small);

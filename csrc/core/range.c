@@ -174,16 +174,22 @@ range_check_block(const struct pya_range *range, const struct pya_block *block) 
 size_t
 pya_range_check(const struct pya_range *range) {
     size_t n_wrong = 0;
+    size_t n_dead = 0;
     pya_dptr addr = range->base;
     for (const struct pya_block *block = range->first; block != NULL; block = block->next) {
         if (block->addr != addr) {
             n_wrong += range_violation(range, block, "leaves a gap or overlaps");
         }
         n_wrong += range_check_block(range, block);
+        n_dead += block->state == PYA_BLOCK_DEAD;
         addr = pya_block_end(block);
     }
     if (addr != range->base + range->bytes) {
         (void)fprintf(stderr, "range %#llx: not tiled\n", (unsigned long long)range->base);
+        n_wrong++;
+    }
+    if (n_dead != range->n_dead) {
+        (void)fprintf(stderr, "range: %zu dead blocks, %zu counted\n", n_dead, range->n_dead);
         n_wrong++;
     }
     for (size_t s = 0; s < range->n_slots; s++) {

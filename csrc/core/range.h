@@ -30,6 +30,7 @@ struct pya_range {
     size_t n_slots;         /* slots in use: all mapped ones and the first of the last hole */
     size_t n_room;
     size_t n_mapped; /* slots with a page, dead ones not counted; 1 for a plain segment */
+    size_t n_dead;   /* dead blocks */
     bool is_small;   /* plain segment of the small pool */
     uint64_t order;  /* plain segment: the arena's seq when it came */
 };
@@ -88,6 +89,13 @@ pya_range_link_below(struct pya_range *range, struct pya_block *above, struct py
 void
 pya_range_link_above(struct pya_range *range, struct pya_block *below, struct pya_block *block);
 void pya_range_unlink(struct pya_range *range, struct pya_block *block);
+/* A USED block that stays mapped, but whose pages have their homes elsewhere, or none. */
+static inline void
+pya_range_kill(struct pya_range *range, struct pya_block *block) {
+    block->state = PYA_BLOCK_DEAD;
+    range->n_dead++;
+}
+
 /* The home block that covers an address of a slot in use; NULL: more than n_most start above it in the slot. */
 struct pya_block *pya_range_block_at(const struct pya_range *range, pya_dptr addr, size_t n_most);
 /* The FREE run that covers the whole slot; NULL when any byte of it is not free. */

@@ -61,6 +61,7 @@ slots_unmap(struct pya_card *card, struct pya_block *block) {
         pya_page_unmapped(&card->pages, range->slots[first + i].page);
         range->slots[first + i].page = PYA_NO_PAGE;
     }
+    range->n_dead -= block->state == PYA_BLOCK_DEAD;
     pya_block_make_hole(block);
     return PYA_OK;
 }
@@ -69,7 +70,7 @@ slots_unmap(struct pya_card *card, struct pya_block *block) {
 static void
 trim_dead(struct pya_card *card, struct pya_arena *arena, bool everything) {
     for (struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
-        struct pya_block *block = range->slots == NULL ? NULL : range->first;
+        struct pya_block *block = range->n_dead == 0 ? NULL : range->first;
         while (block != NULL) {
             struct pya_block *next = block->next;
             if (block->state != PYA_BLOCK_DEAD) {
