@@ -97,9 +97,10 @@ def _following(
     """What tells before the change whether it can be followed: by what is called after it."""
     is_zero = operator is torch.ops.aten.zero_.default
 
+    def is_here(x: Any) -> bool:
+        return x.is_cuda and x.layout is torch.strided and contents.is_plain(torch, x)
+
     def is_small(x: Any) -> bool:
-        if not x.is_cuda or x.layout is not torch.strided or not contents.is_plain(torch, x):
-            return False
         if torch._C._get_tracing_state() is not None:  # jit.trace() would take it for the program's
             return False
         is_whole = not (x.is_floating_point() or x.is_complex())
@@ -107,7 +108,10 @@ def _following(
         return not x.is_inference() and 0 < x.nbytes <= most
 
     def follow(x: Any, args: Any) -> Any:
+        if not is_here(x):
+            return None
         if not is_small(x):
+            contents.forget(x)
             return None
         if contents.is_repeated(torch):
             contents.note_repeated(x)

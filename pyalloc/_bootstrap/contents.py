@@ -13,6 +13,8 @@ MOST_BYTES = 2**24
 # Operators: of what follows from a guess by more nothing is known, so that loops that wait for it end.
 MOST_DEPTH = 2**12
 _MOST_ASKED = 1000
+# In place of a count of changes: graphs change it; something did that was not followed.
+_REPEATED, _LOST = -1, -2
 _PAGE = 4096
 _host = ctypes.CDLL(None)
 
@@ -21,7 +23,8 @@ _host = ctypes.CDLL(None)
 class _Note:
     """What is known of a storage.
 
-    version: torch's count of its changes in place, up to which all were followed; -1 where graphs change it.
+    n_bytes: of the storage, which resize_() changes and counts no change.
+    version: torch's count of its changes in place, up to which all were followed; below 0 where it is of no use.
     has_zeros: its zeros are as they should be; what no kernel computed reads as zeros, too.
     is_blank: the program asked for zeros to fill them in, and kernels that nobody tells of may have.
     depth: by so many operators it follows from places that were spread evenly; 0: it is no guess.
@@ -29,6 +32,7 @@ class _Note:
     n_asked: so often was it asked of such zeros whether all is true.
     """
 
+    n_bytes: int
     version: int = 0
     has_zeros: bool = False
     is_blank: bool = False
@@ -95,9 +99,10 @@ def there(torch: Any, x: Any) -> Any:
 def told(torch: Any, x: Any) -> Any:
     """A copy on the host of what the program put there or what follows from it, changed in place or not.
 
-    None where it is zeros that a kernel may have computed.
+    None where it is zeros that a kernel may have computed, or was changed by what could not be followed.
     """
-    found = _told(torch, x)
+    note = _note(x)
+    found = None if note is not None and note.version < 0 else _told(torch, x)
     return None if found is None else found.clone()
 
 
@@ -201,14 +206,18 @@ def _told(torch: Any, x: Any) -> Any:
 
 
 def _note(x: Any) -> _Note | None:
-    return _notes.get(x.untyped_storage()._cdata)
+    storage = x.untyped_storage()
+    note = _notes.get(storage._cdata)
+    if note is not None and note.n_bytes != storage.nbytes():
+        _lose(note)
+    return note
 
 
 def _noted(x: Any) -> _Note:
     storage = x.untyped_storage()
     place = storage._cdata
     if place not in _notes:
-        _notes[place] = _Note()
+        _notes[place] = _Note(storage.nbytes())
         weakref.finalize(storage, _notes.pop, place, None)
     return _notes[place]
 
@@ -228,31 +237,57 @@ def share(x: Any) -> float | None:
 def note_blank(x: Any, version: int) -> None:
     """The program asked for zeros, which lie in all of its storage."""
     note = _noted(x)
-    if note.version >= 0:
+    if note.version != _REPEATED:
+        note.n_bytes = x.untyped_storage().nbytes()
         note.version, note.is_blank, note.has_zeros, note.depth = version, True, False, 0
 
 
 def note_change(x: Any, version: int, is_all: bool, depth: int) -> None:
     """It is changed in place, and what lies there is what should; is_all: in all of its storage."""
     note = _noted(x)
-    if note.version >= 0:
+    if is_all:
+        note.n_bytes = x.untyped_storage().nbytes()
+    if note.version >= 0 or (is_all and note.version == _LOST):
         note.has_zeros |= note.is_blank or is_all
         note.version, note.is_blank, note.depth, note.share = version, False, depth, None
 
 
 def note_repeated(x: Any) -> None:
     """A graph changes it in place, whenever it is launched."""
-    _noted(x).version = -1
+    _noted(x).version = _REPEATED
+
+
+def note_random(torch: Any, x: Any) -> None:
+    """It is changed in place by what nobody knows."""
+    if is_repeated(torch):
+        note_repeated(x)
+    else:
+        _noted(x)
+        forget(x)
 
 
 def forget(x: Any) -> None:
-    """What was followed is over: there lies what nobody computed, by which loops end."""
-    note, storage = _note(x), x.untyped_storage()
-    if note is None or note.version <= 0 or not is_current(x) or x.is_floating_point():
+    """What was followed is over: there lies what nobody computed, by which loops end.
+
+    Its count of changes is not enough to tell, for x.data has another, and begins anew whenever it is asked for.
+    """
+    note = _note(x)
+    if note is None or note.version < 0 or x.numel() == 0:
         return
-    if storage.nbytes() <= MOST_BYTES:
-        ctypes.memset(storage.data_ptr(), 0, storage.nbytes())
-        note.has_zeros = note.is_blank = False
+    is_followed = note.version > 0 and is_current(x) and not x.is_floating_point()
+    storage = x.untyped_storage()
+    n_bytes = x.nbytes if x.is_contiguous() else storage.nbytes()
+    if is_followed and n_bytes <= MOST_BYTES:
+        start = x.data_ptr() if x.is_contiguous() else storage.data_ptr()
+        ctypes.memset(start, 0, n_bytes)
+    _lose(note)
+
+
+def _lose(note: _Note) -> None:
+    """Nothing is known of it until all of it is filled anew."""
+    if note.version != _REPEATED:
+        note.version = _LOST
+    note.has_zeros, note.is_blank, note.share = False, False, None
 
 
 def write(torch: Any, x: Any, values: Any, is_new: bool = True, depth: int = 0) -> None:
@@ -263,4 +298,6 @@ def write(torch: Any, x: Any, values: Any, is_new: bool = True, depth: int = 0) 
     there.copy_(values)
     if is_new and not is_repeated(torch):
         note = _noted(x)
+        note.n_bytes = x.untyped_storage().nbytes()
+        note.version = 0 if note.version == _LOST else note.version
         note.has_zeros, note.is_blank, note.depth = True, False, depth

@@ -16,6 +16,12 @@ from pyalloc._bootstrap import contents, sizes
 _STEP = (math.sqrt(5) - 1) / 2
 # Bytes: what masks are made by; more of them are pictures and noise, which nobody looks at.
 _MOST_FRACTIONS = 2**22
+# In place, and what else initialises, averages and steps by way of x.data; of what changing.py follows it tells itself.
+_UNKNOWN = (
+    *("normal_", "uniform_", "bernoulli_.float", "bernoulli_.Tensor", "exponential_", "cauchy_"),
+    *("random_", "random_.to", "random_.from", "log_normal_", "geometric_", "erfinv_"),
+    *("lerp_.Scalar", "lerp_.Tensor", "addcmul_", "addcdiv_"),
+)
 
 
 def answer(torch: Any) -> None:
@@ -68,6 +74,8 @@ def answer(torch: Any) -> None:
     make(fractions, "rand", "rand.generator")
     for name in ("zeros", "zeros_like", "new_zeros"):
         sizes.implement(torch, "CUDA", name, _made(torch, name, lambda *_, **_names: 0, True))
+    for name in _UNKNOWN:
+        sizes.implement(torch, "ADInplaceOrView", name, _unknown(torch, name), with_keyset=True)
 
 
 def _made(
@@ -89,5 +97,24 @@ def _made(
         else:
             contents.write(torch, made, values(made, *args, **kwargs))
         return made
+
+    return call
+
+
+def _unknown(torch: Any, name: str) -> Callable[..., Any]:
+    """In place of what torch has at its key, which counts the change."""
+    operator = sizes.operator(torch, name)
+    below, deeper = (
+        torch._C._AutoDispatchBelowADInplaceOrView,
+        torch._C._after_ADInplaceOrView_keyset,
+    )
+
+    def call(keyset: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        with below():
+            operator.redispatch(keyset & deeper, x, *args, **kwargs)
+        torch._C._increment_version((x,))
+        if x.is_cuda and x.layout is torch.strided and contents.is_plain(torch, x):
+            contents.note_random(torch, x)
+        return x
 
     return call

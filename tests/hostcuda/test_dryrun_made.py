@@ -229,6 +229,66 @@ def test_places_that_are_guessed_may_be_none(torch_found: hostcuda.Torch, tmp_pa
     assert code == 0, err
 
 
+def test_what_is_drawn_in_place_is_not_known(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Where x.data was filled in before, which has counts of its own, what lay there was believed."""
+    source = """
+        import torch
+        torch.set_default_device("cuda")
+        x = torch.randn(8, 3)
+        w, mask, n = torch.ones(8), torch.zeros(8, dtype=torch.bool), torch.tensor([3, 4, 5, 0, 0, 0, 0, 0])
+        w.data.fill_(-1.0)
+        mask.data[:2] = True
+        n.data += 1
+        assert (len(x[w > 0]), len(x[mask]), len(x[n > 4])) == (0, 2, 2)
+        w.data.normal_()
+        mask.bernoulli_(0.5)
+        n.random_(9)
+        assert (len(x[w > 0]), len(x[mask]), len(x[n > 4])) == (8, 8, 8)
+        weight = torch.nn.Parameter(torch.empty(8))
+        for change in (
+            torch.nn.init.uniform_, torch.nn.init.trunc_normal_, torch.Tensor.exponential_, torch.Tensor.cauchy_,
+            lambda x: x.mul_(torch.randn(8)), lambda x: x.lerp_(torch.randn(8), 0.1), lambda x: x.add_(1),
+            lambda x: x.addcdiv_(torch.randn(8), torch.randn(8)),
+        ):
+            torch.nn.init.constant_(weight.data, -1.0)
+            assert len(x[weight > 0]) == 0
+            change(weight.data)
+            assert len(x[weight > 0]) == 8
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
+def test_one_part_that_is_not_known(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """All others were read as 0; and what resize_() added was taken for the program's own zeros."""
+    source = """
+        import torch
+        torch.set_default_device("cuda")
+        n, unknown = torch.tensor([3, 4, 5]), torch.randn(7) > 0
+        n += 1
+        n[0] = unknown.sum()
+        assert n.tolist()[1:] == [5, 6] and len(torch.randn(3, 2)[n > 5]) == 3
+        counts = torch.zeros(2, 3, dtype=torch.int64)
+        counts += 2
+        counts[:, 1] *= unknown.sum()
+        assert counts.sum().item() == 0
+        lengths = torch.tensor([3, 4])
+        lengths.detach()[:0].random_(9)
+        lengths.data[:0] *= unknown.sum()
+        assert lengths.data.sum().item() == 7
+        n.fill_(2)
+        assert n.sum().item() == 6
+        mask = torch.ones(500, dtype=torch.bool)
+        mask[2:] = False
+        mask.resize_(1000)
+        assert len(torch.randn(1000)[mask]) == 1000 and mask.all()
+        mask.fill_(False)
+        assert len(torch.randn(1000)[mask]) == 0
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
 def test_values_are_believed_as_far_as_blocks_begin_with_zeros() -> None:
     text = (ROOT / "csrc" / "hostcuda" / "zeros.c").read_text()
     found = re.search(r"#define MOST \(\(int64_t\)(\d+) << (\d+)\)", text)
