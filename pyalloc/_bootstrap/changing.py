@@ -26,6 +26,12 @@ _COMBINING = tuple(
     f"{name}_.Tensor"
     for name in ("add", "sub", "mul", "div", "bitwise_and", "bitwise_or", "bitwise_xor")
 )
+_KINDS = {
+    *("torch.bool", "torch.uint8", "torch.int8", "torch.int16", "torch.int32", "torch.int64"),
+    *("torch.uint16", "torch.uint32", "torch.uint64"),
+    *("torch.float16", "torch.bfloat16", "torch.float32", "torch.float64"),
+    *("torch.complex64", "torch.complex128"),
+}
 # Bytes of fractions: of masks that are added to others, and of one number that is counted up.
 _MOST_MOVED, _MOST_COUNTED = 2**22, 8
 
@@ -39,35 +45,47 @@ def answer(torch: Any) -> None:
     ):
         for name in names:
             performed = _performed(torch, name, most)
-            sizes.implement(torch, "ADInplaceOrView", name, performed, with_keyset=True)
+            sizes.implement(torch, "AutogradCUDA", name, performed, with_keyset=True)
     for name in _COMBINING:
         sizes.implement(torch, "CUDA", name, _combined(torch, name))
+    transforms = "FuncTorchDynamicLayerFrontMode"
+    sizes.implement(torch, transforms, "copy_", _of_tensors(torch, transforms), with_keyset=True)
 
 
 def _performed(torch: Any, name: str, most_fractions: int) -> Callable[..., Any]:
-    """In place of what torch has at its key, which counts the change."""
+    """Where the program calls it: what other operators change below, in tensors they make, is not looked at."""
     operator = sizes.operator(torch, name)
+    kernel = torch.library.get_kernel(operator, "AutogradCUDA")
     follow = _following(torch, operator, most_fractions, name in _FILLING)
-    below, deeper = (
+    below, without_modes = (
         torch._C._AutoDispatchBelowADInplaceOrView,
-        torch._C._after_ADInplaceOrView_keyset,
+        torch._C._DisableTorchDispatch,
     )
-    count, without_modes = torch._C._increment_version, torch._C._DisableTorchDispatch
     takes_tensor = [str(each.type) for each in operator._schema.arguments[1:2]] == ["Tensor"]
 
     def call(keyset: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         if takes_tensor and not torch.is_tensor(args[0]):  # a number comes as it is
             args = torch.tensor(args[0], device="cpu"), *args[1:]
         finish = None
-        if x.is_cuda and x.numel() <= contents.MOST_BYTES:
-            with without_modes():
+        if x.is_cuda and contents.is_plain(torch, x):
+            with below(), without_modes():
                 finish = follow(x, args)
-        with below():
-            operator.redispatch(keyset & deeper, x, *args, **kwargs)
-        count((x,))
+        kernel.call_boxed(keyset, x, *args, **kwargs)
         if finish is not None:
-            with without_modes():
+            with below(), without_modes():
                 finish(x._version, kwargs)
+        return x
+
+    return call
+
+
+def _of_tensors(torch: Any, key: str) -> Callable[..., Any]:
+    """copy_() of a number: what torch.func differentiates by makes of it is none that Python could be given."""
+    kernel = torch.library.get_kernel(sizes.operator(torch, "copy_"), key)
+
+    def call(keyset: Any, x: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        other = other if torch.is_tensor(other) else torch.tensor(other, device="cpu")
+        kernel.call_boxed(keyset, x, other, *args, **kwargs)
         return x
 
     return call
@@ -98,11 +116,12 @@ def _following(
     is_zero = operator is torch.ops.aten.zero_.default
 
     def is_here(x: Any) -> bool:
-        return x.is_cuda and x.layout is torch.strided and contents.is_plain(torch, x)
-
-    def is_small(x: Any) -> bool:
         if torch._C._get_tracing_state() is not None:  # jit.trace() would take it for the program's
             return False
+        is_real = x.is_cuda and contents.is_plain(torch, x) and not x.is_nested
+        return is_real and x.layout is torch.strided
+
+    def is_few(x: Any) -> bool:
         is_whole = not (x.is_floating_point() or x.is_complex())
         most = contents.MOST_BYTES if is_whole else most_fractions
         return not x.is_inference() and 0 < x.nbytes <= most
@@ -110,12 +129,16 @@ def _following(
     def follow(x: Any, args: Any) -> Any:
         if not is_here(x):
             return None
-        if not is_small(x):
-            contents.forget(x)
-            return None
         if contents.is_repeated(torch):
             contents.note_repeated(x)
             return None
+        was_followed = contents.is_followed(x)
+
+        def give_up(*_: Any) -> None:
+            contents.forget(x, was_followed)
+
+        if not is_few(x) or not _are_plain(torch, (x, *args)):
+            return give_up
         is_all = is_fill and x.is_contiguous() and x.nbytes == x.untyped_storage().nbytes()
         there = contents.on_host(torch, x) if is_all else contents.put(torch, x, True)
         is_sure = there is not None
@@ -123,19 +146,33 @@ def _following(
         given = None if there is None else contents.operands(torch, args, True, is_sure)
         depth = contents.depth(torch, args if is_all else (x, *args))
         if given is None or depth > contents.MOST_DEPTH:
-            contents.forget(x)
-            return None
+            return give_up
 
         def finish(version: int, kwargs: Any) -> None:
-            if is_zero and is_all:  # the device has cleared it
-                contents.note_blank(x, version)
-                return
             try:
                 operator(there, *given, **kwargs)
             except (IndexError, RuntimeError):  # which a device finds out later
+                give_up()
                 return
-            contents.note_change(x, version, is_all, depth)
+            if is_zero and is_all:
+                contents.note_blank(x, version)
+            else:
+                contents.note_change(x, version, is_all, depth)
 
         return finish
 
     return follow
+
+
+def _are_plain(torch: Any, args: Any) -> bool:
+    """Those on a device: numbers that the host has too, and they themselves lie there."""
+    for each in args:
+        if isinstance(each, (list, tuple)):
+            if not _are_plain(torch, each):
+                return False
+        elif torch.is_tensor(each) and each.is_cuda:
+            if each.is_nested or each.layout is not torch.strided or each.is_quantized:
+                return False
+            if each.is_conj() or each.is_neg() or str(each.dtype) not in _KINDS:
+                return False
+    return True

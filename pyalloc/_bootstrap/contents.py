@@ -47,6 +47,7 @@ _notes: dict[int, _Note] = {}  # of storages, which take theirs with them
 def is_plain(torch: Any, x: Any) -> bool:
     """Not one that only stands for others, as fake tensors do: those lie nowhere."""
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(x)
+    is_wrapped = is_wrapped or torch._is_functional_tensor(x)
     return not is_wrapped and type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
@@ -266,7 +267,13 @@ def note_random(torch: Any, x: Any) -> None:
         forget(x)
 
 
-def forget(x: Any) -> None:
+def is_followed(x: Any) -> bool:
+    """It was changed in place, and whenever it was that was followed."""
+    note = _note(x)
+    return note is not None and note.version > 0 and is_current(x)
+
+
+def forget(x: Any, was_followed: bool | None = None) -> None:
     """What was followed is over: there lies what nobody computed, by which loops end.
 
     Its count of changes is not enough to tell, for x.data has another, and begins anew whenever it is asked for.
@@ -274,10 +281,11 @@ def forget(x: Any) -> None:
     note = _note(x)
     if note is None or note.version < 0 or x.numel() == 0:
         return
-    is_followed = note.version > 0 and is_current(x) and not x.is_floating_point()
+    if was_followed is None:  # nothing has counted the change yet
+        was_followed = is_followed(x)
     storage = x.untyped_storage()
     n_bytes = x.nbytes if x.is_contiguous() else storage.nbytes()
-    if is_followed and n_bytes <= MOST_BYTES:
+    if was_followed and not x.is_floating_point() and n_bytes <= MOST_BYTES:
         start = x.data_ptr() if x.is_contiguous() else storage.data_ptr()
         ctypes.memset(start, 0, n_bytes)
     _lose(note)

@@ -189,3 +189,72 @@ def test_nothing_that_is_followed_is_kept(torch_found: hostcuda.Torch, tmp_path:
     """
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0, err
+
+
+def test_who_asks_for_no_numbers_is_left_alone(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Compilers were asked for sizes they do not know, the host's own tensors went through Python, numbers failed."""
+    source = """
+        import sys, torch
+        torch._dynamo.config.capture_scalar_outputs = True
+        def filled(m):
+            n = m.sum().item()
+            torch._check(n >= 0)
+            return torch.empty(n, device="cuda").fill_(1)
+        compiled = torch.compile(filled, fullgraph=True, backend="aot_eager")
+        assert compiled(torch.ones(4, dtype=torch.int64, device="cuda")).shape == (4,)
+        class Cleared(torch.nn.Module):
+            def forward(self, x):
+                x = x.clone().zero_()
+                x[0] = 1
+                return x
+        size = torch.export.Dim("n", min=2)
+        torch.export.export(Cleared(), (torch.ones(4, device="cuda"),), dynamic_shapes=({0: size},))
+        def change(x):
+            y = x.clone().copy_(2)
+            return (y * x).sum()
+        x, called = torch.ones(3, device="cuda"), []
+        assert torch.func.grad(change)(x).shape == (3,) and torch.vmap(change)(x.expand(2, 3)).shape == (2,)
+        there = torch.zeros(4)
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code) if event == "call" else None)
+        there[1] = 5
+        there.copy_(2).masked_fill_(there > 1, 0.0).zero_()
+        sys.setprofile(None)
+        assert not called, called
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
+def test_what_the_host_cannot_change_is_not_followed(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """It was an error, or what was there before was believed; and what an operator refused to change was forgotten."""
+    source = """
+        import pytest, torch
+        torch.set_default_device("cuda")
+        flags = torch.ones(4, dtype=torch.bool).zero_()
+        flags[0] = True
+        assert torch.randn(4)[flags].shape == (1,)
+        for kind in (torch.float4_e2m1fn_x2, torch.bits8):
+            one, other = (torch.ones(4, dtype=torch.uint8).view(kind) for _ in range(2))
+            one.copy_(other)
+        torch._empty_affine_quantized([4], scale=0.1, zero_point=0, dtype=torch.quint8).fill_(1)
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]).zero_()
+        z, copied = torch.full((2,), 1 + 2j), torch.zeros(2)
+        copied.copy_(z.conj().imag)
+        assert (copied < 0).nonzero().shape == (2, 1)
+        buf, graph = torch.zeros(16), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            buf.mul_(2)
+        buf.fill_(0.3)
+        graph.replay()
+        assert (buf > 0.5).nonzero().shape == (16, 1)
+        n = torch.ones(4, dtype=torch.int64)
+        n += 1
+        for wrong in (torch.zeros(3, dtype=torch.int64), torch.randn(3).long()):
+            with pytest.raises(RuntimeError, match="must match the size"):
+                n.add_(wrong)
+        assert n.tolist() == [2, 2, 2, 2]
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
