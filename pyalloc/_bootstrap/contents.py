@@ -136,14 +136,16 @@ def is_still_false(x: Any) -> bool:
     return note.n_asked <= _MOST_ASKED
 
 
-def operands(torch: Any, args: Any, takes_floats: bool, knows_other: bool = False) -> Any:
+def operands(
+    torch: Any, args: Any, takes_floats: bool, knows_other: bool = False, takes_blank: bool = True
+) -> Any:
     """All of them on the host; None where one is not known.
 
-    Zeros that the program asked for to fill them in are as they were beside others that are known.
+    takes_blank: zeros that the program asked for to fill them in are as they were beside others that are known.
     """
     kinds = {"known": knows_other, "blank": False}
     found = [_operand(torch, each, takes_floats, kinds) for each in args]
-    is_sure = kinds["known"] or not kinds["blank"]
+    is_sure = not kinds["blank"] or (kinds["known"] and takes_blank)
     return found if is_sure and all(each is not NotImplemented for each in found) else None
 
 

@@ -15,6 +15,12 @@ from pyalloc._bootstrap import contents, sizes, truths
 
 # Bytes of fractions that are added up or sorted on the host: scores and noise, not pictures and parameters.
 _FEW = 2**20
+# Zeros to be filled in are zeros beside what is known.  Elsewhere kernels that nobody tells of may have done so.
+_JOINING = {
+    *("add.Tensor", "sub.Tensor", "mul.Tensor", "logical_and", "logical_or", "logical_xor"),
+    *("bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor"),
+    *("cat", "where.self", "scatter.src", "scatter.value"),
+}
 
 
 class _Kinds:
@@ -66,7 +72,10 @@ def answer(torch: Any) -> None:
 
     def follow(name: str, out: Any, *of: Any, **how: Any) -> None:
         on_host = how.pop("on_host", None) or getattr(torch, name.partition(".")[0])
-        sizes.implement(torch, "CUDA", name, _followed(torch, on_host, out, of, **how))
+        results = dict(zip(how.pop("into", ("out",)), of, strict=False))
+        sizes.implement(
+            torch, "CUDA", name, _followed(torch, on_host, out, results, name in _JOINING, **how)
+        )
 
     def combine(name: str, kernel: Any, operator: Any, kind: Any = common) -> None:
         on_host = _of_tensors(torch, operator)
@@ -135,8 +144,10 @@ def answer(torch: Any) -> None:
     follow("index_select", aten.index_select.out, same)
     for name in ("tril", "triu"):
         follow(name, getattr(aten, name).out, same, **all_of)
-    copies = aten.clone.default, aten.repeat.default, aten.constant_pad_nd.default
-    for operator in (*copies, aten.masked_fill.Scalar):
+    for operator in (
+        *(aten.clone.default, aten.repeat.default, aten.constant_pad_nd.default),
+        aten.masked_fill.Scalar,
+    ):
         follow(operator.name().partition("::")[2], sizes.generic(torch, operator), on_host=operator)
     sizes.implement(torch, "CUDA", "_to_copy", _converted(torch))
 
@@ -184,17 +195,18 @@ def _followed(
     torch: Any,
     on_host: Any,
     kernel: Any,
-    kinds: tuple[Any, ...],
-    into: tuple[str, ...] = ("out",),
+    kinds: dict[str, Callable[..., Any]],
+    takes_blank: bool,
     takes_floats: int = 0,
     among: Callable[..., tuple[int, int]] | None = None,
     is_part: bool = False,
 ) -> Callable[..., Any]:
     """The kernel, which puts its results into given tensors, and what it would have found.
 
-    kinds: of those tensors; none where the kernel makes its result itself.  takes_floats: bytes of the first argument,
-    where that is of fractions.  among: of how many places the last result holds some, which lie evenly where nothing is
-    known, and its dimension along which they differ.  is_part: the result is one of the first argument.
+    kinds: of those tensors; none where the kernel makes its result itself.  takes_blank: as contents.operands() has it.
+    takes_floats: bytes of the first argument, where that is of fractions.  among: of how many places the last result
+    holds some, which lie evenly where nothing is known, and its dimension along which they differ.  is_part: the result
+    is one of the first argument.
     """
     follows_floats = takes_floats > 0 or is_part or among is not None
 
@@ -204,7 +216,7 @@ def _followed(
             device = _device(torch, args)
             found = {
                 name: torch.empty(0, dtype=kind(*args, **kwargs), device=device)
-                for name, kind in zip(into, kinds, strict=True)
+                for name, kind in kinds.items()
             }
         made = kernel(*args, **kwargs, **found)
         if not follows_floats and _has_fractions(torch, args):
@@ -212,7 +224,8 @@ def _followed(
         results = tuple(found.values()) or (made,)
         if any(each.nbytes > contents.MOST_BYTES for each in results):
             return made
-        there = contents.operands(torch, args, takes_floats > 0 and args[0].nbytes <= takes_floats)
+        is_few = takes_floats > 0 and args[0].nbytes <= takes_floats
+        there = contents.operands(torch, args, is_few, takes_blank=takes_blank)
         if there is not None:
             try:
                 told = on_host(*there, **kwargs)

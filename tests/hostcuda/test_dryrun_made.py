@@ -289,6 +289,25 @@ def test_one_part_that_is_not_known(torch_found: hostcuda.Torch, tmp_path: Path)
     assert code == 0, err
 
 
+def test_zeros_that_a_kernel_may_have_filled_in(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Compared with known numbers they were sure: the first expert took all tokens, the others none."""
+    source = """
+        import torch
+        torch.set_default_device("cuda")
+        x, few, ids = torch.randn(5, 3), torch.arange(5), torch.zeros(5, dtype=torch.int64)
+        assert [len(x[ids == each]) for each in (*torch.arange(3), 3)] == [5] * 4
+        assert len(x[torch.isin(ids, few[1:3])]) == len(x[few[ids] > 2]) == len(x[ids[few] > 2]) == 5
+        mask, offset = torch.zeros(5, dtype=torch.bool), torch.zeros(1, dtype=torch.int64)
+        assert len(x[mask | (few > 2)]) == len(x[torch.where(few > 2, few, ids) > 0]) == 2
+        assert torch.cat([offset, few.cumsum(0)]).tolist() == [0, 0, 1, 3, 6, 10] and (offset + few).sum() == 10
+        assert ids.scatter(0, few[:2], 1).tolist() == [1, 1, 0, 0, 0]
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
+
+
 def test_values_are_believed_as_far_as_blocks_begin_with_zeros() -> None:
     text = (ROOT / "csrc" / "hostcuda" / "zeros.c").read_text()
     found = re.search(r"#define MOST \(\(int64_t\)(\d+) << (\d+)\)", text)
