@@ -90,10 +90,12 @@ def there(torch: Any, x: Any) -> Any:
     """Not a copy of it; None where nothing can be told by it, but zeros where no kernel computed anything else."""
     if x.nbytes > MOST_BYTES or is_repeated(torch):
         return None
-    if x.nbytes > _PAGE and is_plain(torch, x) and not is_known(x) and _is_untouched(x):
-        return None
     found = on_host(torch, x)
-    is_none = found is not None and x.dtype == torch.bool and int(found.view(torch.uint8).max()) > 1
+    if found is None or _is_sure(x):
+        return found
+    if x.nbytes > _PAGE and not is_known(x) and _is_untouched(x):
+        return None
+    is_none = x.dtype == torch.bool and int(found.view(torch.uint8).max()) > 1
     return None if is_none else found
 
 
@@ -203,9 +205,12 @@ def _deepest(torch: Any, args: Any) -> int:
 def _told(torch: Any, x: Any) -> Any:
     """What lies there, unless it is zeros that a kernel may have computed."""
     found = there(torch, x)
-    if found is None or found.any():
-        return found
-    return found if is_known(x) and is_current(x) else None
+    return found if found is None or _is_sure(x) or found.any() else None
+
+
+def _is_sure(x: Any) -> bool:
+    """Zeros or not: large masks are filled in one sample at a time, and not looked through each time."""
+    return is_known(x) and is_current(x)
 
 
 def _note(x: Any) -> _Note | None:

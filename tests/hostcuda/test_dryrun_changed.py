@@ -258,3 +258,21 @@ def test_what_the_host_cannot_change_is_not_followed(
     """
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0, err
+
+
+def test_what_is_known_is_not_looked_through(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """Filled in one sample at a time, all of a mask was read for each."""
+    source = """
+        import sys, torch
+        torch.set_default_device("cuda")
+        mask, places, called = torch.zeros(64, 1000, dtype=torch.bool), torch.arange(5), []
+        mask[0, :3] = True
+        sys.setprofile(lambda _, event, what: called.append(what.__name__) if event == "c_call" else None)
+        for row in mask:
+            row[places] = True
+        sys.setprofile(None)
+        assert "as_strided" in called and "any" not in called and "view" not in called
+        assert int(mask.sum()) == 64 * 5
+    """
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 0, err
