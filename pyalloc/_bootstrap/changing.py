@@ -124,13 +124,16 @@ def _following(
     def is_few(x: Any) -> bool:
         is_whole = not (x.is_floating_point() or x.is_complex())
         most = contents.MOST_BYTES if is_whole else most_fractions
-        return not x.is_inference() and 0 < x.nbytes <= most
+        return 0 < x.nbytes <= most
 
     def follow(x: Any, args: Any) -> Any:
         if not is_here(x):
             return None
         if contents.is_repeated(torch):
             contents.note_repeated(x)
+            return None
+        if x.is_inference():  # which has no count of changes
+            contents.forget(x, False)
             return None
         was_followed = contents.is_followed(x)
 

@@ -113,6 +113,11 @@ def test_changes_in_place_that_nobody_can_follow(
             made = torch.zeros(3, dtype=torch.bool)
             made[1:].fill_(True)
             assert torch.randn(3)[made].shape == (3,)
+            made |= torch.randn(3) > 0
+            logits = torch.ones(3)
+            logits += 1
+            logits /= 2
+            assert logits.add_(made).shape == (3,)
     """
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0, err
