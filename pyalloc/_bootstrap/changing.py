@@ -124,7 +124,7 @@ def _following(
     def is_few(x: Any) -> bool:
         is_whole = not (x.is_floating_point() or x.is_complex())
         most = contents.MOST_BYTES if is_whole else most_fractions
-        return 0 < x.nbytes <= most
+        return bool(0 < x.nbytes <= most)
 
     def follow(x: Any, args: Any) -> Any:
         if not is_here(x):
