@@ -32,15 +32,14 @@ _KINDS = {
     *("torch.float16", "torch.bfloat16", "torch.float32", "torch.float64"),
     *("torch.complex64", "torch.complex128"),
 }
-# Bytes of fractions: of masks that are added to others, and of one number that is counted up.
-_MOST_MOVED, _MOST_COUNTED = 2**22, 8
+_MOST_COUNTED = 8  # bytes of fractions: one number that is counted up
 
 
 def answer(torch: Any) -> None:
     """From now on.  Not of tensors made in torch.inference_mode(), whose changes nobody counts."""
     for names, most in (
-        (_FILLING, _MOST_MOVED),
-        (_MOVING, _MOST_MOVED),
+        (_FILLING, contents.MOST_FRACTIONS),
+        (_MOVING, contents.MOST_FRACTIONS),
         (_COUNTING, _MOST_COUNTED),
     ):
         for name in names:

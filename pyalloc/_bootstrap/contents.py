@@ -12,7 +12,9 @@ from typing import Any
 MOST_BYTES = 2**24
 # Operators: of what follows from a guess by more nothing is known, so that loops that wait for it end.
 MOST_DEPTH = 2**12
-_MOST_ASKED = 1000
+# Bytes of fractions: what masks are made by, not pictures or parameters; what is added up and sorted, scores and noise.
+MOST_FRACTIONS, FEW_FRACTIONS = 2**22, 2**20
+MOST_ASKED = 1000  # of one thing: a loop that waits for kernels nobody tells of ends
 # In place of a count of changes: graphs change it; something did that was not followed.
 _REPEATED, _LOST = -1, -2
 _PAGE = 4096
@@ -135,7 +137,7 @@ def is_still_false(x: Any) -> bool:
     if note is None or not note.is_blank or not is_current(x):
         return False
     note.n_asked += 1
-    return note.n_asked <= _MOST_ASKED
+    return note.n_asked <= MOST_ASKED
 
 
 def operands(

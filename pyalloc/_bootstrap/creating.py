@@ -14,8 +14,6 @@ from pyalloc._bootstrap import contents, sizes
 
 # Its multiples, less their whole parts, are spread evenly however many there are.
 _STEP = (math.sqrt(5) - 1) / 2
-# Bytes: what masks are made by; more of them are pictures and noise, which nobody looks at.
-_MOST_FRACTIONS = 2**22
 # In place, and what else initialises, averages and steps by way of x.data; of what changing.py follows it tells itself.
 _UNKNOWN = (
     *("normal_", "uniform_", "bernoulli_.float", "bernoulli_.Tensor", "exponential_", "cauchy_"),
@@ -88,7 +86,7 @@ def _made(
     def call(*args: Any, **kwargs: Any) -> Any:
         made = operator._op_dk(generic, *args, **kwargs)
         is_whole = not (made.is_floating_point() or made.is_complex())
-        most = contents.MOST_BYTES if is_whole else _MOST_FRACTIONS
+        most = contents.MOST_BYTES if is_whole else contents.MOST_FRACTIONS
         # A graph that is launched again would find what others put there meanwhile.
         if not 0 < made.nbytes <= most or contents.is_repeated(torch):
             return made

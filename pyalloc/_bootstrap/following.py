@@ -13,8 +13,6 @@ from typing import Any
 
 from pyalloc._bootstrap import contents, sizes, truths
 
-# Bytes of fractions that are added up or sorted on the host: scores and noise, not pictures and parameters.
-_FEW = 2**20
 # Zeros to be filled in are zeros beside what is known.  Elsewhere kernels that nobody tells of may have done so.
 _JOINING = {
     *("add.Tensor", "sub.Tensor", "mul.Tensor", "logical_and", "logical_or", "logical_xor"),
@@ -81,7 +79,7 @@ def answer(torch: Any) -> None:
         on_host = _of_tensors(torch, operator)
         follow(name, _of_tensors(torch, kernel), kind, on_host=on_host)
 
-    few: dict[str, Any] = {"takes_floats": _FEW}
+    few: dict[str, Any] = {"takes_floats": contents.FEW_FRACTIONS}
     follow("sum.dim_IntList", aten.sum.IntList_out, kinds.whole, **few)
     follow("mean.dim", aten.mean.out, kinds.given, **few)
     follow("prod.dim_int", aten.prod.int_out, kinds.whole)

@@ -16,8 +16,6 @@ from pyalloc._bootstrap import contents, sizes
 from pyalloc._bootstrap.importing import after_import
 
 _NEXT_TO_NOTHING = 1e-30  # less than whatever a loop waits for
-_MOST_READS = 1000  # at one place of the program: a loop that waits for 0 ends
-_FEW = 2**20  # bytes of fractions that are added up on the host
 
 
 def answer(torch: Any) -> None:
@@ -82,7 +80,7 @@ def _reduced(torch: Any, on_host: Any, kernel: Callable[..., Any]) -> Callable[.
         if x.numel() == 0:
             on_host(torch.empty(0))  # torch tells what it refuses
         found = kernel(x, **kind)
-        known = contents.put(torch, x, x.nbytes <= _FEW)
+        known = contents.put(torch, x, x.nbytes <= contents.FEW_FRACTIONS)
         if known is not None:
             contents.write(torch, found, on_host(known, **kind), depth=contents.depth(torch, (x,)))
         return found
@@ -104,7 +102,7 @@ def _one_number(torch: Any) -> Callable[..., Any]:
         caller = sys._getframe(1)
         place = caller.f_code, caller.f_lineno
         reads[place] += 1
-        return found if reads[place] > _MOST_READS else _NEXT_TO_NOTHING
+        return found if reads[place] > contents.MOST_ASKED else _NEXT_TO_NOTHING
 
     return item
 
