@@ -43,6 +43,13 @@ def program(folder: Path, source: str) -> str:
     return str(path)
 
 
+def end_well(folder: Path, source: str) -> str:
+    """Runs the program, which checks itself, in a dry run.  What stood on its standard error."""
+    code, _, err = finish(start([sys.executable, program(folder, source)], folder))
+    assert code == 0, err
+    return err
+
+
 def flat(text: str) -> str:
     """A summary as if the terminal had one endless line."""
     return " ".join(text.split())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from pyalloc import hostcuda
 
-from .dryrun_support import finish, flat, program, start
+from .dryrun_support import end_well, flat
 
 
 def test_what_a_program_changes_in_place(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -46,8 +45,7 @@ def test_what_a_program_changes_in_place(torch_found: hostcuda.Torch, tmp_path: 
         assert kept.tolist() == [0, 1, 2, 0, 4, 5]
         assert (torch.full((4, 4), 1.0).triu_(1) == 0).sum() == 10
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    err = end_well(tmp_path, source)
     assert "taken as all true" not in flat(err), err
 
 
@@ -119,8 +117,7 @@ def test_changes_in_place_that_nobody_can_follow(
             logits /= 2
             assert logits.add_(made).shape == (3,)
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_loops_over_tokens_go_on_to_their_limit(
@@ -169,8 +166,7 @@ def test_loops_over_tokens_go_on_to_their_limit(
         while not done.all():  # a kernel that nobody tells of may change it
             head(torch.randn(3, 8))
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_nothing_that_is_followed_is_kept(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -196,8 +192,7 @@ def test_nothing_that_is_followed_is_kept(torch_found: hostcuda.Torch, tmp_path:
             before.append(torch.cuda.memory_allocated())
         assert len({*before[1:]}) == 1, before
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_who_asks_for_no_numbers_is_left_alone(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -230,8 +225,7 @@ def test_who_asks_for_no_numbers_is_left_alone(torch_found: hostcuda.Torch, tmp_
         sys.setprofile(None)
         assert not called, called
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_what_the_host_cannot_change_is_not_followed(
@@ -265,8 +259,7 @@ def test_what_the_host_cannot_change_is_not_followed(
                 n.add_(wrong)
         assert n.tolist() == [2, 2, 2, 2]
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_what_is_known_is_not_looked_through(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -283,5 +276,4 @@ def test_what_is_known_is_not_looked_through(torch_found: hostcuda.Torch, tmp_pa
         assert "as_strided" in called and "any" not in called and "view" not in called
         assert int(mask.sum()) == 64 * 5
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)

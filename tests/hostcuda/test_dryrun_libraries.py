@@ -9,7 +9,7 @@ import pytest
 
 from pyalloc import hostcuda
 
-from .dryrun_support import finish, program, start
+from .dryrun_support import end_well, finish, program, start
 
 
 def test_detectors_choose_as_many_boxes_as_they_sample(
@@ -51,8 +51,7 @@ def test_detectors_choose_as_many_boxes_as_they_sample(
         losses = detector([torch.rand(3, 128, 128)], [truth])
         assert all(torch.isfinite(each) for each in losses.values())
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_what_is_answered_can_be_compiled_by_torch_jit(
@@ -79,8 +78,7 @@ def test_what_is_answered_can_be_compiled_by_torch_jit(
         recurrent = torch.jit.script(Recurrent().cuda())
         assert recurrent(torch.randn(2, 9, 20).cuda(), torch.tensor([4, 9])).shape == (13, 16)
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_assistants_draft_at_every_length(torch_found: hostcuda.Torch, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pyalloc import hostcuda
 from pyalloc._bootstrap import contents
 
-from .dryrun_support import ROOT, finish, flat, program, start
+from .dryrun_support import ROOT, end_well, finish, flat, program, start
 
 
 def test_what_the_program_has_the_device_make(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -64,8 +64,7 @@ def test_what_the_program_has_the_device_make(torch_found: hostcuda.Torch, tmp_p
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             torch.arange(5) + torch.ones(5) * torch.rand(5)
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    err = end_well(tmp_path, source)
     assert "taken as all true: 1;" in flat(err) and "all elements were different" not in flat(err)
 
 
@@ -90,8 +89,7 @@ def test_losses_over_the_classes_that_are_there(
         assert torch.unique(pairs, dim=0).tolist() == [[1, 2], [3, 4]]
         assert torch.unique_consecutive(torch.tensor([4, 4, 1, 4]).cuda()).tolist() == [4, 1, 4]
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_experts_share_the_tokens(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -123,8 +121,7 @@ def test_experts_share_the_tokens(torch_found: hostcuda.Torch, tmp_path: Path) -
         assert scores.argmax().item() == 0 and scores[:, 0].max(0).indices.shape == ()
         sum(tokens[chosen[:, 0] == each].sum() for each in range(4)).backward()
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    err = end_well(tmp_path, source)
     assert "taken as all true: 1;" in flat(err), err  # of the large mask, which experts there are
 
 
@@ -187,8 +184,7 @@ def test_what_follows_from_fractions(torch_found: hostcuda.Torch, tmp_path: Path
         assert ends.tolist() == [0, 3, 4, 13] and torch.maximum(lengths, torch.tensor(4)).tolist() == [4, 4, 9]
         assert torch.zeros(3, 4).scatter(1, torch.tensor([[2], [0], [1]]), 1).bool().nonzero().shape == (3, 2)
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_the_absolute_of_complex_numbers_is_real(
@@ -208,8 +204,7 @@ def test_the_absolute_of_complex_numbers_is_real(
         sizes.sum().backward()
         assert x.grad.dtype == torch.complex128 and torch.tensor([-3, 2]).abs().tolist() == [3, 2]
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_places_that_are_guessed_may_be_none(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -225,8 +220,7 @@ def test_places_that_are_guessed_may_be_none(torch_found: hostcuda.Torch, tmp_pa
         assert ids.index_select(1, last[:1, 0] + 9).shape == (3, 1)
         assert torch.zeros(3, 2).scatter(1, ids + 7, 1.0).shape == (3, 2)
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_what_is_drawn_in_place_is_not_known(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -255,8 +249,7 @@ def test_what_is_drawn_in_place_is_not_known(torch_found: hostcuda.Torch, tmp_pa
             change(weight.data)
             assert len(x[weight > 0]) == 8
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_one_part_that_is_not_known(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -285,8 +278,7 @@ def test_one_part_that_is_not_known(torch_found: hostcuda.Torch, tmp_path: Path)
         mask.fill_(False)
         assert len(torch.randn(1000)[mask]) == 0
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_zeros_that_a_kernel_may_have_filled_in(
@@ -304,8 +296,7 @@ def test_zeros_that_a_kernel_may_have_filled_in(
         assert torch.cat([offset, few.cumsum(0)]).tolist() == [0, 0, 1, 3, 6, 10] and (offset + few).sum() == 10
         assert ids.scatter(0, few[:2], 1).tolist() == [1, 1, 0, 0, 0]
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_values_are_believed_as_far_as_blocks_begin_with_zeros() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pyalloc import dryrun, hostcuda, trace
 
-from .dryrun_support import finish, program, start
+from .dryrun_support import end_well, finish, program, start
 
 
 def test_a_gradient_scaler_takes_every_step(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -59,8 +59,7 @@ def test_lbfgs_keeps_its_directions(torch_found: hostcuda.Torch, tmp_path: Path)
         assert [len(kept[name]) for name in ("old_dirs", "old_stps", "ro")] == [10, 10, 10]
         assert torch.cuda.memory_allocated() > 20 * 4_000_000
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_generate_goes_on_to_its_largest_length(
@@ -207,8 +206,7 @@ def test_masks_choose_a_place_for_each_value_that_is_put(
         put = torch.compile(lambda x, mask, values: x.index_put((mask,), values), backend="eager")
         assert put(x, x[..., 0] > 0, image.detach()).shape == (2, 30, 8)
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_objects_travel_between_ranks(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -314,8 +312,7 @@ def test_what_is_counted_on_the_device_has_its_largest_size(
         average = torch.nn.BatchNorm1d(20, momentum=None).cuda()
         average(x)
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    err = end_well(tmp_path, source)
     words = " ".join(err.split())
     assert "unique() and coalesce() for which all elements were different: 6;" in words, err
     assert "tensors of sizes that no kernel computed: 4," in words, err
@@ -343,8 +340,7 @@ def test_losses_share_out_their_targets(torch_found: hostcuda.Torch, tmp_path: P
             lengths = torch.tensor([30.0]), torch.tensor([2])
             torch.nn.functional.ctc_loss(speech, torch.tensor([[1, 2]]).cuda(), *lengths)
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    err = end_well(tmp_path, source)
     assert "back from the device" not in " ".join(err.split()), err
 
 
@@ -380,8 +376,7 @@ def test_largest_smallest_and_sum_of_what_the_program_put_there(
         torch.istft(sound, 64, window=window, length=450).sum().backward()
         assert torch.istft(sound.detach(), 64, window=window).shape == (1, 448)
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_numbers_that_follow_from_what_the_program_put_there(
@@ -418,8 +413,7 @@ def test_numbers_that_follow_from_what_the_program_put_there(
         lengths -= 1
         assert n == 3 and lengths.tolist() == [2, 1]
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    err = end_well(tmp_path, source)
     assert "taken as all true: 3;" in " ".join(err.split()), err
 
 
@@ -439,8 +433,7 @@ def test_large_results_are_not_worked_out_on_the_host(
         places.expand(32768, -1).amax(1)
         assert is_seen.shape == (32768, 32768) and most_kib() - before < 2**18, most_kib() - before
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_jagged_tensors_are_taken_apart(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -465,8 +458,7 @@ def test_jagged_tensors_are_taken_apart(torch_found: hostcuda.Torch, tmp_path: P
         with pytest.raises(RuntimeError, match="split_sizes"):
             NestedTensor(values, none).unbind()
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_a_weight_of_which_half_is_left_out(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -482,8 +474,7 @@ def test_a_weight_of_which_half_is_left_out(torch_found: hostcuda.Torch, tmp_pat
             assert made == weight.nbytes // 2 + weight.numel() // 8, made
             del sparse
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_sums_and_products_of_sparse_matrices(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -502,8 +493,7 @@ def test_sums_and_products_of_sparse_matrices(torch_found: hostcuda.Torch, tmp_p
         assert (full + full)._nnz() == 600
         assert torch.sparse.mm(full, torch.ones(30, 20).to_sparse_csr().cuda())._nnz() == 400
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    end_well(tmp_path, source)
 
 
 def test_sequences_of_unknown_lengths_are_as_long_as_can_be(
@@ -533,8 +523,7 @@ def test_sequences_of_unknown_lengths_are_as_long_as_can_be(
         one = (torch.ones(7, dtype=torch.int64), torch.tensor(30), torch.tensor(7))
         torch.nn.functional.ctc_loss(x[0], *(each.cuda() for each in one)).backward()
     """
-    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
-    assert code == 0, err
+    err = end_well(tmp_path, source)
     assert "tensors of sizes that no kernel computed: 5," in " ".join(err.split()), err
 
 
