@@ -33,9 +33,8 @@ struct pya_block {
         struct pya_stitch *stitch; /* STITCHED */
     };
     union {
-        struct pya_block *next; /* home: the neighbour above */
-        struct pya_block
-            *pieces; /* STITCHED: the LENT blocks, in order of the stitched addresses */
+        struct pya_block *next;   /* home: the neighbour above */
+        struct pya_block *pieces; /* STITCHED: the LENT blocks, in order of stitched address */
     };
     struct pya_arena *arena;
     struct pya_range *range; /* NULL when STITCHED */

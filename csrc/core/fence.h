@@ -23,8 +23,8 @@ extern "C" {
 struct pya_fence {
     struct pya_fence *next;
     pya_stream stream;
-    struct pya_device *
-        dev; /* foreign: its own, which may be another than the card's; NULL: could not be opened */
+    /* Foreign: the stream's own device, which may be another than the card's; NULL: could not be opened. */
+    struct pya_device *dev;
     pya_event event;      /* 0: never made */
     bool is_open;         /* recorded, not yet seen complete */
     bool is_leaving;      /* within a round: the device knows no such stream */

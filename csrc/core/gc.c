@@ -19,8 +19,8 @@ enum { GC_RECOVERY_SHARE = 8 };
 struct gc_run {
     struct pya_arena *arena;
     struct pya_block *run;
-    unsigned
-        age_bits; /* of the requests since it was last used: twice as old is older, a little is not */
+    /* Length in bits of the number of requests since it was last used: small differences of age do not count. */
+    unsigned age_bits;
     bool is_shown; /* some page of it has a second address, which would have to be made again too */
     size_t n_pages;
 };

@@ -79,8 +79,8 @@ struct pya_history {
     size_t first;
     size_t max_entries; /* at least 1 */
     void *current; /* borrowed; context of the request in progress, for entries without their own */
-    uint64_t
-        n_lost; /* entries overwritten, or without host memory, since the last were moved out */
+    /* Entries overwritten, or without host memory, since the last were moved out. */
+    uint64_t n_lost;
     uint32_t skip_mask; /* actions that are not recorded */
     int level;          /* enum pya_record_level */
     struct pya_context_owner owner;

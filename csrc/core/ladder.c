@@ -1,7 +1,7 @@
 /* The ladder.  Floor 11.
  *
- * Home fit, a cached stitched range, idle memory of other streams where it lies, then their pages; then the policy weighs growing against
- * stitching; then, with the capacity reached, everything that gets by with fewer new pages. */
+ * Home fit, a cached stitched range, idle memory of other streams where it lies, then their pages; then the policy weighs
+ * growing against stitching; then, with the capacity reached, everything that gets by with fewer new pages. */
 #include "ladder.h"
 
 #include <stdlib.h>

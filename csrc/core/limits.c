@@ -157,8 +157,8 @@ card_trim(struct pya_card *card, size_t bytes_left, bool has_spare, bool is_idle
     if (pya_fences_are_capturing(card)) {
         return PYA_OK;
     }
-    card->stats.scalar[PYA_STAT_num_sync_all_streams] +=
-        bytes_left == 0; /* as torch's empty_cache() */
+    /* torch counts the waits of empty_cache() only. */
+    card->stats.scalar[PYA_STAT_num_sync_all_streams] += bytes_left == 0;
     if (card->reserved_bytes > left && has_spare) {
         pya_status st = card_wait(card, is_idle);
         if (st != PYA_OK) {

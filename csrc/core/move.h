@@ -7,8 +7,9 @@
 extern "C" {
 #endif
 
-/* Collects up to n_most wholly free pages of the arena that are not marked as leaving, lowest address first; of those only
- * what the taker may have, unless it is NULL: of a private pool in use what that has not touched.  The run `except` is left out.  PYA_E_HOST_NOMEM: no scratch list. */
+/* Collects up to n_most wholly free pages of the arena that are not marked as leaving, lowest address first, without those
+ * of the run `except`.  taker: only pages that this arena may have (of a private pool in use those that the pool has not
+ * touched since it was settled); NULL: all.  PYA_E_HOST_NOMEM: no room for a list of the runs. */
 PYA_MUST_CHECK pya_status pya_pages_pick(
     struct pya_arena *arena, size_t n_most, const struct pya_arena *taker,
     const struct pya_block *except, pya_page_id *ids, size_t *n_out);

@@ -16,8 +16,8 @@ struct pya_pool_id {
 /* Where a pool's memory comes from instead of the device (a torch.cuda.MemPool with an allocator of its own).
  * Called under the card's lock. */
 struct pya_segment_source {
-    pya_dptr (*alloc)(
-        void *arg, size_t bytes); /* 0: out of memory.  NULL: the device is the source */
+    /* Returns 0 when out of memory.  NULL: the device is the source. */
+    pya_dptr (*alloc)(void *arg, size_t bytes);
     void (*free)(void *arg, pya_dptr addr);
     void (*drop)(void *arg); /* called once, after the last segment went back; may be NULL */
     void *arg;
@@ -34,8 +34,8 @@ struct pya_stream_filter {
     bool (*match)(void *arg, pya_stream stream);
     void (*drop)(void *arg); /* called once, when the filter is no longer used; may be NULL */
     void *arg;
-    pya_stream
-        began_on; /* where it began: the stream of a capture, which may never ask for memory */
+    /* Where it began: the stream of a capture, which may never ask for memory. */
+    pya_stream began_on;
 };
 
 #ifdef __cplusplus

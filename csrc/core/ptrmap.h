@@ -46,11 +46,11 @@ struct pya_ptrmap {
 };
 
 /* Where an entry was found, so that taking it out needs no second search.  Two words, so that it travels in
- * registers: what was just written in parts is slow to read as a whole. */
+ * registers: what was just written in parts is slow to read as a whole.
+ * way: + PYA_PTRMAP_OLD: in the old table; + PYA_PTRMAP_AWAY: not in the bucket where it belongs. */
 struct pya_ptrmap_slot {
     struct pya_ptrmap_bucket *bucket; /* NULL: it is the latest */
-    size_t
-        way; /* + PYA_PTRMAP_OLD: in the old table; + PYA_PTRMAP_AWAY: not in the bucket where it belongs */
+    size_t way;
 };
 
 void pya_ptrmap_init(struct pya_ptrmap *map);

@@ -126,8 +126,8 @@ pya_block_info(struct pya_heap *heap, pya_dptr ptr, pya_dptr *base, size_t *byte
 struct pya_segment_info {
     pya_dptr base;
     size_t bytes;
-    bool
-        is_plain; /* one allocation, which others can open; else pages, told as if the block were all */
+    /* One allocation of the driver, which other processes can open; else pages: base and bytes are the block's own. */
+    bool is_plain;
 };
 
 PYA_MUST_CHECK pya_status
@@ -174,7 +174,7 @@ pya_reserve(struct pya_heap *heap, int device, size_t bytes, pya_stream stream);
 
 enum pya_limit_kind {
     PYA_LIMIT_HARD, /* reserved bytes never pass it, and what is cached above it goes back at once */
-    PYA_LIMIT_SOFT, /* above it memory is reused and given back before more is taken; never out of memory */
+    PYA_LIMIT_SOFT, /* above it memory is reused and given back first; no request fails for it */
 };
 
 /* bytes 0: no limit.  Overrides the options `limit` and `soft_limit` for one device. */

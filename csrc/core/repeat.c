@@ -443,8 +443,8 @@ pya_repeat_note(struct pya_arena *arena, struct pya_block *block) {
         repeat->n_broken = repeat->n;
     }
     repeat->streak = streak;
-    repeat->follow =
-        repeat->like + (repeat->like < repeat->n); /* the same size may come again at once */
+    /* `like` is the new request itself where none is known: the same size may come again at once. */
+    repeat->follow = repeat->like + (repeat->like < repeat->n);
     if (arena->littles != NULL) {
         arena->littles->first[repeat->n % REPEAT_KEPT] = arena->littles->n;
     }

@@ -15,10 +15,10 @@ struct pya_span {
 struct pya_spans {
     struct pya_span *items;
     size_t n, n_room;
-    size_t n_added; /* before those beside the latest were joined with it, and others left out */
+    size_t n_added; /* calls of pya_spans_add(): spans may have been joined or left out */
     bool is_whole;  /* there was host memory for all */
-    const struct pya_spans
-        *within; /* joined; what meets none of these is left out; NULL: nothing */
+    /* Joined; a span that meets none of these is left out.  NULL: all are taken. */
+    const struct pya_spans *within;
 };
 
 void pya_spans_add(struct pya_spans *spans, pya_dptr addr, size_t bytes);

@@ -28,8 +28,7 @@ struct pya_stitch {
     size_t bytes;       /* lent from there; a multiple of PYA_PAGE unless shared */
     bool is_shared;
     size_t n_pages; /* mapped there; fewer than fit when is_broken */
-    bool
-        is_broken; /* mapping it failed half-way and could not be undone: only good for unmapping */
+    bool is_broken; /* half mapped, which could not be undone: only good for unmapping */
     pya_page_id pages[];
 };
 

@@ -26,8 +26,8 @@ enum {
     CUDA_LAUNCH_TIMEOUT = 702,
     CUDA_CONTEXT_IS_DESTROYED = 709, /* what some drivers say of a destroyed stream */
     CUDA_DEVICE_ASSERT = 710,
-    CUDA_BROKEN_FIRST =
-        714, /* stack, instruction, alignment, address space, program counter, launch */
+    /* stack, instruction, alignment, address space, program counter, launch */
+    CUDA_BROKEN_FIRST = 714,
     CUDA_BROKEN_LAST = 719,
     CUDA_TENSOR_MEMORY_LEAK = 721,
     CUDA_MPS_CLIENT_TERMINATED = 810,

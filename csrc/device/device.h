@@ -83,8 +83,8 @@ struct pya_device_ops {
     void (*end)(struct pya_device *dev);
     uint64_t (*clock_ns)(struct pya_device *dev); /* [CLOCK_MONOTONIC] */
     void (*last_error)(struct pya_device *dev, struct pya_device_error *out); /* [zeros] */
-    void (*close)(
-        struct pya_device *dev); /* frees dev; memory still held is the caller's leak [nothing] */
+    /* Frees dev; memory still held is the caller's leak.  [nothing] */
+    void (*close)(struct pya_device *dev);
 };
 
 /* First member of every implementation's own struct. */

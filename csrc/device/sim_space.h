@@ -8,9 +8,10 @@
 
 /* The ranges tile [0, n_used): walking by span visits each once.  Checked by sim_space_check(). */
 struct sim_space {
-    uint32_t *span; /* at the first page of a range: its pages, with SIM_SPACE_FREE when released */
-    uint32_t
-        *next; /* at the first page of a free range: the next of the same size, plus 1; 0 ends */
+    /* At the first page of a range: its pages, with SIM_SPACE_FREE when released. */
+    uint32_t *span;
+    /* At the first page of a free range: the next of the same size, plus 1; 0 ends. */
+    uint32_t *next;
     uint32_t *head;   /* by size in pages: first free range, plus 1; 0 is none */
     uint32_t n_pages; /* size of the space */
     uint32_t n_used;  /* pages ever cut from it */

@@ -332,8 +332,8 @@ graph_capture_locked(struct pya_hc_graph *exec, struct pya_hc_stream *stream) {
     struct pya_hc_action child = {.type = NODE_GRAPH, .child = source, .size = exec->capacity};
     bool captured = false;
     int error = pya_hc_submit_locked(stream, &child, &captured);
-    source->n_refs +=
-        error != CU_CAPTURE_INVALIDATED; /* the new node's, which is there without its edges too */
+    /* The new node's, which is there without its edges too. */
+    source->n_refs += error != CU_CAPTURE_INVALIDATED;
     return error;
 }
 

@@ -22,8 +22,8 @@ chunk_add(struct op_store *store) {
         return PYA_E_HOST_NOMEM;
     }
     store->chunks = chunks;
-    struct program_op *chunk =
-        malloc(CHUNK_BYTES); /* not touched: a short program takes little of it */
+    /* Not touched, so that a short program takes little of it. */
+    struct program_op *chunk = malloc(CHUNK_BYTES);
     if (chunk == NULL) {
         return PYA_E_HOST_NOMEM;
     }

@@ -20,18 +20,17 @@ struct pya_program_info {
     uint64_t n_asked_streams;  /* of each device those that were asked for memory, added up */
     unsigned n_devices;
     unsigned n_streams;
-    unsigned n_pools;  /* private ones */
-    uint64_t n_blocks; /* most alive at once */
-    uint64_t
-        peak_live_bytes; /* each request rounded to 512; summed over devices, each at its own peak */
-    uint64_t
-        device_live_bytes; /* the largest live peak of one device: capacities are of one device */
-    uint64_t device_peak[PYA_MAX_DEVICES];
-    bool is_complete; /* false: the file was cut off */
+    unsigned n_pools;                      /* private ones */
+    uint64_t n_blocks;                     /* most alive at once */
+    uint64_t peak_live_bytes;              /* sum of device_peak */
+    uint64_t device_live_bytes;            /* largest device_peak: capacities are of one device */
+    uint64_t device_peak[PYA_MAX_DEVICES]; /* most alive there, each request rounded to 512 */
+    bool is_complete;                      /* false: the file was cut off */
 };
 
 PYA_MUST_CHECK pya_status pya_program_create(struct pya_program **out);
-/* In order.  PYA_E_LIMIT: too many streams or pools; PYA_E_TOO_LARGE: more alive than any device has.  Kinds that mean nothing to an allocator are counted only. */
+/* In order.  PYA_E_LIMIT: too many streams or pools; PYA_E_TOO_LARGE: more alive than any device has.  Kinds that mean
+ * nothing to an allocator are counted only. */
 PYA_MUST_CHECK pya_status
 pya_program_add(struct pya_program *program, const struct pya_trace_event *event);
 /* What PYA_E_LIMIT means, of a program or of its replay. */

@@ -31,8 +31,8 @@ struct pya_program {
         uint64_t first;
         uint64_t second;
     } pools[PROGRAM_POOLS]; /* by number; 0 is the default pool */
-    uint64_t
-        asked[PROGRAM_STREAMS]; /* by stream: bit d is set once device d was asked for memory */
+    /* By stream: bit d is set once device d was asked for memory. */
+    uint64_t asked[PROGRAM_STREAMS];
     uint64_t live_bytes[PYA_MAX_DEVICES];
     char **notes;
     size_t n_notes;

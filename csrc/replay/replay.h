@@ -34,8 +34,8 @@ struct pya_replay_settings {
     enum pya_sim_cost cost;
     uint64_t work_delay; /* an event passes after this many later ones; 0: at once */
     bool no_vmm;         /* a driver without virtual memory calls */
-    unsigned
-        n_passes; /* the program this often in one process, what it leaves freed between; 0: once */
+    /* How often the program runs in one process, what is left alive being freed after each; 0: once. */
+    unsigned n_passes;
     /* Every byte of every page is checked for a single owner: slower. */
     bool check;
     /* Called now and then; false stops the replay (PYA_E_BUSY).  May be NULL. */

@@ -13,8 +13,8 @@ extern "C" {
 
 #define PYA_SCAN_NEVER UINT64_MAX
 #define PYA_SCAN_SPANS 8192
-#define PYA_SCAN_MODULE                                                                            \
-    "module:" /* phases of this prefix are modules: kept apart from the others */
+/* Phases of this prefix are modules: kept apart from the others. */
+#define PYA_SCAN_MODULE "module:"
 
 struct pya_scan_settings {
     int device;              /* -1: all of them, summed */

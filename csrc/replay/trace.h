@@ -76,8 +76,8 @@ enum pya_trace_kind {
 struct pya_trace_event {
     int kind;
     int device;
-    uint64_t
-        time_ns; /* never goes back within a file: an earlier time is written as the last one */
+    /* Never goes back within a file: an earlier time is written as the last one. */
+    uint64_t time_ns;
     uint64_t thread;
     pya_stream stream;
     pya_dptr addr;

@@ -392,8 +392,8 @@ pya_trace_close(struct pya_trace_writer *w) {
     if (status == PYA_OK) {
         status = trace_end_chunk(w); /* empty: the mark of a complete file */
     }
-    const int held =
-        fcntl(w->fd, F_DUPFD_CLOEXEC, 0); /* the lock stays until the file has its name */
+    /* A second descriptor keeps the lock until the file has its name. */
+    const int held = fcntl(w->fd, F_DUPFD_CLOEXEC, 0);
     if (close(w->fd) != 0 && status == PYA_OK) {
         status = trace_fail_io(w);
     }

@@ -3,10 +3,10 @@
 
 #include "../core/base.h"
 
+/* (key, addr) is unique in a tree and does not change while the node is in it. */
 struct tree_node {
     uint64_t key;
-    uint64_t
-        addr; /* key and addr together are unique in a tree and do not change while the node is in it */
+    uint64_t addr;
     struct tree_node *left;
     struct tree_node *right;
     uint32_t priority;
