@@ -4,7 +4,7 @@
  * on a list that the next capture, which holds the GIL, empties. */
 #include "module_stack.h"
 
-#include "core/shared.h"
+#include "core/refcount.h"
 #include "thread_labels.h"
 
 #include <dlfcn.h>
@@ -19,10 +19,10 @@ struct frame {
 };
 
 struct stack {
-    struct pya_shared shared; /* first */
-    char *metadata;           /* owned; NULL is "" */
-    char *compile_context;    /* owned; NULL is "N/A" */
-    bool is_bare;             /* only labels were asked for */
+    struct pya_refcount count; /* first */
+    char *metadata;            /* owned; NULL is "" */
+    char *compile_context;     /* owned; NULL is "N/A" */
+    bool is_bare;              /* only labels were asked for */
     size_t n_native;
     void **native; /* owned return addresses, innermost first; NULL when none were captured */
     size_t n_frames;
@@ -31,7 +31,7 @@ struct stack {
 
 static atomic_bool wants_native;
 
-static struct pya_shared *dead_stacks; /* they need the GIL to go */
+static struct pya_refcount *dead_stacks; /* they need the GIL to go */
 
 /* Outside the limited API, but exported by every CPython since 3.9; without it no stacks are recorded. */
 typedef PyFrameObject *(*get_back_function)(PyFrameObject *);
@@ -83,9 +83,9 @@ stack_destroy(struct stack *stack) {
 
 void
 pya_stack_sweep(void) {
-    struct pya_shared *dead = pya_shared_exhume(&dead_stacks);
+    struct pya_refcount *dead = pya_refcount_take_dead(&dead_stacks);
     while (dead != NULL) {
-        struct pya_shared *next = pya_shared_next(dead);
+        struct pya_refcount *next = pya_refcount_next_dead(dead);
         stack_destroy((struct stack *)dead);
         dead = next;
     }
@@ -97,7 +97,7 @@ stack_create(const struct frame *frames, size_t n) {
     if (stack == NULL) {
         return NULL;
     }
-    stack->shared = (struct pya_shared){.n_owners = 1};
+    stack->count = (struct pya_refcount){.n_owners = 1};
     stack->metadata = NULL;
     stack->compile_context = NULL;
     stack->is_bare = false;
@@ -218,7 +218,7 @@ pya_stack_retain(void *arg, void *context) {
     (void)arg;
     struct stack *stack = context;
     if (stack != NULL) {
-        pya_shared_retain(&stack->shared);
+        pya_refcount_retain(&stack->count);
     }
 }
 
@@ -226,8 +226,8 @@ void
 pya_stack_release(void *arg, void *context) {
     (void)arg;
     struct stack *stack = context;
-    if (stack != NULL && pya_shared_drop(&stack->shared)) {
-        pya_shared_bury(&dead_stacks, &stack->shared);
+    if (stack != NULL && pya_refcount_drop(&stack->count)) {
+        pya_refcount_push_dead(&dead_stacks, &stack->count);
     }
 }
 

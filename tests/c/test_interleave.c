@@ -1,6 +1,6 @@
 /* The lock, and what threads do without one, in every order of their steps on the memory of interleave.h.
  *
- * The code is the library's: lock.c, cards.h and shared.h, compiled here once more.  A case holds only if the model
+ * The code is the library's: lock.c, cards.h and refcount.h, compiled here once more.  A case holds only if the model
  * also finds each of its mutants: the same code with one kind of mistake. */
 #include "check.h"
 
@@ -9,7 +9,7 @@
 #define PYA_LOCK_SPINS 1
 #include "core/cards.h"
 #include "core/lock.c" // NOLINT(bugprone-suspicious-include): the code under test
-#include "core/shared.h"
+#include "core/refcount.h"
 
 struct mutant {
     const char *name;
@@ -320,11 +320,11 @@ test_cards(void) {
     CHECK_MUTANTS(&claiming, of_claiming);
 }
 
-/* ---- shared things: the last owner sees all, what is buried is found once ---- */
+/* ---- reference counts: the last owner sees all, what is dead is found once ---- */
 
-static struct pya_shared things[2];
-static struct pya_shared *dead;
-static size_t marks[3], n_last, n_found[2], n_buried;
+static struct pya_refcount things[2];
+static struct pya_refcount *dead;
+static size_t marks[3], n_last, n_found[2], n_pushed;
 
 static void
 owners_declare(void) {
@@ -336,7 +336,7 @@ owners_declare(void) {
 
 static void
 owner_leaves(void) {
-    if (pya_shared_drop(&things[0])) {
+    if (pya_refcount_drop(&things[0])) {
         bool is_all = __atomic_load_n(&marks[0], __ATOMIC_RELAXED) == 1 &&
                       __atomic_load_n(&marks[1], __ATOMIC_RELAXED) == 1;
         interleave_expect(is_all, "the last owner does not see what another did");
@@ -348,7 +348,7 @@ static void
 owners_run(int thread, int round) {
     (void)round;
     if (thread == 0) {
-        pya_shared_retain(&things[0]);
+        pya_refcount_retain(&things[0]);
     }
     __atomic_store_n(&marks[thread], (size_t)1, __ATOMIC_RELAXED);
     owner_leaves();
@@ -376,21 +376,21 @@ dead_declare(void) {
         interleave_place(&marks[i], 0);
         interleave_place(&n_found[i], 0);
     }
-    interleave_place(&n_buried, 0);
+    interleave_place(&n_pushed, 0);
 }
 
 static void
-bury(int i) {
-    (void)__atomic_fetch_add(&n_buried, 1, __ATOMIC_RELAXED);
+push(int i) {
+    (void)__atomic_fetch_add(&n_pushed, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&marks[i], (size_t)1, __ATOMIC_RELAXED);
-    pya_shared_bury(&dead, &things[i]);
+    pya_refcount_push_dead(&dead, &things[i]);
 }
 
 /* Takes the list apart; true when things[0] was on it. */
 static bool
-exhume(void) {
+take_all(void) {
     bool has_first = false;
-    struct pya_shared *thing = pya_shared_exhume(&dead);
+    struct pya_refcount *thing = pya_refcount_take_dead(&dead);
     for (int n = 0; thing != NULL; n++) {
         int i = (int)(thing - things);
         if (n == 2) {
@@ -398,8 +398,8 @@ exhume(void) {
             return has_first;
         }
         interleave_expect(
-            __atomic_load_n(&marks[i], __ATOMIC_RELAXED) == 1, "what was buried is not seen whole");
-        struct pya_shared *next = pya_shared_next(thing);
+            __atomic_load_n(&marks[i], __ATOMIC_RELAXED) == 1, "what was pushed is not seen whole");
+        struct pya_refcount *next = pya_refcount_next_dead(thing);
         __atomic_store_n(&marks[i], (size_t)0, __ATOMIC_RELAXED);
         (void)__atomic_fetch_add(&n_found[i], 1, __ATOMIC_RELAXED);
         has_first = has_first || i == 0;
@@ -408,19 +408,19 @@ exhume(void) {
     return has_first;
 }
 
-/* The first thing is used again where it was: its address may come back while the other is being buried. */
+/* The first thing is used again where it was: its address may come back while the other is being pushed. */
 static void
 dead_run(int thread, int round) {
     (void)round;
     if (thread == 0) {
-        bury(0);
-        if (exhume()) {
-            bury(0);
+        push(0);
+        if (take_all()) {
+            push(0);
         }
     } else if (thread == 1) {
-        bury(1);
+        push(1);
     } else {
-        (void)exhume();
+        (void)take_all();
     }
 }
 
@@ -429,41 +429,41 @@ dead_check_end(void) {
     uint64_t n = interleave_newest(&n_found[0]) + interleave_newest(&n_found[1]);
     uint64_t left = interleave_newest(&dead);
     for (int i = 0; left != 0 && i <= 2; i++) {
-        const struct pya_shared *thing = (const struct pya_shared *)(uintptr_t)left;
+        const struct pya_refcount *thing = (const struct pya_refcount *)(uintptr_t)left;
         left = interleave_newest(&thing->next_dead);
         n++;
     }
-    interleave_expect(n == interleave_newest(&n_buried), "buried once, found never or twice");
+    interleave_expect(n == interleave_newest(&n_pushed), "pushed once, found never or twice");
 }
 
-RELAXED_AT(bury_relaxed, &dead, __ATOMIC_RELEASE)
-RELAXED_AT(exhume_relaxed, &dead, __ATOMIC_ACQUIRE)
+RELAXED_AT(push_relaxed, &dead, __ATOMIC_RELEASE)
+RELAXED_AT(take_relaxed, &dead, __ATOMIC_ACQUIRE)
 
 static void
-test_shared(void) {
+test_refcounts(void) {
     static const struct interleave_scenario owners = {
         "owners", 2, 1, 0, owners_declare, owners_run, owners_check_end};
     static const struct mutant of_owners[] = {
         {"acquire relaxed", acquire_relaxed},
         {"release relaxed", release_relaxed},
         {"count in two steps", add_torn}};
-    static const struct interleave_scenario burying = {
-        "burying", 3, 1, 1, dead_declare, dead_run, dead_check_end};
-    static const struct mutant of_burying[] = {
-        {"buried relaxed", bury_relaxed},
-        {"exhumed relaxed", exhume_relaxed},
-        {"buried in two steps", compare_torn},
-        {"exhumed in two steps", exchange_torn}};
+    static const struct interleave_scenario dying = {"dying",       3, 1, 1, dead_declare, dead_run,
+                                                     dead_check_end};
+    static const struct mutant of_dying[] = {
+        {"pushed relaxed", push_relaxed},
+        {"taken relaxed", take_relaxed},
+        {"pushed in two steps", compare_torn},
+        {"taken in two steps", exchange_torn}};
     check_sound(&owners);
     CHECK_MUTANTS(&owners, of_owners);
-    check_sound(&burying);
-    CHECK_MUTANTS(&burying, of_burying);
+    check_sound(&dying);
+    CHECK_MUTANTS(&dying, of_dying);
 }
 
 static const struct check_case cases[] = {
     {"lock", test_lock},
     {"cards", test_cards},
-    {"shared", test_shared},
+    {"refcounts", test_refcounts},
 };
 
 int
