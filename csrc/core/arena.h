@@ -21,31 +21,34 @@ struct pya_stitches;
 /* free_bytes == sum of FREE runs; free_pages == sum of their wholly free pages.
  * Checked by pya_arena_check(). */
 struct pya_arena {
-    struct pya_arena *next;
-    struct pya_arena *next_common; /* of the default pool */
     struct pya_card *card;
     struct pya_pool *pool; /* NULL: the default pool */
     pya_stream stream;
-    struct pya_fence *fence;   /* the stream's */
-    struct pya_fit fit;        /* every FREE run; without virtual memory those of the large pool */
-    struct pya_fit *small_fit; /* of plain segments only; NULL: pages */
-    struct pya_range *ranges;
-    struct pya_block *holes; /* chain of HOLE blocks */
-    struct pya_stitches *stitches;
-    struct pya_repeat *repeat; /* repeat.h; NULL before the first large request */
-    struct pya_stay *stays;    /* and how long its requests lived; NULL before a period is known */
-    struct pya_littles *littles; /* and where smaller ones between them lay; NULL likewise */
-    size_t repeat_pause;         /* large requests to let pass, since nothing repeats */
     struct pya_block
         *parked; /* freed last, not yet joined to its neighbours; state USED, in no index */
-    struct pya_arena *next_parking; /* of the card's list */
-    bool is_parking;                /* in that list; parked implies it */
-    struct pya_arena *next_giving;  /* of the card's list */
-    bool is_giving;                 /* in that list; see pya_arena_offer() */
-    unsigned n_waiting;             /* requests without the lock: it stays, and stays its pool's */
+    struct pya_littles *littles; /* repeat.h: where smaller requests lay; NULL before a period is known */
+    struct pya_repeat *repeat;   /* and larger ones; NULL before the first */
+    struct pya_stay *stays;      /* and how long those lived; NULL like littles */
+    size_t repeat_pause;         /* large requests to let pass, since nothing repeats */
     size_t free_bytes;
     size_t free_pages;
     uint64_t seq; /* grows with every block that becomes free */
+    bool is_parking; /* in the card's list; parked implies it */
+    bool
+        has_left; /* of a private pool: free pages marked is_left were not used since the device was waited for */
+    struct pya_fit *small_fit; /* of plain segments only; NULL: pages */
+    struct pya_fit fit;        /* every FREE run; without virtual memory those of the large pool */
+
+    struct pya_arena *next;
+    struct pya_arena *next_common; /* of the default pool */
+    struct pya_fence *fence;       /* the stream's */
+    struct pya_range *ranges;
+    struct pya_block *holes; /* chain of HOLE blocks */
+    struct pya_stitches *stitches;
+    struct pya_arena *next_parking; /* of the card's list */
+    struct pya_arena *next_giving;  /* of the card's list */
+    bool is_giving;                 /* in that list; see pya_arena_offer() */
+    unsigned n_waiting;             /* requests without the lock: it stays, and stays its pool's */
     /* What any stream had to do before idle_seq is finished: runs with seq <= idle_seq are idle. */
     uint64_t idle_seq;
     uint64_t fence_seq;  /* what idle_seq becomes when the fences have passed */
@@ -64,8 +67,6 @@ struct pya_arena {
     size_t spared_bytes;
     size_t spared_at_peak;
     unsigned n_spared_in_vain;
-    bool
-        has_left; /* of a private pool: free pages marked is_left were not used since the device was waited for */
 };
 
 static inline struct pya_place

@@ -53,47 +53,50 @@ pya_pool_is_plain(const struct pya_pool *pool) {
 /* Arenas found lately are found again at once, also where each of many graphs has one. */
 enum { PYA_RECENT_BITS = 8 };
 
+/* First what every request and every free looks at, side by side: between two of them a program has often used all of the
+ * processor's caches. */
 struct pya_card {
     struct pya_lock lock;
     int index;
     struct pya_cards *cards; /* of the heap, with this one */
     struct pya_device *dev;
-    struct pya_device_caps caps;
+    struct pya_arena *last_arena; /* of the latest request */
+    size_t n_active; /* pools with a filter: a capture or a MemPool is under way; 0 almost always */
+    size_t n_pending;            /* uses waiting in the queues of `pending` */
+    struct pya_history *history; /* NULL: not recording */
+    bool is_timed;               /* requests look at the clock (option trim_after) */
+    struct pya_slab blocks;      /* struct pya_block */
+    struct pya_ptrmap live;      /* handed-out blocks and pending ones, by address */
     struct pya_options options;
+    size_t live_bytes;      /* rounded bytes handed out, pending ones included */
+    struct pya_usage usage; /* what was needed lately */
     struct pya_stats stats;
 
-    struct pya_slab blocks; /* struct pya_block */
-    struct pya_slab uses;   /* struct pya_use (pending.h) */
-    struct pya_ptrmap live; /* handed-out blocks and pending ones, by address */
+    struct pya_device_caps caps;
+    struct pya_slab uses; /* struct pya_use (pending.h) */
     struct pya_pages pages;
 
     struct pya_arena *arenas;     /* all, most recently created first */
     struct pya_arena *common;     /* those of the default pool, in the same order */
     struct pya_arena *parking;    /* those that may have a parked block */
     struct pya_arena *giving;     /* those of pools that have pages for others */
-    struct pya_arena *last_arena; /* of the latest request */
     struct pya_arena *recent[1 << PYA_RECENT_BITS]; /* by pool and stream */
     struct pya_pool *pools;
     uint64_t n_pool_drops; /* times one of them lost its last user */
-    size_t n_active; /* pools with a filter: a capture or a MemPool is under way; 0 almost always */
     struct pya_pending *pending;  /* queues of streams with recorded blocks; NULL: never used */
-    size_t n_pending;             /* uses waiting in them */
     struct pya_fence *fences;     /* one for each stream ever heard of (fence.h) */
     size_t n_fences;              /* but for those that are gone */
     uint64_t fenced_at;           /* the card's requests when they were last recorded */
     uint64_t n_late_polls;        /* polls that found memory freed after its stream was gone */
     bool are_fences_open;         /* recorded, not yet seen to have passed */
     struct pya_fence *late_fence; /* the latest to be the only one still open */
-    struct pya_history *history;  /* NULL: not recording */
     struct pya_import *imports;   /* other processes' memory (import.h) */
 
     size_t
         reserved_bytes; /* physical: pages and plain segments; == stats reserved_bytes.all.current */
     size_t limit_bytes;     /* reserved_bytes may not pass this */
-    size_t live_bytes;      /* rounded bytes handed out, pending ones included */
     size_t peak_live_bytes; /* largest live_bytes so far: memory up to here is needed anyway */
     size_t keep_bytes;      /* reserved for good: nothing is given back below this */
-    struct pya_usage usage; /* what was needed lately */
     double stitch_ns;       /* modelled time of all stitching, moving and transfers so far */
     size_t
         n_stitched; /* ranges stitched, and how often one was used again or pages came back to an old address */
@@ -110,7 +113,6 @@ struct pya_card {
         n_held_mappings; /* more than the last unmapping meant to leave: pools in use and live blocks hold them */
     bool lacks_addresses; /* a range could not be reserved since addresses were last given back */
     bool told_lost;       /* the error after which the device is lost was explained; atomic */
-    bool is_timed;        /* requests look at the clock (option trim_after) */
     struct pya_lock gate; /* held while n_waiting is not 0 */
     unsigned n_waiting;   /* threads that wait for the device without the lock */
 };

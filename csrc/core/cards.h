@@ -16,10 +16,10 @@ enum { PYA_CLAIM_SHIFT = 36, PYA_CLAIM_SLOTS = 4096 };
 
 /* All atomic. */
 struct pya_cards {
+    uint32_t fork_count; /* of the process that opened the first card */
+    int n_open;
     struct pya_card *open[PYA_MAX_DEVICES]; /* NULL until first use, then never changed */
     uint64_t claims[PYA_CLAIM_SLOTS];       /* bit i: card i has addresses there */
-    uint32_t fork_count;                    /* of the process that opened the first card */
-    int n_open;
 };
 
 struct pya_card_opener {

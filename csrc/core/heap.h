@@ -16,10 +16,10 @@ struct pya_heap {
     struct pya_options options;
     double fractions[PYA_MAX_DEVICES]; /* of cards that are not open yet; lock */
     struct pya_hooks hooks;
+    int record_level; /* enum pya_record_level, -1: no history; atomic */
     struct pya_cards cards;
     uint64_t pool_order;
     uint64_t import_round; /* of waits before imports go (sharing.c); atomic */
-    int record_level;      /* enum pya_record_level, -1: no history; atomic */
     bool record_trace;
     size_t record_entries;
     uint32_t record_skip;
