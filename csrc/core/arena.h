@@ -19,23 +19,25 @@ struct pya_stay;
 struct pya_stitches;
 
 /* free_bytes == sum of FREE runs; free_pages == sum of their wholly free pages.
- * Checked by pya_arena_check(). */
+ * Checked by pya_arena_check(). First what every request and every free looks at. */
 struct pya_arena {
     struct pya_card *card;
     struct pya_pool *pool; /* NULL: the default pool */
     pya_stream stream;
-    struct pya_block
-        *parked; /* freed last, not yet joined to its neighbours; state USED, in no index */
-    struct pya_littles *littles; /* repeat.h: where smaller requests lay; NULL before a period is known */
-    struct pya_repeat *repeat;   /* and larger ones; NULL before the first */
-    struct pya_stay *stays;      /* and how long those lived; NULL like littles */
-    size_t repeat_pause;         /* large requests to let pass, since nothing repeats */
+    /* Freed last, not yet joined to its neighbours; state USED, in no index. */
+    struct pya_block *parked;
+    /* Where smaller and larger requests lay, and how long the larger ones lived (repeat.h). NULL before the first large
+     * request; littles and stays also before a period is known. */
+    struct pya_littles *littles;
+    struct pya_repeat *repeat;
+    struct pya_stay *stays;
+    size_t repeat_pause; /* large requests to let pass, since nothing repeats */
     size_t free_bytes;
     size_t free_pages;
-    uint64_t seq; /* grows with every block that becomes free */
+    uint64_t seq;    /* grows with every block that becomes free */
     bool is_parking; /* in the card's list; parked implies it */
-    bool
-        has_left; /* of a private pool: free pages marked is_left were not used since the device was waited for */
+    /* Of a private pool: free pages marked is_left were not used since the device was waited for. */
+    bool has_left;
     struct pya_fit *small_fit; /* of plain segments only; NULL: pages */
     struct pya_fit fit;        /* every FREE run; without virtual memory those of the large pool */
 
@@ -53,15 +55,16 @@ struct pya_arena {
     uint64_t idle_seq;
     uint64_t fence_seq;  /* what idle_seq becomes when the fences have passed */
     uint64_t almost_seq; /* the same but for the stream of the card's late fence */
-    uint64_t seen_seq; /* seq when it was last seen to have changed, and the card's requests then */
+    /* seq when it was last seen to have changed, and the card's requests then. */
+    uint64_t seen_seq;
     uint64_t seen_requests;
     double stitch_debt_ns; /* paid for stitching since the last growth (the balanced policy's W) */
     double transfer_debt_ns; /* the same for pages taken from other streams */
     size_t wasted_bytes;     /* of live stitched ranges' pages, what their blocks do not use */
-    size_t
-        large_pages; /* of the last large request that no run fitted, and how often it was the next larger one */
+    /* Of the last large request that no run fitted; how many in a row were the next larger one, or the same size again. */
+    size_t large_pages;
     unsigned n_grown;
-    unsigned n_repeated; /* or the same once more */
+    unsigned n_repeated;
     /* What the latest of the balanced policy's choices could spare, peak live then, and how many in a row spared what
      * became live before the next. */
     size_t spared_bytes;

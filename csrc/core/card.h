@@ -53,15 +53,16 @@ pya_pool_is_plain(const struct pya_pool *pool) {
 /* Arenas found lately are found again at once, also where each of many graphs has one. */
 enum { PYA_RECENT_BITS = 8 };
 
-/* First what every request and every free looks at, side by side: between two of them a program has often used all of the
- * processor's caches. */
+/* First what every request and every free looks at, side by side: between two of them a program often fills the
+ * processor's caches with its own data. */
 struct pya_card {
     struct pya_lock lock;
     int index;
     struct pya_cards *cards; /* of the heap, with this one */
     struct pya_device *dev;
     struct pya_arena *last_arena; /* of the latest request */
-    size_t n_active; /* pools with a filter: a capture or a MemPool is under way; 0 almost always */
+    /* Pools with a filter, while a capture or a MemPool is under way; 0 almost always. */
+    size_t n_active;
     size_t n_pending;            /* uses waiting in the queues of `pending` */
     struct pya_history *history; /* NULL: not recording */
     bool is_timed;               /* requests look at the clock (option trim_after) */
@@ -76,13 +77,13 @@ struct pya_card {
     struct pya_slab uses; /* struct pya_use (pending.h) */
     struct pya_pages pages;
 
-    struct pya_arena *arenas;     /* all, most recently created first */
-    struct pya_arena *common;     /* those of the default pool, in the same order */
-    struct pya_arena *parking;    /* those that may have a parked block */
-    struct pya_arena *giving;     /* those of pools that have pages for others */
+    struct pya_arena *arenas;  /* all, most recently created first */
+    struct pya_arena *common;  /* those of the default pool, in the same order */
+    struct pya_arena *parking; /* those that may have a parked block */
+    struct pya_arena *giving;  /* those of pools that have pages for others */
     struct pya_arena *recent[1 << PYA_RECENT_BITS]; /* by pool and stream */
     struct pya_pool *pools;
-    uint64_t n_pool_drops; /* times one of them lost its last user */
+    uint64_t n_pool_drops;        /* times one of them lost its last user */
     struct pya_pending *pending;  /* queues of streams with recorded blocks; NULL: never used */
     struct pya_fence *fences;     /* one for each stream ever heard of (fence.h) */
     size_t n_fences;              /* but for those that are gone */
@@ -92,25 +93,23 @@ struct pya_card {
     struct pya_fence *late_fence; /* the latest to be the only one still open */
     struct pya_import *imports;   /* other processes' memory (import.h) */
 
-    size_t
-        reserved_bytes; /* physical: pages and plain segments; == stats reserved_bytes.all.current */
+    /* Physical: pages and plain segments; == stats reserved_bytes.all.current. */
+    size_t reserved_bytes;
     size_t limit_bytes;     /* reserved_bytes may not pass this */
     size_t peak_live_bytes; /* largest live_bytes so far: memory up to here is needed anyway */
     size_t keep_bytes;      /* reserved for good: nothing is given back below this */
     double stitch_ns;       /* modelled time of all stitching, moving and transfers so far */
-    size_t
-        n_stitched; /* ranges stitched, and how often one was used again or pages came back to an old address */
-    size_t n_reused;
+    size_t n_stitched;      /* ranges */
+    size_t n_reused; /* times one of them was used again, or pages came back to an old address */
     /* The tight policy's bucket: stitching fills it, requests empty it, and when it runs over the policy gives
      * way: slack grows. */
     double bucket_ns;
     double slack;
     int64_t bucket_requests; /* how many there had been when it was last emptied */
     bool is_short;           /* the capacity was reached, and there was no room again since */
-    bool
-        fits_carefully; /* so that few wholly free pages are broken: tight, and everyone while short */
-    size_t
-        n_held_mappings; /* more than the last unmapping meant to leave: pools in use and live blocks hold them */
+    bool fits_carefully;     /* few wholly free pages are broken: tight, and everyone while short */
+    /* More than the last unmapping meant to leave: pools in use and live blocks hold them. */
+    size_t n_held_mappings;
     bool lacks_addresses; /* a range could not be reserved since addresses were last given back */
     bool told_lost;       /* the error after which the device is lost was explained; atomic */
     struct pya_lock gate; /* held while n_waiting is not 0 */
