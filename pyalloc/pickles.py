@@ -115,10 +115,8 @@ def _check_size(value: dict[str, Any], n_bytes: int) -> None:
 def _clip(error: Exception) -> str:
     try:
         text = repr(error)
-    except (
-        RecursionError,
-        ValueError,
-    ):  # what it quotes is nested too deeply, or a number too long
+    except (RecursionError, ValueError):
+        # What it quotes is nested too deeply, or a number too long.
         text = type(error).__name__
     return text if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "..."
 

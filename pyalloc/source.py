@@ -126,9 +126,8 @@ def place(frames: tuple[Frame, ...]) -> Place | None:
         if not is_foreign(file) or (file, name) == ("<string>", "<module>"):
             return Place(file, line, qualified(file, line, name))
     for _, file, line in frames:
-        if file.startswith(
-            _GRAPH
-        ):  # run as it is: autograd's threads do so, where nothing of the user's is
+        # Run as it is: autograd's threads do so, where nothing of the user's is.
+        if file.startswith(_GRAPH):
             is_backward = any(n == "backward" and "/_aot_autograd/" in f for n, f, _ in frames)
             graph = f"torch.compile/graph{file.removeprefix(_GRAPH)}"
             return Place(graph, line, "backward" if is_backward else "forward")

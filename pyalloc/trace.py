@@ -152,9 +152,8 @@ def _written_again(path: Path, write: Callable[[Path], None]) -> Iterator[Path]:
             write(target)
         except TraceError as error:
             text = str(error).replace(str(target), str(path))
-            if (
-                str(target) in str(error) and not target.exists()
-            ):  # it has its name once it is whole
+            # It has its name once it is whole.
+            if str(target) in str(error) and not target.exists():
                 text += f" (written again in {tempfile.gettempdir()}; TMPDIR names another folder)"
             raise TraceError(text if str(path) in text else f"{path}: {text}") from None
         try:

@@ -116,9 +116,8 @@ def _write(state: _Watch) -> None:
     # A forked child inherits the registration, but not the right to use a device its parent used.
     if os.getpid() != state.pid or cuda is None or not cuda.is_initialized():
         return
-    if not os.path.isdir(
-        state.folder
-    ):  # the summary was told without this process, which was not waited for
+    # Gone where the summary was told without this process, which was not waited for.
+    if not os.path.isdir(state.folder):
         return
     _note_peaks(torch, state)
     content = {

@@ -7,7 +7,7 @@ import os
 import sys
 
 from pyalloc import autorecord, launching, live
-from pyalloc._bootstrap import environment
+from pyalloc._bootstrap import INSTALL, environment
 from pyalloc.config import ENVIRONMENT, Config
 from pyalloc.install import check_torch_settings
 
@@ -40,7 +40,7 @@ class Command:
         command = launching.command("run", args.module, args.command)
         launching.check_reached(command)
         env = environment(dict(os.environ))
-        env["PYALLOC_INSTALL"] = "1"
+        env[INSTALL] = "1"
         env[live.ENABLE] = "1"
         env.update(autorecord.from_arguments(args))
         if args.record is not None:

@@ -123,6 +123,10 @@ class PowerSpherical(Distribution):
     The batch shape is that of loc without D broadcast with scale.  log_prob is the fused op; a batch
     of components against many samples, alone or in torch's MixtureSameFamily, makes no tensor with
     samples, components and D.
+
+    Raises:
+        ValueError: loc is no floating tensor with D >= 2, or scale has no floating dtype; with
+            validate_args also a loc that is not of unit length, or a negative scale.
     """
 
     arg_constraints = {"loc": _sphere, "scale": constraints.nonnegative}  # noqa: RUF012
@@ -198,7 +202,7 @@ class PowerSpherical(Distribution):
         return (-sign * (y - normal * along)).to(dtype)
 
     def entropy(self) -> Tensor:
-        """-log C - kappa E[log(1 + loc . x)], in closed form."""
+        """-log C - kappa E[log(1 + loc . x)] in nats, in closed form (De Cao and Aziz 2020)."""
         kappa = self.scale.double()
         slope = normalizer_slope(kappa, self.dim)
         return (kappa * slope - normalizer(kappa, self.dim)).to(self.scale.dtype)
@@ -230,7 +234,17 @@ class PowerSpherical(Distribution):
 
 
 class HypersphericalUniform(Distribution):
-    """The uniform distribution on the unit sphere in `dim` dimensions."""
+    """The uniform distribution on the unit sphere in `dim` dimensions.
+
+    Args:
+        dim: D, at least 1.
+        batch_shape: as of any torch distribution.
+        dtype: of samples; torch's default dtype where it is not given.
+        device: of samples.
+
+    Raises:
+        ValueError: dim is below 1.
+    """
 
     arg_constraints: dict[str, Constraint] = {}  # noqa: RUF012
     support = _sphere

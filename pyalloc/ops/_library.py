@@ -17,8 +17,10 @@ from pyalloc.errors import OpError
 LIBRARY = Path(__file__).parent.parent / "lib" / "libpyalloc_ops.so"
 ISA_NAMES = ("scalar", "avx2", "avx512")
 
+# Numbered as pya_ops_status and pya_ops_dtype in csrc/ops/ops.h; ISA_NAMES as pya_ops_isa.
 _STATUS = {1: "out of host memory", 2: "the library refused the arguments", 3: "the driver failed"}
 _DTYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1}
+_WORK_OF_A_THREAD = 200_000  # multiply-adds: waking another thread costs about as much
 
 
 class View(ctypes.Structure):
@@ -152,9 +154,9 @@ def dense_rows(x: Tensor) -> Tensor:
 
 
 def threads(work: int) -> int:
-    """Threads for so many multiply-adds: waking another one costs about as much as 200,000."""
+    """Threads for so many multiply-adds."""
     available: int = torch.get_num_threads()
-    return max(1, min(available, work // 200_000))
+    return max(1, min(available, work // _WORK_OF_A_THREAD))
 
 
 def dtype_code(dtype: torch.dtype) -> int:
@@ -167,7 +169,10 @@ def cpu_isa() -> str:
 
 
 def set_cpu_isa(name: str) -> None:
-    """Use a narrower instruction set than the machine has (measurements, tests).
+    """Makes the CPU kernels use a narrower instruction set than the machine has (measurements, tests).
+
+    Args:
+        name: "scalar", "avx2" or "avx512"; for the whole process, from the next call on.
 
     Raises:
         OpError: the machine, or this build, does not have it.

@@ -1,4 +1,4 @@
-"""Additive (Bahdanau) attention that keeps only the projected query and the probabilities."""
+"""Additive attention (Bahdanau et al. 2015) that keeps only the projected query and the probabilities."""
 # mypy: disable-error-code="untyped-decorator, misc"
 #   torch is not followed: what derives from it or is decorated by it has no type
 # ruff: noqa: PLR0913, PLR0917  (a registered op has the arguments of its schema)
@@ -129,10 +129,12 @@ class AdditiveAttention(nn.Module):
 
 @contextmanager
 def sequence_gradients(keys: Tensor, values: Tensor) -> Iterator[None]:
-    """Inside, steps over these keys and values add their gradients to one buffer per sequence.
+    """Inside, steps over these keys, (B, S, H), and values, (B, S, E), add their gradients to one buffer per sequence.
 
-    Without it every decoder step's backward makes its own gradients of keys and values, (B, S, H)
-    and (B, S, E), for autograd to add up.  The gradients are the same up to the order of the sums.
+    Without it each step's backward makes its own, for autograd to add up: the same up to the order of the sums.
+
+    Raises:
+        OpError: they are not both float32 or both float64, or not on one device.
     """
     require_float("sequence_gradients", keys=keys, values=values)
     if keys.dtype not in (torch.float32, torch.float64) or keys.dtype != values.dtype:
@@ -250,12 +252,12 @@ def _check_shapes(
         raise OpError(f"{op}: v must be ({n_h},), got {tuple(v.shape)}")
     if mask is not None:
         require_tensor(op, "mask", mask)
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != (n_b, n_s)):
-        raise OpError(
-            f"{op}: mask must be bool ({n_b}, {n_s}), got {mask.dtype} {tuple(mask.shape)}"
-        )
-    if mask is not None and mask.device != keys.device:
-        raise OpError(f"{op}: mask must be on {keys.device} as keys is, got {mask.device}")
+        if mask.dtype != torch.bool or mask.shape != (n_b, n_s):
+            raise OpError(
+                f"{op}: mask must be bool ({n_b}, {n_s}), got {mask.dtype} {tuple(mask.shape)}"
+            )
+        if mask.device != keys.device:
+            raise OpError(f"{op}: mask must be on {keys.device} as keys is, got {mask.device}")
 
 
 _pack = packer(AdditiveArgs)
@@ -281,7 +283,7 @@ def _sizes(query: Tensor, keys: Tensor, values: Tensor) -> tuple[int, int, int, 
 
 def _threads(sizes: tuple[int, int, int, int, int]) -> int:
     n_b, n_q, n_s, n_h, n_e = sizes
-    return threads(16 * n_b * n_q * n_s * (n_h + n_e))
+    return threads(16 * n_b * n_q * n_s * (n_h + n_e))  # a tanh takes as long as 16 multiply-adds
 
 
 def _forward_kernel(
@@ -303,9 +305,7 @@ def _forward_kernel(
         probs.data_ptr(),
         *_rows(context),
         *(5 * _NO_ROWS),  # no gradients
-        0,
-        0,
-        0,
+        *(0, 0, 0),  # d_v, workspace, accumulate
         dtype_code(keys.dtype),
         _threads(sizes),
     )

@@ -89,13 +89,14 @@ def scaled_attention(
 ) -> Tensor | tuple[Tensor, dict[str, str]]:
     """softmax(scale q k^T + bias) v without any Lq x Lk tensor but the bias's own gradient.
 
+    Scaled dot-product attention (Vaswani et al. 2017), block by block with a running softmax (Dao et al. 2022).
+
     Args:
         q: queries, (B, H, Lq, d); also (B, Lq, d) or (Lq, d).
         k: keys, (B, Hkv, Lk, d); H must be a multiple of Hkv (grouped-query attention).
         v: values, (B, Hkv, Lk, dv).
         bias: added to the scaled scores, broadcastable to (B, H, Lq, Lk), for q of three dimensions also (B, Lq, Lk);
-            differentiable.  One of -1e37 or less
-            hides the key as mask does.
+            differentiable.  One of -1e37 or less hides the key as mask does.
         mask: boolean, broadcastable likewise, True where a key takes part; a query that sees no key
             gets zeros.
         causal: query i sees keys 0 to i (from the top left, as torch's is_causal).

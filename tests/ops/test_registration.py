@@ -236,11 +236,8 @@ def test_a_backward_alone_compiles_in_one_graph(name):
 def declined(monkeypatch):
     """CPU tensors get what CUDA tensors do that the kernels are not for."""
     monkeypatch.setattr(_cuda, "declines", lambda x: True)
-    for module in (
-        _attention,
-        additive_module,
-        spherical_module,
-    ):  # no way past the dispatcher, as on CUDA
+    # No way past the dispatcher, as on CUDA.
+    for module in (_attention, additive_module, spherical_module):
         monkeypatch.setattr(module, "is_plain", lambda args: False)
 
 

@@ -105,9 +105,8 @@ def check_statistics(live: list[Block], base: list[int], requested: list[int]) -
     for device in (0, 1):
         mine = [block.tensor for block in live if block.tensor.device.index == device]
         assert sum_of(device, "allocation.all.current") == base[device] + len(mine)
-        if sum_of(device, "active.all.current") == base[device] + len(
-            mine
-        ):  # nothing waits for a stream
+        # Nothing waits for a stream.
+        if sum_of(device, "active.all.current") == base[device] + len(mine):
             wanted = requested[device] + sum(tensor.numel() for tensor in mine)
             assert sum_of(device, "requested_bytes.all.current") == wanted
         spans = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.numel()) for tensor in mine)

@@ -292,9 +292,8 @@ def use_and_destroy(runtime: Any, how: str) -> None:
     busy(side)
     for each in spare:  # streams that torch makes from here on get the handles of these
         destroy(each)
-    for step in range(
-        1, 13
-    ):  # each more than any free block, so that other streams' memory is asked for
+    # Each more than any free block, so that other streams' memory is asked for.
+    for step in range(1, 13):
         mine = empty((64 + 20 * step) * MIB)
         del mine
         with torch.cuda.stream(side):

@@ -41,6 +41,7 @@ def _wait_at_exit() -> None:
 
 
 def _start() -> None:
+    # As pyalloc._bootstrap, live and autorecord name them; most processes need none of these modules.
     ours = ("PYALLOC_INSTALL", "PYALLOC_DRYRUN_REPORT", "PYALLOC_RECORD", "PYALLOC_LIVE")
     if any(name in os.environ for name in ours):
         _make_importable()
