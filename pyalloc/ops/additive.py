@@ -149,6 +149,9 @@ def sequence_gradients(keys: Tensor, values: Tensor) -> Iterator[None]:
         _memory.reset(reset)
 
 
+_Buffers = dict[int, tuple[Tensor, Tensor]]
+
+
 class _Memory:
     """One sequence's keys and values, and the buffers their gradients gather in."""
 
@@ -156,9 +159,11 @@ class _Memory:
         self.keys, self.values = keys, values
         self.is_served = keys.device.type == "cpu" or _cuda.serves(keys)
         self.rows = dense_rows(keys.detach()), dense_rows(values.detach())
-        self.token: Tensor = _Gate.apply(keys, values, self)
         # of each running backward: one that failed halfway must not add to the next
-        self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.buffers: _Buffers = {}
+        # The gate has the buffers only: with all of this it would be a cycle, and keys and values be let go of
+        # whenever Python looks for those.
+        self.token: Tensor = _Gate.apply(keys, values, self.buffers)
 
     def serves(self, args: tuple[Any, ...], compute: torch.dtype) -> bool:
         """Whether a step is over these keys and values, in their dtype, and seen by nobody but autograd.
@@ -191,14 +196,14 @@ class _Gate(torch.autograd.Function):
     """Stands between keys, values and all steps: its backward runs once, after theirs."""
 
     @staticmethod
-    def forward(ctx: Any, keys: Tensor, values: Tensor, memory: _Memory) -> Tensor:
-        ctx.memory = memory
+    def forward(ctx: Any, keys: Tensor, values: Tensor, buffers: _Buffers) -> Tensor:
+        ctx.buffers = buffers
         return keys.new_zeros(())
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        buffers = ctx.memory.buffers.pop(torch._C._current_graph_task_id(), None)
+        buffers = ctx.buffers.pop(torch._C._current_graph_task_id(), None)
         return (None, None, None) if buffers is None else (*buffers, None)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -275,6 +278,21 @@ def test_saved_for_backward_does_not_grow_with_the_keys():
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         eager(*tensors)
     assert sum(kept.values()) >= 40 * 8 * 50 * 4
+
+
+def test_a_sequence_lets_go_of_its_tensors():
+    query, keys, values, v = (x.requires_grad_() for x in problem(2, 1, 4, 5, 5))
+    gc.disable()  # which would find cycles, but some time later
+    try:
+        keys, values = keys * 1, values * 1
+        with sequence_gradients(keys, values):
+            total = decode(query, keys, values, v, steps=2)
+        total.backward()
+        left = [weakref.ref(keys), weakref.ref(values)]
+        del keys, values, total
+        assert [x() for x in left] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_module_and_repeats():
