@@ -12,8 +12,8 @@
 #include <string.h>
 
 static struct pya_heap *process_heap;
-static PyObject
-    *pressure_callbacks; /* list of callables (device, bytes) -> bool; owned by the module */
+/* List of callables (device, bytes) -> bool; owned by the module. */
+static PyObject *pressure_callbacks;
 
 PyObject *
 pya_module_raise(const char *class_name, const char *text) {

@@ -39,8 +39,8 @@ pointer_of(pya_dptr address) {
 /* ---- a pool's own allocator ---- */
 
 struct own_allocator {
-    std::shared_ptr<void>
-        held; /* empty where torch passes a plain pointer, which its caller keeps */
+    /* Empty where torch passes a plain pointer, which its caller keeps. */
+    std::shared_ptr<void> held;
     void *object;
     void *(*raw_alloc)(void *self, size_t bytes);
     void (*raw_delete)(void *self, void *ptr);

@@ -155,8 +155,8 @@ pya_arena_may_use(const struct pya_arena *arena, const struct pya_block *run) {
            (arena->pool == NULL && from->pool == NULL && run->range->slots != NULL &&
             run->seq <= pya_arena_idle_for(from, arena));
 }
-/* Nobody has work left that uses what is idle: these pages belong to nobody until this arena, whose pool is in use again,
- * touches them. */
+/* The arena's pool is in use again.  Marks its idle pages, which no work uses any more: others may take them until this
+ * arena touches them. */
 void pya_arena_leave(struct pya_arena *arena);
 /* Makes a home block (USED, LENT, or one just mapped) FREE and joins it to its neighbours.
  * Returns the run it became part of. */

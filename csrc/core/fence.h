@@ -46,32 +46,33 @@ pya_fence_hear(struct pya_card *card, struct pya_fence *fence) {
     fence->is_foreign = fence->is_foreign && !fence->is_gone; /* else whoever knows says so again */
     fence->is_gone = false;
 }
-/* Is a graph being captured on any of them?  Then nothing may wait or be unmapped.  Of a destroyed stream the device knows
- * nothing, and nobody captures it.  True also where a capture forbids asking, while requests go to a pool since something
- * began on a foreign stream, and for a while after a foreign stream was seen capturing in a request or a free, or a
- * capture was announced (one second, if nothing goes to its pool before). */
+/* May a graph be being captured on any of the card's streams?  Then nothing may wait or be unmapped.  True where
+ * - the device says so of a stream, or a capture forbids asking it;
+ * - a pool takes requests for a capture that began on a foreign stream, which is not asked;
+ * - a foreign stream was capturing when it was last asked, not long ago;
+ * - a capture was announced not long ago, and its first request has not come yet.
+ * A destroyed stream is not being captured. */
 bool pya_fences_are_capturing(struct pya_card *card);
 /* Waits for all work of the device.  No lock is held meanwhile: the work may wait for another process, and that for what
  * pya_share_export() gives.  PYA_E_CAPTURE: not now. */
 PYA_MUST_CHECK pya_status pya_fences_wait_unlocked(struct pya_card *card);
-/* The same for a caller that has the lock, which is given up meanwhile.  Requests of other threads may have used up what was
- * reserved, but the map of live blocks has room for one again; a private pool may be gone, a capture may have begun
- * (PYA_E_CAPTURE).  While others free memory it is waited once more, a few times at most.  *is_idle: what is free now was free
- * before. */
+/* The same for a caller that holds the lock, which is given up meanwhile.  Other threads may have used the records that the
+ * caller reserved (but the map of live blocks has room for one again), dropped a private pool, or begun a capture
+ * (PYA_E_CAPTURE).  Where they freed memory the device is waited for again, a few times at most.  *is_idle: all that is
+ * free now was free before the last wait. */
 PYA_MUST_CHECK pya_status pya_fences_wait_meanwhile(struct pya_card *card, bool *is_idle);
-/* Gives up the lock until nobody waits without it: a capture that begins while the device is waited for would end. */
+/* Gives up the lock until no thread waits for the device without it: waiting would invalidate a capture that begins. */
 void pya_fences_pass(struct pya_card *card);
-/* Records all but the foreign ones, for which the caller has the device waited for.  False: not now (a stream is being
- * captured, or the device refuses); none is open then.
- * *waited: in: the device shall be waited for as well; out: it was, because of that or of a destroyed stream. */
+/* Records an event on every stream but the foreign ones, for which the caller has to have the device waited for.  False:
+ * not now (a stream is being captured, or the device refuses); no fence is open then.
+ * *waited: in: wait for the device as well; out: it was waited for, as asked or because a stream was destroyed. */
 bool pya_fences_record(struct pya_card *card, bool *waited);
-/* The stream is in use now: asks whether it captures.  From then on nothing is asked of it but by the two below.  origin: where
- * that began which its requests go to a pool for, or the stream itself: while that one captures too, it tells for both.
- * False: the card has not heard of the stream. */
+/* A foreign stream is in use now: asks whether it captures, and remembers the answer.  After that only the two functions
+ * below ask it.  origin: the stream on which the capture began whose pool the stream's requests go to, or the stream
+ * itself; while the origin captures, it is asked in the stream's place.  False: the card does not know the stream. */
 bool pya_fences_note_foreign(
     struct pya_card *card, pya_stream stream, struct pya_device *dev, pya_stream origin);
-/* Would an event recorded on the stream now become part of a graph?  Of a foreign one it is remembered as after
- * pya_fences_note_foreign(). */
+/* Would an event recorded on the stream now become part of a graph?  The answer of a foreign stream is remembered. */
 bool pya_fence_is_captured(struct pya_card *card, struct pya_fence *fence);
 /* Does what is remembered of a foreign stream's capture still hold?  Asks the stream. */
 void pya_fence_ask_again(struct pya_card *card, struct pya_fence *fence);
@@ -81,13 +82,13 @@ PYA_MUST_CHECK pya_status pya_fence_sync(struct pya_card *card, const struct pya
  * device's: then *event is a new one.  On failure it may be one that was never recorded, or 0. */
 PYA_MUST_CHECK pya_status
 pya_event_mark(struct pya_device *dev, pya_stream stream, pya_event *event);
-/* One of those; NULL: none. */
+/* A foreign stream of the card; NULL: there is none. */
 struct pya_fence *pya_fences_foreign(const struct pya_card *card);
 /* Forgets a stream whose work was waited for. */
 void pya_fence_bury(struct pya_card *card, struct pya_fence *fence);
 /* How many of those recorded have not completed: 0, 1, or 2 for more.  Never waits.  last: one of them. */
 size_t pya_fences_n_open(struct pya_card *card, struct pya_fence **last);
-/* The nth try of something that goes on failing: is it worth it?  Ever more rarely. */
+/* Is the nth try of something that goes on failing worth it?  Tries are spaced ever more widely: powers of two. */
 static inline bool
 pya_fence_is_due(uint64_t n) {
     return (n & (n - 1)) == 0;

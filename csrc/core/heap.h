@@ -11,8 +11,9 @@ extern "C" {
 struct pya_heap {
     struct pya_lock lock;  /* opening of cards; taken before a card's lock */
     struct pya_heap *next; /* of the process */
-    uint64_t
-        torn_cards; /* bit per device: a forked child may not look at it, nor at all knows the card (forks.c) */
+    /* Bit per device: in a forked child, a card that another thread of the parent was changing, which the child has
+     * forgotten (forks.c). */
+    uint64_t torn_cards;
     struct pya_options options;
     double fractions[PYA_MAX_DEVICES]; /* of cards that are not open yet; lock */
     struct pya_hooks hooks;

@@ -26,10 +26,10 @@ bool pya_arena_is_vacant(const struct pya_arena *arena);
 void pya_pool_add_user(struct pya_card *card, struct pya_pool *pool);
 /* One less; there was one. */
 void pya_pool_drop_user(struct pya_card *card, struct pya_pool *pool);
-/* Its memory is for others, as far as it is in use by nobody; said when its last user went, or requests stop going there. */
+/* Others may take the pool's idle memory; called when its last user went, or when requests stop going there. */
 void pya_pool_offer(struct pya_card *card, const struct pya_pool *pool);
-/* Has a pool memory that lost its last user since the device was waited for?  Then it is worth a wait, unless a capture may be
- * under way. */
+/* Has a pool free memory that others could have after a wait for the device, because its last user went since the last
+ * one?  False while a capture may be under way. */
 bool pya_pools_are_unsettled(struct pya_card *card);
 /* The device was waited for since anything was freed: the memory of such pools is open to all others. */
 void pya_pools_note_wait(struct pya_card *card);

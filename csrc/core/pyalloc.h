@@ -24,7 +24,7 @@ struct pya_hooks {
     void *arg;
     /* Opens device `index` at its first use, under the heap's lock; the heap closes it.  Required. */
     pya_status (*open_device)(void *arg, int index, struct pya_device **out);
-    /* Why the calling thread's last open_device failed; a call of "" where that is not known. */
+    /* Why the calling thread's last open_device failed; out->call is "" where that is not known. */
     void (*open_error)(void *arg, struct pya_device_error *out);
     /* What surrounds the request being made (opaque, counted references; NULL: nothing): called without a
      * lock and only while history is recorded.  with_stack false: everything but the call stack. */
@@ -87,9 +87,10 @@ PYA_MUST_CHECK pya_status pya_free(struct pya_heap *heap, pya_dptr ptr);
 /* The block is in use on `stream` too: after its free it waits for the work queued there by then.
  * NULL and foreign pointers are ignored, as torch's callers expect. */
 PYA_MUST_CHECK pya_status pya_record_stream(struct pya_heap *heap, pya_dptr ptr, pya_stream stream);
-/* Said with each request or record of the stream, which is of that device: another library made it and may destroy it
- * at any time.  The driver is asked now whether it captures, and nothing about it from then on, but for the same and an event
- * when a block recorded on it is freed.  False: the heap has not heard of it; say it again after the request. */
+/* To be called with each request on, or record of, a stream that another library made and may destroy at any time;
+ * `device` is the stream's.  The driver is asked now whether the stream captures.  It is not asked about the stream again
+ * before the next such call, or the free of a block recorded on it.  False: the heap does not know the stream yet; call
+ * again after the request. */
 bool pya_note_foreign_stream(struct pya_heap *heap, pya_stream stream, int device);
 
 /* What a caller may still get. */

@@ -14,10 +14,10 @@ extern "C" {
 /* Smaller requests fit in anywhere, and tell little about where the program is. */
 enum { PYA_REPEAT_FROM = 64 << 10 };
 
-/* For a request in an arena of pages of the default pool: the free memory, or the stitched range, where its like lay one
- * period ago, or, where somebody lies there now, some that nobody will want before it is given back.  NULL while the program is
- * not known to repeat itself, and where there is none; for one below PYA_REPEAT_FROM also before a whole period has settled.
- * The block is USED or STITCHED. */
+/* For a request in an arena of pages of the default pool: a block at the place, home or stitched, of the corresponding
+ * request one period ago.  Where another block lies there now, one in free memory that no other request of the period will
+ * want before this one is given back.  NULL while the program is not known to repeat itself, and where no such memory is
+ * free; for a request below PYA_REPEAT_FROM also before a whole period has settled.  The block is USED or STITCHED. */
 struct pya_block *pya_repeat_take(struct pya_arena *arena, size_t bytes);
 /* Was the latest large request one of a program that is known to repeat itself? */
 bool pya_repeat_is_known(const struct pya_arena *arena);
@@ -28,7 +28,7 @@ void pya_repeat_note_free(const struct pya_block *block);
 /* The user had free pages given back: what lay there will lie elsewhere, and nothing settles before all came once more. */
 void pya_repeat_note_trim(struct pya_arena *arena);
 
-/* Is this a request for the two? */
+/* Is pya_repeat_take() or pya_repeat_note() to be called for this request? */
 static inline bool
 pya_repeat_is_on(struct pya_arena *arena, size_t bytes) {
     if (bytes < PYA_REPEAT_FROM) {

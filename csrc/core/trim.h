@@ -27,11 +27,12 @@ size_t pya_trim_pages(struct pya_card *card, const pya_page_id *ids, size_t n);
  * addresses and the least recently used stitched ranges until it has few again.  Waits for the device, so that is rare and
  * in bulk, and gives up the lock meanwhile.  Failing is nobody's problem. */
 void pya_trim_mappings(struct pya_card *card);
-/* Where pools are unsettled the device is waited for, and of those that others took all memory of the addresses go too.  Gives
- * up the lock meanwhile, as pya_fences_wait_meanwhile() does, and with it every pool the caller has no hold of.
- * PYA_E_HOST_NOMEM: the map of live blocks has no room. */
+/* Settles pools that lost their last user: waits for the device, so that their free memory is open to all, and gives back
+ * the addresses of those that have no memory left.  Gives up the lock meanwhile, as pya_fences_wait_meanwhile() does; a pool
+ * that the caller is no user of may be gone afterwards.  PYA_E_HOST_NOMEM: the map of live blocks has no room. */
 PYA_MUST_CHECK pya_status pya_trim_settle_meanwhile(struct pya_card *card);
-/* The same for all of them, where addresses ran out since the last time; the device was waited for.  True: they did. */
+/* Where addresses ran out since the last call: unmaps all that is dead or idle but what pools in use have, and gives back
+ * address space in which nothing is mapped.  The device was waited for.  True: they had run out. */
 bool pya_trim_addresses(struct pya_card *card);
 
 #ifdef __cplusplus
