@@ -123,9 +123,12 @@ def _following(
     def is_few(x: Any) -> bool:
         is_whole = not (x.is_floating_point() or x.is_complex())
         most = contents.MOST_BYTES if is_whole else most_fractions
-        return bool(0 < x.nbytes <= most)
+        return bool(x.nbytes <= most)
 
     def follow(x: Any, args: Any) -> Any:
+        def count(version: int, _: Any) -> None:
+            contents.note_count(x, version)
+
         if not is_here(x):
             return None
         if contents.is_repeated(torch):
@@ -134,6 +137,8 @@ def _following(
         if x.is_inference():  # which has no count of changes
             contents.forget(x, False)
             return None
+        if x.numel() == 0:
+            return count if contents.is_current(x) else None
         was_followed = contents.is_followed(x)
 
         def give_up(*_: Any) -> None:

@@ -162,6 +162,8 @@ def _operand(torch: Any, each: Any, takes_floats: bool, kinds: dict[str, bool]) 
         return each
     if not is_plain(torch, each):
         return NotImplemented
+    if each.numel() == 0 and each.layout is torch.strided and not each.is_nested:
+        return torch.empty(each.shape, dtype=each.dtype, device="cpu")
     found = put(torch, each, takes_floats)
     if found is not None:
         kinds["known"] |= each.is_cuda
@@ -260,6 +262,13 @@ def note_change(x: Any, version: int, is_all: bool, depth: int) -> None:
     if note.version >= 0 or (is_all and note.version == _LOST):
         note.has_zeros |= note.is_blank or is_all
         note.version, note.is_blank, note.depth, note.share = version, False, depth, None
+
+
+def note_count(x: Any, version: int) -> None:
+    """Nothing of it changed, which was counted as a change in place; before it all had been followed."""
+    note = _noted(x)
+    if version == note.version + 1:  # x.data has a count of its own
+        note.version = version
 
 
 def note_repeated(x: Any) -> None:

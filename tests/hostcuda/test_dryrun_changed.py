@@ -49,6 +49,39 @@ def test_what_a_program_changes_in_place(torch_found: hostcuda.Torch, tmp_path: 
     assert "taken as all true" not in flat(err), err
 
 
+def test_a_part_without_elements_changes_nothing(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """The padding of a batch's longest sequence: nothing was known of the whole mask any more."""
+    source = """
+        import torch
+        torch.set_default_device("cuda")
+        lengths, x = [7, 3, 5], torch.randn(3, 7)
+        mask, padding = torch.ones(3, 7, dtype=torch.bool), torch.zeros(3, 7, dtype=torch.bool)
+        ids = torch.full((3, 7), -100)
+        for row, n in enumerate(lengths):
+            mask[row, n:] = False
+            padding[row, : 7 - n] = True
+            ids[row, :n] = torch.arange(n)
+            ids[row, n:] += 1
+        assert x[mask].shape == (15,) and x[padding].shape == (6,)
+        assert ids.max() == 6 and ids.tolist()[1] == [0, 1, 2, -99, -99, -99, -99]
+        mask[:0].fill_(True)
+        padding[:0], ids.data[:0], ids[mask[:0].nonzero()] = True, 3, 5
+        assert x[mask].shape == (15,) and x[padding].shape == (6,) and ids.max() == 6
+        ids = torch.cat([torch.empty(0, dtype=torch.int64), ids.flatten(), ids[0, :0]])
+        assert ids.max() == 6 and x.flatten()[ids >= 0].shape == (15,)
+        unknown = torch.randn(4) > 0
+        unknown[:0] = True
+        assert torch.randn(4)[unknown].shape == (4,)
+        done = torch.zeros(4, dtype=torch.bool)
+        done[:0] = True
+        while not done.all():  # kernels nobody tells of may change it
+            pass
+    """
+    end_well(tmp_path, source)
+
+
 def test_changes_in_place_that_nobody_can_follow(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
