@@ -4,7 +4,6 @@
 #include "torch_fast.h"
 
 #include "core/pyalloc.h"
-#include "torch_bridge.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"
 

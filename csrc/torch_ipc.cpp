@@ -2,10 +2,8 @@
  * once per process: it is kept while any tensor uses it. */
 #include "torch_ipc.h"
 
-#include "core/base.h"
 #include "core/pyalloc.h"
 #include "ipc/ipc.h"
-#include "torch_bridge.h"
 #include "torch_guarded.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"

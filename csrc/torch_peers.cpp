@@ -3,7 +3,6 @@
 #include "torch_peers.h"
 
 #include "core/pyalloc.h"
-#include "torch_bridge.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"
 

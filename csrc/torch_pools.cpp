@@ -3,7 +3,6 @@
 
 #include "core/pyalloc.h"
 #include "core/snapshot.h"
-#include "torch_bridge.h"
 #include "torch_fast.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"

@@ -2,7 +2,6 @@
  * blocks are in no statistics and in no snapshot. */
 #include "torch_uncached.h"
 
-#include "core/base.h"
 #include "torch_bridge.h"
 #include "torch_guarded.h"
 #include "torch_slots.h"

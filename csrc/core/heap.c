@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "debug.h"
 #include "fence.h"
 #include "import.h"
 #include "repeat.h"

@@ -1,6 +1,5 @@
 /* libnvidia-ml.so.1: enough for torch's messages and device counts.  NVML's errors are its own. */
 
-#include "call.h"
 #include "props.h"
 
 #include <stdio.h>

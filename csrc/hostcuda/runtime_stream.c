@@ -3,7 +3,7 @@
  * the signatures are CUDA's. */
 
 #include "call.h"
-#include "copy.h"
+#include "graph.h"
 
 #include <stdio.h>
 

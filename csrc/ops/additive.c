@@ -2,9 +2,11 @@
  * per step only the projected query and the probabilities need to live. One unit of work is one
  * batch entry: its keys and values stream through once per query. */
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "kernels.h"
-#include "pack.h"
+#include "simd.h"
 
 static inline const real *
 additive_row(struct pya_ops_view v, ptrdiff_t i, ptrdiff_t b) {
