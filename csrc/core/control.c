@@ -309,8 +309,11 @@ pya_stats_bytes(struct pya_heap *heap, int device, size_t *allocated, size_t *re
     return PYA_OK;
 }
 
+/* Those of its private pools too. */
 static pya_status
-stats_reset(struct pya_heap *heap, int device, void (*reset)(struct pya_stats *)) {
+stats_reset(
+    struct pya_heap *heap, int device, void (*reset)(struct pya_stats *),
+    void (*reset_one)(struct pya_stat *)) {
     pya_status st = stats_may_be_read(heap, device);
     if (st != PYA_OK) {
         return st;
@@ -320,6 +323,11 @@ stats_reset(struct pya_heap *heap, int device, void (*reset)(struct pya_stats *)
         pya_lock_acquire(&card->lock);
         pya_card_unpark(card); /* what was freed before is counted before */
         reset(&card->stats);
+        for (struct pya_pool *pool = card->pools; pool != NULL; pool = pool->next) {
+            for (int i = 0; i < PYA_N_STAT_POOLS; i++) {
+                reset_one(&pool->reserved[i]);
+            }
+        }
         pya_lock_release(&card->lock);
     }
     return PYA_OK;
@@ -327,12 +335,12 @@ stats_reset(struct pya_heap *heap, int device, void (*reset)(struct pya_stats *)
 
 pya_status
 pya_stats_reset_peak(struct pya_heap *heap, int device) {
-    return stats_reset(heap, device, pya_stats_reset_peaks);
+    return stats_reset(heap, device, pya_stats_reset_peaks, pya_stat_reset_peak);
 }
 
 pya_status
 pya_stats_reset_accumulated(struct pya_heap *heap, int device) {
-    return stats_reset(heap, device, pya_stats_reset_totals);
+    return stats_reset(heap, device, pya_stats_reset_totals, pya_stat_reset_total);
 }
 
 pya_status

@@ -60,6 +60,18 @@ pya_stat_replace(struct pya_stat *stat, int64_t before, int64_t amount) {
     stat->peak = stat->current > stat->peak ? stat->current : stat->peak;
 }
 
+static inline void
+pya_stat_reset_peak(struct pya_stat *stat) {
+    stat->peak = stat->current;
+}
+
+/* torch's accumulated counters restart at zero while current goes on. */
+static inline void
+pya_stat_reset_total(struct pya_stat *stat) {
+    stat->allocated = 0;
+    stat->freed = 0;
+}
+
 static inline int64_t
 pya_live_now(const struct pya_live *live, int measure, int pool) {
     return live->in[measure][pool] - live->out[measure][pool];

@@ -178,18 +178,6 @@ stats_each(struct pya_stats *stats, void (*visit)(struct pya_stat *)) {
     }
 }
 
-static void
-stat_reset_peak(struct pya_stat *stat) {
-    stat->peak = stat->current;
-}
-
-/* torch's accumulated counters restart at zero while current goes on. */
-static void
-stat_reset_total(struct pya_stat *stat) {
-    stat->allocated = 0;
-    stat->freed = 0;
-}
-
 void
 pya_stats_reset_peaks(struct pya_stats *stats) {
     const struct pya_live now = live_sum(stats);
@@ -200,7 +188,7 @@ pya_stats_reset_peaks(struct pya_stats *stats) {
             stats->live.peak_active[i][pool] = current + now.parked[i][pool];
         }
     }
-    stats_each(stats, stat_reset_peak);
+    stats_each(stats, pya_stat_reset_peak);
 }
 
 void
@@ -213,7 +201,7 @@ pya_stats_reset_totals(struct pya_stats *stats) {
             live->base_done[i][pool] = live->out[i][pool] - live->parked[i][pool];
         }
     }
-    stats_each(stats, stat_reset_total);
+    stats_each(stats, pya_stat_reset_total);
     stats->scalar[PYA_STAT_num_alloc_retries] = 0;
     stats->scalar[PYA_STAT_num_ooms] = 0;
     stats->scalar[PYA_STAT_num_oom_rejections] = 0;

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 MIB, GIB = 2**20, 2**30
+BY_POOL = "reserved_bytes_by_private_pools"
 IS_PYALLOC = os.environ["PYALLOC_PARITY"] == "pyalloc"
 CUDA = int(torch.version.cuda.split(".")[0])
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -233,20 +234,39 @@ def test_statistics_by_pool() -> None:
     with torch.cuda.use_mem_pool(pool):
         tensor = empty(50 * MIB)
     nested = torch.cuda.memory_stats_as_nested_dict()
-    if "reserved_bytes_by_private_pools" not in nested:
+    if BY_POOL not in nested:
         pytest.skip("this torch has no statistics by pool")
-    assert nested["reserved_bytes_by_private_pools"][pool.id]["all"]["current"] >= 50 * MIB
+    assert nested[BY_POOL][pool.id]["all"]["current"] >= 50 * MIB
     many = []
     for _ in range(300):
         many.append(torch.cuda.MemPool())
         with torch.cuda.use_mem_pool(many[-1]):
             empty(512)
     nested = torch.cuda.memory_stats_as_nested_dict()
-    assert {pool.id for pool in many} <= set(nested["reserved_bytes_by_private_pools"])
-    name = f"reserved_bytes_by_private_pools.{pool.id[0]}_{pool.id[1]}.all.current"
+    assert {pool.id for pool in many} <= set(nested[BY_POOL])
+    name = f"{BY_POOL}.{pool.id[0]}_{pool.id[1]}.all.current"
     assert torch.cuda.memory_stats()[name] >= 50 * MIB
     assert not [key for key in torch.accelerator.memory_stats() if "private_pools" in key]
     del tensor
+
+
+def test_resets_count_for_pools_too() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept, freed = empty(50 * MIB), empty(30 * MIB)
+    if BY_POOL not in torch.cuda.memory_stats_as_nested_dict():
+        pytest.skip("this torch has no statistics by pool")
+    pool_id = pool.id
+    del freed, pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+    of_all = torch.cuda.memory_stats_as_nested_dict()[BY_POOL][pool_id]["all"]
+    current = of_all["current"]
+    assert 50 * MIB <= current < 80 * MIB
+    assert of_all == {"current": current, "peak": current, "allocated": 0, "freed": 0}
+    del kept
 
 
 # ---- graphs ----
