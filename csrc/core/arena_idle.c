@@ -39,9 +39,10 @@ pya_givers_review(struct pya_card *card) {
 static const struct pya_fence *
 card_pass_fences(struct pya_card *card) {
     struct pya_fence *last = NULL;
-    size_t n_open = pya_fences_n_open(card, &last);
-    card->are_fences_open = n_open > 0;
-    if (n_open > 1) {
+    size_t n_open;
+    bool is_known = pya_fences_n_open(card, &n_open, &last);
+    card->are_fences_open = is_known && n_open > 0;
+    if (!is_known || n_open > 1) {
         return NULL;
     }
     for (struct pya_arena *arena = pya_givers(card); arena != NULL;

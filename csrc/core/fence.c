@@ -328,20 +328,27 @@ pya_fences_record(struct pya_card *card, bool *waited) {
     return *waited || n_leaving == 0 || fences_fail(card);
 }
 
-size_t
-pya_fences_n_open(struct pya_card *card, struct pya_fence **last) {
-    size_t n_open = 0;
-    for (struct pya_fence *fence = card->fences; fence != NULL && n_open < 2; fence = fence->next) {
+bool
+pya_fences_n_open(struct pya_card *card, size_t *n_open, struct pya_fence **last) {
+    *n_open = 0;
+    for (struct pya_fence *fence = card->fences; fence != NULL && *n_open < 2;
+         fence = fence->next) {
+        if (!fence->is_open) {
+            continue;
+        }
         bool is_done = false;
-        fence->is_open =
-            fence->is_open &&
-            (pya_device_event_query(card->dev, fence->event, &is_done) != PYA_OK || !is_done);
+        pya_status st = pya_device_event_query(card->dev, fence->event, &is_done);
+        if (st ==
+            PYA_E_CAPTURE) { /* part of a graph, the event tells nothing until it is recorded again */
+            return fences_fail(card);
+        }
+        fence->is_open = st != PYA_OK || !is_done;
         if (fence->is_open) {
-            n_open++;
+            ++*n_open;
             *last = fence;
         }
     }
-    return n_open;
+    return true;
 }
 
 void

@@ -86,8 +86,9 @@ pya_event_mark(struct pya_device *dev, pya_stream stream, pya_event *event);
 struct pya_fence *pya_fences_foreign(const struct pya_card *card);
 /* Forgets a stream whose work was waited for. */
 void pya_fence_bury(struct pya_card *card, struct pya_fence *fence);
-/* How many of those recorded have not completed: 0, 1, or 2 for more.  Never waits.  last: one of them. */
-size_t pya_fences_n_open(struct pya_card *card, struct pya_fence **last);
+/* How many of those recorded have not completed: 0, 1, or 2 for more.  Never waits.  last: one of them.  False: none is open any
+ * more, and nothing is known; another thread began to capture a stream in the moment in which it was recorded. */
+bool pya_fences_n_open(struct pya_card *card, size_t *n_open, struct pya_fence **last);
 /* Is the nth try of something that goes on failing worth it?  Tries are spaced ever more widely: powers of two. */
 static inline bool
 pya_fence_is_due(uint64_t n) {

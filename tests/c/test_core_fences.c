@@ -457,6 +457,42 @@ test_event_is_lost_while_open(void) {
     streams_fini(&world);
 }
 
+static bool is_of_a_graph;
+
+static pya_status
+query_unless_of_a_graph(struct pya_device *dev, pya_event event, bool *done) {
+    return is_of_a_graph ? PYA_E_CAPTURE : world_opened.ops->event_query(dev, event, done);
+}
+
+static pya_status
+record_out_of_a_graph(struct pya_device *dev, pya_event event, pya_stream stream) {
+    is_of_a_graph = false;
+    return world_opened.ops->event_record(dev, event, stream);
+}
+
+/* Where another thread begins to capture a stream in the moment in which its event is recorded, the event never tells anything
+ * until it is recorded again. */
+static void
+test_event_became_part_of_a_graph(void) {
+    struct world world;
+    streams_init(&world, PYA_SIM_WORK_BY_HAND);
+    pya_dptr first = get(&world, 64 * MIB, ONE);
+    put(&world, first, 64 * MIB);
+    pya_dptr second = get(&world, 48 * MIB, TWO);
+    world.ops.event_query = query_unless_of_a_graph;
+    world.ops.event_record = record_out_of_a_graph;
+    is_of_a_graph = true;
+    pya_sim_finish_all(world.sim);
+    pya_dptr third = get(&world, 70 * MIB, TWO);
+    pya_sim_finish_all(world.sim);
+    pya_dptr fourth = get(&world, 48 * MIB, TWO);
+    CHECK(fourth >= first && fourth + 48 * MIB <= first + 64 * MIB);
+    put(&world, second, 48 * MIB);
+    put(&world, third, 70 * MIB);
+    put(&world, fourth, 48 * MIB);
+    streams_fini(&world);
+}
+
 /* Programs empty the cache in every step, also where nothing is free. */
 static void
 test_nothing_to_give_back_is_not_waited_for(void) {
@@ -539,6 +575,7 @@ static const struct check_case cases[] = {
     {"nothing_to_give_back_is_not_waited_for", test_nothing_to_give_back_is_not_waited_for},
     {"a_pool_in_use_gives_nothing_back", test_a_pool_in_use_gives_nothing_back},
     {"event_is_lost_while_open", test_event_is_lost_while_open},
+    {"event_became_part_of_a_graph", test_event_became_part_of_a_graph},
     {"handle_comes_back_elsewhere", test_handle_comes_back_elsewhere},
     {"stream_without_events", test_stream_without_events},
     {"destroyed_stream", test_destroyed_stream},
