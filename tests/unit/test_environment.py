@@ -1,7 +1,9 @@
-"""The environment that the makefile makes: PyTorch is not fetched twice."""
+"""The environments that the makefile makes: PyTorch is not fetched twice, nor tests run twice that passed."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,3 +27,50 @@ def test_torch_of_an_environment_is_seen(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert seen.stdout.strip() == str(packages / "torch" / "__init__.py")
+
+
+def test_versions_go_on_where_they_were_broken_off(tmp_path: Path) -> None:
+    for name in (".ci", "tests/versions"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    names = ("unit/test_install", "unit/test_children", "unit/test_ipc")
+    names += ("hostcuda/test_dryrun_made", "hostcuda/test_dryrun_values", "parity/test_two")
+    for name in names:
+        path = tmp_path / "tests" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    path.write_text(
+        "import os\ndef test_1(): pass\ndef test_12(): assert not os.path.exists('broken')\n"
+    )
+    for name in ("csrc", "pyalloc"):
+        (tmp_path / name).mkdir()
+    venv = tmp_path / ".venv-1.0"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] || [ "$2" = pip ] || exec {sys.executable} "$@"\n'  # all is installed
+    )
+    (venv / "bin" / "python").chmod(0o755)
+    for name in (".has-torch", ".goes"):
+        (venv / name).touch()
+
+    def run() -> tuple[int, str]:
+        command = [tmp_path / ".ci/test-versions", "/no/python", "1.0"]
+        env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout
+
+    (tmp_path / "broken").touch()
+    code, said = run()
+    assert code == 1 and "1 failed, 1 passed" in said and "1.0: tests failed; left: none" in said
+    (tmp_path / "broken").unlink()
+    code, said = run()
+    assert code == 0 and "1 passed, 1 deselected" in said and "1.0 passed;" in said, said
+    assert not venv.exists()
+    code, said = run()
+    assert code == 0 and "1.0 passed before" in said
+    (tmp_path / "pyalloc" / "changed.py").write_text("x = 1\n")
+    code, said = run()
+    assert code == 1 and "1.0: no environment" in said
