@@ -2,7 +2,9 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 VENV ?= .venv
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# That of an active environment, which may have PyTorch, before others.
+PYTHON ?= $(shell { [ -n "$$VIRTUAL_ENV$$CONDA_PREFIX" ] && python -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+    && command -v python; } 2>/dev/null || command -v python3.11 || command -v python3)
 CC ?= cc
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
@@ -79,7 +81,7 @@ coverage: build programs ## lines of csrc/ that the whole test suite runs
 	@.ci/coverage $(VENV)
 
 .PHONY: test-versions
-test-versions: build ## parity and dry runs on the newest torch and older ones, each in its own environment (25 GB)
+test-versions: build ## parity and dry runs on the newest torch and older ones, one environment after the other (KEEP=1: all stay, 25 GB)
 	@.ci/test-versions $(PYTHON)
 
 .PHONY: style

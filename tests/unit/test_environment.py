@@ -29,6 +29,27 @@ def test_torch_of_an_environment_is_seen(tmp_path: Path) -> None:
     assert seen.stdout.strip() == str(packages / "torch" / "__init__.py")
 
 
+def test_an_active_environment_comes_first(tmp_path: Path) -> None:
+    theirs = tmp_path / "bin"
+    theirs.mkdir()
+    (theirs / "python").symlink_to(sys.executable)
+
+    def chosen(**variables: str) -> str:
+        env = {"PATH": f"{theirs}:/usr/bin:/bin", **variables}
+        command = ["make", "-s", "--eval=tell:;@echo $(PYTHON)", "tell"]
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    assert chosen(VIRTUAL_ENV=str(tmp_path)) == str(theirs / "python")
+    assert chosen(CONDA_PREFIX=str(tmp_path)) == str(theirs / "python")
+    (theirs / "python").unlink()
+    (theirs / "python").write_text("#!/bin/sh\nexit 1\n")  # as one that is too old says
+    (theirs / "python").chmod(0o755)
+    assert chosen(VIRTUAL_ENV=str(tmp_path)) != str(theirs / "python")
+
+
 def test_versions_go_on_where_they_were_broken_off(tmp_path: Path) -> None:
     for name in (".ci", "tests/versions"):
         shutil.copytree(ROOT / name, tmp_path / name)
