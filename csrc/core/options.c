@@ -30,16 +30,17 @@ enum { N_OPTIONS = sizeof option_table / sizeof option_table[0] };
 /* 31 years; in nanoseconds still far from the end of 64 bits. */
 #define SECONDS_MAX 1e9
 
-/* torch's keys that change nothing here: what they ask for is always so, or does not exist. */
+/* torch's keys that change nothing here: what they ask for is always so, or does not exist.  Those of pinned
+ * host memory (pinned_*) are as many as it likes. */
 static const char *const ignored_keys[] = {
     "backend",
     "expandable_segments",
+    "expandable_segments_reserve",
+    "expandable_segments_reserve_by_class",
     "graph_capture_record_stream_reuse",
-    "pinned_num_register_threads",
-    "pinned_reserve_segment_size_mb",
-    "pinned_use_background_threads",
-    "pinned_use_cuda_host_register",
     "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "throw_on_cudamalloc_oom",
 };
 
 struct choice {
@@ -226,7 +227,7 @@ key_is_ignored(const char *key) {
             return true;
         }
     }
-    return false;
+    return strncmp(key, "pinned_", 7) == 0;
 }
 
 static const char *

@@ -83,7 +83,15 @@ def test_seconds_may_be_fractions_and_many() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["expandable_segments:True", "backend:native", "pinned_use_cuda_host_register:True"]
+    "text",
+    [
+        "expandable_segments:True",
+        "expandable_segments_reserve_by_class:True",
+        "backend:native",
+        "pinned_use_cuda_host_register:True",
+        "pinned_max_cached_size_mb:64",
+        "throw_on_cudamalloc_oom:True",
+    ],
 )
 def test_torch_settings_without_a_meaning_here_are_accepted(text: str) -> None:
     Config(text)
