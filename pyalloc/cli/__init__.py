@@ -14,6 +14,8 @@ import inspect
 import io
 import os
 import pkgutil
+import shlex
+import shutil
 import signal
 import sys
 import textwrap
@@ -138,7 +140,12 @@ def _dispatch(words: list[str]) -> int:
 def _run(name: str, rest: list[str]) -> int:
     if name not in names():
         near = difflib.get_close_matches(name, names(), 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names())}"
+        if near:
+            hint = f"did you mean {near[0]!r}?"
+        elif name.endswith(".py") or shutil.which(name) is not None:
+            hint = f"to run a program on pyalloc: pyalloc run {shlex.join([name, *rest])}"
+        else:
+            hint = f"there are {', '.join(names())}"
         print(f"pyalloc: no subcommand {name!r}; {hint}", file=sys.stderr)
         return 2
     command = load(name)

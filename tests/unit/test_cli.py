@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib.metadata
 import os
+import shlex
 import struct
 import sys
 import termios
@@ -45,6 +46,14 @@ def test_each_subcommand_has_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_unknown_subcommand_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["docter"]) == 2
     assert "did you mean 'doctor'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["train.py", "--name", "a b"], ["env", "python", "train.py"]])
+def test_a_program_without_a_subcommand_is_told_of_run(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    assert f"pyalloc run {shlex.join(words)}\n" in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
