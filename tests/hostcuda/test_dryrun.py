@@ -94,6 +94,21 @@ def test_out_of_memory_of_a_limit_asks_for_no_larger_device(
     assert "next: pyalloc dryrun --memory 2GB" in err and "(with a higher limit, or none)" in err
 
 
+def test_out_of_addresses_asks_for_no_larger_device(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    source = """
+        import resource, torch
+        pages = int(open("/proc/self/statm").read().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30), -1))
+        torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    """
+    arguments = ["--memory", "2GB", "--allocator", "pyalloc"]
+    code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
+    assert code == 1 and "no addresses left" in err, err
+    assert "next: pyalloc dryrun --memory 2GB" in err and "(with a higher limit, or none)" in err
+
+
 def test_exit_codes_and_errors_pass_through(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
     source = "import torch; torch.ones(1).cuda().item(); raise SystemExit(37)"
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
