@@ -145,7 +145,9 @@ def _interpreter(command: list[str]) -> str:
 
 def child_environment(options: Options, torch: hostcuda.Torch, folder: str) -> dict[str, str]:
     """The environment that makes the program's CUDA a dry run whose figures end up in the folder."""
-    env = hostcuda.environment(_bootstrap.environment(dict(os.environ)), torch, zeros=True)
+    env = hostcuda.environment(
+        _bootstrap.environment(dict(os.environ)), torch, zeros=True, folder=Path(folder)
+    )
     env["PYALLOC_HOSTCUDA_MEMORY"] = str(options.memory)
     env["PYALLOC_HOSTCUDA_DEVICES"] = str(options.devices)
     env["PYALLOC_HOSTCUDA_COUNTERS"] = f"{folder}/device.%p.json"

@@ -143,17 +143,40 @@ def missing(torch: Torch) -> list[str]:
     return sorted(name for name in torch.imports - provided if not _NOT_OURS.match(name))
 
 
-def environment(env: dict[str, str], torch: Torch, *, zeros: bool = False) -> dict[str, str]:
-    """A copy of env in which that PyTorch runs on host memory; zeros: what its allocators hand out begins with them."""
-    paths = [str(path) for path in preloads(torch.cuda_major, zeros=zeros)]
-    if re.search(r"[\s:]", str(LIBRARIES)):
+def environment(
+    env: dict[str, str], torch: Torch, *, zeros: bool = False, folder: Path | None = None
+) -> dict[str, str]:
+    """A copy of env in which that PyTorch runs on host memory.
+
+    Args:
+        env: the environment.
+        torch: which PyTorch.
+        zeros: what its allocators hand out begins with them.
+        folder: stays as long as the program runs; where the libraries lie in one whose name the loader would cut in
+            two, they are named by a link in this one.
+
+    Raises:
+        HostCudaError: they were not built, or lie in such a folder and no link helps.
+    """
+    libraries = LIBRARIES  # with a colon in its name PYTHONPATH could not bring pyalloc into the program either
+    found = preloads(torch.cuda_major, zeros=zeros)
+    # PYTHONPATH, by which pyalloc comes into the program, has no way to name a folder with a colon.
+    if _is_cut(libraries) and ":" not in str(libraries) and folder and not _is_cut(folder):
+        libraries = folder / "hostcuda"
+        libraries.symlink_to(LIBRARIES)
+    if _is_cut(libraries):
         raise HostCudaError(
             f"the dynamic loader cannot preload libraries from a path with a space or a colon: {LIBRARIES}; "
-            "install pyalloc in a folder without one"
+            "install pyalloc in a folder without one, or name a temporary one: TMPDIR=/tmp"
         )
+    paths = [str(libraries / path.name) for path in found]
     before = [part for part in env.get("LD_PRELOAD", "").replace(" ", ":").split(":") if part]
     return {
         **env,
         "LD_PRELOAD": ":".join(paths + [part for part in before if part not in paths]),
-        "TRITON_LIBCUDA_PATH": str(LIBRARIES),
+        "TRITON_LIBCUDA_PATH": str(libraries),
     }
+
+
+def _is_cut(path: Path) -> bool:
+    return re.search(r"[\s:]", str(path)) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -63,9 +64,30 @@ def test_where_no_library_can_be_preloaded_is_said(
     torch_found: hostcuda.Torch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hostcuda, "preloads", lambda *_, **__: [Path("/my programs/libcuda.so.1")])
-    monkeypatch.setattr(hostcuda, "LIBRARIES", Path("/my programs"))
-    with pytest.raises(hostcuda.HostCudaError, match="space or a colon: /my programs"):
-        hostcuda.environment({}, torch_found)
+    for libraries, folder in (
+        ("/my programs", None),
+        ("/my programs", "/tmp/my own"),
+        ("/c:/programs", "/tmp"),  # PYTHONPATH does not know how to name it either
+    ):
+        monkeypatch.setattr(hostcuda, "LIBRARIES", Path(libraries))
+        with pytest.raises(hostcuda.HostCudaError, match=f"space or a colon: {libraries}"):
+            hostcuda.environment({}, torch_found, folder=Path(folder) if folder else None)
+
+
+def test_runs_from_a_folder_whose_name_has_spaces(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    here = tmp_path / "my programs"
+    shutil.copytree(ROOT / "pyalloc", here / "pyalloc")
+    source = "import torch; torch.empty(1 << 20, device='cuda')"
+    code, _, err = finish(
+        start(
+            ["--allocator", "pyalloc", sys.executable, "-c", source],
+            here,
+            PYTHONPATH=str(here),
+        )
+    )
+    assert code == 0 and "peak allocated   4.0 MiB" in err, err
 
 
 def test_a_python_without_torch_is_named_beside_the_one_that_has_it(
