@@ -43,8 +43,11 @@ def sleep_here(seconds: float) -> None:
 def unmapping() -> Answer:
     """Does empty_cache() wait for kernels, and do other streams wait for it?"""
     busy, third = torch.cuda.Stream(), torch.cuda.Stream()
-    x = empty(MIB)
+    x = empty(MIB).fill_(0)
     idle = empty(4 * GIB)
+    # CUDA loads a kernel when it is launched first, and may wait for all others then: not while time is taken.
+    x.add_(1)
+    sleep_here(0)
     torch.cuda.synchronize()
     del idle
     with torch.cuda.stream(busy):
@@ -83,6 +86,7 @@ def captures() -> Answer:
                 failed.append(str(error).splitlines()[0])
 
         x = torch.ones(64 * MIB, device="cuda")
+        y = x + 1  # the capture is not to be what loads the kernel
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         other = threading.Thread(target=allocate)
