@@ -32,6 +32,7 @@ BEYOND = "beyond its limit"
 PYTEST = "-m pytest -q -rA --tb=short -p no:cacheprovider -o filterwarnings=default"
 OPS = "-m benchmarks.ops --device cuda --force"
 TRAINING = "-m benchmarks.repeated --device cuda --json -q --steps 8"
+SANITIZER = "compute-sanitizer --error-exitcode 9 --tool"
 # Not by the makefile's `run`: that would repeat it on the host-memory runtime.
 DRIVER = (
     "make -s -j8 -C tests/c WARN= WARN_C= VARIANT=debug ONLY=test_device_conformance build && "
@@ -80,6 +81,7 @@ STEPS = (
         env={"PYALLOC_CONF": "vmm:false"},
     ),
     Step("ops", f"$PY {PYTEST} tests/gpu/test_ops.py", 300),
+    Step("ops' addresses", "$PY tests/gpu/small_ops.py", 90),
     Step("ops' speed", f"$PY {OPS} --only spherical additive shapes --json $RESULTS/ops.json", 360),
     Step(
         "costs",
@@ -96,10 +98,24 @@ STEPS = (
     Step("shared pages", "$PY tests/programs/shared_pages.py 4000 --kernels", 150),
     Step(
         "sanitizer",
-        "compute-sanitizer --error-exitcode 9 $PY tests/programs/shared_pages.py 150 --kernels",
+        f"{SANITIZER} memcheck $PY tests/programs/shared_pages.py 150 --kernels",
         180,
         tool="compute-sanitizer",
         bad="Device not supported",
+    ),
+    Step(
+        "ops' memory",
+        f"{SANITIZER} memcheck $PY tests/gpu/small_ops.py",
+        150,
+        tool="compute-sanitizer",
+        env={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+    ),
+    Step(
+        "ops' races",
+        f"{SANITIZER} racecheck $PY tests/gpu/small_ops.py",
+        150,
+        tool="compute-sanitizer",
+        bad="Race reported",
     ),
     Step("demo", "$PY examples/demo.py", 180),
     # The driver may crash: nothing of pyalloc's asks it about them (README.md).

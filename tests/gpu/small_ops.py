@@ -1,0 +1,74 @@
+"""Each kernel of the ops on a card, small enough for compute-sanitizer, from addresses with and without alignment.
+
+With PYTORCH_NO_CUDA_MEMORY_CACHING=1 every tensor is an allocation of its own, so that memcheck sees who leaves it.
+Forward and backward are compared with the CPU's, and bit for bit with one another.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from test_ops import additive, attention, mixture, spherical
+
+from pyalloc.ops import (
+    _cuda,
+    additive_attention,
+    power_spherical_log_prob,
+    power_spherical_mixture_log_prob,
+    scaled_attention,
+)
+
+# By which kernels take them: a warp a pair, fp32 tiles, tensor cores whole and in parts, and samples cut in chunks.
+CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
+    "a pair for each t": (power_spherical_log_prob, spherical(1, 1, 37, 65)),
+    "few dimensions": (power_spherical_log_prob, spherical(131, 5, 2, 17)),
+    "many dimensions": (power_spherical_log_prob, spherical(130, 67, 2, 67)),
+    "both sides": (power_spherical_log_prob, spherical(129, 131, 1, 130)),
+    "many samples": (power_spherical_log_prob, spherical(2051, 6, 1, 66)),
+    "mixture of few": (power_spherical_mixture_log_prob, mixture(2, 3, 19, 20)),
+    "mixture of few dimensions": (power_spherical_mixture_log_prob, mixture(70, 66, 2, 33)),
+    "mixture of many dimensions": (power_spherical_mixture_log_prob, mixture(70, 130, 2, 66)),
+    "additive": (additive_attention, additive(3, 21, 130, 259)),
+    "attention": (scaled_attention, attention(2, 3, 67, 70, 35)),
+    "causal": (functools.partial(scaled_attention, causal=True), attention(1, 2, 66, 66, 64)),
+}
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers at an address that is no multiple of 8."""
+    room = x.new_empty(x.numel() + 1, device="cuda")
+    return room[1:].copy_(x.flatten()).view(x.shape)
+
+
+def results(function: Callable[..., Any], leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    out = function(*leaves)
+    grad = torch.linspace(-1, 2, out.numel(), device=out.device).view(out.shape)
+    return [out.detach().cpu(), *(x.cpu() for x in torch.autograd.grad(out, leaves, grad))]
+
+
+def main() -> int:
+    warnings.simplefilter("error")  # that the kernels cannot be had
+    n_wrong = 0
+    for name, (function, tensors) in CASES.items():
+        right = results(function, tensors)
+        assert _cuda.serves(tensors[0].cuda())
+        ours = results(function, [x.cuda() for x in tensors])
+        again = results(function, [shifted(x) for x in tensors])
+        errors = [float((a - b).norm() / b.norm()) for a, b in zip(ours, right, strict=True)]
+        is_same = all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+        n_wrong += not (is_same and max(errors) <= 2e-5)
+        print(
+            f"{name}: {max(errors):.1e} from the CPU's, shifted {'alike' if is_same else 'OTHER'}"
+        )
+    return 1 if n_wrong else 0
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    sys.exit(main())
