@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -43,14 +44,20 @@ def test_the_first_run_goes_on_where_its_time_ended(tmp_path: Path) -> None:
     assert "costs" in (tmp_path / "out" / "first.log").read_text()
 
 
-@pytest.fixture
-def first() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("first", "tests/gpu/first.py")
+@contextmanager
+def program(name: str) -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location(name, f"tests/gpu/{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "first", module)
+        patch.setitem(sys.modules, name, module)
         spec.loader.exec_module(module)
+        yield module
+
+
+@pytest.fixture
+def first() -> Iterator[ModuleType]:
+    with program("first") as module:
         yield module
 
 
@@ -92,3 +99,26 @@ def test_training_on_a_card_is_measured() -> None:
     assert [row["allocator"] for row in rows] == ["native", "expandable", "pyalloc"]
     assert all(len(row["step_ms"]) == 3 and row["calls"][0] > 0 for row in rows)
     assert all(row["peak_bytes"] >= row["live_bytes"] > 0 for row in rows)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_parity_on_a_card_runs_both_allocators() -> None:
+    command = [sys.executable, "tests/gpu/parity_on_card.py", "annotations"]
+    few = {"PYTEST_ADDOPTS": "-k needs_no_stacks"}
+    done = run_checked(command, env={**dry_environment(memory="139GB"), **few})
+    (row,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    assert row["on_pyalloc_alone"] == []
+    assert " passed" in row["native"] and " passed" in row["pyalloc"]
+
+
+@pytest.mark.parametrize(("ours", "code"), [({"a", "b"}, 1), ({"a"}, 0)])
+def test_what_fails_on_pyalloc_alone_counts(
+    ours: set[str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with program("parity_on_card") as parity:
+        found = {"native": ({"a"}, "1 failed"), "pyalloc": (ours, "some failed")}
+        monkeypatch.setattr(parity, "failed", lambda name, allocator: found[allocator])
+        monkeypatch.setattr(sys, "argv", ["parity_on_card.py", "graphs"])
+        assert parity.main() == code
+    assert json.loads(capsys.readouterr().out)["on_pyalloc_alone"] == sorted(ours - {"a"})
