@@ -13,6 +13,7 @@ Exit code 0: all passed; 1: a step failed or was beyond its limit; 3: steps are 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -170,7 +171,8 @@ def run_limited(
             code: int | None = process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may not let it go
+                process.wait(timeout=10)
             code = None
         out.seek(begin)
         return code, out.read().decode(errors="replace")
@@ -218,7 +220,10 @@ def is_wanted(step: Step, done: dict[str, Any], only: list[str]) -> bool:
 
 
 def save(found: dict[str, Any], results: Path, out: Path | None) -> None:
-    (results / "first.json").write_text(json.dumps(found, indent=1) + "\n")
+    whole = results / "first.json"
+    part = whole.with_suffix(".part")  # whoever is stopped meanwhile leaves the last one whole
+    part.write_text(json.dumps(found, indent=1) + "\n")
+    part.replace(whole)
     if out is not None:
         shutil.copytree(results, out, dirs_exist_ok=True)
 
