@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -47,6 +49,12 @@ def command(name: str, module: Sequence[str] | None, words: Sequence[str]) -> li
         return [sys.executable, *words[1:]]
     if program == "torchrun":  # an environment that has another's torch lacks it
         return [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+    if not program.endswith(".py") and Path(program).is_file():
+        if os.access(program, os.X_OK):
+            raise UsageError(f"{program!r} is not in PATH: write ./{program}")
+        raise UsageError(
+            f"{program!r} may not be executed: chmod +x {shlex.quote(program)}, or name what runs it first"
+        )
     if not program.endswith(".py"):
         raise UsageError(f"{program!r} was not found; for a module: pyalloc {name} -m {program}")
     if not Path(program).is_file():

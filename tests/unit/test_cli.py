@@ -142,6 +142,21 @@ def test_program_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         form(module=[])
 
 
+def test_a_program_that_may_not_be_executed_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("python train.py\n")
+    with pytest.raises(UsageError, match="may not be executed") as refused:
+        launching.command("run", None, [str(script)])
+    assert "not found" not in str(refused.value) and f"chmod +x {script}" in str(refused.value)
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"not in PATH: write \./train\.sh"):
+        launching.command("run", None, ["train.sh"])
+    assert launching.command("run", None, ["./train.sh"]) == ["./train.sh"]
+
+
 def test_pythons_that_pyalloc_cannot_get_into_are_refused() -> None:
     for words in (["-I", "x.py"], ["-W", "error", "-uE", "x.py"], ["-X", "dev", "-Sc", "pass"]):
         with pytest.raises(UsageError, match="leave out -"):
