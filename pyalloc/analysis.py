@@ -304,19 +304,16 @@ class Analysis:
         return "backward (no Python stack)" if is_backward else "(no stack)"
 
     def _gradients_of(self, blocks: Sequence[Block]) -> dict[int, str]:
-        """Blocks of backward that have no stack are gradients of activations of their own size."""
+        """Blocks of backward that have no stack are gradients of activations of their own size, made before them."""
         makers: dict[int, str] = {}
+        found: dict[int, str] = {}
         for block in sorted(blocks, key=lambda b: b.alloc_event):
             where = self.where(block.stack)
             if where and block.bytes >= MIB:
                 makers.setdefault(block.bytes, where)
-        return {
-            block.alloc_event: makers[block.bytes]
-            for block in blocks
-            if not self.where(block.stack)
-            and block.phase in ("backward", "")
-            and block.bytes in makers
-        }
+            elif not where and block.phase in ("backward", "") and block.bytes in makers:
+                found[block.alloc_event] = makers[block.bytes]
+        return found
 
     def by_module(self, blocks: Iterable[Block]) -> list[Row]:
         """Bytes of each module, or of the same one in all layers; modules are known where the recording marked them."""

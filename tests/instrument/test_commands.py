@@ -61,6 +61,20 @@ def test_the_line_of_a_compiled_program_is_not_that_of_its_generated_code() -> N
     assert str(found) == "me/train.py:3 main"
 
 
+def test_what_was_there_before_is_no_gradient_of_what_came_after(plan: Plan) -> None:
+    plan.event("alloc", addr=1 << 30, bytes=4 * MIB)  # as a recording begins, without a stack
+    plan.event("alloc", addr=2 << 30, bytes=4 * MIB, stack=plan.stack(7))
+    path = plan.done()
+    assert "(no stack)" in pyalloc("top", path) and "gradient" not in pyalloc("top", path)
+
+
+def test_what_comes_without_a_stack_after_its_like_may_be_its_gradient(plan: Plan) -> None:
+    plan.event("alloc", addr=2 << 30, bytes=4 * MIB, stack=plan.stack(7))
+    plan.event("alloc", addr=1 << 30, bytes=4 * MIB)
+    told = " ".join(pyalloc("top", plan.done()).split())
+    assert "gradient of what is made at me/model.py:7 work (same size)" in told
+
+
 def test_figures_of_one_device_are_not_beside_replays_of_all(plan: Plan) -> None:
     for device in (0, 1):
         plan.event("alloc", addr=(device + 1) << 30, bytes=8 * MIB, device=device)
