@@ -12,6 +12,7 @@ from pyalloc.analysis import Advice, Analysis, Phase, layers_of
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
 from pyalloc.moments import MIB, Block, page_bytes
 
+_Run = tuple[list[Phase], list[Phase]]  # forward passes, and the backwards that follow at once
 _FORWARDS = ("forward", "loss")
 _SWITCHES = {  # of libraries' models: checkpointing of all layers
     "transformers": "model.gradient_checkpointing_enable()",
@@ -60,7 +61,7 @@ def _leak(analysis: Analysis) -> Iterator[Advice]:
         )
 
 
-def _runs(phases: list[Phase]) -> Iterator[tuple[list[Phase], list[Phase]]]:
+def _runs(phases: list[Phase]) -> Iterator[_Run]:
     """Forward passes in a row without a backward between them, and the backwards that follow at once."""
     run: list[Phase] = []
     backwards: list[Phase] = []
@@ -90,13 +91,24 @@ def _is_freed(run: list[Phase], backwards: list[Phase]) -> bool:
     """
     if not backwards or not run:
         return False
-    made = sum(phase.n_left for phase in backwards)  # gradients
-    freed = backwards[0].n_live_begin + made - backwards[-1].n_live_end
     made_bytes = sum(phase.left_bytes for phase in backwards)
     freed_bytes = run[-1].end_bytes + made_bytes - backwards[-1].end_bytes
-    return freed > 0.75 * sum(phase.n_left for phase in run) or freed_bytes > 0.75 * sum(
-        phase.left_bytes for phase in run
-    )
+    return _n_freed(backwards) > 0.75 * sum(
+        phase.n_left for phase in run
+    ) or freed_bytes > 0.75 * sum(phase.left_bytes for phase in run)
+
+
+def _n_freed(backwards: list[Phase]) -> int:
+    """Blocks that were gone after them, gradients they made counted out."""
+    made = sum(phase.n_left for phase in backwards)
+    return backwards[0].n_live_begin + made - backwards[-1].n_live_end if backwards else 0
+
+
+def _is_freed_later(run: list[Phase], backwards: list[Phase], after: _Run) -> bool:
+    """Do the next backwards free what these leave of the passes, as those of a GAN's generator do?"""
+    passes, later = after
+    kept = sum(phase.n_left for phase in run) - _n_freed(backwards)
+    return _n_freed(later) - sum(phase.n_left for phase in passes) > 0.75 * kept
 
 
 def _knows_backwards(analysis: Analysis) -> bool:
@@ -109,8 +121,9 @@ def _idle_runs(analysis: Analysis) -> list[list[Phase]]:
     found = []
     if not _knows_backwards(analysis):
         return []
-    for run, backwards in _runs(analysis.phases):
-        if _is_freed(run, backwards):
+    runs = list(_runs(analysis.phases))
+    for (run, backwards), after in itertools.zip_longest(runs, runs[1:], fillvalue=([], [])):
+        if _is_freed(run, backwards) or _is_freed_later(run, backwards, after):
             continue
         # The last forward of a run may be that of a training step whose backward follows.
         idle = run[: max(len(run) - len(backwards), 0)]

@@ -152,6 +152,27 @@ def test_an_output_that_a_variable_holds_is_not_kept_for_backward(plan: Plan) ->
     assert "no_grad" not in kinds(plan.done())
 
 
+def test_a_generator_is_kept_for_its_own_loss(plan: Plan) -> None:
+    """The discriminator's goes through it no more: fake.detach()."""
+    for _ in range(3):
+        for number in range(
+            3
+        ):  # the generator, and the discriminator for what is real and what is not
+            forward(plan, number, [4, 4, 4, 4])
+        plan.event("phase_begin", "backward")
+        for number in (1, 2):
+            dropped(plan, number, range(4))
+        plan.event("phase_end", "backward")
+        plan.event("phase_begin", "optimizer")
+        plan.event("phase_end", "optimizer")
+        forward(plan, 3, [4, 4, 4, 4])
+        plan.event("phase_begin", "backward")
+        for number in (0, 3):
+            dropped(plan, number, range(4))
+        plan.event("phase_end", "backward")
+    assert "no_grad" not in kinds(plan.done())
+
+
 def test_outputs_that_a_list_holds_are_not_kept_for_backward(plan: Plan) -> None:
     """A small net has few other blocks beside each."""
     for _ in range(3):
