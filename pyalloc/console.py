@@ -51,9 +51,14 @@ def program(notes: dict[str, str]) -> str:
         words = shlex.split(printable(notes.get("command", "")))
     except ValueError:
         words = []
-    first = next(
-        (word for word in words[1:] if not word.startswith("-") or word in ("-c", "-m")), ""
-    )
+    rest = iter(words[1:])
+    first = ""
+    for word in rest:
+        if re.fullmatch(r"-[^\WcmWX]*[WX]", word):  # what comes next is its own
+            next(rest, None)
+        elif not word.startswith("-") or word in ("-c", "-m"):
+            first = word
+            break
     is_script = first.endswith(".py") and "rank" not in notes  # torchrun starts the others
     if is_script and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
         return shlex.join(words)
