@@ -109,13 +109,19 @@ def qualified(file: str, line: int, name: str) -> str:
     return best if best.split(".")[-1] == name or name.startswith("<") else name
 
 
+def _is_between(file: str) -> bool:
+    """May it be part of a call of pyalloc's own: that, torch's way to it, and what of C++ lies among these."""
+    return bool(_OWN_CALL.search(file)) or is_cpp(file)
+
+
 def without_bootstrap(frames: list[Frame]) -> list[Frame]:
     """Those of the program: a dry run has kernels in Python, also on autograd's threads, where nothing else is."""
     kept: list[Frame] = []
-    for _, group in itertools.groupby(frames, lambda frame: bool(_OWN_CALL.search(frame[1]))):
+    for _, group in itertools.groupby(frames, lambda frame: _is_between(frame[1])):
         calls = list(group)
-        if not any(_BOOTSTRAP in file for _, file, _ in calls):
-            kept += calls
+        if any(_BOOTSTRAP in file for _, file, _ in calls):
+            calls = [frame for frame in calls if is_cpp(frame[1])]
+        kept += calls
     return kept
 
 

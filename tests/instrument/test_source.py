@@ -72,3 +72,22 @@ def test_a_line_is_the_innermost_of_the_program_and_of_the_library_below_it() ->
 def test_optimizers_are_named_as_their_classes(file: str, name: str) -> None:
     frames = (("step", f"{LIBRARIES}/torch/optim/{file}.py", 1), ("main", "/home/me/x.py", 2))
     assert source.optimizer(frames) == name
+
+
+def test_calls_of_a_dry_runs_kernels_are_no_lines_of_the_program() -> None:
+    """With frames of C++ among them, too; those stay, for they tell autograd's threads."""
+    own = ("launch", "/env/pyalloc/_bootstrap/creating.py", 7)
+    way = ("__call__", f"{LIBRARIES}/torch/_ops.py", 916)
+    native = ("torch::jit::invoke", "/env/torch/lib/libtorch_python.so", 0)
+    engine = ("torch::autograd::Engine::thread_main", "/env/torch/lib/libtorch_cpu.so", 0)
+    model = ("forward", "/home/me/model.py", 3)
+    assert source.without_bootstrap([native, way, native, own, native, way, engine]) == [
+        native, native, native, engine,
+    ]  # fmt: skip
+    assert source.without_bootstrap([native, way, own, model]) == [native, model]
+    assert source.without_bootstrap([native, way, engine, model, own]) == [
+        native,
+        way,
+        engine,
+        model,
+    ]
