@@ -240,6 +240,22 @@ scan_stacks(PyObject *self, PyObject *unused) {
 }
 
 static PyObject *
+scan_stackless(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan *scan = pya_module_scan_from(self);
+    const struct pya_scan_stackless *p = pya_scan_stackless(scan, &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++, p++) {
+        pya_module_list_add(
+            &list, Py_BuildValue(
+                       "(NKKKK)", pya_module_scan_text(scan, p->phase), (ull)p->sums.n_allocs,
+                       (ull)p->sums.bytes, (ull)p->sums.n_live, (ull)p->sums.live_bytes));
+    }
+    return list;
+}
+
+static PyObject *
 scan_ooms(PyObject *self, PyObject *unused) {
     (void)unused;
     size_t n = 0;
@@ -318,6 +334,7 @@ static PyMethodDef scan_methods[] = {
     {"phases", scan_phases, METH_NOARGS, NULL},
     {"steps", scan_steps, METH_NOARGS, NULL},
     {"stacks", scan_stacks, METH_NOARGS, NULL},
+    {"stackless", scan_stackless, METH_NOARGS, NULL},
     {"ooms", scan_ooms, METH_NOARGS, NULL},
     {"notes", scan_notes, METH_NOARGS, NULL},
     {"moments", pya_module_scan_moments, METH_NOARGS, NULL},

@@ -128,6 +128,7 @@ class Analysis:
     phases: list[Phase]
     steps: list[tuple[int, int, int, int, int]]
     stacks: list[tuple[int, int, int, int]]
+    stackless: list[tuple[str, int, int, int, int]]  # of stack 0, by phase
     ooms: list[tuple[int, ...]]
     notes: dict[str, str]
     moments: dict[int, Moment]
@@ -161,6 +162,7 @@ class Analysis:
             phases=phases,
             steps=list(first.steps()),
             stacks=first.stacks(),
+            stackless=first.stackless(),
             ooms=list(first.ooms()),
             notes=notes,
             moments=moments,
@@ -488,7 +490,7 @@ class Analysis:
             rises = all(after > before for before, after in itertools.pairwise(series))
             if rises and grown >= max(MIB // 4, self.totals["peak_bytes"] // 10_000):
                 where = self.place(stack)
-                name = str(where) if where else "(no stack)"
+                name = str(where or self.nameless(stack))
                 found.append(Growth(name, stack, grown, grown / n_steps, series))
         return sorted(found, key=lambda g: -g.bytes)
 

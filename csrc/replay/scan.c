@@ -463,6 +463,7 @@ GETTER(bins, struct pya_scan_bin)
 GETTER(phases, struct pya_scan_phase)
 GETTER(steps, struct pya_scan_step)
 GETTER(stacks, struct pya_scan_stack)
+GETTER(stackless, struct pya_scan_stackless)
 GETTER(ooms, struct pya_scan_oom)
 GETTER(notes, uint32_t)
 GETTER(moments, struct pya_scan_moment)
@@ -489,9 +490,10 @@ pya_scan_destroy(struct pya_scan *scan) {
         free(moment->blocks);
         free(moment->segments);
     }
-    const struct scan_list *lists[] = {&scan->bins,  &scan->phases,   &scan->steps,   &scan->stacks,
-                                       &scan->ooms,  &scan->notes,    &scan->moments, &scan->copies,
-                                       &scan->lives, &scan->segments, &scan->spans,   &scan->pools};
+    const struct scan_list *lists[] = {
+        &scan->bins,  &scan->phases,  &scan->steps,    &scan->stacks, &scan->ooms,
+        &scan->notes, &scan->moments, &scan->copies,   &scan->lives,  &scan->segments,
+        &scan->spans, &scan->pools,   &scan->stackless};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         free(lists[i]->items);
     }

@@ -52,6 +52,12 @@ struct pya_scan_stack {
     uint64_t n_allocs, bytes, n_live, live_bytes; /* in all; alive at the end */
 };
 
+/* Of what has no stack: by phase. */
+struct pya_scan_stackless {
+    uint32_t phase; /* text; 0: none, or one of those that are too many */
+    struct pya_scan_stack sums;
+};
+
 struct pya_scan_oom {
     uint64_t event, bytes, free_bytes, allocated_bytes, reserved_bytes;
     uint32_t stack;
@@ -117,6 +123,8 @@ const struct pya_scan_phase *pya_scan_phases(const struct pya_scan *scan, size_t
 const struct pya_scan_step *pya_scan_steps(const struct pya_scan *scan, size_t *n);
 /* By number of the stack. */
 const struct pya_scan_stack *pya_scan_stacks(const struct pya_scan *scan, size_t *n);
+/* The same of number 0, in parts. */
+const struct pya_scan_stackless *pya_scan_stackless(const struct pya_scan *scan, size_t *n);
 const struct pya_scan_oom *pya_scan_ooms(const struct pya_scan *scan, size_t *n);
 /* Private pools by number - 1. */
 const struct pya_scan_pool *pya_scan_pools(const struct pya_scan *scan, size_t *n);

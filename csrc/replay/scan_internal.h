@@ -32,7 +32,7 @@ struct pya_scan {
     const struct pya_scan_settings *settings;
     struct pya_scan_totals totals;
     struct scan_list bins, phases, steps, stacks, ooms, notes, moments, copies, lives, segments,
-        spans, pools;
+        spans, pools, stackless;
     uint64_t span_bytes; /* smaller ones are no longer kept */
     uint64_t events_per_bin;
     uint32_t *table; /* index into lives + 1; 0: empty */

@@ -10,6 +10,7 @@
 enum {
     MOST_PENDING = 4096
 }; /* frees without an end before it is clear that the trace tells of none */
+enum { MOST_PHASES = 64 }; /* that blocks without a stack are told apart by */
 
 static size_t
 live_slot(const struct pya_scan *s, uint64_t addr, int device) {
@@ -119,6 +120,40 @@ stack_of(struct pya_scan *s, uint32_t *number) {
     return SCAN_ITEM(s->stacks, struct pya_scan_stack, stack);
 }
 
+/* Of blocks without a stack that were asked for in a phase: few names are all there are.  NULL: no host memory. */
+static struct pya_scan_stack *
+stackless_of(struct pya_scan *s, uint32_t phase) {
+    for (size_t i = 0; i < s->stackless.n; i++) {
+        struct pya_scan_stackless *known = SCAN_ITEM(s->stackless, struct pya_scan_stackless, i);
+        if (known->phase == phase) {
+            return &known->sums;
+        }
+    }
+    if (s->stackless.n == MOST_PHASES && phase != 0) {
+        return stackless_of(s, 0);
+    }
+    struct pya_scan_stackless *added = SCAN_ADD(s->stackless, struct pya_scan_stackless);
+    if (added == NULL) {
+        return NULL;
+    }
+    added->phase = phase;
+    return &added->sums;
+}
+
+static void
+stack_begin(struct pya_scan_stack *stack, uint64_t bytes) {
+    stack->n_allocs++;
+    stack->bytes += bytes;
+    stack->n_live++;
+    stack->live_bytes += bytes;
+}
+
+static void
+stack_end(struct pya_scan_stack *stack, uint64_t bytes) {
+    stack->n_live--;
+    stack->live_bytes -= bytes;
+}
+
 /* Half of the spans, the larger ones, stay. */
 static void
 spans_thin(struct pya_scan *s) {
@@ -175,9 +210,10 @@ block_end(struct pya_scan *s, size_t at) {
     const uint64_t bytes = pya_round_up(row->bytes, PYA_ALIGN);
     s->allocated -= bytes;
     s->allocated_of[row->device] -= bytes;
-    struct pya_scan_stack *stack = SCAN_ITEM(s->stacks, struct pya_scan_stack, row->stack);
-    stack->n_live--;
-    stack->live_bytes -= bytes;
+    stack_end(SCAN_ITEM(s->stacks, struct pya_scan_stack, row->stack), bytes);
+    if (row->stack == 0) {
+        stack_end(stackless_of(s, row->phase), bytes); /* which was there as it began */
+    }
     for (size_t i = 0; i < s->n_open; i++) {
         struct pya_scan_phase *phase = scan_open_phase(s, i);
         if (phase != NULL && phase->begin <= row->alloc_event) {
@@ -223,7 +259,9 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     }
     uint32_t number = e->stack;
     struct pya_scan_stack *stack = stack_of(s, &number);
-    struct scan_live *live = stack == NULL ? NULL : live_insert(s, e->addr, e->device);
+    struct pya_scan_stack *stackless = number == 0 ? stackless_of(s, scan_current_phase(s)) : NULL;
+    const bool is_told = stack != NULL && (number != 0 || stackless != NULL);
+    struct scan_live *live = is_told ? live_insert(s, e->addr, e->device) : NULL;
     if (live == NULL) {
         return false;
     }
@@ -237,10 +275,10 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     live->row.module = s->n_modules == 0 ? 0 : s->modules[s->n_modules - 1];
     live->row.step = s->step;
     live->row.pool = s->routed[e->device];
-    stack->n_allocs++;
-    stack->bytes += bytes;
-    stack->n_live++;
-    stack->live_bytes += bytes;
+    stack_begin(stack, bytes);
+    if (number == 0) {
+        stack_begin(stackless, bytes);
+    }
     for (size_t i = 0; i < s->n_open; i++) {
         struct pya_scan_phase *phase = scan_open_phase(s, i);
         if (phase != NULL) {

@@ -126,11 +126,13 @@ def _moment_at(found: Analysis, event: int, args: argparse.Namespace) -> Moment:
 
 
 def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
+    stackless = ((0, phase, row) for phase, *row in found.stackless)
+    stacks = ((stack, "", list(row)) for stack, row in enumerate(found.stacks) if stack)
     sums: dict[str, list[int]] = {}
-    for stack, (count, total, _, live) in enumerate(found.stacks):
+    for stack, phase, (count, total, _, live) in (*stackless, *stacks):
         if count:
             where = found.place(stack)
-            row = sums.setdefault(str(where) if where else "(no stack)", [0, 0, 0])
+            row = sums.setdefault(str(where or found.nameless(stack, phase)), [0, 0, 0])
             for i, value in enumerate((total, count, live)):
                 row[i] += value
     ordered = sorted(sums.items(), key=lambda item: -item[1][0])[:n]

@@ -94,6 +94,9 @@ def test_the_next_command_can_be_typed(plan: Plan) -> None:
     ("command", "told"),
     [
         ("python -u /my/train.py --name 'a b'", "python -u /my/train.py --name 'a b'"),
+        ("python -W ignore -uX dev train.py -W x", "python -W ignore -uX dev train.py -W x"),
+        ("python -Wignore train.py", "python -Wignore train.py"),
+        ("python -X train.py", "python your_script.py"),
         ("python train.py ; reboot", "python train.py ';' reboot"),
         ("python train.py; reboot", "python your_script.py"),
         ("reboot train.py", "python your_script.py"),
@@ -451,6 +454,29 @@ def test_a_command_with_a_configuration_in_it_is_cut(plan: Plan) -> None:
     plan.event("user", f"command=python train.py --config {'x' * 4000}")
     shown = pyalloc("report", small_trace(plan), "--no-replay", "-q")
     assert "python train.py --config" in shown and "…" in shown and "x" * 400 not in shown
+
+
+def test_requests_of_backward_are_told_from_others_without_a_stack(plan: Plan) -> None:
+    """Over all of the run too, where no block is at hand to ask."""
+    for i, phase in enumerate(("", "backward", "forward", "backward")):
+        if phase:
+            plan.event("phase_begin", phase)
+        plan.event("alloc", addr=(i + 1) << 30, bytes=(1 << i) * MIB)
+        if phase:
+            plan.event("phase_end", phase)
+        plan.event("free_requested", addr=(i + 1) << 30) if i == 1 else None
+    frame = plan.writer.string("torch::autograd::Engine::thread_main(std::shared_ptr<>)")
+    engine = plan.writer.stack(0, frame, plan.writer.string("/x/libtorch_cpu.so"), 0)
+    plan.event("alloc", addr=9 << 30, bytes=16 * MIB, stack=engine)
+    content = json.loads(pyalloc("top", plan.done(), "--over-time", "--json", "-q"))
+    found = [
+        (row["name"], *(row[key] for key in ("bytes", "requests", "live_bytes")))
+        for row in content["lines"]
+    ]
+    assert found == [
+        ("backward (no Python stack)", 26 * MIB, 3, 24 * MIB),
+        ("(no stack)", 5 * MIB, 2, 5 * MIB),
+    ]
 
 
 def test_output_fits_80_columns(plan: Plan) -> None:
