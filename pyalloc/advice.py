@@ -122,7 +122,8 @@ def _idle_runs(analysis: Analysis) -> list[list[Phase]]:
     if not _knows_backwards(analysis):
         return []
     runs = list(_runs(analysis.phases))
-    for (run, backwards), after in itertools.zip_longest(runs, runs[1:], fillvalue=([], [])):
+    nothing: _Run = [], []
+    for (run, backwards), after in zip(runs, [*runs[1:], nothing], strict=True):
         if _is_freed(run, backwards) or _is_freed_later(run, backwards, after):
             continue
         # The last forward of a run may be that of a training step whose backward follows.
