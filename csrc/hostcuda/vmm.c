@@ -378,10 +378,8 @@ pya_hc_vmm_set_access(
     }
     struct pya_hc_page *pages = &region->pages[(start - region->start) / PYA_HC_PAGE];
     size_t n_pages = size / PYA_HC_PAGE;
-    for (size_t i = 0; i < n_pages; i++) {
-        if (pages[i].handle == NULL) {
-            goto done;
-        }
+    if (!vmm_is_whole(pages, n_pages)) {
+        goto done;
     }
     for (size_t i = 0; i < n_pages * n_descs; i++) {
         vmm_page_access(&pages[i / n_descs], &descs[i % n_descs]);

@@ -55,9 +55,12 @@ def test_mapped_memory_needs_access(cuda: Cuda) -> None:
     start, handle = cuda.reserve(2 * PAGE), cuda.handle(2 * PAGE)
     cuda.ok("cuMemMap", start, 2 * PAGE, 0, handle, 0)
     assert cuda.put(start, b"x") == INVALID
-    assert cuda.access(start, PAGE, flags=1) == 0
+    assert cuda.access(start, 2 * PAGE, flags=1) == 0
     assert cuda.put(start, b"x") == INVALID
     assert cuda.get(start, 1) == b"\0"
+    assert cuda.access(start, PAGE) == INVALID  # of whole mappings only
+    assert cuda.access(start + PAGE, PAGE) == INVALID
+    assert cuda.put(start, b"x") == INVALID
     assert cuda.access(start, 2 * PAGE) == 0
     assert cuda.put(start + PAGE - 1, b"xy") == 0
     assert cuda.access(start, 2 * PAGE, flags=0) == 0
