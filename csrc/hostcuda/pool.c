@@ -537,7 +537,11 @@ pool_set_locked(struct pya_hc_pool *pool, int attribute, const void *value) {
 
 int
 pya_hc_pool_get(struct pya_hc_pool *pool, int attribute, void *value) {
-    int error = CU_INVALID_VALUE;
+    int error = pya_hc_capture_unsafe(); /* though nothing is asked of a stream */
+    if (error != CU_OK) {
+        return error;
+    }
+    error = CU_INVALID_VALUE;
     pya_hc_lock();
     if (value != NULL && pya_hc_objects_has(&pools, pool)) {
         error = pool_get_locked(pool, attribute, value);
@@ -548,7 +552,11 @@ pya_hc_pool_get(struct pya_hc_pool *pool, int attribute, void *value) {
 
 int
 pya_hc_pool_set(struct pya_hc_pool *pool, int attribute, const void *value) {
-    int error = CU_INVALID_VALUE;
+    int error = pya_hc_capture_unsafe();
+    if (error != CU_OK) {
+        return error;
+    }
+    error = CU_INVALID_VALUE;
     pya_hc_lock();
     if (value != NULL && pya_hc_objects_has(&pools, pool)) {
         error = pool_set_locked(pool, attribute, value);

@@ -173,6 +173,8 @@ def test_stale_handles_are_refused(cuda: Cuda) -> None:
         ("cudaEventQuery", ("event",)),
         ("cudaEventSynchronize", ("event",)),
         ("cudaStreamQuery", ("other",)),
+        ("cudaMemPoolGetAttribute", ("pool", 5, ctypes.byref(ctypes.c_uint64()))),
+        ("cudaMemPoolSetAttribute", ("pool", 4, ctypes.byref(ctypes.c_uint64()))),
     ],
 )
 def test_what_capture_forbids_fails_and_invalidates_it(
@@ -182,6 +184,7 @@ def test_what_capture_forbids_fails_and_invalidates_it(
         "stream": stream_new(cuda),
         "other": stream_new(cuda),
         "event": cuda.out("cudaEventCreateWithFlags", 2),
+        "pool": cuda.out("cudaDeviceGetDefaultMemPool", 0),
     }
     stream = known["stream"]
     cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
