@@ -23,6 +23,7 @@ from pyalloc._bootstrap import (
     following,
     generation,
     graphs,
+    inference,
     jagged,
     sizes,
     truths,
@@ -49,6 +50,7 @@ def _of_torch(torch: Any) -> None:
     creating.answer(torch)
     following.answer(torch)
     changing.answer(torch)
+    inference.answer(torch)
 
 
 def _take_every_step(torch: Any) -> None:

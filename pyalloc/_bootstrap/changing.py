@@ -137,15 +137,14 @@ def _following(
         if x.is_inference():  # which has no count of changes
             contents.forget(x, False)
             return None
-        if x.numel() == 0:
-            return count if contents.is_current(x) else None
         was_followed = contents.is_followed(x)
 
         def give_up(*_: Any) -> None:
             contents.forget(x, was_followed)
 
-        if not is_few(x) or not _are_plain(torch, (x, *args)):
-            return give_up
+        is_empty = x.numel() == 0
+        if is_empty or not is_few(x) or not _are_plain(torch, (x, *args)):
+            return count if is_empty and contents.is_current(x) else give_up
         is_all = is_fill and x.is_contiguous() and x.nbytes == x.untyped_storage().nbytes()
         there = contents.on_host(torch, x) if is_all else contents.put(torch, x, True)
         is_sure = there is not None
