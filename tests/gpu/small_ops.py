@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -53,11 +52,10 @@ def results(function: Callable[..., Any], leaves: list[torch.Tensor]) -> list[to
 
 
 def main() -> int:
-    warnings.simplefilter("error")  # that the kernels cannot be had
     n_wrong = 0
     for name, (function, tensors) in CASES.items():
         right = results(function, tensors)
-        assert _cuda.serves(tensors[0].cuda())
+        assert _cuda.serves(tensors[0].cuda()), "the kernels could not be loaded"
         ours = results(function, [x.cuda() for x in tensors])
         again = results(function, [shifted(x) for x in tensors])
         errors = [float((a - b).norm() / b.norm()) for a, b in zip(ours, right, strict=True)]
