@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ Range = tuple[int, int, int, bool, Pool]
 _NO_POOL = (0, 0)
 _SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _MOST_LABEL = 500  # characters
+_TELL_EVERY = 10_000  # entries
 _MAX_FRAMES = 256  # with C++ frames the program's own line comes late
 
 
@@ -201,11 +202,19 @@ class EventWriter:
         self.writer.event(kind, time_ns=self.last_ns, **fields)
         self.n_events += 1
 
-    def merged(self, traces: list[list[Entry]], marks: list[Row]) -> None:
+    def merged(
+        self,
+        traces: list[list[Entry]],
+        marks: list[Row],
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None:
         """Entries of all devices and marks, in order of time.
 
         torch's times are whole microseconds: a mark is put in the middle of its own.
+
+        progress: called with entries done and entries in all.
         """
+        total = sum(map(len, traces))
         self.seen.clear()
         busy = [(device, trace) for device, trace in enumerate(traces) if trace]
         if len(busy) == 1:
@@ -213,7 +222,9 @@ class EventWriter:
         else:
             rows = heapq.merge(*(_timed(*one) for one in busy), key=lambda row: row[0])
         at, n = 0, len(marks)
-        for time_ns, device, entry in rows:
+        for i, (time_ns, device, entry) in enumerate(rows):
+            if progress is not None and i % _TELL_EVERY == 0:
+                progress(i, total)
             while at < n and marks[at][0] < time_ns:
                 self._write_row(marks[at])
                 at += 1

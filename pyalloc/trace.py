@@ -35,14 +35,36 @@ _MOST_BLOCKS = 500_000  # of all states that are only looked at if asked for
 _MOST_WRONG = 0.02  # of a history's entries: torch lets threads run between the state and the trace
 
 
+# Files of other formats that read_once() holds, and the traces made of them.
+_made: dict[Path, Path] = {}
+
+
 @contextlib.contextmanager
-def as_trace_file(path: Path, *, no_source: bool = False) -> Iterator[Path]:
+def read_once(path: Path, progress: Progress | None = None) -> Iterator[None]:
+    """All that reads `path` meanwhile reads one and the same trace: of a large snapshot it takes most of the time.
+
+    Raises:
+        TraceError: the file is missing, damaged or of another kind.
+    """
+    with _as_trace_file(path, progress) as file:
+        _made[path] = file
+        try:
+            yield
+        finally:
+            del _made[path]
+
+
+@contextlib.contextmanager
+def as_trace_file(
+    path: Path, progress: Progress | None = None, *, no_source: bool = False
+) -> Iterator[Path]:
     """A trace file with the contents of `path`: itself, or a temporary one; no_source: without_source().
 
     Raises:
         TraceError: the file is missing, damaged or of another kind.
     """
-    with _as_trace_file(path) as file:
+    made = _made.get(path)
+    with _as_trace_file(path, progress) if made is None else contextlib.nullcontext(made) as file:
         if not no_source:
             yield file
             return
@@ -108,7 +130,9 @@ def _copy_piece(
 
 
 @contextlib.contextmanager
-def _as_trace_file(path: Path, *, is_unpacked: bool = False) -> Iterator[Path]:
+def _as_trace_file(
+    path: Path, progress: Progress | None, *, is_unpacked: bool = False
+) -> Iterator[Path]:
     try:
         if path.is_fifo():  # opening one waits for a writer
             raise TraceError(
@@ -126,13 +150,14 @@ def _as_trace_file(path: Path, *, is_unpacked: bool = False) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="pyalloc-") as folder:
             unpacked = _unpacked(path, Path(folder))
             try:
-                with _as_trace_file(unpacked, is_unpacked=True) as file:
+                with _as_trace_file(unpacked, progress, is_unpacked=True) as file:
                     yield file
             except TraceError as error:
                 raise TraceError(str(error).replace(str(unpacked), str(path))) from None
     elif magic[:1] == b"\x80" or magic[:1] in (b"(", b"]", b"}"):
         snapshot = pickles.load(path)
-        with _written_again(path, partial(write_snapshot, snapshot)) as target:
+        told = None if progress is None else _by_bytes(progress, path.stat().st_size)
+        with _written_again(path, partial(write_snapshot, snapshot, progress=told)) as target:
             yield target
     elif not magic:
         raise TraceError(f"{path}: the file is empty")
@@ -164,6 +189,11 @@ def _written_again(path: Path, write: Callable[[Path], None]) -> Iterator[Path]:
             raise TraceError(str(error).replace(str(target), str(path))) from None
 
 
+def _by_bytes(progress: Progress, n_bytes: int) -> Progress:
+    """The same, told of entries."""
+    return lambda done, total: progress(n_bytes * done // max(total, 1), n_bytes)
+
+
 def _unpacked(path: Path, folder: Path) -> Path:
     """Of .xz and .gz."""
     import gzip
@@ -189,7 +219,9 @@ def _unpacked(path: Path, folder: Path) -> Path:
     return target
 
 
-def write_snapshot(snapshot: dict[str, Any], target: Path) -> None:
+def write_snapshot(
+    snapshot: dict[str, Any], target: Path, progress: Progress | None = None
+) -> None:
     """Writes torch's snapshot as a trace: the state before its entries, then the entries.
 
     Raises:
@@ -213,7 +245,7 @@ def write_snapshot(snapshot: dict[str, Any], target: Path) -> None:
         writer.state(before, first)
         told = snapshot.get("external_annotations") or []
         marks = ranges.marks(told, first) if any(traces) else []
-        writer.merged(traces, [writer.row(mark) for mark in marks])
+        writer.merged(traces, [writer.row(mark) for mark in marks], progress)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"the snapshot is malformed: {error!r}") from None
     finally:
@@ -269,7 +301,7 @@ def analyse(
     Raises:
         TraceError: the file is missing, damaged or of another kind.
     """
-    with as_trace_file(path) as file:
+    with as_trace_file(path, progress) as file:
         first = _core.Scan(file, device=device, n_bins=n_bins, progress=progress)
         totals = first.totals()
         most = _MOST_BLOCKS // max(totals["n_live_at_most"], 1)
@@ -301,7 +333,7 @@ def moments_at(
     path: Path, at: list[int], device: int = -1, progress: Progress | None = None
 ) -> dict[int, Moment]:
     """What was alive at these moments (ascending)."""
-    with as_trace_file(path) as file:
+    with as_trace_file(path, progress) as file:
         scan = _core.Scan(file, device=device, n_bins=2, moments=at, progress=progress)
     return dict(zip(at, moments_of(scan), strict=True))
 
@@ -372,12 +404,12 @@ def _window(scan: _core.Scan, totals: dict[str, Any]) -> tuple[int, int]:
 
 def totals(path: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Its figures, in one pass."""
-    with as_trace_file(path) as file:
+    with as_trace_file(path, progress) as file:
         return _core.Scan(file, n_bins=2, progress=progress).totals()
 
 
 @contextlib.contextmanager
 def program(path: Path, progress: Progress | None = None) -> Iterator[_core.Program]:
     """The file made ready for replay."""
-    with as_trace_file(path) as file:
+    with as_trace_file(path, progress) as file:
         yield _core.Program(file, progress=progress)

@@ -40,6 +40,14 @@ class Command:
         console.prepare_output(args)
         if len(args.file) > 2 or (len(args.file) == 2 and args.steps):
             raise UsageError("two files, or one file (with --steps A B)")
+        if len(args.file) == 2:
+            return self._answer(args)
+        progress = console.Progress(f"reading {args.file[0].name}", quiet=args.quiet)
+        with trace.read_once(args.file[0], progress):
+            return self._answer(args)
+
+    @staticmethod
+    def _answer(args: argparse.Namespace) -> int:
         found = [_analyse(args, path) for path in args.file]
         last = found[-1]
         if len(found) == 2:

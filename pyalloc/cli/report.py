@@ -47,9 +47,9 @@ class Command:
         console.prepare_output(args, has_page=True)
         if args.step is not None and not console.is_page(args.output):
             raise UsageError("--step is for the page: -o report.html")
-        found = self._with_memory(args, [self._analyse(args, path) for path in args.file])
+        found = self._with_memory(args, [self._read(args, path) for path in args.file])
         one = ranks.odd_one(found)
-        if len(found) == 1:  # of ranks only the memory is compared
+        if len(found) == 1 < len(args.file):
             self._replay(args, one)
         if console.is_page(args.output):
             console.write(args.output, html.page(one, found), args.force)
@@ -74,6 +74,15 @@ class Command:
             color = console.has_color() and args.output is None
             console.deliver(args, text.summary(one, color=color), data.summary(one), _next(one))
         return 0
+
+    def _read(self, args: argparse.Namespace, path: Path) -> Analysis:
+        """With replays where it is the only one; of ranks the memory alone is compared."""
+        progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
+        with trace.read_once(path, progress):
+            found = self._analyse(args, path)
+            if len(args.file) == 1:
+                self._replay(args, found)
+        return found
 
     @staticmethod
     def _analyse(args: argparse.Namespace, path: Path) -> Analysis:

@@ -49,6 +49,12 @@ class Command:
         """Prints the table."""
         console.prepare_output(args)
         progress = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
+        with trace.read_once(args.file, progress):
+            self._answer(args, progress)
+        return 0
+
+    @staticmethod
+    def _answer(args: argparse.Namespace, progress: console.Progress) -> None:
         found = trace.analyse(args.file, device=args.device, progress=progress)
         progress.close()
         trace.check_device(found, args.device)
@@ -76,7 +82,6 @@ class Command:
         if found.is_empty:
             then = console.RECORD
         console.deliver(args, "\n".join(lines), content, then)
-        return 0
 
 
 def grouped(found: Analysis, moment: Moment, by: str) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from instrument.tools import ROOT, Plan, pyalloc
-from pyalloc import trace
+from pyalloc import cli, console, convert, pickles, trace
 from pyalloc.report.data import summary
 
 MIB = 2**20
@@ -137,7 +138,7 @@ import sys
 from pathlib import Path
 sys.path.append("tests")
 from peak_memory import peak_kib
-from pyalloc import trace
+from pyalloc import cli, console, convert, pickles, trace
 before = peak_kib()
 found = trace.analyse(Path({str(path)!r}), moments=24)
 assert found.totals["n_events"] == 1_999_000
@@ -161,3 +162,39 @@ def test_phases_and_steps_have_the_same_numbers(plan: Plan) -> None:
     told = summary(trace.analyse(plan.done()))
     assert [step["number"] for step in told["steps"]] == [7, 8]
     assert [phase["step"] for phase in told["phases"]] == [-1, 7, 8]
+
+
+@pytest.mark.parametrize(
+    "words", [["report"], ["top", "--at", "3"], ["diff", "--steps", "0", "2"], ["stats"]]
+)
+def test_a_snapshot_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Of a million entries that takes half a minute."""
+    entries = []
+    ranges = []
+    for step in range(12):
+        for action in ("alloc", "free_requested", "free_completed"):
+            entries.append(
+                {"action": action, "addr": 1 << 30, "size": 1 << 20, "time_us": 10 * step + 5}
+            )
+        for stage in ("START", "END"):
+            ranges.append(
+                {
+                    "name": f"ProfilerStep#{step}",
+                    "stage": stage,
+                    "time_us": 10 * step + 9 * (stage == "END"),
+                }
+            )
+    path = tmp_path / "snapshot.pickle"
+    content = {"segments": [], "device_traces": [entries], "external_annotations": ranges}
+    path.write_bytes(pickle.dumps(content))
+    reads: list[Path] = []
+    told: list[tuple[int, int]] = []
+    load = pickles.load
+    monkeypatch.setattr(pickles, "load", lambda file: (reads.append(file), load(file))[1])
+    monkeypatch.setattr(console.Progress, "__call__", lambda self, *done: told.append(done))
+    monkeypatch.setattr(convert, "_TELL_EVERY", 9)
+    assert cli.main([words[0], str(path), *words[1:]]) == 0
+    assert reads == [path]
+    assert [9 * i * path.stat().st_size // 36 for i in range(4)] == [done for done, _ in told[:4]]
