@@ -20,6 +20,13 @@ Rule = Callable[..., tuple[Any, Any]]
 
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _Kind = torch._C._functorch.TransformType
+_BEFORE_DISPATCH = torch._C.DispatchKey.PreDispatch
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
+
+
+def is_before_dispatch() -> bool:
+    """Whether make_fx(pre_dispatch=True) looks at this call, whose mode is on a stack of its own."""
+    return bool(_is_included(_BEFORE_DISPATCH))
 
 
 def is_transformed() -> bool:
@@ -128,10 +135,13 @@ def composable(
 
     def call(*args: Any) -> Any:
         # torch's compiler cannot follow a Function through transforms (2.15 gives wrong second
-        # derivatives, before it none at all), but plain torch it can
-        if torch.compiler.is_compiling():
+        # derivatives, before it none at all), nor make_fx before dispatch, but plain torch they can
+        if torch.compiler.is_compiling() or is_before_dispatch():
             return plain(*args)
         kinds = _kinds_at_work()
+        # forward mode is off while torch runs a Function's jvp: an outer one would see no tangents there
+        if kinds.count(_Kind.Jvp) > 1:
+            return plain(*args)
         if _Kind.Functionalize not in kinds:
             return Composed.apply(*args)
         # functionalize() has no rule for a Function, and the registered op drops what transforms derive

@@ -8,21 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyalloc.ops._composed import is_batched, is_transformed
+from pyalloc.ops._composed import is_batched, is_before_dispatch, is_transformed
 
 
 def is_plain(args: Sequence[Any]) -> bool:
     """No compiler, tracer, transform, dispatch mode or tensor subclass looks at this call."""
     if _is_compiling() or _tracing_state() is not None or _transforms() or _n_modes() > 0:
         return False
-    return not _is_included(_BEFORE_DISPATCH) and all(
+    return not is_before_dispatch() and all(
         type(x) in _PLAIN for x in args if isinstance(x, Tensor)
     )
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_BEFORE_DISPATCH = torch._C.DispatchKey.PreDispatch  # modes of its own
-_is_included = torch._C._dispatch_tls_is_dispatch_key_included
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
 _transforms = torch._C._are_functorch_transforms_active

@@ -174,6 +174,13 @@ def third_derivatives(f, inputs):
     return grad(grad(grad(along)))(torch.zeros((), dtype=inputs[0].dtype))
 
 
+def forward_reverse_forward(f, inputs):
+    def along(x):
+        return jvp(lambda y: energy(f)(y, *inputs[1:]), (x,), (torch.ones_like(x),))[1]
+
+    return jvp(grad(along), (inputs[0],), (torch.ones_like(inputs[0]),))
+
+
 TRANSFORMS = {
     "grad": gradients,
     "vjp": transformed_vjp,
@@ -187,6 +194,8 @@ TRANSFORMS = {
     "hessian": lambda f, inputs: hessian(energy(f), argnums=(0, 1))(*inputs),
     "jvp": transformed_jvp,
     "jacfwd": lambda f, inputs: jacfwd(f, argnums=everything(f, inputs))(*inputs),
+    "jacfwd(jacfwd)": lambda f, inputs: jacfwd(jacfwd(energy(f)))(*inputs),
+    "jvp(grad(jvp))": forward_reverse_forward,
     "dual numbers": dual_numbers,
     "is_grads_batched": batched_backward,
     "backward of vmap": backward_of_vmap,
@@ -222,6 +231,14 @@ def test_batch_of_one(name, transform):
     inputs = tuple(x[:1].double() if x.dim() > 2 else x.double() for x in make())
     found = TRANSFORMS[transform](ours, inputs)
     torch.testing.assert_close(found, TRANSFORMS[transform](plain, inputs), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["additive", "one step"])  # the others' plain forms fail too
+def test_gradients_traced_before_dispatch(name):
+    ours, plain, make = OPS[name]
+    inputs = tuple(x.double() for x in make())
+    traced = make_fx(lambda *args: gradients(ours, args), pre_dispatch=True)(*inputs)
+    torch.testing.assert_close(traced(*inputs), gradients(plain, inputs), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["additive", "one step"])
