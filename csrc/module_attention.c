@@ -30,7 +30,7 @@ enum { DLPACK_MAJOR = 1, DLPACK_CPU = 1, DLPACK_FLOAT = 2, DLPACK_FLOAT_BITS = 3
 /* The limits, the names of what is asked of a tensor, and the only dtype. */
 struct rule {
     long long few_scores, few_queries, few_keys, largest_head;
-    PyObject *shape, *dtype, *is_cpu, *wanted;
+    PyObject *shape, *stride, *dtype, *is_cpu, *wanted;
     PyObject *types[2]; /* only of these, and not of classes made from them, is a view taken */
     const struct dlpack_api *api; /* NULL: by attributes */
 };
@@ -40,6 +40,7 @@ enum { RULE_DIMS = 4, RULE_TENSORS = 3 };
 static void
 rule_free(struct rule *r) {
     Py_XDECREF(r->shape);
+    Py_XDECREF(r->stride);
     Py_XDECREF(r->dtype);
     Py_XDECREF(r->is_cpu);
     Py_XDECREF(r->wanted);
@@ -53,20 +54,37 @@ rule_destroy(PyObject *capsule) {
     rule_free((struct rule *)PyCapsule_GetPointer(capsule, rule_capsule));
 }
 
-/* False with or without an exception set: not four dimensions, each a number (a compiler's may not be). */
+/* Windows of a sequence, as unfold() makes them: torch's kernel gives garbage for such queries. */
+static bool
+rule_overlaps(long long row, long long lane, long long n_rows, long long dim) {
+    return lane == 1 && row > 0 && row < dim && n_rows > 1;
+}
+
+/* Takes the tuple. False with or without an exception set: not four numbers (a compiler's may not be). */
+static bool
+rule_numbers(PyObject *tuple, long long n[RULE_DIMS]) {
+    bool is_known = tuple != NULL && PyTuple_Check(tuple) && PyTuple_Size(tuple) == RULE_DIMS;
+    for (Py_ssize_t i = 0; is_known && i < RULE_DIMS; i++) {
+        n[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+        is_known = n[i] >= 0 && n[i] < INT_MAX; /* -1: an exception */
+    }
+    Py_XDECREF(tuple);
+    return is_known;
+}
+
 static bool
 rule_shape(const struct rule *r, PyObject *tensor, long long n[RULE_DIMS]) {
-    PyObject *shape = PyObject_GetAttr(tensor, r->shape);
-    if (shape == NULL) {
+    if (!rule_numbers(PyObject_GetAttr(tensor, r->shape), n)) {
         return false;
     }
-    bool is_known = PyTuple_Check(shape) && PyTuple_Size(shape) == RULE_DIMS;
-    for (Py_ssize_t i = 0; is_known && i < RULE_DIMS; i++) {
-        n[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
-        is_known = n[i] > 0 && n[i] < INT_MAX; /* -1: an exception */
+    for (int i = 0; i < RULE_DIMS; i++) {
+        if (n[i] == 0) {
+            return false;
+        }
     }
-    Py_DECREF(shape);
-    return is_known;
+    long long step[RULE_DIMS];
+    return rule_numbers(PyObject_CallMethodObjArgs(tensor, r->stride, NULL), step) &&
+           !rule_overlaps(step[2], step[3], n[2], n[3]);
 }
 
 static bool
@@ -121,6 +139,9 @@ rule_by_views(const struct rule *r, PyObject *const *qkv, bool *is_known) {
         for (int d = 0; *is_known && d < RULE_DIMS; d++) {
             n[i][d] = view.shape[d];
             *is_known = view.shape[d] > 0 && view.shape[d] < INT_MAX;
+        }
+        if (*is_known && view.strides != NULL) {
+            *is_known = !rule_overlaps(view.strides[2], view.strides[3], n[i][2], n[i][3]);
         }
         if (!*is_known) {
             *is_known = true; /* that it does not apply */
@@ -188,9 +209,10 @@ core_attention_rule(PyObject *self, PyObject *args) {
     Py_INCREF(r->wanted);
     r->api = rule_find_api(r->types[0]);
     r->shape = PyUnicode_InternFromString("shape");
+    r->stride = PyUnicode_InternFromString("stride");
     r->dtype = PyUnicode_InternFromString("dtype");
     r->is_cpu = PyUnicode_InternFromString("is_cpu");
-    if (r->shape == NULL || r->dtype == NULL || r->is_cpu == NULL) {
+    if (r->shape == NULL || r->stride == NULL || r->dtype == NULL || r->is_cpu == NULL) {
         goto free_rule;
     }
     capsule = PyCapsule_New(r, rule_capsule, rule_destroy);

@@ -279,10 +279,22 @@ def _choose(
     if is_turned:
         return "kernel", "torch's kernels scale what causal hides by -inf"
     if bias is None is mask and dropout == 0 and q.dtype in (torch.float16, torch.bfloat16):
-        if needs_more_than_once():
-            return "kernel", "torch's kernels have one derivative, in reverse mode"
-        return "sdpa", "half precision: torch's kernels use the matrix units"
+        return _choose_for_halves(q, k, v)
     return "kernel", "pyalloc's kernel"
+
+
+def _choose_for_halves(*qkv: Tensor) -> tuple[str, str]:
+    if needs_more_than_once():
+        return "kernel", "torch's kernels have one derivative, in reverse mode"
+    if qkv[0].is_cpu and not torch.compiler.is_compiling() and any(map(_overlaps, qkv)):
+        return "kernel", "torch's kernel misreads rows that overlap"
+    return "sdpa", "half precision: torch's kernels use the matrix units"
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Whether these are windows of a sequence, as of unfold(); few float32 ones are found in C (_is_few)."""
+    row, lane = x.stride()[2:]
+    return bool(lane == 1 and 0 < row < x.shape[3] and x.shape[2] > 1)
 
 
 def _four(name: str, x: Tensor) -> Tensor:
