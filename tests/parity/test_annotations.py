@@ -11,15 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from parity.tensors import MIB, empty
 from torch.cuda.memory import _record_memory_history, _snapshot
 from torch.profiler import record_function
 
-MIB = 2**20
 HAS_POOL_IDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
-
-
-def empty(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
 def annotations() -> list[tuple[str, str]]:

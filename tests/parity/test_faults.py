@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from parity.tensors import MIB, empty
 
 from pyalloc import _core
 
-MIB = 2**20
 OUT_OF_MEMORY, INVALID, ILLEGAL_ADDRESS = 2, 1, 700
 pytestmark = pytest.mark.skipif(
     os.environ.get("PYALLOC_PARITY") != "pyalloc", reason="native may not survive this"
@@ -34,10 +34,6 @@ def fail(runtime: Any) -> Iterator[Fail]:
 
     yield arm
     runtime.pya_hostcuda_fail_nth(ctypes.c_uint64(0), None, 0)
-
-
-def empty(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
 def left_behind(runtime: Any) -> int:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from test_pools import MIB, empty, pool_of
+from parity.tensors import MIB, empty, pool_of
 
 
 def takes(call: object, argument: str) -> bool:

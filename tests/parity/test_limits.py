@@ -8,19 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from parity.tensors import GIB, MIB, empty
 
 import pyalloc
 from pyalloc import _core
 
-MIB, GIB = 2**20, 2**30
-
 pyalloc_only = pytest.mark.skipif(
     os.environ.get("PYALLOC_PARITY") != "pyalloc", reason="native torch has no such thing"
 )
-
-
-def empty(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
 def own(key: str) -> int:
@@ -321,7 +316,7 @@ def test_the_error_names_the_places_where_stacks_are_recorded() -> None:
     with pytest.raises(torch.OutOfMemoryError) as caught:
         empty(7 * GIB)
     held = str(caught.value).split("Held: ")[1].split(". Next")[0].split("; ")
-    assert held[0].startswith("2.00 GiB in 2 blocks by test_limits.py:")
+    assert held[0].startswith("2.00 GiB in 2 blocks by tensors.py:")
     assert held[0].endswith(" in empty")
     assert held[1].startswith("300.00 MiB in 1 block by test_limits.py:")
     del keep, other

@@ -11,23 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from parity.tensors import GIB, MIB, empty, pool_of
 
-MIB, GIB = 2**20, 2**30
 BY_POOL = "reserved_bytes_by_private_pools"
 IS_PYALLOC = os.environ["PYALLOC_PARITY"] == "pyalloc"
 CUDA = int(torch.version.cuda.split(".")[0])
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-
-
-def empty(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device="cuda")
-
-
-def pool_of(tensor: torch.Tensor) -> tuple[int, int]:
-    for segment in torch.cuda.memory_snapshot():
-        if segment["address"] <= tensor.data_ptr() < segment["address"] + segment["total_size"]:
-            return tuple(segment["segment_pool_id"])
-    raise AssertionError("the tensor lies in no segment")
 
 
 def test_ids_are_unique() -> None:

@@ -15,15 +15,11 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from parity.tensors import GIB, MIB, empty
 
 import pyalloc
 
-MIB, GIB = 2**20, 2**30
 IS_PYALLOC = os.environ["PYALLOC_PARITY"] == "pyalloc"
-
-
-def empty(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
 def cuda_runtime() -> ctypes.CDLL:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from parity.tensors import MIB, empty
 
-KIB, MIB = 1024, 1024 * 1024
+KIB = 1024
 SIZES = [
     1,
     511,
@@ -36,10 +37,6 @@ POOLED = (
 
 def stat(key: str, device: int = 0) -> int:
     return torch.cuda.memory_stats(device)[key]
-
-
-def empty(size: int, device: int = 0) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
 
 
 @pytest.mark.parametrize("size", SIZES)

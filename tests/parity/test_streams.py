@@ -12,12 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-
-MIB = 2**20
-
-
-def empty(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device="cuda")
+from parity.tensors import MIB, empty
 
 
 def busy(stream: torch.cuda.Stream) -> None:
@@ -264,11 +259,12 @@ def test_nothing_is_asked_of_a_destroyed_stream(runtime: Any, how: str) -> None:
 def test_nothing_is_asked_of_the_first_stream() -> None:
     """The process's first request goes torch's own way, to see how it fills its pointers."""
     program = """
-import ctypes, test_streams
+import ctypes
+from parity import test_streams
 test_streams.use_and_destroy(ctypes.CDLL("libcuda.so.1"), "allocated")
 """
     subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parent, check=True, timeout=600
+        [sys.executable, "-c", program], cwd=Path(__file__).parent.parent, check=True, timeout=600
     )
 
 
@@ -384,10 +380,12 @@ def test_stream_destroyed_before_the_block_is_freed() -> None:
     if os.environ["PYALLOC_PARITY"] == "pyalloc":
         free_after_a_recorded_stream_is_destroyed()
         return
-    call = "import test_streams; test_streams.free_after_a_recorded_stream_is_destroyed()"
+    call = (
+        "from parity import test_streams; test_streams.free_after_a_recorded_stream_is_destroyed()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", call],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parent.parent,
         capture_output=True,
         text=True,
         check=False,

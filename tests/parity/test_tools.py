@@ -13,12 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-MIB, GIB = 2**20, 2**30
-
-
-def empty(size: int, device: int = 0) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+from parity.tensors import MIB, empty
 
 
 @pytest.fixture
