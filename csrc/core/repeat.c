@@ -1,5 +1,5 @@
-/* Requests are followed as a compressor follows a text: a pointer runs along the earlier requests while the new ones have
- * the same sizes; where they differ it looks for where the last few sizes came before.  Floor 8. */
+/* Requests are followed as a compressor follows a text: a pointer runs along the earlier requests while the new ones
+ * have the same sizes; where they differ it looks for where the last few sizes came before.  Floor 8. */
 #include "repeat.h"
 
 #include <stdlib.h>
@@ -8,58 +8,67 @@
 #include "spans.h"
 #include "stitch.h"
 
-/* So many requests are remembered: a period (a training step) must fit in, and two of them where what outlives a part of it
- * is to tell how long it is (repeat_lengthen()).  The program is known to repeat itself once the last REPEAT_LEAST
- * requests were as before and are this share of all, or REPEAT_ENOUGH: programs whose steps differ have stretches that
- * repeat too, and for them best fit is better (ppo's peak would be 1.07 of live memory instead of 1.02).  Later, when
- * something came between (an evaluation), one more period of the same length is enough.  A streak goes on in another
- * that begins within REPEAT_RESUME requests of its end and gets as long as that: once a step is shorter than the first,
- * which made the optimizer's state. */
+/* A streak is a run of requests each of the same size as the one a period (a training step) before it.  Streaks with a
+ * gap of at most REPEAT_RESUME requests between them count together once the second has as many: a step is shorter
+ * than the first, which made the optimizer's state.
+ *
+ * The program is known to repeat itself when its streak has at least REPEAT_LEAST requests, and either one in
+ * REPEAT_SHARE of all so far or REPEAT_ENOUGH.  Programs whose steps differ have shorter streaks too, and for them
+ * best fit is better (ppo's peak would be 1.07 of live memory instead of 1.02).  After an interruption (an evaluation)
+ * one more period of the same length is enough.
+ *
+ * REPEAT_KEPT requests are remembered: a period must fit in, and two where repeat_lengthen() is to compare them.
+ * Room grows by REPEAT_STEP requests. */
 #ifdef PYA_TEST_TINY
 enum { REPEAT_STEP = 8, REPEAT_LEAST = 8, REPEAT_RESUME = 4 };
 #else
 enum { REPEAT_STEP = 256, REPEAT_LEAST = 64, REPEAT_RESUME = 8 };
 #endif
 enum { REPEAT_ENOUGH = 32 * REPEAT_STEP, REPEAT_KEPT = 2 * REPEAT_ENOUGH, REPEAT_SHARE = 4 };
-/* Where nothing repeated within two times as many, nobody looks for so many requests. */
+/* After 2 * REPEAT_ENOUGH requests without a streak of REPEAT_LEAST, so many are not looked at. */
 enum { REPEAT_PAUSE = 8 * REPEAT_ENOUGH };
-/* Where somebody lies in the place of the last time, the request moves to one that nobody wants while it lives: else it is in
- * the way of another, and that one of the next, for dozens of periods.  That holds for periods of some length, once so many
- * requests were as before (sooner, super_resolution's peak is 1.06 of live memory instead of 1.02), and for so many of
- * them: then they are settled, or never will be.  So many free runs are looked at, the best fitting first. */
+/* Settling: a request whose old place is taken moves to one that no other request will want while it lives.  Otherwise
+ * it would take another's place, that one the next's, and so on for dozens of periods.
+ *
+ * Done for periods of at least SETTLE_PERIOD requests, from a streak of SETTLE_LEAST on (with less,
+ * super_resolution's peak is 1.06 of live memory instead of 1.02) until one of SETTLE_PERIODS periods: what has not
+ * settled by then never will.  SETTLE_RUNS free runs are tried, the best fitting first. */
 #ifdef PYA_TEST_TINY
 enum { SETTLE_LEAST = 24, SETTLE_PERIOD = 4 };
 #else
 enum { SETTLE_LEAST = 512, SETTLE_PERIOD = 32 };
 #endif
 enum { SETTLE_PERIODS = 16, SETTLE_RUNS = 64 };
-/* What others will want is sorted anew each time; where that never helps (each step makes all tensors anew from those of the
- * last), a step of thousands of blocks would take seconds.  So many places are sorted for each request, and at once. */
+/* Settling sorts the places that other requests will want.  Where it never helps (each step makes all tensors anew
+ * from those of the last), a step of thousands of blocks would take seconds.  So each request earns SETTLE_SPANS
+ * places to be sorted, and the debt may reach SETTLE_SPANS_MOST. */
 enum { SETTLE_SPANS = 64, SETTLE_SPANS_MOST = SETTLE_SPANS * REPEAT_ENOUGH };
-/* So many parts may make a period, and so many lives in a row have to tell the same: one alone is chance where some blocks
- * live for some steps (a replay buffer, a memory bank). */
+/* A period may turn out to have up to LENGTHEN_PARTS parts, where LENGTHEN_LEAST frees in a row say so: one alone is
+ * chance where some blocks live for some steps (a replay buffer, a memory bank). */
 enum { LENGTHEN_PARTS = 64, LENGTHEN_LEAST = 5 };
-/* Places are looked up by the last four sizes: one alone comes in every layer of a network. */
+/* Earlier requests are looked up by the last four sizes: one alone comes in every layer of a network. */
 enum { REPEAT_SIZE_BITS = 16, REPEAT_PLACE_BITS = 10 };
+/* 2^64 / golden ratio: spreads sizes over the hash. */
 #define REPEAT_MIX UINT64_C(0x9E3779B97F4A7C15)
 
-/* Of an earlier request, once there is a period to settle. */
+/* What is kept of an earlier request, once there is a period to settle. */
 struct pya_stay {
     uint32_t units; /* its size in units of PYA_ALIGN, at most UINT32_MAX */
-    uint32_t life;  /* with how many more requests it was given back; 0: it was not yet */
+    uint32_t life;  /* requests until it was freed; 0: it was not yet */
 };
 
-/* Requests below PYA_REPEAT_FROM, in the order they came: those between two large ones are found by the number of the large one
- * before them.  Best fit puts them a little differently in each step, and one of a kilobyte is enough to be in the way of
- * 32 MiB; but where a program is they do not tell, so that the large ones are followed without them. */
+/* Requests below PYA_REPEAT_FROM ("little" ones), in the order they came; each is found by the number of the large
+ * request before it and how many little ones came between.  Best fit puts them a little differently in each step, and
+ * one of a kilobyte is enough to be in the way of 32 MiB.  Their sizes say little about where the program is, so
+ * streaks are of large requests alone. */
 struct pya_littles {
-    uint32_t n;       /* so far, the latest REPEAT_KEPT are remembered */
+    uint32_t n;       /* requests so far; the latest REPEAT_KEPT are remembered */
     bool is_followed; /* the latest large request was one of a program that has settled */
     uint32_t first[REPEAT_KEPT]; /* by large request: n when it was served */
     uint64_t kept[REPEAT_KEPT];  /* address and size, in units of PYA_ALIGN */
 };
 enum { LITTLE_SIZE_BITS = 8 };
-/* Blocks passed on the way to a little one's place: a page may hold thousands, and best fit costs less than that. */
+/* Blocks passed at most on the way to a little one's place: a page may hold thousands, and best fit costs less. */
 enum { LITTLE_STEPS = 128 };
 _Static_assert(PYA_REPEAT_FROM / PYA_ALIGN < 1 << LITTLE_SIZE_BITS, "a size fits in");
 
@@ -68,24 +77,24 @@ struct pya_repeat {
     size_t n;          /* requests so far; the latest n_room of them are remembered */
     size_t n_room;     /* grows to n_most */
     size_t n_most;     /* REPEAT_KEPT, or what there was host memory for */
-    size_t follow;     /* the earlier request that the next one should be like, or the latest */
-    size_t streak;     /* how many in a row were */
-    size_t broken;     /* how many in the last streak of REPEAT_LEAST and more that ended */
-    size_t n_broken;   /* requests before it did */
-    size_t like;       /* the earlier request that this one is like; n: none is known */
+    size_t follow;     /* the earlier request whose size the next one should have, or the latest */
+    size_t streak;     /* length of the streak, the latest request included */
+    size_t broken;     /* length of the last streak of at least REPEAT_LEAST that ended */
+    size_t n_broken;   /* number of the request that ended it */
+    size_t like;       /* the earlier request that corresponds to this one; n: none is known */
     size_t period;     /* at which the program was known to repeat itself; 0: never */
-    size_t n_review;   /* when to see whether looking is worth it */
-    size_t n_stays;    /* requests before those whose stay is known */
-    size_t n_given;    /* requests before pages of the arena were given back */
-    size_t n_sorted;   /* places that were looked at to settle, and not made up for since */
-    uint64_t recent;   /* the last four sizes, mixed */
-    size_t longer;     /* the latest longer period that a life told */
-    size_t n_longer;   /* how many told it in a row */
+    size_t n_review;   /* number of the request at which to decide on a pause */
+    size_t n_stays;    /* number of the first request whose stay is kept */
+    size_t n_given;    /* number of the next request when pages of the arena were last given back */
+    size_t n_sorted;   /* debt of sorted places, see SETTLE_SPANS */
+    uint64_t recent;   /* the last four sizes, hashed */
+    size_t longer;     /* the latest longer period that a free told */
+    size_t n_longer;   /* how many in a row told it */
     bool is_known;     /* this request is one of a program that repeats itself */
     bool is_promising; /* something has repeated since the last review */
     /* by recent sizes: low bits of the number of the request that came then */
     uint32_t places[1 << REPEAT_PLACE_BITS];
-    uint64_t kept[]; /* address, in units of PYA_ALIGN, and size, mixed */
+    uint64_t kept[]; /* address in units of PYA_ALIGN, and below it the hash of the size */
 };
 
 static uint64_t
@@ -115,7 +124,7 @@ repeat_is_like(const struct pya_repeat *repeat, size_t i, uint64_t mixed) {
     return is_kept && (uint16_t)repeat->kept[i % repeat->n_room] == mixed;
 }
 
-/* The earlier request that the new one is like. */
+/* The earlier request that the new one corresponds to; n: none is known. */
 static size_t
 repeat_find(const struct pya_repeat *repeat, size_t bytes) {
     uint64_t mixed = repeat_mixed(bytes);
@@ -127,13 +136,13 @@ repeat_find(const struct pya_repeat *repeat, size_t bytes) {
     return repeat_is_like(repeat, i, mixed) ? i : repeat->n;
 }
 
-/* With the new one. */
+/* Length of the streak with the new request. */
 static size_t
 repeat_streak(const struct pya_repeat *repeat) {
     return repeat->like < repeat->n && repeat->like == repeat->follow ? repeat->streak + 1 : 0;
 }
 
-/* The same, and those of the streak before where this one goes on from it. */
+/* The same, with the streak before it where that counts together (REPEAT_RESUME). */
 static size_t
 repeat_stretch(const struct pya_repeat *repeat) {
     size_t streak = repeat_streak(repeat);
@@ -213,8 +222,8 @@ repeat_of(struct pya_arena *arena) {
     return repeat;
 }
 
-/* The program may be about to repeat itself: what it takes to move blocks out of one another's way is remembered from now on.
- * Streams that share memory take it from one another: nothing settles. */
+/* Where the program seems to repeat itself, keeps from now on what settling needs.  Not where streams share memory:
+ * they take it from one another, and nothing settles. */
 static void
 repeat_watch(struct pya_arena *arena) {
     struct pya_repeat *repeat = arena->repeat;
@@ -226,7 +235,7 @@ repeat_watch(struct pya_arena *arena) {
     }
 }
 
-/* Do blocks come to lie where they lay, but for those in one another's way? */
+/* Do blocks come to lie where they lay a period ago, unless another lies there? */
 static bool
 repeat_is_steady(const struct pya_arena *arena) {
     const struct pya_repeat *repeat = arena->repeat;
@@ -236,7 +245,7 @@ repeat_is_steady(const struct pya_arena *arena) {
            repeat_stretch(repeat) >= SETTLE_LEAST;
 }
 
-/* Is it time to move blocks out of one another's way? */
+/* Is it time to settle? */
 static bool
 repeat_is_settling(const struct pya_arena *arena) {
     const struct pya_repeat *repeat = arena->repeat;
@@ -247,7 +256,7 @@ repeat_is_settling(const struct pya_arena *arena) {
            streak >= n / REPEAT_SHARE && streak <= SETTLE_PERIODS * period;
 }
 
-/* Where the pages of a stitched range are at home. */
+/* Adds the home addresses of a stitched range's pages. */
 static void
 spans_add_pages(
     struct pya_spans *spans, const struct pya_card *card, const struct pya_stitch *stitch) {
@@ -259,7 +268,7 @@ spans_add_pages(
     }
 }
 
-/* What will be wanted of `runs` while the request that comes now lives, if all goes on as one period ago. */
+/* What other requests will want of `runs` while the new one lives, if all goes on as one period ago. */
 static struct pya_spans
 spans_wanted(struct pya_arena *arena, const struct pya_spans *runs) {
     struct pya_repeat *repeat = arena->repeat;
@@ -282,14 +291,14 @@ spans_wanted(struct pya_arena *arena, const struct pya_spans *runs) {
     return spans;
 }
 
-/* The best fitting free memory that nobody else wants; two records are there. */
+/* The best fitting free memory that no other request will want; two records were reserved. */
 static struct pya_block *
 repeat_settle(struct pya_arena *arena, size_t bytes) {
     struct pya_block *best = pya_fit_find(&arena->fit, bytes);
     if (best == NULL) {
         return NULL;
     }
-    /* most of what is wanted lies elsewhere, and need not be sorted */
+    /* Only what meets these runs need be sorted: most of what is wanted lies elsewhere. */
     struct pya_spans runs = {.is_whole = true};
     struct pya_block *run = best;
     for (int i = 0; i < SETTLE_RUNS && run != NULL; i++) {
@@ -315,7 +324,7 @@ repeat_settle(struct pya_arena *arena, size_t bytes) {
     return block;
 }
 
-/* The stitched range its like had: another of that size may be free too, but somebody else had that one. */
+/* The stitched range that the corresponding request had: another of that size may be free too, but is another's. */
 static struct pya_block *
 repeat_restitch(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
     struct pya_block *block = NULL;
@@ -328,7 +337,8 @@ repeat_restitch(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
     return block;
 }
 
-/* Where the like of a request below PYA_REPEAT_FROM lay: as many behind the large request before it; 0: there was none. */
+/* Where the request lay that corresponds to a little one: the one as many behind the large request before it.  0: there
+ * was none. */
 static pya_dptr
 littles_place(const struct pya_arena *arena, size_t bytes) {
     const struct pya_littles *littles = arena->littles;
@@ -412,7 +422,7 @@ pya_repeat_is_known(const struct pya_arena *arena) {
     return arena->repeat != NULL && arena->repeat->is_known;
 }
 
-/* Random sizes never repeat: then it is not worth what it costs. */
+/* Random sizes never repeat: looking for it is not worth what it costs then. */
 static void
 repeat_review(struct pya_arena *arena) {
     struct pya_repeat *repeat = arena->repeat;
@@ -461,7 +471,7 @@ pya_repeat_note(struct pya_arena *arena, struct pya_block *block) {
     }
 }
 
-/* Of request i, if it is known by now. */
+/* What is kept of request i; NULL: nothing, or no more. */
 static const struct pya_stay *
 repeat_stay(const struct pya_arena *arena, size_t i) {
     const struct pya_repeat *repeat = arena->repeat;
@@ -469,9 +479,10 @@ repeat_stay(const struct pya_arena *arena, size_t i) {
     return is_known ? &arena->stays[i % repeat->n_room] : NULL;
 }
 
-/* A step may be made of parts that ask for the same (batches whose gradients are added up).  What is followed then is the
- * part before, and what outlives a part is in the way of the next.  Its life tells: where the like of it one part ago
- * lived otherwise, the program repeats itself after as many parts as there are to one that lived as long. */
+/* A step may consist of equal parts (batches whose gradients are added up).  Then one part is taken for the period,
+ * and a block that outlives its part is in the way of the next one's.  The life of such a block i, just freed, tells
+ * the real period: as many parts as lie between it and the last block of its size at that place in a part that lived
+ * as long. */
 static void
 repeat_lengthen(const struct pya_arena *arena, size_t i) {
     struct pya_repeat *repeat = arena->repeat;
