@@ -30,7 +30,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_what_there_is() -> None:
+def test_the_suite_has_enough_of_each_kind() -> None:
     kinds = [trace.kind for trace in suite()]
     assert kinds.count("recorded") >= 14
     assert kinds.count("held-out") == len(HELD_OUT) >= 6
@@ -41,7 +41,7 @@ def test_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("trace", suite(), ids=lambda trace: trace.name)
-def test_trace(trace, tmp_path: Path) -> None:
+def test_each_trace_is_whole_and_the_same_each_time(trace, tmp_path: Path) -> None:
     """Whole, every free of something alive, streams and sizes in range; generated ones the same each time."""
     path = trace.write(tmp_path)
     info = _core.Program(path).info()
@@ -68,7 +68,7 @@ def test_memory_with_models_only() -> None:
         assert row["calls"] >= row["calls_second_half"]
 
 
-def test_settling() -> None:
+def test_memory_tells_what_passes_settle_to() -> None:
     done = run("benchmarks.memory", "--only", "gan", "--passes", "12", "--json", "-q")
     assert done.returncode == 0, done.stderr
     rows = {row["allocator"]: row for row in map(json.loads, done.stdout.splitlines())}
@@ -189,7 +189,7 @@ def test_speed_of_a_pattern_that_is_none_is_refused(besides: list[str]) -> None:
 
 @pytest.mark.torch
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-def test_speed() -> None:
+def test_speed_prints_a_row_of_json_for_each_figure() -> None:
     done = run(
         "benchmarks.speed", "--rounds", "1", "--only", "one size, 512", "threads", "--json", "-q"
     )

@@ -181,7 +181,7 @@ def test_a_program_that_is_pytest_is_not_warned_of_pyalloc(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_plugin(tmp_path: Path) -> None:
+def test_the_pytest_plugin_limits_and_finds_leaks(tmp_path: Path) -> None:
     """Loaded by name alone: the installed entry point may or may not be there."""
     tests = tmp_path / "test_memory.py"
     tests.write_text(

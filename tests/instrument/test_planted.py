@@ -51,7 +51,7 @@ def test_a_clean_loop_gets_no_such_advice(record: Record) -> None:
 
 
 @pytest.mark.torch
-def test_leak(record: Record) -> None:
+def test_a_leak_is_found_with_its_line(record: Record) -> None:
     path = record(LOOP + """
     history = []
     for step in range(12):

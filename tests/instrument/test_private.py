@@ -24,7 +24,7 @@ kept = [secret_function() for _ in range(3)]
 
 
 @pytest.mark.parametrize("no_source", [True, False])
-def test_no_source(tmp_path: Path, no_source: bool) -> None:
+def test_no_source_leaves_out_all_of_the_programs_own(tmp_path: Path, no_source: bool) -> None:
     program = tmp_path / "secret_program.py"
     program.write_text(PROGRAM)
     out = tmp_path / "out.pya"

@@ -147,7 +147,7 @@ def test_gradients_to_second_order():
         assert gradgradcheck(function, tensors, fast_mode=True)
 
 
-def test_one_step_shapes():
+def test_a_single_query_has_no_query_dimension():
     query, keys, values, v = problem(3, 1, 5, 8, 6)
     out, weights = additive_attention(query[:, 0], keys, values, v, return_weights=True)
     assert out.shape == (3, 6) and weights.shape == (3, 5)
@@ -310,7 +310,7 @@ def test_module_and_repeats():
 
 
 @pytest.mark.parametrize("zero", range(5))
-def test_empty(zero):
+def test_an_empty_dimension_gives_zeros_and_gradients(zero):
     shape = [2, 3, 4, 5, 6]
     shape[zero] = 0
     n_b, n_q, n_s, n_h, n_e = shape
@@ -321,7 +321,7 @@ def test_empty(zero):
     torch.autograd.grad(out.sum(), tensors, allow_unused=True)
 
 
-def test_errors():
+def test_wrong_arguments_are_named_with_what_was_given():
     query, keys, values, v = problem(2, 3, 4, 5, 6)
     with pytest.raises(OpError, match=r"query must be \(2, 5\) or \(2, Q, 5\).*got \(2, 3, 4\)"):
         additive_attention(query[..., :4], keys, values, v)

@@ -192,7 +192,7 @@ def test_nan_stays(which, n_q, isa):
     st.booleans(),
     st.integers(0, 2**31),
 )
-def test_any_shape(n_b, heads, n_q, n_k, dim, dim_v, causal, seed):
+def test_any_shape_agrees_with_double_precision(n_b, heads, n_q, n_k, dim, dim_v, causal, seed):
     torch.manual_seed(seed)
     q, k, v = problem(n_b, *heads, n_q, n_k, dim, dim_v)
     # A probability errs by its score's rounding, which few large terms may carry into the result undiminished.
@@ -425,7 +425,7 @@ def test_repeats_bitwise_for_any_layout():
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(0, 5), (5, 0), (0, 0)])
-def test_empty(n_q, n_k):
+def test_no_queries_or_keys_give_zeros(n_q, n_k):
     tensors = [x.requires_grad_() for x in problem(2, 2, 2, n_q, n_k, 4, 4)]
     out = scaled_attention(*tensors)
     assert out.shape == (2, 2, n_q, 4) and not out.any()
@@ -583,7 +583,7 @@ def test_without_heads_a_bias_and_a_mask_have_none_either():
     )
 
 
-def test_errors():
+def test_wrong_arguments_are_named_with_what_was_given():
     q, k, v = problem(1, 4, 2, 5, 6, 8, 8)
     with pytest.raises(OpError, match=r"multiple of those of k, got 3 and 2"):
         scaled_attention(q[:, :3], k, v)

@@ -88,7 +88,7 @@ SIZES = [(128, 128, 128), (128, 128, 33), (5, 130, 40), (128, 7, 32), (70, 128, 
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_pairs(size, driver):
+def test_products_of_pairs_are_exact_enough(size, driver):
     n_l, n_m, dim = size
     a, b = torch.randn(n_l, dim), torch.randn(n_m, dim)
     got = driver.product("test_pairs", a, b)[:n_l, :n_m]
@@ -98,7 +98,7 @@ def test_pairs(size, driver):
 
 @pytest.mark.parametrize("name", ["test_weigh_plain", "test_weigh_transposed"])
 @pytest.mark.parametrize("size", [(128, 128), (128, 37), (65, 130), (3, 8)], ids=str)
-def test_weigh(size, name, driver):
+def test_weighed_sums_are_exact_enough(size, name, driver):
     n, dim = size
     w, b = torch.randn(BIG, BIG), torch.randn(n, dim)
     (w[n:] if name == "test_weigh_transposed" else w[:, n:]).zero_()

@@ -147,7 +147,7 @@ def test_shapes_expand_and_mode():
     torch.testing.assert_close(-uniform.log_prob(uniform.sample()), uniform.entropy())
 
 
-def test_validation():
+def test_wrong_parameters_and_values_are_refused():
     with pytest.raises(ValueError, match="loc"):
         PowerSpherical(torch.ones(3), torch.tensor(1.0), validate_args=True)
     with pytest.raises(ValueError, match="scale"):

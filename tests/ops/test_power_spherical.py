@@ -95,7 +95,7 @@ def between(ours, low, high, kappa):
     st.floats(0, 200),
     st.integers(0, 2**31),
 )
-def test_any_shape(batch, dim, kappa, seed):
+def test_any_shape_agrees_with_double_precision(batch, dim, kappa, seed):
     torch.manual_seed(seed)
     inputs = problem(*batch, dim, kappa)
     value, loc, scale, weights = (x.double() for x in inputs)

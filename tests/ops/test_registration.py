@@ -116,7 +116,7 @@ def test_compiles_in_one_graph(name):
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_exports(name):
+def test_export_agrees(name):
     function, make = OPS[name]
 
     class Module(torch.nn.Module):
@@ -130,7 +130,7 @@ def test_exports(name):
 
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("which", ["all", "first", "last"])
-def test_vmap(name, which):
+def test_vmap_agrees_with_one_call_for_each(name, which):
     function, make = OPS[name]
     made = zip(*(make() for _ in range(3)), strict=True)
     stacks = [torch.stack(x, 1 if x[0].dim() else 0) for x in made]
@@ -163,7 +163,7 @@ def test_autocast(name):
     "ignore"
 )  # torch.jit is deprecated, and warns of shapes that become constants
 @pytest.mark.parametrize("name", OPS)
-def test_traces(name):
+def test_jit_trace_agrees(name):
     """A tracer that does not see the op keeps the memory of its result, without what is in it."""
     function, make = OPS[name]
     traced = torch.jit.trace(lambda *args: function(*args), make(), check_trace=False)

@@ -22,7 +22,7 @@ def oom(size: int, device: int = 0) -> str:
 
 
 @pytest.mark.parametrize("size", [9 * GIB, 100 * GIB, 1 << 45, 1 << 59])
-def test_type_and_text(size: int) -> None:
+def test_the_error_has_torchs_type_and_text(size: int) -> None:
     text = oom(size)
     assert text.startswith("CUDA out of memory. Tried to allocate ")
     assert "GPU 0 has a total capacity of 8.00 GiB of which " in text
@@ -79,7 +79,7 @@ def test_device_is_named() -> None:
     assert "GPU 1 has a total capacity" in oom(100 * GIB, device=1)
 
 
-def test_counts() -> None:
+def test_errors_and_retries_are_counted() -> None:
     before = torch.cuda.memory_stats()
     for _ in range(3):
         oom(100 * GIB)
@@ -203,7 +203,7 @@ def test_in_backward() -> None:
     assert empty(MIB).numel() == MIB
 
 
-def test_observer() -> None:
+def test_an_observer_is_told_of_the_error() -> None:
     seen = []
     torch._C._cuda_attach_out_of_memory_observer(lambda *args: seen.append(args))
     oom(100 * GIB)

@@ -43,7 +43,7 @@ def of(address: int) -> list[dict]:
     return [entry for entry in trace() if entry.get("addr") == address]
 
 
-def test_keys() -> None:
+def test_a_snapshot_has_torchs_keys() -> None:
     tensor = empty(1000)
     snapshot = _snapshot()
     assert {"segments", "device_traces", "allocator_settings", "external_annotations"} <= set(

@@ -99,7 +99,7 @@ def test_it_is_counted_like_other_memory(own: OwnAllocator) -> None:
     del tensor
 
 
-def test_it_caches(own: OwnAllocator) -> None:
+def test_a_pool_with_an_allocator_caches(own: OwnAllocator) -> None:
     pool = torch.cuda.MemPool(own.allocator)
     with torch.cuda.use_mem_pool(pool):
         first = empty(3 * MIB)

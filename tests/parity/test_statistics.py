@@ -214,7 +214,7 @@ def test_size_zero() -> None:
     assert torch.cuda.memory_allocated() == before
 
 
-def test_summary_text() -> None:
+def test_memory_summary_has_the_figures() -> None:
     tensor = empty(3 * MIB)
     text = torch.cuda.memory_summary()
     assert "PyTorch CUDA memory summary, device ID 0" in text

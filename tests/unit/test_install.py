@@ -7,7 +7,7 @@ import pytest
 pytestmark = pytest.mark.torch
 
 
-def test_after_torch(dry_python) -> None:  # type: ignore[no-untyped-def]
+def test_install_after_torch_is_imported(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
         import torch, pyalloc
@@ -20,7 +20,7 @@ def test_after_torch(dry_python) -> None:  # type: ignore[no-untyped-def]
     )
 
 
-def test_before_torch(dry_python) -> None:  # type: ignore[no-untyped-def]
+def test_install_before_torch_is_imported(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
         import pyalloc
@@ -88,7 +88,7 @@ def test_what_needs_an_installation_does_not_make_it_too_late(dry_python) -> Non
     )
 
 
-def test_too_late(dry_python) -> None:  # type: ignore[no-untyped-def]
+def test_install_after_cuda_was_used_is_refused(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
         import torch, pyalloc

@@ -121,7 +121,7 @@ def test_replay() -> None:
 
 
 @pytest.mark.parametrize("policy", [name for name, _ in _core.replay_policies()])
-def test_passes(policy: str) -> None:
+def test_the_last_of_several_passes_is_told_apart(policy: str) -> None:
     program = two_sizes()  # two blocks outlive it: freed before the next pass
     once = program.replay(policy)
     assert once["n_calls_last_pass"] == once["n_calls"]
