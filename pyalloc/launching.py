@@ -49,17 +49,19 @@ def command(name: str, module: Sequence[str] | None, words: Sequence[str]) -> li
         return [sys.executable, *words[1:]]
     if program == "torchrun":  # an environment that has another's torch lacks it
         return [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-    if not program.endswith(".py") and Path(program).is_file():
-        if os.access(program, os.X_OK):
-            raise UsageError(f"{program!r} is not in PATH: write ./{program}")
-        raise UsageError(
-            f"{program!r} may not be executed: chmod +x {shlex.quote(program)}, or name what runs it first"
-        )
-    if not program.endswith(".py"):
-        raise UsageError(f"{program!r} was not found; for a module: pyalloc {name} -m {program}")
+    if program.endswith(".py") and Path(program).is_file():
+        return [sys.executable, *words]
+    raise UsageError(_why_not(name, program))
+
+
+def _why_not(name: str, program: str) -> str:
+    """Why a program cannot be started."""
     if not Path(program).is_file():
-        raise UsageError(f"{program!r} was not found")
-    return [sys.executable, *words]
+        other = f"; for a module: pyalloc {name} -m {program}" * (not program.endswith(".py"))
+        return f"{program!r} was not found{other}"
+    if os.access(program, os.X_OK):
+        return f"{program!r} is not in PATH: write ./{program}"
+    return f"{program!r} may not be executed: chmod +x {shlex.quote(program)}, or name what runs it first"
 
 
 def check_reached(words: Sequence[str]) -> None:
