@@ -8,6 +8,7 @@ own with their own makefiles.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -33,6 +35,14 @@ FLAGS = [
 C_FLAGS = ["-std=c11"]
 CXX_FLAGS = ["-std=c++17", "-fvisibility-inlines-hidden"]
 
+# pip sees to it, but not with --no-build-isolation; an older one prints all that pyproject.toml may be.
+OLDEST = re.search(r"setuptools>=(\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+if OLDEST and int(setuptools.__version__.split(".")[0]) < int(OLDEST[1]):
+    raise SystemExit(
+        f"building pyalloc needs setuptools {OLDEST[1]} or newer, here is {setuptools.__version__}: "
+        f"pip install 'setuptools>={OLDEST[1]}', or leave out --no-build-isolation"
+    )
+
 
 def sources() -> list[str]:
     patterns = ("csrc/*.c", "csrc/*.cpp", *(f"{directory}/*.c" for directory in DIRECTORIES))
@@ -45,6 +55,10 @@ class BuildAll(build_ext):
     """Compiles file by file in parallel, then runs the libraries' makefiles."""
 
     def run(self) -> None:
+        from setuptools.errors import (
+            CompileError,
+        )  # late: an old setuptools has none, and is told above
+
         config = sysconfig.get_config_var
         if config("Py_GIL_DISABLED"):
             raise SystemExit(
@@ -65,7 +79,14 @@ class BuildAll(build_ext):
         makes = [
             self.spawn_make(ROOT / directory, base / out) for directory, out in LIBRARIES.items()
         ]
-        super().run()
+        try:
+            super().run()
+        except CompileError:
+            if any(Path(folder, "Python.h").exists() for folder in self.include_dirs):
+                raise
+            raise SystemExit(
+                "building pyalloc needs Python's headers (Python.h); on Debian and Ubuntu: apt-get install python3-dev"
+            ) from None
         for make in makes:
             if make.wait() != 0:
                 raise SystemExit(f"building failed: {shlex.join(make.args)}")

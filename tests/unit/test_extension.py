@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import setuptools
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 from pyalloc import _core
 
@@ -90,10 +93,38 @@ def test_makes_the_libraries_in_a_folder_whose_name_has_spaces(
     # make cannot name a target in such a folder by its whole path; no recipe is run here (-n).
     here = tmp_path / "a folder für alles"
     here.mkdir()
-    for name in ("setup.py", "csrc", "cuda"):
+    for name in ("setup.py", "pyproject.toml", "csrc", "cuda"):
         (here / name).symlink_to(ROOT / name)
     monkeypatch.setattr("setuptools.setup", lambda **_: None)
     monkeypatch.setenv("MAKEFLAGS", "n")
     build = runpy.run_path(str(here / "setup.py"))["BuildAll"]
     assert build.spawn_make(None, here / library, here / "build").wait() == 0
     assert capfd.readouterr().err == ""
+
+
+def test_an_old_setuptools_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It would print the whole schema of pyproject.toml.
+    monkeypatch.setattr("setuptools.__version__", "65.5.0")
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    with pytest.raises(SystemExit, match="needs setuptools 77 or newer, here is 65"):
+        runpy.run_path(str(ROOT / "setup.py"))
+
+
+def test_headers_of_python_that_are_missing_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    build = runpy.run_path(str(ROOT / "setup.py"))["BuildAll"](setuptools.Distribution())
+
+    def fail(_: object) -> None:
+        raise CompileError("command 'gcc' failed with exit code 1")
+
+    monkeypatch.setattr(build_ext, "run", fail)
+    monkeypatch.setattr(build, "spawn_make", lambda *_: None)
+    monkeypatch.setattr(build, "editable_mode", True)
+    build.include_dirs = [str(tmp_path)]
+    with pytest.raises(SystemExit, match="python3-dev"):
+        build.run()
+    (tmp_path / "Python.h").touch()
+    with pytest.raises(CompileError):
+        build.run()
