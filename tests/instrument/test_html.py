@@ -177,6 +177,8 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
         )
         after = page.value("document.getElementById('map-text').textContent")
         assert before != after and "reserved" in after
+        told = page.value("document.getElementById('scrub').getAttribute('aria-valuetext')")
+        assert re.fullmatch(r"after event [\d,]+.*: .* allocated", told)  # not "1"
         picture = "document.getElementById('timeline').toDataURL()"
         drawn = page.value(picture)
         page.value("document.getElementById('by-time').click()")
