@@ -12,63 +12,67 @@ enum {
     COST_ACCESS_PAGE_NS = 2000,
 };
 
-/* Growth is by at least GROW_PAGES and, up to GROW_MOST, by 1/128 of what there is: every growth opens its range to the
- * device once.  While there are fewer than GROW_EARLY pages, each is a good part of the whole: by GROW_FEW.  Nobody else may
- * use what a private pool has too much, and each of many graphs may have one: it grows by a quarter of what it has. */
+/* A growth makes one page in GROW_SHARE of what there is, at least GROW_PAGES and at most GROW_MOST: each one is a
+ * call that opens the range to the device.  With fewer than GROW_EARLY pages each is a good part of the whole, so the
+ * least is GROW_FEW.  A private pool, whose pages nobody else may use and of which each of many graphs may have one,
+ * grows by at most one page in GROW_POOL_SHARE of what it has. */
 #ifdef PYA_TEST_TINY
 enum { GROW_PAGES = 2 };
 #else
 enum { GROW_PAGES = 4 };
 #endif
-enum { GROW_MOST = 10, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2 };
+enum { GROW_MOST = 10, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POOL_SHARE = 4 };
 
 /* balanced: below this a request is not worth stitching for. */
 #define BALANCED_STITCH_FROM ((size_t)3 << 20)
-/* balanced: since the last growth, stitching may cost this many times what growing would have; but once it
- * has cost this share of what creating all memory did, only PATIENCE_LATE times that, so that the whole bill
- * stays bounded however long a program runs.  Streams that share memory get along with stitching far better
- * than with memory of their own, so they keep the patience longer. */
+/* balanced: patience is how many times the cost of growing stitching may have cost since the last growth.  Once all
+ * stitching has cost BALANCED_EARLY_SHARE of what creating all memory did, patience falls to BALANCED_PATIENCE_LATE,
+ * so that the whole bill stays bounded however long a program runs.  Streams that share memory keep it longer
+ * (thrift()): stitching serves them far better than memory of their own. */
 #define BALANCED_PATIENCE 8.0
 #define BALANCED_PATIENCE_LATE 2.0
 #define BALANCED_EARLY_SHARE 0.3
-/* Ranges that come back make up for what they cost.  Late patience grows with how often they do, to this many times.
- * Where fewer than a share of them ever did, growth no longer wipes out what stitching cost before, but pays off what
- * the new pages cost, times GROWTH_PAYS: a little growth does not buy much more stitching.  Judged as if REUSE_PRIOR had
- * been made, and had come back, before. */
+/* reuse() tells how often a stitched range was used again, as if REUSE_PRIOR ranges had been used once each before the
+ * first.  Ranges that are used again make up for their cost: late patience is multiplied by it, at most by REUSE_MOST.
+ * Below REUSE_LEAST a growth does not clear the debt of stitching, but takes off GROWTH_PAYS times the cost of its new
+ * pages: a little growth does not buy much more stitching. */
 #define REUSE_PRIOR 16.0
 #define REUSE_LEAST 0.25
 #define REUSE_MOST 2.0
 #define GROWTH_PAYS 1.25
-/* Since a stream last grew instead, taking pages from others may cost this many times what making them would. */
+/* Patience with pages taken from other streams: since the stream last grew instead, what taking may cost of making. */
 #define TRANSFER_PATIENCE 8.0
+/* Streams that share memory begin to lose patience once that has cost this many times what creating all memory did. */
 #define THRIFT_FROM 2.0
-/* Above the level (gc.h) it keeps this much however long the program runs, the streams again all of it: twice as
+/* Patience above the level (gc.h), early and late; with streams that share memory it is BALANCED_PATIENCE.  Twice as
  * much makes a program of ever new sizes three times slower. */
 #define PRESSED_PATIENCE 4.0
-/* Requests of at least this share of peak live move pages to the end instead of stitching.  Streams that share
- * memory always move: a stream can take over a stretch of pages as it lies, a stitched range only whole. */
+/* Requests of at least 1/BALANCED_MOVE_SHARE of peak live move pages to the end instead of stitching.  Streams that
+ * share memory always move: a stream can take over a stretch of pages as it lies, a stitched range only whole. */
 #define BALANCED_MOVE_SHARE 4
-/* Unless each of the last GROWING_FROM was larger than the one before, by at most this share. */
+/* They stitch all the same where each of the last GROWING_FROM was larger than the one before by at most
+ * 1/GROWING_SHARE ... */
 #define GROWING_SHARE 8
 #define GROWING_FROM 2
-/* Or it is of the same size as the REPEATED_FROM before: a stitched range then comes back, a moved run never does. */
+/* ... or the last REPEATED_FROM were of one size: a stitched range is then used again, a moved run never is. */
 #define REPEATED_FROM 2
-/* A stitched block owns its pages whole.  Once what the live ones leave unused of theirs is more than this share of what
- * stitching would spare, making the pages is right: they hold blocks of any size. */
+/* A stitched block owns its pages whole.  Once live ones leave more than this share of what stitching would spare
+ * unused in their pages, new pages are better: they hold blocks of any size. */
 #define WASTE_SHARE 0.8
-/* Pages spared while live memory rises are soon made all the same, and what sparing them cost is lost.  Where the last
- * RISING_FROM choices found it so, growing is right at once; by no more than this share of peak live, because
- * what was made when the rise ends stays. */
+/* Pages spared while live memory rises are soon made all the same, and what sparing them cost is lost.  Where the
+ * last RISING_FROM choices found it so, requests of RISING_LEAST bytes or more grow at once, if that is no more than
+ * RISING_SHARE of peak live: what is made just before the rise ends stays. */
 #define RISING_FROM 2
 #define RISING_SHARE 0.005
 #define RISING_LEAST ((size_t)8 << 20)
-/* tight: physical memory may pass peak live by this share before stitching starts.  Programs that stitch all
- * the time fill a bucket that every request empties a little; each time it runs over, the share grows. */
+/* tight: physical memory may pass peak live by TIGHT_SLACK of it before stitching starts.  Each stitch adds its cost
+ * to a bucket, every request takes a little out; each time it runs over, the slack grows by TIGHT_SLACK_STEP. */
 #define TIGHT_SLACK 0.01
 #define TIGHT_SLACK_STEP 0.02
 #define TIGHT_BUCKET_NS 20e6
 #define TIGHT_BUCKET_MOST_NS 60e3 /* one stitch adds no more */
 #define TIGHT_LEAK_NS 500.0       /* for each request */
+/* tight: requests from here on move pages instead of stitching. */
 #define TIGHT_MOVE_FROM ((size_t)1 << 30)
 
 static double
@@ -107,7 +111,10 @@ pya_policy_step(const struct pya_arena *arena, size_t n_pages) {
     size_t n_least = card->pages.n_live < GROW_EARLY ? GROW_FEW : GROW_PAGES;
     size_t n = n_share > n_least ? n_share : n_least;
     const struct pya_pool *pool = arena->pool;
-    size_t n_own = pool == NULL ? n : (size_t)pool->reserved[PYA_STAT_ALL].current / (4 * PYA_PAGE);
+    if (pool == NULL) {
+        return n;
+    }
+    size_t n_own = (size_t)pool->reserved[PYA_STAT_ALL].current / (GROW_POOL_SHARE * PYA_PAGE);
     return n_own < n ? n_own : n;
 }
 
@@ -180,9 +187,9 @@ pya_policy_is_growing(const struct pya_arena *arena) {
     return arena->n_grown >= GROWING_FROM;
 }
 
-/* Is this one tensor that grows, each large request a little larger than the one before?  A stitched range is extended by
- * what it lacks, but the end of the arena, where pages are moved, is there for one tensor only.  Or one that comes again, and
- * finds its range? */
+/* Is this one tensor that grows, each large request a little larger than the one before?  A stitched range is
+ * extended by what it lacks, but the end of the arena, where pages are moved, is there for one tensor only.  Or one
+ * that comes again, and finds its range? */
 static bool
 is_worth_a_range(struct pya_arena *arena, size_t bytes) {
     size_t n = pya_pages_for(bytes);
