@@ -36,12 +36,15 @@ _TORCH = frozenset(
     )
 )
 _GROWTHS = ("segment_alloc", "segment_map")
+_GIVEN_BACK = ("segment_free", "segment_unmap")
 _ROUTES = re.compile(b"[%s]" % re.escape(bytes((KINDS["pool_begin"], KINDS["pool_end"]))))
 _MAX_TORCH_ENTRIES = 2_000_000  # a pickle of more no viewer opens
 _FIELDS = ("kind", "device", "time_ns", "thread", "stream", "addr", "bytes", "arg", "stack", "text")
 _FORMATS = ("B", "B", "Q", "Q", "Q", "Q", "Q", "Q", "I", "I")
 _CSV_FRAMES = 8
 _NO_POOL = (0, 0)
+_EMPTYING = -1  # number of a stack that no trace has, of what empty_cache() gave back: torch tells it by that alone
+_EMPTY_CACHE = {"name": "empty_cache", "filename": "/torch/cuda/memory.py", "line": 0}
 Event = dict[str, Any]
 Progress = Callable[[int, int], object]
 Convert = Callable[[Path, Analysis, BinaryIO, Progress | None], None]
@@ -217,8 +220,9 @@ def _torch_entries(
     Only the next request tells which pool device memory was taken for: entries wait for it.
     """
     waiting: list[tuple[dict[str, Any], int]] = []
+    is_emptying = False
     for _, piece, reader in rows(file, skip, progress):
-        for kind, own, time_ns, _, stream, addr, size, arg, stack, _ in piece:
+        for kind, own, time_ns, _, stream, addr, size, arg, number, _ in piece:
             action = _NAMES.get(kind, "")
             if own != device:
                 continue
@@ -228,10 +232,13 @@ def _torch_entries(
                 yield from _with_pools(waiting, state)
                 waiting.clear()
             if action not in _TORCH:
+                is_emptying = is_emptying or action == "empty_cache"
                 continue
+            is_emptying = is_emptying and action in _GIVEN_BACK
+            stack = _EMPTYING if is_emptying else number
             told, pool = state.follow(action, addr, size)
             if not writer.knows(stack):
-                writer.define(stack, _frames(reader, stack))
+                writer.define(stack, [_EMPTY_CACHE] if is_emptying else _frames(reader, stack))
             entry = {
                 "action": action,
                 "size": told,

@@ -28,6 +28,31 @@ def test_to_torch_and_back(plan: Plan, tmp_path: Path) -> None:
     assert after.by_line(after.peak.blocks) == before.by_line(before.peak.blocks)
 
 
+def test_an_export_is_replayed_with_the_cache_emptied_where_it_was(
+    plan: Plan, tmp_path: Path
+) -> None:
+    """Of what the program gave back; what an allocator short of memory gave back is no call of its own."""
+    for device in (0, 1):
+        at = (device + 1) << 40
+        plan.event("segment_alloc", addr=at, bytes=12 * MIB, device=device)
+        plan.event("alloc", addr=at, bytes=12 * MIB, device=device)
+        plan.event("free_requested", addr=at, device=device)
+        plan.event("free_completed", addr=at, device=device)
+        if device == 0:
+            plan.event("empty_cache")
+        plan.event("segment_free", addr=at, bytes=12 * MIB, device=device)
+        plan.event("segment_alloc", addr=at + (1 << 30), bytes=30 * MIB, device=device)
+        plan.event("alloc", addr=at + (1 << 30), bytes=30 * MIB, device=device)
+    path, target = plan.done(), tmp_path / "torch.pickle"
+    pyalloc("export", path, "--to", "torch", "-o", target)
+    traces = pickle.loads(target.read_bytes())["device_traces"]
+    frames = [entry["frames"] for trace_ in traces for entry in trace_]
+    assert [[frame["name"] for frame in each] for each in frames if each] == [["empty_cache"]]
+    with trace.program(path) as ours, trace.program(target) as theirs:
+        peaks = [each.replay("native")["peak_bytes"] for each in (ours, theirs)]
+    assert peaks[0] == peaks[1]
+
+
 @pytest.mark.parametrize("device", [0, 1])
 def test_frees_of_what_the_exported_part_does_not_show_have_a_size(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: int
