@@ -62,7 +62,9 @@ def test_versions_go_on_where_they_were_broken_off(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     path.write_text(
-        "import os\ndef test_1(): pass\ndef test_12(): assert not os.path.exists('broken')\n"
+        "import os\ndef test_1(): pass\ndef test_12():\n    if os.path.exists('stop'):\n"
+        "        os.kill(os.getppid(), 2)\n        raise KeyboardInterrupt\n"
+        "    assert not os.path.exists('broken')\n"
     )
     for name in ("csrc", "pyalloc"):
         (tmp_path / name).mkdir()
@@ -83,9 +85,15 @@ def test_versions_go_on_where_they_were_broken_off(tmp_path: Path) -> None:
         )
         return done.returncode, done.stdout
 
+    (tmp_path / "stop").touch()
+    code, said = run()
+    assert code == 130 and "left: 1.0\n" in said and "goes on from here" in said, said
+    (tmp_path / "stop").unlink()
     (tmp_path / "broken").touch()
     code, said = run()
-    assert code == 1 and "1 failed, 1 passed" in said and "1.0: tests failed; left: none" in said
+    assert (
+        code == 1 and "1 failed, 1 deselected" in said and "1.0: tests failed; left: none" in said
+    )
     (tmp_path / "broken").unlink()
     code, said = run()
     assert code == 0 and "1 passed, 1 deselected" in said and "1.0 passed;" in said, said
