@@ -93,8 +93,8 @@ pya_arena_gives(const struct pya_arena *arena) {
     const struct pya_pool *pool = arena->pool;
     return pool != NULL && arena->free_pages > 0 && (pool->n_users == 0 || arena->has_left);
 }
-/* All arenas that may give to others: of the pools those that were offered, then the default pool's.  There may be
- * thousands of pools. */
+/* Walks the arenas that may give pages to others: first those that private pools offer, then the default pool's.  Not
+ * all arenas: there may be thousands of pools. */
 static inline struct pya_arena *
 pya_givers(const struct pya_card *card) {
     return card->giving != NULL ? card->giving : card->common;
@@ -133,8 +133,8 @@ static inline bool
 pya_arena_has_run(const struct pya_arena *arena, const struct pya_block *block) {
     return pya_block_is(block, PYA_BLOCK_FREE) && block->arena == arena;
 }
-/* Up to which of its frees may the taker have memory of `from`?  The taker's own work need not have finished.  A pool's
- * graphs may have run on streams nobody told us of, so fences say nothing before it is settled. */
+/* The taker may have memory of `from` that was freed at this seq or before: all streams but the taker's have finished
+ * what they had to do then.  0 for a pool that is not settled: its graphs may have run on streams no fence knows. */
 static inline uint64_t
 pya_arena_idle_for(const struct pya_arena *from, const struct pya_arena *taker) {
     if (from->pool != NULL && !from->pool->is_settled) {
@@ -144,7 +144,7 @@ pya_arena_idle_for(const struct pya_arena *from, const struct pya_arena *taker) 
     bool is_late = late != NULL && late->stream == taker->stream;
     return is_late && from->almost_seq > from->idle_seq ? from->almost_seq : from->idle_seq;
 }
-/* May the arena use this run now?  Its own; in the default pool also what another stream has finished with. */
+/* May the arena use this run now?  True for its own runs, and within the default pool for idle ones of other streams. */
 static inline bool
 pya_arena_may_use(const struct pya_arena *arena, const struct pya_block *run) {
     if (!pya_block_is(run, PYA_BLOCK_FREE)) {
@@ -188,15 +188,15 @@ void pya_card_unpark(struct pya_card *card);
  * PYA_E_LIMIT: reserved_bytes would pass the limit; nothing was asked of the device. */
 PYA_MUST_CHECK pya_status
 pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, bool is_small);
-/* Gives existing pages that have no home the first n_pages slots of a hole as their home; FREE.  pya_arena_note_mapped()
- * is left to the caller. */
+/* Gives existing pages that have no home the first n_pages slots of a hole as their home; FREE.
+ * pya_arena_note_mapped() is left to the caller. */
 PYA_MUST_CHECK pya_status pya_arena_settle(
     struct pya_arena *arena, struct pya_block *hole, const pya_page_id *ids, size_t n_pages);
 /* A hole of at least n_pages at the end of a range; makes a new range when there is none. */
 PYA_MUST_CHECK pya_status
 pya_arena_last_hole(struct pya_arena *arena, size_t n_pages, struct pya_block **out);
-/* A range with addresses of its own becomes the arena's; returns the one block that covers it, which is in no index yet.
- * A record was reserved. */
+/* A range with addresses of its own becomes the arena's; returns the one block that covers it, which is in no index
+ * yet.  A record was reserved. */
 struct pya_block *pya_arena_link_range(struct pya_arena *arena, struct pya_range *range);
 /* Gives back address space in which nothing is mapped. */
 void pya_arena_drop_ranges(struct pya_arena *arena);
@@ -226,8 +226,8 @@ void pya_arena_note_unmapped(
     struct pya_arena *arena, struct pya_range *range, pya_dptr addr, size_t n_pages,
     size_t n_small);
 
-/* Learns how far the streams' work has finished (fence.h); never waits, never errs on the side of idle.  taker: the arena
- * that would like memory of others; NULL: it is to go back to the device. */
+/* Learns how far the streams' work has finished (fence.h); never waits, never errs on the side of idle.  taker: the
+ * arena that would like memory of others; NULL: it is to go back to the device. */
 void pya_card_poll(struct pya_card *card, const struct pya_arena *taker);
 /* The device was waited for since anything was freed, so no event has to tell of it: one that was recorded just now may
  * not have passed yet. */

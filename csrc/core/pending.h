@@ -60,10 +60,11 @@ void pya_pending_free(struct pya_card *card, struct pya_block *block);
 void pya_pending_resume(struct pya_card *card);
 /* Releases what has finished.  Never waits; not while a capture is under way. */
 void pya_pending_poll(struct pya_card *card);
-/* Do captures forbid to wait?  What is remembered of a foreign stream is asked again where a block freed meanwhile waits for
- * it, as at its free: for a caller that has no other way out, since the stream may have been destroyed. */
+/* Does a capture forbid waiting?  Asks foreign streams that freed blocks wait for again, instead of believing that they
+ * still capture.  Only for a caller that has no other way out: such a stream may have been destroyed. */
 bool pya_pending_must_not_wait(struct pya_card *card);
-/* Waits for all of it, which a capture forbids.  On failure what could not be waited for stays parked. */
+/* Waits for all freed blocks' uses, which a capture forbids, and releases the blocks.  On failure those whose uses
+ * could not be waited for stay parked. */
 PYA_MUST_CHECK pya_status pya_pending_sync(struct pya_card *card);
 void pya_pending_fini(struct pya_card *card);
 

@@ -17,12 +17,13 @@ pya_plain_take(struct pya_arena *arena, struct pya_block *run, size_t bytes, boo
 size_t pya_plain_segment_bytes(size_t bytes, bool is_small);
 /* One more segment that holds `bytes`. */
 PYA_MUST_CHECK pya_status pya_plain_grow(struct pya_arena *arena, size_t bytes, bool is_small);
-/* Segments cannot change arenas by the page: those of pools that lend before out of memory serve a request of the default
- * pool on their stream where they lie; the block stays theirs.  PYA_E_NOMEM: none has room. */
+/* Serves a request of the default pool, before out of memory, from a segment of a private pool that lends its memory
+ * (on_oom) and has the same stream; the block stays the pool's, since segments cannot change arenas by the page.
+ * PYA_E_NOMEM: none has room. */
 PYA_MUST_CHECK pya_status pya_plain_borrow(
     const struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out);
-/* Frees segments that are wholly free until n_bytes went back; returns what did.  Waits for the device.
- * Only SIZE_MAX takes what is reserved for good too. */
+/* Gives wholly free segments back until n_bytes went; *n_freed: how many did.  Waits for the device.  Only n_bytes ==
+ * SIZE_MAX takes what is reserved for good too (pya_reserve()). */
 PYA_MUST_CHECK pya_status pya_plain_trim(struct pya_arena *arena, size_t n_bytes, size_t *n_freed);
 /* The same, but only segments the stream has finished with, the longest unused first. */
 PYA_MUST_CHECK pya_status

@@ -10,8 +10,8 @@ extern "C" {
 struct pya_pool *pya_pool_find(struct pya_card *card, struct pya_pool_id id);
 PYA_MUST_CHECK pya_status
 pya_pool_get(struct pya_card *card, struct pya_pool_id id, struct pya_pool **out);
-/* The pool an allocation on this stream goes to; NULL: the default pool.  A filter that accepts it ends its pool's announcement:
- * the capture has begun. */
+/* The pool an allocation on this stream goes to; NULL: the default pool.  A filter that accepts it ends its pool's
+ * announcement: the capture has begun. */
 struct pya_pool *pya_pool_route(struct pya_card *card, pya_stream stream);
 /* Arena of (pool, stream), made at the first request. */
 PYA_MUST_CHECK pya_status pya_pool_arena(
@@ -20,11 +20,11 @@ PYA_MUST_CHECK pya_status pya_pool_arena(
 bool pya_pool_is_open(const struct pya_arena *arena);
 /* Where a request of this stream goes, for the trace. */
 struct pya_place pya_pool_place(struct pya_card *card, pya_stream stream);
-/* Does nobody hold anything of it?  It may have free memory and old addresses. */
+/* Has the arena no live, pending or parked block?  It may still have free memory and dead addresses. */
 bool pya_arena_is_vacant(const struct pya_arena *arena);
 /* One more graph or MemPool uses it. */
 void pya_pool_add_user(struct pya_card *card, struct pya_pool *pool);
-/* One less; there was one. */
+/* One user fewer; there was at least one. */
 void pya_pool_drop_user(struct pya_card *card, struct pya_pool *pool);
 /* Others may take the pool's idle memory; called when its last user went, or when requests stop going there. */
 void pya_pool_offer(struct pya_card *card, const struct pya_pool *pool);

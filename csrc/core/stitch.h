@@ -60,13 +60,13 @@ struct pya_stitch *pya_stitch_at(struct pya_arena *arena, pya_dptr addr);
  * failure. */
 PYA_MUST_CHECK pya_status pya_stitch_make(
     struct pya_arena *arena, const struct pya_stitch_plan *plan, struct pya_stitch **out);
-/* The longest idle range that lacks few of the pages `bytes` need and has room for them, all of it free; NULL if none, and
- * in a pool in use. */
+/* The longest idle range, all of its bytes free, that lacks few of the pages `bytes` need and has address space for
+ * them.  NULL: there is none, or the arena's pool is in use. */
 struct pya_stitch *pya_stitch_find_short(struct pya_arena *arena, size_t bytes);
 /* Marks its pages as leaving, so that pya_pages_pick() passes them over, or unmarks them. */
 void pya_stitch_mark(const struct pya_stitch *stitch, bool is_leaving);
-/* Maps more pages, wholly free and at home in its arena, behind those of an idle range that has the room.  Undoes itself on
- * failure.  The record may move. */
+/* Maps more pages, wholly free and at home in its arena, behind those of an idle range that has the room.  Undoes
+ * itself on failure.  The record may move. */
 PYA_MUST_CHECK pya_status
 pya_stitch_extend(struct pya_stitch **stitch, const pya_page_id *ids, size_t n_pages);
 /* Hands out the first `bytes` of an idle range whose bytes are all free.  PYA_E_HOST_NOMEM changes nothing. */
