@@ -272,7 +272,10 @@ cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 
 /* Modules and kernels */
 
-enum { DYNAMIC_SHARED = 8 }; /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+enum {
+    DYNAMIC_SHARED = 8, /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+    LAST_ATTRIBUTE = 15 /* Later ones allow what these devices cannot: programs go by the error. */
+};
 
 static int
 module_new(void **out, const char *what) {
@@ -389,11 +392,19 @@ cuKernelGetAttribute(int *out, int attribute, void *kernel, int device) {
     return pya_hc_function_attribute(attribute, out);
 }
 
+static int
+kernel_set(void *kernel, int attribute, int value) {
+    if (attribute > LAST_ATTRIBUTE) {
+        return CU_INVALID_VALUE;
+    }
+    return attribute == DYNAMIC_SHARED ? pya_hc_kernel_allow(kernel, value) : CU_OK;
+}
+
 int
 cuKernelSetAttribute(int attribute, int value, void *kernel, int device) {
     HC_DRIVER();
     (void)device;
-    return attribute == DYNAMIC_SHARED ? pya_hc_kernel_allow(kernel, value) : CU_OK;
+    return kernel_set(kernel, attribute, value);
 }
 
 int
@@ -406,7 +417,7 @@ cuFuncGetAttribute(int *out, int attribute, void *function) {
 int
 cuFuncSetAttribute(void *function, int attribute, int value) {
     HC_DRIVER();
-    return attribute == DYNAMIC_SHARED ? pya_hc_kernel_allow(function, value) : CU_OK;
+    return kernel_set(function, attribute, value);
 }
 
 int

@@ -388,6 +388,8 @@ def test_launches_beyond_a_card_are_refused(cuda: Cuda) -> None:
     assert cuda("cuFuncSetAttribute", kernel, 8, 232449) == 1
     cuda.ok("cuFuncSetAttribute", kernel, 8, 100_000)
     assert [answer(1, 1, 1, 1, 1, 1, n) for n in (100_000, 100_001)] == [0, 1]
+    # Triton asks a driver for oversized shared memory first, and sets 8 where there is none.
+    assert [cuda("cuFuncSetAttribute", kernel, n, 3) for n in (15, 16, 17)] == [0, 1, 1]
 
 
 class Sizes(ctypes.Structure):
