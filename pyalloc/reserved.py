@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pyalloc.advice import size
 from pyalloc.analysis import Analysis, Row
-from pyalloc.caveats import is_from_torch
+from pyalloc.caveats import STATE_ONLY, is_from_torch
 from pyalloc.moments import MIB, Block, Moment
 
 _SMALL_SEGMENT = 2 * MIB  # torch's allocator has these for requests up to 1 MiB, and no others
@@ -26,13 +26,16 @@ class Reserved:
 
 def at_most(analysis: Analysis) -> Reserved | None:
     """What device memory was used for when most was reserved; None where that was mostly in use, or is not known."""
-    moment = analysis.moments.get(analysis.totals["peak_reserved_event"])
+    totals = analysis.totals
+    event, asked = totals["peak_reserved_event"], totals["peak_reserved_alloc"]
+    if analysis.notes.get("history") in STATE_ONLY:  # what is there was not asked for in this order
+        event, asked = totals["n_events"], None
+    moment = analysis.moments.get(event)
     if moment is None or not moment.segments:
         return None
     if moment.reserved_bytes - moment.allocated_bytes < _LEAST * moment.reserved_bytes:
         return None
-    event = analysis.totals["peak_reserved_alloc"]
-    request = next((block for block in moment.blocks if block.alloc_event == event), None)
+    request = next((block for block in moment.blocks if block.alloc_event == asked), None)
     in_pools = [n for each, _, n in moment.idle_pieces if (each[3], each[0]) in moment.pools]
     rows = [
         Row("in use", moment.allocated_bytes, len(moment.blocks)),

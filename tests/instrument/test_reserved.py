@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,18 @@ def test_what_was_there_before_is_no_growth_for_a_request(plan: Plan) -> None:
     found = reserved.at_most(trace.analyse(plan.done()))
     assert found is not None and found.request is None
     assert [row.bytes // MIB for row in found.rows] == [40, 40]
+
+
+def test_a_snapshot_without_history_has_grown_for_no_request(tmp_path: Path) -> None:
+    """All of it was there at that moment, not its first block alone."""
+    states = ["active_allocated", "inactive", "active_allocated", "active_allocated", "inactive"]
+    blocks = [{"size": 4 * MIB, "state": state} for state in states]
+    segment = {"address": AT, "total_size": 20 * MIB, "stream": 0, "blocks": blocks}
+    path = tmp_path / "state.pickle"
+    path.write_bytes(pickle.dumps([segment]))
+    found = reserved.at_most(trace.analyse(path))
+    assert found is not None and found.request is None
+    assert [(row.bytes // MIB, row.blocks) for row in found.rows] == [(12, 3), (8, 2)]
 
 
 def test_a_growth_is_for_a_request_on_its_own_device(plan: Plan) -> None:
