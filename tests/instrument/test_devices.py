@@ -7,13 +7,11 @@ import json
 import pytest
 
 from instrument.conftest import Record
-from instrument.tools import Plan, pyalloc
+from instrument.tools import MIB, Plan, pyalloc
 from pyalloc import trace
 from pyalloc.advice import advise
 from pyalloc.report import html
 from pyalloc.report.text import summary
-
-MIB = 2**20
 
 
 @pytest.mark.torch

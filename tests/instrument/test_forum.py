@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from dry_support import python_for
 
-from instrument.tools import SEQ2SEQ, pyalloc
+from instrument.tools import MIB, SEQ2SEQ, pyalloc
 from pyalloc import trace
 
-MIB = 2**20
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 

@@ -22,11 +22,10 @@ from typing import Any
 import pytest
 from dry_support import PATIENCE_S
 
-from instrument.tools import Plan, pyalloc, small_trace
+from instrument.tools import MIB, Plan, pyalloc, small_trace
 from pyalloc import trace
 from pyalloc.report import html
 
-MIB = 2**20
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )

@@ -11,12 +11,11 @@ from types import SimpleNamespace
 import pytest
 from dry_support import PATIENCE_S, python_for
 
-from instrument.tools import ROOT, pyalloc
+from instrument.tools import MIB, ROOT, pyalloc
 from pyalloc import figures, pytest_plugin, recording, trace
 from pyalloc.errors import UsageError
 
 pytestmark = pytest.mark.torch
-MIB = 2**20
 
 
 def dry(

@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 from dry_support import PATIENCE_S
 
-from instrument.tools import ROOT, Plan, pyalloc
+from instrument.tools import MIB, ROOT, Plan, pyalloc
 from pyalloc import cli, live, sweeping
 from pyalloc.errors import TraceError, UsageError
-
-MIB = 2**20
 
 
 @pytest.mark.torch

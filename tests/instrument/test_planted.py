@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from instrument.conftest import Record
-from instrument.tools import Plan, pyalloc
+from instrument.tools import MIB, Plan, pyalloc
 from pyalloc import trace
 from pyalloc.advice import advise
 from pyalloc.analysis import Advice, in_all_layers, layers_of
 
-MIB = 2**20
 LOOP = """
     import torch
     from torch import nn

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from instrument.tools import Plan, pyalloc
+from instrument.tools import MIB, Plan, pyalloc
 from pyalloc import export, pickles, trace
 from pyalloc.convert import KINDS
 from pyalloc.report import html, text
 
-MIB = 2**20
 AT = 1 << 40
 
 

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from instrument.tools import ROOT, Plan, pyalloc
+from instrument.tools import MIB, ROOT, Plan, pyalloc
 from pyalloc import cli, console, convert, pickles, trace
 from pyalloc.report.data import summary
-
-MIB = 2**20
 
 
 def rank(folder: Path, number: int, extra: int) -> Path:
