@@ -272,11 +272,6 @@ cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 
 /* Modules and kernels */
 
-enum {
-    DYNAMIC_SHARED = 8, /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
-    LAST_ATTRIBUTE = 15 /* Later ones allow what these devices cannot: programs go by the error. */
-};
-
 static int
 module_new(void **out, const char *what) {
     *out = pya_hc_function(what);
@@ -392,19 +387,11 @@ cuKernelGetAttribute(int *out, int attribute, void *kernel, int device) {
     return pya_hc_function_attribute(attribute, out);
 }
 
-static int
-kernel_set(void *kernel, int attribute, int value) {
-    if (attribute > LAST_ATTRIBUTE) {
-        return CU_INVALID_VALUE;
-    }
-    return attribute == DYNAMIC_SHARED ? pya_hc_kernel_allow(kernel, value) : CU_OK;
-}
-
 int
 cuKernelSetAttribute(int attribute, int value, void *kernel, int device) {
     HC_DRIVER();
     (void)device;
-    return kernel_set(kernel, attribute, value);
+    return pya_hc_kernel_set(kernel, attribute, value);
 }
 
 int
@@ -417,7 +404,7 @@ cuFuncGetAttribute(int *out, int attribute, void *function) {
 int
 cuFuncSetAttribute(void *function, int attribute, int value) {
     HC_DRIVER();
-    return kernel_set(function, attribute, value);
+    return pya_hc_kernel_set(function, attribute, value);
 }
 
 int

@@ -14,6 +14,12 @@
 #define BLOCK_SHARED 49152       /* without being allowed more */
 #define BLOCK_SHARED_MOST 232448 /* with it */
 
+enum {
+    DYNAMIC_SHARED = 8, /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+    /* The last of CUDA 12 and 13.0.  Triton tries 16, and does without what it stands for where it is refused. */
+    LAST_ATTRIBUTE = 15
+};
+
 struct variable {
     const void *host;
     size_t size;
@@ -71,8 +77,8 @@ kernel_find_locked(const void *function) {
     return kernel;
 }
 
-int
-pya_hc_kernel_allow(const void *function, int shared_bytes) {
+static int
+kernel_allow(const void *function, int shared_bytes) {
     if (shared_bytes < 0 || shared_bytes > BLOCK_SHARED_MOST) {
         return CU_INVALID_VALUE;
     }
@@ -83,6 +89,14 @@ pya_hc_kernel_allow(const void *function, int shared_bytes) {
     }
     pya_hc_unlock();
     return CU_OK;
+}
+
+int
+pya_hc_kernel_set(const void *function, int attribute, int value) {
+    if (attribute < 0 || attribute > LAST_ATTRIBUTE) {
+        return CU_INVALID_VALUE;
+    }
+    return attribute == DYNAMIC_SHARED ? kernel_allow(function, value) : CU_OK;
 }
 
 bool

@@ -9,8 +9,8 @@
 void *pya_hc_function(const char *name);
 /* The kernel of that name in a module: the same address every time; NULL without memory. */
 void *pya_hc_kernel(const void *module, const char *name);
-/* cuFuncSetAttribute of the largest dynamic shared memory. */
-int pya_hc_kernel_allow(const void *function, int shared_bytes);
+/* cuFuncSetAttribute; the largest dynamic shared memory is kept. */
+int pya_hc_kernel_set(const void *function, int attribute, int value);
 /* Are they no larger than a Hopper card takes, and not empty?  Three sizes each. */
 bool pya_hc_launch_fits(const unsigned *grid, const unsigned *block);
 /* CU_INVALID_VALUE where they do not fit, or for more shared memory than was allowed. */

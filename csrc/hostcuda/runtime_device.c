@@ -356,10 +356,7 @@ cudaFuncGetAttributes(struct cuda_func_attributes *out, const void *function) {
 int
 cudaFuncSetAttribute(const void *function, int attribute, int value) {
     HC_RUNTIME();
-    (void)function;
-    (void)attribute;
-    (void)value;
-    return CU_OK;
+    RT(pya_hc_kernel_set(function, attribute, value));
 }
 
 int
@@ -471,10 +468,10 @@ cudaLibraryGetUnifiedFunction(void **out, void *library, const char *name) {
 int
 cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device) {
     HC_RUNTIME();
-    (void)kernel;
-    (void)attribute;
-    (void)value;
-    RT(pya_hc_device(device) == NULL ? CU_INVALID_DEVICE : CU_OK);
+    if (pya_hc_device(device) == NULL) {
+        RT(CU_INVALID_DEVICE);
+    }
+    RT(pya_hc_kernel_set(kernel, attribute, value));
 }
 
 /* NOLINTEND(readability-function-size,readability-non-const-parameter) */

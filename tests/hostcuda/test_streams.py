@@ -389,7 +389,16 @@ def test_launches_beyond_a_card_are_refused(cuda: Cuda) -> None:
     cuda.ok("cuFuncSetAttribute", kernel, 8, 100_000)
     assert [answer(1, 1, 1, 1, 1, 1, n) for n in (100_000, 100_001)] == [0, 1]
     # Triton asks a driver for oversized shared memory first, and sets 8 where there is none.
-    assert [cuda("cuFuncSetAttribute", kernel, n, 3) for n in (15, 16, 17)] == [0, 1, 1]
+    for set_one, *device in (
+        ("cuFuncSetAttribute",),
+        ("cudaFuncSetAttribute",),
+        ("cudaKernelSetAttributeForDevice", 0),
+    ):
+        assert [cuda(set_one, kernel, n, 3, *device) for n in (-1, 15, 16)] == [1, 0, 1], set_one
+        assert cuda(set_one, kernel, 8, 232449, *device) == 1
+    assert [cuda("cuKernelSetAttribute", n, 3, kernel, 0) for n in (-1, 15, 16)] == [1, 0, 1]
+    cuda.ok("cudaFuncSetAttribute", kernel, 8, 200_000)
+    assert [answer(1, 1, 1, 1, 1, 1, n) for n in (200_000, 200_001)] == [0, 1]
 
 
 class Sizes(ctypes.Structure):
