@@ -36,7 +36,7 @@ _MOST_COUNTED = 8  # bytes of fractions: one number that is counted up
 
 
 def answer(torch: Any) -> None:
-    """From now on.  Not of tensors made in torch.inference_mode(), whose changes nobody counts."""
+    """From now on.  Not of tensors that C++ makes in inference mode, whose changes nobody counts."""
     for names, most in (
         (_FILLING, contents.MOST_FRACTIONS),
         (_MOVING, contents.MOST_FRACTIONS),

@@ -1,21 +1,86 @@
 """torch.inference_mode() as torch.no_grad(): tensors made there count no changes in place, so that nothing is known.
 
-They take the same memory, and torch.compile does the same.  What a card refuses of such tensors later passes here.
+They take the same memory.  As on a card torch.enable_grad() in there records nothing, but where torch.func
+differentiates.  What a card refuses of such tensors later passes here.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import Any
+
+from pyalloc._bootstrap import sizes
+
+
+class _Here(threading.local):
+    is_on = False  # the mode, in this thread
+
+
+_here = _Here()
 
 
 def answer(torch: Any) -> None:
     """From now on, where Python enters it."""
+    modes = torch.autograd.grad_mode
+    enter_real, leave_real = torch.inference_mode.__enter__, torch.inference_mode.__exit__
+    is_real = torch.is_inference_mode_enabled
 
     def enter(mode: Any) -> None:
-        mode.before = torch.is_grad_enabled()
+        mode.is_real = is_real()  # as C++ enters it: one that is off leaves it
+        if mode.is_real:
+            enter_real(mode)
+        mode.before = torch.is_grad_enabled(), _here.is_on
         torch._C._set_grad_enabled(not mode.mode)
+        _here.is_on = mode.mode
 
     def leave(mode: Any, *_: Any) -> None:
-        torch._C._set_grad_enabled(mode.before)
+        enabled, _here.is_on = mode.before
+        torch._C._set_grad_enabled(enabled)
+        if mode.is_real:
+            leave_real(mode, None, None, None)
+
+    enter_compiled = modes._enter_inference_mode
+
+    @functools.wraps(enter_compiled)
+    def enter_in_graph(is_on: bool) -> Any:
+        """torch.compile drops what one that is off returns, by which torch leaves it again."""
+        if not is_on or is_real():
+            return enter_compiled(is_on)
+        mode = torch.inference_mode()
+        mode.__enter__()
+        return mode
 
     torch.inference_mode.__enter__, torch.inference_mode.__exit__ = enter, leave
+    modes._enter_inference_mode = enter_in_graph
+    for switch, names in (
+        (torch.enable_grad, ("__enter__",)),
+        (torch.set_grad_enabled, ("__init__", "__enter__", "__call__")),
+    ):
+        for name in names:
+            setattr(switch, name, _recording_nothing(torch, getattr(switch, name)))
+    for key in ("AutogradCPU", "AutogradCUDA"):
+        sizes.implement(torch, key, "detach_", _detached(torch, key), with_keyset=True)
+
+
+def _recording_nothing(torch: Any, switch: Any) -> Any:
+    """What switches gradients on, but in this mode."""
+
+    @functools.wraps(switch)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        done = switch(*args, **kwargs)
+        if _here.is_on and torch._C._functorch.peek_interpreter_stack() is None:
+            torch._C._set_grad_enabled(False)
+        return done
+
+    return call
+
+
+def _detached(torch: Any, key: str) -> Any:
+    """In place, which torch.no_grad() refuses of views."""
+    kernel = torch.library.get_kernel(sizes.operator(torch, "detach_"), key)
+
+    def call(keyset: Any, x: Any) -> Any:
+        return x if _here.is_on else kernel.call_boxed(keyset, x)
+
+    return call

@@ -140,7 +140,7 @@ def test_changes_in_place_that_nobody_can_follow(
         for backend in ("eager", "aot_eager"):
             assert torch.compile(choose, backend=backend)(x).shape == ()
         assert torch.jit.trace(lambda x: x.clone().copy_(x), x)(x).shape == (3,)
-        with torch._C._InferenceMode(True):  # as compiled programs enter it
+        with torch._C._InferenceMode(True):  # as C++ enters it
             made = torch.zeros(3, dtype=torch.bool)
             made[1:].fill_(True)
             assert torch.randn(3)[made].shape == (3,)
@@ -229,6 +229,60 @@ def test_in_inference_mode_all_is_as_outside(torch_found: hostcuda.Torch, tmp_pa
         assert generate(20).shape == (2, 20)
         with torch.inference_mode():
             assert torch.compile(model, backend="aot_eager")(torch.randn(2, 8)).add_(1).shape == (2, 500)
+    """
+    end_well(tmp_path, source)
+
+
+def test_nothing_is_recorded_in_inference_mode(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """What switched gradients on in there kept activations, numpy() raised, and parameters refused changes in place."""
+    source = """
+        import pytest, torch
+        torch.set_default_device("cuda")
+        model, x = torch.nn.Linear(8, 8), torch.randn(2, 8)
+        decorated = torch.enable_grad()(lambda: model(x))
+        switched = torch.set_grad_enabled(True)(lambda: model(x))
+        with torch.inference_mode():
+            with torch.enable_grad():
+                model(x).cpu().numpy()
+                model.weight.mul_(2)
+                with torch.inference_mode(False):
+                    assert model(x).requires_grad and not torch.is_inference_mode_enabled()
+                assert not model(x).requires_grad
+            with torch.set_grad_enabled(mode=True):
+                assert not model(x).requires_grad
+            torch.set_grad_enabled(True)
+            assert not model(x).requires_grad and not decorated().requires_grad and not switched().requires_grad
+            with torch.no_grad():
+                pass
+            assert not model(x).requires_grad
+            assert torch.func.grad(lambda x: model(x).sum())(x).shape == x.shape
+            (x + 1)[-1].detach_()
+            (x.cpu() + 1)[-1].detach_()
+        with torch.no_grad(), pytest.raises(RuntimeError, match="detach views"):
+            (x + 1)[-1].detach_()
+        assert not (model(x) + 1).detach_().requires_grad
+        detach = lambda x: (model(x) + 1).detach_()
+        assert not torch.compile(detach, backend="aot_eager")(x).requires_grad
+        assert model(x).requires_grad and decorated().requires_grad
+        with torch.no_grad():
+            assert decorated().requires_grad and switched().requires_grad and not model(x).requires_grad
+            with torch.enable_grad():
+                assert model(x).requires_grad
+        with torch._C._InferenceMode(True):  # as C++ enters it
+            with torch.inference_mode(False):
+                assert model(x).requires_grad and not (x + 1).is_inference()
+            assert (x + 1).is_inference() and not model(x).requires_grad
+        def inner(x):
+            with torch.inference_mode():
+                y = x + 1
+            return y
+        for backend in ("eager", "aot_eager"):
+            compiled = torch.compile(inner, backend=backend)
+            with torch.inference_mode():
+                y = compiled(x)
+            y.add_(1)
+            compiled(x).add_(1)
+        assert model(x).requires_grad
     """
     end_well(tmp_path, source)
 
