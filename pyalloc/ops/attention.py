@@ -286,7 +286,7 @@ def _choose(
 def _choose_for_halves(*qkv: Tensor) -> tuple[str, str]:
     if needs_more_than_once():
         return "kernel", "torch's kernels have one derivative, in reverse mode"
-    if qkv[0].is_cpu and not torch.compiler.is_compiling() and any(map(_overlaps, qkv)):
+    if qkv[0].is_cpu and any(map(_overlaps, qkv)):
         return "kernel", "torch's kernel misreads rows that overlap"
     return "sdpa", "half precision: torch's kernels use the matrix units"
 

@@ -349,6 +349,21 @@ def test_grouped_queries_in_half_precision_compile_with_dynamic_shapes():
     torch.testing.assert_close(compiled(q, k, v), scaled_attention(q, k, v))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_windows_of_a_sequence_in_half_precision_compile(dynamic):
+    """Torch's kernel misreads rows that overlap, whoever calls it."""
+    x, q = torch.randn(2, 3, 45).half(), torch.randn(2, 3, 7, 6).half()
+
+    def function(x, q, windows):
+        return scaled_attention(q, windows, x.unfold(2, 6, 1))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    windows = x.unfold(2, 6, 1)
+    right = function(x, q, windows.contiguous())
+    torch.testing.assert_close(compiled(x, q, windows), right)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("scale", [0.3, -0.4, [0.3], 2], ids=str)
 def test_a_tensor_as_scale_compiles_in_one_graph(scale):
