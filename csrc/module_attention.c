@@ -60,13 +60,13 @@ rule_overlaps(long long row, long long lane, long long n_rows, long long dim) {
     return lane == 1 && row > 0 && row < dim && n_rows > 1;
 }
 
-/* Takes the tuple. False with or without an exception set: not four numbers (a compiler's may not be). */
+/* Takes the tuple. False with or without an exception set: not four numbers (a compiler's may not be) below the limit. */
 static bool
-rule_numbers(PyObject *tuple, long long n[RULE_DIMS]) {
+rule_numbers(PyObject *tuple, long long limit, long long n[RULE_DIMS]) {
     bool is_known = tuple != NULL && PyTuple_Check(tuple) && PyTuple_Size(tuple) == RULE_DIMS;
     for (Py_ssize_t i = 0; is_known && i < RULE_DIMS; i++) {
         n[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
-        is_known = n[i] >= 0 && n[i] < INT_MAX; /* -1: an exception */
+        is_known = n[i] >= 0 && n[i] < limit; /* -1: an exception */
     }
     Py_XDECREF(tuple);
     return is_known;
@@ -74,7 +74,7 @@ rule_numbers(PyObject *tuple, long long n[RULE_DIMS]) {
 
 static bool
 rule_shape(const struct rule *r, PyObject *tensor, long long n[RULE_DIMS]) {
-    if (!rule_numbers(PyObject_GetAttr(tensor, r->shape), n)) {
+    if (!rule_numbers(PyObject_GetAttr(tensor, r->shape), INT_MAX, n)) {
         return false;
     }
     for (int i = 0; i < RULE_DIMS; i++) {
@@ -83,7 +83,7 @@ rule_shape(const struct rule *r, PyObject *tensor, long long n[RULE_DIMS]) {
         }
     }
     long long step[RULE_DIMS];
-    return rule_numbers(PyObject_CallMethodObjArgs(tensor, r->stride, NULL), step) &&
+    return rule_numbers(PyObject_CallMethodObjArgs(tensor, r->stride, NULL), LLONG_MAX, step) &&
            !rule_overlaps(step[2], step[3], n[2], n[3]);
 }
 
