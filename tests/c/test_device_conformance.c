@@ -433,6 +433,8 @@ suite_no_vmm(const struct subject *subject, struct pya_device *dev) {
 struct worker {
     struct pya_device *dev;
     bool has_vmm;
+    pya_stream stream; /* is asked whether it is captured */
+    bool is_captured;
     unsigned long failures;
 };
 
@@ -448,12 +450,18 @@ worker_run(void *arg) {
     for (int i = 0; i < 50; i++) {
         pya_dptr plain = 0;
         pya_event event = 0;
+        bool is_done = false, is_capturing = false;
+        size_t free_bytes = 0, total_bytes = 0;
         if (i % 2 == 0) {
             pya_device_begin(dev);
         }
+        worker_check(worker, pya_device_mem_info(dev, &free_bytes, &total_bytes));
+        worker_check(worker, pya_device_is_capturing(dev, worker->stream, &is_capturing));
+        worker->failures += is_capturing != worker->is_captured;
         worker_check(worker, pya_device_plain_alloc(dev, 2 * PYA_PAGE, &plain));
         worker_check(worker, pya_device_event_create(dev, 0, &event));
         worker_check(worker, pya_device_event_record(dev, event, 0));
+        worker_check(worker, pya_device_event_query(dev, event, &is_done));
         worker_check(worker, pya_device_event_sync(dev, event));
         worker_check(worker, pya_device_event_destroy(dev, event));
         worker_check(worker, pya_device_plain_free(dev, plain));
@@ -514,7 +522,8 @@ suite_during_capture(const struct subject *subject, struct pya_device *dev) {
     void *handle;
     memcpy(&handle, &stream, sizeof handle);
     for (int is_other = 0; is_other < 2; is_other++) {
-        struct worker worker = {.dev = dev, .has_vmm = caps.has_vmm};
+        struct worker worker = {
+            .dev = dev, .has_vmm = caps.has_vmm, .stream = stream, .is_captured = true};
         pthread_t thread;
         CHECK(begin != NULL && begin(handle, 0) == 0);
         if (is_other == 0) {
