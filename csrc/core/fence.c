@@ -269,6 +269,9 @@ fence_record(struct pya_card *card, struct pya_fence *fence) {
     }
     if (st != PYA_E_STREAM) {
         st = pya_event_mark(card->dev, fence->stream, &fence->event);
+        /* A capture may have begun meanwhile: to query an event that became part of the graph would end it. */
+        const bool is_captured = st == PYA_OK && pya_fence_is_captured(card, fence);
+        st = is_captured ? PYA_E_CAPTURE : st;
         fence->is_open = st == PYA_OK;
     }
     if (st == PYA_OK) {
@@ -338,8 +341,8 @@ pya_fences_n_open(struct pya_card *card, size_t *n_open, struct pya_fence **last
         }
         bool is_done = false;
         pya_status st = pya_device_event_query(card->dev, fence->event, &is_done);
-        if (st ==
-            PYA_E_CAPTURE) { /* part of a graph, the event tells nothing until it is recorded again */
+        /* Part of a graph, the event tells nothing until it is recorded again. */
+        if (st == PYA_E_CAPTURE) {
             return fences_fail(card);
         }
         fence->is_open = st != PYA_OK || !is_done;

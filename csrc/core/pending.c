@@ -68,7 +68,7 @@ pya_pending_record(struct pya_card *card, struct pya_block *block, pya_stream st
 }
 
 /* On failure the use stays without an event, which reads as "busy".  An event recorded on a captured stream becomes part of
- * the graph, and whoever asks about it ends the capture. */
+ * the graph, and whoever asks about it ends the capture: also of one that began since the stream was asked. */
 static void
 use_mark(struct pya_card *card, struct pya_use *use) {
     struct pya_pending *queue = use->queue;
@@ -78,7 +78,8 @@ use_mark(struct pya_card *card, struct pya_use *use) {
     struct pya_use *spare = queue->spare;
     pya_event fresh = 0;
     pya_event *event = spare != NULL ? &spare->event : &fresh;
-    if (pya_event_mark(card->dev, queue->stream, event) != PYA_OK) {
+    if (pya_event_mark(card->dev, queue->stream, event) != PYA_OK ||
+        pya_fence_is_captured(card, queue->fence)) {
         if (fresh != 0) {
             (void)!pya_device_event_destroy(card->dev, fresh);
         }

@@ -1,0 +1,102 @@
+/* Captures that another thread begins after a stream was asked and before its event is recorded (core/fence.h). */
+#include "streams.h"
+
+/* The event that became part of a graph, as a driver takes it: asked about, it ends the capture. */
+static struct {
+    struct world *world;
+    pya_stream stream;
+    bool is_about_to_begin, is_on, is_spoiled;
+    pya_event event;
+} capture;
+
+static pya_status
+record_in_a_capture(struct pya_device *dev, pya_event event, pya_stream stream) {
+    if (!capture.is_about_to_begin || stream != capture.stream) {
+        capture.event = capture.event == event ? 0 : capture.event;
+        return world_opened.ops->event_record(dev, event, stream);
+    }
+    capture.is_about_to_begin = false;
+    capture.is_on = true;
+    capture.event = event;
+    pya_sim_set_capturing(capture.world->sim, stream, true);
+    return PYA_OK;
+}
+
+static pya_status
+query_in_a_capture(struct pya_device *dev, pya_event event, bool *done) {
+    if (event == capture.event) {
+        capture.is_spoiled = capture.is_spoiled || capture.is_on;
+        return PYA_E_CAPTURE;
+    }
+    return world_opened.ops->event_query(dev, event, done);
+}
+
+static void
+capture_expect(struct world *world, pya_stream stream) {
+    capture.world = world;
+    capture.stream = stream;
+    capture.is_about_to_begin = true;
+    capture.is_on = capture.is_spoiled = false;
+    capture.event = 0;
+    world->ops.event_record = record_in_a_capture;
+    world->ops.event_query = query_in_a_capture;
+}
+
+static void
+capture_end(struct world *world) {
+    CHECK(capture.is_on && !capture.is_spoiled);
+    capture.is_on = false;
+    pya_sim_set_capturing(world->sim, capture.stream, false);
+}
+
+/* Of the owner of what is free, or of the one that would take it. */
+static void
+test_a_fence_leaves_the_capture_whole(void) {
+    static const pya_stream captured[] = {ONE, TWO};
+    for (size_t i = 0; i < 2; i++) {
+        struct world world;
+        streams_init(&world, PYA_SIM_WORK_AT_ONCE);
+        CHECK(exchange(&world));
+        capture_expect(&world, captured[i]);
+        for (int k = 0; k < 4; k++) {
+            (void)exchange(&world);
+        }
+        capture_end(&world);
+        streams_fini(&world);
+    }
+}
+
+/* With an event made for it, or one that served before. */
+static void
+test_a_freed_block_leaves_the_capture_whole(void) {
+    for (int has_spare = 0; has_spare < 2; has_spare++) {
+        struct world world;
+        streams_init(&world, PYA_SIM_WORK_AT_ONCE);
+        for (int k = !has_spare; k < 2; k++) {
+            pya_dptr block = take(&world, 4 * MIB, ONE);
+            CHECK_OK(pya_record_stream(world.heap, block, TWO));
+            if (k == 1) {
+                capture_expect(&world, TWO);
+            }
+            give(&world, block);
+            for (int n = 0; n < 9; n++) {
+                give(&world, take(&world, MIB, ONE));
+            }
+            CHECK_EQ(stat_of(world.heap, 0, "active.all.current"), k);
+        }
+        capture_end(&world);
+        CHECK_OK(pya_empty_cache(world.heap, 0));
+        CHECK_EQ(stat_of(world.heap, 0, "active.all.current"), 0);
+        streams_fini(&world);
+    }
+}
+
+static const struct check_case cases[] = {
+    {"a_fence_leaves_the_capture_whole", test_a_fence_leaves_the_capture_whole},
+    {"a_freed_block_leaves_the_capture_whole", test_a_freed_block_leaves_the_capture_whole},
+};
+
+int
+main(int argc, char **argv) {
+    return check_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
