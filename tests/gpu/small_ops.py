@@ -22,20 +22,23 @@ from pyalloc.ops import (
     scaled_attention,
 )
 
-# By which kernels take them: a warp a pair, fp32 tiles, tensor cores whole and in parts, and samples cut in chunks.
-CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
-    "a pair for each t": (power_spherical_log_prob, spherical(1, 1, 37, 65)),
-    "few dimensions": (power_spherical_log_prob, spherical(131, 5, 2, 17)),
-    "many dimensions": (power_spherical_log_prob, spherical(130, 67, 2, 67)),
-    "both sides": (power_spherical_log_prob, spherical(129, 131, 1, 130)),
-    "many samples": (power_spherical_log_prob, spherical(2051, 6, 1, 66)),
-    "mixture of few": (power_spherical_mixture_log_prob, mixture(2, 3, 19, 20)),
-    "mixture of few dimensions": (power_spherical_mixture_log_prob, mixture(70, 66, 2, 33)),
-    "mixture of many dimensions": (power_spherical_mixture_log_prob, mixture(70, 130, 2, 66)),
-    "additive": (additive_attention, additive(3, 21, 130, 259)),
-    "attention": (scaled_attention, attention(2, 3, 67, 70, 35)),
-    "causal": (functools.partial(scaled_attention, causal=True), attention(1, 2, 66, 66, 64)),
-}
+
+def cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor]]]:
+    """By which kernels take them: a warp a pair, fp32 tiles, tensor cores whole and in parts, samples cut in chunks."""
+    torch.manual_seed(0)
+    return {
+        "a pair for each t": (power_spherical_log_prob, spherical(1, 1, 37, 65)),
+        "few dimensions": (power_spherical_log_prob, spherical(131, 5, 2, 17)),
+        "many dimensions": (power_spherical_log_prob, spherical(130, 67, 2, 67)),
+        "both sides": (power_spherical_log_prob, spherical(129, 131, 1, 130)),
+        "many samples": (power_spherical_log_prob, spherical(2051, 6, 1, 66)),
+        "mixture of few": (power_spherical_mixture_log_prob, mixture(2, 3, 19, 20)),
+        "mixture of few dimensions": (power_spherical_mixture_log_prob, mixture(70, 66, 2, 33)),
+        "mixture of many dimensions": (power_spherical_mixture_log_prob, mixture(70, 130, 2, 66)),
+        "additive": (additive_attention, additive(3, 21, 130, 259)),
+        "attention": (scaled_attention, attention(2, 3, 67, 70, 35)),
+        "causal": (functools.partial(scaled_attention, causal=True), attention(1, 2, 66, 66, 64)),
+    }
 
 
 def shifted(x: torch.Tensor) -> torch.Tensor:
@@ -53,7 +56,7 @@ def results(function: Callable[..., Any], leaves: list[torch.Tensor]) -> list[to
 
 def main() -> int:
     n_wrong = 0
-    for name, (function, tensors) in CASES.items():
+    for name, (function, tensors) in cases().items():
         right = results(function, tensors)
         assert _cuda.serves(tensors[0].cuda()), "the kernels could not be loaded"
         ours = results(function, [x.cuda() for x in tensors])
@@ -68,5 +71,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
     sys.exit(main())
