@@ -92,7 +92,7 @@ STEPS = (
     ),
     Step("training", f"$PY {TRAINING} --only mlp gpt", 240),
     Step("questions", "$PY tests/gpu/questions.py", 240),
-    Step("parity", "$PY tests/gpu/parity_on_card.py", 420),
+    Step("parity", "$PY tests/gpu/parity_on_card.py --seconds 400", 420),
     Step(
         "attention's speed", f"$PY {OPS} --only attention sweep --json $RESULTS/attention.json", 240
     ),

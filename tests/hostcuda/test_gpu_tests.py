@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from dry_support import dry_environment, run_checked
@@ -112,13 +114,54 @@ def test_parity_on_a_card_runs_both_allocators() -> None:
     assert " passed" in row["native"] and " passed" in row["pyalloc"]
 
 
-@pytest.mark.parametrize(("ours", "code"), [({"a", "b"}, 1), ({"a"}, 0)])
+@pytest.mark.parametrize(
+    ("ours", "code"), [({"a", "b"}, 1), ({"a"}, 0), ({"a", "(end)"}, 1)], ids=str
+)
 def test_what_fails_on_pyalloc_alone_counts(
     ours: set[str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """As does what was never seen, even if native did not get there either."""
     with program("parity_on_card") as parity:
-        found = {"native": ({"a"}, "1 failed"), "pyalloc": (ours, "some failed")}
-        monkeypatch.setattr(parity, "failed", lambda name, allocator: found[allocator])
+        found = {"native": ({"a", "(end)"}, "1 failed"), "pyalloc": (ours, "some failed")}
+        monkeypatch.setattr(parity, "failed", lambda name, allocator, limit_s: found[allocator])
         monkeypatch.setattr(sys, "argv", ["parity_on_card.py", "graphs"])
         assert parity.main() == code
     assert json.loads(capsys.readouterr().out)["on_pyalloc_alone"] == sorted(ours - {"a"})
+
+
+PARITY = """
+import os
+import pytest
+
+@pytest.fixture
+def broken():
+    yield
+    raise ValueError
+
+def test_passes(): pass
+@pytest.mark.parametrize("n", [1])
+def test_fails(n): raise ValueError
+def test_is_broken_afterwards(broken): pass
+def test_dies(): os._exit(7)
+"""
+
+
+def test_what_failed_before_a_run_ended_early_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests" / "parity").mkdir(parents=True)
+    (tmp_path / "tests" / "parity" / "test_x.py").write_text(PARITY)
+    right = {"test_fails[1]", "test_is_broken_afterwards", "(end)"}
+    with program("parity_on_card") as parity:
+        monkeypatch.setattr(parity, "TESTS", tmp_path / "tests")
+        done: list[subprocess.CompletedProcess[str]] = []
+        run = subprocess.run
+        monkeypatch.setattr(subprocess, "run", lambda *a, **o: done.append(run(*a, **o)) or done[0])
+        assert parity.failed("x", "native")[0] == right
+
+        def late(command: list[str], **options: Any) -> None:
+            raise subprocess.TimeoutExpired(command, 100, output=done[0].stdout.encode())
+
+        monkeypatch.setattr(subprocess, "run", late)
+        assert parity.failed("x", "native")[0] == right
+        assert parity.failed("x", "native", 0) == ({"(end)"}, "not run: no time was left")
