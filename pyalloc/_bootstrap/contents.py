@@ -27,6 +27,7 @@ class _Note:
 
     n_bytes: of the storage, which resize_() changes and counts no change.
     version: torch's count of its changes in place, up to which all were followed; below 0 where it is of no use.
+    n_empty: the first of these, which changed nothing.
     has_zeros: its zeros are as they should be; what no kernel computed reads as zeros, too.
     is_blank: the program asked for zeros to fill them in, and kernels that nobody tells of may have.
     depth: by so many operators it follows from places that were spread evenly; 0: it is no guess.
@@ -36,6 +37,7 @@ class _Note:
 
     n_bytes: int
     version: int = 0
+    n_empty: int = 0
     has_zeros: bool = False
     is_blank: bool = False
     depth: int = 0
@@ -266,8 +268,9 @@ def note_change(x: Any, version: int, is_all: bool, depth: int) -> None:
 
 def note_count(x: Any, version: int) -> None:
     """Nothing of it changed, which was counted as a change in place; before it all had been followed."""
-    note = _noted(x)
-    if version == note.version + 1:  # x.data has a count of its own
+    note = _note(x)
+    if note is not None and version == note.version + 1:  # x.data has a count of its own
+        note.n_empty = version if note.n_empty == note.version else note.n_empty
         note.version = version
 
 
@@ -288,7 +291,7 @@ def note_random(torch: Any, x: Any) -> None:
 def is_followed(x: Any) -> bool:
     """It was changed in place, and whenever it was that was followed."""
     note = _note(x)
-    return note is not None and note.version > 0 and is_current(x)
+    return note is not None and note.version > note.n_empty and is_current(x)
 
 
 def forget(x: Any, was_followed: bool | None = None) -> None:
@@ -313,7 +316,7 @@ def _lose(note: _Note) -> None:
     """Nothing is known of it until all of it is filled anew."""
     if note.version != _REPEATED:
         note.version = _LOST
-    note.has_zeros, note.is_blank, note.share = False, False, None
+    note.n_empty, note.has_zeros, note.is_blank, note.share = 0, False, False, None
 
 
 def write(torch: Any, x: Any, values: Any, is_new: bool = True, depth: int = 0) -> None:

@@ -74,6 +74,14 @@ def test_a_part_without_elements_changes_nothing(
         unknown = torch.randn(4) > 0
         unknown[:0] = True
         assert torch.randn(4)[unknown].shape == (4,)
+        for changed in (False, True):  # once changed, by what can be followed, it ends loops
+            ids = torch.tensor([5, 6])
+            ids[:0] = 0
+            if changed:
+                ids += 1
+            ids[:0] = 0
+            ids *= unknown[:2]
+            assert ids.tolist() == ([0, 0] if changed else [5, 6])
         done = torch.zeros(4, dtype=torch.bool)
         done[:0] = True
         while not done.all():  # kernels nobody tells of may change it
