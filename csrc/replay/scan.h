@@ -123,7 +123,7 @@ const struct pya_scan_phase *pya_scan_phases(const struct pya_scan *scan, size_t
 const struct pya_scan_step *pya_scan_steps(const struct pya_scan *scan, size_t *n);
 /* By number of the stack. */
 const struct pya_scan_stack *pya_scan_stacks(const struct pya_scan *scan, size_t *n);
-/* The same of number 0, in parts. */
+/* The same of number 0, in parts that add up to it; the first is that of no phase, and may have no blocks. */
 const struct pya_scan_stackless *pya_scan_stackless(const struct pya_scan *scan, size_t *n);
 const struct pya_scan_oom *pya_scan_ooms(const struct pya_scan *scan, size_t *n);
 /* Private pools by number - 1. */

@@ -10,7 +10,7 @@
 enum {
     MOST_PENDING = 4096
 }; /* frees without an end before it is clear that the trace tells of none */
-enum { MOST_PHASES = 64 }; /* that blocks without a stack are told apart by */
+enum { MOST_PHASES = 64 }; /* that blocks without a stack are told apart by, with that of none */
 
 static size_t
 live_slot(const struct pya_scan *s, uint64_t addr, int device) {
@@ -120,24 +120,32 @@ stack_of(struct pya_scan *s, uint32_t *number) {
     return SCAN_ITEM(s->stacks, struct pya_scan_stack, stack);
 }
 
-/* Of blocks without a stack that were asked for in a phase: few names are all there are.  NULL: no host memory. */
-static struct pya_scan_stack *
+/* The entry of blocks without a stack that were asked for in a phase: its own or, for one too many, the first; there
+ * is one once such a block was asked for. */
+static struct pya_scan_stackless *
+stackless_find(const struct pya_scan *s, uint32_t phase) {
+    size_t i = s->stackless.n - 1;
+    while (i > 0 && SCAN_ITEM(s->stackless, struct pya_scan_stackless, i)->phase != phase) {
+        i--;
+    }
+    return SCAN_ITEM(s->stackless, struct pya_scan_stackless, i);
+}
+
+/* The same for a block that begins: few names are all there are.  NULL: no host memory. */
+static struct pya_scan_stackless *
 stackless_of(struct pya_scan *s, uint32_t phase) {
-    for (size_t i = 0; i < s->stackless.n; i++) {
-        struct pya_scan_stackless *known = SCAN_ITEM(s->stackless, struct pya_scan_stackless, i);
-        if (known->phase == phase) {
-            return &known->sums;
-        }
-    }
-    if (s->stackless.n == MOST_PHASES && phase != 0) {
-        return stackless_of(s, 0);
-    }
-    struct pya_scan_stackless *added = SCAN_ADD(s->stackless, struct pya_scan_stackless);
-    if (added == NULL) {
+    if (s->stackless.n == 0 && SCAN_ADD(s->stackless, struct pya_scan_stackless) == NULL) {
         return NULL;
     }
-    added->phase = phase;
-    return &added->sums;
+    struct pya_scan_stackless *found = stackless_find(s, phase);
+    if (found->phase == phase || s->stackless.n == MOST_PHASES) {
+        return found;
+    }
+    found = SCAN_ADD(s->stackless, struct pya_scan_stackless);
+    if (found != NULL) {
+        found->phase = phase;
+    }
+    return found;
 }
 
 static void
@@ -212,7 +220,7 @@ block_end(struct pya_scan *s, size_t at) {
     s->allocated_of[row->device] -= bytes;
     stack_end(SCAN_ITEM(s->stacks, struct pya_scan_stack, row->stack), bytes);
     if (row->stack == 0) {
-        stack_end(stackless_of(s, row->phase), bytes); /* which was there as it began */
+        stack_end(&stackless_find(s, row->phase)->sums, bytes);
     }
     for (size_t i = 0; i < s->n_open; i++) {
         struct pya_scan_phase *phase = scan_open_phase(s, i);
@@ -259,7 +267,8 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     }
     uint32_t number = e->stack;
     struct pya_scan_stack *stack = stack_of(s, &number);
-    struct pya_scan_stack *stackless = number == 0 ? stackless_of(s, scan_current_phase(s)) : NULL;
+    struct pya_scan_stackless *stackless =
+        number == 0 ? stackless_of(s, scan_current_phase(s)) : NULL;
     const bool is_told = stack != NULL && (number != 0 || stackless != NULL);
     struct scan_live *live = is_told ? live_insert(s, e->addr, e->device) : NULL;
     if (live == NULL) {
@@ -277,7 +286,7 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     live->row.pool = s->routed[e->device];
     stack_begin(stack, bytes);
     if (number == 0) {
-        stack_begin(stackless, bytes);
+        stack_begin(&stackless->sums, bytes);
     }
     for (size_t i = 0; i < s->n_open; i++) {
         struct pya_scan_phase *phase = scan_open_phase(s, i);

@@ -102,6 +102,29 @@ check_moment(const struct pya_scan_moment *moment, const struct model *model) {
     CHECK_EQ(mapped, model->reserved);
 }
 
+/* What has no stack, by phase, adds up to what stack 0 has. */
+static void
+check_stackless(const struct pya_scan *scan) {
+    size_t n = 0;
+    size_t n_stacks = 0;
+    const struct pya_scan_stackless *parts = pya_scan_stackless(scan, &n);
+    const struct pya_scan_stack *stacks = pya_scan_stacks(scan, &n_stacks);
+    struct pya_scan_stack sum = {0};
+    for (size_t i = 0; i < n; i++) {
+        CHECK(parts[i].sums.n_live <= parts[i].sums.n_allocs);
+        CHECK(parts[i].sums.live_bytes <= parts[i].sums.bytes);
+        sum.n_allocs += parts[i].sums.n_allocs;
+        sum.bytes += parts[i].sums.bytes;
+        sum.n_live += parts[i].sums.n_live;
+        sum.live_bytes += parts[i].sums.live_bytes;
+    }
+    const struct pya_scan_stack whole = n_stacks > 0 ? stacks[0] : (struct pya_scan_stack){0};
+    CHECK_EQ(sum.n_allocs, whole.n_allocs);
+    CHECK_EQ(sum.bytes, whole.bytes);
+    CHECK_EQ(sum.n_live, whole.n_live);
+    CHECK_EQ(sum.live_bytes, whole.live_bytes);
+}
+
 static void
 test_against_model(void) {
     for (uint64_t seed = 1; seed <= 8; seed++) {
@@ -130,6 +153,7 @@ test_against_model(void) {
         CHECK_EQ(totals->n_live_at_most, model.n_live_at_most);
         CHECK_EQ(totals->n_unknown_frees, model.n_unknown);
         CHECK(totals->is_complete);
+        check_stackless(scan);
         size_t n_moments = 0;
         const struct pya_scan_moment *found = pya_scan_moments(scan, &n_moments);
         CHECK_EQ(n_moments, 3);
@@ -340,6 +364,36 @@ test_more_than_is_kept(void) {
     pya_scan_destroy(scan);
 }
 
+/* Blocks without a stack are told apart by the first phases; those of all others count as of none. */
+static void
+test_more_phases_than_are_told_apart(void) {
+    enum { N = 70 };
+    struct pya_trace_writer *writer = begin();
+    for (uint64_t i = 0; i < 2 * (uint64_t)N; i++) {
+        const char name[] = {'p', (char)('0' + i % N), 0};
+        const uint32_t phase = text(writer, name);
+        put(writer, (struct pya_trace_event){.kind = PYA_TRACE_PHASE_BEGIN, .text = phase});
+        put(writer,
+            (struct pya_trace_event){
+                .kind = PYA_TRACE_ALLOC, .addr = (i + 1) << 20, .bytes = 512 * (i % N + 1)});
+        put(writer, (struct pya_trace_event){.kind = PYA_TRACE_PHASE_END, .text = phase});
+    }
+    for (uint64_t i = 0; i < N; i++) {
+        put(writer, (struct pya_trace_event){.kind = PYA_TRACE_FREE, .addr = (i + 1) << 20});
+    }
+    CHECK_OK(pya_trace_close(writer));
+    struct pya_scan *scan = scanned(&(struct pya_scan_settings){.device = -1, .n_bins = 2});
+    check_stackless(scan);
+    size_t n = 0;
+    const struct pya_scan_stackless *parts = pya_scan_stackless(scan, &n);
+    CHECK_EQ(n, 64);
+    for (size_t i = 0; i < n; i++) {
+        CHECK_EQ(parts[i].sums.n_allocs, 2 * parts[i].sums.n_live);
+        CHECK_EQ(parts[i].sums.n_live, parts[i].phase == 0 ? N - 63 : 1);
+    }
+    pya_scan_destroy(scan);
+}
+
 /* What is of one device is counted for that one; asked for one, the others are not there. */
 static void
 test_devices(void) {
@@ -472,6 +526,7 @@ test_nonsense(void) {
         size_t n = 0;
         (void)pya_scan_moments(scan, &n);
         CHECK_EQ(n, 3); /* the last lies behind the end */
+        check_stackless(scan);
         pya_scan_destroy(scan);
     }
 }
@@ -500,11 +555,16 @@ test_no_host_memory(void) {
 }
 
 static const struct check_case cases[] = {
-    {"against_model", test_against_model},         {"phases", test_phases},
-    {"missing_ends", test_ends_that_are_missing},  {"window", test_window},
-    {"more_than_is_kept", test_more_than_is_kept}, {"devices", test_devices},
-    {"parts_of_segments", test_parts_of_segments}, {"nonsense", test_nonsense},
+    {"against_model", test_against_model},
+    {"phases", test_phases},
+    {"missing_ends", test_ends_that_are_missing},
+    {"window", test_window},
+    {"more_than_is_kept", test_more_than_is_kept},
+    {"devices", test_devices},
+    {"parts_of_segments", test_parts_of_segments},
+    {"nonsense", test_nonsense},
     {"no_host_memory", test_no_host_memory},
+    {"many_phases", test_more_phases_than_are_told_apart},
 };
 
 int
