@@ -37,6 +37,7 @@ _TORCH = frozenset(
 )
 _GROWTHS = ("segment_alloc", "segment_map")
 _GIVEN_BACK = ("segment_free", "segment_unmap")
+_EMPTYING_FIRST = ("free_completed", *_GIVEN_BACK)  # empty_cache() waits for other streams' work
 _ROUTES = re.compile(b"[%s]" % re.escape(bytes((KINDS["pool_begin"], KINDS["pool_end"]))))
 _MAX_TORCH_ENTRIES = 2_000_000  # a pickle of more no viewer opens
 _FIELDS = ("kind", "device", "time_ns", "thread", "stream", "addr", "bytes", "arg", "stack", "text")
@@ -220,7 +221,7 @@ def _torch_entries(
     Only the next request tells which pool device memory was taken for: entries wait for it.
     """
     waiting: list[tuple[dict[str, Any], int]] = []
-    is_emptying = False
+    emptying: tuple[str, ...] = ()  # what is still empty_cache()'s
     for _, piece, reader in rows(file, skip, progress):
         for kind, own, time_ns, _, stream, addr, size, arg, number, _ in piece:
             action = _NAMES.get(kind, "")
@@ -232,9 +233,11 @@ def _torch_entries(
                 yield from _with_pools(waiting, state)
                 waiting.clear()
             if action not in _TORCH:
-                is_emptying = is_emptying or action == "empty_cache"
+                emptying = _EMPTYING_FIRST if action == "empty_cache" else emptying
                 continue
-            is_emptying = is_emptying and action in _GIVEN_BACK
+            is_emptying = action in emptying and action in _GIVEN_BACK
+            if is_emptying or action not in emptying:
+                emptying = _GIVEN_BACK if is_emptying else ()
             stack = _EMPTYING if is_emptying else number
             told, pool = state.follow(action, addr, size)
             if not writer.knows(stack):

@@ -53,6 +53,24 @@ def test_an_export_is_replayed_with_the_cache_emptied_where_it_was(
     assert peaks[0] == peaks[1]
 
 
+def test_what_empty_cache_gave_back_after_waiting_for_a_stream_is_told(
+    plan: Plan, tmp_path: Path
+) -> None:
+    """Of record_stream(): the frees are complete only then.  What goes later goes for another reason."""
+    for i in (1, 2):
+        plan.event("segment_alloc", addr=i << 30, bytes=MIB)
+        plan.event("alloc", addr=i << 30, bytes=MIB)
+        plan.event("free_requested", addr=i << 30)
+    plan.event("empty_cache")
+    for i in (1, 2):
+        plan.event("free_completed", addr=i << 30)
+        plan.event("segment_free", addr=i << 30, bytes=MIB)
+    target = tmp_path / "out.pickle"
+    pyalloc("export", plan.done(), "--to", "torch", "-o", target)
+    [told] = pickle.loads(target.read_bytes())["device_traces"]
+    assert [bool(entry["frames"]) for entry in told] == [False] * 7 + [True, False, False]
+
+
 @pytest.mark.parametrize("device", [0, 1])
 def test_frees_of_what_the_exported_part_does_not_show_have_a_size(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: int
