@@ -139,13 +139,15 @@ def _dispatch(words: list[str]) -> int:
 
 def _run(name: str, rest: list[str]) -> int:
     if name not in names():
+        known = f"there are {', '.join(names())}"
         near = difflib.get_close_matches(name, names(), 1)
         if near:
             hint = f"did you mean {near[0]!r}?"
         elif name.endswith(".py") or shutil.which(name) is not None:
-            hint = f"to run a program on pyalloc: pyalloc run {shlex.join([name, *rest])}"
+            program = f"to run a program on pyalloc: pyalloc run {shlex.join([name, *rest])}"
+            hint = program if name.endswith(".py") else f"{known}; {program}"
         else:
-            hint = f"there are {', '.join(names())}"
+            hint = known
         print(f"pyalloc: no subcommand {name!r}; {hint}", file=sys.stderr)
         return 2
     command = load(name)
