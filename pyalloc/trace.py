@@ -35,7 +35,7 @@ _MOST_BLOCKS = 500_000  # of all states that are only looked at if asked for
 _MOST_WRONG = 0.02  # of a history's entries: torch lets threads run between the state and the trace
 
 
-# Files of other formats that read_once() holds, and the traces made of them.
+# Files that read_once() holds, and the traces with their contents: themselves, or what was made of them.
 _made: dict[Path, Path] = {}
 
 
@@ -155,9 +155,7 @@ def _as_trace_file(
             except TraceError as error:
                 raise TraceError(str(error).replace(str(unpacked), str(path))) from None
     elif magic[:1] == b"\x80" or magic[:1] in (b"(", b"]", b"}"):
-        snapshot = pickles.load(path)
-        told = None if progress is None else _by_bytes(progress, path.stat().st_size)
-        with _written_again(path, partial(write_snapshot, snapshot, progress=told)) as target:
+        with _written_again(path, partial(_write_pickled, path, progress=progress)) as target:
             yield target
     elif not magic:
         raise TraceError(f"{path}: the file is empty")
@@ -192,6 +190,12 @@ def _written_again(path: Path, write: Callable[[Path], None]) -> Iterator[Path]:
 def _by_bytes(progress: Progress, n_bytes: int) -> Progress:
     """The same, told of entries."""
     return lambda done, total: progress(n_bytes * done // max(total, 1), n_bytes)
+
+
+def _write_pickled(path: Path, target: Path, progress: Progress | None) -> None:
+    """A snapshot's file as a trace; the snapshot, which takes much memory, is gone after that."""
+    told = None if progress is None else _by_bytes(progress, path.stat().st_size)
+    write_snapshot(pickles.load(path), target, told)
 
 
 def _unpacked(path: Path, folder: Path) -> Path:

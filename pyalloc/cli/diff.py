@@ -44,6 +44,7 @@ class Command:
             return self._answer(args)
         progress = console.Progress(f"reading {args.file[0].name}", quiet=args.quiet)
         with trace.read_once(args.file[0], progress):
+            progress.close()
             return self._answer(args)
 
     @staticmethod

@@ -44,7 +44,7 @@ class Command:
         console.check_output(target, args.force)
         progress = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
         with (
-            trace.as_trace_file(args.file, no_source=args.no_source) as file,
+            trace.as_trace_file(args.file, progress, no_source=args.no_source) as file,
             console.writing(target, args.force) as out,
         ):
             writes: Callable[[console.Progress], None]

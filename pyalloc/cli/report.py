@@ -79,14 +79,13 @@ class Command:
         """With replays where it is the only one; of ranks the memory alone is compared."""
         progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
         with trace.read_once(path, progress):
-            found = self._analyse(args, path)
+            found = self._analyse(args, path, progress)
             if len(args.file) == 1:
                 self._replay(args, found)
         return found
 
     @staticmethod
-    def _analyse(args: argparse.Namespace, path: Path) -> Analysis:
-        progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
+    def _analyse(args: argparse.Namespace, path: Path, progress: console.Progress) -> Analysis:
         found = trace.analyse(
             path, device=args.device, moments=_SCRUB_MOMENTS, step=args.step, progress=progress
         )

@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,7 @@ import sys
 from pathlib import Path
 sys.path.append("tests")
 from peak_memory import peak_kib
-from pyalloc import cli, console, convert, pickles, trace
+from pyalloc import trace
 before = peak_kib()
 found = trace.analyse(Path({str(path)!r}), moments=24)
 assert found.totals["n_events"] == 1_999_000
@@ -163,7 +164,14 @@ def test_phases_and_steps_have_the_same_numbers(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["report"], ["top", "--at", "3"], ["diff", "--steps", "0", "2"], ["stats"]]
+    "words",
+    [
+        ["report"],
+        ["top", "--at", "3"],
+        ["diff", "--steps", "0", "2"],
+        ["stats"],
+        ["export", "--to", "csv"],
+    ],
 )
 def test_a_snapshot_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
@@ -191,8 +199,35 @@ def test_a_snapshot_is_read_once(
     told: list[tuple[int, int]] = []
     load = pickles.load
     monkeypatch.setattr(pickles, "load", lambda file: (reads.append(file), load(file))[1])
-    monkeypatch.setattr(console.Progress, "__call__", lambda self, *done: told.append(done))
+    shown: set[console.Progress] = set()
+    monkeypatch.setattr(
+        console.Progress, "__call__", lambda self, *done: (shown.add(self), told.append(done))
+    )
+    monkeypatch.setattr(console.Progress, "close", lambda self: shown.discard(self))
     monkeypatch.setattr(convert, "_TELL_EVERY", 9)
     assert cli.main([words[0], str(path), *words[1:]]) == 0
     assert reads == [path]
+    assert not shown  # else a line would stay on the terminal
     assert [9 * i * path.stat().st_size // 36 for i in range(4)] == [done for done, _ in told[:4]]
+
+
+def test_a_snapshot_is_dropped_once_a_trace_is_made_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes more memory than all that follows."""
+
+    class Held(dict[str, object]):
+        """A dict that weak references may point to."""
+
+    held: list[weakref.ref[Held]] = []
+
+    def load(_: Path) -> Held:
+        value = Held(segments=[], device_traces=[])
+        held.append(weakref.ref(value))
+        return value
+
+    monkeypatch.setattr(pickles, "load", load)
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps({}))
+    with trace.read_once(path):
+        assert [each() for each in held] == [None]
