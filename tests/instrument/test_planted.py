@@ -154,9 +154,8 @@ def test_an_output_that_a_variable_holds_is_not_kept_for_backward(plan: Plan) ->
 def test_a_generator_is_kept_for_its_own_loss(plan: Plan) -> None:
     """The discriminator's goes through it no more: fake.detach()."""
     for _ in range(3):
-        for number in range(
-            3
-        ):  # the generator, and the discriminator for what is real and what is not
+        # The generator, and the discriminator for what is real and what is not.
+        for number in range(3):
             forward(plan, number, [4, 4, 4, 4])
         plan.event("phase_begin", "backward")
         for number in (1, 2):
