@@ -171,6 +171,25 @@ def test_a_generator_is_kept_for_its_own_loss(plan: Plan) -> None:
     assert "no_grad" not in kinds(plan.done())
 
 
+def test_an_evaluation_before_a_training_step_is_not_kept_for_it(plan: Plan) -> None:
+    """What the step's backward frees is its own pass, not the evaluation's."""
+    for _ in range(3):
+        for number in range(4):
+            forward(plan, number, [4, 4, 4, 4])
+        plan.event("phase_begin", "backward")
+        dropped(plan, 3, range(4))
+        plan.event("phase_end", "backward")
+        plan.event("phase_begin", "optimizer")
+        plan.event("phase_end", "optimizer")
+        forward(plan, 4, [4, 4, 4, 4])
+        plan.event("phase_begin", "backward")
+        dropped(plan, 4, range(4))
+        plan.event("phase_end", "backward")
+        for number in range(3):
+            dropped(plan, number, range(4))
+    assert kinds(plan.done())["no_grad"].text.startswith("3 forward passes in a row")
+
+
 def test_outputs_that_a_list_holds_are_not_kept_for_backward(plan: Plan) -> None:
     """A small net has few other blocks beside each."""
     for _ in range(3):
