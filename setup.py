@@ -55,10 +55,6 @@ class BuildAll(build_ext):
     """Compiles file by file in parallel, then runs the libraries' makefiles."""
 
     def run(self) -> None:
-        from setuptools.errors import (
-            CompileError,
-        )  # late: an old setuptools has none, and is told above
-
         config = sysconfig.get_config_var
         if config("Py_GIL_DISABLED"):
             raise SystemExit(
@@ -80,6 +76,20 @@ class BuildAll(build_ext):
             self.spawn_make(ROOT / directory, base / out) for directory, out in LIBRARIES.items()
         ]
         try:
+            self.run_compiler()
+            for make in makes:
+                if make.wait() != 0:
+                    raise SystemExit(f"building failed: {shlex.join(make.args)}")
+        finally:
+            for make in makes:  # those that still run where another failed
+                make.terminate()
+                make.wait()
+
+    def run_compiler(self) -> None:
+        # Late: an old setuptools has none, and is told above.
+        from setuptools.errors import CompileError
+
+        try:
             super().run()
         except CompileError:
             if any(Path(folder, "Python.h").exists() for folder in self.include_dirs):
@@ -87,9 +97,6 @@ class BuildAll(build_ext):
             raise SystemExit(
                 "building pyalloc needs Python's headers (Python.h); on Debian and Ubuntu: apt-get install python3-dev"
             ) from None
-        for make in makes:
-            if make.wait() != 0:
-                raise SystemExit(f"building failed: {shlex.join(make.args)}")
 
     def spawn_make(self, directory: Path, out: Path) -> subprocess.Popen[bytes]:
         out.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -120,7 +121,13 @@ def test_headers_of_python_that_are_missing_are_told(
         raise CompileError("command 'gcc' failed with exit code 1")
 
     monkeypatch.setattr(build_ext, "run", fail)
-    monkeypatch.setattr(build, "spawn_make", lambda *_: None)
+    makes = []
+
+    def sleep(*_: object) -> subprocess.Popen[bytes]:
+        makes.append(subprocess.Popen(["sleep", "600"]))
+        return makes[-1]
+
+    monkeypatch.setattr(build, "spawn_make", sleep)
     monkeypatch.setattr(build, "editable_mode", True)
     build.include_dirs = [str(tmp_path)]
     with pytest.raises(SystemExit, match="python3-dev"):
@@ -128,3 +135,5 @@ def test_headers_of_python_that_are_missing_are_told(
     (tmp_path / "Python.h").touch()
     with pytest.raises(CompileError):
         build.run()
+    assert len(makes) == 4
+    assert [make.poll() for make in makes] == [-signal.SIGTERM] * 4
