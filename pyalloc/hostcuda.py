@@ -158,7 +158,7 @@ def environment(
     Raises:
         HostCudaError: they were not built, or lie in such a folder and no link helps.
     """
-    libraries = LIBRARIES  # with a colon in its name PYTHONPATH could not bring pyalloc into the program either
+    libraries = LIBRARIES
     found = preloads(torch.cuda_major, zeros=zeros)
     # PYTHONPATH, by which pyalloc comes into the program, has no way to name a folder with a colon.
     if _is_cut(libraries) and ":" not in str(libraries) and folder and not _is_cut(folder):
