@@ -2,9 +2,12 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 VENV ?= .venv
-# That of an active environment, which may have PyTorch, before others.
-PYTHON ?= $(shell { [ -n "$$VIRTUAL_ENV$$CONDA_PREFIX" ] && python -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
-    && command -v python; } 2>/dev/null || command -v python3.11 || command -v python3)
+# What setup.py takes: 3.10 or newer, with the GIL.
+FITS := import sys, sysconfig; sys.exit(sys.version_info < (3, 10) or sysconfig.get_config_var("Py_GIL_DISABLED"))
+# That of an active environment before others: it was chosen, and may have PyTorch.  By its own path, because in PATH
+# another may come first, or be all there is where the environment was removed.
+PYTHON ?= $(shell for each in "$${VIRTUAL_ENV:-/none}/bin/python" "$${CONDA_PREFIX:-/none}/bin/python" python3.11 python3; do \
+    "$$each" -c '$(FITS)' && command -v "$$each" && break; done 2>/dev/null)
 CC ?= cc
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
@@ -18,8 +21,8 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.made:
-	@{ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))'; } || { echo "pyalloc needs Python 3.10 or newer; try make PYTHON=/path/to/python3.11"; exit 1; }
-	@.ci/make-venv $(PYTHON) $(VENV)
+	@"$(PYTHON)" -c '$(FITS)' || { echo "pyalloc needs Python 3.10 or newer, with the GIL; try make PYTHON=/path/to/python3.11"; exit 1; }
+	@.ci/make-venv "$(PYTHON)" $(VENV)
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.made pyproject.toml
@@ -82,7 +85,7 @@ coverage: build programs ## lines of csrc/ that the whole test suite runs
 
 .PHONY: test-versions
 test-versions: build ## parity and dry runs on the newest torch and older ones, one environment after the other (KEEP=1: all stay, 25 GB)
-	@.ci/test-versions $(PYTHON)
+	@.ci/test-versions "$(PYTHON)"
 
 .PHONY: style
 style: build ## clang-format, clang-tidy, ruff, mypy
