@@ -29,10 +29,30 @@ def test_torch_of_an_environment_is_seen(tmp_path: Path) -> None:
     assert seen.stdout.strip() == str(packages / "torch" / "__init__.py")
 
 
+def test_an_environment_broken_off_is_made_again(tmp_path: Path) -> None:
+    python, ours = tmp_path / "python", tmp_path / "ours"
+    python.write_text(
+        f"#!/bin/sh\n[ $1 = -c ] && exec {sys.executable} -c 'raise SystemExit(1)'\n"
+        'mkdir -p "$3/bin" && ln -s /bin/true "$3/bin/python" && touch "$3/$WHAT" && [ $WHAT = whole ]\n'
+    )
+    python.chmod(0o755)
+
+    def make(what: str) -> int:
+        command = [".ci/make-venv", python, ours]
+        return subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "WHAT": what}, check=False
+        ).returncode
+
+    assert make("half") == 1 and (ours / "bin" / "python").exists()
+    assert make("whole") == 0 and (ours / "whole").exists() and not (ours / "half").exists()
+    assert make("whole") == 0  # it stays, as one that another made does
+
+
 def test_an_active_environment_comes_first(tmp_path: Path) -> None:
     theirs = tmp_path / "bin"
     theirs.mkdir()
     (theirs / "python").symlink_to(sys.executable)
+    (theirs / "python3.11").symlink_to(sys.executable)
 
     def chosen(**variables: str) -> str:
         env = {"PATH": f"{theirs}:/usr/bin:/bin", **variables}
@@ -44,16 +64,24 @@ def test_an_active_environment_comes_first(tmp_path: Path) -> None:
 
     assert chosen(VIRTUAL_ENV=str(tmp_path)) == str(theirs / "python")
     assert chosen(CONDA_PREFIX=str(tmp_path)) == str(theirs / "python")
+    removed = str(tmp_path / "removed")
+    assert chosen(VIRTUAL_ENV=removed) == str(theirs / "python3.11")
+    assert chosen(VIRTUAL_ENV=removed, CONDA_PREFIX=str(tmp_path)) == str(theirs / "python")
     (theirs / "python").unlink()
     (theirs / "python").write_text("#!/bin/sh\nexit 1\n")  # as one that is too old says
     (theirs / "python").chmod(0o755)
-    assert chosen(VIRTUAL_ENV=str(tmp_path)) != str(theirs / "python")
+    assert chosen(VIRTUAL_ENV=str(tmp_path)) == str(theirs / "python3.11")
+    (theirs / "python").write_text(  # free-threaded
+        f'#!/bin/sh\nexec {sys.executable} -c "import sysconfig\n'
+        "sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1\n$2\"\n"
+    )
+    assert chosen(VIRTUAL_ENV=str(tmp_path)) == str(theirs / "python3.11")
 
 
 def test_versions_go_on_where_they_were_broken_off(tmp_path: Path) -> None:
     for name in (".ci", "tests/versions"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    for name in ("pyproject.toml", "setup.py"):
+    for name in ("Makefile", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, tmp_path)
     names = ("unit/test_install", "unit/test_children", "unit/test_ipc")
     names += ("hostcuda/test_dryrun_made", "hostcuda/test_dryrun_values", "parity/test_two")
@@ -66,25 +94,30 @@ def test_versions_go_on_where_they_were_broken_off(tmp_path: Path) -> None:
         "        os.kill(os.getppid(), 2)\n        raise KeyboardInterrupt\n"
         "    assert not os.path.exists('broken')\n"
     )
-    for name in ("csrc", "pyalloc"):
+    for name in ("csrc", "cuda", "docs", "pyalloc"):
         (tmp_path / name).mkdir()
     venv = tmp_path / ".venv-1.0"
-    (venv / "bin").mkdir(parents=True)
-    (venv / "bin" / "python").write_text(
-        f'#!/bin/sh\n[ "$1" = -c ] || [ "$2" = pip ] || exec {sys.executable} "$@"\n'  # all is installed
-    )
-    (venv / "bin" / "python").chmod(0o755)
-    for name in (".has-torch", ".goes"):
-        (venv / name).touch()
 
-    def run() -> tuple[int, str]:
-        command = [tmp_path / ".ci/test-versions", "/no/python", "1.0"]
-        env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    def make_venv(venv: Path) -> None:
+        (venv / "bin").mkdir(parents=True)
+        python = venv / "bin" / "python"
+        python.write_text(  # all is installed
+            f'#!/bin/sh\n[ "$2 $3" != "pip index" ] || echo "torch ($NEWEST)"\n'
+            f'[ "$2" = pip ] || exec {sys.executable} "$@"\n'
+        )
+        python.chmod(0o755)
+        for name in (".has-torch", ".goes"):
+            (venv / name).touch()
+
+    def run(version: str = "1.0", newest: str = "") -> tuple[int, str]:
+        command = [tmp_path / ".ci/test-versions", sys.executable, version]
+        env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "NEWEST": newest}
         done = subprocess.run(
             command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
         )
         return done.returncode, done.stdout
 
+    make_venv(venv)
     (tmp_path / "stop").touch()
     code, said = run()
     assert code == 130 and "left: 1.0\n" in said and "goes on from here" in said, said
@@ -100,6 +133,15 @@ def test_versions_go_on_where_they_were_broken_off(tmp_path: Path) -> None:
     assert not venv.exists()
     code, said = run()
     assert code == 0 and "1.0 passed before" in said
-    (tmp_path / "pyalloc" / "changed.py").write_text("x = 1\n")
-    code, said = run()
-    assert code == 1 and "1.0: no environment" in said
+    for newest, outcome in ("1.0", "passed before"), ("1.1", "passed"), ("1.1", "passed before"):
+        make_venv(tmp_path / ".venv-newest")
+        code, said = run("newest", newest)
+        assert code == 0 and f"newest {outcome};" in said, said
+    # Other sources, by their names too.
+    (tmp_path / "docs" / "one.md").touch()
+    make_venv(venv)
+    assert "1.0 passed;" in run()[1]
+    assert "1.0 passed before;" in run()[1]
+    (tmp_path / "docs" / "one.md").rename(tmp_path / "docs" / "two.md")
+    make_venv(venv)
+    assert "1.0 passed;" in run()[1]

@@ -1,4 +1,4 @@
-"""pytest -p going_on --passed FILE: leaves out the tests that FILE names, and adds to it each that does not fail."""
+"""pytest -p going_on --passed FILE: leaves out the tests that FILE names, and adds each that passes or is skipped."""
 
 from __future__ import annotations
 
