@@ -47,9 +47,7 @@ def answer(torch: Any) -> None:
         """torch.compile drops what one that is off returns, by which torch leaves it again."""
         if not is_on or is_real():
             return enter_compiled(is_on)
-        mode = torch.inference_mode()
-        mode.__enter__()
-        return mode
+        return _Guard(torch.inference_mode())
 
     torch.inference_mode.__enter__, torch.inference_mode.__exit__ = enter, leave
     modes._enter_inference_mode = enter_in_graph
@@ -61,6 +59,22 @@ def answer(torch: Any) -> None:
             setattr(switch, name, _recording_nothing(torch, getattr(switch, name)))
     for key in ("AutogradCPU", "AutogradCUDA"):
         sizes.implement(torch, key, "detach_", _detached(torch, key), with_keyset=True)
+
+
+class _Guard:
+    """As torch's own: in the mode until it goes, also where an operator of the graph raises and nobody leaves it."""
+
+    def __init__(self, mode: Any) -> None:
+        mode.__enter__()
+        self.mode = mode
+
+    def __exit__(self, *_: Any) -> None:
+        mode, self.mode = self.mode, None
+        if mode is not None:
+            mode.__exit__()
+
+    def __del__(self) -> None:
+        self.__exit__()
 
 
 def _recording_nothing(torch: Any, switch: Any) -> Any:

@@ -291,6 +291,14 @@ def test_nothing_is_recorded_in_inference_mode(torch_found: hostcuda.Torch, tmp_
             y.add_(1)
             compiled(x).add_(1)
         assert model(x).requires_grad
+        def too_large(x):
+            with torch.inference_mode():
+                y = x.new_empty(1 << 50)
+            return y
+        with pytest.raises(torch.OutOfMemoryError):  # nobody leaves the mode
+            torch.compile(too_large, backend="eager")(x)
+        with torch.enable_grad():
+            assert model(x).requires_grad
     """
     end_well(tmp_path, source)
 
