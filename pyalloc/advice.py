@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pyalloc import source
-from pyalloc.analysis import Advice, Analysis, Phase, layers_of
+from pyalloc.analysis import Advice, Analysis, Phase, in_all_layers, layers_of
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
 from pyalloc.moments import MIB, Block, page_bytes
 
@@ -32,12 +32,13 @@ def size(value: float) -> str:
 
 def advise(analysis: Analysis) -> list[Advice]:
     """All findings, those that save most first."""
-    runs = _idle_runs(analysis)
-    idle = [phase for run in runs for phase in run]
+    runs, retained = _idle_runs(analysis)
+    idle = [phase for run in (*runs, *retained) for phase in run]
     kept = _kept_by(idle, analysis)
     found = [
         *_leak(analysis),
-        *_no_grad(runs, kept, analysis),
+        *_no_grad(runs, analysis),
+        *_retain_graph(retained, analysis),
         *_reductions(analysis),
         *_gradients(analysis),
         *_stale(analysis),
@@ -52,11 +53,14 @@ def advise(analysis: Analysis) -> list[Advice]:
 
 def _leak(analysis: Analysis) -> Iterator[Advice]:
     for grown in analysis.growth()[:3]:
+        blocks = [block for block in analysis.peak.blocks if block.stack == grown.stack]
+        modules = Counter(in_all_layers(block.module) for block in blocks if block.module)
+        within = f" (in {modules.most_common(1)[0][0]})" if modules else ""
         yield Advice(
             "leak",
-            f"{grown.name} holds {size(grown.per_step)} more at each step ({size(grown.bytes)} in the "
+            f"{grown.name}{within} holds {size(grown.per_step)} more at each step ({size(grown.bytes)} in the "
             "steps looked at). Something keeps these tensors: a list of losses without .item() or "
-            ".detach(), a cache, a history.",
+            ".detach(), a cache, a history, what a hook collects.",
             grown.bytes,
         )
 
@@ -116,11 +120,16 @@ def _knows_backwards(analysis: Analysis) -> bool:
     return "source" not in analysis.notes or any(p.name == "backward" for p in analysis.phases)
 
 
-def _idle_runs(analysis: Analysis) -> list[list[Phase]]:
-    """Forward passes in a row that keep memory for a backward that never comes: an evaluation each."""
-    found = []
+def _idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]:
+    """Forward passes in a row that keep memory for a backward that never comes, an evaluation each.
+
+    Returns:
+        These, and such whose backward left it there.
+    """
+    found: list[list[Phase]] = []
+    retained: list[list[Phase]] = []
     if not _knows_backwards(analysis):
-        return []
+        return found, retained
     runs = list(_runs(analysis.phases))
     nothing: _Run = [], []
     for (run, backwards), after in zip(runs, [*runs[1:], nothing], strict=True):
@@ -130,8 +139,14 @@ def _idle_runs(analysis: Analysis) -> list[list[Phase]]:
         idle = run[: max(len(run) - len(backwards), 0)]
         kept = [phase for phase in idle if phase.n_left >= 3 and phase.left_bytes >= MIB]
         if len(idle) >= 2 and kept:
-            found.append(kept)
-    return found
+            (retained if _is_retained(run, backwards, analysis) else found).append(kept)
+    return found, retained
+
+
+def _is_retained(run: list[Phase], backwards: list[Phase], analysis: Analysis) -> bool:
+    """Is there a backward that was told to keep the graph, and kept that of these passes?"""
+    has_kept = "retain_graph" in analysis.notes and bool(backwards)
+    return has_kept and _n_freed(backwards) < 0.5 * max(phase.n_left for phase in run)
 
 
 def _is_in_one(phases: list[Phase], analysis: Analysis) -> bool:
@@ -196,16 +211,35 @@ def _falls_without(kept: set[Block], idle: list[Phase], analysis: Analysis) -> i
     return max(min(sum(b.bytes for b in kept) - needed, peak - elsewhere), 0)
 
 
-def _no_grad(runs: list[list[Phase]], kept: set[Block], analysis: Analysis) -> Iterator[Advice]:
+def _without(runs: list[list[Phase]], analysis: Analysis) -> tuple[int, str, int, str]:
+    """Most passes in a row, what one keeps at most, how far the peak falls if none does, and that in words."""
+    most = max(runs, key=len)
+    each = max(phase.left_bytes for phase in most)
+    passes = [phase for run in runs for phase in run]
+    saved = _falls_without(_kept_by(passes, analysis), passes, analysis)
+    falls = f"falls by about {size(saved)} then" if saved else "lies elsewhere and stays"
+    return len(most), size(each), saved, f"The peak {falls}."
+
+
+def _no_grad(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
     if runs:
-        most = max(runs, key=len)
-        each = max(phase.left_bytes for phase in most)
-        saved = _falls_without(kept, [phase for run in runs for phase in run], analysis)
-        falls = f"falls by about {size(saved)} then" if saved else "lies elsewhere and stays"
+        n, each, saved, falls = _without(runs, analysis)
         yield Advice(
             "no_grad",
-            f"{len(most)} forward passes in a row keep {size(each)} each for a backward that never comes: put "
-            f"`with torch.no_grad():` (or torch.inference_mode()) around evaluation. The peak {falls}.",
+            f"{n} forward passes in a row keep {each} each for a backward that never comes: put "
+            f"`with torch.no_grad():` (or torch.inference_mode()) around evaluation. {falls}",
+            saved,
+        )
+
+
+def _retain_graph(runs: list[list[Phase]], analysis: Analysis) -> Iterator[Advice]:
+    if runs:
+        n, each, saved, falls = _without(runs, analysis)
+        yield Advice(
+            "retain_graph",
+            f"{n} forward passes in a row keep {each} each after their backward, which was called with "
+            "retain_graph=True: leave that out, and `.detach()` what one step hands to the next (a hidden state). "
+            f"{falls}",
             saved,
         )
 
@@ -323,12 +357,14 @@ def _stale(analysis: Analysis) -> Iterator[Advice]:
 
 def _checkpoint(analysis: Analysis, idle: set[Block]) -> Iterator[Advice]:
     peak = analysis.peak
+    step = analysis.totals["peak_step"] or 0
     held = [
         b
         for b in peak.blocks
         if analysis.category(b) == "activations"
         and b.phase != "inference"  # which has no backward
         and b not in idle
+        and not 0 <= b.step < step - 1  # their backward was long ago: something else keeps them
     ]
     least = peak.allocated_bytes * 0.15
     layers: dict[str, dict[str, list[Block]]] = {}

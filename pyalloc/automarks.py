@@ -38,6 +38,7 @@ class AutoMarks:
         self.handles: list[Any] = []
         self.undo: list[Callable[[], None]] = []
         self.explicit_steps = False
+        self.retains_graph = False  # did a backward so far?
         self.next_step = 0
         self.torch: Any = None
 
@@ -153,6 +154,9 @@ class AutoMarks:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if self._is_compiling():
                 return original(*args, **kwargs)
+            if not self.retains_graph and _retains_graph(*args, **kwargs):
+                self.retains_graph = True
+                self.recorder.add("user", "retain_graph=True")
             self.recorder.on_phase("backward", True)
             try:
                 return original(*args, **kwargs)
@@ -266,6 +270,17 @@ class AutoMarks:
         if address:
             at = value.device.index, address
             found.setdefault(at, (category, weakref.ref(storage)))
+
+
+def _retains_graph(
+    tensors: Any = None,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    *_args: Any,
+    **_kwargs: Any,
+) -> bool:
+    """Is torch.autograd.backward(), called so, told to keep the graph?"""
+    return bool(retain_graph)
 
 
 def _memory(tensor: Any) -> tuple[Any, int]:

@@ -1,0 +1,75 @@
+"""What the program keeps although nothing needs it any more is told from what it needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from instrument.conftest import Record
+from instrument.tools import MIB
+from pyalloc import trace
+from pyalloc.advice import advise
+
+LAYERS = """
+    import torch
+    from torch import nn
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+        def forward(self, x):
+            return x + self.down(nn.functional.gelu(self.up(x)))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Model().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+@pytest.mark.torch
+def test_what_a_hook_collects_is_not_for_a_checkpoint(record: Record) -> None:
+    """It is told by the module whose output it is; a checkpoint gives back what one step keeps, and no more."""
+    found = trace.analyse(record(LAYERS + """
+    seen = []
+    for layer in model.layers:
+        layer.up.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    for step in range(10):
+        optimizer.zero_grad()
+        model(torch.ones(1024, 256, device="cuda")).square().mean().backward()
+        optimizer.step()
+    """))  # fmt: skip
+    told = {item.kind: item for item in advise(found)}
+    assert "(in layers.*.up) holds 16.0 MiB more at each step" in told["leak"].text
+    checkpoint = told.get("checkpoint")
+    assert checkpoint is None or (checkpoint.saved_bytes or 0) < 80 * MIB
+    assert advise(found)[0].kind == "leak"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("retained", [True, False])
+def test_a_graph_that_backward_keeps_is_no_evaluation(record: Record, retained: bool) -> None:
+    """Of the same passes, with and without: what the graph of the steps before needs is kept by retain_graph alone."""
+    found = trace.analyse(record(LAYERS + f"""
+    state = torch.ones(1024, 256, device="cuda")
+    for step in range(3):
+        for i in range(4):
+            state = model(state)
+        state.square().mean().backward(retain_graph={retained})
+        state = state if {retained} else state.detach()
+        """))  # fmt: skip
+    told = {item.kind: item for item in advise(found)}
+    assert "no_grad" not in told
+    assert ("retain_graph" in told) is retained
+    if retained:
+        assert "passes in a row keep" in told["retain_graph"].text
+        assert (told["retain_graph"].saved_bytes or 0) > 100 * MIB
