@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ from pyalloc.advice import size
 from pyalloc.analysis import Analysis, Row
 from pyalloc.errors import UsageError
 from pyalloc.moments import Moment
-from pyalloc.report import data, text
+from pyalloc.report import data, stacks, text
 
-_GROUPS = ("contributor", "line", "module", "category", "size", "label", "pool", "block")
+_GROUPS = ("contributor", "line", "module", "category", "size", "label", "pool", "block", "stack")
+_NEXT = {"line": "stack", "stack": "category"}  # what to group by then
 _MOST_DIGITS = 20  # of an event's number; of more than 4300 Python makes none
 
 
@@ -21,6 +24,7 @@ class Command:
     """Who holds the memory, by line, module, category, size or block.
 
     pyalloc top out.pya [--by line] [--at peak|end|oom|EVENT] [--over-time]
+    pyalloc top out.pya --by stack         who called whom, as a tree
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -60,6 +64,8 @@ class Command:
         trace.check_device(found, args.device)
         if args.over_time:
             content, lines = _over_time(found, args.n)
+        elif args.by == "stack":
+            content, lines = _by_stack(found, args)
         else:
             moment, title = _moment(found, args)
             rows = grouped(found, moment, args.by)
@@ -75,7 +81,7 @@ class Command:
             if args.by == "pool":
                 content["idle"] = data.table(found.idle_pools(moment), args.n)
                 lines += text.idle_pools(found, moment)
-        other = "category" if args.by == "line" else "line"
+        other = _NEXT.get(args.by, "line")
         then = f"pyalloc top {console.quoted(args.file)} --by {other}"
         content["caveats"] = found.caveats
         lines += [text.wrapped(caveat) for caveat in found.caveats]
@@ -130,11 +136,19 @@ def _moment_at(found: Analysis, event: int, args: argparse.Namespace) -> Moment:
     return moments[event]
 
 
+def _by_stack(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    moment, title = _moment(found, args)
+    chains = stacks.of(found, moment)
+    rows = [asdict(chain) for chain in chains[: args.n]]
+    lines = stacks.tree(f"{title}, by stack", chains, moment.allocated_bytes, args.n)
+    return {"at": args.at, "by": args.by, "rows": rows}, lines
+
+
 def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
     stackless = ((0, phase, row) for phase, *row in found.stackless)
-    stacks = ((stack, "", list(row)) for stack, row in enumerate(found.stacks) if stack)
+    others = ((stack, "", list(row)) for stack, row in enumerate(found.stacks) if stack)
     sums: dict[str, list[int]] = {}
-    for stack, phase, (count, total, _, live) in (*stackless, *stacks):
+    for stack, phase, (count, total, _, live) in (*stackless, *others):
         if count:
             where = found.place(stack)
             row = sums.setdefault(str(where or found.nameless(stack, phase)), [0, 0, 0])
@@ -147,13 +161,29 @@ def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
         for name, (total, count, live) in ordered
     ]
     lines += ["", text.wrapped(found.leak_verdict, "")]
-    lines += [f"  +{size(g.per_step)} a step  {text.clip(g.name, 56)}" for g in found.growth()[:n]]
+    for grown in found.growth()[:n]:
+        lines.append(f"  +{size(grown.per_step)} a step  {text.clip(grown.name, 56)}")
+        lines += [f"      called by {call}" for call in _callers(found, grown.stack)]
     content = {
         "lines": [
             {"name": name, "bytes": total, "requests": count, "live_bytes": live}
             for name, (total, count, live) in ordered
         ],
         "leak": found.leak_verdict,
-        "growth": [{"name": g.name, "bytes_per_step": g.per_step} for g in found.growth()],
+        "growth": [
+            {
+                "name": g.name,
+                "bytes_per_step": g.per_step,
+                "calls": stacks.calls(found, g.stack),
+            }
+            for g in found.growth()
+        ],
     }
     return content, lines
+
+
+def _callers(found: Analysis, stack: int) -> list[str]:
+    """Whose calls led to the program's line of a stack, the nearest first."""
+    own = str(found.place(stack))
+    before = itertools.takewhile(lambda call: call != own, stacks.calls(found, stack))
+    return [text.clip(call, 62) for call in reversed(list(before))]

@@ -1,0 +1,105 @@
+"""The tree of calls: who called whom for what is alive."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from instrument.tools import MIB, Plan, pyalloc
+
+CALLS = {  # outermost first; a line of the program's, or of torch's
+    "helper": ["train:9", "step:5", "make:3"],
+    "other": ["train:9", "step:6", "make:3"],
+    "itself": ["train:9", "step:6"],
+    "deep": ["train:9", "step:6", "torch:1", "inner:2", "torch:7"],
+    "small": ["train:10"],
+}
+
+
+def planted(plan: Plan) -> None:
+    sizes = {"helper": 16, "other": 8, "itself": 4, "deep": 2, "small": 1, "": 32}
+    for i, (name, mib) in enumerate(sizes.items()):
+        stack = 0
+        for call in CALLS.get(name, []):
+            function, line = call.split(":")
+            file = (
+                "/lib/python3.11/site-packages/torch/nn.py" if function == "torch" else "/me/a.py"
+            )
+            texts = plan.writer.string(function), plan.writer.string(file)
+            stack = plan.writer.stack(stack, *texts, int(line))
+        plan.event("alloc", addr=(i + 1) << 30, bytes=mib * MIB, stack=stack)
+    plan.done()
+
+
+def told(out: str) -> list[str]:
+    """Lines without their figures."""
+    return [line[31:] for line in out.splitlines()[1:] if not line.startswith("next:")]
+
+
+def test_calls_are_a_tree(plan: Plan) -> None:
+    planted(plan)
+    out = pyalloc("top", plan.path, "--by", "stack")
+    assert told(out) == [
+        "(no stack)",
+        "me/a.py:9 train",
+        "  me/a.py:5 step",
+        "  me/a.py:3 make",
+        "  me/a.py:6 step",
+        "    me/a.py:3 make",
+        "    (this line itself)",
+        "    me/a.py:2 inner",
+        "    torch/nn.py:7 torch",
+        "me/a.py:10 train",
+    ]
+    lines = out.splitlines()
+    assert lines[2].split()[:6] == ["30.0", "MiB", "47.6", "%", "4", "x"]
+    assert lines[4].split() == ["me/a.py:3", "make"]  # as much as what it is called by
+    assert max(map(len, lines[:-1])) <= 80
+
+
+def test_small_stacks_are_summed_where_they_branch_off(plan: Plan) -> None:
+    planted(plan)
+    out = pyalloc("top", plan.path, "--by", "stack", "-n", 3)
+    assert told(out) == [
+        "(no stack)",
+        "me/a.py:9 train",
+        "  me/a.py:5 step",
+        "  me/a.py:3 make",
+        "  me/a.py:6 step",
+        "    me/a.py:3 make",
+        "    2 smaller stacks",
+        "1 smaller stack",
+    ]
+    assert "6.0 MiB   9.5 %      2 x      2 smaller stacks" in out
+
+
+def test_stacks_as_data(plan: Plan) -> None:
+    planted(plan)
+    rows = json.loads(pyalloc("top", plan.path, "--by", "stack", "-n", 2, "--json", "-q"))["rows"]
+    assert rows == [
+        {"calls": ["(no stack)"], "bytes": 32 * MIB, "blocks": 1},
+        {
+            "calls": ["me/a.py:9 train", "me/a.py:5 step", "me/a.py:3 make"],
+            "bytes": 16 * MIB,
+            "blocks": 1,
+        },
+    ]
+
+
+@pytest.mark.parametrize("file", ["/me/a.py", "/lib/python3.11/site-packages/torch/nn.py"])
+def test_a_leak_is_told_with_who_called(plan: Plan, file: str) -> None:
+    """The line that asked may be that of a function which all of the program calls."""
+    outer = plan.writer.stack(0, plan.writer.string("train"), plan.writer.string("/me/a.py"), 9)
+    texts = plan.writer.string("keep"), plan.writer.string("/me/a.py")
+    stack = plan.writer.stack(outer, *texts, 4)
+    inner = plan.writer.stack(stack, plan.writer.string("make"), plan.writer.string(file), 2)
+    for step in range(8):
+        plan.event("step", "step", arg=step)
+        plan.event("alloc", addr=(step + 1) << 30, bytes=MIB, stack=inner)
+    out = pyalloc("top", plan.done(), "--over-time")
+    callers = [line.strip() for line in out.splitlines() if "called by" in line]
+    known = ["called by me/a.py:4 keep", "called by me/a.py:9 train"]
+    assert callers == (known if file == "/me/a.py" else known[1:])
+    grown = json.loads(pyalloc("top", plan.path, "--over-time", "--json", "-q"))["growth"]
+    assert grown[0]["calls"][:2] == ["me/a.py:9 train", "me/a.py:4 keep"]
