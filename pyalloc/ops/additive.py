@@ -1,25 +1,23 @@
 """Additive attention (Bahdanau et al. 2015) that keeps only the projected query and the probabilities."""
 # mypy: disable-error-code="untyped-decorator, misc"
 #   torch is not followed: what derives from it or is decorated by it has no type
-# ruff: noqa: PLR0913, PLR0917  (a registered op has the arguments of its schema)
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from pyalloc.errors import OpError
-from pyalloc.ops import _cuda, _eager
+from pyalloc.ops import _additive, _cuda
 from pyalloc.ops._check import cast, compute_dtype, require_float, require_tensor
-from pyalloc.ops._composed import composable, is_checkpointed, is_transformed
-from pyalloc.ops._library import AdditiveArgs, call, dense_rows, dtype_code, packer, threads
-from pyalloc.ops._vmap import choose_backward, fold, is_plain, unfold
+from pyalloc.ops._composed import is_checkpointed, is_transformed
+from pyalloc.ops._library import dense_rows
+from pyalloc.ops._vmap import is_plain
 
 
 @overload
@@ -85,7 +83,7 @@ def additive_attention(
     if shared and memory is not None:
         context, probs = memory.attend(query, v, mask)
     else:
-        context, probs = _run(query, cast(keys, compute), cast(values, compute), v, mask)
+        context, probs = _additive.run(query, cast(keys, compute), cast(values, compute), v, mask)
     context = cast(context, result)
     return (context, cast(probs, result)) if return_weights else context
 
@@ -173,7 +171,7 @@ class _Memory:
         """
         is_ours = args[1] is self.keys and args[2] is self.values and args[1].dtype == compute
         is_alone = is_plain(args) and not is_transformed() and not is_checkpointed()
-        return is_ours and self.is_served and is_alone and not _is_empty(*args[:3])
+        return is_ours and self.is_served and is_alone and not _additive.is_empty(*args[:3])
 
     def versions(self) -> tuple[int, ...]:
         """Changes when either is changed in place, as autograd's own check of what it saved sees it."""
@@ -212,7 +210,7 @@ class _Step(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, v: Tensor, token: Tensor, mask: Tensor | None, memory: _Memory
     ) -> tuple[Tensor, Tensor]:
-        context, probs = _forward_kernel(query, *memory.rows, v, mask)
+        context, probs = _additive.forward_kernel(query, *memory.rows, v, mask)
         ctx.save_for_backward(query, v, probs)
         ctx.memory, ctx.versions = memory, memory.versions()
         return context, probs
@@ -234,7 +232,7 @@ class _Step(torch.autograd.Function):
             keys, values = memory.rows
             memory.buffers[task] = torch.empty_like(keys), torch.empty_like(values)
         sinks = memory.buffers[task] if wanted else (None, None)
-        d_query, d_v = _backward_kernel(
+        d_query, d_v = _additive.backward_kernel(
             (query, *memory.rows, v), probs, (grad, grad_probs), sinks, accumulate=not is_first
         )
         return d_query, d_v.sum(0), v.new_zeros(()) if wanted else None, None, None
@@ -263,343 +261,3 @@ def _check_shapes(
             )
         if mask.device != keys.device:
             raise OpError(f"{op}: mask must be on {keys.device} as keys is, got {mask.device}")
-
-
-_pack = packer(AdditiveArgs)
-_NO_ROWS = (0, 0, 0)
-
-
-def _rows(x: Tensor | None) -> tuple[int, int, int]:
-    """Struct pya_ops_view of the rows of a (B, rows, n) tensor, or of a (B, n) with one each."""
-    if x is None:
-        return _NO_ROWS
-    stride = x.stride()
-    return x.data_ptr(), stride[1] if len(stride) == 3 else 0, stride[0]
-
-
-def _mask(mask: Tensor | None) -> tuple[int, int, int]:
-    return _NO_ROWS if mask is None else (mask.data_ptr(), *mask.stride())
-
-
-def _sizes(query: Tensor, keys: Tensor, values: Tensor) -> tuple[int, int, int, int, int]:
-    n_b, n_s, n_h = keys.shape
-    return n_b, query.shape[1] if query.dim() == 3 else 1, n_s, n_h, values.shape[2]
-
-
-def _threads(sizes: tuple[int, int, int, int, int]) -> int:
-    n_b, n_q, n_s, n_h, n_e = sizes
-    return threads(16 * n_b * n_q * n_s * (n_h + n_e))  # a tanh takes as long as 16 multiply-adds
-
-
-def _forward_kernel(
-    query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Also of a query (B, H), with results of as many dimensions."""
-    query, keys, values, v = dense_rows(query), dense_rows(keys), dense_rows(values), dense_rows(v)
-    sizes = _sizes(query, keys, values)
-    queries = query.shape[:-1]
-    context = values.new_empty((*queries, sizes[4]))
-    probs = values.new_empty((*queries, sizes[2]))
-    args = _pack(
-        *sizes,
-        *_rows(query),
-        *_rows(keys),
-        *_rows(values),
-        v.data_ptr(),
-        *_mask(mask),
-        probs.data_ptr(),
-        *_rows(context),
-        *(5 * _NO_ROWS),  # no gradients
-        *(0, 0, 0),  # d_v, workspace, accumulate
-        dtype_code(keys.dtype),
-        _threads(sizes),
-    )
-    if _cuda.on_device(keys):
-        _cuda.additive_forward(args, keys)
-    else:
-        call("pya_ops_additive_forward", args)
-    return context, probs
-
-
-def _backward_kernel(
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
-    probs: Tensor,
-    grads: tuple[Tensor, Tensor | None],
-    sinks: tuple[Tensor | None, Tensor | None],
-    *,
-    accumulate: bool,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of query and, for each batch entry, v; the keys' and values' go to the sinks there are."""
-    query, keys, values, v = (dense_rows(x) for x in inputs)
-    probs = probs.contiguous()  # as made, but for what vmap's folding does to it
-    grad = dense_rows(grads[0])
-    grad_probs = None if grads[1] is None else dense_rows(grads[1])
-    sizes = _sizes(query, keys, values)
-    d_query = query.new_empty(query.shape)
-    d_v = v.new_empty((sizes[0], sizes[3]))
-    args = _pack(
-        *sizes,
-        *_rows(query),
-        *_rows(keys),
-        *_rows(values),
-        v.data_ptr(),
-        *_NO_ROWS,  # what the mask hides has no probability
-        probs.data_ptr(),
-        *_NO_ROWS,  # no context
-        *_rows(grad),
-        *_rows(grad_probs),
-        *_rows(d_query),
-        *_rows(sinks[0]),
-        *_rows(sinks[1]),
-        d_v.data_ptr(),
-        0,
-        accumulate,
-        dtype_code(keys.dtype),
-        _threads(sizes),
-    )
-    if _cuda.on_device(keys):
-        _cuda.additive_backward(args, keys)
-    else:
-        call("pya_ops_additive_backward", args)
-    return d_query, d_v
-
-
-def _gradients(
-    grad: Tensor,
-    grad_probs: Tensor | None,
-    probs: Tensor,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    sinks = (
-        keys.new_empty(keys.shape) if needs[1] else None,
-        values.new_empty(values.shape) if needs[2] else None,
-    )
-    d_query, d_v = _backward_kernel(
-        (query, keys, values, v), probs, (grad, grad_probs), sinks, accumulate=False
-    )
-    d_keys, d_values = (keys.new_empty(0) if x is None else x for x in sinks)
-    return d_query, d_keys, d_values, d_v
-
-
-def _is_empty(query: Tensor, keys: Tensor, values: Tensor) -> bool:
-    return 0 in query.shape or 0 in keys.shape or 0 in values.shape
-
-
-def _run(*args: Any) -> tuple[Tensor, Tensor]:
-    """The registered op, or in plain eager mode on the CPU the same without the dispatcher's cost.
-
-    query, keys, values, v, mask.
-    """
-    run = torch.ops.pyalloc.additive_attention
-    if _is_empty(*args[:3]):
-        run = _eager.additive
-    elif is_transformed():
-        run = _transformable
-    elif is_plain(args) and args[1].is_cpu:
-        run = _forward_kernel
-        if torch.is_grad_enabled() and any(x.requires_grad for x in args[:4]):
-            run = _Direct.apply
-        context, probs = run(*args)
-        return context, probs
-    if args[0].dim() == 3:
-        context, probs = run(*args)
-        return context, probs
-    context, probs = run(args[0].unsqueeze(1), *args[1:])
-    return context.squeeze(1), probs.squeeze(1)
-
-
-@torch.library.custom_op("pyalloc::additive_attention", mutates_args=())
-def _additive(
-    query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    if _cuda.declines(keys):
-        context, probs = _eager.additive(query, keys, values, v, mask)
-        return context.contiguous(), probs.contiguous()
-    return _forward_kernel(query, keys, values, v, mask)
-
-
-@_additive.register_fake
-def _(
-    query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    n_b, n_q, _ = query.shape
-    return values.new_empty(n_b, n_q, values.shape[2]), values.new_empty(n_b, n_q, keys.shape[1])
-
-
-@torch.library.custom_op("pyalloc::additive_attention_backward", mutates_args=())
-def _additive_backward(
-    grad: Tensor,
-    grad_probs: Tensor | None,
-    probs: Tensor,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if _cuda.declines(keys):
-        inputs = (query, keys, values, v)
-        found = _eager.additive_vjp(inputs, mask, (grad, grad_probs), needs)
-        d_query, d_keys, d_values, d_v = (x.contiguous() for x in found)
-        return d_query, d_keys, d_values, d_v
-    return _gradients(grad, grad_probs, probs, query, keys, values, v, mask, needs)
-
-
-@_additive_backward.register_fake
-def _(
-    grad: Tensor,
-    grad_probs: Tensor | None,
-    probs: Tensor,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    d_keys = keys.new_empty(keys.shape if needs[1] else (0,))
-    d_values = values.new_empty(values.shape if needs[2] else (0,))
-    return query.new_empty(query.shape), d_keys, d_values, v.new_empty(keys.shape[0], *v.shape)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1], *inputs)
-
-
-def _vjp(
-    ctx: Any, grad: Tensor, grad_probs: Tensor | None, backward: Any = None
-) -> tuple[Any, ...]:
-    probs, query, keys, values, v, mask = ctx.saved_tensors
-    needs = list(ctx.needs_input_grad[:4])
-    backward = backward or torch.ops.pyalloc.additive_attention_backward
-    *of_each, d_v = backward(grad, grad_probs, probs, query, keys, values, v, mask, needs)
-    grads = (*of_each, d_v.sum(0))
-    return (*(g if need else None for g, need in zip(grads, needs, strict=True)), None)
-
-
-class _Direct(torch.autograd.Function):
-    """The registered op, called without the dispatcher."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        outputs = _forward_kernel(*args)
-        _setup(ctx, args, outputs)
-        ctx.set_materialize_grads(False)
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_probs: Tensor | None) -> tuple[Any, ...]:
-        forms = _transformable_backward, _gradients, "additive_attention_backward"
-        backward = choose_backward((grad, grad_probs), *forms)
-        if grad is None:
-            _, query, _, values, _, _ = ctx.saved_tensors
-            grad = values.new_zeros((*query.shape[:-1], values.shape[2]))
-        if backward is not _gradients and grad.dim() == 2:
-            backward = partial(_of_one_query, backward)
-        return _vjp(ctx, grad, grad_probs, backward)
-
-
-def _of_one_query(backward: Any, *args: Any) -> tuple[Tensor, ...]:
-    """The gradients of a query (B, H) by a form that takes (B, 1, H): grad, grad_probs, probs, query and the rest."""
-    four = (None if x is None else x.unsqueeze(1) for x in args[:4])
-    d_query, *others = backward(*four, *args[4:])
-    return (d_query.squeeze(1), *others)
-
-
-_additive.register_autograd(_vjp, setup_context=_setup)
-
-
-def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.needs = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward_vjp(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    grad, grad_probs, probs, query, keys, values, v, mask = ctx.saved_tensors
-    given = (grad, torch.zeros_like(probs) if grad_probs is None else grad_probs)
-    needs = [True, ctx.needs[1], ctx.needs[2], True]
-
-    def first(grad: Tensor, grad_probs: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_eager.additive_vjp(inputs, mask, (grad, grad_probs), needs))
-
-    _, pull = torch.func.vjp(first, *given, query, keys, values, v)
-    g, g_probs, *rest = pull(tuple(grads))
-    return (g, None if grad_probs is None else g_probs, None, *rest, None, None)
-
-
-_additive_backward.register_autograd(_backward_vjp, setup_context=_backward_setup)
-
-
-def _rule(
-    call: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any
-) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    n = info.batch_size
-    *three, v, mask = args
-    if in_dims[3] is not None:  # a score vector each: one call each
-        parts = [call(*_entry(args, in_dims, i)) for i in range(n)]
-        return (torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts])), (0, 0)
-    three = [fold(x, d, n, 0) for x, d in zip(three, in_dims[:3], strict=True)]
-    folded_mask = None if mask is None else fold(mask, in_dims[4], n, 0)
-    context, probs = call(*three, v, folded_mask)
-    return (unfold(context, n, 0), unfold(probs, n, 0)), (0, 0)
-
-
-def _backward_rule(
-    call: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any
-) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-    n = info.batch_size
-    *six, v, mask, needs = args
-    dims = tuple(0 if need else None for need in (True, needs[1], needs[2], True))
-    if in_dims[6] is not None:
-        parts = [call(*_entry(args[:8], in_dims[:8], i), needs) for i in range(n)]
-        return tuple(
-            p[0] if d is None else torch.stack(p)
-            for p, d in zip(zip(*parts, strict=True), dims, strict=True)
-        ), dims
-    six = [None if x is None else fold(x, d, n, 0) for x, d in zip(six, in_dims[:6], strict=True)]
-    folded_mask = None if mask is None else fold(mask, in_dims[7], n, 0)
-    found = call(*six, v, folded_mask, needs)
-    return tuple(
-        x if d is None else unfold(x, n, 0) for x, d in zip(found, dims, strict=True)
-    ), dims
-
-
-def _entry(args: tuple[Any, ...], in_dims: tuple[int | None, ...], i: int) -> list[Any]:
-    return [
-        x if x is None or d is None else x.select(d, i) for x, d in zip(args, in_dims, strict=True)
-    ]
-
-
-_additive.register_vmap(partial(_rule, torch.ops.pyalloc.additive_attention))
-_additive_backward.register_vmap(
-    partial(_backward_rule, torch.ops.pyalloc.additive_attention_backward)
-)
-
-
-def _plain_backward(
-    grad: Tensor, grad_probs: Tensor | None, _probs: Tensor, *rest: Any
-) -> tuple[Tensor, ...]:
-    *inputs, mask, needs = rest
-    return tuple(_eager.additive_vjp(inputs, mask, (grad, grad_probs), needs))
-
-
-_transformable_backward = composable(
-    torch.ops.pyalloc.additive_attention_backward,
-    setup=_backward_setup,
-    vjp=_backward_vjp,
-    rule=_backward_rule,
-    plain=_plain_backward,
-)
-_transformable = composable(
-    torch.ops.pyalloc.additive_attention,
-    setup=_setup,
-    vjp=lambda ctx, grad, grad_probs: _vjp(ctx, grad, grad_probs, _transformable_backward),
-    rule=_rule,
-    plain=_eager.additive,
-)

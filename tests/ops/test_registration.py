@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyalloc.errors import OpError
 from pyalloc.ops import (
+    _additive,
     _attention,
     _cuda,
     additive_attention,
@@ -20,7 +21,6 @@ from pyalloc.ops import (
     power_spherical_mixture_log_prob,
     scaled_attention,
 )
-from pyalloc.ops import additive as additive_module
 from pyalloc.ops import power_spherical as spherical_module
 
 from .reference import sphere
@@ -237,7 +237,7 @@ def declined(monkeypatch):
     """CPU tensors get what CUDA tensors do that the kernels are not for."""
     monkeypatch.setattr(_cuda, "declines", lambda x: True)
     # No way past the dispatcher, as on CUDA.
-    for module in (_attention, additive_module, spherical_module):
+    for module in (_attention, _additive, spherical_module):
         monkeypatch.setattr(module, "is_plain", lambda args: False)
 
 
