@@ -34,6 +34,12 @@ PYTEST = "-m pytest -q -rA --tb=short -p no:cacheprovider -o filterwarnings=defa
 OPS = "-m benchmarks.ops --device cuda --force"
 TRAINING = "-m benchmarks.repeated --device cuda --json -q --steps 8"
 SANITIZER = "compute-sanitizer --error-exitcode 9 --tool"
+# What one kernel breaks no other feels; --foreground: they end with the step.
+APART = (
+    "rc=0; for k in log_prob mixture 'additive or sequence' 'attention or dropout' more; do "
+    f'timeout --foreground -s KILL 60 $PY {PYTEST} tests/gpu/test_ops.py -k "$k" || rc=1; '
+    "done; exit $rc"
+)
 # Not by the makefile's `run`: that would repeat it on the host-memory runtime.
 DRIVER = (
     "make -s -j8 -C tests/c WARN= WARN_C= VARIANT=debug ONLY=test_device_conformance build && "
@@ -82,7 +88,11 @@ STEPS = (
         env={"PYALLOC_CONF": "vmm:false"},
     ),
     Step("ops", f"$PY {PYTEST} tests/gpu/test_ops.py", 300),
+    Step("ops by kind", APART, 240, after_failed="ops"),
     Step("ops' addresses", "$PY tests/gpu/small_ops.py", 90),
+    Step(
+        "each op by itself", "$PY tests/gpu/small_ops.py --each", 180, after_failed="ops' addresses"
+    ),
     Step("ops' speed", f"$PY {OPS} --only spherical additive shapes --json $RESULTS/ops.json", 360),
     Step(
         "costs",
@@ -167,13 +177,13 @@ def run_limited(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        try:
-            code: int | None = process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(timeout=limit_s)
+        with contextlib.suppress(ProcessLookupError):  # usually nothing is left of it
             os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may not let it go
-                process.wait(timeout=10)
-            code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may not let it go
+            process.wait(timeout=10)
         out.seek(begin)
         return code, out.read().decode(errors="replace")
 
@@ -216,7 +226,9 @@ def perform(step: Step, env: dict[str, str], left_s: float) -> dict[str, Any]:
 def is_wanted(step: Step, done: dict[str, Any], only: list[str]) -> bool:
     if step.name in done or (only and step.name not in only):
         return False
-    return not step.after_failed or done.get(step.after_failed, {}).get("verdict") != "passed"
+    if not step.after_failed or step.name in only:
+        return True
+    return done.get(step.after_failed, {}).get("verdict", "").startswith(("failed", BEYOND))
 
 
 def save(found: dict[str, Any], results: Path, out: Path | None) -> None:

@@ -2,11 +2,15 @@
 
 With PYTORCH_NO_CUDA_MEMORY_CACHING=1 every tensor is an allocation of its own, so that memcheck sees who leaves it.
 Forward and backward are compared with the CPU's, and bit for bit with one another.
+
+small_ops.py --each: every case in a process of its own, for after one that broke the device's context no other tells
+anything; small_ops.py CASE: one of them.
 """
 
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +25,8 @@ from pyalloc.ops import (
     power_spherical_mixture_log_prob,
     scaled_attention,
 )
+
+LIMIT_S = 30
 
 
 def cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor]]]:
@@ -54,20 +60,34 @@ def results(function: Callable[..., Any], leaves: list[torch.Tensor]) -> list[to
     return [out.detach().cpu(), *(x.cpu() for x in torch.autograd.grad(out, leaves, grad))]
 
 
+def is_right(name: str, function: Callable[..., Any], tensors: list[torch.Tensor]) -> bool:
+    right = results(function, tensors)
+    assert _cuda.serves(tensors[0].cuda()), "the kernels could not be loaded"
+    ours = results(function, [x.cuda() for x in tensors])
+    again = results(function, [shifted(x) for x in tensors])
+    errors = [float((a - b).norm() / b.norm()) for a, b in zip(ours, right, strict=True)]
+    is_same = all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+    print(f"{name}: {max(errors):.1e} from the CPU's, shifted {'alike' if is_same else 'OTHER'}")
+    return is_same and max(errors) <= 2e-5
+
+
+def is_right_alone(name: str) -> bool:
+    """In a process of its own, whose output follows."""
+    try:
+        done = subprocess.run([sys.executable, __file__, name], check=False, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        print(f"{name}: no end in {LIMIT_S} s", flush=True)
+        return False
+    if done.returncode != 0:
+        print(f"{name}: exit code {done.returncode}", flush=True)
+    return done.returncode == 0
+
+
 def main() -> int:
-    n_wrong = 0
-    for name, (function, tensors) in cases().items():
-        right = results(function, tensors)
-        assert _cuda.serves(tensors[0].cuda()), "the kernels could not be loaded"
-        ours = results(function, [x.cuda() for x in tensors])
-        again = results(function, [shifted(x) for x in tensors])
-        errors = [float((a - b).norm() / b.norm()) for a, b in zip(ours, right, strict=True)]
-        is_same = all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
-        n_wrong += not (is_same and max(errors) <= 2e-5)
-        print(
-            f"{name}: {max(errors):.1e} from the CPU's, shifted {'alike' if is_same else 'OTHER'}"
-        )
-    return 1 if n_wrong else 0
+    if sys.argv[1:] == ["--each"]:
+        return 0 if all([is_right_alone(name) for name in cases()]) else 1
+    chosen = {name: case for name, case in cases().items() if name in (sys.argv[1:] or [name])}
+    return 0 if all([is_right(name, *case) for name, case in chosen.items()]) else 1
 
 
 if __name__ == "__main__":

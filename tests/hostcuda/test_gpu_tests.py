@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,6 +77,56 @@ def test_what_a_stopped_step_printed_is_kept(first: ModuleType, tmp_path: Path) 
     assert first.run_limited("echo begun; sleep 600", {}, 0.5, log) == (None, "begun\n")
     assert first.run_limited("echo done; exit 7", {}, 60, log) == (7, "done\n")
     assert log.read_text() == "before\nbegun\ndone\n"
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_a_step_leaves_running_ends_with_it(first: ModuleType, tmp_path: Path) -> None:
+    """It would hold memory of the card in the steps after it."""
+    code, output = first.run_limited("sleep 600 & echo $!", {}, 60, tmp_path / "first.log")
+    assert code == 0
+    end = time.monotonic() + 60
+    while is_running(int(output)) and time.monotonic() < end:
+        pass
+    assert not is_running(int(output))
+
+
+def test_a_second_look_is_taken_where_the_first_failed(first: ModuleType) -> None:
+    (second,) = (step for step in first.STEPS if step.after_failed == "ops")
+    verdicts = {"passed": False, "skipped: no make": False, "failed: exit code 1": True}
+    for verdict, wanted in {**verdicts, first.BEYOND: True}.items():
+        assert first.is_wanted(second, {"ops": {"verdict": verdict}}, []) == wanted
+    assert not first.is_wanted(second, {}, [])  # not yet: its time comes
+    assert first.is_wanted(second, {}, [second.name])
+    names = [step.name for step in first.STEPS]
+    assert all(step.after_failed in ["", *names] for step in first.STEPS)
+
+
+@pytest.mark.torch
+def test_an_op_that_breaks_the_device_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend("tests/gpu")
+    asked: list[str] = []
+
+    def ends(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command[-1])
+        if len(asked) == 1:
+            raise subprocess.TimeoutExpired(command, 30)
+        return subprocess.CompletedProcess(command, -6 if len(asked) == 2 else 0)
+
+    with program("small_ops") as small:
+        monkeypatch.setattr(subprocess, "run", ends)
+        monkeypatch.setattr(sys, "argv", ["small_ops.py", "--each"])
+        assert small.main() == 1
+        assert asked == list(small.cases())
+    said = capsys.readouterr().out
+    assert f"{asked[0]}: no end" in said and f"{asked[1]}: exit code -6" in said
 
 
 @pytest.mark.torch
