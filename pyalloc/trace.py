@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pyalloc import _core, pickles, ranges
 from pyalloc.analysis import Analysis
@@ -24,6 +24,7 @@ MAGIC = b"PYATRACE"
 _XZ = b"\xfd7zXZ\x00"
 _GZIP = b"\x1f\x8b"
 Progress = Callable[[int, int], object]
+Steps = int | tuple[int, int] | Literal["all"]
 _LARGE_SHARE = 0.2  # of the peak: what a reduction of a product is looked for in
 _SHORT_LIFE = 12  # events
 _REDUCED = 8  # so many times smaller is what is left
@@ -287,7 +288,7 @@ def analyse(
     *,
     device: int = -1,
     moments: int = 0,
-    step: int | None = None,
+    step: Steps | None = None,
     n_bins: int = 1000,
     progress: Progress | None = None,
 ) -> Analysis:
@@ -298,7 +299,7 @@ def analyse(
         device: only this one; -1: all, summed.
         moments: so many more states evenly over the run, for a segment map that can be scrubbed; fewer where very many
             blocks are alive at once.
-        step: the one to be looked at block by block; None: that of the peak.
+        step: the one, or the first and the last, to be looked at block by block, or "all"; None: that of the peak.
         n_bins: resolution of the timeline.
         progress: called with bytes done and bytes in all.
 
@@ -310,7 +311,7 @@ def analyse(
         totals = first.totals()
         most = _MOST_BLOCKS // max(totals["n_live_at_most"], 1)
         at = _interesting(first, totals, min(moments, most))
-        window = _window(first, totals) if step is None else _step(first, totals, step)
+        window = _window(first, totals) if step is None else _steps(first, totals, step)
         second = _core.Scan(
             file,
             device=device,
@@ -384,14 +385,19 @@ def _interesting(scan: _core.Scan, totals: dict[str, Any], moments: int) -> list
     return sorted(wanted)
 
 
-def _step(scan: _core.Scan, totals: dict[str, Any], number: int) -> tuple[int, int]:
-    """Where a step begins and ends."""
+def _steps(scan: _core.Scan, totals: dict[str, Any], wanted: Steps) -> tuple[int, int]:
+    """Where a step, or several, begin and end."""
+    n = max(totals["n_events"], 1)
+    if wanted == "all":
+        return 0, n
+    first, last = wanted if isinstance(wanted, tuple) else (wanted, wanted)
     begins = {step[0]: step[1] for step in scan.steps()}
-    if number not in begins:
-        have = f"; steps go from {min(begins)} to {max(begins)}" if begins else ""
-        raise UsageError(f"there is no step {number}{have}")
-    later = [begin for begin in begins.values() if begin > begins[number]]
-    return begins[number], min(later, default=max(totals["n_events"], 1))
+    for number in (first, last):
+        if number not in begins:
+            have = f"; steps go from {min(begins)} to {max(begins)}" if begins else ""
+            raise UsageError(f"there is no step {number}{have}")
+    later = [begin for begin in begins.values() if begin > begins[last]]
+    return begins[first], min(later, default=n)
 
 
 def _window(scan: _core.Scan, totals: dict[str, Any]) -> tuple[int, int]:

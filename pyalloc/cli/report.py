@@ -33,9 +33,9 @@ class Command:
         )
         parser.add_argument(
             "--step",
-            type=console.index,
+            type=_steps,
             metavar="N",
-            help="the step that the page shows block by block (that of the peak)",
+            help="what the page shows block by block: step N, steps N-M, all (the peak's)",
         )
         parser.add_argument(
             "--no-replay", action="store_true", help="do not compare with other allocators"
@@ -106,6 +106,17 @@ class Command:
     def _replay(args: argparse.Namespace, found: Analysis) -> None:
         if not args.no_replay and found.totals["n_events"] <= _REPLAY_OPERATIONS:
             found.replays = _replays(found.path, args)
+
+
+def _steps(text: str) -> trace.Steps:
+    """The type of an argument that names steps."""
+    first, dash, last = text.partition("-")
+    if text == "all":
+        return "all"
+    found = console.index(first), console.index(last if dash else first)
+    if found[0] > found[1]:
+        raise argparse.ArgumentTypeError(f"{text!r}: the first of two steps comes before the last")
+    return found
 
 
 def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:

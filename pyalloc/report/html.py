@@ -245,13 +245,27 @@ def _window(analysis: Analysis, names: list[str], stacks: _Stacks) -> dict[str, 
         label = labels.setdefault(block.label, len(labels))
         spans.append([block.bytes, block.alloc_event, end, category, stack, phase, label])
     return {
-        "step": next((s[0] for s in reversed(analysis.steps) if bins and s[1] <= bins[0][0]), None),
+        "title": _window_title(analysis),
         "end": analysis.window_end,
         "bins": [[b[0], b[2], b[5]] for b in bins],
         "spans": spans,
         "phases": list(phases),
         "labels": list(labels),
     }
+
+
+def _window_title(analysis: Analysis) -> str:
+    first = analysis.window_bins[0][0] if analysis.window_bins else 0
+    if first == 0 and analysis.window_end >= analysis.totals["n_events"]:
+        return "The whole run"
+    steps = [s[0] for s in analysis.steps if first <= s[1] < analysis.window_end]
+    begins = any(s[1] == first for s in analysis.steps)
+    if not steps or not begins:
+        return "Around the peak"
+    if len(steps) > 1:
+        return f"Steps {steps[0]} to {steps[-1]}"
+    of_peak = ", that of the peak" if steps[0] == analysis.totals["peak_step"] else ""
+    return f"Step {steps[0]}{of_peak}"
 
 
 def _index(names: list[str], name: str) -> int:

@@ -213,6 +213,22 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
         assert page.value("first > whole[0] && until < whole[1]")
         page.value("document.getElementById('blocks-out').click()")
         assert page.value("first === whole[0] && until === whole[1]")
+        typed = "((id, key) => document.getElementById(id).dispatchEvent(new KeyboardEvent('keydown', {key})))"
+        page.value("chosen = -1")
+        told, sizes = "document.getElementById('blocks-stack').textContent", []
+        for _ in range(3):
+            page.value(f"{typed}('blocks', 'ArrowDown')")
+            sizes.append(page.value(told).split(" MiB")[0])
+        assert sizes[0] == "4.0" and sizes == sorted(sizes, reverse=True)  # the largest first
+        page.value(f"{typed}('blocks', 'ArrowUp'), {typed}('blocks', 'ArrowUp')")
+        assert page.value(told).startswith("4.0 MiB") and "work" in page.value(told)
+        pieces = "document.getElementById('map-stack').textContent"
+        page.value("$('scrub').value = peakAt; $('scrub').oninput()")
+        seen = []
+        for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
+            page.value(f"{typed}('map', '{key}')")
+            seen.append(page.value(pieces))
+        assert seen[0] == seen[2] != seen[1] and "in a segment of 64.0 MiB" in seen[0]
         methods = [event["method"] for event in page.events]
         requests = [
             event["params"]["request"]["url"]
@@ -308,12 +324,26 @@ def test_any_step_is_shown_block_by_block(plan: Plan, tmp_path: Path) -> None:
             [*events, last][step + 1],
         )
         assert len(found.spans) == 2 + (step == 5)
-        assert f'"window":{{"step":{step},' in html.page(found)
+        assert f'"window":{{"title":"Step {step}' in html.page(found)
     out = pyalloc("report", path, "-o", page, "--step", 6, expect=2)
     assert "there is no step 6; steps go from 0 to 5" in out and not page.exists()
     pyalloc("report", path, "-o", page, "--step", 1)
-    assert '"window":{"step":1,' in page.read_text()
+    assert '"window":{"title":"Step 1",' in page.read_text()
     assert "-o report.html" in pyalloc("report", path, "--step", 1, expect=2)
+
+
+def test_several_steps_are_shown_block_by_block(plan: Plan, tmp_path: Path) -> None:
+    path = small_trace(plan)
+    events = [step[1] for step in trace.analyse(path).steps]
+    some, everything = trace.analyse(path, step=(1, 3)), trace.analyse(path, step="all")
+    assert (some.window_bins[0][0], some.window_end) == (events[1], events[4])
+    assert len(some.spans) == 6 and '"window":{"title":"Steps 1 to 3",' in html.page(some)
+    assert len(everything.spans) == 13
+    assert '"window":{"title":"The whole run",' in html.page(everything)
+    for wrong, told in (("4-9", "there is no step 9"), ("3-1", "comes before"), ("1-", "number")):
+        assert told in pyalloc("report", path, "-o", tmp_path / "x.html", "--step", wrong, expect=2)
+    pyalloc("report", path, "-o", tmp_path / "x.html", "--step", "2-3", "-q")
+    assert '"title":"Steps 2 to 3"' in (tmp_path / "x.html").read_text()
 
 
 @pytest.mark.parametrize("smallest", [0, 3 * MIB])
