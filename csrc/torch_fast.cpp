@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -67,11 +68,33 @@ is_foreign(const cuda_stream &stream, const void *handle) {
  * as long as the process. */
 std::atomic<const void *> known_own{nullptr};
 
-/* A handle alone does not tell whose stream it is.  Unless torch uses it now it may be anybody's. */
+/* torch numbers the streams of its pools by priority and place there.  Where the numbers are others, or the device's pools
+ * have not been made, no stream has the handle. */
+bool
+is_of_pool(int8_t device, const void *handle) {
+    constexpr uint64_t N_PRIORITIES = 4;
+    constexpr uint64_t N_STREAMS = 32;
+    const uint64_t where = 1 | static_cast<uint64_t>(static_cast<uint8_t>(device)) << 8U;
+    try {
+        for (uint64_t priority = 1; priority <= N_PRIORITIES; priority++) {
+            for (uint64_t i = 0; i < N_STREAMS; i++) {
+                const cuda_stream stream = {where, i << 5U | priority << 1U | 1};
+                if (stream_handle(&stream) == handle) {
+                    return !is_foreign(stream, handle);
+                }
+            }
+        }
+    } catch (const std::exception &) { // NOLINT(bugprone-empty-catch): there is no such number
+    }
+    return false;
+}
+
+/* A handle alone does not tell whose stream it is.  Unless torch uses it now, or has it in a pool, it may be anybody's. */
 __attribute__((noinline)) bool
 is_unknown_foreign(int8_t device, const void *handle) {
     const cuda_stream stream = current_stream(device);
-    if (handle_of(stream) != handle || is_foreign(stream, handle)) {
+    const bool is_current = handle_of(stream) == handle && !is_foreign(stream, handle);
+    if (!is_current && !is_of_pool(device, handle)) {
         return true;
     }
     known_own.store(handle, std::memory_order_relaxed);

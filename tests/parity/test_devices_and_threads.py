@@ -224,6 +224,22 @@ def test_raw_alloc_on_a_stream_and_device() -> None:
     torch.cuda.caching_allocator_delete(address)
 
 
+@pytest.mark.parametrize("priority", [0, -1])
+def test_raw_alloc_on_a_stream_that_is_not_current(priority: int, runtime: Any) -> None:
+    """It is torch's own, which lives for ever: to know how far it is takes no wait for the device."""
+    side = torch.cuda.Stream(priority=priority)
+    address = torch.cuda.caching_allocator_alloc(MIB, stream=side)
+    waits = runtime.pya_hostcuda_calls(b"cuCtxSynchronize")
+    for step in range(
+        1, 13
+    ):  # each more than any free block, so that other streams' memory is asked for
+        empty((64 + 20 * step) * MIB)
+        with torch.cuda.stream(side):
+            empty((70 + 20 * step) * MIB)
+    assert runtime.pya_hostcuda_calls(b"cuCtxSynchronize") == waits
+    torch.cuda.caching_allocator_delete(address)
+
+
 def test_raw_alloc_out_of_memory() -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         torch.cuda.caching_allocator_alloc(100 * GIB)
