@@ -485,6 +485,41 @@ card_violation(const struct pya_card *card, const char *what, size_t found, size
     return 1;
 }
 
+/* What is at home in a range of a private pool, and how much of it small requests made. */
+static void
+range_add(
+    const struct pya_card *card, const struct pya_range *range, size_t bytes[PYA_N_STAT_POOLS]) {
+    if (range->slots == NULL) {
+        bytes[PYA_STAT_ALL] += range->bytes;
+        bytes[pya_stat_pool_of(range->is_small)] += range->bytes;
+    }
+    for (size_t s = 0; s < range->n_slots; s++) {
+        const pya_page_id id = range->slots[s].page;
+        const struct pya_page *page = id == PYA_NO_PAGE ? NULL : &card->pages.items[id];
+        if (page != NULL && page->range == range && page->slot == s) {
+            bytes[PYA_STAT_ALL] += PYA_PAGE;
+            bytes[pya_stat_pool_of(page->is_small)] += PYA_PAGE;
+        }
+    }
+}
+
+static size_t
+pool_check(const struct pya_card *card, const struct pya_pool *pool) {
+    size_t bytes[PYA_N_STAT_POOLS] = {0};
+    size_t n_wrong = 0;
+    for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
+        const struct pya_range *range = arena->pool == pool ? arena->ranges : NULL;
+        for (; range != NULL; range = range->next) {
+            range_add(card, range, bytes);
+        }
+    }
+    for (int i = 0; i < PYA_N_STAT_POOLS; i++) {
+        n_wrong += card_violation(
+            card, "bytes of a private pool", bytes[i], (size_t)pool->reserved[i].current);
+    }
+    return n_wrong;
+}
+
 static size_t
 card_check(const struct pya_card *card) {
     size_t n_wrong = pya_stats_check(&card->stats);
@@ -510,6 +545,9 @@ card_check(const struct pya_card *card) {
     for (size_t i = 0; i < card->pages.n_items; i++) {
         n_mappings += card->pages.items[i].handle != 0 ? card->pages.items[i].n_mappings : 0;
         n_marked += card->pages.items[i].is_leaving;
+    }
+    for (const struct pya_pool *pool = card->pools; pool != NULL; pool = pool->next) {
+        n_wrong += pool_check(card, pool);
     }
     n_wrong += card_violation(card, "pages marked as leaving", n_marked, 0);
     n_wrong += card_violation(card, "live blocks", n_live, live.n);
