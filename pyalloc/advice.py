@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -41,6 +42,7 @@ def advise(analysis: Analysis) -> list[Advice]:
         *_retain_graph(retained, analysis),
         *_reductions(analysis),
         *_gradients(analysis),
+        *_doubled_state(analysis),
         *_stale(analysis),
         *(
             [] if _is_in_one(idle, analysis) else _checkpoint(analysis, kept)
@@ -329,6 +331,23 @@ def _gradients(analysis: Analysis) -> Iterator[Advice]:
 
 def _is_peak_in(phase: Phase, name: str, analysis: Analysis) -> bool:
     return phase.name == name and phase.begin < analysis.totals["peak_event"] <= phase.end
+
+
+def _doubled_state(analysis: Analysis) -> Iterator[Advice]:
+    told = re.match(r"(\d+) bytes, (\d+) optimizers", analysis.notes.get("doubled_state", ""))
+    if told is None:
+        return
+    n = int(told[2])
+    state = [b for b in analysis.peak.blocks if analysis.category(b) == "optimizer state"]
+    doubled = min(int(told[1]), sum(block.bytes for block in state) * (n - 1) // n)
+    if doubled > analysis.totals["peak_bytes"] * 0.03:
+        yield Advice(
+            "optimizer_state",
+            f"{n} optimizers hold state of the same parameters, {size(doubled)} more at the peak than one would: "
+            "something keeps those of before (a list, a scheduler) where a new one is made. Drop them, or go on with "
+            "the first and set its learning rate.",
+            doubled,
+        )
 
 
 def _stale(analysis: Analysis) -> Iterator[Advice]:

@@ -34,6 +34,8 @@ class AutoMarks:
         self.roots: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.classes: list[str] = []  # of the optimizers
+        self.stepped: weakref.WeakSet[Any] = weakref.WeakSet()  # since the one that ends steps did
+        self.most_doubled = 0
         self.known: dict[_At, _Told] = {}  # parameters and state already told
         self.handles: list[Any] = []
         self.undo: list[Callable[[], None]] = []
@@ -222,11 +224,39 @@ class AutoMarks:
         self.recorder.on_phase("optimizer", True)
 
     def after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Global step post-hook: the step of the first optimizer that is alive ends a step."""
+        """Global step post-hook: the step of the first optimizer that is alive ends a step.
+
+        One that has taken its place does so from then on: it steps the same parameters, and the first does no more.
+        """
         self.recorder.on_phase("optimizer", False)
         self.categorise()
-        if next(iter(self.optimizers.values())) is optimizer:
+        if len(self.optimizers) > 1:
+            self._tell_doubled()
+        first = next(iter(self.optimizers.values()))
+        if optimizer in self.stepped and _is_alike(first, optimizer):
+            others = [each for each in self.optimizers.values() if each is not optimizer]
+            self.optimizers.clear()
+            self.optimizers.update((id(each), each) for each in (optimizer, *others))
+            first = optimizer
+        if first is optimizer:
+            self.stepped.clear()
             self._auto_step()
+        else:
+            self.stepped.add(optimizer)
+
+    def _tell_doubled(self) -> None:
+        """State that several optimizers hold of the same parameters: its bytes but for the most that one holds."""
+        held: dict[int, list[int]] = {}
+        for optimizer in list(self.optimizers.values()):
+            for parameter, state in list(optimizer.state.items()):
+                values = state.values() if isinstance(state, dict) else ()
+                n = sum(v.nbytes for v in values if isinstance(v, self.torch.Tensor) and v.is_cuda)
+                held.setdefault(id(parameter), []).append(n)
+        doubled = sum(sum(each) - max(each) for each in held.values())
+        if doubled > self.most_doubled:
+            self.most_doubled = doubled
+            n_holders = max(sum(map(bool, each)) for each in held.values())
+            self.recorder.add("user", f"doubled_state={doubled} bytes, {n_holders} optimizers")
 
     # ---- categories ----
 
@@ -270,6 +300,15 @@ class AutoMarks:
         if address:
             at = value.device.index, address
             found.setdefault(at, (category, weakref.ref(storage)))
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    """Are two optimizers of one class, and the parameters of one all among those of the other?"""
+    a, b = (
+        {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for optimizer in (one, other)
+    )
+    return type(one) is type(other) and (a <= b or b <= a)
 
 
 def _retains_graph(

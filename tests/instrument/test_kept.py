@@ -73,3 +73,41 @@ def test_a_graph_that_backward_keeps_is_no_evaluation(record: Record, retained: 
     if retained:
         assert "passes in a row keep" in told["retain_graph"].text
         assert (told["retain_graph"].saved_bytes or 0) > 100 * MIB
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kept", [True, False])
+def test_optimizers_that_are_made_anew(record: Record, kept: bool) -> None:
+    """Each holds state of its own as long as it lives, and the steps of the last one count on."""
+    found = trace.analyse(record(LAYERS + f"""
+    made = []
+    for epoch in range(3):
+        optimizer = torch.optim.AdamW(model.parameters())
+        made.append(optimizer if {kept} else 0)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(8, 256, device="cuda")).square().mean().backward()
+            optimizer.step()
+    """))  # fmt: skip
+    assert len(found.steps) == 13 - 2 * kept  # each new one counts once it has stepped twice
+    told = [item for item in advise(found) if item.kind == "optimizer_state"]
+    assert bool(told) is kept
+    if kept:
+        state = 2 * sum(b.bytes for b in found.peak.blocks if b.category == "parameters")
+        assert told[0].text.startswith("3 optimizers hold state of the same parameters, 32.1 MiB")
+        assert told[0].saved_bytes == pytest.approx(2 * state, rel=0.01)
+
+
+@pytest.mark.torch
+def test_optimizers_that_take_turns_at_the_same_parameters(record: Record) -> None:
+    """One ends a step each time; neither has state."""
+    found = trace.analyse(record(LAYERS + """
+    others = torch.optim.SGD(model.layers[0].parameters(), lr=0.1)
+    for step in range(4):
+        for each in (optimizer, others):
+            each.zero_grad()
+            model(torch.ones(8, 256, device="cuda")).square().mean().backward()
+            each.step()
+    """))  # fmt: skip
+    assert len(found.steps) == 5
+    assert "optimizer_state" not in {item.kind for item in advise(found)}
