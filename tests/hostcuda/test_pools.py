@@ -18,7 +18,7 @@ CHUNK = 32 << 20
 def test_pool_memory_is_cut_and_given_back(cuda: Cuda) -> None:
     pool = cuda.out("cudaDeviceGetDefaultMemPool", 0)
     keep = ctypes.c_uint64(2**64 - 1)
-    cuda.ok("cudaMemPoolSetAttribute", pool, 4, ctypes.byref(keep))
+    cuda.ok("cudaMemPoolSetAttribute", pool, THRESHOLD, ctypes.byref(keep))
     pointers = [cuda.out("cudaMallocAsync", 1000, 0) for _ in range(100)]
     assert len(set(pointers)) == 100
     assert cuda.control("used_bytes", 0) >= 32 << 20
@@ -36,6 +36,7 @@ def test_pool_memory_is_cut_and_given_back(cuda: Cuda) -> None:
     for pointer in pointers[1::2]:
         cuda.ok("cudaFreeAsync", pointer, 0)
     cuda.ok("cudaMemPoolTrimTo", pool, 0)
+    cuda.ok("cudaMemPoolSetAttribute", pool, THRESHOLD, ctypes.byref(ctypes.c_uint64(0)))
 
 
 def test_a_pool_of_ones_own_may_be_the_devices(cuda: Cuda) -> None:
