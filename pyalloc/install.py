@@ -20,7 +20,7 @@ from pyalloc.errors import ConfigError, InstallError
 
 NO_DEVICE = "torch sees no CUDA device"
 _TOO_LATE = (
-    "CUDA was already used in this process, so torch's own allocator holds memory and cannot be replaced. "
+    "CUDA was already used in this process (torch.cuda.init() is enough), so torch's own allocator cannot be replaced. "
     "Call pyalloc.install() before the first CUDA call (right after `import torch`), "
     "or start the program with `pyalloc run python your_script.py`; in a notebook restart the kernel first."
 )
