@@ -60,9 +60,10 @@ def _note_uncaught(state: _Watch) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         reason = _out_of_memory(error) or error
         state.error = type(reason).__name__
-        # Of both allocators' texts, where less than the device is; and pyalloc's of `ulimit -v`.
+        # Of both allocators' texts, where less than the device is; pyalloc's of a pool's limit and of `ulimit -v`.
         state.limited = any(
-            text in str(reason) for text in (" allowed; ", "no addresses left to put")
+            text in str(reason)
+            for text in (" allowed; ", "the pool may hold ", "no addresses left to put")
         )
         shown(kind, error, trace)
 

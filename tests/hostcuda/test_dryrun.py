@@ -79,12 +79,20 @@ def test_out_of_memory_that_became_another_error_is_told(
     assert "does not fit 500.0 MiB: the program died of torch.OutOfMemoryError" in flat(err)
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "torch.cuda.set_per_process_memory_fraction(0.1)",
+        'pool = pyalloc.pool(limit="512MiB"); pool.__enter__()',
+    ],
+    ids=["a device's", "a pool's"],
+)
 def test_out_of_memory_of_a_limit_asks_for_no_larger_device(
-    torch_found: hostcuda.Torch, tmp_path: Path
+    torch_found: hostcuda.Torch, tmp_path: Path, limit: str
 ) -> None:
-    source = """
-        import torch
-        torch.cuda.set_per_process_memory_fraction(0.1)
+    source = f"""
+        import pyalloc, torch
+        {limit}
         torch.empty(900 << 20, dtype=torch.uint8, device="cuda")
     """
     arguments = ["--memory", "2GB", "--allocator", "pyalloc"]
