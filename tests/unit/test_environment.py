@@ -48,6 +48,25 @@ def test_an_environment_broken_off_is_made_again(tmp_path: Path) -> None:
     assert make("whole") == 0  # it stays, as one that another made does
 
 
+def test_an_environment_broken_off_may_be_the_active_one(tmp_path: Path) -> None:
+    ours = tmp_path / "ours"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", ours], check=True)
+    (ours / ".unfinished").touch()
+    (ours / "left").touch()
+    python = ours / "bin" / "python"
+    subprocess.run([".ci/make-venv", python, ours, "--alone"], cwd=ROOT, check=True)
+    assert not (ours / "left").exists()
+    subprocess.run([python, "-m", "pip", "--version"], check=True)
+
+
+def test_no_python_is_told_in_one_line(tmp_path: Path) -> None:
+    for missing in ("", "/no/python"):
+        command = ["make", "-s", f"VENV={tmp_path}/ours", f"PYTHON={missing}", "torch"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode != 0 and done.stdout.startswith("pyalloc needs Python 3.10")
+        assert [line[:4] for line in done.stderr.splitlines()] == ["make"]
+
+
 def test_an_active_environment_comes_first(tmp_path: Path) -> None:
     theirs = tmp_path / "bin"
     theirs.mkdir()
