@@ -142,6 +142,18 @@ def test_questions_for_a_card_are_answered() -> None:
 
 
 @pytest.mark.torch
+def test_a_wrong_answer_is_no_success() -> None:
+    right = {"relaxed": "right", "relaxed, the other thread": "no error", "stream_ms": [1.0, 2.0]}
+    lost = {**right, "relaxed": "wrong", "relaxed, the other thread": ["out of memory"]}
+    with program("questions") as questions:
+        assert questions.wrong_alone(right, right) == []
+        assert questions.wrong_alone(lost, right) == ["relaxed", "relaxed, the other thread"]
+        assert questions.wrong_alone(lost, lost) == []
+        assert questions.wrong_alone({"bytes_kept": False}, {"bytes_kept": True}) == ["bytes_kept"]
+        assert questions.wrong_alone({"error": "exit code -6"}, {"error": "exit code -6"})
+
+
+@pytest.mark.torch
 @pytest.mark.slow
 def test_training_on_a_card_is_measured() -> None:
     command = [sys.executable, "-m", "benchmarks.repeated", "--device", "cuda", "--json", "-q"]
