@@ -380,6 +380,21 @@ def _tell_of_settings(config: Config) -> None:
 
 
 def _register(torch: Any) -> None:
+    """Gives torch our allocator.
+
+    Raises:
+        InstallError: torch has another, or takes none, or not in a way that is known here.
+    """
+    try:
+        _register_as_known(torch)
+    except (AttributeError, TypeError) as error:
+        raise InstallError(
+            f"torch {torch.__version__} takes other allocators in a way that this pyalloc does not know ({error}). "
+            "Get a newer pyalloc, or a torch that it was tried with (its README names them)."
+        ) from error
+
+
+def _register_as_known(torch: Any) -> None:
     import ctypes  # torch has imported it
 
     memory = torch.cuda.memory

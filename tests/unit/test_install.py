@@ -176,6 +176,38 @@ def test_a_failed_install_changes_nothing(dry_python, owner: str, name: str) -> 
     )
 
 
+def test_a_torch_with_another_interface_is_told_apart(dry_python) -> None:  # type: ignore[no-untyped-def]
+    """Of a version that is not out yet: nothing is changed, and the message names the version."""
+    dry_python(
+        """
+        import torch, pyalloc
+        memory = torch.cuda.memory
+
+        def tried(name, other):
+            original = getattr(memory, name)
+            delattr(memory, name)
+            if other is not None:
+                setattr(memory, name, other)
+            try:
+                pyalloc.install()
+            except pyalloc.InstallError as error:
+                assert f"torch {torch.__version__} takes other allocators" in str(error), error
+                assert str(error.__cause__) in str(error)
+            else:
+                raise AssertionError
+            setattr(memory, name, original)
+            assert not pyalloc._core.is_created() and not pyalloc.status().installed
+
+        tried("CUDAPluggableAllocator", None)
+        tried("CUDAPluggableAllocator", lambda path, alloc, free, more: None)
+        tried("change_current_allocator", None)
+        tried("change_current_allocator", lambda allocator, device: None)
+        x = torch.empty(5, device="cuda")
+        assert torch.cuda.memory_allocated() == 512  # of torch's own allocator
+        """
+    )
+
+
 def test_install_after_a_failed_one(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
