@@ -60,6 +60,7 @@ def _performed(torch: Any, name: str, most_fractions: int) -> Callable[..., Any]
         torch._C._AutoDispatchBelowADInplaceOrView,
         torch._C._DisableTorchDispatch,
     )
+    is_copy = name == "copy_"
     takes_tensor = [str(each.type) for each in operator._schema.arguments[1:2]] == ["Tensor"]
 
     def call(keyset: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -73,6 +74,9 @@ def _performed(torch: Any, name: str, most_fractions: int) -> Callable[..., Any]
         if finish is not None:
             with below(), without_modes():
                 finish(x._version, kwargs)
+        elif is_copy and args[0].is_cuda and not x.is_cuda:
+            with below(), without_modes():
+                contents.note_brought(torch, args[0], x)
         return x
 
     return call

@@ -120,7 +120,7 @@ def put(torch: Any, x: Any, takes_floats: bool = False) -> Any:
     would never end by what was there before.
     """
     if not x.is_cuda:
-        return x
+        return None if _is_brought_back(torch, x) else x
     is_whole = not (x.is_floating_point() or x.is_complex())
     if not (is_whole or takes_floats) or not is_current(x):
         return None
@@ -234,6 +234,32 @@ def _noted(x: Any) -> _Note:
         _notes[place] = _Note(storage.nbytes())
         weakref.finalize(storage, _notes.pop, place, None)
     return _notes[place]
+
+
+def note_brought(torch: Any, x: Any, on_host: Any) -> None:
+    """From the device to the host: zeros that nobody computed are no more known once they are brought back.
+
+    Offloaded activations are, masks among them, and what they chose is looked up again in backward.
+    """
+    is_one = on_host.numel() == 1 or not (on_host.is_floating_point() or on_host.is_complex())
+    if is_one and _is_strided(torch, on_host) and is_plain(torch, x):
+        note = _note(on_host)
+        if put(torch, x, True) is None:
+            _noted(on_host).version = on_host._version
+        elif note is not None:
+            note.version = _LOST
+
+
+def _is_brought_back(torch: Any, x: Any) -> bool:
+    """As it came from the device, unchanged."""
+    is_noted = _is_strided(torch, x) and _note(x) is not None
+    return is_noted and is_current(x) and not x.any()
+
+
+def _is_strided(torch: Any, x: Any) -> bool:
+    """With a storage, and a count of changes."""
+    is_real = x.layout is torch.strided and not x.is_nested and not x.is_inference()
+    return is_real and is_plain(torch, x)
 
 
 def note_share(x: Any, share: float | None) -> None:

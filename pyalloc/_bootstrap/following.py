@@ -278,6 +278,8 @@ def _converted(torch: Any) -> Callable[..., Any]:
     def call(x: Any, **kwargs: Any) -> Any:
         made = convert._op_dk(generic, x, **kwargs)
         is_whole = not (made.is_floating_point() or made.is_complex())
+        if x.is_cuda and not made.is_cuda:
+            contents.note_brought(torch, x, made)
         # What a program copies there is there; but of its zeros only those are known that count.
         is_of_use = made.is_cuda and (is_whole or x.is_cuda or x.numel() == 1)
         known = contents.put(torch, x, is_whole) if is_of_use else None

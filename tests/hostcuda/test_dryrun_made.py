@@ -304,3 +304,34 @@ def test_values_are_believed_as_far_as_blocks_begin_with_zeros() -> None:
     found = re.search(r"#define MOST \(\(int64_t\)(\d+) << (\d+)\)", text)
     assert found is not None
     assert int(found[1]) << int(found[2]) == contents.MOST_BYTES
+
+
+def test_what_was_brought_to_the_host_and_back(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """An offloaded mask came back as zeros that the program had copied: backward chose nothing, and raised."""
+    source = """
+        import torch
+        from torch.autograd.graph import save_on_cpu
+        x = torch.randn(64, 8, device="cuda", requires_grad=True)
+        for is_pinned in (False, True):
+            with save_on_cpu(pin_memory=is_pinned):
+                h = x * 2
+                chosen = h[h.sum(-1) > 0].sum() + h.masked_select(h > 0).sum()
+            chosen.backward()
+        unknown, rows = torch.randn(6, device="cuda") > 0, torch.randn(6, device="cuda")
+        on_host, pinned = unknown.cpu(), torch.zeros(6, dtype=torch.bool, pin_memory=True)
+        pinned.copy_(unknown)
+        assert [len(rows[each.cuda()]) for each in (on_host, on_host[:6], pinned, pinned.data)] == [6] * 4
+        placed = torch.zeros(6, dtype=torch.bool, device="cuda")
+        placed.copy_(pinned)
+        assert len(rows[placed]) == 6
+        pinned.copy_(torch.zeros(6, dtype=torch.bool).cuda())
+        assert len(rows[pinned.cuda()]) == len(rows[torch.zeros(6, dtype=torch.bool).cuda()]) == 0
+        on_host[2:4] = True
+        assert len(rows[on_host.cuda()]) == 2 and len(rows[torch.tensor([True, False] * 3).cuda().cpu().cuda()]) == 3
+        on_host.zero_()
+        assert len(rows[on_host.cuda()]) == 0
+        assert 1 / (rows.sum().cpu().cuda().item()) > 0 and torch.zeros(()).cuda().cpu().cuda().item() == 0
+        brought = torch.sparse_coo_tensor([[1], [2]], [3.0], (4, 4)).cuda().cpu().cuda()
+        assert brought.shape == torch.eye(4).to_sparse_csr().cuda().cpu().cuda().shape == (4, 4)
+    """
+    end_well(tmp_path, source)
