@@ -13,6 +13,8 @@ from pyalloc.pools import pool
 from pyalloc.recording import record
 from pyalloc.tables import memory_table, snapshot
 
+__version__ = "0.1.0"  # pyproject.toml reads it here
+
 __all__ = [
     "AllocatorError",
     "Config",
@@ -20,6 +22,7 @@ __all__ = [
     "Handle",
     "InstallError",
     "PyallocError",
+    "__version__",
     "add_scalars",
     "get_limit",
     "install",

@@ -30,16 +30,6 @@ _OBEYED = re.compile("(\x1b\\[[01]m)|[\0-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u20
 _WIDTH = 79  # where the terminal does not tell
 
 
-def version() -> str:
-    """Of pyalloc; a tree that is used by PYTHONPATH tells none."""
-    from importlib import metadata  # late: it takes a third of what importing pyalloc does
-
-    try:
-        return metadata.version("pyalloc")
-    except metadata.PackageNotFoundError:
-        return f"of {Path(__file__).parent} (not installed)"
-
-
 def quoted(path: Path | str) -> str:
     """A name as it is typed in a command."""
     return shlex.quote(str(path))

@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from pyalloc import console
+from pyalloc import __version__, console
 from pyalloc.errors import PyallocError
 
 
@@ -132,7 +132,7 @@ def _dispatch(words: list[str]) -> int:
         print(_overview())
         return 0
     if words[0] == "--version":
-        print(console.version())
+        print(__version__)
         return 0
     return _run(words[0], words[1:])
 

@@ -9,7 +9,7 @@ import textwrap
 import warnings
 from typing import Any
 
-from pyalloc import _core, console
+from pyalloc import __version__, _core
 from pyalloc.config import ENVIRONMENT, Config
 from pyalloc.install import NO_DEVICE, install, status
 
@@ -25,9 +25,7 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints the findings; 0 when training on pyalloc would work here, else 1."""
-        print(
-            f"pyalloc {console.version()}, Python {platform.python_version()}, {platform.platform()}"
-        )
+        print(f"pyalloc {__version__}, Python {platform.python_version()}, {platform.platform()}")
         print(f"{ENVIRONMENT}={os.environ.get(ENVIRONMENT, '')}")
         for option in Config.of().options:
             print(f"  {option.name}:{option.value}")
