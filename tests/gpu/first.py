@@ -169,23 +169,32 @@ def run_limited(
     """Exit code (None: stopped at the limit) and output, which goes to the log; what it started ends with it."""
     with log.open("a+b") as out:
         begin = out.seek(0, os.SEEK_END)
+        # A group of its own, so that all of it can be ended, but in this session: who ends that ends the step too.
         process = subprocess.Popen(
             ["bash", "-c", command],
             cwd=ROOT,
             env=env,
+            stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            preexec_fn=os.setpgrp,  # noqa: PLW1509: this program has one thread
         )
         code: int | None = None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(timeout=limit_s)
-        with contextlib.suppress(ProcessLookupError):  # usually nothing is left of it
-            os.killpg(process.pid, signal.SIGKILL)
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout=limit_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # usually nothing is left of it
+                os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may not let it go
             process.wait(timeout=10)
         out.seek(begin)
         return code, out.read().decode(errors="replace")
+
+
+def end_on_sigterm() -> None:
+    """As on an interrupt: the step under way ends too."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def verdict(step: Step, code: int | None, output: str) -> str:
@@ -257,6 +266,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     end = time.monotonic() + (args := arguments()).seconds
+    end_on_sigterm()
     results = args.results.absolute()
     results.mkdir(parents=True, exist_ok=True)
     path = results / "first.json"

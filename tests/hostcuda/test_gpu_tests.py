@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -94,6 +96,25 @@ def test_what_a_step_leaves_running_ends_with_it(first: ModuleType, tmp_path: Pa
     while is_running(int(output)) and time.monotonic() < end:
         pass
     assert not is_running(int(output))
+
+
+def test_a_step_ends_with_the_program(tmp_path: Path) -> None:
+    """Else it would be on the card beside the next call, which begins it anew."""
+    log = tmp_path / "first.log"
+    source = "import sys, pathlib, first; first.end_on_sigterm(); "
+    source += "first.run_limited('echo $$; exec sleep 600', {}, 60, pathlib.Path(sys.argv[1]))"
+    env = {**os.environ, "PYTHONPATH": str(Path("tests/gpu").absolute())}
+    with subprocess.Popen([sys.executable, "-c", source, str(log)], env=env) as program:
+        while program.poll() is None and not (log.exists() and log.read_text().endswith("\n")):
+            pass
+        step = int(log.read_text())
+        is_in_our_session = os.getsid(step) == os.getsid(0)
+        program.terminate()
+    end = time.monotonic() + 60
+    while is_running(step) and time.monotonic() < end:
+        pass
+    assert program.returncode == 128 + signal.SIGTERM and not is_running(step)
+    assert is_in_our_session
 
 
 def test_a_second_look_is_taken_where_the_first_failed(first: ModuleType) -> None:
