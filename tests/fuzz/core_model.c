@@ -83,6 +83,7 @@ check_all(struct world *world, bool is_whole) {
     for (int d = 0; d < N_DEVICES; d++) {
         check_device(world, d, is_whole);
     }
+    kernels_check(world);
 }
 
 void
@@ -103,6 +104,7 @@ live_add(struct world *world, struct live live) {
         world->gone[i] = world->gone[i] == live.ptr ? 0 : world->gone[i];
     }
     world->live[world->n_live++] = live;
+    kernels_add(world, &live);
 }
 
 void

@@ -16,7 +16,8 @@ enum {
     N_GONE = 8,
     MAX_OPS = 2000,
     HOOK_DEPTH = 3,
-    MAX_IMPORTS = 4
+    MAX_IMPORTS = 4,
+    MAX_KERNELS = 64
 };
 
 struct live {
@@ -32,6 +33,13 @@ struct pool {
     size_t n_users;
     bool is_active, is_capturing;
     pya_stream stream; /* of the capture; UINT64_MAX: every one */
+};
+
+struct kernel {
+    int device;
+    struct pya_pool_id pool;
+    pya_dptr ptr;
+    uint64_t page; /* there */
 };
 
 struct world {
@@ -54,6 +62,8 @@ struct world {
     pya_dptr imports[MAX_IMPORTS];
     size_t n_imports;
     struct pool pools[N_DEVICES][N_POOLS];
+    struct kernel kernels[MAX_KERNELS];
+    size_t n_kernels;
     size_t n_filters; /* not dropped yet */
     size_t n_contexts;
     bool has_foreign;    /* streams that are not asked, and taken to be capturing for
@@ -95,6 +105,14 @@ void live_use(struct world *world, struct live *live, pya_stream stream);
 void *context_capture(void *arg, bool with_stack);
 void context_retain(void *arg, void *context);
 void context_release(void *arg, void *context);
+
+/* ---- core_graphs.c ---- */
+
+/* A block was handed out. */
+void kernels_add(struct world *world, const struct live *live);
+/* The pool has no users, or lends its memory. */
+void kernels_forget(struct world *world, int device, struct pya_pool_id id);
+void kernels_check(const struct world *world);
 
 /* ---- core_pools.c ---- */
 

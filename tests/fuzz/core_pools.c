@@ -126,6 +126,9 @@ pool_release(struct world *world, int device, int i) {
         REQUIRE_EQ(st, pool->n_users > 0 ? PYA_OK : PYA_E_INVAL);
     }
     pool->n_users -= st == PYA_OK;
+    if (pool->n_users == 0) {
+        kernels_forget(world, device, pool_id(i));
+    }
 }
 
 void
@@ -153,6 +156,7 @@ op_pool(struct world *world) {
         pool_release(world, device, i);
         return;
     case 5:
+        kernels_forget(world, device, pool_id(i)); /* it may lend from now on */
         st = pya_pool_retain(world->heap, device, pool_id(i), (how & 8) != 0);
         world->pools[device][i].n_users += st == PYA_OK;
         break;
@@ -160,6 +164,7 @@ op_pool(struct world *world) {
         st = pya_pool_trim(world->heap, device, pool_id(i));
         break;
     default:
+        kernels_forget(world, device, pool_id(i));
         (void)pya_pool_list(world->heap, device, infos, how % 3);
         (void)!pya_pool_set_on_oom(world->heap, device, pool_id(i), (how & 8) != 0);
         if ((how & 0x30) == 0x30) {
