@@ -177,7 +177,7 @@ def run_limited(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            preexec_fn=os.setpgrp,  # noqa: PLW1509: this program has one thread
+            preexec_fn=os.setpgrp,  # noqa: PLW1509  (this program has one thread)
         )
         code: int | None = None
         try:
