@@ -494,7 +494,29 @@ class Analysis:
                 found.append(Growth(name, stack, grown, grown / n_steps, series))
         return sorted(found, key=lambda g: -g.bytes)
 
-    @property
+    def jumps(self) -> list[Growth]:
+        """Stacks that come to hold more and more blocks, though not at every step: of each epoch's end, say."""
+        events = [step[1] for step in self.steps][2:]
+        tables: list[dict[int, tuple[int, int]]] = []
+        for moment in (self.moments[event] for event in events if event in self.moments):
+            table: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+            for stack, _, size, n in moment.stack_sums():
+                table[stack] = table[stack][0] + size, table[stack][1] + n
+            tables.append(table)
+        found = []
+        for stack in tables[-1] if len(tables) >= 3 else ():
+            series = [table.get(stack, (0, 0)) for table in tables]
+            pairs = list(itertools.pairwise(series))
+            grown = series[-1][0] - series[0][0]
+            is_steady = all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairs)
+            n_rises = sum(a[0] < b[0] and a[1] < b[1] for a, b in pairs)
+            if is_steady and n_rises >= 2 and grown >= max(MIB, self.totals["peak_bytes"] // 20):
+                name = str(self.place(stack) or self.nameless(stack))
+                sizes = tuple(size for size, _ in series)
+                found.append(Growth(name, stack, grown, grown / len(pairs), sizes))
+        return sorted(found, key=lambda growth: -growth.bytes)
+
+    @cached_property
     def leak_verdict(self) -> str:
         """In words."""
         if len(self.steps) < 5:
@@ -502,7 +524,13 @@ class Analysis:
             return f"leak not known: {steps} began, a verdict needs five or more"
         grown = self.growth()
         if not grown:
-            return "no leak: nothing grows from step to step"
+            jumps = self.jumps()
+            if not jumps:
+                return "no leak: nothing grows from step to step"
+            return (
+                f"leak not sure: nothing grows at every step, but {jumps[0].name} comes to hold "
+                f"{jumps[0].bytes / MIB:.1f} MiB more in a few of them: what an evaluation or a cache keeps, or a leak"
+            )
         total = sum(g.per_step for g in grown)
         return f"leak: {total / MIB:.2f} MiB more at each step, most at {grown[0].name}"
 

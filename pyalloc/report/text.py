@@ -24,6 +24,16 @@ PAGEWISE = (
 _LARGEST_STEP = 64 * MIB  # that an allocator grows by for a smaller request
 _MUCH_OUTSIDE = 0.05  # of a device: a context alone is less on most
 _LONGEST = 400  # of a command or a setting: some are given a whole configuration
+_NOT_SETTINGS = (  # notes that are told elsewhere, or to programs
+    "command",
+    "pid",
+    "about",
+    "workload",
+    "clock",
+    "history",
+    "steps_end_with",
+    "doubled_state",
+)
 _FILLER = "\0"  # in no name
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -208,7 +218,7 @@ def _settings(analysis: Analysis) -> list[str]:
     shown = [
         f"{name}={clip(value, _LONGEST)}"
         for name, value in analysis.notes.items()
-        if name not in ("command", "pid", "about", "workload", "clock", "history", "steps_end_with")
+        if name not in _NOT_SETTINGS
     ]
     lines = [wrapped(", ".join(shown))] if shown else []
     if "command" in analysis.notes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from instrument.conftest import Record
-from instrument.tools import MIB
+from instrument.tools import MIB, Plan
 from pyalloc import trace
 from pyalloc.advice import advise
 
@@ -111,3 +111,22 @@ def test_optimizers_that_take_turns_at_the_same_parameters(record: Record) -> No
     """))  # fmt: skip
     assert len(found.steps) == 5
     assert "optimizer_state" not in {item.kind for item in advise(found)}
+
+
+@pytest.mark.parametrize(("every", "replaced"), [(3, False), (3, True), (1, False), (20, False)])
+def test_what_grows_now_and_then(plan: Plan, every: int, replaced: bool) -> None:
+    """An evaluation keeps its outputs; a variable that holds one of each, ever larger, is no leak."""
+    for step in range(10):
+        plan.event("step", "step", arg=step)
+        if step % every == 0:
+            addr = (1 if replaced else step + 1) << 30
+            plan.event("free_requested", addr=addr)
+            plan.event("free_completed", addr=addr)
+            plan.event("alloc", addr=addr, bytes=(step + 2) * MIB, stack=plan.stack(7, "keep"))
+    verdict = trace.analyse(plan.done()).leak_verdict
+    if every == 1:
+        assert verdict.startswith("leak: ")
+    elif every == 3 and not replaced:
+        assert verdict.startswith("leak not sure") and "model.py:7 keep comes to hold" in verdict
+    else:
+        assert verdict == "no leak: nothing grows from step to step"
