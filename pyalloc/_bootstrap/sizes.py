@@ -292,9 +292,8 @@ def _from_what_lies_there(torch: Any) -> dict[str, Callable[..., Any]]:
         if contents.is_plain(torch, made):
             made = made.data  # new; older torch changed zeros in place, which counts
         known = contents.put(torch, labels)
-        if (
-            made.nbytes > contents.MOST_BYTES
-        ):  # which is much to work out, and experts look at parts of it
+        # That is much to work out, and experts look at parts of it.
+        if made.nbytes > contents.MOST_BYTES:
             contents.note_share(made, 1 / made.shape[-1])
         elif known is not None:
             contents.write(torch, made, torch.nn.functional.one_hot(known, classes))
