@@ -1,0 +1,198 @@
+"""Graphs: replays, side streams, graphs within captures, memory and objects that go with them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import pytest
+
+from .conftest import PAGE, Cuda
+from .streams import GLOBAL, INVALID_HANDLE, NOT_READY, capture_status, launch, stream_new
+
+
+def test_graphs_replay_copies_and_fills(cuda: Cuda) -> None:
+    a, b, stream = cuda.malloc(PAGE), cuda.malloc(PAGE), stream_new(cuda)
+    cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
+    assert launch(cuda, stream) == 0
+    cuda.ok("cudaMemcpyAsync", b, a, 100, 3, stream)
+    cuda.ok("cudaMemsetAsync", b + 50, 9, 10, stream)
+    graph, n = cuda_end(cuda, stream), ctypes.c_size_t()
+    cuda.ok("cudaGraphGetNodes", graph, 0, ctypes.byref(n))
+    assert n.value == 3
+    assert cuda.put(a, b"a" * 100) == 0
+    assert cuda.get(b, 100) == bytes(100)
+    runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
+    cuda.ok("cudaGraphDestroy", graph)
+    launches = cuda.control("launches", 0)
+    cuda.ok("cudaGraphLaunch", runnable, stream)
+    assert cuda.get(b, 100) == b"a" * 50 + b"\t" * 10 + b"a" * 40
+    assert cuda.control("launches", 0) == launches + 1
+    cuda.ok("cudaGraphExecDestroy", runnable)
+    for pointer in (a, b):
+        cuda.ok("cudaFree", pointer)
+    cuda.ok("cudaStreamDestroy", stream)
+
+
+def test_a_graph_launched_in_a_capture_is_part_of_the_new_graph(cuda: Cuda) -> None:
+    """As it was then, and as long as the new one lives."""
+    a, b, stream = cuda.malloc(PAGE), cuda.malloc(PAGE), stream_new(cuda)
+
+    def captured(work: Callable[[], None]) -> int:
+        cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
+        work()
+        graph = cuda_end(cuda, stream)
+        runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
+        cuda.ok("cudaGraphDestroy", graph)
+        return runnable
+
+    def copy() -> None:
+        assert launch(cuda, stream) == 0
+        cuda.ok("cudaMemcpyAsync", b, a, 4, 3, stream)
+
+    def copy_twice() -> None:
+        for _ in range(2):
+            cuda.ok("cudaGraphLaunch", inner, stream)
+        cuda.ok("cudaMemsetAsync", b + 3, 9, 1, stream)
+
+    def all_of_it() -> None:
+        cuda.ok("cudaGraphLaunch", middle, stream)
+
+    inner = captured(copy)
+    middle = captured(copy_twice)
+    outer = captured(all_of_it)
+    for graph in (inner, middle):
+        cuda.ok("cudaGraphExecDestroy", graph)
+    assert cuda.put(a, b"abcd") == 0
+    assert cuda.get(b, 4) == bytes(4)
+    launches = cuda.control("launches", 0)
+    cuda.ok("cudaGraphLaunch", outer, stream)
+    assert cuda.get(b, 4) == b"abc\t"
+    assert cuda.control("launches", 0) == launches + 2
+    cuda.ok("cudaGraphExecDestroy", outer)
+    for pointer in (a, b):
+        cuda.ok("cudaFree", pointer)
+    cuda.ok("cudaStreamDestroy", stream)
+
+
+def cuda_end(cuda: Cuda, stream: int) -> int:
+    graph = ctypes.c_uint64()
+    cuda.ok("cudaStreamEndCapture", stream, ctypes.byref(graph))
+    return graph.value
+
+
+def test_side_streams_join_a_capture_and_must_come_back(cuda: Cuda) -> None:
+    main, side = stream_new(cuda), stream_new(cuda)
+    fork, join = (cuda.out("cudaEventCreateWithFlags", 2) for _ in range(2))
+    for comes_back in (True, False):
+        cuda.ok("cudaStreamBeginCapture", main, GLOBAL)
+        cuda.ok("cudaEventRecord", fork, main)
+        cuda.ok("cudaStreamWaitEvent", side, fork, 0)
+        assert capture_status(cuda, side) == 1
+        assert launch(cuda, side) == 0
+        if comes_back:
+            cuda.ok("cudaEventRecord", join, side)
+            cuda.ok("cudaStreamWaitEvent", main, join, 0)
+            cuda.ok("cudaGraphDestroy", cuda_end(cuda, main))
+        else:
+            assert cuda("cudaStreamEndCapture", main, ctypes.byref(ctypes.c_uint64())) == 904
+        assert capture_status(cuda, side) == 0
+    assert cuda("cudaEventQuery", fork) == 907
+    for event in (fork, join):
+        cuda.ok("cudaEventDestroy", event)
+    for stream in (main, side):
+        cuda.ok("cudaStreamDestroy", stream)
+
+
+def test_a_capture_tells_what_the_next_node_depends_on(cuda: Cuda) -> None:
+    """Of two events of one stream the same node once; its edges are the graph's."""
+    main, side = stream_new(cuda), stream_new(cuda)
+    events = [cuda.out("cudaEventCreateWithFlags", 2) for _ in range(3)]
+    status, n = ctypes.c_int(), ctypes.c_size_t()
+    nodes, graph = ctypes.POINTER(ctypes.c_uint64)(), ctypes.c_uint64()
+
+    def tell() -> list[int]:
+        cuda.ok(
+            "cuStreamGetCaptureInfo_v2",
+            main,
+            ctypes.byref(status),
+            0,
+            ctypes.byref(graph),
+            ctypes.byref(nodes),
+            ctypes.byref(n),
+        )
+        return nodes[: n.value]
+
+    cuda.ok("cudaStreamBeginCapture", main, GLOBAL)
+    assert tell() == [] and status.value == 1
+    cuda.ok("cudaEventRecord", events[0], main)
+    cuda.ok("cudaStreamWaitEvent", side, events[0], 0)
+    assert launch(cuda, main) == 0
+    assert launch(cuda, side) == 0
+    for event in events[1:]:
+        cuda.ok("cudaEventRecord", event, side)
+        cuda.ok("cudaStreamWaitEvent", main, event, 0)
+    before = tell()
+    assert len(before) == len(set(before)) == 2
+    assert launch(cuda, main) == 0
+    (last,) = tell()
+    assert cuda_end(cuda, main) == graph.value
+    found = (ctypes.c_uint64 * 9)()
+    n.value = 9
+    cuda.ok("cudaGraphGetNodes", graph.value, found, ctypes.byref(n))
+    assert set(found[: n.value]) == {*before, last}
+    n.value = 1
+    cuda.ok("cudaGraphGetNodes", graph.value, found, ctypes.byref(n))
+    assert n.value == 1
+    cuda.ok("cudaGraphDestroy", graph.value)
+    for event in events:
+        cuda.ok("cudaEventDestroy", event)
+    for stream in (main, side):
+        cuda.ok("cudaStreamDestroy", stream)
+
+
+def test_the_drivers_own_calls_answer_alike(cuda: Cuda) -> None:
+    cuda.control("set_event_delay", ctypes.c_uint64(3))
+    event, stream = cuda.out("cuEventCreate", 2), cuda.out("cuStreamCreate", 1)
+    cuda.ok("cuEventRecord", event, stream)
+    assert cuda("cuEventQuery", event) == NOT_READY
+    assert cuda("cuStreamQuery", stream) == NOT_READY
+    cuda.ok("cuStreamSynchronize", stream)
+    cuda.ok("cuEventQuery", event)
+    cuda.ok("cuEventDestroy_v2", event)
+    cuda.ok("cuStreamDestroy_v2", stream)
+    assert cuda("cuEventQuery", event) == INVALID_HANDLE
+    assert cuda("cuStreamQuery", stream) == INVALID_HANDLE
+    assert cuda("cuMemFreeHost", 4096) == 1
+
+
+def test_memory_freed_in_a_graph_stays_its_own(cuda: Cuda) -> None:
+    stream = stream_new(cuda)
+    used = cuda.used()
+    cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
+    pointer = cuda.out("cudaMallocAsync", 1000, stream)
+    cuda.ok("cudaFreeAsync", pointer, stream)
+    assert cuda.out("cudaMallocAsync", 1000, stream) != pointer
+    graph = cuda_end(cuda, stream)
+    assert cuda.used() > used
+    other = pointer + 1024
+    cuda.ok("cudaFreeAsync", other, stream)
+    cuda.ok("cudaGraphDestroy", graph)
+    cuda.ok("cudaMemPoolTrimTo", cuda.out("cudaDeviceGetDefaultMemPool", 0), 0)
+    cuda.ok("cudaStreamDestroy", stream)
+
+
+@pytest.mark.parametrize("n", [1, 100])
+def test_user_objects_die_with_the_graph(cuda: Cuda, n: int) -> None:
+    died: list[int] = []
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: died.append(data or 0))
+    graph = cuda.out("cudaGraphCreate", 0)
+    for i in range(n):
+        thing = ctypes.c_uint64()
+        cuda.ok("cudaUserObjectCreate", ctypes.byref(thing), 42 + i, callback, 1, 1)
+        cuda.ok("cudaGraphRetainUserObject", graph, thing.value, 1, 1)
+    runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
+    cuda.ok("cudaGraphDestroy", graph)
+    assert died == []
+    cuda.ok("cudaGraphExecDestroy", runnable)
+    assert sorted(died) == [42 + i for i in range(n)]
