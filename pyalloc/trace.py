@@ -134,6 +134,8 @@ def _copy_piece(
 def _as_trace_file(
     path: Path, progress: Progress | None, *, is_unpacked: bool = False
 ) -> Iterator[Path]:
+    if str(path) == "-":
+        raise TraceError("- is no file here, and what is read is read more than once: name a file")
     try:
         if path.is_fifo():  # opening one waits for a writer
             raise TraceError(

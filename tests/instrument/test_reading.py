@@ -231,3 +231,8 @@ def test_a_snapshot_is_dropped_once_a_trace_is_made_of_it(
     path.write_bytes(pickle.dumps({}))
     with trace.read_once(path):
         assert [each() for each in held] == [None]
+
+
+@pytest.mark.parametrize("command", ["report", "top", "stats", "replay"])
+def test_a_dash_is_told_apart_from_a_missing_file(command: str) -> None:
+    assert "- is no file here" in pyalloc(command, "-", expect=2)
