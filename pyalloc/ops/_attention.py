@@ -54,20 +54,23 @@ def _forward_kernel(
     scale: float,
     dropout: float,
     seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+    wants_lse: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """The result and, for the backward, the logarithm of each row's sum, which CUDA's kernel makes in any case."""
     q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
     bias = None if bias is None else bias.resolve_neg()
     sizes = _sizes(q, k, v)
     n_b, n_h, _, n_q, n_k, dim, dim_v = sizes
     out = q.new_empty((n_b, n_h, n_q, dim_v))
-    lse = q.new_empty((n_b, n_h, n_q))
+    on_device = _cuda.on_device(q)
+    lse = q.new_empty((n_b, n_h, n_q)) if wants_lse or on_device else None
     args = _pack(
         *sizes,
         *_heads(q),
         *_heads(k),
         *_heads(v),
         *_heads(out),
-        lse.data_ptr(),
+        0 if lse is None else lse.data_ptr(),
         *_scores(bias),
         *_scores(mask),
         scale,
@@ -81,7 +84,7 @@ def _forward_kernel(
         dtype_code(q.dtype),
         threads(n_b * n_h * n_q * n_k * dim),
     )
-    if _cuda.on_device(q):
+    if on_device:
         _cuda.refuse_captured_dropout(dropout, q)
         _cuda.attention_forward(args, q)
     else:
@@ -161,7 +164,7 @@ def run(*args: Any) -> Tensor:
     if torch.is_grad_enabled() and any(x.requires_grad for x in args[:4] if x is not None):
         out: Tensor = _Direct.apply(*args)
         return out
-    return _forward_kernel(*args)[0]
+    return _forward_kernel(*args, wants_lse=False)[0]
 
 
 @torch.library.custom_op("pyalloc::scaled_attention", mutates_args=())
@@ -180,7 +183,9 @@ def _attention(
         _cuda.refuse_dropout(dropout)
         out = _eager.attention(q, k, v, bias, mask, causal, scale).contiguous()
         return out, q.new_zeros(q.shape[:3])  # nobody reads it
-    return _forward_kernel(q, k, v, bias, mask, causal, scale, dropout, seed)
+    out, lse = _forward_kernel(q, k, v, bias, mask, causal, scale, dropout, seed)
+    assert lse is not None
+    return out, lse
 
 
 @_attention.register_fake
