@@ -12,7 +12,9 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, constraints, register_kl
 from torch.distributions.constraints import Constraint
 
+from pyalloc.errors import OpError
 from pyalloc.ops import power_spherical_log_prob
+from pyalloc.ops._composed import is_pushed_twice
 from pyalloc.ops._eager import normalizer, normalizer_slope
 
 
@@ -190,7 +192,12 @@ class PowerSpherical(Distribution):
         loc = self.loc.to(compute).expand(shape)
         scale = self.scale.to(compute).expand(shape[:-1])
         beta = _Beta if torch.compiler.is_compiling() else _BetaOfTangents
-        z, rest = beta.apply(self._beta + scale, self._beta).unbind(-1)
+        alpha = self._beta + scale
+        if is_pushed_twice(alpha):  # torch would leave the outer one's part out, without a word
+            raise OpError(
+                "PowerSpherical: samples have first derivatives by scale only, not jvp() or jacfwd() of either"
+            )
+        z, rest = beta.apply(alpha, self._beta).unbind(-1)
         cosine = (z - rest).unsqueeze(-1)
         tangent = torch.randn((*shape[:-1], self.dim - 1), dtype=loc.dtype, device=loc.device)
         tangent = torch.nn.functional.normalize(tangent, dim=-1)

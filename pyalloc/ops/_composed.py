@@ -39,6 +39,26 @@ def has_tangent(x: Tensor) -> bool:
     return forward_ad._current_level >= 0 and _at_any_level(x, _has_own_tangent)
 
 
+def tangent_depth(x: Tensor) -> int:
+    """How many nested forward-mode transforms of torch.func go along x, or along its tangent."""
+    functorch = torch._C._functorch
+    innermost = functorch.peek_interpreter_stack()
+    if innermost is None:
+        return 0
+    tangent = forward_ad.unpack_dual(x).tangent if innermost.key() == _Kind.Jvp else None
+    level = innermost.level()
+    outside = [
+        functorch.get_unwrapped(y) if functorch.maybe_get_level(y) == level else y
+        for y in (x, tangent)
+        if y is not None
+    ]
+    popped = functorch.pop_dynamic_layer_stack()
+    try:
+        return (tangent is not None) + max(map(tangent_depth, outside))
+    finally:
+        functorch.push_dynamic_layer_stack(popped)
+
+
 def has_gradient(x: Tensor) -> bool:
     """Whether a reverse-mode differentiation asks for x's gradient."""
     return torch.is_grad_enabled() and _at_any_level(x, lambda x: bool(x.requires_grad))
@@ -67,6 +87,13 @@ def _at_any_level(x: Tensor, holds: Callable[[Tensor], bool]) -> bool:
 def _kinds_at_work() -> list[Any]:
     """Of the torch.func transforms around this call, the innermost last."""
     return [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
+
+
+def is_pushed_twice(x: Tensor) -> bool:
+    """Whether forward mode within forward mode asks for more than a first derivative by x."""
+    if torch.compiler.is_compiling() or _kinds_at_work().count(_Kind.Jvp) < 2:
+        return False
+    return tangent_depth(x) > 1
 
 
 def needs_more_than_once() -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch.distributions import Categorical, MixtureSameFamily, kl_divergence
 
 from pyalloc.distributions import HypersphericalUniform, PowerSpherical
+from pyalloc.errors import OpError
 
 from .reference import sphere, textbook
 
@@ -225,6 +226,40 @@ def test_samples_under_transforms():
         RuntimeError, match="derivative for aten::_dirichlet_grad is not implemented"
     ):
         again(inputs[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_forward_mode_within_forward_mode_of_samples():
+    """By scale and scale it gave numbers in which the outer derivative was missing; by scale and loc it is right."""
+    scale, loc = torch.tensor([1.0, 5.0], dtype=torch.float64), sphere(2, 4, dtype=torch.float64)
+    jvp = torch.func.jvp
+
+    def total(scale, loc):
+        torch.manual_seed(7)
+        return PowerSpherical(loc, scale, validate_args=False).rsample((5,)).sin().sum()
+
+    def along_scale(scale, loc, step):
+        return jvp(lambda x: total(x, loc), (scale,), (step,))[1]
+
+    def along_loc(scale, loc):
+        return jvp(lambda x: total(scale, x), (loc,), (loc,))[1]
+
+    twice = (
+        lambda: jvp(lambda x: along_scale(x, loc, scale), (scale,), (scale,)),
+        lambda: jvp(lambda x: along_scale(scale, loc, x), (scale,), (scale,)),
+        lambda: torch.func.jacfwd(torch.func.jacfwd(total, randomness="same"), randomness="same")(
+            scale, loc
+        ),
+    )
+    for call in twice:
+        with pytest.raises(OpError, match="first derivatives by scale only"):
+            call()
+    step = 1e-5 * loc  # along scale a draw need not be smooth
+    right = (along_scale(scale, loc + step, scale) - along_scale(scale, loc - step, scale)) / 2e-5
+    _, found = jvp(lambda x: along_loc(x, loc), (scale,), (scale,))
+    torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6)
+    _, found = jvp(lambda x: along_scale(scale, x, scale), (loc,), (loc,))
+    torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
