@@ -347,6 +347,24 @@ def test_compiles_in_one_graph(name, transform):
     torch.testing.assert_close(compiled(*inputs), derivatives(*inputs), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_sequence_gradients_compile_in_one_graph():
+    """The context was a variable of Python's that torch's compiler does not follow."""
+    inputs = [x.double().requires_grad_() for x in additive()]
+
+    def steps(query, keys, values, v):
+        with sequence_gradients(keys, values):
+            first = additive_attention(query, keys, values, v)
+            return first + additive_attention(query * first.sum(), keys, values, v)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(steps, fullgraph=True, backend="aot_eager")(*inputs)
+    plain = steps(*inputs)
+    torch.testing.assert_close(compiled, plain)
+    found, right = (torch.autograd.grad(x.sin().sum(), inputs) for x in (compiled, plain))
+    torch.testing.assert_close(found, right)
+
+
 @pytest.mark.parametrize("n", [3, 50])
 def test_scale_of_attention_has_no_tangent(n):
     """That of a tensor was dropped: the derivative along it was 0."""
