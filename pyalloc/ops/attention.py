@@ -127,6 +127,7 @@ def scaled_attention(
         scale = _as_number(scale)
     # Before all checks, since a call for a few queries is over in microseconds; what does not fit is
     # explained below.
+    causal = causal if type(causal) is bool else _as_truth(causal)
     is_turned = causal and scale is not None and not scale > 0
     is_bare = bias is None is mask and path == "auto" and not dropout and not is_turned
     if is_bare and not _is_compiling() and not _transforms() and _is_few(q, k, v):
@@ -178,6 +179,16 @@ def _as_number(scale: Any) -> float:
         raise OpError(f"{_OP}: scale must be a number, got {type(scale).__name__}") from None
 
 
+def _as_truth(causal: Any) -> bool:
+    """Also of a 1 or 0 of another type, as NumPy's."""
+    try:
+        if causal in (0, 1):  # not a set: a tensor has a hash of its own
+            return bool(causal)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise OpError(f"{_OP}: causal must be True or False, got {causal!r}")
+
+
 def _as_factor(scale: Tensor) -> Tensor:
     """A tensor of one number without dimensions, as which it does not change a dtype."""
     _refuse_derivative(scale)
@@ -224,8 +235,12 @@ def _check_arguments(
 ) -> None:
     if path not in _PATHS:
         raise OpError(f"{_OP}: path must be one of {_PATHS}, got {path!r}")
-    if not 0 <= dropout < 1:
-        raise OpError(f"{_OP}: dropout must be in [0, 1), got {dropout}")
+    try:
+        is_probability = bool(0 <= dropout < 1)
+    except (TypeError, ValueError, RuntimeError):
+        is_probability = False
+    if not is_probability:
+        raise OpError(f"{_OP}: dropout must be in [0, 1), got {dropout!r}")
     if bias is not None:
         if getattr(bias, "dtype", None) is torch.bool:
             raise OpError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -98,6 +98,8 @@ def power_spherical_mixture_log_prob(
     require_float(op, value=value, loc=loc, scale=scale, log_weights=log_weights)
     _require_same_dim(op, value, loc)
     params = broadcast(op, loc=loc.shape[:-1], scale=scale.shape, log_weights=log_weights.shape)
+    if not isinstance(dim, SupportsIndex):
+        raise OpError(f"{op}: dim must be an integer, got {dim!r}")
     if not -len(params) <= dim < len(params):
         raise OpError(f"{op}: dim must be in the component shape {params}, got {dim}")
     dim %= len(params)

@@ -400,6 +400,8 @@ def test_errors_name_argument_expected_and_given():
         power_spherical_log_prob(value[..., :1], loc[..., :1], scale)
     with pytest.raises(OpError, match=r"dim must be in .*\(4, 5\).*got 2"):
         power_spherical_mixture_log_prob(value, loc, scale, weights, dim=2)
+    with pytest.raises(OpError, match=r"dim must be an integer, got 1\.0"):
+        power_spherical_mixture_log_prob(value, loc, scale, weights, dim=1.0)
 
 
 def test_pairwise_result_needs_no_product():
