@@ -137,7 +137,7 @@ def _next(found: Analysis) -> str:
         return console.RECORD
     if not found.replays and found.totals["n_events"] > _REPLAY_OPERATIONS:
         return f"pyalloc replay {path}"  # left out here
-    if found.growth():
+    if found.growth() or found.jumps():
         return f"pyalloc top {path} --over-time"
     if any(item.kind == "policy" for item in advice.advise(found)):
         return f"pyalloc replay {path} --find-min"

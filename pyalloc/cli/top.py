@@ -161,8 +161,11 @@ def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
         for name, (total, count, live) in ordered
     ]
     lines += ["", text.wrapped(found.leak_verdict, "")]
-    for grown in found.growth()[:n]:
-        lines.append(f"  +{size(grown.per_step)} a step  {text.clip(grown.name, 56)}")
+    growth = found.growth()
+    jumps = [] if growth else found.jumps()
+    for grown in [*growth, *jumps][:n]:
+        more = f"{size(grown.per_step)} a step" if growth else f"{size(grown.bytes)} in all"
+        lines.append(f"  +{more}  {text.clip(grown.name, 56)}")
         lines += [f"      called by {call}" for call in _callers(found, grown.stack)]
     content = {
         "lines": [
@@ -176,7 +179,10 @@ def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
                 "bytes_per_step": g.per_step,
                 "calls": stacks.calls(found, g.stack),
             }
-            for g in found.growth()
+            for g in growth
+        ],
+        "jumps": [
+            {"name": g.name, "bytes": g.bytes, "calls": stacks.calls(found, g.stack)} for g in jumps
         ],
     }
     return content, lines

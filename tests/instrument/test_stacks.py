@@ -87,19 +87,23 @@ def test_stacks_as_data(plan: Plan) -> None:
     ]
 
 
+@pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("file", ["/me/a.py", "/lib/python3.11/site-packages/torch/nn.py"])
-def test_a_leak_is_told_with_who_called(plan: Plan, file: str) -> None:
+def test_a_leak_is_told_with_who_called(plan: Plan, file: str, every: int) -> None:
     """The line that asked may be that of a function which all of the program calls."""
     outer = plan.writer.stack(0, plan.writer.string("train"), plan.writer.string("/me/a.py"), 9)
     texts = plan.writer.string("keep"), plan.writer.string("/me/a.py")
     stack = plan.writer.stack(outer, *texts, 4)
     inner = plan.writer.stack(stack, plan.writer.string("make"), plan.writer.string(file), 2)
-    for step in range(8):
+    for step in range(10):
         plan.event("step", "step", arg=step)
-        plan.event("alloc", addr=(step + 1) << 30, bytes=MIB, stack=inner)
+        if step % every == 0:
+            plan.event("alloc", addr=(step + 1) << 30, bytes=MIB, stack=inner)
     out = pyalloc("top", plan.done(), "--over-time")
     callers = [line.strip() for line in out.splitlines() if "called by" in line]
     known = ["called by me/a.py:4 keep", "called by me/a.py:9 train"]
     assert callers == (known if file == "/me/a.py" else known[1:])
-    grown = json.loads(pyalloc("top", plan.path, "--over-time", "--json", "-q"))["growth"]
+    assert ("+1.0 MiB a step" in out) is (every == 1) and ("+2.0 MiB in all" in out) is (every > 1)
+    told = json.loads(pyalloc("top", plan.path, "--over-time", "--json", "-q"))
+    grown = told["growth" if every == 1 else "jumps"]
     assert grown[0]["calls"][:2] == ["me/a.py:9 train", "me/a.py:4 keep"]
