@@ -230,8 +230,6 @@ class AutoMarks:
         """
         self.recorder.on_phase("optimizer", False)
         self.categorise()
-        if len(self.optimizers) > 1:
-            self._tell_doubled()
         first = next(iter(self.optimizers.values()))
         if optimizer in self.stepped and _is_alike(first, optimizer):
             others = [each for each in self.optimizers.values() if each is not optimizer]
@@ -240,6 +238,8 @@ class AutoMarks:
             first = optimizer
         if first is optimizer:
             self.stepped.clear()
+            if len(self.optimizers) > 1:  # once a step: there may be an optimizer for each parameter
+                self._tell_doubled()
             self._auto_step()
         else:
             self.stepped.add(optimizer)
