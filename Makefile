@@ -55,7 +55,7 @@ test: build programs ## everything: C tests (plain, ASan+UBSan, TSan), pytest, s
 	@.ci/test $(VENV)
 
 .PHONY: test-core
-test-core: build ## the C core and the Python tests that need no torch; under a minute
+test-core: build ## the C core and the Python tests that need no torch; about a minute
 	@$(MAKE) -s -C tests/c run VARIANT=debug CC=$(CC)
 	@$(PYTEST) -q -m 'not torch and not gpu and not slow' tests/unit tests/test_layering.py
 

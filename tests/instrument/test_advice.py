@@ -1,4 +1,4 @@
-"""What advice is reckoned from, by hand; test_planted.py has whole programs."""
+"""What advice is reckoned from, by hand; test_planted.py and test_fragmentation.py have whole programs."""
 
 from __future__ import annotations
 

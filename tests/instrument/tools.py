@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from dry_support import PATIENCE_S
 
-from pyalloc import _core
+from pyalloc import _core, trace
+from pyalloc.advice import advise
+from pyalloc.analysis import Advice
 from pyalloc.convert import KINDS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -71,3 +73,8 @@ def small_trace(plan: Plan) -> Path:
         plan.event("free_completed", addr=(1 << 30) + 4 * MIB)
     plan.event("alloc", addr=(1 << 30) + 8 * MIB, bytes=MIB, stack=line)
     return plan.done()
+
+
+def kinds(path: Path) -> dict[str, Advice]:
+    """The advice that a trace gets."""
+    return {item.kind: item for item in advise(trace.analyse(path))}

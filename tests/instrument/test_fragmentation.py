@@ -1,0 +1,139 @@
+"""What is idle where memory was short: fragmentation, or kept for others; out of memory is explained by it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from instrument.conftest import Record
+from instrument.tools import MIB, Plan, kinds, pyalloc
+from pyalloc import trace
+
+
+def test_fragmentation(plan: Plan) -> None:
+    line = plan.stack(7)
+    plan.event("segment_alloc", addr=1 << 30, bytes=64 * MIB)
+    for i in range(32):
+        plan.event("alloc", addr=(1 << 30) + 2 * i * MIB, bytes=2 * MIB, stack=line)
+    for i in range(0, 32, 2):
+        plan.event("free_requested", addr=(1 << 30) + 2 * i * MIB)
+    plan.event("oom", bytes=16 * MIB, arg=0, stack=line)
+    path = plan.done()
+    found = kinds(path)["fragmentation"]
+    assert "out of memory for 16.0 MiB while 32.0 MiB were reserved but idle" in found.text
+    assert "16 pieces of at most 2.0 MiB" in found.text
+    assert "Cause: fragmentation" in pyalloc("report", path)
+
+
+@pytest.mark.parametrize(("free", "cause"), [(8, "fragmentation"), (7, "really needs more")])
+def test_what_was_free_counts_beside_what_was_idle(plan: Plan, free: int, cause: str) -> None:
+    plan.event("segment_alloc", addr=1 << 30, bytes=16 * MIB)
+    for i in range(8):
+        plan.event("alloc", addr=(1 << 30) + 2 * i * MIB, bytes=2 * MIB)
+    for i in range(0, 8, 2):
+        plan.event("free_requested", addr=(1 << 30) + 2 * i * MIB)
+    plan.event("oom", bytes=16 * MIB, arg=free * MIB)
+    path = plan.done()
+    told = " ".join(pyalloc("report", path).split())
+    assert cause in told and ("Cause: fragmentation" in told) == (free == 8)
+    if free == 8:
+        assert "4 pieces of at most 2.0 MiB, and 8.0 MiB free: fragmentation" in told
+        assert "8.0 MiB of it were whole pages, which pyalloc joins: it would have" in told
+    else:
+        assert "fragmentation" not in kinds(path)
+
+
+@pytest.mark.parametrize("allocator", ["native", "pyalloc"])
+@pytest.mark.parametrize("pool", [False, True])
+def test_idle_memory_that_is_kept_for_others_is_no_fragmentation(
+    plan: Plan, pool: bool, allocator: str
+) -> None:
+    """For a CUDA graph, or another stream: the piece is large enough."""
+    plan.event("user", f"allocator={allocator}")
+    if pool:
+        plan.event("pool_begin", addr=1, arg=0)
+    plan.event("segment_alloc", addr=1 << 30, bytes=64 * MIB, stream=7)
+    for at, size in ((0, 2), (2, 60)):
+        plan.event("alloc", addr=(1 << 30) + at * MIB, bytes=size * MIB, stream=7)
+    plan.event("free_requested", addr=(1 << 30) + 2 * MIB)
+    if pool:
+        plan.event("pool_end", addr=1, arg=0)
+    plan.event("segment_alloc", addr=1 << 31, bytes=32 * MIB)
+    plan.event("alloc", addr=1 << 31, bytes=32 * MIB)
+    plan.event("oom", bytes=32 * MIB, arg=0)
+    path = plan.done()
+    told = " ".join(pyalloc("report", path).split())
+    assert "Cause: fragmentation" not in told and "really needs more" not in told
+    if pool:
+        assert "Cause: 62.0 MiB of the idle memory are kept for private pools" in told
+        assert "fragmentation" not in kinds(path)
+    else:
+        own = {"native": "torch's allocator", "pyalloc": "pyalloc"}[allocator]
+        told_of = "Cause: a piece of the idle memory was large enough, but kept for others:"
+        assert f"{told_of} {own} keeps memory for the stream" in told
+        assert "at most 62.0 MiB: they were kept for another stream" in told
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_torch_counts_with_a_block_is_told(plan: Plan, mapped: bool) -> None:
+    """A rest of at most 1 MiB behind a large block; what begins with a segment is none."""
+    plan.event("user", "allocator=native")
+    kind = "segment_map" if mapped else "segment_alloc"
+    plan.event(kind, addr=1 << 30, bytes=20 * MIB)
+    plan.event(kind, addr=(1 << 30) + 20 * MIB, bytes=20 * MIB)
+    for at, n in (
+        (0, 2 * MIB),
+        (3 * MIB, 9 * MIB + MIB // 2),
+        (13 * MIB, 7 * MIB),
+        (21 * MIB, MIB),
+    ):
+        plan.event("alloc", addr=(1 << 30) + at, bytes=n, stack=plan.stack(7))
+    told = [text for text in trace.analyse(plan.done()).caveats if "max_memory_allocated" in text]
+    assert [("by 1.5 MiB" in text) for text in told] == ([] if mapped else [True])
+
+
+@pytest.mark.parametrize("allocator", ["native", "pyalloc"])
+def test_idle_memory_of_other_streams_is_told(plan: Plan, allocator: str) -> None:
+    """As of a CUDA graph, or of a warm-up beside the main stream: torch's allocator keeps it for that stream."""
+    plan.event("user", f"allocator={allocator}")
+    for stream, n in ((0, 10), (7, 4), (9, 1)):
+        at = (stream + 1) << 40
+        plan.event("segment_alloc", addr=at, bytes=20 * MIB, stream=stream)
+        plan.event("alloc", addr=at, bytes=n * MIB, stream=stream, stack=plan.stack(7))
+        plan.event("free_requested", addr=at)
+    plan.event("alloc", addr=1 << 40, bytes=2 * MIB, stack=plan.stack(7))  # the peak was before
+    text = kinds(plan.done())["fragmentation"].text
+    told = "When most was reserved, 40.0 MiB of the idle memory belonged to 2 other streams"
+    assert (told in text) == (allocator == "native")  # pages move between streams
+
+
+@pytest.mark.torch
+def test_fragmentation_of_the_real_allocator(record: Record) -> None:
+    path = record("""
+    import torch
+    MIB = 2**20
+    # One segment of 20 MiB each: every second block stays, so that no hole takes 12 MiB.
+    blocks = [torch.empty(9 * MIB, dtype=torch.uint8, device="cuda") for _ in range(64)]
+    del blocks[::2]
+    big = [torch.empty(12 * MIB, dtype=torch.uint8, device="cuda") for _ in range(24)]
+    """)  # fmt: skip
+    assert "fragmentation" in kinds(path)
+
+
+@pytest.mark.torch
+def test_out_of_memory_is_explained_at_once(record: Record) -> None:
+    path = record("""
+    import torch
+    def greedy():
+        return torch.empty(3 * 2**30, dtype=torch.uint8, device="cuda")
+    kept = greedy()
+    try:
+        greedy()
+    except torch.OutOfMemoryError:
+        print("caught")
+    """)  # fmt: skip
+    text = path.with_name("out.oom.txt").read_text()
+    assert "3.00 GiB were asked for" in text and "greedy" in text
+    assert "Cause: the program really needs more" in text and "next: pyalloc report" in text
+    assert json.loads(pyalloc("report", path, "--json", "-q"))["ooms"]
