@@ -170,6 +170,9 @@ def test_a_wrong_answer_is_no_success() -> None:
         assert questions.wrong_alone(right, right) == []
         assert questions.wrong_alone(lost, right) == ["relaxed", "relaxed, the other thread"]
         assert questions.wrong_alone(lost, lost) == []
+        failed = {**lost, "relaxed": "CUDA error: operation not permitted"}
+        assert questions.wrong_alone(failed, lost) == []
+        assert questions.wrong_alone(lost, failed) == ["relaxed"]
         assert questions.wrong_alone({"bytes_kept": False}, {"bytes_kept": True}) == ["bytes_kept"]
         assert questions.wrong_alone({"error": "exit code -6"}, {"error": "exit code -6"})
 
