@@ -133,7 +133,7 @@ def _following(
         def count(version: int, _: Any) -> None:
             contents.note_count(x, version)
 
-        if not is_here(x):
+        if not is_here(x) or contents.is_gradient(torch, x):
             return None
         if contents.is_repeated(torch):
             contents.note_repeated(x)

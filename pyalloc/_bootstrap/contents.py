@@ -220,11 +220,28 @@ def _is_sure(x: Any) -> bool:
 
 
 def _note(x: Any) -> _Note | None:
-    storage = x.untyped_storage()
-    note = _notes.get(storage._cdata)
-    if note is not None and note.n_bytes != storage.nbytes():
+    """None where nothing was noted: then no Python object is made for its storage.
+
+    It would hold the storage from torch 2.10 on, so that gradients are added up in new memory and not in place.
+    """
+    import torch
+
+    note = _notes.get(torch._C._storage_address(x))
+    if note is not None and note.n_bytes != x.untyped_storage().nbytes():
         _lose(note)
     return note
+
+
+def is_gradient(torch: Any, x: Any) -> bool:
+    """Fractions that a backward formula of torch's own has just made: nobody asks what they are."""
+    if not (x.is_floating_point() or x.is_complex()) or torch._C._current_autograd_node() is None:
+        return False
+    caller: Any = sys._getframe(1)
+    while caller is not None and caller.f_globals.get("__package__") == __package__:
+        caller = caller.f_back
+    # Python that the engine runs, as a checkpoint that computes again, stands between.
+    is_formula = caller is None or caller.f_code.co_name == "_engine_run_backward"
+    return is_formula and _note(x) is None
 
 
 def _noted(x: Any) -> _Note:

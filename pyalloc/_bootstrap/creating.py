@@ -91,7 +91,8 @@ def _made(
         if not 0 < made.nbytes <= most or contents.is_repeated(torch):
             return made
         if is_zero and (is_whole or made.numel() > 1):
-            contents.note_blank(made, 0)
+            if not contents.is_gradient(torch, made):
+                contents.note_blank(made, 0)
         else:
             contents.write(torch, made, values(made, *args, **kwargs))
         return made

@@ -335,3 +335,33 @@ def test_what_was_brought_to_the_host_and_back(torch_found: hostcuda.Torch, tmp_
         assert brought.shape == torch.eye(4).to_sparse_csr().cuda().cpu().cuda().shape == (4, 4)
     """
     end_well(tmp_path, source)
+
+
+def test_gradients_are_added_up_in_place(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """As on a card: those that are zeros but for a part held a storage more each, from torch 2.10 on."""
+    source = """
+        import torch
+        from torch.utils.checkpoint import checkpoint
+        x = torch.randn(4096, device="cuda", requires_grad=True)
+        for parts in (lambda h: h[1:] + h[:-1], lambda h: h[1:] + h[:-1] + 2 * h[:-1]):
+            peaks = []
+            h = x.sin()
+            h.register_hook(lambda _: peaks.append(torch.cuda.max_memory_allocated()))
+            y = parts(h)
+            given = torch.ones_like(y)
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            y.backward(given)
+            assert peaks[0] - before == 2 * x.nbytes, (peaks, before)
+        def masked(x):  # what is made while it is computed again is known as it was the first time
+            mask = torch.zeros(4096, dtype=torch.bool, device="cuda")
+            weight = torch.zeros(4096, device="cuda")
+            mask[:7], weight[:9] = True, 1.0
+            return x[mask].sum() + x[weight > 0].sum()
+        for reentrant in (False, True):
+            checkpoint(masked, x, use_reentrant=reentrant).backward()
+        x.grad.zero_()
+        x.exp().sum().backward()
+        assert len(x[x.grad == 0]) == 4096
+    """
+    end_well(tmp_path, source)
