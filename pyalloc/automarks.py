@@ -238,8 +238,8 @@ class AutoMarks:
             first = optimizer
         if first is optimizer:
             self.stepped.clear()
-            if len(self.optimizers) > 1:  # once a step: there may be an optimizer for each parameter
-                self._tell_doubled()
+            if len(self.optimizers) > 1:
+                self._tell_doubled()  # once a step: there may be an optimizer for each parameter
             self._auto_step()
         else:
             self.stepped.add(optimizer)
