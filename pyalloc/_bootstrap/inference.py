@@ -7,6 +7,7 @@ differentiates.  What a card refuses of such tensors later passes here.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from typing import Any
 
@@ -51,6 +52,14 @@ def answer(torch: Any) -> None:
 
     torch.inference_mode.__enter__, torch.inference_mode.__exit__ = enter, leave
     modes._enter_inference_mode = enter_in_graph
+
+    @functools.wraps(is_real)
+    def is_enabled() -> bool:
+        """As the program asks; torch itself asks what its tensors are, and they are none of this mode's."""
+        asks = sys._getframe(1).f_globals.get("__name__", "")
+        return is_real() or (_here.is_on and asks.partition(".")[0] != "torch")
+
+    torch.is_inference_mode_enabled = is_enabled
     for switch, names in (
         (torch.enable_grad, ("__enter__",)),
         (torch.set_grad_enabled, ("__init__", "__enter__", "__call__")),
@@ -83,11 +92,18 @@ def _recording_nothing(torch: Any, switch: Any) -> Any:
     @functools.wraps(switch)
     def call(*args: Any, **kwargs: Any) -> Any:
         done = switch(*args, **kwargs)
-        if _here.is_on and torch._C._functorch.peek_interpreter_stack() is None:
+        if _here.is_on and not _differentiates(torch):
             torch._C._set_grad_enabled(False)
         return done
 
     return call
+
+
+def _differentiates(torch: Any) -> bool:
+    """Whether torch.func does, around this: vmap() alone does not."""
+    functions = torch._C._functorch
+    kinds = functions.TransformType.Grad, functions.TransformType.Jvp
+    return any(each.key() in kinds for each in functions.get_interpreter_stack() or ())
 
 
 def _detached(torch: Any, key: str) -> Any:

@@ -255,7 +255,9 @@ def test_nothing_is_recorded_in_inference_mode(torch_found: hostcuda.Torch, tmp_
                 model.weight.mul_(2)
                 with torch.inference_mode(False):
                     assert model(x).requires_grad and not torch.is_inference_mode_enabled()
-                assert not model(x).requires_grad
+                assert not model(x).requires_grad and torch.is_inference_mode_enabled()
+            mapped = torch.vmap(lambda row: decorated() + row)
+            assert not mapped(x).requires_grad
             with torch.set_grad_enabled(mode=True):
                 assert not model(x).requires_grad
             torch.set_grad_enabled(True)
