@@ -62,6 +62,7 @@ def answer(torch: Any) -> None:
 
     sizes.implement(torch, "CUDA", "scalar_tensor", scalar)
     make(plain(torch.arange), "arange", "arange.start", "arange.start_step")
+    make(plain(torch.linspace), "linspace")
     make(plain(torch.eye), "eye", "eye.m")
     make(plain(torch.full), "full")
     make(plain(torch.ones), "ones")

@@ -275,13 +275,18 @@ def _converted(torch: Any) -> Callable[..., Any]:
     convert = torch.ops.aten._to_copy.default
     generic = torch._C.DispatchKey.CompositeExplicitAutograd
 
+    def is_few(x: Any, made: Any) -> bool:
+        is_small = made.nbytes <= contents.FEW_FRACTIONS and x.element_size() > 1
+        return is_small and x.numel() > 0 and contents.is_plain(torch, x) and bool(x.any())
+
     def call(x: Any, **kwargs: Any) -> Any:
         made = convert._op_dk(generic, x, **kwargs)
         is_whole = not (made.is_floating_point() or made.is_complex())
         if x.is_cuda and not made.is_cuda:
             contents.note_brought(torch, x, made)
-        # What a program copies there is there; but of its zeros only those are known that count.
-        is_of_use = made.is_cuda and (is_whole or x.is_cuda or x.numel() == 1)
+        # What a program copies there is there, zeros too.  But of fractions not many are looked at, and those that are
+        # all zeros are there to be filled in.
+        is_of_use = made.is_cuda and (is_whole or x.is_cuda or x.numel() == 1 or is_few(x, made))
         known = contents.put(torch, x, is_whole) if is_of_use else None
         if known is not None:
             contents.write(torch, made, known, depth=contents.depth(torch, (x,)))

@@ -365,3 +365,24 @@ def test_gradients_are_added_up_in_place(torch_found: hostcuda.Torch, tmp_path: 
         assert len(x[x.grad == 0]) == 4096
     """
     end_well(tmp_path, source)
+
+
+def test_zeros_among_fractions_that_the_program_copied(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """The first of a solver's points in time was not what it is; of a range made on the device nothing was known."""
+    source = """
+        import torch
+        for times in (torch.tensor([0.0, 1.0, 2.0]).cuda(), torch.tensor([0.0, 1.0, 2.0], device="cuda"),
+                      torch.linspace(0, 2, 3, device="cuda"), torch.arange(3.0).to("cuda", torch.bfloat16)):
+            assert times[0] == times[0] and (times[1:] > times[:-1]).all() and not (times[1:] < times[:-1]).all()
+            assert torch.randn(3, device="cuda")[times > 0].shape == (2,) and times[0].item() == 0
+        filled = torch.zeros(3).cuda()  # by a kernel that nobody tells of
+        assert torch.randn(3, device="cuda")[filled > 0].shape == (3,)
+        bias = torch.tensor([0.0, 0.0, 1.0]).cuda()
+        bias.lerp_(torch.randn(3, device="cuda"), 0.5)
+        assert torch.randn(3, device="cuda")[bias == 0].shape == (3,)
+        for kind in (torch.float8_e4m3fn, torch.complex64, torch.float16, torch.float64):
+            assert torch.ones(3).to("cuda", kind).dtype == torch.ones(3).to(kind).cuda().dtype == kind
+    """
+    end_well(tmp_path, source)
