@@ -87,7 +87,9 @@ def set_limit(
     try:
         first, second = map(operator.index, getattr(pool, "id", pool))
     except (TypeError, ValueError):
-        raise ConfigError(f"{pool!r} is no pool: give a torch.cuda.MemPool or its id") from None
+        raise ConfigError(
+            f"{pool!r} is no pool: give a torch.cuda.MemPool or its id (`with pyalloc.pool() as pool:` gives one)"
+        ) from None
     _core.pool_set_limit(index, (first, second), wanted)
 
 
