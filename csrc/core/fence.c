@@ -9,6 +9,8 @@
 #define FENCE_ANNOUNCED_NS (UINT64_C(1) * 1000 * 1000 * 1000)
 /* Somebody who frees all the time is not waited for for ever. */
 enum { FENCE_WAITS_MOST = 3 };
+/* Another card's lock is held for microseconds, or for long by somebody who waits for a device. */
+enum { FENCE_TRIES = 10000 };
 
 static struct pya_fence *
 fence_find(const struct pya_card *card, pya_stream stream) {
@@ -37,12 +39,32 @@ pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out)
     return PYA_OK;
 }
 
+/* Is a graph being captured on the device of another card, as far as can be told without waiting for that card's lock? */
+static bool
+other_is_capturing(const struct pya_card *card, int device) {
+    struct pya_card *other = pya_cards_get(card->cards, device);
+    int n_tries = 0;
+    while (other != NULL && n_tries < FENCE_TRIES && !pya_lock_try(&other->lock)) {
+        n_tries++;
+    }
+    if (other == NULL || n_tries == FENCE_TRIES) {
+        return false;
+    }
+    const bool is_capturing = pya_fences_are_capturing(other);
+    pya_lock_release(&other->lock);
+    return is_capturing;
+}
+
 static pya_status
 fence_sync_other(const struct pya_card *card, const struct pya_fence *fence) {
     if (!fence->is_foreign || fence->dev == card->dev) {
         return PYA_OK;
     }
-    return fence->dev != NULL ? pya_device_sync(fence->dev) : PYA_E_BUSY;
+    if (fence->dev == NULL) {
+        return PYA_E_BUSY;
+    }
+    return other_is_capturing(card, fence->dev->index) ? PYA_E_CAPTURE
+                                                       : pya_device_sync(fence->dev);
 }
 
 pya_status

@@ -12,18 +12,10 @@
 #define PYA_LOCK_SPINS 64
 #endif
 
-static bool
-lock_try(struct pya_lock *lock) {
-    uint32_t expected = 0;
-    return __atomic_load_n(&lock->state, __ATOMIC_RELAXED) == 0 &&
-           __atomic_compare_exchange_n(
-               &lock->state, &expected, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
-}
-
 void
 pya_lock_wait(struct pya_lock *lock) {
     for (int i = 0; i < PYA_LOCK_SPINS; i++) {
-        if (lock_try(lock)) {
+        if (pya_lock_try(lock)) {
             return;
         }
 #if defined(__x86_64__)

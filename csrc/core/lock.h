@@ -28,6 +28,15 @@ pya_lock_acquire(struct pya_lock *lock) {
     }
 }
 
+/* For a caller that must not wait: it holds a lock of the same rank. */
+static inline bool
+pya_lock_try(struct pya_lock *lock) {
+    uint32_t expected = 0;
+    return __atomic_load_n(&lock->state, __ATOMIC_RELAXED) == 0 &&
+           __atomic_compare_exchange_n(
+               &lock->state, &expected, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
+
 static inline void
 pya_lock_release(struct pya_lock *lock) {
     if (PYA_UNLIKELY(__atomic_exchange_n(&lock->state, 0, __ATOMIC_RELEASE) == 2)) {

@@ -300,6 +300,28 @@ def use_and_destroy(runtime: Any, how: str) -> None:
     assert runtime.pya_hostcuda_live(b"stale_calls") == before
 
 
+def test_a_capture_on_the_device_of_a_recorded_stream_is_not_spoilt() -> None:
+    """Another library's stream there is waited for by its device, but not while that captures."""
+    with torch.cuda.device(1):
+        other = own_stream()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    side = torch.cuda.Stream()
+    empty(30 * MIB).record_stream(other)
+    with torch.cuda.device(1), torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="relaxed")
+        kept = empty(MIB)
+        with torch.cuda.device(0):
+            for step in range(1, 13):  # each more than any free block
+                empty((64 + 20 * step) * MIB)
+                with torch.cuda.stream(side):
+                    empty((70 + 20 * step) * MIB)
+            torch.cuda.empty_cache()
+        kept.zero_()
+        graph.capture_end()
+    graph.replay()
+    destroy(other)
+
+
 @pytest.mark.parametrize("whose", ["torch's", "own"])
 @pytest.mark.parametrize("begins", ["after its first request", "before"])
 def test_a_capture_begun_by_hand_is_not_spoilt(whose: str, begins: str) -> None:
