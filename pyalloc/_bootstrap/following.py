@@ -217,14 +217,15 @@ def _followed(
                 for name, kind in kinds.items()
             }
         made = kernel(*args, **kwargs, **found)
-        if not follows_floats and _has_fractions(torch, args):
+        are_masks = not follows_floats and _has_fractions(torch, args)
+        if are_masks and not _may_be_masks(torch, args):
             return made
         results = tuple(found.values()) or (made,)
         if any(each.nbytes > contents.MOST_BYTES for each in results):
             return made
         is_few = takes_floats > 0 and args[0].nbytes <= takes_floats
-        there = contents.operands(torch, args, is_few, takes_blank=takes_blank)
-        if there is not None:
+        there = contents.operands(torch, args, is_few or are_masks, takes_blank=takes_blank)
+        if there is not None and not (are_masks and _have_others(torch, args, there)):
             try:
                 told = on_host(*there, **kwargs)
             except (IndexError, RuntimeError):  # there, of unsigned ones, by 0, or at a guess
@@ -245,10 +246,37 @@ def _followed(
 
 
 def _has_fractions(torch: Any, args: Any) -> bool:
-    """Of which nothing follows; the first part of a list stands for the others."""
+    """Of which nothing follows but of masks; the first part of a list stands for the others."""
     for each in args:
         one = each[0] if isinstance(each, (list, tuple)) and each else each
         if torch.is_tensor(one) and one.is_cuda and one.is_floating_point():
+            return True
+    return False
+
+
+def _may_be_masks(torch: Any, args: Any) -> bool:
+    """Few fractions each, all of them known: masks are multiplied, repeated and taken from 1 as fractions, too."""
+    for each in args:
+        if isinstance(each, (list, tuple)):
+            if not _may_be_masks(torch, each):
+                return False
+        elif torch.is_tensor(each) and each.is_cuda and each.is_floating_point():
+            is_few = each.nbytes <= contents.FEW_FRACTIONS and contents.is_plain(torch, each)
+            if not is_few or not contents.is_known(each):
+                return False
+    return True
+
+
+def _have_others(torch: Any, args: Any, there: Any) -> bool:
+    """Fractions besides 0 and 1 among those of the device."""
+    for each, found in zip(args, there, strict=True):
+        if isinstance(each, (list, tuple)):
+            is_other = _have_others(torch, each, found)
+        elif torch.is_tensor(each) and each.is_cuda and each.is_floating_point():
+            is_other = not ((found == 0) | (found == 1)).all()
+        else:
+            is_other = False
+        if is_other:
             return True
     return False
 

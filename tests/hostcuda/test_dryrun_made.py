@@ -386,3 +386,35 @@ def test_zeros_among_fractions_that_the_program_copied(
             assert torch.ones(3).to("cuda", kind).dtype == torch.ones(3).to(kind).cuda().dtype == kind
     """
     end_well(tmp_path, source)
+
+
+def test_masks_that_are_fractions(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """RT-DETR and its like take them from 1, repeat them and multiply them, and look where the result is not 0."""
+    source = """
+        import torch
+        counts = [2, 1]
+        padding = torch.zeros(2, 2, dtype=torch.bool, device="cuda")
+        for row, n in enumerate(counts):
+            padding[row, :n] = 1
+        negative = torch.zeros(2, 4, 1, device="cuda")
+        negative[:, 2:] = 1
+        negative = negative.tile([1, 5, 1])
+        positive = (1 - negative).squeeze(-1) * padding.tile([1, 10])
+        places = torch.nonzero(positive)[:, 1]
+        assert [len(part) for part in torch.split(places, [5 * n for n in counts])] == [10, 5]
+
+        kept = (torch.tensor([[1, 2, 0], [3, 0, 0]]).cuda() != 0).float()
+        other = torch.ones(2, 3, device="cuda") - kept
+        assert (other.sum().item(), (kept * kept).sum().item()) == (3, 3)
+        assert len(torch.randn(2, 3, device="cuda")[(kept * (1 - other)) > 0]) == 3
+        assert torch.cat([kept, other]).nonzero().shape == (6, 2)
+        assert len(torch.randn(2, 3, device="cuda")[torch.maximum(kept, other) == 1]) == 6
+
+        weights = torch.randn(2, 3, device="cuda")
+        assert (weights * kept).nonzero().shape == (6, 2)  # nobody knows
+        scaled = kept * 0.5 * kept  # no masks any more
+        assert scaled.nonzero().shape == (6, 2)
+        kept.lerp_(weights, 0.5)
+        assert (1 - kept).nonzero().shape == (6, 2)
+    """
+    end_well(tmp_path, source)
