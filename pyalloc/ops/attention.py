@@ -129,7 +129,7 @@ def scaled_attention(
     # explained below.
     causal = causal if type(causal) is bool else _as_truth(causal)
     is_turned = causal and scale is not None and not scale > 0
-    is_bare = bias is None is mask and path == "auto" and not dropout and not is_turned
+    is_bare = bias is None is mask and path == "auto" and dropout == 0 and not is_turned
     if is_bare and not _is_compiling() and not _transforms() and _is_few(q, k, v):
         try:
             plain = scale is None and not causal
@@ -180,8 +180,10 @@ def _as_number(scale: Any) -> float:
 
 
 def _as_truth(causal: Any) -> bool:
-    """Also of a 1 or 0 of another type, as NumPy's."""
+    """Also of a 1 or 0 of another type, as NumPy's, and of a comparison of sizes while it is exported."""
     try:
+        if isinstance(causal, torch.SymBool):  # which is not equal to 0 or 1
+            return bool(causal)
         if causal in (0, 1):  # not a set: a tensor has a hash of its own
             return bool(causal)
     except (TypeError, ValueError, RuntimeError):

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,8 +99,11 @@ def power_spherical_mixture_log_prob(
     require_float(op, value=value, loc=loc, scale=scale, log_weights=log_weights)
     _require_same_dim(op, value, loc)
     params = broadcast(op, loc=loc.shape[:-1], scale=scale.shape, log_weights=log_weights.shape)
-    if not isinstance(dim, SupportsIndex):
-        raise OpError(f"{op}: dim must be an integer, got {dim!r}")
+    if type(dim) is not int:
+        try:
+            dim = operator.index(dim)
+        except TypeError:
+            raise OpError(f"{op}: dim must be an integer, got {dim!r}") from None
     if not -len(params) <= dim < len(params):
         raise OpError(f"{op}: dim must be in the component shape {params}, got {dim}")
     dim %= len(params)

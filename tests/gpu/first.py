@@ -37,7 +37,7 @@ SANITIZER = "compute-sanitizer --error-exitcode 9 --tool"
 # What one kernel breaks no other feels; --foreground: they end with the step.
 APART = (
     "rc=0; for k in log_prob mixture 'additive or sequence' 'attention or dropout' more; do "
-    f'timeout --foreground -s KILL 60 $PY {PYTEST} tests/gpu/test_ops.py -k "$k" || rc=1; '
+    f'timeout --foreground -s KILL 45 $PY {PYTEST} tests/gpu/test_ops.py -k "$k" || rc=1; '
     "done; exit $rc"
 )
 # Not by the makefile's `run`: that would repeat it on the host-memory runtime.
@@ -193,8 +193,9 @@ def run_limited(
 
 
 def end_on_sigterm() -> None:
-    """As on an interrupt: the step under way ends too."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    """As on an interrupt, or where the terminal is lost: the step under way ends too."""
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, lambda number, frame: sys.exit(128 + number))
 
 
 def verdict(step: Step, code: int | None, output: str) -> str:
@@ -275,6 +276,11 @@ def main() -> int:
     env = {**os.environ, "PY": sys.executable, "RESULTS": str(results)}
     env.update(PYTHONPATH=str(ROOT), PYALLOC_COMMIT=commit)
     done = found["steps"]
+    if not args.only:  # this may be another machine than the last one
+        done.pop("build", None)
+        if (now := about(commit)) != found["about"]:
+            found.setdefault("about before", []).append(found["about"])
+            found["about"] = now
     for step in STEPS:
         left_s = end - time.monotonic()
         if not is_wanted(step, done, args.only):

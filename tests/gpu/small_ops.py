@@ -87,6 +87,9 @@ def main() -> int:
     if sys.argv[1:] == ["--each"]:
         return 0 if all([is_right_alone(name) for name in cases()]) else 1
     chosen = {name: case for name, case in cases().items() if name in (sys.argv[1:] or [name])}
+    if not chosen:
+        print("no such case; there are: " + ", ".join(cases()))
+        return 2
     return 0 if all([is_right(name, *case) for name, case in chosen.items()]) else 1
 
 

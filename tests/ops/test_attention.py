@@ -606,7 +606,7 @@ def test_wrong_arguments_are_named_with_what_was_given():
     for few in ((q, k, v), (q[:, 0], k[:, 0], v[:, 0])):
         with pytest.raises(OpError, match="mask must be a tensor, got list"):
             scaled_attention(*few, mask=[[True] * 6] * 5)
-    for name, value in (("dropout", "a"), ("causal", "no"), ("causal", None)):
+    for name, value in (("dropout", "a"), ("causal", "no"), ("causal", None), ("dropout", None)):
         for inputs in ((q, k, v), (q[:, :, :2], k, v)):
             with pytest.raises(OpError, match=rf"{name} must be .*, got {value!r}"):
                 scaled_attention(*inputs, **{name: value})

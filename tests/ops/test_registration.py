@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo import compiled_autograd
@@ -126,6 +127,28 @@ def test_export_agrees(name):
     inputs = tuple(make())
     program = torch.export.export(Module(), inputs)
     assert torch.equal(program.module()(*inputs), function(*inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_causal_may_be_a_comparison_of_sizes_while_exported(dtype):
+    class Module(torch.nn.Module):
+        def forward(self, q):
+            return scaled_attention(q, q, q, causal=q.shape[2] > 1)
+
+    lengths = {"q": {2: torch.export.Dim("n", min=2, max=64)}}
+    q = torch.randn(1, 2, 8, 16).to(dtype)
+    program = torch.export.export(Module(), (q,), dynamic_shapes=lengths, strict=False)
+    for x in (q, torch.randn(1, 2, 12, 16).to(dtype)):
+        torch.testing.assert_close(program.module()(x), scaled_attention(x, x, x, causal=True))
+
+
+def test_causal_may_be_a_truth_of_another_type():
+    for n in (4, 300):
+        q = torch.randn(1, 2, n, 16)
+        for truth in (False, True):
+            expected = scaled_attention(q, q, q, causal=truth)
+            for each in (int(truth), np.bool_(truth), torch.tensor(truth)):
+                assert torch.equal(scaled_attention(q, q, q, causal=each), expected)
 
 
 @pytest.mark.parametrize("name", OPS)
