@@ -34,7 +34,8 @@ class AutoMarks:
         self.roots: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.classes: list[str] = []  # of the optimizers
-        self.stepped: weakref.WeakSet[Any] = weakref.WeakSet()  # since the one that ends steps did
+        # Since the one that ends steps did.  By id: a class that says when two are equal has no hash.
+        self.stepped: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.most_doubled = 0
         self.known: dict[_At, _Told] = {}  # parameters and state already told
         self.handles: list[Any] = []
@@ -231,7 +232,7 @@ class AutoMarks:
         self.recorder.on_phase("optimizer", False)
         self.categorise()
         first = next(iter(self.optimizers.values()))
-        if optimizer in self.stepped and _is_alike(first, optimizer):
+        if id(optimizer) in self.stepped and _is_alike(first, optimizer):
             others = [each for each in self.optimizers.values() if each is not optimizer]
             self.optimizers.clear()
             self.optimizers.update((id(each), each) for each in (optimizer, *others))
@@ -242,7 +243,7 @@ class AutoMarks:
                 self._tell_doubled()  # once a step: there may be an optimizer for each parameter
             self._auto_step()
         else:
-            self.stepped.add(optimizer)
+            self.stepped[id(optimizer)] = optimizer
 
     def _tell_doubled(self) -> None:
         """State that several optimizers hold of the same parameters: its bytes but for the most that one holds."""

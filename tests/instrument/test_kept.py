@@ -113,6 +113,23 @@ def test_optimizers_that_take_turns_at_the_same_parameters(record: Record) -> No
     assert "optimizer_state" not in {item.kind for item in advise(found)}
 
 
+@pytest.mark.torch
+def test_an_optimizer_that_no_set_takes(record: Record) -> None:
+    """A class that says when two are equal, and so has no hash, steps beside another one as ever."""
+    found = trace.analyse(record(LAYERS + """
+    class Own(torch.optim.SGD):
+        def __eq__(self, other):
+            return self is other
+
+    other = Own(model.parameters(), lr=0.1)
+    for step in range(3):
+        model(torch.ones(8, 256, device="cuda")).square().mean().backward()
+        optimizer.step()
+        other.step()
+    """))  # fmt: skip
+    assert len(found.steps) == 4
+
+
 @pytest.mark.parametrize(("every", "replaced"), [(3, False), (3, True), (1, False), (20, False)])
 def test_what_grows_now_and_then(plan: Plan, every: int, replaced: bool) -> None:
     """An evaluation keeps its outputs; a variable that holds one of each, ever larger, is no leak."""
