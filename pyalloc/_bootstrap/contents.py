@@ -363,9 +363,12 @@ def _lose(note: _Note) -> None:
 
 
 def write(torch: Any, x: Any, values: Any, is_new: bool = True, depth: int = 0) -> None:
-    """As if a kernel had computed them.  is_new: they are all that lies in its storage, zeros too."""
+    """As if a kernel had computed them.  is_new: they are all that lies in its storage, zeros too.
+
+    Not of gradients: what is noted holds their storage, by which autograd would add them up in new memory.
+    """
     there = None if depth > MOST_DEPTH else on_host(torch, x)
-    if there is None:
+    if there is None or is_gradient(torch, x):
         return
     there.copy_(values)
     if is_new and not is_repeated(torch):

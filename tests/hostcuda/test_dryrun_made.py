@@ -338,12 +338,20 @@ def test_what_was_brought_to_the_host_and_back(torch_found: hostcuda.Torch, tmp_
 
 
 def test_gradients_are_added_up_in_place(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    """As on a card: those that are zeros but for a part held a storage more each, from torch 2.10 on."""
+    """As on a card: those that are zeros but for a part held a storage more each, from torch 2.10 on.
+
+    So did those that would be known, as a known gradient by a known mask is.
+    """
     source = """
         import torch
         from torch.utils.checkpoint import checkpoint
         x = torch.randn(4096, device="cuda", requires_grad=True)
-        for parts in (lambda h: h[1:] + h[:-1], lambda h: h[1:] + h[:-1] + 2 * h[:-1]):
+        even = (torch.arange(4096).cuda() % 2).float()
+        odd = 1 - even
+        for parts in (
+            *(lambda h: h[1:] + h[:-1], lambda h: h[1:] + h[:-1] + 2 * h[:-1]),
+            *(lambda h: h * even + h * odd, lambda h: (h * even).sum() + (h * odd).sum()),
+        ):
             peaks = []
             h = x.sin()
             h.register_hook(lambda _: peaks.append(torch.cuda.max_memory_allocated()))
