@@ -14,7 +14,7 @@ from pyalloc.advice import size
 from pyalloc.analysis import Advice, Analysis, Phase
 from pyalloc.moments import Moment
 from pyalloc.report import data, ranks
-from pyalloc.report.text import PAGEWISE, out_of_memory, reserved_title
+from pyalloc.report.text import FOUND, PAGEWISE, out_of_memory, reserved_title
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _MAX_PIECES = 1200  # of one state of the segment map
@@ -120,7 +120,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
     }
     return {
         "file": analysis.path.name,
-        "settings": analysis.notes,
+        "settings": {name: value for name, value in analysis.notes.items() if name not in FOUND},
         "caveats": analysis.caveats,
         "totals": analysis.totals,
         "peakPhase": summary["peak"]["phase"],

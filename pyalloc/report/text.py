@@ -24,6 +24,7 @@ PAGEWISE = (
 _LARGEST_STEP = 64 * MIB  # that an allocator grows by for a smaller request
 _MUCH_OUTSIDE = 0.05  # of a device: a context alone is less on most
 _LONGEST = 400  # of a command or a setting: some are given a whole configuration
+FOUND = ("retain_graph", "doubled_state")  # notes of what the program did: advice tells of them
 _NOT_SETTINGS = (  # notes that are told elsewhere, or to programs
     "command",
     "pid",
@@ -32,7 +33,7 @@ _NOT_SETTINGS = (  # notes that are told elsewhere, or to programs
     "clock",
     "history",
     "steps_end_with",
-    "doubled_state",
+    *FOUND,
 )
 _FILLER = "\0"  # in no name
 _BLOCKS = " ▁▂▃▄▅▆▇█"

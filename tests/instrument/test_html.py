@@ -24,7 +24,7 @@ from dry_support import PATIENCE_S
 
 from instrument.tools import MIB, Plan, pyalloc, small_trace
 from pyalloc import trace
-from pyalloc.report import html
+from pyalloc.report import html, text
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -413,6 +413,17 @@ def test_the_page_tells_of_all_segments_and_shows_the_largest(plan: Plan) -> Non
     state = content["moments"][-1]
     assert state["nSegments"] == 500 and len(state["segments"]) == 400
     assert state["segments"][0][0] == 500 * MIB
+
+
+def test_what_the_program_did_is_no_setting(plan: Plan) -> None:
+    for note in ("stacks=python", "retain_graph=True", "doubled_state=8 bytes, 2 optimizers"):
+        plan.event("user", note)
+    plan.event("alloc", addr=1 << 30, bytes=MIB)
+    found = trace.analyse(plan.done())
+    assert html._content(found)["settings"] == {"stacks": "python"}
+    told = text.summary(found)
+    assert "stacks=python" in told
+    assert "retain_graph" not in told and "doubled_state" not in told
 
 
 def test_names_with_marks_of_html_reach_the_page_as_they_are(plan: Plan) -> None:
