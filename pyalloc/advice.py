@@ -334,12 +334,14 @@ def _is_peak_in(phase: Phase, name: str, analysis: Analysis) -> bool:
 
 
 def _doubled_state(analysis: Analysis) -> Iterator[Advice]:
-    told = re.match(r"(\d+) bytes, (\d+) optimizers", analysis.notes.get("doubled_state", ""))
+    note = analysis.notes.get("doubled_state", "")
+    told = re.match(r"(\d+) bytes of (\d+), (\d+) optimizers", note)
     if told is None:
         return
-    n = int(told[2])
+    most, total, n = map(int, told.groups())
     state = [b for b in analysis.peak.blocks if analysis.category(b) == "optimizer state"]
-    doubled = min(int(told[1]), sum(block.bytes for block in state) * (n - 1) // n)
+    # The peak may lie before most was doubled, or any: what one holds of all is there first.
+    doubled = min(most, sum(block.bytes for block in state) - (total - most))
     if doubled > analysis.totals["peak_bytes"] * 0.03:
         yield Advice(
             "optimizer_state",

@@ -19,6 +19,7 @@ from pyalloc import marks
 MODULE = "module:"  # phases of modules carry this prefix
 _At = tuple[int, int]  # device, address
 _Told = tuple[str, Any]  # category, weak reference to the storage
+_Kind = tuple[type[Any], frozenset[int]]  # an optimizer's class and the parameters it is for
 # What torch raises for tensors without an address: sparse, fake, wrapped and uninitialized ones.
 _NO_ADDRESS = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError)
 
@@ -246,18 +247,35 @@ class AutoMarks:
             self.stepped[id(optimizer)] = optimizer
 
     def _tell_doubled(self) -> None:
-        """State that several optimizers hold of the same parameters: its bytes but for the most that one holds."""
-        held: dict[int, list[int]] = {}
+        """State that optimizers of a class hold of the same parameters, all of them: its bytes but for one's."""
+        seen: set[_At] = set()  # a wrapper may have that of what it wraps
+        total = 0
+        held: dict[_Kind, dict[int, list[int]]] = {}
         for optimizer in list(self.optimizers.values()):
+            kind = type(optimizer), frozenset(_parameters(optimizer))
             for parameter, state in list(optimizer.state.items()):
                 values = state.values() if isinstance(state, dict) else ()
-                n = sum(v.nbytes for v in values if isinstance(v, self.torch.Tensor) and v.is_cuda)
-                held.setdefault(id(parameter), []).append(n)
-        doubled = sum(sum(each) - max(each) for each in held.values())
+                mine: dict[_At, int] = {}
+                for value in values:
+                    self._weigh(mine, value)
+                n = sum(mine[at] for at in mine.keys() - seen)
+                seen.update(mine)
+                total += n
+                held.setdefault(kind, {}).setdefault(id(parameter), []).append(n)
+        each = [n for one in held.values() for n in one.values()]
+        doubled = sum(sum(n) - max(n) for n in each)
         if doubled > self.most_doubled:
             self.most_doubled = doubled
-            n_holders = max(sum(map(bool, each)) for each in held.values())
-            self.recorder.add("user", f"doubled_state={doubled} bytes, {n_holders} optimizers")
+            n_holders = max(sum(map(bool, n)) for n in each)
+            self.recorder.add(
+                "user", f"doubled_state={doubled} bytes of {total}, {n_holders} optimizers"
+            )
+
+    def _weigh(self, found: dict[_At, int], value: Any) -> None:
+        if isinstance(value, self.torch.Tensor) and value.is_cuda:
+            storage, address = _memory(value)
+            if address:
+                found[value.device.index, address] = storage.nbytes()
 
     # ---- categories ----
 
@@ -303,13 +321,16 @@ class AutoMarks:
             found.setdefault(at, (category, weakref.ref(storage)))
 
 
+def _parameters(optimizer: Any) -> set[int]:
+    return {id(each) for group in optimizer.param_groups for each in group["params"]}
+
+
 def _is_alike(one: Any, other: Any) -> bool:
     """Are two optimizers of one class, and the parameters of one all among those of the other?"""
-    a, b = (
-        {id(each) for group in optimizer.param_groups for each in group["params"]}
-        for optimizer in (one, other)
-    )
-    return type(one) is type(other) and (a <= b or b <= a)
+    if type(one) is not type(other):
+        return False
+    a, b = _parameters(one), _parameters(other)
+    return a <= b or b <= a
 
 
 def _retains_graph(

@@ -416,7 +416,7 @@ def test_the_page_tells_of_all_segments_and_shows_the_largest(plan: Plan) -> Non
 
 
 def test_what_the_program_did_is_no_setting(plan: Plan) -> None:
-    for note in ("stacks=python", "retain_graph=True", "doubled_state=8 bytes, 2 optimizers"):
+    for note in ("stacks=python", "retain_graph=True", "doubled_state=8 bytes of 16, 2 optimizers"):
         plan.event("user", note)
     plan.event("alloc", addr=1 << 30, bytes=MIB)
     found = trace.analyse(plan.done())

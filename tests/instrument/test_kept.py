@@ -114,6 +114,53 @@ def test_optimizers_that_take_turns_at_the_same_parameters(record: Record) -> No
 
 
 @pytest.mark.torch
+def test_state_that_optimizers_are_meant_to_hold(record: Record) -> None:
+    """One around another, two that share a part of the model, and two with one state double nothing."""
+    found = trace.analyse(record(LAYERS + """
+    class Around(torch.optim.Optimizer):
+        def __init__(self, inner):
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self.state[p]["slow"] = p.detach().clone()
+            self.inner.step()
+
+    head = nn.Linear(256, 256).cuda()
+    twins = [torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9) for _ in range(2)]
+    twins[1].state = twins[0].state
+    every = [
+        Around(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)),
+        torch.optim.AdamW(model.layers[:3].parameters()),
+        torch.optim.AdamW(model.layers[1:].parameters()),
+        *twins,
+    ]
+    for step in range(3):
+        head(model(torch.ones(8, 256, device="cuda"))).square().mean().backward()
+        for each in every:
+            each.step()
+    """))  # fmt: skip
+    assert "doubled_state" not in found.notes
+
+
+@pytest.mark.torch
+def test_state_that_is_doubled_after_the_peak(record: Record) -> None:
+    found = trace.analyse(record(LAYERS + """
+    every = [torch.optim.AdamW(model.parameters()) for _ in range(2)]
+    for n, each in zip((2048, 8), every):
+        model(torch.ones(n, 256, device="cuda")).square().mean().backward()
+        each.step()
+        model.zero_grad()
+        model(torch.ones(n, 256, device="cuda")).square().mean().backward()
+        each.step()
+    """))  # fmt: skip
+    assert "doubled_state" in found.notes
+    assert "optimizer_state" not in {item.kind for item in advise(found)}
+
+
+@pytest.mark.torch
 def test_an_optimizer_that_no_set_takes(record: Record) -> None:
     """A class that says when two are equal, and so has no hash, steps beside another one as ever."""
     found = trace.analyse(record(LAYERS + """
