@@ -131,6 +131,12 @@ card_wait(struct pya_card *card, bool is_idle) {
     return st;
 }
 
+/* A capture, also one on another device whose stream a freed block waits for, is no failure: nothing is given back now. */
+static pya_status
+card_wait_result(pya_status st) {
+    return st == PYA_E_CAPTURE ? PYA_OK : st;
+}
+
 static void
 card_note_trim(struct pya_card *card, size_t n_freed) {
     for (struct pya_arena *arena = card->arenas; arena != NULL && n_freed > 0;
@@ -162,7 +168,7 @@ card_trim(struct pya_card *card, size_t bytes_left, bool has_spare, bool is_idle
     if (card->reserved_bytes > left && has_spare) {
         pya_status st = card_wait(card, is_idle);
         if (st != PYA_OK) {
-            return st;
+            return card_wait_result(st);
         }
         if (left > 0) {
             card_note_trim(card, pya_gc_collect(card, card->reserved_bytes - left, NULL, 0));
@@ -197,7 +203,8 @@ card_trim_pool(struct pya_card *card, const struct pya_pool *pool, bool is_idle)
         return PYA_OK;
     }
     pya_status st = card_wait(card, is_idle);
-    return st == PYA_OK ? card_give_back(card, PYA_TRIM_POOL, pool, card_spare(card, pool)) : st;
+    return st == PYA_OK ? card_give_back(card, PYA_TRIM_POOL, pool, card_spare(card, pool))
+                        : card_wait_result(st);
 }
 
 /* Of the locked card's memory what lies in one pool, or (NULL) what is open until bytes_left are reserved.  Waits for the

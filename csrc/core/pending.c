@@ -277,18 +277,18 @@ queue_wait(struct pya_card *card, const struct pya_pending *queue) {
 
 pya_status
 pya_pending_sync(struct pya_card *card) {
+    pya_status result = PYA_OK;
     for (struct pya_pending *queue = card->pending; queue != NULL; queue = queue->next) {
-        if (queue->head == NULL) {
-            continue;
+        pya_status st = queue->head == NULL ? PYA_OK : queue_wait(card, queue);
+        if (st == PYA_OK) {
+            queue_drain(card, queue);
         }
-        pya_status st = queue_wait(card, queue);
-        if (st != PYA_OK) {
-            return st;
+        if (st != PYA_OK && (st != PYA_E_CAPTURE || result == PYA_OK)) {
+            result = st; /* a capture ends, other failures may not */
         }
-        queue_drain(card, queue);
     }
     pya_card_unpark(card);
-    return PYA_OK;
+    return result;
 }
 
 static void

@@ -91,9 +91,41 @@ test_a_freed_block_leaves_the_capture_whole(void) {
     }
 }
 
+/* A block waits for a foreign stream of another device, which is known by that device alone: it is not waited for while that
+ * captures, and what waits for other streams is given back. */
+static void
+test_a_capture_on_the_device_of_a_foreign_stream(void) {
+    struct world world = {.config = {.capacity_bytes = 64 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
+    world_init(&world, "");
+    pya_dptr block = take(&world, 4 * MIB, ONE);
+    pya_dptr other = take(&world, 8 * MIB, ONE);
+    struct pya_sim *first = world.sim;
+    CHECK_OK(pya_record_stream(world.heap, other, THREE));
+    CHECK_OK(pya_record_stream(world.heap, block, TWO));
+    CHECK(pya_note_foreign_stream(world.heap, TWO, 1));
+    pya_sim_fail(first, 1U << PYA_SIM_EVENT_CREATE, 1, PYA_E_DEVICE, false);
+    give(&world, block);
+    give(&world, other);
+    pya_dptr kept;
+    CHECK_OK(pya_alloc(world.heap, 1, 4 * MIB, ONE, &kept));
+    pya_sim_set_capturing(world.sim, ONE, true); /* the second device's */
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+    CHECK_EQ(stat_of(world.heap, 0, "active.all.current"), 1);
+    CHECK_OK(pya_empty_cache(world.heap, -1));
+    pya_sim_set_capturing(world.sim, ONE, false);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 1);
+    CHECK_EQ(stat_of(world.heap, 0, "reserved_bytes.all.current"), 0);
+    CHECK_OK(pya_free(world.heap, kept));
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"a_fence_leaves_the_capture_whole", test_a_fence_leaves_the_capture_whole},
     {"a_freed_block_leaves_the_capture_whole", test_a_freed_block_leaves_the_capture_whole},
+    {"a_capture_on_the_device_of_a_foreign_stream",
+     test_a_capture_on_the_device_of_a_foreign_stream},
 };
 
 int
