@@ -59,6 +59,7 @@ def answer(torch: Any) -> None:
         asks = sys._getframe(1).f_globals.get("__name__", "")
         return is_real() or (_here.is_on and asks.partition(".")[0] != "torch")
 
+    is_enabled._torchdynamo_disable = True  # type: ignore[attr-defined]
     torch.is_inference_mode_enabled = is_enabled
     for switch, names in (
         (torch.enable_grad, ("__enter__",)),

@@ -244,7 +244,7 @@ def test_in_inference_mode_all_is_as_outside(torch_found: hostcuda.Torch, tmp_pa
 def test_nothing_is_recorded_in_inference_mode(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
     """What switched gradients on in there kept activations, numpy() raised, and parameters refused changes in place."""
     source = """
-        import pytest, torch
+        import pytest, torch, warnings
         torch.set_default_device("cuda")
         model, x = torch.nn.Linear(8, 8), torch.randn(2, 8)
         decorated = torch.enable_grad()(lambda: model(x))
@@ -292,6 +292,10 @@ def test_nothing_is_recorded_in_inference_mode(torch_found: hostcuda.Torch, tmp_
                 y = compiled(x)
             y.add_(1)
             compiled(x).add_(1)
+        asking = torch.compile(lambda x: x * torch.is_inference_mode_enabled(), backend="eager")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Dynamo does not know")
+            assert asking(x).shape == x.shape
         assert model(x).requires_grad
         def too_large(x):
             with torch.inference_mode():
