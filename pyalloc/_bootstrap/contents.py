@@ -233,8 +233,14 @@ def _note(x: Any) -> _Note | None:
 
 
 def is_gradient(torch: Any, x: Any) -> bool:
-    """Fractions that a backward formula of torch's own has just made: nobody asks what they are."""
-    if not (x.is_floating_point() or x.is_complex()) or torch._C._current_autograd_node() is None:
+    """Fractions that a backward formula of torch's own has just made: nobody asks what they are.
+
+    Not what a program finds as .grad: it changes that, too, and graphs add to it.
+    """
+    node = torch._C._current_autograd_node()
+    if node is None or not (x.is_floating_point() or x.is_complex()):
+        return False
+    if node.name().endswith("AccumulateGrad"):
         return False
     caller: Any = sys._getframe(1)
     while caller is not None and caller.f_globals.get("__package__") == __package__:

@@ -392,6 +392,14 @@ def test_what_the_host_cannot_change_is_not_followed(
         buf.fill_(0.3)
         graph.replay()
         assert (buf > 0.5).nonzero().shape == (16, 1)
+        weight, graph = torch.randn(16, requires_grad=True), torch.cuda.CUDAGraph()
+        (weight * buf).sum().backward()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            (weight * buf).sum().backward()  # which adds in place to what there is
+        weight.grad.fill_(0)
+        graph.replay()
+        assert weight.grad.nonzero().shape == (16, 1)
         n = torch.ones(4, dtype=torch.int64)
         n += 1
         for wrong in (torch.zeros(3, dtype=torch.int64), torch.randn(3).long()):
