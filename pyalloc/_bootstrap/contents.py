@@ -33,6 +33,7 @@ class _Note:
     depth: by so many operators it follows from places that were spread evenly; 0: it is no guess.
     share: so much of it is true, which of it nobody knows.
     n_asked: so often was it asked of such zeros whether all is true.
+    is_old: brought to the host from where what lies there had been changed by what nobody followed.
     """
 
     n_bytes: int
@@ -43,6 +44,7 @@ class _Note:
     depth: int = 0
     share: float | None = None
     n_asked: int = 0
+    is_old: bool = False
 
 
 _notes: dict[int, _Note] = {}  # of storages, which take theirs with them
@@ -268,7 +270,9 @@ def note_brought(torch: Any, x: Any, on_host: Any) -> None:
     if is_one and _is_strided(torch, on_host) and is_plain(torch, x):
         note = _note(on_host)
         if put(torch, x, True) is None:
-            _noted(on_host).version = on_host._version
+            is_all = on_host.nbytes == on_host.untyped_storage().nbytes()
+            note = _noted(on_host)
+            note.version, note.is_old = on_host._version, is_all and not is_current(x)
         elif note is not None:
             note.version = _LOST
 
@@ -276,7 +280,13 @@ def note_brought(torch: Any, x: Any, on_host: Any) -> None:
 def _is_brought_back(torch: Any, x: Any) -> bool:
     """As it came from the device, unchanged."""
     is_noted = _is_strided(torch, x) and _note(x) is not None
-    return is_noted and is_current(x) and not x.any()
+    return is_noted and is_current(x) and (is_old(torch, x) or not x.any())
+
+
+def is_old(torch: Any, x: Any) -> bool:
+    """It came from a device with what lay there before something changed it that nobody followed."""
+    note = _note(x) if _is_strided(torch, x) else None
+    return note is not None and note.is_old and is_current(x)
 
 
 def _is_strided(torch: Any, x: Any) -> bool:

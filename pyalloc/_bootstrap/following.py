@@ -318,6 +318,8 @@ def _converted(torch: Any) -> Callable[..., Any]:
         known = contents.put(torch, x, is_whole) if is_of_use else None
         if known is not None:
             contents.write(torch, made, known, depth=contents.depth(torch, (x,)))
+        elif is_of_use and not x.is_cuda and contents.is_old(torch, x):
+            contents.note_random(torch, made)
         return made
 
     return call

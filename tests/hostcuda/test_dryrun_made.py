@@ -317,6 +317,11 @@ def test_what_was_brought_to_the_host_and_back(torch_found: hostcuda.Torch, tmp_
                 h = x * 2
                 chosen = h[h.sum(-1) > 0].sum() + h.masked_select(h > 0).sum()
             chosen.backward()
+            mask = torch.tensor([True, False] * 32).cuda()
+            mask &= x.detach().sum(-1) > 0
+            with save_on_cpu(pin_memory=is_pinned):
+                chosen = (x * 2)[mask].sum()  # all 64, by what was there before 32
+            chosen.backward()
         unknown, rows = torch.randn(6, device="cuda") > 0, torch.randn(6, device="cuda")
         on_host, pinned = unknown.cpu(), torch.zeros(6, dtype=torch.bool, pin_memory=True)
         pinned.copy_(unknown)
@@ -330,6 +335,13 @@ def test_what_was_brought_to_the_host_and_back(torch_found: hostcuda.Torch, tmp_
         assert len(rows[on_host.cuda()]) == 2 and len(rows[torch.tensor([True, False] * 3).cuda().cpu().cuda()]) == 3
         on_host.zero_()
         assert len(rows[on_host.cuda()]) == 0
+        known = torch.tensor([True, False] * 3).cuda()
+        known |= torch.tensor([False, True] + 4 * [False]).cuda()
+        assert len(rows[known.cpu().cuda()]) == 4
+        known &= unknown
+        on_host = known.cpu()
+        on_host[:] = torch.tensor([True, False] * 3)
+        assert len(rows[on_host.cuda()]) == 3
         assert 1 / (rows.sum().cpu().cuda().item()) > 0 and torch.zeros(()).cuda().cpu().cuda().item() == 0
         brought = torch.sparse_coo_tensor([[1], [2]], [3.0], (4, 4)).cuda().cpu().cuda()
         assert brought.shape == torch.eye(4).to_sparse_csr().cuda().cpu().cuda().shape == (4, 4)
