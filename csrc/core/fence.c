@@ -9,8 +9,9 @@
 #define FENCE_ANNOUNCED_NS (UINT64_C(1) * 1000 * 1000 * 1000)
 /* Somebody who frees all the time is not waited for for ever. */
 enum { FENCE_WAITS_MOST = 3 };
-/* Another card's lock is held for microseconds, or for long by somebody who waits for a device. */
-enum { FENCE_TRIES = 10000 };
+/* While a capture grows its pool it holds its card's lock for a few device calls; for a second only who waits for a device does,
+ * where nothing captures. */
+enum { FENCE_NAPS = 10000 };
 
 static struct pya_fence *
 fence_find(const struct pya_card *card, pya_stream stream) {
@@ -39,16 +40,16 @@ pya_fences_add(struct pya_card *card, pya_stream stream, struct pya_fence **out)
     return PYA_OK;
 }
 
-/* Is a graph being captured on the device of another card, as far as can be told without waiting for that card's lock? */
+/* May a graph be being captured on the device of another card?  That card's lock is not waited for: it may be held by a thread
+ * that asks the same of this one. */
 static bool
-other_is_capturing(const struct pya_card *card, int device) {
+other_may_capture(const struct pya_card *card, int device, bool insists) {
     struct pya_card *other = pya_cards_get(card->cards, device);
-    int n_tries = 0;
-    while (other != NULL && n_tries < FENCE_TRIES && !pya_lock_try(&other->lock)) {
-        n_tries++;
-    }
-    if (other == NULL || n_tries == FENCE_TRIES) {
+    if (other == NULL) {
         return false;
+    }
+    if (!pya_lock_try_for(&other->lock, insists ? FENCE_NAPS : 0)) {
+        return !insists;
     }
     const bool is_capturing = pya_fences_are_capturing(other);
     pya_lock_release(&other->lock);
@@ -56,20 +57,20 @@ other_is_capturing(const struct pya_card *card, int device) {
 }
 
 static pya_status
-fence_sync_other(const struct pya_card *card, const struct pya_fence *fence) {
+fence_sync_other(const struct pya_card *card, const struct pya_fence *fence, bool insists) {
     if (!fence->is_foreign || fence->dev == card->dev) {
         return PYA_OK;
     }
     if (fence->dev == NULL) {
         return PYA_E_BUSY;
     }
-    return other_is_capturing(card, fence->dev->index) ? PYA_E_CAPTURE
-                                                       : pya_device_sync(fence->dev);
+    return other_may_capture(card, fence->dev->index, insists) ? PYA_E_CAPTURE
+                                                               : pya_device_sync(fence->dev);
 }
 
 pya_status
-pya_fence_sync(struct pya_card *card, const struct pya_fence *fence) {
-    pya_status st = fence_sync_other(card, fence);
+pya_fence_sync(struct pya_card *card, const struct pya_fence *fence, bool insists) {
+    pya_status st = fence_sync_other(card, fence, insists);
     return st == PYA_OK ? pya_device_sync(card->dev) : st;
 }
 
@@ -79,7 +80,7 @@ fences_sync(struct pya_card *card) {
     pya_status st = PYA_OK;
     for (struct pya_fence *fence = card->fences; fence != NULL && st == PYA_OK;
          fence = fence->next) {
-        st = fence->is_gone ? PYA_OK : fence_sync_other(card, fence);
+        st = fence->is_gone ? PYA_OK : fence_sync_other(card, fence, false);
     }
     return st == PYA_OK ? pya_device_sync(card->dev) : st;
 }

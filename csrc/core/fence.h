@@ -76,8 +76,11 @@ bool pya_fences_note_foreign(
 bool pya_fence_is_captured(struct pya_card *card, struct pya_fence *fence);
 /* Does what is remembered of a foreign stream's capture still hold?  Asks the stream. */
 void pya_fence_ask_again(struct pya_card *card, struct pya_fence *fence);
-/* Waits for the card's device, and for that of the stream where it is foreign and of another. */
-PYA_MUST_CHECK pya_status pya_fence_sync(struct pya_card *card, const struct pya_fence *fence);
+/* Waits for the card's device, and for that of the stream where it is foreign and of another.  PYA_E_CAPTURE: not now, as a
+ * capture has begun there (one that begins meanwhile is not noticed), or another thread has that card just now; who insists,
+ * having no other way out, tries for a second before it believes that there is none. */
+PYA_MUST_CHECK pya_status
+pya_fence_sync(struct pya_card *card, const struct pya_fence *fence, bool insists);
 /* Records an event on a stream; 0: it is made first.  One made for an earlier stream of the same handle may be another
  * device's: then *event is a new one.  On failure it may be one that was never recorded, or 0. */
 PYA_MUST_CHECK pya_status

@@ -6,21 +6,41 @@
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef PYA_LOCK_SPINS /* tests/c/test_interleave.c: fewer */
 #define PYA_LOCK_SPINS 64
 #endif
 
-void
-pya_lock_wait(struct pya_lock *lock) {
+static bool
+lock_spin(struct pya_lock *lock) {
     for (int i = 0; i < PYA_LOCK_SPINS; i++) {
         if (pya_lock_try(lock)) {
-            return;
+            return true;
         }
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #endif
+    }
+    return false;
+}
+
+bool
+pya_lock_try_for(struct pya_lock *lock, int n_naps) {
+    const struct timespec nap = {.tv_nsec = 100 * 1000};
+    bool is_held = lock_spin(lock);
+    for (int i = 0; i < n_naps && !is_held; i++) {
+        (void)nanosleep(&nap, NULL);
+        is_held = pya_lock_try(lock);
+    }
+    return is_held;
+}
+
+void
+pya_lock_wait(struct pya_lock *lock) {
+    if (lock_spin(lock)) {
+        return;
     }
     /* From here on the word says 2, so that whoever releases it wakes one of us. */
     while (__atomic_exchange_n(&lock->state, 2, __ATOMIC_ACQUIRE) != 0) {

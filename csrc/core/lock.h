@@ -1,9 +1,9 @@
 /* A mutex of one word: one atomic exchange to take, one to leave, a futex when contended.  Floor 0.
  *
  * Uncontended it is about half the cost of pthread_mutex_t, and that is most of the fast path.
- * Ranks, lowest taken first: a heap's lock (cards are opened, recording begins or ends); then a card's, one at a time; then its
- * gate, for a moment, or while the device is waited for without the card's lock.  None of the first two is held while Python
- * runs, unless a pool has an allocator written in it. */
+ * Ranks, lowest taken first: a heap's lock (cards are opened, recording begins or ends); then a card's, one at a time
+ * (another card's is only tried); then its gate, for a moment, or while the device is waited for without the card's lock.  None
+ * of the first two is held while Python runs, unless a pool has an allocator written in it. */
 #pragma once
 
 #include "base.h"
@@ -28,7 +28,6 @@ pya_lock_acquire(struct pya_lock *lock) {
     }
 }
 
-/* For a caller that must not wait: it holds a lock of the same rank. */
 static inline bool
 pya_lock_try(struct pya_lock *lock) {
     uint32_t expected = 0;
@@ -36,6 +35,10 @@ pya_lock_try(struct pya_lock *lock) {
            __atomic_compare_exchange_n(
                &lock->state, &expected, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
 }
+
+/* For a caller that must not wait: it holds a lock of the same rank.  Tries for some microseconds, then once after each nap of a
+ * tenth of a millisecond. */
+bool pya_lock_try_for(struct pya_lock *lock, int n_naps);
 
 static inline void
 pya_lock_release(struct pya_lock *lock) {

@@ -198,7 +198,7 @@ queue_is_over(struct pya_card *card, const struct pya_pending *queue) {
     bool is_gone = queue->fence->is_foreign ||
                    pya_device_is_capturing(card->dev, queue->stream, &is_capturing) == PYA_E_STREAM;
     return is_gone && !pya_fences_are_capturing(card) &&
-           pya_fence_sync(card, queue->fence) == PYA_OK;
+           pya_fence_sync(card, queue->fence, false) == PYA_OK;
 }
 
 /* What could not be marked is tried again, ever more rarely: the reason may have passed, or the stream is gone for good. */
@@ -272,7 +272,7 @@ queue_wait(struct pya_card *card, const struct pya_pending *queue) {
         st = queue->fence->is_foreign ? PYA_E_STREAM
                                       : pya_device_stream_sync(card->dev, queue->stream);
     }
-    return st == PYA_E_DEVICE || st == PYA_E_STREAM ? pya_fence_sync(card, queue->fence) : st;
+    return st == PYA_E_DEVICE || st == PYA_E_STREAM ? pya_fence_sync(card, queue->fence, true) : st;
 }
 
 pya_status

@@ -1,4 +1,6 @@
-/* Captures that another thread begins after a stream was asked and before its event is recorded (core/fence.h). */
+/* Captures that a card cannot be sure of: begun by another thread after a stream was asked and before its event is recorded, or on
+ * another card (core/fence.h). */
+#include "core/heap.h"
 #include "streams.h"
 
 /* The event that became part of a graph, as a driver takes it: asked about, it ends the capture. */
@@ -121,11 +123,35 @@ test_a_capture_on_the_device_of_a_foreign_stream(void) {
     world_fini(&world);
 }
 
+/* A capture that grows its pool holds its card's lock meanwhile. */
+static void
+test_a_locked_card_may_capture(void) {
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB, .work = PYA_SIM_WORK_AT_ONCE}};
+    world_init(&world, "");
+    pya_dptr block = take(&world, 4 * MIB, ONE), kept;
+    CHECK_OK(pya_record_stream(world.heap, block, TWO));
+    CHECK(pya_note_foreign_stream(world.heap, TWO, 1));
+    CHECK_OK(pya_alloc(world.heap, 1, 4 * MIB, ONE, &kept));
+    struct pya_card *card = pya_cards_get(&world.heap->cards, 1);
+    pya_lock_acquire(&card->lock);
+    give(&world, block); /* another stream may have it once TWO's device was waited for */
+    give(&world, take(&world, 4 * MIB, THREE));
+    CHECK_EQ(calls(&world, PYA_SIM_DEVICE_SYNC), 0);
+    pya_lock_release(&card->lock);
+    for (size_t i = 1; i < 9; i++) { /* each more than any free block */
+        give(&world, take(&world, 8 * i * MIB, i % 2 == 0 ? THREE : ONE));
+    }
+    CHECK(calls(&world, PYA_SIM_DEVICE_SYNC) > 0);
+    CHECK_OK(pya_free(world.heap, kept));
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"a_fence_leaves_the_capture_whole", test_a_fence_leaves_the_capture_whole},
     {"a_freed_block_leaves_the_capture_whole", test_a_freed_block_leaves_the_capture_whole},
     {"a_capture_on_the_device_of_a_foreign_stream",
      test_a_capture_on_the_device_of_a_foreign_stream},
+    {"a_locked_card_may_capture", test_a_locked_card_may_capture},
 };
 
 int
