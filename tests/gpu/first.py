@@ -30,6 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 TAIL = 16000
 BEYOND = "beyond its limit"
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 PYTEST = "-m pytest -q -rA --tb=short -p no:cacheprovider -o filterwarnings=default"
 OPS = "-m benchmarks.ops --device cuda --force"
 TRAINING = "-m benchmarks.repeated --device cuda --json -q --steps 8"
@@ -169,6 +170,13 @@ def run_limited(
     """Exit code (None: stopped at the limit) and output, which goes to the log; what it started ends with it."""
     with log.open("a+b") as out:
         begin = out.seek(0, os.SEEK_END)
+        # Nothing ends us between the step's beginning and the try that ends it, too.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING})
+
+        def prepare() -> None:
+            os.setpgrp()
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
         # A group of its own, so that all of it can be ended, but in this session: who ends that ends the step too.
         process = subprocess.Popen(
             ["bash", "-c", command],
@@ -177,10 +185,11 @@ def run_limited(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            preexec_fn=os.setpgrp,  # noqa: PLW1509  (this program has one thread)
+            preexec_fn=prepare,  # noqa: PLW1509  (this program has one thread)
         )
         code: int | None = None
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(timeout=limit_s)
         finally:
@@ -194,7 +203,7 @@ def run_limited(
 
 def end_on_sigterm() -> None:
     """As on an interrupt, or where the terminal is lost: the step under way ends too."""
-    for each in (signal.SIGTERM, signal.SIGHUP):
+    for each in ENDING:
         signal.signal(each, lambda number, frame: sys.exit(128 + number))
 
 

@@ -117,6 +117,28 @@ def test_a_step_ends_with_the_program(tmp_path: Path) -> None:
     assert is_in_our_session
 
 
+def test_a_step_that_has_just_begun_ends_with_the_program(tmp_path: Path) -> None:
+    source = """
+import os, pathlib, signal, subprocess, sys, first
+class Begun(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        print(self.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+subprocess.Popen = Begun
+first.end_on_sigterm()
+first.run_limited('exec sleep 600', {}, 60, pathlib.Path(sys.argv[1]))
+"""
+    env = {**os.environ, "PYTHONPATH": str(Path("tests/gpu").absolute())}
+    command = [sys.executable, "-c", source, str(tmp_path / "first.log")]
+    program = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=False)
+    step = int(program.stdout)
+    is_left = is_running(step)
+    if is_left:
+        os.kill(step, signal.SIGKILL)
+    assert program.returncode == 128 + signal.SIGTERM and not is_left
+
+
 def test_a_second_look_is_taken_where_the_first_failed(first: ModuleType) -> None:
     (second,) = (step for step in first.STEPS if step.after_failed == "ops")
     verdicts = {"passed": False, "skipped: no make": False, "failed: exit code 1": True}
