@@ -20,7 +20,8 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.made:
-	@"$(PYTHON)" -c '$(FITS)' 2>/dev/null || { echo "pyalloc needs Python 3.10 or newer, with the GIL; try make PYTHON=/path/to/python3.11"; exit 1; }
+	@said=$$("$(PYTHON)" -c '$(FITS)' 2>&1) || { echo "pyalloc needs Python 3.10 or newer, with the GIL; try make PYTHON=/path/to/python3.11"; \
+		[ -z "$(PYTHON)" ] || [ -z "$$said" ] || echo "$${said#*: line 1: }"; exit 1; }
 	@.ci/make-venv "$(PYTHON)" $(VENV)
 	@touch $@
 

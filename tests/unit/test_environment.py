@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,16 +19,33 @@ def test_torch_of_an_environment_is_seen(tmp_path: Path) -> None:
     (packages,) = (theirs / "lib").glob("python*/site-packages")
     (packages / "torch").mkdir()
     (packages / "torch" / "__init__.py").write_text("class version:\n    cuda = '13.0'\n")
-    subprocess.run([".ci/make-venv", theirs / "bin" / "python", ours], cwd=ROOT, check=True)
-    seen = subprocess.run(
-        [ours / "bin" / "python", "-c", "import torch; print(torch.__file__)"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={},
-        cwd=tmp_path,
-    )
-    assert seen.stdout.strip() == str(packages / "torch" / "__init__.py")
+
+    def make(python: Path, env: dict[str, str] | None = None) -> int:
+        command = [".ci/make-venv", python, ours]
+        return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+
+    def seen() -> str:
+        command = [ours / "bin" / "python", "-c", "import torch; print(torch.__file__)"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={}, cwd=tmp_path
+        )
+        return done.stdout.strip()
+
+    assert make(theirs / "bin" / "python") == 0
+    assert seen() == str(packages / "torch" / "__init__.py")
+    # Broken off before it sees them, and activated.
+    shutil.rmtree(ours)
+    remove = tmp_path / "remove"
+    remove.mkdir()
+    (remove / "rm").write_text("#!/bin/sh\nexit 1\n")
+    (remove / "rm").chmod(0o755)
+    assert make(theirs / "bin" / "python", {**os.environ, "PATH": f"{remove}:{os.environ['PATH']}"})
+    assert (ours / ".unfinished").exists()
+    for path in ours.glob("lib/python*/site-packages/theirs.pth"):
+        path.unlink()
+    assert not seen()
+    assert make(ours / "bin" / "python") == 0
+    assert seen() == str(packages / "torch" / "__init__.py")
 
 
 def test_an_environment_broken_off_is_made_again(tmp_path: Path) -> None:
@@ -48,15 +67,26 @@ def test_an_environment_broken_off_is_made_again(tmp_path: Path) -> None:
     assert make("whole") == 0  # it stays, as one that another made does
 
 
-def test_an_environment_broken_off_may_be_the_active_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["--symlinks", "--copies"])
+def test_an_environment_broken_off_may_be_the_active_one(tmp_path: Path, how: str) -> None:
     ours = tmp_path / "ours"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", ours], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", how, ours], check=True)
     (ours / ".unfinished").touch()
     (ours / "left").touch()
     python = ours / "bin" / "python"
     subprocess.run([".ci/make-venv", python, ours, "--alone"], cwd=ROOT, check=True)
     assert not (ours / "left").exists()
     subprocess.run([python, "-m", "pip", "--version"], check=True)
+
+
+def test_why_a_python_does_not_start_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho cannot open shared object file >&2\nexit 127\n")
+    broken.chmod(0o755)
+    for python, why in (broken, "cannot open shared object file"), ("/no/python", "No such file"):
+        command = ["make", "-s", f"VENV={tmp_path}/ours", f"PYTHON={python}", "torch"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode != 0 and why in done.stdout.splitlines()[1]
 
 
 def test_no_python_is_told_in_one_line(tmp_path: Path) -> None:
