@@ -58,11 +58,17 @@ def _leak(analysis: Analysis) -> Iterator[Advice]:
         blocks = [block for block in analysis.peak.blocks if block.stack == grown.stack]
         modules = Counter(in_all_layers(block.module) for block in blocks if block.module)
         within = f" (in {modules.most_common(1)[0][0]})" if modules else ""
+        why = (
+            "Something keeps these tensors: a list of losses without .item() or .detach(), a cache, a history, "
+            "what a hook collects."
+            if grown.more_blocks
+            else "They are as many as before, but larger: one that is added to (torch.cat), or what is as long as an "
+            "input; inputs that grow from step to step are no leak."
+        )
         yield Advice(
             "leak",
             f"{grown.name}{within} holds {size(grown.per_step)} more at each step ({size(grown.bytes)} in the "
-            "steps looked at). Something keeps these tensors: a list of losses without .item() or "
-            ".detach(), a cache, a history, what a hook collects.",
+            f"steps looked at). {why}",
             grown.bytes,
         )
 

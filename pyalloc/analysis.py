@@ -100,13 +100,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Growth:
-    """A stack whose live bytes grow from step to step.  series: at the steps looked at."""
+    """A stack whose live bytes grow from step to step.
+
+    series: at the steps looked at; more_blocks: not only larger ones.
+    """
 
     name: str
     stack: int
     bytes: int
     per_step: float
     series: tuple[int, ...]
+    more_blocks: bool
 
 
 @dataclass(frozen=True)
@@ -485,24 +489,21 @@ class Analysis:
         found = []
         n_steps = looked_at[-1] - looked_at[0]
         for stack in tables[-1]:
-            series = tuple(table.get(stack, 0) for table in tables)
+            pairs = [table.get(stack, (0, 0)) for table in tables]
+            series = tuple(size for size, _ in pairs)
+            more_blocks = pairs[-1][1] > pairs[0][1]
             grown = series[-1] - series[0]
             rises = all(after > before for before, after in itertools.pairwise(series))
             if rises and grown >= max(MIB // 4, self.totals["peak_bytes"] // 10_000):
                 where = self.place(stack)
                 name = str(where or self.nameless(stack))
-                found.append(Growth(name, stack, grown, grown / n_steps, series))
+                found.append(Growth(name, stack, grown, grown / n_steps, series, more_blocks))
         return sorted(found, key=lambda g: -g.bytes)
 
     def jumps(self) -> list[Growth]:
         """Stacks that come to hold more and more blocks, though not at every step: of each epoch's end, say."""
         events = [step[1] for step in self.steps][2:]
-        tables: list[dict[int, tuple[int, int]]] = []
-        for moment in (self.moments[event] for event in events if event in self.moments):
-            table: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
-            for stack, _, size, n in moment.stack_sums():
-                table[stack] = table[stack][0] + size, table[stack][1] + n
-            tables.append(table)
+        tables = [self.moments[event].by_stack for event in events if event in self.moments]
         found = []
         for stack in tables[-1] if len(tables) >= 3 else ():
             series = [table.get(stack, (0, 0)) for table in tables]
@@ -513,7 +514,7 @@ class Analysis:
             if is_steady and n_rises >= 2 and grown >= max(MIB, self.totals["peak_bytes"] // 20):
                 name = str(self.place(stack) or self.nameless(stack))
                 sizes = tuple(size for size, _ in series)
-                found.append(Growth(name, stack, grown, grown / len(pairs), sizes))
+                found.append(Growth(name, stack, grown, grown / len(pairs), sizes, True))
         return sorted(found, key=lambda growth: -growth.bytes)
 
     @cached_property
@@ -532,7 +533,8 @@ class Analysis:
                 f"{jumps[0].bytes / MIB:.1f} MiB more in a few of them: what an evaluation or a cache keeps, or a leak"
             )
         total = sum(g.per_step for g in grown)
-        return f"leak: {total / MIB:.2f} MiB more at each step, most at {grown[0].name}"
+        larger = "" if grown[0].more_blocks else ", in as many blocks as before, larger ones"
+        return f"leak: {total / MIB:.2f} MiB more at each step, most at {grown[0].name}{larger}"
 
 
 def in_all_layers(module: str) -> str:

@@ -84,11 +84,12 @@ class Moment:
         return self.scan.stack_sums(self.number)
 
     @cached_property
-    def by_stack(self) -> dict[int, int]:
-        """Bytes of each stack; not of one device."""
-        table: dict[int, int] = defaultdict(int)
-        for stack, _, size, _ in self.stack_sums():
-            table[stack] += size
+    def by_stack(self) -> dict[int, tuple[int, int]]:
+        """Bytes and blocks of each stack; not of one device."""
+        table: dict[int, tuple[int, int]] = {}
+        for stack, _, size, n in self.stack_sums():
+            before = table.get(stack, (0, 0))
+            table[stack] = before[0] + size, before[1] + n
         return table
 
     def pieces(self, smallest: int) -> tuple[list[Block], list[list[int]], int]:

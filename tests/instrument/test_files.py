@@ -183,7 +183,9 @@ def test_only_moments_that_are_looked_at_become_rows(
     assert len(asked) == 3  # the peak, and what two large blocks of it were made into
     html.page(found)
     assert len(asked) == 4  # though it shows all of them: the one when most was reserved
-    assert found.peak.allocated_bytes == sum(found.peak.by_stack.values()) == 7 << 20
+    assert found.peak.allocated_bytes == 7 << 20
+    assert sum(size for size, _ in found.peak.by_stack.values()) == 7 << 20
+    assert sum(n for _, n in found.peak.by_stack.values()) == len(found.peak.blocks)
     for moment in found.moments.values():
         assert list(moment.blocks) == sorted(moment.blocks, key=lambda b: (b.device, b.address))
         assert sum(block.bytes for block in moment.blocks) == moment.allocated_bytes

@@ -177,7 +177,9 @@ def test_an_optimizer_that_no_set_takes(record: Record) -> None:
     assert len(found.steps) == 4
 
 
-@pytest.mark.parametrize(("every", "replaced"), [(3, False), (3, True), (1, False), (20, False)])
+@pytest.mark.parametrize(
+    ("every", "replaced"), [(3, False), (3, True), (1, False), (1, True), (20, False)]
+)
 def test_what_grows_now_and_then(plan: Plan, every: int, replaced: bool) -> None:
     """An evaluation keeps its outputs; a variable that holds one of each, ever larger, is no leak."""
     for step in range(10):
@@ -187,9 +189,12 @@ def test_what_grows_now_and_then(plan: Plan, every: int, replaced: bool) -> None
             plan.event("free_requested", addr=addr)
             plan.event("free_completed", addr=addr)
             plan.event("alloc", addr=addr, bytes=(step + 2) * MIB, stack=plan.stack(7, "keep"))
-    verdict = trace.analyse(plan.done()).leak_verdict
+    found = trace.analyse(plan.done())
+    verdict = found.leak_verdict
     if every == 1:
-        assert verdict.startswith("leak: ")
+        assert verdict.startswith("leak: ") and ("as many blocks as before" in verdict) == replaced
+        (told,) = (item.text for item in advise(found) if item.kind == "leak")
+        assert ("inputs that grow" in told) == replaced
     elif every == 3 and not replaced:
         assert verdict.startswith("leak not sure") and "model.py:7 keep comes to hold" in verdict
     else:
