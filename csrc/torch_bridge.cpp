@@ -375,10 +375,15 @@ hook_reset() {
 void
 hook_memory_fraction(double fraction, int device) {
     /* The heap, which has not looked at devices without use, would believe in any. */
-    const bool is_there = device < n_devices_of_torch.load(std::memory_order_acquire);
+    const int n_devices = n_devices_of_torch.load(std::memory_order_acquire);
+    if (device < 0 || device >= n_devices) {
+        throw std::runtime_error(
+            "there is no CUDA device " + std::to_string(device) + ": this process sees " +
+            std::to_string(n_devices) + ", numbered from 0");
+    }
     check(
-        is_there ? pya_set_fraction(heap_or_throw(), device, fraction) : PYA_E_INVAL,
-        "setting the memory fraction failed", device);
+        pya_set_fraction(heap_or_throw(), device, fraction), "setting the memory fraction failed",
+        device);
 }
 
 void *

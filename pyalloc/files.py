@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import tempfile
@@ -21,9 +22,14 @@ def writing(path: Path) -> Iterator[BinaryIO]:
     with contextlib.suppress(FileNotFoundError):
         mode = path.lstat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-            raise FileExistsError(0, "it is no plain file and would be replaced")
-    # mkstemp opens with O_EXCL and O_NOFOLLOW, and mode 0600.
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+            raise FileExistsError(
+                errno.EEXIST, "it is no plain file and would be replaced", str(path)
+            )
+    try:  # mkstemp opens with O_EXCL and O_NOFOLLOW, and mode 0600.
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    except OSError as error:
+        error.filename = str(path)  # its own is none that the caller knows
+        raise
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
