@@ -109,7 +109,9 @@ def test_peers_are_copied_between_directly(runtime: Any) -> None:
 
 @pytest.mark.parametrize("device", [-2, 2, 99])
 def test_no_such_device(device: int) -> None:
-    with pytest.raises((RuntimeError, AssertionError, ValueError), match="device|codec"):  # native's of -2
+    with pytest.raises(
+        (RuntimeError, AssertionError, ValueError), match=r"device|codec"
+    ):  # native's of -2
         torch.cuda.set_per_process_memory_fraction(0.5, device)
 
 

@@ -70,12 +70,12 @@ def test_a_link_is_replaced_and_never_followed(tmp_path: Path) -> None:
 
 def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="plain file.*pipe"):
+    with pytest.raises(OSError, match=r"plain file.*pipe"):
         files.write(tmp_path / "pipe", b"")
 
 
 def test_a_file_that_cannot_be_made_is_told_by_its_name(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="'.*/missing/out'"):
+    with pytest.raises(FileNotFoundError, match=r"'.*/missing/out'"):
         files.write(tmp_path / "missing" / "out", b"")
 
 
