@@ -56,7 +56,7 @@ def _limit(item: pytest.Item) -> int | None:
         pytest.fail('limit_gpu_memory takes one size, e.g. "2 GB"', pytrace=False)
     value = mark.args[0]
     try:
-        return int(value) if isinstance(value, int) else parse_bytes(str(value))
+        return value if isinstance(value, int) and value >= 0 else parse_bytes(str(value))
     except UsageError as error:
         why = str(error)
     pytest.fail(f"limit_gpu_memory: {why}", pytrace=False)

@@ -62,8 +62,9 @@ def compare(found: list[Analysis]) -> str:
     lines = [f"{'file':<29}{'peak':>12}{'to median':>11}{'reserved':>12}{'events':>11}"]
     table = rows(found)
     for row in table:
+        percent = round(100 * row["to_median"], 1) + 0.0  # never -0.0
         lines.append(
-            f"{column(row['file'], 29)}{size(row['peak_bytes']):>12}{100 * row['to_median']:>+10.1f}%"
+            f"{column(row['file'], 29)}{size(row['peak_bytes']):>12}{percent:>+10.1f}%"
             f"{size(row['peak_reserved_bytes']):>12}{row['events']:>11,}"
             + (" <odd" if row["is_odd"] else "")
         )

@@ -193,6 +193,9 @@ kept = []
 def test_limit(mib):
     torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
 
+@pytest.mark.limit_gpu_memory(-1)
+def test_no_size(): pass
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_leak(keeps):
     x = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
@@ -216,7 +219,8 @@ def test_leak(keeps):
         capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     out = done.stdout
-    assert "2 failed, 2 passed" in out, out + done.stderr
+    assert "3 failed, 2 passed" in out, out + done.stderr
+    assert "limit_gpu_memory: '-1' is not a size" in out
     assert "needed 70.0 MiB, the limit is 64.0 MiB" in out
     assert "the test left 8.0 MiB in use on device 0" in out
 
