@@ -51,7 +51,7 @@ def test_torch_of_an_environment_is_seen(tmp_path: Path) -> None:
 def test_an_environment_broken_off_is_made_again(tmp_path: Path) -> None:
     python, ours = tmp_path / "python", tmp_path / "ours"
     python.write_text(
-        f"#!/bin/sh\n[ $1 = -c ] && exec {sys.executable} -c 'raise SystemExit(1)'\n"
+        f"#!/bin/sh\n[ $1 = -c ] && exec '{sys.executable}' -c 'raise SystemExit(1)'\n"
         'mkdir -p "$3/bin" && ln -s /bin/true "$3/bin/python" && touch "$3/$WHAT" && [ $WHAT = whole ]\n'
     )
     python.chmod(0o755)
@@ -121,7 +121,7 @@ def test_an_active_environment_comes_first(tmp_path: Path) -> None:
     (theirs / "python").chmod(0o755)
     assert chosen(VIRTUAL_ENV=str(tmp_path)) == str(theirs / "python3.11")
     (theirs / "python").write_text(  # free-threaded
-        f'#!/bin/sh\nexec {sys.executable} -c "import sysconfig\n'
+        f'#!/bin/sh\nexec "{sys.executable}" -c "import sysconfig\n'
         "sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1\n$2\"\n"
     )
     assert chosen(VIRTUAL_ENV=str(tmp_path)) == str(theirs / "python3.11")
@@ -152,7 +152,7 @@ def test_versions_go_on_where_they_were_broken_off(tmp_path: Path) -> None:
         python = venv / "bin" / "python"
         python.write_text(  # all is installed
             f'#!/bin/sh\n[ "$2 $3" != "pip index" ] || echo "torch ($NEWEST)"\n'
-            f'[ "$2" = pip ] || exec {sys.executable} "$@"\n'
+            f'[ "$2" = pip ] || exec "{sys.executable}" "$@"\n'
         )
         python.chmod(0o755)
         for name in (".has-torch", ".goes"):
