@@ -144,8 +144,9 @@ pya_attention_forward(struct pya_ops_attention a) {
             }
         }
         if (tx == 0) {
-            ((float *)a.lse)[(b * a.n_h + h) * a.n_q + q] =
-                sum[i] == 0.0f ? -INFINITY : top[i] + log2f(sum[i]);
+            float *kept = (float *)a.stats + 2 * (b * a.n_h + h) * a.n_q + q;
+            kept[0] = top[i];
+            kept[a.n_q] = inverse;
         }
     }
 }
@@ -185,13 +186,14 @@ backward_block(
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const long long q = q0 + ty + i;
-        float lse = q < a.n_q ? ((const float *)a.lse)[base + q] : -INFINITY;
+        const float *kept = (const float *)a.stats + 2 * base + q;
+        const float top = q < a.n_q ? kept[0] : INFINITY;
+        const float inverse = q < a.n_q ? kept[a.n_q] : 0.0f;
         const float delta = q < a.n_q ? ((const float *)a.workspace)[base + q] : 0.0f;
-        lse = lse == -INFINITY ? INFINITY : lse;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const long long k = k0 + tx + j;
-            const float x = exp2f(finish_score(a, p[i][j], b, h, q, k) - lse);
+            const float x = exp2f(finish_score(a, p[i][j], b, h, q, k) - top) * inverse;
             const float factor = keep(a, b, h, q, k);
             ds[i][j] = x * (ds[i][j] * factor - delta);
             p[i][j] = x * factor;

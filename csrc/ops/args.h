@@ -70,7 +70,9 @@ struct pya_ops_scores {
 struct pya_ops_attention {
     int64_t n_b, n_h, n_kv, n_q, n_k, dim, dim_v;
     struct pya_ops_heads q, k, v, out;
-    void *lse; /* [n_b][n_h][n_q], log2 of the sum of exp(score); NULL: not wanted (CPU) */
+    /* [n_b][n_h][2][n_q]: each row's largest score in units of log 2, and 1 / (sum of exp2(score - largest)), 0 where a row sees
+     * nothing.  NULL: not wanted (CPU). */
+    void *stats;
     struct pya_ops_scores bias, mask /* bytes */;
     double scale, dropout;
     uint64_t seed;

@@ -1,5 +1,5 @@
-/* Scaled dot-product attention, backward: scores are computed again block by block from the kept
- * log-sum-exp.  With P the probabilities, M the dropout factors and delta = sum(dO * O):
+/* Scaled dot-product attention, backward: scores are computed again block by block from each
+ * row's kept maximum and sum.  With P the probabilities, M the dropout factors and delta = sum(dO * O):
  *   dV = (P M)^T dO, dS = P (M dO V^T - delta), dQ = scale dS K, dK = scale dS^T Q, dBias = dS. */
 #include "attention_drop.h"
 #include "attention_tile.h"
@@ -11,12 +11,12 @@ struct backward_range {
 };
 
 struct backward_scratch {
-    real *qt, *dot;    /* [dim][ATT_LD], [dim_v][ATT_LD]: scaled queries and dO in lanes */
-    real *q, *grad;    /* [ATT_Q][ld], [ATT_Q][ldv]: the same in rows */
-    real *s, *dp;      /* [ATT_K][ATT_LD] */
-    real *dqt;         /* [dim][ATT_LD] */
-    real *lse, *delta; /* [ATT_Q] */
-    real *dk, *dv;     /* [n_k of the unit][ld], [..][ldv] */
+    real *qt, *dot; /* [dim][ATT_LD], [dim_v][ATT_LD]: scaled queries and dO in lanes */
+    real *q, *grad; /* [ATT_Q][ld], [ATT_Q][ldv]: the same in rows */
+    real *s, *dp;   /* [ATT_K][ATT_LD] */
+    real *dqt;      /* [dim][ATT_LD] */
+    real *top, *inverse, *delta; /* [ATT_Q] */
+    real *dk, *dv;               /* [n_k of the unit][ld], [..][ldv] */
     ptrdiff_t ld, ldv;
 };
 
@@ -35,7 +35,8 @@ backward_carve(
     w->s = scratch_take(s, att_tile_size(a));
     w->dp = scratch_take(s, att_tile_size(a));
     w->dqt = scratch_take(s, d * ATT_LD);
-    w->lse = scratch_take(s, ATT_Q);
+    w->top = scratch_take(s, ATT_Q);
+    w->inverse = scratch_take(s, ATT_Q);
     w->delta = scratch_take(s, ATT_Q);
     w->dk = scratch_take(s, (size_t)(keys * w->ld));
     w->dv = scratch_take(s, (size_t)(keys * w->ldv));
@@ -48,14 +49,16 @@ backward_load_queries(
     const ptrdiff_t dv = (ptrdiff_t)a->dim_v;
     const real *q = att_row(a->q, x.b, x.h, x.q0);
     const real *grad = att_row(a->grad, x.b, x.h, x.q0);
-    const real *lse = (const real *)a->lse + (x.b * (ptrdiff_t)a->n_h + x.h) * (ptrdiff_t)a->n_q;
+    const real *top = att_tops(a, x);
+    const real *inverse = top + a->n_q;
     att_pack_lanes(w->qt, q, a->q.s, x.nq, d, (real)(a->scale * att_log2e));
     att_pack_lanes(w->dot, grad, a->grad.s, x.nq, dv, 1);
     pack_rows(w->q, w->ld, q, a->q.s, x.nq, d, pack_round(d, VW));
     pack_rows(w->grad, w->ldv, grad, a->grad.s, x.nq, dv, pack_round(dv, VW));
     for (int i = 0; i < ATT_Q; i++) {
         w->delta[i] = 0;
-        w->lse[i] = (real)INFINITY; /* a query that is missing or sees nothing: P = 0 */
+        w->top[i] = (real)INFINITY; /* a query that is missing: P = 0 */
+        w->inverse[i] = 0;
         if (i >= x.nq) {
             continue;
         }
@@ -67,9 +70,8 @@ backward_load_queries(
             sum += (double)o[j] * (double)g[j];
         }
         w->delta[i] = (real)sum;
-        if (!(lse[x.q0 + i] < (real)-1e37)) {
-            w->lse[i] = lse[x.q0 + i];
-        }
+        w->top[i] = top[i];
+        w->inverse[i] = inverse[i];
     }
 }
 
@@ -78,12 +80,13 @@ static inline void
 backward_scores(const struct pya_ops_attention *a, struct backward_scratch *w, struct att_block x) {
     const uint32_t seed = att_seed(a, x);
     for (int q = 0; q < x.nq; q += VW) {
-        const vr lse = v_ld(w->lse + q);
+        const vr top = v_ld(w->top + q);
+        const vr inverse = v_ld(w->inverse + q);
         const vr delta = v_ld(w->delta + q);
         for (int k = 0; k < x.nk; k++) {
             real *s = w->s + k * ATT_LD + q;
             real *dp = w->dp + k * ATT_LD + q;
-            vr p = v_exp2(v_sub(v_ld(s), lse));
+            vr p = v_mul(v_exp2(v_sub(v_ld(s), top)), inverse);
             vr g = v_ld(dp);
             vr kept = p;
             if (a->dropout > 0) {

@@ -90,17 +90,15 @@ forward_drop(const struct pya_ops_attention *a, struct att_block x, real *s) {
 
 static void
 forward_write(const struct pya_ops_attention *a, struct forward_scratch *w, struct att_block x) {
-    real *lse = a->lse == NULL
-                    ? NULL
-                    : (real *)a->lse + (x.b * (ptrdiff_t)a->n_h + x.h) * (ptrdiff_t)a->n_q + x.q0;
+    real *top = a->stats == NULL ? NULL : att_tops(a, x);
     for (int q = 0; q < x.nq; q += VW) {
         const vr sum = v_ld(w->sum + q);
         const vm none = m_eq(sum, v_set(0)); /* every key masked: zeros, not NaN */
         const vr inverse = v_sel(none, v_set(0), v_rcp(sum));
-        vr l = v_fma(v_set((real)att_log2e), v_log(sum), v_ld(w->top + q));
-        l = v_sel(none, v_set((real)-INFINITY), l);
-        if (lse != NULL) {
-            v_st_n(lse + q, l, x.nq - q < VW ? x.nq - q : VW);
+        if (top != NULL) {
+            const int n = x.nq - q < VW ? x.nq - q : VW;
+            v_st_n(top + q, v_ld(w->top + q), n);
+            v_st_n(top + a->n_q + q, inverse, n);
         }
         for (ptrdiff_t d = 0; d < a->dim_v; d++) {
             v_st(w->ot + d * ATT_LD + q, v_mul(v_ld(w->ot + d * ATT_LD + q), inverse));

@@ -39,6 +39,12 @@ struct att_block {
     int nq, nk;
 };
 
+/* Where the largest scores of a block of queries are kept; a->n_q further on, the inverse sums. */
+static inline real *
+att_tops(const struct pya_ops_attention *a, struct att_block x) {
+    return (real *)a->stats + (x.b * (ptrdiff_t)a->n_h + x.h) * 2 * (ptrdiff_t)a->n_q + x.q0;
+}
+
 /* Keys a block of queries can see. */
 static inline ptrdiff_t
 att_visible(const struct pya_ops_attention *a, ptrdiff_t q0, int nq) {

@@ -156,7 +156,7 @@ pya_ops_attention_forward(const struct pya_ops_attention *a) {
 
 int
 pya_ops_attention_backward(const struct pya_ops_attention *a) {
-    if (!ops_is_valid_attention(a) || a->lse == NULL || a->grad.p == NULL) {
+    if (!ops_is_valid_attention(a) || a->stats == NULL || a->grad.p == NULL) {
         return PYA_OPS_E_INVAL;
     }
     if (a->d_bias.p != NULL && a->d_bias.k == 1 && a->d_bias.q == a->n_k) {

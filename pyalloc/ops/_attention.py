@@ -38,6 +38,11 @@ def _scores(x: Tensor | None) -> tuple[int, ...]:
     return x.data_ptr(), b, h, q, k
 
 
+def _stats_shape(q: Tensor) -> tuple[int, ...]:
+    """Of each row the largest score and the inverse of the sum, which beside a large score would lose its digits."""
+    return (*q.shape[:2], 2, q.shape[2])
+
+
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
     n_b, n_h, n_q, dim = q.shape
     _, n_kv, n_k, dim_v = v.shape
@@ -54,23 +59,23 @@ def _forward_kernel(
     scale: float,
     dropout: float,
     seed: Tensor | None,
-    wants_lse: bool = True,
+    wants_stats: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """The result and, for the backward, the logarithm of each row's sum, which CUDA's kernel makes in any case."""
+    """The result and, for the backward, what each row's softmax needs, which CUDA's kernel makes in any case."""
     q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
     bias = None if bias is None else bias.resolve_neg()
     sizes = _sizes(q, k, v)
     n_b, n_h, _, n_q, n_k, dim, dim_v = sizes
     out = q.new_empty((n_b, n_h, n_q, dim_v))
     on_device = _cuda.on_device(q)
-    lse = q.new_empty((n_b, n_h, n_q)) if wants_lse or on_device else None
+    stats = q.new_empty(_stats_shape(q)) if wants_stats or on_device else None
     args = _pack(
         *sizes,
         *_heads(q),
         *_heads(k),
         *_heads(v),
         *_heads(out),
-        0 if lse is None else lse.data_ptr(),
+        0 if stats is None else stats.data_ptr(),
         *_scores(bias),
         *_scores(mask),
         scale,
@@ -89,13 +94,13 @@ def _forward_kernel(
         _cuda.attention_forward(args, q)
     else:
         call("pya_ops_attention_forward", args)
-    return out, lse
+    return out, stats
 
 
 def _backward_kernel(
     grad: Tensor,
     out: Tensor,
-    lse: Tensor,
+    stats: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -110,7 +115,7 @@ def _backward_kernel(
     q, k, v, grad = dense_rows(q), dense_rows(k), dense_rows(v), dense_rows(grad)
     bias = None if bias is None else bias.resolve_neg()
     # These are as made, but for what vmap's folding does to them.
-    out, lse = dense_rows(out), lse.contiguous()
+    out, stats = dense_rows(out), stats.contiguous()
     sizes = _sizes(q, k, v)
     n_b, n_h, _, n_q, n_k, dim, _ = sizes
     d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
@@ -128,7 +133,7 @@ def _backward_kernel(
         *_heads(k),
         *_heads(v),
         *_heads(out),
-        lse.data_ptr(),
+        stats.data_ptr(),
         *_scores(bias),
         *_scores(mask),
         scale,
@@ -164,7 +169,7 @@ def run(*args: Any) -> Tensor:
     if torch.is_grad_enabled() and any(x.requires_grad for x in args[:4] if x is not None):
         out: Tensor = _Direct.apply(*args)
         return out
-    return _forward_kernel(*args, wants_lse=False)[0]
+    return _forward_kernel(*args, wants_stats=False)[0]
 
 
 @torch.library.custom_op("pyalloc::scaled_attention", mutates_args=())
@@ -182,22 +187,22 @@ def _attention(
     if _cuda.declines(q):
         _cuda.refuse_dropout(dropout)
         out = _eager.attention(q, k, v, bias, mask, causal, scale).contiguous()
-        return out, q.new_zeros(q.shape[:3])  # nobody reads it
-    out, lse = _forward_kernel(q, k, v, bias, mask, causal, scale, dropout, seed)
-    assert lse is not None
-    return out, lse
+        return out, q.new_zeros(_stats_shape(q))  # nobody reads it
+    out, stats = _forward_kernel(q, k, v, bias, mask, causal, scale, dropout, seed)
+    assert stats is not None
+    return out, stats
 
 
 @_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
+    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(_stats_shape(q))
 
 
 @torch.library.custom_op("pyalloc::scaled_attention_backward", mutates_args=())
 def _attention_backward(
     grad: Tensor,
     out: Tensor,
-    lse: Tensor,
+    stats: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -214,7 +219,7 @@ def _attention_backward(
         d_q, d_k, d_v, d_bias = (x.contiguous() for x in found)
         return d_q, d_k, d_v, d_bias
     return _backward_kernel(
-        grad, out, lse, q, k, v, bias, mask, causal, scale, dropout, seed, needs_bias
+        grad, out, stats, q, k, v, bias, mask, causal, scale, dropout, seed, needs_bias
     )
 
 
@@ -243,7 +248,7 @@ def _gradients(ctx: Any, backward: Any, grad: Tensor | None) -> tuple[Any, ...]:
     return d_q, d_k, d_v, d_bias if needs_bias else None, None, None, None, None, None
 
 
-def _vjp(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
+def _vjp(ctx: Any, grad: Tensor | None, grad_stats: Tensor | None) -> tuple[Any, ...]:
     return _gradients(ctx, torch.ops.pyalloc.scaled_attention_backward, grad)
 
 
@@ -255,8 +260,8 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
-        out, lse = _forward_kernel(*args)
-        _setup(ctx, args, (out, lse))
+        out, stats = _forward_kernel(*args)
+        _setup(ctx, args, (out, stats))
         return out
 
     @staticmethod
@@ -315,8 +320,8 @@ def _rule(
     bias, mask = (
         _fold_scores(x, d, n, n_b) for x, d in zip((bias, mask), in_dims[3:5], strict=True)
     )
-    out, lse = call(q, k, v, bias, mask, causal, scale, dropout, seed)
-    return (unfold(out, n, 0), unfold(lse, n, 0)), (0, 0)
+    out, stats = call(q, k, v, bias, mask, causal, scale, dropout, seed)
+    return (unfold(out, n, 0), unfold(stats, n, 0)), (0, 0)
 
 
 def _refuse_dropout(dropout: float) -> None:
@@ -357,13 +362,13 @@ _attention_backward.register_vmap(
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """The log-sum-exp is nobody's to differentiate."""
+    """What is kept of the rows is nobody's to differentiate."""
     bias, mask, causal, scale, dropout, _ = rest
     _refuse_derivative(dropout)
-    return _eager.attention(q, k, v, bias, mask, causal, scale), q.new_zeros(q.shape[:3])
+    return _eager.attention(q, k, v, bias, mask, causal, scale), q.new_zeros(_stats_shape(q))
 
 
-def _plain_backward(grad: Tensor, _out: Tensor, _lse: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _plain_backward(grad: Tensor, _out: Tensor, _stats: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     q, k, v, bias, mask, causal, scale, dropout, _, needs_bias = rest
     _refuse_derivative(dropout)
     return tuple(_eager.attention_vjp((q, k, v, bias), grad, mask, (causal, scale), needs_bias))

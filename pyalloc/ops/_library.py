@@ -83,7 +83,7 @@ class AttentionArgs(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("n_b", "n_h", "n_kv", "n_q", "n_k", "dim", "dim_v")),
         *((name, Heads) for name in ("q", "k", "v", "out")),
-        ("lse", ctypes.c_void_p),
+        ("stats", ctypes.c_void_p),
         *((name, Scores) for name in ("bias", "mask")),
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),

@@ -93,9 +93,9 @@ def _gradients(
         None,
     )
     with torch.no_grad():
-        out, lse = torch.ops.pyalloc.scaled_attention(q, k, v, *options)
+        out, stats = torch.ops.pyalloc.scaled_attention(q, k, v, *options)
     ours = torch.ops.pyalloc.scaled_attention_backward(
-        grad.to(compute), out, lse, q, k, v, *options, False
+        grad.to(compute), out, stats, q, k, v, *options, False
     )
     found = (
         None if old is None else new.to(dtype) for old, new in zip(given[:3], ours[:3], strict=True)

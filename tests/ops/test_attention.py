@@ -153,6 +153,14 @@ def test_many_blocks_of_keys_keep_their_digits(isa):
     compare(problem(1, 1, 1, 16, 16000, 8, 8))
 
 
+@pytest.mark.parametrize("number", [-1e4, -1e6, -1e9, -1e30, 1e9])
+def test_rows_whose_bias_is_one_large_number(number, isa):
+    """Their sum had no digits beside it: each gradient came out as many times as there are keys."""
+    bias = torch.zeros(1, 2, 70, 90)
+    bias[..., ::3, :] = number
+    compare((*problem(1, 2, 2, 70, 90, 16, 16), bias))
+
+
 @pytest.mark.parametrize("mask_shape", [(2, 1, 1, 90), (1, 1, 70, 90), (2, 2, 70, 90), (70, 1)])
 def test_masks_and_wholly_masked_rows(mask_shape, isa):
     mask = torch.rand(mask_shape) > 0.5
