@@ -152,9 +152,13 @@ def operands(
     takes_blank: zeros that the program asked for to fill them in are as they were beside others that are known.
     """
     kinds = {"known": knows_other, "blank": False}
-    found = [_operand(torch, each, takes_floats, kinds) for each in args]
+    found = []
+    for each in args:
+        found.append(_operand(torch, each, takes_floats, kinds))
+        if found[-1] is NotImplemented:
+            return None
     is_sure = not kinds["blank"] or (kinds["known"] and takes_blank)
-    return found if is_sure and all(each is not NotImplemented for each in found) else None
+    return found if is_sure else None
 
 
 def _operand(torch: Any, each: Any, takes_floats: bool, kinds: dict[str, bool]) -> Any:
@@ -182,6 +186,11 @@ def is_known(x: Any) -> bool:
     """Where it is zeros, unless something has changed it in place since."""
     note = _note(x)
     return note is not None and note.has_zeros
+
+
+def is_noted(x: Any) -> bool:
+    """Something is known of its storage, or was."""
+    return _note(x) is not None
 
 
 def is_current(x: Any) -> bool:
@@ -345,6 +354,16 @@ def note_random(torch: Any, x: Any) -> None:
     else:
         _noted(x)
         forget(x)
+
+
+def doubt(torch: Any, x: Any) -> None:
+    """What an operator copied there from elsewhere, and changed by what nobody knows, is not believed."""
+    if is_gradient(torch, x):
+        return
+    is_many = x.nbytes > MOST_BYTES and not (x.is_floating_point() or x.is_complex())
+    is_believed = is_many or put(torch, x, True) is not None or blank(torch, x) is not None
+    if is_believed or is_repeated(torch):
+        note_random(torch, x)
 
 
 def is_followed(x: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from pyalloc._bootstrap import contents, sizes, truths
@@ -17,8 +18,42 @@ from pyalloc._bootstrap import contents, sizes, truths
 _JOINING = {
     *("add.Tensor", "sub.Tensor", "mul.Tensor", "logical_and", "logical_or", "logical_xor"),
     *("bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor"),
-    *("cat", "where.self", "scatter.src", "scatter.value"),
+    *("cat", "where.self", "scatter.src", "scatter.value", "scatter.reduce", "scatter_add"),
+    *("scatter.value_reduce", "scatter_reduce.two", "index_add", "index_copy", "index_put"),
+    *("index_fill.int_Scalar", "index_fill.int_Tensor", "select_scatter", "slice_scatter"),
 }
+# Copies of the first argument of which a part is changed: by kernels that are given the result, and by those that work
+# in place.
+_CHANGING = (
+    *("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce", "scatter_add"),
+    *("scatter_reduce.two", "index_add", "index_copy", "index_reduce"),
+)
+_CHANGING_CLONES = (
+    *("masked_fill.Tensor", "masked_scatter", "index_put", "put", "select_scatter"),
+    *("index_fill.int_Scalar", "index_fill.int_Tensor", "slice_scatter", "diagonal_scatter"),
+    *("as_strided_scatter", "diag_embed"),
+)
+
+
+@dataclass(frozen=True)
+class _How:
+    """An operator is followed.
+
+    takes_blank: as contents.operands() has it.
+    takes_floats: bytes of the first argument, where that is of fractions.
+    among: of how many places the last result holds some, which lie evenly where nothing is known, and its dimension
+        along which they differ.
+    is_part: the result is one of the first argument.
+    is_change: the result is the first argument with a part changed; before that it lies there as it was.
+    is_copy: the result is the first argument, once or more.
+    """
+
+    takes_blank: bool = False
+    takes_floats: int = 0
+    among: Callable[..., tuple[int, int]] | None = None
+    is_part: bool = False
+    is_change: bool = False
+    is_copy: bool = False
 
 
 class _Kinds:
@@ -71,9 +106,7 @@ def answer(torch: Any) -> None:
     def follow(name: str, out: Any, *of: Any, **how: Any) -> None:
         on_host = how.pop("on_host", None) or getattr(torch, name.partition(".")[0])
         results = dict(zip(how.pop("into", ("out",)), of, strict=False))
-        sizes.implement(
-            torch, "CUDA", name, _followed(torch, on_host, out, results, name in _JOINING, **how)
-        )
+        _follow(torch, name, on_host, out, results, **how)
 
     def combine(name: str, kernel: Any, operator: Any, kind: Any = common) -> None:
         on_host = _of_tensors(torch, operator)
@@ -131,9 +164,7 @@ def answer(torch: Any) -> None:
     for name, kind in (("abs", kinds.real), ("neg", same), ("bitwise_not", same)):
         follow(name, getattr(aten, name).out, kind)
     follow("gather", aten.gather.out, same, **few)
-    for name in ("src", "value"):
-        follow(f"scatter.{name}", getattr(aten.scatter, f"{name}_out"), same, **few)
-    follow("cat", aten.cat.out, kinds.joined)
+    follow("cat", aten.cat.out, kinds.joined, is_copy=True)
     isin = aten.isin
     follow("isin.Tensor_Tensor", isin.Tensor_Tensor_out, mask, on_host=isin.Tensor_Tensor)
     follow("flip", lambda x, _dims: torch.empty_like(x))  # all that its kernel leaves here
@@ -142,12 +173,32 @@ def answer(torch: Any) -> None:
     follow("index_select", aten.index_select.out, same)
     for name in ("tril", "triu"):
         follow(name, getattr(aten, name).out, same, **all_of)
-    for operator in (
-        *(aten.clone.default, aten.repeat.default, aten.constant_pad_nd.default),
-        aten.masked_fill.Scalar,
-    ):
-        follow(operator.name().partition("::")[2], sizes.generic(torch, operator), on_host=operator)
+    _answer_copies(torch, same)
     sizes.implement(torch, "CUDA", "_to_copy", _converted(torch))
+
+
+def _answer_copies(torch: Any, same: Callable[..., Any]) -> None:
+    """Of the first argument, a part of which may be changed."""
+    changes: dict[str, Any] = {"is_change": True, "takes_floats": contents.FEW_FRACTIONS}
+    for name in _CHANGING:
+        packet, _, overload = name.partition(".")
+        out = getattr(getattr(torch.ops.aten, packet), f"{overload}_out".lstrip("_"))
+        _follow(torch, name, sizes.operator(torch, name), out, {"out": same}, **changes)
+    for names, how in (
+        (_CHANGING_CLONES, changes),
+        (("masked_fill.Scalar", "block_diag"), {"is_change": True}),
+        (("clone", "repeat", "constant_pad_nd"), {"is_copy": True}),
+    ):
+        for name in names:
+            operator = sizes.operator(torch, name)
+            _follow(torch, name, operator, sizes.generic(torch, operator), {}, **how)
+
+
+def _follow(
+    torch: Any, name: str, on_host: Any, kernel: Any, kinds: dict[str, Any], **how: Any
+) -> None:
+    found = _followed(torch, on_host, kernel, kinds, _How(name in _JOINING, **how))
+    sizes.implement(torch, "CUDA", name, found)
 
 
 def _of_numbers(torch: Any, name: str) -> Callable[..., Any]:
@@ -190,23 +241,41 @@ def _of_divisors(operator: Any) -> Callable[..., Any]:
 
 
 def _followed(
-    torch: Any,
-    on_host: Any,
-    kernel: Any,
-    kinds: dict[str, Callable[..., Any]],
-    takes_blank: bool,
-    takes_floats: int = 0,
-    among: Callable[..., tuple[int, int]] | None = None,
-    is_part: bool = False,
+    torch: Any, on_host: Any, kernel: Any, kinds: dict[str, Callable[..., Any]], how: _How
 ) -> Callable[..., Any]:
     """The kernel, which puts its results into given tensors, and what it would have found.
 
-    kinds: of those tensors; none where the kernel makes its result itself.  takes_blank: as contents.operands() has it.
-    takes_floats: bytes of the first argument, where that is of fractions.  among: of how many places the last result
-    holds some, which lie evenly where nothing is known, and its dimension along which they differ.  is_part: the result
-    is one of the first argument.
+    kinds: of those tensors; none where the kernel makes its result itself.
     """
-    follows_floats = takes_floats > 0 or is_part or among is not None
+    takes_floats, among = how.takes_floats, how.among
+    follows_floats = takes_floats > 0 or how.is_part or among is not None
+
+    def tell(results: Any, args: Any, kwargs: Any) -> bool:
+        """Whether it is known what they are."""
+        are_masks = not follows_floats and _has_fractions(torch, args)
+        if are_masks and not _may_be_masks(torch, args):
+            return False
+        if any(each.nbytes > contents.MOST_BYTES for each in results):
+            return False
+        is_few = takes_floats > 0 and args[0].nbytes <= takes_floats
+        there = contents.operands(torch, args, is_few or are_masks, takes_blank=how.takes_blank)
+        if there is not None and not (are_masks and _have_others(torch, args, there)):
+            try:
+                told = on_host(*there, **kwargs)
+            except (IndexError, RuntimeError):  # there, of unsigned ones, by 0, or at a guess
+                return False
+            depth = contents.depth(torch, args)
+            for each, value in zip(results, told if len(results) > 1 else (told,), strict=True):
+                contents.write(torch, each, value, depth=depth)
+            return depth <= contents.MOST_DEPTH
+        if among is not None and args[0].is_floating_point():
+            n, dim = among(*args, **kwargs)
+            last = results[-1].movedim(dim, -1) if results[-1].dim() > 0 else results[-1]
+            places = torch.arange(last.numel(), device="cpu") % max(n, 1)
+            contents.write(torch, last, places.view(last.shape), depth=1)
+        elif how.is_part:
+            contents.note_share(results[0], contents.share(args[0]))
+        return False
 
     def call(*args: Any, **kwargs: Any) -> Any:
         found = {}
@@ -217,32 +286,36 @@ def _followed(
                 for name, kind in kinds.items()
             }
         made = kernel(*args, **kwargs, **found)
-        are_masks = not follows_floats and _has_fractions(torch, args)
-        if are_masks and not _may_be_masks(torch, args):
-            return made
         results = tuple(found.values()) or (made,)
-        if any(each.nbytes > contents.MOST_BYTES for each in results):
-            return made
-        is_few = takes_floats > 0 and args[0].nbytes <= takes_floats
-        there = contents.operands(torch, args, is_few or are_masks, takes_blank=takes_blank)
-        if there is not None and not (are_masks and _have_others(torch, args, there)):
-            try:
-                told = on_host(*there, **kwargs)
-            except (IndexError, RuntimeError):  # there, of unsigned ones, by 0, or at a guess
+        if how.is_change and made.is_floating_point():
+            # Mostly nothing was ever known of fractions, which is told at once.
+            are_noted = [contents.is_noted(each) for each in args if _is_fraction(torch, each)]
+            if not any(are_noted) and not contents.is_noted(made):
                 return made
-            depth = contents.depth(torch, args)
-            for each, value in zip(results, told if len(results) > 1 else (told,), strict=True):
-                contents.write(torch, each, value, depth=depth)
-        elif among is not None and args[0].is_floating_point():
-            n, dim = among(*args, **kwargs)
-            last = results[-1].movedim(dim, -1) if results[-1].dim() > 0 else results[-1]
-            places = torch.arange(last.numel(), device="cpu") % max(n, 1)
-            contents.write(torch, last, places.view(last.shape), depth=1)
-        elif is_part:
-            contents.note_share(made, contents.share(args[0]))
+            is_told = all(are_noted) and tell(results, args, kwargs)
+        else:
+            is_told = tell(results, args, kwargs)
+        if not is_told and (how.is_change or (how.is_copy and _is_changed(args[0]))):
+            contents.doubt(torch, results[0])
         return made
 
     return call
+
+
+def _is_fraction(torch: Any, x: Any) -> bool:
+    return bool(torch.is_tensor(x) and x.is_cuda and x.is_floating_point())
+
+
+def _is_changed(x: Any) -> bool:
+    """In place, by what could not be followed; and numbers of several kinds are joined by copying one after the other.
+
+    Of fractions only where there is one tensor of them.
+    """
+    if not isinstance(x, list):
+        return not contents.is_current(x)
+    if len(x) > 1 and x[0].is_floating_point():
+        return False
+    return any(each.dtype != x[0].dtype or not contents.is_current(each) for each in x)
 
 
 def _has_fractions(torch: Any, args: Any) -> bool:
@@ -315,10 +388,16 @@ def _converted(torch: Any) -> Callable[..., Any]:
         # What a program copies there is there, zeros too.  But of fractions not many are looked at, and those that are
         # all zeros are there to be filled in.
         is_of_use = made.is_cuda and (is_whole or x.is_cuda or x.numel() == 1 or is_few(x, made))
-        known = contents.put(torch, x, is_whole) if is_of_use else None
+        takes_floats = is_whole or (x.is_cuda and _may_be_masks(torch, (x,)))
+        known = contents.put(torch, x, takes_floats) if is_of_use else None
+        if known is not None and not is_whole and _have_others(torch, (x,), (known,)):
+            known = None
         if known is not None:
             contents.write(torch, made, known, depth=contents.depth(torch, (x,)))
-        elif is_of_use and not x.is_cuda and contents.is_old(torch, x):
+        elif made.is_cuda and x.is_cuda:
+            if made.dtype == x.dtype and _is_changed(x):
+                contents.doubt(torch, made)
+        elif is_of_use and contents.is_old(torch, x):
             contents.note_random(torch, made)
         return made
 

@@ -67,7 +67,10 @@ def operator(torch: Any, name: str) -> Any:
 
 def generic(torch: Any, operator: Any) -> Callable[..., Any]:
     """The operator as torch has it for all devices."""
-    return functools.partial(operator._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)
+    key = "CompositeExplicitAutograd"
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key):
+        key += "NonFunctional"
+    return functools.partial(operator._op_dk, getattr(torch._C.DispatchKey, key))
 
 
 def implement(

@@ -425,3 +425,57 @@ def test_what_is_known_is_not_looked_through(torch_found: hostcuda.Torch, tmp_pa
         assert int(mask.sum()) == 64 * 5
     """
     end_well(tmp_path, source)
+
+
+def test_copies_of_which_a_part_is_changed(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """They were believed to be as before the change, whether what they are changed by is known or not."""
+    source = """
+        import torch
+        torch.set_default_device("cuda")
+        unknown, numbers = torch.randn(4, 6) > 0, torch.randn(4, 6).long()
+        even, rows = torch.arange(24).view(4, 6) % 2 == 0, torch.tensor([2, 0])
+        changes = (
+            lambda x, mask, rows, values: x.masked_fill(mask, 1),
+            lambda x, mask, rows, values: x.masked_fill(mask, values[0, 0]),
+            lambda x, mask, rows, values: x.masked_scatter(mask, values),
+            lambda x, mask, rows, values: x.index_fill(0, rows, 1),
+            lambda x, mask, rows, values: x.index_fill(0, rows, values[0, 0]),
+            lambda x, mask, rows, values: x.index_copy(0, rows, values[:2]),
+            lambda x, mask, rows, values: x.index_add(0, rows, values[:2]),
+            lambda x, mask, rows, values: x.index_put((rows,), values[:2]),
+            lambda x, mask, rows, values: x.index_put((mask,), values[0, 0]),
+            lambda x, mask, rows, values: x.put(rows, values[0, :2]),
+            lambda x, mask, rows, values: x.scatter(0, rows[:, None].expand(2, 6), values),
+            lambda x, mask, rows, values: x.scatter(0, rows[:, None].expand(2, 6), 1),
+            lambda x, mask, rows, values: x.scatter(0, rows[:, None].expand(2, 6), values, reduce="add"),
+            lambda x, mask, rows, values: x.scatter_add(0, rows[:, None].expand(2, 6), values),
+            lambda x, mask, rows, values: x.select_scatter(values[0], 0, 1),
+            lambda x, mask, rows, values: x.slice_scatter(values[:, :2], 1, 1, 3),
+            lambda x, mask, rows, values: x.diagonal_scatter(values[0, :4]),
+            lambda x, mask, rows, values: torch.block_diag(x, values),
+            lambda x, mask, rows, values: torch.cat([x, values.int()]),
+            lambda x, mask, rows, values: torch.diag_embed(x[0] | values[0]),
+        )
+        def there(x):
+            return torch.ones_like(x) * x != 0
+        for base in (torch.tensor([[0, 3, 0, 4, 0, 1]] * 4), even.flip(0)):
+            values = torch.arange(24).view(4, 6).to(base.dtype)
+            for change in changes:
+                on_host = change(*(each.cpu() for each in (base, even, rows, values)))
+                assert torch.equal(change(base, even, rows, values).cpu(), on_host)
+                assert there(change(base, even, rows, values)).nonzero().shape == on_host.nonzero().shape
+                made = change(base, unknown, numbers[0, :2], numbers.to(base.dtype))
+                assert there(made).nonzero().shape == (made.numel(), 2)
+        changed = even.clone()
+        changed[unknown] = True
+        copies = changed.clone(), torch.stack([changed]), changed.to(torch.bool, copy=True), changed.repeat(2, 1)
+        for copied in copies:
+            assert copied.nonzero().shape[0] == copied.numel()
+        scores = even.float().scatter_add(0, rows[:, None].expand(2, 6), torch.randn(4, 6))
+        assert (scores > 0.5).nonzero().shape == (24, 2)
+        assert (even.float().bfloat16() > 0.5).nonzero().shape == (12, 2)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            made = even.masked_fill(unknown, True)
+        assert made.nonzero().shape == (24, 2)
+    """
+    end_well(tmp_path, source)
