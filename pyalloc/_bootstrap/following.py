@@ -83,8 +83,14 @@ class _Kinds:
         is_whole = not (kind.is_floating_point or kind.is_complex)
         return self.torch.get_default_dtype() if is_whole else kind
 
+    def rounded(self, x: Any, other: Any, rounding_mode: Any = None) -> Any:
+        return self.quotient(x, other) if rounding_mode is None else self.common(x, other)
+
     def joined(self, parts: Any, _dim: int = 0) -> Any:
         return functools.reduce(self.torch.promote_types, (each.dtype for each in parts))
+
+    def places(self, *_: Any, out_int32: bool = False, **_names: Any) -> Any:
+        return self.torch.int32 if out_int32 else self.torch.int64
 
     def whole(self, x: Any, *_: Any, dtype: Any = None) -> Any:
         is_counted = not (x.is_floating_point() or x.is_complex())
@@ -103,21 +109,14 @@ def answer(torch: Any) -> None:
     aten, kinds = torch.ops.aten, _Kinds(torch)
     same, place, mask, common = kinds.same, kinds.place, kinds.mask, kinds.common
 
-    def follow(name: str, out: Any, *of: Any, **how: Any) -> None:
-        on_host = how.pop("on_host", None) or getattr(torch, name.partition(".")[0])
-        results = dict(zip(how.pop("into", ("out",)), of, strict=False))
-        _follow(torch, name, on_host, out, results, **how)
-
-    def combine(name: str, kernel: Any, operator: Any, kind: Any = common) -> None:
-        on_host = _of_tensors(torch, operator)
-        follow(name, _of_tensors(torch, kernel), kind, on_host=on_host)
-
+    follow = functools.partial(_follow, torch)
     few: dict[str, Any] = {"takes_floats": contents.FEW_FRACTIONS}
     follow("sum.dim_IntList", aten.sum.IntList_out, kinds.whole, **few)
     follow("mean.dim", aten.mean.out, kinds.given, **few)
     follow("prod.dim_int", aten.prod.int_out, kinds.whole)
     follow("cumsum", aten.cumsum.out, kinds.whole, **few)
-    follow("any.dim", aten.any.out, functools.partial(truths.kind, torch))
+    for name, kernel in (("any.dim", aten.any.out), ("any.dims", aten.any.dims_out)):
+        follow(name, kernel, functools.partial(truths.kind, torch))
     for name in ("amax", "amin"):
         follow(name, getattr(aten, name).out, same, **few)
     choose: dict[str, Any] = {"among": _along, **few}
@@ -152,29 +151,54 @@ def answer(torch: Any) -> None:
         follow(f"{name}.Tensor", _of_numbers(torch, name), common)
     for name in ("logical_not", "logical_and", "logical_or", "logical_xor"):
         follow(name, getattr(aten, name).out, mask)
-    for name in ("add", "sub", "mul"):
-        combine(f"{name}.Tensor", getattr(aten, name).out, getattr(aten, name).Tensor)
-    combine("div.Tensor", aten.div.out, aten.div.Tensor, kinds.quotient)
-    combine("remainder.Tensor", aten.remainder.Tensor_out, _of_divisors(aten.remainder.Tensor))
-    combine("floor_divide", aten.floor_divide.out, _of_divisors(aten.floor_divide.default))
-    combine("where.self", aten.where.self_out, torch.where)
-    for name in ("maximum", "minimum"):
-        combine(name, getattr(aten, name).out, getattr(aten, name).default)
-    follow("clamp", aten.clamp.out, kinds.limited)
-    for name, kind in (("abs", kinds.real), ("neg", same), ("bitwise_not", same)):
-        follow(name, getattr(aten, name).out, kind)
+    _answer_arithmetic(torch, kinds)
     follow("gather", aten.gather.out, same, **few)
     follow("cat", aten.cat.out, kinds.joined, is_copy=True)
     isin = aten.isin
     follow("isin.Tensor_Tensor", isin.Tensor_Tensor_out, mask, on_host=isin.Tensor_Tensor)
+    follow("isin.Tensor_Scalar", isin.Tensor_Scalar_out, mask, on_host=isin.Tensor_Scalar)
+    sizes.implement(torch, "CUDA", "isin.Scalar_Tensor", _one_is_in(torch))
+    follow("roll", _own(torch, aten.roll.default))
+    for name in ("searchsorted", "bucketize"):
+        follow(f"{name}.Tensor", getattr(aten, name).Tensor_out, kinds.places)
     follow("flip", lambda x, _dims: torch.empty_like(x))  # all that its kernel leaves here
     index = {"on_host": aten.index.Tensor, "is_part": True}
     follow("index.Tensor", aten.index.Tensor_out, same, **index)
-    follow("index_select", aten.index_select.out, same)
+    for name in ("index_select", "masked_select", "take"):
+        follow(name, getattr(aten, name).out, same)
     for name in ("tril", "triu"):
         follow(name, getattr(aten, name).out, same, **all_of)
     _answer_copies(torch, same)
     sizes.implement(torch, "CUDA", "_to_copy", _converted(torch))
+
+
+def _answer_arithmetic(torch: Any, kinds: _Kinds) -> None:
+    aten, same, common = torch.ops.aten, kinds.same, kinds.common
+
+    def combine(name: str, kernel: Any, operator: Any, kind: Any = common) -> None:
+        on_host = _of_tensors(torch, operator)
+        _follow(torch, name, _of_tensors(torch, kernel), kind, on_host=on_host)
+
+    for name in ("add", "sub", "mul"):
+        combine(f"{name}.Tensor", getattr(aten, name).out, getattr(aten, name).Tensor)
+    combine("div.Tensor", aten.div.out, aten.div.Tensor, kinds.quotient)
+    combine("where.self", aten.where.self_out, torch.where)
+    for name, kernel, operator, result in (
+        ("remainder.Tensor", aten.remainder.Tensor_out, aten.remainder.Tensor, common),
+        ("fmod.Tensor", aten.fmod.Tensor_out, aten.fmod.Tensor, common),
+        ("floor_divide", aten.floor_divide.out, aten.floor_divide.default, common),
+        ("div.Tensor_mode", aten.div.out_mode, aten.div.Tensor_mode, kinds.rounded),
+    ):
+        combine(name, kernel, _of_divisors(operator), result)
+    for name in ("maximum", "minimum"):
+        combine(name, getattr(aten, name).out, getattr(aten, name).default)
+    for name, kernel, kind in (
+        ("clamp", aten.clamp.out, kinds.limited),
+        ("clamp.Tensor", aten.clamp.Tensor_out, kinds.limited),
+        ("abs", aten.abs.out, kinds.real),
+        *((name, getattr(aten, name).out, same) for name in ("neg", "bitwise_not", "sign")),
+    ):
+        _follow(torch, name, kernel, kind)
 
 
 def _answer_copies(torch: Any, same: Callable[..., Any]) -> None:
@@ -183,7 +207,7 @@ def _answer_copies(torch: Any, same: Callable[..., Any]) -> None:
     for name in _CHANGING:
         packet, _, overload = name.partition(".")
         out = getattr(getattr(torch.ops.aten, packet), f"{overload}_out".lstrip("_"))
-        _follow(torch, name, sizes.operator(torch, name), out, {"out": same}, **changes)
+        _follow(torch, name, out, same, on_host=sizes.operator(torch, name), **changes)
     for names, how in (
         (_CHANGING_CLONES, changes),
         (("masked_fill.Scalar", "block_diag"), {"is_change": True}),
@@ -191,14 +215,33 @@ def _answer_copies(torch: Any, same: Callable[..., Any]) -> None:
     ):
         for name in names:
             operator = sizes.operator(torch, name)
-            _follow(torch, name, operator, sizes.generic(torch, operator), {}, **how)
+            _follow(torch, name, sizes.generic(torch, operator), on_host=operator, **how)
 
 
-def _follow(
-    torch: Any, name: str, on_host: Any, kernel: Any, kinds: dict[str, Any], **how: Any
-) -> None:
+def _follow(torch: Any, name: str, kernel: Any, *of: Any, **how: Any) -> None:
+    """of: the kinds of the results that the kernel is given, whose names are in how["into"]."""
+    on_host = how.pop("on_host", None) or getattr(torch, name.partition(".")[0])
+    kinds = dict(zip(how.pop("into", ("out",)), of, strict=False))
     found = _followed(torch, on_host, kernel, kinds, _How(name in _JOINING, **how))
     sizes.implement(torch, "CUDA", name, found)
+
+
+def _one_is_in(torch: Any) -> Callable[..., Any]:
+    """isin() of a number, which torch lays on the device as one that Python could not be given."""
+
+    def call(number: Any, others: Any, **how: Any) -> Any:
+        kind = torch.tensor(number, device="cpu").dtype
+        number = torch.scalar_tensor(number, dtype=kind, device=others.device)
+        return torch.ops.aten.isin.Tensor_Tensor(number, others, **how)
+
+    return call
+
+
+def _own(torch: Any, operator: Any) -> Callable[..., Any]:
+    """The kernel that torch has for the device, where there is none that is given its result."""
+    kernel = torch.library.get_kernel(operator, "CUDA")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    return functools.partial(kernel.call_boxed, keys)
 
 
 def _of_numbers(torch: Any, name: str) -> Callable[..., Any]:
@@ -232,10 +275,10 @@ def _of_tensors(torch: Any, operator: Any) -> Callable[..., Any]:
 def _of_divisors(operator: Any) -> Callable[..., Any]:
     """By 0 a device divides whole numbers too; what it finds nobody knows."""
 
-    def call(x: Any, by: Any) -> Any:
+    def call(x: Any, by: Any, **mode: Any) -> Any:
         if not (by != 0).all():
             raise NotImplementedError
-        return operator(x, by)
+        return operator(x, by, **mode)
 
     return call
 

@@ -408,6 +408,15 @@ def test_numbers_that_follow_from_what_the_program_put_there(
         known = lambda x, labels: x.sum(0) + (labels != 3).sum(1).amax()
         assert torch.compile(known, backend="aot_eager", fullgraph=True)(x, labels).shape == (5,)
         torch.vmap(lambda x: x.max(0).values + x.sum(0) + (x > 1))(x.detach())
+        ids = torch.arange(10).cuda()
+        assert ids.roll((1, 2), (0, 0))[:4].tolist() == [7, 8, 9, 0] and torch.isin(ids, 3).sum() == 1
+        assert torch.div(ids, 4, rounding_mode="floor").tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
+        assert torch.div(ids, 4, rounding_mode=None).dtype == torch.float32 and ids.fmod(7).tolist()[6:] == [6, 0, 1, 2]
+        assert torch.searchsorted(ids, ids[3:5], right=True).tolist() == [4, 5]
+        assert torch.bucketize(ids, ids[3:5], out_int32=True).tolist() == [0, 0, 0, 0, 1, 2, 2, 2, 2, 2]
+        assert ids.clamp(max=lengths[0]).sum() == 24 and (ids - 5).sign().sum() == -1
+        assert ids.masked_select(ids > 6).tolist() == [7, 8, 9] and ids.take(ids[1:3]).tolist() == [1, 2]
+        assert not (ids > 9).view(2, 5).any((0, 1)) and torch.isin(3, ids) and not torch.isin(2.5, ids)
         while (lengths > n).any():
             n += 1
         lengths -= 1
