@@ -58,10 +58,10 @@ att_add_bias(const struct pya_ops_attention *a, struct att_block x, real *s) {
     const real *p = (const real *)w.p + x.b * w.b + x.h * w.h + x.q0 * w.q + x.k0 * w.k;
     if (w.q == 0) {
         for (int k = 0; k < x.nk; k++) {
+            const vr bias = v_set(p[k * w.k]);
             for (int q = 0; q < x.nq; q += VW) {
-                v_st(
-                    s + k * ATT_LD + q,
-                    v_add(v_ld(s + k * ATT_LD + q), v_set((real)att_log2e * p[k * w.k])));
+                real *dst = s + k * ATT_LD + q;
+                v_st(dst, v_fma(v_set((real)att_log2e), bias, v_ld(dst)));
             }
         }
         return;

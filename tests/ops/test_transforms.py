@@ -301,6 +301,17 @@ def test_per_sample_gradients_of_a_shared_bias_and_mask(shape, causal):
     torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-9)
 
 
+def test_many_gradients_of_an_expanded_large_bias():
+    """vmap copies what it cannot view; the backward's scores must not be rounded unlike the forward's."""
+    q, k, v = (torch.randn(2, 1, n, 8) for n in (40, 50, 50))
+    bias = torch.full((2, 1, 1, 50), -1e6).expand(2, 1, 40, 50)
+    out, pull = vjp(lambda *x: scaled_attention(*x, bias, path="kernel"), q, k, v)
+    cotangent = torch.randn(out.shape)
+    many = vmap(pull)(torch.stack((cotangent, cotangent)))
+    for one, each in zip(pull(cotangent), many, strict=True):
+        torch.testing.assert_close(each, one.expand(each.shape))
+
+
 def test_masked_additive_attention():
     query, keys, values, v = (x.double() for x in additive())
     masks = torch.rand(3, 2, 3) > 0.4
