@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,8 @@ class _Note:
     depth: by so many operators it follows from places that were spread evenly; 0: it is no guess.
     share: so much of it is true, which of it nobody knows.
     n_asked: so often was it asked of such zeros whether all is true.
-    is_old: brought to the host from where what lies there had been changed by what nobody followed.
+    checksum: as it was brought to the host from where what lies there had been changed by what nobody followed; what
+        writes there by way of numpy() counts no change.
     """
 
     n_bytes: int
@@ -44,7 +46,7 @@ class _Note:
     depth: int = 0
     share: float | None = None
     n_asked: int = 0
-    is_old: bool = False
+    checksum: int | None = None
 
 
 _notes: dict[int, _Note] = {}  # of storages, which take theirs with them
@@ -281,21 +283,31 @@ def note_brought(torch: Any, x: Any, on_host: Any) -> None:
         if put(torch, x, True) is None:
             is_all = on_host.nbytes == on_host.untyped_storage().nbytes()
             note = _noted(on_host)
-            note.version, note.is_old = on_host._version, is_all and not is_current(x)
+            is_old = is_all and not is_current(x)
+            note.version, note.checksum = on_host._version, _checksum(on_host) if is_old else None
         elif note is not None:
             note.version = _LOST
 
 
 def _is_brought_back(torch: Any, x: Any) -> bool:
     """As it came from the device, unchanged."""
-    is_noted = _is_strided(torch, x) and _note(x) is not None
-    return is_noted and is_current(x) and (is_old(torch, x) or not x.any())
+    note = _note(x) if _is_strided(torch, x) else None
+    if note is None or not is_current(x):
+        return False
+    return not x.any() if note.checksum is None else _checksum(x) == note.checksum
 
 
 def is_old(torch: Any, x: Any) -> bool:
     """It came from a device with what lay there before something changed it that nobody followed."""
     note = _note(x) if _is_strided(torch, x) else None
-    return note is not None and note.is_old and is_current(x)
+    return note is not None and note.checksum is not None and _is_brought_back(torch, x)
+
+
+def _checksum(x: Any) -> int:
+    """Of all that lies in its storage on the host, or much of it."""
+    storage = x.untyped_storage()
+    n_bytes = min(storage.nbytes(), MOST_BYTES)
+    return zlib.crc32((ctypes.c_char * n_bytes).from_address(storage.data_ptr()))
 
 
 def _is_strided(torch: Any, x: Any) -> bool:

@@ -342,6 +342,13 @@ def test_what_was_brought_to_the_host_and_back(torch_found: hostcuda.Torch, tmp_
         on_host = known.cpu()
         on_host[:] = torch.tensor([True, False] * 3)
         assert len(rows[on_host.cuda()]) == 3
+        lost = torch.tensor([True, False] * 3).cuda()
+        lost &= unknown
+        for written in ([True, False, False] * 2, [False] * 6):  # which counts no change
+            on_host = lost.cpu()
+            assert len(rows[on_host.cuda()]) == 6
+            on_host.numpy()[:] = written
+            assert len(rows[on_host.cuda()]) == sum(written)
         assert 1 / (rows.sum().cpu().cuda().item()) > 0 and torch.zeros(()).cuda().cpu().cuda().item() == 0
         brought = torch.sparse_coo_tensor([[1], [2]], [3.0], (4, 4)).cuda().cpu().cuda()
         assert brought.shape == torch.eye(4).to_sparse_csr().cuda().cpu().cuda().shape == (4, 4)
