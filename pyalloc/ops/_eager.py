@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 _SHIFT = 12  # from there on the series below are exact to a double
+_HIDES = -1e37  # a bias of this or less, in the kernels too
 
 
 def _series(x: Tensor) -> Tensor:
@@ -174,7 +175,7 @@ def attention(
     score = (q * scale) @ k.transpose(-1, -2)
     if bias is not None:
         score = score + bias
-        mask = visible(mask, score, torch.isneginf(bias))
+        mask = visible(mask, score, bias <= _HIDES)
     if causal:
         below = torch.ones(score.shape[-2:], dtype=torch.bool, device=q.device).tril()
         mask = below if mask is None else mask & below
@@ -182,7 +183,7 @@ def attention(
 
 
 def visible(mask: Tensor | None, score: Tensor, hidden: Tensor) -> Tensor:
-    """The mask without what an infinite bias hides, so that a wholly hidden row is seen as such."""
+    """The mask without what the bias hides, so that a wholly hidden row is seen as such."""
     shown = (~hidden).expand(score.shape)
     return shown if mask is None else mask & shown
 

@@ -312,6 +312,26 @@ def test_many_gradients_of_an_expanded_large_bias():
         torch.testing.assert_close(each, one.expand(each.shape))
 
 
+def test_plain_formulas_hide_what_the_kernels_hide():
+    """The lowest number of a dtype fills masks: in rows of nothing else it is no softmax of equal scores."""
+    q, k, v = attention()
+    bias = torch.zeros(4, 5)
+    bias[::2] = bias[:, 1] = torch.finfo(torch.float32).min
+
+    def attend(v):
+        return scaled_attention(q, k, v, bias, path="kernel")
+
+    compiled = torch.compile(lambda v: vjp(attend, v)[0], backend="eager", fullgraph=True)
+    right = attend(v)
+    assert right[:, :, ::2].count_nonzero() == 0
+    torch.testing.assert_close(compiled(v), right)
+    cotangent = torch.zeros_like(right).requires_grad_()
+    v.requires_grad_()
+    (d_v,) = torch.autograd.grad(attend(v), v, cotangent, create_graph=True)
+    (second,) = torch.autograd.grad(d_v, cotangent, v.detach())
+    torch.testing.assert_close(second, right)
+
+
 def test_masked_additive_attention():
     query, keys, values, v = (x.double() for x in additive())
     masks = torch.rand(3, 2, 3) > 0.4
