@@ -393,13 +393,16 @@ def _steps(scan: _core.Scan, totals: dict[str, Any], wanted: Steps) -> tuple[int
     if wanted == "all":
         return 0, n
     first, last = wanted if isinstance(wanted, tuple) else (wanted, wanted)
-    begins = {step[0]: step[1] for step in scan.steps()}
+    steps = [(step[0], step[1]) for step in scan.steps()]
+    begins = dict(steps)  # of numbers that repeat the last one
     for number in (first, last):
         if number not in begins:
             have = f"; steps go from {min(begins)} to {max(begins)}" if begins else ""
             raise UsageError(f"there is no step {number}{have}")
-    later = [begin for begin in begins.values() if begin > begins[last]]
-    return begins[first], min(later, default=n)
+    before = [at for number, at in steps if number == first and at <= begins[last]]
+    if not before:
+        raise UsageError(f"no step {first} comes before the last step {last}")
+    return max(before), min((at for _, at in steps if at > begins[last]), default=n)
 
 
 def _window(scan: _core.Scan, totals: dict[str, Any]) -> tuple[int, int]:

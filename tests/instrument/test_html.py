@@ -24,6 +24,7 @@ from dry_support import PATIENCE_S
 
 from instrument.tools import MIB, Plan, pyalloc, small_trace
 from pyalloc import trace
+from pyalloc.errors import UsageError
 from pyalloc.report import html, text
 
 CHROMIUM = (
@@ -344,6 +345,30 @@ def test_several_steps_are_shown_block_by_block(plan: Plan, tmp_path: Path) -> N
         assert told in pyalloc("report", path, "-o", tmp_path / "x.html", "--step", wrong, expect=2)
     pyalloc("report", path, "-o", tmp_path / "x.html", "--step", "2-3", "-q")
     assert '"title":"Steps 2 to 3"' in (tmp_path / "x.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "begin", "end"),
+    [(1, 3, 6, 9), (0, 2, 10, 13), (3, 3, 8, 9), (2, 3, 7, 9), (4, 4, 9, 10), (3, 4, 8, 10)],
+)
+def test_steps_whose_numbers_begin_again(
+    plan: Plan, first: int, last: int, begin: int, end: int
+) -> None:
+    """Of the last step of a number, as of one alone, back to the last step of the other before it."""
+    for i, number in enumerate([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2]):
+        plan.event("step", "step", arg=number)
+        plan.event("alloc", addr=(i + 1) << 30, bytes=MIB)
+    found = trace.analyse(plan.done(), step=(first, last))
+    events = [step[1] for step in found.steps] + [found.totals["n_events"]]
+    assert (found.window_bins[0][0], found.window_end) == (events[begin], events[end])
+
+
+def test_steps_that_come_in_another_order(plan: Plan) -> None:
+    for number in (2, 1):
+        plan.event("step", "step", arg=number)
+        plan.event("alloc", addr=number << 30, bytes=MIB)
+    with pytest.raises(UsageError, match="no step 1 comes before the last step 2"):
+        trace.analyse(plan.done(), step=(1, 2))
 
 
 @pytest.mark.parametrize("smallest", [0, 3 * MIB])
