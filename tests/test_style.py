@@ -25,10 +25,10 @@ COMPILED = [
 
 def tool(name: str) -> str:
     """A tool of the environment that runs the tests; their versions are pinned in pyproject.toml."""
-    path = Path(sys.executable).parent / name
-    if not path.exists():
-        pytest.fail(f"{name} is missing from {path.parent}: make build installs it")
-    return str(path)
+    done = run(sys.executable, ".ci/find-tool", name)
+    if done.returncode != 0:
+        pytest.fail(done.stderr.strip())
+    return done.stdout.strip()
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

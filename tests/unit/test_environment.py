@@ -48,6 +48,32 @@ def test_torch_of_an_environment_is_seen(tmp_path: Path) -> None:
     assert seen() == str(packages / "torch" / "__init__.py")
 
 
+def test_a_tool_of_an_environment_is_seen(tmp_path: Path) -> None:
+    """make test failed beside an active environment that had torch and ruff: pip puts no second one into ours."""
+    script = tmp_path / "bin" / "a-tool"
+    script.parent.mkdir()
+    script.touch()
+    packages = tmp_path / "lib" / "python3" / "site-packages"
+    (packages / "a_tool-1.dist-info").mkdir(parents=True)
+    (packages / "a_tool-1.dist-info" / "METADATA").write_text("Name: a-tool\nVersion: 1\n")
+    record = packages / "a_tool-1.dist-info" / "RECORD"
+    record.write_text("a_tool/data/bin/a-tool,,\n../../../bin/a-tool,,\n")
+
+    def find(name: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, ".ci/find-tool", name],
+            **{"cwd": ROOT, "env": {"PYTHONPATH": str(packages)}},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert find("a-tool").stdout.strip() == str(script)
+    script.unlink()
+    for name in ("a-tool", "no-tool"):
+        assert "make build installs it" in find(name).stderr
+
+
 def test_an_environment_broken_off_is_made_again(tmp_path: Path) -> None:
     python, ours = tmp_path / "python", tmp_path / "ours"
     python.write_text(
