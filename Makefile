@@ -102,8 +102,8 @@ wheel: $(VENV)/.tools ## one abi3 wheel in dist/
 
 .PHONY: format
 format: $(VENV)/.tools ## rewrite C and Python sources in the house style
-	@find csrc tests benchmarks -name '*.[ch]' -o -name '*.[ch]pp' | xargs $$($(PY) .ci/find-tool clang-format) --style=file:csrc/.clang-format -i
-	@ruff=$$($(PY) .ci/find-tool ruff) && "$$ruff" format . && "$$ruff" check --fix .
+	@find csrc tests benchmarks -name '*.[ch]' -o -name '*.[ch]pp' | xargs $$(.ci/find-tool $(PY) clang-format) --style=file:csrc/.clang-format -i
+	@ruff=$$(.ci/find-tool $(PY) ruff) && "$$ruff" format . && "$$ruff" check --fix .
 
 .PHONY: clean
 clean: ## build products (keeps $(VENV))

@@ -25,7 +25,7 @@ COMPILED = [
 
 def tool(name: str) -> str:
     """A tool of the environment that runs the tests; their versions are pinned in pyproject.toml."""
-    done = run(sys.executable, ".ci/find-tool", name)
+    done = run(".ci/find-tool", sys.executable, name)
     if done.returncode != 0:
         pytest.fail(done.stderr.strip())
     return done.stdout.strip()

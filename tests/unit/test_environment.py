@@ -61,8 +61,8 @@ def test_a_tool_of_an_environment_is_seen(tmp_path: Path) -> None:
 
     def find(name: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, ".ci/find-tool", name],
-            **{"cwd": ROOT, "env": {"PYTHONPATH": str(packages)}},
+            [".ci/find-tool", sys.executable, name],
+            **{"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": str(packages)}},
             capture_output=True,
             text=True,
             check=False,
