@@ -384,12 +384,12 @@ def _may_be_masks(torch: Any, args: Any) -> bool:
 
 
 def _have_others(torch: Any, args: Any, there: Any) -> bool:
-    """Fractions besides 0 and 1 among those of the device."""
+    """Fractions among those of the device that no mask has: of 0, 1 and 2 some are made, and taken from 1."""
     for each, found in zip(args, there, strict=True):
         if isinstance(each, (list, tuple)):
             is_other = _have_others(torch, each, found)
         elif torch.is_tensor(each) and each.is_cuda and each.is_floating_point():
-            is_other = not ((found == 0) | (found == 1)).all()
+            is_other = not ((found.abs() <= 2) & (found == found.round())).all()
         else:
             is_other = False
         if is_other:

@@ -437,6 +437,15 @@ def test_masks_that_are_fractions(torch_found: hostcuda.Torch, tmp_path: Path) -
         assert torch.cat([kept, other]).nonzero().shape == (6, 2)
         assert len(torch.randn(2, 3, device="cuda")[torch.maximum(kept, other) == 1]) == 6
 
+        tokens = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).cuda()
+        is_global = torch.zeros_like(tokens)
+        is_global[:, 0] = 1
+        seen = (tokens * (is_global + 1))[:, None, None, :].float()  # Longformer: 2 sees all
+        far = (1.0 - seen) * torch.finfo(torch.float32).min
+        far = far[:, 0, 0, :]
+        assert (far > 0).flatten().any().item()
+        assert (far > 0).nonzero().tolist() == [[0, 0], [1, 0]] and (far < 0).sum().item() == 3
+
         weights = torch.randn(2, 3, device="cuda")
         assert (weights * kept).nonzero().shape == (6, 2)  # nobody knows
         scaled = kept * 0.5 * kept  # no masks any more
