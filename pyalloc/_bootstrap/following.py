@@ -384,12 +384,12 @@ def _may_be_masks(torch: Any, args: Any) -> bool:
 
 
 def _have_others(torch: Any, args: Any, there: Any) -> bool:
-    """Fractions among those of the device that no mask has: of 0, 1 and 2 some are made, and taken from 1."""
+    """Fractions that no mask has among those of the device: some are made of 0, 1 and 2, and taken from 1."""
     for each, found in zip(args, there, strict=True):
         if isinstance(each, (list, tuple)):
             is_other = _have_others(torch, each, found)
         elif torch.is_tensor(each) and each.is_cuda and each.is_floating_point():
-            is_other = not ((found.abs() <= 2) & (found == found.round())).all()
+            is_other = not sum(found == n for n in range(-2, 3)).all()  # all that float8 can
         else:
             is_other = False
         if is_other:

@@ -446,6 +446,9 @@ def test_masks_that_are_fractions(torch_found: hostcuda.Torch, tmp_path: Path) -
         assert (far > 0).flatten().any().item()
         assert (far > 0).nonzero().tolist() == [[0, 0], [1, 0]] and (far < 0).sum().item() == 3
 
+        for kind in (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16):  # not all operators take them
+            assert kept.to(kind).float().sum().item() == 3
+
         weights = torch.randn(2, 3, device="cuda")
         assert (weights * kept).nonzero().shape == (6, 2)  # nobody knows
         scaled = kept * 0.5 * kept  # no masks any more
