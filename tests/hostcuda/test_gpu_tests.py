@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,6 +150,11 @@ def test_a_second_look_is_taken_where_the_first_failed(first: ModuleType) -> Non
     assert all(step.after_failed in ["", *names] for step in first.STEPS)
 
 
+def with_run(run: Callable[..., Any]) -> SimpleNamespace:
+    """subprocess for one module: the parity suite starts programs beside these tests, with the real one."""
+    return SimpleNamespace(**{**vars(subprocess), "run": run})
+
+
 @pytest.mark.torch
 def test_an_op_that_breaks_the_device_hides_no_other(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -164,7 +169,7 @@ def test_an_op_that_breaks_the_device_hides_no_other(
         return subprocess.CompletedProcess(command, -6 if len(asked) == 2 else 0)
 
     with program("small_ops") as small:
-        monkeypatch.setattr(subprocess, "run", ends)
+        monkeypatch.setattr(small, "subprocess", with_run(ends))
         monkeypatch.setattr(sys, "argv", ["small_ops.py", "--each"])
         assert small.main() == 1
         assert asked == list(small.cases())
@@ -265,12 +270,13 @@ def test_what_failed_before_a_run_ended_early_is_known(
         monkeypatch.setattr(parity, "TESTS", tmp_path / "tests")
         done: list[subprocess.CompletedProcess[str]] = []
         run = subprocess.run
-        monkeypatch.setattr(subprocess, "run", lambda *a, **o: done.append(run(*a, **o)) or done[0])
+        kept = with_run(lambda *a, **o: done.append(run(*a, **o)) or done[0])
+        monkeypatch.setattr(parity, "subprocess", kept)
         assert parity.failed("x", "native")[0] == right
 
         def late(command: list[str], **options: Any) -> None:
             raise subprocess.TimeoutExpired(command, 100, output=done[0].stdout.encode())
 
-        monkeypatch.setattr(subprocess, "run", late)
+        monkeypatch.setattr(parity, "subprocess", with_run(late))
         assert parity.failed("x", "native")[0] == right
         assert parity.failed("x", "native", 0) == ({"(end)"}, "not run: no time was left")

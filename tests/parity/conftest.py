@@ -64,7 +64,9 @@ if ALLOCATOR is None:
         def repr_failure(
             self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None
         ) -> str:
-            return str(excinfo.value)
+            if isinstance(excinfo.value, ParityFailure):
+                return str(excinfo.value)
+            return str(excinfo.getrepr())  # of these lines, not of the tests
 
         def reportinfo(self) -> tuple[Path, None, str]:
             return self.path, None, f"{self.path.name} on {self.name}"
