@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, caveats, source
+from pyalloc.caveats import BEFORE, STATE_ONLY
 from pyalloc.moments import MIB, Block, Moment, moments_of
 from pyalloc.source import Frame, Place
 
 _FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
 _CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: Hopper and later, before
+_EARLIER = (  # by whether it was never freed
+    "in use before the history began, freed later",
+    "in use from before the history to its end",
+)
 _HOLDERS = ("parameters", "gradients", "optimizer state", "buffers", "workspace")
 
 
@@ -302,7 +307,15 @@ class Analysis:
             return where
         if block.alloc_event in guesses:
             return f"gradient of what is made at {guesses[block.alloc_event]} (same size)"
+        if not block.stack and block.alloc_event < self.n_before:
+            return _EARLIER[block.free_event is None]
         return self.nameless(block.stack, block.phase)
+
+    @cached_property
+    def n_before(self) -> int:
+        """So many events stand for what was there when the history began; of a single moment nothing was earlier."""
+        told = self.notes.get(BEFORE, "")
+        return int(told) if told.isdigit() and self.notes.get("history") not in STATE_ONLY else 0
 
     def nameless(self, stack: int, phase: str = "") -> str:
         """What is known where no line of Python is."""
@@ -470,7 +483,7 @@ class Analysis:
     def _nameless(self, block: Block, family: list[Block]) -> str:
         """What a block without a stack is, as far as its size and phase tell."""
         if block.phase != "backward":
-            return "(no stack)"
+            return self._line(block, {})
         if any(other.stack for other in family) or self.category(block) == "gradients":
             return "gradient, made in backward"
         is_workspace = block.bytes in _CUBLAS_WORKSPACES

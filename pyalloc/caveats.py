@@ -9,6 +9,7 @@ from typing import Any
 from pyalloc.config import TORCH_CONF
 
 STATE_ONLY = ("none", "torn")  # histories of a snapshot that tell of one moment
+BEFORE = "before"  # the note of how many events stand for what was there when the history began
 _HISTORIES = {  # what a snapshot's does not tell
     "none": "The snapshot has no history, only what was in use when it was written: what is called the peak is "
     "that moment, and earlier peaks are not known. torch.cuda.memory._record_memory_history() at the start "

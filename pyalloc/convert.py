@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyalloc import _core
+from pyalloc.caveats import BEFORE
 
 Entry = dict[str, Any]
 Row = tuple[
@@ -262,6 +263,8 @@ class EventWriter:
         for segment in segments:
             self._blocks(segment, time_ns)
         self._route_back()
+        if segments:
+            self.mark(Mark(time_ns, "user", f"{BEFORE}={self.n_events}"))
 
     def _blocks(self, segment: Entry, time_ns: int) -> None:
         at = int(segment["address"])

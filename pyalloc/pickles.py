@@ -202,7 +202,11 @@ def _check_frames(frames: Any, checked: _Checked) -> None:
         if id(frame) in single:
             continue
         single.add(id(frame))
-        _natural(max(_dict(frame)["line"], 0), 2**32)
+        line = _dict(frame)["line"]
+        if not isinstance(line, int):
+            raise TypeError("a line that is no number")
+        if not 0 <= line < 2**32:  # torch writes -1 without its sign where code has no line
+            frame["line"] = 0
         if not isinstance(frame["name"], str) or not isinstance(frame["filename"], str):
             raise TypeError("a frame without name or file")
 

@@ -31,6 +31,10 @@ def at_most(analysis: Analysis) -> Reserved | None:
     if analysis.notes.get("history") in STATE_ONLY:  # what is there was not asked for in this order
         event, asked = totals["n_events"], None
     moment = analysis.moments.get(event)
+    if event <= analysis.n_before:  # what it had grown for is not known
+        asked = None
+        if analysis.peak.reserved_bytes == totals["peak_reserved_bytes"]:
+            moment = analysis.peak  # what was not even needed then never was
     if moment is None or not moment.segments:
         return None
     if moment.reserved_bytes - moment.allocated_bytes < _LEAST * moment.reserved_bytes:

@@ -19,7 +19,9 @@ _LIBRARY = re.compile(
     rf"|/torchinductor_\w+/|{_COMPILED}"
     r"|/torch_geometric\.[\w.]+\.py$)"  # and what torch_geometric wrote
 )
-_CPP = re.compile(r"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S)$|(^|/)python[\d.]*$)")
+_CPP = re.compile(
+    r"(\.so(\.\d+)*$|^\?*$|\.(cpp|cc|cxx|cu|cuh|h|hpp|inl|c|S|o)$|(^|/)python[\d.]*$)"
+)
 # Of the libraries those whose lines tell more than the call of the user's own that led there: models, losses, trainers.
 _BUILT_ON_TORCH = re.compile(r"/(?:site|dist)-packages/(?!(?:torch|functorch|triton|pyalloc)/)")
 _BOOTSTRAP = "/pyalloc/_bootstrap/"

@@ -11,7 +11,7 @@ from typing import Any
 from pyalloc import console, reserved
 from pyalloc.advice import advise, size
 from pyalloc.analysis import Analysis, Oom, Phase, Row
-from pyalloc.caveats import is_from_torch
+from pyalloc.caveats import BEFORE, is_from_torch
 from pyalloc.moments import MIB, Moment, page_bytes
 from pyalloc.reserved import Reserved
 
@@ -32,6 +32,7 @@ _NOT_SETTINGS = (  # notes that are told elsewhere, or to programs
     "workload",
     "clock",
     "history",
+    BEFORE,
     "steps_end_with",
     *FOUND,
 )

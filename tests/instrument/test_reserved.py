@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -251,3 +252,44 @@ def test_what_was_freed_is_still_among_the_blocks_of_its_step(plan: Plan) -> Non
         (30, False),
         (10, False),
     ]
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_where_nothing_grew_the_fullest_moment_tells_what_was_not_needed(
+    tmp_path: Path, *, grows: bool
+) -> None:
+    """A history that begins late sees no growth: how little was in use as it began says nothing."""
+
+    def entry(action: str, at: int, n: int) -> dict[str, Any]:
+        return {"action": action, "addr": AT + at * MIB, "size": n * MIB, "stream": 0}
+
+    entries = [entry("alloc", 8, 40), entry("free_requested", 8, 40)]
+    blocks = [
+        {"size": 8 * MIB, "state": "active_allocated"},
+        {"size": 56 * MIB, "state": "inactive"},
+    ]
+    segments = [{"address": AT, "total_size": 64 * MIB, "stream": 0, "blocks": blocks}]
+    if grows:
+        entries += [entry("segment_alloc", 100, 20), entry("alloc", 100, 19)]
+        blocks = [{"size": 20 * MIB, "state": "active_allocated"}]
+        segments.append(
+            {"address": AT + 100 * MIB, "total_size": 20 * MIB, "stream": 0, "blocks": blocks}
+        )
+    path = tmp_path / "late.pickle"
+    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [entries]}))
+    found = reserved.at_most(trace.analyse(path))
+    assert found is not None
+    told = [row.bytes // MIB for row in found.rows if row.name.startswith(("in use", "idle"))]
+    assert told == ([27, 56] if grows else [48, 16])
+    assert (found.request is not None) == grows
+
+
+def test_where_it_grew_that_moment_tells_why(plan: Plan) -> None:
+    plan.event("user", "allocator=native")
+    plan.event("segment_alloc", addr=AT, bytes=64 * MIB)
+    plan.event("alloc", addr=AT, bytes=8 * MIB, stack=plan.stack(3))
+    plan.event("alloc", addr=AT + 8 * MIB, bytes=40 * MIB, stack=plan.stack(3))
+    freed(plan, AT + 8 * MIB)
+    found = reserved.at_most(trace.analyse(plan.done()))
+    assert found is not None and found.request is not None
+    assert found.request.bytes == 8 * MIB

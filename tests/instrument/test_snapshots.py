@@ -340,7 +340,11 @@ PYTHON = [
 ]
 
 
-AUTOGRAD = [("torch::autograd::Engine::thread_main()", "??"), ("clone3", "x86_64/clone3.S")]
+AUTOGRAD = [
+    ("torch::autograd::Engine::thread_main()", "??"),
+    ("execute_native_thread_routine", "thread48.o"),  # of a libstdc++ with symbols
+    ("clone3", "x86_64/clone3.S"),
+]
 
 
 def snapshot_of(*blocks: tuple[str, list[tuple[str, str]]]) -> dict[str, Any]:
@@ -486,3 +490,53 @@ def test_segments_are_as_they_were_before_the_history() -> None:
         (3 << 30, 4, 5, True),
     ]
     assert n_wrong == 0
+
+
+def begun_late(tmp_path: Path) -> Path:
+    """Two blocks were there before the history: one is freed in it, the other stays.  4 MiB more come and go."""
+    entries = [
+        {"action": "alloc", "addr": 12 * MIB, "size": 4 * MIB, "stream": 0, "frames": []},
+        {"action": "free_requested", "addr": 12 * MIB, "size": 4 * MIB, "stream": 0},
+        {"action": "free_requested", "addr": 4 * MIB, "size": 8 * MIB, "stream": 0},
+    ]
+    block = {"address": 4 * MIB, "size": 8 * MIB, "state": "inactive"}
+    kept = {"address": 2 * MIB, "size": 2 * MIB, "state": "active_allocated", "frames": []}
+    segment = {"address": 2 * MIB, "total_size": 18 * MIB, "stream": 0, "blocks": [kept, block]}
+    path = tmp_path / "late.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries]}))
+    return path
+
+
+def test_what_was_there_before_the_history_is_told_apart(tmp_path: Path) -> None:
+    path = begun_late(tmp_path)
+    found = trace.analyse(path)
+    lines = {row.name: row.bytes // MIB for row in found.by_line(found.peak.blocks)}
+    assert lines == {
+        "in use before the history began, freed later": 8,
+        "(no stack)": 4,
+        "in use from before the history to its end": 2,
+    }
+    assert "before=" not in pyalloc("report", path, "-q")  # a note for programs
+    snapshot = pickle.loads(path.read_bytes())
+    path.write_bytes(pickle.dumps({**snapshot, "device_traces": []}))
+    found = trace.analyse(path)  # of one moment there is no before
+    assert [row.name for row in found.by_line(found.peak.blocks)] == ["(no stack)"]
+
+
+def test_a_line_of_code_that_has_none_is_no_number_of_a_line(tmp_path: Path) -> None:
+    """torch writes -1 as 64 bits without sign for functions that it made itself."""
+    frames = frames_of(("made", "/home/me/made.py"), ("train", "/home/me/train.py"))
+    frames[0]["line"], frames[1]["line"] = 2**64 - 1, -1
+    entry = {"action": "alloc", "addr": 2 * MIB, "size": MIB, "stream": 0, "frames": frames}
+    segment = {"address": 2 * MIB, "total_size": 2 * MIB, "stream": 0, "blocks": []}
+    path = tmp_path / "lines.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [[entry]]}))
+    (block,) = trace.analyse(path).peak.blocks
+    assert trace.analyse(path).frames(block.stack) == (
+        ("made", "/home/me/made.py", 0),
+        ("train", "/home/me/train.py", 0),
+    )
+    frames[0]["line"] = "7"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [[entry]]}))
+    with pytest.raises(errors.TraceError, match="a line that is no number"):
+        trace.analyse(path)
