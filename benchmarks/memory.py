@@ -16,6 +16,9 @@ ample memory and then at the capacities around the smallest that suffices.  Colu
 * ns/op: torch's raw_alloc and raw_delete through the interface, once everything is cached (best of three turns),
   and behind a plus the time inside device calls that were made nevertheless, which here are system calls.
 
+Of a snapshot that torch's own allocator wrote, on a card or not, the table has what was reserved then, "as recorded",
+and below it how close native comes to that here.
+
 Where torch is missing, all that is not about torch's own speed comes from the policy models, and that is said.
 """
 
@@ -41,8 +44,10 @@ from benchmarks.helping import HelpFormatter
 from benchmarks.suite import Trace, suite
 from benchmarks.torch_replay import ALLOCATORS, ROOT, TorchReplay
 from pyalloc import _core
+from pyalloc.caveats import STATE_ONLY, UNMODELLED, is_from_torch, notes_of
 from pyalloc.errors import PyallocError
 from pyalloc.moments import PAGE
+from pyalloc.report.text import clip
 from pyalloc.trace import as_trace_file
 
 NEIGHBOURS = 32
@@ -50,6 +55,8 @@ NEIGHBOURS = 32
 AMPLE_MIN, AMPLE_FACTOR = 80 << 30, 4
 #: the models must agree with torch within this, or the row is marked
 TOLERANCE = 0.01
+#: notes of recordings whose allocator was not native with its defaults
+UNLIKE = {"expandable_segments", *UNMODELLED}
 
 
 @dataclass
@@ -69,6 +76,7 @@ class Row:
     calls: int
     calls_second_half: int
     device_ns: dict[str, int]
+    recorded_bytes: int | None = None
     ns_per_op: float | None = None
     device_ns_per_op: float | None = None
     source: str = "torch"
@@ -128,6 +136,15 @@ class Servers:
             self.idle[allocator].put(server)
 
 
+def recorded(path: Path) -> int | None:
+    """The most that torch's own allocator with its default settings had reserved then; None: not known."""
+    scan = _core.Scan(path, n_bins=2)
+    notes = notes_of(scan.notes())
+    if not is_from_torch(notes) or notes.get("history") in STATE_ONLY or UNLIKE & notes.keys():
+        return None
+    return int(scan.totals()["peak_reserved_bytes"]) or None
+
+
 def model_row(trace: Trace, path: Path, allocator: str, conf: str) -> Row:
     """Everything the policy models say."""
     program = _core.Program(path)
@@ -157,6 +174,7 @@ def model_row(trace: Trace, path: Path, allocator: str, conf: str) -> Row:
         calls_second_half=ample["n_calls_second_half"],
         device_ns={cost: run["device_ns"] for cost, run in runs.items()},
         source="model",
+        recorded_bytes=recorded(path) if trace.kind == "file" else None,
     )
 
 
@@ -244,9 +262,12 @@ def table(rows: list[Row], allocators: list[str]) -> str:
                 ns = f"{row.ns_per_op:6.0f}" if row.ns_per_op else "     -"
                 ns += f" + {row.device_ns_per_op:.0f}" if row.device_ns_per_op else ""
                 lines.append(
-                    f"{text:22}{row.allocator:12}{row.peak_live:10.3f}{row.min_live:9.3f}{row.calls:8}"
+                    f"{clip(text, 21):22}{row.allocator:12}{row.peak_live:10.3f}{row.min_live:9.3f}{row.calls:8}"
                     f"{row.calls_second_half:9}{typical:7.0f} {f'[{low:.0f}, {high:.0f}]':14}{ns}"
                 )
+            if mine[0].recorded_bytes:
+                ratio = mine[0].recorded_bytes / mine[0].live_bytes
+                lines.append(f"{'':22}{'as recorded':12}{ratio:10.3f}")
         for text, allocator in zip(["geometric mean", "", ""], allocators, strict=False):
             mine = [row for row in part if row.allocator == allocator]
             peak, least = (
@@ -256,6 +277,7 @@ def table(rows: list[Row], allocators: list[str]) -> str:
             lines.append(
                 f"{text:22}{allocator:12}{peak:10.3f}{least:9.3f}{time_beside(part, allocator)}"
             )
+        lines += beside_recorded(part)
     notes = [f"{row.trace}, {row.allocator}: {note}" for row in rows for note in row.notes]
     holes = [
         f"{row.trace}, {row.allocator}: fails at {len(row.holes)} sizes above its smallest, up to "
@@ -264,6 +286,22 @@ def table(rows: list[Row], allocators: list[str]) -> str:
         if row.holes
     ]
     return "\n".join([*lines, "", *holes, *notes]).strip("\n")
+
+
+def beside_recorded(rows: list[Row]) -> list[str]:
+    """How much native takes here of what it had taken where the traces were recorded."""
+    ratios = [
+        row.peak_bytes / row.recorded_bytes
+        for row in rows
+        if row.allocator == "native" and row.recorded_bytes
+    ]
+    if not ratios:
+        return []
+    same = sum(ratio == 1 for ratio in ratios)
+    return [
+        f"native here over as recorded: geometric mean {geometric(ratios):.4f}, {min(ratios):.4f} to "
+        f"{max(ratios):.4f}; the same bytes in {same} of {len(ratios)}"
+    ]
 
 
 def verdicts(rows: list[Row]) -> list[str]:

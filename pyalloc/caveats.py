@@ -21,7 +21,7 @@ _HISTORIES = {  # what a snapshot's does not tell
     "than max_entries events): what happened before, higher peaks too, is not in it.",
 }
 _CUT = "The file was cut off; what is there is shown."
-_UNMODELLED = ("max_split_size_mb", "roundup_power2_divisions", "garbage_collection_threshold")
+UNMODELLED = ("max_split_size_mb", "roundup_power2_divisions", "garbage_collection_threshold")
 _TORCHS = ("native", "cudaMallocAsync")  # allocators whose recordings come from torch's history
 
 
@@ -59,7 +59,7 @@ def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
 def of_replays(notes: dict[str, str]) -> list[str]:
     """What a replay on torch's allocators is not: with the settings the program was recorded with."""
     told = " ".join(notes.get(name, "") for name in TORCH_CONF)
-    own = [name for name in _UNMODELLED if name in notes or re.search(rf"\b{name}\s*:", told)]
+    own = [name for name in UNMODELLED if name in notes or re.search(rf"\b{name}\s*:", told)]
     if not own:
         return []
     return [

@@ -136,6 +136,15 @@ def test_memory_of_a_snapshot_begins_with_what_was_alive(tmp_path: Path) -> None
         assert row["trace"] == "theirs" and row["kind"] == "file"
         assert row["live_bytes"] == 24 * mib
         assert row["min_bytes"] >= 24 * mib
+        assert row["recorded_bytes"] == 28 * mib
+    told = run("benchmarks.memory", str(path), "--no-torch", "-q").stdout
+    assert f"as recorded{28 / 24:11.3f}" in told
+    native = next(row for row in rows if row["allocator"] == "native")["peak_bytes"]
+    assert f"geometric mean {native / (28 * mib):.4f}" in told
+    snapshot = pickle.loads(path.read_bytes())
+    snapshot["allocator_settings"] = {"expandable_segments": True}
+    path.write_bytes(pickle.dumps(snapshot, protocol=4))
+    assert "as recorded" not in run("benchmarks.memory", str(path), "--no-torch", "-q").stdout
 
 
 def test_memory_refuses() -> None:
