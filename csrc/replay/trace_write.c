@@ -413,18 +413,26 @@ part_is_locked(int fd) {
     return flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 }
 
+/* Is it the file that has this name?  It keeps it as long as we have its lock. */
+static bool
+part_is_named(int fd, const char *part) {
+    struct stat ours;
+    struct stat named;
+    return fstat(fd, &ours) == 0 && lstat(part, &named) == 0 && ours.st_dev == named.st_dev &&
+           ours.st_ino == named.st_ino;
+}
+
 /* Removes what a killed process left.  PYA_E_BUSY: it still writes.  Who holds the lock of the file under this name, and
  * nobody else, may take the name from it. */
 static pya_status
 part_remove(const char *part) {
-    struct stat info;
     const int fd = open(part, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) {
         return unlink(part) == 0 || errno == ENOENT ? PYA_OK
                                                     : PYA_E_IO; /* a link is not followed */
     }
     pya_status status = part_is_locked(fd) ? PYA_E_BUSY : PYA_OK;
-    if (status == PYA_OK && fstat(fd, &info) == 0 && info.st_nlink > 0 && unlink(part) != 0) {
+    if (status == PYA_OK && part_is_named(fd, part) && unlink(part) != 0) {
         status = PYA_E_IO;
     }
     const int why = errno;
@@ -433,10 +441,15 @@ part_remove(const char *part) {
     return status;
 }
 
+static bool
+path_exists(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
 /* A new file that is ours.  PYA_E_BUSY: somebody else is making it. */
 static pya_status
 part_create(const char *part, int *out) {
-    struct stat info;
     pya_status status = PYA_OK;
     int fd = -1;
     while (fd < 0 && status == PYA_OK) {
@@ -445,7 +458,7 @@ part_create(const char *part, int *out) {
             status = errno == EEXIST ? part_remove(part) : PYA_E_IO;
         }
     }
-    if (fd >= 0 && (part_is_locked(fd) || (fstat(fd, &info) == 0 && info.st_nlink == 0))) {
+    if (fd >= 0 && (part_is_locked(fd) || !part_is_named(fd, part))) {
         close(fd);
         status = PYA_E_BUSY;
     }
@@ -455,8 +468,7 @@ part_create(const char *part, int *out) {
 
 pya_status
 pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out) {
-    struct stat info;
-    if (!overwrite && stat(path, &info) == 0) {
+    if (!overwrite && path_exists(path)) {
         return PYA_E_INVAL;
     }
     struct pya_trace_writer *w = calloc(1, sizeof *w);
@@ -479,6 +491,10 @@ pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out
         w->first_errno = errno;
         goto free_writer;
     }
+    if (!overwrite && path_exists(path)) { /* another writer has ended since */
+        status = PYA_E_INVAL;
+        goto close_file;
+    }
     uint8_t header[TRACE_HEADER_BYTES] = {0};
     trace_put64(header, TRACE_MAGIC);
     trace_put32(header + 8, PYA_TRACE_VERSION);
@@ -491,8 +507,8 @@ pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out
     return PYA_OK;
 
 close_file:
+    unlink(w->part); /* while it is ours */
     close(w->fd);
-    unlink(w->part);
 free_writer:
     trace_writer_free(w);
     return status;

@@ -511,7 +511,53 @@ test_host_memory_sweep(void) {
     }
 }
 
+/* Two processes that begin at once, told apart by their locks as two threads are: one of them has the name. */
+enum { N_RACES = 2000 };
+static pthread_barrier_t race_begins;
+static char race_path[64];
+static pya_status race_ends[2];
+
+static void *
+race_once(void *number) {
+    pya_status *end = &race_ends[(uintptr_t)number];
+    struct pya_trace_writer *writer = NULL;
+    (void)pthread_barrier_wait(&race_begins);
+    *end = pya_trace_create(race_path, false, &writer);
+    if (*end == PYA_OK) {
+        *end = pya_trace_close(writer);
+    }
+    return NULL;
+}
+
+static void
+test_two_at_once(void) {
+    (void)snprintf(race_path, sizeof race_path, "/tmp/pya-race-%d.pya", (int)getpid());
+    CHECK_EQ(pthread_barrier_init(&race_begins, NULL, 2), 0);
+    int n_lost = 0;
+    int n_failed = 0;
+    for (int i = 0; i < N_RACES; i++) {
+        pthread_t other;
+        if (!CHECK_EQ(pthread_create(&other, NULL, race_once, (void *)1), 0)) {
+            break;
+        }
+        (void)race_once((void *)0);
+        CHECK_EQ(pthread_join(other, NULL), 0);
+        int n_done = 0;
+        for (int k = 0; k < 2; k++) {
+            n_done += race_ends[k] == PYA_OK;
+            n_failed +=
+                race_ends[k] != PYA_OK && race_ends[k] != PYA_E_INVAL && race_ends[k] != PYA_E_BUSY;
+        }
+        n_lost += n_done > 1; /* the second has replaced the first */
+        CHECK_EQ(unlink(race_path), n_done > 0 ? 0 : -1);
+    }
+    CHECK_EQ(n_lost, 0);
+    CHECK_EQ(n_failed, 0);
+    CHECK_EQ(pthread_barrier_destroy(&race_begins), 0);
+}
+
 static const struct check_case cases[] = {
+    {"two_at_once", test_two_at_once},
     {"round_trip", test_round_trip},
     {"crc_is_zlibs", test_crc_is_zlibs},
     {"rewind", test_rewind},
