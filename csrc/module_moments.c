@@ -230,6 +230,25 @@ pya_module_scan_spans(PyObject *self, PyObject *unused) {
     return block_rows(pya_module_scan_from(self), b, n, false, false);
 }
 
+/* [(event, time_ns, kind, device, bytes, addr, stream, pool, arg, alloc_event, stack, text)] */
+PyObject *
+pya_module_scan_told(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan *scan = pya_module_scan_from(self);
+    const struct pya_scan_told *e = pya_scan_told(scan, &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++, e++) {
+        pya_module_list_add(
+            &list, Py_BuildValue(
+                       "(KKiiKKKIKNIN)", (ull)e->event, (ull)e->time_ns, e->kind, e->device,
+                       (ull)e->bytes, (ull)e->addr, (ull)e->stream, (unsigned)e->pool, (ull)e->arg,
+                       pya_module_scan_event(e->alloc_event), (unsigned)e->stack,
+                       pya_module_scan_text(scan, e->text)));
+    }
+    return list;
+}
+
 /* ---- a moment in short: a picture shows a thousand pieces, however many blocks there are ---- */
 
 /* [(stack, phase, bytes, blocks)]; phase: of those without a stack. */

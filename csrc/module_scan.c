@@ -75,23 +75,45 @@ scan_moment_list(PyObject *sequence, size_t *n) {
     return moments;
 }
 
+/* The same of begins and ends in turns. */
+static struct pya_scan_range *
+scan_range_list(PyObject *sequence, size_t *n) {
+    size_t n_numbers = 0;
+    uint64_t *numbers = scan_moment_list(sequence, &n_numbers);
+    struct pya_scan_range *ranges = numbers == NULL ? NULL : calloc(n_numbers, sizeof *ranges);
+    *n = n_numbers / 2;
+    if (numbers != NULL && ranges == NULL) {
+        PyErr_NoMemory();
+    }
+    for (size_t i = 0; ranges != NULL && i < *n; i++) {
+        ranges[i] = (struct pya_scan_range){numbers[2 * i], numbers[2 * i + 1]};
+    }
+    free(numbers);
+    return ranges;
+}
+
 static PyObject *
 scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"path", "device", "n_bins", "moments", "progress", "window", NULL};
+    static char *names[] = {"path",     "device", "n_bins", "moments",
+                            "progress", "window", "ranges", NULL};
     PyObject *path = NULL;
     PyObject *moments = NULL;
+    PyObject *told = NULL;
     PyObject *progress = Py_None;
     struct pya_scan_settings settings = {.device = -1};
     unsigned n_bins = 2000;
     unsigned long long begin = 0;
     unsigned long long end = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O&|$iIOO(KK)", names, PyUnicode_FSConverter, &path, &settings.device,
-            &n_bins, &moments, &progress, &begin, &end)) {
+            args, kwargs, "O&|$iIOO(KK)O", names, PyUnicode_FSConverter, &path, &settings.device,
+            &n_bins, &moments, &progress, &begin, &end, &told)) {
         return NULL;
     }
     uint64_t *numbers = scan_moment_list(moments, &settings.n_moments);
+    struct pya_scan_range *ranges =
+        PyErr_Occurred() ? NULL : scan_range_list(told, &settings.n_ranges);
     if (PyErr_Occurred()) {
+        free(ranges);
         free(numbers);
         Py_DECREF(path);
         return NULL;
@@ -100,6 +122,7 @@ scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     settings.window_begin = begin;
     settings.window_end = end;
     settings.moments = numbers;
+    settings.ranges = ranges;
     settings.progress = progress == Py_None ? NULL : scan_progress;
     settings.progress_arg = progress;
     const char *name = PyBytes_AsString(path);
@@ -109,6 +132,7 @@ scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     status = pya_scan_run(name, &settings, &scan);
     Py_END_ALLOW_THREADS
     free(numbers);
+    free(ranges);
     PyObject *self = NULL;
     if (status != PYA_OK) {
         scan_raise(status, name, scan);
@@ -343,6 +367,7 @@ static PyMethodDef scan_methods[] = {
     {"pieces", pya_module_scan_pieces, METH_VARARGS, NULL},
     {"stack_sums", pya_module_scan_stack_sums, METH_VARARGS, NULL},
     {"spans", pya_module_scan_spans, METH_NOARGS, NULL},
+    {"told", pya_module_scan_told, METH_NOARGS, NULL},
     {"pools", scan_pools, METH_NOARGS, NULL},
     {"segment_pools", pya_module_scan_segment_pools, METH_VARARGS, NULL},
     {"text", scan_text, METH_VARARGS, NULL},

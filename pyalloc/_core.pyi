@@ -179,8 +179,9 @@ class Scan:
 
     Texts and stacks are numbers for text() and frames().  moments: ascending numbers of events, at each of which the
     live blocks and the segments are kept.  window: bins only of these events, and spans(): the largest blocks alive in
-    it.  Rows of blocks are what pyalloc.analysis.Block holds, those of a moment by device and address; pending(): what
-    was freed then, and waited for other streams.
+    it.  ranges: begins and ends in turns, ascending, of events that told() tells one by one, as pyalloc.told.Told
+    holds them.  Rows of blocks are what pyalloc.analysis.Block holds, those of a moment by device and address;
+    pending(): what was freed then, and waited for other streams.
     """
 
     def __init__(
@@ -192,7 +193,9 @@ class Scan:
         moments: list[int] = ...,
         progress: Callable[[int, int], object] | None = None,
         window: tuple[int, int] = (0, 0),
+        ranges: list[int] = ...,
     ) -> None: ...
+    def told(self) -> list[tuple[Any, ...]]: ...
     def spans(self) -> list[tuple[Any, ...]]: ...
     def totals(self) -> dict[str, Any]: ...
     def bins(self) -> list[tuple[int, int, int, int, int, int, int, int]]: ...

@@ -15,6 +15,7 @@ from pyalloc import _core, caveats, source
 from pyalloc.caveats import BEFORE, STATE_ONLY
 from pyalloc.moments import MIB, Block, Moment, moments_of
 from pyalloc.source import Frame, Place
+from pyalloc.told import Told, shown
 
 _FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
 _CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: Hopper and later, before
@@ -146,6 +147,9 @@ class Analysis:
     window_end: int
     window_bins: list[tuple[int, ...]]
     spans: list[Block]
+    told: list[
+        Told
+    ]  # events one by one: of that step, as far as few say all, and around the moments
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
     reductions: list[tuple[Block, int]] = field(default_factory=list)
     _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
@@ -179,6 +183,7 @@ class Analysis:
             window_end=window_end,
             window_bins=list(second.bins()),
             spans=sorted(map(Block._make, second.spans()), key=lambda b: b.alloc_event),
+            told=list(shown(map(Told._make, second.told()))),
         )
 
     # ---- looking things up ----
@@ -310,6 +315,10 @@ class Analysis:
         if not block.stack and block.alloc_event < self.n_before:
             return _EARLIER[block.free_event is None]
         return self.nameless(block.stack, block.phase)
+
+    def line_of(self, told: Told) -> str:
+        """The line of the user's code that an event comes from, or what else is known of its stack."""
+        return self.where(told.stack) or (self.nameless(told.stack) if told.stack else "")
 
     @cached_property
     def n_before(self) -> int:

@@ -19,6 +19,7 @@ from pyalloc.analysis import Analysis
 from pyalloc.convert import EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
 from pyalloc.moments import Block, Moment, moments_of
+from pyalloc.told import Told, around, joined, shown
 
 MAGIC = b"PYATRACE"
 _XZ = b"\xfd7zXZ\x00"
@@ -32,6 +33,10 @@ _MOST_UNPACKED = 500  # bytes a byte of .xz or .gz may become; recordings get to
 _MOST_UNPACKED_BESIDE = 64 << 20
 _WINDOW_BINS = 600
 _WINDOW_EVENTS = 100_000  # around the peak, where no step tells what belongs together
+_TOLD_OF_WINDOW = (
+    3000  # events one by one: of what is looked at block by block, and around each moment
+)
+_TOLD_AROUND = 40
 _MOST_BLOCKS = 500_000  # of all states that are only looked at if asked for
 _MOST_WRONG = 0.02  # of a history's entries: torch lets threads run between the state and the trace
 
@@ -299,8 +304,8 @@ def analyse(
     Args:
         path: a trace or a snapshot.
         device: only this one; -1: all, summed.
-        moments: so many more states evenly over the run, for a segment map that can be scrubbed; fewer where very many
-            blocks are alive at once.
+        moments: so many more states evenly over the run, for a segment map that can be scrubbed, with the events around
+            them; fewer where very many blocks are alive at once.
         step: the one, or the first and the last, to be looked at block by block, or "all"; None: that of the peak.
         n_bins: resolution of the timeline.
         progress: called with bytes done and bytes in all.
@@ -321,6 +326,7 @@ def analyse(
             moments=at,
             progress=progress,
             window=window,
+            ranges=_told(totals, window, at) if moments else [],
         )
         result = Analysis.of(path, first, second, at, window[1])
         _find_reductions(result, file, device, progress)
@@ -343,6 +349,17 @@ def moments_at(
     with as_trace_file(path, progress) as file:
         scan = _core.Scan(file, device=device, n_bins=2, moments=at, progress=progress)
     return dict(zip(at, moments_of(scan), strict=True))
+
+
+def events_around(
+    path: Path, event: int, n: int, device: int = -1, progress: Progress | None = None
+) -> list[Told]:
+    """Events one by one, n with that in their middle, but for those that say nothing by themselves."""
+    with as_trace_file(path, progress) as file:
+        n_events = _core.Scan(file, n_bins=2, progress=progress).totals()["n_events"]
+        wanted = list(around(event, n, n_events))
+        scan = _core.Scan(file, device=device, n_bins=2, ranges=wanted, progress=progress)
+    return list(shown(map(Told._make, scan.told())))
 
 
 def _find_reductions(
@@ -385,6 +402,18 @@ def _interesting(scan: _core.Scan, totals: dict[str, Any], moments: int) -> list
     if moments > 0:
         wanted.update(i * n // moments for i in range(1, moments))
     return sorted(wanted)
+
+
+def _told(totals: dict[str, Any], window: tuple[int, int], at: list[int]) -> list[int]:
+    """Which events to tell one by one, as begins and ends in turns."""
+    n = totals["n_events"]
+    begin, end = window
+    if end - begin > _TOLD_OF_WINDOW:
+        middle = totals["peak_event"] if begin <= totals["peak_event"] <= end else begin
+        near = around(middle, _TOLD_OF_WINDOW, n)
+        begin, end = max(begin, near[0]), min(end, near[1])
+    each = [around(event, _TOLD_AROUND, n) for event in at]
+    return [number for one in joined([(begin, end), *each]) for number in one]
 
 
 def _steps(scan: _core.Scan, totals: dict[str, Any], wanted: Steps) -> tuple[int, int]:

@@ -24,15 +24,18 @@ scan_list_add(struct scan_list *list, size_t item_bytes) {
 
 /* ---- marks ---- */
 
-static bool
-is_module(const struct pya_scan *s, uint32_t text) {
-    const char *name = pya_trace_text(s->reader, text);
+bool
+scan_is_module(const struct pya_scan *s, const struct pya_trace_event *e) {
+    if (e->kind != PYA_TRACE_PHASE_BEGIN && e->kind != PYA_TRACE_PHASE_END) {
+        return false;
+    }
+    const char *name = pya_trace_text(s->reader, e->text);
     return name != NULL && strncmp(name, PYA_SCAN_MODULE, sizeof PYA_SCAN_MODULE - 1) == 0;
 }
 
 static bool
 phase_begin(struct pya_scan *s, const struct pya_trace_event *e) {
-    if (is_module(s, e->text)) {
+    if (scan_is_module(s, e)) {
         if (s->n_modules < SCAN_DEPTH) {
             s->modules[s->n_modules++] = e->text;
         }
@@ -82,7 +85,7 @@ phase_close(struct pya_scan *s, uint64_t time_ns) {
 /* Phases inside the one that ends end with it: an exception may have left them open. */
 static void
 phase_end(struct pya_scan *s, const struct pya_trace_event *e) {
-    if (is_module(s, e->text)) {
+    if (scan_is_module(s, e)) {
         size_t i = s->n_modules;
         while (i > 0 && s->modules[i - 1] != e->text) {
             i--;
@@ -374,7 +377,8 @@ scan_event(struct pya_scan *s, const struct pya_trace_event *e) {
     state_end(s, e);
     const bool is_wanted =
         settings->device < 0 || settings->device == e->device || is_mark(e->kind);
-    if (!scan_moments_take(s) || (is_wanted && !scan_apply(s, e)) || !timeline_add(s, e)) {
+    if (!scan_moments_take(s) || (is_wanted && !(scan_told_add(s, e) && scan_apply(s, e))) ||
+        !timeline_add(s, e)) {
         return PYA_E_HOST_NOMEM;
     }
     peaks_update(s, e);
@@ -468,6 +472,7 @@ GETTER(ooms, struct pya_scan_oom)
 GETTER(notes, uint32_t)
 GETTER(moments, struct pya_scan_moment)
 GETTER(spans, struct pya_scan_block)
+GETTER(told, struct pya_scan_told)
 GETTER(pools, struct pya_scan_pool)
 
 const struct pya_trace_reader *
@@ -491,9 +496,9 @@ pya_scan_destroy(struct pya_scan *scan) {
         free(moment->segments);
     }
     const struct scan_list *lists[] = {
-        &scan->bins,  &scan->phases,  &scan->steps,    &scan->stacks, &scan->ooms,
-        &scan->notes, &scan->moments, &scan->copies,   &scan->lives,  &scan->segments,
-        &scan->spans, &scan->pools,   &scan->stackless};
+        &scan->bins,  &scan->phases,  &scan->steps,     &scan->stacks, &scan->ooms,
+        &scan->notes, &scan->moments, &scan->copies,    &scan->lives,  &scan->segments,
+        &scan->spans, &scan->pools,   &scan->stackless, &scan->told};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         free(lists[i]->items);
     }

@@ -2,7 +2,8 @@
  * chosen moments.  Floor 2.
  *
  * allocated = requests rounded to 512 and not yet given back; reserved = device memory taken and not yet returned, as
- * far as the trace tells.  A moment is the number of events applied. */
+ * far as the trace tells.  A moment is the number of events applied.
+ * Long because all rows that a pass gives are described in one place. */
 #pragma once
 
 #include "trace.h"
@@ -16,6 +17,10 @@ extern "C" {
 /* Phases of this prefix are modules: kept apart from the others. */
 #define PYA_SCAN_MODULE "module:"
 
+struct pya_scan_range {
+    uint64_t begin, end;
+};
+
 struct pya_scan_settings {
     int device;              /* -1: all of them, summed */
     size_t n_bins;           /* at least 2; between this many and twice as many come back */
@@ -23,6 +28,8 @@ struct pya_scan_settings {
     size_t n_moments;
     /* Not (0, 0): bins only of these events, and the largest blocks alive among them as spans. */
     uint64_t window_begin, window_end;
+    const struct pya_scan_range *ranges; /* ascending: of events to be told one by one */
+    size_t n_ranges;
     /* Called now and then; false stops (PYA_E_BUSY).  May be NULL. */
     bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_all);
     void *progress_arg;
@@ -73,6 +80,14 @@ struct pya_scan_block {
     uint32_t pool;  /* private pool, from 1; 0: none */
     /* Freed by the program, at free_event, and not to be handed out yet: other streams have work on it. */
     bool is_pending;
+};
+
+/* One event of the trace, but for the marks of modules.  Of a block: with its bytes, its pool and, where the event has
+ * none of its own, its stack; alloc_event is PYA_SCAN_NEVER for all others and where the block is not known. */
+struct pya_scan_told {
+    uint64_t event, time_ns, addr, bytes, arg, stream, alloc_event;
+    uint32_t stack, text, pool;
+    int kind, device;
 };
 
 struct pya_scan_segment {
@@ -133,6 +148,8 @@ const uint32_t *pya_scan_notes(const struct pya_scan *scan, size_t *n);
 const struct pya_scan_moment *pya_scan_moments(const struct pya_scan *scan, size_t *n);
 /* Blocks alive in the window, in the order of their ends; at most PYA_SCAN_SPANS, the smallest are left out. */
 const struct pya_scan_block *pya_scan_spans(const struct pya_scan *scan, size_t *n);
+/* The events of the ranges. */
+const struct pya_scan_told *pya_scan_told(const struct pya_scan *scan, size_t *n);
 /* At the end of the file: for texts and frames. */
 const struct pya_trace_reader *pya_scan_reader(const struct pya_scan *scan);
 const char *pya_scan_error(const struct pya_scan *scan);

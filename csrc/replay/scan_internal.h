@@ -32,7 +32,7 @@ struct pya_scan {
     const struct pya_scan_settings *settings;
     struct pya_scan_totals totals;
     struct scan_list bins, phases, steps, stacks, ooms, notes, moments, copies, lives, segments,
-        spans, pools, stackless;
+        spans, pools, stackless, told;
     uint64_t span_bytes; /* smaller ones are no longer kept */
     uint64_t events_per_bin;
     uint32_t *table; /* index into lives + 1; 0: empty */
@@ -58,7 +58,7 @@ struct pya_scan {
         uint64_t stream;
         int device;
     } streams[SCAN_STREAMS]; /* totals.n_streams of them */
-    size_t next_moment;
+    size_t next_moment, next_range;
     const char *error;
 };
 
@@ -80,6 +80,13 @@ scan_open_phase(const struct pya_scan *s, size_t i) {
     return kept == SCAN_NONE ? NULL : SCAN_ITEM(s->phases, struct pya_scan_phase, kept);
 }
 
+/* Does it mark the begin or the end of a module? */
+bool scan_is_module(const struct pya_scan *s, const struct pya_trace_event *e);
+
+/* ---- scan_told.c: before an event is applied; false: no host memory ---- */
+
+bool scan_told_add(struct pya_scan *s, const struct pya_trace_event *e);
+
 /* ---- scan_live.c: blocks, their stacks, and copies of what is alive.  False: no host memory. ---- */
 
 bool scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e);
@@ -88,6 +95,9 @@ bool scan_block_free(struct pya_scan *s, const struct pya_trace_event *e);
 void scan_block_complete(struct pya_scan *s, const struct pya_trace_event *e);
 /* Category or label of a block. */
 void scan_tell(struct pya_scan *s, const struct pya_trace_event *e);
+/* The block that the event is about, live or pending; NULL: none is known, or it is about none. */
+const struct pya_scan_block *
+scan_block_at(const struct pya_scan *s, const struct pya_trace_event *e);
 /* Those that are due. */
 bool scan_moments_take(struct pya_scan *s);
 /* At the end: the copies of what was alive no longer find their blocks.  Of what was pending only that stays whose place

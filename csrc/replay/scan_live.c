@@ -251,6 +251,18 @@ is_pending_at(const struct pya_scan *s, size_t at) {
     return SCAN_ITEM(s->lives, struct scan_live, s->table[at] - 1)->row.is_pending;
 }
 
+const struct pya_scan_block *
+scan_block_at(const struct pya_scan *s, const struct pya_trace_event *e) {
+    const bool is_of_block = e->kind == PYA_TRACE_FREE || e->kind == PYA_TRACE_FREE_COMPLETED ||
+                             e->kind == PYA_TRACE_RECORD_STREAM || e->kind == PYA_TRACE_CATEGORY ||
+                             e->kind == PYA_TRACE_LABEL;
+    if (!is_of_block || s->table_size == 0) {
+        return NULL;
+    }
+    const size_t at = live_find(s, e->addr, e->device);
+    return s->table[at] == 0 ? NULL : &SCAN_ITEM(s->lives, struct scan_live, s->table[at] - 1)->row;
+}
+
 bool
 scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     if (s->table_size != 0) {

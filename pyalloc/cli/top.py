@@ -17,7 +17,6 @@ from pyalloc.report import data, stacks, text
 
 _GROUPS = ("contributor", "line", "module", "category", "size", "label", "pool", "block", "stack")
 _NEXT = {"line": "stack", "stack": "category"}  # what to group by then
-_MOST_DIGITS = 20  # of an event's number; of more than 4300 Python makes none
 
 
 class Command:
@@ -109,22 +108,8 @@ def grouped(found: Analysis, moment: Moment, by: str) -> list[Row]:
 
 
 def _moment(found: Analysis, args: argparse.Namespace) -> tuple[Moment, str]:
-    at: str = args.at
-    if at == "peak":
-        return found.peak, f"at the peak ({size(found.totals['peak_bytes'])})"
-    if at == "end":
-        return found.moments[max(found.moments)], "at the end"
-    if at == "oom":
-        if not found.ooms:
-            raise UsageError("memory never ran out in this trace; try --at peak")
-        event = found.ooms[0][0]
-        return _moment_at(found, event, args), "when memory ran out"
-    n = found.totals["n_events"]
-    if not at.isdecimal() or len(at) > _MOST_DIGITS or int(at) > n:
-        raise UsageError(
-            f"--at takes peak, end, oom or the number of an event up to {n}, not {text.clip(at, 40)!r}"
-        )
-    return _moment_at(found, int(at), args), f"after event {int(at):,}"
+    event, title = text.when(found, args.at)
+    return _moment_at(found, event, args), title
 
 
 def _moment_at(found: Analysis, event: int, args: argparse.Namespace) -> Moment:

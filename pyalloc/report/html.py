@@ -17,6 +17,7 @@ from pyalloc.report import data, ranks
 from pyalloc.report.text import FOUND, PAGEWISE, out_of_memory, reserved_title
 
 _TEMPLATE = Path(__file__).with_name("page.html")
+_EVENTS = Path(__file__).with_name("events.js")
 _MAX_PIECES = 1200  # of one state of the segment map
 _MAX_SEGMENTS = 400
 _TOP = 40  # rows of a table
@@ -44,6 +45,7 @@ def page(analysis: Analysis, compared: Sequence[Analysis] = ()) -> str:
     return (
         template.replace("__TITLE__", title)
         .replace("__PAGEWISE__", PAGEWISE)
+        .replace("__EVENTS__", _EVENTS.read_text(encoding="utf-8"))
         .replace("__DATA__", content)
     )
 
@@ -143,6 +145,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         "hasStacks": any(block.stack for block in analysis.peak.blocks),
         "window": window,
         "moments": moments,
+        "events": _events(analysis, stacks),
         "names": names,
         "replays": {
             name: [r["completed"], r["peak_bytes"], r["n_calls"], r["device_ns"]]
@@ -252,6 +255,33 @@ def _window(analysis: Analysis, names: list[str], stacks: _Stacks) -> dict[str, 
         "phases": list(phases),
         "labels": list(labels),
     }
+
+
+def _events(analysis: Analysis, stacks: _Stacks) -> dict[str, Any]:
+    """Events one by one; events.js says what a row holds."""
+    texts: dict[str, int] = {"": 0}
+    origin = analysis.totals["first_ns"]
+
+    def text(value: str) -> int:
+        return texts.setdefault(value, len(texts))
+
+    rows = [
+        [
+            told.event,
+            (told.time_ns - origin) // 1000,
+            text(told.what),
+            told.bytes,
+            told.address,
+            text(str(told.stream)),
+            told.device,
+            text(analysis.pool_name(told.pool) if told.pool else ""),
+            text(analysis.line_of(told)),
+            stacks.number(told.stack, "") if told.stack else -1,
+            -1 if told.alloc_event is None else told.alloc_event,
+        ]
+        for told in analysis.told
+    ]
+    return {"rows": rows, "texts": list(texts)}
 
 
 def _window_title(analysis: Analysis) -> str:

@@ -12,6 +12,7 @@ from pyalloc import console, reserved
 from pyalloc.advice import advise, size
 from pyalloc.analysis import Analysis, Oom, Phase, Row
 from pyalloc.caveats import BEFORE, is_from_torch
+from pyalloc.errors import UsageError
 from pyalloc.moments import MIB, Moment, page_bytes
 from pyalloc.reserved import Reserved
 
@@ -36,6 +37,7 @@ _NOT_SETTINGS = (  # notes that are told elsewhere, or to programs
     "steps_end_with",
     *FOUND,
 )
+_MOST_DIGITS = 20  # of an event's number; of more than 4300 Python makes none
 _FILLER = "\0"  # in no name
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -93,6 +95,38 @@ def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[s
     if rest:
         lines.append(f"  {size(sum(r.bytes for r in rest)):>10}  and {len(rest)} more")
     return lines
+
+
+def hung(head: str, name: str) -> str:
+    """What has columns of its own, and behind it, or below where there is no room, a name."""
+    at = len(_by_column(head)) + 2
+    if WIDTH - at < 24:
+        return "\n".join(filter(None, (head, wrapped(name, " " * 8, " " * 8) if name else "")))
+    parts = textwrap.wrap(_by_column(name), WIDTH - at, max_lines=3, placeholder=" …")
+    lines = [f"{head}  {parts[0]}" if parts else head, *(" " * at + part for part in parts[1:])]
+    return "\n".join(lines).replace(_FILLER, "")
+
+
+def when(found: Analysis, at: str) -> tuple[int, str]:
+    """The moment somebody asks for: how many events it is after, and its name.
+
+    Raises:
+        UsageError: there is none such.
+    """
+    n = found.totals["n_events"]
+    if at == "peak":
+        return found.peak.event, f"at the peak ({size(found.totals['peak_bytes'])})"
+    if at == "end":
+        return max(found.moments), "at the end"
+    if at == "oom":
+        if not found.ooms:
+            raise UsageError("memory never ran out in this trace; try --at peak")
+        return found.ooms[0][0], "when memory ran out"
+    if not at.isdecimal() or len(at) > _MOST_DIGITS or int(at) > n:
+        raise UsageError(
+            f"--at takes peak, end, oom or the number of an event up to {n}, not {clip(at, 40)!r}"
+        )
+    return int(at), f"after event {int(at):,}"
 
 
 def sparkline(analysis: Analysis, width: int = 60) -> str:

@@ -520,8 +520,14 @@ test_nonsense(void) {
         }
         CHECK_OK(pya_trace_close(writer));
         const uint64_t moments[] = {100, 100, 2000, 1000000};
+        const struct pya_scan_range all = {0, UINT64_MAX};
         const struct pya_scan_settings settings = {
-            .device = seed % 2 == 0 ? -1 : 1, .n_bins = 2, .moments = moments, .n_moments = 4};
+            .device = seed % 2 == 0 ? -1 : 1,
+            .n_bins = 2,
+            .moments = moments,
+            .n_moments = 4,
+            .ranges = &all,
+            .n_ranges = 1};
         struct pya_scan *scan = scanned(&settings);
         size_t n = 0;
         (void)pya_scan_moments(scan, &n);
@@ -536,7 +542,12 @@ test_no_host_memory(void) {
     write_phases();
     const uint64_t moments[] = {5};
     const struct pya_scan_settings settings = {
-        .device = -1, .n_bins = 2, .moments = moments, .n_moments = 1};
+        .device = -1,
+        .n_bins = 2,
+        .moments = moments,
+        .n_moments = 1,
+        .ranges = &(struct pya_scan_range){0, 100},
+        .n_ranges = 1};
     for (unsigned nth = 1;; nth++) {
         const size_t live = fault_live();
         struct pya_scan *scan = NULL;

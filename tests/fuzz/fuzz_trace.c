@@ -174,6 +174,8 @@ scan(const char *path, size_t n_bins, int device, bool is_good) {
         .n_bins = n_bins,
         .moments = moments,
         .n_moments = 6,
+        .ranges = &(struct pya_scan_range){moments[0], moments[5]},
+        .n_ranges = 1,
         .progress = scan_progress};
     struct pya_scan *scan = NULL;
     size_t n;

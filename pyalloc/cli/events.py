@@ -1,0 +1,114 @@
+"""pyalloc events."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pyalloc import console, trace
+from pyalloc.advice import size
+from pyalloc.analysis import Analysis
+from pyalloc.report import text
+from pyalloc.told import Told
+
+
+class Command:
+    """What was allocated and freed around a moment, event by event.
+
+    pyalloc events out.pya [--at peak|end|oom|EVENT] [-n N]
+
+    Times are milliseconds since the first event.  `pyalloc export --to csv` writes all events of a trace.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """The trace, the moment and how many."""
+        parser.add_argument("file", type=Path, help="a trace, or a snapshot torch wrote")
+        parser.add_argument(
+            "--at", default="peak", metavar="WHEN", help="peak, end, oom or an event (peak)"
+        )
+        parser.add_argument(
+            "-n",
+            type=console.count,
+            default=40,
+            metavar="N",
+            help="events, half of them before (40)",
+        )
+        parser.add_argument(
+            "--device", type=console.index, default=-1, metavar="N", help="only this device"
+        )
+        console.add_output(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Prints the events."""
+        console.prepare_output(args)
+        progress = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
+        with trace.read_once(args.file, progress):
+            found = trace.analyse(args.file, device=args.device, progress=progress)
+            trace.check_device(found, args.device)
+            event, title = text.when(found, args.at)
+            rows = trace.events_around(args.file, event, args.n, args.device, progress)
+            progress.close()
+        content: dict[str, Any] = {
+            "at": args.at,
+            "rows": [_data(found, row) for row in rows],
+            "caveats": found.caveats,
+        }
+        first, last = (rows[0].event, rows[-1].event) if rows else (0, 0)
+        head = f"{title}: events {first:,} to {last:,} of {found.totals['n_events']:,}"
+        lines = [head, *_lines(found, rows, event - (args.at != "oom"))]
+        name = console.quoted(args.file)
+        then = console.RECORD if found.is_empty else f"pyalloc top {name} --at {event} --by line"
+        console.deliver(args, "\n".join(lines), content, then)
+        return 0
+
+
+def _more(found: Analysis, row: Told) -> str:
+    pool = found.pool_name(row.pool) if row.pool else ""
+    return row.what + (f" ({pool})" if pool else "")
+
+
+def _lines(found: Analysis, rows: list[Told], event: int) -> list[str]:
+    """A line each; the event asked for is marked, or the last one before it that is shown."""
+    origin = found.totals["first_ns"]
+    marked = max((row.event for row in rows if row.event <= event), default=-1)
+    cells = [
+        (
+            ">" if row.event == marked else " ",
+            f"{row.event:,}",
+            f"{(row.time_ns - origin) / 1e6:.3f}",
+            text.clip(_more(found, row), 32),
+            _size(row.bytes),
+            found.line_of(row),
+        )
+        for row in rows
+    ]
+    wide = [max((len(cell[i]) for cell in cells), default=0) for i in range(6)]
+    lines = []
+    for mark, number, ms, what, n_bytes, line in cells:
+        head = (
+            f"{mark}{number:>{wide[1]}}  {ms:>{wide[2]}}  {what:<{wide[3]}}  {n_bytes:>{wide[4]}}"
+        )
+        lines.append(text.hung(head, line).rstrip())
+    return lines
+
+
+def _size(n_bytes: int) -> str:
+    return "" if not n_bytes else f"{n_bytes} B" if n_bytes < 1024 else size(n_bytes)
+
+
+def _data(found: Analysis, row: Told) -> dict[str, Any]:
+    return {
+        "event": row.event,
+        "time_ns": row.time_ns - found.totals["first_ns"],
+        "kind": row.name,
+        "what": row.what,
+        "bytes": row.bytes,
+        "address": row.address,
+        "device": row.device,
+        "stream": row.stream,
+        "pool": found.pool_id(row.pool) if row.pool else None,
+        "allocated_by": row.alloc_event,
+        "line": found.line_of(row),
+        "stack": [list(frame) for frame in found.frames(row.stack)],
+    }

@@ -1,0 +1,101 @@
+"""Events of a trace one by one: which of them, and what each is in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pyalloc.convert import KINDS
+
+_NAMES = {number: name for name, number in KINDS.items()}
+_WORDS = {
+    "alloc": "allocated",
+    "free_requested": "freed",
+    "free_completed": "free for others",
+    "record_stream": "used on another stream",
+    "segment_alloc": "segment allocated",
+    "segment_free": "segment freed",
+    "segment_map": "segment mapped",
+    "segment_unmap": "segment unmapped",
+    "oom": "out of memory",
+    "snapshot": "snapshot taken",
+    "empty_cache": "cache emptied",
+    "pool_begin": "requests go to a private pool",
+    "pool_end": "requests leave the private pool",
+    "pool_release": "private pool lost a user",
+    "step": "step {arg} begins",
+    "phase_begin": "{text} begins",
+    "phase_end": "{text} ends",
+    "category": "holds {text}",
+    "label": 'called "{text}"',
+}
+_NOT_SHOWN = (
+    "user",
+    "stream",
+    "device",
+    "sync",
+    "segment_pool",
+)  # notes, and what others follow from
+
+
+class Told(NamedTuple):
+    """An event (csrc/replay/scan.h).  bytes: of its block or segment, or asked for; stack: its own or its block's.
+
+    pool: the private one, 0: none; alloc_event: when its block was allocated, None: it is of none that is known.
+    """
+
+    event: int
+    time_ns: int
+    kind: int
+    device: int
+    bytes: int
+    address: int
+    stream: int
+    pool: int
+    arg: int
+    alloc_event: int | None
+    stack: int
+    text: str
+
+    @property
+    def name(self) -> str:
+        """The kind's, as in trace files."""
+        return _NAMES.get(self.kind, "")
+
+    @property
+    def what(self) -> str:
+        """What happened, in words."""
+        return _WORDS.get(self.name, self.name).format(arg=self.arg, text=self.text)
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ascending ranges of events without overlaps."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        elif begin < end:
+            found.append((begin, end))
+    return found
+
+
+def around(at: int, n: int, n_events: int) -> tuple[int, int]:
+    """The range of n events with `at` in the middle, moved where the trace begins or ends."""
+    begin = max(0, min(at - n // 2, n_events - n))
+    return begin, min(begin + n, n_events)
+
+
+def shown(rows: Iterable[Told]) -> Iterator[Told]:
+    """Without what says nothing by itself: notes, and ends of frees that come at once."""
+    before: Told | None = None
+    for row in rows:
+        is_end = row.name == "free_completed"
+        if row.name not in _NOT_SHOWN and not (is_end and _frees(before, row)):
+            yield row
+        before = row
+
+
+def _frees(before: Told | None, row: Told) -> bool:
+    if before is None or before.name != "free_requested":
+        return False
+    return (before.address, before.device) == (row.address, row.device)

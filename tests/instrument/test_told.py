@@ -1,0 +1,170 @@
+"""Events one by one: `pyalloc events`, and in the page."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dry_support import PATIENCE_S
+
+from instrument.test_html import Browser, browser, needs_browser
+from instrument.tools import MIB, Plan, pyalloc, small_trace
+from pyalloc import told, trace
+from pyalloc.told import Told
+
+
+def rows(path: Path, *words: object) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(pyalloc("events", path, "--json", "-q", *words))[
+        "rows"
+    ]
+    return found
+
+
+def test_events_tell_of_their_blocks(plan: Plan) -> None:
+    path = small_trace(plan)
+    found = rows(path, "-n", 12, "--at", 6)
+    assert [(row["event"], row["kind"]) for row in found] == [
+        *((0, "segment_alloc"), (1, "step"), (2, "phase_begin"), (3, "alloc"), (4, "alloc")),
+        *((5, "phase_end"), (6, "free_requested"), (8, "free_requested"), (10, "step")),
+        (11, "phase_begin"),
+    ]  # ends of frees that come at once are left out
+    freed = found[6]
+    assert (freed["bytes"], freed["allocated_by"], freed["address"]) == (4 * MIB, 3, 1 << 30)
+    assert freed["line"] == "me/model.py:3 work" and freed["stack"]  # its block's
+    assert found[1]["what"] == "step 0 begins" and found[2]["what"] == "forward begins"
+
+
+def test_the_moment_asked_for_is_marked(plan: Plan) -> None:
+    path = small_trace(plan)
+    shown = pyalloc("events", path, "-n", 6, "-q")  # at the peak, which the second request makes
+    marked = [line for line in shown.splitlines() if line.startswith(">")]
+    assert len(marked) == 1 and marked[0].split()[:3] == [">4", "0.004", "allocated"]
+    assert shown.startswith("at the peak (7.0 MiB): events 2 to 6 of ")
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    shown = pyalloc("events", path, "--at", 8, "-n", 4, "-q")  # after an end that is not shown
+    assert "\n>6 " in shown
+
+
+def test_the_error_itself_is_marked_where_memory_ran_out(plan: Plan) -> None:
+    plan.event("alloc", addr=1 << 30, bytes=MIB)
+    plan.event("oom", bytes=9 * MIB, stack=plan.stack(8))
+    plan.event("free_requested", addr=1 << 30)
+    shown = pyalloc("events", plan.done(), "--at", "oom", "-q")
+    assert "\n>1  0.001  out of memory  9.0 MiB  me/model.py:8 work" in shown
+
+
+def test_an_end_that_comes_late_is_told(plan: Plan) -> None:
+    for addr in (1 << 30, 2 << 30):
+        plan.event("alloc", addr=addr, bytes=MIB)
+    plan.event("record_stream", addr=1 << 30, arg=7)
+    for kind, addr in (("free_requested", 1), ("free_requested", 2), ("free_completed", 1)):
+        plan.event(kind, addr=addr << 30)
+    found = rows(plan.done())
+    assert [row["kind"] for row in found[2:]] == [
+        *("record_stream", "free_requested", "free_requested", "free_completed")
+    ]
+    assert found[-1]["allocated_by"] == 0
+
+
+def test_no_event_is_asked_for_that_is_none(plan: Plan) -> None:
+    path = small_trace(plan)
+    assert "--at takes peak, end, oom or the number" in pyalloc(
+        "events", path, "--at", 999, expect=2
+    )
+    assert "memory never ran out" in pyalloc("events", path, "--at", "oom", expect=2)
+    assert len(rows(path, "--at", "end", "-n", 5)) <= 5
+    assert rows(path, "-n", 10_000_000)[-1]["event"] == trace.totals(path)["n_events"] - 1
+
+
+def test_ranges_are_joined_and_stay_in_the_trace() -> None:
+    assert told.joined([(5, 9), (1, 3), (3, 4), (8, 12), (20, 20)]) == [(1, 4), (5, 12)]
+    assert told.around(10, 4, 100) == (8, 12)
+    assert told.around(0, 4, 100) == (0, 4) and told.around(99, 4, 100) == (96, 100)
+    assert told.around(3, 50, 10) == (0, 10)
+
+
+def test_all_kinds_have_words_or_are_not_shown() -> None:
+    for name, kind in told.KINDS.items():
+        row = Told(0, 0, kind, 0, 0, 0, 0, 0, 3, None, 0, "text")
+        assert (row.what != name) == (list(told.shown([row])) == [row]), name
+
+
+def long_trace(plan: Plan) -> Path:
+    """5000 steps, all alike but for a larger block in one."""
+    lines = [plan.stack(3), plan.stack(4, "other")]
+    for step in range(5000):
+        plan.event("step", "step", arg=step)
+        size = 9 * MIB if step == 2500 else 2 * MIB
+        plan.event("alloc", addr=1 << 30, bytes=size, stack=lines[step % 2])
+        plan.event("free_requested", addr=1 << 30)
+        plan.event("free_completed", addr=1 << 30)
+    return plan.done()
+
+
+def opened(page: Browser, target: Path) -> None:
+    page.call("Runtime.enable")
+    page.call("Page.navigate", url=target.as_uri())
+    end = time.monotonic() + PATIENCE_S
+    while not page.value("document.readyState === 'complete' && typeof D === 'object'"):
+        assert time.monotonic() < end
+
+
+@needs_browser
+def test_the_page_lists_events_around_what_is_looked_at(plan: Plan, tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    pyalloc("report", long_trace(plan), "-o", target, "--no-replay", "--step", "all")
+    assert target.stat().st_size < 700_000
+    selected = "document.querySelector('#events-rows [aria-selected=true]').innerText"
+    typed = "$('events').dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}))"
+    with browser() as page:
+        opened(page, target)
+        assert page.value(selected).split("\t")[::3] == ["10,001", "9.0 MiB"]  # the peak
+        said = page.value("$('events-text').textContent")
+        assert "of 20,000" in said and "are left out" in said
+        page.value(typed % "ArrowDown")
+        assert page.value(selected).split("\t")[2] == "freed"
+        assert page.value("$('events-other').textContent") == "allocated by event 10,001"
+        assert "model.py:3 work" in page.value("$('events-stack').textContent")
+        page.value("$('events-other').click()")
+        assert page.value(selected).split("\t")[2] == "allocated"
+        page.value("(s => { s.value = 0; s.oninput(); })($('scrub'))")  # the first moment
+        first = page.value(selected)
+        assert first != page.value(f"{typed % 'End'}; {selected}")
+        assert page.value("D.events.rows.length") == page.value("row + 1")
+        page.value("$('events-only').value = 'other freed'; $('events-only').oninput()")
+        shown = page.value(
+            "[...document.querySelectorAll('#events-rows tr')].map(r => r.innerText)"
+        )
+        assert shown and all("freed" in text and "model.py:4 other" in text for text in shown)
+        page.value("$('events-only').value = 'nothing like it'; $('events-only').oninput()")
+        assert page.value("$('events-text').textContent").startswith("None of the events")
+        page.value("$('events-only').value = ''; $('events-only').oninput()")
+        page.value(
+            "choose(0)"
+        )  # in the chart of blocks: to where it was allocated, or the next here
+        assert page.value("listed[row][0] >= W.spans[0][1]")
+        # and back: a block that the chart has is chosen there with its event
+        at = page.value(
+            "listed.findIndex(r => W.spans.some(s => s[1] === r[10] && s[1] !== W.spans[0][1]))"
+        )
+        page.value(f"chooseEvent({at}, true)")
+        assert page.value(f"W.spans[chosen][1] === listed[{at}][10]")
+
+
+def test_a_page_without_a_slider_has_the_events_of_its_window(plan: Plan) -> None:
+    found = trace.analyse(small_trace(plan), moments=3)
+    assert [row.event for row in found.told][:3] == [0, 1, 2]
+    assert trace.analyse(plan.path).told == []  # nobody looks at them
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_events_of_one_device(plan: Plan, device: int) -> None:
+    for number in (0, 1, 0):
+        plan.event("alloc", addr=(1 + number) << 30, bytes=MIB, device=number)
+        plan.event("free_requested", addr=(1 + number) << 30, device=number)
+    found = rows(plan.done(), "--device", device)
+    assert {row["device"] for row in found} == {device}
+    assert len(found) == (4 if device == 0 else 2)
