@@ -197,22 +197,24 @@ pya_module_scan_moments(PyObject *self, PyObject *unused) {
     return list;
 }
 
-/* {(device, address): pool} of a moment's segments that are private pools' */
-PyObject *
-pya_module_scan_segment_pools(PyObject *self, PyObject *args) {
-    unsigned number = 0;
-    if (!PyArg_ParseTuple(args, "I", &number)) {
+/* {(device, address): number} of the segments that have one: their private pool, or their stack. */
+static PyObject *
+segment_numbers(PyObject *self, PyObject *args, size_t offset) {
+    unsigned moment_number = 0;
+    if (!PyArg_ParseTuple(args, "I", &moment_number)) {
         return NULL;
     }
-    const struct pya_scan_moment *moment = moment_of(self, number);
+    const struct pya_scan_moment *moment = moment_of(self, moment_number);
     PyObject *dict = moment == NULL ? NULL : PyDict_New();
     for (size_t i = 0; dict != NULL && i < moment->n_segments; i++) {
         const struct pya_scan_segment *g = &moment->segments[i];
-        if (g->pool == 0) {
+        uint32_t number;
+        memcpy(&number, (const char *)g + offset, sizeof number);
+        if (number == 0) {
             continue;
         }
         PyObject *key = Py_BuildValue("(iK)", g->device, (ull)g->addr);
-        PyObject *value = PyLong_FromUnsignedLong(g->pool);
+        PyObject *value = PyLong_FromUnsignedLong(number);
         if (key == NULL || value == NULL || PyDict_SetItem(dict, key, value) != 0) {
             Py_CLEAR(dict);
         }
@@ -220,6 +222,16 @@ pya_module_scan_segment_pools(PyObject *self, PyObject *args) {
         Py_XDECREF(value);
     }
     return dict;
+}
+
+PyObject *
+pya_module_scan_segment_pools(PyObject *self, PyObject *args) {
+    return segment_numbers(self, args, offsetof(struct pya_scan_segment, pool));
+}
+
+PyObject *
+pya_module_scan_segment_stacks(PyObject *self, PyObject *args) {
+    return segment_numbers(self, args, offsetof(struct pya_scan_segment, stack));
 }
 
 PyObject *

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, caveats, source
-from pyalloc.caveats import BEFORE, STATE_ONLY
 from pyalloc.moments import MIB, Block, Moment, moments_of
 from pyalloc.source import Frame, Place
 from pyalloc.told import Told, shown
@@ -322,9 +321,8 @@ class Analysis:
 
     @cached_property
     def n_before(self) -> int:
-        """So many events stand for what was there when the history began; of a single moment nothing was earlier."""
-        told = self.notes.get(BEFORE, "")
-        return int(told) if told.isdigit() and self.notes.get("history") not in STATE_ONLY else 0
+        """So many events stand for what was there when the history began."""
+        return caveats.n_before(self.notes)
 
     def nameless(self, stack: int, phase: str = "") -> str:
         """What is known where no line of Python is."""

@@ -30,6 +30,12 @@ def notes_of(texts: Iterable[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in texts if "=" in text)
 
 
+def n_before(notes: dict[str, str]) -> int:
+    """So many events stand for what was there when the history began; of a single moment nothing was earlier."""
+    told = notes.get(BEFORE, "")
+    return int(told) if told.isdigit() and notes.get("history") not in STATE_ONLY else 0
+
+
 def is_from_torch(notes: dict[str, str]) -> bool:
     """Was it made by torch's own allocator?"""
     allocator = notes.get("allocator")

@@ -264,7 +264,7 @@ class EventWriter:
             self._blocks(segment, time_ns)
         self._route_back()
         if segments:
-            self.mark(Mark(time_ns, "user", f"{BEFORE}={self.n_events}"))
+            self.mark(Mark(time_ns, "user", f"{BEFORE}={self.n_events + 1}"))
 
     def _blocks(self, segment: Entry, time_ns: int) -> None:
         at = int(segment["address"])

@@ -73,6 +73,11 @@ class Moment:
         blocks = map(Block._make, self.scan.pending(self.number))
         return tuple(block for block in blocks if self.device in (-1, block.device))
 
+    @cached_property
+    def segment_stacks(self) -> dict[tuple[int, int], int]:
+        """By (device, address) of segments that were allocated for one request: its stack, where that is known."""
+        return self.scan.segment_stacks(self.number)
+
     @property
     def pending_bytes(self) -> int:
         """Of these."""

@@ -16,12 +16,23 @@ _LEAST = 0.02  # of what is reserved: where all but this is in use there is noth
 
 
 @dataclass(frozen=True)
+class Maker:
+    """A line of the program for whose requests segments were allocated, and what of these is idle."""
+
+    name: str
+    bytes: int
+    idle_bytes: int
+    segments: int
+
+
+@dataclass(frozen=True)
 class Reserved:
     """The moment of most reserved memory.  request: what it had grown for; None: not known."""
 
     moment: Moment
     request: Block | None
     rows: list[Row]
+    makers: list[Maker]
 
 
 def at_most(analysis: Analysis) -> Reserved | None:
@@ -31,8 +42,9 @@ def at_most(analysis: Analysis) -> Reserved | None:
     if analysis.notes.get("history") in STATE_ONLY:  # what is there was not asked for in this order
         event, asked = totals["n_events"], None
     moment = analysis.moments.get(event)
-    if event <= analysis.n_before:  # what it had grown for is not known
-        asked = None
+    begin = analysis.moments.get(analysis.n_before)
+    if begin is not None and begin.reserved_bytes == totals["peak_reserved_bytes"]:
+        asked = None  # what it had grown for is not known
         if analysis.peak.reserved_bytes == totals["peak_reserved_bytes"]:
             moment = analysis.peak  # what was not even needed then never was
     if moment is None or not moment.segments:
@@ -51,7 +63,32 @@ def at_most(analysis: Analysis) -> Reserved | None:
         Row("idle, kept for CUDA graphs and MemPools", sum(in_pools), len(in_pools)),
         *_idle(moment, request, is_split=is_from_torch(analysis.notes)),
     ]
-    return Reserved(moment, request, [row for row in rows if row.bytes])
+    return Reserved(moment, request, [row for row in rows if row.bytes], _makers(analysis, moment))
+
+
+def _makers(analysis: Analysis, moment: Moment) -> list[Maker]:
+    """Most idle first; empty where no segment is known to be for one request, as those mapped by pages are not."""
+    stacks = moment.segment_stacks
+    if not stacks:
+        return []
+    idle: Counter[tuple[int, int]] = Counter()
+    for segment, _, n in moment.idle_pieces:
+        idle[segment[3], segment[0]] += n
+    sums: dict[str, list[int]] = {}
+    for address, n_bytes, _, device, is_mapped in moment.segments:
+        stack = stacks.get((device, address), 0)
+        unknown = (
+            "mapped by pages, for many requests"
+            if is_mapped
+            else "before the history, or not known"
+        )
+        name = (analysis.where(stack) or analysis.nameless(stack)) if stack else unknown
+        row = sums.setdefault(name, [0, 0, 0])
+        for i, number in enumerate((n_bytes, idle[device, address], 1)):
+            row[i] += number
+    return sorted(
+        (Maker(name, *row) for name, row in sums.items()), key=lambda m: (-m.idle_bytes, m.name)
+    )
 
 
 def _idle(moment: Moment, request: Block | None, *, is_split: bool) -> Iterator[Row]:

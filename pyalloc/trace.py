@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pyalloc import _core, pickles, ranges
 from pyalloc.analysis import Analysis
+from pyalloc.caveats import n_before, notes_of
 from pyalloc.convert import EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
 from pyalloc.moments import Block, Moment, moments_of
@@ -390,9 +391,10 @@ def _find_reductions(
 
 
 def _interesting(scan: _core.Scan, totals: dict[str, Any], moments: int) -> list[int]:
-    """Moments to look at closely: the peaks, out of memory, some beginnings of steps, the end."""
+    """Moments to look at closely: the peaks, out of memory, begins of the history and of some steps, the end."""
     n = totals["n_events"]
-    wanted = {totals["peak_event"], n}
+    before = n_before(notes_of(scan.notes()))
+    wanted = {totals["peak_event"], n, *([before] if before else [])}
     if totals["peak_reserved_bytes"] > 0:
         wanted.add(totals["peak_reserved_event"])
     wanted.update(oom[0] for oom in scan.ooms()[:4])

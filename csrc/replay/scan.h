@@ -96,6 +96,7 @@ struct pya_scan_segment {
     bool is_mapped; /* by pages, of a larger range */
     bool is_used;   /* a block was asked for in it */
     uint32_t pool;  /* of the last one that was; as a block's */
+    uint32_t stack; /* whose request it was taken for; 0: not known, or mapped by pages for many */
 };
 
 /* As torch numbers it. */

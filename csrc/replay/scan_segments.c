@@ -65,6 +65,7 @@ scan_segment_add(struct pya_scan *s, const struct pya_trace_event *e) {
         .is_mapped = e->kind == PYA_TRACE_SEGMENT_MAP,
     };
     if (!segment.is_mapped) {
+        segment.stack = e->stack;
         return segment_insert(s, at, segment);
     }
     if (s->segments.n == 0) {
@@ -194,6 +195,9 @@ scan_segment_use(struct pya_scan *s, const struct pya_trace_event *e) {
                 return false;
             }
             piece = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
+        }
+        if (!piece->is_used && !piece->is_mapped && piece->stack == 0 && !s->is_state) {
+            piece->stack = e->stack; /* the first request that it serves is the one it is for */
         }
         piece->is_used = true;
         piece->pool = pool;

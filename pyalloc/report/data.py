@@ -26,6 +26,7 @@ def _reserved(analysis: Analysis) -> dict[str, Any] | None:
         "request_bytes": request.bytes if request else None,
         "request": analysis.labels([request])[0] if request else None,
         "rows": table(found.rows),
+        "segments_for": [asdict(maker) for maker in found.makers],
     }
 
 

@@ -14,7 +14,7 @@ from pyalloc.advice import size
 from pyalloc.analysis import Advice, Analysis, Phase
 from pyalloc.moments import Moment
 from pyalloc.report import data, ranks
-from pyalloc.report.text import FOUND, PAGEWISE, out_of_memory, reserved_title
+from pyalloc.report.text import FOUND, MAKERS, PAGEWISE, out_of_memory, reserved_title
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _EVENTS = Path(__file__).with_name("events.js")
@@ -174,6 +174,8 @@ def _reserved(analysis: Analysis) -> dict[str, Any] | None:
     return {
         "title": f"{title[0].upper()}{title[1:]}.",
         "rows": [[row.name, row.bytes, row.blocks] for row in found.rows],
+        "makersTitle": f"{MAKERS[0].upper()}{MAKERS[1:]}",
+        "makers": [[m.name, m.bytes, m.idle_bytes, m.segments] for m in found.makers[:_TOP]],
     }
 
 

@@ -38,6 +38,8 @@ _NOT_SETTINGS = (  # notes that are told elsewhere, or to programs
     *FOUND,
 )
 _MOST_DIGITS = 20  # of an event's number; of more than 4300 Python makes none
+MAKERS = "segments by the line that they were allocated for"
+_MAKERS = 6
 _FILLER = "\0"  # in no name
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -247,7 +249,17 @@ def _reserved(analysis: Analysis) -> list[str]:
     if found is None:
         return []
     title = wrapped(reserved_title(analysis, found), "")
-    return ["", *rows(title, found.rows, found.moment.reserved_bytes)]
+    lines = ["", *rows(title, found.rows, found.moment.reserved_bytes)]
+    if found.makers:
+        lines.append(f"{MAKERS} (reserved, of that idle)")
+    for maker in found.makers[:_MAKERS]:
+        head = f"  {size(maker.bytes):>10} {size(maker.idle_bytes):>10} {maker.segments:>6} x"
+        lines.append(hung(head, maker.name))
+    rest = found.makers[_MAKERS:]
+    if rest:
+        both = size(sum(m.bytes for m in rest)), size(sum(m.idle_bytes for m in rest))
+        lines.append(f"  {both[0]:>10} {both[1]:>10}  and {len(rest)} more")
+    return lines
 
 
 def _settings(analysis: Analysis) -> list[str]:

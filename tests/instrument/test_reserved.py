@@ -254,9 +254,10 @@ def test_what_was_freed_is_still_among_the_blocks_of_its_step(plan: Plan) -> Non
     ]
 
 
+@pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("grows", [False, True])
 def test_where_nothing_grew_the_fullest_moment_tells_what_was_not_needed(
-    tmp_path: Path, *, grows: bool
+    tmp_path: Path, *, grows: bool, timed: bool
 ) -> None:
     """A history that begins late sees no growth: how little was in use as it began says nothing."""
 
@@ -275,6 +276,8 @@ def test_where_nothing_grew_the_fullest_moment_tells_what_was_not_needed(
         segments.append(
             {"address": AT + 100 * MIB, "total_size": 20 * MIB, "stream": 0, "blocks": blocks}
         )
+    if timed:
+        entries = [{**one, "time_us": 10 + i // 2} for i, one in enumerate(entries)]
     path = tmp_path / "late.pickle"
     path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [entries]}))
     found = reserved.at_most(trace.analyse(path))
@@ -293,3 +296,40 @@ def test_where_it_grew_that_moment_tells_why(plan: Plan) -> None:
     found = reserved.at_most(trace.analyse(plan.done()))
     assert found is not None and found.request is not None
     assert found.request.bytes == 8 * MIB
+
+
+def test_segments_are_told_by_the_line_they_were_allocated_for(plan: Plan, tmp_path: Path) -> None:
+    """By its own stack or that of the first request in it; what lies idle there shows whom it was kept from."""
+    plan.event("user", "allocator=native")
+    plan.event("segment_alloc", addr=AT, bytes=40 * MIB, stack=plan.stack(3))
+    plan.event("alloc", addr=AT, bytes=30 * MIB, stack=plan.stack(3))
+    freed(plan, AT)
+    plan.event("alloc", addr=AT, bytes=9 * MIB, stack=plan.stack(5))
+    plan.event("segment_alloc", addr=AT + 100 * MIB, bytes=50 * MIB)
+    plan.event("alloc", addr=AT + 100 * MIB, bytes=50 * MIB, stack=plan.stack(9, "train"))
+    path = plan.done()
+    found = reserved.at_most(trace.analyse(path))
+    assert found is not None
+    told = [(m.name, m.bytes // MIB, m.idle_bytes // MIB, m.segments) for m in found.makers]
+    assert told == [("me/model.py:3 work", 40, 31, 1), ("me/model.py:9 train", 50, 0, 1)]
+    shown = pyalloc("report", path, "--no-replay", "-q")
+    assert "    40.0 MiB   31.0 MiB      1 x  me/model.py:3 work" in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    data = json.loads(pyalloc("report", path, "--no-replay", "--json", "-q"))["reserved"]
+    assert data["segments_for"][0]["idle_bytes"] == 31 * MIB
+    assert '"makers":[["me/model.py:3 work",' in html.page(trace.analyse(path))
+
+
+@pytest.mark.parametrize("mapped", ["all", "some"])
+def test_segments_mapped_by_pages_are_for_many(plan: Plan, mapped: str) -> None:
+    plan.event("user", "allocator=native")
+    plan.event("segment_map", addr=AT, bytes=40 * MIB, stack=plan.stack(3))
+    plan.event("alloc", addr=AT, bytes=9 * MIB, stack=plan.stack(5))
+    if mapped == "some":
+        plan.event("segment_alloc", addr=AT + 100 * MIB, bytes=2 * MIB)
+        plan.event("alloc", addr=AT + 100 * MIB, bytes=MIB, stack=plan.stack(5))
+    found = reserved.at_most(trace.analyse(plan.done()))
+    assert found is not None
+    names = [maker.name for maker in found.makers]
+    some = ["mapped by pages, for many requests", "me/model.py:5 work"]
+    assert names == (some if mapped == "some" else [])
