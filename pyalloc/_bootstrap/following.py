@@ -46,6 +46,7 @@ class _How:
     is_part: the result is one of the first argument.
     is_change: the result is the first argument with a part changed; before that it lies there as it was.
     is_copy: the result is the first argument, once or more.
+    chooses: between others by a mask, so that single fractions make another mask, whatever they are.
     """
 
     takes_blank: bool = False
@@ -54,6 +55,7 @@ class _How:
     is_part: bool = False
     is_change: bool = False
     is_copy: bool = False
+    chooses: bool = False
 
 
 class _Kinds:
@@ -175,14 +177,14 @@ def answer(torch: Any) -> None:
 def _answer_arithmetic(torch: Any, kinds: _Kinds) -> None:
     aten, same, common = torch.ops.aten, kinds.same, kinds.common
 
-    def combine(name: str, kernel: Any, operator: Any, kind: Any = common) -> None:
+    def combine(name: str, kernel: Any, operator: Any, kind: Any = common, **how: Any) -> None:
         on_host = _of_tensors(torch, operator)
-        _follow(torch, name, _of_tensors(torch, kernel), kind, on_host=on_host)
+        _follow(torch, name, _of_tensors(torch, kernel), kind, on_host=on_host, **how)
 
     for name in ("add", "sub", "mul"):
         combine(f"{name}.Tensor", getattr(aten, name).out, getattr(aten, name).Tensor)
     combine("div.Tensor", aten.div.out, aten.div.Tensor, kinds.quotient)
-    combine("where.self", aten.where.self_out, torch.where)
+    combine("where.self", aten.where.self_out, torch.where, chooses=True)
     for name, kernel, operator, result in (
         ("remainder.Tensor", aten.remainder.Tensor_out, aten.remainder.Tensor, common),
         ("fmod.Tensor", aten.fmod.Tensor_out, aten.fmod.Tensor, common),
@@ -302,7 +304,7 @@ def _followed(
             return False
         is_few = takes_floats > 0 and args[0].nbytes <= takes_floats
         there = contents.operands(torch, args, is_few or are_masks, takes_blank=how.takes_blank)
-        if there is not None and not (are_masks and _have_others(torch, args, there)):
+        if there is not None and not (are_masks and _have_others(torch, args, there, how.chooses)):
             try:
                 told = on_host(*there, **kwargs)
             except (IndexError, RuntimeError):  # there, of unsigned ones, by 0, or at a guess
@@ -383,11 +385,16 @@ def _may_be_masks(torch: Any, args: Any) -> bool:
     return True
 
 
-def _have_others(torch: Any, args: Any, there: Any) -> bool:
-    """Fractions that no mask has among those of the device: some are made of 0, 1 and 2, and taken from 1."""
+def _have_others(torch: Any, args: Any, there: Any, but_single: bool = False) -> bool:
+    """Fractions that no mask has among those of the device: some are made of 0, 1 and 2, and taken from 1.
+
+    but_single: those that are no single ones.
+    """
     for each, found in zip(args, there, strict=True):
         if isinstance(each, (list, tuple)):
             is_other = _have_others(torch, each, found)
+        elif but_single and torch.is_tensor(each) and each.dim() == 0:
+            is_other = False
         elif torch.is_tensor(each) and each.is_cuda and each.is_floating_point():
             is_other = not sum(found == n for n in range(-2, 3)).all()  # all that float8 can
         else:

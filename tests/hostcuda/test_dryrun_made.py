@@ -449,6 +449,16 @@ def test_masks_that_are_fractions(torch_found: hostcuda.Torch, tmp_path: Path) -
         for kind in (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16):  # not all operators take them
             assert kept.to(kind).float().sum().item() == 3
 
+        least = torch.finfo(torch.float32).min
+        zero = torch.zeros((), device="cuda")
+        seen = (tokens > 0)[:, None, None, :].expand(2, 1, 4, 4)
+        far = torch.where(seen, zero, least)[:, 0, 0, :]
+        assert (far < 0).nonzero().tolist() == [[0, 3], [1, 2], [1, 3]]
+        far[is_global == 1] = -least
+        assert (far > 0).nonzero().tolist() == [[0, 0], [1, 0]]
+        filled = torch.zeros(2, 1, 4, 4, device="cuda")  # by whom nobody knows
+        assert (torch.where(seen, filled, least) < 0).nonzero().shape == (32, 4)
+
         weights = torch.randn(2, 3, device="cuda")
         assert (weights * kept).nonzero().shape == (6, 2)  # nobody knows
         scaled = kept * 0.5 * kept  # no masks any more
