@@ -178,6 +178,25 @@ live_blocks(int8_t device, pya_pool_id id) {
     return live;
 }
 
+/* The same of a private pool that is in use or holds memory; of others nothing can be told, as in torch's own allocator. */
+std::vector<pya_claim>
+live_blocks_of_private(int8_t device, pya_pool_id id) {
+    std::vector<pya_claim> live;
+    bool is_known = false;
+    if (id.first != 0 || id.second != 0) {
+        for (const pya_pool_info &info : pools_of(device)) {
+            is_known = is_known || (info.id.first == id.first && info.id.second == id.second);
+        }
+        live = live_blocks(device, id);
+    }
+    if (!is_known && live.empty()) {
+        throw std::runtime_error(
+            "pyalloc: there is no private pool (" + std::to_string(id.first) + ", " +
+            std::to_string(id.second) + ") on GPU " + std::to_string(device));
+    }
+    return live;
+}
+
 } // namespace
 
 int
@@ -260,7 +279,7 @@ bool
 pya_torch_pool_has_exactly(
     void *self, int8_t device, pya_pool_id id, const std::unordered_set<void *> &expected) {
     (void)self;
-    const std::vector<pya_claim> live = live_blocks(device, id);
+    const std::vector<pya_claim> live = live_blocks_of_private(device, id);
     for (const pya_claim &block : live) {
         if (expected.count(pointer_of(block.addr)) == 0) {
             return false;
@@ -282,7 +301,7 @@ pya_torch_checkpoint_get(void *self, int8_t device, pya_pool_id id) {
     (void)self;
     auto state = std::make_shared<pya_torch_pool_state>();
     state->id = id;
-    state->live = live_blocks(device, id);
+    state->live = live_blocks_of_private(device, id);
     return state;
 }
 

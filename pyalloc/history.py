@@ -91,6 +91,8 @@ def _skip_mask(names: Collection[str]) -> int:
     Raises:
         AllocatorError: there is no such action, in torch's own words.
     """
+    if isinstance(names, str) or not all(isinstance(name, str | bytes) for name in names):
+        return 0  # torch, asked next, refuses them
     unknown = [name for name in names if name not in _TORCHS]
     if unknown:
         raise AllocatorError(f"Unknown TraceEntry action: {unknown[0]}")
@@ -163,7 +165,7 @@ def snapshot(
     if _core.torch_has_slots("pinned memory in snapshots"):
         result = _ask(original, wanted)
     segments, traces = _core.snapshot(torch.cuda.device_count(), with_trace, pool)
-    result |= {"segments": segments, "device_traces": traces}
+    result |= {"segments": segments, "device_traces": traces if with_trace else []}
     result["allocator_settings"]["pyalloc"] = {
         option.name: option.value for option in config.options
     }

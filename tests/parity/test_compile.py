@@ -117,6 +117,23 @@ def test_checkpoint_calls() -> None:
     assert live() == []
 
 
+def test_a_pool_that_nobody_knows_has_no_state() -> None:
+    pool = torch.cuda.MemPool()
+    known = pool.id
+    with torch.cuda.use_mem_pool(pool):
+        kept = torch.zeros(1000, device="cuda")
+    del pool
+    assert torch._C._cuda_getCheckpointState(0, known) is not None
+    assert torch._C._cuda_checkPoolLiveAllocations(0, known, {kept.data_ptr()})
+    del kept
+    torch.cuda.empty_cache()
+    for unknown in (known, (0, 0), (9, 9)):
+        with pytest.raises(RuntimeError):
+            torch._C._cuda_getCheckpointState(0, unknown)
+        with pytest.raises(RuntimeError):
+            torch._C._cuda_checkPoolLiveAllocations(0, unknown, set())
+
+
 PLAIN = """
 import torch
 function = torch.compile(lambda x: (x * 2).relu() + 1, mode="reduce-overhead")

@@ -387,6 +387,12 @@ def test_skipping_what_is_no_action_begins_nothing(name: str) -> None:
         assert not torch._C._cuda_isHistoryEnabled()
 
 
+@pytest.mark.parametrize("wrong", ["alloc", [1], 5])
+def test_actions_to_skip_are_a_list_of_names(wrong: object) -> None:
+    with pytest.raises(TypeError):
+        _record_memory_history("all", stacks="python", skip_actions=wrong)
+
+
 def test_clear_history() -> None:
     _record_memory_history("all", stacks="python")
     empty(1000)

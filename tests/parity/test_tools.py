@@ -165,6 +165,7 @@ def test_snapshots_without_traces(cached: None) -> None:
     assert pool.snapshot() == pool.snapshot(include_traces=False)
     whole = torch.cuda.memory_snapshot()
     assert whole == torch.cuda.memory_snapshot((0, 0), include_traces=False)
+    assert torch._C._cuda_memorySnapshot((0, 0, False))["device_traces"] == []
     assert [
         segment for segment in whole if tuple(segment["segment_pool_id"]) == pool.id
     ] == pool.snapshot()
