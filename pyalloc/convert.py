@@ -21,6 +21,7 @@ Pool = tuple[int, int]
 # start, end, stream, is it an expandable segment's?, the private pool
 Range = tuple[int, int, int, bool, Pool]
 _NO_POOL = (0, 0)
+ALLOCATED, PENDING = "active_allocated", "active_pending_free"  # states of blocks
 _SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _MOST_LABEL = 500  # characters
 _TELL_EVERY = 10_000  # entries
@@ -271,18 +272,24 @@ class EventWriter:
         for block in segment["blocks"]:
             address = int(block.get("address", at))
             at = address + int(block["size"])
-            if block["state"] == "active_allocated":
+            device = int(segment.get("device", 0))
+            if block["state"] in (ALLOCATED, PENDING):
                 pool = block.get("pool_id", segment.get("segment_pool_id"))
-                self.route(int(segment.get("device", 0)), _pool(pool), time_ns)
+                self.route(device, _pool(pool), time_ns)
                 self.event(
                     KINDS["alloc"],
                     addr=address,
                     bytes=int(block.get("requested_size", block["size"])),
                     stream=int(segment.get("stream", 0)),
-                    device=int(segment.get("device", 0)),
+                    device=device,
                     stack=self.stack(block.get("frames")),
                     time_ns=time_ns,
                 )
+            if block["state"] == PENDING:
+                # Its end is not told: one of nothing says that such ends are.
+                self.event(KINDS["free_completed"], addr=0, device=device, time_ns=time_ns)
+                freed = KINDS["free_requested"]
+                self.event(freed, addr=address, device=device, time_ns=time_ns)
 
 
 def _label(entry: Entry) -> str:
@@ -320,7 +327,7 @@ def state_before(segments: list[Entry], traces: list[list[Entry]]) -> tuple[list
     """The segments and live blocks at the beginning of the traces, from those at their end.
 
     Blocks made within a trace are left out, blocks freed within it are put back (with the size their free tells and
-    without frames); segments likewise.
+    without frames); segments likewise.  What had been freed, and waited for other streams to the end, did so already.
 
     Returns:
         They, and how many entries say what cannot be: others are missing.
@@ -337,7 +344,7 @@ def state_before(segments: list[Entry], traces: list[list[Entry]]) -> tuple[list
         for block in segment["blocks"]:
             address = int(block.get("address", at))
             at = address + int(block["size"])
-            if block["state"] == "active_allocated":
+            if block["state"] in (ALLOCATED, PENDING):
                 live[device, address] = {**block, "address": address, "pool_id": pool}
     for pieces in ranges.values():
         pieces.sort()
@@ -374,12 +381,12 @@ def _undo(
         if action == "alloc":
             n_wrong += live.pop((device, address), None) is None
         elif action == "free_requested":
-            n_wrong += (device, address) in live
+            n_wrong += live.get((device, address), {}).get("state") == ALLOCATED
             live[device, address] = {
                 "address": address,
                 "size": size,
                 "requested_size": size,
-                "state": "active_allocated",
+                "state": ALLOCATED,
                 "pool_id": entry.get("pool_id"),
             }
         elif action in ("segment_free", "segment_unmap"):

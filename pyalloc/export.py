@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from pyalloc import _core
 from pyalloc.analysis import Analysis
-from pyalloc.convert import KINDS, Pool, Range, cut
+from pyalloc.convert import ALLOCATED, KINDS, PENDING, Pool, Range, cut
 from pyalloc.moments import Block, moments_of
 from pyalloc.pickles import SnapshotWriter
 
@@ -274,7 +274,8 @@ def _with_pools(
 def _segments(analysis: Analysis) -> list[dict[str, Any]]:
     """Segments and blocks at the end.  A trace without device memory gets one segment for each block."""
     end = analysis.moments[max(analysis.moments)]
-    blocks = end.blocks
+    waiting = set(end.pending)
+    blocks = sorted((*end.blocks, *waiting), key=lambda b: (b.device, b.address))
     ranges = sorted(end.segments, key=lambda s: (s[3], s[0])) or [
         (b.address, b.bytes, b.stream, b.device, False) for b in blocks
     ]
@@ -293,18 +294,20 @@ def _segments(analysis: Analysis) -> list[dict[str, Any]]:
                 {"name": name, "filename": file, "line": line}
                 for name, file, line in analysis.frames(block.stack)
             ]
-            pieces.append(_piece(block.address, block.bytes, "active_allocated", frames))
+            state = PENDING if block in waiting else ALLOCATED
+            pieces.append(_piece(block.address, block.bytes, state, frames))
             at = block.address + block.bytes
         if at < address + length:
             pieces.append(_piece(at, address + length - at, "inactive", []))
-        live = sum(block.bytes for block in inside)
+        active = sum(block.bytes for block in inside)
+        live = sum(block.bytes for block in inside if block not in waiting)
         result.append(
             {
                 "device": device,
                 "address": address,
                 "total_size": length,
                 "allocated_size": live,
-                "active_size": live,
+                "active_size": active,
                 "requested_size": live,
                 "stream": stream,
                 "segment_type": "large" if length > 2 * 2**20 else "small",

@@ -86,16 +86,16 @@ def around(at: int, n: int, n_events: int) -> tuple[int, int]:
 
 
 def shown(rows: Iterable[Told]) -> Iterator[Told]:
-    """Without what says nothing by itself: notes, and ends of frees that come at once."""
+    """Without what says nothing by itself: notes, and ends of frees that come at once or of nothing known."""
     before: Told | None = None
     for row in rows:
-        is_end = row.name == "free_completed"
-        if row.name not in _NOT_SHOWN and not (is_end and _frees(before, row)):
+        says_nothing = row.alloc_event is None or _follows(before, row)
+        if row.name not in _NOT_SHOWN and not (row.name == "free_completed" and says_nothing):
             yield row
         before = row
 
 
-def _frees(before: Told | None, row: Told) -> bool:
+def _follows(before: Told | None, row: Told) -> bool:
     if before is None or before.name != "free_requested":
         return False
     return (before.address, before.device) == (row.address, row.device)

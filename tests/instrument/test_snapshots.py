@@ -540,3 +540,36 @@ def test_a_line_of_code_that_has_none_is_no_number_of_a_line(tmp_path: Path) -> 
     path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [[entry]]}))
     with pytest.raises(errors.TraceError, match="a line that is no number"):
         trace.analyse(path)
+
+
+@pytest.mark.parametrize("history", ["none", "late", "whole"])
+def test_what_waits_for_other_streams_is_not_idle(tmp_path: Path, history: str) -> None:
+    """A state of torch's: freed, and not to be handed out again before the other streams are done."""
+    blocks = [
+        {"address": 2 * MIB, "size": 8 * MIB, "state": "active_pending_free"},
+        {"address": 10 * MIB, "size": 4 * MIB, "state": "active_allocated"},
+        {"address": 14 * MIB, "size": 6 * MIB, "state": "inactive"},
+    ]
+    segment = {"address": 2 * MIB, "total_size": 18 * MIB, "stream": 0, "blocks": blocks}
+    entries = [
+        {"action": "alloc", "addr": 2 * MIB, "size": 8 * MIB, "stream": 0},
+        {"action": "free_requested", "addr": 2 * MIB, "size": 8 * MIB, "stream": 0},
+        {"action": "alloc", "addr": 14 * MIB, "size": 5 * MIB, "stream": 0},
+        {"action": "free_requested", "addr": 14 * MIB, "size": 5 * MIB, "stream": 0},
+        {"action": "free_completed", "addr": 14 * MIB, "size": 5 * MIB, "stream": 0},
+    ][{"none": 5, "late": 2, "whole": 0}[history] :]
+    path = tmp_path / "waiting.pickle"
+    path.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [entries]}))
+    found = trace.analyse(path)
+    end = found.moments[max(found.moments)]
+    assert (end.allocated_bytes, end.pending_bytes, end.idle_bytes) == (4 * MIB, 8 * MIB, 6 * MIB)
+    assert [block.address for block in end.pending] == [2 * MIB]
+    target = tmp_path / "again.pickle"
+    pyalloc("export", path, "--to", "torch", "-o", target, "-q")
+    (written,) = pickle.loads(target.read_bytes())["segments"]
+    assert [(b["size"] // MIB, b["state"]) for b in written["blocks"]] == [
+        *((8, "active_pending_free"), (4, "active_allocated"), (6, "inactive"))
+    ]
+    assert (written["allocated_size"], written["active_size"]) == (4 * MIB, 12 * MIB)
+    again = trace.analyse(target)
+    assert again.moments[max(again.moments)].pending_bytes == 8 * MIB

@@ -88,7 +88,7 @@ def test_ranges_are_joined_and_stay_in_the_trace() -> None:
 
 def test_all_kinds_have_words_or_are_not_shown() -> None:
     for name, kind in told.KINDS.items():
-        row = Told(0, 0, kind, 0, 0, 0, 0, 0, 3, None, 0, "text")
+        row = Told(0, 0, kind, 0, 0, 0, 0, 0, 3, 1, 0, "text")
         assert (row.what != name) == (list(told.shown([row])) == [row]), name
 
 
