@@ -108,10 +108,10 @@ def test_peers_are_copied_between_directly(runtime: Any) -> None:
 
 
 @pytest.mark.parametrize("device", [-2, 2, 99])
-def test_no_such_device(device: int) -> None:
-    with pytest.raises(
-        (RuntimeError, AssertionError, ValueError), match=r"device|codec"
-    ):  # native's of -2
+def test_no_such_device(device: int, allocator: str) -> None:
+    if allocator == "native" and device < 0:
+        pytest.skip("torch reads what lies before its list of devices: any message, or none")
+    with pytest.raises((RuntimeError, AssertionError, ValueError), match=r"device"):
         torch.cuda.set_per_process_memory_fraction(0.5, device)
 
 
