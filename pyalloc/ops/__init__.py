@@ -1,5 +1,6 @@
 """Fused ops in place of memory-hungry PyTorch idioms, forward and backward, on CPU and CUDA."""
 
+from pyalloc.ops import _flops
 from pyalloc.ops._library import cpu_isa, set_cpu_isa
 from pyalloc.ops.additive import AdditiveAttention, additive_attention, sequence_gradients
 from pyalloc.ops.attention import scaled_attention
@@ -18,3 +19,5 @@ __all__ = [
     "sequence_gradients",
     "set_cpu_isa",
 ]
+
+_flops.register()

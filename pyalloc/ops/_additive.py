@@ -14,6 +14,7 @@ from torch import Tensor
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._composed import composable, is_transformed
 from pyalloc.ops._library import AdditiveArgs, call, dense_rows, dtype_code, packer, threads
+from pyalloc.ops._sizes import is_empty
 from pyalloc.ops._vmap import choose_backward, fold, is_plain, unfold
 
 _pack = packer(AdditiveArgs)
@@ -137,10 +138,6 @@ def _gradients(
     return d_query, d_keys, d_values, d_v
 
 
-def is_empty(query: Tensor, keys: Tensor, values: Tensor) -> bool:
-    return 0 in query.shape or 0 in keys.shape or 0 in values.shape
-
-
 def run(*args: Any) -> tuple[Tensor, Tensor]:
     """The registered op, or in plain eager mode on the CPU the same without the dispatcher's cost.
 
@@ -168,7 +165,7 @@ def run(*args: Any) -> tuple[Tensor, Tensor]:
 def _additive(
     query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    if _cuda.declines(keys):
+    if _cuda.declines(keys) or is_empty(query, keys, values):
         context, probs = _eager.additive(query, keys, values, v, mask)
         return context.contiguous(), probs.contiguous()
     return forward_kernel(query, keys, values, v, mask)
@@ -194,7 +191,7 @@ def _additive_backward(
     mask: Tensor | None,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    if _cuda.declines(keys):
+    if _cuda.declines(keys) or is_empty(query, keys, values):
         inputs = (query, keys, values, v)
         found = _eager.additive_vjp(inputs, mask, (grad, grad_probs), needs)
         d_query, d_keys, d_values, d_v = (x.contiguous() for x in found)

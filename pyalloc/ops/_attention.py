@@ -15,6 +15,7 @@ from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager
 from pyalloc.ops._composed import composable, is_transformed
 from pyalloc.ops._library import AttentionArgs, call, dense_rows, dtype_code, packer, threads
+from pyalloc.ops._sizes import is_empty
 from pyalloc.ops._vmap import choose_backward, fold, is_plain, unfold
 
 _pack = packer(AttentionArgs)
@@ -184,6 +185,8 @@ def _attention(
     dropout: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
+    if is_empty(q, k, v):
+        return q.new_zeros((*q.shape[:3], v.shape[3])), q.new_zeros(_stats_shape(q))
     if _cuda.declines(q):
         _cuda.refuse_dropout(dropout)
         out = _eager.attention(q, k, v, bias, mask, causal, scale).contiguous()
@@ -214,6 +217,9 @@ def _attention_backward(
     seed: Tensor | None,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if is_empty(q, k, v):
+        d_bias = q.new_zeros(bias.shape if needs_bias and bias is not None else (0,))
+        return q.new_zeros(q.shape), q.new_zeros(k.shape), q.new_zeros(v.shape), d_bias
     if _cuda.declines(q):
         found = _eager.attention_vjp((q, k, v, bias), grad, mask, (causal, scale), needs_bias)
         d_q, d_k, d_v, d_bias = (x.contiguous() for x in found)

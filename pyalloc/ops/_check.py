@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyalloc.errors import OpError
+from pyalloc.ops._sizes import asker, same
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -44,11 +45,12 @@ def broadcast(op: str, **shapes: Sequence[int]) -> tuple[int, ...]:
     """The common shape, or an error that shows every part."""
     rank = max(len(shape) for shape in shapes.values())
     out = [1] * rank
+    holds = asker()
     for name, shape in shapes.items():
         for k, size in enumerate(shape, start=rank - len(shape)):
-            if out[k] == 1:
+            if holds(out[k] == 1):
                 out[k] = size
-            elif size not in (1, out[k]):
+            elif size is not out[k] and not holds(size == 1) and not same((size,), (out[k],)):
                 parts = ", ".join(f"{n} {tuple(s)}" for n, s in shapes.items())
                 raise OpError(
                     f"{op}: {name} does not broadcast with the rest: batch shapes {parts}"

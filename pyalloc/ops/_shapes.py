@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from pyalloc.ops._sizes import asker
+
 
 @dataclass(frozen=True)
 class Axes:
@@ -33,8 +35,10 @@ class Axes:
         With several samples and several components a tile of (l, m) is written at once; otherwise
         the order of the caller's dimensions decides, so that the result is contiguous.
         """
-        if self.size(self.l) > 1 and self.size(self.m) > 1:
-            return True
+        if self.l and self.m:
+            holds = asker()
+            if not holds(self.size(self.l) <= 1) and not holds(self.size(self.m) <= 1):
+                return True
         return bool(self.t) and self.t[0] < min((*self.l, *self.m), default=len(self.batch))
 
     def gather(self, x: Tensor, outer: Sequence[int], n_tail: int) -> Tensor:
@@ -73,12 +77,13 @@ def classify(
     value = (1,) * (len(batch) - len(value)) + tuple(value)
     params = (1,) * (len(batch) - len(params)) + tuple(params)
     kinds: dict[str, list[int]] = {"l": [], "m": [], "t": []}
+    holds = asker()
     for k, size in enumerate(batch):
-        if size == 1:
+        if holds(size == 1):
             continue
-        if params[k] == 1:
+        if holds(params[k] == 1):
             kinds["l"].append(k)
-        elif value[k] == 1 and components:
+        elif components and holds(value[k] == 1):
             kinds["m"].append(k)
         else:
             kinds["t"].append(k)

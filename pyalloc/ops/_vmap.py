@@ -8,12 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyalloc.ops import _flops
 from pyalloc.ops._composed import is_batched, is_before_dispatch, is_transformed
 
 
 def is_plain(args: Sequence[Any]) -> bool:
     """No compiler, tracer, transform, dispatch mode or tensor subclass looks at this call."""
-    if _is_compiling() or _tracing_state() is not None or _transforms() or _n_modes() > 0:
+    if _is_compiling() or _tracing_state() is not None or _transforms():
+        return False
+    if _n_modes() > 0:
+        _flops.register()
         return False
     return not is_before_dispatch() and all(
         type(x) in _PLAIN for x in args if isinstance(x, Tensor)

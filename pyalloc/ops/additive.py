@@ -17,6 +17,7 @@ from pyalloc.ops import _additive, _cuda
 from pyalloc.ops._check import cast, compute_dtype, require_float, require_tensor
 from pyalloc.ops._composed import is_checkpointed, is_transformed
 from pyalloc.ops._library import dense_rows
+from pyalloc.ops._sizes import is_empty, same
 from pyalloc.ops._vmap import is_plain
 
 
@@ -176,7 +177,7 @@ class _Memory:
         """
         is_ours = args[1] is self.keys and args[2] is self.values and args[1].dtype == compute
         is_alone = is_plain(args) and not is_transformed() and not is_checkpointed()
-        return is_ours and self.is_served and is_alone and not _additive.is_empty(*args[:3])
+        return is_ours and self.is_served and is_alone and not is_empty(*args[:3])
 
     def versions(self) -> tuple[int, ...]:
         """Changes when either is changed in place, as autograd's own check of what it saved sees it."""
@@ -249,18 +250,18 @@ def _check_shapes(
     if keys.dim() != 3:
         raise OpError(f"{op}: keys must be (B, S, H), got {tuple(keys.shape)}")
     n_b, n_s, n_h = keys.shape
-    if query.dim() not in (2, 3) or query.shape[0] != n_b or query.shape[-1] != n_h:
+    if query.dim() not in (2, 3) or not same((query.shape[0], query.shape[-1]), (n_b, n_h)):
         raise OpError(
             f"{op}: query must be ({n_b}, {n_h}) or ({n_b}, Q, {n_h}) as keys are "
             f"{tuple(keys.shape)}, got {tuple(query.shape)}"
         )
-    if values.dim() != 3 or values.shape[:2] != keys.shape[:2]:
+    if values.dim() != 3 or not same(values.shape[:2], (n_b, n_s)):
         raise OpError(f"{op}: values must be ({n_b}, {n_s}, E), got {tuple(values.shape)}")
-    if v.shape != (n_h,):
+    if not same(v.shape, (n_h,)):
         raise OpError(f"{op}: v must be ({n_h},), got {tuple(v.shape)}")
     if mask is not None:
         require_tensor(op, "mask", mask)
-        if mask.dtype != torch.bool or mask.shape != (n_b, n_s):
+        if mask.dtype != torch.bool or not same(mask.shape, (n_b, n_s)):
             raise OpError(
                 f"{op}: mask must be bool ({n_b}, {n_s}), got {mask.dtype} {tuple(mask.shape)}"
             )

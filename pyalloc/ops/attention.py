@@ -16,6 +16,7 @@ from pyalloc.errors import OpError
 from pyalloc.ops import _attention, _second
 from pyalloc.ops._check import autocast_is_on, require_float, require_tensor
 from pyalloc.ops._composed import has_gradient, has_tangent, needs_more_than_once
+from pyalloc.ops._sizes import holds, is_empty, same
 
 _log = logging.getLogger("pyalloc.ops")
 
@@ -288,7 +289,7 @@ def _choose(
     extras: tuple[Tensor | None, Tensor | None, float, bool],
     path: str,
 ) -> tuple[str, str]:
-    if 0 in q.shape or 0 in k.shape or 0 in v.shape:
+    if is_empty(q, k, v):
         return "eager", "an empty input"
     bias, mask, dropout, is_turned = extras
     if path == "kernel":
@@ -311,7 +312,8 @@ def _choose_for_halves(*qkv: Tensor) -> tuple[str, str]:
 def _overlaps(x: Tensor) -> bool:
     """Whether these are windows of a sequence, as of unfold(); few float32 ones are found in C (_is_few)."""
     row, lane = x.stride()[2:]
-    return bool(lane == 1 and 0 < row < x.shape[3] and x.shape[2] > 1)
+    is_window = holds(lane == 1) and holds(row > 0) and holds(row < x.shape[3])
+    return is_window and not holds(x.shape[2] <= 1)
 
 
 def _four(name: str, x: Tensor) -> Tensor:
@@ -324,7 +326,11 @@ def _four(name: str, x: Tensor) -> Tensor:
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     (n_b, n_h, _, d), of_k, of_v = q.shape, k.shape, v.shape
-    if of_k[0] != n_b or of_v[:3] != of_k[:3] or of_k[3] != d:
+    if _is_compiling():
+        fits = same((of_k[0], of_k[3], *of_v[:3]), (n_b, d, *of_k[:3]))
+    else:
+        fits = of_k[0] == n_b and of_v[:3] == of_k[:3] and of_k[3] == d
+    if not fits:
         raise OpError(
             f"{_OP}: k must be (B, Hkv, Lk, d) and v (B, Hkv, Lk, dv) with B and d of q, "
             f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
@@ -346,9 +352,11 @@ def _scores(name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
         raise OpError(f"{_OP}: mask must be bool (an additive mask is a bias), got {x.dtype}")
     if x.device != q.device:
         raise OpError(f"{_OP}: {name} must be on {q.device} as q is, got {x.device}")
-    if x.shape == full:
+    if not _is_compiling() and x.shape == full:
         return x
     four = x.reshape((1,) * (4 - x.dim()) + tuple(x.shape)) if x.dim() < 4 else x
-    if four.dim() != 4 or any(n not in (1, m) for n, m in zip(four.shape, full, strict=True)):
+    if four.dim() != 4 or any(
+        not holds(n == 1) and not same((n,), (m,)) for n, m in zip(four.shape, full, strict=True)
+    ):
         raise OpError(f"{_OP}: {name} must broadcast to {full}, got {tuple(x.shape)}")
     return four

@@ -27,6 +27,7 @@ from pyalloc.ops._library import (
     threads,
 )
 from pyalloc.ops._shapes import classify
+from pyalloc.ops._sizes import holds, is_empty
 from pyalloc.ops._vmap import choose_backward, fold, is_plain, unfold
 
 # The kernels' view of the problem, here and in csrc/ops: value (l, t, D), loc (m, t, D),
@@ -63,7 +64,7 @@ def power_spherical_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tenso
     compute, result = compute_dtype(value, loc, scale)
     value, loc, scale = cast(value, compute), cast(loc, compute), cast(scale, compute)
     axes = classify(batch, value.shape[:-1], params, components=True)
-    if math.prod(batch) == 0:
+    if holds(math.prod(batch) == 0):
         return _empty_result(batch, value, loc, scale).to(result)
     out = _run(
         (
@@ -116,9 +117,9 @@ def power_spherical_mixture_log_prob(
     loc = loc.to(compute).expand(*params, loc.shape[-1]).movedim(dim, -2)
     scale = scale.to(compute).expand(params).movedim(dim, -1)
     log_weights = log_weights.to(compute).expand(params).movedim(dim, -1)
-    if math.prod(batch) == 0 or n_components == 0:
+    if holds(math.prod(batch) == 0) or holds(n_components == 0):
         empty = _empty_result(batch, value, loc, scale, log_weights)
-        return (empty - math.inf if n_components == 0 else empty).to(result)
+        return (empty - math.inf if holds(n_components == 0) else empty).to(result)
     out = _run(
         (
             axes.gather(value, axes.l, 1),
@@ -297,7 +298,7 @@ def _run(tensors: tuple[Tensor, ...], t_first: bool) -> Tensor:
 
 @torch.library.custom_op("pyalloc::power_spherical_log_prob", mutates_args=())
 def _log_prob(value: Tensor, loc: Tensor, scale: Tensor, t_first: bool) -> Tensor:
-    if _cuda.declines(value):
+    if _cuda.declines(value) or is_empty(value, loc):
         out = _eager.power_spherical(value, loc, scale)
         return (out if t_first else out.permute(1, 2, 0)).contiguous()
     return _forward_kernel(value, loc, scale, None, t_first)
@@ -312,7 +313,7 @@ def _(value: Tensor, loc: Tensor, scale: Tensor, t_first: bool) -> Tensor:
 def _log_prob_backward(
     grad: Tensor, value: Tensor, loc: Tensor, scale: Tensor, t_first: bool, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if _cuda.declines(value):
+    if _cuda.declines(value) or is_empty(value, loc):
         g = grad if t_first else grad.permute(2, 0, 1)
         inputs = (value, loc, scale)
         d_value, d_loc, d_scale = _plain_gradients(inputs, g, needs, _eager.power_spherical)
@@ -333,7 +334,7 @@ def _(
 def _mixture(
     value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor, t_first: bool
 ) -> Tensor:
-    if _cuda.declines(value):
+    if _cuda.declines(value) or is_empty(value, loc):
         out = _eager.power_spherical_mixture(value, loc, scale, log_weights)
         return (out.t() if t_first else out).contiguous()
     return _forward_kernel(value, loc, scale, log_weights, t_first)
@@ -356,7 +357,7 @@ def _mixture_backward(
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inputs = (value, loc, scale, log_weights)
-    if _cuda.declines(value):
+    if _cuda.declines(value) or is_empty(value, loc):
         g = grad.t() if t_first else grad
         grads = _plain_gradients(inputs, g, needs, _eager.power_spherical_mixture)
     else:

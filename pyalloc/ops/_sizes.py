@@ -1,0 +1,54 @@
+"""Questions about sizes that a compiler may not know until the program runs, as of what a mask chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_is_compiling = torch.compiler.is_compiling
+
+
+def holds(truth: Any) -> bool:
+    """Whether that comparison of sizes is true; where it is not known before the program runs, False.
+
+    So one is asked only where the answer False serves every size.
+    """
+    if not _is_compiling():
+        return bool(truth)
+    # A large module, loaded already where something is compiled.
+    from torch.fx.experimental import symbolic_shapes
+
+    if not hasattr(
+        symbolic_shapes, "guard_or_false"
+    ):  # before torch 2.8, which has no such sizes here
+        return bool(truth)
+    return symbolic_shapes.guard_or_false(truth)  # type: ignore[no-any-return]
+
+
+def asker() -> Callable[[Any], bool]:
+    """`holds`, cheaper where nothing is compiled."""
+    return holds if _is_compiling() else bool
+
+
+def same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether as many sizes are equal each; those not known before the program runs are checked then."""
+    if not _is_compiling():
+        return tuple(a) == tuple(b)
+    if len(a) != len(b) or any(holds(m != n) for m, n in zip(a, b, strict=True)):
+        return False
+    for m, n in zip(a, b, strict=True):
+        torch._check(m == n)
+    return True
+
+
+def is_empty(*tensors: Tensor) -> bool:
+    """Whether one has no elements: not where that is not known yet, so kernels are to ask again."""
+    if _is_compiling():
+        return any(holds(n == 0) for x in tensors for n in x.shape)
+    for x in tensors:  # noqa: SIM110  (a generator costs a microsecond)
+        if 0 in x.shape:
+            return True
+    return False
