@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyalloc.ops import _cuda, _eager
+from pyalloc.ops import _cuda, _eager, _sharded
 from pyalloc.ops._composed import composable, is_transformed
 from pyalloc.ops._library import AdditiveArgs, call, dense_rows, dtype_code, packer, threads
 from pyalloc.ops._sizes import is_empty
@@ -154,6 +154,8 @@ def run(*args: Any) -> tuple[Tensor, Tensor]:
             run = _Direct.apply
         context, probs = run(*args)
         return context, probs
+    elif _sharded.is_sharded(args):
+        run = _sharded.additive
     if args[0].dim() == 3:
         context, probs = run(*args)
         return context, probs

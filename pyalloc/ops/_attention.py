@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyalloc.errors import OpError
-from pyalloc.ops import _cuda, _eager
+from pyalloc.ops import _cuda, _eager, _sharded
 from pyalloc.ops._composed import composable, is_transformed
 from pyalloc.ops._library import AttentionArgs, call, dense_rows, dtype_code, packer, threads
 from pyalloc.ops._sizes import is_empty
@@ -166,6 +166,8 @@ def run(*args: Any) -> Tensor:
     if is_transformed():
         return _transformable(*args)[0]
     if not (is_plain(args) and args[0].is_cpu):
+        if _sharded.is_sharded(args):
+            return _sharded.attention(*args)
         return torch.ops.pyalloc.scaled_attention(*args)[0]
     if torch.is_grad_enabled() and any(x.requires_grad for x in args[:4] if x is not None):
         out: Tensor = _Direct.apply(*args)

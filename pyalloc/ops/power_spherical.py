@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyalloc.errors import OpError
-from pyalloc.ops import _cuda, _eager
+from pyalloc.ops import _cuda, _eager, _sharded
 from pyalloc.ops._check import broadcast, cast, compute_dtype, require_float
 from pyalloc.ops._composed import composable, is_transformed
 from pyalloc.ops._library import (
@@ -287,6 +287,8 @@ def _run(tensors: tuple[Tensor, ...], t_first: bool) -> Tensor:
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             run = _Direct.apply
         return run(*tensors[:3], tensors[3] if is_mixture else None, t_first)
+    elif _sharded.is_sharded(tensors):
+        run = _sharded.spherical
     elif is_mixture:
         run = torch.ops.pyalloc.power_spherical_mixture_log_prob
     out: Tensor = run(*tensors, t_first)
