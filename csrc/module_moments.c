@@ -242,6 +242,24 @@ pya_module_scan_spans(PyObject *self, PyObject *unused) {
     return block_rows(pya_module_scan_from(self), b, n, false, false);
 }
 
+/* [(begin, end, bytes, stack, phase, is_known)] */
+PyObject *
+pya_module_scan_growths(PyObject *self, PyObject *unused) {
+    (void)unused;
+    size_t n = 0;
+    const struct pya_scan *scan = pya_module_scan_from(self);
+    const struct pya_scan_growth *g = pya_scan_growths(scan, &n);
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < n; i++, g++) {
+        pya_module_list_add(
+            &list, Py_BuildValue(
+                       "(KNKINN)", (ull)g->begin, pya_module_scan_event(g->end), (ull)g->bytes,
+                       (unsigned)g->stack, pya_module_scan_text(scan, g->phase),
+                       PyBool_FromLong(g->is_known)));
+    }
+    return list;
+}
+
 /* [(event, time_ns, kind, device, bytes, addr, stream, pool, arg, alloc_event, stack, text)] */
 PyObject *
 pya_module_scan_told(PyObject *self, PyObject *unused) {

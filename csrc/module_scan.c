@@ -368,6 +368,7 @@ static PyMethodDef scan_methods[] = {
     {"stack_sums", pya_module_scan_stack_sums, METH_VARARGS, NULL},
     {"spans", pya_module_scan_spans, METH_NOARGS, NULL},
     {"told", pya_module_scan_told, METH_NOARGS, NULL},
+    {"growths", pya_module_scan_growths, METH_NOARGS, NULL},
     {"pools", scan_pools, METH_NOARGS, NULL},
     {"segment_pools", pya_module_scan_segment_pools, METH_VARARGS, NULL},
     {"segment_stacks", pya_module_scan_segment_stacks, METH_VARARGS, NULL},

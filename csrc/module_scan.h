@@ -16,6 +16,7 @@ PyObject *pya_module_scan_blocks(PyObject *self, PyObject *args);
 PyObject *pya_module_scan_pending(PyObject *self, PyObject *args);
 PyObject *pya_module_scan_spans(PyObject *self, PyObject *unused);
 PyObject *pya_module_scan_told(PyObject *self, PyObject *unused);
+PyObject *pya_module_scan_growths(PyObject *self, PyObject *unused);
 PyObject *pya_module_scan_moments(PyObject *self, PyObject *unused);
 PyObject *pya_module_scan_pieces(PyObject *self, PyObject *args);
 PyObject *pya_module_scan_stack_sums(PyObject *self, PyObject *args);

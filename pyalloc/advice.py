@@ -24,8 +24,8 @@ _SWITCHES = {  # of libraries' models: checkpointing of all layers
 
 def size(value: float) -> str:
     """Bytes for a person."""
-    if value == 0:
-        return "0 bytes"
+    if abs(value) < 512:
+        return f"{value:.0f} byte{'' if round(value) == 1 else 's'}"
     if value >= 2**30:
         return f"{value / 2**30:.2f} GiB"
     return f"{value / MIB:.1f} MiB" if value >= MIB else f"{value / 1024:.1f} KiB"

@@ -149,6 +149,7 @@ class Analysis:
     told: list[
         Told
     ]  # events one by one: of that step, as far as few say all, and around the moments
+    growths: list[tuple[Any, ...]]  # of reserved memory: rows of pyalloc.reserved.Piece
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
     reductions: list[tuple[Block, int]] = field(default_factory=list)
     _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
@@ -183,6 +184,7 @@ class Analysis:
             window_bins=list(second.bins()),
             spans=sorted(map(Block._make, second.spans()), key=lambda b: b.alloc_event),
             told=list(shown(map(Told._make, second.told()))),
+            growths=second.growths(),
         )
 
     # ---- looking things up ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyalloc.advice import size
 from pyalloc.analysis import Analysis, Row
@@ -12,6 +13,7 @@ from pyalloc.caveats import STATE_ONLY, is_from_torch
 from pyalloc.moments import MIB, Block, Moment
 
 _SMALL_SEGMENT = 2 * MIB  # torch's allocator has these for requests up to 1 MiB, and no others
+_UNKNOWN = "before the history, or not known"
 _LEAST = 0.02  # of what is reserved: where all but this is in use there is nothing to explain
 
 
@@ -33,6 +35,49 @@ class Reserved:
     request: Block | None
     rows: list[Row]
     makers: list[Maker]
+
+
+class Piece(NamedTuple):
+    """Device memory that was taken for one request.  end: None where it was reserved to the end."""
+
+    begin: int
+    end: int | None
+    bytes: int
+    stack: int
+    phase: str
+    is_known: bool
+
+
+@dataclass(frozen=True)
+class Grown:
+    """Pieces for one line that began and ended together."""
+
+    name: str
+    stack: int
+    begin: int
+    end: int | None
+    bytes: int
+    pieces: int
+
+
+def over_time(analysis: Analysis) -> list[Grown]:
+    """What reserved memory grew for, in the order in which it grew; nothing of a single moment's snapshot."""
+    if analysis.notes.get("history") in STATE_ONLY:
+        return []
+    sums: dict[tuple[int, int | None, int, str], list[int]] = {}
+    for piece in map(Piece._make, analysis.growths):
+        begin = max(piece.begin, analysis.n_before)
+        name = _UNKNOWN
+        if piece.is_known:
+            where = analysis.where(piece.stack)
+            name = where or analysis.nameless(piece.stack, piece.phase)
+        row = sums.setdefault((begin, piece.end, piece.stack, name), [0, 0])
+        row[0] += piece.bytes
+        row[1] += 1
+    found = [
+        Grown(name, stack, begin, end, *row) for (begin, end, stack, name), row in sums.items()
+    ]
+    return sorted(found, key=lambda g: (g.begin, -g.bytes, g.stack))
 
 
 def at_most(analysis: Analysis) -> Reserved | None:
@@ -77,11 +122,7 @@ def _makers(analysis: Analysis, moment: Moment) -> list[Maker]:
     sums: dict[str, list[int]] = {}
     for address, n_bytes, _, device, is_mapped in moment.segments:
         stack = stacks.get((device, address), 0)
-        unknown = (
-            "mapped by pages, for many requests"
-            if is_mapped
-            else "before the history, or not known"
-        )
+        unknown = "mapped by pages, for many requests" if is_mapped else _UNKNOWN
         name = (analysis.where(stack) or analysis.nameless(stack)) if stack else unknown
         row = sums.setdefault(name, [0, 0, 0])
         for i, number in enumerate((n_bytes, idle[device, address], 1)):

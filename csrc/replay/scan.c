@@ -242,6 +242,9 @@ state_end(struct pya_scan *s, const struct pya_trace_event *e) {
         return;
     }
     s->is_state = false;
+    if (s->totals.n_allocs > 0) {
+        scan_growth_forget(s);
+    }
     if (s->totals.n_allocs > 0 && s->reserved == s->totals.peak_reserved_bytes) {
         s->totals.peak_reserved_event = s->totals.n_events;
         s->totals.peak_reserved_alloc = PYA_SCAN_NEVER;
@@ -313,6 +316,7 @@ scan_apply(struct pya_scan *s, const struct pya_trace_event *e) {
     switch (e->kind) {
     case PYA_TRACE_ALLOC:
         stream_note(s, e);
+        scan_growth_ask(s, e);
         return scan_block_begin(s, e);
     case PYA_TRACE_RECORD_STREAM:
         s->totals.n_record_streams++;
@@ -325,11 +329,11 @@ scan_apply(struct pya_scan *s, const struct pya_trace_event *e) {
     case PYA_TRACE_SEGMENT_ALLOC:
     case PYA_TRACE_SEGMENT_MAP:
         s->totals.n_segment_events++;
-        return scan_segment_add(s, e);
+        return scan_segment_add(s, e) && scan_growth_add(s, e);
     case PYA_TRACE_SEGMENT_FREE:
     case PYA_TRACE_SEGMENT_UNMAP:
         s->totals.n_segment_events++;
-        return scan_segment_remove(s, e);
+        return scan_segment_remove(s, e) && scan_growth_remove(s, e);
     case PYA_TRACE_SEGMENT_POOL:
         return scan_segment_use(s, e);
     case PYA_TRACE_OOM:
@@ -420,7 +424,8 @@ scan_all(struct pya_scan *s) {
     s->totals.end_reserved_bytes = s->reserved;
     s->totals.n_live = s->n_live;
     s->totals.is_complete = pya_trace_is_complete(s->reader);
-    return scan_moments_take(s) && scan_spans_end(s) ? PYA_OK : PYA_E_HOST_NOMEM;
+    return scan_moments_take(s) && scan_spans_end(s) && scan_growths_end(s) ? PYA_OK
+                                                                            : PYA_E_HOST_NOMEM;
 }
 
 pya_status
@@ -473,6 +478,7 @@ GETTER(notes, uint32_t)
 GETTER(moments, struct pya_scan_moment)
 GETTER(spans, struct pya_scan_block)
 GETTER(told, struct pya_scan_told)
+GETTER(growths, struct pya_scan_growth)
 GETTER(pools, struct pya_scan_pool)
 
 const struct pya_trace_reader *
@@ -496,9 +502,9 @@ pya_scan_destroy(struct pya_scan *scan) {
         free(moment->segments);
     }
     const struct scan_list *lists[] = {
-        &scan->bins,  &scan->phases,  &scan->steps,     &scan->stacks, &scan->ooms,
-        &scan->notes, &scan->moments, &scan->copies,    &scan->lives,  &scan->segments,
-        &scan->spans, &scan->pools,   &scan->stackless, &scan->told};
+        &scan->bins,      &scan->phases, &scan->steps, &scan->stacks,   &scan->ooms,  &scan->notes,
+        &scan->moments,   &scan->copies, &scan->lives, &scan->segments, &scan->spans, &scan->pools,
+        &scan->stackless, &scan->told,   &scan->held,  &scan->growths};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         free(lists[i]->items);
     }

@@ -99,6 +99,19 @@ struct pya_scan_segment {
     uint32_t stack; /* whose request it was taken for; 0: not known, or mapped by pages for many */
 };
 
+/* Device memory and the request that it was taken for.  end: PYA_SCAN_NEVER if it was reserved to the end. */
+struct pya_scan_growth {
+    uint64_t addr, bytes, begin, end;
+    uint64_t n_allocs; /* that came before */
+    uint32_t stack;    /* its own, or the next request's on its device */
+    uint32_t phase;    /* of that request */
+    int device;
+    bool is_mapped; /* as a segment's */
+    bool is_asked;  /* that request came */
+    bool
+        is_known; /* what it was for is; what was there when the trace began was for requests before it */
+};
+
 /* As torch numbers it. */
 struct pya_scan_pool {
     uint64_t first, second;
@@ -149,6 +162,8 @@ const uint32_t *pya_scan_notes(const struct pya_scan *scan, size_t *n);
 const struct pya_scan_moment *pya_scan_moments(const struct pya_scan *scan, size_t *n);
 /* Blocks alive in the window, in the order of their ends; at most PYA_SCAN_SPANS, the smallest are left out. */
 const struct pya_scan_block *pya_scan_spans(const struct pya_scan *scan, size_t *n);
+/* Of the whole trace, in the order of their ends; at most PYA_SCAN_SPANS, the smallest are left out. */
+const struct pya_scan_growth *pya_scan_growths(const struct pya_scan *scan, size_t *n);
 /* The events of the ranges. */
 const struct pya_scan_told *pya_scan_told(const struct pya_scan *scan, size_t *n);
 /* At the end of the file: for texts and frames. */

@@ -32,8 +32,8 @@ struct pya_scan {
     const struct pya_scan_settings *settings;
     struct pya_scan_totals totals;
     struct scan_list bins, phases, steps, stacks, ooms, notes, moments, copies, lives, segments,
-        spans, pools, stackless, told;
-    uint64_t span_bytes; /* smaller ones are no longer kept */
+        spans, pools, stackless, told, held, growths;
+    uint64_t span_bytes, growth_bytes; /* smaller ones are no longer kept */
     uint64_t events_per_bin;
     uint32_t *table; /* index into lives + 1; 0: empty */
     size_t table_size, n_live, n_pending;
@@ -52,6 +52,7 @@ struct pya_scan {
     size_t n_modules;
     uint32_t step;
     bool is_step_kept;
+    bool is_asking[PYA_MAX_DEVICES]; /* it grew since the last request */
     int growing;   /* device that most is reserved on, for a request that comes; -1: none */
     bool is_state; /* all so far is of the first event's time */
     struct scan_stream {
@@ -105,6 +106,17 @@ bool scan_moments_take(struct pya_scan *s);
 void scan_moments_sort(struct pya_scan *s);
 /* What is still alive at the end becomes spans too. */
 bool scan_spans_end(struct pya_scan *s);
+
+/* ---- scan_growth.c: what device memory was taken for ---- */
+
+bool scan_growth_add(struct pya_scan *s, const struct pya_trace_event *e);
+bool scan_growth_remove(struct pya_scan *s, const struct pya_trace_event *e);
+/* A request: what its device grew by since the last one was for it. */
+void scan_growth_ask(struct pya_scan *s, const struct pya_trace_event *e);
+/* All so far was there when the trace began. */
+void scan_growth_forget(struct pya_scan *s);
+/* What is still reserved at the end becomes growths too. */
+bool scan_growths_end(struct pya_scan *s);
 
 /* ---- scan_segments.c: device memory ---- */
 

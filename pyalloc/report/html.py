@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from pyalloc.report.text import FOUND, MAKERS, PAGEWISE, out_of_memory, reserved
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _EVENTS = Path(__file__).with_name("events.js")
+_GROWTHS = Path(__file__).with_name("growths.js")
 _MAX_PIECES = 1200  # of one state of the segment map
 _MAX_SEGMENTS = 400
 _TOP = 40  # rows of a table
@@ -27,6 +29,7 @@ _MAX_FLAME = 600  # stacks of the peak
 _MAX_FLAME_BESIDE = 150  # of each other moment
 _MAX_PHASES = 400
 _MAX_STEPS = 400
+_MAX_GROWTHS = 3000
 T = TypeVar("T")
 Sums = dict[tuple[int, str], tuple[int, int]]  # bytes and blocks by stack, or what it is without
 IDLE = 0  # index of idle memory in the palette
@@ -45,6 +48,7 @@ def page(analysis: Analysis, compared: Sequence[Analysis] = ()) -> str:
     return (
         template.replace("__TITLE__", title)
         .replace("__PAGEWISE__", PAGEWISE)
+        .replace("__GROWTHS__", _GROWTHS.read_text(encoding="utf-8"))
         .replace("__EVENTS__", _EVENTS.read_text(encoding="utf-8"))
         .replace("__DATA__", content)
     )
@@ -142,6 +146,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         "ooms": [oom[:2] for oom in analysis.ooms[:8]],
         "tables": tables,
         "reserved": _reserved(analysis),
+        "growths": _growths(analysis, stacks),
         "hasStacks": any(block.stack for block in analysis.peak.blocks),
         "window": window,
         "moments": moments,
@@ -177,6 +182,28 @@ def _reserved(analysis: Analysis) -> dict[str, Any] | None:
         "makersTitle": f"{MAKERS[0].upper()}{MAKERS[1:]}",
         "makers": [[m.name, m.bytes, m.idle_bytes, m.segments] for m in found.makers[:_TOP]],
     }
+
+
+def _growths(analysis: Analysis, stacks: _Stacks) -> dict[str, Any]:
+    """What reserved memory grew for, as [bytes, begin, end, name, stack, pieces]; names with most bytes first."""
+    grown = reserved.over_time(analysis)
+    shown = sorted(sorted(grown, key=lambda g: -g.bytes)[:_MAX_GROWTHS], key=lambda g: g.begin)
+    sums: Counter[str] = Counter()
+    for each in grown:
+        sums[each.name] += each.bytes
+    names = {name: i for i, (name, _) in enumerate(sums.most_common())}
+    rows = [
+        [
+            each.bytes,
+            each.begin,
+            -1 if each.end is None else each.end,
+            names[each.name],
+            stacks.number(each.stack, "") if each.stack else -1,
+            each.pieces,
+        ]
+        for each in shown
+    ]
+    return {"rows": rows, "names": [[name, sums[name]] for name in names][:_TOP]}
 
 
 def _evenly(items: list[T], n: int) -> list[T]:
