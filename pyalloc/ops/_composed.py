@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from pyalloc.ops import _flops
+
 Rule = Callable[..., tuple[Any, Any]]
 
 _default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -165,6 +167,7 @@ def composable(
         # derivatives, before it none at all), nor make_fx before dispatch, but plain torch they can
         if torch.compiler.is_compiling() or is_before_dispatch():
             return plain(*args)
+        _flops.register_where_modes_are()
         kinds = _kinds_at_work()
         # forward mode is off while torch runs a Function's jvp: an outer one would see no tangents there
         if kinds.count(_Kind.Jvp) > 1:

@@ -74,6 +74,17 @@ _FORMULAS: dict[str, Callable[..., int]] = {
 }
 
 
+_n_modes = torch._C._len_torch_dispatch_stack
+
+
+def register_where_modes_are() -> bool:
+    """Whether dispatch modes look at the calls now made; of those the counters are told."""
+    if _n_modes() == 0:
+        return False
+    register()
+    return True
+
+
 def register() -> None:
     """Tells torch's registry, where that is loaded, and the counters at work, which copied it before."""
     module = sys.modules.get(_MODULE)

@@ -44,6 +44,16 @@ def same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return True
 
 
+def broadcasts(shape: Sequence[Any], full: Sequence[Any]) -> bool:
+    """Whether each size is the full one or 1; one not known before the program runs has to be the full one."""
+    if len(shape) != len(full):
+        return False
+    pairs = zip(shape, full, strict=True)
+    if not _is_compiling():
+        return all(n in (1, m) for n, m in pairs)
+    return all(holds(n == 1) or same((n,), (m,)) for n, m in pairs)
+
+
 def is_empty(*tensors: Tensor) -> bool:
     """Whether one has no elements: not where that is not known yet, so kernels are to ask again."""
     if _is_compiling():

@@ -16,8 +16,7 @@ def is_plain(args: Sequence[Any]) -> bool:
     """No compiler, tracer, transform, dispatch mode or tensor subclass looks at this call."""
     if _is_compiling() or _tracing_state() is not None or _transforms():
         return False
-    if _n_modes() > 0:
-        _flops.register()
+    if _flops.register_where_modes_are():
         return False
     return not is_before_dispatch() and all(
         type(x) in _PLAIN for x in args if isinstance(x, Tensor)
@@ -28,7 +27,6 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
 _transforms = torch._C._are_functorch_transforms_active
-_n_modes = torch._C._len_torch_dispatch_stack
 
 
 def choose_backward(

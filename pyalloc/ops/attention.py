@@ -16,7 +16,7 @@ from pyalloc.errors import OpError
 from pyalloc.ops import _attention, _second
 from pyalloc.ops._check import autocast_is_on, require_float, require_tensor
 from pyalloc.ops._composed import has_gradient, has_tangent, needs_more_than_once
-from pyalloc.ops._sizes import holds, is_empty, same
+from pyalloc.ops._sizes import broadcasts, holds, is_empty, same
 
 _log = logging.getLogger("pyalloc.ops")
 
@@ -355,8 +355,6 @@ def _scores(name: str, x: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     if not _is_compiling() and x.shape == full:
         return x
     four = x.reshape((1,) * (4 - x.dim()) + tuple(x.shape)) if x.dim() < 4 else x
-    if four.dim() != 4 or any(
-        not holds(n == 1) and not same((n,), (m,)) for n, m in zip(four.shape, full, strict=True)
-    ):
+    if not broadcasts(four.shape, full):
         raise OpError(f"{_OP}: {name} must broadcast to {full}, got {tuple(x.shape)}")
     return four

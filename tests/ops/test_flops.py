@@ -101,6 +101,23 @@ def test_values_without_gradient():
     assert counted(ours, inputs, [0, 1, 3]) == counted(plain, inputs, [0, 1, 3])
 
 
+def test_a_counter_made_before_sees_a_transformed_call():
+    """Whose way to the registered op is another."""
+    program = """
+import pyalloc.ops
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+q = torch.randn(3, 1, 1, 40, 16)
+with FlopCounterMode(display=False) as counter:
+    torch.vmap(lambda q: pyalloc.ops.scaled_attention(q, q, q, path="kernel"))(q)
+print(counter.get_total_flops())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.stdout.split() == [str(3 * 4 * 40 * 40 * 16)], done.stderr
+
+
 @pytest.mark.parametrize("first", ["pyalloc.ops", "torch.utils.flop_counter"])
 def test_whichever_is_imported_first(first):
     program = f"""
