@@ -102,13 +102,14 @@ scan_growth_add(struct pya_scan *s, const struct pya_trace_event *e) {
         return false;
     }
     s->is_asking[e->device] = true;
+    /* Several pages begin with the last: before it not all of them were reserved. */
     if (at + 1 < s->held.n && are_one(held_at(s, at), held_at(s, at + 1))) {
         held_at(s, at)->bytes += held_at(s, at + 1)->bytes;
-        held_at(s, at)->begin = held_at(s, at + 1)->begin;
         held_drop(s, at + 1);
     }
     if (at > 0 && are_one(held_at(s, at - 1), held_at(s, at))) {
         held_at(s, at - 1)->bytes += held_at(s, at)->bytes;
+        held_at(s, at - 1)->begin = piece.begin;
         held_drop(s, at);
     }
     return true;

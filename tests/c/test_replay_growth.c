@@ -95,7 +95,7 @@ test_pages_of_one_request_are_one_piece(void) {
         -1);
     check_growths(
         scan, WANTED(
-                  {0, 6, 2, 1}, {0, 7, 2, 1}, {4, 7, 2, 2}, {0, PYA_SCAN_NEVER, 2, 1},
+                  {2, 6, 2, 1}, {2, 7, 2, 1}, {4, 7, 2, 2}, {2, PYA_SCAN_NEVER, 2, 1},
                   {4, PYA_SCAN_NEVER, 2, 2}));
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from instrument.test_html import browser, needs_browser
 from instrument.test_told import opened
 from instrument.tools import MIB, Plan, pyalloc
-from pyalloc import reserved, trace
+from pyalloc import _core, reserved, trace
 from pyalloc.advice import size
 
 AT = 1 << 40
@@ -121,3 +123,33 @@ def test_a_few_bytes_are_told_as_such() -> None:
         "511 bytes",
         "0.5 KiB",
     ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_add_up_to_what_is_reserved(tmp_path: Path, seed: int) -> None:
+    """Whatever is taken and given back, in whatever pieces, known or not."""
+    draw = random.Random(seed)
+    plan = Plan(tmp_path / "random.pya")
+    for _ in range(400):
+        kind = draw.choice(("segment_alloc", "segment_map", "segment_free", "segment_unmap"))
+        at, n = draw.randrange(40), draw.randrange(1, 8)
+        if draw.random() < 0.3:
+            plan.event("alloc", addr=1, bytes=512, stack=plan.stack(draw.randrange(3, 6)))
+            plan.event("free_requested", addr=1)
+        plan.event(kind, addr=AT + at * MIB, bytes=n * MIB, device=draw.randrange(2))
+    scan = _core.Scan(plan.done())
+    pieces = [reserved.Piece._make(row) for row in scan.growths()]
+    changes: Counter[int] = Counter()
+    for piece in pieces:
+        changes[piece.begin] += piece.bytes
+        if piece.end is not None:
+            changes[piece.end] -= piece.bytes
+    held = most = 0
+    for event in range(scan.totals()["n_events"]):
+        held += changes[event]
+        most = max(most, held)
+    assert held == scan.totals()["end_reserved_bytes"]
+    assert (
+        0.9 < most / scan.totals()["peak_reserved_bytes"] <= 1
+    )  # pages of one request come one by one
+    assert all(piece.end is None or piece.begin <= piece.end for piece in pieces)
