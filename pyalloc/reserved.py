@@ -80,6 +80,11 @@ def over_time(analysis: Analysis) -> list[Grown]:
     return sorted(found, key=lambda g: (g.begin, -g.bytes, g.stack))
 
 
+def largest(grown: list[Grown], n: int) -> list[Grown]:
+    """So many of them, in the same order."""
+    return sorted(sorted(grown, key=lambda g: -g.bytes)[:n], key=lambda g: g.begin)
+
+
 def at_most(analysis: Analysis) -> Reserved | None:
     """What device memory was used for when most was reserved; None where that was mostly in use, or is not known."""
     totals = analysis.totals

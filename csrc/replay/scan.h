@@ -108,8 +108,7 @@ struct pya_scan_growth {
     int device;
     bool is_mapped; /* as a segment's */
     bool is_asked;  /* that request came */
-    bool
-        is_known; /* what it was for is; what was there when the trace began was for requests before it */
+    bool is_known;  /* its stack or that request is */
 };
 
 /* As torch numbers it. */

@@ -53,7 +53,9 @@ def summary(analysis: Analysis) -> dict[str, Any]:
             "largest_idle_bytes": peak.largest_gap,
         },
         "reserved": _reserved(analysis),
-        "reserved_growth": [asdict(each) for each in reserved.over_time(analysis)[:1000]],
+        "reserved_growth": [
+            asdict(each) for each in reserved.largest(reserved.over_time(analysis), 1000)
+        ],
         "phases": [asdict(phase) for phase in analysis.phases[:1000]],
         "steps": [
             dict(

@@ -187,7 +187,6 @@ def _reserved(analysis: Analysis) -> dict[str, Any] | None:
 def _growths(analysis: Analysis, stacks: _Stacks) -> dict[str, Any]:
     """What reserved memory grew for, as [bytes, begin, end, name, stack, pieces]; names with most bytes first."""
     grown = reserved.over_time(analysis)
-    shown = sorted(sorted(grown, key=lambda g: -g.bytes)[:_MAX_GROWTHS], key=lambda g: g.begin)
     sums: Counter[str] = Counter()
     for each in grown:
         sums[each.name] += each.bytes
@@ -201,7 +200,7 @@ def _growths(analysis: Analysis, stacks: _Stacks) -> dict[str, Any]:
             stacks.number(each.stack, "") if each.stack else -1,
             each.pieces,
         ]
-        for each in shown
+        for each in reserved.largest(grown, _MAX_GROWTHS)
     ]
     return {"rows": rows, "names": [[name, sums[name]] for name in names][:_TOP]}
 
