@@ -6,7 +6,7 @@ import os
 import sys
 
 from pyalloc import _bootstrap, hostcuda
-from pyalloc.config import ENVIRONMENT, TORCH_CONF
+from pyalloc.config import ENVIRONMENT, PLAN, TORCH_CONF
 from pyalloc.errors import PyallocError
 
 #: what would make another allocator, or other settings, of the one that is measured
@@ -14,6 +14,7 @@ OF_THE_CALLER = (
     *TORCH_CONF,
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     ENVIRONMENT,
+    PLAN,
     _bootstrap.INSTALL,
     "PYALLOC_FAST_PATH",
 )

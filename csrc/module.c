@@ -12,6 +12,9 @@
 #include <string.h>
 
 static struct pya_heap *process_heap;
+/* What it was told of its requests, and the object that has the numbers; the heap's for its life. */
+static struct pya_layout process_layout;
+static PyObject *process_plan;
 /* List of callables (device, bytes) -> bool; owned by the module. */
 static PyObject *pressure_callbacks;
 
@@ -110,7 +113,8 @@ static PyObject *
 core_create(PyObject *self, PyObject *args) {
     (void)self;
     const char *text = NULL;
-    if (!PyArg_ParseTuple(args, "s", &text)) {
+    PyObject *plan = Py_None;
+    if (!PyArg_ParseTuple(args, "s|O", &text, &plan)) {
         return NULL;
     }
     if (process_heap != NULL) {
@@ -123,6 +127,10 @@ core_create(PyObject *self, PyObject *args) {
     if (pya_options_parse(&options, text, message, sizeof message) != PYA_OK) {
         return pya_module_raise("ConfigError", message);
     }
+    if (plan != Py_None && !pya_module_layout(plan, &process_layout)) {
+        return NULL;
+    }
+    options.layout = plan == Py_None ? NULL : &process_layout;
     const struct pya_hooks hooks = {
         .open_device = open_device,
         .open_error = open_error,
@@ -134,6 +142,9 @@ core_create(PyObject *self, PyObject *args) {
         .on_pressure = on_pressure,
     };
     pya_status status = pya_heap_create(&options, &hooks, &process_heap);
+    if (status == PYA_OK) {
+        process_plan = Py_NewRef(plan);
+    }
     return pya_module_result(status, "creating the allocator failed", -1);
 }
 
@@ -148,6 +159,7 @@ core_destroy(PyObject *self, PyObject *args) {
         Py_BEGIN_ALLOW_THREADS
         pya_heap_destroy(heap);
         Py_END_ALLOW_THREADS
+        Py_CLEAR(process_plan);
     }
     Py_RETURN_NONE;
 }
@@ -486,7 +498,8 @@ PyInit__core(void) {
         pya_module_torch_add(module) != 0 || pya_module_trace_add(module) != 0 ||
         pya_module_replay_add(module) != 0 || pya_module_scan_add(module) != 0 ||
         pya_module_csv_add(module) != 0 || pya_module_record_add(module) != 0 ||
-        pya_module_limits_add(module) != 0 || pya_module_attention_add(module) != 0) {
+        pya_module_limits_add(module) != 0 || pya_module_attention_add(module) != 0 ||
+        pya_module_layout_add(module) != 0) {
         goto drop_module;
     }
     return module;

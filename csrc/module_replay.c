@@ -168,19 +168,21 @@ replay_choose_cost(const char *name, struct pya_replay_settings *out) {
 
 /* False with an exception set. */
 static bool
-replay_settings(PyObject *args, PyObject *kwargs, struct pya_replay_settings *out) {
-    static char *names[] = {"policy", "capacity", "cost",   "options",
-                            "check",  "progress", "passes", NULL};
+replay_settings(
+    PyObject *args, PyObject *kwargs, struct pya_replay_settings *out, struct pya_layout *layout) {
+    static char *names[] = {"policy",   "capacity", "cost", "options", "check",
+                            "progress", "passes",   "plan", NULL};
     const char *policy = NULL;
     const char *cost = "typical";
     const char *options = "";
     unsigned long long capacity = 0;
     int check = 0;
     PyObject *progress = Py_None;
+    PyObject *plan = Py_None;
     unsigned int passes = 1;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "s|$KsspOI", names, &policy, &capacity, &cost, &options, &check,
-            &progress, &passes)) {
+            args, kwargs, "s|$KsspOIO", names, &policy, &capacity, &cost, &options, &check,
+            &progress, &passes, &plan)) {
         return false;
     }
     *out = (struct pya_replay_settings){
@@ -195,6 +197,12 @@ replay_settings(PyObject *args, PyObject *kwargs, struct pya_replay_settings *ou
     if (pya_options_parse(&out->options, options, message, sizeof message) != PYA_OK) {
         pya_module_raise("ConfigError", message);
         return false;
+    }
+    if (plan != Py_None) {
+        if (!pya_module_layout(plan, layout)) {
+            return false;
+        }
+        out->options.layout = layout; /* borrowed, as progress is */
     }
     return replay_choose_policy(policy, out) && replay_choose_cost(cost, out);
 }
@@ -220,8 +228,9 @@ replay_calls_by_kind(const struct pya_replay_result *result) {
 static PyObject *
 program_replay(PyObject *self, PyObject *args, PyObject *kwargs) {
     struct pya_replay_settings settings;
+    struct pya_layout layout;
     struct pya_replay_result result;
-    if (!replay_settings(args, kwargs, &settings)) {
+    if (!replay_settings(args, kwargs, &settings, &layout)) {
         return NULL;
     }
     pya_status status = PYA_OK;
@@ -255,8 +264,9 @@ program_replay(PyObject *self, PyObject *args, PyObject *kwargs) {
 static PyObject *
 program_find_min(PyObject *self, PyObject *args, PyObject *kwargs) {
     struct pya_replay_settings settings;
+    struct pya_layout layout;
     struct pya_replay_min min;
-    if (!replay_settings(args, kwargs, &settings)) {
+    if (!replay_settings(args, kwargs, &settings, &layout)) {
         return NULL;
     }
     pya_status status = PYA_OK;

@@ -4,7 +4,7 @@
 """
 
 from pyalloc.config import Config
-from pyalloc.errors import AllocatorError, ConfigError, InstallError, PyallocError
+from pyalloc.errors import AllocatorError, ConfigError, InstallError, PlanError, PyallocError
 from pyalloc.figures import add_scalars, scalars, stats
 from pyalloc.install import Handle, install, status, uninstall
 from pyalloc.limits import get_limit, on_pressure, reserve, set_limit, trim
@@ -21,6 +21,7 @@ __all__ = [
     "ConfigError",
     "Handle",
     "InstallError",
+    "PlanError",
     "PyallocError",
     "__version__",
     "add_scalars",

@@ -6,7 +6,13 @@ from typing import Any
 
 pressure_callbacks: list[Callable[[int, int], bool]]
 
-def create(conf: str, /) -> None: ...
+def create(conf: str, plan: bytes | None = None, /) -> None: ...
+
+PLAN_MOST: int  # requests of each kind, below PLAN_FROM bytes and from there on
+PLAN_FROM: int
+
+def check_plan(plan: bytes, /) -> int: ...
+def place_blocks(blocks: bytes, n_rounds: int, /) -> tuple[bytes, int, int]: ...
 def destroy() -> None: ...
 def is_created() -> bool: ...
 def is_main_interpreter() -> bool: ...
@@ -161,6 +167,7 @@ class Program:
         check: bool = False,
         progress: Callable[[int, int], object] | None = None,
         passes: int = 1,
+        plan: bytes | None = None,
     ) -> dict[str, Any]: ...
     def find_min(
         self,
@@ -172,6 +179,7 @@ class Program:
         check: bool = False,
         progress: Callable[[int, int], object] | None = None,
         passes: int = 1,
+        plan: bytes | None = None,
     ) -> dict[str, Any] | None: ...
 
 class Scan:

@@ -21,6 +21,7 @@ except ImportError as error:
     ) from error
 
 ENVIRONMENT = "PYALLOC_CONF"
+PLAN = "PYALLOC_PLAN"  # a file that `pyalloc plan` wrote
 # What torch reads its own allocator's settings from: the newer name and the older.
 TORCH_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -46,13 +47,14 @@ def option_text(options: dict[str, Value]) -> str:
 
 @dataclass(frozen=True)
 class Config:
-    """Settings that were checked: `text` as given, `options` as they are understood.
+    """Settings that were checked: `text` as given, `options` as they are understood; `plan`: a plan's file, or "".
 
     Raises:
         ConfigError: a name is unknown (the message has the nearest known one) or a value malformed.
     """
 
     text: str = ""
+    plan: str = ""
     options: tuple[Option, ...] = field(init=False, compare=True)
 
     def __post_init__(self) -> None:
@@ -61,16 +63,20 @@ class Config:
         object.__setattr__(self, "options", rows)
 
     @classmethod
-    def of(cls, **options: Value) -> Config:
+    def of(cls, *, plan: str | os.PathLike[str] | None = None, **options: Value) -> Config:
         """Settings of the environment, overridden by the keywords."""
         parts = [os.environ.get(ENVIRONMENT, "").strip(), option_text(options)]
-        return cls(",".join(part for part in parts if part))
+        file = os.environ.get(PLAN, "") if plan is None else os.fspath(plan)
+        return cls(",".join(part for part in parts if part), os.path.abspath(file) if file else "")
 
     def is_same(self, other: Config) -> bool:
         """Do both mean the same, however they are written?"""
-        return self.options == other.options
+        return self.options == other.options and self.plan == other.plan
 
     def differences(self, other: Config) -> list[str]:
         """What differs, one text per option: "memory: balanced here, tight there"."""
         pairs = zip(self.options, other.options, strict=True)
-        return [f"{a.name}: {a.value}, not {b.value}" for a, b in pairs if a.value != b.value]
+        found = [f"{a.name}: {a.value}, not {b.value}" for a, b in pairs if a.value != b.value]
+        if self.plan != other.plan:
+            found.append(f"plan: {self.plan or 'none'}, not {other.plan or 'none'}")
+        return found

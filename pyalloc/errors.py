@@ -39,6 +39,12 @@ class OpError(PyallocError, ValueError):
     exit_code = 2
 
 
+class PlanError(PyallocError, ValueError):
+    """A plan cannot be made of a recording, or a file holds none."""
+
+    exit_code = 2
+
+
 class TraceError(PyallocError, ValueError):
     """A file is damaged or not a trace or snapshot, or what it holds cannot be replayed."""
 

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -58,6 +59,7 @@ class Status:
             f"pyalloc is {word} ({self.reason}), torch {self.torch_version}",
             "settings: "
             + ", ".join(f"{option.name}:{option.value}" for option in self.config.options),
+            *([f"plan: {self.config.plan}"] if self.config.plan else []),
             f"torch made {self.allocations} allocations and {self.frees} frees, {self.refused_frees} refused",
         ]
         lines += [
@@ -118,13 +120,14 @@ class Handle:
         return f"<pyalloc {'installed' if _state.installed else 'not installed'}: {_state.reason}>"
 
 
-def install(**options: Value) -> Handle:
+def install(*, plan: str | os.PathLike[str] | None = None, **options: Value) -> Handle:
     """Makes torch take CUDA memory from pyalloc, in this process, before its first CUDA call.
 
     May be called before or after `import torch`, and again with the same settings.  Where torch is missing, or was
     built without CUDA, or sees no device, nothing is changed, and a warning says so once.
 
     Args:
+        plan: a file that `pyalloc plan` wrote; None: that of the environment variable PYALLOC_PLAN, if it is set.
         **options: settings, overriding those of the environment variable PYALLOC_CONF; `pyalloc doctor` lists them.
 
     Returns:
@@ -132,6 +135,7 @@ def install(**options: Value) -> Handle:
 
     Raises:
         ConfigError: a setting is unknown or malformed.
+        PlanError: the plan's file is missing or damaged.
         InstallError: CUDA was used before, another allocator was chosen, pyalloc is installed with other settings, or
             this is a subinterpreter.
     """
@@ -140,7 +144,7 @@ def install(**options: Value) -> Handle:
             "pyalloc is installed from the main interpreter, for the whole process; this is a subinterpreter"
         )
     try:
-        _install(Config.of(**options))
+        _install(Config.of(plan=plan, **options))
     except BaseException as error:
         if not _state.installed:
             _state.reason = f"install() failed: {error}"
@@ -164,7 +168,7 @@ def _install_in(torch: Any, config: Config) -> None:
     check_torch_settings()
     if torch.cuda.is_initialized():
         raise InstallError(_TOO_LATE)
-    _core.create(config.text)
+    _core.create(config.text, _packed_plan(config))
     try:
         _register(torch)
     except BaseException:
@@ -187,6 +191,14 @@ def _install_in(torch: Any, config: Config) -> None:
         raise
 
 
+def _packed_plan(config: Config) -> bytes | None:
+    if not config.plan:
+        return None
+    from pyalloc import planning  # most programs have none
+
+    return planning.read(Path(config.plan)).packed()
+
+
 def _is_installed_as(config: Config) -> bool:
     """Is it, with these settings?  What `pyalloc run` chose gives way to what the program asks for."""
     if not _state.installed or _state.config is None:
@@ -204,7 +216,7 @@ def _is_installed_as(config: Config) -> bool:
     )
 
 
-def install_when_torch_is_imported(**options: Value) -> None:
+def install_when_torch_is_imported() -> None:
     """As install(), but without importing torch: at once where it is loaded, else as soon as the program loads it.
 
     `pyalloc run` uses it in processes that may never need torch.
@@ -212,10 +224,10 @@ def install_when_torch_is_imported(**options: Value) -> None:
 
     def install_by_run(_torch: ModuleType) -> None:
         _state.by_run = True  # until a program's own install()
-        install(**options)
+        install()
         _state.by_run = True
 
-    Config.of(**options)  # mistakes are reported now, not at some later import
+    Config.of()  # mistakes are reported now, not at some later import
     after_import("torch", install_by_run)
 
 

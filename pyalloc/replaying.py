@@ -45,8 +45,12 @@ def compare(
     options: str = "",
     progress: Progress | None = None,
     passes: int = 1,
+    plan: bytes | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """One replay for each policy.  capacity: bytes of each device; 0: ample.  passes: the program this often."""
+    """One replay for each policy.  capacity: bytes of each device; 0: ample.  passes: the program this often.
+
+    plan: packed, for pyalloc.
+    """
     return {
         name: program.replay(
             name,
@@ -54,6 +58,7 @@ def compare(
             options=options if name == "pyalloc" else "",
             progress=progress,
             passes=passes,
+            plan=plan if name == "pyalloc" else None,
         )
         for name in names
     }
@@ -66,8 +71,11 @@ def find_min(
     options: str = "",
     progress: Progress | None = None,
     passes: int = 1,
+    plan: bytes | None = None,
 ) -> dict[str, Any] | None:
-    """The smallest capacity that completes, and the margin: completion is not quite monotone.  passes: as compare().
+    """The smallest capacity that completes, and the margin: completion is not quite monotone.
+
+    passes, plan: as compare().
 
     Returns:
         bytes (smallest seen to complete), safe_bytes (all tried from here up completed), margin_bytes, holes,
@@ -78,6 +86,7 @@ def find_min(
         options=options if name == "pyalloc" else "",
         progress=progress,
         passes=passes,
+        plan=plan if name == "pyalloc" else None,
     )
     if found is not None:
         found["margin_bytes"] = found["safe_bytes"] - found["bytes"]

@@ -110,6 +110,12 @@ pya_size_round_up(size_t bytes, size_t unit, size_t *out) {
     return true;
 }
 
+/* Is it memory that the device, or a limit, does not have? */
+static inline bool
+pya_is_shortage(pya_status st) {
+    return st == PYA_E_NOMEM || st == PYA_E_LIMIT;
+}
+
 /* For values already known to be far from the top of the address space. */
 static inline uint64_t
 pya_round_up(uint64_t value, uint64_t unit) {

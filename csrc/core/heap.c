@@ -8,12 +8,15 @@
 
 #include "fence.h"
 #include "import.h"
+#include "lay.h"
 #include "repeat.h"
 
 pya_status
 pya_heap_create(
     const struct pya_options *options, const struct pya_hooks *hooks, struct pya_heap **out) {
-    if (hooks->open_device == NULL) {
+    size_t laid_bytes;
+    if (hooks->open_device == NULL ||
+        (options->layout != NULL && !pya_layout_measure(options->layout, &laid_bytes))) {
         return PYA_E_INVAL;
     }
     struct pya_heap *heap = calloc(1, sizeof *heap);
@@ -279,7 +282,7 @@ card_arena(struct pya_card *card, pya_stream stream, struct pya_arena **out) {
         *out = arena;
         return PYA_OK;
     }
-    return pya_pool_arena(card, pool, stream, out);
+    return pya_lay_arena(card, pool, stream, out);
 }
 
 /* Apart, so that the others need not save registers for it. */
@@ -339,6 +342,7 @@ card_climb(
     const uint64_t n_before = pya_card_requests(card);
     const size_t reserved_before = card->reserved_bytes;
     pya_status st = pya_ladder_climb(arena, request->bytes, request->is_small, &block);
+    arena->lacks_pages = false;
     if (st != PYA_OK) {
         return st;
     }
@@ -384,7 +388,9 @@ card_serve(
     }
     bool may_repeat = pya_repeat_is_on(arena, bytes);
     struct pya_block *block = may_repeat ? pya_repeat_take(arena, bytes) : NULL;
-    block = block != NULL ? block : pya_ladder_fit(arena, bytes, is_small);
+    if (block == NULL && !(may_repeat && PYA_UNLIKELY(arena->lacks_pages))) {
+        block = pya_ladder_fit(arena, bytes, is_small);
+    }
     if (PYA_UNLIKELY(block == NULL)) {
         const struct request request = {requested, bytes, context, is_small, may_repeat};
         return card_climb(card, arena, &request, out);

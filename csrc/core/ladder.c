@@ -8,6 +8,7 @@
 
 #include "annex.h"
 #include "debug.h"
+#include "lay.h"
 #include "move.h"
 #include "policy.h"
 #include "repeat.h"
@@ -343,18 +344,13 @@ done:
     return st;
 }
 
-static bool
-is_shortage(pya_status st) {
-    return st == PYA_E_NOMEM || st == PYA_E_LIMIT;
-}
-
 /* Pages of other arenas, and what they make possible. */
 static pya_status
 ladder_borrow(
     struct pya_arena *arena, size_t bytes, bool is_small, enum transfer_from kind,
     struct pya_block **out) {
     pya_status st = ladder_transfer(arena, pya_pages_for(bytes), kind);
-    if (is_shortage(st)) {
+    if (pya_is_shortage(st)) {
         return PYA_OK; /* of addresses: there are other ways */
     }
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
@@ -429,7 +425,7 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     scalar[PYA_STAT_num_alloc_retries]++;
     pya_status st = ladder_save(arena, bytes, is_small, out);
     scalar[PYA_STAT_pyalloc_saved_by_stitch] += st == PYA_OK;
-    if (!is_shortage(st) || pya_pending_must_not_wait(card)) {
+    if (!pya_is_shortage(st) || pya_pending_must_not_wait(card)) {
         return st;
     }
     card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
@@ -441,11 +437,11 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     const bool is_open = wait == PYA_OK;
     const int last = is_open ? TRANSFER_LAST : TRANSFER_LEFT;
     int64_t n_transferred = scalar[PYA_STAT_pyalloc_page_transfers];
-    for (int kind = TRANSFER_LEFT; kind <= last && is_shortage(st); kind++) {
+    for (int kind = TRANSFER_LEFT; kind <= last && pya_is_shortage(st); kind++) {
         st = ladder_refit(arena, bytes, is_small, out);
         if (st == PYA_OK && *out == NULL && is_open && arena->free_pages < m) {
             st = ladder_transfer(arena, m - arena->free_pages, (enum transfer_from)kind);
-            if (st == PYA_OK || is_shortage(st)) {
+            if (st == PYA_OK || pya_is_shortage(st)) {
                 st = ladder_refit(arena, bytes, is_small, out);
             }
         }
@@ -453,7 +449,7 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
             st = ladder_save(arena, bytes, is_small, out);
         }
     }
-    if (is_shortage(st) && is_open && pya_trim_addresses(card)) {
+    if (pya_is_shortage(st) && is_open && pya_trim_addresses(card)) {
         st = ladder_refit(arena, bytes, is_small, out);
         st = st == PYA_OK && *out == NULL
                  ? ladder_borrow(arena, bytes, is_small, TRANSFER_OPEN, out)
@@ -473,8 +469,16 @@ climb_at_ease(
     struct pya_card *card = arena->card;
     size_t m = pya_pages_for(bytes);
     struct pya_stitch *stitch;
+    pya_status st = PYA_OK;
+    if (arena->lacks_pages) {
+        st = pya_lay_fill(arena, bytes, is_small, out);
+        st = st == PYA_OK && *out == NULL ? ladder_refit(arena, bytes, is_small, out) : st;
+    }
+    if (st != PYA_OK || *out != NULL) {
+        return st;
+    }
     ladder_poll(arena);
-    pya_status st = pya_stitch_find(arena, bytes, &stitch);
+    st = pya_stitch_find(arena, bytes, &stitch);
     if (st != PYA_OK) {
         return st;
     }
@@ -509,7 +513,7 @@ climb_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     pya_device_begin(card->dev);
     pya_status st = climb_at_ease(arena, bytes, is_small, out, &is_last);
     pya_device_end(card->dev);
-    return is_last && is_shortage(st) ? ladder_squeeze(arena, bytes, is_small, out) : st;
+    return is_last && pya_is_shortage(st) ? ladder_squeeze(arena, bytes, is_small, out) : st;
 }
 
 static pya_status
@@ -518,7 +522,7 @@ climb_plain(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     int64_t *scalar = card->stats.scalar;
     pya_gc_before_growth(arena, bytes, pya_pages_for(pya_plain_segment_bytes(bytes, is_small)));
     pya_status st = pya_plain_grow(arena, bytes, is_small);
-    if (is_shortage(st) && !pya_pending_must_not_wait(card)) {
+    if (pya_is_shortage(st) && !pya_pending_must_not_wait(card)) {
         size_t n_freed;
         scalar[PYA_STAT_num_alloc_retries]++;
         scalar[PYA_STAT_num_sync_all_streams]++;
@@ -581,7 +585,7 @@ pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct py
             st = arena->small_fit != NULL ? climb_plain(arena, bytes, is_small, &block)
                                           : climb_pages(arena, bytes, is_small, &block);
         }
-        st = is_shortage(st) ? pya_plain_borrow(arena, bytes, is_small, &block) : st;
+        st = pya_is_shortage(st) ? pya_plain_borrow(arena, bytes, is_small, &block) : st;
     }
     if (st != PYA_OK) {
         return st;

@@ -1,6 +1,7 @@
 /* How much memory a device or a pool may hold, and how much it keeps.  Floor 12. */
 #include "fence.h"
 #include "heap.h"
+#include "lay.h"
 #include "repeat.h"
 
 pya_status
@@ -66,7 +67,7 @@ pya_reserve(struct pya_heap *heap, int device, size_t bytes, pya_stream stream) 
     if (missing > card->caps.total_bytes) {
         st = PYA_E_NOMEM; /* before any list as long as the request is made */
     } else if (missing > 0) {
-        st = pya_pool_arena(card, NULL, stream, &arena);
+        st = pya_lay_arena(card, NULL, stream, &arena);
         if (st == PYA_OK) {
             pya_arena_unpark(arena);
             st = pya_card_has_vmm(card) ? reserve_pages(arena, missing)

@@ -3,7 +3,7 @@
  * The same table parses PYALLOC_CONF ("key:value,key:value"), fills `pyalloc doctor` and the documentation. */
 #pragma once
 
-#include "base.h"
+#include "layout.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -52,6 +52,8 @@ struct pya_options {
 #define X(kind, name, initial, help) PYA_FIELD_##kind(name)
     PYA_OPTION_TABLE(X)
 #undef X
+    /* Not of the table, and in no text: the caller keeps it for as long as the heap lives.  NULL: none. */
+    const struct pya_layout *layout;
 };
 
 void pya_options_init(struct pya_options *options);

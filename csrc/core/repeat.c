@@ -5,26 +5,11 @@
 #include <stdlib.h>
 
 #include "debug.h"
+#include "lay.h"
+#include "repeat_internal.h"
 #include "spans.h"
 #include "stitch.h"
 
-/* A streak is a run of requests each of the same size as the one a period (a training step) before it.  Streaks with a
- * gap of at most REPEAT_RESUME requests between them count together once the second has as many: a step is shorter
- * than the first, which made the optimizer's state.
- *
- * The program is known to repeat itself when its streak has at least REPEAT_LEAST requests, and either one in
- * REPEAT_SHARE of all so far or REPEAT_ENOUGH.  Programs whose steps differ have shorter streaks too, and for them
- * best fit is better (ppo's peak would be 1.07 of live memory instead of 1.02).  After an interruption (an evaluation)
- * one more period of the same length is enough.
- *
- * REPEAT_KEPT requests are remembered: a period must fit in, and two where repeat_lengthen() is to compare them.
- * Room grows by REPEAT_STEP requests. */
-#ifdef PYA_TEST_TINY
-enum { REPEAT_STEP = 8, REPEAT_LEAST = 8, REPEAT_RESUME = 4 };
-#else
-enum { REPEAT_STEP = 256, REPEAT_LEAST = 64, REPEAT_RESUME = 8 };
-#endif
-enum { REPEAT_ENOUGH = 32 * REPEAT_STEP, REPEAT_KEPT = 2 * REPEAT_ENOUGH, REPEAT_SHARE = 4 };
 /* After 2 * REPEAT_ENOUGH requests without a streak of REPEAT_LEAST, so many are not looked at. */
 enum { REPEAT_PAUSE = 8 * REPEAT_ENOUGH };
 /* Settling: a request whose old place is taken moves to one that no other request will want while it lives.  Otherwise
@@ -46,83 +31,9 @@ enum { SETTLE_SPANS = 64, SETTLE_SPANS_MOST = SETTLE_SPANS * REPEAT_ENOUGH };
 /* A period may turn out to have up to LENGTHEN_PARTS parts, where LENGTHEN_LEAST frees in a row say so: one alone is
  * chance where some blocks live for some steps (a replay buffer, a memory bank). */
 enum { LENGTHEN_PARTS = 64, LENGTHEN_LEAST = 5 };
-/* Earlier requests are looked up by the last four sizes: one alone comes in every layer of a network. */
-enum { REPEAT_SIZE_BITS = 16, REPEAT_PLACE_BITS = 10 };
-/* 2^64 / golden ratio: spreads sizes over the hash. */
-#define REPEAT_MIX UINT64_C(0x9E3779B97F4A7C15)
-
-/* What is kept of an earlier request, once there is a period to settle. */
-struct pya_stay {
-    uint32_t units; /* its size in units of PYA_ALIGN, at most UINT32_MAX */
-    uint32_t life;  /* requests until it was freed; 0: it was not yet */
-};
-
-/* Requests below PYA_REPEAT_FROM ("little" ones), in the order they came; each is found by the number of the large
- * request before it and how many little ones came between.  Best fit puts them a little differently in each step, and
- * one of a kilobyte is enough to be in the way of 32 MiB.  Their sizes say little about where the program is, so
- * streaks are of large requests alone. */
-struct pya_littles {
-    uint32_t n;       /* requests so far; the latest REPEAT_KEPT are remembered */
-    bool is_followed; /* the latest large request was one of a program that has settled */
-    uint32_t first[REPEAT_KEPT]; /* by large request: n when it was served */
-    uint64_t kept[REPEAT_KEPT];  /* address and size, in units of PYA_ALIGN */
-};
-enum { LITTLE_SIZE_BITS = 8 };
-/* Blocks passed at most on the way to a little one's place: a page may hold thousands, and best fit costs less. */
-enum { LITTLE_STEPS = 128 };
-_Static_assert(PYA_REPEAT_FROM / PYA_ALIGN < 1 << LITTLE_SIZE_BITS, "a size fits in");
-
-/* A request that fails changes nothing but `like`, is_known and whether littles are followed. */
-struct pya_repeat {
-    size_t n;          /* requests so far; the latest n_room of them are remembered */
-    size_t n_room;     /* grows to n_most */
-    size_t n_most;     /* REPEAT_KEPT, or what there was host memory for */
-    size_t follow;     /* the earlier request whose size the next one should have, or the latest */
-    size_t streak;     /* length of the streak, the latest request included */
-    size_t broken;     /* length of the last streak of at least REPEAT_LEAST that ended */
-    size_t n_broken;   /* number of the request that ended it */
-    size_t like;       /* the earlier request that corresponds to this one; n: none is known */
-    size_t period;     /* at which the program was known to repeat itself; 0: never */
-    size_t n_review;   /* number of the request at which to decide on a pause */
-    size_t n_stays;    /* number of the first request whose stay is kept */
-    size_t n_given;    /* number of the next request when pages of the arena were last given back */
-    size_t n_sorted;   /* debt of sorted places, see SETTLE_SPANS */
-    uint64_t recent;   /* the last four sizes, hashed */
-    size_t longer;     /* the latest longer period that a free told */
-    size_t n_longer;   /* how many in a row told it */
-    bool is_known;     /* this request is one of a program that repeats itself */
-    bool is_promising; /* something has repeated since the last review */
-    /* by recent sizes: low bits of the number of the request that came then */
-    uint32_t places[1 << REPEAT_PLACE_BITS];
-    uint64_t kept[]; /* address in units of PYA_ALIGN, and below it the hash of the size */
-};
-
-static uint64_t
-repeat_mixed(size_t bytes) {
-    return ((uint64_t)bytes / PYA_ALIGN * REPEAT_MIX) >> (64 - REPEAT_SIZE_BITS);
-}
-
-/* What `recent` becomes with one request more. */
-static uint64_t
-repeat_recent(const struct pya_repeat *repeat, uint64_t mixed) {
-    return repeat->recent << REPEAT_SIZE_BITS | mixed;
-}
-
-static size_t
-repeat_place(uint64_t recent) {
-    return (size_t)((recent * REPEAT_MIX) >> (64 - REPEAT_PLACE_BITS));
-}
-
-static pya_dptr
-repeat_addr(const struct pya_repeat *repeat, size_t i) {
-    return (repeat->kept[i % repeat->n_room] >> REPEAT_SIZE_BITS) * PYA_ALIGN;
-}
-
-static bool
-repeat_is_like(const struct pya_repeat *repeat, size_t i, uint64_t mixed) {
-    bool is_kept = i < repeat->n && repeat->n - i < repeat->n_room;
-    return is_kept && (uint16_t)repeat->kept[i % repeat->n_room] == mixed;
-}
+/* Blocks passed at most on the way to a little one's place: a page may hold thousands, and best fit costs less.  A layout
+ * has them side by side, and relies on each. */
+enum { LITTLE_STEPS = 128, LITTLE_STEPS_LAID = 4096 };
 
 /* The earlier request that the new one corresponds to; n: none is known. */
 static size_t
@@ -154,12 +65,14 @@ repeat_stretch(const struct pya_repeat *repeat) {
 static bool
 repeat_is_known(struct pya_repeat *repeat) {
     size_t streak = repeat_stretch(repeat);
-    if (streak < REPEAT_LEAST) {
+    /* A layout was made for this program: one request that is as foreseen is enough. */
+    if (streak < (pya_repeat_is_laid(repeat) ? 1 : REPEAT_LEAST)) {
         return false;
     }
     repeat->is_promising = true;
     size_t period = repeat->n - repeat->like;
-    if (streak >= repeat->n / REPEAT_SHARE || streak >= REPEAT_ENOUGH) {
+    if (pya_repeat_is_laid(repeat) || streak >= repeat->n / REPEAT_SHARE ||
+        streak >= REPEAT_ENOUGH) {
         repeat->period = period;
         return true;
     }
@@ -187,9 +100,8 @@ repeat_range_at(const struct pya_arena *arena, pya_dptr addr) {
     return range;
 }
 
-/* The FREE run of the arena in which [addr, addr + bytes) lies, if no more than n_most blocks are passed on the way. */
-static struct pya_block *
-repeat_run_at(const struct pya_arena *arena, pya_dptr addr, size_t bytes, size_t n_most) {
+struct pya_block *
+pya_repeat_run_at(const struct pya_arena *arena, pya_dptr addr, size_t bytes, size_t n_most) {
     const struct pya_range *range = repeat_range_at(arena, addr);
     if (range == NULL) {
         return NULL;
@@ -252,6 +164,9 @@ repeat_is_settling(const struct pya_arena *arena) {
     size_t period = repeat->n - repeat->like;
     size_t streak = repeat_stretch(repeat);
     size_t n = repeat->n < REPEAT_ENOUGH ? repeat->n : REPEAT_ENOUGH;
+    if (pya_repeat_is_laid(repeat)) {
+        return repeat->n_sorted <= SETTLE_SPANS_MOST;
+    }
     return repeat_is_steady(arena) && repeat->n_sorted <= SETTLE_SPANS_MOST &&
            streak >= n / REPEAT_SHARE && streak <= SETTLE_PERIODS * period;
 }
@@ -337,10 +252,8 @@ repeat_restitch(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
     return block;
 }
 
-/* Where the request lay that corresponds to a little one: the one as many behind the large request before it.  0: there
- * was none. */
-static pya_dptr
-littles_place(const struct pya_arena *arena, size_t bytes) {
+pya_dptr
+pya_littles_place(const struct pya_arena *arena, size_t bytes) {
     const struct pya_littles *littles = arena->littles;
     const struct pya_repeat *repeat = arena->repeat;
     size_t next = repeat->follow; /* what the next large request should be like */
@@ -358,21 +271,28 @@ littles_place(const struct pya_arena *arena, size_t bytes) {
 
 static struct pya_block *
 littles_take(struct pya_arena *arena, size_t bytes) {
-    pya_dptr addr = littles_place(arena, bytes);
+    pya_dptr addr = pya_littles_place(arena, bytes);
     struct pya_block *parked = arena->parked;
     if (addr == 0) {
         return NULL;
     }
     if (parked != NULL && parked->addr == addr && parked->bytes == bytes) {
         arena->parked = NULL;
+        pya_lay_count(arena);
         return parked;
     }
     if (pya_slab_reserve(&arena->card->blocks, 2) != PYA_OK) {
         return NULL;
     }
     pya_arena_unpark(arena);
-    struct pya_block *run = repeat_run_at(arena, addr, bytes, LITTLE_STEPS);
-    return run == NULL ? NULL : pya_arena_carve(arena, run, addr, bytes, PYA_BLOCK_USED);
+    size_t n_most = pya_repeat_is_laid(arena->repeat) ? LITTLE_STEPS_LAID : LITTLE_STEPS;
+    struct pya_block *run = pya_repeat_run_at(arena, addr, bytes, n_most);
+    if (run == NULL) {
+        (void)pya_lay_lacks(arena, addr, bytes);
+        return NULL;
+    }
+    pya_lay_count(arena);
+    return pya_arena_carve(arena, run, addr, bytes, PYA_BLOCK_USED);
 }
 
 static void
@@ -390,14 +310,18 @@ pya_repeat_take(struct pya_arena *arena, size_t bytes) {
     if (repeat == NULL) {
         return NULL;
     }
+    if (PYA_UNLIKELY(repeat->follow + 1 == repeat->n_laid)) {
+        /* The layout's end: as one period ago from here on. The little ones before this request were of the layout yet. */
+        repeat->follow = repeat->n - repeat->laid_period;
+    }
     repeat->like = repeat_find(repeat, bytes);
     repeat_watch(arena);
     bool is_known = repeat_is_known(repeat);
     repeat->is_known = is_known;
     if (arena->littles != NULL) {
         size_t period = repeat->n - repeat->like;
-        arena->littles->is_followed =
-            is_known && repeat_is_steady(arena) && repeat_stretch(repeat) >= period;
+        bool has_settled = repeat_is_steady(arena) && repeat_stretch(repeat) >= period;
+        arena->littles->is_followed = is_known && (has_settled || pya_repeat_is_laid(repeat));
     }
     if (!is_known) {
         return NULL;
@@ -407,13 +331,17 @@ pya_repeat_take(struct pya_arena *arena, size_t bytes) {
     }
     pya_arena_unpark(arena);
     pya_dptr addr = repeat_addr(repeat, repeat->like);
-    struct pya_block *run = repeat_run_at(arena, addr, bytes, SIZE_MAX);
+    struct pya_block *run = pya_repeat_run_at(arena, addr, bytes, SIZE_MAX);
+    if (run == NULL && pya_lay_lacks(arena, addr, bytes)) {
+        return NULL; /* pya_lay_fill() is to be asked */
+    }
     struct pya_block *block = run != NULL ? pya_arena_carve(arena, run, addr, bytes, PYA_BLOCK_USED)
                                           : repeat_restitch(arena, addr, bytes);
     if (block == NULL) {
         return repeat_is_settling(arena) ? repeat_settle(arena, bytes) : NULL;
     }
     arena->card->stats.scalar[PYA_STAT_pyalloc_repeats]++;
+    pya_lay_count(arena);
     return block;
 }
 
@@ -431,6 +359,19 @@ repeat_review(struct pya_arena *arena) {
     }
     repeat->is_promising = false;
     repeat->n_review = repeat->n + (size_t)2 * REPEAT_ENOUGH;
+}
+
+/* Chooses what the next request should be like. */
+static void
+repeat_go_on(struct pya_repeat *repeat) {
+    bool is_lost = repeat->like == repeat->n;
+    if (is_lost && pya_repeat_is_laid(repeat) && repeat->n_unforeseen < REPEAT_RESUME) {
+        repeat->n_unforeseen++; /* it may be one more than there were when the layout was made */
+        return;
+    }
+    /* `like` is the new request itself where none is known: the same size may come again at once. */
+    repeat->follow = repeat->like + !is_lost;
+    repeat->n_unforeseen = 0;
 }
 
 void
@@ -453,8 +394,7 @@ pya_repeat_note(struct pya_arena *arena, struct pya_block *block) {
         repeat->n_broken = repeat->n;
     }
     repeat->streak = streak;
-    /* `like` is the new request itself where none is known: the same size may come again at once. */
-    repeat->follow = repeat->like + (repeat->like < repeat->n);
+    repeat_go_on(repeat);
     if (arena->littles != NULL) {
         arena->littles->first[repeat->n % REPEAT_KEPT] = arena->littles->n;
     }

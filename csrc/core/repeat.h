@@ -11,9 +11,6 @@
 extern "C" {
 #endif
 
-/* Smaller requests fit in anywhere, and tell little about where the program is. */
-enum { PYA_REPEAT_FROM = 64 << 10 };
-
 /* For a request in an arena of pages of the default pool: a block at the place, home or stitched, of the corresponding
  * request one period ago.  Where another block lies there now, one in free memory that no other request of the period will
  * want before this one is given back.  NULL while the program is not known to repeat itself, and where no such memory is

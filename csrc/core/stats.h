@@ -36,6 +36,7 @@ extern "C" {
     X(max_split_size)                                                                              \
     X(pyalloc_fit_hits)                                                                            \
     X(pyalloc_repeats)                                                                             \
+    X(pyalloc_planned)                                                                             \
     X(pyalloc_range_hits)                                                                          \
     X(pyalloc_stitches)                                                                            \
     X(pyalloc_shared_ranges)                                                                       \

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pyalloc import console, replaying, trace
+from pyalloc import console, planning, replaying, trace
 from pyalloc.advice import size
 from pyalloc.caveats import notes_of, of_replays, unseen
 from pyalloc.errors import TraceError
@@ -45,6 +45,9 @@ class Command:
         parser.add_argument(
             "--conf", default="", metavar="KEY:VALUE,...", help="settings of policy pyalloc"
         )
+        parser.add_argument(
+            "--plan", type=Path, metavar="FILE", help="a plan, for policy pyalloc (pyalloc plan)"
+        )
         console.add_output(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -52,6 +55,7 @@ class Command:
         console.prepare_output(args)
         names = args.policy or replaying.policies()
         limit = replaying.limit_of(args.limit) if args.limit else 0
+        plan = planning.read(args.plan).packed() if args.plan is not None else None
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
         reading = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
         with trace.program(args.file, reading) as program:
@@ -70,6 +74,7 @@ class Command:
                 options=args.conf,
                 progress=progress,
                 passes=args.passes,
+                plan=plan,
             )
             least: dict[str, Any] = {}
             if args.find_min:
@@ -78,7 +83,12 @@ class Command:
                         f"{name}: searching", "M operations", quiet=args.quiet
                     )
                     least[name] = replaying.find_min(
-                        program, name, options=args.conf, progress=search, passes=args.passes
+                        program,
+                        name,
+                        options=args.conf,
+                        progress=search,
+                        passes=args.passes,
+                        plan=plan,
                     )
                     search.close()
         progress.close()

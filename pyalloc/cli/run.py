@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
-from pyalloc import autorecord, launching, live
+from pyalloc import autorecord, launching, live, planning
 from pyalloc._bootstrap import INSTALL, environment
-from pyalloc.config import ENVIRONMENT, Config
+from pyalloc.config import ENVIRONMENT, PLAN, Config
 from pyalloc.install import check_torch_settings
 
 
@@ -18,6 +19,7 @@ class Command:
     pyalloc run [--conf key:value,...] python train.py ...
     pyalloc run -m package.module ...
     pyalloc run --record out.pya python train.py ...   then: pyalloc report out.pya
+    pyalloc run --plan out.plan python train.py        a plan that pyalloc plan made of out.pya
     pyalloc run torchrun --nproc-per-node 2 train.py ...
 
     The program is not edited: pyalloc is installed in it, and in each Python process that it starts, when torch is
@@ -28,6 +30,9 @@ class Command:
         """The program's own arguments are left as they are."""
         parser.add_argument(
             "--conf", default="", metavar="KEY:VALUE,...", help="settings, as in PYALLOC_CONF"
+        )
+        parser.add_argument(
+            "--plan", type=Path, metavar="FILE", help="places that `pyalloc plan` worked out"
         )
         autorecord.prepare_parser(parser)
         launching.prepare_parser(parser)
@@ -46,5 +51,8 @@ class Command:
         if args.record is not None:
             env[autorecord.TELLER] = str(os.getpid())
         env[ENVIRONMENT] = text
+        if args.plan is not None:
+            planning.read(args.plan)  # as above
+            env[PLAN] = os.path.abspath(args.plan)
         sys.stdout.flush()
         os.execvpe(command[0], command, env)

@@ -1,0 +1,153 @@
+/* Following a layout.  Floor 8. */
+#include "lay.h"
+
+#include <stdlib.h>
+
+#include "repeat_internal.h"
+
+_Static_assert(PYA_LAYOUT_MOST + 2 <= REPEAT_KEPT, "a layout and its ends are remembered whole");
+
+/* A request that no other is like: no size is looked up at the layout's two ends. */
+static void
+lay_end(struct pya_arena *arena) {
+    struct pya_repeat *repeat = arena->repeat;
+    arena->littles->first[repeat->n] = arena->littles->n;
+    repeat->n++;
+}
+
+static void
+lay_little(struct pya_littles *littles, pya_dptr addr, size_t bytes) {
+    littles->kept[littles->n++] = addr / PYA_ALIGN << LITTLE_SIZE_BITS | bytes / PYA_ALIGN;
+}
+
+static void
+lay_large(struct pya_arena *arena, pya_dptr addr, const struct pya_layout_place *place) {
+    struct pya_repeat *repeat = arena->repeat;
+    size_t n = repeat->n;
+    uint64_t mixed = repeat_mixed((size_t)place->bytes);
+    uint64_t units = place->bytes / PYA_ALIGN;
+    repeat->kept[n] = addr / PYA_ALIGN << REPEAT_SIZE_BITS | mixed;
+    repeat->recent = repeat_recent(repeat, mixed);
+    repeat->places[repeat_place(repeat->recent)] = (uint32_t)n;
+    arena->littles->first[n] = arena->littles->n;
+    arena->stays[n].units = units < UINT32_MAX ? (uint32_t)units : UINT32_MAX;
+    arena->stays[n].life = place->life < UINT32_MAX ? (uint32_t)place->life : 0;
+    repeat->n++;
+}
+
+/* False: no host memory. */
+static bool
+lay_make_room(struct pya_arena *arena) {
+    arena->repeat = calloc(1, sizeof *arena->repeat + REPEAT_KEPT * sizeof *arena->repeat->kept);
+    arena->stays = calloc(REPEAT_KEPT, sizeof *arena->stays);
+    arena->littles = calloc(1, sizeof *arena->littles);
+    if (arena->repeat != NULL && arena->stays != NULL && arena->littles != NULL) {
+        return true;
+    }
+    free(arena->repeat);
+    free(arena->stays);
+    free(arena->littles);
+    arena->repeat = NULL;
+    arena->stays = NULL;
+    arena->littles = NULL;
+    return false;
+}
+
+/* The arena has served nothing yet. */
+static void
+lay_begin(struct pya_arena *arena, const struct pya_layout *layout) {
+    struct pya_block *hole;
+    size_t bytes;
+    if (!pya_layout_measure(layout, &bytes) || bytes == 0 ||
+        pya_arena_last_hole(arena, pya_pages_for(bytes), &hole) != PYA_OK ||
+        !lay_make_room(arena)) {
+        return;
+    }
+    struct pya_repeat *repeat = arena->repeat;
+    lay_end(arena);
+    for (size_t i = 0; i < layout->n; i++) {
+        const struct pya_layout_place *place = &layout->places[i];
+        bool is_placed = place->offset != PYA_LAYOUT_ANYWHERE;
+        pya_dptr addr = is_placed ? hole->addr + place->offset : 0; /* where nothing ever lies */
+        bool is_of_period = layout->n - i <= layout->n_period;
+        if (place->bytes < PYA_REPEAT_FROM) {
+            lay_little(arena->littles, addr, (size_t)place->bytes);
+            continue;
+        }
+        lay_large(arena, addr, place);
+        repeat->laid_period += is_of_period;
+    }
+    lay_end(arena);
+    arena->littles->is_followed = true;
+    repeat->n_room = REPEAT_KEPT;
+    repeat->n_most = REPEAT_KEPT;
+    repeat->n_laid = repeat->n;
+    repeat->n_review = repeat->n + REPEAT_KEPT;
+    repeat->follow = 1;
+    repeat->streak = repeat->n;
+    repeat->is_promising = true;
+}
+
+pya_status
+pya_lay_arena(
+    struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
+    bool is_first = pool == NULL && card->common == NULL;
+    const struct pya_layout *layout = card->options.layout;
+    pya_status st = pya_pool_arena(card, pool, stream, out);
+    if (st == PYA_OK && is_first && layout != NULL && (*out)->small_fit == NULL) {
+        lay_begin(*out, layout);
+    }
+    return st;
+}
+
+/* The hole that the place reaches into, all of the place below being free. */
+static struct pya_block *
+lay_hole(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
+    struct pya_block *hole = arena->holes;
+    while (hole != NULL && (hole->addr >= addr + bytes || pya_block_end(hole) < addr + bytes)) {
+        PYA_STEP();
+        hole = hole->next_gap;
+    }
+    if (hole == NULL || hole->addr <= addr) {
+        return hole;
+    }
+    bool is_free = pya_arena_has_run(arena, hole->prev) && hole->prev->addr <= addr;
+    return is_free ? hole : NULL;
+}
+
+bool
+pya_lay_lacks(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
+    arena->lacks_pages =
+        pya_repeat_is_laid(arena->repeat) && addr != 0 && lay_hole(arena, addr, bytes) != NULL;
+    return arena->lacks_pages;
+}
+
+pya_status
+pya_lay_fill(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    const struct pya_repeat *repeat = arena->repeat;
+    bool is_large = bytes >= PYA_REPEAT_FROM;
+    pya_dptr addr = is_large ? repeat_addr(repeat, repeat->like) : pya_littles_place(arena, bytes);
+    struct pya_block *hole = lay_hole(arena, addr, bytes);
+    *out = NULL;
+    arena->lacks_pages = false;
+    if (hole == NULL) {
+        return PYA_OK; /* it was filled, or taken, while others had the lock */
+    }
+    pya_status st = pya_arena_grow(arena, hole, pya_pages_for(addr + bytes - hole->addr), is_small);
+    st = st == PYA_OK ? pya_slab_reserve(&arena->card->blocks, 2) : st;
+    if (st != PYA_OK) {
+        return pya_is_shortage(st) ? PYA_OK : st;
+    }
+    struct pya_block *run = pya_repeat_run_at(arena, addr, bytes, SIZE_MAX);
+    if (run != NULL) {
+        *out = pya_arena_carve(arena, run, addr, bytes, PYA_BLOCK_USED);
+        pya_lay_count(arena);
+    }
+    return PYA_OK;
+}
+
+void
+pya_lay_count(const struct pya_arena *arena) {
+    const struct pya_repeat *repeat = arena->repeat;
+    arena->card->stats.scalar[PYA_STAT_pyalloc_planned] += repeat->follow < repeat->n_laid;
+}

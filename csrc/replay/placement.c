@@ -1,0 +1,226 @@
+/* Placing blocks whose lives are known. */
+#include "placement.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Comparisons of two blocks in all rounds after the first: some seconds. */
+#define PLACEMENT_WORK_MOST UINT64_C(3000000000)
+
+struct search {
+    struct pya_placed *blocks;
+    size_t n;
+    size_t *order;    /* of placing */
+    size_t *placed;   /* those placed so far, lowest first */
+    uint64_t *found;  /* the best placement's offsets */
+    uint64_t n_steps; /* comparisons so far */
+};
+
+static bool
+life_meets(struct pya_life a, struct pya_life b) {
+    return a.begin < b.end && b.begin < a.end && a.begin < a.end && b.begin < b.end;
+}
+
+static bool
+blocks_meet(const struct pya_placed *a, const struct pya_placed *b) {
+    return life_meets(a->lives[0], b->lives[0]) || life_meets(a->lives[1], b->lives[1]) ||
+           life_meets(a->lives[0], b->lives[1]) || life_meets(a->lives[1], b->lives[0]);
+}
+
+/* The lowest place; where to enter it in `placed`. */
+static size_t
+search_place(struct search *s, size_t n_placed, struct pya_placed *block) {
+    uint64_t low = 0;
+    size_t i = 0;
+    for (; i < n_placed; i++) {
+        const struct pya_placed *other = &s->blocks[s->placed[i]];
+        if (other->offset >= low + block->bytes) {
+            break;
+        }
+        if (other->offset + other->bytes > low && blocks_meet(block, other)) {
+            low = other->offset + other->bytes;
+        }
+    }
+    s->n_steps += i;
+    block->offset = low;
+    /* Equal offsets in any order. */
+    size_t from = 0;
+    size_t to = n_placed;
+    while (from < to) {
+        size_t middle = from + (to - from) / 2;
+        if (s->blocks[s->placed[middle]].offset < low) {
+            from = middle + 1;
+        } else {
+            to = middle;
+        }
+    }
+    return from;
+}
+
+/* All of them in their order; the extent. */
+static uint64_t
+search_round(struct search *s) {
+    uint64_t extent = 0;
+    for (size_t k = 0; k < s->n; k++) {
+        struct pya_placed *block = &s->blocks[s->order[k]];
+        size_t at = search_place(s, k, block);
+        memmove(&s->placed[at + 1], &s->placed[at], (k - at) * sizeof *s->placed);
+        s->placed[at] = s->order[k];
+        uint64_t end = block->offset + block->bytes;
+        extent = end > extent ? end : extent;
+    }
+    return extent;
+}
+
+/* Those that end highest come first, in the order they had. */
+static void
+search_promote(struct search *s, uint64_t above) {
+    size_t n_up = 0;
+    for (size_t k = 0; k < s->n; k++) {
+        size_t i = s->order[k];
+        if (s->blocks[i].offset + s->blocks[i].bytes > above) {
+            memmove(&s->order[n_up + 1], &s->order[n_up], (k - n_up) * sizeof *s->order);
+            s->order[n_up++] = i;
+        }
+    }
+}
+
+static uint64_t
+life_of(const struct pya_placed *block) {
+    uint64_t sum = 0;
+    for (int i = 0; i < 2; i++) {
+        const struct pya_life life = block->lives[i];
+        sum += life.begin < life.end ? life.end - life.begin : 0;
+    }
+    return sum;
+}
+
+struct ranked {
+    uint64_t bytes, life;
+    size_t index;
+};
+
+static int
+by_rank(const void *a, const void *b) {
+    const struct ranked *x = a;
+    const struct ranked *y = b;
+    if (x->bytes != y->bytes) {
+        return x->bytes > y->bytes ? -1 : 1;
+    }
+    if (x->life != y->life) {
+        return x->life > y->life ? -1 : 1;
+    }
+    return x->index < y->index ? -1 : x->index > y->index;
+}
+
+struct change {
+    uint64_t at;
+    uint64_t bytes;
+    bool is_end;
+};
+
+static int
+by_time(const void *a, const void *b) {
+    const struct change *x = a;
+    const struct change *y = b;
+    if (x->at != y->at) {
+        return x->at < y->at ? -1 : 1;
+    }
+    return (int)y->is_end - (int)x->is_end; /* ends first: intervals are half open */
+}
+
+static pya_status
+measure_live(const struct pya_placed *blocks, size_t n, uint64_t *out) {
+    struct change *changes = malloc((4 * n + 1) * sizeof *changes);
+    size_t n_changes = 0;
+    if (changes == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    for (size_t i = 0; i < n; i++) {
+        for (int k = 0; k < 2; k++) {
+            const struct pya_life life = blocks[i].lives[k];
+            if (life.begin < life.end) {
+                changes[n_changes++] = (struct change){life.begin, blocks[i].bytes, false};
+                changes[n_changes++] = (struct change){life.end, blocks[i].bytes, true};
+            }
+        }
+    }
+    qsort(changes, n_changes, sizeof *changes, by_time);
+    uint64_t live = 0;
+    uint64_t most = 0;
+    for (size_t i = 0; i < n_changes; i++) {
+        live = changes[i].is_end ? live - changes[i].bytes : live + changes[i].bytes;
+        most = live > most ? live : most;
+    }
+    free(changes);
+    *out = most;
+    return PYA_OK;
+}
+
+static pya_status
+search_begin(struct search *s) {
+    s->order = malloc((s->n + 1) * sizeof *s->order);
+    s->placed = malloc((s->n + 1) * sizeof *s->placed);
+    s->found = calloc(s->n + 1, sizeof *s->found);
+    struct ranked *ranked = malloc((s->n + 1) * sizeof *ranked);
+    bool has_room = s->order != NULL && s->placed != NULL && s->found != NULL && ranked != NULL;
+    for (size_t i = 0; has_room && i < s->n; i++) {
+        ranked[i] = (struct ranked){s->blocks[i].bytes, life_of(&s->blocks[i]), i};
+    }
+    if (has_room) {
+        qsort(ranked, s->n, sizeof *ranked, by_rank);
+        for (size_t i = 0; i < s->n; i++) {
+            s->order[i] = ranked[i].index;
+        }
+    }
+    free(ranked);
+    return has_room ? PYA_OK : PYA_E_HOST_NOMEM;
+}
+
+/* Rounds until one takes no more pages than what is alive, or time is up; the best one's offsets are in `found`. */
+static uint64_t
+search_run(struct search *s, unsigned n_rounds, uint64_t live) {
+    uint64_t best = UINT64_MAX;
+    const uint64_t enough = pya_round_up(live, PYA_PAGE);
+    for (unsigned round = 0; round < n_rounds && best > enough; round++) {
+        if (round > 0 && s->n_steps > PLACEMENT_WORK_MOST) {
+            break;
+        }
+        uint64_t extent = search_round(s);
+        if (extent < best) {
+            best = extent;
+            for (size_t i = 0; i < s->n; i++) {
+                s->found[i] = s->blocks[i].offset;
+            }
+        }
+        search_promote(s, live);
+    }
+    return best;
+}
+
+pya_status
+pya_placement_find(
+    struct pya_placed *blocks, size_t n, unsigned n_rounds, struct pya_placement *out) {
+    struct search s = {.blocks = blocks, .n = n};
+    uint64_t live = 0;
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (blocks[i].bytes > PYA_REQUEST_MAX || sum > PYA_REQUEST_MAX) {
+            return PYA_E_TOO_LARGE;
+        }
+        sum += blocks[i].bytes;
+    }
+    pya_status st = measure_live(blocks, n, &live);
+    st = st == PYA_OK ? search_begin(&s) : st;
+    if (st == PYA_OK) {
+        uint64_t best = n == 0 ? 0 : search_run(&s, n_rounds > 0 ? n_rounds : 1, live);
+        for (size_t i = 0; i < n; i++) {
+            blocks[i].offset = s.found[i];
+        }
+        *out = (struct pya_placement){live, best};
+    }
+    free(s.order);
+    free(s.placed);
+    free(s.found);
+    return st;
+}

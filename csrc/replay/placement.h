@@ -1,0 +1,35 @@
+/* Placing blocks whose lives are known: where each is to lie so that all take little room.  Floor 1.
+ *
+ * This is dynamic storage allocation, which is NP-hard: the largest first, each at the lowest place that is free for all
+ * of its life; then again and again with those in front that ended highest, as long as that helps. */
+#pragma once
+
+#include "../core/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* [begin, end) in any unit; empty: it never lives.  A block that comes again at the same place lives twice. */
+struct pya_life {
+    uint64_t begin, end;
+};
+
+struct pya_placed {
+    uint64_t bytes;
+    struct pya_life lives[2];
+    uint64_t offset; /* out */
+};
+
+struct pya_placement {
+    uint64_t live_bytes;   /* most alive at once: no placement takes less */
+    uint64_t extent_bytes; /* end of the highest block */
+};
+
+/* n_rounds: how often to place anew at most.  PYA_E_TOO_LARGE: sizes add up to more than any device has. */
+PYA_MUST_CHECK pya_status pya_placement_find(
+    struct pya_placed *blocks, size_t n, unsigned n_rounds, struct pya_placement *out);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,111 @@
+"""pyalloc plan."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from pyalloc import console, planning, replaying, trace
+from pyalloc.advice import size
+from pyalloc.report import text
+
+_FEW = 0.01  # of all bytes: not worth a word
+
+
+class Command:
+    """Work out where each tensor is to lie, from a recording of some steps.
+
+    pyalloc plan out.pya [-o out.plan]   then: pyalloc run --plan out.plan python train.py
+
+    For programs whose steps ask for the same each time.  The recording is of the program from its start, four steps
+    are enough: pyalloc run --record out.pya python train.py, or pyalloc dryrun --record without a GPU.  What is asked
+    for differently later is served as without a plan.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """The recording and the plan's file."""
+        parser.add_argument("file", type=Path, help="a trace that began with the program")
+        parser.add_argument(
+            "--device",
+            type=console.index,
+            metavar="N",
+            help="whose requests (the one that was asked for most)",
+        )
+        parser.add_argument("--json", action="store_true", help="the figures as JSON")
+        parser.add_argument(
+            "-o", "--output", type=Path, metavar="FILE", help="the plan (FILE.plan of FILE.pya)"
+        )
+        parser.add_argument("-q", "--quiet", action="store_true", help="only what is asked for")
+        parser.add_argument("--force", action="store_true", help="overwrite files")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Writes the plan, and says what it comes to."""
+        target = args.output = args.output or args.file.with_name(args.file.stem + ".plan")
+        console.keep_inputs(args)
+        console.check_output(target, args.force)
+        reading = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
+        with trace.read_once(args.file, reading):
+            plan = planning.make(args.file, device=args.device, progress=reading)
+            reading.close()
+            figures = _replayed(args, plan)
+        console.write(target, plan.to_json() + "\n", args.force)
+        data = {
+            "plan": str(target),
+            "requests": len(plan.places),
+            "period": plan.period,
+            "live_bytes": plan.live_bytes,
+            "extent_bytes": plan.extent_bytes,
+            "elsewhere": plan.elsewhere,
+            "replayed": figures,
+        }
+        table = console.printable(_table(args.file, plan, figures))
+        print(json.dumps(data, indent=2) if args.json else table)
+        console.tell(args, f"wrote {target}")
+        command = console.program({"command": plan.source})
+        console.tell(args, f"next: pyalloc run --plan {console.quoted(target)} {command}")
+        return 0
+
+
+def _replayed(args: argparse.Namespace, plan: planning.Plan) -> dict[str, Any]:
+    """The recording on the other allocators, and with the plan."""
+    progress = console.Progress("replaying", "M operations", quiet=args.quiet)
+    with trace.program(args.file, progress) as program:
+        names = replaying.policies()
+        figures = replaying.compare(program, names, progress=progress)
+        planned = replaying.compare(program, ["pyalloc"], progress=progress, plan=plan.packed())
+    progress.close()
+    return {**figures, "planned": planned["pyalloc"]}
+
+
+def _table(file: Path, plan: planning.Plan, figures: dict[str, Any]) -> str:
+    n = len(plan.places)
+    kinds = (
+        f"the {n:,} requests of its beginning and of one step, which has {plan.period:,}"
+        if plan.period
+        else f"its {n:,} requests"
+    )
+    lines = [
+        text.wrapped(f"{file.name}: places for {kinds}", ""),
+        f"most alive       {size(plan.live_bytes)}",
+        f"planned          {size(plan.extent_bytes)}, {plan.extent_bytes / max(plan.live_bytes, 1):.4f} of it",
+        *text.compare(list(figures.items()), 1),
+    ]
+    if not plan.period:
+        lines.append(
+            text.wrapped(
+                "No step in it asks for the same as the next one: the plan is of this run alone, and helps only where "
+                "the next run asks for the same in the same order.",
+                "",
+            )
+        )
+    if plan.elsewhere > _FEW:
+        lines.append(
+            text.wrapped(
+                f"{100 * plan.elsewhere:.0f} % of all bytes were asked for on other streams or in private pools "
+                "(CUDA graphs, MemPool): these have no place in the plan.",
+                "",
+            )
+        )
+    return "\n".join(lines)

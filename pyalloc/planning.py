@@ -1,0 +1,360 @@
+"""Plans: where the requests of a program that repeats itself are to lie, worked out from a recording of it.
+
+A plan has the requests up to the first repeated step and that step, each with a place.  Blocks that come again in each
+step get one place for all of them.  Placing blocks whose lives are known is dynamic storage allocation
+(csrc/replay/placement.h); what is worked out here is which blocks these are.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyalloc import _core, trace
+from pyalloc.caveats import n_before, notes_of
+from pyalloc.errors import PlanError
+
+Progress = Callable[[int, int], object]
+
+_FORMAT = 1
+_KEY = "pyalloc_plan"
+_ALIGN = 512  # what sizes are rounded to
+_ANYWHERE = 2**64 - 1
+_ROUNDS = 2000  # of placing
+_MOST_EVENTS = 2**20  # of a recording that are looked at: some periods of the longest plan
+_GRAM = 16  # requests in a row by which a place in the program is known again
+_CANDIDATES = 24  # periods to try
+_BATCHES = 64  # a step may be made of so many like batches, of which none tells how many there are
+_LEAST_SHARE = (
+    1 / 8
+)  # of the requests, that are as a period later: a loop within the program is no step
+_KINDS = {number: name for name, number, _, _ in _core.trace_kinds()}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of one request.
+
+    Attributes:
+        size: bytes, rounded as the allocator rounds them.
+        offset: bytes from the plan's beginning; None: it may lie anywhere.
+        life: requests from PLAN_FROM bytes on, from this one, if it is one, to its free; 0: it stays.
+    """
+
+    size: int
+    offset: int | None
+    life: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Places in the order of the requests.
+
+    Attributes:
+        places: of the program's beginning and of one step.
+        period: so many at the end are that step's; 0: the program does not repeat itself.
+        live_bytes: most alive at once of what has a place.
+        extent_bytes: where the highest place ends.
+        elsewhere: share of the bytes asked for by other streams and for private pools, which are not planned.
+        source: the command that was recorded.
+    """
+
+    places: tuple[Place, ...]
+    period: int
+    live_bytes: int
+    extent_bytes: int
+    elsewhere: float = 0.0
+    source: str = ""
+
+    def packed(self) -> bytes:
+        """As the allocator takes it (csrc/module_layout.c)."""
+        numbers = array("Q", [self.period])
+        for place in self.places:
+            offset = _ANYWHERE if place.offset is None else place.offset
+            numbers.extend((offset, place.size, place.life))
+        return numbers.tobytes()
+
+    def to_json(self) -> str:
+        """The contents of a file."""
+        rows = [[place.size, place.offset, place.life] for place in self.places]
+        return json.dumps(
+            {
+                _KEY: _FORMAT,
+                "source": self.source,
+                "live_bytes": self.live_bytes,
+                "extent_bytes": self.extent_bytes,
+                "elsewhere": round(self.elsewhere, 4),
+                "period": self.period,
+                "places": rows,
+            },
+            separators=(",", ":"),
+        )
+
+
+def read(path: Path) -> Plan:
+    """A plan from its file.
+
+    Raises:
+        PlanError: there is none, or it is damaged.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise PlanError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or content.get(_KEY) != _FORMAT:
+        hint = "make one: pyalloc plan out.pya -o FILE"
+        raise PlanError(f"{path} is no plan that this pyalloc knows; {hint}")
+    try:
+        plan = Plan(
+            tuple(_place(*row) for row in content["places"]),
+            _number(content["period"]),
+            _number(content["live_bytes"]),
+            _number(content["extent_bytes"]),
+            float(content["elsewhere"]),
+            str(content["source"]),
+        )
+        _core.check_plan(plan.packed())
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        why = error if isinstance(error, PlanError) else "something is missing, or is no number"
+        raise PlanError(f"{path} is damaged: {why}; make it again with pyalloc plan") from None
+    return plan
+
+
+def _place(size: Any, offset: Any, life: Any) -> Place:
+    return Place(_number(size), None if offset is None else _number(offset), _number(life))
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+@dataclass
+class _Requests:
+    """What one device was asked for on its first stream, outside of private pools; times count requests and frees."""
+
+    sizes: list[int]
+    born: list[int]
+    died: list[int | None]
+    n_changes: int = 0
+    other_bytes: int = 0  # asked for on other streams, or in private pools
+    is_cut: bool = False  # more events were in the recording
+
+    def life(self, i: int) -> int | None:
+        died = self.died[i]
+        return None if died is None else died - self.born[i]
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Requests [begin, begin + period) come again and again."""
+
+    begin: int
+    period: int
+
+
+def make(path: Path, *, device: int | None = None, progress: Progress | None = None) -> Plan:
+    """A plan from a recording that began with the program.
+
+    Args:
+        path: a trace.
+        device: of which to plan the memory; None: of the one that was asked for most.
+        progress: as trace.as_trace_file() calls it.
+
+    Raises:
+        PlanError: it began later, or has no request, or more than a plan can hold.
+        TraceError: the file is missing, damaged or of another kind.
+    """
+    with trace.as_trace_file(path, progress) as file:
+        program = _core.Program(file)
+        notes = notes_of(program.notes())
+        if n_before(notes) > 0 or "source" in notes:
+            raise PlanError(
+                f"{path} begins when memory was in use already; a plan needs all of the program's requests: "
+                "pyalloc run --record out.pya python train.py"
+            )
+        by_device = _requests_of(file)
+    if device is None:
+        device = max(by_device, key=lambda each: sum(by_device[each].sizes), default=None)
+    if device not in by_device:
+        which = "no request is in it" if device is None else f"device {device} has no request"
+        raise PlanError(f"{path}: {which}, so there is nothing to plan")
+    requests = by_device[device]
+    steps = _steps_of(requests)
+    return _planned(path, requests, steps, notes.get("command", ""))
+
+
+def _requests_of(file: Path) -> dict[int, _Requests]:
+    """By device."""
+    found: dict[int, _Requests] = {}
+    streams: dict[int, int] = {}
+    alive: dict[tuple[int, int], int] = {}  # request by device and address
+    leaving: dict[tuple[int, int], int] = {}  # freed by the program, maybe in use by a stream still
+    routed: Counter[int] = Counter()  # private pools under way, by device
+    n_events = 0
+    for kind, at, stream, address, size in _events(file):
+        n_events += 1
+        name = _KINDS[kind]
+        key = (at, address)
+        if name in ("pool_begin", "pool_end"):
+            routed[at] += 1 if name == "pool_begin" else -1
+        elif name == "alloc" and size > 0:
+            requests = found.setdefault(at, _Requests([], [], []))
+            if routed[at] > 0 or streams.setdefault(at, stream) != stream:
+                requests.other_bytes += size
+                continue
+            if n_events > _MOST_EVENTS:
+                requests.is_cut = True
+                break
+            alive[key] = len(requests.sizes)
+            leaving.pop(key, None)
+            requests.sizes.append(-(-size // _ALIGN) * _ALIGN)
+            requests.born.append(requests.n_changes)
+            requests.died.append(None)
+            requests.n_changes += 1
+        elif name == "free_requested" and key in alive:
+            leaving[key] = alive.pop(key)
+            found[at].died[leaving[key]] = found[at].n_changes
+            found[at].n_changes += 1
+        elif name == "free_completed" and key in leaving:
+            i = leaving.pop(key)
+            if found[at].died[i] != found[at].n_changes - 1:  # something came in between
+                found[at].died[i] = found[at].n_changes
+                found[at].n_changes += 1
+    return found
+
+
+def _events(file: Path) -> Iterator[tuple[int, int, int, int, int]]:
+    """Kind, device, stream, address, bytes."""
+    reader = _core.TraceReader(file)
+    while True:
+        columns = [memoryview(column) for column in reader.read()]
+        if not columns[0]:
+            return
+        kinds, devices = columns[0], columns[1]
+        streams, addresses, sizes = (columns[i].cast("Q") for i in (4, 5, 6))
+        yield from zip(kinds, devices, streams, addresses, sizes, strict=True)
+
+
+def _steps_of(requests: _Requests) -> _Steps | None:
+    """The steps that explain most requests: each as the one a period later, with the same lives.
+
+    Lives that the recording's end cut short are like any that would have passed it.
+    """
+    best: tuple[int, _Steps] | None = None
+    for period in _candidates(requests):
+        begin, length = _longest(requests, period)
+        is_short = length < max(period, _LEAST_SHARE * len(requests.sizes))
+        if is_short or (best is not None and length <= best[0]):
+            continue
+        # Small requests are found again by the large one before them: a step begins with a large one, if there is time.
+        late = range(begin, begin + length - period + 1)
+        begin = next((i for i in late if requests.sizes[i] >= _core.PLAN_FROM), begin)
+        best = (length, _Steps(begin, period))
+    return best[1] if best is not None else None
+
+
+def _candidates(requests: _Requests) -> list[int]:
+    """Distances between places of the program that look alike, the most frequent ones first."""
+    latest: dict[tuple[int, ...], deque[int]] = defaultdict(lambda: deque(maxlen=_BATCHES))
+    votes: Counter[int] = Counter()
+    sizes = requests.sizes
+    for i in range(_GRAM, len(sizes) + 1):
+        earlier = latest[tuple(sizes[i - _GRAM : i])]
+        votes.update(i - each for each in earlier)
+        earlier.append(i)
+    most = len(sizes) // 2
+    chosen = [period for period, _ in votes.most_common() if period <= most]
+    return chosen[:_CANDIDATES]
+
+
+def _longest(requests: _Requests, period: int) -> tuple[int, int]:
+    """Where the longest stretch begins of requests that are as the one a period later, and its length."""
+    best_begin = best = begin = 0
+    n = len(requests.sizes) - period
+    for i in range(n):
+        if not _is_alike(requests, i, i + period):
+            begin = i + 1
+        elif i + 1 - begin > best:
+            best_begin, best = begin, i + 1 - begin
+    return best_begin, best
+
+
+def _is_alike(requests: _Requests, i: int, k: int) -> bool:
+    if requests.sizes[i] != requests.sizes[k]:
+        return False
+    apart = requests.born[k] - requests.born[i]
+    one, other = requests.life(i), requests.life(k)
+    if one == other:
+        return True
+    if other is None:  # as long as it is known
+        return (one is not None and requests.born[k] + one >= requests.n_changes) or one is None
+    # What outlives the next of its kind has no place of its own anyway.
+    return (one is None or one > apart) and other > apart
+
+
+def _planned(path: Path, requests: _Requests, steps: _Steps | None, source: str) -> Plan:
+    n = len(requests.sizes) if steps is None else steps.begin + steps.period
+    n_large = sum(size >= _core.PLAN_FROM for size in requests.sizes[:n])
+    if max(n_large, n - n_large) > _core.PLAN_MOST or (steps is None and requests.is_cut):
+        what = (
+            "beginning and one step" if steps is not None else "requests, of which no step repeats,"
+        )
+        raise PlanError(
+            f"{path}: the program's {what} are {n:,} requests; a plan holds {_core.PLAN_MOST:,} of 64 KiB and more "
+            "and as many smaller ones"
+        )
+    blocks = array("Q")
+    placed = []
+    for i in range(n):
+        lives = _lives(requests, steps, i)
+        if lives is not None:
+            placed.append(i)
+            blocks.extend((requests.sizes[i], *lives))
+    packed, live_bytes, extent_bytes = _core.place_blocks(blocks.tobytes(), _ROUNDS)
+    offsets = dict(zip(placed, array("Q", packed), strict=True))
+    lives_in_requests = _lives_in_requests(requests, n)
+    places = tuple(Place(requests.sizes[i], offsets.get(i), lives_in_requests[i]) for i in range(n))
+    period = 0 if steps is None else steps.period
+    elsewhere = requests.other_bytes / max(requests.other_bytes + sum(requests.sizes), 1)
+    return Plan(places, period, live_bytes, extent_bytes, round(elsewhere, 4), source)
+
+
+def _lives(requests: _Requests, steps: _Steps | None, i: int) -> tuple[int, int, int, int] | None:
+    """When it lives, in the first step of its kind and in the next; None: it outlives the next of its kind."""
+    born, died = requests.born[i], requests.died[i]
+    if steps is None:
+        return born, requests.n_changes if died is None else died, 0, 0
+    first = requests.born[steps.begin]
+    length = requests.born[steps.begin + steps.period] - first
+    end = first + 2 * length  # everything after it is as one period before
+    if i < steps.begin:
+        return born, end if died is None else min(died, end), 0, 0
+    if died is None or died - born > length:
+        return None
+    return born, died, born + length, min(died + length, end)
+
+
+def _lives_in_requests(requests: _Requests, n: int) -> list[int]:
+    """Large requests from each large one, itself included, to its free; 0: it stays, or is small."""
+    ends = {requests.died[i]: i for i in range(n) if requests.died[i] is not None}
+    born = {requests.born[i]: i for i in range(len(requests.sizes))}
+    lives, n_large = [0] * n, 0
+    at_birth: dict[int, int] = {}
+    for change in range(requests.n_changes):
+        i = born.get(change)
+        if i is not None and requests.sizes[i] >= _core.PLAN_FROM:
+            at_birth[i] = n_large
+            n_large += 1
+        k = ends.get(change)
+        if k is not None and k in at_birth:
+            lives[k] = n_large - at_birth[k]
+    return lives

@@ -1,0 +1,363 @@
+"""Plans: places worked out from a recording, and programs that run with them."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+from conftest import RunPython
+
+from instrument.conftest import Record
+from instrument.tools import MIB, Plan, pyalloc
+from pyalloc import _core, planning, replaying, trace
+from pyalloc.errors import PlanError
+
+KIB = 1024
+
+TRAINING = """
+    import torch
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(700 + 64 * i, 700 + 64 * (i + 1)) for i in range(6)]
+    model = torch.nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    grown = []
+    for step in range(STEPS):
+        for batch in range(BATCHES):
+            loss = model(torch.randn(900, 700, device="cuda")).square().mean()
+            if batch == 0:
+                optimizer.zero_grad()
+            loss.backward()
+        optimizer.step()
+"""
+
+
+def training(steps: int, batches: int = 1) -> str:
+    return TRAINING.replace("STEPS", str(steps)).replace("BATCHES", str(batches))
+
+
+class Program:
+    """Requests and frees of a trace written by hand; addresses are never used twice."""
+
+    def __init__(self, hand: Plan) -> None:
+        self.hand = hand
+        self.n = 0
+        self.sizes: dict[int, int] = {}
+
+    def take(self, size: int, **fields: int) -> int:
+        self.n += 1
+        self.hand.event("alloc", addr=self.n << 40, bytes=size, **fields)
+        self.sizes[self.n] = size
+        return self.n
+
+    def give(self, number: int) -> None:
+        self.hand.event("free_requested", addr=number << 40)
+        self.hand.event("free_completed", addr=number << 40)
+
+    def step(self, first: bool) -> None:
+        kept = [self.take(size * MIB) for size in (3, 8, 2, 5)]
+        self.take(16)  # a loss that is never given back
+        for number in reversed(kept):
+            extra = self.take(4 * MIB)
+            small = self.take(7 * KIB)
+            self.give(number)
+            self.give(extra)
+            self.give(small)
+            if first:
+                self.take(2 * MIB)
+
+
+@pytest.fixture
+def steps(plan: Plan) -> Path:
+    program = Program(plan)
+    for step in range(5):
+        program.step(first=step == 0)
+    return plan.done()
+
+
+def lives(path: Path, n: int) -> list[tuple[int, int, int]]:
+    """Size, birth and death of the first n requests, in events; read anew, without planning.py."""
+    reader = _core.TraceReader(path)
+    kinds, _, _, _, _, addresses, sizes, *_ = reader.read(10**5)
+    alive: dict[int, int] = {}
+    found: list[list[int]] = []
+    names = {number: name for name, number, _, _ in _core.trace_kinds()}
+    columns = zip(kinds, memoryview(addresses).cast("Q"), memoryview(sizes).cast("Q"), strict=True)
+    for at, (kind, address, size) in enumerate(columns):
+        if names[kind] == "alloc":
+            alive[address] = len(found)
+            found.append([size, at, 10**9])
+        elif names[kind] == "free_requested":
+            found[alive.pop(address)][2] = at
+    return [(size, born, died) for size, born, died in found[:n]]
+
+
+def check_places(path: Path, made: planning.Plan) -> None:
+    """No byte is under two blocks that live at one time."""
+    blocks = lives(path, len(made.places))
+    for i, (size, born, died) in enumerate(blocks):
+        place = made.places[i]
+        assert 0 <= place.size - size < 512
+        for k in range(i):
+            other = made.places[k]
+            if place.offset is None or other.offset is None:
+                continue
+            if born < blocks[k][2] and blocks[k][1] < died:
+                assert (
+                    place.offset + place.size <= other.offset
+                    or other.offset + other.size <= place.offset
+                )
+
+
+def test_the_step_is_found(steps: Path) -> None:
+    made = planning.make(steps)
+    per_step = 4 + 1 + 8
+    assert made.period == per_step
+    assert len(made.places) == per_step + 4 + per_step  # the first step has four more
+    check_places(steps, made)
+    # 18 MiB kept and 4 beside them, 8 of the first step that stay, some KiB.
+    assert made.live_bytes < 31 * MIB
+    assert made.extent_bytes <= -(-made.live_bytes // (2 * MIB)) * 2 * MIB
+    never_back = [place for place in made.places[-per_step:] if place.offset is None]
+    assert [place.size for place in never_back] == [512]
+
+
+def test_replayed_with_it_nothing_is_lost(steps: Path) -> None:
+    made = planning.make(steps)
+    with trace.program(steps) as program:
+        found = replaying.compare(program, ["pyalloc"], plan=made.packed())["pyalloc"]
+    assert found["peak_bytes"] <= -(-made.extent_bytes // (2 * MIB)) * 2 * MIB + 2 * MIB
+    assert found["n_calls_second_half"] == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_program(plan: Plan, seed: int) -> None:
+    """Also one that does not repeat itself: its plan is of all it did."""
+    rng = random.Random(seed)
+    program, live = Program(plan), list[int]()
+    for _ in range(300):
+        if live and rng.random() < 0.5:
+            program.give(live.pop(rng.randrange(len(live))))
+        else:
+            live.append(program.take(rng.choice([400, 9000, 70 * KIB, MIB, 5 * MIB])))
+    path = plan.done()
+    made = planning.make(path)
+    assert made.period == 0
+    assert len(made.places) == program.n
+    check_places(path, made)
+    with trace.program(path) as replayed:
+        found = replayed.replay("pyalloc", plan=made.packed(), check=True)
+    assert found["completed"] and found["n_violations"] == 0
+
+
+def test_other_streams_and_pools_are_left_out(plan: Plan) -> None:
+    program = Program(plan)
+    for _ in range(4):
+        program.step(first=False)
+        program.give(program.take(MIB, stream=7))
+        plan.event("pool_begin", addr=1, arg=0)
+        program.give(program.take(MIB))
+        plan.event("pool_end", addr=1, arg=0)
+        program.give(program.take(MIB, device=1))
+    path = plan.done()
+    made = planning.make(path)
+    assert made.period == 13
+    # Of one step 3 + 8 + 2 + 5 + 4 * 4 MiB and 28 KiB here, 2 elsewhere.
+    assert made.elsewhere == pytest.approx(2 / 36, abs=0.003)
+    assert len(planning.make(path, device=1).places) == 4
+    said = pyalloc("plan", path, "-o", path.with_suffix(".plan"))
+    assert "6 % of all bytes were asked for on other streams" in said
+
+
+def test_a_block_that_waits_for_a_stream_lives_until_then(plan: Plan) -> None:
+    plan.event("alloc", addr=1 << 30, bytes=4 * MIB)
+    plan.event("free_requested", addr=1 << 30)
+    plan.event("alloc", addr=2 << 30, bytes=4 * MIB)
+    plan.event("free_completed", addr=1 << 30)
+    plan.event("alloc", addr=3 << 30, bytes=4 * MIB)
+    made = planning.make(plan.done())
+    offsets = [place.offset for place in made.places]
+    assert offsets[0] != offsets[1] and offsets[2] == offsets[0]
+
+
+def test_what_cannot_be_planned(plan: Plan, tmp_path: Path) -> None:
+    plan.event("step", "step")
+    empty = plan.done()
+    with pytest.raises(PlanError, match="no request is in it, so there is nothing to plan"):
+        planning.make(empty)
+    late = Plan(tmp_path / "late.pya")
+    late.event("user", "before=1")
+    late.event("alloc", addr=1 << 30, bytes=MIB)
+    late.event("alloc", addr=2 << 30, bytes=MIB)
+    said = pyalloc("plan", late.done(), expect=2)
+    assert "begins when memory was in use already" in said
+    assert "pyalloc run --record out.pya python train.py" in said
+    long = Program(Plan(tmp_path / "long.pya"))
+    for i in range(_core.PLAN_MOST + 1):
+        long.give(long.take((i + 128) * 512))
+    with pytest.raises(PlanError, match="a plan holds 16,000 of 64 KiB and more"):
+        planning.make(long.hand.done())
+    with pytest.raises(PlanError, match="device 3 has no request"):
+        planning.make(long.hand.path, device=3)
+
+
+def test_files(steps: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.plan"
+    pyalloc("plan", steps, "-o", target, "-q")
+    assert target.stat().st_mode & 0o777 == 0o600
+    made = planning.make(steps)
+    assert planning.read(target) == made
+    assert "--force overwrites it" in pyalloc("plan", steps, "-o", target, expect=2)
+    assert "is what is read" in pyalloc("plan", steps, "-o", steps, "--force", expect=2)
+    data = json.loads(pyalloc("plan", steps, "-o", target, "--force", "--json", "-q"))
+    assert data["extent_bytes"] == made.extent_bytes
+    assert set(data["replayed"]) == {"native", "expandable", "pyalloc", "planned"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("places"),
+        lambda content: content["places"].append([512, 0]),
+        lambda content: content["places"].append([513, 0, 0]),
+        lambda content: content["places"].append([512, -512, 0]),
+        lambda content: content["places"].append([512, 2**70, 0]),
+        lambda content: content["places"].append([512, "0", 0]),
+        lambda content: content["places"].append([None, 0, 0]),
+        lambda content: content["places"].extend([[512, 0, 0]] * (_core.PLAN_MOST + 1)),
+        lambda content: content.update(period=10**6),
+        lambda content: content.update(period=-1),
+        lambda content: content.update(period=True),
+        lambda content: content.update(elsewhere=[]),
+    ],
+)
+def test_damaged_files(steps: Path, tmp_path: Path, change) -> None:  # type: ignore[no-untyped-def]
+    content = json.loads(planning.make(steps).to_json())
+    change(content)
+    path = tmp_path / "bad.plan"
+    path.write_text(json.dumps(content))
+    with pytest.raises(PlanError, match=r"is damaged: .*; make it again with pyalloc plan"):
+        planning.read(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b"\xff", b"[" * 10**5, b'{"pyalloc_plan": 2}']
+)
+def test_other_files(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "no.plan"
+    path.write_bytes(content)
+    with pytest.raises(PlanError, match="is no plan that this pyalloc knows"):
+        planning.read(path)
+    said = pyalloc("run", "--plan", path, "python", "-c", "pass", expect=2)
+    assert "make one: pyalloc plan out.pya -o FILE" in said
+    assert "No such file" in pyalloc("run", "--plan", tmp_path / "none", "python", expect=2)
+
+
+def test_the_binding_refuses_what_is_no_plan(steps: Path) -> None:
+    packed = planning.make(steps).packed()
+    for wrong in (b"", packed[:-1], packed[:7]):
+        with pytest.raises(PlanError, match="a plan was cut off"):
+            _core.check_plan(wrong)
+    with pytest.raises(TypeError):
+        _core.check_plan("text")  # type: ignore[arg-type]
+    with trace.program(steps) as program, pytest.raises(PlanError):
+        program.replay("pyalloc", plan=packed[:-1])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("allocator", "batches"), [("native", 1), ("pyalloc", 4)])
+def test_training_with_a_plan(
+    record: Record, dry_python: RunPython, tmp_path: Path, allocator: str, batches: int
+) -> None:
+    """Every request gets its place, whichever allocator it was recorded on, and no device call comes after step 1."""
+    recorded = record(training(4, batches), "--allocator", allocator)
+    target = tmp_path / "out.plan"
+    pyalloc("plan", recorded, "-o", target)
+    made = planning.read(target)
+    assert made.period > 0
+    program = training(7, batches).replace(
+        "        optimizer.step()\n",
+        "        optimizer.step()\n"
+        "        grown.append(torch.cuda.memory_stats()['num_device_alloc'])\n",
+    )
+    done = dry_python(
+        f"""
+        import pyalloc
+        pyalloc.install(plan={str(target)!r})
+        {textwrap.indent(textwrap.dedent(program), 8 * " ").strip()}
+        stats = torch.cuda.memory_stats()
+        ours = pyalloc.stats()
+        print(grown[0], grown[-1], ours["pyalloc_planned"], stats["reserved_bytes.all.peak"])
+        print(ours["pyalloc_stitches"])
+        print(pyalloc.status())
+        """
+    )
+    figures, stitches, *told = done.stdout.splitlines()
+    first, last, planned, reserved = map(int, figures.split())
+    assert first == last
+    assert planned == sum(place.offset is not None for place in made.places)
+    assert reserved <= -(-made.extent_bytes // (2 * MIB)) * 2 * MIB + 2 * MIB
+    assert int(stitches) == 0
+    assert f"plan: {target}" in told
+
+
+@pytest.mark.torch
+def test_contents_stay_apart(record: Record, dry_python: RunPython, tmp_path: Path) -> None:
+    """Of a program that asks for something else than was recorded, each tensor keeps what was written into it."""
+    recorded = record(training(4))
+    target = tmp_path / "out.plan"
+    pyalloc("plan", recorded, "-o", target, "-q")
+    done = dry_python(
+        f"""
+        import random, torch, pyalloc
+        pyalloc.install(plan={str(target)!r})
+        rng = random.Random(1)
+        sizes = [place[0] for place in __import__("json").load(open({str(target)!r}))["places"]]
+        live = []
+        for i in range(3000):
+            if live and rng.random() < 0.5:
+                tensor, value = live.pop(rng.randrange(len(live)))
+                assert (tensor.cpu() == value).all(), i
+            else:
+                n = sizes[len(sizes) * i // 6000] if i % 3 else rng.randrange(1, 2**20)
+                value = rng.randrange(256)
+                live.append((torch.full((n,), value, dtype=torch.uint8).cuda(), value))
+        print("apart")
+        """,
+        memory="16GB",
+    )
+    assert done.stdout.split() == ["apart"]
+
+
+@pytest.mark.torch
+def test_by_run_and_by_environment(record: Record, tmp_path: Path, dry_python: RunPython) -> None:
+    recorded = record(training(4))
+    target = tmp_path / "a plan"
+    pyalloc("plan", recorded, "-o", target, "-q")
+    shutil.copy(target, tmp_path / "other")
+    source = f"""
+        import pyalloc
+        pyalloc.install()
+        assert pyalloc.status().config.plan == {str(target)!r}
+        pyalloc.install(plan={str(target)!r})
+        try:
+            pyalloc.install(plan={str(tmp_path / "other")!r})
+        except pyalloc.InstallError as error:
+            print(error)
+        pyalloc.uninstall()
+        try:
+            pyalloc.install(plan="/nowhere")
+        except pyalloc.PlanError as error:
+            print(error)
+        assert not pyalloc.status().installed
+    """
+    done = dry_python(source, env={"PYALLOC_PLAN": str(target)})
+    assert f"plan: {target}, not {tmp_path / 'other'}" in done.stdout
+    assert "/nowhere: No such file or directory" in done.stdout
+    program = tmp_path / "program.py"
+    program.write_text("import os; print(os.environ['PYALLOC_PLAN'])")
+    said = pyalloc("run", "--plan", target, "python", program)
+    assert str(target) in said.splitlines()
