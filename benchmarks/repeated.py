@@ -1,12 +1,14 @@
 """Training with fixed shapes: device calls of each step under native, expandable segments and pyalloc.
 
-``python -m benchmarks.repeated [--only NAME ...] [--steps N] [--json] [--device cuda]``
+``python -m benchmarks.repeated [--plan] [--only NAME ...] [--steps N] [--json] [--device cuda]``
 
 Real torch on the host-memory CUDA runtime, which counts the calls that take, map or free memory; gradients are dropped
 before each backward pass (``zero_grad(set_to_none=True)``, torch's default).  Columns: live: most bytes allocated;
 peak/live: most device bytes over that; calls: of step 1, step 2, steps 3 to 6 and the rest; quiet from: the step after
 which none came.  Nothing here is drawn at random; but torch.autocast frees its casts in the order of a table of their
 addresses, another one in each process, and rows of bfloat16 may differ a little from run to run.
+
+--plan adds a row for each program: pyalloc with a plan, which is made of four steps recorded on torch's own allocator.
 
 --device cuda trains on the card: calls and memory are then those torch's statistics tell (most bytes reserved, pages
 and segments made and given back), and the rows have the milliseconds of each step.
@@ -15,24 +17,32 @@ and segments made and given back), and the rows have the milliseconds of each st
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import pyalloc
 from benchmarks import hostcuda
 from benchmarks.helping import HelpFormatter
 from benchmarks.memory import Progress, commit, geometric
 from benchmarks.torch_replay import ALLOCATORS, MEMORY_CALLS, ROOT
+from pyalloc import planning
+from pyalloc.config import PLAN
 
 HOST_MEMORY = "the host-memory runtime"
+PLANNED = "planned"  # pyalloc with a plan
+N_RECORDED = 4  # steps
 IMAGES = ("resnet50", "vgg16", "vit_b_16", "convnext_tiny", "swin_t", "densenet121")
 
 
@@ -117,15 +127,22 @@ class _Card:
         return int(torch.cuda.max_memory_reserved())
 
 
-def _train_here(program: Program, allocator: str, n_steps: int, device: str) -> dict[str, Any]:
-    """In a child: trains and counts."""
+def _train_here(
+    program: Program, allocator: str, n_steps: int, device: str, record: Path | None
+) -> dict[str, Any]:
+    """In a child: trains and counts; record: writes a trace there."""
     counter = _Card() if device == "cuda" else _HostRuntime()
+    if allocator == "pyalloc":
+        pyalloc.install()
+    with pyalloc.record(record, stacks="none") if record else contextlib.nullcontext():
+        return _steps_here(program, n_steps, device, counter)
+
+
+def _steps_here(
+    program: Program, n_steps: int, device: str, counter: _HostRuntime | _Card
+) -> dict[str, Any]:
     import torch
 
-    if allocator == "pyalloc":
-        import pyalloc
-
-        pyalloc.install()
     model, batch, labels = _parts(program.model)
     options: dict[str, Any] = {"momentum": 0.9} if program.optimizer == "SGD" else {}
     options |= {"fused": True} if program.fused else {}
@@ -161,15 +178,25 @@ def _train_here(program: Program, allocator: str, n_steps: int, device: str) -> 
     return row
 
 
-def train(program: Program, allocator: str, n_steps: int, device: str = "host") -> dict[str, Any]:
-    """What one program did under one allocator, in a process of its own.
+def train(
+    program: Program,
+    allocator: str,
+    n_steps: int,
+    device: str = "host",
+    *,
+    plan: Path | None = None,
+    record: Path | None = None,
+) -> dict[str, Any]:
+    """What one program did under one allocator, in a process of its own; record: writes a trace there.
 
     Raises:
         RuntimeError: the program failed; with its last words.
     """
     on_card = device == "cuda"
     env = hostcuda.of_allocator(allocator) if on_card else hostcuda.environment("80GB", allocator)
+    env |= {PLAN: str(plan)} if plan is not None else {}
     command = [sys.executable, "-m", "benchmarks.repeated", "--here", program.name, allocator]
+    command += ["--record", str(record)] if record is not None else []
     done = subprocess.run(
         [*command, "--steps", str(n_steps), "--device", device],
         env=env,
@@ -187,6 +214,21 @@ def train(program: Program, allocator: str, n_steps: int, device: str = "host") 
     return row
 
 
+def train_planned(program: Program, n_steps: int, device: str) -> dict[str, Any]:
+    """The same on pyalloc with a plan, which is made of a recording on torch's own allocator.
+
+    Raises:
+        RuntimeError: as train().
+        PlanError: no plan can be made of it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        recorded, plan = Path(folder, "out.pya"), Path(folder, "out.plan")
+        train(program, "native", N_RECORDED, device, record=recorded)
+        plan.write_text(planning.make(recorded).to_json())
+        row = train(program, "pyalloc", n_steps, device, plan=plan)
+    return {**row, "allocator": PLANNED}
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as text."""
     head = f"{'live MiB':>9}{'peak/live':>10}{'step 1':>8}{'step 2':>7}{'3 to 6':>7}{'later':>7}"
@@ -199,7 +241,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{name:27}{row['allocator']:11}{row['live_bytes'] / 2**20:9.0f}{row['peak_live']:10.3f}"
             f"{calls[0]:8}{sum(calls[1:2]):7}{sum(calls[2:6]):7}{sum(calls[6:]):7}  {quiet}"
         )
-    for allocator in ALLOCATORS:
+    for allocator in dict.fromkeys(row["allocator"] for row in rows):
         mine = [row for row in rows if row["allocator"] == allocator]
         mean = geometric([row["peak_live"] for row in mine])
         n_quiet = sum(row["quiet_from"] <= len(row["calls"]) for row in mine)
@@ -212,18 +254,21 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="programs whose name has one of")
+    parser.add_argument("--plan", action="store_true", help="pyalloc with a plan, too")
     parser.add_argument("--steps", type=int, default=12, help="of training (default 12)")
     parser.add_argument("--device", choices=("host", "cuda"), default="host")
     parser.add_argument("--json", action="store_true", help="one JSON line for each result")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
     parser.add_argument("--here", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.steps < 1:
         parser.error(f"--steps {arguments.steps}: a training has at least one")
     if arguments.here:
         name, allocator = arguments.here
         program = next(program for program in PROGRAMS if program.name == name)
-        print(json.dumps(_train_here(program, allocator, arguments.steps, arguments.device)))
+        steps, device = arguments.steps, arguments.device
+        print(json.dumps(_train_here(program, allocator, steps, device, arguments.record)))
         sys.stdout.flush()
         os._exit(0)  # nothing is measured after this
     why = hostcuda.why_not() if arguments.device == "host" else None
@@ -234,11 +279,16 @@ def main() -> int:
     chosen = [program for program in PROGRAMS if any(text in program.name for text in wanted)]
     if not chosen:
         parser.error(f"--only {' '.join(wanted)}: none of {', '.join(p.name for p in PROGRAMS)}")
-    progress = Progress(len(chosen) * len(ALLOCATORS), arguments.quiet)
+    names = [*ALLOCATORS, PLANNED] if arguments.plan else list(ALLOCATORS)
+    progress = Progress(len(chosen) * len(names), arguments.quiet)
     rows = []
     for program in chosen:
-        for allocator in ALLOCATORS:
-            rows.append(train(program, allocator, arguments.steps, arguments.device))
+        for allocator in names:
+            rows.append(
+                train_planned(program, arguments.steps, arguments.device)
+                if allocator == PLANNED
+                else train(program, allocator, arguments.steps, arguments.device)
+            )
             progress.step(f"{program.name}, {allocator}")
             if arguments.json:
                 print(json.dumps({**rows[-1], "commit": commit()}), flush=True)
