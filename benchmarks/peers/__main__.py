@@ -1,10 +1,12 @@
-"""Memory and speed beside other libraries' allocators: RMM's pool, and GMLake where a clone of it is given.
+"""Memory and speed beside other libraries' allocators: RMM's pool, and any that is given as a shared library.
 
-``python -m benchmarks.peers [--gmlake CLONE] [--only NAME ...] [--rounds N] [--json]``
+``python -m benchmarks.peers [--library NAME=FILE ...] [--only NAME ...] [--rounds N] [--json]``
 
-Needs what ``pip install librmm-cu12==24.12.1 nvidia-cuda-crt`` brings: headers, RMM is compiled here.  GMLake (a clone
-of github.com/antgroup/glake) is compiled from its own source.  Each runs as its users have it, behind torch's allocator
-interface, in real torch on the host-memory CUDA runtime.  Columns, for the recorded loops:
+Needs what ``pip install librmm-cu12==24.12.1 nvidia-cuda-crt`` brings: headers, RMM is compiled here.  Other libraries
+(GMLake, say) are built by whoever has them, and export two functions as torch's pluggable allocator takes them,
+``void *foreign_alloc(ssize_t, int, cudaStream_t)`` and ``void foreign_free(void *, ssize_t, int, cudaStream_t)``; what
+they read from the environment is the caller's.  Each runs behind torch's allocator interface, in real torch on the
+host-memory CUDA runtime.  Columns, for the recorded loops:
 
 * peak/live: peak device bytes over peak live bytes with ample memory; RMM's pool grows from 2 MiB by its own rule;
 * min/live: the smallest capacity that completes, by bisection in torch (one that completes by chance below it is not
@@ -38,7 +40,7 @@ from benchmarks.torch_replay import ALLOCATORS, Died, TorchReplay
 from pyalloc import _core
 from pyalloc.moments import PAGE
 
-#: of each pattern: GMLake takes a millisecond for some
+#: of each pattern: some libraries take a millisecond for one
 PAIRS = 20_000
 
 
@@ -149,13 +151,23 @@ def speed_table(results: list[dict[str, Any]], names: list[str]) -> str:
     return "\n".join(lines)
 
 
+def _named(text: str) -> Peer:
+    """A library as it is typed."""
+    name, _, file = text.partition("=")
+    if not name or not Path(file).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE with a shared library")
+    return Peer(name, Path(file).resolve())
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument(
-        "--gmlake",
-        type=Path,
-        metavar="CLONE",
-        help="compare with GMLake too: a clone of its repository.  It maps so much that the kernel's limit must be "
+        "--library",
+        action="append",
+        default=[],
+        type=_named,
+        metavar="NAME=FILE",
+        help="compare with this shared library too (may be given again).  One that maps much needs the kernel's limit "
         "raised first: sysctl vm.max_map_count=1048576",
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these loops of the suite")
@@ -169,7 +181,7 @@ def main() -> int:
     """The command line."""
     parser = _parser()
     arguments = parser.parse_args()
-    why = hostcuda.why_not() or building.why_not(arguments.gmlake)
+    why = hostcuda.why_not() or building.why_not()
     if why:
         print(f"benchmarks.peers: {why}", file=sys.stderr)
         return 1
@@ -179,8 +191,7 @@ def main() -> int:
         parser.error(str(error))
     peers = [Peer(name, Path(name)) for name in ALLOCATORS]
     peers.append(building.rmm())
-    if arguments.gmlake is not None:
-        peers.append(building.gmlake(arguments.gmlake))
+    peers += arguments.library
     names = [peer.name for peer in peers]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -1,7 +1,6 @@
-"""Compiles other libraries' allocators as torch's pluggable allocator wants them: RMM's pool, GMLake.
+"""Compiles RMM's pool, from the headers of its package, as torch's pluggable allocator wants it.
 
-RMM comes from the headers of its package.  GMLake is a changed file of torch 2.0 and has no package: it is compiled
-from a clone of its repository.  CUDA's functions are those of the process that loads the result.
+CUDA's functions are those of the process that loads the result.
 """
 
 from __future__ import annotations
@@ -19,19 +18,6 @@ HERE = Path(__file__).parent
 #: the last release that is headers alone; later ones bring a CUDA runtime that knows the real driver only
 RMM_VERSION = "24.12.1"
 INSTALL = f"pip install librmm-cu12=={RMM_VERSION} nvidia-cuda-crt"
-GMLAKE_SOURCE = "GMLake/src/CUDACachingAllocator.cpp"
-GMLAKE_HEADER = "GMLake/include/cuda_vmm_allocator.h"
-#: what GMLake includes of torch 2.0; gmlake.cpp declares what it needs of these
-TORCH_HEADERS = (
-    "core/impl/GPUTrace.h",
-    "cuda/CUDACachingAllocator.h",
-    "cuda/CUDAException.h",
-    "cuda/CUDAFunctions.h",
-    "cuda/CUDAGuard.h",
-    "util/Backtrace.h",
-    "util/UniqueVoidPtr.h",
-    "util/intrusive_ptr.h",
-)
 
 
 @dataclass(frozen=True)
@@ -71,18 +57,10 @@ def _rmm_headers() -> Path | None:
     )
 
 
-def why_not(gmlake: Path | None) -> str | None:
-    """What is missing; None when nothing is.
-
-    Args:
-        gmlake: a clone of GMLake's repository, or None to do without.
-    """
+def why_not() -> str | None:
+    """What is missing; None when nothing is."""
     if _rmm_headers() is None or not _cuda_headers():
         return f"needs the headers of RMM and CUDA: {INSTALL}"
-    if gmlake is not None:
-        for name in (GMLAKE_SOURCE, GMLAKE_HEADER):
-            if not (gmlake / name).is_file():
-                return f"{gmlake} is no clone of GMLake's repository (antgroup/glake): {name} is missing"
     return None
 
 
@@ -112,23 +90,3 @@ def rmm() -> Peer:
     library = _compile(HERE / "rmm.cpp", [headers, *bundled, *_cuda_headers()], flags)
     quiet = {"RMM_DEBUG_LOG_FILE": os.devnull}  # in the current folder otherwise
     return Peer("rmm", library, quiet, {"PYALLOC_BENCH_WHOLE_CARD": "1"})
-
-
-def gmlake(clone: Path) -> Peer:
-    """GMLake, stitching from 2 MiB on; by default it would from 512 MiB on, more than nearly every block here.
-
-    Raises:
-        subprocess.CalledProcessError: the compiler's messages are on standard error.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        headers = Path(folder)
-        for name in TORCH_HEADERS:
-            (headers / "c10" / name).parent.mkdir(parents=True, exist_ok=True)
-            (headers / "c10" / name).touch()
-        own = (clone / GMLAKE_HEADER).read_bytes()
-        (headers / "c10" / "cuda" / "cuda_vmm_allocator.h").write_bytes(own)
-        torch = [path / "include" for path in _folders("torch")]
-        source = (clone / GMLAKE_SOURCE).resolve()
-        flags = ["-w", "-Dc10=gmlake_c10", f'-DGMLAKE_SOURCE="{source}"']
-        library = _compile(HERE / "gmlake.cpp", [headers, *torch, *_cuda_headers()], flags)
-    return Peer("gmlake", library, {"fragLimit": str(2 << 20)})

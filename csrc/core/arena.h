@@ -32,8 +32,7 @@ struct pya_arena {
     struct pya_repeat *repeat;
     struct pya_stay *stays;
     size_t repeat_pause; /* large requests to let pass, since nothing repeats */
-    bool
-        lacks_pages; /* the latest request has a place in a layout, where some are missing (lay.h) */
+    size_t lacks_pages;  /* of the latest request's place in a layout (lay.h) */
     size_t free_bytes;
     size_t free_pages;
     uint64_t seq;    /* grows with every block that becomes free */

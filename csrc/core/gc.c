@@ -306,6 +306,12 @@ gc_recover(struct pya_card *card, uint64_t requests) {
     card->stats.scalar[PYA_STAT_pyalloc_recoveries]++;
 }
 
+bool
+pya_gc_would_press(struct pya_card *card, size_t n_pages) {
+    card->usage.level_bytes = gc_level(card);
+    return pya_gc_is_pressed(card, n_pages);
+}
+
 void
 pya_gc_after_growth(struct pya_card *card, size_t reserved_before) {
     struct pya_usage *usage = &card->usage;

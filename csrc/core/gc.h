@@ -23,6 +23,8 @@ pya_gc_is_pressed(const struct pya_card *card, size_t n_pages) {
 /* No free run was found: a request of `bytes` is about to create n_pages.  Sets the level, and where it would be
  * passed gives back idle memory; what the request itself can use of the arena's stays. */
 void pya_gc_before_growth(struct pya_arena *arena, size_t bytes, size_t n_pages);
+/* The same as pya_gc_is_pressed(), with the level as it is now; gives nothing back. */
+bool pya_gc_would_press(struct pya_card *card, size_t n_pages);
 /* Such a request was served; with what the card had reserved before. */
 void pya_gc_after_growth(struct pya_card *card, size_t reserved_before);
 /* A request, where card->is_timed: gives back what nothing needed for that long. */

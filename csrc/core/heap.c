@@ -342,7 +342,7 @@ card_climb(
     const uint64_t n_before = pya_card_requests(card);
     const size_t reserved_before = card->reserved_bytes;
     pya_status st = pya_ladder_climb(arena, request->bytes, request->is_small, &block);
-    arena->lacks_pages = false;
+    arena->lacks_pages = 0;
     if (st != PYA_OK) {
         return st;
     }
@@ -388,7 +388,7 @@ card_serve(
     }
     bool may_repeat = pya_repeat_is_on(arena, bytes);
     struct pya_block *block = may_repeat ? pya_repeat_take(arena, bytes) : NULL;
-    if (block == NULL && !(may_repeat && PYA_UNLIKELY(arena->lacks_pages))) {
+    if (block == NULL && !(may_repeat && PYA_UNLIKELY(arena->lacks_pages > 0))) {
         block = pya_ladder_fit(arena, bytes, is_small);
     }
     if (PYA_UNLIKELY(block == NULL)) {

@@ -1,7 +1,8 @@
 /* The ladder.  Floor 11.
  *
  * Home fit, a cached stitched range, idle memory of other streams where it lies, then their pages; then the policy weighs
- * growing against stitching; then, with the capacity reached, everything that gets by with fewer new pages. */
+ * growing against stitching; then, with the capacity reached, everything that gets by with fewer new pages.
+ * Long because the order of the steps is one fact. */
 #include "ladder.h"
 
 #include <stdlib.h>
@@ -470,8 +471,9 @@ climb_at_ease(
     size_t m = pya_pages_for(bytes);
     struct pya_stitch *stitch;
     pya_status st = PYA_OK;
-    if (arena->lacks_pages) {
-        st = pya_lay_fill(arena, bytes, is_small, out);
+    if (arena->lacks_pages > 0) {
+        bool is_full = pya_gc_would_press(card, arena->lacks_pages);
+        st = is_full ? PYA_OK : pya_lay_fill(arena, bytes, is_small, out);
         st = st == PYA_OK && *out == NULL ? ladder_refit(arena, bytes, is_small, out) : st;
     }
     if (st != PYA_OK || *out != NULL) {

@@ -117,9 +117,10 @@ lay_hole(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
 
 bool
 pya_lay_lacks(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
-    arena->lacks_pages =
-        pya_repeat_is_laid(arena->repeat) && addr != 0 && lay_hole(arena, addr, bytes) != NULL;
-    return arena->lacks_pages;
+    const bool is_laid = pya_repeat_is_laid(arena->repeat) && addr != 0;
+    const struct pya_block *hole = is_laid ? lay_hole(arena, addr, bytes) : NULL;
+    arena->lacks_pages = hole == NULL ? 0 : pya_pages_for(addr + bytes - hole->addr);
+    return arena->lacks_pages > 0;
 }
 
 pya_status
@@ -129,7 +130,7 @@ pya_lay_fill(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
     pya_dptr addr = is_large ? repeat_addr(repeat, repeat->like) : pya_littles_place(arena, bytes);
     struct pya_block *hole = lay_hole(arena, addr, bytes);
     *out = NULL;
-    arena->lacks_pages = false;
+    arena->lacks_pages = 0;
     if (hole == NULL) {
         return PYA_OK; /* it was filled, or taken, while others had the lock */
     }

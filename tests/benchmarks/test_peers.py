@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from benchmarks import hostcuda
 from benchmarks.peers import building
-from benchmarks.peers.__main__ import Row, least, row_of, table
+from benchmarks.peers.__main__ import Row, _named, least, row_of, table
 from benchmarks.suite import suite
 from benchmarks.torch_replay import TorchReplay
 from pyalloc.moments import PAGE
@@ -58,11 +59,10 @@ def test_table_means_are_geometric() -> None:
 
 def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "_rmm_headers", lambda: None)
-    assert building.INSTALL in str(building.why_not(None))
+    assert building.INSTALL in str(building.why_not())
     monkeypatch.setattr(building, "_rmm_headers", lambda: tmp_path)
     monkeypatch.setattr(building, "_cuda_headers", lambda: [tmp_path])
-    assert building.why_not(None) is None
-    assert "no clone of GMLake" in str(building.why_not(tmp_path))
+    assert building.why_not() is None
 
 
 def built(text: str, folder: Path) -> Path:
@@ -98,8 +98,17 @@ def test_a_foreign_library_is_replayed_through_torch(tmp_path: Path) -> None:
     assert answer["calls_by_name"]["cudaMalloc"] == answer["ops"] // 2
 
 
+def test_other_libraries_are_named(tmp_path: Path) -> None:
+    library = tmp_path / "libother.so"
+    library.touch()
+    assert _named(f"other={library}") == building.Peer("other", library)
+    for wrong in ("other", f"={library}", "other=/nowhere"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not NAME=FILE"):
+            _named(wrong)
+
+
 def test_without_rmm_the_command_says_what_to_install() -> None:
-    if building.why_not(None) is None:
+    if building.why_not() is None:
         pytest.skip("RMM's headers are installed here")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.peers"],

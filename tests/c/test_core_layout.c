@@ -282,6 +282,22 @@ test_a_smaller_card_does_without(void) {
     fixture_free(f);
 }
 
+/* What is above a soft limit is taken only where nothing else serves, with a layout too. */
+static void
+test_a_soft_limit_comes_first(void) {
+    struct fixture *f = fixture_new("");
+    size_t extent;
+    CHECK(pya_layout_measure(&f->layout, &extent));
+    CHECK_OK(pya_set_limit(f->world.heap, 0, true, extent + 8 * MIB));
+    for (size_t i = 0; i < f->layout.n; i++) {
+        f->places[i].offset += extent;
+    }
+    (void)fixture_run(f, 0, f->script.n_ops);
+    CHECK(reserved(&f->world) <= extent + 8 * MIB);
+    fixture_end(f, f->script.n_ops);
+    fixture_free(f);
+}
+
 static void
 test_a_second_stream_has_none(void) {
     struct fixture *f = fixture_new("");
@@ -436,6 +452,7 @@ static const struct check_case cases[] = {
     {"what_is_unforeseen_does_no_harm", test_what_is_unforeseen_does_no_harm},
     {"an_emptied_cache_comes_back", test_an_emptied_cache_comes_back},
     {"a_smaller_card_does_without", test_a_smaller_card_does_without},
+    {"a_soft_limit_comes_first", test_a_soft_limit_comes_first},
     {"a_second_stream_has_none", test_a_second_stream_has_none},
     {"reserved_memory_is_used", test_reserved_memory_is_used},
     {"without_virtual_memory_it_is_left_aside", test_without_virtual_memory_it_is_left_aside},
