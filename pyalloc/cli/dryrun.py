@@ -8,7 +8,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from pyalloc import autorecord, console, dryrun, launching, replaying
+from pyalloc import autorecord, console, dryrun, launching, planning, replaying
+from pyalloc.config import PLAN
 from pyalloc.errors import UsageError
 
 
@@ -32,6 +33,9 @@ class Command:
         parser.add_argument(
             "--allocator", choices=dryrun.ALLOCATORS, default="native", help="whose memory (native)"
         )
+        parser.add_argument(
+            "--plan", type=Path, metavar="FILE", help="with pyalloc's memory: places (pyalloc plan)"
+        )
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
         autorecord.prepare_parser(parser)
         launching.prepare_parser(parser)
@@ -45,6 +49,11 @@ class Command:
         if args.module is not None:
             words = launching.command("dryrun", args.module, [])
         launching.command("dryrun", None, words)  # told before a recording is overwritten
+        if args.plan is not None:
+            if args.allocator != "pyalloc":
+                raise UsageError("a plan is followed by pyalloc alone: add --allocator pyalloc")
+            planning.read(args.plan)  # a mistake is told here, not by each child
+            os.environ[PLAN] = os.path.abspath(args.plan)
         options = dryrun.Options(
             command=tuple(words),
             memory=replaying.limit_of(args.memory),

@@ -33,7 +33,7 @@ BEYOND = "beyond its limit"
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 PYTEST = "-m pytest -q -rA --tb=short -p no:cacheprovider -o filterwarnings=default"
 OPS = "-m benchmarks.ops --device cuda --force"
-TRAINING = "-m benchmarks.repeated --device cuda --json -q --steps 8"
+TRAINING = "-m benchmarks.repeated --plan --device cuda --json -q --steps 8"
 SANITIZER = "compute-sanitizer --error-exitcode 9 --tool"
 # What one kernel breaks no other feels; --foreground: they end with the step.
 APART = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 import textwrap
 from pathlib import Path
 
@@ -359,5 +360,8 @@ def test_by_run_and_by_environment(record: Record, tmp_path: Path, dry_python: R
     assert "/nowhere: No such file or directory" in done.stdout
     program = tmp_path / "program.py"
     program.write_text("import os; print(os.environ['PYALLOC_PLAN'])")
-    said = pyalloc("run", "--plan", target, "python", program)
-    assert str(target) in said.splitlines()
+    for words in (["run"], ["dryrun", "--allocator", "pyalloc"]):
+        said = pyalloc(*words, "--plan", target, sys.executable, program)
+        assert str(target) in said.splitlines()
+    said = pyalloc("dryrun", "--plan", target, "python", program, expect=2)
+    assert "add --allocator pyalloc" in said
