@@ -3,7 +3,11 @@
 
 #include <stdlib.h>
 
+#include "debug.h"
 #include "repeat_internal.h"
+
+/* Blocks passed at most to see what covers an address: more than a page has of the smallest ones. */
+enum { LAY_STEPS = 2 * PYA_PAGE / PYA_ALIGN };
 
 _Static_assert(PYA_LAYOUT_MOST + 2 <= REPEAT_KEPT, "a layout and its ends are remembered whole");
 
@@ -103,13 +107,21 @@ pya_lay_arena(
 /* The hole that the place reaches into, all of the place below being free. */
 static struct pya_block *
 lay_hole(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
-    struct pya_block *hole = arena->holes;
-    while (hole != NULL && (hole->addr >= addr + bytes || pya_block_end(hole) < addr + bytes)) {
+    const struct pya_range *range = arena->ranges;
+    while (range != NULL && (addr < range->base || addr + bytes > range->base + range->bytes)) {
         PYA_STEP();
-        hole = hole->next_gap;
+        range = range->next;
     }
-    if (hole == NULL || hole->addr <= addr) {
-        return hole;
+    if (range == NULL || range->slots == NULL) {
+        return NULL;
+    }
+    /* Of the last hole only the first slot is in use. */
+    size_t slot = pya_range_slot(range, addr + bytes - 1);
+    bool is_behind = slot >= range->n_slots;
+    pya_dptr last = is_behind ? pya_range_addr(range, range->n_slots - 1) : addr + bytes - 1;
+    struct pya_block *hole = pya_range_block_at(range, last, LAY_STEPS);
+    if (!pya_block_is(hole, PYA_BLOCK_HOLE) || hole->addr <= addr) {
+        return pya_block_is(hole, PYA_BLOCK_HOLE) ? hole : NULL;
     }
     bool is_free = pya_arena_has_run(arena, hole->prev) && hole->prev->addr <= addr;
     return is_free ? hole : NULL;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/debug.h"
 #include "core/repeat.h"
 #include "sweep.h"
 
@@ -334,6 +335,34 @@ test_without_virtual_memory_it_is_left_aside(void) {
     fixture_free(f);
 }
 
+/* Whether pages can be made at a place that is taken is not looked up in each of the holes there are. */
+static void
+test_many_holes_cost_nothing(void) {
+    enum { N = PYA_LAYOUT_MOST < 2000 ? PYA_LAYOUT_MOST : 2000 };
+    static struct pya_layout_place places[N];
+    static pya_dptr ptrs[N];
+    const struct pya_layout layout = {places, N, 0};
+    struct world world = {.layout = &layout};
+    for (size_t i = 0; i + 1 < N; i++) {
+        places[i] = (struct pya_layout_place){i * 2 * MIB, 2 * MIB, 0};
+    }
+    places[N - 1] = (struct pya_layout_place){0, MIB, 1}; /* where the first one lies */
+    world_init(&world, "");
+    for (size_t i = 0; i + 1 < N; i++) {
+        ptrs[i] = take(&world, 2 * MIB, 0);
+    }
+    for (size_t i = 1; i + 1 < N; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    CHECK_OK(pya_empty_cache(world.heap, 0));
+    give(&world, take(&world, MIB + 512, 0)); /* unforeseen: makes a page */
+    uint64_t before = pya_debug_steps;
+    ptrs[N - 1] = take(&world, MIB, 0);
+    CHECK(pya_debug_steps - before < 100);
+    CHECK(ptrs[N - 1] != ptrs[0]);
+    world_fini(&world);
+}
+
 /* Layouts that nobody worked out: places lie over one another, sizes come in any order.  Wherever blocks end up, no two
  * live ones touch (pya_heap_check(), and the simulated device, look). */
 static void
@@ -456,6 +485,7 @@ static const struct check_case cases[] = {
     {"a_second_stream_has_none", test_a_second_stream_has_none},
     {"reserved_memory_is_used", test_reserved_memory_is_used},
     {"without_virtual_memory_it_is_left_aside", test_without_virtual_memory_it_is_left_aside},
+    {"many_holes_cost_nothing", test_many_holes_cost_nothing},
     {"nonsense_does_no_harm", test_nonsense_does_no_harm},
     {"impossible_ones_are_refused", test_impossible_ones_are_refused},
     {"sweep", test_sweep},
