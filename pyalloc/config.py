@@ -9,6 +9,8 @@ import importlib.util
 import os
 from dataclasses import dataclass, field
 
+from pyalloc.errors import ConfigError
+
 try:
     from pyalloc import _core
 except ImportError as error:
@@ -24,6 +26,12 @@ ENVIRONMENT = "PYALLOC_CONF"
 PLAN = "PYALLOC_PLAN"  # a file that `pyalloc plan` wrote
 # What torch reads its own allocator's settings from: the newer name and the older.
 TORCH_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+# What a plan needs, and why.
+_PLANNED = (
+    ("vmm", "True", "places are in pages"),
+    ("roundup_power2_divisions", "0", "a plan has the sizes that are asked for"),
+)
 
 Value = str | int | float | bool
 
@@ -50,7 +58,8 @@ class Config:
     """Settings that were checked: `text` as given, `options` as they are understood; `plan`: a plan's file, or "".
 
     Raises:
-        ConfigError: a name is unknown (the message has the nearest known one) or a value malformed.
+        ConfigError: a name is unknown (the message has the nearest known one), a value malformed, or a plan asked for
+            beside a setting without which there is none.
     """
 
     text: str = ""
@@ -61,6 +70,10 @@ class Config:
         """Checks the text against the C table."""
         rows = tuple(Option(*row) for row in _core.options(self.text))
         object.__setattr__(self, "options", rows)
+        for name, needed, why in _PLANNED if self.plan else ():
+            value = next(option.value for option in rows if option.name == name)
+            if value != needed:
+                raise ConfigError(f"{name}:{value} and a plan: {why}; leave one of the two out")
 
     @classmethod
     def of(cls, *, plan: str | os.PathLike[str] | None = None, **options: Value) -> Config:

@@ -26,7 +26,7 @@ _KEY = "pyalloc_plan"
 _ALIGN = 512  # what sizes are rounded to
 _ANYWHERE = 2**64 - 1
 _ROUNDS = 2000  # of placing
-_MOST_EVENTS = 2**20  # of a recording that are looked at: some periods of the longest plan
+_MOST_EVENTS = 2**18  # of a recording that are looked at: three steps of the longest plan
 _GRAM = 16  # requests in a row by which a place in the program is known again
 _CANDIDATES = 24  # periods to try
 _BATCHES = 64  # a step may be made of so many like batches, of which none tells how many there are
@@ -291,13 +291,13 @@ def _longest(requests: _Requests, period: int) -> tuple[int, int]:
 def _is_alike(requests: _Requests, i: int, k: int) -> bool:
     if requests.sizes[i] != requests.sizes[k]:
         return False
-    apart = requests.born[k] - requests.born[i]
     one, other = requests.life(i), requests.life(k)
     if one == other:
         return True
-    if other is None:  # as long as it is known
-        return (one is not None and requests.born[k] + one >= requests.n_changes) or one is None
-    # What outlives the next of its kind has no place of its own anyway.
+    if other is None:  # it lived as long as is known
+        return one is not None and requests.born[k] + one >= requests.n_changes
+    # What outlives the next of its kind has no place anyway.
+    apart = requests.born[k] - requests.born[i]
     return (one is None or one > apart) and other > apart
 
 

@@ -40,7 +40,10 @@ class Command:
     def run(self, args: argparse.Namespace) -> int:
         """Becomes the program: exit code, signals and terminal are its own."""
         text = ",".join(part for part in (os.environ.get(ENVIRONMENT, ""), args.conf) if part)
-        Config(text)  # a mistake is told here, not by each child
+        plan = os.environ.get(PLAN, "") if args.plan is None else os.path.abspath(args.plan)
+        Config(text, plan)  # a mistake is told here, not by each child
+        if plan:
+            planning.read(Path(plan))  # this one too
         check_torch_settings()
         command = launching.command("run", args.module, args.command)
         launching.check_reached(command)
@@ -51,8 +54,6 @@ class Command:
         if args.record is not None:
             env[autorecord.TELLER] = str(os.getpid())
         env[ENVIRONMENT] = text
-        if args.plan is not None:
-            planning.read(args.plan)  # as above
-            env[PLAN] = os.path.abspath(args.plan)
+        env[PLAN] = plan
         sys.stdout.flush()
         os.execvpe(command[0], command, env)

@@ -15,7 +15,8 @@ from conftest import RunPython
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan, pyalloc
 from pyalloc import _core, planning, replaying, trace
-from pyalloc.errors import PlanError
+from pyalloc.config import Config
+from pyalloc.errors import ConfigError, PlanError
 
 KIB = 1024
 
@@ -266,6 +267,15 @@ def test_the_binding_refuses_what_is_no_plan(steps: Path) -> None:
         _core.check_plan("text")  # type: ignore[arg-type]
     with trace.program(steps) as program, pytest.raises(PlanError):
         program.replay("pyalloc", plan=packed[:-1])
+
+
+@pytest.mark.parametrize("setting", ["vmm:False", "roundup_power2_divisions:4"])
+def test_settings_without_which_there_is_no_plan(setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"{setting} and a plan: .*; leave one of the two out"):
+        Config(setting, "out.plan")
+    Config(setting)
+    said = pyalloc("run", "--plan", "out.plan", "--conf", setting, "python", expect=2)
+    assert f"{setting} and a plan" in said
 
 
 @pytest.mark.torch
