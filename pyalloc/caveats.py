@@ -36,6 +36,11 @@ def n_before(notes: dict[str, str]) -> int:
     return int(told) if told.isdigit() and notes.get("history") not in STATE_ONLY else 0
 
 
+def has_beginning(notes: dict[str, str]) -> bool:
+    """Did it begin when nothing was in use yet?"""
+    return n_before(notes) == 0 and notes.get("history") not in _HISTORIES
+
+
 def is_from_torch(notes: dict[str, str]) -> bool:
     """Was it made by torch's own allocator?"""
     allocator = notes.get("allocator")

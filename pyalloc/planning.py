@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, trace
-from pyalloc.caveats import n_before, notes_of
+from pyalloc.caveats import has_beginning, notes_of
 from pyalloc.errors import PlanError
 
 Progress = Callable[[int, int], object]
@@ -176,7 +176,7 @@ def make(path: Path, *, device: int | None = None, progress: Progress | None = N
     with trace.as_trace_file(path, progress) as file:
         program = _core.Program(file)
         notes = notes_of(program.notes())
-        if n_before(notes) > 0 or "source" in notes:
+        if not has_beginning(notes):
             raise PlanError(
                 f"{path} begins when memory was in use already; a plan needs all of the program's requests: "
                 "pyalloc run --record out.pya python train.py"
@@ -202,7 +202,7 @@ def _requests_of(file: Path) -> dict[int, _Requests]:
     n_events = 0
     for kind, at, stream, address, size in _events(file):
         n_events += 1
-        name = _KINDS[kind]
+        name = _KINDS.get(kind)
         key = (at, address)
         if name in ("pool_begin", "pool_end"):
             routed[at] += 1 if name == "pool_begin" else -1
@@ -214,8 +214,11 @@ def _requests_of(file: Path) -> dict[int, _Requests]:
             if n_events > _MOST_EVENTS:
                 requests.is_cut = True
                 break
-            alive[key] = len(requests.sizes)
             leaving.pop(key, None)
+            if key in alive:  # its free is not in the recording
+                requests.died[alive[key]] = requests.n_changes
+                requests.n_changes += 1
+            alive[key] = len(requests.sizes)
             requests.sizes.append(-(-size // _ALIGN) * _ALIGN)
             requests.born.append(requests.n_changes)
             requests.died.append(None)

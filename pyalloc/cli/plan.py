@@ -26,7 +26,9 @@ class Command:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The recording and the plan's file."""
-        parser.add_argument("file", type=Path, help="a trace that began with the program")
+        parser.add_argument(
+            "file", type=Path, help="a trace, or torch's snapshot, that began with the program"
+        )
         parser.add_argument(
             "--device",
             type=console.index,

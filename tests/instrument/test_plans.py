@@ -185,6 +185,38 @@ def test_a_block_that_waits_for_a_stream_lives_until_then(plan: Plan) -> None:
     assert offsets[0] != offsets[1] and offsets[2] == offsets[0]
 
 
+def test_a_free_that_is_not_in_the_recording(plan: Plan) -> None:
+    for size in (MIB, 2 * MIB, 3 * MIB):
+        plan.event("alloc", addr=1 << 30, bytes=size)
+    made = planning.make(plan.done())
+    assert made.extent_bytes == 3 * MIB
+    assert [place.life for place in made.places] == [1, 1, 0]
+
+
+@pytest.mark.torch
+def test_of_a_snapshot_of_torchs(dry_python: RunPython, tmp_path: Path) -> None:
+    """With a history from the beginning on; else it is refused."""
+    whole, late = tmp_path / "whole.pickle", tmp_path / "late.pickle"
+    program = textwrap.indent(textwrap.dedent(training(4)), 8 * " ").strip()
+    dry_python(
+        f"""
+        import torch
+        torch.cuda.memory._record_memory_history()
+        {program}
+        torch.cuda.memory._dump_snapshot({str(whole)!r})
+        torch.cuda.memory._record_memory_history(None)
+        torch.cuda.memory._record_memory_history()
+        torch.ones(9, device="cuda")
+        torch.cuda.memory._dump_snapshot({str(late)!r})
+        """
+    )
+    made = planning.make(whole)
+    assert made.period > 0
+    assert made.extent_bytes < made.live_bytes * 1.01 + 2 * MIB
+    with pytest.raises(PlanError, match="begins when memory was in use already"):
+        planning.make(late)
+
+
 def test_what_cannot_be_planned(plan: Plan, tmp_path: Path) -> None:
     plan.event("step", "step")
     empty = plan.done()
