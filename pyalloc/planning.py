@@ -7,6 +7,7 @@ step get one place for all of them.  Placing blocks whose lives are known is dyn
 
 from __future__ import annotations
 
+import itertools
 import json
 from array import array
 from collections import Counter, defaultdict, deque
@@ -323,12 +324,25 @@ def _planned(path: Path, requests: _Requests, steps: _Steps | None, source: str)
             placed.append(i)
             blocks.extend((requests.sizes[i], *lives))
     packed, live_bytes, extent_bytes = _core.place_blocks(blocks.tobytes(), _ROUNDS)
-    offsets = dict(zip(placed, array("Q", packed), strict=True))
+    offsets = _grown_late(
+        requests, dict(zip(placed, array("Q", packed), strict=True)), extent_bytes
+    )
     lives_in_requests = _lives_in_requests(requests, n)
     places = tuple(Place(requests.sizes[i], offsets.get(i), lives_in_requests[i]) for i in range(n))
     period = 0 if steps is None else steps.period
     elsewhere = requests.other_bytes / max(requests.other_bytes + sum(requests.sizes), 1)
     return Plan(places, period, live_bytes, extent_bytes, round(elsewhere, 4), source)
+
+
+def _grown_late(requests: _Requests, offsets: dict[int, int], extent_bytes: int) -> dict[int, int]:
+    """The same upside down where less memory is needed at first: it is made up to the highest block so far."""
+
+    def early(of: dict[int, int]) -> int:
+        ends = (of[i] + requests.sizes[i] for i in sorted(of))
+        return sum(itertools.accumulate(ends, max))
+
+    turned = {i: extent_bytes - offset - requests.sizes[i] for i, offset in offsets.items()}
+    return min(offsets, turned, key=early)
 
 
 def _lives(requests: _Requests, steps: _Steps | None, i: int) -> tuple[int, int, int, int] | None:

@@ -315,7 +315,7 @@ def test_settings_without_which_there_is_no_plan(setting: str) -> None:
 def test_training_with_a_plan(
     record: Record, dry_python: RunPython, tmp_path: Path, allocator: str, batches: int
 ) -> None:
-    """Every request gets its place, whichever allocator it was recorded on, and no device call comes after step 1."""
+    """Every request gets its place, whichever allocator it was recorded on, and no device call comes after step 2."""
     recorded = record(training(4, batches), "--allocator", allocator)
     target = tmp_path / "out.plan"
     pyalloc("plan", recorded, "-o", target)
@@ -333,14 +333,14 @@ def test_training_with_a_plan(
         {textwrap.indent(textwrap.dedent(program), 8 * " ").strip()}
         stats = torch.cuda.memory_stats()
         ours = pyalloc.stats()
-        print(grown[0], grown[-1], ours["pyalloc_planned"], stats["reserved_bytes.all.peak"])
+        print(grown[1], grown[-1], ours["pyalloc_planned"], stats["reserved_bytes.all.peak"])
         print(ours["pyalloc_stitches"])
         print(pyalloc.status())
         """
     )
     figures, stitches, *told = done.stdout.splitlines()
-    first, last, planned, reserved = map(int, figures.split())
-    assert first == last
+    second, last, planned, reserved = map(int, figures.split())
+    assert second == last
     assert planned == sum(place.offset is not None for place in made.places)
     assert reserved <= -(-made.extent_bytes // (2 * MIB)) * 2 * MIB + 2 * MIB
     assert int(stitches) == 0
