@@ -17,7 +17,8 @@ enum {
     MAX_OPS = 2000,
     HOOK_DEPTH = 3,
     MAX_IMPORTS = 4,
-    MAX_KERNELS = 64
+    MAX_KERNELS = 64,
+    MAX_PLACES = 128
 };
 
 struct live {
@@ -55,6 +56,8 @@ struct world {
     bool has_meanwhile; /* others go on while somebody waits */
     bool is_meanwhile;  /* they do: a block may be live that its taker does not know of yet */
     struct pya_options options;
+    struct pya_layout layout;
+    struct pya_layout_place places[MAX_PLACES];
     struct live live[MAX_LIVE + 2 * HOOK_DEPTH]; /* hooks allocate beyond */
     size_t n_live;
     pya_dptr gone[N_GONE];     /* freed lately */

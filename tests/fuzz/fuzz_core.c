@@ -176,6 +176,31 @@ op_next(struct world *world, unsigned kind) {
 
 /* ---- a run ---- */
 
+/* A layout of what the input asks for, as far as that can be told beforehand; places follow one another, and begin anew
+ * over the first ones. */
+static void
+world_lay(struct world *world) {
+    struct fuzz_input in = world->in;
+    uint64_t end = 0;
+    size_t n = 0;
+    while (n < MAX_PLACES && fuzz_left(&in) > 0) {
+        if (fuzz_byte(&in) % 64 >= 20) { /* no op_alloc() */
+            continue;
+        }
+        (void)fuzz_byte(&in);
+        uint64_t bytes = pya_round_up(size_of(&in), PYA_ALIGN);
+        if (bytes == 0 || bytes > PYA_REQUEST_MAX) {
+            continue;
+        }
+        uint64_t offset = end % (16 * PYA_PAGE);
+        end += bytes;
+        offset = n % 8 == 7 ? PYA_LAYOUT_ANYWHERE : offset;
+        world->places[n++] = (struct pya_layout_place){offset, bytes, bytes / PYA_ALIGN % 5};
+    }
+    world->layout = (struct pya_layout){world->places, n, n / 2};
+    world->options.layout = &world->layout;
+}
+
 static void
 world_init(struct world *world) {
     static const char *const options[] = {
@@ -214,6 +239,9 @@ world_init(struct world *world) {
         .quiet = !is_verbose,
     };
     world->has_meanwhile = (settings & 0x20) != 0;
+    if ((settings & 0x10) != 0) {
+        world_lay(world);
+    }
     world->open_fails = settings >= 0xF0 ? settings & 3U : 0;
     struct pya_hooks hooks = {
         .arg = world,
