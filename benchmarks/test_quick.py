@@ -155,7 +155,7 @@ def test_speed(benchmark: Any, server: TorchReplay, pattern: speed.Pattern) -> N
 
 @in_torch
 @told_by_child
-@pytest.mark.skipif(building.why_not() is not None, reason=str(building.why_not(None)))
+@pytest.mark.skipif(building.why_not() is not None, reason=str(building.why_not()))
 def test_peers(benchmark: Any, tmp_path: Path) -> None:
     """benchmarks.peers: one operation of a warm pass on RMM's pool."""
     peer = building.rmm()

@@ -15,9 +15,9 @@ _FEW = 0.01  # of all bytes: not worth a word
 
 
 class Command:
-    """Work out where each tensor is to lie, from a recording of some steps.
+    """Work out where each tensor is to lie, from some recorded steps.
 
-    pyalloc plan out.pya [-o out.plan]   then: pyalloc run --plan out.plan python train.py
+    pyalloc plan out.pya    then: pyalloc run --plan out.plan python train.py
 
     For programs whose steps ask for the same each time.  The recording is of the program from its start, four steps
     are enough: pyalloc run --record out.pya python train.py, or pyalloc dryrun --record without a GPU.  What is asked
