@@ -38,10 +38,11 @@ def record(tmp_path: Path) -> Record:
 
 @pytest.fixture(scope="session")
 def forum(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example of the forum thread, recorded with torch's own allocator."""
+    """The example of the forum thread, recorded with torch's own allocator; beside it, as seq.json, what torch told."""
     out = tmp_path_factory.mktemp("forum") / "seq.pya"
     python = python_for(SEQ2SEQ.read_text(), dryrun=True)
-    pyalloc("dryrun", "--memory", "24GB", "--record", out, python, SEQ2SEQ)
+    told = out.with_suffix(".json")
+    pyalloc("dryrun", "--memory", "24GB", "--record", out, "--json", told, python, SEQ2SEQ)
     return out
 
 
