@@ -9,8 +9,6 @@ import importlib.util
 import os
 from dataclasses import dataclass, field
 
-from pyalloc.errors import ConfigError
-
 try:
     from pyalloc import _core
 except ImportError as error:
@@ -21,6 +19,8 @@ except ImportError as error:
         f"pyalloc's C part is not in {os.path.dirname(__file__)}: to use an installed pyalloc, start Python in another "
         "folder; to use this one, build it: pip install -e ."
     ) from error
+else:
+    from pyalloc.errors import ConfigError
 
 ENVIRONMENT = "PYALLOC_CONF"
 PLAN = "PYALLOC_PLAN"  # a file that `pyalloc plan` wrote
