@@ -83,7 +83,10 @@ def test_as_many_as_plain_torch(name):
 def test_as_many_as_torchs_own_attention():
     inputs = [torch.randn(2, 4, 64, 32) for _ in range(3)]
     torchs = torch.nn.functional.scaled_dot_product_attention
-    assert counted(attention, inputs, range(3)) == counted(torchs, inputs, range(3))
+    theirs = counted(torchs, inputs, range(3))
+    if theirs == (0, 0):
+        pytest.skip("this torch counts nothing for its own attention on the CPU")
+    assert counted(attention, inputs, range(3)) == theirs
 
 
 @pytest.mark.parametrize("name", ["log_prob", "mixture"])
