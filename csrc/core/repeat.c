@@ -35,6 +35,8 @@ enum { LENGTHEN_PARTS = 64, LENGTHEN_LEAST = 5 };
  * has them side by side, and relies on each. */
 enum { LITTLE_STEPS = 128, LITTLE_STEPS_LAID = 4096 };
 
+_Static_assert(PYA_REPEAT_FROM / PYA_ALIGN < 1 << LITTLE_SIZE_BITS, "a size fits in");
+
 /* The earlier request that the new one corresponds to; n: none is known. */
 static size_t
 repeat_find(const struct pya_repeat *repeat, size_t bytes) {

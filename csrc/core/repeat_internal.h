@@ -48,7 +48,6 @@ struct pya_littles {
     uint64_t kept[REPEAT_KEPT];  /* address and size, in units of PYA_ALIGN */
 };
 enum { LITTLE_SIZE_BITS = 8 };
-_Static_assert(PYA_REPEAT_FROM / PYA_ALIGN < 1 << LITTLE_SIZE_BITS, "a size fits in");
 
 /* A request that fails changes nothing but `like`, is_known and whether littles are followed. */
 struct pya_repeat {

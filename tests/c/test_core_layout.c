@@ -335,6 +335,7 @@ test_without_virtual_memory_it_is_left_aside(void) {
     fixture_free(f);
 }
 
+#if PYA_ASSERT_LEVEL >= 2
 /* Whether pages can be made at a place that is taken is not looked up in each of the holes there are. */
 static void
 test_many_holes_cost_nothing(void) {
@@ -362,6 +363,7 @@ test_many_holes_cost_nothing(void) {
     CHECK(ptrs[N - 1] != ptrs[0]);
     world_fini(&world);
 }
+#endif
 
 /* Layouts that nobody worked out: places lie over one another, sizes come in any order.  Wherever blocks end up, no two
  * live ones touch (pya_heap_check(), and the simulated device, look). */
@@ -485,7 +487,9 @@ static const struct check_case cases[] = {
     {"a_second_stream_has_none", test_a_second_stream_has_none},
     {"reserved_memory_is_used", test_reserved_memory_is_used},
     {"without_virtual_memory_it_is_left_aside", test_without_virtual_memory_it_is_left_aside},
+#if PYA_ASSERT_LEVEL >= 2
     {"many_holes_cost_nothing", test_many_holes_cost_nothing},
+#endif
     {"nonsense_does_no_harm", test_nonsense_does_no_harm},
     {"impossible_ones_are_refused", test_impossible_ones_are_refused},
     {"sweep", test_sweep},
