@@ -120,10 +120,11 @@ lay_hole(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
     bool is_behind = slot >= range->n_slots;
     pya_dptr last = is_behind ? pya_range_addr(range, range->n_slots - 1) : addr + bytes - 1;
     struct pya_block *hole = pya_range_block_at(range, last, LAY_STEPS);
-    if (!pya_block_is(hole, PYA_BLOCK_HOLE) || hole->addr <= addr) {
-        return pya_block_is(hole, PYA_BLOCK_HOLE) ? hole : NULL;
+    if (!pya_block_is(hole, PYA_BLOCK_HOLE)) {
+        return NULL;
     }
-    bool is_free = pya_arena_has_run(arena, hole->prev) && hole->prev->addr <= addr;
+    const struct pya_block *below = hole->prev;
+    bool is_free = hole->addr <= addr || (pya_arena_has_run(arena, below) && below->addr <= addr);
     return is_free ? hole : NULL;
 }
 

@@ -8,7 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from pyalloc import autorecord, console, dryrun, launching, planning, replaying
+from pyalloc import autorecord, console, dryrun, launching, replaying
 from pyalloc.config import PLAN
 from pyalloc.errors import UsageError
 
@@ -52,6 +52,8 @@ class Command:
         if args.plan is not None:
             if args.allocator != "pyalloc":
                 raise UsageError("a plan is followed by pyalloc alone: add --allocator pyalloc")
+            from pyalloc import planning  # with all that reads traces: others start faster
+
             planning.read(args.plan)  # a mistake is told here, not by each child
             os.environ[PLAN] = os.path.abspath(args.plan)
         options = dryrun.Options(

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from pyalloc import autorecord, launching, live, planning
+from pyalloc import autorecord, launching, live
 from pyalloc._bootstrap import INSTALL, environment
 from pyalloc.config import ENVIRONMENT, PLAN, Config
 from pyalloc.install import check_torch_settings
@@ -43,7 +43,9 @@ class Command:
         plan = os.environ.get(PLAN, "") if args.plan is None else os.path.abspath(args.plan)
         Config(text, plan)  # a mistake is told here, not by each child
         if plan:
-            planning.read(Path(plan))  # this one too
+            from pyalloc import planning  # with all that reads traces: others start faster
+
+            planning.read(Path(plan))  # as above
         check_torch_settings()
         command = launching.command("run", args.module, args.command)
         launching.check_reached(command)
