@@ -130,17 +130,6 @@ script_offset(const struct script *s, const struct pya_layout *layout, size_t re
     return layout->places[i].offset;
 }
 
-static uint64_t
-n_calls(struct world *world) {
-    struct pya_sim_state state;
-    uint64_t n = 0;
-    pya_sim_query(world->sim, &state);
-    for (size_t i = 0; i < sizeof state.n_calls / sizeof *state.n_calls; i++) {
-        n += state.n_calls[i];
-    }
-    return n;
-}
-
 struct fixture {
     struct script script;
     struct pya_layout_place places[2 * N_REQUESTS];
@@ -202,9 +191,9 @@ test_each_request_gets_its_place(void) {
     CHECK(pya_layout_measure(&f->layout, &extent));
     size_t third = f->script.born[f->script.first + f->script.period];
     CHECK_EQ(fixture_run(f, 0, third), 0);
-    uint64_t n = n_calls(&f->world);
+    uint64_t n = all_calls(&f->world);
     CHECK_EQ(fixture_run(f, third, f->script.n_ops), 0);
-    CHECK_EQ(n_calls(&f->world), n);
+    CHECK_EQ(all_calls(&f->world), n);
     CHECK_EQ(reserved(&f->world), pya_round_up(extent, PYA_PAGE));
     CHECK_EQ(stat_of(f->world.heap, 0, "pyalloc_planned"), (int64_t)f->layout.n);
     fixture_end(f, f->script.n_ops);
@@ -319,9 +308,9 @@ test_reserved_memory_is_used(void) {
     size_t extent;
     CHECK(pya_layout_measure(&f->layout, &extent));
     CHECK_OK(pya_reserve(f->world.heap, 0, extent, 0));
-    uint64_t n = n_calls(&f->world);
+    uint64_t n = all_calls(&f->world);
     CHECK_EQ(fixture_run(f, 0, f->script.n_ops), 0);
-    CHECK_EQ(n_calls(&f->world), n);
+    CHECK_EQ(all_calls(&f->world), n);
     fixture_end(f, f->script.n_ops);
     fixture_free(f);
 }

@@ -115,17 +115,6 @@ n_repeats(struct training *t) {
     return stat_of(t->world.heap, 0, "pyalloc_repeats");
 }
 
-static uint64_t
-n_calls(struct training *t) {
-    struct pya_sim_state state;
-    uint64_t n = 0;
-    pya_sim_query(t->world.sim, &state);
-    for (size_t i = 0; i < sizeof state.n_calls / sizeof *state.n_calls; i++) {
-        n += state.n_calls[i];
-    }
-    return n;
-}
-
 static void
 test_a_step_finds_its_places_again(void) {
     struct training t = {0};
@@ -133,13 +122,13 @@ test_a_step_finds_its_places_again(void) {
     world_init(&t.world, "");
     training_steps(&t, 8);
     memcpy(before, t.places, sizeof before);
-    uint64_t n = n_calls(&t);
+    uint64_t n = all_calls(&t.world);
     int64_t n_before = n_repeats(&t);
     for (int step = 0; step < 4; step++) {
         training_step(&t, 0);
         CHECK_EQ(memcmp(before, t.places, t.n_places * sizeof *before), 0);
     }
-    CHECK_EQ(n_calls(&t), n);
+    CHECK_EQ(all_calls(&t.world), n);
     CHECK(n_repeats(&t) - n_before > 3 * (int64_t)t.n_places); /* all, but for what is stitched */
     training_fini(&t);
 }
@@ -151,9 +140,9 @@ test_places_settle_soon(void) {
         struct training t = {.seed = seed};
         world_init(&t.world, "");
         training_steps(&t, 6);
-        uint64_t n = n_calls(&t);
+        uint64_t n = all_calls(&t.world);
         training_steps(&t, 5);
-        CHECK_EQ(n_calls(&t), n);
+        CHECK_EQ(all_calls(&t.world), n);
         CHECK_EQ(pya_heap_check(t.world.heap, 0), 0);
         training_fini(&t);
     }
@@ -198,9 +187,9 @@ steps_made_of_batches(uint64_t seed, int n_batches) {
     struct training t = {.seed = seed};
     world_init(&t.world, "");
     accumulating_steps(&t, 8, n_batches);
-    uint64_t n = n_calls(&t);
+    uint64_t n = all_calls(&t.world);
     accumulating_steps(&t, 4, n_batches);
-    CHECK_EQ(n_calls(&t), n);
+    CHECK_EQ(all_calls(&t.world), n);
     CHECK_EQ(pya_heap_check(t.world.heap, 0), 0);
     training_fini(&t);
 }

@@ -113,6 +113,18 @@ calls(struct world *world, enum pya_sim_call call) {
     return state.n_calls[call];
 }
 
+/* Of every kind. */
+static inline uint64_t
+all_calls(struct world *world) {
+    struct pya_sim_state state;
+    uint64_t n = 0;
+    pya_sim_query(world->sim, &state);
+    for (size_t i = 0; i < sizeof state.n_calls / sizeof *state.n_calls; i++) {
+        n += state.n_calls[i];
+    }
+    return n;
+}
+
 static inline pya_dptr
 take(struct world *world, size_t bytes, pya_stream stream) {
     pya_dptr ptr = 0;
