@@ -8,11 +8,12 @@ To run one by hand: python tests/parity/run.py native|pyalloc tests/parity/test_
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,6 @@ from dry_support import PATIENCE_S, ROOT, warm_python
 ALLOCATOR = os.environ.get("PYALLOC_PARITY")
 ALLOCATORS = ("native", "pyalloc")
 ON_CARD = os.environ.get("PYALLOC_PARITY_ON") == "card"  # tests/gpu/parity_on_card.py
-counted: dict[str, dict[str, int]] = {name: {} for name in ALLOCATORS}
 
 if ALLOCATOR is None:
     from parity.run import OPTIONS, environment
@@ -29,35 +29,24 @@ if ALLOCATOR is None:
     class ParityFailure(Exception):
         """The output of the inner pytest."""
 
-    # They take minutes: one after the other, beside the tests of other folders, and with what these leave idle.
-    pool = ThreadPoolExecutor(max_workers=1)
-
     class ParityItem(pytest.Item):
         """One file on one allocator."""
 
-        run: Future[subprocess.CompletedProcess[str]]
-
-        def start(self) -> None:
-            self.run = pool.submit(self.run_inner)
-
-        def run_inner(self) -> subprocess.CompletedProcess[str]:
+        def runtest(self) -> None:
             python = warm_python(self.path.read_text())
-            return subprocess.run(
-                ["nice", "-n", "5", python, *OPTIONS, str(self.path)],
-                cwd=ROOT,  # whatever folder another test is in meanwhile
+            done = subprocess.run(
+                [python, *OPTIONS, str(self.path)],
+                cwd=ROOT,
                 env=environment(self.name),
                 capture_output=True,
                 text=True,
                 check=False,
                 timeout=PATIENCE_S,
             )
-
-        def runtest(self) -> None:
-            done = self.run.result()
             for number, outcome in re.findall(
                 r"(\d+) (passed|failed|skipped|xfailed|errors?)", done.stdout[-300:]
             ):
-                counted[self.name][outcome] = counted[self.name].get(outcome, 0) + int(number)
+                self.user_properties.append((f"parity on {self.name}", (int(number), outcome)))
             if done.returncode != 0:
                 raise ParityFailure(f"{done.stdout[-12000:]}\n{done.stderr[-4000:]}")
 
@@ -86,22 +75,20 @@ if ALLOCATOR is None:
     ) -> pytest.Collector:
         return ParityFile.from_parent(parent, path=module_path)
 
-    def pytest_collection_finish(session: pytest.Session) -> None:
-        if not session.config.option.collectonly:
-            for item in session.items:
-                if isinstance(item, ParityItem) and item.get_closest_marker("skip") is None:
-                    item.start()
-
-    def pytest_sessionfinish() -> None:
-        pool.shutdown(wait=False, cancel_futures=True)
-
     def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+        counted: dict[str, Counter[str]] = {f"parity on {name}": Counter() for name in ALLOCATORS}
+        for report in itertools.chain(*terminalreporter.stats.values()):
+            if getattr(report, "when", None) == "call":
+                for name, value in report.user_properties:
+                    if name in counted:
+                        number, outcome = value
+                        counted[name][outcome] += number
         for name, outcomes in counted.items():
             if outcomes:
                 text = ", ".join(
                     f"{number} {outcome}" for outcome, number in sorted(outcomes.items())
                 )
-                terminalreporter.write_line(f"parity on {name}: {text}")
+                terminalreporter.write_line(f"{name}: {text}")
 
 else:
     import gc
