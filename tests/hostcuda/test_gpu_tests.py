@@ -229,7 +229,7 @@ def test_parity_on_a_card_runs_both_allocators() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "code"), [({"a", "b"}, 1), ({"a"}, 0), ({"a", "(end)"}, 1)], ids=str
+    ("ours", "code"), [({"a", "b"}, 1), ({"a"}, 0), ({"a", "(end)"}, 1)], ids=["b", "a", "end"]
 )
 def test_what_fails_on_pyalloc_alone_counts(
     ours: set[str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
