@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from pyalloc import source
 from pyalloc.analysis import Advice, Analysis, Phase, in_all_layers, layers_of
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
-from pyalloc.moments import MIB, Block, page_bytes
+from pyalloc.moments import MIB, PAGE, Block, page_bytes
 
+PLANNED = "planned"  # among replays: pyalloc with a plan
+_PLAN_SHARE = 0.01  # of what is alive at most: less is not worth a plan
 _Run = tuple[list[Phase], list[Phase]]  # forward passes, and the backwards that follow at once
 _FORWARDS = ("forward", "loss")
 _SWITCHES = {  # of libraries' models: checkpointing of all layers
@@ -49,6 +51,7 @@ def advise(analysis: Analysis) -> list[Advice]:
         ),  # which is for backward
         *_fragmentation(analysis),
         *_policies(analysis),
+        *_plan(analysis),
     ]
     return sorted(found, key=lambda advice: -(advice.saved_bytes or 0))
 
@@ -525,7 +528,11 @@ def _of_other_streams(analysis: Analysis) -> str:
 
 
 def _policies(analysis: Analysis) -> Iterator[Advice]:
-    peaks = {name: r["peak_bytes"] for name, r in analysis.replays.items() if r["completed"]}
+    peaks = {
+        name: r["peak_bytes"]
+        for name, r in analysis.replays.items()
+        if r["completed"] and name != PLANNED
+    }
     history = analysis.notes.get("history")
     if not peaks or history in STATE_ONLY:  # a few blocks at one moment are no program
         return
@@ -550,4 +557,24 @@ def _policies(analysis: Analysis) -> Iterator[Advice]:
             f"{how} would have needed {size(peaks[best])} of device memory instead of {size(own)} "
             f"({several}replayed: {told}).{rest}{other}",
             saved,
+        )
+
+
+def is_worth_a_plan(saved: int, live: int) -> bool:
+    """Bytes that it saves, of so many alive at most."""
+    return saved >= max(_PLAN_SHARE * live, PAGE)
+
+
+def _plan(analysis: Analysis) -> Iterator[Advice]:
+    replays = analysis.replays
+    if PLANNED not in replays:
+        return
+    planned, unplanned = (replays[name]["peak_bytes"] for name in (PLANNED, "pyalloc"))
+    if is_worth_a_plan(unplanned - planned, planned):
+        plan, run = f"pyalloc plan {analysis.path.name}", "pyalloc run --plan"
+        yield Advice(
+            "plan",
+            f"its steps ask for the same each time: with a plan (`{plan}`, then `{run} "
+            f"{analysis.path.stem}.plan`) pyalloc would have needed {size(planned)} instead of {size(unplanned)}.",
+            unplanned - planned,
         )

@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from pyalloc import console, recording
+from pyalloc import console, ranked, recording
 from pyalloc._bootstrap import leaving
 from pyalloc._bootstrap.importing import after_import
 from pyalloc.errors import UsageError
@@ -121,9 +121,7 @@ def _start_from_environment() -> None:
 
 def _own_path(path: Path) -> Path:
     """One file for each rank; a second process without a rank gets its process number."""
-    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "")
-    if rank and size.isdecimal() and int(size) > 1:
-        path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+    path = ranked.own(path)
     return _path_of_process(path) if path.exists() or recording.part(path).exists() else path
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyalloc import ranked
 
 try:
     from pyalloc import _core
@@ -45,6 +48,15 @@ class Option:
     help: str
 
 
+def _own_plan(file: str) -> str:
+    """That of this rank, if it has one; none for a launcher where only ranks have."""
+    path = Path(os.path.abspath(file))
+    own = ranked.own(path)
+    if own.exists():
+        return str(own)
+    return "" if not path.exists() and ranked.existing(path) else str(path)
+
+
 def option_text(options: dict[str, Value]) -> str:
     """The settings as one text in the form of PYALLOC_CONF."""
     return ",".join(
@@ -80,7 +92,7 @@ class Config:
         """Settings of the environment, overridden by the keywords."""
         parts = [os.environ.get(ENVIRONMENT, "").strip(), option_text(options)]
         file = os.environ.get(PLAN, "") if plan is None else os.fspath(plan)
-        return cls(",".join(part for part in parts if part), os.path.abspath(file) if file else "")
+        return cls(",".join(part for part in parts if part), _own_plan(file) if file else "")
 
     def is_same(self, other: Config) -> bool:
         """Do both mean the same, however they are written?"""

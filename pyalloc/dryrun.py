@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _bootstrap, hostcuda, launching
-from pyalloc.config import TORCH_CONF, Config
+from pyalloc.config import PLAN, TORCH_CONF, Config
 from pyalloc.errors import UsageError
 from pyalloc.install import check_torch_settings
 from pyalloc.report import text
@@ -51,13 +51,17 @@ def parse_bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """What to run, and on what.  memory: bytes of each device; reaches_python: pyalloc has to get into the program."""
+    """What to run, and on what.  memory: bytes of each device; reaches_python: pyalloc has to get into the program.
+
+    plan: a file, for pyalloc; "": that of the environment, if there is one.
+    """
 
     command: tuple[str, ...]
     memory: int = 80 * 2**30
     devices: int = 1
     allocator: str = "native"
     reaches_python: bool = False
+    plan: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ class Result:
     masks: int = 0
     distinct: int = 0
     guessed: int = 0
+    plan: str = ""
 
     def shared(self) -> dict[int, tuple[int, int]]:
         """Devices that several processes used: how many, and their peaks together.
@@ -156,6 +161,8 @@ def child_environment(options: Options, torch: hostcuda.Torch, folder: str) -> d
     env.pop("CUDA_VISIBLE_DEVICES", None)  # the program sees exactly --devices
     if options.allocator == "pyalloc":
         env[_bootstrap.INSTALL] = "1"
+    if options.plan:
+        env[PLAN] = os.path.abspath(options.plan)
     if options.allocator == "expandable":
         numbers = tuple(int(part) for part in re.findall(r"\d+", torch.version)[:2])
         # The name changed with 2.10; newer ones warn about the old name, which wins where both are set.
@@ -208,7 +215,7 @@ def run(options: Options) -> Result:
         raise UsageError("--devices is a number from 1 to 16")
     command = launching.command("dryrun", None, options.command)
     if options.allocator == "pyalloc":
-        Config.of()  # a mistake in the environment is told here, not by each child
+        Config.of(plan=options.plan or None)  # a mistake is told here, not by each child
         check_torch_settings()
     if options.allocator == "pyalloc" or options.reaches_python:
         launching.check_reached(command)
@@ -288,6 +295,7 @@ def _sum_up(
         untold=tuple(sorted({use.pid for use in uses if use.pid not in reports})),
         replaced=options.allocator != "pyalloc"
         and any(report["backend"] != "native" for report in reports.values()),
+        plan=options.plan,
         **{
             name: sum(report.get(name, 0) for report in reports.values())
             for name in ("masks", "distinct", "guessed")
@@ -360,11 +368,12 @@ def _end(code: int) -> str:
 def _next_command(result: Result) -> str:
     program = shlex.join(part for part in result.command if part != "--")
 
+    plan = f" --plan {shlex.quote(result.plan)}" if result.plan else ""
+
     def again(memory: int, allocator: str) -> str:
         devices = f" --devices {result.n_devices}" if result.n_devices > 1 else ""
-        return (
-            f"pyalloc dryrun --memory {_typed(memory)}{devices} --allocator {allocator} {program}"
-        )
+        rest = f"--allocator {allocator}{plan} {program}"
+        return f"pyalloc dryrun --memory {_typed(memory)}{devices} {rest}"
 
     is_short = result.error == _OUT_OF_MEMORY or _gave_up(result)
     if not is_short and (result.exit_code != 0 or not result.devices):
@@ -372,7 +381,7 @@ def _next_command(result: Result) -> str:
     if result.allocator != "pyalloc" and not result.replaced:
         return again(result.memory, "pyalloc")
     if result.fits:
-        return program if result.replaced else f"pyalloc run {program}"
+        return program if result.replaced else f"pyalloc run{plan} {program}"
     if result.limited:
         return f"{again(result.memory, result.allocator)}   (with a higher limit, or none)"
     return again(2 * result.memory, result.allocator)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _core, trace
+from pyalloc import _core, ranked, trace
 from pyalloc.caveats import has_beginning, notes_of
 from pyalloc.errors import PlanError
 
@@ -128,6 +128,17 @@ def read(path: Path) -> Plan:
     return plan
 
 
+def check(path: Path) -> None:
+    """Reads the plans that processes will follow who are given this name.
+
+    Raises:
+        PlanError: there is none, or one is damaged.
+    """
+    plans = ranked.existing(path)
+    for each in [path] * (path.exists() or not plans) + plans:
+        read(each)
+
+
 def _place(size: Any, offset: Any, life: Any) -> Place:
     return Place(_number(size), None if offset is None else _number(offset), _number(life))
 
@@ -162,16 +173,23 @@ class _Steps:
     period: int
 
 
-def make(path: Path, *, device: int | None = None, progress: Progress | None = None) -> Plan:
+def make(
+    path: Path,
+    *,
+    device: int | None = None,
+    progress: Progress | None = None,
+    needs_steps: bool = False,
+) -> Plan:
     """A plan from a recording that began with the program.
 
     Args:
         path: a trace.
         device: of which to plan the memory; None: of the one that was asked for most.
         progress: as trace.as_trace_file() calls it.
+        needs_steps: no plan of this one run alone.
 
     Raises:
-        PlanError: it began later, or has no request, or more than a plan can hold.
+        PlanError: it began later, or has no request, or more than a plan can hold; or no step repeats, and one has to.
         TraceError: the file is missing, damaged or of another kind.
     """
     with trace.as_trace_file(path, progress) as file:
@@ -190,6 +208,8 @@ def make(path: Path, *, device: int | None = None, progress: Progress | None = N
         raise PlanError(f"{path}: {which}, so there is nothing to plan")
     requests = by_device[device]
     steps = _steps_of(requests)
+    if steps is None and needs_steps:
+        raise PlanError(f"{path}: no step asks for the same as the next one")
     return _planned(path, requests, steps, notes.get("command", ""))
 
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from pyalloc import autorecord, console, dryrun, launching, replaying
-from pyalloc.config import PLAN
 from pyalloc.errors import UsageError
 
 
@@ -54,14 +53,14 @@ class Command:
                 raise UsageError("a plan is followed by pyalloc alone: add --allocator pyalloc")
             from pyalloc import planning  # with all that reads traces: others start faster
 
-            planning.read(args.plan)  # a mistake is told here, not by each child
-            os.environ[PLAN] = os.path.abspath(args.plan)
+            planning.check(args.plan)  # a mistake is told here, not by each child
         options = dryrun.Options(
             command=tuple(words),
             memory=replaying.limit_of(args.memory),
             devices=args.devices,
             allocator=args.allocator,
             reaches_python=args.record is not None,
+            plan="" if args.plan is None else str(args.plan),
         )
         os.environ.update(autorecord.from_arguments(args))
         before = autorecord.written(args.record)

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pyalloc import console, planning, replaying, trace
+from pyalloc import console, planning, ranked, replaying, trace
 from pyalloc.advice import size
+from pyalloc.errors import UsageError
 from pyalloc.report import text
 
 _FEW = 0.01  # of all bytes: not worth a word
@@ -17,7 +18,8 @@ _FEW = 0.01  # of all bytes: not worth a word
 class Command:
     """Work out where each tensor is to lie, from some recorded steps.
 
-    pyalloc plan out.pya    then: pyalloc run --plan out.plan python train.py
+    pyalloc plan out.pya          then: pyalloc run --plan out.plan python train.py
+    pyalloc plan out.rank*.pya    then: pyalloc run --plan out.plan torchrun ...
 
     For programs whose steps ask for the same each time.  The recording is of the program from its start, four steps
     are enough: pyalloc run --record out.pya python train.py, or pyalloc dryrun --record without a GPU.  What is asked
@@ -27,7 +29,10 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The recording and the plan's file."""
         parser.add_argument(
-            "file", type=Path, help="a trace, or torch's snapshot, that began with the program"
+            "file",
+            type=Path,
+            nargs="+",
+            help="a trace, or torch's snapshot, that began with the program",
         )
         parser.add_argument(
             "--device",
@@ -43,17 +48,36 @@ class Command:
         parser.add_argument("--force", action="store_true", help="overwrite files")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Writes the plan, and says what it comes to."""
-        target = args.output = args.output or args.file.with_name(args.file.stem + ".plan")
-        console.keep_inputs(args)
-        console.check_output(target, args.force)
-        reading = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
-        with trace.read_once(args.file, reading):
-            plan = planning.make(args.file, device=args.device, progress=reading)
+        """Writes the plans, and says what they come to."""
+        if len(args.file) > 1 and args.output is not None:
+            raise UsageError("-o is for one file; the plans of several get the names of these")
+        targets = [args.output or file.with_name(file.stem + ".plan") for file in args.file]
+        for target in targets:
+            args.output = target
+            console.keep_inputs(args)
+            console.check_output(target, args.force)
+        rows = [
+            self._plan(args, file, target) for file, target in zip(args.file, targets, strict=True)
+        ]
+        if args.json:
+            print(json.dumps(rows if len(rows) > 1 else rows[0], indent=2))
+        given = ranked.common(targets[0]) if len(targets) > 1 else targets[0]
+        command = console.program({"command": planning.read(targets[0]).source})
+        console.tell(args, f"next: pyalloc run --plan {console.quoted(given)} {command}")
+        return 0
+
+    @staticmethod
+    def _plan(args: argparse.Namespace, file: Path, target: Path) -> dict[str, Any]:
+        reading = console.Progress(f"reading {file.name}", quiet=args.quiet)
+        with trace.read_once(file, reading):
+            plan = planning.make(file, device=args.device, progress=reading)
             reading.close()
-            figures = _replayed(args, plan)
+            figures = _replayed(args, file, plan)
         console.write(target, plan.to_json() + "\n", args.force)
-        data = {
+        if not args.json:
+            print(console.printable(_table(file, plan, figures)))
+        console.tell(args, f"wrote {target}")
+        return {
             "plan": str(target),
             "requests": len(plan.places),
             "period": plan.period,
@@ -62,18 +86,12 @@ class Command:
             "elsewhere": plan.elsewhere,
             "replayed": figures,
         }
-        table = console.printable(_table(args.file, plan, figures))
-        print(json.dumps(data, indent=2) if args.json else table)
-        console.tell(args, f"wrote {target}")
-        command = console.program({"command": plan.source})
-        console.tell(args, f"next: pyalloc run --plan {console.quoted(target)} {command}")
-        return 0
 
 
-def _replayed(args: argparse.Namespace, plan: planning.Plan) -> dict[str, Any]:
+def _replayed(args: argparse.Namespace, file: Path, plan: planning.Plan) -> dict[str, Any]:
     """The recording on the other allocators, and with the plan."""
     progress = console.Progress("replaying", "M operations", quiet=args.quiet)
-    with trace.program(args.file, progress) as program:
+    with trace.program(file, progress) as program:
         names = replaying.policies()
         figures = replaying.compare(program, names, progress=progress)
         planned = replaying.compare(program, ["pyalloc"], progress=progress, plan=plan.packed())

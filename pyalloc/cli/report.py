@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import Any
 
-from pyalloc import advice, console, replaying, trace
+from pyalloc import advice, console, planning, replaying, trace
 from pyalloc.analysis import Analysis
-from pyalloc.errors import UsageError
+from pyalloc.errors import PlanError, UsageError
 from pyalloc.report import data, html, ranks, text
 
 _REPLAY_OPERATIONS = 2_000_000  # longer traces are replayed only when asked
@@ -127,8 +128,19 @@ def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         if args.device >= 0 and program.info()["n_devices"] > 1:
             return {}  # all devices are replayed: no figures to set beside those of one
         results = replaying.compare(program, replaying.policies(), progress=progress)
+        if _may_save(program.info(), results["pyalloc"]):
+            with contextlib.suppress(PlanError):
+                plan = planning.make(path, progress=reading, needs_steps=True).packed()
+                planned = replaying.compare(program, ["pyalloc"], progress=progress, plan=plan)
+                results[advice.PLANNED] = planned["pyalloc"]
     progress.close()
     return results
+
+
+def _may_save(info: dict[str, Any], unplanned: dict[str, Any]) -> bool:
+    """Is a plan worth the search?"""
+    spare = unplanned["peak_bytes"] - info["peak_live_bytes"]
+    return info["n_devices"] == 1 and advice.is_worth_a_plan(spare, info["peak_live_bytes"])
 
 
 def _next(found: Analysis) -> str:

@@ -45,7 +45,7 @@ class Command:
         if plan:
             from pyalloc import planning  # with all that reads traces: others start faster
 
-            planning.read(Path(plan))  # as above
+            planning.check(Path(plan))  # as above
         check_torch_settings()
         command = launching.command("run", args.module, args.command)
         launching.check_reached(command)

@@ -135,6 +135,47 @@ def test_replayed_with_it_nothing_is_lost(steps: Path) -> None:
     assert found["n_calls_second_half"] == 0
 
 
+def drawn(hand: Plan, steps: int, seed: int = 7) -> Path:
+    """Steps that are drawn once, or each anew."""
+    program, rng = Program(hand), random.Random(seed)
+    for _ in range(abs(steps)):
+        rng = random.Random(seed) if steps > 0 else rng
+        live: list[int] = []
+        for _ in range(120):
+            if live and (len(live) > 25 or rng.random() < 0.45):
+                program.give(live.pop(rng.randrange(len(live))))
+            else:
+                halves = rng.choice([1, 3, 5, 7, 9, 12])
+                live.append(program.take(halves * MIB // 2 + rng.randrange(300) * KIB))
+        for number in live:
+            program.give(number)
+    return hand.done()
+
+
+def test_the_report_says_what_a_plan_would_save(plan: Plan) -> None:
+    path = drawn(plan, 5)
+    told = json.loads(pyalloc("report", path, "--json", "-q"))
+    replays = told["replay"]
+    planned, unplanned = (replays[name]["peak_bytes"] for name in ("planned", "pyalloc"))
+    made = planning.make(path, needs_steps=True)
+    assert made.live_bytes <= planned <= made.extent_bytes + 2 * MIB
+    assert planned < 0.99 * unplanned
+    advice = next(item for item in told["advice"] if item["kind"] == "plan")
+    assert advice["saved_bytes"] == unplanned - planned
+    assert f"pyalloc plan {path.name}" in advice["text"] and "plan.plan" in advice["text"]
+    named = json.loads(pyalloc("plan", path, "--json", "-q"))
+    assert named["replayed"]["planned"]["peak_bytes"] == planned
+
+
+def test_the_report_has_no_plan_where_no_step_repeats(plan: Plan) -> None:
+    path = drawn(plan, -5)
+    with pytest.raises(PlanError, match="no step asks for the same as the next one"):
+        planning.make(path, needs_steps=True)
+    told = json.loads(pyalloc("report", path, "--json", "-q"))
+    assert "planned" not in told["replay"]
+    assert "plan" not in {item["kind"] for item in told["advice"]}
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_program(plan: Plan, seed: int) -> None:
     """Also one that does not repeat itself: its plan is of all it did."""
@@ -407,3 +448,82 @@ def test_by_run_and_by_environment(record: Record, tmp_path: Path, dry_python: R
         assert str(target) in said.splitlines()
     said = pyalloc("dryrun", "--plan", target, "python", program, expect=2)
     assert "add --allocator pyalloc" in said
+
+
+RANKS = """
+    import os, sys, torch
+    import torch.distributed as dist
+    import pyalloc
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("gloo")
+    width = 900 + 300 * rank  # as in a pipeline, ranks are not alike
+    layers = [torch.nn.Linear(700, width), torch.nn.Linear(width, 700)]
+    model = torch.nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(900, 700, device="cuda")).square().mean().backward()
+        optimizer.step()
+    dist.barrier()
+    dist.destroy_process_group()
+    planned = pyalloc.stats()["pyalloc_planned"] if len(sys.argv) > 1 else 0
+    told = [line for line in str(pyalloc.status()).splitlines() if line.startswith("plan:")]
+    print("rank", rank, planned, *told, file=sys.stderr)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_each_rank_follows_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(textwrap.dedent(RANKS))
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    dry = ["dryrun", "--memory", "2GB", "--devices", "2"]
+    out = tmp_path / "out.pya"
+    pyalloc(*dry, "--record", out, *ranks, script)
+    recorded = [tmp_path / f"out.rank{rank}.pya" for rank in (0, 1)]
+    told = pyalloc("plan", *recorded)
+    assert f"next: pyalloc run --plan {tmp_path / 'out.plan'} " in told
+    plans = [tmp_path / f"out.rank{rank}.plan" for rank in (0, 1)]
+    n_placed = [
+        sum(place.offset is not None for place in planning.read(plan).places) for plan in plans
+    ]
+    follow = [*dry, "--allocator", "pyalloc", "--plan"]
+    told = pyalloc(*follow, tmp_path / "out.plan", *ranks, script, "planned")
+    for rank in (0, 1):
+        assert f"rank {rank} {n_placed[rank]} plan: {plans[rank]}" in told
+    assert f"next: pyalloc run --plan {tmp_path / 'out.plan'} " in told
+
+
+def test_whose_plan_is_followed(
+    steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several ranks' plans each takes its own, of a single one all of them that; a launcher has no memory to plan."""
+    given, own = tmp_path / "out.plan", tmp_path / "out.rank1.plan"
+    assert Config.of(plan=given).plan == str(given)  # to be told that there is none
+    own.write_text(planning.make(steps).to_json())
+    assert Config.of(plan=given).plan == ""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert Config.of(plan=given).plan == str(own)
+    shutil.copy(own, given)
+    monkeypatch.setenv("RANK", "0")
+    assert Config.of(plan=given).plan == str(given)
+    planning.check(given)
+    own.write_text("{}")
+    with pytest.raises(PlanError, match=r"out\.rank1\.plan is no plan"):
+        planning.check(given)
+
+
+def test_plans_of_several_files_have_their_names(steps: Path, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.pya", "b.pya")]
+    for file in files:
+        shutil.copy(steps, file)
+    told = pyalloc("plan", *files, "-o", tmp_path / "x.plan", expect=2)
+    assert "-o is for one file" in told
+    rows = json.loads(pyalloc("plan", *files, "--json", "-q"))
+    assert [row["plan"] for row in rows] == [str(tmp_path / f"{name}.plan") for name in "ab"]
+    assert planning.read(tmp_path / "a.plan") == planning.read(tmp_path / "b.plan")
+    told = pyalloc("plan", *files, expect=2)
+    assert "exists; --force overwrites it" in told
