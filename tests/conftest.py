@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
 import textwrap
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import pytest
-from dry_support import dry_environment, dry_torch, python_for, run_checked
+from dry_support import COUNTED, dry_environment, dry_torch, python_for, run_checked
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -32,6 +34,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "torch" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tests that ran inside of others, as these counted them (tests/parity/conftest.py)."""
+    counted: dict[str, Counter[str]] = defaultdict(Counter)
+    for report in itertools.chain(*terminalreporter.stats.values()):
+        for name, value in getattr(report, "user_properties", ()) if _is_call(report) else ():
+            if name.startswith(COUNTED):
+                number, outcome = value
+                counted[name][outcome] += number
+    for name, outcomes in sorted(counted.items()):
+        text = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
+        terminalreporter.write_line(f"{name}: {text}")
+
+
+def _is_call(report: object) -> bool:
+    return getattr(report, "when", None) == "call"
 
 
 @pytest.fixture

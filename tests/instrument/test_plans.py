@@ -499,7 +499,7 @@ def test_each_rank_follows_its_own(tmp_path: Path) -> None:
 def test_whose_plan_is_followed(
     steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several ranks' plans each takes its own, of a single one all of them that; a launcher has no memory to plan."""
+    """Of several ranks' plans each takes its own, of one all of them that; a launcher has no memory to plan."""
     given, own = tmp_path / "out.plan", tmp_path / "out.rank1.plan"
     assert Config.of(plan=given).plan == str(given)  # to be told that there is none
     own.write_text(planning.make(steps).to_json())

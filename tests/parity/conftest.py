@@ -8,16 +8,14 @@ To run one by hand: python tests/parity/run.py native|pyalloc tests/parity/test_
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dry_support import PATIENCE_S, ROOT, warm_python
+from dry_support import COUNTED, PATIENCE_S, ROOT, warm_python
 
 ALLOCATOR = os.environ.get("PYALLOC_PARITY")
 ALLOCATORS = ("native", "pyalloc")
@@ -46,7 +44,7 @@ if ALLOCATOR is None:
             for number, outcome in re.findall(
                 r"(\d+) (passed|failed|skipped|xfailed|errors?)", done.stdout[-300:]
             ):
-                self.user_properties.append((f"parity on {self.name}", (int(number), outcome)))
+                self.user_properties.append((f"{COUNTED} on {self.name}", (int(number), outcome)))
             if done.returncode != 0:
                 raise ParityFailure(f"{done.stdout[-12000:]}\n{done.stderr[-4000:]}")
 
@@ -74,21 +72,6 @@ if ALLOCATOR is None:
         module_path: Path, parent: pytest.Collector
     ) -> pytest.Collector:
         return ParityFile.from_parent(parent, path=module_path)
-
-    def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-        counted: dict[str, Counter[str]] = {f"parity on {name}": Counter() for name in ALLOCATORS}
-        for report in itertools.chain(*terminalreporter.stats.values()):
-            if getattr(report, "when", None) == "call":
-                for name, value in report.user_properties:
-                    if name in counted:
-                        number, outcome = value
-                        counted[name][outcome] += number
-        for name, outcomes in counted.items():
-            if outcomes:
-                text = ", ".join(
-                    f"{number} {outcome}" for outcome, number in sorted(outcomes.items())
-                )
-                terminalreporter.write_line(f"{name}: {text}")
 
 else:
     import gc
