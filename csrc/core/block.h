@@ -70,6 +70,7 @@ struct pya_block {
     uint8_t state;   /* enum pya_block_state */
     bool is_small;   /* USED, STITCHED: counted in torch's small pool */
     bool is_pending; /* freed by its user, waiting for recorded streams */
+    uint8_t recent;  /* home: its number among the range's recent ones, from 1 on; 0: it is none */
 };
 
 static inline pya_dptr

@@ -240,7 +240,7 @@ card_host_bytes(const struct pya_card *card) {
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
         bytes += sizeof *arena + pya_stitches_host_bytes(arena) + pya_repeat_host_bytes(arena);
         for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
-            bytes += sizeof *range + range->n_room * sizeof(struct pya_slot) + range->n_room / 8;
+            bytes += sizeof *range + pya_range_host_bytes(range);
         }
     }
     return bytes;

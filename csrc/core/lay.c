@@ -107,7 +107,7 @@ pya_lay_arena(
 /* The hole that the place reaches into, all of the place below being free. */
 static struct pya_block *
 lay_hole(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
-    const struct pya_range *range = arena->ranges;
+    struct pya_range *range = arena->ranges;
     while (range != NULL && (addr < range->base || addr + bytes > range->base + range->bytes)) {
         PYA_STEP();
         range = range->next;

@@ -20,6 +20,12 @@ range_start_words(size_t n_slots) {
 
 pya_status
 pya_range_reserve_slots(struct pya_range *range, size_t n) {
+    if (range->recent == NULL) {
+        range->recent = calloc(PYA_RANGE_RECENT, sizeof(struct pya_block *));
+    }
+    if (range->recent == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
     if (n > range->n_room) {
         size_t n_more = range->n_room + range->n_room / 4;
         size_t n_room = n_more > n ? n_more : n;
@@ -48,8 +54,10 @@ void
 pya_range_fini(struct pya_range *range) {
     free(range->slots);
     free(range->starts);
+    free((void *)range->recent);
     range->slots = NULL;
     range->starts = NULL;
+    range->recent = NULL;
     range->n_slots = 0;
     range->n_room = 0;
 }
@@ -57,6 +65,7 @@ pya_range_fini(struct pya_range *range) {
 void
 pya_range_link_below(struct pya_range *range, struct pya_block *above, struct pya_block *block) {
     block->range = range;
+    block->recent = 0;
     block->arena = above == NULL ? range->arena : above->arena;
     block->next = above;
     block->prev = above == NULL ? NULL : above->prev;
@@ -74,6 +83,7 @@ pya_range_link_below(struct pya_range *range, struct pya_block *above, struct py
 void
 pya_range_link_above(struct pya_range *range, struct pya_block *below, struct pya_block *block) {
     block->range = range;
+    block->recent = 0;
     block->arena = below->arena;
     block->prev = below;
     block->next = below->next;
@@ -84,9 +94,44 @@ pya_range_link_above(struct pya_range *range, struct pya_block *below, struct py
     pya_range_add_start(range, block);
 }
 
+static void
+range_forget_recent(const struct pya_range *range, struct pya_block *block) {
+    struct pya_block *heir = block->prev != NULL ? block->prev : block->next;
+    bool has_heir = heir != NULL && heir->recent == 0;
+    range->recent[block->recent - 1] = has_heir ? heir : NULL;
+    if (has_heir) {
+        heir->recent = block->recent;
+    }
+    block->recent = 0;
+}
+
+static size_t
+range_part(pya_dptr addr) {
+    return (addr >> PYA_RANGE_PART_SHIFT) % PYA_RANGE_RECENT;
+}
+
+static void
+range_note_recent(const struct pya_range *range, pya_dptr addr, struct pya_block *block) {
+    size_t part = range_part(addr);
+    if (block->recent == part + 1) {
+        return;
+    }
+    if (block->recent != 0) {
+        range->recent[block->recent - 1] = NULL;
+    }
+    if (range->recent[part] != NULL) {
+        range->recent[part]->recent = 0;
+    }
+    range->recent[part] = block;
+    block->recent = (uint8_t)(part + 1);
+}
+
 void
 pya_range_unlink(struct pya_range *range, struct pya_block *block) {
     pya_range_drop_start(range, block);
+    if (PYA_UNLIKELY(block->recent != 0)) {
+        range_forget_recent(range, block);
+    }
     if (block->prev != NULL) {
         block->prev->next = block->next;
     } else {
@@ -113,15 +158,39 @@ range_last_start(const struct pya_range *range, size_t slot) {
     return range->slots[word * 64 + 63U - (size_t)__builtin_clzll(bits)].last_start;
 }
 
+/* The nearest one of the slot's last block and the recent ones of this part and those beside it. */
+static struct pya_block *
+range_near(const struct pya_range *range, pya_dptr addr) {
+    struct pya_block *near = range_last_start(range, pya_range_slot(range, addr));
+    if (near->addr <= addr) {
+        return near;
+    }
+    pya_dptr least = near->addr - addr;
+    for (size_t i = 0; i < 3; i++) {
+        struct pya_block *recent = range->recent[(range_part(addr) + i - 1) % PYA_RANGE_RECENT];
+        pya_dptr at = recent == NULL ? 0 : recent->addr;
+        pya_dptr distance = at < addr ? addr - at : at - addr;
+        if (distance < least) {
+            near = recent;
+            least = distance;
+        }
+    }
+    return near;
+}
+
 struct pya_block *
-pya_range_block_at(const struct pya_range *range, pya_dptr addr, size_t n_most) {
-    struct pya_block *block = range_last_start(range, pya_range_slot(range, addr));
-    while (block->addr > addr && n_most > 0) {
+pya_range_block_at(struct pya_range *range, pya_dptr addr, size_t n_most) {
+    struct pya_block *block = range_near(range, addr);
+    for (; block->addr > addr && n_most > 0; n_most--) {
         PYA_STEP();
         block = block->prev;
-        n_most--;
     }
-    return block->addr > addr ? NULL : block;
+    for (; pya_block_end(block) <= addr && n_most > 0; n_most--) {
+        PYA_STEP();
+        block = block->next;
+    }
+    range_note_recent(range, addr, block);
+    return block->addr <= addr && addr < pya_block_end(block) ? block : NULL;
 }
 
 struct pya_block *
@@ -175,6 +244,7 @@ size_t
 pya_range_check(const struct pya_range *range) {
     size_t n_wrong = 0;
     size_t n_dead = 0;
+    size_t n_recent = 0;
     pya_dptr addr = range->base;
     for (const struct pya_block *block = range->first; block != NULL; block = block->next) {
         if (block->addr != addr) {
@@ -182,7 +252,16 @@ pya_range_check(const struct pya_range *range) {
         }
         n_wrong += range_check_block(range, block);
         n_dead += block->state == PYA_BLOCK_DEAD;
+        n_recent += block->recent != 0 && range->recent[block->recent - 1] == block;
+        n_wrong += block->recent != 0 && range->recent[block->recent - 1] != block;
         addr = pya_block_end(block);
+    }
+    for (size_t i = 0; range->recent != NULL && i < PYA_RANGE_RECENT; i++) {
+        n_recent -= range->recent[i] != NULL;
+    }
+    if (n_recent != 0) {
+        (void)fprintf(stderr, "range: a recent block is none of its blocks\n");
+        n_wrong++;
     }
     if (addr != range->base + range->bytes) {
         (void)fprintf(stderr, "range %#llx: not tiled\n", (unsigned long long)range->base);

@@ -19,6 +19,9 @@ struct pya_slot {
     pya_page_id page;             /* mapped here; PYA_NO_PAGE in a hole */
 };
 
+/* A page of small blocks may have thousands: in each part of it the block found latest is known. */
+enum { PYA_RANGE_RECENT = 128, PYA_RANGE_PART_SHIFT = PYA_PAGE_SHIFT - 6 };
+
 struct pya_range {
     struct pya_range *next; /* of the arena */
     struct pya_arena *arena;
@@ -33,11 +36,19 @@ struct pya_range {
     size_t n_dead;   /* dead blocks */
     bool is_small;   /* plain segment of the small pool */
     uint64_t order;  /* plain segment: the arena's seq when it came */
+    struct pya_block **recent; /* by part: what pya_range_block_at() found latest, or its neighbour; linked, or NULL */
 };
 
 /* Slots 0 .. n - 1 can be used; host memory only. */
 PYA_MUST_CHECK pya_status pya_range_reserve_slots(struct pya_range *range, size_t n);
 void pya_range_fini(struct pya_range *range);
+
+/* Beside the record. */
+static inline size_t
+pya_range_host_bytes(const struct pya_range *range) {
+    size_t recent = range->recent == NULL ? 0 : PYA_RANGE_RECENT * sizeof(struct pya_block *);
+    return range->n_room * sizeof(struct pya_slot) + range->n_room / 8 + recent;
+}
 
 static inline size_t
 pya_range_slot(const struct pya_range *range, pya_dptr addr) {
@@ -96,8 +107,8 @@ pya_range_kill(struct pya_range *range, struct pya_block *block) {
     range->n_dead++;
 }
 
-/* The home block that covers an address of a slot in use; NULL: more than n_most start above it in the slot. */
-struct pya_block *pya_range_block_at(const struct pya_range *range, pya_dptr addr, size_t n_most);
+/* The home block that covers an address of a slot in use; NULL: more than n_most blocks lie between it and those known. */
+struct pya_block *pya_range_block_at(struct pya_range *range, pya_dptr addr, size_t n_most);
 /* The FREE run that covers the whole slot; NULL when any byte of it is not free. */
 struct pya_block *pya_range_free_run(const struct pya_range *range, size_t slot);
 /* Structure only: tiling, links, slots.  Prints each violation and returns their number. */

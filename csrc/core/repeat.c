@@ -17,7 +17,8 @@ enum { REPEAT_PAUSE = 8 * REPEAT_ENOUGH };
  *
  * Done for periods of at least SETTLE_PERIOD requests, from a streak of SETTLE_LEAST on (with less,
  * super_resolution's peak is 1.06 of live memory instead of 1.02) until one of SETTLE_PERIODS periods: what has not
- * settled by then never will.  SETTLE_RUNS free runs are tried, the best fitting first. */
+ * settled by then never will.  By a layout it is done from the first request on, until SETTLE_PERIODS times those of the
+ * layout were made.  SETTLE_RUNS free runs are tried, the best fitting first. */
 #ifdef PYA_TEST_TINY
 enum { SETTLE_LEAST = 24, SETTLE_PERIOD = 4 };
 #else
@@ -81,10 +82,10 @@ repeat_is_known(struct pya_repeat *repeat) {
     return period == repeat->period && streak >= period;
 }
 
-static const struct pya_range *
+static struct pya_range *
 arena_range_at(const struct pya_arena *arena, pya_dptr addr) {
     PYA_STEP();
-    const struct pya_range *range = arena->ranges;
+    struct pya_range *range = arena->ranges;
     while (range != NULL && (addr < range->base || addr >= pya_range_addr(range, range->n_slots))) {
         range = range->next;
     }
@@ -92,9 +93,9 @@ arena_range_at(const struct pya_arena *arena, pya_dptr addr) {
 }
 
 /* The range that has pages at the address: the arena's own as a rule, or that of a stream it took memory of. */
-static const struct pya_range *
+static struct pya_range *
 repeat_range_at(const struct pya_arena *arena, pya_dptr addr) {
-    const struct pya_range *range = arena_range_at(arena, addr);
+    struct pya_range *range = arena_range_at(arena, addr);
     const struct pya_arena *other = arena->card->common;
     for (; range == NULL && other != NULL; other = other->next_common) {
         range = arena_range_at(other, addr);
@@ -104,7 +105,7 @@ repeat_range_at(const struct pya_arena *arena, pya_dptr addr) {
 
 struct pya_block *
 pya_repeat_run_at(const struct pya_arena *arena, pya_dptr addr, size_t bytes, size_t n_most) {
-    const struct pya_range *range = repeat_range_at(arena, addr);
+    struct pya_range *range = repeat_range_at(arena, addr);
     if (range == NULL) {
         return NULL;
     }
@@ -166,7 +167,7 @@ repeat_is_settling(const struct pya_arena *arena) {
     size_t period = repeat->n - repeat->like;
     size_t streak = repeat_stretch(repeat);
     size_t n = repeat->n < REPEAT_ENOUGH ? repeat->n : REPEAT_ENOUGH;
-    if (pya_repeat_is_laid(repeat)) {
+    if (pya_repeat_is_laid(repeat) && repeat->n / SETTLE_PERIODS <= repeat->n_laid) {
         return repeat->n_sorted <= SETTLE_SPANS_MOST;
     }
     return repeat_is_steady(arena) && repeat->n_sorted <= SETTLE_SPANS_MOST &&

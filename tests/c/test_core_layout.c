@@ -356,6 +356,37 @@ test_many_holes_cost_nothing(void) {
 
 /* Layouts that nobody worked out: places lie over one another, sizes come in any order.  Wherever blocks end up, no two
  * live ones touch (pya_heap_check(), and the simulated device, look). */
+#if PYA_ASSERT_LEVEL >= 2
+/* Some hundred small blocks of one page, of two sizes by turns that lie apart: no walk past all of them. */
+static void
+test_small_blocks_are_found_in_few_steps(void) {
+    enum { N_SMALL = 400, FEW = 80 };
+    static struct pya_layout_place places[N_SMALL + 1];
+    places[0] = (struct pya_layout_place){PYA_PAGE, MIB, 1};
+    for (size_t i = 0; i < N_SMALL; i++) {
+        size_t bytes = 512 * (1 + i % 2);
+        places[i + 1] = (struct pya_layout_place){i % 2 * MIB + i / 2 * bytes, bytes, 0};
+    }
+    struct pya_layout layout = {places, N_SMALL + 1, N_SMALL + 1};
+    struct world world = {.layout = &layout};
+    world_init(&world, "");
+    pya_dptr ptrs[N_SMALL + 1];
+    for (int step = 0; step < 4; step++) {
+        for (size_t i = 0; i <= N_SMALL; i++) {
+            unsigned long before = pya_debug_steps;
+            ptrs[i] = take(&world, (size_t)places[i].bytes, 0);
+            CHECK(pya_debug_steps - before <= FEW);
+            CHECK_EQ(ptrs[i] - ptrs[0], places[i].offset - places[0].offset);
+        }
+        for (size_t i = 0; i <= N_SMALL; i++) {
+            give(&world, ptrs[i]);
+        }
+        CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    }
+    world_fini(&world);
+}
+#endif
+
 static void
 test_nonsense_does_no_harm(void) {
     enum { N = 200, N_LIVE = 64, N_OPS = 4000 };
@@ -478,6 +509,7 @@ static const struct check_case cases[] = {
     {"without_virtual_memory_it_is_left_aside", test_without_virtual_memory_it_is_left_aside},
 #if PYA_ASSERT_LEVEL >= 2
     {"many_holes_cost_nothing", test_many_holes_cost_nothing},
+    {"small_blocks_are_found_in_few_steps", test_small_blocks_are_found_in_few_steps},
 #endif
     {"nonsense_does_no_harm", test_nonsense_does_no_harm},
     {"impossible_ones_are_refused", test_impossible_ones_are_refused},
