@@ -10,8 +10,6 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyalloc import ranked
-
 try:
     from pyalloc import _core
 except ImportError as error:
@@ -23,6 +21,7 @@ except ImportError as error:
         "folder; to use this one, build it: pip install -e ."
     ) from error
 else:
+    from pyalloc import ranked
     from pyalloc.errors import ConfigError
 
 ENVIRONMENT = "PYALLOC_CONF"

@@ -36,7 +36,8 @@ struct pya_range {
     size_t n_dead;   /* dead blocks */
     bool is_small;   /* plain segment of the small pool */
     uint64_t order;  /* plain segment: the arena's seq when it came */
-    struct pya_block **recent; /* by part: what pya_range_block_at() found latest, or its neighbour; linked, or NULL */
+    /* By part: what pya_range_block_at() found latest, or what was beside it; linked, or NULL. */
+    struct pya_block **recent;
 };
 
 /* Slots 0 .. n - 1 can be used; host memory only. */
