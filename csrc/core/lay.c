@@ -104,10 +104,17 @@ pya_lay_arena(
     return st;
 }
 
-/* The hole that the place reaches into, all of the place below being free. */
+static size_t
+hole_pages(const struct pya_block *hole, pya_dptr end) {
+    return pya_pages_for((pya_block_end(hole) < end ? pya_block_end(hole) : end) - hole->addr);
+}
+
+/* The lowest hole of a place that is free otherwise, and the pages that all its holes lack; NULL: there is none, or it is
+ * not free. */
 static struct pya_block *
-lay_hole(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
+lay_hole(const struct pya_arena *arena, pya_dptr addr, size_t bytes, size_t *n_pages) {
     struct pya_range *range = arena->ranges;
+    *n_pages = 0;
     while (range != NULL && (addr < range->base || addr + bytes > range->base + range->bytes)) {
         PYA_STEP();
         range = range->next;
@@ -119,21 +126,30 @@ lay_hole(const struct pya_arena *arena, pya_dptr addr, size_t bytes) {
     size_t slot = pya_range_slot(range, addr + bytes - 1);
     bool is_behind = slot >= range->n_slots;
     pya_dptr last = is_behind ? pya_range_addr(range, range->n_slots - 1) : addr + bytes - 1;
-    struct pya_block *hole = pya_range_block_at(range, last, LAY_STEPS);
-    if (!pya_block_is(hole, PYA_BLOCK_HOLE)) {
-        return NULL;
+    struct pya_block *hole = NULL;
+    struct pya_block *block = pya_range_block_at(range, last, LAY_STEPS);
+    for (; block != NULL; block = block->prev) {
+        PYA_STEP();
+        if (block->state == PYA_BLOCK_HOLE) {
+            hole = block;
+            *n_pages += hole_pages(block, addr + bytes);
+        } else if (!pya_arena_has_run(arena, block)) {
+            return NULL;
+        }
+        if (block->addr <= addr) {
+            return hole;
+        }
     }
-    const struct pya_block *below = hole->prev;
-    bool is_free = hole->addr <= addr || (pya_arena_has_run(arena, below) && below->addr <= addr);
-    return is_free ? hole : NULL;
+    return NULL;
 }
 
 bool
 pya_lay_lacks(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
     const bool is_laid = pya_repeat_is_laid(arena->repeat) && addr != 0;
-    const struct pya_block *hole = is_laid ? lay_hole(arena, addr, bytes) : NULL;
-    arena->lacks_pages = hole == NULL ? 0 : pya_pages_for(addr + bytes - hole->addr);
-    return arena->lacks_pages > 0;
+    size_t n_pages = 0;
+    bool is_free = is_laid && lay_hole(arena, addr, bytes, &n_pages) != NULL;
+    arena->lacks_pages = is_free ? n_pages : 0;
+    return is_free;
 }
 
 pya_status
@@ -141,13 +157,16 @@ pya_lay_fill(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
     const struct pya_repeat *repeat = arena->repeat;
     bool is_large = bytes >= PYA_REPEAT_FROM;
     pya_dptr addr = is_large ? repeat_addr(repeat, repeat->like) : pya_littles_place(arena, bytes);
-    struct pya_block *hole = lay_hole(arena, addr, bytes);
+    size_t n_pages;
+    struct pya_block *hole = lay_hole(arena, addr, bytes, &n_pages);
+    pya_status st = PYA_OK;
     *out = NULL;
     arena->lacks_pages = 0;
-    if (hole == NULL) {
-        return PYA_OK; /* it was filled, or taken, while others had the lock */
+    /* None: it was filled, or taken, while others had the lock. */
+    while (hole != NULL && st == PYA_OK) {
+        st = pya_arena_grow(arena, hole, hole_pages(hole, addr + bytes), is_small);
+        hole = st == PYA_OK ? lay_hole(arena, addr, bytes, &n_pages) : NULL;
     }
-    pya_status st = pya_arena_grow(arena, hole, pya_pages_for(addr + bytes - hole->addr), is_small);
     st = st == PYA_OK ? pya_slab_reserve(&arena->card->blocks, 2) : st;
     if (st != PYA_OK) {
         return pya_is_shortage(st) ? PYA_OK : st;

@@ -251,6 +251,24 @@ test_an_emptied_cache_comes_back(void) {
     fixture_free(f);
 }
 
+/* Within steps, as cudnn.benchmark does: a place may have several holes then, and free memory between them. */
+static void
+test_a_cache_emptied_all_the_time_comes_back(void) {
+    struct fixture *f = fixture_new("");
+    size_t extent;
+    CHECK(pya_layout_measure(&f->layout, &extent));
+    for (size_t i = 0; i < f->script.n_ops; i++) {
+        if (i % 5 == 0) {
+            CHECK_OK(pya_empty_cache(f->world.heap, 0));
+        }
+        CHECK_EQ(fixture_run(f, i, i + 1), 0);
+        CHECK(reserved(&f->world) <= pya_round_up(extent, PYA_PAGE));
+    }
+    CHECK_EQ(pya_heap_check(f->world.heap, 0), 0);
+    fixture_end(f, f->script.n_ops);
+    fixture_free(f);
+}
+
 /* A card on which the layout does not fit: as without one, down to what is just enough. */
 static void
 test_a_smaller_card_does_without(void) {
@@ -354,8 +372,6 @@ test_many_holes_cost_nothing(void) {
 }
 #endif
 
-/* Layouts that nobody worked out: places lie over one another, sizes come in any order.  Wherever blocks end up, no two
- * live ones touch (pya_heap_check(), and the simulated device, look). */
 #if PYA_ASSERT_LEVEL >= 2
 /* Some hundred small blocks of one page, of two sizes by turns that lie apart: no walk past all of them. */
 static void
@@ -387,6 +403,8 @@ test_small_blocks_are_found_in_few_steps(void) {
 }
 #endif
 
+/* Layouts that nobody worked out: places lie over one another, sizes come in any order.  Wherever blocks end up, no two
+ * live ones touch (pya_heap_check(), and the simulated device, look). */
 static void
 test_nonsense_does_no_harm(void) {
     enum { N = 200, N_LIVE = 64, N_OPS = 4000 };
@@ -502,6 +520,7 @@ static const struct check_case cases[] = {
     {"memory_comes_as_it_is_needed", test_memory_comes_as_it_is_needed},
     {"what_is_unforeseen_does_no_harm", test_what_is_unforeseen_does_no_harm},
     {"an_emptied_cache_comes_back", test_an_emptied_cache_comes_back},
+    {"a_cache_emptied_all_the_time_comes_back", test_a_cache_emptied_all_the_time_comes_back},
     {"a_smaller_card_does_without", test_a_smaller_card_does_without},
     {"a_soft_limit_comes_first", test_a_soft_limit_comes_first},
     {"a_second_stream_has_none", test_a_second_stream_has_none},
