@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from pyalloc import console, planning, ranked, replaying, trace
 from pyalloc.advice import size
-from pyalloc.errors import UsageError
+from pyalloc.errors import PlanError, UsageError
 from pyalloc.report import text
 
 _FEW = 0.01  # of all bytes: not worth a word
@@ -56,13 +57,21 @@ class Command:
             args.output = target
             console.keep_inputs(args)
             console.check_output(target, args.force)
-        rows = [
-            self._plan(args, file, target) for file, target in zip(args.file, targets, strict=True)
-        ]
+        rows = []
+        for file, target in zip(args.file, targets, strict=True):
+            try:
+                rows.append(self._plan(args, file, target))
+            except PlanError as error:  # a rank's second process that used no memory, for example
+                left_out = error
+                if len(args.file) > 1:
+                    print(f"pyalloc plan: left out: {error}", file=sys.stderr)
+        if not rows:
+            raise left_out
         if args.json:
             print(json.dumps(rows if len(rows) > 1 else rows[0], indent=2))
-        given = ranked.common(targets[0]) if len(targets) > 1 else targets[0]
-        command = console.program({"command": planning.read(targets[0]).source})
+        first = Path(rows[0]["plan"])
+        given = ranked.common(first) if len(targets) > 1 else first
+        command = console.program({"command": planning.read(first).source})
         console.tell(args, f"next: pyalloc run --plan {console.quoted(given)} {command}")
         return 0
 

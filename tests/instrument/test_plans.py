@@ -527,3 +527,22 @@ def test_plans_of_several_files_have_their_names(steps: Path, tmp_path: Path) ->
     assert planning.read(tmp_path / "a.plan") == planning.read(tmp_path / "b.plan")
     told = pyalloc("plan", *files, expect=2)
     assert "exists; --force overwrites it" in told
+
+
+def test_a_file_without_a_plan_is_left_out(steps: Path, tmp_path: Path) -> None:
+    """The second process of a rank, as a rule: those of others are made all the same."""
+    good, empty = tmp_path / "out.rank0.pya", tmp_path / "out.rank0.77.pya"
+    shutil.copy(steps, good)
+    hand = Plan(empty)
+    hand.event("step")
+    hand.done()
+    told = pyalloc("plan", empty, good)
+    assert f"left out: {empty}: no request is in it" in told
+    assert f"next: pyalloc run --plan {tmp_path / 'out.plan'}" in told
+    assert not empty.with_suffix(".plan").exists()
+    planning.check(tmp_path / "out.plan")
+    told = pyalloc("plan", empty, empty, expect=2)
+    assert (
+        told.splitlines()[-1]
+        == f"pyalloc plan: {empty}: no request is in it, so there is nothing to plan"
+    )
