@@ -68,7 +68,7 @@ class Command:
         if not rows:
             raise left_out
         if args.json:
-            print(json.dumps(rows if len(rows) > 1 else rows[0], indent=2))
+            print(json.dumps(rows if len(args.file) > 1 else rows[0], indent=2))
         first = Path(rows[0]["plan"])
         given = ranked.common(first) if len(targets) > 1 else first
         command = console.program({"command": planning.read(first).source})
