@@ -11,6 +11,7 @@ from typing import Any
 from pyalloc import console, planning, ranked, replaying, trace
 from pyalloc.advice import size
 from pyalloc.errors import PlanError, UsageError
+from pyalloc.moments import PAGE
 from pyalloc.report import text
 
 _FEW = 0.01  # of all bytes: not worth a word
@@ -72,7 +73,9 @@ class Command:
         first = Path(rows[0]["plan"])
         given = ranked.common(first) if len(targets) > 1 else first
         command = console.program({"command": planning.read(first).source})
-        console.tell(args, f"next: pyalloc run --plan {console.quoted(given)} {command}")
+        follow = f" --plan {console.quoted(given)}"
+        is_left = all(_is_of_no_use(row["replayed"]) for row in rows)
+        console.tell(args, f"next: pyalloc run{'' if is_left else follow} {command}")
         return 0
 
     @staticmethod
@@ -95,6 +98,12 @@ class Command:
             "elsewhere": plan.elsewhere,
             "replayed": figures,
         }
+
+
+def _is_of_no_use(figures: dict[str, Any]) -> bool:
+    """Private pools, for example, take what lies idle otherwise, and a plan knows nothing of them."""
+    planned, unplanned = (figures[name]["peak_bytes"] for name in ("planned", "pyalloc"))
+    return bool(planned > unplanned + PAGE)
 
 
 def _replayed(args: argparse.Namespace, file: Path, plan: planning.Plan) -> dict[str, Any]:
@@ -128,6 +137,10 @@ def _table(file: Path, plan: planning.Plan, figures: dict[str, Any]) -> str:
                 "the next run asks for the same in the same order.",
                 "",
             )
+        )
+    if _is_of_no_use(figures):
+        lines.append(
+            text.wrapped("Without the plan it needs less: leave it out, or record again.", "")
         )
     if plan.elsewhere > _FEW:
         lines.append(

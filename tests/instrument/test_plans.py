@@ -8,13 +8,15 @@ import shutil
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import RunPython
 
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan, pyalloc
-from pyalloc import _core, planning, replaying, trace
+from pyalloc import _core, cli, planning, replaying, trace
+from pyalloc.cli import plan as plan_command
 from pyalloc.config import Config
 from pyalloc.errors import ConfigError, PlanError
 
@@ -527,6 +529,27 @@ def test_plans_of_several_files_have_their_names(steps: Path, tmp_path: Path) ->
     assert planning.read(tmp_path / "a.plan") == planning.read(tmp_path / "b.plan")
     told = pyalloc("plan", *files, expect=2)
     assert "exists; --force overwrites it" in told
+
+
+@pytest.mark.parametrize("more", [0, 2 * MIB, 4 * MIB])
+def test_a_plan_that_needs_more_is_told(
+    more: int, steps: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Private pools take pages that lie idle, and a plan knows nothing of them: with graphs it may need more."""
+    found = plan_command._replayed
+
+    def replayed(*args: Any) -> dict[str, Any]:
+        figures = found(*args)
+        figures["planned"]["peak_bytes"] = figures["pyalloc"]["peak_bytes"] + more
+        return figures
+
+    monkeypatch.setattr(plan_command, "_replayed", replayed)
+    assert cli.main(["plan", str(steps)]) == 0
+    out, err = capsys.readouterr()
+    is_told = more > 2 * MIB  # a page more or less is chance
+    assert ("Without the plan it needs less: leave it out" in out) == is_told
+    assert ("next: pyalloc run --plan" not in err) == is_told
+    assert "next: pyalloc run" in err
 
 
 def test_a_file_without_a_plan_is_left_out(steps: Path, tmp_path: Path) -> None:
