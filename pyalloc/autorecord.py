@@ -48,7 +48,7 @@ def written(path: Path | None) -> set[Path]:
     if path is None:
         return set()
     name = re.compile(
-        rf"{re.escape(path.stem)}(\.rank\d+)?(\.\d+)?{re.escape(path.suffix)}(\.part)?"
+        rf"{re.escape(path.stem)}({ranked.RANK})?(\.\d+)?{re.escape(path.suffix)}(\.part)?"
     )
     try:
         return {each for each in path.parent.iterdir() if name.fullmatch(each.name)}

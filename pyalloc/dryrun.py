@@ -91,6 +91,7 @@ class Result:
     untold: processes whose torch had no figures; those asked to use pyalloc did not.  replaced: the program chose an
     allocator itself.  masks: indices that were masks, taken as true everywhere.  distinct: calls that ask which
     elements differ, answered with all.  guessed: tensors of labels, counts or lengths that made no sense, made up.
+    plan: the file that was named.
     """
 
     command: tuple[str, ...]
@@ -367,7 +368,6 @@ def _end(code: int) -> str:
 
 def _next_command(result: Result) -> str:
     program = shlex.join(part for part in result.command if part != "--")
-
     plan = f" --plan {shlex.quote(result.plan)}" if result.plan else ""
 
     def again(memory: int, allocator: str) -> str:

@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+RANK = r"\.rank\d+"  # what own() adds, as a pattern
+
 
 def own(path: Path) -> Path:
     """That of this process: out.rank3.pya for out.pya; path itself where there is one rank, or none."""
@@ -16,14 +18,11 @@ def own(path: Path) -> Path:
 
 
 def existing(path: Path) -> list[Path]:
-    """Those of all ranks, by rank."""
-    name = re.compile(rf"{re.escape(path.stem)}\.rank(\d+){re.escape(path.suffix)}")
-    found = [
-        (match, each) for each in path.parent.glob("*") if (match := name.fullmatch(each.name))
-    ]
-    return [each for _, each in sorted(found, key=lambda pair: int(pair[0][1]))]
+    """Those of all ranks."""
+    name = re.compile(rf"{re.escape(path.stem)}{RANK}{re.escape(path.suffix)}")
+    return sorted(each for each in path.parent.glob("*") if name.fullmatch(each.name))
 
 
 def common(path: Path) -> Path:
     """The name without a rank."""
-    return path.with_name(re.sub(r"\.rank\d+$", "", path.stem) + path.suffix)
+    return path.with_name(re.sub(f"{RANK}$", "", path.stem) + path.suffix)

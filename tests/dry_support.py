@@ -21,8 +21,7 @@ from pyalloc import _bootstrap, hostcuda
 ROOT = Path(__file__).parent.parent
 COUNTED = "parity"  # begins the names of what a test says of the tests inside of it
 PATIENCE_S = 900  # what takes longer hangs; a loaded machine needs a tenth of it
-# As it was before any test changed it for itself: the parity suite starts programs beside other tests, and a Python
-# that is forked for many tests is started in one of them.
+# As it was before any test changed it for itself: a Python that is forked for many tests is started in one of them.
 FOUND_ENVIRONMENT = dict(os.environ)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import console, planning, ranked, replaying, trace
-from pyalloc.advice import size
+from pyalloc.advice import PLANNED, size
 from pyalloc.errors import PlanError, UsageError
 from pyalloc.moments import PAGE
 from pyalloc.report import text
@@ -55,13 +55,14 @@ class Command:
             raise UsageError("-o is for one file; the plans of several get the names of these")
         targets = [args.output or file.with_name(file.stem + ".plan") for file in args.file]
         for target in targets:
-            args.output = target
-            console.keep_inputs(args)
+            console.keep_inputs(argparse.Namespace(file=args.file, output=target))
             console.check_output(target, args.force)
-        rows = []
+        plans, rows = [], []
         for file, target in zip(args.file, targets, strict=True):
             try:
-                rows.append(self._plan(args, file, target))
+                plan, row = self._plan(args, file, target)
+                plans.append(plan)
+                rows.append(row)
             except PlanError as error:  # a rank's second process that used no memory, for example
                 left_out = error
                 if len(args.file) > 1:
@@ -72,14 +73,16 @@ class Command:
             print(json.dumps(rows if len(args.file) > 1 else rows[0], indent=2))
         first = Path(rows[0]["plan"])
         given = ranked.common(first) if len(targets) > 1 else first
-        command = console.program({"command": planning.read(first).source})
+        command = console.program({"command": plans[0].source})
         follow = f" --plan {console.quoted(given)}"
         is_left = all(_is_of_no_use(row["replayed"]) for row in rows)
         console.tell(args, f"next: pyalloc run{'' if is_left else follow} {command}")
         return 0
 
     @staticmethod
-    def _plan(args: argparse.Namespace, file: Path, target: Path) -> dict[str, Any]:
+    def _plan(
+        args: argparse.Namespace, file: Path, target: Path
+    ) -> tuple[planning.Plan, dict[str, Any]]:
         reading = console.Progress(f"reading {file.name}", quiet=args.quiet)
         with trace.read_once(file, reading):
             plan = planning.make(file, device=args.device, progress=reading)
@@ -89,7 +92,7 @@ class Command:
         if not args.json:
             print(console.printable(_table(file, plan, figures)))
         console.tell(args, f"wrote {target}")
-        return {
+        row = {
             "plan": str(target),
             "requests": len(plan.places),
             "period": plan.period,
@@ -98,11 +101,12 @@ class Command:
             "elsewhere": plan.elsewhere,
             "replayed": figures,
         }
+        return plan, row
 
 
 def _is_of_no_use(figures: dict[str, Any]) -> bool:
     """Private pools, for example, take what lies idle otherwise, and a plan knows nothing of them."""
-    planned, unplanned = (figures[name]["peak_bytes"] for name in ("planned", "pyalloc"))
+    planned, unplanned = (figures[name]["peak_bytes"] for name in (PLANNED, "pyalloc"))
     return bool(planned > unplanned + PAGE)
 
 
@@ -114,7 +118,7 @@ def _replayed(args: argparse.Namespace, file: Path, plan: planning.Plan) -> dict
         figures = replaying.compare(program, names, progress=progress)
         planned = replaying.compare(program, ["pyalloc"], progress=progress, plan=plan.packed())
     progress.close()
-    return {**figures, "planned": planned["pyalloc"]}
+    return {**figures, PLANNED: planned["pyalloc"]}
 
 
 def _table(file: Path, plan: planning.Plan, figures: dict[str, Any]) -> str:

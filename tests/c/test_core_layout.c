@@ -370,9 +370,7 @@ test_many_holes_cost_nothing(void) {
     CHECK(ptrs[N - 1] != ptrs[0]);
     world_fini(&world);
 }
-#endif
 
-#if PYA_ASSERT_LEVEL >= 2
 /* Some hundred small blocks of one page, of two sizes by turns that lie apart: no walk past all of them. */
 static void
 test_small_blocks_are_found_in_few_steps(void) {

@@ -137,11 +137,11 @@ def test_replayed_with_it_nothing_is_lost(steps: Path) -> None:
     assert found["n_calls_second_half"] == 0
 
 
-def drawn(hand: Plan, steps: int, seed: int = 7) -> Path:
-    """Steps that are drawn once, or each anew."""
-    program, rng = Program(hand), random.Random(seed)
-    for _ in range(abs(steps)):
-        rng = random.Random(seed) if steps > 0 else rng
+def drawn(hand: Plan, *, alike: bool) -> Path:
+    """Five steps, drawn once or each anew."""
+    program = Program(hand)
+    for step in range(5):
+        rng = random.Random(7 if alike else step)
         live: list[int] = []
         for _ in range(120):
             if live and (len(live) > 25 or rng.random() < 0.45):
@@ -155,7 +155,7 @@ def drawn(hand: Plan, steps: int, seed: int = 7) -> Path:
 
 
 def test_the_report_says_what_a_plan_would_save(plan: Plan) -> None:
-    path = drawn(plan, 5)
+    path = drawn(plan, alike=True)
     told = json.loads(pyalloc("report", path, "--json", "-q"))
     replays = told["replay"]
     planned, unplanned = (replays[name]["peak_bytes"] for name in ("planned", "pyalloc"))
@@ -170,7 +170,7 @@ def test_the_report_says_what_a_plan_would_save(plan: Plan) -> None:
 
 
 def test_the_report_has_no_plan_where_no_step_repeats(plan: Plan) -> None:
-    path = drawn(plan, -5)
+    path = drawn(plan, alike=False)
     with pytest.raises(PlanError, match="no step asks for the same as the next one"):
         planning.make(path, needs_steps=True)
     told = json.loads(pyalloc("report", path, "--json", "-q"))
