@@ -9,11 +9,12 @@
 #include "torch_bridge.h"
 #include "torch_callbacks.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static struct pya_heap *process_heap;
 /* What it was told of its requests, and the object that has the numbers; the heap's for its life. */
-static struct pya_layout process_layout;
+static struct pya_layout *process_layouts; /* in process_plan's bytes */
 static PyObject *process_plan;
 /* List of callables (device, bytes) -> bool; owned by the module. */
 static PyObject *pressure_callbacks;
@@ -127,10 +128,11 @@ core_create(PyObject *self, PyObject *args) {
     if (pya_options_parse(&options, text, message, sizeof message) != PYA_OK) {
         return pya_module_raise("ConfigError", message);
     }
-    if (plan != Py_None && !pya_module_layout(plan, &process_layout)) {
+    struct pya_layout *layouts = NULL;
+    if (plan != Py_None && (layouts = pya_module_layouts(plan)) == NULL) {
         return NULL;
     }
-    options.layout = plan == Py_None ? NULL : &process_layout;
+    options.layouts = layouts;
     const struct pya_hooks hooks = {
         .open_device = open_device,
         .open_error = open_error,
@@ -144,6 +146,9 @@ core_create(PyObject *self, PyObject *args) {
     pya_status status = pya_heap_create(&options, &hooks, &process_heap);
     if (status == PYA_OK) {
         process_plan = Py_NewRef(plan);
+        process_layouts = layouts;
+    } else {
+        free(layouts);
     }
     return pya_module_result(status, "creating the allocator failed", -1);
 }
@@ -159,6 +164,8 @@ core_destroy(PyObject *self, PyObject *args) {
         Py_BEGIN_ALLOW_THREADS
         pya_heap_destroy(heap);
         Py_END_ALLOW_THREADS
+        free(process_layouts);
+        process_layouts = NULL;
         Py_CLEAR(process_plan);
     }
     Py_RETURN_NONE;

@@ -36,8 +36,8 @@ void pya_module_trace_hold(PyObject *object, bool is_held);
 int pya_module_limits_add(PyObject *module);
 int pya_module_attention_add(PyObject *module);
 int pya_module_layout_add(PyObject *module);
-/* Of a bytes object, which must outlive it; false with an exception set. */
-bool pya_module_layout(PyObject *packed, struct pya_layout *out);
+/* The layouts of a bytes object, which must outlive them, in one array for free(); NULL with an exception set. */
+struct pya_layout *pya_module_layouts(PyObject *packed);
 /* Makes the type and puts it into the module under that name; 0, or -1 with an exception set. */
 int pya_module_add_type(PyObject *module, const char *name, PyType_Spec *spec);
 /* Appends row, which it steals, to *list; where either is NULL or it cannot be done, *list becomes NULL. */

@@ -10,35 +10,68 @@
 
 _Static_assert(sizeof(struct pya_layout_place) == 3 * sizeof(uint64_t), "as Python packs it");
 
-bool
-pya_module_layout(PyObject *packed, struct pya_layout *out) {
+/* Before each layout's places: its device, how many of them are its period, how many there are. */
+enum { LAYOUT_NUMBERS = 3 };
+
+/* The next layout in [*at, end), which it moves on; false: it is not whole. */
+static bool
+layout_next(const char **at, const char *end, struct pya_layout *out) {
+    uint64_t numbers[LAYOUT_NUMBERS];
+    if ((size_t)(end - *at) < sizeof numbers) {
+        return false;
+    }
+    memcpy(numbers, *at, sizeof numbers);
+    *at += sizeof numbers;
+    if (numbers[2] > (size_t)(end - *at) / sizeof *out->places ||
+        (numbers[0] != UINT64_MAX && numbers[0] >= PYA_MAX_DEVICES)) {
+        return false;
+    }
+    *out = (struct pya_layout){
+        /* The bytes of such an object are aligned as it is, and all numbers before them are of 64 bits. */
+        .places = (const void *)*at,
+        .n = (size_t)numbers[2],
+        .n_period = (size_t)numbers[1],
+        .device = numbers[0] == UINT64_MAX ? PYA_LAYOUT_EVERY_DEVICE : (int)numbers[0],
+    };
+    *at += out->n * sizeof *out->places;
+    return true;
+}
+
+struct pya_layout *
+pya_module_layouts(PyObject *packed) {
     char *bytes;
-    Py_ssize_t n;
-    if (PyBytes_AsStringAndSize(packed, &bytes, &n) != 0) {
-        return false;
+    Py_ssize_t n_bytes;
+    if (PyBytes_AsStringAndSize(packed, &bytes, &n_bytes) != 0) {
+        return NULL;
     }
-    const size_t one = sizeof(struct pya_layout_place);
-    uint64_t n_period = 0;
-    size_t extent;
-    if ((size_t)n < sizeof n_period || ((size_t)n - sizeof n_period) % one != 0) {
+    struct pya_layout *layouts = calloc(PYA_MAX_DEVICES, sizeof *layouts);
+    if (layouts == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    const char *at = bytes;
+    const char *end = bytes + n_bytes;
+    size_t n = 0;
+    while (n < PYA_MAX_DEVICES && layout_next(&at, end, &layouts[n])) {
+        if (n > 0) {
+            layouts[n - 1].next = &layouts[n];
+        }
+        n++;
+    }
+    if (n == 0 || at != end) {
         pya_module_raise("PlanError", "a plan was cut off");
-        return false;
-    }
-    memcpy(&n_period, bytes, sizeof n_period);
-    /* The bytes of such an object are aligned as it is; its first ones are n_period. */
-    out->places = (const void *)(bytes + sizeof n_period);
-    out->n = ((size_t)n - sizeof n_period) / one;
-    out->n_period = (size_t)n_period;
-    if (!pya_layout_measure(out, &extent)) {
+    } else if (!pya_layouts_are_sound(layouts)) {
         char text[160];
         (void)snprintf(
             text, sizeof text,
             "a plan has at most %d requests below 64 KiB and as many larger ones, of sizes and places that can be",
             PYA_LAYOUT_MOST);
         pya_module_raise("PlanError", text);
-        return false;
+    } else {
+        return layouts;
     }
-    return true;
+    free(layouts);
+    return NULL;
 }
 
 /* ---- working one out ---- */
@@ -102,13 +135,12 @@ layout_place(PyObject *self, PyObject *args) {
 static PyObject *
 layout_check(PyObject *self, PyObject *packed) {
     (void)self;
-    struct pya_layout layout;
-    size_t extent = 0;
-    if (!pya_module_layout(packed, &layout)) {
+    struct pya_layout *layouts = pya_module_layouts(packed);
+    if (layouts == NULL) {
         return NULL;
     }
-    (void)pya_layout_measure(&layout, &extent);
-    return PyLong_FromSize_t(extent);
+    free(layouts);
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {

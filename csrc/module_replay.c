@@ -3,6 +3,7 @@
 
 #include "replay/replay.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 struct program_object {
@@ -166,10 +167,11 @@ replay_choose_cost(const char *name, struct pya_replay_settings *out) {
     return false;
 }
 
-/* False with an exception set. */
+/* False with an exception set; else *layouts, where there is a plan, is to be freed. */
 static bool
 replay_settings(
-    PyObject *args, PyObject *kwargs, struct pya_replay_settings *out, struct pya_layout *layout) {
+    PyObject *args, PyObject *kwargs, struct pya_replay_settings *out,
+    struct pya_layout **layouts) {
     static char *names[] = {"policy",   "capacity", "cost", "options", "check",
                             "progress", "passes",   "plan", NULL};
     const char *policy = NULL;
@@ -198,13 +200,13 @@ replay_settings(
         pya_module_raise("ConfigError", message);
         return false;
     }
-    if (plan != Py_None) {
-        if (!pya_module_layout(plan, layout)) {
-            return false;
-        }
-        out->options.layout = layout; /* borrowed, as progress is */
+    if (!replay_choose_policy(policy, out) || !replay_choose_cost(cost, out)) {
+        return false;
     }
-    return replay_choose_policy(policy, out) && replay_choose_cost(cost, out);
+    *layouts =
+        plan == Py_None ? NULL : pya_module_layouts(plan); /* in plan's bytes, borrowed too */
+    out->options.layouts = *layouts;
+    return plan == Py_None || *layouts != NULL;
 }
 
 static PyObject *
@@ -228,9 +230,9 @@ replay_calls_by_kind(const struct pya_replay_result *result) {
 static PyObject *
 program_replay(PyObject *self, PyObject *args, PyObject *kwargs) {
     struct pya_replay_settings settings;
-    struct pya_layout layout;
+    struct pya_layout *layouts;
     struct pya_replay_result result;
-    if (!replay_settings(args, kwargs, &settings, &layout)) {
+    if (!replay_settings(args, kwargs, &settings, &layouts)) {
         return NULL;
     }
     pya_status status = PYA_OK;
@@ -239,6 +241,7 @@ program_replay(PyObject *self, PyObject *args, PyObject *kwargs) {
     Py_BEGIN_ALLOW_THREADS
     status = pya_replay_run(program_from(self), &settings, &result);
     Py_END_ALLOW_THREADS
+    free(layouts);
     program->n_running--;
     if (status != PYA_OK) {
         return replay_raise(status);
@@ -264,9 +267,9 @@ program_replay(PyObject *self, PyObject *args, PyObject *kwargs) {
 static PyObject *
 program_find_min(PyObject *self, PyObject *args, PyObject *kwargs) {
     struct pya_replay_settings settings;
-    struct pya_layout layout;
+    struct pya_layout *layouts;
     struct pya_replay_min min;
-    if (!replay_settings(args, kwargs, &settings, &layout)) {
+    if (!replay_settings(args, kwargs, &settings, &layouts)) {
         return NULL;
     }
     pya_status status = PYA_OK;
@@ -275,6 +278,7 @@ program_find_min(PyObject *self, PyObject *args, PyObject *kwargs) {
     Py_BEGIN_ALLOW_THREADS
     status = pya_replay_find_min(program_from(self), &settings, &min);
     Py_END_ALLOW_THREADS
+    free(layouts);
     program->n_running--;
     if (status == PYA_E_NOMEM) {
         Py_RETURN_NONE;

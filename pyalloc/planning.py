@@ -1,7 +1,7 @@
 """Plans: where the requests of a program that repeats itself are to lie, worked out from a recording of it.
 
-A plan has the requests up to the first repeated step and that step, each with a place.  Blocks that come again in each
-step get one place for all of them.  Placing blocks whose lives are known is dynamic storage allocation
+A plan has each device's requests up to the first repeated step and that step, each with a place.  Blocks that come
+again in each step get one place for all of them.  Placing blocks whose lives are known is dynamic storage allocation
 (csrc/replay/placement.h); what is worked out here is which blocks these are.
 """
 
@@ -22,10 +22,11 @@ from pyalloc.errors import PlanError
 
 Progress = Callable[[int, int], object]
 
-_FORMAT = 1
+_FORMAT = 2
 _KEY = "pyalloc_plan"
 _ALIGN = 512  # what sizes are rounded to
-_ANYWHERE = 2**64 - 1
+_ANYWHERE = _EVERY_DEVICE = 2**64 - 1
+_LEAST_ASKED = 0.01  # of all bytes: a device that was asked for less is not planned
 _ROUNDS = 2000  # of placing
 _MOST_EVENTS = 2**18  # of a recording that are looked at: three steps of the longest plan
 _GRAM = 16  # requests in a row by which a place in the program is known again
@@ -53,48 +54,68 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Places in the order of the requests.
+class Part:
+    """Places in the order of one device's requests.
 
     Attributes:
+        device: whose; None: of any (the program used one, and ranks that follow its plan use others).
         places: of the program's beginning and of one step.
         period: so many at the end are that step's; 0: the program does not repeat itself.
         live_bytes: most alive at once of what has a place.
         extent_bytes: where the highest place ends.
         elsewhere: share of the bytes asked for by other streams and for private pools, which are not planned.
-        source: the command that was recorded.
     """
 
+    device: int | None
     places: tuple[Place, ...]
     period: int
     live_bytes: int
     extent_bytes: int
     elsewhere: float = 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """All but the places."""
+        return {
+            "device": self.device,
+            "live_bytes": self.live_bytes,
+            "extent_bytes": self.extent_bytes,
+            "elsewhere": self.elsewhere,
+            "period": self.period,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a program's devices are asked for.
+
+    Attributes:
+        parts: one for each device; one for any of them where the program used one.
+        source: the command that was recorded.
+    """
+
+    parts: tuple[Part, ...]
     source: str = ""
 
     def packed(self) -> bytes:
         """As the allocator takes it (csrc/module_layout.c)."""
-        numbers = array("Q", [self.period])
-        for place in self.places:
-            offset = _ANYWHERE if place.offset is None else place.offset
-            numbers.extend((offset, place.size, place.life))
+        numbers = array("Q")
+        for part in self.parts:
+            device = _EVERY_DEVICE if part.device is None else part.device
+            numbers.extend((device, part.period, len(part.places)))
+            for place in part.places:
+                offset = _ANYWHERE if place.offset is None else place.offset
+                numbers.extend((offset, place.size, place.life))
         return numbers.tobytes()
 
     def to_json(self) -> str:
         """The contents of a file."""
-        rows = [[place.size, place.offset, place.life] for place in self.places]
-        return json.dumps(
-            {
-                _KEY: _FORMAT,
-                "source": self.source,
-                "live_bytes": self.live_bytes,
-                "extent_bytes": self.extent_bytes,
-                "elsewhere": round(self.elsewhere, 4),
-                "period": self.period,
-                "places": rows,
-            },
-            separators=(",", ":"),
-        )
+        parts = [
+            part.figures()
+            | {"places": [[place.size, place.offset, place.life] for place in part.places]}
+            for part in self.parts
+        ]
+        content = {_KEY: _FORMAT, "source": self.source, "devices": parts}
+        return json.dumps(content, separators=(",", ":"))
 
 
 def read(path: Path) -> Plan:
@@ -113,14 +134,7 @@ def read(path: Path) -> Plan:
         hint = "make one: pyalloc plan out.pya -o FILE"
         raise PlanError(f"{path} is no plan that this pyalloc knows; {hint}")
     try:
-        plan = Plan(
-            tuple(_place(*row) for row in content["places"]),
-            _number(content["period"]),
-            _number(content["live_bytes"]),
-            _number(content["extent_bytes"]),
-            float(content["elsewhere"]),
-            str(content["source"]),
-        )
+        plan = Plan(tuple(_part(part) for part in content["devices"]), str(content["source"]))
         _core.check_plan(plan.packed())
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         why = error if isinstance(error, PlanError) else "something is missing, or is no number"
@@ -137,6 +151,17 @@ def check(path: Path) -> None:
     plans = ranked.existing(path)
     for each in [path] * (path.exists() or not plans) + plans:
         read(each)
+
+
+def _part(content: dict[str, Any]) -> Part:
+    return Part(
+        None if content["device"] is None else _number(content["device"]),
+        tuple(_place(*row) for row in content["places"]),
+        _number(content["period"]),
+        _number(content["live_bytes"]),
+        _number(content["extent_bytes"]),
+        float(content["elsewhere"]),
+    )
 
 
 def _place(size: Any, offset: Any, life: Any) -> Place:
@@ -184,7 +209,7 @@ def make(
 
     Args:
         path: a trace.
-        device: of which to plan the memory; None: of the one that was asked for most.
+        device: of which alone to plan the memory; None: of each that was asked for a percent of all bytes or more.
         progress: as trace.as_trace_file() calls it.
         needs_steps: no plan of this one run alone.
 
@@ -201,16 +226,26 @@ def make(
                 "pyalloc run --record out.pya python train.py"
             )
         by_device = _requests_of(file)
-    if device is None:
-        device = max(by_device, key=lambda each: sum(by_device[each].sizes), default=None)
-    if device not in by_device:
+    asked_most = _asked_most(by_device)
+    chosen = asked_most if device is None else [device] if device in by_device else []
+    if not chosen:
         which = "no request is in it" if device is None else f"device {device} has no request"
         raise PlanError(f"{path}: {which}, so there is nothing to plan")
-    requests = by_device[device]
-    steps = _steps_of(requests)
-    if steps is None and needs_steps:
+    parts = []
+    for each in chosen:
+        steps = _steps_of(by_device[each])
+        if steps is not None or not needs_steps:
+            whose = each if len(asked_most) > 1 else None
+            parts.append(_planned(path, whose, by_device[each], steps))
+    if not parts:
         raise PlanError(f"{path}: no step asks for the same as the next one")
-    return _planned(path, requests, steps, notes.get("command", ""))
+    return Plan(tuple(parts), notes.get("command", ""))
+
+
+def _asked_most(by_device: dict[int, _Requests]) -> list[int]:
+    asked = {device: sum(requests.sizes) for device, requests in by_device.items()}
+    least = max(1, _LEAST_ASKED * sum(asked.values()))
+    return sorted(each for each in asked if asked[each] >= least)
 
 
 def _requests_of(file: Path) -> dict[int, _Requests]:
@@ -233,7 +268,8 @@ def _requests_of(file: Path) -> dict[int, _Requests]:
                 requests.other_bytes += size
                 continue
             if n_events > _MOST_EVENTS:
-                requests.is_cut = True
+                for each in found.values():
+                    each.is_cut = True
                 break
             leaving.pop(key, None)
             if key in alive:  # its free is not in the recording
@@ -325,16 +361,17 @@ def _is_alike(requests: _Requests, i: int, k: int) -> bool:
     return (one is None or one > apart) and other > apart
 
 
-def _planned(path: Path, requests: _Requests, steps: _Steps | None, source: str) -> Plan:
+def _planned(path: Path, device: int | None, requests: _Requests, steps: _Steps | None) -> Part:
     n = len(requests.sizes) if steps is None else steps.begin + steps.period
     n_large = sum(size >= _core.PLAN_FROM for size in requests.sizes[:n])
     if max(n_large, n - n_large) > _core.PLAN_MOST or (steps is None and requests.is_cut):
         what = (
             "beginning and one step" if steps is not None else "requests, of which no step repeats,"
         )
+        whose = "" if device is None else f" on device {device}"
         raise PlanError(
-            f"{path}: the program's {what} are {n:,} requests; a plan holds {_core.PLAN_MOST:,} of 64 KiB and more "
-            "and as many smaller ones"
+            f"{path}: the program's {what}{whose} are {n:,} requests; a plan holds {_core.PLAN_MOST:,} of 64 KiB "
+            "and more and as many smaller ones"
         )
     blocks = array("Q")
     placed = []
@@ -351,7 +388,7 @@ def _planned(path: Path, requests: _Requests, steps: _Steps | None, source: str)
     places = tuple(Place(requests.sizes[i], offsets.get(i), lives_in_requests[i]) for i in range(n))
     period = 0 if steps is None else steps.period
     elsewhere = requests.other_bytes / max(requests.other_bytes + sum(requests.sizes), 1)
-    return Plan(places, period, live_bytes, extent_bytes, round(elsewhere, 4), source)
+    return Part(device, places, period, live_bytes, extent_bytes, round(elsewhere, 4))
 
 
 def _grown_late(requests: _Requests, offsets: dict[int, int], extent_bytes: int) -> dict[int, int]:

@@ -14,9 +14,7 @@
 pya_status
 pya_heap_create(
     const struct pya_options *options, const struct pya_hooks *hooks, struct pya_heap **out) {
-    size_t laid_bytes;
-    if (hooks->open_device == NULL ||
-        (options->layout != NULL && !pya_layout_measure(options->layout, &laid_bytes))) {
+    if (hooks->open_device == NULL || !pya_layouts_are_sound(options->layouts)) {
         return PYA_E_INVAL;
     }
     struct pya_heap *heap = calloc(1, sizeof *heap);

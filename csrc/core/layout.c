@@ -28,3 +28,24 @@ pya_layout_measure(const struct pya_layout *layout, size_t *bytes) {
     return layout->n_period <= layout->n && n_large <= PYA_LAYOUT_MOST &&
            layout->n - n_large <= PYA_LAYOUT_MOST;
 }
+
+bool
+pya_layouts_are_sound(const struct pya_layout *first) {
+    size_t bytes;
+    for (const struct pya_layout *layout = first; layout != NULL; layout = layout->next) {
+        if (!pya_layout_measure(layout, &bytes)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+const struct pya_layout *
+pya_layout_of(const struct pya_layout *first, int device) {
+    const struct pya_layout *layout = first;
+    while (layout != NULL && layout->device != PYA_LAYOUT_EVERY_DEVICE &&
+           layout->device != device) {
+        layout = layout->next;
+    }
+    return layout;
+}

@@ -1,6 +1,6 @@
 /* A layout: where the requests of a program are to lie, worked out beforehand from a recording of it.  Floor 1.
  *
- * Users know it as a plan (`pyalloc plan`).  It serves each device's first stream, in the default pool. */
+ * Users know it as a plan (`pyalloc plan`).  It serves a device's first stream, in the default pool. */
 #pragma once
 
 #include "base.h"
@@ -21,6 +21,8 @@ enum { PYA_REPEAT_FROM = 64 << 10 };
 
 #define PYA_LAYOUT_ANYWHERE UINT64_MAX
 
+enum { PYA_LAYOUT_EVERY_DEVICE = -1 };
+
 struct pya_layout_place {
     uint64_t
         offset; /* from the beginning of the layout, in steps of PYA_ALIGN; PYA_LAYOUT_ANYWHERE: none is foreseen */
@@ -35,10 +37,18 @@ struct pya_layout {
     /* So many at the end come again and again; 0: none do.  The first of them should be a large one: small ones are found by
      * the large one before them. */
     size_t n_period;
+    int device;                    /* whose requests; PYA_LAYOUT_EVERY_DEVICE */
+    const struct pya_layout *next; /* of another device; NULL: this is the last one */
 };
 
 /* Bytes from the beginning to the end of the last place; false: a place cannot be, or there are too many. */
 bool pya_layout_measure(const struct pya_layout *layout, size_t *bytes);
+
+/* Can all of them be? */
+bool pya_layouts_are_sound(const struct pya_layout *first);
+
+/* The first one that is for this device; NULL: none is. */
+const struct pya_layout *pya_layout_of(const struct pya_layout *first, int device);
 
 #ifdef __cplusplus
 }

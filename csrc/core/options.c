@@ -62,7 +62,7 @@ pya_options_init(struct pya_options *options) {
 #define X(kind, name, initial, help) options->name = initial;
     PYA_OPTION_TABLE(X)
 #undef X
-    options->layout = NULL;
+    options->layouts = NULL;
 }
 
 static size_t

@@ -53,7 +53,7 @@ struct pya_options {
     PYA_OPTION_TABLE(X)
 #undef X
     /* Not of the table, and in no text: the caller keeps it for as long as the heap lives.  NULL: none. */
-    const struct pya_layout *layout;
+    const struct pya_layout *layouts;
 };
 
 void pya_options_init(struct pya_options *options);

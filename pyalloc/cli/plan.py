@@ -40,7 +40,7 @@ class Command:
             "--device",
             type=console.index,
             metavar="N",
-            help="whose requests (the one that was asked for most)",
+            help="only its requests (those of each device that was asked for a percent or more)",
         )
         parser.add_argument("--json", action="store_true", help="the figures as JSON")
         parser.add_argument(
@@ -94,11 +94,7 @@ class Command:
         console.tell(args, f"wrote {target}")
         row = {
             "plan": str(target),
-            "requests": len(plan.places),
-            "period": plan.period,
-            "live_bytes": plan.live_bytes,
-            "extent_bytes": plan.extent_bytes,
-            "elsewhere": plan.elsewhere,
+            "devices": [part.figures() | {"requests": len(part.places)} for part in plan.parts],
             "replayed": figures,
         }
         return plan, row
@@ -122,19 +118,31 @@ def _replayed(args: argparse.Namespace, file: Path, plan: planning.Plan) -> dict
 
 
 def _table(file: Path, plan: planning.Plan, figures: dict[str, Any]) -> str:
-    n = len(plan.places)
+    lines = []
+    for part in plan.parts:
+        lines += _part_lines(file, part)
+    lines += text.compare(list(figures.items()), 1)
+    if _is_of_no_use(figures):
+        lines.append(
+            text.wrapped("Without the plan it needs less: leave it out, or record again.", "")
+        )
+    return "\n".join(lines)
+
+
+def _part_lines(file: Path, part: planning.Part) -> list[str]:
+    n = len(part.places)
     kinds = (
-        f"the {n:,} requests of its beginning and of one step, which has {plan.period:,}"
-        if plan.period
+        f"the {n:,} requests of its beginning and of one step, which has {part.period:,}"
+        if part.period
         else f"its {n:,} requests"
     )
+    where = "" if part.device is None else f", device {part.device}"
     lines = [
-        text.wrapped(f"{file.name}: places for {kinds}", ""),
-        f"most alive       {size(plan.live_bytes)}",
-        f"planned          {size(plan.extent_bytes)}, {plan.extent_bytes / max(plan.live_bytes, 1):.4f} of it",
-        *text.compare(list(figures.items()), 1),
+        text.wrapped(f"{file.name}{where}: places for {kinds}", ""),
+        f"most alive       {size(part.live_bytes)}",
+        f"planned          {size(part.extent_bytes)}, {part.extent_bytes / max(part.live_bytes, 1):.4f} of it",
     ]
-    if not plan.period:
+    if not part.period:
         lines.append(
             text.wrapped(
                 "No step in it asks for the same as the next one: the plan is of this run alone, and helps only where "
@@ -142,16 +150,12 @@ def _table(file: Path, plan: planning.Plan, figures: dict[str, Any]) -> str:
                 "",
             )
         )
-    if _is_of_no_use(figures):
-        lines.append(
-            text.wrapped("Without the plan it needs less: leave it out, or record again.", "")
-        )
-    if plan.elsewhere > _FEW:
+    if part.elsewhere > _FEW:
         lines.append(
             text.wrapped(
-                f"{100 * plan.elsewhere:.0f} % of all bytes were asked for on other streams or in private pools "
+                f"{100 * part.elsewhere:.0f} % of all bytes were asked for on other streams or in private pools "
                 "(CUDA graphs, MemPool): these have no place in the plan.",
                 "",
             )
         )
-    return "\n".join(lines)
+    return lines

@@ -117,7 +117,7 @@ script_lay(const struct script *s, struct pya_layout_place *places, struct pya_l
         }
         places[i] = (struct pya_layout_place){offset, s->bytes[i], life};
     }
-    *layout = (struct pya_layout){places, n, s->period};
+    *layout = (struct pya_layout){places, n, s->period, PYA_LAYOUT_EVERY_DEVICE, NULL};
 }
 
 /* Where the layout has the request; past its end that is where it lay one period ago. */
@@ -145,7 +145,7 @@ fixture_new(const char *text) {
     CHECK(f != NULL);
     script_write(&f->script);
     script_lay(&f->script, f->places, &f->layout);
-    f->world.layout = &f->layout;
+    f->world.layouts = &f->layout;
     world_init(&f->world, text);
     return f;
 }
@@ -349,8 +349,8 @@ test_many_holes_cost_nothing(void) {
     enum { N = PYA_LAYOUT_MOST < 2000 ? PYA_LAYOUT_MOST : 2000 };
     static struct pya_layout_place places[N];
     static pya_dptr ptrs[N];
-    const struct pya_layout layout = {places, N, 0};
-    struct world world = {.layout = &layout};
+    const struct pya_layout layout = {places, N, 0, PYA_LAYOUT_EVERY_DEVICE, NULL};
+    struct world world = {.layouts = &layout};
     for (size_t i = 0; i + 1 < N; i++) {
         places[i] = (struct pya_layout_place){i * 2 * MIB, 2 * MIB, 0};
     }
@@ -381,8 +381,8 @@ test_small_blocks_are_found_in_few_steps(void) {
         size_t bytes = 512 * (1 + i % 2);
         places[i + 1] = (struct pya_layout_place){i % 2 * MIB + i / 2 * bytes, bytes, 0};
     }
-    struct pya_layout layout = {places, N_SMALL + 1, N_SMALL + 1};
-    struct world world = {.layout = &layout};
+    struct pya_layout layout = {places, N_SMALL + 1, N_SMALL + 1, 0, NULL};
+    struct world world = {.layouts = &layout};
     world_init(&world, "");
     pya_dptr ptrs[N_SMALL + 1];
     for (int step = 0; step < 4; step++) {
@@ -416,8 +416,8 @@ test_nonsense_does_no_harm(void) {
             places[i].offset = n % 11 == 0 ? PYA_LAYOUT_ANYWHERE : places[i].offset;
             places[i].life = n % 13;
         }
-        const struct pya_layout layout = {places, N, seed % 2 == 0 ? 0 : 70};
-        struct world world = {.layout = &layout};
+        const struct pya_layout layout = {places, N, seed % 2 == 0 ? 0 : 70, 0, NULL};
+        struct world world = {.layouts = &layout};
         pya_dptr live[N_LIVE] = {0};
         world_init(&world, seed % 3 == 0 ? "memory:tight" : "");
         for (size_t i = 0; i < N_OPS; i++) {
@@ -443,14 +443,40 @@ test_nonsense_does_no_harm(void) {
     }
 }
 
+/* Each device follows its own layout, or that of every device; one for which there is none does as without. */
+static void
+test_devices_have_their_own(void) {
+    const struct pya_layout_place low_first[] = {{0, 2 * MIB, 0}, {2 * MIB, MIB, 0}};
+    const struct pya_layout_place high_first[] = {{2 * MIB, 2 * MIB, 0}, {0, MIB, 0}};
+    for (int last = PYA_LAYOUT_EVERY_DEVICE; last <= 1; last++) {
+        const struct pya_layout second = {high_first, 2, 0, last, NULL};
+        const struct pya_layout first = {low_first, 2, 0, 2, &second};
+        struct world world = {.layouts = &first};
+        world_init(&world, "");
+        for (int device = 0; device < 3; device++) {
+            pya_dptr ptrs[2];
+            CHECK_OK(pya_alloc(world.heap, device, 2 * MIB, 0, &ptrs[0]));
+            CHECK_OK(pya_alloc(world.heap, device, MIB, 0, &ptrs[1]));
+            bool is_second = device != 2 && (last == device || last == PYA_LAYOUT_EVERY_DEVICE);
+            CHECK_EQ(ptrs[0] > ptrs[1], is_second);
+            CHECK_EQ(
+                stat_of(world.heap, device, "pyalloc_planned"), device == 2 || is_second ? 2 : 0);
+            give(&world, ptrs[0]);
+            give(&world, ptrs[1]);
+            CHECK_EQ(pya_heap_check(world.heap, device), 0);
+        }
+        world_fini(&world);
+    }
+}
+
 static void
 test_impossible_ones_are_refused(void) {
     static struct pya_layout_place places[PYA_LAYOUT_MOST + 1];
-    struct pya_layout layout = {places, 1, 0};
+    struct pya_layout layout = {places, 1, 0, 0, NULL};
     struct world world = {0};
     struct pya_options options;
     pya_options_init(&options);
-    options.layout = &layout;
+    options.layouts = &layout;
     world.hooks.open_device = world_open;
     const struct pya_layout_place wrong[] = {
         {0, 0, 0}, {0, 513, 0}, {1, 512, 0}, {0, (uint64_t)1 << 61, 0}, {(uint64_t)1 << 60, 512, 0},
@@ -462,9 +488,11 @@ test_impossible_ones_are_refused(void) {
     for (size_t i = 0; i <= PYA_LAYOUT_MOST; i++) {
         places[i] = (struct pya_layout_place){0, PYA_REPEAT_FROM, 0};
     }
+    const struct pya_layout sound = {places, 1, 0, 0, &layout};
+    options.layouts = &sound;
     layout.n_period = 2;
     CHECK_EQ(pya_heap_create(&options, &world.hooks, &world.heap), PYA_E_INVAL);
-    layout = (struct pya_layout){places, PYA_LAYOUT_MOST + 1, 0};
+    layout = (struct pya_layout){places, PYA_LAYOUT_MOST + 1, 0, 0, NULL};
     CHECK_EQ(pya_heap_create(&options, &world.hooks, &world.heap), PYA_E_INVAL);
     layout.n = PYA_LAYOUT_MOST;
     CHECK_OK(pya_heap_create(&options, &world.hooks, &world.heap));
@@ -478,7 +506,7 @@ sweep_once(const char *options, unsigned long nth, bool host, pya_status with) {
     size_t live_before = fault_live();
     script_write(&f->script);
     script_lay(&f->script, f->places, &f->layout);
-    f->world.layout = &f->layout;
+    f->world.layouts = &f->layout;
     f->world.config = (struct pya_sim_config){.capacity_bytes = 4096 * MIB, .quiet = true};
     world_init(&f->world, options);
     size_t n_done = 0;
@@ -529,6 +557,7 @@ static const struct check_case cases[] = {
     {"small_blocks_are_found_in_few_steps", test_small_blocks_are_found_in_few_steps},
 #endif
     {"nonsense_does_no_harm", test_nonsense_does_no_harm},
+    {"devices_have_their_own", test_devices_have_their_own},
     {"impossible_ones_are_refused", test_impossible_ones_are_refused},
     {"sweep", test_sweep},
 };

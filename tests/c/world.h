@@ -15,8 +15,8 @@ struct world {
     struct pya_sim *sim;
     struct pya_sim_config config;
     struct pya_hooks hooks;
-    const struct pya_layout *layout; /* of its options; NULL: none */
-    struct pya_device_ops ops;       /* the sim's, with a begin, end and close of our own */
+    const struct pya_layout *layouts; /* of its options; NULL: none */
+    struct pya_device_ops ops;        /* the sim's, with a begin, end and close of our own */
 };
 
 static struct {
@@ -80,7 +80,7 @@ world_init(struct world *world, const char *text) {
     char message[200] = "";
     pya_options_init(&options);
     CHECK_OK(pya_options_parse(&options, text, message, sizeof message));
-    options.layout = world->layout;
+    options.layouts = world->layouts;
     world->hooks.arg = world;
     world_opened.n_begun = 0;
     world->hooks.open_device = world_open;

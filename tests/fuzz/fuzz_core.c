@@ -197,8 +197,8 @@ world_lay(struct world *world) {
         offset = n % 8 == 7 ? PYA_LAYOUT_ANYWHERE : offset;
         world->places[n++] = (struct pya_layout_place){offset, bytes, bytes / PYA_ALIGN % 5};
     }
-    world->layout = (struct pya_layout){world->places, n, n / 2};
-    world->options.layout = &world->layout;
+    world->layout = (struct pya_layout){world->places, n, n / 2, PYA_LAYOUT_EVERY_DEVICE, NULL};
+    world->options.layouts = &world->layout;
 }
 
 static void

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import sys
 import textwrap
@@ -57,9 +58,9 @@ class Program:
         self.sizes[self.n] = size
         return self.n
 
-    def give(self, number: int) -> None:
-        self.hand.event("free_requested", addr=number << 40)
-        self.hand.event("free_completed", addr=number << 40)
+    def give(self, number: int, **fields: int) -> None:
+        self.hand.event("free_requested", addr=number << 40, **fields)
+        self.hand.event("free_completed", addr=number << 40, **fields)
 
     def step(self, first: bool) -> None:
         kept = [self.take(size * MIB) for size in (3, 8, 2, 5)]
@@ -99,7 +100,14 @@ def lives(path: Path, n: int) -> list[tuple[int, int, int]]:
     return [(size, born, died) for size, born, died in found[:n]]
 
 
-def check_places(path: Path, made: planning.Plan) -> None:
+def only(made: planning.Plan) -> planning.Part:
+    """That of the one device there is."""
+    (part,) = made.parts
+    assert part.device is None
+    return part
+
+
+def check_places(path: Path, made: planning.Part) -> None:
     """No byte is under two blocks that live at one time."""
     blocks = lives(path, len(made.places))
     for i, (size, born, died) in enumerate(blocks):
@@ -117,7 +125,7 @@ def check_places(path: Path, made: planning.Plan) -> None:
 
 
 def test_the_step_is_found(steps: Path) -> None:
-    made = planning.make(steps)
+    made = only(planning.make(steps))
     per_step = 4 + 1 + 8
     assert made.period == per_step
     assert len(made.places) == per_step + 4 + per_step  # the first step has four more
@@ -133,7 +141,7 @@ def test_replayed_with_it_nothing_is_lost(steps: Path) -> None:
     made = planning.make(steps)
     with trace.program(steps) as program:
         found = replaying.compare(program, ["pyalloc"], plan=made.packed())["pyalloc"]
-    assert found["peak_bytes"] <= -(-made.extent_bytes // (2 * MIB)) * 2 * MIB + 2 * MIB
+    assert found["peak_bytes"] <= -(-only(made).extent_bytes // (2 * MIB)) * 2 * MIB + 2 * MIB
     assert found["n_calls_second_half"] == 0
 
 
@@ -160,7 +168,7 @@ def test_the_report_says_what_a_plan_would_save(plan: Plan) -> None:
     replays = told["replay"]
     planned, unplanned = (replays[name]["peak_bytes"] for name in ("planned", "pyalloc"))
     made = planning.make(path, needs_steps=True)
-    assert made.live_bytes <= planned <= made.extent_bytes + 2 * MIB
+    assert only(made).live_bytes <= planned <= only(made).extent_bytes + 2 * MIB
     assert planned < 0.99 * unplanned
     advice = next(item for item in told["advice"] if item["kind"] == "plan")
     assert advice["saved_bytes"] == unplanned - planned
@@ -190,9 +198,9 @@ def test_any_program(plan: Plan, seed: int) -> None:
             live.append(program.take(rng.choice([400, 9000, 70 * KIB, MIB, 5 * MIB])))
     path = plan.done()
     made = planning.make(path)
-    assert made.period == 0
-    assert len(made.places) == program.n
-    check_places(path, made)
+    assert only(made).period == 0
+    assert len(only(made).places) == program.n
+    check_places(path, only(made))
     with trace.program(path) as replayed:
         found = replayed.replay("pyalloc", plan=made.packed(), check=True)
     assert found["completed"] and found["n_violations"] == 0
@@ -206,15 +214,76 @@ def test_other_streams_and_pools_are_left_out(plan: Plan) -> None:
         plan.event("pool_begin", addr=1, arg=0)
         program.give(program.take(MIB))
         plan.event("pool_end", addr=1, arg=0)
-        program.give(program.take(MIB, device=1))
+        program.give(program.take(32 * KIB, device=1), device=1)
     path = plan.done()
-    made = planning.make(path)
+    made = only(planning.make(path))  # device 1 is asked for less than a percent
     assert made.period == 13
     # Of one step 3 + 8 + 2 + 5 + 4 * 4 MiB and 28 KiB here, 2 elsewhere.
     assert made.elsewhere == pytest.approx(2 / 36, abs=0.003)
-    assert len(planning.make(path, device=1).places) == 4
+    assert len(only(planning.make(path, device=1)).places) == 4
     said = pyalloc("plan", path, "-o", path.with_suffix(".plan"))
     assert "6 % of all bytes were asked for on other streams" in said
+
+
+def test_devices_of_one_process_have_their_own(plan: Plan) -> None:
+    """Planned together as each would be alone; followed, replayed, by each of them."""
+    program = Program(plan)
+    for step in range(5):
+        program.step(first=step == 0)
+        for number in [program.take(size * MIB, device=1) for size in (6, 1, 3, 2, 4, 1)]:
+            program.give(number, device=1)
+    path = plan.done()
+    made = planning.make(path)
+    assert [part.device for part in made.parts] == [0, 1]
+    assert [part.period for part in made.parts] == [13, 6]
+    alone = [planning.make(path, device=device).parts for device in (0, 1)]
+    assert made.parts == alone[0] + alone[1]
+    with trace.program(path) as replayed:
+        found = replayed.replay("pyalloc", plan=made.packed(), check=True)
+    assert found["completed"] and found["n_violations"] == 0
+    extents = sum(-(-part.extent_bytes // (2 * MIB)) * 2 * MIB for part in made.parts)
+    assert found["peak_bytes"] <= extents + 2 * MIB
+    target = path.with_suffix(".plan")
+    said = pyalloc("plan", path)
+    assert planning.read(target) == made
+    for device, n in enumerate((13, 6)):
+        assert re.search(rf"device {device}: places for the [^:]* which\s+has {n}\n", said)
+
+
+@pytest.mark.torch
+def test_one_process_trains_on_two_devices(
+    record: Record, dry_python: RunPython, tmp_path: Path
+) -> None:
+    """Every request on either device gets its place."""
+    program = """
+        import torch
+        halves = [torch.nn.Linear(900, 1100 - 300 * i).to(f"cuda:{i}") for i in range(2)]
+        optimizer = torch.optim.AdamW([p for half in halves for p in half.parameters()])
+        for step in range(5):
+            optimizer.zero_grad()
+            for i, half in enumerate(halves):
+                x = torch.randn(700, 900, device=f"cuda:{i}")
+                torch.nn.functional.gelu(half(x)).square().mean().backward()
+            optimizer.step()
+    """
+    recorded = record(program, "--devices", "2")
+    target = tmp_path / "out.plan"
+    pyalloc("plan", recorded, "-o", target, "-q")
+    n_placed = [
+        sum(place.offset is not None for place in part.places)
+        for part in planning.read(target).parts
+    ]
+    assert len(n_placed) == 2
+    done = dry_python(
+        f"""
+        import pyalloc
+        pyalloc.install(plan={str(target)!r})
+        {textwrap.indent(textwrap.dedent(program), 8 * " ").strip()}
+        print([pyalloc.stats(device)["pyalloc_planned"] for device in (0, 1)])
+        """,
+        devices=2,
+    )
+    assert done.stdout.strip() == str(n_placed)
 
 
 def test_a_block_that_waits_for_a_stream_lives_until_then(plan: Plan) -> None:
@@ -223,7 +292,7 @@ def test_a_block_that_waits_for_a_stream_lives_until_then(plan: Plan) -> None:
     plan.event("alloc", addr=2 << 30, bytes=4 * MIB)
     plan.event("free_completed", addr=1 << 30)
     plan.event("alloc", addr=3 << 30, bytes=4 * MIB)
-    made = planning.make(plan.done())
+    made = only(planning.make(plan.done()))
     offsets = [place.offset for place in made.places]
     assert offsets[0] != offsets[1] and offsets[2] == offsets[0]
 
@@ -231,7 +300,7 @@ def test_a_block_that_waits_for_a_stream_lives_until_then(plan: Plan) -> None:
 def test_a_free_that_is_not_in_the_recording(plan: Plan) -> None:
     for size in (MIB, 2 * MIB, 3 * MIB):
         plan.event("alloc", addr=1 << 30, bytes=size)
-    made = planning.make(plan.done())
+    made = only(planning.make(plan.done()))
     assert made.extent_bytes == 3 * MIB
     assert [place.life for place in made.places] == [1, 1, 0]
 
@@ -253,7 +322,7 @@ def test_of_a_snapshot_of_torchs(dry_python: RunPython, tmp_path: Path) -> None:
         torch.cuda.memory._dump_snapshot({str(late)!r})
         """
     )
-    made = planning.make(whole)
+    made = only(planning.make(whole))
     assert made.period > 0
     assert made.extent_bytes < made.live_bytes * 1.01 + 2 * MIB
     with pytest.raises(PlanError, match="begins when memory was in use already"):
@@ -290,38 +359,43 @@ def test_files(steps: Path, tmp_path: Path) -> None:
     assert "--force overwrites it" in pyalloc("plan", steps, "-o", target, expect=2)
     assert "is what is read" in pyalloc("plan", steps, "-o", steps, "--force", expect=2)
     data = json.loads(pyalloc("plan", steps, "-o", target, "--force", "--json", "-q"))
-    assert data["extent_bytes"] == made.extent_bytes
+    assert [part["extent_bytes"] for part in data["devices"]] == [only(made).extent_bytes]
     assert set(data["replayed"]) == {"native", "expandable", "pyalloc", "planned"}
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda content: content.pop("places"),
-        lambda content: content["places"].append([512, 0]),
-        lambda content: content["places"].append([513, 0, 0]),
-        lambda content: content["places"].append([512, -512, 0]),
-        lambda content: content["places"].append([512, 2**70, 0]),
-        lambda content: content["places"].append([512, "0", 0]),
-        lambda content: content["places"].append([None, 0, 0]),
-        lambda content: content["places"].extend([[512, 0, 0]] * (_core.PLAN_MOST + 1)),
-        lambda content: content.update(period=10**6),
-        lambda content: content.update(period=-1),
-        lambda content: content.update(period=True),
-        lambda content: content.update(elsewhere=[]),
+        lambda part: part.pop("places"),
+        lambda part: part["places"].append([512, 0]),
+        lambda part: part["places"].append([513, 0, 0]),
+        lambda part: part["places"].append([512, -512, 0]),
+        lambda part: part["places"].append([512, 2**70, 0]),
+        lambda part: part["places"].append([512, "0", 0]),
+        lambda part: part["places"].append([None, 0, 0]),
+        lambda part: part["places"].extend([[512, 0, 0]] * (_core.PLAN_MOST + 1)),
+        lambda part: part.update(period=10**6),
+        lambda part: part.update(period=-1),
+        lambda part: part.update(period=True),
+        lambda part: part.update(elsewhere=[]),
+        lambda part: part.update(device=-1),
+        lambda part: part.update(device=64),
+        lambda part: part.update(device="0"),
+        lambda part: part.clear(),
     ],
 )
 def test_damaged_files(steps: Path, tmp_path: Path, change) -> None:  # type: ignore[no-untyped-def]
     content = json.loads(planning.make(steps).to_json())
-    change(content)
+    change(content["devices"][0])
     path = tmp_path / "bad.plan"
-    path.write_text(json.dumps(content))
-    with pytest.raises(PlanError, match=r"is damaged: .*; make it again with pyalloc plan"):
-        planning.read(path)
+    for damaged in (content, content | {"devices": []}, content | {"devices": 1}):
+        path.write_text(json.dumps(damaged))
+        with pytest.raises(PlanError, match=r"is damaged: .*; make it again with pyalloc plan"):
+            planning.read(path)
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"[1]", b"\xff", b"[" * 10**5, b'{"pyalloc_plan": 2}']
+    "content", [b"", b"{}", b"[1]", b"\xff", b"[" * 10**5, b'{"pyalloc_plan": 1}']
 )
 def test_other_files(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "no.plan"
@@ -362,7 +436,7 @@ def test_training_with_a_plan(
     recorded = record(training(4, batches), "--allocator", allocator)
     target = tmp_path / "out.plan"
     pyalloc("plan", recorded, "-o", target)
-    made = planning.read(target)
+    made = only(planning.read(target))
     assert made.period > 0
     program = training(7, batches).replace(
         "        optimizer.step()\n",
@@ -401,7 +475,7 @@ def test_contents_stay_apart(record: Record, dry_python: RunPython, tmp_path: Pa
         import random, torch, pyalloc
         pyalloc.install(plan={str(target)!r})
         rng = random.Random(1)
-        sizes = [place[0] for place in __import__("json").load(open({str(target)!r}))["places"]]
+        sizes = [place[0] for place in __import__("json").load(open({str(target)!r}))["devices"][0]["places"]]
         live = []
         for i in range(3000):
             if live and rng.random() < 0.5:
@@ -489,7 +563,8 @@ def test_each_rank_follows_its_own(tmp_path: Path) -> None:
     assert f"next: pyalloc run --plan {tmp_path / 'out.plan'} " in told
     plans = [tmp_path / f"out.rank{rank}.plan" for rank in (0, 1)]
     n_placed = [
-        sum(place.offset is not None for place in planning.read(plan).places) for plan in plans
+        sum(place.offset is not None for place in only(planning.read(plan)).places)
+        for plan in plans
     ]
     follow = [*dry, "--allocator", "pyalloc", "--plan"]
     told = pyalloc(*follow, tmp_path / "out.plan", *ranks, script, "planned")
