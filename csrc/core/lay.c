@@ -96,12 +96,15 @@ pya_status
 pya_lay_arena(
     struct pya_card *card, struct pya_pool *pool, pya_stream stream, struct pya_arena **out) {
     bool is_first = pool == NULL && card->common == NULL;
-    const struct pya_layout *layout = pya_layout_of(card->options.layouts, card->index);
     pya_status st = pya_pool_arena(card, pool, stream, out);
-    if (st == PYA_OK && is_first && layout != NULL && (*out)->small_fit == NULL) {
+    if (st != PYA_OK || !is_first || (*out)->small_fit != NULL) {
+        return st;
+    }
+    const struct pya_layout *layout = pya_layout_of(card->options.layouts, card->index);
+    if (layout != NULL) {
         lay_begin(*out, layout);
     }
-    return st;
+    return PYA_OK;
 }
 
 static size_t
