@@ -396,25 +396,26 @@ pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, 
     if (ids == NULL) {
         return PYA_E_HOST_NOMEM;
     }
-    size_t n_made = 0;
-    for (; n_made < n_pages; n_made++) {
-        st = pya_page_create(&card->pages, card->dev, &ids[n_made]);
-        if (st != PYA_OK) {
-            break;
-        }
-        card->pages.items[ids[n_made]].is_small = is_small;
+    size_t n_made;
+    st = pya_pages_make(&card->pages, card->dev, n_pages, ids, &n_made);
+    for (size_t i = 0; i < n_made; i++) {
+        card->pages.items[ids[i]].is_small = is_small;
     }
     pya_card_reserved(card, is_small, (int64_t)(n_made * PYA_PAGE));
     struct pya_range *range = hole->range;
     pya_dptr addr = hole->addr;
-    st = st == PYA_OK ? pya_arena_settle(arena, hole, ids, n_pages) : st;
+    if (st != PYA_OK) {
+        goto done;
+    }
+    st = pya_arena_settle(arena, hole, ids, n_pages);
     if (st == PYA_OK) {
         pya_arena_note_mapped(arena, range, addr, n_pages);
         card->stats.scalar[PYA_STAT_num_device_alloc]++;
         card->stats.scalar[PYA_STAT_pyalloc_growths]++;
     } else {
-        arena_drop_pages(card, ids, n_made, is_small);
+        arena_drop_pages(card, ids, n_pages, is_small);
     }
+done:
     free(ids);
     return st;
 }

@@ -577,6 +577,7 @@ climb_is_hopeless(const struct pya_arena *arena, size_t bytes) {
 pya_status
 pya_ladder_climb(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_block *block = NULL;
+    pya_pages_try_anew(&arena->card->pages);
     pya_card_unpark(arena->card);
     pya_status st = ladder_reclaim(arena, bytes, is_small, &block);
     if (st == PYA_OK && block == NULL) {

@@ -5,6 +5,13 @@
 
 #include "debug.h"
 
+/* Below this a look at the device's free memory costs more than pages made in vain. */
+#ifdef PYA_TEST_TINY
+enum { MAKE_ASKS_FROM = 2 };
+#else
+enum { MAKE_ASKS_FROM = 64 };
+#endif
+
 void
 pya_pages_init(struct pya_pages *pages) {
     *pages = (struct pya_pages){.unused = PYA_NO_PAGE};
@@ -36,8 +43,8 @@ pya_pages_reserve(struct pya_pages *pages, size_t n) {
     return PYA_OK;
 }
 
-pya_status
-pya_page_create(struct pya_pages *pages, struct pya_device *dev, pya_page_id *out) {
+static pya_status
+page_create(struct pya_pages *pages, struct pya_device *dev, pya_page_id *out) {
     pya_page_handle handle;
     pya_status st = pya_device_page_create(dev, &handle);
     if (st != PYA_OK) {
@@ -54,6 +61,58 @@ pya_page_create(struct pya_pages *pages, struct pya_device *dev, pya_page_id *ou
     pages->n_live++;
     *out = id;
     return PYA_OK;
+}
+
+static bool
+make_is_hopeless(const struct pya_pages *pages, struct pya_device *dev, size_t n) {
+    size_t free_now;
+    size_t total;
+    if (!pages->is_short || n <= pages->n_had || n < MAKE_ASKS_FROM ||
+        pya_device_mem_info(dev, &free_now, &total) != PYA_OK) {
+        return false;
+    }
+    size_t more = free_now > pages->free_then ? free_now - pages->free_then : 0;
+    return n - pages->n_had > more / PYA_PAGE;
+}
+
+static void
+make_note_shortage(struct pya_pages *pages, struct pya_device *dev, size_t n_had) {
+    size_t total;
+    pages->n_had = n_had;
+    pages->is_short = n_had >= MAKE_ASKS_FROM &&
+                      pya_device_mem_info(dev, &pages->free_then, &total) == PYA_OK;
+}
+
+pya_status
+pya_pages_make(
+    struct pya_pages *pages, struct pya_device *dev, size_t n, pya_page_id *ids, size_t *n_made) {
+    *n_made = 0;
+    if (make_is_hopeless(pages, dev, n)) {
+        return PYA_E_NOMEM;
+    }
+    pya_status st = PYA_OK;
+    size_t n_had = 0;
+    for (; n_had < n && st == PYA_OK; n_had += st == PYA_OK) {
+        st = page_create(pages, dev, &ids[n_had]);
+    }
+    if (st == PYA_OK) {
+        *n_made = n;
+        return PYA_OK;
+    }
+    for (size_t i = 0; i < n_had; i++) {
+        if (pya_page_release(pages, dev, ids[i]) != PYA_OK) {
+            ids[(*n_made)++] = ids[i];
+        }
+    }
+    if (st == PYA_E_NOMEM) {
+        make_note_shortage(pages, dev, n_had);
+    }
+    return st;
+}
+
+void
+pya_pages_try_anew(struct pya_pages *pages) {
+    pages->is_short = false;
 }
 
 pya_status

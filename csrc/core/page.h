@@ -32,15 +32,24 @@ struct pya_pages {
     size_t n_live;
     size_t n_mappings;
     pya_page_id unused;
+    bool is_short; /* the device had no more than n_had of the pages wanted, and said free_then when these were back */
+    size_t n_had;
+    size_t free_then;
 };
 
 void pya_pages_init(struct pya_pages *pages);
 void pya_pages_fini(struct pya_pages *pages);
 /* Host memory for n more pages, so that creating them can only fail on the device. */
 PYA_MUST_CHECK pya_status pya_pages_reserve(struct pya_pages *pages, size_t n);
-/* Creates one page without a home or mapping.  Host memory was reserved. */
+/* Creates n pages without a home or mapping; host memory was reserved.  On failure *n_made is how many of them, now ids'
+ * first ones, could not be given back.
+ * Making many only to give them back takes seconds: what the device did not have is not tried again, until
+ * pya_pages_try_anew(), unless its free memory has grown by as much.  Not by that alone: it does not count what the driver
+ * can put elsewhere (managed memory). */
 PYA_MUST_CHECK pya_status
-pya_page_create(struct pya_pages *pages, struct pya_device *dev, pya_page_id *out);
+pya_pages_make(
+    struct pya_pages *pages, struct pya_device *dev, size_t n, pya_page_id *ids, size_t *n_made);
+void pya_pages_try_anew(struct pya_pages *pages);
 /* Unmapped pages only.  On failure the page stays in the table, without a home. */
 PYA_MUST_CHECK pya_status
 pya_page_release(struct pya_pages *pages, struct pya_device *dev, pya_page_id id);

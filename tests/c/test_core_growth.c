@@ -227,6 +227,38 @@ test_sweep(void) {
     sweep_all(sweep_once, "memory:tight");
 }
 
+/* A request for more than there is makes what there is once, to see that it is not enough, whatever is tried then. */
+static void
+test_memory_is_made_in_vain_once(void) {
+    enum { N_LIVE = 16, N_CACHED = 6 };
+    struct world world = {.config = {.capacity_bytes = 8192 * MIB}};
+    pya_dptr live[N_LIVE], cached[N_CACHED], ptr;
+    world_init(&world, "");
+    for (size_t i = 0; i < N_LIVE; i++) {
+        live[i] = take(&world, 128 * MIB, 0);
+    }
+    for (size_t i = 0; i < N_CACHED; i++) {
+        cached[i] = take(&world, 64 * MIB, i % 2 * 16); /* two streams */
+    }
+    for (size_t i = 0; i < N_CACHED; i++) {
+        give(&world, cached[i]);
+    }
+    size_t n_free = (8192 * MIB - reserved(&world)) / PYA_PAGE;
+    for (size_t bytes = 8000 * MIB; bytes > 6400 * MIB; bytes -= 100 * MIB) {
+        uint64_t before = calls(&world, PYA_SIM_PAGE_CREATE);
+        CHECK_EQ(pya_alloc(world.heap, 0, bytes, 0, &ptr), PYA_E_NOMEM);
+        CHECK(calls(&world, PYA_SIM_PAGE_CREATE) - before <= n_free + 1);
+        CHECK_EQ(pya_heap_check(world.heap, 0), 0);
+    }
+    /* All that there is. */
+    ptr = take(&world, 8192 * MIB - N_LIVE * 128 * MIB, 0);
+    give(&world, ptr);
+    for (size_t i = 0; i < N_LIVE; i++) {
+        give(&world, live[i]);
+    }
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"growing_tensor_is_extended", test_growing_tensor_is_extended},
     {"rising_memory_is_not_stitched", test_rising_memory_is_not_stitched},
@@ -235,6 +267,7 @@ static const struct check_case cases[] = {
     {"little_memory_grows_slowly", test_little_memory_grows_slowly},
     {"scarce_addresses", test_scarce_addresses},
     {"pools_come_and_go", test_pools_come_and_go},
+    {"memory_is_made_in_vain_once", test_memory_is_made_in_vain_once},
     {"sweep", test_sweep},
 };
 
