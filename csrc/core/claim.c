@@ -130,17 +130,17 @@ pya_pool_claim(
     return st;
 }
 
-/* Opens everything that is mapped anew, now that the device knows one more peer. */
+/* Everything that is mapped, for one more peer. */
 static pya_status
-range_set_access(struct pya_card *card, const struct pya_range *range) {
+range_open_peer(struct pya_card *card, int peer, const struct pya_range *range) {
     for (size_t s = 0; s < range->n_slots; s++) {
         size_t first = s;
         while (s < range->n_slots && range->slots[s].page != PYA_NO_PAGE) {
             s++;
         }
         if (s > first) {
-            pya_status st = pya_device_set_access(
-                card->dev, pya_range_addr(range, first), (s - first) * PYA_PAGE);
+            pya_status st = pya_device_open_peer(
+                card->dev, peer, pya_range_addr(range, first), (s - first) * PYA_PAGE);
             if (st != PYA_OK) {
                 return st;
             }
@@ -150,14 +150,14 @@ range_set_access(struct pya_card *card, const struct pya_range *range) {
 }
 
 static pya_status
-arena_set_access(struct pya_card *card, const struct pya_arena *arena) {
+arena_open_peer(struct pya_card *card, int peer, const struct pya_arena *arena) {
     pya_status st = PYA_OK;
     for (const struct pya_range *r = arena->ranges; r != NULL && st == PYA_OK; r = r->next) {
-        st = r->slots == NULL ? PYA_OK : range_set_access(card, r);
+        st = r->slots == NULL ? PYA_OK : range_open_peer(card, peer, r);
     }
     const struct pya_stitch *s = arena->stitches == NULL ? NULL : arena->stitches->newest;
     for (; s != NULL && st == PYA_OK; s = s->older) {
-        st = pya_device_set_access(card->dev, s->base, s->n_pages * PYA_PAGE);
+        st = pya_device_open_peer(card->dev, peer, s->base, s->n_pages * PYA_PAGE);
     }
     return st;
 }
@@ -174,9 +174,9 @@ pya_enable_peer(struct pya_heap *heap, int device, int peer) {
     bool is_set = st == PYA_OK;
     for (struct pya_arena *arena = card->arenas; arena != NULL && st == PYA_OK;
          arena = arena->next) {
-        st = arena_set_access(card, arena);
+        st = arena_open_peer(card, peer, arena);
     }
-    st = st == PYA_OK ? pya_imports_set_access(card) : st;
+    st = st == PYA_OK ? pya_imports_open_peer(card, peer) : st;
     if (is_set && st != PYA_OK) { /* else the device could not open its own new memory any more */
         (void)!pya_device_set_peer(card->dev, peer, false);
     }

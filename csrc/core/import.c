@@ -80,11 +80,11 @@ pya_import_unmap(struct pya_card *card, struct pya_import *import) {
 }
 
 pya_status
-pya_imports_set_access(struct pya_card *card) {
+pya_imports_open_peer(struct pya_card *card, int peer) {
     pya_status st = PYA_OK;
     for (const struct pya_import *i = card->imports; i != NULL && st == PYA_OK; i = i->next) {
         if (i->n_mapped == i->n_pages) { /* else it is on its way out */
-            st = pya_device_set_access(card->dev, i->base, i->n_pages * PYA_PAGE);
+            st = pya_device_open_peer(card->dev, peer, i->base, i->n_pages * PYA_PAGE);
         }
     }
     return st;

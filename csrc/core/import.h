@@ -26,8 +26,8 @@ PYA_MUST_CHECK pya_status pya_import_map(
     struct pya_import **out);
 /* Unmaps it and frees the record; work that used it has finished.  On failure it is what it was, or less of it mapped. */
 PYA_MUST_CHECK pya_status pya_import_unmap(struct pya_card *card, struct pya_import *import);
-/* Opens the imports of the card's list to the device's peers of now. */
-PYA_MUST_CHECK pya_status pya_imports_set_access(struct pya_card *card);
+/* Opens the imports of the card's list to one more peer. */
+PYA_MUST_CHECK pya_status pya_imports_open_peer(struct pya_card *card, int peer);
 /* For the end of the heap. */
 void pya_imports_destroy(struct pya_card *card);
 

@@ -236,12 +236,11 @@ cuda_unmap(struct pya_device *dev, pya_dptr addr, size_t bytes) {
     return status;
 }
 
+/* For the devices whose bits are set. */
 static pya_status
-cuda_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes) {
-    struct cuda *cuda = cuda_from(dev);
+cuda_open(struct pya_device *dev, uint64_t who, pya_dptr addr, size_t bytes) {
     struct cuda_access_desc desc[PYA_MAX_DEVICES];
     size_t n = 0;
-    uint64_t who = __atomic_load_n(&cuda->peers, __ATOMIC_ACQUIRE) | UINT64_C(1) << dev->index;
     for (int i = 0; i < PYA_MAX_DEVICES; i++) {
         if ((who >> i & 1) != 0) {
             desc[n++] = (struct cuda_access_desc){
@@ -252,6 +251,17 @@ cuda_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes) {
     }
     CUDA_CALL(dev, cuMemSetAccess, bytes, addr, bytes, desc, n);
     return status;
+}
+
+static pya_status
+cuda_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes) {
+    uint64_t peers = __atomic_load_n(&cuda_from(dev)->peers, __ATOMIC_ACQUIRE);
+    return cuda_open(dev, peers | UINT64_C(1) << dev->index, addr, bytes);
+}
+
+static pya_status
+cuda_open_peer(struct pya_device *dev, int peer, pya_dptr addr, size_t bytes) {
+    return cuda_open(dev, UINT64_C(1) << peer, addr, bytes);
 }
 
 static pya_status
@@ -348,6 +358,7 @@ static const struct pya_device_ops cuda_ops = {
     .page_export = cuda_page_export,
     .page_import = cuda_page_import,
     .set_peer = cuda_set_peer,
+    .open_peer = cuda_open_peer,
 };
 
 /* ---- opening ---- */

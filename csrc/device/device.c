@@ -120,6 +120,12 @@ pya_device_set_peer(struct pya_device *dev, int peer, bool on) {
     return dev->ops->set_peer == NULL ? PYA_E_NOTSUP : dev->ops->set_peer(dev, peer, on);
 }
 
+pya_status
+pya_device_open_peer(struct pya_device *dev, int peer, pya_dptr addr, size_t bytes) {
+    return dev->ops->open_peer == NULL ? PYA_E_NOTSUP
+                                       : dev->ops->open_peer(dev, peer, addr, bytes);
+}
+
 void
 pya_device_begin(struct pya_device *dev) {
     if (dev->ops->begin != NULL) {

@@ -66,7 +66,8 @@ struct pya_device_ops {
     pya_status (*map)(struct pya_device *dev, pya_dptr addr, pya_page_handle page);
     /* All of [addr, addr + bytes) is mapped, in whole pages. */
     pya_status (*unmap)(struct pya_device *dev, pya_dptr addr, size_t bytes);
-    /* Once per range, not per page: read-write for this device and its enabled peers. */
+    /* Once per range, not per page: read-write for this device and its enabled peers.  Of fresh mappings only: what is open
+     * already may be in use, and a driver may take a mapping away before it makes it again. */
     pya_status (*set_access)(struct pya_device *dev, pya_dptr addr, size_t bytes);
 
     /* optional; default in brackets */
@@ -77,6 +78,8 @@ struct pya_device_ops {
     pya_status (*page_import)(struct pya_device *dev, int fd, pya_page_handle *out);
     /* Whether set_access lets `peer` access memory too, from now on.  [PYA_E_NOTSUP] */
     pya_status (*set_peer)(struct pya_device *dev, int peer, bool on);
+    /* What is open already, for one more device.  [PYA_E_NOTSUP] */
+    pya_status (*open_peer)(struct pya_device *dev, int peer, pya_dptr addr, size_t bytes);
     /* Around calls that follow one another on one thread, with nobody else's code between them: what each would do
      * before and after itself is done once.  May be nested.  [nothing] */
     void (*begin)(struct pya_device *dev);
@@ -127,6 +130,8 @@ pya_device_page_export(struct pya_device *dev, pya_page_handle page, int *fd);
 PYA_MUST_CHECK pya_status
 pya_device_page_import(struct pya_device *dev, int fd, pya_page_handle *out);
 PYA_MUST_CHECK pya_status pya_device_set_peer(struct pya_device *dev, int peer, bool on);
+PYA_MUST_CHECK pya_status
+pya_device_open_peer(struct pya_device *dev, int peer, pya_dptr addr, size_t bytes);
 void pya_device_begin(struct pya_device *dev);
 void pya_device_end(struct pya_device *dev);
 uint64_t pya_device_clock_ns(struct pya_device *dev);

@@ -181,6 +181,7 @@ static const struct pya_device_ops sim_ops_vmm = {
     .map = sim_map,
     .unmap = sim_unmap,
     .set_access = sim_set_access,
+    .open_peer = sim_open_peer,
 };
 
 pya_status

@@ -127,6 +127,7 @@ pya_status sim_range_release(struct pya_device *dev, pya_dptr addr, size_t bytes
 pya_status sim_map(struct pya_device *dev, pya_dptr addr, pya_page_handle handle);
 pya_status sim_unmap(struct pya_device *dev, pya_dptr addr, size_t bytes);
 pya_status sim_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes);
+pya_status sim_open_peer(struct pya_device *dev, int peer, pya_dptr addr, size_t bytes);
 pya_status sim_plain_alloc(struct pya_device *dev, size_t bytes, pya_dptr *out);
 pya_status sim_plain_free(struct pya_device *dev, pya_dptr addr);
 

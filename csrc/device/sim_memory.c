@@ -263,14 +263,29 @@ sim_unmap(struct pya_device *dev, pya_dptr addr, size_t bytes) {
     return sim_leave(sim, PYA_SIM_UNMAP, n, status);
 }
 
+/* Mapped, and open already or not? */
 static pya_status
-sim_set_access_locked(struct pya_sim *sim, uint32_t first, uint32_t n) {
+sim_check_mapped(struct pya_sim *sim, uint32_t first, uint32_t n, bool is_open) {
     for (uint32_t i = 0; i < n; i++) {
         uint64_t pte = sim->pte[first + i];
         if ((pte & SIM_PTE_PAGE) == 0 || (pte & SIM_PTE_PLAIN) != 0) {
             return sim_misuse(
                 sim, "access asked for an address that is not mapped", sim_address(sim, first + i));
         }
+        if (((pte & SIM_PTE_ACCESS) != 0) != is_open) {
+            const char *what = is_open ? "a peer is let in before the device itself"
+                                       : "access asked for what is open already";
+            return sim_misuse(sim, what, sim_address(sim, first + i));
+        }
+    }
+    return PYA_OK;
+}
+
+static pya_status
+sim_set_access_locked(struct pya_sim *sim, uint32_t first, uint32_t n) {
+    pya_status status = sim_check_mapped(sim, first, n, false);
+    if (status != PYA_OK) {
+        return status;
     }
     if ((sim->peers & sim->config.refused_peers) != 0) {
         return PYA_E_DEVICE;
@@ -293,6 +308,22 @@ sim_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes) {
         uint32_t first = sim_span(sim, addr, bytes, &n);
         status = n == 0 ? sim_misuse(sim, "access asked for other than whole pages", addr)
                         : sim_set_access_locked(sim, first, n);
+    }
+    return sim_leave(sim, PYA_SIM_SET_ACCESS, n, status);
+}
+
+pya_status
+sim_open_peer(struct pya_device *dev, int peer, pya_dptr addr, size_t bytes) {
+    struct pya_sim *sim = sim_from(dev);
+    pya_status status = sim_enter(sim, PYA_SIM_SET_ACCESS);
+    uint32_t n = 0;
+    if (status == PYA_OK) {
+        uint32_t first = sim_span(sim, addr, bytes, &n);
+        status = n == 0 ? sim_misuse(sim, "access asked for other than whole pages", addr)
+                        : sim_check_mapped(sim, first, n, true);
+    }
+    if (status == PYA_OK && (sim->config.refused_peers >> peer & 1) != 0) {
+        status = PYA_E_DEVICE;
     }
     return sim_leave(sim, PYA_SIM_SET_ACCESS, n, status);
 }

@@ -93,15 +93,15 @@ test_an_event_that_cannot_be_asked(void) {
     pya_device_close(dev);
 }
 
-/* May the other device use the page at addr? */
+/* May the device use the page at addr? */
 static unsigned long long
-peer_access(pya_dptr addr) {
-    const int other[] = {1, 1};
+access_of(int device, pya_dptr addr) {
+    const int location[] = {1, device};
     unsigned long long flags = 7;
     int (*get_access)(unsigned long long *, const int *, pya_dptr) = NULL;
     void *symbol = cuda_symbol("cuMemGetAccess");
     memcpy(&get_access, &symbol, sizeof get_access);
-    CHECK_OK(get_access(&flags, other, addr));
+    CHECK_OK(get_access(&flags, location, addr));
     return flags;
 }
 
@@ -125,15 +125,22 @@ test_peers(void) {
     CHECK(fail_nth(1, "cuDeviceCanAccessPeer", 999));
     CHECK_EQ(pya_device_set_peer(dev, 1, true), PYA_E_DEVICE);
     CHECK_OK(pya_device_set_access(dev, addr, PYA_PAGE));
-    CHECK_EQ(peer_access(addr), 0);
+    CHECK_EQ(access_of(1, addr), 0);
     CHECK_OK(pya_device_set_peer(dev, 1, true));
     CHECK_OK(pya_device_set_access(dev, addr, PYA_PAGE));
-    CHECK_EQ(peer_access(addr), 3);
+    CHECK_EQ(access_of(1, addr), 3);
     CHECK_OK(pya_device_unmap(dev, addr, PYA_PAGE));
     CHECK_OK(pya_device_set_peer(dev, 1, false));
     CHECK_OK(pya_device_map(dev, addr, page));
     CHECK_OK(pya_device_set_access(dev, addr, PYA_PAGE));
-    CHECK_EQ(peer_access(addr), 0);
+    CHECK_EQ(access_of(1, addr), 0);
+    /* What is open already is opened for the other device alone. */
+    CHECK_OK(pya_device_open_peer(dev, 1, addr, PYA_PAGE));
+    CHECK_EQ(access_of(1, addr), 3);
+    CHECK_OK(pya_device_unmap(dev, addr, PYA_PAGE));
+    CHECK_OK(pya_device_map(dev, addr, page));
+    CHECK_OK(pya_device_open_peer(dev, 1, addr, PYA_PAGE));
+    CHECK_EQ(access_of(0, addr), 0);
     CHECK_OK(pya_device_unmap(dev, addr, PYA_PAGE));
     CHECK_OK(pya_device_page_release(dev, page));
     CHECK_OK(pya_device_range_release(dev, addr, PYA_PAGE));
