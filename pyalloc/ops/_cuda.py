@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import importlib.util
 import os
 import re
+import stat
+import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,28 +202,62 @@ def images_for(capability: tuple[int, int]) -> Iterator[bytes]:
 
 
 def _compiled(text: bytes, digest: str, capability: tuple[int, int]) -> bytes:
-    """A cached compilation, or a fresh one."""
+    """A cached compilation, or a fresh one: that of a rank which was here before, where several begin at once."""
     arch = f"sm_{capability[0]}{capability[1]}"
     directory = _cache_directory()
     if directory is None:
+        _tell_of_compiling(arch, "in each process: there is no private folder to keep them in")
         return compile_text(text, arch)
     # A home may be shared with machines whose drivers are of an older major version, which refuse it.
     cached = directory / f"ops-{digest[:16]}-{arch}-cuda{_cuda_major()}.cubin"
     found = read_cached(cached)
     if found is None:
-        found = compile_text(text, arch)
-        write_cached(cached, found)
+        with _alone(directory):
+            found = read_cached(cached)
+            if found is None:
+                _tell_of_compiling(arch, f"once; kept in {directory}")
+                found = compile_text(text, arch)
+                write_cached(cached, found)
     return found
 
 
+def _tell_of_compiling(arch: str, how_often: str) -> None:
+    print(
+        f"pyalloc.ops: compiling the CUDA kernels for {arch} takes about a minute, {how_often}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """While others who ask for the same wait; at once where the file system knows no locks."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, handle)  # which unlocks it
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
 def _cache_directory() -> Path | None:
-    """None for a user without a home, as a container's may be."""
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "pyalloc"
+    """In the user's home; else, as that of a container's user may be missing or read-only, among temporary files."""
+    candidates = [Path(tempfile.gettempdir()) / f"pyalloc-{os.getuid()}"]
+    with contextlib.suppress(RuntimeError):
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        candidates.insert(0, Path(base) / "pyalloc")
+    return next(filter(_is_ours, candidates), None)
+
+
+def _is_ours(directory: Path) -> bool:
+    """Whether files can be kept there, by nobody else; makes it."""
     try:
-        return Path.home() / ".cache" / "pyalloc"
-    except RuntimeError:
-        return None
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = directory.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    is_private = stat.S_ISDIR(info.st_mode) and info.st_mode & 0o022 == 0
+    return is_private and info.st_uid == os.getuid() and os.access(directory, os.W_OK | os.X_OK)
 
 
 def read_cached(path: Path) -> bytes | None:
@@ -244,7 +282,6 @@ def seal(path: Path, content: bytes) -> bytes:
 def write_cached(path: Path, content: bytes) -> None:
     """Writes under a temporary name and renames; a cache that cannot be written is done without."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.write(path, seal(path, content) + content)
 
 

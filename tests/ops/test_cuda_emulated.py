@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import os
 import re
 import shutil
 import stat
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -321,6 +323,7 @@ def test_unknown_kernel_is_a_driver_error(device, tmp_path):
 
 def test_cache_is_private_and_checked(tmp_path):
     path = tmp_path / "pyalloc" / "ops.cubin"
+    path.parent.mkdir()
     _cuda.write_cached(path, b"machine code")
     assert _cuda.read_cached(path) == b"machine code"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -340,19 +343,59 @@ def test_cache_is_private_and_checked(tmp_path):
     assert _cuda.read_cached(tmp_path / "none") is None
 
 
-def test_no_home_means_no_cache(tmp_path, monkeypatch):
-    """As for a container's nameless user."""
+@pytest.mark.parametrize("home", ["missing", "read-only", "of others"])
+def test_without_a_home_the_kernels_are_kept_among_temporary_files(
+    tmp_path, monkeypatch, capfd, home
+):
+    """As for a container's nameless user.  They are compiled once, and that is said."""
     (tmp_path / "ops.cu").write_bytes(b"text")
     monkeypatch.setattr(_cuda, "SOURCE", tmp_path / "ops.cu")
     monkeypatch.setattr(_cuda, "compile_text", lambda *_: b"compiled")
+    monkeypatch.setattr(_cuda.tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
-    def home():
+    def nameless():
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(Path, "home", home)
+    if home == "missing":
+        monkeypatch.setattr(Path, "home", nameless)
+    elif home == "read-only":
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/self")
+    else:
+        shared = tmp_path / "shared" / "pyalloc"
+        shared.mkdir(parents=True)
+        shared.chmod(0o777)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(shared.parent))
     assert next(_cuda.images_for((9, 0))) == b"compiled"
-    assert list(tmp_path.iterdir()) == [tmp_path / "ops.cu"]
+    kept = tmp_path / f"pyalloc-{os.getuid()}"
+    assert f"for sm_90 takes about a minute, once; kept in {kept}" in capfd.readouterr().err
+    monkeypatch.setattr(_cuda, "compile_text", lambda *_: pytest.fail("the cache was not used"))
+    assert next(_cuda.images_for((9, 0))) == b"compiled"
+    assert capfd.readouterr().err == ""
+    # Where somebody else was there first, nothing is kept.
+    monkeypatch.setattr(_cuda, "compile_text", lambda *_: b"again")
+    kept.chmod(0o777)
+    assert next(_cuda.images_for((9, 0))) == b"again"
+    assert "in each process" in capfd.readouterr().err
+
+
+def test_ranks_that_begin_at_once_compile_once(tmp_path, monkeypatch):
+    (tmp_path / "ops.cu").write_bytes(b"text")
+    monkeypatch.setattr(_cuda, "SOURCE", tmp_path / "ops.cu")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compiled = []
+
+    def slow(*_):
+        compiled.append(b"compiled")
+        finished.wait(0.2)  # the others arrive meanwhile
+        return b"compiled"
+
+    finished = threading.Event()
+    monkeypatch.setattr(_cuda, "compile_text", slow)
+    with ThreadPoolExecutor(4) as pool:
+        images = list(pool.map(lambda _: next(_cuda.images_for((9, 0))), range(4)))
+    assert images == [b"compiled"] * 4
+    assert len(compiled) == 1
 
 
 def test_what_the_driver_refuses_is_compiled_again(tmp_path, monkeypatch):
