@@ -22,6 +22,9 @@ enum { LADDER_FIT_TRIES = 2, LADDER_LARGE = 4 << 20 };
 enum { LADDER_FIT_TRIES = 8, LADDER_LARGE = 64 << 20 };
 #endif
 
+/* What goes back to the driver for its own tables. */
+enum { LADDER_DRIVER_PAGES = 16 };
+
 /* Wholly free pages a run loses when `bytes` leave its low or high end. */
 static size_t
 pages_broken(const struct pya_block *run, size_t bytes, bool at_high_end) {
@@ -456,6 +459,13 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
                  ? ladder_borrow(arena, bytes, is_small, TRANSFER_OPEN, out)
                  : st;
         st = st == PYA_OK && *out == NULL ? ladder_save(arena, bytes, is_small, out) : st;
+    }
+    if (pya_is_shortage(st) && is_open && arena->free_pages >= m + LADDER_DRIVER_PAGES) {
+        /* Enough is free: what the driver keeps of mappings found no room, where it has to lie in the card's own memory. */
+        size_t n_freed;
+        st = pya_trim_card(
+            card, PYA_TRIM_OPEN, NULL, LADDER_DRIVER_PAGES * (size_t)PYA_PAGE, &n_freed);
+        st = st == PYA_OK ? ladder_save(arena, bytes, is_small, out) : st;
     }
     bool has_moved = scalar[PYA_STAT_pyalloc_page_transfers] > n_transferred;
     scalar[has_moved ? PYA_STAT_pyalloc_saved_by_transfer : PYA_STAT_pyalloc_saved_by_wait] +=

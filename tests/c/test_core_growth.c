@@ -259,6 +259,40 @@ test_memory_is_made_in_vain_once(void) {
     world_fini(&world);
 }
 
+/* A driver that keeps its tables of mappings in the card's own memory, of which it needs some more for each mapping. */
+static pya_status
+map_if_room(struct pya_device *dev, pya_dptr addr, pya_page_handle page) {
+    size_t free_bytes;
+    size_t total_bytes;
+    CHECK_OK(pya_device_mem_info(dev, &free_bytes, &total_bytes));
+    return free_bytes == 0 ? PYA_E_NOMEM : world_opened.ops->map(dev, addr, page);
+}
+
+/* On a full card there is no room for a mapping, though much is free in pieces: some of it goes back to the driver. */
+static void
+test_mappings_need_memory_too(void) {
+    enum { N = 32 };
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    pya_dptr ptrs[N], small;
+    world_init(&world, "");
+    for (size_t i = 0; i < N; i++) {
+        ptrs[i] = take(&world, 32 * MIB, 0);
+    }
+    CHECK_EQ(reserved(&world), 1024 * MIB);
+    for (size_t i = 0; i < N; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    world.ops.map = map_if_room;
+    CHECK_EQ(pya_alloc(world.heap, 0, 512 * MIB, 0, &small), PYA_E_NOMEM); /* all that is free */
+    pya_dptr large = take(&world, 384 * MIB, 0);
+    CHECK(reserved(&world) >= 1024 * MIB - 64 * MIB);
+    give(&world, large);
+    for (size_t i = 1; i < N; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"growing_tensor_is_extended", test_growing_tensor_is_extended},
     {"rising_memory_is_not_stitched", test_rising_memory_is_not_stitched},
@@ -268,6 +302,7 @@ static const struct check_case cases[] = {
     {"scarce_addresses", test_scarce_addresses},
     {"pools_come_and_go", test_pools_come_and_go},
     {"memory_is_made_in_vain_once", test_memory_is_made_in_vain_once},
+    {"mappings_need_memory_too", test_mappings_need_memory_too},
     {"sweep", test_sweep},
 };
 
