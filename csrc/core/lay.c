@@ -57,12 +57,13 @@ lay_make_room(struct pya_arena *arena) {
     return false;
 }
 
-/* The arena has served nothing yet. */
+/* The arena has served nothing yet.  What was made for a larger card is left aside. */
 static void
 lay_begin(struct pya_arena *arena, const struct pya_layout *layout) {
     struct pya_block *hole;
     size_t bytes;
     if (!pya_layout_measure(layout, &bytes) || bytes == 0 ||
+        bytes > arena->card->caps.total_bytes ||
         pya_arena_last_hole(arena, pya_pages_for(bytes), &hole) != PYA_OK ||
         !lay_make_room(arena)) {
         return;
@@ -146,6 +147,15 @@ lay_hole(const struct pya_arena *arena, pya_dptr addr, size_t bytes, size_t *n_p
     return NULL;
 }
 
+/* Making what is not to be had costs a call a page, and the same again to give it back. */
+static bool
+lay_has_room(const struct pya_arena *arena, size_t n_pages) {
+    size_t free_bytes;
+    size_t total_bytes;
+    return pya_device_mem_info(arena->card->dev, &free_bytes, &total_bytes) != PYA_OK ||
+           n_pages <= free_bytes / PYA_PAGE;
+}
+
 bool
 pya_lay_lacks(struct pya_arena *arena, pya_dptr addr, size_t bytes) {
     const bool is_laid = pya_repeat_is_laid(arena->repeat) && addr != 0;
@@ -165,6 +175,9 @@ pya_lay_fill(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
     pya_status st = PYA_OK;
     *out = NULL;
     arena->lacks_pages = 0;
+    if (hole == NULL || !lay_has_room(arena, n_pages)) {
+        return PYA_OK;
+    }
     /* None: it was filled, or taken, while others had the lock. */
     while (hole != NULL && st == PYA_OK) {
         st = pya_arena_grow(arena, hole, hole_pages(hole, addr + bytes), is_small);

@@ -290,6 +290,39 @@ test_a_smaller_card_does_without(void) {
     fixture_free(f);
 }
 
+/* Places that the card cannot have, or that others' memory leaves no room for: as without a layout, and no page is made in
+ * vain for them at every request. */
+static void
+test_no_memory_is_made_in_vain(void) {
+    enum { N = 100 };
+    static struct pya_layout_place places[N];
+    const struct pya_layout layout = {places, N, N, PYA_LAYOUT_EVERY_DEVICE, NULL};
+    for (int is_larger = 0; is_larger < 2; is_larger++) {
+        size_t capacity = 1024 * MIB;
+        size_t offset = is_larger ? 20000 * PYA_PAGE : capacity - 2 * PYA_PAGE;
+        uint64_t n_calls[2];
+        for (size_t i = 0; i < N; i++) {
+            places[i] = (struct pya_layout_place){i == 0 ? 0 : offset, 2 * PYA_PAGE, 1};
+        }
+        for (int is_laid = 0; is_laid < 2; is_laid++) {
+            struct world world = {
+                .config = {.capacity_bytes = capacity}, .layouts = is_laid ? &layout : NULL};
+            world_init(&world, "");
+            give(&world, take(&world, 2 * PYA_PAGE, 0));
+            pya_sim_set_capacity(world.sim, capacity / 2); /* others have the rest */
+            uint64_t before = all_calls(&world);
+            for (size_t i = 1; i < 5 * N; i++) {
+                pya_dptr two = take(&world, 2 * PYA_PAGE, 0);
+                give(&world, two);
+            }
+            n_calls[is_laid] = all_calls(&world) - before;
+            CHECK(reserved(&world) <= 4 * PYA_PAGE);
+            world_fini(&world);
+        }
+        CHECK(n_calls[1] <= n_calls[0] + (is_larger ? 0 : 5 * N)); /* it may be asked what is free */
+    }
+}
+
 /* What is above a soft limit is taken only where nothing else serves, with a layout too. */
 static void
 test_a_soft_limit_comes_first(void) {
@@ -558,6 +591,7 @@ static const struct check_case cases[] = {
 #endif
     {"nonsense_does_no_harm", test_nonsense_does_no_harm},
     {"devices_have_their_own", test_devices_have_their_own},
+    {"no_memory_is_made_in_vain", test_no_memory_is_made_in_vain},
     {"impossible_ones_are_refused", test_impossible_ones_are_refused},
     {"sweep", test_sweep},
 };
