@@ -96,10 +96,11 @@ static PyObject *
 layout_place(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *packed;
+    PyObject *progress;
     char *bytes;
     Py_ssize_t n_bytes;
     unsigned int n_rounds;
-    if (!PyArg_ParseTuple(args, "OI", &packed, &n_rounds) ||
+    if (!PyArg_ParseTuple(args, "OIO", &packed, &n_rounds, &progress) ||
         PyBytes_AsStringAndSize(packed, &bytes, &n_bytes) != 0) {
         return NULL;
     }
@@ -108,9 +109,10 @@ layout_place(PyObject *self, PyObject *args) {
     struct pya_placed *blocks = placed_from(bytes, n);
     uint64_t *offsets = malloc((n + 1) * sizeof *offsets);
     pya_status st = blocks == NULL || offsets == NULL ? PYA_E_HOST_NOMEM : PYA_OK;
+    const struct pya_placement_watch watch = {pya_module_progress, progress};
     if (st == PYA_OK) {
         Py_BEGIN_ALLOW_THREADS
-        st = pya_placement_find(blocks, n, n_rounds, &found);
+        st = pya_placement_find(blocks, n, n_rounds, &watch, &found);
         Py_END_ALLOW_THREADS
     }
     PyObject *result = NULL;
@@ -122,6 +124,8 @@ layout_place(PyObject *self, PyObject *args) {
             "NKK",
             PyBytes_FromStringAndSize((const char *)offsets, (Py_ssize_t)(n * sizeof *offsets)),
             (unsigned long long)found.live_bytes, (unsigned long long)found.extent_bytes);
+    } else if (PyErr_Occurred()) {
+        /* raised by the progress function */
     } else if (st == PYA_E_HOST_NOMEM) {
         PyErr_NoMemory();
     } else {

@@ -34,8 +34,8 @@ replay_raise(pya_status status) {
 
 /* ---- making one ---- */
 
-static bool
-replay_progress(void *arg, uint64_t n_done, uint64_t n_all) {
+bool
+pya_module_progress(void *arg, uint64_t n_done, uint64_t n_all) {
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *answer =
         PyObject_CallFunction(arg, "KK", (unsigned long long)n_done, (unsigned long long)n_all);
@@ -59,7 +59,7 @@ program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     char message[PYA_MODULE_PATH_TEXT] = "";
     pya_status status = PYA_OK;
     const char *name = bytes == NULL ? NULL : PyBytes_AsString(bytes);
-    const struct pya_program_watch watch = {replay_progress, progress};
+    const struct pya_program_watch watch = {pya_module_progress, progress};
     const struct pya_program_watch *watched = progress == Py_None ? NULL : &watch;
     Py_BEGIN_ALLOW_THREADS
     status = name == NULL ? pya_program_create(&program)
@@ -191,7 +191,7 @@ replay_settings(
         .capacity_bytes = (size_t)capacity,
         .check = check != 0,
         .n_passes = passes,
-        .progress = progress == Py_None ? NULL : replay_progress,
+        .progress = progress == Py_None ? NULL : pya_module_progress,
         .progress_arg = progress, /* borrowed: the caller's arguments outlive the call */
     };
     pya_options_init(&out->options);

@@ -536,9 +536,7 @@ def _policies(analysis: Analysis) -> Iterator[Advice]:
     history = analysis.notes.get("history")
     if not peaks or history in STATE_ONLY:  # a few blocks at one moment are no program
         return
-    # What was reserved before a late history began is no figure of what the history needed.
-    devices = {} if history == "late" else analysis.totals["device_peak_reserved"]
-    own = sum(devices.values()) or peaks.get("native", 0)  # as replays: of each device its own peak
+    devices, own = _own_peaks(analysis)
     best = min(peaks, key=lambda name: peaks[name])
     saved = own - peaks[best]
     if saved > own * 0.02:
@@ -560,6 +558,15 @@ def _policies(analysis: Analysis) -> Iterator[Advice]:
         )
 
 
+def _own_peaks(analysis: Analysis) -> tuple[dict[int, int], int]:
+    """Most that was reserved of each device, and the sum, as replays have it; where that is not known, native's."""
+    # What was reserved before a late history began is no figure of what the history needed.
+    is_late = analysis.notes.get("history") == "late"
+    devices = {} if is_late else analysis.totals["device_peak_reserved"]
+    native = analysis.replays.get("native", {})
+    return devices, sum(devices.values()) or native.get("peak_bytes", 0)
+
+
 def is_worth_a_plan(saved: int, live: int) -> bool:
     """Bytes that it saves, of so many alive at most."""
     return saved >= max(_PLAN_SHARE * live, PAGE)
@@ -570,11 +577,14 @@ def _plan(analysis: Analysis) -> Iterator[Advice]:
     if PLANNED not in replays:
         return
     planned, unplanned = (replays[name]["peak_bytes"] for name in (PLANNED, "pyalloc"))
-    if is_worth_a_plan(unplanned - planned, planned):
+    _, own = _own_peaks(analysis)
+    least = min(own, unplanned)  # what the program has already, or would have by pyalloc alone
+    if is_worth_a_plan(least - planned, planned):
         plan, run = f"pyalloc plan {analysis.path.name}", "pyalloc run --plan"
         yield Advice(
             "plan",
             f"its steps ask for the same each time: with a plan (`{plan}`, then `{run} "
-            f"{analysis.path.stem}.plan`) pyalloc would have needed {size(planned)} instead of {size(unplanned)}.",
-            unplanned - planned,
+            f"{analysis.path.stem}.plan`) pyalloc would have needed {size(planned)} instead of {size(own)} "
+            f"({size(unplanned)} without the plan).",
+            own - planned,
         )

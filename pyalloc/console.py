@@ -20,6 +20,7 @@ from pyalloc.errors import UsageError
 RECORD = (
     "pyalloc run --record out.pya python train.py"  # what comes next where nothing was recorded
 )
+ON_ONE_MACHINE = 16  # devices; ranks, where there are no more: torchrun's default is one machine
 _TEXTS = ("", ".txt", ".md", ".log")  # what -o may end in, each kind of output its own
 _JSON = ".json"
 _PAGES = (".html", ".htm")
@@ -49,10 +50,18 @@ def program(notes: dict[str, str]) -> str:
         elif not word.startswith("-") or word in ("-c", "-m"):
             first = word
             break
-    is_script = first.endswith(".py") and "rank" not in notes  # torchrun starts the others
-    if is_script and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
-        return shlex.join(words)
-    return "python your_script.py"
+    is_script = first.endswith(".py") and re.fullmatch(r"python[\d.]*", Path(words[0]).name)
+    if ranks(notes) > 1:
+        script = shlex.join(words[words.index(first) :]) if is_script else "your_script.py"
+        nodes = f"--nproc-per-node {ranks(notes)} " * (ranks(notes) <= ON_ONE_MACHINE)
+        return f"torchrun {nodes}{script}"
+    return shlex.join(words) if is_script else "python your_script.py"
+
+
+def ranks(notes: dict[str, str]) -> int:
+    """Processes of the program that a trace was recorded of, as its launcher told them."""
+    size = notes.get("world_size", "") if "rank" in notes else ""
+    return int(size) if re.fullmatch(r"[1-9]\d{0,5}", size) else 1
 
 
 def count(text: str) -> int:

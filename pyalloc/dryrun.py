@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _bootstrap, hostcuda, launching
+from pyalloc import _bootstrap, console, hostcuda, launching
 from pyalloc.config import PLAN, TORCH_CONF, Config
 from pyalloc.errors import UsageError
 from pyalloc.install import check_torch_settings
@@ -212,8 +212,8 @@ def run(options: Options) -> Result:
     """
     if options.allocator not in ALLOCATORS:
         raise UsageError(f"--allocator is one of {', '.join(ALLOCATORS)}")
-    if not 1 <= options.devices <= 16:
-        raise UsageError("--devices is a number from 1 to 16")
+    if not 1 <= options.devices <= console.ON_ONE_MACHINE:
+        raise UsageError(f"--devices is a number from 1 to {console.ON_ONE_MACHINE}")
     command = launching.command("dryrun", None, options.command)
     if options.allocator == "pyalloc":
         Config.of(plan=options.plan or None)  # a mistake is told here, not by each child

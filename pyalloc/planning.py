@@ -90,11 +90,9 @@ class Plan:
 
     Attributes:
         parts: one for each device; one for any of them where the program used one.
-        source: the command that was recorded.
     """
 
     parts: tuple[Part, ...]
-    source: str = ""
 
     def packed(self) -> bytes:
         """As the allocator takes it (csrc/module_layout.c)."""
@@ -114,7 +112,7 @@ class Plan:
             | {"places": [[place.size, place.offset, place.life] for place in part.places]}
             for part in self.parts
         ]
-        content = {_KEY: _FORMAT, "source": self.source, "devices": parts}
+        content = {_KEY: _FORMAT, "devices": parts}
         return json.dumps(content, separators=(",", ":"))
 
 
@@ -127,14 +125,16 @@ def read(path: Path) -> Plan:
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
-        raise PlanError(f"{path}: {error.strerror}") from None
+        raise PlanError(
+            f"{path}: {error.strerror}; it is what --plan, install(plan=...) or PYALLOC_PLAN names"
+        ) from None
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict) or content.get(_KEY) != _FORMAT:
         hint = "make one: pyalloc plan out.pya -o FILE"
         raise PlanError(f"{path} is no plan that this pyalloc knows; {hint}")
     try:
-        plan = Plan(tuple(_part(part) for part in content["devices"]), str(content["source"]))
+        plan = Plan(tuple(_part(part) for part in content["devices"]))
         _core.check_plan(plan.packed())
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         why = error if isinstance(error, PlanError) else "something is missing, or is no number"
@@ -203,6 +203,7 @@ def make(
     *,
     device: int | None = None,
     progress: Progress | None = None,
+    placing: Progress | None = None,
     needs_steps: bool = False,
 ) -> Plan:
     """A plan from a recording that began with the program.
@@ -211,6 +212,7 @@ def make(
         path: a trace.
         device: of which alone to plan the memory; None: of each that was asked for a percent of all bytes or more.
         progress: as trace.as_trace_file() calls it.
+        placing: the same, of working out the places: some seconds of a long step.
         needs_steps: no plan of this one run alone.
 
     Raises:
@@ -236,10 +238,10 @@ def make(
         steps = _steps_of(by_device[each])
         if steps is not None or not needs_steps:
             whose = each if len(asked_most) > 1 else None
-            parts.append(_planned(path, whose, by_device[each], steps))
+            parts.append(_planned(path, whose, by_device[each], steps, placing))
     if not parts:
         raise PlanError(f"{path}: no step asks for the same as the next one")
-    return Plan(tuple(parts), notes.get("command", ""))
+    return Plan(tuple(parts))
 
 
 def _asked_most(by_device: dict[int, _Requests]) -> list[int]:
@@ -361,7 +363,13 @@ def _is_alike(requests: _Requests, i: int, k: int) -> bool:
     return (one is None or one > apart) and other > apart
 
 
-def _planned(path: Path, device: int | None, requests: _Requests, steps: _Steps | None) -> Part:
+def _planned(
+    path: Path,
+    device: int | None,
+    requests: _Requests,
+    steps: _Steps | None,
+    placing: Progress | None,
+) -> Part:
     n = len(requests.sizes) if steps is None else steps.begin + steps.period
     n_large = sum(size >= _core.PLAN_FROM for size in requests.sizes[:n])
     if max(n_large, n - n_large) > _core.PLAN_MOST or (steps is None and requests.is_cut):
@@ -380,7 +388,10 @@ def _planned(path: Path, device: int | None, requests: _Requests, steps: _Steps 
         if lives is not None:
             placed.append(i)
             blocks.extend((requests.sizes[i], *lives))
-    packed, live_bytes, extent_bytes = _core.place_blocks(blocks.tobytes(), _ROUNDS)
+    # It is called in any case: a Python function is where Ctrl-C is noticed.
+    packed, live_bytes, extent_bytes = _core.place_blocks(
+        blocks.tobytes(), _ROUNDS, placing or (lambda n_done, n_all: None)
+    )
     offsets = _grown_late(
         requests, dict(zip(placed, array("Q", packed), strict=True)), extent_bytes
     )

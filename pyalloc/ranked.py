@@ -26,3 +26,8 @@ def existing(path: Path) -> list[Path]:
 def common(path: Path) -> Path:
     """The name without a rank."""
     return path.with_name(re.sub(f"{RANK}$", "", path.stem) + path.suffix)
+
+
+def is_second(path: Path) -> bool:
+    """Is it of another process that a rank started: out.rank0.77.pya?"""
+    return re.search(rf"{RANK}\.\d+$", path.stem) is not None

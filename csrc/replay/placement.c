@@ -4,51 +4,68 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Comparisons of two blocks in all rounds after the first: some seconds. */
+/* Blocks compared or moved in all rounds after the first: some seconds. */
 #define PLACEMENT_WORK_MOST UINT64_C(3000000000)
+/* The watch is told after so many: some ten milliseconds. */
+#define PLACEMENT_TELLS_EVERY (UINT64_C(1) << 23)
+
+/* A block that was placed, with all that the search looks at side by side. */
+struct spot {
+    uint64_t offset, end;
+    struct pya_life lives[2]; /* one that is empty meets none */
+};
 
 struct search {
     struct pya_placed *blocks;
     size_t n;
-    size_t *order;    /* of placing */
-    size_t *placed;   /* those placed so far, lowest first */
-    uint64_t *found;  /* the best placement's offsets */
-    uint64_t n_steps; /* comparisons so far */
+    const struct pya_placement_watch *watch;
+    size_t *order;      /* of placing */
+    struct spot *spots; /* of those placed so far, lowest first */
+    uint64_t *found;    /* the best placement's offsets */
+    uint64_t n_steps;   /* spots looked at or moved so far */
+    uint64_t n_told;
 };
 
-static bool
-life_meets(struct pya_life a, struct pya_life b) {
-    return a.begin < b.end && b.begin < a.end && a.begin < a.end && b.begin < b.end;
+static struct pya_life
+life_to_compare(struct pya_life life) {
+    return life.begin < life.end ? life : (struct pya_life){UINT64_MAX, 0};
 }
 
+/* Without a branch: which of two blocks meet is not to be guessed. */
 static bool
-blocks_meet(const struct pya_placed *a, const struct pya_placed *b) {
-    return life_meets(a->lives[0], b->lives[0]) || life_meets(a->lives[1], b->lives[1]) ||
-           life_meets(a->lives[0], b->lives[1]) || life_meets(a->lives[1], b->lives[0]);
+spots_meet(const struct spot *a, const struct spot *b) {
+    bool meets = false;
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < 2; k++) {
+            meets |= (a->lives[i].begin < b->lives[k].end) & (b->lives[k].begin < a->lives[i].end);
+        }
+    }
+    return meets;
 }
 
-/* The lowest place; where to enter it in `placed`. */
+/* The lowest place; where to enter it in `spots`. */
 static size_t
-search_place(struct search *s, size_t n_placed, struct pya_placed *block) {
+search_place(struct search *s, size_t n_placed, uint64_t bytes, struct spot *spot) {
     uint64_t low = 0;
     size_t i = 0;
     for (; i < n_placed; i++) {
-        const struct pya_placed *other = &s->blocks[s->placed[i]];
-        if (other->offset >= low + block->bytes) {
+        const struct spot *other = &s->spots[i];
+        if (other->offset >= low + bytes) {
             break;
         }
-        if (other->offset + other->bytes > low && blocks_meet(block, other)) {
-            low = other->offset + other->bytes;
+        if (other->end > low && spots_meet(spot, other)) {
+            low = other->end;
         }
     }
     s->n_steps += i;
-    block->offset = low;
+    spot->offset = low;
+    spot->end = low + bytes;
     /* Equal offsets in any order. */
     size_t from = 0;
     size_t to = n_placed;
     while (from < to) {
         size_t middle = from + (to - from) / 2;
-        if (s->blocks[s->placed[middle]].offset < low) {
+        if (s->spots[middle].offset < low) {
             from = middle + 1;
         } else {
             to = middle;
@@ -57,17 +74,33 @@ search_place(struct search *s, size_t n_placed, struct pya_placed *block) {
     return from;
 }
 
-/* All of them in their order; the extent. */
+/* False: the watch wants no more. */
+static bool
+search_goes_on(struct search *s) {
+    if (s->watch == NULL || s->n_steps - s->n_told < PLACEMENT_TELLS_EVERY) {
+        return true;
+    }
+    s->n_told = s->n_steps;
+    return s->watch->go_on(s->watch->arg, s->n_steps, PLACEMENT_WORK_MOST);
+}
+
+/* All of them in their order; the extent, UINT64_MAX where the watch ended it. */
 static uint64_t
 search_round(struct search *s) {
     uint64_t extent = 0;
     for (size_t k = 0; k < s->n; k++) {
         struct pya_placed *block = &s->blocks[s->order[k]];
-        size_t at = search_place(s, k, block);
-        memmove(&s->placed[at + 1], &s->placed[at], (k - at) * sizeof *s->placed);
-        s->placed[at] = s->order[k];
-        uint64_t end = block->offset + block->bytes;
-        extent = end > extent ? end : extent;
+        struct spot spot = {
+            .lives = {life_to_compare(block->lives[0]), life_to_compare(block->lives[1])}};
+        size_t at = search_place(s, k, block->bytes, &spot);
+        memmove(&s->spots[at + 1], &s->spots[at], (k - at) * sizeof *s->spots);
+        s->n_steps += k - at;
+        s->spots[at] = spot;
+        block->offset = spot.offset;
+        extent = spot.end > extent ? spot.end : extent;
+        if (!search_goes_on(s)) {
+            return UINT64_MAX;
+        }
     }
     return extent;
 }
@@ -160,10 +193,10 @@ measure_live(const struct pya_placed *blocks, size_t n, uint64_t *out) {
 static pya_status
 search_begin(struct search *s) {
     s->order = malloc((s->n + 1) * sizeof *s->order);
-    s->placed = malloc((s->n + 1) * sizeof *s->placed);
+    s->spots = malloc((s->n + 1) * sizeof *s->spots);
     s->found = calloc(s->n + 1, sizeof *s->found);
     struct ranked *ranked = malloc((s->n + 1) * sizeof *ranked);
-    bool has_room = s->order != NULL && s->placed != NULL && s->found != NULL && ranked != NULL;
+    bool has_room = s->order != NULL && s->spots != NULL && s->found != NULL && ranked != NULL;
     for (size_t i = 0; has_room && i < s->n; i++) {
         ranked[i] = (struct ranked){s->blocks[i].bytes, life_of(&s->blocks[i]), i};
     }
@@ -177,7 +210,8 @@ search_begin(struct search *s) {
     return has_room ? PYA_OK : PYA_E_HOST_NOMEM;
 }
 
-/* Rounds until one takes no more pages than what is alive, or time is up; the best one's offsets are in `found`. */
+/* Rounds until one takes no more pages than what is alive, or time is up; the best one's offsets are in `found`.
+ * UINT64_MAX: the watch ended it. */
 static uint64_t
 search_run(struct search *s, unsigned n_rounds, uint64_t live) {
     uint64_t best = UINT64_MAX;
@@ -187,6 +221,9 @@ search_run(struct search *s, unsigned n_rounds, uint64_t live) {
             break;
         }
         uint64_t extent = search_round(s);
+        if (extent == UINT64_MAX) {
+            return UINT64_MAX;
+        }
         if (extent < best) {
             best = extent;
             for (size_t i = 0; i < s->n; i++) {
@@ -200,8 +237,9 @@ search_run(struct search *s, unsigned n_rounds, uint64_t live) {
 
 pya_status
 pya_placement_find(
-    struct pya_placed *blocks, size_t n, unsigned n_rounds, struct pya_placement *out) {
-    struct search s = {.blocks = blocks, .n = n};
+    struct pya_placed *blocks, size_t n, unsigned n_rounds,
+    const struct pya_placement_watch *watch, struct pya_placement *out) {
+    struct search s = {.blocks = blocks, .n = n, .watch = watch};
     uint64_t live = 0;
     uint64_t sum = 0;
     for (size_t i = 0; i < n; i++) {
@@ -218,9 +256,10 @@ pya_placement_find(
             blocks[i].offset = s.found[i];
         }
         *out = (struct pya_placement){live, best};
+        st = best == UINT64_MAX ? PYA_E_LIMIT : PYA_OK;
     }
     free(s.order);
-    free(s.placed);
+    free(s.spots);
     free(s.found);
     return st;
 }

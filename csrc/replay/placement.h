@@ -26,9 +26,17 @@ struct pya_placement {
     uint64_t extent_bytes; /* end of the highest block */
 };
 
-/* n_rounds: how often to place anew at most.  PYA_E_TOO_LARGE: sizes add up to more than any device has. */
+/* Told now and then how much work is done, and how much there is at most but for the first round; false: end it. */
+struct pya_placement_watch {
+    bool (*go_on)(void *arg, uint64_t n_done, uint64_t n_all);
+    void *arg;
+};
+
+/* n_rounds: how often to place anew at most.  watch: NULL for none.  PYA_E_TOO_LARGE: sizes add up to more than any device
+ * has; PYA_E_LIMIT: the watch ended it. */
 PYA_MUST_CHECK pya_status pya_placement_find(
-    struct pya_placed *blocks, size_t n, unsigned n_rounds, struct pya_placement *out);
+    struct pya_placed *blocks, size_t n, unsigned n_rounds,
+    const struct pya_placement_watch *watch, struct pya_placement *out);
 
 #ifdef __cplusplus
 }

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from pyalloc import autorecord, console, dryrun, launching, replaying
+from pyalloc.config import PLAN
 from pyalloc.errors import UsageError
 
 
@@ -48,19 +49,21 @@ class Command:
         if args.module is not None:
             words = launching.command("dryrun", args.module, [])
         launching.command("dryrun", None, words)  # told before a recording is overwritten
-        if args.plan is not None:
-            if args.allocator != "pyalloc":
-                raise UsageError("a plan is followed by pyalloc alone: add --allocator pyalloc")
+        if args.plan is not None and args.allocator != "pyalloc":
+            raise UsageError("a plan is followed by pyalloc alone: add --allocator pyalloc")
+        # What another allocator's program would do with the environment's is its own affair.
+        plan = args.plan or (args.allocator == "pyalloc" and os.environ.get(PLAN))
+        if plan:
             from pyalloc import planning  # with all that reads traces: others start faster
 
-            planning.check(args.plan)  # a mistake is told here, not by each child
+            planning.check(Path(plan))  # a mistake is told here, not by each child
         options = dryrun.Options(
             command=tuple(words),
             memory=replaying.limit_of(args.memory),
             devices=args.devices,
             allocator=args.allocator,
             reaches_python=args.record is not None,
-            plan="" if args.plan is None else str(args.plan),
+            plan=str(plan or ""),
         )
         os.environ.update(autorecord.from_arguments(args))
         before = autorecord.written(args.record)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyalloc import console, planning, ranked, replaying, trace
+from pyalloc import _core, console, planning, ranked, replaying, trace
 from pyalloc.advice import PLANNED, size
+from pyalloc.caveats import notes_of
 from pyalloc.errors import PlanError, UsageError
 from pyalloc.moments import PAGE
 from pyalloc.report import text
@@ -53,51 +55,88 @@ class Command:
         """Writes the plans, and says what they come to."""
         if len(args.file) > 1 and args.output is not None:
             raise UsageError("-o is for one file; the plans of several get the names of these")
-        targets = [args.output or file.with_name(file.stem + ".plan") for file in args.file]
-        for target in targets:
+        targets = [args.output or _target(file) for file in args.file]
+        for i, target in enumerate(targets):
             console.keep_inputs(argparse.Namespace(file=args.file, output=target))
             console.check_output(target, args.force)
-        plans, rows = [], []
+            if target in targets[:i]:
+                first = args.file[targets.index(target)]
+                raise UsageError(f"the plans of {first} and {args.file[i]} would both be {target}")
+        made = []
         for file, target in zip(args.file, targets, strict=True):
             try:
-                plan, row = self._plan(args, file, target)
-                plans.append(plan)
-                rows.append(row)
+                made.append(_made(args, file, target))
             except PlanError as error:  # a rank's second process that used no memory, for example
                 left_out = error
                 if len(args.file) > 1:
                     print(f"pyalloc plan: left out: {error}", file=sys.stderr)
-        if not rows:
+        if not made:
             raise left_out
         if args.json:
+            rows = [each.row() for each in made]
             print(json.dumps(rows if len(args.file) > 1 else rows[0], indent=2))
-        first = Path(rows[0]["plan"])
-        given = ranked.common(first) if len(targets) > 1 else first
-        command = console.program({"command": plans[0].source})
-        follow = f" --plan {console.quoted(given)}"
-        is_left = all(_is_of_no_use(row["replayed"]) for row in rows)
-        console.tell(args, f"next: pyalloc run{'' if is_left else follow} {command}")
+        for given, ranks in _given(made, len(args.file)).items():
+            is_left = all(_is_of_no_use(each.figures) for each in ranks)
+            follow = "" if is_left else f" --plan {console.quoted(given)}"
+            console.tell(args, f"next: pyalloc run{follow} {console.program(ranks[0].notes)}")
         return 0
 
-    @staticmethod
-    def _plan(
-        args: argparse.Namespace, file: Path, target: Path
-    ) -> tuple[planning.Plan, dict[str, Any]]:
-        reading = console.Progress(f"reading {file.name}", quiet=args.quiet)
-        with trace.read_once(file, reading):
-            plan = planning.make(file, device=args.device, progress=reading)
-            reading.close()
-            figures = _replayed(args, file, plan)
-        console.write(target, plan.to_json() + "\n", args.force)
-        if not args.json:
-            print(console.printable(_table(file, plan, figures)))
-        console.tell(args, f"wrote {target}")
-        row = {
-            "plan": str(target),
-            "devices": [part.figures() | {"requests": len(part.places)} for part in plan.parts],
-            "replayed": figures,
+
+@dataclass(frozen=True)
+class _Made:
+    """A plan that was written, its replays, and what the recording says of itself."""
+
+    target: Path
+    plan: planning.Plan
+    figures: dict[str, Any]
+    notes: dict[str, str]
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "plan": str(self.target),
+            "devices": [
+                part.figures() | {"requests": len(part.places)} for part in self.plan.parts
+            ],
+            "replayed": self.figures,
         }
-        return plan, row
+
+
+def _target(file: Path) -> Path:
+    """out.plan of out.pya, and of the out.pya.part that a killed program left."""
+    return file.with_name(Path(file.name.removesuffix(".part")).stem + ".plan")
+
+
+def _given(made: list[_Made], n_files: int) -> dict[Path, list[_Made]]:
+    """What is to be given as --plan, with whose plans these are: ranks are given one name, others each their own.
+
+    A rank's second process follows the first one's plan, which is no reason to name its own.
+    """
+    found: dict[Path, list[_Made]] = {}
+    firsts = [each for each in made if not ranked.is_second(each.target)]
+    for each in firsts or made:
+        given = ranked.common(each.target) if n_files > 1 else each.target
+        found.setdefault(given, []).append(each)
+    return found
+
+
+def _made(args: argparse.Namespace, file: Path, target: Path) -> _Made:
+    reading = console.Progress(f"reading {file.name}", quiet=args.quiet)
+    placing = console.Progress("placing", "M comparisons", quiet=args.quiet)
+    with trace.read_once(file, reading):
+        plan = planning.make(file, device=args.device, progress=reading, placing=placing)
+        reading.close()
+        placing.close()
+        progress = console.Progress("replaying", "M operations", quiet=args.quiet)
+        with trace.program(file, progress) as program:
+            figures = _replayed(program, plan, progress)
+            n_ooms = program.info()["n_ooms"]
+            notes = notes_of(program.notes())
+        progress.close()
+    console.write(target, plan.to_json() + "\n", args.force)
+    if not args.json:
+        print(console.printable(_table(file, plan, figures, n_ooms)))
+    console.tell(args, f"wrote {target}")
+    return _Made(target, plan, figures, notes)
 
 
 def _is_of_no_use(figures: dict[str, Any]) -> bool:
@@ -106,18 +145,16 @@ def _is_of_no_use(figures: dict[str, Any]) -> bool:
     return bool(planned > unplanned + PAGE)
 
 
-def _replayed(args: argparse.Namespace, file: Path, plan: planning.Plan) -> dict[str, Any]:
+def _replayed(
+    program: _core.Program, plan: planning.Plan, progress: console.Progress
+) -> dict[str, Any]:
     """The recording on the other allocators, and with the plan."""
-    progress = console.Progress("replaying", "M operations", quiet=args.quiet)
-    with trace.program(file, progress) as program:
-        names = replaying.policies()
-        figures = replaying.compare(program, names, progress=progress)
-        planned = replaying.compare(program, ["pyalloc"], progress=progress, plan=plan.packed())
-    progress.close()
+    figures = replaying.compare(program, replaying.policies(), progress=progress)
+    planned = replaying.compare(program, ["pyalloc"], progress=progress, plan=plan.packed())
     return {**figures, PLANNED: planned["pyalloc"]}
 
 
-def _table(file: Path, plan: planning.Plan, figures: dict[str, Any]) -> str:
+def _table(file: Path, plan: planning.Plan, figures: dict[str, Any], n_ooms: int) -> str:
     lines = []
     for part in plan.parts:
         lines += _part_lines(file, part)
@@ -125,6 +162,13 @@ def _table(file: Path, plan: planning.Plan, figures: dict[str, Any]) -> str:
     if _is_of_no_use(figures):
         lines.append(
             text.wrapped("Without the plan it needs less: leave it out, or record again.", "")
+        )
+    if n_ooms:
+        lines.append(
+            text.wrapped(
+                "The program ran out of memory while it was recorded: the plan is of what it was given until then.",
+                "",
+            )
         )
     return "\n".join(lines)
 

@@ -9,7 +9,8 @@ from typing import Any
 from pyalloc import console, planning, replaying, trace
 from pyalloc.advice import size
 from pyalloc.caveats import notes_of, of_replays, unseen
-from pyalloc.errors import TraceError
+from pyalloc.config import Config
+from pyalloc.errors import TraceError, UsageError
 from pyalloc.report import text
 
 
@@ -55,7 +56,12 @@ class Command:
         console.prepare_output(args)
         names = args.policy or replaying.policies()
         limit = replaying.limit_of(args.limit) if args.limit else 0
-        plan = planning.read(args.plan).packed() if args.plan is not None else None
+        plan = None
+        if args.plan is not None:
+            if "pyalloc" not in names:
+                raise UsageError("a plan is followed by pyalloc alone: add --policy pyalloc")
+            Config(args.conf, str(args.plan))  # refuses settings that leave no room for one
+            plan = planning.read(args.plan).packed()
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
         reading = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
         with trace.program(args.file, reading) as program:
@@ -63,6 +69,9 @@ class Command:
             info = program.info()
             notes = notes_of(program.notes())
             caveats = unseen(notes, info) + of_replays(notes)
+            if console.ranks(notes) > 1:
+                n = console.ranks(notes)
+                caveats.append(f"It is one of {n} ranks, of which another may need more.")
             if info["n_allocs"] == 0:
                 raise TraceError(
                     f"{args.file}: no allocation is in it, so there is nothing to replay"
@@ -99,7 +108,7 @@ class Command:
         table = "\n".join(
             [_table(args, info, results, least), *(text.wrapped(each, "") for each in caveats)]
         )
-        console.deliver(args, table, data, _next(args, info, least, console.program(notes)))
+        console.deliver(args, table, data, _next(args, info, least, notes))
         return 1 if limit and not any(r["completed"] for r in results.values()) else 0
 
 
@@ -167,12 +176,16 @@ def _mib(size: int) -> str:
 
 
 def _next(
-    args: argparse.Namespace, info: dict[str, Any], least: dict[str, Any], command: str
+    args: argparse.Namespace, info: dict[str, Any], least: dict[str, Any], notes: dict[str, str]
 ) -> str:
+    if info["n_ooms"]:  # with what was enough for the trace it would fail again
+        return f"pyalloc report {console.quoted(args.file)}"
     if least:
         name = min((n for n in least if least[n]), key=lambda n: least[n]["bytes"], default="")
         if name:
             mib = -(-least[name]["safe_bytes"] // 2**20)
-            devices = f" --devices {info['n_devices']}" if info["n_devices"] > 1 else ""
-            return f"pyalloc dryrun --memory {mib}MiB{devices} --allocator {name} {command}"
+            n_devices = max(info["n_devices"], min(console.ranks(notes), console.ON_ONE_MACHINE))
+            devices = f" --devices {n_devices}" if n_devices > 1 else ""
+            program = console.program(notes)
+            return f"pyalloc dryrun --memory {mib}MiB{devices} --allocator {name} {program}"
     return f"pyalloc replay {console.quoted(args.file)} --find-min"

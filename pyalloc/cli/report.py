@@ -130,7 +130,11 @@ def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         results = replaying.compare(program, replaying.policies(), progress=progress)
         if _may_save(program.info(), results["pyalloc"]):
             with contextlib.suppress(PlanError):
-                plan = planning.make(path, progress=reading, needs_steps=True).packed()
+                placing = console.Progress("placing", "M comparisons", quiet=args.quiet)
+                plan = planning.make(
+                    path, progress=reading, placing=placing, needs_steps=True
+                ).packed()
+                placing.close()
                 planned = replaying.compare(program, ["pyalloc"], progress=progress, plan=plan)
                 results[advice.PLANNED] = planned["pyalloc"]
     progress.close()
@@ -140,7 +144,7 @@ def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def _may_save(info: dict[str, Any], unplanned: dict[str, Any]) -> bool:
     """Is a plan worth the search?"""
     spare = unplanned["peak_bytes"] - info["peak_live_bytes"]
-    return info["n_devices"] == 1 and advice.is_worth_a_plan(spare, info["peak_live_bytes"])
+    return advice.is_worth_a_plan(spare, info["peak_live_bytes"])
 
 
 def _next(found: Analysis) -> str:

@@ -40,7 +40,8 @@ class Command:
     def run(self, args: argparse.Namespace) -> int:
         """Becomes the program: exit code, signals and terminal are its own."""
         text = ",".join(part for part in (os.environ.get(ENVIRONMENT, ""), args.conf) if part)
-        plan = os.environ.get(PLAN, "") if args.plan is None else os.path.abspath(args.plan)
+        plan = str(args.plan or os.environ.get(PLAN, ""))
+        plan = os.path.abspath(plan) if plan else ""  # the program may change its folder
         Config(text, plan)  # a mistake is told here, not by each child
         if plan:
             from pyalloc import planning  # with all that reads traces: others start faster

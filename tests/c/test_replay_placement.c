@@ -56,9 +56,9 @@ static void
 test_nothing_and_one(void) {
     struct pya_placed block = {.bytes = 512, .lives = {{3, 9}}};
     struct pya_placement found;
-    CHECK_OK(pya_placement_find(&block, 0, 10, &found));
+    CHECK_OK(pya_placement_find(&block, 0, 10, NULL, &found));
     CHECK_EQ(found.extent_bytes, 0);
-    CHECK_OK(pya_placement_find(&block, 1, 10, &found));
+    CHECK_OK(pya_placement_find(&block, 1, 10, NULL, &found));
     CHECK_EQ(found.extent_bytes, 512);
     CHECK_EQ(found.live_bytes, 512);
     CHECK_EQ(block.offset, 0);
@@ -73,7 +73,7 @@ test_room_is_used_again(void) {
         {.bytes = 1 * MIB, .lives = {{4, 10}}},
     };
     struct pya_placement found;
-    CHECK_OK(pya_placement_find(blocks, 4, 1, &found));
+    CHECK_OK(pya_placement_find(blocks, 4, 1, NULL, &found));
     check_placed(blocks, 4, found);
     CHECK_EQ(found.extent_bytes, 7 * MIB);
 }
@@ -88,7 +88,7 @@ test_both_lives_count(void) {
         {.bytes = 2 * MIB, .lives = {{0, 0}}}, /* it never lives */
     };
     struct pya_placement found;
-    CHECK_OK(pya_placement_find(blocks, 4, 10, &found));
+    CHECK_OK(pya_placement_find(blocks, 4, 10, NULL, &found));
     check_placed(blocks, 4, found);
     CHECK_EQ(found.live_bytes, 4 * MIB);
     CHECK_EQ(found.extent_bytes, 4 * MIB);
@@ -108,9 +108,9 @@ test_more_rounds_help(void) {
         }
         struct pya_placement once;
         struct pya_placement often;
-        CHECK_OK(pya_placement_find(blocks, 60, 1, &once));
+        CHECK_OK(pya_placement_find(blocks, 60, 1, NULL, &once));
         check_placed(blocks, 60, once);
-        CHECK_OK(pya_placement_find(blocks, 60, 300, &often));
+        CHECK_OK(pya_placement_find(blocks, 60, 300, NULL, &often));
         check_placed(blocks, 60, often);
         CHECK(often.extent_bytes <= once.extent_bytes);
         n_better += often.extent_bytes < once.extent_bytes;
@@ -134,7 +134,7 @@ test_any_blocks(void) {
             }
         }
         struct pya_placement found;
-        CHECK_OK(pya_placement_find(blocks, n, 20, &found));
+        CHECK_OK(pya_placement_find(blocks, n, 20, NULL, &found));
         check_placed(blocks, n, found);
     }
 }
@@ -147,9 +147,9 @@ test_too_much(void) {
         {.bytes = PYA_REQUEST_MAX, .lives = {{0, 1}}},
     };
     struct pya_placement found;
-    CHECK_EQ(pya_placement_find(blocks, 3, 1, &found), PYA_E_TOO_LARGE);
+    CHECK_EQ(pya_placement_find(blocks, 3, 1, NULL, &found), PYA_E_TOO_LARGE);
     blocks[0].bytes = UINT64_MAX;
-    CHECK_EQ(pya_placement_find(blocks, 1, 1, &found), PYA_E_TOO_LARGE);
+    CHECK_EQ(pya_placement_find(blocks, 1, 1, NULL, &found), PYA_E_TOO_LARGE);
 }
 
 static void
@@ -160,7 +160,7 @@ test_no_host_memory(void) {
     unsigned long n = 1;
     for (bool fired = true; fired; n++) {
         fault_arm(n);
-        pya_status st = pya_placement_find(&block, 1, 1, &found);
+        pya_status st = pya_placement_find(&block, 1, 1, NULL, &found);
         fired = fault_disarm();
         CHECK_EQ(st, fired ? PYA_E_HOST_NOMEM : PYA_OK);
         CHECK_EQ(fault_live(), live_before);

@@ -108,7 +108,12 @@ def test_the_next_command_can_be_typed(plan: Plan) -> None:
 def test_the_program_of_a_recording_is_named_in_the_next_command(command: str, told: str) -> None:
     """Nothing but a script of the person's own: recordings come from others too."""
     assert console.program({"command": command}) == told
-    assert console.program({"command": command, "rank": "1"}) == "python your_script.py"
+    script = "train.py" + told.partition("train.py")[2] if "train.py" in told else "your_script.py"
+    script = "/my/" * ("/my/" in told) + script
+    for size, start in (("4", "torchrun --nproc-per-node 4"), ("64", "torchrun")):
+        ranks = {"command": command, "rank": "1", "world_size": size}
+        assert console.program(ranks) == f"{start} {script}"
+    assert console.program({"command": command, "rank": "0", "world_size": "1"}) == told
 
 
 def test_tables_of_names_in_wide_characters(plan: Plan) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import textwrap
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from conftest import RunPython
 
 from instrument.conftest import Record
 from instrument.tools import MIB, Plan, pyalloc
-from pyalloc import _core, cli, planning, replaying, trace
+from pyalloc import _core, advice, cli, planning, replaying, trace
 from pyalloc.cli import plan as plan_command
 from pyalloc.config import Config
 from pyalloc.errors import ConfigError, PlanError
@@ -166,15 +167,28 @@ def test_the_report_says_what_a_plan_would_save(plan: Plan) -> None:
     path = drawn(plan, alike=True)
     told = json.loads(pyalloc("report", path, "--json", "-q"))
     replays = told["replay"]
-    planned, unplanned = (replays[name]["peak_bytes"] for name in ("planned", "pyalloc"))
+    planned, unplanned, native = (
+        replays[name]["peak_bytes"] for name in ("planned", "pyalloc", "native")
+    )
     made = planning.make(path, needs_steps=True)
     assert only(made).live_bytes <= planned <= only(made).extent_bytes + 2 * MIB
     assert planned < 0.99 * unplanned
-    advice = next(item for item in told["advice"] if item["kind"] == "plan")
-    assert advice["saved_bytes"] == unplanned - planned
-    assert f"pyalloc plan {path.name}" in advice["text"] and "plan.plan" in advice["text"]
+    item = next(item for item in told["advice"] if item["kind"] == "plan")
+    assert item["saved_bytes"] == native - planned
+    had, alone = advice.size(native), advice.size(unplanned)
+    assert f"instead of {had} ({alone} without the plan)" in item["text"]
+    assert f"pyalloc plan {path.name}" in item["text"] and "plan.plan" in item["text"]
     named = json.loads(pyalloc("plan", path, "--json", "-q"))
     assert named["replayed"]["planned"]["peak_bytes"] == planned
+
+
+def test_a_plan_is_measured_by_what_the_program_had(plan: Plan) -> None:
+    """Recorded on an allocator that took no more than a plan: nothing is gained, whatever pyalloc takes without."""
+    plan.event("segment_alloc", addr=1 << 50, bytes=60 * MIB)
+    told = json.loads(pyalloc("report", drawn(plan, alike=True), "--json", "-q"))
+    planned = told["replay"]["planned"]["peak_bytes"]
+    assert planned >= 60 * MIB and planned < 0.99 * told["replay"]["pyalloc"]["peak_bytes"]
+    assert not [item for item in told["advice"] if item["kind"] == "plan"]
 
 
 def test_the_report_has_no_plan_where_no_step_repeats(plan: Plan) -> None:
@@ -204,6 +218,26 @@ def test_any_program(plan: Plan, seed: int) -> None:
     with trace.program(path) as replayed:
         found = replayed.replay("pyalloc", plan=made.packed(), check=True)
     assert found["completed"] and found["n_violations"] == 0
+
+
+def test_placing_can_be_ended() -> None:
+    """A long step takes some seconds: what is called meanwhile may raise, as Ctrl-C does."""
+    rng = random.Random(1)
+    numbers = array("Q")
+    for _ in range(6000):
+        begin = rng.randrange(10_000)
+        numbers.extend((512 * rng.randrange(1, 4000), begin, begin + rng.randrange(1, 3000), 0, 0))
+    told: list[tuple[int, int]] = []
+
+    def end(n_done: int, n_all: int) -> None:
+        told.append((n_done, n_all))
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _core.place_blocks(numbers.tobytes(), 2000, end)
+    done = [n_done for n_done, _ in told]
+    assert done == sorted(done) and 0 < done[0] < done[-1] < told[0][1]
 
 
 def test_other_streams_and_pools_are_left_out(plan: Plan) -> None:
@@ -573,6 +607,97 @@ def test_each_rank_follows_its_own(tmp_path: Path) -> None:
     assert f"next: pyalloc run --plan {tmp_path / 'out.plan'} " in told
 
 
+def ranks_of(folder: Path, steps: Path, *names: str) -> list[Path]:
+    """Recordings of two ranks' processes: the same, under these names."""
+    folder.mkdir()
+    found = []
+    for name in names:
+        hand = Plan(folder / name)
+        for text in ("rank=0", "world_size=2", "command=python -u /my/train.py --deep"):
+            hand.event("user", text)
+        program = Program(hand)
+        for step in range(5):
+            program.step(first=step == 0)
+        found.append(hand.done())
+    return found
+
+
+def test_plans_of_ranks_have_one_name(steps: Path, tmp_path: Path) -> None:
+    """That of the first, whether their recordings are whole or not, and whatever else a rank started."""
+    follow = "next: pyalloc run --plan {} torchrun --nproc-per-node 2 /my/train.py --deep"
+    whole = ranks_of(tmp_path / "a", steps, "out.rank0.pya", "out.rank0.77.pya", "out.rank1.pya")
+    told = pyalloc("plan", *sorted(whole)).splitlines()
+    assert [line for line in told if line.startswith("next: ")] == [
+        follow.format(tmp_path / "a" / "out.plan")
+    ]
+    cut = ranks_of(tmp_path / "b", steps, "out.rank0.pya", "out.rank1.pya")
+    parts = [path.rename(path.with_name(path.name + ".part")) for path in cut]
+    assert follow.format(tmp_path / "b" / "out.plan") in pyalloc("plan", *parts)
+    assert all((tmp_path / "b" / f"out.rank{rank}.plan").exists() for rank in (0, 1))
+    one = pyalloc("plan", parts[1], "--force")
+    assert follow.format(tmp_path / "b" / "out.rank1.plan") in one
+    least = pyalloc("replay", whole[0], "--find-min", "--policy", "pyalloc")
+    assert re.search(r"--devices 2 --allocator pyalloc torchrun --nproc-per-node 2 /my", least)
+    assert "It is one of 2 ranks, of which another may need more." in least
+
+
+def test_plans_of_several_programs(steps: Path, tmp_path: Path) -> None:
+    """Each has its own next command; two that would be one file are refused before any work."""
+    other = tmp_path / "other.pya"
+    shutil.copy(steps, other)
+    told = pyalloc("plan", steps, other).splitlines()
+    follow = [line for line in told if line.startswith("next: ")]
+    assert [
+        f"--plan {path.with_suffix('.plan')} " in line
+        for path, line in zip((steps, other), follow, strict=True)
+    ]
+    assert len(follow) == 2
+    same = tmp_path / "other.snap"
+    shutil.copy(steps, same)
+    said = pyalloc("plan", other, same, "--force", expect=2)
+    assert f"{other} and {same} would both be {tmp_path / 'other.plan'}" in " ".join(said.split())
+
+
+def test_a_recording_that_ran_out_of_memory(plan: Plan) -> None:
+    program = Program(plan)
+    for step in range(5):
+        program.step(first=step == 0)
+    plan.event("oom", bytes=1 << 40)
+    path = plan.done()
+    assert "The program ran out of memory while it was recorded" in pyalloc("plan", path)
+    told = pyalloc("replay", path, "--find-min", "--policy", "pyalloc")
+    assert f"next: pyalloc report {path}" in told  # with what was enough it would fail again
+
+
+def test_a_replay_without_the_plan_it_was_given(steps: Path) -> None:
+    target = steps.with_suffix(".plan")
+    pyalloc("plan", steps, "-q")
+    said = pyalloc("replay", steps, "--policy", "native", "--plan", target, expect=2)
+    assert "a plan is followed by pyalloc alone" in said
+    said = pyalloc("replay", steps, "--conf", "vmm:False", "--plan", target, expect=2)
+    assert "vmm:False and a plan" in said
+
+
+@pytest.mark.torch
+def test_the_environments_plan_is_found_from_any_folder(steps: Path, tmp_path: Path) -> None:
+    """Relative to where the command was given, and checked there."""
+    pyalloc("plan", steps, "-o", tmp_path / "out.plan", "-q")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os; os.chdir('/'); import torch, pyalloc; print(pyalloc.status().config.plan)"
+    )
+    for words in (["run"], ["dryrun", "--allocator", "pyalloc"]):
+        env = {"PYALLOC_PLAN": "out.plan"}
+        if words == ["run"]:
+            program.write_text("import os; print(os.environ['PYALLOC_PLAN'])")
+        told = pyalloc(*words, sys.executable, program, cwd=tmp_path, env=env)
+        assert str(tmp_path / "out.plan") in told.splitlines()
+        env = {"PYALLOC_PLAN": "missing.plan"}
+        said = pyalloc(*words, sys.executable, program, cwd=tmp_path, env=env, expect=2)
+        assert "missing.plan: No such file or directory; it is what --plan" in said
+        assert "Traceback" not in said
+
+
 def test_whose_plan_is_followed(
     steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -639,8 +764,10 @@ def test_a_file_without_a_plan_is_left_out(steps: Path, tmp_path: Path) -> None:
     assert f"next: pyalloc run --plan {tmp_path / 'out.plan'}" in told
     assert not empty.with_suffix(".plan").exists()
     planning.check(tmp_path / "out.plan")
-    told = pyalloc("plan", empty, empty, expect=2)
+    other = tmp_path / "other.pya"
+    shutil.copy(empty, other)
+    told = pyalloc("plan", empty, other, expect=2)
     assert (
         told.splitlines()[-1]
-        == f"pyalloc plan: {empty}: no request is in it, so there is nothing to plan"
+        == f"pyalloc plan: {other}: no request is in it, so there is nothing to plan"
     )

@@ -21,12 +21,14 @@ MIB = 2**20
 ALLOCATORS = pytest.mark.parametrize("allocator", ["native", "pyalloc"])
 
 
-def pyalloc(*words: object, expect: int | None = 0) -> str:
+def pyalloc(
+    *words: object, expect: int | None = 0, cwd: Path = ROOT, env: dict[str, str] | None = None
+) -> str:
     """Output of `pyalloc ...`, both streams."""
     done = subprocess.run(
         [sys.executable, "-m", "pyalloc", *map(str, words)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
