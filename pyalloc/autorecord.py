@@ -8,8 +8,9 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
-from pyalloc import console, ranked, recording
+from pyalloc import console, ranked, recording, sharing
 from pyalloc._bootstrap import leaving
 from pyalloc._bootstrap.importing import after_import
 from pyalloc.errors import UsageError
@@ -88,10 +89,15 @@ def from_arguments(args: argparse.Namespace) -> dict[str, str]:
 
 def record_when_cuda_starts() -> None:
     """What the environment asks for, once torch starts CUDA in this process: others are not recorded."""
-    after_import("torch", lambda torch: torch.cuda._lazy_call(_start_from_environment))
+    after_import("torch", _wait_for_cuda)
     if _is_teller():
         path = Path(os.environ[PATH])
         atexit.register(_tell_if_nothing, path, written(path))
+
+
+def _wait_for_cuda(torch: Any) -> None:
+    sharing.listen(torch)  # programs switch torch's history on before they use CUDA
+    torch.cuda._lazy_call(_start_from_environment)
 
 
 def _is_teller() -> bool:

@@ -47,13 +47,27 @@ def is_from_torch(notes: dict[str, str]) -> bool:
     return allocator in _TORCHS or ("source" in notes and allocator != "pyalloc")
 
 
+def gap(lost: str, between: str) -> str:
+    """What a recording says that could not get all events."""
+    where = f" between events {between}" * bool(between)
+    return (
+        f"The recording has a gap: {lost} events were lost while recording{where}. Figures are not those of the "
+        "program: peaks, and what replays and plans need, may be far too low, what is in use later too high."
+    )
+
+
+def gap_of(notes: dict[str, str]) -> str:
+    """The same of a trace; empty where nothing is known to be lost."""
+    return gap(notes["lost_events"], notes.get("gaps", "")) if "lost_events" in notes else ""
+
+
 def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
     """What of the program is not in the trace, in words: its end, what was before a snapshot, what got lost."""
     history = _HISTORIES.get(notes.get("history", ""))
     found = [text for text in (None if totals["is_complete"] else _CUT, history) if text]
-    lost = notes.get("lost_events")
+    lost = gap_of(notes)
     if lost:
-        found.append(f"{lost} events were lost while recording: figures may be a little too low.")
+        found.append(lost)
     from_torch = is_from_torch(notes) or "source" in notes  # what snapshots tell is torch's choice
     has_history = notes.get("history") not in STATE_ONLY
     n_streams, n_devices = totals["n_streams"], len(totals["device_peak"])

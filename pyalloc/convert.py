@@ -25,6 +25,7 @@ ALLOCATED, PENDING = "active_allocated", "active_pending_free"  # states of bloc
 _SIZED = ("alloc", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _MOST_LABEL = 500  # characters
 _TELL_EVERY = 10_000  # entries
+_MOST_GAPS = 10  # told one by one
 _MAX_FRAMES = 256  # with C++ frames the program's own line comes late
 
 
@@ -58,8 +59,11 @@ class EventWriter:
     # Of a snapshot of pyalloc, which joins pages of a pool by taking them out and putting them back as one: what pools
     # that began in it hold.
     joins_pages: bool = False
+    has_stacks: bool = True  # False: none are written, whoever else wants them
     emptying: set[int] = field(default_factory=set)  # devices whose cache is being emptied
     held: dict[tuple[int, Pool], int] = field(default_factory=dict)
+    gaps: list[tuple[int, int]] = field(default_factory=list)  # events between which some are lost
+    told_gap: tuple[str, str] = ("", "")  # how many, and between which
 
     def string(self, text: str) -> int:
         """Number of a text; 0 for none."""
@@ -74,7 +78,7 @@ class EventWriter:
 
     def stack(self, frames: Sequence[Entry] | None) -> int:
         """Number of a stack given innermost first, as torch does; 0 for none."""
-        if not frames:
+        if not frames or not self.has_stacks:
             return 0
         kept = frames[:_MAX_FRAMES]
         same = tuple(map(id, kept))  # torch has one object for each frame
@@ -203,6 +207,18 @@ class EventWriter:
         self.last_ns = max(self.last_ns, time_ns)
         self.writer.event(kind, time_ns=self.last_ns, **fields)
         self.n_events += 1
+
+    def gap(self, first: int, lost: int, time_ns: int) -> None:
+        """Between that event and here some are not there; lost: that is known of, so far."""
+        if self.gaps and self.gaps[-1][1] >= first:
+            first = self.gaps.pop()[0]
+        # Its own notes are of the next move, which may have lost some too.
+        self.gaps.append((first, self.n_events + 2))
+        told = [f"{begin:,} and {end:,}" for begin, end in self.gaps[:_MOST_GAPS]]
+        more = len(self.gaps) - len(told)
+        self.told_gap = str(lost), ", ".join(told) + f", and {more} more" * bool(more)
+        for name, text in zip(("lost_events", "gaps"), self.told_gap, strict=True):
+            self.mark(Mark(time_ns, "user", f"{name}={text}"))
 
     def merged(
         self,

@@ -18,7 +18,7 @@ from pyalloc.errors import AllocatorError
 
 Entry = dict[str, Any]
 _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
-_TORCHS = {name: 1 << bit for bit, (name, is_torchs) in enumerate(_core.actions()) if is_torchs}
+TORCHS = {name: 1 << bit for bit, (name, is_torchs) in enumerate(_core.actions()) if is_torchs}
 _OURS = sum(1 << bit for bit, (_, is_torchs) in enumerate(_core.actions()) if not is_torchs)
 # Of torch._C._cuda_record_memory_history; older versions have fewer arguments.
 _DEFAULTS = ("all", "all", "all", sys.maxsize, False, False, False, (), False, True)
@@ -93,10 +93,10 @@ def _skip_mask(names: Collection[str]) -> int:
     """
     if isinstance(names, str) or not all(isinstance(name, str | bytes) for name in names):
         return 0  # torch, asked next, refuses them
-    unknown = [name for name in names if name not in _TORCHS]
+    unknown = [name for name in names if name not in TORCHS]
     if unknown:
         raise AllocatorError(f"Unknown TraceEntry action: {unknown[0]}")
-    return sum(_TORCHS[name] for name in set(names))
+    return sum(TORCHS[name] for name in set(names))
 
 
 def record_legacy(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import inspect
 import os
 import shlex
 import signal
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pyalloc import _core, files, history, marks, snapshots
+from pyalloc import _core, caveats, files, history, marks, sharing, snapshots
 from pyalloc.config import ENVIRONMENT, TORCH_CONF
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
@@ -60,8 +59,8 @@ class _Source(Protocol):
     def clock(self) -> int:
         """Nanoseconds, comparable with the times of the events."""
 
-    def begin(self) -> None:
-        """Events are kept from now on, and none from before."""
+    def begin(self, before: dict[str, Any]) -> None:
+        """Events are kept from now on, and none from before, of which the snapshot tells."""
 
     def drain(self, pending: list[Row], at_mark: bool) -> None:
         """Moves to the file what happened, with the marks up to then, which it takes from the list.
@@ -91,17 +90,18 @@ class _Ours:
     def clock(self) -> int:
         return time.monotonic_ns() + self.offset_ns
 
-    def begin(self) -> None:
+    def begin(self, before: dict[str, Any]) -> None:
         _torch_history(self.stacks, clear=True)  # torch's functions should know that it is on
         level = 0 if self.stacks == "none" else 2
         _core.history_start(level, True, _MAX_ENTRIES, 0, self.stacks == "all")
 
     def drain(self, pending: list[Row], at_mark: bool) -> None:
+        first = self.writer.n_events
         written, lost = self.history.drain(self.offset_ns, pending)
         self.writer.n_events += written
         if lost:
             self.n_lost += lost
-            self.writer.mark(Mark(self.clock(), "user", f"lost_events={self.n_lost}"))
+            self.writer.gap(first, self.n_lost, self.clock())
 
     def is_due(self, at_step: bool) -> bool:
         return False
@@ -125,8 +125,11 @@ class _Torchs:
         self.writer = writer
         self.stacks = stacks
         self.n_seen = 0  # allocations
-        self.n_kept: list[int] = []  # entries that were moved and are still there, of each device
+        # Entries that were moved and are still there, of each device and beside: how many, and the last one.
+        self.kept: list[tuple[int, Any] | None] = []
         self.n_before = 0
+        self.n_made = 0  # at the last move
+        self.n_told = 0  # of those lost
         self.n_moved = 0  # allocations and frees at the last move
         self.n_looked = 0  # and at the last look from the background
         self.last = self.last_mark = self.last_clear = time.monotonic()
@@ -135,30 +138,48 @@ class _Torchs:
     def clock(self) -> int:
         return time.time_ns()
 
-    def begin(self) -> None:
-        self.n_before, self.n_moved = _made()
+    def begin(self, before: dict[str, Any]) -> None:
+        self.n_made, self.n_moved = _made()
+        self.n_before = self.n_made
+        sharing.keep(before["device_traces"], *_others(before))
         _torch_history(self.stacks, clear=True)
 
     def drain(self, pending: list[Row], at_mark: bool) -> None:
         begin = time.monotonic()
-        self.n_moved = _made()[1]
-        whole = snapshots.take()["device_traces"]
-        kept = self.n_kept or [0] * len(whole)
-        self.n_kept = [len(trace) for trace in whole]
+        n_made, self.n_moved = _made()
+        taken = snapshots.take()
+        whole = [*taken["device_traces"], *_others(taken)]
+        parts = [_new(*each) for each in zip(whole, self.kept or [None] * len(whole), strict=True)]
+        # C++ may have switched it off, or cleared it, past what answers the program.
+        is_off = not sharing.is_on()
+        is_cut = is_off or any(each is None for each in parts)
+        new = [each if part is None else part for each, part in zip(whole, parts, strict=True)]
+        self.kept = [(len(each), each[-1]) if each else None for each in whole]
         is_long = begin - self.last_clear > _TORCH_LONG_S - self._interval()
-        if at_mark or (is_long and sum(self.n_kept) > _TORCH_EVENTS):
+        if at_mark or is_off or (is_long and sum(map(len, whole)) > _TORCH_EVENTS):
             _torch_history(self.stacks, clear=True)
-            self.n_kept = []
+            self.kept = []
             self.last_clear = begin
         self.last = time.monotonic()
         self.cost = self.last - begin
         marks = sorted(pending)
         del pending[: len(marks)]
-        # Fewer than before: the program cleared it.
-        new = [trace[n if n <= len(trace) else 0 :] for n, trace in zip(kept, whole, strict=True)]
-        traces = [[entry for entry in trace if entry["action"] != "snapshot"] for trace in new]
+        traces = [[entry for entry in trace if entry["action"] != "snapshot"] for trace in new[:-2]]
+        sharing.keep(traces, *new[-2:])
+        first = self.writer.n_events
         self.writer.merged(traces, marks)
         self.n_seen += sum(entry["action"] == "alloc" for trace in traces for entry in trace)
+        if n_made < self.n_made:  # the program began to count anew
+            self.n_before = n_made - self.n_seen - self.n_told
+        self.n_made = n_made
+        lost = max(n_made - self.n_before - self.n_seen, self.n_told)
+        if is_cut or lost > self.n_told:
+            self.n_told = lost
+            self.writer.gap(first, lost, self.clock())
+
+    def switch(self) -> None:
+        """Torch's history is on as the program wants it now, and keeps what it has."""
+        _torch_history(self.stacks)
 
     def n_lost(self) -> int:
         """Allocations that no snapshot had; to be asked after the last drain."""
@@ -193,22 +214,25 @@ def _made() -> tuple[int, int]:
     return allocs, allocs + sum(s.get("allocation.all.freed", 0) for s in stats)
 
 
+def _others(snapshot: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """What its history has beside the devices' entries: of pinned memory, and the program's annotations."""
+    return snapshot.get("host_traces", []), snapshot.get("external_annotations", [])
+
+
+def _new(history: list[Any], kept: tuple[int, Any] | None) -> list[Any] | None:
+    """What came after that; None: it is not there any more."""
+    if kept is None:
+        return history
+    n, last = kept
+    return history[n:] if len(history) >= n and history[n - 1] == last else None
+
+
 def _torch_history(stacks: str, *, clear: bool = False) -> None:
-    """Switches torch's history on, as wide as the recording wants it."""
+    """Switches torch's history on, as wide as the recording and the program want it."""
     import torch
 
-    function: Any = torch.cuda.memory._record_memory_history
-    keywords: dict[str, Any] = {
-        "enabled": "all",
-        "context": None if stacks == "none" else "alloc",
-        "stacks": "all" if stacks == "all" else "python",
-        "max_entries": _MAX_ENTRIES,
-    }
-    if clear and "clear_history" in inspect.signature(inspect.unwrap(function)).parameters:
-        keywords["clear_history"] = True
-    elif clear:
-        function(enabled=None)
-    function(**keywords)
+    keywords = {"enabled": "all", "max_entries": _MAX_ENTRIES, **sharing.wanted(stacks)}
+    sharing.switch_on(torch, keywords, clear=clear)
 
 
 @dataclass
@@ -268,7 +292,9 @@ class Recorder:
         """Begins to record; CUDA must be up."""
         import torch
 
-        writer = self.writer = EventWriter(_core.TraceWriter(self.path, self.overwrites))
+        writer = self.writer = EventWriter(
+            _core.TraceWriter(self.path, self.overwrites), has_stacks=self.stacks != "none"
+        )
         self.source = (_Ours if _core.is_created() else _Torchs)(writer, self.stacks)
         now = self.source.clock()
         for text in _notes(torch, with_command=self.stacks != "none"):
@@ -278,8 +304,11 @@ class Recorder:
             writer.mark(
                 Mark(now, "device", properties.name, bytes=properties.total_memory, device=index)
             )
-        writer.state(snapshots.take()["segments"], now)
-        self.source.begin()
+        before = snapshots.take()
+        writer.state(before["segments"], now)
+        if isinstance(self.source, _Torchs):
+            sharing.begin(torch, self.lock, self._move, self.source.switch)
+        self.source.begin(before)
         if self.automatic:
             from pyalloc.automarks import AutoMarks
 
@@ -309,6 +338,13 @@ class Recorder:
         with self.lock:
             if self.writer is not None:
                 self.source.drain(self.pending, at_mark)
+
+    def _move(self) -> None:
+        """The same where the program waits for it, and is not to suffer."""
+        try:
+            self.drain(at_mark=True)
+        except Exception as error:
+            self._give_up(error)
 
     def flush(self) -> Path:
         """Everything so far is in the file, which is not whole yet: its name for the time being."""
@@ -348,9 +384,8 @@ class Recorder:
                 return
             try:
                 self.drain()
-                lost = self.source.n_lost() if isinstance(self.source, _Torchs) else 0
-                if lost:
-                    writer.mark(Mark(self.source.clock(), "user", f"lost_events={lost}"))
+                if writer.gaps:
+                    print(f"pyalloc: {self.path}: {caveats.gap(*writer.told_gap)}", file=sys.stderr)
             finally:
                 self._end()
                 writer.writer.close()
@@ -369,18 +404,20 @@ class Recorder:
         print(f"pyalloc: the recording ends here: {error}{kept}", file=sys.stderr)
 
     def _end(self) -> None:
-        """Nothing is remembered any more, neither by us nor by torch."""
+        """Nothing is remembered any more, neither by us nor by torch, but for what the program wants itself."""
         import torch
 
         self._detach()
-        # torch complains where the program switched it off itself.
-        if torch._C._cuda_isHistoryEnabled():
+        if isinstance(self.source, _Torchs):
+            sharing.hand_back(torch)
+        elif torch._C._cuda_isHistoryEnabled():
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def _detach(self) -> None:
         """No marks come any more."""
         atexit.unregister(self.stop_at_exit)
         history.hold(False)
+        sharing.leave()
         if self.hooks is not None:
             self.hooks.remove()
         self.writer = None

@@ -8,14 +8,16 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from pyalloc import sharing
+
 _lock = threading.Lock()
 
 
 def take() -> dict[str, Any]:
-    """Segments, history and settings, as torch gives them."""
+    """Segments, history and settings, as torch gives them: while it is recorded the history is the recording's."""
     import torch
 
-    with _without_compiler(torch):
+    with _without_compiler(torch), sharing.ours():
         whole: dict[str, Any] = torch.cuda.memory._snapshot()
     return whole
 

@@ -451,7 +451,9 @@ def _window(scan: _core.Scan, totals: dict[str, Any]) -> tuple[int, int]:
 def totals(path: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Its figures, in one pass."""
     with as_trace_file(path, progress) as file:
-        return _core.Scan(file, n_bins=2, progress=progress).totals()
+        scan = _core.Scan(file, n_bins=2, progress=progress)
+        lost = notes_of(scan.notes()).get("lost_events", "")
+        return scan.totals() | ({"lost_events": lost} if lost else {})
 
 
 @contextlib.contextmanager

@@ -57,6 +57,7 @@ class Command:
         first, last = (rows[0].event, rows[-1].event) if rows else (0, 0)
         head = f"{title}: events {first:,} to {last:,} of {found.totals['n_events']:,}"
         lines = [head, *_lines(found, rows, event - (args.at != "oom"))]
+        lines += [text.wrapped(caveat) for caveat in found.caveats]
         name = console.quoted(args.file)
         then = console.RECORD if found.is_empty else f"pyalloc top {name} --at {event} --by line"
         console.deliver(args, "\n".join(lines), content, then)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pyalloc import _core, console, planning, ranked, replaying, trace
 from pyalloc.advice import PLANNED, size
-from pyalloc.caveats import notes_of
+from pyalloc.caveats import gap_of, notes_of
 from pyalloc.errors import PlanError, UsageError
 from pyalloc.moments import PAGE
 from pyalloc.report import text
@@ -132,6 +132,8 @@ def _made(args: argparse.Namespace, file: Path, target: Path) -> _Made:
             n_ooms = program.info()["n_ooms"]
             notes = notes_of(program.notes())
         progress.close()
+    if gap_of(notes):
+        print(f"pyalloc plan: {file}: {gap_of(notes)}", file=sys.stderr)
     console.write(target, plan.to_json() + "\n", args.force)
     if not args.json:
         print(console.printable(_table(file, plan, figures, n_ooms)))

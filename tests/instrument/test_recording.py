@@ -78,10 +78,13 @@ def test_torchs_history_is_cleared_at_work_no_oftener_than_has_to_be(
     monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(recording, "_made", lambda: (0, 0))
     monkeypatch.setattr(recording.snapshots, "take", lambda: whole)
+    monkeypatch.setattr(recording.sharing, "is_on", lambda: True)
     monkeypatch.setattr(recording, "_torch_history", lambda *_, **__: cleared.append(now[0]))
     monkeypatch.setattr(recording, "_TORCH_EVENTS", 5)
 
     class Writer:
+        n_events = 0
+
         def merged(self, traces: list[list[object]], marks: list[object]) -> None:
             pass
 
@@ -224,7 +227,10 @@ def test_what_was_before_the_recording_is_not_in_it(
     assert totals["peak_bytes"] == (4 * 3 + 7) * MIB
 
 
-def test_a_programs_own_history_takes_nothing_from_the_recording(record: Record) -> None:
+@ALLOCATORS
+def test_a_programs_own_history_takes_nothing_from_the_recording(
+    record: Record, allocator: str
+) -> None:
     """Programs switch torch's history on for some steps, and off: the recording goes on."""
     path = record("""
     import torch
@@ -238,7 +244,7 @@ def test_a_programs_own_history_takes_nothing_from_the_recording(record: Record)
         torch.cuda.memory._record_memory_history(enabled=None)
         for _ in range(30):
             empty(5)
-    """, "--allocator", "pyalloc")  # fmt: skip
+    """, "--allocator", allocator)  # fmt: skip
     found = trace.analyse(path)
     assert found.totals["n_allocs"] == found.totals["n_frees"] == 120
     assert found.totals["peak_bytes"] == 5 * MIB and not found.notes.get("lost_events")
