@@ -20,7 +20,7 @@ class Command:
     pyalloc replay out.pya [--policy native] [--limit 8GB] [--find-min]
 
     Nothing runs on a GPU: requests are served on a simulated device, by models of torch's allocators and by pyalloc
-    itself.  Exit code 1 when --limit is given and no policy fits.
+    itself.  Exit code 1 where no policy fits: --limit, or a limit of --conf.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -109,7 +109,8 @@ class Command:
             [_table(args, info, results, least), *(text.wrapped(each, "") for each in caveats)]
         )
         console.deliver(args, table, data, _next(args, info, least, notes))
-        return 1 if limit and not any(r["completed"] for r in results.values()) else 0
+        fits = any(result["completed"] for result in results.values())
+        return 0 if fits and (not least or any(least.values())) else 1
 
 
 def _passes(text: str) -> int:
@@ -122,6 +123,10 @@ def _table(
     args: argparse.Namespace, info: dict[str, Any], results: dict[str, Any], least: dict[str, Any]
 ) -> str:
     memory = f"{args.limit} of memory" if args.limit else "ample memory"
+    limit = next(int(each.value) for each in Config(args.conf).options if each.name == "limit")
+    if limit and "pyalloc" in results:
+        own = f"pyalloc limited to {size(limit)} by --conf"
+        memory = own if len(results) == 1 and not args.limit else f"{memory}, {own}"
     memory += f", {args.passes} times over" if args.passes > 1 else ""
     lines = [
         f"{args.file.name}: {info['n_allocs']:,} requests, at most "

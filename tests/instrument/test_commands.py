@@ -276,6 +276,26 @@ def test_examples_in_the_help_are_right() -> None:
             Config(conf)
 
 
+def test_what_a_setting_limits_is_not_ample(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1 where nothing fits, whatever limits it."""
+    path = str(small_trace(plan))
+    limited = ["replay", path, "--conf", "limit:4MiB"]
+    for words, code, told in (
+        ([*limited, "--policy", "pyalloc"], 1, "alive; pyalloc limited to 4.0 MiB by --conf\n"),
+        ([*limited, "--policy", "pyalloc", "--find-min"], 1, "does not complete at all"),
+        (
+            [*limited, "--policy", "pyalloc", "--limit", "1GB"],
+            1,
+            "alive; 1GB of memory, pyalloc limited to 4.0 MiB by --conf\n",
+        ),
+        (limited, 0, "alive; ample memory, pyalloc limited to 4.0 MiB by --conf\n"),
+        (["replay", path, "--find-min"], 0, "alive; ample memory\n"),
+        ([*limited, "--policy", "native"], 0, "alive; ample memory\n"),
+    ):
+        assert cli.main(words) == code, words
+        assert told in capsys.readouterr().out, words
+
+
 def test_what_a_trace_does_not_tell_is_said(
     plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
