@@ -137,7 +137,9 @@ def check_folder(path: Path) -> None:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"no file can be made in {folder}: permission denied")
+        is_fixed = os.statvfs(folder).f_flag & os.ST_RDONLY
+        why = "read-only file system" if is_fixed else "permission denied"
+        raise UsageError(f"no file can be made in {folder}: {why}")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import sys
 import time
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from dry_support import PATIENCE_S
@@ -210,7 +211,6 @@ def test_a_replay_says_what_its_trace_does_not_have(plan: Plan, tmp_path: Path) 
         assert "only what was in use when it was written" in told
     cut = small_trace(plan)
     assert json.loads(pyalloc("replay", cut, "--json", "-q"))["caveats"] == []
-    cut.write_bytes(cut.read_bytes()[:-1])
     (caveat,) = json.loads(pyalloc("replay", cut, "--json", "-q"))["caveats"]
     assert caveat.startswith("The file was cut off")
 
@@ -294,6 +294,30 @@ def test_what_a_setting_limits_is_not_ample(plan: Plan, capsys: pytest.CaptureFi
     ):
         assert cli.main(words) == code, words
         assert told in capsys.readouterr().out, words
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"), [(os.ST_RDONLY, "read-only file system"), (0, "permission denied")]
+)
+def test_why_no_file_can_be_made_is_said(
+    plan: Plan,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: int,
+    why: str,
+) -> None:
+    path = small_trace(plan)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags | os.ST_NOSUID))
+    for words in (
+        ["report", path, "-o", path.with_name("report.txt")],
+        ["plan", path],
+        ["export", path, "--to", "csv"],
+        ["dryrun", "--record", path.with_name("out.pya"), "python", "program.py"],
+    ):
+        assert cli.main([str(word) for word in words]) == 2, words
+        shown = " ".join("".join(capsys.readouterr()).split())
+        assert f"no file can be made in {path.parent}: {why}" in shown, words
 
 
 def test_what_a_trace_does_not_tell_is_said(
