@@ -95,10 +95,14 @@ def of_replays(notes: dict[str, str]) -> list[str]:
 def of(notes: dict[str, str], totals: dict[str, Any], *, is_empty: bool, unsplit: int) -> list[str]:
     """The same, and what its figures are not: of one device, of all phases."""
     found = unseen(notes, totals)
-    if is_empty:
+    if is_empty and not totals["is_complete"]:
         found.append(
-            "No allocation is in it: the program took no CUDA memory while it was recorded, or ended before any "
-            "was written."
+            "What was written before holds no allocation, which says nothing about the program. If the file was "
+            "copied, copy it again; else record again, and let the program run for longer, best to its end."
+        )
+    elif is_empty and not gap_of(notes):
+        found.append(
+            "No allocation is in it: the program took no CUDA memory while it was recorded."
         )
     if "steps_end_with" in notes:
         found.append(

@@ -211,6 +211,7 @@ def test_a_replay_says_what_its_trace_does_not_have(plan: Plan, tmp_path: Path) 
         assert "only what was in use when it was written" in told
     cut = small_trace(plan)
     assert json.loads(pyalloc("replay", cut, "--json", "-q"))["caveats"] == []
+    cut.write_bytes(cut.read_bytes()[:-1])
     (caveat,) = json.loads(pyalloc("replay", cut, "--json", "-q"))["caveats"]
     assert caveat.startswith("The file was cut off")
 
@@ -325,6 +326,8 @@ def test_what_a_trace_does_not_tell_is_said(
 ) -> None:
     path = small_trace(plan)
     empty = Plan(tmp_path / "it's empty.pya").done()
+    cut = tmp_path / "cut.pya"
+    cut.write_bytes(path.read_bytes()[:40])
     nothing = tmp_path / "nothing"
     nothing.touch()
     for words, code, text in (
@@ -333,6 +336,9 @@ def test_what_a_trace_does_not_tell_is_said(
         (["report", empty], 0, "No allocation is in it"),
         (["report", empty], 0, "next: pyalloc run --record out.pya python train.py"),
         (["top", empty], 0, "No allocation is in it"),
+        (["report", cut], 0, "file was cut off; what is there is shown. What was written before"),
+        (["report", cut], 0, "holds no allocation, which says nothing about the program. If the"),
+        (["top", cut], 0, "else record again, and let the program run for longer"),
         (["top", empty], 0, "next: pyalloc run --record out.pya python train.py"),
         (["stats", empty], 0, "it'\"'\"'s empty.pya'"),  # typed as it is, the next command works
         (["replay", empty, "--find-min"], 2, "nothing to replay"),
@@ -345,6 +351,7 @@ def test_what_a_trace_does_not_tell_is_said(
         assert cli.main([str(word) for word in words]) == code, words
         shown = "".join(capsys.readouterr())
         assert text in " ".join(shown.split()), shown
+        assert (cut not in words) or "took no CUDA memory" not in shown
     for words in (["top", path, "-n", "-3"], ["sweep", path, "--workers", "-4"]):
         with pytest.raises(SystemExit):
             cli.main([str(word) for word in words])
