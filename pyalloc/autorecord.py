@@ -29,11 +29,14 @@ def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[st
         UsageError: the file or that of a rank exists and force is not given, or none can be made there.
     """
     console.check_folder(path)
-    for old in sorted(written(path)):
+    for old in sorted(written(path) | _explained(path)):
         # A second process's file has its number in its name, but `out.7.pya` may as well be a person's own.
         if re.fullmatch(
             r"\.\d+",
-            old.name.removeprefix(path.stem).removesuffix(".part").removesuffix(path.suffix),
+            old.name.removeprefix(path.stem)
+            .removesuffix(".oom.txt")
+            .removesuffix(".part")
+            .removesuffix(path.suffix),
         ):
             continue
         if not force:
@@ -51,6 +54,15 @@ def written(path: Path | None) -> set[Path]:
     name = re.compile(
         rf"{re.escape(path.stem)}({ranked.RANK})?(\.\d+)?{re.escape(path.suffix)}(\.part)?"
     )
+    try:
+        return {each for each in path.parent.iterdir() if name.fullmatch(each.name)}
+    except OSError:
+        return set()
+
+
+def _explained(path: Path) -> set[Path]:
+    """What recordings to `path` have written beside it when memory ran out."""
+    name = re.compile(rf"{re.escape(path.stem)}({ranked.RANK})?(\.\d+)?\.oom\.txt")
     try:
         return {each for each in path.parent.iterdir() if name.fullmatch(each.name)}
     except OSError:

@@ -249,7 +249,7 @@ class Recorder:
     n_marks: int = 0
     hooks: Any = None
     explain_from: float = 0.0  # time.monotonic(): until then out of memory is not explained again
-    told_oom: bool = False
+    told_oom: Path | None = None  # where it was explained
     ended: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
     # Of a process beside the one that was meant: nobody misses it if it is empty.
@@ -345,6 +345,13 @@ class Recorder:
             self.drain(at_mark=True)
         except Exception as error:
             self._give_up(error)
+
+    def oom_path(self) -> Path:
+        """Where it is explained why memory ran out; what somebody else wrote there since we began is left."""
+        path = beside(self.path)
+        if self.told_oom is not None or self.overwrites or not path.exists():
+            return self.told_oom or path
+        return path.with_name(f"{self.path.stem}.{os.getpid()}.oom.txt")
 
     def flush(self) -> Path:
         """Everything so far is in the file, which is not whole yet: its name for the time being."""
@@ -500,11 +507,11 @@ def dump_oom(recorder: Recorder, device: int, asked: int) -> Path:
 
     part = recorder.flush()
     analysis = trace.analyse(part, device=device)
-    path = recorder.path.with_name(recorder.path.stem + ".oom.txt")
+    path = recorder.oom_path()
     why = text.explain_oom(analysis, device, asked, recorder.path)
     files.write(path, f"{why}\n".encode())
-    if not recorder.told_oom:
-        recorder.told_oom = True
+    if recorder.told_oom is None:
+        recorder.told_oom = path
         print(f"pyalloc: out of memory; why, in words: {path}", file=sys.stderr)
     return path
 
@@ -549,7 +556,7 @@ def _check(path: Path, stacks: str, force: bool) -> None:
     if _active.recorder is not None:
         raise UsageError(f"already recording to {_active.recorder.path}")
     check_stacks(stacks)
-    for old in (path, part(path)):
+    for old in (path, part(path), beside(path)):
         if old.exists() and not force:
             raise UsageError(f"{old} exists{cut_off(old)}; force=True overwrites it")
 
@@ -557,6 +564,11 @@ def _check(path: Path, stacks: str, force: bool) -> None:
 def part(path: Path) -> Path:
     """The name a recording has until it ends."""
     return path.with_name(path.name + ".part")
+
+
+def beside(path: Path) -> Path:
+    """The name of what says in words why memory ran out."""
+    return path.with_name(f"{path.stem}.oom.txt")
 
 
 def cut_off(path: Path) -> str:

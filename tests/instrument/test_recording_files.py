@@ -14,7 +14,8 @@ import pytest
 from dry_support import PATIENCE_S
 
 from instrument.tools import ALLOCATORS, MIB, ROOT, pyalloc
-from pyalloc import autorecord, trace
+from pyalloc import autorecord, recording, trace
+from pyalloc.errors import UsageError
 
 pytestmark = pytest.mark.torch
 
@@ -132,6 +133,44 @@ torch.cuda.memory._record_memory_history(enabled=None)"""
         "Requested callback is not found" not in shown
     )  # torch, where history is switched off twice
     assert told in shown and out.exists() == (told == "")
+
+
+@pytest.mark.parametrize("name", ["out.oom.txt", "out.rank1.oom.txt"])
+def test_what_lies_where_memory_is_explained_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    out, mine = tmp_path / "out.pya", tmp_path / name
+    mine.write_text("mine")
+    for command in ("dryrun", "run"):
+        told = pyalloc(command, "--record", out, sys.executable, "-c", "", expect=2)
+        assert f"{mine} exists; --force overwrites it" in told
+    if recording.beside(out) == mine:
+        with pytest.raises(UsageError, match=r"out\.oom\.txt exists"):
+            recording._check(out, "python", False)
+    assert mine.read_text() == "mine"
+    pyalloc("dryrun", "--record", out, "--force", sys.executable, "-c", "")
+    assert not mine.exists()
+
+
+def test_an_explanation_takes_another_name_where_its_own_is_taken(
+    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """By something that came after the recording began."""
+    mine = tmp_path / "out.oom.txt"
+    done = dry_python(f"""
+        import os, torch, pyalloc
+        with pyalloc.record({str(tmp_path / "out.pya")!r}):
+            torch.empty(1, device="cuda")
+            open({str(mine)!r}, "w").write("mine")
+            for _ in range(2):
+                try:
+                    torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+                except torch.OutOfMemoryError:
+                    print(os.getpid())
+        """)
+    number = done.stdout.split()[0]
+    assert mine.read_text() == "mine"
+    (other,) = (each for each in tmp_path.glob("*.oom.txt") if each != mine)
+    assert other.name == f"out.{number}.oom.txt" and "were asked for" in other.read_text()
+    assert str(other) in done.stderr
 
 
 @ALLOCATORS
