@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyalloc import console, replaying, sweeping
 from pyalloc.advice import size
-from pyalloc.report.text import column
+from pyalloc.report.text import column, hung
 
 
 class Command:
@@ -56,13 +56,14 @@ class Command:
         ]
         for row in results:
             ratio = f"{row['peak_bytes'] / max(row['peak_live_bytes'], 1):.3f}"
-            lines.append(
+            head = (
                 f"{column(Path(row['path']).name, 22)}{row['policy']:<12}"
                 f"{size(row['limit']) if row['limit'] else 'ample':>10}"
                 f"{'yes' if row['completed'] else 'no':>5}{size(row['peak_bytes']):>12}"
                 f"{ratio if row['completed'] else '':>8}{row['n_calls']:>10,}"
-                + (f" {row['conf']}" if row["conf"] else "")
             )
+            # The columns take the whole width: a setting stands below its own.
+            lines.append(hung(head, row["conf"].replace(",", ", ")))
         console.deliver(
             args,
             "\n".join(lines),

@@ -99,12 +99,12 @@ def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[s
     return lines
 
 
-def hung(head: str, name: str) -> str:
-    """What has columns of its own, and behind it, or below where there is no room, a name."""
+def hung(head: str, name: str, most: int = 3) -> str:
+    """What has columns of its own, and behind it, or below where there is no room, a name in at most so many lines."""
     at = len(_by_column(head)) + 2
     if WIDTH - at < 24:
         return "\n".join(filter(None, (head, wrapped(name, " " * 8, " " * 8) if name else "")))
-    parts = textwrap.wrap(_by_column(name), WIDTH - at, max_lines=3, placeholder=" …")
+    parts = textwrap.wrap(_by_column(name), WIDTH - at, max_lines=most, placeholder=" …")
     lines = [f"{head}  {parts[0]}" if parts else head, *(" " * at + part for part in parts[1:])]
     return "\n".join(lines).replace(_FILLER, "")
 

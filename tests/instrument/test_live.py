@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from dry_support import PATIENCE_S
 
-from instrument.tools import MIB, ROOT, Plan, pyalloc
+from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
 from pyalloc import cli, live, sweeping
 from pyalloc.errors import TraceError, UsageError
 
@@ -117,6 +117,16 @@ def program(plan: Plan) -> Path:
     for i in range(8):
         plan.event("alloc", addr=(i + 1) << 30, bytes=30 * MIB)
     return plan.done()
+
+
+def test_a_sweep_with_settings_fits_80_columns(plan: Plan) -> None:
+    path = small_trace(plan)
+    longer = "memory:fast,keep_free:100MB"
+    out = pyalloc(
+        "sweep", path, "--limit", "210MiB", "--conf", "memory:tight", "--conf", longer, "-q"
+    )
+    assert all(len(line) <= 80 for line in out.splitlines()), out
+    assert "\n        memory:tight\n" in out and "memory:fast, keep_free:100MB" in out
 
 
 def test_sweep_on_cores(plan: Plan) -> None:
