@@ -500,6 +500,11 @@ class Analysis:
 
     # ---- growth ----
 
+    @property
+    def _least_growth(self) -> int:
+        """Over the steps looked at: what grows by less is not worth a word."""
+        return max(MIB // 4, int(self.totals["peak_bytes"]) // 10_000)
+
     def growth(self) -> list[Growth]:
         """Stacks whose live bytes grow at every step looked at after the first two; empty without enough steps."""
         events = [step[1] for step in self.steps][2:]
@@ -516,7 +521,7 @@ class Analysis:
             more_blocks = pairs[-1][1] > pairs[0][1]
             grown = series[-1] - series[0]
             rises = all(after > before for before, after in itertools.pairwise(series))
-            if rises and grown >= max(MIB // 4, self.totals["peak_bytes"] // 10_000):
+            if rises and grown >= self._least_growth:
                 where = self.place(stack)
                 name = str(where or self.nameless(stack))
                 found.append(Growth(name, stack, grown, grown / n_steps, series, more_blocks))
@@ -549,7 +554,10 @@ class Analysis:
         if not grown:
             jumps = self.jumps()
             if not jumps:
-                return "no leak: nothing grows from step to step"
+                return (
+                    "no leak: nothing grows from step to step (what grows by less than "
+                    f"{self._least_growth / MIB:.2f} MiB in all is not counted)"
+                )
             return (
                 f"leak not sure: nothing grows at every step, but {jumps[0].name} comes to hold "
                 f"{jumps[0].bytes / MIB:.1f} MiB more in a few of them: what an evaluation or a cache keeps, or a leak"

@@ -14,6 +14,7 @@ from pyalloc.moments import Moment
 from pyalloc.report import text
 
 _NOTHING = ["every line holds as much as before"]
+_NAME_LINES = 6  # whole, as good as always: what tells two names apart may stand at their ends
 
 
 class Command:
@@ -66,13 +67,19 @@ class Command:
             f"{names[1]}: {size(pair[1][1].allocated_bytes)}",
             *([f"{'change':>12}{'before':>12}{'after':>12}  line"] if differing else _NOTHING),
             *[
-                f"{_signed(after - before):>12}{size(before):>12}{size(after):>12}  "
-                f"{text.clip(name, 42)}"
+                text.hung(
+                    f"{_signed(after - before):>12}{size(before):>12}{size(after):>12}",
+                    name,
+                    _NAME_LINES,
+                )
                 for name, before, after in differing[: args.n]
             ],
             "",
-            text.wrapped(f"verdict: {last.leak_verdict}", ""),
-            *[f"  +{size(g.per_step)} a step  {text.clip(g.name, 56)}" for g in growth[: args.n]],
+            text.wrapped(f"{_verdict_of(found)}: {last.leak_verdict}", ""),
+            *[
+                text.hung(f"  +{size(g.per_step)} a step", g.name, _NAME_LINES)
+                for g in growth[: args.n]
+            ],
             *[text.wrapped(caveat) for caveat in caveats],
         ]
         content: dict[str, Any] = {
@@ -99,6 +106,11 @@ def _analyse(args: argparse.Namespace, path: Path) -> Analysis:
     progress.close()
     trace.check_device(found, args.device)
     return found
+
+
+def _verdict_of(found: list[Analysis]) -> str:
+    """It is of the steps of one file, whatever the table above compares."""
+    return f"verdict on {found[-1].path.name} by itself" if len(found) > 1 else "verdict"
 
 
 def _caveats(found: list[Analysis]) -> list[str]:

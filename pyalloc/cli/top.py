@@ -142,7 +142,7 @@ def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
     ordered = sorted(sums.items(), key=lambda item: -item[1][0])[:n]
     lines = [f"{'in all':>12}{'requests':>10}{'left':>12}  line"]
     lines += [
-        f"{size(total):>12}{count:>10,}{size(live):>12}  {text.clip(name, 44)}"
+        text.hung(f"{size(total):>12}{count:>10,}{size(live):>12}", name)
         for name, (total, count, live) in ordered
     ]
     lines += ["", text.wrapped(found.leak_verdict, "")]
@@ -150,7 +150,7 @@ def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
     jumps = [] if growth else found.jumps()
     for grown in [*growth, *jumps][:n]:
         more = f"{size(grown.per_step)} a step" if growth else f"{size(grown.bytes)} in all"
-        lines.append(f"  +{more}  {text.clip(grown.name, 56)}")
+        lines.append(text.hung(f"  +{more}", grown.name))
         lines += [f"      called by {call}" for call in _callers(found, grown.stack)]
     content = {
         "lines": [

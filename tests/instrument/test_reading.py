@@ -56,6 +56,35 @@ def test_two_runs_and_two_steps_are_compared(tmp_path: Path, plan: Plan) -> None
     assert "there is no step 40" in pyalloc("diff", path, "--steps", "1", "40", expect=2)
 
 
+def test_lines_of_alike_names_are_told_apart(plan: Plan, tmp_path: Path) -> None:
+    """Names that differ at their ends only."""
+    plan.event("segment_alloc", addr=1 << 30, bytes=40 * MIB)
+    for i, name in enumerate(("first", "second")):
+        at, n = (1 << 30) + i * 20 * MIB, (i + 4) * MIB
+        file = f"/home/me/user-scripts/{name}.py"
+        plan.event("alloc", addr=at, bytes=n, stack=plan.stack(3, "forward", file))
+        plan.event("phase_begin", "backward")
+        plan.event("alloc", addr=at + 10 * MIB, bytes=n)
+        plan.event("phase_end", "backward")
+    empty = Plan(tmp_path / "empty.pya")
+    empty.event("alloc", addr=1 << 30, bytes=512, stack=empty.stack(1))
+    out = pyalloc("diff", empty.done(), plan.done(), "-q")
+    told = " ".join(out.split())
+    for name in ("first", "second"):
+        assert f"gradient of what is made at user- scripts/{name}.py:3" in told, out
+    assert all(len(line) <= 80 for line in out.splitlines()), out
+
+
+def test_a_verdict_names_its_file_and_what_is_too_little(plan: Plan, tmp_path: Path) -> None:
+    for step in range(8):
+        plan.event("step", "step", arg=step)
+        plan.event("alloc", addr=(step + 1) << 30, bytes=1024, stack=plan.stack(8))
+    path = plan.done()
+    out = " ".join(pyalloc("diff", rank(tmp_path, 0, 0), path, "-q").split())
+    assert f"verdict on {path.name} by itself: no leak" in out and "less than 0.25 MiB" in out
+    assert "verdict: no leak" in pyalloc("diff", path, "-q")
+
+
 def test_top_at_any_moment(plan: Plan) -> None:
     for i in range(6):
         plan.event("alloc", addr=(i + 1) << 30, bytes=MIB, stack=plan.stack(i))
