@@ -197,9 +197,19 @@ pya_module_scan_moments(PyObject *self, PyObject *unused) {
     return list;
 }
 
-/* {(device, address): number} of the segments that have one: their private pool, or their stack. */
-static PyObject *
-segment_numbers(PyObject *self, PyObject *args, size_t offset) {
+/* The value takes the place of the caller's reference; false where one of them could not be made. */
+static bool
+segment_put(PyObject *dict, const struct pya_scan_segment *g, PyObject *value) {
+    PyObject *key = Py_BuildValue("(iK)", g->device, (ull)g->addr);
+    const bool done = key != NULL && value != NULL && PyDict_SetItem(dict, key, value) == 0;
+    Py_XDECREF(key);
+    Py_XDECREF(value);
+    return done;
+}
+
+/* {(device, address): number} of the segments of private pools. */
+PyObject *
+pya_module_scan_segment_pools(PyObject *self, PyObject *args) {
     unsigned moment_number = 0;
     if (!PyArg_ParseTuple(args, "I", &moment_number)) {
         return NULL;
@@ -208,30 +218,35 @@ segment_numbers(PyObject *self, PyObject *args, size_t offset) {
     PyObject *dict = moment == NULL ? NULL : PyDict_New();
     for (size_t i = 0; dict != NULL && i < moment->n_segments; i++) {
         const struct pya_scan_segment *g = &moment->segments[i];
-        uint32_t number;
-        memcpy(&number, (const char *)g + offset, sizeof number);
-        if (number == 0) {
-            continue;
-        }
-        PyObject *key = Py_BuildValue("(iK)", g->device, (ull)g->addr);
-        PyObject *value = PyLong_FromUnsignedLong(number);
-        if (key == NULL || value == NULL || PyDict_SetItem(dict, key, value) != 0) {
+        if (g->pool != 0 && !segment_put(dict, g, PyLong_FromUnsignedLong(g->pool))) {
             Py_CLEAR(dict);
         }
-        Py_XDECREF(key);
-        Py_XDECREF(value);
     }
     return dict;
 }
 
+/* {(device, address): (stack, phase)} of the segments whose request is known; stack 0: it had none. */
 PyObject *
-pya_module_scan_segment_pools(PyObject *self, PyObject *args) {
-    return segment_numbers(self, args, offsetof(struct pya_scan_segment, pool));
-}
-
-PyObject *
-pya_module_scan_segment_stacks(PyObject *self, PyObject *args) {
-    return segment_numbers(self, args, offsetof(struct pya_scan_segment, stack));
+pya_module_scan_segment_requests(PyObject *self, PyObject *args) {
+    unsigned moment_number = 0;
+    if (!PyArg_ParseTuple(args, "I", &moment_number)) {
+        return NULL;
+    }
+    const struct pya_scan *scan = pya_module_scan_from(self);
+    const struct pya_scan_moment *moment = moment_of(self, moment_number);
+    PyObject *dict = moment == NULL ? NULL : PyDict_New();
+    for (size_t i = 0; dict != NULL && i < moment->n_segments; i++) {
+        const struct pya_scan_segment *g = &moment->segments[i];
+        if (g->stack == 0 && !g->is_known) {
+            continue;
+        }
+        PyObject *value =
+            Py_BuildValue("(IN)", (unsigned)g->stack, pya_module_scan_text(scan, g->phase));
+        if (!segment_put(dict, g, value)) {
+            Py_CLEAR(dict);
+        }
+    }
+    return dict;
 }
 
 PyObject *

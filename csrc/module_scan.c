@@ -371,7 +371,7 @@ static PyMethodDef scan_methods[] = {
     {"growths", pya_module_scan_growths, METH_NOARGS, NULL},
     {"pools", scan_pools, METH_NOARGS, NULL},
     {"segment_pools", pya_module_scan_segment_pools, METH_VARARGS, NULL},
-    {"segment_stacks", pya_module_scan_segment_stacks, METH_VARARGS, NULL},
+    {"segment_requests", pya_module_scan_segment_requests, METH_VARARGS, NULL},
     {"text", scan_text, METH_VARARGS, NULL},
     {"frames", scan_frames, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -21,4 +21,4 @@ PyObject *pya_module_scan_moments(PyObject *self, PyObject *unused);
 PyObject *pya_module_scan_pieces(PyObject *self, PyObject *args);
 PyObject *pya_module_scan_stack_sums(PyObject *self, PyObject *args);
 PyObject *pya_module_scan_segment_pools(PyObject *self, PyObject *args);
-PyObject *pya_module_scan_segment_stacks(PyObject *self, PyObject *args);
+PyObject *pya_module_scan_segment_requests(PyObject *self, PyObject *args);

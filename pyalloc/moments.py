@@ -74,9 +74,9 @@ class Moment:
         return tuple(block for block in blocks if self.device in (-1, block.device))
 
     @cached_property
-    def segment_stacks(self) -> dict[tuple[int, int], int]:
-        """By (device, address) of segments that were allocated for one request: its stack, where that is known."""
-        return self.scan.segment_stacks(self.number)
+    def segment_requests(self) -> dict[tuple[int, int], tuple[int, str]]:
+        """By (device, address) of segments that were allocated for one request, where it is known: stack and phase."""
+        return self.scan.segment_requests(self.number)
 
     @property
     def pending_bytes(self) -> int:

@@ -118,17 +118,18 @@ def at_most(analysis: Analysis) -> Reserved | None:
 
 def _makers(analysis: Analysis, moment: Moment) -> list[Maker]:
     """Most idle first; empty where no segment is known to be for one request, as those mapped by pages are not."""
-    stacks = moment.segment_stacks
-    if not stacks:
+    requests = moment.segment_requests
+    if not requests:
         return []
     idle: Counter[tuple[int, int]] = Counter()
     for segment, _, n in moment.idle_pieces:
         idle[segment[3], segment[0]] += n
     sums: dict[str, list[int]] = {}
     for address, n_bytes, _, device, is_mapped in moment.segments:
-        stack = stacks.get((device, address), 0)
-        unknown = "mapped by pages, for many requests" if is_mapped else _UNKNOWN
-        name = (analysis.where(stack) or analysis.nameless(stack)) if stack else unknown
+        name = "mapped by pages, for many requests" if is_mapped else _UNKNOWN
+        if (device, address) in requests:
+            stack, phase = requests[device, address]
+            name = analysis.where(stack) or analysis.nameless(stack, phase)
         row = sums.setdefault(name, [0, 0, 0])
         for i, number in enumerate((n_bytes, idle[device, address], 1)):
             row[i] += number

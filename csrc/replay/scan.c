@@ -244,6 +244,7 @@ state_end(struct pya_scan *s, const struct pya_trace_event *e) {
     s->is_state = false;
     if (s->totals.n_allocs > 0) {
         scan_growth_forget(s);
+        scan_segments_forget(s);
     }
     if (s->totals.n_allocs > 0 && s->reserved == s->totals.peak_reserved_bytes) {
         s->totals.peak_reserved_event = s->totals.n_events;

@@ -97,6 +97,8 @@ struct pya_scan_segment {
     bool is_used;   /* a block was asked for in it */
     uint32_t pool;  /* of the last one that was; as a block's */
     uint32_t stack; /* whose request it was taken for; 0: not known, or mapped by pages for many */
+    uint32_t phase; /* of that request */
+    bool is_known;  /* that request came: without a stack too */
 };
 
 /* Device memory and the request that it was taken for.  end: PYA_SCAN_NEVER if it was reserved to the end. */

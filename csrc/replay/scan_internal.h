@@ -125,3 +125,5 @@ bool scan_segment_remove(struct pya_scan *s, const struct pya_trace_event *e);
 /* Memory of e was asked for where e->addr lies, of the pool that requests go to: its segment, or what it covers of
  * one of pages, is of that pool from now on. */
 bool scan_segment_use(struct pya_scan *s, const struct pya_trace_event *e);
+/* All so far was there when the trace began: what is asked for in it later is not what it is for. */
+void scan_segments_forget(struct pya_scan *s);

@@ -196,8 +196,11 @@ scan_segment_use(struct pya_scan *s, const struct pya_trace_event *e) {
             }
             piece = SCAN_ITEM(s->segments, struct pya_scan_segment, at);
         }
-        if (!piece->is_used && !piece->is_mapped && piece->stack == 0 && !s->is_state) {
-            piece->stack = e->stack; /* the first request that it serves is the one it is for */
+        if (!piece->is_used && !piece->is_mapped && !s->is_state) {
+            /* The first request that it serves is the one it is for. */
+            piece->stack = piece->stack != 0 ? piece->stack : e->stack;
+            piece->phase = scan_current_phase(s);
+            piece->is_known = true;
         }
         piece->is_used = true;
         piece->pool = pool;
@@ -210,4 +213,12 @@ scan_segment_use(struct pya_scan *s, const struct pya_trace_event *e) {
         segment_join_next(s, i);
     }
     return true;
+}
+
+void
+scan_segments_forget(struct pya_scan *s) {
+    for (size_t i = 0; i < s->segments.n; i++) {
+        struct pya_scan_segment *g = SCAN_ITEM(s->segments, struct pya_scan_segment, i);
+        g->is_used = g->is_used || !g->is_mapped;
+    }
 }

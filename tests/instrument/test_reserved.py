@@ -320,6 +320,29 @@ def test_segments_are_told_by_the_line_they_were_allocated_for(plan: Plan, tmp_p
     assert '"makers":[["me/model.py:3 work",' in html.page(trace.analyse(path))
 
 
+@pytest.mark.parametrize("begins", ["with the program", "late"])
+def test_segments_of_backward_are_told_as_such(plan: Plan, begins: str) -> None:
+    """Autograd's threads have no stack; nor has what was there when a recording began."""
+    plan.event("user", "allocator=native")
+    if begins == "late":
+        for i in (5, 6):
+            plan.time = 0  # all of it at the first time
+            plan.event("segment_alloc", addr=AT + i * 100 * MIB, bytes=8 * MIB)
+        plan.time = 0
+        plan.event("alloc", addr=AT + 500 * MIB, bytes=2 * MIB)
+    plan.event("segment_alloc", addr=AT, bytes=40 * MIB)
+    plan.event("phase_begin", "backward")
+    plan.event("alloc", addr=AT, bytes=30 * MIB)
+    if begins == "late":
+        plan.event("alloc", addr=AT + 600 * MIB, bytes=MIB)
+    plan.event("phase_end", "backward")
+    found = reserved.at_most(trace.analyse(plan.done()))
+    assert found is not None
+    told = [(maker.name, maker.segments) for maker in found.makers]
+    late = [("before the history, or not known", 2)] * (begins == "late")
+    assert sorted(told) == [("backward (no Python stack)", 1), *late]
+
+
 @pytest.mark.parametrize("mapped", ["all", "some"])
 def test_segments_mapped_by_pages_are_for_many(plan: Plan, mapped: str) -> None:
     plan.event("user", "allocator=native")
