@@ -17,6 +17,9 @@ PLANNED = "planned"  # among replays: pyalloc with a plan
 _PLAN_SHARE = 0.01  # of what is alive at most: less is not worth a plan
 _Run = tuple[list[Phase], list[Phase]]  # forward passes, and the backwards that follow at once
 _FORWARDS = ("forward", "loss")
+_NO_PRODUCT = re.compile(
+    r"softmax|logsumexp|cross_entropy|_loss\b"
+)  # reduced at once, and not by einsum
 _SWITCHES = {  # of libraries' models: checkpointing of all layers
     "transformers": "model.gradient_checkpointing_enable()",
     "diffusers": "model.enable_gradient_checkpointing()",
@@ -264,9 +267,11 @@ def _is_dropped_with(analysis: Analysis, temporary: Block, other: Block) -> bool
 def _reductions(analysis: Analysis) -> Iterator[Advice]:
     for block, result in analysis.reductions:
         where = analysis.place(block.stack)
-        if where is None:
+        if where is None or source.is_torchs(analysis.frames(block.stack)):
             continue
         code = source.text_of(where)
+        if _NO_PRODUCT.search(code):
+            continue
         shown = f" (`{code}`)" if code else ""
         yield Advice(
             "broadcast_product",

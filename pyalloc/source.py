@@ -27,6 +27,8 @@ _BUILT_ON_TORCH = re.compile(r"/(?:site|dist)-packages/(?!(?:torch|functorch|tri
 _BOOTSTRAP = "/pyalloc/_bootstrap/"
 _OWN_CALL = re.compile(rf"{_BOOTSTRAP}|/torch/_ops\.py$")  # and torch's, between them
 _GRAPH = "<eval_with_key>"
+# Torch's own functions: losses, softmax, distributions.  What they do inside is not the program's to write otherwise.
+_OF_TORCH = re.compile(r"/torch/(nn|optim|distributions|functional\.py$)")
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
 _SPELLED = {  # classes that are not their file's name with a capital
     "_adafactor": "Adafactor",
@@ -162,6 +164,12 @@ def optimizer(frames: tuple[Frame, ...]) -> str:
         if match and match.group(1) not in _NO_OPTIMIZER:
             return _SPELLED.get(match.group(1), match.group(1).capitalize())
     return ""
+
+
+def is_torchs(frames: tuple[Frame, ...]) -> bool:
+    """Does one of torch's own functions in Python do it, and not the line that calls it?"""
+    innermost = next((file for _, file, _ in frames if not is_cpp(file)), "")
+    return bool(_OF_TORCH.search(innermost))
 
 
 def text_of(where: Place) -> str:

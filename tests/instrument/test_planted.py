@@ -372,6 +372,26 @@ def test_broadcast_product(record: Record, planted: str, instead: str, n: int) -
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "F.cross_entropy(logits, target)",
+        "torch.nn.CrossEntropyLoss()(logits, target)",
+        "torch.log_softmax(logits, -1).sum()",
+    ],
+)
+def test_a_loss_is_no_product_to_be_reduced(record: Record, loss: str) -> None:
+    found = kinds(record(f"""
+    import torch, torch.nn.functional as F
+    logits = torch.randn(1024, 32000, device="cuda")
+    target = torch.zeros(1024, dtype=torch.long, device="cuda")
+    with torch.no_grad():
+        loss = {loss}
+    """))  # fmt: skip
+    assert "broadcast_product" not in found
+
+
+@pytest.mark.torch
 def test_gradients_kept_through_the_forward_pass(record: Record) -> None:
     program = """
     import torch
