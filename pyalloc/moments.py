@@ -46,7 +46,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Moment:
-    """What was alive after so many events.
+    """What was alive after so many events: the last of them has a number one less, as they are counted from 0.
 
     scan, number: where it is from; blocks are not read before they are asked for, which most moments never are.
     """
@@ -60,6 +60,11 @@ class Moment:
     scan: _core.Scan = field(repr=False, compare=False)
     number: int = field(repr=False, compare=False)
     device: int = -1  # only this one
+
+    @property
+    def last_event(self) -> int:
+        """The number of the event that it comes after, which people are told; -1: it comes before the first."""
+        return self.event - 1
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:

@@ -18,7 +18,8 @@ class Command:
 
     pyalloc events out.pya [--at peak|end|oom|EVENT] [-n N]
 
-    Times are milliseconds since the first event.  `pyalloc export --to csv` writes all events of a trace.
+    Events have the numbers of `pyalloc export --to csv`, which writes all of a trace, from 0 on; times are
+    milliseconds since the first.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -56,10 +57,12 @@ class Command:
         }
         first, last = (rows[0].event, rows[-1].event) if rows else (0, 0)
         head = f"{title}: events {first:,} to {last:,} of {found.totals['n_events']:,}"
-        lines = [head, *_lines(found, rows, event - (args.at != "oom"))]
+        # An error is an event of its own, and the moment looked at is the one before it.
+        number = event if args.at == "oom" else max(event - 1, 0)
+        lines = [head, *_lines(found, rows, number)]
         lines += [text.wrapped(caveat) for caveat in found.caveats]
         name = console.quoted(args.file)
-        then = console.RECORD if found.is_empty else f"pyalloc top {name} --at {event} --by line"
+        then = console.RECORD if found.is_empty else f"pyalloc top {name} --at {number} --by line"
         console.deliver(args, "\n".join(lines), content, then)
         return 0
 

@@ -9,6 +9,7 @@ from typing import Any
 from pyalloc import console, live, trace
 from pyalloc.advice import size
 from pyalloc.errors import UsageError
+from pyalloc.report import data
 
 
 class Command:
@@ -40,7 +41,7 @@ class Command:
             if path.is_dir():
                 raise UsageError(f"{path} is a folder")
             progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
-            content = trace.totals(path, progress)
+            content = data.totals(trace.totals(path, progress))
             progress.close()
             seconds = (content["last_ns"] - content["first_ns"]) / 1e9
             rows = [

@@ -15,6 +15,15 @@ def table(rows: list[Row], limit: int = 50) -> list[dict[str, Any]]:
     return [asdict(row) for row in rows[:limit]]
 
 
+def totals(found: dict[str, Any]) -> dict[str, Any]:
+    """A trace's figures, peaks by the event that reached them: numbered as `events` and CSV files do it.
+
+    None: there was no such event.
+    """
+    peaks = ("peak_event", "peak_reserved_event")  # moments: of so many events
+    return {**found, **{key: found[key] - 1 if found[key] else None for key in peaks}}
+
+
 def _reserved(analysis: Analysis) -> dict[str, Any] | None:
     """When most was reserved; None where that was mostly in use."""
     found = reserved.at_most(analysis)
@@ -22,7 +31,7 @@ def _reserved(analysis: Analysis) -> dict[str, Any] | None:
         return None
     request = found.request
     return {
-        "event": found.moment.event,
+        "event": found.moment.last_event,
         "request_bytes": request.bytes if request else None,
         "request": analysis.labels([request])[0] if request else None,
         "rows": table(found.rows),
@@ -37,7 +46,7 @@ def summary(analysis: Analysis) -> dict[str, Any]:
         "file": str(analysis.path),
         "settings": analysis.notes,
         "caveats": analysis.caveats,
-        "totals": analysis.totals,
+        "totals": totals(analysis.totals),
         "peak": {
             "phase": analysis.totals["peak_phase"],
             "contributors": table(analysis.contributors(peak)),

@@ -128,7 +128,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         "file": analysis.path.name,
         "settings": {name: value for name, value in analysis.notes.items() if name not in FOUND},
         "caveats": analysis.caveats,
-        "totals": analysis.totals,
+        "totals": summary["totals"],
         "peakPhase": summary["peak"]["phase"],
         "leak": summary["leak"],
         "advice": [
@@ -351,7 +351,7 @@ def _map(analysis: Analysis, moment: Moment, names: list[str], stacks: _Stacks) 
         segments.append((length, shown, analysis.pool_name(pool) if pool else ""))
     segments.sort(key=lambda segment: -segment[0])
     return {
-        "event": moment.event,
+        "event": moment.last_event,
         "allocated": moment.allocated_bytes,
         "reserved": moment.reserved_bytes,
         "largest": largest,

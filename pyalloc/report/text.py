@@ -124,11 +124,11 @@ def when(found: Analysis, at: str) -> tuple[int, str]:
         if not found.ooms:
             raise UsageError("memory never ran out in this trace; try --at peak")
         return found.ooms[0][0], "when memory ran out"
-    if not at.isdecimal() or len(at) > _MOST_DIGITS or int(at) > n:
+    if not at.isdecimal() or len(at) > _MOST_DIGITS or int(at) >= n:
         raise UsageError(
-            f"--at takes peak, end, oom or the number of an event up to {n}, not {clip(at, 40)!r}"
+            f"--at takes peak, end, oom or the number of an event up to {max(n - 1, 0)}, not {clip(at, 40)!r}"
         )
-    return int(at), f"after event {int(at):,}"
+    return int(at) + 1, f"after event {int(at):,}"
 
 
 def sparkline(analysis: Analysis, width: int = 60) -> str:
@@ -237,7 +237,7 @@ def idle_pools(analysis: Analysis, moment: Moment) -> list[str]:
 
 def reserved_title(analysis: Analysis, found: Reserved) -> str:
     """When most was reserved, and for what."""
-    title = f"when most was reserved ({size(found.moment.reserved_bytes)}, after event {found.moment.event:,})"
+    title = f"when most was reserved ({size(found.moment.reserved_bytes)}, after event {found.moment.last_event:,})"
     if found.request is None:
         return title
     where = analysis.labels([found.request])[0]

@@ -13,6 +13,7 @@ from dry_support import PATIENCE_S
 from instrument.test_html import Browser, browser, needs_browser
 from instrument.tools import MIB, Plan, pyalloc, small_trace
 from pyalloc import told, trace
+from pyalloc.report import html
 from pyalloc.told import Told
 
 
@@ -25,7 +26,7 @@ def rows(path: Path, *words: object) -> list[dict[str, Any]]:
 
 def test_events_tell_of_their_blocks(plan: Plan) -> None:
     path = small_trace(plan)
-    found = rows(path, "-n", 12, "--at", 6)
+    found = rows(path, "-n", 12, "--at", 5)
     assert [(row["event"], row["kind"]) for row in found] == [
         *((0, "segment_alloc"), (1, "step"), (2, "phase_begin"), (3, "alloc"), (4, "alloc")),
         *((5, "phase_end"), (6, "free_requested"), (8, "free_requested"), (10, "step")),
@@ -44,8 +45,46 @@ def test_the_moment_asked_for_is_marked(plan: Plan) -> None:
     assert len(marked) == 1 and marked[0].split()[:3] == [">4", "0.004", "allocated"]
     assert shown.startswith("at the peak (7.0 MiB): events 2 to 6 of ")
     assert all(len(line) <= 80 for line in shown.splitlines())
-    shown = pyalloc("events", path, "--at", 8, "-n", 4, "-q")  # after an end that is not shown
+    shown = pyalloc("events", path, "--at", 7, "-n", 4, "-q")  # after an end that is not shown
     assert "\n>6 " in shown
+
+
+def test_an_event_has_one_number_everywhere(plan: Plan, tmp_path: Path) -> None:
+    """The peak is that of events 4 (most allocated) and 7 (most reserved, for event 8)."""
+    line = plan.stack(3)
+    plan.event("segment_alloc", addr=1 << 30, bytes=20 * MIB, stack=line)
+    plan.event("phase_begin", "forward")
+    for at, n in ((0, 4), (4, 3), (8, 8)):
+        plan.event("alloc", addr=(1 << 30) + at * MIB, bytes=n * MIB, stack=line)
+    plan.event("free_requested", addr=(1 << 30) + 8 * MIB)
+    plan.event("phase_end", "forward")
+    plan.event("segment_alloc", addr=2 << 30, bytes=40 * MIB, stack=line)
+    plan.event("alloc", addr=2 << 30, bytes=MIB, stack=line)
+    path = plan.done()
+    table = tmp_path / "events.csv"
+    pyalloc("export", path, "--to", "csv", "-o", table)
+    csv = [row.split(",") for row in table.read_text().splitlines()]
+    kinds = {row[0]: row[csv[0].index("kind")] for row in csv[1:]}
+    assert (kinds["4"], kinds["7"], kinds["8"]) == ("alloc", "segment_alloc", "alloc")
+    figures = json.loads(pyalloc("stats", path, "--json", "-q"))
+    report = json.loads(pyalloc("report", path, "--no-replay", "--json", "-q"))
+    for each in (figures, report["totals"]):
+        assert (each["peak_event"], each["peak_reserved_event"]) == (4, 8)
+        assert each["peak_reserved_alloc"] == 8
+    assert report["reserved"]["event"] == 8
+    assert "after event 8)" in pyalloc("report", path, "--no-replay", "-q")
+    assert "\n>4 " in pyalloc("events", path, "-q") and "\n>3 " in pyalloc(
+        "events", path, "--at", 3, "-q"
+    )
+    assert "top" in pyalloc("events", path) and "--at 4 --by line" in pyalloc("events", path)
+    for event, held in ((2, "4.0 MiB"), (3, "7.0 MiB"), (4, "15.0 MiB"), (5, "7.0 MiB")):
+        shown = pyalloc("top", path, "--at", event, "-q")
+        assert f"after event {event}" in shown and held in shown
+    page = html.page(trace.analyse(path, moments=4))
+    content, _ = json.JSONDecoder().raw_decode(page[page.index('{"file"') :])
+    assert content["totals"]["peak_event"] == 4
+    at = {moment["event"]: moment["allocated"] for moment in content["moments"]}
+    assert at[4] == 15 * MIB and at[8] == 8 * MIB
 
 
 def test_the_error_itself_is_marked_where_memory_ran_out(plan: Plan) -> None:
