@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pyalloc import source
 from pyalloc.analysis import Advice, Analysis, Phase, in_all_layers, layers_of
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
+from pyalloc.findings import outermost
 from pyalloc.moments import MIB, PAGE, Block, page_bytes
 
 PLANNED = "planned"  # among replays: pyalloc with a plan
@@ -83,12 +84,7 @@ def _runs(phases: list[Phase]) -> Iterator[_Run]:
     """Forward passes in a row without a backward between them, and the backwards that follow at once."""
     run: list[Phase] = []
     backwards: list[Phase] = []
-    end = -1
-    for phase in phases:
-        # In phases of the program's own they count, in each other (a checkpoint's forward in backward) they do not.
-        if phase.name not in ("forward", "backward", "optimizer") or phase.begin < end:
-            continue
-        end = phase.end
+    for phase in outermost(phases):
         if phase.name == "backward":
             backwards.append(phase)
         elif phase.name == "forward":
@@ -151,10 +147,18 @@ def _idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]
             continue
         # The last forward of a run may be that of a training step whose backward follows.
         idle = run[: max(len(run) - len(backwards), 0)]
+        end = after[0][0].begin if after[0] else analysis.totals["n_events"]
+        idle = [phase for phase in idle if not _has_backward(phase.end, end, analysis)]
         kept = [phase for phase in idle if phase.n_left >= 3 and phase.left_bytes >= MIB]
         if len(idle) >= 2 and kept:
             (retained if _is_retained(run, backwards, analysis) else found).append(kept)
     return found, retained
+
+
+def _has_backward(begin: int, end: int, analysis: Analysis) -> bool:
+    """Did one run between these events that is no phase, and may have been for what was made before?"""
+    at = bisect.bisect_left(analysis.unmarked, begin)
+    return at < len(analysis.unmarked) and analysis.unmarked[at] < end
 
 
 def _is_retained(run: list[Phase], backwards: list[Phase], analysis: Analysis) -> bool:

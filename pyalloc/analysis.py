@@ -152,6 +152,7 @@ class Analysis:
     growths: list[tuple[Any, ...]]  # of reserved memory: rows of pyalloc.reserved.Piece
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
     reductions: list[tuple[Block, int]] = field(default_factory=list)
+    unmarked: list[int] = field(default_factory=list)  # events of backwards that are no phases
     _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
     _each_frame: dict[Frame, Frame] = field(default_factory=dict)
     _wheres: dict[int, str] = field(default_factory=dict)
@@ -280,7 +281,7 @@ class Analysis:
         names = {name for name, _, _ in frames}
         if source.optimizer(frames):
             return "optimizer state"
-        if names & {"_engine_run_backward", "backward"} or _is_autograd(frames):
+        if names & {"_engine_run_backward", "backward"} or source.is_autograd(frames):
             return "gradients"
         is_layer = any(
             "/torch/nn/modules/" in file and name == "__init__" for name, file, _ in frames
@@ -328,7 +329,7 @@ class Analysis:
 
     def nameless(self, stack: int, phase: str = "") -> str:
         """What is known where no line of Python is."""
-        is_backward = phase == "backward" or _is_autograd(self.frames(stack))
+        is_backward = phase == "backward" or source.is_autograd(self.frames(stack))
         return "backward (no Python stack)" if is_backward else "(no stack)"
 
     def _gradients_of(self, blocks: Sequence[Block]) -> dict[int, str]:
@@ -579,11 +580,6 @@ def layers_of(module: str) -> str:
         if part.isdecimal():
             return ".".join([*parts[:i], "*"])
     return ""
-
-
-def _is_autograd(frames: tuple[Frame, ...]) -> bool:
-    """A thread of torch's autograd, in which no Python runs; known where C++ frames were recorded."""
-    return any(name.startswith("torch::autograd::Engine::") for name, _, _ in frames)
 
 
 def _rows(named: Iterable[tuple[str, Block]]) -> list[Row]:

@@ -29,6 +29,7 @@ _OWN_CALL = re.compile(rf"{_BOOTSTRAP}|/torch/_ops\.py$")  # and torch's, betwee
 _GRAPH = "<eval_with_key>"
 # Torch's own functions: losses, softmax, distributions.  What they do inside is not the program's to write otherwise.
 _OF_TORCH = re.compile(r"/torch/(nn|optim|distributions|functional\.py$)")
+_BACKWARD = re.compile(r"/torch/autograd/(__init__|graph)\.py$")
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
 _SPELLED = {  # classes that are not their file's name with a capital
     "_adafactor": "Adafactor",
@@ -164,6 +165,16 @@ def optimizer(frames: tuple[Frame, ...]) -> str:
         if match and match.group(1) not in _NO_OPTIMIZER:
             return _SPELLED.get(match.group(1), match.group(1).capitalize())
     return ""
+
+
+def is_autograd(frames: tuple[Frame, ...]) -> bool:
+    """A thread of torch's autograd, in which no Python runs; known where C++ frames were recorded."""
+    return any(name.startswith("torch::autograd::Engine::") for name, _, _ in frames)
+
+
+def is_backward(frames: tuple[Frame, ...]) -> bool:
+    """Is this autograd at work: a thread of its own, without a stack in Python, or what it prepares?"""
+    return not frames or is_autograd(frames) or any(_BACKWARD.search(f) for _, f, _ in frames)
 
 
 def is_torchs(frames: tuple[Frame, ...]) -> bool:

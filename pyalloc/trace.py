@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pyalloc import _core, pickles, ranges
+from pyalloc import _core, findings, pickles, ranges
 from pyalloc.analysis import Analysis
 from pyalloc.caveats import n_before, notes_of
 from pyalloc.convert import EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
-from pyalloc.moments import Block, Moment, moments_of
+from pyalloc.moments import Moment, moments_of
 from pyalloc.told import Told, around, joined, shown
 
 MAGIC = b"PYATRACE"
@@ -27,9 +27,6 @@ _XZ = b"\xfd7zXZ\x00"
 _GZIP = b"\x1f\x8b"
 Progress = Callable[[int, int], object]
 Steps = int | tuple[int, int] | Literal["all"]
-_LARGE_SHARE = 0.2  # of the peak: what a reduction of a product is looked for in
-_SHORT_LIFE = 12  # events
-_REDUCED = 8  # so many times smaller is what is left
 _MOST_UNPACKED = 500  # bytes a byte of .xz or .gz may become; recordings get to 20
 _MOST_UNPACKED_BESIDE = 64 << 20
 _WINDOW_BINS = 600
@@ -330,7 +327,7 @@ def analyse(
             ranges=_told(totals, window, at) if moments else [],
         )
         result = Analysis.of(path, first, second, at, window[1])
-        _find_reductions(result, file, device, progress)
+        findings.look_for_all(result, file, device, progress)
         return result
 
 
@@ -361,33 +358,6 @@ def events_around(
         wanted = list(around(event, n, n_events))
         scan = _core.Scan(file, device=device, n_bins=2, ranges=wanted, progress=progress)
     return list(shown(map(Told._make, scan.told())))
-
-
-def _find_reductions(
-    analysis: Analysis, file: Path, device: int, progress: Progress | None
-) -> None:
-    """Large blocks of the peak that die at once, leaving something much smaller made from them."""
-    peak = analysis.peak
-    limit = peak.allocated_bytes * _LARGE_SHARE
-    short = [
-        (block.free_event, block)
-        for block in peak.blocks
-        if block.bytes > limit
-        and block.free_event is not None
-        and block.free_event - block.alloc_event <= _SHORT_LIFE
-    ]
-    short.sort(key=lambda pair: pair[0])
-    if not short:
-        return
-    at = [event for event, _ in short]
-    after = moments_of(_core.Scan(file, device=device, n_bins=2, moments=at, progress=progress))
-    # Of a line's temporaries the last one, which is reduced.
-    found: dict[int, tuple[Block, int]] = {}
-    for (_, block), moment in zip(short, after, strict=True):
-        made = [b.bytes for b in moment.blocks if b.alloc_event > block.alloc_event]
-        if made and max(made) <= block.bytes // _REDUCED:
-            found[block.stack] = block, max(made)
-    analysis.reductions.extend(found.values())
 
 
 def _interesting(scan: _core.Scan, totals: dict[str, Any], moments: int) -> list[int]:

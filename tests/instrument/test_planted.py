@@ -86,6 +86,39 @@ def test_forgotten_no_grad(record: Record, batch: int, keep: str) -> None:
     assert ("lies elsewhere and stays" in found.text) == (batch == 256)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("allocator", ["native", "pyalloc"])
+def test_graphed_callables_have_a_backward(record: Record, allocator: str) -> None:
+    """By torch.autograd.grad, which is no phase: neither their warm-ups nor their capture is an evaluation."""
+    path = record(
+        """
+        import torch
+        model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).cuda()
+        x = torch.randn(1024, 512, device="cuda", requires_grad=True)
+        graphed = torch.cuda.make_graphed_callables(model, (x,))
+        for step in range(3):
+            graphed(torch.randn(1024, 512, device="cuda")).sum().backward()
+        """,
+        "--allocator",
+        allocator,
+    )
+    assert "no_grad" not in kinds(path)
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_backward_that_is_no_phase(plan: Plan, evaluates: bool) -> None:
+    """Updates by hand, and an evaluation after them."""
+    for number in range(6):
+        forward(plan, number, [4, 4, 4])
+        if number < 3 or not evaluates:
+            plan.event("alloc", addr=1 << 20, bytes=MIB)  # of a thread of autograd's
+            plan.event("free_requested", addr=1 << 20)
+        dropped(plan, number, range(3))
+    found = kinds(plan.done())
+    assert ("no_grad" in found) == evaluates
+    assert not evaluates or found["no_grad"].text.startswith("3 forward passes in a row")
+
+
 def test_forgotten_no_grad_in_a_phase_of_the_programs_own(plan: Plan) -> None:
     for i in range(4):
         outer = "eval" if i < 3 else "backward"  # the last forward is a checkpoint's
