@@ -17,7 +17,7 @@ from pyalloc.source import Frame, Place
 from pyalloc.told import Told, shown
 
 _FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
-_CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: Hopper and later, before
+CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: Hopper and later, before
 _EARLIER = (  # by whether it was never freed
     "in use before the history began, freed later",
     "in use from before the history to its end",
@@ -153,6 +153,7 @@ class Analysis:
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
     reductions: list[tuple[Block, int]] = field(default_factory=list)
     unmarked: list[int] = field(default_factory=list)  # events of backwards that are no phases
+    workspaces: set[int] = field(default_factory=set)  # cuBLAS's, by the event of their allocation
     _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
     _each_frame: dict[Frame, Frame] = field(default_factory=dict)
     _wheres: dict[int, str] = field(default_factory=dict)
@@ -252,8 +253,8 @@ class Analysis:
 
     def category(self, block: Block) -> str:
         """What a block holds: told by the recording, else inferred from where and how long it lived."""
-        if block.category:
-            return block.category
+        if block.category or block.alloc_event in self.workspaces:
+            return block.category or "workspace"
         by_frames = self._categories.get(block.stack)
         if by_frames is None:  # there are far more blocks than stacks
             frames = self.frames(block.stack)
@@ -311,7 +312,8 @@ class Analysis:
     def _line(self, block: Block, guesses: dict[int, str]) -> str:
         where = self.where(block.stack)
         if where:
-            return where
+            is_workspace = block.alloc_event in self.workspaces
+            return f"workspace of cuBLAS, first needed at {where}" if is_workspace else where
         if block.alloc_event in guesses:
             return f"gradient of what is made at {guesses[block.alloc_event]} (same size)"
         if not block.stack and block.alloc_event < self.n_before:
@@ -338,7 +340,7 @@ class Analysis:
         found: dict[int, str] = {}
         for block in sorted(blocks, key=lambda b: b.alloc_event):
             where = self.where(block.stack)
-            if where and block.bytes >= MIB:
+            if where and block.bytes >= MIB and block.alloc_event not in self.workspaces:
                 makers.setdefault(block.bytes, where)
             elif not where and block.phase in ("backward", "") and block.bytes in makers:
                 found[block.alloc_event] = makers[block.bytes]
@@ -346,7 +348,11 @@ class Analysis:
 
     def by_module(self, blocks: Iterable[Block]) -> list[Row]:
         """Bytes of each module, or of the same one in all layers; modules are known where the recording marked them."""
-        held = list(blocks)
+        # cuBLAS's workspace is not that of the module which came first.
+        held = [
+            block._replace(module="") if block.alloc_event in self.workspaces else block
+            for block in blocks
+        ]
         members: dict[str, set[str]] = defaultdict(set)
         modules = {block.module for block in held}
         for module in modules:
@@ -468,7 +474,9 @@ class Analysis:
 
     def _holder(self, category: str, block: Block) -> str:
         name = self._optimizer(block.stack) if "state" in category else ""
-        return f"optimizer state ({name})" if name else category
+        if block.alloc_event in self.workspaces:
+            name = "cuBLAS"
+        return f"{category} ({name})" if name else category
 
     def _optimizer(self, stack: int) -> str:
         """The class of the optimizer whose code is in a stack; the recording knows which there were."""
@@ -496,7 +504,7 @@ class Analysis:
             return self._line(block, {})
         if any(other.stack for other in family) or self.category(block) == "gradients":
             return "gradient, made in backward"
-        is_workspace = block.bytes in _CUBLAS_WORKSPACES
+        is_workspace = block.bytes in CUBLAS_WORKSPACES
         return "made in backward" + (" (cuBLAS's workspace has this size)" if is_workspace else "")
 
     # ---- growth ----

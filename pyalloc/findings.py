@@ -1,19 +1,25 @@
-"""What takes another look at the trace: products that are reduced, and backwards that are no phases."""
+"""What takes another look at the trace: reduced products, backwards that are no phases, workspaces of cuBLAS."""
 
 from __future__ import annotations
 
+import bisect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pyalloc import _core, source
-from pyalloc.analysis import Analysis, Phase
-from pyalloc.moments import Block, moments_of
-from pyalloc.told import Told
+from pyalloc.analysis import CUBLAS_WORKSPACES, Analysis, Phase
+from pyalloc.caveats import has_beginning
+from pyalloc.config import CUBLAS_CONF
+from pyalloc.moments import Block, moments_of, rounded
+from pyalloc.told import Told, joined
 
 Progress = Callable[[int, int], object]
 _LARGE_SHARE = 0.2  # of the peak: what a reduction of a product is looked for in
 _SHORT_LIFE = 12  # events
 _REDUCED = 8  # so many times smaller is what is left
+_BEFORE = 64  # events: a workspace in pieces of 2 MiB is mapped between a product's result and it
+_CANDIDATES = 64
 _GAPS_TOLD = 100_000  # events between forward passes that are looked at for a backward
 
 
@@ -23,6 +29,7 @@ def look_for_all(
     """Adds them to the analysis; a pass is made only where there may be some."""
     _reductions(analysis, file, device, progress)
     _backwards(analysis, file, device, progress)
+    _workspaces(analysis, file, device, progress)
 
 
 def outermost(phases: Iterable[Phase]) -> Iterator[Phase]:
@@ -87,3 +94,81 @@ def _backwards(analysis: Analysis, file: Path, device: int, progress: Progress |
         for told in map(Told._make, scan.told())
         if told.name == "alloc" and source.is_backward(analysis.frames(told.stack))
     )
+
+
+def workspace_sizes(notes: dict[str, str]) -> tuple[int, ...]:
+    """Bytes that torch gives cuBLAS: pairs of KiB and how often in the setting, else its defaults."""
+    told = notes.get(CUBLAS_CONF, "")
+    if not re.fullmatch(r"(:\d{1,9}:\d{1,9})+", told):
+        return CUBLAS_WORKSPACES
+    numbers = [int(number) for number in told.split(":")[1:]]
+    pairs = zip(numbers[::2], numbers[1::2], strict=True)
+    return (rounded(sum(kib * 1024 * n for kib, n in pairs)),)
+
+
+def _workspaces(analysis: Analysis, file: Path, device: int, progress: Progress | None) -> None:
+    """The memory that torch's allocator gives cuBLAS at a thread's first matrix product on a stream.
+
+    In the program's own it is below the line of that product, whose result it follows at once, with the same stack;
+    and it stays.  No other block is all of that.
+    """
+    if not has_beginning(analysis.notes):  # the first product may be none of those that are told
+        return
+    likely = _likely(analysis)
+    wanted = joined((max(b.alloc_event - _BEFORE, 0), b.alloc_event + 1) for b in likely)
+    if not wanted:
+        return
+    ranges = [event for each in wanted for event in each]
+    scan = _core.Scan(file, device=device, n_bins=2, ranges=ranges, progress=progress)
+    second = _of_same_stack(map(Told._make, scan.told()), wanted)
+    taken: dict[tuple[int, int, bool], int | None] = {}  # until when it has one; None: to the end
+    for block in likely:
+        key = block.device, block.stream, bool(block.stack)
+        until = taken.get(key, -1)
+        if until is None or block.alloc_event < until:
+            continue
+        frames = analysis.frames(block.stack)
+        # Of a thread of autograd's it has been shown that it is no gradient.
+        is_product = source.is_matrix_product(frames) if block.stack else True
+        is_one = block.alloc_event in second or source.is_compiled(frames)
+        if is_product is None or source.is_cublas(frames) or (is_product and is_one):
+            taken[key] = block.free_event
+            if is_product is not None:  # else it may be the one, and then no other is
+                analysis.workspaces.add(block.alloc_event)
+
+
+def _likely(analysis: Analysis) -> list[Block]:
+    """Blocks at the peak or at the end that have the size, and stay as long, in their order."""
+    sizes = workspace_sizes(analysis.notes)
+    end = analysis.moments[max(analysis.moments)]
+    # Those of the end last: more of them are told what they hold.
+    found = {b.alloc_event: b for b in (*analysis.peak.blocks, *end.blocks) if b.bytes in sizes}
+    kept = [block for _, block in sorted(found.items()) if _stays(block, analysis)]
+    return kept[:_CANDIDATES]
+
+
+def _stays(block: Block, analysis: Analysis) -> bool:
+    """To the end, or over steps, until torch._C._cuda_clearCublasWorkspaces(); and nobody said what it holds."""
+    begins = [step[1] for step in analysis.steps]
+    end = analysis.totals["n_events"] if block.free_event is None else block.free_event
+    n_steps = bisect.bisect(begins, end) - bisect.bisect(begins, block.alloc_event)
+    if block.category:
+        return False
+    if block.stack:
+        return block.free_event is None or n_steps > 2
+    # Of what backward makes, recordings tell which are gradients at each step.
+    return block.phase == "backward" and n_steps > 2 and "optimizers" in analysis.notes
+
+
+def _of_same_stack(told: Iterable[Told], ranges: list[tuple[int, int]]) -> set[int]:
+    """Allocations that follow one of the same stack on their stream."""
+    before: dict[tuple[int, int, int], int] = {}
+    found: set[int] = set()
+    begins = [begin for begin, _ in ranges]
+    for row in told:
+        if row.name == "alloc":
+            key = bisect.bisect(begins, row.event), row.device, row.stream
+            if before.get(key) == row.stack:
+                found.add(row.event)
+            before[key] = row.stack
+    return found

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pyalloc import _core, caveats, files, history, marks, sharing, snapshots
-from pyalloc.config import ENVIRONMENT, TORCH_CONF
+from pyalloc.config import CUBLAS_CONF, ENVIRONMENT, TORCH_CONF
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
 
@@ -471,7 +471,7 @@ if hasattr(os, "register_at_fork"):
 def _notes(torch: Any, *, with_command: bool) -> Iterator[str]:
     yield f"torch={torch.__version__}"
     yield f"allocator={'pyalloc' if _core.is_created() else torch.cuda.get_allocator_backend()}"
-    for name in (*TORCH_CONF, ENVIRONMENT):
+    for name in (*TORCH_CONF, ENVIRONMENT, CUBLAS_CONF):
         if os.environ.get(name):
             yield f"{name}={os.environ[name]}"
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):

@@ -30,6 +30,10 @@ _GRAPH = "<eval_with_key>"
 # Torch's own functions: losses, softmax, distributions.  What they do inside is not the program's to write otherwise.
 _OF_TORCH = re.compile(r"/torch/(nn|optim|distributions|functional\.py$)")
 _BACKWARD = re.compile(r"/torch/autograd/(__init__|graph)\.py$")
+_PRODUCT = re.compile(
+    r"@|mm\(|matmul|linear|einsum|tensordot|attention|bilinear|lstm|gru|rnn", re.IGNORECASE
+)
+_WORKSPACE = re.compile(r"at::cuda::get(NewWorkspace|CUDABlasLtWorkspace|CurrentCUDABlasHandle)\b")
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
 _SPELLED = {  # classes that are not their file's name with a capital
     "_adafactor": "Adafactor",
@@ -175,6 +179,30 @@ def is_autograd(frames: tuple[Frame, ...]) -> bool:
 def is_backward(frames: tuple[Frame, ...]) -> bool:
     """Is this autograd at work: a thread of its own, without a stack in Python, or what it prepares?"""
     return not frames or is_autograd(frames) or any(_BACKWARD.search(f) for _, f, _ in frames)
+
+
+def is_cublas(frames: tuple[Frame, ...]) -> bool:
+    """Does torch make cuBLAS its workspace here?  Known where C++ frames were recorded."""
+    return any(_WORKSPACE.match(name) for name, _, _ in frames)
+
+
+def is_compiled(frames: tuple[Frame, ...]) -> bool:
+    """Is it of what torch.compile wrote?"""
+    return any(re.search(_COMPILED, file) for _, file, _ in frames)
+
+
+def is_matrix_product(frames: tuple[Frame, ...]) -> bool | None:
+    """Does the innermost line call one, or a kernel for one in what torch.compile wrote?  None: that is not at hand."""
+    for name, file, line in frames:
+        if re.search(_COMPILED, file):
+            text = text_of(Place(file, line, name))
+            return "extern_kernels" in text if text else None
+    for name, file, line in frames:
+        if is_cpp(file) or file.endswith("/torch/_ops.py"):
+            continue
+        is_linear = name == "forward" and file.endswith("/torch/nn/modules/linear.py")
+        return is_linear or bool(_PRODUCT.search(text_of(Place(file, line, name))))
+    return False
 
 
 def is_torchs(frames: tuple[Frame, ...]) -> bool:

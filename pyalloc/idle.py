@@ -1,0 +1,117 @@
+"""Forward passes that keep memory for a backward that never comes: evaluations without torch.no_grad()."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pyalloc.analysis import Analysis, Phase
+from pyalloc.findings import outermost
+from pyalloc.moments import MIB
+
+_Run = tuple[list[Phase], list[Phase]]  # forward passes, and the backwards that follow at once
+
+
+def _runs(phases: list[Phase]) -> Iterator[_Run]:
+    """Forward passes in a row without a backward between them, and the backwards that follow at once."""
+    run: list[Phase] = []
+    backwards: list[Phase] = []
+    for phase in outermost(phases):
+        if phase.name == "backward":
+            backwards.append(phase)
+        elif phase.name == "forward":
+            if backwards:
+                yield run, backwards
+                run, backwards = [], []
+            run.append(phase)
+        elif phase.name == "optimizer" and run:
+            yield run, backwards
+            run, backwards = [], []
+    yield run, backwards
+
+
+def _is_freed(run: list[Phase], backwards: list[Phase]) -> bool:
+    """Do the backwards free what all passes keep: those of one loss, or the steps of a recurrent net?
+
+    Most of the blocks, or most of the bytes: an output that a variable holds is a large one of many, or one of a few.
+    """
+    if not backwards or not run:
+        return False
+    made_bytes = sum(phase.left_bytes for phase in backwards)
+    freed_bytes = run[-1].end_bytes + made_bytes - backwards[-1].end_bytes
+    return _n_freed(backwards) > 0.75 * sum(
+        phase.n_left for phase in run
+    ) or freed_bytes > 0.75 * sum(phase.left_bytes for phase in run)
+
+
+def _n_freed(backwards: list[Phase]) -> int:
+    """Blocks that were gone after them, gradients they made counted out."""
+    made = sum(phase.n_left for phase in backwards)
+    return backwards[0].n_live_begin + made - backwards[-1].n_live_end if backwards else 0
+
+
+def _is_freed_later(run: list[Phase], backwards: list[Phase], after: _Run) -> bool:
+    """Do the next backwards free what these leave of the passes, as those of a GAN's generator do?"""
+    passes, later = after
+    kept = sum(phase.n_left for phase in run) - _n_freed(backwards)
+    return _n_freed(later) - sum(phase.n_left for phase in passes) > 0.75 * kept
+
+
+def knows_backwards(analysis: Analysis) -> bool:
+    """Recordings do; a snapshot has those phases that the program marked."""
+    return "source" not in analysis.notes or any(p.name == "backward" for p in analysis.phases)
+
+
+def idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]:
+    """Forward passes in a row that keep memory for a backward that never comes, an evaluation each.
+
+    Returns:
+        These, and such whose backward left it there.
+    """
+    found: list[list[Phase]] = []
+    retained: list[list[Phase]] = []
+    if not knows_backwards(analysis):
+        return found, retained
+    runs = list(_runs(_without_workspaces(analysis)))
+    nothing: _Run = [], []
+    for (run, backwards), after in zip(runs, [*runs[1:], nothing], strict=True):
+        if _is_freed(run, backwards) or _is_freed_later(run, backwards, after):
+            continue
+        # The last forward of a run may be that of a training step whose backward follows.
+        idle = run[: max(len(run) - len(backwards), 0)]
+        end = after[0][0].begin if after[0] else analysis.totals["n_events"]
+        idle = [phase for phase in idle if not _has_backward(phase.end, end, analysis)]
+        kept = [phase for phase in idle if phase.n_left >= 3 and phase.left_bytes >= MIB]
+        if len(idle) >= 2 and kept:
+            (retained if _is_retained(run, backwards, analysis) else found).append(kept)
+    return found, retained
+
+
+def _without_workspaces(analysis: Analysis) -> list[Phase]:
+    """Of what forward passes leave for a backward cuBLAS's workspace is no part: nothing frees it."""
+    peak = analysis.peak.blocks
+    made = {b.alloc_event: b.bytes for b in peak if b.alloc_event in analysis.workspaces}
+    return [
+        replace(
+            phase,
+            n_left=phase.n_left - sum(phase.begin < at < phase.end for at in made),
+            left_bytes=phase.left_bytes
+            - sum(n for at, n in made.items() if phase.begin < at < phase.end),
+        )
+        if phase.name == "forward" and made
+        else phase
+        for phase in analysis.phases
+    ]
+
+
+def _has_backward(begin: int, end: int, analysis: Analysis) -> bool:
+    """Did one run between these events that is no phase, and may have been for what was made before?"""
+    at = bisect.bisect_left(analysis.unmarked, begin)
+    return at < len(analysis.unmarked) and analysis.unmarked[at] < end
+
+
+def _is_retained(run: list[Phase], backwards: list[Phase], analysis: Analysis) -> bool:
+    """Is there a backward that was told to keep the graph, and kept that of these passes?"""
+    has_kept = "retain_graph" in analysis.notes and bool(backwards)
+    return has_kept and _n_freed(backwards) < 0.5 * max(phase.n_left for phase in run)

@@ -1,0 +1,150 @@
+"""CuBLAS's workspace, which torch takes from its allocator below a line of the program, is none of that line's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from instrument.conftest import Record
+from instrument.tools import ALLOCATORS, MIB, Plan, kinds, pyalloc
+from pyalloc import trace
+from pyalloc.analysis import Analysis
+from pyalloc.findings import workspace_sizes
+
+LINEAR = "/x/site-packages/torch/nn/modules/linear.py"
+PROGRAM = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(512, 512) for _ in range(4)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+model = Net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    model(torch.randn(BATCH, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def labelled(found: Analysis) -> list[tuple[str, int]]:
+    """Of the peak what is a workspace: where it was made, and its bytes."""
+    blocks = [block for block in found.peak.blocks if found.category(block) == "workspace"]
+    return [(str(found.place(block.stack) or ""), block.bytes) for block in blocks]
+
+
+@pytest.mark.torch
+@ALLOCATORS
+@pytest.mark.parametrize("stacks", ["python", "all"])
+def test_it_is_told_from_activations(record: Record, allocator: str, stacks: str) -> None:
+    path = record(PROGRAM.replace("BATCH", "64"), "--allocator", allocator, "--stacks", stacks)
+    found = trace.analyse(path)
+    [(where, n)] = labelled(found)
+    assert "program.py:11 Net.forward" in where and n == 32 * MIB
+    names = [row.name for row in found.contributors(found.peak)]
+    assert "workspace (cuBLAS)" in names and not any("32.0 MiB" in name for name in names)
+    assert not kinds(path).keys() & {"checkpoint", "stale", "no_grad"}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("batch", "held"), [(16384, 384), (64, 0)])
+def test_activations_of_its_size_stay_activations(record: Record, batch: int, held: int) -> None:
+    """Batches whose activations are 32 MiB each, outputs that are kept to the end, tensors made before."""
+    found = trace.analyse(record(f"""
+    import torch
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).cuda()
+    cache = [torch.zeros(8 * 2**20, device="cuda") for _ in range(3)]
+    kept = [model(torch.randn({batch}, 512, device="cuda")) for _ in range(3)]
+    """))  # fmt: skip
+    assert [n for _, n in labelled(found)] == [32 * MIB]
+    activations = [b for b in found.peak.blocks if found.category(b) == "activations"]
+    assert sum(b.bytes for b in activations) >= held * MIB
+
+
+@pytest.mark.torch
+def test_the_oom_file_does_not_blame_the_line(record: Record) -> None:
+    source = PROGRAM.replace("BATCH", "(64, 64, 64, 2**24)[step]")
+    path = record(source, "--memory", "1GB", expect=None)
+    told = path.with_name("out.oom.txt").read_text()
+    assert "workspace (cuBLAS)" in told and "activations: Net.forward" not in told
+
+
+@pytest.mark.torch
+def test_a_setting_of_its_size_is_known(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
+    found = trace.analyse(record(PROGRAM.replace("BATCH", "64")))
+    assert [n for _, n in labelled(found)] == [8_519_680]
+
+
+@pytest.mark.parametrize(
+    ("setting", "sizes"),
+    [
+        ("", (32 * MIB, 8_519_680)),
+        (":4096:8", (32 * MIB,)),
+        (":16:8", (131_072,)),
+        ("nonsense", (32 * MIB, 8_519_680)),
+        (":0:0", (0,)),
+    ],
+)
+def test_sizes(setting: str, sizes: tuple[int, ...]) -> None:
+    assert workspace_sizes({"CUBLAS_WORKSPACE_CONFIG": setting} if setting else {}) == sizes
+
+
+def by_hand(plan: Plan, **changed: object) -> Path:
+    """A product's result and the workspace after it, then steps that free all else."""
+    given = {"gap": False, "dropped_at": -1, "bytes": 32 * MIB, "name": "forward", **changed}
+    linear = plan.stack(134, str(given["name"]), LINEAR)
+    plan.event("user", "optimizers=SGD")
+    for step in range(6):
+        plan.event("step", "step", arg=step)
+        plan.event("phase_begin", "forward")
+        plan.event("alloc", addr=1 << 30, bytes=MIB, stack=linear)
+        if step == 0:
+            if given["gap"]:
+                plan.event("alloc", addr=3 << 30, bytes=MIB, stack=plan.stack(9))
+            plan.event("alloc", addr=2 << 30, bytes=int(str(given["bytes"])), stack=linear)
+        plan.event("phase_end", "forward")
+        plan.event("phase_begin", "backward")
+        plan.event("alloc", addr=4 << 30, bytes=MIB)
+        if step == 0:
+            plan.event("alloc", addr=5 << 30, bytes=32 * MIB)  # that of autograd's thread
+            plan.event("alloc", addr=6 << 30, bytes=32 * MIB)  # a gradient
+        plan.event("free_requested", addr=1 << 30)
+        plan.event("free_requested", addr=4 << 30)
+        plan.event("phase_end", "backward")
+        plan.event("category", "gradients", addr=6 << 30)
+        if step == given["dropped_at"]:
+            plan.event("free_requested", addr=2 << 30)
+    return plan.done()
+
+
+@pytest.mark.parametrize(
+    ("changed", "n"),
+    [
+        ({}, 2),
+        ({"gap": True}, 1),  # not the second of its line: only backward's is one
+        ({"bytes": 31 * MIB}, 1),
+        ({"dropped_at": 1}, 1),  # a pass's, until the next
+        ({"dropped_at": 5}, 2),  # given back by _cuda_clearCublasWorkspaces()
+        ({"name": "reset_parameters"}, 1),
+    ],
+)
+def test_only_what_is_all_of_it_is_one(plan: Plan, changed: dict[str, object], n: int) -> None:
+    found = trace.analyse(by_hand(plan, **changed))
+    assert len(found.workspaces) == n
+    gradient = next(block for block in found.peak.blocks if block.address == 6 << 30)
+    assert found.category(gradient) == "gradients"
+
+
+def test_lines_and_modules_are_not_blamed(plan: Plan) -> None:
+    path = by_hand(plan)
+    out = " ".join(pyalloc("top", path, "-q").split())
+    assert "workspace of cuBLAS, first needed at modules/linear.py:134" in out
