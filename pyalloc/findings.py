@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -141,8 +142,10 @@ def _likely(analysis: Analysis) -> list[Block]:
     """Blocks at the peak or at the end that have the size, and stay as long, in their order."""
     sizes = workspace_sizes(analysis.notes)
     end = analysis.moments[max(analysis.moments)]
-    # Those of the end last: more of them are told what they hold.
-    found = {b.alloc_event: b for b in (*analysis.peak.blocks, *end.blocks) if b.bytes in sizes}
+    # Those of the end last: more of them are told what they hold.  There may be very many, which are not kept.
+    at_end = map(Block._make, end.scan.blocks(end.number))
+    both = itertools.chain(analysis.peak.blocks, at_end)
+    found = {block.alloc_event: block for block in both if block.bytes in sizes}
     kept = [block for _, block in sorted(found.items()) if _stays(block, analysis)]
     return kept[:_CANDIDATES]
 
