@@ -143,7 +143,7 @@ def _likely(analysis: Analysis) -> list[Block]:
     sizes = workspace_sizes(analysis.notes)
     end = analysis.moments[max(analysis.moments)]
     # Those of the end last: more of them are told what they hold.  There may be very many, which are not kept.
-    at_end = map(Block._make, end.scan.blocks(end.number))
+    at_end = () if end is analysis.peak else map(Block._make, end.scan.blocks(end.number))
     both = itertools.chain(analysis.peak.blocks, at_end)
     found = {block.alloc_event: block for block in both if block.bytes in sizes}
     kept = [block for _, block in sorted(found.items()) if _stays(block, analysis)]
