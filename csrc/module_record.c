@@ -18,8 +18,6 @@ enum {
     MOST_AT_ONCE = 5, /* of one entry */
     FIRST_SLOTS = 1024,
 };
-/* As parent: whose native frame is this?  Its id is the enum pya_stack_owner. */
-#define ASK_OWNER UINT32_MAX
 
 struct frame_slot {
     void *key;
@@ -135,8 +133,7 @@ frame_number(
     }
     size_t at = slot_of(h, frame, parent);
     if (h->slots[at].id == 0) {
-        uint32_t id = parent == ASK_OWNER ? (uint32_t)pya_stack_owner(frame->key)
-                                          : frame_define(h, trace, frame, parent);
+        const uint32_t id = frame_define(h, trace, frame, parent);
         if (id == 0) {
             return 0;
         }
@@ -146,40 +143,12 @@ frame_number(
     return h->slots[at].id;
 }
 
-/* Takes the native frames of the interpreter out, and ours with all that lies within; returns how many are left.
- * Zero with an exception set on failure. */
-static size_t
-frames_trim(
-    struct history_writer *h, struct pya_trace_writer *trace, struct pya_stack_frame *frames,
-    size_t n) {
-    size_t kept = 0;
-    bool is_outside = false;
-    for (size_t i = 0; i < n; i++) {
-        const bool is_native = frames[i].at == PYA_STACK_NATIVE;
-        bool is_ours = false;
-        if (is_native && !is_outside) {
-            const uint32_t owner = frame_number(h, trace, &frames[i], ASK_OWNER);
-            is_outside = owner == PYA_STACK_INTERPRETER;
-            is_ours = owner == PYA_STACK_OWN;
-            kept = is_ours ? 0 : kept;
-        }
-        if (!is_native || (!is_outside && !is_ours)) {
-            frames[kept++] = frames[i];
-        }
-    }
-    return kept;
-}
-
 /* False with an exception set, or when the trace cannot be written. */
 static bool
 stack_number(
     struct history_writer *h, struct pya_trace_writer *trace, void *context, uint32_t *out) {
-    struct pya_stack_frame frames[PYA_STACK_ROOM];
-    size_t n = pya_stack_read(context, frames, PYA_STACK_ROOM);
-    if (n > 0 && frames[0].at == PYA_STACK_NATIVE) {
-        n = frames_trim(h, trace, frames, n);
-    }
-    n = n < KEPT_FRAMES ? n : KEPT_FRAMES;
+    struct pya_stack_frame frames[KEPT_FRAMES];
+    size_t n = pya_stack_read(context, frames, KEPT_FRAMES);
     uint32_t number = 0;
     while (n > 0) {
         number = frame_number(h, trace, &frames[--n], number);

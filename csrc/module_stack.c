@@ -5,6 +5,7 @@
 #include "module_stack.h"
 
 #include "core/refcount.h"
+#include "module_native.h"
 #include "thread_labels.h"
 
 #include <dlfcn.h>
@@ -15,7 +16,8 @@
 
 struct frame {
     PyObject *code; /* owned */
-    int at;         /* instruction, or the line where this Python cannot tell lines later */
+    intptr_t
+        at; /* instruction, or the line where this Python cannot tell lines later; no padding: frames are compared */
 };
 
 struct stack {
@@ -28,6 +30,8 @@ struct stack {
     size_t n_frames;
     struct frame frames[];
 };
+
+enum { STACK_MAX = 128 }; /* frames kept of Python, and as many native ones */
 
 static atomic_bool wants_native;
 
@@ -115,10 +119,10 @@ capture_with_gil(void) {
     get_back_function get_back = find_get_back();
     PyFrameObject *frame = get_back == NULL ? NULL : PyEval_GetFrame(); /* borrowed */
     const struct line_functions *later = find_line_functions();
-    struct frame frames[PYA_STACK_MAX];
+    struct frame frames[STACK_MAX];
     size_t n = 0;
     Py_XINCREF(frame);
-    while (frame != NULL && n < PYA_STACK_MAX) {
+    while (frame != NULL && n < STACK_MAX) {
         frames[n].code = (PyObject *)PyFrame_GetCode(frame);
         const int at = later != NULL ? later->instruction(frame) : PyFrame_GetLineNumber(frame);
         frames[n].at = at < 0 ? 0 : at; /* a frame that has not begun */
@@ -138,8 +142,8 @@ capture_with_gil(void) {
 /* Without memory for the details the stack is kept without them. */
 static void
 add_native(struct stack *stack) {
-    void *addresses[PYA_STACK_MAX];
-    const int n = backtrace(addresses, PYA_STACK_MAX);
+    void *addresses[STACK_MAX];
+    const int n = backtrace(addresses, STACK_MAX);
     if (n <= 0) {
         return;
     }
@@ -246,7 +250,7 @@ pya_stack_key(void *arg, void *context) {
 static int
 frame_line(const struct frame *frame) {
     const struct line_functions *later = find_line_functions();
-    return later != NULL ? later->line(frame->code, frame->at) : frame->at;
+    return later != NULL ? later->line(frame->code, (int)frame->at) : (int)frame->at;
 }
 
 /* Is the frame there for a kernel that a dry run has in Python? */
@@ -323,25 +327,21 @@ frame_dict(const struct frame *frame) {
     return dict;
 }
 
-/* The C++ runtime's; the bridge links it. */
-extern char *__cxa_demangle(const char *mangled, char *buffer, size_t *bytes, int *status);
-
 /* Line numbers of C and C++ would need debug information: 0, as torch writes where it has none. */
 static PyObject *
 native_dict(void *address) {
-    Dl_info where;
-    char text[32];
-    const bool is_known = dladdr(address, &where) != 0;
-    const char *name = is_known ? where.dli_sname : NULL;
-    if (name == NULL) {
-        PyOS_snprintf(text, sizeof text, "%p", address);
-        name = text;
+    const struct pya_native *known = pya_native_look_up(address);
+    if (known == NULL) {
+        return PyErr_NoMemory();
     }
-    char *demangled = __cxa_demangle(name, NULL, NULL, NULL);
-    const char *shown = demangled != NULL ? demangled : name;
-    const char *file = is_known ? where.dli_fname : "??";
-    PyObject *dict = Py_BuildValue("{s:s,s:s,s:i}", "name", shown, "filename", file, "line", 0);
-    free(demangled);
+    PyObject *name = PyUnicode_DecodeUTF8(known->name, (Py_ssize_t)strlen(known->name), "replace");
+    PyObject *file = PyUnicode_DecodeFSDefault(known->file);
+    PyObject *dict = NULL;
+    if (name != NULL && file != NULL) {
+        dict = Py_BuildValue("{s:O,s:O,s:i}", "name", name, "filename", file, "line", 0);
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(file);
     return dict;
 }
 
@@ -382,46 +382,40 @@ append(PyObject *list, PyObject *value) {
     return done;
 }
 
-static bool
-is_interpreter(void *address) {
-    Dl_info where;
-    return dladdr(address, &where) != 0 && where.dli_sname != NULL &&
-           strncmp(where.dli_sname, "_PyEval_", strlen("_PyEval_")) == 0;
-}
+/* The native frames that are shown: within the interpreter's, which the Python frames say better, and outside of ours. */
+struct span {
+    size_t first;
+    size_t end;
+};
 
-static bool
-is_own(void *address) {
-    Dl_info own;
-    Dl_info where;
-    void *here = NULL;
-    void (*function)(void) = pya_stack_sweep;
-    memcpy(&here, &function, sizeof here);
-    return dladdr(here, &own) != 0 && dladdr(address, &where) != 0 &&
-           where.dli_fbase == own.dli_fbase;
-}
-
-enum pya_stack_owner
-pya_stack_owner(void *address) {
-    return is_interpreter(address) ? PYA_STACK_INTERPRETER
-           : is_own(address)       ? PYA_STACK_OWN
-                                   : PYA_STACK_OTHER;
-}
-
-PyObject *
-pya_stack_frames(PyObject *cache, void *context) {
-    const struct stack *stack = context;
-    PyObject *list = PyList_New(0);
-    bool done = list != NULL;
-    for (size_t i = 0; done && stack != NULL && i < stack->n_native; i++) {
-        if (is_interpreter(stack->native[i])) {
+static struct span
+native_span(const struct stack *stack) {
+    struct span span = {0, 0};
+    for (size_t i = 0; i < stack->n_native; i++) {
+        const struct pya_native *known = pya_native_look_up(stack->native[i]);
+        if (known != NULL && known->owner == PYA_NATIVE_INTERPRETER) {
             break;
         }
+        span.end = i + 1;
+        if (known != NULL && known->owner == PYA_NATIVE_OWN) {
+            span.first = span.end;
+        }
+    }
+    return span;
+}
+
+static PyObject *
+make_list(PyObject *cache, const struct stack *stack) {
+    const struct span native = native_span(stack);
+    PyObject *list = PyList_New(0);
+    bool done = list != NULL;
+    for (size_t i = native.first; done && i < native.end; i++) {
         PyObject *key = Py_BuildValue("(N)", PyLong_FromVoidPtr(stack->native[i]));
         done = append(list, cached(cache, key, make_native, &stack->native[i]));
     }
-    for (size_t i = 0; done && stack != NULL && i < stack->n_frames; i++) {
-        PyObject *key =
-            Py_BuildValue("(Ni)", PyLong_FromVoidPtr(stack->frames[i].code), stack->frames[i].at);
+    for (size_t i = 0; done && i < stack->n_frames; i++) {
+        PyObject *key = Py_BuildValue(
+            "(Nn)", PyLong_FromVoidPtr(stack->frames[i].code), (Py_ssize_t)stack->frames[i].at);
         done = append(list, cached(cache, key, make_frame, &stack->frames[i]));
     }
     if (!done) {
@@ -430,15 +424,61 @@ pya_stack_frames(PyObject *cache, void *context) {
     return list;
 }
 
+/* Equal for equal stacks, which are captured again and again.  NULL with an exception set. */
+static PyObject *
+stack_bytes(const struct stack *stack) {
+    const size_t native_bytes = stack->n_native * sizeof stack->native[0];
+    const size_t frame_bytes = stack->n_frames * sizeof stack->frames[0];
+    const size_t bytes = sizeof stack->n_native + native_bytes + frame_bytes;
+    PyObject *key = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
+    if (key == NULL) {
+        return NULL;
+    }
+    char *at = PyBytes_AsString(key);
+    memcpy(at, &stack->n_native, sizeof stack->n_native);
+    at += sizeof stack->n_native;
+    if (native_bytes > 0) {
+        memcpy(at, stack->native, native_bytes);
+    }
+    if (frame_bytes > 0) {
+        memcpy(at + native_bytes, stack->frames, frame_bytes);
+    }
+    return key;
+}
+
+PyObject *
+pya_stack_frames(PyObject *cache, void *context) {
+    const struct stack *stack = context;
+    if (stack == NULL) {
+        return PyList_New(0);
+    }
+    PyObject *key = stack_bytes(stack);
+    PyObject *list = key == NULL ? NULL : PyDict_GetItemWithError(cache, key); /* borrowed */
+    if (list != NULL) {
+        Py_INCREF(list);
+    } else if (key != NULL && !PyErr_Occurred()) {
+        list = make_list(cache, stack);
+        if (list != NULL && PyDict_SetItem(cache, key, list) != 0) {
+            Py_CLEAR(list);
+        }
+    }
+    Py_XDECREF(key);
+    return list;
+}
+
 size_t
 pya_stack_read(void *context, struct pya_stack_frame *out, size_t room) {
     const struct stack *stack = context;
     size_t n = 0;
-    for (size_t i = 0; stack != NULL && i < stack->n_native && n < room; i++) {
+    if (stack == NULL) {
+        return 0;
+    }
+    const struct span native = native_span(stack);
+    for (size_t i = native.first; i < native.end && n < room; i++) {
         out[n++] = (struct pya_stack_frame){stack->native[i], PYA_STACK_NATIVE};
     }
-    for (size_t i = 0; stack != NULL && i < stack->n_frames && n < room; i++) {
-        out[n++] = (struct pya_stack_frame){stack->frames[i].code, stack->frames[i].at};
+    for (size_t i = 0; i < stack->n_frames && n < room; i++) {
+        out[n++] = (struct pya_stack_frame){stack->frames[i].code, (int)stack->frames[i].at};
     }
     return n;
 }

@@ -31,23 +31,15 @@ struct pya_stack_frame {
     int at; /* place in the code object, opaque; PYA_STACK_NATIVE: a frame of C or C++ */
 };
 #define PYA_STACK_NATIVE (-1)
-enum {
-    PYA_STACK_MAX = 128,                /* frames kept of Python, and as many native ones */
-    PYA_STACK_ROOM = 2 * PYA_STACK_MAX, /* of one stack at most */
-};
-/* The innermost frames, native ones first, at most `room`; returns how many. */
+/* The innermost frames, native ones first, at most `room`; returns how many.  The GIL is held. */
 size_t pya_stack_read(void *context, struct pya_stack_frame *out, size_t room);
 /* {"name", "filename", "line"}, a new reference, or NULL with an exception set; the GIL is held. */
 PyObject *pya_stack_describe(const struct pya_stack_frame *frame);
-/* Whose is this native frame?  From the interpreter's outwards the Python frames say more; those in this library are how
- * the stack was captured. */
-enum pya_stack_owner { PYA_STACK_OTHER = 1, PYA_STACK_INTERPRETER, PYA_STACK_OWN };
-enum pya_stack_owner pya_stack_owner(void *address);
 /* Frees what was released without the GIL; the GIL is held. */
 void pya_stack_sweep(void);
 
-/* New references; the GIL is held.  Frames: list of {"name", "filename", "line"}, innermost first, each frame's dict
- * taken from and added to cache (a dict). */
+/* New references; the GIL is held.  Frames: list of {"name", "filename", "line"}, innermost first; equal stacks
+ * share the list, equal frames the dict, through cache (a dict). */
 PyObject *pya_stack_frames(PyObject *cache, void *context);
 PyObject *pya_stack_metadata(void *context);
 PyObject *pya_stack_compile_context(void *context);

@@ -1,0 +1,132 @@
+/* dladdr() walks the symbols of a whole library, some 0.2 ms for one of torch's, and the stacks of a history name the same
+ * few thousand addresses over and over: what it said is kept in a table, open addressing.
+ *
+ * Where a library was unloaded and another lies in its place, the old names stay: a wrong name in a stack, no harm. */
+#define _GNU_SOURCE /* dladdr */
+#include "module_native.h"
+
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    FIRST_SLOTS = 1024,
+    /* Then all are forgotten and looked up again, at a few hundred bytes each.  Large programs have some thousands. */
+    MOST_KNOWN = 1 << 15,
+};
+
+static struct pya_native *slots; /* owned, with their texts; address NULL: empty */
+static size_t n_slots;           /* power of two, or 0 */
+static size_t n_known;           /* <= n_slots / 2 and <= MOST_KNOWN */
+
+/* The C++ runtime's; the bridge links it. */
+extern char *__cxa_demangle(const char *mangled, char *buffer, size_t *bytes, int *status);
+
+static struct pya_native *
+slot_of(const void *address) {
+    const uint64_t hash = (uint64_t)(uintptr_t)address * UINT64_C(0x9E3779B97F4A7C15);
+    size_t at = (size_t)(hash >> 32) & (n_slots - 1);
+    while (slots[at].address != NULL && slots[at].address != address) {
+        at = (at + 1) & (n_slots - 1);
+    }
+    return &slots[at];
+}
+
+static void
+table_forget(void) {
+    for (size_t i = 0; i < n_slots; i++) {
+        free(slots[i].name);
+        free(slots[i].file);
+    }
+    free(slots);
+    slots = NULL;
+    n_slots = 0;
+    n_known = 0;
+}
+
+/* Room for one more; false without host memory. */
+static bool
+table_grow(void) {
+    if (n_known >= MOST_KNOWN) {
+        table_forget();
+    }
+    if (n_known < n_slots / 2) {
+        return true;
+    }
+    struct pya_native *old = slots;
+    const size_t n_old = n_slots;
+    const size_t n = n_old == 0 ? FIRST_SLOTS : n_old * 2;
+    struct pya_native *more = calloc(n, sizeof *more);
+    if (more == NULL) {
+        return false;
+    }
+    slots = more;
+    n_slots = n;
+    for (size_t i = 0; i < n_old; i++) {
+        if (old[i].address != NULL) {
+            *slot_of(old[i].address) = old[i];
+        }
+    }
+    free(old);
+    return true;
+}
+
+static enum pya_native_owner
+owner_of(const Dl_info *where) {
+    static void *own_base;
+    if (own_base == NULL) {
+        Dl_info own;
+        own_base = dladdr(&own_base, &own) != 0 ? own.dli_fbase : NULL;
+    }
+    if (where->dli_fbase == own_base) {
+        return PYA_NATIVE_OWN;
+    }
+    return where->dli_sname != NULL &&
+                   strncmp(where->dli_sname, "_PyEval_", strlen("_PyEval_")) == 0
+               ? PYA_NATIVE_INTERPRETER
+               : PYA_NATIVE_OTHER;
+}
+
+/* Fills a slot but for its address; false without host memory. */
+static bool
+describe(void *address, struct pya_native *out) {
+    Dl_info where;
+    char text[32];
+    const bool is_known = dladdr(address, &where) != 0;
+    const char *name = is_known ? where.dli_sname : NULL;
+    if (name == NULL) {
+        (void)snprintf(text, sizeof text, "%p", address);
+        name = text;
+    }
+    out->owner = is_known ? owner_of(&where) : PYA_NATIVE_OTHER;
+    out->file = strdup(is_known ? where.dli_fname : "??");
+    out->name = __cxa_demangle(name, NULL, NULL, NULL);
+    if (out->name == NULL) {
+        out->name = strdup(name);
+    }
+    if (out->file == NULL || out->name == NULL) {
+        free(out->file);
+        free(out->name);
+        return false;
+    }
+    return true;
+}
+
+const struct pya_native *
+pya_native_look_up(void *address) {
+    struct pya_native found = {.address = address};
+    struct pya_native *slot = n_slots == 0 ? NULL : slot_of(address);
+    if (slot != NULL && slot->address == address) {
+        return slot;
+    }
+    if (!table_grow() || !describe(address, &found)) {
+        return NULL;
+    }
+    n_known++;
+    slot = slot_of(address);
+    *slot = found;
+    return slot;
+}
