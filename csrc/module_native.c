@@ -90,23 +90,35 @@ owner_of(const Dl_info *where) {
                : PYA_NATIVE_OTHER;
 }
 
+/* Owned; NULL without host memory.  A static function, which has no name here, is told by its place in the library:
+ * that is the same in every process, and addr2line knows it. */
+static char *
+name_of(const void *address, const Dl_info *where) {
+    char text[300];
+    if (where == NULL) {
+        (void)snprintf(text, sizeof text, "%p", address);
+        return strdup(text);
+    }
+    if (where->dli_sname == NULL) {
+        const char *slash = strrchr(where->dli_fname, '/');
+        const size_t offset = (size_t)((const char *)address - (const char *)where->dli_fbase);
+        (void)snprintf(
+            text, sizeof text, "%.255s+0x%zx", slash == NULL ? where->dli_fname : slash + 1,
+            offset);
+        return strdup(text);
+    }
+    char *demangled = __cxa_demangle(where->dli_sname, NULL, NULL, NULL);
+    return demangled != NULL ? demangled : strdup(where->dli_sname);
+}
+
 /* Fills a slot but for its address; false without host memory. */
 static bool
-describe(void *address, struct pya_native *out) {
+describe(const void *address, struct pya_native *out) {
     Dl_info where;
-    char text[32];
     const bool is_known = dladdr(address, &where) != 0;
-    const char *name = is_known ? where.dli_sname : NULL;
-    if (name == NULL) {
-        (void)snprintf(text, sizeof text, "%p", address);
-        name = text;
-    }
     out->owner = is_known ? owner_of(&where) : PYA_NATIVE_OTHER;
     out->file = strdup(is_known ? where.dli_fname : "??");
-    out->name = __cxa_demangle(name, NULL, NULL, NULL);
-    if (out->name == NULL) {
-        out->name = strdup(name);
-    }
+    out->name = name_of(address, is_known ? &where : NULL);
     if (out->file == NULL || out->name == NULL) {
         free(out->file);
         free(out->name);

@@ -10,7 +10,8 @@ enum pya_native_owner { PYA_NATIVE_OTHER = 1, PYA_NATIVE_INTERPRETER, PYA_NATIVE
 struct pya_native {
     void *address;
     enum pya_native_owner owner;
-    char *name; /* demangled; the address where it has none */
+    char *
+        name; /* demangled; "library.so+0x1234" where it has none, the address where it lies in no library */
     char *file; /* of the library; "??": it lies in none */
 };
 

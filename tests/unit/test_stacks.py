@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -99,3 +100,29 @@ def test_equal_stacks_are_one_list(dry_python) -> None:  # type: ignore[no-untyp
         """,
         install=True,
     )
+
+
+def test_frames_of_cpp_are_the_same_in_every_process(dry_python) -> None:  # type: ignore[no-untyped-def]
+    """Static functions too, whose names are not in the library; pyalloc's own frames are not among them."""
+    said = [
+        dry_python(
+            """
+            import torch
+
+            torch.cuda.memory._record_memory_history(stacks="all")
+            x = torch.empty(1000, device="cuda")
+            entries = torch.cuda.memory._snapshot()["device_traces"][0]
+            (frames,) = [entry["frames"] for entry in entries if entry["action"] == "alloc"]
+            for frame in frames:
+                print(frame["name"], frame["filename"])
+            """,
+            install=True,
+            cold=True,  # another place in memory for each library
+        ).stdout.splitlines()
+        for _ in range(2)
+    ]
+    assert said[0] == said[1]
+    assert any(re.match(r"libtorch_cuda\.so\+0x[0-9a-f]+ /", line) for line in said[0])
+    assert not any("_core.abi3.so" in line or "Pluggable" in line for line in said[0])
+    assert said[0][0].startswith("at::detail::empty_generic"), said[0][0]
+    assert said[0][-1].startswith("<module> ")
