@@ -283,6 +283,26 @@ core_actions(PyObject *self, PyObject *args) {
     return list;
 }
 
+/* (address) -> the frames of who allocated the live block there; an empty list: not known, or no such block. */
+static PyObject *
+core_traceback(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long address = 0;
+    void *context = NULL;
+    struct pya_heap *heap = pya_module_heap();
+    if (heap == NULL || !PyArg_ParseTuple(args, "K", &address)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    context = pya_history_context(heap, address);
+    Py_END_ALLOW_THREADS
+    PyObject *cache = PyDict_New();
+    PyObject *frames = cache == NULL ? NULL : pya_stack_frames(cache, context);
+    Py_XDECREF(cache);
+    pya_stack_release(NULL, context);
+    return frames;
+}
+
 /* (address, text): an entry of the trace; AllocatorError where no live block is there. */
 static PyObject *
 core_annotate(PyObject *self, PyObject *args) {
@@ -370,6 +390,7 @@ static PyMethodDef snapshot_methods[] = {
     {"history_stop", core_history_stop, METH_NOARGS, NULL},
     {"history_forget", core_history_forget, METH_NOARGS, NULL},
     {"actions", core_actions, METH_NOARGS, NULL},
+    {"traceback", core_traceback, METH_VARARGS, NULL},
     {"annotate", core_annotate, METH_VARARGS, NULL},
     {"set_metadata", core_set_metadata, METH_VARARGS, NULL},
     {"get_metadata", core_get_metadata, METH_NOARGS, NULL},

@@ -179,13 +179,8 @@ def annotate(address: int, text: str) -> None:
             _core.annotate(address, text)
 
 
-def traceback_of(torch: Any, address: int) -> list[dict[str, Any]] | None:
+def traceback_of(address: int) -> list[dict[str, Any]] | None:
     """torch._C._cuda_allocationTraceback: who allocated the live block at this address."""
     if not _history.enabled or _history.level == 0:
         return None
-    for segment in _core.snapshot(torch.cuda.device_count(), False, None)[0]:
-        for block in segment["blocks"]:
-            if block["address"] == address and block["state"] == "active_allocated":
-                frames: list[dict[str, Any]] = block["frames"]
-                return frames or None
-    return None
+    return _core.traceback(address) or None

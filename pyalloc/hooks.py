@@ -126,7 +126,7 @@ def _cuda_functions(torch: Any, config: Config) -> dict[str, Callable[..., Any]]
             own["record_memory_history_legacy"], *args
         ),
         "isHistoryEnabled": lambda: history.is_enabled(),
-        "allocationTraceback": lambda address: history.traceback_of(torch, address),
+        "allocationTraceback": lambda address: history.traceback_of(address),
         "memoryMetadataSupported": lambda: True,
         "setMemoryMetadata": lambda text: _core.set_metadata(text),
         "getMemoryMetadata": lambda: _core.get_metadata(),

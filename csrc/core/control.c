@@ -443,6 +443,21 @@ pya_history_take(
     return is_recorded;
 }
 
+void *
+pya_history_context(struct pya_heap *heap, pya_dptr ptr) {
+    struct pya_block *block;
+    struct pya_card *card = pya_heap_find(heap, ptr, &block);
+    void *context = NULL;
+    if (card != NULL) {
+        context = block->is_pending ? NULL : block->context;
+        if (context != NULL) {
+            heap->hooks.retain_context(heap->hooks.arg, context);
+        }
+        pya_lock_release(&card->lock);
+    }
+    return context;
+}
+
 pya_status
 pya_history_annotate(struct pya_heap *heap, pya_dptr ptr, void *context) {
     struct pya_block *block;

@@ -214,6 +214,8 @@ void pya_history_forget(struct pya_heap *heap);
  * gives each context back through the hooks.  False: the device is not open, or nothing is recorded. */
 bool
 pya_history_take(struct pya_heap *heap, int device, struct pya_history_part *out, uint64_t *now_ns);
+/* What the live block at ptr is remembered by, a reference for the caller; NULL: nothing, or no such block. */
+void *pya_history_context(struct pya_heap *heap, pya_dptr ptr);
 /* Traces a note on the live block at ptr; what the note says is the context's affair. */
 PYA_MUST_CHECK pya_status pya_history_annotate(struct pya_heap *heap, pya_dptr ptr, void *context);
 

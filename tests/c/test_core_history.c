@@ -80,11 +80,17 @@ test_taken_once_and_in_order(void) {
     CHECK(pya_history_take(world.heap, 0, &part, &now_ns));
     CHECK_EQ(part_count(&part, PYA_ACTION_ALLOC), 1);
     CHECK_EQ(n_references, 1); /* the live block keeps its own */
+    CHECK(pya_history_context(world.heap, live) == &n_references);
+    CHECK_EQ(n_references, 2); /* and gives another */
+    count_release(NULL, &n_references);
+    CHECK(pya_history_context(world.heap, kept) == NULL);
+    CHECK(pya_history_context(world.heap, live + 512) == NULL);
     give(&world, kept);
     pya_history_forget(world.heap);
     pya_history_stop(world.heap);
     CHECK_EQ(n_references, 1); /* after that too */
     give(&world, live);
+    CHECK(pya_history_context(world.heap, live) == NULL);
     CHECK_EQ(n_references, 0);
     give(&world, take(&world, MIB, 0));
     CHECK(!pya_history_take(world.heap, 0, &part, &now_ns));

@@ -102,6 +102,32 @@ def test_equal_stacks_are_one_list(dry_python) -> None:  # type: ignore[no-untyp
     )
 
 
+def test_a_traceback_is_one_look_up(dry_python) -> None:  # type: ignore[no-untyped-def]
+    """However many blocks are live."""
+    dry_python(
+        """
+        import torch
+        from pyalloc import _core
+
+        def make():
+            return torch.empty(1000, device="cuda")
+
+        traceback = torch.cuda.memory._allocation_traceback
+        before = make()
+        torch.cuda.memory._record_memory_history(stacks="python")
+        tensor = make()
+        _core.snapshot = None  # of all blocks
+        assert [frame["name"] for frame in traceback(tensor.data_ptr())][:2] == ["make", "<module>"]
+        address = tensor.data_ptr()
+        for other in (address + 512, 0, 12345, before.data_ptr()):
+            assert traceback(other) is None, other
+        del tensor
+        assert traceback(address) is None
+        """,
+        install=True,
+    )
+
+
 def test_frames_of_cpp_are_the_same_in_every_process(dry_python) -> None:  # type: ignore[no-untyped-def]
     """Static functions too, whose names are not in the library; pyalloc's own frames are not among them."""
     said = [
