@@ -31,7 +31,11 @@ struct stack {
     struct frame frames[];
 };
 
-enum { STACK_MAX = 128 }; /* frames kept of Python, and as many native ones */
+enum {
+    MOST_NATIVE = 128,
+    USUAL_FRAMES = 128,    /* of Python: more are collected on the heap */
+    MOST_FRAMES = 1 << 16, /* the innermost; a program that recurses deeper has gone astray */
+};
 
 static atomic_bool wants_native;
 
@@ -114,15 +118,35 @@ stack_create(const struct frame *frames, size_t n) {
     return stack;
 }
 
+/* Twice the room, on the heap from now on: *more, NULL before, which is the caller's to free.  False at the most that is
+ * kept, or without host memory: the stack ends there. */
+static bool
+frames_grow(struct frame **frames, size_t *room, struct frame **more) {
+    struct frame *grown = *room >= MOST_FRAMES ? NULL : realloc(*more, 2 * *room * sizeof grown[0]);
+    if (grown == NULL) {
+        return false;
+    }
+    if (*more == NULL) {
+        memcpy(grown, *frames, *room * sizeof grown[0]);
+    }
+    *frames = grown;
+    *more = grown;
+    *room *= 2;
+    return true;
+}
+
 static struct stack *
 capture_with_gil(void) {
     get_back_function get_back = find_get_back();
     PyFrameObject *frame = get_back == NULL ? NULL : PyEval_GetFrame(); /* borrowed */
     const struct line_functions *later = find_line_functions();
-    struct frame frames[STACK_MAX];
+    struct frame few[USUAL_FRAMES];
+    struct frame *frames = few;
+    struct frame *more = NULL; /* owned; frames, once it is not few */
+    size_t room = USUAL_FRAMES;
     size_t n = 0;
     Py_XINCREF(frame);
-    while (frame != NULL && n < STACK_MAX) {
+    while (frame != NULL && (n < room || frames_grow(&frames, &room, &more))) {
         frames[n].code = (PyObject *)PyFrame_GetCode(frame);
         const int at = later != NULL ? later->instruction(frame) : PyFrame_GetLineNumber(frame);
         frames[n].at = at < 0 ? 0 : at; /* a frame that has not begun */
@@ -136,14 +160,15 @@ capture_with_gil(void) {
     for (size_t i = 0; stack == NULL && i < n; i++) {
         Py_DECREF(frames[i].code);
     }
+    free(more);
     return stack;
 }
 
 /* Without memory for the details the stack is kept without them. */
 static void
 add_native(struct stack *stack) {
-    void *addresses[STACK_MAX];
-    const int n = backtrace(addresses, STACK_MAX);
+    void *addresses[MOST_NATIVE];
+    const int n = backtrace(addresses, MOST_NATIVE);
     if (n <= 0) {
         return;
     }

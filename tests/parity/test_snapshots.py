@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import sys
 import weakref
 from itertools import pairwise
 from typing import Any
@@ -153,6 +154,30 @@ def test_innermost_frame_comes_first() -> None:
     tensor = empty(1000)
     names = [frame["name"] for frame in of(tensor.data_ptr())[0]["frames"]]
     assert names.index("empty") < names.index("test_innermost_frame_comes_first")
+
+
+@pytest.mark.parametrize("depth", [1, 126, 127, 128, 200, 700])
+def test_all_of_a_deep_stack_is_kept(depth: int) -> None:
+    """Its root is where a flame graph begins."""
+
+    def call(n: int) -> torch.Tensor:
+        return empty(1000) if n == 0 else call(n - 1)
+
+    _record_memory_history(stacks="python")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(5000)
+    try:
+        tensor = call(depth)
+    finally:
+        sys.setrecursionlimit(limit)
+    frames = of(tensor.data_ptr())[-1]["frames"]
+    names = [frame["name"] for frame in frames]
+    assert names.count("call") == depth + 1
+    assert names[names.index("test_all_of_a_deep_stack_is_kept") - 1] == "call"
+    root = sys._getframe()
+    while root.f_back is not None:
+        root = root.f_back
+    assert (frames[-1]["name"], frames[-1]["line"]) == (root.f_code.co_name, root.f_lineno)
 
 
 def test_cpp_frames() -> None:
