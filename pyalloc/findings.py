@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pyalloc import _core, source
 from pyalloc.analysis import CUBLAS_WORKSPACES, Analysis, Phase
 from pyalloc.caveats import has_beginning
 from pyalloc.config import CUBLAS_CONF
-from pyalloc.moments import Block, moments_of, rounded
+from pyalloc.moments import Block, Moment, moments_of, rounded
 from pyalloc.told import Told, joined
 
 Progress = Callable[[int, int], object]
@@ -139,15 +138,24 @@ def _workspaces(analysis: Analysis, file: Path, device: int, progress: Progress 
 
 
 def _likely(analysis: Analysis) -> list[Block]:
-    """Blocks at the peak or at the end that have the size, and stay as long, in their order."""
+    """Blocks at the peak, or at the end if it came after that, that have the size and stay, in their order."""
     sizes = workspace_sizes(analysis.notes)
     end = analysis.moments[max(analysis.moments)]
-    # Those of the end last: more of them are told what they hold.  There may be very many, which are not kept.
-    at_end = () if end is analysis.peak else map(Block._make, end.scan.blocks(end.number))
-    both = itertools.chain(analysis.peak.blocks, at_end)
-    found = {block.alloc_event: block for block in both if block.bytes in sizes}
-    kept = [block for _, block in sorted(found.items()) if _stays(block, analysis)]
-    return kept[:_CANDIDATES]
+    found = [block for block in analysis.peak.blocks if block.bytes in sizes]
+    # There may be very many at the end: these are read only where some line has as much.
+    if not found and end is not analysis.peak and _may_have_one(analysis, end, min(sizes)):
+        found = [block for block in end.blocks if block.bytes in sizes]
+    kept = [block for block in found if _stays(block, analysis)]
+    return sorted(kept, key=lambda block: block.alloc_event)[:_CANDIDATES]
+
+
+def _may_have_one(analysis: Analysis, moment: Moment, n_bytes: int) -> bool:
+    """Does the line of a matrix product hold as much?"""
+    return any(
+        total >= n_bytes and source.is_matrix_product(analysis.frames(stack))
+        for stack, (total, _) in moment.by_stack.items()
+        if stack
+    )
 
 
 def _stays(block: Block, analysis: Analysis) -> bool:

@@ -144,6 +144,15 @@ def test_only_what_is_all_of_it_is_one(plan: Plan, changed: dict[str, object], n
     assert found.category(gradient) == "gradients"
 
 
+def test_one_that_was_made_after_the_peak_is_known_at_the_end(plan: Plan) -> None:
+    plan.event("alloc", addr=9 << 30, bytes=200 * MIB, stack=plan.stack(1))  # while it loads
+    plan.event("free_requested", addr=9 << 30)
+    found = trace.analyse(by_hand(plan))
+    end = found.moments[max(found.moments)]
+    assert found.peak.allocated_bytes == 200 * MIB
+    assert "workspace (cuBLAS)" in [row.name for row in found.contributors(end)]
+
+
 def test_lines_and_modules_are_not_blamed(plan: Plan) -> None:
     path = by_hand(plan)
     out = " ".join(pyalloc("top", path, "-q").split())
