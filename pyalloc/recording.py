@@ -28,8 +28,10 @@ STACK_CHOICES = ("python", "all", "none")
 _MAX_ENTRIES = 10_000_000
 _FLUSH_S = 0.5  # what happened longer ago is in the file
 _TORCH_EVENTS = 200_000  # of torch's own history: moved to the file when this many wait
-_TORCH_S = 5.0  # or at the first step after so long
-_TORCH_MARK_S = 10.0  # or at any of the marks that are looked at
+_TORCH_LEAST_S = 0.5  # or at the first step, or other mark that is looked at, after so long
+_TORCH_BLOCK_S = 1e-4  # longer where a snapshot has many blocks: each takes 6 us, whatever is new
+_TORCH_S = 5.0  # but no longer
+_TORCH_BACK_S = 10.0  # where no mark is made
 _TORCH_LONG_S = 60.0  # or whatever the program is doing
 _TORCH_REST = 20  # earlier after so many times as long as it took
 _CHECK_MARKS = 256  # how often that is looked at
@@ -68,7 +70,7 @@ class _Source(Protocol):
         at_mark: in the thread that makes one, so that the program itself waits meanwhile.
         """
 
-    def is_due(self, at_step: bool) -> bool:
+    def is_due(self) -> bool:
         """At a mark, in the thread that makes it: is it time to drain?"""
 
     def in_background(self) -> bool:
@@ -103,7 +105,7 @@ class _Ours:
             self.n_lost += lost
             self.writer.gap(first, self.n_lost, self.clock())
 
-    def is_due(self, at_step: bool) -> bool:
+    def is_due(self) -> bool:
         return False
 
     def in_background(self) -> bool:
@@ -134,6 +136,7 @@ class _Torchs:
         self.n_looked = 0  # and at the last look from the background
         self.last = self.last_mark = self.last_clear = time.monotonic()
         self.cost = 0.0  # seconds that the last move took
+        self.period = _TORCH_LEAST_S  # between moves at marks
 
     def clock(self) -> int:
         return time.time_ns()
@@ -148,6 +151,8 @@ class _Torchs:
         begin = time.monotonic()
         n_made, self.n_moved = _made()
         taken = snapshots.take()
+        n_blocks = sum(len(segment["blocks"]) for segment in taken["segments"])
+        self.period = min(max(n_blocks * _TORCH_BLOCK_S, _TORCH_LEAST_S), _TORCH_S)
         whole = [*taken["device_traces"], *_others(taken)]
         parts = [_new(*each) for each in zip(whole, self.kept or [None] * len(whole), strict=True)]
         # C++ may have switched it off, or cleared it, past what answers the program.
@@ -185,10 +190,9 @@ class _Torchs:
         """Allocations that no snapshot had; to be asked after the last drain."""
         return max(_made()[0] - self.n_before - self.n_seen, 0)
 
-    def is_due(self, at_step: bool) -> bool:
+    def is_due(self) -> bool:
         self.last_mark = time.monotonic()
-        # What makes no steps (generation, a server) would be lost for minutes if it was killed.
-        if self.last_mark - self.last > (_TORCH_S if at_step else _TORCH_MARK_S):
+        if self.last_mark - self.last > self.period:
             return True
         return _made()[1] - self.n_moved > _TORCH_EVENTS
 
@@ -202,7 +206,7 @@ class _Torchs:
 
     def _interval(self) -> float:
         """Between moves from the background while the program works: the more there is, the longer a move takes."""
-        return min(max(_TORCH_MARK_S, _TORCH_REST * self.cost), _TORCH_LONG_S)
+        return min(max(_TORCH_BACK_S, _TORCH_REST * self.cost), _TORCH_LONG_S)
 
 
 def _made() -> tuple[int, int]:
@@ -272,8 +276,9 @@ class Recorder:
                 (self.source.clock(), KINDS[kind], writer.string(text), arg, addr, 0, device)
             )
             self.n_marks += 1
-            at_step = kind == "step"
-            if (at_step or self.n_marks % _CHECK_MARKS == 0) and self.source.is_due(at_step):
+            # What makes no steps (generation, a server) would be lost for minutes if it was killed.
+            is_looked_at = kind == "step" or self.n_marks % _CHECK_MARKS == 0
+            if is_looked_at and self.source.is_due():
                 self.drain(at_mark=True)
         except Exception as error:  # the program at work is not to suffer from it
             self._give_up(error)

@@ -74,7 +74,7 @@ def test_torchs_history_is_cleared_at_work_no_oftener_than_has_to_be(
 ) -> None:
     """What is done between a snapshot and the clearing after it is lost."""
     now, cleared = [100.0], []
-    whole = {"device_traces": [[{"action": "alloc"}] * 10]}
+    whole = {"segments": [], "device_traces": [[{"action": "alloc"}] * 10]}
     monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(recording, "_made", lambda: (0, 0))
     monkeypatch.setattr(recording.snapshots, "take", lambda: whole)
@@ -105,9 +105,26 @@ def test_torchs_history_is_moved_at_marks_where_there_are_no_steps(
     monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(recording, "_made", lambda: (0, 0))
     source = recording._Torchs(None, "none")  # type: ignore[arg-type]
-    for at, due_at_mark, due_at_step in ((4, False, False), (6, False, True), (11, True, True)):
+    for at, is_due in ((0.4, False), (0.6, True)):
         now[0] = 100.0 + at
-        assert (source.is_due(False), source.is_due(True)) == (due_at_mark, due_at_step)
+        assert source.is_due() == is_due
+
+
+@pytest.mark.parametrize(("n_blocks", "period"), [(10, 0.5), (20_000, 2.0), (1_000_000, 5.0)])
+def test_many_blocks_are_looked_at_more_rarely(
+    monkeypatch: pytest.MonkeyPatch, n_blocks: int, period: float
+) -> None:
+    """A snapshot of torch's has all of them, however little happened."""
+    half = {"blocks": [{}] * (n_blocks // 2)}
+    monkeypatch.setattr(
+        recording.snapshots, "take", lambda: {"segments": [half] * 2, "device_traces": [[]]}
+    )
+    monkeypatch.setattr(recording.sharing, "is_on", lambda: True)
+    monkeypatch.setattr(recording, "_made", lambda: (0, 0))
+    writer = SimpleNamespace(n_events=0, merged=lambda *_: None)
+    source = recording._Torchs(writer, "none")  # type: ignore[arg-type]
+    source.drain([], at_mark=False)
+    assert source.period == pytest.approx(period)
 
 
 def test_what_a_thread_allocates_while_torchs_history_is_moved_is_not_lost(
