@@ -79,8 +79,8 @@ static void
 make_note_shortage(struct pya_pages *pages, struct pya_device *dev, size_t n_had) {
     size_t total;
     pages->n_had = n_had;
-    pages->is_short = n_had >= MAKE_ASKS_FROM &&
-                      pya_device_mem_info(dev, &pages->free_then, &total) == PYA_OK;
+    pages->is_short =
+        n_had >= MAKE_ASKS_FROM && pya_device_mem_info(dev, &pages->free_then, &total) == PYA_OK;
 }
 
 pya_status

@@ -32,7 +32,8 @@ struct pya_pages {
     size_t n_live;
     size_t n_mappings;
     pya_page_id unused;
-    bool is_short; /* the device had no more than n_had of the pages wanted, and said free_then when these were back */
+    /* The device had no more than n_had of the pages wanted, and said free_then when these were back. */
+    bool is_short;
     size_t n_had;
     size_t free_then;
 };
@@ -46,8 +47,7 @@ PYA_MUST_CHECK pya_status pya_pages_reserve(struct pya_pages *pages, size_t n);
  * Making many only to give them back takes seconds: what the device did not have is not tried again, until
  * pya_pages_try_anew(), unless its free memory has grown by as much.  Not by that alone: it does not count what the driver
  * can put elsewhere (managed memory). */
-PYA_MUST_CHECK pya_status
-pya_pages_make(
+PYA_MUST_CHECK pya_status pya_pages_make(
     struct pya_pages *pages, struct pya_device *dev, size_t n, pya_page_id *ids, size_t *n_made);
 void pya_pages_try_anew(struct pya_pages *pages);
 /* Unmapped pages only.  On failure the page stays in the table, without a home. */

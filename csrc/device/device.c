@@ -122,8 +122,7 @@ pya_device_set_peer(struct pya_device *dev, int peer, bool on) {
 
 pya_status
 pya_device_open_peer(struct pya_device *dev, int peer, pya_dptr addr, size_t bytes) {
-    return dev->ops->open_peer == NULL ? PYA_E_NOTSUP
-                                       : dev->ops->open_peer(dev, peer, addr, bytes);
+    return dev->ops->open_peer == NULL ? PYA_E_NOTSUP : dev->ops->open_peer(dev, peer, addr, bytes);
 }
 
 void

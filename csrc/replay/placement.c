@@ -237,8 +237,8 @@ search_run(struct search *s, unsigned n_rounds, uint64_t live) {
 
 pya_status
 pya_placement_find(
-    struct pya_placed *blocks, size_t n, unsigned n_rounds,
-    const struct pya_placement_watch *watch, struct pya_placement *out) {
+    struct pya_placed *blocks, size_t n, unsigned n_rounds, const struct pya_placement_watch *watch,
+    struct pya_placement *out) {
     struct search s = {.blocks = blocks, .n = n, .watch = watch};
     uint64_t live = 0;
     uint64_t sum = 0;

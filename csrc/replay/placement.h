@@ -35,8 +35,8 @@ struct pya_placement_watch {
 /* n_rounds: how often to place anew at most.  watch: NULL for none.  PYA_E_TOO_LARGE: sizes add up to more than any device
  * has; PYA_E_LIMIT: the watch ended it. */
 PYA_MUST_CHECK pya_status pya_placement_find(
-    struct pya_placed *blocks, size_t n, unsigned n_rounds,
-    const struct pya_placement_watch *watch, struct pya_placement *out);
+    struct pya_placed *blocks, size_t n, unsigned n_rounds, const struct pya_placement_watch *watch,
+    struct pya_placement *out);
 
 #ifdef __cplusplus
 }

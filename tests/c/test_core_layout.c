@@ -319,7 +319,8 @@ test_no_memory_is_made_in_vain(void) {
             CHECK(reserved(&world) <= 4 * PYA_PAGE);
             world_fini(&world);
         }
-        CHECK(n_calls[1] <= n_calls[0] + (is_larger ? 0 : 5 * N)); /* it may be asked what is free */
+        CHECK(
+            n_calls[1] <= n_calls[0] + (is_larger ? 0 : 5 * N)); /* it may be asked what is free */
     }
 }
 
