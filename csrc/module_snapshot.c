@@ -303,33 +303,33 @@ core_traceback(PyObject *self, PyObject *args) {
     return frames;
 }
 
-/* (address, text): an entry of the trace; AllocatorError where no live block is there. */
+/* (address, bytes) -> whether a live block is there: then an entry of the trace says so. */
 static PyObject *
 core_annotate(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long address = 0;
-    const char *text = NULL;
+    PyObject *text = NULL;
     struct pya_heap *heap = pya_module_heap();
-    if (heap == NULL || !PyArg_ParseTuple(args, "Ks", &address, &text)) {
+    if (heap == NULL || !PyArg_ParseTuple(args, "KS", &address, &text)) {
         return NULL;
     }
-    void *context = pya_stack_capture_note(text);
+    void *context = pya_stack_capture_note(PyBytes_AsString(text), (size_t)PyBytes_Size(text));
     pya_status status = PYA_OK;
     Py_BEGIN_ALLOW_THREADS
     status = pya_history_annotate(heap, address, context);
     Py_END_ALLOW_THREADS
     pya_stack_release(NULL, context);
-    return pya_module_result(status, "annotating memory failed", -1);
+    return PyBool_FromLong(status == PYA_OK);
 }
 
 static PyObject *
 core_set_metadata(PyObject *self, PyObject *args) {
     (void)self;
-    const char *text = NULL;
-    if (!PyArg_ParseTuple(args, "s", &text)) {
+    PyObject *text = NULL;
+    if (!PyArg_ParseTuple(args, "S", &text)) {
         return NULL;
     }
-    if (!pya_thread_set_metadata(text)) {
+    if (!pya_thread_set_metadata(PyBytes_AsString(text), (size_t)PyBytes_Size(text))) {
         return PyErr_NoMemory();
     }
     Py_RETURN_NONE;
@@ -339,7 +339,9 @@ static PyObject *
 core_get_metadata(PyObject *self, PyObject *args) {
     (void)self;
     (void)args;
-    return PyUnicode_FromString(pya_thread_metadata());
+    const struct pya_text *text = pya_thread_metadata();
+    return text == NULL ? PyUnicode_FromString("")
+                        : PyUnicode_DecodeUTF8(text->bytes, (Py_ssize_t)text->n_bytes, "replace");
 }
 
 /* {"current", "peak", "allocated", "freed"} */

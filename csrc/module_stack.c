@@ -22,7 +22,7 @@ struct frame {
 
 struct stack {
     struct pya_refcount count; /* first */
-    char *metadata;            /* owned; NULL is "" */
+    struct pya_text *metadata; /* owned; NULL: none */
     char *compile_context;     /* owned; NULL is "N/A" */
     bool is_bare;              /* only labels were asked for */
     size_t n_native;
@@ -181,11 +181,9 @@ add_native(struct stack *stack) {
 
 /* Without memory for a label the stack is kept without it. */
 static void
-add_labels(struct stack *stack, const char *metadata) {
+add_labels(struct stack *stack, const char *metadata, size_t n_bytes) {
     const char *compile_context = pya_thread_compile_context();
-    if (metadata[0] != '\0') {
-        stack->metadata = strdup(metadata);
-    }
+    stack->metadata = pya_text_copy(metadata, n_bytes);
     if (compile_context != NULL) {
         stack->compile_context = strdup(compile_context);
     }
@@ -194,8 +192,10 @@ add_labels(struct stack *stack, const char *metadata) {
 void *
 pya_stack_capture(void *arg, bool with_stack) {
     (void)arg;
-    const char *metadata = pya_thread_metadata();
-    const bool has_labels = metadata[0] != '\0' || pya_thread_compile_context() != NULL;
+    const struct pya_text *text = pya_thread_metadata();
+    const char *metadata = text == NULL ? NULL : text->bytes;
+    const size_t n_bytes = text == NULL ? 0 : text->n_bytes;
+    const bool has_labels = text != NULL || pya_thread_compile_context() != NULL;
     if (!Py_IsInitialized() || (!with_stack && !has_labels)) {
         return NULL;
     }
@@ -203,7 +203,7 @@ pya_stack_capture(void *arg, bool with_stack) {
         struct stack *bare = stack_create(NULL, 0);
         if (bare != NULL) {
             bare->is_bare = true;
-            add_labels(bare, metadata);
+            add_labels(bare, metadata, n_bytes);
         }
         return bare;
     }
@@ -219,7 +219,7 @@ pya_stack_capture(void *arg, bool with_stack) {
     PyErr_Restore(type, value, traceback);
     PyGILState_Release(held);
     if (stack != NULL) {
-        add_labels(stack, metadata);
+        add_labels(stack, metadata, n_bytes);
     }
     if (stack != NULL && atomic_load_explicit(&wants_native, memory_order_relaxed)) {
         add_native(stack);
@@ -233,11 +233,11 @@ pya_stack_set_native(bool enabled) {
 }
 
 void *
-pya_stack_capture_note(const char *text) {
+pya_stack_capture_note(const char *bytes, size_t n_bytes) {
     pya_stack_sweep();
     struct stack *stack = capture_with_gil();
     if (stack != NULL) {
-        add_labels(stack, text);
+        add_labels(stack, bytes, n_bytes);
     }
     return stack;
 }
@@ -520,7 +520,10 @@ pya_stack_describe(const struct pya_stack_frame *frame) {
 PyObject *
 pya_stack_metadata(void *context) {
     const struct stack *stack = context;
-    return PyUnicode_FromString(stack == NULL || stack->metadata == NULL ? "" : stack->metadata);
+    const struct pya_text *text = stack == NULL ? NULL : stack->metadata;
+    /* Bytes that are no UTF-8 are the program's right; torch then loses the whole snapshot. */
+    return text == NULL ? PyUnicode_FromString("")
+                        : PyUnicode_DecodeUTF8(text->bytes, (Py_ssize_t)text->n_bytes, "replace");
 }
 
 PyObject *
@@ -534,7 +537,7 @@ const char *
 pya_stack_label(void *context) {
     const struct stack *stack = context;
     return stack == NULL             ? NULL
-           : stack->metadata != NULL ? stack->metadata
+           : stack->metadata != NULL ? stack->metadata->bytes
                                      : stack->compile_context;
 }
 

@@ -9,26 +9,35 @@ struct context {
     char text[];
 };
 
-static _Thread_local char *metadata; /* owned; NULL is "" */
+static _Thread_local struct pya_text *metadata; /* owned; NULL: none */
 static _Thread_local struct context *innermost;
 static _Thread_local unsigned n_lost; /* pushes without memory, above innermost */
 
+struct pya_text *
+pya_text_copy(const char *bytes, size_t n_bytes) {
+    struct pya_text *text = n_bytes == 0 ? NULL : malloc(sizeof *text + n_bytes + 1);
+    if (text != NULL) {
+        text->n_bytes = n_bytes;
+        memcpy(text->bytes, bytes, n_bytes);
+        text->bytes[n_bytes] = '\0';
+    }
+    return text;
+}
+
 bool
-pya_thread_set_metadata(const char *text) {
-    const size_t bytes = strlen(text) + 1;
-    char *copy = malloc(bytes);
-    if (copy == NULL) {
+pya_thread_set_metadata(const char *bytes, size_t n_bytes) {
+    struct pya_text *copy = pya_text_copy(bytes, n_bytes);
+    if (copy == NULL && n_bytes > 0) {
         return false;
     }
-    memcpy(copy, text, bytes);
     free(metadata);
     metadata = copy;
     return true;
 }
 
-const char *
+const struct pya_text *
 pya_thread_metadata(void) {
-    return metadata == NULL ? "" : metadata;
+    return metadata;
 }
 
 void

@@ -5,7 +5,6 @@ Levels, defaults and errors are torch's: torch.cuda.memory._record_memory_histor
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 from collections.abc import Callable, Collection
@@ -172,11 +171,30 @@ def snapshot(
     return result
 
 
-def annotate(address: int, text: str) -> None:
-    """torch._C._cuda_annotateMemory: an "annotate" entry for a live block; nothing where history is off."""
-    if _history.enabled:
-        with contextlib.suppress(AllocatorError):  # torch ignores pointers that are not live
-            _core.annotate(address, text)
+def _bytes_of(text: str | bytes | bytearray) -> bytes:
+    """As torch takes them; those of a text."""
+    if isinstance(text, bytes | bytearray):
+        return bytes(text)
+    try:
+        return text.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise TypeError(f"metadata is a str in UTF-8, or bytes: {error}") from None
+
+
+def set_metadata(text: str | bytes | bytearray) -> None:
+    """torch._C._cuda_setMemoryMetadata."""
+    _core.set_metadata(_bytes_of(text))
+
+
+def annotate(address: int, text: str | bytes | bytearray) -> None:
+    """torch._C._cuda_annotateMemory: an "annotate" entry for a live block; nothing where history is off.
+
+    Raises:
+        AllocatorError: no live block begins there, whether history is on or not, in torch's own words.
+    """
+    if not _core.annotate(address, _bytes_of(text)):
+        where = f"{address:#x}" if address else "0"  # as C++ prints pointers
+        raise AllocatorError(f"annotateMemory: no live allocation found at pointer {where}")
 
 
 def traceback_of(address: int) -> list[dict[str, Any]] | None:

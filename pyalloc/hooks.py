@@ -128,7 +128,7 @@ def _cuda_functions(torch: Any, config: Config) -> dict[str, Callable[..., Any]]
         "isHistoryEnabled": lambda: history.is_enabled(),
         "allocationTraceback": lambda address: history.traceback_of(address),
         "memoryMetadataSupported": lambda: True,
-        "setMemoryMetadata": lambda text: _core.set_metadata(text),
+        "setMemoryMetadata": lambda text: history.set_metadata(text),
         "getMemoryMetadata": lambda: _core.get_metadata(),
         "annotateMemory": lambda address, text: history.annotate(address, text),
     }

@@ -135,6 +135,80 @@ def test_notes_carry_pool_and_stream() -> None:
     assert note["frames"]
 
 
+@pytest.mark.parametrize("is_on", [False, True], ids=["off", "on"])
+def test_a_note_on_what_is_no_live_block_is_an_error(is_on: bool) -> None:
+    """Whether history is recorded or not; on a live block it is none."""
+    memory = torch.cuda.memory
+    if not hasattr(memory, "_annotate_tensor"):
+        pytest.skip("this torch has no annotations")
+    if is_on:
+        _record_memory_history("all", context=None)
+    tensor, live = empty(1000), empty(5 * MIB)
+    freed = tensor.data_ptr()
+    memory._annotate_tensor(tensor[100:], "note")  # of the storage
+    del tensor
+    with memory.caching_allocator_disabled():
+        uncached = empty(10)
+    places = {
+        0: "0",
+        freed: hex(freed),
+        live.data_ptr() + 4: hex(live.data_ptr() + 4),
+        uncached.data_ptr(): hex(uncached.data_ptr()),
+    }
+    for address, shown in places.items():
+        with pytest.raises(RuntimeError) as raised:
+            torch._C._cuda_annotateMemory(address, "note")
+        words = str(raised.value).splitlines()[0]
+        assert words == f"annotateMemory: no live allocation found at pointer {shown}"
+    with pytest.raises(RuntimeError):
+        memory._annotate_tensor(empty(0), "note")
+    notes = [each for each in _snapshot()["device_traces"][0] if each["action"] == "annotate"]
+    assert len(notes) == is_on
+
+
+TEXTS = [
+    "phase",
+    "a\0b",
+    "\0",
+    "\u00e9\U0001f600",
+    b"bytes",
+    b"b\0c",
+    bytearray(b"array"),
+    "x" * 70000,
+]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_metadata_is_any_text(text: str | bytes | bytearray) -> None:
+    memory = torch.cuda.memory
+    if not hasattr(memory, "_annotate_tensor"):
+        pytest.skip("this torch has no annotations")
+    shown = text if isinstance(text, str) else text.decode()
+    _record_memory_history("all", context=None)
+    memory._set_memory_metadata(text)
+    assert memory._get_memory_metadata() == shown
+    tensor = empty(1000)
+    memory._set_memory_metadata("")
+    assert memory._get_memory_metadata() == ""
+    memory._annotate_tensor(tensor, text)
+    entries = entries_of(tensor.data_ptr())
+    assert [each["action"] for each in entries][-2:] == ["alloc", "annotate"]
+    assert [each["user_metadata"] for each in entries[-2:]] == [shown, shown]
+
+
+@pytest.mark.parametrize("wrong", [5, None, "\ud800", ["text"]])
+def test_metadata_is_nothing_else(wrong: object) -> None:
+    memory = torch.cuda.memory
+    if not hasattr(memory, "_annotate_tensor"):
+        pytest.skip("this torch has no annotations")
+    tensor = empty(1000)
+    with pytest.raises(TypeError):
+        memory._set_memory_metadata(wrong)
+    with pytest.raises(TypeError):
+        memory._annotate_tensor(tensor, wrong)
+    assert memory._get_memory_metadata() == ""
+
+
 @pytest.mark.parametrize("context", [None, "state", "all"])
 def test_metadata_needs_no_stacks(context: str | None) -> None:
     memory = torch.cuda.memory
