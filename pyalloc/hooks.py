@@ -33,7 +33,9 @@ class Replacements:
         original = getattr(owner, name, None)
         if original is None:
             return
-        function.__name__ = name
+        # Torch's names: pickle finds a function by them, and so do tools that show one.
+        function.__name__ = function.__qualname__ = name
+        function.__module__ = getattr(owner, "__name__", function.__module__)
         function.__doc__ = original.__doc__
         self.originals.append((owner, name, original))
         setattr(owner, name, function)

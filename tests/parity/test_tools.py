@@ -6,6 +6,7 @@ import ctypes
 import gc
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,12 +16,38 @@ import pytest
 import torch
 from parity.tensors import MIB, empty
 
+import pyalloc
+
 
 @pytest.fixture
 def cached() -> Iterator[None]:
     yield
     torch.cuda.memory.caching_allocator_enable(True)
     torch.cuda.memory._record_memory_history(None)
+
+
+# ---- torch's own functions ----
+
+NAMES = ["_cuda_memoryStats", "_cuda_memorySnapshot", "_accelerator_emptyCache"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_functions_have_torchs_names(name: str) -> None:
+    """And can be sent to other processes by them."""
+    function = getattr(torch._C, name)
+    assert pickle.loads(pickle.dumps(function)) is function
+    assert (function.__module__, function.__name__) == ("torch._C", name)
+
+
+def test_all_replaced_functions_do(allocator: str) -> None:
+    if allocator != "pyalloc":
+        pytest.skip("of pyalloc")
+    replaced = pyalloc.status().replaced
+    assert len(replaced) > 10
+    for each in replaced:
+        function = getattr(torch._C, each.removeprefix("torch._C."))
+        assert pickle.loads(pickle.dumps(function)) is function, each
+        assert f"{function.__module__}.{function.__qualname__}" == each
 
 
 # ---- raw allocation, streams ----
