@@ -1,7 +1,7 @@
 /* Statistics for Python, flat or nested as torch has them.
  *
  * Programs ask in every step, also for one number (torch.cuda.memory_allocated()): torch's Python makes a flat and sorted
- * dictionary of the nested one each time.  So keys are made once, and nested ones come sorted, which leaves it less to do. */
+ * dictionary of the nested one each time.  So keys are made once. */
 #include "module.h"
 
 #include "core/stats.h"
@@ -14,7 +14,6 @@ enum { DEPTH_MOST = 3 };
 
 /* Of the number with the same index.  Names belong to the process, one object for each text. */
 struct key {
-    const char *text;
     PyObject *whole;
     PyObject *names[DEPTH_MOST]; /* the rest is NULL */
     size_t depth;
@@ -22,14 +21,33 @@ struct key {
 
 /* Made once, under the GIL. */
 static struct key keys[PYA_N_STATS];
-static size_t in_order[PYA_N_STATS]; /* of their texts */
 static bool has_keys;
 
-static int
-key_compare(const void *a, const void *b) {
-    const size_t *left = a;
-    const size_t *right = b;
-    return strcmp(pya_stat_key(*left), pya_stat_key(*right));
+/* Torch's numbers, in its order: single ones, then those of pools, then the oversize ones. */
+enum { N_OVERSIZE = PYA_N_SINGLE * 4, N_POOLED = PYA_N_POOLED * PYA_N_STAT_POOLS * 4 };
+static const enum pya_scalar_stat scalars_in_order[] = {
+    PYA_STAT_num_alloc_retries,    PYA_STAT_num_ooms,         PYA_STAT_max_split_size,
+    PYA_STAT_num_sync_all_streams, PYA_STAT_num_device_alloc, PYA_STAT_num_device_free,
+    PYA_STAT_num_oom_rejections,
+};
+enum { N_SCALARS = sizeof scalars_in_order / sizeof scalars_in_order[0] };
+static size_t in_order[N_SCALARS + N_POOLED + N_OVERSIZE];
+
+static void
+order_make(void) {
+    static const enum pya_stat_pool pools[] = {PYA_STAT_ALL, PYA_STAT_SMALL, PYA_STAT_LARGE};
+    size_t n = 0;
+    for (size_t i = 0; i < N_SCALARS; i++) {
+        in_order[n++] = N_POOLED + N_OVERSIZE + scalars_in_order[i];
+    }
+    for (size_t i = 0; i < N_POOLED; i++) {
+        const size_t which = i / 4 / PYA_N_STAT_POOLS;
+        const size_t pool = pools[i / 4 % PYA_N_STAT_POOLS];
+        in_order[n++] = (pool * PYA_N_POOLED + which) * 4 + i % 4;
+    }
+    for (size_t i = 0; i < N_OVERSIZE; i++) {
+        in_order[n++] = N_POOLED + i;
+    }
 }
 
 static PyObject *
@@ -44,7 +62,6 @@ interned(const char *text, size_t bytes) {
 /* What was made before a failure is made again, which is the same object. */
 static bool
 key_name(struct key *key, const char *text) {
-    key->text = text;
     key->depth = 0;
     key->whole = interned(text, strlen(text));
     for (bool is_last = key->whole == NULL; !is_last; key->depth++) {
@@ -63,10 +80,9 @@ keys_make(void) {
         if (!key_name(&keys[i], pya_stat_key(i))) {
             return false;
         }
-        in_order[i] = i;
     }
     if (!has_keys) {
-        qsort(in_order, PYA_N_STATS, sizeof in_order[0], key_compare);
+        order_make();
         has_keys = true;
     }
     return true;
@@ -133,12 +149,6 @@ nest(PyObject *open[DEPTH_MOST], const struct key *before, const struct key *key
     return put(open[depth], key->names[depth], PyLong_FromLongLong(value));
 }
 
-static bool
-is_torchs(const struct key *key) {
-    static const char own[] = "pyalloc_";
-    return strncmp(key->text, own, sizeof own - 1) != 0;
-}
-
 /* (device, without): {"allocated_bytes": {"all": {"current": 512, ...}, ...}, ...}, torch's but for those without. */
 static PyObject *
 core_nested_stats(PyObject *self, PyObject *args) {
@@ -152,11 +162,8 @@ core_nested_stats(PyObject *self, PyObject *args) {
     }
     PyObject *open[DEPTH_MOST] = {PyDict_New()};
     const struct key *before = NULL;
-    for (size_t i = 0; open[0] != NULL && i < PYA_N_STATS; i++) {
+    for (size_t i = 0; open[0] != NULL && i < sizeof in_order / sizeof in_order[0]; i++) {
         const struct key *key = &keys[in_order[i]];
-        if (!is_torchs(key)) {
-            continue;
-        }
         const int is_without = key->depth > 1 ? 0 : PySequence_Contains(without, key->whole);
         if (is_without < 0 || (is_without == 0 && !nest(open, before, key, values[in_order[i]]))) {
             Py_CLEAR(open[0]);

@@ -381,6 +381,10 @@ hook_memory_fraction(double fraction, int device) {
             "there is no CUDA device " + std::to_string(device) + ": this process sees " +
             std::to_string(n_devices) + ", numbered from 0");
     }
+    if (!(fraction >= 0 && fraction <= 1)) { /* nan: torch's Python finds the others */
+        throw std::runtime_error(
+            "invalid fraction:" + std::to_string(fraction) + ". Please set within [0, 1].");
+    }
     check(
         pya_set_fraction(heap_or_throw(), device, fraction), "setting the memory fraction failed",
         device);

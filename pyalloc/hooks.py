@@ -97,9 +97,14 @@ def _existing(torch: Any, device: int) -> int:
 def memory_stats(torch: Any, device: int) -> Nested:
     """Statistics of a device under exactly the keys torch's own allocator has in this version."""
     lacking = _lacking_keys(torch.__file__)
-    result = _core.nested_stats(_existing(torch, device), lacking)
-    if _POOLS_KEY not in lacking:
-        result[_POOLS_KEY] = _private_pools(device)
+    stats = _core.nested_stats(_existing(torch, device), lacking)
+    if _POOLS_KEY in lacking:
+        return stats
+    result: Nested = {}
+    for key, value in stats.items():
+        result[key] = value
+        if key == "reserved_bytes":  # the place it has in torch's
+            result[_POOLS_KEY] = _private_pools(device)
     return result
 
 

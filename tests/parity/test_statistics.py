@@ -72,6 +72,52 @@ def test_small_and_large_pools(size: int) -> None:
     del tensor
 
 
+def order_of(stats: dict) -> list:
+    return [
+        (key, order_of(value) if isinstance(value, dict) else None) for key, value in stats.items()
+    ]
+
+
+def test_nested_keys_come_in_torchs_order() -> None:
+    """What prints them, or writes them into columns, does so as before."""
+    empty(1)
+    stats = torch.cuda.memory_stats_as_nested_dict()
+    four = [(kind, None) for kind in ("current", "peak", "allocated", "freed")]
+    three = [(pool, four) for pool in ("all", "small_pool", "large_pool")]
+    single = [name for name, inner in order_of(stats) if inner is None]
+    newer = ["num_oom_rejections"] if "num_oom_rejections" in stats else []
+    assert single == [
+        "num_alloc_retries",
+        "num_ooms",
+        "max_split_size",
+        "num_sync_all_streams",
+        "num_device_alloc",
+        "num_device_free",
+        *newer,
+    ]
+    private = ["reserved_bytes_by_private_pools"]
+    pooled = [name for name in stats if name not in single + private]
+    assert pooled == [*POOLED, "oversize_allocations", "oversize_segments"]
+    assert list(stats)[: len(single)] == single
+    if private[0] in stats:
+        assert list(stats).index(private[0]) == list(stats).index("reserved_bytes") + 1
+    for name in POOLED:
+        assert order_of(stats[name]) == three, name
+    for name in pooled[-2:]:
+        assert order_of(stats[name]) == four, name
+
+
+@pytest.mark.parametrize("fraction", [float("nan"), -0.1, 1.5])
+def test_a_fraction_is_one(fraction: float) -> None:
+    torch.cuda.init()
+    before = torch.cuda.get_per_process_memory_fraction()
+    with pytest.raises((RuntimeError, ValueError), match=r"[Ii]nvalid fraction") as raised:
+        torch.cuda.set_per_process_memory_fraction(fraction)
+    if fraction != fraction:
+        assert "invalid fraction:nan. Please set within [0, 1]." in str(raised.value)
+    assert torch.cuda.get_per_process_memory_fraction() == before
+
+
 def test_keys_are_complete() -> None:
     empty(1)
     stats = torch.cuda.memory_stats()
