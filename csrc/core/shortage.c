@@ -25,11 +25,44 @@ struct tally {
     bool is_pending;               /* freed by its user, in use by other streams */
 };
 
+/* There are few keys, however many blocks: a million small ones must not make a table of their number to sort. */
 struct tallies {
     const struct pya_hooks *hooks;
     struct tally *items;
-    size_t n_room; /* a power of two, more than there are blocks */
+    size_t n_room; /* a power of two, at least twice n_used */
+    size_t n_used;
 };
+
+static struct tally *
+tally_slot(const struct tallies *all, uint64_t key) {
+    size_t i = (size_t)((key * UINT64_C(0x9E3779B97F4A7C15)) >> 20) & (all->n_room - 1);
+    while (all->items[i].key != 0 && all->items[i].key != key) {
+        i = (i + 1) & (all->n_room - 1);
+    }
+    return &all->items[i];
+}
+
+/* Room for one more; false without host memory. */
+static bool
+tallies_grow(struct tallies *all) {
+    if (2 * all->n_used < all->n_room) {
+        return true;
+    }
+    struct tallies more = *all;
+    more.n_room = 2 * all->n_room;
+    more.items = calloc(more.n_room, sizeof *more.items);
+    if (more.items == NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < all->n_room; i++) {
+        if (all->items[i].key != 0) {
+            *tally_slot(&more, all->items[i].key) = all->items[i];
+        }
+    }
+    free(all->items);
+    *all = more;
+    return true;
+}
 
 static void
 tally_add(void *arg, struct pya_block *block) {
@@ -43,11 +76,14 @@ tally_add(void *arg, struct pya_block *block) {
     }
     void *context = key > 1 ? block->context : NULL;
     key = key != 0 ? key : (uint64_t)(uintptr_t)block->arena;
-    size_t i = (size_t)((key * UINT64_C(0x9E3779B97F4A7C15)) >> 20) & (all->n_room - 1);
-    while (all->items[i].key != 0 && all->items[i].key != key) {
-        i = (i + 1) & (all->n_room - 1);
+    struct tally *item = tally_slot(all, key);
+    if (item->key == 0) {
+        if (!tallies_grow(all)) {
+            return; /* said without this one */
+        }
+        item = tally_slot(all, key);
+        all->n_used++;
     }
-    struct tally *item = &all->items[i];
     item->key = key;
     item->bytes += block->bytes;
     item->n_blocks++;
@@ -67,10 +103,6 @@ tally_compare(const void *a, const void *b) {
 static size_t
 card_tally(struct pya_card *card, const struct pya_hooks *hooks, struct tally *top) {
     struct tallies all = {.hooks = hooks, .n_room = 64};
-    size_t n_blocks = (size_t)pya_stats_active(&card->stats);
-    while (all.n_room < 2 * n_blocks) {
-        all.n_room *= 2;
-    }
     all.items = calloc(all.n_room, sizeof *all.items);
     if (all.items == NULL) {
         return 0;

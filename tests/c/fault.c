@@ -12,6 +12,7 @@ static atomic_bool fault_sticky;
 static atomic_bool fault_fired;
 static atomic_long fault_n_live;
 static atomic_ulong fault_n_calls;
+static atomic_size_t fault_n_bytes;
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
@@ -92,13 +93,20 @@ fault_calls(void) {
     return atomic_load(&fault_n_calls);
 }
 
+size_t
+fault_bytes(void) {
+    return atomic_load(&fault_n_bytes);
+}
+
 void *
 __wrap_malloc(size_t bytes) {
+    atomic_fetch_add(&fault_n_bytes, bytes);
     return fault_now() ? NULL : fault_count(__real_malloc(bytes));
 }
 
 void *
 __wrap_calloc(size_t n, size_t bytes) {
+    atomic_fetch_add(&fault_n_bytes, n * bytes);
     return fault_now() ? NULL : fault_count(__real_calloc(n, bytes));
 }
 

@@ -25,3 +25,5 @@ bool fault_disarm(void);
 size_t fault_live(void);
 /* Allocations asked for so far, mmap too. */
 unsigned long fault_calls(void);
+/* Bytes that malloc() and calloc() were asked for so far. */
+size_t fault_bytes(void);

@@ -257,6 +257,21 @@ test_holders(void) {
     world_fini(&world);
 }
 
+/* A table of as many places as there are blocks would be slow to sort, under the lock. */
+static void
+test_many_blocks_are_told_with_little_memory(void) {
+    struct world world = {.config = {.capacity_bytes = 256 * MIB}};
+    pya_dptr ptr;
+    world_init(&world, "");
+    for (size_t i = 0; i < 4000; i++) {
+        (void)take(&world, 512, 0);
+    }
+    const size_t before = fault_bytes();
+    CHECK_EQ(pya_alloc(world.heap, 0, 300 * MIB, 0, &ptr), PYA_E_NOMEM);
+    CHECK(fault_bytes() - before < (1 << 16));
+    world_fini(&world);
+}
+
 /* Freed, in use by a stream that cannot be waited for: nobody holds it, and it is named. */
 static void
 test_pending_memory_is_a_holder(void) {
@@ -567,6 +582,7 @@ static const struct check_case cases[] = {
     {"callbacks_of_many_threads", test_callbacks_of_many_threads},
     {"out_of_memory_changes_nothing", test_out_of_memory_changes_nothing},
     {"holders", test_holders},
+    {"many_blocks", test_many_blocks_are_told_with_little_memory},
     {"pending_memory_is_a_holder", test_pending_memory_is_a_holder},
     {"places_are_holders", test_places_are_holders},
     {"impossible_request_is_counted", test_impossible_request_is_counted},
