@@ -140,7 +140,6 @@ void sim_finish_all_locked(struct pya_sim *sim);
 /* Number of unfinished uses of the page through vpage. */
 uint32_t sim_pending_uses_locked(struct pya_sim *sim, uint32_t page, uint32_t vpage);
 void sim_drop_uses_locked(struct pya_sim *sim, uint32_t page);
-
 pya_status sim_event_create(struct pya_device *dev, pya_stream stream, pya_event *out);
 pya_status sim_event_record(struct pya_device *dev, pya_event event, pya_stream stream);
 pya_status sim_event_query(struct pya_device *dev, pya_event event, bool *done);

@@ -283,22 +283,20 @@ test_a_smaller_card_does_without(void) {
     for (size_t i = 0; i < f->layout.n; i++) {
         f->places[i].offset += extent; /* all above what may be reserved */
     }
-    size_t n_elsewhere = fixture_run(f, 0, f->script.n_ops);
-    CHECK(n_elsewhere > 0);
+    CHECK(fixture_run(f, 0, f->script.n_ops) > 0);
     CHECK(reserved(&f->world) <= extent + 6 * MIB);
     fixture_end(f, f->script.n_ops);
     fixture_free(f);
 }
 
-/* Places that the card cannot have, or that others' memory leaves no room for: as without a layout, and no page is made in
- * vain for them at every request. */
+/* Places that the card cannot have, or for which others leave no room: no page is made in vain. */
 static void
 test_no_memory_is_made_in_vain(void) {
     enum { N = 100 };
     static struct pya_layout_place places[N];
     const struct pya_layout layout = {places, N, N, PYA_LAYOUT_EVERY_DEVICE, NULL};
+    const size_t capacity = 1024 * MIB;
     for (int is_larger = 0; is_larger < 2; is_larger++) {
-        size_t capacity = 1024 * MIB;
         size_t offset = is_larger ? 20000 * PYA_PAGE : capacity - 2 * PYA_PAGE;
         uint64_t n_calls[2];
         for (size_t i = 0; i < N; i++) {
@@ -312,8 +310,7 @@ test_no_memory_is_made_in_vain(void) {
             pya_sim_set_capacity(world.sim, capacity / 2); /* others have the rest */
             uint64_t before = all_calls(&world);
             for (size_t i = 1; i < 5 * N; i++) {
-                pya_dptr two = take(&world, 2 * PYA_PAGE, 0);
-                give(&world, two);
+                give(&world, take(&world, 2 * PYA_PAGE, 0));
             }
             n_calls[is_laid] = all_calls(&world) - before;
             CHECK(reserved(&world) <= 4 * PYA_PAGE);
@@ -493,8 +490,8 @@ test_devices_have_their_own(void) {
             CHECK_OK(pya_alloc(world.heap, device, MIB, 0, &ptrs[1]));
             bool is_second = device != 2 && (last == device || last == PYA_LAYOUT_EVERY_DEVICE);
             CHECK_EQ(ptrs[0] > ptrs[1], is_second);
-            CHECK_EQ(
-                stat_of(world.heap, device, "pyalloc_planned"), device == 2 || is_second ? 2 : 0);
+            bool is_laid = is_second || device == 2;
+            CHECK_EQ(stat_of(world.heap, device, "pyalloc_planned"), is_laid ? 2 : 0);
             give(&world, ptrs[0]);
             give(&world, ptrs[1]);
             CHECK_EQ(pya_heap_check(world.heap, device), 0);
