@@ -101,6 +101,9 @@ class _Shared:
     host: deque[Entry] = field(default_factory=deque)
     annotations: deque[Entry] = field(default_factory=deque)
     ours: set[int] = field(default_factory=set)  # threads whose calls are the recording's
+    answers: list[Callable[..., Any]] = field(
+        default_factory=list
+    )  # what replaced torch's functions
 
     def forget(self) -> None:
         """As torch does where its history is stopped or cleared."""
@@ -154,7 +157,8 @@ def listen(torch: Any) -> None:
     ):
         original = getattr(torch._C, name, None)
         if original is not None:
-            done.put(torch._C, name, _bound(answer, original))
+            _shared.answers.append(_bound(answer, original))
+            done.put(torch._C, name, _shared.answers[-1])
 
 
 def _bound(answer: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,8 +234,9 @@ def hand_back(torch: Any) -> None:
             return
     _shared.forget()
     on_top = [getattr(owner, name) for owner, name, _ in _shared.replaced.originals]
-    if all(answer.__module__ == __name__ for answer in on_top):  # another allocator's may be
+    if all(answer in _shared.answers for answer in on_top):  # another allocator's may be
         _shared.replaced.undo()
+        _shared.answers.clear()
 
 
 def switch_on(torch: Any, keywords: dict[str, Any], *, clear: bool = False) -> None:

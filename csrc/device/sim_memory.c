@@ -263,19 +263,18 @@ sim_unmap(struct pya_device *dev, pya_dptr addr, size_t bytes) {
     return sim_leave(sim, PYA_SIM_UNMAP, n, status);
 }
 
-/* Mapped, and open already or not? */
+/* Mapped, and fresh if it has to be? */
 static pya_status
-sim_check_mapped(struct pya_sim *sim, uint32_t first, uint32_t n, bool is_open) {
+sim_check_mapped(struct pya_sim *sim, uint32_t first, uint32_t n, bool is_fresh) {
     for (uint32_t i = 0; i < n; i++) {
         uint64_t pte = sim->pte[first + i];
         if ((pte & SIM_PTE_PAGE) == 0 || (pte & SIM_PTE_PLAIN) != 0) {
             return sim_misuse(
                 sim, "access asked for an address that is not mapped", sim_address(sim, first + i));
         }
-        if (((pte & SIM_PTE_ACCESS) != 0) != is_open) {
-            const char *what = is_open ? "a peer is let in before the device itself"
-                                       : "access asked for what is open already";
-            return sim_misuse(sim, what, sim_address(sim, first + i));
+        if (is_fresh && (pte & SIM_PTE_ACCESS) != 0) {
+            return sim_misuse(
+                sim, "access asked for what is open already", sim_address(sim, first + i));
         }
     }
     return PYA_OK;
@@ -283,7 +282,7 @@ sim_check_mapped(struct pya_sim *sim, uint32_t first, uint32_t n, bool is_open) 
 
 static pya_status
 sim_set_access_locked(struct pya_sim *sim, uint32_t first, uint32_t n) {
-    pya_status status = sim_check_mapped(sim, first, n, false);
+    pya_status status = sim_check_mapped(sim, first, n, true);
     if (status != PYA_OK) {
         return status;
     }
@@ -320,7 +319,7 @@ sim_open_peer(struct pya_device *dev, int peer, pya_dptr addr, size_t bytes) {
     if (status == PYA_OK) {
         uint32_t first = sim_span(sim, addr, bytes, &n);
         status = n == 0 ? sim_misuse(sim, "access asked for other than whole pages", addr)
-                        : sim_check_mapped(sim, first, n, true);
+                        : sim_check_mapped(sim, first, n, false);
     }
     if (status == PYA_OK && (sim->config.refused_peers >> peer & 1) != 0) {
         status = PYA_E_DEVICE;

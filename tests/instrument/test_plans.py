@@ -579,7 +579,7 @@ RANKS = """
     dist.destroy_process_group()
     planned = pyalloc.stats()["pyalloc_planned"] if len(sys.argv) > 1 else 0
     told = [line for line in str(pyalloc.status()).splitlines() if line.startswith("plan:")]
-    print("rank", rank, planned, *told, file=sys.stderr)
+    print(f"rank {rank} {planned} {' '.join(told)}\\n", end="", file=sys.stderr)  # at once
 """
 
 

@@ -138,8 +138,8 @@ def test_features_are_reported_without_torch() -> None:
         assert works is False
 
 
-def test_nested_statistics_are_torchs_and_sorted() -> None:
-    """torch's memory_stats() flattens and sorts them anew each time."""
+def test_nested_statistics_are_torchs() -> None:
+    """All of them but ours and those left out; their order is the parity suite's affair."""
 
     def flat(inner: dict[str, Any], before: str = "") -> Iterator[tuple[str, int]]:
         for key, value in inner.items():
@@ -156,7 +156,7 @@ def test_nested_statistics_are_torchs_and_sorted() -> None:
             _core.nested_stats(0, 1)  # type: ignore[arg-type]
     finally:
         _core.destroy()
-    assert found == sorted(
+    assert sorted(found) == sorted(
         (key, value)
         for key, value in all_of_them.items()
         if not key.startswith("pyalloc_") and key != "num_ooms"
