@@ -51,10 +51,11 @@ def program(notes: dict[str, str]) -> str:
             first = word
             break
     is_script = first.endswith(".py") and re.fullmatch(r"python[\d.]*", Path(words[0]).name)
-    if ranks(notes) > 1:
+    n_ranks = ranks(notes)
+    if n_ranks > 1:
         script = shlex.join(words[words.index(first) :]) if is_script else "your_script.py"
-        nodes = f"--nproc-per-node {ranks(notes)} " * (ranks(notes) <= ON_ONE_MACHINE)
-        return f"torchrun {nodes}{script}"
+        processes = f"--nproc-per-node {n_ranks} " if n_ranks <= ON_ONE_MACHINE else ""
+        return f"torchrun {processes}{script}"
     return shlex.join(words) if is_script else "python your_script.py"
 
 

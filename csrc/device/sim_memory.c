@@ -298,33 +298,39 @@ sim_set_access_locked(struct pya_sim *sim, uint32_t first, uint32_t n) {
     return PYA_OK;
 }
 
-pya_status
-sim_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes) {
+static pya_status
+sim_open_peer_locked(struct pya_sim *sim, int peer, uint32_t first, uint32_t n) {
+    pya_status status = sim_check_mapped(sim, first, n, false);
+    bool is_refused = (sim->config.refused_peers >> peer & 1) != 0;
+    return status == PYA_OK && is_refused ? PYA_E_DEVICE : status;
+}
+
+/* For the device and its peers, or for one peer alone. */
+static pya_status
+sim_open(struct pya_device *dev, const int *peer, pya_dptr addr, size_t bytes) {
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_SET_ACCESS);
     uint32_t n = 0;
     if (status == PYA_OK) {
         uint32_t first = sim_span(sim, addr, bytes, &n);
-        status = n == 0 ? sim_misuse(sim, "access asked for other than whole pages", addr)
-                        : sim_set_access_locked(sim, first, n);
+        if (n == 0) {
+            status = sim_misuse(sim, "access asked for other than whole pages", addr);
+        } else {
+            status = peer == NULL ? sim_set_access_locked(sim, first, n)
+                                  : sim_open_peer_locked(sim, *peer, first, n);
+        }
     }
     return sim_leave(sim, PYA_SIM_SET_ACCESS, n, status);
 }
 
 pya_status
+sim_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes) {
+    return sim_open(dev, NULL, addr, bytes);
+}
+
+pya_status
 sim_open_peer(struct pya_device *dev, int peer, pya_dptr addr, size_t bytes) {
-    struct pya_sim *sim = sim_from(dev);
-    pya_status status = sim_enter(sim, PYA_SIM_SET_ACCESS);
-    uint32_t n = 0;
-    if (status == PYA_OK) {
-        uint32_t first = sim_span(sim, addr, bytes, &n);
-        status = n == 0 ? sim_misuse(sim, "access asked for other than whole pages", addr)
-                        : sim_check_mapped(sim, first, n, false);
-    }
-    if (status == PYA_OK && (sim->config.refused_peers >> peer & 1) != 0) {
-        status = PYA_E_DEVICE;
-    }
-    return sim_leave(sim, PYA_SIM_SET_ACCESS, n, status);
+    return sim_open(dev, &peer, addr, bytes);
 }
 
 /* ---- plain allocations: pages and a range of their own ---- */

@@ -69,9 +69,9 @@ class Command:
             info = program.info()
             notes = notes_of(program.notes())
             caveats = unseen(notes, info) + of_replays(notes)
-            if console.ranks(notes) > 1:
-                n = console.ranks(notes)
-                caveats.append(f"It is one of {n} ranks, of which another may need more.")
+            n_ranks = console.ranks(notes)
+            if n_ranks > 1:
+                caveats.append(f"It is one of {n_ranks} ranks, of which another may need more.")
             if info["n_allocs"] == 0:
                 raise TraceError(
                     f"{args.file}: no allocation is in it, so there is nothing to replay"
