@@ -19,6 +19,8 @@ OF_THE_CALLER = (
     "PYALLOC_FAST_PATH",
 )
 EXPANDABLE = "expandable_segments:True"
+#: of torch's own allocators, but for native, which is what there is without a setting
+SETTINGS = {"expandable": EXPANDABLE, "async": "backend:cudaMallocAsync"}
 
 
 def why_not() -> str | None:
@@ -33,12 +35,13 @@ def why_not() -> str | None:
 def of_allocator(allocator: str) -> dict[str, str]:
     """The caller's environment, with settings of torch's own allocators for that one alone.
 
-    allocator: expandable switches torch's expandable segments on; pyalloc is for the child to install.
+    allocator: expandable switches torch's expandable segments on, async the driver's pools (cudaMallocAsync); pyalloc
+    is for the child to install.
     """
     inherited = {name: text for name, text in os.environ.items() if name not in OF_THE_CALLER}
     return {
         **inherited,
-        **dict.fromkeys(TORCH_CONF if allocator == "expandable" else (), EXPANDABLE),
+        **dict.fromkeys(TORCH_CONF if allocator in SETTINGS else (), SETTINGS.get(allocator, "")),
     }
 
 

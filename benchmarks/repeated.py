@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,14 +31,14 @@ from pathlib import Path
 from typing import Any
 
 import pyalloc
-from benchmarks import hostcuda
+from benchmarks import hostcuda, trained
 from benchmarks.helping import HelpFormatter
 from benchmarks.memory import Progress, commit, geometric
-from benchmarks.torch_replay import ALLOCATORS, MEMORY_CALLS, ROOT
+from benchmarks.torch_replay import ALLOCATORS
+from benchmarks.trained import Card, HostRuntime
 from pyalloc import planning
 from pyalloc.config import PLAN
 
-HOST_MEMORY = "the host-memory runtime"
 PLANNED = "planned"  # pyalloc with a plan
 N_RECORDED = 4  # steps
 IMAGES = ("resnet50", "vgg16", "vit_b_16", "convnext_tiny", "swin_t", "densenet121")
@@ -97,41 +95,11 @@ def _parts(name: str) -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     return model.cuda(), batch, partial(torch.randint, n_classes, (n_labels,), device="cuda")
 
 
-class _HostRuntime:
-    """What the host-memory runtime counted."""
-
-    def __init__(self) -> None:
-        self._library = ctypes.CDLL("libcuda.so.1")
-        self._library.pya_hostcuda_peak_bytes.restype = ctypes.c_size_t
-        self._library.pya_hostcuda_calls.restype = ctypes.c_uint64
-
-    def n_calls(self) -> int:
-        return sum(self._library.pya_hostcuda_calls(name.encode()) for name in MEMORY_CALLS)
-
-    def peak_bytes(self) -> int:
-        return int(self._library.pya_hostcuda_peak_bytes(0))
-
-
-class _Card:
-    """What torch's statistics tell of a card."""
-
-    def n_calls(self) -> int:
-        import torch
-
-        stats = torch.cuda.memory_stats()
-        return int(stats["num_device_alloc"] + stats["num_device_free"])
-
-    def peak_bytes(self) -> int:
-        import torch
-
-        return int(torch.cuda.max_memory_reserved())
-
-
 def _train_here(
     program: Program, allocator: str, n_steps: int, device: str, record: Path | None
 ) -> dict[str, Any]:
     """In a child: trains and counts; record: writes a trace there."""
-    counter = _Card() if device == "cuda" else _HostRuntime()
+    counter = trained.counter_of(device)
     if allocator == "pyalloc":
         pyalloc.install()
     with pyalloc.record(record, stacks="none") if record else contextlib.nullcontext():
@@ -139,7 +107,7 @@ def _train_here(
 
 
 def _steps_here(
-    program: Program, n_steps: int, device: str, counter: _HostRuntime | _Card
+    program: Program, n_steps: int, device: str, counter: HostRuntime | Card
 ) -> dict[str, Any]:
     import torch
 
@@ -171,7 +139,7 @@ def _steps_here(
         "calls": [after - before for before, after in pairwise(calls)],
         "seconds": time.process_time() - began,
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if device == "cuda" else HOST_MEMORY,
+        "device": trained.device_name(device),
     }
     if device == "cuda":
         row["step_ms"] = [round(1e3 * (after - before), 2) for before, after in pairwise(ends)]
@@ -192,22 +160,14 @@ def train(
     Raises:
         RuntimeError: the program failed; with its last words.
     """
-    on_card = device == "cuda"
-    env = hostcuda.of_allocator(allocator) if on_card else hostcuda.environment("80GB", allocator)
+    env = trained.environment(device, allocator)
     env |= {PLAN: str(plan)} if plan is not None else {}
-    command = [sys.executable, "-m", "benchmarks.repeated", "--here", program.name, allocator]
-    command += ["--record", str(record)] if record is not None else []
-    done = subprocess.run(
-        [*command, "--steps", str(n_steps), "--device", device],
-        env=env,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{program.name} on {allocator} failed: {done.stderr[-2000:]}")
-    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    words = ["--here", program.name, allocator, "--steps", str(n_steps), "--device", device]
+    words += ["--record", str(record)] if record is not None else []
+    try:
+        row = trained.in_child("benchmarks.repeated", words, env)
+    except trained.ChildError as error:
+        raise RuntimeError(f"{program.name} on {allocator} failed: {error}") from None
     row.update(program=program.name, allocator=allocator)
     row["peak_live"] = row["peak_bytes"] / row["live_bytes"]
     row["quiet_from"] = max((step for step, n in enumerate(row["calls"], 1) if n), default=0) + 1

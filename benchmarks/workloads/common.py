@@ -22,15 +22,16 @@ class Run:
     Attributes:
         rng: the only source of randomness.
         mark_step: called with the number of each step as it begins.
-        is_full: false asks the long workloads for fewer operations.
+        most_steps: no loop takes more; None: each takes its own.
     """
 
     rng: random.Random
     mark_step: Callable[[int], None] = field(default=lambda number: None)
+    most_steps: int | None = None
 
     def steps(self, n: int) -> range:
         """Numbers of the steps; the caller marks each with :meth:`step`."""
-        return range(n)
+        return range(n if self.most_steps is None else min(n, self.most_steps))
 
     def step(self, number: int) -> None:
         """Step ``number`` begins."""

@@ -37,7 +37,7 @@ def pipeline(run: Run, n_streams: int, n_steps: int) -> None:
     streams = [torch.cuda.Stream() for _ in range(n_streams - 1)]
     main = torch.cuda.current_stream()
     waiting: list[tuple[torch.Tensor, torch.cuda.Stream]] = []
-    for number in range(n_steps):
+    for number in run.steps(n_steps):
         run.step(number)
         while len(waiting) < 2 * len(streams):
             stream = streams[len(waiting) % len(streams)]
@@ -163,7 +163,7 @@ def graphs(run: Run) -> None:
         run.step(number)
         nodes = int(2 ** run.rng.uniform(9, 15.5))
         edges = int(nodes * run.rng.uniform(2, 9))
-        source, target = (torch.zeros(edges, dtype=torch.long).cuda() for _ in range(2))
+        source, target = (torch.randint(nodes, (edges,)).cuda() for _ in range(2))
         x = torch.empty(nodes, width).cuda()
         for layer in layers:
             message = torch.relu(layer(torch.cat([x[source], x[target]], -1)))
