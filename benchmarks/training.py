@@ -12,12 +12,15 @@ Means are of the loops that every allocator came through.  Below: what failed or
 code is then 1), where an allocator was asked for other bytes or another number of blocks than the first one (async does
 not say), and where a card was full, so that cached memory was given back.
 
---jobs N trains N at once: memory is as alone while all of them fit, times are not.
+--jobs N trains N at once: memory is as alone while all of them fit, times are not.  --turns: they only get ready at once
+and train one after the other, so that times are as alone where there are processors enough.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import importlib
 import json
 import os
@@ -25,8 +28,11 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -41,6 +47,8 @@ ALLOCATORS = ("native", "expandable", "async", "pyalloc")
 #: steps on a card of loops that would take long there: mixture's 900 are about a million small kernels and as long as
 #: ten other loops; what it is about has happened twice in a third of them (models are replaced in steps 149 and 299)
 STEPS_ON_CARD = {"mixture": 320}
+#: names the file whose lock is a child's turn
+TURNS = "PYALLOC_TRAINING_TURNS"
 Row = dict[str, Any]
 
 
@@ -79,6 +87,15 @@ class Clock:
         return round(time.perf_counter() - (self.began or time.perf_counter()), 3)
 
 
+@contextlib.contextmanager
+def _turn() -> Iterator[None]:
+    """In a child: while no other one trains, where they take turns."""
+    with contextlib.ExitStack() as stack:
+        if path := os.environ.get(TURNS):
+            fcntl.flock(stack.enter_context(open(path)), fcntl.LOCK_EX)  # until it is closed
+        yield
+
+
 def _train_here(name: str, allocator: str, device: str, most_steps: int | None) -> Row:
     """In a child: trains and counts."""
     counter = trained.counter_of(device)
@@ -93,9 +110,10 @@ def _train_here(name: str, allocator: str, device: str, most_steps: int | None) 
     torch.manual_seed(1)
     failed = ""
     try:
-        WORKLOADS[name].body(Run(random.Random(1), clock.mark, most_steps))
-        clock.mark()
-        step_ms = clock.step_ms()
+        with _turn():
+            WORKLOADS[name].body(Run(random.Random(1), clock.mark, most_steps))
+            clock.mark()
+            step_ms = clock.step_ms()
     except torch.cuda.OutOfMemoryError as error:  # what was reserved until then is worth a row
         failed, step_ms = f"OutOfMemoryError: {str(error).splitlines()[0]}", []
     seconds = clock.seconds()
@@ -126,11 +144,12 @@ def train(
     *,
     most_steps: int | None = None,
     limit_s: float = 120,
+    turns: str | None = None,
 ) -> Row:
     """What one loop did under one allocator, in a process of its own; ``failed`` says why it did not get through."""
     words = ["--here", name, allocator, "--device", device]
     words += ["--steps", str(most_steps)] if most_steps is not None else []
-    env = trained.environment(device, allocator)
+    env = trained.environment(device, allocator) | ({TURNS: turns} if turns else {})
     began = time.perf_counter()
     row: Row = {"program": name, "allocator": allocator, "most_steps": most_steps}
     try:
@@ -212,6 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     fewer = ", ".join(f"{n} of {name}" for name, n in STEPS_ON_CARD.items())
     parser.add_argument("--steps", type=int, metavar="N", help=steps % fewer)
     parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
+    parser.add_argument("--turns", action="store_true", help="they train one after the other")
     parser.add_argument("--limit-s", type=float, default=120, help="for each (default 120)")
     parser.add_argument("--json", action="store_true", help="one JSON line for each result")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
@@ -220,24 +240,25 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train_all(chosen: list[str], arguments: argparse.Namespace) -> list[Row]:
-    device = arguments.device
-    about = {"jobs": arguments.jobs, "commit": commit()}
+    device, limit_s = arguments.device, arguments.limit_s
+    about = {"jobs": arguments.jobs, "turns": arguments.turns, "commit": commit()}
     about |= {"driver": driver()} if device == "cuda" else {}
     progress = Progress(len(chosen) * len(arguments.allocators), arguments.quiet)
 
-    def one(job: tuple[str, str]) -> Row:
+    def one(job: tuple[str, str], turns: str | None) -> Row:
         name, allocator = job
         fewer = STEPS_ON_CARD.get(name) if device == "cuda" else None
         most = arguments.steps or fewer
-        row = train(name, allocator, device, most_steps=most, limit_s=arguments.limit_s) | about
+        row = train(name, allocator, device, most_steps=most, limit_s=limit_s, turns=turns) | about
         if arguments.json:  # in one write: others print, too
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
         progress.step(f"{name}, {allocator}: {row['failed'] or f'{peak_live(row):.3f}'}")
         return row
 
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        return list(pool.map(one, [(name, a) for name in chosen for a in arguments.allocators]))
+    jobs = [(name, a) for name in chosen for a in arguments.allocators]
+    with tempfile.NamedTemporaryFile() as lock, ThreadPoolExecutor(arguments.jobs) as pool:
+        return list(pool.map(partial(one, turns=lock.name if arguments.turns else None), jobs))
 
 
 def main() -> int:
