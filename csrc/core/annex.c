@@ -17,22 +17,53 @@ struct stretch {
     size_t n_blocks;
 };
 
-/* A run of another stream that has finished with it, or of the arena itself. */
-static bool
-run_may_join(const struct pya_arena *arena, const struct pya_block *run) {
-    return pya_arena_may_use(arena, run) &&
-           (run->arena == arena || pya_run_pages(run->addr, run->bytes) > 0);
+/* The page at addr of a run, which begins there. */
+static const struct pya_page *
+page_at(const struct pya_block *run, pya_dptr addr) {
+    pya_page_id id = run->range->slots[pya_range_slot(run->range, addr)].page;
+    return &run->arena->card->pages.items[id];
+}
+
+/* The first grain's start at or above a page's start in the run, or its end. */
+static pya_dptr
+grain_start(const struct pya_block *run, pya_dptr addr, pya_dptr end) {
+    const struct pya_page *page = page_at(run, addr);
+    size_t n = page->place == 0 ? 0 : pya_grain_pages(page->grain) - page->place;
+    return n * PYA_PAGE < end - addr ? addr + n * PYA_PAGE : end;
 }
 
 static pya_dptr
 run_start(const struct pya_arena *arena, const struct pya_block *run) {
-    return run->arena == arena ? run->addr : pya_round_up(run->addr, PYA_PAGE);
+    pya_dptr start = pya_round_up(run->addr, PYA_PAGE);
+    pya_dptr end = pya_round_down(pya_block_end(run), PYA_PAGE);
+    if (run->arena == arena) {
+        return run->addr;
+    }
+    return start < end ? grain_start(run, start, end) : start;
 }
 
+/* Where the last grain ends that begins in the run and is whole. */
 static pya_dptr
 run_end(const struct pya_arena *arena, const struct pya_block *run) {
-    pya_dptr end = pya_block_end(run);
-    return run->arena == arena ? end : pya_round_down(end, PYA_PAGE);
+    pya_dptr start = run_start(arena, run);
+    pya_dptr end = pya_round_down(pya_block_end(run), PYA_PAGE);
+    if (run->arena == arena) {
+        return pya_block_end(run);
+    }
+    if (start >= end) {
+        return end;
+    }
+    const struct pya_page *page = page_at(run, end - PYA_PAGE);
+    size_t n = page->place + (size_t)1;
+    n = n == pya_grain_pages(page->grain) ? 0 : n;
+    return n * PYA_PAGE < end - start ? end - n * PYA_PAGE : start;
+}
+
+/* A run of another stream that has finished with it, or of the arena itself. */
+static bool
+run_may_join(const struct pya_arena *arena, const struct pya_block *run) {
+    return pya_arena_may_use(arena, run) &&
+           (run->arena == arena || run_start(arena, run) < run_end(arena, run));
 }
 
 /* As far as free memory goes on to both sides of a run. */
@@ -72,7 +103,7 @@ annex_find(struct pya_arena *arena, size_t bytes) {
                 size_t room = (size_t)(s.end - s.start);
                 if (room >= bytes && (best.first == NULL || room < best.end - best.start)) {
                     best = s;
-                    most = room + 2 * PYA_PAGE;
+                    most = room + 2 * PYA_PAGE * pya_grain_pages(PYA_N_GRAINS - 1);
                 }
             }
             run = pya_fit_next(&from->fit, run);
@@ -90,7 +121,7 @@ annex_take(struct pya_arena *arena, const struct stretch *s, size_t bytes) {
         if (block->arena != arena) {
             pya_dptr first = run_start(arena, block);
             pya_dptr last = run_end(arena, block);
-            last = last < end ? last : end;
+            last = last <= end ? last : grain_start(block, end, last);
             arena->card->stats.scalar[PYA_STAT_pyalloc_page_transfers] +=
                 (int64_t)((last - first) >> PYA_PAGE_SHIFT);
             block = pya_arena_adopt(arena, block, first, (size_t)(last - first));

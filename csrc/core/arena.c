@@ -12,6 +12,13 @@
  * that there are a new range is smaller: streams and graphs may be many, addresses are not. */
 enum { RANGE_TIMES_DEFAULT = 2, RANGE_SHARE_PRIVATE = 4, RANGE_ARENAS = 16 };
 
+/* A grain has at most one in GRAIN_SHARE of all pages. */
+#ifdef PYA_TEST_TINY
+enum { GRAIN_SHARE = 2 };
+#else
+enum { GRAIN_SHARE = 64 };
+#endif
+
 static struct pya_fit *
 arena_fit(struct pya_arena *arena, const struct pya_range *range) {
     return range->is_small ? arena->small_fit : &arena->fit;
@@ -333,13 +340,10 @@ pya_arena_settle(
     if (st != PYA_OK) {
         return st;
     }
-    size_t n_done = 0;
-    for (; n_done < n_pages; n_done++) {
-        pya_dptr addr = pya_range_addr(range, first + n_done);
-        st = pya_device_map(card->dev, addr, card->pages.items[ids[n_done]].handle);
-        if (st != PYA_OK) {
-            goto unmap;
-        }
+    size_t n_done;
+    st = pya_pages_map(&card->pages, card->dev, hole->addr, ids, n_pages, &n_done);
+    if (st != PYA_OK) {
+        goto unmap;
     }
     st = pya_device_set_access(card->dev, hole->addr, n_pages * PYA_PAGE);
     if (st != PYA_OK) {
@@ -372,12 +376,22 @@ unmap:
 /* Releases pages that were never mapped, or leaves them for the trimmer where the device refuses. */
 static void
 arena_drop_pages(struct pya_card *card, const pya_page_id *ids, size_t n_pages, bool is_small) {
-    for (size_t i = 0; i < n_pages; i++) {
+    for (size_t i = 0; i < n_pages;) {
+        const size_t n = pya_page_n(&card->pages, ids[i]);
         if (card->pages.items[ids[i]].n_mappings == 0 &&
-            pya_page_release(&card->pages, card->dev, ids[i]) == PYA_OK) {
-            pya_card_reserved(card, is_small, -(int64_t)PYA_PAGE);
+            pya_grain_release(&card->pages, card->dev, ids[i]) == PYA_OK) {
+            pya_card_reserved(card, is_small, -(int64_t)(n * PYA_PAGE));
         }
+        i += n;
     }
+}
+
+/* The largest grain for n more pages: no more than a small part of all, for what is free in some of its pages only can
+ * neither be stitched nor given back. */
+static unsigned
+arena_grain(const struct pya_card *card, size_t n_pages) {
+    const size_t n_most = (card->pages.n_live + n_pages) / GRAIN_SHARE;
+    return pya_grain_within(n_most > 0 ? n_most : 1);
 }
 
 pya_status
@@ -397,7 +411,8 @@ pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, 
         return PYA_E_HOST_NOMEM;
     }
     size_t n_made;
-    st = pya_pages_make(&card->pages, card->dev, n_pages, ids, &n_made);
+    st = pya_pages_make(
+        &card->pages, card->dev, n_pages, arena_grain(card, n_pages), ids, &n_made);
     for (size_t i = 0; i < n_made; i++) {
         card->pages.items[ids[i]].is_small = is_small;
     }

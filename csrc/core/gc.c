@@ -140,6 +140,30 @@ gc_gather(struct pya_card *card, size_t *n_out) {
     return runs;
 }
 
+/* Whole grains, highest first, at most n_most pages. */
+static size_t
+run_high_end(const struct pya_block *run, size_t n_most, pya_page_id *ids) {
+    const struct pya_range *range = run->range;
+    const struct pya_pages *pages = &run->arena->card->pages;
+    const size_t first = pya_range_slot(range, pya_round_up(run->addr, PYA_PAGE));
+    size_t slot = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
+    size_t n = 0;
+    while (slot > first) {
+        const pya_page_id last = range->slots[slot - 1].page;
+        const size_t n_here = pages->items[last].place + (size_t)1;
+        if (n_here > slot - first) {
+            break;
+        }
+        slot -= n_here;
+        if (n_here == pya_page_n(pages, last) && n_here <= n_most - n) {
+            for (size_t i = 0; i < n_here; i++) {
+                ids[n++] = range->slots[slot + i].page;
+            }
+        }
+    }
+    return n;
+}
+
 static size_t
 collect_pages(struct pya_card *card, size_t n_most, const struct pya_arena *keep, size_t n_keep) {
     size_t n_spare = keep != NULL && keep->free_pages > n_keep ? keep->free_pages - n_keep : 0;
@@ -153,14 +177,10 @@ collect_pages(struct pya_card *card, size_t n_most, const struct pya_arena *keep
         /* The high end: best fit takes from the low one. */
         const struct pya_block *run = runs[i].run;
         size_t k = smaller(runs[i].n_pages, n_most - n);
-        if (runs[i].arena == keep) {
-            k = smaller(k, n_spare);
-            n_spare -= k;
-        }
-        size_t end = pya_range_slot(run->range, pya_round_down(pya_block_end(run), PYA_PAGE));
-        for (size_t slot = end - k; slot < end; slot++) {
-            ids[n++] = run->range->slots[slot].page;
-        }
+        k = runs[i].arena == keep ? smaller(k, n_spare) : k;
+        size_t n_here = run_high_end(run, k, ids + n);
+        n_spare -= runs[i].arena == keep ? n_here : 0;
+        n += n_here;
     }
     if (n > 0) {
         n_bytes = pya_trim_pages(card, ids, n);

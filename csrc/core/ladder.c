@@ -147,6 +147,23 @@ ladder_add_pages(struct pya_arena *arena, size_t n_pages, bool is_small) {
     return st == PYA_OK ? pya_arena_grow(arena, hole, n_pages, is_small) : st;
 }
 
+static void
+stitch_mark(const struct pya_stitch *stitch, bool is_leaving) {
+    if (stitch != NULL) {
+        pya_stitch_mark(stitch, is_leaving);
+    }
+}
+
+/* Pages to be made before m can be stitched, those of `shorter` in front unless that is NULL. */
+static size_t
+stitch_lacks(const struct pya_arena *arena, size_t m, const struct pya_stitch *shorter) {
+    size_t n_wanted = m - (shorter == NULL ? 0 : shorter->n_pages);
+    stitch_mark(shorter, true);
+    size_t n = pya_pages_to_pick(arena, n_wanted);
+    stitch_mark(shorter, false);
+    return n_wanted - n;
+}
+
 /* m free pages side by side, those of `shorter` in front unless that is NULL. */
 static pya_status
 stitch_free_pages(
@@ -157,13 +174,9 @@ stitch_free_pages(
         return PYA_E_HOST_NOMEM;
     }
     size_t n;
-    if (shorter != NULL) {
-        pya_stitch_mark(shorter, true);
-    }
+    stitch_mark(shorter, true);
     pya_status st = pya_pages_pick(arena, n_lacking, NULL, NULL, ids, &n);
-    if (shorter != NULL) {
-        pya_stitch_mark(shorter, false);
-    }
+    stitch_mark(shorter, false);
     PYA_ASSERT(st != PYA_OK || n == n_lacking);
     if (st == PYA_OK && shorter != NULL) {
         *out = shorter;
@@ -185,8 +198,9 @@ ladder_stitch(
     struct pya_arena *arena, size_t bytes, bool is_small, struct pya_stitch *shorter,
     struct pya_block **out) {
     size_t m = pya_pages_for(bytes);
-    if (arena->free_pages < m) {
-        pya_status st = ladder_add_pages(arena, m - arena->free_pages, is_small);
+    size_t n_lacking = stitch_lacks(arena, m, shorter);
+    if (n_lacking > 0) {
+        pya_status st = ladder_add_pages(arena, n_lacking, is_small);
         if (st != PYA_OK) {
             return st;
         }
@@ -204,8 +218,9 @@ ladder_stitch(
 static pya_status
 ladder_share(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_share plan = pya_share_plan(arena, bytes);
-    if (arena->free_pages < plan.n_whole) {
-        pya_status st = ladder_add_pages(arena, plan.n_whole - arena->free_pages, is_small);
+    size_t n_lacking = stitch_lacks(arena, plan.n_whole, NULL);
+    if (n_lacking > 0) {
+        pya_status st = ladder_add_pages(arena, n_lacking, is_small);
         if (st == PYA_OK) {
             st = ladder_refit(arena, bytes, is_small, out);
         }
@@ -386,7 +401,7 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     switch (plan) {
     case PYA_PLAN_STITCH:
         st = ladder_stitch(arena, bytes, is_small, shorter, out);
-        if (st != PYA_E_NOMEM || arena->free_pages < pya_pages_for(bytes)) {
+        if (st != PYA_E_NOMEM || stitch_lacks(arena, pya_pages_for(bytes), NULL) > 0) {
             return st;
         }
         /* It was not pages that ran out, but addresses. */
@@ -443,8 +458,9 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     int64_t n_transferred = scalar[PYA_STAT_pyalloc_page_transfers];
     for (int kind = TRANSFER_LEFT; kind <= last && pya_is_shortage(st); kind++) {
         st = ladder_refit(arena, bytes, is_small, out);
-        if (st == PYA_OK && *out == NULL && is_open && arena->free_pages < m) {
-            st = ladder_transfer(arena, m - arena->free_pages, (enum transfer_from)kind);
+        size_t n_lacking = st == PYA_OK && *out == NULL ? stitch_lacks(arena, m, NULL) : 0;
+        if (is_open && n_lacking > 0) {
+            st = ladder_transfer(arena, n_lacking, (enum transfer_from)kind);
             if (st == PYA_OK || pya_is_shortage(st)) {
                 st = ladder_refit(arena, bytes, is_small, out);
             }
@@ -460,7 +476,8 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
                  : st;
         st = st == PYA_OK && *out == NULL ? ladder_save(arena, bytes, is_small, out) : st;
     }
-    if (pya_is_shortage(st) && is_open && arena->free_pages >= m + LADDER_DRIVER_PAGES) {
+    if (pya_is_shortage(st) && is_open &&
+        stitch_lacks(arena, m + LADDER_DRIVER_PAGES, NULL) == 0) {
         /* Enough is free: what the driver keeps of mappings found no room, where it has to lie in the card's own memory. */
         size_t n_freed;
         st = pya_trim_card(
@@ -513,7 +530,7 @@ climb_at_ease(
             return st;
         }
     }
-    pya_gc_before_growth(arena, bytes, m > arena->free_pages ? m - arena->free_pages : 0);
+    pya_gc_before_growth(arena, bytes, stitch_lacks(arena, m, NULL));
     *is_last = true;
     return ladder_extend(arena, bytes, is_small, out);
 }

@@ -22,20 +22,95 @@ runs_sift(struct pya_block **runs, size_t n, size_t i) {
     runs[i] = run;
 }
 
-/* Its whole pages, lowest first, that are not marked as leaving. */
+/* The next grain at or above *slot that lies in the run as a whole, none of its pages marked as leaving; moves *slot behind
+ * it.  Returns its number of pages; 0: there is none. */
 static size_t
-run_pick(const struct pya_block *run, bool only_left, size_t n_most, pya_page_id *ids) {
-    const struct pya_page *items = run->arena->card->pages.items;
+run_next(const struct pya_block *run, bool only_left, size_t *slot, pya_page_id *id) {
+    const struct pya_pages *pages = &run->arena->card->pages;
     const struct pya_range *range = run->range;
-    size_t slot = pya_range_slot(range, pya_round_up(run->addr, PYA_PAGE));
-    size_t end = slot + pya_run_pages(run->addr, run->bytes);
+    const size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
+    while (*slot < end) {
+        *id = range->slots[*slot].page;
+        const struct pya_page *page = &pages->items[*id];
+        const size_t n = pya_page_n(pages, *id);
+        const size_t n_behind = n - page->place;
+        bool is_good = page->place == 0 && n <= end - *slot && !page->is_leaving;
+        for (size_t i = 0; is_good && only_left && i < n; i++) {
+            is_good = page[i].is_left;
+        }
+        *slot += n_behind;
+        if (is_good) {
+            return n;
+        }
+    }
+    return 0;
+}
+
+static size_t
+run_first_slot(const struct pya_block *run) {
+    return pya_range_slot(run->range, pya_round_up(run->addr, PYA_PAGE));
+}
+
+/* Grains of each size. */
+struct grains {
+    size_t n[PYA_N_GRAINS];
+};
+
+static void
+run_count(const struct pya_block *run, bool only_left, struct grains *grains) {
+    size_t slot = run_first_slot(run);
+    pya_page_id id;
+    for (size_t n = run_next(run, only_left, &slot, &id); n > 0;
+         n = run_next(run, only_left, &slot, &id)) {
+        PYA_STEP();
+        grains->n[run->arena->card->pages.items[id].grain]++;
+    }
+}
+
+/* How many of each size make up as much of n_most as they can: sizes divide one another, so the largest first. */
+static size_t
+grains_choose(struct grains *grains, size_t n_most) {
     size_t n = 0;
-    for (; slot < end && n < n_most; slot++) {
-        pya_page_id id = range->slots[slot].page;
-        ids[n] = id;
-        n += !items[id].is_leaving && (!only_left || items[id].is_left);
+    for (unsigned grain = PYA_N_GRAINS; grain-- > 0;) {
+        const size_t n_fit = (n_most - n) / pya_grain_pages(grain);
+        grains->n[grain] = grains->n[grain] < n_fit ? grains->n[grain] : n_fit;
+        n += grains->n[grain] * pya_grain_pages(grain);
     }
     return n;
+}
+
+/* Lowest address first, as far as they are wanted. */
+static size_t
+run_pick(const struct pya_block *run, bool only_left, struct grains *wanted, pya_page_id *ids) {
+    const struct pya_page *items = run->arena->card->pages.items;
+    size_t slot = run_first_slot(run);
+    size_t n = 0;
+    pya_page_id id;
+    for (size_t n_here = run_next(run, only_left, &slot, &id); n_here > 0;
+         n_here = run_next(run, only_left, &slot, &id)) {
+        if (wanted->n[items[id].grain] == 0) {
+            continue;
+        }
+        wanted->n[items[id].grain]--;
+        for (size_t i = 0; i < n_here; i++) {
+            ids[n++] = id + (pya_page_id)i;
+        }
+    }
+    return n;
+}
+
+size_t
+pya_pages_to_pick(const struct pya_arena *arena, size_t n_most) {
+    struct grains grains = {{0}};
+    if (arena->card->pages.n_grained == 0 || arena->free_pages == 0 || n_most == 0) {
+        return arena->free_pages < n_most ? arena->free_pages : n_most;
+    }
+    struct pya_block *run = pya_fit_find(&arena->fit, PYA_PAGE);
+    for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {
+        PYA_STEP();
+        run_count(run, false, &grains);
+    }
+    return grains_choose(&grains, n_most);
 }
 
 pya_status
@@ -55,18 +130,22 @@ pya_pages_pick(
     uint64_t idle_seq = is_any ? UINT64_MAX : pya_arena_idle_for(arena, taker);
     size_t n_all = pya_fit_list_pages(&arena->fit, runs);
     size_t n_runs = 0;
+    struct grains grains = {{0}};
     for (size_t i = 0; i < n_all; i++) {
         struct pya_block *run = runs[i];
-        bool is_free = run->seq <= idle_seq && run != except;
-        runs[n_runs] = run;
-        n_runs += is_free && pya_run_pages(run->addr, run->bytes) > 0;
+        if (run->seq <= idle_seq && run != except && pya_run_pages(run->addr, run->bytes) > 0) {
+            runs[n_runs++] = run;
+            run_count(run, only_left, &grains);
+        }
     }
     for (size_t i = n_runs / 2; i-- > 0;) {
         runs_sift(runs, n_runs, i);
     }
+    const size_t n_wanted = grains_choose(&grains, n_most);
     size_t n = 0;
-    while (n_runs > 0 && n < n_most) {
-        n += run_pick(runs[0], only_left, n_most - n, ids + n);
+    while (n < n_wanted) {
+        PYA_ASSERT(n_runs > 0);
+        n += run_pick(runs[0], only_left, &grains, ids + n);
         runs[0] = runs[--n_runs];
         runs_sift(runs, n_runs, 0);
     }

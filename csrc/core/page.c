@@ -14,7 +14,10 @@ enum { MAKE_ASKS_FROM = 64 };
 
 void
 pya_pages_init(struct pya_pages *pages) {
-    *pages = (struct pya_pages){.unused = PYA_NO_PAGE};
+    *pages = (struct pya_pages){0};
+    for (int grain = 0; grain < PYA_N_GRAINS; grain++) {
+        pages->unused[grain] = PYA_NO_PAGE;
+    }
 }
 
 void
@@ -25,7 +28,7 @@ pya_pages_fini(struct pya_pages *pages) {
 
 pya_status
 pya_pages_reserve(struct pya_pages *pages, size_t n) {
-    size_t needed = pages->n_live + n;
+    size_t needed = pages->n_items + n; /* unused entries may be of other grains */
     if (needed <= pages->n_room) {
         return PYA_OK;
     }
@@ -44,22 +47,28 @@ pya_pages_reserve(struct pya_pages *pages, size_t n) {
 }
 
 static pya_status
-page_create(struct pya_pages *pages, struct pya_device *dev, pya_page_id *out) {
+grain_create(struct pya_pages *pages, struct pya_device *dev, unsigned grain, pya_page_id *ids) {
+    const size_t n = pya_grain_pages(grain);
     pya_page_handle handle;
-    pya_status st = pya_device_page_create(dev, &handle);
+    pya_status st = pya_device_page_create(dev, n, &handle);
     if (st != PYA_OK) {
         return st;
     }
-    pya_page_id id = pages->unused;
-    if (id != PYA_NO_PAGE) {
-        pages->unused = pages->items[id].slot;
+    pya_page_id first = pages->unused[grain];
+    if (first != PYA_NO_PAGE) {
+        pages->unused[grain] = pages->items[first].slot;
     } else {
-        PYA_ASSERT(pages->n_items < pages->n_room);
-        id = (pya_page_id)pages->n_items++;
+        PYA_ASSERT(pages->n_items + n <= pages->n_room);
+        first = (pya_page_id)pages->n_items;
+        pages->n_items += n;
     }
-    pages->items[id] = (struct pya_page){.handle = handle};
-    pages->n_live++;
-    *out = id;
+    for (size_t i = 0; i < n; i++) {
+        ids[i] = first + (pya_page_id)i;
+        pages->items[ids[i]] =
+            (struct pya_page){.handle = handle, .grain = (uint8_t)grain, .place = (uint8_t)i};
+    }
+    pages->n_live += n;
+    pages->n_grained += n > 1 ? n : 0;
     return PYA_OK;
 }
 
@@ -85,24 +94,32 @@ make_note_shortage(struct pya_pages *pages, struct pya_device *dev, size_t n_had
 
 pya_status
 pya_pages_make(
-    struct pya_pages *pages, struct pya_device *dev, size_t n, pya_page_id *ids, size_t *n_made) {
+    struct pya_pages *pages, struct pya_device *dev, size_t n, unsigned most, pya_page_id *ids,
+    size_t *n_made) {
     *n_made = 0;
     if (make_is_hopeless(pages, dev, n)) {
         return PYA_E_NOMEM;
     }
     pya_status st = PYA_OK;
     size_t n_had = 0;
-    for (; n_had < n && st == PYA_OK; n_had += st == PYA_OK) {
-        st = page_create(pages, dev, &ids[n_had]);
+    while (n_had < n && st == PYA_OK) {
+        unsigned grain = pya_grain_within(n - n_had);
+        grain = grain < most ? grain : most;
+        st = grain_create(pages, dev, grain, ids + n_had);
+        n_had += st == PYA_OK ? pya_grain_pages(grain) : 0;
     }
     if (st == PYA_OK) {
         *n_made = n;
         return PYA_OK;
     }
-    for (size_t i = 0; i < n_had; i++) {
-        if (pya_page_release(pages, dev, ids[i]) != PYA_OK) {
-            ids[(*n_made)++] = ids[i];
+    for (size_t i = 0; i < n_had;) {
+        const size_t n_here = pya_page_n(pages, ids[i]);
+        if (pya_grain_release(pages, dev, ids[i]) != PYA_OK) {
+            for (size_t k = 0; k < n_here; k++) {
+                ids[(*n_made)++] = ids[i + k];
+            }
         }
+        i += n_here;
     }
     if (st == PYA_E_NOMEM) {
         make_note_shortage(pages, dev, n_had);
@@ -116,16 +133,42 @@ pya_pages_try_anew(struct pya_pages *pages) {
 }
 
 pya_status
-pya_page_release(struct pya_pages *pages, struct pya_device *dev, pya_page_id id) {
-    struct pya_page *page = &pages->items[id];
-    PYA_ASSERT(page->n_mappings == 0);
-    page->range = NULL;
-    pya_status st = pya_device_page_release(dev, page->handle);
+pya_grain_release(struct pya_pages *pages, struct pya_device *dev, pya_page_id id) {
+    struct pya_page *items = &pages->items[id];
+    const unsigned grain = items->grain;
+    const size_t n = pya_grain_pages(grain);
+    PYA_ASSERT(items->place == 0);
+    for (size_t i = 0; i < n; i++) {
+        PYA_ASSERT(items[i].n_mappings == 0 && items[i].handle == items->handle);
+        items[i].range = NULL;
+    }
+    pya_status st = pya_device_page_release(dev, items->handle);
     if (st != PYA_OK) {
         return st;
     }
-    *page = (struct pya_page){.slot = pages->unused};
-    pages->unused = id;
-    pages->n_live--;
+    for (size_t i = 0; i < n; i++) {
+        items[i] = (struct pya_page){.grain = (uint8_t)grain, .place = (uint8_t)i};
+    }
+    items->slot = pages->unused[grain];
+    pages->unused[grain] = id;
+    pages->n_live -= n;
+    pages->n_grained -= n > 1 ? n : 0;
     return PYA_OK;
+}
+
+pya_status
+pya_pages_map(
+    const struct pya_pages *pages, struct pya_device *dev, pya_dptr addr, const pya_page_id *ids,
+    size_t n, size_t *n_mapped) {
+    pya_status st = PYA_OK;
+    size_t i = 0;
+    while (i < n && st == PYA_OK) {
+        const size_t n_here = pya_page_n(pages, ids[i]);
+        PYA_ASSERT(pages->items[ids[i]].place == 0 && n_here <= n - i);
+        PYA_ASSERT(ids[i + n_here - 1] == ids[i] + n_here - 1);
+        st = pya_device_map(dev, addr + i * PYA_PAGE, pages->items[ids[i]].handle, n_here);
+        i += st == PYA_OK ? n_here : 0;
+    }
+    *n_mapped = i;
+    return st;
 }

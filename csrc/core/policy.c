@@ -3,6 +3,7 @@
 
 #include "debug.h"
 #include "gc.h"
+#include "move.h"
 
 /* What the policy assumes calls cost (A100 figures; the simulated device has the full table). */
 enum {
@@ -158,7 +159,7 @@ pya_policy_pay_transfer(struct pya_arena *arena, size_t n_pages) {
 static size_t
 pages_missing(const struct pya_arena *arena, size_t bytes) {
     size_t m = pya_pages_for(bytes);
-    return m > arena->free_pages ? m - arena->free_pages : 0;
+    return m - pya_pages_to_pick(arena, m);
 }
 
 /* How often a stitched range is used again. */

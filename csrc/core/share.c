@@ -6,22 +6,30 @@
 #include "debug.h"
 #include "move.h"
 
+static pya_page_id
+page_at(const struct pya_block *run, pya_dptr addr) {
+    return run->range->slots[pya_range_slot(run->range, addr)].page;
+}
+
+/* A page of a grain cannot be mapped without the others. */
+static bool
+is_alone(const struct pya_block *run, pya_dptr addr) {
+    return run->arena->card->pages.items[page_at(run, addr)].grain == 0;
+}
+
 /* One free run's parts of pages it does not cover: from `addr` to the end of its page, and the other way. */
 static size_t
 begin_of(const struct pya_block *run) {
     pya_dptr end = pya_round_up(run->addr, PYA_PAGE);
-    return end > run->addr && end <= pya_block_end(run) ? (size_t)(end - run->addr) : 0;
+    bool is_there = end > run->addr && end <= pya_block_end(run);
+    return is_there && is_alone(run, run->addr) ? (size_t)(end - run->addr) : 0;
 }
 
 static size_t
 end_of(const struct pya_block *run) {
     pya_dptr first = pya_round_down(pya_block_end(run), PYA_PAGE);
-    return first >= run->addr ? (size_t)(pya_block_end(run) - first) : 0;
-}
-
-static pya_page_id
-page_at(const struct pya_block *run, pya_dptr addr) {
-    return run->range->slots[pya_range_slot(run->range, addr)].page;
+    size_t bytes = first >= run->addr ? (size_t)(pya_block_end(run) - first) : 0;
+    return bytes > 0 && is_alone(run, first) ? bytes : 0;
 }
 
 struct extremes {

@@ -270,24 +270,15 @@ pya_stitch_at(struct pya_arena *arena, pya_dptr addr) {
 /* Maps the pages from n_old on.  On failure none of them is mapped, or the range is broken. */
 static pya_status
 stitch_map(struct pya_card *card, struct pya_stitch *stitch, size_t n_old) {
-    size_t n_done = n_old;
+    size_t n_new = stitch->n_pages - n_old;
+    size_t n_done;
     pya_dptr start = stitch->base + n_old * PYA_PAGE;
-    pya_status st = PYA_OK;
-    for (; n_done < stitch->n_pages; n_done++) {
-        pya_dptr addr = stitch->base + n_done * PYA_PAGE;
-        st = pya_device_map(card->dev, addr, card->pages.items[stitch->pages[n_done]].handle);
-        if (st != PYA_OK) {
-            goto unmap;
-        }
-    }
-    st = pya_device_set_access(card->dev, start, (stitch->n_pages - n_old) * PYA_PAGE);
-    if (st == PYA_OK) {
-        return PYA_OK;
-    }
-unmap:
-    if (n_done > n_old &&
-        pya_device_unmap(card->dev, start, (n_done - n_old) * PYA_PAGE) != PYA_OK) {
-        stitch->n_pages = n_done;
+    pya_status st =
+        pya_pages_map(&card->pages, card->dev, start, stitch->pages + n_old, n_new, &n_done);
+    st = st == PYA_OK ? pya_device_set_access(card->dev, start, n_new * PYA_PAGE) : st;
+    if (st != PYA_OK && n_done > 0 &&
+        pya_device_unmap(card->dev, start, n_done * PYA_PAGE) != PYA_OK) {
+        stitch->n_pages = n_old + n_done;
         stitch->is_broken = true;
     }
     return st;

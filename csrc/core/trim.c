@@ -138,10 +138,12 @@ pages_release_homeless(struct pya_card *card) {
         struct pya_page *page = &card->pages.items[i];
         bool is_small = page->is_small;
         page->is_leaving = false;
-        if (page->handle != 0 && page->range == NULL && page->n_mappings == 0 &&
-            pya_page_release(&card->pages, card->dev, (pya_page_id)i) == PYA_OK) {
-            pya_card_reserved(card, is_small, -(int64_t)PYA_PAGE);
-            n_bytes += PYA_PAGE;
+        if (page->handle != 0 && page->place == 0 && page->range == NULL &&
+            page->n_mappings == 0 &&
+            pya_grain_release(&card->pages, card->dev, (pya_page_id)i) == PYA_OK) {
+            size_t bytes = pya_page_n(&card->pages, (pya_page_id)i) * PYA_PAGE;
+            pya_card_reserved(card, is_small, -(int64_t)bytes);
+            n_bytes += bytes;
         }
     }
     return n_bytes;
@@ -167,6 +169,9 @@ trim_choose(
         }
         /* The highest addresses go: the low ones are where best fit packs. */
         size_t n_keep = n + n_here > n_most ? n + n_here - n_most : 0;
+        while (n_keep < n_here && card->pages.items[ids[n + n_keep]].place != 0) {
+            n_keep++; /* a grain goes whole */
+        }
         for (size_t i = 0; n_keep > 0 && i + n_keep < n_here; i++) {
             ids[n + i] = ids[n + i + n_keep];
         }
