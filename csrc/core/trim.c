@@ -97,7 +97,8 @@ trim_dead(struct pya_card *card, struct pya_arena *arena, bool everything) {
     }
 }
 
-/* Takes pages ids[0..n) that lie side by side out of their run and unmaps their home. */
+/* Takes pages ids[0..n) that lie side by side out of their run and unmaps their home; ids[0] begins a grain.  Returns how
+ * many it has looked at. */
 static size_t
 pages_unhome(struct pya_card *card, const pya_page_id *ids, size_t n) {
     struct pya_page *items = card->pages.items;
@@ -105,7 +106,7 @@ pages_unhome(struct pya_card *card, const pya_page_id *ids, size_t n) {
     size_t slot = items[ids[0]].slot;
     struct pya_block *run = pya_range_free_run(range, slot);
     if (run == NULL || !items[ids[0]].is_leaving || pya_slab_reserve(&card->blocks, 2) != PYA_OK) {
-        return 1;
+        return pya_page_n(&card->pages, ids[0]);
     }
     struct pya_arena *arena = run->arena;
     size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
@@ -149,6 +150,22 @@ pages_release_homeless(struct pya_card *card) {
     return n_bytes;
 }
 
+/* A grain goes whole: how many of the n_here pages stay, rather fewer than n_keep than more, unless reserve() wants them.
+ * n_gone others go already. */
+static size_t
+trim_round(
+    const struct pya_card *card, const pya_page_id *ids, size_t n_keep, size_t n_here,
+    size_t n_gone) {
+    size_t spare = card->reserved_bytes > card->keep_bytes ? card->reserved_bytes - card->keep_bytes : 0;
+    size_t place = n_keep < n_here ? card->pages.items[ids[n_keep]].place : 0;
+    if (place == 0) {
+        return n_keep;
+    }
+    size_t n_less = n_keep - place;
+    bool is_spare = n_gone + n_here - n_less <= spare / PYA_PAGE;
+    return is_spare ? n_less : n_less + pya_page_n(&card->pages, ids[n_keep]);
+}
+
 /* The wholly free pages of the scope that are to leave: ids[0..*n), arena by arena. */
 static pya_status
 trim_choose(
@@ -169,9 +186,7 @@ trim_choose(
         }
         /* The highest addresses go: the low ones are where best fit packs. */
         size_t n_keep = n + n_here > n_most ? n + n_here - n_most : 0;
-        while (n_keep < n_here && card->pages.items[ids[n + n_keep]].place != 0) {
-            n_keep++; /* a grain goes whole */
-        }
+        n_keep = trim_round(card, ids + n, n_keep, n_here, n);
         for (size_t i = 0; n_keep > 0 && i + n_keep < n_here; i++) {
             ids[n + i] = ids[n + i + n_keep];
         }
@@ -193,7 +208,7 @@ pya_trim_pages(struct pya_card *card, const pya_page_id *ids, size_t n) {
     }
     for (size_t i = 0; i < n;) {
         struct pya_range *range = card->pages.items[ids[i]].range;
-        i += range == NULL ? 1 : pages_unhome(card, ids + i, n - i);
+        i += range == NULL ? pya_page_n(&card->pages, ids[i]) : pages_unhome(card, ids + i, n - i);
     }
     size_t n_bytes = pages_release_homeless(card);
     pya_device_end(card->dev);
