@@ -336,7 +336,7 @@ pya_arena_settle(
     size_t n_done = 0;
     for (; n_done < n_pages; n_done++) {
         pya_dptr addr = pya_range_addr(range, first + n_done);
-        st = pya_device_map(card->dev, addr, card->pages.items[ids[n_done]].handle);
+        st = pya_device_map(card->dev, addr, card->pages.items[ids[n_done]].handle, 1);
         if (st != PYA_OK) {
             goto unmap;
         }

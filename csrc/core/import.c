@@ -19,7 +19,7 @@ import_map_next(
     if (st != PYA_OK) {
         return st;
     }
-    st = pya_device_map(card->dev, import->base + import->n_mapped * PYA_PAGE, page);
+    st = pya_device_map(card->dev, import->base + import->n_mapped * PYA_PAGE, page, 1);
     import->n_mapped += st == PYA_OK;
     /* The mapping keeps the page; one that is not mapped goes with this. */
     pya_status released = pya_device_page_release(card->dev, page);

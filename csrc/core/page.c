@@ -46,7 +46,7 @@ pya_pages_reserve(struct pya_pages *pages, size_t n) {
 static pya_status
 page_create(struct pya_pages *pages, struct pya_device *dev, pya_page_id *out) {
     pya_page_handle handle;
-    pya_status st = pya_device_page_create(dev, &handle);
+    pya_status st = pya_device_page_create(dev, 1, &handle);
     if (st != PYA_OK) {
         return st;
     }

@@ -275,7 +275,7 @@ stitch_map(struct pya_card *card, struct pya_stitch *stitch, size_t n_old) {
     pya_status st = PYA_OK;
     for (; n_done < stitch->n_pages; n_done++) {
         pya_dptr addr = stitch->base + n_done * PYA_PAGE;
-        st = pya_device_map(card->dev, addr, card->pages.items[stitch->pages[n_done]].handle);
+        st = pya_device_map(card->dev, addr, card->pages.items[stitch->pages[n_done]].handle, 1);
         if (st != PYA_OK) {
             goto unmap;
         }
