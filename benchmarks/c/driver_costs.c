@@ -51,16 +51,16 @@ measure_pages(struct pya_device *dev, size_t n, int round) {
     need(pya_device_range_reserve(dev, n * PYA_PAGE, &view), "reserving addresses");
     start();
     for (size_t i = 0; i < n; i++) {
-        need(pya_device_page_create(dev, &pages[i]), "creating a page");
+        need(pya_device_page_create(dev, 1, &pages[i]), "creating a page");
     }
     stop(PYA_SIM_PAGE_CREATE, is_many, round);
     for (size_t i = 0; i < n; i++) {
-        need(pya_device_map(dev, home + i * PYA_PAGE, pages[i]), "mapping");
+        need(pya_device_map(dev, home + i * PYA_PAGE, pages[i], 1), "mapping");
     }
     need(pya_device_set_access(dev, home, n * PYA_PAGE), "opening");
     start();
     for (size_t i = 0; i < n; i++) {
-        need(pya_device_map(dev, view + i * PYA_PAGE, pages[n - 1 - i]), "mapping again");
+        need(pya_device_map(dev, view + i * PYA_PAGE, pages[n - 1 - i], 1), "mapping again");
     }
     stop(PYA_SIM_MAP, is_many, round);
     start();

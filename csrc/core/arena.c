@@ -16,7 +16,7 @@ enum { RANGE_TIMES_DEFAULT = 2, RANGE_SHARE_PRIVATE = 4, RANGE_ARENAS = 16 };
 #ifdef PYA_TEST_TINY
 enum { GRAIN_SHARE = 2 };
 #else
-enum { GRAIN_SHARE = 64 };
+enum { GRAIN_SHARE = 128 };
 #endif
 
 static struct pya_fit *

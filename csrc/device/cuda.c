@@ -193,9 +193,10 @@ cuda_is_capturing(struct pya_device *dev, pya_stream stream, bool *out) {
 /* ---- virtual memory ---- */
 
 static pya_status
-cuda_page_create(struct pya_device *dev, pya_page_handle *out) {
+cuda_page_create(struct pya_device *dev, size_t n_pages, pya_page_handle *out) {
     uint64_t page = 0;
-    CUDA_CALL(dev, cuMemCreate, PYA_PAGE, &page, PYA_PAGE, &scope.cuda->prop, 0);
+    size_t bytes = n_pages * PYA_PAGE;
+    CUDA_CALL(dev, cuMemCreate, bytes, &page, bytes, &scope.cuda->prop, 0);
     if (status == PYA_OK) {
         *out = page;
     }
@@ -204,7 +205,7 @@ cuda_page_create(struct pya_device *dev, pya_page_handle *out) {
 
 static pya_status
 cuda_page_release(struct pya_device *dev, pya_page_handle page) {
-    CUDA_FREE_CALL(dev, cuMemRelease, PYA_PAGE, page);
+    CUDA_FREE_CALL(dev, cuMemRelease, 0, page);
     return status;
 }
 
@@ -225,8 +226,9 @@ cuda_range_release(struct pya_device *dev, pya_dptr addr, size_t bytes) {
 }
 
 static pya_status
-cuda_map(struct pya_device *dev, pya_dptr addr, pya_page_handle page) {
-    CUDA_CALL(dev, cuMemMap, PYA_PAGE, addr, PYA_PAGE, 0, page, 0);
+cuda_map(struct pya_device *dev, pya_dptr addr, pya_page_handle page, size_t n_pages) {
+    size_t bytes = n_pages * PYA_PAGE;
+    CUDA_CALL(dev, cuMemMap, bytes, addr, bytes, 0, page, 0);
     return status;
 }
 
@@ -271,8 +273,7 @@ cuda_page_export(struct pya_device *dev, pya_page_handle page, int *fd) {
     if (!cuda->caps.has_export) {
         return PYA_E_NOTSUP;
     }
-    CUDA_CALL(
-        dev, cuMemExportToShareableHandle, PYA_PAGE, &exported, page, CUDA_HANDLE_POSIX_FD, 0);
+    CUDA_CALL(dev, cuMemExportToShareableHandle, 0, &exported, page, CUDA_HANDLE_POSIX_FD, 0);
     if (status == PYA_OK) {
         *fd = exported;
     }
@@ -287,7 +288,7 @@ cuda_page_import(struct pya_device *dev, int fd, pya_page_handle *out) {
     }
     /* NOLINTNEXTLINE(performance-no-int-to-ptr): how the driver wants it */
     void *shared = (void *)(intptr_t)fd;
-    CUDA_CALL(dev, cuMemImportFromShareableHandle, PYA_PAGE, &page, shared, CUDA_HANDLE_POSIX_FD);
+    CUDA_CALL(dev, cuMemImportFromShareableHandle, 0, &page, shared, CUDA_HANDLE_POSIX_FD);
     if (status == PYA_OK) {
         *out = page;
     }

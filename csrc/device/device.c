@@ -60,8 +60,8 @@ pya_device_mem_info(struct pya_device *dev, size_t *free_bytes, size_t *total_by
 }
 
 pya_status
-pya_device_page_create(struct pya_device *dev, pya_page_handle *out) {
-    return dev->ops->page_create == NULL ? PYA_E_NOTSUP : dev->ops->page_create(dev, out);
+pya_device_page_create(struct pya_device *dev, size_t n_pages, pya_page_handle *out) {
+    return dev->ops->page_create == NULL ? PYA_E_NOTSUP : dev->ops->page_create(dev, n_pages, out);
 }
 
 pya_status
@@ -82,8 +82,8 @@ pya_device_range_release(struct pya_device *dev, pya_dptr addr, size_t bytes) {
 }
 
 pya_status
-pya_device_map(struct pya_device *dev, pya_dptr addr, pya_page_handle page) {
-    return dev->ops->map == NULL ? PYA_E_NOTSUP : dev->ops->map(dev, addr, page);
+pya_device_map(struct pya_device *dev, pya_dptr addr, pya_page_handle page, size_t n_pages) {
+    return dev->ops->map == NULL ? PYA_E_NOTSUP : dev->ops->map(dev, addr, page, n_pages);
 }
 
 pya_status

@@ -18,8 +18,9 @@ extern "C" {
 #endif
 
 struct pya_device;
-typedef uint64_t pya_page_handle; /* one physical page of PYA_PAGE bytes; 0 is none */
-typedef uint64_t pya_event;       /* 0 is none */
+typedef uint64_t
+    pya_page_handle;        /* physical memory of one or more pages of PYA_PAGE bytes; 0 is none */
+typedef uint64_t pya_event; /* 0 is none */
 
 struct pya_device_error {
     char call[48];  /* e.g. "cuMemCreate" */
@@ -57,23 +58,27 @@ struct pya_device_ops {
 
     /* optional as a group: virtual memory, page granularity, present when caps.has_vmm.
      * Unmap, release and range_release are not stream-ordered: the caller has waited for the work. */
-    pya_status (*page_create)(struct pya_device *dev, pya_page_handle *out);
-    /* The memory goes back when the last mapping of the page is gone too. */
+    /* n_pages of physical memory behind one handle, which is mapped, opened, unmapped and released as a whole: a driver
+     * asks about as much time for each handle, whatever its size. */
+    pya_status (*page_create)(struct pya_device *dev, size_t n_pages, pya_page_handle *out);
+    /* The memory goes back when the last mapping of the handle is gone too. */
     pya_status (*page_release)(struct pya_device *dev, pya_page_handle page);
     pya_status (*range_reserve)(struct pya_device *dev, size_t bytes, pya_dptr *out);
     pya_status (*range_release)(struct pya_device *dev, pya_dptr addr, size_t bytes);
-    /* One page at addr; not accessible before set_access. */
-    pya_status (*map)(struct pya_device *dev, pya_dptr addr, pya_page_handle page);
-    /* All of [addr, addr + bytes) is mapped, in whole pages. */
+    /* The whole handle at addr; n_pages: those it was made with, by the process that made it.  Not accessible before
+     * set_access. */
+    pya_status (*map)(struct pya_device *dev, pya_dptr addr, pya_page_handle page, size_t n_pages);
+    /* [addr, addr + bytes) is a row of whole mappings: of a part of one, unmap and set_access are refused. */
     pya_status (*unmap)(struct pya_device *dev, pya_dptr addr, size_t bytes);
-    /* Once per range, not per page: read-write for this device and its enabled peers.  Of fresh mappings only: what is open
+    /* Once per range, not per mapping: read-write for this device and its enabled peers.  Of fresh mappings only: what is open
      * already may be in use, and a driver may take a mapping away before it makes it again. */
     pya_status (*set_access)(struct pya_device *dev, pya_dptr addr, size_t bytes);
 
     /* optional; default in brackets */
     pya_status (*is_capturing)(struct pya_device *dev, pya_stream stream, bool *out); /* [false] */
-    /* A file descriptor, the caller's, by which another process may have the page too; and the page of such a
-     * descriptor, which stays the caller's to close.  A page lives until all processes have released it.  [PYA_E_NOTSUP] */
+    /* A file descriptor, the caller's, by which another process may have the handle's memory too; and a handle of the
+     * memory of such a descriptor, which stays the caller's to close.  How many pages it has, the descriptor does not
+     * tell.  The memory lives until all processes have released it.  [PYA_E_NOTSUP] */
     pya_status (*page_export)(struct pya_device *dev, pya_page_handle page, int *fd);
     pya_status (*page_import)(struct pya_device *dev, int fd, pya_page_handle *out);
     /* Whether set_access lets `peer` access memory too, from now on.  [PYA_E_NOTSUP] */
@@ -112,14 +117,15 @@ PYA_MUST_CHECK pya_status pya_device_stream_sync(struct pya_device *dev, pya_str
 PYA_MUST_CHECK pya_status pya_device_sync(struct pya_device *dev);
 PYA_MUST_CHECK pya_status
 pya_device_mem_info(struct pya_device *dev, size_t *free_bytes, size_t *total_bytes);
-PYA_MUST_CHECK pya_status pya_device_page_create(struct pya_device *dev, pya_page_handle *out);
+PYA_MUST_CHECK pya_status
+pya_device_page_create(struct pya_device *dev, size_t n_pages, pya_page_handle *out);
 PYA_MUST_CHECK pya_status pya_device_page_release(struct pya_device *dev, pya_page_handle page);
 PYA_MUST_CHECK pya_status
 pya_device_range_reserve(struct pya_device *dev, size_t bytes, pya_dptr *out);
 PYA_MUST_CHECK pya_status
 pya_device_range_release(struct pya_device *dev, pya_dptr addr, size_t bytes);
 PYA_MUST_CHECK pya_status
-pya_device_map(struct pya_device *dev, pya_dptr addr, pya_page_handle page);
+pya_device_map(struct pya_device *dev, pya_dptr addr, pya_page_handle page, size_t n_pages);
 PYA_MUST_CHECK pya_status pya_device_unmap(struct pya_device *dev, pya_dptr addr, size_t bytes);
 PYA_MUST_CHECK pya_status
 pya_device_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes);

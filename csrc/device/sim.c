@@ -152,6 +152,7 @@ sim_close(struct pya_device *dev) {
     pthread_mutex_destroy(&sim->lock);
     free(sim->pte);
     free(sim->pages);
+    free(sim->runs);
     free(sim->streams);
     free(sim->events);
     free(sim->uses);
@@ -303,8 +304,19 @@ pya_sim_advance_clock(struct pya_sim *sim, uint64_t ns) {
     pthread_mutex_unlock(&sim->lock);
 }
 
-/* mappings of each page == entries of the page table that name it;
- * used_bytes == pages alive x PYA_PAGE; alive == has a handle or a mapping. */
+/* Does the page at vpage stand beside those of its run? */
+static bool
+sim_is_beside(const struct pya_sim *sim, uint32_t vpage, uint32_t page) {
+    uint32_t first = sim->pages[page].first;
+    bool is_last = page + 1 == first + sim->pages[first].n_pages;
+    return (page == first ||
+            (vpage > 0 && (uint32_t)(sim->pte[vpage - 1] & SIM_PTE_PAGE) == page)) &&
+           (is_last || (vpage + 1 < sim->space.n_used &&
+                        (uint32_t)(sim->pte[vpage + 1] & SIM_PTE_PAGE) == page + 2));
+}
+
+/* mappings of each page == entries of the page table that name it, each beside those of the rest of its run;
+ * used_bytes == pages alive x PYA_PAGE; alive == the run has a handle or a mapping. */
 size_t
 pya_sim_check(struct pya_sim *sim) {
     pthread_mutex_lock(&sim->lock);
@@ -317,10 +329,15 @@ pya_sim_check(struct pya_sim *sim) {
         if (page != 0) {
             seen[page - 1]++;
             n_mappings += (sim->pte[i] & SIM_PTE_PLAIN) == 0;
+            if (!sim_is_beside(sim, i, page - 1)) {
+                fprintf(stderr, "sim: page %u is mapped without the rest of its run\n", page - 1);
+                bad++;
+            }
         }
     }
     for (uint32_t i = 0; seen != NULL && i < sim->n_page_slots; i++) {
-        n_alive += sim->pages[i].n_handles > 0 || seen[i] > 0;
+        bool is_alive = sim->pages[i].n_handles > 0 || seen[i] > 0;
+        n_alive += is_alive ? sim->pages[i].n_pages : 0; /* 0 but at the first of a run */
         if (seen[i] != sim->pages[i].n_mappings) {
             fprintf(
                 stderr, "sim: page %u has %u mappings, counted %u\n", i, seen[i],

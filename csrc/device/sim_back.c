@@ -18,7 +18,7 @@ sim_back_open(struct pya_sim *sim) {
         return PYA_E_HOST_NOMEM;
     }
     /* Sparse: a page costs memory once it is written. */
-    if (ftruncate(sim->fd, (off_t)sim->config.address_bytes) != 0) {
+    if (ftruncate(sim->fd, (off_t)((uint64_t)SIM_MAX_PAGES << PYA_PAGE_SHIFT)) != 0) {
         goto close_fd;
     }
     /* One page more than asked for, so that the base can be aligned. */
@@ -50,14 +50,14 @@ sim_back_close(struct pya_sim *sim) {
 }
 
 bool
-sim_back_map(struct pya_sim *sim, uint32_t vpage, uint32_t page) {
+sim_back_map(struct pya_sim *sim, uint32_t vpage, uint32_t page, uint32_t n) {
     if (sim->fd < 0) {
         return true;
     }
     void *at = sim_host(sim_address(sim, vpage));
     off_t offset = (off_t)((uint64_t)page << PYA_PAGE_SHIFT);
-    return mmap(at, PYA_PAGE, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, sim->fd, offset) ==
-           at;
+    int flags = MAP_SHARED | MAP_FIXED | MAP_NORESERVE;
+    return mmap(at, (size_t)n << PYA_PAGE_SHIFT, PROT_NONE, flags, sim->fd, offset) == at;
 }
 
 void
@@ -79,11 +79,11 @@ sim_back_access(struct pya_sim *sim, uint32_t vpage, uint32_t n) {
 }
 
 bool
-sim_back_drop(struct pya_sim *sim, uint32_t page) {
+sim_back_drop(struct pya_sim *sim, uint32_t page, uint32_t n) {
     if (sim->fd < 0) {
         return true;
     }
     off_t offset = (off_t)((uint64_t)page << PYA_PAGE_SHIFT);
-    return fallocate(
-               sim->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, (off_t)PYA_PAGE) == 0;
+    off_t bytes = (off_t)((uint64_t)n << PYA_PAGE_SHIFT);
+    return fallocate(sim->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, bytes) == 0;
 }

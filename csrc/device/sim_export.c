@@ -36,19 +36,22 @@ pya_status
 sim_page_export(struct pya_device *dev, pya_page_handle handle, int *fd) {
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_PAGE_EXPORT);
-    if (status == PYA_OK && sim_page_find(sim, handle) == SIM_SPACE_NONE) {
+    uint32_t page = status == PYA_OK ? sim_page_find(sim, handle) : SIM_SPACE_NONE;
+    if (status == PYA_OK && page == SIM_SPACE_NONE) {
         status = sim_misuse(sim, "export of a handle that is not one", handle);
     }
     if (status == PYA_OK && !sim_ticket_write(sim, handle, fd)) {
         status = PYA_E_HOST_NOMEM;
     }
-    return sim_leave(sim, PYA_SIM_PAGE_EXPORT, 1, status);
+    uint64_t n_pages = page == SIM_SPACE_NONE ? 0 : sim->pages[page].n_pages;
+    return sim_leave(sim, PYA_SIM_PAGE_EXPORT, n_pages, status);
 }
 
 pya_status
 sim_page_import(struct pya_device *dev, int fd, pya_page_handle *out) {
     struct pya_sim *sim = sim_from(dev);
     struct sim_ticket ticket = {.sim = 0};
+    uint64_t n_pages = 0;
     pya_status status = sim_enter(sim, PYA_SIM_PAGE_IMPORT);
     if (status == PYA_OK) {
         uint32_t page = SIM_SPACE_NONE;
@@ -60,9 +63,10 @@ sim_page_import(struct pya_device *dev, int fd, pya_page_handle *out) {
         if (page == SIM_SPACE_NONE) {
             status = PYA_E_DEVICE;
         } else {
+            n_pages = sim->pages[page].n_pages;
             sim->pages[page].n_handles++;
             *out = ticket.handle;
         }
     }
-    return sim_leave(sim, PYA_SIM_PAGE_IMPORT, 1, status);
+    return sim_leave(sim, PYA_SIM_PAGE_IMPORT, n_pages, status);
 }

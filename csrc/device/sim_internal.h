@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "sim.h"
+#include "sim_page.h"
 #include "sim_space.h"
 
 /* An entry of the page table: low half the physical page plus 1 (0: nothing mapped), then flags. */
@@ -11,20 +12,7 @@
 #define SIM_PTE_RESERVED (UINT64_C(1) << 32)
 #define SIM_PTE_ACCESS (UINT64_C(1) << 33)
 #define SIM_PTE_PLAIN (UINT64_C(1) << 34) /* of plain_alloc: no virtual memory call may touch it */
-
-#define SIM_STEPS ((uint32_t)(PYA_PAGE / PYA_ALIGN)) /* 512-byte steps of a page */
-#define SIM_OWNER_WORDS (SIM_STEPS / 64)
-
-/* A physical page is alive while n_handles or n_mappings > 0. */
-struct sim_page {
-    uint32_t generation; /* distinguishes handles of the same slot */
-    uint32_t n_mappings;
-    uint32_t next_free; /* plus 1 */
-    uint32_t first_use; /* plus 1: unfinished work that touches it */
-    uint32_t n_owned;   /* bits set in owner */
-    uint32_t n_handles; /* created or imported and not released */
-    uint64_t *owner;    /* SIM_OWNER_WORDS; NULL until a block owned part of it */
-};
+#define SIM_PTE_START (UINT64_C(1) << 35) /* a range starts here */
 
 struct sim_stream {
     pya_stream id;
@@ -63,7 +51,9 @@ struct pya_sim {
     uint64_t *pte; /* by virtual page */
     struct sim_page *pages;
     uint32_t n_page_slots;
-    uint32_t free_page; /* plus 1 */
+    uint32_t n_pages_used; /* slots that ever were part of a run */
+    struct sim_runs *runs; /* by length, the lengths in order of first use: few */
+    uint32_t n_run_slots;
     struct sim_stream *streams;
     uint32_t n_streams;
     struct sim_event *events;
@@ -112,19 +102,15 @@ bool sim_grow(void **array, uint32_t *n_slots, size_t element_bytes);
 /* sim_back.c: no-ops when not backed.  False: the host had no memory. */
 pya_status sim_back_open(struct pya_sim *sim);
 void sim_back_close(struct pya_sim *sim);
-bool sim_back_map(struct pya_sim *sim, uint32_t vpage, uint32_t page);
+bool sim_back_map(struct pya_sim *sim, uint32_t vpage, uint32_t page, uint32_t n);
 void sim_back_unmap(struct pya_sim *sim, uint32_t vpage, uint32_t n);
 bool sim_back_access(struct pya_sim *sim, uint32_t vpage, uint32_t n);
-bool sim_back_drop(struct pya_sim *sim, uint32_t page);
+bool sim_back_drop(struct pya_sim *sim, uint32_t page, uint32_t n);
 
 /* sim_memory.c */
-pya_status sim_page_create(struct pya_device *dev, pya_page_handle *out);
-pya_status sim_page_release(struct pya_device *dev, pya_page_handle handle);
-/* The number of a page with that handle, or SIM_SPACE_NONE; caller holds the lock. */
-uint32_t sim_page_find(const struct pya_sim *sim, pya_page_handle handle);
 pya_status sim_range_reserve(struct pya_device *dev, size_t bytes, pya_dptr *out);
 pya_status sim_range_release(struct pya_device *dev, pya_dptr addr, size_t bytes);
-pya_status sim_map(struct pya_device *dev, pya_dptr addr, pya_page_handle handle);
+pya_status sim_map(struct pya_device *dev, pya_dptr addr, pya_page_handle handle, size_t n_pages);
 pya_status sim_unmap(struct pya_device *dev, pya_dptr addr, size_t bytes);
 pya_status sim_set_access(struct pya_device *dev, pya_dptr addr, size_t bytes);
 pya_status sim_open_peer(struct pya_device *dev, int peer, pya_dptr addr, size_t bytes);

@@ -1,119 +1,7 @@
-/* Memory of the simulated device: physical pages, address ranges, mappings, plain allocations. */
-#include <stdlib.h>
+/* Memory of the simulated device: address ranges, mappings, plain allocations. */
 #include <string.h>
 
 #include "sim_internal.h"
-
-bool
-sim_grow(void **array, uint32_t *n_slots, size_t element_bytes) {
-    uint32_t n = *n_slots == 0 ? 64 : *n_slots * 2;
-    void *bigger = realloc(*array, n * element_bytes);
-    if (bigger == NULL) {
-        return false;
-    }
-    memset((char *)bigger + *n_slots * element_bytes, 0, (n - *n_slots) * element_bytes);
-    *array = bigger;
-    *n_slots = n;
-    return true;
-}
-
-/* ---- physical pages ---- */
-
-static pya_status
-sim_page_take(struct pya_sim *sim, uint32_t *out) {
-    if (sim->state.used_bytes + PYA_PAGE > sim->config.capacity_bytes) {
-        return PYA_E_NOMEM;
-    }
-    if (sim->free_page == 0) {
-        uint32_t old = sim->n_page_slots;
-        if (!sim_grow((void **)&sim->pages, &sim->n_page_slots, sizeof *sim->pages)) {
-            return PYA_E_HOST_NOMEM;
-        }
-        for (uint32_t i = sim->n_page_slots; i-- > old;) {
-            sim->pages[i].next_free = sim->free_page;
-            sim->free_page = i + 1;
-        }
-    }
-    uint32_t page = sim->free_page - 1;
-    sim->free_page = sim->pages[page].next_free;
-    sim->pages[page].n_handles = 1;
-    sim->state.n_pages++;
-    sim->state.used_bytes += PYA_PAGE;
-    if (sim->state.used_bytes > sim->state.peak_bytes) {
-        sim->state.peak_bytes = sim->state.used_bytes;
-    }
-    *out = page;
-    return PYA_OK;
-}
-
-/* Gives the page back when neither a handle nor a mapping holds it. */
-static void
-sim_page_settle(struct pya_sim *sim, uint32_t index) {
-    struct sim_page *page = &sim->pages[index];
-    if (page->n_handles > 0 || page->n_mappings > 0) {
-        return;
-    }
-    if (page->n_owned > 0) {
-        sim_misuse(sim, "a page goes back while a live block owns part of it", index);
-        memset(page->owner, 0, SIM_OWNER_WORDS * sizeof *page->owner);
-        page->n_owned = 0;
-    }
-    sim_drop_uses_locked(sim, index);
-    if (!sim_back_drop(sim, index)) {
-        sim_misuse(sim, "host: memory of a page could not be given back", index);
-    }
-    page->generation++;
-    page->next_free = sim->free_page;
-    sim->free_page = index + 1;
-    sim->state.n_pages--;
-    sim->state.used_bytes -= PYA_PAGE;
-}
-
-static pya_page_handle
-sim_page_handle(const struct pya_sim *sim, uint32_t page) {
-    return ((uint64_t)sim->pages[page].generation << 32) | (page + 1);
-}
-
-uint32_t
-sim_page_find(const struct pya_sim *sim, pya_page_handle handle) {
-    uint32_t page = (uint32_t)handle - 1;
-    if ((uint32_t)handle == 0 || page >= sim->n_page_slots || sim->pages[page].n_handles == 0 ||
-        sim->pages[page].generation != (uint32_t)(handle >> 32)) {
-        return SIM_SPACE_NONE;
-    }
-    return page;
-}
-
-pya_status
-sim_page_create(struct pya_device *dev, pya_page_handle *out) {
-    struct pya_sim *sim = sim_from(dev);
-    pya_status status = sim_enter(sim, PYA_SIM_PAGE_CREATE);
-    uint32_t page = 0;
-    if (status == PYA_OK) {
-        status = sim_page_take(sim, &page);
-    }
-    if (status == PYA_OK) {
-        *out = sim_page_handle(sim, page);
-    }
-    return sim_leave(sim, PYA_SIM_PAGE_CREATE, 1, status);
-}
-
-pya_status
-sim_page_release(struct pya_device *dev, pya_page_handle handle) {
-    struct pya_sim *sim = sim_from(dev);
-    pya_status status = sim_enter(sim, PYA_SIM_PAGE_RELEASE);
-    if (status == PYA_OK) {
-        uint32_t page = sim_page_find(sim, handle);
-        if (page == SIM_SPACE_NONE) {
-            status =
-                sim_misuse(sim, "release of a handle that is not one (released twice?)", handle);
-        } else {
-            sim->pages[page].n_handles--;
-            sim_page_settle(sim, page);
-        }
-    }
-    return sim_leave(sim, PYA_SIM_PAGE_RELEASE, 1, status);
-}
 
 /* ---- address ranges and mappings ---- */
 
@@ -140,6 +28,7 @@ sim_reserve_locked(struct pya_sim *sim, uint64_t n, uint64_t flags, uint32_t *ou
     for (uint32_t i = 0; i < (uint32_t)n; i++) {
         sim->pte[first + i] = flags;
     }
+    sim->pte[first] |= SIM_PTE_START;
     *out = first;
     return PYA_OK;
 }
@@ -193,58 +82,134 @@ sim_range_release(struct pya_device *dev, pya_dptr addr, size_t bytes) {
     return sim_leave(sim, PYA_SIM_RANGE_RELEASE, n, status);
 }
 
+/* Are the n addresses of a mapping of one range, and nothing mapped there? */
 static pya_status
-sim_map_locked(struct pya_sim *sim, pya_dptr addr, pya_page_handle handle) {
-    uint32_t vpage = sim_vpage(sim, addr);
+sim_check_room(struct pya_sim *sim, pya_dptr addr, uint32_t first, uint32_t n) {
+    if (n == 0) {
+        return sim_misuse(sim, "map at an address that is not reserved", addr);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t pte = sim->pte[first + i];
+        pya_dptr at = sim_address(sim, first + i);
+        if (pte == 0) {
+            return sim_misuse(sim, "map at an address that is not reserved", at);
+        }
+        if ((pte & ~SIM_PTE_START) != SIM_PTE_RESERVED) {
+            return sim_misuse(sim, "map at an address that is mapped", at);
+        }
+        if (i > 0 && (pte & SIM_PTE_START) != 0) {
+            return sim_misuse(sim, "map beyond the end of a range", at);
+        }
+    }
+    return PYA_OK;
+}
+
+static pya_status
+sim_map_locked(struct pya_sim *sim, pya_dptr addr, pya_page_handle handle, size_t n_pages) {
     uint32_t page = sim_page_find(sim, handle);
     if (page == SIM_SPACE_NONE) {
         return sim_misuse(sim, "map of a handle that is not one", handle);
     }
-    if ((addr & (PYA_PAGE - 1)) != 0 || vpage == SIM_SPACE_NONE || sim->pte[vpage] == 0) {
-        return sim_misuse(sim, "map at an address that is not reserved", addr);
+    if (sim->pages[page].n_pages != n_pages) {
+        return sim_misuse(sim, "map of other than the whole of a handle", handle);
     }
-    if (sim->pte[vpage] != SIM_PTE_RESERVED) {
-        return sim_misuse(sim, "map at an address that is mapped", addr);
+    uint32_t n = 0;
+    uint32_t first = sim_span(sim, addr, n_pages << PYA_PAGE_SHIFT, &n);
+    pya_status status = sim_check_room(sim, addr, first, n);
+    if (status != PYA_OK) {
+        return status;
     }
-    if (!sim_back_map(sim, vpage, page)) {
+    if (!sim_back_map(sim, first, page, n)) {
         return PYA_E_HOST_NOMEM;
     }
-    sim->pte[vpage] |= page + 1;
-    sim->pages[page].n_mappings++;
-    sim->state.n_mappings++;
+    for (uint32_t i = 0; i < n; i++) {
+        sim->pte[first + i] |= page + i + 1;
+        sim->pages[page + i].n_mappings++;
+    }
+    sim->state.n_mappings += n;
     return PYA_OK;
 }
 
 pya_status
-sim_map(struct pya_device *dev, pya_dptr addr, pya_page_handle handle) {
+sim_map(struct pya_device *dev, pya_dptr addr, pya_page_handle handle, size_t n_pages) {
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_MAP);
     if (status == PYA_OK) {
-        status = sim_map_locked(sim, addr, handle);
+        status = sim_map_locked(sim, addr, handle, n_pages);
     }
-    return sim_leave(sim, PYA_SIM_MAP, 1, status);
+    return sim_leave(sim, PYA_SIM_MAP, n_pages, status);
+}
+
+/* The page mapped there, which is not one of a plain allocation; SIM_SPACE_NONE: none. */
+static uint32_t
+sim_mapped(const struct pya_sim *sim, uint32_t vpage) {
+    uint64_t pte = sim->pte[vpage];
+    return (pte & SIM_PTE_PAGE) == 0 || (pte & SIM_PTE_PLAIN) != 0
+               ? SIM_SPACE_NONE
+               : (uint32_t)(pte & SIM_PTE_PAGE) - 1;
+}
+
+/* What is asked of a row of mappings, in the words of a misuse. */
+struct sim_asked {
+    const char *of_unmapped;
+    const char *of_part;
+    const char *of_open; /* NULL: it may be open */
+};
+
+/* Is [first, first + n) a row of whole mappings? */
+static pya_status
+sim_check_mapped(struct pya_sim *sim, const struct sim_asked *asked, uint32_t first, uint32_t n) {
+    uint32_t n_whole = 0; /* pages up to the end of the last mapping seen */
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t page = sim_mapped(sim, first + i);
+        if (page == SIM_SPACE_NONE) {
+            return sim_misuse(sim, asked->of_unmapped, sim_address(sim, first + i));
+        }
+        if (asked->of_open != NULL && (sim->pte[first + i] & SIM_PTE_ACCESS) != 0) {
+            return sim_misuse(sim, asked->of_open, sim_address(sim, first + i));
+        }
+        if (i == n_whole) {
+            /* 0 pages where a mapping does not start */
+            n_whole += sim->pages[page].n_pages;
+        }
+        if (i >= n_whole) {
+            return sim_misuse(sim, asked->of_part, sim_address(sim, first + i));
+        }
+    }
+    return n_whole > n ? sim_misuse(sim, asked->of_part, sim_address(sim, first + n)) : PYA_OK;
+}
+
+/* Takes one mapping away, of the run that starts at page, from the page table. */
+static void
+sim_unmap_run(struct pya_sim *sim, uint32_t vpage, uint32_t page) {
+    uint32_t n = sim->pages[page].n_pages;
+    for (uint32_t i = 0; i < n; i++) {
+        if (sim_pending_uses_locked(sim, page + i, vpage + i) > 0) {
+            /* The driver would do it, and the running kernel would fault. */
+            sim_misuse(
+                sim, "unmap while work that uses it is unfinished", sim_address(sim, vpage + i));
+        }
+        sim->pte[vpage + i] = SIM_PTE_RESERVED | (sim->pte[vpage + i] & SIM_PTE_START);
+        sim->pages[page + i].n_mappings--;
+    }
+    sim->state.n_mappings -= n;
+    sim_page_settle(sim, page);
 }
 
 static pya_status
 sim_unmap_locked(struct pya_sim *sim, uint32_t first, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t pte = sim->pte[first + i];
-        if ((pte & SIM_PTE_PAGE) == 0 || (pte & SIM_PTE_PLAIN) != 0) {
-            return sim_misuse(
-                sim, "unmap of an address that is not mapped", sim_address(sim, first + i));
-        }
+    static const struct sim_asked asked = {
+        .of_unmapped = "unmap of an address that is not mapped",
+        .of_part = "unmap of a part of a mapping",
+    };
+    pya_status status = sim_check_mapped(sim, &asked, first, n);
+    if (status != PYA_OK) {
+        return status;
     }
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t page = (uint32_t)(sim->pte[first + i] & SIM_PTE_PAGE) - 1;
-        if (sim_pending_uses_locked(sim, page, first + i) > 0) {
-            /* The driver would do it, and the running kernel would fault. */
-            sim_misuse(
-                sim, "unmap while work that uses it is unfinished", sim_address(sim, first + i));
-        }
-        sim->pte[first + i] = SIM_PTE_RESERVED;
-        sim->pages[page].n_mappings--;
-        sim->state.n_mappings--;
-        sim_page_settle(sim, page);
+    for (uint32_t i = 0; i < n;) {
+        uint32_t page = sim_mapped(sim, first + i);
+        sim_unmap_run(sim, first + i, page);
+        i += sim->pages[page].n_pages;
     }
     sim_back_unmap(sim, first, n);
     return PYA_OK;
@@ -263,26 +228,14 @@ sim_unmap(struct pya_device *dev, pya_dptr addr, size_t bytes) {
     return sim_leave(sim, PYA_SIM_UNMAP, n, status);
 }
 
-/* Mapped, and fresh if it has to be? */
-static pya_status
-sim_check_mapped(struct pya_sim *sim, uint32_t first, uint32_t n, bool is_fresh) {
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t pte = sim->pte[first + i];
-        if ((pte & SIM_PTE_PAGE) == 0 || (pte & SIM_PTE_PLAIN) != 0) {
-            return sim_misuse(
-                sim, "access asked for an address that is not mapped", sim_address(sim, first + i));
-        }
-        if (is_fresh && (pte & SIM_PTE_ACCESS) != 0) {
-            return sim_misuse(
-                sim, "access asked for what is open already", sim_address(sim, first + i));
-        }
-    }
-    return PYA_OK;
-}
-
 static pya_status
 sim_set_access_locked(struct pya_sim *sim, uint32_t first, uint32_t n) {
-    pya_status status = sim_check_mapped(sim, first, n, true);
+    static const struct sim_asked asked = {
+        .of_unmapped = "access asked for an address that is not mapped",
+        .of_part = "access asked for a part of a mapping",
+        .of_open = "access asked for what is open already",
+    };
+    pya_status status = sim_check_mapped(sim, &asked, first, n);
     if (status != PYA_OK) {
         return status;
     }
@@ -300,7 +253,11 @@ sim_set_access_locked(struct pya_sim *sim, uint32_t first, uint32_t n) {
 
 static pya_status
 sim_open_peer_locked(struct pya_sim *sim, int peer, uint32_t first, uint32_t n) {
-    pya_status status = sim_check_mapped(sim, first, n, false);
+    static const struct sim_asked asked = {
+        .of_unmapped = "access asked for an address that is not mapped",
+        .of_part = "access asked for a part of a mapping",
+    };
+    pya_status status = sim_check_mapped(sim, &asked, first, n);
     bool is_refused = (sim->config.refused_peers >> peer & 1) != 0;
     return status == PYA_OK && is_refused ? PYA_E_DEVICE : status;
 }
@@ -361,7 +318,7 @@ sim_plain_alloc_locked(struct pya_sim *sim, uint32_t n, uint32_t *out) {
     }
     for (uint32_t i = 0; i < n; i++) {
         uint32_t page = 0;
-        status = sim_page_take(sim, &page);
+        status = sim_page_take(sim, 1, &page);
         if (status != PYA_OK) {
             sim_plain_undo(sim, first, i, n);
             return status;
@@ -369,7 +326,7 @@ sim_plain_alloc_locked(struct pya_sim *sim, uint32_t n, uint32_t *out) {
         sim->pages[page].n_handles = 0;
         sim->pages[page].n_mappings = 1;
         sim->pte[first + i] |= page + 1;
-        if (!sim_back_map(sim, first + i, page)) {
+        if (!sim_back_map(sim, first + i, page, 1)) {
             sim_plain_undo(sim, first, i + 1, n);
             return PYA_E_HOST_NOMEM;
         }

@@ -15,90 +15,94 @@ segment_create(struct pya_model *model, size_t unit, struct model_segment **out)
     size_t wanted = model->total_bytes + model->total_bytes / 8;
     segment->unit = unit;
     segment->bytes = (wanted + unit - 1) / unit * unit;
-    segment->pages = calloc(segment->bytes / PYA_PAGE, sizeof *segment->pages);
+    segment->units = calloc(segment->bytes / unit, sizeof *segment->units);
     pya_status status = PYA_E_HOST_NOMEM;
-    if (segment->pages == NULL) {
+    if (segment->units == NULL) {
         goto free_segment;
     }
     status = pya_device_range_reserve(model->dev, segment->bytes, &segment->base);
     if (status != PYA_OK) {
-        goto free_pages;
+        goto free_units;
     }
     segment->next = model->segments;
     model->segments = segment;
     *out = segment;
     return PYA_OK;
 
-free_pages:
-    free(segment->pages);
+free_units:
+    free(segment->units);
 free_segment:
     free(segment);
     return status;
 }
 
-/* Unmaps and releases pages [first, last). */
+static pya_dptr
+segment_addr(const struct model_segment *segment, size_t unit) {
+    return segment->base + unit * segment->unit;
+}
+
+/* Unmaps and releases units [first, last). */
 static pya_status
 segment_drop(struct pya_model *model, struct model_segment *segment, size_t first, size_t last) {
     pya_status status = PYA_OK;
-    for (size_t i = first; i < last && status == PYA_OK; i += segment->unit / PYA_PAGE) {
-        status = pya_device_unmap(model->dev, segment->base + i * PYA_PAGE, segment->unit);
-        for (size_t k = i; k < i + segment->unit / PYA_PAGE && status == PYA_OK; k++) {
-            status = pya_device_page_release(model->dev, segment->pages[k]);
-            segment->pages[k] = 0;
+    for (size_t i = first; i < last && status == PYA_OK; i++) {
+        status = pya_device_unmap(model->dev, segment_addr(segment, i), segment->unit);
+        if (status == PYA_OK) {
+            status = pya_device_page_release(model->dev, segment->units[i]);
+            segment->units[i] = 0;
         }
     }
     return status;
 }
 
-/* Creates and maps pages [first, last); on failure none of them. */
+/* Creates and maps units [first, last); on failure none of them. */
 static pya_status
 segment_fill(struct pya_model *model, struct model_segment *segment, size_t first, size_t last) {
+    const size_t n_pages = segment->unit / PYA_PAGE;
+    pya_dptr start = segment_addr(segment, first);
     pya_status status = PYA_OK;
     size_t created = first;
     size_t mapped = first;
     while (created < last) {
-        status = pya_device_page_create(model->dev, &segment->pages[created]);
+        status = pya_device_page_create(model->dev, n_pages, &segment->units[created]);
         if (status != PYA_OK) {
             goto undo;
         }
         created++;
     }
     while (mapped < last) {
-        pya_dptr addr = segment->base + mapped * PYA_PAGE;
-        status = pya_device_map(model->dev, addr, segment->pages[mapped]);
+        pya_dptr addr = segment_addr(segment, mapped);
+        status = pya_device_map(model->dev, addr, segment->units[mapped], n_pages);
         if (status != PYA_OK) {
             goto undo;
         }
         mapped++;
     }
-    status = pya_device_set_access(
-        model->dev, segment->base + first * PYA_PAGE, (last - first) * PYA_PAGE);
+    status = pya_device_set_access(model->dev, start, (last - first) * segment->unit);
     if (status == PYA_OK) {
         return PYA_OK;
     }
 
 undo:
     if (mapped > first) {
-        (void)!pya_device_unmap(
-            model->dev, segment->base + first * PYA_PAGE, (mapped - first) * PYA_PAGE);
+        (void)!pya_device_unmap(model->dev, start, (mapped - first) * segment->unit);
     }
     for (size_t i = first; i < created; i++) {
-        (void)!pya_device_page_release(model->dev, segment->pages[i]);
-        segment->pages[i] = 0;
+        (void)!pya_device_page_release(model->dev, segment->units[i]);
+        segment->units[i] = 0;
     }
     return status;
 }
 
 void
 model_segment_destroy(struct pya_model *model, struct model_segment *segment) {
-    size_t n = segment->bytes / PYA_PAGE;
-    for (size_t i = 0; i < n; i += segment->unit / PYA_PAGE) {
-        if (segment->pages[i] != 0) {
-            (void)!segment_drop(model, segment, i, i + segment->unit / PYA_PAGE);
+    for (size_t i = 0; i < segment->bytes / segment->unit; i++) {
+        if (segment->units[i] != 0) {
+            (void)!segment_drop(model, segment, i, i + 1);
         }
     }
     (void)!pya_device_range_release(model->dev, segment->base, segment->bytes);
-    free(segment->pages);
+    free(segment->units);
     free(segment);
 }
 
@@ -145,7 +149,7 @@ static pya_status
 expand_map(struct pya_model *model, struct pya_model_block **block, size_t bytes) {
     struct pya_model_block *b = *block;
     struct model_segment *segment = b->segment;
-    size_t first = (b->addr - segment->base) / PYA_PAGE;
+    size_t first = (b->addr - segment->base) / segment->unit;
     size_t wanted = (bytes + segment->unit - 1) / segment->unit * segment->unit;
     struct pya_model_block *rest = NULL;
     if (wanted < b->bytes) {
@@ -155,7 +159,7 @@ expand_map(struct pya_model *model, struct pya_model_block **block, size_t bytes
         }
         b->bytes = wanted;
     }
-    pya_status status = segment_fill(model, segment, first, first + wanted / PYA_PAGE);
+    pya_status status = segment_fill(model, segment, first, first + wanted / segment->unit);
     if (status != PYA_OK) {
         b->bytes += rest == NULL ? 0 : rest->bytes;
         expand_unlink(model, rest);
@@ -278,7 +282,7 @@ model_shrink(struct pya_model *model, struct pya_model_block *block) {
             return PYA_E_HOST_NOMEM;
         }
     }
-    status = segment_drop(model, segment, first / PYA_PAGE, last / PYA_PAGE);
+    status = segment_drop(model, segment, first / segment->unit, last / segment->unit);
     model_free_remove(model, block);
     if (middle != block) {
         block->bytes = first - offset;

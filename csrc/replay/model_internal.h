@@ -14,8 +14,8 @@ struct model_segment {
     struct model_segment *next;
     pya_dptr base;
     size_t bytes;
-    size_t unit;            /* mapped and unmapped in multiples of this */
-    pya_page_handle *pages; /* by page; 0 where nothing is mapped */
+    size_t unit;            /* bytes of one handle: mapped and unmapped in multiples of this */
+    pya_page_handle *units; /* by unit; 0 where nothing is mapped */
 };
 
 /* The blocks of a segment tile it, linked by prev and next in address order; no two neighbours are both free (and alike

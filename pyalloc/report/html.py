@@ -15,7 +15,7 @@ from pyalloc.advice import size
 from pyalloc.analysis import Advice, Analysis, Phase
 from pyalloc.moments import Moment
 from pyalloc.report import data, ranks
-from pyalloc.report.text import FOUND, MAKERS, PAGEWISE, out_of_memory, reserved_title
+from pyalloc.report.text import FOUND, MAKERS, out_of_memory, reserved_title
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _EVENTS = Path(__file__).with_name("events.js")
@@ -47,7 +47,6 @@ def page(analysis: Analysis, compared: Sequence[Analysis] = ()) -> str:
     template = _TEMPLATE.read_text(encoding="utf-8")
     return (
         template.replace("__TITLE__", title)
-        .replace("__PAGEWISE__", PAGEWISE)
         .replace("__GROWTHS__", _GROWTHS.read_text(encoding="utf-8"))
         .replace("__EVENTS__", _EVENTS.read_text(encoding="utf-8"))
         .replace("__DATA__", content)

@@ -17,11 +17,6 @@ from pyalloc.moments import MIB, Moment, page_bytes
 from pyalloc.reserved import Reserved
 
 WIDTH = 80
-# The cost table has no measurement of pieces of 20 MiB, so that the model makes none.
-PAGEWISE = (
-    "Calls of expandable segments are those for pieces of 2 MiB; torch takes 20 MiB at once for requests above 1 MiB, "
-    "with up to ten times fewer calls."
-)
 _LARGEST_STEP = 64 * MIB  # that an allocator grows by for a smaller request
 _MUCH_OUTSIDE = 0.05  # of a device: a context alone is less on most
 _LONGEST = 400  # of a command or a setting: some are given a whole configuration
@@ -402,6 +397,4 @@ def compare(results: Sequence[tuple[str, dict[str, Any]]], passes: int = 1) -> l
             f"{name:<12}{fits:>5}{size(result['peak_bytes']):>12}{result['n_calls']:>9,}"
             f"{result[f'n_calls_{key}']:>11,}{result['device_ns'] / 1e6:>12.1f}"
         )
-    if any(name == "expandable" for name, _ in results):
-        lines.append(wrapped(PAGEWISE, "", ""))
     return lines

@@ -261,11 +261,11 @@ test_memory_is_made_in_vain_once(void) {
 
 /* A driver that keeps its tables of mappings in the card's own memory, of which it needs some more for each mapping. */
 static pya_status
-map_if_room(struct pya_device *dev, pya_dptr addr, pya_page_handle page) {
+map_if_room(struct pya_device *dev, pya_dptr addr, pya_page_handle page, size_t n_pages) {
     size_t free_bytes;
     size_t total_bytes;
     CHECK_OK(pya_device_mem_info(dev, &free_bytes, &total_bytes));
-    return free_bytes == 0 ? PYA_E_NOMEM : world_opened.ops->map(dev, addr, page);
+    return free_bytes == 0 ? PYA_E_NOMEM : world_opened.ops->map(dev, addr, page, n_pages);
 }
 
 /* On a full card there is no room for a mapping, though much is free in pieces: some of it goes back to the driver. */

@@ -5,125 +5,7 @@
 #include <unistd.h>
 
 #include "check.h"
-
-#include "device/cuda.h"
-#include "device/sim.h"
-#include "driver.h"
-
-struct subject {
-    const char *name;
-    struct pya_device *(*open)(void);
-    /* Copies n bytes to or from device memory; NULL where it has no bytes. */
-    void (*copy_in)(pya_dptr to, const void *from, size_t n);
-    void (*copy_out)(void *to, pya_dptr from, size_t n);
-};
-
-static struct pya_device *
-open_sim(struct pya_sim_config config) {
-    config.capacity_bytes = 64 * PYA_PAGE;
-    config.address_bytes = UINT64_C(1) << 34;
-    config.quiet = true;
-    struct pya_sim *sim = NULL;
-    return CHECK_OK(pya_sim_create(&config, 0, &sim)) ? pya_sim_device(sim) : NULL;
-}
-
-static struct pya_device *
-open_counting(void) {
-    return open_sim((struct pya_sim_config){0});
-}
-
-static struct pya_device *
-open_backed(void) {
-    return open_sim((struct pya_sim_config){.backed = true});
-}
-
-static struct pya_device *
-open_no_vmm(void) {
-    return open_sim((struct pya_sim_config){.no_vmm = true});
-}
-
-static struct pya_device *
-open_cuda(void) {
-    struct pya_device *dev = NULL;
-    pya_status status = pya_cuda_open(0, &dev);
-    if (status == PYA_E_NOTSUP) {
-        struct pya_device_error error;
-        pya_cuda_error(&error);
-        CHECK(error.text[0] != '\0'); /* the reason is told */
-        CHECK_EQ(pya_cuda_count(), 0);
-        printf("cuda: skipped: %s\n", pya_cuda_why_not());
-        return NULL;
-    }
-    return CHECK_OK(status) ? dev : NULL;
-}
-
-static void
-host_in(pya_dptr to, const void *from, size_t n) {
-    memcpy((void *)(uintptr_t)to, from, n);
-}
-
-static void
-host_out(void *to, pya_dptr from, size_t n) {
-    memcpy(to, (const void *)(uintptr_t)from, n);
-}
-
-/* The library switches for its calls only: the test's own thread has no context unless it says so. */
-static void
-cuda_make_current(bool is_current) {
-    int (*retain)(void **, int) = NULL;
-    int (*set_current)(void *) = NULL;
-    void *symbol = cuda_symbol("cuDevicePrimaryCtxRetain");
-    memcpy(&retain, &symbol, sizeof symbol);
-    symbol = cuda_symbol("cuCtxSetCurrent");
-    memcpy(&set_current, &symbol, sizeof symbol);
-    void *context = NULL;
-    if (CHECK(retain != NULL && set_current != NULL)) {
-        CHECK(!is_current || retain(&context, 0) == 0);
-        CHECK_EQ(set_current(context), 0);
-    }
-}
-
-/* The copies are the test's own calls into the driver; the library never copies. */
-static void
-cuda_copy(const char *name, pya_dptr a, const void *b, void *c, size_t n) {
-    int (*in)(pya_dptr, const void *, size_t) = NULL;
-    int (*out)(void *, pya_dptr, size_t) = NULL;
-    void *symbol = cuda_symbol(name);
-    memcpy(&in, &symbol, sizeof symbol);
-    memcpy(&out, &symbol, sizeof symbol);
-    if (CHECK(in != NULL)) {
-        cuda_make_current(true);
-        CHECK_EQ(b != NULL ? in(a, b, n) : out(c, a, n), 0);
-        cuda_make_current(false);
-    }
-}
-
-/* The thread's own context; NULL: none, or no driver. */
-static void *
-cuda_current(void) {
-    int (*get_current)(void **) = NULL;
-    void *context = NULL;
-    void *symbol = cuda_symbol("cuCtxGetCurrent");
-    memcpy(&get_current, &symbol, sizeof symbol);
-    return get_current != NULL && get_current(&context) == 0 ? context : NULL;
-}
-
-static void
-cuda_in(pya_dptr to, const void *from, size_t n) {
-    cuda_copy("cuMemcpyHtoD_v2", to, from, NULL, n);
-}
-
-static void
-cuda_out(void *to, pya_dptr from, size_t n) {
-    cuda_copy("cuMemcpyDtoH_v2", from, NULL, to, n);
-}
-
-static const struct subject subjects[] = {
-    {"sim", open_counting, NULL, NULL},
-    {"sim backed", open_backed, host_in, host_out},
-    {"sim without vmm", open_no_vmm, NULL, NULL},
-    {"cuda", open_cuda, cuda_in, cuda_out},
-};
+#include "subject.h"
 
 static void
 suite_caps(const struct subject *subject, struct pya_device *dev) {
@@ -319,9 +201,9 @@ suite_aliases(const struct subject *subject, struct pya_device *dev) {
     CHECK_OK(pya_device_range_reserve(dev, 2 * PYA_PAGE, &view));
     CHECK(home % PYA_PAGE == 0 && view % PYA_PAGE == 0);
     for (size_t i = 0; i < 2; i++) {
-        CHECK_OK(pya_device_page_create(dev, &page[i]));
-        CHECK_OK(pya_device_map(dev, home + i * PYA_PAGE, page[i]));
-        CHECK_OK(pya_device_map(dev, view + (1 - i) * PYA_PAGE, page[i]));
+        CHECK_OK(pya_device_page_create(dev, 1, &page[i]));
+        CHECK_OK(pya_device_map(dev, home + i * PYA_PAGE, page[i], 1));
+        CHECK_OK(pya_device_map(dev, view + (1 - i) * PYA_PAGE, page[i], 1));
     }
     CHECK(page[0] != 0 && page[0] != page[1]);
     CHECK_OK(pya_device_set_access(dev, home, 2 * PYA_PAGE));
@@ -346,7 +228,7 @@ suite_aliases(const struct subject *subject, struct pya_device *dev) {
     }
     /* One page out of the middle, and back at the same address. */
     CHECK_OK(pya_device_unmap(dev, view, PYA_PAGE));
-    CHECK_OK(pya_device_map(dev, view, page[1]));
+    CHECK_OK(pya_device_map(dev, view, page[1], 1));
     CHECK_OK(pya_device_set_access(dev, view, PYA_PAGE));
     if (subject->copy_out != NULL) {
         char text[8] = "";
@@ -367,14 +249,14 @@ suite_export(const struct subject *subject, struct pya_device *dev) {
     pya_page_handle again = 0;
     pya_dptr addr = 0;
     int fd = -1;
-    CHECK_OK(pya_device_page_create(dev, &page));
+    CHECK_OK(pya_device_page_create(dev, 1, &page));
     CHECK_OK(pya_device_range_reserve(dev, 2 * PYA_PAGE, &addr));
-    CHECK_OK(pya_device_map(dev, addr, page));
+    CHECK_OK(pya_device_map(dev, addr, page, 1));
     CHECK_OK(pya_device_set_access(dev, addr, PYA_PAGE));
     CHECK_OK(pya_device_page_export(dev, page, &fd));
     CHECK_OK(pya_device_page_import(dev, fd, &again));
     CHECK_EQ(close(fd), 0);
-    CHECK_OK(pya_device_map(dev, addr + PYA_PAGE, again));
+    CHECK_OK(pya_device_map(dev, addr + PYA_PAGE, again, 1));
     CHECK_OK(pya_device_set_access(dev, addr + PYA_PAGE, PYA_PAGE));
     if (subject->copy_in != NULL) {
         subject->copy_in(addr + 100, "page 0!", 8);
@@ -399,11 +281,11 @@ static void
 suite_refusals(const struct subject *subject, struct pya_device *dev) {
     pya_page_handle page = 0;
     pya_dptr addr = 0;
-    CHECK_OK(pya_device_page_create(dev, &page));
+    CHECK_OK(pya_device_page_create(dev, 1, &page));
     CHECK_OK(pya_device_range_reserve(dev, 2 * PYA_PAGE, &addr));
     CHECK(pya_device_set_access(dev, addr, PYA_PAGE) != PYA_OK);
-    CHECK_OK(pya_device_map(dev, addr, page));
-    CHECK(pya_device_map(dev, addr, page) != PYA_OK);
+    CHECK_OK(pya_device_map(dev, addr, page, 1));
+    CHECK(pya_device_map(dev, addr, page, 1) != PYA_OK);
     if (subject->open != open_cuda) { /* a card's driver (580.159 on an H200) says it were done */
         CHECK(pya_device_unmap(dev, addr + PYA_PAGE, PYA_PAGE) != PYA_OK);
     }
@@ -418,11 +300,11 @@ suite_no_vmm(const struct subject *subject, struct pya_device *dev) {
     (void)subject;
     pya_dptr addr = 5;
     pya_page_handle page = 5;
-    CHECK_EQ(pya_device_page_create(dev, &page), PYA_E_NOTSUP);
+    CHECK_EQ(pya_device_page_create(dev, 1, &page), PYA_E_NOTSUP);
     CHECK_EQ(pya_device_page_release(dev, 5), PYA_E_NOTSUP);
     CHECK_EQ(pya_device_range_reserve(dev, PYA_PAGE, &addr), PYA_E_NOTSUP);
     CHECK_EQ(pya_device_range_release(dev, 5, PYA_PAGE), PYA_E_NOTSUP);
-    CHECK_EQ(pya_device_map(dev, 5, 5), PYA_E_NOTSUP);
+    CHECK_EQ(pya_device_map(dev, 5, 5, 1), PYA_E_NOTSUP);
     CHECK_EQ(pya_device_unmap(dev, 5, PYA_PAGE), PYA_E_NOTSUP);
     CHECK_EQ(pya_device_set_access(dev, 5, PYA_PAGE), PYA_E_NOTSUP);
     int fd = 5;
@@ -469,9 +351,9 @@ worker_run(void *arg) {
         if (worker->has_vmm) {
             pya_page_handle page = 0;
             pya_dptr addr = 0;
-            worker_check(worker, pya_device_page_create(dev, &page));
+            worker_check(worker, pya_device_page_create(dev, 1, &page));
             worker_check(worker, pya_device_range_reserve(dev, PYA_PAGE, &addr));
-            worker_check(worker, pya_device_map(dev, addr, page));
+            worker_check(worker, pya_device_map(dev, addr, page, 1));
             worker_check(worker, pya_device_set_access(dev, addr, PYA_PAGE));
             worker_check(worker, pya_device_unmap(dev, addr, PYA_PAGE));
             worker_check(worker, pya_device_range_release(dev, addr, PYA_PAGE));
@@ -538,18 +420,6 @@ suite_during_capture(const struct subject *subject, struct pya_device *dev) {
     }
     stream_unmake(subject, dev, stream);
     cuda_make_current(false);
-}
-
-static void
-check_sim_clean(struct pya_device *dev) {
-    struct pya_sim *sim = pya_sim_of(dev);
-    if (sim != NULL) {
-        struct pya_sim_state state;
-        pya_sim_query(sim, &state);
-        CHECK_EQ(
-            state.n_pages + state.n_mappings + state.n_ranges + state.n_plain + state.n_events, 0);
-        CHECK_EQ(pya_sim_check(sim), 0);
-    }
 }
 
 static void

@@ -119,9 +119,9 @@ test_peers(void) {
             CHECK_EQ(pya_device_set_peer(dev, wrong, false), PYA_E_INVAL);
         }
     }
-    CHECK_OK(pya_device_page_create(dev, &page));
+    CHECK_OK(pya_device_page_create(dev, 1, &page));
     CHECK_OK(pya_device_range_reserve(dev, PYA_PAGE, &addr));
-    CHECK_OK(pya_device_map(dev, addr, page));
+    CHECK_OK(pya_device_map(dev, addr, page, 1));
     CHECK(fail_nth(1, "cuDeviceCanAccessPeer", 999));
     CHECK_EQ(pya_device_set_peer(dev, 1, true), PYA_E_DEVICE);
     CHECK_OK(pya_device_set_access(dev, addr, PYA_PAGE));
@@ -131,14 +131,14 @@ test_peers(void) {
     CHECK_EQ(access_of(1, addr), 3);
     CHECK_OK(pya_device_unmap(dev, addr, PYA_PAGE));
     CHECK_OK(pya_device_set_peer(dev, 1, false));
-    CHECK_OK(pya_device_map(dev, addr, page));
+    CHECK_OK(pya_device_map(dev, addr, page, 1));
     CHECK_OK(pya_device_set_access(dev, addr, PYA_PAGE));
     CHECK_EQ(access_of(1, addr), 0);
     /* What is open already is opened for the other device alone. */
     CHECK_OK(pya_device_open_peer(dev, 1, addr, PYA_PAGE));
     CHECK_EQ(access_of(1, addr), 3);
     CHECK_OK(pya_device_unmap(dev, addr, PYA_PAGE));
-    CHECK_OK(pya_device_map(dev, addr, page));
+    CHECK_OK(pya_device_map(dev, addr, page, 1));
     CHECK_OK(pya_device_open_peer(dev, 1, addr, PYA_PAGE));
     CHECK_EQ(access_of(0, addr), 0);
     CHECK_OK(pya_device_unmap(dev, addr, PYA_PAGE));

@@ -29,8 +29,8 @@ map_pages(struct pya_sim *sim, size_t n, pya_dptr *addr, pya_page_handle *pages)
     struct pya_device *dev = pya_sim_device(sim);
     CHECK_OK(pya_device_range_reserve(dev, n * PYA_PAGE, addr));
     for (size_t i = 0; i < n; i++) {
-        CHECK_OK(pya_device_page_create(dev, &pages[i]));
-        CHECK_OK(pya_device_map(dev, *addr + i * PYA_PAGE, pages[i]));
+        CHECK_OK(pya_device_page_create(dev, 1, &pages[i]));
+        CHECK_OK(pya_device_map(dev, *addr + i * PYA_PAGE, pages[i], 1));
     }
     CHECK_OK(pya_device_set_access(dev, *addr, n * PYA_PAGE));
 }
@@ -104,19 +104,19 @@ test_misuse(void) {
         CHECK_EQ((call), PYA_E_DEVICE);                                                            \
         CHECK_EQ(state_of(sim).n_violations, ++seen);                                              \
     } while (0)
-    MISUSE(pya_device_map(dev, addr, pages[0]));                  /* onto mapped */
-    MISUSE(pya_device_map(dev, addr + 64 * PYA_PAGE, pages[0]));  /* not reserved */
-    MISUSE(pya_device_map(dev, addr + 512, pages[0]));            /* not a page boundary */
-    MISUSE(pya_device_unmap(dev, addr + 8 * PYA_PAGE, PYA_PAGE)); /* not mapped */
-    MISUSE(pya_device_unmap(dev, addr, 3 * PYA_PAGE));            /* beyond */
-    MISUSE(pya_device_unmap(dev, addr, 0));                       /* empty */
-    MISUSE(pya_device_range_release(dev, addr, 2 * PYA_PAGE));    /* still mapped */
-    MISUSE(pya_device_range_reserve(dev, 512, &(pya_dptr){0}));   /* not whole pages */
-    MISUSE(pya_device_plain_free(dev, addr));                     /* not plain */
-    MISUSE(pya_device_event_record(dev, 77, 0));                  /* no such event */
+    MISUSE(pya_device_map(dev, addr, pages[0], 1));                 /* onto mapped */
+    MISUSE(pya_device_map(dev, addr + 64 * PYA_PAGE, pages[0], 1)); /* not reserved */
+    MISUSE(pya_device_map(dev, addr + 512, pages[0], 1));           /* not a page boundary */
+    MISUSE(pya_device_unmap(dev, addr + 8 * PYA_PAGE, PYA_PAGE));   /* not mapped */
+    MISUSE(pya_device_unmap(dev, addr, 3 * PYA_PAGE));              /* beyond */
+    MISUSE(pya_device_unmap(dev, addr, 0));                         /* empty */
+    MISUSE(pya_device_range_release(dev, addr, 2 * PYA_PAGE));      /* still mapped */
+    MISUSE(pya_device_range_reserve(dev, 512, &(pya_dptr){0}));     /* not whole pages */
+    MISUSE(pya_device_plain_free(dev, addr));                       /* not plain */
+    MISUSE(pya_device_event_record(dev, 77, 0));                    /* no such event */
     CHECK_OK(pya_device_page_release(dev, pages[0]));
     MISUSE(pya_device_page_release(dev, pages[0])); /* twice */
-    MISUSE(pya_device_map(dev, addr, pages[0]));    /* released */
+    MISUSE(pya_device_map(dev, addr, pages[0], 1)); /* released */
     /* released while mapped: the memory stays until the mapping goes */
     CHECK_EQ(state_of(sim).n_pages, 2);
     CHECK_OK(pya_device_unmap(dev, addr, 2 * PYA_PAGE));
@@ -154,15 +154,15 @@ test_capacity(void) {
     CHECK_OK(pya_device_plain_alloc(dev, 7 * PYA_PAGE, &plain));
     pya_page_handle page = 0;
     pya_page_handle more = 0;
-    CHECK_OK(pya_device_page_create(dev, &page));
-    CHECK_EQ(pya_device_page_create(dev, &more), PYA_E_NOMEM);
+    CHECK_OK(pya_device_page_create(dev, 1, &page));
+    CHECK_EQ(pya_device_page_create(dev, 1, &more), PYA_E_NOMEM);
     size_t free_bytes = 1;
     size_t total_bytes = 0;
     CHECK_OK(pya_device_mem_info(dev, &free_bytes, &total_bytes));
     CHECK_EQ(free_bytes, 0);
     CHECK_EQ(total_bytes, small.capacity_bytes);
     CHECK_OK(pya_device_plain_free(dev, plain));
-    CHECK_OK(pya_device_page_create(dev, &more));
+    CHECK_OK(pya_device_page_create(dev, 1, &more));
     CHECK_EQ(pya_sim_check(sim), 0);
     pya_device_close(dev);
 }
@@ -213,10 +213,10 @@ test_fail_nth(void) {
     struct pya_device *dev = pya_sim_device(sim);
     pya_page_handle page = 0;
     pya_sim_fail(sim, UINT32_C(1) << PYA_SIM_PAGE_CREATE, 2, PYA_E_NOMEM, false);
-    CHECK_OK(pya_device_page_create(dev, &page));
+    CHECK_OK(pya_device_page_create(dev, 1, &page));
     CHECK_EQ(pya_device_stream_sync(dev, 0), PYA_OK);
-    CHECK_EQ(pya_device_page_create(dev, &page), PYA_E_NOMEM);
-    CHECK_OK(pya_device_page_create(dev, &page));
+    CHECK_EQ(pya_device_page_create(dev, 1, &page), PYA_E_NOMEM);
+    CHECK_OK(pya_device_page_create(dev, 1, &page));
     CHECK(pya_sim_fail_clear(sim));
     CHECK_EQ(state_of(sim).n_pages, 2);
     pya_sim_fail(sim, PYA_SIM_ANY_CALL, 1, PYA_E_DEVICE, true);
@@ -321,7 +321,7 @@ test_unfinished_work(void) {
     /* the race is seen through an alias too, but only unmapping the address in use is a fault */
     pya_dptr alias = 0;
     CHECK_OK(pya_device_range_reserve(dev, PYA_PAGE, &alias));
-    CHECK_OK(pya_device_map(dev, alias, pages[0]));
+    CHECK_OK(pya_device_map(dev, alias, pages[0], 1));
     CHECK_OK(pya_sim_use(sim, 1, alias, 512)); /* no access yet */
     CHECK_EQ(state_of(sim).n_violations, 2);
     CHECK_OK(pya_device_set_access(dev, alias, PYA_PAGE));
@@ -347,8 +347,8 @@ test_shadow(void) {
     map_pages(sim, 3, &addr, pages);
     pya_dptr alias = 0;
     CHECK_OK(pya_device_range_reserve(dev, 2 * PYA_PAGE, &alias));
-    CHECK_OK(pya_device_map(dev, alias, pages[2]));
-    CHECK_OK(pya_device_map(dev, alias + PYA_PAGE, pages[0]));
+    CHECK_OK(pya_device_map(dev, alias, pages[2], 1));
+    CHECK_OK(pya_device_map(dev, alias + PYA_PAGE, pages[0], 1));
     CHECK_OK(pya_device_set_access(dev, alias, 2 * PYA_PAGE));
     CHECK_OK(pya_sim_own(sim, addr, 3 * PYA_PAGE / 2)); /* pages 0 and half of 1 */
     CHECK_OK(pya_sim_own(sim, alias, PYA_PAGE));        /* page 2 */
@@ -435,8 +435,8 @@ test_backed_aliasing(void) {
     map_pages(sim, 2, &addr, pages);
     pya_dptr alias = 0;
     CHECK_OK(pya_device_range_reserve(dev, 2 * PYA_PAGE, &alias));
-    CHECK_OK(pya_device_map(dev, alias, pages[1]));
-    CHECK_OK(pya_device_map(dev, alias + PYA_PAGE, pages[0]));
+    CHECK_OK(pya_device_map(dev, alias, pages[1], 1));
+    CHECK_OK(pya_device_map(dev, alias + PYA_PAGE, pages[0], 1));
     CHECK_OK(pya_device_set_access(dev, alias, 2 * PYA_PAGE));
     unsigned char *home = (unsigned char *)(uintptr_t)addr;
     unsigned char *view = (unsigned char *)(uintptr_t)alias;
@@ -476,11 +476,11 @@ scenario(struct pya_sim *sim) {
     if (status != PYA_OK) {
         goto free_plain;
     }
-    status = pya_device_page_create(dev, &page);
+    status = pya_device_page_create(dev, 1, &page);
     if (status != PYA_OK) {
         goto release_range;
     }
-    status = pya_device_map(dev, addr, page);
+    status = pya_device_map(dev, addr, page, 1);
     if (status != PYA_OK) {
         goto release_page;
     }

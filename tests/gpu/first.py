@@ -43,7 +43,7 @@ APART = (
 )
 # Not by the makefile's `run`: that would repeat it on the host-memory runtime.
 DRIVER = (
-    "make -s -j8 -C tests/c WARN= WARN_C= VARIANT=debug ONLY=test_device_conformance build && "
+    "make -s -j8 -C tests/c WARN= WARN_C= VARIANT=debug ONLY='test_device_conformance test_device_runs' build && "
     "build/c/debug/test_device_conformance"
 )
 
@@ -75,7 +75,7 @@ STEPS = (
     Step("doctor", "$PY -m pyalloc doctor", 90, bad="it came from cudaMalloc"),
     Step(
         "driver",
-        f"{DRIVER} all vmm_is_tried_out open_refuses",
+        f"{DRIVER} all vmm_is_tried_out open_refuses && build/c/debug/test_device_runs",
         180,
         tool="make",
         bad="cuda: skipped",

@@ -68,7 +68,7 @@ def first() -> Iterator[ModuleType]:
 
 def test_no_driver_is_no_driver_that_passed(first: ModuleType) -> None:
     (step,) = (step for step in first.STEPS if step.name == "driver")
-    assert step.bad and f'"{step.bad}: ' in Path("tests/c/test_device_conformance.c").read_text()
+    assert step.bad and f'"{step.bad}: ' in Path("tests/c/subject.h").read_text()
     assert first.verdict(step, 0, f"{step.bad}: libcuda.so.1 could not be opened") != "passed"
     assert first.verdict(step, 0, "device: cuda") == "passed"
 

@@ -186,9 +186,6 @@ def test_replay_says_when_nothing_fits(plan: Plan) -> None:
     data = json.loads(pyalloc("replay", path, "--find-min", "--json", "-q"))
     assert {name for name, _ in _core.replay_policies()} == set(data["find_min"])
     assert "last pass" in pyalloc("replay", path, "--passes", "2", "-q")
-    assert ("torch takes 20 MiB at once" in " ".join(out.split())) and (
-        "20 MiB" not in pyalloc("replay", path, "--policy", "native", "-q")
-    )
     assert "passes from 1 to 1000" in pyalloc("replay", path, "--passes", "0", "-q", expect=2)
     for name, least in data["find_min"].items():
         again = json.loads(
