@@ -12,11 +12,11 @@
  * that there are a new range is smaller: streams and graphs may be many, addresses are not. */
 enum { RANGE_TIMES_DEFAULT = 2, RANGE_SHARE_PRIVATE = 4, RANGE_ARENAS = 16 };
 
-/* A grain has at most one in GRAIN_SHARE of all pages. */
+/* A grain has at most one in so many of all pages. */
 #ifdef PYA_TEST_TINY
-enum { GRAIN_SHARE = 2 };
+enum { GRAIN_SHARE = 2, GRAIN_SHARE_FAST = 2 };
 #else
-enum { GRAIN_SHARE = 128 };
+enum { GRAIN_SHARE = 128, GRAIN_SHARE_FAST = 16 };
 #endif
 
 static struct pya_fit *
@@ -390,7 +390,12 @@ arena_drop_pages(struct pya_card *card, const pya_page_id *ids, size_t n_pages, 
  * neither be stitched nor given back. */
 static unsigned
 arena_grain(const struct pya_card *card, size_t n_pages) {
-    const size_t n_most = (card->pages.n_live + n_pages) / GRAIN_SHARE;
+    const int memory = (int)card->options.memory;
+    if (memory == PYA_MEMORY_TIGHT) {
+        return 0;
+    }
+    const size_t n_all = card->pages.n_live + n_pages;
+    const size_t n_most = n_all / (memory == PYA_MEMORY_FAST ? GRAIN_SHARE_FAST : GRAIN_SHARE);
     return pya_grain_within(n_most > 0 ? n_most : 1);
 }
 

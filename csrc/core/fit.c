@@ -277,26 +277,25 @@ pya_fit_next(const struct pya_fit *fit, const struct pya_block *run) {
 }
 
 /* As deep as a treap is: twice the logarithm of its runs, as a rule. */
-static struct pya_block **
-fit_list_tree(struct pya_block *node, struct pya_block **runs) {
+static void
+fit_visit_tree(
+    struct pya_block *node, void (*visit)(void *arg, struct pya_block *run), void *arg) {
     for (; node != NULL; node = node->right) {
         PYA_STEP();
-        runs = fit_list_tree(node->left, runs);
-        *runs++ = node;
+        fit_visit_tree(node->left, visit, arg);
+        visit(arg, node);
     }
-    return runs;
 }
 
-size_t
-pya_fit_list_pages(const struct pya_fit *fit, struct pya_block **runs) {
-    struct pya_block **end = runs;
+void
+pya_fit_visit_pages(
+    const struct pya_fit *fit, void (*visit)(void *arg, struct pya_block *run), void *arg) {
     const struct pya_block *run = fit_from_bin(fit, fit_bin(PYA_PAGE));
     while (run != NULL) {
         unsigned bin = fit_bin(run->bytes);
-        end = fit_list_tree(fit->heads[bin], end);
+        fit_visit_tree(fit->heads[bin], visit, arg);
         run = fit_from_bin(fit, bin + 1);
     }
-    return (size_t)(end - runs);
 }
 
 struct pya_block *

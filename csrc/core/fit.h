@@ -42,8 +42,9 @@ void pya_fit_replace(
 struct pya_block *pya_fit_find(const struct pya_fit *fit, size_t bytes);
 /* The next larger run (or the same size, next address) after `run`; NULL at the end. */
 struct pya_block *pya_fit_next(const struct pya_fit *fit, const struct pya_block *run);
-/* All runs of at least a page, in the order of pya_fit_next(); returns how many.  There is room for n_runs. */
-size_t pya_fit_list_pages(const struct pya_fit *fit, struct pya_block **runs);
+/* Calls visit for all runs of at least a page, in the order of pya_fit_next(). */
+void pya_fit_visit_pages(
+    const struct pya_fit *fit, void (*visit)(void *arg, struct pya_block *run), void *arg);
 /* The largest run; NULL when there is none. */
 struct pya_block *pya_fit_largest(const struct pya_fit *fit);
 size_t pya_fit_check(const struct pya_fit *fit);

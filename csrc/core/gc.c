@@ -140,28 +140,29 @@ gc_gather(struct pya_card *card, size_t *n_out) {
     return runs;
 }
 
-/* Whole grains, highest first, at most n_most pages. */
+/* Its highest grains, in order of addresses, at most n_most pages. */
 static size_t
 run_high_end(const struct pya_block *run, size_t n_most, pya_page_id *ids) {
-    const struct pya_range *range = run->range;
+    const struct pya_slot *slots = run->range->slots;
     const struct pya_pages *pages = &run->arena->card->pages;
-    const size_t first = pya_range_slot(range, pya_round_up(run->addr, PYA_PAGE));
-    size_t slot = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
-    size_t n = 0;
+    const size_t first = pya_range_slot(run->range, pya_round_up(run->addr, PYA_PAGE));
+    size_t end = pya_range_slot(run->range, pya_round_down(pya_block_end(run), PYA_PAGE));
+    size_t place = pages->items[slots[end - 1].page].place + (size_t)1;
+    if (place < pya_page_n(pages, slots[end - 1].page)) { /* the last one is not free as a whole */
+        end = place < end - first ? end - place : first;
+    }
+    size_t slot = end;
     while (slot > first) {
-        const pya_page_id last = range->slots[slot - 1].page;
-        const size_t n_here = pages->items[last].place + (size_t)1;
-        if (n_here > slot - first) {
+        const size_t n = pya_page_n(pages, slots[slot - 1].page);
+        if (n > slot - first || end - slot + n > n_most) {
             break;
         }
-        slot -= n_here;
-        if (n_here == pya_page_n(pages, last) && n_here <= n_most - n) {
-            for (size_t i = 0; i < n_here; i++) {
-                ids[n++] = range->slots[slot + i].page;
-            }
-        }
+        slot -= n;
     }
-    return n;
+    for (size_t i = slot; i < end; i++) {
+        ids[i - slot] = slots[i].page;
+    }
+    return end - slot;
 }
 
 static size_t
@@ -298,7 +299,10 @@ pya_gc_before_growth(struct pya_arena *arena, size_t bytes, size_t n_pages) {
         return;
     }
     size_t n_keep = bytes / PYA_PAGE + (bytes % PYA_PAGE != 0);
-    size_t n_freed = pya_gc_collect(card, smaller(over, excess), arena, n_keep);
+    /* The last grain that is needed goes whole. */
+    size_t n_grain = card->pages.n_grained > 0 ? pya_grain_pages(PYA_N_GRAINS - 1) : 1;
+    size_t n_most = smaller(over + (n_grain - 1) * PYA_PAGE, excess);
+    size_t n_freed = pya_gc_collect(card, n_most, arena, n_keep);
     if (n_freed > 0) {
         usage->collected_at = requests > 0 ? requests : 1;
         usage->collected_pages = n_freed / PYA_PAGE;

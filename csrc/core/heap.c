@@ -105,7 +105,7 @@ pya_heap_lock_pool(
 static void
 card_release_pages(struct pya_card *card) {
     for (size_t i = 0; i < card->pages.n_items; i++) {
-        if (card->pages.items[i].handle != 0) {
+        if (card->pages.items[i].handle != 0 && card->pages.items[i].place == 0) {
             (void)!pya_device_page_release(card->dev, card->pages.items[i].handle);
         }
     }

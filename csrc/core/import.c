@@ -9,18 +9,20 @@ static pya_status
 import_map_next(
     struct pya_card *card, struct pya_import *import, const struct pya_import_source *source) {
     int fd = -1;
+    uint32_t n = 0;
     pya_page_handle page;
-    pya_status st = source->next(source->arg, &fd);
+    pya_status st = source->next(source->arg, &fd, &n);
     if (st != PYA_OK) {
         return st;
     }
-    st = pya_device_page_import(card->dev, fd, &page);
+    bool is_fit = n > 0 && n <= import->n_pages - import->n_mapped;
+    st = is_fit ? pya_device_page_import(card->dev, fd, &page) : PYA_E_INVAL;
     (void)close(fd);
     if (st != PYA_OK) {
         return st;
     }
-    st = pya_device_map(card->dev, import->base + import->n_mapped * PYA_PAGE, page, 1);
-    import->n_mapped += st == PYA_OK;
+    st = pya_device_map(card->dev, import->base + import->n_mapped * PYA_PAGE, page, n);
+    import->n_mapped += st == PYA_OK ? n : 0;
     /* The mapping keeps the page; one that is not mapped goes with this. */
     pya_status released = pya_device_page_release(card->dev, page);
     import->held = released == PYA_OK ? 0 : page;

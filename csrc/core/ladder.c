@@ -157,11 +157,11 @@ stitch_mark(const struct pya_stitch *stitch, bool is_leaving) {
 /* Pages to be made before m can be stitched, those of `shorter` in front unless that is NULL. */
 static size_t
 stitch_lacks(const struct pya_arena *arena, size_t m, const struct pya_stitch *shorter) {
-    size_t n_wanted = m - (shorter == NULL ? 0 : shorter->n_pages);
+    size_t n_there = shorter == NULL ? 0 : shorter->n_pages;
     stitch_mark(shorter, true);
-    size_t n = pya_pages_to_pick(arena, n_wanted);
+    size_t n = pya_pages_to_pick(arena, m - n_there, n_there);
     stitch_mark(shorter, false);
-    return n_wanted - n;
+    return m - n_there - n;
 }
 
 /* m free pages side by side, those of `shorter` in front unless that is NULL. */
@@ -530,7 +530,7 @@ climb_at_ease(
             return st;
         }
     }
-    pya_gc_before_growth(arena, bytes, stitch_lacks(arena, m, NULL));
+    pya_gc_before_growth(arena, bytes, m > arena->free_pages ? m - arena->free_pages : 0);
     *is_last = true;
     return ladder_extend(arena, bytes, is_small, out);
 }

@@ -60,11 +60,15 @@ static void
 run_count(const struct pya_block *run, bool only_left, struct grains *grains) {
     size_t slot = run_first_slot(run);
     pya_page_id id;
-    for (size_t n = run_next(run, only_left, &slot, &id); n > 0;
-         n = run_next(run, only_left, &slot, &id)) {
+    while (run_next(run, only_left, &slot, &id) > 0) {
         PYA_STEP();
         grains->n[run->arena->card->pages.items[id].grain]++;
     }
+}
+
+static void
+grains_add(void *arg, struct pya_block *run) {
+    run_count(run, false, arg);
 }
 
 /* How many of each size make up as much of n_most as they can: sizes divide one another, so the largest first. */
@@ -100,17 +104,34 @@ run_pick(const struct pya_block *run, bool only_left, struct grains *wanted, pya
 }
 
 size_t
-pya_pages_to_pick(const struct pya_arena *arena, size_t n_most) {
+pya_pages_to_pick(const struct pya_arena *arena, size_t n_most, size_t n_leaving) {
     struct grains grains = {{0}};
-    if (arena->card->pages.n_grained == 0 || arena->free_pages == 0 || n_most == 0) {
-        return arena->free_pages < n_most ? arena->free_pages : n_most;
+    const size_t n_free = arena->free_pages - n_leaving;
+    if (arena->card->pages.n_grained == 0 || n_free == 0 || n_most == 0) {
+        return n_free < n_most ? n_free : n_most;
     }
-    struct pya_block *run = pya_fit_find(&arena->fit, PYA_PAGE);
-    for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {
-        PYA_STEP();
-        run_count(run, false, &grains);
-    }
+    pya_fit_visit_pages(&arena->fit, grains_add, &grains);
     return grains_choose(&grains, n_most);
+}
+
+/* The runs to pick from, and what they have. */
+struct choice {
+    struct pya_block **runs;
+    size_t n;
+    struct grains grains;
+    uint64_t idle_seq;
+    const struct pya_block *except;
+    bool only_left;
+};
+
+static void
+choice_add(void *arg, struct pya_block *run) {
+    struct choice *choice = arg;
+    if (run->seq <= choice->idle_seq && run != choice->except &&
+        pya_run_pages(run->addr, run->bytes) > 0) {
+        choice->runs[choice->n++] = run;
+        run_count(run, choice->only_left, &choice->grains);
+    }
 }
 
 pya_status
@@ -122,30 +143,27 @@ pya_pages_pick(
     if (arena->free_pages == 0 || n_most == 0 || (only_left && !arena->has_left)) {
         return PYA_OK;
     }
-    struct pya_block **runs = malloc(arena->fit.n_runs * sizeof(struct pya_block *));
-    if (runs == NULL) {
+    bool is_any = taker == NULL || only_left;
+    struct choice choice = {
+        .runs = malloc(arena->fit.n_runs * sizeof(struct pya_block *)),
+        .idle_seq = is_any ? UINT64_MAX : pya_arena_idle_for(arena, taker),
+        .except = except,
+        .only_left = only_left,
+    };
+    if (choice.runs == NULL) {
         return PYA_E_HOST_NOMEM;
     }
-    bool is_any = taker == NULL || only_left;
-    uint64_t idle_seq = is_any ? UINT64_MAX : pya_arena_idle_for(arena, taker);
-    size_t n_all = pya_fit_list_pages(&arena->fit, runs);
-    size_t n_runs = 0;
-    struct grains grains = {{0}};
-    for (size_t i = 0; i < n_all; i++) {
-        struct pya_block *run = runs[i];
-        if (run->seq <= idle_seq && run != except && pya_run_pages(run->addr, run->bytes) > 0) {
-            runs[n_runs++] = run;
-            run_count(run, only_left, &grains);
-        }
-    }
+    pya_fit_visit_pages(&arena->fit, choice_add, &choice);
+    struct pya_block **runs = choice.runs;
+    size_t n_runs = choice.n;
     for (size_t i = n_runs / 2; i-- > 0;) {
         runs_sift(runs, n_runs, i);
     }
-    const size_t n_wanted = grains_choose(&grains, n_most);
+    const size_t n_wanted = grains_choose(&choice.grains, n_most);
     size_t n = 0;
     while (n < n_wanted) {
         PYA_ASSERT(n_runs > 0);
-        n += run_pick(runs[0], only_left, &grains, ids + n);
+        n += run_pick(runs[0], only_left, &choice.grains, ids + n);
         runs[0] = runs[--n_runs];
         runs_sift(runs, n_runs, 0);
     }

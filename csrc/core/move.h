@@ -14,8 +14,8 @@ extern "C" {
 PYA_MUST_CHECK pya_status pya_pages_pick(
     struct pya_arena *arena, size_t n_most, const struct pya_arena *taker,
     const struct pya_block *except, pya_page_id *ids, size_t *n_out);
-/* How many that would be, without a taker or an exception. */
-size_t pya_pages_to_pick(const struct pya_arena *arena, size_t n_most);
+/* How many that would be, without a taker or an exception; n_leaving of the arena's free pages are marked. */
+size_t pya_pages_to_pick(const struct pya_arena *arena, size_t n_most, size_t n_leaving);
 /* Gives pages, wholly free in any arena of the card, a new home at the start of a hole of `arena`.  The old
  * addresses stay mapped and dead.  Undoes itself on failure. */
 PYA_MUST_CHECK pya_status pya_pages_move(

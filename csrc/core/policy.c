@@ -159,7 +159,7 @@ pya_policy_pay_transfer(struct pya_arena *arena, size_t n_pages) {
 static size_t
 pages_missing(const struct pya_arena *arena, size_t bytes) {
     size_t m = pya_pages_for(bytes);
-    return m - pya_pages_to_pick(arena, m);
+    return m - pya_pages_to_pick(arena, m, 0);
 }
 
 /* How often a stitched range is used again. */
@@ -180,6 +180,7 @@ struct plea {
     size_t bytes;
     size_t n;
     size_t n_there;
+    size_t n_missing; /* pages_missing() */
     size_t peak_live;
 };
 
@@ -211,7 +212,7 @@ is_rising(struct pya_arena *arena, const struct plea *plea) {
     bool is_in_vain = plea->peak_live >= arena->spared_at_peak + arena->spared_bytes;
     arena->n_spared_in_vain = is_in_vain ? arena->n_spared_in_vain + 1 : 0;
     arena->spared_at_peak = plea->peak_live;
-    arena->spared_bytes = (plea->n - pages_missing(arena, plea->bytes)) * PYA_PAGE;
+    arena->spared_bytes = (plea->n - plea->n_missing) * PYA_PAGE;
     bool is_little = (double)arena->spared_bytes <= RISING_SHARE * (double)plea->peak_live;
     return arena->n_spared_in_vain >= RISING_FROM && is_little && plea->bytes >= RISING_LEAST;
 }
@@ -228,7 +229,7 @@ plan_how(struct pya_arena *arena, const struct plea *plea) {
 static enum pya_plan
 plan_save(struct pya_arena *arena, const struct plea *plea, double patience) {
     enum pya_plan how = plan_how(arena, plea);
-    size_t n_saved = plea->n - pages_missing(arena, plea->bytes);
+    size_t n_saved = plea->n - plea->n_missing;
     size_t n_mapped = pya_pages_for(plea->bytes) - plea->n_there;
     size_t waste = arena->wasted_bytes + pya_pages_for(plea->bytes) * PYA_PAGE - plea->bytes;
     double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(n_mapped);
@@ -281,13 +282,9 @@ peak_with(const struct pya_card *card, size_t bytes) {
     return live > card->peak_live_bytes ? live : card->peak_live_bytes;
 }
 
-bool
-pya_policy_may_save(const struct pya_arena *arena, size_t bytes, size_t n) {
-    const struct pya_card *card = arena->card;
+static bool
+is_worth_saving(const struct pya_card *card, size_t bytes, size_t n) {
     size_t grown = card->reserved_bytes + n * PYA_PAGE;
-    if (n <= pages_missing(arena, bytes)) {
-        return false;
-    }
     if (pya_gc_is_pressed(card, n)) {
         return true;
     }
@@ -298,12 +295,22 @@ pya_policy_may_save(const struct pya_arena *arena, size_t bytes, size_t n) {
     return card->options.memory == PYA_MEMORY_TIGHT && (double)grown > most;
 }
 
+bool
+pya_policy_may_save(const struct pya_arena *arena, size_t bytes, size_t n) {
+    return is_worth_saving(arena->card, bytes, n) && n > pages_missing(arena, bytes);
+}
+
 enum pya_plan
 pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n, size_t n_there) {
     const struct pya_card *card = arena->card;
     enum pya_plan plan;
     const struct plea plea = {
-        .bytes = bytes, .n = n, .n_there = n_there, .peak_live = peak_with(card, bytes)};
+        .bytes = bytes,
+        .n = n,
+        .n_there = n_there,
+        .n_missing = pages_missing(arena, bytes),
+        .peak_live = peak_with(card, bytes),
+    };
     PYA_ASSERT(pya_policy_may_save(arena, bytes, n));
     if (pya_gc_is_pressed(card, n)) {
         plan = plan_pressed(arena, &plea);

@@ -134,7 +134,8 @@ struct pya_segment_info {
 PYA_MUST_CHECK pya_status
 pya_segment_info(struct pya_heap *heap, pya_dptr ptr, struct pya_segment_info *out);
 
-/* The pages under a live block, for another process.  They are the same for as long as the block lives. */
+/* The pages under a live block, for another process, and those behind the same handles.  They are the same for as long as
+ * the block lives. */
 struct pya_shared {
     pya_dptr ptr;
     size_t offset; /* of the block in the first of them */
@@ -144,15 +145,17 @@ struct pya_shared {
 
 /* PYA_E_FOREIGN: ptr is no live block.  PYA_E_NOTSUP: a plain segment, or a device that does not share pages. */
 PYA_MUST_CHECK pya_status pya_share(struct pya_heap *heap, pya_dptr ptr, struct pya_shared *out);
-/* Descriptors of pages first .. first + n - 1, the caller's to close, all or none.  The device's lock is held meanwhile.
- * PYA_E_FOREIGN: the block is gone, and what lies there now, if anything, has other pages. */
+/* The next at most n handles, n > 0, from page `first` on: their descriptors, the caller's to close, all or none, and how
+ * many pages each has.  The device's lock is held meanwhile.  PYA_E_FOREIGN: the block is gone, and what lies there now, if
+ * anything, has other pages; or no handle begins with that page. */
 PYA_MUST_CHECK pya_status pya_share_export(
-    struct pya_heap *heap, const struct pya_shared *shared, size_t first, size_t n, int *fds);
+    struct pya_heap *heap, const struct pya_shared *shared, size_t first, size_t n, int *fds,
+    uint32_t *n_pages, size_t *n_out);
 
-/* Where an import's pages come from, first to last: a descriptor, the callee's to close. */
+/* Where an import's pages come from, first to last: a descriptor, the callee's to close, and how many pages it is of. */
 struct pya_import_source {
     void *arg;
-    pya_status (*next)(void *arg, int *fd);
+    pya_status (*next)(void *arg, int *fd, uint32_t *n_pages);
 };
 
 /* Maps another process's pages side by side, for the device and its peers.  They are not counted as reserved.  No lock is

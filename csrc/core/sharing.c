@@ -1,6 +1,7 @@
 /* Memory shared between processes: the pages under a live block leave as descriptors, and come in as an import. */
 #include <unistd.h>
 
+#include "debug.h"
 #include "fence.h"
 #include "heap.h"
 #include "import.h"
@@ -13,6 +14,26 @@ struct extent {
     size_t offset;
     size_t n_pages;
 };
+
+static pya_page_id
+extent_page(const struct extent *extent, size_t i) {
+    return extent->slots != NULL ? extent->slots[i].page : extent->ids[i];
+}
+
+/* To whole grains: the other process maps each as a whole. */
+static void
+extent_widen(const struct pya_pages *pages, struct extent *extent) {
+    const size_t n_before = pages->items[extent_page(extent, 0)].place;
+    const pya_page_id last = extent_page(extent, extent->n_pages - 1);
+    const size_t n_behind = pya_page_n(pages, last) - 1 - pages->items[last].place;
+    if (extent->slots != NULL) {
+        extent->slots -= n_before;
+    } else {
+        PYA_ASSERT(n_before == 0);
+    }
+    extent->offset += n_before * PYA_PAGE;
+    extent->n_pages += n_before + n_behind;
+}
 
 static pya_status
 extent_of(const struct pya_block *block, struct extent *out) {
@@ -29,21 +50,17 @@ extent_of(const struct pya_block *block, struct extent *out) {
     }
     out->offset = (size_t)(block->addr & (PYA_PAGE - 1));
     out->n_pages = pya_pages_for(out->offset + block->bytes);
+    extent_widen(&block->arena->card->pages, out);
     return PYA_OK;
 }
 
-static pya_page_handle
-extent_page(const struct pya_card *card, const struct extent *extent, size_t i) {
-    pya_page_id id = extent->slots != NULL ? extent->slots[i].page : extent->ids[i];
-    return card->pages.items[id].handle;
-}
 
 /* FNV-1a of their handles (http://www.isthe.com/chongo/tech/comp/fnv). */
 static uint64_t
 extent_key(const struct pya_card *card, const struct extent *extent) {
     uint64_t key = UINT64_C(0xcbf29ce484222325);
     for (size_t i = 0; i < extent->n_pages; i++) {
-        pya_page_handle handle = extent_page(card, extent, i);
+        pya_page_handle handle = card->pages.items[extent_page(extent, i)].handle;
         for (int byte = 0; byte < 8; byte++) {
             key = (key ^ (handle >> (8 * byte) & 0xff)) * UINT64_C(0x100000001b3);
         }
@@ -73,19 +90,23 @@ extent_find(struct pya_heap *heap, pya_dptr ptr, struct pya_card **out, struct e
 
 static pya_status
 extent_export(
-    const struct pya_card *card, const struct extent *extent, size_t first, size_t n, int *fds) {
+    const struct pya_card *card, const struct extent *extent, size_t first, size_t n, int *fds,
+    uint32_t *n_pages, size_t *n_out) {
     size_t done = 0;
     pya_status st = PYA_OK;
     pya_device_begin(card->dev);
-    while (st == PYA_OK && done < n) {
-        pya_page_handle page = extent_page(card, extent, first + done);
-        st = pya_device_page_export(card->dev, page, &fds[done]);
+    while (st == PYA_OK && done < n && first < extent->n_pages) {
+        const pya_page_id id = extent_page(extent, first);
+        st = pya_device_page_export(card->dev, card->pages.items[id].handle, &fds[done]);
+        n_pages[done] = (uint32_t)pya_page_n(&card->pages, id);
+        first += n_pages[done];
         done += st == PYA_OK;
     }
     pya_device_end(card->dev);
     while (st != PYA_OK && done > 0) {
         (void)close(fds[--done]);
     }
+    *n_out = done;
     return st;
 }
 
@@ -112,18 +133,20 @@ pya_share(struct pya_heap *heap, pya_dptr ptr, struct pya_shared *out) {
 
 pya_status
 pya_share_export(
-    struct pya_heap *heap, const struct pya_shared *shared, size_t first, size_t n, int *fds) {
+    struct pya_heap *heap, const struct pya_shared *shared, size_t first, size_t n, int *fds,
+    uint32_t *n_pages, size_t *n_out) {
     struct pya_card *card;
     struct extent extent;
     pya_status st = extent_find(heap, shared->ptr, &card, &extent);
     if (st != PYA_OK) {
         return st;
     }
-    if (extent.n_pages != shared->n_pages || first > extent.n_pages || n > extent.n_pages - first ||
+    if (extent.n_pages != shared->n_pages || first >= extent.n_pages ||
+        card->pages.items[extent_page(&extent, first)].place != 0 ||
         extent_key(card, &extent) != shared->key) {
         st = PYA_E_FOREIGN; /* a block of other pages lies there now */
     } else {
-        st = extent_export(card, &extent, first, n, fds);
+        st = extent_export(card, &extent, first, n, fds, n_pages, n_out);
     }
     pya_lock_release(&card->lock);
     return st;

@@ -17,6 +17,7 @@ struct client {
     int socket;
     size_t n_asked; /* pages so far */
     int fds[IPC_BATCH];
+    uint32_t n_pages[IPC_BATCH]; /* of each descriptor */
     size_t n_fds, next;
     char *why;
 };
@@ -45,7 +46,7 @@ packet_take_fds(struct ipc_packet *packet, int *fds) {
 }
 
 static pya_status
-client_receive(struct client *client, size_t n) {
+client_receive(struct client *client) {
     struct ipc_packet packet;
     ipc_packet_init(&packet);
     ssize_t got = TEMP_FAILURE_RETRY(recvmsg(client->socket, &packet.header, MSG_CMSG_CLOEXEC));
@@ -67,11 +68,16 @@ client_receive(struct client *client, size_t n) {
             client, PYA_E_DEVICE, "the process that sent it (%d) could not hand it over: %s",
             (int)client->name->pid, pya_status_text((pya_status)packet.reply.status));
     }
-    if (client->n_fds != n || (packet.header.msg_flags & MSG_CTRUNC) != 0) {
+    if (client->n_fds == 0 || client->n_fds != packet.reply.n ||
+        (packet.header.msg_flags & MSG_CTRUNC) != 0) {
         return client_fail(
             client, PYA_E_HOST_NOMEM,
-            "this process may have no more open files (ulimit -n), and needs one for each 2 MiB for a "
-            "moment");
+            "this process may have no more open files (ulimit -n), and needs up to %d for a moment",
+            IPC_BATCH);
+    }
+    memcpy(client->n_pages, packet.reply.n_pages, client->n_fds * sizeof(uint32_t));
+    for (size_t i = 0; i < client->n_fds; i++) {
+        client->n_asked += client->n_pages[i];
     }
     return PYA_OK;
 }
@@ -93,12 +99,11 @@ client_ask(struct client *client) {
             client, PYA_E_DEVICE, "the process that sent it (%d) has ended",
             (int)client->name->pid);
     }
-    client->n_asked += request.n;
-    return client_receive(client, request.n);
+    return client_receive(client);
 }
 
 static pya_status
-client_next(void *arg, int *fd) {
+client_next(void *arg, int *fd, uint32_t *n_pages) {
     struct client *client = arg;
     if (client->next == client->n_fds) {
         pya_status st = client_ask(client);
@@ -106,6 +111,7 @@ client_next(void *arg, int *fd) {
             return st;
         }
     }
+    *n_pages = client->n_pages[client->next];
     *fd = client->fds[client->next++];
     return PYA_OK;
 }

@@ -8,7 +8,7 @@
 
 #include "../core/base.h"
 
-/* Descriptors in one packet; the kernel takes 253 at most, and the device's lock is held while they are made. */
+/* Descriptors of handles in one packet; the kernel takes 253 at most, and the device's lock is held while they are made. */
 enum { IPC_BATCH = 32, IPC_SECRET_BYTES = 16 };
 
 struct ipc_request {
@@ -16,14 +16,15 @@ struct ipc_request {
     pya_dptr ptr;
     uint64_t key;
     uint64_t n_pages;
-    uint64_t first;
-    uint32_t n; /* 1 .. IPC_BATCH */
+    uint64_t first; /* page */
+    uint32_t n;     /* handles at most: 1 .. IPC_BATCH */
     uint32_t unused;
 };
 
 struct ipc_reply {
     int32_t status;
-    uint32_t n; /* descriptors with it */
+    uint32_t n;                  /* descriptors with it */
+    uint32_t n_pages[IPC_BATCH]; /* behind each of them */
 };
 
 /* A packet and its descriptors.  Initialised by ipc_packet_init(), which it must not be moved after. */

@@ -16,7 +16,7 @@
 /* At once; more wait their turn. */
 enum { SERVER_CLIENTS = 64, SERVER_PAUSE_NS = 10000000 };
 
-static const char name_magic[8] = "pyalloc1";
+static const char name_magic[8] = "pyalloc2";
 
 /* Written under the lock, before the thread begins, and never again but in a forked child. */
 static struct {
@@ -30,6 +30,7 @@ static struct {
     nfds_t n_clients;
     int fds[IPC_BATCH];
     size_t n_fds;
+    uint32_t n_pages[IPC_BATCH]; /* of each descriptor */
 } server = {.lock = PTHREAD_MUTEX_INITIALIZER, .clients = {{.fd = -1}}};
 
 /* ---- the thread ---- */
@@ -55,6 +56,7 @@ server_send(int client, pya_status status) {
     struct ipc_packet packet;
     ipc_packet_init(&packet);
     packet.reply = (struct ipc_reply){.status = (int32_t)status, .n = (uint32_t)server.n_fds};
+    memcpy(packet.reply.n_pages, server.n_pages, server.n_fds * sizeof(uint32_t));
     packet_put_fds(&packet, server.fds, server.n_fds);
     return sendmsg(client, &packet.header, MSG_NOSIGNAL | MSG_DONTWAIT) ==
            (ssize_t)sizeof packet.reply;
@@ -76,8 +78,10 @@ server_answer(int client, const struct ipc_request *request) {
         request->n > IPC_BATCH) {
         return false;
     }
-    pya_status st = pya_share_export(server.heap, &shared, request->first, request->n, server.fds);
-    server.n_fds = st == PYA_OK ? request->n : 0;
+    size_t n = 0;
+    pya_status st = pya_share_export(
+        server.heap, &shared, request->first, request->n, server.fds, server.n_pages, &n);
+    server.n_fds = st == PYA_OK ? n : 0;
     bool is_sent = server_send(client, st);
     if (!is_sent && server.n_fds > 0) { /* the user has too many files on their way */
         server_drop_fds();

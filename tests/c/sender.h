@@ -7,13 +7,23 @@
 struct sender {
     struct pya_heap *heap;
     struct pya_shared shared;
-    size_t next;
+    size_t next; /* page */
 };
 
+/* The handle that begins with page `first`. */
 static inline pya_status
-sender_next(void *arg, int *fd) {
+export_one(struct pya_heap *heap, const struct pya_shared *shared, size_t first, int *fd) {
+    uint32_t n_pages;
+    size_t n;
+    return pya_share_export(heap, shared, first, 1, fd, &n_pages, &n);
+}
+
+static inline pya_status
+sender_next(void *arg, int *fd, uint32_t *n_pages) {
     struct sender *sender = arg;
-    pya_status st = pya_share_export(sender->heap, &sender->shared, sender->next, 1, fd);
-    sender->next += st == PYA_OK;
+    size_t n = 0;
+    pya_status st =
+        pya_share_export(sender->heap, &sender->shared, sender->next, 1, fd, n_pages, &n);
+    sender->next += st == PYA_OK ? *n_pages : 0;
     return st;
 }

@@ -96,7 +96,7 @@ test_what_cannot_be_opened(void) {
     CHECK_EQ(pya_ipc_open(the_world.heap, 0, &name, &base, why), PYA_E_FOREIGN);
     CHECK(strstr(why, "has freed it since") != NULL);
     CHECK_EQ(base, 5);
-    CHECK(!pya_ipc_is_name("pyalloc1", 8));
+    CHECK(!pya_ipc_is_name("pyalloc2", 8));
     memset(&name, 'x', sizeof name);
     CHECK(!pya_ipc_is_name(&name, sizeof name));
 }
