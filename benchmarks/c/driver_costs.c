@@ -151,12 +151,14 @@ main(void) {
     for (int i = 0; i < PYA_SIM_N_CALLS; i++) {
         const double one = median(times[i][0]);
         const uint64_t n_pages = i <= PYA_SIM_SET_ACCESS ? MANY : 1; /* in one call */
-        const uint64_t model = pya_sim_call_ns(PYA_SIM_TYPICAL, (enum pya_sim_call)i, n_pages);
+        const uint64_t n_handles = n_pages;                          /* each of one page */
+        const uint64_t model =
+            pya_sim_call_ns(PYA_SIM_TYPICAL, (enum pya_sim_call)i, n_handles, n_pages);
         if (one > 0) {
             printf(
                 "| %s | %.2f | %.2f | %.2f | %.2f |\n", pya_sim_calls[i].name, one / 1e3,
                 median(times[i][1]) / 1e3 / MANY,
-                (double)pya_sim_call_ns(PYA_SIM_TYPICAL, (enum pya_sim_call)i, 1) / 1e3,
+                (double)pya_sim_call_ns(PYA_SIM_TYPICAL, (enum pya_sim_call)i, 1, 1) / 1e3,
                 (double)model / 1e3 / (double)n_pages);
         }
     }

@@ -49,9 +49,11 @@ sim_enter(struct pya_sim *sim, enum pya_sim_call call) {
 }
 
 pya_status
-sim_leave(struct pya_sim *sim, enum pya_sim_call call, uint64_t n_pages, pya_status status) {
+sim_leave(
+    struct pya_sim *sim, enum pya_sim_call call, uint64_t n_handles, uint64_t n_pages,
+    pya_status status) {
     if (status == PYA_OK) {
-        sim->state.device_ns += pya_sim_call_ns(sim->config.cost, call, n_pages);
+        sim->state.device_ns += pya_sim_call_ns(sim->config.cost, call, n_handles, n_pages);
     } else {
         struct pya_device_error *error = &sim->error;
         if (error->code == 0) {
@@ -94,7 +96,7 @@ sim_caps(struct pya_device *dev, struct pya_device_caps *out) {
         out->total_bytes = sim->config.capacity_bytes;
         out->address_bytes = sim->config.address_bytes;
     }
-    return sim_leave(sim, PYA_SIM_CAPS, 0, status);
+    return sim_leave(sim, PYA_SIM_CAPS, 0, 0, status);
 }
 
 static pya_status
@@ -106,7 +108,7 @@ sim_mem_info(struct pya_device *dev, size_t *free_bytes, size_t *total_bytes) {
         *total_bytes = total;
         *free_bytes = sim->state.used_bytes > total ? 0 : total - sim->state.used_bytes;
     }
-    return sim_leave(sim, PYA_SIM_MEM_INFO, 0, status);
+    return sim_leave(sim, PYA_SIM_MEM_INFO, 0, 0, status);
 }
 
 static pya_status
@@ -121,7 +123,7 @@ sim_set_peer(struct pya_device *dev, int peer, bool on) {
             sim->peers = on ? sim->peers | bit : sim->peers & ~bit;
         }
     }
-    return sim_leave(sim, PYA_SIM_ENABLE_PEER, 0, status);
+    return sim_leave(sim, PYA_SIM_ENABLE_PEER, 0, 0, status);
 }
 
 static uint64_t

@@ -44,7 +44,7 @@ sim_page_export(struct pya_device *dev, pya_page_handle handle, int *fd) {
         status = PYA_E_HOST_NOMEM;
     }
     uint64_t n_pages = page == SIM_SPACE_NONE ? 0 : sim->pages[page].n_pages;
-    return sim_leave(sim, PYA_SIM_PAGE_EXPORT, n_pages, status);
+    return sim_leave(sim, PYA_SIM_PAGE_EXPORT, 1, n_pages, status);
 }
 
 pya_status
@@ -68,5 +68,5 @@ sim_page_import(struct pya_device *dev, int fd, pya_page_handle *out) {
             *out = ticket.handle;
         }
     }
-    return sim_leave(sim, PYA_SIM_PAGE_IMPORT, n_pages, status);
+    return sim_leave(sim, PYA_SIM_PAGE_IMPORT, 1, n_pages, status);
 }

@@ -79,8 +79,9 @@ struct pya_sim {
 /* Counts the call; the status is PYA_OK or the injected failure.  Takes the lock; sim_leave() gives it back. */
 pya_status sim_enter(struct pya_sim *sim, enum pya_sim_call call);
 /* Adds the modelled time of a call that worked, notes the error of one that did not; returns status. */
-pya_status
-sim_leave(struct pya_sim *sim, enum pya_sim_call call, uint64_t n_pages, pya_status status);
+pya_status sim_leave(
+    struct pya_sim *sim, enum pya_sim_call call, uint64_t n_handles, uint64_t n_pages,
+    pya_status status);
 /* Counts and prints a misuse; returns PYA_E_DEVICE with "invalid value", as the driver would. */
 pya_status sim_misuse(struct pya_sim *sim, const char *what, uint64_t value);
 /* Virtual page of an address, or SIM_SPACE_NONE. */

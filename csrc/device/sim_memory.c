@@ -48,7 +48,7 @@ sim_range_reserve(struct pya_device *dev, size_t bytes, pya_dptr *out) {
     if (status == PYA_OK) {
         *out = sim_address(sim, first);
     }
-    return sim_leave(sim, PYA_SIM_RANGE_RESERVE, n, status);
+    return sim_leave(sim, PYA_SIM_RANGE_RESERVE, 0, n, status);
 }
 
 static pya_status
@@ -79,7 +79,7 @@ sim_range_release(struct pya_device *dev, pya_dptr addr, size_t bytes) {
         status = n == 0 ? sim_misuse(sim, "release of a range that was not reserved so", addr)
                         : sim_range_release_locked(sim, first, n);
     }
-    return sim_leave(sim, PYA_SIM_RANGE_RELEASE, n, status);
+    return sim_leave(sim, PYA_SIM_RANGE_RELEASE, 0, n, status);
 }
 
 /* Are the n addresses of a mapping of one range, and nothing mapped there? */
@@ -137,7 +137,7 @@ sim_map(struct pya_device *dev, pya_dptr addr, pya_page_handle handle, size_t n_
     if (status == PYA_OK) {
         status = sim_map_locked(sim, addr, handle, n_pages);
     }
-    return sim_leave(sim, PYA_SIM_MAP, n_pages, status);
+    return sim_leave(sim, PYA_SIM_MAP, 1, n_pages, status);
 }
 
 /* The page mapped there, which is not one of a plain allocation; SIM_SPACE_NONE: none. */
@@ -156,9 +156,12 @@ struct sim_asked {
     const char *of_open; /* NULL: it may be open */
 };
 
-/* Is [first, first + n) a row of whole mappings? */
+/* Is [first, first + n) a row of whole mappings?  Of how many, *n_handles says then. */
 static pya_status
-sim_check_mapped(struct pya_sim *sim, const struct sim_asked *asked, uint32_t first, uint32_t n) {
+sim_check_mapped(
+    struct pya_sim *sim, const struct sim_asked *asked, uint32_t first, uint32_t n,
+    uint32_t *n_handles) {
+    uint32_t n_seen = 0;
     uint32_t n_whole = 0; /* pages up to the end of the last mapping seen */
     for (uint32_t i = 0; i < n; i++) {
         uint32_t page = sim_mapped(sim, first + i);
@@ -171,12 +174,17 @@ sim_check_mapped(struct pya_sim *sim, const struct sim_asked *asked, uint32_t fi
         if (i == n_whole) {
             /* 0 pages where a mapping does not start */
             n_whole += sim->pages[page].n_pages;
+            n_seen++;
         }
         if (i >= n_whole) {
             return sim_misuse(sim, asked->of_part, sim_address(sim, first + i));
         }
     }
-    return n_whole > n ? sim_misuse(sim, asked->of_part, sim_address(sim, first + n)) : PYA_OK;
+    if (n_whole > n) {
+        return sim_misuse(sim, asked->of_part, sim_address(sim, first + n));
+    }
+    *n_handles = n_seen;
+    return PYA_OK;
 }
 
 /* Takes one mapping away, of the run that starts at page, from the page table. */
@@ -197,12 +205,12 @@ sim_unmap_run(struct pya_sim *sim, uint32_t vpage, uint32_t page) {
 }
 
 static pya_status
-sim_unmap_locked(struct pya_sim *sim, uint32_t first, uint32_t n) {
+sim_unmap_locked(struct pya_sim *sim, uint32_t first, uint32_t n, uint32_t *n_handles) {
     static const struct sim_asked asked = {
         .of_unmapped = "unmap of an address that is not mapped",
         .of_part = "unmap of a part of a mapping",
     };
-    pya_status status = sim_check_mapped(sim, &asked, first, n);
+    pya_status status = sim_check_mapped(sim, &asked, first, n, n_handles);
     if (status != PYA_OK) {
         return status;
     }
@@ -219,23 +227,24 @@ pya_status
 sim_unmap(struct pya_device *dev, pya_dptr addr, size_t bytes) {
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_UNMAP);
+    uint32_t n_handles = 0;
     uint32_t n = 0;
     if (status == PYA_OK) {
         uint32_t first = sim_span(sim, addr, bytes, &n);
         status = n == 0 ? sim_misuse(sim, "unmap of other than whole pages", addr)
-                        : sim_unmap_locked(sim, first, n);
+                        : sim_unmap_locked(sim, first, n, &n_handles);
     }
-    return sim_leave(sim, PYA_SIM_UNMAP, n, status);
+    return sim_leave(sim, PYA_SIM_UNMAP, n_handles, n, status);
 }
 
 static pya_status
-sim_set_access_locked(struct pya_sim *sim, uint32_t first, uint32_t n) {
+sim_set_access_locked(struct pya_sim *sim, uint32_t first, uint32_t n, uint32_t *n_handles) {
     static const struct sim_asked asked = {
         .of_unmapped = "access asked for an address that is not mapped",
         .of_part = "access asked for a part of a mapping",
         .of_open = "access asked for what is open already",
     };
-    pya_status status = sim_check_mapped(sim, &asked, first, n);
+    pya_status status = sim_check_mapped(sim, &asked, first, n, n_handles);
     if (status != PYA_OK) {
         return status;
     }
@@ -252,12 +261,13 @@ sim_set_access_locked(struct pya_sim *sim, uint32_t first, uint32_t n) {
 }
 
 static pya_status
-sim_open_peer_locked(struct pya_sim *sim, int peer, uint32_t first, uint32_t n) {
+sim_open_peer_locked(
+    struct pya_sim *sim, int peer, uint32_t first, uint32_t n, uint32_t *n_handles) {
     static const struct sim_asked asked = {
         .of_unmapped = "access asked for an address that is not mapped",
         .of_part = "access asked for a part of a mapping",
     };
-    pya_status status = sim_check_mapped(sim, &asked, first, n);
+    pya_status status = sim_check_mapped(sim, &asked, first, n, n_handles);
     bool is_refused = (sim->config.refused_peers >> peer & 1) != 0;
     return status == PYA_OK && is_refused ? PYA_E_DEVICE : status;
 }
@@ -267,17 +277,18 @@ static pya_status
 sim_open(struct pya_device *dev, const int *peer, pya_dptr addr, size_t bytes) {
     struct pya_sim *sim = sim_from(dev);
     pya_status status = sim_enter(sim, PYA_SIM_SET_ACCESS);
+    uint32_t n_handles = 0;
     uint32_t n = 0;
     if (status == PYA_OK) {
         uint32_t first = sim_span(sim, addr, bytes, &n);
         if (n == 0) {
             status = sim_misuse(sim, "access asked for other than whole pages", addr);
         } else {
-            status = peer == NULL ? sim_set_access_locked(sim, first, n)
-                                  : sim_open_peer_locked(sim, *peer, first, n);
+            status = peer == NULL ? sim_set_access_locked(sim, first, n, &n_handles)
+                                  : sim_open_peer_locked(sim, *peer, first, n, &n_handles);
         }
     }
-    return sim_leave(sim, PYA_SIM_SET_ACCESS, n, status);
+    return sim_leave(sim, PYA_SIM_SET_ACCESS, n_handles, n, status);
 }
 
 pya_status
@@ -358,7 +369,7 @@ sim_plain_alloc(struct pya_device *dev, size_t bytes, pya_dptr *out) {
     if (status == PYA_OK) {
         *out = sim_address(sim, first);
     }
-    return sim_leave(sim, PYA_SIM_PLAIN_ALLOC, n, status);
+    return sim_leave(sim, PYA_SIM_PLAIN_ALLOC, 0, n, status);
 }
 
 pya_status
@@ -379,5 +390,5 @@ sim_plain_free(struct pya_device *dev, pya_dptr addr) {
             sim->state.n_plain--;
         }
     }
-    return sim_leave(sim, PYA_SIM_PLAIN_FREE, n, status);
+    return sim_leave(sim, PYA_SIM_PLAIN_FREE, 0, n, status);
 }

@@ -143,7 +143,7 @@ sim_page_create(struct pya_device *dev, size_t n_pages, pya_page_handle *out) {
     if (status == PYA_OK) {
         *out = page_handle(sim, first);
     }
-    return sim_leave(sim, PYA_SIM_PAGE_CREATE, n_pages, status);
+    return sim_leave(sim, PYA_SIM_PAGE_CREATE, 1, n_pages, status);
 }
 
 pya_status
@@ -162,5 +162,5 @@ sim_page_release(struct pya_device *dev, pya_page_handle handle) {
             sim_page_settle(sim, first);
         }
     }
-    return sim_leave(sim, PYA_SIM_PAGE_RELEASE, n_pages, status);
+    return sim_leave(sim, PYA_SIM_PAGE_RELEASE, 1, n_pages, status);
 }

@@ -107,7 +107,7 @@ sim_is_capturing(struct pya_device *dev, pya_stream stream, bool *out) {
     if (status == PYA_OK) {
         *out = sim->streams[i].is_capturing;
     }
-    return sim_leave(sim, PYA_SIM_IS_CAPTURING, 0, status);
+    return sim_leave(sim, PYA_SIM_IS_CAPTURING, 0, 0, status);
 }
 
 pya_status
@@ -126,7 +126,7 @@ sim_stream_sync(struct pya_device *dev, pya_stream stream) {
     if (status == PYA_OK) {
         sim->streams[i].n_finished = sim->streams[i].n_queued;
     }
-    return sim_leave(sim, PYA_SIM_STREAM_SYNC, 0, status);
+    return sim_leave(sim, PYA_SIM_STREAM_SYNC, 0, 0, status);
 }
 
 pya_status
@@ -139,7 +139,7 @@ sim_device_sync(struct pya_device *dev) {
     if (status == PYA_OK) {
         sim_finish_all_locked(sim);
     }
-    return sim_leave(sim, PYA_SIM_DEVICE_SYNC, 0, status);
+    return sim_leave(sim, PYA_SIM_DEVICE_SYNC, 0, 0, status);
 }
 
 /* ---- events ---- */
@@ -205,7 +205,7 @@ sim_event_create(struct pya_device *dev, pya_stream stream, pya_event *out) {
         sim->state.n_events++;
         *out = ((uint64_t)event->generation << 32) | (slot + 1);
     }
-    return sim_leave(sim, PYA_SIM_EVENT_CREATE, 0, status);
+    return sim_leave(sim, PYA_SIM_EVENT_CREATE, 0, 0, status);
 }
 
 static pya_status
@@ -244,7 +244,7 @@ sim_event_record(struct pya_device *dev, pya_event event, pya_stream stream) {
     if (status == PYA_OK) {
         status = work_record_locked(sim, event, stream);
     }
-    return sim_leave(sim, PYA_SIM_EVENT_RECORD, 0, status);
+    return sim_leave(sim, PYA_SIM_EVENT_RECORD, 0, 0, status);
 }
 
 pya_status
@@ -256,7 +256,7 @@ sim_event_query(struct pya_device *dev, pya_event event, bool *done) {
     if (known != NULL) {
         *done = work_event_done(sim, known);
     }
-    return sim_leave(sim, PYA_SIM_EVENT_QUERY, 0, status);
+    return sim_leave(sim, PYA_SIM_EVENT_QUERY, 0, 0, status);
 }
 
 pya_status
@@ -268,7 +268,7 @@ sim_event_sync(struct pya_device *dev, pya_event event) {
     if (known != NULL && known->stream != 0) {
         work_finish(&sim->streams[known->stream - 1], known->work);
     }
-    return sim_leave(sim, PYA_SIM_EVENT_SYNC, 0, status);
+    return sim_leave(sim, PYA_SIM_EVENT_SYNC, 0, 0, status);
 }
 
 pya_status
@@ -284,7 +284,7 @@ sim_event_destroy(struct pya_device *dev, pya_event event) {
         sim->free_event = (uint32_t)event;
         sim->state.n_events--;
     }
-    return sim_leave(sim, PYA_SIM_EVENT_DESTROY, 0, status);
+    return sim_leave(sim, PYA_SIM_EVENT_DESTROY, 0, 0, status);
 }
 
 /* ---- what unfinished work touches ---- */

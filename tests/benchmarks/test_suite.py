@@ -163,7 +163,7 @@ def test_memory_through_torch() -> None:
     assert done.returncode == 0, done.stderr
     assert "real torch" in done.stdout
     assert "geometric mean" in done.stdout
-    assert re.search(r"pyalloc .* x native ms +\d\.\d\d \[\d\.\d\d, \d\.\d\d\]", done.stdout)
+    assert re.search(r"pyalloc .* x native ms +\d+\.\d\d \[\d+\.\d\d, \d+\.\d\d\]", done.stdout)
 
 
 @pytest.mark.torch

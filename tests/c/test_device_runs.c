@@ -303,9 +303,39 @@ test_sim_sees_parts(void) {
     pya_device_close(dev);
 }
 
+/* What a call costs goes by handles: one of four pages about as one of one page. */
+static void
+test_sim_costs(void) {
+    struct pya_device *dev = open_counting();
+    pya_page_handle run = 0;
+    pya_page_handle page = 0;
+    pya_dptr addr = 0;
+    CHECK_OK(pya_device_range_reserve(dev, (N + 1) * PYA_PAGE, &addr));
+    pya_sim_reset_counts(pya_sim_of(dev));
+    uint64_t ns = 0;
+#define COSTS(call, expected)                                                                      \
+    CHECK_OK(call);                                                                                \
+    CHECK_EQ(state_of(dev).device_ns - ns, expected);                                              \
+    ns = state_of(dev).device_ns
+    COSTS(pya_device_page_create(dev, N, &run), 8700 + N * 60);
+    COSTS(pya_device_page_create(dev, 1, &page), 8700 + 60);
+    COSTS(pya_device_map(dev, addr, run, N), 700);
+    COSTS(pya_device_map(dev, addr + BYTES, page, 1), 700);
+    COSTS(pya_device_set_access(dev, addr, BYTES + PYA_PAGE), 2 * 23000 + (N + 1) * 70);
+    COSTS(pya_device_open_peer(dev, 1, addr, BYTES), 23000 + N * 70);
+    COSTS(pya_device_unmap(dev, addr, BYTES + PYA_PAGE), 2 * 15000 + (N + 1) * 30);
+    COSTS(pya_device_page_release(dev, run), 9700 + N * 800);
+    COSTS(pya_device_page_release(dev, page), 9700 + 800);
+#undef COSTS
+    CHECK_OK(pya_device_range_release(dev, addr, BYTES + PYA_PAGE));
+    check_sim_clean(dev);
+    pya_device_close(dev);
+}
+
 static const struct check_case cases[] = {
     {"runs", test_runs},
     {"sim_sees_parts", test_sim_sees_parts},
+    {"sim_costs", test_sim_costs},
 };
 
 int
