@@ -13,10 +13,10 @@
 enum { RANGE_TIMES_DEFAULT = 2, RANGE_SHARE_PRIVATE = 4, RANGE_ARENAS = 16 };
 
 /* A grain has at most one in so many of all pages. */
-#ifdef PYA_TEST_TINY
-enum { GRAIN_SHARE = 2, GRAIN_SHARE_FAST = 2 };
+#ifdef PYA_TEST_GRAINS
+enum { GRAIN_SHARE = 2, GRAIN_SHARE_FAST = 1 };
 #else
-enum { GRAIN_SHARE = 128, GRAIN_SHARE_FAST = 16 };
+enum { GRAIN_SHARE = 128, GRAIN_SHARE_FAST = 64 };
 #endif
 
 static struct pya_fit *
