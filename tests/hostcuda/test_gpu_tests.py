@@ -79,8 +79,11 @@ def test_costs_of_the_driver_are_measured(driver_costs: list[str], tmp_path: Pat
     calls = {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemFree"}
     assert calls <= names(costs, "idle", "us") & names(costs, "busy", "us")
     assert names(costs, "busy", "us") == names(costs, "quiet", "us")
-    assert "cuMemMap, cuMemSetAccess, cuMemUnmap" in names(costs, "beside", "work ms")
+    assert "cuMemMap, cuMemSetAccess, cuMemUnmap" in names(costs, "copies", "work ms")
+    assert names(costs, "copies", "times") == names(costs, "random reads", "times")
     assert "stitched in shuffled order" in names(costs, "speed", "copy GiB/s")
+    rows = names(costs, "speed", "random reads GiB/s")
+    assert "every 32nd place, rows of 2 MiB" in rows
     assert "map" in names(costs, "way, 20 MiB: one handle", "us")
     assert "| stitched in shuffled order |" in done.stdout
 

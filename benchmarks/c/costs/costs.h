@@ -18,7 +18,12 @@
     X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (pya_dptr, pya_dptr, size_t, cuda_stream))          \
     X(cuMemsetD32Async, cuMemsetD32Async, (pya_dptr, unsigned, size_t, cuda_stream))               \
     X(cuMemsetD2D32Async, cuMemsetD2D32Async,                                                      \
-      (pya_dptr, size_t, unsigned, size_t, size_t, cuda_stream))
+      (pya_dptr, size_t, unsigned, size_t, size_t, cuda_stream))                                   \
+    X(cuModuleLoadData, cuModuleLoadData, (void **, const void *))                                 \
+    X(cuModuleGetFunction, cuModuleGetFunction, (void **, void *, const char *))                   \
+    X(cuLaunchKernel, cuLaunchKernel,                                                              \
+      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cuda_stream,  \
+       void **, void **))
 
 struct costs_more {
 #define X(name, symbol, parameters) cuda_result(*name) parameters;
@@ -69,6 +74,15 @@ cuda_event costs_event(void);
 /* One that does not wait for stream 0. */
 cuda_stream costs_stream(void);
 double costs_elapsed_ms(cuda_event begin, cuda_event end);
+
+/* ---- reads of lines anywhere ---- */
+
+/* False: the driver cannot compile them, which it says. */
+bool costs_gather_load(void);
+/* Queues reads of n pages (a power of two), `step` bytes apart, whose every word is `word`.  Returns how many bytes. */
+double costs_gather(pya_dptr addr, size_t n_pages, size_t step, unsigned word, cuda_stream stream);
+/* Waits for all work.  Was every word of all reads since the last call what it was to be? */
+bool costs_gather_was_right(void);
 
 /* ---- figures ---- */
 

@@ -12,6 +12,7 @@ static struct {
     int rounds, repeats; /* times in a row, between two events */
     cuda_stream stream;
     cuda_event begin, end;
+    bool has_gather;
 } it;
 
 /* ---- bytes ---- */
@@ -75,15 +76,42 @@ check_copy(pya_dptr from, pya_dptr to, const char *what) {
 /* ---- times ---- */
 
 static void
-timed(const char *what, const char *unit) {
+timed_bytes(const char *what, const char *unit, double bytes) {
     const double ms = costs_elapsed_ms(it.begin, it.end);
-    const double gib = (double)((size_t)it.repeats * it.n * PYA_PAGE) / (double)(1 << 30);
-    costs_add(SPEED, what, it.n, unit, ms > 0 ? gib / (ms / 1e3) : 0);
+    costs_add(SPEED, what, it.n, unit, ms > 0 ? bytes / (1 << 30) / (ms / 1e3) : 0);
+}
+
+static void
+timed(const char *what, const char *unit) {
+    timed_bytes(what, unit, (double)((size_t)it.repeats * it.n * PYA_PAGE));
+}
+
+/* The pages hold nothing but `word`. */
+static void
+measure_reads(const char *what, pya_dptr addr, size_t step, unsigned word) {
+    if (!it.has_gather) {
+        return;
+    }
+    for (int round = -1; round < it.rounds; round++) { /* the first is no measure */
+        double bytes = 0;
+        WANT(cuEventRecord, it.begin, it.stream);
+        for (int i = 0; i < it.repeats; i++) {
+            bytes += costs_gather(addr, it.n, step, word, it.stream);
+        }
+        WANT(cuEventRecord, it.end, it.stream);
+        if (round >= 0) {
+            timed_bytes(what, "random reads GiB/s", bytes);
+        }
+    }
+    if (!costs_gather_was_right()) {
+        costs_wrong(what);
+    }
 }
 
 static void
 measure(const char *what, pya_dptr from, pya_dptr to) {
-    check_copy(from, to, what);
+    check_copy(from, to, what); /* leaves 77 in either */
+    measure_reads(what, from, PYA_PAGE, 77);
     for (int round = 0; round < it.rounds; round++) {
         WANT(cuEventRecord, it.begin, it.stream);
         for (int i = 0; i < it.repeats; i++) {
@@ -103,16 +131,22 @@ measure(const char *what, pya_dptr from, pya_dptr to) {
 /* Pages `step` bytes apart, in one call: one row each. */
 static void
 measure_rows(const char *what, pya_dptr addr, size_t step) {
-    if (bench.more.cuMemsetD2D32Async == NULL ||
-        bench.more.cuMemsetD2D32Async(addr, step, 9, PYA_PAGE / 4, it.n, it.stream) != CUDA_OK) {
-        printf("%s: there is no cuMemsetD2D32Async\n", what);
-        return;
+    cuda_result result = CUDA_NOT_SUPPORTED;
+    if (bench.more.cuMemsetD2D32Async != NULL) {
+        result = bench.more.cuMemsetD2D32Async(addr, step, 9, PYA_PAGE / 4, it.n, it.stream);
+    }
+    if (result != CUDA_OK) {
+        printf("no fill of rows, %s: %d\n\n", what, result);
+        for (size_t i = 0; i < it.n; i++) {
+            WANT_MORE(cuMemsetD32Async, addr + i * step, 9, PYA_PAGE / 4, it.stream);
+        }
     }
     sync_all();
     if (!has_words(addr, it.n, step, 9)) {
         costs_wrong(what);
     }
-    for (int round = 0; round < it.rounds; round++) {
+    measure_reads(what, addr, step, 9);
+    for (int round = 0; round < it.rounds && result == CUDA_OK; round++) {
         WANT(cuEventRecord, it.begin, it.stream);
         for (int i = 0; i < it.repeats; i++) {
             WANT_MORE(cuMemsetD2D32Async, addr, step, (unsigned)i, PYA_PAGE / 4, it.n, it.stream);
@@ -260,11 +294,12 @@ print_speed(void) {
         "every 32nd place, rows of 2 MiB",
     };
     printf("buffers of %zu MiB; of a copy each byte counts once\n\n", it.n * 2);
-    printf("| memory | memset GiB/s | copy GiB/s |\n|---|---|---|\n");
+    printf("| memory | memset GiB/s | copy GiB/s | random reads GiB/s |\n|---|---|---|---|\n");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         printf(
-            "| %s | %s | %s |\n", rows[i], costs_cell(SPEED, rows[i], it.n, "memset GiB/s", 1),
-            costs_cell(SPEED, rows[i], it.n, "copy GiB/s", 1));
+            "| %s | %s | %s | %s |\n", rows[i], costs_cell(SPEED, rows[i], it.n, "memset GiB/s", 1),
+            costs_cell(SPEED, rows[i], it.n, "copy GiB/s", 1),
+            costs_cell(SPEED, rows[i], it.n, "random reads GiB/s", 1));
     }
 }
 
@@ -276,6 +311,7 @@ costs_speed(void) {
     it.stream = costs_stream();
     it.begin = costs_event();
     it.end = costs_event();
+    it.has_gather = costs_gather_load();
     measure_plain();
     if (bench.has_vmm) {
         measure_handles(it.n * PYA_PAGE, "one handle");

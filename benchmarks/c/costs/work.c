@@ -7,15 +7,19 @@ static void
 queue_pieces(struct costs_work *work, int n) {
     WANT(cuEventRecord, work->begin, work->stream);
     for (int i = 0; i < n; i++) {
-        WANT_MORE(cuMemcpyDtoDAsync, work->to, work->from, work->bytes, work->stream);
+        if (work->is_gather) {
+            (void)costs_gather(work->from, work->bytes / PYA_PAGE, PYA_PAGE, 1, work->stream);
+        } else {
+            WANT_MORE(cuMemcpyDtoDAsync, work->to, work->from, work->bytes, work->stream);
+        }
     }
     WANT(cuEventRecord, work->end, work->stream);
 }
 
 void
-costs_work_open(struct costs_work *work) {
+costs_work_open(struct costs_work *work, bool is_gather) {
     const size_t bytes = (bench.is_small ? (size_t)16 : (size_t)1024) << 20;
-    *work = (struct costs_work){.bytes = bytes};
+    *work = (struct costs_work){.bytes = bytes, .is_gather = is_gather};
     work->stream = costs_stream();
     work->begin = costs_event();
     work->end = costs_event();
@@ -54,6 +58,9 @@ costs_work_wait(const struct costs_work *work) {
 void
 costs_work_close(struct costs_work *work) {
     WANT(cuStreamSynchronize, work->stream);
+    if (work->is_gather && !costs_gather_was_right()) {
+        costs_wrong("random reads beside other calls");
+    }
     costs_free(work->from);
     costs_free(work->to);
     WANT(cuEventDestroy, work->begin);
