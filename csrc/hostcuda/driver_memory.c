@@ -412,6 +412,18 @@ cuMemsetD32Async(uintptr_t dst, unsigned value, size_t n, void *stream) {
     return pya_hc_fill((void *)dst, (int)value, 4, n, stream, false);
 }
 
+/* A fill a row; width counts elements. */
+int
+cuMemsetD2D32Async(
+    uintptr_t dst, size_t pitch, unsigned value, size_t width, size_t height, void *stream) {
+    HC_STREAM(stream);
+    int error = CU_OK;
+    for (size_t row = 0; row < height && error == CU_OK; row++) {
+        error = pya_hc_fill((void *)(dst + row * pitch), (int)value, 4, width, stream, false);
+    }
+    return error;
+}
+
 int
 cuIpcGetMemHandle(struct cuda_ipc_handle *out, uintptr_t address) {
     HC_CONTEXT();

@@ -168,6 +168,12 @@ cuEventSynchronize(void *event) {
 }
 
 int
+cuEventElapsedTime(float *ms, void *start, void *end) {
+    HC_DRIVER();
+    return pya_hc_event_elapsed(ms, start, end);
+}
+
+int
 cuEventElapsedTime_v2(float *ms, void *start, void *end) {
     HC_DRIVER();
     return pya_hc_event_elapsed(ms, start, end);

@@ -3,7 +3,8 @@
 Runs the steps of README.md, what matters most first, each in processes of its own with a limit of its own, and goes on
 after one that fails.  After every step what is known so far is in build/gpu (--results) and copied to --out:
 first.json has device, driver, versions, commit and for each step its command, verdict, seconds and last lines;
-first.log has all that they print, as they print it; ops.json and attention.json have the rows of the ops.  A step that
+first.log has all that they print, as they print it; ops.json and attention.json have the rows of the ops, costs.json
+the figures of driver_costs.  A step that
 was run is not run again: where --seconds ended the first call, the same command goes on.  A step is not begun with less
 than half of its limit left.
 
@@ -97,7 +98,8 @@ STEPS = (
     Step("ops' speed", f"$PY {OPS} --only spherical additive shapes --json $RESULTS/ops.json", 360),
     Step(
         "costs",
-        "make -s -j8 -C tests/c ubench WARN= WARN_C= && build/c/release/bench/driver_costs",
+        "make -s -j8 -C tests/c ubench WARN= WARN_C= && "
+        "build/c/release/bench/driver_costs --json $RESULTS/costs.json",
         120,
         tool="make",
     ),

@@ -46,7 +46,56 @@ def test_the_first_run_goes_on_where_its_time_ended(tmp_path: Path) -> None:
     assert "host-memory device" in found["about"]["torch, its CUDA, device"]
     assert found["steps"]["doctor"]["verdict"] == "failed: it came from cudaMalloc"
     assert "refused them when tried: cuMemMap 801" in found["steps"]["costs"]["tail"]
+    costs = json.loads((tmp_path / "out" / "costs.json").read_text())
+    assert costs["small"] and {"cuMemAlloc"} == names(costs, "speed", "copy GiB/s")
     assert "costs" in (tmp_path / "out" / "first.log").read_text()
+
+
+def names(costs: dict[str, Any], section: str, unit: str) -> set[str]:
+    rows = costs["figures"]
+    return {row["what"] for row in rows if row["section"] == section and row["unit"] == unit}
+
+
+@pytest.fixture(scope="module")
+def driver_costs() -> list[str]:
+    run_checked(["make", "-s", "-C", "tests/c", "ubench"])
+    return ["build/c/release/bench/driver_costs", "--small", "--json"]
+
+
+def on_hostcuda(**more: str) -> dict[str, str]:
+    return {"LD_LIBRARY_PATH": "pyalloc/lib/hostcuda", "PYALLOC_HOSTCUDA_MEMORY": "4GB", **more}
+
+
+def test_costs_of_the_driver_are_measured(driver_costs: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    done = run_checked([*driver_costs, str(path)], env=on_hostcuda())
+    costs = json.loads(path.read_text())
+    assert "host-memory device" in costs["device"] and costs["driver"] >= 12000
+    assert costs["small"] and costs["failed"] == 0
+    assert all(row["rounds"] > 1 for row in costs["figures"])
+    assert all(row["min"] <= row["median"] <= row["max"] for row in costs["figures"])
+    pages = {row["what"]: row["pages"] for row in costs["figures"] if row["section"] == "idle"}
+    assert pages["cuMemSetAccess, page by page"] == pages["cuMemUnmap"] == 64
+    calls = {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemFree"}
+    assert calls <= names(costs, "idle", "us") & names(costs, "busy", "us")
+    assert names(costs, "busy", "us") == names(costs, "quiet", "us")
+    assert "cuMemMap, cuMemSetAccess, cuMemUnmap" in names(costs, "copies", "work ms")
+    assert names(costs, "copies", "times") == names(costs, "random reads", "times")
+    assert "stitched in shuffled order" in names(costs, "speed", "copy GiB/s")
+    rows = names(costs, "speed", "random reads GiB/s")
+    assert "every 32nd place, rows of 2 MiB" in rows
+    assert "map" in names(costs, "way, 20 MiB: one handle", "us")
+    assert "| stitched in shuffled order |" in done.stdout
+
+
+def test_what_the_driver_refuses_costs_one_section(driver_costs: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    env = on_hostcuda(PYALLOC_HOSTCUDA_FAIL="30:cuMemSetAccess:2")
+    done = run_checked([*driver_costs, str(path)], env=env, expect=1)
+    assert "idle, pages: cuMemSetAccess was refused: 2" in done.stderr
+    assert "failed: idle, pages: cuMemSetAccess" in done.stdout
+    costs = json.loads(path.read_text())
+    assert costs["failed"] == 1 and names(costs, "speed", "copy GiB/s")
 
 
 @contextmanager
