@@ -416,8 +416,7 @@ pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, 
         return PYA_E_HOST_NOMEM;
     }
     size_t n_made;
-    st = pya_pages_make(
-        &card->pages, card->dev, n_pages, arena_grain(card, n_pages), ids, &n_made);
+    st = pya_pages_make(&card->pages, card->dev, n_pages, arena_grain(card, n_pages), ids, &n_made);
     for (size_t i = 0; i < n_made; i++) {
         card->pages.items[ids[i]].is_small = is_small;
     }

@@ -278,8 +278,7 @@ pya_fit_next(const struct pya_fit *fit, const struct pya_block *run) {
 
 /* As deep as a treap is: twice the logarithm of its runs, as a rule. */
 static void
-fit_visit_tree(
-    struct pya_block *node, void (*visit)(void *arg, struct pya_block *run), void *arg) {
+fit_visit_tree(struct pya_block *node, void (*visit)(void *arg, struct pya_block *run), void *arg) {
     for (; node != NULL; node = node->right) {
         PYA_STEP();
         fit_visit_tree(node->left, visit, arg);

@@ -476,8 +476,7 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
                  : st;
         st = st == PYA_OK && *out == NULL ? ladder_save(arena, bytes, is_small, out) : st;
     }
-    if (pya_is_shortage(st) && is_open &&
-        stitch_lacks(arena, m + LADDER_DRIVER_PAGES, NULL) == 0) {
+    if (pya_is_shortage(st) && is_open && stitch_lacks(arena, m + LADDER_DRIVER_PAGES, NULL) == 0) {
         /* Enough is free: what the driver keeps of mappings found no room, where it has to lie in the card's own memory. */
         size_t n_freed;
         st = pya_trim_card(

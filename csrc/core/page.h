@@ -21,7 +21,7 @@ enum { PYA_GRAIN_SHIFT = 2, PYA_N_GRAINS = 3 };
 
 /* handle 0: an unused entry; `slot` of a grain's first page is then the next grain in the chain of unused ones of its size. */
 struct pya_page {
-    pya_page_handle handle; /* of the grain */
+    pya_page_handle handle;  /* of the grain */
     struct pya_range *range; /* home; NULL while the page has none (a release that failed) */
     uint32_t slot;           /* home: the page's number in the range */
     uint32_t n_mappings;     /* addresses at which it is mapped, home included */

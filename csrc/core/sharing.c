@@ -54,7 +54,6 @@ extent_of(const struct pya_block *block, struct extent *out) {
     return PYA_OK;
 }
 
-
 /* FNV-1a of their handles (http://www.isthe.com/chongo/tech/comp/fnv). */
 static uint64_t
 extent_key(const struct pya_card *card, const struct extent *extent) {

@@ -139,8 +139,7 @@ pages_release_homeless(struct pya_card *card) {
         struct pya_page *page = &card->pages.items[i];
         bool is_small = page->is_small;
         page->is_leaving = false;
-        if (page->handle != 0 && page->place == 0 && page->range == NULL &&
-            page->n_mappings == 0 &&
+        if (page->handle != 0 && page->place == 0 && page->range == NULL && page->n_mappings == 0 &&
             pya_grain_release(&card->pages, card->dev, (pya_page_id)i) == PYA_OK) {
             size_t bytes = pya_page_n(&card->pages, (pya_page_id)i) * PYA_PAGE;
             pya_card_reserved(card, is_small, -(int64_t)bytes);
@@ -156,7 +155,8 @@ static size_t
 trim_round(
     const struct pya_card *card, const pya_page_id *ids, size_t n_keep, size_t n_here,
     size_t n_gone) {
-    size_t spare = card->reserved_bytes > card->keep_bytes ? card->reserved_bytes - card->keep_bytes : 0;
+    size_t spare =
+        card->reserved_bytes > card->keep_bytes ? card->reserved_bytes - card->keep_bytes : 0;
     size_t place = n_keep < n_here ? card->pages.items[ids[n_keep]].place : 0;
     if (place == 0) {
         return n_keep;

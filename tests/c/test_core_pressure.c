@@ -289,7 +289,7 @@ test_trims_what_was_idle_for_long(void) {
     CHECK_EQ(stat_of(world.heap, 0, "pyalloc_idle_trims"), 0);
     pya_sim_advance_clock(world.sim, UINT64_C(10000000000));
     pass_time(&world, 1);
-    CHECK(reserved(&world) <= LITTLE);
+    CHECK(reserved(&world) <= 16 * MIB);
     CHECK_EQ(stat_of(world.heap, 0, "pyalloc_idle_trims"), 1);
     /* A steady trickle of requests that need little counts as idle for the rest too. */
     give(&world, take(&world, 200 * MIB, 0));
@@ -297,7 +297,7 @@ test_trims_what_was_idle_for_long(void) {
         pya_sim_advance_clock(world.sim, UINT64_C(1000000000));
         pass_time(&world, 1);
     }
-    CHECK(reserved(&world) <= LITTLE);
+    CHECK(reserved(&world) <= 16 * MIB);
     give(&world, first);
     world_fini(&world);
 }

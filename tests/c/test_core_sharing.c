@@ -371,8 +371,7 @@ test_descriptors_come_all_or_none(void) {
     for (uint64_t nth = 1; nth <= n; nth++) {
         size_t n_had;
         pya_sim_fail(world.sim, 1U << PYA_SIM_PAGE_EXPORT, nth, PYA_E_DEVICE, false);
-        CHECK_EQ(
-            pya_share_export(world.heap, &shared, 0, 4, fds, n_pages, &n_had), PYA_E_DEVICE);
+        CHECK_EQ(pya_share_export(world.heap, &shared, 0, 4, fds, n_pages, &n_had), PYA_E_DEVICE);
         CHECK_EQ(next_file(), before);
     }
     give(&world, ptr);
@@ -422,7 +421,7 @@ test_failures_lose_nothing(void) {
     for (; share_once("", n, false, PYA_E_DEVICE) && check_failures < 20; n += CHECK_ONE_IN) {
         (void)share_once("", n, false, PYA_E_NOMEM);
     }
-    CHECK(n > 20);
+    CHECK(n > 50);
     CHECK(share_once("", 1, true, PYA_OK));
     CHECK(!share_once("", 2, true, PYA_OK));
 }

@@ -130,7 +130,7 @@ test_a_pause_ends_all_windows(void) {
     pass_seconds(&world, 2);
     CHECK(reserved(&world) >= 200 * MIB);
     pass_seconds(&world, 15);
-    CHECK(reserved(&world) <= LITTLE);
+    CHECK(reserved(&world) <= 16 * MIB);
     give(&world, take(&world, 200 * MIB, 0));
     for (size_t i = 0; i < 14; i++) {
         pass_seconds(&world, 1);
@@ -139,7 +139,7 @@ test_a_pause_ends_all_windows(void) {
     for (size_t i = 0; i < 10; i++) {
         pass_seconds(&world, 1);
     }
-    CHECK(reserved(&world) <= LITTLE);
+    CHECK(reserved(&world) <= 16 * MIB);
     world_fini(&world);
 }
 

@@ -101,13 +101,6 @@ world_fini(struct world *world) {
     pya_heap_destroy(world->heap);
 }
 
-/* What collection may leave; a grain stays whole. */
-#ifdef PYA_TEST_TINY
-#define LITTLE (16 * MIB + pya_grain_pages(PYA_N_GRAINS - 1) * PYA_PAGE)
-#else
-#define LITTLE (16 * MIB)
-#endif
-
 static inline size_t
 reserved(struct world *world) {
     return (size_t)stat_of(world->heap, 0, "reserved_bytes.all.current");

@@ -103,7 +103,8 @@ static void
 print_model(enum pya_sim_call call, uint64_t n, uint64_t times) {
     double us[PYA_SIM_N_COSTS];
     for (int i = 0; i < PYA_SIM_N_COSTS; i++) {
-        const uint64_t ns = times * pya_sim_call_ns((enum pya_sim_cost)i, call, n / times, n / times);
+        const uint64_t ns =
+            times * pya_sim_call_ns((enum pya_sim_cost)i, call, n / times, n / times);
         us[i] = (double)ns / 1e3 / (double)n;
     }
     printf(" %.2f (%.2f-%.2f) |", us[PYA_SIM_TYPICAL], us[PYA_SIM_LOW], us[PYA_SIM_HIGH]);
@@ -221,8 +222,9 @@ costs_idle_calls(void) {
     printf("| idle, calls | 1 us | each of 64 us | model us |\n|---|---|---|---|\n");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const uint64_t model =
-            rows[i].call < 0 ? 0
-                             : pya_sim_call_ns(PYA_SIM_TYPICAL, (enum pya_sim_call)rows[i].call, 0, 0);
+            rows[i].call < 0
+                ? 0
+                : pya_sim_call_ns(PYA_SIM_TYPICAL, (enum pya_sim_call)rows[i].call, 0, 0);
         printf(
             "| %s | %s | %s | %.2f |\n", rows[i].what, costs_cell(IDLE, rows[i].what, 1, "us", 1),
             costs_cell(IDLE, rows[i].what, MANY_CALLS, "us", 1.0 / MANY_CALLS),
