@@ -27,6 +27,7 @@ from benchmarks import (
     settling,
     speed,
     streaming,
+    training,
 )
 from benchmarks.peers import building
 from benchmarks.suite import suite
@@ -219,6 +220,20 @@ def test_repeated(benchmark: Any, allocator: str) -> None:
     def ask() -> float:
         row = repeated.train(repeated.PROGRAMS[0], allocator, 4)
         assert len(row["calls"]) == 4 and row["peak_live"] > 1
+        return float(row["seconds"])
+
+    told.run(benchmark, ask, rounds=1)
+
+
+@in_torch
+@told_by_child
+@pytest.mark.parametrize("allocator", ["native", "pyalloc"])
+def test_training(benchmark: Any, allocator: str) -> None:
+    """benchmarks.training: two steps of one loop."""
+
+    def ask() -> float:
+        row = training.train("late_state", allocator, most_steps=2)
+        assert not row["failed"] and len(row["step_ms"]) == 2
         return float(row["seconds"])
 
     told.run(benchmark, ask, rounds=1)

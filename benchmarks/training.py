@@ -12,8 +12,8 @@ Means are of the loops that every allocator came through.  Below: what failed or
 code is then 1), where an allocator was asked for other bytes or another number of blocks than the first one (async does
 not say), and where a card was full, so that cached memory was given back.
 
---jobs N trains N at once: memory is as alone while all of them fit, times are not.  --turns: they only get ready at once
-and train one after the other, so that times are as alone where there are processors enough.
+--jobs N trains N at once: memory is as alone while all of them fit, times are not.  --turns: they only get ready at
+once and train one after the other, so that times are as alone where there are processors enough.
 """
 
 from __future__ import annotations
