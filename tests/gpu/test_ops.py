@@ -97,6 +97,15 @@ def test_in_a_graph_and_on_another_stream(name):
     assert torch.equal(right, captured)
 
 
+def test_torchs_attention_serves_where_it_is_faster():
+    q, k, v, bias = (x.cuda() for x in CASES["attention"][1])
+    out, info = scaled_attention(q, k, v, return_info=True)
+    assert info["path"] == "sdpa"
+    right = scaled_attention(q, k, v, path="kernel")
+    assert (out - right).norm() <= 2e-5 * right.norm()
+    assert scaled_attention(q, k, v, bias, return_info=True)[1]["path"] == "kernel"
+
+
 def test_dropout_is_that_of_the_cpu():
     q, k, v, bias = CASES["attention"][1]
     torch.manual_seed(3)
