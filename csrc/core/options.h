@@ -34,8 +34,7 @@ extern "C" {
     X(COUNT, roundup_power2_divisions, 0,                                                          \
       "round requests up to this many steps per power of two: fewer sizes, more memory (0: off)")  \
     X(BOOL, shared_pages, 0,                                                                       \
-      "short of memory: let two live blocks share a page under two addresses (not yet run on a "   \
-      "card)")                                                                                     \
+      "short of memory: let two live blocks share a page under two addresses (tried on one H200)") \
     X(COUNT, mappings_per_page, 64,                                                                \
       "address mappings kept per physical page before old ones are unmapped: fewer take less of "  \
       "the driver's memory and more of its time")
