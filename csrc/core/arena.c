@@ -12,13 +12,6 @@
  * that there are a new range is smaller: streams and graphs may be many, addresses are not. */
 enum { RANGE_TIMES_DEFAULT = 2, RANGE_SHARE_PRIVATE = 4, RANGE_ARENAS = 16 };
 
-/* A grain has at most one in so many of all pages. */
-#ifdef PYA_TEST_GRAINS
-enum { GRAIN_SHARE = 2, GRAIN_SHARE_FAST = 1 };
-#else
-enum { GRAIN_SHARE = 128, GRAIN_SHARE_FAST = 64 };
-#endif
-
 static struct pya_fit *
 arena_fit(struct pya_arena *arena, const struct pya_range *range) {
     return range->is_small ? arena->small_fit : &arena->fit;
@@ -386,21 +379,9 @@ arena_drop_pages(struct pya_card *card, const pya_page_id *ids, size_t n_pages, 
     }
 }
 
-/* The largest grain for n more pages: no more than a small part of all, for what is free in some of its pages only can
- * neither be stitched nor given back. */
-static unsigned
-arena_grain(const struct pya_card *card, size_t n_pages) {
-    const int memory = (int)card->options.memory;
-    if (memory == PYA_MEMORY_TIGHT) {
-        return 0;
-    }
-    const size_t n_all = card->pages.n_live + n_pages;
-    const size_t n_most = n_all / (memory == PYA_MEMORY_FAST ? GRAIN_SHARE_FAST : GRAIN_SHARE);
-    return pya_grain_within(n_most > 0 ? n_most : 1);
-}
-
 pya_status
-pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, bool is_small) {
+pya_arena_grow(
+    struct pya_arena *arena, struct pya_block *hole, size_t n_pages, unsigned grain, bool is_small) {
     struct pya_card *card = arena->card;
     PYA_ASSERT(n_pages > 0 && hole->bytes >= n_pages * PYA_PAGE);
     if (n_pages > pya_card_room(card) / PYA_PAGE ||
@@ -416,7 +397,7 @@ pya_arena_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, 
         return PYA_E_HOST_NOMEM;
     }
     size_t n_made;
-    st = pya_pages_make(&card->pages, card->dev, n_pages, arena_grain(card, n_pages), ids, &n_made);
+    st = pya_pages_make(&card->pages, card->dev, n_pages, grain, ids, &n_made);
     for (size_t i = 0; i < n_made; i++) {
         card->pages.items[ids[i]].is_small = is_small;
     }

@@ -26,6 +26,22 @@ arena_check_pages(const struct pya_arena *arena, const struct pya_range *range) 
     return n_wrong;
 }
 
+/* A grain changes streams as a whole. */
+static size_t
+arena_check_grains(const struct pya_arena *arena, const struct pya_range *range) {
+    size_t n_wrong = 0;
+    const struct pya_block *block = range->slots == NULL ? NULL : range->first;
+    for (; block != NULL && block->next != NULL; block = block->next) {
+        pya_page_id id = range->slots[pya_range_slot(range, block->next->addr)].page;
+        bool is_cut = id != PYA_NO_PAGE && arena->card->pages.items[id].place != 0;
+        if (is_cut && block->next->arena != block->arena) {
+            (void)fprintf(stderr, "arena: two arenas have parts of page %u's grain\n", id);
+            n_wrong++;
+        }
+    }
+    return n_wrong;
+}
+
 /* The arena's free runs, in whatever range they lie: streams take over stretches of each other's. */
 struct sum {
     size_t n_free;
@@ -61,6 +77,7 @@ pya_arena_check(const struct pya_arena *arena) {
     for (const struct pya_range *range = arena->ranges; range != NULL; range = range->next) {
         n_wrong += pya_range_check(range);
         n_wrong += range->slots == NULL ? 0 : arena_check_pages(arena, range);
+        n_wrong += arena_check_grains(arena, range);
     }
     const struct pya_pool *pool = arena->pool;
     bool is_dropped = pool != NULL && pool->n_users == 0 && !pool->is_active;

@@ -126,7 +126,7 @@ ladder_grow(
     size_t n_room = hole->bytes / PYA_PAGE;
     n_padded = n_padded < n_room ? n_padded : n_room;
     if (n_padded > n) {
-        pya_status st = pya_arena_grow(arena, hole, n_padded, is_small);
+        pya_status st = pya_pages_grow(arena, hole, n_padded, is_small);
         if (st != PYA_E_NOMEM && st != PYA_E_LIMIT) {
             return st;
         }
@@ -136,7 +136,7 @@ ladder_grow(
             return st;
         }
     }
-    return pya_arena_grow(arena, hole, n, is_small);
+    return pya_pages_grow(arena, hole, n, is_small);
 }
 
 /* New pages at the end of the arena, wherever they then lie. */
@@ -144,7 +144,7 @@ static pya_status
 ladder_add_pages(struct pya_arena *arena, size_t n_pages, bool is_small) {
     struct pya_block *hole;
     pya_status st = pya_arena_last_hole(arena, n_pages, &hole);
-    return st == PYA_OK ? pya_arena_grow(arena, hole, n_pages, is_small) : st;
+    return st == PYA_OK ? pya_pages_grow(arena, hole, n_pages, is_small) : st;
 }
 
 static void
@@ -159,7 +159,7 @@ static size_t
 stitch_lacks(const struct pya_arena *arena, size_t m, const struct pya_stitch *shorter) {
     size_t n_there = shorter == NULL ? 0 : shorter->n_pages;
     stitch_mark(shorter, true);
-    size_t n = pya_pages_to_pick(arena, m - n_there, n_there);
+    size_t n = pya_pages_to_pick(arena, m - n_there, shorter != NULL);
     stitch_mark(shorter, false);
     return m - n_there - n;
 }
@@ -192,25 +192,36 @@ stitch_free_pages(
     return st;
 }
 
+/* The pages that a stitch of m lacks. */
+static pya_status
+stitch_make_up(
+    struct pya_arena *arena, size_t m, const struct pya_stitch *shorter, bool is_small,
+    size_t *n_made) {
+    *n_made = stitch_lacks(arena, m, shorter);
+    return *n_made == 0 ? PYA_OK : ladder_add_pages(arena, *n_made, is_small);
+}
+
 /* Makes up the missing pages, then maps free ones side by side, or behind those of `shorter`, and hands them out. */
 static pya_status
 ladder_stitch(
     struct pya_arena *arena, size_t bytes, bool is_small, struct pya_stitch *shorter,
     struct pya_block **out) {
     size_t m = pya_pages_for(bytes);
-    size_t n_lacking = stitch_lacks(arena, m, shorter);
-    if (n_lacking > 0) {
-        pya_status st = ladder_add_pages(arena, n_lacking, is_small);
-        if (st != PYA_OK) {
-            return st;
-        }
+    size_t n_made;
+    pya_status st = stitch_make_up(arena, m, shorter, is_small, &n_made);
+    if (pya_is_shortage(st) && shorter != NULL) {
+        /* What is free beside it may lie in larger grains than it lacks, and all of it together be enough. */
+        shorter = NULL;
+        st = stitch_make_up(arena, m, NULL, is_small, &n_made);
+    }
+    if (st == PYA_OK && n_made > 0) {
         st = ladder_refit(arena, bytes, is_small, out);
-        if (st != PYA_OK || *out != NULL) {
-            return st;
-        }
+    }
+    if (st != PYA_OK || (n_made > 0 && *out != NULL)) {
+        return st;
     }
     struct pya_stitch *stitch = NULL;
-    pya_status st = stitch_free_pages(arena, m, shorter, &stitch);
+    st = stitch_free_pages(arena, m, shorter, &stitch);
     return st == PYA_OK ? pya_stitch_take(stitch, bytes, out) : st;
 }
 
@@ -264,7 +275,7 @@ ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     st = pya_pages_pick(arena, n, NULL, tail, ids, &n_moved);
     if (st == PYA_OK && n_moved < n) {
         /* What is left of the hole lies behind the new pages. */
-        st = pya_arena_grow(arena, hole, n - n_moved, is_small);
+        st = pya_pages_grow(arena, hole, n - n_moved, is_small);
     }
     if (st == PYA_OK && n_moved > 0) {
         st = pya_pages_move(arena, hole, ids, n_moved);
@@ -394,9 +405,11 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     }
     enum pya_plan plan = PYA_PLAN_GROW;
     struct pya_stitch *shorter = NULL;
-    if (pya_policy_may_save(arena, bytes, n)) {
+    size_t n_missing;
+    if (pya_policy_may_save(arena, bytes, n, &n_missing)) {
         shorter = ladder_short(arena, bytes);
-        plan = pya_policy_plan(arena, bytes, n, shorter == NULL ? 0 : shorter->n_pages);
+        const size_t n_there = shorter == NULL ? 0 : shorter->n_pages;
+        plan = pya_policy_plan(arena, bytes, n, n_missing, n_there);
     }
     switch (plan) {
     case PYA_PLAN_STITCH:
@@ -429,6 +442,24 @@ squeeze_wait(struct pya_arena *arena) {
     pya_card_unpark(card);
     st = st == PYA_OK ? pya_pending_sync(card) : st;
     return st == PYA_OK && !is_idle ? pya_device_sync(card->dev) : st;
+}
+
+/* Would what is free in whole grains, of whatever size, and what can still be made be enough? */
+static bool
+squeeze_may_remake(const struct pya_arena *arena, size_t n_pages) {
+    struct pya_card *card = arena->card;
+    size_t free_bytes = 0;
+    size_t total_bytes;
+    size_t n_there = 0;
+    for (const struct pya_arena *a = card->arenas; a != NULL && card->pages.n_grained > 0; a = a->next) {
+        n_there += pya_pool_is_open(a) ? pya_pages_to_pick(a, SIZE_MAX, false) : 0;
+    }
+    if (n_there == 0 || stitch_lacks(arena, n_pages, NULL) == 0 || /* it was not pages that ran out */
+        pya_device_mem_info(card->dev, &free_bytes, &total_bytes) != PYA_OK) {
+        return false;
+    }
+    size_t room = pya_card_room(card);
+    return n_there + (room < free_bytes ? room : free_bytes) / PYA_PAGE >= n_pages;
 }
 
 /* The capacity is reached: first what needs no waiting, then waiting, then other pools. */
@@ -481,6 +512,13 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
         size_t n_freed;
         st = pya_trim_card(
             card, PYA_TRIM_OPEN, NULL, LADDER_DRIVER_PAGES * (size_t)PYA_PAGE, &n_freed);
+        st = st == PYA_OK ? ladder_save(arena, bytes, is_small, out) : st;
+    }
+    if (pya_is_shortage(st) && is_open && squeeze_may_remake(arena, m)) {
+        /* Enough is free, in larger grains than what lacks: it comes again in smaller ones. */
+        size_t n_freed;
+        const size_t n_most = m + pya_grain_pages(PYA_N_GRAINS - 1);
+        st = pya_trim_card(card, PYA_TRIM_OPEN, NULL, n_most * PYA_PAGE, &n_freed);
         st = st == PYA_OK ? ladder_save(arena, bytes, is_small, out) : st;
     }
     bool has_moved = scalar[PYA_STAT_pyalloc_page_transfers] > n_transferred;

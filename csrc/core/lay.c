@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "debug.h"
+#include "move.h"
 #include "repeat_internal.h"
 
 /* Blocks passed at most to see what covers an address: more than a page has of the smallest ones. */
@@ -180,7 +181,7 @@ pya_lay_fill(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
     }
     /* None: it was filled, or taken, while others had the lock. */
     while (hole != NULL && st == PYA_OK) {
-        st = pya_arena_grow(arena, hole, hole_pages(hole, addr + bytes), is_small);
+        st = pya_pages_grow(arena, hole, hole_pages(hole, addr + bytes), is_small);
         hole = st == PYA_OK ? lay_hole(arena, addr, bytes, &n_pages) : NULL;
     }
     st = st == PYA_OK ? pya_slab_reserve(&arena->card->blocks, 2) : st;

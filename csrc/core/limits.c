@@ -2,6 +2,7 @@
 #include "fence.h"
 #include "heap.h"
 #include "lay.h"
+#include "move.h"
 #include "repeat.h"
 
 pya_status
@@ -21,7 +22,7 @@ reserve_pages(struct pya_arena *arena, size_t bytes) {
     struct pya_block *hole;
     size_t n_pages = pya_pages_for(bytes);
     pya_status st = pya_arena_last_hole(arena, n_pages, &hole);
-    return st == PYA_OK ? pya_arena_grow(arena, hole, n_pages, false) : st;
+    return st == PYA_OK ? pya_pages_grow(arena, hole, n_pages, false) : st;
 }
 
 pya_status

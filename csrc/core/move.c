@@ -1,9 +1,16 @@
-/* Free pages.  Floor 7. */
+/* Pages.  Floor 7. */
 #include "move.h"
 
 #include <stdlib.h>
 
 #include "debug.h"
+
+/* A grain has at most one in so many of all pages. */
+#ifdef PYA_TEST_GRAINS
+enum { GRAIN_SHARE = 2, GRAIN_SHARE_FAST = 1, BROKEN_SHARE = 4 };
+#else
+enum { GRAIN_SHARE = 128, GRAIN_SHARE_FAST = 64, BROKEN_SHARE = 128 };
+#endif
 
 /* runs[i] down to its place in a binary heap, the lowest address on top: only as many are put in order as pages are
  * wanted of. */
@@ -104,10 +111,10 @@ run_pick(const struct pya_block *run, bool only_left, struct grains *wanted, pya
 }
 
 size_t
-pya_pages_to_pick(const struct pya_arena *arena, size_t n_most, size_t n_leaving) {
+pya_pages_to_pick(const struct pya_arena *arena, size_t n_most, bool some_leave) {
     struct grains grains = {{0}};
-    const size_t n_free = arena->free_pages - n_leaving;
-    if (arena->card->pages.n_grained == 0 || n_free == 0 || n_most == 0) {
+    const size_t n_free = arena->free_pages;
+    if (n_free == 0 || n_most == 0 || (arena->card->pages.n_grained == 0 && !some_leave)) {
         return n_free < n_most ? n_free : n_most;
     }
     pya_fit_visit_pages(&arena->fit, grains_add, &grains);
@@ -159,6 +166,10 @@ pya_pages_pick(
     for (size_t i = n_runs / 2; i-- > 0;) {
         runs_sift(runs, n_runs, i);
     }
+    struct grains all = choice.grains;
+    if (only_left && grains_choose(&all, SIZE_MAX) == 0) {
+        arena->has_left = false; /* nobody need look again */
+    }
     const size_t n_wanted = grains_choose(&choice.grains, n_most);
     size_t n = 0;
     while (n < n_wanted) {
@@ -166,9 +177,6 @@ pya_pages_pick(
         n += run_pick(runs[0], only_left, &choice.grains, ids + n);
         runs[0] = runs[--n_runs];
         runs_sift(runs, n_runs, 0);
-    }
-    if (only_left && n == 0) {
-        arena->has_left = false; /* nobody need look again */
     }
     free(runs);
     *n_out = n;
@@ -232,4 +240,24 @@ pya_pages_move(
     }
     free(old);
     return st;
+}
+
+/* Free pages of grains that something else lies in can neither be stitched nor given back.  Where they are more than a
+ * little of all, or memory is short, larger grains are no more made. */
+static unsigned
+grain_for(const struct pya_arena *arena, size_t n_pages) {
+    const struct pya_card *card = arena->card;
+    const int memory = (int)card->options.memory;
+    const size_t n_all = card->pages.n_live + n_pages;
+    const size_t n_most = n_all / (memory == PYA_MEMORY_FAST ? GRAIN_SHARE_FAST : GRAIN_SHARE);
+    if (memory == PYA_MEMORY_TIGHT || card->is_short || n_most < pya_grain_pages(1)) {
+        return 0;
+    }
+    const size_t n_broken = arena->free_pages - pya_pages_to_pick(arena, SIZE_MAX, false);
+    return n_broken > n_all / BROKEN_SHARE ? 0 : pya_grain_within(n_most);
+}
+
+pya_status
+pya_pages_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, bool is_small) {
+    return pya_arena_grow(arena, hole, n_pages, grain_for(arena, n_pages), is_small);
 }

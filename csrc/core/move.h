@@ -1,4 +1,4 @@
-/* Free pages: which there are, and giving them another home.  Floor 7. */
+/* Pages: which are free, giving them another home, and how new ones come.  Floor 7. */
 #pragma once
 
 #include "arena.h"
@@ -14,12 +14,16 @@ extern "C" {
 PYA_MUST_CHECK pya_status pya_pages_pick(
     struct pya_arena *arena, size_t n_most, const struct pya_arena *taker,
     const struct pya_block *except, pya_page_id *ids, size_t *n_out);
-/* How many that would be, without a taker or an exception; n_leaving of the arena's free pages are marked. */
-size_t pya_pages_to_pick(const struct pya_arena *arena, size_t n_most, size_t n_leaving);
+/* How many that would be, without a taker or an exception; some_leave: pages are marked, wherever they are at home. */
+size_t pya_pages_to_pick(const struct pya_arena *arena, size_t n_most, bool some_leave);
 /* Gives pages, wholly free in any arena of the card, a new home at the start of a hole of `arena`.  The old
  * addresses stay mapped and dead.  Undoes itself on failure. */
 PYA_MUST_CHECK pya_status pya_pages_move(
     struct pya_arena *arena, struct pya_block *hole, const pya_page_id *ids, size_t n_pages);
+
+/* pya_arena_grow() in grains as large as suit the card. */
+PYA_MUST_CHECK pya_status
+pya_pages_grow(struct pya_arena *arena, struct pya_block *hole, size_t n_pages, bool is_small);
 
 #ifdef __cplusplus
 }

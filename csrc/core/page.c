@@ -107,6 +107,10 @@ pya_pages_make(
         grain = grain < most ? grain : most;
         st = grain_create(pages, dev, grain, ids + n_had);
         n_had += st == PYA_OK ? pya_grain_pages(grain) : 0;
+        if (st == PYA_E_NOMEM && grain > 0) { /* there may be room for a part of it */
+            most = grain - 1;
+            st = PYA_OK;
+        }
     }
     if (st == PYA_OK) {
         *n_made = n;

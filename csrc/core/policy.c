@@ -159,7 +159,7 @@ pya_policy_pay_transfer(struct pya_arena *arena, size_t n_pages) {
 static size_t
 pages_missing(const struct pya_arena *arena, size_t bytes) {
     size_t m = pya_pages_for(bytes);
-    return m - pya_pages_to_pick(arena, m, 0);
+    return m - pya_pages_to_pick(arena, m, false);
 }
 
 /* How often a stitched range is used again. */
@@ -296,22 +296,27 @@ is_worth_saving(const struct pya_card *card, size_t bytes, size_t n) {
 }
 
 bool
-pya_policy_may_save(const struct pya_arena *arena, size_t bytes, size_t n) {
-    return is_worth_saving(arena->card, bytes, n) && n > pages_missing(arena, bytes);
+pya_policy_may_save(const struct pya_arena *arena, size_t bytes, size_t n, size_t *n_missing) {
+    if (!is_worth_saving(arena->card, bytes, n)) {
+        return false;
+    }
+    *n_missing = pages_missing(arena, bytes);
+    return n > *n_missing;
 }
 
 enum pya_plan
-pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n, size_t n_there) {
+pya_policy_plan(
+    struct pya_arena *arena, size_t bytes, size_t n, size_t n_missing, size_t n_there) {
     const struct pya_card *card = arena->card;
     enum pya_plan plan;
     const struct plea plea = {
         .bytes = bytes,
         .n = n,
         .n_there = n_there,
-        .n_missing = pages_missing(arena, bytes),
+        .n_missing = n_missing,
         .peak_live = peak_with(card, bytes),
     };
-    PYA_ASSERT(pya_policy_may_save(arena, bytes, n));
+    PYA_ASSERT(n > n_missing);
     if (pya_gc_is_pressed(card, n)) {
         plan = plan_pressed(arena, &plea);
     } else {

@@ -15,12 +15,15 @@ enum pya_plan {
     PYA_PLAN_MOVE,   /* give free pages a new home at the end of the arena */
 };
 
-/* Could anything but growing be better for `bytes` that it would serve with n_pages new pages? */
-bool pya_policy_may_save(const struct pya_arena *arena, size_t bytes, size_t n_pages);
+/* Could anything but growing be better for `bytes` that it would serve with n_pages new pages?  *n_missing: where it could,
+ * those that have to be made all the same; to know takes a look at all that is free. */
+bool pya_policy_may_save(
+    const struct pya_arena *arena, size_t bytes, size_t n_pages, size_t *n_missing);
 /* For a request of which pya_policy_may_save() says so; n_there of its pages lie in a range that stitching would
  * extend.  May reset the arena's account. */
 enum pya_plan
-pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n_pages, size_t n_there);
+pya_policy_plan(
+    struct pya_arena *arena, size_t bytes, size_t n_pages, size_t n_missing, size_t n_there);
 /* Was each of the last large requests a little larger than the one before, as when one tensor grows? */
 bool pya_policy_is_growing(const struct pya_arena *arena);
 /* How many pages a growth that needs n_pages should make at least; may be 0 for a pool that has little. */

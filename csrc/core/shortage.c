@@ -252,7 +252,7 @@ pya_memory_info(struct pya_heap *heap, int device, struct pya_memory_info *out) 
     info.limit_bytes = card->limit_bytes;
     pya_card_unpark(card);
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        size_t stitchable = pya_pages_to_pick(arena, SIZE_MAX, 0) * PYA_PAGE;
+        size_t stitchable = pya_pages_to_pick(arena, SIZE_MAX, false) * PYA_PAGE;
         info.cached_bytes += arena->free_bytes;
         info.largest_free_bytes =
             stitchable > info.largest_free_bytes ? stitchable : info.largest_free_bytes;
