@@ -381,7 +381,8 @@ arena_drop_pages(struct pya_card *card, const pya_page_id *ids, size_t n_pages, 
 
 pya_status
 pya_arena_grow(
-    struct pya_arena *arena, struct pya_block *hole, size_t n_pages, unsigned grain, bool is_small) {
+    struct pya_arena *arena, struct pya_block *hole, size_t n_pages, unsigned grain,
+    bool is_small) {
     struct pya_card *card = arena->card;
     PYA_ASSERT(n_pages > 0 && hole->bytes >= n_pages * PYA_PAGE);
     if (n_pages > pya_card_room(card) / PYA_PAGE ||

@@ -187,8 +187,7 @@ void pya_card_unpark(struct pya_card *card);
 
 /* Maps n_pages new pages, in grains of that size and smaller ones, at the start of a hole and makes them FREE.  Undoes
  * itself on failure.  PYA_E_LIMIT: reserved_bytes would pass the limit; nothing was asked of the device. */
-PYA_MUST_CHECK pya_status
-pya_arena_grow(
+PYA_MUST_CHECK pya_status pya_arena_grow(
     struct pya_arena *arena, struct pya_block *hole, size_t n_pages, unsigned grain, bool is_small);
 /* Gives existing pages that have no home the first n_pages slots of a hole as their home; FREE.
  * pya_arena_note_mapped() is left to the caller. */

@@ -451,10 +451,12 @@ squeeze_may_remake(const struct pya_arena *arena, size_t n_pages) {
     size_t free_bytes = 0;
     size_t total_bytes;
     size_t n_there = 0;
-    for (const struct pya_arena *a = card->arenas; a != NULL && card->pages.n_grained > 0; a = a->next) {
+    for (const struct pya_arena *a = card->arenas; a != NULL && card->pages.n_grained > 0;
+         a = a->next) {
         n_there += pya_pool_is_open(a) ? pya_pages_to_pick(a, SIZE_MAX, false) : 0;
     }
-    if (n_there == 0 || stitch_lacks(arena, n_pages, NULL) == 0 || /* it was not pages that ran out */
+    if (n_there == 0 ||
+        stitch_lacks(arena, n_pages, NULL) == 0 || /* it was not pages that ran out */
         pya_device_mem_info(card->dev, &free_bytes, &total_bytes) != PYA_OK) {
         return false;
     }

@@ -242,15 +242,24 @@ pya_pages_move(
     return st;
 }
 
+/* Little is left of the card, or of the limit. */
+static bool
+card_is_almost_full(const struct pya_card *card, size_t n_pages) {
+    const size_t total = card->caps.total_bytes;
+    const size_t most = card->limit_bytes < total ? card->limit_bytes : total;
+    return card->reserved_bytes / PYA_PAGE + n_pages > most / PYA_PAGE / 4 * 3;
+}
+
 /* Free pages of grains that something else lies in can neither be stitched nor given back.  Where they are more than a
- * little of all, or memory is short, larger grains are no more made. */
+ * little of all, or memory may soon be short, larger grains are no more made. */
 static unsigned
 grain_for(const struct pya_arena *arena, size_t n_pages) {
     const struct pya_card *card = arena->card;
     const int memory = (int)card->options.memory;
     const size_t n_all = card->pages.n_live + n_pages;
     const size_t n_most = n_all / (memory == PYA_MEMORY_FAST ? GRAIN_SHARE_FAST : GRAIN_SHARE);
-    if (memory == PYA_MEMORY_TIGHT || card->is_short || n_most < pya_grain_pages(1)) {
+    if (memory == PYA_MEMORY_TIGHT || n_most < pya_grain_pages(1) || card->is_short ||
+        card_is_almost_full(card, n_pages)) {
         return 0;
     }
     const size_t n_broken = arena->free_pages - pya_pages_to_pick(arena, SIZE_MAX, false);

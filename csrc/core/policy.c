@@ -305,8 +305,7 @@ pya_policy_may_save(const struct pya_arena *arena, size_t bytes, size_t n, size_
 }
 
 enum pya_plan
-pya_policy_plan(
-    struct pya_arena *arena, size_t bytes, size_t n, size_t n_missing, size_t n_there) {
+pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n, size_t n_missing, size_t n_there) {
     const struct pya_card *card = arena->card;
     enum pya_plan plan;
     const struct plea plea = {

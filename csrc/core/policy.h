@@ -17,12 +17,11 @@ enum pya_plan {
 
 /* Could anything but growing be better for `bytes` that it would serve with n_pages new pages?  *n_missing: where it could,
  * those that have to be made all the same; to know takes a look at all that is free. */
-bool pya_policy_may_save(
-    const struct pya_arena *arena, size_t bytes, size_t n_pages, size_t *n_missing);
+bool
+pya_policy_may_save(const struct pya_arena *arena, size_t bytes, size_t n_pages, size_t *n_missing);
 /* For a request of which pya_policy_may_save() says so; n_there of its pages lie in a range that stitching would
  * extend.  May reset the arena's account. */
-enum pya_plan
-pya_policy_plan(
+enum pya_plan pya_policy_plan(
     struct pya_arena *arena, size_t bytes, size_t n_pages, size_t n_missing, size_t n_there);
 /* Was each of the last large requests a little larger than the one before, as when one tensor grows? */
 bool pya_policy_is_growing(const struct pya_arena *arena);

@@ -313,7 +313,7 @@ def _choose_for_halves(*qkv: Tensor) -> tuple[str, str]:
 
 
 def _choose_for_floats_on_cuda(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, str]:
-    """torch's memory-efficient kernel, 2 to 6 times as fast on an H200; never the one that keeps all scores."""
+    """Torch's memory-efficient kernel, 2 to 6 times as fast on an H200; never the one that keeps all scores."""
     if needs_more_than_once() or _is_compiling() or q.shape[1] != k.shape[1]:
         return "kernel", "pyalloc's kernel"
     cuda = torch.backends.cuda

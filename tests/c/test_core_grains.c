@@ -214,7 +214,8 @@ test_grains_stay_whole(void) {
 /* Large blocks, stitched ones, another stream, and a cache that is emptied. */
 static bool
 fail_once(const char *options, unsigned long nth, bool host, pya_status with) {
-    struct world world = {.config = {.capacity_bytes = 4 * GIB, .quiet = true}};
+    struct world world = {
+        .config = {.capacity_bytes = 4 * GIB, .address_bytes = (uint64_t)1 << 36, .quiet = true}};
     pya_dptr ptrs[12] = {0};
     world_init(&world, options);
     give(&world, take(&world, 512, 0));
