@@ -9,7 +9,7 @@ enum { ANNEX_TRIES = 4, ANNEX_BLOCKS = 4, ANNEX_PAGES = 2 };
 enum { ANNEX_TRIES = 64, ANNEX_BLOCKS = 64, ANNEX_PAGES = 128 };
 #endif
 
-/* Free memory side by side in one range: own runs whole, others from their first to their last whole page. */
+/* Free memory side by side in one range: own runs whole, others from their first to their last whole grain. */
 struct stretch {
     struct pya_block *first;
     pya_dptr start;

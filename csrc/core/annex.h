@@ -1,7 +1,7 @@
 /* Annexation: free memory of other streams changes hands with its addresses.  Floor 7.
  *
  * Nothing is mapped and nothing unmapped, so it costs no device call.  A range then holds blocks of several
- * arenas; a page always belongs to one. */
+ * arenas; a grain always belongs to one. */
 #pragma once
 
 #include "arena.h"

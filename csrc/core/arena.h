@@ -163,7 +163,7 @@ void pya_arena_leave(struct pya_arena *arena);
  * Returns the run it became part of. */
 struct pya_block *pya_arena_give(struct pya_arena *arena, struct pya_block *block);
 
-/* [addr, addr + bytes), whole pages of another arena's FREE run, becomes this arena's, addresses and all.  Two
+/* [addr, addr + bytes), whole grains of another arena's FREE run, becomes this arena's, addresses and all.  Two
  * records were reserved.  Returns the run it became part of. */
 struct pya_block *
 pya_arena_adopt(struct pya_arena *arena, struct pya_block *run, pya_dptr addr, size_t bytes);

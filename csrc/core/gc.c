@@ -15,7 +15,7 @@ enum { GC_SLACK_SHARE = 32, GC_SLACK_PAGES = 4 };
 /* A shortage is over when this share of the largest live total is there to be had. */
 enum { GC_RECOVERY_SHARE = 8 };
 
-/* What of an arena may go: a free run, or pages at its high end. */
+/* What of an arena may go: a free run, or grains at its high end. */
 struct gc_run {
     struct pya_arena *arena;
     struct pya_block *run;
@@ -299,7 +299,7 @@ pya_gc_before_growth(struct pya_arena *arena, size_t bytes, size_t n_pages) {
         return;
     }
     size_t n_keep = bytes / PYA_PAGE + (bytes % PYA_PAGE != 0);
-    /* The last grain that is needed goes whole. */
+    /* The last grain that goes does so whole. */
     size_t n_grain = card->pages.n_grained > 0 ? pya_grain_pages(PYA_N_GRAINS - 1) : 1;
     size_t n_most = smaller(over + (n_grain - 1) * PYA_PAGE, excess);
     size_t n_freed = pya_gc_collect(card, n_most, arena, n_keep);

@@ -9,8 +9,8 @@ extern "C" {
 
 /* Collects up to n_most wholly free pages of the arena, in whole grains, that are not marked as leaving, lowest address
  * first, without those of the run `except`.  Where there are more, as many grains as possible of the largest size that
- * fits, and of the smaller ones to make up the rest.  taker: only pages that this arena may have (of a private pool in use those that the pool has not
- * touched since it was settled); NULL: all.  PYA_E_HOST_NOMEM: no room for a list of the runs. */
+ * fits, and of the smaller ones to make up the rest.  taker: only pages that this arena may have (of a private pool in use
+ * those that the pool has not touched since it was settled); NULL: all.  PYA_E_HOST_NOMEM: no room for a list of the runs. */
 PYA_MUST_CHECK pya_status pya_pages_pick(
     struct pya_arena *arena, size_t n_most, const struct pya_arena *taker,
     const struct pya_block *except, pya_page_id *ids, size_t *n_out);

@@ -14,6 +14,7 @@ extern "C" {
 
 struct pya_range;
 
+/* Every list of pages consists of whole grains, the pages of each in order. */
 typedef uint32_t pya_page_id;
 #define PYA_NO_PAGE UINT32_MAX
 
@@ -72,9 +73,8 @@ void pya_pages_init(struct pya_pages *pages);
 void pya_pages_fini(struct pya_pages *pages);
 /* Host memory for n more pages, so that creating them can only fail on the device. */
 PYA_MUST_CHECK pya_status pya_pages_reserve(struct pya_pages *pages, size_t n);
-/* Creates n pages without a home or mapping, in as few grains as make n of none larger than `most`; host memory was
- * reserved.  On failure *n_made is how many of them, now ids'
- * first ones, could not be given back.
+/* Creates n pages without a home or mapping, in the fewest grains that make n, none larger than `most`; host memory was
+ * reserved.  On failure *n_made is how many of them, now ids' first ones, could not be given back.
  * Making many only to give them back takes seconds: what the device did not have is not tried again, until
  * pya_pages_try_anew(), unless its free memory has grown by as much.  Not by that alone: it does not count what the driver
  * can put elsewhere (managed memory). */

@@ -18,8 +18,8 @@ extern "C" {
 #endif
 
 struct pya_device;
-typedef uint64_t
-    pya_page_handle;        /* physical memory of one or more pages of PYA_PAGE bytes; 0 is none */
+/* Physical memory of one or more pages of PYA_PAGE bytes; 0 is none. */
+typedef uint64_t pya_page_handle;
 typedef uint64_t pya_event; /* 0 is none */
 
 struct pya_device_error {
