@@ -535,34 +535,6 @@ pool_check(const struct pya_card *card, const struct pya_pool *pool) {
     return n_wrong;
 }
 
-/* The pages of a grain are side by side at home, and mapped as often as one another. */
-static size_t
-grains_check(const struct pya_pages *pages) {
-    size_t n_wrong = 0;
-    size_t n_grained = 0;
-    for (size_t i = 0; i < pages->n_items; i++) {
-        const struct pya_page *page = &pages->items[i];
-        const struct pya_page *first = page - page->place;
-        if (page->handle == 0) {
-            continue;
-        }
-        n_grained += page->grain > 0;
-        bool is_whole = first->handle == page->handle && first->grain == page->grain &&
-                        first->place == 0 && first->range == page->range &&
-                        first->n_mappings == page->n_mappings &&
-                        (page->range == NULL || page->slot == first->slot + page->place);
-        if (!is_whole) {
-            (void)fprintf(stderr, "page %zu is apart from its grain\n", i);
-            n_wrong++;
-        }
-    }
-    if (n_grained != pages->n_grained) {
-        (void)fprintf(stderr, "pages: %zu in grains, %zu counted\n", n_grained, pages->n_grained);
-        n_wrong++;
-    }
-    return n_wrong;
-}
-
 static size_t
 card_check(const struct pya_card *card) {
     size_t n_wrong = pya_stats_check(&card->stats);
@@ -585,7 +557,7 @@ card_check(const struct pya_card *card) {
             n_live += s->block != NULL;
         }
     }
-    n_wrong += grains_check(&card->pages);
+    n_wrong += pya_pages_check(&card->pages);
     for (size_t i = 0; i < card->pages.n_items; i++) {
         n_mappings += card->pages.items[i].handle != 0 ? card->pages.items[i].n_mappings : 0;
         n_marked += card->pages.items[i].is_leaving;

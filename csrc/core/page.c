@@ -1,6 +1,7 @@
 /* The page table.  Floor 3. */
 #include "page.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "debug.h"
@@ -175,4 +176,31 @@ pya_pages_map(
     }
     *n_mapped = i;
     return st;
+}
+
+size_t
+pya_pages_check(const struct pya_pages *pages) {
+    size_t n_wrong = 0;
+    size_t n_grained = 0;
+    for (size_t i = 0; i < pages->n_items; i++) {
+        const struct pya_page *page = &pages->items[i];
+        const struct pya_page *first = page - page->place;
+        if (page->handle == 0) {
+            continue;
+        }
+        n_grained += page->grain > 0;
+        bool is_whole = first->handle == page->handle && first->grain == page->grain &&
+                        first->place == 0 && first->range == page->range &&
+                        first->n_mappings == page->n_mappings &&
+                        (page->range == NULL || page->slot == first->slot + page->place);
+        if (!is_whole) {
+            (void)fprintf(stderr, "page %zu is apart from its grain\n", i);
+            n_wrong++;
+        }
+    }
+    if (n_grained != pages->n_grained) {
+        (void)fprintf(stderr, "pages: %zu in grains, %zu counted\n", n_grained, pages->n_grained);
+        n_wrong++;
+    }
+    return n_wrong;
 }

@@ -90,6 +90,10 @@ PYA_MUST_CHECK pya_status pya_pages_map(
     const struct pya_pages *pages, struct pya_device *dev, pya_dptr addr, const pya_page_id *ids,
     size_t n, size_t *n_mapped);
 
+/* Whether the pages of each grain are side by side at home, and mapped as often as one another.  Prints each violation and
+ * returns their number. */
+size_t pya_pages_check(const struct pya_pages *pages);
+
 /* Mappings are counted here so that the sums stay true. */
 static inline void
 pya_page_mapped(struct pya_pages *pages, pya_page_id id) {
