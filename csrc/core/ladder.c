@@ -250,9 +250,14 @@ ladder_share(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_bl
 /* What gets by with the fewest new pages. */
 static pya_status
 ladder_save(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
-    return arena->card->options.shared_pages
-               ? ladder_share(arena, bytes, is_small, out)
-               : ladder_stitch(arena, bytes, is_small, pya_stitch_find_short(arena, bytes), out);
+    pya_status st = PYA_E_NOMEM;
+    if (arena->card->options.shared_pages) {
+        st = ladder_share(arena, bytes, is_small, out);
+    }
+    /* Of whole grains there may be enough for all of it and none for what lacks beside shared pages. */
+    return pya_is_shortage(st)
+               ? ladder_stitch(arena, bytes, is_small, pya_stitch_find_short(arena, bytes), out)
+               : st;
 }
 
 /* Moves free pages out of holes to where they make one run of `bytes`, adding what is missing. */

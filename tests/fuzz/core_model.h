@@ -1,5 +1,4 @@
-/* What the parts of fuzz_core share: the heap under test and the naive model of
- * it. */
+/* What the parts of fuzz_core share: the heap under test and the naive model of it. */
 #pragma once
 
 #include "core/heap.h"
@@ -53,6 +52,7 @@ struct world {
     struct pya_sim_config config;
     struct pya_device_ops device_ops; /* the sims', but for waiting */
     pya_status (*device_sync)(struct pya_device *dev);
+    bool has_pressure;  /* hooks free and allocate in the midst of a request */
     bool has_meanwhile; /* others go on while somebody waits */
     bool is_meanwhile;  /* they do: a block may be live that its taker does not know of yet */
     struct pya_options options;

@@ -1,4 +1,6 @@
 /* Operations on blocks and on the heap, each held against the model. */
+#include "core/move.h"
+#include "core/pool.h"
 #include "core/snapshot.h"
 #include "core_model.h"
 
@@ -15,6 +17,30 @@ size_of(struct fuzz_input *in) {
     default:
         return ((size_t)1 + kind / 8) * PYA_PAGE / 2 + (kind % 8 == 3 ? 512 : 0);
     }
+}
+
+/* The device is out of memory, it says: then what is free in whole grains and what can still be made are less than what was
+ * asked for.  Not where something else could be short, or may have come back since. */
+static void
+check_shortage(struct world *world, int device, size_t bytes) {
+    struct pya_card *card = pya_heap_open_card(world->heap, device);
+    size_t n_there = 0;
+    size_t free_bytes, total_bytes;
+    if (card == NULL || world->may_fail || world->has_meanwhile || world->has_pressure ||
+        world->has_foreign || world->has_imported || is_capturing(world, device) ||
+        world->config.no_vmm || !world->options.vmm || card->n_active > 0 ||
+        card->lacks_addresses || world->options.roundup_power2_divisions > 1) {
+        return;
+    }
+    pya_lock_acquire(&card->lock);
+    for (const struct pya_arena *a = card->arenas; a != NULL; a = a->next) {
+        n_there += pya_pool_is_open(a) ? pya_pages_to_pick(a, SIZE_MAX, false) : 0;
+    }
+    size_t room = pya_card_room(card);
+    REQUIRE_EQ(pya_device_mem_info(card->dev, &free_bytes, &total_bytes), PYA_OK);
+    pya_lock_release(&card->lock);
+    room = room < free_bytes ? room : free_bytes;
+    REQUIRE(bytes > card->caps.total_bytes || n_there + room / PYA_PAGE < pya_pages_for(bytes));
 }
 
 void
@@ -46,6 +72,7 @@ op_alloc(struct world *world) {
         pya_heap_oom_info(world->heap, &info);
         REQUIRE(pya_oom_text(&info, text, sizeof text) > 0);
         REQUIRE(pya_oom_text(&info, text, where % 32) > 0);
+        check_shortage(world, live.device, live.requested);
     } else {
         require_status(world, live.device, st);
     }

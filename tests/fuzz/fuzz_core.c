@@ -239,6 +239,7 @@ world_init(struct world *world) {
         .quiet = !is_verbose,
     };
     world->has_meanwhile = (settings & 0x20) != 0;
+    world->has_pressure = (settings & 0x40) != 0;
     if ((settings & 0x10) != 0) {
         world_lay(world);
     }
