@@ -9,7 +9,7 @@
 #ifdef PYA_TEST_GRAINS
 enum { GRAIN_SHARE = 2, GRAIN_SHARE_FAST = 1, BROKEN_SHARE = 4 };
 #else
-enum { GRAIN_SHARE = 128, GRAIN_SHARE_FAST = 64, BROKEN_SHARE = 128 };
+enum { GRAIN_SHARE = 128, GRAIN_SHARE_FAST = 64, BROKEN_SHARE = 32 };
 #endif
 
 /* runs[i] down to its place in a binary heap, the lowest address on top: only as many are put in order as pages are
