@@ -134,8 +134,8 @@ def test_ctrl_c_reaches_the_program_and_the_summary_still_comes(
     source = """
         import sys, time, torch
         torch.ones(1).cuda()
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             time.sleep(800)
         except KeyboardInterrupt:
             sys.exit(9)
