@@ -8,13 +8,11 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks import hostcuda
-from benchmarks.torch_replay import MEMORY_CALLS
+from benchmarks.torch_replay import MEMORY_CALLS, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 HOST_MEMORY = "the host-memory runtime"
 #: of the host-memory runtime, as that of an H100
 CAPACITY = "80GB"

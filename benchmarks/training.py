@@ -26,7 +26,6 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,6 +37,7 @@ from typing import Any
 
 import pyalloc
 from benchmarks import hostcuda, trained
+from benchmarks.card import smi
 from benchmarks.helping import HelpFormatter
 from benchmarks.memory import Progress, commit, geometric
 from benchmarks.workloads.record import names
@@ -160,16 +160,6 @@ def train(
         return row | {"process_s": took, "said": error.said}
 
 
-def driver() -> str:
-    """The driver's version; "" where nvidia-smi does not tell."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.split("\n")[0].strip() if done.returncode == 0 else ""
-
-
 def remarks(rows: list[Row]) -> list[str]:
     """What failed, which requests were not those of the loop's first allocator, and where a card was full."""
     found = []
@@ -242,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
 def _train_all(chosen: list[str], arguments: argparse.Namespace) -> list[Row]:
     device, limit_s = arguments.device, arguments.limit_s
     about = {"jobs": arguments.jobs, "turns": arguments.turns, "commit": commit()}
-    about |= {"driver": driver()} if device == "cuda" else {}
+    about |= {"driver": smi("driver_version") or ""} if device == "cuda" else {}
     progress = Progress(len(chosen) * len(arguments.allocators), arguments.quiet)
 
     def one(job: tuple[str, str], turns: str | None) -> Row:

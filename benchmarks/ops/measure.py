@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.card import smi
 from benchmarks.memory import commit
 from pyalloc import ops
 
@@ -217,21 +217,6 @@ def over_floor(ours_ms: float, floor_ms: float | None) -> dict[str, Any]:
         "floor_target": 1.5,
         "floor_met": ratio <= 1.5,
     }
-
-
-def smi(query: str) -> str | None:
-    """What the driver's own tool says of the first device; None where it does not know, as of virtual ones."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:
-        return None
-    answer = done.stdout.strip()
-    return answer if done.returncode == 0 and answer and not answer.startswith("[") else None
 
 
 def least_ratio(ours: Run, peer: Run) -> float:

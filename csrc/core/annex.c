@@ -20,8 +20,7 @@ struct stretch {
 /* The page at addr of a run, which begins there. */
 static const struct pya_page *
 page_at(const struct pya_block *run, pya_dptr addr) {
-    pya_page_id id = run->range->slots[pya_range_slot(run->range, addr)].page;
-    return &run->arena->card->pages.items[id];
+    return &run->arena->card->pages.items[pya_range_page(run->range, addr)];
 }
 
 /* The first grain's start at or above a page's start in the run, or its end. */

@@ -32,7 +32,7 @@ arena_check_grains(const struct pya_arena *arena, const struct pya_range *range)
     size_t n_wrong = 0;
     const struct pya_block *block = range->slots == NULL ? NULL : range->first;
     for (; block != NULL && block->next != NULL; block = block->next) {
-        pya_page_id id = range->slots[pya_range_slot(range, block->next->addr)].page;
+        pya_page_id id = pya_range_page(range, block->next->addr);
         bool is_cut = id != PYA_NO_PAGE && arena->card->pages.items[id].place != 0;
         if (is_cut && block->next->arena != block->arena) {
             (void)fprintf(stderr, "arena: two arenas have parts of page %u's grain\n", id);

@@ -179,7 +179,7 @@ pya_arena_leave(struct pya_arena *arena) {
     struct pya_block *run = pya_fit_find(&arena->fit, PYA_PAGE);
     for (; run != NULL; run = pya_fit_next(&arena->fit, run)) {
         const struct pya_slot *slots = run->range->slots;
-        size_t first = pya_range_slot(run->range, pya_round_up(run->addr, PYA_PAGE));
+        size_t first = pya_block_first_slot(run);
         bool is_idle = slots != NULL && run->seq <= arena->idle_seq;
         size_t n = is_idle ? pya_run_pages(run->addr, run->bytes) : 0;
         for (size_t i = 0; i < n; i++) {

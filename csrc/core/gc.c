@@ -57,7 +57,7 @@ run_age_bits(const struct pya_arena *arena, const struct pya_block *run, uint64_
 static bool
 run_is_shown(const struct pya_card *card, const struct pya_block *run) {
     const struct pya_range *range = run->range;
-    size_t slot = pya_range_slot(range, pya_round_up(run->addr, PYA_PAGE));
+    size_t slot = pya_block_first_slot(run);
     size_t n = pya_run_pages(run->addr, run->bytes);
     for (size_t i = 0; i < n; i++) {
         if (card->pages.items[range->slots[slot + i].page].n_mappings > 1) {
@@ -145,8 +145,8 @@ static size_t
 run_high_end(const struct pya_block *run, size_t n_most, pya_page_id *ids) {
     const struct pya_slot *slots = run->range->slots;
     const struct pya_pages *pages = &run->arena->card->pages;
-    const size_t first = pya_range_slot(run->range, pya_round_up(run->addr, PYA_PAGE));
-    size_t end = pya_range_slot(run->range, pya_round_down(pya_block_end(run), PYA_PAGE));
+    const size_t first = pya_block_first_slot(run);
+    size_t end = pya_block_end_slot(run);
     size_t place = pages->items[slots[end - 1].page].place + (size_t)1;
     if (place < pya_page_n(pages, slots[end - 1].page)) { /* the last one is not free as a whole */
         end = place < end - first ? end - place : first;

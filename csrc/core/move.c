@@ -35,7 +35,7 @@ static size_t
 run_next(const struct pya_block *run, bool only_left, size_t *slot, pya_page_id *id) {
     const struct pya_pages *pages = &run->arena->card->pages;
     const struct pya_range *range = run->range;
-    const size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
+    const size_t end = pya_block_end_slot(run);
     while (*slot < end) {
         *id = range->slots[*slot].page;
         const struct pya_page *page = &pages->items[*id];
@@ -53,11 +53,6 @@ run_next(const struct pya_block *run, bool only_left, size_t *slot, pya_page_id 
     return 0;
 }
 
-static size_t
-run_first_slot(const struct pya_block *run) {
-    return pya_range_slot(run->range, pya_round_up(run->addr, PYA_PAGE));
-}
-
 /* Grains of each size. */
 struct grains {
     size_t n[PYA_N_GRAINS];
@@ -65,7 +60,7 @@ struct grains {
 
 static void
 run_count(const struct pya_block *run, bool only_left, struct grains *grains) {
-    size_t slot = run_first_slot(run);
+    size_t slot = pya_block_first_slot(run);
     pya_page_id id;
     while (run_next(run, only_left, &slot, &id) > 0) {
         PYA_STEP();
@@ -94,7 +89,7 @@ grains_choose(struct grains *grains, size_t n_most) {
 static size_t
 run_pick(const struct pya_block *run, bool only_left, struct grains *wanted, pya_page_id *ids) {
     const struct pya_page *items = run->arena->card->pages.items;
-    size_t slot = run_first_slot(run);
+    size_t slot = pya_block_first_slot(run);
     size_t n = 0;
     pya_page_id id;
     for (size_t n_here = run_next(run, only_left, &slot, &id); n_here > 0;
@@ -196,7 +191,7 @@ pages_leave(const struct old_home *old, size_t n_pages) {
         struct pya_block *run = pya_range_free_run(range, old[i].slot);
         PYA_ASSERT(run != NULL);
         struct pya_arena *arena = run->arena;
-        size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
+        size_t end = pya_block_end_slot(run);
         size_t k = 1;
         while (i + k < n_pages && old[i + k].range == range && old[i + k].slot == old[i].slot + k &&
                old[i + k].slot < end) {
@@ -262,8 +257,11 @@ grain_for(const struct pya_arena *arena, size_t n_pages) {
         card_is_almost_full(card, n_pages)) {
         return 0;
     }
-    const size_t n_broken = arena->free_pages - pya_pages_to_pick(arena, SIZE_MAX, false);
-    return n_broken > n_all / BROKEN_SHARE ? 0 : pya_grain_within(n_most);
+    /* Hardly anything is free, as a rule, when memory grows: then nobody need look at it. */
+    const size_t n_bearable = n_all / BROKEN_SHARE;
+    bool is_broken = arena->free_pages > n_bearable &&
+                     arena->free_pages - pya_pages_to_pick(arena, SIZE_MAX, false) > n_bearable;
+    return is_broken ? 0 : pya_grain_within(n_most);
 }
 
 pya_status

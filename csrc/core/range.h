@@ -61,6 +61,23 @@ pya_range_addr(const struct pya_range *range, size_t slot) {
     return range->base + ((pya_dptr)slot << PYA_PAGE_SHIFT);
 }
 
+/* The page mapped at an address in a slot in use. */
+static inline pya_page_id
+pya_range_page(const struct pya_range *range, pya_dptr addr) {
+    return range->slots[pya_range_slot(range, addr)].page;
+}
+
+/* The pages that lie in a home block as a whole: the first one's slot, and that behind the last, less where there is none. */
+static inline size_t
+pya_block_first_slot(const struct pya_block *block) {
+    return pya_range_slot(block->range, pya_round_up(block->addr, PYA_PAGE));
+}
+
+static inline size_t
+pya_block_end_slot(const struct pya_block *block) {
+    return pya_range_slot(block->range, pya_round_down(pya_block_end(block), PYA_PAGE));
+}
+
 /* Whether a neighbour starts in the same slot is as random as the blocks' sizes. */
 static inline bool
 pya_range_starts_in(const struct pya_range *range, const struct pya_block *block, size_t slot) {

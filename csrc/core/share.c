@@ -6,15 +6,10 @@
 #include "debug.h"
 #include "move.h"
 
-static pya_page_id
-page_at(const struct pya_block *run, pya_dptr addr) {
-    return run->range->slots[pya_range_slot(run->range, addr)].page;
-}
-
 /* A page of a grain cannot be mapped without the others. */
 static bool
 is_alone(const struct pya_block *run, pya_dptr addr) {
-    return run->arena->card->pages.items[page_at(run, addr)].grain == 0;
+    return run->arena->card->pages.items[pya_range_page(run->range, addr)].grain == 0;
 }
 
 /* One free run's parts of pages it does not cover: from `addr` to the end of its page, and the other way. */
@@ -57,7 +52,7 @@ share_pick_begin(const struct pya_arena *arena, size_t least, struct pya_share *
     for (; least > 0 && run != NULL; run = pya_fit_next(&arena->fit, run)) {
         size_t begin = begin_of(run);
         if (begin >= least && (share->begin_bytes == 0 || begin < share->begin_bytes)) {
-            share->begin = page_at(run, run->addr);
+            share->begin = pya_range_page(run->range, run->addr);
             share->begin_bytes = begin;
         }
     }
@@ -70,7 +65,7 @@ share_pick_end(const struct pya_arena *arena, size_t least, struct pya_share *sh
     for (; least > 0 && run != NULL; run = pya_fit_next(&arena->fit, run)) {
         size_t end = end_of(run);
         if (end >= least && end < best) {
-            share->end = page_at(run, pya_block_end(run) - 1);
+            share->end = pya_range_page(run->range, pya_block_end(run) - 1);
             best = end;
         }
     }

@@ -109,7 +109,7 @@ pages_unhome(struct pya_card *card, const pya_page_id *ids, size_t n) {
         return pya_page_n(&card->pages, ids[0]);
     }
     struct pya_arena *arena = run->arena;
-    size_t end = pya_range_slot(range, pya_round_down(pya_block_end(run), PYA_PAGE));
+    size_t end = pya_block_end_slot(run);
     size_t k = 1;
     while (k < n && slot + k < end && items[ids[k]].range == range &&
            items[ids[k]].slot == slot + k && items[ids[k]].is_leaving) {

@@ -297,9 +297,10 @@ def _choose(
         return "kernel", "asked for"
     if is_turned:
         return "kernel", "torch's kernels scale what causal hides by -inf"
-    if bias is None is mask and dropout == 0 and q.dtype in (torch.float16, torch.bfloat16):
+    is_bare = bias is None is mask and dropout == 0
+    if is_bare and q.dtype in (torch.float16, torch.bfloat16):
         return _choose_for_halves(q, k, v)
-    if bias is None is mask and dropout == 0 and q.is_cuda and q.dtype == torch.float32:
+    if is_bare and q.is_cuda and q.dtype == torch.float32:
         return _choose_for_floats_on_cuda(q, k, v)
     return "kernel", "pyalloc's kernel"
 

@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from benchmarks.card import smi
 from benchmarks.ops import __main__ as program
-from benchmarks.ops.measure import Bench, smi
+from benchmarks.ops.measure import Bench
 
 
 @pytest.mark.parametrize(
