@@ -10,10 +10,10 @@
 #include "annex.h"
 #include "debug.h"
 #include "lay.h"
+#include "mosaic.h"
 #include "move.h"
 #include "policy.h"
 #include "repeat.h"
-#include "share.h"
 
 /* From LADDER_LARGE on, the end of a run is chosen with care. */
 #ifdef PYA_TEST_TINY
@@ -147,117 +147,90 @@ ladder_add_pages(struct pya_arena *arena, size_t n_pages, bool is_small) {
     return st == PYA_OK ? pya_pages_grow(arena, hole, n_pages, is_small) : st;
 }
 
-static void
-stitch_mark(const struct pya_stitch *stitch, bool is_leaving) {
-    if (stitch != NULL) {
-        pya_stitch_mark(stitch, is_leaving);
-    }
-}
-
-/* Pages to be made before m can be stitched, those of `shorter` in front unless that is NULL. */
+/* Pages to be made before so much can be stitched. */
 static size_t
-stitch_lacks(const struct pya_arena *arena, size_t m, const struct pya_stitch *shorter) {
-    size_t n_there = shorter == NULL ? 0 : shorter->n_pages;
-    stitch_mark(shorter, true);
-    size_t n = pya_pages_to_pick(arena, m - n_there, shorter != NULL);
-    stitch_mark(shorter, false);
-    return m - n_there - n;
+stitch_lacks(const struct pya_arena *arena, size_t bytes) {
+    return pya_mosaic_plan(arena, bytes, false).n_lacking;
 }
 
-/* m free pages side by side, those of `shorter` in front unless that is NULL. */
+/* New pages, where more are wanted than there are, and what they may have made possible. */
 static pya_status
-stitch_free_pages(
-    struct pya_arena *arena, size_t m, struct pya_stitch *shorter, struct pya_stitch **out) {
-    size_t n_lacking = m - (shorter == NULL ? 0 : shorter->n_pages);
-    pya_page_id *ids = malloc(n_lacking * sizeof *ids);
-    if (ids == NULL) {
-        return PYA_E_HOST_NOMEM;
+ladder_make_up(
+    struct pya_arena *arena, size_t bytes, size_t n_lacking, bool is_small,
+    struct pya_block **out) {
+    if (n_lacking == 0) {
+        return PYA_OK;
     }
-    size_t n;
-    stitch_mark(shorter, true);
-    pya_status st = pya_pages_pick(arena, n_lacking, NULL, NULL, ids, &n);
-    stitch_mark(shorter, false);
-    PYA_ASSERT(st != PYA_OK || n == n_lacking);
-    if (st == PYA_OK && shorter != NULL) {
-        *out = shorter;
-        st = pya_stitch_extend(out, ids, n);
-    } else if (st == PYA_OK) {
-        st = pya_stitch_make(
-            arena, &(struct pya_stitch_plan){.ids = ids, .n_pages = m, .bytes = m * PYA_PAGE}, out);
-    }
-    if (st == PYA_OK) {
-        pya_policy_pay(arena, n);
-    }
-    free(ids);
-    return st;
+    pya_status st = ladder_add_pages(arena, n_lacking, is_small);
+    return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
-/* The pages that a stitch of m lacks. */
-static pya_status
-stitch_make_up(
-    struct pya_arena *arena, size_t m, const struct pya_stitch *shorter, bool is_small,
-    size_t *n_made) {
-    *n_made = stitch_lacks(arena, m, shorter);
-    return *n_made == 0 ? PYA_OK : ladder_add_pages(arena, *n_made, is_small);
-}
-
-/* Makes up the missing pages, then maps free ones side by side, or behind those of `shorter`, and hands them out. */
+/* Makes up the missing pages, then maps free ones side by side and hands them out.  shares: other live blocks may sit in
+ * the first and the last of them. */
 static pya_status
 ladder_stitch(
-    struct pya_arena *arena, size_t bytes, bool is_small, struct pya_stitch *shorter,
-    struct pya_block **out) {
-    size_t m = pya_pages_for(bytes);
-    size_t n_made;
-    pya_status st = stitch_make_up(arena, m, shorter, is_small, &n_made);
-    if (pya_is_shortage(st) && shorter != NULL) {
-        /* What is free beside it may lie in larger grains than it lacks, and all of it together be enough. */
-        shorter = NULL;
-        st = stitch_make_up(arena, m, NULL, is_small, &n_made);
-    }
-    if (st == PYA_OK && n_made > 0) {
-        st = ladder_refit(arena, bytes, is_small, out);
-    }
-    if (st != PYA_OK || (n_made > 0 && *out != NULL)) {
-        return st;
-    }
-    struct pya_stitch *stitch = NULL;
-    st = stitch_free_pages(arena, m, shorter, &stitch);
-    return st == PYA_OK ? pya_stitch_take(stitch, bytes, out) : st;
-}
-
-/* The same with pages that other live blocks may sit in, where the user allows it. */
-static pya_status
-ladder_share(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
-    struct pya_share plan = pya_share_plan(arena, bytes);
-    size_t n_lacking = stitch_lacks(arena, plan.n_whole, NULL);
-    if (n_lacking > 0) {
-        pya_status st = ladder_add_pages(arena, n_lacking, is_small);
-        if (st == PYA_OK) {
-            st = ladder_refit(arena, bytes, is_small, out);
-        }
+    struct pya_arena *arena, size_t bytes, bool is_small, bool shares, struct pya_block **out) {
+    struct pya_mosaic mosaic = pya_mosaic_plan(arena, bytes, shares);
+    if (mosaic.n_lacking > 0) {
+        pya_status st = ladder_make_up(arena, bytes, mosaic.n_lacking, is_small, out);
         if (st != PYA_OK || *out != NULL) {
             return st;
         }
-        plan = pya_share_plan(arena, bytes);
+        mosaic = pya_mosaic_plan(arena, bytes, shares);
     }
-    pya_status st = pya_share_take(arena, bytes, &plan, out);
-    if (st == PYA_OK) {
-        pya_policy_pay(arena, (*out)->stitch->n_pages);
+    struct pya_stitch *stitch;
+    pya_status st = pya_mosaic_make(arena, &mosaic, &stitch);
+    if (st != PYA_OK) {
+        return st;
     }
-    return st;
+    pya_policy_pay(arena, pya_pages_for(bytes));
+    return pya_stitch_take(stitch, bytes, out);
+}
+
+/* Of those that a stitch of m pages has more than `shorter`, how many are free in whole grains beside it. */
+static size_t
+lengthen_there(const struct pya_arena *arena, size_t m, const struct pya_stitch *shorter) {
+    pya_stitch_mark(shorter, true);
+    const size_t n = pya_pages_to_pick(arena, m - shorter->n_pages, true);
+    pya_stitch_mark(shorter, false);
+    return n;
+}
+
+/* The same behind an idle range. */
+static pya_status
+ladder_lengthen(
+    struct pya_arena *arena, size_t bytes, bool is_small, struct pya_stitch *shorter,
+    struct pya_block **out) {
+    const size_t m = pya_pages_for(bytes);
+    size_t n = m - shorter->n_pages;
+    const size_t n_lacking = n - lengthen_there(arena, m, shorter);
+    pya_status st = ladder_make_up(arena, bytes, n_lacking, is_small, out);
+    if (st != PYA_OK || *out != NULL) {
+        return st;
+    }
+    pya_page_id *ids = malloc(n * sizeof *ids);
+    if (ids == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    pya_stitch_mark(shorter, true);
+    st = pya_pages_pick(arena, n, NULL, NULL, ids, &n);
+    pya_stitch_mark(shorter, false);
+    st = st == PYA_OK ? pya_stitch_extend(&shorter, ids, n) : st;
+    free(ids);
+    if (st != PYA_OK) {
+        return st;
+    }
+    pya_policy_pay(arena, n);
+    return pya_stitch_take(shorter, bytes, out);
 }
 
 /* What gets by with the fewest new pages. */
 static pya_status
 ladder_save(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
-    pya_status st = PYA_E_NOMEM;
-    if (arena->card->options.shared_pages) {
-        st = ladder_share(arena, bytes, is_small, out);
-    }
-    /* Of whole grains there may be enough for all of it and none for what lacks beside shared pages. */
-    return pya_is_shortage(st)
-               ? ladder_stitch(arena, bytes, is_small, pya_stitch_find_short(arena, bytes), out)
-               : st;
+    struct pya_stitch *shorter = pya_stitch_find_short(arena, bytes);
+    pya_status st =
+        shorter == NULL ? PYA_E_NOMEM : ladder_lengthen(arena, bytes, is_small, shorter, out);
+    return pya_is_shortage(st) ? ladder_stitch(arena, bytes, is_small, false, out) : st;
 }
 
 /* Moves free pages out of holes to where they make one run of `bytes`, adding what is missing. */
@@ -418,8 +391,10 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     }
     switch (plan) {
     case PYA_PLAN_STITCH:
-        st = ladder_stitch(arena, bytes, is_small, shorter, out);
-        if (st != PYA_E_NOMEM || stitch_lacks(arena, pya_pages_for(bytes), NULL) > 0) {
+        st = shorter == NULL ? PYA_E_NOMEM
+                             : ladder_lengthen(arena, bytes, is_small, shorter, out);
+        st = pya_is_shortage(st) ? ladder_stitch(arena, bytes, is_small, false, out) : st;
+        if (st != PYA_E_NOMEM || stitch_lacks(arena, bytes) > 0) {
             return st;
         }
         /* It was not pages that ran out, but addresses. */
@@ -461,7 +436,7 @@ squeeze_may_remake(const struct pya_arena *arena, size_t n_pages) {
         n_there += pya_pool_is_open(a) ? pya_pages_to_pick(a, SIZE_MAX, false) : 0;
     }
     if (n_there == 0 ||
-        stitch_lacks(arena, n_pages, NULL) == 0 || /* it was not pages that ran out */
+        stitch_lacks(arena, n_pages * PYA_PAGE) == 0 || /* it was not pages that ran out */
         pya_device_mem_info(card->dev, &free_bytes, &total_bytes) != PYA_OK) {
         return false;
     }
@@ -496,7 +471,7 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
     int64_t n_transferred = scalar[PYA_STAT_pyalloc_page_transfers];
     for (int kind = TRANSFER_LEFT; kind <= last && pya_is_shortage(st); kind++) {
         st = ladder_refit(arena, bytes, is_small, out);
-        size_t n_lacking = st == PYA_OK && *out == NULL ? stitch_lacks(arena, m, NULL) : 0;
+        size_t n_lacking = st == PYA_OK && *out == NULL ? stitch_lacks(arena, bytes) : 0;
         if (is_open && n_lacking > 0) {
             st = ladder_transfer(arena, n_lacking, (enum transfer_from)kind);
             if (st == PYA_OK || pya_is_shortage(st)) {
@@ -514,7 +489,7 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
                  : st;
         st = st == PYA_OK && *out == NULL ? ladder_save(arena, bytes, is_small, out) : st;
     }
-    if (pya_is_shortage(st) && is_open && stitch_lacks(arena, m + LADDER_DRIVER_PAGES, NULL) == 0) {
+    if (pya_is_shortage(st) && is_open && stitch_lacks(arena, bytes + LADDER_DRIVER_PAGES * (size_t)PYA_PAGE) == 0) {
         /* Enough is free: what the driver keeps of mappings found no room, where it has to lie in the card's own memory. */
         size_t n_freed;
         st = pya_trim_card(
@@ -527,6 +502,9 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
         const size_t n_most = m + pya_grain_pages(PYA_N_GRAINS - 1);
         st = pya_trim_card(card, PYA_TRIM_OPEN, NULL, n_most * PYA_PAGE, &n_freed);
         st = st == PYA_OK ? ladder_save(arena, bytes, is_small, out) : st;
+    }
+    if (pya_is_shortage(st) && card->options.shared_pages) {
+        st = ladder_stitch(arena, bytes, is_small, true, out);
     }
     bool has_moved = scalar[PYA_STAT_pyalloc_page_transfers] > n_transferred;
     scalar[has_moved ? PYA_STAT_pyalloc_saved_by_transfer : PYA_STAT_pyalloc_saved_by_wait] +=

@@ -5,11 +5,15 @@
 
 #include "debug.h"
 
-/* A grain has at most one in so many of all pages. */
+/* How many pages there are, at least, before grains of a size are made. */
 #ifdef PYA_TEST_GRAINS
-enum { GRAIN_SHARE = 2, GRAIN_SHARE_FAST = 1, BROKEN_SHARE = 4 };
+static const size_t GRAIN_FROM[PYA_N_GRAINS] = {0, 8, 32};
+static const size_t GRAIN_FROM_FAST[PYA_N_GRAINS] = {0, 4, 16};
+enum { BROKEN_SHARE = 4 };
 #else
-enum { GRAIN_SHARE = 128, GRAIN_SHARE_FAST = 64, BROKEN_SHARE = 32 };
+static const size_t GRAIN_FROM[PYA_N_GRAINS] = {0, 640, 1536};
+static const size_t GRAIN_FROM_FAST[PYA_N_GRAINS] = {0, 256, 1024};
+enum { BROKEN_SHARE = 32 };
 #endif
 
 /* runs[i] down to its place in a binary heap, the lowest address on top: only as many are put in order as pages are
@@ -53,13 +57,8 @@ run_next(const struct pya_block *run, bool only_left, size_t *slot, pya_page_id 
     return 0;
 }
 
-/* Grains of each size. */
-struct grains {
-    size_t n[PYA_N_GRAINS];
-};
-
 static void
-run_count(const struct pya_block *run, bool only_left, struct grains *grains) {
+run_count(const struct pya_block *run, bool only_left, struct pya_grains *grains) {
     size_t slot = pya_block_first_slot(run);
     pya_page_id id;
     while (run_next(run, only_left, &slot, &id) > 0) {
@@ -73,9 +72,20 @@ grains_add(void *arg, struct pya_block *run) {
     run_count(run, false, arg);
 }
 
-/* How many of each size make up as much of n_most as they can: sizes divide one another, so the largest first. */
-static size_t
-grains_choose(struct grains *grains, size_t n_most) {
+struct pya_grains
+pya_grains_count(const struct pya_arena *arena) {
+    struct pya_grains grains = {{0}};
+    if (arena->card->pages.n_grained == 0) {
+        grains.n[0] = arena->free_pages;
+    } else if (arena->free_pages > 0) {
+        pya_fit_visit_pages(&arena->fit, grains_add, &grains);
+    }
+    return grains;
+}
+
+/* Sizes divide one another, so the largest first. */
+size_t
+pya_grains_choose(struct pya_grains *grains, size_t n_most) {
     size_t n = 0;
     for (unsigned grain = PYA_N_GRAINS; grain-- > 0;) {
         const size_t n_fit = (n_most - n) / pya_grain_pages(grain);
@@ -87,7 +97,7 @@ grains_choose(struct grains *grains, size_t n_most) {
 
 /* Lowest address first, as far as they are wanted. */
 static size_t
-run_pick(const struct pya_block *run, bool only_left, struct grains *wanted, pya_page_id *ids) {
+run_pick(const struct pya_block *run, bool only_left, struct pya_grains *wanted, pya_page_id *ids) {
     const struct pya_page *items = run->arena->card->pages.items;
     size_t slot = pya_block_first_slot(run);
     size_t n = 0;
@@ -107,20 +117,20 @@ run_pick(const struct pya_block *run, bool only_left, struct grains *wanted, pya
 
 size_t
 pya_pages_to_pick(const struct pya_arena *arena, size_t n_most, bool some_leave) {
-    struct grains grains = {{0}};
     const size_t n_free = arena->free_pages;
     if (n_free == 0 || n_most == 0 || (arena->card->pages.n_grained == 0 && !some_leave)) {
         return n_free < n_most ? n_free : n_most;
     }
+    struct pya_grains grains = {{0}};
     pya_fit_visit_pages(&arena->fit, grains_add, &grains);
-    return grains_choose(&grains, n_most);
+    return pya_grains_choose(&grains, n_most);
 }
 
 /* The runs to pick from, and what they have. */
 struct choice {
     struct pya_block **runs;
     size_t n;
-    struct grains grains;
+    struct pya_grains grains;
     uint64_t idle_seq;
     const struct pya_block *except;
     bool only_left;
@@ -134,6 +144,25 @@ choice_add(void *arg, struct pya_block *run) {
         choice->runs[choice->n++] = run;
         run_count(run, choice->only_left, &choice->grains);
     }
+}
+
+/* Those of its grains that are wanted, lowest addresses first. */
+static size_t
+choice_pick(struct choice *choice, struct pya_grains *wanted, pya_page_id *ids) {
+    struct pya_block **runs = choice->runs;
+    size_t n_runs = choice->n;
+    for (size_t i = n_runs / 2; i-- > 0;) {
+        runs_sift(runs, n_runs, i);
+    }
+    const size_t n_wanted = pya_grains_pages(wanted);
+    size_t n = 0;
+    while (n < n_wanted) {
+        PYA_ASSERT(n_runs > 0);
+        n += run_pick(runs[0], choice->only_left, wanted, ids + n);
+        runs[0] = runs[--n_runs];
+        runs_sift(runs, n_runs, 0);
+    }
+    return n;
 }
 
 pya_status
@@ -156,25 +185,32 @@ pya_pages_pick(
         return PYA_E_HOST_NOMEM;
     }
     pya_fit_visit_pages(&arena->fit, choice_add, &choice);
-    struct pya_block **runs = choice.runs;
-    size_t n_runs = choice.n;
-    for (size_t i = n_runs / 2; i-- > 0;) {
-        runs_sift(runs, n_runs, i);
-    }
-    struct grains all = choice.grains;
-    if (only_left && grains_choose(&all, SIZE_MAX) == 0) {
+    struct pya_grains wanted = choice.grains;
+    if (only_left && pya_grains_pages(&wanted) == 0) {
         arena->has_left = false; /* nobody need look again */
     }
-    const size_t n_wanted = grains_choose(&choice.grains, n_most);
-    size_t n = 0;
-    while (n < n_wanted) {
-        PYA_ASSERT(n_runs > 0);
-        n += run_pick(runs[0], only_left, &choice.grains, ids + n);
-        runs[0] = runs[--n_runs];
-        runs_sift(runs, n_runs, 0);
+    (void)pya_grains_choose(&wanted, n_most);
+    *n_out = choice_pick(&choice, &wanted, ids);
+    free(choice.runs);
+    return PYA_OK;
+}
+
+pya_status
+pya_grains_pick(struct pya_arena *arena, const struct pya_grains *grains, pya_page_id *ids) {
+    if (pya_grains_pages(grains) == 0) {
+        return PYA_OK;
     }
-    free(runs);
-    *n_out = n;
+    struct choice choice = {
+        .runs = malloc(arena->fit.n_runs * sizeof(struct pya_block *)),
+        .idle_seq = UINT64_MAX,
+    };
+    if (choice.runs == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    pya_fit_visit_pages(&arena->fit, choice_add, &choice);
+    struct pya_grains wanted = *grains;
+    (void)choice_pick(&choice, &wanted, ids);
+    free(choice.runs);
     return PYA_OK;
 }
 
@@ -245,15 +281,15 @@ card_is_almost_full(const struct pya_card *card, size_t n_pages) {
     return card->reserved_bytes / PYA_PAGE + n_pages > most / PYA_PAGE / 4 * 3;
 }
 
-/* Free pages of grains that something else lies in can neither be stitched nor given back.  Where they are more than a
- * little of all, or memory may soon be short, larger grains are no more made. */
+/* Free pages of grains that something else lies in can hardly be stitched and not be given back.  Where they are more than
+ * a little of all, or memory may soon be short, larger grains are no more made. */
 static unsigned
 grain_for(const struct pya_arena *arena, size_t n_pages) {
     const struct pya_card *card = arena->card;
     const int memory = (int)card->options.memory;
     const size_t n_all = card->pages.n_live + n_pages;
-    const size_t n_most = n_all / (memory == PYA_MEMORY_FAST ? GRAIN_SHARE_FAST : GRAIN_SHARE);
-    if (memory == PYA_MEMORY_TIGHT || n_most < pya_grain_pages(1) || card->is_short ||
+    const size_t *from = memory == PYA_MEMORY_FAST ? GRAIN_FROM_FAST : GRAIN_FROM;
+    if (memory == PYA_MEMORY_TIGHT || n_all < from[1] || card->is_short ||
         card_is_almost_full(card, n_pages)) {
         return 0;
     }
@@ -261,7 +297,11 @@ grain_for(const struct pya_arena *arena, size_t n_pages) {
     const size_t n_bearable = n_all / BROKEN_SHARE;
     bool is_broken = arena->free_pages > n_bearable &&
                      arena->free_pages - pya_pages_to_pick(arena, SIZE_MAX, false) > n_bearable;
-    return is_broken ? 0 : pya_grain_within(n_most);
+    unsigned grain = PYA_N_GRAINS - 1;
+    while (is_broken ? grain > 0 : n_all < from[grain]) {
+        grain--;
+    }
+    return grain;
 }
 
 pya_status

@@ -7,6 +7,27 @@
 extern "C" {
 #endif
 
+/* So many of each size. */
+struct pya_grains {
+    size_t n[PYA_N_GRAINS];
+};
+
+static inline size_t
+pya_grains_pages(const struct pya_grains *grains) {
+    size_t n = 0;
+    for (unsigned grain = 0; grain < PYA_N_GRAINS; grain++) {
+        n += grains->n[grain] * pya_grain_pages(grain);
+    }
+    return n;
+}
+
+/* The wholly free grains of the arena. */
+struct pya_grains pya_grains_count(const struct pya_arena *arena);
+/* Lowers them to those that make up as much of n_most pages as they can; how much. */
+size_t pya_grains_choose(struct pya_grains *grains, size_t n_most);
+/* Collects so many wholly free grains, all of which are there, lowest addresses first. */
+PYA_MUST_CHECK pya_status
+pya_grains_pick(struct pya_arena *arena, const struct pya_grains *grains, pya_page_id *ids);
 /* Collects up to n_most wholly free pages of the arena, in whole grains, that are not marked as leaving, lowest address
  * first, without those of the run `except`.  Where there are more, as many grains as possible of the largest size that
  * fits, and of the smaller ones to make up the rest.  taker: only pages that this arena may have (of a private pool in use

@@ -33,8 +33,8 @@ extern "C" {
       "(0: no bound)")                                                                             \
     X(COUNT, roundup_power2_divisions, 0,                                                          \
       "round requests up to this many steps per power of two: fewer sizes, more memory (0: off)")  \
-    X(BOOL, shared_pages, 0,                                                                       \
-      "short of memory: let two live blocks share a page under two addresses (tried on one H200)") \
+    X(BOOL, shared_pages, 1,                                                                       \
+      "before out of memory: let two live blocks share a page under two addresses")                \
     X(COUNT, mappings_per_page, 64,                                                                \
       "address mappings kept per physical page before old ones are unmapped: fewer take less of "  \
       "the driver's memory and more of its time")

@@ -3,7 +3,7 @@
 
 #include "debug.h"
 #include "gc.h"
-#include "move.h"
+#include "mosaic.h"
 
 /* What the policy assumes calls cost: published A100 figures.  An H200 takes 9 us to make a grain of any size and 24 to map
  * and open it once more (csrc/device/sim_cost.h); weighed by these, programs take 0.02 to 0.04 more memory for a tenth
@@ -160,8 +160,7 @@ pya_policy_pay_transfer(struct pya_arena *arena, size_t n_pages) {
 /* Pages a stitch of `bytes` would still have to create. */
 static size_t
 pages_missing(const struct pya_arena *arena, size_t bytes) {
-    size_t m = pya_pages_for(bytes);
-    return m - pya_pages_to_pick(arena, m, false);
+    return pya_mosaic_plan(arena, bytes, false).n_lacking;
 }
 
 /* How often a stitched range is used again. */

@@ -178,7 +178,7 @@ repeat_is_settling(const struct pya_arena *arena) {
 static void
 spans_add_pages(
     struct pya_spans *spans, const struct pya_card *card, const struct pya_stitch *stitch) {
-    for (size_t i = 0; i < stitch->n_pages; i++) {
+    for (size_t i = stitch->offset / PYA_PAGE; i * PYA_PAGE < stitch->offset + stitch->bytes; i++) {
         const struct pya_page *page = &card->pages.items[stitch->pages[i]];
         if (page->range != NULL) {
             pya_spans_add(spans, pya_range_addr(page->range, page->slot), PYA_PAGE);

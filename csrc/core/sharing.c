@@ -29,7 +29,7 @@ extent_widen(const struct pya_pages *pages, struct extent *extent) {
     if (extent->slots != NULL) {
         extent->slots -= n_before;
     } else {
-        PYA_ASSERT(n_before == 0);
+        extent->ids -= n_before;
     }
     extent->offset += n_before * PYA_PAGE;
     extent->n_pages += n_before + n_behind;
@@ -41,7 +41,8 @@ extent_of(const struct pya_block *block, struct extent *out) {
         return PYA_E_FOREIGN; /* its user has freed it */
     }
     if (block->state == PYA_BLOCK_STITCHED) {
-        *out = (struct extent){.ids = block->stitch->pages}; /* it begins in the first */
+        *out = (struct extent){
+            .ids = block->stitch->pages + (block->stitch->offset >> PYA_PAGE_SHIFT)};
     } else if (block->range->slots == NULL) {
         return PYA_E_NOTSUP; /* a plain segment */
     } else {

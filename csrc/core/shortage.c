@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "heap.h"
-#include "move.h"
+#include "mosaic.h"
 
 /* How often callbacks may ask for another try while they do free something. */
 enum { PRESSURE_ROUNDS = 8 };
@@ -252,7 +252,8 @@ pya_memory_info(struct pya_heap *heap, int device, struct pya_memory_info *out) 
     info.limit_bytes = card->limit_bytes;
     pya_card_unpark(card);
     for (const struct pya_arena *arena = card->arenas; arena != NULL; arena = arena->next) {
-        size_t stitchable = pya_pages_to_pick(arena, SIZE_MAX, false) * PYA_PAGE;
+        const size_t all = arena->free_pages * PYA_PAGE;
+        size_t stitchable = all - pya_mosaic_plan(arena, all, false).n_lacking * PYA_PAGE;
         info.cached_bytes += arena->free_bytes;
         info.largest_free_bytes =
             stitchable > info.largest_free_bytes ? stitchable : info.largest_free_bytes;

@@ -66,11 +66,29 @@ stitch_unlink(struct pya_stitch *stitch) {
     }
 }
 
-/* Page i of a range lends this part of itself. */
+/* The first page of a range that lends anything of itself, and the one behind the last: what the grains at both ends have
+ * besides is mapped, and another's. */
+static size_t
+stitch_first(const struct pya_stitch *stitch) {
+    return stitch->offset >> PYA_PAGE_SHIFT;
+}
+
+static size_t
+stitch_end(const struct pya_stitch *stitch) {
+    return pya_pages_for(stitch->offset + stitch->bytes);
+}
+
+/* Has it no other part of a page or a grain? */
+static bool
+stitch_is_whole(const struct pya_stitch *stitch) {
+    return stitch->bytes == stitch->n_pages * PYA_PAGE;
+}
+
+/* Page i of a range, from the first to the last that lend, lends this part of itself. */
 static void
 stitch_part(const struct pya_stitch *stitch, size_t i, size_t *first, size_t *end) {
     size_t last = stitch->offset + stitch->bytes - i * PYA_PAGE;
-    *first = i == 0 ? stitch->offset : 0;
+    *first = i == stitch_first(stitch) ? stitch->offset % PYA_PAGE : 0;
     *end = last < PYA_PAGE ? last : PYA_PAGE;
 }
 
@@ -89,7 +107,7 @@ pages_in_a_row(const struct pya_stitch *stitch, size_t i, size_t n_most) {
     const pya_page_id *ids = stitch->pages + i;
     const struct pya_range *range = items[ids[0]].range;
     size_t slot = items[ids[0]].slot;
-    size_t n_left = stitch->n_pages - i;
+    size_t n_left = stitch_end(stitch) - i;
     size_t n = 1;
     n_most = n_most < n_left ? n_most : n_left;
     while (n < n_most && items[ids[n]].range == range && items[ids[n]].slot == slot + n) {
@@ -113,8 +131,8 @@ stitch_piece(const struct pya_stitch *stitch, const struct pya_arena *arena, siz
     piece.addr = pya_range_addr(range, page->slot) + first;
     piece.run = end - first == PYA_PAGE ? pya_range_free_run(range, page->slot)
                                         : pya_range_block_at(range, piece.addr, SIZE_MAX);
-    bool is_usable = stitch->is_shared ? pya_arena_has_run(arena, piece.run)
-                                       : pya_arena_may_use(arena, piece.run);
+    bool is_usable = stitch_is_whole(stitch) ? pya_arena_may_use(arena, piece.run)
+                                             : pya_arena_has_run(arena, piece.run);
     if (!is_usable) {
         return piece;
     }
@@ -126,11 +144,12 @@ stitch_piece(const struct pya_stitch *stitch, const struct pya_arena *arena, siz
     /* Those that follow are whole, but for the last. */
     size_t left = room - piece.bytes;
     size_t n_most = 1 + (left >> PYA_PAGE_SHIFT);
-    size_t last_bytes = stitch->offset + stitch->bytes - (stitch->n_pages - 1) * PYA_PAGE;
-    n_most += i + n_most + 1 == stitch->n_pages && left % PYA_PAGE >= last_bytes;
+    const size_t stop = stitch_end(stitch);
+    size_t last_bytes = stitch->offset + stitch->bytes - (stop - 1) * PYA_PAGE;
+    n_most += i + n_most + 1 == stop && left % PYA_PAGE >= last_bytes;
     piece.n_pages = pages_in_a_row(stitch, i, n_most);
     piece.bytes += (piece.n_pages - 1) * PYA_PAGE;
-    if (piece.n_pages > 1 && i + piece.n_pages == stitch->n_pages) {
+    if (piece.n_pages > 1 && i + piece.n_pages == stop) {
         piece.bytes -= PYA_PAGE - last_bytes;
     }
     return piece;
@@ -141,7 +160,7 @@ stitch_piece(const struct pya_stitch *stitch, const struct pya_arena *arena, siz
 static bool
 stitch_is_free(const struct pya_stitch *stitch, const struct pya_arena *arena, size_t *n_records) {
     *n_records = 0;
-    for (size_t i = 0; i < stitch->n_pages;) {
+    for (size_t i = stitch_first(stitch); i < stitch_end(stitch);) {
         struct piece piece = stitch_piece(stitch, arena, i);
         if (piece.n_pages == 0) {
             return false;
@@ -162,8 +181,8 @@ stitch_find_in(const struct pya_arena *from, const struct pya_arena *arena, size
         from->stitches == NULL ? NULL : *stitch_bucket(from->stitches, bytes);
     for (; stitch != NULL; stitch = stitch->next_same) {
         bool is_idle = stitch->block == NULL && !stitch->is_broken;
-        bool is_fit =
-            stitch->is_shared ? stitch->bytes == bytes && from == arena : stitch->bytes == whole;
+        bool is_fit = stitch->bytes == (stitch->is_shared ? bytes : whole) &&
+                      (from == arena || stitch_is_whole(stitch));
         size_t n_records;
         if (is_idle && is_fit && stitch_is_free(stitch, arena, &n_records)) {
             return stitch;
@@ -217,7 +236,7 @@ pya_stitch_find_short(struct pya_arena *arena, size_t bytes) {
     }
     struct pya_stitch *stitch = arena->stitches == NULL ? NULL : arena->stitches->newest;
     for (int i = 0; stitch != NULL && i < SHORT_TRIES; stitch = stitch->older, i++) {
-        bool is_idle = stitch->block == NULL && !stitch->is_broken && !stitch->is_shared;
+        bool is_idle = stitch->block == NULL && !stitch->is_broken && stitch_is_whole(stitch);
         size_t n_records;
         if (is_idle && stitch->n_pages >= least && stitch->n_pages < most &&
             stitch->range_bytes >= most * PYA_PAGE && stitch_is_free(stitch, arena, &n_records)) {
@@ -331,7 +350,7 @@ pya_stitch_make(
     stitch->n_pages = plan->n_pages;
     stitch->offset = plan->offset;
     stitch->bytes = plan->bytes;
-    stitch->is_shared = plan->bytes < plan->n_pages * PYA_PAGE;
+    stitch->is_shared = plan->offset % PYA_PAGE != 0 || plan->bytes % PYA_PAGE != 0;
     stitch->is_broken = false;
     pya_status st = stitch_reserve(stitch);
     if (st != PYA_OK) {
@@ -412,7 +431,7 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
         .state = PYA_BLOCK_STITCHED,
     };
     struct pya_block **link = &block->pieces;
-    for (size_t i = 0; i < stitch->n_pages;) {
+    for (size_t i = stitch_first(stitch); i < stitch_end(stitch);) {
         struct piece part = stitch_piece(stitch, arena, i);
         PYA_ASSERT(part.n_pages > 0);
         if (part.run->arena != arena) {

@@ -4,9 +4,9 @@
  * mapping stays, so a range whose bytes are all free again is taken anew without a device call.  There is as much room
  * again behind it, so that one for a tensor that grows is extended by the pages it lacks.
  *
- * A range that is not shared owns its pages whole.  A shared one begins in the free end of a page or ends in
- * the free start of one: other live blocks may sit in those two pages, under the pages' home addresses or
- * under those of other ranges, in bytes of their own. */
+ * A grain is mapped whole, so a range that begins with the end of one or ends with the start of one (mosaic.h) shows more
+ * than it lends.  The pages that it lends are its own, unless it is shared: then it begins or ends within a page, in which
+ * other live blocks may sit, under its home address or under those of other ranges, in bytes of their own. */
 #pragma once
 
 #include "arena.h"
@@ -24,8 +24,8 @@ struct pya_stitch {
     struct pya_block *block; /* NULL: idle */
     pya_dptr base;
     size_t range_bytes; /* address space reserved at base */
-    size_t offset;      /* of the first lent byte from base; less than a page */
-    size_t bytes;       /* lent from there; a multiple of PYA_PAGE unless shared */
+    size_t offset;      /* of the first lent byte from base; less than a grain */
+    size_t bytes;       /* lent from there; both multiples of PYA_PAGE unless shared */
     bool is_shared;
     size_t n_pages; /* mapped there; fewer than fit when is_broken */
     bool is_broken; /* half mapped, which could not be undone: only good for unmapping */
@@ -38,7 +38,7 @@ struct pya_stitches {
     size_t n_mappings; /* sum of n_pages */
 };
 
-/* Which bytes a range is to lend: n_pages pages, from `offset` in the first. */
+/* Which bytes a range is to lend: of n_pages pages, from `offset` on. */
 struct pya_stitch_plan {
     const pya_page_id *ids;
     size_t n_pages;

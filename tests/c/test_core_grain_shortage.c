@@ -217,7 +217,8 @@ test_no_grains_are_made_beside_many_broken_ones(void) {
     world_init(&world, "");
     CHECK_OK(pya_reserve(world.heap, 0, 4 * GIB, 0));
     for (size_t i = 0; i < N; i++) {
-        ptrs[i] = take(&world, 15 * PYA_PAGE, 0);
+        (void)take(&world, PYA_PAGE, 0);
+        ptrs[i] = take(&world, 14 * PYA_PAGE, 0);
         (void)take(&world, PYA_PAGE, 0);
     }
     (void)take(&world, 4 * GIB - (size_t)N * 16 * PYA_PAGE, 0);
