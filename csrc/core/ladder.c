@@ -165,12 +165,11 @@ ladder_make_up(
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
-/* Makes up the missing pages, then maps free ones side by side and hands them out.  shares: other live blocks may sit in
- * the first and the last of them. */
+/* Makes up the missing pages, then maps free ones side by side and hands them out. */
 static pya_status
-ladder_stitch(
-    struct pya_arena *arena, size_t bytes, bool is_small, bool shares, struct pya_block **out) {
-    struct pya_mosaic mosaic = pya_mosaic_plan(arena, bytes, shares);
+ladder_map(
+    struct pya_arena *arena, struct pya_mosaic mosaic, size_t bytes, bool is_small, bool shares,
+    struct pya_block **out) {
     if (mosaic.n_lacking > 0) {
         pya_status st = ladder_make_up(arena, bytes, mosaic.n_lacking, is_small, out);
         if (st != PYA_OK || *out != NULL) {
@@ -183,8 +182,15 @@ ladder_stitch(
     if (st != PYA_OK) {
         return st;
     }
-    pya_policy_pay(arena, pya_pages_for(bytes));
+    pya_policy_pay(arena, pya_mosaic_handles(&mosaic));
     return pya_stitch_take(stitch, bytes, out);
+}
+
+/* shares: other live blocks may sit in the first and the last page. */
+static pya_status
+ladder_stitch(
+    struct pya_arena *arena, size_t bytes, bool is_small, bool shares, struct pya_block **out) {
+    return ladder_map(arena, pya_mosaic_plan(arena, bytes, shares), bytes, is_small, shares, out);
 }
 
 /* Of those that a stitch of m pages has more than `shorter`, how many are free in whole grains beside it. */
@@ -216,11 +222,12 @@ ladder_lengthen(
     st = pya_pages_pick(arena, n, NULL, NULL, ids, &n);
     pya_stitch_mark(shorter, false);
     st = st == PYA_OK ? pya_stitch_extend(&shorter, ids, n) : st;
+    const size_t n_handles = st == PYA_OK ? pya_pages_handles(&arena->card->pages, ids, n) : 0;
     free(ids);
     if (st != PYA_OK) {
         return st;
     }
-    pya_policy_pay(arena, n);
+    pya_policy_pay(arena, n_handles);
     return pya_stitch_take(shorter, bytes, out);
 }
 
@@ -258,11 +265,13 @@ ladder_move(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     if (st == PYA_OK && n_moved > 0) {
         st = pya_pages_move(arena, hole, ids, n_moved);
     }
+    if (st == PYA_OK) {
+        pya_policy_pay(arena, pya_pages_handles(&arena->card->pages, ids, n_moved));
+    }
     free(ids);
     if (st != PYA_OK) {
         return st;
     }
-    pya_policy_pay(arena, n_moved);
     return ladder_refit(arena, bytes, is_small, out);
 }
 
@@ -344,7 +353,7 @@ ladder_transfer(struct pya_arena *arena, size_t n_want, enum transfer_from kind)
             card->stats.scalar[PYA_STAT_pyalloc_page_transfers] += (int64_t)n;
         }
         if (st == PYA_OK && kind != TRANSFER_LEFT) {
-            pya_policy_pay_transfer(arena, n);
+            pya_policy_pay_transfer(arena, pya_pages_handles(&card->pages, ids, n));
         }
     }
 done:
@@ -383,17 +392,20 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     }
     enum pya_plan plan = PYA_PLAN_GROW;
     struct pya_stitch *shorter = NULL;
-    size_t n_missing;
-    if (pya_policy_may_save(arena, bytes, n, &n_missing)) {
+    struct pya_mosaic mosaic;
+    if (pya_policy_may_save(arena, bytes, n, &mosaic)) {
         shorter = ladder_short(arena, bytes);
         const size_t n_there = shorter == NULL ? 0 : shorter->n_pages;
-        plan = pya_policy_plan(arena, bytes, n, n_missing, n_there);
+        plan = pya_policy_plan(arena, bytes, n, &mosaic, n_there);
     }
     switch (plan) {
     case PYA_PLAN_STITCH:
-        st = shorter == NULL ? PYA_E_NOMEM
-                             : ladder_lengthen(arena, bytes, is_small, shorter, out);
-        st = pya_is_shortage(st) ? ladder_stitch(arena, bytes, is_small, false, out) : st;
+        if (shorter == NULL) {
+            st = ladder_map(arena, mosaic, bytes, is_small, false, out);
+        } else {
+            st = ladder_lengthen(arena, bytes, is_small, shorter, out);
+            st = pya_is_shortage(st) ? ladder_stitch(arena, bytes, is_small, false, out) : st;
+        }
         if (st != PYA_E_NOMEM || stitch_lacks(arena, bytes) > 0) {
             return st;
         }
@@ -489,7 +501,8 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
                  : st;
         st = st == PYA_OK && *out == NULL ? ladder_save(arena, bytes, is_small, out) : st;
     }
-    if (pya_is_shortage(st) && is_open && stitch_lacks(arena, bytes + LADDER_DRIVER_PAGES * (size_t)PYA_PAGE) == 0) {
+    if (pya_is_shortage(st) && is_open &&
+        stitch_lacks(arena, bytes + LADDER_DRIVER_PAGES * (size_t)PYA_PAGE) == 0) {
         /* Enough is free: what the driver keeps of mappings found no room, where it has to lie in the card's own memory. */
         size_t n_freed;
         st = pya_trim_card(

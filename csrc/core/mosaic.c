@@ -135,6 +135,15 @@ pya_mosaic_plan(const struct pya_arena *arena, size_t bytes, bool shares) {
     return mosaic;
 }
 
+size_t
+pya_mosaic_handles(const struct pya_mosaic *mosaic) {
+    size_t n = mosaic->n_lacking + (mosaic->begin.bytes > 0) + (mosaic->end.bytes > 0);
+    for (unsigned grain = 0; grain < PYA_N_GRAINS; grain++) {
+        n += mosaic->grains.n[grain];
+    }
+    return n;
+}
+
 static size_t
 list_grain(const struct pya_pages *pages, pya_page_id first, pya_page_id *ids) {
     const size_t n = pya_page_n(pages, first);
@@ -160,8 +169,7 @@ list_turn(const struct pya_pages *pages, unsigned grain, pya_page_id *ids, size_
 }
 
 pya_status
-pya_mosaic_make(
-    struct pya_arena *arena, const struct pya_mosaic *mosaic, struct pya_stitch **out) {
+pya_mosaic_make(struct pya_arena *arena, const struct pya_mosaic *mosaic, struct pya_stitch **out) {
     const struct pya_pages *pages = &arena->card->pages;
     const size_t n_whole = pya_grains_pages(&mosaic->grains);
     if (mosaic->n_lacking > 0) {

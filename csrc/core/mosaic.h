@@ -33,9 +33,11 @@ struct pya_mosaic {
 
 /* With the fewest new pages.  shares: parts are not of whole pages; else `bytes` are rounded up to these. */
 struct pya_mosaic pya_mosaic_plan(const struct pya_arena *arena, size_t bytes, bool shares);
+/* That it maps; new pages at one each. */
+size_t pya_mosaic_handles(const struct pya_mosaic *mosaic);
 /* Maps a plan of the arena as it is.  Undoes itself on failure.  PYA_E_NOMEM: it lacks pages. */
-PYA_MUST_CHECK pya_status pya_mosaic_make(
-    struct pya_arena *arena, const struct pya_mosaic *mosaic, struct pya_stitch **out);
+PYA_MUST_CHECK pya_status
+pya_mosaic_make(struct pya_arena *arena, const struct pya_mosaic *mosaic, struct pya_stitch **out);
 
 #ifdef __cplusplus
 }

@@ -69,6 +69,16 @@ pya_page_n(const struct pya_pages *pages, pya_page_id id) {
     return pya_grain_pages(pages->items[id].grain);
 }
 
+/* Of a list of pages. */
+static inline size_t
+pya_pages_handles(const struct pya_pages *pages, const pya_page_id *ids, size_t n) {
+    size_t n_handles = 0;
+    for (size_t i = 0; i < n; i++) {
+        n_handles += pages->items[ids[i]].place == 0;
+    }
+    return n_handles;
+}
+
 void pya_pages_init(struct pya_pages *pages);
 void pya_pages_fini(struct pya_pages *pages);
 /* Host memory for n more pages, so that creating them can only fail on the device. */

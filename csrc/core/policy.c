@@ -3,7 +3,6 @@
 
 #include "debug.h"
 #include "gc.h"
-#include "mosaic.h"
 
 /* What the policy assumes calls cost: published A100 figures.  An H200 takes 9 us to make a grain of any size and 24 to map
  * and open it once more (csrc/device/sim_cost.h); weighed by these, programs take 0.02 to 0.04 more memory for a tenth
@@ -79,8 +78,8 @@ enum { GROW_MOST = 10, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POO
 #define TIGHT_MOVE_FROM ((size_t)1 << 30)
 
 static double
-stitch_cost_ns(size_t n_pages) {
-    return COST_ACCESS_NS + (double)n_pages * (COST_MAP_NS + COST_ACCESS_PAGE_NS);
+stitch_cost_ns(size_t n_handles) {
+    return COST_ACCESS_NS + (double)n_handles * (COST_MAP_NS + COST_ACCESS_PAGE_NS);
 }
 
 static double
@@ -122,9 +121,9 @@ pya_policy_step(const struct pya_arena *arena, size_t n_pages) {
 }
 
 void
-pya_policy_pay(struct pya_arena *arena, size_t n_pages) {
+pya_policy_pay(struct pya_arena *arena, size_t n_handles) {
     struct pya_card *card = arena->card;
-    double cost_ns = stitch_cost_ns(n_pages);
+    double cost_ns = stitch_cost_ns(n_handles);
     arena->stitch_debt_ns += cost_ns;
     card->stitch_ns += cost_ns;
     if (card->options.memory == PYA_MEMORY_TIGHT) {
@@ -151,16 +150,10 @@ pya_policy_may_transfer(struct pya_arena *arena, size_t n_pages) {
 }
 
 void
-pya_policy_pay_transfer(struct pya_arena *arena, size_t n_pages) {
-    double cost_ns = stitch_cost_ns(n_pages);
+pya_policy_pay_transfer(struct pya_arena *arena, size_t n_handles) {
+    double cost_ns = stitch_cost_ns(n_handles);
     arena->transfer_debt_ns += cost_ns;
     arena->card->stitch_ns += cost_ns;
-}
-
-/* Pages a stitch of `bytes` would still have to create. */
-static size_t
-pages_missing(const struct pya_arena *arena, size_t bytes) {
-    return pya_mosaic_plan(arena, bytes, false).n_lacking;
 }
 
 /* How often a stitched range is used again. */
@@ -181,7 +174,8 @@ struct plea {
     size_t bytes;
     size_t n;
     size_t n_there;
-    size_t n_missing; /* pages_missing() */
+    size_t n_missing; /* pages that a stitch would still have to create */
+    size_t n_handles; /* that it would map */
     size_t peak_live;
 };
 
@@ -231,9 +225,8 @@ static enum pya_plan
 plan_save(struct pya_arena *arena, const struct plea *plea, double patience) {
     enum pya_plan how = plan_how(arena, plea);
     size_t n_saved = plea->n - plea->n_missing;
-    size_t n_mapped = pya_pages_for(plea->bytes) - plea->n_there;
     size_t waste = arena->wasted_bytes + pya_pages_for(plea->bytes) * PYA_PAGE - plea->bytes;
-    double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(n_mapped);
+    double debt_ns = arena->stitch_debt_ns + stitch_cost_ns(plea->n_handles);
     if (how == PYA_PLAN_STITCH && (double)waste > WASTE_SHARE * (double)(n_saved * PYA_PAGE)) {
         return PYA_PLAN_GROW;
     }
@@ -297,26 +290,30 @@ is_worth_saving(const struct pya_card *card, size_t bytes, size_t n) {
 }
 
 bool
-pya_policy_may_save(const struct pya_arena *arena, size_t bytes, size_t n, size_t *n_missing) {
+pya_policy_may_save(
+    const struct pya_arena *arena, size_t bytes, size_t n, struct pya_mosaic *mosaic) {
     if (!is_worth_saving(arena->card, bytes, n)) {
         return false;
     }
-    *n_missing = pages_missing(arena, bytes);
-    return n > *n_missing;
+    *mosaic = pya_mosaic_plan(arena, bytes, false);
+    return n > mosaic->n_lacking;
 }
 
 enum pya_plan
-pya_policy_plan(struct pya_arena *arena, size_t bytes, size_t n, size_t n_missing, size_t n_there) {
+pya_policy_plan(
+    struct pya_arena *arena, size_t bytes, size_t n, const struct pya_mosaic *mosaic,
+    size_t n_there) {
     const struct pya_card *card = arena->card;
     enum pya_plan plan;
     const struct plea plea = {
         .bytes = bytes,
         .n = n,
         .n_there = n_there,
-        .n_missing = n_missing,
+        .n_missing = mosaic->n_lacking,
+        .n_handles = n_there > 0 ? pya_pages_for(bytes) - n_there : pya_mosaic_handles(mosaic),
         .peak_live = peak_with(card, bytes),
     };
-    PYA_ASSERT(n > n_missing);
+    PYA_ASSERT(n > mosaic->n_lacking);
     if (pya_gc_is_pressed(card, n)) {
         plan = plan_pressed(arena, &plea);
     } else {

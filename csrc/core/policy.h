@@ -3,7 +3,7 @@
  * It decides and keeps the accounts; the ladder does. */
 #pragma once
 
-#include "arena.h"
+#include "mosaic.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -15,24 +15,25 @@ enum pya_plan {
     PYA_PLAN_MOVE,   /* give free pages a new home at the end of the arena */
 };
 
-/* Could anything but growing be better for `bytes` that it would serve with n_pages new pages?  *n_missing: where it could,
- * those that have to be made all the same; to know takes a look at all that is free. */
-bool
-pya_policy_may_save(const struct pya_arena *arena, size_t bytes, size_t n_pages, size_t *n_missing);
+/* Could anything but growing be better for `bytes` that it would serve with n_pages new pages?  *mosaic: where it could, what
+ * they would be stitched of; to know takes a look at all that is free. */
+bool pya_policy_may_save(
+    const struct pya_arena *arena, size_t bytes, size_t n_pages, struct pya_mosaic *mosaic);
 /* For a request of which pya_policy_may_save() says so; n_there of its pages lie in a range that stitching would
  * extend.  May reset the arena's account. */
 enum pya_plan pya_policy_plan(
-    struct pya_arena *arena, size_t bytes, size_t n_pages, size_t n_missing, size_t n_there);
+    struct pya_arena *arena, size_t bytes, size_t n_pages, const struct pya_mosaic *mosaic,
+    size_t n_there);
 /* Was each of the last large requests a little larger than the one before, as when one tensor grows? */
 bool pya_policy_is_growing(const struct pya_arena *arena);
 /* How many pages a growth that needs n_pages should make at least; may be 0 for a pool that has little. */
 size_t pya_policy_step(const struct pya_arena *arena, size_t n_pages);
-/* n_pages were stitched or moved. */
-void pya_policy_pay(struct pya_arena *arena, size_t n_pages);
+/* So many handles were mapped for a stitch or a move. */
+void pya_policy_pay(struct pya_arena *arena, size_t n_handles);
 /* May up to n_pages come from other streams once more?  Streams that take them from each other in turn pay
  * every time; at some point pages of their own are cheaper. */
 bool pya_policy_may_transfer(struct pya_arena *arena, size_t n_pages);
-void pya_policy_pay_transfer(struct pya_arena *arena, size_t n_pages);
+void pya_policy_pay_transfer(struct pya_arena *arena, size_t n_handles);
 
 #ifdef __cplusplus
 }

@@ -11,8 +11,7 @@ enum { GRAIN = 16, PART = GRAIN - 1 };
 static void
 mosaic_init(struct world *world, const char *options) {
     *world = (struct world){
-        .config = {
-            .capacity_bytes = 16 * GIB, .address_bytes = (uint64_t)1 << 38, .quiet = true}};
+        .config = {.capacity_bytes = 16 * GIB, .address_bytes = (uint64_t)1 << 38, .quiet = true}};
     world_init(world, options);
     CHECK_OK(pya_reserve(world->heap, 0, 4 * GIB, 0));
     CHECK_EQ(calls(world, PYA_SIM_PAGE_CREATE), 4 * GIB / (GRAIN * PYA_PAGE));
@@ -136,8 +135,8 @@ test_the_smallest_part_that_is_enough(void) {
     pya_dptr ptrs[8];
     mosaic_init(&world, "");
     fill(&world, pages, 7, ptrs);
-    give(&world, ptrs[2]); /* the end of a grain */
-    give(&world, ptrs[4]); /* the start of one */
+    give(&world, ptrs[2]);                          /* the end of a grain */
+    give(&world, ptrs[4]);                          /* the start of one */
     pya_dptr first = take(&world, 3 * PYA_PAGE, 0); /* from the 9, of which 6 are left */
     CHECK_EQ(first, ptrs[4]);
     give(&world, first);
@@ -263,6 +262,35 @@ test_parts_of_pages(void) {
     world_fini(&world);
 }
 
+/* What the policy thinks that one stitch of every second block cost. */
+static double
+paid(size_t total_bytes, size_t block_bytes, size_t n_blocks) {
+    struct world world = {
+        .config = {.capacity_bytes = 16 * GIB, .address_bytes = (uint64_t)1 << 38}};
+    pya_dptr ptrs[16];
+    world_init(&world, "");
+    CHECK_OK(pya_reserve(world.heap, 0, total_bytes, 0));
+    for (size_t i = 0; i < 2 * n_blocks; i++) {
+        ptrs[i] = take(&world, block_bytes, 0);
+    }
+    (void)take(&world, total_bytes - 2 * n_blocks * block_bytes, 0);
+    CHECK_OK(pya_reserve(world.heap, 0, 0, 0));
+    for (size_t i = 0; i < 2 * n_blocks; i += 2) {
+        give(&world, ptrs[i]);
+    }
+    (void)take(&world, n_blocks * block_bytes, 0);
+    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_stitches"), 1);
+    double ns = world.heap->cards.open[0]->stitch_ns;
+    world_fini(&world);
+    return ns;
+}
+
+/* Handles are paid for, however large. */
+static void
+test_a_grain_costs_no_more_than_a_page(void) {
+    CHECK(paid(4 * GIB, GRAIN * PYA_PAGE, 8) == paid(GIB, PYA_PAGE, 8));
+}
+
 /* Stitched, given back to the device, stitched again, and taken over by another stream. */
 static bool
 fail_once(const char *options, unsigned long nth, bool host, pya_status with) {
@@ -307,6 +335,7 @@ static const struct check_case cases[] = {
     {"a_pool_in_use_is_served", test_a_pool_in_use_is_served},
     {"bytes_are_its_own", test_bytes_are_its_own},
     {"parts_of_pages", test_parts_of_pages},
+    {"a_grain_costs_no_more_than_a_page", test_a_grain_costs_no_more_than_a_page},
     {"failures_lose_nothing", test_failures_lose_nothing},
 };
 
