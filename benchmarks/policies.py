@@ -28,8 +28,8 @@ SETTINGS = (
     ("fast", "pyalloc", "memory:fast"),
     ("balanced", "pyalloc", "memory:balanced"),
     ("tight", "pyalloc", "memory:tight"),
-    ("balanced, shared pages", "pyalloc", "memory:balanced,shared_pages:True"),
-    ("tight, shared pages", "pyalloc", "memory:tight,shared_pages:True"),
+    ("balanced, no shared pages", "pyalloc", "memory:balanced,shared_pages:False"),
+    ("tight, no shared pages", "pyalloc", "memory:tight,shared_pages:False"),
 )
 PARTS = {
     "recorded": "recorded loops",

@@ -456,9 +456,9 @@ squeeze_may_remake(const struct pya_arena *arena, size_t n_pages) {
     return n_there + (room < free_bytes ? room : free_bytes) / PYA_PAGE >= n_pages;
 }
 
-/* The capacity is reached: first what needs no waiting, then waiting, then other pools. */
+/* First what needs no waiting, then waiting, then other pools. */
 static pya_status
-ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+squeeze_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
     size_t m = pya_pages_for(bytes);
     int64_t *scalar = card->stats.scalar;
@@ -516,12 +516,21 @@ ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_
         st = pya_trim_card(card, PYA_TRIM_OPEN, NULL, n_most * PYA_PAGE, &n_freed);
         st = st == PYA_OK ? ladder_save(arena, bytes, is_small, out) : st;
     }
-    if (pya_is_shortage(st) && card->options.shared_pages) {
-        st = ladder_stitch(arena, bytes, is_small, true, out);
-    }
     bool has_moved = scalar[PYA_STAT_pyalloc_page_transfers] > n_transferred;
     scalar[has_moved ? PYA_STAT_pyalloc_saved_by_transfer : PYA_STAT_pyalloc_saved_by_wait] +=
         st == PYA_OK;
+    return st;
+}
+
+/* The capacity is reached.  Where no whole pages are to be had, parts of them may be enough. */
+static pya_status
+ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_card *card = arena->card;
+    pya_status st = squeeze_pages(arena, bytes, is_small, out);
+    if (pya_is_shortage(st) && card->options.shared_pages) {
+        st = ladder_stitch(arena, bytes, is_small, true, out);
+        card->stats.scalar[PYA_STAT_pyalloc_saved_by_stitch] += st == PYA_OK;
+    }
     return st;
 }
 

@@ -198,7 +198,7 @@ test_grains_stay_whole(void) {
         "memory:fast",
         "memory:fast,soft_limit:1GiB",
         "memory:fast,limit:1500MiB",
-        "memory:fast,limit:1500MiB,shared_pages:True",
+        "memory:fast,limit:1500MiB,shared_pages:False",
         "garbage_collection_threshold:0.4",
     };
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {

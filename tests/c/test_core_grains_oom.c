@@ -89,9 +89,9 @@ test_out_of_memory_is_never_false(void) {
         "memory:fast",
         "memory:tight",
         "memory:fast,soft_limit:500MiB",
-        "memory:fast,shared_pages:True",
+        "memory:fast,shared_pages:False",
         "memory:fast,limit:1700MiB",
-        "memory:fast,limit:1701MiB,shared_pages:True",
+        "memory:fast,limit:1701MiB,shared_pages:False",
     };
     const int n_programs = (int)check_budget(24);
     for (size_t i = 0; i < sizeof options / sizeof *options; i++) {

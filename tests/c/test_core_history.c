@@ -360,7 +360,7 @@ ledger_run(const char *options) {
 static void
 test_the_trace_adds_up(void) {
     static const char *const options[] = {
-        "", "memory:tight", "shared_pages:True", "vmm:False", "mappings_per_page:2"};
+        "", "memory:tight", "shared_pages:False", "vmm:False", "mappings_per_page:2"};
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         ledger_run(options[i]);
     }

@@ -214,8 +214,8 @@ world_init(struct world *world) {
         "vmm:False,max_split_size:20MB",
         "limit:64MB",
         "per_process_memory_fraction:0.5,memory:tight",
-        "shared_pages:True",
-        "shared_pages:True,memory:tight,mappings_per_page:2",
+        "shared_pages:False",
+        "shared_pages:False,memory:tight,mappings_per_page:2",
         "soft_limit:40MB,garbage_collection_threshold:0.6",
         "keep_free:30MB,trim_after:2,limit:80MB",
     };
