@@ -25,26 +25,36 @@ NOTHING = "nothing, no process used CUDA through torch or could write there"
 def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[str, str]:
     """Environment for processes that are to be recorded, for `pyalloc run` and `pyalloc dryrun`.
 
+    Files of an earlier recording stay until remove_earlier().
+
     Raises:
         UsageError: the file or that of a rank exists and force is not given, or none can be made there.
     """
     console.check_folder(path)
-    for old in sorted(written(path) | _explained(path)):
-        # A second process's file has its number in its name, but `out.7.pya` may as well be a person's own.
-        if re.fullmatch(
-            r"\.\d+",
-            old.name.removeprefix(path.stem)
-            .removesuffix(".oom.txt")
-            .removesuffix(".part")
-            .removesuffix(path.suffix),
-        ):
-            continue
+    for old in sorted(earlier(path)):
         if not force:
             raise UsageError(f"{old} exists{recording.cut_off(old)}; --force overwrites it")
         if not old.is_file():
             raise UsageError(f"{old} is no file and is not overwritten")
-        old.unlink()
     return {PATH: str(path.absolute()), STACKS: stacks, MARKS: "1" if automatic else "0"}
+
+
+def remove_earlier(path: Path | None) -> None:
+    """To be called when nothing is left that might keep the program from starting."""
+    for old in earlier(path):
+        old.unlink(missing_ok=True)
+
+
+def earlier(path: Path | None) -> set[Path]:
+    """What is surely of an earlier recording to `path`: --force takes nothing else."""
+    if path is None:
+        return set()
+    # A second process's file has its number in its name, but `out.7.pya` may as well be a person's own.
+    numbered = re.compile(
+        rf"{re.escape(path.stem)}\.\d+({re.escape(path.suffix)}(\.part)?|\.oom\.txt)"
+    )
+    found = written(path) | _explained(path)
+    return {old for old in found if not numbered.fullmatch(old.name)}
 
 
 def written(path: Path | None) -> set[Path]:

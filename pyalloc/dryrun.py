@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -202,8 +202,12 @@ def _forward_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run(options: Options) -> Result:
+def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result:
     """Runs the program to its end and sums up.
+
+    Args:
+        options: what to run.
+        at_start: called when all has been checked, just before the program starts.
 
     Raises:
         UsageError: an option cannot be honoured.
@@ -229,8 +233,10 @@ def run(options: Options) -> Result:
             file=sys.stderr,
         )
     with tempfile.TemporaryDirectory(prefix="pyalloc-dryrun-") as folder:
+        env = child_environment(options, torch, folder)
+        at_start()
         sys.stdout.flush()
-        child = subprocess.Popen(command, env=child_environment(options, torch, folder))
+        child = subprocess.Popen(command, env=env)
         with _forward_signals(child):
             code = child.wait()
         return _sum_up(options, torch, tuple(absent), code, Path(folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shlex
 import sys
@@ -48,7 +49,6 @@ class Command:
         words = args.command
         if args.module is not None:
             words = launching.command("dryrun", args.module, [])
-        launching.command("dryrun", None, words)  # told before a recording is overwritten
         if args.plan is not None and args.allocator != "pyalloc":
             raise UsageError("a plan is followed by pyalloc alone: add --allocator pyalloc")
         # What another allocator's program would do with the environment's is its own affair.
@@ -66,8 +66,8 @@ class Command:
             plan=str(plan or ""),
         )
         os.environ.update(autorecord.from_arguments(args))
-        before = autorecord.written(args.record)
-        result = dryrun.run(options)
+        before = autorecord.written(args.record) - autorecord.earlier(args.record)
+        result = dryrun.run(options, functools.partial(autorecord.remove_earlier, args.record))
         print(dryrun.summary(result), file=sys.stderr)
         if args.record is not None:
             print(f"  {_recorded(autorecord.written(args.record) - before)}", file=sys.stderr)

@@ -58,5 +58,6 @@ class Command:
             env[autorecord.TELLER] = str(os.getpid())
         env[ENVIRONMENT] = text
         env[PLAN] = plan
+        autorecord.remove_earlier(args.record)
         sys.stdout.flush()
         os.execvpe(command[0], command, env)

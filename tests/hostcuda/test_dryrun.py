@@ -200,7 +200,7 @@ def test_processes_that_end_without_ceremony_are_counted_and_recorded(
     # Nothing of it is overwritten, and --force takes only what is surely of an earlier recording.
     (tmp_path / "out.pya").rename(tmp_path / "out.pya.part")
     assert finish(start(["--record", "out.pya", *command], tmp_path))[0] == 2
-    autorecord.prepare(tmp_path / "out.pya", stacks="none", automatic=False, force=True)
+    autorecord.remove_earlier(tmp_path / "out.pya")
     assert (tmp_path / "out.1.pya").exists()
     assert not (tmp_path / "out.pya.part").exists()
 

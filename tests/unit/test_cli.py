@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import pyalloc
-from pyalloc import cli, console, launching
+from pyalloc import cli, console, hostcuda, launching
 from pyalloc.errors import UsageError
 
 
@@ -176,13 +176,31 @@ def test_numbers_that_name_nothing_are_refused(
     assert "is not a number from" in capsys.readouterr().err
 
 
-def test_a_program_that_is_not_found_overwrites_no_recording(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["pyhton", "train.py"], "'pyhton' was not found"),
+        (["python", "-I", "train.py"], "leave out -I"),
+        (["--devices", "0", "python", "train.py"], "--devices is a number from 1"),
+        (["python", "train.py"], "has no PyTorch"),
+    ],
+)
+def test_a_program_that_is_not_run_overwrites_no_recording(
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def absent(python: str) -> None:
+        raise hostcuda.HostCudaError(f"{python} has no PyTorch")
+
+    monkeypatch.setattr(hostcuda, "find_torch", absent)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
     path = tmp_path / "out.pya"
     path.write_text("of yesterday")
-    assert cli.main(["dryrun", "--record", str(path), "--force", "pyhton", "train.py"]) == 2
-    assert "'pyhton' was not found" in capsys.readouterr().err
+    assert cli.main(["dryrun", "--record", str(path), "--force", *words]) in (2, 3)
+    assert told in capsys.readouterr().err
     assert path.read_text() == "of yesterday"
 
 
