@@ -28,7 +28,7 @@ _AFTER_S = 1.0  # progress is shown from here on
 _EVERY_S = 0.2
 # Controls but for the end of a line, and what turns the direction of writing.
 _OBEYED = re.compile("(\x1b\\[[01]m)|[\0-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-_WIDTH = 79  # where the terminal does not tell
+_COLUMNS = 80  # where the terminal does not tell
 
 
 def quoted(path: Path | str) -> str:
@@ -225,7 +225,8 @@ class Progress:
     def _show(text: str) -> None:
         """In place of what is shown: a longer line would begin another, which stays."""
         try:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns
         except (OSError, ValueError):
-            width = _WIDTH
+            columns = 0
+        width = (columns or _COLUMNS) - 1
         print(f"\r{text[:width]:<{width}}\r", end="", file=sys.stderr, flush=True)

@@ -214,9 +214,13 @@ def test_the_terminal_is_not_named_by_a_dash(
     assert "leave -o out" in capsys.readouterr().err
 
 
-def test_progress_stays_in_one_line_of_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("columns", "longest"), [(40, 39), (1, 0), (0, 79)])
+def test_progress_stays_in_one_line_of_the_terminal(
+    columns: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0: the terminal does not know."""
     ours, terminal = os.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 20, 40, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 20, columns, 0, 0))
     monkeypatch.setattr(console, "_AFTER_S", -1.0)
     monkeypatch.setattr(console, "_EVERY_S", -1.0)
     with os.fdopen(terminal, "w") as stream, os.fdopen(ours, "rb", buffering=0) as shown:
@@ -226,5 +230,5 @@ def test_progress_stays_in_one_line_of_a_narrow_terminal(monkeypatch: pytest.Mon
         progress.close()
         monkeypatch.undo()
         lines = shown.read(4096).split(b"\r")
-    assert b"reading a.rather.long" in lines[1]
-    assert max(map(len, lines)) < 40
+    assert b"reading a.rather.long.name"[:longest] in lines[1]
+    assert max(map(len, lines)) == longest
