@@ -381,16 +381,24 @@ def _next_command(result: Result) -> str:
         rest = f"--allocator {allocator}{plan} {program}"
         return f"pyalloc dryrun --memory {_typed(memory)}{devices} {rest}"
 
-    is_short = result.error == _OUT_OF_MEMORY or _gave_up(result)
-    if not is_short and (result.exit_code != 0 or not result.devices):
-        return f"{again(result.memory, result.allocator)}   (after a look at the messages above)"
+    if _first(result):
+        return again(result.memory, result.allocator)
     if result.allocator != "pyalloc" and not result.replaced:
         return again(result.memory, "pyalloc")
     if result.fits:
         return program if result.replaced else f"pyalloc run{plan} {program}"
-    if result.limited:
-        return f"{again(result.memory, result.allocator)}   (with a higher limit, or none)"
     return again(2 * result.memory, result.allocator)
+
+
+def _first(result: Result) -> str:
+    """What is to be done before the same command can end better; "": nothing."""
+    is_short = result.error == _OUT_OF_MEMORY or _gave_up(result)
+    if result.exit_code != 0 and not is_short:
+        return "look at the messages above"
+    if not result.devices and not is_short:
+        return 'have the program move something to "cuda", as by model.to("cuda")'
+    is_own = result.allocator == "pyalloc" or result.replaced  # whose memory is not to be changed
+    return "raise the limit, or leave it out" if result.limited and is_own else ""
 
 
 def summary(result: Result) -> str:
@@ -436,6 +444,8 @@ def summary(result: Result) -> str:
             for use in result.devices
         ]
     lines += [text.wrapped(remark, rest="    ") for remark in _remarks(result)]
+    if _first(result):
+        lines.append(f"  first: {_first(result)}")
     lines.append(f"  next: {_next_command(result)}")  # in one line, to be copied
     return "\n".join(lines)
 

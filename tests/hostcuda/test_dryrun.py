@@ -99,7 +99,7 @@ def test_out_of_memory_of_a_limit_asks_for_no_larger_device(
     code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 1
     assert "does not fit the limit that was set" in err
-    assert "next: pyalloc dryrun --memory 2GB" in err and "(with a higher limit, or none)" in err
+    assert "first: raise the limit, or leave it out\n  next: pyalloc dryrun --memory 2GB" in err
 
 
 def test_out_of_addresses_asks_for_no_larger_device(
@@ -114,7 +114,7 @@ def test_out_of_addresses_asks_for_no_larger_device(
     arguments = ["--memory", "2GB", "--allocator", "pyalloc"]
     code, _, err = finish(start([*arguments, sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 1 and "no addresses left" in err, err
-    assert "next: pyalloc dryrun --memory 2GB" in err and "(with a higher limit, or none)" in err
+    assert "first: raise the limit, or leave it out\n  next: pyalloc dryrun --memory 2GB" in err
 
 
 def test_exit_codes_and_errors_pass_through(torch_found: hostcuda.Torch, tmp_path: Path) -> None:

@@ -123,7 +123,15 @@ def test_a_program_that_gives_up_after_an_out_of_memory_error_probably_does_not_
         changed = {"exit_code": 1, "fits": False, "ooms": 2, **other}
         text = dryrun.summary(result(8 << 30, **changed))
         assert "verdict          not known: the program" in text
-        assert text.endswith("(after a look at the messages above)")
+        first, command = text.splitlines()[-2:]
+        assert first == "  first: look at the messages above"
+        assert command == "  next: pyalloc dryrun --memory 8GB --allocator native python train.py"
+
+
+def test_a_program_that_used_no_device_memory_is_told_how_it_would() -> None:
+    text = dryrun.summary(result(8 << 30, fits=False, devices=()))
+    assert 'first: have the program move something to "cuda"' in text
+    assert text.endswith("next: pyalloc dryrun --memory 8GB --allocator native python train.py")
 
 
 def test_what_a_card_holds_besides_is_told_where_little_is_left() -> None:
