@@ -203,6 +203,7 @@ def make(
     *,
     device: int | None = None,
     progress: Progress | None = None,
+    searching: Progress | None = None,
     placing: Progress | None = None,
     needs_steps: bool = False,
 ) -> Plan:
@@ -212,6 +213,7 @@ def make(
         path: a trace.
         device: of which alone to plan the memory; None: of each that was asked for a percent of all bytes or more.
         progress: as trace.as_trace_file() calls it.
+        searching: the same, of looking for steps: some seconds of many requests.
         placing: the same, of working out the places: some seconds of a long step.
         needs_steps: no plan of this one run alone.
 
@@ -220,7 +222,7 @@ def make(
         TraceError: the file is missing, damaged or of another kind.
     """
     with trace.as_trace_file(path, progress) as file:
-        program = _core.Program(file)
+        program = _core.Program(file, progress=progress)
         notes = notes_of(program.notes())
         if not has_beginning(notes):
             raise PlanError(
@@ -235,7 +237,7 @@ def make(
         raise PlanError(f"{path}: {which}, so there is nothing to plan")
     parts = []
     for each in chosen:
-        steps = _steps_of(by_device[each])
+        steps = _steps_of(by_device[each], searching)
         if steps is not None or not needs_steps:
             whose = each if len(asked_most) > 1 else None
             parts.append(_planned(path, whose, by_device[each], steps, placing))
@@ -306,14 +308,17 @@ def _events(file: Path) -> Iterator[tuple[int, int, int, int, int]]:
         yield from zip(kinds, devices, streams, addresses, sizes, strict=True)
 
 
-def _steps_of(requests: _Requests) -> _Steps | None:
+def _steps_of(requests: _Requests, progress: Progress | None) -> _Steps | None:
     """The steps that explain most requests: each as the one a period later, with the same lives.
 
     Lives that the recording's end cut short are like any that would have passed it.
     """
     best: tuple[int, _Steps] | None = None
-    for period in _candidates(requests):
+    candidates = _candidates(requests)
+    for done, period in enumerate(candidates, 1):
         begin, length = _longest(requests, period)
+        if progress is not None:
+            progress(done * len(requests.sizes), len(candidates) * len(requests.sizes))
         is_short = length < max(period, _LEAST_SHARE * len(requests.sizes))
         if is_short or (best is not None and length <= best[0]):
             continue

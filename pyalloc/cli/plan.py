@@ -121,11 +121,14 @@ def _given(made: list[_Made], n_files: int) -> dict[Path, list[_Made]]:
 
 def _made(args: argparse.Namespace, file: Path, target: Path) -> _Made:
     reading = console.Progress(f"reading {file.name}", quiet=args.quiet)
+    searching = console.Progress("looking for steps", "M comparisons", quiet=args.quiet)
     placing = console.Progress("placing", "M comparisons", quiet=args.quiet)
     with trace.read_once(file, reading):
-        plan = planning.make(file, device=args.device, progress=reading, placing=placing)
-        reading.close()
-        placing.close()
+        plan = planning.make(
+            file, device=args.device, progress=reading, searching=searching, placing=placing
+        )
+        for each in (reading, searching, placing):
+            each.close()
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
         with trace.program(file, progress) as program:
             figures = _replayed(program, plan, progress)

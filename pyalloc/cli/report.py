@@ -130,11 +130,13 @@ def _replays(path: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         results = replaying.compare(program, replaying.policies(), progress=progress)
         if _may_save(program.info(), results["pyalloc"]):
             with contextlib.suppress(PlanError):
+                searching = console.Progress("looking for steps", "M comparisons", quiet=args.quiet)
                 placing = console.Progress("placing", "M comparisons", quiet=args.quiet)
                 plan = planning.make(
-                    path, progress=reading, placing=placing, needs_steps=True
+                    path, progress=reading, searching=searching, placing=placing, needs_steps=True
                 ).packed()
-                placing.close()
+                for each in (reading, searching, placing):
+                    each.close()
                 planned = replaying.compare(program, ["pyalloc"], progress=progress, plan=plan)
                 results[advice.PLANNED] = planned["pyalloc"]
     progress.close()

@@ -220,6 +220,13 @@ def test_any_program(plan: Plan, seed: int) -> None:
     assert found["completed"] and found["n_violations"] == 0
 
 
+def test_looking_for_steps_tells_how_far_it_is(steps: Path) -> None:
+    told: list[tuple[int, int]] = []
+    planning.make(steps, searching=lambda done, total: told.append((done, total)))
+    assert told == sorted(set(told))
+    assert told[-1][0] == told[-1][1] > 0
+
+
 def test_placing_can_be_ended() -> None:
     """A long step takes some seconds: what is called meanwhile may raise, as Ctrl-C does."""
     rng = random.Random(1)
