@@ -194,7 +194,8 @@ class Progress:
         self, what: str, unit: str = "MB", scale: float = 1e6, *, quiet: bool = False
     ) -> None:
         self.what, self.unit, self.scale = what, unit, scale
-        self.begin = self.round = self.last = time.monotonic()
+        self.begin = self.last = time.monotonic()
+        self.since: tuple[float, int] | None = None  # where what the rate is of began, and its done
         self.done = 0
         self.shown = False
         self.enabled = not quiet and sys.stderr.isatty()
@@ -202,19 +203,23 @@ class Progress:
     def __call__(self, done: int, total: int) -> bool:
         """So much is done; always True: go on."""
         now = time.monotonic()
-        if done < self.done:
-            self.round = now  # it began anew: of several replays, each tells of itself
+        if self.since is None or done < self.done:
+            self.since = now, done  # or anew: of several replays, each tells of itself
         self.done = done
         if self.enabled and now - self.begin > _AFTER_S and now - self.last > _EVERY_S and done:
             self.last = now
-            rate = done / max(now - self.round, 1e-3)
-            eta = (total - done) / rate if rate else 0
-            self._show(
-                f"{self.what}: {100 * done / max(total, 1):3.0f} %, "
-                f"{rate / self.scale:,.1f} {self.unit}/s, {eta:.0f} s left"
-            )
+            self._show(f"{self.what}: {100 * done / max(total, 1):3.0f} %{self._pace(now, total)}")
             self.shown = True
         return True
+
+    def _pace(self, now: float, total: int) -> str:
+        """Rate and remaining time, once there are."""
+        begin, before = self.since or (now, 0)
+        rate = (self.done - before) / max(now - begin, 1e-3)
+        if not rate:
+            return ""
+        eta = (total - self.done) / rate
+        return f", {rate / self.scale:,.1f} {self.unit}/s, {eta:.0f} s left"
 
     def close(self) -> None:
         """Clears the line."""

@@ -70,10 +70,16 @@ def _pieces(
 def rows(
     file: Path, skip: int = 0, progress: Progress | None = None
 ) -> Iterator[tuple[int, Iterator[tuple[int, ...]], _core.TraceReader]]:
-    """The same by rows, the first `skip` left out."""
-    for at, columns, reader in _pieces(file, progress):
+    """The same by rows, the first `skip` left out, of which progress is not told."""
+    skipped = 0
+    for at, columns, reader in _pieces(file, None):
         n = len(columns[0])
-        if at + n > skip:
+        done, total = reader.position()
+        if at + n <= skip:
+            skipped = done
+        else:
+            if progress is not None:
+                progress(done - skipped, total - skipped)
             arrays = [
                 struct.unpack(f"<{n}{code}", column)
                 for code, column in zip(_FORMATS, columns, strict=True)

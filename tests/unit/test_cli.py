@@ -214,6 +214,27 @@ def test_the_terminal_is_not_named_by_a_dash(
     assert "leave -o out" in capsys.readouterr().err
 
 
+def test_the_remaining_time_counts_from_where_the_work_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    shown: list[str] = []
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    monkeypatch.setattr(console.Progress, "_show", staticmethod(shown.append))
+    progress = console.Progress("placing")
+    progress.enabled = True
+    now += 60  # of something else
+    progress(10_000_000, 40_000_000)
+    now += 1
+    progress(20_000_000, 40_000_000)
+    assert shown == ["placing:  25 %", "placing:  50 %, 10.0 MB/s, 2 s left"]
+    now += 1
+    progress(5_000_000, 40_000_000)  # the next one, of another kind
+    now += 1
+    progress(10_000_000, 40_000_000)
+    assert shown[2:] == ["placing:  12 %", "placing:  25 %, 5.0 MB/s, 6 s left"]
+
+
 @pytest.mark.parametrize(("columns", "longest"), [(40, 39), (1, 0), (0, 79)])
 def test_progress_stays_in_one_line_of_the_terminal(
     columns: int, longest: int, monkeypatch: pytest.MonkeyPatch
