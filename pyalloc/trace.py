@@ -8,13 +8,14 @@ from __future__ import annotations
 import bisect
 import contextlib
 import os
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pyalloc import _core, findings, pickles, ranges
+from pyalloc import _core, findings, pickles, ranges, ranked
 from pyalloc.analysis import Analysis
 from pyalloc.caveats import n_before, notes_of
 from pyalloc.convert import EventWriter, Mark, state_before, with_frees
@@ -147,9 +148,7 @@ def _as_trace_file(
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
     except OSError as error:
-        part = f"{path}.part"
-        hint = f"; its recording still runs or was cut off: {part}" if os.path.exists(part) else ""
-        raise TraceError(f"{path}: {error.strerror}{hint}") from None
+        raise TraceError(f"{path}: {error.strerror}{_beside(path)}") from None
     if magic == MAGIC:
         yield path
     elif (magic[:6] == _XZ or magic[:2] == _GZIP) and not is_unpacked:  # some unpack to themselves
@@ -170,6 +169,15 @@ def _as_trace_file(
             f"{path}: neither a trace of `pyalloc run --record` nor a snapshot of "
             "torch.cuda.memory._dump_snapshot()"
         )
+
+
+def _beside(path: Path) -> str:
+    """What may have been meant by a name that there is no file of."""
+    part = f"{path}.part"
+    if os.path.exists(part):
+        return f"; its recording still runs or was cut off: {part}"
+    ranks = shlex.join(map(str, ranked.existing(path)))
+    return f"; each rank has its own: {ranks}" if ranks else ""
 
 
 @contextlib.contextmanager

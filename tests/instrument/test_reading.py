@@ -85,6 +85,13 @@ def test_a_verdict_names_its_file_and_what_is_too_little(plan: Plan, tmp_path: P
     assert "verdict: no leak" in pyalloc("diff", path, "-q")
 
 
+def test_the_files_of_ranks_are_named_where_there_is_none_without_one(tmp_path: Path) -> None:
+    for number in (1, 0):
+        rank(tmp_path, number, 0)
+    told = pyalloc("report", "out.pya", expect=2, cwd=tmp_path)
+    assert "each rank has its own: out.rank0.pya out.rank1.pya\n" in told
+
+
 def test_top_at_any_moment(plan: Plan) -> None:
     for i in range(6):
         plan.event("alloc", addr=(i + 1) << 30, bytes=MIB, stack=plan.stack(i))
