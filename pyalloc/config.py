@@ -65,6 +65,20 @@ def option_text(options: dict[str, Value]) -> str:
     )
 
 
+def environment_text() -> str:
+    """The environment's settings.
+
+    Raises:
+        ConfigError: they are not; the message says where they stand.
+    """
+    text = os.environ.get(ENVIRONMENT, "").strip()
+    try:
+        _core.options(text)
+    except ConfigError as error:
+        raise ConfigError(f"{ENVIRONMENT}: {error}") from None
+    return text
+
+
 @dataclass(frozen=True)
 class Config:
     """Settings that were checked: `text` as given, `options` as they are understood; `plan`: a plan's file, or "".
@@ -90,7 +104,7 @@ class Config:
     @classmethod
     def of(cls, *, plan: str | os.PathLike[str] | None = None, **options: Value) -> Config:
         """Settings of the environment, overridden by the keywords."""
-        parts = [os.environ.get(ENVIRONMENT, "").strip(), option_text(options)]
+        parts = [environment_text(), option_text(options)]
         file = os.environ.get(PLAN, "") if plan is None else os.fspath(plan)
         return cls(",".join(part for part in parts if part), _own_plan(file) if file else "")
 

@@ -267,9 +267,9 @@ option_apply(
     if (option == NULL) {
         const char *nearest = nearest_name(key);
         (void)snprintf(
-            message, message_bytes, "unknown option '%s'%s%s%s; `pyalloc doctor` lists all options",
-            key, nearest == NULL ? "" : "; did you mean '", nearest == NULL ? "" : nearest,
-            nearest == NULL ? "" : "'?");
+            message, message_bytes, "unknown option '%s'; %s%s%s`pyalloc doctor` lists all options",
+            key, nearest == NULL ? "" : "did you mean '", nearest == NULL ? "" : nearest,
+            nearest == NULL ? "" : "'? ");
         return PYA_E_INVAL;
     }
     if (!option_set(options, option, meant)) {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyalloc import autorecord, launching, live
 from pyalloc._bootstrap import INSTALL, environment
-from pyalloc.config import ENVIRONMENT, PLAN, Config
+from pyalloc.config import ENVIRONMENT, PLAN, Config, environment_text
 from pyalloc.install import check_torch_settings
 
 
@@ -39,7 +39,7 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         """Becomes the program: exit code, signals and terminal are its own."""
-        text = ",".join(part for part in (os.environ.get(ENVIRONMENT, ""), args.conf) if part)
+        text = ",".join(part for part in (environment_text(), args.conf) if part)
         plan = str(args.plan or os.environ.get(PLAN, ""))
         plan = os.path.abspath(plan) if plan else ""  # the program may change its folder
         Config(text, plan)  # a mistake is told here, not by each child

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyalloc import Config, ConfigError
+from pyalloc import Config, ConfigError, cli
 from pyalloc.config import option_text
 
 
@@ -101,6 +101,33 @@ def test_keywords_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PYALLOC_CONF", "memory:fast")
     assert value(Config.of(), "memory") == "fast"
     assert value(Config.of(memory="tight"), "memory") == "tight"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("zzz", "PYALLOC_CONF: 'zzz' is not of the form key:value"),
+        (
+            "memroy:tight",
+            "PYALLOC_CONF: unknown option 'memroy'; did you mean 'memory'? "
+            "`pyalloc doctor` lists all options",
+        ),
+        (
+            "nothing_like_it:1",
+            "PYALLOC_CONF: unknown option 'nothing_like_it'; `pyalloc doctor` lists all options",
+        ),
+    ],
+)
+def test_a_mistake_in_the_environment_is_said_to_be_there(
+    text: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYALLOC_CONF", text)
+    for command in (["doctor"], ["run", "--conf", "memory:tight", sys.executable, "-V"]):
+        assert cli.main(command) == 2
+        assert " ".join(capsys.readouterr().err.split()) == f"pyalloc {command[0]}: {told}"
+    monkeypatch.delenv("PYALLOC_CONF")
+    assert cli.main(["run", "--conf", text, sys.executable, "-V"]) == 2
+    assert "PYALLOC_CONF" not in capsys.readouterr().err
 
 
 def test_same_settings_written_differently() -> None:
