@@ -47,7 +47,7 @@ $(VENV)/.built: $(VENV)/.tools $(SOURCES)
 build: $(VENV)/.built ## the extension and the libraries, in place
 
 .PHONY: demo
-demo: build torch ## train the example under native, expandable and pyalloc; one table
+demo: build torch ## train the example under native, expandable, pyalloc; one table
 	@.ci/ensure-torch $(VENV) --check "the demo needs PyTorch; try make test-core, which does not"
 	@$(PY) examples/demo.py
 
@@ -56,13 +56,13 @@ test: build programs ## everything: C tests (plain, ASan+UBSan, TSan), pytest, s
 	@.ci/test $(VENV)
 
 .PHONY: test-core
-test-core: build ## the C core and the Python tests that need no torch; about a minute
+test-core: build ## the C core and the Python tests without torch; about a minute
 	@$(MAKE) -s -C tests/c run VARIANT=debug CC=$(CC)
 	@$(PYTEST) -q -m 'not torch and not gpu and not slow' tests/unit tests/test_layering.py
 
 FUZZ_SECONDS ?= 600
 .PHONY: fuzz
-fuzz: build ## every fuzz target for FUZZ_SECONDS (600) with each engine there is: gcc's, libFuzzer, AFL++
+fuzz: build ## all fuzz targets, FUZZ_SECONDS (600) by gcc, libFuzzer and AFL++
 	@.ci/fuzz $(VENV) $(FUZZ_SECONDS)
 
 .PHONY: fuzz-corpus
@@ -72,7 +72,7 @@ fuzz-corpus: ## what `make fuzz` found worth keeping, into tests/fuzz/corpus
 
 SOAK_MINUTES ?= 30
 .PHONY: soak
-soak: build ## 16 threads, 4 streams, 2 devices, a fault in every 1000 driver calls, for SOAK_MINUTES (30)
+soak: build ## threads, streams, devices and faults, for SOAK_MINUTES (30)
 	@$(MAKE) -s -C tests/c soak SOAK_SECONDS=$$(($(SOAK_MINUTES) * 60))
 
 .PHONY: valgrind
@@ -84,7 +84,7 @@ coverage: build programs ## lines of csrc/ that the whole test suite runs
 	@.ci/coverage $(VENV)
 
 .PHONY: test-versions
-test-versions: build ## parity and dry runs on the newest torch and older ones, one environment after the other (KEEP=1: all stay, 25 GB)
+test-versions: build ## parity and dry runs on several torches (KEEP=1: all stay, 25 GB)
 	@.ci/test-versions "$(PYTHON)"
 
 .PHONY: style
@@ -92,7 +92,7 @@ style: build ## clang-format, clang-tidy, ruff, mypy
 	@$(PYTEST) -q tests/test_style.py
 
 .PHONY: cuda
-cuda: ## compile the CUDA kernels (needs nvcc; without it they are compiled at first use)
+cuda: ## compile the CUDA kernels (without nvcc: compiled at first use)
 	@$(MAKE) -s -C cuda OUT=../pyalloc/lib
 
 .PHONY: wheel

@@ -215,7 +215,14 @@ def peak_live(row: Row) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these loops")
-    parser.add_argument("--allocators", nargs="+", choices=ALLOCATORS, default=list(ALLOCATORS))
+    parser.add_argument(
+        "--allocators",
+        nargs="+",
+        choices=ALLOCATORS,
+        default=list(ALLOCATORS),
+        metavar="NAME",
+        help=f"of {', '.join(ALLOCATORS)} (all)",
+    )
     parser.add_argument("--device", choices=("host", "cuda"), default="host")
     steps = "of each loop at the most (all; on a card %s)"
     fewer = ", ".join(f"{n} of {name}" for name, n in STEPS_ON_CARD.items())

@@ -78,11 +78,7 @@ def train(allocator: str, on_gpu: bool, folder: Path) -> Row:
 def main() -> None:
     """Three runs, one table."""
     on_gpu = has_gpu()
-    where = (
-        "on the GPU"
-        if on_gpu
-        else "as a dry run: no GPU here, kernels compute nothing, allocations are real"
-    )
+    where = "on the GPU" if on_gpu else "as a dry run: no GPU, nothing is computed"
     print(f"training {EXAMPLE.name} for {STEPS} steps, {where}", flush=True)
     print(
         f"{'allocator':<12}{'peak allocated':>15}{'peak reserved':>15}{'ratio':>8}{'device calls':>14}{'steps':>7}"
@@ -90,9 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for allocator in ALLOCATORS:
             print(train(allocator, on_gpu, Path(folder)).line(), flush=True)
-    print(
-        "MiB; ratio: reserved over allocated at their peaks; device calls: those that take, map or free memory"
-    )
+    print("MiB; ratio of the peaks; device calls: those that take, map or free memory")
 
 
 if __name__ == "__main__":

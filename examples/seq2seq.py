@@ -1,14 +1,17 @@
-"""A sequence-to-sequence model with attention, and where its memory goes, phase by phase.
+"""A sequence-to-sequence model with attention; its memory, phase by phase.
 
-Bidirectional GRU encoder, additive attention, GRU decoder with teacher forcing, Adam.  It knows nothing of allocators:
-it prints what torch.cuda says of whichever is active.
+Bidirectional GRU encoder, additive attention, GRU decoder with teacher forcing,
+Adam.  It knows nothing of allocators: it prints what torch.cuda says of
+whichever is active.
 
-    python examples/seq2seq.py                              on a GPU, torch's own allocator
-    pyalloc run python examples/seq2seq.py                  on a GPU, pyalloc
-    pyalloc dryrun python examples/seq2seq.py               without a GPU: allocations are real, kernels compute nothing
+    python examples/seq2seq.py                  on a GPU, torch's own allocator
+    pyalloc run python examples/seq2seq.py      on a GPU, pyalloc
+    pyalloc dryrun python examples/seq2seq.py   without a GPU: allocations are
+                                                real, kernels compute nothing
 
-cuDNN is off unless --cudnn is given: without a GPU there is no cuDNN to say how much workspace its GRU wants, and with
-it off torch uses its own GRU, whose memory is the same in both.
+cuDNN is off unless --cudnn is given: without a GPU there is no cuDNN to say how
+much workspace its GRU wants, and with it off torch uses its own GRU, whose
+memory is the same in both.
 """
 
 from __future__ import annotations

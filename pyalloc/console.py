@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from pyalloc import files
 from pyalloc.errors import UsageError
+from pyalloc.folding import folded
 
 RECORD = (
     "pyalloc run --record out.pya python train.py"  # what comes next where nothing was recorded
@@ -180,6 +181,12 @@ def tell(args: argparse.Namespace, text: str) -> None:
     """To the person, beside the output."""
     if not args.quiet:
         print(text, file=sys.stderr)
+
+
+def complain(text: str) -> None:
+    """To the person, what is wrong: in columns on a terminal, in one piece where a program looks for it."""
+    lines = printable(text).split("\n")
+    print(*(map(folded, lines) if sys.stderr.isatty() else lines), sep="\n", file=sys.stderr)
 
 
 def has_color() -> bool:

@@ -53,7 +53,15 @@ class Status:
     refused_frees: int
 
     def __str__(self) -> str:
-        """A few lines for a person."""
+        """A few lines for a person, in 80 columns but for a file's name."""
+        from pyalloc.folding import folded  # late: what installs may never ask
+
+        return "\n".join(
+            line if line.startswith("plan: ") else folded(line) for line in self.lines()
+        )
+
+    def lines(self) -> list[str]:
+        """The same, each as long as it is."""
         word = "installed" if self.installed else "not installed"
         lines = [
             f"pyalloc is {word} ({self.reason}), torch {self.torch_version}",
@@ -71,7 +79,7 @@ class Status:
         if self.installed and self.without_effect:
             asked = ", ".join(f"{name}={key}:{value}" for name, key, value in self.without_effect)
             lines.append(f"of torch's own allocator, so of no effect here: {asked}")
-        return "\n".join(lines)
+        return lines
 
     __repr__ = __str__
 

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         _drop_output()
         why = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or error
-        print(f"pyalloc {words[0] if words else ''}: {why}", file=sys.stderr)
+        console.complain(f"pyalloc {words[0] if words else ''}: {why}")
         return 2
     return code
 
@@ -148,7 +148,7 @@ def _run(name: str, rest: list[str]) -> int:
             hint = program if name.endswith(".py") else f"{known}; {program}"
         else:
             hint = known
-        print(f"pyalloc: no subcommand {name!r}; {hint}", file=sys.stderr)
+        console.complain(f"pyalloc: no subcommand {name!r}; {hint}")
         return 2
     command = load(name)
     parser = argparse.ArgumentParser(
@@ -162,5 +162,5 @@ def _run(name: str, rest: list[str]) -> int:
         console.keep_inputs(args)
         return command.run(args)
     except PyallocError as error:
-        print(console.printable(f"pyalloc {name}: {error}"), file=sys.stderr)
+        console.complain(f"pyalloc {name}: {error}")
         return error.exit_code

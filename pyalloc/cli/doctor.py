@@ -11,6 +11,7 @@ from typing import Any
 
 from pyalloc import __version__, _core
 from pyalloc.config import ENVIRONMENT, Config
+from pyalloc.folding import folded
 from pyalloc.install import NO_DEVICE, install, status
 
 
@@ -25,7 +26,8 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints the findings; 0 when training on pyalloc would work here, else 1."""
-        print(f"pyalloc {__version__}, Python {platform.python_version()}, {platform.platform()}")
+        python = f"Python {platform.python_version()}"
+        print(folded(f"pyalloc {__version__}, {python}, {platform.platform()}"))
         print(f"{ENVIRONMENT}={os.environ.get(ENVIRONMENT, '')}")
         for option in Config.of().options:
             print(f"  {option.name}:{option.value}")
@@ -34,27 +36,21 @@ class Command:
             warnings.simplefilter("ignore")
             install()
         found = status()
-        print(f"torch {found.torch_version or 'not found'}: {found.reason}")
+        print(folded(f"torch {found.torch_version or 'not found'}: {found.reason}"))
         if not found.installed:
             print(f"next: {_next(found.reason)}")
             return 1
         _print_devices()
-        for line in str(status()).splitlines():
+        for line in status().lines():
             if not line.startswith("settings: "):  # they are above
-                print(_folded(line))
+                print(folded(line))
         return 0 if _allocation_works() else 1
-
-
-def _folded(line: str) -> str:
-    return textwrap.fill(line, 79, subsequent_indent="      ", drop_whitespace=True)
 
 
 def _next(reason: str) -> str:
     if reason == NO_DEVICE:
         return "try without a GPU:\n      pyalloc dryrun python your_script.py"
-    return (
-        "install the CUDA build of PyTorch, which a dry run needs too (on Linux: pip install torch)"
-    )
+    return "install the CUDA build of PyTorch, which a dry run needs too:\n      pip install torch"
 
 
 def _print_devices() -> None:
@@ -63,9 +59,8 @@ def _print_devices() -> None:
     for index in range(torch.cuda.device_count()):
         properties: Any = torch.cuda.get_device_properties(index)
         gib = properties.total_memory / 2**30
-        print(
-            f"device {index}: {properties.name}, {gib:.1f} GiB, compute {properties.major}.{properties.minor}"
-        )
+        compute = f"{properties.major}.{properties.minor}"
+        print(folded(f"device {index}: {properties.name}, {gib:.1f} GiB, compute {compute}"))
 
 
 def _allocation_works() -> bool:
@@ -75,12 +70,12 @@ def _allocation_works() -> bool:
         tensor = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
         size = _core.block_info(tensor.data_ptr())[1]
     except RuntimeError as error:
-        print(f"an allocation of 1 MiB failed: {error}")
+        print(folded(f"an allocation of 1 MiB failed: {error}"))
         return False
     print(f"an allocation of 1 MiB works (a block of {size} bytes)")
     if _core.stats(tensor.device.index)["pyalloc_pages"] == 0:
         print(
-            _folded(
+            folded(
                 "it came from cudaMalloc: virtual memory calls are off (vmm:false), missing, or were refused when "
                 "tried; pyalloc then joins no pages, and needs as much memory as torch's own allocator"
             )

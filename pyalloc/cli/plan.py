@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ class Command:
             except PlanError as error:  # a rank's second process that used no memory, for example
                 left_out = error
                 if len(args.file) > 1:
-                    print(f"pyalloc plan: left out: {error}", file=sys.stderr)
+                    console.complain(f"pyalloc plan: left out: {error}")
         if not made:
             raise left_out
         if args.json:
@@ -136,7 +135,7 @@ def _made(args: argparse.Namespace, file: Path, target: Path) -> _Made:
             notes = notes_of(program.notes())
         progress.close()
     if gap_of(notes):
-        print(f"pyalloc plan: {file}: {gap_of(notes)}", file=sys.stderr)
+        console.complain(f"pyalloc plan: {file}: {gap_of(notes)}")
     console.write(target, plan.to_json() + "\n", args.force)
     if not args.json:
         print(console.printable(_table(file, plan, figures, n_ooms)))

@@ -128,9 +128,9 @@ def _table(
         own = f"pyalloc limited to {size(limit)} by --conf"
         memory = own if len(results) == 1 and not args.limit else f"{memory}, {own}"
     memory += f", {args.passes} times over" if args.passes > 1 else ""
+    alive = f"{info['n_allocs']:,} requests, at most {size(info['peak_live_bytes'])} alive"
     lines = [
-        f"{args.file.name}: {info['n_allocs']:,} requests, at most "
-        f"{size(info['peak_live_bytes'])} alive; {memory}",
+        text.wrapped(f"{args.file.name}: {alive}; {memory}", ""),
         *text.compare(list(results.items()), args.passes),
     ]
     for name, result in results.items():

@@ -279,19 +279,25 @@ def test_what_a_setting_limits_is_not_ample(plan: Plan, capsys: pytest.CaptureFi
     path = str(small_trace(plan))
     limited = ["replay", path, "--conf", "limit:4MiB"]
     for words, code, told in (
-        ([*limited, "--policy", "pyalloc"], 1, "alive; pyalloc limited to 4.0 MiB by --conf\n"),
+        (
+            [*limited, "--policy", "pyalloc"],
+            1,
+            "alive; pyalloc limited to 4.0 MiB by --conf policy",
+        ),
         ([*limited, "--policy", "pyalloc", "--find-min"], 1, "does not complete at all"),
         (
             [*limited, "--policy", "pyalloc", "--limit", "1GB"],
             1,
-            "alive; 1GB of memory, pyalloc limited to 4.0 MiB by --conf\n",
+            "alive; 1GB of memory, pyalloc limited to 4.0 MiB by --conf policy",
         ),
-        (limited, 0, "alive; ample memory, pyalloc limited to 4.0 MiB by --conf\n"),
-        (["replay", path, "--find-min"], 0, "alive; ample memory\n"),
-        ([*limited, "--policy", "native"], 0, "alive; ample memory\n"),
+        (limited, 0, "alive; ample memory, pyalloc limited to 4.0 MiB by --conf policy"),
+        (["replay", path, "--find-min"], 0, "alive; ample memory policy"),
+        ([*limited, "--policy", "native"], 0, "alive; ample memory policy"),
     ):
         assert cli.main(words) == code, words
-        assert told in capsys.readouterr().out, words
+        out = capsys.readouterr().out
+        assert told in " ".join(out.split()), words
+        assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def test_doctor_asks_for_cuda_where_torch_has_none(run_python, tmp_path: Path) -
     )
     assert "torch 9.9.9+cpu: this torch was built without CUDA" in done.stdout
     assert "next: install the CUDA build of PyTorch" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 def test_program_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

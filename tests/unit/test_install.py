@@ -294,7 +294,7 @@ def test_torchs_own_settings_that_have_no_effect_are_named(dry_python) -> None: 
         "roundup_power2_divisions:[256:1,512:2,>:4]"
     )
     done = dry_python(
-        "import pyalloc; pyalloc.install(); print(pyalloc.status())",
+        "import pyalloc; pyalloc.install(); print(*pyalloc.status().lines(), sep='\\n')",
         env={"PYTORCH_ALLOC_CONF": text, "PYTORCH_CUDA_ALLOC_CONF": text},
     )
     told = [line for line in done.stdout.splitlines() if "no effect" in line]
