@@ -86,7 +86,8 @@ class Result:
     """What a dry run found.
 
     fits: the program ended well and never died of memory.  ooms: out-of-memory errors raised, caught or not.
-    limited: it died of a limit that was set, less than the device has.
+    limited: it died of a limit that was set, less than the device has.  needed_bytes: what it had asked a device for
+    when it was last out of memory, the refused request too; 0: it never was.
     memory_calls: calls that take, map or give device memory.  dtoh_copies: reads of values that no kernel computed.
     untold: processes whose torch had no figures; those asked to use pyalloc did not.  replaced: the program chose an
     allocator itself.  masks: indices that were masks, taken as true everywhere.  distinct: calls that ask which
@@ -120,6 +121,7 @@ class Result:
     masks: int = 0
     distinct: int = 0
     guessed: int = 0
+    needed_bytes: int = 0
     plan: str = ""
 
     def shared(self) -> dict[int, tuple[int, int]]:
@@ -303,6 +305,7 @@ def _sum_up(
         replaced=options.allocator != "pyalloc"
         and any(report["backend"] != "native" for report in reports.values()),
         plan=options.plan,
+        needed_bytes=max((report.get("needed", 0) for report in reports.values()), default=0),
         **{
             name: sum(report.get(name, 0) for report in reports.values())
             for name in ("masks", "distinct", "guessed")
@@ -347,8 +350,12 @@ def _verdict(result: Result) -> str:
     memory = _size(result.memory)
     errors = f"{result.ooms} out-of-memory error{'s' * (result.ooms != 1)}"
     if result.error == _OUT_OF_MEMORY:
+        needed = ""
+        if _is_too_much(result):
+            memory, more = _apart(result.memory, result.needed_bytes)
+            needed = f"; with nothing wasted it needed {more}"
         where = "the limit that was set" if result.limited else memory
-        return f"does not fit {where}: the program died of torch.OutOfMemoryError"
+        return f"does not fit {where}: the program died of torch.OutOfMemoryError{needed}"
     if result.exit_code != 0 or _gave_up(result):
         end = f"the program {_end(result.exit_code)}"
         return (
@@ -383,11 +390,24 @@ def _next_command(result: Result) -> str:
 
     if _first(result):
         return again(result.memory, result.allocator)
-    if result.allocator != "pyalloc" and not result.replaced:
+    if _is_too_much(result) or (_is_last(result) and not result.fits):
+        memory = 2 * result.memory
+        while memory < result.needed_bytes:
+            memory *= 2
+        return again(memory, result.allocator)
+    if not _is_last(result):
         return again(result.memory, "pyalloc")
-    if result.fits:
-        return program if result.replaced else f"pyalloc run{plan} {program}"
-    return again(2 * result.memory, result.allocator)
+    return program if result.replaced else f"pyalloc run{plan} {program}"
+
+
+def _is_last(result: Result) -> bool:
+    """Is there no other allocator to try?"""
+    return result.allocator == "pyalloc" or result.replaced
+
+
+def _is_too_much(result: Result) -> bool:
+    """Could no allocator have served it?"""
+    return not result.fits and result.needed_bytes > result.memory
 
 
 def _first(result: Result) -> str:
@@ -397,8 +417,8 @@ def _first(result: Result) -> str:
         return "look at the messages above"
     if not result.devices and not is_short:
         return 'have the program move something to "cuda", as by model.to("cuda")'
-    is_own = result.allocator == "pyalloc" or result.replaced  # whose memory is not to be changed
-    return "raise the limit, or leave it out" if result.limited and is_own else ""
+    is_limit = result.limited and _is_last(result)
+    return "raise the limit, or leave it out" if is_limit else ""
 
 
 def summary(result: Result) -> str:

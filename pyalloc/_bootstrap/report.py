@@ -7,6 +7,7 @@ of the host-memory runtime are asked for here, too.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import json
@@ -33,6 +34,9 @@ class _Watch:
     peaks: dict[int, dict[str, int]] = field(default_factory=dict)
     error: str = ""
     limited: bool = False  # it was out of memory of a limit, not of the device's
+    needed: int = (
+        0  # bytes that it had asked for when it was last out of memory, the refused ones too
+    )
 
 
 def watch(folder: str) -> None:
@@ -44,6 +48,7 @@ def watch(folder: str) -> None:
     _note_uncaught(state)
 
     after_import("torch", lambda torch: _note_resets(torch, state))
+    after_import("torch", lambda torch: _note_needs(torch, state))
     answers.give()
 
 
@@ -103,6 +108,23 @@ def _note_resets(torch: Any, state: _Watch) -> None:
             package.memory.reset_peak_memory_stats = package.reset_peak_memory_stats
 
 
+def _note_needs(torch: Any, state: _Watch) -> None:
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach is None:
+        return
+
+    def observe(device: int, asked: int, _allocated: int, _free: int) -> None:
+        with contextlib.suppress(Exception):  # the program's own error matters more
+            had = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+            state.needed = had + asked
+
+    def start() -> None:
+        with contextlib.suppress(RuntimeError):  # cudaMallocAsync has no observers
+            attach(observe)
+
+    torch.cuda._lazy_call(start)
+
+
 def _noting(reset: Callable[..., None], torch: Any, state: _Watch) -> Callable[..., None]:
     @functools.wraps(reset)
     def reset_peak_memory_stats(*args: Any, **kwargs: Any) -> None:
@@ -129,6 +151,7 @@ def _write(state: _Watch) -> None:
         "backend": str(cuda.get_allocator_backend()),
         "error": state.error,
         "limited": state.limited,
+        "needed": state.needed,
         **asdict(sizes.counted),
         "devices": state.peaks,
     }

@@ -60,7 +60,9 @@ def test_out_of_memory_is_the_verdict_and_the_exit_code_the_programs(
     assert code == 1
     assert "torch.OutOfMemoryError: CUDA out of memory" in err
     assert "does not fit 500.0 MiB" in err
-    assert "next: pyalloc dryrun --memory" in err
+    # No other allocator could serve that: what comes next is more memory.
+    assert "with nothing wasted it needed 600.0 MiB" in flat(err)
+    assert f"next: pyalloc dryrun --memory 1000MiB --allocator {allocator} " in err
 
 
 def test_out_of_memory_that_became_another_error_is_told(

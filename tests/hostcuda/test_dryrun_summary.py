@@ -128,6 +128,17 @@ def test_a_program_that_gives_up_after_an_out_of_memory_error_probably_does_not_
         assert command == "  next: pyalloc dryrun --memory 8GB --allocator native python train.py"
 
 
+def test_more_memory_comes_next_where_no_allocator_could_do_with_less() -> None:
+    died = {"exit_code": 1, "error": "OutOfMemoryError", "fits": False}
+    for needed, following in ((0, "8GB --allocator pyalloc"), (8 << 30, "8GB --allocator pyalloc"),
+                              ((8 << 30) + 1, "16GB --allocator native"),
+                              (99 << 30, "128GB --allocator native")):  # fmt: skip
+        text = dryrun.summary(result(8 << 30, needed_bytes=needed, **died))
+        assert text.endswith(f"next: pyalloc dryrun --memory {following} python train.py")
+    text = dryrun.summary(result(8 << 30, needed_bytes=99 << 30))  # that error was caught
+    assert text.endswith("next: pyalloc dryrun --memory 8GB --allocator pyalloc python train.py")
+
+
 def test_a_program_that_used_no_device_memory_is_told_how_it_would() -> None:
     text = dryrun.summary(result(8 << 30, fits=False, devices=()))
     assert 'first: have the program move something to "cuda"' in text
