@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,7 @@ class Result:
     untold: processes whose torch had no figures; those asked to use pyalloc did not.  replaced: the program chose an
     allocator itself.  masks: indices that were masks, taken as true everywhere.  distinct: calls that ask which
     elements differ, answered with all.  guessed: tensors of labels, counts or lengths that made no sense, made up.
+    unreached: why pyalloc could not come into the program, of which torch's figures are missing then.
     plan: the file that was named.
     """
 
@@ -122,6 +123,7 @@ class Result:
     distinct: int = 0
     guessed: int = 0
     needed_bytes: int = 0
+    unreached: str = ""
     plan: str = ""
 
     def shared(self) -> dict[int, tuple[int, int]]:
@@ -224,8 +226,13 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
     if options.allocator == "pyalloc":
         Config.of(plan=options.plan or None)  # a mistake is told here, not by each child
         check_torch_settings()
-    if options.allocator == "pyalloc" or options.reaches_python:
+    unreached = ""
+    try:
         launching.check_reached(command)
+    except UsageError as error:
+        if options.allocator == "pyalloc" or options.reaches_python:
+            raise
+        unreached = str(error)
     torch = hostcuda.find_torch(_interpreter(command))
     absent = hostcuda.missing(torch)
     if absent:
@@ -241,7 +248,8 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
         child = subprocess.Popen(command, env=env)
         with _forward_signals(child):
             code = child.wait()
-        return _sum_up(options, torch, tuple(absent), code, Path(folder))
+        found = _sum_up(options, torch, tuple(absent), code, Path(folder))
+        return replace(found, unreached=unreached)
 
 
 def _load(folder: Path, pattern: str) -> list[dict[str, Any]]:
@@ -412,6 +420,8 @@ def _is_too_much(result: Result) -> bool:
 
 def _first(result: Result) -> str:
     """What is to be done before the same command can end better; "": nothing."""
+    if result.unreached:
+        return "leave that option out"
     is_short = result.error == _OUT_OF_MEMORY or _gave_up(result)
     if result.exit_code != 0 and not is_short:
         return "look at the messages above"
@@ -507,7 +517,9 @@ def _remarks(result: Result) -> list[str]:
             f"warning: the program read {_size(result.dtoh_bytes)} back from the device in {copies}; "
             "no kernel ran, so sizes and errors that depend on these values are wrong"
         )
-    if result.untold:
+    if result.unreached:
+        found.append(f"warning: torch's figures are missing: {result.unreached}")
+    elif result.untold:
         found.append(
             f"warning: torch's figures of process {', '.join(map(str, result.untold))} are missing"
             + ("; it may not have run on pyalloc" if result.allocator == "pyalloc" else "")

@@ -65,6 +65,18 @@ def test_out_of_memory_is_the_verdict_and_the_exit_code_the_programs(
     assert f"next: pyalloc dryrun --memory 1000MiB --allocator {allocator} " in err
 
 
+def test_a_python_that_pyalloc_cannot_get_into_is_told_why_torchs_figures_are_missing(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    source = "import torch; torch.empty(600 << 20, dtype=torch.uint8, device='cuda')"
+    code, _, err = finish(start([sys.executable, "-I", program(tmp_path, source)], tmp_path))
+    assert code == 0
+    assert "peak reserved not known" in flat(err) and "600.0 MiB at most" in err
+    assert "-I` reads neither PYTHONPATH nor sitecustomize" in flat(err)
+    assert "first: leave that option out\n  next: pyalloc dryrun --memory 80GB --alloc" in err
+    assert "--allocator native" in err  # with another, which is refused, nothing would be known
+
+
 def test_out_of_memory_that_became_another_error_is_told(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
