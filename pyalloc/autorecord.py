@@ -32,10 +32,10 @@ def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[st
     """
     console.check_folder(path)
     for old in sorted(earlier(path)):
-        if not force:
-            raise UsageError(f"{old} exists{recording.cut_off(old)}; --force overwrites it")
         if not old.is_file():
             raise UsageError(f"{old} is no file and is not overwritten")
+        if not force:
+            raise UsageError(f"{old} exists{recording.cut_off(old)}; --force overwrites it")
     return {PATH: str(path.absolute()), STACKS: stacks, MARKS: "1" if automatic else "0"}
 
 

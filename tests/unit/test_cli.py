@@ -205,6 +205,15 @@ def test_a_program_that_is_not_run_overwrites_no_recording(
     assert path.read_text() == "of yesterday"
 
 
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_folder_is_no_recording_to_overwrite(
+    force: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["dryrun", "--record", str(tmp_path), *force, sys.executable, "-V"]) == 2
+    told = capsys.readouterr().err
+    assert f"{tmp_path} is no file" in told and "--force" not in told
+
+
 def test_the_terminal_is_not_named_by_a_dash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
