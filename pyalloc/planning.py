@@ -224,12 +224,12 @@ def make(
     with trace.as_trace_file(path, progress) as file:
         program = _core.Program(file, progress=progress)
         notes = notes_of(program.notes())
-        if not has_beginning(notes):
-            raise PlanError(
-                f"{path} begins when memory was in use already; a plan needs all of the program's requests: "
-                "pyalloc run --record out.pya python train.py"
-            )
         by_device = _requests_of(file)
+    if by_device and not has_beginning(notes):
+        raise PlanError(
+            f"{path} begins when memory was in use already; a plan needs all of the program's requests: "
+            "pyalloc run --record out.pya python train.py"
+        )
     asked_most = _asked_most(by_device)
     chosen = asked_most if device is None else [device] if device in by_device else []
     if not chosen:

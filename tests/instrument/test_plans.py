@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import re
 import shutil
@@ -375,6 +376,10 @@ def test_what_cannot_be_planned(plan: Plan, tmp_path: Path) -> None:
     empty = plan.done()
     with pytest.raises(PlanError, match="no request is in it, so there is nothing to plan"):
         planning.make(empty)
+    nothing = tmp_path / "nothing.pickle"
+    nothing.write_bytes(pickle.dumps({"segments": [], "device_traces": [[]]}))
+    with pytest.raises(PlanError, match="no request is in it, so there is nothing to plan"):
+        planning.make(nothing)
     late = Plan(tmp_path / "late.pya")
     late.event("user", "before=1")
     late.event("alloc", addr=1 << 30, bytes=MIB)
