@@ -16,6 +16,7 @@ from pyalloc.moments import PAGE
 from pyalloc.report import text
 
 _FEW = 0.01  # of all bytes: not worth a word
+_LEAST_PLACED = 1 / 2  # of what was alive: a program that died early repeats itself within a step
 
 
 class Command:
@@ -75,9 +76,7 @@ class Command:
             rows = [each.row() for each in made]
             print(json.dumps(rows if len(args.file) > 1 else rows[0], indent=2))
         for given, ranks in _given(made, len(args.file)).items():
-            is_left = all(_is_of_no_use(each.figures) for each in ranks)
-            follow = "" if is_left else f" --plan {console.quoted(given)}"
-            console.tell(args, f"next: pyalloc run{follow} {console.program(ranks[0].notes)}")
+            console.tell(args, f"next: {_next(given, ranks)}")
         return 0
 
 
@@ -85,9 +84,11 @@ class Command:
 class _Made:
     """A plan that was written, its replays, and what the recording says of itself."""
 
+    file: Path
     target: Path
     plan: planning.Plan
     figures: dict[str, Any]
+    info: dict[str, Any]  # of the recording
     notes: dict[str, str]
 
     def row(self) -> dict[str, Any]:
@@ -131,22 +132,40 @@ def _made(args: argparse.Namespace, file: Path, target: Path) -> _Made:
         progress = console.Progress("replaying", "M operations", quiet=args.quiet)
         with trace.program(file, progress) as program:
             figures = _replayed(program, plan, progress)
-            n_ooms = program.info()["n_ooms"]
-            notes = notes_of(program.notes())
+            made = _Made(file, target, plan, figures, program.info(), notes_of(program.notes()))
         progress.close()
-    if gap_of(notes):
-        console.complain(f"pyalloc plan: {file}: {gap_of(notes)}")
+    if gap_of(made.notes):
+        console.complain(f"pyalloc plan: {file}: {gap_of(made.notes)}")
     console.write(target, plan.to_json() + "\n", args.force)
     if not args.json:
-        print(console.printable(_table(file, plan, figures, n_ooms)))
+        print(console.printable(_table(made)))
     console.tell(args, f"wrote {target}")
-    return _Made(target, plan, figures, notes)
+    return made
 
 
-def _is_of_no_use(figures: dict[str, Any]) -> bool:
-    """Private pools, for example, take what lies idle otherwise, and a plan knows nothing of them."""
-    planned, unplanned = (figures[name]["peak_bytes"] for name in (PLANNED, "pyalloc"))
-    return bool(planned > unplanned + PAGE)
+def _next(given: Path, ranks: list[_Made]) -> str:
+    program = console.program(ranks[0].notes)
+    if not all(map(_why_not, ranks)):
+        return f"pyalloc run --plan {console.quoted(given)} {program}"
+    short = [console.quoted(each.file) for each in ranks if each.info["n_ooms"]]
+    return f"pyalloc report {' '.join(short)}" if short else f"pyalloc run {program}"
+
+
+def _why_not(made: _Made) -> str:
+    """Why a plan is of no use, if it is."""
+    planned, unplanned = (made.figures[name]["peak_bytes"] for name in (PLANNED, "pyalloc"))
+    # Private pools, for example, take what lies idle otherwise, and a plan knows nothing of them.
+    if planned > unplanned + PAGE:
+        return "Without the plan it needs less: leave it out, or record again."
+    peaks = made.info["device_peak"]
+    held = sum(peaks.get(part.device, sum(peaks.values())) for part in made.plan.parts)
+    placed = sum(part.live_bytes for part in made.plan.parts)
+    if made.info["n_ooms"] and placed < _LEAST_PLACED * held:
+        return (
+            f"The program ran out of memory while it was recorded, and the plan is of {size(placed)} of the "
+            f"{size(held)} that it held: leave it out, and record again with more memory."
+        )
+    return ""
 
 
 def _replayed(
@@ -158,16 +177,15 @@ def _replayed(
     return {**figures, PLANNED: planned["pyalloc"]}
 
 
-def _table(file: Path, plan: planning.Plan, figures: dict[str, Any], n_ooms: int) -> str:
+def _table(made: _Made) -> str:
     lines = []
-    for part in plan.parts:
-        lines += _part_lines(file, part)
-    lines += text.compare(list(figures.items()), 1)
-    if _is_of_no_use(figures):
-        lines.append(
-            text.wrapped("Without the plan it needs less: leave it out, or record again.", "")
-        )
-    if n_ooms:
+    for part in made.plan.parts:
+        lines += _part_lines(made.file, part)
+    lines += text.compare(list(made.figures.items()), 1)
+    why_not = _why_not(made)
+    if why_not:
+        lines.append(text.wrapped(why_not, ""))
+    elif made.info["n_ooms"]:
         lines.append(
             text.wrapped(
                 "The program ran out of memory while it was recorded: the plan is of what it was given until then.",

@@ -670,13 +670,29 @@ def test_plans_of_several_programs(steps: Path, tmp_path: Path) -> None:
     assert f"{other} and {same} would both be {tmp_path / 'other.plan'}" in " ".join(said.split())
 
 
+def test_a_plan_of_little_of_what_ran_out_of_memory_is_not_proposed(plan: Plan) -> None:
+    """The loop that repeats itself is one within the first step."""
+    program = Program(plan)
+    for _ in range(5):
+        program.step(first=False)
+    for i in range(20):
+        program.take((20 + i) * MIB)
+    plan.event("oom", bytes=1 << 30)
+    path = plan.done()
+    told = " ".join(pyalloc("plan", path).split())
+    assert "the plan is of 22.0 MiB of the 590.0 MiB that it held" in told
+    assert told.endswith(f"next: pyalloc report {path}")
+
+
 def test_a_recording_that_ran_out_of_memory(plan: Plan) -> None:
     program = Program(plan)
     for step in range(5):
         program.step(first=step == 0)
     plan.event("oom", bytes=1 << 40)
     path = plan.done()
-    assert "The program ran out of memory while it was recorded" in pyalloc("plan", path)
+    told = pyalloc("plan", path)
+    assert "The program ran out of memory while it was recorded" in told
+    assert f"next: pyalloc run --plan {path.with_suffix('.plan')} " in told
     told = pyalloc("replay", path, "--find-min", "--policy", "pyalloc")
     assert f"next: pyalloc report {path}" in told  # with what was enough it would fail again
 
