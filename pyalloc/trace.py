@@ -36,6 +36,7 @@ _TOLD_OF_WINDOW = (
     3000  # events one by one: of what is looked at block by block, and around each moment
 )
 _TOLD_AROUND = 40
+_TOLD_FOR_EACH_SHOWN = 4  # of frees alone every second event says nothing by itself
 _MOST_BLOCKS = 500_000  # of all states that are only looked at if asked for
 _MOST_WRONG = 0.02  # of a history's entries: torch lets threads run between the state and the trace
 
@@ -360,12 +361,14 @@ def moments_at(
 def events_around(
     path: Path, event: int, n: int, device: int = -1, progress: Progress | None = None
 ) -> list[Told]:
-    """Events one by one, n with that in their middle, but for those that say nothing by themselves."""
+    """Events one by one, n with that in their middle; those that say nothing by themselves are left out."""
     with as_trace_file(path, progress) as file:
         n_events = _core.Scan(file, n_bins=2, progress=progress).totals()["n_events"]
-        wanted = list(around(event, n, n_events))
+        wanted = list(around(event, _TOLD_FOR_EACH_SHOWN * n, n_events))
         scan = _core.Scan(file, device=device, n_bins=2, ranges=wanted, progress=progress)
-    return list(shown(map(Told._make, scan.told())))
+    rows = list(shown(map(Told._make, scan.told())))
+    begin, end = around(bisect.bisect_left(rows, event, key=lambda row: row.event), n, len(rows))
+    return rows[begin:end]
 
 
 def _interesting(scan: _core.Scan, totals: dict[str, Any], moments: int) -> list[int]:

@@ -80,9 +80,9 @@ def _lines(found: Analysis, rows: list[Told], event: int) -> list[str]:
         (
             ">" if row.event == marked else " ",
             f"{row.event:,}",
-            f"{(row.time_ns - origin) / 1e6:.3f}",
+            f"{(row.time_ns - origin) // 1000 / 1000:.3f}",  # as the page has it
             text.clip(_more(found, row), 32),
-            _size(row.bytes),
+            size(row.bytes) if row.bytes else "",
             found.line_of(row),
         )
         for row in rows
@@ -95,10 +95,6 @@ def _lines(found: Analysis, rows: list[Told], event: int) -> list[str]:
         )
         lines.append(text.hung(head, line).rstrip())
     return lines
-
-
-def _size(n_bytes: int) -> str:
-    return "" if not n_bytes else f"{n_bytes} B" if n_bytes < 1024 else size(n_bytes)
 
 
 def _data(found: Analysis, row: Told) -> dict[str, Any]:

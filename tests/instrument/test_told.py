@@ -30,7 +30,7 @@ def test_events_tell_of_their_blocks(plan: Plan) -> None:
     assert [(row["event"], row["kind"]) for row in found] == [
         *((0, "segment_alloc"), (1, "step"), (2, "phase_begin"), (3, "alloc"), (4, "alloc")),
         *((5, "phase_end"), (6, "free_requested"), (8, "free_requested"), (10, "step")),
-        (11, "phase_begin"),
+        *((11, "phase_begin"), (12, "alloc"), (13, "alloc")),
     ]  # ends of frees that come at once are left out
     freed = found[6]
     assert (freed["bytes"], freed["allocated_by"], freed["address"]) == (4 * MIB, 3, 1 << 30)
@@ -43,10 +43,19 @@ def test_the_moment_asked_for_is_marked(plan: Plan) -> None:
     shown = pyalloc("events", path, "-n", 6, "-q")  # at the peak, which the second request makes
     marked = [line for line in shown.splitlines() if line.startswith(">")]
     assert len(marked) == 1 and marked[0].split()[:3] == [">4", "0.004", "allocated"]
-    assert shown.startswith("at the peak (7.0 MiB): events 2 to 6 of ")
+    assert shown.startswith("at the peak (7.0 MiB): events 2 to 8 of ")
+    assert len(shown.splitlines()) == 1 + 6  # ends of frees are not counted either
     assert all(len(line) <= 80 for line in shown.splitlines())
     shown = pyalloc("events", path, "--at", 7, "-n", 4, "-q")  # after an end that is not shown
-    assert "\n>6 " in shown
+    assert "\n> 6 " in shown
+
+
+def test_times_and_sizes_read_as_on_the_page(plan: Plan) -> None:
+    plan.event("alloc", addr=1 << 30, bytes=4)
+    plan.time += 999  # of a microsecond
+    plan.event("alloc", addr=2 << 30, bytes=600)
+    shown = pyalloc("events", plan.done(), "--at", "end", "-q")
+    assert "\n 0  0.000  allocated  4 bytes\n>1  0.001  allocated  0.6 KiB\n" in shown
 
 
 def test_an_event_has_one_number_everywhere(plan: Plan, tmp_path: Path) -> None:
