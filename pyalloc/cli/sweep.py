@@ -42,6 +42,9 @@ class Command:
         """One row for each combination."""
         console.prepare_output(args)
         limits = [replaying.limit_of(text) for text in args.limit] if args.limit else [0]
+        typed = dict(
+            zip(limits, args.limit or [], strict=False)
+        )  # two may be the same when rounded
         todo = sweeping.points(
             args.file, args.policy or replaying.policies(), limits, args.conf or [""]
         )
@@ -58,7 +61,7 @@ class Command:
             ratio = f"{row['peak_bytes'] / max(row['peak_live_bytes'], 1):.3f}"
             head = (
                 f"{column(Path(row['path']).name, 22)}{row['policy']:<12}"
-                f"{size(row['limit']) if row['limit'] else 'ample':>10}"
+                f"{typed.get(row['limit'], 'ample'):>10}"
                 f"{'yes' if row['completed'] else 'no':>5}{size(row['peak_bytes']):>12}"
                 f"{ratio if row['completed'] else '':>8}{row['n_calls']:>10,}"
             )

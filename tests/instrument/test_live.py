@@ -129,6 +129,12 @@ def test_a_sweep_with_settings_fits_80_columns(plan: Plan) -> None:
     assert "\n        memory:tight\n" in out and "memory:fast, keep_free:100MB" in out
 
 
+def test_a_sweep_names_limits_as_they_were_typed(plan: Plan) -> None:
+    limits = ("--limit", "4GB", "--limit", "4100MiB")
+    out = pyalloc("sweep", small_trace(plan), *limits, "--policy", "native", "-q")
+    assert [line.split()[2] for line in out.splitlines()] == ["limit", "4GB", "4100MiB"]
+
+
 def test_sweep_on_cores(plan: Plan) -> None:
     path = program(plan)
     rows = json.loads(
