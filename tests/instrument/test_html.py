@@ -135,13 +135,14 @@ def rich(plan: Plan) -> Path:
     plan.event("segment_alloc", addr=1 << 30, bytes=64 * MIB)
     for step in range(6):
         plan.event("step", "step", arg=step)
-        for phase in ("forward", "backward"):
+        for phase in ("forward", "loss", "backward"):
             plan.event("phase_begin", phase)
-            for i in range(8):
+            n = 0 if phase == "loss" else 8
+            for i in range(n):
                 plan.event(
                     "alloc", addr=(1 << 30) + 8 * i * MIB, bytes=(i + 1) * MIB // 2, stack=stack
                 )
-            for i in range(8):
+            for i in range(n):
                 plan.event("free_requested", addr=(1 << 30) + 8 * i * MIB)
             plan.event("phase_end", phase)
     return plan.done()
@@ -179,6 +180,9 @@ def test_the_page_works(plan: Plan, tmp_path: Path) -> None:
         assert before != after and "reserved" in after
         told = page.value("document.getElementById('scrub').getAttribute('aria-valuetext')")
         assert re.fullmatch(r"after event [\d,]+.*: .* allocated", told)  # not "1"
+        legend = "[...document.querySelectorAll('#timeline-legend i')].map(i => i.style.background)"
+        colors = page.value(legend)
+        assert len(set(colors)) == len(colors) == 6
         picture = "document.getElementById('timeline').toDataURL()"
         drawn = page.value(picture)
         page.value("document.getElementById('by-time').click()")
