@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyalloc import console, export, trace
+from pyalloc.errors import UsageError
 
 _THEN = {
     "torch": "open it at pytorch.org/memory_viz, or: python -m torch.cuda._memory_viz trace_plot {}",
@@ -40,6 +41,7 @@ class Command:
         """Writes FILE, or the trace's name with the format's suffix."""
         suffix, convert = export.FORMATS[args.to]
         target = args.output = args.output or args.file.with_name(args.file.stem + suffix)
+        _check_suffix(target, args.to)
         console.keep_inputs(args)  # a snapshot has the suffix of one already
         console.check_output(target, args.force)
         progress = console.Progress(f"reading {args.file.name}", quiet=args.quiet)
@@ -65,3 +67,11 @@ class Command:
             + _THEN[args.to].format(console.quoted(target), file=console.quoted(args.file)),
         )
         return 0
+
+
+def _check_suffix(target: Path, form: str) -> None:
+    """Raises UsageError where the name is one of another format's; any other is the user's own affair."""
+    suffixes = {name: Path(f"x{suffix}").suffix for name, (suffix, _) in export.FORMATS.items()}
+    suffix = target.suffix.lower()
+    if suffix in suffixes.values() and suffix != suffixes[form]:
+        raise UsageError(f"{target}: --to {form} writes {export.FORMATS[form][0]}")

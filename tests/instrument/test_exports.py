@@ -93,6 +93,19 @@ def test_frees_of_what_the_exported_part_does_not_show_have_a_size(
     assert trace.analyse(target).totals["peak_bytes"] == sum(range(1, 41)) * MIB
 
 
+@pytest.mark.parametrize(
+    ("form", "name"), [("csv", "a.json"), ("torch", "a.csv"), ("json", "a.PICKLE")]
+)
+def test_a_name_of_another_format_is_refused(
+    plan: Plan, tmp_path: Path, form: str, name: str
+) -> None:
+    path, target = small_trace(plan), tmp_path / name
+    told = pyalloc("export", path, "--to", form, "-o", target, expect=2)
+    assert f"{target}: --to {form} writes {export.FORMATS[form][0]}" in told
+    assert not target.exists()
+    pyalloc("export", path, "--to", form, "-o", tmp_path / "any.name")
+
+
 def test_progress_is_of_what_is_written(plan: Plan) -> None:
     """What is skipped takes an eighth of the time: a rate that counts it promises too early an end."""
     piece = 65536
