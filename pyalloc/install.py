@@ -20,6 +20,14 @@ from pyalloc.config import ENVIRONMENT, TORCH_CONF, Config, Value
 from pyalloc.errors import ConfigError, InstallError
 
 NO_DEVICE = "torch sees no CUDA device"
+_NO_TORCH = "torch is not installed"
+_NO_CUDA = "this torch was built without CUDA"
+_INSTALL = "install the CUDA build: pip install torch"
+_THEN = {  # what can be done about it
+    NO_DEVICE: "to try a program without one: pyalloc dryrun python your_script.py",
+    _NO_TORCH: _INSTALL,
+    _NO_CUDA: _INSTALL,
+}
 _TOO_LATE = (
     "CUDA was already used in this process (torch.cuda.init() is enough), so torch's own allocator cannot be replaced. "
     "Call pyalloc.install() before the first CUDA call (right after `import torch`), "
@@ -315,14 +323,14 @@ def _import_torch() -> ModuleType | None:
     try:
         import torch
     except ImportError:
-        _state.reason = "torch is not installed"
+        _state.reason = _NO_TORCH
         return None
     return torch  # type: ignore[no-any-return]
 
 
 def _has_cuda(torch: Any) -> bool:
     if torch.version.cuda is None:
-        _state.reason = "this torch was built without CUDA"
+        _state.reason = _NO_CUDA
         return False
     # Not is_available(): that may start CUDA in this process, after which forked workers could not use it.
     if torch.cuda.device_count() == 0:
@@ -336,8 +344,8 @@ def _say_once() -> None:
         return
     _state.told = True
     why = _state.reason
-    if why == NO_DEVICE:
-        why += "; to try a program without one: pyalloc dryrun python your_script.py"
+    if why in _THEN:
+        why += f"; {_THEN[why]}"
     if _state.by_run:
         # No warning: the program's own filters may make an error of it, and its `import torch` would fail.
         print(f"pyalloc: not installed: {why}", file=sys.stderr)

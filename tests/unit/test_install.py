@@ -123,6 +123,23 @@ def test_status_says_why_install_failed(dry_python) -> None:  # type: ignore[no-
     )
 
 
+@pytest.mark.parametrize(
+    ("torch", "why"),
+    [
+        ("None", "torch is not installed"),
+        (
+            "types.SimpleNamespace(version=types.SimpleNamespace(cuda=None), __version__='9')",
+            "built without CUDA",
+        ),
+    ],
+)
+def test_what_to_install_is_said_where_there_is_no_cuda(run_python, torch: str, why: str) -> None:  # type: ignore[no-untyped-def]
+    done = run_python(
+        f"import sys, types, pyalloc; sys.modules['torch'] = {torch}; pyalloc.install()"
+    )
+    assert f"{why}; install the CUDA build: pip install torch\n" in done.stderr
+
+
 def test_another_librarys_allocator_is_not_called_use_of_cuda(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
