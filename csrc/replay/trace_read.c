@@ -28,7 +28,7 @@ struct pya_trace_reader {
     struct pya_trace_frame *stacks;
     uint32_t n_stacks;
     uint32_t stacks_room;
-    char error[128];
+    char error[192];
 };
 
 static pya_status
@@ -37,6 +37,15 @@ reader_fail(struct pya_trace_reader *r, pya_status status, const char *why) {
     snprintf(
         r->error, sizeof r->error, "%s (near byte %llu of %llu)", why, (unsigned long long)r->at,
         (unsigned long long)r->total);
+    return status;
+}
+
+static pya_status
+reader_fail_damaged(struct pya_trace_reader *r, const char *why) {
+    pya_status status = reader_fail(r, PYA_E_CORRUPT, why);
+    size_t n = strlen(r->error);
+    snprintf(
+        r->error + n, sizeof r->error - n, "; if it was copied, copy it again, else record again");
     return status;
 }
 
@@ -86,11 +95,11 @@ reader_chunk(struct pya_trace_reader *r, bool *more) {
     uint32_t bytes = trace_get32(header + 4);
     if (trace_get32(header) != TRACE_CHUNK_MAGIC || bytes > TRACE_CHUNK_MAX ||
         trace_get64(header + 24) != r->n_events) {
-        return reader_fail(r, PYA_E_CORRUPT, "no chunk begins here");
+        return reader_fail_damaged(r, "no chunk begins here");
     }
     if (bytes == 0) {
         if (trace_chunk_crc(header, NULL, 0) != trace_get32(header + 12)) {
-            return reader_fail(r, PYA_E_CORRUPT, "the checksum of the last chunk is wrong");
+            return reader_fail_damaged(r, "the checksum of the last chunk is wrong");
         }
         *more = false;
         r->is_complete = true;
@@ -113,7 +122,7 @@ reader_chunk(struct pya_trace_reader *r, bool *more) {
         return reader_fail(r, PYA_E_IO, "the file cannot be read");
     }
     if (trace_chunk_crc(header, r->payload, bytes) != trace_get32(header + 12)) {
-        return reader_fail(r, PYA_E_CORRUPT, "the checksum of a chunk is wrong");
+        return reader_fail_damaged(r, "the checksum of a chunk is wrong");
     }
     r->next = r->payload;
     r->end = r->payload + bytes;
@@ -130,7 +139,7 @@ reader_string(struct pya_trace_reader *r) {
     uint64_t bytes = 0;
     const uint8_t *at = varint_get(r->next, r->end, &bytes);
     if (at == NULL || bytes > (uint64_t)(r->end - at)) {
-        return reader_fail(r, PYA_E_CORRUPT, "a string is longer than its chunk");
+        return reader_fail_damaged(r, "a string is longer than its chunk");
     }
     if (r->n_text + bytes + 1 > r->text_room) {
         size_t room = (r->text_room + bytes + 4096) * 2;
@@ -163,7 +172,7 @@ reader_stack(struct pya_trace_reader *r) {
     /* A parent comes before its child, so walking up always ends. */
     if (at == NULL || field[0] > r->n_stacks || field[1] > r->n_strings ||
         field[2] > r->n_strings || field[3] > UINT32_MAX) {
-        return reader_fail(r, PYA_E_CORRUPT, "a stack names what is not defined");
+        return reader_fail_damaged(r, "a stack names what is not defined");
     }
     if (!reader_reserve(
             (void **)&r->stacks, &r->stacks_room, (size_t)r->n_stacks + 1, sizeof *r->stacks)) {
@@ -202,7 +211,7 @@ reader_event(struct pya_trace_reader *r, uint8_t head, struct pya_trace_event *o
         return reader_fail(r, PYA_E_CORRUPT, why);
     }
     if (fields < 0 || r->n_left == 0) {
-        return reader_fail(r, PYA_E_CORRUPT, "an event of unknown kind");
+        return reader_fail_damaged(r, "an event of unknown kind");
     }
     struct trace_state *state = &r->state;
     const uint8_t *at = r->next;
@@ -219,7 +228,7 @@ reader_event(struct pya_trace_reader *r, uint8_t head, struct pya_trace_event *o
     uint64_t text = reader_field(r, &at, (fields & PYA_TRACE_TEXT) != 0, 0);
     if (at == NULL || state->device >= PYA_MAX_DEVICES || stack > r->n_stacks ||
         text > r->n_strings) {
-        return reader_fail(r, PYA_E_CORRUPT, "an event names what is not defined");
+        return reader_fail_damaged(r, "an event names what is not defined");
     }
     *out = (struct pya_trace_event){
         .kind = kind,
@@ -249,7 +258,7 @@ pya_trace_next(struct pya_trace_reader *r, struct pya_trace_event *out, bool *mo
         if (r->next == r->end) {
             bool chunk = false;
             if (r->n_left != 0) {
-                return reader_fail(r, PYA_E_CORRUPT, "a chunk has fewer events than it says");
+                return reader_fail_damaged(r, "a chunk has fewer events than it says");
             }
             if (r->is_complete) {
                 *more = false;
