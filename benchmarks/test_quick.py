@@ -18,6 +18,7 @@ from benchmarks import (
     faults,
     hostcuda,
     invented,
+    lasting,
     limits,
     memory,
     perturbed,
@@ -134,6 +135,16 @@ def test_perturbed(benchmark: Any, tmp_path: Path) -> None:
         lambda: list(perturbed.measure(["two_phases"], 1, tmp_path)), rounds=1
     )
     assert [row.allocator for row in rows] == list(ALLOCATORS)
+
+
+@in_torch
+def test_lasting(benchmark: Any, tmp_path: Path) -> None:
+    """benchmarks.lasting."""
+    lasting.record.build_recorder()
+    rows = benchmark.pedantic(lambda: list(lasting.measure("unet", 3, tmp_path)), rounds=1)
+    assert [row.allocator for row in rows] == list(ALLOCATORS)
+    assert all(row.n_steps == 3 * row.n_first for row in rows)
+    assert all(row.first_ms > row.last_ms >= 0 for row in rows)
 
 
 @pytest.fixture(scope="module", params=[*ALLOCATORS, speed.WRAPPED])

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pyalloc import _core, findings, pickles, ranges, ranked
 from pyalloc.analysis import Analysis
 from pyalloc.caveats import n_before, notes_of
-from pyalloc.convert import EventWriter, Mark, state_before, with_frees
+from pyalloc.convert import KINDS, EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
 from pyalloc.moments import Moment, moments_of
 from pyalloc.told import Told, around, joined, shown
@@ -94,36 +94,33 @@ def without_source(path: Path, target: Path) -> None:
             file.truncate(target.stat().st_size - 1)
 
 
-def copy_without_source(reader: _core.TraceReader, writer: _core.TraceWriter) -> None:
-    """Appends every event but its stack, and the command line's.
+def copy_without_source(
+    reader: _core.TraceReader, writer: _core.TraceWriter, most_steps: int | None = None
+) -> int:
+    """Appends every event but its stack, and the command line's, up to where step number most_steps begins.
+
+    Returns:
+        How many steps begin in what was appended.
 
     Raises:
         TraceError: what is read is damaged, or cannot be written.
     """
-    texts: dict[int, int] = {0: 0}
-    while _copy_piece(reader, writer, texts):
-        pass
-
-
-def _copy_piece(
-    reader: _core.TraceReader, writer: _core.TraceWriter, texts: dict[int, int]
-) -> bool:
-    """Events without their stacks; texts: the writer's numbers by the reader's, -1 for the command line."""
-    columns = [memoryview(c) for c in reader.read()]
-    kinds, devices = columns[0].cast("B"), columns[1].cast("B")
-    longs = [column.cast("Q") for column in columns[2:8]]
-    numbers = columns[9].cast("I")
-    for i, kind in enumerate(kinds):
-        number = numbers[i]
+    texts: dict[int, int] = {0: 0}  # the writer's numbers by the reader's, -1 for the command line
+    n_steps = 0
+    for kind, device, longs, number in _events_of(reader):
+        if kind == KINDS["step"]:
+            if n_steps == most_steps:
+                break
+            n_steps += 1
         if number not in texts:
             text = reader.text(number) or ""
             texts[number] = -1 if text.startswith("command=") else writer.string(text)
         if texts[number] < 0:
             continue
-        time_ns, thread, stream, addr, size, arg = (column[i] for column in longs)
+        time_ns, thread, stream, addr, size, arg = longs
         writer.event(
             kind,
-            device=devices[i],
+            device=device,
             time_ns=time_ns,
             thread=thread,
             stream=stream,
@@ -132,7 +129,18 @@ def _copy_piece(
             arg=arg,
             text=texts[number],
         )
-    return len(kinds) > 0
+    return n_steps
+
+
+def _events_of(reader: _core.TraceReader) -> Iterator[tuple[int, int, tuple[int, ...], int]]:
+    """Kind, device, the fields of eight bytes, the text's number."""
+    while True:
+        columns = [memoryview(c) for c in reader.read()]
+        kinds, devices = columns[0].cast("B"), columns[1].cast("B")
+        if not kinds:
+            return
+        longs = zip(*(column.cast("Q") for column in columns[2:8]), strict=True)
+        yield from zip(kinds, devices, longs, columns[9].cast("I"), strict=True)
 
 
 @contextlib.contextmanager

@@ -23,15 +23,18 @@ class Run:
         rng: the only source of randomness.
         mark_step: called with the number of each step as it begins.
         most_steps: no loop takes more; None: each takes its own.
+        times: each takes as many times its own.
     """
 
     rng: random.Random
     mark_step: Callable[[int], None] = field(default=lambda number: None)
     most_steps: int | None = None
+    times: int = 1
 
     def steps(self, n: int) -> range:
         """Numbers of the steps; the caller marks each with :meth:`step`."""
-        return range(n if self.most_steps is None else min(n, self.most_steps))
+        wanted = n * self.times
+        return range(wanted if self.most_steps is None else min(wanted, self.most_steps))
 
     def step(self, number: int) -> None:
         """Step ``number`` begins."""

@@ -72,8 +72,8 @@ def names() -> dict[str, str]:
     return found
 
 
-def record_here(name: str, path: str) -> None:
-    """In the child: runs one workload and writes its trace."""
+def record_here(name: str, path: str, times: int) -> None:
+    """In the child: runs one workload, of as many times the steps, and writes its trace."""
     library = build_recorder()
     recorder = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     import torch
@@ -108,7 +108,12 @@ def record_here(name: str, path: str) -> None:
     ):
         mark(KIND_USER, 0, text)
     torch.manual_seed(1)
-    work.body(Run(rng=random.Random(1), mark_step=lambda number: mark(KIND_STEP, number, "step")))
+    run = Run(
+        rng=random.Random(1),
+        mark_step=lambda number: mark(KIND_STEP, number, "step"),
+        times=times,
+    )
+    work.body(run)
     n = recorder.recorder_count()
     if recorder.recorder_close() != 0:
         raise SystemExit("the trace could not be written")
@@ -140,9 +145,10 @@ def main() -> int:
     parser.add_argument("--force", action="store_true", help="record again where a trace exists")
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("--child", nargs=2, metavar=("NAME", "PATH"), help=argparse.SUPPRESS)
+    parser.add_argument("--times", type=int, default=1, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        record_here(*arguments.child)
+        record_here(*arguments.child, arguments.times)
     if arguments.list:
         print("\n".join(names()))
         return 0

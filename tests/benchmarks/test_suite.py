@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import faults, hostcuda, perturbed, plots, repeated
+from benchmarks import faults, hostcuda, lasting, perturbed, plots, repeated
 from benchmarks.speed import figures
 from benchmarks.suite import HELD_OUT, TRACES, suite
 from benchmarks.torch_replay import SpeedRequest, TorchReplay, in_turns
@@ -290,3 +290,15 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
     with pytest.raises(SystemExit):
         parser.parse_args(["--plot", str(tmp_path / "plot.svg")])
     assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_the_first_steps_of_a_trace(tmp_path: Path) -> None:
+    whole = suite(["unet"])[0].write(tmp_path)
+    n_all = lasting.first_steps(whole, tmp_path / "all.pya", None)
+    assert lasting.first_steps(whole, tmp_path / "two.pya", 2) == 2
+    assert lasting.first_steps(whole, tmp_path / "more.pya", n_all + 1) == n_all > 2
+    counts = [
+        _core.Program(tmp_path / f"{name}.pya").info()["n_allocs"]
+        for name in ("two", "all", "more")
+    ]
+    assert 0 < counts[0] < counts[1] == counts[2] == _core.Program(whole).info()["n_allocs"]

@@ -44,8 +44,7 @@ test_a_capture_shares_pages(void) {
     struct world world = {.config = {.capacity_bytes = 64 * PYA_PAGE}};
     pya_dptr a, b, c;
     world_init(&world, "shared_pages:True");
-    CHECK_OK(pya_pool_begin(
-        world.heap, 0, POOL, (struct pya_stream_filter){.began_on = 16}));
+    CHECK_OK(pya_pool_begin(world.heap, 0, POOL, (struct pya_stream_filter){.began_on = 16}));
     pya_sim_set_capturing(world.sim, 16, true);
     a = take(&world, PYA_PAGE + MIB, 16);
     b = take(&world, 2 * PYA_PAGE - 2 * MIB, 16);
