@@ -436,24 +436,27 @@ squeeze_wait(struct pya_arena *arena) {
     return st == PYA_OK && !is_idle ? pya_device_sync(card->dev) : st;
 }
 
-/* Would what is free in whole grains, of whatever size, and what can still be made be enough? */
+/* Would what lacks beside all that the arena has be there, in larger grains of others and in what can still be made? */
 static bool
-squeeze_may_remake(const struct pya_arena *arena, size_t n_pages) {
+squeeze_may_remake(const struct pya_arena *arena, size_t bytes) {
     struct pya_card *card = arena->card;
     size_t free_bytes = 0;
     size_t total_bytes;
     size_t n_there = 0;
+    size_t n_others = 0;
     for (const struct pya_arena *a = card->arenas; a != NULL && card->pages.n_grained > 0;
          a = a->next) {
-        n_there += pya_pool_is_open(a) ? pya_pages_to_pick(a, SIZE_MAX, false) : 0;
+        const size_t n = pya_pool_is_open(a) ? pya_pages_to_pick(a, SIZE_MAX, false) : 0;
+        n_there += n;
+        n_others += a == arena ? 0 : n;
     }
-    if (n_there == 0 ||
-        stitch_lacks(arena, n_pages * PYA_PAGE) == 0 || /* it was not pages that ran out */
+    const size_t n_lacking = n_there == 0 ? 0 : stitch_lacks(arena, bytes);
+    if (n_lacking == 0 || /* it was not pages that ran out */
         pya_device_mem_info(card->dev, &free_bytes, &total_bytes) != PYA_OK) {
         return false;
     }
     size_t room = pya_card_room(card);
-    return n_there + (room < free_bytes ? room : free_bytes) / PYA_PAGE >= n_pages;
+    return n_others + (room < free_bytes ? room : free_bytes) / PYA_PAGE >= n_lacking;
 }
 
 /* First what needs no waiting, then waiting, then other pools. */
@@ -509,7 +512,7 @@ squeeze_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
             card, PYA_TRIM_OPEN, NULL, LADDER_DRIVER_PAGES * (size_t)PYA_PAGE, &n_freed);
         st = st == PYA_OK ? ladder_save(arena, bytes, is_small, out) : st;
     }
-    if (pya_is_shortage(st) && is_open && squeeze_may_remake(arena, m)) {
+    if (pya_is_shortage(st) && is_open && squeeze_may_remake(arena, bytes)) {
         /* Enough is free, in larger grains than what lacks: it comes again in smaller ones. */
         size_t n_freed;
         const size_t n_most = m + pya_grain_pages(PYA_N_GRAINS - 1);
