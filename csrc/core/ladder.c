@@ -193,13 +193,14 @@ ladder_stitch(
     return ladder_map(arena, pya_mosaic_plan(arena, bytes, shares), bytes, is_small, shares, out);
 }
 
-/* Of those that a stitch of m pages has more than `shorter`, how many are free in whole grains beside it. */
+/* Pages to be made before `shorter` is long enough: all that it lacks but what is free in whole grains beside it. */
 static size_t
-lengthen_there(const struct pya_arena *arena, size_t m, const struct pya_stitch *shorter) {
+lengthen_lacks(const struct pya_arena *arena, size_t bytes, const struct pya_stitch *shorter) {
+    const size_t n = pya_pages_for(bytes) - shorter->n_pages;
     pya_stitch_mark(shorter, true);
-    const size_t n = pya_pages_to_pick(arena, m - shorter->n_pages, true);
+    const size_t n_there = pya_pages_to_pick(arena, n, true);
     pya_stitch_mark(shorter, false);
-    return n;
+    return n - n_there;
 }
 
 /* The same behind an idle range. */
@@ -207,9 +208,8 @@ static pya_status
 ladder_lengthen(
     struct pya_arena *arena, size_t bytes, bool is_small, struct pya_stitch *shorter,
     struct pya_block **out) {
-    const size_t m = pya_pages_for(bytes);
-    size_t n = m - shorter->n_pages;
-    const size_t n_lacking = n - lengthen_there(arena, m, shorter);
+    size_t n = pya_pages_for(bytes) - shorter->n_pages;
+    const size_t n_lacking = lengthen_lacks(arena, bytes, shorter);
     pya_status st = ladder_make_up(arena, bytes, n_lacking, is_small, out);
     if (st != PYA_OK || *out != NULL) {
         return st;
@@ -235,8 +235,10 @@ ladder_lengthen(
 static pya_status
 ladder_save(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_stitch *shorter = pya_stitch_find_short(arena, bytes);
+    bool is_good =
+        shorter != NULL && lengthen_lacks(arena, bytes, shorter) <= stitch_lacks(arena, bytes);
     pya_status st =
-        shorter == NULL ? PYA_E_NOMEM : ladder_lengthen(arena, bytes, is_small, shorter, out);
+        is_good ? ladder_lengthen(arena, bytes, is_small, shorter, out) : PYA_E_NOMEM;
     return pya_is_shortage(st) ? ladder_stitch(arena, bytes, is_small, false, out) : st;
 }
 
@@ -373,12 +375,13 @@ ladder_borrow(
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
-/* A stitched range that may be extended.  In a program that repeats itself whoever had it comes again, and would find it too
- * long and have another made, unless it is a tensor that grows. */
+/* A stitched range that may be extended, with at most n_most new pages.  In a program that repeats itself whoever had it
+ * comes again, and would find it too long and have another made, unless it is a tensor that grows. */
 static struct pya_stitch *
-ladder_short(struct pya_arena *arena, size_t bytes) {
+ladder_short(struct pya_arena *arena, size_t bytes, size_t n_most) {
     bool is_wanted = pya_repeat_is_known(arena) && !pya_policy_is_growing(arena);
-    return is_wanted ? NULL : pya_stitch_find_short(arena, bytes);
+    struct pya_stitch *shorter = is_wanted ? NULL : pya_stitch_find_short(arena, bytes);
+    return shorter != NULL && lengthen_lacks(arena, bytes, shorter) <= n_most ? shorter : NULL;
 }
 
 /* What the policy likes best while memory is there. */
@@ -394,7 +397,7 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     struct pya_stitch *shorter = NULL;
     struct pya_mosaic mosaic;
     if (pya_policy_may_save(arena, bytes, n, &mosaic)) {
-        shorter = ladder_short(arena, bytes);
+        shorter = ladder_short(arena, bytes, mosaic.n_lacking);
         const size_t n_there = shorter == NULL ? 0 : shorter->n_pages;
         plan = pya_policy_plan(arena, bytes, n, &mosaic, n_there);
     }
