@@ -208,19 +208,21 @@ static pya_status
 ladder_lengthen(
     struct pya_arena *arena, size_t bytes, bool is_small, struct pya_stitch *shorter,
     struct pya_block **out) {
-    size_t n = pya_pages_for(bytes) - shorter->n_pages;
+    const size_t n_wanted = pya_pages_for(bytes) - shorter->n_pages;
     const size_t n_lacking = lengthen_lacks(arena, bytes, shorter);
     pya_status st = ladder_make_up(arena, bytes, n_lacking, is_small, out);
     if (st != PYA_OK || *out != NULL) {
         return st;
     }
-    pya_page_id *ids = malloc(n * sizeof *ids);
+    size_t n;
+    pya_page_id *ids = malloc(n_wanted * sizeof *ids);
     if (ids == NULL) {
         return PYA_E_HOST_NOMEM;
     }
     pya_stitch_mark(shorter, true);
-    st = pya_pages_pick(arena, n, NULL, NULL, ids, &n);
+    st = pya_pages_pick(arena, n_wanted, NULL, NULL, ids, &n);
     pya_stitch_mark(shorter, false);
+    PYA_ASSERT(st != PYA_OK || n == n_wanted);
     st = st == PYA_OK ? pya_stitch_extend(&shorter, ids, n) : st;
     const size_t n_handles = st == PYA_OK ? pya_pages_handles(&arena->card->pages, ids, n) : 0;
     free(ids);
@@ -237,8 +239,7 @@ ladder_save(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_blo
     struct pya_stitch *shorter = pya_stitch_find_short(arena, bytes);
     bool is_good =
         shorter != NULL && lengthen_lacks(arena, bytes, shorter) <= stitch_lacks(arena, bytes);
-    pya_status st =
-        is_good ? ladder_lengthen(arena, bytes, is_small, shorter, out) : PYA_E_NOMEM;
+    pya_status st = is_good ? ladder_lengthen(arena, bytes, is_small, shorter, out) : PYA_E_NOMEM;
     return pya_is_shortage(st) ? ladder_stitch(arena, bytes, is_small, false, out) : st;
 }
 
@@ -375,13 +376,23 @@ ladder_borrow(
     return st == PYA_OK ? ladder_refit(arena, bytes, is_small, out) : st;
 }
 
-/* A stitched range that may be extended, with at most n_most new pages.  In a program that repeats itself whoever had it
- * comes again, and would find it too long and have another made, unless it is a tensor that grows. */
+/* A stitched range that may be extended, instead of a mosaic.  In a program that repeats itself whoever had it comes again, and
+ * would find it too long and have another made, unless it is a tensor that grows.  That one takes some more pages rather than
+ * ranges of parts, none of which could be extended the next time. */
 static struct pya_stitch *
-ladder_short(struct pya_arena *arena, size_t bytes, size_t n_most) {
-    bool is_wanted = pya_repeat_is_known(arena) && !pya_policy_is_growing(arena);
-    struct pya_stitch *shorter = is_wanted ? NULL : pya_stitch_find_short(arena, bytes);
-    return shorter != NULL && lengthen_lacks(arena, bytes, shorter) <= n_most ? shorter : NULL;
+ladder_short(struct pya_arena *arena, const struct pya_mosaic *mosaic, struct pya_plea *plea) {
+    bool is_growing = pya_policy_is_growing(arena);
+    bool is_wanted = pya_repeat_is_known(arena) && !is_growing;
+    struct pya_stitch *shorter = is_wanted ? NULL : pya_stitch_find_short(arena, plea->bytes);
+    const size_t n_most = is_growing ? plea->n - 1 : mosaic->n_lacking;
+    const size_t n_lacking = shorter == NULL ? 0 : lengthen_lacks(arena, plea->bytes, shorter);
+    if (shorter == NULL || n_lacking > n_most) {
+        return NULL;
+    }
+    plea->n_missing = n_lacking;
+    plea->n_there = shorter->n_pages;
+    plea->n_handles = pya_pages_for(plea->bytes) - shorter->n_pages;
+    return shorter;
 }
 
 /* What the policy likes best while memory is there. */
@@ -397,9 +408,14 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     struct pya_stitch *shorter = NULL;
     struct pya_mosaic mosaic;
     if (pya_policy_may_save(arena, bytes, n, &mosaic)) {
-        shorter = ladder_short(arena, bytes, mosaic.n_lacking);
-        const size_t n_there = shorter == NULL ? 0 : shorter->n_pages;
-        plan = pya_policy_plan(arena, bytes, n, &mosaic, n_there);
+        struct pya_plea plea = {
+            .bytes = bytes,
+            .n = n,
+            .n_missing = mosaic.n_lacking,
+            .n_handles = pya_mosaic_handles(&mosaic),
+        };
+        shorter = ladder_short(arena, &mosaic, &plea);
+        plan = pya_policy_plan(arena, &plea);
     }
     switch (plan) {
     case PYA_PLAN_STITCH:
@@ -439,12 +455,22 @@ squeeze_wait(struct pya_arena *arena) {
     return st == PYA_OK && !is_idle ? pya_device_sync(card->dev) : st;
 }
 
+/* Pages that can still be made, as far as the device knows. */
+static size_t
+squeeze_room(const struct pya_card *card) {
+    size_t free_bytes;
+    size_t total_bytes;
+    size_t room = pya_card_room(card);
+    if (pya_device_mem_info(card->dev, &free_bytes, &total_bytes) != PYA_OK) {
+        return 0;
+    }
+    return (room < free_bytes ? room : free_bytes) / PYA_PAGE;
+}
+
 /* Would what lacks beside all that the arena has be there, in larger grains of others and in what can still be made? */
 static bool
 squeeze_may_remake(const struct pya_arena *arena, size_t bytes) {
-    struct pya_card *card = arena->card;
-    size_t free_bytes = 0;
-    size_t total_bytes;
+    const struct pya_card *card = arena->card;
     size_t n_there = 0;
     size_t n_others = 0;
     for (const struct pya_arena *a = card->arenas; a != NULL && card->pages.n_grained > 0;
@@ -454,12 +480,15 @@ squeeze_may_remake(const struct pya_arena *arena, size_t bytes) {
         n_others += a == arena ? 0 : n;
     }
     const size_t n_lacking = n_there == 0 ? 0 : stitch_lacks(arena, bytes);
-    if (n_lacking == 0 || /* it was not pages that ran out */
-        pya_device_mem_info(card->dev, &free_bytes, &total_bytes) != PYA_OK) {
-        return false;
-    }
-    size_t room = pya_card_room(card);
-    return n_others + (room < free_bytes ? room : free_bytes) / PYA_PAGE >= n_lacking;
+    return n_lacking > 0 && /* else it was not pages that ran out */
+           n_others + squeeze_room(card) >= n_lacking;
+}
+
+/* What of pages is free at both ends of a range, and what of the last is not asked for, are less than three pages. */
+static bool
+squeeze_may_share(const struct pya_arena *arena, size_t bytes) {
+    const struct pya_card *card = arena->card;
+    return card->options.shared_pages && stitch_lacks(arena, bytes) <= 2 + squeeze_room(card);
 }
 
 /* First what needs no waiting, then waiting, then other pools. */
@@ -533,7 +562,7 @@ static pya_status
 ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
     struct pya_card *card = arena->card;
     pya_status st = squeeze_pages(arena, bytes, is_small, out);
-    if (pya_is_shortage(st) && card->options.shared_pages) {
+    if (pya_is_shortage(st) && squeeze_may_share(arena, bytes)) {
         st = ladder_stitch(arena, bytes, is_small, true, out);
         card->stats.scalar[PYA_STAT_pyalloc_saved_by_stitch] += st == PYA_OK;
     }

@@ -61,9 +61,10 @@ struct parts {
 
 static void
 part_prefer(struct pya_part *best, struct pya_part part, size_t least) {
-    bool is_enough = part.bytes >= least;
     bool was_enough = best->bytes >= least;
-    if (is_enough == was_enough ? is_enough == (part.bytes < best->bytes) : is_enough) {
+    bool is_better = part.bytes >= least ? !was_enough || part.bytes < best->bytes
+                                         : !was_enough && part.bytes > best->bytes;
+    if (is_better) {
         *best = part;
     }
 }
@@ -118,17 +119,17 @@ pya_mosaic_plan(const struct pya_arena *arena, size_t bytes, bool shares) {
     if (left == 0) {
         return mosaic;
     }
-    struct parts parts = parts_find(arena, unit, left);
+    const struct parts parts = parts_find(arena, unit, left);
     bool is_begin = parts.begin.bytes >= left;
     bool is_end = parts.end.bytes >= left;
     if (is_begin && (!is_end || parts.begin.bytes <= parts.end.bytes)) {
         mosaic.begin = (struct pya_part){parts.begin.grain, left};
     } else if (is_end) {
         mosaic.end = (struct pya_part){parts.end.grain, left};
-    } else if (!mosaic_cut(&mosaic, &there, left)) {
+    } else if (parts.begin.bytes + parts.end.bytes >= left || !mosaic_cut(&mosaic, &there, left)) {
         mosaic.begin = parts.begin;
+        mosaic.end = parts.end;
         left -= parts.begin.bytes;
-        mosaic.end = parts.begin.bytes == 0 ? parts.end : parts_find(arena, unit, left).end;
         mosaic.end.bytes = mosaic.end.bytes < left ? mosaic.end.bytes : left;
         mosaic.n_lacking = pya_pages_for(left - mosaic.end.bytes);
     }

@@ -169,16 +169,6 @@ debt_after_growth(const struct pya_arena *arena, size_t n) {
     return reuse(arena->card) < REUSE_LEAST && left > 0 ? left : 0;
 }
 
-/* What is asked, and what is there: see pya_policy_plan(). */
-struct plea {
-    size_t bytes;
-    size_t n;
-    size_t n_there;
-    size_t n_missing; /* pages that a stitch would still have to create */
-    size_t n_handles; /* that it would map */
-    size_t peak_live;
-};
-
 bool
 pya_policy_is_growing(const struct pya_arena *arena) {
     return arena->n_grown >= GROWING_FROM;
@@ -201,20 +191,28 @@ is_worth_a_range(struct pya_arena *arena, size_t bytes) {
     return pya_policy_is_growing(arena) || arena->n_repeated >= REPEATED_FROM;
 }
 
+static size_t
+peak_with(const struct pya_card *card, size_t bytes) {
+    size_t live = card->live_bytes + bytes;
+    return live > card->peak_live_bytes ? live : card->peak_live_bytes;
+}
+
 /* Did live memory take what was spared before, time and again? */
 static bool
-is_rising(struct pya_arena *arena, const struct plea *plea) {
-    bool is_in_vain = plea->peak_live >= arena->spared_at_peak + arena->spared_bytes;
+is_rising(struct pya_arena *arena, const struct pya_plea *plea) {
+    const size_t peak_live = peak_with(arena->card, plea->bytes);
+    bool is_in_vain = peak_live >= arena->spared_at_peak + arena->spared_bytes;
     arena->n_spared_in_vain = is_in_vain ? arena->n_spared_in_vain + 1 : 0;
-    arena->spared_at_peak = plea->peak_live;
+    arena->spared_at_peak = peak_live;
     arena->spared_bytes = (plea->n - plea->n_missing) * PYA_PAGE;
-    bool is_little = (double)arena->spared_bytes <= RISING_SHARE * (double)plea->peak_live;
+    bool is_little = (double)arena->spared_bytes <= RISING_SHARE * (double)peak_live;
     return arena->n_spared_in_vain >= RISING_FROM && is_little && plea->bytes >= RISING_LEAST;
 }
 
 static enum pya_plan
-plan_how(struct pya_arena *arena, const struct plea *plea) {
-    bool is_large = plea->bytes >= plea->peak_live / BALANCED_MOVE_SHARE;
+plan_how(struct pya_arena *arena, const struct pya_plea *plea) {
+    const size_t peak_live = peak_with(arena->card, plea->bytes);
+    bool is_large = plea->bytes >= peak_live / BALANCED_MOVE_SHARE;
     bool moves =
         pya_card_is_shared(arena->card) || (is_large && !is_worth_a_range(arena, plea->bytes));
     return moves && plea->n_there == 0 ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
@@ -222,7 +220,7 @@ plan_how(struct pya_arena *arena, const struct plea *plea) {
 
 /* Saves the pages that growing would cost, until saving has cost `patience` times what they would. */
 static enum pya_plan
-plan_save(struct pya_arena *arena, const struct plea *plea, double patience) {
+plan_save(struct pya_arena *arena, const struct pya_plea *plea, double patience) {
     enum pya_plan how = plan_how(arena, plea);
     size_t n_saved = plea->n - plea->n_missing;
     size_t waste = arena->wasted_bytes + pya_pages_for(plea->bytes) * PYA_PAGE - plea->bytes;
@@ -245,7 +243,7 @@ patience_late(const struct pya_card *card) {
 }
 
 static enum pya_plan
-plan_balanced(struct pya_arena *arena, const struct plea *plea) {
+plan_balanced(struct pya_arena *arena, const struct pya_plea *plea) {
     const struct pya_card *card = arena->card;
     bool is_early = card->stitch_ns < BALANCED_EARLY_SHARE * create_cost_ns(card->pages.n_live);
     double patience = is_early ? BALANCED_PATIENCE : patience_late(card);
@@ -259,21 +257,15 @@ plan_balanced(struct pya_arena *arena, const struct plea *plea) {
 
 /* Above the level: whatever saves pages, until it has cost far more than the pages would. */
 static enum pya_plan
-plan_pressed(struct pya_arena *arena, const struct plea *plea) {
+plan_pressed(struct pya_arena *arena, const struct pya_plea *plea) {
     double patience = pya_card_is_shared(arena->card) ? BALANCED_PATIENCE : PRESSED_PATIENCE;
     return plan_save(arena, plea, patience);
 }
 
 static enum pya_plan
-plan_tight(const struct plea *plea) {
+plan_tight(const struct pya_plea *plea) {
     bool moves = plea->bytes >= TIGHT_MOVE_FROM && plea->n <= pya_pages_for(plea->bytes);
     return moves && plea->n_there == 0 ? PYA_PLAN_MOVE : PYA_PLAN_STITCH;
-}
-
-static size_t
-peak_with(const struct pya_card *card, size_t bytes) {
-    size_t live = card->live_bytes + bytes;
-    return live > card->peak_live_bytes ? live : card->peak_live_bytes;
 }
 
 static bool
@@ -300,25 +292,15 @@ pya_policy_may_save(
 }
 
 enum pya_plan
-pya_policy_plan(
-    struct pya_arena *arena, size_t bytes, size_t n, const struct pya_mosaic *mosaic,
-    size_t n_there) {
+pya_policy_plan(struct pya_arena *arena, const struct pya_plea *plea) {
     const struct pya_card *card = arena->card;
     enum pya_plan plan;
-    const struct plea plea = {
-        .bytes = bytes,
-        .n = n,
-        .n_there = n_there,
-        .n_missing = mosaic->n_lacking,
-        .n_handles = n_there > 0 ? pya_pages_for(bytes) - n_there : pya_mosaic_handles(mosaic),
-        .peak_live = peak_with(card, bytes),
-    };
-    PYA_ASSERT(n > mosaic->n_lacking);
-    if (pya_gc_is_pressed(card, n)) {
-        plan = plan_pressed(arena, &plea);
+    PYA_ASSERT(plea->n > plea->n_missing);
+    if (pya_gc_is_pressed(card, plea->n)) {
+        plan = plan_pressed(arena, plea);
     } else {
-        plan = card->options.memory == PYA_MEMORY_TIGHT ? plan_tight(&plea)
-                                                        : plan_balanced(arena, &plea);
+        plan = card->options.memory == PYA_MEMORY_TIGHT ? plan_tight(plea)
+                                                        : plan_balanced(arena, plea);
     }
     /* Blocks of a pool in use may be claimed again at their addresses (pya_pool_claim): pages stay at home. */
     return plan == PYA_PLAN_MOVE && !pya_pool_is_open(arena) ? PYA_PLAN_STITCH : plan;

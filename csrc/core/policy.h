@@ -19,11 +19,17 @@ enum pya_plan {
  * they would be stitched of; to know takes a look at all that is free. */
 bool pya_policy_may_save(
     const struct pya_arena *arena, size_t bytes, size_t n_pages, struct pya_mosaic *mosaic);
-/* For a request of which pya_policy_may_save() says so; n_there of its pages lie in a range that stitching would
- * extend.  May reset the arena's account. */
-enum pya_plan pya_policy_plan(
-    struct pya_arena *arena, size_t bytes, size_t n_pages, const struct pya_mosaic *mosaic,
-    size_t n_there);
+/* What is asked for, and what it would take. */
+struct pya_plea {
+    size_t bytes;
+    size_t n;         /* new pages, if memory grows */
+    size_t n_missing; /* and if free pages are stitched, or added to a range: fewer */
+    size_t n_there;   /* pages of that range; 0: there is none */
+    size_t n_handles; /* to be mapped for it, at most */
+};
+
+/* For a request of which pya_policy_may_save() says so.  May reset the arena's account. */
+enum pya_plan pya_policy_plan(struct pya_arena *arena, const struct pya_plea *plea);
 /* Was each of the last large requests a little larger than the one before, as when one tensor grows? */
 bool pya_policy_is_growing(const struct pya_arena *arena);
 /* How many pages a growth that needs n_pages should make at least; may be 0 for a pool that has little. */

@@ -320,7 +320,7 @@ stitch_reserve(struct pya_stitch *stitch) {
     struct pya_card *card = stitch->arena->card;
     struct pya_device *dev = card->dev;
     size_t least = stitch->n_pages * PYA_PAGE;
-    stitch->range_bytes = stitch->is_shared ? least : 2 * least;
+    stitch->range_bytes = stitch_is_whole(stitch) ? 2 * least : least; /* others never grow */
     pya_status st = pya_device_range_reserve(dev, stitch->range_bytes, &stitch->base);
     if (st != PYA_OK && stitch->range_bytes > least) {
         stitch->range_bytes = least;
