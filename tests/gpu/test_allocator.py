@@ -52,6 +52,12 @@ def test_bytes_survive_in_shared_pages() -> None:
     assert found["peak_reserved"] <= found["limit"]
 
 
+def test_bytes_survive_in_parts_of_grains() -> None:
+    found = json.loads(python(str(PROGRAMS / "shared_pages.py"), "1500", "--kernels", "--grains"))
+    assert found["stitches"] >= 100
+    assert found["peak_reserved"] <= found["limit"]
+
+
 def test_training_gives_the_same_numbers() -> None:
     both(
         """

@@ -1,5 +1,7 @@
 """Blocks that share pages keep every byte: shared_pages.py ROUNDS, under a limit that leaves little room.
 
+--grains: more memory, most of it in grains of 4 and 16 pages, whose free ends and starts are stitched.
+
 Each block is written whole and read back whole before it is freed.  On a card half of the blocks are also
 changed by kernels on a second stream while their neighbours are changed on the first, so that two addresses
 of one page are written at once.  Prints what happened as JSON; any wrong byte ends it with an error.
@@ -15,12 +17,13 @@ import pyalloc
 from pyalloc import _core
 
 MIB = 2**20
-LIMIT = 256 * MIB
 
 rounds = int(sys.argv[1])
 rng = random.Random(5)
 on_card = "--kernels" in sys.argv
-pyalloc.install(shared_pages=True, limit=LIMIT)
+grained = "--grains" in sys.argv
+limit = 3072 * MIB if grained else 256 * MIB
+pyalloc.install(limit=limit, memory="fast" if grained else "balanced")
 second = torch.cuda.Stream()
 noise = torch.randint(0, 256, (128 * MIB,), dtype=torch.uint8)
 blocks: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -74,11 +77,12 @@ print(
     json.dumps(
         {
             "shared_ranges": stats["pyalloc_shared_ranges"],
+            "stitches": stats["pyalloc_stitches"],
             "times_full": n_full,
             "bytes_checked": n_written,
             "peak_live": stats["active_bytes.all.peak"],
             "peak_reserved": stats["reserved_bytes.all.peak"],
-            "limit": LIMIT,
+            "limit": limit,
         }
     ),
     flush=True,

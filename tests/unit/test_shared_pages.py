@@ -11,10 +11,22 @@ from dry_support import ROOT, dry_environment, run_checked
 pytestmark = pytest.mark.torch
 
 
-def test_bytes_survive_in_shared_pages() -> None:
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tests/programs/shared_pages.py"), "250"]
-    found = json.loads(run_checked(command, env=dry_environment()).stdout)
-    assert found["shared_ranges"] >= 10
+def run(*arguments: str) -> dict[str, int]:
+    program = str(ROOT / "tests/programs/shared_pages.py")
+    command = [sys.executable, "-W", "ignore", program, *arguments]
+    found: dict[str, int] = json.loads(run_checked(command, env=dry_environment()).stdout)
     assert found["times_full"] >= 20
     assert found["peak_live"] <= found["peak_reserved"] <= found["limit"]
+    return found
+
+
+def test_bytes_survive_in_shared_pages() -> None:
+    found = run("250")
+    assert found["shared_ranges"] >= 10
     assert found["peak_live"] > 0.96 * found["limit"]
+
+
+def test_bytes_survive_in_parts_of_grains() -> None:
+    found = run("350", "--grains")
+    assert found["stitches"] >= 8
+    assert found["peak_live"] > 0.9 * found["limit"]
