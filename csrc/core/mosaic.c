@@ -119,6 +119,7 @@ pya_mosaic_plan(const struct pya_arena *arena, size_t bytes, bool shares) {
     if (left == 0) {
         return mosaic;
     }
+    /* A whole grain is cut last: it can go back, or to another stream. */
     const struct parts parts = parts_find(arena, unit, left);
     bool is_begin = parts.begin.bytes >= left;
     bool is_end = parts.end.bytes >= left;
