@@ -217,9 +217,9 @@ def test_speed_prints_a_row_of_json_for_each_figure() -> None:
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_fixed_shapes_end_without_device_calls() -> None:
     program = repeated.PROGRAMS[0]
-    native, ours = (repeated.train(program, name, 9) for name in ("native", "pyalloc"))
+    native, ours = (repeated.train(program, name, 10) for name in ("native", "pyalloc"))
     assert native["quiet_from"] <= 4
-    assert ours["quiet_from"] <= 7  # without places found again: never
+    assert ours["quiet_from"] <= 8  # without places found again: never
     assert ours["peak_live"] < native["peak_live"]
 
 
