@@ -1,6 +1,6 @@
 """Blocks that share pages keep every byte: shared_pages.py ROUNDS, under a limit that leaves little room.
 
---grains: more memory, most of it in grains of 4 and 16 pages, whose free ends and starts are stitched.
+--grains: more memory, much of it in grains of 4 pages, on a card also of 16, whose free ends and starts are stitched.
 
 Each block is written whole and read back whole before it is freed.  On a card half of the blocks are also
 changed by kernels on a second stream while their neighbours are changed on the first, so that two addresses
@@ -22,7 +22,7 @@ rounds = int(sys.argv[1])
 rng = random.Random(5)
 on_card = "--kernels" in sys.argv
 grained = "--grains" in sys.argv
-limit = 3072 * MIB if grained else 256 * MIB
+limit = (3072 if on_card else 1280) * MIB if grained else 256 * MIB
 pyalloc.install(limit=limit, memory="fast" if grained else "balanced")
 second = torch.cuda.Stream()
 noise = torch.randint(0, 256, (128 * MIB,), dtype=torch.uint8)

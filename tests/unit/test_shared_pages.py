@@ -27,6 +27,6 @@ def test_bytes_survive_in_shared_pages() -> None:
 
 
 def test_bytes_survive_in_parts_of_grains() -> None:
-    found = run("350", "--grains")
+    found = run("170", "--grains")
     assert found["stitches"] >= 8
     assert found["peak_live"] > 0.9 * found["limit"]
