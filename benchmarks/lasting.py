@@ -81,8 +81,9 @@ def measure(loop: str, times: int, folder: Path) -> Iterator[Row]:
     counts = [n_steps // times, n_steps // 2, n_steps]
     found: dict[str, list[dict[str, float]]] = {allocator: [] for allocator in ALLOCATORS}
     for n in counts:
-        first_steps(path, part, n)
-        program = _core.Program(part)
+        if n < n_steps:
+            first_steps(path, part, n)
+        program = _core.Program(part if n < n_steps else path)
         for allocator in ALLOCATORS:
             result = program.replay(allocator)
             assert result["completed"] and not result["n_violations"], f"{loop} on {allocator}"

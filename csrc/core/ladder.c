@@ -203,13 +203,12 @@ lengthen_lacks(const struct pya_arena *arena, size_t bytes, const struct pya_sti
     return n - n_there;
 }
 
-/* The same behind an idle range. */
+/* The same behind an idle range; n_lacking: lengthen_lacks(). */
 static pya_status
 ladder_lengthen(
     struct pya_arena *arena, size_t bytes, bool is_small, struct pya_stitch *shorter,
-    struct pya_block **out) {
+    size_t n_lacking, struct pya_block **out) {
     const size_t n_wanted = pya_pages_for(bytes) - shorter->n_pages;
-    const size_t n_lacking = lengthen_lacks(arena, bytes, shorter);
     pya_status st = ladder_make_up(arena, bytes, n_lacking, is_small, out);
     if (st != PYA_OK || *out != NULL) {
         return st;
@@ -233,14 +232,26 @@ ladder_lengthen(
     return pya_stitch_take(shorter, bytes, out);
 }
 
+/* Behind `shorter`, which lacks n_lacking; where it is NULL, or so many are not to be had, by themselves. */
+static pya_status
+ladder_join(
+    struct pya_arena *arena, size_t bytes, bool is_small, const struct pya_mosaic *mosaic,
+    struct pya_stitch *shorter, size_t n_lacking, struct pya_block **out) {
+    if (shorter == NULL) {
+        return ladder_map(arena, *mosaic, bytes, is_small, false, out);
+    }
+    pya_status st = ladder_lengthen(arena, bytes, is_small, shorter, n_lacking, out);
+    return pya_is_shortage(st) ? ladder_stitch(arena, bytes, is_small, false, out) : st;
+}
+
 /* What gets by with the fewest new pages. */
 static pya_status
 ladder_save(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    const struct pya_mosaic mosaic = pya_mosaic_plan(arena, bytes, false);
     struct pya_stitch *shorter = pya_stitch_find_short(arena, bytes);
-    bool is_good =
-        shorter != NULL && lengthen_lacks(arena, bytes, shorter) <= stitch_lacks(arena, bytes);
-    pya_status st = is_good ? ladder_lengthen(arena, bytes, is_small, shorter, out) : PYA_E_NOMEM;
-    return pya_is_shortage(st) ? ladder_stitch(arena, bytes, is_small, false, out) : st;
+    const size_t n_lacking = shorter == NULL ? 0 : lengthen_lacks(arena, bytes, shorter);
+    shorter = n_lacking <= mosaic.n_lacking ? shorter : NULL;
+    return ladder_join(arena, bytes, is_small, &mosaic, shorter, n_lacking, out);
 }
 
 /* Moves free pages out of holes to where they make one run of `bytes`, adding what is missing. */
@@ -407,24 +418,16 @@ ladder_extend(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
     enum pya_plan plan = PYA_PLAN_GROW;
     struct pya_stitch *shorter = NULL;
     struct pya_mosaic mosaic;
+    struct pya_plea plea = {.bytes = bytes, .n = n};
     if (pya_policy_may_save(arena, bytes, n, &mosaic)) {
-        struct pya_plea plea = {
-            .bytes = bytes,
-            .n = n,
-            .n_missing = mosaic.n_lacking,
-            .n_handles = pya_mosaic_handles(&mosaic),
-        };
+        plea.n_missing = mosaic.n_lacking;
+        plea.n_handles = pya_mosaic_handles(&mosaic);
         shorter = ladder_short(arena, &mosaic, &plea);
         plan = pya_policy_plan(arena, &plea);
     }
     switch (plan) {
     case PYA_PLAN_STITCH:
-        if (shorter == NULL) {
-            st = ladder_map(arena, mosaic, bytes, is_small, false, out);
-        } else {
-            st = ladder_lengthen(arena, bytes, is_small, shorter, out);
-            st = pya_is_shortage(st) ? ladder_stitch(arena, bytes, is_small, false, out) : st;
-        }
+        st = ladder_join(arena, bytes, is_small, &mosaic, shorter, plea.n_missing, out);
         if (st != PYA_E_NOMEM || stitch_lacks(arena, bytes) > 0) {
             return st;
         }

@@ -101,7 +101,7 @@ mosaic_cut(struct pya_mosaic *mosaic, const struct pya_grains *there, size_t byt
             PYA_ASSERT(bytes < pya_grain_pages(grain) * PYA_PAGE);
             mosaic->grains.n[grain]++;
             mosaic->cut = grain;
-            mosaic->n_cut = bytes;
+            mosaic->cut_bytes = bytes;
             return true;
         }
     }
@@ -112,7 +112,7 @@ struct pya_mosaic
 pya_mosaic_plan(const struct pya_arena *arena, size_t bytes, bool shares) {
     const size_t unit = shares ? PYA_ALIGN : PYA_PAGE;
     struct pya_mosaic mosaic = {.bytes = pya_round_up(bytes, unit)};
-    const struct pya_grains there = pya_grains_count(arena);
+    const struct pya_grains there = pya_grains_count(arena, false);
     mosaic.grains = there;
     const size_t n_whole = pya_grains_choose(&mosaic.grains, mosaic.bytes / PYA_PAGE);
     size_t left = mosaic.bytes - n_whole * PYA_PAGE;
@@ -188,7 +188,7 @@ pya_mosaic_make(struct pya_arena *arena, const struct pya_mosaic *mosaic, struct
     }
     pya_status st = pya_grains_pick(arena, &mosaic->grains, ids + plan.n_pages);
     if (st == PYA_OK) {
-        if (mosaic->n_cut > 0) {
+        if (mosaic->cut_bytes > 0) {
             list_turn(pages, mosaic->cut, ids + plan.n_pages, n_whole);
         }
         plan.n_pages += n_whole;

@@ -26,8 +26,8 @@ struct pya_mosaic {
     size_t n_lacking; /* pages, to be made before */
     struct pya_part begin;
     struct pya_grains grains;
-    unsigned cut; /* the last of this size ... */
-    size_t n_cut; /* ... lends this many bytes only; 0: none is cut */
+    unsigned cut;     /* the last of this size ... */
+    size_t cut_bytes; /* ... lends no more than these; 0: none is cut */
     struct pya_part end;
 };
 

@@ -73,9 +73,9 @@ grains_add(void *arg, struct pya_block *run) {
 }
 
 struct pya_grains
-pya_grains_count(const struct pya_arena *arena) {
+pya_grains_count(const struct pya_arena *arena, bool some_leave) {
     struct pya_grains grains = {{0}};
-    if (arena->card->pages.n_grained == 0) {
+    if (arena->card->pages.n_grained == 0 && !some_leave) {
         grains.n[0] = arena->free_pages;
     } else if (arena->free_pages > 0) {
         pya_fit_visit_pages(&arena->fit, grains_add, &grains);
@@ -117,12 +117,10 @@ run_pick(const struct pya_block *run, bool only_left, struct pya_grains *wanted,
 
 size_t
 pya_pages_to_pick(const struct pya_arena *arena, size_t n_most, bool some_leave) {
-    const size_t n_free = arena->free_pages;
-    if (n_free == 0 || n_most == 0 || (arena->card->pages.n_grained == 0 && !some_leave)) {
-        return n_free < n_most ? n_free : n_most;
+    if (n_most == 0) {
+        return 0;
     }
-    struct pya_grains grains = {{0}};
-    pya_fit_visit_pages(&arena->fit, grains_add, &grains);
+    struct pya_grains grains = pya_grains_count(arena, some_leave);
     return pya_grains_choose(&grains, n_most);
 }
 
@@ -144,6 +142,17 @@ choice_add(void *arg, struct pya_block *run) {
         choice->runs[choice->n++] = run;
         run_count(run, choice->only_left, &choice->grains);
     }
+}
+
+/* Its runs, for free(). */
+static pya_status
+choice_make(struct choice *choice, const struct pya_arena *arena) {
+    choice->runs = malloc(arena->fit.n_runs * sizeof(struct pya_block *));
+    if (choice->runs == NULL) {
+        return PYA_E_HOST_NOMEM;
+    }
+    pya_fit_visit_pages(&arena->fit, choice_add, choice);
+    return PYA_OK;
 }
 
 /* Those of its grains that are wanted, lowest addresses first. */
@@ -176,15 +185,14 @@ pya_pages_pick(
     }
     bool is_any = taker == NULL || only_left;
     struct choice choice = {
-        .runs = malloc(arena->fit.n_runs * sizeof(struct pya_block *)),
         .idle_seq = is_any ? UINT64_MAX : pya_arena_idle_for(arena, taker),
         .except = except,
         .only_left = only_left,
     };
-    if (choice.runs == NULL) {
-        return PYA_E_HOST_NOMEM;
+    pya_status st = choice_make(&choice, arena);
+    if (st != PYA_OK) {
+        return st;
     }
-    pya_fit_visit_pages(&arena->fit, choice_add, &choice);
     struct pya_grains wanted = choice.grains;
     if (only_left && pya_grains_pages(&wanted) == 0) {
         arena->has_left = false; /* nobody need look again */
@@ -200,14 +208,11 @@ pya_grains_pick(struct pya_arena *arena, const struct pya_grains *grains, pya_pa
     if (pya_grains_pages(grains) == 0) {
         return PYA_OK;
     }
-    struct choice choice = {
-        .runs = malloc(arena->fit.n_runs * sizeof(struct pya_block *)),
-        .idle_seq = UINT64_MAX,
-    };
-    if (choice.runs == NULL) {
-        return PYA_E_HOST_NOMEM;
+    struct choice choice = {.idle_seq = UINT64_MAX};
+    pya_status st = choice_make(&choice, arena);
+    if (st != PYA_OK) {
+        return st;
     }
-    pya_fit_visit_pages(&arena->fit, choice_add, &choice);
     struct pya_grains wanted = *grains;
     (void)choice_pick(&choice, &wanted, ids);
     free(choice.runs);

@@ -21,8 +21,8 @@ pya_grains_pages(const struct pya_grains *grains) {
     return n;
 }
 
-/* The wholly free grains of the arena. */
-struct pya_grains pya_grains_count(const struct pya_arena *arena);
+/* The wholly free grains of the arena; some_leave: pages are marked as leaving, wherever they are at home. */
+struct pya_grains pya_grains_count(const struct pya_arena *arena, bool some_leave);
 /* Lowers them to those that make up as much of n_most pages as they can; how much. */
 size_t pya_grains_choose(struct pya_grains *grains, size_t n_most);
 /* Collects so many wholly free grains, all of which are there, lowest addresses first. */
@@ -35,7 +35,7 @@ pya_grains_pick(struct pya_arena *arena, const struct pya_grains *grains, pya_pa
 PYA_MUST_CHECK pya_status pya_pages_pick(
     struct pya_arena *arena, size_t n_most, const struct pya_arena *taker,
     const struct pya_block *except, pya_page_id *ids, size_t *n_out);
-/* How many that would be, without a taker or an exception; some_leave: pages are marked, wherever they are at home. */
+/* How many that would be, without a taker or an exception; some_leave: as above. */
 size_t pya_pages_to_pick(const struct pya_arena *arena, size_t n_most, bool some_leave);
 /* Gives pages, wholly free in any arena of the card, a new home at the start of a hole of `arena`.  The old
  * addresses stay mapped and dead.  Undoes itself on failure. */

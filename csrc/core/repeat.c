@@ -174,11 +174,11 @@ repeat_is_settling(const struct pya_arena *arena) {
            streak >= n / REPEAT_SHARE && streak <= SETTLE_PERIODS * period;
 }
 
-/* Adds the home addresses of a stitched range's pages. */
+/* Adds the home addresses of the pages that a stitched range lends. */
 static void
 spans_add_pages(
     struct pya_spans *spans, const struct pya_card *card, const struct pya_stitch *stitch) {
-    for (size_t i = stitch->offset / PYA_PAGE; i * PYA_PAGE < stitch->offset + stitch->bytes; i++) {
+    for (size_t i = pya_stitch_first(stitch); i < pya_stitch_end(stitch); i++) {
         const struct pya_page *page = &card->pages.items[stitch->pages[i]];
         if (page->range != NULL) {
             pya_spans_add(spans, pya_range_addr(page->range, page->slot), PYA_PAGE);

@@ -41,8 +41,7 @@ extent_of(const struct pya_block *block, struct extent *out) {
         return PYA_E_FOREIGN; /* its user has freed it */
     }
     if (block->state == PYA_BLOCK_STITCHED) {
-        *out = (struct extent){
-            .ids = block->stitch->pages + (block->stitch->offset >> PYA_PAGE_SHIFT)};
+        *out = (struct extent){.ids = block->stitch->pages + pya_stitch_first(block->stitch)};
     } else if (block->range->slots == NULL) {
         return PYA_E_NOTSUP; /* a plain segment */
     } else {

@@ -66,18 +66,6 @@ stitch_unlink(struct pya_stitch *stitch) {
     }
 }
 
-/* The first page of a range that lends anything of itself, and the one behind the last: what the grains at both ends have
- * besides is mapped, and another's. */
-static size_t
-stitch_first(const struct pya_stitch *stitch) {
-    return stitch->offset >> PYA_PAGE_SHIFT;
-}
-
-static size_t
-stitch_end(const struct pya_stitch *stitch) {
-    return pya_pages_for(stitch->offset + stitch->bytes);
-}
-
 /* Has it no other part of a page or a grain? */
 static bool
 stitch_is_whole(const struct pya_stitch *stitch) {
@@ -88,7 +76,7 @@ stitch_is_whole(const struct pya_stitch *stitch) {
 static void
 stitch_part(const struct pya_stitch *stitch, size_t i, size_t *first, size_t *end) {
     size_t last = stitch->offset + stitch->bytes - i * PYA_PAGE;
-    *first = i == stitch_first(stitch) ? stitch->offset % PYA_PAGE : 0;
+    *first = i == pya_stitch_first(stitch) ? stitch->offset % PYA_PAGE : 0;
     *end = last < PYA_PAGE ? last : PYA_PAGE;
 }
 
@@ -107,7 +95,7 @@ pages_in_a_row(const struct pya_stitch *stitch, size_t i, size_t n_most) {
     const pya_page_id *ids = stitch->pages + i;
     const struct pya_range *range = items[ids[0]].range;
     size_t slot = items[ids[0]].slot;
-    size_t n_left = stitch_end(stitch) - i;
+    size_t n_left = pya_stitch_end(stitch) - i;
     size_t n = 1;
     n_most = n_most < n_left ? n_most : n_left;
     while (n < n_most && items[ids[n]].range == range && items[ids[n]].slot == slot + n) {
@@ -144,7 +132,7 @@ stitch_piece(const struct pya_stitch *stitch, const struct pya_arena *arena, siz
     /* Those that follow are whole, but for the last. */
     size_t left = room - piece.bytes;
     size_t n_most = 1 + (left >> PYA_PAGE_SHIFT);
-    const size_t stop = stitch_end(stitch);
+    const size_t stop = pya_stitch_end(stitch);
     size_t last_bytes = stitch->offset + stitch->bytes - (stop - 1) * PYA_PAGE;
     n_most += i + n_most + 1 == stop && left % PYA_PAGE >= last_bytes;
     piece.n_pages = pages_in_a_row(stitch, i, n_most);
@@ -160,7 +148,7 @@ stitch_piece(const struct pya_stitch *stitch, const struct pya_arena *arena, siz
 static bool
 stitch_is_free(const struct pya_stitch *stitch, const struct pya_arena *arena, size_t *n_records) {
     *n_records = 0;
-    for (size_t i = stitch_first(stitch); i < stitch_end(stitch);) {
+    for (size_t i = pya_stitch_first(stitch); i < pya_stitch_end(stitch);) {
         struct piece piece = stitch_piece(stitch, arena, i);
         if (piece.n_pages == 0) {
             return false;
@@ -431,7 +419,7 @@ pya_stitch_take(struct pya_stitch *stitch, size_t bytes, struct pya_block **out)
         .state = PYA_BLOCK_STITCHED,
     };
     struct pya_block **link = &block->pieces;
-    for (size_t i = stitch_first(stitch); i < stitch_end(stitch);) {
+    for (size_t i = pya_stitch_first(stitch); i < pya_stitch_end(stitch);) {
         struct piece part = stitch_piece(stitch, arena, i);
         PYA_ASSERT(part.n_pages > 0);
         if (part.run->arena != arena) {

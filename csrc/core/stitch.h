@@ -32,6 +32,18 @@ struct pya_stitch {
     pya_page_id pages[];
 };
 
+/* The first page of a range that lends anything of itself, and the one behind the last: what the grains at both ends have
+ * besides is mapped, and another's. */
+static inline size_t
+pya_stitch_first(const struct pya_stitch *stitch) {
+    return stitch->offset >> PYA_PAGE_SHIFT;
+}
+
+static inline size_t
+pya_stitch_end(const struct pya_stitch *stitch) {
+    return pya_pages_for(stitch->offset + stitch->bytes);
+}
+
 struct pya_stitches {
     struct pya_stitch *buckets[PYA_STITCH_BUCKETS];
     struct pya_stitch *newest, *oldest;

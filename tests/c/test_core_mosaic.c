@@ -32,6 +32,17 @@ fill(struct world *world, const size_t *n_pages, size_t n, pya_dptr *ptrs) {
     pya_sim_set_capacity(world->sim, 4 * GIB);
 }
 
+/* The same, two of which are free again. */
+static void
+fill_but(
+    struct world *world, const size_t *n_pages, size_t n, size_t one, size_t other,
+    pya_dptr *ptrs) {
+    mosaic_init(world, "");
+    fill(world, n_pages, n, ptrs);
+    give(world, ptrs[one]);
+    give(world, ptrs[other]);
+}
+
 /* A block of so many pages, of which n_handles handles are mapped; nothing is made for it. */
 static pya_dptr
 take_mosaic(struct world *world, size_t n_pages, uint64_t n_handles) {
@@ -66,10 +77,7 @@ test_an_end_and_a_start(void) {
     static const size_t pages[] = {1, PART, GRAIN, PART, 1};
     struct world world;
     pya_dptr ptrs[6];
-    mosaic_init(&world, "");
-    fill(&world, pages, 5, ptrs);
-    give(&world, ptrs[1]);
-    give(&world, ptrs[3]);
+    fill_but(&world, pages, 5, 1, 3, ptrs);
     pya_dptr ptr = take_mosaic(&world, 2 * PART - 1, 2);
     const struct block blocks[] = {
         {ptrs[0], PYA_PAGE}, {ptr, (2 * PART - 1) * PYA_PAGE}, {ptrs[4], PYA_PAGE}};
@@ -92,10 +100,7 @@ test_a_part_is_cut(void) {
     static const size_t pages[] = {GRAIN, GRAIN, PART, 1};
     struct world world;
     pya_dptr ptrs[5];
-    mosaic_init(&world, "");
-    fill(&world, pages, 4, ptrs);
-    give(&world, ptrs[0]);
-    give(&world, ptrs[2]);
+    fill_but(&world, pages, 4, 0, 2, ptrs);
     pya_dptr ptr = take_mosaic(&world, GRAIN + 7, 2);
     pya_dptr rest = take_mosaic(&world, PART - 7, 0);
     CHECK_EQ(rest, ptrs[2] + 7 * PYA_PAGE);
@@ -114,10 +119,7 @@ test_a_grain_is_cut(void) {
     static const size_t pages[] = {GRAIN, 1, PART, GRAIN};
     struct world world;
     pya_dptr ptrs[5];
-    mosaic_init(&world, "");
-    fill(&world, pages, 4, ptrs);
-    give(&world, ptrs[0]);
-    give(&world, ptrs[3]);
+    fill_but(&world, pages, 4, 0, 3, ptrs);
     pya_dptr ptr = take_mosaic(&world, GRAIN + 5, 2);
     pya_dptr rest = take_mosaic(&world, GRAIN - 5, 0);
     CHECK_EQ(rest, ptrs[3] + 5 * PYA_PAGE);
@@ -152,10 +154,7 @@ test_parts_stay_with_their_grain(void) {
     static const size_t pages[] = {1, PART, GRAIN, PART, 1};
     struct world world;
     pya_dptr ptrs[6];
-    mosaic_init(&world, "");
-    fill(&world, pages, 5, ptrs);
-    give(&world, ptrs[1]);
-    give(&world, ptrs[3]);
+    fill_but(&world, pages, 5, 1, 3, ptrs);
     pya_dptr ptr = take_mosaic(&world, 2 * PART, 2);
     give(&world, ptr);
     give(&world, ptrs[0]);
