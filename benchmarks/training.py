@@ -1,13 +1,14 @@
 """The recorded loops of the suite, trained: most memory and milliseconds of a step under each allocator.
 
-``python -m benchmarks.training [--device cuda] [--only NAME ...] [--allocators NAME ...] [--jobs N] [--json]``
+``python -m benchmarks.training [--device cuda] [--only NAME ...] [--allocators NAME ...] [--times N] [--json]``
 
 benchmarks.memory replays recordings of these loops; here they run themselves (benchmarks/workloads), each under each
 allocator in a process of its own, with the same seed: on a card with --device cuda, else on the host-memory runtime, in
 which kernels compute nothing.  async is torch's backend on the driver's pools (cudaMallocAsync).
 
 Columns: live: MiB allocated at the most, on the first allocator; peak/live: most memory reserved over most allocated,
-of each; ms: the median of the steps after the first, between events on the card's own clock (nothing waits for them).
+of each; ms: the median of the steps after the first (with --times N: of the last half), between events on the card's
+own clock (nothing waits for them).
 Means are of the loops that every allocator came through.  Below: what failed or took longer than --limit-s (the exit
 code is then 1), where an allocator was asked for other bytes or another number of blocks than the first one (async does
 not say), and where a card was full, so that cached memory was given back.
@@ -96,7 +97,13 @@ def _turn() -> Iterator[None]:
         yield
 
 
-def _train_here(name: str, allocator: str, device: str, most_steps: int | None) -> Row:
+def typical_ms(step_ms: list[float], times: int) -> float | None:
+    """The median of the steps after the first; of the last half where memory had time to grow."""
+    later = step_ms[len(step_ms) // 2 :] if times > 1 else step_ms[1:]
+    return round(statistics.median(later or step_ms), 2) if step_ms else None
+
+
+def _train_here(name: str, allocator: str, device: str, most_steps: int | None, times: int) -> Row:
     """In a child: trains and counts."""
     counter = trained.counter_of(device)
     if allocator == "pyalloc":
@@ -111,7 +118,7 @@ def _train_here(name: str, allocator: str, device: str, most_steps: int | None) 
     failed = ""
     try:
         with _turn():
-            WORKLOADS[name].body(Run(random.Random(1), clock.mark, most_steps))
+            WORKLOADS[name].body(Run(random.Random(1), clock.mark, most_steps, times))
             clock.mark()
             step_ms = clock.step_ms()
     except torch.cuda.OutOfMemoryError as error:  # what was reserved until then is worth a row
@@ -127,7 +134,7 @@ def _train_here(name: str, allocator: str, device: str, most_steps: int | None) 
         "calls": counter.n_calls() if tells else None,
         "retries": stats.get("num_alloc_retries", 0),
         "step_ms": step_ms,
-        "median_ms": round(statistics.median(step_ms[1:] or step_ms), 2) if step_ms else None,
+        "median_ms": typical_ms(step_ms, times),
         "seconds": seconds,
         "failed": failed,
         "out_of_memory": bool(failed),
@@ -143,15 +150,17 @@ def train(
     device: str = "host",
     *,
     most_steps: int | None = None,
+    times: int = 1,
     limit_s: float = 120,
     turns: str | None = None,
 ) -> Row:
     """What one loop did under one allocator, in a process of its own; ``failed`` says why it did not get through."""
     words = ["--here", name, allocator, "--device", device]
     words += ["--steps", str(most_steps)] if most_steps is not None else []
+    words += ["--times", str(times)]
     env = trained.environment(device, allocator) | ({TURNS: turns} if turns else {})
     began = time.perf_counter()
-    row: Row = {"program": name, "allocator": allocator, "most_steps": most_steps}
+    row: Row = {"program": name, "allocator": allocator, "most_steps": most_steps, "times": times}
     try:
         return row | trained.in_child("benchmarks.training", words, env, limit_s)
     except trained.ChildError as error:
@@ -227,6 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     steps = "of each loop at the most (all; on a card %s)"
     fewer = ", ".join(f"{n} of {name}" for name, n in STEPS_ON_CARD.items())
     parser.add_argument("--steps", type=int, metavar="N", help=steps % fewer)
+    parser.add_argument("--times", type=int, default=1, help="as many steps as the suite's (1)")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
     parser.add_argument("--turns", action="store_true", help="they train one after the other")
     parser.add_argument("--limit-s", type=float, default=120, help="for each (default 120)")
@@ -245,8 +255,8 @@ def _train_all(chosen: list[str], arguments: argparse.Namespace) -> list[Row]:
     def one(job: tuple[str, str], turns: str | None) -> Row:
         name, allocator = job
         fewer = STEPS_ON_CARD.get(name) if device == "cuda" else None
-        most = arguments.steps or fewer
-        row = train(name, allocator, device, most_steps=most, limit_s=limit_s, turns=turns) | about
+        asked = {"most_steps": arguments.steps or fewer, "times": arguments.times}
+        row = train(name, allocator, device, **asked, limit_s=limit_s, turns=turns) | about
         if arguments.json:  # in one write: others print, too
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
@@ -262,12 +272,14 @@ def main() -> int:
     """The command line."""
     parser = _parser()
     arguments = parser.parse_args()
-    for option, n in (("steps", arguments.steps), ("jobs", arguments.jobs)):
+    for option in ("steps", "times", "jobs"):
+        n = getattr(arguments, option)
         if n is not None and n < 1:
             parser.error(f"--{option} {n}: at least one")
     if arguments.here:
         name, allocator = arguments.here
-        print(json.dumps(_train_here(name, allocator, arguments.device, arguments.steps)))
+        steps, times = arguments.steps, arguments.times
+        print(json.dumps(_train_here(name, allocator, arguments.device, steps, times)))
         sys.stdout.flush()
         os._exit(0)  # nothing is measured after this
     unknown = sorted(set(arguments.only or []) - set(names()))

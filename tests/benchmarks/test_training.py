@@ -57,6 +57,26 @@ def test_a_loop_is_trained_on_each_allocator_with_the_same_requests() -> None:
 @pytest.mark.torch
 @pytest.mark.slow
 @in_torch
+def test_a_training_of_more_steps() -> None:
+    once, twice = (training.train("unet", "pyalloc", times=times) for times in (1, 2))
+    assert not once["failed"] and not twice["failed"]
+    assert len(twice["step_ms"]) == 2 * len(once["step_ms"]) > 0
+    assert twice["median_ms"] == training.typical_ms(twice["step_ms"], 2)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "times", "expected"),
+    [([9, 1, 2, 3], 1, 2), ([9, 8, 2, 3], 2, 2.5), ([9], 1, 9), ([9], 2, 9), ([], 1, None)],
+)
+def test_a_typical_step_is_one_after_growth(
+    step_ms: list[float], times: int, expected: float | None
+) -> None:
+    assert training.typical_ms(step_ms, times) == expected
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@in_torch
 def test_a_card_that_is_too_small_is_a_row_that_says_so() -> None:
     words = ("--device", "cuda", "--only", "gan", "unet", "--steps", "2")
     words += ("--allocators", "pyalloc", "--json")
