@@ -1,19 +1,49 @@
 /* Additive attention; the formulas and the names are those of csrc/ops/additive.c.  A step of a decoder is bound by
- * memory, and small: its work is cut over as many blocks as there is room for, and a thread asks for AHEAD numbers
- * before it uses the first. */
+ * memory, and small: all of a launch is on its way at once, in as few launches as depend on each other.  Keys may
+ * stay in the second cache from step to step; what is larger, values and gradients, passes through it. */
 #include "args.h"
 #include "tile.cuh"
 
 enum {
     WARPS = THREADS / 32,
+    QUADS = 128,     /* numbers of a row that a warp takes at a time: four a lane */
     AHEAD = 8,
-    SPAN = 8,          /* rows of values whose gradients a thread makes */
-    KEY_THREADS = 128, /* of the kernel for keys, which has few blocks: half as large, they spread better */
+    MOST_WARPS = 12, /* of a block of the gradient of keys */
 };
+
+/* Quads that a thread asks for before it uses the first. */
+static __device__ constexpr int
+ahead(bool is_wide) {
+    return is_wide ? AHEAD : AHEAD / 4;
+}
+
+/* Of rows of values whose mean it makes. */
+static __device__ constexpr int
+values_ahead(bool is_wide) {
+    return is_wide ? 5 : 2;
+}
+
+/* Of keys whose gradients it makes, or adds to what is there. */
+static __device__ constexpr int
+keys_ahead(bool is_wide, bool adds) {
+    return is_wide ? (adds ? 3 : 5) : 1;
+}
+
+/* Loads and stores of what is not read again soon: the first to leave the caches. */
+#ifndef PYA_EMULATE
+#define PYA_LOAD_ONCE(p) __ldcs(p)
+#define PYA_STORE_ONCE(p, x) __stcs(p, x)
+#define PYA_LOAD_SHARED(p) __ldcg(p) /* what other blocks of the launch wrote */
+#endif
 
 static __device__ inline const float *
 seq_row(struct pya_ops_view v, long long i, long long b) {
     return (const float *)v.p + i * v.i + b * v.t;
+}
+
+static __device__ inline float *
+seq_row_to(struct pya_ops_view v, long long i, long long b) {
+    return (float *)v.p + i * v.i + b * v.t;
 }
 
 static __device__ inline bool
@@ -21,270 +51,723 @@ seq_is_on(const struct pya_ops_additive &a, long long b, long long s) {
     return a.mask == 0 || a.mask[b * a.mask_b + s * a.mask_s] != 0;
 }
 
-/* The block's sum or maximum; every thread gets it, in one fixed order. */
-static __device__ inline float
-block_reduce(float x, bool maximum, int n_warps) {
-    __shared__ float part[WARPS];
-    for (int m = 16; m > 0; m >>= 1) {
-        const float y = PYA_SHUFFLE(x, m);
-        x = maximum ? fmaxf(x, y) : x + y;
-    }
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) {
-        part[threadIdx.x / 32] = x;
-    }
-    __syncthreads();
-    x = part[0];
-    for (int n = 1; n < n_warps; n++) {
-        x = maximum ? fmaxf(x, part[n]) : x + part[n];
-    }
-    return x;
+/* Whether every row begins where four numbers can be loaded at once. */
+static __device__ inline bool
+seq_is_wide(struct pya_ops_view v) {
+    const unsigned long long p = (unsigned long long)v.p;
+    return (p | (unsigned long long)(v.i * 4) | (unsigned long long)(v.t * 4)) % 16 == 0;
 }
 
-/* Of blocks that count through parts, queries and the batch. */
-struct query_part {
-    unsigned part;
-    long long q, b;
-};
-
-static __device__ inline struct query_part
-block_query_part(long long n_parts, long long n_q) {
-    const struct parted block = block_part(n_parts);
-    struct query_part p = {block.part, block.rest % (unsigned)n_q, block.rest / (unsigned)n_q};
-    return p;
+static __device__ inline float
+reduce32_max(float x) {
+    return reduce16_max(fmaxf(x, PYA_SHUFFLE(x, 16)));
 }
 
 /* Number k of a row of n, zero beyond. */
 static __device__ inline float
-number_at(const float *row, long long k, long long n) {
+number_at(const float *row, int k, int n) {
     return k < n ? row[k] : 0.0f;
 }
 
-/* What this lane has of a row of n from number k on. */
+/* Four of the 128 numbers that a warp takes of a row: side by side in a wide row, else 32 apart, so that either way
+ * the lanes' loads lie together. */
+struct quad {
+    float x[4];
+};
+
+/* Where this lane's numbers begin among those from k on. */
+template <bool WIDE>
+static __device__ inline int
+quad_place(int k) {
+    return k + (int)(threadIdx.x % 32) * (WIDE ? 4 : 1);
+}
+
+/* Of a row of n (a multiple of 4 if wide), zeros beyond. */
+template <bool WIDE>
+static __device__ inline struct quad
+quad_load(const float *row, int k, int n) {
+    struct quad q = {};
+    if (WIDE) {
+        if (k < n) {
+            const float4 all = *(const float4 *)(row + k);
+            q = {{all.x, all.y, all.z, all.w}};
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            q.x[i] = number_at(row, k + 32 * i, n);
+        }
+    }
+    return q;
+}
+
+template <bool WIDE>
+static __device__ inline struct quad
+quad_load_once(const float *row, int k, int n) {
+    struct quad q = {};
+    if (WIDE) {
+        if (k < n) {
+            const float4 all = PYA_LOAD_ONCE((const float4 *)(row + k));
+            q = {{all.x, all.y, all.z, all.w}};
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            q.x[i] = k + 32 * i < n ? PYA_LOAD_ONCE(row + k + 32 * i) : 0.0f;
+        }
+    }
+    return q;
+}
+
+template <bool WIDE>
 static __device__ inline void
-row_fetch(float x[AHEAD], const float *row, long long k, long long n) {
+quad_store(float *row, int k, int n, struct quad q) {
+    if (WIDE) {
+        if (k < n) {
+            PYA_STORE_ONCE((float4 *)(row + k), make_float4(q.x[0], q.x[1], q.x[2], q.x[3]));
+        }
+    } else {
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        x[i] = number_at(row, k + 32 * i, n);
+        for (int i = 0; i < 4; i++) {
+            if (k + 32 * i < n) {
+                PYA_STORE_ONCE(row + k + 32 * i, q.x[i]);
+            }
+        }
     }
 }
 
-/* Scores, into the workspace.  blocks: keys / 8 * queries * batch, a warp for each key */
-extern "C" __global__ void __launch_bounds__(THREADS)
-pya_additive_scores(struct pya_ops_additive a) {
-    const struct query_part block = block_query_part((a.n_s + WARPS - 1) / WARPS, a.n_q);
-    const long long s = (long long)block.part * WARPS + threadIdx.x / 32;
+/* Between a batch of loads and what is done with it: ptxas lets the later ones wait for that, but for no barrier.
+ * For whole warps. */
+static __device__ inline void
+loads_first() {
+    __syncwarp();
+}
+
+static __device__ inline void
+quad_add(struct quad *sum, float w, struct quad q) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum->x[i] = fmaf(w, q.x[i], sum->x[i]);
+    }
+}
+
+/* --- forward ---------------------------------------------------------------------------------------------------- */
+
+/* The keys are cut into parts of one size, a block for each: scores, their softmax, and the mean of the part's
+ * values.  The last block of a query, or a launch of its own where the parts are many, weighs the means.
+ * The workspace, for n rows (queries of all entries): tickets[n] of 64 bits, to a multiple of 16 bytes; means[n][parts][E];
+ * sums[n][parts] {largest score, sum of exp(score - largest)}; scores[n][S]. */
+struct gathered {
+    unsigned long long *ticket;
+    float *means, *sums, *scores; /* of one row */
+};
+
+static __device__ inline struct gathered
+gathered_at(const struct pya_ops_additive &a, long long r) {
+    const long long n = a.n_b * a.n_q;
+    float *means = (float *)a.workspace + (2 * n + 3) / 4 * 4;
+    float *sums = means + n * a.n_parts * a.n_e;
+    float *scores = sums + n * a.n_parts * 2;
+    return {(unsigned long long *)a.workspace + r, means + r * a.n_parts * a.n_e,
+            sums + r * a.n_parts * 2, scores + r * a.n_s};
+}
+
+/* Whether this block is the last of n to come here; what all of them wrote before is then to be seen by
+ * PYA_LOAD_SHARED.  Nobody clears the ticket before: until it bears the mark of its place, which random memory does once in 2^60 times,
+ * nobody has been here, and the last one takes the mark away. */
+static __device__ inline bool
+block_is_last(unsigned long long *ticket, unsigned n) {
+    __shared__ bool is_last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const unsigned long long mark =
+            ((unsigned long long)ticket * 0x9e3779b97f4a7c15ull | 1ull << 63) & ~0xffffffffull;
+        unsigned long long seen = mark + n - 1; /* the last need not ask twice */
+        __threadfence();
+        for (;;) {
+            const unsigned long long came = seen - mark < n ? seen - mark : 0;
+            const unsigned long long next = came + 1 == n ? 0 : mark + came + 1;
+            const unsigned long long found = atomicCAS(ticket, seen, next);
+            if (found == seen) {
+                is_last = next == 0;
+                break;
+            }
+            seen = found;
+        }
+        __threadfence();
+    }
+    __syncthreads();
+    return is_last;
+}
+
+/* A softmax's weights of n scores beside others' of a larger sum: weight(i) = share(i) * exp(score(i) - top) / sum. */
+struct softmax {
+    float top, scale;
+};
+
+static __device__ inline float
+softmax_weight(struct softmax m, float score) {
+    return score == -INFINITY ? 0.0f : expf(score - m.top) * m.scale;
+}
+
+/* Of a part's scores; each warp by itself. */
+static __device__ inline struct softmax
+softmax_of_scores(const float *score, int n, float *sum) {
     const int lane = threadIdx.x % 32;
-    if (s >= a.n_s) {
+    struct softmax m = {-INFINITY, 1.0f};
+    for (int s = lane; s < n; s += 32) {
+        m.top = fmaxf(m.top, score[s]);
+    }
+    m.top = reduce32_max(m.top);
+    float x = 0.0f;
+    for (int s = lane; s < n; s += 32) {
+        x += softmax_weight(m, score[s]);
+    }
+    *sum = reduce32_add(x);
+    m.scale = *sum == 0.0f ? 0.0f : 1.0f / *sum;
+    return m;
+}
+
+/* Of all keys, from the parts' {largest, sum}; each warp by itself. */
+static __device__ inline struct softmax
+softmax_of_parts(const float *sums, long long n) {
+    const int lane = threadIdx.x % 32;
+    struct softmax m = {-INFINITY, 1.0f};
+    for (long long c = lane; c < n; c += 32) {
+        m.top = fmaxf(m.top, PYA_LOAD_SHARED(sums + 2 * c));
+    }
+    m.top = reduce32_max(m.top);
+    float x = 0.0f;
+    for (long long c = lane; c < n; c += 32) { /* a sum that is not a number stays that */
+        x += softmax_weight(m, PYA_LOAD_SHARED(sums + 2 * c)) * PYA_LOAD_SHARED(sums + 2 * c + 1);
+    }
+    x = reduce32_add(x);
+    m.scale = x == 0.0f ? 0.0f : 1.0f / x;
+    return m;
+}
+
+/* Weights of the parts c0 + i, for all threads to read. */
+static __device__ inline void
+put_part_weights(float w[THREADS], struct softmax m, const float *sums, long long n) {
+    const float *mine = sums + 2 * threadIdx.x;
+    __syncthreads();
+    w[threadIdx.x] = (long long)threadIdx.x < n
+                         ? softmax_weight(m, PYA_LOAD_SHARED(mine)) * PYA_LOAD_SHARED(mine + 1)
+                         : 0.0f;
+    __syncthreads();
+}
+
+/* sum += the means of the parts first, first + step, ... of n, at column k; what has no weight is not read */
+template <bool WIDE>
+static __device__ inline void
+merge_add(
+    struct quad *sum, const float w[THREADS], const float *means, int k, int n_e, int n,
+    int first, int step) {
+    constexpr int N = ahead(WIDE);
+    for (int c = first; c < n; c += N * step) {
+        struct quad x[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int part = c + i * step;
+            const bool is_on = part < n && !(w[part] <= 0.0f); /* a NaN counts */
+            const float *mean = means + (long long)part * n_e;
+            x[i] = {};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                x[i].x[j] = is_on && !WIDE && k + 32 * j < n_e ? PYA_LOAD_SHARED(mean + k + 32 * j) : 0.0f;
+            }
+            if (WIDE && is_on && k < n_e) {
+                const float4 all = PYA_LOAD_SHARED((const float4 *)(mean + k));
+                x[i] = {{all.x, all.y, all.z, all.w}};
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (c + i * step < n) {
+                quad_add(sum, w[c + i * step], x[i]);
+            }
+        }
+    }
+}
+
+static __device__ inline void
+merge_probs(const struct pya_ops_additive &a, struct softmax m, long long r) {
+    const float *score = gathered_at(a, r).scores;
+    for (long long s = threadIdx.x; s < a.n_s; s += THREADS) {
+        ((float *)a.probs)[r * a.n_s + s] = softmax_weight(m, PYA_LOAD_SHARED(score + s));
+    }
+}
+
+/* All of a row by one block, from at most THREADS parts. */
+template <bool WIDE>
+static __device__ inline void
+merge_row(const struct pya_ops_additive &a, float w[THREADS], long long r, float *context) {
+    const struct gathered g = gathered_at(a, r);
+    const struct softmax m = softmax_of_parts(g.sums, a.n_parts);
+    put_part_weights(w, m, g.sums, a.n_parts);
+    for (int k0 = (int)threadIdx.x / 32 * QUADS; k0 < a.n_e; k0 += WARPS * QUADS) {
+        const int k = quad_place<WIDE>(k0);
+        struct quad sum = {};
+        merge_add<WIDE>(&sum, w, g.means, k, a.n_e, (int)a.n_parts, 0, 1);
+        quad_store<WIDE>(context, k, a.n_e, sum);
+    }
+    merge_probs(a, m, r);
+}
+
+static __device__ inline bool
+forward_is_wide(const struct pya_ops_additive &a) {
+    return a.n_e % 4 == 0 && seq_is_wide(a.values) && seq_is_wide(a.context);
+}
+
+/* The scores of a part's keys, a warp for each at a time; what is hidden is not even read. */
+template <bool WIDE>
+static __device__ inline float
+key_score(const float *key, const float *query, const float *v, int n) {
+    constexpr int N = ahead(WIDE);
+    float sum = 0.0f;
+    for (int k0 = 0; k0 < n; k0 += QUADS * N) {
+        const int k = quad_place<WIDE>(k0);
+        struct quad x[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            x[i] = quad_load<WIDE>(key, k + i * QUADS, n);
+        }
+        loads_first();
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (k0 + i * QUADS < n) {
+                const struct quad q = quad_load<WIDE>(query, k + i * QUADS, n);
+                const struct quad w = quad_load<WIDE>(v, k + i * QUADS, n);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    sum = fmaf(w.x[j], tanhf(x[i].x[j] + q.x[j]), sum);
+                }
+            }
+        }
+    }
+    return reduce32_add(sum);
+}
+
+struct part {
+    int b, q, index;
+    int s0, n; /* keys */
+};
+
+static __device__ inline long long
+part_row(const struct pya_ops_additive &a, struct part p) {
+    return p.b * a.n_q + p.q;
+}
+
+template <bool WIDE>
+static __device__ inline void
+put_scores(const struct pya_ops_additive &a, float score[THREADS], const float w[THREADS], struct part p) {
+    const float *query = seq_row(a.query, p.q, p.b);
+    for (int s = threadIdx.x / 32; s < p.n; s += WARPS) {
+        const bool is_on = w[s] != 0.0f;
+        const float *key = seq_row(a.keys, p.s0 + s, p.b);
+        const float sum = key_score<WIDE>(key, query, (const float *)a.v, is_on ? (int)a.n_h : 0);
+        if (threadIdx.x % 32 == 0) {
+            score[s] = is_on ? sum : -INFINITY;
+        }
+    }
+}
+
+/* What a thread has of the rows of values that it takes at once, from row i on. */
+template <bool WIDE>
+static __device__ inline void
+values_fetch(
+    struct quad x[values_ahead(WIDE)], const struct pya_ops_additive &a, const float *value, const float w[THREADS],
+    int i, int k) {
+#pragma unroll
+    for (int n = 0; n < values_ahead(WIDE); n++) { /* a NaN counts */
+        x[n] = quad_load_once<WIDE>(value + (i + n) * a.values.i, k, !(w[i + n] <= 0.0f) ? (int)a.n_e : 0);
+    }
+}
+
+/* The part's softmax, from its scores to its weights. */
+static __device__ inline void
+put_weights(const struct pya_ops_additive &a, const float score[THREADS], float w[THREADS], struct part p) {
+    const int t = threadIdx.x;
+    float sum = 0.0f;
+    const struct softmax m = softmax_of_scores(score, p.n, &sum);
+    w[t] = t < p.n ? softmax_weight(m, score[t]) : 0.0f;
+    if (a.n_parts == 1) {
+        if (t < p.n) {
+            ((float *)a.probs)[part_row(a, p) * a.n_s + t] = w[t];
+        }
         return;
     }
-    const bool is_on = seq_is_on(a, block.b, s);
-    const long long n = is_on ? a.n_h : 0; /* what is hidden is not even read */
-    const float *key = seq_row(a.keys, s, block.b);
-    const float *query = seq_row(a.query, block.q, block.b);
-    const float *v = (const float *)a.v;
-    float sum = 0.0f;
-    float x[AHEAD];
-    row_fetch(x, key, lane, n);
-    for (long long k = lane; k < n; k += 32 * AHEAD) {
-        float next[AHEAD];
-        row_fetch(next, key, k + 32 * AHEAD, n);
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const float t = tanhf(x[i] + number_at(query, k + 32 * i, n));
-            sum = fmaf(number_at(v, k + 32 * i, n), t, sum);
-            x[i] = next[i];
-        }
+    const struct gathered g = gathered_at(a, part_row(a, p));
+    if (t < p.n) {
+        g.scores[p.s0 + t] = score[t];
     }
-    sum = reduce32_add(sum);
-    if (lane == 0) {
-        ((float *)a.workspace)[(block.b * a.n_q + block.q) * a.n_s + s] = is_on ? sum : -INFINITY;
+    if (t < 2) {
+        g.sums[2 * p.index + t] = t == 0 ? m.top : sum;
     }
 }
 
-/* Probabilities and context.  blocks: E / 256 * queries * batch, each with the softmax of its query */
-extern "C" __global__ void __launch_bounds__(THREADS)
-pya_additive_context(struct pya_ops_additive a) {
-    __shared__ float p[THREADS];
-    const struct query_part block = block_query_part((a.n_e + THREADS - 1) / THREADS, a.n_q);
-    const long long row = (block.b * a.n_q + block.q) * a.n_s;
-    const float *score = (const float *)a.workspace + row;
-    const long long e = (long long)block.part * THREADS + threadIdx.x;
-    float top = -INFINITY;
-    for (long long s = threadIdx.x; s < a.n_s; s += THREADS) {
-        top = fmaxf(top, score[s]);
-    }
-    top = block_reduce(top, true, WARPS);
-    float sum = 0.0f;
-    for (long long s = threadIdx.x; s < a.n_s; s += THREADS) {
-        sum += score[s] == -INFINITY ? 0.0f : expf(score[s] - top);
-    }
-    sum = block_reduce(sum, false, WARPS);
-    const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
-    float c = 0.0f;
-    for (long long s0 = 0; s0 < a.n_s; s0 += THREADS) {
-        const long long s = s0 + threadIdx.x;
-        __syncthreads();
-        float x = 0.0f;
-        if (s < a.n_s) {
-            x = score[s] == -INFINITY ? 0.0f : expf(score[s] - top) * scale;
-            if (block.part == 0) {
-                ((float *)a.probs)[row + s] = x;
+/* The mean of the part's values, whose first rows are on their way while keys are scored. */
+template <bool WIDE>
+static __device__ inline void
+put_mean(
+    const struct pya_ops_additive &a, const float score[THREADS], float w[THREADS], struct part p, float *mean) {
+    constexpr int N = values_ahead(WIDE);
+    const float *value = seq_row(a.values, p.s0, p.b);
+    int k = quad_place<WIDE>((int)threadIdx.x / 32 * QUADS);
+    struct quad x[N];
+    struct quad sum = {};
+    int i = 0;
+    values_fetch<WIDE>(x, a, value, w, 0, k);
+    __syncthreads();
+    put_weights(a, score, w, p);
+    __syncthreads();
+    while (k < a.n_e) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            if (!(w[i + n] <= 0.0f)) { /* what is hidden may hold anything */
+                quad_add(&sum, w[i + n], x[n]);
             }
         }
-        p[threadIdx.x] = x;
-        __syncthreads();
-        const int n = e < a.n_e ? (int)(a.n_s - s0 < THREADS ? a.n_s - s0 : THREADS) : 0;
-        const float *value = seq_row(a.values, s0, block.b) + e;
-        for (int i0 = 0; i0 < n; i0 += AHEAD) {
-            float y[AHEAD];
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++) { /* what is hidden may hold anything; a NaN counts */
-                y[i] = !(p[i0 + i] <= 0.0f) ? value[(i0 + i) * a.values.i] : 0.0f;
-            }
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                c = fmaf(p[i0 + i], y[i], c);
-            }
+        i += N;
+        if (i >= p.n) {
+            quad_store<WIDE>(mean, k, a.n_e, sum);
+            k += WARPS * QUADS;
+            sum = {};
+            i = 0;
         }
-    }
-    if (e < a.n_e) {
-        ((float *)a.context.p)[block.q * a.context.i + block.b * a.context.t + e] = c;
+        values_fetch<WIDE>(x, a, value, w, i, k);
     }
 }
 
-/* The probabilities' gradients dp, into the workspace, 0 where nothing is attended to.
- * blocks: keys / 8 * queries * batch, a warp for each key */
-extern "C" __global__ void __launch_bounds__(THREADS)
-pya_additive_backward_probs(struct pya_ops_additive a) {
-    const struct query_part block = block_query_part((a.n_s + WARPS - 1) / WARPS, a.n_q);
-    const long long s = (long long)block.part * WARPS + threadIdx.x / 32;
-    const int lane = threadIdx.x % 32;
-    if (s >= a.n_s) {
+/* Probabilities and context, or the parts of them.  blocks: parts * queries * batch */
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+pya_additive_forward(struct pya_ops_additive a) {
+    __shared__ float score[THREADS];
+    __shared__ float w[THREADS + AHEAD]; /* zeros from the part's end on */
+    const struct parted block = block_part(a.n_parts);
+    const int n_s = (int)a.n_s;
+    const int n_q = (int)a.n_q;
+    const int size = (n_s + (int)a.n_parts - 1) / (int)a.n_parts;
+    struct part p = {(int)block.rest / n_q, (int)block.rest % n_q, (int)block.part, 0, 0};
+    p.s0 = p.index * size;
+    p.n = n_s - p.s0 < size ? n_s - p.s0 : size;
+    if (threadIdx.x < AHEAD) {
+        w[THREADS + threadIdx.x] = 0.0f;
+    }
+    w[threadIdx.x] = (int)threadIdx.x < p.n && seq_is_on(a, p.b, p.s0 + threadIdx.x) ? 1.0f : 0.0f;
+    __syncthreads();
+    const struct pya_ops_view v = {(void *)a.v, 0, 0};
+    if (a.n_h % 4 == 0 && seq_is_wide(a.keys) && seq_is_wide(a.query) && seq_is_wide(v)) {
+        put_scores<true>(a, score, w, p);
+    } else {
+        put_scores<false>(a, score, w, p);
+    }
+    float *context = seq_row_to(a.context, p.q, p.b);
+    float *mean = a.n_parts == 1 ? context : gathered_at(a, part_row(a, p)).means + p.index * a.n_e;
+    const bool is_wide = forward_is_wide(a);
+    if (is_wide) {
+        put_mean<true>(a, score, w, p, mean);
+    } else {
+        put_mean<false>(a, score, w, p, mean);
+    }
+    if (a.n_parts == 1 || a.n_parts > PYA_OPS_MERGED_PARTS ||
+        !block_is_last(gathered_at(a, part_row(a, p)).ticket, (unsigned)a.n_parts)) {
         return;
     }
-    const long long at = (block.b * a.n_q + block.q) * a.n_s + s;
-    const bool is_on = !(((const float *)a.probs)[at] <= 0.0f); /* a NaN counts */
-    const long long n = is_on ? a.n_e : 0;
-    const float *value = seq_row(a.values, s, block.b);
-    const float *grad = seq_row(a.grad, block.q, block.b);
+    if (is_wide) {
+        merge_row<true>(a, w, part_row(a, p), context);
+    } else {
+        merge_row<false>(a, w, part_row(a, p), context);
+    }
+}
+
+/* 128 columns of a row: each warp takes every eighth part. */
+template <bool WIDE>
+static __device__ inline void
+merge_columns(const struct pya_ops_additive &a, struct gathered g, struct softmax m, int k0, float *context) {
+    __shared__ float w[THREADS];
+    __shared__ struct quad sums[WARPS][32];
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int k = quad_place<WIDE>(k0);
+    struct quad sum = {};
+    for (long long c = 0; c < a.n_parts; c += THREADS) {
+        const int n = (int)(a.n_parts - c < THREADS ? a.n_parts - c : THREADS);
+        put_part_weights(w, m, g.sums + 2 * c, n);
+        merge_add<WIDE>(&sum, w, g.means + c * a.n_e, k, a.n_e, n, warp, WARPS);
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp == 0) {
+        for (int n = 1; n < WARPS; n++) {
+            quad_add(&sum, 1.0f, sums[n][lane]);
+        }
+        quad_store<WIDE>(context, k, a.n_e, sum);
+    }
+}
+
+/* Where the parts are too many for one block to weigh.  blocks: E / 128 * queries * batch */
+extern "C" __global__ void __launch_bounds__(THREADS)
+pya_additive_merge(struct pya_ops_additive a) {
+    const struct parted block = block_part((a.n_e + QUADS - 1) / QUADS);
+    const long long r = block.rest;
+    const struct gathered g = gathered_at(a, r);
+    const struct softmax m = softmax_of_parts(g.sums, a.n_parts);
+    float *context = seq_row_to(a.context, block.rest % (unsigned)a.n_q, block.rest / (unsigned)a.n_q);
+    const int k0 = (int)block.part * QUADS;
+    if (forward_is_wide(a)) {
+        merge_columns<true>(a, g, m, k0, context);
+    } else {
+        merge_columns<false>(a, g, m, k0, context);
+    }
+    if (block.part == 0) {
+        merge_probs(a, m, r);
+    }
+}
+
+/* --- backward --------------------------------------------------------------------------------------------------- */
+
+template <bool WIDE>
+static __device__ inline float
+value_dot(const float *value, const float *grad, int n) {
+    constexpr int N = ahead(WIDE);
     float sum = 0.0f;
-    float x[AHEAD];
-    row_fetch(x, value, lane, n);
-    for (long long e = lane; e < n; e += 32 * AHEAD) {
-        float next[AHEAD];
-        row_fetch(next, value, e + 32 * AHEAD, n);
+    for (int k0 = 0; k0 < n; k0 += QUADS * N) {
+        const int k = quad_place<WIDE>(k0);
+        struct quad x[N];
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            sum = fmaf(x[i], number_at(grad, e + 32 * i, n), sum);
-            x[i] = next[i];
+        for (int i = 0; i < N; i++) {
+            x[i] = quad_load_once<WIDE>(value, k + i * QUADS, n);
+        }
+        loads_first();
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const struct quad g = quad_load<WIDE>(grad, k + i * QUADS, n);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                sum = fmaf(x[i].x[j], g.x[j], sum);
+            }
         }
     }
-    sum = reduce32_add(sum);
-    if (lane == 0) {
+    return reduce32_add(sum);
+}
+
+/* A warp's of the backward: key s of query q of entry b. */
+struct seq_place {
+    unsigned b, q, s;
+};
+
+/* The gradient of a row of values, of which the warps of its queries take 128 columns in turns. */
+template <bool WIDE>
+static __device__ inline void
+put_value_gradient(const struct pya_ops_additive &a, struct seq_place at) {
+    constexpr int N = ahead(WIDE) / 2;
+    float *d_value = seq_row_to(a.d_values, at.s, at.b);
+    const float *p = (const float *)a.probs + (long long)at.b * a.n_q * a.n_s + at.s;
+    const int n = (int)a.n_e;
+    const int n_q = (int)a.n_q;
+    const int n_groups = (n + QUADS - 1) / QUADS;
+    for (int g = (int)at.q; g < n_groups; g += n_q * N) {
+        struct quad sum[N];
+        int k[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            k[i] = quad_place<WIDE>((g + i * n_q) * QUADS);
+            sum[i] = quad_load_once<WIDE>(d_value, k[i], a.accumulate ? n : 0);
+        }
+#pragma unroll 1 /* one query is most usual; more at a time spill */
+        for (int q = 0; q < n_q; q++) {
+            const float *grad = seq_row(a.grad, q, at.b);
+            const float weight = p[q * a.n_s];
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                quad_add(&sum[i], weight, quad_load<WIDE>(grad, k[i], n));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            quad_store<WIDE>(d_value, k[i], n, sum[i]);
+        }
+    }
+}
+
+template <bool WIDE>
+static __device__ inline void
+backward_row(const struct pya_ops_additive &a, struct seq_place at) {
+    const long long n = ((long long)at.b * a.n_q + at.q) * a.n_s + at.s;
+    const bool is_on = !(((const float *)a.probs)[n] <= 0.0f); /* a NaN counts */
+    const float *value = seq_row(a.values, at.s, at.b);
+    const float sum = value_dot<WIDE>(value, seq_row(a.grad, at.q, at.b), is_on ? (int)a.n_e : 0);
+    if (threadIdx.x % 32 == 0) {
         const bool has_more = is_on && a.grad_probs.p != 0;
-        sum += has_more ? seq_row(a.grad_probs, block.q, block.b)[s] : 0.0f;
-        ((float *)a.workspace)[at] = sum;
+        ((float *)a.workspace)[n] = sum + (has_more ? seq_row(a.grad_probs, at.q, at.b)[at.s] : 0.0f);
+    }
+    if (a.d_values.p != 0) {
+        put_value_gradient<WIDE>(a, at);
     }
 }
 
-/* The scores' gradients ds = p (dp - sum p dp) of n keys from s0 on, zeros beyond, for all threads to read. */
+/* The probabilities' gradients dp, into the workspace, 0 where nothing is attended to, and the values': one is bound
+ * by reading, the other by writing.  blocks: keys * queries * batch / 8, a warp for each */
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+pya_additive_backward_values(struct pya_ops_additive a) {
+    const unsigned n = blockIdx.x * WARPS + threadIdx.x / 32;
+    const unsigned row = n / (unsigned)a.n_s;
+    const struct seq_place at = {row / (unsigned)a.n_q, row % (unsigned)a.n_q, n % (unsigned)a.n_s};
+    if (at.b >= a.n_b) {
+        return;
+    }
+    if (a.n_e % 4 == 0 && seq_is_wide(a.values) && seq_is_wide(a.grad) && seq_is_wide(a.d_values)) {
+        backward_row<true>(a, at);
+    } else {
+        backward_row<false>(a, at);
+    }
+}
+
+static __device__ inline int
+block_warps() {
+    return (int)blockDim.x / 32;
+}
+
+/* Sum over keys of p dp; each warp by itself. */
+static __device__ inline float
+probs_mean(const float *p, const float *dp, long long n) {
+    float mean = 0.0f;
+    for (long long s = threadIdx.x % 32; s < n; s += 32) {
+        mean += p[s] <= 0.0f ? 0.0f : p[s] * dp[s];
+    }
+    return reduce32_add(mean);
+}
+
+/* The scores' gradients ds = p (dp - sum p dp) of as many keys as there are threads, zeros from n on. */
 static __device__ inline void
-put_score_gradients(float ds[KEY_THREADS], const float *p, const float *dp, float mean, long long n) {
+put_score_gradients(float ds[32 * MOST_WARPS], const float *p, const float *dp, float mean, long long n) {
     __syncthreads();
     const bool is_on = (long long)threadIdx.x < n && !(p[threadIdx.x] <= 0.0f);
     ds[threadIdx.x] = is_on ? p[threadIdx.x] * (dp[threadIdx.x] - mean) : 0.0f;
     __syncthreads();
 }
 
-/* One thread owns one h through all s and queries: no two threads add to the same number.
- * blocks: H / 128 * batch */
-extern "C" __global__ void __launch_bounds__(KEY_THREADS)
-pya_additive_backward_keys(struct pya_ops_additive a) {
-    __shared__ float ds[KEY_THREADS];
-    const struct parted block = block_part((a.n_h + KEY_THREADS - 1) / KEY_THREADS);
-    const long long b = block.rest;
-    const long long k = (long long)block.part * KEY_THREADS + threadIdx.x;
-    const bool exists = k < a.n_h;
-    const float v = number_at((const float *)a.v, k, a.n_h);
-    float d_v = 0.0f;
-    for (long long q = 0; q < a.n_q; q++) {
-        const float *p = (const float *)a.probs + (b * a.n_q + q) * a.n_s;
-        const float *dp = (const float *)a.workspace + (b * a.n_q + q) * a.n_s;
-        float mean = 0.0f;
-        for (long long s = threadIdx.x; s < a.n_s; s += KEY_THREADS) {
-            mean += p[s] <= 0.0f ? 0.0f : p[s] * dp[s];
-        }
-        mean = block_reduce(mean, false, KEY_THREADS / 32);
-        const float query = number_at(seq_row(a.query, q, b), k, a.n_h);
-        const bool add = a.accumulate || q > 0;
-        float sum = 0.0f;
-        for (long long s0 = 0; s0 < a.n_s; s0 += KEY_THREADS) {
-            put_score_gradients(ds, p + s0, dp + s0, mean, a.n_s - s0);
-            const int n = exists ? (int)(a.n_s - s0 < KEY_THREADS ? a.n_s - s0 : KEY_THREADS) : 0;
-            const float *key = seq_row(a.keys, s0, b) + k;
-            float *d_key = (float *)a.d_keys.p;
-            d_key += d_key == 0 ? 0 : s0 * a.d_keys.i + b * a.d_keys.t + k;
-            for (int i0 = 0; i0 < n; i0 += AHEAD) {
-                float x[AHEAD];
-                float before[AHEAD];
+/* What a thread has of this warp's next N rows of keys, a row for each warp between them, where they are attended to. */
+template <bool WIDE, int N>
+static __device__ inline void
+keys_fetch(
+    struct quad x[N], const struct pya_ops_additive &a, const float *key, const float *p, int i, int n,
+    int k) {
+    const int warps = block_warps();
 #pragma unroll
-                for (int i = 0; i < AHEAD; i++) {
-                    const bool is_wanted = d_key != 0 && add && i0 + i < n;
-                    x[i] = ds[i0 + i] != 0.0f ? key[(i0 + i) * a.keys.i] : 0.0f;
-                    before[i] = is_wanted ? d_key[(i0 + i) * a.d_keys.i] : 0.0f;
-                }
-#pragma unroll
-                for (int i = 0; i < AHEAD; i++) {
-                    const float t = tanhf(x[i] + query);
-                    const float g = ds[i0 + i] * v * (1.0f - t * t);
-                    d_v = fmaf(ds[i0 + i], t, d_v);
-                    sum += g;
-                    if (d_key != 0 && i0 + i < n) {
-                        d_key[(i0 + i) * a.d_keys.i] = before[i] + g;
-                    }
-                }
-            }
-        }
-        if (exists) {
-            ((float *)a.d_query.p)[q * a.d_query.i + b * a.d_query.t + k] = sum;
-        }
-    }
-    if (exists) {
-        ((float *)a.d_v)[b * a.n_h + k] = d_v;
+    for (int m = 0; m < N; m++) {
+        const int s = i + m * warps;
+        const bool is_on = s < n && !(p[s] <= 0.0f);
+        x[m] = quad_load<WIDE>(key + s * a.keys.i, k, is_on ? (int)a.n_h : 0);
     }
 }
 
-/* blocks: E / 256 * S / 8 * batch */
-extern "C" __global__ void __launch_bounds__(THREADS)
-pya_additive_backward_values(struct pya_ops_additive a) {
-    const struct parted block = block_part((a.n_e + THREADS - 1) / THREADS);
-    const long long e = (long long)block.part * THREADS + threadIdx.x;
-    const unsigned n_spans = (unsigned)((a.n_s + SPAN - 1) / SPAN);
-    const long long s0 = (long long)(block.rest % n_spans) * SPAN;
-    const long long b = block.rest / n_spans;
-    const int n = (int)(a.n_s - s0 < SPAN ? a.n_s - s0 : SPAN);
-    if (e >= a.n_e) {
-        return;
-    }
-    float *d_value = (float *)a.d_values.p + s0 * a.d_values.i + b * a.d_values.t + e;
-    const float *p = (const float *)a.probs + b * a.n_q * a.n_s + s0;
-    float sum[SPAN];
-#pragma unroll
-    for (int i = 0; i < SPAN; i++) {
-        sum[i] = a.accumulate && i < n ? d_value[i * a.d_values.i] : 0.0f;
-    }
-    for (long long q = 0; q < a.n_q; q++) {
-        const float grad = seq_row(a.grad, q, b)[e];
-#pragma unroll
-        for (int i = 0; i < SPAN; i++) {
-            sum[i] = fmaf(number_at(p + q * a.n_s, i, n), grad, sum[i]);
+/* Adds what the warps have; the first warp gets it. */
+static __device__ inline void
+warps_add(struct quad *x, struct quad all[MOST_WARPS][32]) {
+    const int lane = threadIdx.x % 32;
+    __syncthreads();
+    all[threadIdx.x / 32][lane] = *x;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        for (int n = 1; n < block_warps(); n++) {
+            quad_add(x, 1.0f, all[n][lane]);
         }
     }
+}
+
+/* Of 128 columns of one query. */
+struct key_columns {
+    int b, q, k;
+    struct quad d_v, d_query; /* what this warp adds */
+};
+
+/* A warp takes a key in so many as there are warps, so that no two threads add to the same number.
+ * ADDS: the keys' gradients are added to. */
+template <bool WIDE, bool ADDS>
+static __device__ inline void
+backward_query(const struct pya_ops_additive &a, struct key_columns *c) {
+    __shared__ float ds[32 * MOST_WARPS];
+    constexpr int N = keys_ahead(WIDE, ADDS);
+    const int warp = threadIdx.x / 32;
+    const int warps = block_warps();
+    const int tile = 32 * warps;
+    const float *p = (const float *)a.probs + (c->b * a.n_q + c->q) * a.n_s;
+    const float *dp = (const float *)a.workspace + (c->b * a.n_q + c->q) * a.n_s;
+    float mean = 0.0f;
+    for (long long s0 = 0; s0 < a.n_s; s0 += tile) {
+        const int n = (int)(a.n_s - s0 < tile ? a.n_s - s0 : tile);
+        const float *key = seq_row(a.keys, s0, c->b);
+        float *d_key = seq_row_to(a.d_keys, s0, c->b);
+        struct quad x[N];
+        keys_fetch<WIDE, N>(x, a, key, p + s0, warp, n, c->k);
+        mean = s0 == 0 ? probs_mean(p, dp, a.n_s) : mean;
+        put_score_gradients(ds, p + s0, dp + s0, mean, n);
+        for (int i = warp; i < n; i += warps * N) {
+            const struct quad query = quad_load<WIDE>(seq_row(a.query, c->q, c->b), c->k, (int)a.n_h);
+            const struct quad v = quad_load<WIDE>((const float *)a.v, c->k, (int)a.n_h);
+            struct quad before[ADDS ? N : 1];
 #pragma unroll
-    for (int i = 0; i < SPAN; i++) {
-        if (i < n) {
-            d_value[i * a.d_values.i] = sum[i];
+            for (int m = 0; ADDS && m < N; m++) {
+                const int s = i + m * warps;
+                before[m] = quad_load_once<WIDE>(d_key + s * a.d_keys.i, c->k, s < n ? (int)a.n_h : 0);
+            }
+#pragma unroll
+            for (int m = 0; m < N; m++) {
+                const int s = i + m * warps;
+                if (s < n) {
+                    struct quad g = {};
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        const float t = tanhf(x[m].x[j] + query.x[j]);
+                        g.x[j] = ds[s] * v.x[j] * (1.0f - t * t);
+                        c->d_v.x[j] = fmaf(ds[s], t, c->d_v.x[j]);
+                        c->d_query.x[j] += g.x[j];
+                        g.x[j] += ADDS ? before[m].x[j] : 0.0f;
+                    }
+                    quad_store<WIDE>(d_key + s * a.d_keys.i, c->k, a.d_keys.p != 0 ? (int)a.n_h : 0, g);
+                }
+            }
+            keys_fetch<WIDE, N>(x, a, key, p + s0, i + warps * N, n, c->k);
         }
+    }
+}
+
+template <bool WIDE>
+static __device__ inline void
+backward_columns(const struct pya_ops_additive &a, int b, int k0) {
+    __shared__ struct quad all[MOST_WARPS][32];
+    struct key_columns c = {b, 0, quad_place<WIDE>(k0), {}, {}};
+    for (; c.q < a.n_q; c.q++) {
+        c.d_query = {};
+        if (a.d_keys.p != 0 && (a.accumulate || c.q > 0)) {
+            backward_query<WIDE, true>(a, &c);
+        } else {
+            backward_query<WIDE, false>(a, &c);
+        }
+        warps_add(&c.d_query, all);
+        if (threadIdx.x < 32) {
+            quad_store<WIDE>(seq_row_to(a.d_query, c.q, b), c.k, a.n_h, c.d_query);
+        }
+    }
+    warps_add(&c.d_v, all);
+    if (threadIdx.x < 32) {
+        quad_store<WIDE>((float *)a.d_v + b * a.n_h, c.k, a.n_h, c.d_v);
+    }
+}
+
+/* blocks: H / 128 * batch, of 4 to 12 warps */
+extern "C" __global__ void __launch_bounds__(32 * MOST_WARPS, 2)
+pya_additive_backward_keys(struct pya_ops_additive a) {
+    const struct parted block = block_part((a.n_h + QUADS - 1) / QUADS);
+    const int k0 = (int)block.part * QUADS;
+    const struct pya_ops_view v = {(void *)a.v, 0, 0};
+    const struct pya_ops_view d_v = {a.d_v, 0, 0};
+    if (a.n_h % 4 == 0 && seq_is_wide(a.keys) && seq_is_wide(a.query) && seq_is_wide(v) && seq_is_wide(a.d_keys) &&
+        seq_is_wide(a.d_query) && seq_is_wide(d_v)) {
+        backward_columns<true>(a, (int)block.rest, k0);
+    } else {
+        backward_columns<false>(a, (int)block.rest, k0);
     }
 }

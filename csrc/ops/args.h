@@ -14,6 +14,9 @@ typedef unsigned long long uint64_t;
 /* Bytes of shared memory that the kernels for tensor cores are launched with. */
 enum { PYA_OPS_PAIR_BYTES = 69632, PYA_OPS_WEIGH_BYTES = 104448 };
 
+/* Parts of its keys that the last of a query's blocks puts together; more take a launch of their own. */
+enum { PYA_OPS_MERGED_PARTS = 16 };
+
 /* A matrix of rows (or numbers) addressed by two batch indices; strides in elements, 0 = shared. */
 struct pya_ops_view {
     void *p;
@@ -47,8 +50,10 @@ struct pya_ops_additive {
     struct pya_ops_view context;
     struct pya_ops_view grad, grad_probs; /* grad_probs.p may be NULL */
     struct pya_ops_view d_query, d_keys, d_values;
-    void *d_v;          /* [n_b][n_h], one partial sum per batch entry */
-    void *workspace;    /* [n_b][n_q][n_s], CUDA only */
+    void *d_v;       /* [n_b][n_h], one partial sum per batch entry */
+    /* CUDA only: forward pya_ops_cuda_additive_room() numbers, backward [n_b][n_q][n_s] */
+    void *workspace;
+    int64_t n_parts;    /* of the keys: set by the launcher */
     int32_t accumulate; /* nonzero: d_keys and d_values are added to */
     int32_t dtype;
     int32_t n_threads;

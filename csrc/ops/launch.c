@@ -8,9 +8,12 @@
 
 enum {
     THREADS = 256,
-    KEY_THREADS = 128,
     WARP = 32,
-    SPAN = 8, /* keys */
+    COLUMNS = 128,      /* of a row, that a warp of additive attention takes */
+    CHUNK_BLOCKS = 400, /* of its forward */
+    FEW_BLOCKS = 400,   /* of its gradients of keys, below which they are large */
+    FEW_THREADS = 128,
+    MANY_THREADS = 384,
     BIG = 128,
     SMALL = 64,
     WIDE = 64,
@@ -241,38 +244,70 @@ pya_ops_cuda_ps_backward(const struct pya_ops_ps *ps, const struct pya_ops_targe
     return status;
 }
 
-/* n_parts for each query of each batch entry */
-static struct pya_driver_grid
-launch_grid_queries(const struct pya_ops_additive *a, int64_t n, int64_t step) {
-    const uint64_t queries = (uint64_t)a->n_q * (uint64_t)a->n_b;
-    struct pya_driver_grid g = {launch_parts(n, step) * queries, 1, THREADS, 0};
-    return g;
+static int64_t
+launch_least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t
+launch_most(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+/* As many as the card can have under way, none smaller than a block has warps, none larger than it has threads. */
+static int64_t
+launch_key_parts(const struct pya_ops_additive *a) {
+    const int64_t wanted = launch_most(CHUNK_BLOCKS / launch_most(a->n_q * a->n_b, 1), 1);
+    const int64_t size = (int64_t)launch_parts(a->n_s, wanted);
+    const int64_t taken = launch_least(launch_most(size, THREADS / WARP), THREADS);
+    return launch_most((int64_t)launch_parts(a->n_s, taken), 1);
+}
+
+/* Numbers of a row, and rows of probabilities, are counted with 32 bits, up to a block beyond the last. */
+static bool
+launch_counts(const struct pya_ops_additive *a) {
+    const int64_t most = INT32_MAX - (1 << 16);
+    const int64_t queries = launch_most(a->n_q * a->n_b, 1);
+    return a->n_h <= most && a->n_e <= most && queries <= most && a->n_s <= most / queries;
+}
+
+int64_t
+pya_ops_cuda_additive_room(const struct pya_ops_additive *a) {
+    const int64_t parts = launch_key_parts(a);
+    const int64_t rows = a->n_q * a->n_b;
+    return parts == 1 ? 0 : (2 * rows + 3) / 4 * 4 + rows * (parts * (a->n_e + 2) + a->n_s);
 }
 
 int
 pya_ops_cuda_additive_forward(const struct pya_ops_additive *a, const struct pya_ops_target *to) {
-    struct pya_driver_grid scores = launch_grid_queries(a, a->n_s, THREADS / WARP);
-    struct pya_driver_grid context = launch_grid_queries(a, a->n_e, THREADS);
-    int status = pya_driver_launch(to, "pya_additive_scores", scores, a);
-    if (status == PYA_OPS_OK) {
-        status = pya_driver_launch(to, "pya_additive_context", context, a);
+    const uint64_t rows = (uint64_t)a->n_q * (uint64_t)a->n_b;
+    if (!launch_counts(a)) {
+        return PYA_OPS_E_INVAL;
+    }
+    struct pya_ops_additive x = *a;
+    x.n_parts = launch_key_parts(a);
+    struct pya_driver_grid parts = {(uint64_t)x.n_parts * rows, 1, THREADS, 0};
+    int status = pya_driver_launch(to, "pya_additive_forward", parts, &x);
+    if (status == PYA_OPS_OK && x.n_parts > PYA_OPS_MERGED_PARTS) {
+        struct pya_driver_grid merge = {launch_parts(a->n_e, COLUMNS) * rows, 1, THREADS, 0};
+        status = pya_driver_launch(to, "pya_additive_merge", merge, &x);
     }
     return status;
 }
 
 int
 pya_ops_cuda_additive_backward(const struct pya_ops_additive *a, const struct pya_ops_target *to) {
-    const uint64_t n_b = (uint64_t)a->n_b;
-    struct pya_driver_grid probs = launch_grid_queries(a, a->n_s, THREADS / WARP);
-    int status = pya_driver_launch(to, "pya_additive_backward_probs", probs, a);
-    if (status == PYA_OPS_OK) {
-        struct pya_driver_grid keys = {launch_parts(a->n_h, KEY_THREADS) * n_b, 1, KEY_THREADS, 0};
-        status = pya_driver_launch(to, "pya_additive_backward_keys", keys, a);
+    const int64_t rows = a->n_q * a->n_b * a->n_s;
+    if (!launch_counts(a)) {
+        return PYA_OPS_E_INVAL;
     }
-    if (status == PYA_OPS_OK && a->d_values.p != NULL) {
-        struct pya_driver_grid values = {
-            launch_parts(a->n_e, THREADS) * launch_parts(a->n_s, SPAN) * n_b, 1, THREADS, 0};
-        status = pya_driver_launch(to, "pya_additive_backward_values", values, a);
+    struct pya_driver_grid values = {launch_parts(rows, THREADS / WARP), 1, THREADS, 0};
+    int status = pya_driver_launch(to, "pya_additive_backward_values", values, a);
+    if (status == PYA_OPS_OK) {
+        const uint64_t blocks = launch_parts(a->n_h, COLUMNS) * (uint64_t)a->n_b;
+        struct pya_driver_grid keys = {
+            blocks, 1, blocks < FEW_BLOCKS ? MANY_THREADS : FEW_THREADS, 0};
+        status = pya_driver_launch(to, "pya_additive_backward_keys", keys, a);
     }
     return status;
 }

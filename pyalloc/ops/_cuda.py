@@ -16,6 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,24 +92,29 @@ def power_spherical_forward(args: bytes, like: Tensor) -> None:
 
 def power_spherical_backward(packed: bytes, like: Tensor) -> None:
     args = PowerSphericalArgs.from_buffer_copy(packed)
-    room = library().pya_ops_cuda_ps_room
-    room.restype = ctypes.c_int64
-    workspace = like.new_empty(room(ctypes.byref(args)))
-    args.workspace = workspace.data_ptr()
-    _launch("ps_backward", args, like)
+    _launch_with("ps_backward", args, _room("ps", args), like)
 
 
-def additive_forward(args: bytes, like: Tensor) -> None:
-    _launch_additive("additive_forward", args, like)
-
-
-def additive_backward(args: bytes, like: Tensor) -> None:
-    _launch_additive("additive_backward", args, like)
-
-
-def _launch_additive(name: str, packed: bytes, like: Tensor) -> None:
+def additive_forward(packed: bytes, like: Tensor) -> None:
     args = AdditiveArgs.from_buffer_copy(packed)
-    workspace = like.new_empty(args.n_b * args.n_q * args.n_s)
+    _launch_with("additive_forward", args, _room("additive", args), like)
+
+
+def additive_backward(packed: bytes, like: Tensor) -> None:
+    args = AdditiveArgs.from_buffer_copy(packed)
+    _launch_with("additive_backward", args, args.n_b * args.n_q * args.n_s, like)
+
+
+def _room(op: str, args: ctypes.Structure) -> int:
+    """Numbers that a launch keeps beside its results."""
+    room = getattr(library(), f"pya_ops_cuda_{op}_room")
+    room.restype = ctypes.c_int64
+    return int(room(ctypes.byref(args)))
+
+
+def _launch_with(name: str, args: Any, room: int, like: Tensor) -> None:
+    """With a workspace of so many numbers."""
+    workspace = like.new_empty(room)
     args.workspace = workspace.data_ptr()
     _launch(name, args, like)
 

@@ -19,7 +19,7 @@
 struct emu_dim {
     unsigned x, y, z;
 };
-static emu_dim threadIdx, blockIdx, gridDim;
+static emu_dim threadIdx, blockIdx, blockDim, gridDim;
 struct alignas(8) float2 {
     float x, y;
 };
@@ -33,6 +33,8 @@ static void tf32_multiply(float c[4], const float a[4], const float b[2]);
 static void async_copy(float *to, const float *from, int n);
 static void async_commit();
 template <int N> static void async_wait();
+static unsigned long long
+atomicCAS(unsigned long long *at, unsigned long long seen, unsigned long long next);
 
 #define PYA_EMULATE 1
 #define PYA_SHUFFLE(x, mask) emu_shuffle(x, mask)
@@ -43,6 +45,12 @@ template <int N> static void async_wait();
 #define __launch_bounds__(...)
 #define __syncthreads() emu_barrier()
 #define __fmul_rn(x, y) ((x) * (y))
+#define __threadfence()
+#define __syncwarp()
+#define make_float4(...) (float4{__VA_ARGS__})
+#define PYA_LOAD_ONCE(p) (*(p))
+#define PYA_LOAD_SHARED(p) (*(p))
+#define PYA_STORE_ONCE(p, x) (*(p) = (x))
 #define __fdividef(x, y) ((x) / (y))
 #define __expf(x) expf(x)
 #define __ffs(x) __builtin_ffs(x)
@@ -145,6 +153,14 @@ async_wait() {
         }
         groups.erase(groups.begin());
     }
+}
+
+// Blocks run one after another.
+static unsigned long long
+atomicCAS(unsigned long long *at, unsigned long long seen, unsigned long long next) {
+    const unsigned long long found = *at;
+    *at = found == seen ? next : found;
+    return found;
 }
 
 static uint32_t
@@ -447,11 +463,10 @@ static const kernel kernels[] = {
     EMU_KERNEL(test_big, pya_ops_ps),
     EMU_KERNEL(test_forgotten_barrier, pya_ops_ps),
 #endif
-    EMU_KERNEL(pya_additive_scores, pya_ops_additive),
-    EMU_KERNEL(pya_additive_context, pya_ops_additive),
-    EMU_KERNEL(pya_additive_backward_probs, pya_ops_additive),
-    EMU_KERNEL(pya_additive_backward_keys, pya_ops_additive),
+    EMU_KERNEL(pya_additive_forward, pya_ops_additive),
+    EMU_KERNEL(pya_additive_merge, pya_ops_additive),
     EMU_KERNEL(pya_additive_backward_values, pya_ops_additive),
+    EMU_KERNEL(pya_additive_backward_keys, pya_ops_additive),
     EMU_KERNEL(pya_attention_forward, pya_ops_attention),
     EMU_KERNEL(pya_attention_backward_delta, pya_ops_attention),
     EMU_KERNEL(pya_attention_backward_q, pya_ops_attention),
@@ -531,8 +546,8 @@ emu_fill_shared(unsigned shared) {
     memset(__start_emu_shared, 0xff, (size_t)(__stop_emu_shared - __start_emu_shared));
 }
 
-// The blocks of the latest launch, and whether launches are only looked at.
-static emu_dim latest;
+// The most blocks of a launch, and whether launches are only looked at.
+static emu_dim largest;
 static bool is_idle;
 
 // As if a grid's second index ended there: what is beyond, blocks walk.
@@ -546,11 +561,12 @@ emu_limit_y(unsigned blocks) {
 extern "C" void
 emu_only_look(bool is_on) {
     is_idle = is_on;
+    largest = {};
 }
 
 extern "C" unsigned
 emu_blocks(int of_y) {
-    return of_y ? latest.y : latest.x;
+    return of_y ? largest.y : largest.x;
 }
 
 extern "C" int
@@ -565,13 +581,14 @@ cuLaunchKernel(
         return 1;
     }
     y = y < most_y ? y : most_y;
-    latest = {x, y, z};
+    largest = {x > largest.x ? x : largest.x, y > largest.y ? y : largest.y, z};
     if (is_idle) {
         return 0;
     }
     entry = ((const kernel *)function)->run;
     argument = arguments[0];
     gridDim = {x, y, z};
+    blockDim = {threads, 1, 1};
     const order block(x * y * z);
     for (unsigned n = 0; n < block.n; n++) {
         const unsigned i = block[n];

@@ -161,7 +161,19 @@ def test_power_spherical_corners(n, device):
 
 
 @pytest.mark.parametrize(
-    "shape", [(2, 3, 9, 50, 70), (1, 1, 1, 1, 1), (2, 1, 40, 300, 290)], ids=str
+    "shape",
+    # one part of keys, several, too many for one block to put together; the last of each have rows of whole fours
+    [
+        (1, 1, 1, 1, 1),
+        (2, 210, 3, 5, 6),
+        (2, 210, 3, 4, 8),
+        (2, 3, 9, 50, 70),
+        (2, 1, 40, 300, 290),
+        (2, 2, 41, 132, 1040),
+        (1, 1, 140, 9, 133),
+        (1, 2, 300, 8, 12),
+    ],
+    ids=str,
 )
 def test_additive(shape, device, monkeypatch):
     tensors = additive_cases.problem(*shape)
@@ -178,14 +190,77 @@ def test_additive(shape, device, monkeypatch):
         )
 
 
+@pytest.mark.parametrize("wide", range(3), ids=["none", "keys", "values"])
+def test_additive_wherever_rows_begin(wide, device, monkeypatch):
+    """Four numbers are loaded at once only where all rows allow it."""
+    query, keys, values, v = additive_cases.problem(2, 3, 19, 140, 36)
+
+    def gaps(x, is_wide):
+        n = x.shape[-1]
+        room = torch.full((*x.shape[:-1], n + (4 if is_wide else 3)), torch.nan)
+        room[..., -n:] = x
+        return room[..., -n:]
+
+    def function(query, keys, values, v):
+        return additive_attention(
+            gaps(query, wide == 1), gaps(keys, wide == 1), gaps(values, wide == 2), v
+        )
+
+    agree(function, (query, keys, values, v), monkeypatch)
+
+
+@pytest.mark.parametrize("n_s", [20, 150])
+def test_additive_whatever_the_workspace_holds(n_s, device, monkeypatch):
+    """The tickets of its parts among it, which nobody clears; and whichever block comes last."""
+    tensors = additive_cases.problem(3, 2, n_s, 40, 24)
+    launch, found = _cuda._launch, []
+
+    def launched(name, args, like):
+        if fill is not None:
+            ctypes.memset(args.workspace, fill, 4 * _cuda._room("additive", args))
+        launch(name, args, like)
+        if "forward" in name:
+            tickets = (ctypes.c_uint64 * 6).from_address(args.workspace)
+            assert fill != 0 or not any(tickets)
+
+    monkeypatch.setattr(_cuda, "_launch", launched)
+    with torch.no_grad():
+        for fill in (0, None, 0xFF, None, 0x55, 0x80, 0):
+            found.append(additive_attention(*tensors, return_weights=True))
+    for context, probs in found[1:]:
+        assert torch.equal(context, found[0][0]) and torch.equal(probs, found[0][1])
+
+
+def test_how_keys_are_cut():
+    room = library().pya_ops_cuda_additive_room
+    room.restype = ctypes.c_int64
+
+    def parts(n_b, n_q, n_s):
+        rows = n_b * n_q
+        numbers = room(ctypes.byref(AdditiveArgs(n_b=n_b, n_q=n_q, n_s=n_s, n_h=4, n_e=8)))
+        return (numbers - (2 * rows + 3) // 4 * 4 - rows * n_s) / rows / (8 + 2)
+
+    assert parts(80, 1, 50) == 5
+    assert parts(1, 1, 50) == 7  # a key for each warp of a block
+    assert parts(8, 1, 1000) == 50
+    assert parts(500, 1, 1000) == 4  # no more keys than threads
+    assert parts(80, 1, 1) < 0 and parts(300, 2, 256) < 0  # alone
+
+
+def test_additive_with_gradients_of_the_query_alone(device, monkeypatch):
+    query, *rest = additive_cases.problem(2, 2, 19, 36, 40)
+    agree(lambda x: additive_attention(x, *rest), (query,), monkeypatch)
+
+
 def test_what_padding_holds_is_nobodys_business(device):
     for hidden in (slice(0, 2), slice(-2, None)):
         additive_cases.pads_may_hold_nan(hidden)
 
 
-def test_additive_in_a_sequence(device, monkeypatch):
+@pytest.mark.parametrize("shape", [(2, 3, 9, 50, 70), (2, 1, 70, 140, 260)], ids=str)
+def test_additive_in_a_sequence(shape, device, monkeypatch):
     """Later steps add to the gradients of keys and values that the first one wrote."""
-    tensors = additive_cases.problem(2, 3, 9, 50, 70)
+    tensors = additive_cases.problem(*shape)
 
     def steps(query, keys, values, v):
         with sequence_gradients(keys, values):
@@ -281,9 +356,11 @@ def test_no_dimension_ends_at_65535_blocks(device, emulator):
         many = leaf.expand(n, 1, 1)
         launched(additive_attention(many[:, 0], many, many, leaf))
         assert calls.emu_blocks(0) >= n
+        calls.emu_only_look(True)
         rows = leaf.expand(1, 8 * n, 1)  # eight to a block
         launched(additive_attention(leaf[None], rows, rows, leaf))
         assert calls.emu_blocks(0) >= n
+        calls.emu_only_look(True)
         four = leaf.expand(n, 1, 1, 1)
         launched(scaled_attention(four, four, four, bias=four, path="kernel"))
         assert calls.emu_blocks(0) >= n
