@@ -46,6 +46,12 @@ seq_row_to(struct pya_ops_view v, long long i, long long b) {
     return (float *)v.p + i * v.i + b * v.t;
 }
 
+/* Whether row s of values is not to stay in the second cache, which has no room for all. */
+static __device__ inline bool
+value_is_once(const struct pya_ops_additive &a, int s) {
+    return (int)((unsigned)s * 7 % PYA_OPS_KEPT_OF) >= (int)a.n_kept; /* everywhere as many */
+}
+
 static __device__ inline bool
 seq_is_on(const struct pya_ops_additive &a, long long b, long long s) {
     return a.mask == 0 || a.mask[b * a.mask_b + s * a.mask_s] != 0;
@@ -101,13 +107,15 @@ quad_load(const float *row, int k, int n) {
     return q;
 }
 
+/* As quad_load; not to stay in the caches if is_once. */
 template <bool WIDE>
 static __device__ inline struct quad
-quad_load_once(const float *row, int k, int n) {
+quad_load_once(const float *row, int k, int n, bool is_once = true) {
     struct quad q = {};
     if (WIDE) {
         if (k < n) {
-            const float4 all = PYA_LOAD_ONCE((const float4 *)(row + k));
+            const float4 *p = (const float4 *)(row + k);
+            const float4 all = is_once ? PYA_LOAD_ONCE(p) : *p;
             q = {{all.x, all.y, all.z, all.w}};
         }
     } else {
@@ -376,11 +384,12 @@ put_scores(const struct pya_ops_additive &a, float score[THREADS], const float w
 template <bool WIDE>
 static __device__ inline void
 values_fetch(
-    struct quad x[values_ahead(WIDE)], const struct pya_ops_additive &a, const float *value, const float w[THREADS],
+    struct quad x[values_ahead(WIDE)], const struct pya_ops_additive &a, const float w[THREADS], struct part p,
     int i, int k) {
+    const float *value = seq_row(a.values, p.s0, p.b);
 #pragma unroll
     for (int n = 0; n < values_ahead(WIDE); n++) { /* a NaN counts */
-        x[n] = quad_load_once<WIDE>(value + (i + n) * a.values.i, k, !(w[i + n] <= 0.0f) ? (int)a.n_e : 0);
+        x[n] = quad_load_once<WIDE>(value + (i + n) * a.values.i, k, !(w[i + n] <= 0.0f) ? (int)a.n_e : 0, value_is_once(a, p.s0 + i + n));
     }
 }
 
@@ -412,12 +421,11 @@ static __device__ inline void
 put_mean(
     const struct pya_ops_additive &a, const float score[THREADS], float w[THREADS], struct part p, float *mean) {
     constexpr int N = values_ahead(WIDE);
-    const float *value = seq_row(a.values, p.s0, p.b);
     int k = quad_place<WIDE>((int)threadIdx.x / 32 * QUADS);
     struct quad x[N];
     struct quad sum = {};
     int i = 0;
-    values_fetch<WIDE>(x, a, value, w, 0, k);
+    values_fetch<WIDE>(x, a, w, p, 0, k);
     __syncthreads();
     put_weights(a, score, w, p);
     __syncthreads();
@@ -435,7 +443,7 @@ put_mean(
             sum = {};
             i = 0;
         }
-        values_fetch<WIDE>(x, a, value, w, i, k);
+        values_fetch<WIDE>(x, a, w, p, i, k);
     }
 }
 
@@ -529,7 +537,7 @@ pya_additive_merge(struct pya_ops_additive a) {
 
 template <bool WIDE>
 static __device__ inline float
-value_dot(const float *value, const float *grad, int n) {
+value_dot(const float *value, const float *grad, int n, bool is_once) {
     constexpr int N = ahead(WIDE);
     float sum = 0.0f;
     for (int k0 = 0; k0 < n; k0 += QUADS * N) {
@@ -537,7 +545,7 @@ value_dot(const float *value, const float *grad, int n) {
         struct quad x[N];
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            x[i] = quad_load_once<WIDE>(value, k + i * QUADS, n);
+            x[i] = quad_load_once<WIDE>(value, k + i * QUADS, n, is_once);
         }
         loads_first();
 #pragma unroll
@@ -597,7 +605,8 @@ backward_row(const struct pya_ops_additive &a, struct seq_place at) {
     const long long n = ((long long)at.b * a.n_q + at.q) * a.n_s + at.s;
     const bool is_on = !(((const float *)a.probs)[n] <= 0.0f); /* a NaN counts */
     const float *value = seq_row(a.values, at.s, at.b);
-    const float sum = value_dot<WIDE>(value, seq_row(a.grad, at.q, at.b), is_on ? (int)a.n_e : 0);
+    const float sum = value_dot<WIDE>(
+        value, seq_row(a.grad, at.q, at.b), is_on ? (int)a.n_e : 0, value_is_once(a, (int)at.s));
     if (threadIdx.x % 32 == 0) {
         const bool has_more = is_on && a.grad_probs.p != 0;
         ((float *)a.workspace)[n] = sum + (has_more ? seq_row(a.grad_probs, at.q, at.b)[at.s] : 0.0f);

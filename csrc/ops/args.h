@@ -15,7 +15,7 @@ typedef unsigned long long uint64_t;
 enum { PYA_OPS_PAIR_BYTES = 69632, PYA_OPS_WEIGH_BYTES = 104448 };
 
 /* Parts of its keys that the last of a query's blocks puts together; more take a launch of their own. */
-enum { PYA_OPS_MERGED_PARTS = 16 };
+enum { PYA_OPS_MERGED_PARTS = 16, PYA_OPS_KEPT_OF = 16 };
 
 /* A matrix of rows (or numbers) addressed by two batch indices; strides in elements, 0 = shared. */
 struct pya_ops_view {
@@ -53,7 +53,8 @@ struct pya_ops_additive {
     void *d_v;       /* [n_b][n_h], one partial sum per batch entry */
     /* CUDA only: forward pya_ops_cuda_additive_room() numbers, backward [n_b][n_q][n_s] */
     void *workspace;
-    int64_t n_parts;    /* of the keys: set by the launcher */
+    /* set by the launcher: parts of the keys; rows of values in KEPT_OF that may stay in the second cache */
+    int64_t n_parts, n_kept;
     int32_t accumulate; /* nonzero: d_keys and d_values are added to */
     int32_t dtype;
     int32_t n_threads;

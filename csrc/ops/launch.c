@@ -11,6 +11,7 @@ enum {
     WARP = 32,
     COLUMNS = 128,      /* of a row, that a warp of additive attention takes */
     CHUNK_BLOCKS = 400, /* of its forward */
+    KEPT_BYTES = 32 << 20, /* of keys and values, in a cache of 40 MB and more */
     FEW_BLOCKS = 400,   /* of its gradients of keys, below which they are large */
     FEW_THREADS = 128,
     MANY_THREADS = 384,
@@ -271,6 +272,16 @@ launch_counts(const struct pya_ops_additive *a) {
     return a->n_h <= most && a->n_e <= most && queries <= most && a->n_s <= most / queries;
 }
 
+/* Steps of a decoder read the same keys and values: keys first, as many rows of values as there is room for are to be
+ * found again. */
+static int64_t
+launch_kept(const struct pya_ops_additive *a) {
+    const int64_t rows = a->n_b * a->n_s;
+    const int64_t room = KEPT_BYTES / (int64_t)sizeof(float) - rows * a->n_h;
+    const int64_t all = launch_most(rows * a->n_e, 1);
+    return launch_least(launch_most(room, 0), all) * PYA_OPS_KEPT_OF / all;
+}
+
 int64_t
 pya_ops_cuda_additive_room(const struct pya_ops_additive *a) {
     const int64_t parts = launch_key_parts(a);
@@ -286,6 +297,7 @@ pya_ops_cuda_additive_forward(const struct pya_ops_additive *a, const struct pya
     }
     struct pya_ops_additive x = *a;
     x.n_parts = launch_key_parts(a);
+    x.n_kept = launch_kept(a);
     struct pya_driver_grid parts = {(uint64_t)x.n_parts * rows, 1, THREADS, 0};
     int status = pya_driver_launch(to, "pya_additive_forward", parts, &x);
     if (status == PYA_OPS_OK && x.n_parts > PYA_OPS_MERGED_PARTS) {
@@ -301,8 +313,10 @@ pya_ops_cuda_additive_backward(const struct pya_ops_additive *a, const struct py
     if (!launch_counts(a)) {
         return PYA_OPS_E_INVAL;
     }
+    struct pya_ops_additive x = *a;
+    x.n_kept = launch_kept(a);
     struct pya_driver_grid values = {launch_parts(rows, THREADS / WARP), 1, THREADS, 0};
-    int status = pya_driver_launch(to, "pya_additive_backward_values", values, a);
+    int status = pya_driver_launch(to, "pya_additive_backward_values", values, &x);
     if (status == PYA_OPS_OK) {
         const uint64_t blocks = launch_parts(a->n_h, COLUMNS) * (uint64_t)a->n_b;
         struct pya_driver_grid keys = {

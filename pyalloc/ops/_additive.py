@@ -62,7 +62,7 @@ def forward_kernel(
         probs.data_ptr(),
         *_rows(context),
         *(5 * _NO_ROWS),  # no gradients
-        *(0, 0, 0, 0),  # d_v, workspace, parts, accumulate
+        *(0, 0, 0, 0, 0),  # d_v, workspace, what the launcher sets, accumulate
         dtype_code(keys.dtype),
         _threads(sizes),
     )
@@ -104,7 +104,7 @@ def backward_kernel(
         *_rows(sinks[0]),
         *_rows(sinks[1]),
         d_v.data_ptr(),
-        *(0, 0),  # workspace, parts
+        *(0, 0, 0),  # workspace, what the launcher sets
         accumulate,
         dtype_code(keys.dtype),
         _threads(sizes),

@@ -61,7 +61,7 @@ class AdditiveArgs(ctypes.Structure):
         *((name, View) for name in ("d_query", "d_keys", "d_values")),
         ("d_v", ctypes.c_void_p),
         ("workspace", ctypes.c_void_p),
-        ("n_parts", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("n_parts", "n_kept")),
         *((name, ctypes.c_int32) for name in ("accumulate", "dtype", "n_threads")),
     ]
 

@@ -213,19 +213,19 @@ def test_additive_wherever_rows_begin(wide, device, monkeypatch):
 def test_additive_whatever_the_workspace_holds(n_s, device, monkeypatch):
     """The tickets of its parts among it, which nobody clears; and whichever block comes last."""
     tensors = additive_cases.problem(3, 2, n_s, 40, 24)
-    launch, found = _cuda._launch, []
+    launch, fills, found = _cuda._launch, [0, None, 0xFF, None, 0x55, 0x80, 0], []
 
     def launched(name, args, like):
+        fill = fills[len(found)]
         if fill is not None:
             ctypes.memset(args.workspace, fill, 4 * _cuda._room("additive", args))
         launch(name, args, like)
-        if "forward" in name:
-            tickets = (ctypes.c_uint64 * 6).from_address(args.workspace)
-            assert fill != 0 or not any(tickets)
+        tickets = (ctypes.c_uint64 * 6).from_address(args.workspace)
+        assert fill != 0 or not any(tickets)
 
     monkeypatch.setattr(_cuda, "_launch", launched)
     with torch.no_grad():
-        for fill in (0, None, 0xFF, None, 0x55, 0x80, 0):
+        for _ in fills:
             found.append(additive_attention(*tensors, return_weights=True))
     for context, probs in found[1:]:
         assert torch.equal(context, found[0][0]) and torch.equal(probs, found[0][1])
