@@ -6,24 +6,24 @@
 
 enum {
     WARPS = THREADS / 32,
-    QUADS = 128,     /* numbers of a row that a warp takes at a time: four a lane */
-    AHEAD = 8,
+    QUADS = 128, /* numbers of a row that a warp takes at a time: four a lane */
+    AHEAD = 8,       /* of them, the most that a thread asks for before it uses the first */
     MOST_WARPS = 12, /* of a block of the gradient of keys */
 };
 
-/* Quads that a thread asks for before it uses the first. */
+/* Quads at once of a row; rows that are not wide take four loads for each. */
 static __device__ constexpr int
 ahead(bool is_wide) {
     return is_wide ? AHEAD : AHEAD / 4;
 }
 
-/* Of rows of values whose mean it makes. */
+/* Of the rows of values whose mean is made. */
 static __device__ constexpr int
 values_ahead(bool is_wide) {
     return is_wide ? 5 : 2;
 }
 
-/* Of keys whose gradients it makes, or adds to what is there. */
+/* Of keys, whose gradients are made, or added to what is there. */
 static __device__ constexpr int
 keys_ahead(bool is_wide, bool adds) {
     return is_wide ? (adds ? 3 : 5) : 1;
@@ -163,8 +163,8 @@ quad_add(struct quad *sum, float w, struct quad q) {
 
 /* The keys are cut into parts of one size, a block for each: scores, their softmax, and the mean of the part's
  * values.  The last block of a query, or a launch of its own where the parts are many, weighs the means.
- * The workspace, for n rows (queries of all entries): tickets[n] of 64 bits, to a multiple of 16 bytes; means[n][parts][E];
- * sums[n][parts] {largest score, sum of exp(score - largest)}; scores[n][S]. */
+ * The workspace, for n rows (queries of all entries): tickets[n] of 64 bits, to a multiple of 16 bytes;
+ * means[n][parts][E]; sums[n][parts] {largest score, sum of exp(score - largest)}; scores[n][S]. */
 struct gathered {
     unsigned long long *ticket;
     float *means, *sums, *scores; /* of one row */
@@ -176,13 +176,14 @@ gathered_at(const struct pya_ops_additive &a, long long r) {
     float *means = (float *)a.workspace + (2 * n + 3) / 4 * 4;
     float *sums = means + n * a.n_parts * a.n_e;
     float *scores = sums + n * a.n_parts * 2;
-    return {(unsigned long long *)a.workspace + r, means + r * a.n_parts * a.n_e,
-            sums + r * a.n_parts * 2, scores + r * a.n_s};
+    return {
+        (unsigned long long *)a.workspace + r, means + r * a.n_parts * a.n_e,
+        sums + r * a.n_parts * 2, scores + r * a.n_s};
 }
 
 /* Whether this block is the last of n to come here; what all of them wrote before is then to be seen by
- * PYA_LOAD_SHARED.  Nobody clears the ticket before: until it bears the mark of its place, which random memory does once in 2^60 times,
- * nobody has been here, and the last one takes the mark away. */
+ * PYA_LOAD_SHARED.  Nobody clears the ticket: until it bears the mark of its place, which other memory does once in
+ * 2^60 times, nobody has been here, and the last one takes the mark away. */
 static __device__ inline bool
 block_is_last(unsigned long long *ticket, unsigned n) {
     __shared__ bool is_last;
@@ -208,7 +209,7 @@ block_is_last(unsigned long long *ticket, unsigned n) {
     return is_last;
 }
 
-/* A softmax's weights of n scores beside others' of a larger sum: weight(i) = share(i) * exp(score(i) - top) / sum. */
+/* weight(i) = exp(score(i) - top) * scale; no weight where a score is -inf, as what is hidden has. */
 struct softmax {
     float top, scale;
 };
@@ -254,7 +255,7 @@ softmax_of_parts(const float *sums, long long n) {
     return m;
 }
 
-/* Weights of the parts c0 + i, for all threads to read. */
+/* Weights of n parts, zeros beyond, for all threads to read. */
 static __device__ inline void
 put_part_weights(float w[THREADS], struct softmax m, const float *sums, long long n) {
     const float *mine = sums + 2 * threadIdx.x;
@@ -269,8 +270,8 @@ put_part_weights(float w[THREADS], struct softmax m, const float *sums, long lon
 template <bool WIDE>
 static __device__ inline void
 merge_add(
-    struct quad *sum, const float w[THREADS], const float *means, int k, int n_e, int n,
-    int first, int step) {
+    struct quad *sum, const float w[THREADS], const float *means, int k, int n_e, int n, int first,
+    int step) {
     constexpr int N = ahead(WIDE);
     for (int c = first; c < n; c += N * step) {
         struct quad x[N];
@@ -282,7 +283,8 @@ merge_add(
             x[i] = {};
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                x[i].x[j] = is_on && !WIDE && k + 32 * j < n_e ? PYA_LOAD_SHARED(mean + k + 32 * j) : 0.0f;
+                x[i].x[j] =
+                    is_on && !WIDE && k + 32 * j < n_e ? PYA_LOAD_SHARED(mean + k + 32 * j) : 0.0f;
             }
             if (WIDE && is_on && k < n_e) {
                 const float4 all = PYA_LOAD_SHARED((const float4 *)(mean + k));
@@ -368,7 +370,8 @@ part_row(const struct pya_ops_additive &a, struct part p) {
 
 template <bool WIDE>
 static __device__ inline void
-put_scores(const struct pya_ops_additive &a, float score[THREADS], const float w[THREADS], struct part p) {
+put_scores(
+    const struct pya_ops_additive &a, float score[THREADS], const float w[THREADS], struct part p) {
     const float *query = seq_row(a.query, p.q, p.b);
     for (int s = threadIdx.x / 32; s < p.n; s += WARPS) {
         const bool is_on = w[s] != 0.0f;
@@ -384,18 +387,21 @@ put_scores(const struct pya_ops_additive &a, float score[THREADS], const float w
 template <bool WIDE>
 static __device__ inline void
 values_fetch(
-    struct quad x[values_ahead(WIDE)], const struct pya_ops_additive &a, const float w[THREADS], struct part p,
-    int i, int k) {
+    struct quad x[values_ahead(WIDE)], const struct pya_ops_additive &a, const float w[THREADS],
+    struct part p, int i, int k) {
     const float *value = seq_row(a.values, p.s0, p.b);
 #pragma unroll
     for (int n = 0; n < values_ahead(WIDE); n++) { /* a NaN counts */
-        x[n] = quad_load_once<WIDE>(value + (i + n) * a.values.i, k, !(w[i + n] <= 0.0f) ? (int)a.n_e : 0, value_is_once(a, p.s0 + i + n));
+        x[n] = quad_load_once<WIDE>(
+            value + (i + n) * a.values.i, k, !(w[i + n] <= 0.0f) ? (int)a.n_e : 0,
+            value_is_once(a, p.s0 + i + n));
     }
 }
 
 /* The part's softmax, from its scores to its weights. */
 static __device__ inline void
-put_weights(const struct pya_ops_additive &a, const float score[THREADS], float w[THREADS], struct part p) {
+put_weights(
+    const struct pya_ops_additive &a, const float score[THREADS], float w[THREADS], struct part p) {
     const int t = threadIdx.x;
     float sum = 0.0f;
     const struct softmax m = softmax_of_scores(score, p.n, &sum);
@@ -415,11 +421,12 @@ put_weights(const struct pya_ops_additive &a, const float score[THREADS], float 
     }
 }
 
-/* The mean of the part's values, whose first rows are on their way while keys are scored. */
+/* The mean of the part's values, whose first rows are on their way while other warps still score. */
 template <bool WIDE>
 static __device__ inline void
 put_mean(
-    const struct pya_ops_additive &a, const float score[THREADS], float w[THREADS], struct part p, float *mean) {
+    const struct pya_ops_additive &a, const float score[THREADS], float w[THREADS], struct part p,
+    float *mean) {
     constexpr int N = values_ahead(WIDE);
     int k = quad_place<WIDE>((int)threadIdx.x / 32 * QUADS);
     struct quad x[N];
@@ -492,7 +499,8 @@ pya_additive_forward(struct pya_ops_additive a) {
 /* 128 columns of a row: each warp takes every eighth part. */
 template <bool WIDE>
 static __device__ inline void
-merge_columns(const struct pya_ops_additive &a, struct gathered g, struct softmax m, int k0, float *context) {
+merge_columns(
+    const struct pya_ops_additive &a, struct gathered g, struct softmax m, int k0, float *context) {
     __shared__ float w[THREADS];
     __shared__ struct quad sums[WARPS][32];
     const int warp = threadIdx.x / 32;
@@ -515,13 +523,14 @@ merge_columns(const struct pya_ops_additive &a, struct gathered g, struct softma
 }
 
 /* Where the parts are too many for one block to weigh.  blocks: E / 128 * queries * batch */
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 pya_additive_merge(struct pya_ops_additive a) {
     const struct parted block = block_part((a.n_e + QUADS - 1) / QUADS);
     const long long r = block.rest;
     const struct gathered g = gathered_at(a, r);
     const struct softmax m = softmax_of_parts(g.sums, a.n_parts);
-    float *context = seq_row_to(a.context, block.rest % (unsigned)a.n_q, block.rest / (unsigned)a.n_q);
+    float *context =
+        seq_row_to(a.context, block.rest % (unsigned)a.n_q, block.rest / (unsigned)a.n_q);
     const int k0 = (int)block.part * QUADS;
     if (forward_is_wide(a)) {
         merge_columns<true>(a, g, m, k0, context);
@@ -609,7 +618,8 @@ backward_row(const struct pya_ops_additive &a, struct seq_place at) {
         value, seq_row(a.grad, at.q, at.b), is_on ? (int)a.n_e : 0, value_is_once(a, (int)at.s));
     if (threadIdx.x % 32 == 0) {
         const bool has_more = is_on && a.grad_probs.p != 0;
-        ((float *)a.workspace)[n] = sum + (has_more ? seq_row(a.grad_probs, at.q, at.b)[at.s] : 0.0f);
+        ((float *)a.workspace)[n] =
+            sum + (has_more ? seq_row(a.grad_probs, at.q, at.b)[at.s] : 0.0f);
     }
     if (a.d_values.p != 0) {
         put_value_gradient<WIDE>(a, at);
@@ -650,19 +660,21 @@ probs_mean(const float *p, const float *dp, long long n) {
 
 /* The scores' gradients ds = p (dp - sum p dp) of as many keys as there are threads, zeros from n on. */
 static __device__ inline void
-put_score_gradients(float ds[32 * MOST_WARPS], const float *p, const float *dp, float mean, long long n) {
+put_score_gradients(
+    float ds[32 * MOST_WARPS], const float *p, const float *dp, float mean, long long n) {
     __syncthreads();
     const bool is_on = (long long)threadIdx.x < n && !(p[threadIdx.x] <= 0.0f);
     ds[threadIdx.x] = is_on ? p[threadIdx.x] * (dp[threadIdx.x] - mean) : 0.0f;
     __syncthreads();
 }
 
-/* What a thread has of this warp's next N rows of keys, a row for each warp between them, where they are attended to. */
+/* What a thread has of this warp's next N rows of keys, as many rows apart as there are warps, where they are
+ * attended to. */
 template <bool WIDE, int N>
 static __device__ inline void
 keys_fetch(
-    struct quad x[N], const struct pya_ops_additive &a, const float *key, const float *p, int i, int n,
-    int k) {
+    struct quad x[N], const struct pya_ops_additive &a, const float *key, const float *p, int i,
+    int n, int k) {
     const int warps = block_warps();
 #pragma unroll
     for (int m = 0; m < N; m++) {
@@ -714,13 +726,15 @@ backward_query(const struct pya_ops_additive &a, struct key_columns *c) {
         mean = s0 == 0 ? probs_mean(p, dp, a.n_s) : mean;
         put_score_gradients(ds, p + s0, dp + s0, mean, n);
         for (int i = warp; i < n; i += warps * N) {
-            const struct quad query = quad_load<WIDE>(seq_row(a.query, c->q, c->b), c->k, (int)a.n_h);
+            const struct quad query =
+                quad_load<WIDE>(seq_row(a.query, c->q, c->b), c->k, (int)a.n_h);
             const struct quad v = quad_load<WIDE>((const float *)a.v, c->k, (int)a.n_h);
             struct quad before[ADDS ? N : 1];
 #pragma unroll
             for (int m = 0; ADDS && m < N; m++) {
                 const int s = i + m * warps;
-                before[m] = quad_load_once<WIDE>(d_key + s * a.d_keys.i, c->k, s < n ? (int)a.n_h : 0);
+                before[m] =
+                    quad_load_once<WIDE>(d_key + s * a.d_keys.i, c->k, s < n ? (int)a.n_h : 0);
             }
 #pragma unroll
             for (int m = 0; m < N; m++) {
@@ -735,7 +749,8 @@ backward_query(const struct pya_ops_additive &a, struct key_columns *c) {
                         c->d_query.x[j] += g.x[j];
                         g.x[j] += ADDS ? before[m].x[j] : 0.0f;
                     }
-                    quad_store<WIDE>(d_key + s * a.d_keys.i, c->k, a.d_keys.p != 0 ? (int)a.n_h : 0, g);
+                    quad_store<WIDE>(
+                        d_key + s * a.d_keys.i, c->k, a.d_keys.p != 0 ? (int)a.n_h : 0, g);
                 }
             }
             keys_fetch<WIDE, N>(x, a, key, p + s0, i + warps * N, n, c->k);
@@ -773,8 +788,8 @@ pya_additive_backward_keys(struct pya_ops_additive a) {
     const int k0 = (int)block.part * QUADS;
     const struct pya_ops_view v = {(void *)a.v, 0, 0};
     const struct pya_ops_view d_v = {a.d_v, 0, 0};
-    if (a.n_h % 4 == 0 && seq_is_wide(a.keys) && seq_is_wide(a.query) && seq_is_wide(v) && seq_is_wide(a.d_keys) &&
-        seq_is_wide(a.d_query) && seq_is_wide(d_v)) {
+    if (a.n_h % 4 == 0 && seq_is_wide(a.keys) && seq_is_wide(a.query) && seq_is_wide(v) &&
+        seq_is_wide(a.d_keys) && seq_is_wide(a.d_query) && seq_is_wide(d_v)) {
         backward_columns<true>(a, (int)block.rest, k0);
     } else {
         backward_columns<false>(a, (int)block.rest, k0);

@@ -50,7 +50,7 @@ struct pya_ops_additive {
     struct pya_ops_view context;
     struct pya_ops_view grad, grad_probs; /* grad_probs.p may be NULL */
     struct pya_ops_view d_query, d_keys, d_values;
-    void *d_v;       /* [n_b][n_h], one partial sum per batch entry */
+    void *d_v; /* [n_b][n_h], one partial sum per batch entry */
     /* CUDA only: forward pya_ops_cuda_additive_room() numbers, backward [n_b][n_q][n_s] */
     void *workspace;
     /* set by the launcher: parts of the keys; rows of values in KEPT_OF that may stay in the second cache */
