@@ -11,6 +11,13 @@ enum {
     MOST_WARPS = 12, /* of a block of the gradient of keys */
 };
 
+/* Blocks on a multiprocessor at once of the kernels that read values: later ones than 9.0 spill with 64 registers. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+enum { STREAM_BLOCKS = 3 };
+#else
+enum { STREAM_BLOCKS = 4 };
+#endif
+
 /* Quads at once of a row; rows that are not wide take four loads for each. */
 static __device__ constexpr int
 ahead(bool is_wide) {
@@ -455,7 +462,7 @@ put_mean(
 }
 
 /* Probabilities and context, or the parts of them.  blocks: parts * queries * batch */
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, STREAM_BLOCKS)
 pya_additive_forward(struct pya_ops_additive a) {
     __shared__ float score[THREADS];
     __shared__ float w[THREADS + AHEAD]; /* zeros from the part's end on */
@@ -628,7 +635,7 @@ backward_row(const struct pya_ops_additive &a, struct seq_place at) {
 
 /* The probabilities' gradients dp, into the workspace, 0 where nothing is attended to, and the values': one is bound
  * by reading, the other by writing.  blocks: keys * queries * batch / 8, a warp for each */
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, STREAM_BLOCKS)
 pya_additive_backward_values(struct pya_ops_additive a) {
     const unsigned n = blockIdx.x * WARPS + threadIdx.x / 32;
     const unsigned row = n / (unsigned)a.n_s;
