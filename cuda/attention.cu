@@ -30,20 +30,37 @@ score_at(struct pya_ops_scores x, long long b, long long h, long long q, long lo
     return b * x.b + h * x.h + q * x.q + k * x.k;
 }
 
+/* Whether there is no such score, or causal hides it. */
+static __device__ inline bool
+is_beyond(const struct pya_ops_attention &a, long long q, long long k) {
+    return q >= a.n_q || k >= a.n_k || (a.causal && k > q);
+}
+
+/* By which a product becomes a score. */
+static __device__ inline float
+score_scale(const struct pya_ops_attention &a) {
+    return (float)(a.scale * 1.44269504088896341);
+}
+
+static __device__ inline float
+add_bias(float bias, float s) {
+    return fmaf(1.44269504f, bias, s);
+}
+
 /* One score of a block, bias and masks applied, in units of log 2; -inf where nothing is. */
 static __device__ inline float
 finish_score(
     const struct pya_ops_attention &a, float s, long long b, long long h, long long q,
     long long k) {
-    if (q >= a.n_q || k >= a.n_k || (a.causal && k > q)) {
+    if (is_beyond(a, q, k)) {
         return -INFINITY;
     }
     if (a.mask.p != 0 && ((const unsigned char *)a.mask.p)[score_at(a.mask, b, h, q, k)] == 0) {
         return -INFINITY;
     }
-    s *= (float)(a.scale * 1.44269504088896341);
+    s *= score_scale(a);
     if (a.bias.p != 0) {
-        s = fmaf(1.44269504f, ((const float *)a.bias.p)[score_at(a.bias, b, h, q, k)], s);
+        s = add_bias(((const float *)a.bias.p)[score_at(a.bias, b, h, q, k)], s);
     }
     return s;
 }

@@ -13,6 +13,13 @@ typedef unsigned long long uint64_t;
 
 /* Bytes of shared memory that the kernels for tensor cores are launched with. */
 enum { PYA_OPS_PAIR_BYTES = 69632, PYA_OPS_WEIGH_BYTES = 104448 };
+/* Attention's, for heads of up to 64 and up to 128 numbers. */
+enum {
+    PYA_OPS_ATTENTION_FORWARD_64_BYTES = 81920,
+    PYA_OPS_ATTENTION_FORWARD_128_BYTES = 98304,
+    PYA_OPS_ATTENTION_BACKWARD_64_BYTES = 57344,
+    PYA_OPS_ATTENTION_BACKWARD_128_BYTES = 114688,
+};
 
 /* Parts of its keys that the last of a query's blocks puts together; more take a launch of their own. */
 enum { PYA_OPS_MERGED_PARTS = 16, PYA_OPS_KEPT_OF = 16 };

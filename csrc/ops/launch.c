@@ -24,6 +24,8 @@ enum {
     CUT_TILES = 8,   /* the least of samples that are cut */
     CUT_T = 16,      /* the most t */
     MOST_PAIRS = 32, /* that a warp takes */
+    ATTENTION_THREADS = 128,
+    SPAN_TENSOR = 32, /* keys or queries of a tile of attention by tensor cores */
 };
 
 static uint64_t
@@ -326,44 +328,133 @@ pya_ops_cuda_additive_backward(const struct pya_ops_additive *a, const struct py
     return status;
 }
 
+/* The kernels for tensor cores, one for each size of head; bytes of shared memory with each. */
+struct launch_attention {
+    struct {
+        const char *forward, *backward_q, *backward_keys, *backward_bias;
+    } name;
+    uint32_t forward, backward;
+};
+
+static const struct launch_attention attention_64 = {
+    {"pya_attention_forward_64_tensor", "pya_attention_backward_q_64_tensor",
+     "pya_attention_backward_keys_64_tensor", "pya_attention_backward_bias_64_tensor"},
+    PYA_OPS_ATTENTION_FORWARD_64_BYTES,
+    PYA_OPS_ATTENTION_BACKWARD_64_BYTES,
+};
+static const struct launch_attention attention_128 = {
+    {"pya_attention_forward_128_tensor", "pya_attention_backward_q_128_tensor",
+     "pya_attention_backward_keys_128_tensor", "pya_attention_backward_bias_128_tensor"},
+    PYA_OPS_ATTENTION_FORWARD_128_BYTES,
+    PYA_OPS_ATTENTION_BACKWARD_128_BYTES,
+};
+
+/* NULL: larger heads, or longer sequences than are counted with 32 bits, one tile beyond the end. */
+static const struct launch_attention *
+launch_attention_tensor(const struct pya_ops_attention *a) {
+    const int64_t most = INT32_MAX - BIG;
+    const int64_t dim = a->dim > a->dim_v ? a->dim : a->dim_v;
+    if (dim > 128 || a->n_q > most || a->n_k > most) {
+        return NULL;
+    }
+    const int64_t tiles = (int64_t)launch_parts(a->n_q, SPAN_TENSOR);
+    if (tiles > most / (a->n_h / a->n_kv)) {
+        return NULL;
+    }
+    return dim > 64 ? &attention_128 : &attention_64;
+}
+
+static struct pya_driver_grid
+launch_grid_attention(uint64_t blocks, uint32_t shared) {
+    struct pya_driver_grid g = {blocks, 1, ATTENTION_THREADS, shared};
+    return g;
+}
+
 int
 pya_ops_cuda_attention_forward(const struct pya_ops_attention *a, const struct pya_ops_target *to) {
     if (a->dim_v > 256) {
         return PYA_OPS_E_INVAL;
     }
-    struct pya_driver_grid g = {
-        launch_parts(a->n_q, SMALL) * (uint64_t)(a->n_h * a->n_b), 1, THREADS, 0};
+    const uint64_t blocks = launch_parts(a->n_q, SMALL) * (uint64_t)(a->n_h * a->n_b);
+    const struct launch_attention *tensor = launch_attention_tensor(a);
+    if (tensor != NULL && pya_driver_allow(to, tensor->name.forward, tensor->forward)) {
+        return pya_driver_launch(
+            to, tensor->name.forward, launch_grid_attention(blocks, tensor->forward), a);
+    }
+    struct pya_driver_grid g = {blocks, 1, THREADS, 0};
     return pya_driver_launch(to, "pya_attention_forward", g, a);
+}
+
+struct launch_step {
+    const char *kernel;
+    struct pya_driver_grid grid;
+};
+
+static int
+launch_steps(
+    const struct launch_step *steps, size_t n, const struct pya_ops_attention *a,
+    const struct pya_ops_target *to) {
+    int status = PYA_OPS_OK;
+    for (size_t i = 0; i < n && status == PYA_OPS_OK; i++) {
+        status = pya_driver_launch(to, steps[i].kernel, steps[i].grid, a);
+    }
+    return status;
+}
+
+/* Blocks of the gradient of the bias, each of a tile of so many keys. */
+static uint64_t
+launch_bias_blocks(const struct pya_ops_attention *a, int64_t keys) {
+    const struct pya_ops_scores o = a->d_bias;
+    const uint64_t slices = (uint64_t)((o.b != 0 ? a->n_b : 1) * (o.h != 0 ? a->n_h : 1));
+    return (o.k != 0 ? launch_parts(a->n_k, keys) : 1) *
+           (o.q != 0 ? launch_parts(a->n_q, SMALL) : 1) * slices;
+}
+
+/* Whether no two scores share a number of the bias, whose gradient then comes with that of the queries. */
+static bool
+launch_owns_bias(const struct pya_ops_attention *a) {
+    const struct pya_ops_scores o = a->d_bias;
+    return (o.b != 0 || a->n_b == 1) && (o.h != 0 || a->n_h == 1) && (o.q != 0 || a->n_q == 1) &&
+           (o.k != 0 || a->n_k == 1);
+}
+
+static int
+launch_attention_backward_tensor(
+    const struct pya_ops_attention *a, const struct launch_attention *tensor,
+    const struct pya_ops_target *to) {
+    const uint64_t queries = launch_parts(a->n_q, SMALL) * (uint64_t)(a->n_h * a->n_b);
+    const uint64_t keys = launch_parts(a->n_k, SMALL) * (uint64_t)(a->n_kv * a->n_b);
+    const uint64_t bias = launch_bias_blocks(a, SPAN_TENSOR);
+    const struct launch_step steps[] = {
+        {tensor->name.backward_q, launch_grid_attention(queries, tensor->backward)},
+        {tensor->name.backward_keys, launch_grid_attention(keys, tensor->backward)},
+        {tensor->name.backward_bias, launch_grid_attention(bias, tensor->backward)},
+    };
+    const bool adds_bias = a->d_bias.p != NULL && !launch_owns_bias(a);
+    return launch_steps(steps, adds_bias ? 3 : 2, a, to);
 }
 
 int
 pya_ops_cuda_attention_backward(
     const struct pya_ops_attention *a, const struct pya_ops_target *to) {
+    const struct launch_attention *tensor = launch_attention_tensor(a);
+    if (tensor != NULL && pya_driver_allow(to, tensor->name.backward_q, tensor->backward) &&
+        pya_driver_allow(to, tensor->name.backward_keys, tensor->backward) &&
+        pya_driver_allow(to, tensor->name.backward_bias, tensor->backward)) {
+        return launch_attention_backward_tensor(a, tensor, to);
+    }
     const uint64_t heads = (uint64_t)(a->n_h * a->n_b);
     const uint64_t key_heads = (uint64_t)(a->n_kv * a->n_b);
     const uint64_t n_qb = launch_parts(a->n_q, SMALL);
     const uint64_t n_kb = launch_parts(a->n_k, SMALL);
     const uint64_t columns = launch_parts(a->dim, WIDE);
     const uint64_t columns_v = launch_parts(a->dim_v, WIDE);
-    const struct {
-        const char *kernel;
-        struct pya_driver_grid grid;
-    } steps[] = {
+    const struct launch_step steps[] = {
         {"pya_attention_backward_delta", {(uint64_t)a->n_q * heads, 1, WARP, 0}},
         {"pya_attention_backward_q", {columns * n_qb * heads, 1, THREADS, 0}},
         {"pya_attention_backward_k", {columns * n_kb * key_heads, 1, THREADS, 0}},
         {"pya_attention_backward_v", {columns_v * n_kb * key_heads, 1, THREADS, 0}},
+        {"pya_attention_backward_bias", {launch_bias_blocks(a, SMALL), 1, THREADS, 0}},
     };
-    int status = PYA_OPS_OK;
-    for (size_t i = 0; i < sizeof steps / sizeof steps[0] && status == PYA_OPS_OK; i++) {
-        status = pya_driver_launch(to, steps[i].kernel, steps[i].grid, a);
-    }
-    if (status == PYA_OPS_OK && a->d_bias.p != NULL) {
-        const struct pya_ops_scores o = a->d_bias;
-        const uint64_t slices = (uint64_t)((o.b != 0 ? a->n_b : 1) * (o.h != 0 ? a->n_h : 1));
-        struct pya_driver_grid bias = {
-            (o.k != 0 ? n_kb : 1) * (o.q != 0 ? n_qb : 1) * slices, 1, THREADS, 0};
-        status = pya_driver_launch(to, "pya_attention_backward_bias", bias, a);
-    }
-    return status;
+    return launch_steps(steps, a->d_bias.p != NULL ? 5 : 4, a, to);
 }

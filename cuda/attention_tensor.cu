@@ -1,0 +1,912 @@
+/* Attention for cards whose tensor cores pay, heads of at most 128 numbers.  Four warps, each with 16 rows of its
+ * own (queries, or keys where their gradients are made), go through the other side tile by tile.
+ *
+ * Each number is split in two TF32 parts as in tensor.cuh.  Here the tensor core sums 16 products at a
+ * time, and those sums are added in fp32. */
+#include "args.h"
+#include "tensor.cuh"
+#include "tile.cuh"
+
+#ifdef PYA_TENSOR
+
+enum {
+    ATT_THREADS = 128,
+    ATT_ROWS = 64, /* of a block */
+    ATT_STEP = 16, /* numbers of a row at a time */
+    ATT_COLUMNS = 32,
+    ATT_KEYS_64 = 64, /* of a tile forward, in the smaller heads */
+    ATT_KEYS_128 = 32,
+    ATT_SPAN = 32, /* keys or queries of a tile backward */
+};
+
+static_assert(
+    (ATT_ROWS + 4 * ATT_KEYS_64) * 64 * sizeof(float) == PYA_OPS_ATTENTION_FORWARD_64_BYTES,
+    "the launcher knows the room");
+static_assert(
+    (ATT_ROWS + 4 * ATT_KEYS_128) * 128 * sizeof(float) == PYA_OPS_ATTENTION_FORWARD_128_BYTES,
+    "and this one");
+static_assert(
+    (2 * ATT_ROWS + 3 * ATT_SPAN) * 64 * sizeof(float) == PYA_OPS_ATTENTION_BACKWARD_64_BYTES,
+    "and this one");
+
+/* The place of a lane: rows g and g + 8 of its warp's 16, columns 2t and 2t + 1 of each eight. */
+struct att_lane {
+    int row; /* g of the warp's 16, in the block's 64 */
+    int g, t;
+};
+
+static __device__ inline struct att_lane
+att_lane() {
+    const int lane = threadIdx.x % 32;
+    struct att_lane l = {(int)threadIdx.x / 32 * 16 + lane / 4, lane / 4, lane % 4};
+    return l;
+}
+
+#ifdef PYA_EMULATE
+#define att_exp2(x) exp2f(x)
+#else
+/* Without exp2f's care for results under 2^-126, which count for nothing beside a 1. */
+static __device__ inline float
+att_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
+
+/* --- tiles in shared memory: rows of D numbers in groups of four, which change places by the row so
+ * that neither reading along rows nor across them has bank conflicts ------------------------------ */
+
+static __device__ inline int
+att_swap(int row) {
+    return (row & 6) ^ (row & 1) << 2;
+}
+
+static __device__ inline bool
+att_is_aligned(const void *p, long long stride) {
+    return ((unsigned long long)p | (unsigned long long)stride * 4) % 16 == 0;
+}
+
+/* N rows of dim numbers, with zeros up to a multiple of 16, and for rows that are not there. */
+template <int D, int N>
+static __device__ inline void
+att_load(float *tile, rows r, int dim) {
+    const int chunk = threadIdx.x % (D / 4);
+    const int d = 4 * chunk;
+    if (d >= (dim + ATT_STEP - 1) / ATT_STEP * ATT_STEP) {
+        return;
+    }
+    const bool aligned = att_is_aligned(r.p, r.stride);
+    const int first = threadIdx.x / (D / 4);
+    const int left = dim - d;
+    const int n = left < 0 ? 0 : left < 4 ? left : 4;
+    if (aligned) {
+#pragma unroll 4
+        for (int i = first; i < N; i += ATT_THREADS / (D / 4)) {
+            const int some = i < r.n ? n : 0;
+            async_copy(
+                tile + i * D + 4 * (chunk ^ att_swap(i)), some > 0 ? r.p + i * r.stride + d : r.p,
+                some);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int i = first; i < N; i += ATT_THREADS / (D / 4)) {
+        float *to = tile + i * D + 4 * (chunk ^ att_swap(i));
+        for (int k = 0; k < 4; k++) {
+            to[k] = i < r.n && k < n ? r.p[i * r.stride + d + k] : 0.0f;
+        }
+    }
+}
+
+/* --- products -------------------------------------------------------------------------------------- */
+
+/* 16 rows and 16 k's of a left factor, as operands of two products by tf32_multiply. */
+struct att_left {
+    float hi[2][4];
+    float lo[2][4];
+};
+
+/* hi rounded to 11 bits as by split() in tensor.cuh */
+static __device__ inline void
+att_split(float x, float *hi, float *lo) {
+    *hi = fmaf(-8192.0f, x, __fmul_rn(8193.0f, x));
+    *lo = x - *hi;
+}
+
+/* What a right factor has beyond the 11 bits that the tensor core reads.  Cut off, not rounded, which is
+ * cheaper: the errors of a product's two factors then still do not add up, as the left ones are rounded. */
+static __device__ inline float
+att_rest(float x) {
+    return x - __int_as_float(__float_as_int(x) & (int)0xffffe000);
+}
+
+/* x, y: 4 neighbouring k's of rows g and g + 8 */
+static __device__ inline struct att_left
+att_left_of(const float x[4], const float y[4]) {
+    struct att_left a;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        att_split(x[n], &a.hi[n / 2][n % 2 * 2], &a.lo[n / 2][n % 2 * 2]);
+        att_split(y[n], &a.hi[n / 2][n % 2 * 2 + 1], &a.lo[n / 2][n % 2 * 2 + 1]);
+    }
+    return a;
+}
+
+/* acc (16 x 32, four tiles) += 16 k's; b[u][j]: of tile j, the operands of product u */
+static __device__ inline void
+att_multiply(float acc[4][4], const struct att_left &a, const float b[2][4][2]) {
+    float c[4][4] = {};
+    float rest[2][4][2];
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+        rest[n / 8][n / 2 % 4][n % 2] = att_rest(b[n / 8][n / 2 % 4][n % 2]);
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        tf32_multiply(c[n % 4], a.lo[n / 4], b[n / 4][n % 4]);
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        tf32_multiply(c[n % 4], a.hi[n / 4], rest[n / 4][n % 4]);
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        tf32_multiply(c[n % 4], a.hi[n / 4], b[n / 4][n % 4]);
+    }
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+        acc[n / 4][n % 4] += c[n / 4][n % 4];
+    }
+}
+
+/* s = this warp's 16 rows of left times the 8N rows of right, of dim numbers.  Slots t and t + 4 of the two
+ * products of a step take k's 4t to 4t + 3. */
+template <int D, int N>
+static __device__ inline void
+att_pairs(float s[N][4], const float *left, const float *right, int dim) {
+    const struct att_lane l = att_lane();
+    left += l.row * D;
+    right += l.g * D;
+#pragma unroll
+    for (int n = 0; n < 4 * N; n++) {
+        s[n / 4][n % 4] = 0.0f;
+    }
+#pragma unroll 1
+    for (int d = 0; d < dim; d += ATT_STEP) {
+        const int k = (d + 4 * l.t) ^ 4 * att_swap(l.g);
+        float x[4];
+        float y[4];
+        get_four(x, left + k);
+        get_four(y, left + 8 * D + k);
+        const struct att_left a = att_left_of(x, y);
+#pragma unroll
+        for (int j0 = 0; j0 < N; j0 += 4) {
+            float b[2][4][2];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                get_four(x, right + 8 * (j0 + j) * D + k);
+                b[0][j][0] = x[0];
+                b[0][j][1] = x[1];
+                b[1][j][0] = x[2];
+                b[1][j][1] = x[3];
+            }
+            att_multiply(s + j0, a, b);
+        }
+    }
+}
+
+/* out += this warp's weights (16 x 8N, as att_pairs leaves them) times the 8N rows of tile.  Slots t and
+ * t + 4 take the rows whose weights the lane has; of 32 columns, those of tile j are j, j + 4 and so on:
+ * out[m][j][e] is column att_column(m, e) + j. */
+template <int D, int N>
+static __device__ inline void
+att_weigh(float out[D / 32][4][4], const float w[N][4], const float *tile, int dim) {
+    const struct att_lane l = att_lane();
+    const float *first = tile + 2 * l.t * D + 4 * (l.g ^ att_swap(2 * l.t));
+    const float *second = tile + (2 * l.t + 1) * D + 4 * (l.g ^ att_swap(2 * l.t + 1));
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        const float x[4] = {w[n][0], w[n][1], w[n + 1][0], w[n + 1][1]};
+        const float y[4] = {w[n][2], w[n][3], w[n + 1][2], w[n + 1][3]};
+        const struct att_left a = att_left_of(x, y);
+#pragma unroll
+        for (int m = 0; m < D / 32; m++) {
+            if (m * ATT_COLUMNS >= dim) {
+                break;
+            }
+            float b[2][4][2];
+#pragma unroll
+            for (int u = 0; u < 2; u++) {
+                float x0[4];
+                float x1[4];
+                get_four(x0, first + 8 * (n + u) * D + m * ATT_COLUMNS);
+                get_four(x1, second + 8 * (n + u) * D + m * ATT_COLUMNS);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    b[u][j][0] = x0[j];
+                    b[u][j][1] = x1[j];
+                }
+            }
+            att_multiply(out[m], a, b);
+        }
+    }
+}
+
+static __device__ inline int
+att_column(int m, int e) {
+    return m * ATT_COLUMNS + (int)threadIdx.x % 4 * 8 + e % 2 * 4;
+}
+
+/* out times scale[0] for row, scale[1] for row + 8 */
+template <int D>
+static __device__ inline void
+att_store(
+    struct pya_ops_heads x, long long b, long long h, int row, long long n_rows, int dim,
+    const float out[D / 32][4][4], const float scale[2]) {
+    float *p = (float *)x.p + b * x.b + h * x.h;
+    const bool aligned = att_is_aligned(p, x.s);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (row + 8 * r >= n_rows) {
+            continue;
+        }
+        float *to = p + (row + 8 * r) * x.s;
+#pragma unroll
+        for (int n = 0; n < D / 16; n++) {
+            const int c = att_column(n / 2, n % 2);
+            const int e = 2 * r + n % 2;
+            const float4 all = {
+                out[n / 2][0][e] * scale[r], out[n / 2][1][e] * scale[r],
+                out[n / 2][2][e] * scale[r], out[n / 2][3][e] * scale[r]};
+            if (aligned && c + 4 <= dim) {
+                *(float4 *)(to + c) = all;
+                continue;
+            }
+            if (c < dim) {
+                to[c] = all.x;
+            }
+            if (c + 1 < dim) {
+                to[c + 1] = all.y;
+            }
+            if (c + 2 < dim) {
+                to[c + 2] = all.z;
+            }
+            if (c + 3 < dim) {
+                to[c + 3] = all.w;
+            }
+        }
+    }
+}
+
+/* --- scores ---------------------------------------------------------------------------------------- */
+
+/* Where a lane's scores are; of a transposed tile keys are the rows and queries the columns. */
+struct att_spot {
+    long long b, h;
+    int row, column; /* of the lane's first */
+    bool is_whole;   /* no score of the block's tile is beyond the end or hidden by causal */
+};
+
+template <bool TRANSPOSED>
+static __device__ inline struct att_spot
+att_spot(
+    const struct pya_ops_attention &a, long long b, long long h, int q0, int n_q, int k0,
+    int n_k) {
+    const struct att_lane l = att_lane();
+    struct att_spot at = {
+        b, h, (TRANSPOSED ? k0 : q0) + l.row, (TRANSPOSED ? q0 : k0) + 2 * l.t, false};
+    at.is_whole =
+        q0 + n_q <= a.n_q && k0 + n_k <= a.n_k && !(a.causal && k0 + n_k > q0 + 1);
+    return at;
+}
+
+/* From the lane's first score on, what a view of them has: make(n, e, address) for each. */
+template <bool TRANSPOSED, int N, class T, class Make>
+static __device__ inline void
+att_each(
+    const struct pya_ops_attention &a, struct pya_ops_scores o, T *p, const struct att_spot &at,
+    const Make &make) {
+    const long long down = TRANSPOSED ? o.k : o.q;
+    const long long across = TRANSPOSED ? o.q : o.k;
+    const int rows_left = (int)(TRANSPOSED ? a.n_k : a.n_q) - at.row;
+    const int columns_left = (int)(TRANSPOSED ? a.n_q : a.n_k) - at.column;
+    p += at.b * o.b + at.h * o.h + at.row * down + at.column * across;
+#pragma unroll
+    for (int r = 0; r < 2; r++, p += 8 * down) {
+        if (8 * r >= rows_left) {
+            break;
+        }
+        T *next = p;
+#pragma unroll
+        for (int n = 0; n < N; n++, next += 8 * across) {
+            if (8 * n < columns_left) {
+                make(n, 2 * r, next);
+            }
+            if (8 * n + 1 < columns_left) {
+                make(n, 2 * r + 1, next + across);
+            }
+        }
+    }
+}
+
+/* Whether neighbours along a row (an even column and the next) can be moved as one. */
+static __device__ inline bool
+att_is_packed(const struct pya_ops_scores &o) {
+    return o.k == 1 &&
+           ((unsigned long long)o.p | (unsigned long long)((o.b | o.h | o.q) * 4)) % 8 == 0;
+}
+
+/* Sent for before a product, needed after it. */
+template <bool TRANSPOSED, int N>
+static __device__ inline void
+att_fetch_bias(float x[N][4], const struct pya_ops_attention &a, const struct att_spot &at) {
+    const struct pya_ops_scores &o = a.bias;
+    if (o.p == 0) {
+        return;
+    }
+    const float *p = (const float *)o.p;
+    if (!TRANSPOSED && at.is_whole && att_is_packed(o)) {
+        p += at.b * o.b + at.h * o.h + at.row * o.q + at.column;
+#pragma unroll
+        for (int n = 0; n < 2 * N; n++) {
+            get_pair(p + n / N * 8 * o.q + n % N * 8, &x[n % N][n / N * 2], &x[n % N][n / N * 2 + 1]);
+        }
+        return;
+    }
+    att_each<TRANSPOSED, N>(
+        a, o, p, at, [&](int n, int e, const float *value) { x[n][e] = *value; });
+}
+
+/* As finish_score for all of a lane's scores. */
+template <bool TRANSPOSED, int N>
+static __device__ inline void
+att_finish(
+    float s[N][4], const float bias[N][4], const struct pya_ops_attention &a,
+    const struct att_spot &at) {
+    const float scale = score_scale(a);
+#pragma unroll
+    for (int n = 0; n < 4 * N; n++) {
+        s[n / 4][n % 4] *= scale;
+    }
+    if (a.bias.p != 0) {
+#pragma unroll
+        for (int n = 0; n < 4 * N; n++) {
+            s[n / 4][n % 4] = add_bias(bias[n / 4][n % 4], s[n / 4][n % 4]);
+        }
+    }
+    if (a.mask.p != 0) {
+        att_each<TRANSPOSED, N>(
+            a, a.mask, (const unsigned char *)a.mask.p, at,
+            [&](int n, int e, const unsigned char *sees) {
+                s[n][e] = *sees == 0 ? -INFINITY : s[n][e];
+            });
+    }
+    if (!at.is_whole) {
+#pragma unroll
+        for (int n = 0; n < 4 * N; n++) {
+            const int row = at.row + n % 4 / 2 * 8;
+            const int column = at.column + n / 4 * 8 + n % 2;
+            const bool hidden =
+                TRANSPOSED ? is_beyond(a, column, row) : is_beyond(a, row, column);
+            s[n / 4][n % 4] = hidden ? -INFINITY : s[n / 4][n % 4];
+        }
+    }
+}
+
+/* keep() of the score n, e of a lane */
+template <bool TRANSPOSED>
+static __device__ inline float
+att_keep(const struct pya_ops_attention &a, const struct att_spot &at, int n, int e) {
+    const int row = at.row + e / 2 * 8;
+    const int column = at.column + n * 8 + e % 2;
+    return TRANSPOSED ? keep(a, at.b, at.h, column, row) : keep(a, at.b, at.h, row, column);
+}
+
+/* --- forward --------------------------------------------------------------------------------------- */
+
+/* A running softmax of rows g and g + 8; each lane has its own part of the sum. */
+struct att_running {
+    float top[2], sum[2];
+};
+
+/* Scores to weights under the largest score so far, by which what was made before shrinks. */
+template <int N>
+static __device__ inline void
+att_soften(float s[N][4], struct att_running *run, float shrink[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float best = run->top[r];
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            best = fmaxf(best, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+        }
+        best = reduce4_max(best);
+        shrink[r] = att_exp2(run->top[r] - best);
+        run->top[r] = best;
+        float part = 0.0f;
+#pragma unroll
+        for (int n = 0; n < 2 * N; n++) {
+            float *x = &s[n / 2][2 * r + n % 2];
+            *x = att_exp2(*x - best);
+            part += *x;
+        }
+        run->sum[r] = fmaf(run->sum[r], shrink[r], part);
+    }
+}
+
+template <int D>
+static __device__ inline void
+att_shrink(float out[D / 32][4][4], const float shrink[2]) {
+#pragma unroll
+    for (int n = 0; n < D / 2; n++) {
+        out[n / 16][n / 4 % 4][n % 4] *= shrink[n % 4 / 2];
+    }
+}
+
+template <int D, int KEYS>
+static __device__ inline void
+att_load_keys(
+    float *tiles, const struct pya_ops_attention &a, long long b, long long kv, int k0) {
+    float *to = tiles + k0 / KEYS % 2 * (2 * KEYS * D);
+    att_load<D, KEYS>(to, head_rows(a.k, b, kv, k0, a.n_k - k0), (int)a.dim);
+    att_load<D, KEYS>(to + KEYS * D, head_rows(a.v, b, kv, k0, a.n_k - k0), (int)a.dim_v);
+}
+
+/* The first query of a block; with causal the blocks that see most keys begin. */
+static __device__ inline int
+att_first_query(const struct pya_ops_attention &a, unsigned part) {
+    const int n = (int)((a.n_q + ATT_ROWS - 1) / ATT_ROWS);
+    return (a.causal ? n - 1 - (int)part : (int)part) * ATT_ROWS;
+}
+
+template <int D, int KEYS>
+static __device__ inline void
+att_forward(const struct pya_ops_attention &a, float *room) {
+    const struct head_part block = block_head_part((a.n_q + ATT_ROWS - 1) / ATT_ROWS, a.n_h);
+    const int q0 = att_first_query(a, block.part);
+    const long long kv = block.h / (a.n_h / a.n_kv);
+    const int end = (int)(a.causal && q0 + ATT_ROWS < a.n_k ? q0 + ATT_ROWS : a.n_k);
+    float *tiles = room + ATT_ROWS * D;
+    float out[D / 32][4][4] = {};
+    struct att_running run = {{-1e37f, -1e37f}, {}};
+    att_load<D, ATT_ROWS>(room, head_rows(a.q, block.b, block.h, q0, a.n_q - q0), (int)a.dim);
+    att_load_keys<D, KEYS>(tiles, a, block.b, kv, 0);
+    async_commit();
+#pragma unroll 1
+    for (int k0 = 0; k0 < end; k0 += KEYS) {
+        async_wait<0>();
+        __syncthreads();
+        if (k0 + KEYS < end) {
+            att_load_keys<D, KEYS>(tiles, a, block.b, kv, k0 + KEYS);
+            async_commit();
+        }
+        const float *tile = tiles + k0 / KEYS % 2 * (2 * KEYS * D);
+        const struct att_spot at =
+            att_spot<false>(a, block.b, block.h, q0, ATT_ROWS, k0, KEYS);
+        float s[KEYS / 8][4];
+        float bias[KEYS / 8][4] = {};
+        float shrink[2];
+        att_fetch_bias<false, KEYS / 8>(bias, a, at);
+        att_pairs<D, KEYS / 8>(s, room, tile, (int)a.dim);
+        att_finish<false, KEYS / 8>(s, bias, a, at);
+        att_soften<KEYS / 8>(s, &run, shrink);
+        if (a.dropout > 0.0) {
+#pragma unroll
+            for (int n = 0; n < KEYS / 2; n++) {
+                s[n / 4][n % 4] *= att_keep<false>(a, at, n / 4, n % 4);
+            }
+        }
+        att_shrink<D>(out, shrink);
+        att_weigh<D, KEYS / 8>(out, s, tile + KEYS * D, (int)a.dim_v);
+    }
+    const struct att_lane l = att_lane();
+    float inverse[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float sum = reduce4_add(run.sum[r]);
+        const int q = q0 + l.row + 8 * r;
+        inverse[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
+        if (l.t == 0 && q < a.n_q) {
+            float *kept = (float *)a.stats + 2 * (block.b * a.n_h + block.h) * a.n_q + q;
+            kept[0] = run.top[r];
+            kept[a.n_q] = inverse[r];
+        }
+    }
+    att_store<D>(a.out, block.b, block.h, q0 + l.row, a.n_q, (int)a.dim_v, out, inverse);
+}
+
+/* blocks of all kernels forward: queries / 64 * heads * batch */
+extern "C" __global__ void __launch_bounds__(ATT_THREADS, 2)
+pya_attention_forward_64_tensor(struct pya_ops_attention a) {
+    PYA_DYNAMIC(room);
+    att_forward<64, ATT_KEYS_64>(a, room);
+}
+
+extern "C" __global__ void __launch_bounds__(ATT_THREADS, 2)
+pya_attention_forward_128_tensor(struct pya_ops_attention a) {
+    PYA_DYNAMIC(room);
+    att_forward<128, ATT_KEYS_128>(a, room);
+}
+
+/* --- backward -------------------------------------------------------------------------------------- */
+
+/* What the backward needs of a query. */
+struct att_query {
+    float top, inverse, delta;
+};
+
+static __device__ inline struct att_query
+att_query(const struct pya_ops_attention &a, long long b, long long h, int q) {
+    const long long base = (b * a.n_h + h) * a.n_q;
+    struct att_query of = {INFINITY, 0.0f, 0.0f};
+    if (q < a.n_q) {
+        of.top = ((const float *)a.stats)[2 * base + q];
+        of.inverse = ((const float *)a.stats)[2 * base + a.n_q + q];
+        of.delta = ((const float *)a.workspace)[base + q];
+    }
+    return of;
+}
+
+/* Scores to kept probabilities, and dP to dS; of(n, e) is the query of a score. */
+template <bool TRANSPOSED, int N, class Of>
+static __device__ inline void
+att_gradients(
+    float p[N][4], float ds[N][4], const float bias[N][4], const struct pya_ops_attention &a,
+    const struct att_spot &at, const Of &of) {
+    att_finish<TRANSPOSED, N>(p, bias, a, at);
+    const bool drops = a.dropout > 0.0;
+#pragma unroll
+    for (int n = 0; n < 4 * N; n++) {
+        const struct att_query query = of(n / 4, n % 4);
+        float *x = &p[n / 4][n % 4];
+        float *y = &ds[n / 4][n % 4];
+        const float factor = drops ? att_keep<TRANSPOSED>(a, at, n / 4, n % 4) : 1.0f;
+        *x = att_exp2(*x - query.top) * query.inverse;
+        *y = *x * fmaf(*y, factor, -query.delta);
+        *x *= factor;
+    }
+}
+
+/* delta = sum dO * O of this warp's queries, for the kernels after this one too; returned of rows g and g + 8. */
+static __device__ inline void
+att_make_delta(
+    float delta[2], const struct pya_ops_attention &a, long long b, long long h, int q0) {
+    const struct att_lane l = att_lane();
+    const int lane = threadIdx.x % 32;
+    delta[0] = delta[1] = 0.0f;
+#pragma unroll 4
+    for (int n = 0; n < 16; n++) {
+        const int q = q0 + l.row - l.g + n;
+        const rows o = head_rows(a.out, b, h, q, 1);
+        const rows g = head_rows(a.grad, b, h, q, 1);
+        float sum = 0.0f;
+        for (int c = lane; c < a.dim_v && q < a.n_q; c += 32) {
+            sum = fmaf(o.p[c], g.p[c], sum);
+        }
+        sum = reduce32_add(sum);
+        if (lane == 0 && q < a.n_q) {
+            ((float *)a.workspace)[(b * a.n_h + h) * a.n_q + q] = sum;
+        }
+        delta[0] = n == l.g ? sum : delta[0];
+        delta[1] = n == l.g + 8 ? sum : delta[1];
+    }
+}
+
+template <int N>
+static __device__ inline void
+att_store_bias(
+    const float ds[N][4], const struct pya_ops_attention &a, const struct att_spot &at) {
+    const struct pya_ops_scores &o = a.d_bias;
+    float *p = (float *)o.p;
+    if (at.is_whole && att_is_packed(o)) {
+        p += at.b * o.b + at.h * o.h + at.row * o.q + at.column;
+#pragma unroll
+        for (int n = 0; n < 2 * N; n++) {
+            const float2 both = {ds[n % N][n / N * 2], ds[n % N][n / N * 2 + 1]};
+            *(float2 *)(p + n / N * 8 * o.q + n % N * 8) = both;
+        }
+        return;
+    }
+    att_each<false, N>(a, o, p, at, [&](int n, int e, float *to) { *to = ds[n][e]; });
+}
+
+/* Whether no two scores share a number of the bias: dS then is its gradient. */
+static __device__ inline bool
+att_owns_bias(const struct pya_ops_attention &a) {
+    const struct pya_ops_scores &o = a.d_bias;
+    return o.p != 0 && (o.b != 0 || a.n_b == 1) && (o.h != 0 || a.n_h == 1) &&
+           (o.q != 0 || a.n_q == 1) && (o.k != 0 || a.n_k == 1);
+}
+
+/* dQ, delta, and the gradient of a bias that nobody shares.  Of the tiles under way, the next keys have room
+ * beside the last ones; the next values come as soon as the last ones are read. */
+template <int D>
+static __device__ inline void
+att_backward_q(const struct pya_ops_attention &a, float *room) {
+    const int N = ATT_SPAN / 8;
+    const struct head_part block = block_head_part((a.n_q + ATT_ROWS - 1) / ATT_ROWS, a.n_h);
+    const struct att_lane l = att_lane();
+    const int q0 = att_first_query(a, block.part);
+    const long long kv = block.h / (a.n_h / a.n_kv);
+    const int end = (int)(a.causal && q0 + ATT_ROWS < a.n_k ? q0 + ATT_ROWS : a.n_k);
+    const int dim = (int)a.dim;
+    const int dim_v = (int)a.dim_v;
+    float *grads = room + ATT_ROWS * D;
+    float *keys = grads + ATT_ROWS * D;
+    float *values = keys + 2 * ATT_SPAN * D;
+    const bool owns_bias = att_owns_bias(a);
+    float out[D / 32][4][4] = {};
+    struct att_query of[2];
+    att_load<D, ATT_ROWS>(room, head_rows(a.q, block.b, block.h, q0, a.n_q - q0), dim);
+    att_load<D, ATT_ROWS>(grads, head_rows(a.grad, block.b, block.h, q0, a.n_q - q0), dim_v);
+    att_load<D, ATT_SPAN>(keys, head_rows(a.k, block.b, kv, 0, a.n_k), dim);
+    att_load<D, ATT_SPAN>(values, head_rows(a.v, block.b, kv, 0, a.n_k), dim_v);
+    async_commit();
+    float delta[2];
+    att_make_delta(delta, a, block.b, block.h, q0);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int q = q0 + l.row + 8 * r;
+        const float *kept = (const float *)a.stats + 2 * (block.b * a.n_h + block.h) * a.n_q + q;
+        of[r].top = q < a.n_q ? kept[0] : INFINITY;
+        of[r].inverse = q < a.n_q ? kept[a.n_q] : 0.0f;
+        of[r].delta = delta[r];
+    }
+#pragma unroll 1
+    for (int k0 = 0; k0 < end; k0 += ATT_SPAN) {
+        const int next = k0 + ATT_SPAN;
+        const float *tile = keys + k0 / ATT_SPAN % 2 * (ATT_SPAN * D);
+        async_wait<0>();
+        __syncthreads();
+        if (next < end) {
+            att_load<D, ATT_SPAN>(
+                keys + next / ATT_SPAN % 2 * (ATT_SPAN * D),
+                head_rows(a.k, block.b, kv, next, a.n_k - next), dim);
+            async_commit();
+        }
+        const struct att_spot at =
+            att_spot<false>(a, block.b, block.h, q0, ATT_ROWS, k0, ATT_SPAN);
+        float p[N][4];
+        float ds[N][4];
+        float bias[N][4] = {};
+        att_pairs<D, N>(p, room, tile, dim);
+        att_fetch_bias<false, N>(bias, a, at);
+        att_pairs<D, N>(ds, grads, values, dim_v);
+        __syncthreads();
+        if (next < end) {
+            att_load<D, ATT_SPAN>(
+                values, head_rows(a.v, block.b, kv, next, a.n_k - next), dim_v);
+            async_commit();
+        }
+        att_gradients<false, N>(p, ds, bias, a, at, [&](int, int e) { return of[e / 2]; });
+        if (owns_bias) {
+            att_store_bias<N>(ds, a, at);
+        }
+        att_weigh<D, N>(out, ds, tile, dim);
+    }
+    const float scale[2] = {(float)a.scale, (float)a.scale};
+    att_store<D>(a.d_q, block.b, block.h, q0 + l.row, a.n_q, dim, out, scale);
+}
+
+/* blocks: queries / 64 * heads * batch */
+extern "C" __global__ void __launch_bounds__(ATT_THREADS, 2)
+pya_attention_backward_q_64_tensor(struct pya_ops_attention a) {
+    PYA_DYNAMIC(room);
+    att_backward_q<64>(a, room);
+}
+
+extern "C" __global__ void __launch_bounds__(ATT_THREADS, 2)
+pya_attention_backward_q_128_tensor(struct pya_ops_attention a) {
+    PYA_DYNAMIC(room);
+    att_backward_q<128>(a, room);
+}
+
+/* The tiles of queries that a block of keys goes through: those of all query heads of its group, in order. */
+struct att_walk {
+    long long h;
+    int q0;
+};
+
+static __device__ inline struct att_walk
+att_walk(const struct pya_ops_attention &a, long long kv, int first, int n_tiles, int i) {
+    struct att_walk w = {
+        kv * (a.n_h / a.n_kv) + i / n_tiles, first + i % n_tiles * ATT_SPAN};
+    return w;
+}
+
+/* One of the three numbers of a query of a tile: those of all queries, then the next. */
+static __device__ inline float
+att_number(const struct pya_ops_attention &a, long long b, struct att_walk w) {
+    const struct att_query of = att_query(a, b, w.h, w.q0 + (int)threadIdx.x % ATT_SPAN);
+    const int n = threadIdx.x / ATT_SPAN;
+    return n == 0 ? of.top : n == 1 ? of.inverse : of.delta;
+}
+
+/* dK and dV: everything is transposed, keys are rows. */
+template <int D>
+static __device__ inline void
+att_backward_keys(const struct pya_ops_attention &a, float *room) {
+    __shared__ float numbers[2][ATT_THREADS / ATT_SPAN][ATT_SPAN];
+    const int N = ATT_SPAN / 8;
+    const struct head_part block = block_head_part((a.n_k + ATT_ROWS - 1) / ATT_ROWS, a.n_kv);
+    const struct att_lane l = att_lane();
+    const long long b = block.b;
+    const long long kv = block.h;
+    const int k0 = (int)block.part * ATT_ROWS;
+    const int first = a.causal ? k0 : 0;
+    const int n_tiles = first < a.n_q ? ((int)a.n_q - first + ATT_SPAN - 1) / ATT_SPAN : 0;
+    const int n = n_tiles * (int)(a.n_h / a.n_kv);
+    const int dim = (int)a.dim;
+    const int dim_v = (int)a.dim_v;
+    float *values = room + ATT_ROWS * D;
+    float *queries = values + ATT_ROWS * D;
+    float *grads = queries + 2 * ATT_SPAN * D;
+    float d_k[D / 32][4][4] = {};
+    float d_v[D / 32][4][4] = {};
+    if (n > 0) {
+        const struct att_walk w = att_walk(a, kv, first, n_tiles, 0);
+        att_load<D, ATT_ROWS>(room, head_rows(a.k, b, kv, k0, a.n_k - k0), dim);
+        att_load<D, ATT_ROWS>(values, head_rows(a.v, b, kv, k0, a.n_k - k0), dim_v);
+        att_load<D, ATT_SPAN>(queries, head_rows(a.q, b, w.h, w.q0, a.n_q - w.q0), dim);
+        att_load<D, ATT_SPAN>(grads, head_rows(a.grad, b, w.h, w.q0, a.n_q - w.q0), dim_v);
+        async_commit();
+        numbers[0][threadIdx.x / ATT_SPAN][threadIdx.x % ATT_SPAN] = att_number(a, b, w);
+    }
+#pragma unroll 1
+    for (int i = 0; i < n; i++) {
+        const struct att_walk w = att_walk(a, kv, first, n_tiles, i);
+        const struct att_walk next = att_walk(a, kv, first, n_tiles, i + 1);
+        const float *tile = queries + i % 2 * (ATT_SPAN * D);
+        float number = 0.0f;
+        async_wait<0>();
+        __syncthreads();
+        if (i + 1 < n) {
+            att_load<D, ATT_SPAN>(
+                queries + (i + 1) % 2 * (ATT_SPAN * D),
+                head_rows(a.q, b, next.h, next.q0, a.n_q - next.q0), dim);
+            async_commit();
+            number = att_number(a, b, next);
+        }
+        const struct att_spot at = att_spot<true>(a, b, w.h, w.q0, ATT_SPAN, k0, ATT_ROWS);
+        float p[N][4];
+        float ds[N][4];
+        float bias[N][4] = {};
+        att_pairs<D, N>(p, room, tile, dim);
+        att_fetch_bias<true, N>(bias, a, at);
+        att_pairs<D, N>(ds, values, grads, dim_v);
+        att_gradients<true, N>(p, ds, bias, a, at, [&](int m, int e) {
+            const int column = 8 * m + 2 * l.t + e % 2;
+            struct att_query of = {
+                numbers[i % 2][0][column], numbers[i % 2][1][column], numbers[i % 2][2][column]};
+            return of;
+        });
+        numbers[(i + 1) % 2][threadIdx.x / ATT_SPAN][threadIdx.x % ATT_SPAN] = number;
+        att_weigh<D, N>(d_v, p, grads, dim_v);
+        __syncthreads();
+        if (i + 1 < n) {
+            att_load<D, ATT_SPAN>(
+                grads, head_rows(a.grad, b, next.h, next.q0, a.n_q - next.q0), dim_v);
+            async_commit();
+        }
+        att_weigh<D, N>(d_k, ds, tile, dim);
+    }
+    const float scale[2] = {(float)a.scale, (float)a.scale};
+    const float one[2] = {1.0f, 1.0f};
+    att_store<D>(a.d_k, b, kv, k0 + l.row, a.n_k, dim, d_k, scale);
+    att_store<D>(a.d_v, b, kv, k0 + l.row, a.n_k, dim_v, d_v, one);
+}
+
+/* blocks: keys / 64 * key heads * batch */
+extern "C" __global__ void __launch_bounds__(ATT_THREADS, 2)
+pya_attention_backward_keys_64_tensor(struct pya_ops_attention a) {
+    PYA_DYNAMIC(room);
+    att_backward_keys<64>(a, room);
+}
+
+extern "C" __global__ void __launch_bounds__(ATT_THREADS, 2)
+pya_attention_backward_keys_128_tensor(struct pya_ops_attention a) {
+    PYA_DYNAMIC(room);
+    att_backward_keys<128>(a, room);
+}
+
+/* The gradient of a bias that is shared: one block owns 64 queries x 32 keys of a bias slice (all queries or
+ * keys where the bias is shared along them) and adds what shares it in a fixed order. */
+template <int D>
+static __device__ inline void
+att_backward_bias(const struct pya_ops_attention &a, float *room) {
+    const int N = ATT_SPAN / 8;
+    const struct pya_ops_scores o = a.d_bias;
+    const struct att_lane l = att_lane();
+    const unsigned n_kb = o.k != 0 ? (unsigned)((a.n_k + ATT_SPAN - 1) / ATT_SPAN) : 1;
+    const long long n_qb = o.q != 0 ? (a.n_q + ATT_ROWS - 1) / ATT_ROWS : 1;
+    const struct head_part block = block_head_part(n_kb * n_qb, o.h != 0 ? a.n_h : 1);
+    const int q1 = (int)(block.part / n_kb) * ATT_ROWS;
+    const int k1 = (int)(block.part % n_kb) * ATT_SPAN;
+    const int q_end = o.q != 0 ? q1 + 1 : (int)a.n_q;
+    const int k_end = o.k != 0 ? k1 + 1 : (int)a.n_k;
+    float *grads = room + ATT_ROWS * D;
+    float *keys = grads + ATT_ROWS * D;
+    float *values = keys + ATT_SPAN * D;
+    float sum[N][4] = {};
+    for (long long b = o.b != 0 ? block.b : 0; b < (o.b != 0 ? block.b + 1 : a.n_b); b++) {
+        for (long long h = o.h != 0 ? block.h : 0; h < (o.h != 0 ? block.h + 1 : a.n_h); h++) {
+            const long long kv = h / (a.n_h / a.n_kv);
+            for (int q0 = q1; q0 < q_end; q0 += ATT_ROWS) {
+                for (int k0 = k1; k0 < k_end; k0 += ATT_SPAN) {
+                    if (a.causal && k0 >= q0 + ATT_ROWS) {
+                        break;
+                    }
+                    __syncthreads();
+                    att_load<D, ATT_ROWS>(
+                        room, head_rows(a.q, b, h, q0, a.n_q - q0), (int)a.dim);
+                    att_load<D, ATT_SPAN>(
+                        keys, head_rows(a.k, b, kv, k0, a.n_k - k0), (int)a.dim);
+                    async_commit();
+                    att_load<D, ATT_ROWS>(
+                        grads, head_rows(a.grad, b, h, q0, a.n_q - q0), (int)a.dim_v);
+                    att_load<D, ATT_SPAN>(
+                        values, head_rows(a.v, b, kv, k0, a.n_k - k0), (int)a.dim_v);
+                    async_commit();
+                    const struct att_spot at =
+                        att_spot<false>(a, b, h, q0, ATT_ROWS, k0, ATT_SPAN);
+                    float p[N][4];
+                    float ds[N][4];
+                    float bias[N][4] = {};
+                    att_fetch_bias<false, N>(bias, a, at);
+                    const struct att_query of[2] = {
+                        att_query(a, b, h, q0 + l.row), att_query(a, b, h, q0 + l.row + 8)};
+                    async_wait<1>();
+                    __syncthreads();
+                    att_pairs<D, N>(p, room, keys, (int)a.dim);
+                    async_wait<0>();
+                    __syncthreads();
+                    att_pairs<D, N>(ds, grads, values, (int)a.dim_v);
+                    att_gradients<false, N>(
+                        p, ds, bias, a, at, [&](int, int e) { return of[e / 2]; });
+#pragma unroll
+                    for (int n = 0; n < 4 * N; n++) {
+                        sum[n / 4][n % 4] += ds[n / 4][n % 4];
+                    }
+                }
+            }
+        }
+    }
+    const int wide = ATT_SPAN + 1;
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < 4 * N; n++) {
+        room[(l.row + n % 4 / 2 * 8) * wide + n / 4 * 8 + 2 * l.t + n % 2] = sum[n / 4][n % 4];
+    }
+    __syncthreads();
+    const int n_i = o.q != 0 ? ATT_ROWS : 1;
+    const int n_j = o.k != 0 ? ATT_SPAN : 1;
+    for (int n = threadIdx.x; n < n_i * n_j; n += ATT_THREADS) {
+        const int i = n / n_j;
+        const int j = n % n_j;
+        float total = 0.0f;
+        for (int x = i; x < (o.q != 0 ? i + 1 : ATT_ROWS); x++) {
+            for (int y = j; y < (o.k != 0 ? j + 1 : ATT_SPAN); y++) {
+                total += room[x * wide + y];
+            }
+        }
+        if ((o.q == 0 || q1 + i < a.n_q) && (o.k == 0 || k1 + j < a.n_k)) {
+            ((float *)o.p)[score_at(o, block.b, block.h, q1 + i, k1 + j)] = total;
+        }
+    }
+}
+
+/* blocks: keys / 32 * queries / 64 * heads * batch, each 1 where shared */
+extern "C" __global__ void __launch_bounds__(ATT_THREADS, 2)
+pya_attention_backward_bias_64_tensor(struct pya_ops_attention a) {
+    PYA_DYNAMIC(room);
+    att_backward_bias<64>(a, room);
+}
+
+extern "C" __global__ void __launch_bounds__(ATT_THREADS, 2)
+pya_attention_backward_bias_128_tensor(struct pya_ops_attention a) {
+    PYA_DYNAMIC(room);
+    att_backward_bias<128>(a, room);
+}
+
+#endif
