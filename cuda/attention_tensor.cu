@@ -67,31 +67,60 @@ att_is_aligned(const void *p, long long stride) {
     return ((unsigned long long)p | (unsigned long long)stride * 4) % 16 == 0;
 }
 
-/* N rows of dim numbers, with zeros up to a multiple of 16, and for rows that are not there. */
+/* Rows of one head, all of them, and those from i on. */
+struct att_side {
+    const float *p;
+    long long stride;
+    int n, dim;
+};
+
+static __device__ inline struct att_side
+att_side(struct pya_ops_heads x, long long b, long long h, long long n, long long dim) {
+    struct att_side r = {(const float *)x.p + b * x.b + h * x.h, x.s, (int)n, (int)dim};
+    return r;
+}
+
+static __device__ inline struct att_side
+att_from(const struct att_side &r, int i) {
+    struct att_side rest = {r.p + i * r.stride, r.stride, r.n - i, r.dim};
+    return rest;
+}
+
+/* The first N rows, with zeros up to a multiple of 16, and for rows that are not there. */
 template <int D, int N>
 static __device__ inline void
-att_load(float *tile, rows r, int dim) {
+att_load(float *tile, const struct att_side &r) {
+    const int step = ATT_THREADS / (D / 4);
     const int chunk = threadIdx.x % (D / 4);
     const int d = 4 * chunk;
-    if (d >= (dim + ATT_STEP - 1) / ATT_STEP * ATT_STEP) {
+    if (d >= (r.dim + ATT_STEP - 1) / ATT_STEP * ATT_STEP) {
         return;
     }
-    const bool aligned = att_is_aligned(r.p, r.stride);
     const int first = threadIdx.x / (D / 4);
-    const int left = dim - d;
+    const int left = r.dim - d;
     const int n = left < 0 ? 0 : left < 4 ? left : 4;
-    if (aligned) {
-#pragma unroll 4
-        for (int i = first; i < N; i += ATT_THREADS / (D / 4)) {
-            const int some = i < r.n ? n : 0;
+    if (att_is_aligned(r.p, r.stride)) {
+        const float *from = n > 0 ? r.p + first * r.stride + d : r.p;
+        const long long down = n > 0 ? step * r.stride : 0;
+        float *const even = tile + first * D + 4 * (chunk ^ att_swap(first));
+        float *const odd = tile + first * D + 4 * (chunk ^ att_swap(first + step));
+        if (r.n >= N) {
+#pragma unroll
+            for (int i = 0; i < N / step; i++, from += down) {
+                async_copy((i % 2 == 0 ? even : odd) + i * step * D, from, n);
+            }
+            return;
+        }
+#pragma unroll 2
+        for (int i = 0; i < N / step; i++, from += down) {
+            const bool is_there = first + i * step < r.n;
             async_copy(
-                tile + i * D + 4 * (chunk ^ att_swap(i)), some > 0 ? r.p + i * r.stride + d : r.p,
-                some);
+                (i % 2 == 0 ? even : odd) + i * step * D, is_there ? from : r.p, is_there ? n : 0);
         }
         return;
     }
 #pragma unroll 1
-    for (int i = first; i < N; i += ATT_THREADS / (D / 4)) {
+    for (int i = first; i < N; i += step) {
         float *to = tile + i * D + 4 * (chunk ^ att_swap(i));
         for (int k = 0; k < 4; k++) {
             to[k] = i < r.n && k < n ? r.p[i * r.stride + d + k] : 0.0f;
@@ -444,15 +473,6 @@ att_shrink(float out[D / 32][4][4], const float shrink[2]) {
     }
 }
 
-template <int D, int KEYS>
-static __device__ inline void
-att_load_keys(
-    float *tiles, const struct pya_ops_attention &a, long long b, long long kv, int k0) {
-    float *to = tiles + k0 / KEYS % 2 * (2 * KEYS * D);
-    att_load<D, KEYS>(to, head_rows(a.k, b, kv, k0, a.n_k - k0), (int)a.dim);
-    att_load<D, KEYS>(to + KEYS * D, head_rows(a.v, b, kv, k0, a.n_k - k0), (int)a.dim_v);
-}
-
 /* The first query of a block; with causal the blocks that see most keys begin. */
 static __device__ inline int
 att_first_query(const struct pya_ops_attention &a, unsigned part) {
@@ -467,18 +487,23 @@ att_forward(const struct pya_ops_attention &a, float *room) {
     const int q0 = att_first_query(a, block.part);
     const long long kv = block.h / (a.n_h / a.n_kv);
     const int end = (int)(a.causal && q0 + ATT_ROWS < a.n_k ? q0 + ATT_ROWS : a.n_k);
+    const struct att_side keys = att_side(a.k, block.b, kv, a.n_k, a.dim);
+    const struct att_side values = att_side(a.v, block.b, kv, a.n_k, a.dim_v);
     float *tiles = room + ATT_ROWS * D;
     float out[D / 32][4][4] = {};
     struct att_running run = {{-1e37f, -1e37f}, {}};
-    att_load<D, ATT_ROWS>(room, head_rows(a.q, block.b, block.h, q0, a.n_q - q0), (int)a.dim);
-    att_load_keys<D, KEYS>(tiles, a, block.b, kv, 0);
+    att_load<D, ATT_ROWS>(room, att_from(att_side(a.q, block.b, block.h, a.n_q, a.dim), q0));
+    att_load<D, KEYS>(tiles, keys);
+    att_load<D, KEYS>(tiles + KEYS * D, values);
     async_commit();
 #pragma unroll 1
     for (int k0 = 0; k0 < end; k0 += KEYS) {
         async_wait<0>();
         __syncthreads();
         if (k0 + KEYS < end) {
-            att_load_keys<D, KEYS>(tiles, a, block.b, kv, k0 + KEYS);
+            float *next = tiles + (k0 / KEYS + 1) % 2 * (2 * KEYS * D);
+            att_load<D, KEYS>(next, att_from(keys, k0 + KEYS));
+            att_load<D, KEYS>(next + KEYS * D, att_from(values, k0 + KEYS));
             async_commit();
         }
         const float *tile = tiles + k0 / KEYS % 2 * (2 * KEYS * D);
@@ -568,29 +593,24 @@ att_gradients(
     }
 }
 
-/* delta = sum dO * O of this warp's queries, for the kernels after this one too; returned of rows g and g + 8. */
-static __device__ inline void
-att_make_delta(
-    float delta[2], const struct pya_ops_attention &a, long long b, long long h, int q0) {
-    const struct att_lane l = att_lane();
-    const int lane = threadIdx.x % 32;
-    delta[0] = delta[1] = 0.0f;
-#pragma unroll 4
-    for (int n = 0; n < 16; n++) {
-        const int q = q0 + l.row - l.g + n;
-        const rows o = head_rows(a.out, b, h, q, 1);
-        const rows g = head_rows(a.grad, b, h, q, 1);
-        float sum = 0.0f;
-        for (int c = lane; c < a.dim_v && q < a.n_q; c += 32) {
-            sum = fmaf(o.p[c], g.p[c], sum);
+/* delta = sum dO * O of a query, by the four lanes of its row; for the kernels after this one too. */
+static __device__ inline float
+att_make_delta(const struct pya_ops_attention &a, long long b, long long h, int q) {
+    const int t = threadIdx.x % 4;
+    float sum = 0.0f;
+    if (q < a.n_q) {
+        const float *o = (const float *)a.out.p + b * a.out.b + h * a.out.h + q * a.out.s;
+        const float *g = (const float *)a.grad.p + b * a.grad.b + h * a.grad.h + q * a.grad.s;
+#pragma unroll 8
+        for (int c = t; c < (int)a.dim_v; c += 4) {
+            sum = fmaf(o[c], g[c], sum);
         }
-        sum = reduce32_add(sum);
-        if (lane == 0 && q < a.n_q) {
-            ((float *)a.workspace)[(b * a.n_h + h) * a.n_q + q] = sum;
-        }
-        delta[0] = n == l.g ? sum : delta[0];
-        delta[1] = n == l.g + 8 ? sum : delta[1];
     }
+    sum = reduce4_add(sum);
+    if (t == 0 && q < a.n_q) {
+        ((float *)a.workspace)[(b * a.n_h + h) * a.n_q + q] = sum;
+    }
+    return sum;
 }
 
 template <int N>
@@ -630,39 +650,37 @@ att_backward_q(const struct pya_ops_attention &a, float *room) {
     const int q0 = att_first_query(a, block.part);
     const long long kv = block.h / (a.n_h / a.n_kv);
     const int end = (int)(a.causal && q0 + ATT_ROWS < a.n_k ? q0 + ATT_ROWS : a.n_k);
-    const int dim = (int)a.dim;
-    const int dim_v = (int)a.dim_v;
-    float *grads = room + ATT_ROWS * D;
-    float *keys = grads + ATT_ROWS * D;
-    float *values = keys + 2 * ATT_SPAN * D;
+    const struct att_side keys = att_side(a.k, block.b, kv, a.n_k, a.dim);
+    const struct att_side values = att_side(a.v, block.b, kv, a.n_k, a.dim_v);
+    float *grad_tile = room + ATT_ROWS * D;
+    float *key_tiles = grad_tile + ATT_ROWS * D;
+    float *value_tile = key_tiles + 2 * ATT_SPAN * D;
     const bool owns_bias = att_owns_bias(a);
     float out[D / 32][4][4] = {};
     struct att_query of[2];
-    att_load<D, ATT_ROWS>(room, head_rows(a.q, block.b, block.h, q0, a.n_q - q0), dim);
-    att_load<D, ATT_ROWS>(grads, head_rows(a.grad, block.b, block.h, q0, a.n_q - q0), dim_v);
-    att_load<D, ATT_SPAN>(keys, head_rows(a.k, block.b, kv, 0, a.n_k), dim);
-    att_load<D, ATT_SPAN>(values, head_rows(a.v, block.b, kv, 0, a.n_k), dim_v);
+    att_load<D, ATT_ROWS>(room, att_from(att_side(a.q, block.b, block.h, a.n_q, a.dim), q0));
+    att_load<D, ATT_ROWS>(
+        grad_tile, att_from(att_side(a.grad, block.b, block.h, a.n_q, a.dim_v), q0));
+    att_load<D, ATT_SPAN>(key_tiles, keys);
+    att_load<D, ATT_SPAN>(value_tile, values);
     async_commit();
-    float delta[2];
-    att_make_delta(delta, a, block.b, block.h, q0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int q = q0 + l.row + 8 * r;
         const float *kept = (const float *)a.stats + 2 * (block.b * a.n_h + block.h) * a.n_q + q;
         of[r].top = q < a.n_q ? kept[0] : INFINITY;
         of[r].inverse = q < a.n_q ? kept[a.n_q] : 0.0f;
-        of[r].delta = delta[r];
+        of[r].delta = att_make_delta(a, block.b, block.h, q);
     }
 #pragma unroll 1
     for (int k0 = 0; k0 < end; k0 += ATT_SPAN) {
         const int next = k0 + ATT_SPAN;
-        const float *tile = keys + k0 / ATT_SPAN % 2 * (ATT_SPAN * D);
+        const float *tile = key_tiles + k0 / ATT_SPAN % 2 * (ATT_SPAN * D);
         async_wait<0>();
         __syncthreads();
         if (next < end) {
             att_load<D, ATT_SPAN>(
-                keys + next / ATT_SPAN % 2 * (ATT_SPAN * D),
-                head_rows(a.k, block.b, kv, next, a.n_k - next), dim);
+                key_tiles + next / ATT_SPAN % 2 * (ATT_SPAN * D), att_from(keys, next));
             async_commit();
         }
         const struct att_spot at =
@@ -670,23 +688,22 @@ att_backward_q(const struct pya_ops_attention &a, float *room) {
         float p[N][4];
         float ds[N][4];
         float bias[N][4] = {};
-        att_pairs<D, N>(p, room, tile, dim);
+        att_pairs<D, N>(p, room, tile, (int)a.dim);
         att_fetch_bias<false, N>(bias, a, at);
-        att_pairs<D, N>(ds, grads, values, dim_v);
+        att_pairs<D, N>(ds, grad_tile, value_tile, (int)a.dim_v);
         __syncthreads();
         if (next < end) {
-            att_load<D, ATT_SPAN>(
-                values, head_rows(a.v, block.b, kv, next, a.n_k - next), dim_v);
+            att_load<D, ATT_SPAN>(value_tile, att_from(values, next));
             async_commit();
         }
         att_gradients<false, N>(p, ds, bias, a, at, [&](int, int e) { return of[e / 2]; });
         if (owns_bias) {
             att_store_bias<N>(ds, a, at);
         }
-        att_weigh<D, N>(out, ds, tile, dim);
+        att_weigh<D, N>(out, ds, tile, (int)a.dim);
     }
     const float scale[2] = {(float)a.scale, (float)a.scale};
-    att_store<D>(a.d_q, block.b, block.h, q0 + l.row, a.n_q, dim, out, scale);
+    att_store<D>(a.d_q, block.b, block.h, q0 + l.row, a.n_q, (int)a.dim, out, scale);
 }
 
 /* blocks: queries / 64 * heads * batch */
@@ -746,10 +763,10 @@ att_backward_keys(const struct pya_ops_attention &a, float *room) {
     float d_v[D / 32][4][4] = {};
     if (n > 0) {
         const struct att_walk w = att_walk(a, kv, first, n_tiles, 0);
-        att_load<D, ATT_ROWS>(room, head_rows(a.k, b, kv, k0, a.n_k - k0), dim);
-        att_load<D, ATT_ROWS>(values, head_rows(a.v, b, kv, k0, a.n_k - k0), dim_v);
-        att_load<D, ATT_SPAN>(queries, head_rows(a.q, b, w.h, w.q0, a.n_q - w.q0), dim);
-        att_load<D, ATT_SPAN>(grads, head_rows(a.grad, b, w.h, w.q0, a.n_q - w.q0), dim_v);
+        att_load<D, ATT_ROWS>(room, att_from(att_side(a.k, b, kv, a.n_k, dim), k0));
+        att_load<D, ATT_ROWS>(values, att_from(att_side(a.v, b, kv, a.n_k, dim_v), k0));
+        att_load<D, ATT_SPAN>(queries, att_from(att_side(a.q, b, w.h, a.n_q, dim), w.q0));
+        att_load<D, ATT_SPAN>(grads, att_from(att_side(a.grad, b, w.h, a.n_q, dim_v), w.q0));
         async_commit();
         numbers[0][threadIdx.x / ATT_SPAN][threadIdx.x % ATT_SPAN] = att_number(a, b, w);
     }
@@ -764,7 +781,7 @@ att_backward_keys(const struct pya_ops_attention &a, float *room) {
         if (i + 1 < n) {
             att_load<D, ATT_SPAN>(
                 queries + (i + 1) % 2 * (ATT_SPAN * D),
-                head_rows(a.q, b, next.h, next.q0, a.n_q - next.q0), dim);
+                att_from(att_side(a.q, b, next.h, a.n_q, dim), next.q0));
             async_commit();
             number = att_number(a, b, next);
         }
@@ -786,7 +803,7 @@ att_backward_keys(const struct pya_ops_attention &a, float *room) {
         __syncthreads();
         if (i + 1 < n) {
             att_load<D, ATT_SPAN>(
-                grads, head_rows(a.grad, b, next.h, next.q0, a.n_q - next.q0), dim_v);
+                grads, att_from(att_side(a.grad, b, next.h, a.n_q, dim_v), next.q0));
             async_commit();
         }
         att_weigh<D, N>(d_k, ds, tile, dim);
@@ -839,14 +856,14 @@ att_backward_bias(const struct pya_ops_attention &a, float *room) {
                     }
                     __syncthreads();
                     att_load<D, ATT_ROWS>(
-                        room, head_rows(a.q, b, h, q0, a.n_q - q0), (int)a.dim);
+                        room, att_from(att_side(a.q, b, h, a.n_q, a.dim), q0));
                     att_load<D, ATT_SPAN>(
-                        keys, head_rows(a.k, b, kv, k0, a.n_k - k0), (int)a.dim);
+                        keys, att_from(att_side(a.k, b, kv, a.n_k, a.dim), k0));
                     async_commit();
                     att_load<D, ATT_ROWS>(
-                        grads, head_rows(a.grad, b, h, q0, a.n_q - q0), (int)a.dim_v);
+                        grads, att_from(att_side(a.grad, b, h, a.n_q, a.dim_v), q0));
                     att_load<D, ATT_SPAN>(
-                        values, head_rows(a.v, b, kv, k0, a.n_k - k0), (int)a.dim_v);
+                        values, att_from(att_side(a.v, b, kv, a.n_k, a.dim_v), k0));
                     async_commit();
                     const struct att_spot at =
                         att_spot<false>(a, b, h, q0, ATT_ROWS, k0, ATT_SPAN);
