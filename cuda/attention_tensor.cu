@@ -316,13 +316,11 @@ struct att_spot {
 template <bool TRANSPOSED>
 static __device__ inline struct att_spot
 att_spot(
-    const struct pya_ops_attention &a, long long b, long long h, int q0, int n_q, int k0,
-    int n_k) {
+    const struct pya_ops_attention &a, long long b, long long h, int q0, int n_q, int k0, int n_k) {
     const struct att_lane l = att_lane();
     struct att_spot at = {
         b, h, (TRANSPOSED ? k0 : q0) + l.row, (TRANSPOSED ? q0 : k0) + 2 * l.t, false};
-    at.is_whole =
-        q0 + n_q <= a.n_q && k0 + n_k <= a.n_k && !(a.causal && k0 + n_k > q0 + 1);
+    at.is_whole = q0 + n_q <= a.n_q && k0 + n_k <= a.n_k && !(a.causal && k0 + n_k > q0 + 1);
     return at;
 }
 
@@ -375,7 +373,8 @@ att_fetch_bias(float x[N][4], const struct pya_ops_attention &a, const struct at
         p += at.b * o.b + at.h * o.h + at.row * o.q + at.column;
 #pragma unroll
         for (int n = 0; n < 2 * N; n++) {
-            get_pair(p + n / N * 8 * o.q + n % N * 8, &x[n % N][n / N * 2], &x[n % N][n / N * 2 + 1]);
+            get_pair(
+                p + n / N * 8 * o.q + n % N * 8, &x[n % N][n / N * 2], &x[n % N][n / N * 2 + 1]);
         }
         return;
     }
@@ -412,8 +411,7 @@ att_finish(
         for (int n = 0; n < 4 * N; n++) {
             const int row = at.row + n % 4 / 2 * 8;
             const int column = at.column + n / 4 * 8 + n % 2;
-            const bool hidden =
-                TRANSPOSED ? is_beyond(a, column, row) : is_beyond(a, row, column);
+            const bool hidden = TRANSPOSED ? is_beyond(a, column, row) : is_beyond(a, row, column);
             s[n / 4][n % 4] = hidden ? -INFINITY : s[n / 4][n % 4];
         }
     }
@@ -503,8 +501,7 @@ att_forward(const struct pya_ops_attention &a, float *room) {
             async_commit();
         }
         const float *tile = tiles + k0 / KEYS % 2 * (2 * KEYS * D);
-        const struct att_spot at =
-            att_spot<false>(a, block.b, block.h, q0, ATT_ROWS, k0, KEYS);
+        const struct att_spot at = att_spot<false>(a, block.b, block.h, q0, ATT_ROWS, k0, KEYS);
         float s[KEYS / 8][4];
         float bias[KEYS / 8][4] = {};
         float shrink[2];
@@ -611,8 +608,7 @@ att_make_delta(const struct pya_ops_attention &a, long long b, long long h, int 
 
 template <int N>
 static __device__ inline void
-att_store_bias(
-    const float ds[N][4], const struct pya_ops_attention &a, const struct att_spot &at) {
+att_store_bias(const float ds[N][4], const struct pya_ops_attention &a, const struct att_spot &at) {
     const struct pya_ops_scores &o = a.d_bias;
     float *p = (float *)o.p;
     if (at.is_whole && att_is_packed(o)) {
@@ -679,8 +675,7 @@ att_backward_q(const struct pya_ops_attention &a, float *room) {
                 key_tiles + next / ATT_SPAN % 2 * (ATT_SPAN * D), att_from(keys, next));
             async_commit();
         }
-        const struct att_spot at =
-            att_spot<false>(a, block.b, block.h, q0, ATT_ROWS, k0, ATT_SPAN);
+        const struct att_spot at = att_spot<false>(a, block.b, block.h, q0, ATT_ROWS, k0, ATT_SPAN);
         float p[N][4];
         float ds[N][4];
         float bias[N][4] = {};
@@ -723,8 +718,7 @@ struct att_walk {
 
 static __device__ inline struct att_walk
 att_walk(const struct pya_ops_attention &a, long long kv, int first, int n_tiles, int i) {
-    struct att_walk w = {
-        kv * (a.n_h / a.n_kv) + i / n_tiles, first + i % n_tiles * ATT_SPAN};
+    struct att_walk w = {kv * (a.n_h / a.n_kv) + i / n_tiles, first + i % n_tiles * ATT_SPAN};
     return w;
 }
 
@@ -823,72 +817,56 @@ pya_attention_backward_keys_128_tensor(struct pya_ops_attention a) {
     att_backward_keys<128>(a, room);
 }
 
-/* The gradient of a bias that is shared: one block owns 64 queries x 32 keys of a bias slice (all queries or
- * keys where the bias is shared along them) and adds what shares it in a fixed order. */
+/* sum += dS of one tile */
 template <int D>
 static __device__ inline void
-att_backward_bias(const struct pya_ops_attention &a, float *room) {
+att_add_bias(
+    float sum[ATT_SPAN / 8][4], const struct pya_ops_attention &a, float *room, long long b,
+    long long h, int q0, int k0) {
     const int N = ATT_SPAN / 8;
-    const struct pya_ops_scores o = a.d_bias;
     const struct att_lane l = att_lane();
-    const unsigned n_kb = o.k != 0 ? (unsigned)((a.n_k + ATT_SPAN - 1) / ATT_SPAN) : 1;
-    const long long n_qb = o.q != 0 ? (a.n_q + ATT_ROWS - 1) / ATT_ROWS : 1;
-    const struct head_part block = block_head_part(n_kb * n_qb, o.h != 0 ? a.n_h : 1);
-    const int q1 = (int)(block.part / n_kb) * ATT_ROWS;
-    const int k1 = (int)(block.part % n_kb) * ATT_SPAN;
-    const int q_end = o.q != 0 ? q1 + 1 : (int)a.n_q;
-    const int k_end = o.k != 0 ? k1 + 1 : (int)a.n_k;
+    const long long kv = h / (a.n_h / a.n_kv);
     float *grads = room + ATT_ROWS * D;
     float *keys = grads + ATT_ROWS * D;
     float *values = keys + ATT_SPAN * D;
-    float sum[N][4] = {};
-    for (long long b = o.b != 0 ? block.b : 0; b < (o.b != 0 ? block.b + 1 : a.n_b); b++) {
-        for (long long h = o.h != 0 ? block.h : 0; h < (o.h != 0 ? block.h + 1 : a.n_h); h++) {
-            const long long kv = h / (a.n_h / a.n_kv);
-            for (int q0 = q1; q0 < q_end; q0 += ATT_ROWS) {
-                for (int k0 = k1; k0 < k_end; k0 += ATT_SPAN) {
-                    if (a.causal && k0 >= q0 + ATT_ROWS) {
-                        break;
-                    }
-                    __syncthreads();
-                    att_load<D, ATT_ROWS>(
-                        room, att_from(att_side(a.q, b, h, a.n_q, a.dim), q0));
-                    att_load<D, ATT_SPAN>(
-                        keys, att_from(att_side(a.k, b, kv, a.n_k, a.dim), k0));
-                    async_commit();
-                    att_load<D, ATT_ROWS>(
-                        grads, att_from(att_side(a.grad, b, h, a.n_q, a.dim_v), q0));
-                    att_load<D, ATT_SPAN>(
-                        values, att_from(att_side(a.v, b, kv, a.n_k, a.dim_v), k0));
-                    async_commit();
-                    const struct att_spot at =
-                        att_spot<false>(a, b, h, q0, ATT_ROWS, k0, ATT_SPAN);
-                    float p[N][4];
-                    float ds[N][4];
-                    float bias[N][4] = {};
-                    att_fetch_bias<false, N>(bias, a, at);
-                    const struct att_query of[2] = {
-                        att_query(a, b, h, q0 + l.row), att_query(a, b, h, q0 + l.row + 8)};
-                    async_wait<1>();
-                    __syncthreads();
-                    att_pairs<D, N>(p, room, keys, (int)a.dim);
-                    async_wait<0>();
-                    __syncthreads();
-                    att_pairs<D, N>(ds, grads, values, (int)a.dim_v);
-                    att_gradients<false, N>(
-                        p, ds, bias, a, at, [&](int, int e) { return of[e / 2]; });
+    const struct att_spot at = att_spot<false>(a, b, h, q0, ATT_ROWS, k0, ATT_SPAN);
+    float p[N][4];
+    float ds[N][4];
+    float bias[N][4] = {};
+    __syncthreads();
+    att_load<D, ATT_ROWS>(room, att_from(att_side(a.q, b, h, a.n_q, a.dim), q0));
+    att_load<D, ATT_SPAN>(keys, att_from(att_side(a.k, b, kv, a.n_k, a.dim), k0));
+    async_commit();
+    att_load<D, ATT_ROWS>(grads, att_from(att_side(a.grad, b, h, a.n_q, a.dim_v), q0));
+    att_load<D, ATT_SPAN>(values, att_from(att_side(a.v, b, kv, a.n_k, a.dim_v), k0));
+    async_commit();
+    att_fetch_bias<false, N>(bias, a, at);
+    const struct att_query of[2] = {
+        att_query(a, b, h, q0 + l.row), att_query(a, b, h, q0 + l.row + 8)};
+    async_wait<1>();
+    __syncthreads();
+    att_pairs<D, N>(p, room, keys, (int)a.dim);
+    async_wait<0>();
+    __syncthreads();
+    att_pairs<D, N>(ds, grads, values, (int)a.dim_v);
+    att_gradients<false, N>(p, ds, bias, a, at, [&](int, int e) { return of[e / 2]; });
 #pragma unroll
-                    for (int n = 0; n < 4 * N; n++) {
-                        sum[n / 4][n % 4] += ds[n / 4][n % 4];
-                    }
-                }
-            }
-        }
+    for (int n = 0; n < 4 * N; n++) {
+        sum[n / 4][n % 4] += ds[n / 4][n % 4];
     }
+}
+
+/* The sums of a block, those along which the bias is shared added up, to the slice that begins with query q1 and
+ * key k1. */
+static __device__ inline void
+att_write_bias(
+    const float sum[ATT_SPAN / 8][4], const struct pya_ops_scores &o,
+    const struct pya_ops_attention &a, float *room, long long b, long long h, int q1, int k1) {
+    const struct att_lane l = att_lane();
     const int wide = ATT_SPAN + 1;
     __syncthreads();
 #pragma unroll
-    for (int n = 0; n < 4 * N; n++) {
+    for (int n = 0; n < ATT_SPAN / 2; n++) {
         room[(l.row + n % 4 / 2 * 8) * wide + n / 4 * 8 + 2 * l.t + n % 2] = sum[n / 4][n % 4];
     }
     __syncthreads();
@@ -904,9 +882,36 @@ att_backward_bias(const struct pya_ops_attention &a, float *room) {
             }
         }
         if ((o.q == 0 || q1 + i < a.n_q) && (o.k == 0 || k1 + j < a.n_k)) {
-            ((float *)o.p)[score_at(o, block.b, block.h, q1 + i, k1 + j)] = total;
+            ((float *)o.p)[score_at(o, b, h, q1 + i, k1 + j)] = total;
         }
     }
+}
+
+/* The gradient of a bias that is shared: one block owns 64 queries x 32 keys of a bias slice (all queries or
+ * keys where the bias is shared along them) and adds what shares it in a fixed order. */
+template <int D>
+static __device__ inline void
+att_backward_bias(const struct pya_ops_attention &a, float *room) {
+    const struct pya_ops_scores o = a.d_bias;
+    const unsigned n_kb = o.k != 0 ? (unsigned)((a.n_k + ATT_SPAN - 1) / ATT_SPAN) : 1;
+    const long long n_qb = o.q != 0 ? (a.n_q + ATT_ROWS - 1) / ATT_ROWS : 1;
+    const struct head_part block = block_head_part(n_kb * n_qb, o.h != 0 ? a.n_h : 1);
+    const int q1 = (int)(block.part / n_kb) * ATT_ROWS;
+    const int k1 = (int)(block.part % n_kb) * ATT_SPAN;
+    const int q_end = o.q != 0 ? q1 + 1 : (int)a.n_q;
+    const int k_end = o.k != 0 ? k1 + 1 : (int)a.n_k;
+    float sum[ATT_SPAN / 8][4] = {};
+    for (long long b = o.b != 0 ? block.b : 0; b < (o.b != 0 ? block.b + 1 : a.n_b); b++) {
+        for (long long h = o.h != 0 ? block.h : 0; h < (o.h != 0 ? block.h + 1 : a.n_h); h++) {
+            for (int q0 = q1; q0 < q_end; q0 += ATT_ROWS) {
+                const int seen = a.causal && q0 + ATT_ROWS < k_end ? q0 + ATT_ROWS : k_end;
+                for (int k0 = k1; k0 < seen; k0 += ATT_SPAN) {
+                    att_add_bias<D>(sum, a, room, b, h, q0, k0);
+                }
+            }
+        }
+    }
+    att_write_bias(sum, o, a, room, block.b, block.h, q1, k1);
 }
 
 /* blocks: keys / 32 * queries / 64 * heads * batch, each 1 where shared */

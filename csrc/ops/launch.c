@@ -354,11 +354,8 @@ static const struct launch_attention *
 launch_attention_tensor(const struct pya_ops_attention *a) {
     const int64_t most = INT32_MAX - BIG;
     const int64_t dim = a->dim > a->dim_v ? a->dim : a->dim_v;
-    if (dim > 128 || a->n_q > most || a->n_k > most) {
-        return NULL;
-    }
-    const int64_t tiles = (int64_t)launch_parts(a->n_q, SPAN_TENSOR);
-    if (tiles > most / (a->n_h / a->n_kv)) {
+    if (dim > 128 || a->n_q > most || a->n_k > most || a->n_h > most ||
+        (int64_t)launch_parts(a->n_q, SPAN_TENSOR) * a->n_h > most) {
         return NULL;
     }
     return dim > 64 ? &attention_128 : &attention_64;
