@@ -1,6 +1,6 @@
 #pragma once
 /* The instructions that CUDA C++ has no word for, each behind a wrapper that the CPU emulation of the
- * tests replaces: tensor cores in TF32 and copies that go on while the thread does. */
+ * tests replaces: tensor cores in TF32 and half precision, and copies that go on while the thread does. */
 
 /* Tensor cores pay where three TF32 products are faster than one in fp32: on the large cards (A100,
  * H100 and H200, B200), not on those whose TF32 rate is at most twice the fp32 one (8.6, 8.9, 12.x). */
@@ -21,7 +21,7 @@
  * a[0..3] are (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b[0..1] are (t, g), (t + 4, g);
  * c[0..3] are (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).  Of a and b the 11 leading
  * significant bits are read, the rest is cut off. */
-static __device__ inline void
+[[maybe_unused]] static __device__ inline void
 tf32_multiply(float c[4], const float a[4], const float b[2]) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -29,6 +29,58 @@ tf32_multiply(float c[4], const float a[4], const float b[2]) {
                  : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])),
                    "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
                    "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+}
+
+/* c (16 x 8) += a (16 x 16) times b (16 x 8) in half precision, two neighbours in k a word, the even one low.
+ * a[0..3] begin at (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b[0..1] at (2t, g), (2t + 8, g); c as
+ * above. */
+static __device__ inline void
+half_multiply(float c[4], const unsigned a[4], const unsigned b[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* Two numbers to half precision, to nearest, as one word; too large ones become infinite. */
+static __device__ inline unsigned
+half_pack(float low, float high) {
+    unsigned both;
+    asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(both) : "f"(low), "f"(high));
+    return both;
+}
+
+static __device__ inline void
+half_unpack(unsigned both, float *low, float *high) {
+    asm("{.reg .b16 x, y; mov.b32 {x, y}, %2; cvt.f32.f16 %0, x; cvt.f32.f16 %1, y;}"
+        : "=f"(*low), "=f"(*high)
+        : "r"(both));
+}
+
+/* Four 8 x 8 matrices of half precision from shared memory, all 32 lanes together.  Lane 8n + i says where row
+ * i of matrix n lies: 16 bytes, aligned.  out[n] is (g, 2t) and (g, 2t + 1) of matrix n, TRANSPOSED (2t, g)
+ * and (2t + 1, g). */
+template <bool TRANSPOSED>
+static __device__ inline void
+matrix_load(unsigned out[4], const unsigned *row) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(row);
+    if (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                     : "r"(at)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                     : "r"(at)
+                     : "memory");
+    }
+}
+
+/* Has the line of 128 bytes around p, which is readable memory, come into the second-level cache. */
+static __device__ inline void
+prefetch(const float *p) {
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(p));
 }
 
 /* n (0 to 4) numbers from global memory, zeros up to 4, to shared memory; both 16-byte aligned.  They

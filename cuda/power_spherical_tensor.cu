@@ -5,9 +5,11 @@
 
 #ifdef PYA_TENSOR
 
-static_assert(W_ROOM * sizeof(float) == PYA_OPS_PAIR_BYTES, "the launcher knows the room");
+static_assert(
+    (PAIR_ROOM > W_ROOM ? PAIR_ROOM : W_ROOM) * sizeof(float) == PYA_OPS_PAIR_BYTES,
+    "the launcher knows the room");
 static_assert((W_ROOM + WEIGH_ROOM) * sizeof(float) == PYA_OPS_WEIGH_BYTES, "and this one");
-static_assert(PAIR_ROOM <= W_ROOM, "gaps and weights take the place of the factors");
+static_assert(PAIR_ROOM <= W_ROOM + WEIGH_ROOM, "gaps and weights take the place of the factors");
 
 static __device__ inline float
 reduce4_add(float x) {
@@ -47,22 +49,28 @@ stage_views(const struct pya_ops_ps &a, rows both[2], int l0, int m0, int t) {
     __syncthreads();
 }
 
-/* Which of each thread's cosines were too coarse: bit 16 (j % 2) + 4 i + e of part j / 2 is acc[i][j][e].  In
- * shared memory, where it holds no registers. */
+/* Which of each thread's cosines were too coarse: bit 4 j + e of part i is acc[i][j][e].  In shared memory,
+ * where it holds no registers. */
 typedef unsigned marks[2][THREADS];
+
+/* Also what is no number: the halves of a number that is too large for one make none. */
+static __device__ inline bool
+is_to_be_made_again(float u, float low, float high) {
+    return !(u >= low && u <= high);
+}
 
 /* Cosines to log-probabilities, and the marks; those marked are to be made again. */
 static __device__ inline void
-pair_log_probs(float acc[4][4][4], const struct columns &of, marks coarse) {
+pair_log_probs(patch acc, const struct columns &of, marks coarse) {
     const struct place p = my_place();
 #pragma unroll
     for (int part = 0; part < 2; part++) {
         unsigned found = 0;
 #pragma unroll
         for (int n = 0; n < 32; n++) {
-            const int c = tensor_column(p, 2 * part + n / 16, n % 2);
-            float *x = &acc[n / 4 % 4][2 * part + n / 16][n % 4];
-            found |= is_coarse(*x, of.low, of.high[c]) ? 1u << n : 0;
+            const int c = tensor_column(p, n / 4, n % 4);
+            float *x = &acc[part][n / 4][n % 4];
+            found |= is_to_be_made_again(*x, of.low, of.high[c]) ? 1u << n : 0;
             *x = log_prob(*x, of.kappa[c], of.h[c]);
         }
         coarse[part][threadIdx.x] = found;
@@ -79,8 +87,8 @@ for_marked(const marks coarse, const rows both[2], const Make &make) {
         unsigned left = coarse[part][threadIdx.x];
         while (left != 0) {
             const int n = take_lowest(&left);
-            const int row = tensor_row(p, n / 4 % 4, n % 4);
-            const int column = tensor_column(p, 2 * part + n / 16, n % 2);
+            const int row = tensor_row(p, part, n % 4);
+            const int column = tensor_column(p, n / 4, n % 4);
             if (row < both[0].n && column < both[1].n) {
                 make(row, column);
             }
@@ -90,8 +98,7 @@ for_marked(const marks coarse, const rows both[2], const Make &make) {
 
 /* From the thread's first result on, whose place the others' are steps from: registers are scarce. */
 static __device__ inline void
-forward_store(
-    const struct pya_ops_ps &a, const float acc[4][4][4], int l0, int m0, int t) {
+forward_store(const struct pya_ops_ps &a, const patch acc, int l0, int m0, int t) {
     const struct place p = my_place();
     const bool packed = pairs_are_aligned(a.out, a.out_m, a.out_l, a.out_t);
     const int l = l0 + tensor_row(p, 0, 0);
@@ -101,12 +108,12 @@ forward_store(
     float *out = (float *)a.out + l * a.out_l + m * a.out_m + t * a.out_t;
     const bool whole = packed && a.n_m - m0 >= BIG;
 #pragma unroll
-    for (int r = 0; r < 8; r++, out += 8 * a.out_l) {
+    for (int r = 0; r < 4; r++, out += 8 * a.out_l) {
         if (8 * r >= n_l) {
             break;
         }
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < 8; j++) {
             const float *x = &acc[r / 2][j][r % 2 * 2];
             if (whole) {
                 const float2 both = {x[0], x[1]};
@@ -124,8 +131,8 @@ forward_store(
 }
 
 /* blocks: (components / 128 * samples / 128, t) */
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-pya_ps_forward_tensor(struct pya_ops_ps a) {
+extern "C" __global__ void
+__launch_bounds__(THREADS, 2) pya_ps_forward_tensor(struct pya_ops_ps a) {
     PYA_DYNAMIC(room);
     __shared__ struct columns of;
     __shared__ marks coarse;
@@ -142,7 +149,7 @@ pya_ps_forward_tensor(struct pya_ops_ps a) {
         stage_views(a, both, first[0], first[1], t);
         pair_start(room, both[0], both[1], dim);
         put_columns(&of, a, first[1], t, false);
-        float acc[4][4][4];
+        patch acc;
         pair_finish(acc, room, both[0], both[1], dim);
         pair_log_probs(acc, of, coarse);
         forward_store(a, acc, first[0], first[1], t);
@@ -155,44 +162,47 @@ pya_ps_forward_tensor(struct pya_ops_ps a) {
 }
 
 /* Cosines to gaps, in w, where the same thread finds them: loops after this need not be unrolled for it, and the
- * registers are free.  The coarse ones are sharp. */
+ * registers are free.  The coarse ones are sharp.  Some cosine being no number makes *wild true. */
 static __device__ inline void
 put_gaps(
-    float *w, const float acc[4][4][4], const struct component *comp, float low, const rows both[2],
-    int dim) {
-    __shared__ marks coarse;
+    float *w, const patch acc, const struct component *comp, float low, const rows both[2], int dim,
+    marks coarse, bool *wild) {
     const struct place p = my_place();
 #pragma unroll
     for (int part = 0; part < 2; part++) {
         unsigned found = 0;
 #pragma unroll
         for (int n = 0; n < 32; n += 2) {
-            const int c = tensor_column(p, 2 * part + n / 16, 0);
-            const float *u = &acc[n / 4 % 4][2 * part + n / 16][n % 4];
-            found |= is_coarse(u[0], low, comp[c].high) ? 1u << n : 0;
-            found |= is_coarse(u[1], low, comp[c + 1].high) ? 2u << n : 0;
+            const int c = tensor_column(p, n / 4, 0);
+            const float *u = &acc[part][n / 4][n % 4];
+            found |= is_to_be_made_again(u[0], low, comp[c].high) ? 1u << n : 0;
+            found |= is_to_be_made_again(u[1], low, comp[c + 1].high) ? 2u << n : 0;
             const float2 gaps = {gap_of(u[0]), gap_of(u[1])};
-            *(float2 *)(w + tensor_row(p, n / 4 % 4, n % 4) * W_STRIDE + c) = gaps;
+            *(float2 *)(w + tensor_row(p, part, n % 4) * W_STRIDE + c) = gaps;
         }
         coarse[part][threadIdx.x] = found;
     }
     for_marked(coarse, both, [&](int row, int c) {
-        w[row * W_STRIDE + c] = sharp_gap(both[0], both[1], row, c, dim);
+        float *gap = w + row * W_STRIDE + c;
+        if (*gap != *gap) {
+            *wild = true; /* whoever comes, says the same */
+        }
+        *gap = sharp_gap(both[0], both[1], row, c, dim);
     });
 }
 
-/* Adds 8 components' terms to the running logsumexp of a row: of all columns of the warp. */
+/* Adds 16 components' terms to the running logsumexp of a row: of all columns of the warp. */
 static __device__ inline void
-mixture_add(float terms[8], float *top, float *sum) {
+mixture_add(float terms[16], float *top, float *sum) {
     float best = *top;
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 16; n++) {
         best = fmaxf(best, terms[n]);
     }
     best = reduce4_max(best);
     float s = 0.0f;
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 16; n++) {
         s += __expf(terms[n] - best); /* its error grows with what it is small beside */
     }
     *sum = *sum * expf(*top - best) + reduce4_add(s);
@@ -203,27 +213,27 @@ mixture_add(float terms[8], float *top, float *sum) {
 static __device__ inline void
 mixture_tile(const float *gaps, const struct component *comp, float2 (*running)[BIG]) {
     const struct place p = my_place();
-    float kappa[8];
-    float h[8];
+    float kappa[16];
+    float h[16];
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
+    for (int n = 0; n < 16; n++) {
         const int c = tensor_column(p, n / 2, n % 2);
         kappa[n] = comp[c].kappa;
         h[n] = comp[c].h;
     }
-#pragma unroll 2
-    for (int r = 0; r < 8; r++) {
+#pragma unroll 1
+    for (int r = 0; r < 4; r++) {
         const int row = p.row + p.g + r * 8;
-        float terms[8];
+        float terms[16];
 #pragma unroll
-        for (int n = 0; n < 8; n += 2) {
+        for (int n = 0; n < 16; n += 2) {
             get_pair(gaps + row * W_STRIDE + tensor_column(p, n / 2, 0), terms + n, terms + n + 1);
         }
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < 16; n++) {
             terms[n] = fmaf(kappa[n], gap_log_half(terms[n], bottom_of(kappa[n])), h[n]);
         }
-        float2 *at = &running[p.column / 32][row];
+        float2 *at = &running[p.column / 64][row];
         /* only the lane that writes reads: lanes are not ordered by a shuffle */
         const float2 none = {-1e37f, 0.0f};
         float2 value = p.t == 0 ? *at : none;
@@ -235,13 +245,15 @@ mixture_tile(const float *gaps, const struct component *comp, float2 (*running)[
 }
 
 /* blocks: (samples / 128, t); components pass by 128 at a time */
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
+extern "C" __global__ void
+__launch_bounds__(THREADS, 2) pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
     PYA_DYNAMIC(room);
     __shared__ struct component comp[BIG];
     __shared__ float low;
     __shared__ float2
-        running[4][BIG]; /* of each warp's columns: largest term, sum of the rest to it */
+        running[2][BIG]; /* of each warp's columns: largest term, sum of the rest to it */
+    __shared__ marks coarse;
+    __shared__ bool wild;
     __shared__ rows both[2];
     const int dim = (int)a.dim;
     const int l0 = blockIdx.x * BIG;
@@ -249,7 +261,6 @@ pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
         __syncthreads();
         const float2 none = {-1e37f, 0.0f};
         running[threadIdx.x / BIG][threadIdx.x % BIG] = none;
-        running[threadIdx.x / BIG + 2][threadIdx.x % BIG] = none;
         for (int m0 = 0; m0 < (int)a.n_m; m0 += BIG) {
             stage_views(a, both, l0, m0, t);
             pair_start(room, both[0], both[1], dim);
@@ -257,20 +268,20 @@ pya_ps_mixture_forward_tensor(struct pya_ops_ps a) {
                 low = ps_low(a.dim); /* all write the same */
                 comp[threadIdx.x] = load_component(a, m0 + threadIdx.x, t, true);
             }
-            float acc[4][4][4];
+            patch acc;
             pair_finish(acc, room, both[0], both[1], dim);
-            put_gaps(room, acc, comp, low, both, dim);
+            put_gaps(room, acc, comp, low, both, dim, coarse, &wild);
             mixture_tile(room, comp, running);
         }
         __syncthreads();
         const int l = l0 + threadIdx.x;
         if (threadIdx.x < BIG && l < a.n_l) {
             float best = -1e37f;
-            for (int n = 0; n < 4; n++) {
+            for (int n = 0; n < 2; n++) {
                 best = fmaxf(best, running[n][threadIdx.x].x);
             }
             float s = 0.0f;
-            for (int n = 0; n < 4; n++) {
+            for (int n = 0; n < 2; n++) {
                 s += running[n][threadIdx.x].y * expf(running[n][threadIdx.x].x - best);
             }
             ((float *)a.out)[l * a.out_l + t * a.out_t] = s == 0.0f ? -INFINITY : best + logf(s);
@@ -285,69 +296,97 @@ struct task {
     bool of_value, of_loc, of_sums; /* of_sums: all samples pass by, scale and weights are known */
 };
 
-/* G of a pair of components and one sample, zeros where there are none. */
-static __device__ inline float2
-load_grad(const struct pya_ops_ps &a, int l, int m, int t, bool packed) {
-    float2 g = {0.0f, 0.0f};
-    const float *from = (const float *)a.grad + l * a.grad_l + m * a.grad_m + t * a.grad_t;
-    if (l >= a.n_l) {
-        return g;
+/* G of 4 rows and 2 columns of a thread's part, zeros where there are none.  from: where the first is; left:
+ * rows and columns from there on; packed: both columns are there, side by side. */
+static __device__ inline void
+load_grads(
+    float2 g[4], const struct pya_ops_ps &a, const float *from, int rows_left, int columns_left,
+    bool packed) {
+#pragma unroll
+    for (int r = 0; r < 4; r++, from += 8 * a.grad_l) {
+        const float2 none = {0.0f, 0.0f};
+        g[r] = none;
+        if (8 * r >= rows_left) {
+            continue;
+        }
+        if (packed) {
+            g[r] = *(const float2 *)from;
+            continue;
+        }
+        g[r].x = columns_left > 0 ? from[0] : 0.0f;
+        g[r].y = columns_left > 1 ? from[a.grad_m] : 0.0f;
     }
-    if (packed && m + 1 < a.n_m) {
-        return *(const float2 *)from;
-    }
-    if (m < a.n_m) {
-        g.x = from[0];
-    }
-    if (m + 1 < a.n_m) {
-        g.y = from[a.grad_m];
-    }
-    return g;
 }
 
 /* Turns gaps into weights W in w, and sums G and G log y over the samples of each component into
- * sums[half of the rows][which]. */
+ * sums[quarter of the rows][which]. */
+template <bool MIXTURE>
 static __device__ inline void
 backward_weights(
     const struct pya_ops_ps &a, float *w, const struct component *comp, const struct sample *samp,
     float (*sums)[2][BIG], int l0, int m0, int t) {
     const struct place p = my_place();
-    const bool mixture = a.log_weights.p != 0;
-    const bool packed = !mixture && pairs_are_aligned(a.grad, a.grad_m, a.grad_l, a.grad_t);
+    const int l = l0 + tensor_row(p, 0, 0);
+    const int m = m0 + tensor_column(p, 0, 0);
+    const bool packed =
+        pairs_are_aligned(a.grad, a.grad_m, a.grad_l, a.grad_t) && a.n_m - m0 >= BIG;
+    const float *from = (const float *)a.grad + l * a.grad_l + m * a.grad_m + t * a.grad_t;
+    const int rows_left = (int)(a.n_l - l); /* or less than none */
+    int columns_left = (int)(a.n_m - m);
+    float2 next[4];
+    if (!MIXTURE) {
+        load_grads(next, a, from, rows_left, columns_left, packed);
+    }
 #pragma unroll 1
-    for (int j = 0; j < 4; j++) {
+    for (int j = 0; j < 8; j++) {
         const int c = tensor_column(p, j, 0);
         const struct component c0 = comp[c];
         const struct component c1 = comp[c + 1];
-        float g_sum[2] = {};
-        float gl_sum[2] = {};
-#pragma unroll 4
-        for (int r = 0; r < 8; r++) {
-            const int row = p.row + p.g + r * 8;
+        float2 g[4];
+#pragma unroll
+        for (int r = 0; r < 4 && !MIXTURE; r++) {
+            g[r] = next[r];
+        }
+        from += 8 * a.grad_m;
+        columns_left -= 8;
+        if (!MIXTURE && j < 7) { /* they come while these are used */
+            load_grads(next, a, from, rows_left, columns_left, packed);
+        }
+        float all[4] = {}; /* of either column, G and G log y */
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const int row = tensor_row(p, r / 2, r % 2 * 2);
             float2 *x = (float2 *)(w + row * W_STRIDE + c);
-            float2 g = {0.0f, 0.0f};
-            if (!mixture) {
-                g = load_grad(a, l0 + row, m0 + c, t, packed);
-            }
             const float2 gaps = *x;
             float gl[2];
             const float2 weights = {
-                pair_weight(gaps.x, c0, samp[row], mixture, &g.x, &gl[0]),
-                pair_weight(gaps.y, c1, samp[row], mixture, &g.y, &gl[1])};
+                pair_weight(gaps.x, c0, samp[row], MIXTURE, &g[r].x, &gl[0]),
+                pair_weight(gaps.y, c1, samp[row], MIXTURE, &g[r].y, &gl[1])};
             *x = weights;
-            g_sum[0] += g.x;
-            g_sum[1] += g.y;
-            gl_sum[0] += gl[0];
-            gl_sum[1] += gl[1];
+            all[0] += g[r].x;
+            all[1] += g[r].y;
+            all[2] += gl[0];
+            all[3] += gl[1];
         }
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const float g = reduce8_add(g_sum[e]);
-            const float gl = reduce8_add(gl_sum[e]);
+        for (int e = 0; e < 4; e++) {
+            const float sum = reduce8_add(all[e]);
             if (p.g == 0) {
-                sums[p.row / 64][0][c + e] = g;
-                sums[p.row / 64][1][c + e] = gl;
+                sums[p.row / 32][e / 2][c + e % 2] = sum;
             }
+        }
+    }
+}
+
+/* The lines of the tile's G, as those of its rows. */
+static __device__ inline void
+grad_prefetch(const struct pya_ops_ps &a, int l0, int m0, int t) {
+    const int l = l0 + threadIdx.x / 2;
+    const int m = m0 + threadIdx.x % 2 * 64;
+    if (PREFETCH && a.log_weights.p == 0 && a.grad_m == 1 && l < a.n_l) {
+        const float *from = (const float *)a.grad + l * a.grad_l + t * a.grad_t;
+        for (int n = m; n < m + 64 && n < a.n_m; n += 32) {
+            prefetch(from + n);
         }
     }
 }
@@ -355,35 +394,37 @@ backward_weights(
 /* 128 x 128 of a gradient; add: to what this same thread wrote there before. */
 static __device__ inline void
 write_gradient(
-    struct pya_ops_view d, const float acc[4][4][4], int row0, int n_rows, int c0, int dim, int t,
+    struct pya_ops_view d, const patch acc, int row0, int n_rows, int c0, int dim, int t,
     bool add) {
     const struct place p = my_place();
     const bool packed = pairs_are_aligned(d.p, 1, d.i, d.t);
+    const int row = row0 + tensor_row(p, 0, 0);
+    const int column = c0 + tensor_column(p, 0, 0);
+    float *to = (float *)d.p + row * d.i + t * d.t + column;
+    const bool whole = packed && dim - c0 >= BIG;
 #pragma unroll
-    for (int r = 0; r < 8; r++) {
-        const int row = row0 + tensor_row(p, r / 2, r % 2 * 2);
-        if (row >= n_rows) {
-            continue;
+    for (int r = 0; r < 4; r++, to += 8 * d.i) {
+        if (row + 8 * r >= n_rows) {
+            break;
         }
-        float *to = (float *)d.p + row * d.i + t * d.t + c0;
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int c = tensor_column(p, j, 0);
-            float2 x = {acc[r / 2][j][r % 2 * 2], acc[r / 2][j][r % 2 * 2 + 1]};
-            if (packed && c0 + c + 1 < dim) {
+        for (int j = 0; j < 8; j++) {
+            const float *from = &acc[r / 2][j][r % 2 * 2];
+            float2 x = {from[0], from[1]};
+            if (whole) {
                 if (add) {
-                    const float2 before = *(const float2 *)(to + c);
+                    const float2 before = *(const float2 *)(to + 8 * j);
                     x.x += before.x;
                     x.y += before.y;
                 }
-                *(float2 *)(to + c) = x;
+                *(float2 *)(to + 8 * j) = x;
                 continue;
             }
-            if (c0 + c < dim) {
-                to[c] = add ? to[c] + x.x : x.x;
+            if (column + 8 * j < dim) {
+                to[8 * j] = add ? to[8 * j] + x.x : x.x;
             }
-            if (c0 + c + 1 < dim) {
-                to[c + 1] = add ? to[c + 1] + x.y : x.y;
+            if (column + 8 * j + 1 < dim) {
+                to[8 * j + 1] = add ? to[8 * j + 1] + x.y : x.y;
             }
         }
     }
@@ -407,9 +448,21 @@ product_start(const struct task &k, float *room, const rows *both, int n, int di
         return;
     }
     if (product_is_value(k, n)) {
-        weigh_start<false>(room, both[1], c0, dim);
+        weigh_start(room, both[1], c0, dim);
     } else {
-        weigh_start<true>(room, both[0], c0, dim);
+        weigh_start(room, both[0], c0, dim);
+    }
+}
+
+template <bool TRANSPOSED>
+static __device__ inline void
+weigh_either(
+    patch acc, const float *w, float *room, marks coarse, const rows &b, int c0, int dim,
+    bool wild) {
+    if (wild) {
+        weigh_plain<TRANSPOSED>(acc, w, b, c0, dim);
+    } else { /* nobody looks at the marks any more */
+        weigh_finish<TRANSPOSED>(acc, w, room, (float(*)[BIG])coarse, b, c0, dim);
     }
 }
 
@@ -420,10 +473,12 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
     PYA_DYNAMIC(w);
     __shared__ struct component comp[BIG];
     __shared__ struct sample samp[BIG];
-    __shared__ float sums[2][2][BIG];
+    __shared__ float sums[4][2][BIG];
     __shared__ float totals[2][BIG];
     __shared__ rows both[2];
     __shared__ float low;
+    __shared__ marks coarse;
+    __shared__ bool wild;
     float *room = w + W_ROOM;
     const int dim = (int)a.dim;
     const bool mixture = a.log_weights.p != 0;
@@ -431,6 +486,8 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
         for (int l0 = k.l_begin; l0 < k.l_end; l0 += BIG) {
             stage_views(a, both, l0, m0, t);
             pair_start(w, both[0], both[1], dim);
+            grad_prefetch(a, l0, m0, t);
+            wild = false; /* barriers are ahead */
             if (threadIdx.x < BIG) {
                 samp[threadIdx.x] = load_sample(a, l0 + threadIdx.x, t, mixture);
             }
@@ -440,24 +497,29 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
                 totals[0][threadIdx.x] = 0.0f;
                 totals[1][threadIdx.x] = 0.0f;
             }
-            float acc[4][4][4];
+            patch acc;
             pair_finish(acc, w, both[0], both[1], dim);
             product_start(k, room, both, 0, dim);
-            put_gaps(w, acc, comp, low, both, dim);
-            backward_weights(a, w, comp, samp, sums, l0, m0, t);
+            put_gaps(w, acc, comp, low, both, dim, coarse, &wild);
+            if (mixture) {
+                backward_weights<true>(a, w, comp, samp, sums, l0, m0, t);
+            } else {
+                backward_weights<false>(a, w, comp, samp, sums, l0, m0, t);
+            }
             __syncthreads();
             if (threadIdx.x < BIG) {
-                totals[0][threadIdx.x] += sums[0][0][threadIdx.x] + sums[1][0][threadIdx.x];
-                totals[1][threadIdx.x] += sums[0][1][threadIdx.x] + sums[1][1][threadIdx.x];
+                for (int n = 0; n < 8; n++) {
+                    totals[n % 2][threadIdx.x] += sums[n / 2][n % 2][threadIdx.x];
+                }
             }
             for (int n = 0; product_column(k, n) < dim && (k.of_value || k.of_loc); n++) {
                 const int c0 = product_column(k, n);
                 if (product_is_value(k, n)) {
-                    weigh_finish<false>(acc, w, room, both[1], c0, dim);
+                    weigh_either<false>(acc, w, room, coarse, both[1], c0, dim, wild);
                     product_start(k, room, both, n + 1, dim);
                     write_gradient(a.d_value, acc, l0, a.n_l, c0, dim, t, m0 > k.m_begin);
                 } else {
-                    weigh_finish<true>(acc, w, room, both[0], c0, dim);
+                    weigh_either<true>(acc, w, room, coarse, both[0], c0, dim, wild);
                     product_start(k, room, both, n + 1, dim);
                     write_gradient(a.d_loc, acc, m0, a.n_m, c0, dim, t, l0 > k.l_begin);
                 }
@@ -480,8 +542,8 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
 
 /* blocks: (1, t), each with all gradients, or (components / 128 + samples / 128, t), each with those
  * of 128 components or samples (only the kinds that are wanted), all of the other kind passing by */
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-pya_ps_backward_tensor(struct pya_ops_ps a) {
+extern "C" __global__ void
+__launch_bounds__(THREADS, 2) pya_ps_backward_tensor(struct pya_ops_ps a) {
     __shared__ struct task k;
     if (threadIdx.x == 0) {
         const bool of_value = a.d_value.p != 0;

@@ -37,7 +37,8 @@ norm(double kappa, double dim, float *h, float *dh) {
     }
     const double l = log1p(b / a);
     double v = (a - 0.5) * l + b * (log(a + b) - 3.53102424696929079);
-    v += norm_series(a + b) - norm_series(a) + log(ratio);
+    v += norm_series(a + b) - norm_series(a);
+    v += ratio < 1.0 ? log(ratio) : 0.0; /* often not needed, and takes a while */
     *h = (float)v;
     *dh = (float)(l - norm_tail(a + b) + norm_tail(a) + shift);
 }
@@ -88,7 +89,7 @@ bottom_of(float kappa) {
 /* Of a cosine that is not too coarse, the same bit for bit as of its gap; for others anything. */
 static __device__ inline float
 log_prob(float u, float kappa, float h) {
-    return fmaf(kappa, log_beside(0.5f * gap_of(u), 1.0f), h);
+    return fmaf(kappa, log_beside(fmaf(0.5f, u > 1.0f ? 1.0f : u, -0.5f), 1.0f), h);
 }
 
 static __device__ inline bool

@@ -1,25 +1,29 @@
 #pragma once
-/* Products of 128 x 128 by tensor cores, as accurate as fp32.  Each number is split in two TF32 parts,
- * x = hi + lo to 2^-23, and lo*hi + hi*lo + hi*hi is summed, small terms first.  The tensor core
- * truncates where it adds, so that a sum kept there would drift: it sums 8 products at a time, and
- * those sums are added in fp32, rounded to nearest.  Numbers over 4e34 and infinities give NaN.
+/* Products of 128 x 128 by tensor cores, as accurate as fp32.  Each number is split once, on its way to shared
+ * memory, in two parts of half precision, x = hi + lo, and lo*hi + hi*lo + hi*hi is summed, small terms
+ * first.  The tensor core truncates where it adds, so that a sum kept there would drift: it sums 16
+ * products at a time, and those sums are added in fp32, rounded to nearest.
  *
- * 8 warps, two in rows and four in columns, each with 64 x 32 of the result. */
+ * 8 warps, four in rows and two in columns, each with 32 x 64 of the result. */
 #include "mma.cuh"
 #include "tile.cuh"
 
 #ifdef PYA_TENSOR
 
 enum {
-    SLICE = 32,        /* numbers of each row in shared memory at a time */
-    SUB = 8 * BIG + 8, /* 8 numbers of each row lie together; 8: no bank conflicts */
-    PAIR_STAGE = 2 * (SLICE / 8) * SUB, /* both factors */
-    PAIR_ROOM = 2 * PAIR_STAGE,
-    W_STRIDE = BIG + 8,
+    SLICE = 32,     /* numbers of each row that are multiplied between two barriers: 16 or 32 */
+    PAIR_AHEAD = 1, /* slices on their way from global memory */
+    PREFETCH = 1,   /* 0: slices after the first are asked for no earlier than that */
+    PAIR_SLICE = 2 * BIG * SLICE, /* both factors; split, a number takes as much as before */
+    PAIR_ROOM = (2 + PAIR_AHEAD) * PAIR_SLICE,
+    W_STRIDE = BIG + 8, /* 8: no bank conflicts */
     W_ROOM = BIG * W_STRIDE,
-    WEIGH_STAGE = SLICE * (BIG + 8),
-    WEIGH_ROOM = 2 * WEIGH_STAGE,
-    TOGETHER = 2, /* sums under way at once: more would not fit in the registers */
+    WEIGH_DEPTH = 16,
+    WEIGH_AHEAD = 2,
+    WEIGH_RAW = WEIGH_DEPTH * BIG,
+    WEIGH_STRIDE = BIG / 2 + 4, /* words of a row of hi or of lo; 4: no bank conflicts */
+    WEIGH_SLICE = 2 * WEIGH_DEPTH * WEIGH_STRIDE,
+    WEIGH_ROOM = 2 * WEIGH_SLICE + WEIGH_AHEAD * WEIGH_RAW,
 };
 
 struct place {
@@ -31,11 +35,13 @@ static __device__ inline struct place
 my_place() {
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    struct place p = {warp / 4 * 64, warp % 4 * 32, lane / 4, lane % 4};
+    struct place p = {warp / 2 * 32, warp % 2 * 64, lane / 4, lane % 4};
     return p;
 }
 
-/* The row and the column in 128 x 128 of acc[i][j][e]. */
+/* A thread's part of the result; tensor_row and tensor_column tell where [i][j][e] is in 128 x 128. */
+typedef float patch[2][8][4];
+
 static __device__ inline int
 tensor_row(struct place p, int i, int e) {
     return p.row + i * 16 + e / 2 * 8 + p.g;
@@ -46,66 +52,61 @@ tensor_column(struct place p, int j, int e) {
     return p.column + j * 8 + 2 * p.t + e % 2;
 }
 
-/* hi: x to 11 bits, by a product that pushes the other 13 out and an exact difference.  lo, exact, has
- * 12 or 13 bits, of which the tensor core reads 11.  Three instructions where the conversion that PTX
- * has is five. */
 static __device__ inline void
-split(float x, float *hi, float *lo) {
-    *hi = fmaf(-8192.0f, x, __fmul_rn(8193.0f, x));
-    *lo = x - *hi;
-}
-
-static __device__ inline void
-tensor_clear(float acc[4][4][4]) {
+tensor_clear(patch acc) {
 #pragma unroll
     for (int n = 0; n < 64; n++) {
-        acc[n / 16][n / 4 % 4][n % 4] = 0.0f;
+        acc[n / 32][n / 4 % 8][n % 4] = 0.0f;
     }
 }
 
-/* acc += a step of 8; a.get(i, x) and b.get(j, x) read the operands of tf32_multiply. */
-template <class A, class B>
+/* scale * (x, y) in two parts: hi to 11 bits, lo the next 11; as little as 2^-25 gets lost.  Where hi is
+ * infinite, lo is infinite the other way, and any sum with both is no number. */
 static __device__ inline void
-tensor_step(float acc[4][4][4], const A &a, const B &b) {
-    float b_hi[4][2];
-    float b_lo[4][2];
+split_halves(float x, float y, float scale, unsigned *hi, unsigned *lo) {
+    float hx;
+    float hy;
+    *hi = half_pack(x * scale, y * scale);
+    half_unpack(*hi, &hx, &hy);
+    *lo = half_pack(fmaf(x, scale, -hx), fmaf(y, scale, -hy));
+}
+
+/* The same with hi a whole number.  Sums of products of such are exact up to 2^24, whatever a tensor core
+ * cuts off. */
+static __device__ inline void
+split_whole(float x, float y, float scale, unsigned *hi, unsigned *lo) {
+    const float shift = 12582912.0f; /* 1.5 * 2^23 */
+    float hx = fmaf(x, scale, shift) - shift;
+    float hy = fmaf(y, scale, shift) - shift;
+    *hi = half_pack(hx, hy);
+    half_unpack(*hi, &hx, &hy); /* over 2048 not every whole number is one of half precision */
+    *lo = half_pack(fmaf(x, scale, -hx), fmaf(y, scale, -hy));
+}
+
+/* One factor of a step of 16: [0] hi and [1] lo. */
+struct fragments_a {
+    unsigned part[2][2][4]; /* [which][i] */
+};
+struct fragments_b {
+    unsigned part[2][4]; /* of two columns of tiles, j even and j odd */
+};
+
+/* Columns 2q and 2q + 1 of acc += scale * a step of 16. */
+static __device__ inline void
+tensor_step(
+    patch acc, int q, const struct fragments_a &a, const struct fragments_b &b, float scale) {
+    float c[4][4] = {};
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float x[2];
-        b.get(j, x);
-        split(x[0], &b_hi[j][0], &b_lo[j][0]);
-        split(x[1], &b_hi[j][1], &b_lo[j][1]);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float x[4];
-        float hi[4];
-        float lo[4];
-        a.get(i, x);
+    for (int which = 0; which < 3; which++) { /* lo*hi, hi*lo, hi*hi */
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            split(x[n], &hi[n], &lo[n]);
+            half_multiply(c[n], a.part[which == 0][n / 2], &b.part[which == 1][n % 2 * 2]);
         }
+    }
 #pragma unroll
-        for (int j0 = 0; j0 < 4; j0 += TOGETHER) {
-            float c[TOGETHER][4] = {};
-#pragma unroll
-            for (int j = 0; j < TOGETHER; j++) {
-                tf32_multiply(c[j], lo, b_hi[j0 + j]);
-            }
-#pragma unroll
-            for (int j = 0; j < TOGETHER; j++) {
-                tf32_multiply(c[j], hi, b_lo[j0 + j]);
-            }
-#pragma unroll
-            for (int j = 0; j < TOGETHER; j++) {
-                tf32_multiply(c[j], hi, b_hi[j0 + j]);
-            }
-#pragma unroll
-            for (int n = 0; n < 4 * TOGETHER; n++) {
-                acc[i][j0 + n / 4][n % 4] += c[n / 4][n % 4];
-            }
-        }
+    for (int n = 0; n < 16; n++) {
+        float *to = &acc[n / 8][2 * q + n / 4 % 2][n % 4];
+        *to = fmaf(c[n / 4][n % 4], scale, *to);
     }
 }
 
@@ -117,180 +118,347 @@ get_pair(const float *p, float *x, float *y) {
     *y = both.y;
 }
 
-/* Operands out of rows whose k are neighbours.  The k of a step may come in any order, the same for
- * both: slot t takes 2t and slot t + 4 takes 2t + 1, so that one load gets both. */
-struct row_factor {
-    const float *p; /* (row g of the warp's part, 2t) */
-    int stride;
-    __device__ inline void get(int n, float x[4]) const {
-        get_pair(p + 16 * n * stride, &x[0], &x[2]);
-        get_pair(p + (16 * n + 8) * stride, &x[1], &x[3]);
-    }
-};
-struct row_factor_b {
-    const float *p;
-    __device__ inline void get(int n, float x[2]) const {
-        get_pair(p + 8 * n * 8, &x[0], &x[1]);
-    }
-};
-
-/* Operands whose k are rows: first and second are those of slots t and t + 4. */
-struct column_factor {
-    const float *first, *second; /* column g of the warp's part */
-    __device__ inline void get(int n, float x[4]) const {
-        x[0] = first[16 * n];
-        x[1] = first[16 * n + 8];
-        x[2] = second[16 * n];
-        x[3] = second[16 * n + 8];
-    }
-};
-struct column_factor_b {
-    const float *first, *second;
-    __device__ inline void get(int n, float x[2]) const {
-        x[0] = first[8 * n];
-        x[1] = second[8 * n];
-    }
-};
-
 /* Whether whole groups of four can be copied. */
 static __device__ inline bool
 rows_are_aligned(rows r) {
     return ((unsigned long long)r.p | (unsigned long long)r.stride * 4) % 16 == 0;
 }
 
-/* Four numbers of row i from column d on, zeros where there are none. */
+/* Copies groups of four numbers, N of them step rows apart from row i on, at column d; zeros where there are
+ * none.  To every 4 * THREADS-th place, where this thread alone looks for them after async_wait. */
+template <int N>
 static __device__ inline void
-copy_four(float *to, rows r, int i, int d, int dim) {
-    const int left = i < r.n && d < dim ? dim - d : 0;
-    async_copy(to, left > 0 ? r.p + i * r.stride + d : r.p, left < 4 ? left : 4);
-}
-
-static __device__ inline void
-copy_one_by_one(float *to, rows r, int i, int d, int dim) {
-    for (int k = 0; k < 4; k++) {
-        to[k] = i < r.n && d + k < dim ? r.p[i * r.stride + d + k] : 0.0f;
-    }
-}
-
-/* 128 rows x 32 numbers from d on. */
-static __device__ inline void
-pair_load(float *to, rows r, int d, int dim) {
-    const int chunk = threadIdx.x % 8;
-    to += chunk / 2 * SUB + chunk % 2 * 4;
+copy_fours(float *to, const rows &r, int i, int step, int d, int dim) {
+    const float *from = r.p + i * r.stride + d;
+    const int left = dim - d;
     if (rows_are_aligned(r)) {
-#pragma unroll 2
-        for (int n = 0; n < BIG; n += THREADS / 8) {
-            const int row = n + threadIdx.x / 8;
-            copy_four(to + row * 8, r, row, d + chunk * 4, dim);
+        const long long apart = step * r.stride;
+        const int n_numbers = left < 0 ? 0 : left < 4 ? left : 4;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const int n_here = i + n * step < r.n ? n_numbers : 0;
+            async_copy(to + n * 4 * THREADS, n_here > 0 ? from : r.p, n_here);
+            from += apart;
         }
         return;
     }
 #pragma unroll 1
-    for (int row = threadIdx.x / 8; row < BIG; row += THREADS / 8) {
-        copy_one_by_one(to + row * 8, r, row, d + chunk * 4, dim);
+    for (int n = 0; n < 4 * N; n++) {
+        const bool is_there = i + n / 4 * step < r.n && n % 4 < left;
+        to[n / 4 * 4 * THREADS + n % 4] = is_there ? from[n / 4 * step * r.stride + n % 4] : 0.0f;
     }
+}
+
+/* The lines of 128 rows are asked for early, all at once: they come while slice after slice is multiplied. */
+static __device__ inline void
+rows_prefetch(const rows &r, int row, int dim) {
+    if (PREFETCH && row < r.n) {
+#pragma unroll 1
+        for (int d = SLICE; d < dim; d += 32) {
+            prefetch(r.p + row * r.stride + d);
+        }
+    }
+}
+
+/* --- pairs: acc = a b^T of 128 rows each --------------------------------------------------------- */
+
+/* Cosines of unit vectors: with these scales hi are whole numbers whose products' sum hardly exceeds 2^24 (of
+ * 16: 1/8 in cosines), and lo is small enough that lo*lo can be left out: 4e-8 at the mode, where it would be
+ * more were both scales the smaller one.  A row of a with a number of 4 or more, of b 8, gives no numbers. */
+#define PYA_SCALE_A 16384.0f
+#define PYA_SCALE_B 8192.0f
+
+/* Where a chunk of a row lies, four words; lo PAIR_LO after hi.  Eight rows' chunks of one number are in different
+ * banks, and so are eight rows' first or second halves of them. */
+static __device__ inline int
+pair_chunk(int row, int chunk) {
+    return row * (SLICE / 2) + 4 * (chunk ^ (SLICE == 32 ? row >> 1 & 3 : row >> 2 & 1));
+}
+
+enum {
+    PAIR_LO = BIG * SLICE / 2,
+    QUADS = SLICE / 4, /* groups of four numbers of a row, and threads that take one each */
+    PASSES = BIG * QUADS / THREADS,
+};
+
+static __device__ inline void
+pair_load(float *raw, const rows &r, int d, int dim) {
+    copy_fours<PASSES>(
+        raw + threadIdx.x * 4, r, threadIdx.x / QUADS, THREADS / QUADS, d + threadIdx.x % QUADS * 4,
+        dim);
+}
+
+static __device__ inline void
+pair_split(unsigned *to, const float *raw, float scale) {
+    const int quad = threadIdx.x % QUADS;
+    to += pair_chunk(threadIdx.x / QUADS, quad / 2) + quad % 2 * 2;
+    raw += threadIdx.x * 4;
+#pragma unroll
+    for (int n = 0; n < PASSES; n++) {
+        const int at = n * (THREADS / QUADS) * (SLICE / 2);
+        float x[4];
+        uint2 hi;
+        uint2 lo;
+        get_four(x, raw + n * THREADS * 4);
+        split_whole(x[0], x[1], scale, &hi.x, &lo.x);
+        split_whole(x[2], x[3], scale, &hi.y, &lo.y);
+        *(uint2 *)(to + at) = hi;
+        *(uint2 *)(to + at + PAIR_LO) = lo;
+    }
+}
+
+static __device__ inline float *
+pair_raw(float *room, int slice) {
+    return room + (2 + slice % PAIR_AHEAD) * PAIR_SLICE;
 }
 
 static __device__ inline void
 pair_stage(float *room, const rows &a, const rows &b, int slice, int dim) {
     if (slice * SLICE < dim) {
-        float *to = room + slice % 2 * PAIR_STAGE;
-        pair_load(to, a, slice * SLICE, dim);
-        pair_load(to + PAIR_STAGE / 2, b, slice * SLICE, dim);
+        pair_load(pair_raw(room, slice), a, slice * SLICE, dim);
+        pair_load(pair_raw(room, slice) + PAIR_SLICE / 2, b, slice * SLICE, dim);
     }
     async_commit();
 }
 
-/* acc = a b^T of 128 rows each.  pair_start sends for the first slices; whoever waits for them, in
- * pair_finish, may do something else in between.  The room is free when pair_finish returns. */
+/* pair_start sends for the first slices; whoever waits for them, in pair_finish, may do something else in
+ * between. */
 static __device__ inline void
 pair_start(float *room, const rows &a, const rows &b, int dim) {
-    pair_stage(room, a, b, 0, dim);
-    pair_stage(room, a, b, 1, dim);
+    for (int slice = 0; slice < PAIR_AHEAD; slice++) {
+        pair_stage(room, a, b, slice, dim);
+    }
+    rows_prefetch(threadIdx.x < BIG ? a : b, threadIdx.x % BIG, dim);
 }
 
 static __device__ inline void
-pair_finish(float acc[4][4][4], float *room, const rows &a, const rows &b, int dim) {
+pair_multiply(patch acc, const unsigned *a, const unsigned *b) {
     const struct place p = my_place();
-    tensor_clear(acc);
-    for (int slice = 0; slice * SLICE < dim; slice++) {
-        async_wait<1>();
-        __syncthreads();
-        const float *sa = room + slice % 2 * PAIR_STAGE + (p.row + p.g) * 8 + 2 * p.t;
-        const float *sb =
-            room + slice % 2 * PAIR_STAGE + PAIR_STAGE / 2 + (p.column + p.g) * 8 + 2 * p.t;
-#pragma unroll 1 /* two steps at once would not fit in the registers */
-        for (int k = 0; k < SLICE / 8; k++) {
-            const struct row_factor fa = {sa + k * SUB, 8};
-            const struct row_factor_b fb = {sb + k * SUB};
-            tensor_step(acc, fa, fb);
+    const int lane = threadIdx.x % 32;
+    const int at_a = pair_chunk(p.row + lane % 16, lane / 16);
+    const int at_b = pair_chunk(p.column + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll 1                             /* two steps at once would not fit in the registers */
+    for (int k = 0; k < SLICE / 8; k += 2) { /* chunk + k is chunk ^ k */
+        const unsigned *const from_a = a + (at_a ^ 4 * k);
+        const unsigned *const from_b = b + (at_b ^ 4 * k);
+        struct fragments_a fa;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const int at = n / 2 * PAIR_LO + n % 2 * 16 * (SLICE / 2);
+            matrix_load<false>(fa.part[n / 2][n % 2], from_a + at);
         }
-        __syncthreads();
-        pair_stage(room, a, b, slice + 2, dim);
+#pragma unroll
+        for (int q = 0; q < 4; q++) {
+            struct fragments_b fb;
+            matrix_load<false>(fb.part[0], from_b + q * 16 * (SLICE / 2));
+            matrix_load<false>(fb.part[1], from_b + q * 16 * (SLICE / 2) + PAIR_LO);
+            tensor_step(acc, q, fa, fb, 1 / (PYA_SCALE_A * PYA_SCALE_B));
+        }
     }
 }
 
-/* Rows of b, 32 of them and 128 columns from c0 on; stride so that neither order of k has bank
- * conflicts. */
+/* A slice is split into one of two places while others still multiply what is in the other one.  The room is
+ * free when pair_finish returns. */
 static __device__ inline void
-weigh_stage(float *room, const rows &b, int slice, int stride, int c0, int dim) {
-    if (slice * SLICE < b.n) {
-        const int column = threadIdx.x % 32 * 4;
-        float *to = room + slice % 2 * WEIGH_STAGE + column;
-        if (rows_are_aligned(b)) {
-#pragma unroll 2
-            for (int n = 0; n < SLICE; n += THREADS / 32) {
-                const int row = n + threadIdx.x / 32;
-                copy_four(to + row * stride, b, slice * SLICE + row, c0 + column, dim);
-            }
-        } else {
+pair_finish(patch acc, float *room, const rows &a, const rows &b, int dim) {
+    tensor_clear(acc);
 #pragma unroll 1
-            for (int row = threadIdx.x / 32; row < SLICE; row += THREADS / 32) {
-                copy_one_by_one(to + row * stride, b, slice * SLICE + row, c0 + column, dim);
-            }
-        }
+    for (int slice = 0; slice * SLICE < dim; slice++) {
+        unsigned *const to = (unsigned *)room + slice % 2 * PAIR_SLICE;
+        async_wait<PAIR_AHEAD - 1>();
+        pair_split(to, pair_raw(room, slice), PYA_SCALE_A);
+        pair_split(to + PAIR_SLICE / 2, pair_raw(room, slice) + PAIR_SLICE / 2, PYA_SCALE_B);
+        pair_stage(room, a, b, slice + PAIR_AHEAD, dim);
+        __syncthreads();
+        pair_multiply(acc, to, to + PAIR_SLICE / 2);
+    }
+    __syncthreads();
+}
+
+/* --- weighed sums: acc = w b, or w^T b if TRANSPOSED; w: 128 x 128 weights in shared memory -------------- */
+
+#define PYA_SCALE_WEIGHED 2048.0f
+
+static __device__ inline float *
+weigh_raw(float *room, int slice) {
+    return room + 2 * WEIGH_SLICE + slice % WEIGH_AHEAD * WEIGH_RAW + threadIdx.x * 4;
+}
+
+/* Rows of b, 16 of them and 128 columns from c0 on. */
+static __device__ inline void
+weigh_stage(float *room, const rows &b, int slice, int c0, int dim) {
+    if (slice * WEIGH_DEPTH < b.n) {
+        const int row = slice * WEIGH_DEPTH + threadIdx.x / 32;
+        copy_fours<WEIGH_DEPTH / 8>(
+            weigh_raw(room, slice), b, row, 8, c0 + threadIdx.x % 32 * 4, dim);
     }
     async_commit();
 }
 
-template <bool TRANSPOSED>
 static __device__ inline void
-weigh_start(float *room, const rows &b, int c0, int dim) {
-    weigh_stage(room, b, 0, TRANSPOSED ? BIG + 8 : BIG + 4, c0, dim);
-    weigh_stage(room, b, 1, TRANSPOSED ? BIG + 8 : BIG + 4, c0, dim);
+weigh_split(unsigned *to, const float *raw) {
+    to += threadIdx.x / 32 * WEIGH_STRIDE + threadIdx.x % 32 * 2;
+#pragma unroll
+    for (int n = 0; n < WEIGH_DEPTH / 8; n++) {
+        float x[4];
+        uint2 hi;
+        uint2 lo;
+        get_four(x, raw + n * THREADS * 4);
+        split_halves(x[0], x[1], PYA_SCALE_WEIGHED, &hi.x, &lo.x);
+        split_halves(x[2], x[3], PYA_SCALE_WEIGHED, &hi.y, &lo.y);
+        *(uint2 *)(to + n * 8 * WEIGH_STRIDE) = hi;
+        *(uint2 *)(to + n * 8 * WEIGH_STRIDE + WEIGH_SLICE / 2) = lo;
+    }
 }
 
-/* acc = w b, or w^T b if TRANSPOSED; w: 128 x 128 weights in shared memory, zero where b has no row,
- * W_STRIDE apart.  A barrier stands between their writing and this; the room is free after it. */
+static __device__ inline void
+weigh_start(float *room, const rows &b, int c0, int dim) {
+    for (int slice = 0; slice < WEIGH_AHEAD; slice++) {
+        weigh_stage(room, b, slice, c0, dim);
+    }
+}
+
+/* The largest weights of each row of the result, of either half of them. */
 template <bool TRANSPOSED>
 static __device__ inline void
-weigh_finish(float acc[4][4][4], const float *w, float *room, const rows &b, int c0, int dim) {
-    const struct place p = my_place();
-    const int stride = TRANSPOSED ? BIG + 8 : BIG + 4;
-    tensor_clear(acc);
-    for (int slice = 0; slice * SLICE < b.n; slice++) {
-        async_wait<1>();
-        __syncthreads();
-        const float *sb = room + slice % 2 * WEIGH_STAGE + p.column + p.g;
-#pragma unroll 1 /* two steps at once would not fit in the registers */
-        for (int k = 0; k < SLICE; k += 8) {
-            const int o = slice * SLICE + k;
-            if (TRANSPOSED) {
-                const float *first = w + (o + p.t) * W_STRIDE + p.row + p.g;
-                const struct column_factor fa = {first, first + 4 * W_STRIDE};
-                const struct column_factor_b fb = {
-                    sb + (k + p.t) * stride, sb + (k + p.t + 4) * stride};
-                tensor_step(acc, fa, fb);
-            } else {
-                const struct row_factor fa = {w + (p.row + p.g) * W_STRIDE + o + 2 * p.t, W_STRIDE};
-                const struct column_factor_b fb = {
-                    sb + (k + 2 * p.t) * stride, sb + (k + 2 * p.t + 1) * stride};
-                tensor_step(acc, fa, fb);
-            }
+weigh_largest(const float *w, float (*largest)[BIG]) {
+    float most = 0.0f;
+    if (TRANSPOSED) {
+        w += threadIdx.x / BIG * (BIG / 2) * W_STRIDE + threadIdx.x % BIG;
+#pragma unroll 16
+        for (int n = 0; n < BIG / 2; n++) {
+            most = fmaxf(most, fabsf(w[n * W_STRIDE]));
         }
-        __syncthreads();
-        weigh_stage(room, b, slice + 2, stride, c0, dim);
+        largest[threadIdx.x / BIG][threadIdx.x % BIG] = most;
+        return;
     }
+    w += threadIdx.x / 2 * W_STRIDE + threadIdx.x % 2 * 4; /* in turns: no bank conflicts */
+#pragma unroll 4
+    for (int n = 0; n < BIG; n += 8) {
+        float x[4];
+        get_four(x, w + n);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            most = fmaxf(most, fabsf(x[k]));
+        }
+    }
+    largest[threadIdx.x % 2][threadIdx.x / 2] = most;
+}
+
+/* The power of two that brings a row's largest weight to 2^14 or more but under 2^15; what to multiply its
+ * results by, if from_scale.  Weights under 2^-101 are not all brought so far. */
+static __device__ inline float
+weigh_scale(float largest) {
+    const int exponent = __float_as_int(largest) >> 23;
+    return __int_as_float((268 - (exponent < 26 ? 26 : exponent)) << 23);
+}
+
+static __device__ inline float
+weigh_unscale(float scale) {
+    const int exponent = __float_as_int(scale) >> 23;
+    return __int_as_float((243 - exponent) << 23);
+}
+
+/* Weights of k from o on, split, as half_multiply wants them; first: the thread's first row of the result, and
+ * its slot in k.  TRANSPOSED, k come in another order, that of weigh_slot: then no two lanes meet in a bank. */
+template <bool TRANSPOSED>
+static __device__ inline void
+weigh_fragments(struct fragments_a *a, const float *first, const float scale[4]) {
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const int i = n / 4;
+        const int row = n % 2 * 8 + i * 16;
+        const int k = n / 2 % 2 * 8;
+        const float *at = TRANSPOSED ? first + k * W_STRIDE + row : first + row * W_STRIDE + k;
+        float x[2];
+        if (TRANSPOSED) {
+            x[0] = at[0];
+            x[1] = at[4 * W_STRIDE];
+        } else {
+            get_pair(at, &x[0], &x[1]);
+        }
+        split_halves(
+            x[0], x[1], scale[i * 2 + n % 2], &a->part[0][i][n % 4], &a->part[1][i][n % 4]);
+    }
+}
+
+template <bool TRANSPOSED>
+static __device__ inline int
+weigh_slot(int slot) {
+    return TRANSPOSED ? (slot & 8) | (slot >> 1 & 3) | (slot & 1) << 2 : slot;
+}
+
+template <bool TRANSPOSED>
+static __device__ inline void
+weigh_multiply(patch acc, const float *first, const unsigned *b, const float scale[4]) {
+    const struct place p = my_place();
+    const int lane = threadIdx.x % 32;
+    const int k = weigh_slot<TRANSPOSED>(lane % 16);
+    struct fragments_a fa;
+    weigh_fragments<TRANSPOSED>(&fa, first, scale);
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        struct fragments_b fb;
+        const unsigned *at = b + k * WEIGH_STRIDE + p.column / 2 + q * 8 + lane / 16 * 4;
+        matrix_load<true>(fb.part[0], at);
+        matrix_load<true>(fb.part[1], at + WEIGH_SLICE / 2);
+        tensor_step(acc, q, fa, fb, 1.0f);
+    }
+}
+
+/* w is zero where b has no row; largest: room for what the rows of w are scaled by.  A barrier stands between the writing of w and this; the room is free after it. */
+template <bool TRANSPOSED>
+static __device__ inline void
+weigh_finish(
+    patch acc, const float *w, float *room, float (*largest)[BIG], const rows &b, int c0, int dim) {
+    const struct place p = my_place();
+    const float *first =
+        w + (TRANSPOSED ? p.t * W_STRIDE + p.row + p.g : (p.row + p.g) * W_STRIDE + 2 * p.t);
+    float scale[4];
+    tensor_clear(acc);
+    weigh_largest<TRANSPOSED>(w, largest);
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const int row = tensor_row(p, n / 2, n % 2 * 2);
+        scale[n] = weigh_scale(fmaxf(largest[0][row], largest[1][row]));
+    }
+#pragma unroll 1
+    for (int slice = 0; slice * WEIGH_DEPTH < b.n; slice++) {
+        unsigned *const to = (unsigned *)room + slice % 2 * WEIGH_SLICE;
+        async_wait<WEIGH_AHEAD - 1>();
+        weigh_split(to, weigh_raw(room, slice));
+        weigh_stage(room, b, slice + WEIGH_AHEAD, c0, dim);
+        __syncthreads();
+        weigh_multiply<TRANSPOSED>(acc, first, to, scale);
+        first += WEIGH_DEPTH * (TRANSPOSED ? W_STRIDE : 1);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < 64; n++) {
+        acc[n / 32][n / 4 % 8][n % 4] *= weigh_unscale(scale[n / 32 * 2 + n % 4 / 2]);
+    }
+}
+
+/* The same one by one, for numbers that have no parts of half precision. */
+template <bool TRANSPOSED>
+static __device__ inline void
+weigh_plain(patch acc, const float *w, const rows &b, int c0, int dim) {
+    const struct place p = my_place();
+    async_wait<0>(); /* what weigh_start sent for */
+    tensor_clear(acc);
+#pragma unroll 1
+    for (int k = 0; k < b.n; k++) {
+#pragma unroll
+        for (int n = 0; n < 64; n++) {
+            const int row = tensor_row(p, n / 32, n % 4);
+            const int d = c0 + tensor_column(p, n / 4 % 8, n % 4);
+            const float x = d < dim ? b.p[k * b.stride + d] : 0.0f;
+            float *to = &acc[n / 32][n / 4 % 8][n % 4];
+            *to = fmaf(TRANSPOSED ? w[k * W_STRIDE + row] : w[row * W_STRIDE + k], x, *to);
+        }
+    }
+    __syncthreads();
 }
 
 #endif

@@ -12,7 +12,7 @@ typedef unsigned long long uint64_t;
 #endif
 
 /* Bytes of shared memory that the kernels for tensor cores are launched with. */
-enum { PYA_OPS_PAIR_BYTES = 69632, PYA_OPS_WEIGH_BYTES = 104448 };
+enum { PYA_OPS_PAIR_BYTES = 98304, PYA_OPS_WEIGH_BYTES = 103424 };
 /* Attention's, for heads of up to 64 and up to 128 numbers. */
 enum {
     PYA_OPS_ATTENTION_FORWARD_64_BYTES = 81920,

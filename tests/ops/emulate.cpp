@@ -3,6 +3,7 @@
 // threads of a block reach, or a shuffle that not all lanes of a warp reach, aborts.  So that what
 // hardware does not promise shows: warps and blocks take turns in an order that changes, shared memory
 // begins as NaN and ends at a page that nobody may touch, pairs have to be aligned.
+#include <algorithm>
 #include <climits>
 #include <cmath>
 #include <csetjmp>
@@ -23,6 +24,9 @@ static emu_dim threadIdx, blockIdx, blockDim, gridDim;
 struct alignas(8) float2 {
     float x, y;
 };
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
 struct alignas(16) float4 {
     float x, y, z, w;
 };
@@ -30,6 +34,11 @@ static float emu_shuffle(float x, int mask);
 static void emu_barrier();
 static float *emu_dynamic();
 static void tf32_multiply(float c[4], const float a[4], const float b[2]);
+static void half_multiply(float c[4], const unsigned a[4], const unsigned b[2]);
+static unsigned half_pack(float low, float high);
+static void half_unpack(unsigned both, float *low, float *high);
+template <bool TRANSPOSED> static void matrix_load(unsigned out[4], const unsigned *row);
+static void prefetch(const float *p);
 static void async_copy(float *to, const float *from, int n);
 static void async_commit();
 template <int N> static void async_wait();
@@ -79,6 +88,8 @@ static unsigned current;
 struct lane {
     float x;
     float a[4], b[2];
+    unsigned words[6];
+    const unsigned *row;
 };
 static lane lanes[1024 / LANES][2][LANES];
 static float *dynamic;
@@ -113,7 +124,9 @@ emu_exchange(const lane &mine) {
 
 static float
 emu_shuffle(float x, int mask) {
-    const lane *all = emu_exchange({x, {}, {}});
+    lane mine = {};
+    mine.x = x;
+    const lane *all = emu_exchange(mine);
     return all[(current % LANES) ^ (unsigned)mask].x;
 }
 
@@ -246,6 +259,94 @@ tf32_multiply(float c[4], const float a[4], const float b[2]) {
     }
 }
 
+// To half precision, to nearest, ties to even; what is over its largest number becomes infinite.
+static unsigned
+emu_half(float x) {
+    const unsigned sign = emu_bits(x) >> 16 & 0x8000u;
+    const double size = std::fabs((double)x);
+    if (x != x) {
+        return 0x7fff;
+    }
+    if (size >= 65520) {
+        return sign | 0x7c00u;
+    }
+    const int e = std::max(size > 0 ? emu_exponent(x) : -127, -14);
+    const unsigned steps =
+        (unsigned)std::nearbyint(std::ldexp(size, 10 - e)); // 1024 and over: a leading 1
+    return sign | ((unsigned)(e + 14) << 10) + steps;
+}
+
+static float
+emu_of_half(unsigned bits) {
+    const int e = (int)(bits >> 10 & 31);
+    const float part = (float)(bits & 1023);
+    float size = e == 0 ? std::ldexp(part, -24) : std::ldexp(part + 1024, e - 25);
+    if (e == 31) {
+        size = part == 0 ? INFINITY : NAN;
+    }
+    return (bits & 0x8000u) != 0 ? -size : size;
+}
+
+static unsigned
+half_pack(float low, float high) {
+    return emu_half(low) | emu_half(high) << 16;
+}
+
+static void
+half_unpack(unsigned both, float *low, float *high) {
+    *low = emu_of_half(both & 0xffffu);
+    *high = emu_of_half(both >> 16);
+}
+
+// As the PTX manual says for mma.m16n8k16 with .f16.  Cards that have it here add 8 or 16 products at once,
+// so that four at a time cut off more than they do.
+static void
+half_multiply(float c[4], const unsigned a[4], const unsigned b[2]) {
+    lane mine = {};
+    memcpy(mine.words, a, 16);
+    memcpy(mine.words + 4, b, 8);
+    const lane *all = emu_exchange(mine);
+    const unsigned me = current % LANES;
+    for (unsigned n = 0; n < 4; n++) {
+        const unsigned row = me / 4 + n / 2 * 8;
+        const unsigned column = me % 4 * 2 + n % 2;
+        float x[16];
+        float y[16];
+        for (unsigned k = 0; k < 16; k += 2) {
+            const unsigned t = k / 2 % 4;
+            half_unpack(all[row % 8 * 4 + t].words[row / 8 + k / 8 * 2], x + k, x + k + 1);
+            half_unpack(all[column * 4 + t].words[4 + k / 8], y + k, y + k + 1);
+        }
+        for (unsigned k = 0; k < 16; k += 4) {
+            c[n] = emu_add_four(c[n], x + k, y + k);
+        }
+    }
+}
+
+template <bool TRANSPOSED>
+static void
+matrix_load(unsigned out[4], const unsigned *row) {
+    if ((uintptr_t)row % 16 != 0) {
+        fprintf(stderr, "emulation: a misaligned row of a matrix\n");
+        abort();
+    }
+    lane mine = {};
+    mine.row = row;
+    const lane *all = emu_exchange(mine);
+    const unsigned g = current % LANES / 4;
+    const unsigned t = current % LANES % 4;
+    for (unsigned n = 0; n < 4; n++) {
+        const auto at = [&](unsigned i, unsigned j) {
+            return all[n * 8 + i].row[j / 2] >> j % 2 * 16 & 0xffffu;
+        };
+        out[n] = TRANSPOSED ? at(2 * t, g) | at(2 * t + 1, g) << 16
+                            : at(g, 2 * t) | at(g, 2 * t + 1) << 16;
+    }
+}
+
+static void
+prefetch(const float *) {}
+
 static void
 emu_thread() {
     entry(argument);
@@ -374,13 +475,78 @@ test_multiply(struct pya_ops_ps o) {
     }
 }
 
+// The same in half precision, value 16 x 16 and loc 16 x 8.
 static void
-test_store(struct pya_ops_ps o, const float acc[4][4][4]) {
+test_half_multiply(struct pya_ops_ps o) {
+    const float *x = (const float *)o.value.p;
+    const float *y = (const float *)o.loc.p;
+    const int g = threadIdx.x / 4;
+    const int t = threadIdx.x % 4;
+    unsigned a[4];
+    unsigned b[2];
+    for (int n = 0; n < 4; n++) {
+        const float *at = x + (g + n % 2 * 8) * 16 + 2 * t + n / 2 * 8;
+        a[n] = half_pack(at[0], at[1]);
+    }
+    for (int n = 0; n < 2; n++) {
+        const float *at = y + (2 * t + n * 8) * 8 + g;
+        b[n] = half_pack(at[0], at[8]);
+    }
+    float c[4] = {};
+    if (o.dim == 1) {
+        std::swap(a[1], a[2]);
+    } else if (o.dim == 2) {
+        std::swap(b[0], b[1]);
+    }
+    half_multiply(c, a, b);
+    if (o.dim == 3) {
+        std::swap(c[1], c[2]);
+    }
+    for (int n = 0; n < 4; n++) {
+        ((float *)o.out)[(g + n / 2 * 8) * 8 + 2 * t + n % 2] = c[n];
+    }
+}
+
+// out (4 x 8 x 8), in half precision, = value likewise, each transposed if dim is 1, by matrix_load
+static void
+test_matrices(struct pya_ops_ps o) {
+    __shared__ __align__(16) unsigned x[32][4];
+    unsigned got[4];
+    for (int k = 0; k < 4; k++) {
+        const float *from = (const float *)o.value.p + threadIdx.x * 8 + 2 * k;
+        x[threadIdx.x][k] = half_pack(from[0], from[1]);
+    }
+    __syncthreads();
+    if (o.dim == 1) {
+        matrix_load<true>(got, x[threadIdx.x]);
+    } else {
+        matrix_load<false>(got, x[threadIdx.x]);
+    }
+    for (int n = 0; n < 4; n++) {
+        float *to = (float *)o.out + n * 64 + threadIdx.x / 4 * 8 + threadIdx.x % 4 * 2;
+        half_unpack(got[n], to, to + 1);
+    }
+}
+
+// out (2 x n) = the numbers of value to half precision, by the low and by the high half
+static void
+test_halves(struct pya_ops_ps o) {
+    float *const out = (float *)o.out;
+    for (int n = threadIdx.x; n < o.n_l; n += THREADS) {
+        const float x = ((const float *)o.value.p)[n];
+        float other;
+        half_unpack(half_pack(x, 1.0f), out + n, &other);
+        half_unpack(half_pack(1.0f, x), &other, out + o.n_l + n);
+    }
+}
+
+static void
+test_store(struct pya_ops_ps o, const patch acc) {
     const struct place p = my_place();
     for (int n = 0; n < 64; n++) {
-        const int row = tensor_row(p, n / 16, n % 4);
-        ((float *)o.out)[row * BIG + tensor_column(p, n / 4 % 4, n % 4)] =
-            acc[n / 16][n / 4 % 4][n % 4];
+        const int row = tensor_row(p, n / 32, n % 4);
+        ((float *)o.out)[row * BIG + tensor_column(p, n / 4 % 8, n % 4)] =
+            acc[n / 32][n / 4 % 8][n % 4];
     }
 }
 
@@ -389,14 +555,14 @@ static void
 test_pairs(struct pya_ops_ps o) {
     const rows a = view_rows(o.value, 0, 0, o.n_l);
     const rows b = view_rows(o.loc, 0, 0, o.n_m);
-    float acc[4][4][4];
+    patch acc;
     pair_start(emu_dynamic(), a, b, (int)o.dim);
     pair_finish(acc, emu_dynamic(), a, b, (int)o.dim);
     test_store(o, acc);
 }
 
 // out = value (128 x 128) or its transposed times loc (n_m x dim), the first 128 columns
-template <bool TRANSPOSED>
+template <bool TRANSPOSED, bool PLAIN>
 static void
 test_weigh(struct pya_ops_ps o) {
     float *w = emu_dynamic();
@@ -404,10 +570,15 @@ test_weigh(struct pya_ops_ps o) {
         w[n / BIG * W_STRIDE + n % BIG] = ((const float *)o.value.p)[n];
     }
     const rows b = view_rows(o.loc, 0, 0, o.n_m);
-    float acc[4][4][4];
+    patch acc;
     __syncthreads();
-    weigh_start<TRANSPOSED>(w + W_ROOM, b, 0, (int)o.dim);
-    weigh_finish<TRANSPOSED>(acc, w, w + W_ROOM, b, 0, (int)o.dim);
+    weigh_start(w + W_ROOM, b, 0, (int)o.dim);
+    if (PLAIN) {
+        weigh_plain<TRANSPOSED>(acc, w, b, 0, (int)o.dim);
+    } else {
+        __shared__ float largest[2][BIG];
+        weigh_finish<TRANSPOSED>(acc, w, w + W_ROOM, largest, b, 0, (int)o.dim);
+    }
     test_store(o, acc);
 }
 
@@ -432,8 +603,10 @@ test_forgotten_barrier(struct pya_ops_ps o) {
     }
 }
 
-static const auto test_weigh_plain = test_weigh<false>;
-static const auto test_weigh_transposed = test_weigh<true>;
+static const auto test_weigh_rows = test_weigh<false, false>;
+static const auto test_weigh_columns = test_weigh<true, false>;
+static const auto test_weigh_rows_plainly = test_weigh<false, true>;
+static const auto test_weigh_columns_plainly = test_weigh<true, true>;
 #endif
 
 struct kernel {
@@ -458,8 +631,13 @@ static const kernel kernels[] = {
     EMU_KERNEL(pya_ps_backward_tensor, pya_ops_ps),
     EMU_KERNEL(test_multiply, pya_ops_ps),
     EMU_KERNEL(test_pairs, pya_ops_ps),
-    EMU_KERNEL(test_weigh_plain, pya_ops_ps),
-    EMU_KERNEL(test_weigh_transposed, pya_ops_ps),
+    EMU_KERNEL(test_half_multiply, pya_ops_ps),
+    EMU_KERNEL(test_matrices, pya_ops_ps),
+    EMU_KERNEL(test_halves, pya_ops_ps),
+    EMU_KERNEL(test_weigh_rows, pya_ops_ps),
+    EMU_KERNEL(test_weigh_columns, pya_ops_ps),
+    EMU_KERNEL(test_weigh_rows_plainly, pya_ops_ps),
+    EMU_KERNEL(test_weigh_columns_plainly, pya_ops_ps),
     EMU_KERNEL(test_big, pya_ops_ps),
     EMU_KERNEL(test_forgotten_barrier, pya_ops_ps),
     EMU_KERNEL(pya_attention_forward_64_tensor, pya_ops_attention),

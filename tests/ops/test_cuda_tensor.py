@@ -13,7 +13,8 @@ from pyalloc.ops._library import PowerSphericalArgs, View
 from .reference import sphere
 
 BIG = 128
-ROOM = 104448  # bytes of shared memory: enough for every product
+ROOM = 103424  # bytes of shared memory: enough for every product
+ONE_WARP = {"test_multiply", "test_half_multiply", "test_matrices"}
 
 
 class Driver:
@@ -45,7 +46,7 @@ class Driver:
             loc=View(b.data_ptr(), b.stride(0), 0),
             out=out.data_ptr(),
         )
-        self.launch(name, args, threads=32 if name == "test_multiply" else 256)
+        self.launch(name, args, threads=32 if name in ONE_WARP else 256)
         return out
 
 
@@ -84,33 +85,75 @@ def test_multiply_reads_eleven_bits_and_cuts_off(driver):
     assert out[0, 0] == 1 and out[1, 0] == 1
 
 
+def test_half_multiply_and_a_wrong_layout(driver):
+    a, b = torch.randn(16, 16).half().float(), torch.randn(16, 8).half().float()
+    exact = a.double() @ b.double()
+    bar = 1e-6 * (a.abs() @ b.abs()).max()
+    assert (driver.product("test_half_multiply", a, b, (16, 8), 0) - exact).abs().max() < bar
+    for wrong in (1, 2, 3):  # a row for a column; two k; a row for a column
+        got = driver.product("test_half_multiply", a, b, (16, 8), wrong)
+        assert (got - exact).abs().max() > 1e4 * bar
+
+
+def test_half_multiply_cuts_off_but_not_whole_numbers(driver):
+    a, b = torch.zeros(16, 16), torch.eye(16, 8)
+    a[0, 0], a[0, 8], b[8, 0] = 1, 1.75, 2**-24
+    a[1], b[:, 1] = 1023, 1023
+    out = driver.product("test_half_multiply", a, b, (16, 8), 0)
+    assert out[0, 0] == 1 and out[1, 1] == 16 * 1023**2 < 2**24
+
+
+def test_matrices_and_transposed(driver):
+    x = torch.arange(256.0).view(32, 8)
+    for transposed in (0, 1):
+        got = driver.product("test_matrices", x, x, (4, 8, 8), transposed)
+        right = x.view(4, 8, 8)
+        assert torch.equal(got, right.mT if transposed else right)
+
+
+def test_halves_are_rounded_as_torch_does(driver):
+    x = torch.cat(
+        [
+            torch.randn(500) * 10.0 ** torch.randint(-8, 6, (500,)),
+            torch.tensor([0, -0.0, 1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, -1e9, 2**-25, 2**-24]),
+            torch.tensor([3 * 2**-25, 2**-14 - 2**-26, 1e-30, torch.inf, -torch.inf, torch.nan]),
+        ]
+    )
+    got = driver.product("test_halves", x[:, None], x[:, None], (2, len(x)))
+    right = x.half().float()
+    assert torch.equal(got.nan_to_num(7e7), right.expand(2, -1).nan_to_num(7e7))
+
+
 SIZES = [(128, 128, 128), (128, 128, 33), (5, 130, 40), (128, 7, 32), (70, 128, 64), (1, 1, 2)]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_products_of_pairs_are_exact_enough(size, driver):
     n_l, n_m, dim = size
-    a, b = torch.randn(n_l, dim), torch.randn(n_m, dim)
+    a, b = (torch.randn(n, dim) / dim**0.5 for n in (n_l, n_m))
     got = driver.product("test_pairs", a, b)[:n_l, :n_m]
     exact = a.double() @ b[:BIG].double().T
     assert (got - exact).abs().max() < 1e-6 * exact.norm() / exact.numel() ** 0.5 * dim**0.5
 
 
-@pytest.mark.parametrize("name", ["test_weigh_plain", "test_weigh_transposed"])
+WEIGHED = ["test_weigh_rows", "test_weigh_columns"]
+
+
+@pytest.mark.parametrize("name", [*WEIGHED, *(f"{name}_plainly" for name in WEIGHED)])
 @pytest.mark.parametrize("size", [(128, 128), (128, 37), (65, 130), (3, 8)], ids=str)
 def test_weighed_sums_are_exact_enough(size, name, driver):
     n, dim = size
     w, b = torch.randn(BIG, BIG), torch.randn(n, dim)
-    (w[n:] if name == "test_weigh_transposed" else w[:, n:]).zero_()
+    (w[n:] if "columns" in name else w[:, n:]).zero_()
     got = driver.product(name, w, b)[:, :dim]
-    used = w[:n].T if name == "test_weigh_transposed" else w[:, :n]
+    used = w[:n].T if "columns" in name else w[:, :n]
     exact = used.double() @ b[:, :BIG].double()
     assert (got[:, :BIG] - exact).abs().max() < 1e-6 * n**0.5 * 4
 
 
 def test_rows_that_lie_oddly(driver):
     """A stride and a start that no 16-byte copy can take."""
-    a = torch.randn(128 * 67 + 1)[1:].view(128, 67)[:, :64]
+    a = torch.rand(128 * 67 + 1)[1:].view(128, 67)[:, :64]
     b = torch.randn(128, 64)
     got = driver.product("test_pairs", a, b)
     assert torch.equal(got, driver.product("test_pairs", a.contiguous(), b))
