@@ -77,7 +77,7 @@ pair_log_probs(patch acc, const struct columns &of, marks coarse) {
     }
 }
 
-/* Calls make(row, column) for each pair that the thread marked and that exists. */
+/* Calls make(row, column, whether they exist) for each pair that the thread marked. */
 template <class Make>
 static __device__ inline void
 for_marked(const marks coarse, const rows both[2], const Make &make) {
@@ -89,9 +89,7 @@ for_marked(const marks coarse, const rows both[2], const Make &make) {
             const int n = take_lowest(&left);
             const int row = tensor_row(p, part, n % 4);
             const int column = tensor_column(p, n / 4, n % 4);
-            if (row < both[0].n && column < both[1].n) {
-                make(row, column);
-            }
+            make(row, column, row < both[0].n && column < both[1].n);
         }
     }
 }
@@ -153,7 +151,10 @@ __launch_bounds__(THREADS, 2) pya_ps_forward_tensor(struct pya_ops_ps a) {
         pair_finish(acc, room, both[0], both[1], dim);
         pair_log_probs(acc, of, coarse);
         forward_store(a, acc, first[0], first[1], t);
-        for_marked(coarse, both, [&](int row, int c) {
+        for_marked(coarse, both, [&](int row, int c, bool is_there) {
+            if (!is_there) {
+                return;
+            }
             float *out = (float *)a.out + t * a.out_t;
             out[(first[0] + row) * a.out_l + (first[1] + c) * a.out_m] =
                 sharp_log_prob(of, both, row, c, dim);
@@ -182,12 +183,12 @@ put_gaps(
         }
         coarse[part][threadIdx.x] = found;
     }
-    for_marked(coarse, both, [&](int row, int c) {
+    for_marked(coarse, both, [&](int row, int c, bool is_there) {
         float *gap = w + row * W_STRIDE + c;
-        if (*gap != *gap) {
+        if (is_there && *gap != *gap) {
             *wild = true; /* whoever comes, says the same */
         }
-        *gap = sharp_gap(both[0], both[1], row, c, dim);
+        *gap = is_there ? sharp_gap(both[0], both[1], row, c, dim) : 0.0f;
     });
 }
 
@@ -296,6 +297,10 @@ struct task {
     bool of_value, of_loc, of_sums; /* of_sums: all samples pass by, scale and weights are known */
 };
 
+struct pair_tile {
+    int l0, m0; /* its first sample and component */
+};
+
 /* G of 4 rows and 2 columns of a thread's part, zeros where there are none.  from: where the first is; left:
  * rows and columns from there on; packed: both columns are there, side by side. */
 static __device__ inline void
@@ -324,12 +329,12 @@ template <bool MIXTURE>
 static __device__ inline void
 backward_weights(
     const struct pya_ops_ps &a, float *w, const struct component *comp, const struct sample *samp,
-    float (*sums)[2][BIG], int l0, int m0, int t) {
+    float (*sums)[2][BIG], const struct pair_tile &at, int t) {
     const struct place p = my_place();
-    const int l = l0 + tensor_row(p, 0, 0);
-    const int m = m0 + tensor_column(p, 0, 0);
+    const int l = at.l0 + tensor_row(p, 0, 0);
+    const int m = at.m0 + tensor_column(p, 0, 0);
     const bool packed =
-        pairs_are_aligned(a.grad, a.grad_m, a.grad_l, a.grad_t) && a.n_m - m0 >= BIG;
+        pairs_are_aligned(a.grad, a.grad_m, a.grad_l, a.grad_t) && a.n_m - at.m0 >= BIG;
     const float *from = (const float *)a.grad + l * a.grad_l + m * a.grad_m + t * a.grad_t;
     const int rows_left = (int)(a.n_l - l); /* or less than none */
     int columns_left = (int)(a.n_m - m);
@@ -479,12 +484,15 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
     __shared__ float low;
     __shared__ marks coarse;
     __shared__ bool wild;
+    __shared__ struct pair_tile at; /* where the loops are: there it holds no registers */
     float *room = w + W_ROOM;
     const int dim = (int)a.dim;
     const bool mixture = a.log_weights.p != 0;
-    for (int m0 = k.m_begin; m0 < k.m_end; m0 += BIG) {
-        for (int l0 = k.l_begin; l0 < k.l_end; l0 += BIG) {
+    for (int m0 = k.m_begin; m0 < k.m_end && k.l_begin < k.l_end; m0 = at.m0 + BIG) {
+        for (int l0 = k.l_begin; l0 < k.l_end; l0 = at.l0 + BIG) {
             stage_views(a, both, l0, m0, t);
+            at.l0 = l0; /* all write the same, after a barrier and before one */
+            at.m0 = m0;
             pair_start(w, both[0], both[1], dim);
             grad_prefetch(a, l0, m0, t);
             wild = false; /* barriers are ahead */
@@ -502,9 +510,9 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
             product_start(k, room, both, 0, dim);
             put_gaps(w, acc, comp, low, both, dim, coarse, &wild);
             if (mixture) {
-                backward_weights<true>(a, w, comp, samp, sums, l0, m0, t);
+                backward_weights<true>(a, w, comp, samp, sums, at, t);
             } else {
-                backward_weights<false>(a, w, comp, samp, sums, l0, m0, t);
+                backward_weights<false>(a, w, comp, samp, sums, at, t);
             }
             __syncthreads();
             if (threadIdx.x < BIG) {
@@ -517,15 +525,15 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
                 if (product_is_value(k, n)) {
                     weigh_either<false>(acc, w, room, coarse, both[1], c0, dim, wild);
                     product_start(k, room, both, n + 1, dim);
-                    write_gradient(a.d_value, acc, l0, a.n_l, c0, dim, t, m0 > k.m_begin);
+                    write_gradient(a.d_value, acc, at.l0, a.n_l, c0, dim, t, at.m0 > k.m_begin);
                 } else {
                     weigh_either<true>(acc, w, room, coarse, both[0], c0, dim, wild);
                     product_start(k, room, both, n + 1, dim);
-                    write_gradient(a.d_loc, acc, m0, a.n_m, c0, dim, t, l0 > k.l_begin);
+                    write_gradient(a.d_loc, acc, at.m0, a.n_m, c0, dim, t, at.l0 > k.l_begin);
                 }
             }
         }
-        const int m = m0 + threadIdx.x;
+        const int m = at.m0 + threadIdx.x;
         if (!k.of_sums || threadIdx.x >= BIG || m >= a.n_m) {
             continue;
         }

@@ -202,6 +202,53 @@ def test_error_is_that_of_fp32(kind, dim, driver):
     assert error[0] <= max(1.5 * error[1], 2**-24), error
 
 
+TENSOR = {"pya_ps_forward_tensor": 1, "pya_ps_backward_tensor": 1}
+PLAIN = {"pya_ps_forward": 1, "pya_ps_backward_loc": 2, "pya_ps_backward_value": 2}  # blocks
+
+
+def log_prob_and_gradients(driver, kernels, value, loc, scale, grad):
+    """Of one t."""
+    n_l, n_m, dim = len(value), len(loc), value.shape[1]
+    found = [torch.full_like(x, torch.nan) for x in (grad, value, loc, scale)]
+    args = PowerSphericalArgs(n_l=n_l, n_m=n_m, n_t=1, dim=dim)
+    pairs = {"value": value, "loc": loc, "d_value": found[1], "d_loc": found[2]}
+    for name, x in pairs.items():
+        setattr(args, name, View(x.data_ptr(), dim, 0))
+    for name, x in {"scale": scale, "d_scale": found[3]}.items():
+        setattr(args, name, View(x.data_ptr(), 1, 0))
+    args.out, args.out_l, args.out_m = found[0].data_ptr(), n_m, 1
+    args.grad, args.grad_l, args.grad_m = grad.data_ptr(), n_m, 1
+    for name, blocks in kernels.items():
+        driver.launch(name, args, grid=(blocks, 1, 1))
+    return found
+
+
+def test_weights_of_every_size_keep_their_digits(driver):
+    """Samples and components whose gradients are far apart, in one tile."""
+    value, loc, scale = sphere(100, 64), sphere(90, 64), torch.rand(90) * 50
+    grad = torch.randn(100, 90) * 10.0 ** torch.randint(-30, 10, (100, 1))
+    grad *= 10.0 ** -(torch.arange(90) % 7)
+    _, *found, _ = log_prob_and_gradients(driver, TENSOR, value, loc, scale, grad)
+    w = grad.double() * scale / (1 + value.double() @ loc.double().T)
+    for got, right in zip(found, (w @ loc.double(), w.T @ value.double()), strict=True):
+        assert ((got - right).norm(dim=1) < 1e-6 * right.norm(dim=1)).all()
+
+
+@pytest.mark.parametrize("large", [5.0, 1e5, 1e30])
+@pytest.mark.parametrize("of_loc", [False, True])
+def test_numbers_that_have_no_halves(large, of_loc, driver):
+    """No unit vectors: what is infinite in half precision is made again another way, as in fp32."""
+    value, loc, scale, grad = sphere(70, 64), sphere(64, 64), torch.rand(64), torch.randn(70, 64)
+    scale[9] = 0  # uniform
+    (loc if of_loc else value)[7] = large * torch.randn(64).sign()
+    found = log_prob_and_gradients(driver, TENSOR, value, loc, scale, grad)
+    plain = log_prob_and_gradients(driver, PLAIN, value, loc, scale, grad)
+    for got, right in zip(found, plain, strict=True):
+        assert torch.equal(torch.isfinite(got), torch.isfinite(right))
+        known = torch.isfinite(right)
+        assert (got - right)[known].norm() < 1e-6 * right[known].norm()
+
+
 def test_backward_of_many_tiles(driver):
     """Several tiles of both kinds in one block, and the same in blocks of their own, bit by bit."""
     n_l, n_m, dim = 130, 140, 64
