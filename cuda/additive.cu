@@ -6,7 +6,7 @@
 
 enum {
     WARPS = THREADS / 32,
-    QUADS = 128, /* numbers of a row that a warp takes at a time: four a lane */
+    SPREAD = 128, /* numbers of a row that a warp takes at a time: four a lane */
     AHEAD = 8,       /* of them, the most that a thread asks for before it uses the first */
     MOST_WARPS = 12, /* of a block of the gradient of keys */
 };
@@ -322,7 +322,7 @@ merge_row(const struct pya_ops_additive &a, float w[THREADS], long long r, float
     const struct gathered g = gathered_at(a, r);
     const struct softmax m = softmax_of_parts(g.sums, a.n_parts);
     put_part_weights(w, m, g.sums, a.n_parts);
-    for (int k0 = (int)threadIdx.x / 32 * QUADS; k0 < a.n_e; k0 += WARPS * QUADS) {
+    for (int k0 = (int)threadIdx.x / 32 * SPREAD; k0 < a.n_e; k0 += WARPS * SPREAD) {
         const int k = quad_place<WIDE>(k0);
         struct quad sum = {};
         merge_add<WIDE>(&sum, w, g.means, k, a.n_e, (int)a.n_parts, 0, 1);
@@ -342,19 +342,19 @@ static __device__ inline float
 key_score(const float *key, const float *query, const float *v, int n) {
     constexpr int N = ahead(WIDE);
     float sum = 0.0f;
-    for (int k0 = 0; k0 < n; k0 += QUADS * N) {
+    for (int k0 = 0; k0 < n; k0 += SPREAD * N) {
         const int k = quad_place<WIDE>(k0);
         struct quad x[N];
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            x[i] = quad_load<WIDE>(key, k + i * QUADS, n);
+            x[i] = quad_load<WIDE>(key, k + i * SPREAD, n);
         }
         loads_first();
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            if (k0 + i * QUADS < n) {
-                const struct quad q = quad_load<WIDE>(query, k + i * QUADS, n);
-                const struct quad w = quad_load<WIDE>(v, k + i * QUADS, n);
+            if (k0 + i * SPREAD < n) {
+                const struct quad q = quad_load<WIDE>(query, k + i * SPREAD, n);
+                const struct quad w = quad_load<WIDE>(v, k + i * SPREAD, n);
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     sum = fmaf(w.x[j], tanhf(x[i].x[j] + q.x[j]), sum);
@@ -435,7 +435,7 @@ put_mean(
     const struct pya_ops_additive &a, const float score[THREADS], float w[THREADS], struct part p,
     float *mean) {
     constexpr int N = values_ahead(WIDE);
-    int k = quad_place<WIDE>((int)threadIdx.x / 32 * QUADS);
+    int k = quad_place<WIDE>((int)threadIdx.x / 32 * SPREAD);
     struct quad x[N];
     struct quad sum = {};
     int i = 0;
@@ -453,7 +453,7 @@ put_mean(
         i += N;
         if (i >= p.n) {
             quad_store<WIDE>(mean, k, a.n_e, sum);
-            k += WARPS * QUADS;
+            k += WARPS * SPREAD;
             sum = {};
             i = 0;
         }
@@ -532,13 +532,13 @@ merge_columns(
 /* Where the parts are too many for one block to weigh.  blocks: E / 128 * queries * batch */
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 pya_additive_merge(struct pya_ops_additive a) {
-    const struct parted block = block_part((a.n_e + QUADS - 1) / QUADS);
+    const struct parted block = block_part((a.n_e + SPREAD - 1) / SPREAD);
     const long long r = block.rest;
     const struct gathered g = gathered_at(a, r);
     const struct softmax m = softmax_of_parts(g.sums, a.n_parts);
     float *context =
         seq_row_to(a.context, block.rest % (unsigned)a.n_q, block.rest / (unsigned)a.n_q);
-    const int k0 = (int)block.part * QUADS;
+    const int k0 = (int)block.part * SPREAD;
     if (forward_is_wide(a)) {
         merge_columns<true>(a, g, m, k0, context);
     } else {
@@ -556,17 +556,17 @@ static __device__ inline float
 value_dot(const float *value, const float *grad, int n, bool is_once) {
     constexpr int N = ahead(WIDE);
     float sum = 0.0f;
-    for (int k0 = 0; k0 < n; k0 += QUADS * N) {
+    for (int k0 = 0; k0 < n; k0 += SPREAD * N) {
         const int k = quad_place<WIDE>(k0);
         struct quad x[N];
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            x[i] = quad_load_once<WIDE>(value, k + i * QUADS, n, is_once);
+            x[i] = quad_load_once<WIDE>(value, k + i * SPREAD, n, is_once);
         }
         loads_first();
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const struct quad g = quad_load<WIDE>(grad, k + i * QUADS, n);
+            const struct quad g = quad_load<WIDE>(grad, k + i * SPREAD, n);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 sum = fmaf(x[i].x[j], g.x[j], sum);
@@ -590,13 +590,13 @@ put_value_gradient(const struct pya_ops_additive &a, struct seq_place at) {
     const float *p = (const float *)a.probs + (long long)at.b * a.n_q * a.n_s + at.s;
     const int n = (int)a.n_e;
     const int n_q = (int)a.n_q;
-    const int n_groups = (n + QUADS - 1) / QUADS;
+    const int n_groups = (n + SPREAD - 1) / SPREAD;
     for (int g = (int)at.q; g < n_groups; g += n_q * N) {
         struct quad sum[N];
         int k[N];
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            k[i] = quad_place<WIDE>((g + i * n_q) * QUADS);
+            k[i] = quad_place<WIDE>((g + i * n_q) * SPREAD);
             sum[i] = quad_load_once<WIDE>(d_value, k[i], a.accumulate ? n : 0);
         }
 #pragma unroll 1 /* one query is most usual; more at a time spill */
@@ -791,8 +791,8 @@ backward_columns(const struct pya_ops_additive &a, int b, int k0) {
 /* blocks: H / 128 * batch, of 4 to 12 warps */
 extern "C" __global__ void __launch_bounds__(32 * MOST_WARPS, 2)
 pya_additive_backward_keys(struct pya_ops_additive a) {
-    const struct parted block = block_part((a.n_h + QUADS - 1) / QUADS);
-    const int k0 = (int)block.part * QUADS;
+    const struct parted block = block_part((a.n_h + SPREAD - 1) / SPREAD);
+    const int k0 = (int)block.part * SPREAD;
     const struct pya_ops_view v = {(void *)a.v, 0, 0};
     const struct pya_ops_view d_v = {a.d_v, 0, 0};
     if (a.n_h % 4 == 0 && seq_is_wide(a.keys) && seq_is_wide(a.query) && seq_is_wide(v) &&
