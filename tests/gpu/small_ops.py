@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from test_ops import additive, attention, mixture, spherical
+from test_ops import additive, attention, mixture, queries, spherical
 
 from pyalloc.ops import (
     _cuda,
@@ -42,7 +42,12 @@ def cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor]]]:
         "mixture of few dimensions": (power_spherical_mixture_log_prob, mixture(70, 66, 2, 33)),
         "mixture of many dimensions": (power_spherical_mixture_log_prob, mixture(70, 130, 2, 66)),
         "additive": (additive_attention, additive(3, 21, 130, 259)),
+        "additive, several queries": (additive_attention, queries(2, 3, 19, 36, 40)),
+        "additive, many keys": (additive_attention, additive(1, 1500, 12, 20)),
         "attention": (scaled_attention, attention(2, 3, 67, 70, 35)),
+        "attention, a bias for each": (scaled_attention, attention(2, 2, 67, 70, 64, shared=False)),
+        "attention, heads of 128": (scaled_attention, attention(2, 4, 67, 70, 100)),
+        "attention, large heads": (scaled_attention, attention(1, 2, 35, 40, 130)),
         "causal": (functools.partial(scaled_attention, causal=True), attention(1, 2, 66, 66, 64)),
     }
 

@@ -40,8 +40,15 @@ def additive(n_b, n_s, n_h, n_e):
     return [torch.randn(s) for s in ((n_b, n_h), (n_b, n_s, n_h), (n_b, n_s, n_e), (n_h,))]
 
 
-def attention(n_b, n_h, n_q, n_k, dim):
-    shapes = ((n_b, n_h, n_q, dim), (n_b, n_h, n_k, dim), (n_b, n_h, n_k, dim), (n_h, n_q, n_k))
+def queries(n_b, n_q, n_s, n_h, n_e):
+    return [torch.randn(n_b, n_q, n_h), *additive(n_b, n_s, n_h, n_e)[1:]]
+
+
+def attention(n_b, n_h, n_q, n_k, dim, *, shared=True):
+    """The bias is one for all of the batch, or each entry has its own; two heads read one of keys if n_h is even."""
+    n_kv = n_h if n_h % 2 else n_h // 2
+    shapes = [(n_b, n_h, n_q, dim), (n_b, n_kv, n_k, dim), (n_b, n_kv, n_k, dim), (n_h, n_q, n_k)]
+    shapes[3] = shapes[3] if shared else (n_b, *shapes[3])
     return [torch.randn(s) for s in shapes]
 
 
@@ -55,7 +62,14 @@ CASES = {
     "mixture of few": (power_spherical_mixture_log_prob, mixture(2, 10, 300, 20)),
     "mixture, many samples": (power_spherical_mixture_log_prob, mixture(3000, 40, 2, 33)),
     "additive": (additive_attention, additive(80, 50, 1000, 2000)),
+    "additive, rows that begin anywhere": (additive_attention, additive(7, 53, 1001, 333)),
+    "additive, many keys": (additive_attention, additive(2, 3000, 36, 41)),
+    "additive, several queries": (additive_attention, queries(9, 5, 70, 260, 140)),
     "attention": (scaled_attention, attention(2, 3, 200, 333, 80)),
+    "attention, small heads": (scaled_attention, attention(2, 4, 300, 257, 64)),
+    "attention, a bias for each": (scaled_attention, attention(2, 3, 130, 190, 33, shared=False)),
+    "attention, heads of 128": (scaled_attention, attention(1, 4, 200, 301, 128, shared=False)),
+    "attention, large heads": (scaled_attention, attention(1, 3, 70, 130, 200)),
 }
 
 
