@@ -23,6 +23,15 @@ def our_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -
     return ops.scaled_attention(q, k, v, bias)
 
 
+def floor(b: Bench, n_products: int, shape: tuple[int, ...], *, biases: int) -> float | None:
+    """What a card needs at the least: products of queries and keys, a bias' numbers moved so many times."""
+    if b.device == "cpu":
+        return None
+    n_b, n_h, n, d = shape
+    scores = n_b * n_h * n * n
+    return b.floor_ms(4 * scores * biases, 2 * scores * d * n_products)
+
+
 def attention(b: Bench) -> None:
     for n_b, n_h, n, d in ((2, 8, 1024, 64), (1, 8, 2048, 128)):
         small = [torch.randn(1, 2, 200, d, device=b.device) for _ in "qkv"]
@@ -37,29 +46,33 @@ def attention(b: Bench) -> None:
         def given(f: Callable[..., Tensor], bias: Tensor = bias) -> Callable[..., Tensor]:
             return lambda *qkv: f(*qkv, bias)
 
-        for name, target, ours, peer in (
-            ("forward", 1.6, forward(our_attention, (q, k, v)), forward(sdpa, (q, k, v))),
+        for name, target, work, ours, peer in (
+            ("forward", 1.6, (2, 0), forward(our_attention, (q, k, v)), forward(sdpa, (q, k, v))),
             (
                 "forward with bias",
                 1.5,
+                (2, 1),
                 forward(our_attention, (q, k, v, bias)),
                 forward(sdpa, (q, k, v, bias)),
             ),
             (
                 "forward+backward",
                 1.7,
+                (7, 0),
                 both(our_attention, (q, k, v), grad),
                 both(sdpa, (q, k, v), grad),
             ),
             (
                 "forward+backward with bias",
                 None,
+                (7, 2),
                 both(given(our_attention), (q, k, v), grad),
                 both(given(sdpa), (q, k, v), grad),
             ),
             (
                 "forward+backward with bias gradient",
                 2.0,
+                (7, 3),
                 both(our_attention, (q, k, v, bias), grad),
                 both(sdpa, (q, k, v, bias), grad),
             ),
@@ -70,6 +83,7 @@ def attention(b: Bench) -> None:
                 {"sdpa": peer},
                 target=target if cpu else None,
                 case=case,
+                floor_ms=floor(b, work[0], (n_b, n_h, n, d), biases=work[1]),
                 error=error,
             )
 
