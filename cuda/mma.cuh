@@ -77,12 +77,6 @@ matrix_load(unsigned out[4], const unsigned *row) {
     }
 }
 
-/* Has the line of 128 bytes around p, which is readable memory, come into the second-level cache. */
-static __device__ inline void
-prefetch(const float *p) {
-    asm volatile("prefetch.global.L2 [%0];" : : "l"(p));
-}
-
 /* n (0 to 4) numbers from global memory, zeros up to 4, to shared memory; both 16-byte aligned.  They
  * are there after async_wait and a barrier; from must be readable memory even where n is 0. */
 static __device__ inline void

@@ -383,19 +383,6 @@ backward_weights(
     }
 }
 
-/* The lines of the tile's G, as those of its rows. */
-static __device__ inline void
-grad_prefetch(const struct pya_ops_ps &a, int l0, int m0, int t) {
-    const int l = l0 + threadIdx.x / 2;
-    const int m = m0 + threadIdx.x % 2 * 64;
-    if (PREFETCH && a.log_weights.p == 0 && a.grad_m == 1 && l < a.n_l) {
-        const float *from = (const float *)a.grad + l * a.grad_l + t * a.grad_t;
-        for (int n = m; n < m + 64 && n < a.n_m; n += 32) {
-            prefetch(from + n);
-        }
-    }
-}
-
 /* 128 x 128 of a gradient; add: to what this same thread wrote there before. */
 static __device__ inline void
 write_gradient(
@@ -494,7 +481,6 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
             at.l0 = l0; /* all write the same, after a barrier and before one */
             at.m0 = m0;
             pair_start(w, both[0], both[1], dim);
-            grad_prefetch(a, l0, m0, t);
             wild = false; /* barriers are ahead */
             if (threadIdx.x < BIG) {
                 samp[threadIdx.x] = load_sample(a, l0 + threadIdx.x, t, mixture);

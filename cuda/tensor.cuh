@@ -13,7 +13,6 @@
 enum {
     SLICE = 32,     /* numbers of each row that are multiplied between two barriers: 16 or 32 */
     PAIR_AHEAD = 1, /* slices on their way from global memory */
-    PREFETCH = 1,   /* 0: slices after the first are asked for no earlier than that */
     PAIR_SLICE = 2 * BIG * SLICE, /* both factors; split, a number takes as much as before */
     PAIR_ROOM = (2 + PAIR_AHEAD) * PAIR_SLICE,
     W_STRIDE = BIG + 8, /* 8: no bank conflicts */
@@ -149,17 +148,6 @@ copy_fours(float *to, const rows &r, int i, int step, int d, int dim) {
     }
 }
 
-/* The lines of 128 rows are asked for early, all at once: they come while slice after slice is multiplied. */
-static __device__ inline void
-rows_prefetch(const rows &r, int row, int dim) {
-    if (PREFETCH && row < r.n) {
-#pragma unroll 1
-        for (int d = SLICE; d < dim; d += 32) {
-            prefetch(r.p + row * r.stride + d);
-        }
-    }
-}
-
 /* --- pairs: acc = a b^T of 128 rows each --------------------------------------------------------- */
 
 /* Cosines of unit vectors: with these scales hi are whole numbers whose products' sum hardly exceeds 2^24 (of
@@ -228,7 +216,6 @@ pair_start(float *room, const rows &a, const rows &b, int dim) {
     for (int slice = 0; slice < PAIR_AHEAD; slice++) {
         pair_stage(room, a, b, slice, dim);
     }
-    rows_prefetch(threadIdx.x < BIG ? a : b, threadIdx.x % BIG, dim);
 }
 
 static __device__ inline void

@@ -38,8 +38,6 @@ static void half_multiply(float c[4], const unsigned a[4], const unsigned b[2]);
 static unsigned half_pack(float low, float high);
 static void half_unpack(unsigned both, float *low, float *high);
 template <bool TRANSPOSED> static void matrix_load(unsigned out[4], const unsigned *row);
-static void
-prefetch(const float *) {}
 static void async_copy(float *to, const float *from, int n);
 static void async_commit();
 template <int N> static void async_wait();
