@@ -124,20 +124,27 @@ rows_are_aligned(rows r) {
 }
 
 /* Copies groups of four numbers, N of them step rows apart from row i on, at column d; zeros where there are
- * none.  To every 4 * THREADS-th place, where this thread alone looks for them after async_wait. */
+ * none.  To every 4 * THREADS-th place, where this thread alone looks for them after async_wait.  r comes by
+ * value: from where rows lie in shared memory they would be read again after each copy. */
 template <int N>
 static __device__ inline void
-copy_fours(float *to, const rows &r, int i, int step, int d, int dim) {
+copy_fours(float *to, const rows r, int i, int step, int d, int dim) {
     const float *from = r.p + i * r.stride + d;
     const int left = dim - d;
     if (rows_are_aligned(r)) {
         const long long apart = step * r.stride;
-        const int n_numbers = left < 0 ? 0 : left < 4 ? left : 4;
+        if (i + (N - 1) * step < r.n && left >= 4) { /* nearly always */
 #pragma unroll
-        for (int n = 0; n < N; n++) {
+            for (int n = 0; n < N; n++, from += apart) {
+                async_copy(to + n * 4 * THREADS, from, 4);
+            }
+            return;
+        }
+        const int n_numbers = left < 0 ? 0 : left < 4 ? left : 4;
+#pragma unroll 1
+        for (int n = 0; n < N; n++, from += apart) {
             const int n_here = i + n * step < r.n ? n_numbers : 0;
             async_copy(to + n * 4 * THREADS, n_here > 0 ? from : r.p, n_here);
-            from += apart;
         }
         return;
     }
