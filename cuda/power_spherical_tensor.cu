@@ -94,6 +94,17 @@ for_marked(const marks coarse, const rows both[2], const Make &make) {
     }
 }
 
+/* A thread's part of a row of the result, r from 0 to 3; all of it is there and aligned. */
+static __device__ inline void
+store_row(float *to, const patch acc, int r) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        const float *x = &acc[r / 2][j][r % 2 * 2];
+        const float2 both = {x[0], x[1]};
+        *(float2 *)(to + 8 * j) = both;
+    }
+}
+
 /* From the thread's first result on, whose place the others' are steps from: registers are scarce. */
 static __device__ inline void
 forward_store(const struct pya_ops_ps &a, const patch acc, int l0, int m0, int t) {
@@ -105,6 +116,13 @@ forward_store(const struct pya_ops_ps &a, const patch acc, int l0, int m0, int t
     const int n_m = a.n_m - m < BIG ? (int)(a.n_m - m) : BIG;
     float *out = (float *)a.out + l * a.out_l + m * a.out_m + t * a.out_t;
     const bool whole = packed && a.n_m - m0 >= BIG;
+    if (whole && a.n_l - l0 >= BIG) { /* nearly always */
+#pragma unroll
+        for (int r = 0; r < 4; r++, out += 8 * a.out_l) {
+            store_row(out, acc, r);
+        }
+        return;
+    }
 #pragma unroll
     for (int r = 0; r < 4; r++, out += 8 * a.out_l) {
         if (8 * r >= n_l) {
@@ -113,11 +131,6 @@ forward_store(const struct pya_ops_ps &a, const patch acc, int l0, int m0, int t
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             const float *x = &acc[r / 2][j][r % 2 * 2];
-            if (whole) {
-                const float2 both = {x[0], x[1]};
-                *(float2 *)(out + 8 * j) = both;
-                continue;
-            }
             if (8 * j < n_m) {
                 out[8 * j * a.out_m] = x[0];
             }
@@ -383,40 +396,48 @@ backward_weights(
     }
 }
 
+/* What store_row would put there, and what is there. */
+static __device__ inline void
+add_row(patch acc, const float *from, int r) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        const float2 before = *(const float2 *)(from + 8 * j);
+        acc[r / 2][j][r % 2 * 2] += before.x;
+        acc[r / 2][j][r % 2 * 2 + 1] += before.y;
+    }
+}
+
 /* 128 x 128 of a gradient; add: to what this same thread wrote there before. */
 static __device__ inline void
 write_gradient(
-    struct pya_ops_view d, const patch acc, int row0, int n_rows, int c0, int dim, int t,
+    struct pya_ops_view d, patch acc, int row0, int n_rows, int c0, int dim, int t,
     bool add) {
     const struct place p = my_place();
     const bool packed = pairs_are_aligned(d.p, 1, d.i, d.t);
     const int row = row0 + tensor_row(p, 0, 0);
     const int column = c0 + tensor_column(p, 0, 0);
     float *to = (float *)d.p + row * d.i + t * d.t + column;
-    const bool whole = packed && dim - c0 >= BIG;
+    if (packed && dim - c0 >= BIG && n_rows - row0 >= BIG) { /* nearly always */
+#pragma unroll
+        for (int r = 0; r < 4; r++, to += 8 * d.i) {
+            if (add) {
+                add_row(acc, to, r);
+            }
+            store_row(to, acc, r);
+        }
+        return;
+    }
 #pragma unroll
     for (int r = 0; r < 4; r++, to += 8 * d.i) {
         if (row + 8 * r >= n_rows) {
             break;
         }
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float *from = &acc[r / 2][j][r % 2 * 2];
-            float2 x = {from[0], from[1]};
-            if (whole) {
-                if (add) {
-                    const float2 before = *(const float2 *)(to + 8 * j);
-                    x.x += before.x;
-                    x.y += before.y;
-                }
-                *(float2 *)(to + 8 * j) = x;
-                continue;
-            }
-            if (column + 8 * j < dim) {
-                to[8 * j] = add ? to[8 * j] + x.x : x.x;
-            }
-            if (column + 8 * j + 1 < dim) {
-                to[8 * j + 1] = add ? to[8 * j + 1] + x.y : x.y;
+        for (int n = 0; n < 16; n++) {
+            const float x = acc[r / 2][n / 2][r % 2 * 2 + n % 2];
+            float *at = to + n / 2 * 8 + n % 2;
+            if (column + n / 2 * 8 + n % 2 < dim) {
+                *at = add ? *at + x : x;
             }
         }
     }
