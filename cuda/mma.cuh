@@ -77,6 +77,20 @@ matrix_load(unsigned out[4], const unsigned *row) {
     }
 }
 
+/* Whether x of any of the 32 lanes, all of which say so. */
+static __device__ inline bool
+any_lane(bool x) {
+    return __any_sync(0xffffffffu, x);
+}
+
+/* 2^x to 2^-22 of it; zero where it has fewer digits than fp32's. */
+static __device__ inline float
+exp2_about(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* n (0 to 4) numbers from global memory, zeros up to 4, to shared memory; both 16-byte aligned.  They
  * are there after async_wait and a barrier; from must be readable memory even where n is 0. */
 static __device__ inline void

@@ -59,38 +59,64 @@ is_to_be_made_again(float u, float low, float high) {
     return !(u >= low && u <= high);
 }
 
+/* Whether none of the thread's cosines is to be made again, as it nearly always is; few instructions say so.
+ * high(column): the cosine above which it is. */
+template <class High>
+static __device__ inline bool
+none_is_coarse(const patch acc, float low, const High &high) {
+    const struct place p = my_place();
+    float most = -low;
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+        most = fminf(most, high(tensor_column(p, n / 2, n % 2)));
+    }
+    bool none = true;
+#pragma unroll
+    for (int n = 0; n < 64; n++) {
+        none &= fabsf(acc[n / 32][n / 4 % 8][n % 4]) <= most;
+    }
+    return none;
+}
+
+/* log((1 + u) / 2) of a cosine that is not too coarse, the same bit for bit as of its gap; of others anything. */
+static __device__ inline float
+log_half(float u) {
+    return log_beside(-__saturatef(fmaf(-0.5f, u, 0.5f)), 1.0f);
+}
+
 /* Cosines to log-probabilities, and the marks; those marked are to be made again. */
 static __device__ inline void
 pair_log_probs(patch acc, const struct columns &of, marks coarse) {
     const struct place p = my_place();
+    const bool none = none_is_coarse(acc, of.low, [&](int c) { return of.high[c]; });
 #pragma unroll
     for (int part = 0; part < 2; part++) {
         unsigned found = 0;
 #pragma unroll
-        for (int n = 0; n < 32; n++) {
+        for (int n = 0; n < 32 && !none; n++) {
             const int c = tensor_column(p, n / 4, n % 4);
-            float *x = &acc[part][n / 4][n % 4];
-            found |= is_to_be_made_again(*x, of.low, of.high[c]) ? 1u << n : 0;
-            *x = log_prob(*x, of.kappa[c], of.h[c]);
+            found |= is_to_be_made_again(acc[part][n / 4][n % 4], of.low, of.high[c]) ? 1u << n : 0;
         }
         coarse[part][threadIdx.x] = found;
     }
+#pragma unroll
+    for (int n = 0; n < 64; n++) {
+        const int c = tensor_column(p, n / 4 % 8, n % 4);
+        float *x = &acc[n / 32][n / 4 % 8][n % 4];
+        *x = fmaf(of.kappa[c], log_half(*x), of.h[c]);
+    }
 }
 
-/* Calls make(row, column, whether they exist) for each pair that the thread marked. */
+/* Calls make(row, column, whether they exist) for each pair of a part that the thread found. */
 template <class Make>
 static __device__ inline void
-for_marked(const marks coarse, const rows both[2], const Make &make) {
+for_marked(unsigned found, int part, const rows both[2], const Make &make) {
     const struct place p = my_place();
-#pragma unroll 1
-    for (int part = 0; part < 2; part++) {
-        unsigned left = coarse[part][threadIdx.x];
-        while (left != 0) {
-            const int n = take_lowest(&left);
-            const int row = tensor_row(p, part, n % 4);
-            const int column = tensor_column(p, n / 4, n % 4);
-            make(row, column, row < both[0].n && column < both[1].n);
-        }
+    while (found != 0) {
+        const int n = take_lowest(&found);
+        const int row = tensor_row(p, part, n % 4);
+        const int column = tensor_column(p, n / 4, n % 4);
+        make(row, column, row < both[0].n && column < both[1].n);
     }
 }
 
@@ -164,14 +190,17 @@ __launch_bounds__(THREADS, 2) pya_ps_forward_tensor(struct pya_ops_ps a) {
         pair_finish(acc, room, both[0], both[1], dim);
         pair_log_probs(acc, of, coarse);
         forward_store(a, acc, first[0], first[1], t);
-        for_marked(coarse, both, [&](int row, int c, bool is_there) {
-            if (!is_there) {
-                return;
-            }
-            float *out = (float *)a.out + t * a.out_t;
-            out[(first[0] + row) * a.out_l + (first[1] + c) * a.out_m] =
-                sharp_log_prob(of, both, row, c, dim);
-        });
+#pragma unroll 1
+        for (int part = 0; part < 2; part++) {
+            for_marked(coarse[part][threadIdx.x], part, both, [&](int row, int c, bool is_there) {
+                if (!is_there) {
+                    return;
+                }
+                float *out = (float *)a.out + t * a.out_t;
+                out[(first[0] + row) * a.out_l + (first[1] + c) * a.out_m] =
+                    sharp_log_prob(of, both, row, c, dim);
+            });
+        }
     }
 }
 
@@ -180,29 +209,32 @@ __launch_bounds__(THREADS, 2) pya_ps_forward_tensor(struct pya_ops_ps a) {
 static __device__ inline void
 put_gaps(
     float *w, const patch acc, const struct component *comp, float low, const rows both[2], int dim,
-    marks coarse, bool *wild) {
+    bool *wild) {
     const struct place p = my_place();
+    unsigned found[2] = {};
 #pragma unroll
     for (int part = 0; part < 2; part++) {
-        unsigned found = 0;
 #pragma unroll
         for (int n = 0; n < 32; n += 2) {
             const int c = tensor_column(p, n / 4, 0);
             const float *u = &acc[part][n / 4][n % 4];
-            found |= is_to_be_made_again(u[0], low, comp[c].high) ? 1u << n : 0;
-            found |= is_to_be_made_again(u[1], low, comp[c + 1].high) ? 2u << n : 0;
+            found[part] |= is_to_be_made_again(u[0], low, comp[c].high) ? 1u << n : 0;
+            found[part] |= is_to_be_made_again(u[1], low, comp[c + 1].high) ? 2u << n : 0;
             const float2 gaps = {gap_of(u[0]), gap_of(u[1])};
             *(float2 *)(w + tensor_row(p, part, n % 4) * W_STRIDE + c) = gaps;
         }
-        coarse[part][threadIdx.x] = found;
     }
-    for_marked(coarse, both, [&](int row, int c, bool is_there) {
-        float *gap = w + row * W_STRIDE + c;
-        if (is_there && *gap != *gap) {
-            *wild = true; /* whoever comes, says the same */
-        }
-        *gap = is_there ? sharp_gap(both[0], both[1], row, c, dim) : 0.0f;
-    });
+#pragma unroll 1
+    for (int part = 0; part < 2; part++) {
+        const unsigned here = part == 0 ? found[0] : found[1];
+        for_marked(here, part, both, [&](int row, int c, bool is_there) {
+            float *gap = w + row * W_STRIDE + c;
+            if (is_there && *gap != *gap) {
+                *wild = true; /* whoever comes, says the same */
+            }
+            *gap = is_there ? sharp_gap(both[0], both[1], row, c, dim) : 0.0f;
+        });
+    }
 }
 
 /* Adds 16 components' terms to the running logsumexp of a row: of all columns of the warp. */
@@ -217,13 +249,27 @@ mixture_add(float terms[16], float *top, float *sum) {
     float s = 0.0f;
 #pragma unroll
     for (int n = 0; n < 16; n++) {
-        s += __expf(terms[n] - best); /* its error grows with what it is small beside */
+        /* its error grows with what it is small beside */
+        s += exp2_about((terms[n] - best) * 1.44269504f);
     }
     *sum = *sum * expf(*top - best) + reduce4_add(s);
     *top = best;
 }
 
-/* Adds 128 components to the running logsumexp of the rows. */
+/* Adds a row's terms to what is in shared memory for it. */
+static __device__ inline void
+mixture_row(float terms[16], float2 *at) {
+    /* only the lane that writes reads: lanes are not ordered by a shuffle */
+    const bool is_mine = threadIdx.x % 4 == 0;
+    const float2 none = {-1e37f, 0.0f};
+    float2 value = is_mine ? *at : none;
+    mixture_add(terms, &value.x, &value.y);
+    if (is_mine) {
+        *at = value;
+    }
+}
+
+/* Adds 128 components, by their gaps, to the running logsumexp of the rows. */
 static __device__ inline void
 mixture_tile(const float *gaps, const struct component *comp, float2 (*running)[BIG]) {
     const struct place p = my_place();
@@ -247,14 +293,28 @@ mixture_tile(const float *gaps, const struct component *comp, float2 (*running)[
         for (int n = 0; n < 16; n++) {
             terms[n] = fmaf(kappa[n], gap_log_half(terms[n], bottom_of(kappa[n])), h[n]);
         }
-        float2 *at = &running[p.column / 64][row];
-        /* only the lane that writes reads: lanes are not ordered by a shuffle */
-        const float2 none = {-1e37f, 0.0f};
-        float2 value = p.t == 0 ? *at : none;
-        mixture_add(terms, &value.x, &value.y);
-        if (p.t == 0) {
-            *at = value;
+        mixture_row(terms, &running[p.column / 64][row]);
+    }
+}
+
+/* The same from cosines of which none is too coarse. */
+static __device__ inline void
+mixture_fine(patch acc, const struct component *comp, float2 (*running)[BIG]) {
+    const struct place p = my_place();
+#pragma unroll
+    for (int n = 0; n < 64; n++) {
+        const int c = tensor_column(p, n / 4 % 8, n % 4);
+        float *x = &acc[n / 32][n / 4 % 8][n % 4];
+        *x = fmaf(comp[c].kappa, log_half(*x), comp[c].h);
+    }
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        float terms[16];
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+            terms[n] = acc[r / 2][n / 2][r % 2 * 2 + n % 2];
         }
+        mixture_row(terms, &running[p.column / 64][p.row + p.g + r * 8]);
     }
 }
 
@@ -266,7 +326,6 @@ __launch_bounds__(THREADS, 2) pya_ps_mixture_forward_tensor(struct pya_ops_ps a)
     __shared__ float low;
     __shared__ float2
         running[2][BIG]; /* of each warp's columns: largest term, sum of the rest to it */
-    __shared__ marks coarse;
     __shared__ bool wild;
     __shared__ rows both[2];
     const int dim = (int)a.dim;
@@ -284,8 +343,12 @@ __launch_bounds__(THREADS, 2) pya_ps_mixture_forward_tensor(struct pya_ops_ps a)
             }
             patch acc;
             pair_finish(acc, room, both[0], both[1], dim);
-            put_gaps(room, acc, comp, low, both, dim, coarse, &wild);
-            mixture_tile(room, comp, running);
+            if (any_lane(!none_is_coarse(acc, low, [&](int c) { return comp[c].high; }))) {
+                put_gaps(room, acc, comp, low, both, dim, &wild);
+                mixture_tile(room, comp, running);
+            } else {
+                mixture_fine(acc, comp, running);
+            }
         }
         __syncthreads();
         const int l = l0 + threadIdx.x;
@@ -515,7 +578,7 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
             patch acc;
             pair_finish(acc, w, both[0], both[1], dim);
             product_start(k, room, both, 0, dim);
-            put_gaps(w, acc, comp, low, both, dim, coarse, &wild);
+            put_gaps(w, acc, comp, low, both, dim, &wild);
             if (mixture) {
                 backward_weights<true>(a, w, comp, samp, sums, at, t);
             } else {

@@ -38,6 +38,9 @@ static void half_multiply(float c[4], const unsigned a[4], const unsigned b[2]);
 static unsigned half_pack(float low, float high);
 static void half_unpack(unsigned both, float *low, float *high);
 template <bool TRANSPOSED> static void matrix_load(unsigned out[4], const unsigned *row);
+static bool any_lane(bool x);
+static float exp2_about(float x);
+static float __saturatef(float x);
 static void async_copy(float *to, const float *from, int n);
 static void async_commit();
 template <int N> static void async_wait();
@@ -127,6 +130,25 @@ emu_shuffle(float x, int mask) {
     mine.x = x;
     const lane *all = emu_exchange(mine);
     return all[(current % LANES) ^ (unsigned)mask].x;
+}
+
+static bool
+any_lane(bool x) {
+    lane mine = {};
+    mine.x = x ? 1.0f : 0.0f;
+    const lane *all = emu_exchange(mine);
+    return std::any_of(all, all + LANES, [](const lane &one) { return one.x != 0.0f; });
+}
+
+static float
+exp2_about(float x) {
+    return exp2f(x);
+}
+
+// No number becomes zero, as on the card.
+static float
+__saturatef(float x) {
+    return x > 0.0f ? fminf(x, 1.0f) : 0.0f;
 }
 
 static float *
