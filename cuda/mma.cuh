@@ -91,6 +91,14 @@ exp2_about(float x) {
     return y;
 }
 
+/* 1 / x to a rounding step, of x from 2^-126 to 2^126. */
+static __device__ inline float
+reciprocal_about(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* n (0 to 4) numbers from global memory, zeros up to 4, to shared memory; both 16-byte aligned.  They
  * are there after async_wait and a barrier; from must be readable memory even where n is 0. */
 static __device__ inline void

@@ -23,12 +23,27 @@ reduce4_max(float x) {
     return fmaxf(x, PYA_SHUFFLE(x, 2));
 }
 
-/* Over the lanes of one column. */
+/* Over the 8 lanes of one column, of which lane g gets the sum of x[g / 2]. */
 static __device__ inline float
-reduce8_add(float x) {
-    x += PYA_SHUFFLE(x, 4);
-    x += PYA_SHUFFLE(x, 8);
-    return x + PYA_SHUFFLE(x, 16);
+exchange_add(const float x[4]) {
+    const bool upper = threadIdx.x & 16;
+    const bool odd = threadIdx.x & 8;
+    float mine[2];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        mine[n] = (upper ? x[2 + n] : x[n]) + PYA_SHUFFLE(upper ? x[n] : x[2 + n], 16);
+    }
+    const float sum = (odd ? mine[1] : mine[0]) + PYA_SHUFFLE(odd ? mine[0] : mine[1], 8);
+    return sum + PYA_SHUFFLE(sum, 4);
+}
+
+/* The same of the largest: that of x[g / 4]. */
+static __device__ inline float
+exchange_max(const float x[2]) {
+    const bool upper = threadIdx.x & 16;
+    float most = fmaxf(upper ? x[1] : x[0], PYA_SHUFFLE(upper ? x[0] : x[1], 16));
+    most = fmaxf(most, PYA_SHUFFLE(most, 8));
+    return fmaxf(most, PYA_SHUFFLE(most, 4));
 }
 
 /* Whether neighbours (an even index and the next) can be moved as one. */
@@ -299,20 +314,15 @@ mixture_tile(const float *gaps, const struct component *comp, float2 (*running)[
 
 /* The same from cosines of which none is too coarse. */
 static __device__ inline void
-mixture_fine(patch acc, const struct component *comp, float2 (*running)[BIG]) {
+mixture_fine(const patch acc, const struct component *comp, float2 (*running)[BIG]) {
     const struct place p = my_place();
-#pragma unroll
-    for (int n = 0; n < 64; n++) {
-        const int c = tensor_column(p, n / 4 % 8, n % 4);
-        float *x = &acc[n / 32][n / 4 % 8][n % 4];
-        *x = fmaf(comp[c].kappa, log_half(*x), comp[c].h);
-    }
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         float terms[16];
 #pragma unroll
         for (int n = 0; n < 16; n++) {
-            terms[n] = acc[r / 2][n / 2][r % 2 * 2 + n % 2];
+            const struct component c = comp[tensor_column(p, n / 2, n % 2)];
+            terms[n] = fmaf(c.kappa, log_half(acc[r / 2][n / 2][r % 2 * 2 + n % 2]), c.h);
         }
         mixture_row(terms, &running[p.column / 64][p.row + p.g + r * 8]);
     }
@@ -383,6 +393,13 @@ static __device__ inline void
 load_grads(
     float2 g[4], const struct pya_ops_ps &a, const float *from, int rows_left, int columns_left,
     bool packed) {
+    if (packed && rows_left > 24) { /* nearly always */
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            g[r] = *(const float2 *)(from + 8 * r * a.grad_l);
+        }
+        return;
+    }
 #pragma unroll
     for (int r = 0; r < 4; r++, from += 8 * a.grad_l) {
         const float2 none = {0.0f, 0.0f};
@@ -390,22 +407,31 @@ load_grads(
         if (8 * r >= rows_left) {
             continue;
         }
-        if (packed) {
-            g[r] = *(const float2 *)from;
-            continue;
-        }
         g[r].x = columns_left > 0 ? from[0] : 0.0f;
         g[r].y = columns_left > 1 ? from[a.grad_m] : 0.0f;
     }
 }
 
-/* Turns gaps into weights W in w, and sums G and G log y over the samples of each component into
- * sums[quarter of the rows][which]. */
-template <bool MIXTURE>
+/* pair_weight of a cosine that is not too coarse. */
+static __device__ inline float
+fine_weight(float u, struct component c, struct sample s, bool mixture, float *g, float *gl) {
+    const float behind = __saturatef(fmaf(-0.5f, u, 0.5f)); /* (1 - u) / 2 */
+    const float y = log_beside(-behind, 1.0f);
+    if (mixture) {
+        *g = s.grad * expf(fmaf(c.kappa, y, c.h) - s.f);
+    }
+    *gl = *g * y;
+    return *g * (0.5f * c.kappa) * reciprocal_about(1.0f - behind);
+}
+
+/* Puts weights W into w, in place of gaps or, if FINE, from cosines of which none is too coarse; sums G and
+ * G log y over the samples of each component into sums[quarter of the rows][which]. */
+template <bool MIXTURE, bool FINE>
 static __device__ inline void
 backward_weights(
-    const struct pya_ops_ps &a, float *w, const struct component *comp, const struct sample *samp,
-    float (*sums)[2][BIG], const struct pair_tile &at, int t) {
+    const struct pya_ops_ps &a, const patch cosines, float *w, const struct component *comp,
+    const struct sample *samp, float (*sums)[2][BIG], largest_weights largest,
+    const struct pair_tile &at, int t) {
     const struct place p = my_place();
     const int l = at.l0 + tensor_row(p, 0, 0);
     const int m = at.m0 + tensor_column(p, 0, 0);
@@ -414,11 +440,12 @@ backward_weights(
     const float *from = (const float *)a.grad + l * a.grad_l + m * a.grad_m + t * a.grad_t;
     const int rows_left = (int)(a.n_l - l); /* or less than none */
     int columns_left = (int)(a.n_m - m);
+    float of_row[4] = {}; /* the largest weights */
     float2 next[4];
     if (!MIXTURE) {
         load_grads(next, a, from, rows_left, columns_left, packed);
     }
-#pragma unroll 1
+#pragma unroll(FINE ? 8 : 1)
     for (int j = 0; j < 8; j++) {
         const int c = tensor_column(p, j, 0);
         const struct component c0 = comp[c];
@@ -434,28 +461,61 @@ backward_weights(
             load_grads(next, a, from, rows_left, columns_left, packed);
         }
         float all[4] = {}; /* of either column, G and G log y */
+        float of_column[2] = {};
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             const int row = tensor_row(p, r / 2, r % 2 * 2);
             float2 *x = (float2 *)(w + row * W_STRIDE + c);
-            const float2 gaps = *x;
             float gl[2];
-            const float2 weights = {
-                pair_weight(gaps.x, c0, samp[row], MIXTURE, &g[r].x, &gl[0]),
-                pair_weight(gaps.y, c1, samp[row], MIXTURE, &g[r].y, &gl[1])};
+            float2 weights;
+            if (FINE) {
+                const float *u = &cosines[r / 2][j][r % 2 * 2];
+                weights.x = fine_weight(u[0], c0, samp[row], MIXTURE, &g[r].x, &gl[0]);
+                weights.y = fine_weight(u[1], c1, samp[row], MIXTURE, &g[r].y, &gl[1]);
+            } else {
+                const float2 gaps = *x;
+                weights.x = pair_weight(gaps.x, c0, samp[row], MIXTURE, &g[r].x, &gl[0]);
+                weights.y = pair_weight(gaps.y, c1, samp[row], MIXTURE, &g[r].y, &gl[1]);
+            }
             *x = weights;
             all[0] += g[r].x;
             all[1] += g[r].y;
             all[2] += gl[0];
             all[3] += gl[1];
+            of_row[r] = fmaxf(of_row[r], fmaxf(fabsf(weights.x), fabsf(weights.y)));
+            of_column[0] = fmaxf(of_column[0], fabsf(weights.x));
+            of_column[1] = fmaxf(of_column[1], fabsf(weights.y));
         }
+        const float sum = exchange_add(all);
+        const float most = exchange_max(of_column);
+        if (p.g % 2 == 0) {
+            sums[p.row / 32][p.g / 4][c + p.g / 2 % 2] = sum;
+        }
+        if (p.g % 4 == 0) {
+            largest[OF_COLUMNS + p.row / 32][c + p.g / 4] = most;
+        }
+    }
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float sum = reduce8_add(all[e]);
-            if (p.g == 0) {
-                sums[p.row / 32][e / 2][c + e % 2] = sum;
-            }
+    for (int r = 0; r < 4; r++) {
+        const float most = reduce4_max(of_row[r]);
+        if (p.t == 0) {
+            largest[OF_ROWS + p.column / 64][tensor_row(p, r / 2, r % 2 * 2)] = most;
         }
+    }
+}
+
+/* The weights of a tile, from its cosines; wild as put_gaps has it. */
+template <bool MIXTURE>
+static __device__ inline void
+put_weights(
+    const struct pya_ops_ps &a, const patch acc, float *w, const struct component *comp,
+    const struct sample *samp, float (*sums)[2][BIG], largest_weights largest, float low,
+    const rows both[2], const struct pair_tile &at, int t, bool *wild) {
+    if (any_lane(!none_is_coarse(acc, low, [&](int c) { return comp[c].high; }))) {
+        put_gaps(w, acc, comp, low, both, (int)a.dim, wild);
+        backward_weights<MIXTURE, false>(a, acc, w, comp, samp, sums, largest, at, t);
+    } else {
+        backward_weights<MIXTURE, true>(a, acc, w, comp, samp, sums, largest, at, t);
     }
 }
 
@@ -533,12 +593,12 @@ product_start(const struct task &k, float *room, const rows *both, int n, int di
 template <bool TRANSPOSED>
 static __device__ inline void
 weigh_either(
-    patch acc, const float *w, float *room, marks coarse, const rows &b, int c0, int dim,
-    bool wild) {
+    patch acc, const float *w, float *room, const largest_weights largest, const rows &b, int c0,
+    int dim, bool wild) {
     if (wild) {
         weigh_plain<TRANSPOSED>(acc, w, b, c0, dim);
-    } else { /* nobody looks at the marks any more */
-        weigh_finish<TRANSPOSED>(acc, w, room, (float(*)[BIG])coarse, b, c0, dim);
+    } else {
+        weigh_finish<TRANSPOSED>(acc, w, room, largest, b, c0, dim);
     }
 }
 
@@ -553,7 +613,7 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
     __shared__ float totals[2][BIG];
     __shared__ rows both[2];
     __shared__ float low;
-    __shared__ marks coarse;
+    __shared__ largest_weights largest;
     __shared__ bool wild;
     __shared__ struct pair_tile at; /* where the loops are: there it holds no registers */
     float *room = w + W_ROOM;
@@ -578,11 +638,12 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
             patch acc;
             pair_finish(acc, w, both[0], both[1], dim);
             product_start(k, room, both, 0, dim);
-            put_gaps(w, acc, comp, low, both, dim, &wild);
             if (mixture) {
-                backward_weights<true>(a, w, comp, samp, sums, at, t);
+                put_weights<true>(
+                    a, acc, w, comp, samp, sums, largest, low, both, at, t, &wild);
             } else {
-                backward_weights<false>(a, w, comp, samp, sums, at, t);
+                put_weights<false>(
+                    a, acc, w, comp, samp, sums, largest, low, both, at, t, &wild);
             }
             __syncthreads();
             if (threadIdx.x < BIG) {
@@ -593,11 +654,11 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
             for (int n = 0; product_column(k, n) < dim && (k.of_value || k.of_loc); n++) {
                 const int c0 = product_column(k, n);
                 if (product_is_value(k, n)) {
-                    weigh_either<false>(acc, w, room, coarse, both[1], c0, dim, wild);
+                    weigh_either<false>(acc, w, room, largest, both[1], c0, dim, wild);
                     product_start(k, room, both, n + 1, dim);
                     write_gradient(a.d_value, acc, at.l0, a.n_l, c0, dim, t, at.m0 > k.m_begin);
                 } else {
-                    weigh_either<true>(acc, w, room, coarse, both[0], c0, dim, wild);
+                    weigh_either<true>(acc, w, room, largest, both[0], c0, dim, wild);
                     product_start(k, room, both, n + 1, dim);
                     write_gradient(a.d_loc, acc, at.m0, a.n_m, c0, dim, t, at.l0 > k.l_begin);
                 }

@@ -312,32 +312,10 @@ weigh_start(float *room, const rows &b, int c0, int dim) {
     }
 }
 
-/* The largest weights of each row of the result, of either half of them. */
-template <bool TRANSPOSED>
-static __device__ inline void
-weigh_largest(const float *w, float (*largest)[BIG]) {
-    float most = 0.0f;
-    if (TRANSPOSED) {
-        w += threadIdx.x / BIG * (BIG / 2) * W_STRIDE + threadIdx.x % BIG;
-#pragma unroll 16
-        for (int n = 0; n < BIG / 2; n++) {
-            most = fmaxf(most, fabsf(w[n * W_STRIDE]));
-        }
-        largest[threadIdx.x / BIG][threadIdx.x % BIG] = most;
-        return;
-    }
-    w += threadIdx.x / 2 * W_STRIDE + threadIdx.x % 2 * 4; /* in turns: no bank conflicts */
-#pragma unroll 4
-    for (int n = 0; n < BIG; n += 8) {
-        float x[4];
-        get_four(x, w + n);
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            most = fmaxf(most, fabsf(x[k]));
-        }
-    }
-    largest[threadIdx.x % 2][threadIdx.x / 2] = most;
-}
+/* The largest of w, without their signs: of each row, of either half of the columns, and of each column, of any
+ * quarter of the rows.  Whoever makes w knows them. */
+enum { OF_ROWS = 0, OF_COLUMNS = 2, N_LARGEST = 6 };
+typedef float largest_weights[N_LARGEST][BIG];
 
 /* The power of two that brings a row's largest weight to 2^14 or more but under 2^15; what to multiply its
  * results by, if from_scale.  Weights under 2^-101 are not all brought so far. */
@@ -400,22 +378,27 @@ weigh_multiply(patch acc, const float *first, const unsigned *b, const float sca
     }
 }
 
-/* w is zero where b has no row; largest: room for what the rows of w are scaled by.  A barrier stands between the writing of w and this; the room is free after it. */
+/* w is zero where b has no row.  A barrier stands between the writing of w and this; the room is free after it. */
 template <bool TRANSPOSED>
 static __device__ inline void
 weigh_finish(
-    patch acc, const float *w, float *room, float (*largest)[BIG], const rows &b, int c0, int dim) {
+    patch acc, const float *w, float *room, const largest_weights largest, const rows &b, int c0,
+    int dim) {
     const struct place p = my_place();
     const float *first =
         w + (TRANSPOSED ? p.t * W_STRIDE + p.row + p.g : (p.row + p.g) * W_STRIDE + 2 * p.t);
     float scale[4];
     tensor_clear(acc);
-    weigh_largest<TRANSPOSED>(w, largest);
-    __syncthreads();
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         const int row = tensor_row(p, n / 2, n % 2 * 2);
-        scale[n] = weigh_scale(fmaxf(largest[0][row], largest[1][row]));
+        float most = 0.0f;
+#pragma unroll
+        for (int k = TRANSPOSED ? OF_COLUMNS : OF_ROWS; k < (TRANSPOSED ? N_LARGEST : OF_COLUMNS);
+             k++) {
+            most = fmaxf(most, largest[k][row]);
+        }
+        scale[n] = weigh_scale(most);
     }
 #pragma unroll 1
     for (int slice = 0; slice * WEIGH_DEPTH < b.n; slice++) {

@@ -40,6 +40,7 @@ static void half_unpack(unsigned both, float *low, float *high);
 template <bool TRANSPOSED> static void matrix_load(unsigned out[4], const unsigned *row);
 static bool any_lane(bool x);
 static float exp2_about(float x);
+static float reciprocal_about(float x);
 static float __saturatef(float x);
 static void async_copy(float *to, const float *from, int n);
 static void async_commit();
@@ -143,6 +144,11 @@ any_lane(bool x) {
 static float
 exp2_about(float x) {
     return exp2f(x);
+}
+
+static float
+reciprocal_about(float x) {
+    return 1.0f / x;
 }
 
 // No number becomes zero, as on the card.

@@ -126,7 +126,19 @@ test_weigh(struct pya_ops_ps o) {
     if (PLAIN) {
         weigh_plain<TRANSPOSED>(acc, w, b, 0, (int)o.dim);
     } else {
-        __shared__ float largest[2][BIG];
+        __shared__ largest_weights largest;
+        for (int n = threadIdx.x; n < N_LARGEST * BIG; n += THREADS) {
+            largest[n / BIG][n % BIG] = 0.0f;
+        }
+        __syncthreads();
+        for (int n = 0; n < BIG && threadIdx.x < BIG; n++) {
+            const int i = threadIdx.x;
+            float *row = &largest[OF_ROWS + n / (BIG / 2)][i];
+            float *column = &largest[OF_COLUMNS + n / (BIG / 4)][i];
+            *row = fmaxf(*row, fabsf(w[i * W_STRIDE + n]));
+            *column = fmaxf(*column, fabsf(w[n * W_STRIDE + i]));
+        }
+        __syncthreads();
         weigh_finish<TRANSPOSED>(acc, w, w + W_ROOM, largest, b, 0, (int)o.dim);
     }
     test_store(o, acc);
