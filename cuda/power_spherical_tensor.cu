@@ -381,6 +381,7 @@ __launch_bounds__(THREADS, 2) pya_ps_mixture_forward_tensor(struct pya_ops_ps a)
 struct task {
     int l_begin, l_end, m_begin, m_end; /* 32 bits do: the launcher takes no more */
     bool of_value, of_loc, of_sums; /* of_sums: all samples pass by, scale and weights are known */
+    int t;                          /* here it holds no register */
 };
 
 struct pair_tile {
@@ -605,7 +606,7 @@ weigh_either(
 /* W of each tile is made once, in shared memory, and serves both gradients.  Where a gradient gets
  * parts from several tiles, the same thread adds them in order. */
 static __device__ inline void
-backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
+backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
     PYA_DYNAMIC(w);
     __shared__ struct component comp[BIG];
     __shared__ struct sample samp[BIG];
@@ -621,17 +622,17 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
     const bool mixture = a.log_weights.p != 0;
     for (int m0 = k.m_begin; m0 < k.m_end && k.l_begin < k.l_end; m0 = at.m0 + BIG) {
         for (int l0 = k.l_begin; l0 < k.l_end; l0 = at.l0 + BIG) {
-            stage_views(a, both, l0, m0, t);
+            stage_views(a, both, l0, m0, k.t);
             at.l0 = l0; /* all write the same, after a barrier and before one */
             at.m0 = m0;
             pair_start(w, both[0], both[1], dim);
             wild = false; /* barriers are ahead */
             if (threadIdx.x < BIG) {
-                samp[threadIdx.x] = load_sample(a, l0 + threadIdx.x, t, mixture);
+                samp[threadIdx.x] = load_sample(a, l0 + threadIdx.x, k.t, mixture);
             }
             if (threadIdx.x < BIG && l0 == k.l_begin) {
                 low = ps_low(a.dim); /* all write the same */
-                comp[threadIdx.x] = load_component(a, m0 + threadIdx.x, t, mixture);
+                comp[threadIdx.x] = load_component(a, m0 + threadIdx.x, k.t, mixture);
                 totals[0][threadIdx.x] = 0.0f;
                 totals[1][threadIdx.x] = 0.0f;
             }
@@ -640,10 +641,10 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
             product_start(k, room, both, 0, dim);
             if (mixture) {
                 put_weights<true>(
-                    a, acc, w, comp, samp, sums, largest, low, both, at, t, &wild);
+                    a, acc, w, comp, samp, sums, largest, low, both, at, k.t, &wild);
             } else {
                 put_weights<false>(
-                    a, acc, w, comp, samp, sums, largest, low, both, at, t, &wild);
+                    a, acc, w, comp, samp, sums, largest, low, both, at, k.t, &wild);
             }
             __syncthreads();
             if (threadIdx.x < BIG) {
@@ -656,11 +657,11 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
                 if (product_is_value(k, n)) {
                     weigh_either<false>(acc, w, room, largest, both[1], c0, dim, wild);
                     product_start(k, room, both, n + 1, dim);
-                    write_gradient(a.d_value, acc, at.l0, a.n_l, c0, dim, t, at.m0 > k.m_begin);
+                    write_gradient(a.d_value, acc, at.l0, a.n_l, c0, dim, k.t, at.m0 > k.m_begin);
                 } else {
                     weigh_either<true>(acc, w, room, largest, both[0], c0, dim, wild);
                     product_start(k, room, both, n + 1, dim);
-                    write_gradient(a.d_loc, acc, at.m0, a.n_m, c0, dim, t, at.l0 > k.l_begin);
+                    write_gradient(a.d_loc, acc, at.m0, a.n_m, c0, dim, k.t, at.l0 > k.l_begin);
                 }
             }
         }
@@ -670,11 +671,11 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k, int t) {
         }
         const float g = totals[0][threadIdx.x];
         if (a.d_scale.p != 0) {
-            ((float *)a.d_scale.p)[m * a.d_scale.i + t * a.d_scale.t] =
+            ((float *)a.d_scale.p)[m * a.d_scale.i + k.t * a.d_scale.t] =
                 fmaf(comp[threadIdx.x].dh, g, totals[1][threadIdx.x]);
         }
         if (a.d_log_weights.p != 0) {
-            ((float *)a.d_log_weights.p)[m * a.d_log_weights.i + t * a.d_log_weights.t] = g;
+            ((float *)a.d_log_weights.p)[m * a.d_log_weights.i + k.t * a.d_log_weights.t] = g;
         }
     }
 }
@@ -697,8 +698,11 @@ __launch_bounds__(THREADS, 2) pya_ps_backward_tensor(struct pya_ops_ps a) {
         k = gridDim.x == 1 ? all : (int)blockIdx.x < parts ? components : samples;
     }
     __syncthreads();
-    for (int t = blockIdx.y; t < a.n_t; t += gridDim.y) {
-        backward_tiles(a, k, t);
+    for (int t = blockIdx.y; t < (int)a.n_t; t = k.t + gridDim.y) {
+        __syncthreads();
+        k.t = t; /* all write the same */
+        __syncthreads();
+        backward_tiles(a, k);
     }
 }
 
