@@ -252,6 +252,12 @@ put_gaps(
     }
 }
 
+/* e^x, whose share of error grows with x as that of a sum would. */
+static __device__ inline float
+exp_about(float x) {
+    return exp2_about(x * 1.44269504f);
+}
+
 /* Adds 16 components' terms to the running logsumexp of a row: of all columns of the warp. */
 static __device__ inline void
 mixture_add(float terms[16], float *top, float *sum) {
@@ -265,7 +271,7 @@ mixture_add(float terms[16], float *top, float *sum) {
 #pragma unroll
     for (int n = 0; n < 16; n++) {
         /* its error grows with what it is small beside */
-        s += exp2_about((terms[n] - best) * 1.44269504f);
+        s += exp_about(terms[n] - best);
     }
     *sum = *sum * expf(*top - best) + reduce4_add(s);
     *top = best;
@@ -348,8 +354,9 @@ __launch_bounds__(THREADS, 2) pya_ps_mixture_forward_tensor(struct pya_ops_ps a)
             stage_views(a, both, l0, m0, t);
             pair_start(room, both[0], both[1], dim);
             if (threadIdx.x < BIG) {
-                low = ps_low(a.dim); /* all write the same */
                 comp[threadIdx.x] = load_component(a, m0 + threadIdx.x, t, true);
+            } else {
+                low = ps_low(a.dim); /* all write the same */
             }
             patch acc;
             pair_finish(acc, room, both[0], both[1], dim);
@@ -419,7 +426,7 @@ fine_weight(float u, struct component c, struct sample s, bool mixture, float *g
     const float behind = __saturatef(fmaf(-0.5f, u, 0.5f)); /* (1 - u) / 2 */
     const float y = log_beside(-behind, 1.0f);
     if (mixture) {
-        *g = s.grad * expf(fmaf(c.kappa, y, c.h) - s.f);
+        *g = s.grad * exp_about(fmaf(c.kappa, y, c.h) - s.f);
     }
     *gl = *g * y;
     return *g * (0.5f * c.kappa) * reciprocal_about(1.0f - behind);
@@ -627,11 +634,10 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
             at.m0 = m0;
             pair_start(w, both[0], both[1], dim);
             wild = false; /* barriers are ahead */
-            if (threadIdx.x < BIG) {
-                samp[threadIdx.x] = load_sample(a, l0 + threadIdx.x, k.t, mixture);
-            }
-            if (threadIdx.x < BIG && l0 == k.l_begin) {
+            if (threadIdx.x >= BIG) {
+                samp[threadIdx.x - BIG] = load_sample(a, l0 + threadIdx.x - BIG, k.t, mixture);
                 low = ps_low(a.dim); /* all write the same */
+            } else if (l0 == k.l_begin) {
                 comp[threadIdx.x] = load_component(a, m0 + threadIdx.x, k.t, mixture);
                 totals[0][threadIdx.x] = 0.0f;
                 totals[1][threadIdx.x] = 0.0f;
