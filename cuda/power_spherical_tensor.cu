@@ -541,8 +541,7 @@ add_row(patch acc, const float *from, int r) {
 /* 128 x 128 of a gradient; add: to what this same thread wrote there before. */
 static __device__ inline void
 write_gradient(
-    struct pya_ops_view d, patch acc, int row0, int n_rows, int c0, int dim, int t,
-    bool add) {
+    struct pya_ops_view d, patch acc, int row0, int n_rows, int c0, int dim, int t, bool add) {
     const struct place p = my_place();
     const bool packed = pairs_are_aligned(d.p, 1, d.i, d.t);
     const int row = row0 + tensor_row(p, 0, 0);
@@ -646,11 +645,9 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
             pair_finish(acc, w, both[0], both[1], dim);
             product_start(k, room, both, 0, dim);
             if (mixture) {
-                put_weights<true>(
-                    a, acc, w, comp, samp, sums, largest, low, both, at, k.t, &wild);
+                put_weights<true>(a, acc, w, comp, samp, sums, largest, low, both, at, k.t, &wild);
             } else {
-                put_weights<false>(
-                    a, acc, w, comp, samp, sums, largest, low, both, at, k.t, &wild);
+                put_weights<false>(a, acc, w, comp, samp, sums, largest, low, both, at, k.t, &wild);
             }
             __syncthreads();
             if (threadIdx.x < BIG) {
