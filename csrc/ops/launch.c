@@ -10,8 +10,8 @@ enum {
     THREADS = 256,
     WARP = 32,
     COLUMNS = 128,         /* of a row, that a warp of additive attention takes */
-    CHUNK_BLOCKS = 400,    /* of its forward */
-    KEPT_BYTES = 32 << 20, /* of keys and values, in a cache of 40 MB and more */
+    CHUNK_BLOCKS = 320,    /* of its forward */
+    KEPT_BYTES = 28 << 20, /* of keys and values, in a cache of 40 MB and more */
     FEW_BLOCKS = 400,      /* of its gradients of keys, below which they are large */
     FEW_THREADS = 128,
     MANY_THREADS = 384,

@@ -240,9 +240,9 @@ def test_how_keys_are_cut():
         numbers = room(ctypes.byref(AdditiveArgs(n_b=n_b, n_q=n_q, n_s=n_s, n_h=4, n_e=8)))
         return (numbers - (2 * rows + 3) // 4 * 4 - rows * n_s) / rows / (8 + 2)
 
-    assert parts(80, 1, 50) == 5
+    assert parts(80, 1, 50) == 4
     assert parts(1, 1, 50) == 7  # a key for each warp of a block
-    assert parts(8, 1, 1000) == 50
+    assert parts(8, 1, 1000) == 40
     assert parts(500, 1, 1000) == 4  # no more keys than threads
     assert parts(80, 1, 1) < 0 and parts(300, 2, 256) < 0  # alone
 
