@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from pyalloc.errors import OpError
-from pyalloc.ops import AdditiveAttention, additive_attention, sequence_gradients
+from pyalloc.ops import AdditiveAttention, _additive, additive_attention, sequence_gradients
 
 from .reference import relative, within
 
@@ -145,6 +145,27 @@ def test_gradients_to_second_order():
     for function in (fused, lambda *a: additive_attention(*a, mask), one_step):
         assert gradcheck(function, tensors)
         assert gradgradcheck(function, tensors, fast_mode=True)
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)], ids=["context", "weights", "both"])
+def test_no_gradient_is_made_up_for_weights_that_nobody_used(used, monkeypatch):
+    """By the registered op, as on a card, where that would be a launch of its own."""
+    leaves = [x.requires_grad_() for x in problem(2, 3, 5, 8, 6)]
+
+    def gradients(outs):
+        return torch.autograd.grad(sum(outs[i].square().sum() for i in used), leaves)
+
+    right = gradients(additive_attention(*leaves, return_weights=True))
+    kernel, given = _additive.backward_kernel, []
+
+    def seen(inputs, probs, grads, *args, **options):
+        given.append(grads[1])
+        return kernel(inputs, probs, grads, *args, **options)
+
+    monkeypatch.setattr(_additive, "backward_kernel", seen)
+    found = gradients(torch.ops.pyalloc.additive_attention(*leaves, None))
+    assert [x is None for x in given] == [used == (0,)]
+    assert all(map(torch.equal, found, right))
 
 
 def test_a_single_query_has_no_query_dimension():
