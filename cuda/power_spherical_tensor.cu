@@ -11,18 +11,6 @@ static_assert(
 static_assert((W_ROOM + WEIGH_ROOM) * sizeof(float) == PYA_OPS_WEIGH_BYTES, "and this one");
 static_assert(PAIR_ROOM <= W_ROOM + WEIGH_ROOM, "gaps and weights take the place of the factors");
 
-static __device__ inline float
-reduce4_add(float x) {
-    x += PYA_SHUFFLE(x, 1);
-    return x + PYA_SHUFFLE(x, 2);
-}
-
-static __device__ inline float
-reduce4_max(float x) {
-    x = fmaxf(x, PYA_SHUFFLE(x, 1));
-    return fmaxf(x, PYA_SHUFFLE(x, 2));
-}
-
 /* Over the 8 lanes of one column, of which lane g gets the sum of x[g / 2]. */
 static __device__ inline float
 exchange_add(const float x[4]) {

@@ -35,6 +35,18 @@ at_most_big(long long n) {
     return (int)(n < BIG ? n : BIG);
 }
 
+[[maybe_unused]] static __device__ inline float
+reduce4_add(float x) {
+    x += PYA_SHUFFLE(x, 1);
+    return x + PYA_SHUFFLE(x, 2);
+}
+
+[[maybe_unused]] static __device__ inline float
+reduce4_max(float x) {
+    x = fmaxf(x, PYA_SHUFFLE(x, 1));
+    return fmaxf(x, PYA_SHUFFLE(x, 2));
+}
+
 static __device__ inline float
 reduce16_add(float x) {
     for (int m = 8; m > 0; m >>= 1) {
