@@ -171,7 +171,7 @@ def run(*args: Any) -> tuple[Tensor, Tensor]:
 def _additive(
     query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    if _cuda.declines(keys) or is_empty(query, keys, values):
+    if _cuda.declines(keys, "additive") or is_empty(query, keys, values):
         context, probs = _eager.additive(query, keys, values, v, mask)
         return context.contiguous(), probs.contiguous()
     return forward_kernel(query, keys, values, v, mask)
@@ -199,7 +199,7 @@ def _additive_backward(
     n_sums: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradient of v is (n_sums, H), each of as many batch entries side by side."""
-    if _cuda.declines(keys) or is_empty(query, keys, values):
+    if _cuda.declines(keys, "additive") or is_empty(query, keys, values):
         inputs = (query, keys, values, v)
         found = _eager.additive_vjp(inputs, mask, (grad, grad_probs), needs, n_sums)
         d_query, d_keys, d_values, d_v = (x.contiguous() for x in found)

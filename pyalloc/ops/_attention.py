@@ -189,7 +189,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     if is_empty(q, k, v):
         return q.new_zeros((*q.shape[:3], v.shape[3])), q.new_zeros(_stats_shape(q))
-    if _cuda.declines(q):
+    if _cuda.declines(q, "attention"):
         _cuda.refuse_dropout(dropout)
         out = _eager.attention(q, k, v, bias, mask, causal, scale).contiguous()
         return out, q.new_zeros(_stats_shape(q))  # nobody reads it
@@ -222,7 +222,7 @@ def _attention_backward(
     if is_empty(q, k, v):
         d_bias = q.new_zeros(bias.shape if needs_bias and bias is not None else (0,))
         return q.new_zeros(q.shape), q.new_zeros(k.shape), q.new_zeros(v.shape), d_bias
-    if _cuda.declines(q):
+    if _cuda.declines(q, "attention"):
         found = _eager.attention_vjp((q, k, v, bias), grad, mask, (causal, scale), needs_bias)
         d_q, d_k, d_v, d_bias = (x.contiguous() for x in found)
         return d_q, d_k, d_v, d_bias

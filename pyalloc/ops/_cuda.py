@@ -27,6 +27,7 @@ from pyalloc.ops._library import AdditiveArgs, PowerSphericalArgs, as_pointer, l
 
 _SEAL = hashlib.sha256().digest_size
 SOURCE = Path(__file__).parent.parent / "lib" / "ops.cu"
+FAMILIES = ("ps", "additive", "attention")  # the kernels of one need none of another
 
 
 class Target(ctypes.Structure):
@@ -52,14 +53,15 @@ def on_device(x: Tensor) -> bool:
     return False
 
 
-def serves(x: Tensor) -> bool:
-    """Whether the kernels can take x: float32 on a device they could be loaded for."""
-    return x.dtype == torch.float32 and x.is_cuda and _module(x.device.index or 0) is not None
+def serves(x: Tensor, family: str) -> bool:
+    """Whether a family's kernels can take x: float32 on a device they could be loaded for."""
+    is_float = x.dtype == torch.float32
+    return is_float and x.is_cuda and _module(x.device.index or 0, family) is not None
 
 
-def declines(x: Tensor) -> bool:
+def declines(x: Tensor, family: str) -> bool:
     """Whether plain torch has to serve x, which is on a CUDA device."""
-    return x.is_cuda and not serves(x)
+    return x.is_cuda and not serves(x, family)
 
 
 def refuse_dropout(dropout: float) -> None:
@@ -129,16 +131,17 @@ def attention_backward(args: bytes, like: Tensor) -> None:
 
 def _launch(name: str, args: ctypes.Structure | bytes, like: Tensor) -> None:
     lib = library()
-    status = getattr(lib, f"pya_ops_cuda_{name}")(as_pointer(args), ctypes.byref(target(like)))
+    to = target(like, name.partition("_")[0])
+    status = getattr(lib, f"pya_ops_cuda_{name}")(as_pointer(args), ctypes.byref(to))
     if status == 2:
         raise OpError(f"{name}: the launch is larger than a device takes; split the batch")
     if status != 0:
         raise OpError(f"{name}: {_error(lib)}")
 
 
-def target(like: Tensor) -> Target:
-    """The loaded module and torch's current stream on the device of like."""
-    module, context = _module(like.device.index or 0) or (0, None)
+def target(like: Tensor, family: str) -> Target:
+    """A family's loaded module and torch's current stream on the device of like."""
+    module, context = _module(like.device.index or 0, family) or (0, None)
     return Target(module, torch.cuda.current_stream(like.device).cuda_stream, context)
 
 
@@ -148,8 +151,8 @@ def _error(lib: ctypes.CDLL) -> str:
 
 
 @functools.cache
-def _module(device: int) -> tuple[int, int | None] | None:
-    """The kernels loaded in a device's primary context, and that; None, with one warning, if that fails."""
+def _module(device: int, family: str) -> tuple[int, int | None] | None:
+    """A family's kernels loaded in a device's primary context, and that; None, with a warning, if that fails."""
     if _is_captured(torch.device("cuda", device)):
         raise OpError(
             "pyalloc.ops: the CUDA kernels cannot be loaded while a graph is captured; "
@@ -161,8 +164,8 @@ def _module(device: int) -> tuple[int, int | None] | None:
             raise OpError(_error(lib))
         with torch.cuda.device(device):
             torch.cuda.current_stream().synchronize()  # the context exists and is current
-            loaded = load(lib, torch.cuda.get_device_capability(device))
-            for name in kernel_names(SOURCE.read_bytes()):  # none is left to load during a capture
+            loaded = load(lib, torch.cuda.get_device_capability(device), family)
+            for name in kernel_names(SOURCE.read_bytes(), family):  # none is left for a capture
                 lib.pya_ops_cuda_has(ctypes.byref(loaded), name)
         return int(loaded.module), loaded.context
     except (OpError, OSError) as error:
@@ -173,26 +176,27 @@ def _module(device: int) -> tuple[int, int | None] | None:
         return None
 
 
-def load(lib: ctypes.CDLL, capability: tuple[int, int]) -> Target:
-    """The kernels in the thread's context: the first image that its driver takes.
+def load(lib: ctypes.CDLL, capability: tuple[int, int], family: str) -> Target:
+    """A family's kernels in the thread's context: the first image that its driver takes.
 
     Raises:
         OpError: the driver takes none, or there is none.
     """
     loaded = Target()
-    for image in images_for(capability):
+    for image in images_for(capability, family):
         if lib.pya_ops_cuda_load(image, ctypes.byref(loaded)) == 0:
             return loaded
     raise OpError(_error(lib))
 
 
-def kernel_names(text: bytes) -> list[bytes]:
-    """The kernels of a source; those that end in _tensor exist only where tensor cores pay."""
-    return re.findall(rb"^(pya_\w+)\(struct \w+ \w+\) {", text, re.MULTILINE)
+def kernel_names(text: bytes, family: str = "") -> list[bytes]:
+    """The kernels of a source, or of a family; those that end in _tensor exist only where tensor cores pay."""
+    kernel = rf'extern "C" __global__ [^;{{]*\b(pya_{family}\w+)\(struct \w+ \w+\) {{'
+    return re.findall(kernel.encode(), text)
 
 
-def images_for(capability: tuple[int, int]) -> Iterator[bytes]:
-    """Machine code for a device: the built fatbin, which may be of a CUDA that is too new for the driver; then NVRTC's.
+def images_for(capability: tuple[int, int], family: str) -> Iterator[bytes]:
+    """Machine code for a device: all kernels' fatbin, if built, perhaps by too new a CUDA for the driver; then NVRTC's.
 
     Raises:
         OpError: the source is missing, or NVRTC, or it refuses.
@@ -200,43 +204,50 @@ def images_for(capability: tuple[int, int]) -> Iterator[bytes]:
     if not SOURCE.exists():
         raise OpError(f"{SOURCE} is missing; install pyalloc again")
     text = SOURCE.read_bytes()
-    digest = hashlib.sha256(text).hexdigest()
-    fatbin = SOURCE.parent / f"ops-{digest[:16]}.fatbin"
+    fatbin = SOURCE.parent / f"ops-{hashlib.sha256(text).hexdigest()[:16]}.fatbin"
     if fatbin.exists():
         yield fatbin.read_bytes()
-    yield _compiled(text, digest, capability)
+    yield _compiled(alone(text, family), family, capability)
 
 
-def _compiled(text: bytes, digest: str, capability: tuple[int, int]) -> bytes:
+def alone(text: bytes, family: str) -> bytes:
+    """The text of a family without the others, and without warnings of what only those use of the common part."""
+    others = (f"#define PYA_WITHOUT_{other}\n" for other in FAMILIES if other != family)
+    return f"#pragma nv_diag_suppress 177\n{''.join(others)}".encode() + text
+
+
+def _compiled(text: bytes, family: str, capability: tuple[int, int]) -> bytes:
     """A cached compilation, or a fresh one: that of a rank which was here before, where several begin at once."""
     arch = f"sm_{capability[0]}{capability[1]}"
+    what = f"{family} kernels for {arch}"
     directory = _cache_directory()
     if directory is None:
-        _tell_of_compiling(arch, "in each process: there is no private folder to keep them in")
+        _tell_of_compiling(what, "in each process: there is no private folder to keep them in")
         return compile_text(text, arch)
     # A home may be shared with machines whose drivers are of an older major version, which refuse it.
-    cached = directory / f"ops-{digest[:16]}-{arch}-cuda{_cuda_major()}.cubin"
+    digest = hashlib.sha256(text).hexdigest()[:16]
+    cached = directory / f"ops-{family}-{digest}-{arch}-cuda{_cuda_major()}.cubin"
     found = read_cached(cached)
     if found is None:
-        with _alone(directory):
+        with _locked(directory):
             found = read_cached(cached)
             if found is None:
-                _tell_of_compiling(arch, f"once; kept in {directory}")
+                _tell_of_compiling(what, f"once; kept in {directory}")
                 found = compile_text(text, arch)
                 write_cached(cached, found)
     return found
 
 
-def _tell_of_compiling(arch: str, how_often: str) -> None:
+def _tell_of_compiling(what: str, how_often: str) -> None:
     print(
-        f"pyalloc.ops: compiling the CUDA kernels for {arch} takes about a minute, {how_often}",
+        f"pyalloc.ops: compiling the CUDA {what} takes some seconds to half a minute, {how_often}",
         file=sys.stderr,
         flush=True,
     )
 
 
 @contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[None]:
+def _locked(directory: Path) -> Iterator[None]:
     """While others who ask for the same wait; at once where the file system knows no locks."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):

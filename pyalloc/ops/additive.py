@@ -161,7 +161,7 @@ class _Memory:
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
-        self.is_served = keys.device.type == "cpu" or _cuda.serves(keys)
+        self.is_served = keys.device.type == "cpu" or _cuda.serves(keys, "additive")
         self.rows = dense_rows(keys.detach()), dense_rows(values.detach())
         # of each running backward: one that failed halfway must not add to the next
         self.buffers: _Buffers = {}

@@ -300,7 +300,7 @@ def _run(tensors: tuple[Tensor, ...], t_first: bool) -> Tensor:
 
 @torch.library.custom_op("pyalloc::power_spherical_log_prob", mutates_args=())
 def _log_prob(value: Tensor, loc: Tensor, scale: Tensor, t_first: bool) -> Tensor:
-    if _cuda.declines(value) or is_empty(value, loc):
+    if _cuda.declines(value, "ps") or is_empty(value, loc):
         out = _eager.power_spherical(value, loc, scale)
         return (out if t_first else out.permute(1, 2, 0)).contiguous()
     return _forward_kernel(value, loc, scale, None, t_first)
@@ -315,7 +315,7 @@ def _(value: Tensor, loc: Tensor, scale: Tensor, t_first: bool) -> Tensor:
 def _log_prob_backward(
     grad: Tensor, value: Tensor, loc: Tensor, scale: Tensor, t_first: bool, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if _cuda.declines(value) or is_empty(value, loc):
+    if _cuda.declines(value, "ps") or is_empty(value, loc):
         g = grad if t_first else grad.permute(2, 0, 1)
         inputs = (value, loc, scale)
         d_value, d_loc, d_scale = _plain_gradients(inputs, g, needs, _eager.power_spherical)
@@ -336,7 +336,7 @@ def _(
 def _mixture(
     value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor, t_first: bool
 ) -> Tensor:
-    if _cuda.declines(value) or is_empty(value, loc):
+    if _cuda.declines(value, "ps") or is_empty(value, loc):
         out = _eager.power_spherical_mixture(value, loc, scale, log_weights)
         return (out.t() if t_first else out).contiguous()
     return _forward_kernel(value, loc, scale, log_weights, t_first)
@@ -359,7 +359,7 @@ def _mixture_backward(
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inputs = (value, loc, scale, log_weights)
-    if _cuda.declines(value) or is_empty(value, loc):
+    if _cuda.declines(value, "ps") or is_empty(value, loc):
         g = grad.t() if t_first else grad
         grads = _plain_gradients(inputs, g, needs, _eager.power_spherical_mixture)
     else:

@@ -427,10 +427,20 @@ def test_launch_from_any_thread_and_context(device):
 
 
 def test_every_kernel_of_the_source_is_found(device, emulator):
-    names = _cuda.kernel_names((emulator.parent / "ops.cu").read_bytes())
+    text = (emulator.parent / "ops.cu").read_bytes()
+    names = _cuda.kernel_names(text)
+    assert [n for f in _cuda.FAMILIES for n in _cuda.kernel_names(text, f)] == names
     library().pya_ops_cuda_has.restype = ctypes.c_bool
     assert all(library().pya_ops_cuda_has(ctypes.byref(device), name) for name in names)
     assert not library().pya_ops_cuda_has(ctypes.byref(device), b"pya_nothing")
+
+
+def test_a_familys_kernels_are_not_loaded_during_a_capture(monkeypatch):
+    """Each family's on its own."""
+    monkeypatch.setattr(_cuda, "_is_captured", lambda device: True)
+    for family in _cuda.FAMILIES:
+        with pytest.raises(OpError, match="call the op once on device 5 before"):
+            _cuda._module(5, family)
 
 
 def test_unknown_kernel_is_a_driver_error(device, tmp_path):
@@ -483,16 +493,19 @@ def test_without_a_home_the_kernels_are_kept_among_temporary_files(
         shared.mkdir(parents=True)
         shared.chmod(0o777)
         monkeypatch.setenv("XDG_CACHE_HOME", str(shared.parent))
-    assert next(_cuda.images_for((9, 0))) == b"compiled"
+    assert next(_cuda.images_for((9, 0), "additive")) == b"compiled"
     kept = tmp_path / f"pyalloc-{os.getuid()}"
-    assert f"for sm_90 takes about a minute, once; kept in {kept}" in capfd.readouterr().err
+    assert (
+        f"additive kernels for sm_90 takes some seconds to half a minute, once; kept in {kept}"
+        in capfd.readouterr().err
+    )
     monkeypatch.setattr(_cuda, "compile_text", lambda *_: pytest.fail("the cache was not used"))
-    assert next(_cuda.images_for((9, 0))) == b"compiled"
+    assert next(_cuda.images_for((9, 0), "additive")) == b"compiled"
     assert capfd.readouterr().err == ""
     # Where somebody else was there first, nothing is kept.
     monkeypatch.setattr(_cuda, "compile_text", lambda *_: b"again")
     kept.chmod(0o777)
-    assert next(_cuda.images_for((9, 0))) == b"again"
+    assert next(_cuda.images_for((9, 0), "additive")) == b"again"
     assert "in each process" in capfd.readouterr().err
 
 
@@ -510,7 +523,7 @@ def test_ranks_that_begin_at_once_compile_once(tmp_path, monkeypatch):
     finished = threading.Event()
     monkeypatch.setattr(_cuda, "compile_text", slow)
     with ThreadPoolExecutor(4) as pool:
-        images = list(pool.map(lambda _: next(_cuda.images_for((9, 0))), range(4)))
+        images = list(pool.map(lambda _: next(_cuda.images_for((9, 0), "additive")), range(4)))
     assert images == [b"compiled"] * 4
     assert len(compiled) == 1
 
@@ -529,7 +542,7 @@ def test_what_the_driver_refuses_is_compiled_again(tmp_path, monkeypatch):
         tried.append(image)
         return image == b"built"
 
-    _cuda.load(SimpleNamespace(pya_ops_cuda_load=refuse), (9, 0))
+    _cuda.load(SimpleNamespace(pya_ops_cuda_load=refuse), (9, 0), "ps")
     assert tried == [b"built", b"compiled"]
 
 
@@ -548,10 +561,10 @@ def test_nvrtc_is_of_torchs_own_cuda(tmp_path, monkeypatch, cuda, major):
     monkeypatch.setattr(_cuda, "compile_text", lambda *_: cuda.encode())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert _cuda._nvrtc().endswith(f"/libnvrtc.so.{major}")
-    assert next(_cuda.images_for((9, 0))) == cuda.encode()
+    assert next(_cuda.images_for((9, 0), "additive")) == cuda.encode()
     monkeypatch.setattr(_cuda.torch.version, "cuda", "11.8")
     monkeypatch.setattr(_cuda, "compile_text", lambda *_: b"another")
-    assert next(_cuda.images_for((9, 0))) == b"another"
+    assert next(_cuda.images_for((9, 0), "additive")) == b"another"
 
 
 def test_nvrtc_finds_its_other_half(tmp_path, monkeypatch):
@@ -594,32 +607,37 @@ def require_few_spills(log: str, n_kernels: int) -> None:
     assert max(int(n) for pair in spilled for n in pair) <= SPILLED_BYTES, log[-3000:]
 
 
-def count_kernels(text: bytes, arch: str) -> int:
+def count_kernels(text: bytes, arch: str, family: str = "") -> int:
     """The tensor-core kernels exist where they pay: not on the 12.x cards, nor before 8.0."""
-    kernels = _cuda.kernel_names(text)
-    assert len(kernels) == text.count(b'extern "C" __global__')
+    assert len(_cuda.kernel_names(text)) == text.count(b'extern "C" __global__')
+    kernels = _cuda.kernel_names(text, family)
     return sum(arch in {"80", "90", "100"} or not name.endswith(b"_tensor") for name in kernels)
 
 
 def compiled_by_nvrtc(text: bytes, arch: str) -> bytes:
+    """Of one text as of all of its families: what is counted are those that are not left out."""
     image, log = _cuda.compile_with_log(text, arch, "--ptxas-options=-v")
     assert "warning" not in log, log
-    require_few_spills(log, count_kernels(text, arch.removeprefix("sm_")))
+    left_out = [f for f in _cuda.FAMILIES if f"#define PYA_WITHOUT_{f}\n".encode() in text]
+    n_left_out = sum(count_kernels(text, arch.removeprefix("sm_"), f) for f in left_out)
+    require_few_spills(log, count_kernels(text, arch.removeprefix("sm_")) - n_left_out)
     return image
 
 
-def test_nvrtc_image_is_found_again(text, tmp_path, monkeypatch):
+@pytest.mark.parametrize("family", _cuda.FAMILIES)
+def test_nvrtc_image_is_found_again(family, text, tmp_path, monkeypatch):
     (tmp_path / "ops.cu").write_bytes(text)
     monkeypatch.setattr(_cuda, "SOURCE", tmp_path / "ops.cu")
     monkeypatch.setattr(_cuda, "compile_text", compiled_by_nvrtc)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    image = next(_cuda.images_for((9, 0)))
-    assert image[:4] == b"\x7fELF" and b"pya_attention_backward_bias" in image
+    image = next(_cuda.images_for((9, 0), family))
+    assert image[:4] == b"\x7fELF"
+    assert [f for f in _cuda.FAMILIES if f"pya_{f}_".encode() in image] == [family]
     monkeypatch.setattr(_cuda, "compile_text", lambda *_: pytest.fail("the cache was not used"))
-    assert next(_cuda.images_for((9, 0))) == image
+    assert next(_cuda.images_for((9, 0), family)) == image
     digest = hashlib.sha256((tmp_path / "ops.cu").read_bytes()).hexdigest()[:16]
     (tmp_path / f"ops-{digest}.fatbin").write_bytes(b"built")
-    assert next(_cuda.images_for((9, 0))) == b"built"
+    assert next(_cuda.images_for((9, 0), family)) == b"built"
 
 
 # The last test has nvcc do all that it knows, and the one before did 9.0 by NVRTC.

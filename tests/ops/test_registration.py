@@ -258,7 +258,7 @@ def test_a_backward_alone_compiles_in_one_graph(name):
 @pytest.fixture
 def declined(monkeypatch):
     """CPU tensors get what CUDA tensors do that the kernels are not for."""
-    monkeypatch.setattr(_cuda, "declines", lambda x: True)
+    monkeypatch.setattr(_cuda, "declines", lambda x, family: True)
     # No way past the dispatcher, as on CUDA.
     for module in (_attention, _additive, spherical_module):
         monkeypatch.setattr(module, "is_plain", lambda args: False)
@@ -335,7 +335,7 @@ def test_plain_torch_serves_where_the_kernels_decline(name, declined, monkeypatc
         return [out, *torch.autograd.grad(out.sin().sum(), inputs)]
 
     with monkeypatch.context() as patch:
-        patch.setattr(_cuda, "declines", lambda x: False)
+        patch.setattr(_cuda, "declines", lambda x, family: False)
         right = run()
     torch.testing.assert_close(run(), right, rtol=1e-4, atol=1e-5)
 
