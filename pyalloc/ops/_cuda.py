@@ -59,6 +59,22 @@ def serves(x: Tensor, family: str) -> bool:
     return is_float and x.is_cuda and _module(x.device.index or 0, family) is not None
 
 
+@functools.cache
+def has_kernel(device: int, family: str, name: bytes) -> bool:
+    """Whether a device has loaded that one of a family's.
+
+    Raises:
+        OpError: it has loaded none, and cannot while a graph is captured.
+    """
+    found = _module(device, family)
+    if found is None:
+        return False
+    has = library().pya_ops_cuda_has
+    has.restype = ctypes.c_bool
+    with torch.cuda.device(device):
+        return bool(has(ctypes.byref(Target(found[0], None, found[1])), name))
+
+
 def declines(x: Tensor, family: str) -> bool:
     """Whether plain torch has to serve x, which is on a CUDA device."""
     return x.is_cuda and not serves(x, family)

@@ -10,10 +10,11 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from pyalloc._core import attention_rule
 from pyalloc.errors import OpError
-from pyalloc.ops import _attention, _second
+from pyalloc.ops import _attention, _cuda, _second
 from pyalloc.ops._check import autocast_is_on, require_float, require_tensor
 from pyalloc.ops._composed import has_gradient, has_tangent, needs_more_than_once
 from pyalloc.ops._sizes import broadcasts, holds, is_empty, same
@@ -26,8 +27,15 @@ _FEW_QUERIES = 10
 _FEW_KEYS = 3
 _FEW_SCORES = 6000  # batch * heads * queries * keys
 
+# The same on CUDA beside the kernels for tensor cores, where few blocks go through many keys, each alone: of
+# batch * heads * 64 queries.  Found by `python -m benchmarks.ops --device cuda` and its sweep; 0: nowhere.
+_FEW_BLOCKS_ON_CUDA = 0
+_MANY_KEYS_ON_CUDA = 0
+_QUERIES_OF_A_BLOCK = 64
+
 _OP = "scaled_attention"
 _LARGEST_HEAD = 256
+_LARGEST_TENSOR_HEAD = 128
 _is_few = attention_rule(
     (Tensor, torch.nn.Parameter),
     torch.float32,
@@ -111,9 +119,10 @@ def scaled_attention(
         (B, H, Lq, dv), in the dtype that q, k and v promote to, autocast's where that is on.  Repeatable bit for
         bit with the same number of threads.
 
-    torch's own kernels serve where they are faster and can do the case: half precision, float32 on CUDA, and on
-    the CPU float32 with few queries, keys or scores, each without bias, mask and dropout. (On CUDA their gradients
-    are repeatable only under torch.use_deterministic_algorithms.) Where a backward through
+    torch's own kernels serve where they are faster and can do the case: half precision, float32 on CUDA where
+    pyalloc's use no tensor cores (heads over 128, or another card than compute capability 8.0, 9.x and 10.x), and
+    on the CPU float32 with few queries, keys or scores, each without bias, mask and dropout. (On CUDA their
+    gradients are repeatable only under torch.use_deterministic_algorithms.) Where a backward through
     them is to be differentiated (create_graph), pyalloc's kernel computes its gradients again, since torch's
     are differentiable once only. Second derivatives, and forward-mode ones, are plain torch and keep the
     scores. The path taken, unless it is torch's for few scores, is logged at debug level to "pyalloc.ops".
@@ -314,9 +323,11 @@ def _choose_for_halves(*qkv: Tensor) -> tuple[str, str]:
 
 
 def _choose_for_floats_on_cuda(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, str]:
-    """Torch's memory-efficient kernel, 2 to 6 times as fast on an H200; never the one that keeps all scores."""
+    """Pyalloc's where it uses tensor cores, else torch's memory-efficient kernel, never the one that keeps scores."""
     if needs_more_than_once() or _is_compiling() or q.shape[1] != k.shape[1]:
         return "kernel", "pyalloc's kernel"
+    if _uses_tensor_cores(q, v) and not _is_few_on_cuda(q, k):
+        return "kernel", "pyalloc's kernel uses the tensor cores"
     cuda = torch.backends.cuda
     try:
         params = cuda.SDPAParams(q, k, v, None, 0.0, False, False)
@@ -324,6 +335,24 @@ def _choose_for_floats_on_cuda(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, st
     except (AttributeError, TypeError, RuntimeError):  # of a torch that asks otherwise
         serves = False
     return ("sdpa", "torch's is faster on CUDA") if serves else ("kernel", "pyalloc's kernel")
+
+
+def _uses_tensor_cores(q: Tensor, v: Tensor) -> bool:
+    """Whether pyalloc's kernel would; not known of tensors without numbers, nor in a capture before any other call."""
+    size = max(q.shape[3], v.shape[3])
+    if size > _LARGEST_TENSOR_HEAD or isinstance(q, FakeTensor):
+        return False
+    kernel = b"pya_attention_forward_%d_tensor" % (64 if size <= 64 else 128)
+    try:
+        return _cuda.has_kernel(q.device.index or 0, "attention", kernel)
+    except OpError:
+        return False
+
+
+def _is_few_on_cuda(q: Tensor, k: Tensor) -> bool:
+    n_b, n_h, n_q, _ = q.shape
+    n_blocks = n_b * n_h * -(-n_q // _QUERIES_OF_A_BLOCK)
+    return bool(n_blocks < _FEW_BLOCKS_ON_CUDA and k.shape[2] >= _MANY_KEYS_ON_CUDA)
 
 
 def _overlaps(x: Tensor) -> bool:

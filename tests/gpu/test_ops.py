@@ -113,10 +113,13 @@ def test_in_a_graph_and_on_another_stream(name):
     assert torch.equal(right, captured)
 
 
-def test_torchs_attention_serves_where_it_is_faster():
+def test_torchs_attention_serves_where_tensor_cores_do_not_serve_ours():
     q, k, v, bias = (x.cuda() for x in CASES["attention"][1])
     out, info = scaled_attention(q, k, v, return_info=True)
-    assert info["path"] == "sdpa"
+    ours = _cuda.has_kernel(0, "attention", b"pya_attention_forward_128_tensor")
+    assert info["path"] == ("kernel" if ours else "sdpa")
+    wide = [torch.randn(2, 3, 50, 200, device="cuda") for _ in "qkv"]
+    assert scaled_attention(*wide, return_info=True)[1]["path"] == "sdpa"
     right = scaled_attention(q, k, v, path="kernel")
     assert (out - right).norm() <= 2e-5 * right.norm()
     assert scaled_attention(q, k, v, bias, return_info=True)[1]["path"] == "kernel"

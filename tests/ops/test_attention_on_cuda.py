@@ -10,10 +10,45 @@ from conftest import RunPython
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
-def test_torchs_kernel_serves_where_it_is_faster_and_keeps_no_scores(dry_python: RunPython) -> None:
+def test_ours_serves_where_it_uses_tensor_cores(dry_python: RunPython) -> None:
+    """Of the host-memory runtime's kernels all are there."""
+    source = """
+        import json, logging, torch
+        from pyalloc.ops import attention, scaled_attention
+
+        class Told(logging.Handler):
+            def emit(self, record):
+                told.append(record.getMessage())
+
+        def path(d, dv, n_q=50):
+            q, k, v = (torch.ones(2, 3, n, d, device="cuda") for n, d in ((n_q, d), (70, d), (70, dv)))
+            return scaled_attention(q, k, v, return_info=True)[1]["path"]
+
+        told = []
+        logging.getLogger("pyalloc.ops").setLevel(logging.DEBUG)
+        logging.getLogger("pyalloc.ops").addHandler(Told())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # before the kernels are loaded
+            found = [path(64, 64)]
+        found += [path(64, 64), path(65, 8), path(8, 128), path(1, 1), path(64, 64, 1)]
+        found += [path(136, 64), path(64, 136), path(256, 256)]
+        attention._FEW_BLOCKS_ON_CUDA, attention._MANY_KEYS_ON_CUDA = 12, 70
+        found += [path(64, 64, 64), path(64, 64, 65)]
+        attention._MANY_KEYS_ON_CUDA = 71
+        found += [path(64, 64, 64)]
+        print(json.dumps([found, [line.split()[1] for line in told]]))
+        """
+    found, told = json.loads(dry_python(source).stdout.splitlines()[-1])
+    assert found == ["sdpa", *["kernel"] * 5, *["sdpa"] * 3, "sdpa", "kernel", "kernel"]
+    assert told == found
+
+
+def test_torchs_kernel_serves_elsewhere_and_keeps_no_scores(dry_python: RunPython) -> None:
     source = """
         import json, torch
-        from pyalloc.ops import scaled_attention
+        from pyalloc.ops import _cuda, scaled_attention
+
+        _cuda.has_kernel = lambda device, family, name: False
 
         def tensors(d=64, heads=3):
             shapes = ((2, 3, 50, d), (2, heads, 70, d), (2, heads, 70, d))
