@@ -417,13 +417,28 @@ att_finish(
     }
 }
 
-/* keep() of the score n, e of a lane */
-template <bool TRANSPOSED>
+/* Bit 4n + e: whether dropout keeps the score n, e of a lane.  Not unrolled, which was half of a kernel's loop: that is
+ * to stay in the cache of instructions. */
+template <bool TRANSPOSED, int N>
+static __device__ inline unsigned
+att_kept(const struct pya_ops_attention &a, const struct att_spot &at) {
+    static_assert(4 * N <= 32, "a bit each");
+    unsigned kept = 0;
+#pragma unroll 1
+    for (int n = 0; n < 4 * N; n++) {
+        const int row = at.row + n % 4 / 2 * 8;
+        const int column = at.column + n / 4 * 8 + n % 2;
+        const float factor =
+            TRANSPOSED ? keep(a, at.b, at.h, column, row) : keep(a, at.b, at.h, row, column);
+        kept |= (factor > 0.0f ? 1u : 0u) << n;
+    }
+    return kept;
+}
+
+/* 0 or what makes up for those that are dropped */
 static __device__ inline float
-att_keep(const struct pya_ops_attention &a, const struct att_spot &at, int n, int e) {
-    const int row = at.row + e / 2 * 8;
-    const int column = at.column + n * 8 + e % 2;
-    return TRANSPOSED ? keep(a, at.b, at.h, column, row) : keep(a, at.b, at.h, row, column);
+att_factor(const struct pya_ops_attention &a, unsigned kept, int n) {
+    return (kept >> n & 1) != 0 ? (float)(1.0 / (1.0 - a.dropout)) : 0.0f;
 }
 
 /* --- forward --------------------------------------------------------------------------------------- */
@@ -510,9 +525,10 @@ att_forward(const struct pya_ops_attention &a, float *room) {
         att_finish<false, KEYS / 8>(s, bias, a, at);
         att_soften<KEYS / 8>(s, &run, shrink);
         if (a.dropout > 0.0) {
+            const unsigned kept = att_kept<false, KEYS / 8>(a, at);
 #pragma unroll
             for (int n = 0; n < KEYS / 2; n++) {
-                s[n / 4][n % 4] *= att_keep<false>(a, at, n / 4, n % 4);
+                s[n / 4][n % 4] *= att_factor(a, kept, n);
             }
         }
         att_shrink<D>(out, shrink);
@@ -573,16 +589,26 @@ att_gradients(
     float p[N][4], float ds[N][4], const float bias[N][4], const struct pya_ops_attention &a,
     const struct att_spot &at, const Of &of) {
     att_finish<TRANSPOSED, N>(p, bias, a, at);
-    const bool drops = a.dropout > 0.0;
 #pragma unroll
     for (int n = 0; n < 4 * N; n++) {
         const struct att_query query = of(n / 4, n % 4);
-        float *x = &p[n / 4][n % 4];
-        float *y = &ds[n / 4][n % 4];
-        const float factor = drops ? att_keep<TRANSPOSED>(a, at, n / 4, n % 4) : 1.0f;
-        *x = att_exp2(*x - query.top) * query.inverse;
-        *y = *x * fmaf(*y, factor, -query.delta);
-        *x *= factor;
+        p[n / 4][n % 4] = att_exp2(p[n / 4][n % 4] - query.top) * query.inverse;
+    }
+    if (a.dropout > 0.0) {
+        const unsigned kept = att_kept<TRANSPOSED, N>(a, at);
+#pragma unroll
+        for (int n = 0; n < 4 * N; n++) {
+            const float factor = att_factor(a, kept, n);
+            const float delta = of(n / 4, n % 4).delta;
+            float *x = &p[n / 4][n % 4];
+            ds[n / 4][n % 4] = *x * fmaf(ds[n / 4][n % 4], factor, -delta);
+            *x *= factor;
+        }
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < 4 * N; n++) {
+        ds[n / 4][n % 4] = p[n / 4][n % 4] * (ds[n / 4][n % 4] - of(n / 4, n % 4).delta);
     }
 }
 
