@@ -156,33 +156,97 @@ att_left_of(const float x[4], const float y[4]) {
     return a;
 }
 
-/* acc (16 x 32, four tiles) += 16 k's; b[u][j]: of tile j, the operands of product u */
-static __device__ inline void
-att_multiply(float acc[4][4], const struct att_left &a, const float b[2][4][2]) {
-    float c[4][4] = {};
+/* 16 k's of a right factor of four tiles. */
+struct att_right {
     float hi[2][4][2];
     float lo[2][4][2];
+};
+
+/* b[u][j]: of tile j, the operands of product u */
+static __device__ inline struct att_right
+att_right_of(const float b[2][4][2]) {
+    struct att_right r;
 #pragma unroll
     for (int n = 0; n < 16; n++) {
-        att_split(
-            b[n / 8][n / 2 % 4][n % 2], &hi[n / 8][n / 2 % 4][n % 2], &lo[n / 8][n / 2 % 4][n % 2]);
+        const int u = n / 8;
+        const int j = n / 2 % 4;
+        att_split(b[u][j][n % 2], &r.hi[u][j][n % 2], &r.lo[u][j][n % 2]);
     }
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-        tf32_multiply(c[n % 4], a.lo[n / 4], hi[n / 4][n % 4]);
-    }
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-        tf32_multiply(c[n % 4], a.hi[n / 4], lo[n / 4][n % 4]);
-    }
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-        tf32_multiply(c[n % 4], a.hi[n / 4], hi[n / 4][n % 4]);
-    }
+    return r;
+}
+
+/* Of the 24 products of 16 k's with four tiles, small ones first. */
+static __device__ inline void
+att_product(float c[4][4], const struct att_left &a, const struct att_right &b, int n) {
+    const int u = n / 4 % 2;
+    const int j = n % 4;
+    tf32_multiply(c[j], n < 8 ? a.lo[u] : a.hi[u], n / 8 == 1 ? b.lo[u][j] : b.hi[u][j]);
+}
+
+static __device__ inline void
+att_add(float acc[4][4], const float c[4][4]) {
 #pragma unroll
     for (int n = 0; n < 16; n++) {
         acc[n / 4][n % 4] += c[n / 4][n % 4];
     }
+}
+
+/* acc (16 x 32, four tiles) += 16 k's */
+static __device__ inline void
+att_multiply(float acc[4][4], const struct att_left &a, const struct att_right &b) {
+    float c[4][4] = {};
+#pragma unroll
+    for (int n = 0; n < 24; n++) {
+        att_product(c, a, b, n);
+    }
+    att_add(acc, c);
+}
+
+/* The same twice, in turns: a product waits for the last one of its tile, and eight tiles fill that time. */
+static __device__ inline void
+att_multiply_two(
+    float acc0[4][4], const struct att_left &a0, const struct att_right &b0, float acc1[4][4],
+    const struct att_left &a1, const struct att_right &b1) {
+    float c0[4][4] = {};
+    float c1[4][4] = {};
+#pragma unroll
+    for (int n = 0; n < 48; n++) {
+        if (n / 4 % 2 == 0) {
+            att_product(c0, a0, b0, n / 8 * 4 + n % 4);
+        } else {
+            att_product(c1, a1, b1, n / 8 * 4 + n % 4);
+        }
+    }
+    att_add(acc0, c0);
+    att_add(acc1, c1);
+}
+
+/* Numbers k to k + 3 of rows g and g + 8 */
+template <int D>
+static __device__ inline struct att_left
+att_left_at(const float *row, int k) {
+    float x[4];
+    float y[4];
+    get_four(x, row + k);
+    get_four(y, row + 8 * D + k);
+    return att_left_of(x, y);
+}
+
+/* and of the four rows that are the columns of a lane. */
+template <int D>
+static __device__ inline struct att_right
+att_right_at(const float *row, int k) {
+    float b[2][4][2];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float x[4];
+        get_four(x, row + 8 * j * D + k);
+        b[0][j][0] = x[0];
+        b[0][j][1] = x[1];
+        b[1][j][0] = x[2];
+        b[1][j][1] = x[3];
+    }
+    return att_right_of(b);
 }
 
 /* s = this warp's 16 rows of left times the 8N rows of right, of dim numbers.  Slots t and t + 4 of the two
@@ -200,60 +264,74 @@ att_pairs(float s[N][4], const float *left, const float *right, int dim) {
 #pragma unroll 1
     for (int d = 0; d < dim; d += ATT_STEP) {
         const int k = (d + 4 * l.t) ^ 4 * att_swap(l.g);
-        float x[4];
-        float y[4];
-        get_four(x, left + k);
-        get_four(y, left + 8 * D + k);
-        const struct att_left a = att_left_of(x, y);
-#pragma unroll
-        for (int j0 = 0; j0 < N; j0 += 4) {
-            float b[2][4][2];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                get_four(x, right + 8 * (j0 + j) * D + k);
-                b[0][j][0] = x[0];
-                b[0][j][1] = x[1];
-                b[1][j][0] = x[2];
-                b[1][j][1] = x[3];
-            }
-            att_multiply(s + j0, a, b);
+        const struct att_left a = att_left_at<D>(left, k);
+        if constexpr (N == 8) {
+            att_multiply_two(
+                s, a, att_right_at<D>(right, k), s + 4, a, att_right_at<D>(right + 32 * D, k));
+        } else {
+            static_assert(N == 4, "four tiles or eight");
+            att_multiply(s, a, att_right_at<D>(right, k));
         }
     }
 }
 
+/* The weights of rows n and n + 1 of eight */
+static __device__ inline struct att_left
+att_left_weights(const float w[2][4]) {
+    const float x[4] = {w[0][0], w[0][1], w[1][0], w[1][1]};
+    const float y[4] = {w[0][2], w[0][3], w[1][2], w[1][3]};
+    return att_left_of(x, y);
+}
+
+/* and 32 numbers of these rows; first, second: where the lane's two of eight begin. */
+template <int D>
+static __device__ inline struct att_right
+att_right_rows(const float *first, const float *second) {
+    float b[2][4][2];
+#pragma unroll
+    for (int u = 0; u < 2; u++) {
+        float x0[4];
+        float x1[4];
+        get_four(x0, first + 8 * u * D);
+        get_four(x1, second + 8 * u * D);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            b[u][j][0] = x0[j];
+            b[u][j][1] = x1[j];
+        }
+    }
+    return att_right_of(b);
+}
+
 /* out += this warp's weights (16 x 8N, as att_pairs leaves them) times the 8N rows of tile.  Slots t and
  * t + 4 take the rows whose weights the lane has; of 32 columns, those of tile j are j, j + 4 and so on:
- * out[m][j][e] is column att_column(m, e) + j. */
-template <int D, int N>
+ * out[m][j][e] is column att_column(m, e) + j.  TWO: of 32 rows both halves in turns, for which keys of the larger
+ * heads have not the registers. */
+template <int D, int N, bool TWO = true>
 static __device__ inline void
 att_weigh(float out[D / 32][4][4], const float w[N][4], const float *tile, int dim) {
     const struct att_lane l = att_lane();
     const float *first = tile + 2 * l.t * D + 4 * (l.g ^ att_swap(2 * l.t));
     const float *second = tile + (2 * l.t + 1) * D + 4 * (l.g ^ att_swap(2 * l.t + 1));
+    const int step = TWO ? 4 : 2;
 #pragma unroll
-    for (int n = 0; n < N; n += 2) {
-        const float x[4] = {w[n][0], w[n][1], w[n + 1][0], w[n + 1][1]};
-        const float y[4] = {w[n][2], w[n][3], w[n + 1][2], w[n + 1][3]};
-        const struct att_left a = att_left_of(x, y);
+    for (int n = 0; n < N; n += step) {
+        const struct att_left a0 = att_left_weights(w + n);
+        const struct att_left a1 = att_left_weights(w + n + step - 2);
 #pragma unroll
         for (int m = 0; m < D / 32; m++) {
             if (m * ATT_COLUMNS >= dim) {
                 break;
             }
-            float b[2][4][2];
-#pragma unroll
-            for (int u = 0; u < 2; u++) {
-                float x0[4];
-                float x1[4];
-                get_four(x0, first + 8 * (n + u) * D + m * ATT_COLUMNS);
-                get_four(x1, second + 8 * (n + u) * D + m * ATT_COLUMNS);
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    b[u][j][0] = x0[j];
-                    b[u][j][1] = x1[j];
-                }
+            const int at = 8 * n * D + m * ATT_COLUMNS;
+            const struct att_right b0 = att_right_rows<D>(first + at, second + at);
+            if (TWO) {
+                att_multiply_two(
+                    out[m], a0, b0, out[m], a1,
+                    att_right_rows<D>(first + 16 * D + at, second + 16 * D + at));
+            } else {
+                att_multiply(out[m], a0, b0);
             }
-            att_multiply(out[m], a, b);
         }
     }
 }
@@ -705,8 +783,8 @@ att_backward_q(const struct pya_ops_attention &a, float *room) {
         float p[N][4];
         float ds[N][4];
         float bias[N][4] = {};
-        att_pairs<D, N>(p, room, tile, (int)a.dim);
         att_fetch_bias<false, N>(bias, a, at);
+        att_pairs<D, N>(p, room, tile, (int)a.dim);
         att_pairs<D, N>(ds, grad_tile, value_tile, (int)a.dim_v);
         __syncthreads();
         if (next < end) {
@@ -805,8 +883,8 @@ att_backward_keys(const struct pya_ops_attention &a, float *room) {
         float p[N][4];
         float ds[N][4];
         float bias[N][4] = {};
-        att_pairs<D, N>(p, room, tile, dim);
         att_fetch_bias<true, N>(bias, a, at);
+        att_pairs<D, N>(p, room, tile, dim);
         att_pairs<D, N>(ds, values, grads, dim_v);
         att_gradients<true, N>(p, ds, bias, a, at, [&](int m, int e) {
             const int column = 8 * m + 2 * l.t + e % 2;
@@ -815,14 +893,14 @@ att_backward_keys(const struct pya_ops_attention &a, float *room) {
             return of;
         });
         numbers[(i + 1) % 2][threadIdx.x / ATT_SPAN][threadIdx.x % ATT_SPAN] = number;
-        att_weigh<D, N>(d_v, p, grads, dim_v);
+        att_weigh<D, N, D == 64>(d_v, p, grads, dim_v);
         __syncthreads();
         if (i + 1 < n) {
             att_load<D, ATT_SPAN>(
                 grads, att_from(att_side(a.grad, b, next.h, a.n_q, dim_v), next.q0));
             async_commit();
         }
-        att_weigh<D, N>(d_k, ds, tile, dim);
+        att_weigh<D, N, D == 64>(d_k, ds, tile, dim);
     }
     const float scale[2] = {(float)a.scale, (float)a.scale};
     const float one[2] = {1.0f, 1.0f};
