@@ -249,20 +249,25 @@ att_right_at(const float *row, int k) {
     return att_right_of(b);
 }
 
-/* s = this warp's 16 rows of left times the 8N rows of right, of dim numbers.  Slots t and t + 4 of the two
- * products of a step take k's 4t to 4t + 3. */
-template <int D, int N>
+template <int N>
 static __device__ inline void
-att_pairs(float s[N][4], const float *left, const float *right, int dim) {
-    const struct att_lane l = att_lane();
-    left += l.row * D;
-    right += l.g * D;
+att_clear(float s[N][4]) {
 #pragma unroll
     for (int n = 0; n < 4 * N; n++) {
         s[n / 4][n % 4] = 0.0f;
     }
+}
+
+/* s += this warp's 16 rows of left times the 8N rows of right, of dim numbers, of which the first ones are done.
+ * Slots t and t + 4 of the two products of a step take k's 4t to 4t + 3. */
+template <int D, int N>
+static __device__ inline void
+att_add_pairs(float s[N][4], const float *left, const float *right, int done, int dim) {
+    const struct att_lane l = att_lane();
+    left += l.row * D;
+    right += l.g * D;
 #pragma unroll 1
-    for (int d = 0; d < dim; d += ATT_STEP) {
+    for (int d = done; d < dim; d += ATT_STEP) {
         const int k = (d + 4 * l.t) ^ 4 * att_swap(l.g);
         const struct att_left a = att_left_at<D>(left, k);
         if constexpr (N == 8) {
@@ -273,6 +278,36 @@ att_pairs(float s[N][4], const float *left, const float *right, int dim) {
             att_multiply(s, a, att_right_at<D>(right, k));
         }
     }
+}
+
+template <int D, int N>
+static __device__ inline void
+att_pairs(float s[N][4], const float *left, const float *right, int dim) {
+    att_clear<N>(s);
+    att_add_pairs<D, N>(s, left, right, 0, dim);
+}
+
+/* Both at once as far as both go. */
+template <int D>
+static __device__ inline void
+att_pairs_two(
+    float s0[4][4], const float *left0, const float *right0, int dim0, float s1[4][4],
+    const float *left1, const float *right1, int dim1) {
+    const struct att_lane l = att_lane();
+    const int left = l.row * D;
+    const int right = l.g * D;
+    int d = 0;
+    att_clear<4>(s0);
+    att_clear<4>(s1);
+#pragma unroll 1
+    for (; d < dim0 && d < dim1; d += ATT_STEP) {
+        const int k = (d + 4 * l.t) ^ 4 * att_swap(l.g);
+        att_multiply_two(
+            s0, att_left_at<D>(left0 + left, k), att_right_at<D>(right0 + right, k), s1,
+            att_left_at<D>(left1 + left, k), att_right_at<D>(right1 + right, k));
+    }
+    att_add_pairs<D, 4>(s0, left0, right0, d, dim0);
+    att_add_pairs<D, 4>(s1, left1, right1, d, dim1);
 }
 
 /* The weights of rows n and n + 1 of eight */
@@ -784,8 +819,7 @@ att_backward_q(const struct pya_ops_attention &a, float *room) {
         float ds[N][4];
         float bias[N][4] = {};
         att_fetch_bias<false, N>(bias, a, at);
-        att_pairs<D, N>(p, room, tile, (int)a.dim);
-        att_pairs<D, N>(ds, grad_tile, value_tile, (int)a.dim_v);
+        att_pairs_two<D>(p, room, tile, (int)a.dim, ds, grad_tile, value_tile, (int)a.dim_v);
         __syncthreads();
         if (next < end) {
             att_load<D, ATT_SPAN>(value_tile, att_from(values, next));
@@ -884,8 +918,12 @@ att_backward_keys(const struct pya_ops_attention &a, float *room) {
         float ds[N][4];
         float bias[N][4] = {};
         att_fetch_bias<true, N>(bias, a, at);
-        att_pairs<D, N>(p, room, tile, dim);
-        att_pairs<D, N>(ds, values, grads, dim_v);
+        if (D == 64) { /* in the larger heads there are not the registers for both */
+            att_pairs_two<D>(p, room, tile, dim, ds, values, grads, dim_v);
+        } else {
+            att_pairs<D, N>(p, room, tile, dim);
+            att_pairs<D, N>(ds, values, grads, dim_v);
+        }
         att_gradients<true, N>(p, ds, bias, a, at, [&](int m, int e) {
             const int column = 8 * m + 2 * l.t + e % 2;
             struct att_query of = {
