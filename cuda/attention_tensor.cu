@@ -1,8 +1,8 @@
 /* Attention for cards whose tensor cores pay, heads of at most 128 numbers.  Four warps, each with 16 rows of its
  * own (queries, or keys where their gradients are made), go through the other side tile by tile.
  *
- * Each number is split in two TF32 parts as in tensor.cuh.  Here the tensor core sums 16 products at a
- * time, and those sums are added in fp32. */
+ * Each number is split in two TF32 parts.  The tensor core sums 16 products at a time, and those sums are added in
+ * fp32. */
 #include "args.h"
 #include "tensor.cuh"
 #include "tile.cuh"
@@ -41,18 +41,6 @@ att_lane() {
     struct att_lane l = {(int)threadIdx.x / 32 * 16 + lane / 4, lane / 4, lane % 4};
     return l;
 }
-
-#ifdef PYA_EMULATE
-#define att_exp2(x) exp2f(x)
-#else
-/* Without exp2f's care for results under 2^-126, which count for nothing beside a 1. */
-static __device__ inline float
-att_exp2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-#endif
 
 /* --- tiles in shared memory: rows of D numbers in groups of four, which change places by the row so
  * that neither reading along rows nor across them has bank conflicts ------------------------------ */
@@ -136,8 +124,9 @@ struct att_left {
     float lo[2][4];
 };
 
-/* As split() in tensor.cuh.  That hi is rounded is worth its instruction: cut off, which costs two, all errors
- * have one sign, and what the scores of the backward then have beside those of the forward was ten times theirs. */
+/* hi is x rounded to 11 significant bits, lo the rest.  The rounding is worth its instruction: cut off, which costs
+ * two, all errors have one sign, and what the scores of the backward then have beside those of the forward was ten
+ * times theirs. */
 static __device__ inline void
 att_split(float x, float *hi, float *lo) {
     *hi = fmaf(-8192.0f, x, __fmul_rn(8193.0f, x));
@@ -573,13 +562,13 @@ att_soften(float s[N][4], struct att_running *run, float shrink[2]) {
             best = fmaxf(best, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
         }
         best = reduce4_max(best);
-        shrink[r] = att_exp2(run->top[r] - best);
+        shrink[r] = exp2_near(run->top[r] - best);
         run->top[r] = best;
         float part = 0.0f;
 #pragma unroll
         for (int n = 0; n < 2 * N; n++) {
             float *x = &s[n / 2][2 * r + n % 2];
-            *x = att_exp2(*x - best);
+            *x = exp2_near(*x - best);
             part += *x;
         }
         run->sum[r] = fmaf(run->sum[r], shrink[r], part);
@@ -705,7 +694,7 @@ att_gradients(
 #pragma unroll
     for (int n = 0; n < 4 * N; n++) {
         const struct att_query query = of(n / 4, n % 4);
-        p[n / 4][n % 4] = att_exp2(p[n / 4][n % 4] - query.top) * query.inverse;
+        p[n / 4][n % 4] = exp2_near(p[n / 4][n % 4] - query.top) * query.inverse;
     }
     if (a.dropout > 0.0) {
         const unsigned kept = att_kept<TRANSPOSED, N>(a, at);

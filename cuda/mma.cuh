@@ -21,7 +21,7 @@
  * a[0..3] are (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); b[0..1] are (t, g), (t + 4, g);
  * c[0..3] are (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).  Of a and b the 11 leading
  * significant bits are read, the rest is cut off. */
-[[maybe_unused]] static __device__ inline void
+static __device__ inline void
 tf32_multiply(float c[4], const float a[4], const float b[2]) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -55,6 +55,14 @@ half_unpack(unsigned both, float *low, float *high) {
     asm("{.reg .b16 x, y; mov.b32 {x, y}, %2; cvt.f32.f16 %0, x; cvt.f32.f16 %1, y;}"
         : "=f"(*low), "=f"(*high)
         : "r"(both));
+}
+
+/* 2 to the x without exp2f's care for results under 2^-126, which are 0 here. */
+static __device__ inline float
+exp2_near(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 /* Four 8 x 8 matrices of half precision from shared memory, all 32 lanes together.  Lane 8n + i says where row

@@ -3,6 +3,7 @@
 // threads of a block reach, or a shuffle that not all lanes of a warp reach, aborts.  So that what
 // hardware does not promise shows: warps and blocks take turns in an order that changes, shared memory
 // begins as NaN and ends at a page that nobody may touch, pairs have to be aligned.
+// Long because it is all that the kernels use of CUDA.
 #include <algorithm>
 #include <climits>
 #include <cmath>
@@ -35,6 +36,10 @@ static void emu_barrier();
 static float *emu_dynamic();
 static void tf32_multiply(float c[4], const float a[4], const float b[2]);
 static void half_multiply(float c[4], const unsigned a[4], const unsigned b[2]);
+static float
+exp2_near(float x) {
+    return exp2f(x);
+}
 static unsigned half_pack(float low, float high);
 static void half_unpack(unsigned both, float *low, float *high);
 template <bool TRANSPOSED> static void matrix_load(unsigned out[4], const unsigned *row);
