@@ -6,10 +6,9 @@
 
 enum {
     WARPS = THREADS / 32,
-    SPREAD = 128,    /* numbers of a row that a warp takes at a time: four a lane */
+    SPREAD = 128, /* numbers of a row that a warp takes at a time: four a lane */
     AHEAD = 8,       /* of them, the most that a thread asks for before it uses the first */
     MOST_WARPS = 12, /* of a block of the gradient of keys */
-    ADDED = 32,      /* rows of v's gradient that a block adds up */
 };
 
 /* Blocks on a multiprocessor at once of the kernels that read values: later ones than 9.0 spill with 64 registers. */
@@ -130,25 +129,6 @@ quad_load_once(const float *row, int k, int n, bool is_once = true) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             q.x[i] = k + 32 * i < n ? PYA_LOAD_ONCE(row + k + 32 * i) : 0.0f;
-        }
-    }
-    return q;
-}
-
-/* As quad_load, of what other blocks of the launch wrote. */
-template <bool WIDE>
-static __device__ inline struct quad
-quad_load_shared(const float *row, int k, int n) {
-    struct quad q = {};
-    if (WIDE) {
-        if (k < n) {
-            const float4 all = PYA_LOAD_SHARED((const float4 *)(row + k));
-            q = {{all.x, all.y, all.z, all.w}};
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            q.x[i] = k + 32 * i < n ? PYA_LOAD_SHARED(row + k + 32 * i) : 0.0f;
         }
     }
     return q;
@@ -306,7 +286,17 @@ merge_add(
         for (int i = 0; i < N; i++) {
             const int part = c + i * step;
             const bool is_on = part < n && !(w[part] <= 0.0f); /* a NaN counts */
-            x[i] = quad_load_shared<WIDE>(means + (long long)part * n_e, k, is_on ? n_e : 0);
+            const float *mean = means + (long long)part * n_e;
+            x[i] = {};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                x[i].x[j] =
+                    is_on && !WIDE && k + 32 * j < n_e ? PYA_LOAD_SHARED(mean + k + 32 * j) : 0.0f;
+            }
+            if (WIDE && is_on && k < n_e) {
+                const float4 all = PYA_LOAD_SHARED((const float4 *)(mean + k));
+                x[i] = {{all.x, all.y, all.z, all.w}};
+            }
         }
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -715,81 +705,6 @@ warps_add(struct quad *x, struct quad all[MOST_WARPS][32]) {
     }
 }
 
-/* v's gradient of batch entries that are added up, in the workspace: tickets and rows for each of them.
- * The workspace: the scores' gradients [n_b][n_q][n_s], to a multiple of 16 bytes; tickets[H / 128][n_b] of 64 bits,
- * to a multiple of that; rows[n_b][H]. */
-struct vector_sums {
-    unsigned long long *ticket; /* of one group of 128 columns */
-    float *row;
-};
-
-static __device__ inline struct vector_sums
-vector_sums_at(const struct pya_ops_additive &a, int k0) {
-    float *tickets = (float *)a.workspace + (a.n_b * a.n_q * a.n_s + 3) / 4 * 4;
-    const long long n = a.n_b * ((a.n_h + SPREAD - 1) / SPREAD);
-    return {(unsigned long long *)tickets + k0 / SPREAD * a.n_b, tickets + (2 * n + 3) / 4 * 4};
-}
-
-/* What this warp adds of every so many-th of n rows, step rows apart, that other blocks wrote. */
-template <bool WIDE>
-static __device__ inline struct quad
-rows_add(const float *row, long long step, int n, int k, int n_h) {
-    constexpr int N = ahead(WIDE);
-    const int warps = block_warps();
-    struct quad sum = {};
-    for (int i = (int)threadIdx.x / 32; i < n; i += N * warps) {
-        struct quad x[N];
-#pragma unroll
-        for (int m = 0; m < N; m++) {
-            x[m] = quad_load_shared<WIDE>(
-                row + (i + m * warps) * step, k, i + m * warps < n ? n_h : 0);
-        }
-#pragma unroll
-        for (int m = 0; m < N; m++) {
-            quad_add(&sum, 1.0f, x[m]);
-        }
-    }
-    return sum;
-}
-
-/* From what the first warp has of entry b to the gradient of v: the last block of ADDED entries adds up theirs, the
- * last of ADDED such sums those, in place of the first of them.  A sum of sums has a ticket of its own: its first
- * entry's next ones. */
-template <bool WIDE>
-static __device__ inline void
-put_vector_gradient(
-    const struct pya_ops_additive &a, struct quad x, int b, int k0,
-    struct quad all[MOST_WARPS][32]) {
-    const int k = quad_place<WIDE>(k0);
-    const int n_h = (int)a.n_h;
-    const struct vector_sums sums = vector_sums_at(a, k0);
-    const long long n = a.n_b / a.n_sums;
-    const long long first = b / n * n;
-    long long at = b % n;
-    int level = 0;
-    for (long long step = 1; step < n; step *= ADDED, level++) {
-        const long long begin = at - at % (step * ADDED);
-        const long long left = (n - begin + step - 1) / step;
-        float *row = sums.row + (first + begin) * n_h;
-        if (threadIdx.x < 32) {
-            quad_store<WIDE>(sums.row + (first + at) * n_h, k, n_h, x);
-        }
-        at = begin;
-        if (left == 1) {
-            continue;
-        }
-        const int n_added = (int)(left < ADDED ? left : ADDED);
-        if (!block_is_last(sums.ticket + first + begin + level, (unsigned)n_added)) {
-            return;
-        }
-        x = rows_add<WIDE>(row, step * n_h, n_added, k, n_h);
-        warps_add(&x, all);
-    }
-    if (threadIdx.x < 32) {
-        quad_store<WIDE>((float *)a.d_v + first / n * n_h, k, n_h, x);
-    }
-}
-
 /* Of 128 columns of one query. */
 struct key_columns {
     int b, q, k;
@@ -868,7 +783,9 @@ backward_columns(const struct pya_ops_additive &a, int b, int k0) {
         }
     }
     warps_add(&c.d_v, all);
-    put_vector_gradient<WIDE>(a, c.d_v, b, k0, all);
+    if (threadIdx.x < 32) {
+        quad_store<WIDE>((float *)a.d_v + b * a.n_h, c.k, a.n_h, c.d_v);
+    }
 }
 
 /* blocks: H / 128 * batch, of 4 to 12 warps */

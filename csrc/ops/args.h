@@ -57,10 +57,9 @@ struct pya_ops_additive {
     struct pya_ops_view context;
     struct pya_ops_view grad, grad_probs; /* grad_probs.p may be NULL */
     struct pya_ops_view d_query, d_keys, d_values;
-    /* one partial sum per batch entry, [n_b][n_h]; CUDA: n_sums, each of n_b / n_sums entries side by side */
-    void *d_v;
-    int64_t n_sums;
-    void *workspace; /* CUDA only: pya_ops_cuda_additive_room() numbers, or ..._backward_room() */
+    void *d_v; /* [n_b][n_h], one partial sum per batch entry */
+    /* CUDA only: forward pya_ops_cuda_additive_room() numbers, backward [n_b][n_q][n_s] */
+    void *workspace;
     /* set by the launcher: parts of the keys; rows of values in KEPT_OF that may stay in the second cache */
     int64_t n_parts, n_kept;
     int32_t accumulate; /* nonzero: d_keys and d_values are added to */

@@ -309,15 +309,6 @@ pya_ops_cuda_additive_forward(const struct pya_ops_additive *a, const struct pya
     return status;
 }
 
-/* The gradients of scores; where entries are added up, tickets and rows of their d_v. */
-int64_t
-pya_ops_cuda_additive_backward_room(const struct pya_ops_additive *a) {
-    const int64_t scores = a->n_b * a->n_q * a->n_s;
-    const int64_t tickets = a->n_b * (int64_t)launch_parts(a->n_h, COLUMNS);
-    const bool adds = a->n_b > a->n_sums;
-    return !adds ? scores : (scores + 3) / 4 * 4 + (2 * tickets + 3) / 4 * 4 + a->n_b * a->n_h;
-}
-
 int
 pya_ops_cuda_additive_backward(const struct pya_ops_additive *a, const struct pya_ops_target *to) {
     const int64_t rows = a->n_q * a->n_b * a->n_s;

@@ -68,7 +68,6 @@ pya_ops_cuda_ps_forward(const struct pya_ops_ps *ps, const struct pya_ops_target
 /* How many numbers the backward's workspace has to have; 0: none is needed. */
 PYA_OPS_API int64_t pya_ops_cuda_ps_room(const struct pya_ops_ps *ps);
 PYA_OPS_API int64_t pya_ops_cuda_additive_room(const struct pya_ops_additive *a);
-PYA_OPS_API int64_t pya_ops_cuda_additive_backward_room(const struct pya_ops_additive *a);
 PYA_OPS_API int
 pya_ops_cuda_ps_backward(const struct pya_ops_ps *ps, const struct pya_ops_target *to);
 PYA_OPS_API int

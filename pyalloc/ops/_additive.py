@@ -62,7 +62,7 @@ def forward_kernel(
         probs.data_ptr(),
         *_rows(context),
         *(5 * _NO_ROWS),  # no gradients
-        *(0, 1, 0, 0, 0, 0),  # d_v and how many, workspace, what the launcher sets, accumulate
+        *(0, 0, 0, 0, 0),  # d_v, workspace, what the launcher sets, accumulate
         dtype_code(keys.dtype),
         _threads(sizes),
     )
@@ -80,17 +80,15 @@ def backward_kernel(
     sinks: tuple[Tensor | None, Tensor | None],
     *,
     accumulate: bool,
-    n_sums: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of query and, (n_sums, H), v; the keys' and values' go to the sinks there are."""
+    """Gradients of query and, for each batch entry, v; the keys' and values' go to the sinks there are."""
     query, keys, values, v = (dense_rows(x) for x in inputs)
     probs = probs.contiguous()  # as made, but for what vmap's folding does to it
     grad = dense_rows(grads[0])
     grad_probs = None if grads[1] is None else dense_rows(grads[1])
     sizes = _sizes(query, keys, values)
     d_query = query.new_empty(query.shape)
-    is_launched = _cuda.on_device(keys)
-    d_v = v.new_empty((n_sums if is_launched else sizes[0], sizes[3]))
+    d_v = v.new_empty((sizes[0], sizes[3]))
     args = _pack(
         *sizes,
         *_rows(query),
@@ -106,17 +104,16 @@ def backward_kernel(
         *_rows(sinks[0]),
         *_rows(sinks[1]),
         d_v.data_ptr(),
-        n_sums,
         *(0, 0, 0),  # workspace, what the launcher sets
         accumulate,
         dtype_code(keys.dtype),
         _threads(sizes),
     )
-    if is_launched:
+    if _cuda.on_device(keys):
         _cuda.additive_backward(args, keys)
-        return d_query, d_v
-    call("pya_ops_additive_backward", args)
-    return d_query, _eager.add_up(d_v, n_sums)
+    else:
+        call("pya_ops_additive_backward", args)
+    return d_query, d_v
 
 
 def _gradients(
@@ -129,14 +126,13 @@ def _gradients(
     v: Tensor,
     mask: Tensor | None,
     needs: list[bool],
-    n_sums: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     sinks = (
         keys.new_empty(keys.shape) if needs[1] else None,
         values.new_empty(values.shape) if needs[2] else None,
     )
     d_query, d_v = backward_kernel(
-        (query, keys, values, v), probs, (grad, grad_probs), sinks, accumulate=False, n_sums=n_sums
+        (query, keys, values, v), probs, (grad, grad_probs), sinks, accumulate=False
     )
     d_keys, d_values = (keys.new_empty(0) if x is None else x for x in sinks)
     return d_query, d_keys, d_values, d_v
@@ -196,15 +192,13 @@ def _additive_backward(
     v: Tensor,
     mask: Tensor | None,
     needs: list[bool],
-    n_sums: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradient of v is (n_sums, H), each of as many batch entries side by side."""
     if _cuda.declines(keys, "additive") or is_empty(query, keys, values):
         inputs = (query, keys, values, v)
-        found = _eager.additive_vjp(inputs, mask, (grad, grad_probs), needs, n_sums)
+        found = _eager.additive_vjp(inputs, mask, (grad, grad_probs), needs)
         d_query, d_keys, d_values, d_v = (x.contiguous() for x in found)
         return d_query, d_keys, d_values, d_v
-    return _gradients(grad, grad_probs, probs, query, keys, values, v, mask, needs, n_sums)
+    return _gradients(grad, grad_probs, probs, query, keys, values, v, mask, needs)
 
 
 @_additive_backward.register_fake
@@ -218,11 +212,10 @@ def _(
     v: Tensor,
     mask: Tensor | None,
     needs: list[bool],
-    n_sums: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     d_keys = keys.new_empty(keys.shape if needs[1] else (0,))
     d_values = values.new_empty(values.shape if needs[2] else (0,))
-    return query.new_empty(query.shape), d_keys, d_values, v.new_empty(n_sums, *v.shape)
+    return query.new_empty(query.shape), d_keys, d_values, v.new_empty(keys.shape[0], *v.shape)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -238,8 +231,8 @@ def _vjp(
     if grad is None:
         grad = values.new_zeros((*query.shape[:-1], values.shape[2]))
     backward = backward or torch.ops.pyalloc.additive_attention_backward
-    *of_each, d_v = backward(grad, grad_probs, probs, query, keys, values, v, mask, needs, 1)
-    grads = (*of_each, d_v.squeeze(0))
+    *of_each, d_v = backward(grad, grad_probs, probs, query, keys, values, v, mask, needs)
+    grads = (*of_each, d_v.sum(0))
     return (*(g if need else None for g, need in zip(grads, needs, strict=True)), None)
 
 
@@ -272,7 +265,7 @@ _additive.register_autograd(_vjp, setup_context=_setup)
 
 
 def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.needs, ctx.n_sums = inputs
+    *tensors, ctx.needs = inputs
     ctx.save_for_backward(*tensors)
 
 
@@ -282,11 +275,11 @@ def _backward_vjp(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     needs = [True, ctx.needs[1], ctx.needs[2], True]
 
     def first(grad: Tensor, grad_probs: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_eager.additive_vjp(inputs, mask, (grad, grad_probs), needs, ctx.n_sums))
+        return tuple(_eager.additive_vjp(inputs, mask, (grad, grad_probs), needs))
 
     _, pull = torch.func.vjp(first, *given, query, keys, values, v)
     g, g_probs, *rest = pull(tuple(grads))
-    return (g, None if grad_probs is None else g_probs, None, *rest, None, None, None)
+    return (g, None if grad_probs is None else g_probs, None, *rest, None, None)
 
 
 _additive_backward.register_autograd(_backward_vjp, setup_context=_backward_setup)
@@ -310,17 +303,17 @@ def _backward_rule(
     call: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     n = info.batch_size
-    *six, v, mask, needs, n_sums = args
+    *six, v, mask, needs = args
     dims = tuple(0 if need else None for need in (True, needs[1], needs[2], True))
     if in_dims[6] is not None:
-        parts = [call(*_entry(args[:8], in_dims[:8], i), needs, n_sums) for i in range(n)]
+        parts = [call(*_entry(args[:8], in_dims[:8], i), needs) for i in range(n)]
         return tuple(
             p[0] if d is None else torch.stack(p)
             for p, d in zip(zip(*parts, strict=True), dims, strict=True)
         ), dims
     six = [None if x is None else fold(x, d, n, 0) for x, d in zip(six, in_dims[:6], strict=True)]
     folded_mask = None if mask is None else fold(mask, in_dims[7], n, 0)
-    found = call(*six, v, folded_mask, needs, n * n_sums)
+    found = call(*six, v, folded_mask, needs)
     return tuple(
         x if d is None else unfold(x, n, 0) for x, d in zip(found, dims, strict=True)
     ), dims
@@ -341,8 +334,8 @@ _additive_backward.register_vmap(
 def _plain_backward(
     grad: Tensor, grad_probs: Tensor | None, _probs: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
-    *inputs, mask, needs, n_sums = rest
-    return tuple(_eager.additive_vjp(inputs, mask, (grad, grad_probs), needs, n_sums))
+    *inputs, mask, needs = rest
+    return tuple(_eager.additive_vjp(inputs, mask, (grad, grad_probs), needs))
 
 
 _transformable_backward = composable(

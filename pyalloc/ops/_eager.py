@@ -146,24 +146,17 @@ def additive_vjp(
     mask: Tensor | None,
     grads: tuple[Tensor, Tensor | None],
     needs: Sequence[bool],
-    n_sums: int,
 ) -> list[Tensor]:
-    """Gradients of query, keys, values and, added up to so many, v; empty where not needed."""
+    """Gradients of query, keys, values and, for each batch entry, v; empty where not needed."""
     query, keys, values, v = inputs
     context, probs = grads
     if probs is None:
         probs = context.new_zeros(*query.shape[:2], keys.shape[1])
     each = (query, keys, values, v.expand(query.shape[0], *v.shape))
     wanted = [True, needs[1], needs[2], True]
-    *found, d_v = first_derivative(
+    return first_derivative(
         each, (context, probs), wanted, lambda q, k, v, u: additive(q, k, v, u, mask)
     )
-    return [*found, add_up(d_v, n_sums)]
-
-
-def add_up(x: Tensor, n: int) -> Tensor:
-    """(B, H) to (n, H): the sums of as many rows each, side by side."""
-    return x.reshape(n, x.shape[0] // n, x.shape[1]).sum(1)
 
 
 def attention(

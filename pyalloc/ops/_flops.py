@@ -44,7 +44,7 @@ def _additive_backward(
     **_: Any,
 ) -> int:
     """Of the tanh and of v; of the probabilities and, where asked for, the values."""
-    needs_values: bool = rest[-2][2]
+    needs_values: bool = rest[-1][2]
     return 2 * query[0] * query[1] * keys[1] * (2 * keys[2] + (1 + needs_values) * values[2])
 
 

@@ -60,7 +60,6 @@ class AdditiveArgs(ctypes.Structure):
         *((name, View) for name in ("context", "grad", "grad_probs")),
         *((name, View) for name in ("d_query", "d_keys", "d_values")),
         ("d_v", ctypes.c_void_p),
-        ("n_sums", ctypes.c_int64),
         ("workspace", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("n_parts", "n_kept")),
         *((name, ctypes.c_int32) for name in ("accumulate", "dtype", "n_threads")),

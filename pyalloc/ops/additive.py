@@ -241,7 +241,7 @@ class _Step(torch.autograd.Function):
         d_query, d_v = _additive.backward_kernel(
             (query, *memory.rows, v), probs, (grad, grad_probs), sinks, accumulate=not is_first
         )
-        return d_query, d_v.squeeze(0), v.new_zeros(()) if wanted else None, None, None
+        return d_query, d_v.sum(0), v.new_zeros(()) if wanted else None, None, None
 
 
 def _check_shapes(

@@ -44,7 +44,6 @@ def cases() -> dict[str, tuple[Callable[..., Any], list[torch.Tensor]]]:
         "additive": (additive_attention, additive(3, 21, 130, 259)),
         "additive, several queries": (additive_attention, queries(2, 3, 19, 36, 40)),
         "additive, many keys": (additive_attention, additive(1, 1500, 12, 20)),
-        "additive of many": (additive_attention, additive(70, 5, 130, 33)),
         "attention": (scaled_attention, attention(2, 3, 67, 70, 35)),
         "attention, a bias for each": (scaled_attention, attention(2, 2, 67, 70, 64, shared=False)),
         "attention, heads of 128": (scaled_attention, attention(2, 4, 67, 70, 100)),

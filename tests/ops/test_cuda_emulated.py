@@ -231,46 +231,6 @@ def test_additive_whatever_the_workspace_holds(n_s, device, monkeypatch):
         assert torch.equal(context, found[0][0]) and torch.equal(probs, found[0][1])
 
 
-@pytest.mark.parametrize("shape", [(31, 3, 9), (33, 3, 132), (34, 2, 140), (1026, 1, 3)], ids=str)
-def test_the_score_vectors_gradient_whatever_the_workspace_holds(shape, device, monkeypatch):
-    """Blocks of 32 entries, and 32 such, add up what they have; whichever comes last."""
-    n_b, n_s, n_h = shape
-    tensors = [x.requires_grad_() for x in additive_cases.problem(n_b, 1, n_s, n_h, 4)]
-    out = additive_attention(*tensors)
-    launch, fills, found = _cuda._launch, [0, None, 0xFF, 0x55, 0x80, 0], []
-
-    def launched(name, args, like):
-        fill = fills[len(found)]
-        if fill is not None:
-            ctypes.memset(args.workspace, fill, 4 * _cuda._room("additive_backward", args))
-        launch(name, args, like)
-        begin = args.workspace + (n_b * n_s + 3) // 4 * 16
-        tickets = (ctypes.c_uint64 * (n_b * ((n_h + 127) // 128))).from_address(begin)
-        assert fill != 0 or not any(tickets)
-
-    monkeypatch.setattr(_cuda, "_launch", launched)
-    for _ in fills:
-        found.append(torch.autograd.grad(out.sum(), tensors, retain_graph=True))
-    assert all(torch.equal(x[3], found[0][3]) for x in found)
-    monkeypatch.setattr(_cuda, "on_device", lambda x: False)
-    assert relative(found[0][3], torch.autograd.grad(out.sum(), tensors)[3]) < 2e-6
-
-
-@pytest.mark.parametrize("n_b", [1, 3, 40])
-def test_the_score_vectors_gradient_of_each_of_many(n_b, device, monkeypatch):
-    """Of as many calls at once a sum each, the same as alone."""
-    query, keys, values, v = additive_cases.problem(5 * n_b, 2, 3, 20, 6)
-    many = [x.unflatten(0, (5, n_b)) for x in (query, keys, values)]
-
-    def gradient(*three):
-        return torch.func.grad(lambda v: additive_attention(*three, v).square().sum())(v)
-
-    at_once = torch.func.vmap(gradient)(*many)
-    assert torch.equal(at_once, torch.stack([gradient(*x) for x in zip(*many, strict=True)]))
-    monkeypatch.setattr(_cuda, "on_device", lambda x: False)
-    assert relative(at_once, torch.func.vmap(gradient)(*many)) < 2e-6
-
-
 def test_how_keys_are_cut():
     room = library().pya_ops_cuda_additive_room
     room.restype = ctypes.c_int64

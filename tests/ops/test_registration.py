@@ -288,11 +288,7 @@ REGISTERED = {
     ),
     "additive": lambda *inputs: (
         ops.additive_attention_backward,
-        (torch.randn(2, 3, 6), None, torch.rand(2, 3, 5), *inputs, None, [True] * 4, 1),
-    ),
-    "additive, each": lambda *inputs: (
-        ops.additive_attention_backward,
-        (torch.randn(2, 3, 6), None, torch.rand(2, 3, 5), *inputs, None, [True] * 4, 2),
+        (torch.randn(2, 3, 6), None, torch.rand(2, 3, 5), *inputs, None, [True] * 4),
     ),
     "attention": lambda q, k, v, bias: (
         ops.scaled_attention_backward,
