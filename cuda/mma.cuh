@@ -57,7 +57,7 @@ half_unpack(unsigned both, float *low, float *high) {
         : "r"(both));
 }
 
-/* 2 to the x without exp2f's care for results under 2^-126, which are 0 here. */
+/* 2^x to 2^-22 of it; 0 where it is under 2^-126. */
 static __device__ inline float
 exp2_near(float x) {
     float y;
@@ -89,14 +89,6 @@ matrix_load(unsigned out[4], const unsigned *row) {
 static __device__ inline bool
 any_lane(bool x) {
     return __any_sync(0xffffffffu, x);
-}
-
-/* 2^x to 2^-22 of it; zero where it has fewer digits than fp32's. */
-static __device__ inline float
-exp2_about(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 /* 1 / x to a rounding step, of x from 2^-126 to 2^126. */

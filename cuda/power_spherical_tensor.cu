@@ -243,7 +243,7 @@ put_gaps(
 /* e^x, whose share of error grows with x as that of a sum would. */
 static __device__ inline float
 exp_about(float x) {
-    return exp2_about(x * 1.44269504f);
+    return exp2_near(x * 1.44269504f);
 }
 
 /* Adds 16 components' terms to the running logsumexp of a row: of all columns of the warp. */

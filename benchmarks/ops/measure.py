@@ -94,8 +94,9 @@ class Bench:
     def floor_ms(self, n_bytes: float, n_flop: float) -> float | None:
         """The larger of the time to move so many bytes and that to do so much fp32 arithmetic.
 
-        Bytes at the rate of a large copy, measured here; arithmetic at the better of fp32 multiply-adds
-        and three TF32 products, from the card's clock.  None where the card is not in the table.
+        Bytes at the rate of a large copy, measured here, the driver's or a kernel's, whichever is faster; arithmetic at
+        the better of fp32 multiply-adds and three TF32 products, from the card's clock.  None where the card is not in
+        the table.
         """
         per_clock = FLOP_PER_CLOCK.get(torch.cuda.get_device_capability())
         clock = smi("clocks.max.sm")
@@ -104,8 +105,12 @@ class Bench:
         if self.copied_bytes_per_ms is None:
             source = torch.empty(1 << 28, device="cuda")
             target = torch.empty_like(source)
-            taken = self.device_times({"copy": lambda: target.copy_(source)})["copy"]
-            self.copied_bytes_per_ms = 2 * source.nbytes / statistics.median(taken)
+            copies = {
+                "driver": lambda: target.copy_(source),
+                "kernel": lambda: torch.neg(source, out=target),
+            }
+            taken = self.device_times(copies).values()
+            self.copied_bytes_per_ms = 2 * source.nbytes / min(map(statistics.median, taken))
         n_units = torch.cuda.get_device_properties().multi_processor_count
         flop_per_ms = n_units * per_clock * float(clock.split()[0]) * 1e3
         return max(n_bytes / self.copied_bytes_per_ms, n_flop / flop_per_ms)

@@ -139,7 +139,7 @@ def _gradients(
 
 
 def run(*args: Any) -> tuple[Tensor, Tensor]:
-    """The registered op, or in plain eager mode on the CPU the same without the dispatcher's cost.
+    """The registered op, or in plain eager mode the same without the dispatcher's cost.
 
     query, keys, values, v, mask.
     """
@@ -148,7 +148,7 @@ def run(*args: Any) -> tuple[Tensor, Tensor]:
         run = _eager.additive
     elif is_transformed():
         run = _transformable
-    elif is_plain(args) and args[1].is_cpu:
+    elif is_plain(args) and _cuda.is_direct("additive", args[1]):
         run = forward_kernel
         if torch.is_grad_enabled() and any(x.requires_grad for x in args[:4]):
             run = _Direct.apply

@@ -159,13 +159,13 @@ def _backward_kernel(
 
 
 def run(*args: Any) -> Tensor:
-    """The registered op, or in plain eager mode on the CPU the same without the dispatcher's cost.
+    """The registered op, or in plain eager mode the same without the dispatcher's cost.
 
     q, k, v, bias, mask, causal, scale, dropout, seed.
     """
     if is_transformed():
         return _transformable(*args)[0]
-    if not (is_plain(args) and args[0].is_cpu):
+    if not (is_plain(args) and _cuda.is_direct("attention", *args[:3])):
         if _sharded.is_sharded(args):
             return _sharded.attention(*args)
         return torch.ops.pyalloc.scaled_attention(*args)[0]

@@ -14,7 +14,7 @@ import stat
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,15 @@ def has_kernel(device: int, family: str, name: bytes) -> bool:
     has.restype = ctypes.c_bool
     with torch.cuda.device(device):
         return bool(has(ctypes.byref(Target(found[0], None, found[1])), name))
+
+
+def is_direct(family: str, *inputs: Tensor) -> bool:
+    """Whether an op needs no dispatcher to find its kernel: on the CPU, or where a family's kernels serve.
+
+    inputs: those without whose numbers nothing is launched.
+    """
+    first = inputs[0]
+    return first.is_cpu or (serves(first, family) and all(x.numel() > 0 for x in inputs))
 
 
 def declines(x: Tensor, family: str) -> bool:
@@ -157,8 +166,17 @@ def _launch(name: str, args: ctypes.Structure | bytes, like: Tensor) -> None:
 
 def target(like: Tensor, family: str) -> Target:
     """A family's loaded module and torch's current stream on the device of like."""
-    module, context = _module(like.device.index or 0, family) or (0, None)
-    return Target(module, torch.cuda.current_stream(like.device).cuda_stream, context)
+    device = like.get_device()
+    module, context = _module(device, family) or (0, None)
+    return Target(module, _raw_stream(device), context)
+
+
+def _current_stream(device: int) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+# what torch's own compiled programs ask: a tenth of the time, where there is such
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
 def _error(lib: ctypes.CDLL) -> str:

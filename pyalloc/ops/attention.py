@@ -27,10 +27,11 @@ _FEW_QUERIES = 10
 _FEW_KEYS = 3
 _FEW_SCORES = 6000  # batch * heads * queries * keys
 
-# The same on CUDA beside the kernels for tensor cores, where few blocks go through many keys, each alone: of
-# batch * heads * 64 queries.  Found by `python -m benchmarks.ops --device cuda` and its sweep; 0: nowhere.
-_FEW_BLOCKS_ON_CUDA = 0
-_MANY_KEYS_ON_CUDA = 0
+# On CUDA the kernels for tensor cores take what is worth their launch from Python, some 30 us more than torch's, and of
+# wide heads what fills a card: by the sweep on an H100 (docs/card.md) SDPA is the faster one elsewhere.
+_LEAST_WORK_ON_CUDA = 1 << 29  # operations, as if the last block of queries were full
+_WIDE_HEAD = 64
+_BLOCKS_OF_WIDE_HEADS = 132
 _QUERIES_OF_A_BLOCK = 64
 
 _OP = "scaled_attention"
@@ -120,11 +121,11 @@ def scaled_attention(
         bit with the same number of threads.
 
     torch's own kernels serve where they are faster and can do the case: half precision, float32 on CUDA where
-    pyalloc's use no tensor cores (heads over 128, or another card than compute capability 8.0, 9.x and 10.x), and
-    on the CPU float32 with few queries, keys or scores, each without bias, mask and dropout. (On CUDA their
-    gradients are repeatable only under torch.use_deterministic_algorithms.) Where a backward through
-    them is to be differentiated (create_graph), pyalloc's kernel computes its gradients again, since torch's
-    are differentiable once only. Second derivatives, and forward-mode ones, are plain torch and keep the
+    pyalloc's use no tensor cores (heads over 128, or another card than compute capability 8.0, 9.x and 10.x) or
+    there is little to do, and on the CPU float32 with few queries, keys or scores, each without bias, mask and
+    dropout. (On CUDA their gradients are repeatable only under torch.use_deterministic_algorithms.) Where a
+    backward through them is to be differentiated (create_graph), pyalloc's kernel computes its gradients again,
+    since torch's are differentiable once only. Second derivatives, and forward-mode ones, are plain torch and keep the
     scores. The path taken, unless it is torch's for few scores, is logged at debug level to "pyalloc.ops".
 
     Raises:
@@ -326,7 +327,7 @@ def _choose_for_floats_on_cuda(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, st
     """Pyalloc's where it uses tensor cores, else torch's memory-efficient kernel, never the one that keeps scores."""
     if needs_more_than_once() or _is_compiling() or q.shape[1] != k.shape[1]:
         return "kernel", "pyalloc's kernel"
-    if _uses_tensor_cores(q, v) and not _is_few_on_cuda(q, k):
+    if _uses_tensor_cores(q, k, v):
         return "kernel", "pyalloc's kernel uses the tensor cores"
     cuda = torch.backends.cuda
     try:
@@ -337,22 +338,26 @@ def _choose_for_floats_on_cuda(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, st
     return ("sdpa", "torch's is faster on CUDA") if serves else ("kernel", "pyalloc's kernel")
 
 
-def _uses_tensor_cores(q: Tensor, v: Tensor) -> bool:
-    """Whether pyalloc's kernel would; not known of tensors without numbers, nor in a capture before any other call."""
+def _uses_tensor_cores(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether pyalloc's kernel would, with gain; not known of tensors without numbers, nor in a first call's graph."""
     size = max(q.shape[3], v.shape[3])
-    if size > _LARGEST_TENSOR_HEAD or isinstance(q, FakeTensor):
+    is_known = not isinstance(q, FakeTensor)
+    if size > _LARGEST_TENSOR_HEAD or not is_known or not _is_worth_a_launch(q, k, v):
         return False
-    kernel = b"pya_attention_forward_%d_tensor" % (64 if size <= 64 else 128)
+    kernel = b"pya_attention_forward_%d_tensor" % (64 if size <= _WIDE_HEAD else 128)
     try:
         return _cuda.has_kernel(q.device.index or 0, "attention", kernel)
     except OpError:
         return False
 
 
-def _is_few_on_cuda(q: Tensor, k: Tensor) -> bool:
-    n_b, n_h, n_q, _ = q.shape
+def _is_worth_a_launch(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    n_b, n_h, n_q, dim = q.shape
+    size = max(dim, v.shape[3])
     n_blocks = n_b * n_h * -(-n_q // _QUERIES_OF_A_BLOCK)
-    return bool(n_blocks < _FEW_BLOCKS_ON_CUDA and k.shape[2] >= _MANY_KEYS_ON_CUDA)
+    work = 4 * n_blocks * _QUERIES_OF_A_BLOCK * k.shape[2] * size
+    is_wide = size > _WIDE_HEAD
+    return bool(work >= _LEAST_WORK_ON_CUDA and (not is_wide or n_blocks >= _BLOCKS_OF_WIDE_HEADS))
 
 
 def _overlaps(x: Tensor) -> bool:

@@ -274,7 +274,7 @@ def _plain_gradients(
 
 
 def _run(tensors: tuple[Tensor, ...], t_first: bool) -> Tensor:
-    """The registered op, or in plain eager mode on the CPU the same without the dispatcher's cost.
+    """The registered op, or in plain eager mode the same without the dispatcher's cost.
 
     value, loc, scale and, of a mixture, log_weights.
     """
@@ -282,7 +282,7 @@ def _run(tensors: tuple[Tensor, ...], t_first: bool) -> Tensor:
     run = torch.ops.pyalloc.power_spherical_log_prob
     if is_transformed():
         run = _transformable_mixture if is_mixture else _transformable
-    elif is_plain(tensors) and tensors[0].is_cpu:
+    elif is_plain(tensors) and _cuda.is_direct("ps", *tensors[:2]):
         run = _forward_kernel
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             run = _Direct.apply

@@ -44,7 +44,6 @@ static unsigned half_pack(float low, float high);
 static void half_unpack(unsigned both, float *low, float *high);
 template <bool TRANSPOSED> static void matrix_load(unsigned out[4], const unsigned *row);
 static bool any_lane(bool x);
-static float exp2_about(float x);
 static float reciprocal_about(float x);
 static float __saturatef(float x);
 static void async_copy(float *to, const float *from, int n);
@@ -144,11 +143,6 @@ any_lane(bool x) {
     mine.x = x ? 1.0f : 0.0f;
     const lane *all = emu_exchange(mine);
     return std::any_of(all, all + LANES, [](const lane &one) { return one.x != 0.0f; });
-}
-
-static float
-exp2_about(float x) {
-    return exp2f(x);
 }
 
 static float

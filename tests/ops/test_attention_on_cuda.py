@@ -14,14 +14,14 @@ def test_ours_serves_where_it_uses_tensor_cores(dry_python: RunPython) -> None:
     """Of the host-memory runtime's kernels all are there."""
     source = """
         import json, logging, torch
-        from pyalloc.ops import attention, scaled_attention
+        from pyalloc.ops import scaled_attention
 
         class Told(logging.Handler):
             def emit(self, record):
                 told.append(record.getMessage())
 
-        def path(d, dv, n_q=50):
-            q, k, v = (torch.ones(2, 3, n, d, device="cuda") for n, d in ((n_q, d), (70, d), (70, dv)))
+        def path(d, dv, n_q=500, n_k=700, heads=48):
+            q, k, v = (torch.ones(2, heads, n, d, device="cuda") for n, d in ((n_q, d), (n_k, d), (n_k, dv)))
             return scaled_attention(q, k, v, return_info=True)[1]["path"]
 
         told = []
@@ -30,16 +30,14 @@ def test_ours_serves_where_it_uses_tensor_cores(dry_python: RunPython) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):  # before the kernels are loaded
             found = [path(64, 64)]
-        found += [path(64, 64), path(65, 8), path(8, 128), path(1, 1), path(64, 64, 1)]
+        found += [path(64, 64), path(65, 8), path(8, 128), path(64, 1, 1, 8192)]
         found += [path(136, 64), path(64, 136), path(256, 256)]
-        attention._FEW_BLOCKS_ON_CUDA, attention._MANY_KEYS_ON_CUDA = 12, 70
-        found += [path(64, 64, 64), path(64, 64, 65)]
-        attention._MANY_KEYS_ON_CUDA = 71
-        found += [path(64, 64, 64)]
+        found += [path(64, 64, 64, 8192, 2), path(64, 64, 64, 8191, 2)]  # 2^29 operations, and fewer
+        found += [path(128, 72, 64, 8192, 66), path(128, 72, 64, 8192, 65)]  # blocks as many as an H100 has room for
         print(json.dumps([found, [line.split()[1] for line in told]]))
         """
     found, told = json.loads(dry_python(source).stdout.splitlines()[-1])
-    assert found == ["sdpa", *["kernel"] * 5, *["sdpa"] * 3, "sdpa", "kernel", "kernel"]
+    assert found == ["sdpa", *["kernel"] * 4, *["sdpa"] * 3, *["kernel", "sdpa"] * 2]
     assert told == found
 
 
