@@ -37,7 +37,9 @@ def mixture(n_l, n_m, n_t, dim):
 
 
 def additive(n_b, n_s, n_h, n_e):
-    return [torch.randn(s) for s in ((n_b, n_h), (n_b, n_s, n_h), (n_b, n_s, n_e), (n_h,))]
+    """Scores of about 1: with larger ones one key has all the weight, and gradients are differences of near equals."""
+    shapes = ((n_b, n_h), (n_b, n_s, n_h), (n_b, n_s, n_e))
+    return [*map(torch.randn, shapes), torch.randn(n_h) / n_h**0.5]
 
 
 def queries(n_b, n_q, n_s, n_h, n_e):
