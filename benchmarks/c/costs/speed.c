@@ -46,7 +46,8 @@ fill(pya_dptr addr, unsigned word) {
     WANT_MORE(cuMemsetD32Async, addr, word, it.n * PYA_PAGE / 4, it.stream);
 }
 
-/* Every page of `home` gets a word of its own, which is then to be found where `view` has that page. */
+/* Every page of `home` gets a word of its own, which is then to be found where
+ * `view` has that page. */
 static void
 check_alias(pya_dptr home, pya_dptr view, size_t step, const size_t *page_at, const char *what) {
     for (size_t i = 0; i < it.n; i++) {
@@ -168,25 +169,40 @@ measure_plain(void) {
     costs_free(to);
 }
 
-/* n handles of so many bytes side by side. */
+/* Handles side by side, the first `shift` bytes after a multiple of their size.
+ */
+struct built {
+    pya_dptr room, addr;
+    uint64_t handles[MOST];
+    size_t n, bytes; /* of one */
+};
+
+static size_t
+built_room(const struct built *b) {
+    return (b->n + 2) * b->bytes;
+}
+
 static pya_dptr
-build(uint64_t *handles, size_t n, size_t bytes) {
-    const pya_dptr addr = costs_reserve(n * bytes);
-    for (size_t i = 0; i < n; i++) {
-        handles[i] = costs_create(bytes);
-        costs_map(addr + i * bytes, bytes, handles[i]);
+build(struct built *b, size_t bytes, size_t shift) {
+    b->bytes = bytes;
+    b->n = it.n * PYA_PAGE / bytes;
+    b->room = costs_reserve(built_room(b));
+    b->addr = (b->room + bytes - 1) / bytes * bytes + shift;
+    for (size_t i = 0; i < b->n; i++) {
+        b->handles[i] = costs_create(bytes);
+        costs_map(b->addr + i * bytes, bytes, b->handles[i]);
     }
-    costs_set_access(addr, n * bytes);
-    return addr;
+    costs_set_access(b->addr, b->n * bytes);
+    return b->addr;
 }
 
 static void
-tear_down(pya_dptr addr, uint64_t *handles, size_t n, size_t bytes) {
-    costs_unmap(addr, n * bytes);
-    for (size_t i = 0; i < n; i++) {
-        costs_release(handles[i]);
+tear_down(const struct built *b) {
+    costs_unmap(b->addr, b->n * b->bytes);
+    for (size_t i = 0; i < b->n; i++) {
+        costs_release(b->handles[i]);
     }
-    costs_unreserve(addr, n * bytes);
+    costs_unreserve(b->room, built_room(b));
 }
 
 /* The same pages again, page_at[i] at place i, places `step` bytes apart. */
@@ -233,18 +249,18 @@ shuffle(size_t *order) {
 /* Pages at home, stitched in another order, and with holes between them. */
 static void
 measure_mapped(void) {
-    static uint64_t from_pages[MOST], to_pages[MOST];
+    static struct built from_pages, to_pages;
     static size_t order[MOST], place_of[MOST];
     shuffle(order);
     for (size_t i = 0; i < it.n; i++) {
         place_of[order[i]] = i;
     }
-    const pya_dptr from = build(from_pages, it.n, PYA_PAGE);
-    const pya_dptr to = build(to_pages, it.n, PYA_PAGE);
+    const pya_dptr from = build(&from_pages, PYA_PAGE, 0);
+    const pya_dptr to = build(&to_pages, PYA_PAGE, 0);
     measure("pages in order", from, to);
     measure_rows("pages in order, rows of 2 MiB", to, PYA_PAGE);
-    const pya_dptr from_view = build_view(from_pages, order, PYA_PAGE);
-    const pya_dptr to_view = build_view(to_pages, order, PYA_PAGE);
+    const pya_dptr from_view = build_view(from_pages.handles, order, PYA_PAGE);
+    const pya_dptr to_view = build_view(to_pages.handles, order, PYA_PAGE);
     check_alias(from, from_view, PYA_PAGE, order, "stitched, read");
     measure("stitched in shuffled order", from_view, to_view);
     check_alias(from_view, from, PYA_PAGE, place_of, "stitched, written");
@@ -259,24 +275,25 @@ measure_mapped(void) {
         {"every 32nd place, rows of 2 MiB", FAR * PYA_PAGE},
     };
     for (size_t i = 0; i < sizeof holes / sizeof *holes; i++) {
-        const pya_dptr view = build_view(to_pages, order, holes[i].step);
+        const pya_dptr view = build_view(to_pages.handles, order, holes[i].step);
         check_alias(to, view, holes[i].step, order, holes[i].what);
         measure_rows(holes[i].what, view, holes[i].step);
         tear_view(view, holes[i].step);
     }
-    tear_down(from, from_pages, it.n, PYA_PAGE);
-    tear_down(to, to_pages, it.n, PYA_PAGE);
+    tear_down(&from_pages);
+    tear_down(&to_pages);
 }
 
+/* shift: as far as addresses are from where a card could keep a handle's by one
+ * entry, as they are in a stitched range that begins within a grain. */
 static void
-measure_handles(size_t bytes, const char *what) {
-    static uint64_t from_handles[MOST], to_handles[MOST];
-    const size_t n = it.n * PYA_PAGE / bytes;
-    const pya_dptr from = build(from_handles, n, bytes);
-    const pya_dptr to = build(to_handles, n, bytes);
-    measure(what, from, to);
-    tear_down(from, from_handles, n, bytes);
-    tear_down(to, to_handles, n, bytes);
+measure_handles(size_t bytes, size_t shift, const char *what) {
+    static struct built from, to;
+    (void)build(&from, bytes, shift);
+    (void)build(&to, bytes, shift);
+    measure(what, from.addr, to.addr);
+    tear_down(&from);
+    tear_down(&to);
 }
 
 static void
@@ -285,6 +302,11 @@ print_speed(void) {
         "cuMemAlloc",
         "one handle",
         "handles of 16 MiB",
+        "handles of 32 MiB",
+        "handles of 32 MiB, 2 MiB off",
+        "handles of 32 MiB, 16 MiB off",
+        "handles of 8 MiB",
+        "handles of 8 MiB, 2 MiB off",
         "pages in order",
         "stitched in shuffled order",
         "stitched, as the pages at home",
@@ -294,7 +316,8 @@ print_speed(void) {
         "every 32nd place, rows of 2 MiB",
     };
     printf("buffers of %zu MiB; of a copy each byte counts once\n\n", it.n * 2);
-    printf("| memory | memset GiB/s | copy GiB/s | random reads GiB/s |\n|---|---|---|---|\n");
+    printf("| memory | memset GiB/s | copy GiB/s | random reads GiB/s "
+           "|\n|---|---|---|---|\n");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         printf(
             "| %s | %s | %s | %s |\n", rows[i], costs_cell(SPEED, rows[i], it.n, "memset GiB/s", 1),
@@ -305,7 +328,7 @@ print_speed(void) {
 
 void
 costs_speed(void) {
-    it.n = bench.is_small ? 8 : MOST;
+    it.n = bench.is_small ? 16 : MOST;
     it.rounds = bench.is_small ? 2 : 11;
     it.repeats = bench.is_small ? 1 : 4;
     it.stream = costs_stream();
@@ -314,8 +337,13 @@ costs_speed(void) {
     it.has_gather = costs_gather_load();
     measure_plain();
     if (bench.has_vmm) {
-        measure_handles(it.n * PYA_PAGE, "one handle");
-        measure_handles(8 * PYA_PAGE, "handles of 16 MiB");
+        measure_handles(it.n * PYA_PAGE, 0, "one handle");
+        measure_handles(8 * PYA_PAGE, 0, "handles of 16 MiB");
+        measure_handles(16 * PYA_PAGE, 0, "handles of 32 MiB");
+        measure_handles(16 * PYA_PAGE, PYA_PAGE, "handles of 32 MiB, 2 MiB off");
+        measure_handles(16 * PYA_PAGE, 8 * PYA_PAGE, "handles of 32 MiB, 16 MiB off");
+        measure_handles(4 * PYA_PAGE, 0, "handles of 8 MiB");
+        measure_handles(4 * PYA_PAGE, PYA_PAGE, "handles of 8 MiB, 2 MiB off");
         measure_mapped();
     }
     print_speed();
