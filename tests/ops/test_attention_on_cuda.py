@@ -79,3 +79,38 @@ def test_torchs_kernel_serves_elsewhere_and_keeps_no_scores(dry_python: RunPytho
     assert [name for name, path in found.items() if path == "sdpa"] == ["plain", "causal"]
     assert set(found.values()) == {"sdpa", "kernel"}
     assert all("Efficient" in kind for kind in kinds)
+
+
+def test_plain_calls_go_past_the_dispatcher(dry_python: RunPython) -> None:
+    """Where kernels serve and there is something to launch; what torch is to see or to compute goes through it."""
+    source = """
+        import json, torch
+        from torch.utils.flop_counter import FlopCounterMode
+        from pyalloc.ops import additive_attention, power_spherical_log_prob, scaled_attention
+
+        def ones(*shapes, dtype=torch.float32):
+            return [torch.ones(s, device="cuda", dtype=dtype, requires_grad=True) for s in shapes]
+
+        def calls(n=3, dtype=torch.float32):
+            head = (1, 2, n, 8)
+            return {
+                "attention": scaled_attention(*ones(head, head, head, dtype=dtype), path="kernel"),
+                "additive": additive_attention(*ones((2, 4), (2, n, 4), (2, n, 5), (4,), dtype=dtype)),
+                "ps": power_spherical_log_prob(*ones((n, 8), (n, 8), (n,), dtype=dtype)),
+            }
+
+        def names(node):
+            return [type(node).__name__, *(n for up, _ in node.next_functions if up for n in names(up))]
+
+        def direct(found):
+            return [name for name, out in found.items() if "_DirectBackward" in names(out.grad_fn)]
+
+        found = [direct(calls()), direct(calls(dtype=torch.float64)), direct(calls(n=0))]
+        with FlopCounterMode(display=False):
+            found.append(direct(calls()))
+        for out in calls().values():
+            out.sum().backward()
+        print(json.dumps(found))
+        """
+    found = json.loads(dry_python(source).stdout.splitlines()[-1])
+    assert found == [["attention", "additive", "ps"], [], [], []]
