@@ -437,6 +437,9 @@ backward_weights(
     const int rows_left = (int)(a.n_l - l); /* or less than none */
     int columns_left = (int)(a.n_m - m);
     float of_row[4] = {}; /* the largest weights */
+    /* made here, or there are eight addresses of each, for which there are no registers */
+    float *const sums_to = &sums[p.row / 32][p.g / 4][tensor_column(p, 0, 0) + p.g / 2 % 2];
+    float *const largest_to = &largest[OF_COLUMNS + p.row / 32][tensor_column(p, 0, 0) + p.g / 4];
     float2 next[4];
     if (!MIXTURE) {
         load_grads(next, a, from, rows_left, columns_left, packed);
@@ -485,10 +488,10 @@ backward_weights(
         const float sum = exchange_add(all);
         const float most = exchange_max(of_column);
         if (p.g % 2 == 0) {
-            sums[p.row / 32][p.g / 4][c + p.g / 2 % 2] = sum;
+            sums_to[8 * j] = sum;
         }
         if (p.g % 4 == 0) {
-            largest[OF_COLUMNS + p.row / 32][c + p.g / 4] = most;
+            largest_to[8 * j] = most;
         }
     }
 #pragma unroll

@@ -557,14 +557,17 @@ def text(tmp_path_factory):
     return (out / "ops.cu").read_bytes()
 
 
-SPILLED_BYTES = 36  # of a kernel, the most: CUDA 12.6 and 12.8 spill so many, 13.5 fewer, 13.2 none
+SPILLED_BYTES = 36  # of a kernel, the most: nvcc 13.0
+SPILLED_BY_NVRTC = (
+    64  # 13.0 for 8.0 (36 for 9.0): addresses that are made once and read once a tile, by its SASS
+)
 
 
-def require_few_spills(log: str, n_kernels: int) -> None:
+def require_few_spills(log: str, n_kernels: int, most: int = SPILLED_BYTES) -> None:
     """By what ptxas -v says of each kernel."""
     spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     assert len(spilled) >= n_kernels, log[-3000:]
-    assert max(int(n) for pair in spilled for n in pair) <= SPILLED_BYTES, log[-3000:]
+    assert max(int(n) for pair in spilled for n in pair) <= most, log[-3000:]
 
 
 def count_kernels(text: bytes, arch: str, family: str = "") -> int:
@@ -580,7 +583,8 @@ def compiled_by_nvrtc(text: bytes, arch: str) -> bytes:
     assert "warning" not in log, log
     left_out = [f for f in _cuda.FAMILIES if f"#define PYA_WITHOUT_{f}\n".encode() in text]
     n_left_out = sum(count_kernels(text, arch.removeprefix("sm_"), f) for f in left_out)
-    require_few_spills(log, count_kernels(text, arch.removeprefix("sm_")) - n_left_out)
+    n_kernels = count_kernels(text, arch.removeprefix("sm_")) - n_left_out
+    require_few_spills(log, n_kernels, SPILLED_BY_NVRTC)
     return image
 
 
@@ -623,7 +627,7 @@ def test_tensor_core_kernels_hardly_spill_on_blackwell(text):
     names = _cuda.kernel_names(alone)
     assert names and all(name.endswith(b"_tensor") for name in names)
     _, log = _cuda.compile_with_log(alone, "sm_100", "--ptxas-options=-v")
-    require_few_spills(log, len(names))
+    require_few_spills(log, len(names), SPILLED_BY_NVRTC)
 
 
 def nvcc_knows(arch: str) -> bool:
