@@ -314,6 +314,31 @@ pya_attention_backward_v(struct pya_ops_attention a) {
     backward_keys(a, true);
 }
 
+/* A block's sums of the gradient of the bias, COLUMNS + 1 apart in shared memory, to the slice that begins with query q1
+ * and key k1: those along which the bias is shared are added up. */
+template <int ROWS, int COLUMNS, int N_THREADS>
+static __device__ inline void
+put_bias_gradient(
+    const struct pya_ops_attention &a, const float *sums, long long b, long long h, long long q1,
+    long long k1) {
+    const struct pya_ops_scores o = a.d_bias;
+    const int n_i = o.q != 0 ? ROWS : 1;
+    const int n_j = o.k != 0 ? COLUMNS : 1;
+    for (int n = threadIdx.x; n < n_i * n_j; n += N_THREADS) {
+        const int i = n / n_j;
+        const int j = n % n_j;
+        float total = 0.0f;
+        for (int x = i; x < (o.q != 0 ? i + 1 : ROWS); x++) {
+            for (int y = j; y < (o.k != 0 ? j + 1 : COLUMNS); y++) {
+                total += sums[x * (COLUMNS + 1) + y];
+            }
+        }
+        if ((o.q == 0 || q1 + i < a.n_q) && (o.k == 0 || k1 + j < a.n_k)) {
+            ((float *)o.p)[score_at(o, b, h, q1 + i, k1 + j)] = total;
+        }
+    }
+}
+
 /* The gradient of the bias: one block owns 64 x 64 of a bias slice (all queries or keys where the
  * bias is shared along them) and adds what shares it in a fixed order.
  * blocks: keys / 64 * queries / 64 * heads * batch, each 1 where shared */
@@ -358,19 +383,5 @@ pya_attention_backward_bias(struct pya_ops_attention a) {
         }
     }
     __syncthreads();
-    const int n_i = o.q != 0 ? SMALL : 1;
-    const int n_j = o.k != 0 ? SMALL : 1;
-    for (int n = threadIdx.x; n < n_i * n_j; n += THREADS) {
-        const int i = n / n_j;
-        const int j = n % n_j;
-        float total = 0.0f;
-        for (int x = i; x < (o.q != 0 ? i + 1 : SMALL); x++) {
-            for (int y = j; y < (o.k != 0 ? j + 1 : SMALL); y++) {
-                total += w[x][y];
-            }
-        }
-        if ((o.q == 0 || q1 + i < a.n_q) && (o.k == 0 || k1 + j < a.n_k)) {
-            ((float *)o.p)[score_at(o, b1, h1, q1 + i, k1 + j)] = total;
-        }
-    }
+    put_bias_gradient<SMALL, SMALL, THREADS>(a, &w[0][0], b1, h1, q1, k1);
 }

@@ -987,37 +987,6 @@ att_add_bias(
     }
 }
 
-/* The sums of a block, those along which the bias is shared added up, to the slice that begins with query q1 and
- * key k1. */
-static __device__ inline void
-att_write_bias(
-    const float sum[ATT_SPAN / 8][4], const struct pya_ops_scores &o,
-    const struct pya_ops_attention &a, float *room, long long b, long long h, int q1, int k1) {
-    const struct att_lane l = att_lane();
-    const int wide = ATT_SPAN + 1;
-    __syncthreads();
-#pragma unroll
-    for (int n = 0; n < ATT_SPAN / 2; n++) {
-        room[(l.row + n % 4 / 2 * 8) * wide + n / 4 * 8 + 2 * l.t + n % 2] = sum[n / 4][n % 4];
-    }
-    __syncthreads();
-    const int n_i = o.q != 0 ? ATT_ROWS : 1;
-    const int n_j = o.k != 0 ? ATT_SPAN : 1;
-    for (int n = threadIdx.x; n < n_i * n_j; n += ATT_THREADS) {
-        const int i = n / n_j;
-        const int j = n % n_j;
-        float total = 0.0f;
-        for (int x = i; x < (o.q != 0 ? i + 1 : ATT_ROWS); x++) {
-            for (int y = j; y < (o.k != 0 ? j + 1 : ATT_SPAN); y++) {
-                total += room[x * wide + y];
-            }
-        }
-        if ((o.q == 0 || q1 + i < a.n_q) && (o.k == 0 || k1 + j < a.n_k)) {
-            ((float *)o.p)[score_at(o, b, h, q1 + i, k1 + j)] = total;
-        }
-    }
-}
-
 /* The gradient of a bias that is shared: one block owns 64 queries x 32 keys of a bias slice (all queries or
  * keys where the bias is shared along them) and adds what shares it in a fixed order. */
 template <int D>
@@ -1042,7 +1011,15 @@ att_backward_bias(const struct pya_ops_attention &a, float *room) {
             }
         }
     }
-    att_write_bias(sum, o, a, room, block.b, block.h, q1, k1);
+    const struct att_lane l = att_lane();
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < ATT_SPAN / 2; n++) {
+        const int row = l.row + n % 4 / 2 * 8;
+        room[row * (ATT_SPAN + 1) + n / 4 * 8 + 2 * l.t + n % 2] = sum[n / 4][n % 4];
+    }
+    __syncthreads();
+    put_bias_gradient<ATT_ROWS, ATT_SPAN, ATT_THREADS>(a, room, block.b, block.h, q1, k1);
 }
 
 /* blocks: keys / 32 * queries / 64 * heads * batch, each 1 where shared */

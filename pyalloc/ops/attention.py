@@ -37,6 +37,7 @@ _QUERIES_OF_A_BLOCK = 64
 _OP = "scaled_attention"
 _LARGEST_HEAD = 256
 _LARGEST_TENSOR_HEAD = 128
+_TENSOR_KERNEL = b"pya_attention_forward_64_tensor"  # that for wide heads is there if this is
 _is_few = attention_rule(
     (Tensor, torch.nn.Parameter),
     torch.float32,
@@ -344,9 +345,8 @@ def _uses_tensor_cores(q: Tensor, k: Tensor, v: Tensor) -> bool:
     is_known = not isinstance(q, FakeTensor)
     if size > _LARGEST_TENSOR_HEAD or not is_known or not _is_worth_a_launch(q, k, v):
         return False
-    kernel = b"pya_attention_forward_%d_tensor" % (64 if size <= _WIDE_HEAD else 128)
     try:
-        return _cuda.has_kernel(q.device.index or 0, "attention", kernel)
+        return _cuda.has_kernel(q.get_device(), "attention", _TENSOR_KERNEL)
     except OpError:
         return False
 
