@@ -5,16 +5,21 @@
 
 #include "debug.h"
 
-/* How many pages there are, at least, before grains of a size are made. */
+/* How many pages there are, at least, before grains of a size are made.  What a program loads, before it frees anything
+ * much, mostly stays: grains of it are not half idle later. */
 #ifdef PYA_TEST_GRAINS
 static const size_t GRAIN_FROM[PYA_N_GRAINS] = {0, 8, 32};
 static const size_t GRAIN_FROM_FAST[PYA_N_GRAINS] = {0, 4, 16};
+static const size_t GRAIN_FROM_LOADING[PYA_N_GRAINS] = {0, 2, 8};
 enum { BROKEN_SHARE = 4 };
 #else
-static const size_t GRAIN_FROM[PYA_N_GRAINS] = {0, 640, 1536};
+static const size_t GRAIN_FROM[PYA_N_GRAINS] = {0, 768, 1536};
 static const size_t GRAIN_FROM_FAST[PYA_N_GRAINS] = {0, 256, 1024};
+static const size_t GRAIN_FROM_LOADING[PYA_N_GRAINS] = {0, 128, 512};
 enum { BROKEN_SHARE = 32 };
 #endif
+/* It loads until one byte in so many of what there is was freed. */
+enum { LOADING_SHARE = 32 };
 
 /* runs[i] down to its place in a binary heap, the lowest address on top: only as many are put in order as pages are
  * wanted of. */
@@ -286,6 +291,12 @@ card_is_almost_full(const struct pya_card *card, size_t n_pages) {
     return card->reserved_bytes / PYA_PAGE + n_pages > most / PYA_PAGE / 4 * 3;
 }
 
+static bool
+card_is_loading(const struct pya_card *card, size_t n_all) {
+    const int64_t freed = card->stats.live.out[PYA_LIVE_BYTES][PYA_LIVE_LARGE];
+    return (size_t)freed / PYA_PAGE < n_all / LOADING_SHARE;
+}
+
 /* Free pages of grains that something else lies in can hardly be stitched and not be given back.  Where they are more than
  * a little of all, or memory may soon be short, larger grains are no more made. */
 static unsigned
@@ -293,7 +304,9 @@ grain_for(const struct pya_arena *arena, size_t n_pages) {
     const struct pya_card *card = arena->card;
     const int memory = (int)card->options.memory;
     const size_t n_all = card->pages.n_live + n_pages;
-    const size_t *from = memory == PYA_MEMORY_FAST ? GRAIN_FROM_FAST : GRAIN_FROM;
+    const size_t *from = card_is_loading(card, n_all) ? GRAIN_FROM_LOADING
+                         : memory == PYA_MEMORY_FAST  ? GRAIN_FROM_FAST
+                                                      : GRAIN_FROM;
     if (memory == PYA_MEMORY_TIGHT || n_all < from[1] || card->is_short ||
         card_is_almost_full(card, n_pages)) {
         return 0;

@@ -23,7 +23,7 @@ enum { GROW_PAGES = 2 };
 #else
 enum { GROW_PAGES = 4 };
 #endif
-enum { GROW_MOST = 10, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POOL_SHARE = 4 };
+enum { GROW_MOST = 16, GROW_SHARE = 128, GROW_EARLY = 32, GROW_FEW = 2, GROW_POOL_SHARE = 4 };
 
 /* balanced: below this a request is not worth stitching for. */
 #define BALANCED_STITCH_FROM ((size_t)3 << 20)

@@ -39,6 +39,31 @@ test_large_programs_have_few_handles(void) {
     }
 }
 
+/* What a program loads comes in grains long before what it makes later, as nothing of it goes: until something is freed. */
+static void
+test_what_is_loaded_has_few_handles(void) {
+    static const struct {
+        bool is_loading;
+        size_t n_handles; /* of the last 160 pages, 384 MiB were there */
+    } cases[] = {{true, 40}, {false, 160}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct world world = {.config = {.capacity_bytes = 32 * GIB}};
+        world_init(&world, "");
+        pya_dptr first = take(&world, 32 * MIB, 0);
+        (void)take(&world, 352 * MIB, 0);
+        if (!cases[i].is_loading) {
+            give(&world, first);
+            first = take(&world, 32 * MIB, 0);
+        }
+        uint64_t n_before = made(&world);
+        for (size_t k = 0; k < 10; k++) {
+            (void)take(&world, 32 * MIB, 0);
+        }
+        CHECK_EQ(made(&world) - n_before, cases[i].n_handles);
+        world_fini(&world);
+    }
+}
+
 /* Every second one of blocks of 32 MiB is free: a request for all of that is served by their grains as they are. */
 static void
 test_whole_grains_are_stitched(void) {
@@ -250,6 +275,7 @@ test_failures_lose_nothing(void) {
 
 static const struct check_case cases[] = {
     {"large_programs_have_few_handles", test_large_programs_have_few_handles},
+    {"what_is_loaded_has_few_handles", test_what_is_loaded_has_few_handles},
     {"whole_grains_are_stitched", test_whole_grains_are_stitched},
     {"broken_grains_stay", test_broken_grains_stay},
     {"a_little_is_trimmed", test_a_little_is_trimmed},

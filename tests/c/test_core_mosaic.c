@@ -343,6 +343,8 @@ paid(size_t total_bytes, size_t block_bytes, size_t n_blocks) {
         .config = {.capacity_bytes = 16 * GIB, .address_bytes = (uint64_t)1 << 38}};
     pya_dptr ptrs[16];
     world_init(&world, "");
+    end_loading(&world);
+    CHECK_OK(pya_empty_cache(world.heap, 0));
     CHECK_OK(pya_reserve(world.heap, 0, total_bytes, 0));
     for (size_t i = 0; i < 2 * n_blocks; i++) {
         ptrs[i] = take(&world, block_bytes, 0);

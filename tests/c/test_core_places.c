@@ -283,14 +283,14 @@ test_growth_fills_the_lowest_hole(void) {
 /* Growth is by more than what is needed, as every growth opens the range to the device once, but never by much. */
 static void
 test_growth_is_bounded(void) {
-    struct world world = {.config = {.capacity_bytes = 8192 * MIB}};
+    struct world world = {.config = {.capacity_bytes = 16384 * MIB}};
     world_init(&world, "");
-    (void)take(&world, 4000 * MIB, 0);
+    (void)take(&world, 8000 * MIB, 0);
     size_t before = reserved(&world);
     while (reserved(&world) == before) {
         (void)take(&world, 2 * MIB, 0);
     }
-    CHECK_EQ(reserved(&world) - before, 10 * 2 * MIB);
+    CHECK_EQ(reserved(&world) - before, 16 * 2 * MIB);
     world_fini(&world);
 }
 

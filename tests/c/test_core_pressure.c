@@ -22,6 +22,7 @@ miss(struct world *world, size_t bytes) {
 static void
 make_gaps(struct world *world, pya_dptr *held, pya_stream stream) {
     pya_dptr gaps[N_HELD];
+    end_loading(world);
     for (size_t i = 0; i < N_HELD; i++) {
         gaps[i] = take(world, 4 * MIB, stream);
         held[i] = take(world, 4 * MIB, stream);

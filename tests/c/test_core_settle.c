@@ -8,6 +8,7 @@ enum { N_HOLES = 20, HOLE_BYTES = 4 << 20, N_FILLERS = 38, N_ALIKE = 14 };
 static pya_dptr
 make_holes(struct world *world) {
     pya_dptr held[2 * N_HOLES];
+    end_loading(world);
     (void)take(world, 400 * MIB, 0); /* what is large beside all that lives is not stitched */
     for (size_t i = 0; i < 2 * (size_t)N_HOLES; i++) {
         held[i] = take(world, HOLE_BYTES, 0);
