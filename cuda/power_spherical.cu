@@ -143,6 +143,7 @@ small_gaps(
 static __device__ inline void
 backward_side(const struct pya_ops_ps &a, bool of_loc) {
     __shared__ struct component comp[SMALL];
+    __shared__ double totals[2][SMALL]; /* G, G times the slope of scale; a row's first thread's */
     __shared__ struct sample samp[SMALL];
     __shared__ float w[SMALL][SMALL + 1];
     const bool mixture = a.log_weights.p != 0;
@@ -153,6 +154,7 @@ backward_side(const struct pya_ops_ps &a, bool of_loc) {
     const long long n_own = of_loc ? a.n_m : a.n_l;
     const struct parted block = block_part((n_own + SMALL - 1) / SMALL);
     const int c0 = block.rest * WIDE;
+    const bool of_sums = of_loc && c0 == 0 && tx == 0;
     const long long own0 = (long long)block.part * SMALL;
     const long long n_other = of_loc ? a.n_l : a.n_m;
     const struct pya_ops_view own = of_loc ? a.loc : a.value;
@@ -160,8 +162,12 @@ backward_side(const struct pya_ops_ps &a, bool of_loc) {
     const struct pya_ops_view d_own = of_loc ? a.d_loc : a.d_value;
     for (long long t = blockIdx.y; t < a.n_t; t += gridDim.y) {
         float d[4][4] = {};
-        float sum_g[4] = {};
-        float sum_gl[4] = {};
+        if (of_sums) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                totals[0][ty + i] = totals[1][ty + i] = 0.0;
+            }
+        }
         for (long long o0 = 0; o0 < n_other; o0 += SMALL) {
             const long long l0 = of_loc ? o0 : own0;
             const long long m0 = of_loc ? own0 : o0;
@@ -179,19 +185,29 @@ backward_side(const struct pya_ops_ps &a, bool of_loc) {
             small_gaps(u, comp, owns, others, of_loc, dim, low);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
+                float sum_g = 0.0f;
+                float sum_gs = 0.0f;
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     const int l = of_loc ? tx + j : ty + i;
                     const int m = of_loc ? ty + i : tx + j;
                     float g = 0.0f;
-                    float gl;
+                    float slope;
                     if (!mixture && l0 + l < a.n_l && m0 + m < a.n_m) {
                         g = ((const float *)
                                  a.grad)[(l0 + l) * a.grad_l + (m0 + m) * a.grad_m + t * a.grad_t];
                     }
-                    w[ty + i][tx + j] = pair_weight(u[i][j], comp[m], samp[l], mixture, &g, &gl);
-                    sum_g[i] += g;
-                    sum_gl[i] += gl;
+                    w[ty + i][tx + j] = pair_weight(u[i][j], comp[m], samp[l], mixture, &g, &slope);
+                    sum_g += g;
+                    sum_gs = fmaf(g, slope, sum_gs);
+                }
+                if (of_loc && c0 == 0) {
+                    sum_g = reduce16_add(sum_g);
+                    sum_gs = reduce16_add(sum_gs);
+                }
+                if (of_sums) {
+                    totals[0][ty + i] += (double)sum_g;
+                    totals[1][ty + i] += (double)sum_gs;
                 }
             }
             if (d_own.p != 0) {
@@ -207,28 +223,27 @@ backward_side(const struct pya_ops_ps &a, bool of_loc) {
                     ((float *)d_own.p)[r * d_own.i + t * d_own.t + c0 + tx + j] = d[i][j];
                 }
             }
-            const float g = reduce16_add(sum_g[i]);
-            const float gl = reduce16_add(sum_gl[i]);
-            if (!of_loc || c0 != 0 || tx != 0 || r >= n_own) {
+            if (!of_sums || r >= n_own) {
                 continue;
             }
             if (a.d_scale.p != 0) {
                 ((float *)a.d_scale.p)[r * a.d_scale.i + t * a.d_scale.t] =
-                    fmaf(comp[ty + i].dh, g, gl);
+                    (float)totals[1][ty + i];
             }
             if (a.d_log_weights.p != 0) {
-                ((float *)a.d_log_weights.p)[r * a.d_log_weights.i + t * a.d_log_weights.t] = g;
+                ((float *)a.d_log_weights.p)[r * a.d_log_weights.i + t * a.d_log_weights.t] =
+                    (float)totals[0][ty + i];
             }
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 pya_ps_backward_loc(struct pya_ops_ps a) {
     backward_side(a, true);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 pya_ps_backward_value(struct pya_ops_ps a) {
     backward_side(a, false);
 }

@@ -408,26 +408,28 @@ load_grads(
     }
 }
 
-/* pair_weight of a cosine that is not too coarse. */
+/* pair_weight of a cosine that is not too coarse, nor too near 1 to be far. */
 static __device__ inline float
-fine_weight(float u, struct component c, struct sample s, bool mixture, float *g, float *gl) {
+fine_weight(float u, struct component c, struct sample s, bool mixture, float *g, float *slope) {
+    if (!mixture) {
+        *slope = log_beside(u, 1.0f) + c.far;
+        return *g * c.kappa * reciprocal_about(1.0f + u);
+    }
     const float behind = __saturatef(fmaf(-0.5f, u, 0.5f)); /* (1 - u) / 2 */
     const float y = log_beside(-behind, 1.0f);
-    if (mixture) {
-        *g = s.grad * exp_about(fmaf(c.kappa, y, c.h) - s.f);
-    }
-    *gl = *g * y;
+    *g = s.grad * exp_about(fmaf(c.kappa, y, c.h) - s.f);
+    *slope = y + c.near;
     return *g * (0.5f * c.kappa) * reciprocal_about(1.0f - behind);
 }
 
-/* Puts weights W into w, in place of gaps or, if FINE, from cosines of which none is too coarse; sums G and
- * G log y over the samples of each component into sums[quarter of the rows][which]. */
+/* Puts weights W into w, in place of gaps or, if FINE, from cosines of which none is too coarse; sums of G and
+ * of G times the slope of scale, over the samples of each component and of a quarter of the rows, to where w has no
+ * columns: in the component's row, two numbers a quarter. */
 template <bool MIXTURE, bool FINE>
 static __device__ inline void
 backward_weights(
     const struct pya_ops_ps &a, const patch cosines, float *w, const struct component *comp,
-    const struct sample *samp, float (*sums)[2][BIG], largest_weights largest,
-    const struct pair_tile &at, int t) {
+    const struct sample *samp, largest_weights largest, const struct pair_tile &at, int t) {
     const struct place p = my_place();
     const int l = at.l0 + tensor_row(p, 0, 0);
     const int m = at.m0 + tensor_column(p, 0, 0);
@@ -438,7 +440,8 @@ backward_weights(
     int columns_left = (int)(a.n_m - m);
     float of_row[4] = {}; /* the largest weights */
     /* made here, or there are eight addresses of each, for which there are no registers */
-    float *const sums_to = &sums[p.row / 32][p.g / 4][tensor_column(p, 0, 0) + p.g / 2 % 2];
+    float *const sums_to =
+        w + (tensor_column(p, 0, 0) + p.g / 2 % 2) * W_STRIDE + BIG + p.row / 32 * 2 + p.g / 4;
     float *const largest_to = &largest[OF_COLUMNS + p.row / 32][tensor_column(p, 0, 0) + p.g / 4];
     float2 next[4];
     if (!MIXTURE) {
@@ -459,28 +462,28 @@ backward_weights(
         if (!MIXTURE && j < 7) { /* they come while these are used */
             load_grads(next, a, from, rows_left, columns_left, packed);
         }
-        float all[4] = {}; /* of either column, G and G log y */
+        float all[4] = {}; /* of either column, G and G times the slope */
         float of_column[2] = {};
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             const int row = tensor_row(p, r / 2, r % 2 * 2);
             float2 *x = (float2 *)(w + row * W_STRIDE + c);
-            float gl[2];
+            float slope[2];
             float2 weights;
             if (FINE) {
                 const float *u = &cosines[r / 2][j][r % 2 * 2];
-                weights.x = fine_weight(u[0], c0, samp[row], MIXTURE, &g[r].x, &gl[0]);
-                weights.y = fine_weight(u[1], c1, samp[row], MIXTURE, &g[r].y, &gl[1]);
+                weights.x = fine_weight(u[0], c0, samp[row], MIXTURE, &g[r].x, &slope[0]);
+                weights.y = fine_weight(u[1], c1, samp[row], MIXTURE, &g[r].y, &slope[1]);
             } else {
                 const float2 gaps = *x;
-                weights.x = pair_weight(gaps.x, c0, samp[row], MIXTURE, &g[r].x, &gl[0]);
-                weights.y = pair_weight(gaps.y, c1, samp[row], MIXTURE, &g[r].y, &gl[1]);
+                weights.x = pair_weight(gaps.x, c0, samp[row], MIXTURE, &g[r].x, &slope[0]);
+                weights.y = pair_weight(gaps.y, c1, samp[row], MIXTURE, &g[r].y, &slope[1]);
             }
             *x = weights;
             all[0] += g[r].x;
             all[1] += g[r].y;
-            all[2] += gl[0];
-            all[3] += gl[1];
+            all[2] = fmaf(g[r].x, slope[0], all[2]);
+            all[3] = fmaf(g[r].y, slope[1], all[3]);
             of_row[r] = fmaxf(of_row[r], fmaxf(fabsf(weights.x), fabsf(weights.y)));
             of_column[0] = fmaxf(of_column[0], fabsf(weights.x));
             of_column[1] = fmaxf(of_column[1], fabsf(weights.y));
@@ -488,7 +491,7 @@ backward_weights(
         const float sum = exchange_add(all);
         const float most = exchange_max(of_column);
         if (p.g % 2 == 0) {
-            sums_to[8 * j] = sum;
+            sums_to[8 * j * W_STRIDE] = sum;
         }
         if (p.g % 4 == 0) {
             largest_to[8 * j] = most;
@@ -508,13 +511,13 @@ template <bool MIXTURE>
 static __device__ inline void
 put_weights(
     const struct pya_ops_ps &a, const patch acc, float *w, const struct component *comp,
-    const struct sample *samp, float (*sums)[2][BIG], largest_weights largest, float low,
-    const rows both[2], const struct pair_tile &at, int t, bool *wild) {
+    const struct sample *samp, largest_weights largest, float low, const rows both[2],
+    const struct pair_tile &at, int t, bool *wild) {
     if (any_lane(!none_is_coarse(acc, low, [&](int c) { return comp[c].high; }))) {
         put_gaps(w, acc, comp, low, both, (int)a.dim, wild);
-        backward_weights<MIXTURE, false>(a, acc, w, comp, samp, sums, largest, at, t);
+        backward_weights<MIXTURE, false>(a, acc, w, comp, samp, largest, at, t);
     } else {
-        backward_weights<MIXTURE, true>(a, acc, w, comp, samp, sums, largest, at, t);
+        backward_weights<MIXTURE, true>(a, acc, w, comp, samp, largest, at, t);
     }
 }
 
@@ -607,8 +610,7 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
     PYA_DYNAMIC(w);
     __shared__ struct component comp[BIG];
     __shared__ struct sample samp[BIG];
-    __shared__ float sums[4][2][BIG];
-    __shared__ float totals[2][BIG];
+    __shared__ double totals[2][BIG];
     __shared__ rows both[2];
     __shared__ float low;
     __shared__ largest_weights largest;
@@ -629,21 +631,21 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
                 low = ps_low(a.dim); /* all write the same */
             } else if (l0 == k.l_begin) {
                 comp[threadIdx.x] = load_component(a, m0 + threadIdx.x, k.t, mixture);
-                totals[0][threadIdx.x] = 0.0f;
-                totals[1][threadIdx.x] = 0.0f;
+                totals[0][threadIdx.x] = 0.0;
+                totals[1][threadIdx.x] = 0.0;
             }
             patch acc;
             pair_finish(acc, w, both[0], both[1], dim);
             product_start(k, room, both, 0, dim);
             if (mixture) {
-                put_weights<true>(a, acc, w, comp, samp, sums, largest, low, both, at, k.t, &wild);
+                put_weights<true>(a, acc, w, comp, samp, largest, low, both, at, k.t, &wild);
             } else {
-                put_weights<false>(a, acc, w, comp, samp, sums, largest, low, both, at, k.t, &wild);
+                put_weights<false>(a, acc, w, comp, samp, largest, low, both, at, k.t, &wild);
             }
             __syncthreads();
             if (threadIdx.x < BIG) {
                 for (int n = 0; n < 8; n++) {
-                    totals[n % 2][threadIdx.x] += sums[n / 2][n % 2][threadIdx.x];
+                    totals[n % 2][threadIdx.x] += (double)w[threadIdx.x * W_STRIDE + BIG + n];
                 }
             }
             for (int n = 0; product_column(k, n) < dim && (k.of_value || k.of_loc); n++) {
@@ -663,13 +665,13 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
         if (!k.of_sums || threadIdx.x >= BIG || m >= a.n_m) {
             continue;
         }
-        const float g = totals[0][threadIdx.x];
         if (a.d_scale.p != 0) {
             ((float *)a.d_scale.p)[m * a.d_scale.i + k.t * a.d_scale.t] =
-                fmaf(comp[threadIdx.x].dh, g, totals[1][threadIdx.x]);
+                (float)totals[1][threadIdx.x];
         }
         if (a.d_log_weights.p != 0) {
-            ((float *)a.d_log_weights.p)[m * a.d_log_weights.i + k.t * a.d_log_weights.t] = g;
+            ((float *)a.d_log_weights.p)[m * a.d_log_weights.i + k.t * a.d_log_weights.t] =
+                (float)totals[0][threadIdx.x];
         }
     }
 }

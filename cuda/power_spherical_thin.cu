@@ -1,27 +1,37 @@
 /* The PowerSpherical kernels where a t has few pairs of a sample and a component, as the latents of a batch have, one
- * pair each, or mixtures with components of their own: a tile of 128 x 128 would be empty but for those.  A warp takes a
- * t, a lane a pair; cosines are summed in double.  blocks: t / 8 */
+ * pair each, or mixtures with components of their own: a tile of 128 x 128 would be empty but for those.  A team, which
+ * is a warp or, where t are few too, a block, takes a t, a thread a pair.  What is made of so few numbers has no average
+ * of errors, and sums may cancel: a pair is in double, sums of products keep what their roundings take. */
 #include "args.h"
 #include "spherical.cuh"
 #include "tile.cuh"
 
-enum { MOST_PAIRS = 32 };
-
 struct thin_place {
     long long t;
-    int lane, warp;
-    int l, m;       /* of the lane's pair */
+    int lane;
+    int warp, n_warps; /* in the team */
+    int first;         /* thread of the team */
+    int l, m;          /* of the thread's pair */
     bool has_t, is_pair;
 };
 
+template <int TEAM>
 static __device__ inline struct thin_place
 thin_place(const struct pya_ops_ps &a) {
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
-    const long long t = (long long)blockIdx.x * (THREADS / 32) + warp;
+    const int member = threadIdx.x % TEAM;
+    const long long t = (long long)blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM;
     const int n_m = (int)a.n_m;
-    const bool is_pair = t < a.n_t && lane < (int)a.n_l * n_m;
-    struct thin_place p = {t, lane, warp, lane / n_m, lane % n_m, t < a.n_t, is_pair};
+    const bool is_pair = t < a.n_t && member < (int)a.n_l * n_m;
+    struct thin_place p = {
+        t,
+        (int)threadIdx.x % 32,
+        member / 32,
+        TEAM / 32,
+        (int)threadIdx.x - member,
+        member / n_m,
+        member % n_m,
+        t < a.n_t,
+        is_pair};
     return p;
 }
 
@@ -41,113 +51,219 @@ reduce32_add_double(double x) {
     return x;
 }
 
-/* The gap of the lane's pair; of a lane without one, anything. */
-static __device__ inline float
-thin_gap(const struct pya_ops_ps &a, const struct thin_place &p) {
-    const int n_m = (int)a.n_m;
-    float gap = 0.0f;
-    for (int pair = 0; p.has_t && pair < (int)a.n_l * n_m; pair++) {
-        const float *x = thin_row(a.value, pair / n_m, p.t);
-        const float *y = thin_row(a.loc, pair % n_m, p.t);
-        double sum = 0.0;
-#pragma unroll 4
-        for (int k = p.lane; k < (int)a.dim; k += 32) {
-            sum += (double)x[k] * (double)y[k];
-        }
-        sum = reduce32_add_double(sum);
-        gap = pair == p.lane ? ps_gap(1.0 + sum, sum - 1.0) : gap;
-    }
-    return gap;
+/* Adds x y to a sum of two numbers, the second of which is what the first one's roundings took. */
+static __device__ inline void
+thin_add(float2 *sum, float x, float y) {
+    const float product = __fmul_rn(x, y);
+    const float next = sum->x + product;
+    const float added = next - sum->x;
+    const float lost = (sum->x - (next - added)) + (product - added);
+    sum->y += lost + fmaf(x, y, -product);
+    sum->x = next;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-pya_ps_forward_thin(struct pya_ops_ps a) {
-    const struct thin_place p = thin_place(a);
-    const bool mixture = a.log_weights.p != 0;
-    const float gap = thin_gap(a, p);
-    float x = -INFINITY;
-    if (p.is_pair) {
-        const struct component c = load_component(a, p.m, p.t, mixture);
-        x = fmaf(c.kappa, gap_log_half(gap, bottom_of(c.kappa)), c.h);
+/* What is lost of an infinite sum is no number. */
+static __device__ inline double
+thin_total(float2 sum) {
+    return sum.y == sum.y ? (double)sum.x + (double)sum.y : (double)sum.x;
+}
+
+/* 1 + u of the thread's pair, up to 2; of a thread without one, anything.  By all threads. */
+static __device__ inline double
+thin_one_plus_u(const struct pya_ops_ps &a, const struct thin_place &p) {
+    __shared__ double found[THREADS];
+    const int n_m = (int)a.n_m;
+    const int pairs = p.has_t ? (int)a.n_l * n_m : 0;
+    for (int pair = p.warp; pair < pairs; pair += p.n_warps) {
+        const float *x = thin_row(a.value, pair / n_m, p.t);
+        const float *y = thin_row(a.loc, pair % n_m, p.t);
+        float2 sum = {0.0f, 0.0f};
+#pragma unroll 4
+        for (int k = p.lane; k < (int)a.dim; k += 32) {
+            thin_add(&sum, x[k], y[k]);
+        }
+        const double all = reduce32_add_double(thin_total(sum));
+        if (p.lane == 0) {
+            found[p.first + pair] = 1.0 + all;
+        }
     }
-    float *out = (float *)a.out + p.t * a.out_t;
-    if (!mixture) {
+    __syncthreads();
+    const double one_plus_u = p.is_pair ? found[threadIdx.x] : 2.0;
+    return one_plus_u > 2.0 ? 2.0 : one_plus_u;
+}
+
+/* A pair in double: kappa, the normaliser, its derivative, log((1 + u) / 2). */
+struct thin_pair {
+    double kappa, h, dh;
+    double one_plus_u, log_y;
+    bool is_behind;
+};
+
+/* By all threads. */
+static __device__ inline struct thin_pair
+thin_pair(const struct pya_ops_ps &a, const struct thin_place &p) {
+    __shared__ double norms[2][THREADS];
+    if (p.is_pair && p.l == 0) {
+        double h;
+        double dh;
+        norm((double)view_at(a.scale, p.m, p.t), (double)a.dim, &h, &dh);
+        norms[0][threadIdx.x] = h;
+        norms[1][threadIdx.x] = dh;
+    }
+    struct thin_pair x = {};
+    x.one_plus_u = thin_one_plus_u(a, p);
+    x.is_behind = x.one_plus_u <= 0.0;
+    if (x.is_behind) {
+        x.one_plus_u = (double)PYA_LEAST;
+    }
+    x.log_y = log(0.5 * x.one_plus_u);
+    if (p.is_pair) {
+        x.kappa = (double)view_at(a.scale, p.m, p.t);
+        x.h = norms[0][p.first + p.m];
+        x.dh = norms[1][p.first + p.m];
+    }
+    return x;
+}
+
+static __device__ inline double
+thin_log_prob(const struct thin_pair &x) {
+    const double log_y = x.is_behind ? (double)bottom_of((float)x.kappa) : x.log_y;
+    return x.kappa * log_y + x.h; /* a NaN stays */
+}
+
+/* A mixture's term of a pair, the exp of what it is beside the sample's largest, and the sum of those. */
+struct thin_share {
+    double term, sum, top;
+};
+
+/* By all threads.  Backward it is made again: shares by the result, which is rounded, lose more where they cancel. */
+static __device__ inline struct thin_share
+thin_share(const struct pya_ops_ps &a, const struct thin_place &p, double x) {
+    __shared__ double terms[2][THREADS];
+    const int first = p.first + p.l * (int)a.n_m;
+    struct thin_share s = {0.0, 0.0, -1e37};
+    terms[0][threadIdx.x] = x + (p.is_pair ? (double)view_at(a.log_weights, p.m, p.t) : 0.0);
+    __syncthreads();
+    for (int i = 0; p.is_pair && i < (int)a.n_m; i++) {
+        s.top = fmax(s.top, terms[0][first + i]);
+    }
+    s.term = exp(terms[0][threadIdx.x] - s.top);
+    terms[1][threadIdx.x] = s.term;
+    __syncthreads();
+    for (int i = 0; p.is_pair && i < (int)a.n_m; i++) {
+        s.sum += terms[1][first + i];
+    }
+    return s;
+}
+
+template <int TEAM>
+static __device__ inline void
+thin_forward(const struct pya_ops_ps &a) {
+    const struct thin_place p = thin_place<TEAM>(a);
+    const double x = thin_log_prob(thin_pair(a, p));
+    float *out = (float *)a.out + p.t * a.out_t + p.l * a.out_l;
+    if (a.log_weights.p == 0) {
         if (p.is_pair) {
-            out[p.l * a.out_l + p.m * a.out_m] = x;
+            out[p.m * a.out_m] = (float)x;
         }
         return;
     }
-    for (int l = 0; l < (int)a.n_l; l++) {
-        const bool is_mine = p.is_pair && p.l == l;
-        const float best = reduce16_max(fmaxf(-1e37f, is_mine ? x : -INFINITY));
-        const float top = fmaxf(best, PYA_SHUFFLE(best, 16));
-        const float sum = reduce32_add(is_mine ? expf(x - top) : 0.0f);
-        if (p.has_t && p.lane == 0) {
-            out[l * a.out_l] = sum == 0.0f ? -INFINITY : top + logf(sum);
-        }
+    const struct thin_share s = thin_share(a, p, x);
+    if (p.is_pair && p.m == 0) {
+        *out = s.sum == 0.0 ? -INFINITY : (float)(s.top + log(s.sum));
     }
 }
 
-/* A row of a gradient: the sum of n weights, step apart, times the rows of the other kind. */
+/* Rows of a gradient, each the sum of n weights, step apart, times the rows of the other kind. */
+struct thin_rows {
+    struct pya_ops_view to, others;
+    int n_rows, row_step;
+    int n, step;
+};
+
 static __device__ inline void
 thin_gradient(
-    struct pya_ops_view d, struct pya_ops_view others, const float *w, int step, int n, int row,
-    const struct thin_place &p, int dim) {
-    for (int k = p.lane; k < dim; k += 32) {
-        float sum = 0.0f;
-        for (int i = 0; i < n; i++) {
-            sum = fmaf(w[i * step], thin_row(others, i, p.t)[k], sum);
+    const struct thin_rows &r, const float2 *weights, const struct thin_place &p, int dim) {
+    for (int row = p.warp; r.to.p != 0 && row < r.n_rows; row += p.n_warps) {
+        for (int k = p.lane; k < dim; k += 32) {
+            float2 sum = {0.0f, 0.0f};
+            for (int i = 0; i < r.n; i++) {
+                const float2 w = weights[row * r.row_step + i * r.step];
+                const float x = thin_row(r.others, i, p.t)[k];
+                thin_add(&sum, w.x, x);
+                sum.y = fmaf(w.y, x, sum.y);
+            }
+            ((float *)r.to.p)[row * r.to.i + p.t * r.to.t + k] = (float)thin_total(sum);
         }
-        ((float *)d.p)[row * d.i + p.t * d.t + k] = sum;
     }
 }
 
-/* Four blocks a multiprocessor: left alone, ptxas of CUDA 13.0 takes 40 registers on 8.0 and spills. */
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
-pya_ps_backward_thin(struct pya_ops_ps a) {
-    __shared__ float weights[THREADS];
-    __shared__ float sums[2][THREADS]; /* G, and G log y */
-    const struct thin_place p = thin_place(a);
-    const bool mixture = a.log_weights.p != 0;
+template <int TEAM>
+static __device__ inline void
+thin_backward(const struct pya_ops_ps &a) {
+    __shared__ float2 weights[THREADS];
+    __shared__ double sums[2][THREADS]; /* G, and G times the slope of scale */
+    const struct thin_place p = thin_place<TEAM>(a);
     const int n_l = (int)a.n_l;
     const int n_m = (int)a.n_m;
-    const float gap = thin_gap(a, p);
-    struct component c = {};
-    float g = 0.0f;
-    float gl = 0.0f;
-    float w = 0.0f;
+    const struct thin_pair x = thin_pair(a, p);
+    double g = 0.0;
     if (p.is_pair) {
-        c = load_component(a, p.m, p.t, mixture);
-        if (!mixture) {
-            g = ((const float *)a.grad)[p.l * a.grad_l + p.m * a.grad_m + p.t * a.grad_t];
-        }
-        w = pair_weight(gap, c, load_sample(a, p.l, p.t, mixture), mixture, &g, &gl);
+        const float *grad = (const float *)a.grad + p.l * a.grad_l + p.t * a.grad_t;
+        g = (double)(a.log_weights.p != 0 ? grad[0] : grad[p.m * a.grad_m]);
     }
-    weights[threadIdx.x] = w;
+    if (a.log_weights.p != 0) {
+        const struct thin_share s = thin_share(a, p, thin_log_prob(x));
+        g *= s.sum == 0.0 ? 0.0 : s.term / s.sum;
+    }
+    double slope = g * (x.log_y + x.dh);
+    const double w = g * x.kappa / x.one_plus_u;
+    weights[threadIdx.x].x = (float)w;
+    weights[threadIdx.x].y = (float)(w - (double)(float)w);
     sums[0][threadIdx.x] = g;
-    sums[1][threadIdx.x] = gl;
+    sums[1][threadIdx.x] = slope;
     __syncthreads();
     if (!p.has_t) {
         return;
     }
-    const float *mine = weights + p.warp * 32;
-    for (int l = 0; a.d_value.p != 0 && l < n_l; l++) {
-        thin_gradient(a.d_value, a.loc, mine + l * n_m, 1, n_m, l, p, (int)a.dim);
-    }
-    for (int m = 0; a.d_loc.p != 0 && m < n_m; m++) {
-        thin_gradient(a.d_loc, a.value, mine + m, n_m, n_l, m, p, (int)a.dim);
-    }
+    const struct thin_rows of_value = {a.d_value, a.loc, n_l, n_m, n_m, 1};
+    const struct thin_rows of_loc = {a.d_loc, a.value, n_m, 1, n_l, n_m};
+    thin_gradient(of_value, weights + p.first, p, (int)a.dim);
+    thin_gradient(of_loc, weights + p.first, p, (int)a.dim);
     if (!p.is_pair || p.l != 0) {
         return;
     }
     for (int l = 1; l < n_l; l++) {
         g += sums[0][threadIdx.x + l * n_m];
-        gl += sums[1][threadIdx.x + l * n_m];
+        slope += sums[1][threadIdx.x + l * n_m];
     }
     if (a.d_scale.p != 0) {
-        ((float *)a.d_scale.p)[p.m * a.d_scale.i + p.t * a.d_scale.t] = fmaf(c.dh, g, gl);
+        ((float *)a.d_scale.p)[p.m * a.d_scale.i + p.t * a.d_scale.t] = (float)slope;
     }
     if (a.d_log_weights.p != 0) {
-        ((float *)a.d_log_weights.p)[p.m * a.d_log_weights.i + p.t * a.d_log_weights.t] = g;
+        ((float *)a.d_log_weights.p)[p.m * a.d_log_weights.i + p.t * a.d_log_weights.t] = (float)g;
     }
+}
+
+/* A t has at most 32 pairs, a warp takes it.  blocks: t / 8 */
+extern "C" __global__ void __launch_bounds__(THREADS)
+pya_ps_forward_thin(struct pya_ops_ps a) {
+    thin_forward<32>(a);
+}
+
+/* Four blocks a multiprocessor: left alone, ptxas of CUDA 13.0 takes 40 registers on 8.0 and spills. */
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+pya_ps_backward_thin(struct pya_ops_ps a) {
+    thin_backward<32>(a);
+}
+
+/* At most 256 pairs, a block.  blocks: t */
+extern "C" __global__ void __launch_bounds__(THREADS)
+pya_ps_forward_few(struct pya_ops_ps a) {
+    thin_forward<THREADS>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+pya_ps_backward_few(struct pya_ops_ps a) {
+    thin_backward<THREADS>(a);
 }

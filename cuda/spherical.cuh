@@ -21,11 +21,11 @@ norm_tail(double x) {
 
 /* log C + kappa log 2 and its derivative, in double: its parts are large and cancel */
 static __device__ inline void
-norm(double kappa, double dim, float *h, float *dh) {
+norm(double kappa, double dim, double *h, double *dh) {
     const double b = 0.5 * (dim - 1.0);
     double a = kappa + b;
     if (a <= 0.0) { /* no density: also what keeps the shift below from walking up from -1e30 */
-        *h = *dh = __int_as_float(0x7fc00000);
+        *h = *dh = (double)__int_as_float(0x7fc00000);
         return;
     }
     double ratio = 1.0;
@@ -39,11 +39,11 @@ norm(double kappa, double dim, float *h, float *dh) {
     double v = (a - 0.5) * l + b * (log(a + b) - 3.53102424696929079);
     v += norm_series(a + b) - norm_series(a);
     v += ratio < 1.0 ? log(ratio) : 0.0; /* often not needed, and takes a while */
-    *h = (float)v;
-    *dh = (float)(l - norm_tail(a + b) + norm_tail(a) + shift);
+    *h = v;
+    *dh = l - norm_tail(a + b) + norm_tail(a) + shift;
 }
 
-/* log(d + rest), rest 0 or, for d from -1 to 0, 1: then exact where d is small.  1 + f with f in
+/* log(d + rest), rest 0 or, for d from -1 on, 1: then exact where d is small.  1 + f with f in
  * [-0.25, 0.5] once a power of two is split off; the polynomial is that of csrc/ops/simd_math.h.  No branch:
  * log1pf has one for arguments it cannot get. */
 static __device__ inline float
@@ -132,8 +132,11 @@ view_at(struct pya_ops_view v, long long i, long long t) {
 /* What a kernel needs of a component and, backward, of a sample. */
 struct component {
     float kappa;
-    float h, dh; /* of the mixture, h has the weight */
-    float high;  /* the cosine above which fp32 is too coarse */
+    float h;    /* of the mixture, it has the weight */
+    float high; /* the cosine above which fp32 is too coarse */
+    /* The slope of scale is log((1 + u) / 2) + near, and log(1 + u) + far: in many dimensions most cosines are near 0,
+     * and what is left of the first two has all its digits only so.  far is not the mixture's. */
+    float near, far;
 };
 struct sample {
     float grad, f;
@@ -141,12 +144,17 @@ struct sample {
 
 static __device__ inline struct component
 load_component(const struct pya_ops_ps &a, long long m, long long t, bool mixture) {
-    struct component c = {0.0f, -INFINITY, 0.0f, INFINITY};
+    struct component c = {0.0f, -INFINITY, INFINITY, 0.0f, 0.0f};
     if (m < a.n_m) {
+        double h;
+        double slope;
         c.kappa = view_at(a.scale, m, t);
-        norm(c.kappa, (double)a.dim, &c.h, &c.dh);
+        norm(c.kappa, (double)a.dim, &h, &slope);
+        c.h = (float)h;
         c.high = ps_high((float)ps_coarseness(a.dim), c.kappa, c.h);
         c.h += mixture ? view_at(a.log_weights, m, t) : 0.0f;
+        c.near = (float)slope;
+        c.far = (float)(slope - 0.69314718055994531);
     }
     return c;
 }
@@ -189,15 +197,16 @@ load_sample(const struct pya_ops_ps &a, long long l, long long t, bool mixture) 
     return s;
 }
 
-/* G of one pair; *gl its product with log y.  Returns W. */
+/* G of one pair and the slope of scale.  Returns W. */
 static __device__ inline float
-pair_weight(float gap, struct component c, struct sample s, bool mixture, float *g, float *gl) {
+pair_weight(float gap, struct component c, struct sample s, bool mixture, float *g, float *slope) {
     const bool is_behind = gap == PS_BEHIND;
-    const float y = gap_log_half(gap, bottom_of(c.kappa));
+    const bool is_far = !mixture && gap <= -0.5f;
+    const float y = is_far ? log_beside(1.0f + gap, 1.0f) : gap_log_half(gap, bottom_of(c.kappa));
     if (mixture) {
         *g = s.grad * expf(fmaf(c.kappa, y, c.h) - s.f);
     }
-    *gl = *g * (is_behind ? PYA_LEAST_LOG : y);
+    *slope = (is_behind ? PYA_LEAST_LOG : y) + (is_far ? c.far : c.near);
     const float one_plus_u = gap > 0.0f ? gap : 2.0f + gap;
     return __fdividef(*g * c.kappa, is_behind ? PYA_LEAST : one_plus_u);
 }

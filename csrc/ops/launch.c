@@ -19,11 +19,11 @@ enum {
     SMALL = 64,
     WIDE = 64,
     MAX_WALKED = 65535,
-    TENSOR_DIM = 64, /* the least D */
-    FULL_CARD = 96,  /* blocks */
-    CUT_TILES = 8,   /* the least of samples that are cut */
-    CUT_T = 16,      /* the most t */
-    MOST_PAIRS = 32, /* that a warp takes */
+    TENSOR_DIM = 64,    /* the least D */
+    FULL_CARD = 96,     /* blocks */
+    CUT_TILES = 8,      /* the least of samples that are cut */
+    CUT_T = 16,         /* the most t */
+    FEW_WORK = 1 << 18, /* multiplications of a t that a block takes by pairs */
     ATTENTION_THREADS = 128,
     SPAN_TENSOR = 32, /* keys or queries of a tile of attention by tensor cores */
 };
@@ -54,21 +54,42 @@ launch_takes_tensor(
 }
 
 static bool
-launch_is_thin(const struct pya_ops_ps *ps) {
-    return ps->n_l <= MOST_PAIRS && ps->n_m <= MOST_PAIRS && ps->n_l * ps->n_m <= MOST_PAIRS;
+launch_has_pairs(const struct pya_ops_ps *ps, int64_t most) {
+    return ps->n_l <= most && ps->n_m <= most && ps->n_l * ps->n_m <= most;
 }
 
-/* a warp for each t */
+/* Kernels that make a t pair by pair, in more digits: a block a t where neither the t nor their pairs would keep a card
+ * busy, a warp a t where no t has more pairs than a warp has threads. */
+struct launch_thin {
+    const char *forward, *backward;
+    int64_t threads; /* of a t; 0: its pairs are too many */
+};
+
+static struct launch_thin
+launch_thin(const struct pya_ops_ps *ps) {
+    const struct launch_thin warps = {"pya_ps_forward_thin", "pya_ps_backward_thin", WARP};
+    const struct launch_thin blocks = {"pya_ps_forward_few", "pya_ps_backward_few", THREADS};
+    const struct launch_thin neither = {NULL, NULL, 0};
+    if (ps->n_t <= FULL_CARD && launch_has_pairs(ps, THREADS) && ps->dim <= FEW_WORK &&
+        ps->n_l * ps->n_m * ps->dim <= FEW_WORK) {
+        return blocks;
+    }
+    return launch_has_pairs(ps, WARP) ? warps : neither;
+}
+
 static int
-launch_ps_thin(const struct pya_ops_ps *ps, const char *kernel, const struct pya_ops_target *to) {
-    struct pya_driver_grid g = {launch_parts(ps->n_t, THREADS / WARP), 1, THREADS, 0};
+launch_ps_thin(
+    const struct pya_ops_ps *ps, const char *kernel, int64_t threads,
+    const struct pya_ops_target *to) {
+    struct pya_driver_grid g = {launch_parts(ps->n_t, THREADS / threads), 1, THREADS, 0};
     return pya_driver_launch(to, kernel, g, ps);
 }
 
 int
 pya_ops_cuda_ps_forward(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
-    if (launch_is_thin(ps)) {
-        return launch_ps_thin(ps, "pya_ps_forward_thin", to);
+    const struct launch_thin thin = launch_thin(ps);
+    if (thin.threads != 0) {
+        return launch_ps_thin(ps, thin.forward, thin.threads, to);
     }
     const bool mixture = ps->log_weights.p != NULL;
     const char *tensor = mixture ? "pya_ps_mixture_forward_tensor" : "pya_ps_forward_tensor";
@@ -233,8 +254,9 @@ launch_ps_backward_cut(
 
 int
 pya_ops_cuda_ps_backward(const struct pya_ops_ps *ps, const struct pya_ops_target *to) {
-    if (launch_is_thin(ps)) {
-        return launch_ps_thin(ps, "pya_ps_backward_thin", to);
+    const struct launch_thin thin = launch_thin(ps);
+    if (thin.threads != 0) {
+        return launch_ps_thin(ps, thin.backward, thin.threads, to);
     }
     const struct launch_cut cut = launch_cut(ps);
     if (cut.n == 1 || ps->workspace == NULL) {

@@ -488,7 +488,9 @@ static const kernel kernels[] = {
     EMU_KERNEL(pya_ps_backward_value, pya_ops_ps),
     EMU_KERNEL(pya_ps_backward_sum, pya_ops_ps),
     EMU_KERNEL(pya_ps_forward_thin, pya_ops_ps),
+    EMU_KERNEL(pya_ps_forward_few, pya_ops_ps),
     EMU_KERNEL(pya_ps_backward_thin, pya_ops_ps),
+    EMU_KERNEL(pya_ps_backward_few, pya_ops_ps),
 #ifdef PYA_TENSOR
     EMU_KERNEL(pya_ps_forward_tensor, pya_ops_ps),
     EMU_KERNEL(pya_ps_mixture_forward_tensor, pya_ops_ps),

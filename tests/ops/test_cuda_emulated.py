@@ -57,17 +57,20 @@ def agree(function, tensors, monkeypatch, *, bar=2e-6, floor=1e-300):
 
 @pytest.mark.parametrize(
     "shape",
-    # the first three have few pairs, the last three take the tensor cores: blocks for both sides, one block a t,
-    # tails everywhere
+    # the first six have few pairs, a block a t or a warp; (130, 140, 2, 64) and (70, 65, 3, 131) take the tensor cores:
+    # blocks for both sides, one block a t, tails everywhere
     [
         (5, 3, 2, 4),
-        (1, 9, 20, 10),
+        (17, 15, 2, 70),
         (1, 1, 9, 300),
+        (5, 3, 97, 4),
+        (1, 32, 99, 10),
+        (1, 1, 101, 300),
         (130, 140, 2, 33),
-        (33, 1, 2, 10),
+        (257, 1, 2, 10),
         (130, 140, 2, 64),
         (70, 65, 3, 131),
-        (2, 17, 1, 300),
+        (2, 130, 1, 70),
     ],
     ids=str,
 )
