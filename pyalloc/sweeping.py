@@ -39,17 +39,18 @@ def points(
 
 def run_point(point: Point) -> dict[str, Any]:
     """One replay, in whatever process this is."""
-    from pyalloc import trace
+    from pyalloc import caveats, trace
 
     with trace.program(Path(point.path)) as program:
         result = program.replay(point.policy, capacity=point.limit, options=point.conf)
-        live = program.info()["peak_live_bytes"]
+        info, notes = program.info(), caveats.notes_of(program.notes())
     return {
         "path": point.path,
         "policy": point.policy,
         "limit": point.limit,
         "conf": point.conf,
-        "peak_live_bytes": live,
+        "peak_live_bytes": info["peak_live_bytes"],
+        "caveats": caveats.unseen(notes, info) + caveats.of_replays(notes),
         **result,
     }
 

@@ -437,6 +437,11 @@ def _window(scan: _core.Scan, totals: dict[str, Any]) -> tuple[int, int]:
     return max(peak - _WINDOW_EVENTS // 2, 0), min(peak + _WINDOW_EVENTS // 2, n)
 
 
+def notes(file: Path, progress: Progress | None = None) -> dict[str, str]:
+    """How a trace file came about, in one pass."""
+    return notes_of(_core.Scan(file, n_bins=2, progress=progress).notes())
+
+
 def totals(path: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Its figures, in one pass."""
     with as_trace_file(path, progress) as file:

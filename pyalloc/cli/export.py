@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyalloc import console, export, trace
+from pyalloc.caveats import gap_of
 from pyalloc.errors import UsageError
 
 _THEN = {
@@ -51,15 +52,19 @@ class Command:
         ):
             writes: Callable[[console.Progress], None]
             if convert is None:
+                notes = trace.notes(file, progress)
                 writes = functools.partial(export.to_csv, file, out)
             else:
                 found = trace.analyse(file, n_bins=5000, progress=progress)
                 found.path = args.file  # a snapshot was read from elsewhere
+                notes = found.notes
                 writes = functools.partial(convert, file, found, out)
             progress.close()
             writing = console.Progress(f"writing {target.name}", quiet=args.quiet)
             writes(writing)
             writing.close()
+        if gap_of(notes):
+            console.complain(f"pyalloc export: {args.file}: {gap_of(notes)}")
         console.tell(args, f"wrote {target}")
         console.tell(
             args,

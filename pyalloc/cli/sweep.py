@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyalloc import console, replaying, sweeping
 from pyalloc.advice import size
-from pyalloc.report.text import column, hung
+from pyalloc.report.text import column, hung, wrapped
 
 
 class Command:
@@ -67,6 +67,10 @@ class Command:
             )
             # The columns take the whole width: a setting stands below its own.
             lines.append(hung(head, row["conf"].replace(",", ", ")))
+        told = {
+            f"{Path(row['path']).name}: {each}": None for row in results for each in row["caveats"]
+        }
+        lines += [wrapped(each, "") for each in told]
         console.deliver(
             args,
             "\n".join(lines),

@@ -234,3 +234,15 @@ print(peak_kib())
             )  # fmt: skip
             resident.append(int(done.stdout))
         assert resident[1] - resident[0] < 16 * 1024, (to, resident)  # KiB
+
+
+@pytest.mark.parametrize("to", sorted(export.FORMATS))
+def test_an_export_tells_of_a_gap(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str
+) -> None:
+    plan.event("user", "lost_events=11")
+    plan.event("user", "gaps=7 and 9")
+    target = tmp_path / "written"
+    assert main(["export", str(small_trace(plan)), "--to", to, "-o", str(target), "-q"]) == 0
+    told = capsys.readouterr().err
+    assert "The recording has a gap: 11 events were lost" in told and "events 7 and 9" in told

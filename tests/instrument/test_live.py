@@ -151,6 +151,17 @@ def test_sweep_on_cores(plan: Plan) -> None:
     assert pyalloc("sweep", path, "-q").count("240.0 MiB") == 3
 
 
+def test_a_sweep_tells_of_a_gap_once_for_each_trace(plan: Plan) -> None:
+    plan.event("user", "lost_events=11")
+    plan.event("user", "gaps=7 and 9")
+    path = small_trace(plan)
+    told = "The recording has a gap: 11 events were lost while recording between events 7 and 9."
+    out = " ".join(pyalloc("sweep", path, "--workers", "1", "-q").split())
+    assert out.count(f"{path.name}: {told}") == 1
+    rows = json.loads(pyalloc("sweep", path, "--workers", "1", "--json", "-q"))
+    assert len(rows) == 3 and all(told in " ".join(row["caveats"]) for row in rows)
+
+
 def test_the_service_listens_in_its_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
