@@ -137,8 +137,9 @@ class PressureHandle:
 def on_pressure(callback: Callback) -> PressureHandle:
     """Calls `callback(device, bytes)` when a request of that many bytes found no memory, before it is given up.
 
-    The callback frees what it can spare; the request is then tried again.  It returns False when it freed nothing; any
-    other result, None too, means "try again".  It may allocate; its own requests fail at once where memory is short.
+    Not for more bytes than the whole device has, which nothing makes room for.  The callback frees what it can spare;
+    the request is then tried again.  It returns False when it freed nothing; any other result, None too, means "try
+    again".  It may allocate; its own requests fail at once where memory is short.
     An exception it raises is printed, not raised.  Several callbacks are called in the order they were registered, each
     time all of them; they are asked again only while memory is being freed, and at most eight times for one request.
 

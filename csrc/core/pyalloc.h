@@ -36,8 +36,8 @@ struct pya_hooks {
     uint64_t (*context_key)(void *arg, void *context);
     /* One line that says where in the program that is; false: not known.  Called without a lock. */
     bool (*describe_context)(void *arg, void *context, char *text, size_t text_bytes);
-    /* Memory is short: free what you can.  Called without the lock, before out of memory, never from within itself
-     * on one thread; it may allocate and free.  true: try again. */
+    /* Memory is short: free what you can.  Called without the lock, before out of memory of what the card can hold,
+     * never from within itself on one thread; it may allocate and free.  true: try again. */
     bool (*on_pressure)(void *arg, int device, size_t bytes);
     /* Called without the lock before PYA_E_NOMEM is returned. */
     void (*on_oom)(void *arg, int device, size_t bytes);

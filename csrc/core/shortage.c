@@ -301,7 +301,8 @@ pya_status
 pya_heap_run_short(
     struct pya_heap *heap, struct pya_card *card, size_t bytes, pya_stream stream, pya_dptr *out) {
     const struct pya_hooks *hooks = &heap->hooks;
-    if (hooks->on_pressure != NULL && !is_pressing) {
+    /* No callback makes the card larger: what it drops would be dropped for nothing. */
+    if (hooks->on_pressure != NULL && !is_pressing && bytes <= card->caps.total_bytes) {
         pya_status st = run_callbacks(heap, card, bytes, stream, out);
         if (st != PYA_E_NOMEM) {
             return st;

@@ -254,9 +254,10 @@ def test_callback_that_raises_is_reported_and_the_error_is_ours(
     def broken(device: int, size: int) -> None:
         raise KeyError(size)
 
+    kept = empty(GIB)
     with pyalloc.on_pressure(broken), pytest.raises(torch.OutOfMemoryError):
-        empty(100 * GIB)
-    assert seen == [KeyError]
+        empty(8 * GIB)
+    assert seen == [KeyError] and kept.numel() == GIB
 
 
 @pyalloc_only
@@ -268,9 +269,21 @@ def test_callback_that_runs_out_of_memory_itself_does_not_recurse() -> None:
         with pytest.raises(torch.OutOfMemoryError):
             empty(90 * GIB)
 
-    with pyalloc.on_pressure(greedy), pytest.raises(torch.OutOfMemoryError, match=r"100\.00 GiB"):
-        empty(100 * GIB)
-    assert depth == [100 * GIB]
+    kept = empty(GIB)
+    with pyalloc.on_pressure(greedy), pytest.raises(torch.OutOfMemoryError, match=r"8\.00 GiB"):
+        empty(8 * GIB)
+    assert depth == [8 * GIB] and kept.numel() == GIB
+
+
+@pyalloc_only
+def test_callbacks_are_not_called_for_more_than_the_card_has() -> None:
+    calls = []
+    with (
+        pyalloc.on_pressure(lambda device, size: calls.append(size)),
+        pytest.raises(torch.OutOfMemoryError),
+    ):
+        empty(9 * GIB)
+    assert calls == []
 
 
 @pyalloc_only
@@ -283,11 +296,12 @@ def test_callback_removed_while_it_runs() -> None:
         handle.remove()
         return False
 
+    kept = empty(GIB)
     handle = pyalloc.on_pressure(once)
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError):
-            empty(100 * GIB)
-    assert len(calls) == 1
+            empty(8 * GIB)
+    assert len(calls) == 1 and kept.numel() == GIB
 
 
 @pyalloc_only
