@@ -134,9 +134,7 @@ def _steps(found: Analysis, args: argparse.Namespace) -> tuple[list[Moment], tup
         wanted = [usable[min(2, len(usable) - 2)], usable[-1]]
     missing = [number for number in wanted if number not in known]
     if missing:
-        raise UsageError(
-            f"there is no step {missing[0]}; steps go from 0 to {max(known, default=0)}"
-        )
+        raise UsageError(f"there is no step {missing[0]}; {_numbers(found)}")
     events = [known[number] for number in wanted]
     absent = [event for event in events if event not in found.moments]
     if absent:
@@ -144,7 +142,33 @@ def _steps(found: Analysis, args: argparse.Namespace) -> tuple[list[Moment], tup
         found.moments.update(trace.moments_at(found.path, sorted(absent), args.device, progress))
         progress.close()
     moments = [found.moments[event] for event in events]
-    return moments, (f"step {wanted[0]}", f"step {wanted[1]}")
+    end = _end_mark(found)
+    before, after = (
+        f"the end of step {end[0]}" if end and number == end[1] else f"step {number}"
+        for number in wanted
+    )
+    return moments, (before, after)
+
+
+def _end_mark(found: Analysis) -> tuple[int, int] | None:
+    """The last step and what begins after it, where that is no step of the program's: nothing was asked for in it.
+
+    A recording's own steps end with the optimizer's, after the last one too.
+    """
+    if len(found.steps) < 2:
+        return None
+    (last, *_), (number, _, _, at_begin, peak) = found.steps[-2:]
+    return (last, number) if peak == at_begin else None
+
+
+def _numbers(found: Analysis) -> str:
+    numbers = [step[0] for step in found.steps]
+    if not numbers:
+        return "no steps are in the file"
+    end = _end_mark(found)
+    if end is None:
+        return f"steps go from {min(numbers)} to {max(numbers)}"
+    return f"steps go from {min(numbers)} to {end[0]}, and {end[1]} stands for the end of the last"
 
 
 def _changes(

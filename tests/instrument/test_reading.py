@@ -53,7 +53,25 @@ def test_two_runs_and_two_steps_are_compared(tmp_path: Path, plan: Plan) -> None
     change = data["changes"][0]
     assert (change["before_bytes"], change["after_bytes"]) == (11 * MIB, 17 * MIB)
     assert data["verdict"].startswith("leak: 1.00 MiB more at each step")
-    assert "there is no step 40" in pyalloc("diff", path, "--steps", "1", "40", expect=2)
+    out = pyalloc("diff", path, "--steps", "1", "40", expect=2)
+    assert "there is no step 40; steps go from 0 to 29\n" in out
+    out = pyalloc("diff", first, "--steps", "1", "2", expect=2)
+    assert "there is no step 1; no steps are in the file\n" in out
+
+
+def test_what_begins_after_the_last_step_is_its_end(plan: Plan) -> None:
+    """Steps that end with the optimizer's: the last one's end begins one that the program does not have."""
+    for step in range(3, 6):
+        plan.event("step", "step", arg=step)
+        plan.event("alloc", addr=(step + 1) << 30, bytes=MIB, stack=plan.stack(8))
+    plan.event("step", "step", arg=6)
+    plan.event("free_requested", addr=4 << 30)
+    plan.event("free_completed", addr=4 << 30)
+    path = plan.done()
+    out = pyalloc("diff", path, "--steps", "3", "6", "-q")
+    assert out.startswith("step 3: 0 bytes; the end of step 5: 3.0 MiB\n")
+    out = " ".join(pyalloc("diff", path, "--steps", "3", "7", expect=2).split())
+    assert "there is no step 7; steps go from 3 to 5, and 6 stands for the end of the last" in out
 
 
 def test_lines_of_alike_names_are_told_apart(plan: Plan, tmp_path: Path) -> None:
