@@ -1,7 +1,7 @@
 """Phases, steps and tensors' categories without changes to the program, by torch's global hooks.
 
 Forward: each call of an outermost module ("inference" where gradients are off, "loss" for modules named so); modules
-inside become marks of their own.  Backward: torch.autograd.backward.  Optimizer: the hooks around step().
+inside become marks of their own.  Backward: what autograd's engine runs.  Optimizer: the hooks around step().
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyalloc import marks
+from pyalloc.config import CUBLAS_BYTES
 
 MODULE = "module:"  # phases of modules carry this prefix
 _At = tuple[int, int]  # device, address
@@ -62,6 +63,7 @@ class AutoMarks:
         ]
         self._wrap_backward(torch)
         self._wrap_empty_cache(torch)
+        self._wrap_cublas_workspace(torch)
         if not self.recorder.source.has_record_stream:
             self._wrap_record_stream(torch)
         marks.listeners.append(self)
@@ -153,12 +155,14 @@ class AutoMarks:
     # ---- backward and optimizer ----
 
     def _wrap_backward(self, torch: Any) -> None:
-        original = torch.autograd.backward
+        """What backward() and grad() come to, also those that a program or torch.func imported by name before."""
+        original = torch.autograd._engine_run_backward
 
-        def backward(*args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(original)
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
             if self._is_compiling():
                 return original(*args, **kwargs)
-            if not self.retains_graph and _retains_graph(*args, **kwargs):
+            if not self.retains_graph and _retains_graph(*args):
                 self.retains_graph = True
                 self.recorder.add("user", "retain_graph=True")
             self.recorder.on_phase("backward", True)
@@ -167,9 +171,7 @@ class AutoMarks:
             finally:
                 self.recorder.on_phase("backward", False)
 
-        backward.__doc__ = original.__doc__
-        backward.__wrapped__ = original  # type: ignore[attr-defined]
-        self._put(torch.autograd, "backward", backward)
+        self._put(torch.autograd, "_engine_run_backward", run_backward)
 
     def _wrap_empty_cache(self, torch: Any) -> None:
         """Neither history tells of it, and without it replays keep what the program gave back."""
@@ -182,6 +184,21 @@ class AutoMarks:
         for index in filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count())):
             self.recorder.add("empty_cache", "", device=index)
         original()
+
+    def _wrap_cublas_workspace(self, torch: Any) -> None:
+        """Torch tells the size that is set now, and nobody when it was another."""
+        original = getattr(torch._C, "_cuda_setCublasWorkspaceSize", None)
+        if original is None:
+            return
+        seen = [torch._C._cuda_getCublasWorkspaceSize()]
+
+        def set_size(n_bytes: int) -> None:
+            original(n_bytes)
+            if n_bytes not in seen:
+                seen.append(n_bytes)
+                self.recorder.add("user", f"{CUBLAS_BYTES}={','.join(map(str, seen))}")
+
+        self._put(torch._C, "_cuda_setCublasWorkspaceSize", set_size)
 
     def _put(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         """In place of what is there, until the end of the recording."""
@@ -334,14 +351,10 @@ def _is_alike(one: Any, other: Any) -> bool:
 
 
 def _retains_graph(
-    tensors: Any = None,
-    grad_tensors: Any = None,
-    retain_graph: bool | None = None,
-    *_args: Any,
-    **_kwargs: Any,
+    tensors: Any, grad_tensors: Any, retain_graph: bool, create_graph: bool, *_args: Any
 ) -> bool:
-    """Is torch.autograd.backward(), called so, told to keep the graph?"""
-    return bool(retain_graph)
+    """Is a graph kept by wish?  Where one of the gradients is made it is kept in any case."""
+    return retain_graph and not create_graph
 
 
 def _memory(tensor: Any) -> tuple[Any, int]:

@@ -29,6 +29,9 @@ PLAN = "PYALLOC_PLAN"  # a file that `pyalloc plan` wrote
 # What torch reads its own allocator's settings from: the newer name and the older.
 TORCH_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 CUBLAS_CONF = "CUBLAS_WORKSPACE_CONFIG"  # what torch asks its allocator for on cuBLAS's behalf
+CUBLAS_BYTES = (
+    "cublas_workspace"  # a note of recordings: the same as torch says, each size that it had
+)
 
 # What a plan needs, and why.
 _PLANNED = (

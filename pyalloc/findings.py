@@ -10,7 +10,7 @@ from pathlib import Path
 from pyalloc import _core, source
 from pyalloc.analysis import CUBLAS_WORKSPACES, Analysis, Phase
 from pyalloc.caveats import has_beginning
-from pyalloc.config import CUBLAS_CONF
+from pyalloc.config import CUBLAS_BYTES, CUBLAS_CONF
 from pyalloc.moments import Block, Moment, moments_of, rounded
 from pyalloc.told import Told, joined
 
@@ -72,7 +72,7 @@ def _reductions(analysis: Analysis, file: Path, device: int, progress: Progress 
 def _backwards(analysis: Analysis, file: Path, device: int, progress: Progress | None) -> None:
     """What autograd asked for after forward passes that no phase "backward" follows.
 
-    torch.autograd.grad() is no such phase: of CUDA graphs' warm-ups and captures, of updates by hand.
+    Recordings of older versions have no such phase of torch.autograd.grad(), snapshots only the program's own.
     """
     phases = list(outermost(analysis.phases))
     followers = [*phases[1:], None]
@@ -97,7 +97,10 @@ def _backwards(analysis: Analysis, file: Path, device: int, progress: Progress |
 
 
 def workspace_sizes(notes: dict[str, str]) -> tuple[int, ...]:
-    """Bytes that torch gives cuBLAS: pairs of KiB and how often in the setting, else its defaults."""
+    """Bytes that torch gives cuBLAS, as it said; else pairs of KiB and how often in the setting, or its defaults."""
+    said = notes.get(CUBLAS_BYTES, "")
+    if re.fullmatch(r"\d{1,15}(,\d{1,15})*", said):
+        return tuple(rounded(int(each)) for each in said.split(","))
     told = notes.get(CUBLAS_CONF, "")
     if not re.fullmatch(r"(:\d{1,9}:\d{1,9})+", told):
         return CUBLAS_WORKSPACES

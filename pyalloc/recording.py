@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pyalloc import _core, caveats, files, history, marks, sharing, snapshots
-from pyalloc.config import CUBLAS_CONF, ENVIRONMENT, TORCH_CONF
+from pyalloc.config import CUBLAS_BYTES, CUBLAS_CONF, ENVIRONMENT, TORCH_CONF
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
 
@@ -479,6 +479,9 @@ def _notes(torch: Any, *, with_command: bool) -> Iterator[str]:
     for name in (*TORCH_CONF, ENVIRONMENT, CUBLAS_CONF):
         if os.environ.get(name):
             yield f"{name}={os.environ[name]}"
+    ask = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)  # since 2.14
+    if ask is not None:
+        yield f"{CUBLAS_BYTES}={ask()}"
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         if os.environ.get(name):
             yield f"{name.lower()}={os.environ[name]}"

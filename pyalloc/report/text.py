@@ -12,6 +12,7 @@ from pyalloc import console, reserved
 from pyalloc.advice import advise, size
 from pyalloc.analysis import Analysis, Oom, Phase, Row
 from pyalloc.caveats import BEFORE, is_from_torch
+from pyalloc.config import CUBLAS_BYTES
 from pyalloc.errors import UsageError
 from pyalloc.moments import MIB, Moment, page_bytes
 from pyalloc.reserved import Reserved
@@ -30,6 +31,7 @@ _NOT_SETTINGS = (  # notes that are told elsewhere, or to programs
     "history",
     BEFORE,
     "steps_end_with",
+    CUBLAS_BYTES,
     *FOUND,
 )
 _MOST_DIGITS = 20  # of an event's number; of more than 4300 Python makes none

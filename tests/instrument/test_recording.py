@@ -497,3 +497,48 @@ def test_adamw_is_not_called_adam(record: Record) -> None:
         if told is not None:  # "": as of a snapshot
             found.notes["optimizers"] = told
         assert f"optimizer state ({name})" in {row.name for row in found.contributors(end)}
+
+
+@ALLOCATORS
+def test_gradients_that_are_asked_for_are_a_backward(record: Record, allocator: str) -> None:
+    """Imported by name before the recording began, twice through the graph, by torch.func, inside of a backward."""
+    source = """
+    import torch
+    from torch.autograd import grad
+
+    net = torch.nn.Linear(256, 256).cuda()
+    x = torch.ones(64, 256, device="cuda", requires_grad=True)
+    with pyalloc.phase("penalty"):
+        [slope] = grad(net(x).square().sum(), x, create_graph=True)
+        slope.square().sum().backward()
+    with pyalloc.phase("func"):
+        torch.func.grad(lambda x: x.square().sum())(x.detach())
+
+    class Inner(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            with torch.enable_grad():
+                y = ctx.saved_tensors[0].detach().requires_grad_()
+                return grad(y.square().sum(), y)[0] * g
+
+    with pyalloc.phase("inner"):
+        grad(Inner.apply(x).sum(), x)
+    with pyalloc.phase("failing"):
+        try:
+            grad(x.detach().sum(), x)
+        except RuntimeError:
+            pass
+    """
+    found = trace.analyse(record(source.replace("import torch\n", "import torch, pyalloc\n", 1)))
+    seen = {name: 0 for name in ("penalty", "func", "inner", "failing")}
+    for outer in found.phases:
+        if outer.name in seen:
+            inside = [p for p in found.phases if outer.begin < p.begin and p.end < outer.end]
+            seen[outer.name] = sum(phase.name == "backward" for phase in inside)
+    assert seen == {"penalty": 2, "func": 1, "inner": 2, "failing": 1}
+    assert "retain_graph" not in found.notes

@@ -9,7 +9,7 @@ import pytest
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, Plan, kinds, pyalloc
 from pyalloc import trace
-from pyalloc.analysis import Analysis
+from pyalloc.analysis import CUBLAS_WORKSPACES, Analysis
 from pyalloc.findings import workspace_sizes
 
 LINEAR = "/x/site-packages/torch/nn/modules/linear.py"
@@ -96,6 +96,26 @@ def test_a_setting_of_its_size_is_known(record: Record, monkeypatch: pytest.Monk
 )
 def test_sizes(setting: str, sizes: tuple[int, ...]) -> None:
     assert workspace_sizes({"CUBLAS_WORKSPACE_CONFIG": setting} if setting else {}) == sizes
+
+
+@pytest.mark.torch
+def test_a_size_that_the_program_sets_is_known(record: Record) -> None:
+    """Before the recording, and in it: only handles used afterwards have it."""
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch.backends.cuda, "cublas_workspace_size"):
+        pytest.skip("this torch has no such function")
+    source = PROGRAM.replace("BATCH", "64")
+    before = source.replace("import torch\n", "import torch\nSET(20_000_000)\n", 1)
+    inside = source.replace("for step", "SET(20_000_000)\nfor step")
+    for program in (before, inside):
+        path = record(program.replace("SET", "torch.backends.cuda.cublas_workspace_size"))
+        assert [n for _, n in labelled(trace.analyse(path))] == [20_000_256]
+
+
+def test_sizes_that_torch_said() -> None:
+    notes = {"cublas_workspace": "33554432,1000", "CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}
+    assert workspace_sizes(notes) == (32 * MIB, 1024)
+    assert workspace_sizes({"cublas_workspace": "many"}) == CUBLAS_WORKSPACES
 
 
 def by_hand(plan: Plan, **changed: object) -> Path:
