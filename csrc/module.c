@@ -506,7 +506,7 @@ PyInit__core(void) {
         pya_module_replay_add(module) != 0 || pya_module_scan_add(module) != 0 ||
         pya_module_csv_add(module) != 0 || pya_module_record_add(module) != 0 ||
         pya_module_limits_add(module) != 0 || pya_module_attention_add(module) != 0 ||
-        pya_module_layout_add(module) != 0) {
+        pya_module_ops_add(module) != 0 || pya_module_layout_add(module) != 0) {
         goto drop_module;
     }
     return module;

@@ -35,6 +35,7 @@ struct pya_trace_writer *pya_module_trace_writer(PyObject *object);
 void pya_module_trace_hold(PyObject *object, bool is_held);
 int pya_module_limits_add(PyObject *module);
 int pya_module_attention_add(PyObject *module);
+int pya_module_ops_add(PyObject *module);
 /* Calls arg, a Python function, with what is done and how much there is; false: it raised.  For work done without Python's
  * lock. */
 bool pya_module_progress(void *arg, uint64_t n_done, uint64_t n_all);

@@ -5,34 +5,16 @@
 #include <stdlib.h>
 
 #include "module.h"
+#include "module_dlpack.h"
 
 static const char rule_capsule[] = "pyalloc.attention_rule";
-static const char dlpack_capsule[] = "dlpack_exchange_api";
-
-/* As DLPack 1.x lays them out: a tensor seen without owning it, and the functions a library offers. */
-struct dlpack_view {
-    void *data;
-    int32_t device_kind, device_index;
-    int32_t n_dims;
-    uint8_t dtype_kind, dtype_bits;
-    uint16_t dtype_lanes;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-};
-struct dlpack_api {
-    uint32_t major, minor;
-    void *older;
-    void (*unused[3])(void);
-    int (*view)(void *tensor, struct dlpack_view *out); /* may be NULL */
-};
-enum { DLPACK_MAJOR = 1, DLPACK_CPU = 1, DLPACK_FLOAT = 2, DLPACK_FLOAT_BITS = 32 };
 
 /* The limits, the names of what is asked of a tensor, and the only dtype. */
 struct rule {
     long long few_scores, few_queries, few_keys, largest_head;
     PyObject *shape, *stride, *dtype, *is_cpu, *wanted;
     PyObject *types[2]; /* only of these, and not of classes made from them, is a view taken */
-    const struct dlpack_api *api; /* NULL: by attributes */
+    const struct pya_dlpack_api *api; /* NULL: by attributes */
 };
 
 enum { RULE_DIMS = 4, RULE_TENSORS = 3 };
@@ -130,12 +112,12 @@ rule_by_views(const struct rule *r, PyObject *const *qkv, bool *is_known) {
     *is_known = false;
     for (int i = 0; i < RULE_TENSORS; i++) {
         PyObject *type = (PyObject *)Py_TYPE(qkv[i]);
-        struct dlpack_view view = {0};
+        struct pya_dlpack_view view = {0};
         if ((type != r->types[0] && type != r->types[1]) || r->api->view(qkv[i], &view) != 0) {
             return false;
         }
-        *is_known = view.n_dims == RULE_DIMS && view.device_kind == DLPACK_CPU &&
-                    view.dtype_kind == DLPACK_FLOAT && view.dtype_bits == DLPACK_FLOAT_BITS;
+        *is_known = view.n_dims == RULE_DIMS && view.device_kind == PYA_DLPACK_CPU &&
+                    view.dtype_kind == PYA_DLPACK_FLOAT && view.dtype_bits == 32;
         for (int d = 0; *is_known && d < RULE_DIMS; d++) {
             n[i][d] = view.shape[d];
             *is_known = view.shape[d] > 0 && view.shape[d] < INT_MAX;
@@ -177,19 +159,6 @@ static PyMethodDef rule_method = {
     "attention_rule", (PyCFunction)(void (*)(void))rule_call, METH_FASTCALL,
     "(q, k, v): whether torch's kernel serves the call faster"};
 
-/* Torch's table of functions; NULL, without an exception, where it has none that we know. */
-static const struct dlpack_api *
-rule_find_api(PyObject *tensor_type) {
-    PyObject *capsule = PyObject_GetAttrString(tensor_type, "__dlpack_c_exchange_api__");
-    const struct dlpack_api *api = NULL;
-    if (capsule != NULL) {
-        api = (const struct dlpack_api *)PyCapsule_GetPointer(capsule, dlpack_capsule);
-    }
-    Py_XDECREF(capsule); /* the table lives as long as torch */
-    PyErr_Clear();
-    return api != NULL && api->major == DLPACK_MAJOR && api->view != NULL ? api : NULL;
-}
-
 static PyObject *
 core_attention_rule(PyObject *self, PyObject *args) {
     (void)self;
@@ -207,7 +176,7 @@ core_attention_rule(PyObject *self, PyObject *args) {
     Py_INCREF(r->types[0]);
     Py_INCREF(r->types[1]);
     Py_INCREF(r->wanted);
-    r->api = rule_find_api(r->types[0]);
+    r->api = pya_module_dlpack(r->types[0]);
     r->shape = PyUnicode_InternFromString("shape");
     r->stride = PyUnicode_InternFromString("stride");
     r->dtype = PyUnicode_InternFromString("dtype");

@@ -5,71 +5,152 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyalloc.ops import _cuda, _eager, _sharded
 from pyalloc.ops._composed import composable, is_transformed
-from pyalloc.ops._library import AdditiveArgs, call, dense_rows, dtype_code, packer, threads
+from pyalloc.ops._library import (
+    SOMEWHERE,
+    AdditiveArgs,
+    Call,
+    dense_rows,
+    dtype_code,
+    packer,
+    places,
+    threads,
+)
+from pyalloc.ops._plans import Plans, maker, row_major
 from pyalloc.ops._sizes import is_empty
-from pyalloc.ops._vmap import choose_backward, fold, is_plain, unfold
+from pyalloc.ops._vmap import asks_gradient, choose_backward, fold, is_plain, unfold
 
 _pack = packer(AdditiveArgs)
+_SOURCES = "query keys values v mask probs"
+_FORWARD_PLACES = places(AdditiveArgs, *f"{_SOURCES} context workspace".split())
+_BACKWARD_PLACES = places(
+    AdditiveArgs, *f"{_SOURCES} grad grad_probs d_query d_keys d_values d_v workspace".split()
+)
 _NO_ROWS = (0, 0, 0)
 
 
-def _rows(x: Tensor | None) -> tuple[int, int, int]:
+def _rows(stride: Sequence[int]) -> tuple[int, int, int]:
     """Struct pya_ops_view of the rows of a (B, rows, n) tensor, or of a (B, n) with one each."""
-    if x is None:
-        return _NO_ROWS
-    stride = x.stride()
-    return x.data_ptr(), stride[1] if len(stride) == 3 else 0, stride[0]
+    return SOMEWHERE, stride[1] if len(stride) == 3 else 0, stride[0]
 
 
-def _mask(mask: Tensor | None) -> tuple[int, int, int]:
-    return _NO_ROWS if mask is None else (mask.data_ptr(), *mask.stride())
+def _rows_of(x: Tensor | None) -> tuple[int, int, int]:
+    return _NO_ROWS if x is None else _rows(x.stride())
 
 
-def _sizes(query: Tensor, keys: Tensor, values: Tensor) -> tuple[int, int, int, int, int]:
+def _inputs(query: Tensor, keys: Tensor, values: Tensor) -> tuple[int, ...]:
+    """The structure's sizes and what follows them up to the score vector."""
     n_b, n_s, n_h = keys.shape
-    return n_b, query.shape[1] if query.dim() == 3 else 1, n_s, n_h, values.shape[2]
+    n_q = query.shape[1] if query.dim() == 3 else 1
+    rows = (number for x in (query, keys, values) for number in _rows(x.stride()))
+    return (n_b, n_q, n_s, n_h, values.shape[2], *rows, SOMEWHERE)
 
 
-def _threads(sizes: tuple[int, int, int, int, int]) -> int:
-    n_b, n_q, n_s, n_h, n_e = sizes
-    return threads(16 * n_b * n_q * n_s * (n_h + n_e))  # a tanh takes as long as 16 multiply-adds
+def _options(query: Tensor, keys: Tensor, values: Tensor, *, accumulate: bool) -> tuple[int, ...]:
+    """The structure's last numbers."""
+    work = 16 * query[..., 0].numel() * keys.shape[1] * (keys.shape[2] + values.shape[2])
+    # a tanh takes as long as 16 multiply-adds
+    return 0, 0, accumulate, dtype_code(keys.dtype), threads(work)
+
+
+class _Forward(NamedTuple):
+    call: Call
+    context: Callable[[], Tensor]
+    probs: Callable[[], Tensor]
+    workspace: Callable[[], Tensor] | None
+
+
+def _plan_forward(
+    query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None, on_device: bool
+) -> _Forward:
+    context = (*query.shape[:-1], values.shape[2])
+    args = _pack(
+        *_inputs(query, keys, values),
+        *(_NO_ROWS if mask is None else (SOMEWHERE, *mask.stride())),
+        SOMEWHERE,
+        *_rows(row_major(context)),
+        *(5 * _NO_ROWS),  # no gradients
+        *(0, 0),  # d_v, workspace
+        *_options(query, keys, values, accumulate=False),
+    )
+    name = "pya_ops_cuda_additive_forward" if on_device else "pya_ops_additive_forward"
+    return _Forward(
+        Call(name, args, _FORWARD_PLACES),
+        maker(context, values),
+        maker((*query.shape[:-1], keys.shape[1]), values),
+        maker((_cuda.room("additive", args),), keys) if on_device else None,
+    )
+
+
+class _Backward(NamedTuple):
+    call: Call
+    query: Callable[[], Tensor]
+    v: Callable[[], Tensor]
+    workspace: Callable[[], Tensor] | None
+
+
+def _plan_backward(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    v: Tensor,
+    probs: Tensor,
+    grad: Tensor,
+    grad_probs: Tensor | None,
+    d_keys: Tensor | None,
+    d_values: Tensor | None,
+    accumulate: bool,
+    on_device: bool,
+) -> _Backward:
+    args = _pack(
+        *_inputs(query, keys, values),
+        *_NO_ROWS,  # what the mask hides has no probability
+        SOMEWHERE,
+        *_NO_ROWS,  # no context
+        *_rows_of(grad),
+        *_rows_of(grad_probs),
+        *_rows(row_major(query.shape)),
+        *_rows_of(d_keys),
+        *_rows_of(d_values),
+        *(SOMEWHERE, 0),  # d_v, workspace
+        *_options(query, keys, values, accumulate=accumulate),
+    )
+    name = "pya_ops_cuda_additive_backward" if on_device else "pya_ops_additive_backward"
+    return _Backward(
+        Call(name, args, _BACKWARD_PLACES),
+        maker(query.shape, query),
+        maker((keys.shape[0], keys.shape[2]), v),
+        maker((probs.numel(),), keys) if on_device else None,
+    )
+
+
+_READS = (dense_rows, dense_rows, dense_rows, dense_rows)
+_forward_plans = Plans((*_READS, None), _plan_forward)
+# The probabilities are as made, but for what vmap's folding does to them.
+_backward_plans = Plans(
+    (*_READS, Tensor.contiguous, dense_rows, dense_rows, None, None), _plan_backward
+)
 
 
 def forward_kernel(
     query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Also of a query (B, H), with results of as many dimensions."""
-    query, keys, values, v = dense_rows(query), dense_rows(keys), dense_rows(values), dense_rows(v)
-    sizes = _sizes(query, keys, values)
-    queries = query.shape[:-1]
-    context = values.new_empty((*queries, sizes[4]))
-    probs = values.new_empty((*queries, sizes[2]))
-    args = _pack(
-        *sizes,
-        *_rows(query),
-        *_rows(keys),
-        *_rows(values),
-        v.data_ptr(),
-        *_mask(mask),
-        probs.data_ptr(),
-        *_rows(context),
-        *(5 * _NO_ROWS),  # no gradients
-        *(0, 0, 0, 0, 0),  # d_v, workspace, what the launcher sets, accumulate
-        dtype_code(keys.dtype),
-        _threads(sizes),
-    )
-    if _cuda.on_device(keys):
-        _cuda.additive_forward(args, keys)
+    on_device = _cuda.on_device(keys)
+    plan, tensors = _forward_plans.find((query, keys, values, v, mask), on_device)
+    context, probs = plan.context(), plan.probs()
+    if on_device:
+        _cuda.launch(plan.call, "additive", keys, *tensors, probs, context, plan.workspace())
     else:
-        call("pya_ops_additive_forward", args)
+        plan.call.compute(*tensors, probs, context, None)
     return context, probs
 
 
@@ -82,37 +163,17 @@ def backward_kernel(
     accumulate: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of query and, for each batch entry, v; the keys' and values' go to the sinks there are."""
-    query, keys, values, v = (dense_rows(x) for x in inputs)
-    probs = probs.contiguous()  # as made, but for what vmap's folding does to it
-    grad = dense_rows(grads[0])
-    grad_probs = None if grads[1] is None else dense_rows(grads[1])
-    sizes = _sizes(query, keys, values)
-    d_query = query.new_empty(query.shape)
-    d_v = v.new_empty((sizes[0], sizes[3]))
-    args = _pack(
-        *sizes,
-        *_rows(query),
-        *_rows(keys),
-        *_rows(values),
-        v.data_ptr(),
-        *_NO_ROWS,  # what the mask hides has no probability
-        probs.data_ptr(),
-        *_NO_ROWS,  # no context
-        *_rows(grad),
-        *_rows(grad_probs),
-        *_rows(d_query),
-        *_rows(sinks[0]),
-        *_rows(sinks[1]),
-        d_v.data_ptr(),
-        *(0, 0, 0),  # workspace, what the launcher sets
-        accumulate,
-        dtype_code(keys.dtype),
-        _threads(sizes),
-    )
-    if _cuda.on_device(keys):
-        _cuda.additive_backward(args, keys)
+    on_device = _cuda.on_device(inputs[1])
+    tensors = (*inputs, probs, *grads, *sinks)
+    plan, found = _backward_plans.find(tensors, accumulate, on_device)
+    query, keys, values, v, probs, grad, grad_probs, d_keys, d_values = found
+    d_query, d_v = plan.query(), plan.v()
+    sources = query, keys, values, v, None, probs, grad, grad_probs
+    results = d_query, d_keys, d_values, d_v
+    if on_device:
+        _cuda.launch(plan.call, "additive", keys, *sources, *results, plan.workspace())
     else:
-        call("pya_ops_additive_backward", args)
+        plan.call.compute(*sources, *results, None)
     return d_query, d_v
 
 
@@ -126,16 +187,24 @@ def _gradients(
     v: Tensor,
     mask: Tensor | None,
     needs: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    sinks = (
-        keys.new_empty(keys.shape) if needs[1] else None,
-        values.new_empty(values.shape) if needs[2] else None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """Those of keys and values where they are needed."""
+    d_keys, d_values = (
+        torch.empty_like(x, memory_format=torch.contiguous_format) if need else None
+        for x, need in ((keys, needs[1]), (values, needs[2]))
     )
+    sinks = d_keys, d_values
     d_query, d_v = backward_kernel(
         (query, keys, values, v), probs, (grad, grad_probs), sinks, accumulate=False
     )
-    d_keys, d_values = (keys.new_empty(0) if x is None else x for x in sinks)
     return d_query, d_keys, d_values, d_v
+
+
+def run_direct(*args: Any) -> tuple[Tensor, Tensor]:
+    """As run, where nothing but autograd looks at the call and the kernels serve."""
+    run = _Direct.apply if asks_gradient(args[:4]) else forward_kernel
+    context, probs = run(*args)
+    return context, probs
 
 
 def run(*args: Any) -> tuple[Tensor, Tensor]:
@@ -149,11 +218,7 @@ def run(*args: Any) -> tuple[Tensor, Tensor]:
     elif is_transformed():
         run = _transformable
     elif is_plain(args) and _cuda.is_direct("additive", args[1]):
-        run = forward_kernel
-        if torch.is_grad_enabled() and any(x.requires_grad for x in args[:4]):
-            run = _Direct.apply
-        context, probs = run(*args)
-        return context, probs
+        return run_direct(*args)
     elif _sharded.is_sharded(args):
         run = _sharded.additive
     if args[0].dim() == 3:
@@ -198,7 +263,9 @@ def _additive_backward(
         found = _eager.additive_vjp(inputs, mask, (grad, grad_probs), needs)
         d_query, d_keys, d_values, d_v = (x.contiguous() for x in found)
         return d_query, d_keys, d_values, d_v
-    return _gradients(grad, grad_probs, probs, query, keys, values, v, mask, needs)
+    of_each = _gradients(grad, grad_probs, probs, query, keys, values, v, mask, needs)
+    d_query, d_keys, d_values, d_v = (keys.new_empty(0) if x is None else x for x in of_each)
+    return d_query, d_keys, d_values, d_v
 
 
 @_additive_backward.register_fake
@@ -232,7 +299,7 @@ def _vjp(
         grad = values.new_zeros((*query.shape[:-1], values.shape[2]))
     backward = backward or torch.ops.pyalloc.additive_attention_backward
     *of_each, d_v = backward(grad, grad_probs, probs, query, keys, values, v, mask, needs)
-    grads = (*of_each, d_v.sum(0))
+    grads = (*of_each, d_v.sum(0) if needs[3] else None)
     return (*(g if need else None for g, need in zip(grads, needs, strict=True)), None)
 
 

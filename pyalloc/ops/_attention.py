@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,29 +15,59 @@ from torch import Tensor
 from pyalloc.errors import OpError
 from pyalloc.ops import _cuda, _eager, _sharded
 from pyalloc.ops._composed import composable, is_transformed
-from pyalloc.ops._library import AttentionArgs, call, dense_rows, dtype_code, packer, threads
+from pyalloc.ops._library import (
+    SOMEWHERE,
+    AttentionArgs,
+    Call,
+    dense_rows,
+    dtype_code,
+    packer,
+    places,
+    resolved,
+    threads,
+)
+from pyalloc.ops._plans import Plans, maker, row_major
 from pyalloc.ops._sizes import is_empty
-from pyalloc.ops._vmap import choose_backward, fold, is_plain, unfold
+from pyalloc.ops._vmap import asks_gradient, choose_backward, fold, is_plain, unfold
 
 _pack = packer(AttentionArgs)
+_FORWARD_PLACES = places(AttentionArgs, *["q", "k", "v", "out", "stats", "bias", "mask", "seed"])
+_BACKWARD_PLACES = places(
+    AttentionArgs,
+    *[
+        "q",
+        "k",
+        "v",
+        "out",
+        "stats",
+        "bias",
+        "mask",
+        "seed",
+        "grad",
+        "d_q",
+        "d_k",
+        "d_v",
+        "d_bias",
+        "workspace",
+    ],
+)
 _NO_HEADS = (0, 0, 0, 0)
 _NO_SCORES = (0, 0, 0, 0, 0)
 _DIMS = range(4)
 
 
-def _heads(x: Tensor) -> tuple[int, ...]:
+def _heads(stride: Sequence[int]) -> tuple[int, ...]:
     """Struct pya_ops_heads: where the rows of each head are."""
-    stride = x.stride()
-    return x.data_ptr(), stride[0], stride[1], stride[2]
+    return SOMEWHERE, *stride[:3]
 
 
-def _scores(x: Tensor | None) -> tuple[int, ...]:
+def _scores(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
     """Struct pya_ops_scores: a dimension of size 1 is shared."""
-    if x is None:
-        return _NO_SCORES
-    n, s = x.shape, x.stride()
-    b, h, q, k = (s[i] if n[i] != 1 else 0 for i in _DIMS) if 1 in n else s
-    return x.data_ptr(), b, h, q, k
+    return SOMEWHERE, *(stride[i] if shape[i] != 1 else 0 for i in _DIMS)
+
+
+def _scores_of(x: Tensor | None) -> tuple[int, ...]:
+    return _NO_SCORES if x is None else _scores(x.shape, x.stride())
 
 
 def _stats_shape(q: Tensor) -> tuple[int, ...]:
@@ -44,10 +75,111 @@ def _stats_shape(q: Tensor) -> tuple[int, ...]:
     return (*q.shape[:2], 2, q.shape[2])
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+def _inputs(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, n_out: Sequence[int]
+) -> tuple[int, ...]:
+    """The structure's sizes and what follows them up to the mask."""
     n_b, n_h, n_q, dim = q.shape
     _, n_kv, n_k, dim_v = v.shape
-    return n_b, n_h, n_kv, n_q, n_k, dim, dim_v
+    sizes = n_b, n_h, n_kv, n_q, n_k, dim, dim_v
+    heads = (*_heads(q.stride()), *_heads(k.stride()), *_heads(v.stride()), *_heads(n_out))
+    return (*sizes, *heads, 0, *_scores_of(bias), *_scores_of(mask))
+
+
+def _options(q: Tensor, k: Tensor, causal: bool) -> tuple[int, ...]:
+    """The structure's last numbers."""
+    return causal, dtype_code(q.dtype), threads(q.numel() * k.shape[2])
+
+
+class _Forward(NamedTuple):
+    call: Call
+    out: Callable[[], Tensor]
+    stats: Callable[[], Tensor]
+
+
+def _plan_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    on_device: bool,
+) -> _Forward:
+    shape = (*q.shape[:3], v.shape[3])
+    args = _pack(
+        *_inputs(q, k, v, bias, mask, row_major(shape)),
+        scale,
+        dropout,
+        0,
+        *(4 * _NO_HEADS),  # no gradients
+        *_NO_SCORES,
+        0,
+        0,
+        *_options(q, k, causal),
+    )
+    name = "pya_ops_cuda_attention_forward" if on_device else "pya_ops_attention_forward"
+    call = Call(name, args, _FORWARD_PLACES)
+    return _Forward(call, maker(shape, q), maker(_stats_shape(q), q))
+
+
+class _Backward(NamedTuple):
+    call: Call
+    gradients: tuple[Callable[[], Tensor], ...]  # of q, k and v
+    bias: Callable[[], Tensor] | None
+    is_summed: bool  # in the bias's, which starts as zeros
+    workspace: Callable[[], Tensor] | None
+
+
+def _plan_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    grad: Tensor,
+    out: Tensor,
+    _stats: Tensor,
+    causal: bool,
+    scale: float,
+    dropout: float,
+    needs_bias: bool,
+    on_device: bool,
+) -> _Backward:
+    d_bias: tuple[int, ...] = _NO_SCORES
+    make_bias, is_summed = None, False
+    if needs_bias and bias is not None:
+        # a dimension of size 1 looks shared (its stride is 0) and is added to, never overwritten
+        is_summed = causal or 1 in bias.shape or bias.shape != (*q.shape[:3], k.shape[2])
+        d_bias, make_bias = _scores(bias.shape, row_major(bias.shape)), maker(bias.shape, q)
+    args = _pack(
+        *_inputs(q, k, v, bias, mask, out.stride()),
+        scale,
+        dropout,
+        0,
+        *_heads(grad.stride()),
+        *(number for x in (q, k, v) for number in _heads(row_major(x.shape))),
+        *d_bias,
+        0,
+        is_summed,
+        *_options(q, k, causal),
+    )
+    name = "pya_ops_cuda_attention_backward" if on_device else "pya_ops_attention_backward"
+    return _Backward(
+        Call(name, args, _BACKWARD_PLACES),
+        tuple(maker(x.shape, x) for x in (q, k, v)),
+        make_bias,
+        is_summed,
+        maker(q.shape[:3], q) if on_device else None,
+    )
+
+
+_READS = (dense_rows, dense_rows, dense_rows, resolved, None)
+_forward_plans = Plans(_READS, _plan_forward)
+# The results are as made, but for what vmap's folding does to them.
+_backward_plans = Plans((*_READS, dense_rows, dense_rows, Tensor.contiguous), _plan_backward)
 
 
 def _forward_kernel(
@@ -63,38 +195,18 @@ def _forward_kernel(
     wants_stats: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """The result and, for the backward, what each row's softmax needs, which CUDA's kernel makes in any case."""
-    q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
-    bias = None if bias is None else bias.resolve_neg()
-    sizes = _sizes(q, k, v)
-    n_b, n_h, _, n_q, n_k, dim, dim_v = sizes
-    out = q.new_empty((n_b, n_h, n_q, dim_v))
     on_device = _cuda.on_device(q)
-    stats = q.new_empty(_stats_shape(q)) if wants_stats or on_device else None
-    args = _pack(
-        *sizes,
-        *_heads(q),
-        *_heads(k),
-        *_heads(v),
-        *_heads(out),
-        0 if stats is None else stats.data_ptr(),
-        *_scores(bias),
-        *_scores(mask),
-        scale,
-        dropout,
-        0 if seed is None else int(seed),
-        *(4 * _NO_HEADS),  # no gradients
-        *_NO_SCORES,
-        0,
-        0,
-        causal,
-        dtype_code(q.dtype),
-        threads(n_b * n_h * n_q * n_k * dim),
-    )
+    options = causal, scale, dropout, on_device
+    plan, tensors = _forward_plans.find((q, k, v, bias, mask), *options)
+    q, k, v, bias, mask = tensors
+    out = plan.out()
+    stats = plan.stats() if wants_stats or on_device else None
+    drops = None if seed is None else int(seed)
     if on_device:
         _cuda.refuse_captured_dropout(dropout, q)
-        _cuda.attention_forward(args, q)
+        _cuda.launch(plan.call, "attention", q, q, k, v, out, stats, bias, mask, drops)
     else:
-        call("pya_ops_attention_forward", args)
+        plan.call.compute(q, k, v, out, stats, bias, mask, drops)
     return out, stats
 
 
@@ -112,50 +224,24 @@ def _backward_kernel(
     dropout: float,
     seed: Tensor | None,
     needs_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, v, grad = dense_rows(q), dense_rows(k), dense_rows(v), dense_rows(grad)
-    bias = None if bias is None else bias.resolve_neg()
-    # These are as made, but for what vmap's folding does to them.
-    out, stats = dense_rows(out), stats.contiguous()
-    sizes = _sizes(q, k, v)
-    n_b, n_h, _, n_q, n_k, dim, _ = sizes
-    d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    d_bias, summed = None, False
-    if needs_bias and bias is not None:
-        # a dimension of size 1 looks shared (its stride is 0) and is added to, never overwritten
-        summed = causal or 1 in bias.shape or bias.shape != (n_b, n_h, n_q, n_k)
-        empty = torch.zeros if summed else torch.empty
-        d_bias = empty(bias.shape, dtype=q.dtype, device=q.device)
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     on_device = _cuda.on_device(q)
-    workspace = q.new_empty((n_b, n_h, n_q)) if on_device else None
-    args = _pack(
-        *sizes,
-        *_heads(q),
-        *_heads(k),
-        *_heads(v),
-        *_heads(out),
-        stats.data_ptr(),
-        *_scores(bias),
-        *_scores(mask),
-        scale,
-        dropout,
-        0 if seed is None else int(seed),
-        *_heads(grad),
-        *_heads(d_q),
-        *_heads(d_k),
-        *_heads(d_v),
-        *_scores(d_bias),
-        0 if workspace is None else workspace.data_ptr(),
-        summed,
-        causal,
-        dtype_code(q.dtype),
-        threads(n_b * n_h * n_q * n_k * dim),
-    )
+    options = causal, scale, dropout, needs_bias, on_device
+    plan, tensors = _backward_plans.find((q, k, v, bias, mask, grad, out, stats), *options)
+    q, k, v, bias, mask, grad, out, stats = tensors
+    d_q, d_k, d_v = (make() for make in plan.gradients)
+    d_bias = None if plan.bias is None else plan.bias()
+    if d_bias is not None and plan.is_summed:
+        d_bias.zero_()
+    drops = None if seed is None else int(seed)
+    sources = q, k, v, out, stats, bias, mask, drops
     if on_device:
-        _cuda.attention_backward(args, q)
+        workspace = plan.workspace()
+        found = grad, d_q, d_k, d_v, d_bias, workspace
+        _cuda.launch(plan.call, "attention", q, *sources, *found)
     else:
-        call("pya_ops_attention_backward", args)
-    return d_q, d_k, d_v, q.new_empty(0) if d_bias is None else d_bias
+        plan.call.compute(*sources, grad, d_q, d_k, d_v, d_bias, None)
+    return d_q, d_k, d_v, d_bias
 
 
 def run(*args: Any) -> Tensor:
@@ -165,11 +251,21 @@ def run(*args: Any) -> Tensor:
     """
     if is_transformed():
         return _transformable(*args)[0]
-    if not (is_plain(args) and _cuda.is_direct("attention", *args[:3])):
+    if not (is_plain(args) and is_direct(*args[:3])):
         if _sharded.is_sharded(args):
             return _sharded.attention(*args)
         return torch.ops.pyalloc.scaled_attention(*args)[0]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in args[:4] if x is not None):
+    return run_direct(*args)
+
+
+def is_direct(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether no dispatcher is needed to find what serves such tensors."""
+    return _cuda.is_direct("attention", q, k, v)
+
+
+def run_direct(*args: Any) -> Tensor:
+    """As run, where nothing but autograd looks at the call and the kernels serve."""
+    if asks_gradient(args[:4]):
         out: Tensor = _Direct.apply(*args)
         return out
     return _forward_kernel(*args, wants_stats=False)[0]
@@ -226,9 +322,11 @@ def _attention_backward(
         found = _eager.attention_vjp((q, k, v, bias), grad, mask, (causal, scale), needs_bias)
         d_q, d_k, d_v, d_bias = (x.contiguous() for x in found)
         return d_q, d_k, d_v, d_bias
-    return _backward_kernel(
+    *found, d_bias = _backward_kernel(
         grad, out, stats, q, k, v, bias, mask, causal, scale, dropout, seed, needs_bias
     )
+    d_q, d_k, d_v = found
+    return d_q, d_k, d_v, q.new_empty(0) if d_bias is None else d_bias
 
 
 @_attention_backward.register_fake

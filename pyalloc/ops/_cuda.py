@@ -16,14 +16,13 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyalloc import files
 from pyalloc.errors import OpError
-from pyalloc.ops._library import AdditiveArgs, PowerSphericalArgs, as_pointer, library
+from pyalloc.ops._library import Call, library, packer
 
 _SEAL = hashlib.sha256().digest_size
 SOURCE = Path(__file__).parent.parent / "lib" / "ops.cu"
@@ -38,6 +37,9 @@ class Target(ctypes.Structure):
         ("stream", ctypes.c_void_p),
         ("context", ctypes.c_void_p),
     ]
+
+
+_pack_target = packer(Target)
 
 
 def on_device(x: Tensor) -> bool:
@@ -98,14 +100,14 @@ def refuse_dropout(dropout: float) -> None:
 
 def refuse_captured_dropout(dropout: float, like: Tensor) -> None:
     """The seed is a number of the launch: every replay would drop what the capture did."""
-    if dropout > 0 and like.is_cuda and _is_captured(like.device):
+    if dropout > 0 and like.is_cuda and is_captured(like.device):
         raise OpError(
             "scaled_attention: a captured graph would drop the same probabilities at every replay; "
             "set dropout=0, or leave this call out of the graph"
         )
 
 
-def _is_captured(device: torch.device) -> bool:
+def is_captured(device: torch.device) -> bool:
     """Whether a graph records what goes to the device, or to the current one, for which alone torch answers."""
     if torch.cuda.is_current_stream_capturing():
         return True
@@ -113,62 +115,29 @@ def _is_captured(device: torch.device) -> bool:
         return bool(torch.cuda.is_current_stream_capturing())
 
 
-def power_spherical_forward(args: bytes, like: Tensor) -> None:
-    _launch("ps_forward", args, like)
+def room(op: str, args: bytes) -> int:
+    """Numbers that a launch keeps beside its results, by the structure that it gets."""
+    ask = getattr(library(), f"pya_ops_cuda_{op}_room")
+    ask.restype = ctypes.c_int64
+    return int(ask(args))
 
 
-def power_spherical_backward(packed: bytes, like: Tensor) -> None:
-    args = PowerSphericalArgs.from_buffer_copy(packed)
-    _launch_with("ps_backward", args, _room("ps", args), like)
-
-
-def additive_forward(packed: bytes, like: Tensor) -> None:
-    args = AdditiveArgs.from_buffer_copy(packed)
-    _launch_with("additive_forward", args, _room("additive", args), like)
-
-
-def additive_backward(packed: bytes, like: Tensor) -> None:
-    args = AdditiveArgs.from_buffer_copy(packed)
-    _launch_with("additive_backward", args, args.n_b * args.n_q * args.n_s, like)
-
-
-def _room(op: str, args: ctypes.Structure) -> int:
-    """Numbers that a launch keeps beside its results."""
-    room = getattr(library(), f"pya_ops_cuda_{op}_room")
-    room.restype = ctypes.c_int64
-    return int(room(ctypes.byref(args)))
-
-
-def _launch_with(name: str, args: Any, room: int, like: Tensor) -> None:
-    """With a workspace of so many numbers."""
-    workspace = like.new_empty(room)
-    args.workspace = workspace.data_ptr()
-    _launch(name, args, like)
-
-
-def attention_forward(args: bytes, like: Tensor) -> None:
-    _launch("attention_forward", args, like)
-
-
-def attention_backward(args: bytes, like: Tensor) -> None:
-    _launch("attention_backward", args, like)
-
-
-def _launch(name: str, args: ctypes.Structure | bytes, like: Tensor) -> None:
-    lib = library()
-    to = target(like, name.partition("_")[0])
-    status = getattr(lib, f"pya_ops_cuda_{name}")(as_pointer(args), ctypes.byref(to))
+def launch(call: Call, family: str, like: Tensor, *tensors: Tensor | int | None) -> None:
+    """Runs a call of a launcher on torch's current stream of the device of like."""
+    status = call.run(*tensors, target=target(like, family))
+    if status == 0:
+        return
+    name = call.name.removeprefix("pya_ops_cuda_")
     if status == 2:
         raise OpError(f"{name}: the launch is larger than a device takes; split the batch")
-    if status != 0:
-        raise OpError(f"{name}: {_error(lib)}")
+    raise OpError(f"{name}: {_error(library())}")
 
 
-def target(like: Tensor, family: str) -> Target:
-    """A family's loaded module and torch's current stream on the device of like."""
+def target(like: Tensor, family: str) -> bytes:
+    """Struct pya_ops_target: a family's loaded module and torch's current stream on the device of like."""
     device = like.get_device()
     module, context = _module(device, family) or (0, None)
-    return Target(module, _raw_stream(device), context)
+    return _pack_target(module, _raw_stream(device), context or 0)
 
 
 def _current_stream(device: int) -> int:
@@ -187,7 +156,7 @@ def _error(lib: ctypes.CDLL) -> str:
 @functools.cache
 def _module(device: int, family: str) -> tuple[int, int | None] | None:
     """A family's kernels loaded in a device's primary context, and that; None, with a warning, if that fails."""
-    if _is_captured(torch.device("cuda", device)):
+    if is_captured(torch.device("cuda", device)):
         raise OpError(
             "pyalloc.ops: the CUDA kernels cannot be loaded while a graph is captured; "
             f"call the op once on device {device} before"

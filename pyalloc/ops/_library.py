@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyalloc._core import op_call
 from pyalloc.errors import OpError
 
 LIBRARY = Path(__file__).parent.parent / "lib" / "libpyalloc_ops.so"
@@ -20,6 +22,7 @@ ISA_NAMES = ("scalar", "avx2", "avx512")
 # Numbered as pya_ops_status and pya_ops_dtype in csrc/ops/ops.h; ISA_NAMES as pya_ops_isa.
 _STATUS = {1: "out of host memory", 2: "the library refused the arguments", 3: "the driver failed"}
 _DTYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.float64: 1}
+SOMEWHERE = 1  # a pointer that is to be written
 _WORK_OF_A_THREAD = 200_000  # multiply-adds: waking another thread costs about as much
 
 
@@ -132,15 +135,38 @@ def library() -> ctypes.CDLL:
         ) from error
 
 
-def as_pointer(args: ctypes.Structure | bytes) -> Any:
-    return args if isinstance(args, bytes) else ctypes.byref(args)
+@functools.cache
+def address(name: str) -> int:
+    """Of a function of the library."""
+    return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value or 0
 
 
-def call(name: str, args: ctypes.Structure | bytes) -> None:
-    """Calls a library function that takes one structure; OpError when it fails."""
-    status = getattr(library(), name)(as_pointer(args))
-    if status != 0:
-        raise OpError(f"{name}: {_STATUS.get(status, f'status {status}')}")
+def places(structure: type[ctypes.Structure], *names: str) -> bytes:
+    """Where in a structure the pointers of so many tensors are, as op_call takes it."""
+    offsets = (getattr(structure, name).offset for name in names)
+    return b"".join(offset.to_bytes(2, sys.byteorder) for offset in offsets)
+
+
+class Call(NamedTuple):
+    """A call of a library's function with one structure, in which only pointers are still to be written."""
+
+    name: str
+    args: bytes
+    places: bytes
+
+    def run(self, *tensors: Tensor | int | None, target: bytes | None = None) -> int:
+        """The function's answer; tensors: one for each place, or what else to write there, or None."""
+        return op_call(address(self.name), self.args, self.places, target, *tensors)
+
+    def compute(self, *tensors: Tensor | int | None) -> None:
+        """As run(), of a function of the CPU.
+
+        Raises:
+            OpError: it fails.
+        """
+        status = self.run(*tensors)
+        if status != 0:
+            raise OpError(f"{self.name}: {_STATUS.get(status, f'status {status}')}")
 
 
 def resolved(x: Tensor) -> Tensor:

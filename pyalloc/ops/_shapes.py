@@ -8,12 +8,15 @@ product of size l * m * t * D that broadcasting would make never exists.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pyalloc.ops._sizes import asker
+
+_is_compiling = torch.compiler.is_compiling
 
 
 @dataclass(frozen=True)
@@ -41,33 +44,76 @@ class Axes:
                 return True
         return bool(self.t) and self.t[0] < min((*self.l, *self.m), default=len(self.batch))
 
-    def gather(self, x: Tensor, outer: Sequence[int], n_tail: int) -> Tensor:
-        """A view (or copy) of x as (outer, t) followed by its n_tail own dimensions.
+    def gathering(self, shape: Sequence[int], outer: Sequence[int] | None, n_tail: int) -> Steps:
+        """From such a shape, which broadcasts to the batch shape, to (outer, t) followed by its n_tail own dimensions.
 
-        x broadcasts to the batch shape; dimensions not in outer or t have size 1 in x.
+        Dimensions not in outer or t have size 1 in it; without an outer it is (t, ...).
         """
-        rank, kept = len(self.batch), (*outer, *self.t)
+        rank, kept = len(self.batch), (*(outer or ()), *self.t)
         sizes = [self.batch[k] if k in kept else 1 for k in range(rank)]
-        tail = list(x.shape[x.dim() - n_tail :])
-        given = [1] * (rank + n_tail - x.dim()) + list(x.shape)
+        tail = list(shape[len(shape) - n_tail :])
+        given = [1] * (rank + n_tail - len(shape)) + list(shape)
+        steps = Steps(shape)
         if given != sizes + tail:
-            x = x.reshape(given).expand(sizes + tail)
+            steps.reshape(given).expand(sizes + tail)
         if list(kept) != sorted(kept):  # the others are 1, wherever they stand
             others = [k for k in range(rank) if k not in kept]
-            x = x.reshape(sizes + tail).permute((*others, *kept, *range(rank, rank + n_tail)))
-        return x.reshape([self.size(outer), self.size(self.t), *tail])
+            steps.reshape(sizes + tail)
+            steps.permute((*others, *kept, *range(rank, rank + n_tail)))
+        outer_size = [] if outer is None else [self.size(outer)]
+        return steps.reshape([*outer_size, self.size(self.t), *tail])
 
-    def scatter(self, out: Tensor) -> Tensor:
-        """The kernel's result, (t, l, m) or (l, m, t), as a view of the batch shape."""
-        order = (*self.t, *self.l, *self.m) if self.t_first else (*self.l, *self.m, *self.t)
-        if list(order) == sorted(order):
-            return out.reshape(self.batch)
-        out = out.reshape([self.batch[k] for k in order])
+    def scattering(self, *kinds: Sequence[int]) -> Steps:
+        """From the kernel's result, of t and these kinds or of these and t, to the batch shape."""
+        kinds = (self.t, *kinds) if self.t_first else (*kinds, self.t)
+        order = [k for kind in kinds for k in kind]
+        steps = Steps([self.size(kind) for kind in kinds])
+        if order == sorted(order):
+            return steps.reshape(self.batch)
         others = [k for k in range(len(self.batch)) if k not in order]
-        for _ in others:
-            out = out.unsqueeze(-1)
+        steps.reshape([self.batch[k] for k in order] + [1 for _ in others])
         position = {k: i for i, k in enumerate((*order, *others))}
-        return out.permute([position[k] for k in range(len(self.batch))])
+        return steps.permute([position[k] for k in range(len(self.batch))])
+
+
+class Steps:
+    """Views to take of a tensor one after the other, found once for all of a shape; none that changes nothing."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self._shape = list(shape)
+        self._steps: list[tuple[Callable[..., Tensor], Sequence[int]]] = []
+
+    def apply(self, x: Tensor) -> Tensor:
+        for step, argument in self._steps:
+            x = step(x, argument)
+        return x
+
+    def reshape(self, shape: Sequence[int]) -> Steps:
+        return self._to(Tensor.reshape, list(shape))
+
+    def expand(self, shape: Sequence[int]) -> Steps:
+        return self._to(Tensor.expand, list(shape))
+
+    def _to(self, step: Callable[..., Tensor], shape: list[int]) -> Steps:
+        if _is_compiling() or shape != self._shape:  # which may not be known yet
+            self._steps.append((step, shape))
+            self._shape = shape
+        return self
+
+    def permute(self, order: Sequence[int]) -> Steps:
+        self._shape = [self._shape[k] for k in order]
+        if self._steps and self._steps[-1][0] is Tensor.permute:
+            _, before = self._steps.pop()
+            order = [before[k] for k in order]
+        if list(order) != sorted(order):
+            self._steps.append((Tensor.permute, order))
+        return self
+
+    def then(self, others: Steps) -> Steps:
+        """These and the others, which begin at the shape that these come to."""
+        for step, argument in others._steps:
+            self.permute(argument) if step is Tensor.permute else self._to(step, list(argument))
+        return self
 
 
 def classify(

@@ -12,21 +12,35 @@ from pyalloc.ops import _flops
 from pyalloc.ops._composed import is_batched, is_before_dispatch, is_transformed
 
 
+def is_eager() -> bool:
+    """No compiler, tracer, transform or dispatch mode looks at the calls now made."""
+    if _is_compiling() or _tracing_state() is not None or is_transformed():
+        return False
+    return not (is_before_dispatch() or _flops.register_where_modes_are())
+
+
+def asks_gradient(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether autograd is to know of a call with these."""
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
+    return False
+
+
 def is_plain(args: Sequence[Any]) -> bool:
-    """No compiler, tracer, transform, dispatch mode or tensor subclass looks at this call."""
-    if _is_compiling() or _tracing_state() is not None or _transforms():
+    """Nor is one of the arguments of a subclass of tensors, which may want to see this call."""
+    if not is_eager():
         return False
-    if _flops.register_where_modes_are():
-        return False
-    return not is_before_dispatch() and all(
-        type(x) in _PLAIN for x in args if isinstance(x, Tensor)
-    )
+    for x in args:  # noqa: SIM110  (a generator costs a microsecond)
+        if type(x) not in _PLAIN and isinstance(x, Tensor):
+            return False
+    return True
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _is_compiling = torch.compiler.is_compiling
 _tracing_state = torch._C._get_tracing_state
-_transforms = torch._C._are_functorch_transforms_active
 
 
 def choose_backward(

@@ -17,8 +17,12 @@ from pyalloc.ops import _additive, _cuda
 from pyalloc.ops._check import cast, compute_dtype, require_float, require_tensor
 from pyalloc.ops._composed import is_checkpointed, is_transformed
 from pyalloc.ops._library import dense_rows
+from pyalloc.ops._plans import keep, key_of
 from pyalloc.ops._sizes import is_empty, same
-from pyalloc.ops._vmap import is_plain
+from pyalloc.ops._vmap import is_eager, is_plain
+
+_is_compiling = torch.compiler.is_compiling
+_autocasts = torch._C._is_any_autocast_enabled
 
 
 @overload
@@ -74,15 +78,14 @@ def additive_attention(
     Raises:
         OpError: shapes, dtypes or devices that do not fit together.
     """
-    op = "additive_attention"
-    require_float(op, query=query, keys=keys, values=values, v=v)
-    _check_shapes(op, query, keys, values, v, mask)
-    compute, result = compute_dtype(query, keys, values, v)
-    memory = None if torch.compiler.is_compiling() else _memory.get()
+    compute, result, is_direct = _check(query, keys, values, v, mask)
+    memory = None if _is_compiling() else _memory.get()
     shared = memory is not None and memory.serves((query, keys, values, v, mask), compute)
     query, v = cast(query, compute), cast(v, compute)
     if shared and memory is not None:
         context, probs = memory.attend(query, v, mask)
+    elif is_direct and is_eager():
+        context, probs = _additive.run_direct(query, keys, values, v, mask)
     else:
         context, probs = _additive.run(query, cast(keys, compute), cast(values, compute), v, mask)
     context = cast(context, result)
@@ -141,9 +144,7 @@ def sequence_gradients(keys: Tensor, values: Tensor) -> Iterator[None]:
             "sequence_gradients: keys and values must both be float32 or both float64, "
             f"got {keys.dtype} and {values.dtype}"
         )
-    if (
-        torch.compiler.is_compiling()
-    ):  # where steps are the registered op, whose gradients autograd adds up
+    if _is_compiling():  # where steps are the registered op, whose gradients autograd adds up
         yield
         return
     reset = _memory.set(_Memory(keys, values))
@@ -242,6 +243,33 @@ class _Step(torch.autograd.Function):
             (query, *memory.rows, v), probs, (grad, grad_probs), sinks, accumulate=not is_first
         )
         return d_query, d_v.sum(0), v.new_zeros(()) if wanted else None, None, None
+
+
+_known: dict[Any, tuple[torch.dtype, torch.dtype, bool]] = {}
+
+
+def _check(
+    query: Tensor, keys: Tensor, values: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[torch.dtype, torch.dtype, bool]:
+    """The dtypes to compute in and of the result, and whether the kernels take what is given as it is.
+
+    Raises:
+        OpError: it does not fit together.
+    """
+    key = None if _is_compiling() or _autocasts() else key_of(query, keys, values, v, mask)
+    known = None if key is None else _known.get(key)
+    if known is not None:
+        return known
+    op = "additive_attention"
+    require_float(op, query=query, keys=keys, values=values, v=v)
+    _check_shapes(op, query, keys, values, v, mask)
+    compute, result = compute_dtype(query, keys, values, v)
+    if key is None:
+        return compute, result, False
+    is_computed = all(x.dtype == compute for x in (query, keys, values, v))
+    found = compute, result, is_computed and _cuda.is_direct("additive", keys)
+    keep(_known, key, found)
+    return found
 
 
 def _check_shapes(

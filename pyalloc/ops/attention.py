@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from pyalloc.errors import OpError
 from pyalloc.ops import _attention, _cuda, _second
 from pyalloc.ops._check import autocast_is_on, require_float, require_tensor
 from pyalloc.ops._composed import has_gradient, has_tangent, needs_more_than_once
+from pyalloc.ops._plans import keep, key_of
 from pyalloc.ops._sizes import broadcasts, holds, is_empty, same
+from pyalloc.ops._vmap import is_eager
 
 _log = logging.getLogger("pyalloc.ops")
 
@@ -27,8 +30,8 @@ _FEW_QUERIES = 10
 _FEW_KEYS = 3
 _FEW_SCORES = 6000  # batch * heads * queries * keys
 
-# On CUDA the kernels for tensor cores take what is worth their launch from Python, some 30 us more than torch's, and of
-# wide heads what fills a card: by the sweep on an H100 (docs/card.md) SDPA is the faster one elsewhere.
+# On CUDA the kernels for tensor cores take what is worth their call, and of wide heads what fills a card: by the sweep
+# on an H100 (docs/card.md) SDPA is the faster one elsewhere. (A call then cost 30 us more than torch's.)
 _LEAST_WORK_ON_CUDA = 1 << 29  # operations, as if the last block of queries were full
 _WIDE_HEAD = 64
 _BLOCKS_OF_WIDE_HEADS = 132
@@ -47,10 +50,14 @@ _is_few = attention_rule(
     _LARGEST_HEAD,
 )
 _PATHS = ("auto", "kernel")
+_NUMBERS = (float, int, type(None))
+_TAKEN = "scaled_attention: %s (%s)"
 _FEW_INFO = {"path": "sdpa", "reason": "few queries, keys or scores"}
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 _is_compiling = torch.compiler.is_compiling
 _transforms = torch._C._are_functorch_transforms_active
+_autocasts = torch._C._is_any_autocast_enabled
+_is_efficient_enabled = torch._C._get_mem_efficient_sdp_enabled
 
 
 @overload
@@ -152,9 +159,12 @@ def scaled_attention(
             return (out, _FEW_INFO) if return_info else out
         except (AttributeError, RuntimeError):
             pass
-    _check_arguments(q, k, v, bias, path, dropout)
-    if mask is not None:
-        require_tensor(_OP, "mask", mask)
+    given = q, k, v, bias, mask
+    key = None if _is_compiling() or _autocasts() else _key(given, causal, scale, dropout, path)
+    known = None if key is None else _known.get(key)
+    if known is not None and is_eager():
+        return _run_known(known, given, causal, dropout, return_info)
+    _check_arguments(given, path, dropout)
     q, k, v = _autocast(q, k, v)
     factor = None if factor is None else factor.to(q.device)
     if not q.dim() == k.dim() == v.dim() == 4:
@@ -164,22 +174,84 @@ def scaled_attention(
     bias, mask = _scores("bias", bias, q, k), _scores("mask", mask, q, k)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     taken, reason = _choose(q, k, v, (bias, mask, dropout, is_turned), path)
-    if not torch.compiler.is_compiling():
-        _log.debug("scaled_attention: %s (%s)", taken, reason)
+    if not _is_compiling():
+        _log.debug(_TAKEN, taken, reason)
+    if key is not None and is_eager() and all(map(operator.is_, given, (q, k, v, bias, mask))):
+        _learn(key, _Known(taken, reason, scale), given)
     if taken == "sdpa":
-        # a branch, for under dynamic shapes the comparison itself is symbolic and torch takes only a bool
-        groups = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
-        q = q if factor is None else q * factor
-        out = _sdpa(q, k, v, None, 0.0, causal, scale=scale, **groups)
-        if out.requires_grad and not _transforms() and not _is_compiling():
-            _second.offer(out, q, k, v)
+        out = _by_torch(q if factor is None else q * factor, k, v, causal, scale)
     elif taken == "eager":
         out = _no_keys(q, k, v, bias)
     else:
-        seed = torch.randint(1 << 62, (1,), device="cpu") if dropout > 0 else None
-        rest = (mask, causal, scale, dropout, seed)
+        rest = (mask, causal, scale, dropout, _seed(dropout))
         out = _in_compute_dtype(q, k, v, bias, *rest, factor=factor)
     return (out, {"path": taken, "reason": reason}) if return_info else out
+
+
+class _Known(NamedTuple):
+    """What calls with tensors and options alike come to: none of theirs is checked again, or made to fit."""
+
+    taken: str
+    reason: str
+    scale: float
+
+
+_known: dict[Any, _Known] = {}
+
+
+_Tensors = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # q, k, v, bias, mask
+
+
+def _key(tensors: _Tensors, causal: bool, scale: float | None, dropout: float, path: str) -> Any:
+    """Of what decides, besides the tensors' numbers and what looks at the call; None where that is not all plain."""
+    described = key_of(*tensors)
+    is_plain = type(scale) in _NUMBERS and type(dropout) in _NUMBERS and type(path) is str
+    if described is None or not is_plain:
+        return None
+    return described, causal, scale, dropout, path, _is_efficient_enabled()
+
+
+def _run_known(
+    known: _Known,
+    tensors: _Tensors,
+    causal: bool,
+    dropout: float,
+    return_info: bool,
+) -> Tensor | tuple[Tensor, dict[str, str]]:
+    taken, reason, scale = known
+    _log.debug(_TAKEN, taken, reason)
+    if taken == "sdpa":
+        out = _by_torch(*tensors[:3], causal, scale)
+    else:
+        out = _attention.run_direct(*tensors, causal, scale, dropout, _seed(dropout))
+    return (out, {"path": taken, "reason": reason}) if return_info else out
+
+
+def _learn(key: Any, found: _Known, tensors: _Tensors) -> None:
+    if tensors[0].is_cuda and _cuda.is_captured(tensors[0].device):
+        return  # a later call may have more kernels, which cannot be loaded now
+    if found.taken == "sdpa" or (found.taken == "kernel" and _is_direct(*tensors)):
+        keep(_known, key, found)
+
+
+def _is_direct(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, _: Any) -> bool:
+    """Whether pyalloc's kernels take the tensors as they are."""
+    is_computed = q.dtype in (torch.float32, torch.float64)
+    has_its_dtype = bias is None or bias.dtype == q.dtype
+    return is_computed and has_its_dtype and _attention.is_direct(q, k, v)
+
+
+def _seed(dropout: float) -> Tensor | None:
+    return torch.randint(1 << 62, (1,), device="cpu") if dropout > 0 else None
+
+
+def _by_torch(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+    # a branch, for under dynamic shapes the comparison itself is symbolic and torch takes only a bool
+    groups = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    out: Tensor = _sdpa(q, k, v, None, 0.0, causal, scale=scale, **groups)
+    if out.requires_grad and not _transforms() and not _is_compiling():
+        _second.offer(out, q, k, v)
+    return out
 
 
 def _as_number(scale: Any) -> float:
@@ -245,9 +317,8 @@ def _with_fewer_dimensions(
     return (out, info) if return_info else out
 
 
-def _check_arguments(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, path: str, dropout: float
-) -> None:
+def _check_arguments(tensors: _Tensors, path: str, dropout: float) -> None:
+    q, k, v, bias, mask = tensors
     if path not in _PATHS:
         raise OpError(f"{_OP}: path must be one of {_PATHS}, got {path!r}")
     try:
@@ -264,6 +335,8 @@ def _check_arguments(
         require_float(_OP, q=q, k=k, v=v, bias=bias)
     else:
         require_float(_OP, q=q, k=k, v=v)
+    if mask is not None:
+        require_tensor(_OP, "mask", mask)
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

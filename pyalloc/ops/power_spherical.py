@@ -7,8 +7,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,17 +19,23 @@ from pyalloc.ops import _cuda, _eager, _sharded
 from pyalloc.ops._check import broadcast, cast, compute_dtype, require_float
 from pyalloc.ops._composed import composable, is_transformed
 from pyalloc.ops._library import (
+    SOMEWHERE,
+    Call,
     PowerSphericalArgs,
-    call,
     dense_rows,
     dtype_code,
     packer,
+    places,
     resolved,
     threads,
 )
-from pyalloc.ops._shapes import classify
+from pyalloc.ops._plans import Plans, keep, key_of, maker, row_major
+from pyalloc.ops._shapes import Axes, Steps, classify
 from pyalloc.ops._sizes import holds, is_empty
-from pyalloc.ops._vmap import choose_backward, fold, is_plain, unfold
+from pyalloc.ops._vmap import asks_gradient, choose_backward, fold, is_eager, is_plain, unfold
+
+_is_compiling = torch.compiler.is_compiling
+_autocasts = torch._C._is_any_autocast_enabled
 
 # The kernels' view of the problem, here and in csrc/ops: value (l, t, D), loc (m, t, D),
 # scale and log_weights (m, t); the log-probability is (t, l, m) if t_first, else (l, m, t).
@@ -56,25 +63,34 @@ def power_spherical_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tenso
     Raises:
         OpError: shapes that do not broadcast, unequal D, D < 2, dtypes or devices that differ.
     """
+    tensors = value, loc, scale
+    key, layout = _find(tensors)
+    if layout is not None:
+        return layout.run(tensors)
     op = "power_spherical_log_prob"
     require_float(op, value=value, loc=loc, scale=scale)
     _require_same_dim(op, value, loc)
     params = broadcast(op, loc=loc.shape[:-1], scale=scale.shape)
     batch = broadcast(op, **{"loc with scale": params, "value": value.shape[:-1]})
-    compute, result = compute_dtype(value, loc, scale)
-    value, loc, scale = cast(value, compute), cast(loc, compute), cast(scale, compute)
-    axes = classify(batch, value.shape[:-1], params, components=True)
+    compute, result = compute_dtype(*tensors)
+    key = key if all(x.dtype is compute for x in tensors) else None
+    tensors = tuple(cast(x, compute) for x in tensors)
     if holds(math.prod(batch) == 0):
-        return _empty_result(batch, value, loc, scale).to(result)
-    out = _run(
+        return _empty_result(batch, *tensors).to(result)
+    axes = classify(batch, value.shape[:-1], params, components=True)
+    layout = _Layout(
         (
-            axes.gather(value, axes.l, 1),
-            axes.gather(loc, axes.m, 1),
-            axes.gather(scale, axes.m, 0),
+            axes.gathering(value.shape, axes.l, 1),
+            axes.gathering(loc.shape, axes.m, 1),
+            axes.gathering(scale.shape, axes.m, 0),
         ),
+        axes.scattering(axes.l, axes.m),
         axes.t_first,
+        key is not None and _cuda.is_direct("ps", value, loc),
     )
-    return axes.scatter(out).to(result)
+    if key is not None:
+        keep(_known, key, layout)
+    return cast(layout.run(tensors), result)
 
 
 def power_spherical_mixture_log_prob(
@@ -96,6 +112,10 @@ def power_spherical_mixture_log_prob(
     Raises:
         OpError: as power_spherical_log_prob, or dim out of range.
     """
+    tensors = value, loc, scale, log_weights
+    key, layout = _find(tensors, dim)
+    if layout is not None:
+        return layout.run(tensors)
     op = "power_spherical_mixture_log_prob"
     require_float(op, value=value, loc=loc, scale=scale, log_weights=log_weights)
     _require_same_dim(op, value, loc)
@@ -108,28 +128,69 @@ def power_spherical_mixture_log_prob(
     if not -len(params) <= dim < len(params):
         raise OpError(f"{op}: dim must be in the component shape {params}, got {dim}")
     dim %= len(params)
-    compute, result = compute_dtype(value, loc, scale, log_weights)
+    compute, result = compute_dtype(*tensors)
+    key = key if all(x.dtype is compute for x in tensors) else None
+    tensors = tuple(cast(x, compute) for x in tensors)
     n_components = params[dim]
     rest = params[:dim] + params[dim + 1 :]
     batch = broadcast(op, **{"what is left of loc": rest, "value": value.shape[:-1]})
-    axes = classify(batch, value.shape[:-1], rest, components=False)
-    value = value.to(compute)
-    loc = loc.to(compute).expand(*params, loc.shape[-1]).movedim(dim, -2)
-    scale = scale.to(compute).expand(params).movedim(dim, -1)
-    log_weights = log_weights.to(compute).expand(params).movedim(dim, -1)
     if holds(math.prod(batch) == 0) or holds(n_components == 0):
-        empty = _empty_result(batch, value, loc, scale, log_weights)
+        empty = _empty_result(batch, *tensors)
         return (empty - math.inf if holds(n_components == 0) else empty).to(result)
-    out = _run(
+    axes = classify(batch, value.shape[:-1], rest, components=False)
+    layout = _Layout(
         (
-            axes.gather(value, axes.l, 1),
-            axes.gather(loc, (), 2).squeeze(0).transpose(0, 1),
-            axes.gather(scale, (), 1).squeeze(0).t(),
-            axes.gather(log_weights, (), 1).squeeze(0).t(),
+            axes.gathering(value.shape, axes.l, 1),
+            *(
+                _components(axes, x.shape, [*params, *x.shape[x.dim() - n :]], dim, n)
+                for x, n in ((loc, 1), (scale, 0), (log_weights, 0))
+            ),
         ),
+        axes.scattering(axes.l),
         axes.t_first,
+        key is not None and _cuda.is_direct("ps", value, loc),
     )
-    return axes.scatter(out).to(result)
+    if key is not None:
+        keep(_known, key, layout)
+    return cast(layout.run(tensors), result)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How tensors of a batch come to the kernels, and the result to the batch."""
+
+    gathering: tuple[Steps, ...]
+    scattering: Steps
+    t_first: bool
+    is_direct: bool  # known of the tensors, not of what looks at the call
+
+    def run(self, tensors: Sequence[Tensor]) -> Tensor:
+        gathered = [s.apply(x) for s, x in zip(self.gathering, tensors, strict=True)]
+        run = _run_direct if self.is_direct and is_eager() else _run
+        return self.scattering.apply(run(gathered, self.t_first))
+
+
+_known: dict[Any, _Layout] = {}  # of tensors that are computed in their own dtype
+
+
+def _find(tensors: tuple[Tensor, ...], dim: int = 0) -> tuple[Any, _Layout | None]:
+    """A key for what is found out of such tensors, None where it cannot be kept, and what is there."""
+    if _is_compiling() or _autocasts() or type(dim) is not int:
+        return None, None
+    described = key_of(*tensors)
+    key = None if described is None else (described, dim)
+    return key, _known.get(key)
+
+
+def _components(
+    axes: Axes, shape: Sequence[int], full: Sequence[int], dim: int, n_tail: int
+) -> Steps:
+    """From (..., *tail), the components at dim of what it broadcasts to, to (m, t, *tail)."""
+    kept = [k for k in range(len(full)) if k != dim]
+    order = [*kept[: len(kept) - n_tail], dim, *kept[len(kept) - n_tail :]]
+    steps = Steps(shape).expand(full).permute(order)
+    steps.then(axes.gathering([full[k] for k in order], None, 1 + n_tail))
+    return steps.permute((1, 0, *range(2, 2 + n_tail)))
 
 
 def _require_same_dim(op: str, value: Tensor, loc: Tensor) -> None:
@@ -152,36 +213,34 @@ def _empty_result(batch: tuple[int, ...], *inputs: Tensor) -> Tensor:
 
 
 _pack = packer(PowerSphericalArgs)
+_NAMES = ("value", "loc", "scale", "log_weights")
+_FORWARD_PLACES = places(PowerSphericalArgs, *_NAMES, "out")
+_BACKWARD_PLACES = places(
+    PowerSphericalArgs, *_NAMES, "out", "grad", *(f"d_{name}" for name in _NAMES), "workspace"
+)
 _NO_VIEW = (0, 0, 0)
 _NO_RESULT = (0, 0, 0, 0)
 
 
-def _view(x: Tensor | None) -> tuple[int, int, int]:
+def _view(x: Tensor | None) -> tuple[int, ...]:
     """Struct pya_ops_view."""
-    if x is None:
-        return _NO_VIEW
-    stride = x.stride()
-    return x.data_ptr(), stride[0], stride[1]
+    return _NO_VIEW if x is None else (SOMEWHERE, *x.stride()[:2])
 
 
-def _result(x: Tensor | None, t_first: bool) -> tuple[int, int, int, int]:
+def _result(stride: Sequence[int], t_first: bool) -> tuple[int, ...]:
     """Where a result, or its gradient, is, and its strides of l, m and t."""
-    if x is None:
-        return _NO_RESULT
-    stride = x.stride()
-    if len(stride) == 3:
-        a, b, c = stride
-        return (x.data_ptr(), b, c, a) if t_first else (x.data_ptr(), a, b, c)
-    a, b = stride
-    return (x.data_ptr(), b, 0, a) if t_first else (x.data_ptr(), a, 0, b)
+    if len(stride) == 2:
+        a, c = stride
+        return (SOMEWHERE, c, 0, a) if t_first else (SOMEWHERE, a, 0, c)
+    a, b, c = stride
+    return (SOMEWHERE, b, c, a) if t_first else (SOMEWHERE, a, b, c)
 
 
 def _args(
     sources: Sequence[Tensor | None],
-    out: Tensor | None,
-    grad: Tensor | None,
+    out: tuple[int, ...],
+    grad: tuple[int, ...],
     gradients: Sequence[Tensor | None],
-    t_first: bool,
 ) -> bytes:
     """Sources and gradients: of value, loc, scale and log_weights."""
     value, loc, *_ = sources
@@ -195,12 +254,12 @@ def _args(
         n_t,
         dim,
         *(number for x in sources for number in _view(x)),
-        *_result(out, t_first),
-        *_result(grad, t_first),
+        *out,
+        *grad,
         *(number for x in gradients for number in _view(x)),
         0,
         dtype_code(value.dtype),
-        threads(n_l * n_t * dim * n_m),
+        threads(value.numel() * n_m),
     )
 
 
@@ -215,26 +274,74 @@ def _mixture_shape(value: Tensor, t_first: bool) -> tuple[int, int]:
     return (n_t, n_l) if t_first else (n_l, n_t)
 
 
+class _Forward(NamedTuple):
+    call: Call
+    out: Callable[[], Tensor]
+
+
+def _plan_forward(
+    value: Tensor,
+    loc: Tensor,
+    scale: Tensor,
+    log_weights: Tensor | None,
+    t_first: bool,
+    on_device: bool,
+) -> _Forward:
+    is_mixture = log_weights is not None
+    shape = _mixture_shape(value, t_first) if is_mixture else _log_prob_shape(value, loc, t_first)
+    out = _result(row_major(shape), t_first)
+    args = _args((value, loc, scale, log_weights), out, _NO_RESULT, (None,) * 4)
+    name = f"pya_ops_ps_{'mixture_forward' if is_mixture else 'forward'}"
+    name = "pya_ops_cuda_ps_forward" if on_device else name
+    return _Forward(Call(name, args, _FORWARD_PLACES), maker(shape, value))
+
+
+class _Backward(NamedTuple):
+    call: Call
+    workspace: Callable[[], Tensor] | None
+
+
+def _plan_backward(
+    value: Tensor,
+    loc: Tensor,
+    scale: Tensor,
+    log_weights: Tensor | None,
+    out: Tensor | None,
+    grad: Tensor,
+    *rest: Any,
+) -> _Backward:
+    """The rest: gradients where they are wanted, t_first, on_device."""
+    *gradients, t_first, on_device = rest
+    of_out = _NO_RESULT if out is None else _result(out.stride(), t_first)
+    of_grad = _result(grad.stride(), t_first)
+    args = _args((value, loc, scale, log_weights), of_out, of_grad, gradients)
+    if on_device:
+        call = Call("pya_ops_cuda_ps_backward", args, _BACKWARD_PLACES)
+        return _Backward(call, maker((_cuda.room("ps", args),), value))
+    name = f"pya_ops_ps_{'backward' if log_weights is None else 'mixture_backward'}"
+    return _Backward(Call(name, args, _BACKWARD_PLACES), None)
+
+
+_READS = (dense_rows, dense_rows, resolved, resolved)
+_forward_plans = Plans(_READS, _plan_forward)
+_backward_plans = Plans((*_READS, None, resolved, None, None, None, None), _plan_backward)
+
+
 def _forward_kernel(
     value: Tensor, loc: Tensor, scale: Tensor, log_weights: Tensor | None, t_first: bool
 ) -> Tensor:
-    value, loc, scale = dense_rows(value), dense_rows(loc), resolved(scale)
-    log_weights = None if log_weights is None else resolved(log_weights)
-    mixture = log_weights is not None
-    shape = _mixture_shape(value, t_first) if mixture else _log_prob_shape(value, loc, t_first)
-    out = value.new_empty(shape)
-    args = _args((value, loc, scale, log_weights), out, None, (None,) * 4, t_first)
-    if _cuda.on_device(value):
-        _cuda.power_spherical_forward(args, value)
+    on_device = _cuda.on_device(value)
+    plan, tensors = _forward_plans.find((value, loc, scale, log_weights), t_first, on_device)
+    out: Tensor = plan.out()
+    if on_device:
+        _cuda.launch(plan.call, "ps", value, *tensors, out)
     else:
-        call("pya_ops_ps_mixture_forward" if mixture else "pya_ops_ps_forward", args)
+        plan.call.compute(*tensors, out)
     return out
 
 
-def _like(x: Tensor, wanted: bool) -> Tensor:
-    """Room for a gradient, in x's own layout where that has no holes; empty if not wanted."""
-    if not wanted:
-        return x.new_empty(0)
+def _like(x: Tensor) -> Tensor:
+    """Room for a gradient, in x's own layout where that has no holes."""
     out = torch.empty_like(x)
     return out if x.dim() < 3 or out.stride(-1) == 1 else x.new_empty(x.shape)
 
@@ -245,20 +352,16 @@ def _backward_kernel(
     inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
     t_first: bool,
     needs: list[bool],
-) -> list[Tensor]:
-    value, loc, scale, log_weights = inputs
-    value, loc, scale = dense_rows(value), dense_rows(loc), resolved(scale)
-    log_weights = None if log_weights is None else resolved(log_weights)
-    grad = resolved(grad)
-    sources = [x for x in (value, loc, scale, log_weights) if x is not None]
-    grads = [_like(x, need) for x, need in zip(sources, needs, strict=True)]
-    wanted = [g if need else None for g, need in zip(grads, needs, strict=True)]
-    missing = (None,) * (4 - len(wanted))
-    args = _args((value, loc, scale, log_weights), out, grad, (*wanted, *missing), t_first)
-    if _cuda.on_device(value):
-        _cuda.power_spherical_backward(args, value)
+) -> list[Tensor | None]:
+    """Those that are needed."""
+    on_device = _cuda.on_device(grad)
+    grads = [_like(x) if need else None for x, need in zip(inputs, needs, strict=False)]
+    places = (*inputs, out, grad, *grads, *(None,) * (4 - len(grads)))
+    plan, tensors = _backward_plans.find(places, t_first, on_device)
+    if on_device:
+        _cuda.launch(plan.call, "ps", grad, *tensors, plan.workspace())
     else:
-        call(f"pya_ops_ps_{'backward' if log_weights is None else 'mixture_backward'}", args)
+        plan.call.compute(*tensors, None)
     return grads
 
 
@@ -268,12 +371,18 @@ def _plain_gradients(
     """By plain torch, in the memory layout that the registered op promises."""
     found = _eager.first_derivative(inputs, grad, needs, formula)
     return [
-        _like(x, need).copy_(g) if need else g
-        for x, g, need in zip(inputs, found, needs, strict=True)
+        _like(x).copy_(g) if need else g for x, g, need in zip(inputs, found, needs, strict=True)
     ]
 
 
-def _run(tensors: tuple[Tensor, ...], t_first: bool) -> Tensor:
+def _run_direct(tensors: Sequence[Tensor], t_first: bool) -> Tensor:
+    """As _run, where nothing but autograd looks at the call and the kernels serve."""
+    run: Callable[..., Tensor] = _Direct.apply if asks_gradient(tensors) else _forward_kernel
+    out = run(*tensors[:3], tensors[3] if len(tensors) == 4 else None, t_first)
+    return out
+
+
+def _run(tensors: Sequence[Tensor], t_first: bool) -> Tensor:
     """The registered op, or in plain eager mode the same without the dispatcher's cost.
 
     value, loc, scale and, of a mixture, log_weights.
@@ -283,10 +392,7 @@ def _run(tensors: tuple[Tensor, ...], t_first: bool) -> Tensor:
     if is_transformed():
         run = _transformable_mixture if is_mixture else _transformable
     elif is_plain(tensors) and _cuda.is_direct("ps", *tensors[:2]):
-        run = _forward_kernel
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            run = _Direct.apply
-        return run(*tensors[:3], tensors[3] if is_mixture else None, t_first)
+        return _run_direct(tensors, t_first)
     elif _sharded.is_sharded(tensors):
         run = _sharded.spherical
     elif is_mixture:
@@ -321,7 +427,8 @@ def _log_prob_backward(
         d_value, d_loc, d_scale = _plain_gradients(inputs, g, needs, _eager.power_spherical)
     else:
         inputs_of_either = (value, loc, scale, None)
-        d_value, d_loc, d_scale = _backward_kernel(grad, None, inputs_of_either, t_first, needs)
+        found = _backward_kernel(grad, None, inputs_of_either, t_first, needs)
+        d_value, d_loc, d_scale = (grad.new_empty(0) if g is None else g for g in found)
     return d_value, d_loc, d_scale
 
 
@@ -329,7 +436,10 @@ def _log_prob_backward(
 def _(
     grad: Tensor, value: Tensor, loc: Tensor, scale: Tensor, t_first: bool, needs: list[bool]
 ) -> tuple[Tensor, ...]:
-    return tuple(_like(x, need) for x, need in zip((value, loc, scale), needs, strict=True))
+    return tuple(
+        _like(x) if need else x.new_empty(0)
+        for x, need in zip((value, loc, scale), needs, strict=True)
+    )
 
 
 @torch.library.custom_op("pyalloc::power_spherical_mixture_log_prob", mutates_args=())
@@ -363,7 +473,8 @@ def _mixture_backward(
         g = grad.t() if t_first else grad
         grads = _plain_gradients(inputs, g, needs, _eager.power_spherical_mixture)
     else:
-        grads = _backward_kernel(grad, out, inputs, t_first, needs)
+        found = _backward_kernel(grad, out, inputs, t_first, needs)
+        grads = [grad.new_empty(0) if g is None else g for g in found]
     d_value, d_loc, d_scale, d_log_weights = grads
     return d_value, d_loc, d_scale, d_log_weights
 
@@ -380,7 +491,9 @@ def _(
     needs: list[bool],
 ) -> tuple[Tensor, ...]:
     sources = (value, loc, scale, log_weights)
-    return tuple(_like(x, need) for x, need in zip(sources, needs, strict=True))
+    return tuple(
+        _like(x) if need else x.new_empty(0) for x, need in zip(sources, needs, strict=True)
+    )
 
 
 def _optional(grads: Sequence[Tensor], needs: list[bool]) -> list[Tensor | None]:

@@ -65,5 +65,5 @@ def device(emulator: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
     loaded = load(emulator)
     monkeypatch.setattr(_cuda, "on_device", lambda x: True)
-    monkeypatch.setattr(_cuda, "target", lambda like, family: loaded)
+    monkeypatch.setattr(_cuda, "target", lambda like, family: bytes(loaded))
     return loaded

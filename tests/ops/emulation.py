@@ -43,6 +43,6 @@ def launching(path: Path) -> Iterator[_cuda.Target]:
     loaded = load(path)
     with (
         mock.patch.object(_cuda, "on_device", lambda x: True),
-        mock.patch.object(_cuda, "target", lambda like, family: loaded),
+        mock.patch.object(_cuda, "target", lambda like, family: bytes(loaded)),
     ):
         yield loaded

@@ -27,7 +27,7 @@ from pyalloc.ops import (
     scaled_attention,
     sequence_gradients,
 )
-from pyalloc.ops._library import AdditiveArgs, PowerSphericalArgs, View, library
+from pyalloc.ops._library import AdditiveArgs, Call, PowerSphericalArgs, View, library
 
 from . import test_additive as additive_cases
 from . import test_attention as attention_cases
@@ -216,17 +216,17 @@ def test_additive_wherever_rows_begin(wide, device, monkeypatch):
 def test_additive_whatever_the_workspace_holds(n_s, device, monkeypatch):
     """The tickets of its parts among it, which nobody clears; and whichever block comes last."""
     tensors = additive_cases.problem(3, 2, n_s, 40, 24)
-    launch, fills, found = _cuda._launch, [0, None, 0xFF, None, 0x55, 0x80, 0], []
+    launch, fills, found = _cuda.launch, [0, None, 0xFF, None, 0x55, 0x80, 0], []
 
-    def launched(name, args, like):
-        fill = fills[len(found)]
+    def launched(call, family, like, *tensors):
+        fill, workspace = fills[len(found)], tensors[-1]
         if fill is not None:
-            ctypes.memset(args.workspace, fill, 4 * _cuda._room("additive", args))
-        launch(name, args, like)
-        tickets = (ctypes.c_uint64 * 6).from_address(args.workspace)
+            ctypes.memset(workspace.data_ptr(), fill, workspace.nbytes)
+        launch(call, family, like, *tensors)
+        tickets = (ctypes.c_uint64 * 6).from_address(workspace.data_ptr())
         assert fill != 0 or not any(tickets)
 
-    monkeypatch.setattr(_cuda, "_launch", launched)
+    monkeypatch.setattr(_cuda, "launch", launched)
     with torch.no_grad():
         for _ in fills:
             found.append(additive_attention(*tensors, return_weights=True))
@@ -341,9 +341,11 @@ def test_nan_stays_in_gradients(device):
 
 
 def test_launch_too_large_says_so(device):
-    args = AdditiveArgs(n_b=1 << 20, n_q=1 << 20, n_e=1)
-    with pytest.raises(OpError, match="split the batch"):
-        _cuda.additive_forward(args, torch.zeros(1))
+    args = bytes(AdditiveArgs(n_b=1 << 20, n_q=1 << 20, n_e=1))
+    with pytest.raises(
+        OpError, match=r"^additive_forward: the launch is larger .* split the batch"
+    ):
+        _cuda.launch(Call("pya_ops_cuda_additive_forward", args, b""), "additive", torch.zeros(1))
 
 
 def test_no_dimension_ends_at_65535_blocks(device, emulator):
@@ -400,7 +402,7 @@ def test_every_kernel_of_the_source_is_found(device, emulator):
 
 def test_a_familys_kernels_are_not_loaded_during_a_capture(monkeypatch):
     """Each family's on its own."""
-    monkeypatch.setattr(_cuda, "_is_captured", lambda device: True)
+    monkeypatch.setattr(_cuda, "is_captured", lambda device: True)
     for family in _cuda.FAMILIES:
         with pytest.raises(OpError, match="call the op once on device 5 before"):
             _cuda._module(5, family)

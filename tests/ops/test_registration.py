@@ -352,6 +352,7 @@ def test_missing_library_says_what_to_do(monkeypatch, tmp_path):
 
     monkeypatch.setattr(_library, "LIBRARY", tmp_path / "none.so")
     _library.library.cache_clear()
+    _library.address.cache_clear()
     with pytest.raises(OpError, match="make -C csrc/ops OUT="):
         power_spherical_log_prob(*spherical())
     _library.library.cache_clear()

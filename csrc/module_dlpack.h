@@ -1,0 +1,27 @@
+/* DLPack's table of C functions, by which torch shows a tensor without owning it.  Floor 6. */
+#pragma once
+
+#include <Python.h>
+
+#include <stdint.h>
+
+/* As DLPack 1.x lays them out: a tensor as it is seen, and the functions a library offers. */
+struct pya_dlpack_view {
+    void *data;
+    int32_t device_kind, device_index;
+    int32_t n_dims;
+    uint8_t dtype_kind, dtype_bits;
+    uint16_t dtype_lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+};
+struct pya_dlpack_api {
+    uint32_t major, minor;
+    void *older;
+    void (*unused[3])(void);
+    int (*view)(void *tensor, struct pya_dlpack_view *out); /* may be NULL */
+};
+enum { PYA_DLPACK_CPU = 1, PYA_DLPACK_FLOAT = 2 };
+
+/* The table of a class of tensors, which can view; NULL, without an exception, where it has none that we know. */
+const struct pya_dlpack_api *pya_module_dlpack(PyObject *tensor_type);
