@@ -156,7 +156,9 @@ class AutoMarks:
 
     def _wrap_backward(self, torch: Any) -> None:
         """What backward() and grad() come to, also those that a program or torch.func imported by name before."""
-        original = torch.autograd._engine_run_backward
+        original = getattr(torch.autograd, "_engine_run_backward", None)
+        if original is None:
+            return
 
         @functools.wraps(original)
         def run_backward(*args: Any, **kwargs: Any) -> Any:
