@@ -93,7 +93,7 @@ class Result:
     allocator itself.  masks: indices that were masks, taken as true everywhere.  distinct: calls that ask which
     elements differ, answered with all.  guessed: tensors of labels, counts or lengths that made no sense, made up.
     unreached: why pyalloc could not come into the program, of which torch's figures are missing then.
-    plan: the file that was named.
+    plan: the file that was named.  unfollowed: torch is too old for numbers to be followed that are changed in place.
     """
 
     command: tuple[str, ...]
@@ -125,6 +125,7 @@ class Result:
     needed_bytes: int = 0
     unreached: str = ""
     plan: str = ""
+    unfollowed: bool = False
 
     def shared(self) -> dict[int, tuple[int, int]]:
         """Devices that several processes used: how many, and their peaks together.
@@ -313,6 +314,7 @@ def _sum_up(
         replaced=options.allocator != "pyalloc"
         and any(report["backend"] != "native" for report in reports.values()),
         plan=options.plan,
+        unfollowed=any(report.get("unfollowed", False) for report in reports.values()),
         needed_bytes=max((report.get("needed", 0) for report in reports.values()), default=0),
         **{
             name: sum(report.get(name, 0) for report in reports.values())
@@ -494,6 +496,11 @@ def _remarks(result: Result) -> list[str]:
         found.append(
             "note: a card also holds the CUDA context, usually some hundred MiB, NCCL's buffers and cuDNN's "
             f"workspaces; they are not counted here, where {_size(left)} are left"
+        )
+    if result.unfollowed:
+        found.append(
+            f"note: with PyTorch {result.torch} numbers that the program changes in place on the device are taken as "
+            "not known; from 2.9 on they are followed"
         )
     if result.masks > 0:
         found.append(

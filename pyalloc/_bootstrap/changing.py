@@ -6,6 +6,8 @@ Where not, torch's count of changes in place tells that nothing is known any mor
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,10 @@ _COMBINING = tuple(
     f"{name}_.Tensor"
     for name in ("add", "sub", "mul", "div", "bitwise_and", "bitwise_or", "bitwise_xor")
 )
+_TOGETHER = {  # steps; NAdam's products
+    "_foreach_add_.Scalar": "add_",
+    "_foreach_mul_.ScalarList": "mul_",
+}
 _KINDS = {
     *("torch.bool", "torch.uint8", "torch.int8", "torch.int16", "torch.int32", "torch.int64"),
     *("torch.uint16", "torch.uint32", "torch.uint64"),
@@ -37,24 +43,31 @@ _MOST_COUNTED = 8  # bytes of fractions: one number that is counted up
 
 def answer(torch: Any) -> None:
     """From now on.  Not of tensors that C++ makes in inference mode, whose changes nobody counts."""
+    contents.changes_are_followed = sizes.has_kernels(torch)
     for names, most in (
         (_FILLING, contents.MOST_FRACTIONS),
         (_MOVING, contents.MOST_FRACTIONS),
         (_COUNTING, _MOST_COUNTED),
     ):
         for name in names:
-            performed = _performed(torch, name, most)
-            sizes.implement(torch, "AutogradCUDA", name, performed, with_keyset=True)
+            _above(torch, "AutogradCUDA", name, functools.partial(_performed, torch, name, most))
     for name in _COMBINING:
         sizes.implement(torch, "CUDA", name, _combined(torch, name))
-    transforms = "FuncTorchDynamicLayerFrontMode"
-    sizes.implement(torch, transforms, "copy_", _of_tensors(torch, transforms), with_keyset=True)
+    for name in _TOGETHER:
+        sizes.implement(torch, "CUDA", name, _counted_together(torch, name))
+    _above(torch, "FuncTorchDynamicLayerFrontMode", "copy_", functools.partial(_of_tensors, torch))
 
 
-def _performed(torch: Any, name: str, most_fractions: int) -> Callable[..., Any]:
+def _above(torch: Any, key: str, name: str, made: Callable[[Any], Callable[..., Any]]) -> None:
+    """What is made of torch's own kernel takes its place.  Where torch gives none out, nothing does."""
+    kernel = sizes.kernel(torch, sizes.operator(torch, name), key)
+    if kernel is not None:
+        sizes.implement(torch, key, name, made(kernel), with_keyset=True)
+
+
+def _performed(torch: Any, name: str, most_fractions: int, kernel: Any) -> Callable[..., Any]:
     """Where the program calls it: what other operators change below, in tensors they make, is not looked at."""
     operator = sizes.operator(torch, name)
-    kernel = torch.library.get_kernel(operator, "AutogradCUDA")
     follow = _following(torch, operator, most_fractions, name in _FILLING)
     below, without_modes = (
         torch._C._AutoDispatchBelowADInplaceOrView,
@@ -82,9 +95,8 @@ def _performed(torch: Any, name: str, most_fractions: int) -> Callable[..., Any]
     return call
 
 
-def _of_tensors(torch: Any, key: str) -> Callable[..., Any]:
+def _of_tensors(torch: Any, kernel: Any) -> Callable[..., Any]:
     """copy_() of a number: what torch.func differentiates by makes of it is none that Python could be given."""
-    kernel = torch.library.get_kernel(sizes.operator(torch, "copy_"), key)
 
     def call(keyset: Any, x: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         other = other if torch.is_tensor(other) else torch.tensor(other, device="cpu")
@@ -108,6 +120,23 @@ def _combined(torch: Any, name: str) -> Callable[..., Any]:
         if finish is not None:
             finish(x._version + 1, kwargs)  # which is counted above
         return x
+
+    return call
+
+
+def _counted_together(torch: Any, name: str) -> Callable[..., Any]:
+    """What an optimizer counts, one number for each parameter: on the device where that is the default."""
+    kernel = sizes.kernel(torch, sizes.operator(torch, name), "CUDA")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    count = _TOGETHER[name]
+
+    def call(xs: Any, by: Any) -> None:
+        if kernel is not None and any(x.nbytes > _MOST_COUNTED for x in xs):
+            kernel.call_boxed(keys, xs, by)
+            return
+        numbers = by if isinstance(by, (list, tuple)) else itertools.repeat(by)
+        for x, number in zip(xs, numbers, strict=False):
+            getattr(x, count)(number)
 
     return call
 

@@ -49,6 +49,7 @@ class _Note:
     checksum: int | None = None
 
 
+changes_are_followed = True  # those in place; older torch leaves no way to
 _notes: dict[int, _Note] = {}  # of storages, which take theirs with them
 
 
@@ -113,7 +114,8 @@ def told(torch: Any, x: Any) -> Any:
     None where it is zeros that a kernel may have computed, or was changed by what could not be followed.
     """
     note = _note(x)
-    found = None if note is not None and note.version < 0 else _told(torch, x)
+    is_lost = note is not None and note.version < 0
+    found = None if is_lost or not (changes_are_followed or is_current(x)) else _told(torch, x)
     return None if found is None else found.clone()
 
 

@@ -112,7 +112,7 @@ def _unknown(torch: Any, name: str) -> Callable[..., Any]:
     def call(keyset: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         with below():
             operator.redispatch(keyset & deeper, x, *args, **kwargs)
-        torch._C._increment_version((x,))
+        torch.autograd.graph.increment_version(x)
         if x.is_cuda and x.layout is torch.strided and contents.is_plain(torch, x):
             contents.note_random(torch, x)
         return x

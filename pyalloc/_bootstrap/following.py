@@ -160,7 +160,9 @@ def answer(torch: Any) -> None:
     follow("isin.Tensor_Tensor", isin.Tensor_Tensor_out, mask, on_host=isin.Tensor_Tensor)
     follow("isin.Tensor_Scalar", isin.Tensor_Scalar_out, mask, on_host=isin.Tensor_Scalar)
     sizes.implement(torch, "CUDA", "isin.Scalar_Tensor", _one_is_in(torch))
-    follow("roll", _own(torch, aten.roll.default))
+    roll = _own(torch, aten.roll.default)
+    if roll is not None:
+        follow("roll", roll)
     for name in ("searchsorted", "bucketize"):
         follow(f"{name}.Tensor", getattr(aten, name).Tensor_out, kinds.places)
     follow("flip", lambda x, _dims: torch.empty_like(x))  # all that its kernel leaves here
@@ -239,9 +241,11 @@ def _one_is_in(torch: Any) -> Callable[..., Any]:
     return call
 
 
-def _own(torch: Any, operator: Any) -> Callable[..., Any]:
+def _own(torch: Any, operator: Any) -> Callable[..., Any] | None:
     """The kernel that torch has for the device, where there is none that is given its result."""
-    kernel = torch.library.get_kernel(operator, "CUDA")
+    kernel = sizes.kernel(torch, operator, "CUDA")
+    if kernel is None:
+        return None
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     return functools.partial(kernel.call_boxed, keys)
 

@@ -68,7 +68,9 @@ def answer(torch: Any) -> None:
         for name in names:
             setattr(switch, name, _recording_nothing(torch, getattr(switch, name)))
     for key in ("AutogradCPU", "AutogradCUDA"):
-        sizes.implement(torch, key, "detach_", _detached(torch, key), with_keyset=True)
+        kernel = sizes.kernel(torch, sizes.operator(torch, "detach_"), key)
+        if kernel is not None:
+            sizes.implement(torch, key, "detach_", _detached(kernel), with_keyset=True)
 
 
 class _Guard:
@@ -107,9 +109,8 @@ def _differentiates(torch: Any) -> bool:
     return any(each.key() in kinds for each in functions.get_interpreter_stack() or ())
 
 
-def _detached(torch: Any, key: str) -> Any:
+def _detached(kernel: Any) -> Any:
     """In place, which torch.no_grad() refuses of views."""
-    kernel = torch.library.get_kernel(sizes.operator(torch, "detach_"), key)
 
     def call(keyset: Any, x: Any) -> Any:
         return x if _here.is_on else kernel.call_boxed(keyset, x)

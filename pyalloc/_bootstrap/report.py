@@ -101,7 +101,8 @@ def _note_peaks(torch: Any, state: _Watch) -> None:
 
 def _note_resets(torch: Any, state: _Watch) -> None:
     """torch.cuda's and, where it has one, torch.accelerator's."""
-    for package in (torch.cuda, torch.accelerator):
+    for name in ("cuda", "accelerator"):
+        package: Any = getattr(torch, name, None)
         reset = getattr(package, "reset_peak_memory_stats", None)
         if reset is not None:
             package.reset_peak_memory_stats = _noting(reset, torch, state)
@@ -153,6 +154,7 @@ def _write(state: _Watch) -> None:
         "limited": state.limited,
         "needed": state.needed,
         **asdict(sizes.counted),
+        "unfollowed": not sizes.has_kernels(torch),
         "devices": state.peaks,
     }
     final = Path(state.folder) / f"torch.{state.pid}.json"

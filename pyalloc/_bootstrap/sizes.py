@@ -73,6 +73,16 @@ def generic(torch: Any, operator: Any) -> Callable[..., Any]:
     return functools.partial(operator._op_dk, getattr(torch._C.DispatchKey, key))
 
 
+def has_kernels(torch: Any) -> bool:
+    """Whether torch gives its kernels out, as from 2.9 on."""
+    return hasattr(torch.library, "get_kernel")
+
+
+def kernel(torch: Any, operator: Any, key: str) -> Any:
+    """What torch has at that key, to be called by what takes its place; None where torch gives none out."""
+    return torch.library.get_kernel(operator, key) if has_kernels(torch) else None
+
+
 def implement(
     torch: Any, key: str, name: str, implementation: Callable[..., Any], **how: Any
 ) -> None:

@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from pyalloc import hostcuda
 
 from .dryrun_support import end_well, flat
+
+
+@pytest.mark.torch
+def test_older_torch_follows_no_changes_and_the_summary_says_so(
+    dry_python: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Before 2.9 torch gave no kernels out, before 2.6 it had no torch.accelerator: importing it failed."""
+    source = f"""
+        import torch
+        vars(torch.library).pop("get_kernel", None)
+        newer = {{"accelerator": vars(torch).pop("accelerator")}} if hasattr(torch, "accelerator") else {{}}
+        from pyalloc._bootstrap import contents, report
+        report.watch({str(tmp_path)!r})
+        vars(torch).update(newer)  # which torch's own optimizers ask
+        torch.set_default_device("cuda")
+        net = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(net.parameters())
+        net(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+        x = torch.arange(8)
+        assert contents.told(torch, x).tolist() == list(range(8))
+        x.fill_(3)
+        assert contents.told(torch, x) is None
+        assert x.roll(1).shape == (8,)
+        with torch.inference_mode():
+            assert torch.ones(3).detach_().shape == (3,)
+    """
+    dry_python(source)
+    (report,) = tmp_path.glob("torch.*.json")
+    assert json.loads(report.read_text())["unfollowed"] is True
 
 
 def test_what_a_program_changes_in_place(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
@@ -47,6 +82,30 @@ def test_what_a_program_changes_in_place(torch_found: hostcuda.Torch, tmp_path: 
     """
     err = end_well(tmp_path, source)
     assert "taken as all true" not in flat(err), err
+
+
+def test_steps_that_an_optimizer_counts_on_the_device(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Where that is the default, up to torch 2.11 they lie there: Adam divided by 0."""
+    source = """
+        import torch
+        torch.set_default_device("cuda")
+        steps = [torch.tensor(0.0) for _ in range(3)]
+        for _ in range(2):
+            torch._foreach_add_(steps, 1)
+        assert [step.item() for step in steps] == [2, 2, 2]
+        large = [torch.ones(64, 64), torch.tensor(1)]
+        torch._foreach_add_(large, 2)
+        assert [x._version for x in large] == [1, 1]
+        net = torch.nn.Linear(4, 4)
+        for kind in (torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam):
+            optimizer = kind(net.parameters(), foreach=True)
+            for _ in range(2):
+                net(torch.randn(2, 4)).sum().backward()
+                optimizer.step()
+    """
+    end_well(tmp_path, source)
 
 
 def test_a_part_without_elements_changes_nothing(

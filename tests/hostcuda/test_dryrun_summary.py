@@ -85,6 +85,12 @@ def test_summary_fits_80_columns() -> None:
         assert text.count("process 4194304 device 15: allocated 5.00 GiB") == 1
 
 
+def test_torch_that_is_too_old_to_follow_changes_is_named() -> None:
+    said = "with PyTorch 2.8.0 numbers that the program changes in place"
+    assert said in flat(dryrun.summary(result(8 << 30, torch="2.8.0", unfollowed=True)))
+    assert "in place" not in dryrun.summary(result(8 << 30, torch="2.15.0"))
+
+
 def test_two_sizes_that_are_compared_read_differently() -> None:
     text = flat(dryrun.summary(result(8 << 30)))
     assert "each with 8,589,934,592 bytes of its own here" in text
