@@ -8,6 +8,7 @@
 
 #include "torch_fast.h"
 #include "torch_native.h"
+#include "torch_old_string.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"
 #include "torch_uncached.h"
@@ -40,40 +41,59 @@ struct source_location {
 };
 
 using error_constructor = void (*)(void *self, source_location where, std::string text);
+using old_constructor = void (*)(void *self, source_location where, pya_torch_old_string text);
 using destructor = void (*)(void *self);
 
 /* More than any c10::Error has been; the self test below runs the constructor within it. */
 constexpr size_t EXCEPTION_BYTES = 1024;
 
 struct oom_class {
-    error_constructor construct;
-    void **vtable; /* of OutOfMemoryError */
+    void *construct; /* an error_constructor */
+    void **vtable;   /* of OutOfMemoryError */
     std::type_info *type;
     bool is_base; /* construct makes a plain c10::Error: the derived vtable is written over it */
+    bool is_old;  /* construct is an old_constructor */
 };
 
 oom_class oom_known = {};
 const char *oom_detail = "not looked up yet";
 
 #define SIGNATURE "C1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+#define OLD_SIGNATURE "C1ENS_14SourceLocationESs"
 
 oom_class
 oom_find() {
     oom_class found = {};
     found.vtable = static_cast<void **>(pya_torch_symbol("_ZTVN3c1016OutOfMemoryErrorE"));
     found.type = static_cast<std::type_info *>(pya_torch_symbol("_ZTIN3c1016OutOfMemoryErrorE"));
-    void *own = pya_torch_symbol("_ZN3c1016OutOfMemoryError" SIGNATURE);
-    void *base = pya_torch_symbol("_ZN3c105Error" SIGNATURE);
-    found.is_base = own == nullptr;
-    found.construct = reinterpret_cast<error_constructor>(own != nullptr ? own : base);
+    found.is_old = pya_torch_has_old_strings();
+    found.construct = pya_torch_symbol(
+        found.is_old ? "_ZN3c1016OutOfMemoryError" OLD_SIGNATURE
+                     : "_ZN3c1016OutOfMemoryError" SIGNATURE);
+    found.is_base = found.construct == nullptr;
+    if (found.is_base) {
+        found.construct = pya_torch_symbol(
+            found.is_old ? "_ZN3c105Error" OLD_SIGNATURE : "_ZN3c105Error" SIGNATURE);
+    }
     return found;
+}
+
+void
+oom_construct(const oom_class &kind, void *object, const std::string &text) {
+    const source_location where = {"pya_torch_alloc", "pyalloc", 0};
+    if (kind.is_old) {
+        reinterpret_cast<old_constructor>(kind.construct)(
+            object, where, {text.data(), text.size()});
+    } else {
+        reinterpret_cast<error_constructor>(kind.construct)(object, where, text);
+    }
 }
 
 [[noreturn]] void
 oom_throw_as(const oom_class &kind, const std::string &text) {
     void *object = abi::__cxa_allocate_exception(EXCEPTION_BYTES);
     memset(object, 0, EXCEPTION_BYTES);
-    kind.construct(object, {"pya_torch_alloc", "pyalloc", 0}, text);
+    oom_construct(kind, object, text);
     void **first_slot = kind.vtable + 2; /* past offset-to-top and typeinfo */
     if (kind.is_base) {
         memcpy(object, &first_slot, sizeof first_slot);

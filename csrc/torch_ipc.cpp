@@ -267,3 +267,14 @@ pya_torch_ipc_open(void *self, std::string handle) {
     }
     return opened;
 }
+
+pya_torch_old_share
+pya_torch_ipc_share_old(void *self, void *ptr) {
+    const pya_torch_share made = pya_torch_ipc_share(self, ptr);
+    return {made.offset, {made.handle.data(), made.handle.size()}};
+}
+
+std::shared_ptr<void>
+pya_torch_ipc_open_old(void *self, pya_torch_old_string handle) {
+    return pya_torch_ipc_open(self, handle.copy());
+}

@@ -146,6 +146,12 @@ pya_torch_record_history(
 }
 
 void
+pya_torch_record_history_oldest(
+    void *self, bool enabled, void *recorder, size_t max_entries, int when) {
+    pya_torch_record_history(self, enabled, recorder, max_entries, when, false, nullptr);
+}
+
+void
 pya_torch_record_annotation(void *self, const void *pairs) {
     (void)self;
     static std::atomic<void *> known{nullptr};

@@ -18,6 +18,9 @@ void pya_torch_record_history(
     void *self, bool enabled, void *recorder, size_t max_entries, int when, bool clear,
     const std::vector<std::string> *skip);
 void pya_torch_record_history_has_skip(bool has_skip);
+/* Before torch 2.8. */
+void pya_torch_record_history_oldest(
+    void *self, bool enabled, void *recorder, size_t max_entries, int when);
 void pya_torch_record_annotation(void *self, const void *pairs);
 void pya_torch_push_compile_context(void *self, std::string &text);
 void pya_torch_pop_compile_context(void *self);

@@ -15,6 +15,7 @@
 #include "torch_fast.h"
 #include "torch_ipc.h"
 #include "torch_native.h"
+#include "torch_old_string.h"
 #include "torch_peers.h"
 #include "torch_pools.h"
 #include "torch_symbols.h"
@@ -88,7 +89,8 @@ slot_reset_accumulated(void *self, int8_t device) {
 struct slot {
     const char *feature;
     const char *symbol; /* exported name; NULL: known by other means */
-    const char *older;  /* its name in older versions; may be NULL */
+    const char *older;  /* its name in older versions; may be NULL, as that in still older ones */
+    const char *oldest;
     const char *method; /* without an exported name: what its exception calls it */
     any_function replacement;
     const char *detail; /* NULL: not tried yet */
@@ -103,20 +105,22 @@ as_any(F *function) {
 
 template <typename F>
 slot
-exported(const char *feature, const char *symbol, F *function, const char *older = nullptr) {
-    return {feature, symbol, older, nullptr, as_any(function), nullptr, false};
+exported(
+    const char *feature, const char *symbol, F *function, const char *older = nullptr,
+    const char *oldest = nullptr) {
+    return {feature, symbol, older, oldest, nullptr, as_any(function), nullptr, false};
 }
 
 template <typename F>
 slot
 inherited(const char *feature, const char *method, F *function) {
-    return {feature, nullptr, nullptr, method, as_any(function), nullptr, false};
+    return {feature, nullptr, nullptr, nullptr, method, as_any(function), nullptr, false};
 }
 
 template <typename F>
 slot
 silent(const char *feature, F *function) {
-    return {feature, nullptr, nullptr, nullptr, as_any(function), nullptr, false};
+    return {feature, nullptr, nullptr, nullptr, nullptr, as_any(function), nullptr, false};
 }
 
 #define HISTORY_FRONT "13recordHistoryEbPFSt10shared_ptrIN3c1015GatheredContextEEvEmNS4_"
@@ -124,7 +128,8 @@ silent(const char *feature, F *function) {
     METHOD(HISTORY_FRONT                                                                           \
            "22CachingDeviceAllocator13RecordContextEb"                                             \
            "RKSt6vectorINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESaISH_EE")
-#define HISTORY_OLDER METHOD(HISTORY_FRONT "4cuda20CUDACachingAllocator13RecordContextEb")
+#define HISTORY_OLDEST METHOD(HISTORY_FRONT "4cuda20CUDACachingAllocator13RecordContextE")
+#define HISTORY_OLDER HISTORY_OLDEST "b"
 #define SNAPSHOT METHOD("8snapshotE" POOL_ID "b")
 #define SNAPSHOT_OLDER METHOD("8snapshotE" POOL_ID)
 #define STATE_POINTER "St10shared_ptrIN3c104cuda20CUDACachingAllocator14AllocatorStateEE"
@@ -158,7 +163,8 @@ slot slots[] = {
         "CUDA-graph trees (slot setCheckpointPoolState)",
         METHOD("22setCheckpointPoolStateEa" STATE_POINTER), pya_torch_checkpoint_set),
     exported(
-        "memory history (slot recordHistory)", HISTORY, pya_torch_record_history, HISTORY_OLDER),
+        "memory history (slot recordHistory)", HISTORY, pya_torch_record_history, HISTORY_OLDER,
+        HISTORY_OLDEST),
     silent("record_function in snapshots (slot recordAnnotation)", pya_torch_record_annotation),
     silent("compile_context (slot pushCompileContext)", pya_torch_push_compile_context),
     silent("compile_context (slot popCompileContext)", pya_torch_pop_compile_context),
@@ -189,7 +195,7 @@ slot slots[] = {
     exported(
         "CUDA IPC (slot getIpcDevPtr)",
         METHOD("12getIpcDevPtrENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"),
-        pya_torch_ipc_open),
+        pya_torch_ipc_open, METHOD("12getIpcDevPtrESs")),
     exported("fast path (slot raw_alloc)", METHOD("9raw_allocEm"), pya_torch_fast_raw_alloc),
     exported(
         "fast path (slot raw_alloc_with_stream)", METHOD("21raw_alloc_with_streamEmP11CUstream_st"),
@@ -260,17 +266,42 @@ probe(void *object, void *method) {
     return "";
 }
 
+/* Which of two functions fits torch's strings, as the name of a method that returns one does not tell, and arguments. */
+any_function
+replacement_here(const slot &each) {
+    if (each.replacement == as_any(pya_torch_record_history) &&
+        pya_torch_symbol(HISTORY_OLDEST) != nullptr) {
+        return as_any(pya_torch_record_history_oldest);
+    }
+    if (pya_torch_has_old_strings() && each.replacement == as_any(pya_torch_ipc_share)) {
+        return as_any(pya_torch_ipc_share_old);
+    }
+    if (pya_torch_has_old_strings() && each.replacement == as_any(pya_torch_ipc_open)) {
+        return as_any(pya_torch_ipc_open_old);
+    }
+    return each.replacement;
+}
+
 void
 slot_put(slot &each, void **copy, size_t index) {
-    memcpy(&copy[index], &each.replacement, sizeof copy[index]);
+    const any_function replacement = replacement_here(each);
+    memcpy(&copy[index], &replacement, sizeof copy[index]);
     each.detail = "taken";
     each.taken = true;
 }
 
 const char *
+first_found(const char *name, const char *older, const char *oldest) {
+    const char *found = name;
+    for (const char *each : {oldest, older, name}) {
+        found = each != nullptr && pya_torch_symbol(each) != nullptr ? each : found;
+    }
+    return found;
+}
+
+const char *
 name_here(const slot &each) {
-    const bool is_older = each.older != nullptr && pya_torch_symbol(each.symbol) == nullptr;
-    return is_older ? each.older : each.symbol;
+    return first_found(each.symbol, each.older, each.oldest);
 }
 
 void
@@ -408,7 +439,8 @@ has_silent_history(void *const *copy, size_t words, size_t history) {
     return n == 3 || (n == 4 && observer == history + 6);
 }
 
-/* Right before cacheInfo: enable, which does nothing, and isEnabled, which is true. */
+/* Right before cacheInfo: enable, which does nothing, and isEnabled, which is true.  What is behind recordHistory is given
+ * strings: the newer ones. */
 void
 take_silent(void **copy, size_t words) {
     for (slot &each : slots) {
@@ -418,7 +450,7 @@ take_silent(void **copy, size_t words) {
     }
     const size_t history =
         slot_find(copy, words, pya_torch_symbol(pya_torch_record_history_name()));
-    if (history != 0 && has_silent_history(copy, words, history)) {
+    if (history != 0 && has_silent_history(copy, words, history) && !pya_torch_has_old_strings()) {
         put_silent(pya_torch_record_annotation, copy, history + 1);
         put_silent(pya_torch_push_compile_context, copy, history + 2);
         put_silent(pya_torch_pop_compile_context, copy, history + 3);
@@ -456,12 +488,12 @@ pya_torch_virtual(void *object, const char *method, size_t after) {
 
 const char *
 pya_torch_record_history_name(void) {
-    return pya_torch_symbol(HISTORY) != nullptr ? HISTORY : HISTORY_OLDER;
+    return first_found(HISTORY, HISTORY_OLDER, HISTORY_OLDEST);
 }
 
 const char *
 pya_torch_snapshot_name(void) {
-    return pya_torch_symbol(SNAPSHOT) != nullptr ? SNAPSHOT : SNAPSHOT_OLDER;
+    return first_found(SNAPSHOT, SNAPSHOT_OLDER, nullptr);
 }
 
 extern "C" bool
