@@ -269,6 +269,13 @@ def test_enable_is_callable() -> None:
 # ---- torch.accelerator ----
 
 
+accelerator = pytest.mark.skipif(
+    not hasattr(getattr(torch, "accelerator", None), "memory_stats"),
+    reason="this torch has no torch.accelerator.memory",
+)
+
+
+@accelerator
 def test_accelerator_statistics() -> None:
     tensor = empty(3 * MIB)
     assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
@@ -278,12 +285,14 @@ def test_accelerator_statistics() -> None:
     del tensor
 
 
+@accelerator
 def test_accelerator_keys_are_those_of_cuda() -> None:
     empty(1)
     keys = {key for key in torch.cuda.memory_stats() if key != "num_oom_rejections"}
     assert set(torch.accelerator.memory_stats()) == keys
 
 
+@accelerator
 def test_accelerator_empty_cache() -> None:
     empty(100 * MIB)
     before = torch.cuda.memory_reserved()
@@ -291,6 +300,7 @@ def test_accelerator_empty_cache() -> None:
     assert torch.cuda.memory_reserved() <= before - 100 * MIB
 
 
+@accelerator
 def test_accelerator_resets() -> None:
     tensor = empty(50 * MIB)
     del tensor
