@@ -251,7 +251,7 @@ pya_ps_forward_thin(struct pya_ops_ps a) {
     thin_forward<32>(a);
 }
 
-/* Four blocks a multiprocessor: left alone, ptxas of CUDA 13.0 takes 40 registers on 8.0 and spills. */
+/* Four blocks a multiprocessor, as below: left alone, ptxas of CUDA 13.0 takes 40 registers on 8.0 or 10.0 and spills. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 pya_ps_backward_thin(struct pya_ops_ps a) {
     thin_backward<32>(a);
@@ -263,7 +263,7 @@ pya_ps_forward_few(struct pya_ops_ps a) {
     thin_forward<THREADS>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 pya_ps_backward_few(struct pya_ops_ps a) {
     thin_backward<THREADS>(a);
 }
