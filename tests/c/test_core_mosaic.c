@@ -1,4 +1,5 @@
 /* Stitched ranges that begin with the free end of a grain and end with the free start of another. */
+#include "loading.h"
 #include "pools.h"
 #include "sender.h"
 #include "sweep.h"

@@ -1,5 +1,5 @@
 /* Memory under pressure on the simulated device: collection, limits, reservations. */
-#include "world.h"
+#include "loading.h"
 
 /* More requests than a window lasts at first, in every variant. */
 enum { WINDOW = 17000, N_HELD = 60 };

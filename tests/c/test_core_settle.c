@@ -1,6 +1,6 @@
 /* Where a block goes that cannot lie where its like lay one period ago, and what a period is (core/repeat.h). */
 #include "core/repeat.h"
-#include "world.h"
+#include "loading.h"
 
 enum { N_HOLES = 20, HOLE_BYTES = 4 << 20, N_FILLERS = 38, N_ALIKE = 14 };
 

@@ -137,14 +137,6 @@ give(struct world *world, pya_dptr ptr) {
     CHECK_OK(pya_free(world->heap, ptr));
 }
 
-/* A program that has freed something does not load its model any more: up to 2 GiB it gets smaller grains from then on. */
-static inline void
-end_loading(struct world *world) {
-    for (int i = 0; i < 32; i++) {
-        give(world, take(world, 2 * MIB, 0));
-    }
-}
-
 /* The direct call, for what a program gets at only in the course of much else. */
 static inline size_t
 collect(struct world *world, size_t bytes) {
