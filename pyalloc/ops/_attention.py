@@ -31,26 +31,9 @@ from pyalloc.ops._sizes import is_empty
 from pyalloc.ops._vmap import asks_gradient, choose_backward, fold, is_plain, unfold
 
 _pack = packer(AttentionArgs)
-_FORWARD_PLACES = places(AttentionArgs, *["q", "k", "v", "out", "stats", "bias", "mask", "seed"])
-_BACKWARD_PLACES = places(
-    AttentionArgs,
-    *[
-        "q",
-        "k",
-        "v",
-        "out",
-        "stats",
-        "bias",
-        "mask",
-        "seed",
-        "grad",
-        "d_q",
-        "d_k",
-        "d_v",
-        "d_bias",
-        "workspace",
-    ],
-)
+_SOURCES = "q k v out stats bias mask seed"
+_FORWARD_PLACES = places(AttentionArgs, *_SOURCES.split())
+_BACKWARD_PLACES = places(AttentionArgs, *f"{_SOURCES} grad d_q d_k d_v d_bias workspace".split())
 _NO_HEADS = (0, 0, 0, 0)
 _NO_SCORES = (0, 0, 0, 0, 0)
 _DIMS = range(4)

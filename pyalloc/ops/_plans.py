@@ -17,6 +17,13 @@ MOST = 4096  # that are kept: sizes may be others at every call
 _empty_cpu = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
 _empty_cuda = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 key_of = tensor_key(Tensor, torch.nn.Parameter)
+_is_compiling = torch.compiler.is_compiling
+_autocasts = torch._C._is_any_autocast_enabled
+
+
+def key_of_call(*tensors: Tensor | None) -> bytes | None:
+    """As key_of, of what an op is called with: None also where a compiler sees the call, or autocast may cast."""
+    return None if _is_compiling() or _autocasts() else key_of(*tensors)
 
 
 class Plans:

@@ -17,12 +17,11 @@ from pyalloc.ops import _additive, _cuda
 from pyalloc.ops._check import cast, compute_dtype, require_float, require_tensor
 from pyalloc.ops._composed import is_checkpointed, is_transformed
 from pyalloc.ops._library import dense_rows
-from pyalloc.ops._plans import keep, key_of
+from pyalloc.ops._plans import keep, key_of_call
 from pyalloc.ops._sizes import is_empty, same
 from pyalloc.ops._vmap import is_eager, is_plain
 
 _is_compiling = torch.compiler.is_compiling
-_autocasts = torch._C._is_any_autocast_enabled
 
 
 @overload
@@ -256,7 +255,7 @@ def _check(
     Raises:
         OpError: it does not fit together.
     """
-    key = None if _is_compiling() or _autocasts() else key_of(query, keys, values, v, mask)
+    key = key_of_call(query, keys, values, v, mask)
     known = None if key is None else _known.get(key)
     if known is not None:
         return known

@@ -18,7 +18,7 @@ from pyalloc.errors import OpError
 from pyalloc.ops import _attention, _cuda, _second
 from pyalloc.ops._check import autocast_is_on, require_float, require_tensor
 from pyalloc.ops._composed import has_gradient, has_tangent, needs_more_than_once
-from pyalloc.ops._plans import keep, key_of
+from pyalloc.ops._plans import keep, key_of_call
 from pyalloc.ops._sizes import broadcasts, holds, is_empty, same
 from pyalloc.ops._vmap import is_eager
 
@@ -56,7 +56,6 @@ _FEW_INFO = {"path": "sdpa", "reason": "few queries, keys or scores"}
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 _is_compiling = torch.compiler.is_compiling
 _transforms = torch._C._are_functorch_transforms_active
-_autocasts = torch._C._is_any_autocast_enabled
 _is_efficient_enabled = torch._C._get_mem_efficient_sdp_enabled
 
 
@@ -160,7 +159,7 @@ def scaled_attention(
         except (AttributeError, RuntimeError):
             pass
     given = q, k, v, bias, mask
-    key = None if _is_compiling() or _autocasts() else _key(given, causal, scale, dropout, path)
+    key = _key(given, causal, scale, dropout, path)
     known = None if key is None else _known.get(key)
     if known is not None and is_eager():
         return _run_known(known, given, causal, dropout, return_info)
@@ -204,9 +203,10 @@ _Tensors = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # q, k, 
 
 def _key(tensors: _Tensors, causal: bool, scale: float | None, dropout: float, path: str) -> Any:
     """Of what decides, besides the tensors' numbers and what looks at the call; None where that is not all plain."""
-    described = key_of(*tensors)
-    is_plain = type(scale) in _NUMBERS and type(dropout) in _NUMBERS and type(path) is str
-    if described is None or not is_plain:
+    described = key_of_call(*tensors)
+    if described is None or type(scale) not in _NUMBERS or type(dropout) not in _NUMBERS:
+        return None
+    if type(path) is not str:
         return None
     return described, causal, scale, dropout, path, _is_efficient_enabled()
 

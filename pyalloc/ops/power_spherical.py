@@ -29,13 +29,10 @@ from pyalloc.ops._library import (
     resolved,
     threads,
 )
-from pyalloc.ops._plans import Plans, keep, key_of, maker, row_major
+from pyalloc.ops._plans import Plans, keep, key_of_call, maker, row_major
 from pyalloc.ops._shapes import Axes, Steps, classify
 from pyalloc.ops._sizes import holds, is_empty
 from pyalloc.ops._vmap import asks_gradient, choose_backward, fold, is_eager, is_plain, unfold
-
-_is_compiling = torch.compiler.is_compiling
-_autocasts = torch._C._is_any_autocast_enabled
 
 # The kernels' view of the problem, here and in csrc/ops: value (l, t, D), loc (m, t, D),
 # scale and log_weights (m, t); the log-probability is (t, l, m) if t_first, else (l, m, t).
@@ -175,10 +172,10 @@ _known: dict[Any, _Layout] = {}  # of tensors that are computed in their own dty
 
 def _find(tensors: tuple[Tensor, ...], dim: int = 0) -> tuple[Any, _Layout | None]:
     """A key for what is found out of such tensors, None where it cannot be kept, and what is there."""
-    if _is_compiling() or _autocasts() or type(dim) is not int:
+    described = key_of_call(*tensors) if type(dim) is int else None
+    if described is None:
         return None, None
-    described = key_of(*tensors)
-    key = None if described is None else (described, dim)
+    key = described, dim
     return key, _known.get(key)
 
 
