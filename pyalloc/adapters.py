@@ -1,0 +1,199 @@
+"""Other libraries of the process take their CUDA memory from pyalloc too: CuPy, Numba, RMM (cuDF, cuML), cuda.core.
+
+One cache serves all: what a data frame freed, the model gets, and no library keeps a pool of its own beside which the
+others run out of memory.  Their blocks are in torch's statistics, in recordings and in what an out-of-memory error
+tells.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from pyalloc import _core
+from pyalloc.errors import ConfigError, InstallError
+
+_LEGACY_STREAM = 1  # CUDA's second name of stream 0
+
+
+def use(*libraries: str) -> None:
+    """Makes libraries take device memory from pyalloc from now on, on all devices; what they hold already they keep.
+
+    Memory is handed out for the stream on which a library asks for it, and free for other streams once that stream got
+    there, as with tensors.  Numba tells no stream: its memory is of the default stream, and an array that is in use on
+    a stream that does not wait for that one (``cuStreamNonBlocking``) is to be kept until that work is done.
+
+    Args:
+        *libraries: "cupy", "numba", "rmm", "cuda.core".
+
+    Where memory is short the library raises a MemoryError that says what torch's OutOfMemoryError would.
+
+    Raises:
+        ConfigError: no such library is known here.
+        ImportError: it is missing.
+        InstallError: pyalloc is not installed; or Numba, which keeps the manager it began with, has used a device.
+    """
+    for name in libraries:
+        if name not in _ADAPTERS:
+            raise ConfigError(f"no library {name!r} is known here, only {', '.join(_ADAPTERS)}")
+    if not _core.is_created():
+        raise InstallError(
+            "pyalloc is not installed, so it has no memory to give: call pyalloc.install() first"
+        )
+    for name, library in [(name, importlib.import_module(name)) for name in libraries]:
+        _ADAPTERS[name](library)
+
+
+def _n_devices() -> int:
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def _allocate(size: int, device: int, stream: int) -> int:
+    """The address of `size` bytes for a stream's handle; 0 for none."""
+    import torch
+
+    try:
+        return int(torch.cuda.caching_allocator_alloc(size, device, _named(stream)))
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error)) from error
+
+
+def _free(address: int, last_stream: int | None = None) -> None:
+    """Gives a block back; last_stream: where it was used last, if that may be another than its own."""
+    if address == 0:
+        return
+    if last_stream is not None:
+        _core.record_stream(address, _named(last_stream))
+    _core.free(address)
+
+
+def _named(stream: int) -> int:
+    return 0 if stream == _LEGACY_STREAM else stream
+
+
+def _handle(stream: Any) -> int:
+    """The number of any library's stream object."""
+    return int(stream.__cuda_stream__()[1])
+
+
+class _Owner:
+    """Frees a block when nobody refers to it any more."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __del__(self) -> None:
+        _free(self._address)
+
+
+# ---- each library's own interface for foreign allocators ----
+
+
+def _adapt_cupy(cupy: Any) -> None:
+    import torch
+
+    memory = cupy.cuda.memory
+
+    def allocate(size: int) -> Any:
+        device = torch.cuda.current_device()
+        address = _allocate(size, device, cupy.cuda.get_current_stream().ptr)
+        return memory.MemoryPointer(memory.UnownedMemory(address, size, _Owner(address), device), 0)
+
+    cupy.cuda.set_allocator(allocate)
+
+
+def _adapt_rmm(rmm: Any) -> None:
+    def on(device: int) -> Any:
+        return rmm.mr.CallbackMemoryResource(
+            lambda size, stream: _allocate(size, device, _handle(stream)),
+            lambda address, _size, stream: _free(address, _handle(stream)),
+        )
+
+    for device in range(_n_devices()):
+        rmm.mr.set_per_device_resource(device, on(device))
+
+
+def _adapt_numba(_numba: Any) -> None:
+    import ctypes
+    import functools
+
+    from numba import cuda
+    from numba.cuda.cudadrv.devices import gpus
+
+    if any(device.primary_context is not None for device in gpus.lst):
+        raise InstallError(
+            "numba has used a device already and keeps the memory manager it has: "
+            'call pyalloc.adapters.use("numba") before its first CUDA call'
+        )
+
+    class MemoryManager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
+        """Numba's plug-in for device memory; pinned memory stays Numba's."""
+
+        interface_version = 1
+
+        def initialize(self) -> None:
+            """Nothing: pyalloc is there."""
+
+        def memalloc(self, size: int) -> Any:
+            """A block, freed with the last array on it."""
+            address = _allocate(size, self.context.device.id, 0)
+            return cuda.MemoryPointer(
+                self.context,
+                ctypes.c_void_p(address),
+                size,
+                finalizer=functools.partial(_free, address),
+            )
+
+        def get_memory_info(self) -> Any:
+            """Of the device: (free, total)."""
+            import torch
+
+            return cuda.MemoryInfo(*torch.cuda.mem_get_info(self.context.device.id))
+
+        def get_ipc_handle(self, memory: Any) -> Any:
+            """Not possible: a block may lie on several of the driver's allocations."""
+            raise NotImplementedError(
+                "memory of pyalloc has no single IPC handle: send it as a tensor by torch.multiprocessing "
+                "(torch.as_tensor(array, device='cuda'))"
+            )
+
+    cuda.set_memory_manager(MemoryManager)
+
+
+def _adapt_cuda_core(core: Any) -> None:
+    class MemoryResource(core.MemoryResource):  # type: ignore[misc]
+        """One device's memory."""
+
+        is_device_accessible = True
+        is_host_accessible = False
+
+        def __init__(self, device_id: int) -> None:
+            self._device_id = device_id
+
+        @property
+        def device_id(self) -> int:
+            """The device's number."""
+            return self._device_id
+
+        def allocate(self, size: int, *, stream: Any) -> Any:
+            """A buffer that comes back here."""
+            address = _allocate(size, self._device_id, _handle(stream))
+            return core.Buffer.from_handle(address, size, self, stream=stream)
+
+        def deallocate(self, ptr: Any, _size: int, *, stream: Any) -> None:
+            """Free once the stream got here."""
+            _free(int(ptr), _handle(stream))
+
+    for index in range(_n_devices()):
+        core.Device(index).memory_resource = MemoryResource(index)
+
+
+_ADAPTERS: dict[str, Callable[[Any], None]] = {
+    "cupy": _adapt_cupy,
+    "numba": _adapt_numba,
+    "rmm": _adapt_rmm,
+    "cuda.core": _adapt_cuda_core,
+}
