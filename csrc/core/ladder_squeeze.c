@@ -1,0 +1,132 @@
+/* Steps of the ladder: the capacity is reached.  Everything that gets by with fewer new pages, then waiting, then what other
+ * pools have, then the driver's own tables and larger grains, then parts of pages.  Floor 11. */
+#include "ladder_internal.h"
+
+/* What goes back to the driver for its own tables. */
+enum { LADDER_DRIVER_PAGES = 16 };
+
+pya_status
+pya_ladder_wait(struct pya_arena *arena) {
+    struct pya_card *card = arena->card;
+    bool is_idle;
+    arena->n_waiting++;
+    pya_status st = pya_fences_wait_meanwhile(card, &is_idle);
+    arena->n_waiting--;
+    pya_card_unpark(card);
+    st = st == PYA_OK ? pya_pending_sync(card) : st;
+    return st == PYA_OK && !is_idle ? pya_device_sync(card->dev) : st;
+}
+
+/* Pages that can still be made, as far as the device knows. */
+static size_t
+squeeze_room(const struct pya_card *card) {
+    size_t free_bytes;
+    size_t total_bytes;
+    size_t room = pya_card_room(card);
+    if (pya_device_mem_info(card->dev, &free_bytes, &total_bytes) != PYA_OK) {
+        return 0;
+    }
+    return (room < free_bytes ? room : free_bytes) / PYA_PAGE;
+}
+
+/* Would what lacks beside all that the arena has be there, in larger grains of others and in what can still be made? */
+static bool
+squeeze_may_remake(const struct pya_arena *arena, size_t bytes) {
+    const struct pya_card *card = arena->card;
+    size_t n_there = 0;
+    size_t n_others = 0;
+    for (const struct pya_arena *a = card->arenas; a != NULL && card->pages.n_grained > 0;
+         a = a->next) {
+        const size_t n = pya_pool_is_open(a) ? pya_pages_to_pick(a, SIZE_MAX, false) : 0;
+        n_there += n;
+        n_others += a == arena ? 0 : n;
+    }
+    const size_t n_lacking = n_there == 0 ? 0 : pya_ladder_stitch_lacks(arena, bytes);
+    return n_lacking > 0 && /* else it was not pages that ran out */
+           n_others + squeeze_room(card) >= n_lacking;
+}
+
+/* What of pages is free at both ends of a range, and what of the last is not asked for, are less than three pages. */
+static bool
+squeeze_may_share(const struct pya_arena *arena, size_t bytes) {
+    const struct pya_card *card = arena->card;
+    return card->options.shared_pages &&
+           pya_ladder_stitch_lacks(arena, bytes) <= 2 + squeeze_room(card);
+}
+
+/* First what needs no waiting, then waiting, then other pools. */
+static pya_status
+squeeze_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_card *card = arena->card;
+    size_t m = pya_pages_for(bytes);
+    int64_t *scalar = card->stats.scalar;
+    if (pya_arena_pool_room(arena) >= m * PYA_PAGE) {
+        card->is_short = true;
+        card->fits_carefully = true;
+    }
+    scalar[PYA_STAT_num_alloc_retries]++;
+    pya_status st = pya_ladder_save(arena, bytes, is_small, out);
+    scalar[PYA_STAT_pyalloc_saved_by_stitch] += st == PYA_OK;
+    if (!pya_is_shortage(st) || pya_pending_must_not_wait(card)) {
+        return st;
+    }
+    card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
+    pya_status wait = pya_ladder_wait(arena);
+    if (wait != PYA_OK && wait != PYA_E_CAPTURE) {
+        return wait;
+    }
+    /* A capture began meanwhile, or on a stream nobody told us of: what others gave back serves, nothing else may be asked. */
+    const bool is_open = wait == PYA_OK;
+    const int last = is_open ? PYA_TRANSFER_LAST : PYA_TRANSFER_LEFT;
+    int64_t n_transferred = scalar[PYA_STAT_pyalloc_page_transfers];
+    for (int kind = PYA_TRANSFER_LEFT; kind <= last && pya_is_shortage(st); kind++) {
+        st = pya_ladder_refit(arena, bytes, is_small, out);
+        size_t n_lacking = st == PYA_OK && *out == NULL ? pya_ladder_stitch_lacks(arena, bytes) : 0;
+        if (is_open && n_lacking > 0) {
+            st = pya_ladder_transfer(arena, n_lacking, (enum pya_transfer)kind);
+            if (st == PYA_OK || pya_is_shortage(st)) {
+                st = pya_ladder_refit(arena, bytes, is_small, out);
+            }
+        }
+        if (st == PYA_OK && *out == NULL) {
+            st = pya_ladder_save(arena, bytes, is_small, out);
+        }
+    }
+    if (pya_is_shortage(st) && is_open && pya_trim_addresses(card)) {
+        st = pya_ladder_refit(arena, bytes, is_small, out);
+        st = st == PYA_OK && *out == NULL
+                 ? pya_ladder_borrow(arena, bytes, is_small, PYA_TRANSFER_OPEN, out)
+                 : st;
+        st = st == PYA_OK && *out == NULL ? pya_ladder_save(arena, bytes, is_small, out) : st;
+    }
+    if (pya_is_shortage(st) && is_open &&
+        pya_ladder_stitch_lacks(arena, bytes + LADDER_DRIVER_PAGES * (size_t)PYA_PAGE) == 0) {
+        /* Enough is free: what the driver keeps of mappings found no room, where it has to lie in the card's own memory. */
+        size_t n_freed;
+        st = pya_trim_card(
+            card, PYA_TRIM_OPEN, NULL, LADDER_DRIVER_PAGES * (size_t)PYA_PAGE, &n_freed);
+        st = st == PYA_OK ? pya_ladder_save(arena, bytes, is_small, out) : st;
+    }
+    if (pya_is_shortage(st) && is_open && squeeze_may_remake(arena, bytes)) {
+        /* Enough is free, in larger grains than what lacks: it comes again in smaller ones. */
+        size_t n_freed;
+        const size_t n_most = m + pya_grain_pages(PYA_N_GRAINS - 1);
+        st = pya_trim_card(card, PYA_TRIM_OPEN, NULL, n_most * PYA_PAGE, &n_freed);
+        st = st == PYA_OK ? pya_ladder_save(arena, bytes, is_small, out) : st;
+    }
+    bool has_moved = scalar[PYA_STAT_pyalloc_page_transfers] > n_transferred;
+    scalar[has_moved ? PYA_STAT_pyalloc_saved_by_transfer : PYA_STAT_pyalloc_saved_by_wait] +=
+        st == PYA_OK;
+    return st;
+}
+
+pya_status
+pya_ladder_squeeze(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_card *card = arena->card;
+    pya_status st = squeeze_pages(arena, bytes, is_small, out);
+    if (pya_is_shortage(st) && squeeze_may_share(arena, bytes)) {
+        st = pya_ladder_stitch(arena, bytes, is_small, true, out);
+        card->stats.scalar[PYA_STAT_pyalloc_saved_by_stitch] += st == PYA_OK;
+    }
+    return st;
+}
