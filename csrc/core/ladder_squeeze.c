@@ -54,31 +54,12 @@ squeeze_may_share(const struct pya_arena *arena, size_t bytes) {
            pya_ladder_stitch_lacks(arena, bytes) <= 2 + squeeze_room(card);
 }
 
-/* First what needs no waiting, then waiting, then other pools. */
+/* What the wait made idle, and what one kind of arenas after another gives. */
 static pya_status
-squeeze_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
-    struct pya_card *card = arena->card;
-    size_t m = pya_pages_for(bytes);
-    int64_t *scalar = card->stats.scalar;
-    if (pya_arena_pool_room(arena) >= m * PYA_PAGE) {
-        card->is_short = true;
-        card->fits_carefully = true;
-    }
-    scalar[PYA_STAT_num_alloc_retries]++;
-    pya_status st = pya_ladder_save(arena, bytes, is_small, out);
-    scalar[PYA_STAT_pyalloc_saved_by_stitch] += st == PYA_OK;
-    if (!pya_is_shortage(st) || pya_pending_must_not_wait(card)) {
-        return st;
-    }
-    card->stats.scalar[PYA_STAT_num_sync_all_streams]++;
-    pya_status wait = pya_ladder_wait(arena);
-    if (wait != PYA_OK && wait != PYA_E_CAPTURE) {
-        return wait;
-    }
-    /* A capture began meanwhile, or on a stream nobody told us of: what others gave back serves, nothing else may be asked. */
-    const bool is_open = wait == PYA_OK;
+squeeze_others(
+    struct pya_arena *arena, size_t bytes, bool is_small, bool is_open, struct pya_block **out) {
     const int last = is_open ? PYA_TRANSFER_LAST : PYA_TRANSFER_LEFT;
-    int64_t n_transferred = scalar[PYA_STAT_pyalloc_page_transfers];
+    pya_status st = PYA_E_NOMEM;
     for (int kind = PYA_TRANSFER_LEFT; kind <= last && pya_is_shortage(st); kind++) {
         st = pya_ladder_refit(arena, bytes, is_small, out);
         size_t n_lacking = st == PYA_OK && *out == NULL ? pya_ladder_stitch_lacks(arena, bytes) : 0;
@@ -92,27 +73,68 @@ squeeze_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_b
             st = pya_ladder_save(arena, bytes, is_small, out);
         }
     }
-    if (pya_is_shortage(st) && is_open && pya_trim_addresses(card)) {
+    return st;
+}
+
+/* Free pages of all go back to the device, and another try. */
+static pya_status
+squeeze_remake(
+    struct pya_arena *arena, size_t bytes, bool is_small, size_t n_pages, struct pya_block **out) {
+    size_t n_freed;
+    pya_status st = pya_trim_card(arena->card, PYA_TRIM_OPEN, NULL, n_pages * PYA_PAGE, &n_freed);
+    return st == PYA_OK ? pya_ladder_save(arena, bytes, is_small, out) : st;
+}
+
+/* Where pages are not what lacks.  st: the shortage so far, which stays where nothing of this is the case. */
+static pya_status
+squeeze_mappings(
+    struct pya_arena *arena, size_t bytes, bool is_small, pya_status st, struct pya_block **out) {
+    if (pya_trim_addresses(arena->card)) {
         st = pya_ladder_refit(arena, bytes, is_small, out);
         st = st == PYA_OK && *out == NULL
                  ? pya_ladder_borrow(arena, bytes, is_small, PYA_TRANSFER_OPEN, out)
                  : st;
         st = st == PYA_OK && *out == NULL ? pya_ladder_save(arena, bytes, is_small, out) : st;
     }
-    if (pya_is_shortage(st) && is_open &&
+    if (pya_is_shortage(st) &&
         pya_ladder_stitch_lacks(arena, bytes + LADDER_DRIVER_PAGES * (size_t)PYA_PAGE) == 0) {
         /* Enough is free: what the driver keeps of mappings found no room, where it has to lie in the card's own memory. */
-        size_t n_freed;
-        st = pya_trim_card(
-            card, PYA_TRIM_OPEN, NULL, LADDER_DRIVER_PAGES * (size_t)PYA_PAGE, &n_freed);
-        st = st == PYA_OK ? pya_ladder_save(arena, bytes, is_small, out) : st;
+        st = squeeze_remake(arena, bytes, is_small, LADDER_DRIVER_PAGES, out);
     }
-    if (pya_is_shortage(st) && is_open && squeeze_may_remake(arena, bytes)) {
+    if (pya_is_shortage(st) && squeeze_may_remake(arena, bytes)) {
         /* Enough is free, in larger grains than what lacks: it comes again in smaller ones. */
-        size_t n_freed;
-        const size_t n_most = m + pya_grain_pages(PYA_N_GRAINS - 1);
-        st = pya_trim_card(card, PYA_TRIM_OPEN, NULL, n_most * PYA_PAGE, &n_freed);
-        st = st == PYA_OK ? pya_ladder_save(arena, bytes, is_small, out) : st;
+        const size_t n_most = pya_pages_for(bytes) + pya_grain_pages(PYA_N_GRAINS - 1);
+        st = squeeze_remake(arena, bytes, is_small, n_most, out);
+    }
+    return st;
+}
+
+/* First what needs no waiting, then waiting, then other pools. */
+static pya_status
+squeeze_pages(struct pya_arena *arena, size_t bytes, bool is_small, struct pya_block **out) {
+    struct pya_card *card = arena->card;
+    int64_t *scalar = card->stats.scalar;
+    if (pya_arena_pool_room(arena) >= pya_pages_for(bytes) * PYA_PAGE) {
+        card->is_short = true;
+        card->fits_carefully = true;
+    }
+    scalar[PYA_STAT_num_alloc_retries]++;
+    pya_status st = pya_ladder_save(arena, bytes, is_small, out);
+    scalar[PYA_STAT_pyalloc_saved_by_stitch] += st == PYA_OK;
+    if (!pya_is_shortage(st) || pya_pending_must_not_wait(card)) {
+        return st;
+    }
+    scalar[PYA_STAT_num_sync_all_streams]++;
+    pya_status wait = pya_ladder_wait(arena);
+    if (wait != PYA_OK && wait != PYA_E_CAPTURE) {
+        return wait;
+    }
+    /* A capture began meanwhile, or on a stream nobody told us of: what others gave back serves, nothing else may be asked. */
+    const bool is_open = wait == PYA_OK;
+    int64_t n_transferred = scalar[PYA_STAT_pyalloc_page_transfers];
+    st = squeeze_others(arena, bytes, is_small, is_open, out);
+    if (pya_is_shortage(st) && is_open) {
+        st = squeeze_mappings(arena, bytes, is_small, st, out);
     }
     bool has_moved = scalar[PYA_STAT_pyalloc_page_transfers] > n_transferred;
     scalar[has_moved ? PYA_STAT_pyalloc_saved_by_transfer : PYA_STAT_pyalloc_saved_by_wait] +=
