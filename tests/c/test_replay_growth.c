@@ -1,6 +1,4 @@
 /* What a scan tells of device memory: which request each piece was taken for, and until when. */
-#include <unistd.h>
-
 #include "check.h"
 
 #include "replay/scan.h"
@@ -167,12 +165,5 @@ static const struct check_case cases[] = {
 
 int
 main(int argc, char **argv) {
-    const int file = mkstemp(path);
-    if (file < 0) {
-        return 1;
-    }
-    close(file);
-    const int result = check_main(argc, argv, cases, sizeof cases / sizeof *cases);
-    unlink(path);
-    return result;
+    return check_main_with_file(argc, argv, cases, sizeof cases / sizeof *cases, path);
 }

@@ -1,7 +1,5 @@
 /* One pass over a trace: totals, moments, phases and the timeline against a naive model; any events whatever are
  * survived, and running out of host memory anywhere is told. */
-#include <unistd.h>
-
 #include "check.h"
 #include "fault.h"
 
@@ -580,12 +578,5 @@ static const struct check_case cases[] = {
 
 int
 main(int argc, char **argv) {
-    const int file = mkstemp(path);
-    if (file < 0) {
-        return 1;
-    }
-    close(file);
-    const int result = check_main(argc, argv, cases, sizeof cases / sizeof *cases);
-    unlink(path);
-    return result;
+    return check_main_with_file(argc, argv, cases, sizeof cases / sizeof *cases, path);
 }

@@ -1,6 +1,4 @@
 /* Events that a scan tells one by one: which, and what is known of their blocks. */
-#include <unistd.h>
-
 #include "check.h"
 
 #include "replay/scan.h"
@@ -113,12 +111,5 @@ static const struct check_case cases[] = {
 
 int
 main(int argc, char **argv) {
-    const int file = mkstemp(path);
-    if (file < 0) {
-        return 1;
-    }
-    close(file);
-    const int result = check_main(argc, argv, cases, sizeof cases / sizeof *cases);
-    unlink(path);
-    return result;
+    return check_main_with_file(argc, argv, cases, sizeof cases / sizeof *cases, path);
 }
