@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from dry_support import python_for
 
+from instrument.plan_cases import Program
 from instrument.tools import SEQ2SEQ, Plan, pyalloc
 
 Record = Callable[..., Path]
@@ -49,3 +50,12 @@ def forum(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     return Plan(tmp_path / "plan.pya")
+
+
+@pytest.fixture
+def steps(plan: Plan) -> Path:
+    """Five steps of which the first asks for some more."""
+    program = Program(plan)
+    for step in range(5):
+        program.step(first=step == 0)
+    return plan.done()

@@ -1,0 +1,257 @@
+"""Plans as files: what one holds, names, whose is followed, and what the commands say of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instrument.plan_cases import Program, only
+from instrument.tools import MIB, Plan, pyalloc
+from pyalloc import _core, cli, planning, trace
+from pyalloc.cli import plan as plan_command
+from pyalloc.config import Config
+from pyalloc.errors import ConfigError, PlanError
+
+
+def test_files(steps: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.plan"
+    pyalloc("plan", steps, "-o", target, "-q")
+    assert target.stat().st_mode & 0o777 == 0o600
+    made = planning.make(steps)
+    assert planning.read(target) == made
+    assert "--force overwrites it" in pyalloc("plan", steps, "-o", target, expect=2)
+    assert "is what is read" in pyalloc("plan", steps, "-o", steps, "--force", expect=2)
+    data = json.loads(pyalloc("plan", steps, "-o", target, "--force", "--json", "-q"))
+    assert [part["extent_bytes"] for part in data["devices"]] == [only(made).extent_bytes]
+    assert set(data["replayed"]) == {"native", "expandable", "pyalloc", "planned"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda part: part.pop("places"),
+        lambda part: part["places"].append([512, 0]),
+        lambda part: part["places"].append([513, 0, 0]),
+        lambda part: part["places"].append([512, -512, 0]),
+        lambda part: part["places"].append([512, 2**70, 0]),
+        lambda part: part["places"].append([512, "0", 0]),
+        lambda part: part["places"].append([None, 0, 0]),
+        lambda part: part["places"].extend([[512, 0, 0]] * (_core.PLAN_MOST + 1)),
+        lambda part: part.update(period=10**6),
+        lambda part: part.update(period=-1),
+        lambda part: part.update(period=True),
+        lambda part: part.update(elsewhere=[]),
+        lambda part: part.update(device=-1),
+        lambda part: part.update(device=64),
+        lambda part: part.update(device="0"),
+        lambda part: part.clear(),
+    ],
+)
+def test_damaged_files(steps: Path, tmp_path: Path, change) -> None:  # type: ignore[no-untyped-def]
+    content = json.loads(planning.make(steps).to_json())
+    change(content["devices"][0])
+    path = tmp_path / "bad.plan"
+    for damaged in (content, content | {"devices": []}, content | {"devices": 1}):
+        path.write_text(json.dumps(damaged))
+        with pytest.raises(PlanError, match=r"is damaged: .*; make it again with pyalloc plan"):
+            planning.read(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b"\xff", b"[" * 10**5, b'{"pyalloc_plan": 1}']
+)
+def test_other_files(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "no.plan"
+    path.write_bytes(content)
+    with pytest.raises(PlanError, match="is no plan that this pyalloc knows"):
+        planning.read(path)
+    said = pyalloc("run", "--plan", path, "python", "-c", "pass", expect=2)
+    assert "make one: pyalloc plan out.pya -o FILE" in said
+    assert "No such file" in pyalloc("run", "--plan", tmp_path / "none", "python", expect=2)
+
+
+def test_the_binding_refuses_what_is_no_plan(steps: Path) -> None:
+    packed = planning.make(steps).packed()
+    for wrong in (b"", packed[:-1], packed[:7]):
+        with pytest.raises(PlanError, match="a plan was cut off"):
+            _core.check_plan(wrong)
+    with pytest.raises(TypeError):
+        _core.check_plan("text")  # type: ignore[arg-type]
+    with trace.program(steps) as program, pytest.raises(PlanError):
+        program.replay("pyalloc", plan=packed[:-1])
+
+
+@pytest.mark.parametrize("setting", ["vmm:False", "roundup_power2_divisions:4"])
+def test_settings_without_which_there_is_no_plan(setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"{setting} and a plan: .*; leave one of the two out"):
+        Config(setting, "out.plan")
+    Config(setting)
+    said = pyalloc("run", "--plan", "out.plan", "--conf", setting, "python", expect=2)
+    assert f"{setting} and a plan" in said
+
+
+def ranks_of(folder: Path, steps: Path, *names: str) -> list[Path]:
+    """Recordings of two ranks' processes: the same, under these names."""
+    folder.mkdir()
+    found = []
+    for name in names:
+        hand = Plan(folder / name)
+        for text in ("rank=0", "world_size=2", "command=python -u /my/train.py --deep"):
+            hand.event("user", text)
+        program = Program(hand)
+        for step in range(5):
+            program.step(first=step == 0)
+        found.append(hand.done())
+    return found
+
+
+def test_plans_of_ranks_have_one_name(steps: Path, tmp_path: Path) -> None:
+    """That of the first, whether their recordings are whole or not, and whatever else a rank started."""
+    follow = "next: pyalloc run --plan {} torchrun --nproc-per-node 2 /my/train.py --deep"
+    whole = ranks_of(tmp_path / "a", steps, "out.rank0.pya", "out.rank0.77.pya", "out.rank1.pya")
+    told = pyalloc("plan", *sorted(whole)).splitlines()
+    assert [line for line in told if line.startswith("next: ")] == [
+        follow.format(tmp_path / "a" / "out.plan")
+    ]
+    cut = ranks_of(tmp_path / "b", steps, "out.rank0.pya", "out.rank1.pya")
+    parts = [path.rename(path.with_name(path.name + ".part")) for path in cut]
+    assert follow.format(tmp_path / "b" / "out.plan") in pyalloc("plan", *parts)
+    assert all((tmp_path / "b" / f"out.rank{rank}.plan").exists() for rank in (0, 1))
+    one = pyalloc("plan", parts[1], "--force")
+    assert follow.format(tmp_path / "b" / "out.rank1.plan") in one
+    least = pyalloc("replay", whole[0], "--find-min", "--policy", "pyalloc")
+    assert re.search(r"--devices 2 --allocator pyalloc torchrun --nproc-per-node 2 /my", least)
+    assert "It is one of 2 ranks, of which another may need more." in least
+
+
+def test_plans_of_several_programs(steps: Path, tmp_path: Path) -> None:
+    """Each has its own next command; two that would be one file are refused before any work."""
+    other = tmp_path / "other.pya"
+    shutil.copy(steps, other)
+    told = pyalloc("plan", steps, other).splitlines()
+    follow = [line for line in told if line.startswith("next: ")]
+    assert [
+        f"--plan {path.with_suffix('.plan')} " in line
+        for path, line in zip((steps, other), follow, strict=True)
+    ]
+    assert len(follow) == 2
+    same = tmp_path / "other.snap"
+    shutil.copy(steps, same)
+    said = pyalloc("plan", other, same, "--force", expect=2)
+    assert f"{other} and {same} would both be {tmp_path / 'other.plan'}" in " ".join(said.split())
+
+
+def test_a_plan_of_little_of_what_ran_out_of_memory_is_not_proposed(plan: Plan) -> None:
+    """The loop that repeats itself is one within the first step."""
+    program = Program(plan)
+    for _ in range(5):
+        program.step(first=False)
+    for i in range(20):
+        program.take((20 + i) * MIB)
+    plan.event("oom", bytes=1 << 30)
+    path = plan.done()
+    told = " ".join(pyalloc("plan", path).split())
+    assert "the plan is of 22.0 MiB of the 590.0 MiB that it held" in told
+    assert told.endswith(f"next: pyalloc report {path}")
+
+
+def test_a_recording_that_ran_out_of_memory(plan: Plan) -> None:
+    program = Program(plan)
+    for step in range(5):
+        program.step(first=step == 0)
+    plan.event("oom", bytes=1 << 40)
+    path = plan.done()
+    told = pyalloc("plan", path)
+    assert "The program ran out of memory while it was recorded" in told
+    assert f"next: pyalloc run --plan {path.with_suffix('.plan')} " in told
+    told = pyalloc("replay", path, "--find-min", "--policy", "pyalloc")
+    assert f"next: pyalloc report {path}" in told  # with what was enough it would fail again
+
+
+def test_a_replay_without_the_plan_it_was_given(steps: Path) -> None:
+    target = steps.with_suffix(".plan")
+    pyalloc("plan", steps, "-q")
+    said = pyalloc("replay", steps, "--policy", "native", "--plan", target, expect=2)
+    assert "a plan is followed by pyalloc alone" in said
+    said = pyalloc("replay", steps, "--conf", "vmm:False", "--plan", target, expect=2)
+    assert "vmm:False and a plan" in said
+
+
+def test_whose_plan_is_followed(
+    steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several ranks' plans each takes its own, of one all of them that; a launcher has no memory to plan."""
+    given, own = tmp_path / "out.plan", tmp_path / "out.rank1.plan"
+    assert Config.of(plan=given).plan == str(given)  # to be told that there is none
+    own.write_text(planning.make(steps).to_json())
+    assert Config.of(plan=given).plan == ""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert Config.of(plan=given).plan == str(own)
+    shutil.copy(own, given)
+    monkeypatch.setenv("RANK", "0")
+    assert Config.of(plan=given).plan == str(given)
+    planning.check(given)
+    own.write_text("{}")
+    with pytest.raises(PlanError, match=r"out\.rank1\.plan is no plan"):
+        planning.check(given)
+
+
+def test_plans_of_several_files_have_their_names(steps: Path, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.pya", "b.pya")]
+    for file in files:
+        shutil.copy(steps, file)
+    told = pyalloc("plan", *files, "-o", tmp_path / "x.plan", expect=2)
+    assert "-o is for one file" in told
+    rows = json.loads(pyalloc("plan", *files, "--json", "-q"))
+    assert [row["plan"] for row in rows] == [str(tmp_path / f"{name}.plan") for name in "ab"]
+    assert planning.read(tmp_path / "a.plan") == planning.read(tmp_path / "b.plan")
+    told = pyalloc("plan", *files, expect=2)
+    assert "exists; --force overwrites it" in told
+
+
+@pytest.mark.parametrize("more", [0, 2 * MIB, 4 * MIB])
+def test_a_plan_that_needs_more_is_told(
+    more: int, steps: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Private pools take pages that lie idle, and a plan knows nothing of them: with graphs it may need more."""
+    found = plan_command._replayed
+
+    def replayed(*args: Any) -> dict[str, Any]:
+        figures = found(*args)
+        figures["planned"]["peak_bytes"] = figures["pyalloc"]["peak_bytes"] + more
+        return figures
+
+    monkeypatch.setattr(plan_command, "_replayed", replayed)
+    assert cli.main(["plan", str(steps)]) == 0
+    out, err = capsys.readouterr()
+    is_told = more > 2 * MIB  # a page more or less is chance
+    assert ("Without the plan it needs less: leave it out" in out) == is_told
+    assert ("next: pyalloc run --plan" not in err) == is_told
+    assert "next: pyalloc run" in err
+
+
+def test_a_file_without_a_plan_is_left_out(steps: Path, tmp_path: Path) -> None:
+    """The second process of a rank, as a rule: those of others are made all the same."""
+    good, empty = tmp_path / "out.rank0.pya", tmp_path / "out.rank0.77.pya"
+    shutil.copy(steps, good)
+    hand = Plan(empty)
+    hand.event("step")
+    hand.done()
+    told = pyalloc("plan", empty, good)
+    assert f"left out: {empty}: no request is in it" in told
+    assert f"next: pyalloc run --plan {tmp_path / 'out.plan'}" in told
+    assert not empty.with_suffix(".plan").exists()
+    planning.check(tmp_path / "out.plan")
+    other = tmp_path / "other.pya"
+    shutil.copy(empty, other)
+    told = pyalloc("plan", empty, other, expect=2)
+    assert (
+        told.splitlines()[-1]
+        == f"pyalloc plan: {other}: no request is in it, so there is nothing to plan"
+    )
