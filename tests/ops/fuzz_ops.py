@@ -32,8 +32,15 @@ if __name__ == "__main__":
     __package__ = "ops"
 
 from pyalloc.errors import OpError
-from pyalloc.ops import _additive, _attention, _library, cpu_isa, sequence_gradients, set_cpu_isa
-from pyalloc.ops import power_spherical as spherical_module
+from pyalloc.ops import (
+    _additive,
+    _attention,
+    _library,
+    _power_spherical,
+    cpu_isa,
+    sequence_gradients,
+    set_cpu_isa,
+)
 
 from .fuzz_inputs import Draw, bits, guarded, same
 from .fuzz_problems import HALVES, KINDS, Problem
@@ -108,7 +115,7 @@ def settings(draw: Draw):
     isas = _library.ISA_NAMES[: _library.library().pya_ops_isa_best() + 1]
     before, n = cpu_isa(), draw.choice((1, 1, 1, 2, 2, 3, 8))
     with ExitStack() as stack:
-        for module in (_attention, _additive, spherical_module):
+        for module in (_attention, _additive, _power_spherical):
             stack.enter_context(mock.patch.object(module, "threads", lambda work: n))
         set_cpu_isa(draw.choice(isas))
         stack.callback(set_cpu_isa, before)

@@ -17,12 +17,12 @@ from pyalloc.ops import (
     _additive,
     _attention,
     _cuda,
+    _power_spherical,
     additive_attention,
     power_spherical_log_prob,
     power_spherical_mixture_log_prob,
     scaled_attention,
 )
-from pyalloc.ops import power_spherical as spherical_module
 
 from .reference import sphere
 
@@ -260,7 +260,7 @@ def declined(monkeypatch):
     """CPU tensors get what CUDA tensors do that the kernels are not for."""
     monkeypatch.setattr(_cuda, "declines", lambda x, family: True)
     # No way past the dispatcher, as on CUDA.
-    for module in (_attention, _additive, spherical_module):
+    for module in (_attention, _additive, _power_spherical):
         monkeypatch.setattr(module, "is_plain", lambda args: False)
 
 
