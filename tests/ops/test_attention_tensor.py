@@ -9,7 +9,7 @@ import torch
 
 from pyalloc.ops import _cuda
 
-from . import test_attention as cases
+from . import attention_cases as cases
 from .test_cuda_emulated import agree
 
 
