@@ -93,6 +93,9 @@ struct slot {
     const char *oldest;
     const char *method; /* without an exported name: what its exception calls it */
     any_function replacement;
+    /* In its place where torch has the oldest name, and where it has old strings, which a method's name does not tell
+     * of its result.  NULL: it fits there too. */
+    any_function of_oldest, of_old_strings;
     const char *detail; /* NULL: not tried yet */
     bool taken;
 };
@@ -105,22 +108,43 @@ as_any(F *function) {
 
 template <typename F>
 slot
-exported(
-    const char *feature, const char *symbol, F *function, const char *older = nullptr,
-    const char *oldest = nullptr) {
-    return {feature, symbol, older, oldest, nullptr, as_any(function), nullptr, false};
+silent(const char *feature, F *function) {
+    slot each = {};
+    each.feature = feature;
+    each.replacement = as_any(function);
+    return each;
 }
 
 template <typename F>
 slot
 inherited(const char *feature, const char *method, F *function) {
-    return {feature, nullptr, nullptr, nullptr, method, as_any(function), nullptr, false};
+    slot each = silent(feature, function);
+    each.method = method;
+    return each;
 }
 
 template <typename F>
 slot
-silent(const char *feature, F *function) {
-    return {feature, nullptr, nullptr, nullptr, nullptr, as_any(function), nullptr, false};
+exported(const char *feature, const char *symbol, F *function, const char *older = nullptr) {
+    slot each = silent(feature, function);
+    each.symbol = symbol;
+    each.older = older;
+    return each;
+}
+
+template <typename F>
+slot
+with_oldest(slot each, const char *oldest, F *function) {
+    each.oldest = oldest;
+    each.of_oldest = as_any(function);
+    return each;
+}
+
+template <typename F>
+slot
+with_old_strings(slot each, F *function) {
+    each.of_old_strings = as_any(function);
+    return each;
 }
 
 #define HISTORY_FRONT "13recordHistoryEbPFSt10shared_ptrIN3c1015GatheredContextEEvEmNS4_"
@@ -135,7 +159,6 @@ silent(const char *feature, F *function) {
 #define STATE_POINTER "St10shared_ptrIN3c104cuda20CUDACachingAllocator14AllocatorStateEE"
 #define TRACKER(room)                                                                              \
     METHOD("27attachAllocatorTraceTrackerESt8functionIFvRKN3c10" room "10TraceEntryEEE")
-
 #define OBSERVER METHOD("25attachOutOfMemoryObserverESt8functionIFvlmmmEE")
 
 slot slots[] = {
@@ -162,9 +185,11 @@ slot slots[] = {
     exported(
         "CUDA-graph trees (slot setCheckpointPoolState)",
         METHOD("22setCheckpointPoolStateEa" STATE_POINTER), pya_torch_checkpoint_set),
-    exported(
-        "memory history (slot recordHistory)", HISTORY, pya_torch_record_history, HISTORY_OLDER,
-        HISTORY_OLDEST),
+    with_oldest(
+        exported(
+            "memory history (slot recordHistory)", HISTORY, pya_torch_record_history,
+            HISTORY_OLDER),
+        HISTORY_OLDEST, pya_torch_record_history_oldest),
     silent("record_function in snapshots (slot recordAnnotation)", pya_torch_record_annotation),
     silent("compile_context (slot pushCompileContext)", pya_torch_push_compile_context),
     silent("compile_context (slot popCompileContext)", pya_torch_pop_compile_context),
@@ -191,11 +216,16 @@ slot slots[] = {
     exported(
         "copies between devices (slot memcpyAsync)",
         METHOD("11memcpyAsyncEPviPKvimP11CUstream_stb"), pya_torch_copy),
-    exported("CUDA IPC (slot shareIpcHandle)", METHOD("14shareIpcHandleEPv"), pya_torch_ipc_share),
-    exported(
-        "CUDA IPC (slot getIpcDevPtr)",
-        METHOD("12getIpcDevPtrENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"),
-        pya_torch_ipc_open, METHOD("12getIpcDevPtrESs")),
+    with_old_strings(
+        exported(
+            "CUDA IPC (slot shareIpcHandle)", METHOD("14shareIpcHandleEPv"), pya_torch_ipc_share),
+        pya_torch_ipc_share_old),
+    with_old_strings(
+        exported(
+            "CUDA IPC (slot getIpcDevPtr)",
+            METHOD("12getIpcDevPtrENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"),
+            pya_torch_ipc_open, METHOD("12getIpcDevPtrESs")),
+        pya_torch_ipc_open_old),
     exported("fast path (slot raw_alloc)", METHOD("9raw_allocEm"), pya_torch_fast_raw_alloc),
     exported(
         "fast path (slot raw_alloc_with_stream)", METHOD("21raw_alloc_with_streamEmP11CUstream_st"),
@@ -266,18 +296,13 @@ probe(void *object, void *method) {
     return "";
 }
 
-/* Which of two functions fits torch's strings, as the name of a method that returns one does not tell, and arguments. */
 any_function
 replacement_here(const slot &each) {
-    if (each.replacement == as_any(pya_torch_record_history) &&
-        pya_torch_symbol(HISTORY_OLDEST) != nullptr) {
-        return as_any(pya_torch_record_history_oldest);
+    if (each.of_oldest != nullptr && pya_torch_symbol(each.oldest) != nullptr) {
+        return each.of_oldest;
     }
-    if (pya_torch_has_old_strings() && each.replacement == as_any(pya_torch_ipc_share)) {
-        return as_any(pya_torch_ipc_share_old);
-    }
-    if (pya_torch_has_old_strings() && each.replacement == as_any(pya_torch_ipc_open)) {
-        return as_any(pya_torch_ipc_open_old);
+    if (each.of_old_strings != nullptr && pya_torch_has_old_strings()) {
+        return each.of_old_strings;
     }
     return each.replacement;
 }
