@@ -257,30 +257,33 @@ def _load(folder: Path, pattern: str) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
 
 
+def _uses(
+    counters: list[dict[str, Any]], reports: dict[int, dict[str, Any]]
+) -> Iterator[DeviceUse]:
+    """Of the devices that a process took memory of: what the runtime counted, and what torch told if it did."""
+    for process in counters:
+        told = reports.get(process["pid"], {}).get("devices", {})
+        for index, device in enumerate(process["devices"]):
+            peaks = told.get(str(index), {})
+            if device["peak_bytes"] > 0 or peaks.get("reserved", 0) > 0:
+                yield DeviceUse(
+                    pid=process["pid"],
+                    device=index,
+                    physical=device["physical"],
+                    capacity=device["capacity"],
+                    peak_device_bytes=device["peak_bytes"],
+                    peak_requested_bytes=peaks.get("requested"),
+                    peak_allocated_bytes=peaks.get("allocated"),
+                    peak_reserved_bytes=peaks.get("reserved"),
+                )
+
+
 def _sum_up(
     options: Options, torch: hostcuda.Torch, absent: tuple[str, ...], code: int, folder: Path
 ) -> Result:
     counters = _load(folder, "device.*.json")
     reports = {int(report["pid"]): report for report in _load(folder, "torch.*.json")}
-    uses = []
-    for process in counters:
-        report = reports.get(process["pid"], {})
-        told = report.get("devices", {})
-        for index, device in enumerate(process["devices"]):
-            peaks = told.get(str(index), {})
-            if device["peak_bytes"] > 0 or peaks.get("reserved", 0) > 0:
-                uses.append(
-                    DeviceUse(
-                        pid=process["pid"],
-                        device=index,
-                        physical=device["physical"],
-                        capacity=device["capacity"],
-                        peak_device_bytes=device["peak_bytes"],
-                        peak_requested_bytes=peaks.get("requested"),
-                        peak_allocated_bytes=peaks.get("allocated"),
-                        peak_reserved_bytes=peaks.get("reserved"),
-                    )
-                )
+    uses = tuple(_uses(counters, reports))
     errors = [report["error"] for report in reports.values() if report["error"]]
     errors.sort(key=lambda error: error != _OUT_OF_MEMORY)  # others may follow from it
     ooms = sum(
@@ -299,7 +302,7 @@ def _sum_up(
         limited=any(report["limited"] for report in reports.values()),
         memory=options.memory,
         n_devices=options.devices,
-        devices=tuple(uses),
+        devices=uses,
         peak_requested_bytes=_most([use.peak_requested_bytes for use in uses]),
         peak_allocated_bytes=_most([use.peak_allocated_bytes for use in uses]),
         peak_reserved_bytes=_most([use.peak_reserved_bytes for use in uses]),

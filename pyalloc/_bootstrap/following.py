@@ -109,7 +109,45 @@ class _Kinds:
 def answer(torch: Any) -> None:
     """From now on: along dimensions, compared, combined, chosen.  Of all numbers at once truths.py tells."""
     aten, kinds = torch.ops.aten, _Kinds(torch)
-    same, place, mask, common = kinds.same, kinds.place, kinds.mask, kinds.common
+    same, mask, common = kinds.same, kinds.mask, kinds.common
+
+    follow = functools.partial(_follow, torch)
+    few: dict[str, Any] = {"takes_floats": contents.FEW_FRACTIONS}
+    _answer_along(torch, kinds)
+    all_of: dict[str, Any] = {"takes_floats": contents.MOST_BYTES}
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        follow(f"{name}.Scalar", getattr(aten, name).Scalar_out, mask, **all_of)
+        follow(f"{name}.Tensor", _of_numbers(torch, name), mask, **all_of)
+    for name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+        follow(f"{name}.Tensor", _of_numbers(torch, name), common)
+    for name in ("logical_not", "logical_and", "logical_or", "logical_xor"):
+        follow(name, getattr(aten, name).out, mask)
+    _answer_arithmetic(torch, kinds)
+    follow("gather", aten.gather.out, same, **few)
+    follow("cat", aten.cat.out, kinds.joined, is_copy=True)
+    isin = aten.isin
+    follow("isin.Tensor_Tensor", isin.Tensor_Tensor_out, mask, on_host=isin.Tensor_Tensor)
+    follow("isin.Tensor_Scalar", isin.Tensor_Scalar_out, mask, on_host=isin.Tensor_Scalar)
+    sizes.implement(torch, "CUDA", "isin.Scalar_Tensor", _one_is_in(torch))
+    roll = _own(torch, aten.roll.default)
+    if roll is not None:
+        follow("roll", roll)
+    for name in ("searchsorted", "bucketize"):
+        follow(f"{name}.Tensor", getattr(aten, name).Tensor_out, kinds.places)
+    follow("flip", lambda x, _dims: torch.empty_like(x))  # all that its kernel leaves here
+    index = {"on_host": aten.index.Tensor, "is_part": True}
+    follow("index.Tensor", aten.index.Tensor_out, same, **index)
+    for name in ("index_select", "masked_select", "take"):
+        follow(name, getattr(aten, name).out, same)
+    for name in ("tril", "triu"):
+        follow(name, getattr(aten, name).out, same, **all_of)
+    _answer_copies(torch, same)
+    sizes.implement(torch, "CUDA", "_to_copy", _converted(torch))
+
+
+def _answer_along(torch: Any, kinds: _Kinds) -> None:
+    """Of a dimension: sums, the largest and their places."""
+    aten, same, place = torch.ops.aten, kinds.same, kinds.place
 
     follow = functools.partial(_follow, torch)
     few: dict[str, Any] = {"takes_floats": contents.FEW_FRACTIONS}
@@ -145,35 +183,6 @@ def answer(torch: Any) -> None:
         among=lambda x, dim=-1, **_: (_along(x, dim)[0], dim),
     )
     follow("multinomial", aten.multinomial.out, place, among=lambda x, *_, **_names: _along(x, -1))
-    all_of: dict[str, Any] = {"takes_floats": contents.MOST_BYTES}
-    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-        follow(f"{name}.Scalar", getattr(aten, name).Scalar_out, mask, **all_of)
-        follow(f"{name}.Tensor", _of_numbers(torch, name), mask, **all_of)
-    for name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
-        follow(f"{name}.Tensor", _of_numbers(torch, name), common)
-    for name in ("logical_not", "logical_and", "logical_or", "logical_xor"):
-        follow(name, getattr(aten, name).out, mask)
-    _answer_arithmetic(torch, kinds)
-    follow("gather", aten.gather.out, same, **few)
-    follow("cat", aten.cat.out, kinds.joined, is_copy=True)
-    isin = aten.isin
-    follow("isin.Tensor_Tensor", isin.Tensor_Tensor_out, mask, on_host=isin.Tensor_Tensor)
-    follow("isin.Tensor_Scalar", isin.Tensor_Scalar_out, mask, on_host=isin.Tensor_Scalar)
-    sizes.implement(torch, "CUDA", "isin.Scalar_Tensor", _one_is_in(torch))
-    roll = _own(torch, aten.roll.default)
-    if roll is not None:
-        follow("roll", roll)
-    for name in ("searchsorted", "bucketize"):
-        follow(f"{name}.Tensor", getattr(aten, name).Tensor_out, kinds.places)
-    follow("flip", lambda x, _dims: torch.empty_like(x))  # all that its kernel leaves here
-    index = {"on_host": aten.index.Tensor, "is_part": True}
-    follow("index.Tensor", aten.index.Tensor_out, same, **index)
-    for name in ("index_select", "masked_select", "take"):
-        follow(name, getattr(aten, name).out, same)
-    for name in ("tril", "triu"):
-        follow(name, getattr(aten, name).out, same, **all_of)
-    _answer_copies(torch, same)
-    sizes.implement(torch, "CUDA", "_to_copy", _converted(torch))
 
 
 def _answer_arithmetic(torch: Any, kinds: _Kinds) -> None:
