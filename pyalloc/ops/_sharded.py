@@ -79,6 +79,45 @@ def spherical(*args: Any) -> Tensor:
     return _run(name, on_shard, tensors, kinds, [shape])[0]
 
 
+def _mesh(op: str, inputs: Sequence[Any]) -> Any:
+    """The one on which all tensors are."""
+    from torch.distributed.tensor import DTensor
+
+    given = [x for x in inputs if x is not None]
+    mesh = next(x.device_mesh for x in given if isinstance(x, DTensor))
+    if not all(isinstance(x, DTensor) and x.device_mesh == mesh for x in given):
+        kinds_given = ", ".join(type(x).__name__ for x in given)
+        raise OpError(
+            f"{op}: where one tensor is a DTensor all are to be, on one mesh, got {kinds_given}; "
+            "torch.distributed.tensor.distribute_tensor() makes one"
+        )
+    return mesh
+
+
+def _choose(
+    mesh: Any, inputs: Sequence[Any], kinds: Sequence[Kind], fits: Callable[[Kind, int], bool]
+) -> list[Kind | None]:
+    """Along each axis of the mesh the first kind that an input is sharded by; None: nothing is."""
+    from torch.distributed.tensor import Shard
+
+    def has(kind: Kind, axis: int) -> bool:
+        dims = (
+            (d, x.placements[axis]) for d, x in zip(kind[0], inputs, strict=True) if x is not None
+        )
+        return any(type(p) is Shard and p.dim == d for d, p in dims)
+
+    chosen: list[Kind | None] = []
+    for axis in range(mesh.ndim):
+        found = None
+        for kind in kinds:
+            others = [mesh.size(i) for i, before in enumerate(chosen) if before is kind]
+            n_parts = mesh.size(axis) * math.prod(others)
+            if found is None and has(kind, axis) and fits(kind, n_parts):
+                found = kind
+        chosen.append(found)
+    return chosen
+
+
 def _run(
     op: str,
     on_shard: Callable[..., Sequence[Tensor]],
@@ -90,34 +129,8 @@ def _run(
     """on_shard(*inputs) of each process's parts, and the DTensors of these shapes that its results make."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-    given = [x for x in inputs if x is not None]
-    mesh = next(x.device_mesh for x in given if isinstance(x, DTensor))
-    if not all(isinstance(x, DTensor) and x.device_mesh == mesh for x in given):
-        kinds_given = ", ".join(type(x).__name__ for x in given)
-        raise OpError(
-            f"{op}: where one tensor is a DTensor all are to be, on one mesh, got {kinds_given}; "
-            "torch.distributed.tensor.distribute_tensor() makes one"
-        )
-
-    def has(kind: Kind, axis: int) -> bool:
-        """Whether an input is sharded so along that axis of the mesh."""
-        dims = (
-            (d, x.placements[axis]) for d, x in zip(kind[0], inputs, strict=True) if x is not None
-        )
-        return any(type(p) is Shard and p.dim == d for d, p in dims)
-
-    chosen: list[Kind | None] = []  # along each axis
-    for axis in range(mesh.ndim):
-        found = None
-        for kind in kinds:
-            others = [mesh.size(i) for i, before in enumerate(chosen) if before is kind]
-            if (
-                found is None
-                and has(kind, axis)
-                and fits(kind, mesh.size(axis) * math.prod(others))
-            ):
-                found = kind
-        chosen.append(found)
+    mesh = _mesh(op, inputs)
+    chosen = _choose(mesh, inputs, kinds, fits)
 
     def of_input(i: int, where_whole: Any) -> list[Any]:
         return [
