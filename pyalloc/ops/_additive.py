@@ -24,7 +24,7 @@ from pyalloc.ops._library import (
     places,
     threads,
 )
-from pyalloc.ops._plans import Plans, maker, row_major
+from pyalloc.ops._plans import Plans, maker, nothing, row_major
 from pyalloc.ops._sizes import is_empty
 from pyalloc.ops._vmap import asks_gradient, choose_backward, fold, is_plain, unfold
 
@@ -65,7 +65,7 @@ class _Forward(NamedTuple):
     call: Call
     context: Callable[[], Tensor]
     probs: Callable[[], Tensor]
-    workspace: Callable[[], Tensor] | None
+    workspace: Callable[[], Tensor | None]
 
 
 def _plan_forward(
@@ -81,12 +81,11 @@ def _plan_forward(
         *(0, 0),  # d_v, workspace
         *_options(query, keys, values, accumulate=False),
     )
-    name = "pya_ops_cuda_additive_forward" if on_device else "pya_ops_additive_forward"
     return _Forward(
-        Call(name, args, _FORWARD_PLACES),
+        Call.of("additive", "forward", args, _FORWARD_PLACES, on_device=on_device),
         maker(context, values),
         maker((*query.shape[:-1], keys.shape[1]), values),
-        maker((_cuda.room("additive", args),), keys) if on_device else None,
+        maker((_cuda.room("additive", args),), keys) if on_device else nothing,
     )
 
 
@@ -94,7 +93,7 @@ class _Backward(NamedTuple):
     call: Call
     query: Callable[[], Tensor]
     v: Callable[[], Tensor]
-    workspace: Callable[[], Tensor] | None
+    workspace: Callable[[], Tensor | None]
 
 
 def _plan_backward(
@@ -123,12 +122,11 @@ def _plan_backward(
         *(SOMEWHERE, 0),  # d_v, workspace
         *_options(query, keys, values, accumulate=accumulate),
     )
-    name = "pya_ops_cuda_additive_backward" if on_device else "pya_ops_additive_backward"
     return _Backward(
-        Call(name, args, _BACKWARD_PLACES),
+        Call.of("additive", "backward", args, _BACKWARD_PLACES, on_device=on_device),
         maker(query.shape, query),
         maker((keys.shape[0], keys.shape[2]), v),
-        maker((probs.numel(),), keys) if on_device else None,
+        maker((probs.numel(),), keys) if on_device else nothing,
     )
 
 
@@ -147,10 +145,7 @@ def forward_kernel(
     on_device = _cuda.on_device(keys)
     plan, tensors = _forward_plans.find((query, keys, values, v, mask), on_device)
     context, probs = plan.context(), plan.probs()
-    if on_device:
-        _cuda.launch(plan.call, "additive", keys, *tensors, probs, context, plan.workspace())
-    else:
-        plan.call.compute(*tensors, probs, context, None)
+    _cuda.perform(plan.call, keys, *tensors, probs, context, plan.workspace())
     return context, probs
 
 
@@ -170,10 +165,7 @@ def backward_kernel(
     d_query, d_v = plan.query(), plan.v()
     sources = query, keys, values, v, None, probs, grad, grad_probs
     results = d_query, d_keys, d_values, d_v
-    if on_device:
-        _cuda.launch(plan.call, "additive", keys, *sources, *results, plan.workspace())
-    else:
-        plan.call.compute(*sources, *results, None)
+    _cuda.perform(plan.call, keys, *sources, *results, plan.workspace())
     return d_query, d_v
 
 

@@ -26,7 +26,7 @@ from pyalloc.ops._library import (
     resolved,
     threads,
 )
-from pyalloc.ops._plans import Plans, maker, row_major
+from pyalloc.ops._plans import Plans, maker, nothing, row_major
 from pyalloc.ops._sizes import is_empty
 from pyalloc.ops._vmap import asks_gradient, choose_backward, fold, is_plain, unfold
 
@@ -103,8 +103,7 @@ def _plan_forward(
         0,
         *_options(q, k, causal),
     )
-    name = "pya_ops_cuda_attention_forward" if on_device else "pya_ops_attention_forward"
-    call = Call(name, args, _FORWARD_PLACES)
+    call = Call.of("attention", "forward", args, _FORWARD_PLACES, on_device=on_device)
     return _Forward(call, maker(shape, q), maker(_stats_shape(q), q))
 
 
@@ -113,7 +112,7 @@ class _Backward(NamedTuple):
     gradients: tuple[Callable[[], Tensor], ...]  # of q, k and v
     bias: Callable[[], Tensor] | None
     is_summed: bool  # in the bias's, which starts as zeros
-    workspace: Callable[[], Tensor] | None
+    workspace: Callable[[], Tensor | None]
 
 
 def _plan_backward(
@@ -149,13 +148,12 @@ def _plan_backward(
         is_summed,
         *_options(q, k, causal),
     )
-    name = "pya_ops_cuda_attention_backward" if on_device else "pya_ops_attention_backward"
     return _Backward(
-        Call(name, args, _BACKWARD_PLACES),
+        Call.of("attention", "backward", args, _BACKWARD_PLACES, on_device=on_device),
         tuple(maker(x.shape, x) for x in (q, k, v)),
         make_bias,
         is_summed,
-        maker(q.shape[:3], q) if on_device else None,
+        maker(q.shape[:3], q) if on_device else nothing,
     )
 
 
@@ -185,11 +183,9 @@ def _forward_kernel(
     out = plan.out()
     stats = plan.stats() if wants_stats or on_device else None
     drops = None if seed is None else int(seed)
-    if on_device:
+    if dropout > 0:
         _cuda.refuse_captured_dropout(dropout, q)
-        _cuda.launch(plan.call, "attention", q, q, k, v, out, stats, bias, mask, drops)
-    else:
-        plan.call.compute(q, k, v, out, stats, bias, mask, drops)
+    _cuda.perform(plan.call, q, q, k, v, out, stats, bias, mask, drops)
     return out, stats
 
 
@@ -218,12 +214,7 @@ def _backward_kernel(
         d_bias.zero_()
     drops = None if seed is None else int(seed)
     sources = q, k, v, out, stats, bias, mask, drops
-    if on_device:
-        workspace = plan.workspace()
-        found = grad, d_q, d_k, d_v, d_bias, workspace
-        _cuda.launch(plan.call, "attention", q, *sources, *found)
-    else:
-        plan.call.compute(*sources, grad, d_q, d_k, d_v, d_bias, None)
+    _cuda.perform(plan.call, q, *sources, grad, d_q, d_k, d_v, d_bias, plan.workspace())
     return d_q, d_k, d_v, d_bias
 
 

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from pyalloc import files
+from pyalloc._core import op_call
 from pyalloc.errors import OpError
-from pyalloc.ops._library import Call, library, packer
+from pyalloc.ops._library import Call, address, library, packer
 
 _SEAL = hashlib.sha256().digest_size
 SOURCE = Path(__file__).parent.parent / "lib" / "ops.cu"
@@ -122,9 +123,18 @@ def room(op: str, args: bytes) -> int:
     return int(ask(args))
 
 
-def launch(call: Call, family: str, like: Tensor, *tensors: Tensor | int | None) -> None:
+def perform(call: Call, like: Tensor, *tensors: Tensor | int | None) -> None:
+    """Launches or computes, whichever of the two it was planned for."""
+    if call.family:
+        launch(call, like, *tensors)
+    else:
+        call.compute(*tensors)
+
+
+def launch(call: Call, like: Tensor, *tensors: Tensor | int | None) -> None:
     """Runs a call of a launcher on torch's current stream of the device of like."""
-    status = call.run(*tensors, target=target(like, family))
+    where = target(like, call.family)
+    status = op_call(address(call.name), call.args, call.places, where, *tensors)
     if status == 0:
         return
     name = call.name.removeprefix("pya_ops_cuda_")

@@ -153,18 +153,21 @@ class Call(NamedTuple):
     name: str
     args: bytes
     places: bytes
+    family: str  # whose kernels it launches; none: a function of the CPU
 
-    def run(self, *tensors: Tensor | int | None, target: bytes | None = None) -> int:
-        """The function's answer; tensors: one for each place, or what else to write there, or None."""
-        return op_call(address(self.name), self.args, self.places, target, *tensors)
+    @classmethod
+    def of(cls, family: str, what: str, args: bytes, places: bytes, *, on_device: bool) -> Call:
+        """Of the launcher of a family's op, or of the CPU's function."""
+        where = "cuda_" if on_device else ""
+        return cls(f"pya_ops_{where}{family}_{what}", args, places, family if on_device else "")
 
     def compute(self, *tensors: Tensor | int | None) -> None:
-        """As run(), of a function of the CPU.
+        """By a function of the CPU; tensors: one for each place, or what else to write there, or None.
 
         Raises:
             OpError: it fails.
         """
-        status = self.run(*tensors)
+        status = op_call(address(self.name), self.args, self.places, None, *tensors)
         if status != 0:
             raise OpError(f"{self.name}: {_STATUS.get(status, f'status {status}')}")
 

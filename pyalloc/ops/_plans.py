@@ -70,6 +70,10 @@ def row_major(shape: Sequence[int]) -> list[int]:
     return strides[::-1]
 
 
+def nothing() -> None:
+    """In a maker's place, of what a kernel does without."""
+
+
 def maker(shape: Sequence[int], like: Tensor) -> Callable[[], Tensor]:
     """A function that makes such tensors, of like's dtype and on its device."""
     sizes, strides, dtype = tuple(shape), tuple(row_major(shape)), like.dtype

@@ -24,7 +24,7 @@ from pyalloc.ops._library import (
     resolved,
     threads,
 )
-from pyalloc.ops._plans import Plans, maker, row_major
+from pyalloc.ops._plans import Plans, maker, nothing, row_major
 from pyalloc.ops._sizes import is_empty
 from pyalloc.ops._vmap import asks_gradient, choose_backward, fold, is_plain, unfold
 
@@ -110,14 +110,14 @@ def _plan_forward(
     shape = _mixture_shape(value, t_first) if is_mixture else _log_prob_shape(value, loc, t_first)
     out = _result(row_major(shape), t_first)
     args = _args((value, loc, scale, log_weights), out, _NO_RESULT, (None,) * 4)
-    name = f"pya_ops_ps_{'mixture_forward' if is_mixture else 'forward'}"
-    name = "pya_ops_cuda_ps_forward" if on_device else name
-    return _Forward(Call(name, args, _FORWARD_PLACES), maker(shape, value))
+    what = "mixture_forward" if is_mixture and not on_device else "forward"
+    call = Call.of("ps", what, args, _FORWARD_PLACES, on_device=on_device)
+    return _Forward(call, maker(shape, value))
 
 
 class _Backward(NamedTuple):
     call: Call
-    workspace: Callable[[], Tensor] | None
+    workspace: Callable[[], Tensor | None]
 
 
 def _plan_backward(
@@ -134,11 +134,11 @@ def _plan_backward(
     of_out = _NO_RESULT if out is None else _result(out.stride(), t_first)
     of_grad = _result(grad.stride(), t_first)
     args = _args((value, loc, scale, log_weights), of_out, of_grad, gradients)
-    if on_device:
-        call = Call("pya_ops_cuda_ps_backward", args, _BACKWARD_PLACES)
-        return _Backward(call, maker((_cuda.room("ps", args),), value))
-    name = f"pya_ops_ps_{'backward' if log_weights is None else 'mixture_backward'}"
-    return _Backward(Call(name, args, _BACKWARD_PLACES), None)
+    what = "backward" if log_weights is None or on_device else "mixture_backward"
+    return _Backward(
+        Call.of("ps", what, args, _BACKWARD_PLACES, on_device=on_device),
+        maker((_cuda.room("ps", args),), value) if on_device else nothing,
+    )
 
 
 _READS = (dense_rows, dense_rows, resolved, resolved)
@@ -152,10 +152,7 @@ def _forward_kernel(
     on_device = _cuda.on_device(value)
     plan, tensors = _forward_plans.find((value, loc, scale, log_weights), t_first, on_device)
     out: Tensor = plan.out()
-    if on_device:
-        _cuda.launch(plan.call, "ps", value, *tensors, out)
-    else:
-        plan.call.compute(*tensors, out)
+    _cuda.perform(plan.call, value, *tensors, out)
     return out
 
 
@@ -177,10 +174,7 @@ def _backward_kernel(
     grads = [_like(x) if need else None for x, need in zip(inputs, needs, strict=False)]
     places = (*inputs, out, grad, *grads, *(None,) * (4 - len(grads)))
     plan, tensors = _backward_plans.find(places, t_first, on_device)
-    if on_device:
-        _cuda.launch(plan.call, "ps", grad, *tensors, plan.workspace())
-    else:
-        plan.call.compute(*tensors, None)
+    _cuda.perform(plan.call, grad, *tensors, plan.workspace())
     return grads
 
 

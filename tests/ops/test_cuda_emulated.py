@@ -208,11 +208,11 @@ def test_additive_whatever_the_workspace_holds(n_s, device, monkeypatch):
     tensors = additive_cases.problem(3, 2, n_s, 40, 24)
     launch, fills, found = _cuda.launch, [0, None, 0xFF, None, 0x55, 0x80, 0], []
 
-    def launched(call, family, like, *tensors):
+    def launched(call, like, *tensors):
         fill, workspace = fills[len(found)], tensors[-1]
         if fill is not None:
             ctypes.memset(workspace.data_ptr(), fill, workspace.nbytes)
-        launch(call, family, like, *tensors)
+        launch(call, like, *tensors)
         tickets = (ctypes.c_uint64 * 6).from_address(workspace.data_ptr())
         assert fill != 0 or not any(tickets)
 
@@ -335,7 +335,7 @@ def test_launch_too_large_says_so(device):
     with pytest.raises(
         OpError, match=r"^additive_forward: the launch is larger .* split the batch"
     ):
-        _cuda.launch(Call("pya_ops_cuda_additive_forward", args, b""), "additive", torch.zeros(1))
+        _cuda.launch(Call.of("additive", "forward", args, b"", on_device=True), torch.zeros(1))
 
 
 def test_no_dimension_ends_at_65535_blocks(device, emulator):
