@@ -87,15 +87,7 @@ att_store_bias(const float ds[N][4], const struct pya_ops_attention &a, const st
     att_each<false, N>(a, o, p, at, [&](int n, int e, float *to) { *to = ds[n][e]; });
 }
 
-/* Whether no two scores share a number of the bias: dS then is its gradient. */
-static __device__ inline bool
-att_owns_bias(const struct pya_ops_attention &a) {
-    const struct pya_ops_scores &o = a.d_bias;
-    return o.p != 0 && (o.b != 0 || a.n_b == 1) && (o.h != 0 || a.n_h == 1) &&
-           (o.q != 0 || a.n_q == 1) && (o.k != 0 || a.n_k == 1);
-}
-
-/* dQ, delta, and the gradient of a bias that nobody shares.  Of the tiles under way, the next keys have room
+/* dQ, delta, and the gradient of a bias whose numbers no two scores share.  Of the tiles under way, the next keys have room
  * beside the last ones; the next values come as soon as the last ones are read. */
 template <int D>
 static __device__ inline void
@@ -111,7 +103,6 @@ att_backward_q(const struct pya_ops_attention &a, float *room) {
     float *grad_tile = room + ATT_ROWS * D;
     float *key_tiles = grad_tile + ATT_ROWS * D;
     float *value_tile = key_tiles + 2 * ATT_SPAN * D;
-    const bool owns_bias = att_owns_bias(a);
     float out[D / 32][4][4] = {};
     struct att_query of[2];
     att_load<D, ATT_ROWS>(room, att_from(att_side(a.q, block.b, block.h, a.n_q, a.dim), q0));
@@ -151,7 +142,7 @@ att_backward_q(const struct pya_ops_attention &a, float *room) {
             async_commit();
         }
         att_gradients<false, N>(p, ds, bias, a, at, [&](int, int e) { return of[e / 2]; });
-        if (owns_bias) {
+        if (a.owns_bias) { /* dS is its gradient */
             att_store_bias<N>(ds, a, at);
         }
         att_weigh<D, N>(out, ds, tile, (int)a.dim);

@@ -96,4 +96,6 @@ struct pya_ops_attention {
     int32_t causal;     /* query i sees keys 0..i */
     int32_t dtype;
     int32_t n_threads;
+    /* set by CUDA's launcher: no two scores share a number of d_bias, which then comes with d_q */
+    int32_t owns_bias;
 };

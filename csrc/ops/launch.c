@@ -429,12 +429,12 @@ launch_bias_blocks(const struct pya_ops_attention *a, int64_t keys) {
            (o.q != 0 ? launch_parts(a->n_q, SMALL) : 1) * slices;
 }
 
-/* Whether no two scores share a number of the bias, whose gradient then comes with that of the queries. */
+/* What is shared has stride 0. */
 static bool
 launch_owns_bias(const struct pya_ops_attention *a) {
     const struct pya_ops_scores o = a->d_bias;
-    return (o.b != 0 || a->n_b == 1) && (o.h != 0 || a->n_h == 1) && (o.q != 0 || a->n_q == 1) &&
-           (o.k != 0 || a->n_k == 1);
+    return o.p != NULL && (o.b != 0 || a->n_b == 1) && (o.h != 0 || a->n_h == 1) &&
+           (o.q != 0 || a->n_q == 1) && (o.k != 0 || a->n_k == 1);
 }
 
 static int
@@ -449,8 +449,9 @@ launch_attention_backward_tensor(
         {tensor->name.backward_keys, launch_grid_attention(keys, tensor->backward)},
         {tensor->name.backward_bias, launch_grid_attention(bias, tensor->backward)},
     };
-    const bool adds_bias = a->d_bias.p != NULL && !launch_owns_bias(a);
-    return launch_steps(steps, adds_bias ? 3 : 2, a, to);
+    struct pya_ops_attention x = *a;
+    x.owns_bias = launch_owns_bias(a);
+    return launch_steps(steps, a->d_bias.p != NULL && !x.owns_bias ? 3 : 2, &x, to);
 }
 
 int

@@ -71,7 +71,7 @@ def _inputs(
 
 def _options(q: Tensor, k: Tensor, causal: bool) -> tuple[int, ...]:
     """The structure's last numbers."""
-    return causal, dtype_code(q.dtype), threads(q.numel() * k.shape[2])
+    return causal, dtype_code(q.dtype), threads(q.numel() * k.shape[2]), 0
 
 
 class _Forward(NamedTuple):

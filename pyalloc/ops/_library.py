@@ -96,6 +96,7 @@ class AttentionArgs(ctypes.Structure):
         ("d_bias", Scores),
         ("workspace", ctypes.c_void_p),
         *((name, ctypes.c_int32) for name in ("d_bias_add", "causal", "dtype", "n_threads")),
+        ("owns_bias", ctypes.c_int32),
     ]
 
 
