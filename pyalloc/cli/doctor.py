@@ -11,6 +11,7 @@ from typing import Any
 
 from pyalloc import __version__, _core
 from pyalloc.config import ENVIRONMENT, Config
+from pyalloc.errors import ConfigError
 from pyalloc.folding import folded
 from pyalloc.install import NO_DEVICE, install, status
 
@@ -29,9 +30,12 @@ class Command:
         python = f"Python {platform.python_version()}"
         print(folded(f"pyalloc {__version__}, {python}, {platform.platform()}"))
         print(f"{ENVIRONMENT}={os.environ.get(ENVIRONMENT, '')}")
-        for option in Config.of().options:
-            print(f"  {option.name}:{option.value}")
-            print(textwrap.fill(option.help, 79, initial_indent=" " * 6, subsequent_indent=" " * 6))
+        try:
+            config = Config.of()
+        except ConfigError:  # which sends here for the list
+            _print_options(Config())
+            raise
+        _print_options(config)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             install()
@@ -45,6 +49,12 @@ class Command:
             if not line.startswith("settings: "):  # they are above
                 print(folded(line))
         return 0 if _allocation_works() else 1
+
+
+def _print_options(config: Config) -> None:
+    for option in config.options:
+        print(f"  {option.name}:{option.value}")
+        print(textwrap.fill(option.help, 79, initial_indent=" " * 6, subsequent_indent=" " * 6))
 
 
 def _next(reason: str) -> str:

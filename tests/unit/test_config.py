@@ -130,6 +130,17 @@ def test_a_mistake_in_the_environment_is_said_to_be_there(
     assert "PYALLOC_CONF" not in capsys.readouterr().err
 
 
+def test_doctor_lists_the_options_when_one_in_the_environment_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYALLOC_CONF", "nothing_like_it:1")
+    assert cli.main(["doctor"]) == 2
+    told = capsys.readouterr()
+    assert "`pyalloc doctor` lists all options" in told.err
+    for option in Config().options:
+        assert f"  {option.name}:{option.value}\n" in told.out
+
+
 def test_same_settings_written_differently() -> None:
     assert Config("memory:tight").is_same(Config(" memory : tight ")) or Config(
         "memory:tight"
