@@ -359,6 +359,12 @@ def _gave_up(result: Result) -> bool:
     return result.ooms > 0 and not result.error and has_failed
 
 
+def _was_stopped(result: Result) -> bool:
+    """By Ctrl-C, as one ends a long training of which a few steps are enough."""
+    is_well = result.ooms == 0 and bool(result.devices)
+    return result.exit_code == 128 + signal.SIGINT and is_well
+
+
 def _verdict(result: Result) -> str:
     memory = _size(result.memory)
     errors = f"{result.ooms} out-of-memory error{'s' * (result.ooms != 1)}"
@@ -371,10 +377,11 @@ def _verdict(result: Result) -> str:
         return f"does not fit {where}: the program died of torch.OutOfMemoryError{needed}"
     if result.exit_code != 0 or _gave_up(result):
         end = f"the program {_end(result.exit_code)}"
+        known = f"fits {memory} so far" if _was_stopped(result) else "not known"
         return (
             f"probably does not fit {memory}: {end} after {errors}"
             if _gave_up(result)
-            else f"not known: {end}"
+            else f"{known}: {end}"
         )
     if not result.devices:
         return "the program used no device memory"
@@ -403,7 +410,8 @@ def _next_command(result: Result) -> str:
 
     if _first(result):
         return again(result.memory, result.allocator)
-    if _is_too_much(result) or (_is_last(result) and not result.fits):
+    is_refused = not (result.fits or _was_stopped(result))
+    if _is_too_much(result) or (_is_last(result) and is_refused):
         memory = 2 * result.memory
         while memory < result.needed_bytes:
             memory *= 2
@@ -428,7 +436,9 @@ def _first(result: Result) -> str:
     if result.unreached:
         return "leave that option out"
     is_short = result.error == _OUT_OF_MEMORY or _gave_up(result)
-    if result.exit_code != 0 and not is_short:
+    if result.exit_code == 128 + signal.SIGKILL:  # it left no messages
+        return "see whether this machine's own memory ran out (dmesg, journalctl -k)"
+    if result.exit_code != 0 and not is_short and not _was_stopped(result):
         return "look at the messages above"
     if not result.devices and not is_short:
         return 'have the program move something to "cuda", as by model.to("cuda")'
@@ -453,13 +463,13 @@ def summary(result: Result) -> str:
         (
             "device calls",
             f"{result.device_calls:,}, of them {result.memory_calls:,} for memory and "
-            f"{result.launches:,} kernels (which computed nothing)",
+            f"{result.launches:,} kernel{'s' * (result.launches != 1)} (which computed nothing)",
         ),
     ]
-    if result.exit_code > 128 and result.device_calls == 0:
-        figures = [
-            ("figures", "none, it could not tell them any more (after Ctrl-C, SIGINT, it can)")
-        ]
+    if result.device_calls == 0:
+        is_mute = result.exit_code > 128
+        told = "none, it could not tell them any more (after Ctrl-C, SIGINT, it can)"
+        figures = [("figures", told if is_mute else "none: it called nothing of CUDA")]
     figures.append(("verdict", _verdict(result)))
     lines = [
         text.wrapped(

@@ -180,7 +180,7 @@ def test_an_unhandled_ctrl_c_loses_no_figures(torch_found: hostcuda.Torch, tmp_p
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 128 + signal.SIGINT
     assert "peak allocated   4.0 MiB" in err
-    assert "not known: the program was ended by SIGINT" in err
+    assert "fits 80.00 GiB so far: the program was ended by SIGINT" in err
 
 
 def test_processes_that_end_without_ceremony_are_counted_and_recorded(

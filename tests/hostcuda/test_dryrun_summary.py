@@ -125,13 +125,48 @@ def test_a_program_that_gives_up_after_an_out_of_memory_error_probably_does_not_
     }  # a child of it had the error
     text = flat(dryrun.summary(result(8 << 30, **nothing)))
     assert "probably does not fit 8.00 GiB: the program ended with exit code 0 after 1 out" in text
-    for other in ({"error": "KeyError"}, {"exit_code": 137}, {"ooms": 0}):
+    for other in ({"error": "KeyError"}, {"exit_code": 134}, {"ooms": 0}):
         changed = {"exit_code": 1, "fits": False, "ooms": 2, **other}
         text = dryrun.summary(result(8 << 30, **changed))
         assert "verdict          not known: the program" in text
         first, command = text.splitlines()[-2:]
         assert first == "  first: look at the messages above"
         assert command == "  next: pyalloc dryrun --memory 8GB --allocator native python train.py"
+
+
+def test_a_program_that_ctrl_c_ended_fits_so_far() -> None:
+    """A few steps of a long training are enough, and Ctrl-C is how one ends it then."""
+    for allocator, following in (
+        ("native", "pyalloc dryrun --memory 8GB --allocator pyalloc python train.py"),
+        ("pyalloc", "pyalloc run python train.py"),
+    ):
+        text = dryrun.summary(result(8 << 30, exit_code=130, fits=False, allocator=allocator))
+        assert "  verdict          fits 8.00 GiB so far: the program was ended by SIGINT\n" in text
+        assert "messages above" not in text
+        assert text.endswith(f"next: {following}")
+    for changed in ({"ooms": 1}, {"devices": ()}):
+        text = dryrun.summary(result(8 << 30, **{"exit_code": 130, "fits": False, **changed}))
+        assert "not known: the program was ended by SIGINT" in text
+
+
+def test_a_program_that_was_killed_may_have_been_so_by_the_system() -> None:
+    """There are no messages to look at: this machine's own memory holds what is copied to the device."""
+    text = flat(dryrun.summary(result(8 << 30, exit_code=137, fits=False, device_calls=0)))
+    assert "not known: the program was ended by SIGKILL" in text
+    assert "first: see whether this machine's own memory ran out" in text
+
+
+def test_a_program_that_never_called_cuda_has_no_figures() -> None:
+    unused: dict[str, Any] = {"devices": (), "device_calls": 0, "memory_calls": 0, "launches": 0}
+    for code in (0, 1):
+        text = dryrun.summary(result(8 << 30, exit_code=code, fits=False, **unused))
+        assert "  figures          none: it called nothing of CUDA\n" in text
+        assert "not known\n" not in text and " 0 bytes" not in text
+
+
+def test_one_kernel_is_one() -> None:
+    assert "and 1 kernel (which computed nothing)" in flat(dryrun.summary(result(8 << 30)))
+    assert "and 2 kernels (" in flat(dryrun.summary(result(8 << 30, launches=2)))
 
 
 def test_more_memory_comes_next_where_no_allocator_could_do_with_less() -> None:
