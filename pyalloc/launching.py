@@ -14,6 +14,7 @@ from pathlib import Path
 from pyalloc.errors import UsageError
 
 _PYTHON = re.compile(r"python[\d.]*$")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE",
         help="run a module with its arguments, as python -m does",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        help="the program and its arguments; pyalloc's own come before it",
+    )
 
 
 def command(name: str, module: Sequence[str] | None, words: Sequence[str]) -> list[str]:
@@ -57,6 +62,14 @@ def command(name: str, module: Sequence[str] | None, words: Sequence[str]) -> li
 def _why_not(name: str, program: str) -> str:
     """Why a program cannot be started."""
     if not Path(program).is_file():
+        if _VARIABLE.match(program):
+            key, value = program.split("=", 1)
+            variable = f"{key}={shlex.quote(value)}"
+            return (
+                f"{program!r} was not found; variables go in front: {variable} pyalloc {name} ..."
+            )
+        if " " in program and shutil.which(program.partition(" ")[0]) is not None:
+            return f"{program!r} was not found; leave out the quotes around it"
         other = f"; for a module: pyalloc {name} -m {program}" * (not program.endswith(".py"))
         return f"{program!r} was not found{other}"
     if os.access(program, os.X_OK):

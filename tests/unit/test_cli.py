@@ -135,6 +135,15 @@ def test_program_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         form(module=[])
 
 
+def test_what_a_shell_would_have_taken_apart_is_told() -> None:
+    with pytest.raises(UsageError, match=r"was not found; leave out the quotes around it$"):
+        launching.command("dryrun", None, [f"{sys.executable} train.py --lr 3"])
+    with pytest.raises(UsageError, match=r"variables go in front: LR=3 pyalloc dryrun \.\.\.$"):
+        launching.command("dryrun", None, ["LR=3", "python", "x.py"])
+    with pytest.raises(UsageError, match=r"variables go in front: A='1 2' pyalloc run \.\.\.$"):
+        launching.command("run", None, ["A=1 2", "python", "x.py"])
+
+
 def test_a_program_that_may_not_be_executed_is_not_called_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
