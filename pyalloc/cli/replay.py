@@ -21,6 +21,9 @@ class Command:
 
     Nothing runs on a GPU: requests are served on a simulated device, by models of torch's allocators and by pyalloc
     itself.  Exit code 1 where no policy fits: --limit, or a limit of --conf.
+
+    In the table: calls that take, map or free device memory; how many of them come late, in the second half of the
+    program; and what all would take by a cost model that has an H200's figures.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
