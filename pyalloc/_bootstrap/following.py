@@ -8,6 +8,7 @@ points.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ class _How:
     takes_floats: bytes of the first argument, where that is of fractions.
     among: of how many places the last result holds some, which lie evenly where nothing is known, and its dimension
         along which they differ.
+    orders: the comparison of two numbers that it makes, where it tells which is less.
     is_part: the result is one of the first argument.
     is_change: the result is the first argument with a part changed; before that it lies there as it was.
     is_copy: the result is the first argument, once or more.
@@ -52,6 +54,7 @@ class _How:
     takes_blank: bool = False
     takes_floats: int = 0
     among: Callable[..., tuple[int, int]] | None = None
+    orders: str = ""
     is_part: bool = False
     is_change: bool = False
     is_copy: bool = False
@@ -116,8 +119,9 @@ def answer(torch: Any) -> None:
     _answer_along(torch, kinds)
     all_of: dict[str, Any] = {"takes_floats": contents.MOST_BYTES}
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-        follow(f"{name}.Scalar", getattr(aten, name).Scalar_out, mask, **all_of)
-        follow(f"{name}.Tensor", _of_numbers(torch, name), mask, **all_of)
+        orders = name if name not in ("eq", "ne") else ""
+        follow(f"{name}.Scalar", getattr(aten, name).Scalar_out, mask, orders=orders, **all_of)
+        follow(f"{name}.Tensor", _of_numbers(torch, name), mask, orders=orders, **all_of)
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
         follow(f"{name}.Tensor", _of_numbers(torch, name), common)
     for name in ("logical_not", "logical_and", "logical_or", "logical_xor"):
@@ -331,6 +335,8 @@ def _followed(
             last = results[-1].movedim(dim, -1) if results[-1].dim() > 0 else results[-1]
             places = torch.arange(last.numel(), device="cpu") % max(n, 1)
             contents.write(torch, last, places.view(last.shape), depth=1)
+        elif how.orders and _is_within(torch, how.orders, *args):
+            contents.write(torch, results[0], True)
         elif how.is_part:
             contents.note_share(results[0], contents.share(args[0]))
         return False
@@ -358,6 +364,22 @@ def _followed(
         return made
 
     return call
+
+
+def _is_within(torch: Any, order: str, x: Any, other: Any) -> bool:
+    """No number is beyond the infinities: a first loss is less than the best one so far, which is none."""
+    low, high = (x, other) if order in ("lt", "le") else (other, x)
+    return bool(_one_there(torch, low) == -math.inf or _one_there(torch, high) == math.inf)
+
+
+def _one_there(torch: Any, x: Any) -> Any:
+    """The number, by itself, that the program put there; None: another, or several."""
+    if not torch.is_tensor(x):
+        return x
+    if x.numel() != 1 or not contents.is_plain(torch, x):
+        return None
+    there = contents.put(torch, x, True)
+    return None if there is None else there.item()
 
 
 def _is_fraction(torch: Any, x: Any) -> bool:

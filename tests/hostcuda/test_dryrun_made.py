@@ -125,6 +125,27 @@ def test_experts_share_the_tokens(torch_found: hostcuda.Torch, tmp_path: Path) -
     assert "taken as all true: 1;" in flat(err), err  # of the large mask, which experts there are
 
 
+def test_no_fraction_is_beyond_the_infinities(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """The first loss was not below the best one so far, which was none: no checkpoint was written."""
+    source = """
+        import torch
+        inf, loss, x = float("inf"), torch.randn(9, device="cuda").mean(), torch.randn(64, 9, device="cuda")
+        assert loss < inf and loss <= inf and loss > -inf and loss >= -inf and inf > loss and -inf < loss
+        assert not (loss > inf or loss >= inf or loss < -inf or loss <= -inf)
+        for device in ("cpu", "cuda"):
+            best = torch.tensor(inf, device=device)
+            assert loss < best and best > loss and torch.lt(loss, best) and not loss > best
+        assert (x < inf).all() and (x > -inf).sum() == 576 and x[x < inf].shape == (576,) and not (x < 0.5).any()
+        assert not loss < 0.5 and not loss > 0.0 and not loss < loss
+        put = torch.tensor([1.0, float("nan"), inf]).cuda()
+        assert (put < inf).tolist() == [True, False, False] and (put <= inf).tolist() == [True, False, True]
+        total = torch.zeros((), device="cuda")
+        total += loss
+        assert total < inf
+    """
+    end_well(tmp_path, source)
+
+
 def test_numbers_to_divide_by(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
     """A loss was 0: examples that tell the ratio of signal to noise raised."""
     source = """
