@@ -49,9 +49,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Oom:
-    """An out-of-memory error.  moment: of its device, which alone counts; where: " on device 1" of several.
+    """An out-of-memory error.  moment: of its device, which alone counts.
 
-    capacity: of the device; 0: not known; is_from_torch: by its own allocator.
+    where: " on device 1" of several, and which of several errors it is; capacity: of the device; 0: not known;
+    is_from_torch: by its own allocator.
     """
 
     moment: Moment
@@ -219,6 +220,7 @@ class Analysis:
             moment = self.moments.get(event)
             if moment is not None:
                 where = f" on device {device}" if len(self.totals["device_peak"]) > 1 else ""
+                where += f" (the first of {len(self.ooms)} times)" * (len(self.ooms) > 1)
                 capacity = self.totals["capacity"].get(device, 0)
                 from_torch = caveats.is_from_torch(self.notes)
                 return Oom(moment.of_device(device), asked, free, where, capacity, from_torch)

@@ -81,7 +81,12 @@ def idle_runs(analysis: Analysis) -> tuple[list[list[Phase]], list[list[Phase]]]
         # The last forward of a run may be that of a training step whose backward follows.
         idle = run[: max(len(run) - len(backwards), 0)]
         end = after[0][0].begin if after[0] else analysis.totals["n_events"]
-        idle = [phase for phase in idle if not _has_backward(phase.end, end, analysis)]
+        idle = [
+            phase
+            for phase, following in zip(idle, [*run[1:], None], strict=False)
+            if not _has_backward(phase.end, end, analysis)
+            and not _has_oom(phase.begin, following.begin if following else end, analysis)
+        ]
         kept = [phase for phase in idle if phase.n_left >= 3 and phase.left_bytes >= MIB]
         if len(idle) >= 2 and kept:
             (retained if _is_retained(run, backwards, analysis) else found).append(kept)
@@ -109,6 +114,11 @@ def _has_backward(begin: int, end: int, analysis: Analysis) -> bool:
     """Did one run between these events that is no phase, and may have been for what was made before?"""
     at = bisect.bisect_left(analysis.unmarked, begin)
     return at < len(analysis.unmarked) and analysis.unmarked[at] < end
+
+
+def _has_oom(begin: int, end: int, analysis: Analysis) -> bool:
+    """Did memory run out between these events, so that what was to come next never did?"""
+    return any(begin <= event < end for event, *_ in analysis.ooms)
 
 
 def _is_retained(run: list[Phase], backwards: list[Phase], analysis: Analysis) -> bool:

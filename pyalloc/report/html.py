@@ -142,7 +142,7 @@ def _content(analysis: Analysis) -> dict[str, Any]:
         "phaseSums": _phase_sums(analysis),
         "nPhases": len(analysis.phases),
         "steps": [[s[0], s[1], s[3], s[4]] for s in _evenly(analysis.steps, _MAX_STEPS)],
-        "ooms": [oom[:2] for oom in analysis.ooms[:8]],
+        "ooms": [oom[:2] for oom in analysis.ooms],
         "tables": tables,
         "reserved": _reserved(analysis),
         "growths": _growths(analysis, stacks),

@@ -8,6 +8,7 @@ from instrument.conftest import Record
 from instrument.tools import MIB, Plan
 from pyalloc import trace
 from pyalloc.advice import advise
+from pyalloc.report import text
 
 LAYERS = """
     import torch
@@ -73,6 +74,29 @@ def test_a_graph_that_backward_keeps_is_no_evaluation(record: Record, retained: 
     if retained:
         assert "passes in a row keep" in told["retain_graph"].text
         assert (told["retain_graph"].saved_bytes or 0) > 100 * MIB
+
+
+@pytest.mark.torch
+def test_a_batch_size_that_is_searched_by_out_of_memory_is_no_evaluation(record: Record) -> None:
+    """Those passes have no backward because they, or the loss behind them, had no memory."""
+    found = trace.analyse(record(LAYERS + """
+    def train(n):
+        output = model(torch.ones(n, 256, device="cuda"))
+        lost = [torch.empty(2**30, device="cuda") for _ in range(n // 2**14)]
+        output.square().mean().backward()
+
+    n = 2**18
+    while True:
+        try:
+            for step in range(2):
+                train(n)
+            break
+        except torch.OutOfMemoryError:
+            n //= 2
+    """))  # fmt: skip
+    assert len(found.ooms) >= 4
+    assert "no_grad" not in {item.kind for item in advise(found)}
+    assert f"\nout of memory (the first of {len(found.ooms)} times): " in text.summary(found)
 
 
 @pytest.mark.torch
