@@ -9,7 +9,7 @@ from typing import Any
 from pyalloc import console, planning, replaying, trace
 from pyalloc.advice import size
 from pyalloc.caveats import notes_of, of_replays, unseen
-from pyalloc.config import Config
+from pyalloc.config import ENVIRONMENT, Config
 from pyalloc.errors import TraceError, UsageError
 from pyalloc.report import text
 
@@ -194,6 +194,18 @@ def _next(
             mib = -(-least[name]["safe_bytes"] // 2**20)
             n_devices = max(info["n_devices"], min(console.ranks(notes), console.ON_ONE_MACHINE))
             devices = f" --devices {n_devices}" if n_devices > 1 else ""
-            program = console.program(notes)
-            return f"pyalloc dryrun --memory {mib}MiB{devices} --allocator {name} {program}"
-    return f"pyalloc replay {console.quoted(args.file)} --find-min"
+            conf, plan = _settings(args) if name == "pyalloc" else ("", "")
+            conf = f"{ENVIRONMENT}={conf} " if conf else ""
+            rest = f"--allocator {name}{plan} {console.program(notes)}"
+            return f"{conf}pyalloc dryrun --memory {mib}MiB{devices} {rest}"
+    policies = "".join(f" --policy {each}" for each in args.policy or ())
+    conf, plan = _settings(args)
+    conf = f" --conf {conf}" if conf else ""
+    passes = f" --passes {args.passes}" if args.passes > 1 else ""
+    return f"pyalloc replay {console.quoted(args.file)} --find-min{policies}{conf}{plan}{passes}"
+
+
+def _settings(args: argparse.Namespace) -> tuple[str, str]:
+    """Those of policy pyalloc, as they are typed: --conf's, and --plan."""
+    plan = f" --plan {console.quoted(args.plan)}" if args.plan else ""
+    return console.quoted(args.conf) if args.conf else "", plan

@@ -91,6 +91,21 @@ def test_the_next_command_can_be_typed(plan: Plan) -> None:
     assert told.endswith("next: pyalloc report '/runs/one run/out.pya'")
 
 
+def test_the_next_command_has_the_settings_of_the_replay(plan: Plan, tmp_path: Path) -> None:
+    """Without its plan a program did not fit into the smallest memory that was found with it."""
+    path, made = small_trace(plan), tmp_path / "a plan"
+    pyalloc("plan", path, "-o", made)
+    typed = ("--policy", "pyalloc", "--conf", "memory:tight", "--plan", made)
+    told = pyalloc("replay", path, *typed, "--passes", "2").splitlines()[-1]
+    settings = f"--policy pyalloc --conf memory:tight --plan '{made}' --passes 2"
+    assert told == f"next: pyalloc replay {path} --find-min {settings}"
+    told = pyalloc("replay", path, *typed, "--find-min").splitlines()[-1]
+    assert told.startswith("next: PYALLOC_CONF=memory:tight pyalloc dryrun --memory ")
+    assert f" --allocator pyalloc --plan '{made}' python " in told
+    told = pyalloc("replay", path, "--conf", "memory:tight", "--find-min").splitlines()[-1]
+    assert ("PYALLOC_CONF" in told) == ("--allocator pyalloc" in told)
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [
