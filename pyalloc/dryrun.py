@@ -234,6 +234,7 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
         if options.allocator == "pyalloc" or options.reaches_python:
             raise
         unreached = str(error)
+    hostcuda.check_addresses()
     torch = hostcuda.find_torch(_interpreter(command))
     absent = hostcuda.missing(torch)
     if absent:

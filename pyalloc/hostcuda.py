@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Torch:
     imports: frozenset[str]
 
 
+_ADDRESSES = 2**36  # the smallest window that csrc/hostcuda/region.c reserves
 _ANSWER_S = 300  # a loaded machine, or a Python on a slow network
 
 
@@ -130,6 +132,20 @@ def preloads(major: int, *, zeros: bool = False) -> list[Path]:
             f"{' and '.join(absent)} is not in {LIBRARIES}; build it with: pip install ."
         )
     return [LIBRARIES / name for name in names]
+
+
+def check_addresses() -> None:
+    """Of all devices: without them each request is out of memory.
+
+    Raises:
+        HostCudaError: this process, and so those it starts, may not have enough.
+    """
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most != resource.RLIM_INFINITY and most < _ADDRESSES:
+        raise HostCudaError(
+            f"this process may have {most / 2**30:.1f} GiB of addresses, a device of a dry run needs "
+            f"{_ADDRESSES >> 30} and more, which takes no memory; lift the limit: ulimit -v unlimited"
+        )
 
 
 def missing(torch: Torch) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -123,6 +124,20 @@ def test_files_of_the_working_directory_do_not_hide_torch(
     (tmp_path / "json.py").write_text("raise RuntimeError('not this one')\n")
     monkeypatch.chdir(tmp_path)
     assert hostcuda.find_torch(sys.executable).folder == torch_found.folder
+
+
+def test_too_few_addresses_are_told_before_the_program_starts(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Batch systems set such limits; the program was said to have died of memory of which it had taken none."""
+    few = f"ulimit -Sv {20 << 20}; exec {sys.executable} -m pyalloc dryrun {sys.executable} -c 'print(1)'"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", few], capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
+    told = "this process may have 20.0 GiB of addresses, a device of a dry run needs 64 and more"
+    assert told in " ".join(done.stderr.split()) and "ulimit -v unlimited" in done.stderr
 
 
 def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
