@@ -9,6 +9,7 @@ from pyalloc.figures import add_scalars, scalars, stats
 from pyalloc.install import Handle, install, status, uninstall
 from pyalloc.limits import get_limit, on_pressure, reserve, set_limit, trim
 from pyalloc.marks import phase, step
+from pyalloc.notebook import load_ipython_extension
 from pyalloc.pools import pool
 from pyalloc.recording import record
 from pyalloc.tables import memory_table, snapshot
@@ -27,6 +28,7 @@ __all__ = [
     "add_scalars",
     "get_limit",
     "install",
+    "load_ipython_extension",
     "memory_table",
     "on_pressure",
     "phase",

@@ -545,19 +545,24 @@ def record(
     Raises:
         UsageError: the file exists, a recording runs already, or CUDA is not available.
     """
-    import torch
-
-    if not torch.cuda.is_available():
-        raise UsageError("there is no CUDA device to record; without one: pyalloc dryrun --record")
-    target = Path(path)
-    _check(target, stacks, force)
-    torch.cuda.init()
-    recorder = Recorder(target, stacks, automatic, overwrites=force)
-    recorder.start()
+    recorder = begin(Path(path), stacks, automatic=automatic, force=force)
     try:
         yield recorder
     finally:
         recorder.stop()
+
+
+def begin(path: Path, stacks: str, *, automatic: bool, force: bool) -> Recorder:
+    """A recording that runs until its stop(); what it needs, and refuses, is record()'s."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError("there is no CUDA device to record; without one: pyalloc dryrun --record")
+    _check(path, stacks, force)
+    torch.cuda.init()
+    recorder = Recorder(path, stacks, automatic, overwrites=force)
+    recorder.start()
+    return recorder
 
 
 def _check(path: Path, stacks: str, force: bool) -> None:

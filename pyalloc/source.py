@@ -15,7 +15,7 @@ Frame = tuple[str, str, int]  # name, file, line; innermost first in a stack
 # What torch.compile wrote, in its cache.
 _COMPILED = r"/[a-z2-7]{2}/(c[a-z2-7]{7})[a-z2-7]{44}\.py$"
 _LIBRARY = re.compile(
-    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|recording|_bootstrap/[\w/]+)\.py"
+    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<(frozen|string|eval)|/pyalloc/(automarks|marks|notebook|recording|_bootstrap/[\w/]+)\.py"
     rf"|/torchinductor_\w+/|{_COMPILED}"
     r"|/torch_geometric\.[\w.]+\.py$)"  # and what torch_geometric wrote
 )
@@ -63,9 +63,21 @@ class Place:
         return f"{short_file(self.file)}:{self.line} {self.function}"
 
 
-@functools.cache
+_named: dict[str, str] = {}  # files that a person knows by another name
+
+
+def name_files(names: dict[str, str]) -> None:
+    """From now on these files are called so: a notebook's cells have names made of a number of IPython's."""
+    _named.update(names)
+
+
 def short_file(file: str) -> str:
     """The last two parts of a path; of what torch.compile wrote as much as tells it from others."""
+    return _named.get(file) or _short_file(file)
+
+
+@functools.cache
+def _short_file(file: str) -> str:
     compiled = re.search(_COMPILED, file)
     if compiled:
         return f"torch.compile/{compiled[1]}.py"

@@ -1,0 +1,271 @@
+"""Notebooks and IPython: `%load_ext pyalloc`, then a cell that begins with `%%pyalloc` is recorded and reported on.
+
+`%pyalloc` tells what is in use now and what of it IPython itself holds; `%pyalloc --free` lets go of that.  IPython is
+looked for only when it loads this.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pyalloc.errors import PyallocError
+
+if TYPE_CHECKING:  # `import pyalloc` has no need of these
+    import argparse
+    import tempfile
+
+_HEIGHT = 640  # pixels
+_MOMENTS = 24  # that the page's slider goes through
+_LEAST_HELD = 1 << 20  # what holds less is not told
+_OUTPUTS = ("_", "__", "___")
+_LAST_ERROR = ("last_exc", "last_value", "last_traceback", "last_type")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext pyalloc`: the magics `%%pyalloc` and `%pyalloc`."""
+    from IPython.core.magic_arguments import MagicArgumentParser
+
+    for kind, name, prepare, run in (
+        ("cell", "%pyalloc", _prepare_cell, _Cells(shell).run),  # its help has one more % before it
+        ("line", "pyalloc", _prepare_line, _Line(shell).run),
+    ):
+        parser = MagicArgumentParser(name)
+        prepare(parser)
+        shell.register_magic_function(_magic(parser, run), kind, "pyalloc")
+
+
+def _magic(parser: Any, run: Any) -> Any:
+    def magic(line: str, *cell: str) -> Any:
+        __tracebackhide__ = True
+        return run(parser.parse_argstring(line), *cell)
+
+    magic.__doc__ = f"{run.__doc__}\n\n{parser.format_help()}"
+    return magic
+
+
+def _prepare_cell(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="OUT.pya",
+        help="keep the recording there; else it goes when the kernel ends",
+    )
+    parser.add_argument("--text", action="store_true", help="some lines only, no page")
+    parser.add_argument(
+        "--height", type=int, default=_HEIGHT, metavar="PIXELS", help=f"of the page ({_HEIGHT})"
+    )
+    parser.add_argument(
+        "--stacks", default="python", metavar="WHICH", help="python, all or none (python)"
+    )
+    parser.add_argument(
+        "--no-marks", action="store_true", help="no automatic phases, steps and categories"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files")
+
+
+def _prepare_line(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--free", action="store_true", help="empty Out, forget the last error, collect garbage"
+    )
+
+
+@dataclass
+class _Cells:
+    """The recorded cells of one IPython."""
+
+    shell: Any
+    folder: tempfile.TemporaryDirectory[str] | None = None  # goes when the kernel ends
+
+    def run(self, args: argparse.Namespace, cell: str) -> Any:
+        """Records the CUDA memory of this cell and shows the report, also where the cell fails."""
+        __tracebackhide__ = True
+        from pyalloc import recording
+
+        codes = self._compiled(cell)
+        before = _figures()
+        path = self._path() if args.output is None else args.output
+        try:
+            recorder = recording.begin(
+                path, args.stacks, automatic=not args.no_marks, force=args.force
+            )
+        except PyallocError as error:
+            _refuse(str(error).replace("force=True", "--force"))
+        try:
+            value = None
+            for code in codes:
+                value = eval(code, self.shell.user_ns)
+        finally:
+            recorder.stop()
+            self._report(recorder.path, args, before)
+        return None if cell.rstrip().endswith(";") else value
+
+    def _path(self) -> Path:
+        import tempfile
+
+        if self.folder is None:
+            self.folder = tempfile.TemporaryDirectory(prefix="pyalloc-")
+        first = path = Path(self.folder.name, f"cell-{_number(self.shell)}.pya")
+        n_times = 1
+        while path.exists():
+            n_times += 1
+            path = first.with_name(f"{first.stem}-{n_times}.pya")
+        return path
+
+    def _compiled(self, cell: str) -> Iterable[CodeType]:
+        """Its statements, and its last expression, whose value is the cell's as without the magic."""
+        shell = self.shell
+        text = shell.transform_cell(cell)
+        name = shell.compile.cache(text, _number(shell), raw_code=cell)
+        tree = shell.transform_ast(shell.compile.ast_parse(text, filename=name))
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        with shell.compile.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
+            codes = [shell.compile(tree, name, "exec")]
+            if last is not None:
+                codes.append(shell.compile(ast.Expression(last.value), name, "eval"))
+        if any(code.co_flags & inspect.CO_COROUTINE for code in codes):
+            _refuse(
+                "a cell that awaits something is recorded by `with pyalloc.record(...):` around it"
+            )
+        return codes
+
+    def _report(self, path: Path, args: argparse.Namespace, before: tuple[int, int]) -> None:
+        from pyalloc import console, source, trace
+        from pyalloc.report import cell, html
+
+        source.name_files(_names(self.shell))
+        try:
+            found = trace.analyse(path, moments=0 if args.text else _MOMENTS)
+        except PyallocError as error:  # the cell's own error matters more
+            print(f"pyalloc: no report: {error}", file=sys.stderr)
+            return
+        told = cell.summary(found, before, _figures(), _held(self.shell.user_ns))
+        until = " (until the kernel ends; -o OUT.pya keeps it)" * (args.output is None)
+        text = console.printable(f"{told}\nrecorded: {path}{until}")
+        shown = {"text/plain": text}
+        if not (args.text or found.is_empty):
+            title = f"memory of cell {_number(self.shell)}"
+            shown["text/html"] = cell.framed(text, html.page(found), title, args.height)
+        _display(shown)
+
+
+@dataclass
+class _Line:
+    """What one IPython holds."""
+
+    shell: Any
+
+    def run(self, args: argparse.Namespace) -> None:
+        """Tells what CUDA memory is in use, and what of it IPython itself holds."""
+        from pyalloc import console, live
+        from pyalloc.advice import size
+        from pyalloc.report.live import screen
+        from pyalloc.report.text import wrapped
+
+        before, _ = _figures()
+        if args.free:
+            self._free()
+        lines = [screen(live.figures(), []), *map(wrapped, _held(self.shell.user_ns))]
+        if args.free:
+            lines.append(f"  {size(before - _figures()[0])} came free")
+        print(console.printable("\n".join(lines)))
+
+    def _free(self) -> None:
+        """What a restart of the kernel would free, of what no name of the program's holds."""
+        self.shell.displayhook.flush()
+        self.shell.last_execution_result = None  # its value, or its error
+        self.shell.InteractiveTB.tb = None
+        for name in _OUTPUTS:  # IPython remembers these a second time
+            self.shell.user_ns_hidden.pop(name, None)
+        for name in _LAST_ERROR:
+            if hasattr(sys, name):
+                delattr(sys, name)
+        gc.collect()
+
+
+def _display(shown: dict[str, str]) -> None:
+    """What of it there is a place for: a terminal shows the text, a notebook the page."""
+    from IPython.display import display
+
+    display(shown, raw=True)
+
+
+def _refuse(why: str) -> NoReturn:
+    """As a line: IPython shows other errors with all of their calls."""
+    from IPython.core.error import UsageError
+
+    raise UsageError(why)
+
+
+def _number(shell: Any) -> int:
+    """Of the cell that runs; the count of executions is one more in newer versions."""
+    return len(shell.user_ns["In"]) - 1
+
+
+def _names(shell: Any) -> dict[str, str]:
+    """What a person calls the cells, by the files that they are compiled as."""
+    return {name: f"In[{number}]" for name, number in shell.compile._filename_map.items()}
+
+
+def _figures() -> tuple[int, int]:
+    """Of all devices: bytes in use, requests so far; 0 before CUDA is used."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0, 0
+    each = [torch.cuda.memory_stats(index) for index in range(torch.cuda.device_count())]
+    in_use = sum(stats.get("allocated_bytes.all.current", 0) for stats in each)
+    return in_use, sum(stats.get("allocation.all.allocated", 0) for stats in each)
+
+
+# ---- what IPython itself holds, which `del` of a name does not free ----
+
+
+def _held(names: dict[str, Any]) -> list[str]:
+    """A sentence each: outputs that no other name holds, and the variables of what failed last."""
+    from pyalloc.advice import size
+
+    own = {id(value) for name, value in names.items() if not name.startswith("_")}
+    outputs = [(n, value) for n, value in names.get("Out", {}).items() if id(value) not in own]
+    which = ", ".join(f"Out[{n}]" for n, value in outputs if _bytes_of([value]))
+    found = [
+        (_bytes_of(value for _, value in outputs), f"in {which}, which no name holds"),
+        (
+            _bytes_of(_variables_of_error(names)),
+            "in the variables of the functions that failed last",
+        ),
+    ]
+    return [
+        f"{size(n_bytes)} {where}: IPython keeps them; `%pyalloc --free` lets go"
+        for n_bytes, where in found
+        if n_bytes >= _LEAST_HELD
+    ]
+
+
+def _variables_of_error(names: dict[str, Any]) -> Iterator[Any]:
+    """Of the error under way, or the last one; without the notebook's own."""
+    trace = sys.exc_info()[2] or getattr(sys, "last_traceback", None)
+    while trace is not None:
+        if trace.tb_frame.f_locals is not names:
+            yield from trace.tb_frame.f_locals.values()
+        trace = trace.tb_next
+
+
+def _bytes_of(values: Iterable[Any]) -> int:
+    """CUDA memory of tensors, also in lists, tuples and dicts; what is there twice counts once."""
+    torch: Any = sys.modules.get("torch")
+    sizes: dict[int, int] = {}
+    for value in values if torch is not None else ():
+        inner = value.values() if isinstance(value, dict) else value
+        for each in inner if isinstance(value, list | tuple | dict) else [value]:
+            if isinstance(each, torch.Tensor) and each.is_cuda:
+                storage = each.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())

@@ -1,0 +1,57 @@
+"""What a notebook shows of one of its cells: some lines, and the page of the report in a frame of its own."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+from pyalloc.advice import advise, size
+from pyalloc.analysis import Analysis
+from pyalloc.report.text import rows, sparkline, wrapped
+
+_LINES = 6
+_ADVICE = 3
+# A page cannot reach the notebook's document, its cookies or its server: names in it come from the program.
+_FRAME = '<iframe srcdoc="{}" sandbox="allow-scripts" title="{}" style="width:100%;height:{}px;border:0"></iframe>'
+
+
+def summary(
+    analysis: Analysis, before: tuple[int, int], after: tuple[int, int], held: Sequence[str] = ()
+) -> str:
+    """The few lines.
+
+    Args:
+        analysis: of the cell's recording.
+        before: when it began, of all devices: bytes in use, requests so far.
+        after: the same when it ended.
+        held: what IPython itself holds, a sentence each.
+    """
+    totals, peak = analysis.totals, analysis.peak
+    seconds = (totals["last_ns"] - totals["first_ns"]) / 1e9
+    reserved = f", {size(totals['peak_reserved_bytes'])} reserved" * analysis.has_segments
+    phase = f", in {totals['peak_phase']}" * bool(totals["peak_phase"])
+    n, left = after[1] - before[1], after[0] - before[0]
+    change = f"{size(abs(left))} {'more' if left > 0 else 'less'}" if left else "as much"
+    lines = [
+        wrapped(f"peak allocated {size(totals['peak_bytes'])}{reserved}{phase}", ""),
+        wrapped(
+            f"in use before the cell {size(before[0])}, after it {size(after[0])}: {change}; "
+            f"{n:,} request{'s' * (n != 1)} in {seconds:.1f} s",
+            "",
+        ),
+        *(wrapped(caveat) for caveat in analysis.caveats),
+    ]
+    if not analysis.is_empty:
+        by_line = analysis.by_line(peak.blocks)
+        lines += [
+            f"[{sparkline(analysis)}]",
+            *rows("at the peak, by line", by_line, peak.allocated_bytes, _LINES),
+            *(wrapped(item.text, "  - ", "    ") for item in advise(analysis)[:_ADVICE]),
+        ]
+    return "\n".join([*lines, *(wrapped(each, "") for each in held)])
+
+
+def framed(text: str, page: str, title: str, height: int) -> str:
+    """HTML of both: the lines, and the page, which draws itself in a frame so many pixels high."""
+    shown = _FRAME.format(html.escape(page), html.escape(title), height)
+    return f'<pre style="white-space:pre-wrap">{html.escape(text)}</pre>\n{shown}'
