@@ -23,7 +23,7 @@ class Command:
     """Who holds the memory, by line, module, category, size or block.
 
     pyalloc top out.pya [--by line] [--at peak|end|oom|EVENT] [--over-time]
-    pyalloc top out.pya --by stack         who called whom, as a tree
+    pyalloc top out.pya --by stack [--invert]   who called whom, as a tree
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -38,6 +38,9 @@ class Command:
         )
         parser.add_argument(
             "--at", default="peak", metavar="WHEN", help="peak, end, oom or an event (peak)"
+        )
+        parser.add_argument(
+            "--invert", action="store_true", help="of --by stack: the line that asked first"
         )
         parser.add_argument("-n", type=console.count, default=20, metavar="N", help="rows (20)")
         parser.add_argument(
@@ -58,6 +61,8 @@ class Command:
 
     @staticmethod
     def _answer(args: argparse.Namespace, progress: console.Progress) -> None:
+        if args.invert and (args.by != "stack" or args.over_time):
+            raise UsageError("--invert turns the tree of --by stack")
         found = trace.analyse(args.file, device=args.device, progress=progress)
         progress.close()
         trace.check_device(found, args.device)
@@ -124,9 +129,13 @@ def _moment_at(found: Analysis, event: int, args: argparse.Namespace) -> Moment:
 def _by_stack(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     moment, title = _moment(found, args)
     chains = stacks.of(found, moment)
+    title += ", by stack"
+    if args.invert:
+        chains = stacks.inverted(chains)
+        title += ", the line that asked first"
     rows = [asdict(chain) for chain in chains[: args.n]]
-    lines = stacks.tree(f"{title}, by stack", chains, moment.allocated_bytes, args.n)
-    return {"at": args.at, "by": args.by, "rows": rows}, lines
+    lines = stacks.tree(title, chains, moment.allocated_bytes, args.n, is_inverted=args.invert)
+    return {"at": args.at, "by": args.by, "inverted": args.invert, "rows": rows}, lines
 
 
 def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyalloc import source
 from pyalloc.advice import size
@@ -13,6 +13,7 @@ from pyalloc.report.text import WIDTH, clip
 
 _DEEPEST = 10  # branches that are moved to the right
 _ITSELF = "(this line itself)"
+_OUTERMOST = "(called by nobody)"
 _AT = 31  # the column where calls begin
 
 
@@ -65,8 +66,18 @@ def calls(analysis: Analysis, stack: int) -> tuple[str, ...]:
     )
 
 
-def tree(title: str, chains: Sequence[Chain], total: int, limit: int) -> list[str]:
-    """The largest chains: a call stands below its caller, to the right of it where there are others beside it."""
+def inverted(chains: Sequence[Chain]) -> list[Chain]:
+    """The same with the innermost call first."""
+    return [replace(chain, calls=chain.calls[::-1]) for chain in chains]
+
+
+def tree(
+    title: str, chains: Sequence[Chain], total: int, limit: int, *, is_inverted: bool = False
+) -> list[str]:
+    """The largest chains: a call stands below its caller, to the right of it where there are others beside it.
+
+    is_inverted: of what inverted() gives, so that callers stand below.
+    """
     root = _Node()
     ends: list[tuple[_Node, Chain, bool]] = []
     for i, chain in enumerate(chains):
@@ -78,7 +89,8 @@ def tree(title: str, chains: Sequence[Chain], total: int, limit: int) -> list[st
         ends.append((node, chain, i < limit))
     for node, chain, is_shown in ends:
         if node.children:  # calls that led on from the same line
-            node.children.setdefault(_ITSELF, _Node()).add(chain, is_shown=is_shown)
+            end = _OUTERMOST if is_inverted else _ITSELF
+            node.children.setdefault(end, _Node()).add(chain, is_shown=is_shown)
     return [title, *_lines(root, total, 0)]
 
 

@@ -254,7 +254,9 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
         plan.event("alloc", addr=1 << 30, bytes=MIB, stack=plan.stack(6))
         plan.event("free_requested", addr=1 << 30)
     plan.event("phase_begin", "a_phase_with_a_long_name")
-    plan.event("alloc", addr=1 << 30, bytes=60 * MIB, stack=plan.stack(7))
+    texts = plan.writer.string("work"), plan.writer.string("/home/me/model.py")
+    inner = plan.writer.stack(plan.stack(20, "main"), *texts, 7)
+    plan.event("alloc", addr=1 << 30, bytes=60 * MIB, stack=inner)
     plan.event("alloc", addr=1 << 31, bytes=8 * MIB, stack=plan.stack(8), device=1)
     plan.event("phase_end", "a_phase_with_a_long_name")
     plan.event("oom", bytes=100 * MIB, arg=3 * MIB)
@@ -284,15 +286,21 @@ def test_the_page_on_a_phone_in_the_dark_and_on_paper(plan: Plan, tmp_path: Path
         assert page.value("$('stacks').children.length") == 2
         press = "(id, key) => $(id).dispatchEvent(new KeyboardEvent('keydown', {key, cancelable: true}))"
         for key, where in (
-            ("ArrowDown", "model.py:7 work: 60.0 MiB, 1 block"),
+            ("ArrowDown", "model.py:20 main: 60.0 MiB, 1 block"),
             ("ArrowRight", "model.py:8 work: 8.0 MiB"),
             ("ArrowRight", "model.py:8 work: 8.0 MiB"),
-            ("ArrowLeft", "model.py:7 work: 60.0 MiB"),
+            ("ArrowLeft", "model.py:20 main: 60.0 MiB"),
             ("ArrowUp", ""),
         ):
             assert page.value(f"({press})('flame', '{key}')") is False  # the page does not scroll
             assert where in page.value("$('flame-at').textContent")
             assert page.value("zoomed.length") == (1 if where else 0)
+        page.value(f"$('inverted').click(), ({press})('flame', 'ArrowDown')")
+        assert "model.py:7 work: 60.0 MiB" in page.value("$('flame-at').textContent")
+        page.value(f"({press})('flame', 'ArrowDown')")
+        assert "model.py:20 main: 60.0 MiB" in page.value("$('flame-at').textContent")
+        page.value("$('inverted').click()")
+        assert page.value("zoomed") == []
         everything = page.value("[first, until]")
         page.value(f"({press})('blocks', '+')")
         inside = page.value("[first, until]")

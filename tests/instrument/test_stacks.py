@@ -87,6 +87,44 @@ def test_stacks_as_data(plan: Plan) -> None:
     ]
 
 
+def test_the_tree_is_turned_over(plan: Plan) -> None:
+    """Whoever asked comes first, and those who called it stand below, added up over all of its callers."""
+    stack = plan.writer.stack(0, plan.writer.string("make"), plan.writer.string("/me/a.py"), 3)
+    plan.event("alloc", addr=9 << 30, bytes=6 * MIB, stack=stack)
+    planted(plan)
+    out = pyalloc("top", plan.path, "--by", "stack", "--invert")
+    assert out.splitlines()[0] == "at the peak (69.0 MiB), by stack, the line that asked first"
+    assert told(out) == [
+        "(no stack)",
+        "me/a.py:3 make",
+        "  me/a.py:5 step",
+        "  me/a.py:9 train",
+        "  me/a.py:6 step",
+        "  me/a.py:9 train",
+        "  (called by nobody)",
+        "me/a.py:6 step",
+        "me/a.py:9 train",
+        "torch/nn.py:7 torch",
+        "me/a.py:2 inner",
+        "me/a.py:6 step",
+        "me/a.py:9 train",
+        "me/a.py:10 train",
+    ]
+    assert "30.0 MiB  43.5 %      3 x  me/a.py:3 make" in out
+    assert max(map(len, out.splitlines()[:-1])) <= 80
+    found = json.loads(
+        pyalloc("top", plan.path, "--by", "stack", "--invert", "-n", 2, "--json", "-q")
+    )
+    assert found["inverted"] and found["rows"][1]["calls"] == [
+        "me/a.py:3 make",
+        "me/a.py:5 step",
+        "me/a.py:9 train",
+    ]
+    for words in ((), ("--by", "stack", "--over-time")):
+        refused = pyalloc("top", plan.path, "--invert", *words, expect=2)
+        assert "--invert turns the tree of --by stack" in refused
+
+
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("file", ["/me/a.py", "/lib/python3.11/site-packages/torch/nn.py"])
 def test_a_leak_is_told_with_who_called(plan: Plan, file: str, every: int) -> None:
