@@ -94,8 +94,8 @@ scan_range_list(PyObject *sequence, size_t *n) {
 
 static PyObject *
 scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"path",     "device", "n_bins", "moments",
-                            "progress", "window", "ranges", NULL};
+    static char *names[] = {"path",   "device", "n_bins",     "moments", "progress",
+                            "window", "ranges", "short_life", NULL};
     PyObject *path = NULL;
     PyObject *moments = NULL;
     PyObject *told = NULL;
@@ -104,9 +104,10 @@ scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     unsigned n_bins = 2000;
     unsigned long long begin = 0;
     unsigned long long end = 0;
+    unsigned short_life = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O&|$iIOO(KK)O", names, PyUnicode_FSConverter, &path, &settings.device,
-            &n_bins, &moments, &progress, &begin, &end, &told)) {
+            args, kwargs, "O&|$iIOO(KK)OI", names, PyUnicode_FSConverter, &path, &settings.device,
+            &n_bins, &moments, &progress, &begin, &end, &told, &short_life)) {
         return NULL;
     }
     uint64_t *numbers = scan_moment_list(moments, &settings.n_moments);
@@ -119,6 +120,7 @@ scan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
         return NULL;
     }
     settings.n_bins = n_bins;
+    settings.short_life = short_life;
     settings.window_begin = begin;
     settings.window_end = end;
     settings.moments = numbers;
@@ -180,7 +182,7 @@ scan_totals(PyObject *self, PyObject *unused) {
     (void)unused;
     const struct pya_scan_totals *t = pya_scan_totals(pya_module_scan_from(self));
     return Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsNsNsOsNsNsN}", "n_events", (ull)t->n_events,
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsNsNsOsNsNsNsN}", "n_events", (ull)t->n_events,
         "n_allocs", (ull)t->n_allocs, "n_frees", (ull)t->n_frees, "n_unknown_frees",
         (ull)t->n_unknown_frees, "first_ns", (ull)t->first_ns, "last_ns", (ull)t->last_ns,
         "peak_event", (ull)t->peak_event, "peak_bytes", (ull)t->peak_bytes, "peak_reserved_bytes",
@@ -196,7 +198,8 @@ scan_totals(PyObject *self, PyObject *unused) {
         t->is_complete ? Py_True : Py_False, "capacity",
         pya_module_by_index(t->capacity, PYA_MAX_DEVICES), "device_peak",
         pya_module_by_index(t->device_peak, PYA_MAX_DEVICES), "device_peak_reserved",
-        pya_module_by_index(t->device_peak_reserved, PYA_MAX_DEVICES));
+        pya_module_by_index(t->device_peak_reserved, PYA_MAX_DEVICES), "device_peak_lasting",
+        pya_module_by_index(t->device_peak_lasting, PYA_MAX_DEVICES));
 }
 
 static PyObject *
@@ -256,9 +259,9 @@ scan_stacks(PyObject *self, PyObject *unused) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < n; i++, p++) {
         pya_module_list_add(
-            &list,
-            Py_BuildValue(
-                "(KKKK)", (ull)p->n_allocs, (ull)p->bytes, (ull)p->n_live, (ull)p->live_bytes));
+            &list, Py_BuildValue(
+                       "(KKKKKK)", (ull)p->n_allocs, (ull)p->bytes, (ull)p->n_live,
+                       (ull)p->live_bytes, (ull)p->n_temporary, (ull)p->temporary_bytes));
     }
     return list;
 }
@@ -273,8 +276,21 @@ scan_stackless(PyObject *self, PyObject *unused) {
     for (size_t i = 0; list != NULL && i < n; i++, p++) {
         pya_module_list_add(
             &list, Py_BuildValue(
-                       "(NKKKK)", pya_module_scan_text(scan, p->phase), (ull)p->sums.n_allocs,
-                       (ull)p->sums.bytes, (ull)p->sums.n_live, (ull)p->sums.live_bytes));
+                       "(NKKKKKK)", pya_module_scan_text(scan, p->phase), (ull)p->sums.n_allocs,
+                       (ull)p->sums.bytes, (ull)p->sums.n_live, (ull)p->sums.live_bytes,
+                       (ull)p->sums.n_temporary, (ull)p->sums.temporary_bytes));
+    }
+    return list;
+}
+
+/* [(requests, bytes)], by the highest bit of what was asked for */
+static PyObject *
+scan_sizes(PyObject *self, PyObject *unused) {
+    (void)unused;
+    const struct pya_scan_size *p = pya_scan_sizes(pya_module_scan_from(self));
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < PYA_SCAN_SIZES; i++, p++) {
+        pya_module_list_add(&list, Py_BuildValue("(KK)", (ull)p->n_allocs, (ull)p->bytes));
     }
     return list;
 }
@@ -359,6 +375,7 @@ static PyMethodDef scan_methods[] = {
     {"steps", scan_steps, METH_NOARGS, NULL},
     {"stacks", scan_stacks, METH_NOARGS, NULL},
     {"stackless", scan_stackless, METH_NOARGS, NULL},
+    {"sizes", scan_sizes, METH_NOARGS, NULL},
     {"ooms", scan_ooms, METH_NOARGS, NULL},
     {"notes", scan_notes, METH_NOARGS, NULL},
     {"moments", pya_module_scan_moments, METH_NOARGS, NULL},

@@ -137,8 +137,8 @@ class Analysis:
     bins: list[tuple[int, ...]]
     phases: list[Phase]
     steps: list[tuple[int, int, int, int, int]]
-    stacks: list[tuple[int, int, int, int]]
-    stackless: list[tuple[str, int, int, int, int]]  # of stack 0, by phase
+    stacks: list[tuple[int, ...]]
+    stackless: list[tuple[str, Sequence[int]]]  # of stack 0, by phase
     ooms: list[tuple[int, ...]]
     notes: dict[str, str]
     moments: dict[int, Moment]
@@ -177,8 +177,8 @@ class Analysis:
             bins=list(first.bins()),
             phases=phases,
             steps=list(first.steps()),
-            stacks=first.stacks(),
-            stackless=first.stackless(),
+            stacks=list(first.stacks()),
+            stackless=[(phase, row) for phase, *row in first.stackless()],
             ooms=list(first.ooms()),
             notes=notes,
             moments=moments,
@@ -333,8 +333,11 @@ class Analysis:
 
     def nameless(self, stack: int, phase: str = "") -> str:
         """What is known where no line of Python is."""
-        is_backward = phase == "backward" or source.is_autograd(self.frames(stack))
-        return "backward (no Python stack)" if is_backward else "(no stack)"
+        return source.nameless(self.frames(stack), phase)
+
+    def name(self, stack: int, phase: str = "") -> str:
+        """The line of the user's code of a stack, or this."""
+        return str(self.place(stack) or self.nameless(stack, phase))
 
     def _gradients_of(self, blocks: Sequence[Block]) -> dict[int, str]:
         """Blocks of backward that have no stack are gradients of activations of their own size, made before them."""
@@ -533,9 +536,9 @@ class Analysis:
             grown = series[-1] - series[0]
             rises = all(after > before for before, after in itertools.pairwise(series))
             if rises and grown >= self._least_growth:
-                where = self.place(stack)
-                name = str(where or self.nameless(stack))
-                found.append(Growth(name, stack, grown, grown / n_steps, series, more_blocks))
+                found.append(
+                    Growth(self.name(stack), stack, grown, grown / n_steps, series, more_blocks)
+                )
         return sorted(found, key=lambda g: -g.bytes)
 
     def jumps(self) -> list[Growth]:
@@ -550,9 +553,10 @@ class Analysis:
             is_steady = all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairs)
             n_rises = sum(a[0] < b[0] and a[1] < b[1] for a, b in pairs)
             if is_steady and n_rises >= 2 and grown >= max(MIB, self.totals["peak_bytes"] // 20):
-                name = str(self.place(stack) or self.nameless(stack))
                 sizes = tuple(size for size, _ in series)
-                found.append(Growth(name, stack, grown, grown / len(pairs), sizes, True))
+                found.append(
+                    Growth(self.name(stack), stack, grown, grown / len(pairs), sizes, True)
+                )
         return sorted(found, key=lambda growth: -growth.bytes)
 
     @cached_property

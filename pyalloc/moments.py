@@ -24,7 +24,8 @@ def rounded(size: int) -> int:
 class Block(NamedTuple):
     """A live block.  bytes: rounded; phase, module: where it was asked for; free_event: None if alive at the end.
 
-    label: what the program calls it; pool: the private one it is of, 0: of none.
+    label: what the program calls it; pool: the private one it is of, 0: of none; n_between: requests of its device
+    between its own and its free, None as there.
     A tuple, as there may be millions: dataclasses take three times as long to make, and as much memory again.
     """
 
@@ -42,6 +43,7 @@ class Block(NamedTuple):
     device: int
     label: str = ""
     pool: int = 0
+    n_between: int | None = None
 
 
 @dataclass(frozen=True)

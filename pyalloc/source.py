@@ -164,6 +164,12 @@ def place(frames: tuple[Frame, ...]) -> Place | None:
     return None
 
 
+def nameless(frames: tuple[Frame, ...], phase: str) -> str:
+    """What is known where no line of Python is; phase: the one it was asked for in."""
+    is_backward = phase == "backward" or is_autograd(frames)
+    return "backward (no Python stack)" if is_backward else "(no stack)"
+
+
 def inside(frames: tuple[Frame, ...]) -> Place | None:
     """The innermost line of a library built on torch that the user's own line led to; None if that is torch itself."""
     for name, file, line in frames:

@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pyalloc import _core, findings, pickles, ranges, ranked
+from pyalloc import _core, asked, findings, pickles, ranges, ranked, source
 from pyalloc.analysis import Analysis
 from pyalloc.caveats import n_before, notes_of
 from pyalloc.convert import KINDS, EventWriter, Mark, state_before, with_frees
 from pyalloc.errors import TraceError, UsageError
-from pyalloc.moments import Moment, moments_of
+from pyalloc.moments import STEP, Moment, moments_of
 from pyalloc.told import Told, around, joined, shown
 
 MAGIC = b"PYATRACE"
@@ -311,6 +311,7 @@ def analyse(
     device: int = -1,
     moments: int = 0,
     step: Steps | None = None,
+    temporary: int | None = None,
     n_bins: int = 1000,
     progress: Progress | None = None,
 ) -> Analysis:
@@ -322,6 +323,7 @@ def analyse(
         moments: so many more states evenly over the run, for a segment map that can be scrubbed, with the events around
             them; fewer where very many blocks are alive at once.
         step: the one, or the first and the last, to be looked at block by block, or "all"; None: that of the peak.
+        temporary: blocks are, before whose free at most so many further requests of their device come; None: none is.
         n_bins: resolution of the timeline.
         progress: called with bytes done and bytes in all.
 
@@ -329,7 +331,10 @@ def analyse(
         TraceError: the file is missing, damaged or of another kind.
     """
     with as_trace_file(path, progress) as file:
-        first = _core.Scan(file, device=device, n_bins=n_bins, progress=progress)
+        short_life = 0 if temporary is None else temporary + 1
+        first = _core.Scan(
+            file, device=device, n_bins=n_bins, progress=progress, short_life=short_life
+        )
         totals = first.totals()
         most = _MOST_BLOCKS // max(totals["n_live_at_most"], 1)
         at = _interesting(first, totals, min(moments, most))
@@ -445,9 +450,28 @@ def notes(file: Path, progress: Progress | None = None) -> dict[str, str]:
 def totals(path: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Its figures, in one pass."""
     with as_trace_file(path, progress) as file:
+        return _totals(_core.Scan(file, n_bins=2, progress=progress))
+
+
+def _totals(scan: _core.Scan) -> dict[str, Any]:
+    lost = notes_of(scan.notes()).get("lost_events", "")
+    return scan.totals() | ({"lost_events": lost} if lost else {})
+
+
+def figures(
+    path: Path, progress: Progress | None = None
+) -> tuple[dict[str, Any], list[asked.Asked], list[asked.Size]]:
+    """The same, and what was asked for by line and by size."""
+
+    def name(stack: int, phase: str) -> str:
+        frames = tuple(source.without_bootstrap(scan.frames(stack))) if stack else ()
+        return str(source.place(frames) or source.nameless(frames, phase))
+
+    with as_trace_file(path, progress) as file:
         scan = _core.Scan(file, n_bins=2, progress=progress)
-        lost = notes_of(scan.notes()).get("lost_events", "")
-        return scan.totals() | ({"lost_events": lost} if lost else {})
+        stackless = [(phase, row) for phase, *row in scan.stackless()]
+        lines = asked.by_line(scan.stacks(), stackless, name)
+        return _totals(scan), lines, asked.by_size(scan.sizes(), STEP)
 
 
 @contextlib.contextmanager

@@ -425,6 +425,7 @@ scan_all(struct pya_scan *s) {
     s->totals.end_reserved_bytes = s->reserved;
     s->totals.n_live = s->n_live;
     s->totals.is_complete = pya_trace_is_complete(s->reader);
+    scan_temporary_settle(s);
     return scan_moments_take(s) && scan_spans_end(s) && scan_growths_end(s) ? PYA_OK
                                                                             : PYA_E_HOST_NOMEM;
 }
@@ -432,7 +433,7 @@ scan_all(struct pya_scan *s) {
 pya_status
 pya_scan_run(const char *path, const struct pya_scan_settings *settings, struct pya_scan **out) {
     *out = NULL;
-    if (settings->n_bins < 2) {
+    if (settings->n_bins < 2 || settings->short_life > PYA_SCAN_SHORTEST) {
         return PYA_E_INVAL;
     }
     struct pya_scan *s = calloc(1, sizeof *s);
@@ -482,6 +483,11 @@ GETTER(told, struct pya_scan_told)
 GETTER(growths, struct pya_scan_growth)
 GETTER(pools, struct pya_scan_pool)
 
+const struct pya_scan_size *
+pya_scan_sizes(const struct pya_scan *scan) {
+    return scan->sizes;
+}
+
 const struct pya_trace_reader *
 pya_scan_reader(const struct pya_scan *scan) {
     return scan->reader;
@@ -508,6 +514,9 @@ pya_scan_destroy(struct pya_scan *scan) {
         &scan->stackless, &scan->told,   &scan->held,  &scan->growths};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         free(lists[i]->items);
+    }
+    for (size_t i = 0; i < PYA_MAX_DEVICES; i++) {
+        free(scan->points[i]);
     }
     free(scan->table);
     pya_trace_reader_destroy(scan->reader);

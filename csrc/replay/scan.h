@@ -14,6 +14,8 @@ extern "C" {
 
 #define PYA_SCAN_NEVER UINT64_MAX
 #define PYA_SCAN_SPANS 8192
+#define PYA_SCAN_SIZES 64
+#define PYA_SCAN_SHORTEST 4097 /* short_life at most */
 /* Phases of this prefix are modules: kept apart from the others. */
 #define PYA_SCAN_MODULE "module:"
 
@@ -30,6 +32,8 @@ struct pya_scan_settings {
     uint64_t window_begin, window_end;
     const struct pya_scan_range *ranges; /* ascending: of events to be told one by one */
     size_t n_ranges;
+    /* A block is temporary that is freed before so many further requests of its device are made; 0: none is. */
+    size_t short_life;
     /* Called now and then; false stops (PYA_E_BUSY).  May be NULL. */
     bool (*progress)(void *arg, uint64_t bytes_done, uint64_t bytes_all);
     void *progress_arg;
@@ -57,6 +61,12 @@ struct pya_scan_step {
 
 struct pya_scan_stack {
     uint64_t n_allocs, bytes, n_live, live_bytes; /* in all; alive at the end */
+    uint64_t n_temporary, temporary_bytes;
+};
+
+/* Requests of so many bytes: of sizes[i] at least 2^i, and less than twice as many; 0 bytes count as 1. */
+struct pya_scan_size {
+    uint64_t n_allocs, bytes;
 };
 
 /* Of what has no stack: by phase. */
@@ -78,6 +88,8 @@ struct pya_scan_block {
     int device;
     uint32_t label; /* text; 0: the program gave it none */
     uint32_t pool;  /* private pool, from 1; 0: none */
+    uint64_t
+        n_between; /* requests of its device between its own and its free; PYA_SCAN_NEVER as there */
     /* Freed by the program, at free_event, and not to be handed out yet: other streams have work on it. */
     bool is_pending;
 };
@@ -141,6 +153,7 @@ struct pya_scan_totals {
     uint64_t n_streams;                /* that were asked for memory; counted up to 64 */
     uint64_t capacity[PYA_MAX_DEVICES];
     uint64_t device_peak[PYA_MAX_DEVICES], device_peak_reserved[PYA_MAX_DEVICES];
+    uint64_t device_peak_lasting[PYA_MAX_DEVICES]; /* allocated without what is temporary */
     bool is_complete;
 };
 
@@ -155,6 +168,8 @@ const struct pya_scan_step *pya_scan_steps(const struct pya_scan *scan, size_t *
 const struct pya_scan_stack *pya_scan_stacks(const struct pya_scan *scan, size_t *n);
 /* The same of number 0, in parts that add up to it; the first is that of no phase, and may have no blocks. */
 const struct pya_scan_stackless *pya_scan_stackless(const struct pya_scan *scan, size_t *n);
+/* PYA_SCAN_SIZES of them. */
+const struct pya_scan_size *pya_scan_sizes(const struct pya_scan *scan);
 const struct pya_scan_oom *pya_scan_ooms(const struct pya_scan *scan, size_t *n);
 /* Private pools by number - 1. */
 const struct pya_scan_pool *pya_scan_pools(const struct pya_scan *scan, size_t *n);

@@ -19,8 +19,14 @@ struct scan_list {
 
 struct scan_live {
     struct pya_scan_block row;
-    uint32_t copy; /* the last one, in scan.copies; SCAN_NONE: not copied */
-    uint32_t next; /* free list */
+    uint64_t request; /* its number among those of its device */
+    uint32_t copy;    /* the last one, in scan.copies; SCAN_NONE: not copied */
+    uint32_t next;    /* free list */
+};
+
+/* After a request: what was allocated, and what of it has turned out to be temporary. */
+struct scan_point {
+    uint64_t bytes, temporary;
 };
 
 struct scan_copy {
@@ -43,6 +49,10 @@ struct pya_scan {
     uint32_t routed[PYA_MAX_DEVICES]; /* where requests go now: a block's pool */
     size_t last_used;                 /* index into segments: where the next block may lie too */
     uint64_t allocated_of[PYA_MAX_DEVICES], reserved_of[PYA_MAX_DEVICES];
+    uint64_t n_requests[PYA_MAX_DEVICES];
+    /* The latest short_life requests, number r at r % short_life; NULL: none yet. */
+    struct scan_point *points[PYA_MAX_DEVICES];
+    struct pya_scan_size sizes[PYA_SCAN_SIZES];
     struct scan_open {
         uint32_t text;
         uint32_t kept; /* index into phases; SCAN_NONE: one too many to be kept */
@@ -106,6 +116,15 @@ bool scan_moments_take(struct pya_scan *s);
 void scan_moments_sort(struct pya_scan *s);
 /* What is still alive at the end becomes spans too. */
 bool scan_spans_end(struct pya_scan *s);
+
+/* ---- scan_temporary.c: what is freed soon ---- */
+
+/* The device's latest request was served, where temporary blocks are looked for.  False: no host memory. */
+bool scan_temporary_ask(struct pya_scan *s, int device);
+/* A block of so many bytes ends, which is temporary. */
+void scan_temporary_end(struct pya_scan *s, const struct scan_live *live, uint64_t bytes);
+/* At the end of the trace. */
+void scan_temporary_settle(struct pya_scan *s);
 
 /* ---- scan_growth.c: what device memory was taken for ---- */
 

@@ -71,7 +71,11 @@ live_insert(struct pya_scan *s, uint64_t addr, int device) {
     }
     struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, index);
     *live = (struct scan_live){
-        .row = {.addr = addr, .device = device, .free_event = PYA_SCAN_NEVER},
+        .row =
+            {.addr = addr,
+             .device = device,
+             .free_event = PYA_SCAN_NEVER,
+             .n_between = PYA_SCAN_NEVER},
         .copy = SCAN_NONE,
     };
     s->table[live_find(s, addr, device)] = index + 1;
@@ -157,9 +161,18 @@ stack_begin(struct pya_scan_stack *stack, uint64_t bytes) {
 }
 
 static void
-stack_end(struct pya_scan_stack *stack, uint64_t bytes) {
+size_note(struct pya_scan *s, uint64_t asked, uint64_t bytes) {
+    struct pya_scan_size *size = &s->sizes[63 - __builtin_clzll(asked | 1)];
+    size->n_allocs++;
+    size->bytes += bytes;
+}
+
+static void
+stack_end(struct pya_scan_stack *stack, uint64_t bytes, bool is_temporary) {
     stack->n_live--;
     stack->live_bytes -= bytes;
+    stack->n_temporary += is_temporary;
+    stack->temporary_bytes += is_temporary ? bytes : 0;
 }
 
 /* Half of the spans, the larger ones, stay. */
@@ -216,11 +229,16 @@ block_end(struct pya_scan *s, size_t at) {
     struct scan_live *live = SCAN_ITEM(s->lives, struct scan_live, s->table[at] - 1);
     struct pya_scan_block *row = &live->row;
     const uint64_t bytes = pya_round_up(row->bytes, PYA_ALIGN);
+    row->n_between = s->n_requests[row->device] - 1 - live->request;
+    const bool is_temporary = row->n_between < s->settings->short_life;
+    if (is_temporary) {
+        scan_temporary_end(s, live, bytes);
+    }
     s->allocated -= bytes;
     s->allocated_of[row->device] -= bytes;
-    stack_end(SCAN_ITEM(s->stacks, struct pya_scan_stack, row->stack), bytes);
+    stack_end(SCAN_ITEM(s->stacks, struct pya_scan_stack, row->stack), bytes, is_temporary);
     if (row->stack == 0) {
-        stack_end(&stackless_find(s, row->phase)->sums, bytes);
+        stack_end(&stackless_find(s, row->phase)->sums, bytes, is_temporary);
     }
     for (size_t i = 0; i < s->n_open; i++) {
         struct pya_scan_phase *phase = scan_open_phase(s, i);
@@ -235,6 +253,7 @@ block_end(struct pya_scan *s, size_t at) {
         struct pya_scan_block *kept =
             &SCAN_ITEM(s->moments, struct pya_scan_moment, copy->moment)->blocks[copy->index];
         kept->free_event = s->totals.n_events;
+        kept->n_between = row->n_between;
         kept->free_phase = scan_current_phase(s);
     }
     const bool is_kept = span_add(s, row, s->totals.n_events, scan_current_phase(s));
@@ -296,7 +315,9 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     live->row.module = s->n_modules == 0 ? 0 : s->modules[s->n_modules - 1];
     live->row.step = s->step;
     live->row.pool = s->routed[e->device];
+    live->request = s->n_requests[e->device]++;
     stack_begin(stack, bytes);
+    size_note(s, e->bytes, bytes);
     if (number == 0) {
         stack_begin(&stackless->sums, bytes);
     }
@@ -314,7 +335,8 @@ scan_block_begin(struct pya_scan *s, const struct pya_trace_event *e) {
     if (s->allocated_of[e->device] > s->totals.device_peak[e->device]) {
         s->totals.device_peak[e->device] = s->allocated_of[e->device];
     }
-    return scan_segment_use(s, e);
+    return scan_segment_use(s, e) &&
+           (s->settings->short_life == 0 || scan_temporary_ask(s, e->device));
 }
 
 bool

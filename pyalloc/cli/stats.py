@@ -9,11 +9,13 @@ from typing import Any
 from pyalloc import console, live, trace
 from pyalloc.advice import size
 from pyalloc.errors import UsageError
-from pyalloc.report import data
+from pyalloc.report import data, text
 
 
 class Command:
-    """Figures of a trace, or of a process that `pyalloc run` started.
+    """Figures of a trace, requests by size and line; or of a process.
+
+    The process is one that `pyalloc run` started.
 
     pyalloc stats out.pya
     pyalloc stats 12345
@@ -22,11 +24,13 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """A file or a number."""
         parser.add_argument("file", metavar="FILE|PID", help="a trace, a snapshot, or a process")
+        parser.add_argument("-n", type=console.count, default=5, metavar="N", help="lines (5)")
         console.add_output(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints name and value, a line each."""
         console.prepare_output(args)
+        more: list[str] = []
         if args.file.isdecimal() and not Path(args.file).exists():
             content: dict[str, Any] = live.ask(int(args.file))
             rows = [
@@ -41,8 +45,10 @@ class Command:
             if path.is_dir():
                 raise UsageError(f"{path} is a folder")
             progress = console.Progress(f"reading {path.name}", quiet=args.quiet)
-            content = data.totals(trace.totals(path, progress))
+            totals, lines, sizes = trace.figures(path, progress)
             progress.close()
+            content = data.totals(totals)
+            more = text.asked(lines, sizes, args.n)
             seconds = (content["last_ns"] - content["first_ns"]) / 1e9
             rows = [
                 (key, value)
@@ -52,11 +58,12 @@ class Command:
                 and value not in (None, "")
             ] + [("seconds", f"{seconds:,.3f}")]
             then = f"pyalloc report {console.quoted(path)}"
-        lines = [
+            content |= data.asked(lines, sizes, args.n)
+        shown = [
             f"{key:<46}{value:>20,}  {size(value) if 'bytes' in key else ''}".rstrip()
             if isinstance(value, int) and not isinstance(value, bool)
             else f"{key:<46}{value!s:>20}"
             for key, value in rows
         ]
-        console.deliver(args, "\n".join(lines), content, then)
+        console.deliver(args, "\n".join([*shown, *more]), content, then)
         return 0

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pyalloc import console, trace
+from pyalloc import asked, console, trace
 from pyalloc.advice import size
 from pyalloc.analysis import Analysis, Row
 from pyalloc.errors import UsageError
@@ -24,6 +24,7 @@ class Command:
 
     pyalloc top out.pya [--by line] [--at peak|end|oom|EVENT] [--over-time]
     pyalloc top out.pya --by stack [--invert]   who called whom, as a tree
+    pyalloc top out.pya --temporary             who makes what is freed at once
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,14 @@ class Command:
         parser.add_argument(
             "--over-time", action="store_true", help="requests in all, and what grows by step"
         )
+        parser.add_argument(
+            "--temporary",
+            type=_requests,
+            nargs="?",
+            const=1,
+            metavar="N",
+            help="who makes what is freed within N further requests of its device (1)",
+        )
         console.add_output(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -61,13 +70,19 @@ class Command:
 
     @staticmethod
     def _answer(args: argparse.Namespace, progress: console.Progress) -> None:
+        if args.temporary is not None and (args.by != "line" or args.over_time):
+            raise UsageError("--temporary has a table of its own, by line")
         if args.invert and (args.by != "stack" or args.over_time):
             raise UsageError("--invert turns the tree of --by stack")
-        found = trace.analyse(args.file, device=args.device, progress=progress)
+        found = trace.analyse(
+            args.file, device=args.device, temporary=args.temporary, progress=progress
+        )
         progress.close()
         trace.check_device(found, args.device)
         if args.over_time:
             content, lines = _over_time(found, args.n)
+        elif args.temporary is not None:
+            content, lines = _temporary(found, args)
         elif args.by == "stack":
             content, lines = _by_stack(found, args)
         else:
@@ -138,21 +153,61 @@ def _by_stack(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any]
     return {"at": args.at, "by": args.by, "inverted": args.invert, "rows": rows}, lines
 
 
+def _requests(words: str) -> int:
+    """The type of an argument that says how long a temporary block may live."""
+    n = console.index(words)
+    if n > asked.LONGEST:
+        raise argparse.ArgumentTypeError(
+            f"{words!r}: at most {asked.LONGEST} requests are looked at"
+        )
+    return n
+
+
+def _temporary(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    moment, title = _moment(found, args)
+    then: dict[str, list[int]] = {}
+    for block in moment.blocks:
+        if block.n_between is not None and block.n_between <= args.temporary:
+            row = then.setdefault(found.name(block.stack, block.phase), [0, 0])
+            row[0] += block.bytes
+            row[1] += 1
+    lines = asked.by_line(found.stacks, found.stackless, found.name)
+    rows = sorted(
+        [(line, *then.get(line.name, (0, 0))) for line in lines if line.temporary],
+        key=lambda row: (-row[1], -row[0].temporary_bytes),
+    )
+    peaks = [
+        {"device": device, "peak_bytes": peak, "peak_without_bytes": without}
+        for device, peak in found.totals["device_peak"].items()
+        for without in [found.totals["device_peak_lasting"].get(device, 0)]
+    ]
+    content = {
+        "at": args.at,
+        "temporary": args.temporary,
+        "lines": [
+            {
+                "name": line.name,
+                "requests": line.temporary,
+                "of_requests": line.requests,
+                "bytes": line.temporary_bytes,
+                "bytes_then": n_bytes,
+                "blocks_then": n,
+            }
+            for line, n_bytes, n in rows[: args.n]
+        ],
+        "peaks": peaks,
+    }
+    return content, text.temporary(title, args.temporary, rows, found.totals, args.n)
+
+
 def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
-    stackless = ((0, phase, row) for phase, *row in found.stackless)
-    others = ((stack, "", list(row)) for stack, row in enumerate(found.stacks) if stack)
-    sums: dict[str, list[int]] = {}
-    for stack, phase, (count, total, _, live) in (*stackless, *others):
-        if count:
-            where = found.place(stack)
-            row = sums.setdefault(str(where or found.nameless(stack, phase)), [0, 0, 0])
-            for i, value in enumerate((total, count, live)):
-                row[i] += value
-    ordered = sorted(sums.items(), key=lambda item: -item[1][0])[:n]
+    ordered = asked.by_line(found.stacks, found.stackless, found.name)[:n]
     lines = [f"{'in all':>12}{'requests':>10}{'left':>12}  line"]
     lines += [
-        text.hung(f"{size(total):>12}{count:>10,}{size(live):>12}", name)
-        for name, (total, count, live) in ordered
+        text.hung(
+            f"{size(line.bytes):>12}{line.requests:>10,}{size(line.live_bytes):>12}", line.name
+        )
+        for line in ordered
     ]
     lines += ["", text.wrapped(found.leak_verdict, "")]
     growth = found.growth()
@@ -163,8 +218,13 @@ def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
         lines += [f"      called by {call}" for call in _callers(found, grown.stack)]
     content = {
         "lines": [
-            {"name": name, "bytes": total, "requests": count, "live_bytes": live}
-            for name, (total, count, live) in ordered
+            {
+                "name": line.name,
+                "bytes": line.bytes,
+                "requests": line.requests,
+                "live_bytes": line.live_bytes,
+            }
+            for line in ordered
         ],
         "leak": found.leak_verdict,
         "growth": [

@@ -8,6 +8,7 @@ from typing import Any
 from pyalloc import reserved
 from pyalloc.advice import advise
 from pyalloc.analysis import Analysis, Row
+from pyalloc.asked import Asked, Size, by_requests
 
 
 def table(rows: list[Row], limit: int = 50) -> list[dict[str, Any]]:
@@ -22,6 +23,26 @@ def totals(found: dict[str, Any]) -> dict[str, Any]:
     """
     peaks = ("peak_event", "peak_reserved_event")  # moments: of so many events
     return {**found, **{key: found[key] - 1 if found[key] else None for key in peaks}}
+
+
+def asked(lines: list[Asked], sizes: list[Size], limit: int) -> dict[str, Any]:
+    """Requests over the whole run, by size and by line."""
+    return {
+        "sizes": [
+            {"least_bytes": each.least, "requests": each.requests, "bytes": each.bytes}
+            for each in sizes
+        ],
+        **{
+            key: [
+                {"name": line.name, "bytes": line.bytes, "requests": line.requests}
+                for line in found
+            ]
+            for key, found in (
+                ("lines_by_bytes", lines[:limit]),
+                ("lines_by_requests", by_requests(lines)[:limit]),
+            )
+        },
+    }
 
 
 def _reserved(analysis: Analysis) -> dict[str, Any] | None:

@@ -11,10 +11,11 @@ from typing import Any
 from pyalloc import console, reserved
 from pyalloc.advice import advise, size
 from pyalloc.analysis import Analysis, Oom, Phase, Row
+from pyalloc.asked import Asked, Size, by_requests
 from pyalloc.caveats import BEFORE, is_from_torch
 from pyalloc.config import CUBLAS_BYTES
 from pyalloc.errors import UsageError
-from pyalloc.moments import MIB, Moment, page_bytes
+from pyalloc.moments import MIB, STEP, Moment, page_bytes
 from pyalloc.reserved import Reserved
 
 WIDTH = 80
@@ -38,6 +39,7 @@ _MOST_DIGITS = 20  # of an event's number; of more than 4300 Python makes none
 MAKERS = "segments by the line that they were allocated for"
 _MAKERS = 6
 _FILLER = "\0"  # in no name
+_BAR = 20  # columns
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -126,6 +128,84 @@ def when(found: Analysis, at: str) -> tuple[int, str]:
             f"--at takes peak, end, oom or the number of an event up to {max(n - 1, 0)}, not {clip(at, 40)!r}"
         )
     return int(at) + 1, f"after event {int(at):,}"
+
+
+def temporary(
+    moment: str,
+    most_between: int,
+    found: Sequence[tuple[Asked, int, int]],
+    totals: dict[str, Any],
+    limit: int,
+) -> list[str]:
+    """Who makes what is freed within so many further requests.
+
+    Args:
+        moment: "at the peak (...)" or another.
+        most_between: so many.
+        found: lines, each with bytes and blocks of these at that moment.
+        totals: of the pass that counted them.
+        limit: rows.
+    """
+    n = sum(line.temporary for line, _, _ in found)
+    share = 100 * n / max(totals["n_allocs"], 1)
+    lines = [
+        wrapped(
+            f"temporary, freed within {most_between:,} further request{'s' * (most_between != 1)} of the device: "
+            f"{n:,} of {totals['n_allocs']:,} requests ({share:.1f} %)",
+            "",
+        )
+    ]
+    if not found:
+        return lines
+    head = moment.partition(" (")[0]
+    if len(head) > 11:
+        lines.append(f"then: {moment}")
+        head = "then"
+    lines.append(f"{head:>12}{'blocks':>8}{'in all':>12}{'requests':>11}  line")
+    for line, n_bytes, n_blocks in found[:limit]:
+        first = f"{size(n_bytes):>12}{n_blocks:>8,}{size(line.temporary_bytes):>12}{line.temporary:>11,}"
+        lines.append(hung(first, line.name))
+    rest = found[limit:]
+    if rest:
+        n_bytes, in_all = sum(row[1] for row in rest), sum(row[0].temporary_bytes for row in rest)
+        lines.append(f"{size(n_bytes):>12}{'':>8}{size(in_all):>12}  and {len(rest)} more")
+    return lines + [wrapped(each, "") for each in _peaks_without(totals)]
+
+
+def asked(lines: Sequence[Asked], sizes: Sequence[Size], limit: int) -> list[str]:
+    """Requests over the whole run: how many of which size, and the lines with most bytes and most requests."""
+    if not lines:
+        return []
+    n, n_bytes = sum(each.requests for each in sizes), sum(each.bytes for each in sizes)
+    most = max(each.requests for each in sizes)
+    told = ["", f"{'requests':<15}{'times':>12}{'share':>8}{'bytes':>{_BAR + 15}}{'share':>8}"]
+    for each in sizes:
+        least = f"from {size(each.least)}" if each.least > STEP else f"under {size(2 * STEP)}"
+        bar = "#" * -(-_BAR * each.requests // most)
+        told.append(
+            f"{least:<15}{each.requests:>12,}{100 * each.requests / n:>6.1f} %  {bar:<{_BAR}}"
+            f"{size(each.bytes):>13}{100 * each.bytes / n_bytes:>6.1f} %"
+        )
+    for title, found in (("most bytes", lines), ("most requests", by_requests(lines))):
+        told += ["", f"lines with {title}", f"{'bytes':>12}{'requests':>12}  line"]
+        told += [
+            hung(f"{size(line.bytes):>12}{line.requests:>12,}", line.name) for line in found[:limit]
+        ]
+    return told
+
+
+def _peaks_without(totals: dict[str, Any]) -> list[str]:
+    """The program's peak if it made no temporary block: another moment's, where they were most of the highest."""
+    peaks = totals["device_peak"]
+    told = []
+    for device, peak in peaks.items():
+        where = f" on device {device}" * (len(peaks) > 1)
+        left = totals["device_peak_lasting"].get(device, 0)
+        lower = f"{size(left)} instead of {size(peak)}: {size(peak - left)} less"
+        told.append(
+            f"without all of them the peak{where} would be {lower if left < peak else 'the same'}"
+        )
+    return told
 
 
 def sparkline(analysis: Analysis, width: int = 60) -> str:

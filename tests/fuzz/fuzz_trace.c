@@ -176,6 +176,7 @@ scan(const char *path, size_t n_bins, int device, bool is_good) {
         .n_moments = 6,
         .ranges = &(struct pya_scan_range){moments[0], moments[5]},
         .n_ranges = 1,
+        .short_life = n_bins % 8,
         .progress = scan_progress};
     struct pya_scan *scan = NULL;
     size_t n;
@@ -186,6 +187,9 @@ scan(const char *path, size_t n_bins, int device, bool is_good) {
     }
     const struct pya_scan_totals *totals = pya_scan_totals(scan);
     REQUIRE(totals->end_bytes <= totals->peak_bytes && totals->n_live <= totals->n_allocs);
+    for (size_t i = 0; i < PYA_MAX_DEVICES; i++) {
+        REQUIRE(totals->device_peak_lasting[i] <= totals->device_peak[i]);
+    }
     (void)pya_scan_bins(scan, &n);
     REQUIRE(n <= 2 * n_bins);
     const struct pya_scan_moment *moment = pya_scan_moments(scan, &n);
