@@ -1,38 +1,63 @@
-"""pytest: a limit on a test's GPU memory, and tests that leave memory behind.
+"""pytest: limits on a test's GPU memory and on what it leaves behind, and a table of the tests that take most.
 
 @pytest.mark.limit_gpu_memory("2 GB")     fails when the test's peak is above, on any device
-pytest --fail-on-leak                     fails tests after which more memory is in use than before
+@pytest.mark.limit_gpu_leaks("1 MB")      fails when more stays in use; warmups=1: runs it so often before, for caches
+pytest --fail-on-leak                     the same of all tests, 1 MiB
+pytest --gpu-memory=10                    a table of the ten that take most; 0: of all
+pytest --gpu-memory-record=FOLDER         a recording of each, and in what fails the lines that hold the memory
 
-Both see what the test adds to what was in use before it.  Without CUDA they do nothing.
+All see what the test adds to what was in use before it.  Without CUDA they do nothing.
 """
 
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 _LEAK_BYTES = 1 << 20  # caches of libraries are smaller
+_LAST_ERROR = ("last_exc", "last_value", "last_traceback", "last_type")
+_PROPERTIES = ("gpu_memory_peak_bytes", "gpu_memory_before_bytes", "gpu_memory_left_bytes")
+_NAMES = pytest.StashKey[set[str]]()  # of recordings so far
+_LINES = 5  # of what holds the memory
+_LONGEST_NAME = 120  # of a file
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --fail-on-leak."""
+    """Adds the options."""
     group = parser.getgroup("pyalloc")
     group.addoption(
         "--fail-on-leak",
         action="store_true",
         help="fail tests that leave 1 MiB or more of CUDA memory in use",
     )
+    group.addoption(
+        "--gpu-memory",
+        type=int,
+        metavar="N",
+        help="show the N tests that take most CUDA memory; 0: all that take any",
+    )
+    group.addoption(
+        "--gpu-memory-record",
+        type=Path,
+        metavar="FOLDER",
+        help="record the CUDA memory of each test there, for `pyalloc report`",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the mark."""
-    config.addinivalue_line(
-        "markers", 'limit_gpu_memory(size): fail when the test takes more, e.g. "2 GB"'
-    )
+    """Registers the marks."""
+    for line in (
+        'limit_gpu_memory(size): fail when the test takes more, e.g. "2 GB"',
+        'limit_gpu_leaks(size, warmups=0): fail when the test leaves more in use, e.g. "1 MB"',
+    ):
+        config.addinivalue_line("markers", line)
 
 
 def _torch() -> Any:
@@ -45,73 +70,244 @@ def _in_use(torch: Any) -> list[int]:
     return [int(torch.cuda.memory_allocated(index)) for index in range(torch.cuda.device_count())]
 
 
-def _limit(item: pytest.Item) -> int | None:
+def _size_of(item: pytest.Item, name: str) -> int | None:
+    """What a mark limits to; None without it."""
     from pyalloc.dryrun import parse_bytes
     from pyalloc.errors import UsageError
 
-    mark = item.get_closest_marker("limit_gpu_memory")
+    mark = item.get_closest_marker(name)
     if mark is None:
         return None
     if len(mark.args) != 1:
-        pytest.fail('limit_gpu_memory takes one size, e.g. "2 GB"', pytrace=False)
+        pytest.fail(f'{name} takes one size, e.g. "2 GB"', pytrace=False)
     value = mark.args[0]
     try:
         return value if isinstance(value, int) and value >= 0 else parse_bytes(str(value))
     except UsageError as error:
         why = str(error)
-    pytest.fail(f"limit_gpu_memory: {why}", pytrace=False)
+    pytest.fail(f"{name}: {why}", pytrace=False)
+
+
+def _warmups(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("limit_gpu_leaks")
+    n = mark.kwargs.get("warmups", 0) if mark is not None else 0
+    if not isinstance(n, int) or n < 0:
+        pytest.fail(f"limit_gpu_leaks: warmups={n!r} is no number from 0 on", pytrace=False)
+    return n
+
+
+@dataclass
+class _Measured:
+    """One test, from before it to after it.  limit: of its peak; leaks: of what it leaves, by the name of who asks."""
+
+    item: pytest.Item
+    limit: int | None
+    leaks: int | None
+    who_leaks: str
+    before: list[int] = field(default_factory=list)
+    recording: _Recording | None = None
+
+    @classmethod
+    def of(cls, item: pytest.Item) -> _Measured | None:
+        """None: nobody wants to know."""
+        limit, leaks = _size_of(item, "limit_gpu_memory"), _size_of(item, "limit_gpu_leaks")
+        option, who = item.config.getoption, "limit_gpu_leaks"
+        if leaks is None and option("--fail-on-leak"):
+            leaks, who = _LEAK_BYTES - 1, "--fail-on-leak"
+        folder = option("--gpu-memory-record")
+        if option("--gpu-memory") is None and folder is None and limit is None and leaks is None:
+            return None
+        measured = cls(item, limit, leaks, who)
+        if folder is not None:
+            measured.recording = _Recording(item, folder)
+        return measured
+
+    def begin(self) -> None:
+        """What is in use now is not the test's."""
+        torch = _torch()
+        if torch is None:
+            return
+        for name in _LAST_ERROR:
+            # pytest forgets what failed before it runs the next test, whose memory would be that much less.
+            if hasattr(sys, name):
+                delattr(sys, name)
+        gc.collect()
+        self.before = _in_use(torch)
+        # Where CUDA is not up yet, peaks begin with the test anyway.
+        for index in range(len(self.before) if torch.cuda.is_initialized() else 0):
+            torch.cuda.reset_peak_memory_stats(index)
+        if self.recording is not None:
+            self.recording.begin(torch)
+
+    def end(self, *, has_passed: bool) -> None:
+        """Puts down what the test took.
+
+        Raises:
+            pytest.fail.Exception: that was too much.
+        """
+        torch = _torch()
+        if torch is None:
+            return
+        before = self.before or [0] * torch.cuda.device_count()  # the test itself loaded torch
+        taken = [
+            int(torch.cuda.max_memory_allocated(index)) - start
+            for index, start in enumerate(before)
+        ]
+        most = max(range(len(taken)), key=taken.__getitem__)
+        left = [0] * len(taken)
+        if has_passed:  # else the error holds what the test had
+            left = _left(torch, before, _LEAK_BYTES - 1 if self.leaks is None else self.leaks)
+        if self.recording is not None:
+            self.recording.end()
+        values = taken[most], before[most], max(left[most], 0)
+        self.item.user_properties.extend(zip(_PROPERTIES, values, strict=True))
+        if has_passed:
+            self._check(taken, left)
+
+    def _check(self, taken: list[int], left: list[int]) -> None:
+        for index, n_bytes in enumerate(taken):
+            if self.limit is not None and n_bytes > self.limit:
+                self._fail(
+                    f"limit_gpu_memory: device {index} needed {_mib(n_bytes)}, the limit is {_mib(self.limit)}",
+                    at_end=False,
+                )
+        for index, n_bytes in enumerate(left):
+            if self.leaks is not None and n_bytes > self.leaks:
+                limit = f", the limit is {_mib(self.leaks)}" * (self.who_leaks[0] != "-")
+                self._fail(
+                    f"{self.who_leaks}: the test left {_mib(n_bytes)} in use on device {index}{limit}",
+                    at_end=True,
+                )
+
+    def _fail(self, why: str, *, at_end: bool) -> None:
+        more = "" if self.recording is None else self.recording.lines(at_end=at_end)
+        pytest.fail(f"{why}{more}", pytrace=False)
+
+
+@dataclass
+class _Recording:
+    """That of one test, where it uses CUDA; without phases, for the hooks that mark them may warn."""
+
+    item: pytest.Item
+    folder: Path
+    recorder: Any = None
+    is_over: bool = False
+    n_made: int = 0  # requests of the process before
+
+    def begin(self, torch: Any) -> None:
+        """Now, or when the test starts CUDA."""
+        torch.cuda._lazy_call(self._begin)
+
+    def _begin(self) -> None:
+        from pyalloc import recording
+        from pyalloc.errors import PyallocError
+
+        if self.is_over:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.n_made = _made()
+            self.recorder = recording.begin(self._path(), "python", automatic=False, force=True)
+        except (OSError, PyallocError) as error:
+            self.item.add_report_section("call", "pyalloc", f"not recorded: {error}")
+
+    def _path(self) -> Path:
+        """Named for the test; names that come out alike are numbered."""
+        names = self.item.config.stash.setdefault(_NAMES, set())
+        name = full = re.sub(r"\W+", "-", self.item.nodeid).strip("-")[:_LONGEST_NAME]
+        number = 1
+        while name in names:
+            number += 1
+            name = f"{full}-{number}"
+        names.add(name)
+        return self.folder / f"{name}.pya"
+
+    def end(self) -> None:
+        """The file is there, if the test took any memory."""
+        self.is_over = True
+        if self.recorder is not None:
+            self.recorder.stop()
+            if _made() == self.n_made:
+                self.recorder.path.unlink(missing_ok=True)
+                self.recorder = None
+
+    def lines(self, *, at_end: bool) -> str:
+        """Who holds most, at the peak or of what is left, for the message of a failure."""
+        from pyalloc import console, trace
+        from pyalloc.report import text
+
+        if self.recorder is None:
+            return ""
+        path = self.recorder.path
+        found = trace.analyse(path)
+        moment = found.moments[max(found.moments)] if at_end else found.peak
+        blocks = [b for b in moment.blocks if not at_end or b.alloc_event >= found.n_before]
+        title = "left, by line" if at_end else "at the peak, by line"
+        held = sum(block.bytes for block in blocks)
+        told = text.rows(title, found.by_line(blocks), held, _LINES)
+        return console.printable("\n".join(["", *told, f"recorded: {path}"]))
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Measures around the test."""
-    limit, leaks = _limit(item), bool(item.config.getoption("--fail-on-leak"))
-    torch = _torch() if limit is not None or leaks else None
-    before: list[int] = []
-    if torch is not None:
-        gc.collect()
-        before = _in_use(torch)
-        # Where CUDA is not up yet, peaks begin with the test anyway.
-        for index in range(len(before) if torch.cuda.is_initialized() else 0):
-            torch.cuda.reset_peak_memory_stats(index)
-    outcome: Any = yield
-    torch = _torch() if limit is not None or leaks else None
-    if torch is None or outcome.excinfo is not None:
+    measured = _Measured.of(item)
+    if measured is None:
+        yield
         return
-    before = before or [0] * torch.cuda.device_count()  # the test itself loaded torch
+    for _ in range(_warmups(item) if _torch() is not None else 0):
+        item.runtest()
+    measured.begin()
+    outcome: Any = yield
     try:
-        if limit is not None:
-            _check_limit(torch, before, limit)
-        if leaks:
-            _check_leak(torch, before)
+        measured.end(has_passed=outcome.excinfo is None)
     except pytest.fail.Exception as error:
         outcome.force_exception(error)
 
 
-def _check_limit(torch: Any, before: list[int], limit: int) -> None:
-    for index, start in enumerate(before):
-        taken = int(torch.cuda.max_memory_allocated(index)) - start
-        if taken > limit:
-            pytest.fail(
-                f"limit_gpu_memory: device {index} needed {taken / 2**20:.1f} MiB, "
-                f"the limit is {limit / 2**20:.1f} MiB",
-                pytrace=False,
-            )
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """The table; of tests in other processes (pytest-xdist) too, whose reports come here."""
+    n = config.getoption("--gpu-memory")
+    if n is None:
+        return
+    reports = [each for some in terminalreporter.stats.values() for each in some]
+    rows = []
+    for report in reports:
+        if getattr(report, "when", None) == "call":
+            told = dict(report.user_properties)
+            rows.append((*(told.get(name, 0) for name in _PROPERTIES), report.nodeid))
+    rows.sort(key=lambda row: (-row[0], row[-1]))
+    taking = [row for row in rows if row[0] > 0]
+    terminalreporter.section("GPU memory that tests took beside what was in use before")
+    if taking:
+        terminalreporter.write_line(f"{'peak':>12}{'before':>12}{'left':>12}  test")
+    for *sizes, name in taking[: n or None]:
+        terminalreporter.write_line(f"{''.join(f'{_mib(size):>12}' for size in sizes)}  {name}")
+    hidden = len(taking) - len(taking[: n or None])
+    none = len(rows) - len(taking)
+    rest = [f"{hidden:,} more took some"] * bool(hidden) + [f"{none:,} took none"] * bool(none)
+    if rest:
+        terminalreporter.write_line(", ".join(rest))
 
 
-def _check_leak(torch: Any, before: list[int]) -> None:
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:.1f} MiB"
+
+
+def _made() -> int:
+    """Requests so far, of all devices."""
+    import torch
+
+    each = (torch.cuda.memory_stats(index) for index in range(torch.cuda.device_count()))
+    return sum(stats.get("allocation.all.allocated", 0) for stats in each)
+
+
+def _left(torch: Any, before: list[int], most: int) -> list[int]:
+    """What of each device is in use beyond that, without what torch would free if it is more than that."""
     gc.collect()
-    if _left(torch, before):
+    left = [end - start for start, end in zip(before, _in_use(torch), strict=True)]
+    if max(left) > most:
         # torch makes cuBLAS a workspace at the first matrix product and keeps it for the next: 8 MiB or 32.
         torch._C._cuda_clearCublasWorkspaces()
-    for index, left in _left(torch, before):
-        pytest.fail(
-            f"--fail-on-leak: the test left {left / 2**20:.1f} MiB in use on device {index}",
-            pytrace=False,
-        )
-
-
-def _left(torch: Any, before: list[int]) -> list[tuple[int, int]]:
-    """Devices with so many more bytes in use."""
-    pairs = enumerate(zip(before, _in_use(torch), strict=True))
-    return [(index, end - start) for index, (start, end) in pairs if end - start >= _LEAK_BYTES]
+        left = [end - start for start, end in zip(before, _in_use(torch), strict=True)]
+    return left

@@ -180,6 +180,20 @@ def test_a_program_that_is_pytest_is_not_warned_of_pyalloc(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def run_pytest(tmp_path: Path, *words: object) -> str:
+    """What pytest says in a dry run with the plugin."""
+    command = [
+        "dryrun", "--memory", "4GB", sys.executable, "-m", "pytest", "-q", "-p", "pyalloc.pytest_plugin",
+        "-p", "no:cacheprovider", *map(str, words),
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "pyalloc", *command],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, text=True, check=False, timeout=PATIENCE_S,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
 def test_the_pytest_plugin_limits_and_finds_leaks(tmp_path: Path) -> None:
     """Loaded by name alone: the installed entry point may or may not be there."""
     tests = tmp_path / "test_memory.py"
@@ -202,27 +216,88 @@ def test_leak(keeps):
     kept.append(x if keeps else None)
 """
     )
-    words = [
-        "dryrun",
-        "--memory",
-        "4GB",
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "pyalloc.pytest_plugin",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "pyalloc", *words, "-p", "no:cacheprovider", "--fail-on-leak", str(tests)],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True, text=True, check=False, timeout=PATIENCE_S,
-    )  # fmt: skip
-    out = done.stdout
-    assert "3 failed, 2 passed" in out, out + done.stderr
+    out = run_pytest(tmp_path, "--fail-on-leak", tests)
+    assert "3 failed, 2 passed" in out, out
     assert "limit_gpu_memory: '-1' is not a size" in out
     assert "needed 70.0 MiB, the limit is 64.0 MiB" in out
     assert "the test left 8.0 MiB in use on device 0" in out
+
+
+TAKING = """
+import pytest, torch
+kept = []
+
+def make(mib):
+    return torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+
+def test_nothing(): pass
+
+@pytest.mark.parametrize("mib", ["3", "3/", "90"])
+def test_taking(mib):
+    make(int(mib.strip("/")))
+
+def test_failing():
+    x = make(50)
+    raise ValueError
+
+@pytest.mark.limit_gpu_memory("64 MB")
+def test_limit():
+    first = make(16)
+    kept.append(make(56))
+
+@pytest.mark.limit_gpu_leaks("2 MB")
+@pytest.mark.parametrize("mib", [2, 4])
+def test_leaks(mib):
+    kept.append(make(mib))
+
+@pytest.mark.limit_gpu_leaks(0, warmups=2)
+def test_filling_a_cache():
+    if not hasattr(make, "cache"):
+        make.cache = make(8)
+    make.calls = getattr(make, "calls", 0) + 1
+    assert make.calls <= 3
+
+@pytest.mark.limit_gpu_leaks("1 MB", warmups="many")
+def test_no_number(): pass
+"""
+
+
+@pytest.mark.parametrize("where", ["here", "in another process"])
+def test_pytest_tells_which_tests_take_most(tmp_path: Path, where: str) -> None:
+    tests, folder = tmp_path / "test_memory.py", tmp_path / "recorded"
+    tests.write_text(TAKING)
+    workers = ("-p", "xdist", "-n", 1) if where != "here" else ("--gpu-memory-record", folder)
+    out = run_pytest(tmp_path, "--gpu-memory", 4, *workers, tests)
+    assert "4 failed, 6 passed" in out, out
+    assert "limit_gpu_memory: device 0 needed 72.0 MiB, the limit is 64.0 MiB" in out
+    assert "limit_gpu_leaks: the test left 4.0 MiB in use on device 0, the limit is 2.0 MiB" in out
+    assert "limit_gpu_leaks: warmups='many' is no number from 0 on" in out
+    table = out[out.index("GPU memory that tests took") :].splitlines()[1:]
+    name = "test_memory.py::test"
+    assert [line.split() for line in table[:6]] == [
+        ["peak", "before", "left", "test"],
+        ["90.0", "MiB", "0.0", "MiB", "0.0", "MiB", f"{name}_taking[90]"],
+        ["72.0", "MiB", "0.0", "MiB", "56.0", "MiB", f"{name}_limit"],
+        ["50.0", "MiB", "0.0", "MiB", "0.0", "MiB", f"{name}_failing"],
+        ["4.0", "MiB", "58.0", "MiB", "4.0", "MiB", f"{name}_leaks[4]"],
+        ["3", "more", "took", "some,", "3", "took", "none"],
+    ]
+    if where == "here":
+        check_recordings(folder, out)
+
+
+def check_recordings(folder: Path, out: str) -> None:
+    names = [f"test_memory-py-test_{name}" for name in
+             ("failing", "leaks-2", "leaks-4", "limit", "taking-3", "taking-3-2", "taking-90")]  # fmt: skip
+    assert sorted(path.stem for path in folder.iterdir()) == names  # none of what took no memory
+    found = trace.analyse(folder / f"{names[3]}.pya")
+    assert found.totals["is_complete"] and found.totals["n_allocs"] >= 2
+    told = " ".join(out.split())
+    assert "at the peak, by line 72.0 MiB 100.0 % 2 x " in told
+    assert "left, by line 4.0 MiB 100.0 % 1 x" in told
+    assert (
+        f"recorded: {folder / names[2]}.pya" in out and f"recorded: {folder / names[3]}.pya" in out
+    )
 
 
 def test_a_program_whose_argument_is_no_text_is_recorded(tmp_path: Path) -> None:
@@ -261,7 +336,8 @@ def test_what_torch_keeps_for_cublas_is_no_leak() -> None:
         cuda=SimpleNamespace(device_count=lambda: 1, memory_allocated=lambda index: in_use[index]),
         _C=SimpleNamespace(_cuda_clearCublasWorkspaces=clear),
     )
-    pytest_plugin._check_leak(torch, [8 * MIB])
+    assert pytest_plugin._left(torch, [8 * MIB], MIB - 1) == [0]
     in_use[0] = 44 * MIB
-    with pytest.raises(pytest.fail.Exception, match=r"left 4\.0 MiB in use"):
-        pytest_plugin._check_leak(torch, [8 * MIB])
+    assert pytest_plugin._left(torch, [8 * MIB], MIB - 1) == [4 * MIB]
+    in_use[0] = 44 * MIB
+    assert pytest_plugin._left(torch, [8 * MIB], 40 * MIB) == [36 * MIB]  # which may stay
