@@ -15,12 +15,15 @@ from pyalloc.errors import UsageError
 from pyalloc.moments import Moment
 from pyalloc.report import data, stacks, text
 
-_GROUPS = ("contributor", "line", "module", "category", "size", "label", "pool", "block", "stack")
+_GROUPS = (
+    *("contributor", "line", "function", "module", "category", "size", "label", "pool", "block"),
+    "stack",
+)
 _NEXT = {"line": "stack", "stack": "category"}  # what to group by then
 
 
 class Command:
-    """Who holds the memory, by line, module, category, size or block.
+    """Who holds the memory, by line, function, module, size and so on.
 
     pyalloc top out.pya [--by line] [--at peak|end|oom|EVENT] [--over-time]
     pyalloc top out.pya --by stack [--invert]   who called whom, as a tree
@@ -85,6 +88,8 @@ class Command:
             content, lines = _temporary(found, args)
         elif args.by == "stack":
             content, lines = _by_stack(found, args)
+        elif args.by == "function":
+            content, lines = _by_function(found, args)
         else:
             moment, title = _moment(found, args)
             rows = grouped(found, moment, args.by)
@@ -151,6 +156,15 @@ def _by_stack(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any]
     rows = [asdict(chain) for chain in chains[: args.n]]
     lines = stacks.tree(title, chains, moment.allocated_bytes, args.n, is_inverted=args.invert)
     return {"at": args.at, "by": args.by, "inverted": args.invert, "rows": rows}, lines
+
+
+def _by_function(found: Analysis, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    moment, title = _moment(found, args)
+    functions = stacks.functions(found, moment)
+    rows = [asdict(each) for each in functions[: args.n]]
+    title += ", by function: with all that it called, and by itself"
+    lines = stacks.table(title, functions, moment.allocated_bytes, args.n)
+    return {"at": args.at, "by": args.by, "rows": rows}, lines
 
 
 def _requests(words: str) -> int:

@@ -9,7 +9,7 @@ from pyalloc import source
 from pyalloc.advice import size
 from pyalloc.analysis import Analysis
 from pyalloc.moments import Moment
-from pyalloc.report.text import WIDTH, clip
+from pyalloc.report.text import WIDTH, clip, hung
 
 _DEEPEST = 10  # branches that are moved to the right
 _ITSELF = "(this line itself)"
@@ -24,6 +24,16 @@ class Chain:
     calls: tuple[str, ...]
     bytes: int
     blocks: int
+
+
+@dataclass
+class Function:
+    """What a function of the program, and all that it called, holds; own_bytes: what its own lines asked for."""
+
+    name: str
+    bytes: int = 0
+    own_bytes: int = 0
+    blocks: int = 0
 
 
 @dataclass
@@ -56,14 +66,42 @@ def of(analysis: Analysis, moment: Moment) -> list[Chain]:
 
 def calls(analysis: Analysis, stack: int) -> tuple[str, ...]:
     """A stack's calls in the program's own code, and the innermost one of Python; outermost first."""
-    python = [frame for frame in analysis.frames(stack) if not source.is_cpp(frame[1])]
     return tuple(
         f"{source.short_file(file)}:{line} {source.qualified(file, line, name)}"
-        for name, file, line in (
-            *(frame for frame in reversed(python[1:]) if not source.is_foreign(frame[1])),
-            *python[:1],
-        )
+        for name, file, line in _shown(analysis, stack)
     )
+
+
+def _shown(analysis: Analysis, stack: int) -> Iterator[source.Frame]:
+    python = [frame for frame in analysis.frames(stack) if not source.is_cpp(frame[1])]
+    yield from (frame for frame in reversed(python[1:]) if not source.is_foreign(frame[1]))
+    yield from python[:1]
+
+
+def functions(analysis: Analysis, moment: Moment) -> list[Function]:
+    """All that led to what is alive then, most bytes first; a function that calls itself counts once."""
+    found: dict[str, Function] = {}
+    for stack, phase, n_bytes, n_blocks in moment.stack_sums():
+        names = [
+            f"{source.qualified(file, line, name)}  {source.short_file(file)}"
+            for name, file, line in _shown(analysis, stack)
+        ] or [analysis.nameless(stack, phase)]
+        for name in set(names):
+            function = found.setdefault(name, Function(name))
+            function.bytes += n_bytes
+            function.blocks += n_blocks
+        found[names[-1]].own_bytes += n_bytes
+    return sorted(found.values(), key=lambda each: (-each.bytes, -each.own_bytes, each.name))
+
+
+def table(title: str, found: Sequence[Function], total: int, limit: int) -> list[str]:
+    """The functions as lines."""
+    lines = [title, f"{'bytes':>12}{'share':>9}{'own':>12}{'blocks':>9}  function"]
+    for each in found[:limit]:
+        share = 100 * each.bytes / total if total else 0
+        head = f"{size(each.bytes):>12}{share:>7.1f} %{size(each.own_bytes):>12}{each.blocks:>9,}"
+        lines.append(hung(head, each.name))
+    return lines + [f"  and {len(found) - limit} more"] * (len(found) > limit)
 
 
 def inverted(chains: Sequence[Chain]) -> list[Chain]:

@@ -125,6 +125,36 @@ def test_the_tree_is_turned_over(plan: Plan) -> None:
         assert "--invert turns the tree of --by stack" in refused
 
 
+def test_functions_hold_what_they_led_to(plan: Plan) -> None:
+    planted(plan)
+    found = json.loads(pyalloc("top", plan.path, "--by", "function", "--json", "-q"))["rows"]
+    held = {
+        row["name"]: (row["bytes"] // MIB, row["own_bytes"] // MIB, row["blocks"]) for row in found
+    }
+    assert held == {
+        "(no stack)": (32, 32, 1),
+        "train  me/a.py": (31, 1, 5),
+        "step  me/a.py": (30, 4, 4),
+        "make  me/a.py": (24, 24, 2),
+        "torch  torch/nn.py": (2, 2, 1),
+        "inner  me/a.py": (2, 0, 1),
+    }
+    assert sum(row["own_bytes"] for row in found) == 63 * MIB
+    out = pyalloc("top", plan.path, "--by", "function", "-n", 3)
+    lines = out.splitlines()
+    assert lines[3].split() == ["31.0", "MiB", "49.2", "%", "1.0", "MiB", "5", "train", "me/a.py"]
+    assert lines[5] == "  and 3 more" and max(map(len, lines[:-1])) <= 80
+
+
+def test_a_function_that_calls_itself_counts_once(plan: Plan) -> None:
+    stack, file = 0, plan.writer.string("/me/a.py")
+    for line in (1, 2, 3):
+        stack = plan.writer.stack(stack, plan.writer.string("again"), file, line)
+    plan.event("alloc", addr=1 << 30, bytes=MIB, stack=stack)
+    (row,) = json.loads(pyalloc("top", plan.done(), "--by", "function", "--json", "-q"))["rows"]
+    assert (row["bytes"], row["own_bytes"], row["blocks"]) == (MIB, MIB, 1)
+
+
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("file", ["/me/a.py", "/lib/python3.11/site-packages/torch/nn.py"])
 def test_a_leak_is_told_with_who_called(plan: Plan, file: str, every: int) -> None:
