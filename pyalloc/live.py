@@ -17,12 +17,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pyalloc import snapshots, source
 from pyalloc._bootstrap.importing import after_import
 from pyalloc.errors import UsageError
 
 ENABLE = "PYALLOC_LIVE"  # environment: "1": serve as soon as torch is imported
 _TIMEOUT_S = 5.0
 _YOUNG_S = 60.0
+_LONGEST_REQUEST = 16  # bytes: how many lines are asked for
 
 
 def _socket_paths(pid: int) -> list[Path]:
@@ -43,8 +45,11 @@ def socket_path(pid: int) -> Path:
     return next((path for path in paths if path.exists()), paths[0])
 
 
-def figures() -> dict[str, Any]:
-    """What is told: torch's statistics of each device in use; the others stay unused, for a context costs memory."""
+def figures(n_lines: int = 0) -> dict[str, Any]:
+    """What is told: torch's statistics of each device in use; the others stay unused, for a context costs memory.
+
+    n_lines: of the program, that hold most, are told too; None instead of them where no stacks are kept.
+    """
     torch: Any = sys.modules.get("torch")
     result: dict[str, Any] = {"pid": os.getpid(), "argv": sys.argv, "devices": {}}
     if torch is None or not torch.cuda.is_initialized():
@@ -54,7 +59,32 @@ def figures() -> dict[str, Any]:
         free, total = torch.cuda.mem_get_info(index)
         stats.update({"device_free_bytes": free, "device_total_bytes": total})
         result["devices"][str(index)] = stats
+    if n_lines:
+        result["lines"] = _lines(n_lines) if snapshots.have_stacks() else None
     return result
+
+
+def _lines(n: int) -> list[dict[str, Any]]:
+    """What each line of the program holds now, most first; what is left over as the last."""
+    sums: dict[str, list[int]] = {}
+    for segment in snapshots.segments():
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                frames = tuple(
+                    (f["name"], f["filename"], f["line"]) for f in block.get("frames") or ()
+                )
+                row = sums.setdefault(
+                    str(source.place(frames) or source.nameless(frames, "")), [0, 0]
+                )
+                row[0] += block["size"]
+                row[1] += 1
+    ordered = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))
+    found = [{"name": name, "bytes": row[0], "blocks": row[1]} for name, row in ordered[:n]]
+    rest = [row for _, row in ordered[n:]]
+    if rest:
+        both = [sum(column) for column in zip(*rest, strict=True)]
+        found.append({"name": f"{len(rest)} more", "bytes": both[0], "blocks": both[1]})
+    return found
 
 
 def serve() -> Path | None:
@@ -110,11 +140,13 @@ def _answer_all(listener: socket.socket) -> None:
             return
         with connection, contextlib.suppress(OSError, RuntimeError):
             connection.settimeout(_TIMEOUT_S)
-            connection.sendall(json.dumps(figures()).encode())
+            wanted = connection.recv(_LONGEST_REQUEST)
+            n_lines = int(wanted) if wanted.isdigit() else 0
+            connection.sendall(json.dumps(figures(n_lines)).encode())
 
 
-def ask(pid: int) -> dict[str, Any]:
-    """The figures of another process.
+def ask(pid: int, n_lines: int = 0) -> dict[str, Any]:
+    """The figures of another process, as it tells them.
 
     Raises:
         UsageError: it does not listen.
@@ -126,6 +158,7 @@ def ask(pid: int) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_TIMEOUT_S)
             connection.connect(str(path))
+            connection.sendall(str(n_lines).encode())
             parts = []
             while part := connection.recv(1 << 16):
                 parts.append(part)

@@ -98,7 +98,8 @@ class _Cells:
                 path, args.stacks, automatic=not args.no_marks, force=args.force
             )
         except PyallocError as error:
-            _refuse(str(error).replace("force=True", "--force"))
+            why = str(error).replace("force=True", "--force")
+            _refuse(why.replace("pyalloc dryrun --record", "pyalloc dryrun jupyter lab"))
         try:
             value = None
             for code in codes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,25 @@ def take() -> dict[str, Any]:
     with _without_compiler(torch), sharing.ours():
         whole: dict[str, Any] = torch.cuda.memory._snapshot()
     return whole
+
+
+def have_stacks() -> bool:
+    """Is history kept, be it the program's or a recording's?"""
+    import torch
+
+    with sharing.ours():
+        return bool(torch._C._cuda_isHistoryEnabled())
+
+
+def segments() -> list[dict[str, Any]]:
+    """Of that the segments alone, with the stacks of live blocks where history is on; much faster in newer torch."""
+    import torch
+
+    ask: Any = torch.cuda.memory.memory_snapshot
+    is_newer = "include_traces" in inspect.signature(ask).parameters
+    with sharing.ours():
+        found: list[dict[str, Any]] = ask(**({"include_traces": False} if is_newer else {}))
+    return found
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ class Command:
 
     The process is one that `pyalloc run` started, or in which `import pyalloc.live; pyalloc.live.serve()` ran.
 
-    pyalloc live PID [--interval 1] [--count N]
+    pyalloc live PID [--interval 1] [--count N] [--lines 8]
 
     Ctrl-C ends it; the process goes on.
     """
@@ -31,6 +31,13 @@ class Command:
         parser.add_argument(
             "--count", type=console.index, default=0, metavar="N", help="so often (for ever)"
         )
+        parser.add_argument(
+            "--lines",
+            type=console.index,
+            default=0,
+            metavar="N",
+            help="and the N lines of the program that hold most, where stacks are kept",
+        )
         parser.add_argument("--json", action="store_true", help="one line of JSON each time")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -41,7 +48,7 @@ class Command:
             if shown:
                 time.sleep(args.interval)
             try:
-                figures = live.ask(args.pid)
+                figures = live.ask(args.pid, args.lines)
             except UsageError:
                 if shown == 0:
                     raise

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from pyalloc.advice import size
-from pyalloc.report.text import clip
+from pyalloc.analysis import Row
+from pyalloc.report.text import clip, rows, wrapped
 
 _BAR = 40
 _LEVELS = " ▁▂▃▄▅▆▇█"
+_NO_STACKS = (
+    "which lines hold it is not known: `pyalloc run --record`, or the program's own call of "
+    "torch.cuda.memory._record_memory_history(), keeps stacks"
+)
 
 
 def screen(figures: dict[str, Any], history: list[int]) -> str:
@@ -29,7 +34,18 @@ def screen(figures: dict[str, Any], history: list[int]) -> str:
             f"idle {size(reserved - allocated)}, retries {stats.get('num_alloc_retries', 0)}, "
             f"OOMs {stats.get('num_ooms', 0)}",
         ]
+    lines += _lines(figures)
     top = max(history, default=0)
     if len(history) > 1 and top:
         lines.append("  " + "".join(_LEVELS[round(8 * value / top)] for value in history[-76:]))
     return "\n".join(lines)
+
+
+def _lines(figures: dict[str, Any]) -> list[str]:
+    """Who holds it, where that was asked for."""
+    if "lines" not in figures:
+        return []
+    if figures["lines"] is None:
+        return [wrapped(_NO_STACKS)]
+    held = [Row(**line) for line in figures["lines"]]
+    return rows("  held now, by line", held, sum(row.bytes for row in held), len(held))

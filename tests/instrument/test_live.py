@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -22,17 +23,25 @@ from pyalloc.errors import TraceError, UsageError
 
 
 @pytest.mark.torch
-def test_stats_and_live_of_a_running_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("allocator", "history"),
+    [("native", "no"), *itertools.product(["native", "pyalloc"], ["history", "recorded"])],
+)
+def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, history: str) -> None:
     script = tmp_path / "program.py"
     script.write_text(
         "import sys, torch, pyalloc.live\n"
-        "x = torch.empty(48 << 20, dtype=torch.uint8, device='cuda')\n"
+        "if 'history' in sys.argv:\n"
+        "    torch.cuda.memory._record_memory_history(stacks='python')\n"
+        "more = torch.empty(2 << 20, dtype=torch.uint8, device='cuda')\n"
+        "x = torch.empty(46 << 20, dtype=torch.uint8, device='cuda')\n"
         "assert pyalloc.live.serve()\n"
         "print('ready', __import__('os').getpid(), flush=True)\n"
         "sys.stdin.read()\n"
     )
-    dryrun = [sys.executable, "-m", "pyalloc", "dryrun", "--devices", "2"]
-    words = [*dryrun, sys.executable, "-W", "ignore", str(script)]
+    dryrun = [sys.executable, "-m", "pyalloc", "dryrun", "--devices", "2", "--allocator", allocator]
+    record = ["--record", str(tmp_path / "out.pya")] if history == "recorded" else []
+    words = [*dryrun, *record, sys.executable, "-W", "ignore", str(script), history]
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdin is not None
     try:
@@ -43,6 +52,22 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path) -> None:
         assert list(data["devices"]) == ["0"]  # to look at the other would begin to use it
         out = pyalloc("live", pid, "--count", "2", "--interval", "0.01")
         assert out.count("allocated 48.0 MiB") == 2
+        assert "lines" not in data
+        shown = " ".join(pyalloc("live", pid, "--count", 1, "--lines", 1).split())
+        told = json.loads(
+            pyalloc("live", pid, "--count", 1, "--lines", 1, "--json").splitlines()[0]
+        )
+        if history == "no":
+            assert told["lines"] is None and "which lines hold it is not known" in shown
+        else:
+            first = f"{tmp_path.name}/program.py:5 <module>"
+            assert told["lines"] == [
+                {"name": first, "bytes": 46 * MIB, "blocks": 1},
+                {"name": "1 more", "bytes": 2 * MIB, "blocks": 1},
+            ]
+            assert (
+                f"held now, by line 46.0 MiB 95.8 % 1 x {first} 2.0 MiB 4.2 % 1 x 1 more" in shown
+            )
         assert all(len(line) <= 80 for line in out.splitlines() if "argv" not in line)
     finally:
         child.stdin.close()
@@ -101,7 +126,7 @@ def test_the_end_of_a_process_is_no_line_among_its_figures(
 ) -> None:
     answers = [{"pid": 7, "devices": {}}]
 
-    def ask(pid: int) -> dict[str, object]:
+    def ask(pid: int, n_lines: int) -> dict[str, object]:
         if not answers:
             raise UsageError("it has ended")
         return answers.pop()

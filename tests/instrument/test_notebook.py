@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from dry_support import python_for
+from dry_support import python_for, run_checked
 
 from instrument.tools import ALLOCATORS, MIB, Plan, pyalloc, small_trace
 from pyalloc import source, trace
@@ -133,6 +133,18 @@ def test_what_ipython_holds_is_told_and_let_go(tmp_path: Path) -> None:
     assert "200.0 MiB came free" in said[7] and said[7].endswith("-- well, 40 MiB")
     assert "IPython keeps" not in said[8]
     assert "200.0 MiB in the variables" in said[10]
+
+
+@pytest.mark.torch
+def test_without_a_device_the_cell_is_not_run(tmp_path: Path) -> None:
+    cells = ["%load_ext pyalloc", "%%pyalloc\nprint('it', 'ran')", "%pyalloc"]
+    done = run_checked(
+        [sys.executable, "-W", "ignore", "-c", IPYTHON, json.dumps(cells)],
+        env={"CUDA_VISIBLE_DEVICES": "", "IPYTHONDIR": str(tmp_path)},
+    )
+    why = "UsageError: there is no CUDA device to record; without one: pyalloc dryrun jupyter lab"
+    assert why in done.stdout and "it ran" not in done.stdout
+    assert "has not used CUDA yet" in done.stdout
 
 
 NOTEBOOK = """
