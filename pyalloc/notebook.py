@@ -7,6 +7,7 @@ looked for only when it loads this.
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import inspect
 import sys
@@ -213,7 +214,8 @@ def _number(shell: Any) -> int:
 
 def _names(shell: Any) -> dict[str, str]:
     """What a person calls the cells, by the files that they are compiled as."""
-    return {name: f"In[{number}]" for name, number in shell.compile._filename_map.items()}
+    known: dict[str, int] = getattr(shell.compile, "_filename_map", {})  # for tracebacks
+    return {name: f"In[{number}]" for name, number in known.items()}
 
 
 def _figures() -> tuple[int, int]:
@@ -267,6 +269,9 @@ def _bytes_of(values: Iterable[Any]) -> int:
         inner = value.values() if isinstance(value, dict) else value
         for each in inner if isinstance(value, list | tuple | dict) else [value]:
             if isinstance(each, torch.Tensor) and each.is_cuda:
-                storage = each.untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
+                with contextlib.suppress(
+                    RuntimeError
+                ):  # sparse tensors have no storage of their own
+                    storage = each.untyped_storage()
+                    sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())

@@ -114,7 +114,7 @@ def test_what_ipython_holds_is_told_and_let_go(tmp_path: Path) -> None:
         tmp_path,
         "native",
         "named = make(40)\nnamed",
-        "make(5)",
+        "[make(5), torch.zeros(2, 2, device='cuda', layout=torch.sparse_coo)]",
         "def work():\n    x = [make(100)]\n    1 / 0\nwork()",
         "%pyalloc",
         "%pyalloc --free",
