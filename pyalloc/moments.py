@@ -90,6 +90,15 @@ class Moment:
         """Of these."""
         return sum(block.bytes for block in self.pending)
 
+    @cached_property
+    def temporary_bytes(self) -> int:
+        """Of live blocks that are freed within one further request of their device."""
+        return sum(
+            block.bytes
+            for block in self.blocks
+            if block.n_between is not None and block.n_between <= 1
+        )
+
     def stack_sums(self) -> list[tuple[int, str, int, int]]:
         """(stack, phase of what has none, bytes, blocks); not of one device."""
         self._refuse_device()

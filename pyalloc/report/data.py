@@ -80,6 +80,7 @@ def summary(analysis: Analysis) -> dict[str, Any]:
             "idle_pools": table(analysis.idle_pools(peak)),
             "idle_bytes": peak.idle_bytes,
             "pending_bytes": peak.pending_bytes,
+            "temporary_bytes": peak.temporary_bytes,
             "largest_idle_bytes": peak.largest_gap,
         },
         "reserved": _reserved(analysis),

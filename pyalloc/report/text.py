@@ -20,6 +20,7 @@ from pyalloc.reserved import Reserved
 
 WIDTH = 80
 _LARGEST_STEP = 64 * MIB  # that an allocator grows by for a smaller request
+_MUCH_TEMPORARY = 0.05  # of the peak
 _MUCH_OUTSIDE = 0.05  # of a device: a context alone is less on most
 _LONGEST = 400  # of a command or a setting: some are given a whole configuration
 FOUND = ("retain_graph", "doubled_state")  # notes of what the program did: advice tells of them
@@ -276,6 +277,8 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
         "",
         "\n".join(rows("by line", analysis.by_line(peak.blocks), peak.allocated_bytes, 6)),
     ]
+    if peak.temporary_bytes > _MUCH_TEMPORARY * peak.allocated_bytes:
+        lines += ["", wrapped(_temporary_at_peak(analysis))]
     labels = analysis.by_label(peak.blocks)
     if labels:
         lines += ["", *rows("by label", labels, peak.allocated_bytes, 6)]
@@ -292,6 +295,14 @@ def summary(analysis: Analysis, *, color: bool = False) -> str:
     if analysis.first_oom is not None:
         lines += ["", *_oom(analysis, analysis.first_oom)]
     return "\n".join(lines)
+
+
+def _temporary_at_peak(analysis: Analysis) -> str:
+    path = console.quoted(analysis.path)
+    return (
+        f"{size(analysis.peak.temporary_bytes)} of the peak are freed within one further request; who makes them, and "
+        f"how high it would be without: `pyalloc top {path} --temporary`"
+    )
 
 
 def _pools(analysis: Analysis) -> list[str]:

@@ -95,6 +95,22 @@ def test_temporaries_on_a_terminal(plan: Plan) -> None:
     assert "then: after event 3\n        then  blocks " in out and "and 2 more" in out
 
 
+def test_the_report_says_where_they_are_much(plan: Plan) -> None:
+    out = " ".join(pyalloc("report", temporaries(plan), "--no-replay").split())
+    assert "8.0 MiB of the peak are freed within one further request;" in out
+    assert "plan.pya --temporary`" in out
+    assert json.loads(pyalloc("report", plan.path, "--no-replay", "--json", "-q"))["peak"][
+        "temporary_bytes"
+    ] == (8 * MIB)
+
+
+def test_the_report_does_not_where_they_are_little(plan: Plan) -> None:
+    plan.event("alloc", addr=1 << 30, bytes=100 * MIB)
+    plan.event("alloc", addr=1 << 31, bytes=4 * MIB)
+    plan.event("free_requested", addr=1 << 31)
+    assert "further request" not in pyalloc("report", plan.done(), "--no-replay")
+
+
 def test_devices_have_requests_of_their_own(plan: Plan) -> None:
     for i in range(4):
         plan.event("alloc", addr=1 << 30, bytes=MIB, device=0)
