@@ -7,77 +7,218 @@
 #include "pack_transpose.h"
 #include "ps_tile.h"
 
-enum { FLUSHED_ROWS = 16 }; /* sums of more samples, in float, lose what cancels */
-
 struct backward_range {
     ptrdiff_t l0, l1, m0, m1;
     bool want_value, want_loc;
 };
 
-/* G of the mixture. */
-static inline vr
-backward_share(const struct ps_tile *w, int l, int j, vr ly) {
-    const vr each = ps_log_prob(ly, v_ld(w->kappa + j), v_ld(w->h + j));
-    const vr joint = v_add(v_ld(w->a + j), each);
-    return v_mul(v_set(w->grad[l]), v_exp(v_sub(joint, v_set(w->f[l]))));
+#define NOT_COARSE ((real)2)
+#define LOG_2 0.69314718055994531
+
+/* In many dimensions most cosines are near 0.  log((1 + u) / 2) is then nearly -log 2, and what that leaves of a sum
+ * with something like log 2 has all its digits only as log(1 + u).  NEAR takes the former, FAR the latter, EITHER
+ * what is nearer to 0, GAPS too, but of cosines that are too coarse what stands for them. */
+enum backward_form { NEAR, FAR, EITHER, GAPS };
+
+/* Whether G are given, shares of a mixture whose components are all in the block, or of one that has more. */
+enum backward_kind { GIVEN, SHARES, PARTS };
+enum { NEAR_DIMS = 64 }; /* under which a mixture does without the choice */
+
+/* Rows (samples) of a block that are made together: what is made of them stays in the nearest cache, and the
+ * components' sums in registers.  STRIP_LANES: rows of one column do not meet in a cache. */
+enum { STRIP_ROWS = 8, STRIP_LANES = 128 + 16 };
+typedef real backward_lanes[STRIP_ROWS][STRIP_LANES] __attribute__((aligned(64)));
+struct backward_strip {
+    int l, n, nm; /* the first row, how many, and the block's components */
+    enum backward_form form;
+    backward_lanes gap; /* of GAPS: those of coarse cosines, and NOT_COARSE */
+    backward_lanes g;   /* G where it does not lie in whole vectors; of a mixture, its terms */
+    backward_lanes log; /* a mixture's backward_log() */
+    const real *rows[STRIP_ROWS]; /* of G, or the terms */
+    real amiss[STRIP_ROWS];       /* times this is what a mixture's terms lack, by their own sum */
+};
+
+/* The cosine u, or the gap that stands for it; far: its logarithm is that of 1 + u. */
+struct backward_cosine {
+    vr u, gap;
+    vm coarse, far;
+};
+
+static inline __attribute__((always_inline)) struct backward_cosine
+backward_load(
+    const struct ps_tile *w, const struct backward_strip *s, int i, int j, enum backward_kind kind,
+    enum backward_form form) {
+    struct backward_cosine x;
+    x.u = ps_fine(v_ld(w->u + (s->l + i) * w->lm + j));
+    x.gap = form == GAPS ? v_ld(s->gap[i] + j) : v_set(NOT_COARSE);
+    x.coarse = m_lt(x.gap, v_set(NOT_COARSE));
+    const vr far = v_set(kind == PARTS ? -2 : (real)0.5); /* none is, as in the forward */
+    x.far = m_lt(form == GAPS ? v_sel(x.coarse, v_set(1), x.u) : x.u, far);
+    return x;
 }
 
-/* G and G s to their sums, in double: near the antipode s is large, and gradients cancel. */
-static inline void
-backward_add(const struct ps_tile *w, int j, vr g, vr slope) {
-    real gs[2][VW];
-    v_st(gs[0], g);
-    v_st(gs[1], slope);
-    double all[2][VW]; /* a compiler makes vectors of what cannot overlap */
-    memcpy(all[0], w->all_g + j, sizeof all[0]);
-    memcpy(all[1], w->all_gs + j, sizeof all[1]);
-    for (int i = 0; i < VW; i++) {
-        all[0][i] += (double)gs[0][i];
-        all[1][i] += (double)gs[0][i] * (double)gs[1][i];
+static inline __attribute__((always_inline)) vr
+backward_pick(struct backward_cosine x, vr far, vr near, enum backward_form form) {
+    return form == FAR ? far : form == NEAR ? near : v_sel(x.far, far, near);
+}
+
+static inline __attribute__((always_inline)) vr
+backward_log(struct backward_cosine x, enum backward_form form) {
+    const vr half = v_mul(v_sub(x.u, v_set(1)), v_set((real)0.5));
+    const vr fine = backward_pick(x, x.u, half, form);
+    if (form != GAPS) {
+        return v_log1m_fine(fine);
     }
-    memcpy(w->all_g + j, all[0], sizeof all[0]);
-    memcpy(w->all_gs + j, all[1], sizeof all[1]);
+    const vm is_small = m_lt(v_set(0), v_sel(x.coarse, x.gap, v_set(-1)));
+    const vr log = v_log_either(is_small, v_sel(x.coarse, v_mul(v_set((real)0.5), x.gap), fine));
+    return v_sel(m_eq(x.gap, v_set(PS_BEHIND)), v_set((real)-INFINITY), log);
 }
 
-/* One row (sample) of the block: cosines or gaps in, W out, the lanes' sums updated. */
+/* The exp of a mixture's terms beside its result.  Where gradients cancel, shares that add up to 1 lose less than those
+ * by the result, which is rounded: what is large cancels first, so that it does not round what it leaves, and all are
+ * held against their own sum.  PARTS have no such sum, and are rounded as the forward's terms were: of one that outweighs
+ * all others nothing is left but a share of 1. */
 static inline __attribute__((always_inline)) void
-backward_row(const struct ps_tile *w, int l, int nm, const real *grad, bool mixture, bool gaps) {
-    real *u = w->u + l * w->lm;
-    for (int j = 0; j < nm; j += VW) {
-        const vr x = v_ld(u + j);
-        const vr c = gaps ? ps_gap_one_plus_u(x) : v_add(ps_clamp(x), v_set(1));
+backward_terms(
+    const struct ps_tile *w, struct backward_strip *s, int i, enum backward_kind kind,
+    enum backward_form form) {
+    const vr f = v_set(w->f[s->l + i]);
+    vr sum = v_set(
+        0); /* its rounding is a sample's, and that of few terms: in double it would cost more than that is */
+    for (int j = 0; j < s->nm; j += VW) {
+        const struct backward_cosine x = backward_load(w, s, i, j, kind, form);
+        const vr log = backward_log(x, form);
         const vr kappa = v_ld(w->kappa + j);
-        const vr dh = v_ld(w->dh + j);
-        vr g;
-        vr slope;
-        if (mixture || gaps) {
-            const vr ly = gaps ? ps_gap_log_y(x) : ps_log_y(ps_clamp(x));
-            slope = v_add(ly, dh);
-            g = mixture ? backward_share(w, l, j, ly) : v_ld(grad + j);
-        } else {
-            slope = ps_slope(w, j, ps_clamp(x));
-            g = v_ld(grad + j);
+        vr h = v_ld(w->h + j);
+        vr a = v_ld(w->a + j);
+        if (kind == SHARES) {
+            h = v_sub(backward_pick(x, v_ld(w->h_far + j), h, form), f);
+            a = backward_pick(x, v_ld(w->a_far + j), v_ld(w->a_near + j), form);
         }
-        const vm behind = m_eq(c, v_set(0));
-        slope = v_sel(behind, v_add(v_set(w->least_log_y), dh), slope);
-        const vr r = v_rcp(v_sel(behind, v_set(w->least), c));
-        v_st(u + j, v_mul(v_mul(g, kappa), r));
-        if (gaps && w->low < 0) { /* few are coarse, and near the antipode */
-            backward_add(w, j, g, slope);
-        } else {
-            v_st(w->sum_g + j, v_add(v_ld(w->sum_g + j), g));
-            v_st(w->sum_gs + j, v_fma(g, slope, v_ld(w->sum_gs + j)));
+        const vr each = form == GAPS ? ps_log_prob(log, kappa, h) : v_fma(kappa, log, h);
+        const vr joint = v_add(each, a);
+        const vr term = v_exp(kind == SHARES ? joint : v_sub(joint, f));
+        sum = v_add(sum, term);
+        v_st(s->g[i] + j, term);
+        v_st(s->log[i] + j, log);
+    }
+    const double all = v_hsum_wide(sum);
+    s->amiss[i] = kind == SHARES && all > 0 ? (real)(1 / all - 1) : 0;
+}
+
+/* Cosines in, W out, the lanes' sums of G and of G s updated: in double, as gradients cancel.  What s has beside the
+ * logarithm is added at the end. */
+static inline __attribute__((always_inline)) void
+backward_sums(
+    const struct ps_tile *w, const struct backward_strip *s, enum backward_kind kind,
+    enum backward_form form) {
+    double *sums = form == FAR ? w->all_far : w->all_g;
+    for (int j = 0; j < s->nm; j += VW) {
+        const vr kappa = v_ld(w->kappa + j);
+        vd all_g = d_ld(sums + j);
+        vd all_gs = d_ld(w->all_gs + j);
+        for (int i = 0; i < s->n; i++) {
+            const struct backward_cosine x = backward_load(w, s, i, j, kind, form);
+            vr c = v_add(x.u, v_set(1));
+            vr g = v_ld(s->rows[i] + j);
+            if (kind != GIVEN) {
+                g = v_mul(v_set(w->grad[s->l + i]), v_fma(g, v_set(s->amiss[i]), g));
+            }
+            vr log = kind != GIVEN ? v_ld(s->log[i] + j) : backward_log(x, form);
+            if (form == GAPS) {
+                const vm behind = m_eq(x.gap, v_set(PS_BEHIND));
+                c = v_sel(x.coarse, ps_gap_one_plus_u(x.gap), c);
+                c = v_sel(behind, v_set(w->least), c);
+                log = v_sel(behind, v_set(w->least_log_y), log);
+            }
+            v_st(w->u + (s->l + i) * w->lm + j, v_mul(v_mul(g, kappa), v_rcp(c)));
+            all_g = d_fma(g, v_set(1), all_g);
+            all_gs = form == FAR || form == NEAR ? d_fma(g, log, all_gs)
+                                                 : d_fma_less(g, log, x.far, LOG_2, all_gs);
         }
+        d_st(sums + j, all_g);
+        d_st(w->all_gs + j, all_gs);
     }
 }
 
-/* The samples' sums so far to those of all, in double before they are long. */
+static inline __attribute__((always_inline)) void
+backward_strip_of(
+    const struct ps_tile *w, struct backward_strip *s, enum backward_kind kind,
+    enum backward_form form) {
+    for (int i = 0; i < s->n && kind != GIVEN; i++) {
+        backward_terms(w, s, i, kind, form);
+    }
+    backward_sums(w, s, kind, form);
+}
+
 static void
-backward_flush(struct ps_tile *w, int nm) {
-    for (int i = 0; i < nm; i++) {
-        w->all_g[i] += (double)w->sum_g[i];
-        w->all_gs[i] += (double)w->sum_gs[i];
-        w->sum_g[i] = w->sum_gs[i] = 0;
+backward_strip(const struct ps_tile *w, struct backward_strip *s, enum backward_kind kind) {
+    const enum backward_form form = s->form;
+    if (kind == GIVEN && form == FAR) {
+        backward_strip_of(w, s, GIVEN, FAR);
+    } else if (kind == GIVEN && form == EITHER) {
+        backward_strip_of(w, s, GIVEN, EITHER);
+    } else if (kind == GIVEN) {
+        backward_strip_of(w, s, GIVEN, GAPS);
+    } else if (kind == SHARES && form == NEAR) {
+        backward_strip_of(w, s, SHARES, NEAR);
+    } else if (kind == SHARES && form == FAR) {
+        backward_strip_of(w, s, SHARES, FAR);
+    } else if (kind == SHARES && form == EITHER) {
+        backward_strip_of(w, s, SHARES, EITHER);
+    } else if (kind == SHARES) {
+        backward_strip_of(w, s, SHARES, GAPS);
+    } else if (form == NEAR) {
+        backward_strip_of(w, s, PARTS, NEAR);
+    } else {
+        backward_strip_of(w, s, PARTS, GAPS);
+    }
+}
+
+/* A strip's form; mostly the least and the largest cosine say which. */
+static enum backward_form
+backward_form(
+    const struct ps_tile *w, const struct backward_strip *s, int dim, enum backward_kind kind) {
+    const real *u = w->u + s->l * w->lm;
+    vr least = v_set(1);
+    vr most = v_set(-1);
+    for (int i = 0; i < s->n; i++) {
+        for (int j = 0; j < s->nm; j += VW) {
+            const vr x = v_ld(u + i * w->lm + j);
+            least = v_min(least, x);
+            most = v_max(most, x);
+        }
+    }
+    const struct ps_limits limits = {w->high, w->low, false, s->n, s->nm};
+    const bool any = m_any(m_lt(least, v_set(w->low))) || m_any(m_lt(v_set(w->least_high), most));
+    if (any && ps_any_is_coarse(u, w->lm, limits)) {
+        return GAPS;
+    }
+    if (kind == PARTS) {
+        return NEAR;
+    }
+    if (!m_any(m_lt(v_set((real)0.5), most))) {
+        return FAR;
+    }
+    return kind == SHARES && dim < NEAR_DIMS ? NEAR : EITHER;
+}
+
+/* The gaps of a row, and NOT_COARSE; which no neighbour can change. */
+static void
+backward_refine(const struct ps_tile *w, struct backward_strip *s, int i, int dim) {
+    const int l = s->l + i;
+    const struct pya_tile_a a = {w->value + l * w->ld, w->ld, 1};
+    const struct pya_tile_b b = {w->loc_t, w->lm};
+    const struct pya_tile_c c = {s->gap[i], STRIP_LANES, 0};
+    const struct ps_limits limits = {w->high, w->low, false, 1, s->nm};
+    const real *u = w->u + l * w->lm;
+    memcpy(s->gap[i], u, (size_t)pack_round(s->nm, VW) * sizeof *u);
+    ps_refine_tile(dim, a, b, c, limits);
+    for (int j = 0; j < s->nm; j++) {
+        s->gap[i][j] = (u[j] < w->low) | (u[j] > w->high[j]) ? s->gap[i][j] : NOT_COARSE;
+    }
+    for (int j = s->nm; j < (int)pack_round(s->nm, VW); j++) {
+        s->gap[i][j] = NOT_COARSE;
     }
 }
 
@@ -92,6 +233,19 @@ backward_gather(real *dst, const real *src, ptrdiff_t stride, int n) {
     }
 }
 
+/* The samples' gradients and results, of a mixture. */
+static void
+backward_samples(
+    struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t t, ptrdiff_t l0, int nl) {
+    const real *grad = (const real *)ps->grad + l0 * ps->grad_l + t * ps->grad_t;
+    const real *f = (const real *)ps->out + l0 * ps->out_l + t * ps->out_t;
+    for (int l = 0; l < nl; l++) {
+        const real fl = f[l * ps->out_l];
+        w->grad[l] = grad[l * ps->grad_l];
+        w->f[l] = isinf(fl) && fl < 0 ? (real)INFINITY : fl;
+    }
+}
+
 static void
 backward_weights(
     struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t t, ptrdiff_t l0, ptrdiff_t m0) {
@@ -99,35 +253,31 @@ backward_weights(
     const int nm = ps_count(ps->n_m, m0, w->mb);
     const bool mixture = ps->log_weights.p != NULL;
     const real *grad = (const real *)ps->grad + l0 * ps->grad_l + t * ps->grad_t;
+    struct backward_strip s;
+    const enum backward_kind kind = !mixture ? GIVEN : nm == ps->n_m ? SHARES : PARTS;
+    s.nm = nm;
     if (mixture) {
-        const real *f = (const real *)ps->out + l0 * ps->out_l + t * ps->out_t;
-        for (int l = 0; l < nl; l++) {
-            real fl = f[l * ps->out_l];
-            w->grad[l] = grad[l * ps->grad_l];
-            w->f[l] = isinf(fl) && fl < 0 ? (real)INFINITY : fl;
-        }
+        backward_samples(w, ps, t, l0, nl);
     }
-    for (int i = 0; i < (int)pack_round(nm, VW); i++) {
-        w->sum_g[i] = w->sum_gs[i] = 0;
-    }
-    for (int l = 0; l < nl; l++) {
-        real row[128 + 16];
-        if (!mixture) {
-            backward_gather(row, grad + l * ps->grad_l + m0 * ps->grad_m, ps->grad_m, nm);
+    for (s.l = 0; s.l < nl; s.l += s.n) {
+        s.n = nl - s.l < STRIP_ROWS ? nl - s.l : STRIP_ROWS;
+        for (int i = 0; i < s.n; i++) {
+            const real *row = grad + (s.l + i) * ps->grad_l + m0 * ps->grad_m;
+            const bool packed = !mixture && ps->grad_m == 1 && nm % VW == 0;
+            s.rows[i] = packed ? row : s.g[i];
+            if (!mixture && !packed) {
+                backward_gather(s.g[i], row, ps->grad_m, nm);
+            }
+            for (int j = 0; packed && s.l + i + STRIP_ROWS < nl && j < nm;
+                 j += 64 / (int)sizeof *row) {
+                __builtin_prefetch(row + STRIP_ROWS * ps->grad_l + j, 0, 3);
+            }
         }
-        struct pya_tile_c c = {w->u + l * w->lm, w->lm, 0};
-        struct ps_limits limits = {w->has_high ? w->high : NULL, w->low, false, 1, nm};
-        if (ps_any_is_coarse(c.p, 0, limits)) {
-            struct pya_tile_a a = {w->value + l * w->ld, w->ld, 1};
-            struct pya_tile_b b = {w->loc_t, w->lm};
-            ps_refine_tile((int)ps->dim, a, b, c, limits);
-            backward_row(w, l, nm, row, mixture, true);
-        } else {
-            backward_row(w, l, nm, row, mixture, false);
+        s.form = backward_form(w, &s, (int)ps->dim, kind);
+        for (int i = 0; i < s.n && s.form == GAPS; i++) {
+            backward_refine(w, &s, i, (int)ps->dim);
         }
-        if (l % FLUSHED_ROWS == FLUSHED_ROWS - 1 || l == nl - 1) {
-            backward_flush(w, nm);
-        }
+        backward_strip(w, &s, kind);
     }
 }
 
@@ -210,10 +360,12 @@ backward_finish(struct ps_tile *w, const struct pya_ops_ps *ps, ptrdiff_t t, ptr
     }
     for (int i = 0; i < nm; i++) {
         if (ps->d_scale.p != NULL) {
-            *ps_row_out(ps->d_scale, m0 + i, t) = (real)w->all_gs[i];
+            const double slope = (double)w->dh[i] + (double)w->dh_low[i];
+            const double beside = slope * w->all_g[i] + (slope - LOG_2) * w->all_far[i];
+            *ps_row_out(ps->d_scale, m0 + i, t) = (real)(w->all_gs[i] + beside);
         }
         if (ps->d_log_weights.p != NULL) {
-            *ps_row_out(ps->d_log_weights, m0 + i, t) = (real)w->all_g[i];
+            *ps_row_out(ps->d_log_weights, m0 + i, t) = (real)(w->all_g[i] + w->all_far[i]);
         }
     }
 }
@@ -230,7 +382,11 @@ backward_unit(
         pack_transpose(w->loc_t, w->lm, w->loc, w->ld, nm, d, pack_round(nm, VW));
         ps_tile_components(w, ps, m0, nm, t);
         for (int i = 0; i < (int)pack_round(nm, VW); i++) {
-            w->all_g[i] = w->all_gs[i] = 0;
+            const double far = (double)w->h[i] + (double)w->h_low[i] - (double)w->kappa[i] * LOG_2;
+            w->h_far[i] = (real)far;
+            w->a_far[i] = (real)((double)w->a[i] + (far - (double)w->h_far[i]));
+            w->a_near[i] = w->a[i] + w->h_low[i];
+            w->all_g[i] = w->all_far[i] = w->all_gs[i] = 0;
         }
         for (ptrdiff_t l0 = r->l0; l0 < r->l1; l0 += w->lb) {
             backward_pair(w, ps, t, l0, m0, r);

@@ -21,8 +21,8 @@ forward_finish(
         int n = of.lanes - v < VW ? of.lanes - v : VW;
         for (int i = 0; i < of.rows; i++) {
             const vr c = v_ld(u + i * 2 * VW + v);
-            vr ly = gaps ? ps_gap_log_y(c) : ps_log_y(ps_clamp(c));
-            vr x = ps_log_prob(ly, kappa, h);
+            const vr ly = gaps ? ps_gap_log_y(c) : ps_log_y(ps_fine(c));
+            const vr x = gaps ? ps_log_prob(ly, kappa, h) : v_fma(kappa, ly, h);
             real *p = out.p + i * out.row + v * out.lane;
             if (out.lane == 1 && n == VW) {
                 v_st(p, x);
@@ -114,8 +114,10 @@ mixture_fold(const struct ps_tile *w, int m, real *u, struct mixture_sums to, bo
         vr best = old;
         for (int i = 0; i < rows; i++) {
             const vr c = v_ld(u + i * 2 * VW + v);
-            vr ly = gaps ? ps_gap_log_y(c) : ps_log_y(ps_clamp(c));
-            vr x = ps_log_prob(ly, v_set(w->kappa[m + i]), v_set(w->h[m + i]));
+            const vr ly = gaps ? ps_gap_log_y(c) : ps_log_y(ps_fine(c));
+            const vr kappa = v_set(w->kappa[m + i]);
+            const vr h = v_set(w->h[m + i]);
+            vr x = gaps ? ps_log_prob(ly, kappa, h) : v_fma(kappa, ly, h);
             x = v_add(x, v_set(w->a[m + i]));
             v_st(u + i * 2 * VW + v, x);
             best = v_max(best, x);

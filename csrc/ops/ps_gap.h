@@ -49,6 +49,12 @@ ps_clamp(vr u) {
     return v_min(v_set(1), v_max(v_set(-1), u));
 }
 
+/* The same of a cosine that is not too coarse: it is well above -1, also divided by 1 + u it is finite. */
+static inline vr
+ps_fine(vr u) {
+    return v_min(v_set(1), u);
+}
+
 /* log((1 + u) / 2) of a clamped cosine; exact 0 at 1, -inf at -1 */
 static inline vr
 ps_log_y(vr u) {

@@ -14,7 +14,7 @@ struct thin {
     int component[THIN_LANES];
     int n;
     bool any_coarse;
-    real numbers[12][THIN_LANES] __attribute__((aligned(64)));
+    real numbers[13][THIN_LANES] __attribute__((aligned(64)));
     real *coarse, *gap; /* where coarse is 1, gap says what u does not */
     double sums[2][THIN_LANES];
     double terms
@@ -24,10 +24,10 @@ struct thin {
 static void
 thin_carve(struct thin *x, const struct pya_ops_ps *ps, bool backward) {
     struct ps_tile *w = &x->w;
-    real **const places[] = {&w->kappa, &w->h,    &w->h_low,  &w->a,   &w->high, &w->u,
-                             &w->f,     &w->grad, &x->coarse, &x->gap, &w->dh,   &w->dh_far};
+    real **const places[] = {&w->kappa, &w->h,      &w->h_low, &w->a,  &w->high,   &w->u,     &w->f,
+                             &w->grad,  &x->coarse, &x->gap,   &w->dh, &w->dh_far, &w->dh_low};
     memset(w, 0, sizeof *w);
-    for (int i = 0; i < (backward ? 12 : 10); i++) {
+    for (int i = 0; i < (backward ? 13 : 10); i++) {
         *places[i] = x->numbers[i];
     }
     w->all_g = x->sums[0];

@@ -11,24 +11,28 @@
 
 /* The scratch of one thread.  Lanes run over components (lm apart), rows over samples. */
 struct ps_tile {
-    ptrdiff_t lb, mb; /* samples and components in a block */
-    ptrdiff_t ld, lm; /* row strides of a D-row and of a row of components or samples */
-    real *value;      /* [lb][ld] */
-    real *value_t;    /* [D][lm], the mixture's forward */
-    real *loc;        /* [mb][ld] */
-    real *loc_t;      /* [D][lm] */
-    real *u;          /* [lb][lm]: cosines, then W */
-    real *d_value;    /* [lb][ld] */
-    real *d_loc;      /* [mb][ld] */
-    real *kappa, *h, *dh, *a, *sum_g, *sum_gs; /* [mb] padded to whole vectors */
-    real *dh_far;  /* dh - log 2, rounded once; both NULL where no gradient is made */
-    real *h_low;   /* what h lost when it was rounded */
-    real *high;    /* [mb], the cosine above which float is too coarse for the component */
-    real low;      /* and the one below which it is for any */
-    bool has_high; /* high is finite for any component */
-    real least, least_log_y; /* 1 + u and log y of gradients at the antipode */
-    double *all_g, *all_gs;  /* [mb], sums over the blocks */
-    real *f, *grad;          /* [lb] */
+    ptrdiff_t lb, mb;         /* samples and components in a block */
+    ptrdiff_t ld, lm;         /* row strides of a D-row and of a row of components or samples */
+    real *value;              /* [lb][ld] */
+    real *value_t;            /* [D][lm], the mixture's forward */
+    real *loc;                /* [mb][ld] */
+    real *loc_t;              /* [D][lm] */
+    real *u;                  /* [lb][lm]: cosines, then W */
+    real *d_value;            /* [lb][ld] */
+    real *d_loc;              /* [mb][ld] */
+    real *kappa, *h, *dh, *a; /* [mb] padded to whole vectors */
+    real *dh_far;             /* dh - log 2, rounded once; both NULL where no gradient is made */
+    real *h_low;              /* what h lost when it was rounded */
+    real *dh_low;             /* what dh lost */
+    /* Of gradients in tiles: h - kappa log 2, and a with what that or h lost. */
+    real *h_far, *a_far, *a_near;
+    real *high;      /* [mb], the cosine above which float is too coarse for the component */
+    real low;        /* and the one below which it is for any */
+    real least_high; /* of any component */
+    bool has_high;   /* it is finite */
+    real least, least_log_y;          /* 1 + u and log y of gradients at the antipode */
+    double *all_g, *all_far, *all_gs; /* [mb], sums over the blocks */
+    real *f, *grad;                   /* [lb] */
 };
 
 enum ps_use { PS_FORWARD, PS_MIXTURE, PS_BACKWARD };
@@ -85,14 +89,17 @@ ps_tile_carve(
     if (use == PS_BACKWARD) {
         w->dh = scratch_take(s, n);
         w->dh_far = scratch_take(s, n);
+        w->dh_low = scratch_take(s, n);
+        w->h_far = scratch_take(s, n);
+        w->a_far = scratch_take(s, n);
+        w->a_near = scratch_take(s, n);
         w->loc = scratch_take(s, rows);
         w->u = scratch_take(s, (size_t)(w->lb * w->lm));
         w->d_value = scratch_take(s, rows);
         w->d_loc = scratch_take(s, rows);
-        w->sum_g = scratch_take(s, n);
-        w->sum_gs = scratch_take(s, n);
         w->all_g = (double *)(void *)scratch_take(s, n * (sizeof(double) / sizeof(real)));
         w->all_gs = (double *)(void *)scratch_take(s, n * (sizeof(double) / sizeof(real)));
+        w->all_far = (double *)(void *)scratch_take(s, n * (sizeof(double) / sizeof(real)));
         w->f = scratch_take(s, n);
         w->grad = scratch_take(s, n);
     }
@@ -160,6 +167,7 @@ ps_normalizers(struct ps_tile *w, int n, double dim, const int shift, const bool
     real *restrict h_low = w->h_low;
     real *restrict slopes = w->dh;
     real *restrict far = w->dh_far;
+    real *restrict slopes_low = w->dh_low;
     const real *restrict kappa = w->kappa;
     for (int i = 0; i < n; i++) {
         double a = (double)kappa[i] + b;
@@ -199,6 +207,7 @@ ps_normalizers(struct ps_tile *w, int n, double dim, const int shift, const bool
             double dh = ratio - tc + ta + b * steps;
             slopes[i] = (real)dh;
             far[i] = (real)(dh - 0.69314718055994531);
+            slopes_low[i] = (real)(dh - (double)slopes[i]);
         }
     }
 }
@@ -226,6 +235,7 @@ ps_normalize(struct ps_tile *w, int n, int64_t dim) {
         if (slope) {
             w->dh[i] = (real)norm.dh;
             w->dh_far[i] = (real)(norm.dh - 0.69314718055994531);
+            w->dh_low[i] = (real)(norm.dh - (double)w->dh[i]);
         }
     }
 }
@@ -238,17 +248,17 @@ ps_tile_finish(struct ps_tile *w, int64_t dim, int n) {
         w->kappa[i] = w->h[i] = w->h_low[i] = 0;
         w->a[i] = (real)-INFINITY;
         if (w->dh != NULL) {
-            w->dh[i] = w->dh_far[i] = 0;
+            w->dh[i] = w->dh_far[i] = w->dh_low[i] = 0;
         }
     }
     w->low = ps_low(dim);
     const real coarseness = (real)ps_coarseness(dim);
-    real least = 1;
+    w->least_high = (real)INFINITY;
     for (int i = 0; i < (int)pack_round(n, VW); i++) {
         w->high[i] = ps_high(coarseness, w->kappa[i], w->h[i]);
-        least = w->high[i] < least ? w->high[i] : least;
+        w->least_high = w->high[i] < w->least_high ? w->high[i] : w->least_high;
     }
-    w->has_high = least < 1;
+    w->has_high = w->least_high < 1;
 }
 
 /* kappa, h, dh and the log-weights of n components. */

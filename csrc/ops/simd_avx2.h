@@ -114,6 +114,44 @@ w_st(double *p, vwide a, double from) {
     _mm256_storeu_pd(p, _mm256_add_pd(_mm256_set1_pd(from), a.low));
     _mm256_storeu_pd(p + 4, _mm256_add_pd(_mm256_set1_pd(from), a.high));
 }
+/* Sums of vectors and of products in double: vwide, but where real is double itself. */
+typedef vwide vd;
+static inline vd
+d_ld(const double *p) {
+    return (vd){_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)};
+}
+static inline void
+d_st(double *p, vd a) {
+    _mm256_storeu_pd(p, a.low);
+    _mm256_storeu_pd(p + 4, a.high);
+}
+static inline vd
+d_fma(vr a, vr b, vd c) {
+    return w_fma(a, b, c);
+}
+/* c + a (b - (m ? less : 0)) */
+static inline vd
+d_fma_less(vr a, vr b, vm m, double less, vd c) {
+    const __m256d x = _mm256_set1_pd(less);
+    const __m256i bits = _mm256_castps_si256(m);
+    const __m256d m0 = _mm256_castsi256_pd(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(bits)));
+    const __m256d m1 =
+        _mm256_castsi256_pd(_mm256_cvtepi32_epi64(_mm256_extracti128_si256(bits, 1)));
+    const __m256d a0 = _mm256_cvtps_pd(_mm256_castps256_ps128(a));
+    const __m256d a1 = _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1));
+    __m256d b0 = _mm256_cvtps_pd(_mm256_castps256_ps128(b));
+    __m256d b1 = _mm256_cvtps_pd(_mm256_extractf128_ps(b, 1));
+    b0 = _mm256_sub_pd(b0, _mm256_and_pd(m0, x));
+    b1 = _mm256_sub_pd(b1, _mm256_and_pd(m1, x));
+    return (vd){_mm256_fmadd_pd(a0, b0, c.low), _mm256_fmadd_pd(a1, b1, c.high)};
+}
+static inline double
+v_hsum_wide(vr a) {
+    const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(a));
+    const __m256d s = _mm256_add_pd(low, _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1)));
+    const __m128d t = _mm_add_pd(_mm256_castpd256_pd128(s), _mm256_extractf128_pd(s, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(t, _mm_unpackhi_pd(t, t)));
+}
 static inline real
 v_hsum(vr a) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

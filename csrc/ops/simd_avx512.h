@@ -105,6 +105,38 @@ w_st(double *p, vwide a, double from) {
     _mm512_storeu_pd(p, _mm512_add_pd(_mm512_set1_pd(from), a.low));
     _mm512_storeu_pd(p + 8, _mm512_add_pd(_mm512_set1_pd(from), a.high));
 }
+/* Sums of vectors and of products in double: vwide, but where real is double itself. */
+typedef vwide vd;
+static inline vd
+d_ld(const double *p) {
+    return (vd){_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)};
+}
+static inline void
+d_st(double *p, vd a) {
+    _mm512_storeu_pd(p, a.low);
+    _mm512_storeu_pd(p + 8, a.high);
+}
+static inline vd
+d_fma(vr a, vr b, vd c) {
+    return w_fma(a, b, c);
+}
+/* c + a (b - (m ? less : 0)) */
+static inline vd
+d_fma_less(vr a, vr b, vm m, double less, vd c) {
+    const __m512d x = _mm512_set1_pd(less);
+    const __m512d a0 = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+    const __m512d a1 = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
+    __m512d b0 = _mm512_cvtps_pd(_mm512_castps512_ps256(b));
+    __m512d b1 = _mm512_cvtps_pd(_mm512_extractf32x8_ps(b, 1));
+    b0 = _mm512_mask_sub_pd(b0, (__mmask8)m, b0, x);
+    b1 = _mm512_mask_sub_pd(b1, (__mmask8)(m >> 8), b1, x);
+    return (vd){_mm512_fmadd_pd(a0, b0, c.low), _mm512_fmadd_pd(a1, b1, c.high)};
+}
+static inline double
+v_hsum_wide(vr a) {
+    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+    return _mm512_reduce_add_pd(_mm512_add_pd(low, _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1))));
+}
 static inline real
 v_hsum(vr a) {
     return _mm512_reduce_add_ps(a);

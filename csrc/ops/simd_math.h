@@ -62,22 +62,33 @@ v_log(vr y) {
     return v_fma(v_set(0.0f), y, r);
 }
 
-/* log(y), y in [0, 1.5] and d = y - 1; -inf at 0.  Where no power of two was split off, f is d itself
+/* log(y), y in (0, 1.5] and d = y - 1.  Where no power of two was split off, f is d itself
  * and not (1 + d) - 1, so that small d keep their relative accuracy. */
 static inline vr
-v_log_beside(vr y, vr d) {
+v_log_positive(vr y, vr d) {
     vr e;
     vr m = v_split(y, &e);
     vr f = v_sel(m_eq(e, v_set(0.0f)), d, v_sub(m, v_set(1.0f)));
     vr r = v_fma(e, v_set(0.693147180559945309f), v_log1p_core(f));
-    r = v_fma(v_set(0.0f), y, r); /* NaN, as in v_log */
-    return v_sel(m_eq(y, v_set(0.0f)), v_set(-INFINITY), r);
+    return v_fma(v_set(0.0f), y, r); /* NaN, as in v_log */
+}
+
+/* The same from 0 on, -inf there. */
+static inline vr
+v_log_beside(vr y, vr d) {
+    return v_sel(m_eq(y, v_set(0.0f)), v_set(-INFINITY), v_log_positive(y, d));
 }
 
 /* log(1 + d) for d in [-1, 0.5] */
 static inline vr
 v_log1m(vr d) {
     return v_log_beside(v_add(d, v_set(1.0f)), d);
+}
+
+/* log(1 + d) for d in (-1, 0.5] */
+static inline vr
+v_log1m_fine(vr d) {
+    return v_log_positive(v_add(d, v_set(1.0f)), d);
 }
 
 /* log(x) where x is small (0 to 0.5), log(1 + x) elsewhere (-1 to 0) */

@@ -124,6 +124,29 @@ w_st(double *p, vwide a, double from) {
     *p = from + a.sum;
 }
 #endif
+/* Sums of numbers and of products in double. */
+typedef double vd;
+static inline vd
+d_ld(const double *p) {
+    return *p;
+}
+static inline void
+d_st(double *p, vd a) {
+    *p = a;
+}
+static inline vd
+d_fma(vr a, vr b, vd c) {
+    return c + (double)a * (double)b;
+}
+/* c + a (b - (m ? less : 0)) */
+static inline vd
+d_fma_less(vr a, vr b, vm m, double less, vd c) {
+    return c + (double)a * ((double)b - (m ? less : 0));
+}
+static inline double
+v_hsum_wide(vr a) {
+    return a;
+}
 static inline real
 v_hsum(vr a) {
     return a;
@@ -176,6 +199,10 @@ v_log1m(vr d) {
     return log1p(d);
 }
 static inline vr
+v_log1m_fine(vr d) {
+    return log1p(d);
+}
+static inline vr
 v_log_either(vm is_small, vr x) {
     return is_small ? log(x) : log1p(x);
 }
@@ -198,6 +225,10 @@ v_log(vr y) {
 }
 static inline vr
 v_log1m(vr d) {
+    return log1pf(d);
+}
+static inline vr
+v_log1m_fine(vr d) {
     return log1pf(d);
 }
 static inline vr

@@ -1,7 +1,7 @@
 """Results and gradients of PowerSpherical against the formula on exactly the inputs, where float32 is hardest.
 
 `python -m tests.ops.accuracy --cases 5000` prints what lies above the project's bar, by kind of case; with
---emulated, of the CUDA kernels, which are float32's.
+--isa, of another instruction set, with --emulated, of the CUDA kernels, which are float32's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyalloc.ops import cpu_isa, power_spherical_log_prob, power_spherical_mixture_log_prob
+from pyalloc.ops import (
+    cpu_isa,
+    power_spherical_log_prob,
+    power_spherical_mixture_log_prob,
+    set_cpu_isa,
+)
 from pyalloc.ops._eager import normalizer, normalizer_slope, power_spherical
 
 from .emulation import build, launching
@@ -222,7 +227,9 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--emulated", action="store_true")
+    parser.add_argument("--isa", default=cpu_isa())
     args = parser.parse_args()
+    set_cpu_isa(args.isa)
     kinds: Counter[str] = Counter()
     seeds = range(args.first, args.first + args.cases)
     where = cpu_isa()
