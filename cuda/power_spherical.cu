@@ -185,8 +185,8 @@ backward_side(const struct pya_ops_ps &a, bool of_loc) {
             small_gaps(u, comp, owns, others, of_loc, dim, low);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                float sum_g = 0.0f;
-                float sum_gs = 0.0f;
+                float2 sum_g = {0.0f, 0.0f};
+                float2 sum_gs = {0.0f, 0.0f};
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     const int l = of_loc ? tx + j : ty + i;
@@ -198,16 +198,18 @@ backward_side(const struct pya_ops_ps &a, bool of_loc) {
                                  a.grad)[(l0 + l) * a.grad_l + (m0 + m) * a.grad_m + t * a.grad_t];
                     }
                     w[ty + i][tx + j] = pair_weight(u[i][j], comp[m], samp[l], mixture, &g, &slope);
-                    sum_g += g;
-                    sum_gs = fmaf(g, slope, sum_gs);
+                    if (of_loc && c0 == 0) {
+                        sum_add(&sum_g, g);
+                        sum_add_product(&sum_gs, g, slope);
+                    }
                 }
                 if (of_loc && c0 == 0) {
-                    sum_g = reduce16_add(sum_g);
-                    sum_gs = reduce16_add(sum_gs);
+                    sum_g = sum_reduce16(sum_g);
+                    sum_gs = sum_reduce16(sum_gs);
                 }
                 if (of_sums) {
-                    totals[0][ty + i] += (double)sum_g;
-                    totals[1][ty + i] += (double)sum_gs;
+                    totals[0][ty + i] += sum_total(sum_g);
+                    totals[1][ty + i] += sum_total(sum_gs);
                 }
             }
             if (d_own.p != 0) {
@@ -254,12 +256,12 @@ add_chunks(struct pya_ops_view to, struct pya_ops_view from, long long n, long l
     if (to.p == 0) {
         return;
     }
-    float sum = 0.0f;
+    double sum = 0.0;
 #pragma unroll 8
     for (long long c = 0; c < n; c++) {
-        sum += ((const float *)from.p)[m * from.i + c * from.t + k];
+        sum += (double)((const float *)from.p)[m * from.i + c * from.t + k];
     }
-    ((float *)to.p)[m * to.i + k] = sum;
+    ((float *)to.p)[m * to.i + k] = (float)sum;
 }
 
 /* Adds up n_t chunks, in loc, scale and log_weights.  blocks: components * D / 256 */

@@ -11,18 +11,28 @@ static_assert(
 static_assert((W_ROOM + WEIGH_ROOM) * sizeof(float) == PYA_OPS_WEIGH_BYTES, "and this one");
 static_assert(PAIR_ROOM <= W_ROOM + WEIGH_ROOM, "gaps and weights take the place of the factors");
 
+static __device__ inline double
+shuffle_double(double x, int mask) {
+    float part[2];
+    memcpy(part, &x, sizeof part);
+    part[0] = PYA_SHUFFLE(part[0], mask);
+    part[1] = PYA_SHUFFLE(part[1], mask);
+    memcpy(&x, part, sizeof part);
+    return x;
+}
+
 /* Over the 8 lanes of one column, of which lane g gets the sum of x[g / 2]. */
-static __device__ inline float
-exchange_add(const float x[4]) {
+static __device__ inline double
+exchange_add(const double x[4]) {
     const bool upper = threadIdx.x & 16;
     const bool odd = threadIdx.x & 8;
-    float mine[2];
+    double mine[2];
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        mine[n] = (upper ? x[2 + n] : x[n]) + PYA_SHUFFLE(upper ? x[n] : x[2 + n], 16);
+        mine[n] = (upper ? x[2 + n] : x[n]) + shuffle_double(upper ? x[n] : x[2 + n], 16);
     }
-    const float sum = (odd ? mine[1] : mine[0]) + PYA_SHUFFLE(odd ? mine[0] : mine[1], 8);
-    return sum + PYA_SHUFFLE(sum, 4);
+    const double sum = (odd ? mine[1] : mine[0]) + shuffle_double(odd ? mine[0] : mine[1], 8);
+    return sum + shuffle_double(sum, 4);
 }
 
 /* The same of the largest: that of x[g / 4]. */
@@ -408,23 +418,36 @@ load_grads(
     }
 }
 
-/* pair_weight of a cosine that is not too coarse, nor too near 1 to be far. */
+/* pair_weight of a cosine that is not too coarse, nor too near 1 to be far; slope is without slope_beside(). */
 static __device__ inline float
 fine_weight(float u, struct component c, struct sample s, bool mixture, float *g, float *slope) {
     if (!mixture) {
-        *slope = log_beside(u, 1.0f) + c.far;
+        *slope = log_beside(u, 1.0f);
         return *g * c.kappa * reciprocal_about(1.0f + u);
     }
     const float behind = __saturatef(fmaf(-0.5f, u, 0.5f)); /* (1 - u) / 2 */
     const float y = log_beside(-behind, 1.0f);
     *g = s.grad * exp_about(fmaf(c.kappa, y, c.h) - s.f);
-    *slope = y + c.near;
+    *slope = y;
     return *g * (0.5f * c.kappa) * reciprocal_about(1.0f - behind);
 }
 
-/* Puts weights W into w, in place of gaps or, if FINE, from cosines of which none is too coarse; sums of G and
- * of G times the slope of scale, over the samples of each component and of a quarter of the rows, to where w has no
- * columns: in the component's row, two numbers a quarter. */
+/* What the slope of scale has beside what is summed: it is the same for all of a component. */
+template <bool MIXTURE, bool FINE>
+static __device__ inline double
+slope_beside(const struct component &c) {
+    return MIXTURE ? (double)c.near : FINE ? (double)c.far : 0.0;
+}
+
+/* Where sums of G and of G times the slope of scale over a quarter of the rows are: number 2 quarter + which. */
+static __device__ inline double *
+tile_sums(float *w, int n) {
+    static_assert(8 * BIG * 2 <= WEIGH_SLICE, "they lie where the second slice of a product will");
+    return (double *)(w + W_ROOM + WEIGH_SLICE) + n * BIG;
+}
+
+/* Puts weights W into w, in place of gaps or, if FINE, from cosines of which none is too coarse; and sums over the
+ * samples of each component to tile_sums(): two rows in float, all else in double, as gradients cancel. */
 template <bool MIXTURE, bool FINE>
 static __device__ inline void
 backward_weights(
@@ -440,8 +463,8 @@ backward_weights(
     int columns_left = (int)(a.n_m - m);
     float of_row[4] = {}; /* the largest weights */
     /* made here, or there are eight addresses of each, for which there are no registers */
-    float *const sums_to =
-        w + (tensor_column(p, 0, 0) + p.g / 2 % 2) * W_STRIDE + BIG + p.row / 32 * 2 + p.g / 4;
+    double *const sums_to =
+        tile_sums(w, p.row / 32 * 2 + p.g / 4) + tensor_column(p, 0, 0) + p.g / 2 % 2;
     float *const largest_to = &largest[OF_COLUMNS + p.row / 32][tensor_column(p, 0, 0) + p.g / 4];
     float2 next[4];
     if (!MIXTURE) {
@@ -450,8 +473,12 @@ backward_weights(
 #pragma unroll(FINE ? 8 : 1)
     for (int j = 0; j < 8; j++) {
         const int c = tensor_column(p, j, 0);
-        const struct component c0 = comp[c];
-        const struct component c1 = comp[c + 1];
+        struct component c0 = comp[c];
+        struct component c1 = comp[c + 1];
+        const double beside[2] = {slope_beside<MIXTURE, FINE>(c0), slope_beside<MIXTURE, FINE>(c1)};
+        if (MIXTURE) {
+            c0.near = c1.near = 0.0f;
+        }
         float2 g[4];
 #pragma unroll
         for (int r = 0; r < 4 && !MIXTURE; r++) {
@@ -462,7 +489,8 @@ backward_weights(
         if (!MIXTURE && j < 7) { /* they come while these are used */
             load_grads(next, a, from, rows_left, columns_left, packed);
         }
-        float all[4] = {}; /* of either column, G and G times the slope */
+        double all[4] = {}; /* of either column, G and G times the slope */
+        float two[4];       /* the same of two rows */
         float of_column[2] = {};
 #pragma unroll
         for (int r = 0; r < 4; r++) {
@@ -480,18 +508,24 @@ backward_weights(
                 weights.y = pair_weight(gaps.y, c1, samp[row], MIXTURE, &g[r].y, &slope[1]);
             }
             *x = weights;
-            all[0] += g[r].x;
-            all[1] += g[r].y;
-            all[2] = fmaf(g[r].x, slope[0], all[2]);
-            all[3] = fmaf(g[r].y, slope[1], all[3]);
+            two[0] = r % 2 == 0 ? g[r].x : two[0] + g[r].x;
+            two[1] = r % 2 == 0 ? g[r].y : two[1] + g[r].y;
+            two[2] = r % 2 == 0 ? g[r].x * slope[0] : fmaf(g[r].x, slope[0], two[2]);
+            two[3] = r % 2 == 0 ? g[r].y * slope[1] : fmaf(g[r].y, slope[1], two[3]);
+#pragma unroll
+            for (int n = 0; n < 4 && r % 2 == 1; n++) {
+                all[n] += (double)two[n];
+            }
             of_row[r] = fmaxf(of_row[r], fmaxf(fabsf(weights.x), fabsf(weights.y)));
             of_column[0] = fmaxf(of_column[0], fabsf(weights.x));
             of_column[1] = fmaxf(of_column[1], fabsf(weights.y));
         }
-        const float sum = exchange_add(all);
+        all[2] += beside[0] * all[0];
+        all[3] += beside[1] * all[1];
+        const double sum = exchange_add(all);
         const float most = exchange_max(of_column);
         if (p.g % 2 == 0) {
-            sums_to[8 * j * W_STRIDE] = sum;
+            sums_to[8 * j] = sum;
         }
         if (p.g % 4 == 0) {
             largest_to[8 * j] = most;
@@ -645,7 +679,7 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
             __syncthreads();
             if (threadIdx.x < BIG) {
                 for (int n = 0; n < 8; n++) {
-                    totals[n % 2][threadIdx.x] += (double)w[threadIdx.x * W_STRIDE + BIG + n];
+                    totals[n % 2][threadIdx.x] += tile_sums(w, n)[threadIdx.x];
                 }
             }
             for (int n = 0; product_column(k, n) < dim && (k.of_value || k.of_loc); n++) {

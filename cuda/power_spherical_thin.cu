@@ -51,23 +51,6 @@ reduce32_add_double(double x) {
     return x;
 }
 
-/* Adds x y to a sum of two numbers, the second of which is what the first one's roundings took. */
-static __device__ inline void
-thin_add(float2 *sum, float x, float y) {
-    const float product = __fmul_rn(x, y);
-    const float next = sum->x + product;
-    const float added = next - sum->x;
-    const float lost = (sum->x - (next - added)) + (product - added);
-    sum->y += lost + fmaf(x, y, -product);
-    sum->x = next;
-}
-
-/* What is lost of an infinite sum is no number. */
-static __device__ inline double
-thin_total(float2 sum) {
-    return sum.y == sum.y ? (double)sum.x + (double)sum.y : (double)sum.x;
-}
-
 /* 1 + u of the thread's pair, up to 2; of a thread without one, anything.  By all threads. */
 static __device__ inline double
 thin_one_plus_u(const struct pya_ops_ps &a, const struct thin_place &p) {
@@ -80,9 +63,9 @@ thin_one_plus_u(const struct pya_ops_ps &a, const struct thin_place &p) {
         float2 sum = {0.0f, 0.0f};
 #pragma unroll 4
         for (int k = p.lane; k < (int)a.dim; k += 32) {
-            thin_add(&sum, x[k], y[k]);
+            sum_add_product(&sum, x[k], y[k]);
         }
-        const double all = reduce32_add_double(thin_total(sum));
+        const double all = reduce32_add_double(sum_total(sum));
         if (p.lane == 0) {
             found[p.first + pair] = 1.0 + all;
         }
@@ -190,10 +173,10 @@ thin_gradient(
             for (int i = 0; i < r.n; i++) {
                 const float2 w = weights[row * r.row_step + i * r.step];
                 const float x = thin_row(r.others, i, p.t)[k];
-                thin_add(&sum, w.x, x);
+                sum_add_product(&sum, w.x, x);
                 sum.y = fmaf(w.y, x, sum.y);
             }
-            ((float *)r.to.p)[row * r.to.i + p.t * r.to.t + k] = (float)thin_total(sum);
+            ((float *)r.to.p)[row * r.to.i + p.t * r.to.t + k] = (float)sum_total(sum);
         }
     }
 }

@@ -43,6 +43,41 @@ norm(double kappa, double dim, double *h, double *dh) {
     *dh = l - norm_tail(a + b) + norm_tail(a) + shift;
 }
 
+/* Adds x to a sum of two numbers, the second of which is what the first one's roundings took. */
+static __device__ inline void
+sum_add(float2 *sum, float x) {
+    const float next = sum->x + x;
+    const float added = next - sum->x;
+    sum->y += (sum->x - (next - added)) + (x - added);
+    sum->x = next;
+}
+
+/* The same of x y. */
+static __device__ inline void
+sum_add_product(float2 *sum, float x, float y) {
+    const float product = __fmul_rn(x, y);
+    sum_add(sum, product);
+    sum->y += fmaf(x, y, -product);
+}
+
+/* Over a row of 16 lanes. */
+static __device__ inline float2
+sum_reduce16(float2 sum) {
+#pragma unroll
+    for (int m = 8; m > 0; m >>= 1) {
+        const float2 other = {PYA_SHUFFLE(sum.x, m), PYA_SHUFFLE(sum.y, m)};
+        sum_add(&sum, other.x);
+        sum.y += other.y;
+    }
+    return sum;
+}
+
+/* What is lost of an infinite sum is no number. */
+static __device__ inline double
+sum_total(float2 sum) {
+    return sum.y == sum.y ? (double)sum.x + (double)sum.y : (double)sum.x;
+}
+
 /* log(d + rest), rest 0 or, for d from -1 on, 1: then exact where d is small.  1 + f with f in
  * [-0.25, 0.5] once a power of two is split off; the polynomial is that of csrc/ops/simd_math.h.  No branch:
  * log1pf has one for arguments it cannot get. */
