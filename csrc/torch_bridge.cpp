@@ -9,6 +9,7 @@
 #include "torch_fast.h"
 #include "torch_native.h"
 #include "torch_old_string.h"
+#include "torch_pools.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"
 #include "torch_uncached.h"
@@ -389,7 +390,8 @@ hook_init(int n_devices) {
 
 void
 hook_reset() {
-    check(pya_empty_cache(heap_or_throw(), -1), "emptying the cache failed", -1);
+    (void)heap_or_throw();
+    pya_torch_empty_cache(nullptr, pya_torch_pool_in_use());
 }
 
 void
@@ -430,6 +432,7 @@ hook_record_stream(void *ptr, void *stream) {
 void
 hook_begin_pool(int device, pya_pool_id pool, std::function<bool(void *)> filter) {
     pya_heap *heap = heap_or_throw();
+    pya_torch_pool_check_allocator();
     auto own = std::make_unique<std::function<bool(void *)>>(std::move(filter));
     const pya_stream current = stream_of(pya_torch_fast_stream(static_cast<int8_t>(device)));
     const pya_status status =

@@ -5,6 +5,7 @@
 #include "thread_labels.h"
 #include "torch_bridge.h"
 #include "torch_guarded.h"
+#include "torch_pools.h"
 #include "torch_slots.h"
 #include "torch_symbols.h"
 
@@ -70,6 +71,26 @@ is_of_nccl(const void *code) {
     Dl_info found = {};
     return dladdr(code, &found) != 0 && strstr(found.dli_fname, "/libtorch_cuda") != nullptr &&
            (found.dli_sname == nullptr || strstr(found.dli_sname, "ProcessGroupNCCL") != nullptr);
+}
+
+/* The oldest native method, which has no arguments, is given them too: it does not look. */
+pya_torch_snapshot_info
+snapshot_for(const void *caller, pya_pool_id id, bool with_traces) {
+    static std::atomic<void *> known{nullptr};
+    pya_torch_snapshot_info (*native)(void *, pya_pool_id, bool) = nullptr;
+    const bool is_every_pool = id.first == 0 && id.second == 0;
+    if (!is_ours && !(is_every_pool && is_of_nccl(caller))) {
+        throw std::runtime_error(
+            is_every_pool
+                ? "pyalloc: snapshots cannot be taken through C++; call torch.cuda.memory._snapshot() or "
+                  "torch.cuda.memory.memory_snapshot() from Python"
+                : "pyalloc: what a pool holds cannot be told to C++, so a pool cannot be registered with NCCL "
+                  "(register_mem_pool); leave that out, NCCL then copies through buffers of its own");
+    }
+    if (!native_method(known, native, pya_torch_snapshot_name)) {
+        throw std::runtime_error("pyalloc: torch's own snapshot was not found");
+    }
+    return native(pya_torch_native_allocator(), id, with_traces);
 }
 
 constexpr size_t LONGEST_CONTEXT = 1 << 16;
@@ -176,21 +197,13 @@ pya_torch_pop_compile_context(void *self) {
 pya_torch_snapshot_info
 pya_torch_snapshot(void *self, pya_pool_id id, bool with_traces) {
     (void)self;
-    static std::atomic<void *> known{nullptr};
-    pya_torch_snapshot_info (*native)(void *, pya_pool_id, bool) = nullptr;
-    const bool is_every_pool = id.first == 0 && id.second == 0;
-    if (!is_ours && !(is_every_pool && is_of_nccl(__builtin_return_address(0)))) {
-        throw std::runtime_error(
-            is_every_pool
-                ? "pyalloc: snapshots cannot be taken through C++; call torch.cuda.memory._snapshot() or "
-                  "torch.cuda.memory.memory_snapshot() from Python"
-                : "pyalloc: what a pool holds cannot be told to C++, so a pool cannot be registered with NCCL "
-                  "(register_mem_pool); leave that out, NCCL then copies through buffers of its own");
-    }
-    if (!native_method(known, native, pya_torch_snapshot_name)) {
-        throw std::runtime_error("pyalloc: torch's own snapshot was not found");
-    }
-    return native(pya_torch_native_allocator(), id, with_traces);
+    return snapshot_for(__builtin_return_address(0), id, with_traces);
+}
+
+pya_torch_snapshot_info
+pya_torch_snapshot_oldest(void *self) {
+    (void)self;
+    return snapshot_for(__builtin_return_address(0), pya_torch_pool_in_use(), true);
 }
 
 void

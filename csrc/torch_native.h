@@ -30,6 +30,8 @@ struct pya_torch_snapshot_info {
     ~pya_torch_snapshot_info() {} // NOLINT(modernize-use-equals-default): not a trivial one
 };
 pya_torch_snapshot_info pya_torch_snapshot(void *self, pya_pool_id id, bool with_traces);
+/* Before torch 2.8. */
+pya_torch_snapshot_info pya_torch_snapshot_oldest(void *self);
 
 using pya_torch_observer = std::function<void(int64_t, size_t, size_t, size_t)>;
 void pya_torch_observe_oom(void *self, pya_torch_observer observer);

@@ -147,6 +147,18 @@ own_allocator_of(void *const *allocator) {
 
 std::atomic<bool> use_on_oom_has_flag{false};
 
+/* torch 2.6 and 2.7 do not say which pool is meant: it is the one in use by this thread. */
+std::atomic<bool> pools_are_untold{false};
+
+void *
+object_in_use(void) {
+    void *(*in_use)(void) = nullptr;
+    return pools_are_untold &&
+                   pya_torch_find(in_use, "_ZN3c104cuda14MemPoolContext16getActiveMemPoolEv")
+               ? in_use()
+               : nullptr;
+}
+
 std::vector<pya_pool_info>
 pools_of(int8_t device) {
     pya_heap *heap = pya_torch_heap();
@@ -231,6 +243,32 @@ pya_torch_pool_create(void *self, int8_t device, pya_pool_id id, void *const *al
             throw std::runtime_error(
                 "pyalloc: a pool that has memory already cannot get an allocator of its own");
         }
+    }
+}
+
+void
+pya_torch_pool_create_without(void *self, int8_t device, pya_pool_id id) {
+    pya_torch_pool_create(self, device, id, nullptr);
+    pools_are_untold = true;
+}
+
+pya_pool_id
+pya_torch_pool_in_use(void) {
+    pya_pool_id (*id_of)(void *pool) = nullptr;
+    void *pool = object_in_use();
+    return pool != nullptr && pya_torch_find(id_of, "_ZN3c104cuda7MemPool2idEv")
+               ? id_of(pool)
+               : pya_pool_id{0, 0};
+}
+
+void
+pya_torch_pool_check_allocator(void) {
+    void *(*allocator_of)(void *pool) = nullptr;
+    void *pool = object_in_use();
+    if (pool != nullptr && pya_torch_find(allocator_of, "_ZN3c104cuda7MemPool9allocatorEv") &&
+        allocator_of(pool) != nullptr) {
+        throw std::runtime_error(
+            "pyalloc: a MemPool's own allocator needs torch 2.9 or newer; use MemPool() without one");
     }
 }
 

@@ -11,6 +11,11 @@
 int pya_torch_pool_users(void *self, int8_t device, pya_pool_id id);
 /* allocator: of the pool's own, NULL for none; see the definition for its type. */
 void pya_torch_pool_create(void *self, int8_t device, pya_pool_id id, void *const *allocator);
+/* As 2.6 and 2.7 have it, and what there is meant by an empty_cache(): {0, 0} for all memory. */
+void pya_torch_pool_create_without(void *self, int8_t device, pya_pool_id id);
+pya_pool_id pya_torch_pool_in_use(void);
+/* Before requests go to a pool: throws where its own allocator is not known, as there. */
+void pya_torch_pool_check_allocator(void);
 void pya_torch_pool_use_on_oom(void *self, int8_t device, pya_pool_id id, bool flag);
 /* torch has setNoSplit, and with it a flag of setUseOnOOM; without, that call means true. */
 void pya_torch_pool_has_no_split(void);

@@ -20,14 +20,12 @@
 #include "torch_pools.h"
 #include "torch_symbols.h"
 #include "torch_uncached.h"
+#include "torch_vtable.h"
 
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <dlfcn.h>
-#include <link.h>
-#include <stdexcept>
 #include <string>
 
 #define VTABLE "_ZTV" PYA_TORCH_WRAPPER "E"
@@ -37,9 +35,6 @@
 
 namespace {
 
-/* Itanium C++ ABI: offset to top and typeinfo stand before the first slot. */
-constexpr size_t HEADER_WORDS = 2;
-constexpr size_t MAX_WORDS = 512;
 /* Inherited methods between the two neighbours: five in 2.15; more would mean another layout. */
 constexpr size_t MAX_GAP = 8;
 
@@ -91,7 +86,8 @@ struct slot {
     const char *symbol; /* exported name; NULL: known by other means */
     const char *older;  /* its name in older versions; may be NULL, as that in still older ones */
     const char *oldest;
-    const char *method; /* without an exported name: what its exception calls it */
+    const char *
+        method; /* without an exported name: what its exception calls it, and the oldest one's calls that */
     any_function replacement;
     /* In its place where torch has the oldest name, and where it has old strings, which a method's name does not tell
      * of its result.  NULL: it fits there too. */
@@ -156,6 +152,7 @@ with_old_strings(slot each, F *function) {
 #define HISTORY_OLDER HISTORY_OLDEST "b"
 #define SNAPSHOT METHOD("8snapshotE" POOL_ID "b")
 #define SNAPSHOT_OLDER METHOD("8snapshotE" POOL_ID)
+#define SNAPSHOT_OLDEST METHOD("8snapshotEv")
 #define STATE_POINTER "St10shared_ptrIN3c104cuda20CUDACachingAllocator14AllocatorStateEE"
 #define TRACKER(room)                                                                              \
     METHOD("27attachAllocatorTraceTrackerESt8functionIFvRKN3c10" room "10TraceEntryEEE")
@@ -168,9 +165,11 @@ slot slots[] = {
     exported(
         "slot resetAccumulatedStats", METHOD("21resetAccumulatedStatsEa"), slot_reset_accumulated),
     exported("slot emptyCache", METHOD("10emptyCacheE" POOL_ID), pya_torch_empty_cache),
-    inherited(
-        "torch.cuda.MemPool (slot createOrIncrefPool)", "createOrIncrefPool",
-        pya_torch_pool_create),
+    with_oldest(
+        inherited(
+            "torch.cuda.MemPool (slot createOrIncrefPool)", "createOrIncrefPool",
+            pya_torch_pool_create),
+        "ensureExistsAndIncrefPool", pya_torch_pool_create_without),
     inherited(
         "MemPool.use_count() (slot getPoolUseCount)", "getPoolUseCount", pya_torch_pool_users),
     inherited(
@@ -193,8 +192,11 @@ slot slots[] = {
     silent("record_function in snapshots (slot recordAnnotation)", pya_torch_record_annotation),
     silent("compile_context (slot pushCompileContext)", pya_torch_push_compile_context),
     silent("compile_context (slot popCompileContext)", pya_torch_pop_compile_context),
-    exported(
-        "pinned memory in snapshots (slot snapshot)", SNAPSHOT, pya_torch_snapshot, SNAPSHOT_OLDER),
+    with_oldest(
+        exported(
+            "pinned memory in snapshots (slot snapshot)", SNAPSHOT, pya_torch_snapshot,
+            SNAPSHOT_OLDER),
+        SNAPSHOT_OLDEST, pya_torch_snapshot_oldest),
     exported("observers (slot attachOutOfMemoryObserver)", OBSERVER, pya_torch_observe_oom),
     exported(
         "observers (slot attachOomRejectionObserver)",
@@ -252,50 +254,6 @@ say_all(const char *detail) {
     }
 }
 
-/* Words in the vtable by the symbol's own size; 0 when unknown.  The loader looks through all symbols of the library for it,
- * which takes as long as a hundred requests: once. */
-size_t
-vtable_words(void **vtable) {
-    static std::atomic<size_t> known{0};
-    Dl_info where;
-    void *entry = nullptr;
-    size_t words = known.load(std::memory_order_relaxed);
-    if (words == 0 && dladdr1(vtable, &where, &entry, RTLD_DL_SYMENT) != 0 && entry != nullptr) {
-        words = static_cast<const ElfW(Sym) *>(entry)->st_size / sizeof(void *);
-        words = words > HEADER_WORDS && words <= MAX_WORDS ? words : 0;
-        known.store(words, std::memory_order_relaxed);
-    }
-    return words;
-}
-
-/* The only slot that holds address, or 0 (a header word) when there is none or more than one. */
-size_t
-slot_find(void *const *vtable, size_t words, const void *address) {
-    size_t found = 0;
-    for (size_t i = HEADER_WORDS; i < words; i++) {
-        if (vtable[i] == address && address != nullptr) {
-            if (found != 0) {
-                return 0;
-            }
-            found = i;
-        }
-    }
-    return found;
-}
-
-/* What an inherited method says when it is called with nothing: the text of its exception, "" when it raises none. */
-std::string
-probe(void *object, void *method) {
-    using probed = void (*)(void *self, int8_t device, pya_pool_id id, void *pointer);
-    alignas(16) unsigned char nothing[128] = {};
-    try {
-        reinterpret_cast<probed>(method)(object, 0, {0, 0}, nothing);
-    } catch (const std::exception &error) {
-        return error.what();
-    }
-    return "";
-}
-
 any_function
 replacement_here(const slot &each) {
     if (each.of_oldest != nullptr && pya_torch_symbol(each.oldest) != nullptr) {
@@ -336,7 +294,7 @@ take_exported(slot &each, void **copy, size_t words) {
         each.detail = "libtorch_cuda does not export the method";
         return;
     }
-    const size_t index = slot_find(copy, words, method);
+    const size_t index = pya_torch_slot_find(copy, words, method);
     if (index == 0) {
         each.detail = "the method is not in the wrapper's vtable exactly once";
         return;
@@ -350,7 +308,7 @@ fast_slots_are_there(void *const *copy, size_t words) {
     const char *wish = getenv("PYALLOC_FAST_PATH");
     bool good = (wish == nullptr || strcmp(wish, "0") != 0) && pya_torch_fast_prepare();
     for (size_t i = N_SLOTS - N_FAST; i < N_SLOTS; i++) {
-        good = good && slot_find(copy, words, pya_torch_symbol(slots[i].symbol)) != 0;
+        good = good && pya_torch_slot_find(copy, words, pya_torch_symbol(slots[i].symbol)) != 0;
     }
     return good;
 }
@@ -368,11 +326,20 @@ needs_streams(const slot &each) {
     return each.replacement == as_any(pya_torch_fast_record_stream);
 }
 
+bool
+is_named_in(const char *method, const std::string &text) {
+    return method != nullptr &&
+           text.find(std::string(" support ") + method + ".") != std::string::npos;
+}
+
 slot *
 slot_named_in(const std::string &text) {
     for (slot &each : slots) {
-        if (each.method != nullptr &&
-            text.find(std::string(" support ") + each.method + ".") != std::string::npos) {
+        if (each.method != nullptr && is_named_in(each.oldest, text)) {
+            each.replacement = each.of_oldest;
+            return &each;
+        }
+        if (is_named_in(each.method, text)) {
             return &each;
         }
     }
@@ -383,8 +350,9 @@ slot_named_in(const std::string &text) {
 void
 take_inherited(void *object, void **copy, size_t words) {
     const size_t first =
-        slot_find(copy, words, pya_torch_symbol(METHOD("11releasePoolEa" POOL_ID)));
-    const size_t last = slot_find(copy, words, pya_torch_symbol(METHOD("14shareIpcHandleEPv")));
+        pya_torch_slot_find(copy, words, pya_torch_symbol(METHOD("11releasePoolEa" POOL_ID)));
+    const size_t last =
+        pya_torch_slot_find(copy, words, pya_torch_symbol(METHOD("14shareIpcHandleEPv")));
     for (slot &each : slots) {
         if (each.method != nullptr) {
             each.detail = "torch has no such method where it was looked for";
@@ -394,7 +362,7 @@ take_inherited(void *object, void **copy, size_t words) {
         return;
     }
     for (size_t i = first + 1; i < last; i++) {
-        slot *named = slot_named_in(probe(object, copy[i]));
+        slot *named = slot_named_in(pya_torch_probe(object, copy[i]));
         if (named != nullptr && !named->taken) {
             slot_put(*named, copy, i);
             if (strcmp(named->method, "setNoSplit") == 0) {
@@ -402,36 +370,6 @@ take_inherited(void *object, void **copy, size_t words) {
             }
         }
     }
-}
-
-/* The code of a method that only returns, or only returns true, perhaps behind a landing pad for indirect calls. */
-#if defined(__aarch64__)
-constexpr unsigned char LANDING[] = {0x5f, 0x24, 0x03, 0xd5}; /* bti c */
-constexpr unsigned char RETURN[] = {0xc0, 0x03, 0x5f, 0xd6};  /* ret */
-constexpr unsigned char RETURN_TRUE[] = {0x20, 0x00, 0x80, 0x52, 0xc0, 0x03, 0x5f, 0xd6}; /* mov */
-#else
-constexpr unsigned char LANDING[] = {0xf3, 0x0f, 0x1e, 0xfa}; /* endbr64 */
-constexpr unsigned char RETURN[] = {0xc3};
-constexpr unsigned char RETURN_TRUE[] = {0xb8, 1, 0, 0, 0, 0xc3};
-#endif
-
-bool
-has_code(const void *method, const unsigned char *code, size_t bytes) {
-    const auto *at = static_cast<const unsigned char *>(method);
-    if (memcmp(at, LANDING, sizeof LANDING) == 0) {
-        at += sizeof LANDING;
-    }
-    return memcmp(at, code, bytes) == 0;
-}
-
-bool
-does_nothing(const void *method) {
-    return has_code(method, RETURN, sizeof RETURN);
-}
-
-bool
-returns_true(const void *method) {
-    return has_code(method, RETURN_TRUE, sizeof RETURN_TRUE);
 }
 
 template <typename F>
@@ -448,7 +386,7 @@ put_silent(F *function, void **copy, size_t index) {
 size_t
 count_silent(void *const *copy, size_t words, size_t first) {
     size_t n = 0;
-    while (first + n < words && does_nothing(copy[first + n])) {
+    while (first + n < words && pya_torch_does_nothing(copy[first + n])) {
         n++;
     }
     return n;
@@ -456,12 +394,13 @@ count_silent(void *const *copy, size_t words, size_t first) {
 
 /* Right behind recordHistory: recordAnnotation, pushCompileContext and popCompileContext, which do nothing, and then
  * something else.  In 2.11 that is a setter of metadata, which does nothing either, its getter and
- * attachOutOfMemoryObserver. */
-bool
-has_silent_history(void *const *copy, size_t words, size_t history) {
+ * attachOutOfMemoryObserver; before 2.8 that comes right behind the first.  How many of the three there are. */
+size_t
+count_silent_history(void *const *copy, size_t words, size_t history) {
     const size_t n = count_silent(copy, words, history + 1);
-    const size_t observer = slot_find(copy, words, pya_torch_symbol(OBSERVER));
-    return n == 3 || (n == 4 && observer == history + 6);
+    const size_t observer = pya_torch_slot_find(copy, words, pya_torch_symbol(OBSERVER));
+    const bool has_all = n == 3 || (n == 4 && observer == history + 6);
+    return has_all ? 3 : n == 1 && observer == history + 2 ? 1 : 0;
 }
 
 /* Right before cacheInfo: enable, which does nothing, and isEnabled, which is true.  What is behind recordHistory is given
@@ -474,14 +413,21 @@ take_silent(void **copy, size_t words) {
         }
     }
     const size_t history =
-        slot_find(copy, words, pya_torch_symbol(pya_torch_record_history_name()));
-    if (history != 0 && has_silent_history(copy, words, history) && !pya_torch_has_old_strings()) {
+        pya_torch_slot_find(copy, words, pya_torch_symbol(pya_torch_record_history_name()));
+    const size_t n_silent = history == 0 || pya_torch_has_old_strings()
+                                ? 0
+                                : count_silent_history(copy, words, history);
+    if (n_silent > 0) {
         put_silent(pya_torch_record_annotation, copy, history + 1);
+    }
+    if (n_silent == 3) {
         put_silent(pya_torch_push_compile_context, copy, history + 2);
         put_silent(pya_torch_pop_compile_context, copy, history + 3);
     }
-    const size_t info = slot_find(copy, words, pya_torch_symbol(METHOD("9cacheInfoEaPm")));
-    if (info > HEADER_WORDS + 2 && does_nothing(copy[info - 2]) && returns_true(copy[info - 1])) {
+    const size_t info =
+        pya_torch_slot_find(copy, words, pya_torch_symbol(METHOD("9cacheInfoEaPm")));
+    if (info > PYA_VTABLE_HEADER_WORDS + 2 && pya_torch_does_nothing(copy[info - 2]) &&
+        pya_torch_returns_true(copy[info - 1])) {
         put_silent(pya_torch_slot_enable, copy, info - 2);
         put_silent(pya_torch_slot_is_enabled, copy, info - 1);
     }
@@ -503,12 +449,13 @@ pya_torch_current_allocator(void) {
 void *
 pya_torch_virtual(void *object, const char *method, size_t after) {
     void **vtable = static_cast<void **>(pya_torch_symbol(VTABLE));
-    const size_t words = vtable == nullptr ? 0 : vtable_words(vtable);
-    const size_t index = words == 0 ? 0 : slot_find(vtable, words, pya_torch_symbol(method));
+    const size_t words = vtable == nullptr ? 0 : pya_torch_vtable_words(vtable);
+    const size_t index =
+        words == 0 ? 0 : pya_torch_slot_find(vtable, words, pya_torch_symbol(method));
     if (index == 0 || index + after >= words) {
         return nullptr;
     }
-    return (*static_cast<void ***>(object))[index + after - HEADER_WORDS];
+    return (*static_cast<void ***>(object))[index + after - PYA_VTABLE_HEADER_WORDS];
 }
 
 const char *
@@ -518,7 +465,7 @@ pya_torch_record_history_name(void) {
 
 const char *
 pya_torch_snapshot_name(void) {
-    return first_found(SNAPSHOT, SNAPSHOT_OLDER, nullptr);
+    return first_found(SNAPSHOT, SNAPSHOT_OLDER, SNAPSHOT_OLDEST);
 }
 
 extern "C" bool
@@ -560,11 +507,11 @@ pya_torch_take_slots(void) {
         return;
     }
     void ***object = static_cast<void ***>(live->load());
-    if (*object != vtable + HEADER_WORDS) {
+    if (*object != vtable + PYA_VTABLE_HEADER_WORDS) {
         say_all("the active allocator is not torch's plain wrapper");
         return;
     }
-    const size_t words = vtable_words(vtable);
+    const size_t words = pya_torch_vtable_words(vtable);
     /* Never freed: torch's object points at it until the process ends. */
     void **copy = words == 0 ? nullptr : static_cast<void **>(malloc(words * sizeof *copy));
     if (copy == nullptr) {
@@ -585,7 +532,7 @@ pya_torch_take_slots(void) {
             take_exported(slots[i], copy, words);
         }
     }
-    __atomic_store_n(object, copy + HEADER_WORDS, __ATOMIC_RELEASE);
+    __atomic_store_n(object, copy + PYA_VTABLE_HEADER_WORDS, __ATOMIC_RELEASE);
 }
 
 extern "C" bool

@@ -105,14 +105,16 @@ def record_legacy(
     max_entries: int = 1,
     record_context_of_allocations: bool = False,
     record_context_cpp: bool = False,
-    clear_history: bool = False,
     *newer: Any,
 ) -> None:
-    """torch._C._cuda_record_memory_history_legacy."""
+    """torch._C._cuda_record_memory_history_legacy; torch before 2.8 has no more arguments than these."""
     if _is_held():
         return
-    # compile_context, global_record_annotations, skip_actions, record_pinned_host_memory, record_cuda
-    _, _, skip_actions, _, record_cuda = (*newer, *_NEWER_DEFAULTS[len(newer) :])[:5]
+    # clear_history, compile_context, global_record_annotations, skip_actions, record_pinned_host_memory, record_cuda
+    clear_history, _, _, skip_actions, _, record_cuda = (
+        *newer,
+        *(False, *_NEWER_DEFAULTS)[len(newer) :],
+    )[:6]
     skip_mask = _skip_mask(skip_actions or ())
     _ask(
         original,
@@ -121,7 +123,6 @@ def record_legacy(
         max_entries,
         record_context_of_allocations,
         record_context_cpp,
-        clear_history,
         *newer,
     )
     if not record_cuda:
@@ -156,19 +157,26 @@ def snapshot(
 
     config: the settings of the installation, which are told too.
     """
-    pool = (
-        None if wanted is None or tuple(wanted[:2]) == (0, 0) else (int(wanted[0]), int(wanted[1]))
-    )
+    asked = _pool_in_use(torch) if wanted is None else wanted[:2]
+    pool = None if tuple(asked) == (0, 0) else (int(asked[0]), int(asked[1]))
     with_trace = wanted is None or len(wanted) < 3 or bool(wanted[2])
     result: dict[str, Any] = {"allocator_settings": {}, "external_annotations": []}
     if _core.torch_has_slots("pinned memory in snapshots"):
-        result = _ask(original, wanted)
+        takes_pool = not hasattr(torch.cuda, "MemPoolContext")
+        result = _ask(original, *[wanted] * takes_pool)
     segments, traces = _core.snapshot(torch.cuda.device_count(), with_trace, pool)
     result |= {"segments": segments, "device_traces": traces if with_trace else []}
     result["allocator_settings"]["pyalloc"] = {
         option.name: option.value for option in config.options
     }
     return result
+
+
+def _pool_in_use(torch: Any) -> tuple[int, int]:
+    """Before torch 2.8 a snapshot is of the pool in use, and a pool is asked by using it; (0, 0): none, or newer."""
+    context = getattr(torch.cuda, "MemPoolContext", None)
+    active = None if context is None else context.active_pool()
+    return (0, 0) if active is None else tuple(active.id)
 
 
 def _bytes_of(text: str | bytes | bytearray) -> bytes:

@@ -37,7 +37,8 @@ def pool(
 
     index = index_of(device)
     with torch.cuda.device(index):  # a MemPool is of the device that is current when it is made
-        created = torch.cuda.MemPool(use_on_oom=use_on_oom)
+        # Not told where it is not asked for: older versions know no such argument.
+        created = torch.cuda.MemPool(use_on_oom=True) if use_on_oom else torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(created, device=index):
         if limit is not None:
             set_limit(limit, index, pool=created)
