@@ -107,17 +107,18 @@ find_virtual(F *&function, void *object, const char *method) {
 /* Is the allocator passed as a plain pointer?  The constructor's name tells; neither name: 0. */
 enum how_passed { PASSED_UNKNOWN, PASSED_PLAIN, PASSED_SHARED };
 
+#define PLAIN_CONSTRUCTOR "_ZN3c104cuda7MemPoolC1EPNS0_20CUDACachingAllocator13CUDAAllocatorE"
+#define SHARED_CONSTRUCTOR                                                                         \
+    "_ZN2at4cuda7MemPoolC1ESt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE"
+
 how_passed
 allocator_passed(void) {
-    if (pya_torch_symbol(
-            "_ZN2at4cuda7MemPoolC1ESt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEEbbb") !=
-        nullptr) {
+    if (pya_torch_symbol(SHARED_CONSTRUCTOR "bbb") != nullptr) {
         return PASSED_SHARED;
     }
-    return pya_torch_symbol(
-               "_ZN3c104cuda7MemPoolC1EPNS0_20CUDACachingAllocator13CUDAAllocatorEbb") != nullptr
-               ? PASSED_PLAIN
-               : PASSED_UNKNOWN;
+    const bool is_plain = pya_torch_symbol(PLAIN_CONSTRUCTOR "bb") != nullptr ||
+                          pya_torch_symbol(PLAIN_CONSTRUCTOR "bbb") != nullptr; /* torch 2.8 */
+    return is_plain ? PASSED_PLAIN : PASSED_UNKNOWN;
 }
 
 std::unique_ptr<own_allocator>
@@ -268,7 +269,7 @@ pya_torch_pool_check_allocator(void) {
     if (pool != nullptr && pya_torch_find(allocator_of, "_ZN3c104cuda7MemPool9allocatorEv") &&
         allocator_of(pool) != nullptr) {
         throw std::runtime_error(
-            "pyalloc: a MemPool's own allocator needs torch 2.9 or newer; use MemPool() without one");
+            "pyalloc: a MemPool's own allocator needs torch 2.8 or newer; use MemPool() without one");
     }
 }
 
