@@ -73,9 +73,7 @@ def _lines(n: int) -> list[dict[str, Any]]:
                 frames = tuple(
                     (f["name"], f["filename"], f["line"]) for f in block.get("frames") or ()
                 )
-                row = sums.setdefault(
-                    str(source.place(frames) or source.nameless(frames, "")), [0, 0]
-                )
+                row = sums.setdefault(source.name(frames), [0, 0])
                 row[0] += block["size"]
                 row[1] += 1
     ordered = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))

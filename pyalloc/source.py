@@ -170,6 +170,11 @@ def nameless(frames: tuple[Frame, ...], phase: str) -> str:
     return "backward (no Python stack)" if is_backward else "(no stack)"
 
 
+def name(frames: tuple[Frame, ...], phase: str = "") -> str:
+    """The line of the user's code, or what is known where there is none."""
+    return str(place(frames) or nameless(frames, phase))
+
+
 def inside(frames: tuple[Frame, ...]) -> Place | None:
     """The innermost line of a library built on torch that the user's own line led to; None if that is torch itself."""
     for name, file, line in frames:

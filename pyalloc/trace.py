@@ -465,7 +465,7 @@ def figures(
 
     def name(stack: int, phase: str) -> str:
         frames = tuple(source.without_bootstrap(scan.frames(stack))) if stack else ()
-        return str(source.place(frames) or source.nameless(frames, phase))
+        return source.name(frames, phase)
 
     with as_trace_file(path, progress) as file:
         scan = _core.Scan(file, n_bins=2, progress=progress)
