@@ -93,6 +93,7 @@ class Result:
     allocator itself.  masks: indices that were masks, taken as true everywhere.  distinct: calls that ask which
     elements differ, answered with all.  guessed: tensors of labels, counts or lengths that made no sense, made up.
     unreached: why pyalloc could not come into the program, of which torch's figures are missing then.
+    no_addresses: a process was not allowed those of a device's memory, so that each request was out of memory.
     plan: the file that was named.  unfollowed: torch is too old for numbers to be followed that are changed in place.
     """
 
@@ -126,6 +127,7 @@ class Result:
     unreached: str = ""
     plan: str = ""
     unfollowed: bool = False
+    no_addresses: bool = False
 
     def shared(self) -> dict[int, tuple[int, int]]:
         """Devices that several processes used: how many, and their peaks together.
@@ -319,6 +321,7 @@ def _sum_up(
         and any(report["backend"] != "native" for report in reports.values()),
         plan=options.plan,
         unfollowed=any(report.get("unfollowed", False) for report in reports.values()),
+        no_addresses=any(process.get("addresses_refused", False) for process in counters),
         needed_bytes=max((report.get("needed", 0) for report in reports.values()), default=0),
         **{
             name: sum(report.get(name, 0) for report in reports.values())
@@ -368,6 +371,8 @@ def _was_stopped(result: Result) -> bool:
 
 def _verdict(result: Result) -> str:
     memory = _size(result.memory)
+    if result.no_addresses:
+        return "not known: this process may not have the addresses of a device's memory"
     errors = f"{result.ooms} out-of-memory error{'s' * (result.ooms != 1)}"
     if result.error == _OUT_OF_MEMORY:
         needed = ""
@@ -436,6 +441,8 @@ def _first(result: Result) -> str:
     """What is to be done before the same command can end better; "": nothing."""
     if result.unreached:
         return "leave that option out"
+    if result.no_addresses:
+        return f"lift the limit: {hostcuda.LIFT}"
     is_short = result.error == _OUT_OF_MEMORY or _gave_up(result)
     if result.exit_code == 128 + signal.SIGKILL:  # it left no messages
         return "see whether this machine's own memory ran out (dmesg, journalctl -k)"

@@ -50,6 +50,7 @@ class Torch:
 
 
 _ADDRESSES = 2**36  # the smallest window that csrc/hostcuda/region.c reserves
+LIFT = "ulimit -v unlimited"
 _ANSWER_S = 300  # a loaded machine, or a Python on a slow network
 
 
@@ -144,7 +145,7 @@ def check_addresses() -> None:
     if most != resource.RLIM_INFINITY and most < _ADDRESSES:
         raise HostCudaError(
             f"this process may have {most / 2**30:.1f} GiB of addresses, a device of a dry run needs "
-            f"{_ADDRESSES >> 30} and more, which takes no memory; lift the limit: ulimit -v unlimited"
+            f"{_ADDRESSES >> 30} and more, which takes no memory; lift the limit: {LIFT}"
         )
 
 

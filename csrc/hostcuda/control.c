@@ -6,6 +6,7 @@
 #include "bytes.h"
 #include "call.h"
 #include "graph.h"
+#include "region.h"
 #include "vmm.h"
 
 #include <errno.h>
@@ -147,9 +148,14 @@ control_write_json(FILE *file) {
             i == 0 ? "" : ",", dev.physical, dev.capacity, dev.used, dev.peak,
             (unsigned long long)dev.n_launches);
     }
+    pya_hc_lock();
+    bool is_refused = pya_hc_address_is_refused_locked();
+    pya_hc_unlock();
     (void)fprintf(
         file,
-        "\n  ],\n  \"dtoh_copies\": %llu,\n  \"dtoh_bytes\": %llu,\n  \"device_ns\": %llu,\n  \"calls\": {",
+        "\n  ],\n  \"addresses_refused\": %s,\n  \"dtoh_copies\": %llu,\n  \"dtoh_bytes\": %llu,\n"
+        "  \"device_ns\": %llu,\n  \"calls\": {",
+        is_refused ? "true" : "false",
         (unsigned long long)pya_hc_bytes_dtoh_copies(),
         (unsigned long long)pya_hc_bytes_dtoh_bytes(), (unsigned long long)pya_hc_calls_ns(NULL));
     struct json_list list = {file, ""};

@@ -22,6 +22,7 @@ static uint64_t n_by_kind[REGION_REGISTERED + 1];
 
 static uintptr_t window_start;
 static struct pya_hc_extents window; /* offsets from window_start */
+static bool is_window_refused;
 
 static int
 window_open(void) {
@@ -40,9 +41,8 @@ window_open(void) {
             return CU_OK;
         }
     }
-    static bool told;
-    if (!told) {
-        told = true;
+    if (!is_window_refused) {
+        is_window_refused = true;
         (void)fprintf(
             stderr,
             "pyalloc hostcuda: this process may not have the addresses of a device's memory; lift "
@@ -89,6 +89,11 @@ pya_hc_address_give_locked(uintptr_t start, size_t size) {
         (void *)start, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
         0);
     (void)pya_hc_extents_give(&window, start - window_start, size);
+}
+
+bool
+pya_hc_address_is_refused_locked(void) {
+    return is_window_refused;
 }
 
 int

@@ -39,6 +39,8 @@ struct pya_hc_region {
 int pya_hc_address_take_locked(size_t size, size_t align, uintptr_t want, uintptr_t *start);
 /* Makes the range inaccessible again and gives it back. */
 void pya_hc_address_give_locked(uintptr_t start, size_t size);
+/* Whether the process may not have the addresses of a device's memory: then all of it is out of memory. */
+bool pya_hc_address_is_refused_locked(void);
 /* Broken invariants of what is given out. */
 int pya_hc_address_check_locked(void);
 

@@ -140,6 +140,19 @@ def test_too_few_addresses_are_told_before_the_program_starts(
     assert told in " ".join(done.stderr.split()) and "ulimit -v unlimited" in done.stderr
 
 
+def test_addresses_that_the_program_itself_uses_up_are_told_in_the_summary(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """More than the smallest window needs, less than it and the program: it "did not fit" 80 GiB with nothing held."""
+    source = "import mmap; kept = mmap.mmap(-1, 8 << 30); import torch; torch.ones(1, device='cuda')"
+    limited = ["bash", "-c", f'ulimit -Sv {70 << 20}; exec {sys.executable} -c "$0"', source]
+    code, _, err = finish(start(limited, tmp_path))
+    told = " ".join(err.split())
+    assert code == 1, err
+    assert "verdict not known: this process may not have the addresses of a device's memory" in told
+    assert "first: lift the limit: ulimit -v unlimited" in told
+
+
 def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
     code, _, err = finish(start(["no-such-program"], tmp_path))
     assert code == 2
