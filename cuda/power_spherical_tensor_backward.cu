@@ -292,6 +292,22 @@ weigh_either(
     }
 }
 
+/* Goes on to the first tile or the next one: samples pass by, then the next components begin.  Its views, for all
+ * threads to read. */
+static __device__ inline void
+stage_tile(
+    const struct pya_ops_ps &a, rows both[2], struct pair_tile *at, const struct task &k, bool first) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const bool is_last = first || at->l0 + BIG >= k.l_end;
+        at->m0 = first ? k.m_begin : at->m0 + (is_last ? BIG : 0);
+        at->l0 = is_last ? k.l_begin : at->l0 + BIG;
+        both[0] = view_rows(a.value, at->l0, k.t, a.n_l - at->l0);
+        both[1] = view_rows(a.loc, at->m0, k.t, a.n_m - at->m0);
+    }
+    __syncthreads();
+}
+
 /* W of each tile is made once, in shared memory, and serves both gradients.  Where a gradient gets
  * parts from several tiles, the same thread adds them in order. */
 static __device__ inline void
@@ -304,54 +320,52 @@ backward_tiles(const struct pya_ops_ps &a, const struct task &k) {
     __shared__ float low;
     __shared__ largest_weights largest;
     __shared__ bool wild;
-    __shared__ struct pair_tile at; /* where the loops are: there it holds no registers */
+    __shared__ struct pair_tile at; /* here it holds no registers */
     float *room = w + W_ROOM;
     const int dim = (int)a.dim;
     const bool mixture = a.log_weights.p != 0;
-    for (int m0 = k.m_begin; m0 < k.m_end && k.l_begin < k.l_end; m0 = at.m0 + BIG) {
-        for (int l0 = k.l_begin; l0 < k.l_end; l0 = at.l0 + BIG) {
-            stage_views(a, both, l0, m0, k.t);
-            at.l0 = l0; /* all write the same, after a barrier and before one */
-            at.m0 = m0;
-            pair_start(w, both[0], both[1], dim);
-            wild = false; /* barriers are ahead */
-            if (threadIdx.x >= BIG) {
-                samp[threadIdx.x - BIG] = load_sample(a, l0 + threadIdx.x - BIG, k.t, mixture);
-                low = ps_low(a.dim); /* all write the same */
-            } else if (l0 == k.l_begin) {
-                comp[threadIdx.x] = load_component(a, m0 + threadIdx.x, k.t, mixture);
-                totals[0][threadIdx.x] = 0.0;
-                totals[1][threadIdx.x] = 0.0;
+    if (k.l_begin >= k.l_end) {
+        return;
+    }
+    for (stage_tile(a, both, &at, k, true); at.m0 < k.m_end; stage_tile(a, both, &at, k, false)) {
+        pair_start(w, both[0], both[1], dim);
+        wild = false; /* barriers are ahead */
+        if (threadIdx.x >= BIG) {
+            samp[threadIdx.x - BIG] = load_sample(a, at.l0 + threadIdx.x - BIG, k.t, mixture);
+            low = ps_low(a.dim); /* all write the same */
+        } else if (at.l0 == k.l_begin) {
+            comp[threadIdx.x] = load_component(a, at.m0 + threadIdx.x, k.t, mixture);
+            totals[0][threadIdx.x] = 0.0;
+            totals[1][threadIdx.x] = 0.0;
+        }
+        patch acc;
+        pair_finish(acc, w, both[0], both[1], dim);
+        product_start(k, room, both, 0, dim);
+        if (mixture) {
+            put_weights<true>(a, acc, w, comp, samp, largest, low, both, at, k.t, &wild);
+        } else {
+            put_weights<false>(a, acc, w, comp, samp, largest, low, both, at, k.t, &wild);
+        }
+        __syncthreads();
+        if (threadIdx.x < BIG) {
+            for (int n = 0; n < 8; n++) {
+                totals[n % 2][threadIdx.x] += tile_sums(w, n)[threadIdx.x];
             }
-            patch acc;
-            pair_finish(acc, w, both[0], both[1], dim);
-            product_start(k, room, both, 0, dim);
-            if (mixture) {
-                put_weights<true>(a, acc, w, comp, samp, largest, low, both, at, k.t, &wild);
+        }
+        for (int n = 0; product_column(k, n) < dim && (k.of_value || k.of_loc); n++) {
+            const int c0 = product_column(k, n);
+            if (product_is_value(k, n)) {
+                weigh_either<false>(acc, w, room, largest, both[1], c0, dim, wild);
+                product_start(k, room, both, n + 1, dim);
+                write_gradient(a.d_value, acc, at.l0, a.n_l, c0, dim, k.t, at.m0 > k.m_begin);
             } else {
-                put_weights<false>(a, acc, w, comp, samp, largest, low, both, at, k.t, &wild);
-            }
-            __syncthreads();
-            if (threadIdx.x < BIG) {
-                for (int n = 0; n < 8; n++) {
-                    totals[n % 2][threadIdx.x] += tile_sums(w, n)[threadIdx.x];
-                }
-            }
-            for (int n = 0; product_column(k, n) < dim && (k.of_value || k.of_loc); n++) {
-                const int c0 = product_column(k, n);
-                if (product_is_value(k, n)) {
-                    weigh_either<false>(acc, w, room, largest, both[1], c0, dim, wild);
-                    product_start(k, room, both, n + 1, dim);
-                    write_gradient(a.d_value, acc, at.l0, a.n_l, c0, dim, k.t, at.m0 > k.m_begin);
-                } else {
-                    weigh_either<true>(acc, w, room, largest, both[0], c0, dim, wild);
-                    product_start(k, room, both, n + 1, dim);
-                    write_gradient(a.d_loc, acc, at.m0, a.n_m, c0, dim, k.t, at.l0 > k.l_begin);
-                }
+                weigh_either<true>(acc, w, room, largest, both[0], c0, dim, wild);
+                product_start(k, room, both, n + 1, dim);
+                write_gradient(a.d_loc, acc, at.m0, a.n_m, c0, dim, k.t, at.l0 > k.l_begin);
             }
         }
         const int m = at.m0 + threadIdx.x;
-        if (!k.of_sums || threadIdx.x >= BIG || m >= a.n_m) {
+        if (!k.of_sums || at.l0 + BIG < k.l_end || threadIdx.x >= BIG || m >= a.n_m) {
             continue;
         }
         if (a.d_scale.p != 0) {
