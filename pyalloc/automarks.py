@@ -249,6 +249,8 @@ class AutoMarks:
 
         One that has taken its place does so from then on: it steps the same parameters, and the first does no more.
         """
+        if id(optimizer) not in self.optimizers:
+            return  # the recording began in the middle of its step
         self.recorder.on_phase("optimizer", False)
         self.categorise()
         first = next(iter(self.optimizers.values()))
