@@ -84,6 +84,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record", type=Path, metavar="OUT.pya", help="record memory to this trace file"
     )
+    prepare_choices(parser)
+
+
+def prepare_choices(parser: argparse.ArgumentParser) -> None:
+    """Those of them that say how, which `pyalloc attach` has too."""
     parser.add_argument(
         "--stacks",
         choices=recording.STACK_CHOICES,

@@ -20,6 +20,10 @@ _HISTORIES = {  # what a snapshot's does not tell
     "late": "The snapshot's history begins when memory was in use already (it was switched on late, or had more "
     "than max_entries events): what happened before, higher peaks too, is not in it.",
 }
+_LATE = (
+    "The recording begins when memory was in use already: what happened before, higher peaks too, is not in it, and of "
+    "what was in use then no lines are known."
+)
 _CUT = "The file was cut off; what is there is shown."
 UNMODELLED = ("max_split_size_mb", "roundup_power2_divisions", "garbage_collection_threshold")
 _TORCHS = ("native", "cudaMallocAsync")  # allocators whose recordings come from torch's history
@@ -64,6 +68,8 @@ def gap_of(notes: dict[str, str]) -> str:
 def unseen(notes: dict[str, str], totals: dict[str, Any]) -> list[str]:
     """What of the program is not in the trace, in words: its end, what was before a snapshot, what got lost."""
     history = _HISTORIES.get(notes.get("history", ""))
+    if "history" not in notes and n_before(notes):
+        history = _LATE
     found = [text for text in (None if totals["is_complete"] else _CUT, history) if text]
     lost = gap_of(notes)
     if lost:

@@ -215,7 +215,9 @@ class Progress:
         self.done = done
         if self.enabled and now - self.begin > _AFTER_S and now - self.last > _EVERY_S and done:
             self.last = now
-            self._show(f"{self.what}: {100 * done / max(total, 1):3.0f} %{self._pace(now, total)}")
+            show_in_place(
+                f"{self.what}: {100 * done / max(total, 1):3.0f} %{self._pace(now, total)}"
+            )
             self.shown = True
         return True
 
@@ -231,14 +233,14 @@ class Progress:
     def close(self) -> None:
         """Clears the line."""
         if self.shown:
-            self._show("")
+            show_in_place("")
 
-    @staticmethod
-    def _show(text: str) -> None:
-        """In place of what is shown: a longer line would begin another, which stays."""
-        try:
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns
-        except (OSError, ValueError):
-            columns = 0
-        width = (columns or _COLUMNS) - 1
-        print(f"\r{text[:width]:<{width}}\r", end="", file=sys.stderr, flush=True)
+
+def show_in_place(text: str) -> None:
+    """On the terminal, in place of what is shown there; a line too long would begin another, which stays."""
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    width = (columns or _COLUMNS) - 1
+    print(f"\r{text[:width]:<{width}}\r", end="", file=sys.stderr, flush=True)

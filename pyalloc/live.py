@@ -1,7 +1,8 @@
 """Figures of a running process, asked for from outside: a Unix socket that answers with JSON.
 
-Processes started by `pyalloc run` answer; others after `import pyalloc.live; pyalloc.live.serve()`.
-The socket is its owner's alone.
+Processes started by `pyalloc run` answer, others after `pyalloc attach` or `import pyalloc.live; pyalloc.live.serve()`.
+The socket is its owner's alone.  Asked is by a number, how many lines of the program are to be told too, or by a line
+of JSON that attached.py answers.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -24,7 +27,8 @@ from pyalloc.errors import UsageError
 ENABLE = "PYALLOC_LIVE"  # environment: "1": serve as soon as torch is imported
 _TIMEOUT_S = 5.0
 _YOUNG_S = 60.0
-_LONGEST_REQUEST = 16  # bytes: how many lines are asked for
+_LONGEST_REQUEST = 1 << 16  # bytes
+_serving: set[Path] = set()  # a forked process has only the files of its parent's
 
 
 def _socket_paths(pid: int) -> list[Path]:
@@ -52,6 +56,9 @@ def figures(n_lines: int = 0) -> dict[str, Any]:
     """
     torch: Any = sys.modules.get("torch")
     result: dict[str, Any] = {"pid": os.getpid(), "argv": sys.argv, "devices": {}}
+    attached = sys.modules.get("pyalloc.attached")
+    if attached is not None:
+        result["recording"] = attached.state()
     if torch is None or not torch.cuda.is_initialized():
         return result
     for index in filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count())):
@@ -88,6 +95,8 @@ def _lines(n: int) -> list[dict[str, Any]]:
 def serve() -> Path | None:
     """Answers from a thread until the process ends.  None where it cannot (no Unix sockets, no folder)."""
     path = _socket_paths(os.getpid())[0]  # what is elsewhere may be another user's
+    if path in _serving and path.exists():  # not swept away with old files
+        return path
     _remove_left_behind(path.parent)
     try:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -101,6 +110,7 @@ def serve() -> Path | None:
     except (AttributeError, OSError):
         return None
     owner = os.getpid()
+    _serving.add(path)
     threading.Thread(target=_answer_all, args=(listener,), daemon=True, name="pyalloc-live").start()
     import atexit
 
@@ -136,11 +146,54 @@ def _answer_all(listener: socket.socket) -> None:
             connection, _ = listener.accept()
         except OSError:
             return
-        with connection, contextlib.suppress(OSError, RuntimeError):
-            connection.settimeout(_TIMEOUT_S)
-            wanted = connection.recv(_LONGEST_REQUEST)
-            n_lines = int(wanted) if wanted.isdigit() else 0
-            connection.sendall(json.dumps(figures(n_lines)).encode())
+        # What is asked first may wait for the program.
+        threading.Thread(
+            target=_answer, args=(connection,), daemon=True, name="pyalloc-live"
+        ).start()
+
+
+def _answer(connection: socket.socket) -> None:
+    with connection, contextlib.suppress(OSError, RuntimeError, ValueError):
+        connection.settimeout(_TIMEOUT_S)
+        wanted = connection.recv(_LONGEST_REQUEST)
+        if wanted.startswith(b"{"):
+            reply = _attend(connection, wanted)
+        else:
+            reply = figures(int(wanted) if wanted.isdigit() else 0)
+        connection.sendall(json.dumps(reply).encode())
+
+
+def _attend(connection: socket.socket, begun: bytes) -> dict[str, Any]:
+    if peer_of(connection)[1] not in (os.getuid(), 0):
+        return {"error": "it belongs to another user"}
+    from pyalloc import attached  # with all that records
+
+    wanted = json.loads(_whole_line(connection, begun))
+    if _is_gone(connection):  # it waited too long for this thread
+        raise BrokenPipeError
+    return attached.answer(wanted)
+
+
+def _is_gone(connection: socket.socket) -> bool:
+    is_readable = select.select([connection], [], [], 0)[0]
+    return bool(is_readable) and not connection.recv(1, socket.MSG_PEEK)
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Numbers of the process and of the user at the other end."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, user, _ = struct.unpack("3i", found)
+    return pid, user
+
+
+def _whole_line(connection: socket.socket, begun: bytes) -> bytes:
+    """What comes until the end of a line, or of the connection."""
+    while not begun.endswith(b"\n") and len(begun) < _LONGEST_REQUEST:
+        part = connection.recv(_LONGEST_REQUEST)
+        if not part:
+            break
+        begun += part
+    return begun
 
 
 def ask(pid: int, n_lines: int = 0) -> dict[str, Any]:
@@ -149,21 +202,49 @@ def ask(pid: int, n_lines: int = 0) -> dict[str, Any]:
     Raises:
         UsageError: it does not listen.
     """
-    path = socket_path(pid)
     try:
-        if path.lstat().st_uid not in (os.getuid(), 0):
-            raise UsageError(f"{path} belongs to another user, who could tell anything")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_TIMEOUT_S)
-            connection.connect(str(path))
-            connection.sendall(str(n_lines).encode())
-            parts = []
-            while part := connection.recv(1 << 16):
-                parts.append(part)
-        result: dict[str, Any] = json.loads(b"".join(parts))
+        return _exchange(pid, str(n_lines).encode(), _TIMEOUT_S)
     except (OSError, ValueError):
         raise UsageError(
-            f"process {pid} does not answer: start it with `pyalloc run`, or run in it "
-            "`import pyalloc.live; pyalloc.live.serve()`"
+            f"process {pid} does not answer: `pyalloc attach {pid}` lets it, and so does to start it with `pyalloc "
+            "run`, or to run in it `import pyalloc.live; pyalloc.live.serve()`"
         ) from None
+
+
+def request(pid: int, what: dict[str, Any], within_s: float) -> dict[str, Any] | None:
+    """What another process answers to it (attached.py); None: nobody listens there.
+
+    Raises:
+        UsageError: it listens and does not answer.
+    """
+    try:
+        found = _exchange(pid, json.dumps(what).encode() + b"\n", within_s)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+    except TimeoutError:
+        raise UsageError(
+            f"process {pid} listens, but has not answered for {within_s:.0f} s: it is busy in C code that lets no "
+            "other Python code run. Try again, or for longer: --wait 300"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"process {pid} does not answer as it should: {error}") from None
+    if "devices" in found:
+        raise UsageError(
+            f"process {pid} runs another version of pyalloc, which cannot be attached to"
+        )
+    return found
+
+
+def _exchange(pid: int, wanted: bytes, within_s: float) -> dict[str, Any]:
+    path = socket_path(pid)
+    if path.lstat().st_uid not in (os.getuid(), 0):
+        raise UsageError(f"{path} belongs to another user, who could tell anything")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(within_s)
+        connection.connect(str(path))
+        connection.sendall(wanted)
+        parts = []
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    result: dict[str, Any] = json.loads(b"".join(parts))
     return result

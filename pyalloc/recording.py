@@ -9,8 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import shlex
-import signal
 import sys
 import threading
 import time
@@ -19,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pyalloc import _core, caveats, files, history, marks, sharing, snapshots
-from pyalloc.config import CUBLAS_BYTES, CUBLAS_CONF, ENVIRONMENT, TORCH_CONF
+from pyalloc import _core, caveats, files, history, mainthread, marks, noted, sharing, snapshots
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
 
@@ -51,6 +48,11 @@ _active = _Active()
 def is_active() -> bool:
     """Is this process being recorded?"""
     return _active.recorder is not None
+
+
+def active_path() -> Path | None:
+    """Where to, if it is."""
+    return None if _active.recorder is None else _active.recorder.path
 
 
 class _Source(Protocol):
@@ -294,7 +296,27 @@ class Recorder:
     # ---- life ----
 
     def start(self) -> None:
-        """Begins to record; CUDA must be up."""
+        """Begins to record; CUDA must be up.
+
+        Raises:
+            UsageError: another recording runs.
+        """
+        self.begin()
+        self.follow()
+
+    def begin(self) -> None:
+        """The same, without the thread that moves to the file what happened: no lock of Python's is taken for it."""
+        if _active.recorder is not None:  # begun since check()
+            raise UsageError(f"already recording to {_active.recorder.path}")
+        _active.recorder = self
+        try:
+            with self.lock:
+                self._begin()
+        except BaseException:
+            self._detach()
+            raise
+
+    def _begin(self) -> None:
         import torch
 
         writer = self.writer = EventWriter(
@@ -302,30 +324,51 @@ class Recorder:
         )
         self.source = (_Ours if _core.is_created() else _Torchs)(writer, self.stacks)
         now = self.source.clock()
-        for text in _notes(torch, with_command=self.stacks != "none"):
+        for text in noted.about(torch, with_command=self.stacks != "none"):
             writer.mark(Mark(now, "user", text))
         for index in range(torch.cuda.device_count()):
             properties: Any = torch.cuda.get_device_properties(index)
             writer.mark(
                 Mark(now, "device", properties.name, bytes=properties.total_memory, device=index)
             )
-        before = snapshots.take()
-        writer.state(before["segments"], now)
         if isinstance(self.source, _Torchs):
             sharing.begin(torch, self.lock, self._move, self.source.switch)
-        self.source.begin(before)
+        try:
+            self._begin_events(torch, writer, now)
+        except BaseException:
+            self._end()
+            part(self.path).unlink(missing_ok=True)
+            raise
+        marks.listeners.append(self)
+        _observe_oom(torch, self)
+        history.hold(isinstance(self.source, _Ours))
+        atexit.register(self.stop_at_exit)
+
+    def _begin_events(self, torch: Any, writer: EventWriter, now: int) -> None:
+        before = snapshots.take()
+        self.source.begin(before)  # at once: what happens between the two is lost
+        writer.state(before["segments"], now)
         if self.automatic:
             from pyalloc.automarks import AutoMarks
 
             self.hooks = AutoMarks(self)
             self.hooks.install(torch)
-        marks.listeners.append(self)
-        _observe_oom(torch, self)
-        history.hold(isinstance(self.source, _Ours))
-        _active.recorder = self
-        atexit.register(self.stop_at_exit)
-        self.thread = threading.Thread(target=self._follow, daemon=True, name="pyalloc-record")
-        self.thread.start()
+
+    def follow(self) -> None:
+        """From now on what happens reaches the file while the program runs."""
+        thread = threading.Thread(target=self._follow, daemon=True, name="pyalloc-record")
+        thread.start()
+        self.thread = thread  # from now on it can be waited for
+
+    def unfollow(self) -> None:
+        """What happens reaches the file at the end."""
+        self.ended.set()
+        if self.thread is not None:
+            self.thread.join()
+
+    def is_at_work(self) -> bool:
+        """Is this thread in the middle of moving to the file what happened?"""
+        return bool(self.lock._is_owned())
 
     def _follow(self) -> None:
         """What happened reaches the file while the program runs, so that even SIGKILL leaves it readable."""
@@ -381,15 +424,13 @@ class Recorder:
     def stop(self) -> None:
         """Ends the recording; the file gets its name."""
         if _active.recorder is self:
-            with _interrupts_wait():
+            with mainthread.interrupts_wait():
                 self._stop()
 
     def _stop(self) -> None:
         if self.hooks is not None:
             self.hooks.categorise()
-        self.ended.set()
-        if self.thread is not None:
-            self.thread.join()
+        self.unfollow()
         with self.lock:
             writer = self.writer
             if writer is None:  # it could not be written, which was told
@@ -439,30 +480,6 @@ class Recorder:
             _active.recorder = None
 
 
-@contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C while the last of a recording is written counts once that is done; a second time it counts at once."""
-    before = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or before in (None, signal.SIG_IGN):
-        yield
-        return
-    caught: list[int] = []
-
-    def wait(number: int, _frame: object) -> None:
-        caught.append(number)
-        signal.signal(signal.SIGINT, before)
-        print("pyalloc: the recording is being written; Ctrl-C again leaves it", file=sys.stderr)
-
-    signal.signal(signal.SIGINT, wait)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if caught:
-            signal.raise_signal(signal.SIGINT)
-
-
 def _forget_in_child() -> None:
     """A forked process has neither the thread nor the file."""
     if _active.recorder is not None:
@@ -471,23 +488,6 @@ def _forget_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def _notes(torch: Any, *, with_command: bool) -> Iterator[str]:
-    yield f"torch={torch.__version__}"
-    yield f"allocator={'pyalloc' if _core.is_created() else torch.cuda.get_allocator_backend()}"
-    for name in (*TORCH_CONF, ENVIRONMENT, CUBLAS_CONF):
-        if os.environ.get(name):
-            yield f"{name}={os.environ[name]}"
-    ask = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)  # since 2.14
-    if ask is not None:
-        yield f"{CUBLAS_BYTES}={ask()}"
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        if os.environ.get(name):
-            yield f"{name.lower()}={os.environ[name]}"
-    yield f"pid={os.getpid()}"
-    if with_command:
-        yield f"command={shlex.join(getattr(sys, 'orig_argv', sys.argv))}"
 
 
 def _observe_oom(torch: Any, recorder: Recorder) -> None:
@@ -558,14 +558,19 @@ def begin(path: Path, stacks: str, *, automatic: bool, force: bool) -> Recorder:
 
     if not torch.cuda.is_available():
         raise UsageError("there is no CUDA device to record; without one: pyalloc dryrun --record")
-    _check(path, stacks, force)
+    check(path, stacks, force=force)
     torch.cuda.init()
     recorder = Recorder(path, stacks, automatic, overwrites=force)
     recorder.start()
     return recorder
 
 
-def _check(path: Path, stacks: str, force: bool) -> None:
+def check(path: Path, stacks: str, *, force: bool) -> None:
+    """Can a recording begin?
+
+    Raises:
+        UsageError: another runs, or the file exists.
+    """
     if _active.recorder is not None:
         raise UsageError(f"already recording to {_active.recorder.path}")
     check_stacks(stacks)

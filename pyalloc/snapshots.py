@@ -11,7 +11,7 @@ from typing import Any
 
 from pyalloc import sharing
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # `pyalloc attach` may come in between, in the same thread
 
 
 def take() -> dict[str, Any]:

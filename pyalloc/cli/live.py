@@ -15,7 +15,8 @@ from pyalloc.report.live import screen
 class Command:
     """Watch the memory of a running process.
 
-    The process is one that `pyalloc run` started, or in which `import pyalloc.live; pyalloc.live.serve()` ran.
+    The process is one that `pyalloc run` started, that `pyalloc attach` records, or in which `import pyalloc.live;
+    pyalloc.live.serve()` ran.
 
     pyalloc live PID [--interval 1] [--count N] [--lines 8]
 

@@ -11,7 +11,7 @@ from pyalloc.report.text import clip, rows, wrapped
 _BAR = 40
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _NO_STACKS = (
-    "which lines hold it is not known: `pyalloc run --record`, or the program's own call of "
+    "which lines hold it is not known: `pyalloc attach` or `pyalloc run --record`, or the program's own call of "
     "torch.cuda.memory._record_memory_history(), keeps stacks"
 )
 
@@ -34,11 +34,19 @@ def screen(figures: dict[str, Any], history: list[int]) -> str:
             f"idle {size(reserved - allocated)}, retries {stats.get('num_alloc_retries', 0)}, "
             f"OOMs {stats.get('num_ooms', 0)}",
         ]
-    lines += _lines(figures)
+    lines += [*_lines(figures), *_recording(figures.get("recording"))]
     top = max(history, default=0)
     if len(history) > 1 and top:
         lines.append("  " + "".join(_LEVELS[round(8 * value / top)] for value in history[-76:]))
     return "\n".join(lines)
+
+
+def _recording(told: dict[str, Any] | None) -> list[str]:
+    if not told:
+        return []
+    when = "will be recorded, once it uses CUDA," if told.get("waits") else "recorded"
+    left = f", {told['left_s']:.0f} s more" if told.get("left_s") is not None else ""
+    return [f"  {when} to {told['path']}{left}"]
 
 
 def _lines(figures: dict[str, Any]) -> list[str]:

@@ -144,7 +144,7 @@ def test_what_lies_where_memory_is_explained_is_not_overwritten(tmp_path: Path, 
         assert f"{mine} exists; --force overwrites it" in told
     if recording.beside(out) == mine:
         with pytest.raises(UsageError, match=r"out\.oom\.txt exists"):
-            recording._check(out, "python", False)
+            recording.check(out, "python", force=False)
     assert mine.read_text() == "mine"
     pyalloc("dryrun", "--record", out, "--force", sys.executable, "-c", "")
     assert not mine.exists()

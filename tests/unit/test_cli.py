@@ -239,7 +239,7 @@ def test_the_remaining_time_counts_from_where_the_work_began(
     now = 100.0
     shown: list[str] = []
     monkeypatch.setattr(console.time, "monotonic", lambda: now)
-    monkeypatch.setattr(console.Progress, "_show", staticmethod(shown.append))
+    monkeypatch.setattr(console, "show_in_place", shown.append)
     progress = console.Progress("placing")
     progress.enabled = True
     now += 60  # of something else

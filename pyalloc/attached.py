@@ -1,0 +1,238 @@
+"""What a running process does when `pyalloc attach` asks: it begins or ends a recording of itself.
+
+The question comes over the process's live socket, or by the debugger (_bootstrap/injected.py), in a thread of its own.
+Nothing here may raise into the program.  The recording begins in the main thread, between two of its steps, because
+what happens between the look at what is in use and the first event is lost; where that one does not come to it, in
+a call of C that takes long, beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyalloc import _core, live, mainthread, processes, recording
+from pyalloc._bootstrap import leaving
+from pyalloc.errors import PyallocError, UsageError
+
+_MAIN_S = 5.0  # for the main thread to come to it
+_TRIES = 50  # to end in a moment when the main thread is not writing itself
+_NEEDED = ("pyalloc.automarks", "torch.nn.modules.module", "torch.optim.optimizer")
+
+
+@dataclass(eq=False)
+class _Attached:
+    """The recording that was asked for from outside."""
+
+    path: Path
+    recorder: recording.Recorder | None = None  # None: CUDA is not in use yet
+    end_s: float | None = None  # time.monotonic() when it ends by itself
+    ended: threading.Event = field(default_factory=threading.Event)
+    error: str = ""
+
+
+_lock = (
+    threading.RLock()
+)  # of those that ask; the program's own threads never take it but at the start of CUDA
+_current: list[_Attached] = []  # one, or none
+
+
+def _forget_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+    _current.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """What is told to who asks: {"error": why not}, or how the recording is then."""
+    try:
+        with _lock:
+            if request.get("attach") == "begin":
+                return _begin(request)
+            if request.get("attach") == "end":
+                return _end()
+        return {"error": "it does not know what is asked: it runs another version of pyalloc"}
+    except PyallocError as error:
+        return {"error": str(error)}
+    except Exception as error:  # of torch's, say
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _is_over(attached: _Attached) -> bool:
+    """Did it end by itself, or never begin?  Most often the disk was full, or the file there already."""
+    has_ended = attached.recorder is not None and attached.recorder.writer is None
+    return has_ended or bool(attached.error)
+
+
+def state() -> dict[str, Any] | None:
+    """How the recording of this process is, begun from outside or not; None: there is none."""
+    for each in tuple(_current):
+        if not _is_over(each):
+            left = None if each.end_s is None else max(each.end_s - time.monotonic(), 0.0)
+            return {"path": str(each.path), "waits": each.recorder is None, "left_s": left}
+    return {"path": str(recording.active_path())} if recording.is_active() else None
+
+
+# ---- begin ----
+
+
+def _begin(request: dict[str, Any]) -> dict[str, Any]:
+    torch = _torch()
+    _check_free()
+    path, stacks, force = Path(request["path"]), str(request["stacks"]), bool(request["force"])
+    recording.check(path, stacks, force=force)
+    for name in _NEEDED:
+        importlib.import_module(name)
+    recorder = recording.Recorder(path, stacks, bool(request["marks"]), overwrites=force)
+    attached = _Attached(path)
+    in_main = True
+    if torch.cuda.is_initialized():
+        in_main = _start(attached, recorder)
+        _current.append(attached)
+    else:
+        _current.append(attached)
+        torch.cuda._lazy_call(lambda: _start_with_cuda(attached, recorder))
+    _end_after(attached, request["duration_s"])
+    live.serve()
+    return {**_told(torch, attached), "in_main": in_main}
+
+
+def _check_free() -> None:
+    _current[:] = [each for each in _current if not _is_over(each)]
+    for each in _current:
+        waits = "already waits for CUDA, to be recorded"
+        what = waits if each.recorder is None else "is already recorded"
+        raise UsageError(f"it {what} to {each.path}; pyalloc attach {os.getpid()} --stop ends that")
+    if recording.is_active():
+        raise UsageError(
+            f"it is already recorded, to {recording.active_path()}, as its program or `pyalloc run --record` asked; "
+            "what is there so far can be read at any time"
+        )
+
+
+def _torch() -> Any:
+    if "torch" not in sys.modules:
+        raise UsageError(
+            "it has not imported torch, so there is nothing of CUDA to record; attach once it has, or start it with "
+            "`pyalloc run --record out.pya`"
+        )
+    torch = importlib.import_module("torch")  # waits where that is under way
+    if torch.version.cuda is None:
+        raise UsageError("its torch was built without CUDA, so there is nothing to record")
+    return torch
+
+
+def _start(attached: _Attached, recorder: recording.Recorder) -> bool:
+    """Did it begin in the main thread?"""
+    in_main = mainthread.run(recorder.begin, _MAIN_S, _is_idle)
+    if not in_main:
+        recorder.begin()
+    _follow(attached, recorder)
+    return in_main
+
+
+def _is_idle() -> bool:
+    """Does the main thread wait for what happens outside of the process?"""
+    return processes.doing(os.getpid())[0] in processes.WAITS
+
+
+def _follow(attached: _Attached, recorder: recording.Recorder) -> None:
+    recorder.follow()
+    attached.recorder = recorder
+    leaving.before(recorder.stop_at_exit)
+
+
+def _start_with_cuda(attached: _Attached, recorder: recording.Recorder) -> None:
+    """In the thread that uses it first, before it does."""
+    if attached not in _current or attached.recorder is not None:
+        return
+    try:
+        recorder.begin()
+        _follow(attached, recorder)
+    except Exception as error:
+        attached.error = str(error)
+        print(f"pyalloc: this process is not recorded: {error}", file=sys.stderr)
+
+
+def _end_after(attached: _Attached, duration_s: float | None) -> None:
+    if duration_s is None:
+        return
+
+    def wait() -> None:
+        if not attached.ended.wait(duration_s):
+            with _lock, contextlib.suppress(Exception):  # what goes wrong was told by the recording
+                _stop(attached)
+
+    attached.end_s = time.monotonic() + duration_s
+    threading.Thread(target=wait, daemon=True, name="pyalloc-attached").start()
+
+
+def _told(torch: Any, attached: _Attached) -> dict[str, Any]:
+    devices = {}
+    if torch.cuda.is_initialized():
+        in_use = filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count()))
+        devices = {index: torch.cuda.memory_allocated(index) for index in in_use}
+    return {
+        "path": str(attached.path),
+        "waits": attached.recorder is None,
+        "allocator": "pyalloc" if _core.is_created() else torch.cuda.get_allocator_backend(),
+        "bytes": sum(devices.values()),
+    }
+
+
+# ---- end ----
+
+
+def _end() -> dict[str, Any]:
+    if not _current:
+        if recording.is_active():
+            raise UsageError(
+                f"its recording, to {recording.active_path()}, was begun by its program or `pyalloc run --record`, not "
+                "from outside: it ends with the program; what is there so far can be read at any time"
+            )
+        raise UsageError("it is not recorded")
+    attached = _current[0]
+    if _is_over(attached):
+        _current.remove(attached)
+        why = attached.error or "it told why on its standard error"
+        raise UsageError(f"its recording to {attached.path} ended by itself: {why}")
+    _stop(attached)
+    return {"path": str(attached.path), "waits": attached.recorder is None}
+
+
+def _stop(attached: _Attached) -> None:
+    if attached not in _current:
+        return
+    if attached.recorder is not None:
+        _stop_recorder(attached.recorder)
+    attached.ended.set()
+    _current.remove(attached)
+
+
+def _stop_recorder(recorder: recording.Recorder) -> None:
+    """In the main thread as it began, since part of torch's history is its thread's; else beside it."""
+    recorder.unfollow()
+
+    def stop() -> None:
+        if (
+            not recorder.is_at_work()
+        ):  # the main thread, in the middle of what would be written twice
+            recorder.stop()
+
+    for _ in range(_TRIES):
+        if not mainthread.run(stop, _MAIN_S, _is_idle):
+            break
+        if recorder.writer is None:
+            return
+        time.sleep(0.01)
+    recorder.stop()

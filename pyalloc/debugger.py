@@ -1,0 +1,243 @@
+"""The way into a process that listens nowhere: gdb, which lets it call back.
+
+The process is halted for a fraction of a second.  All that is called there is mmap(), for a page that holds the text of
+_bootstrap/injected.py, and Py_AddPendingCall(), for which Python needs no lock and asks for no memory: the text is run
+by the main thread when it next is between two steps of Python.  A main thread that waits for something outside does not
+come to that by itself; there, where it is known to hold no lock, the text is run in the middle of its wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyalloc
+from pyalloc import files, processes
+from pyalloc._bootstrap import injected
+from pyalloc.errors import UsageError
+from pyalloc.live import peer_of
+from pyalloc.processes import ENTRY, FUTEX, WAITS, Process
+
+_GDB_S = 120.0  # it takes half a second; what hangs then is not ours to end
+_DIRECT_S = 2.0  # for a main thread that may be on its way
+_ANSWER_S = 90.0
+_LOOK_S = 0.25
+_TEXT, _SCRIPT = "text", "script"  # files of the private folder
+_OPTIONS = ("-nx", "-q", "-batch")
+_FASTER = "-readnever"  # without what it needs to tell who called a function
+# Nothing is loaded, looked up or run that the process, or a folder, brings along; its threads go on meanwhile.
+_SETTINGS = (
+    "set auto-load off", "set auto-solib-add off", "set confirm off", "set pagination off", "set language c",
+    "set unwindonsignal on", "set print thread-events off",
+)  # fmt: skip
+_LIBRARIES = ("libpython", r"/libc[.-]", "ld-musl")
+_MAPPED = "((unsigned long (*)(void *, unsigned long, int, int, int, long)) mmap)(0, {size}, 3, 0x22, -1, 0)"
+_ADD = f"call ((int (*)(void *, void *)) {ENTRY})((void *) PyRun_SimpleString, (void *) $text)"
+_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+_DONE = "pyalloc: asked"
+
+
+def ask(
+    process: Process,
+    request: dict[str, Any],
+    wait_s: float,
+    tell: Callable[[str], object],
+) -> dict[str, Any]:
+    """What the process answers to a request (attached.py).
+
+    tell: is called with what it is doing, while it does not come to the request.
+
+    Raises:
+        UsageError: it cannot be brought in, or the process did not come to it: then it never will.
+    """
+    gdb = _gdb()
+    with tempfile.TemporaryDirectory(prefix="pyalloc-", dir=_short_folder()) as name:
+        folder = Path(name)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            address = str(folder / "s")
+            listener.bind(address)
+            listener.listen(4)
+            listener.settimeout(_LOOK_S)
+            _lay_down(folder / _TEXT, address)
+            _call(gdb, process, folder, direct=False)
+            connection = _awaited(gdb, process, folder, listener, wait_s, tell)
+        with connection:
+            return _asked(connection, process, request)
+
+
+def _gdb() -> str:
+    found = shutil.which("gdb")
+    if found is None:
+        raise UsageError(
+            "it was not started with `pyalloc run`, so a debugger has to open it, and gdb is not here: apt install "
+            "gdb (or dnf, conda), or start the program with `pyalloc run`"
+        )
+    return found
+
+
+def _short_folder() -> str | None:
+    """For a socket, whose path has 107 characters at most."""
+    return "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 80 else None
+
+
+def _lay_down(file: Path, address: str) -> None:
+    """What the process is to run: it leaves no name in the program's, and lets no error out."""
+    source = f"{Path(injected.__file__).read_text()}\nstart({address!r})\n"
+    text = (
+        "try:\n"
+        f"    __import__('builtins').exec({source!a}, {{'__name__': 'pyalloc_attach'}})\n"
+        "except BaseException:\n"
+        "    pass\n"
+    )
+    files.write(file, text.encode() + b"\0")
+
+
+def _script(process: Process, size: int, direct: bool) -> str:
+    lines = [*_SETTINGS, f"attach {process.pid}", "handle all nostop noprint pass"]
+    lines += [f"sharedlibrary {name}" for name in _LIBRARIES]
+    lines += ["set $call = (int) $orig_rax", "set $has_lock = ((int (*)(void)) PyGILState_Check)()"]
+    mapped = [f"set $text = {_MAPPED.format(size=size)}", f"restore {_TEXT} binary $text"]
+    if direct:
+        waits = " || ".join(f"$call == {number}" for number in WAITS)
+        for_lock = f'$call == {FUTEX} && $_any_caller_is("PyThread_acquire_lock_timed", 8)'
+        lines += [f"if $has_lock == 0 && ({waits} || ({for_lock}))", *mapped]
+        lines += [
+            "set $state = ((int (*)(void)) PyGILState_Ensure)()",
+            "call ((int (*)(void *)) PyRun_SimpleString)((void *) $text)",
+            "call ((void (*)(int)) PyGILState_Release)($state)",
+            "end",
+        ]
+    else:
+        lines += [*mapped, _ADD]
+    return "\n".join([*lines, "detach", f"echo {_DONE}\\n", ""])
+
+
+def _call(gdb: str, process: Process, folder: Path, *, direct: bool) -> None:
+    size = (folder / _TEXT).stat().st_size
+    files.write(folder / _SCRIPT, _script(process, size, direct).encode())
+    # In a session of its own: Ctrl-C would leave the process in the middle of a call that is not its own.
+    child = subprocess.Popen(
+        [
+            gdb,
+            *_OPTIONS,
+            *[_FASTER] * (not direct),
+            "-iex",
+            "set debuginfod enabled off",
+            "-x",
+            _SCRIPT,
+        ],
+        cwd=folder,
+        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": str(folder)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        said, _ = child.communicate(timeout=_GDB_S)
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"gdb (process {child.pid}) has had process {process.pid} for {_GDB_S:.0f} s: it waits for a thread there. "
+            f"It is left to itself, for the program would not outlive its end; kill -INT {child.pid} gives up"
+        ) from None
+    if _DONE not in said:
+        raise UsageError(_why_not(process, said))
+
+
+def _why_not(process: Process, said: str) -> str:
+    """In words, and with what to do."""
+    pid = process.pid
+    if not processes.is_there(pid):
+        return f"process {pid} has ended meanwhile"
+    other = processes.tracer(pid)
+    if other:
+        return f"process {pid} is held by another debugger (process {other}); end that first"
+    if "not permitted" in said or "ptrace" in said:
+        return f"gdb is not let into process {pid}: {_leave()}"
+    lines = [line for line in said.splitlines() if line.strip()] or ["nothing"]
+    return f"gdb could not call into process {pid}; the last it said: {lines[-1]}"
+
+
+def _leave() -> str:
+    """What keeps debuggers out here."""
+    other = "or start the program with `pyalloc run`, which needs no debugger"
+    try:
+        scope = _SCOPE.read_text().strip()
+    except OSError:
+        scope = "0"
+    if scope in ("1", "2"):
+        return (
+            f"kernel.yama.ptrace_scope is {scope}. `sudo sysctl kernel.yama.ptrace_scope=0` lets it in, until the next "
+            f"start of the machine, and every process of yours into the others; {other}"
+        )
+    if scope == "3":
+        return f"kernel.yama.ptrace_scope is 3, until the next start of the machine; {other}"
+    return f"in a container it needs --cap-add SYS_PTRACE (Kubernetes: capabilities, SYS_PTRACE); {other}"
+
+
+def _awaited(
+    gdb: str,
+    process: Process,
+    folder: Path,
+    listener: socket.socket,
+    wait_s: float,
+    tell: Callable[[str], object],
+) -> socket.socket:
+    """The process's call back."""
+    begin = time.monotonic()
+    direct_from = begin + _DIRECT_S
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            connection = None
+        if connection is not None:
+            if peer_of(connection) == (process.pid, os.getuid()):
+                return connection
+            connection.close()
+        if not processes.is_there(process.pid):
+            raise UsageError(f"process {process.pid} has ended meanwhile")
+        now = time.monotonic()
+        number, words = processes.doing(process.pid)
+        if now - begin > wait_s:
+            raise UsageError(
+                f"process {process.pid} has run no Python code of its main thread for {wait_s:.0f} s: {words}. Nothing "
+                "was begun, and nothing will be. Try again, or for longer: --wait 600"
+            )
+        if now > direct_from and number >= 0:
+            _call(gdb, process, folder, direct=True)
+            direct_from = time.monotonic() + _DIRECT_S
+        if now - begin > 1:
+            tell(f"{now - begin:.0f} s: {words}")
+
+
+def _asked(connection: socket.socket, process: Process, request: dict[str, Any]) -> dict[str, Any]:
+    folder = str(Path(pyalloc.__file__).resolve().parent.parent)
+    connection.settimeout(_ANSWER_S)
+    parts = []
+    try:
+        line = json.dumps({"folder": folder, "request": request}).encode() + b"\n"
+        connection.sendall(line)
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+        found: dict[str, Any] = json.loads(b"".join(parts).partition(b"\n")[2])
+    except TimeoutError:
+        raise UsageError(
+            f"process {process.pid} was asked, and has not answered for {_ANSWER_S:.0f} s; `pyalloc live "
+            f"{process.pid}` tells whether it came to it"
+        ) from None
+    except (OSError, ValueError):
+        if processes.is_there(process.pid):
+            raise UsageError(f"process {process.pid} ended the conversation; try again") from None
+        raise UsageError(f"process {process.pid} has ended meanwhile") from None
+    return found

@@ -1,0 +1,101 @@
+"""The program's main thread: calls in it between two steps of its own, and its Ctrl-C, which may have to wait."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_LOOK_S = 0.05
+_OFTEN = 10  # looks
+_asked: list[Any] = []  # what Python may still call
+
+
+@contextlib.contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Ctrl-C while the last of a recording is written counts once that is done; a second time it counts at once."""
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or before in (None, signal.SIG_IGN):
+        yield
+        return
+    caught: list[int] = []
+
+    def wait(number: int, _frame: object) -> None:
+        caught.append(number)
+        signal.signal(signal.SIGINT, before)
+        print("pyalloc: the recording is being written; Ctrl-C again leaves it", file=sys.stderr)
+
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught:
+            signal.raise_signal(signal.SIGINT)
+
+
+def run(
+    call: Callable[[], object], within_s: float, is_idle: Callable[[], bool] = lambda: False
+) -> bool:
+    """Calls it in the main thread, between two steps of that one's Python code, whatever this thread is.
+
+    It may come in the middle of anything: it is to wait for nothing, and to take no lock that may be held there.
+
+    is_idle: does it wait for what happens outside, as far as can be seen?  Then it is given up sooner.
+
+    Returns:
+        Was it called?  If not the main thread has run no Python code meanwhile, and it will not be called.
+
+    Raises:
+        Exception: what it raised.
+    """
+    if threading.current_thread() is threading.main_thread():
+        call()
+        return True
+    once = threading.Lock()
+    done = threading.Event()
+    raised: list[BaseException] = []
+
+    def call_once(_: object) -> int:
+        if once.acquire(blocking=False):
+            try:
+                call()
+            except BaseException as error:
+                raised.append(error)
+            done.set()
+        return 0
+
+    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(call_once)
+    _asked.append(function)
+    if ctypes.pythonapi.Py_AddPendingCall(function, None) != 0:  # too many wait already
+        return False
+    end, n_idle = time.monotonic() + within_s, 0
+    while not done.wait(_LOOK_S) and time.monotonic() < end and n_idle < _OFTEN:
+        n_idle = n_idle + 1 if is_idle() else 0
+    if once.acquire(blocking=False):
+        return False
+    done.wait()
+    _raise_where_it_belongs(raised)
+    return True
+
+
+def _raise_where_it_belongs(raised: list[BaseException]) -> None:
+    """A handler of the program's signals may have raised in the middle of the call: that is for the main thread."""
+    for error in raised:
+        if isinstance(error, Exception):
+            raise error
+        main = ctypes.c_ulong(threading.main_thread().ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(_class_of(error)))
+        raise InterruptedError("the program was interrupted at that moment; try again")
+
+
+def _class_of(error: BaseException) -> type[BaseException]:
+    """One whose instance, made of nothing, is like it: Python makes it in the other thread."""
+    kind, given = type(error), error.args
+    return type(kind.__name__, (kind,), {"__init__": lambda self: kind.__init__(self, *given)})

@@ -1,0 +1,30 @@
+"""What a recording notes of its process, beside what happens there: versions, settings, rank, command line."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from pyalloc import _core
+from pyalloc.config import CUBLAS_BYTES, CUBLAS_CONF, ENVIRONMENT, TORCH_CONF
+
+
+def about(torch: Any, *, with_command: bool) -> Iterator[str]:
+    """Texts `name=value`."""
+    yield f"torch={torch.__version__}"
+    yield f"allocator={'pyalloc' if _core.is_created() else torch.cuda.get_allocator_backend()}"
+    for name in (*TORCH_CONF, ENVIRONMENT, CUBLAS_CONF):
+        if os.environ.get(name):
+            yield f"{name}={os.environ[name]}"
+    ask = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)  # since 2.14
+    if ask is not None:
+        yield f"{CUBLAS_BYTES}={ask()}"
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        if os.environ.get(name):
+            yield f"{name.lower()}={os.environ[name]}"
+    yield f"pid={os.getpid()}"
+    if with_command:
+        yield f"command={shlex.join(getattr(sys, 'orig_argv', sys.argv))}"

@@ -1,0 +1,212 @@
+"""What /proc tells of a running process, for `pyalloc attach`: whose it is, and whether there is torch in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyalloc import elf
+from pyalloc.console import printable
+from pyalloc.errors import UsageError
+
+_PROC = Path("/proc")
+_TORCH = re.compile(r"/lib(torch|c10)(_cuda|_cpu|_python)?\.so")
+_PYTHON = re.compile(r"python(\d)\.(\d+)")
+ENTRY = "Py_AddPendingCall"  # every CPython exports it
+_OLDEST = (3, 10)
+_WIDTH = 50  # of a command line
+# Of x86-64: calls that wait for what happens outside, or for a time; of these Python has let go of its lock.
+WAITS = {
+    0: "read", 7: "poll", 23: "select", 35: "nanosleep", 43: "accept", 45: "recvfrom", 47: "recvmsg", 61: "wait4",
+    230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait",
+    288: "accept4",
+}  # fmt: skip
+FUTEX = 202
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of this user's that can be looked into."""
+
+    pid: int
+    command: str
+    files: frozenset[str]  # mapped into it
+
+    @property
+    def has_torch(self) -> bool:
+        """Is torch loaded?"""
+        return any(_TORCH.search(file) for file in self.files)
+
+    @property
+    def has_pyalloc(self) -> bool:
+        """Is pyalloc loaded, from whatever folder?"""
+        return any("/pyalloc/_core." in file for file in self.files)
+
+    @property
+    def version(self) -> tuple[int, int] | None:
+        """Of its Python, as far as names of files tell."""
+        found = [_PYTHON.search(os.path.basename(file)) for file in sorted(self.files)]
+        named = [each for each in found if each is not None]
+        return (int(named[0][1]), int(named[0][2])) if named else None
+
+    @property
+    def is_python(self) -> bool:
+        """Does the program, or libpython in it, have what a debugger can call?"""
+        libraries = [Path(file) for file in sorted(self.files) if "libpython" in file]
+        return any(map(_offers, [_PROC / str(self.pid) / "exe", *libraries]))
+
+
+def _offers(file: Path) -> bool:
+    try:
+        return ENTRY in elf.read(file).defined
+    except elf.ElfError:
+        return False
+
+
+def find(pid: int) -> Process:
+    """What is known of it.
+
+    Raises:
+        UsageError: there is none, or none that can be attached to, and why.
+    """
+    status = _status(pid)
+    leader = int(status["Tgid"])
+    if leader != pid:
+        raise UsageError(f"{pid} is a thread of process {leader}: pyalloc attach {leader}")
+    if pid == os.getpid():
+        raise UsageError(f"{pid} is this command itself")
+    if status["State"].startswith(("Z", "X")):
+        raise UsageError(f"process {pid} has ended")
+    _check_owner(pid, int(status["Uid"].split()[1]))
+    if status["State"].startswith(("T", "t")) and status["TracerPid"] == "0":
+        raise UsageError(f"process {pid} is stopped; kill -CONT {pid} lets it go on")
+    _check_place(pid)
+    return Process(pid, command(pid), _files(pid))
+
+
+def _status(pid: int) -> dict[str, str]:
+    try:
+        text = (_PROC / str(pid) / "status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        raise UsageError(f"there is no process {pid}") from None
+    return dict(re.findall(r"^(\w+):\s*(.*)$", text, re.MULTILINE))
+
+
+def tracer(pid: int) -> int:
+    """The debugger that has it, or 0."""
+    return int(_status(pid)["TracerPid"])
+
+
+def is_there(pid: int) -> bool:
+    """Has it not ended yet?"""
+    try:
+        return not _status(pid)["State"].startswith(("Z", "X"))
+    except UsageError:
+        return False
+
+
+def _check_owner(pid: int, user: int) -> None:
+    if user == os.getuid():
+        return
+    try:
+        name = pwd.getpwuid(user).pw_name
+    except KeyError:
+        name = f"user {user}"
+    raise UsageError(
+        f"process {pid} belongs to {name}, whose files a recording would be; run this as {name}, not as another user"
+    )
+
+
+def _check_place(pid: int) -> None:
+    for space in ("mnt", "pid"):
+        with contextlib.suppress(OSError):  # not to be seen: gdb will not be let in either
+            if not (_PROC / str(pid) / "ns" / space).samefile(_PROC / "self" / "ns" / space):
+                raise UsageError(
+                    f"process {pid} runs in another container, with files of its own: run pyalloc attach inside of "
+                    "it (docker exec, kubectl exec), with the number that the process has there"
+                )
+
+
+def command(pid: int) -> str:
+    """Its command line, short, for a person."""
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        words = []
+    text = " ".join(printable(shlex.join(words[:-1])).split()) or "?"
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"
+
+
+def _files(pid: int) -> frozenset[str]:
+    try:
+        lines = (_PROC / str(pid) / "maps").read_text(errors="replace").splitlines()
+    except (PermissionError, ProcessLookupError, FileNotFoundError):
+        raise UsageError(
+            f"process {pid} does not let itself be looked into (it has ended, or has rights of its own)"
+        ) from None
+    return frozenset(line.split(maxsplit=5)[5] for line in lines if "/" in line)
+
+
+def check_python(process: Process) -> None:
+    """Raises UsageError where it is no Python with torch that pyalloc can be loaded into."""
+    pid, version = process.pid, process.version
+    if not process.is_python:
+        raise UsageError(
+            f"process {pid} ({process.command}) is not Python with torch; {_instead(pid)}"
+        )
+    if version is not None and version < _OLDEST:
+        found, oldest = (".".join(map(str, each)) for each in (version, _OLDEST))
+        raise UsageError(f"process {pid} runs Python {found}, and pyalloc needs {oldest} or newer")
+    if not process.has_torch:
+        raise UsageError(f"process {pid} ({process.command}) has not loaded torch; {_instead(pid)}")
+
+
+def _instead(pid: int) -> str:
+    found = below(pid)
+    if found:
+        return f"of those that it started these have torch:{found}"
+    return "attach to a process that has, or start the program with `pyalloc run --record out.pya`"
+
+
+def below(pid: int) -> str:
+    """The processes that it started and that have torch, as commands, for who meant one of them; empty: none."""
+    found = with_torch_below(pid)
+    return "".join(f"\n  pyalloc attach {each.pid}   # {each.command}" for each in found)
+
+
+def with_torch_below(pid: int) -> list[Process]:
+    """Processes it started, and these in turn, that have torch."""
+    children: dict[int, list[int]] = {}
+    for folder in _PROC.iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(UsageError):  # it ended
+                parent = int(_status(int(folder.name))["PPid"])
+                children.setdefault(parent, []).append(int(folder.name))
+    found: list[Process] = []
+    waiting = list(children.get(pid, ()))
+    while waiting:
+        child = waiting.pop(0)
+        waiting += children.get(child, ())
+        with contextlib.suppress(UsageError):
+            process = find(child)
+            found += [process] * process.has_torch
+    return found
+
+
+def doing(pid: int) -> tuple[int, str]:
+    """The system call its main thread is in, -1: none; and what that is in words."""
+    try:
+        text = (_PROC / str(pid) / "task" / str(pid) / "syscall").read_text().split()[0]
+        number = int(text) if text.lstrip("-").isdigit() else -1
+    except (OSError, IndexError):
+        return -1, "its main thread is in a call of C"
+    if number in WAITS:
+        return number, f"its main thread waits ({WAITS[number]})"
+    if number == FUTEX:
+        return number, "its main thread waits for another thread"
+    return -1, "its main thread is at work in a call of C"

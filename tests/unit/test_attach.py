@@ -1,0 +1,347 @@
+"""`pyalloc attach` where nothing can be begun, and what it does to the process that it asks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dry_support import PATIENCE_S
+
+from pyalloc import attached, cli, debugger, live, mainthread, processes
+from pyalloc.errors import UsageError
+
+PYTHON = (sys.executable, "-c", "input(), print(flush=True), input()")
+
+
+@contextlib.contextmanager
+def process(*words: str) -> Iterator[int]:
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()  # it has begun
+        yield child.pid
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """By a command that fails."""
+    assert cli.main(["attach", *words]) == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_what_is_no_python_with_torch_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with process("cat") as pid:
+        assert f"process {pid} (cat) is not Python with torch; attach to" in said(capsys, str(pid))
+        os.kill(pid, signal.SIGSTOP)
+        end = time.monotonic() + PATIENCE_S
+        while processes._status(pid)["State"][0] != "T" and time.monotonic() < end:
+            time.sleep(0.01)
+        assert f"kill -CONT {pid}" in said(capsys, str(pid))
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert f"process {pid} has ended" in said(capsys, str(pid))
+    assert f"there is no process {pid}" in said(capsys, str(pid))
+    with process(*PYTHON) as pid:
+        found = said(capsys, str(pid))
+        assert "has not loaded torch; attach to" in found and "`pyalloc run --record" in found
+        assert f"process {pid} is not recorded" in said(capsys, str(pid), "--stop")
+    assert "is this command itself" in said(capsys, str(os.getpid()))
+    assert os.listdir() == []
+
+
+def test_a_thread_is_told_by_its_process(capsys: pytest.CaptureFixture[str]) -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        assert f"pyalloc attach {os.getpid()}" in said(capsys, str(thread.native_id))
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["/usr/lib/libpython3.9.so.1.0"], "runs Python 3.9, and pyalloc needs 3.10 or newer"),
+        (["/usr/lib/libpython3.12.so.1.0"], "has not loaded torch"),
+    ],
+)
+def test_a_python_is_known_by_its_files(
+    files: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_offers", lambda file: "libpython" in file.name)
+    with pytest.raises(UsageError, match=words):
+        processes.check_python(processes.Process(os.getpid(), "train", frozenset(files)))
+
+
+def test_of_a_launcher_the_programs_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those it started, and what these started."""
+    monkeypatch.setattr(processes, "_TORCH", processes.re.compile("/libc[.-]"))  # stands in
+    with process("sh", "-c", "sh -c 'cat; true'; true") as pid:
+        first, second = processes.with_torch_below(pid)
+        assert second.command == "cat"
+        found = said(capsys, str(pid))
+        assert f"these have torch: pyalloc attach {first.pid} # sh -c" in found
+        assert f"pyalloc attach {second.pid} # cat" in found
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be another user")
+def test_a_process_of_another_user_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with process("setpriv", "--reuid=65534", "--clear-groups", "cat") as pid:
+        assert "belongs to nobody" in said(capsys, str(pid))
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0,
+    reason="needs leave to make a namespace",
+)
+def test_a_process_of_a_container_is_told_by_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with process("unshare", "-m", "cat") as pid:
+        assert "inside of it (docker exec" in said(capsys, str(pid))
+
+
+# ---- gdb ----
+
+
+@pytest.fixture
+def python(monkeypatch: pytest.MonkeyPatch) -> Iterator[processes.Process]:
+    """A process that seems to have torch."""
+    monkeypatch.setattr(processes, "_TORCH", processes.re.compile("python"))
+    with process(*PYTHON) as pid:
+        yield processes.find(pid)
+
+
+def fake_gdb(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = folder / "gdb"
+    script.write_text(f"#!/bin/sh\n{text}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def test_without_gdb_it_is_said_what_to_install(
+    python: processes.Process, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert "apt install gdb" in said(capsys, str(python.pid))
+
+
+@pytest.mark.parametrize(
+    ("scope", "words"),
+    [("1", "sysctl kernel.yama.ptrace_scope=0"), ("3", "scope is 3"), ("0", "SYS_PTRACE")],
+)
+def test_what_keeps_gdb_out_is_told(
+    scope: str,
+    words: str,
+    python: processes.Process,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "scope").write_text(scope + "\n")
+    monkeypatch.setattr(debugger, "_SCOPE", tmp_path / "scope")
+    fake_gdb(tmp_path, "echo 'ptrace: Operation not permitted.'", monkeypatch)
+    found = said(capsys, str(python.pid))
+    assert words in found and "`pyalloc run`, which needs no debugger" in found
+
+
+def test_what_else_gdb_says_is_passed_on(
+    python: processes.Process,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake_gdb(tmp_path, "echo 'No symbol \"mmap\" in current context.'", monkeypatch)
+    assert 'the last it said: No symbol "mmap"' in said(capsys, str(python.pid))
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "tracer", lambda _pid: 77)
+        assert "held by another debugger (process 77)" in said(capsys, str(python.pid))
+    fake_gdb(tmp_path, f"kill -9 {python.pid}; sleep 0.1; echo gone", monkeypatch)
+    assert f"process {python.pid} has ended meanwhile" in said(capsys, str(python.pid))
+
+
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb: apt install gdb")
+def test_gdb_brings_the_question_in_and_an_answer_out(
+    python: processes.Process, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its Python has no torch, which was only made to seem so."""
+    found = said(capsys, str(python.pid))
+    assert f"process {python.pid}: it has not imported torch" in found
+    assert processes.is_there(python.pid)
+
+
+def test_what_is_put_into_a_process_calls_nobody_else(tmp_path: Path) -> None:
+    """Who attaches has given up, or is another user: the text does nothing, and says nothing."""
+    debugger._lay_down(tmp_path / "text", str(tmp_path / "nobody"))
+    text = (tmp_path / "text").read_text().rstrip("\0")
+    names = (
+        f"before = None\nbefore = set(globals())\nexec({text!r})\nassert set(globals()) == before"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", names], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# ---- the main thread ----
+
+
+def beside(call: object) -> list[object]:
+    """What it returns, or raises, in another thread."""
+    found: list[object] = []
+
+    def work() -> None:
+        try:
+            found.append(call())  # type: ignore[operator]
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while thread.is_alive():  # Python code, between whose steps the call comes
+        pass
+    return found
+
+
+def test_calls_come_to_the_main_thread() -> None:
+    seen: list[object] = []
+    assert beside(
+        lambda: mainthread.run(lambda: seen.append(threading.current_thread()), PATIENCE_S)
+    ) == [True]
+    assert seen == [threading.main_thread()]
+    assert mainthread.run(lambda: seen.append(1), 0) and seen[1:] == [1]
+    (error,) = beside(lambda: mainthread.run(lambda: 1 / 0, PATIENCE_S))
+    assert isinstance(error, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_in_the_middle_of_a_call_is_the_programs(kind: type[BaseException]) -> None:
+    def handle(number: int, _frame: object) -> None:
+        raise kind(number)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        with pytest.raises(kind) as caught:
+            (error,) = beside(
+                lambda: mainthread.run(lambda: signal.raise_signal(signal.SIGINT), PATIENCE_S)
+            )
+            assert isinstance(error, InterruptedError)
+            while True:  # it comes in a moment
+                pass
+        assert caught.value.args == (signal.SIGINT,)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("within_s", "is_idle"), [(0.1, False), (PATIENCE_S, True)])
+def test_a_main_thread_that_waits_is_given_up_and_not_called_later(
+    within_s: float, is_idle: bool
+) -> None:
+    seen: list[int] = []
+    found: list[bool] = []
+    ours, its = os.pipe()
+
+    def work() -> None:
+        while not attached._is_idle():
+            time.sleep(0.01)
+        found.append(mainthread.run(lambda: seen.append(1), within_s, lambda: is_idle))
+        os.write(its, b"x")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    os.read(ours, 1)
+    thread.join()
+    os.close(ours)
+    os.close(its)
+    assert found == [False] and seen == []
+
+
+# ---- the socket ----
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """This process listens, in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        assert live.serve() == live.serve()
+        yield os.getpid()
+
+
+def test_questions_over_the_socket_are_answered(
+    service: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert live.request(service, {"attach": "end"}, PATIENCE_S) == {"error": "it is not recorded"}
+    found = live.request(service, {"attach": "fly"}, PATIENCE_S)
+    assert found is not None and "another version" in found["error"]
+    assert live.ask(service)["recording"] is None
+    monkeypatch.setattr(live, "peer_of", lambda _connection: (1, os.getuid() + 1))
+    found = live.request(service, {"attach": "end"}, PATIENCE_S)
+    assert found == {"error": "it belongs to another user"}
+    live.socket_path(service).unlink()
+    assert live.request(service, {"attach": "end"}, PATIENCE_S) is None
+    assert live.serve() is not None and live.socket_path(service).exists()  # swept away
+
+
+def test_an_older_service_is_told_by_its_answer(
+    service: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_attend", lambda *_: live.figures())
+    with pytest.raises(UsageError, match="another version of pyalloc"):
+        live.request(service, {"attach": "end"}, PATIENCE_S)
+
+
+def test_who_waits_no_longer_is_not_answered(service: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(attached, "answer", asked.append)
+    ours, its = socket.socketpair()
+    with ours, its:
+        ours.sendall(json.dumps({"attach": "begin"}).encode() + b"\n")
+        ours.close()
+        with pytest.raises(BrokenPipeError):
+            live._attend(its, its.recv(1000))
+    assert asked == []
+
+
+def test_a_service_that_does_not_come_to_it_is_told(service: int) -> None:
+    with attached._lock, pytest.raises(UsageError, match=r"has not answered .* --wait 300"):
+        live.request(service, {"attach": "end"}, 0.1)
+
+
+# ---- the command ----
+
+
+def test_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out.pya.part").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "old.pya").write_text("old")
+    pid = str(os.getppid())
+    assert "exists" in said(capsys, pid, "-o", "old.pya")
+    assert "there is no folder" in said(capsys, pid, "-o", "none/out.pya")
+    assert "without -o and --duration" in said(capsys, pid, "--stop", "-o", "new.pya")
+    for wrong in ("soon", "0s", "-1s", "8000h"):
+        with pytest.raises(SystemExit):
+            cli.main(["attach", pid, f"--duration={wrong}"])
+        assert "is no time like 60s" in capsys.readouterr().err
