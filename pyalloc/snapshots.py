@@ -37,7 +37,7 @@ def segments() -> list[dict[str, Any]]:
 
     ask: Any = torch.cuda.memory.memory_snapshot
     is_newer = "include_traces" in inspect.signature(ask).parameters
-    with sharing.ours():
+    with _without_compiler(torch), sharing.ours():
         found: list[dict[str, Any]] = ask(**({"include_traces": False} if is_newer else {}))
     return found
 

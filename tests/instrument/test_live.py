@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import RunPython
 from dry_support import PATIENCE_S
 
 from instrument.tools import MIB, ROOT, Plan, pyalloc, small_trace
@@ -77,6 +78,23 @@ def test_stats_and_live_of_a_running_process(tmp_path: Path, allocator: str, his
     while live.socket_path(pid).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "does not answer" in pyalloc("stats", pid, expect=2)
+
+
+@pytest.mark.torch
+def test_who_asks_for_lines_does_not_make_the_program_import_the_compiler(
+    dry_python: RunPython,
+) -> None:
+    """It takes longer than who asks waits."""
+    dry_python(
+        """
+        import sys, torch
+        torch.cuda.memory._record_memory_history(stacks="python")
+        x = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+        from pyalloc import live
+        assert [line["blocks"] for line in live.figures(1)["lines"]] == [1]
+        assert "torch._inductor" not in sys.modules
+        """
+    )
 
 
 def test_sockets_of_killed_processes_go_and_others_stay(
