@@ -378,13 +378,13 @@ def _planned(
     n = len(requests.sizes) if steps is None else steps.begin + steps.period
     n_large = sum(size >= _core.PLAN_FROM for size in requests.sizes[:n])
     if max(n_large, n - n_large) > _core.PLAN_MOST or (steps is None and requests.is_cut):
-        what = (
-            "beginning and one step" if steps is not None else "requests, of which no step repeats,"
-        )
+        what = "beginning and one step are {} requests"
+        if steps is None:
+            what = "requests, of which no step repeats, are {}"
         whose = "" if device is None else f" on device {device}"
         raise PlanError(
-            f"{path}: the program's {what}{whose} are {n:,} requests; a plan holds {_core.PLAN_MOST:,} of 64 KiB "
-            "and more and as many smaller ones"
+            f"{path}: the program's {what.format(f'{n:,}')}{whose}; a plan holds {_core.PLAN_MOST:,} of 64 KiB and "
+            "more and as many smaller ones"
         )
     blocks = array("Q")
     placed = []

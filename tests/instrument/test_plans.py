@@ -281,7 +281,7 @@ def test_what_cannot_be_planned(plan: Plan, tmp_path: Path) -> None:
     long = Program(Plan(tmp_path / "long.pya"))
     for i in range(_core.PLAN_MOST + 1):
         long.give(long.take((i + 128) * 512))
-    with pytest.raises(PlanError, match="a plan holds 16,000 of 64 KiB and more"):
+    with pytest.raises(PlanError, match="no step repeats, are 16,001; a plan holds 16,000 of"):
         planning.make(long.hand.done())
     with pytest.raises(PlanError, match="device 3 has no request"):
         planning.make(long.hand.path, device=3)
