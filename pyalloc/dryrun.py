@@ -88,7 +88,8 @@ class Result:
     fits: the program ended well and never died of memory.  ooms: out-of-memory errors raised, caught or not.
     limited: it died of a limit that was set, less than the device has.  needed_bytes: what it had asked a device for
     when it was last out of memory, the refused request too; 0: it never was.
-    memory_calls: calls that take, map or give device memory.  dtoh_copies: reads of values that no kernel computed.
+    memory_calls: calls that take, map or give device memory.  dtoh_copies: reads of what lies on the device;
+    known_copies: those of values that are right, although no kernel ran.
     untold: processes whose torch had no figures; those asked to use pyalloc did not.  replaced: the program chose an
     allocator itself.  masks: indices that were masks, taken as true everywhere.  distinct: calls that ask which
     elements differ, answered with all.  guessed: tensors of labels, counts or lengths that made no sense, made up.
@@ -123,6 +124,7 @@ class Result:
     masks: int = 0
     distinct: int = 0
     guessed: int = 0
+    known_copies: int = 0
     needed_bytes: int = 0
     unreached: str = ""
     plan: str = ""
@@ -325,7 +327,7 @@ def _sum_up(
         needed_bytes=max((report.get("needed", 0) for report in reports.values()), default=0),
         **{
             name: sum(report.get(name, 0) for report in reports.values())
-            for name in ("masks", "distinct", "guessed")
+            for name in ("masks", "distinct", "guessed", "known_copies")
         },
     )
 
@@ -503,6 +505,20 @@ def summary(result: Result) -> str:
     return "\n".join(lines)
 
 
+def _remark_on_reads(result: Result) -> str:
+    copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"
+    read = f"the program read {_size(result.dtoh_bytes)} back from the device in {copies}"
+    if result.known_copies >= result.dtoh_copies:
+        return f"note: {read}; these values are right, although no kernel ran"
+    is_some = result.known_copies > 0
+    known = f", {result.known_copies:,} of them of values that are right" * is_some
+    others = "the others" if is_some else "these values"
+    return (
+        f"warning: {read}{known}; no kernel ran, so sizes and errors that depend on {others} are "
+        "wrong"
+    )
+
+
 def _remarks(result: Result) -> list[str]:
     """What is not as it would be on a card, or not known."""
     found = []
@@ -540,11 +556,7 @@ def _remarks(result: Result) -> list[str]:
             "the full length); memory on a card may be more or less"
         )
     if result.dtoh_copies > 0:
-        copies = "1 copy" if result.dtoh_copies == 1 else f"{result.dtoh_copies:,} copies"
-        found.append(
-            f"warning: the program read {_size(result.dtoh_bytes)} back from the device in {copies}; "
-            "no kernel ran, so sizes and errors that depend on these values are wrong"
-        )
+        found.append(_remark_on_reads(result))
     if result.unreached:
         found.append(f"warning: torch's figures are missing: {result.unreached}")
     elif result.untold:

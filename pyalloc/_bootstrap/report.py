@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pyalloc._bootstrap import answers, leaving, sizes
+from pyalloc._bootstrap import answers, contents, leaving, sizes
 from pyalloc._bootstrap.importing import after_import
 
 _PEAKS = ("requested", "allocated", "reserved")  # of torch's figures, <name>_bytes.all.peak
@@ -154,6 +154,7 @@ def _write(state: _Watch) -> None:
         "limited": state.limited,
         "needed": state.needed,
         **asdict(sizes.counted),
+        **asdict(contents.reads),
         "unfollowed": not sizes.has_kernels(torch),
         "devices": state.peaks,
     }

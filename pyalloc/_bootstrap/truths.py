@@ -16,6 +16,7 @@ from pyalloc._bootstrap import contents, sizes
 from pyalloc._bootstrap.importing import after_import
 
 _NEXT_TO_NOTHING = 1e-30  # less than whatever a loop waits for
+_GUESSED = 1  # as contents.depth() has it
 
 
 def answer(torch: Any) -> None:
@@ -66,7 +67,7 @@ def _all(torch: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
         kernel(x, *dim, **keepdim, out=found)  # for the memory it works in
         known = contents.told(torch, x)
         if known is None:
-            contents.write(torch, found, not contents.is_still_false(x))
+            contents.write(torch, found, not contents.is_still_false(x), depth=_GUESSED)
         else:
             depth = contents.depth(torch, (x,))
             contents.write(torch, found, torch.all(known, *dim, **keepdim), depth=depth)
@@ -127,7 +128,8 @@ def _finite(torch: Any, on_host: Any, kernel: Any, is_so: bool) -> Callable[...,
     def ask(x: Any) -> Any:
         found = kernel(x)
         known = contents.told(torch, x)
-        contents.write(torch, found, is_so if known is None else on_host(known))
+        depth = _GUESSED if known is None else contents.depth(torch, (x,))
+        contents.write(torch, found, is_so if known is None else on_host(known), depth=depth)
         return found
 
     return ask

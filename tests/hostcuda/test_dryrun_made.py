@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -488,3 +489,25 @@ def test_masks_that_are_fractions(torch_found: hostcuda.Torch, tmp_path: Path) -
         assert (1 - kept).nonzero().shape == (6, 2)
     """
     end_well(tmp_path, source)
+
+
+def test_reads_of_what_is_right_are_told_from_others(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Copied there, made, and followed from both; not what a product would have been, nor what is taken for granted."""
+    source = """
+        import torch
+        offsets = torch.tensor([0, 100, 137], device="cuda")
+        assert offsets.diff().tolist() == [100, 37] and offsets.max().item() == 137
+        assert torch.arange(5, device="cuda").cpu().sum() == 10
+        assert torch.rand(9).cuda().cpu().any()
+        product = torch.ones(3, 3, device="cuda") @ torch.ones(3, 3, device="cuda")
+        product.cpu(), product.sum().item(), product.argmax(1).tolist()
+        assert torch.isfinite(product).all()
+        torch.empty(9).copy_(product.flatten())
+    """
+    arguments = ["--json", "figures.json", sys.executable, program(tmp_path, source)]
+    code, _, err = finish(start(arguments, tmp_path))
+    assert code == 0, err
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert (figures["known_copies"], figures["dtoh_copies"]) == (4, 9), err

@@ -164,6 +164,20 @@ def test_a_program_that_never_called_cuda_has_no_figures() -> None:
         assert "not known\n" not in text and " 0 bytes" not in text
 
 
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (0, "warning: {}; no kernel ran, so sizes and errors that depend on these values are wrong"),
+        (2, "warning: {}, 2 of them of values that are right; no kernel ran, so sizes and errors that"
+            " depend on the others are wrong"),
+        (3, "note: {}; these values are right, although no kernel ran"),
+    ],
+)  # fmt: skip
+def test_only_values_that_nobody_computed_are_warned_of(known: int, expected: str) -> None:
+    shown = flat(dryrun.summary(result(1 << 30, dtoh_copies=3, dtoh_bytes=24, known_copies=known)))
+    assert expected.format("the program read 24 bytes back from the device in 3 copies") in shown
+
+
 def test_one_kernel_is_one() -> None:
     assert "and 1 kernel (which computed nothing)" in flat(dryrun.summary(result(8 << 30)))
     assert "and 2 kernels (" in flat(dryrun.summary(result(8 << 30, launches=2)))
