@@ -95,6 +95,7 @@ class Result:
     elements differ, answered with all.  guessed: tensors of labels, counts or lengths that made no sense, made up.
     unreached: why pyalloc could not come into the program, of which torch's figures are missing then.
     no_addresses: a process was not allowed those of a device's memory, so that each request was out of memory.
+    wanted_devices: as many as it needs, where it died of asking for one that is not there.
     plan: the file that was named.  unfollowed: torch is too old for numbers to be followed that are changed in place.
     """
 
@@ -126,6 +127,7 @@ class Result:
     guessed: int = 0
     known_copies: int = 0
     needed_bytes: int = 0
+    wanted_devices: int = 0
     unreached: str = ""
     plan: str = ""
     unfollowed: bool = False
@@ -325,6 +327,7 @@ def _sum_up(
         unfollowed=any(report.get("unfollowed", False) for report in reports.values()),
         no_addresses=any(process.get("addresses_refused", False) for process in counters),
         needed_bytes=max((report.get("needed", 0) for report in reports.values()), default=0),
+        wanted_devices=max((report.get("wanted", 0) for report in reports.values()), default=0),
         **{
             name: sum(report.get(name, 0) for report in reports.values())
             for name in ("masks", "distinct", "guessed", "known_copies")
@@ -385,6 +388,9 @@ def _verdict(result: Result) -> str:
         return f"does not fit {where}: the program died of torch.OutOfMemoryError{needed}"
     if result.exit_code != 0 or _gave_up(result):
         end = f"the program {_end(result.exit_code)}"
+        if result.wanted_devices:
+            there = "the one" if result.n_devices == 1 else f"the {result.n_devices}"
+            end = f"the program asked for another device than {there} of --devices"
         known = f"fits {memory} so far" if _was_stopped(result) else "not known"
         return (
             f"probably does not fit {memory}: {end} after {errors}"
@@ -412,11 +418,12 @@ def _next_command(result: Result) -> str:
     plan = f" --plan {shlex.quote(result.plan)}" if result.plan else ""
 
     def again(memory: int, allocator: str) -> str:
-        devices = f" --devices {result.n_devices}" if result.n_devices > 1 else ""
+        n_devices = max(result.n_devices, min(result.wanted_devices, console.ON_ONE_MACHINE))
+        devices = f" --devices {n_devices}" if n_devices > 1 else ""
         rest = f"--allocator {allocator}{plan} {program}"
         return f"pyalloc dryrun --memory {_typed(memory)}{devices} {rest}"
 
-    if _first(result):
+    if _first(result) or result.wanted_devices:
         return again(result.memory, result.allocator)
     is_refused = not (result.fits or _was_stopped(result))
     if _is_too_much(result) or (_is_last(result) and is_refused):
@@ -448,6 +455,8 @@ def _first(result: Result) -> str:
     is_short = result.error == _OUT_OF_MEMORY or _gave_up(result)
     if result.exit_code == 128 + signal.SIGKILL:  # it left no messages
         return "see whether this machine's own memory ran out (dmesg, journalctl -k)"
+    if result.wanted_devices:
+        return ""
     if result.exit_code != 0 and not is_short and not _was_stopped(result):
         return "look at the messages above"
     if not result.devices and not is_short:

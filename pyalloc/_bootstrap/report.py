@@ -37,6 +37,7 @@ class _Watch:
     needed: int = (
         0  # bytes that it had asked for when it was last out of memory, the refused ones too
     )
+    wanted: int = 0  # devices, where it died of asking for one that is not there
 
 
 def watch(folder: str) -> None:
@@ -70,9 +71,19 @@ def _note_uncaught(state: _Watch) -> None:
             text in str(reason)
             for text in (" allowed; ", "the pool may hold ", "no addresses left to put")
         )
+        if "invalid device ordinal" in str(reason):
+            state.wanted = _wanted_devices()
         shown(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _wanted_devices() -> int:
+    """One for each rank that a launcher started here, or one more than there are."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    torch: Any = sys.modules["torch"]
+    n_devices: int = torch.cuda.device_count()
+    return max(n_devices + 1, int(ranks) if ranks.isdecimal() else 0)
 
 
 def _out_of_memory(error: BaseException | None) -> BaseException | None:
@@ -140,7 +151,9 @@ def _write(state: _Watch) -> None:
     torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     # A forked child inherits the registration, but not the right to use a device its parent used.
-    if os.getpid() != state.pid or cuda is None or not cuda.is_initialized():
+    if os.getpid() != state.pid or cuda is None:
+        return
+    if not (cuda.is_initialized() or state.wanted):
         return
     # Gone where the summary was told without this process, which was not waited for.
     if not os.path.isdir(state.folder):
@@ -153,6 +166,7 @@ def _write(state: _Watch) -> None:
         "error": state.error,
         "limited": state.limited,
         "needed": state.needed,
+        "wanted": state.wanted,
         **asdict(sizes.counted),
         **asdict(contents.reads),
         "unfollowed": not sizes.has_kernels(torch),

@@ -167,3 +167,19 @@ def test_a_process_that_nobody_waited_for_ends_without_a_word(
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 0
     assert "atexit" not in err and "counters" not in err, err
+
+
+def test_a_device_that_is_not_there_is_given_next(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """As many as ranks were started, the first of which to fail ends the others."""
+    source = """
+        import os, torch
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    """
+    ranks = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path, **ranks))
+    assert code == 1 and "invalid device ordinal" in err
+    assert "not known: the program asked for another device than the one of --devices" in flat(err)
+    assert "look at the messages" not in err
+    assert "next: pyalloc dryrun --memory 80GB --devices 4 --allocator native " in err
