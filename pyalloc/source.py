@@ -27,6 +27,8 @@ _BUILT_ON_TORCH = re.compile(r"/(?:site|dist)-packages/(?!(?:torch|functorch|tri
 _BOOTSTRAP = "/pyalloc/_bootstrap/"
 _OWN_CALL = re.compile(rf"{_BOOTSTRAP}|/torch/_ops\.py$")  # and torch's, between them
 _GRAPH = "<eval_with_key>"
+_ENGINE = "torch::autograd::Engine::"
+_AUTOGRAD: Frame = (f"{_ENGINE}thread_main", "", 0)
 # Torch's own functions: losses, softmax, distributions.  What they do inside is not the program's to write otherwise.
 _OF_TORCH = re.compile(r"/torch/(nn|optim|distributions|functional\.py$)")
 _BACKWARD = re.compile(r"/torch/autograd/(__init__|graph)\.py$")
@@ -143,7 +145,7 @@ def without_bootstrap(frames: list[Frame]) -> list[Frame]:
         if any(_BOOTSTRAP in file for _, file, _ in calls):
             calls = [frame for frame in calls if is_cpp(frame[1])]
         kept += calls
-    return kept
+    return kept or [_AUTOGRAD] * bool(frames)
 
 
 def place(frames: tuple[Frame, ...]) -> Place | None:
@@ -196,7 +198,7 @@ def optimizer(frames: tuple[Frame, ...]) -> str:
 
 def is_autograd(frames: tuple[Frame, ...]) -> bool:
     """A thread of torch's autograd, in which no Python runs; known where C++ frames were recorded."""
-    return any(name.startswith("torch::autograd::Engine::") for name, _, _ in frames)
+    return any(name.startswith(_ENGINE) for name, _, _ in frames)
 
 
 def is_backward(frames: tuple[Frame, ...]) -> bool:

@@ -203,9 +203,9 @@ def _peaks_without(totals: dict[str, Any]) -> list[str]:
         where = f" on device {device}" * (len(peaks) > 1)
         left = totals["device_peak_lasting"].get(device, 0)
         lower = f"{size(left)} instead of {size(peak)}: {size(peak - left)} less"
-        told.append(
-            f"without all of them the peak{where} would be {lower if left < peak else 'the same'}"
-        )
+        if size(left) == size(peak):
+            lower = f"{size(peak - left)} less than {size(peak)}" if left < peak else "the same"
+        told.append(f"without all of them the peak{where} would be {lower}")
     return told
 
 

@@ -83,6 +83,15 @@ def test_what_the_peak_would_be_without_them(plan: Plan) -> None:
     )
 
 
+def test_a_little_less_of_much_is_told(plan: Plan) -> None:
+    """Two sizes that read the same would look like a mistake."""
+    for at, n_bytes in ((1 << 40, 5200 * MIB), (1 << 30, 4 * MIB)):
+        plan.event("alloc", addr=at, bytes=n_bytes)
+    plan.event("free_requested", addr=1 << 30)
+    out = pyalloc("top", plan.done(), "--temporary")
+    assert "without all of them the peak would be 4.0 MiB less than 5.08 GiB" in out
+
+
 def test_temporaries_on_a_terminal(plan: Plan) -> None:
     out = pyalloc("top", temporaries(plan), "--temporary", 2)
     told = " ".join(out.split())

@@ -85,6 +85,9 @@ def test_calls_of_a_dry_runs_kernels_are_no_lines_of_the_program() -> None:
         native, native, native, engine,
     ]  # fmt: skip
     assert source.without_bootstrap([native, way, own, model]) == [native, model]
+    alone = tuple(source.without_bootstrap([own, way, own]))
+    assert source.name(alone) == "backward (no Python stack)"
+    assert source.without_bootstrap([]) == []
     assert source.without_bootstrap([native, way, engine, model, own]) == [
         native,
         way,
