@@ -125,7 +125,8 @@ class _Cells:
     def _compiled(self, cell: str) -> Iterable[CodeType]:
         """Its statements, and its last expression, whose value is the cell's as without the magic."""
         shell = self.shell
-        text = shell.transform_cell(cell)
+        # Lines are counted from the magic's on, as editors do.
+        text = "\n" + shell.transform_cell(cell)
         name = shell.compile.cache(text, _number(shell), raw_code=cell)
         tree = shell.transform_ast(shell.compile.ast_parse(text, filename=name))
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None

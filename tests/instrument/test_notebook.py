@@ -94,7 +94,7 @@ def test_what_goes_wrong_in_a_cell_leaves_a_whole_recording(tmp_path: Path) -> N
     assert "-- ZeroDivisionError, 100 MiB" in failed and f"recorded: {path}\n" in failed
     # What comes last is the error with the cell's own lines, and none of ours.
     shown = failed[failed.index("Traceback (most") :]
-    assert "In[3], line 3, in work()" in shown and "1 / 0" in shown and "notebook.py" not in shown
+    assert "In[3], line 4, in work()" in shown and "1 / 0" in shown and "notebook.py" not in shown
     assert f"UsageError: {path} exists; --force overwrites it" in again
     assert again.endswith("-- UsageError, 100 MiB"), "and nothing was run"
     assert f"UsageError: already recording to {nested}" in inner and f"recorded: {nested}" in inner
@@ -182,7 +182,7 @@ def test_a_notebook_shows_the_page(tmp_path: Path) -> None:
     )
     assert content is not None
     frames = [frame for frame, _ in json.loads(content[1])["frames"]]
-    assert "In[2]:3 make" in frames and "In[3]:1 <module>" in frames
+    assert "In[2]:3 make" in frames and "In[3]:2 <module>" in frames
     assert [each["output_type"] for each in told[3]] == ["display_data", "error"]
 
 
