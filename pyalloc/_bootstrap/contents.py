@@ -15,6 +15,7 @@ MOST_BYTES = 2**24
 MOST_DEPTH = 2**12
 # Bytes of fractions: what masks are made by, not pictures or parameters; what is added up and sorted, scores and noise.
 MOST_FRACTIONS, FEW_FRACTIONS = 2**22, 2**20
+FEW_NUMBERS = 2**12  # lengths, shares: one for each sample or graph
 MOST_ASKED = 1000  # of one thing: a loop that waits for kernels nobody tells of ends
 # In place of a count of changes: graphs change it; something did that was not followed.
 _REPEATED, _LOST = -1, -2

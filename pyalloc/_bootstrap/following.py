@@ -35,6 +35,8 @@ _CHANGING_CLONES = (
     *("as_strided_scatter", "diag_embed"),
 )
 
+_OF_ONE = ("neg", "bitwise_not", "sign", "ceil", "floor", "round", "trunc")
+
 
 @dataclass(frozen=True)
 class _How:
@@ -48,7 +50,6 @@ class _How:
     is_part: the result is one of the first argument.
     is_change: the result is the first argument with a part changed; before that it lies there as it was.
     is_copy: the result is the first argument, once or more.
-    chooses: between others by a mask, so that single fractions make another mask, whatever they are.
     """
 
     takes_blank: bool = False
@@ -58,7 +59,6 @@ class _How:
     is_part: bool = False
     is_change: bool = False
     is_copy: bool = False
-    chooses: bool = False
 
 
 class _Kinds:
@@ -199,7 +199,7 @@ def _answer_arithmetic(torch: Any, kinds: _Kinds) -> None:
     for name in ("add", "sub", "mul"):
         combine(f"{name}.Tensor", getattr(aten, name).out, getattr(aten, name).Tensor)
     combine("div.Tensor", aten.div.out, aten.div.Tensor, kinds.quotient)
-    combine("where.self", aten.where.self_out, torch.where, chooses=True)
+    combine("where.self", aten.where.self_out, torch.where)
     for name, kernel, operator, result in (
         ("remainder.Tensor", aten.remainder.Tensor_out, aten.remainder.Tensor, common),
         ("fmod.Tensor", aten.fmod.Tensor_out, aten.fmod.Tensor, common),
@@ -213,7 +213,7 @@ def _answer_arithmetic(torch: Any, kinds: _Kinds) -> None:
         ("clamp", aten.clamp.out, kinds.limited),
         ("clamp.Tensor", aten.clamp.Tensor_out, kinds.limited),
         ("abs", aten.abs.out, kinds.real),
-        *((name, getattr(aten, name).out, same) for name in ("neg", "bitwise_not", "sign")),
+        *((name, getattr(aten, name).out, same) for name in _OF_ONE),
     ):
         _follow(torch, name, kernel, kind)
 
@@ -321,7 +321,7 @@ def _followed(
             return False
         is_few = takes_floats > 0 and args[0].nbytes <= takes_floats
         there = contents.operands(torch, args, is_few or are_masks, takes_blank=how.takes_blank)
-        if there is not None and not (are_masks and _have_others(torch, args, there, how.chooses)):
+        if there is not None and not (are_masks and _have_others(torch, args, there)):
             try:
                 told = on_host(*there, **kwargs)
             except (IndexError, RuntimeError):  # there, of unsigned ones, by 0, or at a guess
@@ -420,18 +420,14 @@ def _may_be_masks(torch: Any, args: Any) -> bool:
     return True
 
 
-def _have_others(torch: Any, args: Any, there: Any, but_single: bool = False) -> bool:
-    """Fractions that no mask has among those of the device: some are made of 0, 1 and 2, and taken from 1.
-
-    but_single: those that are no single ones.
-    """
+def _have_others(torch: Any, args: Any, there: Any) -> bool:
+    """Many fractions that no mask has among those of the device: some are made of 0, 1 and 2, and taken from 1."""
     for each, found in zip(args, there, strict=True):
         if isinstance(each, (list, tuple)):
             is_other = _have_others(torch, each, found)
-        elif but_single and torch.is_tensor(each) and each.dim() == 0:
-            is_other = False
         elif torch.is_tensor(each) and each.is_cuda and each.is_floating_point():
-            is_other = not sum(found == n for n in range(-2, 3)).all()  # all that float8 can
+            is_many = each.numel() > contents.FEW_NUMBERS
+            is_other = is_many and not sum(found == n for n in range(-2, 3)).all()  # of float8, too
         else:
             is_other = False
         if is_other:
@@ -461,9 +457,9 @@ def _converted(torch: Any) -> Callable[..., Any]:
     convert = torch.ops.aten._to_copy.default
     generic = torch._C.DispatchKey.CompositeExplicitAutograd
 
-    def is_few(x: Any, made: Any) -> bool:
-        is_small = made.nbytes <= contents.FEW_FRACTIONS and x.element_size() > 1
-        return is_small and x.numel() > 0 and contents.is_plain(torch, x) and bool(x.any())
+    def is_small(x: Any, made: Any) -> bool:
+        is_few = made.nbytes <= contents.FEW_FRACTIONS and x.element_size() > 1
+        return is_few and x.numel() > 0 and contents.is_plain(torch, x)
 
     def call(x: Any, **kwargs: Any) -> Any:
         made = convert._op_dk(generic, x, **kwargs)
@@ -471,8 +467,13 @@ def _converted(torch: Any) -> Callable[..., Any]:
         if x.is_cuda and not made.is_cuda:
             contents.note_brought(torch, x, made)
         # What a program copies there is there, zeros too.  But of fractions not many are looked at, and those that are
-        # all zeros are there to be filled in.
-        is_of_use = made.is_cuda and (is_whole or x.is_cuda or x.numel() == 1 or is_few(x, made))
+        # all zeros may be there to be filled in, as those that the device makes.
+        is_sure = is_whole or x.is_cuda or x.numel() == 1
+        is_few = made.is_cuda and not is_sure and is_small(x, made)
+        is_blank = is_few and not x.any()
+        if is_blank and contents.put(torch, x) is not None and not contents.is_repeated(torch):
+            contents.note_blank(made, 0)
+        is_of_use = made.is_cuda and (is_sure or (is_few and not is_blank))
         takes_floats = is_whole or (x.is_cuda and _may_be_masks(torch, (x,)))
         known = contents.put(torch, x, takes_floats) if is_of_use else None
         if known is not None and not is_whole and _have_others(torch, (x,), (known,)):

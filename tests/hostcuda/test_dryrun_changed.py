@@ -538,3 +538,25 @@ def test_copies_of_which_a_part_is_changed(torch_found: hostcuda.Torch, tmp_path
         assert made.nonzero().shape == (24, 2)
     """
     end_well(tmp_path, source)
+
+
+def test_a_row_of_zeros_among_others_that_are_known(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """A buffer of flags as PPO has: a step at which no episode ended had made all of it unknown."""
+    source = """
+        import torch
+        flags = torch.eye(4)
+        flags[2] = 0
+        done = torch.zeros(4, 4, device="cuda")
+        for t in range(4):
+            done[t] = flags[t].to("cuda")
+        assert done.sum().item() == 3 and done.sum(1).tolist() == [1, 1, 0, 1]
+
+        # there to be filled in, and zeros that nobody computed are no better known for having been on the host
+        alone = torch.zeros(4).to("cuda")
+        assert (alone > 0).nonzero().shape == (4, 1)
+        unknown = (torch.ones(4, 4, device="cuda") @ torch.ones(4, 4, device="cuda")).cpu().to("cuda")
+        assert torch.cat([unknown, torch.eye(4, device="cuda")]).sum().item() < 1
+    """
+    end_well(tmp_path, source)

@@ -483,8 +483,8 @@ def test_masks_that_are_fractions(torch_found: hostcuda.Torch, tmp_path: Path) -
 
         weights = torch.randn(2, 3, device="cuda")
         assert (weights * kept).nonzero().shape == (6, 2)  # nobody knows
-        scaled = kept * 0.5 * kept  # no masks any more
-        assert scaled.nonzero().shape == (6, 2)
+        scaled = kept * 0.5 * kept
+        assert scaled.nonzero().shape == (3, 2)  # no masks any more, but few
         kept.lerp_(weights, 0.5)
         assert (1 - kept).nonzero().shape == (6, 2)
     """
@@ -511,3 +511,22 @@ def test_reads_of_what_is_right_are_told_from_others(
     assert code == 0, err
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert (figures["known_copies"], figures["dtoh_copies"]) == (4, 9), err
+
+
+def test_shares_of_lengths(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
+    """As pooling of graphs and speech have them: half of each graph's nodes, a length for each sample.  All was 0."""
+    source = """
+        import torch
+        n = torch.tensor([5, 6, 9], device="cuda")
+        assert (0.5 * n.float()).ceil().long().tolist() == [3, 3, 5]
+        shares = torch.tensor([0.25, 1.0, 0.7]).cuda()
+        assert (shares * 20).round().int().tolist() == [5, 20, 14]
+        degree = torch.zeros(4, device="cuda")
+        degree.scatter_add_(0, torch.tensor([0, 3, 3, 3]).cuda(), torch.ones(4, device="cuda"))
+        assert int(degree.max()) == 3
+
+        # many fractions are weights and pictures, of which nobody asks
+        picture = torch.full((5000,), 0.5).cuda()
+        assert (picture * 2).mean().item() == 1e-30
+    """
+    end_well(tmp_path, source)
