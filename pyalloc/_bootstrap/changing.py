@@ -17,17 +17,17 @@ _FILLING = ("fill_.Scalar", "fill_.Tensor", "copy_", "zero_")  # whatever was th
 _MOVING = (
     *("masked_fill_.Scalar", "masked_fill_.Tensor", "masked_scatter_", "index_put_", "index_copy_"),
     *("index_fill_.int_Scalar", "index_fill_.int_Tensor", "scatter_.src", "scatter_.value"),
-    *("tril_", "triu_"),
+    *("tril_", "triu_", "index_add_", "scatter_add_"),
 )
 _COUNTING = (
     *(f"logical_{name}_" for name in ("and", "or", "xor", "not")),
     *("bitwise_not_", "clamp_", "clamp_min_", "clamp_max_", "cumsum_", "neg_"),
-    *("index_add_", "scatter_add_"),
 )
 _COMBINING = tuple(
     f"{name}_.Tensor"
     for name in ("add", "sub", "mul", "div", "bitwise_and", "bitwise_or", "bitwise_xor")
 )
+_GIVEN = ("cumsum.out", "cat.out", "gather.out", "index_select.out")
 _TOGETHER = {  # steps; NAdam's products
     "_foreach_add_.Scalar": "add_",
     "_foreach_mul_.ScalarList": "mul_",
@@ -51,6 +51,8 @@ def answer(torch: Any) -> None:
     ):
         for name in names:
             _above(torch, "AutogradCUDA", name, functools.partial(_performed, torch, name, most))
+    for name in _GIVEN:
+        _above(torch, "AutogradCUDA", name, functools.partial(_written, torch, name))
     for name in _COMBINING:
         sizes.implement(torch, "CUDA", name, _combined(torch, name))
     for name in _TOGETHER:
@@ -91,6 +93,33 @@ def _performed(torch: Any, name: str, most_fractions: int, kernel: Any) -> Calla
             with below(), without_modes():
                 contents.note_brought(torch, args[0], x)
         return x
+
+    return call
+
+
+def _written(torch: Any, name: str, kernel: Any) -> Callable[..., Any]:
+    """Into a tensor that the program gives."""
+    operator = sizes.operator(torch, name)
+
+    def on_host(there: Any, *args: Any, **kwargs: Any) -> None:
+        operator(*args, out=there, **kwargs)
+
+    follow = _following(torch, on_host, contents.MOST_FRACTIONS, True)
+    below, without_modes = (
+        torch._C._AutoDispatchBelowADInplaceOrView,
+        torch._C._DisableTorchDispatch,
+    )
+
+    def call(keyset: Any, *args: Any, out: Any, **kwargs: Any) -> Any:
+        finish = None
+        if out.is_cuda and contents.is_plain(torch, out):
+            with below(), without_modes():
+                finish = follow(out, args)
+        kernel.call_boxed(keyset, *args, out=out, **kwargs)
+        if finish is not None:
+            with below(), without_modes():
+                finish(out._version, kwargs)
+        return out
 
     return call
 
@@ -182,6 +211,9 @@ def _following(
         there = contents.on_host(torch, x) if is_all else contents.put(torch, x, True)
         is_sure = there is not None
         there = there if is_sure else contents.blank(torch, x)
+        is_whole = not (x.is_floating_point() or x.is_complex())
+        is_next = there is None and is_fill and is_whole and contents.comes_next(x)
+        there = contents.on_host(torch, x) if is_next else there
         given = None if there is None else contents.operands(torch, args, True, is_sure)
         depth = contents.depth(torch, args if is_all else (x, *args))
         if given is None or depth > contents.MOST_DEPTH:
@@ -195,6 +227,8 @@ def _following(
                 return
             if is_zero and is_all:
                 contents.note_blank(x, version)
+            elif is_next:
+                contents.note_filled(x, version, depth)
             else:
                 contents.note_change(x, version, is_all, depth)
 

@@ -35,6 +35,7 @@ class _Note:
     depth: by so many operators it follows from places that were spread evenly; 0: it is no guess.
     share: so much of it is true, which of it nobody knows.
     n_asked: so often was it asked of such zeros whether all is true.
+    n_filled: bytes from its start on that were filled in, one part after the other, up to so many changes.
     checksum: as it was brought to the host from where what lies there had been changed by what nobody followed; what
         writes there by way of numpy() counts no change.
     """
@@ -47,6 +48,7 @@ class _Note:
     depth: int = 0
     share: float | None = None
     n_asked: int = 0
+    n_filled: tuple[int, int] = (0, 0)
     checksum: int | None = None
 
 
@@ -361,6 +363,26 @@ def note_change(x: Any, version: int, is_all: bool, depth: int) -> None:
         note.version, note.is_blank, note.depth, note.share = version, False, depth, None
 
 
+def comes_next(x: Any) -> bool:
+    """It begins where that ends which was filled in so far of memory that nobody knew: all may be known in the end."""
+    note = _note(x)
+    is_followed = note is None or note.version == _LOST
+    n_bytes, version = (0, 0) if note is None else note.n_filled
+    start = x.storage_offset() * x.element_size()
+    return is_followed and x.is_contiguous() and x._version == version and start <= n_bytes
+
+
+def note_filled(x: Any, version: int, depth: int) -> None:
+    """The part that comes next."""
+    note = _noted(x)
+    start = x.storage_offset() * x.element_size()
+    n_bytes = max(note.n_filled[0], start + x.nbytes)
+    depth = max(depth, note.depth) if note.n_filled[0] > 0 else depth
+    note_change(x, version, n_bytes >= note.n_bytes, depth)
+    if n_bytes < note.n_bytes:
+        note.version, note.n_filled, note.depth = _LOST, (n_bytes, version), depth
+
+
 def note_count(x: Any, version: int) -> None:
     """Nothing of it changed, which was counted as a change in place; before it all had been followed."""
     note = _note(x)
@@ -422,6 +444,7 @@ def _lose(note: _Note) -> None:
     if note.version != _REPEATED:
         note.version = _LOST
     note.n_empty, note.has_zeros, note.is_blank, note.share = 0, False, False, None
+    note.n_filled = 0, 0
 
 
 def write(torch: Any, x: Any, values: Any, is_new: bool = True, depth: int = 0) -> None:

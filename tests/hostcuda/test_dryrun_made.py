@@ -530,3 +530,28 @@ def test_shares_of_lengths(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
         assert (picture * 2).mean().item() == 1e-30
     """
     end_well(tmp_path, source)
+
+
+def test_what_is_written_into_memory_that_the_program_gives(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Offsets are: a zero, and behind it the sums.  Known when all of it is, not before."""
+    source = """
+        import torch
+        n = torch.tensor([5, 6, 7], device="cuda")
+        offsets = n.new_empty(4)
+        offsets[:1] = 0
+        assert (offsets > 4).nonzero().shape == (4, 1)  # nobody knows
+        torch.cumsum(n, 0, out=offsets[1:])
+        assert offsets.tolist() == [0, 5, 11, 18] and (offsets > 4).nonzero().shape == (3, 1)
+
+        gap = n.new_empty(4)
+        gap[0] = 9
+        gap[2:] = 9
+        assert (gap > 4).nonzero().shape == (4, 1)
+        gap[1] = 9
+        gap += (torch.ones(4, 4, device="cuda") @ torch.ones(4, device="cuda")).long()
+        gap[2:] = 0
+        assert (gap > 4).nonzero().shape == (4, 1)  # what was known of the first two is no more
+    """
+    end_well(tmp_path, source)
