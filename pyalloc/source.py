@@ -33,7 +33,9 @@ _AUTOGRAD: Frame = (f"{_ENGINE}thread_main", "", 0)
 _OF_TORCH = re.compile(r"/torch/(nn|optim|distributions|functional\.py$)")
 _BACKWARD = re.compile(r"/torch/autograd/(__init__|graph)\.py$")
 _PRODUCT = re.compile(
-    r"@|mm\(|matmul|linear|einsum|tensordot|attention|bilinear|lstm|gru|rnn", re.IGNORECASE
+    r"@|m[mv]\(|dot\(|matmul|linear|einsum|attention|lstm|gru|rnn|inner\(|cdist|matrix_power|triangular|pinv"
+    r"|lstsq|cov\(|corrcoef",
+    re.IGNORECASE,
 )
 _WORKSPACE = re.compile(r"at::cuda::get(NewWorkspace|CUDABlasLtWorkspace|CurrentCUDABlasHandle)\b")
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")

@@ -70,6 +70,20 @@ def test_activations_of_its_size_stay_activations(record: Record, batch: int, he
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    "product", ["torch.mv(a, a[0])", "a[0].dot(a[0])", "torch.cdist(a, a)", "torch.linalg.pinv(a)"]
+)
+def test_products_with_vectors_and_by_other_names(record: Record, product: str) -> None:
+    """The power iteration of spectral_norm() has torch.mv()."""
+    found = trace.analyse(record(f"""
+    import torch
+    a = torch.ones(64, 64, device="cuda")
+    found = {product}
+    """))  # fmt: skip
+    assert [n for _, n in labelled(found)] == [32 * MIB]
+
+
+@pytest.mark.torch
 def test_the_oom_file_does_not_blame_the_line(record: Record) -> None:
     source = PROGRAM.replace("BATCH", "(64, 64, 64, 2**24)[step]")
     path = record(source, "--memory", "1GB", expect=None)
