@@ -50,6 +50,7 @@ class _How:
     is_part: the result is one of the first argument.
     is_change: the result is the first argument with a part changed; before that it lies there as it was.
     is_copy: the result is the first argument, once or more.
+    is_inverse: of a mask that is there to be filled in it is true, as often as such a mask is believed to be false.
     """
 
     takes_blank: bool = False
@@ -59,6 +60,7 @@ class _How:
     is_part: bool = False
     is_change: bool = False
     is_copy: bool = False
+    is_inverse: bool = False
 
 
 class _Kinds:
@@ -125,7 +127,7 @@ def answer(torch: Any) -> None:
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
         follow(f"{name}.Tensor", _of_numbers(torch, name), common)
     for name in ("logical_not", "logical_and", "logical_or", "logical_xor"):
-        follow(name, getattr(aten, name).out, mask)
+        follow(name, getattr(aten, name).out, mask, is_inverse=name == "logical_not")
     _answer_arithmetic(torch, kinds)
     follow("gather", aten.gather.out, same, **few)
     follow("cat", aten.cat.out, kinds.joined, is_copy=True)
@@ -215,7 +217,7 @@ def _answer_arithmetic(torch: Any, kinds: _Kinds) -> None:
         ("abs", aten.abs.out, kinds.real),
         *((name, getattr(aten, name).out, same) for name in _OF_ONE),
     ):
-        _follow(torch, name, kernel, kind)
+        _follow(torch, name, kernel, kind, is_inverse=name == "bitwise_not")
 
 
 def _answer_copies(torch: Any, same: Callable[..., Any]) -> None:
@@ -321,6 +323,9 @@ def _followed(
             return False
         is_few = takes_floats > 0 and args[0].nbytes <= takes_floats
         there = contents.operands(torch, args, is_few or are_masks, takes_blank=how.takes_blank)
+        is_mask = how.is_inverse and args[0].dtype == torch.bool
+        if there is None and is_mask and contents.is_still_false(args[0]):
+            there = [contents.blank(torch, args[0])]
         if there is not None and not (are_masks and _have_others(torch, args, there)):
             try:
                 told = on_host(*there, **kwargs)
@@ -333,7 +338,8 @@ def _followed(
         if among is not None and args[0].is_floating_point():
             n, dim = among(*args, **kwargs)
             last = results[-1].movedim(dim, -1) if results[-1].dim() > 0 else results[-1]
-            places = torch.arange(last.numel(), device="cpu") % max(n, 1)
+            # From the middle on: what ends a text, or pads it, is among the first tokens, or the last.
+            places = (torch.arange(last.numel(), device="cpu") + n // 2) % max(n, 1)
             contents.write(torch, last, places.view(last.shape), depth=1)
         elif how.orders and _is_within(torch, how.orders, *args):
             contents.write(torch, results[0], True)

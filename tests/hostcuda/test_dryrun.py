@@ -132,7 +132,7 @@ def test_out_of_addresses_asks_for_no_larger_device(
 
 
 def test_exit_codes_and_errors_pass_through(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
-    source = "import torch; torch.ones(1).cuda().item(); raise SystemExit(37)"
+    source = "import torch; torch.randn(1).cuda().exp().item(); raise SystemExit(37)"
     code, _, err = finish(start([sys.executable, program(tmp_path, source)], tmp_path))
     assert code == 37
     assert "ended with exit code 37" in err

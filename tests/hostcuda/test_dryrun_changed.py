@@ -258,7 +258,18 @@ def test_loops_over_tokens_go_on_to_their_limit(
             tokens[:, place] = torch.where(is_told[:, place], tokens[:, place], chosen)
             ended |= ~is_told[:, place] & torch.isin(tokens[:, place], torch.tensor([1, 2]))
             assert not all(ended)
-        assert tokens[:, 3:9].tolist() == [[4, 0, 0, 0, 0, 0], [4, 5, 6, 7, 1, 1], [4, 5, 2, 2, 2, 2]]
+        assert tokens[0, 3:9].tolist() == [4, *[250] * 5] and tokens[2, 3:9].tolist() == [4, 5, *[252] * 4]
+        n, limits = 0, torch.tensor([3, 5, 2])
+        for go_on in (lambda done: (~done).any(), lambda done: done.logical_not().sum() > 0):
+            n, done = 0, torch.zeros(3, dtype=torch.bool)
+            while go_on(done):
+                n += 1
+                done |= limits <= n
+            assert n == 5
+        n, done = 0, torch.zeros(3, dtype=torch.bool)  # which a kernel that nobody tells of fills in
+        while (~done).any():
+            n += 1
+        assert n == 1000
         left = torch.ones(3, dtype=torch.int64)
         while left.max() > 0:
             left *= head(torch.randn(3, 8)).argmax(-1) != 500
