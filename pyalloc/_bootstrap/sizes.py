@@ -157,7 +157,8 @@ def _choose_everything(torch: Any) -> Callable[..., Any]:
         # Transposed, so that the places along one dimension lie together.
         places = torch.empty((mask.dim(), n), dtype=torch.int64, device=mask.device)
         if known is not None:
-            contents.write(torch, places, known.nonzero().t())
+            depth = contents.depth(torch, (mask,))
+            contents.write(torch, places, known.nonzero().t(), depth=depth)
         elif n == mask.numel() <= _FEW:  # loops go over them one by one
             everything = torch.ones(mask.shape, dtype=torch.bool, device="cpu")
             contents.write(torch, places, everything.nonzero().t())
@@ -226,8 +227,9 @@ def _all_different(torch: Any) -> dict[str, Callable[..., Any]]:
             if known is not None:
                 told = operator(known, *args)
                 made = tuple(each.resize_(it.shape) for each, it in zip(made, told, strict=True))
+                depth = contents.depth(torch, (x,))
                 for each, it in zip(made, told, strict=True):
-                    contents.write(torch, each, it)
+                    contents.write(torch, each, it, depth=depth)
             return made
 
         return call
