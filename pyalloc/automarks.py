@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +62,8 @@ class AutoMarks:
             optimizers.register_optimizer_step_pre_hook(self.before_optimizer),
             optimizers.register_optimizer_step_post_hook(self.after_optimizer),
         ]
+        # They run once more for torch.compile()'s module around the program's, which torch warns of at each call.
+        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global")
         self._wrap_backward(torch)
         self._wrap_empty_cache(torch)
         self._wrap_cublas_workspace(torch)

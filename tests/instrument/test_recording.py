@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dry_support import python_for
 
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, pyalloc
@@ -542,3 +543,18 @@ def test_gradients_that_are_asked_for_are_a_backward(record: Record, allocator: 
             seen[outer.name] = sum(phase.name == "backward" for phase in inside)
     assert seen == {"penalty": 2, "func": 1, "inner": 2, "failing": 1}
     assert "retain_graph" not in found.notes
+
+
+@pytest.mark.torch
+def test_a_compiled_module_warns_of_no_hooks_that_the_program_has_not_made(tmp_path: Path) -> None:
+    source = """
+import warnings, torch
+model = torch.compile(torch.nn.Linear(8, 8).cuda(), backend="eager")
+with warnings.catch_warnings(record=True) as said:
+    model(torch.ones(2, 8, device="cuda"))
+print("said", [str(each.message) for each in said])
+"""
+    script = tmp_path / "program.py"
+    script.write_text(source)
+    out = pyalloc("dryrun", "--record", tmp_path / "out.pya", python_for(source), script)
+    assert "said []\n" in out
