@@ -19,13 +19,10 @@ trace_raise(pya_status status, const char *path, const char *why) {
     if (status == PYA_E_HOST_NOMEM) {
         return PyErr_NoMemory();
     }
-    const bool exists = status == PYA_E_INVAL && why[0] == '\0';
-    const bool is_usage = exists || status == PYA_E_BUSY;
+    const bool is_usage = status == PYA_E_INVAL || status == PYA_E_BUSY;
     PyOS_snprintf(
         text, sizeof text, "%s: %s", path,
-        exists ? "the file exists; choose another name or ask to overwrite it"
-        : status == PYA_E_BUSY
-            ? "it is being written already: each recording needs a name of its own"
+        status == PYA_E_BUSY ? "it is being written already: each recording needs a name of its own"
         : status == PYA_E_IO ? strerror(errno)
         : why[0] != '\0'     ? why
                              : pya_status_text(status));
@@ -99,7 +96,13 @@ writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     pya_status status =
         pya_trace_create(PyBytes_AsString(bytes), overwrite != 0, &writer_from(self)->writer);
     if (status != PYA_OK) {
-        trace_raise(status, PyBytes_AsString(bytes), "");
+        const char *why = "";
+        if (status == PYA_E_INVAL) {
+            why = overwrite != 0
+                      ? "it, or the same name with .part, is no plain file; choose another name"
+                      : "the file exists; choose another name or ask to overwrite it";
+        }
+        trace_raise(status, PyBytes_AsString(bytes), why);
         Py_DECREF(self);
         return NULL;
     }

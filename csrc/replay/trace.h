@@ -103,7 +103,8 @@ const char *pya_trace_kind_name(int kind);
 struct pya_trace_writer;
 
 /* Writes to "<path>.part" and renames at close, so that a file under its own name is whole.  PYA_E_INVAL: path exists
- * and overwrite is false.  PYA_E_BUSY: another writer has it.  In a forked child the writer is inert. */
+ * and overwrite is false, or path or "<path>.part" is a device, a pipe, a socket or a folder.  PYA_E_BUSY: another writer
+ * has it.  In a forked child the writer is inert. */
 PYA_MUST_CHECK pya_status
 pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out);
 /* The same text gives the same number. */

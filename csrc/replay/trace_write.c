@@ -422,10 +422,20 @@ part_is_named(int fd, const char *part) {
            ours.st_ino == named.st_ino;
 }
 
-/* Removes what a killed process left.  PYA_E_BUSY: it still writes.  Who holds the lock of the file under this name, and
- * nobody else, may take the name from it. */
+/* A device, a pipe, a socket or a folder: none is replaced.  A link is, for it is not what it points to. */
+static bool
+path_is_special(const char *path) {
+    struct stat info;
+    return lstat(path, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISLNK(info.st_mode);
+}
+
+/* Removes what a killed process left.  PYA_E_BUSY: it still writes; PYA_E_INVAL: it is no plain file.  Who holds the lock
+ * of the file under this name, and nobody else, may take the name from it. */
 static pya_status
 part_remove(const char *part) {
+    if (path_is_special(part)) {
+        return PYA_E_INVAL;
+    }
     const int fd = open(part, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) {
         return unlink(part) == 0 || errno == ENOENT ? PYA_OK
@@ -468,7 +478,7 @@ part_create(const char *part, int *out) {
 
 pya_status
 pya_trace_create(const char *path, bool overwrite, struct pya_trace_writer **out) {
-    if (!overwrite && path_exists(path)) {
+    if ((!overwrite && path_exists(path)) || path_is_special(path)) {
         return PYA_E_INVAL;
     }
     struct pya_trace_writer *w = calloc(1, sizeof *w);

@@ -7,7 +7,7 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -88,6 +88,19 @@ def test_a_trace_is_private_and_follows_no_link(tmp_path: Path) -> None:
     assert mode(Path(f"{path}.part")) == 0o600
     writer.close()
     assert mode(path) == 0o600 and victim.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("name", ["out.pya", "out.pya.part"])
+def test_a_trace_replaces_no_pipe_and_no_folder(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / name)
+    kind = stat.S_IFMT((tmp_path / name).stat().st_mode)
+    with pytest.raises(UsageError, match="no plain file"):
+        _core.TraceWriter(tmp_path / "out.pya", True)
+    assert stat.S_IFMT((tmp_path / name).stat().st_mode) == kind
+    assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 def test_what_commands_write_is_private(tmp_path: Path) -> None:
