@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from typing import Protocol
+
+from pyalloc.errors import ConfigError
 
 
 class Listener(Protocol):
@@ -27,6 +30,12 @@ def phase(name: str) -> Iterator[None]:
 
     Reports then say how much memory each phase holds and at most used.  Costs nothing to speak of when no recording
     runs.
+
+    Args:
+        name: what reports call it.
+
+    Raises:
+        TypeError: the name is no text.
     """
     begin_phase(name)
     try:
@@ -37,6 +46,10 @@ def phase(name: str) -> Iterator[None]:
 
 def begin_phase(name: str) -> None:
     """Where a `with` block does not fit; every begin needs its end_phase()."""
+    if not isinstance(name, str):
+        raise TypeError(
+            f"a phase's name is a text, not {name!r}; for example phase(f'batch {{n}}')"
+        )
     for listener in tuple(listeners):  # one that gives up leaves
         listener.on_phase(name, True)
 
@@ -48,9 +61,31 @@ def end_phase(name: str) -> None:
 
 
 def step(number: int | None = None) -> int:
-    """A training step begins; numbered on from the last one unless a number is given.  Returns the number."""
-    current = _steps[0] if number is None else number
+    """A training step begins.
+
+    Args:
+        number: from 0 to 2**63 - 1; None: one more than the last.
+
+    Returns:
+        The number.
+
+    Raises:
+        TypeError: the number is no whole number.
+        ConfigError: it is out of range.
+    """
+    current = _steps[0] if number is None else _checked(number)
     _steps[0] = current + 1
     for listener in tuple(listeners):
         listener.on_step(current)
     return current
+
+
+def _checked(number: int) -> int:
+    """What a recording has room for, told where it is asked for: the recording would end at it later."""
+    try:
+        whole = operator.index(number)
+    except TypeError:
+        raise TypeError(f"a step's number is a whole number, not {number!r}") from None
+    if not 0 <= whole < 2**63:
+        raise ConfigError(f"a step's number is from 0 to 2**63 - 1, not {whole}")
+    return whole

@@ -38,3 +38,36 @@ def test_a_listener_that_leaves_takes_no_mark_from_the_next(
     assert staying.told == [("step", 3), ("step", 4), ("begin", "forward"), ("end", "forward")]
     assert leaving.told[-1][0] == at  # type: ignore[index]
     assert marks.listeners == [staying]
+
+
+@pytest.mark.parametrize("name", [3, None, b"forward"])
+def test_a_phase_whose_name_is_no_text_is_refused_before_anybody_hears(
+    monkeypatch: pytest.MonkeyPatch, name: object
+) -> None:
+    """A recording would end at it."""
+    heard = Heard()
+    monkeypatch.setattr(marks, "listeners", [heard])
+    with pytest.raises(TypeError, match="name is a text, not"), pyalloc.phase(name):  # type: ignore[arg-type]
+        pass
+    assert heard.told == []
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "why"),
+    [
+        ("3", TypeError, "whole number, not '3'"),
+        (2.5, TypeError, "whole number, not 2.5"),
+        (-1, pyalloc.ConfigError, "from 0 to .*, not -1"),
+        (2**63, pyalloc.ConfigError, "from 0 to .*, not 9223372036854775808"),
+    ],
+)
+def test_a_step_that_a_recording_could_not_hold_is_refused(
+    monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception], why: str
+) -> None:
+    heard = Heard()
+    monkeypatch.setattr(marks, "listeners", [heard])
+    monkeypatch.setattr(marks, "_steps", [7])
+    with pytest.raises(error, match=why):
+        pyalloc.step(number)
+    assert heard.told == []
+    assert pyalloc.step() == 7
