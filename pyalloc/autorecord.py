@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pyalloc import console, ranked, recording, sharing
+from pyalloc import console, ranked, recorded, recording, sharing
 from pyalloc._bootstrap import leaving
 from pyalloc._bootstrap.importing import after_import
 from pyalloc.errors import UsageError
@@ -28,14 +28,15 @@ def prepare(path: Path, *, stacks: str, automatic: bool, force: bool) -> dict[st
     Files of an earlier recording stay until remove_earlier().
 
     Raises:
-        UsageError: the file or that of a rank exists and force is not given, or none can be made there.
+        UsageError: the file or that of a rank exists and force is not given, it is a folder, or none can be made there.
     """
+    recorded.check_name(path)
     console.check_folder(path)
     for old in sorted(earlier(path)):
         if not old.is_file():
             raise UsageError(f"{old} is no file and is not overwritten")
         if not force:
-            raise UsageError(f"{old} exists{recording.cut_off(old)}; --force overwrites it")
+            raise UsageError(f"{old} exists{recorded.cut_off(old)}; --force overwrites it")
     return {PATH: str(path.absolute()), STACKS: stacks, MARKS: "1" if automatic else "0"}
 
 
@@ -155,7 +156,7 @@ def _start_from_environment() -> None:
 def _own_path(path: Path) -> Path:
     """One file for each rank; a second process without a rank gets its process number."""
     path = ranked.own(path)
-    return _path_of_process(path) if path.exists() or recording.part(path).exists() else path
+    return _path_of_process(path) if path.exists() or recorded.part(path).exists() else path
 
 
 def _path_of_process(path: Path) -> Path:

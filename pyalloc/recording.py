@@ -17,7 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pyalloc import _core, caveats, files, history, mainthread, marks, noted, sharing, snapshots
+from pyalloc import (
+    _core,
+    caveats,
+    files,
+    history,
+    mainthread,
+    marks,
+    noted,
+    recorded,
+    sharing,
+    snapshots,
+)
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
 
@@ -337,7 +348,7 @@ class Recorder:
             self._begin_events(torch, writer, now)
         except BaseException:
             self._end()
-            part(self.path).unlink(missing_ok=True)
+            recorded.part(self.path).unlink(missing_ok=True)
             raise
         marks.listeners.append(self)
         _observe_oom(torch, self)
@@ -396,7 +407,7 @@ class Recorder:
 
     def oom_path(self) -> Path:
         """Where it is explained why memory ran out; what somebody else wrote there since we began is left."""
-        path = beside(self.path)
+        path = recorded.beside(self.path)
         if self.told_oom is not None or self.overwrites or not path.exists():
             return self.told_oom or path
         return path.with_name(f"{self.path.stem}.{os.getpid()}.oom.txt")
@@ -405,7 +416,7 @@ class Recorder:
         """Everything so far is in the file, which is not whole yet: its name for the time being."""
         self.drain()
         self._write_out()
-        return part(self.path)
+        return recorded.part(self.path)
 
     def _write_out(self) -> None:
         with self.lock:
@@ -453,7 +464,10 @@ class Recorder:
                 self._end()
 
     def _tell(self, error: Exception) -> None:
-        kept = f"; what there was room for: {part(self.path)}" * part(self.path).exists()
+        kept = (
+            f"; what there was room for: {recorded.part(self.path)}"
+            * recorded.part(self.path).exists()
+        )
         print(f"pyalloc: the recording ends here: {error}{kept}", file=sys.stderr)
 
     def _end(self) -> None:
@@ -542,10 +556,16 @@ def record(
         automatic: mark forward, backward and optimizer phases, steps, modules and tensors' categories by hooks.
         force: overwrite the file.
 
+    Yields:
+        The recording; its flush() moves to the file what happened so far, and returns the file's name until then.
+
     Raises:
-        UsageError: the file exists, a recording runs already, or CUDA is not available.
+        UsageError: the file exists, or is a folder, a device or a pipe, a recording runs already, stacks is none of the
+            three, or CUDA is not available.
+        TraceError: the file cannot be made.
+        TypeError: path is no path.
     """
-    recorder = begin(Path(path), stacks, automatic=automatic, force=force)
+    recorder = begin(recorded.path_of(path), stacks, automatic=automatic, force=force)
     try:
         yield recorder
     finally:
@@ -574,24 +594,10 @@ def check(path: Path, stacks: str, *, force: bool) -> None:
     if _active.recorder is not None:
         raise UsageError(f"already recording to {_active.recorder.path}")
     check_stacks(stacks)
-    for old in (path, part(path), beside(path)):
+    recorded.check_name(path)
+    for old in (path, recorded.part(path), recorded.beside(path)):
         if old.exists() and not force:
-            raise UsageError(f"{old} exists{cut_off(old)}; force=True overwrites it")
-
-
-def part(path: Path) -> Path:
-    """The name a recording has until it ends."""
-    return path.with_name(path.name + ".part")
-
-
-def beside(path: Path) -> Path:
-    """The name of what says in words why memory ran out."""
-    return path.with_name(f"{path.stem}.oom.txt")
-
-
-def cut_off(path: Path) -> str:
-    """Why a file of that name may be there, for an error."""
-    return ", from a recording that was cut off or still runs" if path.suffix == ".part" else ""
+            raise UsageError(f"{old} exists{recorded.cut_off(old)}; force=True overwrites it")
 
 
 def check_stacks(stacks: str) -> None:

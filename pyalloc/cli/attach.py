@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pyalloc import attach, autorecord, console, live, processes, recording
+from pyalloc import attach, autorecord, console, live, processes, recorded
 from pyalloc.advice import size
 from pyalloc.errors import UsageError
 
@@ -167,7 +167,7 @@ def _is_recorded(pid: int, path: Path, end_s: float) -> bool:
 
 
 def _tell_end(args: argparse.Namespace, path: Path) -> int:
-    part = recording.part(path)
+    part = recorded.part(path)
     if path.exists():
         console.tell(args, f"recorded: {path}\nnext: pyalloc report {console.quoted(path)}")
         return 0

@@ -14,7 +14,7 @@ import pytest
 from dry_support import PATIENCE_S
 
 from instrument.tools import ALLOCATORS, MIB, ROOT, pyalloc
-from pyalloc import autorecord, recording, trace
+from pyalloc import autorecord, recorded, recording, trace
 from pyalloc.errors import UsageError
 
 pytestmark = pytest.mark.torch
@@ -32,6 +32,30 @@ def test_a_process_never_writes_over_anothers_recording(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert autorecord._own_path(path) == tmp_path / "out.rank1.pya"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "there"])
+def test_a_folder_is_refused_before_anything_is_recorded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    import torch
+
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for force in (False, True):
+        with pytest.raises(UsageError, match=r"is a folder; name a file in it, as .*out\.pya"):
+            recording.record(name, force=force).__enter__()
+        with pytest.raises(UsageError, match="is a folder"):
+            autorecord.prepare(Path(name), stacks="none", automatic=False, force=force)
+
+
+@pytest.mark.parametrize("name", [3, None, b"out.pya"])
+def test_what_is_no_path_is_told_of_whom(name: str) -> None:
+    with pytest.raises(TypeError, match=r"record\(\) takes the name of a file to write, not"):
+        recording.record(name).__enter__()
 
 
 @ALLOCATORS
@@ -142,7 +166,7 @@ def test_what_lies_where_memory_is_explained_is_not_overwritten(tmp_path: Path, 
     for command in ("dryrun", "run"):
         told = pyalloc(command, "--record", out, sys.executable, "-c", "", expect=2)
         assert f"{mine} exists; --force overwrites it" in told
-    if recording.beside(out) == mine:
+    if recorded.beside(out) == mine:
         with pytest.raises(UsageError, match=r"out\.oom\.txt exists"):
             recording.check(out, "python", force=False)
     assert mine.read_text() == "mine"

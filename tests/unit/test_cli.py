@@ -220,7 +220,7 @@ def test_a_folder_is_no_recording_to_overwrite(
 ) -> None:
     assert cli.main(["dryrun", "--record", str(tmp_path), *force, sys.executable, "-V"]) == 2
     told = capsys.readouterr().err
-    assert f"{tmp_path} is no file" in told and "--force" not in told
+    assert f"{tmp_path} is a folder" in told and "--force" not in told
 
 
 def test_the_terminal_is_not_named_by_a_dash(

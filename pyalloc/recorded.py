@@ -1,0 +1,45 @@
+"""The names of a recording's files: which it may have, and which lie beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pyalloc.errors import UsageError
+
+
+def path_of(path: str | os.PathLike[str]) -> Path:
+    """What record() was given.
+
+    Raises:
+        TypeError: it is no path.
+    """
+    name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(name, str):
+        raise TypeError(f"record() takes the name of a file to write, not {path!r}")
+    return Path(name)
+
+
+def check_name(path: Path) -> None:
+    """Can a recording have this name?
+
+    Raises:
+        UsageError: it is a folder's.
+    """
+    if not path.name or path.is_dir():
+        raise UsageError(f"{path} is a folder; name a file in it, as {path / 'out.pya'}")
+
+
+def part(path: Path) -> Path:
+    """The name a recording has until it ends."""
+    return path.with_name(path.name + ".part")
+
+
+def beside(path: Path) -> Path:
+    """The name of what says in words why memory ran out."""
+    return path.with_name(f"{path.stem}.oom.txt")
+
+
+def cut_off(path: Path) -> str:
+    """Why a file of that name may be there, for an error."""
+    return ", from a recording that was cut off or still runs" if path.suffix == ".part" else ""
