@@ -1,6 +1,38 @@
 /* pyalloc._core: limits of a device or a pool, and memory reserved up front.  Sizes are checked by pyalloc/limits.py. */
 #include "module.h"
 
+static size_t
+in_mib(size_t bytes) {
+    return bytes >> 20;
+}
+
+/* What was asked for beside what there is; without that where the device does not tell. */
+static PyObject *
+reserve_refused(struct pya_heap *heap, int device, unsigned long long bytes) {
+    struct pya_memory_info info;
+    char text[512] = "";
+    pya_status status = PYA_OK;
+    Py_BEGIN_ALLOW_THREADS
+    status = pya_memory_info(heap, device, &info);
+    Py_END_ALLOW_THREADS
+    int n = PyOS_snprintf(
+        text, sizeof text, "cannot reserve %zu MiB on device %d; nothing was changed",
+        in_mib((size_t)bytes), device);
+    if (status == PYA_OK) {
+        n += PyOS_snprintf(
+            text + n, sizeof text - (size_t)n, ". Of its %zu MiB %zu are free, %zu are cached here",
+            in_mib(info.total_bytes), in_mib(info.free_bytes), in_mib(info.cached_bytes));
+    }
+    if (status == PYA_OK && info.limit_bytes < info.total_bytes) {
+        n += PyOS_snprintf(
+            text + n, sizeof text - (size_t)n, ", the limit is %zu", in_mib(info.limit_bytes));
+    }
+    PyOS_snprintf(
+        text + n, sizeof text - (size_t)n,
+        ". Ask for less, or raise the limit (pyalloc.set_limit())");
+    return pya_module_raise("AllocatorError", text);
+}
+
 static PyObject *
 limits_reserve(PyObject *self, PyObject *args) {
     (void)self;
@@ -16,10 +48,7 @@ limits_reserve(PyObject *self, PyObject *args) {
     status = pya_reserve(heap, device, (size_t)bytes, stream);
     Py_END_ALLOW_THREADS
     if (status == PYA_E_NOMEM || status == PYA_E_TOO_LARGE) {
-        return pya_module_result(
-            status,
-            "reserving memory failed and changed nothing (ask for less, or raise the limit)",
-            device);
+        return reserve_refused(heap, device, bytes);
     }
     return pya_module_result(status, "reserving memory failed", device);
 }

@@ -61,11 +61,30 @@ def _own_plan(file: str) -> str:
 
 
 def option_text(options: dict[str, Value]) -> str:
-    """The settings as one text in the form of PYALLOC_CONF."""
+    """The settings as one text in the form of PYALLOC_CONF.
+
+    Raises:
+        ConfigError: a value holds a comma, behind which another setting would begin.
+    """
+    for name, value in options.items():
+        if "," in str(value):
+            raise ConfigError(f"option {name!r} cannot be {value!r}: a value has no comma")
     return ",".join(
         f"{name}:{str(value).lower() if isinstance(value, bool) else value}"
         for name, value in options.items()
     )
+
+
+def _plan_file(plan: object) -> str:
+    """The file that was named.
+
+    Raises:
+        ConfigError: it is no path.
+    """
+    name = os.fspath(plan) if isinstance(plan, (str, os.PathLike)) else None
+    if not isinstance(name, str):
+        raise ConfigError(f"plan is a file that `pyalloc plan` wrote, not {plan!r}")
+    return name
 
 
 def environment_text() -> str:
@@ -106,9 +125,9 @@ class Config:
 
     @classmethod
     def of(cls, *, plan: str | os.PathLike[str] | None = None, **options: Value) -> Config:
-        """Settings of the environment, overridden by the keywords."""
+        """Settings of the environment, overridden by the keywords; a plan of "" is none, whatever PYALLOC_PLAN says."""
         parts = [environment_text(), option_text(options)]
-        file = os.environ.get(PLAN, "") if plan is None else os.fspath(plan)
+        file = os.environ.get(PLAN, "") if plan is None else _plan_file(plan)
         return cls(",".join(part for part in parts if part), _own_plan(file) if file else "")
 
     def is_same(self, other: Config) -> bool:

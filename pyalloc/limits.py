@@ -161,7 +161,7 @@ def on_pressure(callback: Callback) -> PressureHandle:
 def _bytes(size: Size) -> int:
     """A size as the options understand it."""
     try:
-        checked = Config(f"limit:{size}".replace(",", " "))  # one setting, whatever follows
+        checked = Config(f"limit:{size}".replace(",", ";"))  # one setting, whatever follows
     except ConfigError:
         raise ConfigError(
             f"{size!r} is no size: give a number of bytes or a text such as '512MB' or '2GiB'"

@@ -116,7 +116,7 @@ parse_decimal(const char *text, char **end) {
     return value;
 }
 
-/* "4096", "512MB", "1.5GiB": K, M, G and T are powers of 1024, as everywhere in GPU memory. */
+/* "4096", "512MB", "1.5 GiB": K, M, G and T are powers of 1024, as everywhere in GPU memory. */
 static bool
 parse_bytes(const char *text, size_t *out) {
     char *end;
@@ -124,6 +124,7 @@ parse_bytes(const char *text, size_t *out) {
     if (end == text || !(value >= 0)) {
         return false;
     }
+    end += strspn(end, " ");
     static const char units[] = "KMGT";
     const char *unit = isalpha((unsigned char)*end) ? strchr(units, *end & ~0x20) : NULL;
     if (unit != NULL) {
@@ -231,15 +232,16 @@ key_is_ignored(const char *key) {
     return strncmp(key, "pinned_", 7) == 0;
 }
 
+/* NULL: its help begins with the names it takes. */
 static const char *
 kind_wants(enum option_kind kind) {
     switch (kind) {
     case KIND_CHOICE:
-        return "one of the names in its help";
+        return NULL;
     case KIND_BOOL:
         return "True or False";
     case KIND_BYTES:
-        return "a size such as 512MB";
+        return "a size such as 512MB or 20GiB";
     case KIND_REAL:
         return "a number from 0 to 1";
     case KIND_SECONDS:
@@ -273,9 +275,10 @@ option_apply(
         return PYA_E_INVAL;
     }
     if (!option_set(options, option, meant)) {
+        const char *wants = meant == with_unit ? "a number of MiB" : kind_wants(option->kind);
         (void)snprintf(
-            message, message_bytes, "option '%s' cannot be '%s': it takes %s (%s)", key, value,
-            kind_wants(option->kind), option->help);
+            message, message_bytes, "option '%s' cannot be '%s': it takes %s%s%s", key, value,
+            wants == NULL ? "" : wants, wants == NULL ? "" : "; it is: ", option->help);
         return PYA_E_INVAL;
     }
     return PYA_OK;
@@ -312,7 +315,7 @@ pya_options_parse(
             colon != NULL && token_copy(text, colon, key) && token_copy(colon + 1, end, value);
         if (!is_short) {
             (void)snprintf(
-                message, message_bytes, "'%.*s' is not of the form key:value",
+                message, message_bytes, "'%.*s' is not of the form key:value, such as memory:tight",
                 (int)(end - text > 60 ? 60 : end - text), text);
             return PYA_E_INVAL;
         }

@@ -46,7 +46,7 @@ def test_unknown_key_names_the_nearest() -> None:
         "memory:enormous",
         "limit:many",
         "limit:-1",
-        "limit:5 b",
+        "limit:5 bits",
         "limit:0.5",
         "limit:0.0001KB",
         ":",
@@ -63,6 +63,56 @@ def test_malformed_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config(text)
     assert str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("memory:tigt", "option 'memory' cannot be 'tigt': it takes tight|balanced|fast: how much"),
+        ("limit:2 parsec", "it takes a size such as 512MB or 20GiB; it is: most bytes to reserve"),
+        ("vmm:maybe", "option 'vmm' cannot be 'maybe': it takes True or False; it is: use the"),
+        (
+            "trim_after:-1",
+            "it takes a number of seconds from 0 to 1000000000; it is: seconds after",
+        ),
+        (
+            "max_split_size_mb:20MB",
+            "cannot be '20MB': it takes a number of MiB; it is: without vmm",
+        ),
+        ("mappings_per_page:-1", "cannot be '-1': it takes a whole number up to 1048576; it is:"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_the_option_takes_and_is(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(text)
+    assert told in str(caught.value)
+
+
+def test_a_size_may_have_a_space_before_its_unit() -> None:
+    assert value(Config("limit:1.5 GiB"), "limit") == str(3 << 29)
+    for wrong in ("limit:1 000", "limit:1 G iB", "limit: GiB"):
+        with pytest.raises(ConfigError, match="a size such as"):
+            Config(wrong)
+
+
+def test_a_keyword_is_one_setting() -> None:
+    """Of limit="2GiB,vmm:False" nobody would find out what became of vmm."""
+    with pytest.raises(ConfigError, match=r"option 'limit' cannot be '2GiB,vmm:False'.*no comma"):
+        Config.of(limit="2GiB,vmm:False")
+
+
+@pytest.mark.parametrize("plan", [3, b"out.plan", ["out.plan"]])
+def test_what_is_no_plan_s_file_is_said_by_name(plan: str) -> None:
+    with pytest.raises(ConfigError, match="plan is a file that `pyalloc plan` wrote, not"):
+        Config.of(plan=plan)
+
+
+def test_no_plan_may_be_asked_for_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYALLOC_PLAN", "out.plan")
+    assert Config.of().plan.endswith("/out.plan")
+    assert Config.of(plan="").plan == ""
 
 
 def test_config_error_is_a_value_error() -> None:
@@ -106,7 +156,7 @@ def test_keywords_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("zzz", "PYALLOC_CONF: 'zzz' is not of the form key:value"),
+        ("zzz", "PYALLOC_CONF: 'zzz' is not of the form key:value, such as memory:tight"),
         (
             "memroy:tight",
             "PYALLOC_CONF: unknown option 'memroy'; did you mean 'memory'? "
