@@ -25,6 +25,7 @@ ON_ONE_MACHINE = 16  # devices; ranks, where there are no more: torchrun's defau
 _TEXTS = ("", ".txt", ".md", ".log")  # what -o may end in, each kind of output its own
 _JSON = ".json"
 _PAGES = (".html", ".htm")
+_MOST = 2**31 - 1  # of an argument that is a number
 _AFTER_S = 1.0  # progress is shown from here on
 _EVERY_S = 0.2
 # Controls but for the end of a line, and what turns the direction of writing.
@@ -75,8 +76,8 @@ def count(text: str) -> int:
 
 def index(text: str) -> int:
     """The type of an argument that is a number from 0 on."""
-    if not text.isdecimal() or int(text) >= 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    if not text.isdecimal() or int(text) > _MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {_MOST}")
     return int(text)
 
 

@@ -226,9 +226,13 @@ def run(options: Options, at_start: Callable[[], None] = lambda: None) -> Result
         HostCudaError: there is no PyTorch with CUDA, or the runtime does not support it.
     """
     if options.allocator not in ALLOCATORS:
-        raise UsageError(f"--allocator is one of {', '.join(ALLOCATORS)}")
+        raise UsageError(
+            f"--allocator is one of {', '.join(ALLOCATORS)}, not {options.allocator!r}"
+        )
     if not 1 <= options.devices <= console.ON_ONE_MACHINE:
-        raise UsageError(f"--devices is a number from 1 to {console.ON_ONE_MACHINE}")
+        raise UsageError(
+            f"--devices is a number from 1 to {console.ON_ONE_MACHINE}, not {options.devices}"
+        )
     command = launching.command("dryrun", None, options.command)
     if options.allocator == "pyalloc":
         Config.of(plan=options.plan or None)  # a mistake is told here, not by each child

@@ -18,12 +18,19 @@ def policies() -> list[str]:
     return [name for name, _ in _core.replay_policies()]
 
 
-def limit_of(text: str) -> int:
-    """Bytes of a device's memory as a person writes them.
+def limit_of(name: str, text: str) -> int:
+    """Bytes of a device's memory as a person writes them behind the option of that name.
 
     Raises:
         UsageError: no size, or less than a page: surely the unit was forgotten; or more than can be counted.
     """
+    try:
+        return _limit_of(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _limit_of(text: str) -> int:
     limit = parse_bytes(text)
     if limit < PAGE:
         hint = (

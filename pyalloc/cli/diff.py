@@ -29,7 +29,9 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """One or two files."""
         parser.add_argument("file", type=Path, nargs="+", help="one or two traces or snapshots")
-        parser.add_argument("--steps", type=int, nargs=2, metavar=("A", "B"), help="two steps")
+        parser.add_argument(
+            "--steps", type=console.index, nargs=2, metavar=("A", "B"), help="two steps"
+        )
         parser.add_argument("-n", type=console.count, default=15, metavar="N", help="rows (15)")
         parser.add_argument(
             "--device", type=console.index, default=-1, metavar="N", help="only this device"

@@ -59,7 +59,7 @@ class Command:
             planning.check(Path(plan))  # a mistake is told here, not by each child
         options = dryrun.Options(
             command=tuple(words),
-            memory=replaying.limit_of(args.memory),
+            memory=replaying.limit_of("--memory", args.memory),
             devices=args.devices,
             allocator=args.allocator,
             reaches_python=args.record is not None,

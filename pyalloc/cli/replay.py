@@ -58,7 +58,7 @@ class Command:
         """Prints one table."""
         console.prepare_output(args)
         names = args.policy or replaying.policies()
-        limit = replaying.limit_of(args.limit) if args.limit else 0
+        limit = replaying.limit_of("--limit", args.limit) if args.limit else 0
         plan = None
         if args.plan is not None:
             if "pyalloc" not in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +112,12 @@ class Command:
 
 def _steps(text: str) -> trace.Steps:
     """The type of an argument that names steps."""
-    first, dash, last = text.partition("-")
     if text == "all":
         return "all"
-    found = console.index(first), console.index(last if dash else first)
+    named = re.fullmatch(r"(\d+)(?:-(\d+))?", text, re.ASCII)
+    if named is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no step N, no steps N-M and not all")
+    found = console.index(named[1]), console.index(named[2] or named[1])
     if found[0] > found[1]:
         raise argparse.ArgumentTypeError(f"{text!r}: the first of two steps comes before the last")
     return found

@@ -41,7 +41,7 @@ class Command:
     def run(self, args: argparse.Namespace) -> int:
         """One row for each combination."""
         console.prepare_output(args)
-        limits = [replaying.limit_of(text) for text in args.limit] if args.limit else [0]
+        limits = [replaying.limit_of("--limit", text) for text in args.limit] if args.limit else [0]
         typed = dict(
             zip(limits, args.limit or [], strict=False)
         )  # two may be the same when rounded

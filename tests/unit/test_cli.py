@@ -176,6 +176,8 @@ def test_pythons_that_pyalloc_cannot_get_into_are_refused() -> None:
         ["report", "trace", "--device", "4294967296"],
         ["live", "--", "-5"],
         ["live", "1", "--count", "-1"],
+        ["live", "1", "--lines", "99999999999"],
+        ["diff", "trace", "--steps", "1", "two"],
     ],
 )
 def test_numbers_that_name_nothing_are_refused(
@@ -186,12 +188,31 @@ def test_numbers_that_name_nothing_are_refused(
     assert "is not a number from" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("step", ["x", "-1", "3-", "1-2-3", "", "ALL"])
+def test_what_names_no_steps_is_told_as_it_was_typed(
+    step: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["report", "trace", f"--step={step}"])
+    assert f"{step!r} is no step N, no steps N-M and not all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["replay", "sweep"])
+def test_a_limit_that_is_no_size_is_told_with_its_option(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([command, "trace", "--limit", "much"]) == 2
+    assert f"pyalloc {command}: --limit: 'much' is not a size" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["pyhton", "train.py"], "'pyhton' was not found"),
         (["python", "-I", "train.py"], "leave out -I"),
-        (["--devices", "0", "python", "train.py"], "--devices is a number from 1"),
+        (["--devices", "0", "python", "train.py"], "--devices is a number from 1 to 16, not 0"),
+        (["--memory", "0", "python", "train.py"], "--memory: '0' is not a size; write for example"),
+        (["--memory", "1", "python", "train.py"], "--memory: '1' is less than 2 MiB; did you mean"),
         (["python", "train.py"], "has no PyTorch"),
     ],
 )
