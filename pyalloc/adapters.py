@@ -24,18 +24,18 @@ def use(*libraries: str) -> None:
     there, as with tensors.  Numba tells no stream: its memory is of the default stream, and an array that is in use on
     a stream that does not wait for that one (``cuStreamNonBlocking``) is to be kept until that work is done.
 
+    Where memory is short the library raises a MemoryError that says what torch's OutOfMemoryError would.
+
     Args:
         *libraries: "cupy", "numba", "rmm", "cuda.core".
 
-    Where memory is short the library raises a MemoryError that says what torch's OutOfMemoryError would.
-
     Raises:
-        ConfigError: no such library is known here.
-        ImportError: it is missing.
+        ConfigError: a name is none of these; nothing was changed.
+        ImportError: a library is missing; nothing was changed.
         InstallError: pyalloc is not installed; or Numba, which keeps the manager it began with, has used a device.
     """
     for name in libraries:
-        if name not in _ADAPTERS:
+        if name not in tuple(_ADAPTERS):  # a list of names has no hash
             raise ConfigError(f"no library {name!r} is known here, only {', '.join(_ADAPTERS)}")
     if not _core.is_created():
         raise InstallError(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -115,20 +116,30 @@ def _slope(parts: Tensor, alpha: Tensor, beta: float) -> Tensor:
     return torch.where(is_large, of_large, slope_of(parts, alpha, beta) * rest)
 
 
+def _as_tensor(scale: Any, loc: Tensor) -> Tensor:
+    try:
+        return torch.as_tensor(scale, dtype=loc.dtype, device=loc.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"PowerSpherical: scale must be a tensor or a number, got {scale!r}"
+        ) from None
+
+
 class PowerSpherical(Distribution):
     """Density C(kappa) (1 + loc . x)^kappa on the unit sphere in D >= 2 dimensions.
 
     Args:
         loc: unit mean directions, (..., D).
-        scale: concentrations kappa >= 0, (...), or a number; 0 is the uniform distribution.
+        scale: concentrations kappa >= 0, (...), or a number; 0 is the uniform distribution.  It goes to loc's device.
+        validate_args: check parameters and values; None: as torch's other distributions do.
 
     The batch shape is that of loc without D broadcast with scale.  log_prob is the fused op; a batch
     of components against many samples, alone or in torch's MixtureSameFamily, makes no tensor with
     samples, components and D.
 
     Raises:
-        ValueError: loc is no floating tensor with D >= 2, or scale has no floating dtype; with
-            validate_args also a loc that is not of unit length, or a negative scale.
+        ValueError: loc is no floating tensor with D >= 2, or scale is no number, has no floating dtype or does not
+            broadcast with loc; with validate_args also a loc that is not of unit length, or a negative scale.
     """
 
     arg_constraints = {"loc": _sphere, "scale": constraints.nonnegative}  # noqa: RUF012
@@ -140,9 +151,9 @@ class PowerSpherical(Distribution):
     ) -> None:
         if not isinstance(loc, Tensor):
             raise ValueError(f"PowerSpherical: loc must be a tensor, got {type(loc).__name__}")
-        scale = torch.as_tensor(
-            scale, dtype=None if isinstance(scale, Tensor) else loc.dtype, device=loc.device
-        )
+        if not isinstance(scale, Tensor):
+            scale = _as_tensor(scale, loc)
+        scale = scale.to(loc.device)
         if loc.dim() < 1 or loc.shape[-1] < 2:
             raise ValueError(
                 f"PowerSpherical: loc must be (..., D) with D >= 2, got {tuple(loc.shape)}"
@@ -152,7 +163,13 @@ class PowerSpherical(Distribution):
                 raise ValueError(
                     f"PowerSpherical: {name} must have a floating dtype, got {x.dtype}"
                 )
-        batch = torch.broadcast_shapes(loc.shape[:-1], scale.shape)
+        try:
+            batch = torch.broadcast_shapes(loc.shape[:-1], scale.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"PowerSpherical: scale must broadcast with loc without D, {tuple(loc.shape[:-1])}, "
+                f"got {tuple(scale.shape)}"
+            ) from None
         self.loc = loc.expand(*batch, loc.shape[-1])
         self.scale = scale.expand(batch)
         super().__init__(batch, loc.shape[-1:], validate_args=validate_args)
@@ -246,11 +263,12 @@ class HypersphericalUniform(Distribution):
     Args:
         dim: D, at least 1.
         batch_shape: as of any torch distribution.
+        validate_args: check values; None: as torch's other distributions do.
         dtype: of samples; torch's default dtype where it is not given.
         device: of samples.
 
     Raises:
-        ValueError: dim is below 1.
+        ValueError: dim is no whole number, or below 1.
     """
 
     arg_constraints: dict[str, Constraint] = {}  # noqa: RUF012
@@ -265,6 +283,12 @@ class HypersphericalUniform(Distribution):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
+        try:
+            dim = dim if isinstance(dim, torch.SymInt) else operator.index(dim)
+        except TypeError:
+            raise ValueError(
+                f"HypersphericalUniform: dim must be a whole number, got {dim!r}"
+            ) from None
         if dim < 1:
             raise ValueError(f"HypersphericalUniform: dim must be at least 1, got {dim}")
         self.dim = dim

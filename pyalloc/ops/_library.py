@@ -206,8 +206,10 @@ def set_cpu_isa(name: str) -> None:
         name: "scalar", "avx2" or "avx512"; for the whole process, from the next call on.
 
     Raises:
-        OpError: the machine, or this build, does not have it.
+        OpError: it is none of these, or the machine, or this build, does not have it.
     """
     if name not in ISA_NAMES or library().pya_ops_isa_select(ISA_NAMES.index(name)) != 0:
-        best = ISA_NAMES[library().pya_ops_isa_best()]
-        raise OpError(f"instruction set {name!r} is not available here; the widest is {best!r}")
+        there = ISA_NAMES[: library().pya_ops_isa_best() + 1]
+        raise OpError(
+            f"instruction set {name!r} is not available here; there are {', '.join(there)}"
+        )

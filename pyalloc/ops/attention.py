@@ -261,7 +261,9 @@ def _as_number(scale: Any) -> float:
     try:
         return float(scale)
     except (TypeError, ValueError, RuntimeError):
-        raise OpError(f"{_OP}: scale must be a number, got {type(scale).__name__}") from None
+        is_tensor = isinstance(scale, Tensor)
+        given = f"a tensor {tuple(scale.shape)}" if is_tensor else repr(scale)
+        raise OpError(f"{_OP}: scale must be a number, got {given}") from None
 
 
 def _as_truth(causal: Any) -> bool:

@@ -136,6 +136,12 @@ def test_a_sphere_has_dimensions(dim):
         HypersphericalUniform(dim)
 
 
+@pytest.mark.parametrize("dim", ["x", 2.5, None])
+def test_the_dimension_of_a_sphere_is_a_whole_number(dim):
+    with pytest.raises(ValueError, match=rf"dim must be a whole number, got {dim!r}"):
+        HypersphericalUniform(dim)
+
+
 def test_shapes_expand_and_mode():
     p = PowerSpherical(sphere(4, 1, 3), torch.rand(5))
     assert p.batch_shape == (4, 5) and p.event_shape == (3,)
@@ -162,6 +168,13 @@ def test_wrong_parameters_and_values_are_refused():
         PowerSpherical([1.0, 0.0], 1.0)
     with pytest.raises(ValueError, match=r"scale must have a floating dtype, got torch.int64"):
         PowerSpherical(sphere(3), torch.tensor(1))
+    for odd in (None, "x", [1.0, "y"]):
+        with pytest.raises(ValueError, match="scale must be a tensor or a number, got"):
+            PowerSpherical(sphere(3), odd)
+    with pytest.raises(
+        ValueError, match=r"scale must broadcast with loc without D, \(4,\), got \(2,\)"
+    ):
+        PowerSpherical(sphere(4, 3), torch.ones(2))
     poles = torch.tensor([[1, 0, 0], [0, -1, 0]])
     p = PowerSpherical(sphere(3), torch.tensor(1.0), validate_args=True)
     with pytest.raises(ValueError, match=r"value must be float32, .* got torch.int64"):

@@ -359,10 +359,13 @@ def test_missing_library_says_what_to_do(monkeypatch, tmp_path):
 
 
 def test_unknown_instruction_set():
-    from pyalloc.ops import set_cpu_isa
+    from pyalloc.ops import cpu_isa, set_cpu_isa
 
-    with pytest.raises(OpError, match="'sse9' is not available here; the widest is"):
-        set_cpu_isa("sse9")
+    before = cpu_isa()
+    for name in ("sse9", "AVX2", None):
+        with pytest.raises(OpError, match=f"{name!r} is not available here; there are scalar"):
+            set_cpu_isa(name)
+    assert cpu_isa() == before
 
 
 def test_grouped_queries_in_half_precision_compile_with_dynamic_shapes():

@@ -44,6 +44,8 @@ def test_needs_pyalloc(allocator: str) -> None:
 def test_unknown_library() -> None:
     with pytest.raises(ConfigError, match="no library 'jax' is known here, only cupy, numba"):
         adapters.use("jax")
+    with pytest.raises(ConfigError, match=r"no library \['cupy', 'rmm'\] is known here"):
+        adapters.use(["cupy", "rmm"])  # type: ignore[arg-type]
 
 
 # ---- Numba: one manager for a process ----
