@@ -53,6 +53,19 @@ def test_rows_have_a_status(section: str) -> None:
     assert set(found.values()) <= STATUSES
 
 
+@pytest.mark.parametrize("section", ["torch.cuda.memory", "torch.accelerator.memory"])
+def test_rows_of_status_same_are_held_by_tests(section: str) -> None:
+    """Those that this version of torch has, and each by its name."""
+    tests = "".join(
+        path.read_text()
+        for path in Path(__file__).parent.glob("test_*.py")
+        if path != Path(__file__)
+    )
+    same = {name.strip("`") for name, status in rows(section).items() if status == "same"}
+    assert len(same) >= 5
+    assert [name for name in sorted(same) if re.search(rf"\b{name}\b", tests) is None] == []
+
+
 @pytest.mark.parametrize(
     "call",
     [

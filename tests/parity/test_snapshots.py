@@ -454,6 +454,27 @@ def test_legacy_form() -> None:
     assert trace() == []
 
 
+@pytest.mark.parametrize(
+    ("name", "on"),
+    [
+        ("_record_memory_history_impl", {"stacks": "python"}),
+        (
+            "_record_memory_history_legacy",
+            {"trace_alloc_max_entries": 1000, "trace_alloc_record_context": True},
+        ),
+    ],
+)
+def test_either_form_by_its_own_name(name: str, on: dict[str, object]) -> None:
+    switch = getattr(torch.cuda.memory, name)
+    switch(True if "legacy" in name else "all", **on)
+    tensor = empty(1000)
+    entry = of(tensor.data_ptr())[-1]
+    assert entry["action"] == "alloc"
+    assert any(frame["filename"] == __file__ for frame in entry["frames"])
+    switch(False if "legacy" in name else None)
+    assert trace() == []
+
+
 def test_dump_loads_everywhere(tmp_path) -> None:
     _record_memory_history(stacks="python")
     tensors = [empty(i * MIB) for i in range(1, 9)]

@@ -124,6 +124,20 @@ def test_tensors_outlive_their_pool(own: OwnAllocator) -> None:
     assert len(own.sizes) == 1
 
 
+def test_managed_memory_comes_by_such_an_allocator(
+    own: OwnAllocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.cuda._use_uvm() makes its own from cuda-python, which knows no device here."""
+    if not hasattr(torch.cuda.memory, "_use_uvm"):
+        pytest.skip("of torch 2.14 on")
+    monkeypatch.setattr(torch.cuda.memory, "_UVM_ALLOCATOR", (None, None, own.allocator))
+    with torch.cuda.memory._use_uvm() as pool:
+        tensor = empty(30 * MIB)
+    assert tensor.data_ptr() in own.sizes
+    assert [segment["total_size"] for segment in pool.snapshot()] == [30 * MIB]
+    assert empty(30 * MIB).data_ptr() not in own.sizes
+
+
 def test_it_is_asked_while_a_graph_is_captured(own: OwnAllocator) -> None:
     """What it calls may be forbidden to a thread that captures (cudaMalloc), were the thread not let off meanwhile."""
     given, graph = torch.zeros(1000, device="cuda"), torch.cuda.CUDAGraph()

@@ -299,3 +299,14 @@ def test_deprecated_names() -> None:
         assert torch.cuda.memory_cached() == torch.cuda.memory_reserved()
     with pytest.warns(FutureWarning):
         assert torch.cuda.max_memory_cached() == torch.cuda.max_memory_reserved()
+
+
+@pytest.mark.parametrize("name", ["reset_max_memory_allocated", "reset_max_memory_cached"])
+def test_deprecated_resets(name: str) -> None:
+    tensor = empty(30 * MIB)
+    del tensor
+    torch.cuda.empty_cache()
+    with pytest.warns(FutureWarning):
+        getattr(torch.cuda, name)()
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
+    assert torch.cuda.max_memory_reserved() == torch.cuda.memory_reserved()

@@ -274,3 +274,23 @@ def test_a_pool_within_compiled_code() -> None:
         ]
         assert is_inside == [True, False]
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("name", "maker"), [("_save_memory_usage", "_memory"), ("_save_segment_usage", "_segments")]
+)
+def test_usage_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, maker: str
+) -> None:
+    """The picture is drawn by a program that torch fetches from the network; here its input is kept."""
+    draw = getattr(torch.cuda.memory, maker)
+    monkeypatch.setattr(
+        torch.cuda.memory, maker, lambda snapshot: draw(snapshot, format_flamegraph=str)
+    )
+    torch.cuda.memory._record_memory_history(stacks="python")
+    tensor = empty(3 * MIB)
+    path = tmp_path / "usage.svg"
+    getattr(torch.cuda.memory, name)(str(path))
+    torch.cuda.memory._record_memory_history(enabled=None)
+    assert "test_usage_is_saved" in path.read_text() or maker == "_segments"
+    assert str(tensor.numel()) in path.read_text()
