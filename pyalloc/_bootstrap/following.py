@@ -135,9 +135,10 @@ def answer(torch: Any) -> None:
     follow("isin.Tensor_Tensor", isin.Tensor_Tensor_out, mask, on_host=isin.Tensor_Tensor)
     follow("isin.Tensor_Scalar", isin.Tensor_Scalar_out, mask, on_host=isin.Tensor_Scalar)
     sizes.implement(torch, "CUDA", "isin.Scalar_Tensor", _one_is_in(torch))
-    roll = _own(torch, aten.roll.default)
-    if roll is not None:
-        follow("roll", roll)
+    for name in ("roll", "prod"):
+        own = _own(torch, getattr(aten, name).default)
+        if own is not None:
+            follow(name, own)
     for name in ("searchsorted", "bucketize"):
         follow(f"{name}.Tensor", getattr(aten, name).Tensor_out, kinds.places)
     follow("flip", lambda x, _dims: torch.empty_like(x))  # all that its kernel leaves here

@@ -44,6 +44,7 @@ def test_what_the_program_has_the_device_make(torch_found: hostcuda.Torch, tmp_p
         end = torch.nn.functional.pad(torch.tensor([16]).cumsum(0), (1, 0))
         assert (end[1:] - end[:-1]).tolist() == [16]
         assert (grid.prod(-1) // 4).tolist() == [8, 3]
+        assert torch.randn(grid[0].prod(), 2).shape == (32, 2) and (grid > 1).prod().tolist() == 0
         depth = torch.tensor([[0.0, 2.0], [0.0, 1.0]], device="cpu").cuda()
         assert depth[depth > 0].shape == (2,) and depth.nonzero().tolist() == [[0, 1], [1, 1]]
         state = torch.cuda.get_rng_state()
