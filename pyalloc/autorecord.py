@@ -83,7 +83,10 @@ def _explained(path: Path) -> set[Path]:
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """The arguments `pyalloc run` and `pyalloc dryrun` share."""
     parser.add_argument(
-        "--record", type=Path, metavar="OUT.pya", help="record memory to this trace file"
+        "--record",
+        type=Path,
+        metavar="OUT.pya",
+        help="record the program's CUDA memory to this trace file",
     )
     prepare_choices(parser)
 
@@ -94,15 +97,17 @@ def prepare_choices(parser: argparse.ArgumentParser) -> None:
         "--stacks",
         choices=recording.STACK_CHOICES,
         default="python",
-        help="stacks to record (python)",
+        help="which stacks to record: Python's, C++'s too (all), or none (python)",
     )
     parser.add_argument(
         "--no-source",
         action="store_true",
-        help="nothing of the program's own: no stacks, no command line (for files that others will see)",
+        help="record no stacks and no command line, for files that others will see",
     )
     parser.add_argument(
-        "--no-marks", action="store_true", help="no automatic phases, steps and categories"
+        "--no-marks",
+        action="store_true",
+        help="mark no phases, steps and categories by hooks on the program's modules",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files")
 

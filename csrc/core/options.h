@@ -25,19 +25,20 @@ extern "C" {
     X(REAL, garbage_collection_threshold, 0,                                                       \
       "share of the limit above which idle cached memory is given back before growing (0: off)")   \
     X(BYTES, keep_free, 0,                                                                         \
-      "bytes of each device to leave to other programs: cached memory goes back below that")       \
+      "bytes of each device to leave to other programs and libraries: where less is free, "        \
+      "cached memory is given back before growing (0: none)")                                      \
     X(SECONDS, trim_after, 0,                                                                      \
-      "seconds after which memory nothing needed is given back, at the next call (0: never)")      \
+      "seconds after which memory nothing needed is given back, at the next request (0: never)")   \
     X(BYTES, max_split_size, 0,                                                                    \
-      "without vmm: larger blocks are not split, which helps where pieces of them lie idle "       \
-      "(0: no bound)")                                                                             \
+      "without vmm: blocks of this size and larger are not split, which helps where pieces of "    \
+      "them lie idle (0: no bound)")                                                               \
     X(COUNT, roundup_power2_divisions, 0,                                                          \
       "round requests up to this many steps per power of two: fewer sizes, more memory (0: off)")  \
     X(BOOL, shared_pages, 1,                                                                       \
       "before out of memory: let two live blocks share a page under two addresses")                \
     X(COUNT, mappings_per_page, 64,                                                                \
-      "address mappings kept per physical page before old ones are unmapped: fewer take less of "  \
-      "the driver's memory and more of its time")
+      "addresses at which a page is mapped, on average, before old ones are unmapped: fewer take " \
+      "less of the driver's memory and more of its time")
 
 enum { PYA_MEMORY_TIGHT, PYA_MEMORY_BALANCED, PYA_MEMORY_FAST };
 

@@ -65,7 +65,11 @@ def _summary(command: Subcommand) -> str:
 def _overview() -> str:
     lines = ["usage: pyalloc <subcommand> [arguments]", "", "subcommands:"]
     lines += [f"  {name:<12}{_summary(load(name))}" for name in names()]
-    lines += ["", "pyalloc <subcommand> --help tells more; to start: pyalloc doctor"]
+    lines += [
+        "",
+        "pyalloc <subcommand> --help tells more, pyalloc --version which one this is",
+        "to start: pyalloc doctor",
+    ]
     return "\n".join(lines)
 
 

@@ -28,11 +28,19 @@ class Command:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """One or two files."""
-        parser.add_argument("file", type=Path, nargs="+", help="one or two traces or snapshots")
         parser.add_argument(
-            "--steps", type=console.index, nargs=2, metavar=("A", "B"), help="two steps"
+            "file", type=Path, nargs="+", help="two traces or snapshots to compare, or one"
         )
-        parser.add_argument("-n", type=console.count, default=15, metavar="N", help="rows (15)")
+        parser.add_argument(
+            "--steps",
+            type=console.index,
+            nargs=2,
+            metavar=("A", "B"),
+            help="compare what lives as steps A and B of one file begin",
+        )
+        parser.add_argument(
+            "-n", type=console.count, default=15, metavar="N", help="how many rows (15)"
+        )
         parser.add_argument(
             "--device", type=console.index, default=-1, metavar="N", help="only this device"
         )

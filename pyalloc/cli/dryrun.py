@@ -22,7 +22,8 @@ class Command:
     pyalloc dryrun --memory 24GB --devices 2 --allocator pyalloc python train.py ...
 
     PyTorch's CUDA build runs as it is, on host memory.  Allocations are real and in the real order; kernels compute
-    nothing, so the program's own results are meaningless, and sizes that depend on them would be wrong.
+    nothing, so the program's own results are meaningless.  Sizes that depend on what a kernel computes may be wrong:
+    the summary counts what the program read of it.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -30,14 +31,28 @@ class Command:
         parser.add_argument(
             "--memory", default="80GB", metavar="SIZE", help="memory of each device (80GB)"
         )
-        parser.add_argument("--devices", type=int, default=1, metavar="N", help="devices (1)")
         parser.add_argument(
-            "--allocator", choices=dryrun.ALLOCATORS, default="native", help="whose memory (native)"
+            "--devices",
+            type=int,
+            default=1,
+            metavar="N",
+            help=f"how many devices, 1 to {console.ON_ONE_MACHINE} (1)",
         )
         parser.add_argument(
-            "--plan", type=Path, metavar="FILE", help="with pyalloc's memory: places (pyalloc plan)"
+            "--allocator",
+            choices=dryrun.ALLOCATORS,
+            default="native",
+            help="which allocator: torch's own, its expandable segments, or pyalloc (native)",
         )
-        parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+        parser.add_argument(
+            "--plan",
+            type=Path,
+            metavar="FILE",
+            help="follow this plan (of `pyalloc plan`), with --allocator pyalloc",
+        )
+        parser.add_argument(
+            "--json", type=Path, metavar="FILE", help="write the figures to this file too"
+        )
         autorecord.prepare_parser(parser)
         launching.prepare_parser(parser)
 

@@ -26,14 +26,17 @@ class Command:
         """The trace, the moment and how many."""
         parser.add_argument("file", type=Path, help="a trace, or a snapshot torch wrote")
         parser.add_argument(
-            "--at", default="peak", metavar="WHEN", help="peak, end, oom or an event (peak)"
+            "--at",
+            default="peak",
+            metavar="WHEN",
+            help="peak, end, oom or the number of an event (peak)",
         )
         parser.add_argument(
             "-n",
             type=console.count,
             default=40,
             metavar="N",
-            help="events, half of them before (40)",
+            help="how many events, half of them before the moment (40)",
         )
         parser.add_argument(
             "--device", type=console.index, default=-1, metavar="N", help="only this device"

@@ -30,12 +30,20 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The trace and the format."""
         parser.add_argument("file", type=Path, help="a trace, or a snapshot torch wrote")
-        parser.add_argument("--to", choices=sorted(export.FORMATS), required=True, help="format")
-        parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there")
+        parser.add_argument(
+            "--to", choices=sorted(export.FORMATS), required=True, help="which format"
+        )
+        parser.add_argument(
+            "-o",
+            "--output",
+            type=Path,
+            metavar="FILE",
+            help="write there (the trace's name, with the format's suffix)",
+        )
         parser.add_argument(
             "--no-source", action="store_true", help="leave out stacks and the command line"
         )
-        parser.add_argument("-q", "--quiet", action="store_true", help="say nothing")
+        parser.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
         parser.add_argument("--force", action="store_true", help="overwrite FILE")
 
     def run(self, args: argparse.Namespace) -> int:

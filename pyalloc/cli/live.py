@@ -27,19 +27,27 @@ class Command:
         """Which process, how often."""
         parser.add_argument("pid", type=console.count, metavar="PID", help="number of the process")
         parser.add_argument(
-            "--interval", type=_seconds, default=1.0, metavar="S", help="seconds (1)"
+            "--interval",
+            type=_seconds,
+            default=1.0,
+            metavar="S",
+            help="seconds between two looks (1)",
         )
         parser.add_argument(
-            "--count", type=console.index, default=0, metavar="N", help="so often (for ever)"
+            "--count",
+            type=console.index,
+            default=0,
+            metavar="N",
+            help="end after N looks; 0: when the process ends (0)",
         )
         parser.add_argument(
             "--lines",
             type=console.index,
             default=0,
             metavar="N",
-            help="and the N lines of the program that hold most, where stacks are kept",
+            help="show the N lines of the program that hold most, too, where stacks are kept (0)",
         )
-        parser.add_argument("--json", action="store_true", help="one line of JSON each time")
+        parser.add_argument("--json", action="store_true", help="one line of JSON for each look")
 
     def run(self, args: argparse.Namespace) -> int:
         """Ends well when the process does."""

@@ -42,11 +42,15 @@ class Command:
             "--device",
             type=console.index,
             metavar="N",
-            help="only its requests (those of each device that was asked for a percent or more)",
+            help="plan for this device only (for each that has a percent of what was asked for or more)",
         )
         parser.add_argument("--json", action="store_true", help="the figures as JSON")
         parser.add_argument(
-            "-o", "--output", type=Path, metavar="FILE", help="the plan (FILE.plan of FILE.pya)"
+            "-o",
+            "--output",
+            type=Path,
+            metavar="FILE",
+            help="write the plan there (FILE.plan for FILE.pya)",
         )
         parser.add_argument("-q", "--quiet", action="store_true", help="only what is asked for")
         parser.add_argument("--force", action="store_true", help="overwrite files")

@@ -20,7 +20,7 @@ class Command:
     pyalloc replay out.pya [--policy native] [--limit 8GB] [--find-min]
 
     Nothing runs on a GPU: requests are served on a simulated device, by models of torch's allocators and by pyalloc
-    itself.  Exit code 1 where no policy fits: --limit, or a limit of --conf.
+    itself.  Exit code 1 where no policy fits into --limit, or into a limit of --conf.
 
     In the table: calls that take, map or free device memory; how many of them come late, in the second half of the
     program; and what all would take by a cost model that has an H200's figures.
@@ -35,7 +35,9 @@ class Command:
             choices=replaying.policies(),
             help="only this one (may be given again)",
         )
-        parser.add_argument("--limit", metavar="SIZE", help="memory of each device, e.g. 8GB")
+        parser.add_argument(
+            "--limit", metavar="SIZE", help="memory of each device, e.g. 8GB (ample)"
+        )
         parser.add_argument(
             "--find-min", action="store_true", help="find the smallest memory that is enough"
         )
@@ -44,13 +46,19 @@ class Command:
             type=_passes,
             default=1,
             metavar="N",
-            help="the program N times over in one process: what does it settle to?",
+            help="replay the program N times over in one process: what does it settle to? (1)",
         )
         parser.add_argument(
-            "--conf", default="", metavar="KEY:VALUE,...", help="settings of policy pyalloc"
+            "--conf",
+            default="",
+            metavar="KEY:VALUE,...",
+            help="settings for policy pyalloc; `pyalloc doctor` lists them",
         )
         parser.add_argument(
-            "--plan", type=Path, metavar="FILE", help="a plan, for policy pyalloc (pyalloc plan)"
+            "--plan",
+            type=Path,
+            metavar="FILE",
+            help="a plan for policy pyalloc to follow (of `pyalloc plan`)",
         )
         console.add_output(parser)
 

@@ -37,10 +37,10 @@ class Command:
             "--step",
             type=_steps,
             metavar="N",
-            help="what the page shows block by block: step N, steps N-M, all (the peak's)",
+            help="what the page shows block by block: step N, steps N-M or all (the step of the peak)",
         )
         parser.add_argument(
-            "--no-replay", action="store_true", help="do not compare with other allocators"
+            "--no-replay", action="store_true", help="do not replay the trace on other allocators"
         )
         console.add_output(parser, default="the terminal (.html: a page)")
 

@@ -29,10 +29,16 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """The program's own arguments are left as they are."""
         parser.add_argument(
-            "--conf", default="", metavar="KEY:VALUE,...", help="settings, as in PYALLOC_CONF"
+            "--conf",
+            default="",
+            metavar="KEY:VALUE,...",
+            help="settings, as in PYALLOC_CONF; `pyalloc doctor` lists them",
         )
         parser.add_argument(
-            "--plan", type=Path, metavar="FILE", help="places that `pyalloc plan` worked out"
+            "--plan",
+            type=Path,
+            metavar="FILE",
+            help="follow this plan, a file that `pyalloc plan` wrote",
         )
         autorecord.prepare_parser(parser)
         launching.prepare_parser(parser)

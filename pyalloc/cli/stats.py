@@ -23,8 +23,16 @@ class Command:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """A file or a number."""
-        parser.add_argument("file", metavar="FILE|PID", help="a trace, a snapshot, or a process")
-        parser.add_argument("-n", type=console.count, default=5, metavar="N", help="lines (5)")
+        parser.add_argument(
+            "file", metavar="FILE|PID", help="a trace, a snapshot, or the number of a process"
+        )
+        parser.add_argument(
+            "-n",
+            type=console.count,
+            default=5,
+            metavar="N",
+            help="how many lines of the program (5)",
+        )
         console.add_output(parser)
 
     def run(self, args: argparse.Namespace) -> int:

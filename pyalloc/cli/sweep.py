@@ -28,14 +28,29 @@ class Command:
             choices=replaying.policies(),
             help="only this one (may be given again)",
         )
-        parser.add_argument("--limit", action="append", metavar="SIZE", help="e.g. 8GB (ample)")
         parser.add_argument(
-            "--conf", action="append", metavar="KEY:VALUE", help="of policy pyalloc"
+            "--limit",
+            action="append",
+            metavar="SIZE",
+            help="memory of each device, e.g. 8GB; may be given again (ample)",
         )
         parser.add_argument(
-            "--workers", type=console.count, metavar="N", help="processes (all cores)"
+            "--conf",
+            action="append",
+            metavar="KEY:VALUE",
+            help="settings for policy pyalloc; may be given again",
         )
-        parser.add_argument("--dask", metavar="ADDRESS", help="scheduler of a running Dask cluster")
+        parser.add_argument(
+            "--workers",
+            type=console.count,
+            metavar="N",
+            help="how many processes (as many as cores)",
+        )
+        parser.add_argument(
+            "--dask",
+            metavar="ADDRESS",
+            help="of the scheduler of a running Dask cluster, to replay there",
+        )
         console.add_output(parser)
 
     def run(self, args: argparse.Namespace) -> int:

@@ -38,20 +38,29 @@ class Command:
             choices=_GROUPS,
             default="line",
             metavar="WHAT",
-            help=f"{', '.join(_GROUPS)} (line)",
+            help=f"what a row is: {', '.join(_GROUPS)} (line)",
         )
         parser.add_argument(
-            "--at", default="peak", metavar="WHEN", help="peak, end, oom or an event (peak)"
+            "--at",
+            default="peak",
+            metavar="WHEN",
+            help="peak, end, oom or the number of an event (peak)",
         )
         parser.add_argument(
-            "--invert", action="store_true", help="of --by stack: the line that asked first"
+            "--invert",
+            action="store_true",
+            help="with --by stack: the line that asked for memory first, its callers below",
         )
-        parser.add_argument("-n", type=console.count, default=20, metavar="N", help="rows (20)")
+        parser.add_argument(
+            "-n", type=console.count, default=20, metavar="N", help="how many rows (20)"
+        )
         parser.add_argument(
             "--device", type=console.index, default=-1, metavar="N", help="only this device"
         )
         parser.add_argument(
-            "--over-time", action="store_true", help="requests in all, and what grows by step"
+            "--over-time",
+            action="store_true",
+            help="of the whole run instead of one moment: what each asked for, and what grows by step",
         )
         parser.add_argument(
             "--temporary",
