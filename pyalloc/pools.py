@@ -1,4 +1,4 @@
-"""with pyalloc.pool(): a part of a program whose memory is kept apart, and returned when the part is over."""
+"""with pyalloc.pool(): a part of a program whose memory is kept apart."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ def pool(
 ) -> Iterator[Any]:
     """Routes this thread's allocations on one device to a pool of its own while the block runs.
 
-    Memory that is free when the block ends goes back to the device as soon as no tensor of the pool is alive.
+    Inside, requests take only memory of the pool, and nobody else takes any.  The pool goes with the block, or with the
+    last variable that holds it, if that is later: what is free of it then goes back to the device.  Tensors may outlive
+    it; what they leave is cached until torch.cuda.empty_cache(), or until it is needed.
 
     Args:
         device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
         use_on_oom: may other allocations take from this pool before they run out of memory?
-        limit: most bytes the pool may hold, a number or a text such as "2GiB"; needs pyalloc installed.
+        limit: most bytes the pool may hold, a number or a text such as "2GiB"; for it pyalloc must be installed.
 
     Yields:
         The torch.cuda.MemPool, for `snapshot()` and for further `torch.cuda.use_mem_pool` blocks.

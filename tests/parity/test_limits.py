@@ -182,6 +182,24 @@ def test_a_pool_of_another_device_is_that_devices() -> None:
     del inside, pool
 
 
+def test_when_memory_of_a_pool_goes_back() -> None:
+    before = torch.cuda.memory_reserved()
+    with pyalloc.pool() as pool:
+        inside = empty(64 * MIB)
+        del inside
+    assert torch.cuda.memory_reserved() >= before + 64 * MIB
+    del pool
+    assert torch.cuda.memory_reserved() <= before
+    with pyalloc.pool():
+        inside, between = empty(64 * MIB), empty(32 * MIB)
+        del between
+    assert before + 64 * MIB <= torch.cuda.memory_reserved() < before + 96 * MIB
+    del inside
+    assert torch.cuda.memory_reserved() >= before + 64 * MIB
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before
+
+
 @pyalloc_only
 def test_limit_of_a_pool_nobody_uses() -> None:
     with pytest.raises(pyalloc.AllocatorError, match="not in use"):
