@@ -27,10 +27,13 @@ _KEYS = (
 def stats(device: Device = None) -> dict[str, int]:
     """Every counter of a device: torch.cuda.memory_stats()'s keys, and pyalloc's own, which begin with "pyalloc_".
 
-    docs/limits.md says what each step before out of memory adds to.
+    docs/limits.md says what each of pyalloc's own counts.
 
     Args:
         device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
+
+    Returns:
+        Numbers of bytes, and how often, by key.
 
     Raises:
         AllocatorError: pyalloc is not installed.
@@ -48,6 +51,9 @@ def scalars(device: int | None = None, prefix: str = "memory/") -> dict[str, int
 
     Returns:
         Bytes, and under `num_...` how often; nothing before CUDA is used.
+
+    Raises:
+        AllocatorError, or what torch raises on its own allocator: there is no such device.
     """
     import torch
 

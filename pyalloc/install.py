@@ -44,9 +44,12 @@ _NOT_OURS = (
 class Status:
     """What is installed; str() and repr() of it are a few lines for a person.
 
+    reason: why it is installed or not.
+    config: the settings, those that install() would take where it is not installed.
     features: (what, does it work, detail) of each thing looked up in torch.
     replaced: torch functions that pyalloc answers instead of torch.
     without_effect: settings of torch's own allocator that are asked for, as (variable, key, value).
+    allocations, frees, refused_frees: requests served and blocks given back so far; frees of what is no live block.
     """
 
     installed: bool
@@ -293,8 +296,17 @@ def _is_in_use() -> bool:
 
 
 def status() -> Status:
-    """What is installed, what works and what does not."""
+    """What is installed, what works and what does not; str() and print() of it are a few lines.
+
+    Where the environment asks for a setting that there is not, and nothing is installed, the reason says so.
+    """
     torch = sys.modules.get("torch")
+    config, reason = _state.config, _state.reason
+    try:
+        config = config or Config.of()
+    except ConfigError as error:
+        config = Config()
+        reason += f"; {error}" * (str(error) not in reason)
     allocations, frees, refused = _core.counts()
     features = tuple(_core.torch_features()) + tuple(
         (name, False, "torch has no such setter") for name in _state.missing
@@ -307,8 +319,8 @@ def status() -> Status:
         features += (("NCCL in CUDA graphs", True, f"copies buffers ({_NCCL_GRAPHS}=0)"),)
     return Status(
         installed=_state.installed,
-        reason=_state.reason,
-        config=_state.config or Config.of(),
+        reason=reason,
+        config=config,
         torch_version=str(torch.__version__) if torch is not None else None,
         features=features,
         replaced=_state.replacements.names() if _state.replacements is not None else (),

@@ -26,11 +26,12 @@ def trim(bytes: Size = 0, device: Device = None) -> None:
     largest.  Live tensors stay, and so does what `reserve()` keeps.
 
     Args:
-        bytes: a number of bytes or a text such as "2GiB".
+        bytes: a number of bytes or a text such as "2GiB"; 0: all that is idle.
         device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
 
     Raises:
         AllocatorError: pyalloc is not installed, or the device failed.
+        ConfigError: bytes is no size, or there is no such device.
     """
     _core.trim(index_of(device), _bytes(bytes))
 
@@ -45,7 +46,9 @@ def reserve(bytes: Size, device: Device = None) -> None:
         device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
 
     Raises:
-        AllocatorError: there is not that much memory, or a limit forbids it; nothing was changed.
+        AllocatorError: pyalloc is not installed, there is not that much memory, or a limit forbids it; nothing was
+            changed.
+        ConfigError: bytes is no size, or there is no such device.
     """
     index = index_of(device)
     wanted = _bytes(bytes)
@@ -94,11 +97,15 @@ def set_limit(
 
 
 def get_limit(device: Device = None, *, soft: bool = False) -> int | None:
-    """The limit of a device in bytes, as set by set_limit() or the options `limit` and `soft_limit`; None: none.
+    """The limit of a device, as set by set_limit() or the options `limit` and `soft_limit`.
 
     Args:
         device: a CUDA device, as a number, "cuda:1" or a torch.device; the current one by default.
         soft: the soft limit instead of the hard one.
+
+    Returns:
+        Bytes; None: there is no limit.  A share of the card (torch.cuda.set_per_process_memory_fraction(), the option
+        `per_process_memory_fraction`) is none of these and holds beside them: the smaller one counts.
 
     Raises:
         AllocatorError: pyalloc is not installed.
@@ -142,6 +149,9 @@ def on_pressure(callback: Callback) -> PressureHandle:
     again".  It may allocate; its own requests fail at once where memory is short.
     An exception it raises is printed, not raised.  Several callbacks are called in the order they were registered, each
     time all of them; they are asked again only while memory is being freed, and at most eight times for one request.
+
+    Args:
+        callback: is given the device's number and the bytes of the request; called in the thread that makes it.
 
     Returns:
         A handle whose `remove()` ends it; it works in a `with` statement too.

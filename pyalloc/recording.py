@@ -548,7 +548,8 @@ def record(
 ) -> Iterator[Recorder]:
     """Records CUDA memory to a trace file: `with pyalloc.record("out.pya"):`, then `pyalloc report out.pya`.
 
-    Works with torch's own allocator and with pyalloc.  While it runs, torch's memory history is in its hands.
+    Works with torch's own allocator, whose memory history it uses, and with pyalloc.  The program may use that history
+    itself meanwhile (docs/parity.md says what it sees).
 
     Args:
         path: the file to write; it has its name once the recording ended (`<path>.part` until then).

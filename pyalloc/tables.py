@@ -107,6 +107,9 @@ def memory_table(device: int | None = None) -> MemoryTable:
 
     Args:
         device: which device's figures; None: the current one.
+
+    Returns:
+        The table, which listens until its close(), or until the end of its `with` block.
     """
     table = MemoryTable(device)
     if "torch" in sys.modules:
@@ -145,7 +148,11 @@ class Snapshot:
         )
 
     def save(self, path: str) -> None:
-        """Writes a pickle that torch's viewer and all `pyalloc` commands read."""
+        """Writes a pickle that torch's viewer and all `pyalloc` commands read; what has the name is replaced.
+
+        Raises:
+            OSError: it cannot be written, or the name is a device's, a pipe's or a folder's.
+        """
         import pickle
         from pathlib import Path
 
@@ -178,5 +185,9 @@ class Snapshot:
 
 
 def snapshot() -> Snapshot:
-    """What is where in this process's CUDA memory, on torch's allocator and on pyalloc."""
+    """What is where in this process's CUDA memory, on torch's allocator and on pyalloc; CUDA is not started for it.
+
+    Returns:
+        A Snapshot: its str() is a line for each device, its `data` what torch.cuda.memory._snapshot() gives.
+    """
     return Snapshot(snapshots.take())

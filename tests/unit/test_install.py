@@ -20,6 +20,28 @@ def test_install_after_torch_is_imported(dry_python) -> None:  # type: ignore[no
     )
 
 
+def test_a_mistake_in_the_environment_is_the_status_and_no_error(run_python) -> None:  # type: ignore[no-untyped-def]
+    """`print(pyalloc.status())` is how a program looks whether pyalloc is on."""
+    done = run_python(
+        """
+        import contextlib, pyalloc
+        print(pyalloc.status())
+        with contextlib.suppress(pyalloc.ConfigError):
+            pyalloc.install()
+        print(pyalloc.status())
+        """,
+        env={"PYALLOC_CONF": "memory:tigt"},
+    )
+    first, second = (text for text in " ".join(done.stdout.split()).split("pyalloc is ")[1:])
+    assert first.startswith(
+        "not installed (install() was not called; PYALLOC_CONF: option 'memory'"
+    )
+    assert second.startswith(
+        "not installed (install() failed: PYALLOC_CONF: option 'memory' cannot"
+    )
+    assert second.count("tigt") == 1
+
+
 def test_install_before_torch_is_imported(dry_python) -> None:  # type: ignore[no-untyped-def]
     dry_python(
         """
