@@ -185,6 +185,7 @@ class PowerSpherical(Distribution):
 
     @property
     def dim(self) -> int:
+        """D, of the space that the sphere lies in."""
         return int(self.event_shape[0])
 
     @property
@@ -192,6 +193,7 @@ class PowerSpherical(Distribution):
         return (self.dim - 1) / 2
 
     def log_prob(self, value: Tensor) -> Tensor:
+        """In nats, by power_spherical_log_prob(): value is (..., D), the result its batch shape with this one's."""
         if self._validate_args:
             self._validate_sample(value)
         return power_spherical_log_prob(value, self.loc, self.scale)
@@ -244,6 +246,7 @@ class PowerSpherical(Distribution):
 
     @property
     def mode(self) -> Tensor:
+        """Where the density is largest; for kappa = 0 it is the same everywhere."""
         return self.loc
 
     @property
@@ -306,7 +309,7 @@ class HypersphericalUniform(Distribution):
 
     @property
     def log_area(self) -> float:
-        """log(2 pi^(D/2) / Gamma(D/2))."""
+        """Of the sphere's surface, 2 pi^(D/2) / Gamma(D/2)."""
         half = self.dim / 2
         return math.log(2) + half * math.log(math.pi) - math.lgamma(half)
 

@@ -57,7 +57,7 @@ def additive_attention(
     *,
     return_weights: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Context of every query: sum over s of softmax(v . tanh(keys + query)) * values.
+    """Context of every query: sum over s of softmax(v . tanh(keys + query)) * values (Bahdanau et al. 2015).
 
     Args:
         query: projected queries, (B, H) for one decoder step or (B, Q, H).
@@ -68,7 +68,8 @@ def additive_attention(
         return_weights: also return the probabilities, (B, S) or (B, Q, S), differentiable.
 
     Returns:
-        The context, (B, E) or (B, Q, E).
+        The context, (B, E) or (B, Q, E), in the dtype that the arguments promote to; with return_weights also the
+        probabilities.
 
     Eager torch keeps tanh(keys + query) for every step, (B, S, H); here the backward computes it
     again.  Inside `sequence_gradients(keys, values)` the gradients of keys and values are
@@ -100,7 +101,11 @@ class AdditiveAttention(nn.Module):
         hidden_size: features of the space in which they are added.
 
     forward(query (B, query_size) or (B, Q, query_size), keys (B, S, hidden_size) as projected by
-    project_keys() once per sequence, values (B, S, E), mask (B, S)) gives (context, probabilities).
+    project_keys() once per sequence, values (B, S, E), mask (B, S)) gives (context, probabilities),
+    (B, E) and (B, S), or (B, Q, E) and (B, Q, S).
+
+    Raises:
+        OpError: in forward, as additive_attention.
     """
 
     def __init__(self, query_size: int, key_size: int, hidden_size: int) -> None:
@@ -133,6 +138,10 @@ def sequence_gradients(keys: Tensor, values: Tensor) -> Iterator[None]:
     """Inside, steps over these keys, (B, S, H), and values, (B, S, E), add their gradients to one buffer per sequence.
 
     Without it each step's backward makes its own, for autograd to add up: the same up to the order of the sums.
+
+    Args:
+        keys: as they are given to additive_attention() inside; what is given other keys is served as outside.
+        values: likewise.
 
     Raises:
         OpError: they are not both float32 or both float64, or not on one device.

@@ -119,7 +119,8 @@ def scaled_attention(
         causal: query i sees keys 0 to i (from the top left, as torch's is_causal).
         scale: by default 1 / sqrt(d).  Under torch.compile a tensor's number multiplies the queries, and where
             torch's kernels serve rounds them to their dtype.
-        dropout: probability of dropping a probability; drawn from torch's generator.
+        dropout: probability of dropping a probability; drawn from torch's generator of the CPU (torch.manual_seed()),
+            on CUDA too.
         path: "auto", or "kernel" for pyalloc's own kernel whatever the size.
         return_info: also return {"path": "kernel" | "sdpa" | "eager", "reason": ...}.
 

@@ -22,7 +22,8 @@ from pyalloc.ops._vmap import is_eager
 def power_spherical_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     """Log-density on the unit sphere in D dimensions, every sample under every component.
 
-    log p(x) = log C(kappa) + kappa log(1 + loc . x), with the normaliser of De Cao and Aziz 2020,
+    log p(x) = log C(kappa) + kappa log(1 + loc . x) (De Cao and Aziz 2020), in nats, where
+    1 / C = 2^(a + b) pi^b Gamma(a) / Gamma(a + b) with b = (D - 1) / 2 and a = b + kappa;
     evaluated so that nothing large cancels: exact to float32 rounding for kappa from 0 to 1e7.
 
     Args:
@@ -30,7 +31,10 @@ def power_spherical_log_prob(value: Tensor, loc: Tensor, scale: Tensor) -> Tenso
         loc: unit mean directions, (..., D).
         scale: concentrations kappa >= 0, (...).
 
-    The batch shapes broadcast as in torch.  Dimensions of value alone against dimensions of
+    Returns:
+        The batch shapes of the three broadcast as in torch, in the dtype that they promote to.
+
+    Dimensions of value alone against dimensions of
     loc and scale alone, as in (L, 1, T, D) against (M, T, D), cost no memory beyond the result,
     (L, M, T); its strides may be those of a (T, L, M) tensor.
 
@@ -84,8 +88,11 @@ def power_spherical_mixture_log_prob(
         dim: which batch dimension of the components (of the common shape of loc without D, scale
             and log_weights) is summed over.
 
-    The remaining dimensions broadcast with those of value and give the result's shape.  Nothing of
-    the size of samples times components is made, forward or backward: only the result is kept.
+    Returns:
+        What is left of the components' dimensions, broadcast with those of value without D.
+
+    Nothing of the size of samples times components is made, forward or backward: only the inputs and
+    the result are kept.
 
     Raises:
         OpError: as power_spherical_log_prob, or dim out of range.
