@@ -11,6 +11,7 @@ All see what the test adds to what was in use before it.  Without CUDA they do n
 
 from __future__ import annotations
 
+import argparse
 import gc
 import re
 import sys
@@ -24,6 +25,7 @@ import pytest
 _LEAK_BYTES = 1 << 20  # caches of libraries are smaller
 _LAST_ERROR = ("last_exc", "last_value", "last_traceback", "last_type")
 _PROPERTIES = ("gpu_memory_peak_bytes", "gpu_memory_before_bytes", "gpu_memory_left_bytes")
+_ARGUMENTS = {"limit_gpu_memory": {"size"}, "limit_gpu_leaks": {"size", "warmups"}}
 _NAMES = pytest.StashKey[set[str]]()  # of recordings so far
 _LINES = 5  # of what holds the memory
 _LONGEST_NAME = 120  # of a file
@@ -39,16 +41,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--gpu-memory",
-        type=int,
+        type=_number,
         metavar="N",
         help="show the N tests that take most CUDA memory; 0: all that take any",
     )
     group.addoption(
         "--gpu-memory-record",
-        type=Path,
+        type=_folder,
         metavar="FOLDER",
         help="record the CUDA memory of each test there, for `pyalloc report`",
     )
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tests from 0 on")
+    return int(text)
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no folder")
+    return path
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,9 +93,12 @@ def _size_of(item: pytest.Item, name: str) -> int | None:
     mark = item.get_closest_marker(name)
     if mark is None:
         return None
-    if len(mark.args) != 1:
-        pytest.fail(f'{name} takes one size, e.g. "2 GB"', pytrace=False)
-    value = mark.args[0]
+    sizes = [*mark.args, *(value for key, value in mark.kwargs.items() if key == "size")]
+    odd = sorted(mark.kwargs.keys() - _ARGUMENTS[name])
+    if len(sizes) != 1 or odd:
+        more = f", no {', '.join(odd)}" * bool(odd)
+        pytest.fail(f'{name} takes one size, e.g. "2 GB"{more}', pytrace=False)
+    (value,) = sizes
     try:
         return value if isinstance(value, int) and value >= 0 else parse_bytes(str(value))
     except UsageError as error:

@@ -210,6 +210,16 @@ def test_limit(mib):
 @pytest.mark.limit_gpu_memory(-1)
 def test_no_size(): pass
 
+@pytest.mark.limit_gpu_memory()
+def test_nothing(): pass
+
+@pytest.mark.limit_gpu_memory("64 MB", warmups=1)
+def test_of_another_mark(): pass
+
+@pytest.mark.limit_gpu_memory(size="64 MB")
+def test_by_name():
+    torch.empty(72 << 20, dtype=torch.uint8, device="cuda")
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_leak(keeps):
     x = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
@@ -217,10 +227,29 @@ def test_leak(keeps):
 """
     )
     out = run_pytest(tmp_path, "--fail-on-leak", tests)
-    assert "3 failed, 2 passed" in out, out
+    assert "6 failed, 2 passed" in out, out
     assert "limit_gpu_memory: '-1' is not a size" in out
+    assert 'limit_gpu_memory takes one size, e.g. "2 GB"\n' in out
+    assert 'limit_gpu_memory takes one size, e.g. "2 GB", no warmups\n' in out
     assert "needed 70.0 MiB, the limit is 64.0 MiB" in out
+    assert "needed 72.0 MiB, the limit is 64.0 MiB" in out
     assert "the test left 8.0 MiB in use on device 0" in out
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "told"),
+    [
+        ("--gpu-memory", "-3", "'-3' is not a number of tests from 0 on"),
+        ("--gpu-memory", "few", "'few' is not a number of tests from 0 on"),
+        ("--gpu-memory-record", "test_memory.py", "test_memory.py is no folder"),
+    ],
+)
+def test_options_of_the_pytest_plugin_that_cannot_be(
+    tmp_path: Path, option: str, given: str, told: str
+) -> None:
+    (tmp_path / "test_memory.py").write_text("def test_nothing(): pass")
+    out = run_pytest(tmp_path, f"{option}={given}", "test_memory.py")
+    assert f"argument {option}: {told}" in out
 
 
 TAKING = """
