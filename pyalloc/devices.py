@@ -35,7 +35,9 @@ def index_of(device: Device = None) -> int:
     index = device if isinstance(device, int) else _index_of_name(device, current)
     n_devices = torch.cuda.device_count()
     if not 0 <= index < n_devices:
-        raise ConfigError(f"there is no CUDA device {index}; torch sees {n_devices}")
+        raise ConfigError(
+            f"there is no CUDA device {index}; torch sees {n_devices}, numbered from 0"
+        )
     return index
 
 

@@ -315,8 +315,9 @@ pya_options_parse(
             colon != NULL && token_copy(text, colon, key) && token_copy(colon + 1, end, value);
         if (!is_short) {
             (void)snprintf(
-                message, message_bytes, "'%.*s' is not of the form key:value, such as memory:tight",
-                (int)(end - text > 60 ? 60 : end - text), text);
+                message, message_bytes, "'%.*s%s", (int)(end - text > 60 ? 60 : end - text), text,
+                colon == NULL ? "' is not of the form key:value, such as memory:tight"
+                              : "...' is longer than any option or value");
             return PYA_E_INVAL;
         }
         pya_status st = option_apply(&parsed, key, value, message, message_bytes);

@@ -79,6 +79,8 @@ def test_malformed_text_is_refused(text: str) -> None:
             "max_split_size_mb:20MB",
             "cannot be '20MB': it takes a number of MiB; it is: without vmm",
         ),
+        ("memory:" + 200 * "a", "'memory:" + 53 * "a" + "...' is longer than any option or value"),
+        (200 * "a" + ":1", 60 * "a" + "...' is longer than any option or value"),
         ("mappings_per_page:-1", "cannot be '-1': it takes a whole number up to 1048576; it is:"),
     ],
 )
