@@ -10,7 +10,9 @@ import pytest
 import torch
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize(
+    "mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+)
 def test_forward_and_backward(mode: str) -> None:
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)
