@@ -143,6 +143,15 @@ def test_stacks_and_command_line_can_be_left_out(tmp_path: Path) -> None:
     assert b"torch=2.15" in (tmp_path / "again.pya").read_bytes()
 
 
+def test_the_socket_of_live_is_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyalloc import live
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = live.serve()
+    assert path.parent == tmp_path
+    assert stat.S_ISSOCK(path.stat().st_mode) and mode(path) & 0o077 == 0
+
+
 def test_a_socket_of_another_user_is_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
