@@ -22,6 +22,49 @@ scan_list_add(struct scan_list *list, size_t item_bytes) {
     return item;
 }
 
+static uint64_t
+item_bytes_of(const struct scan_list *list, size_t i, const struct scan_kind *kind) {
+    uint64_t bytes;
+    memcpy(&bytes, (const char *)list->items + i * kind->item_bytes + kind->at, sizeof bytes);
+    return bytes;
+}
+
+static size_t
+list_count(const struct scan_list *list, const struct scan_kind *kind, uint64_t least) {
+    size_t n = 0;
+    for (size_t i = 0; i < list->n; i++) {
+        n += item_bytes_of(list, i, kind) >= least;
+    }
+    return n;
+}
+
+/* Sizes rise by a quarter.  Of that which may stay in part the first do: a program may have many blocks of one size, and a
+ * made-up trace many beyond any memory. */
+void
+scan_list_thin(struct scan_list *list, const struct scan_kind *kind, uint64_t *least) {
+    const size_t half = list->n / 2;
+    uint64_t next = *least;
+    size_t n_larger = list->n;
+    while (n_larger > half && next < PYA_REQUEST_MAX) {
+        *least = next;
+        next = next == 0 ? PYA_ALIGN : next + next / 4;
+        n_larger = list_count(list, kind, next);
+    }
+    size_t n_between = n_larger < half ? half - n_larger : 0;
+    size_t n = 0;
+    *least = n_between == 0 ? next : *least;
+    for (size_t i = 0; i < list->n && n < half; i++) {
+        const uint64_t bytes = item_bytes_of(list, i, kind);
+        const bool is_between = bytes >= *least && bytes < next && n_between > 0;
+        if (bytes >= next || is_between) {
+            char *items = list->items;
+            memmove(items + n++ * kind->item_bytes, items + i * kind->item_bytes, kind->item_bytes);
+            n_between -= is_between;
+        }
+    }
+    list->n = n;
+}
+
 /* ---- marks ---- */
 
 bool

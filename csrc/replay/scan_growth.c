@@ -42,29 +42,15 @@ held_drop(struct pya_scan *s, size_t at) {
     s->held.n--;
 }
 
-/* Half of them, the larger ones, stay. */
-static void
-growths_thin(struct pya_scan *s) {
-    while (s->growths.n > PYA_SCAN_SPANS / 2) {
-        s->growth_bytes = s->growth_bytes == 0 ? PYA_ALIGN : s->growth_bytes + s->growth_bytes / 4;
-        size_t kept = 0;
-        for (size_t i = 0; i < s->growths.n; i++) {
-            const struct pya_scan_growth each = *SCAN_ITEM(s->growths, struct pya_scan_growth, i);
-            if (each.bytes >= s->growth_bytes) {
-                *SCAN_ITEM(s->growths, struct pya_scan_growth, kept++) = each;
-            }
-        }
-        s->growths.n = kept;
-    }
-}
-
 static bool
 growth_end(struct pya_scan *s, struct pya_scan_growth piece, uint64_t end) {
+    static const struct scan_kind kind = {
+        sizeof(struct pya_scan_growth), offsetof(struct pya_scan_growth, bytes)};
+    if (s->growths.n == PYA_SCAN_SPANS) {
+        scan_list_thin(&s->growths, &kind, &s->growth_bytes);
+    }
     if (piece.bytes < s->growth_bytes) {
         return true;
-    }
-    if (s->growths.n == PYA_SCAN_SPANS) {
-        growths_thin(s);
     }
     struct pya_scan_growth *g = SCAN_ADD(s->growths, struct pya_scan_growth);
     if (g == NULL) {

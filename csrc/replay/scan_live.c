@@ -175,31 +175,19 @@ stack_end(struct pya_scan_stack *stack, uint64_t bytes, bool is_temporary) {
     stack->temporary_bytes += is_temporary ? bytes : 0;
 }
 
-/* Half of the spans, the larger ones, stay. */
-static void
-spans_thin(struct pya_scan *s) {
-    while (s->spans.n > PYA_SCAN_SPANS / 2) {
-        s->span_bytes = s->span_bytes == 0 ? PYA_ALIGN : s->span_bytes + s->span_bytes / 4;
-        size_t kept = 0;
-        for (size_t i = 0; i < s->spans.n; i++) {
-            const struct pya_scan_block span = *SCAN_ITEM(s->spans, struct pya_scan_block, i);
-            if (span.bytes >= s->span_bytes) {
-                *SCAN_ITEM(s->spans, struct pya_scan_block, kept++) = span;
-            }
-        }
-        s->spans.n = kept;
-    }
-}
-
 static bool
 span_add(struct pya_scan *s, const struct pya_scan_block *row, uint64_t end, uint32_t phase) {
+    static const struct scan_kind kind = {
+        sizeof(struct pya_scan_block), offsetof(struct pya_scan_block, bytes)};
     const struct pya_scan_settings *settings = s->settings;
-    if (end <= settings->window_begin || row->alloc_event >= settings->window_end ||
-        row->bytes < s->span_bytes) {
+    if (end <= settings->window_begin || row->alloc_event >= settings->window_end) {
         return true;
     }
     if (s->spans.n == PYA_SCAN_SPANS) {
-        spans_thin(s);
+        scan_list_thin(&s->spans, &kind, &s->span_bytes);
+    }
+    if (row->bytes < s->span_bytes) {
+        return true;
     }
     struct pya_scan_block *span = SCAN_ADD(s->spans, struct pya_scan_block);
     if (span == NULL) {

@@ -1,4 +1,5 @@
-/* What a scan tells of device memory: which request each piece was taken for, and until when. */
+/* What a scan tells of device memory: which request each piece was taken for, and until when.  And of more pieces and blocks than
+ * it keeps. */
 #include "check.h"
 
 #include "replay/scan.h"
@@ -24,7 +25,8 @@ scanned(const struct pya_trace_event *events, size_t n, int device) {
         CHECK_OK(pya_trace_write(writer, &event));
     }
     CHECK_OK(pya_trace_close(writer));
-    const struct pya_scan_settings settings = {.device = device, .n_bins = 2};
+    const struct pya_scan_settings settings = {
+        .device = device, .n_bins = 2, .window_end = PYA_SCAN_NEVER};
     struct pya_scan *scan = NULL;
     if (!CHECK_OK(pya_scan_run(path, &settings, &scan))) {
         exit(1);
@@ -131,28 +133,79 @@ test_what_was_there_before_was_for_no_request(void) {
         WANTED({0, PYA_SCAN_NEVER, 20, 0}, {1, PYA_SCAN_NEVER, 20, 0}, {4, PYA_SCAN_NEVER, 20, 3}));
 }
 
+/* N pieces of device memory with a block in each; all blocks lie there at once, and go in the order they came. */
+static struct pya_scan *
+scanned_many(size_t n, uint64_t (*bytes_of)(size_t i)) {
+    struct pya_trace_event *events = calloc(4 * n, sizeof *events);
+    for (size_t i = 0; events != NULL && i < n; i++) {
+        const struct pya_trace_event e = {.addr = (1 + i) * MIB, .bytes = bytes_of(i)};
+        events[2 * i] = events[2 * i + 1] = events[2 * (n + i)] = events[2 * (n + i) + 1] = e;
+        events[2 * i].kind = PYA_TRACE_SEGMENT_ALLOC;
+        events[2 * i + 1].kind = PYA_TRACE_ALLOC;
+        events[2 * (n + i)].kind = PYA_TRACE_FREE;
+        events[2 * (n + i) + 1].kind = PYA_TRACE_SEGMENT_FREE;
+    }
+    struct pya_scan *scan = scanned(events, events == NULL ? 0 : 4 * n, -1);
+    free(events);
+    CHECK_EQ(pya_scan_totals(scan)->n_frees, n);
+    CHECK_EQ(pya_scan_totals(scan)->n_unknown_frees, 0);
+    return scan;
+}
+
+static uint64_t
+every_other_is_small(size_t i) {
+    return (1 + i % 2 * 100) * (uint64_t)4096;
+}
+
 /* As many as are kept, and twice that: the larger ones stay. */
 static void
 test_the_smallest_are_left_out(void) {
     enum { N = 2 * PYA_SCAN_SPANS };
-    struct pya_trace_event *events = calloc(2 * N, sizeof *events);
-    for (size_t i = 0; events != NULL && i < N; i++) {
-        const uint64_t bytes = (1 + i % 2 * 1000) * (uint64_t)4096;
-        events[2 * i] =
-            (struct pya_trace_event){.kind = PYA_TRACE_SEGMENT_ALLOC, .addr = MIB, .bytes = bytes};
-        events[2 * i + 1] =
-            (struct pya_trace_event){.kind = PYA_TRACE_SEGMENT_FREE, .addr = MIB, .bytes = bytes};
-    }
-    struct pya_scan *scan = scanned(events, events == NULL ? 0 : 2 * N, -1);
-    free(events);
+    struct pya_scan *scan = scanned_many(N, every_other_is_small);
     size_t n = 0;
     const struct pya_scan_growth *g = pya_scan_growths(scan, &n);
-    CHECK(n > 0 && n <= PYA_SCAN_SPANS);
+    CHECK(n >= PYA_SCAN_SPANS / 2 && n <= PYA_SCAN_SPANS);
     for (size_t i = 0; i < n; i++) {
-        CHECK_EQ(g[i].bytes, 1001 * 4096);
-        CHECK_EQ(g[i].end, g[i].begin + 1);
+        CHECK_EQ(g[i].bytes, 101 * 4096);
+        CHECK_EQ(g[i].end, 2 * N + g[i].begin + 1);
+    }
+    const struct pya_scan_block *spans = pya_scan_spans(scan, &n);
+    CHECK(n >= PYA_SCAN_SPANS / 2 && n <= PYA_SCAN_SPANS);
+    for (size_t i = 0; i < n; i++) {
+        CHECK_EQ(spans[i].bytes, 101 * 4096);
+        CHECK_EQ(spans[i].addr, (1 + spans[i].alloc_event / 2) * MIB);
+        CHECK_EQ(spans[i].free_event, 2 * N + spans[i].alloc_event - 1);
     }
     pya_scan_destroy(scan);
+}
+
+static void
+check_half_is_kept(uint64_t (*bytes_of)(size_t i)) {
+    struct pya_scan *scan = scanned_many(2 * PYA_SCAN_SPANS, bytes_of);
+    size_t n = 0;
+    (void)pya_scan_spans(scan, &n);
+    CHECK(n >= PYA_SCAN_SPANS / 2 && n <= PYA_SCAN_SPANS);
+    (void)pya_scan_growths(scan, &n);
+    CHECK(n >= PYA_SCAN_SPANS / 2 && n <= PYA_SCAN_SPANS);
+    pya_scan_destroy(scan);
+}
+
+static uint64_t
+all_alike(size_t i) {
+    (void)i;
+    return 4096;
+}
+
+static uint64_t
+beyond_any_memory(size_t i) {
+    return UINT64_MAX - i;
+}
+
+/* None is smaller; a trace need not be from pyalloc. */
+static void
+test_of_one_size_some_are_kept(void) {
+    check_half_is_kept(all_alike);
+    check_half_is_kept(beyond_any_memory);
 }
 
 static const struct check_case cases[] = {
@@ -161,6 +214,7 @@ static const struct check_case cases[] = {
     {"devices are apart", test_devices_are_apart},
     {"what was there before was for no request", test_what_was_there_before_was_for_no_request},
     {"the smallest are left out", test_the_smallest_are_left_out},
+    {"of one size some are kept", test_of_one_size_some_are_kept},
 };
 
 int
