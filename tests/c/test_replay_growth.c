@@ -25,8 +25,13 @@ scanned(const struct pya_trace_event *events, size_t n, int device) {
         CHECK_OK(pya_trace_write(writer, &event));
     }
     CHECK_OK(pya_trace_close(writer));
+    const uint64_t end = n;
     const struct pya_scan_settings settings = {
-        .device = device, .n_bins = 2, .window_end = PYA_SCAN_NEVER};
+        .device = device,
+        .n_bins = 2,
+        .window_end = PYA_SCAN_NEVER,
+        .moments = &end,
+        .n_moments = 1};
     struct pya_scan *scan = NULL;
     if (!CHECK_OK(pya_scan_run(path, &settings, &scan))) {
         exit(1);
@@ -133,6 +138,85 @@ test_what_was_there_before_was_for_no_request(void) {
         WANTED({0, PYA_SCAN_NEVER, 20, 0}, {1, PYA_SCAN_NEVER, 20, 0}, {4, PYA_SCAN_NEVER, 20, 3}));
 }
 
+/* A pool's request lies in the middle of pages that another pool had, and takes over those alone. */
+static void
+test_pages_go_from_pool_to_pool(void) {
+    static const uint64_t pages[][3] = {{100, 4, 1}, {104, 2, 0}, {106, 2, 2}, {108, 2, 1}};
+    struct pya_scan *scan = scanned(
+        EVENTS(
+            {.kind = PYA_TRACE_SEGMENT_MAP, .addr = 100 * MIB, .bytes = 10 * MIB},
+            {.kind = PYA_TRACE_POOL_BEGIN, .addr = 7, .arg = 1},
+            {.kind = PYA_TRACE_ALLOC, .addr = 100 * MIB, .bytes = 10 * MIB},
+            {.kind = PYA_TRACE_FREE, .addr = 100 * MIB},
+            {.kind = PYA_TRACE_POOL_BEGIN, .addr = 7, .arg = 2},
+            {.kind = PYA_TRACE_ALLOC, .addr = 106 * MIB, .bytes = 2 * MIB},
+            {.kind = PYA_TRACE_POOL_END},
+            {.kind = PYA_TRACE_ALLOC, .addr = 104 * MIB + 512, .bytes = MIB}),
+        -1);
+    size_t n = 0;
+    const struct pya_scan_moment *moment = pya_scan_moments(scan, &n);
+    if (CHECK_EQ(n, 1) && CHECK_EQ(moment->n_segments, 4)) {
+        for (size_t i = 0; i < 4; i++) {
+            CHECK_EQ(moment->segments[i].addr, pages[i][0] * MIB);
+            CHECK_EQ(moment->segments[i].bytes, pages[i][1] * MIB);
+            CHECK_EQ(moment->segments[i].pool, pages[i][2]);
+        }
+    }
+    pya_scan_destroy(scan);
+}
+
+/* The end of a free is missing where something else lies there since; another's is still to come. */
+static void
+test_ends_of_frees_that_are_missing(void) {
+    struct pya_scan *scan = scanned(
+        EVENTS(
+            {.kind = PYA_TRACE_SEGMENT_MAP, .addr = 100 * MIB, .bytes = 10 * MIB},
+            {.kind = PYA_TRACE_ALLOC, .addr = 101 * MIB, .bytes = MIB},
+            {.kind = PYA_TRACE_ALLOC, .addr = 103 * MIB, .bytes = MIB},
+            {.kind = PYA_TRACE_ALLOC, .addr = 105 * MIB, .bytes = MIB},
+            {.kind = PYA_TRACE_ALLOC, .addr = 107 * MIB, .bytes = MIB},
+            {.kind = PYA_TRACE_FREE, .addr = 101 * MIB},
+            {.kind = PYA_TRACE_FREE, .addr = 103 * MIB},
+            {.kind = PYA_TRACE_FREE, .addr = 105 * MIB},
+            {.kind = PYA_TRACE_FREE, .addr = 107 * MIB},
+            {.kind = PYA_TRACE_FREE_COMPLETED, .addr = 107 * MIB},
+            {.kind = PYA_TRACE_ALLOC, .addr = 100 * MIB, .bytes = 5 * MIB}),
+        -1);
+    size_t n = 0;
+    const struct pya_scan_moment *moment = pya_scan_moments(scan, &n);
+    if (CHECK_EQ(n, 1) && CHECK_EQ(moment->n_blocks, 2)) {
+        CHECK_EQ(moment->blocks[0].addr, 100 * MIB);
+        CHECK_EQ(moment->blocks[1].addr, 105 * MIB);
+        CHECK(moment->blocks[1].is_pending);
+    }
+    pya_scan_destroy(scan);
+}
+
+/* Which request reserved memory grew for at its largest: the next of its device, if there is one. */
+static void
+test_the_peak_has_a_request(void) {
+    const struct pya_trace_event events[] = {
+        {.kind = PYA_TRACE_SEGMENT_ALLOC, .addr = 100 * MIB, .bytes = 10 * MIB},
+        {.kind = PYA_TRACE_ALLOC, .addr = 100 * MIB, .bytes = MIB, .device = 1},
+        {.kind = PYA_TRACE_FREE, .addr = 100 * MIB, .device = 1},
+        {.kind = PYA_TRACE_ALLOC, .addr = 100 * MIB, .bytes = MIB},
+        {.kind = PYA_TRACE_ALLOC, .addr = 102 * MIB, .bytes = MIB},
+        {.kind = PYA_TRACE_SEGMENT_ALLOC, .addr = 200 * MIB, .bytes = 10 * MIB},
+        {.kind = PYA_TRACE_OOM, .bytes = 20 * MIB},
+        {.kind = PYA_TRACE_ALLOC, .addr = 104 * MIB, .bytes = MIB},
+    };
+    static const struct {
+        size_t n;
+        uint64_t event, alloc;
+    } wanted[] = {{3, 1, PYA_SCAN_NEVER}, {5, 4, 3}, {8, 6, PYA_SCAN_NEVER}};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        struct pya_scan *scan = scanned(events, wanted[i].n, -1);
+        CHECK_EQ(pya_scan_totals(scan)->peak_reserved_event, wanted[i].event);
+        CHECK_EQ(pya_scan_totals(scan)->peak_reserved_alloc, wanted[i].alloc);
+        pya_scan_destroy(scan);
+    }
+}
+
 /* N pieces of device memory with a block in each; all blocks lie there at once, and go in the order they came. */
 static struct pya_scan *
 scanned_many(size_t n, uint64_t (*bytes_of)(size_t i)) {
@@ -213,6 +297,9 @@ static const struct check_case cases[] = {
     {"pages of one request are one piece", test_pages_of_one_request_are_one_piece},
     {"devices are apart", test_devices_are_apart},
     {"what was there before was for no request", test_what_was_there_before_was_for_no_request},
+    {"pages go from pool to pool", test_pages_go_from_pool_to_pool},
+    {"ends of frees that are missing", test_ends_of_frees_that_are_missing},
+    {"the peak has a request", test_the_peak_has_a_request},
     {"the smallest are left out", test_the_smallest_are_left_out},
     {"of one size some are kept", test_of_one_size_some_are_kept},
 };
