@@ -123,6 +123,34 @@ test_a_capture_on_the_device_of_a_foreign_stream(void) {
     world_fini(&world);
 }
 
+/* Of two streams that freed blocks wait for one may not be waited for now, and the wait for the other fails: that is told,
+ * whichever was used first. */
+static void
+test_a_capture_hides_no_failure(void) {
+    for (int is_first = 0; is_first < 2; is_first++) {
+        struct world world = {.config = {.capacity_bytes = 64 * MIB, .work = PYA_SIM_WORK_BY_HAND}};
+        world_init(&world, "");
+        pya_dptr blocks[] = {take(&world, 4 * MIB, ONE), take(&world, 8 * MIB, ONE)};
+        struct pya_sim *first = world.sim;
+        CHECK_OK(pya_record_stream(world.heap, blocks[0], is_first ? TWO : THREE));
+        CHECK_OK(pya_record_stream(world.heap, blocks[1], is_first ? THREE : TWO));
+        CHECK(pya_note_foreign_stream(world.heap, TWO, 1));
+        pya_dptr kept;
+        CHECK_OK(pya_alloc(world.heap, 1, 4 * MIB, ONE, &kept));
+        pya_sim_set_capturing(world.sim, ONE, true); /* the second device's */
+        pya_sim_fail(first, 1U << PYA_SIM_EVENT_CREATE, 1, PYA_E_DEVICE, true);
+        give(&world, blocks[0]);
+        give(&world, blocks[1]);
+        pya_sim_fail(first, 1U << PYA_SIM_STREAM_SYNC, 1, PYA_E_INVAL, true);
+        CHECK_EQ(pya_empty_cache(world.heap, 0), PYA_E_INVAL);
+        (void)pya_sim_fail_clear(first);
+        pya_sim_set_capturing(world.sim, ONE, false);
+        CHECK_OK(pya_empty_cache(world.heap, 0));
+        CHECK_OK(pya_free(world.heap, kept));
+        world_fini(&world);
+    }
+}
+
 /* A capture that grows its pool holds its card's lock meanwhile. */
 static void
 test_a_locked_card_may_capture(void) {
@@ -151,6 +179,7 @@ static const struct check_case cases[] = {
     {"a_freed_block_leaves_the_capture_whole", test_a_freed_block_leaves_the_capture_whole},
     {"a_capture_on_the_device_of_a_foreign_stream",
      test_a_capture_on_the_device_of_a_foreign_stream},
+    {"a_capture_hides_no_failure", test_a_capture_hides_no_failure},
     {"a_locked_card_may_capture", test_a_locked_card_may_capture},
 };
 

@@ -207,8 +207,9 @@ test_what_waits_is_not_annotated(void) {
     struct pya_history_part part;
     uint64_t now_ns = 0;
     world_init(&world, "");
-    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_NEVER, true, 100, 0));
     pya_dptr ptr = take(&world, MIB, 0);
+    CHECK_OK(pya_history_annotate(world.heap, ptr, NULL)); /* for nobody */
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_NEVER, true, 100, 0));
     CHECK_OK(pya_history_annotate(world.heap, ptr, NULL));
     CHECK_OK(pya_record_stream(world.heap, ptr, 7));
     CHECK_OK(pya_sim_use(world.sim, 7, ptr, MIB));
