@@ -482,17 +482,19 @@ sync_before_capture(struct pya_device *dev) {
 
 static void
 test_what_is_freed_before_a_capture_serves(void) {
-    struct world world = {.config = {.capacity_bytes = 40 * MIB}};
-    world_init(&world, "");
-    (void)take(&world, 512, 16);
-    meanwhile.ptr = take(&world, 20 * MIB, 0);
-    (void)take(&world, 10 * MIB, 0);
-    world.ops.device_sync = sync_before_capture;
-    meanwhile.world = &world;
-    CHECK(take(&world, 20 * MIB, 0) != 0);
-    CHECK_EQ(stat_of(world.heap, 0, "pyalloc_saved_by_wait"), 1);
-    pya_sim_set_capturing(world.sim, 16, false);
-    world_fini(&world);
+    for (int has_vmm = 0; has_vmm < 2; has_vmm++) {
+        struct world world = {.config = {.capacity_bytes = 40 * MIB}};
+        world_init(&world, has_vmm ? "" : "vmm:False");
+        (void)take(&world, 512, 16);
+        meanwhile.ptr = take(&world, 20 * MIB, 0);
+        (void)take(&world, 10 * MIB, 0);
+        world.ops.device_sync = sync_before_capture;
+        meanwhile.world = &world;
+        CHECK(take(&world, 20 * MIB, 0) != 0);
+        CHECK_EQ(stat_of(world.heap, 0, "pyalloc_saved_by_wait"), 1);
+        pya_sim_set_capturing(world.sim, 16, false);
+        world_fini(&world);
+    }
 }
 
 static bool has_begun; /* atomic */

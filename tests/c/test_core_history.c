@@ -222,6 +222,49 @@ test_what_waits_is_not_annotated(void) {
     world_fini(&world);
 }
 
+static pya_dptr spare[3];
+
+/* Gives some of them back, and asks for another try in any case. */
+static bool
+give_a_spare_one(void *arg, int device, size_t bytes) {
+    struct world *world = arg;
+    (void)device;
+    (void)bytes;
+    for (size_t i = 0; i < 3; i++) {
+        if (spare[i] != 0) {
+            give(world, spare[i]);
+            spare[i] = 0;
+            break;
+        }
+    }
+    return true;
+}
+
+/* Of all tries of a request one stack is kept at most, whether it is served in the end or not. */
+static void
+test_tries_leave_no_contexts(void) {
+    for (size_t kept = 0; kept < 2; kept++) {
+        struct world world = {
+            .config = {.capacity_bytes = (12 + 2 * kept) * MIB},
+            .hooks = {.on_pressure = give_a_spare_one}};
+        pya_dptr ptr;
+        counted_world(&world);
+        CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALL, true, 100, 0));
+        for (size_t i = 0; i < 3; i++) {
+            spare[i] = take(&world, 4 * MIB, 0);
+        }
+        if (kept > 0) {
+            (void)take(&world, MIB, 0);
+        }
+        CHECK_EQ(
+            pya_alloc(world.heap, 0, (12 + 2 * kept) * MIB, 0, &ptr),
+            kept > 0 ? PYA_E_NOMEM : PYA_OK);
+        CHECK_EQ(stat_of(world.heap, 0, "pyalloc_pressure_calls"), 3 + (kept > 0));
+        world_fini(&world);
+        CHECK_EQ(n_references, 0);
+    }
+}
+
 enum { TURNS = 3000 };
 
 static void *
@@ -374,6 +417,7 @@ static const struct check_case cases[] = {
     {"the_newest_stay_in_a_ring_of_another_size", test_the_newest_stay_in_a_ring_of_another_size},
     {"record_stream", test_uses_on_streams_are_in_the_trace_and_in_no_snapshot},
     {"refused", test_a_bad_level_or_half_the_hooks_are_refused},
+    {"tries_leave_no_contexts", test_tries_leave_no_contexts},
     {"taken_while_others_go_on", test_taken_while_others_go_on},
     {"recording_again", test_recording_again_with_other_settings},
     {"adds_up", test_the_trace_adds_up},

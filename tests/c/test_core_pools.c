@@ -162,6 +162,7 @@ test_a_pool_lends_on_oom(void) {
     CHECK_OK(pya_pool_end(world.heap, 0, POOL)); /* its user stays */
     CHECK_EQ(pya_alloc(world.heap, 0, 500 * MIB, 0, &ptr), PYA_E_NOMEM);
     CHECK_OK(pya_pool_set_on_oom(world.heap, 0, POOL, true));
+    CHECK_EQ(pya_pool_set_on_oom(world.heap, 0, (struct pya_pool_id){9, 9}, true), PYA_E_INVAL);
     CHECK_OK(pya_alloc(world.heap, 0, 500 * MIB, 0, &ptr));
     CHECK(stat_of(world.heap, 0, "pyalloc_saved_by_transfer") == 1);
     world_fini(&world);
