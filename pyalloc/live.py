@@ -8,6 +8,7 @@ of JSON that attached.py answers.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -28,6 +29,9 @@ ENABLE = "PYALLOC_LIVE"  # environment: "1": serve as soon as torch is imported
 _TIMEOUT_S = 5.0
 _YOUNG_S = 60.0
 _LONGEST_REQUEST = 1 << 16  # bytes
+_PAUSE_S = 0.1
+# The process has no more open files or memory, or who asked has gone: the next one can be answered.
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}
 _serving: set[Path] = set()  # a forked process has only the files of its parent's
 
 
@@ -144,12 +148,19 @@ def _answer_all(listener: socket.socket) -> None:
     while True:
         try:
             connection, _ = listener.accept()
-        except OSError:
-            return
+        except OSError as error:
+            if error.errno not in _PASSING:
+                return
+            time.sleep(_PAUSE_S)
+            continue
         # What is asked first may wait for the program.
-        threading.Thread(
+        thread = threading.Thread(
             target=_answer, args=(connection,), daemon=True, name="pyalloc-live"
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads for now
+            connection.close()
 
 
 def _answer(connection: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -218,6 +219,28 @@ def test_the_service_listens_in_its_own_folder(
     (there / "cannot be unlinked").mkdir(parents=True)
     assert live.serve() == own / there.name
     assert there.exists()
+
+
+def test_a_process_without_open_files_answers_once_it_has_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever asks waits meanwhile: the service goes on until its own socket is closed."""
+    here, there = socket.socketpair()
+    coming: list[Any] = [OSError(errno.EMFILE, "too many"), (there, None), OSError(errno.EBADF, "")]
+
+    class Listener:
+        def accept(self) -> Any:
+            each = coming.pop(0)
+            if isinstance(each, OSError):
+                raise each
+            return each
+
+    monkeypatch.setattr(live.time, "sleep", lambda _seconds: None)
+    here.sendall(b"0")
+    live._answer_all(Listener())  # type: ignore[arg-type]
+    assert not coming
+    with here:
+        assert json.loads(here.recv(1 << 16))["pid"] == os.getpid()
 
 
 def test_a_sweep_of_nothing_is_empty() -> None:
