@@ -9,6 +9,8 @@
 
 #define SIM_DEFAULT_CAPACITY (UINT64_C(80) << 30)
 #define SIM_DEFAULT_ADDRESSES (UINT64_C(1) << 44)
+/* A clock counts from no point that means anything. */
+#define SIM_CLOCK_FIRST_NS (UINT64_C(3600) * 1000 * 1000 * 1000)
 
 /* The driver's codes, so that messages read as on a card. */
 enum {
@@ -197,6 +199,7 @@ pya_sim_create(const struct pya_sim_config *config, int index, struct pya_sim **
         (struct pya_device){.ops = config->no_vmm ? &sim_ops_plain : &sim_ops_vmm, .index = index};
     sim->config = *config;
     sim->fd = -1;
+    sim->clock_ns = SIM_CLOCK_FIRST_NS;
     if (sim->config.capacity_bytes == 0) {
         sim->config.capacity_bytes = SIM_DEFAULT_CAPACITY;
     }

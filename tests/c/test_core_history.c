@@ -2,6 +2,7 @@
 #include "check.h"
 #include "core/history.h"
 #include "core/snapshot.h"
+#include "fault.h"
 #include "world.h"
 
 #include <pthread.h>
@@ -265,6 +266,37 @@ test_tries_leave_no_contexts(void) {
     }
 }
 
+/* A snapshot has all or is none, and keeps no contexts of one that is none; torch's two kinds of segments are told apart. */
+static void
+test_a_snapshot_without_host_memory(void) {
+    struct world world = {.config = {.no_vmm = true}};
+    struct pya_snapshot snap;
+    bool fired = true;
+    counted_world(&world);
+    CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALL, true, 1000, 0));
+    for (size_t i = 0; i < 200; i++) {
+        (void)take(&world, i % 2 == 0 ? 512 : 20 * MIB, 0);
+    }
+    const long n_before = n_references;
+    for (unsigned long nth = 1; fired; nth++) {
+        const size_t live = fault_live();
+        fault_arm(nth);
+        const pya_status st = pya_snapshot_take(world.heap, NULL, true, &snap);
+        fired = fault_disarm();
+        CHECK_EQ(st, fired ? PYA_E_HOST_NOMEM : PYA_OK);
+        if (st != PYA_OK) {
+            CHECK_EQ(fault_live(), live);
+            CHECK_EQ(n_references, n_before);
+        }
+    }
+    CHECK_EQ(snap.n_segments, 101);
+    for (size_t i = 0; i < snap.n_segments; i++) {
+        CHECK_EQ(snap.segments[i].is_small, snap.segments[i].total_bytes < 20 * MIB);
+    }
+    pya_snapshot_fini(&snap);
+    world_fini(&world);
+}
+
 enum { TURNS = 3000 };
 
 static void *
@@ -418,6 +450,7 @@ static const struct check_case cases[] = {
     {"record_stream", test_uses_on_streams_are_in_the_trace_and_in_no_snapshot},
     {"refused", test_a_bad_level_or_half_the_hooks_are_refused},
     {"tries_leave_no_contexts", test_tries_leave_no_contexts},
+    {"a_snapshot_without_host_memory", test_a_snapshot_without_host_memory},
     {"taken_while_others_go_on", test_taken_while_others_go_on},
     {"recording_again", test_recording_again_with_other_settings},
     {"adds_up", test_the_trace_adds_up},

@@ -14,6 +14,9 @@ scanned(const struct pya_trace_event *events, size_t n, int device) {
     if (!CHECK_OK(pya_trace_create(path, true, &writer))) {
         exit(1);
     }
+    uint32_t text = 0;
+    CHECK_OK(pya_trace_string(writer, "phase", 5, &text));
+    CHECK_EQ(text, 1);
     for (uint32_t i = 1; i < 4; i++) {
         uint32_t stack = 0;
         CHECK_OK(pya_trace_stack(writer, &(struct pya_trace_frame){.line = i}, &stack));
@@ -136,6 +139,47 @@ test_what_was_there_before_was_for_no_request(void) {
     check_growths(
         scan,
         WANTED({0, PYA_SCAN_NEVER, 20, 0}, {1, PYA_SCAN_NEVER, 20, 0}, {4, PYA_SCAN_NEVER, 20, 3}));
+}
+
+/* A segment is for the first request in it, where the trace tells it for no other; what was there before is for none. */
+static void
+test_segments_have_a_request(void) {
+    static const struct {
+        uint64_t mib;
+        uint32_t stack, phase;
+        bool is_known;
+    } wanted[] = {{100, 0, 0, false}, {200, 0, 0, false}, {300, 2, 1, true}, {400, 3, 1, true}};
+    struct pya_scan *scan = scanned(
+        EVENTS(
+            {.kind = PYA_TRACE_SEGMENT_ALLOC, .addr = 100 * MIB, .bytes = MIB, .time_ns = 5},
+            {.kind = PYA_TRACE_SEGMENT_ALLOC, .addr = 200 * MIB, .bytes = 9 * MIB, .time_ns = 5},
+            {.kind = PYA_TRACE_ALLOC, .addr = 200 * MIB, .bytes = MIB, .stack = 1, .time_ns = 5},
+            {.kind = PYA_TRACE_PHASE_BEGIN, .text = 1},
+            {.kind = PYA_TRACE_ALLOC, .addr = 100 * MIB, .bytes = MIB, .stack = 1},
+            {.kind = PYA_TRACE_SEGMENT_FREE, .addr = 208 * MIB, .bytes = MIB},
+            {.kind = PYA_TRACE_SEGMENT_ALLOC, .addr = 300 * MIB, .bytes = MIB},
+            {.kind = PYA_TRACE_ALLOC, .addr = 300 * MIB, .bytes = MIB / 2, .stack = 2},
+            {.kind = PYA_TRACE_PHASE_END, .text = 1},
+            {.kind = PYA_TRACE_ALLOC, .addr = 300 * MIB + MIB / 2, .bytes = MIB / 2, .stack = 1},
+            {.kind = PYA_TRACE_FREE, .addr = 200 * MIB},
+            {.kind = PYA_TRACE_SEGMENT_FREE, .addr = 205 * MIB, .bytes = 3 * MIB},
+            {.kind = PYA_TRACE_PHASE_BEGIN, .text = 1},
+            {.kind = PYA_TRACE_SEGMENT_ALLOC, .addr = 400 * MIB, .bytes = MIB, .stack = 3},
+            {.kind = PYA_TRACE_ALLOC, .addr = 400 * MIB, .bytes = MIB, .stack = 1}),
+        -1);
+    size_t n = 0;
+    const struct pya_scan_moment *moment = pya_scan_moments(scan, &n);
+    if (CHECK_EQ(n, 1) && CHECK_EQ(moment->n_segments, 4)) {
+        for (size_t i = 0; i < 4; i++) {
+            CHECK_EQ(moment->segments[i].addr, wanted[i].mib * MIB);
+            CHECK_EQ(moment->segments[i].stack, wanted[i].stack);
+            CHECK_EQ(moment->segments[i].phase, wanted[i].phase);
+            CHECK_EQ(moment->segments[i].is_known, wanted[i].is_known);
+        }
+    }
+    CHECK_EQ(pya_scan_totals(scan)->peak_reserved_event, 3);
+    CHECK_EQ(pya_scan_totals(scan)->peak_reserved_alloc, PYA_SCAN_NEVER);
+    pya_scan_destroy(scan);
 }
 
 /* A pool's request lies in the middle of pages that another pool had, and takes over those alone. */
@@ -297,6 +341,7 @@ static const struct check_case cases[] = {
     {"pages of one request are one piece", test_pages_of_one_request_are_one_piece},
     {"devices are apart", test_devices_are_apart},
     {"what was there before was for no request", test_what_was_there_before_was_for_no_request},
+    {"segments have a request", test_segments_have_a_request},
     {"pages go from pool to pool", test_pages_go_from_pool_to_pool},
     {"ends of frees that are missing", test_ends_of_frees_that_are_missing},
     {"the peak has a request", test_the_peak_has_a_request},
