@@ -293,7 +293,33 @@ test_mappings_need_memory_too(void) {
     world_fini(&world);
 }
 
+/* memory:tight saves the last percent only as long as that takes little time: where ranges are stitched over and over for what
+ * never comes again, a little more memory is made instead. */
+static void
+test_tight_gives_way(void) {
+    struct world world = {.config = {.capacity_bytes = (size_t)64 << 30}};
+    pya_dptr ptrs[2];
+    world_init(&world, "memory:tight,mappings_per_page:1");
+    (void)take(&world, (size_t)32 << 30, 0);
+    for (size_t i = 0; i < 2; i++) {
+        ptrs[i] = take(&world, 400 * MIB, 0);
+        (void)take(&world, 2 * MIB, 0);
+    }
+    const size_t least = reserved(&world);
+    give(&world, ptrs[0]);
+    give(&world, ptrs[1]);
+    size_t n = 0;
+    for (; n < 2000 && reserved(&world) == least; n++) {
+        give(&world, take(&world, (201 + n * 37 % 199) * PYA_PAGE, 0));
+    }
+    CHECK(n > 100 && n < 1000);
+    CHECK(stat_of(world.heap, 0, "pyalloc_stitches") > 100);
+    CHECK(reserved(&world) <= least + least / 32);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
+    {"tight_gives_way", test_tight_gives_way},
     {"growing_tensor_is_extended", test_growing_tensor_is_extended},
     {"rising_memory_is_not_stitched", test_rising_memory_is_not_stitched},
     {"repeated_tensors_settle", test_repeated_tensors_settle},
