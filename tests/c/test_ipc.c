@@ -1,6 +1,7 @@
 /* Names for blocks, and the socket over which their pages come: here both sides are one process. */
 #include <dirent.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -296,6 +297,54 @@ test_several_at_once(void) {
     give(&the_world, ptr);
 }
 
+/* Files of this thread alone; 0 ... 2 more can be opened: too few for the connection, for any page, for all pages. */
+static void *
+open_with_few_files(void *arg) {
+    static const char *const reasons[] = {"no socket", "ulimit -n", "ulimit -n"};
+    const struct pya_ipc_name *name = arg;
+    char why[PYA_IPC_WHY_BYTES];
+    pya_dptr base;
+    int fds[256];
+    size_t n = 0;
+    CHECK_EQ(unshare(CLONE_FILES), 0);
+    while (n < 256 && (fds[n] = dup(0)) >= 0) {
+        n++;
+    }
+    CHECK(n > 2 && n < 256);
+    for (size_t i = 0; i < 3; i++) {
+        CHECK_EQ(pya_ipc_open(the_world.heap, 0, name, &base, why), PYA_E_HOST_NOMEM);
+        CHECK(strstr(why, reasons[i]) != NULL);
+        const int fd = dup(0); /* none is left open */
+        CHECK_EQ(fd >= 0, i > 0);
+        CHECK(i == 0 || close(fd) == 0);
+        CHECK_EQ(close(fds[--n]), 0);
+    }
+    while (n > 0) {
+        CHECK_EQ(close(fds[--n]), 0);
+    }
+    CHECK_OK(pya_ipc_open(the_world.heap, 0, name, &base, why));
+    CHECK_OK(pya_import_close(the_world.heap, base));
+    return NULL;
+}
+
+static void
+test_few_files(void) {
+    struct rlimit files;
+    struct pya_ipc_name name;
+    pthread_t thread;
+    size_t offset;
+    pya_dptr ptr = take(&the_world, 9 * MIB, 0);
+    world_share(ptr, &name, &offset);
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+    const struct rlimit few = {.rlim_cur = 200, .rlim_max = files.rlim_max};
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    CHECK_EQ(pthread_create(&thread, NULL, open_with_few_files, &name), 0);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+    CHECK(wait_for_files(0));
+    give(&the_world, ptr);
+}
+
 static void
 on_alarm(int number) {
     (void)number;
@@ -375,6 +424,7 @@ static const struct check_case cases[] = {
     {"other_users_are_put_off", test_other_users_are_put_off},
     {"too_many_wait_their_turn", test_too_many_wait_their_turn},
     {"several_at_once", test_several_at_once},
+    {"few_files", test_few_files},
     {"signals_in_between", test_signals_in_between},
     {"forked_children", test_forked_children},
 };
