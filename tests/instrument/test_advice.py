@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from instrument.tools import MIB, Plan, kinds
 from pyalloc import advice
 from pyalloc.analysis import Phase
 from pyalloc.moments import Block
@@ -81,3 +82,44 @@ def test_optimizers_that_take_turns(steps: list[str], several: bool, is_counted:
     # Where no steps are counted, one that comes after each backward may be the only one.
     expected = several and (is_counted or steps != ["b o b o"])
     assert advice._has_optimizers(analysis) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "later", "accumulates"),
+    [("b", "", False), ("b", "o", True), ("ob", "o", True), ("bo", "b", False), ("bob", "o", True)],
+)
+def test_gradients_are_added_up_until_an_optimizer_steps(
+    before: str, later: str, accumulates: bool
+) -> None:
+    """b: backward; o: optimizer; before and after the peak."""
+    names = {"b": "backward", "o": "optimizer"}
+    phases = [phase(names[mark], at, at + 1) for at, mark in enumerate(before + later)]
+    analysis: Any = SimpleNamespace(phases=phases, totals={"peak_event": len(before)})
+    assert advice._is_accumulating(analysis) == accumulates
+
+
+@pytest.mark.parametrize(
+    ("freed", "line", "together"),
+    [(9, 1, True), (10, 1, True), (11, 1, False), (None, 1, False), (9, 2, False)],
+)
+def test_what_one_expression_makes_is_dropped_together(
+    freed: int | None, line: int, together: bool
+) -> None:
+    analysis: Any = SimpleNamespace(frames=lambda stack: ("work", "model.py", stack))
+    temporary = Block(0, 512, 0, 1, 10, 1, "", "", "", 0, "", 0)
+    other = Block(0, 512, 0, 2, freed, line, "", "", "", 0, "", 0)
+    assert advice._is_dropped_with(analysis, temporary, other) == together
+
+
+@pytest.mark.parametrize(
+    ("used", "fails", "told"), [(19, False, False), (17, False, True), (17, True, False)]
+)
+def test_much_idle_memory_is_told_where_nothing_worse_is(
+    plan: Plan, used: int, fails: bool, told: bool
+) -> None:
+    line = plan.stack(3)
+    plan.event("segment_alloc", addr=1 << 30, bytes=20 * MIB, stack=line)
+    plan.event("alloc", addr=1 << 30, bytes=used * MIB, stack=line)
+    if fails:  # for more than lay idle
+        plan.event("oom", bytes=100 * MIB, arg=0, stack=line)
+    assert ("fragmentation" in kinds(plan.done())) == told
