@@ -1,5 +1,6 @@
 /* Moving the trace out of the heap while it goes on: nothing twice, nothing lost, contexts counted. */
 #include "check.h"
+#include "core/heap.h"
 #include "core/history.h"
 #include "core/snapshot.h"
 #include "fault.h"
@@ -297,6 +298,46 @@ test_a_snapshot_without_host_memory(void) {
     world_fini(&world);
 }
 
+static pya_status
+caps_fail(struct pya_device *dev, struct pya_device_caps *out) {
+    (void)dev;
+    (void)out;
+    return PYA_E_DEVICE;
+}
+
+static pya_status
+open_without_caps(void *arg, int index, struct pya_device **out) {
+    struct world *world = arg;
+    const pya_status st = world_open(arg, index, out);
+    world->ops.caps = caps_fail;
+    return st;
+}
+
+/* A device that does not open, or whose trace has no room, is closed again; it opens at the next request. */
+static void
+test_a_device_that_does_not_open(void) {
+    bool fired = true;
+    pya_dptr ptr;
+    for (unsigned long nth = 1; fired; nth++) {
+        struct world world = {0};
+        counted_world(&world);
+        CHECK_OK(pya_history_start(world.heap, PYA_RECORD_ALL, true, 100, 0));
+        const size_t live = fault_live();
+        world.heap->hooks.open_device = open_without_caps;
+        CHECK_EQ(pya_alloc(world.heap, 0, MIB, 0, &ptr), PYA_E_DEVICE);
+        CHECK_EQ(fault_live(), live);
+        world.heap->hooks.open_device = world_open;
+        fault_arm(nth);
+        const pya_status st = pya_alloc(world.heap, 0, MIB, 0, &ptr);
+        fired = fault_disarm();
+        CHECK(st == PYA_OK || (fired && st == PYA_E_HOST_NOMEM)); /* some can be done without */
+        CHECK(st == PYA_OK || pya_cards_get(&world.heap->cards, 0) != NULL || fault_live() == live);
+        (void)take(&world, MIB, 0);
+        world_fini(&world);
+        CHECK_EQ(n_references, 0);
+    }
+}
+
 enum { TURNS = 3000 };
 
 static void *
@@ -451,6 +492,7 @@ static const struct check_case cases[] = {
     {"refused", test_a_bad_level_or_half_the_hooks_are_refused},
     {"tries_leave_no_contexts", test_tries_leave_no_contexts},
     {"a_snapshot_without_host_memory", test_a_snapshot_without_host_memory},
+    {"a_device_that_does_not_open", test_a_device_that_does_not_open},
     {"taken_while_others_go_on", test_taken_while_others_go_on},
     {"recording_again", test_recording_again_with_other_settings},
     {"adds_up", test_the_trace_adds_up},
