@@ -133,12 +133,7 @@ pya_arena_take(struct pya_arena *arena, struct pya_block *run, size_t bytes) {
 
 struct pya_block *
 pya_arena_take_high(struct pya_arena *arena, struct pya_block *run, size_t bytes) {
-    PYA_ASSERT(run->state == PYA_BLOCK_FREE && run->bytes >= bytes);
-    if (run->bytes == bytes) {
-        arena_remove_run(arena, run);
-        run->state = PYA_BLOCK_USED;
-        return run;
-    }
+    PYA_ASSERT(run->state == PYA_BLOCK_FREE && run->bytes > bytes);
     struct pya_block *block = pya_slab_take(&arena->card->blocks);
     arena_replace_run(arena, run, run, run->addr, run->bytes - bytes);
     block->addr = pya_block_end(run);

@@ -122,7 +122,7 @@ void pya_arena_destroy(struct pya_arena *arena);
 /* Splits `bytes` off the low end of a FREE run and hands them out.  One record was reserved in
  * card->blocks.  The block is USED, not yet in card->live, its user fields unset. */
 struct pya_block *pya_arena_take(struct pya_arena *arena, struct pya_block *run, size_t bytes);
-/* The same off the high end. */
+/* The same off the high end of a run that has more. */
 struct pya_block *pya_arena_take_high(struct pya_arena *arena, struct pya_block *run, size_t bytes);
 /* Cuts [addr, addr + bytes) out of a FREE run; two records were reserved.  The piece comes back in `state`
  * and in no index. */

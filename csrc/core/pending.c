@@ -114,10 +114,7 @@ use_retire(struct pya_card *card, struct pya_use *use) {
 
 void
 pya_pending_free(struct pya_card *card, struct pya_block *block) {
-    if (PYA_LIKELY(block->uses == NULL)) {
-        pya_block_release(block);
-        return;
-    }
+    PYA_ASSERT(block->uses != NULL);
     block->is_pending = true;
     block->n_events = 0;
     pya_stats_park(&card->stats, block->is_small, block->bytes, block->requested, 1);

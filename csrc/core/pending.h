@@ -53,7 +53,7 @@ pya_block_release(struct pya_block *block) {
 /* Recording the block's own stream, or one twice, changes nothing. */
 PYA_MUST_CHECK pya_status
 pya_pending_record(struct pya_card *card, struct pya_block *block, pya_stream stream);
-/* The block's user is done with it: it waits for its uses, or is released at once when it has none.
+/* The block's user is done with it: it waits for its uses, of which there are some.
  * While a capture may be under way events are not recorded: its uses wait without one. */
 void pya_pending_free(struct pya_card *card, struct pya_block *block);
 /* Records the events that were put off. */
