@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -156,3 +157,19 @@ def test_options_are_part_of_what_is_known():
         scaled_attention(negative, k, v, path="kernel"),
         scaled_attention(-q, k, v, path="kernel"),
     )
+
+
+def test_what_is_made_lies_on_the_tensors_own_device(monkeypatch):
+    """torch's quick way makes tensors on the current device, whichever that is when it is called."""
+    current = [0]
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
+    monkeypatch.setattr(_plans, "_empty_cuda", lambda *_: "on the current device")
+    like = SimpleNamespace(
+        is_cpu=False, is_cuda=True, dtype=torch.half, device="meta", get_device=lambda: 1
+    )
+    make = _plans.maker((2, 3), like)
+    elsewhere = make()
+    assert (elsewhere.device.type, elsewhere.dtype) == ("meta", torch.half)
+    assert (elsewhere.shape, elsewhere.stride()) == ((2, 3), (3, 1))
+    current[0] = 1
+    assert make() == "on the current device"
