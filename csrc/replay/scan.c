@@ -23,17 +23,18 @@ scan_list_add(struct scan_list *list, size_t item_bytes) {
 }
 
 static uint64_t
-item_bytes_of(const struct scan_list *list, size_t i, const struct scan_kind *kind) {
-    uint64_t bytes;
-    memcpy(&bytes, (const char *)list->items + i * kind->item_bytes + kind->at, sizeof bytes);
-    return bytes;
+item_size(const char *item, size_t size_at) {
+    uint64_t size;
+    memcpy(&size, item + size_at, sizeof size);
+    return size;
 }
 
 static size_t
-list_count(const struct scan_list *list, const struct scan_kind *kind, uint64_t least) {
+list_count(const struct scan_list *list, size_t item_bytes, size_t size_at, uint64_t least) {
+    const char *items = list->items;
     size_t n = 0;
     for (size_t i = 0; i < list->n; i++) {
-        n += item_bytes_of(list, i, kind) >= least;
+        n += item_size(items + i * item_bytes, size_at) >= least;
     }
     return n;
 }
@@ -41,24 +42,24 @@ list_count(const struct scan_list *list, const struct scan_kind *kind, uint64_t 
 /* Sizes rise by a quarter.  Of that which may stay in part the first do: a program may have many blocks of one size, and a
  * made-up trace many beyond any memory. */
 void
-scan_list_thin(struct scan_list *list, const struct scan_kind *kind, uint64_t *least) {
+scan_list_thin(struct scan_list *list, size_t item_bytes, size_t size_at, uint64_t *least) {
     const size_t half = list->n / 2;
+    char *items = list->items;
     uint64_t next = *least;
     size_t n_larger = list->n;
     while (n_larger > half && next < PYA_REQUEST_MAX) {
         *least = next;
         next = next == 0 ? PYA_ALIGN : next + next / 4;
-        n_larger = list_count(list, kind, next);
+        n_larger = list_count(list, item_bytes, size_at, next);
     }
     size_t n_between = n_larger < half ? half - n_larger : 0;
     size_t n = 0;
     *least = n_between == 0 ? next : *least;
     for (size_t i = 0; i < list->n && n < half; i++) {
-        const uint64_t bytes = item_bytes_of(list, i, kind);
-        const bool is_between = bytes >= *least && bytes < next && n_between > 0;
-        if (bytes >= next || is_between) {
-            char *items = list->items;
-            memmove(items + n++ * kind->item_bytes, items + i * kind->item_bytes, kind->item_bytes);
+        const uint64_t size = item_size(items + i * item_bytes, size_at);
+        const bool is_between = size >= *least && size < next && n_between > 0;
+        if (size >= next || is_between) {
+            memmove(items + n++ * item_bytes, items + i * item_bytes, item_bytes);
             n_between -= is_between;
         }
     }

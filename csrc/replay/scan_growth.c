@@ -44,10 +44,10 @@ held_drop(struct pya_scan *s, size_t at) {
 
 static bool
 growth_end(struct pya_scan *s, struct pya_scan_growth piece, uint64_t end) {
-    static const struct scan_kind kind = {
-        sizeof(struct pya_scan_growth), offsetof(struct pya_scan_growth, bytes)};
     if (s->growths.n == PYA_SCAN_SPANS) {
-        scan_list_thin(&s->growths, &kind, &s->growth_bytes);
+        scan_list_thin(
+            &s->growths, sizeof(struct pya_scan_growth), offsetof(struct pya_scan_growth, bytes),
+            &s->growth_bytes);
     }
     if (piece.bytes < s->growth_bytes) {
         return true;

@@ -75,14 +75,8 @@ struct pya_scan {
 
 /* One more item, zeroed; NULL: no host memory. */
 void *scan_list_add(struct scan_list *list, size_t item_bytes);
-
-/* Items that have a size, and where in them it is. */
-struct scan_kind {
-    size_t item_bytes, at;
-};
-
-/* Half of the items, the larger ones, stay; smaller ones than *least are not to be added from now on. */
-void scan_list_thin(struct scan_list *list, const struct scan_kind *kind, uint64_t *least);
+/* Of items with a size, so far behind their begin, half stay: the larger ones.  From now on none below *least is to be added. */
+void scan_list_thin(struct scan_list *list, size_t item_bytes, size_t size_at, uint64_t *least);
 
 #define SCAN_ADD(list, type) ((type *)scan_list_add(&(list), sizeof(type)))
 #define SCAN_ITEM(list, type, i) (&((type *)(list).items)[i])

@@ -177,14 +177,14 @@ stack_end(struct pya_scan_stack *stack, uint64_t bytes, bool is_temporary) {
 
 static bool
 span_add(struct pya_scan *s, const struct pya_scan_block *row, uint64_t end, uint32_t phase) {
-    static const struct scan_kind kind = {
-        sizeof(struct pya_scan_block), offsetof(struct pya_scan_block, bytes)};
     const struct pya_scan_settings *settings = s->settings;
     if (end <= settings->window_begin || row->alloc_event >= settings->window_end) {
         return true;
     }
     if (s->spans.n == PYA_SCAN_SPANS) {
-        scan_list_thin(&s->spans, &kind, &s->span_bytes);
+        scan_list_thin(
+            &s->spans, sizeof(struct pya_scan_block), offsetof(struct pya_scan_block, bytes),
+            &s->span_bytes);
     }
     if (row->bytes < s->span_bytes) {
         return true;

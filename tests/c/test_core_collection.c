@@ -153,20 +153,6 @@ test_segments_make_room_for_the_next(void) {
     }
 }
 
-/* What two streams left goes for it, where that of one is not enough. */
-static void
-test_segments_of_several_make_room(void) {
-    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
-    world_init(&world, "vmm:False,soft_limit:118MiB");
-    (void)take(&world, 60 * MIB, 0);
-    give(&world, take(&world, 20 * MIB, 16));
-    give(&world, take(&world, 20 * MIB, 32));
-    CHECK_EQ(reserved(&world), 100 * MIB);
-    (void)take(&world, 60 * MIB, 0);
-    CHECK_EQ(reserved(&world), 120 * MIB);
-    world_fini(&world);
-}
-
 /* keep_free: what is reserved now and what is free beyond that is the level, and nothing goes below it. */
 static void
 test_what_is_left_to_others_is_kept_free(void) {
@@ -586,7 +572,6 @@ static const struct check_case cases[] = {
     {"second_address_goes_last", test_what_has_a_second_address_goes_last},
     {"segments_of_two_streams", test_segments_of_two_streams},
     {"segments_make_room_for_the_next", test_segments_make_room_for_the_next},
-    {"segments_of_several_make_room", test_segments_of_several_make_room},
     {"oldest_segment_goes_first", test_the_oldest_segment_goes_first},
     {"what_is_freed_before_a_capture_serves", test_what_is_freed_before_a_capture_serves},
     {"no_capture_begins_while_the_device_is_waited_for",

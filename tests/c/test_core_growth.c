@@ -318,8 +318,23 @@ test_tight_gives_way(void) {
     world_fini(&world);
 }
 
+/* Above the level what two streams left goes for a new segment, where that of one is not enough. */
+static void
+test_segments_of_several_make_room(void) {
+    struct world world = {.config = {.capacity_bytes = 1024 * MIB}};
+    world_init(&world, "vmm:False,soft_limit:118MiB");
+    (void)take(&world, 60 * MIB, 0);
+    give(&world, take(&world, 20 * MIB, 16));
+    give(&world, take(&world, 20 * MIB, 32));
+    CHECK_EQ(reserved(&world), 100 * MIB);
+    (void)take(&world, 60 * MIB, 0);
+    CHECK_EQ(reserved(&world), 120 * MIB);
+    world_fini(&world);
+}
+
 static const struct check_case cases[] = {
     {"tight_gives_way", test_tight_gives_way},
+    {"segments_of_several_make_room", test_segments_of_several_make_room},
     {"growing_tensor_is_extended", test_growing_tensor_is_extended},
     {"rising_memory_is_not_stitched", test_rising_memory_is_not_stitched},
     {"repeated_tensors_settle", test_repeated_tensors_settle},
