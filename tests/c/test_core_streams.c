@@ -90,19 +90,23 @@ test_memory_others_use_does_not(void) {
     streams_fini(&world);
 }
 
-/* A stream that cannot be asked again and again is never taken for idle (found by fuzzing). */
+/* A stream that cannot be asked again and again is never taken for idle (found by fuzzing), nor one that cannot be waited for
+ * either. */
 static void
 test_events_that_fail(void) {
-    struct world world;
-    streams_init(&world, PYA_SIM_WORK_BY_HAND);
-    pya_dptr small = get(&world, 512, ONE);
-    pya_sim_fail(world.sim, 1U << PYA_SIM_EVENT_RECORD, 1, PYA_E_DEVICE, true);
-    for (int i = 0; i < 9; i++) {
-        (void)exchange(&world);
+    static const uint32_t waits[] = {0, 1U << PYA_SIM_STREAM_SYNC | 1U << PYA_SIM_DEVICE_SYNC};
+    for (size_t k = 0; k < 2; k++) {
+        struct world world;
+        streams_init(&world, PYA_SIM_WORK_BY_HAND);
+        pya_dptr small = get(&world, 512, ONE);
+        pya_sim_fail(world.sim, 1U << PYA_SIM_EVENT_RECORD | waits[k], 1, PYA_E_DEVICE, true);
+        for (int i = 0; i < 9; i++) {
+            CHECK(!exchange(&world) || k == 0);
+        }
+        CHECK(pya_sim_fail_clear(world.sim));
+        put(&world, small, 512);
+        streams_fini(&world);
     }
-    CHECK(pya_sim_fail_clear(world.sim));
-    put(&world, small, 512);
-    streams_fini(&world);
 }
 
 /* An event recorded on a stream that is being captured would become part of the graph. */
