@@ -382,32 +382,42 @@ def _verdict(result: Result) -> str:
     memory = _size(result.memory)
     if result.no_addresses:
         return "not known: this process may not have the addresses of a device's memory"
-    errors = f"{result.ooms} out-of-memory error{'s' * (result.ooms != 1)}"
     if result.error == _OUT_OF_MEMORY:
-        needed = ""
-        if _is_too_much(result):
-            memory, more = _apart(result.memory, result.needed_bytes)
-            needed = f"; with nothing wasted it needed {more}"
-        where = "the limit that was set" if result.limited else memory
-        return f"does not fit {where}: the program died of torch.OutOfMemoryError{needed}"
+        return _refusal(result, memory)
     if result.exit_code != 0 or _gave_up(result):
-        end = f"the program {_end(result.exit_code)}"
-        if result.wanted_devices:
-            there = "the one" if result.n_devices == 1 else f"the {result.n_devices}"
-            end = f"the program asked for another device than {there} of --devices"
-        known = f"fits {memory} so far" if _was_stopped(result) else "not known"
-        return (
-            f"probably does not fit {memory}: {end} after {errors}"
-            if _gave_up(result)
-            else f"{known}: {end}"
-        )
+        return _failure(result, memory)
     if not result.devices:
         return "the program used no device memory"
+    how = ""
     if result.ooms > 0:
-        return f"fits {memory} after {errors} that the program caught"
-    if any(size > result.memory for _, size in result.shared().values()):
-        return f"fits {memory} only if its processes do not peak at the same time"
-    return f"fits {memory}"
+        how = f" after {_errors(result)} that the program caught"
+    elif any(size > result.memory for _, size in result.shared().values()):
+        how = " only if its processes do not peak at the same time"
+    return f"fits {memory}{how}"
+
+
+def _refusal(result: Result, memory: str) -> str:
+    needed = ""
+    if _is_too_much(result):
+        memory, more = _apart(result.memory, result.needed_bytes)
+        needed = f"; with nothing wasted it needed {more}"
+    where = "the limit that was set" if result.limited else memory
+    return f"does not fit {where}: the program died of torch.OutOfMemoryError{needed}"
+
+
+def _failure(result: Result, memory: str) -> str:
+    end = f"the program {_end(result.exit_code)}"
+    if result.wanted_devices:
+        there = "the one" if result.n_devices == 1 else f"the {result.n_devices}"
+        end = f"the program asked for another device than {there} of --devices"
+    if _gave_up(result):
+        return f"probably does not fit {memory}: {end} after {_errors(result)}"
+    known = f"fits {memory} so far" if _was_stopped(result) else "not known"
+    return f"{known}: {end}"
+
+
+def _errors(result: Result) -> str:
+    return f"{result.ooms} out-of-memory error{'s' * (result.ooms != 1)}"
 
 
 def _end(code: int) -> str:
@@ -452,18 +462,15 @@ def _is_too_much(result: Result) -> bool:
 
 def _first(result: Result) -> str:
     """What is to be done before the same command can end better; "": nothing."""
-    if result.unreached:
-        return "leave that option out"
-    if result.no_addresses:
-        return f"lift the limit: {hostcuda.LIFT}"
-    is_short = result.error == _OUT_OF_MEMORY or _gave_up(result)
+    if result.unreached or result.no_addresses:
+        return "leave that option out" if result.unreached else f"lift the limit: {hostcuda.LIFT}"
     if result.exit_code == 128 + signal.SIGKILL:  # it left no messages
         return "see whether this machine's own memory ran out (dmesg, journalctl -k)"
-    if result.wanted_devices:
-        return ""
-    if result.exit_code != 0 and not is_short and not _was_stopped(result):
+    is_short = result.error == _OUT_OF_MEMORY or _gave_up(result)
+    is_known = is_short or bool(result.wanted_devices)  # why it ended
+    if result.exit_code != 0 and not is_known and not _was_stopped(result):
         return "look at the messages above"
-    if not result.devices and not is_short:
+    if not result.devices and not is_known:
         return 'have the program move something to "cuda", as by model.to("cuda")'
     is_limit = result.limited and _is_last(result)
     return "raise the limit, or leave it out" if is_limit else ""

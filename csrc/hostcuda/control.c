@@ -155,8 +155,7 @@ control_write_json(FILE *file) {
         file,
         "\n  ],\n  \"addresses_refused\": %s,\n  \"dtoh_copies\": %llu,\n  \"dtoh_bytes\": %llu,\n"
         "  \"device_ns\": %llu,\n  \"calls\": {",
-        is_refused ? "true" : "false",
-        (unsigned long long)pya_hc_bytes_dtoh_copies(),
+        is_refused ? "true" : "false", (unsigned long long)pya_hc_bytes_dtoh_copies(),
         (unsigned long long)pya_hc_bytes_dtoh_bytes(), (unsigned long long)pya_hc_calls_ns(NULL));
     struct json_list list = {file, ""};
     pya_hc_calls_each(control_write_call, &list);

@@ -144,7 +144,9 @@ def test_addresses_that_the_program_itself_uses_up_are_told_in_the_summary(
     torch_found: hostcuda.Torch, tmp_path: Path
 ) -> None:
     """More than the smallest window needs, less than it and the program: it "did not fit" 80 GiB with nothing held."""
-    source = "import mmap; kept = mmap.mmap(-1, 8 << 30); import torch; torch.ones(1, device='cuda')"
+    source = (
+        "import mmap; kept = mmap.mmap(-1, 8 << 30); import torch; torch.ones(1, device='cuda')"
+    )
     limited = ["bash", "-c", f'ulimit -Sv {70 << 20}; exec {sys.executable} -c "$0"', source]
     code, _, err = finish(start(limited, tmp_path))
     told = " ".join(err.split())
