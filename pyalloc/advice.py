@@ -12,7 +12,8 @@ from pyalloc import source
 from pyalloc.analysis import Advice, Analysis, Phase, in_all_layers, layers_of
 from pyalloc.caveats import STATE_ONLY, is_from_torch, of_replays
 from pyalloc.idle import idle_runs, knows_backwards
-from pyalloc.moments import MIB, PAGE, Block, page_bytes
+from pyalloc.moments import PAGE, Block, page_bytes
+from pyalloc.units import size
 
 PLANNED = "planned"  # among replays: pyalloc with a plan
 _PLAN_SHARE = 0.01  # of what is alive at most: less is not worth a plan
@@ -25,15 +26,6 @@ _SWITCHES = {  # of libraries' models: checkpointing of all layers
     "diffusers": "model.enable_gradient_checkpointing()",
     "timm": "model.set_grad_checkpointing()",
 }
-
-
-def size(value: float) -> str:
-    """Bytes for a person."""
-    if abs(value) < 512:
-        return f"{value:.0f} byte{'' if round(value) == 1 else 's'}"
-    if value >= 2**30:
-        return f"{value / 2**30:.2f} GiB"
-    return f"{value / MIB:.1f} MiB" if value >= MIB else f"{value / 1024:.1f} KiB"
 
 
 def advise(analysis: Analysis) -> list[Advice]:

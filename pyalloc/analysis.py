@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, caveats, source
-from pyalloc.moments import MIB, Block, Moment, moments_of
+from pyalloc.moments import Block, Moment, moments_of
 from pyalloc.source import Frame, Place
 from pyalloc.told import Told, shown
+from pyalloc.units import MIB, size
 
 _FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
 CUBLAS_WORKSPACES = (32 * MIB, 8_519_680)  # torch's defaults: Hopper and later, before
@@ -438,8 +439,8 @@ class Analysis:
     def by_size(blocks: Iterable[Block]) -> list[Row]:
         """Bytes of each size class (powers of two), largest first."""
 
-        def name(size: int) -> str:
-            top = max(1024, 1 << max(size - 1, 1).bit_length())
+        def name(n_bytes: int) -> str:
+            top = max(1024, 1 << max(n_bytes - 1, 1).bit_length())
             return f"up to {top // 2**20} MiB" if top >= MIB else f"up to {top // 1024} KiB"
 
         return _rows((name(block.bytes), block) for block in blocks)
@@ -501,7 +502,7 @@ class Analysis:
             if text not in parts:
                 parts.append(text)
         each = " each" * (len(blocks) > 1)
-        return f"{blocks[0].bytes / MIB:.1f} MiB{each}: " + "; ".join(parts)
+        return f"{size(blocks[0].bytes)}{each}: " + "; ".join(parts)
 
     def _nameless(self, block: Block, family: list[Block]) -> str:
         """What a block without a stack is, as far as its size and phase tell."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pyalloc.config import TORCH_CONF
+from pyalloc.units import size
 
 STATE_ONLY = ("none", "torn")  # histories of a snapshot that tell of one moment
 BEFORE = "before"  # the note of how many events stand for what was there when the history began
@@ -117,12 +118,12 @@ def of(notes: dict[str, str], totals: dict[str, Any], *, is_empty: bool, unsplit
         )
     if unsplit > totals["peak_bytes"] / 200:
         found.append(
-            f"torch.cuda.max_memory_allocated() is higher, by {unsplit / 2**20:.1f} MiB at the peak: torch's allocator "
+            f"torch.cuda.max_memory_allocated() is higher, by {size(unsplit)} at the peak: torch's allocator "
             "counts with a large block what it does not split off behind it (up to 1 MiB)."
         )
     peaks = totals["device_peak"]
     if len(peaks) > 1:
-        each = ", ".join(f"{index}: {peak / 2**20:.1f} MiB" for index, peak in peaks.items())
+        each = ", ".join(f"{index}: {size(peak)}" for index, peak in peaks.items())
         found.append(
             f"Memory of {len(peaks)} devices is added up; their own peaks are {each}. --device N looks at one."
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import shlex
@@ -18,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _bootstrap, console, hostcuda, launching
+from pyalloc import _bootstrap, console, hostcuda, launching, units
 from pyalloc.config import PLAN, TORCH_CONF, Config
 from pyalloc.errors import UsageError
 from pyalloc.install import check_torch_settings
@@ -33,20 +32,6 @@ _MEMORY_CALLS = re.compile(
 _OUT_OF_MEMORY = "OutOfMemoryError"
 # A card that holds less than this besides the program may not hold its context and the libraries' own memory.
 _MARGIN = 2**30
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of "24GB", "512MiB" or "1073741824"; units are powers of 1024, as on a card's label.
-
-    Raises:
-        UsageError: the text is no size above zero.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    size = float(match.group(1)) * _UNITS[match.group(2).upper()] if match else 0.0
-    if not 1 <= size < math.inf:
-        raise UsageError(f"{text!r} is not a size; write for example 24GB or 900MiB")
-    return int(size)
 
 
 @dataclass(frozen=True)
@@ -345,11 +330,7 @@ def _most(values: list[int | None]) -> int | None:
 
 
 def _size(value: int | None) -> str:
-    if value is None:
-        return "not known"
-    if value < 2**20:
-        return f"{value:,} bytes"
-    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
+    return "not known" if value is None else units.size(value)
 
 
 def _apart(one: int, other: int) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pyalloc.analysis import Analysis, Phase
 from pyalloc.findings import outermost
-from pyalloc.moments import MIB
+from pyalloc.units import MIB
 
 _Run = tuple[list[Phase], list[Phase]]  # forward passes, and the backwards that follow at once
 

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pyalloc import _core
+from pyalloc.units import MIB
 
 STEP = 512  # allocators round requests to this
-MIB = 2**20
 PAGE = 2 * MIB  # physical memory comes in these
 Segment = tuple[int, int, int, int, bool]  # address, bytes, stream, device, is it mapped by pages?
 

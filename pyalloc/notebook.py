@@ -169,9 +169,9 @@ class _Line:
     def run(self, args: argparse.Namespace) -> None:
         """Tells what CUDA memory is in use, and what of it IPython itself holds."""
         from pyalloc import console, live
-        from pyalloc.advice import size
         from pyalloc.report.live import screen
         from pyalloc.report.text import wrapped
+        from pyalloc.units import size
 
         before, _ = _figures()
         if args.free:
@@ -234,7 +234,7 @@ def _figures() -> tuple[int, int]:
 
 def _held(names: dict[str, Any]) -> list[str]:
     """A sentence each: outputs that no other name holds, and the variables of what failed last."""
-    from pyalloc.advice import size
+    from pyalloc.units import size
 
     own = {id(value) for name, value in names.items() if not name.startswith("_")}
     outputs = [(n, value) for n, value in names.get("Out", {}).items() if id(value) not in own]

@@ -87,8 +87,8 @@ def _in_use(torch: Any) -> list[int]:
 
 def _size_of(item: pytest.Item, name: str) -> int | None:
     """What a mark limits to; None without it."""
-    from pyalloc.dryrun import parse_bytes
     from pyalloc.errors import UsageError
+    from pyalloc.units import parse_bytes
 
     mark = item.get_closest_marker(name)
     if mark is None:

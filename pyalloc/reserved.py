@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pyalloc.advice import size
 from pyalloc.analysis import Analysis, Row
 from pyalloc.caveats import STATE_ONLY, is_from_torch
-from pyalloc.moments import MIB, Block, Moment
+from pyalloc.moments import Block, Moment
+from pyalloc.units import MIB, size
 
 _SMALL_SEGMENT = 2 * MIB  # torch's allocator has these for requests up to 1 MiB, and no others
 _UNKNOWN = "before the history, or not known"

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyalloc import files, marks, snapshots
-
-MIB = 2**20
+from pyalloc.units import MIB
 
 
 @dataclass(frozen=True)

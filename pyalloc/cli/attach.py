@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import attach, autorecord, console, live, processes, recorded
-from pyalloc.advice import size
 from pyalloc.errors import UsageError
+from pyalloc.units import size
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST_S = 7 * 86400.0

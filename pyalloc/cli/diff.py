@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import console, trace
-from pyalloc.advice import size
 from pyalloc.analysis import Analysis, Row
 from pyalloc.errors import UsageError
 from pyalloc.moments import Moment
 from pyalloc.report import text
+from pyalloc.units import size
 
 _NOTHING = ["every line holds as much as before"]
 _NAME_LINES = 6  # whole, as good as always: what tells two names apart may stand at their ends

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import console, trace
-from pyalloc.advice import size
 from pyalloc.analysis import Analysis
 from pyalloc.report import text
 from pyalloc.told import Told
+from pyalloc.units import size
 
 
 class Command:

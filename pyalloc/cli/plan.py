@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import _core, console, planning, ranked, replaying, trace
-from pyalloc.advice import PLANNED, size
+from pyalloc.advice import PLANNED
 from pyalloc.caveats import gap_of, notes_of
 from pyalloc.errors import PlanError, UsageError
 from pyalloc.moments import PAGE
 from pyalloc.report import text
+from pyalloc.units import size
 
 _FEW = 0.01  # of all bytes: not worth a word
 _LEAST_PLACED = 1 / 2  # of what was alive: a program that died early repeats itself within a step

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import console, planning, replaying, trace
-from pyalloc.advice import size
 from pyalloc.caveats import notes_of, of_replays, unseen
 from pyalloc.config import ENVIRONMENT, Config
 from pyalloc.errors import TraceError, UsageError
 from pyalloc.report import text
+from pyalloc.units import size
 
 
 class Command:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import console, live, trace
-from pyalloc.advice import size
 from pyalloc.errors import UsageError
 from pyalloc.report import data, text
+from pyalloc.units import size
 
 
 class Command:

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from pyalloc import console, replaying, sweeping
-from pyalloc.advice import size
 from pyalloc.report.text import column, hung, wrapped
+from pyalloc.units import size
 
 
 class Command:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import asked, console, trace
-from pyalloc.advice import size
 from pyalloc.analysis import Analysis, Row
 from pyalloc.errors import UsageError
 from pyalloc.moments import Moment
 from pyalloc.report import data, stacks, text
+from pyalloc.units import size
 
 _GROUPS = (
     *("contributor", "line", "function", "module", "category", "size", "label", "pool", "block"),

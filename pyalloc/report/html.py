@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pyalloc import reserved, source
-from pyalloc.advice import size
 from pyalloc.analysis import Advice, Analysis, Phase
 from pyalloc.moments import Moment
 from pyalloc.report import data, ranks
 from pyalloc.report.text import FOUND, MAKERS, out_of_memory, reserved_title
+from pyalloc.units import size
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _EVENTS = Path(__file__).with_name("events.js")

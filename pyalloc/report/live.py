@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyalloc.advice import size
 from pyalloc.analysis import Row
 from pyalloc.report.text import clip, rows, wrapped
+from pyalloc.units import size
 
 _BAR = 40
 _LEVELS = " ▁▂▃▄▅▆▇█"

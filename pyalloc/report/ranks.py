@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from pyalloc.advice import size
 from pyalloc.analysis import Analysis
 from pyalloc.report.text import clip, column, wrapped
+from pyalloc.units import size
 
 _ODD = 0.01  # of the median: less is no difference
 

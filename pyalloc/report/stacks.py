@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyalloc import source
-from pyalloc.advice import size
 from pyalloc.analysis import Analysis
 from pyalloc.moments import Moment
 from pyalloc.report.text import WIDTH, clip, hung
+from pyalloc.units import size
 
 _DEEPEST = 10  # branches that are moved to the right
 _ITSELF = "(this line itself)"

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from pyalloc import console, reserved
-from pyalloc.advice import advise, size
+from pyalloc.advice import advise
 from pyalloc.analysis import Analysis, Oom, Phase, Row
 from pyalloc.asked import Asked, Size, by_requests
 from pyalloc.caveats import BEFORE, is_from_torch
 from pyalloc.config import CUBLAS_BYTES
 from pyalloc.errors import UsageError
-from pyalloc.moments import MIB, STEP, Moment, page_bytes
+from pyalloc.moments import STEP, Moment, page_bytes
 from pyalloc.reserved import Reserved
+from pyalloc.units import MIB, size
 
 WIDTH = 80
 _LARGEST_STEP = 64 * MIB  # that an allocator grows by for a smaller request

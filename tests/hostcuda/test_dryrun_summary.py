@@ -1,4 +1,4 @@
-"""pyalloc dryrun: sizes as they are typed, and the summary of given figures."""
+"""pyalloc dryrun: the summary of given figures."""
 
 from __future__ import annotations
 
@@ -10,29 +10,8 @@ from typing import Any
 import pytest
 
 from pyalloc import dryrun, hostcuda
-from pyalloc.errors import UsageError
 
 from .dryrun_support import flat
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("24GB", 24 << 30),
-        ("512MiB", 512 << 20),
-        ("1.5g", 3 << 29),
-        ("100", 100),
-        (" 2 tb ", 2 << 40),
-    ],
-)
-def test_sizes_are_read_as_a_card_names_them(text: str, expected: int) -> None:
-    assert dryrun.parse_bytes(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "12XB", "1e9", "9" * 400 + "GB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a size"):
-        dryrun.parse_bytes(text)
 
 
 def result(memory: int, **changed: Any) -> dryrun.Result:
@@ -96,7 +75,7 @@ def test_two_sizes_that_are_compared_read_differently() -> None:
     assert "each with 8,589,934,592 bytes of its own here" in text
     assert "they need up to 8,589,935,592 bytes together" in text
     assert "next: pyalloc dryrun --memory 8GB " in text
-    assert "each with 700,000 bytes" in flat(dryrun.summary(result(700_000)))
+    assert "each with 683.6 KiB of its own here" in flat(dryrun.summary(result(700_000)))
     assert "next: pyalloc dryrun --memory 700000 " in dryrun.summary(result(700_000))
 
 

@@ -23,21 +23,6 @@ def block(size: int, made: int, freed: int | None) -> Block:
     return Block(0, size, 0, made, freed, 0, "", "", "", 0, "", 0)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0 bytes"),
-        (512, "0.5 KiB"),
-        (2**20 - 512, "1023.5 KiB"),
-        (2**20, "1.0 MiB"),
-        (2**30 - 2**19, "1023.5 MiB"),
-        (2**30, "1.00 GiB"),
-    ],
-)
-def test_sizes_are_told_in_the_unit_a_person_would_take(value: int, text: str) -> None:
-    assert advice.size(value) == text
-
-
 def test_what_lives_all_through_a_phase_is_as_if_each_block_were_asked() -> None:
     dice, peak = random.Random(1), 50
     for _ in range(300):

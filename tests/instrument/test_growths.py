@@ -13,7 +13,7 @@ from instrument.test_html import browser, needs_browser
 from instrument.test_told import opened
 from instrument.tools import MIB, Plan, pyalloc
 from pyalloc import _core, reserved, trace
-from pyalloc.advice import size
+from pyalloc.units import size
 
 AT = 1 << 40
 

@@ -15,7 +15,7 @@ from conftest import RunPython
 
 from instrument.plan_cases import KIB, Program, only, training
 from instrument.tools import MIB, Plan, pyalloc
-from pyalloc import _core, advice, planning, replaying, trace
+from pyalloc import _core, planning, replaying, trace, units
 from pyalloc.errors import PlanError
 
 
@@ -103,7 +103,7 @@ def test_the_report_says_what_a_plan_would_save(plan: Plan) -> None:
     assert planned < 0.99 * unplanned
     item = next(item for item in told["advice"] if item["kind"] == "plan")
     assert item["saved_bytes"] == native - planned
-    had, alone = advice.size(native), advice.size(unplanned)
+    had, alone = units.size(native), units.size(unplanned)
     assert f"instead of {had} ({alone} without the plan)" in item["text"]
     assert f"pyalloc plan {path.name}" in item["text"] and "plan.plan" in item["text"]
     named = json.loads(pyalloc("plan", path, "--json", "-q"))

@@ -1,0 +1,33 @@
+"""Sizes as people write and read them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from pyalloc.errors import UsageError
+
+MIB = 2**20
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "24GB", "512MiB" or "1073741824"; units are powers of 1024, as on a card's label.
+
+    Raises:
+        UsageError: the text is no size above zero.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    n_bytes = float(match.group(1)) * _UNITS[match.group(2).upper()] if match else 0.0
+    if not 1 <= n_bytes < math.inf:
+        raise UsageError(f"{text!r} is not a size; write for example 24GB or 900MiB")
+    return int(n_bytes)
+
+
+def size(value: float) -> str:
+    """Bytes for a person."""
+    if abs(value) < 512:
+        return f"{value:.0f} byte{'' if round(value) == 1 else 's'}"
+    if value >= 2**30:
+        return f"{value / 2**30:.2f} GiB"
+    return f"{value / MIB:.1f} MiB" if value >= MIB else f"{value / 1024:.1f} KiB"
