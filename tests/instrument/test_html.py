@@ -353,7 +353,11 @@ def test_several_steps_are_shown_block_by_block(plan: Plan, tmp_path: Path) -> N
     assert len(some.spans) == 6 and '"window":{"title":"Steps 1 to 3",' in html.page(some)
     assert len(everything.spans) == 13
     assert '"window":{"title":"The whole run",' in html.page(everything)
-    for wrong, told in (("4-9", "there is no step 9"), ("3-1", "comes before"), ("1-", "no steps N-M")):
+    for wrong, told in (
+        ("4-9", "there is no step 9"),
+        ("3-1", "comes before"),
+        ("1-", "no steps N-M"),
+    ):
         assert told in pyalloc("report", path, "-o", tmp_path / "x.html", "--step", wrong, expect=2)
     pyalloc("report", path, "-o", tmp_path / "x.html", "--step", "2-3", "-q")
     assert '"title":"Steps 2 to 3"' in (tmp_path / "x.html").read_text()
