@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyalloc import elf
+from pyalloc._bootstrap.injected import OLDEST
 from pyalloc.console import printable
 from pyalloc.errors import UsageError
 
@@ -18,7 +19,6 @@ _PROC = Path("/proc")
 _TORCH = re.compile(r"/lib(torch|c10)(_cuda|_cpu|_python)?\.so")
 _PYTHON = re.compile(r"python(\d)\.(\d+)")
 ENTRY = "Py_AddPendingCall"  # every CPython exports it
-_OLDEST = (3, 10)
 _WIDTH = 50  # of a command line
 # Of x86-64: calls that wait for what happens outside, or for a time; of these Python has let go of its lock.
 WAITS = {
@@ -159,8 +159,8 @@ def check_python(process: Process) -> None:
         raise UsageError(
             f"process {pid} ({process.command}) is not Python with torch; {_instead(pid)}"
         )
-    if version is not None and version < _OLDEST:
-        found, oldest = (".".join(map(str, each)) for each in (version, _OLDEST))
+    if version is not None and version < OLDEST:
+        found, oldest = (".".join(map(str, each)) for each in (version, OLDEST))
         raise UsageError(f"process {pid} runs Python {found}, and pyalloc needs {oldest} or newer")
     if not process.has_torch:
         raise UsageError(f"process {pid} ({process.command}) has not loaded torch; {_instead(pid)}")

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-_OLDEST = (3, 10)
+OLDEST = (3, 10)
 _PATIENCE_S = 60.0
 
 
@@ -49,8 +49,8 @@ def _call_back(address: str) -> None:
 
 def _answer(asked: Any) -> Any:
     found = ".".join(str(part) for part in sys.version_info[:3])
-    if sys.version_info < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
+    if sys.version_info < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
         return {"error": "it runs Python " + found + ", and pyalloc needs " + oldest + " or newer"}
     if "torch" not in sys.modules:
         return {"error": "it has not imported torch, so there is nothing of CUDA to record"}
