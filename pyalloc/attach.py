@@ -21,7 +21,7 @@ def begin(
     wait_s: float,
     tell: Callable[[str], object],
 ) -> dict[str, Any]:
-    """The process is recorded from now on; how, it tells (attached.py), and by which way it was asked ("way").
+    """The process is recorded from now on; how, it tells (attached.py).
 
     Raises:
         UsageError: it cannot be.
@@ -55,10 +55,10 @@ def _ask(
     wait_s: float,
     tell: Callable[[str], object],
 ) -> dict[str, Any]:
-    way, found = "socket", live.request(process.pid, request, wait_s)
+    found = live.request(process.pid, request, wait_s)
     if found is None:
         processes.check_python(process)
-        way, found = "gdb", debugger.ask(process, request, wait_s, tell)
+        found = debugger.ask(process, request, wait_s, tell)
     if "error" in found:
         raise UsageError(f"process {process.pid}: {found['error']}")
-    return {**found, "way": way}
+    return found

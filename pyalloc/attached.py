@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyalloc import _core, live, mainthread, processes, recording
+from pyalloc import _core, devices, live, mainthread, processes, recording
 from pyalloc._bootstrap import leaving
 from pyalloc.errors import PyallocError, UsageError
 
@@ -38,9 +38,7 @@ class _Attached:
     error: str = ""
 
 
-_lock = (
-    threading.RLock()
-)  # of those that ask; the program's own threads never take it but at the start of CUDA
+_lock = threading.RLock()  # of those that ask; the program's own threads never take it
 _current: list[_Attached] = []  # one, or none
 
 
@@ -178,15 +176,11 @@ def _end_after(attached: _Attached, duration_s: float | None) -> None:
 
 
 def _told(torch: Any, attached: _Attached) -> dict[str, Any]:
-    devices = {}
-    if torch.cuda.is_initialized():
-        in_use = filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count()))
-        devices = {index: torch.cuda.memory_allocated(index) for index in in_use}
     return {
         "path": str(attached.path),
         "waits": attached.recorder is None,
         "allocator": "pyalloc" if _core.is_created() else torch.cuda.get_allocator_backend(),
-        "bytes": sum(devices.values()),
+        "bytes": sum(map(torch.cuda.memory_allocated, devices.in_use(torch))),
     }
 
 
@@ -224,9 +218,8 @@ def _stop_recorder(recorder: recording.Recorder) -> None:
     recorder.unfollow()
 
     def stop() -> None:
-        if (
-            not recorder.is_at_work()
-        ):  # the main thread, in the middle of what would be written twice
+        # Else the main thread is in the middle of what would be written twice.
+        if not recorder.is_at_work():
             recorder.stop()
 
     for _ in range(_TRIES):

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from pyalloc import marks
+from pyalloc import devices, marks
 from pyalloc.config import CUBLAS_BYTES
 
 MODULE = "module:"  # phases of modules carry this prefix
@@ -186,7 +186,7 @@ class AutoMarks:
                 self._put(torch._C, name, functools.partial(self._empty_cache, torch, original))
 
     def _empty_cache(self, torch: Any, original: Callable[[], None]) -> None:
-        for index in filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count())):
+        for index in devices.in_use(torch):
             self.recorder.add("empty_cache", "", device=index)
         original()
 

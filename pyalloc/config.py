@@ -21,7 +21,7 @@ except ImportError as error:
         "folder; to use this one, build it: pip install -e ."
     ) from error
 else:
-    from pyalloc import ranked
+    from pyalloc import files, ranked
     from pyalloc.errors import ConfigError
 
 ENVIRONMENT = "PYALLOC_CONF"
@@ -81,8 +81,8 @@ def _plan_file(plan: object) -> str:
     Raises:
         ConfigError: it is no path.
     """
-    name = os.fspath(plan) if isinstance(plan, (str, os.PathLike)) else None
-    if not isinstance(name, str):
+    name = files.name_of(plan)
+    if name is None:
         raise ConfigError(f"plan is a file that `pyalloc plan` wrote, not {plan!r}")
     return name
 

@@ -81,6 +81,11 @@ def index(text: str) -> int:
     return int(text)
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """--device; -1: all of the trace's."""
+    parser.add_argument("--device", type=index, default=-1, metavar="N", help="only this device")
+
+
 def add_output(parser: argparse.ArgumentParser, *, default: str = "the terminal") -> None:
     """--json, -o, -q, --force."""
     parser.add_argument("--json", action="store_true", help="JSON instead of text")

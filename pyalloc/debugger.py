@@ -23,7 +23,7 @@ import pyalloc
 from pyalloc import files, processes
 from pyalloc._bootstrap import injected
 from pyalloc.errors import UsageError
-from pyalloc.live import peer_of
+from pyalloc.live import peer_of, received
 from pyalloc.processes import ENTRY, FUTEX, WAITS, Process
 
 _GDB_S = 120.0  # it takes half a second; what hangs then is not ours to end
@@ -224,13 +224,10 @@ def _awaited(
 def _asked(connection: socket.socket, process: Process, request: dict[str, Any]) -> dict[str, Any]:
     folder = str(Path(pyalloc.__file__).resolve().parent.parent)
     connection.settimeout(_ANSWER_S)
-    parts = []
     try:
         line = json.dumps({"folder": folder, "request": request}).encode() + b"\n"
         connection.sendall(line)
-        while part := connection.recv(1 << 16):
-            parts.append(part)
-        found: dict[str, Any] = json.loads(b"".join(parts).partition(b"\n")[2])
+        found: dict[str, Any] = json.loads(received(connection).partition(b"\n")[2])
     except TimeoutError:
         raise UsageError(
             f"process {process.pid} was asked, and has not answered for {_ANSWER_S:.0f} s; `pyalloc live "

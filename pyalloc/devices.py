@@ -53,3 +53,10 @@ def _index_of_name(device: Any, current: int) -> int:
             f"{device!r} is no CUDA device; give its number, or a text such as 'cuda:1'"
         )
     return current if named.index is None else named.index
+
+
+def in_use(torch: Any) -> list[int]:
+    """Numbers of the devices that have a context in this process; to ask one that has none would make it."""
+    if not torch.cuda.is_initialized():
+        return []
+    return [*filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count()))]

@@ -44,3 +44,9 @@ def write(path: Path, data: bytes) -> None:
     """The same at once."""
     with writing(path) as file:
         file.write(data)
+
+
+def name_of(path: object) -> str | None:
+    """The name that a caller gave, a text or a path; None: it is neither."""
+    name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    return name if isinstance(name, str) else None

@@ -157,13 +157,13 @@ def snapshot(
 
     config: the settings of the installation, which are told too.
     """
-    asked = _pool_in_use(torch) if wanted is None else wanted[:2]
+    context = getattr(torch.cuda, "MemPoolContext", None)  # before torch 2.8
+    asked = _pool_in_use(context) if wanted is None else wanted[:2]
     pool = None if tuple(asked) == (0, 0) else (int(asked[0]), int(asked[1]))
     with_trace = wanted is None or len(wanted) < 3 or bool(wanted[2])
     result: dict[str, Any] = {"allocator_settings": {}, "external_annotations": []}
     if _core.torch_has_slots("pinned memory in snapshots"):
-        takes_pool = not hasattr(torch.cuda, "MemPoolContext")
-        result = _ask(original, *[wanted] * takes_pool)
+        result = _ask(original, *[wanted] * (context is None))
     segments, traces = _core.snapshot(torch.cuda.device_count(), with_trace, pool)
     result |= {"segments": segments, "device_traces": traces if with_trace else []}
     result["allocator_settings"]["pyalloc"] = {
@@ -172,9 +172,8 @@ def snapshot(
     return result
 
 
-def _pool_in_use(torch: Any) -> tuple[int, int]:
+def _pool_in_use(context: Any) -> tuple[int, int]:
     """Before torch 2.8 a snapshot is of the pool in use, and a pool is asked by using it; (0, 0): none, or newer."""
-    context = getattr(torch.cuda, "MemPoolContext", None)
     active = None if context is None else context.active_pool()
     return (0, 0) if active is None else tuple(active.id)
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pyalloc import _core
-from pyalloc.config import Config
+from pyalloc.config import Config, option_text
 from pyalloc.devices import index_of
 from pyalloc.errors import ConfigError
 
@@ -171,7 +171,7 @@ def on_pressure(callback: Callback) -> PressureHandle:
 def _bytes(size: Size) -> int:
     """A size as the options understand it."""
     try:
-        checked = Config(f"limit:{size}".replace(",", ";"))  # one setting, whatever follows
+        checked = Config(option_text({"limit": size}))
     except ConfigError:
         raise ConfigError(
             f"{size!r} is no size: give a number of bytes or a text such as '512MB' or '2GiB'"

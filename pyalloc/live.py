@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pyalloc import snapshots, source
+from pyalloc import devices, snapshots, source
 from pyalloc._bootstrap.importing import after_import
 from pyalloc.errors import UsageError
 
@@ -65,7 +65,7 @@ def figures(n_lines: int = 0) -> dict[str, Any]:
         result["recording"] = attached.state()
     if torch is None or not torch.cuda.is_initialized():
         return result
-    for index in filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count())):
+    for index in devices.in_use(torch):
         stats = dict(torch.cuda.memory_stats(index))
         free, total = torch.cuda.mem_get_info(index)
         stats.update({"device_free_bytes": free, "device_total_bytes": total})
@@ -254,8 +254,13 @@ def _exchange(pid: int, wanted: bytes, within_s: float) -> dict[str, Any]:
         connection.settimeout(within_s)
         connection.connect(str(path))
         connection.sendall(wanted)
-        parts = []
-        while part := connection.recv(1 << 16):
-            parts.append(part)
-    result: dict[str, Any] = json.loads(b"".join(parts))
+        result: dict[str, Any] = json.loads(received(connection))
     return result
+
+
+def received(connection: socket.socket) -> bytes:
+    """All that comes until the other side has told everything."""
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pyalloc import files
 from pyalloc.errors import UsageError
 
 
@@ -14,8 +15,8 @@ def path_of(path: str | os.PathLike[str]) -> Path:
     Raises:
         TypeError: it is no path.
     """
-    name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
-    if not isinstance(name, str):
+    name = files.name_of(path)
+    if name is None:
         raise TypeError(f"record() takes the name of a file to write, not {path!r}")
     return Path(name)
 

@@ -464,10 +464,8 @@ class Recorder:
                 self._end()
 
     def _tell(self, error: Exception) -> None:
-        kept = (
-            f"; what there was room for: {recorded.part(self.path)}"
-            * recorded.part(self.path).exists()
-        )
+        part = recorded.part(self.path)
+        kept = f"; what there was room for: {part}" * part.exists()
         print(f"pyalloc: the recording ends here: {error}{kept}", file=sys.stderr)
 
     def _end(self) -> None:

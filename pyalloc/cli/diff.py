@@ -41,9 +41,7 @@ class Command:
         parser.add_argument(
             "-n", type=console.count, default=15, metavar="N", help="how many rows (15)"
         )
-        parser.add_argument(
-            "--device", type=console.index, default=-1, metavar="N", help="only this device"
-        )
+        console.add_device(parser)
         console.add_output(parser)
 
     def run(self, args: argparse.Namespace) -> int:

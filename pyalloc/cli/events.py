@@ -38,9 +38,7 @@ class Command:
             metavar="N",
             help="how many events, half of them before the moment (40)",
         )
-        parser.add_argument(
-            "--device", type=console.index, default=-1, metavar="N", help="only this device"
-        )
+        console.add_device(parser)
         console.add_output(parser)
 
     def run(self, args: argparse.Namespace) -> int:

@@ -30,9 +30,7 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Files and where the report goes."""
         parser.add_argument("file", type=Path, nargs="+", help="a trace, or a snapshot torch wrote")
-        parser.add_argument(
-            "--device", type=console.index, default=-1, metavar="N", help="only this device"
-        )
+        console.add_device(parser)
         parser.add_argument(
             "--step",
             type=_steps,

@@ -54,9 +54,7 @@ class Command:
         parser.add_argument(
             "-n", type=console.count, default=20, metavar="N", help="how many rows (20)"
         )
-        parser.add_argument(
-            "--device", type=console.index, default=-1, metavar="N", help="only this device"
-        )
+        console.add_device(parser)
         parser.add_argument(
             "--over-time",
             action="store_true",
