@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pyalloc import (
     _core,
@@ -31,17 +31,10 @@ from pyalloc import (
 )
 from pyalloc.convert import KINDS, EventWriter, Mark, Row
 from pyalloc.errors import UsageError
+from pyalloc.eventsources import Ours, Source, Torchs, made
 
 STACK_CHOICES = ("python", "all", "none")
-_MAX_ENTRIES = 10_000_000
 _FLUSH_S = 0.5  # what happened longer ago is in the file
-_TORCH_EVENTS = 200_000  # of torch's own history: moved to the file when this many wait
-_TORCH_LEAST_S = 0.5  # or at the first step, or other mark that is looked at, after so long
-_TORCH_BLOCK_S = 1e-4  # longer where a snapshot has many blocks: each takes 6 us, whatever is new
-_TORCH_S = 5.0  # but no longer
-_TORCH_BACK_S = 10.0  # where no mark is made
-_TORCH_LONG_S = 60.0  # or whatever the program is doing
-_TORCH_REST = 20  # earlier after so many times as long as it took
 _CHECK_MARKS = 256  # how often that is looked at
 _EXPLAIN_REST = 20  # after out of memory was explained, times as long as that took: some programs search for a size
 
@@ -66,192 +59,6 @@ def active_path() -> Path | None:
     return None if _active.recorder is None else _active.recorder.path
 
 
-class _Source(Protocol):
-    """Where events come from: pyalloc's history or torch's."""
-
-    has_record_stream: bool  # calls of Tensor.record_stream are among the events
-
-    def clock(self) -> int:
-        """Nanoseconds, comparable with the times of the events."""
-
-    def begin(self, before: dict[str, Any]) -> None:
-        """Events are kept from now on, and none from before, of which the snapshot tells."""
-
-    def drain(self, pending: list[Row], at_mark: bool) -> None:
-        """Moves to the file what happened, with the marks up to then, which it takes from the list.
-
-        at_mark: in the thread that makes one, so that the program itself waits meanwhile.
-        """
-
-    def is_due(self) -> bool:
-        """At a mark, in the thread that makes it: is it time to drain?"""
-
-    def in_background(self) -> bool:
-        """Every half second, in a thread of its own: is it time to drain?"""
-
-
-class _Ours:
-    """pyalloc's history, moved from C to the file: nothing is lost whatever other threads do, and it costs little."""
-
-    has_record_stream = True
-
-    def __init__(self, writer: EventWriter, stacks: str) -> None:
-        self.writer = writer
-        self.stacks = stacks
-        self.history = _core.HistoryWriter(writer.writer, writer.used)
-        self.offset_ns = time.time_ns() - time.monotonic_ns()  # events have the monotonic clock
-        self.n_lost = 0
-
-    def clock(self) -> int:
-        return time.monotonic_ns() + self.offset_ns
-
-    def begin(self, before: dict[str, Any]) -> None:
-        _torch_history(self.stacks, clear=True)  # torch's functions should know that it is on
-        level = 0 if self.stacks == "none" else 2
-        _core.history_start(level, True, _MAX_ENTRIES, 0, self.stacks == "all")
-
-    def drain(self, pending: list[Row], at_mark: bool) -> None:
-        first = self.writer.n_events
-        written, lost = self.history.drain(self.offset_ns, pending)
-        self.writer.n_events += written
-        if lost:
-            self.n_lost += lost
-            self.writer.gap(first, self.n_lost, self.clock())
-
-    def is_due(self) -> bool:
-        return False
-
-    def in_background(self) -> bool:
-        return True
-
-
-class _Torchs:
-    """torch's history, by way of its snapshots.
-
-    What is done between a snapshot and the clearing after it is lost, and torch lets threads run while it makes one.
-    So the history is cleared where the program itself makes a mark.  In the background, when it makes none and rests,
-    or has made none for long, what is new is moved and all of it stays, unless that is much.  What is lost is counted
-    and told.
-    """
-
-    has_record_stream = False
-
-    def __init__(self, writer: EventWriter, stacks: str) -> None:
-        self.writer = writer
-        self.stacks = stacks
-        self.n_seen = 0  # allocations
-        # Entries that were moved and are still there, of each device and beside: how many, and the last one.
-        self.kept: list[tuple[int, Any] | None] = []
-        self.n_before = 0
-        self.n_made = 0  # at the last move
-        self.n_told = 0  # of those lost
-        self.n_moved = 0  # allocations and frees at the last move
-        self.n_looked = 0  # and at the last look from the background
-        self.last = self.last_mark = self.last_clear = time.monotonic()
-        self.cost = 0.0  # seconds that the last move took
-        self.period = _TORCH_LEAST_S  # between moves at marks
-
-    def clock(self) -> int:
-        return time.time_ns()
-
-    def begin(self, before: dict[str, Any]) -> None:
-        self.n_made, self.n_moved = _made()
-        self.n_before = self.n_made
-        sharing.keep(before["device_traces"], *_others(before))
-        _torch_history(self.stacks, clear=True)
-
-    def drain(self, pending: list[Row], at_mark: bool) -> None:
-        begin = time.monotonic()
-        n_made, self.n_moved = _made()
-        taken = snapshots.take()
-        n_blocks = sum(len(segment["blocks"]) for segment in taken["segments"])
-        self.period = min(max(n_blocks * _TORCH_BLOCK_S, _TORCH_LEAST_S), _TORCH_S)
-        whole = [*taken["device_traces"], *_others(taken)]
-        parts = [_new(*each) for each in zip(whole, self.kept or [None] * len(whole), strict=True)]
-        # C++ may have switched it off, or cleared it, past what answers the program.
-        is_off = not sharing.is_on()
-        is_cut = is_off or any(each is None for each in parts)
-        new = [each if part is None else part for each, part in zip(whole, parts, strict=True)]
-        self.kept = [(len(each), each[-1]) if each else None for each in whole]
-        is_long = begin - self.last_clear > _TORCH_LONG_S - self._interval()
-        if at_mark or is_off or (is_long and sum(map(len, whole)) > _TORCH_EVENTS):
-            _torch_history(self.stacks, clear=True)
-            self.kept = []
-            self.last_clear = begin
-        self.last = time.monotonic()
-        self.cost = self.last - begin
-        marks = sorted(pending)
-        del pending[: len(marks)]
-        traces = [[entry for entry in trace if entry["action"] != "snapshot"] for trace in new[:-2]]
-        sharing.keep(traces, *new[-2:])
-        first = self.writer.n_events
-        self.writer.merged(traces, marks)
-        self.n_seen += sum(entry["action"] == "alloc" for trace in traces for entry in trace)
-        if n_made < self.n_made:  # the program began to count anew
-            self.n_before = n_made - self.n_seen - self.n_told
-        self.n_made = n_made
-        lost = max(n_made - self.n_before - self.n_seen, self.n_told)
-        if is_cut or lost > self.n_told:
-            self.n_told = lost
-            self.writer.gap(first, lost, self.clock())
-
-    def switch(self) -> None:
-        """Torch's history is on as the program wants it now, and keeps what it has."""
-        _torch_history(self.stacks)
-
-    def n_lost(self) -> int:
-        """Allocations that no snapshot had; to be asked after the last drain."""
-        return max(_made()[0] - self.n_before - self.n_seen, 0)
-
-    def is_due(self) -> bool:
-        self.last_mark = time.monotonic()
-        if self.last_mark - self.last > self.period:
-            return True
-        return _made()[1] - self.n_moved > _TORCH_EVENTS
-
-    def in_background(self) -> bool:
-        idle = time.monotonic() - max(self.last_mark, self.last)
-        if idle <= _TORCH_S:
-            return False
-        before, self.n_looked = self.n_looked, _made()[1]
-        rests = self.n_looked == before
-        return self.n_looked > self.n_moved and (rests or idle > self._interval())
-
-    def _interval(self) -> float:
-        """Between moves from the background while the program works: the more there is, the longer a move takes."""
-        return min(max(_TORCH_BACK_S, _TORCH_REST * self.cost), _TORCH_LONG_S)
-
-
-def _made() -> tuple[int, int]:
-    """Allocations of this process so far, and these with the frees."""
-    import torch
-
-    stats = [torch.cuda.memory_stats(index) for index in range(torch.cuda.device_count())]
-    allocs = sum(s.get("allocation.all.allocated", 0) for s in stats)
-    return allocs, allocs + sum(s.get("allocation.all.freed", 0) for s in stats)
-
-
-def _others(snapshot: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """What its history has beside the devices' entries: of pinned memory, and the program's annotations."""
-    return snapshot.get("host_traces", []), snapshot.get("external_annotations", [])
-
-
-def _new(history: list[Any], kept: tuple[int, Any] | None) -> list[Any] | None:
-    """What came after that; None: it is not there any more."""
-    if kept is None:
-        return history
-    n, last = kept
-    return history[n:] if len(history) >= n and history[n - 1] == last else None
-
-
-def _torch_history(stacks: str, *, clear: bool = False) -> None:
-    """Switches torch's history on, as wide as the recording and the program want it."""
-    import torch
-
-    keywords = {"enabled": "all", "max_entries": _MAX_ENTRIES, **sharing.wanted(stacks)}
-    sharing.switch_on(torch, keywords, clear=clear)
-
-
 @dataclass
 class Recorder:
     """One recording; `record()` and `pyalloc run --record` make them."""
@@ -260,7 +67,7 @@ class Recorder:
     stacks: str = "python"
     automatic: bool = True
     writer: EventWriter | None = None
-    source: _Source = field(init=False, repr=False)  # from start() on
+    source: Source = field(init=False, repr=False)  # from start() on
     pending: list[Row] = field(default_factory=list)
     lock: Any = field(default_factory=threading.RLock)
     n_marks: int = 0
@@ -333,7 +140,7 @@ class Recorder:
         writer = self.writer = EventWriter(
             _core.TraceWriter(self.path, self.overwrites), has_stacks=self.stacks != "none"
         )
-        self.source = (_Ours if _core.is_created() else _Torchs)(writer, self.stacks)
+        self.source = (Ours if _core.is_created() else Torchs)(writer, self.stacks)
         now = self.source.clock()
         for text in noted.about(torch, with_command=self.stacks != "none"):
             writer.mark(Mark(now, "user", text))
@@ -342,7 +149,7 @@ class Recorder:
             writer.mark(
                 Mark(now, "device", properties.name, bytes=properties.total_memory, device=index)
             )
-        if isinstance(self.source, _Torchs):
+        if isinstance(self.source, Torchs):
             sharing.begin(torch, self.lock, self._move, self.source.switch)
         try:
             self._begin_events(torch, writer, now)
@@ -352,7 +159,7 @@ class Recorder:
             raise
         marks.listeners.append(self)
         _observe_oom(torch, self)
-        history.hold(isinstance(self.source, _Ours))
+        history.hold(isinstance(self.source, Ours))
         atexit.register(self.stop_at_exit)
 
     def _begin_events(self, torch: Any, writer: EventWriter, now: int) -> None:
@@ -453,7 +260,7 @@ class Recorder:
             finally:
                 self._end()
                 writer.writer.close()
-            if self.is_extra and _made()[0] == 0:  # a compiler's, say, that looked at the device
+            if self.is_extra and made()[0] == 0:  # a compiler's, say, that looked at the device
                 self.path.unlink()
 
     def _give_up(self, error: Exception) -> None:
@@ -473,7 +280,7 @@ class Recorder:
         import torch
 
         self._detach()
-        if isinstance(self.source, _Torchs):
+        if isinstance(self.source, Torchs):
             sharing.hand_back(torch)
         elif torch._C._cuda_isHistoryEnabled():
             torch.cuda.memory._record_memory_history(enabled=None)

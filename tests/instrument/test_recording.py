@@ -13,7 +13,7 @@ from dry_support import python_for
 
 from instrument.conftest import Record
 from instrument.tools import ALLOCATORS, MIB, pyalloc
-from pyalloc import recording, trace
+from pyalloc import eventsources, recording, trace
 from pyalloc.convert import KINDS
 from pyalloc.export import events
 
@@ -52,10 +52,10 @@ def test_a_program_at_work_is_not_interrupted_for_torchs_history(
 ) -> None:
     """On a slow machine five seconds without a mark are nothing; where a move takes long it waits for longer."""
     now, made = [100.0], [0]
-    monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(recording, "_made", lambda: (made[0], made[0]))
+    monkeypatch.setattr(eventsources.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(eventsources, "made", lambda: (made[0], made[0]))
     for cost, wait in ((0.0, 10), (1.0, 20), (9.0, 60)):
-        source = recording._Torchs(None, "none")  # type: ignore[arg-type]
+        source = eventsources.Torchs(None, "none")  # type: ignore[arg-type]
         source.cost = cost
         asked = []
         for _ in range(140):
@@ -63,7 +63,7 @@ def test_a_program_at_work_is_not_interrupted_for_torchs_history(
             made[0] += 1
             asked.append(source.in_background())
         assert not any(asked[: 2 * wait]) and all(asked[2 * wait :])
-    source = recording._Torchs(None, "none")  # type: ignore[arg-type]
+    source = eventsources.Torchs(None, "none")  # type: ignore[arg-type]
     now[0] += 6
     assert not source.in_background()
     now[0] += 0.5
@@ -76,12 +76,12 @@ def test_torchs_history_is_cleared_at_work_no_oftener_than_has_to_be(
     """What is done between a snapshot and the clearing after it is lost."""
     now, cleared = [100.0], []
     whole = {"segments": [], "device_traces": [[{"action": "alloc"}] * 10]}
-    monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(recording, "_made", lambda: (0, 0))
-    monkeypatch.setattr(recording.snapshots, "take", lambda: whole)
-    monkeypatch.setattr(recording.sharing, "is_on", lambda: True)
-    monkeypatch.setattr(recording, "_torch_history", lambda *_, **__: cleared.append(now[0]))
-    monkeypatch.setattr(recording, "_TORCH_EVENTS", 5)
+    monkeypatch.setattr(eventsources.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(eventsources, "made", lambda: (0, 0))
+    monkeypatch.setattr(eventsources.snapshots, "take", lambda: whole)
+    monkeypatch.setattr(eventsources.sharing, "is_on", lambda: True)
+    monkeypatch.setattr(eventsources, "_torch_history", lambda *_, **__: cleared.append(now[0]))
+    monkeypatch.setattr(eventsources, "_TORCH_EVENTS", 5)
 
     class Writer:
         n_events = 0
@@ -89,7 +89,7 @@ def test_torchs_history_is_cleared_at_work_no_oftener_than_has_to_be(
         def merged(self, traces: list[list[object]], marks: list[object]) -> None:
             pass
 
-    source = recording._Torchs(Writer(), "none")  # type: ignore[arg-type]
+    source = eventsources.Torchs(Writer(), "none")  # type: ignore[arg-type]
     for _ in range(13):
         now[0] += 10
         source.drain([], at_mark=False)
@@ -103,9 +103,9 @@ def test_torchs_history_is_moved_at_marks_where_there_are_no_steps(
 ) -> None:
     """A server that answers and answers, and is killed, would lose what it did in the minutes before."""
     now = [100.0]
-    monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(recording, "_made", lambda: (0, 0))
-    source = recording._Torchs(None, "none")  # type: ignore[arg-type]
+    monkeypatch.setattr(eventsources.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(eventsources, "made", lambda: (0, 0))
+    source = eventsources.Torchs(None, "none")  # type: ignore[arg-type]
     for at, is_due in ((0.4, False), (0.6, True)):
         now[0] = 100.0 + at
         assert source.is_due() == is_due
@@ -118,12 +118,12 @@ def test_many_blocks_are_looked_at_more_rarely(
     """A snapshot of torch's has all of them, however little happened."""
     half = {"blocks": [{}] * (n_blocks // 2)}
     monkeypatch.setattr(
-        recording.snapshots, "take", lambda: {"segments": [half] * 2, "device_traces": [[]]}
+        eventsources.snapshots, "take", lambda: {"segments": [half] * 2, "device_traces": [[]]}
     )
-    monkeypatch.setattr(recording.sharing, "is_on", lambda: True)
-    monkeypatch.setattr(recording, "_made", lambda: (0, 0))
+    monkeypatch.setattr(eventsources.sharing, "is_on", lambda: True)
+    monkeypatch.setattr(eventsources, "made", lambda: (0, 0))
     writer = SimpleNamespace(n_events=0, merged=lambda *_: None)
-    source = recording._Torchs(writer, "none")  # type: ignore[arg-type]
+    source = eventsources.Torchs(writer, "none")  # type: ignore[arg-type]
     source.drain([], at_mark=False)
     assert source.period == pytest.approx(period)
 

@@ -64,11 +64,11 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(
 ) -> None:
     source = f"""
         import resource, signal, torch, pyalloc
-        from pyalloc import recording
+        from pyalloc import eventsources
         torch.ones(1, device="cuda")
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-        recording._TORCH_S = 0
+        eventsources._TORCH_S = 0
         try:
             with pyalloc.record({str(tmp_path / "out.pya")!r}):
                 for step in range(300):
@@ -111,13 +111,13 @@ def test_an_interrupt_at_the_end_loses_nothing(
     out = tmp_path / "out.pya"
     done = dry_python(f"""
         import os, signal, torch, pyalloc
-        from pyalloc import recording
-        drain = recording._Torchs.drain
+        from pyalloc import eventsources
+        drain = eventsources.Torchs.drain
         def drain_and_interrupt(*arguments):
             os.kill(os.getpid(), signal.SIGINT)
             drain(*arguments)
-        recording._Torchs.drain = drain_and_interrupt
-        recording._TORCH_S = 1e9
+        eventsources.Torchs.drain = drain_and_interrupt
+        eventsources._TORCH_S = 1e9
         recorded = pyalloc.record({str(out)!r})
         recorded.__enter__()
         kept = [torch.empty(1 << 20, dtype=torch.uint8, device="cuda") for i in range(9)]
