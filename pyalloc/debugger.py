@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -74,6 +75,11 @@ def ask(
 
 
 def _gdb() -> str:
+    if platform.machine() != "x86_64":  # the registers that _script() names
+        raise UsageError(
+            "it was not started with `pyalloc run`, so a debugger has to open it, which is possible on x86-64 alone: "
+            "start the program with `pyalloc run`"
+        )
     found = shutil.which("gdb")
     if found is None:
         raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import pwd
 import re
 import shlex
@@ -20,13 +21,21 @@ _TORCH = re.compile(r"/lib(torch|c10)(_cuda|_cpu|_python)?\.so")
 _PYTHON = re.compile(r"python(\d)\.(\d+)")
 ENTRY = "Py_AddPendingCall"  # every CPython exports it
 _WIDTH = 50  # of a command line
-# Of x86-64: calls that wait for what happens outside, or for a time; of these Python has let go of its lock.
-WAITS = {
-    0: "read", 7: "poll", 23: "select", 35: "nanosleep", 43: "accept", 45: "recvfrom", 47: "recvmsg", 61: "wait4",
-    230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait",
-    288: "accept4",
+# By processor: calls that wait for what happens outside, or for a time; of these Python has let go of its lock.
+_WAITS = {
+    "x86_64": {
+        0: "read", 7: "poll", 23: "select", 35: "nanosleep", 43: "accept", 45: "recvfrom", 47: "recvmsg", 61: "wait4",
+        230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait",
+        288: "accept4",
+    },
+    "aarch64": {
+        22: "epoll_pwait", 63: "read", 72: "pselect6", 73: "ppoll", 95: "waitid", 101: "nanosleep",
+        115: "clock_nanosleep", 202: "accept", 207: "recvfrom", 212: "recvmsg", 242: "accept4", 260: "wait4",
+    },
 }  # fmt: skip
-FUTEX = 202
+WAITS: dict[int, str] = _WAITS.get(platform.machine(), {})
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+FUTEX = _FUTEX.get(platform.machine())
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -345,3 +346,28 @@ def test_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         with pytest.raises(SystemExit):
             cli.main(["attach", pid, f"--duration={wrong}"])
         assert "is no time like 60s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("machine", "header"),
+    [
+        ("x86_64", "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+        ("aarch64", "/usr/include/asm-generic/unistd.h"),
+    ],
+)
+def test_calls_that_wait_have_the_kernels_numbers(machine: str, header: str) -> None:
+    if not Path(header).exists():
+        pytest.skip(f"no {header} here")
+    known = dict(re.findall(r"#define __NR_(\w+)\s+(\d+)", Path(header).read_text()))
+    calls = processes._WAITS[machine] | {processes._FUTEX[machine]: "futex"}
+    assert {name: int(known[name]) for name in calls.values()} == {
+        name: number for number, name in calls.items()
+    }
+
+
+def test_a_debugger_is_for_the_processor_whose_registers_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(debugger.platform, "machine", lambda: "aarch64")
+    with pytest.raises(UsageError, match="on x86-64 alone: start the program with `pyalloc run`"):
+        debugger._gdb()
