@@ -15,6 +15,7 @@ enum {
     PAIR_AHEAD = 1, /* slices on their way from global memory */
     PAIR_SLICE = 2 * BIG * SLICE, /* both factors; split, a number takes as much as before */
     PAIR_ROOM = (2 + PAIR_AHEAD) * PAIR_SLICE,
+    PAIR_LONG = 1024, /* dimensions from which on cosines need lo*lo as well */
     W_STRIDE = BIG + 8, /* 8: no bank conflicts */
     W_ROOM = BIG * W_STRIDE,
     WEIGH_DEPTH = 16,
@@ -90,16 +91,19 @@ struct fragments_b {
     unsigned part[2][4]; /* of two columns of tiles, j even and j odd */
 };
 
-/* Columns 2q and 2q + 1 of acc += scale * a step of 16. */
+/* Columns 2q and 2q + 1 of acc += scale * a step of 16; LOWEST: lo*lo, which is left out otherwise. */
+template <bool LOWEST>
 static __device__ inline void
 tensor_step(
     patch acc, int q, const struct fragments_a &a, const struct fragments_b &b, float scale) {
     float c[4][4] = {};
 #pragma unroll
-    for (int which = 0; which < 3; which++) { /* lo*hi, hi*lo, hi*hi */
+    for (int which = LOWEST ? 3 : 0; which < (LOWEST ? 4 : 3); which++) {
+        const int of_a = which == 0 || which == 3; /* lo*hi, hi*lo, hi*hi; lo*lo */
+        const int of_b = which == 1 || which == 3;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            half_multiply(c[n], a.part[which == 0][n / 2], &b.part[which == 1][n % 2 * 2]);
+            half_multiply(c[n], a.part[of_a][n / 2], &b.part[of_b][n % 2 * 2]);
         }
     }
 #pragma unroll
@@ -158,8 +162,9 @@ copy_fours(float *to, const rows r, int i, int step, int d, int dim) {
 /* --- pairs: acc = a b^T of 128 rows each --------------------------------------------------------- */
 
 /* Cosines of unit vectors: with these scales hi are whole numbers whose products' sum hardly exceeds 2^24 (of
- * 16: 1/8 in cosines), and lo is small enough that lo*lo can be left out: 4e-8 at the mode, where it would be
- * more were both scales the smaller one.  A row of a with a number of 4 or more, of b 8, gives no numbers. */
+ * 16: 1/8 in cosines), and lo is small enough that lo*lo can be left out below PAIR_LONG dimensions: 4e-8 at the
+ * mode, where it would be more were both scales the smaller one.  A row of a with a number of 4 or more, of b 8,
+ * gives no numbers. */
 #define PYA_SCALE_A 16384.0f
 #define PYA_SCALE_B 8192.0f
 
@@ -225,6 +230,7 @@ pair_start(float *room, const rows &a, const rows &b, int dim) {
     }
 }
 
+template <bool LOWEST>
 static __device__ inline void
 pair_multiply(patch acc, const unsigned *a, const unsigned *b) {
     const struct place p = my_place();
@@ -246,7 +252,7 @@ pair_multiply(patch acc, const unsigned *a, const unsigned *b) {
             struct fragments_b fb;
             matrix_load<false>(fb.part[0], from_b + q * 16 * (SLICE / 2));
             matrix_load<false>(fb.part[1], from_b + q * 16 * (SLICE / 2) + PAIR_LO);
-            tensor_step(acc, q, fa, fb, 1 / (PYA_SCALE_A * PYA_SCALE_B));
+            tensor_step<LOWEST>(acc, q, fa, fb, 1 / (PYA_SCALE_A * PYA_SCALE_B));
         }
     }
 }
@@ -264,7 +270,10 @@ pair_finish(patch acc, float *room, const rows &a, const rows &b, int dim) {
         pair_split(to + PAIR_SLICE / 2, pair_raw(room, slice) + PAIR_SLICE / 2, PYA_SCALE_B);
         pair_stage(room, a, b, slice + PAIR_AHEAD, dim);
         __syncthreads();
-        pair_multiply(acc, to, to + PAIR_SLICE / 2);
+        if (dim >= PAIR_LONG) {
+            pair_multiply<true>(acc, to, to + PAIR_SLICE / 2);
+        }
+        pair_multiply<false>(acc, to, to + PAIR_SLICE / 2);
     }
     __syncthreads();
 }
@@ -374,7 +383,7 @@ weigh_multiply(patch acc, const float *first, const unsigned *b, const float sca
         const unsigned *at = b + k * WEIGH_STRIDE + p.column / 2 + q * 8 + lane / 16 * 4;
         matrix_load<true>(fb.part[0], at);
         matrix_load<true>(fb.part[1], at + WEIGH_SLICE / 2);
-        tensor_step(acc, q, fa, fb, 1.0f);
+        tensor_step<false>(acc, q, fa, fb, 1.0f);
     }
 }
 
