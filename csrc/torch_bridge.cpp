@@ -131,6 +131,45 @@ oom_prepare() {
     }
 }
 
+/* c10::Device: two bytes, type then index; CUDA is type 1. */
+struct c10_device {
+    int8_t type;
+    int8_t index;
+};
+
+struct profiler_symbols {
+    bool (*enabled)();
+    void (*report)(void *ptr, int64_t delta, size_t allocated, size_t reserved, c10_device device);
+    void (*report_oom)(int64_t bytes, size_t allocated, size_t reserved, c10_device device);
+};
+
+profiler_symbols profiler = {};
+
+/* Off the fast path: only while torch.profiler records memory. */
+__attribute__((noinline, cold)) void
+profiler_report(pya_heap *heap, void *ptr, int64_t delta, int device) {
+    size_t allocated = 0;
+    size_t reserved = 0;
+    if (pya_stats_bytes(heap, device, &allocated, &reserved) != PYA_OK) {
+        return;
+    }
+    const c10_device where = {1, static_cast<int8_t>(device)};
+    profiler.report(ptr, delta, allocated, reserved, where);
+}
+
+/* It looks itself whether anybody records memory. */
+void
+profiler_report_oom(const pya_oom_info &info) {
+    size_t bytes = 0;
+    if (profiler.report_oom == nullptr ||
+        !pya_size_round_up(info.requested_bytes, PYA_ALIGN, &bytes)) {
+        return;
+    }
+    const c10_device where = {1, static_cast<int8_t>(info.device)};
+    profiler.report_oom(
+        static_cast<int64_t>(bytes), info.allocated_bytes, info.reserved_bytes, where);
+}
+
 [[noreturn]] void
 throw_oom(pya_heap *heap) {
     pya_oom_info info;
@@ -140,6 +179,7 @@ throw_oom(pya_heap *heap) {
     const size_t most = info.limit_bytes < info.total_bytes ? info.limit_bytes : info.total_bytes;
     /* torch refuses more before it looks for memory. */
     if (info.requested_bytes <= PYA_REQUEST_MAX) {
+        profiler_report_oom(info);
         pya_torch_tell_observers(info.device, info.requested_bytes, most, info.free_bytes);
     }
     pya_torch_throw_text(text, true);
@@ -190,31 +230,6 @@ address_of(const void *ptr) {
 void *
 pointer_of(pya_dptr address) {
     return reinterpret_cast<void *>(static_cast<uintptr_t>(address));
-}
-
-/* c10::Device: two bytes, type then index; CUDA is type 1. */
-struct c10_device {
-    int8_t type;
-    int8_t index;
-};
-
-struct profiler_symbols {
-    bool (*enabled)();
-    void (*report)(void *ptr, int64_t delta, size_t allocated, size_t reserved, c10_device device);
-};
-
-profiler_symbols profiler = {};
-
-/* Off the fast path: only while torch.profiler records memory. */
-__attribute__((noinline, cold)) void
-profiler_report(pya_heap *heap, void *ptr, int64_t delta, int device) {
-    size_t allocated = 0;
-    size_t reserved = 0;
-    if (pya_stats_bytes(heap, device, &allocated, &reserved) != PYA_OK) {
-        return;
-    }
-    const c10_device where = {1, static_cast<int8_t>(device)};
-    profiler.report(ptr, delta, allocated, reserved, where);
 }
 
 bool
@@ -535,6 +550,8 @@ pya_torch_find_symbols(void) {
                                : reinterpret_cast<bool (*)()>(
                                      pya_torch_symbol("_ZN3c1022memoryProfilingEnabledEv"));
     }
+    (void)pya_torch_find(
+        profiler.report_oom, "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE");
     const void *flag = pya_torch_symbol("_ZN3c104impl8GPUTrace9haveStateE");
     gpu_trace.store(flag == nullptr ? &is_never : static_cast<const bool *>(flag));
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -332,6 +334,24 @@ def test_profiler_shows_frees() -> None:
         del tensor
     freed = [event.device_memory_usage for event in recorded.events() if event.name == "[memory]"]
     assert freed == [-4 * MIB]
+
+
+def test_profiler_shows_what_was_refused(tmp_path: Path) -> None:
+    """Not what exceeds any card: torch looks for no memory then."""
+    from torch.profiler import ProfilerActivity, profile
+
+    kept = empty(3 * MIB)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        for size in (100 * GIB + 1, 2**61):
+            with pytest.raises(torch.OutOfMemoryError):
+                empty(size)
+    recorded.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    (told,) = [event["args"] for event in events if event["name"] == "[OutOfMemory]"]
+    assert (told["Device Type"], told["Device Id"]) == (1, 0)
+    assert told["Bytes"] == 100 * GIB + 512
+    assert told["Total Allocated"] == torch.cuda.memory_allocated() >= kept.numel()
+    assert told["Total Reserved"] == torch.cuda.memory_reserved()
 
 
 @pytest.mark.parametrize("is_on", [False, True])
