@@ -22,6 +22,7 @@ _OURS = sum(1 << bit for bit, (_, is_torchs) in enumerate(_core.actions()) if no
 # Of torch._C._cuda_record_memory_history; older versions have fewer arguments.
 _DEFAULTS = ("all", "all", "all", sys.maxsize, False, False, False, (), False, True)
 _NEWER_DEFAULTS = _DEFAULTS[5:]
+OTHER_TRACES = ("host_traces", "external_annotations")  # in snapshots, beside device_traces
 
 
 @dataclass
@@ -163,7 +164,10 @@ def snapshot(
     with_trace = wanted is None or len(wanted) < 3 or bool(wanted[2])
     result: dict[str, Any] = {"allocator_settings": {}, "external_annotations": []}
     if _core.torch_has_slots("pinned memory in snapshots"):
-        result = _ask(original, *[wanted] * (context is None))
+        # Not by pool, whose part is here: torch 2.14 drops references to the numbers of a tuple that it does not own.
+        result = _ask(original, *[None] * (context is None))
+    if not with_trace:
+        result |= {name: [] for name in OTHER_TRACES if name in result}
     segments, traces = _core.snapshot(torch.cuda.device_count(), with_trace, pool)
     result |= {"segments": segments, "device_traces": traces if with_trace else []}
     result["allocator_settings"]["pyalloc"] = {

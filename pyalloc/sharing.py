@@ -21,7 +21,6 @@ from pyalloc.hooks import Replacements
 Entry = dict[str, Any]
 _RECORD, _LEGACY = "_cuda_record_memory_history", "_cuda_record_memory_history_legacy"
 _SNAPSHOT, _ENABLED = "_cuda_memorySnapshot", "_cuda_isHistoryEnabled"
-_OTHERS = ("host_traces", "external_annotations")  # in snapshots, beside device_traces
 _MOST_UNKNOWN = 1_000_000  # entries of a history whose max_entries nobody heard
 _N_ARGUMENTS = 10  # of Asked; newer versions may have more
 _CONTEXTS = (None, "state", "alloc", "all")  # each has what those before it have
@@ -303,10 +302,12 @@ def _snapshot(original: Callable[..., Any], *given: Any) -> dict[str, Any]:
         told = result["device_traces"]
         if _shared.move is not None:  # what other threads did since is for the next move
             told = [[] for _ in told]
-            result |= {name: [] for name in _OTHERS if name in result}
+            result |= {name: [] for name in history.OTHER_TRACES if name in result}
         kept = [*map(list, _shared.traces), *([] for _ in told[len(_shared.traces) :])]
         result["device_traces"] = [a + b for a, b in zip(kept, told, strict=False)]
-        for name, mine in zip(_OTHERS, (_shared.host, _shared.annotations), strict=True):
+        for name, mine in zip(
+            history.OTHER_TRACES, (_shared.host, _shared.annotations), strict=True
+        ):
             if name in result:
                 result[name] = [*mine, *result[name]]
     return result

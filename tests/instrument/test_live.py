@@ -25,6 +25,27 @@ from pyalloc.errors import TraceError, UsageError
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("install", [False, True], ids=["native", "pyalloc"])
+def test_looking_again_and_again_lets_go_of_nothing(dry_python: RunPython, install: bool) -> None:
+    out = dry_python(
+        """
+        import sys
+        import torch
+        from pyalloc import snapshots
+        torch.zeros(1, device="cuda")
+        snapshots.segments()
+        before = sys.getrefcount(False), sys.getrefcount(0)
+        for _ in range(100):
+            assert snapshots.segments()
+        after = sys.getrefcount(False), sys.getrefcount(0)
+        print(all(b > a - 50 for a, b in zip(before, after)))
+        """,
+        install=install,
+    ).stdout
+    assert out.split() == ["True"]
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("allocator", "history"),
     [("native", "no"), *itertools.product(["native", "pyalloc"], ["history", "recorded"])],
