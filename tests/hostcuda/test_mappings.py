@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .conftest import PAGE, Access, Cuda, Prop
 
-INVALID, INVALID_DEVICE = 1, 101
+INVALID, NOMEM, INVALID_DEVICE = 1, 2, 101
 
 
 def test_two_mappings_of_a_handle_share_bytes(cuda: Cuda) -> None:
@@ -126,7 +126,11 @@ def test_addresses_can_be_asked_for_and_are_given_once(cuda: Cuda) -> None:
     others = [reserve_at(want, 2) for want in (low, middle + PAGE, high, middle + 512, 12345)]
     all_of_them = sorted([low, before, inside, after, high, *others])
     assert all(b - a >= 2 * PAGE for a, b in pairwise(all_of_them))
-    for address in all_of_them:
+    behind = max(all_of_them) + (1 << 30)  # nobody has been there
+    far = [reserve_at(behind, 2), reserve_at(behind + 2 * PAGE, 2)]
+    assert far == [behind, behind + 2 * PAGE]
+    assert cuda("cuMemAddressReserve", ctypes.byref(ctypes.c_uint64()), 1 << 45, 0, 0, 0) == NOMEM
+    for address in all_of_them + far:
         cuda.ok("cuMemAddressFree", address, 2 * PAGE)
 
 

@@ -106,3 +106,22 @@ def test_symbols_of_torch(tmp_path: Path, hidden: list[str]) -> None:
         timeout=600,
     )
     assert done.stdout.split() == ["done"], done
+
+
+def test_a_checkpoint_where_there_was_no_tensor_yet(dry_python) -> None:  # type: ignore[no-untyped-def]
+    """What a DataPtr of this torch looks like is found out then."""
+    out = dry_python(
+        """
+        import torch
+        torch.cuda.init()
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            address = torch.cuda.caching_allocator_alloc(1 << 20)
+        state = torch._C._cuda_getCheckpointState(0, pool.id)
+        torch.cuda.caching_allocator_delete(address)
+        torch._C._cuda_setCheckpointPoolState(0, state, [], [])
+        print([block["address"] == address for part in pool.snapshot() for block in part["blocks"]][:1])
+        """,
+        install=True,
+    ).stdout
+    assert out.split() == ["[True]"]

@@ -1,0 +1,64 @@
+"""What calls leave behind: Python objects that nobody has any more, and host memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import sys
+from collections.abc import Callable
+
+from pyalloc import _core, errors
+
+N_CALLS, N_TRIES = 100, 3
+_LEAST_BYTES = 16  # malloc has nothing smaller
+
+
+class _Malloc(ctypes.Structure):
+    """struct mallinfo2"""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+# Objects that are there for good: what is left of them are references.
+_LASTING = [None, True, False, 0, 1, _core, errors, *vars(_core).values(), *vars(errors).values()]
+
+
+def _in_use() -> tuple[int, int, int]:
+    """(objects, references, bytes that malloc handed out)"""
+    gc.collect()
+    references = sum(map(sys.getrefcount, _LASTING))
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except AttributeError:  # glibc before 2.33
+        return sys.getallocatedblocks(), references, 0
+    ask.restype = _Malloc
+    told = ask()
+    return sys.getallocatedblocks(), references, told.uordblks + told.hblkhd
+
+
+def left_by(call: Callable[[], object]) -> str | None:
+    """What each of many calls leaves, in words; None: nothing.  Exceptions are part of a call."""
+
+    def repeat(n: int) -> None:
+        for _ in range(n):
+            with contextlib.suppress(Exception):
+                call()
+
+    repeat(N_CALLS)
+    for _ in range(N_TRIES):  # what is kept once is not a leak
+        before = _in_use()
+        repeat(N_CALLS)
+        after = _in_use()
+        objects, references, n_bytes = (
+            (b - a) / N_CALLS for a, b in zip(before, after, strict=True)
+        )
+        if max(objects, abs(references), n_bytes / _LEAST_BYTES) < 0.5:
+            return None
+    return f"{objects} objects, {references} references and {n_bytes} bytes for each call"
