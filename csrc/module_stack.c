@@ -255,7 +255,13 @@ void
 pya_stack_release(void *arg, void *context) {
     (void)arg;
     struct stack *stack = context;
-    if (stack != NULL && pya_refcount_drop(&stack->count)) {
+    if (stack == NULL || !pya_refcount_drop(&stack->count)) {
+        return;
+    }
+    /* Labels alone: where no stacks are asked for no capture would sweep them up. */
+    if (stack->n_frames == 0) {
+        stack_destroy(stack);
+    } else {
         pya_refcount_push_dead(&dead_stacks, &stack->count);
     }
 }

@@ -152,3 +152,23 @@ def test_frames_of_cpp_are_the_same_in_every_process(dry_python) -> None:  # typ
     assert not any("_core.abi3.so" in line or "Pluggable" in line for line in said[0])
     assert said[0][0].startswith("at::detail::empty_generic"), said[0][0]
     assert said[0][-1].startswith("<module> ")
+
+
+@pytest.mark.parametrize("context", [None, "state", "all"])
+def test_labels_of_what_is_forgotten_go(dry_python, context: str | None) -> None:  # type: ignore[no-untyped-def]
+    """Also where the history has no stacks, whose captures free what nobody has any more."""
+    out = dry_python(
+        f"""
+        import sys
+        import torch
+        sys.path.insert(0, "tests")
+        from growth import left_by
+
+        memory = torch.cuda.memory
+        memory._record_memory_history(context={context!r}, max_entries=10)
+        memory._set_memory_metadata("a label")
+        print(left_by(lambda: torch.empty(1000, device="cuda")))
+        """,
+        install=True,
+    ).stdout
+    assert out.split() == ["None"]
