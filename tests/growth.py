@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pyalloc import _core, errors
 
@@ -30,10 +30,10 @@ class _Malloc(ctypes.Structure):
 _LASTING = [None, True, False, 0, 1, _core, errors, *vars(_core).values(), *vars(errors).values()]
 
 
-def _in_use() -> tuple[int, int, int]:
+def _in_use(given: Sequence[object]) -> tuple[int, int, int]:
     """(objects, references, bytes that malloc handed out)"""
     gc.collect()
-    references = sum(map(sys.getrefcount, _LASTING))
+    references = sum(map(sys.getrefcount, [*_LASTING, *given]))
     try:
         ask = ctypes.CDLL(None).mallinfo2
     except AttributeError:  # glibc before 2.33
@@ -43,8 +43,11 @@ def _in_use() -> tuple[int, int, int]:
     return sys.getallocatedblocks(), references, told.uordblks + told.hblkhd
 
 
-def left_by(call: Callable[[], object]) -> str | None:
-    """What each of many calls leaves, in words; None: nothing.  Exceptions are part of a call."""
+def left_by(call: Callable[[], object], given: Sequence[object] = ()) -> str | None:
+    """What each of many calls leaves, in words; None: nothing.  Exceptions are part of a call.
+
+    given: arguments of it, which are to be left alone.
+    """
 
     def repeat(n: int) -> None:
         for _ in range(n):
@@ -53,9 +56,9 @@ def left_by(call: Callable[[], object]) -> str | None:
 
     repeat(N_CALLS)
     for _ in range(N_TRIES):  # what is kept once is not a leak
-        before = _in_use()
+        before = _in_use(given)
         repeat(N_CALLS)
-        after = _in_use()
+        after = _in_use(given)
         objects, references, n_bytes = (
             (b - a) / N_CALLS for a, b in zip(before, after, strict=True)
         )

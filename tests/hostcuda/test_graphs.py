@@ -34,6 +34,25 @@ def test_graphs_replay_copies_and_fills(cuda: Cuda) -> None:
     cuda.ok("cudaStreamDestroy", stream)
 
 
+def test_a_graphs_reads_from_the_device_are_counted(cuda: Cuda) -> None:
+    """When it is launched, as often as it is."""
+    a, stream, host = cuda.malloc(PAGE), stream_new(cuda), ctypes.create_string_buffer(8)
+    copies, size = cuda.control("dtoh_copies"), cuda.control("dtoh_bytes")
+    cuda.ok("cudaStreamBeginCapture", stream, GLOBAL)
+    cuda.ok("cudaMemcpyAsync", host, a, 8, 2, stream)
+    graph = cuda_end(cuda, stream)
+    runnable = cuda.out("cudaGraphInstantiateWithFlags", graph, 0)
+    assert cuda.control("dtoh_copies") == copies
+    for _ in range(2):
+        cuda.ok("cudaGraphLaunch", runnable, stream)
+    assert cuda.control("dtoh_copies") == copies + 2
+    assert cuda.control("dtoh_bytes") == size + 16
+    cuda.ok("cudaGraphExecDestroy", runnable)
+    cuda.ok("cudaGraphDestroy", graph)
+    cuda.ok("cudaFree", a)
+    cuda.ok("cudaStreamDestroy", stream)
+
+
 def test_a_graph_launched_in_a_capture_is_part_of_the_new_graph(cuda: Cuda) -> None:
     """As it was then, and as long as the new one lives."""
     a, b, stream = cuda.malloc(PAGE), cuda.malloc(PAGE), stream_new(cuda)

@@ -18,7 +18,7 @@ from pyalloc import hostcuda
 
 from .conftest import LIVE, PAGE, Access, Cuda, Prop
 
-INVALID, OUT_OF_MEMORY, INVALID_DEVICE, INVALID_HANDLE = 1, 2, 101, 400
+INVALID, OUT_OF_MEMORY, INVALID_DEVICE, INVALID_HANDLE, NOT_READY = 1, 2, 101, 400, 600
 
 
 def test_malloc_counts_whole_pages_and_is_aligned(cuda: Cuda) -> None:
@@ -229,6 +229,22 @@ def test_copies_past_the_end_are_refused(cuda: Cuda) -> None:
     assert cuda("cudaMemcpy", pointer + PAGE - 4, b"12345678", 8, 1) == INVALID
     cuda.ok("cudaFree", pointer)
     assert cuda.put(pointer, b"12345678") == INVALID
+
+
+def test_copies_of_rows(cuda: Cuda) -> None:
+    """Each at its own distance from the next; those that do not wait leave the stream with work."""
+    pointer, host = cuda.malloc(PAGE), ctypes.create_string_buffer(b"abcdefgh", 8)
+    cuda.control("set_event_delay", ctypes.c_uint64(1))
+    try:
+        cuda.ok("cudaMemcpy2DAsync", pointer, 100, host, 4, 3, 2, 1, 0)
+        assert cuda("cudaStreamQuery", 0) == NOT_READY
+        cuda.ok("cudaMemcpy2D", pointer + 200, 10, pointer, 100, 3, 2, 3)
+        assert cuda("cudaStreamQuery", 0) == 0
+    finally:
+        cuda.control("set_event_delay", ctypes.c_uint64(0))
+    assert cuda.get(pointer, 103) == b"abc" + bytes(97) + b"efg"
+    assert cuda.get(pointer + 200, 13) == b"abc" + bytes(7) + b"efg"
+    cuda.ok("cudaFree", pointer)
 
 
 def test_reads_from_the_device_are_counted(cuda: Cuda) -> None:

@@ -1,191 +1,25 @@
-"""Calls of _core, those that fail too, leave neither objects nor host memory behind."""
+"""Calls of _core, those that fail too, leave neither objects nor references nor host memory behind."""
 
 from __future__ import annotations
 
-import gc
-import struct
-from collections.abc import Callable, Iterator
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import RunPython
-from growth import left_by
-
-from pyalloc import _core
-from pyalloc.convert import KINDS
-
-MIB = 1 << 20
+from dry_support import ROOT, run_checked
 
 
-def raising(*_: object) -> bool:
-    raise RuntimeError("no")
-
-
-def nothing(*_: object) -> None:
-    pass
-
-
-class Broken:
-    """Neither a number nor a sequence of such."""
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> object:
-        return 5 if index == 0 else "five"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_objects() -> Iterator[None]:
-    """Looking through all of pytest's takes longer than the calls."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording with something of each kind."""
-    path = tmp_path_factory.mktemp("leaks") / "a.pya"
-    writer = _core.TraceWriter(path)
-    texts = [writer.string(text) for text in ("forward", "module: a.b", "größe", "out of it")]
-    stack = writer.stack(writer.stack(0, texts[0], texts[1], 7), texts[2], texts[1], 8)
-    plain = {"time_ns": 1 << 40, "thread": 1 << 41, "device": 1}
-
-    def event(kind: str, **fields: int) -> None:
-        writer.event(KINDS[kind], **{**plain, **fields})
-
-    event("user", text=writer.string("optimizers=Adam"))
-    for step in range(3):
-        event("step", arg=step)
-        event("segment_alloc", addr=step + 1 << 34, bytes=20 * MIB, stack=stack)
-        event("pool_begin", addr=1 << 40, arg=1 << 41)
-        event("phase_begin", text=texts[0])
-        event("alloc", addr=step + 1 << 34, bytes=2 * MIB, stack=stack, stream=1 << 33)
-        event("label", addr=step + 1 << 34, text=texts[3])
-        event("phase_end", text=texts[0])
-        event("pool_end", addr=1 << 40, arg=1 << 41)
-        event("alloc", addr=(step + 1 << 34) + 4 * MIB, bytes=MIB)
-        event("free_requested", addr=(step + 1 << 34) + 4 * MIB)
-    event("oom", bytes=1 << 40, arg=1 << 35, stack=stack)
-    writer.close()
-    return path
-
-
-def of_files(path: Path) -> dict[str, Callable[[], object]]:
-    reader = _core.TraceReader(path)
-    columns: Any = reader.read()
-    cells = {number: b"cell" for number in range(10)}
-    scan = _core.Scan(path, moments=[5, 12, 20], ranges=[1, 20], window=(1, 25), short_life=2)
-    n_rows = {name: getattr(scan, name) for name in ("totals", "bins", "phases", "steps", "stacks")}
-    more = ("stackless", "sizes", "ooms", "notes", "moments", "pools", "spans", "told", "growths")
-    n_rows |= {name: getattr(scan, name) for name in more}
-    program = _core.Program(path)
-    plan = struct.pack("3Q", 0, 1, 1) + struct.pack("3Q", 2 * MIB, 0, 1)
-    open_twice = _core.TraceWriter(path.with_name("twice.pya"))
-
-    def rewound() -> None:
-        reader.rewind()
-        reader.read()
-
-    return (
-        n_rows
-        | {
-            "reader": lambda: _core.TraceReader(path).read(3),
-            "reader of no trace": lambda: _core.TraceReader(__file__),
-            "reader of none": lambda: _core.TraceReader("/nowhere"),
-            "reader of no path": lambda: _core.TraceReader(5),  # type: ignore[arg-type]
-            "rewound": rewound,
-            "position": reader.position,
-            "reader's texts": lambda: (reader.text(1), reader.text(99), reader.frame(1)),
-            "writer of the same": lambda: _core.TraceWriter(open_twice_path(path)),
-            "writer of another's": lambda: _core.TraceWriter(path),
-            "writer": lambda: writer_left_open(path.with_name("left.pya")),
-            "writer's mistakes": lambda: open_twice.event(99),
-            "writer's strings": lambda: open_twice.string("\ud800"),
-            "history": lambda: _core.HistoryWriter(open_twice, set()),
-            "history of no set": lambda: _core.HistoryWriter(open_twice, []),  # type: ignore[arg-type]
-            "history of no trace": lambda: _core.HistoryWriter(path, set()),  # type: ignore[arg-type]
-            "csv": lambda: _core.csv_lines(0, columns, cells, cells),
-            "csv without cells": lambda: _core.csv_lines(0, columns, {}, cells),
-            "csv of no bytes": lambda: _core.csv_lines(0, columns, {1: 5, 2: 5}, cells),  # type: ignore[dict-item]
-            "csv of few columns": lambda: _core.csv_lines(0, columns[:3], cells, cells),
-            "scan": lambda: _core.Scan(path, progress=nothing),
-            "scan that is ended": lambda: _core.Scan(path, progress=raising),
-            "scan of no trace": lambda: _core.Scan(__file__),
-            "scan of no moments": lambda: _core.Scan(path, moments=Broken()),  # type: ignore[arg-type]
-            "scan of moments backwards": lambda: _core.Scan(path, moments=[5, 3]),
-            "scan of no ranges": lambda: _core.Scan(path, moments=[1, 2], ranges=["a"]),  # type: ignore[list-item]
-            "scan of other arguments": lambda: _core.Scan(path, n_bins="many"),  # type: ignore[arg-type]
-            "frames": lambda: scan.frames(2),
-            "text": lambda: scan.text(2),
-            **{
-                name: (lambda method, more: lambda: method(2, *more))(getattr(scan, name), more)
-                for name, more in {
-                    "blocks": (),
-                    "pending": (),
-                    "segment_pools": (),
-                    "segment_requests": (),
-                    "stack_sums": (),
-                    "pieces": (1,),
-                }.items()
-            },
-            "no such moment": lambda: scan.blocks(9),
-            "no such moment's pieces": lambda: scan.pieces(9, 1),
-            "program": lambda: _core.Program(path, progress=nothing),
-            "program that is ended": lambda: _core.Program(path, progress=raising),
-            "program of no trace": lambda: _core.Program(__file__),
-            "info": program.info,
-            "program's notes": program.notes,
-            "replay": lambda: program.replay("pyalloc", capacity=1 << 30, plan=plan),
-            "replay that is ended": lambda: program.replay("native", progress=raising),
-            "replay of no policy": lambda: program.replay("none", plan=plan),
-            "replay of no plan": lambda: program.replay("native", plan=plan[:-1]),
-            "replay of no options": lambda: program.replay("native", options="limit:many"),
-            "smallest card": lambda: program.find_min("native", plan=plan),
-            "no smallest card": lambda: program.find_min("native", capacity=MIB),
-            "policies": _core.replay_policies,
-            "kinds": _core.trace_kinds,
-            "plan": lambda: _core.check_plan(plan),
-            "no plan": lambda: _core.check_plan(plan[:-1]),
-            "a plan that cannot be": lambda: _core.check_plan(plan[:24] + bytes(24)),
-            "a plan of nothing": lambda: _core.check_plan(5),  # type: ignore[arg-type]
-            "places": lambda: _core.place_blocks(
-                struct.pack("10Q", *[5, 0, 3, 0, 0] * 2), 1, nothing
-            ),
-            "places, ended": lambda: _core.place_blocks(
-                struct.pack("10Q", *[5, 0, 3, 0, 0] * 2), 9, raising
-            ),
-            "options": lambda: _core.options("memory:tight"),
-            "no options": lambda: _core.options("memory:loose"),
-        }
-    )
-
-
-def open_twice_path(path: Path) -> Path:
-    return path.with_name("twice.pya")
-
-
-def writer_left_open(path: Path) -> None:
-    _core.TraceWriter(path, True).string("a text")
-
-
-def told(calls: dict[str, Callable[[], object]]) -> dict[str, str]:
-    left = {name: left_by(call) for name, call in calls.items()}
-    return {name: text for name, text in left.items() if text is not None}
-
-
-def test_of_files(path: Path) -> None:
-    assert told(of_files(path)) == {}
+def test_of_files(tmp_path: Path) -> None:
+    program = ROOT / "tests" / "growth_of_files.py"
+    assert run_checked([sys.executable, str(program), str(tmp_path)]).stdout == ""
 
 
 @pytest.mark.torch
-def test_of_the_allocator(dry_python: RunPython) -> None:
+def test_of_the_allocator(dry_python: RunPython, tmp_path: Path) -> None:
     out = dry_python(
         """
-        import sys
+        import os, sys
         import torch
         sys.path.insert(0, "tests")
         from growth import left_by
@@ -194,7 +28,7 @@ def test_of_the_allocator(dry_python: RunPython) -> None:
 
         MIB = 1 << 20
         sys.unraisablehook = lambda told: None
-        torch.cuda.memory._record_memory_history(max_entries=20, stacks="all")
+        _core.history_start(2, True, 50, 0, True)
         held = torch.empty(5 << 30, dtype=torch.uint8, device="cuda")
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):
@@ -217,6 +51,13 @@ def test_of_the_allocator(dry_python: RunPython) -> None:
             finally:
                 for handle in handles:
                     handle.remove()
+
+        trace = _core.TraceWriter(os.environ["PYALLOC_TEST_OUT"])
+        history = _core.HistoryWriter(trace, set())
+
+        def drained():
+            inside.clone()
+            history.drain(0, [(1, 20, 0, 0, 0, 0, 0)])
 
         def alloc_and_free():
             _core.free(_core.alloc(0, MIB, 0))
@@ -264,6 +105,8 @@ def test_of_the_allocator(dry_python: RunPython) -> None:
             "text": _core.oom_text,
             "tensors": lambda: torch.empty(3 * MIB, device="cuda"),
             "a pool": own_pool,
+            "drained": drained,
+            "drained wrongly": lambda: history.drain(0, [5]),
             "out of memory": out_of_memory,
             "pressure": under_pressure,
             "key": lambda: key(*tensors, None),
@@ -285,9 +128,9 @@ def test_of_the_allocator(dry_python: RunPython) -> None:
             left = left_by(call)
             if left is not None:
                 print(name, left, sep=": ")
-        torch.cuda.memory._record_memory_history(None)
         assert _core.check(0) == 0
         """,
         install=True,
+        env={"PYALLOC_TEST_OUT": str(tmp_path / "out.pya")},
     ).stdout
     assert out == ""
