@@ -18,7 +18,8 @@ from pyalloc import hostcuda
 
 from .conftest import LIVE, PAGE, Access, Cuda, Prop
 
-INVALID, OUT_OF_MEMORY, INVALID_DEVICE, INVALID_HANDLE, NOT_READY = 1, 2, 101, 400, 600
+INVALID, OUT_OF_MEMORY, INVALID_SYMBOL, INVALID_DEVICE = 1, 2, 13, 101
+INVALID_HANDLE, NOT_READY = 400, 600
 
 
 def test_malloc_counts_whole_pages_and_is_aligned(cuda: Cuda) -> None:
@@ -245,6 +246,22 @@ def test_copies_of_rows(cuda: Cuda) -> None:
     assert cuda.get(pointer, 103) == b"abc" + bytes(97) + b"efg"
     assert cuda.get(pointer + 200, 13) == b"abc" + bytes(7) + b"efg"
     cuda.ok("cudaFree", pointer)
+
+
+def test_variables_of_kernels(cuda: Cuda) -> None:
+    """As compiled programs register them, however many; each has memory of its own."""
+    host = ctypes.create_string_buffer(300)
+    symbols = [ctypes.addressof(host) + i for i in range(300)]
+    register = getattr(cuda.runtime, "__cudaRegisterVar")
+    for i, symbol in enumerate(symbols):
+        pointer = ctypes.c_void_p(symbol)
+        register(None, pointer, None, b"name", 0, ctypes.c_size_t(i + 1))
+    places = [cuda.out("cudaGetSymbolAddress", symbol) for symbol in symbols]
+    assert len(set(places)) == 300
+    assert places == [cuda.out("cudaGetSymbolAddress", symbol) for symbol in symbols]
+    assert [cuda.out("cudaGetSymbolSize", symbol) for symbol in symbols] == list(range(1, 301))
+    unknown = symbols[-1] + 1
+    assert cuda("cudaGetSymbolAddress", ctypes.byref(ctypes.c_uint64()), unknown) == INVALID_SYMBOL
 
 
 def test_reads_from_the_device_are_counted(cuda: Cuda) -> None:

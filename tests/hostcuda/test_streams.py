@@ -255,6 +255,8 @@ def test_the_driver_chooses_no_context(cuda: Cuda) -> None:
     thread.start()
     thread.join()
     assert answers == [INVALID_CONTEXT, INVALID_CONTEXT, 0]
+    for name in ("cuCtxSetCurrent", "cuCtxPushCurrent_v2"):
+        assert cuda(name, 12345) == INVALID_CONTEXT
     cuda.ok("cudaFree", address.value)
     cuda.ok("cuEventDestroy_v2", event)
 
