@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import inspect
 import json
 import os
 import pickle
@@ -17,6 +18,7 @@ import torch
 from parity.tensors import MIB, empty
 
 import pyalloc
+from pyalloc import snapshots
 
 
 @pytest.fixture
@@ -215,6 +217,50 @@ def test_snapshots_leave_the_numbers_of_a_pool_alone(allocator: str) -> None:
         torch._C._cuda_memorySnapshot((0, number))
     assert sys.getrefcount(number) == before
     del held
+
+
+def test_what_is_torchs_own_in_snapshots_without_traces(cached: None) -> None:
+    memory = torch.cuda.memory
+    if "include_traces" not in inspect.signature(torch.cuda.memory_snapshot).parameters:
+        pytest.skip("this torch's snapshots have all traces")
+    if (
+        "record_pinned_host_memory"
+        not in inspect.signature(memory._record_memory_history).parameters
+    ):
+        pytest.skip("this torch records no pinned memory")
+    memory._record_memory_history("all", context=None, record_pinned_host_memory=True)
+    with torch.profiler.record_function("range"):
+        pinned = torch.empty(5000, dtype=torch.uint8, pin_memory=True)
+    for wanted, has_traces in ((0, 0), True), ((0, 0, True), True), ((0, 0, False), False):
+        snapshot = torch._C._cuda_memorySnapshot(wanted)
+        assert pinned.data_ptr() in [each["address"] for each in snapshot["host_segments"]]
+        for name in ("external_annotations", "host_traces"):
+            assert bool(snapshot[name]) is has_traces, name
+
+
+TAKES_REFERENCES = (
+    "2.14's own takes one away a call: as many calls as there are, some thousands, end the process"
+)
+ASKS = {
+    "with traces": lambda: torch.cuda.memory_snapshot(include_traces=True),
+    "without": lambda: torch.cuda.memory_snapshot(include_traces=False),
+    "pyalloc live": snapshots.segments,
+}
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="nobody counts who uses True there")
+@pytest.mark.parametrize("ask", ASKS)
+def test_snapshots_take_no_references_away(ask: str, allocator: str) -> None:
+    if "include_traces" not in inspect.signature(torch.cuda.memory_snapshot).parameters:
+        pytest.skip("this torch's snapshots have all traces")
+    if allocator == "native" and ask != "pyalloc live":
+        pytest.skip(TAKES_REFERENCES)
+    empty(1)
+    before = [sys.getrefcount(flag) for flag in (False, True)]
+    for _ in range(200):
+        ASKS[ask]()
+    lost = [then - sys.getrefcount(flag) for then, flag in zip(before, (False, True), strict=True)]
+    assert max(lost) < 100
 
 
 def test_memory_in_the_profilers_timeline(tmp_path: Path) -> None:
