@@ -103,6 +103,33 @@ def test_compile_context() -> None:
     torch._dynamo.reset()
 
 
+def test_lines_of_the_model_in_frames_of_compiled_code() -> None:
+    """torch looks them up by the frames of a snapshot."""
+    from torch.fx.experimental import _config
+
+    if not hasattr(_config, "enrich_profiler_metadata"):
+        pytest.skip("this torch cannot")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        doubled = x * 2
+        return doubled.relu()
+
+    with _config.patch("enrich_profiler_metadata", True):
+        _record_memory_history()
+        result = torch.compile(function, backend="aot_eager")(torch.zeros(1000, device="cuda"))
+        snapshot = _snapshot(augment_with_fx_traces=True)
+    frames = [
+        frame
+        for entry in snapshot["device_traces"][0]
+        for frame in entry.get("frames", [])
+        if "fx_node_op" in frame
+    ]
+    assert {frame["fx_node_name"] for frame in frames} >= {"mul", "relu"}
+    assert any("doubled = x * 2" in frame["fx_original_trace"] for frame in frames)
+    del result
+    torch._dynamo.reset()
+
+
 def test_entries_carry_their_pool() -> None:
     if not HAS_POOL_IDS:
         pytest.skip("this torch's entries have no pool")

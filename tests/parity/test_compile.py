@@ -79,6 +79,35 @@ def test_graph_trees_return_to_earlier_states() -> None:
         torch._dynamo.reset()
 
 
+def test_what_stays_in_the_trees_pool_is_told_of() -> None:
+    """By an error that names the lines which made it: a replay would overwrite it."""
+    import torch._inductor.config as inductor
+
+    if not hasattr(inductor.triton, "cudagraph_trees_history_recording"):
+        pytest.skip("this torch's CUDA-graph trees keep no history")
+    from torch._inductor.cudagraph_trees import get_container
+
+    kept = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        kept.append(torch.empty(1000, device="cuda"))
+        return x.clone()
+
+    keeping = torch.library.custom_op("pyalloc_test::keep", keep, mutates_args=())
+    keeping.register_fake(torch.clone)
+    function = torch.compile(lambda x: keeping(x) + 1, mode="reduce-overhead")
+    x = torch.zeros(400, device="cuda")
+    with (
+        inductor.patch({"triton.cudagraph_trees_history_recording": True}),
+        pytest.raises(RuntimeError, match=rf"(?s){os.path.basename(__file__)}.* in keep"),
+    ):
+        for _ in range(3):
+            function(x)
+    assert kept
+    get_container(0).tree_manager = None
+    torch._dynamo.reset()
+
+
 def test_checkpoint_calls() -> None:
     """The functions behind the trees, one by one: what is live is freed, what was live lives again."""
     pool = torch.cuda.MemPool()

@@ -162,6 +162,24 @@ def test_emptying_the_cache_within_a_capture() -> None:
     assert pool_of(y) == pool_of(z) == graph.pool()
 
 
+def test_pinned_memory_that_a_graph_reads_stays() -> None:
+    """Within a capture it is of a pool of torch's own, as long as the graph's."""
+    if not hasattr(torch.cuda.CUDAGraph, "pools"):
+        pytest.skip("this torch's pinned memory knows no captures")
+    given, graph = empty(1000), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        unread = torch.zeros(1000, dtype=torch.uint8).pin_memory()
+        address = unread.data_ptr()
+        del unread
+        read = torch.zeros(1000, dtype=torch.uint8).pin_memory()
+        assert read.data_ptr() == address
+        given.copy_(read, non_blocking=True)
+        del read
+        other = torch.zeros(1000, dtype=torch.uint8).pin_memory()
+    assert other.data_ptr() != address
+    graph.replay()
+
+
 def test_inputs_that_have_gone_are_told_of() -> None:
     if not takes(torch.cuda.CUDAGraph.capture_begin, "check_input_liveness"):
         pytest.skip("this torch does not look")

@@ -97,6 +97,31 @@ def test_spawned_children(tmp_path: Path) -> None:
     assert run(str(program), "pluggable" if IS_PYALLOC else "native").split() == ["spawned"]
 
 
+ENDS = """
+import torch
+
+class Cycle:
+    pass
+
+cycle, pool, graph = Cycle(), torch.cuda.MemPool(), torch.cuda.CUDAGraph()
+cycle.tensor, cycle.itself = torch.zeros(1000, device="cuda"), cycle
+torch.cuda.memory._record_memory_history()
+cycle.tensor.record_stream(torch.cuda.Stream())
+with torch.cuda.graph(graph):
+    result = cycle.tensor + 1
+torch.kept = torch.zeros(1000, device="cuda")
+block = torch.cuda.use_mem_pool(pool)
+block.__enter__()
+inside = torch.zeros(1000, device="cuda")
+print("ends", flush=True)
+"""
+
+
+def test_a_program_ends_with_all_of_it_in_use() -> None:
+    """Tensors, a graph, and a pool that requests still go to."""
+    assert run("-c", ENDS).split() == ["ends"]
+
+
 RANKS = """
 import os, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
