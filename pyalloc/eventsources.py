@@ -80,7 +80,8 @@ class Ours:
 class Torchs:
     """torch's history, by way of its snapshots.
 
-    What is done between a snapshot and the clearing after it is lost, and torch lets threads run while it makes one.
+    What is done between a snapshot and the clearing after it is lost, and torch lets threads run while it makes one
+    (Python's collector, whose frees would be lost as well, has to wait).
     So the history is cleared where the program itself makes a mark.  In the background, when it makes none and rests,
     or has made none for long, what is new is moved and all of it stays, unless that is much.  What is lost is counted
     and told.
@@ -115,21 +116,23 @@ class Torchs:
     def drain(self, pending: list[Row], at_mark: bool) -> None:
         begin = time.monotonic()
         n_made, self.n_moved = made()
-        taken = snapshots.take()
-        n_blocks = sum(len(segment["blocks"]) for segment in taken["segments"])
-        self.period = min(max(n_blocks * _TORCH_BLOCK_S, _TORCH_LEAST_S), _TORCH_S)
-        whole = [*taken["device_traces"], *_others(taken)]
-        parts = [_new(*each) for each in zip(whole, self.kept or [None] * len(whole), strict=True)]
-        # C++ may have switched it off, or cleared it, past what answers the program.
-        is_off = not sharing.is_on()
-        is_cut = is_off or any(each is None for each in parts)
-        new = [each if part is None else part for each, part in zip(whole, parts, strict=True)]
-        self.kept = [(len(each), each[-1]) if each else None for each in whole]
         is_long = begin - self.last_clear > _TORCH_LONG_S - self._interval()
-        if at_mark or is_off or (is_long and sum(map(len, whole)) > _TORCH_EVENTS):
-            _torch_history(self.stacks, clear=True)
-            self.kept = []
-            self.last_clear = begin
+        with snapshots.uncollected(at_mark or is_long):
+            taken = snapshots.take()
+            n_blocks = sum(len(segment["blocks"]) for segment in taken["segments"])
+            self.period = min(max(n_blocks * _TORCH_BLOCK_S, _TORCH_LEAST_S), _TORCH_S)
+            whole = [*taken["device_traces"], *_others(taken)]
+            kept = self.kept or [None] * len(whole)
+            parts = [_new(*each) for each in zip(whole, kept, strict=True)]
+            # C++ may have switched it off, or cleared it, past what answers the program.
+            is_off = not sharing.is_on()
+            is_cut = is_off or any(each is None for each in parts)
+            new = [each if part is None else part for each, part in zip(whole, parts, strict=True)]
+            self.kept = [(len(each), each[-1]) if each else None for each in whole]
+            if at_mark or is_off or (is_long and sum(map(len, whole)) > _TORCH_EVENTS):
+                _torch_history(self.stacks, clear=True)
+                self.kept = []
+                self.last_clear = begin
         self.last = time.monotonic()
         self.cost = self.last - begin
         marks = sorted(pending)

@@ -163,8 +163,9 @@ class Recorder:
         atexit.register(self.stop_at_exit)
 
     def _begin_events(self, torch: Any, writer: EventWriter, now: int) -> None:
-        before = snapshots.take()
-        self.source.begin(before)  # at once: what happens between the two is lost
+        with snapshots.uncollected():
+            before = snapshots.take()
+            self.source.begin(before)  # at once: what happens between the two is lost
         writer.state(before["segments"], now)
         if self.automatic:
             from pyalloc.automarks import AutoMarks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import inspect
 import sys
 import threading
@@ -22,6 +23,19 @@ def take() -> dict[str, Any]:
     with _without_compiler(torch), sharing.ours():
         whole: dict[str, Any] = torch.cuda.memory._snapshot()
     return whole
+
+
+@contextlib.contextmanager
+def uncollected(is_wanted: bool = True) -> Iterator[None]:
+    """Python's collector waits, which the many objects of a snapshot call: what it frees would be told by none."""
+    is_wanted = is_wanted and gc.isenabled()
+    if is_wanted:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if is_wanted:
+            gc.enable()
 
 
 def have_stacks() -> bool:

@@ -154,6 +154,45 @@ def test_what_a_thread_allocates_while_torchs_history_is_moved_is_not_lost(
     assert done.stdout == "True 0\n"
 
 
+@pytest.mark.parametrize("when", ["begins", "moves"])
+def test_what_the_collector_frees_while_torchs_history_is_moved_is_not_lost(
+    dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, when: str
+) -> None:
+    """A snapshot makes many objects, at which Python collects: a model in a cycle went, and stayed in the recording."""
+    path = tmp_path / "out.pya"
+    done = dry_python(f"""
+        import gc, torch, pyalloc
+        class Model:
+            def __init__(self):
+                self.itself, self.weight = self, torch.empty(1 << 20, device="cuda")
+        torch.empty(1, device="cuda")
+        original = torch.cuda.memory._snapshot
+        def snapshot(*given, **named):
+            whole = original(*given, **named)
+            made = [[] for _ in range(5000)]  # as those of a longer history
+            return whole
+        torch.cuda.memory._snapshot = snapshot
+        gc.disable()
+        gc.collect()
+        if {when == "begins"}:
+            Model()
+        gc.enable()
+        with pyalloc.record({str(path)!r}, stacks="none") as recorder:
+            if {when == "moves"}:
+                gc.disable()
+                gc.collect()
+                Model()
+                gc.enable()
+                recorder.drain(at_mark=True)
+                assert gc.isenabled()
+            gc.collect()
+        """)
+    assert done.returncode == 0, done.stderr
+    totals = trace.analyse(path).totals
+    assert totals["peak_bytes"] == 4 * MIB
+    assert totals["end_bytes"] == 0 and totals["n_frees"] == totals["n_allocs"]
+
+
 @ALLOCATORS
 def test_no_compiler_is_loaded_for_stacks(
     dry_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, allocator: str
