@@ -37,6 +37,7 @@ _PRODUCT = re.compile(
     r"|lstsq|cov\(|corrcoef",
     re.IGNORECASE,
 )
+_OVERRIDES = ("__torch_function__", "__torch_dispatch__")  # of modes and subclasses of tensors
 _WORKSPACE = re.compile(r"at::cuda::get(NewWorkspace|CUDABlasLtWorkspace|CurrentCUDABlasHandle)\b")
 _OPTIMIZER = re.compile(r"/torch/optim/(\w+)\.py$")
 _SPELLED = {  # classes that are not their file's name with a capital
@@ -225,7 +226,7 @@ def is_matrix_product(frames: tuple[Frame, ...]) -> bool | None:
             text = text_of(Place(file, line, name))
             return "extern_kernels" in text if text else None
     for name, file, line in frames:
-        if is_cpp(file) or file.endswith("/torch/_ops.py"):
+        if is_cpp(file) or file.endswith("/torch/_ops.py") or name in _OVERRIDES:
             continue
         is_linear = name == "forward" and file.endswith("/torch/nn/modules/linear.py")
         return is_linear or bool(_PRODUCT.search(text_of(Place(file, line, name))))

@@ -55,6 +55,35 @@ def test_it_is_told_from_activations(record: Record, allocator: str, stacks: str
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("kind", ["default device", "mode", "subclass"])
+def test_one_below_what_is_called_for_torchs_functions_is_one(record: Record, kind: str) -> None:
+    """Pyro's layers with set_default_device(): the innermost line is torch's own mode, which names no product."""
+    path = record(
+        f"""
+        import torch
+        class Mode(torch.overrides.TorchFunctionMode):
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                return func(*args, **(kwargs or {{}}))
+        class Subclass(torch.Tensor):
+            pass
+        model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)).cuda()
+        x = torch.randn(64, 512, device="cuda")
+        if {kind == "default device"}:
+            torch.set_default_device("cuda")
+        elif {kind == "mode"}:
+            Mode().__enter__()
+        else:
+            x = x.as_subclass(Subclass)
+        for step in range(4):
+            y = model(x)
+        kept = torch.empty(8 << 20, device="cuda")
+        """
+    )
+    [(_, n)] = labelled(trace.analyse(path))
+    assert n == 32 * MIB
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize(("batch", "held"), [(16384, 384), (64, 0)])
 def test_activations_of_its_size_stay_activations(record: Record, batch: int, held: int) -> None:
     """Batches whose activations are 32 MiB each, outputs that are kept to the end, tensors made before."""
