@@ -12,7 +12,7 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, ValuesView
 from typing import Any
 
 from pyalloc import devices, marks
@@ -22,6 +22,8 @@ MODULE = "module:"  # phases of modules carry this prefix
 _At = tuple[int, int]  # device, address
 _Told = tuple[str, Any]  # category, weak reference to the storage
 _Kind = tuple[type[Any], frozenset[int]]  # an optimizer's class and the parameters it is for
+_HOLDERS = (ValuesView, list, tuple)
+_DEPTH = 3  # of dicts and lists in an optimizer's state
 # What torch raises for tensors without an address: sparse, fake, wrapped and uninitialized ones.
 _NO_ADDRESS = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError)
 
@@ -278,9 +280,8 @@ class AutoMarks:
         for optimizer in list(self.optimizers.values()):
             kind = type(optimizer), frozenset(_parameters(optimizer))
             for parameter, state in list(optimizer.state.items()):
-                values = state.values() if isinstance(state, dict) else ()
                 mine: dict[_At, int] = {}
-                for value in values:
+                for value in _within(state):
                     self._weigh(mine, value)
                 n = sum(mine[at] for at in mine.keys() - seen)
                 seen.update(mine)
@@ -311,8 +312,7 @@ class AutoMarks:
                 for parameter in group["params"]:
                     self._note_parameter(found, parameter)
             for state in list(optimizer.state.values()):
-                values = state.values() if isinstance(state, dict) else ()
-                for value in values:
+                for value in _within(state):
                     self._note(found, value, "optimizer state")
         for root in list(self.roots.values()):
             self._note_root(found, root)
@@ -347,6 +347,16 @@ class AutoMarks:
 
 def _parameters(optimizer: Any) -> set[int]:
     return {id(each) for group in optimizer.param_groups for each in group["params"]}
+
+
+def _within(state: Any, depth: int = 0) -> Iterator[Any]:
+    """What an optimizer keeps of a parameter, in dicts and lists too, which may hold themselves."""
+    values = state.values() if isinstance(state, dict) else state
+    for value in list(values) if isinstance(values, _HOLDERS) else ():
+        if not isinstance(value, dict | list | tuple):
+            yield value
+        elif depth < _DEPTH:
+            yield from _within(value, depth + 1)
 
 
 def _is_alike(one: Any, other: Any) -> bool:

@@ -455,6 +455,31 @@ def test_what_left_the_device_and_came_back_keeps_its_category(
     assert told == ["gradients", "optimizer state", "parameters"]
 
 
+def test_state_that_lies_deeper_is_the_optimizers(record: Record) -> None:
+    """Heavyball's lies in dicts and lists of each parameter's state, and is made anew at each step."""
+    path = record("""
+    import torch
+    class Deep(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                of_view = self.state[parameter].setdefault(0, {})
+                of_view["average"] = torch.zeros_like(parameter)
+                of_view["rotations"] = [None, (torch.zeros(512, 512, device="cuda"),)]
+                of_view["itself"] = of_view
+    model = torch.nn.Linear(1024, 1024, device="cuda", bias=False)
+    optimizer = Deep(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(4, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """)  # fmt: skip
+    found = trace.analyse(path)
+    end = found.moments[max(found.moments)].blocks
+    told = sorted(block.bytes for block in end if block.category == "optimizer state")
+    assert told == [1 * MIB, 4 * MIB]
+
+
 def test_tensors_without_memory_of_their_own_are_nobodys_error(record: Record) -> None:
     """A fake tensor says that it lies on the device, and raises where it is asked at which address."""
     path = record("""
