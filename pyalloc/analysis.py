@@ -565,7 +565,14 @@ class Analysis:
         """In words."""
         if len(self.steps) < 5:
             steps = f"{len(self.steps) or 'no'} step{'s' if len(self.steps) != 1 else ''}"
-            return f"leak not known: {steps} began, a verdict needs five or more"
+            n_backwards = sum(phase.name == "backward" for phase in self.phases)
+            is_unseen = (
+                n_backwards >= 5 and "optimizers" not in self.notes
+            )  # fastai's are none of torch's
+            hint = (
+                "; no optimizer of torch's made a step: mark them with pyalloc.step()" * is_unseen
+            )
+            return f"leak not known: {steps} began, a verdict needs five or more{hint}"
         grown = self.growth()
         if not grown:
             jumps = self.jumps()
