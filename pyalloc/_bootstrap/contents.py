@@ -150,6 +150,11 @@ def blank(torch: Any, x: Any) -> Any:
     return on_host(torch, x) if note is not None and note.is_blank and is_current(x) else None
 
 
+def is_open(torch: Any, x: Any) -> bool:
+    """Is it of a mask of which nobody knows what it chooses?"""
+    return x.dtype == torch.bool and told(torch, x) is None and blank(torch, x) is None
+
+
 def is_still_false(x: Any) -> bool:
     """As blank() has it, but not forever: a loop may wait for kernels that nobody tells of."""
     note = _note(x)
@@ -288,7 +293,8 @@ def _noted(x: Any) -> _Note:
 def note_brought(torch: Any, x: Any, on_host: Any) -> None:
     """From the device to the host: zeros that nobody computed are no more known once they are brought back.
 
-    Offloaded activations are, masks among them, and what they chose is looked up again in backward.
+    Offloaded activations are, masks among them, and what they chose is looked up again in backward.  Of masks that
+    nobody knows all is chosen there, too: programs keep points on the host beside their scores on the device.
     """
     if on_host.numel() == 0 or not (_is_strided(torch, on_host) and is_plain(torch, x)):
         return
@@ -299,8 +305,11 @@ def note_brought(torch: Any, x: Any, on_host: Any) -> None:
         note = _note(on_host)
         if not is_told:
             is_all = on_host.nbytes == on_host.untyped_storage().nbytes()
+            is_taken = on_host.numel() > 1 and is_open(torch, x)
+            if is_taken:
+                on_host.fill_(True)
             note = _noted(on_host)
-            is_old = is_all and not is_current(x)
+            is_old = is_all and (is_taken or not is_current(x))
             note.version, note.checksum = on_host._version, _checksum(on_host) if is_old else None
         elif note is not None:
             note.version = _LOST

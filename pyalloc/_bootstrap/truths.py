@@ -48,7 +48,7 @@ def answer(torch: Any) -> None:
         on_host = getattr(torch, name)
         sizes.implement(torch, "CUDA", name, _finite(torch, on_host, kernel, is_so))
     sizes.implement(torch, "CUDA", "_local_scalar_dense", _one_number(torch))
-    sizes.implement(torch, "CUDA", "is_nonzero", _is_nonzero)
+    sizes.implement(torch, "CUDA", "is_nonzero", _is_nonzero(torch))
     # Whether padding lies at the end only, and how much, nn.TransformerEncoder asks: it goes on with padding as it is.
     padded = "_nested_tensor_from_mask_left_aligned"
     sizes.implement(torch, "CUDA", padded, lambda _x, _mask: False)
@@ -98,6 +98,8 @@ def _one_number(torch: Any) -> Callable[..., Any]:
 
     def item(x: Any) -> Any:
         found = x.cpu().item()
+        if _is_chosen(torch, x):
+            return True
         if found != 0 or not x.is_floating_point() or not _is_result(x):
             return found
         caller = sys._getframe(1)
@@ -115,11 +117,21 @@ def _is_result(x: Any) -> bool:
     return is_alone and not is_changed and not contents.is_known(x)
 
 
-def _is_nonzero(x: Any) -> bool:
+def _is_nonzero(torch: Any) -> Callable[..., Any]:
     """bool()."""
-    if x.numel() != 1:
-        return bool(x.new_empty(x.shape, device="cpu"))  # torch tells what it refuses
-    return bool(x.cpu())
+
+    def ask(x: Any) -> bool:
+        if x.numel() != 1:
+            return bool(x.new_empty(x.shape, device="cpu"))  # torch tells what it refuses
+        return bool(x.cpu()) or _is_chosen(torch, x)
+
+    return ask
+
+
+def _is_chosen(torch: Any, x: Any) -> bool:
+    """One element of a mask that nobody knows: as index it chooses everything."""
+    is_one_of_many = x._base is not None and x._base.numel() > 1
+    return is_one_of_many and contents.is_open(torch, x)
 
 
 def _finite(torch: Any, on_host: Any, kernel: Any, is_so: bool) -> Callable[..., Any]:

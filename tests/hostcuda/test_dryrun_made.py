@@ -329,6 +329,30 @@ def test_values_are_believed_as_far_as_blocks_begin_with_zeros() -> None:
     assert int(found[1]) << int(found[2]) == contents.MOST_BYTES
 
 
+def test_a_mask_chooses_on_the_host_what_it_does_on_the_device(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """SegmentAnything filters points of the host, scores of the device and a list by one mask: they did not fit."""
+    source = """
+        import torch
+        scores, points, names = torch.randn(9, device="cuda"), torch.rand(9, 2), list("abcdefghi")
+        keep = scores > 0
+        assert scores[keep].shape == (9,) and points[torch.as_tensor(keep, device="cpu")].shape == (9, 2)
+        assert points.numpy()[keep.cpu().numpy()].shape == (9, 2) and keep.tolist() == [True] * 9
+        assert [name for i, name in enumerate(names) if keep[i]] == names
+        assert all(each.item() is True for each in keep) and len(scores[keep.cpu().cuda()]) == 9
+        known = torch.arange(9, device="cuda") > 6
+        assert points[known.cpu()].shape == (2, 2) and [bool(each) for each in known].count(True) == 2
+        done = torch.zeros(9, dtype=torch.bool, device="cuda")  # there to be filled in
+        assert not done.cpu().any() and not done[3]
+        assert not bool(scores.sum() > 0)  # a number by itself
+        done |= keep
+        while not done[3]:  # it was waited for, for ever
+            pass
+    """
+    end_well(tmp_path, source)
+
+
 def test_what_was_brought_to_the_host_and_back(torch_found: hostcuda.Torch, tmp_path: Path) -> None:
     """An offloaded mask came back as zeros that the program had copied: backward chose nothing, and raised."""
     source = """
@@ -354,8 +378,8 @@ def test_what_was_brought_to_the_host_and_back(torch_found: hostcuda.Torch, tmp_
         assert len(rows[placed]) == 6
         pinned.copy_(torch.zeros(6, dtype=torch.bool).cuda())
         assert len(rows[pinned.cuda()]) == len(rows[torch.zeros(6, dtype=torch.bool).cuda()]) == 0
-        on_host[2:4] = True
-        assert len(rows[on_host.cuda()]) == 2 and len(rows[torch.tensor([True, False] * 3).cuda().cpu().cuda()]) == 3
+        on_host[2:4] = False
+        assert len(rows[on_host.cuda()]) == 4 and len(rows[torch.tensor([True, False] * 3).cuda().cpu().cuda()]) == 3
         on_host.zero_()
         assert len(rows[on_host.cuda()]) == 0
         known = torch.tensor([True, False] * 3).cuda()
