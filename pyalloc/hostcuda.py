@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib.util
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from pyalloc import elf
 from pyalloc.errors import PyallocError
 
 LIBRARIES = Path(__file__).resolve().parent / "lib" / "hostcuda"
+CACHE = "pyalloc-dryrun"  # a folder in theirs
 # Names that the preloaded libraries are meant to answer; NVRTC stays the real one, which needs no device.
 _CUDA_NAME = re.compile(
     r"^(_*cuda[A-Z]|cu[A-Z]|nvml|cublas|cudnn|cusolver|cusparse|cufft|cupti|nccl)"
@@ -192,7 +195,23 @@ def environment(
         **env,
         "LD_PRELOAD": ":".join(paths + [part for part in before if part not in paths]),
         "TRITON_LIBCUDA_PATH": str(libraries),
+        **_caches(env),
     }
+
+
+def _caches(env: dict[str, str]) -> dict[str, str]:
+    """Folders for what Triton and torch.compile keep: the kernels that they tuned here are not to run on a card."""
+    home = env.get("TRITON_HOME") or env.get("HOME") or os.path.expanduser("~")
+    try:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, ModuleNotFoundError, OSError):
+        user = f"uid_{os.getuid()}"
+    usual = {
+        "TRITON_CACHE_DIR": os.path.join(home, ".triton", "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": os.path.join(tempfile.gettempdir(), f"torchinductor_{user}"),
+    }
+    found = {name: Path(env.get(name) or folder) for name, folder in usual.items()}
+    return {name: str(path if path.name == CACHE else path / CACHE) for name, path in found.items()}
 
 
 def _is_cut(path: Path) -> bool:

@@ -355,3 +355,40 @@ def test_kernels_that_are_in_python_are_no_place_of_the_program(
     assert any("program.py:6 " in name for name in labels), labels
     assert any("backward" in name or "gradient of" in name for name in labels), labels
     assert not any("_bootstrap" in name or "torch/_ops.py" in name for name in labels), labels
+
+
+def test_what_was_tuned_without_a_card_is_not_for_a_card(
+    torch_found: hostcuda.Torch, tmp_path: Path
+) -> None:
+    """Triton keeps the times of kernels that computed nothing; a later training on the card took them for its own."""
+    pytest.importorskip("triton", reason="torch's CUDA builds bring it")
+    source = """
+        import torch, triton, triton.language as tl
+        @triton.autotune([triton.Config({"N": n}) for n in (64, 128)], key=["n"], cache_results=True)
+        @triton.jit
+        def double(x, n, N: tl.constexpr):
+            at = tl.program_id(0) * N + tl.arange(0, N)
+            tl.store(x + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+        x = torch.randn(1000, device="cuda")
+        double[lambda meta: (triton.cdiv(1000, meta["N"]),)](x, 1000)
+    """
+    usual, own = tmp_path / "usual", tmp_path / "usual" / hostcuda.CACHE
+    command = [sys.executable, program(tmp_path, source)]
+    code, _, err = finish(start(command, tmp_path, TRITON_CACHE_DIR=str(usual)))
+    assert code == 0, err
+    assert list(own.glob("*/double.autotune.json")) and list(usual.iterdir()) == [own]
+
+
+def test_each_cache_of_compiled_kernels_is_kept_apart_once(torch_found: hostcuda.Torch) -> None:
+    """Wherever the user has it; a program of a dry run may begin another."""
+    names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    for given, ends in (
+        ({"HOME": "/home/a"}, ("/home/a/.triton/cache", "/torchinductor_")),
+        ({"HOME": "/home/a", "TRITON_HOME": "/b"}, ("/b/.triton/cache", "/torchinductor_")),
+        (dict.fromkeys(names, "/c"), ("/c", "/c")),
+    ):
+        once = hostcuda.environment(given, torch_found)
+        again = hostcuda.environment(once, torch_found)
+        for name, end in zip(names, ends, strict=True):
+            assert end in once[name] and once[name].count(hostcuda.CACHE) == 1
+            assert once[name].endswith(f"/{hostcuda.CACHE}") and again[name] == once[name]
