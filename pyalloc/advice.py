@@ -65,8 +65,8 @@ def _leak(analysis: Analysis) -> Iterator[Advice]:
         )
         yield Advice(
             "leak",
-            f"{grown.name}{within} holds {size(grown.per_step)} more at each step ({size(grown.bytes)} in the "
-            f"steps looked at). {why}",
+            f"{grown.name}{within} holds {size(grown.per_step)} more at each {analysis.turn} "
+            f"({size(grown.bytes)} in the {analysis.turn}s looked at). {why}",
             grown.bytes,
         )
 

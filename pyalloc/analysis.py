@@ -15,6 +15,7 @@ from pyalloc import _core, caveats, source
 from pyalloc.moments import Block, Moment, moments_of
 from pyalloc.source import Frame, Place
 from pyalloc.told import Told, shown
+from pyalloc.turns import LEAST_TURNS, turns_of
 from pyalloc.units import MIB, size
 
 _FAMILY_SHARE = 0.05  # a tensor at least this part of the peak is a contributor of its own
@@ -276,7 +277,9 @@ class Analysis:
                 block.alloc_event + 8
             )
             return "temporaries" if is_short else "activations"
-        return ""
+        # A loss of functions, and what is computed without modules.
+        is_kept = not block.phase and bool(block.stack) and block.free_phase == "backward"
+        return "activations" if is_kept else ""
 
     @staticmethod
     def _category_by_frames(frames: tuple[Frame, ...]) -> str:
@@ -290,7 +293,11 @@ class Analysis:
         is_layer = any(
             "/torch/nn/modules/" in file and name == "__init__" for name, file, _ in frames
         )
-        if is_layer or names & {"_apply", "convert", "_load_from_state_dict"}:
+        is_copy = any(
+            name == "__deepcopy__" and file.endswith("/torch/nn/parameter.py")
+            for name, file, _ in frames
+        )
+        if is_layer or is_copy or names & {"_apply", "convert", "_load_from_state_dict"}:
             return "parameters"
         if names & {"forward", "_call_impl"}:
             return "activations"
@@ -520,9 +527,20 @@ class Analysis:
         """Over the steps looked at: what grows by less is not worth a word."""
         return max(MIB // 4, int(self.totals["peak_bytes"]) // 10_000)
 
+    @cached_property
+    def turns(self) -> list[int]:
+        """Events at which growth is looked for."""
+        phases = [(phase.name, phase.begin, phase.end) for phase in self.phases]
+        return turns_of([step[1] for step in self.steps], phases)
+
+    @property
+    def turn(self) -> str:
+        """What these are."""
+        return "step" if len(self.turns) == len(self.steps) else "backward"
+
     def growth(self) -> list[Growth]:
         """Stacks whose live bytes grow at every step looked at after the first two; empty without enough steps."""
-        events = [step[1] for step in self.steps][2:]
+        events = self.turns[2:]
         looked_at = [i for i, event in enumerate(events) if event in self.moments]
         at = [self.moments[events[i]] for i in looked_at]
         if len(at) < 3:
@@ -544,7 +562,7 @@ class Analysis:
 
     def jumps(self) -> list[Growth]:
         """Stacks that come to hold more and more blocks, though not at every step: of each epoch's end, say."""
-        events = [step[1] for step in self.steps][2:]
+        events = self.turns[2:]
         tables = [self.moments[event].by_stack for event in events if event in self.moments]
         found = []
         for stack in tables[-1] if len(tables) >= 3 else ():
@@ -563,31 +581,29 @@ class Analysis:
     @cached_property
     def leak_verdict(self) -> str:
         """In words."""
-        if len(self.steps) < 5:
+        if len(self.turns) < LEAST_TURNS:
             steps = f"{len(self.steps) or 'no'} step{'s' if len(self.steps) != 1 else ''}"
-            n_backwards = sum(phase.name == "backward" for phase in self.phases)
-            is_unseen = (
-                n_backwards >= 5 and "optimizers" not in self.notes
-            )  # fastai's are none of torch's
-            hint = (
-                "; no optimizer of torch's made a step: mark them with pyalloc.step()" * is_unseen
+            return (
+                f"leak not known: {steps} began, a verdict needs five or more (optimizer.step() ends one; else the "
+                "program says pyalloc.step() where each begins)"
             )
-            return f"leak not known: {steps} began, a verdict needs five or more{hint}"
         grown = self.growth()
         if not grown:
             jumps = self.jumps()
             if not jumps:
                 return (
-                    "no leak: nothing grows from step to step (what grows by less than "
+                    f"no leak: nothing grows from {self.turn} to {self.turn} (what grows by less than "
                     f"{self._least_growth / MIB:.2f} MiB in all is not counted)"
                 )
             return (
-                f"leak not sure: nothing grows at every step, but {jumps[0].name} comes to hold "
+                f"leak not sure: nothing grows at every {self.turn}, but {jumps[0].name} comes to hold "
                 f"{jumps[0].bytes / MIB:.1f} MiB more in a few of them: what an evaluation or a cache keeps, or a leak"
             )
         total = sum(g.per_step for g in grown)
         larger = "" if grown[0].more_blocks else ", in as many blocks as before, larger ones"
-        return f"leak: {total / MIB:.2f} MiB more at each step, most at {grown[0].name}{larger}"
+        return (
+            f"leak: {total / MIB:.2f} MiB more at each {self.turn}, most at {grown[0].name}{larger}"
+        )
 
 
 def in_all_layers(module: str) -> str:

@@ -85,7 +85,7 @@ class Command:
             "",
             text.wrapped(f"{_verdict_of(found)}: {last.leak_verdict}", ""),
             *[
-                text.hung(f"  +{size(g.per_step)} a step", g.name, _NAME_LINES)
+                text.hung(f"  +{size(g.per_step)} a {last.turn}", g.name, _NAME_LINES)
                 for g in growth[: args.n]
             ],
             *[text.wrapped(caveat) for caveat in caveats],

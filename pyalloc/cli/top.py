@@ -234,7 +234,7 @@ def _over_time(found: Analysis, n: int) -> tuple[dict[str, Any], list[str]]:
     growth = found.growth()
     jumps = [] if growth else found.jumps()
     for grown in [*growth, *jumps][:n]:
-        more = f"{size(grown.per_step)} a step" if growth else f"{size(grown.bytes)} in all"
+        more = f"{size(grown.per_step)} a {found.turn}" if growth else f"{size(grown.bytes)} in all"
         lines.append(text.hung(f"  +{more}", grown.name))
         lines += [f"      called by {call}" for call in _callers(found, grown.stack)]
     content = {

@@ -87,6 +87,7 @@ def wrapped(text: str, first: str = "  ", rest: str = "  ") -> str:
 def rows(title: str, found: Sequence[Row], total: int, limit: int = 8) -> list[str]:
     """A table of blame with shares of the total."""
     lines = [title]
+    limit += len(found) == limit + 1  # a line that says "1 more" could say which
     for row in found[:limit]:
         share = 100 * row.bytes / total if total else 0
         name = _by_column(row.name)

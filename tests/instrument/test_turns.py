@@ -1,0 +1,49 @@
+"""Programs whose steps or losses are their own: what grows, and what is kept for backward."""
+
+from __future__ import annotations
+
+import pytest
+
+from instrument.tools import MIB, Plan, kinds
+from pyalloc import trace
+from pyalloc.analysis import Row
+from pyalloc.report.text import rows
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_leak_of_a_program_without_steps(plan: Plan, grows: bool) -> None:
+    """It updates its parameters by hand: what is alive where backwards end is compared."""
+    for i in range(7):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=4 * MIB, stack=plan.stack(7))
+        plan.event("phase_begin", "backward")
+        plan.event("phase_end", "backward")
+        if not grows:
+            plan.event("free_requested", addr=(i + 1) << 30)
+    path = plan.done()
+    verdict = trace.analyse(path).leak_verdict
+    if grows:
+        assert verdict.startswith(
+            "leak: 4.00 MiB more at each backward, most at me/model.py:7 work"
+        )
+        assert "4.0 MiB more at each backward (" in kinds(path)["leak"].text
+    else:
+        assert verdict.startswith("no leak: nothing grows from backward to backward")
+
+
+def test_what_a_loss_of_functions_keeps_is_an_activation(plan: Plan) -> None:
+    """No module made it, and backward gives it back."""
+    for i in range(2):
+        plan.event("alloc", addr=(i + 1) << 30, bytes=4 * MIB, stack=plan.stack(7 + i))
+    plan.event("phase_begin", "backward")
+    plan.event("free_requested", addr=1 << 30)
+    plan.event("phase_end", "backward")
+    plan.event("free_requested", addr=2 << 30)
+    found = trace.analyse(plan.done())
+    told = {row.name: row.bytes >> 20 for row in found.by_category(found.peak.blocks)}
+    assert told == {"activations": 4, "other": 4}
+
+
+def test_a_single_row_more_is_shown() -> None:
+    found = [Row(f"line {i}", MIB, 1) for i in range(4)]
+    assert "line 3" in rows("by line", found, 4 * MIB, 3)[-1]
+    assert rows("by line", found, 4 * MIB, 2)[-1].endswith("and 2 more")
